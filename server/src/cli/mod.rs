@@ -1,0 +1,4 @@
+//! The command line's long jobs: each file is one subcommand.
+
+pub mod client;
+pub mod import;
