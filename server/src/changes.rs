@@ -39,9 +39,18 @@ pub enum Mark {
         space: u32,
         /// The pair's id.
         id: u64,
-        /// The pair's hash under the space's seed, as the phantom engine gives it.
-        pair: u128,
+        /// Its other half.
+        member: MarkedMember,
     },
+}
+
+/// A member as the log names it: as short as it can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum MarkedMember {
+    /// A member that is a number.
+    Number(u64),
+    /// Any other: the hash of the whole pair under the space's seed, as the phantom engine gives it.
+    Hash(u128),
 }
 
 /// The marks are made of uniform hashes and ids of ours to mix: one multiplication per word will do. Not keyed: a flood of
@@ -173,7 +182,7 @@ mod tests {
         let changes = Changes::new(3);
         for id in 0..3 {
             assert!(!changes.is_full());
-            changes.write(id, |w| w.mark(Mark::Pair { space: 1, id, pair: 5 }));
+            changes.write(id, |w| w.mark(Mark::Pair { space: 1, id, member: MarkedMember::Number(5) }));
         }
         assert!(changes.is_full());
         changes.take(|_| ());
