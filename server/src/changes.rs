@@ -10,15 +10,15 @@
 //! that was between two writes, never in the midst of one. A shard is held for a few microseconds, and no reader of rows or
 //! flags ever takes one.
 //!
-//! Tickets: a commit visits each shard once, so a mark that is left before the n-th visit is in the n-th commit. [`Changes::write`]
-//! returns that number; a reply that must be durable waits until the log has synced it.
+//! Commits are numbered. A commit visits each shard once, so whoever has left a mark and *then* asks [`Changes::ticket`] gets the number
+//! of a commit that holds it; a reply that must be durable waits until the log has synced that one.
 //!
 //! Order of locks: shard, then whatever the engines lock.
 
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 
 /// Shards of marks. While one is being read (some microseconds per commit) a writer finds it taken with probability 1/256.
 const SHARDS: usize = 256;
@@ -82,50 +82,52 @@ impl Hasher for MarkHasher {
 
 type Marks = HashSet<Mark, BuildHasherDefault<MarkHasher>>;
 
-#[derive(Default)]
-struct Shard {
-    /// How many commits have taken this shard's marks.
-    visits: u64,
-    marks: Marks,
-}
 
 /// The marks since the last commit. See the top of the file.
 pub struct Changes {
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Mutex<Marks>]>,
+    /// The number of the last commit that has begun to take marks.
+    begun: AtomicU64,
     pending: AtomicUsize,
     most: usize,
 }
 
 /// The shard of one id, held: leave marks in it.
 pub struct Writing<'a> {
-    shard: &'a mut Shard,
+    marks: &'a mut Marks,
 }
 
 impl Writing<'_> {
     /// Marks what has changed, or is about to.
     pub fn mark(&mut self, mark: Mark) {
-        self.shard.marks.insert(mark);
+        self.marks.insert(mark);
     }
 }
 
 impl Changes {
     /// No marks. `most`: how many may wait for a commit before [`Changes::is_full`] says so.
     pub fn new(most: usize) -> Changes {
-        Changes { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), pending: AtomicUsize::new(0), most }
+        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+        Changes { shards, begun: AtomicU64::new(0), pending: AtomicUsize::new(0), most }
     }
 
-    /// Runs one write to `id`, alone among the writers of its shard and the log thread. Gives what it gave, and the number of the
-    /// commit that will hold its marks.
-    pub fn write<R>(&self, id: u64, f: impl FnOnce(&mut Writing<'_>) -> R) -> (R, u64) {
+    /// Runs one write to `id`, alone among the writers of its shard and the log thread.
+    #[inline]
+    pub fn write<R>(&self, id: u64, f: impl FnOnce(&mut Writing<'_>) -> R) -> R {
         let at = (id.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as usize % SHARDS;
-        let mut shard = self.shards[at].lock();
-        let before = shard.marks.len();
-        let result = f(&mut Writing { shard: &mut shard });
-        let added = shard.marks.len() - before;
+        let mut marks = self.shards[at].lock();
+        let before = marks.len();
+        let result = f(&mut Writing { marks: &mut marks });
+        let added = marks.len() - before;
         if added > 0 {
             self.pending.fetch_add(added, Relaxed);
         }
-        (result, shard.visits + 1)
+        result
+    }
+
+    /// The number of a commit that holds every mark that was left before this call.
+    pub fn ticket(&self) -> u64 {
+        self.begun.load(SeqCst) + 1
     }
 
     /// How many marks wait.
@@ -141,16 +143,15 @@ impl Changes {
     /// Takes all marks, shard by shard; `read` is called for each while its shard is held, to read what is marked now. Only
     /// the log thread may call this. Returns the number of this commit.
     pub fn take(&self, mut read: impl FnMut(&Mark)) -> u64 {
-        let mut commit = 0;
+        // Announced before the first visit: a mark that comes after the visit of its shard sees this, and gets the next ticket.
+        let commit = self.begun.fetch_add(1, SeqCst) + 1;
         for shard in &self.shards {
-            let mut shard = shard.lock();
-            shard.marks.iter().for_each(&mut read);
-            self.pending.fetch_sub(shard.marks.len(), Relaxed);
-            shard.marks.clear();
+            let mut marks = shard.lock();
+            marks.iter().for_each(&mut read);
+            self.pending.fetch_sub(marks.len(), Relaxed);
+            marks.clear();
             // What a burst has needed is not kept for ever.
-            shard.marks.shrink_to(1024);
-            shard.visits += 1;
-            commit = shard.visits;
+            marks.shrink_to(1024);
         }
         commit
     }
@@ -166,15 +167,15 @@ mod tests {
     fn a_hot_row_is_one_mark() {
         let changes = Changes::new(10);
         for _ in 0..1000 {
-            let ((), ticket) = changes.write(7, |w| w.mark(Mark::Row { space: 0, id: 7 }));
-            assert_eq!(ticket, 1);
+            changes.write(7, |w| w.mark(Mark::Row { space: 0, id: 7 }));
+            assert_eq!(changes.ticket(), 1);
         }
         assert_eq!(changes.pending(), 1);
         let mut seen = vec![];
         assert_eq!(changes.take(|m| seen.push(*m)), 1);
         assert_eq!(seen, [Mark::Row { space: 0, id: 7 }]);
         assert_eq!(changes.pending(), 0);
-        assert_eq!(changes.write(7, |_| ()).1, 2);
+        assert_eq!(changes.ticket(), 2);
     }
 
     #[test]
@@ -206,13 +207,13 @@ mod tests {
                         let mut tickets = vec![];
                         for _ in 0..100_000 {
                             let id = rng.u64(0..IDS);
-                            let (value, ticket) = changes.write(id, |w| {
+                            let value = changes.write(id, |w| {
                                 w.mark(Mark::Row { space: 0, id });
                                 let value = halves[id as usize][0].fetch_add(1, SeqCst) + 1;
                                 halves[id as usize][1].fetch_add(1, SeqCst);
                                 value
                             });
-                            tickets.push((id, value, ticket));
+                            tickets.push((id, value, changes.ticket()));
                         }
                         tickets
                     })
@@ -221,8 +222,10 @@ mod tests {
             let log = s.spawn(|| {
                 // By commit: id -> value that it holds.
                 let mut commits: Vec<HashMap<u64, u64>> = vec![HashMap::new()];
+                let mut last = 0;
                 loop {
-                    let last = done.load(SeqCst);
+                    // Tickets may name one commit more than the one that holds the mark: two after the end.
+                    last += u32::from(done.load(SeqCst));
                     let mut batch = HashMap::new();
                     let number = changes.take(|mark| {
                         let Mark::Row { id, .. } = *mark else { panic!("no pair was marked") };
@@ -232,7 +235,7 @@ mod tests {
                     });
                     assert_eq!(number, commits.len() as u64);
                     commits.push(batch);
-                    if last {
+                    if last == 2 {
                         return commits;
                     }
                 }
@@ -241,7 +244,8 @@ mod tests {
             done.store(true, SeqCst);
             let commits = log.join().unwrap();
             for (id, value, ticket) in tickets {
-                let held = commits[ticket as usize].get(&id).copied().unwrap_or(0);
+                // In the commit of the ticket, or in one before.
+                let held = commits[..=ticket as usize].iter().rev().find_map(|c| c.get(&id).copied()).unwrap_or(0);
                 assert!(held >= value, "id {id}: commit {ticket} holds {held}, not {value}");
                 committed.insert(id, (held, value));
             }
