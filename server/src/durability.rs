@@ -1,130 +1,90 @@
-//! From a write to the disk: the log thread, and what connections need to know of it.
+//! From a write to the disk and back: what the store's commit thread asks of the engines, and recovery at start.
 //!
 //! ```text
-//!   write -> marks (changes.rs) ----- log thread: take marks, read what is true now, append, sync ----> progress
-//!   connection: ticket, and with fsync = always the reply waits until progress has reached it <-------------'
+//!   write: Engines enters the id's stripe, changes, marks ---- commit thread: collect, encode, append, sync ----> Progress
+//!   connection: with fsync = always its replies wait until Progress has reached its ticket  <-----------------------'
 //! ```
 //!
-//! - `always`: a connection that wrote nudges the log thread and holds its replies until the commit of its ticket is synced.
-//!   Everybody who comes while a sync runs shares the next one.
-//! - `everysec`: replies do not wait. Marks are committed every [`TICK`], and synced every second.
-//! - `no`: the same, but when the disk gets it is the system's affair.
-//!
-//! When the disk says no (full, or failing) the commit at hand is kept and tried again; meanwhile writes are refused
-//! ([`Durability::refusal`]), reads go on, and whoever waits for a commit is told. Nothing that was applied is forgotten: it will
-//! be in the log when there is room, but nobody was told that it was safe.
+//! [`store::Committer`] has the rules of commits; here is what is ours: how marks become records, how a recovered record
+//! becomes state, and what clients are told while the disk says no: writes are refused ([`Durability::refusal`]), reads go on, and
+//! whoever waits for a commit is told that it is not safe. Nothing that was applied is forgotten: it will be in the log when there is
+//! room, but nobody was told that it was safe.
 
-use crate::changes::{Changes, Mark, MarkedMember};
-use crate::config::Fsync;
-use crate::engines::Engines;
-use crate::node::unix_ms;
-use crate::records::{Commit, RecordKind, put_number};
-use parking_lot::{Condvar, Mutex};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use std::time::{Duration, Instant};
-use store::{Batch, Log, Position};
+use crate::catalogue::{Catalogue, Mismatch};
+use crate::config::{Config, Fsync};
+use crate::engines::{BuildError, Engines};
+use crate::records::{Commit, Mark, MarkedMember, RecordKind, put_number, read_pairs, read_rows, take_number};
+use parking_lot::Mutex;
+use phantom::{Answer, Layout, Member, Pair};
+use std::sync::{Arc, OnceLock};
+use store::{
+    Batch, CommitOptions, Committed, Committer, Health, Log, Position, Progress, RealDisk, Record, Source, Store,
+    StoreOptions, SyncPolicy, Ticket,
+};
 use tokio::sync::watch;
 
-/// How long marks wait for company when no reply waits for them.
-const TICK: Duration = Duration::from_millis(100);
-/// How often `everysec` syncs.
-const SYNC_EVERY: Duration = Duration::from_secs(1);
-/// How often a failed step is tried again.
-const RETRY_EVERY: Duration = Duration::from_millis(100);
-/// At shutdown a failing disk gets so many more chances.
-const LAST_RETRIES: u32 = 20;
-/// A batch is about so large at most; what belongs to one id is never split.
-const BATCH_BYTES: usize = 8 << 20;
-
-/// How far the log has come.
-#[derive(Clone, Debug, Default)]
-pub struct Progress {
-    /// The last commit that is as safe as the policy promises.
-    pub commit: u64,
-    /// Why the log cannot go on, as long as it cannot.
-    pub failure: Option<Arc<str>>,
+/// How far commits have come, as connections wait for it.
+#[derive(Clone, Debug)]
+struct Reached {
+    durable: Ticket,
+    failed: Ticket,
+    health: Health,
+    reason: Arc<str>,
 }
 
-/// What INFO shows.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct LogFigures {
-    /// The end of what was appended.
-    pub written: u64,
-    /// The end of what is certain to be on the disk.
-    pub durable: u64,
-    /// Bytes, records, batches, syncs, failures since the start.
-    pub stats: store::LogStats,
-    /// Unix time of the last sync, in milliseconds.
-    pub synced_ms: u64,
-}
-
-/// What writers, connections and the log thread share.
+/// What writers, connections and the commit thread share.
 pub struct Durability {
     policy: Fsync,
-    changes: Changes,
-    failing: AtomicBool,
-    progress: watch::Sender<Progress>,
-    /// Under it: whether somebody wants a commit now, and whether the log thread is to end.
-    wanted: Mutex<Wanted>,
-    nudge: Condvar,
-    figures: Mutex<LogFigures>,
-    /// Where the log ends, between two batches.
-    position: Mutex<Position>,
-    durable_offset: AtomicU64,
-}
-
-#[derive(Default)]
-struct Wanted {
-    commit: bool,
-    /// Commits up to this one must be synced, whatever the policy.
-    sync: u64,
-    end: bool,
+    committer: Committer<Mark>,
+    reached: watch::Sender<Reached>,
+    /// End of the log: appended, synced.
+    positions: Mutex<(Position, Position)>,
 }
 
 impl Durability {
-    /// `most_pending`: marks that may wait before writers have to.
-    pub fn new(policy: Fsync, most_pending: usize) -> Durability {
+    /// Nothing is committed before [`Durability::run`].
+    pub fn new(policy: Fsync) -> Durability {
+        let policy_of_store = match policy {
+            Fsync::Always => SyncPolicy::Always,
+            Fsync::Everysec => SyncPolicy::EverySecond,
+            Fsync::No => SyncPolicy::No,
+        };
+        let reached = Reached { durable: 0, failed: 0, health: Health::Good, reason: "".into() };
         Durability {
             policy,
-            changes: Changes::new(most_pending),
-            failing: AtomicBool::new(false),
-            progress: watch::Sender::new(Progress::default()),
-            wanted: Mutex::default(),
-            nudge: Condvar::new(),
-            figures: Mutex::default(),
-            position: Mutex::new(Position::START),
-            durable_offset: AtomicU64::new(0),
+            committer: Committer::new(CommitOptions { policy: policy_of_store, ..CommitOptions::default() }),
+            reached: watch::Sender::new(reached),
+            positions: Mutex::new((Position::START, Position::START)),
         }
     }
 
-    /// Where writers leave their marks.
+    /// Where writers mark what they change.
     #[inline]
-    pub fn changes(&self) -> &Changes {
-        &self.changes
+    pub fn committer(&self) -> &Committer<Mark> {
+        &self.committer
     }
 
     /// Why a write must be refused now, if it must.
     #[inline]
     pub fn refusal(&self) -> Option<String> {
-        if !self.failing.load(Relaxed) {
-            return None;
+        match self.committer.health() {
+            Health::Good => None,
+            Health::Full | Health::Failing => Some(refusal_text(&self.reached.borrow().reason)),
         }
-        self.progress.borrow().failure.as_ref().map(|reason| refusal_text(reason))
     }
 
-    /// Whether so many changes wait for the log that a writer should wait for it first. See [`Durability::wait_for_room`].
+    /// Whether so many changes wait for the log that a writer is to wait first: [`Durability::room`].
     #[inline]
-    pub fn is_behind(&self) -> bool {
-        self.changes.is_full()
+    pub fn is_crowded(&self) -> bool {
+        self.committer.is_crowded()
     }
 
-    /// Waits until the log has caught up, or fails.
-    pub async fn wait_for_room(&self) {
-        let mut progress = self.progress.subscribe();
-        self.want(false, None);
-        while self.is_behind() && !self.failing.load(Relaxed) {
-            if progress.changed().await.is_err() {
+    /// Waits until the log has caught up, or fails: then writes are refused anyway.
+    pub async fn room(&self) {
+        let mut reached = self.reached.subscribe();
+        while self.is_crowded() && self.committer.health() == Health::Good {
+            self.committer.nudge();
+            if reached.changed().await.is_err() {
                 return;
             }
         }
@@ -136,64 +96,30 @@ impl Durability {
         self.policy == Fsync::Always
     }
 
-    /// Waits until everything that the caller has written so far is safe. The error is what to tell those who wrote.
-    pub async fn wait_until_safe(&self) -> Result<(), String> {
-        let ticket = self.changes.ticket();
-        self.want(false, None);
-        let mut progress = self.progress.subscribe();
-        let reached = progress.wait_for(|p| p.commit >= ticket || p.failure.is_some()).await;
-        match reached {
-            Ok(p) if p.commit >= ticket => Ok(()),
-            Ok(p) => Err(refusal_text(p.failure.as_deref().unwrap_or("unknown"))),
-            Err(_) => Err(refusal_text("the log thread has ended")),
+    /// Waits until everything up to `ticket` is safe. The error is what to tell those who wrote.
+    pub async fn safe(&self, ticket: Ticket) -> Result<(), String> {
+        if self.committer.durable() >= ticket {
+            return Ok(());
+        }
+        let mut reached = self.reached.subscribe();
+        match reached.wait_for(|r| r.durable >= ticket || r.failed >= ticket).await {
+            Ok(r) if r.durable >= ticket => Ok(()),
+            Ok(r) => Err(refusal_text(&r.reason)),
+            Err(_) => Err(refusal_text("the server is ending")),
         }
     }
 
-    /// Commits and syncs everything that was marked so far, whatever the policy; blocks. The error says what the disk said.
-    pub fn flush(&self) -> Result<Position, String> {
-        let ticket = self.changes.ticket();
-        let mut progress = self.progress.subscribe();
-        self.want(false, Some(ticket));
-        loop {
-            {
-                let p = progress.borrow_and_update();
-                if let Some(reason) = &p.failure {
-                    return Err(reason.to_string());
-                }
-            }
-            let synced = self.wanted.lock().sync <= self.synced_commit();
-            if synced && self.progress.borrow().commit >= ticket {
-                return Ok(*self.position.lock());
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
+    /// Where the log ends: appended, and synced.
+    pub fn positions(&self) -> (Position, Position) {
+        *self.positions.lock()
     }
 
-    /// Where the log ends now: replay from here gives everything that is not yet committed.
-    pub fn position(&self) -> Position {
-        *self.position.lock()
-    }
-
-    /// For INFO.
-    pub fn figures(&self) -> LogFigures {
-        *self.figures.lock()
-    }
-
-    /// Ends the log thread after a last commit.
-    pub fn end(&self) {
-        self.want(true, None);
-    }
-
-    fn synced_commit(&self) -> u64 {
-        self.durable_offset.load(SeqCst)
-    }
-
-    fn want(&self, end: bool, sync: Option<u64>) {
-        let mut wanted = self.wanted.lock();
-        wanted.commit = true;
-        wanted.end |= end;
-        wanted.sync = wanted.sync.max(sync.unwrap_or(0));
-        self.nudge.notify_one();
+    /// The commit thread's life, until [`Committer::stop`].
+    pub fn run(&self, log: Log, engines: &Engines) -> store::Result<()> {
+        *self.positions.lock() = (log.written(), log.durable());
+        let layouts = vec![u64::MAX; engines.existences().len()];
+        let mut source = State { shared: self, engines, commit: Commit::default(), layouts };
+        self.committer.run(log, &mut source).1
     }
 }
 
@@ -201,189 +127,89 @@ fn refusal_text(reason: &str) -> String {
     format!("MISCONF Tidemark cannot write its log, so changes are refused until it can: {reason}")
 }
 
-/// The log thread.
-pub struct LogThread {
-    shared: Arc<Durability>,
-    log: Log,
+/// What the commit thread reads from.
+struct State<'a> {
+    shared: &'a Durability,
+    engines: &'a Engines,
     commit: Commit,
-    batch: Batch,
-    synced: Instant,
     /// How often each existence space's ring had changed when it was last logged.
     layouts: Vec<u64>,
 }
 
-impl LogThread {
-    /// Ready to run. `log` is where recovery has ended.
-    pub fn new(shared: Arc<Durability>, log: Log, engines: &Engines) -> LogThread {
-        *shared.position.lock() = log.written();
-        let layouts = vec![u64::MAX; engines.existences().len()];
-        LogThread { shared, log, commit: Commit::default(), batch: Batch::new(), synced: Instant::now(), layouts }
-    }
-
-    /// Appends a record by itself and syncs it, before the thread runs: the catalogue.
-    pub fn append_now(&mut self, space: u32, kind: RecordKind, payload: &[u8]) -> store::Result<()> {
-        self.batch.clear();
-        self.batch.push(space, kind as u8, payload);
-        self.log.append(&self.batch, unix_ms())?;
-        self.batch.clear();
-        self.log.sync()?;
-        *self.shared.position.lock() = self.log.written();
-        Ok(())
-    }
-
-    /// Commits until [`Durability::end`].
-    pub fn run(mut self, engines: &Engines) {
-        let shared = self.shared.clone();
-        loop {
-            let (end, sync) = {
-                let mut wanted = shared.wanted.lock();
-                // With `always` a nudge comes with the marks; the timeout is for what nobody waits for, as a roll.
-                if !wanted.commit {
-                    shared.nudge.wait_for(&mut wanted, TICK);
-                }
-                if shared.policy != Fsync::Always && wanted.sync <= shared.synced_commit() && !wanted.end {
-                    // Company is cheaper than haste: one record for a row that is written many times.
-                    let since = Instant::now();
-                    while since.elapsed() < TICK
-                        && !wanted.end
-                        && wanted.sync <= shared.synced_commit()
-                        && !shared.changes.is_full()
-                    {
-                        shared.nudge.wait_for(&mut wanted, TICK - since.elapsed().min(TICK));
+impl Source<Mark> for State<'_> {
+    fn collect(&mut self, marks: &[Mark]) -> usize {
+        for mark in marks {
+            match *mark {
+                Mark::Row { space, id } => {
+                    if let Some(s) = self.engines.counter_by_number(space) {
+                        self.commit.row(space, id, s.schema().width(), |values| s.get(id, values));
                     }
                 }
-                wanted.commit = false;
-                (wanted.end, wanted.sync)
-            };
-            let number = self.commit_all(engines, end);
-            let must_sync = match shared.policy {
-                Fsync::Always => true,
-                Fsync::Everysec => self.synced.elapsed() >= SYNC_EVERY,
-                Fsync::No => false,
-            };
-            if must_sync || end || sync > shared.synced_commit() {
-                self.sync(number, end);
-            }
-            self.publish(number);
-            if end {
-                return;
+                Mark::Pair { space, id, member } => {
+                    if let Some(s) = self.engines.existence_by_number(space) {
+                        let set = s.contains_pair(&pair(s, id, member)) == Answer::Yes;
+                        self.commit.pair(space, id, member, set);
+                    }
+                }
             }
         }
+        self.commit.bytes()
     }
 
-    /// Takes the marks and appends what they name, as it is now.
-    fn commit_all(&mut self, engines: &Engines, end: bool) -> u64 {
-        let mut commit = std::mem::take(&mut self.commit);
-        let number = self.shared.changes.take(|mark| match *mark {
-            Mark::Row { space, id } => {
-                if let Some(s) = engines.counter_by_number(space) {
-                    commit.row(space, id, s.schema().width(), |values| s.get(id, values));
-                }
-            }
-            Mark::Pair { space, id, member } => {
-                if let Some(s) = engines.existence_by_number(space) {
-                    let pair = s.marked_pair(id, member);
-                    commit.pair(space, id, member, s.contains_pair(&pair) == phantom::Answer::Yes);
-                }
-            }
-        });
-        for (seen, space) in self.layouts.iter_mut().zip(engines.existences()) {
+    fn encode(&mut self, batch: &mut Batch) {
+        // A ring's layout goes before the pairs that may need it.
+        for (seen, space) in self.layouts.iter_mut().zip(self.engines.existences()) {
             let changes = space.changes();
             if *seen != changes {
                 *seen = changes;
-                self.batch.push(space.number(), RecordKind::Layout as u8, &encode_layout(&space.layout()));
+                batch.push(space.number(), RecordKind::Layout as u8, &encode_layout(&space.layout()));
             }
         }
-        if !self.batch.is_empty() {
-            self.append(end);
-        }
-        let width = |space| engines.counter_by_number(space).map_or(1, |s| s.schema().width());
-        commit.records(width, BATCH_BYTES, |space, kind, payload, last| {
-            self.batch.push(space, kind as u8, payload);
-            if last {
-                self.append(end);
+        let engines = self.engines;
+        self.commit.encode(|space| engines.counter_by_number(space).map_or(1, |s| s.schema().width()), batch);
+    }
+
+    fn forget(&mut self) {
+        self.commit.forget();
+        // What was encoded may not have been appended.
+        self.layouts.fill(u64::MAX);
+    }
+
+    fn published(&mut self, now: &Committed) {
+        *self.shared.positions.lock() = (now.written_to, now.synced_to);
+        self.shared.reached.send_modify(|r| {
+            r.durable = now.durable;
+            r.failed = now.failed;
+            if r.health != Health::Good && now.health == Health::Good {
+                tracing::info!("the log goes on");
             }
+            r.health = now.health;
         });
-        self.commit = commit;
-        number
     }
 
-    /// Appends the batch; tries until it succeeds, unless the server is ending.
-    fn append(&mut self, end: bool) {
-        let mut tries = 0;
-        loop {
-            match self.log.append(&self.batch, unix_ms()) {
-                Ok(position) => {
-                    *self.shared.position.lock() = position;
-                    break;
-                }
-                Err(error) => {
-                    if !self.failed(&error, end, &mut tries) {
-                        tracing::error!("ending without the last changes: {error}");
-                        break;
-                    }
-                }
-            }
-        }
-        self.batch.clear();
-    }
-
-    fn sync(&mut self, number: u64, end: bool) {
-        let mut tries = 0;
-        loop {
-            let result = if end { self.log.seal(unix_ms()) } else { self.log.sync().map(|_| ()) };
-            match result {
-                Ok(()) => break,
-                Err(error) => {
-                    if !self.failed(&error, end, &mut tries) {
-                        tracing::error!("ending without the last sync: {error}");
-                        return;
-                    }
-                }
-            }
-        }
-        self.synced = Instant::now();
-        self.shared.durable_offset.store(number, SeqCst);
-        *self.shared.position.lock() = self.log.written();
-    }
-
-    /// Tells everybody, waits a moment. False: give up.
-    fn failed(&mut self, error: &store::Error, end: bool, tries: &mut u32) -> bool {
-        *tries += 1;
-        if !self.shared.failing.swap(true, SeqCst) {
-            tracing::error!("the log: {error}. {}", error.advice());
-        }
-        let reason: Arc<str> = error.to_string().into();
-        self.shared.progress.send_modify(|p| p.failure = Some(reason));
-        if end && *tries > LAST_RETRIES {
-            return false;
-        }
-        std::thread::sleep(RETRY_EVERY);
-        let ending = self.shared.wanted.lock().end;
-        !(ending && *tries > LAST_RETRIES)
-    }
-
-    fn publish(&mut self, number: u64) {
-        {
-            let mut figures = self.shared.figures.lock();
-            figures.written = self.log.written().offset;
-            figures.durable = self.log.durable().offset;
-            figures.stats = self.log.stats();
-            if self.log.durable() == self.log.written() {
-                figures.synced_ms = unix_ms();
-            }
-        }
-        if self.shared.failing.swap(false, SeqCst) {
-            tracing::info!("the log goes on");
-        }
-        self.shared.progress.send_modify(|p| {
-            p.commit = number;
-            p.failure = None;
-        });
+    fn failed(&mut self, error: &store::Error) {
+        tracing::error!("the log: {error}. {}", error.advice());
+        self.shared.reached.send_modify(|r| r.reason = error.to_string().into());
     }
 }
 
-fn encode_layout(layout: &[phantom::Layout]) -> Vec<u8> {
+/// A marked member as the log names it.
+#[inline]
+pub fn marked(space: &phantom::Space, id: u64, member: &Member<'_>) -> MarkedMember {
+    match *member {
+        Member::Number(n) => MarkedMember::Number(n),
+        Member::Bytes(_) => MarkedMember::Hash(space.pair(id, member).hash()),
+    }
+}
+
+fn pair(space: &phantom::Space, id: u64, member: MarkedMember) -> Pair {
+    match member {
+        MarkedMember::Number(n) => space.pair(id, &Member::Number(n)),
+        MarkedMember::Hash(hash) => Pair::from_hash(id, hash),
+    }
+}
+
+fn encode_layout(layout: &[Layout]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut before = 0;
     for at in layout {
@@ -394,27 +220,146 @@ fn encode_layout(layout: &[phantom::Layout]) -> Vec<u8> {
     out
 }
 
-/// A layout record's payload.
-pub fn decode_layout(mut bytes: &[u8]) -> Result<Vec<phantom::Layout>, String> {
-    let mut layout = Vec::new();
+fn decode_layout(mut bytes: &[u8]) -> Result<Vec<Layout>, String> {
+    let mut layout: Vec<Layout> = Vec::new();
     let mut low = 0u64;
     while !bytes.is_empty() {
-        let step = crate::records::take_number(&mut bytes)?;
-        let pages = crate::records::take_number(&mut bytes)?;
+        let step = take_number(&mut bytes)?;
+        let pages = take_number(&mut bytes)?;
         low = low.checked_add(step).ok_or("a table above 2^64-1")?;
-        if layout.len() > 0 && step == 0 {
+        if step == 0 && !layout.is_empty() {
             return Err("two tables with the same lowest id".to_owned());
         }
-        let pages = usize::try_from(pages).map_err(|_| "a table of too many pages")?;
-        layout.push(phantom::Layout { low, pages });
+        let pages = usize::try_from(pages).ok().filter(|&p| p <= 1 << 40).ok_or("a table of too many pages")?;
+        layout.push(Layout { low, pages });
     }
     Ok(layout)
 }
 
-/// A marked member as the log names it.
-pub fn marked(space: &phantom::Space, id: u64, member: &phantom::Member<'_>) -> MarkedMember {
-    match *member {
-        phantom::Member::Number(n) => MarkedMember::Number(n),
-        phantom::Member::Bytes(_) => MarkedMember::Hash(space.pair(id, member).hash()),
+/// Why a data folder could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum RecoverError {
+    /// The store's own word.
+    #[error("{0}. {advice}", advice = .0.advice())]
+    Store(#[from] store::Error),
+    /// The folder and the configuration do not fit together.
+    #[error(transparent)]
+    Mismatch(#[from] Mismatch),
+    /// A space could not be made.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// The folder cannot be made.
+    #[error("cannot make the data folder {path}: {source}")]
+    Folder {
+        /// Which.
+        path: std::path::PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// A data folder, read back.
+pub struct Recovered {
+    /// With everything in it.
+    pub engines: Engines,
+    /// For snapshots.
+    pub store: Store,
+    /// To go on with.
+    pub log: Log,
+    /// What was read.
+    pub end: store::End,
+}
+
+/// Opens the data folder and reads everything back; a new folder becomes a data set with the configured spaces.
+pub fn recover(config: &Config, progress: impl Fn(Progress) + Sync) -> Result<Recovered, RecoverError> {
+    let dir = &config.durability.dir;
+    std::fs::create_dir_all(dir).map_err(|source| RecoverError::Folder { path: dir.clone(), source })?;
+    let disk = RealDisk::open(dir).map_err(|source| RecoverError::Folder { path: dir.clone(), source })?;
+    let store = Store::open(Arc::new(disk), StoreOptions::default())?;
+
+    // The catalogue comes first: in the snapshot, or as the first record of the log.
+    let engines = OnceLock::new();
+    let known = Mutex::new(Catalogue::default());
+    let build_error = Mutex::new(None);
+    let build = |catalogue: Catalogue| -> Result<(), String> {
+        let built = catalogue
+            .completed(config)
+            .map_err(RecoverError::from)
+            .and_then(|full| Ok(Engines::new(config, &full)?));
+        match built {
+            // An existing data set must fit; a second catalogue only adds spaces, which `completed` has added already.
+            Ok(built) => drop(engines.set(built)),
+            Err(error) => {
+                let text = error.to_string();
+                build_error.lock().get_or_insert(error);
+                return Err(text);
+            }
+        }
+        *known.lock() = catalogue;
+        Ok(())
+    };
+    let apply = |space: u32, kind: u8, payload: &[u8]| -> Result<(), String> {
+        if kind == RecordKind::Catalogue as u8 {
+            return build(Catalogue::decode(payload).map_err(|e| e.to_string())?);
+        }
+        let engines = engines.get().ok_or("data before the catalogue")?;
+        apply_record(engines, space, kind, payload)
+    };
+    let replayed = store.replay(|record: &Record<'_>| apply(record.space, record.kind, record.payload), &progress);
+    let (mut log, end) = match (replayed, build_error.into_inner()) {
+        (_, Some(error)) => return Err(error),
+        (Err(error), None) => return Err(error.into()),
+        (Ok(done), None) => done,
+    };
+    let known = known.into_inner();
+    let full = known.completed(config)?;
+    let engines = match engines.into_inner() {
+        Some(engines) => engines,
+        None => Engines::new(config, &full)?,
+    };
+    if full != known {
+        let mut batch = Batch::new();
+        batch.push(0, RecordKind::Catalogue as u8, &engines.catalogue().encode());
+        log.append(&batch, unix_ms())?;
+        log.sync()?;
+    }
+    Ok(Recovered { engines, store, log, end })
+}
+
+fn unix_ms() -> u64 {
+    crate::node::unix_us() / 1000
+}
+
+/// Makes one record true.
+fn apply_record(engines: &Engines, space: u32, kind: u8, payload: &[u8]) -> Result<(), String> {
+    let counter = || engines.counter_by_number(space).ok_or_else(|| format!("there is no counter space {space}"));
+    let existence = || engines.existence_by_number(space).ok_or_else(|| format!("there is no existence space {space}"));
+    match RecordKind::from_number(kind) {
+        Some(RecordKind::Rows) => {
+            let space = counter()?;
+            read_rows(payload, |id, values| space.put(id, values).map_err(|e| e.to_string()))
+        }
+        Some(RecordKind::Pairs) => {
+            let space = existence()?;
+            read_pairs(payload, |id, member, set| space.put(&pair(space, id, member), set).map_err(|e| e.to_string()))
+        }
+        Some(RecordKind::Layout) => existence()?.put_layout(&decode_layout(payload)?).map_err(|e| e.to_string()),
+        Some(RecordKind::Catalogue | RecordKind::Table | RecordKind::Aside) | None => {
+            Err(format!("a record of kind {kind} does not belong here"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layouts_read_back() {
+        let layout = vec![Layout { low: 7, pages: 1 }, Layout { low: 8, pages: 300 }, Layout { low: u64::MAX, pages: 2 }];
+        assert_eq!(decode_layout(&encode_layout(&layout)).unwrap(), layout);
+        assert_eq!(decode_layout(&[]).unwrap(), []);
+        assert!(decode_layout(&[5, 1, 0, 1]).is_err(), "not rising");
+        assert!(decode_layout(&[5]).is_err(), "cut off");
     }
 }
