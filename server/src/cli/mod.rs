@@ -1,6 +1,7 @@
 //! The command line. Each file is one subcommand; this one says which there are.
 
 pub mod client;
+pub mod demo;
 pub mod import;
 mod serve;
 
