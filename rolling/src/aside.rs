@@ -81,9 +81,35 @@ impl<V> Aside<V> {
         ahead: impl FnOnce(&mut Option<V>) -> Result<R, E>,
     ) -> Result<R, Refused<E>> {
         match frontier.admit(id) {
-            Admission::TooFar => return Err(Refused::TooFar),
-            Admission::Inside if !self.may_hold(id) => return inside(None).map_err(Refused::Engine),
-            Admission::Inside | Admission::Ahead => {}
+            Admission::TooFar => Err(Refused::TooFar),
+            admission => self.write_admitted(frontier, id, admission, inside, ahead).map_err(Refused::Engine),
+        }
+    }
+
+    /// [`Aside::write`] for what a log replays: it was accepted once, so an id that is too far ahead (the ids between may come
+    /// later in the log) is kept here.
+    pub fn replay<R, E>(
+        &self,
+        frontier: &Frontier,
+        id: u64,
+        inside: impl FnOnce(Option<&V>) -> Result<R, E>,
+        ahead: impl FnOnce(&mut Option<V>) -> Result<R, E>,
+    ) -> Result<R, E> {
+        self.write_admitted(frontier, id, frontier.admit(id), inside, ahead)
+    }
+
+    #[inline]
+    fn write_admitted<R, E>(
+        &self,
+        frontier: &Frontier,
+        id: u64,
+        admission: Admission,
+        inside: impl FnOnce(Option<&V>) -> Result<R, E>,
+        ahead: impl FnOnce(&mut Option<V>) -> Result<R, E>,
+    ) -> Result<R, E> {
+        match admission {
+            Admission::Inside if !self.may_hold(id) => return inside(None),
+            Admission::Inside | Admission::Ahead | Admission::TooFar => {}
         }
         let mut entries = self.entries.lock();
         self.lowest.fetch_min(id, SeqCst);
@@ -104,7 +130,7 @@ impl<V> Aside<V> {
             result
         };
         self.settle(&entries);
-        result.map_err(Refused::Engine)
+        result
     }
 
     /// Advances the frontier if the entries say so; `weight` is how many writes an entry stands for, at most. Afterwards
@@ -226,6 +252,9 @@ mod tests {
         assert_eq!(aside.write(&frontier, 1 << 20, |_| Ok(()), |_| Err("no")), Err(Refused::Engine("no")));
         assert!(aside.is_empty());
         assert!(!aside.may_hold(u64::MAX));
+        let kept = aside.replay(&frontier, 1 << 30, |_| Err(()), |entry| Ok(entry.insert(7) == &7));
+        assert_eq!(kept, Ok(true), "what a log replays is not refused");
+        assert_eq!(aside.read(1 << 30, |v| *v), Some(7));
     }
 
     /// Two writers and a mover race while the frontier advances over the entries: no increment is lost, and no reader
