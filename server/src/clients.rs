@@ -152,10 +152,6 @@ impl Clients {
         self.all.lock().remove(&id);
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.all.lock().len()
-    }
-
     /// All, by rising id.
     pub(crate) fn list(&self) -> Vec<Arc<Client>> {
         self.all.lock().values().cloned().collect()

@@ -207,11 +207,8 @@ impl Default for Config {
         let text = str::to_owned;
         let existence =
             |name: &str| Existence { name: text(name), pairs: format!("{name}:{{id}}"), ..Existence::default() };
-        let action = |name: &str, flag: &str| Action {
-            name: text(name),
-            flag: text(flag),
-            counter: format!("post.{name}"),
-        };
+        let action =
+            |name: &str, flag: &str| Action { name: text(name), flag: text(flag), counter: format!("post.{name}") };
         Config {
             server: Server::default(),
             durability: Durability::default(),
@@ -232,7 +229,11 @@ impl Default for Config {
                 },
             ],
             existence: vec![existence("liked"), existence("reposted"), existence("read")],
-            view: vec![View { name: text("home"), counters: vec![text("post")], flags: vec![text("liked"), text("read")] }],
+            view: vec![View {
+                name: text("home"),
+                counters: vec![text("post")],
+                flags: vec![text("liked"), text("read")],
+            }],
             action: vec![action("like", "liked"), action("repost", "reposted"), action("read", "read")],
         }
     }
@@ -421,7 +422,10 @@ mod tests {
         assert_eq!(parse(&printed), Ok(Config::default()));
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/tidemark.toml");
         let shipped = std::fs::read_to_string(path).unwrap_or_default();
-        assert!(shipped == printed, "config/tidemark.toml is not what `tidemark config` prints: write it anew with\n  cargo run -p tidemark-server -- config > config/tidemark.toml");
+        assert!(
+            shipped == printed,
+            "config/tidemark.toml is not what `tidemark config` prints: write it anew with\n  cargo run -p tidemark-server -- config > config/tidemark.toml"
+        );
     }
 
     #[test]
@@ -451,7 +455,10 @@ mod tests {
             ("[server]\nmax_query_buffer_bytes = 10", "max_query_buffer_bytes is 10"),
             ("[[counter]]\nfields = \"a:1\"", "is named ''"),
             ("[[counter]]\nname = \"A b\"", "is named 'A b'"),
-            ("view = []\naction = []\n[[counter]]\nname = \"read\"", "two counter or existence spaces are named 'read'"),
+            (
+                "view = []\naction = []\n[[counter]]\nname = \"read\"",
+                "two counter or existence spaces are named 'read'",
+            ),
             ("[[counter]]\nname = \"post\"\nrows = \"p\"", "must have one {id}"),
             ("[[counter]]\nname = \"post\"\nrows = \"liked:{id}\"", "'liked:{id}' and 'liked:{id}' could both match"),
             ("[[existence]]\nname = \"liked\"\nfalse_positive_rate = 0.7", "false_positive_rate is 0.7"),

@@ -86,11 +86,8 @@ impl Drop for Connection {
 
 impl Connection {
     pub(crate) fn new(node: Arc<Node>, worker: usize, stream: TcpStream, client: Arc<Client>) -> Connection {
-        let limits = Limits {
-            max_args: MAX_ARGS,
-            max_bulk_bytes: node.config.server.max_bulk_bytes,
-            unauthenticated: false,
-        };
+        let limits =
+            Limits { max_args: MAX_ARGS, max_bulk_bytes: node.config.server.max_bulk_bytes, unauthenticated: false };
         Connection {
             node,
             worker,

@@ -436,18 +436,32 @@ impl Engines {
     /// Does an action: if the viewer's flag on `id` is not set, sets it and adds 1 to the counter, both or neither. Whoever
     /// repeats it, or does it at the same moment on another connection, finds it done.
     #[inline]
-    pub fn act(&self, action: &Action, viewer: &Member<'_>, id: u64, scratch: &mut Vec<i64>) -> Result<Change, WriteError> {
+    pub fn act(
+        &self,
+        action: &Action,
+        viewer: &Member<'_>,
+        id: u64,
+        scratch: &mut Vec<i64>,
+    ) -> Result<Change, WriteError> {
         let counters = &self.counters[action.counter].space;
         self.existences[action.flag].space.add_with(id, viewer, || {
             scratch.clear();
             let change = [Delta { field: action.field, delta: 1 }];
-            counters.add_paired(id, &change, &Bounds { min: None, max: None, saturate: false }, scratch).map_err(WriteError::from)
+            counters
+                .add_paired(id, &change, &Bounds { min: None, max: None, saturate: false }, scratch)
+                .map_err(WriteError::from)
         })
     }
 
     /// Undoes an action: if the flag is set, unsets it and takes 1 from the counter, which does not go below 0 by that.
     #[inline]
-    pub fn undo(&self, action: &Action, viewer: &Member<'_>, id: u64, scratch: &mut Vec<i64>) -> Result<Change, WriteError> {
+    pub fn undo(
+        &self,
+        action: &Action,
+        viewer: &Member<'_>,
+        id: u64,
+        scratch: &mut Vec<i64>,
+    ) -> Result<Change, WriteError> {
         let counters = &self.counters[action.counter].space;
         self.existences[action.flag].space.remove_with(id, viewer, || {
             scratch.clear();
@@ -481,10 +495,8 @@ fn view(made: &config::View, counters: &[CounterSpace], existences: &[ExistenceS
     let mut built = View { name: made.name.clone(), sources: vec![], columns: vec![], flags: vec![] };
     for text in &made.counters {
         let (name, field) = text.split_once('.').map_or((text.as_str(), None), |(name, field)| (name, Some(field)));
-        let space = counters
-            .iter()
-            .position(|s| s.name == name)
-            .ok_or_else(|| missing(format!("counter space '{name}'")))?;
+        let space =
+            counters.iter().position(|s| s.name == name).ok_or_else(|| missing(format!("counter space '{name}'")))?;
         let source = built.sources.iter().position(|&s| s == space).unwrap_or_else(|| {
             built.sources.push(space);
             built.sources.len() - 1

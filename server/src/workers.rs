@@ -195,12 +195,7 @@ fn admit(
 }
 
 /// A worker thread: serves its connections until the node stops.
-async fn work(
-    node: Arc<Node>,
-    index: usize,
-    mut arrivals: mpsc::UnboundedReceiver<Arrival>,
-    load: Arc<AtomicUsize>,
-) {
+async fn work(node: Arc<Node>, index: usize, mut arrivals: mpsc::UnboundedReceiver<Arrival>, load: Arc<AtomicUsize>) {
     let stop = node.stop.clone();
     let stopped = stop.wait();
     tokio::pin!(stopped);

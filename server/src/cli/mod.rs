@@ -1,6 +1,7 @@
 //! The command line. Each file is one subcommand; this one says which there are.
 
 pub mod client;
+pub mod day;
 pub mod demo;
 pub mod import;
 mod serve;
@@ -27,6 +28,7 @@ enum Command {
     /// Runs the server.
     Serve(serve::ServeArgs),
     Import(import::ImportArgs),
+    Demo(demo::DemoArgs),
     /// Prints the configuration file with every key, its default and what it means.
     #[command(after_long_help = "\
 Examples:
@@ -45,6 +47,7 @@ Examples:
 pub fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Serve(args) => serve::run(&args),
+        Command::Demo(args) => demo::run(&args).map_err(|e| e.to_string()),
         Command::Import(args) => import::run(&args).map(drop).map_err(|e| e.to_string()),
         Command::Config { config } => print_config(config.as_deref()),
         Command::Commands => print(&crate::commands::reference()),

@@ -72,7 +72,11 @@ fn echo(call: &mut Call<'_>) -> Outcome {
 
 /// There is one user, and it has no password.
 fn log_in(user: &[u8]) -> Outcome {
-    if user == b"default" { Ok(()) } else { Err(refuse!("WRONGPASS invalid username-password pair or user is disabled.")) }
+    if user == b"default" {
+        Ok(())
+    } else {
+        Err(refuse!("WRONGPASS invalid username-password pair or user is disabled."))
+    }
 }
 
 fn auth(call: &mut Call<'_>) -> Outcome {
@@ -170,7 +174,11 @@ fn id(call: &mut Call<'_>) -> Outcome {
 
 fn getname(call: &mut Call<'_>) -> Outcome {
     let names = call.session.client.names.lock();
-    if names.name.is_empty() { call.reply.null() } else { call.reply.bulk(&names.name) }
+    if names.name.is_empty() {
+        call.reply.null()
+    } else {
+        call.reply.bulk(&names.name)
+    }
     Ok(())
 }
 

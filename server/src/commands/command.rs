@@ -179,8 +179,7 @@ fn write_docs(reply: &mut Reply<'_>, spec: &Spec) {
 
 fn docs(call: &mut Call<'_>) -> Outcome {
     let names = call.args.from(2);
-    let specs: Vec<&Spec> =
-        if names.is_empty() { all().to_vec() } else { names.iter().filter_map(named).collect() };
+    let specs: Vec<&Spec> = if names.is_empty() { all().to_vec() } else { names.iter().filter_map(named).collect() };
     call.reply.map(specs.len());
     for spec in specs {
         write_docs(&mut call.reply, spec);

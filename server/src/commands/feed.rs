@@ -74,7 +74,11 @@ fn get(call: &mut Call<'_>) -> Outcome {
         return Err(call.wrong_arity());
     }
     engines.feed_get(view, &viewer, &call.scratch.ids, &mut call.scratch.page);
-    if binary { write_packed(call, view) } else { write_rows(call, view) }
+    if binary {
+        write_packed(call, view)
+    } else {
+        write_rows(call, view)
+    }
     if let Some(action) = mark {
         let Scratch { ids, row, .. } = call.scratch;
         for &id in ids.iter() {
@@ -127,15 +131,11 @@ fn find_action<'a>(call: &Call<'a>, name: &[u8]) -> Result<&'a Action, Refusal> 
 }
 
 fn act(call: &mut Call<'_>) -> Outcome {
-    change(call, |call, action, viewer, id| {
-        Ok(call.node.engines.act(action, viewer, id, &mut call.scratch.row)?)
-    })
+    change(call, |call, action, viewer, id| Ok(call.node.engines.act(action, viewer, id, &mut call.scratch.row)?))
 }
 
 fn undo(call: &mut Call<'_>) -> Outcome {
-    change(call, |call, action, viewer, id| {
-        Ok(call.node.engines.undo(action, viewer, id, &mut call.scratch.row)?)
-    })
+    change(call, |call, action, viewer, id| Ok(call.node.engines.undo(action, viewer, id, &mut call.scratch.row)?))
 }
 
 /// Does or undoes an action for each id. All ids are read before the first is changed; what the engines refuse (no memory)

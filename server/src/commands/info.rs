@@ -133,13 +133,7 @@ fn stats(node: &Node, out: &mut String) {
 }
 
 fn replication(node: &Node, out: &mut String) {
-    lines!(
-        out,
-        "role" = "master",
-        "connected_slaves" = 0,
-        "master_replid" = node.run_id,
-        "master_repl_offset" = 0,
-    );
+    lines!(out, "role" = "master", "connected_slaves" = 0, "master_replid" = node.run_id, "master_repl_offset" = 0,);
 }
 
 fn cpu(_: &Node, out: &mut String) {
