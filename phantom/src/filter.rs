@@ -145,6 +145,17 @@ impl Filter {
         self.words[from.min(end)..end].iter().for_each(|word| word.store(0, Relaxed));
     }
 
+    /// Sets all bits that `other`, of equal layout, has.
+    pub(crate) fn or(&self, other: &Filter) {
+        assert!(self.pages == other.pages && self.sizing == other.sizing, "F2: filters of different layout");
+        for (word, more) in self.words.iter().zip(other.words()) {
+            let more = more.load(Relaxed);
+            if word.load(Relaxed) & more != more {
+                word.fetch_or(more, Relaxed);
+            }
+        }
+    }
+
     /// How many bits are set.
     pub(crate) fn ones(&self) -> u64 {
         self.words.iter().map(|word| u64::from(word.load(Relaxed).count_ones())).sum()

@@ -23,10 +23,10 @@
 //!
 //! This crate does no I/O, reads no clock and starts no thread: somebody calls [`Space::maintain`] now and then.
 
-#![allow(dead_code)] // until the codec is here
-
+mod codec;
 mod filter;
 mod hash;
+mod merge;
 mod options;
 mod revoked;
 mod sizing;
@@ -35,7 +35,9 @@ mod stats;
 mod table;
 mod upkeep;
 
+pub use codec::{DecodeError, StoredTable, TableDecoder};
 pub use hash::{Member, Pair};
+pub use merge::{MergeError, TableDigest};
 pub use options::{Answer, Change, Options};
 pub use sizing::RATES;
 pub use space::Space;

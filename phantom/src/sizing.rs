@@ -91,6 +91,10 @@ pub(crate) fn rate(load: f64, bits: usize) -> f64 {
             one_line += probability * covered;
             tail -= probability;
             probability *= load / (x + 1) as f64;
+            if probability < 1e-30 && x as f64 > load {
+                tail = 0.0;
+                break;
+            }
         }
     }
     (one_line + tail.max(0.0)).min(1.0).powi(2)
@@ -150,6 +154,11 @@ impl Sizing {
         let zeros = ((bits - ones as f64) / bits).max(1.0 / bits);
         (-zeros.ln() * LINE_BITS as f64 / self.bits as f64 * (pages * LINES / 2) as f64) as u64
     }
+}
+
+/// How far [`Sizing::pairs_of`] may be off: the number of set bits tells `pairs` with a deviation below their square root.
+pub(crate) fn uncertainty(pairs: u64) -> u64 {
+    6 * pairs.isqrt() + 16
 }
 
 /// The share of the configured rate that the `i`-th filter of a chain may use. They sum up to 1.

@@ -20,7 +20,7 @@ use crate::stats::{Layout, TableStats};
 use crate::table::{State, Table};
 use crate::upkeep::Upkeep;
 use parking_lot::Mutex;
-use rolling::{Aside, Frontier, Refused, Ring, Tables};
+use rolling::{Aside, Frontier, Refused, Ring};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
@@ -307,11 +307,14 @@ impl Space {
             (State::Unset, true) => {
                 let link = table.room(|bytes| self.may_grow(bytes))?;
                 first()?;
+                // A merge may bring a revoked pair before its bits.
+                table.revoked.remove(pair.hash());
                 Table::set(link, pair);
             }
             (State::Revoked, true) => {
                 first()?;
                 table.revoked.remove(pair.hash());
+                table.touch();
             }
             (State::Set, false) => {
                 if !table.revoked.reserve(self.options.max_revoked) {
@@ -322,6 +325,7 @@ impl Space {
                     return Err(error);
                 }
                 table.revoked.insert_reserved(pair.hash());
+                table.touch();
             }
         }
         Ok(Change::Changed)
@@ -337,7 +341,7 @@ impl Space {
         Ok(())
     }
 
-    fn may_grow(&self, bytes: usize) -> bool {
+    pub(crate) fn may_grow(&self, bytes: usize) -> bool {
         let used = self.ring.load().entries().iter().map(|entry| entry.table().size_bytes()).sum::<usize>();
         let limit = self.options.memory_limit_bytes.unwrap_or(self.full_bytes().saturating_mul(2));
         (used as u64).saturating_add(bytes as u64) <= limit
@@ -599,6 +603,7 @@ impl Space {
                 bits_set: filter.ones() as f64 / (filter.words().len() * 64) as f64,
                 extensions: table.links().count() - 1,
                 revoked: table.revoked.len(),
+                version: table.version(),
                 bytes: table.size_bytes(),
                 configured_rate: table.rate(),
                 expected_rate: table.expected_rate(),
@@ -614,8 +619,35 @@ impl Space {
         self.tables_probed(4096)
     }
 
-    pub(crate) fn ring_tables(&self) -> Arc<Tables<Arc<Table>>> {
-        Arc::clone(&self.ring.load())
+    // --- for the codec and for merges ---
+
+    pub(crate) fn seed(&self) -> Seed {
+        self.seed
+    }
+
+    pub(crate) fn frontier(&self) -> &Frontier {
+        &self.frontier
+    }
+
+    /// Range and table that begin at `low`.
+    pub(crate) fn table_at(&self, low: u64) -> Option<((u64, u64), Arc<Table>)> {
+        self.table_over(low).filter(|(range, _)| range.0 == low)
+    }
+
+    /// Range and table that cover `id`.
+    pub(crate) fn table_over(&self, id: u64) -> Option<((u64, u64), Arc<Table>)> {
+        let tables = self.ring.load();
+        let entry = tables.find(id)?;
+        Some(((entry.slot().low(), entry.slot().last()), entry.table().clone()))
+    }
+
+    /// Runs `f` on the table of `pair`, alone among its writers.
+    pub(crate) fn under_stripe<R>(&self, pair: &Pair, f: impl FnOnce(&Table) -> R) -> Option<R> {
+        self.ring.write(pair.id, pair.low, |entry| f(entry.table()))
+    }
+
+    pub(crate) fn for_each_aside(&self, mut f: impl FnMut(Pair)) {
+        self.aside.for_each(|id, hashes| hashes.iter().for_each(|&hash| f(Pair::from_hash(id, hash))));
     }
 }
 

@@ -13,7 +13,7 @@ pub struct TableStats {
     pub early: u64,
     /// Pairs that its first filter holds at the configured rate.
     pub capacity: u64,
-    /// The table is, or was to be, closed at this many pairs, so that late ones fit.
+    /// The table is, or was, closed at this many pairs, so that late ones fit.
     pub roll_at: u64,
     /// Pairs in the first filter by its capacity, 0 to 1.
     pub fill: f64,
@@ -23,6 +23,8 @@ pub struct TableStats {
     pub extensions: usize,
     /// Pairs unset, held exactly.
     pub revoked: usize,
+    /// Rises with every change: a table with the version it had at the last snapshot need not be written again.
+    pub version: u64,
     /// Memory of filters and revoked pairs.
     pub bytes: usize,
     /// The error rate that was configured when the table was made.

@@ -18,7 +18,6 @@ use crate::hash::{Pair, Seed};
 use crate::revoked::Revoked;
 use crate::sizing::Sizing;
 use parking_lot::Mutex;
-use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{
     AtomicU64, AtomicUsize,
@@ -83,6 +82,8 @@ pub(crate) struct Table {
     /// With how many pairs the table is closed.
     roll_at: AtomicU64,
     canaries: Mutex<Canaries>,
+    /// Counts what changes the table but not its number of pairs.
+    touched: AtomicU64,
 }
 
 impl Table {
@@ -107,6 +108,7 @@ impl Table {
             early: AtomicU64::new(early),
             roll_at,
             canaries: Mutex::default(),
+            touched: AtomicU64::new(0),
         }
     }
 
@@ -149,6 +151,20 @@ impl Table {
         self.first.filter
     }
 
+    pub(crate) fn take_apart(self) -> (Link, impl Iterator<Item = Link>) {
+        (self.first, self.more.into_iter().map_while(OnceLock::into_inner))
+    }
+
+    /// Notes a change that leaves the number of pairs as it is.
+    pub(crate) fn touch(&self) {
+        self.touched.fetch_add(1, Relaxed);
+    }
+
+    /// Rises with every change.
+    pub(crate) fn version(&self) -> u64 {
+        self.pairs() + self.touched.load(Relaxed)
+    }
+
     /// Pairs in the filters, revoked ones included.
     pub(crate) fn pairs(&self) -> u64 {
         self.links().map(Link::pairs).sum()
@@ -165,7 +181,16 @@ impl Table {
 
     /// Says that the table is no longer the newest.
     pub(crate) fn close(&self) {
-        self.early.store(self.pairs().max(1), Relaxed);
+        let early = self.pairs().max(1);
+        self.early.store(early, Relaxed);
+        self.roll_at.store(early, Relaxed);
+    }
+
+    /// Says whether a restored table is the newest.
+    pub(crate) fn set_newest(&self, newest: bool) {
+        let early = if newest { 0 } else { self.early().max(1) };
+        self.early.store(early, Relaxed);
+        self.roll_at.store(if newest { self.capacity() } else { early }, Relaxed);
     }
 
     pub(crate) fn set_roll_at(&self, pairs: u64) {
@@ -243,15 +268,21 @@ impl Table {
         link.pairs.fetch_add(1, Relaxed);
     }
 
-    /// Ensures that there is an `i`-th filter, all before it being there; for a merge.
-    pub(crate) fn adopt(&self, link: Link) -> bool {
+    /// Chains a filter that was made elsewhere, by the geometry of the one after the last of ours. If the chain has grown meanwhile
+    /// that one is joined with it.
+    pub(crate) fn adopt(&self, at: usize, link: Link) {
         let _growing = self.growing.lock();
-        let last = self.last.load(Acquire);
-        let adopted = self.more.get(last).is_some_and(|next| next.set(link).is_ok());
-        if adopted {
-            self.last.store(last + 1, Release);
+        match self.link(at) {
+            Some(ours) => {
+                ours.filter.or(&link.filter);
+                ours.pairs.fetch_max(link.pairs(), Relaxed);
+            }
+            None => {
+                assert!(at == self.last.load(Acquire) + 1, "filter {at} has no predecessor");
+                assert!(self.more[at - 1].set(link).is_ok(), "the chain grows under a lock");
+                self.last.store(at, Release);
+            }
         }
-        adopted
     }
 
     /// Asks for `count` canaries, and returns what is known of the rate. Counting begins anew when a sixteenth more pairs have come.
@@ -276,7 +307,8 @@ impl Table {
 }
 
 /// An empty table whose first filter has `pages`.
-pub(crate) fn empty(rate: f64, pages: usize) -> io::Result<Table> {
+#[cfg(test)]
+pub(crate) fn empty(rate: f64, pages: usize) -> std::io::Result<Table> {
     Ok(Table::new(rate, Filter::new(Table::first_sizing(rate), pages)?))
 }
 

@@ -12,7 +12,6 @@
 //! [`start`] runs a server inside this process, as the tests and the demo do; the program's `tidemark serve` does the same.
 #![forbid(unsafe_code)]
 
-pub mod changes;
 pub mod cli;
 mod clients;
 pub mod commands;

@@ -13,7 +13,37 @@
 //! one before, its member, and nothing for a counter that the same batch holds anyway. A number of more than 64 bits, a
 //! payload that ends within a row, an id that does not rise: damage.
 
-use crate::changes::MarkedMember;
+use store::Batch;
+
+/// What a write has changed: the name of a record, without its content. Marks of one id sort together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Mark {
+    /// The row of `id` in the counter space with this number.
+    Row {
+        /// Number of the space in the catalogue.
+        space: u32,
+        /// The row's id.
+        id: u64,
+    },
+    /// One pair of the existence space with this number.
+    Pair {
+        /// Number of the space in the catalogue.
+        space: u32,
+        /// The pair's id.
+        id: u64,
+        /// Its other half.
+        member: MarkedMember,
+    },
+}
+
+/// A member as the log names it: as short as it can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MarkedMember {
+    /// A member that is a number.
+    Number(u64),
+    /// Any other: the hash of the whole pair under the space's seed, as the phantom engine gives it.
+    Hash(u128),
+}
 
 /// What a record's payload holds; see the top of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,7 +262,7 @@ pub fn read_pairs(
     Ok(())
 }
 
-/// One space's marks of a commit, with what is true of them now, as one payload after the other goes into a batch.
+/// What a commit has read of the marked rows and pairs, until it becomes records.
 #[derive(Default)]
 pub struct Commit {
     rows: Vec<(u32, u64, Option<usize>)>,
@@ -262,56 +292,33 @@ impl Commit {
         self.pairs.push((space, id, member, set));
     }
 
-    /// Hands over the records, and forgets them: `emit` gets space, kind and payload of each, and the flag says that the records
-    /// since the last one belong together: all that one commit knows of an id. `fields` tells a space's fields; no batch of
-    /// records grows much beyond `most_bytes`.
-    pub fn records(
-        &mut self,
-        fields: impl Fn(u32) -> usize,
-        most_bytes: usize,
-        mut emit: impl FnMut(u32, RecordKind, &[u8], bool),
-    ) {
-        self.rows.sort_unstable_by_key(|r| (r.1, r.0));
-        self.pairs.sort_unstable_by_key(|p| (p.1, p.0, p.2));
-        let (mut row, mut pair) = (0, 0);
-        while row < self.rows.len() || pair < self.pairs.len() {
-            // One batch: whole ids, up to its size. Within it the records are by space.
-            let (first_row, first_pair) = (row, pair);
-            let mut bytes = 0;
-            while bytes < most_bytes && (row < self.rows.len() || pair < self.pairs.len()) {
-                let next_row = self.rows.get(row).map_or(u64::MAX, |r| r.1);
-                let next_pair = self.pairs.get(pair).map_or(u64::MAX, |p| p.1);
-                let id = next_row.min(next_pair);
-                while row < self.rows.len() && self.rows[row].1 == id {
-                    bytes += 10 + 10 * fields(self.rows[row].0);
-                    row += 1;
-                }
-                while pair < self.pairs.len() && self.pairs[pair].1 == id {
-                    bytes += 26;
-                    pair += 1;
-                }
+    /// Bytes that the records will take, about.
+    pub fn bytes(&self) -> usize {
+        self.rows.len() * 4 + self.values.len() * 3 + self.pairs.len() * 12
+    }
+
+    /// Adds the records to a batch, one per space and kind, and forgets them. `fields` tells a counter space's number of fields.
+    pub fn encode(&mut self, fields: impl Fn(u32) -> usize, batch: &mut Batch) {
+        self.rows.sort_unstable_by_key(|r| (r.0, r.1));
+        self.pairs.sort_unstable_by_key(|p| (p.0, p.1, p.2));
+        for group in self.rows.chunk_by(|a, b| a.0 == b.0) {
+            let width = fields(group[0].0);
+            let mut writer = RowsWriter::new(width);
+            for &(_, id, start) in group {
+                writer.row(id, start.map(|s| &self.values[s..s + width]));
             }
-            let rows = &mut self.rows[first_row..row];
-            let pairs = &mut self.pairs[first_pair..pair];
-            rows.sort_unstable_by_key(|r| (r.0, r.1));
-            pairs.sort_unstable_by_key(|p| (p.0, p.1, p.2));
-            let mut left = rows.chunk_by(|a, b| a.0 == b.0).count() + pairs.chunk_by(|a, b| a.0 == b.0).count();
-            for group in rows.chunk_by(|a, b| a.0 == b.0) {
-                let width = fields(group[0].0);
-                let mut writer = RowsWriter::new(width);
-                for &(_, id, start) in group {
-                    writer.row(id, start.map(|s| &self.values[s..s + width]));
-                }
-                left -= 1;
-                emit(group[0].0, RecordKind::Rows, &writer.finish(), left == 0);
-            }
-            for group in pairs.chunk_by(|a, b| a.0 == b.0) {
-                let mut writer = PairsWriter::default();
-                group.iter().for_each(|&(_, id, member, set)| writer.pair(id, member, set));
-                left -= 1;
-                emit(group[0].0, RecordKind::Pairs, &writer.finish(), left == 0);
-            }
+            batch.push(group[0].0, RecordKind::Rows as u8, &writer.finish());
         }
+        for group in self.pairs.chunk_by(|a, b| a.0 == b.0) {
+            let mut writer = PairsWriter::default();
+            group.iter().for_each(|&(_, id, member, set)| writer.pair(id, member, set));
+            batch.push(group[0].0, RecordKind::Pairs as u8, &writer.finish());
+        }
+        self.forget();
+    }
+
+    /// Forgets what was collected.
+    pub fn forget(&mut self) {
         self.rows.clear();
         self.values.clear();
         self.pairs.clear();
@@ -389,63 +396,38 @@ mod tests {
         }
     }
 
-    /// However small the batches: all that a commit knows of one id is in one of them.
     #[test]
-    fn an_id_is_never_split_over_batches() {
-        for most in [1, 50, 500, 1 << 20] {
-            let mut rng = fastrand::Rng::with_seed(most as u64);
-            let mut commit = Commit::default();
-            let (mut rows, mut pairs) = (0, 0);
-            for id in 0..200 {
-                for space in [1, 2] {
-                    if rng.bool() {
-                        commit.row(space, id, space as usize, |values| {
-                            values.fill(id as i64);
-                            rng.u8(0..4) > 0
-                        });
-                        rows += 1;
-                    }
-                }
-                for member in 0..rng.u64(0..4) {
-                    commit.pair(3, id, MarkedMember::Number(member), rng.bool());
-                    pairs += 1;
-                }
-            }
-            let mut batches = vec![vec![]];
-            commit.records(
-                |space| space as usize,
-                most,
-                |space, kind, payload, last| {
-                    let batch = batches.last_mut().unwrap();
-                    match kind {
-                        RecordKind::Rows => read_rows(payload, |id, values| {
-                            assert!(values.is_none_or(|v| v.iter().all(|&n| n == id as i64)));
-                            batch.push((space, id));
-                            rows -= 1;
-                            Ok(())
-                        }),
-                        _ => read_pairs(payload, |id, _, _| {
-                            batch.push((space, id));
-                            pairs -= 1;
-                            Ok(())
-                        }),
-                    }
-                    .unwrap();
-                    if last {
-                        batches.push(vec![]);
-                    }
-                },
-            );
-            assert!(commit.is_empty());
-            assert_eq!((rows, pairs), (0, 0));
-            assert!(batches.pop().unwrap().is_empty());
-            let mut seen = std::collections::HashMap::new();
-            for (n, batch) in batches.iter().enumerate() {
-                for &(_, id) in batch {
-                    assert_eq!(*seen.entry(id).or_insert(n), n, "id {id} is in two batches of at most {most}");
-                }
-            }
-            assert!(most > 1 << 19 || batches.len() > 1);
+    fn a_commit_is_one_record_per_space_and_kind() {
+        let mut commit = Commit::default();
+        for id in [9, 3, 7] {
+            commit.row(1, id, 2, |values| {
+                values.fill(id as i64);
+                id != 7
+            });
+            commit.row(2, id, 1, |_| true);
+            commit.pair(3, id, MarkedMember::Number(8), id == 3);
+            commit.pair(3, id, MarkedMember::Number(5), id == 3);
         }
+        assert!(!commit.is_empty() && commit.bytes() > 0);
+        let mut batch = Batch::new();
+        commit.encode(|space| [0, 2, 1][space as usize], &mut batch);
+        assert!(commit.is_empty());
+        let records: Vec<_> = store::Records::new(batch.body()).map(Result::unwrap).collect();
+        assert_eq!(records.iter().map(|r| (r.space, r.kind)).collect::<Vec<_>>(), [(1, 2), (2, 2), (3, 3)]);
+        let mut rows = vec![];
+        read_rows(records[0].payload, |id, values| {
+            rows.push((id, values.map(<[i64]>::to_vec)));
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(rows, [(3, Some(vec![3, 3])), (7, None), (9, Some(vec![9, 9]))]);
+        let mut pairs = vec![];
+        read_pairs(records[2].payload, |id, member, set| {
+            pairs.push((id, member, set));
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(pairs.len(), 6);
+        assert_eq!(pairs[0], (3, MarkedMember::Number(5), true));
     }
 }
