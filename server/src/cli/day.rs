@@ -15,7 +15,8 @@ const DAY_SECONDS: u64 = 86_400;
 /// 2026-01-01 00:00:00 UTC.
 const FIRST_SECOND: u64 = 1_767_225_600;
 /// Posts per hour of the day, midnight first, in arbitrary units: a quiet night, a noon and a late evening peak.
-const HOURS: [u64; 24] = [60, 40, 22, 14, 10, 10, 16, 30, 48, 62, 70, 76, 84, 78, 70, 68, 68, 70, 76, 86, 96, 104, 100, 82];
+const HOURS: [u64; 24] =
+    [60, 40, 22, 14, 10, 10, 16, 30, 48, 62, 70, 76, 84, 78, 70, 68, 68, 70, 76, 86, 96, 104, 100, 82];
 
 /// One post and what a day has done to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,253 @@
+//! The disk as the store sees it: one flat folder of files, written at explicit offsets, synced explicitly.
+//!
+//! Two implementations: [`RealDisk`] here, and the simulated one in `sim.rs`, which loses, tears and reorders whatever was
+//! not synced. All of the store runs on either, through `Arc<dyn Disk>`.
+//!
+//! What the store assumes of a disk, and nothing more (the simulator grants exactly this):
+//!
+//! 1. Bytes are durable once [`DiskFile::sync`] on their file has returned `Ok` after they were written. Before that any subset of
+//!    512-byte sectors may reach the disk, in any order, and the file's length may be any that was set on the way.
+//! 2. A name (created, renamed, removed) is durable once [`Disk::sync_dir`] has returned `Ok` after it. A rename is atomic.
+//! 3. After a failed `sync` nothing is known about the bytes that were not durable before it, and a later `Ok` on the same file
+//!    says nothing about them: the kernel marks the pages clean and drops the error once it was told.
+//! 4. Read errors and flipped bits may happen at any time, anywhere.
+//!
+//! Left out on purpose: writing through a memory map. A full disk shows there as SIGBUS, which no program can handle well.
+
+use std::fmt::Debug;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Advice, FallocateFlags, FlockOperation};
+
+/// A flat folder of files. Names are plain file names, without a folder.
+pub trait Disk: Send + Sync + Debug {
+    /// How a file of the folder is called in messages.
+    fn path(&self, name: &str) -> PathBuf;
+    /// Creates a file for reading and writing; an error of kind `AlreadyExists` if the name is taken.
+    fn create(&self, name: &str) -> io::Result<Box<dyn DiskFile>>;
+    /// Opens a file for reading.
+    fn open(&self, name: &str) -> io::Result<Box<dyn DiskFile>>;
+    /// Opens a file for reading and writing.
+    fn open_write(&self, name: &str) -> io::Result<Box<dyn DiskFile>>;
+    /// All names in the folder, sorted.
+    fn list(&self) -> io::Result<Vec<String>>;
+    /// Renames a file, replacing the one that has the new name.
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+    /// Removes a file.
+    fn remove(&self, name: &str) -> io::Result<()>;
+    /// Makes creations, renames and removals durable.
+    fn sync_dir(&self) -> io::Result<()>;
+    /// Takes the folder for this process until the guard is dropped; an error of kind `WouldBlock` if another has it.
+    fn lock(&self) -> io::Result<Box<dyn Send + Sync>>;
+    /// Bytes that could still be written, as far as the file system tells.
+    fn free_bytes(&self) -> io::Result<u64>;
+}
+
+/// One open file. Reads and writes name their offset, so that a handle can be shared between threads.
+pub trait DiskFile: Send + Sync + Debug {
+    /// Reads up to `buffer.len()` bytes; 0 at the end of the file.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
+    /// Writes some of the bytes and says how many.
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize>;
+    /// Length in bytes.
+    fn size(&self) -> io::Result<u64>;
+    /// Cuts or extends (with zeros) the file.
+    fn set_size(&self, bytes: u64) -> io::Result<()>;
+    /// Makes the contents durable. After an error the handle is not to be trusted again.
+    fn sync(&self) -> io::Result<()>;
+    /// Reserves room for the first `bytes` bytes without changing the file's length, so that writes there do not meet a full disk.
+    fn allocate(&self, bytes: u64) -> io::Result<()>;
+    /// Makes later reads come from the device rather than from memory, where the system can: a page of which the sync failed in an
+    /// earlier process may still be in memory, whole, while the device never got it.
+    fn drop_cache(&self) -> io::Result<()>;
+}
+
+/// Writes all bytes, through short writes and interruptions.
+pub fn write_all_at(file: &dyn DiskFile, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match file.write_at(bytes, offset) {
+            Ok(0) => return Err(io::Error::new(io::ErrorKind::WriteZero, "the disk took no bytes")),
+            Ok(n) => {
+                bytes = &bytes[n..];
+                offset += n as u64;
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// Reads until the buffer is full or the file ends; says how many bytes were read.
+pub fn read_full_at(file: &dyn DiskFile, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut done = 0;
+    while done < buffer.len() {
+        match file.read_at(&mut buffer[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(done)
+}
+
+/// Reads a whole small file, of at most `limit` bytes.
+pub(crate) fn read_whole(disk: &dyn Disk, name: &str, limit: u64) -> io::Result<Vec<u8>> {
+    let file = disk.open(name)?;
+    let size = file.size()?;
+    if size > limit {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("{size} bytes, expected at most {limit}")));
+    }
+    let mut bytes = vec![0; size as usize];
+    let n = read_full_at(&*file, &mut bytes, 0)?;
+    bytes.truncate(n);
+    Ok(bytes)
+}
+
+/// Replaces `name` by `bytes` so that a crash at any step leaves the old file or the new one, whole (promise 4): write under a
+/// temporary name, sync, rename, sync the folder.
+pub(crate) fn replace(disk: &dyn Disk, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let temporary = format!("{name}{TEMPORARY}");
+    match disk.remove(&temporary) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let file = disk.create(&temporary)?;
+    let written = write_all_at(&*file, bytes, 0).and_then(|()| file.sync());
+    if let Err(e) = written {
+        // A half-written temporary file is only clutter: the next start sweeps it if this fails.
+        let _ = disk.remove(&temporary);
+        return Err(e);
+    }
+    disk.rename(&temporary, name)?;
+    disk.sync_dir()
+}
+
+/// The ending of files that are not published yet; whatever carries it is swept at the next start.
+pub const TEMPORARY: &str = ".tmp";
+
+/// Name of the file that carries the folder's lock.
+pub const LOCK: &str = "tidemark.lock";
+
+/// A folder of the file system.
+#[derive(Debug)]
+pub struct RealDisk {
+    folder: PathBuf,
+}
+
+impl RealDisk {
+    /// Opens the folder, creating it if needed (durably: its own name is synced too).
+    pub fn open(folder: impl AsRef<Path>) -> io::Result<RealDisk> {
+        let folder = folder.as_ref().to_path_buf();
+        if !folder.is_dir() {
+            std::fs::create_dir_all(&folder)?;
+            let absolute = folder.canonicalize()?;
+            if let Some(parent) = absolute.parent() {
+                File::open(parent)?.sync_all()?;
+            }
+        }
+        Ok(RealDisk { folder })
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+}
+
+impl Disk for RealDisk {
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    fn create(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(self.path(name))?;
+        Ok(Box::new(RealFile { file }))
+    }
+
+    fn open(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
+        Ok(Box::new(RealFile { file: File::open(self.path(name))? }))
+    }
+
+    fn open_write(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
+        Ok(Box::new(RealFile { file: OpenOptions::new().read(true).write(true).open(self.path(name))? }))
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(&self.folder)? {
+            // A name that is not UTF-8 is none of ours.
+            if let Ok(name) = entry?.file_name().into_string() {
+                names.push(name);
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        std::fs::rename(self.path(from), self.path(to))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        std::fs::remove_file(self.path(name))
+    }
+
+    fn sync_dir(&self) -> io::Result<()> {
+        File::open(&self.folder)?.sync_all()
+    }
+
+    fn lock(&self) -> io::Result<Box<dyn Send + Sync>> {
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(self.path(LOCK))?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        // The lock is the flock; the number inside is for a person who wonders who has it.
+        file.set_len(0)?;
+        file.write_all_at(format!("{}\n", std::process::id()).as_bytes(), 0)?;
+        Ok(Box::new(file))
+    }
+
+    fn free_bytes(&self) -> io::Result<u64> {
+        let figures = rustix::fs::statvfs(&self.folder)?;
+        Ok(figures.f_bavail.saturating_mul(figures.f_frsize))
+    }
+}
+
+#[derive(Debug)]
+struct RealFile {
+    file: File,
+}
+
+impl DiskFile for RealFile {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.file.read_at(buffer, offset)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        self.file.write_at(bytes, offset)
+    }
+
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        self.file.set_len(bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        // fdatasync: it also writes the length, which is all of the metadata that reading needs.
+        self.file.sync_data()
+    }
+
+    fn allocate(&self, bytes: u64) -> io::Result<()> {
+        Ok(rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, 0, bytes)?)
+    }
+
+    fn drop_cache(&self) -> io::Result<()> {
+        Ok(rustix::fs::fadvise(&self.file, 0, None, Advice::DontNeed)?)
+    }
+}

@@ -1,0 +1,331 @@
+//! `tidemark.manifest`: which files make up the data. Text, one fact a line, so that a recovery can be followed with `cat`.
+//!
+//! ```text
+//!   tidemark manifest 1
+//!   lineage 6f0c0d9bb4b24a0d8f1f6f7a5f0c2e11
+//!   number 17
+//!   term 0
+//!   replay 12 4096 1234567 8841 9a3c77e0
+//!   durable 1239999
+//!   file snap-0000000017-000001.tsnap 73400412 c0ffee00 snapshot 1 2 0 999999 41
+//!   file snap-0000000016-000002.tsnap 5512 0badcafe snapshot 1 2 1000000 18446744073709551615 7
+//!   check 5d2f0c11
+//! ```
+//!
+//! | line | fields |
+//! |---|---|
+//! | `tidemark manifest` | format version |
+//! | `lineage` | 32 hexadecimal digits |
+//! | `number` | rises by at least one with each manifest |
+//! | `term` | the log's term when this was written |
+//! | `replay` | where replay begins: segment, byte, offset in the lineage, sequence, chain value (8 hexadecimal digits) |
+//! | `durable` | the log was durable up to this offset when this was written; a log that ends before it has lost something |
+//! | `file` | name, bytes, CRC-32C of all its bytes, role (`snapshot` or `cold`), space, kind, lowest id, highest id, stamp |
+//! | `check` | CRC-32C of all bytes before this line |
+//!
+//! Lines come in this order, `file` lines as often as needed, sorted by name; numbers in decimal without leading zeros; each line ends
+//! in one newline; nothing follows. So a manifest has exactly one spelling, and any change of a byte is found.
+//!
+//! Written as a whole to `tidemark.manifest.tmp`, synced, renamed, folder synced. What it names was durable before. What the previous one
+//! named and this one does not is removed after.
+
+use crate::batch::Lineage;
+use crate::disk::{Disk, read_whole, replace};
+use crate::error::{Error, Result};
+use crate::frame::Check;
+use crate::log::Position;
+
+/// The manifest's name.
+pub const MANIFEST: &str = "tidemark.manifest";
+
+/// The newest version that can be read; the one that is written.
+pub const MANIFEST_VERSION: u32 = 1;
+
+/// The most files a manifest may name. 100,000 lines are 10 MB.
+pub const MAX_FILES: usize = 100_000;
+
+const LIMIT_BYTES: u64 = 64 << 20;
+
+/// What a file is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    /// Loaded at start.
+    Snapshot,
+    /// Opened at start, read row by row.
+    Cold,
+}
+
+/// What the server says about a file; the store keeps it and hands it back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tag {
+    /// Number of the space; 0 is the catalogue.
+    pub space: u32,
+    /// What the file holds, as records have a kind.
+    pub kind: u32,
+    /// Lowest id that it may hold.
+    pub low: u64,
+    /// Highest id that it may hold.
+    pub high: u64,
+    /// The table's version when its walk began: a table that still has it need not be written again.
+    pub stamp: u64,
+}
+
+/// A file that the manifest names.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FileEntry {
+    /// Its name in the data folder.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
+    /// CRC-32C of all its bytes.
+    pub check: u32,
+    /// What it is for.
+    pub role: Role,
+    /// What the server says about it.
+    pub tag: Tag,
+}
+
+/// Everything that the data folder's log and files mean.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Manifest {
+    /// The history that all files belong to.
+    pub lineage: Lineage,
+    /// Rises with each manifest.
+    pub number: u64,
+    /// The log's term.
+    pub term: u64,
+    /// Where replay begins.
+    pub replay: Position,
+    /// The log was durable up to this offset.
+    pub durable: u64,
+    /// The files, sorted by name.
+    pub files: Vec<FileEntry>,
+}
+
+impl Manifest {
+    /// The manifest of an empty data folder.
+    pub fn new(lineage: Lineage) -> Manifest {
+        Manifest { lineage, number: 1, term: 0, replay: Position::START, durable: 0, files: Vec::new() }
+    }
+
+    /// The text.
+    pub fn encode(&self) -> String {
+        let at = &self.replay;
+        let mut text = format!(
+            "tidemark manifest {MANIFEST_VERSION}\nlineage {}\nnumber {}\nterm {}\nreplay {} {} {} {} {:08x}\ndurable {}\n",
+            self.lineage, self.number, self.term, at.segment, at.byte, at.offset, at.sequence, at.chain, self.durable,
+        );
+        for file in &self.files {
+            let role = match file.role {
+                Role::Snapshot => "snapshot",
+                Role::Cold => "cold",
+            };
+            let tag = &file.tag;
+            text.push_str(&format!(
+                "file {} {} {:08x} {role} {} {} {} {} {}\n",
+                file.name, file.bytes, file.check, tag.space, tag.kind, tag.low, tag.high, tag.stamp,
+            ));
+        }
+        let check = Check::new().bytes(text.as_bytes()).value();
+        text.push_str(&format!("check {check:08x}\n"));
+        text
+    }
+
+    /// Reads the text; on an error the byte and what is wrong there.
+    pub fn decode(bytes: &[u8]) -> std::result::Result<Manifest, BadManifest> {
+        let text = std::str::from_utf8(bytes).map_err(|e| bad(e.valid_up_to(), "not text"))?;
+        let mut lines = Lines { text, at: 0 };
+        let first = lines.fields("tidemark", 2)?;
+        if first[0] != "manifest" {
+            return Err(bad(0, "not a manifest"));
+        }
+        let version: u32 = number(first[1]).ok_or_else(|| bad(0, "no version"))?;
+        if version > MANIFEST_VERSION {
+            return Err(BadManifest::Version(version));
+        }
+        let lineage = lines.fields("lineage", 1)?;
+        let lineage = Lineage::parse(lineage[0]).ok_or_else(|| bad(lines.at, "no lineage"))?;
+        let manifest_number = lines.number("number")?;
+        let term = lines.number("term")?;
+        let at = lines.fields("replay", 5)?;
+        let replay = (|| {
+            Some(Position {
+                segment: number(at[0])?,
+                byte: number(at[1])?,
+                offset: number(at[2])?,
+                sequence: number(at[3])?,
+                chain: hexadecimal(at[4])?,
+            })
+        })();
+        let replay = replay.filter(|p| p.segment > 0 && p.byte >= crate::segment::SEGMENT_HEAD_BYTES);
+        let replay = replay.ok_or_else(|| bad(lines.at, "no position"))?;
+        let durable = lines.number("durable")?;
+        let mut files: Vec<FileEntry> = Vec::new();
+        while lines.next_is("file ") {
+            if files.len() == MAX_FILES {
+                return Err(bad(lines.at, "too many files"));
+            }
+            let start = lines.at;
+            let f = lines.fields("file", 9)?;
+            let entry = (|| {
+                let role = match f[3] {
+                    "snapshot" => Role::Snapshot,
+                    "cold" => Role::Cold,
+                    _ => return None,
+                };
+                let tag = Tag {
+                    space: number(f[4])?,
+                    kind: number(f[5])?,
+                    low: number(f[6])?,
+                    high: number(f[7])?,
+                    stamp: number(f[8])?,
+                };
+                Some(FileEntry { name: f[0].to_string(), bytes: number(f[1])?, check: hexadecimal(f[2])?, role, tag })
+            })();
+            let entry = entry.filter(|e| is_plain_name(&e.name)).ok_or_else(|| bad(start, "no file"))?;
+            if files.last().is_some_and(|last| last.name >= entry.name) {
+                return Err(bad(start, "files out of order"));
+            }
+            files.push(entry);
+        }
+        let end = lines.at;
+        let check = lines.fields("check", 1)?;
+        if hexadecimal(check[0]) != Some(Check::new().bytes(&bytes[..end]).value()) {
+            return Err(bad(end, "the checksum does not match"));
+        }
+        if lines.at != bytes.len() {
+            return Err(bad(lines.at, "bytes after the last line"));
+        }
+        Ok(Manifest { lineage, number: manifest_number, term, replay, durable, files })
+    }
+
+    /// Reads the folder's manifest; `None` if there is none.
+    pub fn read(disk: &dyn Disk) -> Result<Option<Manifest>> {
+        let path = disk.path(MANIFEST);
+        let bytes = match read_whole(disk, MANIFEST, LIMIT_BYTES) {
+            Ok(bytes) => bytes,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(Error::io(path, "reading", e)),
+        };
+        match Manifest::decode(&bytes) {
+            Ok(manifest) => Ok(Some(manifest)),
+            Err(BadManifest::Version(found)) => Err(Error::Version { path, found, newest: MANIFEST_VERSION }),
+            Err(BadManifest::Corrupt(offset, what)) => Err(Error::corrupt(path, offset as u64, what)),
+        }
+    }
+
+    /// Makes this the folder's manifest, durably.
+    pub(crate) fn write(&self, disk: &dyn Disk) -> Result<()> {
+        if self.files.len() > MAX_FILES {
+            return Err(Error::Refused(format!("{} files; the limit is {MAX_FILES}", self.files.len())));
+        }
+        debug_assert!(self.files.is_sorted_by(|a, b| a.name < b.name), "a manifest's files are sorted");
+        replace(disk, MANIFEST, self.encode().as_bytes()).map_err(|e| Error::io(disk.path(MANIFEST), "replacing", e))
+    }
+}
+
+/// Why text is not a manifest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BadManifest {
+    /// A newer release wrote it.
+    Version(u32),
+    /// The byte, and what is wrong there.
+    Corrupt(usize, &'static str),
+}
+
+fn bad(at: usize, what: &'static str) -> BadManifest {
+    BadManifest::Corrupt(at, what)
+}
+
+/// A name that stays in the folder, and in one field of a line.
+fn is_plain_name(name: &str) -> bool {
+    !name.is_empty()
+        && !name.starts_with('.')
+        && name.len() <= 200
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+}
+
+/// A decimal number in its one spelling.
+fn number<N: std::str::FromStr + std::fmt::Display>(text: &str) -> Option<N> {
+    let n: N = text.parse().ok()?;
+    (text.bytes().all(|b| b.is_ascii_digit()) && (text.len() == 1 || !text.starts_with('0'))).then_some(n)
+}
+
+fn hexadecimal(text: &str) -> Option<u32> {
+    let proper = text.len() == 8 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+    if proper { u32::from_str_radix(text, 16).ok() } else { None }
+}
+
+struct Lines<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+impl<'a> Lines<'a> {
+    fn next_is(&self, start: &str) -> bool {
+        self.text[self.at..].starts_with(start)
+    }
+
+    /// The fields of the next line, which begins with `word` and has `count` more.
+    fn fields(&mut self, word: &str, count: usize) -> std::result::Result<Vec<&'a str>, BadManifest> {
+        let rest = &self.text[self.at..];
+        let line = &rest[..rest.find('\n').ok_or_else(|| bad(self.at, "the text ends early"))?];
+        let fields: Vec<&str> = line.split(' ').collect();
+        if fields[0] != word || fields.len() != count + 1 {
+            return Err(bad(self.at, "another line was expected"));
+        }
+        self.at += line.len() + 1;
+        Ok(fields[1..].to_vec())
+    }
+
+    fn number(&mut self, word: &str) -> std::result::Result<u64, BadManifest> {
+        let at = self.at;
+        number(self.fields(word, 1)?[0]).ok_or_else(|| bad(at, "a number was expected"))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn example() -> Manifest {
+        let tag = Tag { space: 1, kind: 2, low: 0, high: 999, stamp: 41 };
+        let file = |name: &str, role| FileEntry { name: name.to_string(), bytes: 1000, check: 0xc0ff_ee00, role, tag };
+        Manifest {
+            lineage: Lineage([0xab; 16]),
+            number: 17,
+            term: 3,
+            replay: Position { segment: 12, byte: 4096, offset: 1_234_567, sequence: 8841, chain: 0x9a },
+            durable: 1_239_999,
+            files: vec![file("cold-1.tcold", Role::Cold), file("snap-1.tsnap", Role::Snapshot)],
+        }
+    }
+
+    #[test]
+    fn it_reads_back_and_each_changed_byte_is_seen() {
+        let manifest = example();
+        let text = manifest.encode();
+        assert_eq!(Manifest::decode(text.as_bytes()), Ok(manifest));
+        let mut bytes = text.into_bytes();
+        for i in 0..bytes.len() {
+            for bit in 0..8 {
+                bytes[i] ^= 1 << bit;
+                assert!(Manifest::decode(&bytes).is_err(), "byte {i} bit {bit}");
+                bytes[i] ^= 1 << bit;
+            }
+        }
+        for cut in 0..bytes.len() {
+            assert!(Manifest::decode(&bytes[..cut]).is_err(), "cut at {cut}");
+        }
+        bytes.push(b'\n');
+        assert!(Manifest::decode(&bytes).is_err());
+    }
+
+    #[test]
+    fn names_stay_in_the_folder() {
+        for name in ["", ".", "..", "../x", "/etc/passwd", "a b", "a\tb", ".hidden"] {
+            assert!(!is_plain_name(name), "{name:?}");
+        }
+        assert!(is_plain_name("snap-0000000017-000001.tsnap"));
+    }
+}

@@ -1,0 +1,178 @@
+//! Records: what a batch of the log holds, one after the other. State, never deltas (promise 2).
+//!
+//! ```text
+//!   space    1..5 bytes   number of the space, LEB128 (0 = the catalogue: spaces, views, actions, ACL)
+//!   kind     1 byte       the server's: what the payload describes
+//!   n        1..5 bytes   length of the payload, LEB128
+//!   payload  n bytes      the server's
+//! ```
+//!
+//! The envelope costs three bytes. One record may describe many rows: a payload that packs a thousand pairs shares them.
+
+/// One record of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record<'a> {
+    /// Number of the space; 0 is the catalogue.
+    pub space: u32,
+    /// What the payload describes; the store does not look at it.
+    pub kind: u8,
+    /// The server's bytes.
+    pub payload: &'a [u8],
+}
+
+/// Records that are written together or not at all.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    body: Vec<u8>,
+    count: u32,
+}
+
+impl Batch {
+    /// An empty batch.
+    pub fn new() -> Batch {
+        Batch::default()
+    }
+
+    /// Adds a record.
+    pub fn push(&mut self, space: u32, kind: u8, payload: &[u8]) {
+        put_varint(&mut self.body, space);
+        self.body.push(kind);
+        put_varint(&mut self.body, u32::try_from(payload.len()).expect("a payload is shorter than 4 GiB"));
+        self.body.extend_from_slice(payload);
+        self.count += 1;
+    }
+
+    /// Forgets all records, keeps the memory.
+    pub fn clear(&mut self) {
+        self.body.clear();
+        self.count = 0;
+    }
+
+    /// Holds no record?
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Number of records.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Bytes that the records take in the log.
+    pub fn bytes(&self) -> usize {
+        self.body.len()
+    }
+
+    /// The encoded records.
+    pub fn body(&self) -> &[u8] {
+        &self.body
+    }
+}
+
+/// The records of a batch's body, in order. After an error there are no more.
+#[derive(Clone, Debug)]
+pub struct Records<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Records<'a> {
+    /// Reads the records of `body`.
+    pub fn new(body: &'a [u8]) -> Records<'a> {
+        Records { rest: body }
+    }
+
+    fn read(&mut self) -> Result<Record<'a>, &'static str> {
+        let space = self.varint()?;
+        let (&kind, rest) = self.rest.split_first().ok_or("a record ends before its kind")?;
+        self.rest = rest;
+        let n = self.varint()? as usize;
+        let (payload, rest) = self.rest.split_at_checked(n).ok_or("a record is longer than its batch")?;
+        self.rest = rest;
+        Ok(Record { space, kind, payload })
+    }
+
+    fn varint(&mut self) -> Result<u32, &'static str> {
+        let (n, used) = get_varint(self.rest).ok_or("a number in a record is malformed")?;
+        self.rest = &self.rest[used..];
+        Ok(n)
+    }
+}
+
+impl<'a> Iterator for Records<'a> {
+    type Item = Result<Record<'a>, &'static str>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let record = self.read();
+        if record.is_err() {
+            self.rest = &[];
+        }
+        Some(record)
+    }
+}
+
+/// LEB128: seven bits a byte, low ones first, the top bit says that more follow.
+fn put_varint(out: &mut Vec<u8>, mut n: u32) {
+    while n >= 0x80 {
+        out.push(n as u8 | 0x80);
+        n >>= 7;
+    }
+    out.push(n as u8);
+}
+
+/// The number at the start of `bytes` and its length. One number has one spelling: a needless zero byte is refused.
+fn get_varint(bytes: &[u8]) -> Option<(u32, usize)> {
+    let mut n = 0u32;
+    for (i, &byte) in bytes.iter().take(5).enumerate() {
+        let part = u32::from(byte & 0x7f);
+        if i == 4 && part > 0x0f {
+            return None;
+        }
+        n |= part << (7 * i);
+        if byte & 0x80 == 0 {
+            return (byte != 0 || i == 0).then_some((n, i + 1));
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_one_spelling() {
+        for n in [0, 1, 127, 128, 16383, 16384, 1 << 21, (1 << 28) - 1, 1 << 28, u32::MAX] {
+            let mut bytes = Vec::new();
+            put_varint(&mut bytes, n);
+            assert_eq!(get_varint(&bytes), Some((n, bytes.len())));
+            for cut in 0..bytes.len() {
+                assert_eq!(get_varint(&bytes[..cut]), None);
+            }
+        }
+        assert_eq!(get_varint(&[0x80, 0x00]), None, "a longer spelling of 0");
+        assert_eq!(get_varint(&[0xff, 0xff, 0xff, 0xff, 0x1f]), None, "33 bits");
+        assert_eq!(get_varint(&[0x80; 6]), None);
+    }
+
+    #[test]
+    fn records_read_back() {
+        let mut batch = Batch::new();
+        batch.push(1, 2, b"abc");
+        batch.push(0, 0, b"");
+        batch.push(u32::MAX, 255, &[9; 300]);
+        let read: Vec<_> = Records::new(batch.body()).map(|r| r.unwrap()).collect();
+        assert_eq!(read.len(), 3);
+        assert_eq!(read[0], Record { space: 1, kind: 2, payload: b"abc" });
+        assert_eq!(read[1].payload, b"");
+        assert_eq!((read[2].space, read[2].kind, read[2].payload), (u32::MAX, 255, &[9; 300][..]));
+        // Cut anywhere but between records: an error, then nothing.
+        for cut in 1..6 {
+            let mut records = Records::new(&batch.body()[..cut]);
+            assert!(records.next().unwrap().is_err());
+            assert!(records.next().is_none());
+        }
+    }
+}

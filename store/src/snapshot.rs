@@ -1,0 +1,510 @@
+//! Snapshot file v1, `snap-<manifest number>-<file number>.tsnap`: one table, or one part of one, as it was during a walk.
+//!
+//! ```text
+//!   offset  size  field
+//!        0     8  magic     "TIDESNAP"
+//!        8     4  version   1
+//!       12     4  kind      the server's: what the records describe
+//!       16    16  lineage
+//!       32     8  identity  the two numbers in the file's name: manifest number * 2^24 + file number
+//!       40     4  space
+//!       44     4  zero
+//!       48     8  low       lowest id that the file may hold
+//!       56     8  high      highest id that it may hold
+//!       64     8  stamp     the table's version when the walk began
+//!       72     8  body      length of the chunks in bytes
+//!       80     4  zero
+//!       84     4  check     CRC-32C of bytes 0..84
+//!       88        chunks: frames (frame.rs), context (identity, number of the chunk from 0)
+//!     then     4  zero      no frame has length 0: this ends the body
+//!              4  chunks    how many
+//!              8  rows      how many, as the writer counted
+//!              4  total     CRC-32C of all bytes before the footer
+//!              4  check     CRC-32C of (identity, the footer's first 20 bytes)
+//! ```
+//!
+//! Little-endian. A chunk holds whole rows, so that chunks can be decoded on any thread, in any order.
+//!
+//! Valid only if: (1) magic, version, check of the header (2) lineage and tag are those that the manifest names (3) file length = 88 + body +
+//! 24 = the manifest's (4) every chunk's check (5) chunks, total and check of the footer (6) the CRC-32C of the whole file = the manifest's.
+//!
+//! Written under the name plus `.tmp` (the header last, since it holds the body's length), synced, renamed, folder synced, then named in
+//! a manifest; never changed. Removed when no manifest names it any more.
+//!
+//! **Why a walk beside running writes gives a correct snapshot** (promise 2). The manifest names a log position P that was taken before
+//! the walk began. A change that the walk of its row did not see was made after that, so its record lies behind P and is replayed; a change
+//! that the walk saw may be replayed too, which changes nothing, for records are state. One thing is left: the walk may have seen a
+//! change that has not reached the log, one half of an action even. So a snapshot is published only when the log is durable
+//! past everything that was marked when the walk ended ([`SnapshotWriter::commit`] asks for that position).
+
+use std::sync::Arc;
+
+use crate::batch::Lineage;
+use crate::disk::{Disk, DiskFile, TEMPORARY, write_all_at};
+use crate::error::{Error, Result};
+use crate::frame::{Check, FRAME_BYTES, Frame, frame_head, read_frame, u32_at, u64_at};
+use crate::log::Position;
+use crate::manifest::{FileEntry, Role, Tag};
+use crate::store::Store;
+
+const MAGIC: &[u8; 8] = b"TIDESNAP";
+/// The newest version that can be read; the one that is written.
+pub const SNAPSHOT_VERSION: u32 = 1;
+const HEAD: usize = 88;
+const FOOT: usize = 24;
+
+/// The longest chunk.
+pub const MAX_CHUNK_BYTES: usize = 16 << 20;
+
+/// Dirty bytes are handed to the disk this often, so that a snapshot does not pile up writes that the log's sync would wait for.
+const SYNC_EVERY: u64 = 8 << 20;
+
+pub(crate) fn snapshot_name(manifest: u64, file: u64) -> String {
+    format!("snap-{manifest:010}-{file:06}.tsnap")
+}
+
+fn identity(manifest: u64, file: u64) -> u64 {
+    manifest.wrapping_shl(24) ^ file
+}
+
+/// The two numbers in a snapshot file's name, if it is one.
+pub(crate) fn parse_snapshot_name(name: &str) -> Option<(u64, u64)> {
+    let (manifest, file) = name.strip_prefix("snap-")?.strip_suffix(".tsnap")?.split_once('-')?;
+    let numbers = (manifest.parse().ok()?, file.parse().ok()?);
+    (snapshot_name(numbers.0, numbers.1) == name).then_some(numbers)
+}
+
+fn chunk_context(identity: u64, chunk: u32) -> Check {
+    Check::new().u64(identity).u32(chunk)
+}
+
+/// One snapshot under construction. Dropped without [`commit`](SnapshotWriter::commit) it leaves no trace but files that are swept.
+#[derive(Debug)]
+pub struct SnapshotWriter<'a> {
+    store: &'a Store,
+    number: u64,
+    replay: Position,
+    next_file: u64,
+    fresh: Vec<FileEntry>,
+    carried: Vec<FileEntry>,
+    committed: bool,
+}
+
+impl<'a> SnapshotWriter<'a> {
+    pub(crate) fn new(store: &'a Store, number: u64, replay: Position) -> SnapshotWriter<'a> {
+        SnapshotWriter { store, number, replay, next_file: 1, fresh: Vec::new(), carried: Vec::new(), committed: false }
+    }
+
+    /// Where replay will begin.
+    pub fn replay(&self) -> Position {
+        self.replay
+    }
+
+    /// The files of the last snapshot that hold this space, kind and version of a table, if it has them: then the table has not changed,
+    /// and they become part of this snapshot too. Returns how many.
+    pub fn carry_over(&mut self, tag: &Tag) -> usize {
+        let same = |f: &&FileEntry| f.role == Role::Snapshot && f.tag == *tag && !self.carried.contains(f);
+        let files: Vec<FileEntry> = self.store.manifest().files.iter().filter(same).cloned().collect();
+        let n = files.len();
+        self.carried.extend(files);
+        n
+    }
+
+    /// Begins a file. Several may be written at once, on several threads; each is handed back by [`add`](SnapshotWriter::add).
+    pub fn file(&mut self, tag: Tag) -> Result<FileWriter> {
+        let number = self.next_file;
+        if number >= 1 << 24 {
+            return Err(Error::Refused("a snapshot of more than 16 million files".to_string()));
+        }
+        self.next_file += 1;
+        FileWriter::create(self.store.disk().clone(), self.store.lineage(), self.number, number, tag)
+    }
+
+    /// Makes a finished file part of this snapshot.
+    pub fn add(&mut self, file: FileEntry) {
+        self.fresh.push(file);
+    }
+
+    /// Publishes the snapshot and removes what it replaces. `durable` is where the log is durable now: past every change that was made
+    /// before the walk's end (see the top of this file).
+    pub fn commit(mut self, durable: Position) -> Result<()> {
+        assert!(
+            durable.offset >= self.replay.offset,
+            "the log is durable up to {durable}, but replay begins at {}",
+            self.replay
+        );
+        let disk = self.store.disk();
+        // One folder sync makes all names durable before the manifest names them.
+        disk.sync_dir().map_err(|e| Error::io(disk.path(""), "syncing the folder", e))?;
+        let mut files = std::mem::take(&mut self.fresh);
+        files.append(&mut self.carried);
+        self.committed = true; // from here on the files may be named by a manifest on the disk, even if an error is reported
+        self.store.publish_snapshot(self.number, self.replay, durable, files)
+    }
+}
+
+impl Drop for SnapshotWriter<'_> {
+    fn drop(&mut self) {
+        if !self.committed {
+            for file in &self.fresh {
+                let _ = self.store.disk().remove(&file.name);
+            }
+        }
+    }
+}
+
+/// One file of a snapshot under construction.
+#[derive(Debug)]
+pub struct FileWriter {
+    disk: Arc<dyn Disk>,
+    file: Option<Box<dyn DiskFile>>,
+    lineage: Lineage,
+    name: String,
+    identity: u64,
+    tag: Tag,
+    /// Length so far, header included.
+    at: u64,
+    synced: u64,
+    chunks: u32,
+    rows: u64,
+    /// Of the bytes behind the header.
+    body_check: u32,
+}
+
+impl FileWriter {
+    fn create(disk: Arc<dyn Disk>, lineage: Lineage, manifest: u64, number: u64, tag: Tag) -> Result<FileWriter> {
+        let name = snapshot_name(manifest, number);
+        let temporary = format!("{name}{TEMPORARY}");
+        let file = disk.create(&temporary).map_err(|e| Error::io(disk.path(&temporary), "creating", e))?;
+        Ok(FileWriter {
+            disk,
+            file: Some(file),
+            lineage,
+            name,
+            identity: identity(manifest, number),
+            tag,
+            at: HEAD as u64,
+            synced: 0,
+            chunks: 0,
+            rows: 0,
+            body_check: 0,
+        })
+    }
+
+    fn temporary(&self) -> String {
+        format!("{}{TEMPORARY}", self.name)
+    }
+
+    fn error(&self, doing: &'static str, source: std::io::Error) -> Error {
+        Error::io(self.disk.path(&self.temporary()), doing, source)
+    }
+
+    /// Does something to the file. After a failure the file is gone: a later sync that succeeds would prove nothing.
+    fn attempt(&mut self, doing: &'static str, act: impl FnOnce(&dyn DiskFile) -> std::io::Result<()>) -> Result<()> {
+        let Some(file) = self.file.take() else {
+            return Err(self.error(doing, std::io::Error::other("an earlier operation on this file failed")));
+        };
+        match act(&*file) {
+            Ok(()) => {
+                self.file = Some(file);
+                Ok(())
+            }
+            Err(e) => {
+                drop(file);
+                let _ = self.disk.remove(&self.temporary());
+                Err(self.error(doing, e))
+            }
+        }
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        let at = self.at;
+        self.attempt("writing", |file| write_all_at(file, bytes, at))?;
+        self.body_check = crc32c::crc32c_append(self.body_check, bytes);
+        self.at += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Adds a chunk of whole rows, 1 to [`MAX_CHUNK_BYTES`] bytes; some 64 to 256 KiB are a good size.
+    pub fn write(&mut self, chunk: &[u8], rows: u64) -> Result<()> {
+        if chunk.is_empty() || chunk.len() > MAX_CHUNK_BYTES {
+            return Err(Error::Refused(format!("a chunk of {} bytes; it must be 1 to {MAX_CHUNK_BYTES}", chunk.len())));
+        }
+        let head: [u8; FRAME_BYTES] = frame_head(chunk_context(self.identity, self.chunks), chunk);
+        self.put(&head)?;
+        self.put(chunk)?;
+        self.chunks = self.chunks.checked_add(1).ok_or_else(|| Error::Refused("more than 2^32 chunks".to_string()))?;
+        self.rows += rows;
+        if self.at - self.synced >= SYNC_EVERY {
+            self.attempt("syncing", |file| file.sync())?;
+            self.synced = self.at;
+        }
+        Ok(())
+    }
+
+    /// Bytes so far: for a budget.
+    pub fn bytes(&self) -> u64 {
+        self.at
+    }
+
+    /// Rows so far.
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// Completes the file, makes it durable and gives it its name.
+    pub fn finish(mut self) -> Result<FileEntry> {
+        let body = self.at - HEAD as u64;
+        let mut head = [0; HEAD];
+        head[0..8].copy_from_slice(MAGIC);
+        head[8..12].copy_from_slice(&SNAPSHOT_VERSION.to_le_bytes());
+        head[12..16].copy_from_slice(&self.tag.kind.to_le_bytes());
+        head[16..32].copy_from_slice(&self.lineage.0);
+        head[32..40].copy_from_slice(&self.identity.to_le_bytes());
+        head[40..44].copy_from_slice(&self.tag.space.to_le_bytes());
+        head[48..56].copy_from_slice(&self.tag.low.to_le_bytes());
+        head[56..64].copy_from_slice(&self.tag.high.to_le_bytes());
+        head[64..72].copy_from_slice(&self.tag.stamp.to_le_bytes());
+        head[72..80].copy_from_slice(&body.to_le_bytes());
+        let check = Check::new().bytes(&head[..84]).value();
+        head[84..88].copy_from_slice(&check.to_le_bytes());
+
+        let total = crc32c::crc32c_combine(crc32c::crc32c(&head), self.body_check, body as usize);
+        let mut foot = [0; FOOT];
+        foot[4..8].copy_from_slice(&self.chunks.to_le_bytes());
+        foot[8..16].copy_from_slice(&self.rows.to_le_bytes());
+        foot[16..20].copy_from_slice(&total.to_le_bytes());
+        let check = Check::new().u64(self.identity).bytes(&foot[..20]).value();
+        foot[20..24].copy_from_slice(&check.to_le_bytes());
+
+        self.put(&foot)?;
+        self.attempt("finishing", |file| write_all_at(file, &head, 0).and_then(|()| file.sync()))?;
+        let (disk, from, to) = (self.disk.clone(), self.temporary(), self.name.clone());
+        self.attempt("publishing", |_| disk.rename(&from, &to))?;
+        self.file = None; // nothing is left to clean up
+        Ok(FileEntry {
+            name: self.name.clone(),
+            bytes: self.at,
+            check: crc32c::crc32c_append(total, &foot),
+            role: Role::Snapshot,
+            tag: self.tag,
+        })
+    }
+}
+
+impl Drop for FileWriter {
+    fn drop(&mut self) {
+        if self.file.take().is_some() {
+            let _ = self.disk.remove(&self.temporary());
+        }
+    }
+}
+
+/// The header of a snapshot file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SnapshotHead {
+    /// The history it belongs to.
+    pub lineage: Lineage,
+    /// The two numbers of its name.
+    pub identity: u64,
+    /// What the server said about it.
+    pub tag: Tag,
+    /// Length of the chunks.
+    pub body_bytes: u64,
+}
+
+impl SnapshotHead {
+    /// Reads a header; on an error the byte and what is wrong there.
+    fn decode(bytes: &[u8]) -> std::result::Result<SnapshotHead, (u64, String)> {
+        if bytes.len() < HEAD {
+            return Err((bytes.len() as u64, "it ends inside its header".to_string()));
+        }
+        if &bytes[..8] != MAGIC {
+            return Err((0, "it does not begin as a snapshot file does".to_string()));
+        }
+        if Check::new().bytes(&bytes[..84]).value() != u32_at(bytes, 84) {
+            return Err((84, "the header's checksum does not match".to_string()));
+        }
+        if u32_at(bytes, 44) != 0 || u32_at(bytes, 80) != 0 {
+            return Err((44, "a reserved field is not zero".to_string()));
+        }
+        let mut lineage = [0; 16];
+        lineage.copy_from_slice(&bytes[16..32]);
+        let tag = Tag {
+            space: u32_at(bytes, 40),
+            kind: u32_at(bytes, 12),
+            low: u64_at(bytes, 48),
+            high: u64_at(bytes, 56),
+            stamp: u64_at(bytes, 64),
+        };
+        Ok(SnapshotHead { lineage: Lineage(lineage), identity: u64_at(bytes, 32), tag, body_bytes: u64_at(bytes, 72) })
+    }
+}
+
+/// Reads a snapshot file chunk by chunk; nothing is handed out before its checksum was compared.
+#[derive(Debug)]
+pub struct SnapshotReader {
+    file: Box<dyn DiskFile>,
+    path: std::path::PathBuf,
+    head: SnapshotHead,
+    size: u64,
+    /// Of the whole file, as the manifest has it.
+    expected: Option<u32>,
+    at: u64,
+    chunks: u32,
+    running: u32,
+    rows: u64,
+    done: bool,
+}
+
+impl SnapshotReader {
+    /// Opens a file by its name; `entry` is what the manifest says of it, `lineage` the history it must belong to.
+    pub fn open(disk: &dyn Disk, name: &str, expect: Option<(&FileEntry, Lineage)>) -> Result<SnapshotReader> {
+        let path = disk.path(name);
+        let file = match disk.open(name) {
+            Ok(file) => file,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                return Err(Error::corrupt(path, 0, "missing; the manifest names it"));
+            }
+            Err(e) => return Err(Error::io(path, "opening", e)),
+        };
+        let size = file.size().map_err(|e| Error::io(&path, "measuring", e))?;
+        let mut bytes = [0; HEAD];
+        let n = crate::disk::read_full_at(&*file, &mut bytes, 0).map_err(|e| Error::io(&path, "reading", e))?;
+        let version = if n >= 12 { u32_at(&bytes, 8) } else { 0 };
+        if n >= 12 && &bytes[..8] == MAGIC && version > SNAPSHOT_VERSION && version < 1 << 16 {
+            return Err(Error::Version { path, found: version, newest: SNAPSHOT_VERSION });
+        }
+        let head = match SnapshotHead::decode(&bytes[..n]) {
+            Ok(head) => head,
+            Err((at, what)) => return Err(Error::corrupt(path, at, what)),
+        };
+        if version != SNAPSHOT_VERSION {
+            return Err(Error::corrupt(path, 8, "there is no such format version"));
+        }
+        if parse_snapshot_name(name).map(|(m, f)| identity(m, f)) != Some(head.identity) {
+            return Err(Error::corrupt(path, 32, "it was written under another name"));
+        }
+        if Some(size) != head.body_bytes.checked_add((HEAD + FOOT) as u64) {
+            return Err(Error::corrupt(
+                path,
+                size,
+                format!("{size} bytes long, its header says {} + {}", head.body_bytes, HEAD + FOOT),
+            ));
+        }
+        if let Some((entry, lineage)) = expect {
+            if size != entry.bytes {
+                return Err(Error::corrupt(
+                    path,
+                    size,
+                    format!("{size} bytes long, the manifest says {}", entry.bytes),
+                ));
+            }
+            if head.lineage != lineage {
+                return Err(Error::corrupt(
+                    path,
+                    16,
+                    format!("it belongs to lineage {}, the manifest to {lineage}", head.lineage),
+                ));
+            }
+            if head.tag != entry.tag {
+                return Err(Error::corrupt(path, 12, "it holds something else than the manifest says"));
+            }
+        }
+        let running = crc32c::crc32c(&bytes);
+        let expected = expect.map(|(entry, _)| entry.check);
+        Ok(SnapshotReader {
+            file,
+            path,
+            head,
+            size,
+            expected,
+            at: HEAD as u64,
+            chunks: 0,
+            running,
+            rows: 0,
+            done: false,
+        })
+    }
+
+    /// The header.
+    pub fn head(&self) -> &SnapshotHead {
+        &self.head
+    }
+
+    /// Rows in the file, known when all chunks were read.
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// Byte at which the last chunk began.
+    pub fn at(&self) -> u64 {
+        self.at
+    }
+
+    fn corrupt(&self, at: u64, what: &str) -> Error {
+        Error::corrupt(&self.path, at, what)
+    }
+
+    /// Reads the next chunk into `chunk`; false at the end, when the totals were compared too.
+    pub fn next(&mut self, chunk: &mut Vec<u8>) -> Result<bool> {
+        if self.done {
+            return Ok(false);
+        }
+        let mut head = [0; FRAME_BYTES];
+        let foot_at = self.size - FOOT as u64;
+        if self.at > foot_at {
+            return Err(self.corrupt(self.at, "a chunk runs into the footer"));
+        }
+        if self.at == foot_at {
+            self.finish()?;
+            return Ok(false);
+        }
+        self.read(&mut head, self.at)?;
+        let n = u32_at(&head, 0) as usize;
+        let next = self.at + (FRAME_BYTES + n) as u64;
+        if n == 0 || n > MAX_CHUNK_BYTES || next > foot_at {
+            return Err(self.corrupt(self.at, "a chunk's length is out of bounds"));
+        }
+        chunk.clear();
+        chunk.resize(FRAME_BYTES + n, 0);
+        self.read(chunk, self.at)?;
+        match read_frame(chunk_context(self.head.identity, self.chunks), chunk, MAX_CHUNK_BYTES) {
+            Frame::Whole(..) => {}
+            Frame::Part(_) => return Err(self.corrupt(self.at, "a chunk is cut short")),
+            Frame::Bad(what) => return Err(self.corrupt(self.at, what)),
+        }
+        self.running = crc32c::crc32c_append(self.running, chunk);
+        chunk.drain(..FRAME_BYTES);
+        self.chunks += 1;
+        self.at = next;
+        Ok(true)
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let mut foot = [0; FOOT];
+        self.read(&mut foot, self.at)?;
+        let sound = u32_at(&foot, 0) == 0
+            && Check::new().u64(self.head.identity).bytes(&foot[..20]).value() == u32_at(&foot, 20);
+        if !sound {
+            return Err(self.corrupt(self.at, "the footer's checksum does not match"));
+        }
+        if u32_at(&foot, 4) != self.chunks {
+            return Err(self.corrupt(self.at, "the footer counts another number of chunks"));
+        }
+        if u32_at(&foot, 16) != self.running {
+            return Err(self.corrupt(self.at, "the total checksum does not match"));
+        }
+        if self.expected.is_some_and(|check| check != crc32c::crc32c_append(self.running, &foot)) {
+            return Err(self.corrupt(self.at, "it is not the file that the manifest names"));
+        }
+        self.rows = u64_at(&foot, 8);
+        self.done = true;
+        Ok(())
+    }
+
+    fn read(&self, buffer: &mut [u8], at: u64) -> Result<()> {
+        let n = crate::disk::read_full_at(&*self.file, buffer, at).map_err(|e| Error::io(&self.path, "reading", e))?;
+        if n == buffer.len() { Ok(()) } else { Err(self.corrupt(at + n as u64, "it ends early")) }
+    }
+}

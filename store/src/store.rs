@@ -1,0 +1,375 @@
+//! The data folder: opened by one process, loaded, and then kept by a [`Log`] and a manifest.
+//!
+//! ```text
+//!   Store::open      lock, manifest (or a new lineage), sweep what no manifest names
+//!     .load          snapshot files, on several threads              .replay   the log behind them; gives the writing end
+//!   running: Log (one thread), snapshots (another): begin_snapshot .. commit -> new manifest -> old files and segments go
+//! ```
+//!
+//! | file | made | goes |
+//! |---|---|---|
+//! | `tidemark.lock` | at the first start; holds the flock | never |
+//! | `tidemark.manifest` | at the first start; replaced by each snapshot | never |
+//! | `log-*.tlog` | by the log, one after the other | when the manifest's replay position has passed it, and [`StoreOptions::keep_log_bytes`] is exceeded |
+//! | `snap-*.tsnap` | by a snapshot | when a later manifest does not name it |
+//! | `*.tmp` | by all of them | renamed, or swept at the next start |
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::batch::{BatchHead, Lineage};
+use crate::disk::{Disk, TEMPORARY};
+use crate::error::{Error, Result};
+use crate::log::{Log, LogOptions, Position, Resume};
+use crate::manifest::{FileEntry, MANIFEST, Manifest, Role};
+use crate::record::{Record, Records};
+use crate::replay::{ApplyBatch, End, find_path, read_segment_head, replay, segment_numbers};
+use crate::segment::{SEGMENT_HEAD_BYTES, segment_name};
+use crate::snapshot::{SnapshotReader, SnapshotWriter, parse_snapshot_name};
+
+/// How a data folder is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct StoreOptions {
+    /// The log's.
+    pub log: LogOptions,
+    /// Segments that a snapshot has made unnecessary are kept up to this many bytes in all, so that replicas that were away
+    /// can go on where they stopped. Default 1 GiB.
+    pub keep_log_bytes: u64,
+}
+
+impl Default for StoreOptions {
+    fn default() -> StoreOptions {
+        StoreOptions { log: LogOptions::default(), keep_log_bytes: 1 << 30 }
+    }
+}
+
+/// How far a start has come; for a progress line.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Progress {
+    /// Bytes read.
+    pub bytes: u64,
+    /// Bytes to read, as far as is known.
+    pub of_bytes: u64,
+}
+
+/// An open data folder.
+#[derive(Debug)]
+pub struct Store {
+    disk: Arc<dyn Disk>,
+    options: StoreOptions,
+    lineage: Lineage,
+    manifest: Mutex<Manifest>,
+    /// The number of the next manifest; never used twice, even if writing one failed half way.
+    next_number: AtomicU64,
+    is_new: bool,
+    _lock: Lock,
+}
+
+struct Lock(#[allow(dead_code)] Box<dyn Send + Sync>); // held, never looked at
+
+impl std::fmt::Debug for Lock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Lock")
+    }
+}
+
+impl Store {
+    /// Takes the folder. An empty one becomes a new data set of its own lineage.
+    pub fn open(disk: Arc<dyn Disk>, options: StoreOptions) -> Result<Store> {
+        let lineage = || Lineage::random().map_err(|e| Error::io("/dev/urandom", "reading", e));
+        Store::open_with(disk, options, lineage)
+    }
+
+    /// As [`Store::open`], with the lineage that a new data set gets: tests need it to be the same each time.
+    pub fn open_with(
+        disk: Arc<dyn Disk>,
+        options: StoreOptions,
+        lineage: impl FnOnce() -> Result<Lineage>,
+    ) -> Result<Store> {
+        let lock = match disk.lock() {
+            Ok(lock) => Lock(lock),
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                return Err(Error::Locked { path: disk.path(crate::disk::LOCK) });
+            }
+            Err(e) => return Err(Error::io(disk.path(crate::disk::LOCK), "locking", e)),
+        };
+        let (manifest, is_new) = match Manifest::read(&*disk)? {
+            Some(manifest) => (manifest, false),
+            None => {
+                let names = disk.list().map_err(|e| Error::io(disk.path(""), "listing", e))?;
+                if let Some(name) = names.iter().find(|n| is_ours(n) && !n.ends_with(TEMPORARY)) {
+                    let what = format!("missing, but {name} is there: this folder held data");
+                    return Err(Error::corrupt(disk.path(MANIFEST), 0, what));
+                }
+                let manifest = Manifest::new(lineage()?);
+                manifest.write(&*disk)?;
+                (manifest, true)
+            }
+        };
+        let next_number = AtomicU64::new(manifest.number + 1);
+        let lineage = manifest.lineage;
+        let store = Store { disk, options, lineage, manifest: Mutex::new(manifest), next_number, is_new, _lock: lock };
+        // The name of the manifest we read may not be durable yet, if the last process died right after the rename.
+        store.disk.sync_dir().map_err(|e| Error::io(store.disk.path(""), "syncing the folder", e))?;
+        store.sweep()?;
+        Ok(store)
+    }
+
+    /// Was the folder empty?
+    pub fn is_new(&self) -> bool {
+        self.is_new
+    }
+
+    /// The history that this data set belongs to.
+    pub fn lineage(&self) -> Lineage {
+        self.lineage
+    }
+
+    /// The disk.
+    pub fn disk(&self) -> &Arc<dyn Disk> {
+        &self.disk
+    }
+
+    /// The manifest as it is now.
+    pub fn manifest(&self) -> MutexGuard<'_, Manifest> {
+        self.manifest.lock()
+    }
+
+    /// Reads all snapshot files, on `threads` threads. `apply` gets each chunk, checked, in no order; its error names what is wrong with the bytes.
+    pub fn load(
+        &self,
+        threads: usize,
+        apply: impl Fn(&FileEntry, &[u8]) -> std::result::Result<(), String> + Sync,
+        progress: impl Fn(Progress) + Sync,
+    ) -> Result<u64> {
+        let mut files: Vec<FileEntry> =
+            self.manifest().files.iter().filter(|f| f.role == Role::Snapshot).cloned().collect();
+        // The longest first, so that the threads end together.
+        files.sort_by_key(|f| std::cmp::Reverse(f.bytes));
+        let of_bytes = files.iter().map(|f| f.bytes).sum();
+        let (next, bytes, rows) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicU64::new(0));
+        let failed: Mutex<Option<Error>> = Mutex::new(None);
+        let work = || {
+            let mut chunk = Vec::new();
+            while let Some(file) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let mut read = || -> Result<()> {
+                    let mut reader = SnapshotReader::open(&*self.disk, &file.name, Some((file, self.lineage)))?;
+                    let mut before = 0;
+                    loop {
+                        let at = reader.at();
+                        if !reader.next(&mut chunk)? || failed.lock().is_some() {
+                            break;
+                        }
+                        apply(file, &chunk).map_err(|what| Error::corrupt(self.disk.path(&file.name), at, what))?;
+                        let done = bytes.fetch_add(reader.at() - before, Ordering::Relaxed) + reader.at() - before;
+                        before = reader.at();
+                        progress(Progress { bytes: done, of_bytes });
+                    }
+                    rows.fetch_add(reader.rows(), Ordering::Relaxed);
+                    Ok(())
+                };
+                if let Err(error) = read() {
+                    failed.lock().get_or_insert(error);
+                }
+                if failed.lock().is_some() {
+                    break;
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads.max(1) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        match failed.into_inner() {
+            Some(error) => Err(error),
+            None => Ok(rows.into_inner()),
+        }
+    }
+
+    /// Replays the log behind the snapshot and opens it for writing. `apply` gets each record; what it refuses is damage.
+    pub fn replay(
+        &self,
+        mut apply: impl FnMut(&Record<'_>) -> std::result::Result<(), String>,
+        progress: impl FnMut(Progress),
+    ) -> Result<(Log, End)> {
+        let mut each = |head: &BatchHead, body: &[u8]| {
+            let mut records = 0;
+            for record in Records::new(body) {
+                apply(&record?)?;
+                records += 1;
+            }
+            if records == head.records {
+                Ok(())
+            } else {
+                Err("a batch holds another number of records than it says".to_string())
+            }
+        };
+        self.replay_batches(&mut each, progress)
+    }
+
+    /// As [`Store::replay`], batch by batch.
+    pub fn replay_batches(&self, apply: &mut ApplyBatch<'_>, mut progress: impl FnMut(Progress)) -> Result<(Log, End)> {
+        let manifest = self.manifest().clone();
+        let path = find_path(&*self.disk, self.lineage, manifest.replay)?;
+        let sizes: u64 = path.segments.iter().map(|s| self.size_of(s.segment).unwrap_or(0)).sum();
+        let of_bytes = sizes.saturating_sub(manifest.replay.byte);
+        let start = manifest.replay.offset;
+        let mut report = |at: Position| progress(Progress { bytes: at.offset - start, of_bytes });
+        let end = replay(&*self.disk, &path, manifest.replay, apply, &mut report)?;
+        if end.position.offset < manifest.durable {
+            let name = self.disk.path(&segment_name(end.position.segment));
+            let what = format!(
+                "the log ends here, at offset {}, but it was durable up to {}: something acknowledged is missing",
+                end.position.offset, manifest.durable
+            );
+            return Err(Error::corrupt(name, end.position.byte, what));
+        }
+        let last = path.segments.last().copied();
+        let term = last.map_or(manifest.term, |s| s.term);
+        // The newest segment is used again if nothing was ever written to it.
+        let reuse = last.filter(|s| {
+            end.position.byte == SEGMENT_HEAD_BYTES && end.torn_bytes == 0 && s.segment == end.position.segment
+        });
+        let reuse = reuse.filter(|_| path.void.iter().all(|&n| n < end.position.segment));
+        let void = end.torn_bytes > 0 || !path.void.is_empty();
+        let found = Resume {
+            lineage: self.lineage,
+            term,
+            end: end.position,
+            next_segment: path.next_segment,
+            reuse,
+            is_first: last.is_none(),
+            void,
+        };
+        let log = Log::resume(self.disk.clone(), self.options.log, found)?;
+        Ok((log, end))
+    }
+
+    fn size_of(&self, segment: u64) -> Option<u64> {
+        self.disk.open(&segment_name(segment)).ok()?.size().ok()
+    }
+
+    /// Begins a snapshot. `replay` is where the log ends now, or ended any time before: it must be taken before the walk begins.
+    pub fn begin_snapshot(&self, replay: Position) -> SnapshotWriter<'_> {
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        SnapshotWriter::new(self, number, replay)
+    }
+
+    pub(crate) fn publish_snapshot(
+        &self,
+        number: u64,
+        replay: Position,
+        durable: Position,
+        fresh: Vec<FileEntry>,
+    ) -> Result<()> {
+        self.publish(number, |manifest| {
+            manifest.files.retain(|f| f.role != Role::Snapshot);
+            manifest.files.extend(fresh);
+            if replay.offset >= manifest.replay.offset {
+                manifest.replay = replay;
+            }
+            manifest.durable = manifest.durable.max(durable.offset);
+        })?;
+        // What follows only saves room; the next snapshot tries again.
+        let _ = self.trim();
+        Ok(())
+    }
+
+    /// Changes the manifest under its lock, durably; files that it no longer names are removed.
+    fn publish(&self, number: u64, change: impl FnOnce(&mut Manifest)) -> Result<()> {
+        let mut current = self.manifest.lock();
+        let mut next = current.clone();
+        change(&mut next);
+        if number <= current.number {
+            return Err(Error::Refused(format!("manifest {number} was overtaken by {}", current.number)));
+        }
+        next.number = number;
+        next.files.sort();
+        next.write(&*self.disk)?;
+        *current = next;
+        Ok(())
+    }
+
+    /// Removes snapshot files that the manifest does not name and segments that nobody needs. Safe beside a running snapshot, whose
+    /// numbers are higher.
+    pub fn trim(&self) -> Result<()> {
+        let manifest = self.manifest().clone();
+        let names = self.disk.list().map_err(|e| Error::io(self.disk.path(""), "listing", e))?;
+        for name in &names {
+            let old = parse_snapshot_name(name).is_some_and(|(number, _)| number <= manifest.number);
+            if old && manifest.files.binary_search_by(|f| f.name.as_str().cmp(name)).is_err() {
+                self.remove(name)?;
+            }
+        }
+        self.trim_log(manifest.replay)
+    }
+
+    /// Removes the oldest segments before the replay position, until those kept fit `keep_log_bytes`.
+    fn trim_log(&self, replay: Position) -> Result<()> {
+        let numbers = segment_numbers(&*self.disk)?;
+        let mut kept = 0u64;
+        for &n in numbers.iter().rev().filter(|&&n| n < replay.segment) {
+            kept = kept.saturating_add(self.size_of(n).unwrap_or(0));
+            if kept > self.options.keep_log_bytes {
+                // All older ones go too, oldest first, so that what is left has no gap at any moment.
+                for &old in numbers.iter().filter(|&&old| old <= n) {
+                    self.remove(&segment_name(old))?;
+                }
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// At start: what an earlier process did not finish.
+    fn sweep(&self) -> Result<()> {
+        let names = self.disk.list().map_err(|e| Error::io(self.disk.path(""), "listing", e))?;
+        for name in names.iter().filter(|n| n.ends_with(TEMPORARY) && is_ours(n)) {
+            self.remove(name)?;
+        }
+        // Published but named by no manifest: of a snapshot that was never committed. Their numbers will be used again.
+        let manifest = self.manifest().clone();
+        for name in names.iter().filter(|n| parse_snapshot_name(n).is_some()) {
+            if manifest.files.binary_search_by(|f| f.name.cmp(name)).is_err() {
+                self.remove(name)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn remove(&self, name: &str) -> Result<()> {
+        match self.disk.remove(name) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io(self.disk.path(name), "removing", e)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The oldest place from which the log can be read: where an absent replica may still resume.
+    pub fn oldest_segment(&self) -> Result<Option<u64>> {
+        Ok(segment_numbers(&*self.disk)?.first().copied())
+    }
+
+    /// Where a file of the folder lies, for messages.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.disk.path(name)
+    }
+
+    /// Header of a segment, if it is there and sound.
+    pub fn segment_head(&self, segment: u64) -> Result<Option<crate::segment::SegmentHead>> {
+        Ok(read_segment_head(&*self.disk, segment)?.ok())
+    }
+}
+
+/// Is this a name that only Tidemark gives?
+pub(crate) fn is_ours(name: &str) -> bool {
+    let name = name.strip_suffix(TEMPORARY).unwrap_or(name);
+    name == MANIFEST
+        || (name.starts_with("log-") && name.ends_with(".tlog"))
+        || (name.starts_with("snap-") && name.ends_with(".tsnap"))
+        || (name.starts_with("cold-") && name.ends_with(".tcold"))
+}

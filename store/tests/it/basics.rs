@@ -1,0 +1,128 @@
+//! The plain course of things: write, stop, start again.
+
+use std::sync::Arc;
+
+use store::{Batch, Disk, Error, Lineage, Log, LogOptions, RealDisk, SimDisk, Store, StoreOptions, Tag};
+
+pub(crate) const LINEAGE: Lineage = Lineage(*b"a test's lineage");
+
+pub(crate) fn options(segment_bytes: u64) -> StoreOptions {
+    StoreOptions { log: LogOptions { segment_bytes, unsynced_bytes: 16384 }, keep_log_bytes: 0 }
+}
+
+pub(crate) fn open(disk: &SimDisk, options: StoreOptions) -> store::Result<Store> {
+    Store::open_with(Arc::new(disk.clone()), options, || Ok(LINEAGE))
+}
+
+pub(crate) type Payloads = Vec<Vec<u8>>;
+
+/// Opens, loads and replays: the payloads of the snapshot's chunks, then those of the log's records.
+pub(crate) fn start(disk: &SimDisk, options: StoreOptions) -> store::Result<(Store, Log, Payloads, Payloads)> {
+    let store = open(disk, options)?;
+    let chunks = std::sync::Mutex::new(Vec::new());
+    store.load(
+        1,
+        |_, chunk| {
+            chunks.lock().unwrap().push(chunk.to_vec());
+            Ok(())
+        },
+        |_| (),
+    )?;
+    let mut records = Vec::new();
+    let (log, _) = store.replay(
+        |r| {
+            records.push(r.payload.to_vec());
+            Ok(())
+        },
+        |_| (),
+    )?;
+    Ok((store, log, chunks.into_inner().unwrap(), records))
+}
+
+pub(crate) fn batch(payloads: &[&[u8]]) -> Batch {
+    let mut batch = Batch::new();
+    for payload in payloads {
+        batch.push(1, 7, payload);
+    }
+    batch
+}
+
+#[test]
+fn what_was_synced_is_there_at_the_next_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk::open(folder.path().join("data")).unwrap());
+    let mut expected = Vec::new();
+    for round in 0..5u32 {
+        let store = Store::open(disk.clone(), options(1000)).unwrap();
+        assert_eq!(store.is_new(), round == 0);
+        let mut records = Vec::new();
+        let (mut log, end) = store
+            .replay(
+                |r| {
+                    records.push(r.payload.to_vec());
+                    Ok(())
+                },
+                |_| (),
+            )
+            .unwrap();
+        assert_eq!(records, expected, "round {round}");
+        assert_eq!(end.torn_bytes, 0);
+        for i in 0..50u32 {
+            let payload = format!("round {round} record {i}").into_bytes();
+            log.append(&batch(&[&payload]), 1000).unwrap();
+            expected.push(payload);
+        }
+        log.seal(1000).unwrap();
+    }
+}
+
+#[test]
+fn a_second_process_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = || Arc::new(RealDisk::open(folder.path()).unwrap());
+    let first = Store::open(disk(), StoreOptions::default()).unwrap();
+    assert!(matches!(Store::open(disk(), StoreOptions::default()), Err(Error::Locked { .. })));
+    drop(first);
+    Store::open(disk(), StoreOptions::default()).unwrap();
+}
+
+#[test]
+fn a_snapshot_replaces_the_log_before_it_and_carries_unchanged_tables_over() {
+    let disk = SimDisk::new(1);
+    let (store, mut log, _, _) = start(&disk, options(300)).unwrap();
+    for i in 0..20u8 {
+        log.append(&batch(&[&[i; 30]]), 0).unwrap();
+    }
+    let durable = log.sync().unwrap();
+    let old = Tag { space: 1, kind: 1, low: 0, high: 9, stamp: 5 };
+    let new = Tag { space: 1, kind: 1, low: 10, high: 99, stamp: 1 };
+    let mut snapshot = store.begin_snapshot(log.written());
+    for tag in [old, new] {
+        let mut file = snapshot.file(tag).unwrap();
+        file.write(b"chunk one", 3).unwrap();
+        file.write(format!("chunk two of {}", tag.low).as_bytes(), 2).unwrap();
+        let entry = file.finish().unwrap();
+        snapshot.add(entry);
+    }
+    snapshot.commit(durable).unwrap();
+    assert!(disk.list().unwrap().iter().filter(|n| n.starts_with("log-")).count() <= 2, "{:?}", disk.list());
+
+    log.append(&batch(&[b"after"]), 0).unwrap();
+    let durable = log.sync().unwrap();
+    let mut snapshot = store.begin_snapshot(durable);
+    assert_eq!(snapshot.carry_over(&old), 1);
+    assert_eq!(snapshot.carry_over(&Tag { stamp: 2, ..new }), 0);
+    let mut file = snapshot.file(Tag { stamp: 2, ..new }).unwrap();
+    file.write(b"rewritten", 1).unwrap();
+    let entry = file.finish().unwrap();
+    snapshot.add(entry);
+    snapshot.commit(durable).unwrap();
+    drop((store, log));
+
+    let (store, _, mut chunks, records) = start(&disk.power_cut(), options(300)).unwrap();
+    chunks.sort();
+    assert_eq!(chunks, [b"chunk one".to_vec(), b"chunk two of 0".to_vec(), b"rewritten".to_vec()]);
+    assert_eq!(records, Vec::<Vec<u8>>::new());
+    assert_eq!(store.manifest().files.len(), 2);
+    assert!(disk.list().is_err(), "the old handle is dead");
+}

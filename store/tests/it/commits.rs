@@ -1,0 +1,307 @@
+//! The committer: tickets, dedupe, atomic turns, failures.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use store::{
+    Batch, CommitOptions, Committed, Committer, Error, Faults, Health, Log, Rounds, SimDisk, Source, SyncPolicy,
+};
+
+use crate::basics::{open, options};
+
+/// The engines of this test: counters that live in atomics, as the real ones do.
+struct Engine {
+    counters: Vec<AtomicI64>,
+}
+
+impl Engine {
+    fn new(n: usize) -> Engine {
+        Engine { counters: (0..n).map(|_| AtomicI64::new(0)).collect() }
+    }
+}
+
+pub(crate) fn row(key: u32, value: i64) -> [u8; 12] {
+    let mut bytes = [0; 12];
+    bytes[..4].copy_from_slice(&key.to_le_bytes());
+    bytes[4..].copy_from_slice(&value.to_le_bytes());
+    bytes
+}
+
+pub(crate) fn read_row(bytes: &[u8]) -> (u32, i64) {
+    (u32::from_le_bytes(bytes[..4].try_into().unwrap()), i64::from_le_bytes(bytes[4..12].try_into().unwrap()))
+}
+
+struct Reader<'a> {
+    engine: &'a Engine,
+    rows: Vec<(u32, i64)>,
+    published: Arc<Mutex<Vec<Committed>>>,
+    errors: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn new(engine: &'a Engine) -> Reader<'a> {
+        Reader { engine, rows: Vec::new(), published: Arc::default(), errors: 0 }
+    }
+}
+
+impl Source<u32> for Reader<'_> {
+    fn collect(&mut self, keys: &[u32]) -> usize {
+        assert!(keys.is_sorted_by(|a, b| a < b), "sorted and distinct");
+        self.rows.extend(keys.iter().map(|&k| (k, self.engine.counters[k as usize].load(Ordering::Acquire))));
+        self.rows.len() * 15
+    }
+    fn encode(&mut self, batch: &mut Batch) {
+        for (key, value) in self.rows.drain(..) {
+            batch.push(1, 1, &row(key, value));
+        }
+    }
+    fn forget(&mut self) {
+        self.rows.clear();
+    }
+    fn published(&mut self, now: &Committed) {
+        self.published.lock().push(*now);
+    }
+    fn now_ms(&mut self) -> u64 {
+        7
+    }
+    fn failed(&mut self, _: &Error) {
+        self.errors += 1;
+    }
+}
+
+fn recover(disk: &SimDisk) -> (Log, BTreeMap<u32, i64>) {
+    let store = open(disk, options(8000)).unwrap();
+    let mut state = BTreeMap::new();
+    let (log, _) = store
+        .replay(
+            |r| {
+                let (key, value) = read_row(r.payload);
+                state.insert(key, value);
+                Ok(())
+            },
+            |_| (),
+        )
+        .unwrap();
+    (log, state)
+}
+
+fn always(stripes: usize) -> CommitOptions {
+    CommitOptions { policy: SyncPolicy::Always, stripes, ..CommitOptions::default() }
+}
+
+#[test]
+fn a_hot_key_costs_one_record_a_round() {
+    let disk = SimDisk::new(1);
+    let (mut log, _) = recover(&disk);
+    let engine = Engine::new(10);
+    let committer = Committer::new(always(4));
+    let mut source = Reader::new(&engine);
+    let mut rounds = Rounds::new(&committer);
+    for i in 0..100_000u32 {
+        let key = if i % 100 == 0 { i / 100 % 10 } else { 3 };
+        let mut turn = committer.enter(u64::from(key));
+        engine.counters[key as usize].fetch_add(1, Ordering::Release);
+        turn.mark(key);
+        turn.leave();
+    }
+    rounds.turn(&mut log, &mut source, Instant::now(), false).unwrap();
+    assert_eq!(log.stats().records, 10);
+    let (_, state) = recover(&disk.power_cut());
+    assert_eq!(state[&3], 99_000 + 100);
+}
+
+#[test]
+fn a_ticket_is_reached_only_after_the_sync() {
+    let disk = SimDisk::new(1);
+    let (mut log, _) = recover(&disk);
+    let engine = Engine::new(10);
+    let committer = Committer::new(always(4));
+    let mut source = Reader::new(&engine);
+    let mut rounds = Rounds::new(&committer);
+    let mark = |key: u32| {
+        let mut turn = committer.enter(u64::from(key));
+        engine.counters[key as usize].fetch_add(1, Ordering::Release);
+        turn.mark(key);
+        turn.leave()
+    };
+    let ticket = mark(1);
+    assert!(committer.durable() < ticket);
+    disk.set_faults(Faults { sync_error: 1024, ..Faults::default() });
+    rounds.turn(&mut log, &mut source, Instant::now(), false).unwrap_err();
+    assert!(committer.durable() < ticket && committer.failed() >= ticket);
+    assert_eq!(committer.health(), Health::Failing);
+    disk.set_faults(Faults::default());
+    rounds.turn(&mut log, &mut source, Instant::now(), false).unwrap();
+    assert!(committer.durable() >= ticket);
+    assert_eq!(committer.health(), Health::Good);
+    assert_eq!(source.errors, 1);
+    assert_eq!(recover(&disk.power_cut()).1, BTreeMap::from([(1, 1)]));
+}
+
+#[test]
+fn a_full_disk_refuses_and_then_goes_on_with_nothing_lost() {
+    let disk = SimDisk::new(1);
+    let (mut log, _) = recover(&disk);
+    let engine = Engine::new(100);
+    let committer = Committer::new(always(8));
+    let mut source = Reader::new(&engine);
+    let mut rounds = Rounds::new(&committer);
+    disk.set_capacity(Some(disk.used_bytes() + 300));
+    let mut expected = BTreeMap::new();
+    let mut fulls = 0;
+    for i in 0..60u32 {
+        let mut turn = committer.enter(u64::from(i));
+        engine.counters[i as usize].store(i64::from(i), Ordering::Release);
+        turn.mark(i);
+        let ticket = turn.leave();
+        expected.insert(i, i64::from(i));
+        if i == 40 {
+            disk.set_capacity(None);
+        }
+        match rounds.turn(&mut log, &mut source, Instant::now(), false) {
+            Ok(()) => assert!(committer.durable() >= ticket),
+            Err(error) => {
+                assert!(matches!(error, Error::Full { .. }), "{error}");
+                assert_eq!(committer.health(), Health::Full);
+                fulls += 1;
+            }
+        }
+    }
+    assert!(fulls > 20, "{fulls}");
+    assert_eq!(recover(&disk.power_cut()).1, expected);
+}
+
+#[test]
+fn every_second_syncs_in_time_and_no_does_not() {
+    for (policy, syncs) in [(SyncPolicy::EverySecond, 5..=7), (SyncPolicy::No, 0..=0)] {
+        let disk = SimDisk::new(1);
+        let (mut log, _) = recover(&disk);
+        let engine = Engine::new(10);
+        let committer = Committer::new(CommitOptions { policy, stripes: 4, ..CommitOptions::default() });
+        let mut source = Reader::new(&engine);
+        let mut rounds = Rounds::new(&committer);
+        let start = Instant::now();
+        let (mut oldest, mut count) = (None, 0);
+        for ms in (0..5000).step_by(50) {
+            let now = start + Duration::from_millis(ms);
+            let mut turn = committer.enter(1);
+            engine.counters[1].fetch_add(1, Ordering::Release);
+            turn.mark(1);
+            turn.leave();
+            oldest.get_or_insert(ms);
+            let before = log.durable().offset;
+            rounds.turn(&mut log, &mut source, now, false).unwrap();
+            if log.durable().offset != before {
+                assert!(ms - oldest.unwrap() <= 900, "a write waited {} ms", ms - oldest.unwrap());
+                oldest = None;
+                count += 1;
+            }
+        }
+        assert!(syncs.contains(&count), "{policy:?}: {count} syncs");
+    }
+}
+
+#[test]
+fn an_idle_log_is_sealed_once() {
+    let disk = SimDisk::new(1);
+    let (mut log, _) = recover(&disk);
+    let engine = Engine::new(10);
+    let committer = Committer::new(always(4));
+    let mut source = Reader::new(&engine);
+    let mut rounds = Rounds::new(&committer);
+    let start = Instant::now();
+    let mut turn = committer.enter(1);
+    turn.mark(1);
+    turn.leave();
+    for s in 0..10 {
+        rounds.turn(&mut log, &mut source, start + Duration::from_secs(s), false).unwrap();
+    }
+    assert_eq!(log.stats().batches, 2);
+}
+
+/// Real threads: writers take turns that change two counters together, and each acknowledged turn must survive; both halves or none.
+#[test]
+fn acknowledged_turns_survive_and_turns_are_atomic() {
+    const KEYS: usize = 64; // pairs (k, k + KEYS) change together
+    for seed in 0..10 {
+        let disk = SimDisk::new(seed);
+        let (log, _) = recover(&disk);
+        let engine = Engine::new(2 * KEYS);
+        let committer = Committer::new(CommitOptions { batch_bytes: 100, ..always(16) });
+        let acknowledged: Vec<AtomicU64> = (0..KEYS).map(|_| AtomicU64::new(0)).collect();
+        disk.crash_after(Some(40 + seed * 7));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut source = Reader::new(&engine);
+                let _ = committer.run(log, &mut source);
+            });
+            let mut writers = Vec::new();
+            for t in 0..4usize {
+                let (committer, engine, acknowledged, disk) = (&committer, &engine, &acknowledged, &disk);
+                writers.push(scope.spawn(move || {
+                    for i in 0.. {
+                        let key = (i * 7 + t * 13) % KEYS;
+                        let mut turn = committer.enter(key as u64);
+                        let value = engine.counters[key].fetch_add(1, Ordering::AcqRel) + 1;
+                        turn.mark(key as u32);
+                        std::thread::yield_now();
+                        engine.counters[key + KEYS].fetch_add(1, Ordering::AcqRel);
+                        turn.mark((key + KEYS) as u32);
+                        let ticket = turn.leave();
+                        while committer.durable() < ticket {
+                            if disk.crashed() {
+                                return;
+                            }
+                            std::thread::yield_now();
+                        }
+                        acknowledged[key].fetch_max(value as u64, Ordering::AcqRel);
+                    }
+                }));
+            }
+            for writer in writers {
+                writer.join().unwrap();
+            }
+            committer.stop();
+        });
+        let (_, state) = recover(&disk.power_cut());
+        let mut total = 0;
+        for key in 0..KEYS {
+            let left = state.get(&(key as u32)).copied().unwrap_or(0);
+            let right = state.get(&((key + KEYS) as u32)).copied().unwrap_or(0);
+            let acknowledged = acknowledged[key].load(Ordering::Acquire) as i64;
+            assert_eq!(left, right, "seed {seed}: half a turn of key {key}");
+            assert!(left >= acknowledged, "seed {seed}: key {key} has {left}, {acknowledged} was acknowledged");
+            total += acknowledged;
+        }
+        assert!(total > 0, "seed {seed}: nothing was acknowledged before the crash");
+    }
+}
+
+#[test]
+fn flush_waits_and_stop_seals() {
+    let disk = SimDisk::new(5);
+    let (log, _) = recover(&disk);
+    let engine = Engine::new(10);
+    let committer = Committer::new(CommitOptions { policy: SyncPolicy::No, stripes: 4, ..CommitOptions::default() });
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let mut source = Reader::new(&engine);
+            committer.run(log, &mut source)
+        });
+        let mut turn = committer.enter(2);
+        engine.counters[2].store(9, Ordering::Release);
+        turn.mark(2);
+        let ticket = turn.leave();
+        committer.flush().unwrap();
+        assert!(committer.synced() >= ticket);
+        committer.stop();
+        let (log, result) = thread.join().unwrap();
+        result.unwrap();
+        assert_eq!(log.durable(), log.written());
+        assert!(committer.flush().is_err());
+    });
+    assert_eq!(recover(&disk.power_cut()).1, BTreeMap::from([(2, 9)]));
+}

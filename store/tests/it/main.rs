@@ -1,0 +1,6 @@
+//! The store's tests, on the simulated disk and on the real one. One binary, one module per topic.
+
+#![allow(clippy::unwrap_used)] // helpers of tests may panic, too
+
+mod basics;
+mod commits;
