@@ -1,1 +1,60 @@
-//! counter
+//! The counter engine: one 64-bit id, several counters, packed to the bit.
+//!
+//! A [`Space`] holds rows; a row is the counters of one id, by a [`Schema`]. Rows lie in tables, each for a range of ids, and inside a
+//! table in buckets of a few cache lines:
+//!
+//! ```text
+//!   space    aside, ring of tables                        space.rs, read.rs, write.rs, maintain.rs, walk.rs, advise.rs
+//!   table    segments of buckets, aux dictionary          table.rs, aux.rs, plan.rs (how large)
+//!   bucket   slots, bit behind bit, under one version     bucket.rs, layout.rs (where the bits are)
+//!   slot     what the bucket number does not say of the id, state, fields        key.rs
+//! ```
+//!
+//! What it promises (the numbers are the project's):
+//! 1. *Reads wait for nobody.* A read takes no lock; it repeats the few loads of one bucket if a writer was in it.
+//! 5. *Exact counters.* Any i64 is held exactly: in its bits, or in the aux dictionary. Overflow is an error.
+//! 7. *One bad id harms nobody*, and ids may come in any order: crowded tables are rewritten in the background, in small steps.
+//! 8. *What can grow has a limit*: [`Options::memory_limit_bytes`] counts everything, [`Options::max_aside`] the ids far ahead.
+//!
+//! Deliberately absent: files, clocks, threads, sockets. [`Space::maintain`] is called by whoever has time.
+
+#[cfg(not(loom))]
+mod advise;
+#[cfg(not(loom))]
+mod aux;
+mod bucket;
+#[cfg(not(loom))]
+mod budget;
+mod error;
+mod key;
+mod layout;
+#[cfg(not(loom))]
+mod maintain;
+#[cfg(not(loom))]
+mod plan;
+#[cfg(not(loom))]
+mod read;
+mod schema;
+#[cfg(not(loom))]
+mod space;
+#[cfg(not(loom))]
+mod stats;
+mod sync;
+#[cfg(not(loom))]
+mod table;
+#[cfg(not(loom))]
+mod walk;
+#[cfg(not(loom))]
+mod write;
+
+pub use error::Error;
+pub use schema::{Alteration, Field, MAX_FIELDS, MAX_NAME_BYTES, MAX_ROW_BITS, Schema};
+
+#[cfg(not(loom))]
+pub use {
+    advise::{Advice, FieldAdvice},
+    read::{Gate, Read},
+    space::{Options, Space},
+    stats::TableStats,
+    write::{Bounds, Change},
+};

@@ -17,7 +17,7 @@
 //! ```
 
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 /// Distinct ids that must be ahead before the frontier advances to them.
 const QUORUM: usize = 64;
@@ -88,8 +88,9 @@ impl Frontier {
             self.recent.store(recent / 2, Relaxed);
             self.recent_ahead.store(self.recent_ahead.load(Relaxed) / 2, Relaxed);
         }
-        let high = self.high.load(Relaxed);
-        if id <= high && self.known.load(Relaxed) {
+        // SeqCst (a plain load on x86): see the argument in aside.rs.
+        let high = self.high.load(SeqCst);
+        if id <= high && self.known.load(SeqCst) {
             return Admission::Inside;
         }
         self.admit_above(id, high)
@@ -97,13 +98,13 @@ impl Frontier {
 
     #[cold]
     fn admit_above(&self, id: u64, high: u64) -> Admission {
-        if self.known.load(Relaxed) {
+        if self.known.load(SeqCst) {
             let jump = id.saturating_sub(high);
             if self.max_ahead.is_some_and(|most| jump > most) {
                 return Admission::TooFar;
             }
             if jump <= self.window.load(Relaxed) {
-                self.high.fetch_max(id, Relaxed);
+                self.high.fetch_max(id, SeqCst);
                 return Admission::Inside;
             }
         }
@@ -113,7 +114,7 @@ impl Frontier {
 
     /// The highest admitted id, if any was.
     pub fn high(&self) -> Option<u64> {
-        self.known.load(Relaxed).then(|| self.high.load(Relaxed))
+        self.known.load(SeqCst).then(|| self.high.load(SeqCst))
     }
 
     /// The first id above all admitted ones: where the newest table may be closed. `None` if there is none.
@@ -141,13 +142,13 @@ impl Frontier {
     }
 
     /// Advances to where most of `ahead` are: the ids of all entries in the side dictionary, an id once per entry, in any
-    /// order. Returns the highest id that is now inside; the engine moves all entries up to it into tables. `None`: nothing changed.
-    ///
-    /// The side dictionary must not take or give entries meanwhile.
+    /// order. Returns the highest id that is now inside; the engine moves all entries up to it into tables. `None`: nothing
+    /// changed, and a new quorum must gather before [`Frontier::should_advance`] says yes again.
     pub fn advance(&self, ahead: &mut Vec<u64>) -> Option<u64> {
         let _advancing = self.advancing.lock();
-        let known = self.known.load(Relaxed);
+        let known = self.known.load(SeqCst);
         let entries = ahead.len();
+        self.recent_ahead.store(0, Relaxed);
         ahead.sort_unstable();
         ahead.dedup();
         if ahead.len() < QUORUM && (known || entries < QUORUM_ENTRIES_AT_START) {
@@ -167,9 +168,8 @@ impl Frontier {
             high = id;
         }
         self.window.store(window, Relaxed);
-        self.high.fetch_max(high, Relaxed);
-        self.known.store(true, Relaxed);
-        self.recent_ahead.store(0, Relaxed);
+        self.high.fetch_max(high, SeqCst);
+        self.known.store(true, SeqCst);
         self.high()
     }
 }

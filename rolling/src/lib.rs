@@ -15,12 +15,15 @@
 //! - **R2** A reader takes one snapshot of the ring (an atomic load) and never waits: not for writers, not for a change of the ring.
 //! - **R3** All writes of one key are serialised, and happen in the table that covers its id at that moment, through rolls and rewrites.
 //! - **R4** Only [`Ring::recycle`] raises the horizon; nothing that a client sends does.
-//! - **R5** An id far ahead of all others does not move boundaries ([`Frontier`]).
+//! - **R5** An id far ahead of all others does not move boundaries ([`Frontier`]);
+//!   it is kept exactly, in the [`Aside`].
 
+mod aside;
 mod frontier;
 mod memory;
 mod ring;
 
+pub use aside::{Aside, Refused};
 pub use frontier::{Admission, Frontier};
 pub use memory::Words;
 pub use ring::{Entry, Ring, STRIPES, Slot, Tables};

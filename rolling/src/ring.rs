@@ -212,6 +212,11 @@ impl<T> Ring<T> {
         self.tables.load()
     }
 
+    /// [`Ring::load`], to be held for long: costs an atomic addition, but no slot of the reader's thread.
+    pub fn load_full(&self) -> Arc<Tables<T>> {
+        self.tables.load_full()
+    }
+
     /// Runs `f` on the entry that covers `id`, alone among the writers of all keys with the same `key_hash % STRIPES` there.
     /// `None`, without running it, if `id` lies below the horizon.
     ///

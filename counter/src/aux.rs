@@ -1,0 +1,335 @@
+//! The aux dictionary: the exact value of every field of a table that outgrew its bits.
+//!
+//! An entry is one word: which field of which slot, and the value, if it is below 2^26 - 1. Larger and negative ones are rare
+//! (they wait in an ordered map, `giants`); ten bytes for a common one, at the usual fill, are what makes narrow fields pay.
+//!
+//! ```text
+//!   bit 63                          26                      0
+//!   | 2 + (position * 64 + field)   |  value, or all ones   |        0: never used    1 << 26: deleted
+//! ```
+//!
+//! Arrays are searched linearly from the key's hash. They are read without a lock, under the version of the row's bucket: the
+//! entries of a row change only while its bucket is locked, so a reader who saw half a change reads again. What must not harm
+//! it are changes for *other* rows: an entry never moves inside an array, and growing copies into a fresh array, while
+//! readers finish in the old one. **A1** An entry stands between its hash's place and the first never-used word.
+//! **A2** Nothing is stored that was not reserved: a write that has begun cannot fail.
+//!
+//! Writers of one shard take its lock, before they lock any bucket: growing happens there, in [`Shard::reserve`], so that no reader
+//! ever waits for it. Shards are small: one grows in microseconds.
+
+use crate::Error;
+use crate::budget::{Budget, Grant};
+use arc_swap::ArcSwap;
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+const VALUE_BITS: u32 = 26;
+const VALUE_MASK: u64 = (1 << VALUE_BITS) - 1;
+/// The value is among the giants.
+const GIANT: u64 = VALUE_MASK;
+const UNUSED: u64 = 0;
+const DELETED: u64 = 1 << VALUE_BITS;
+/// What one giant is counted as: key, value, and its share of the tree's nodes.
+const GIANT_BYTES: u64 = 40;
+/// Slots of a table per shard.
+const SLOTS_PER_SHARD: u64 = 1 << 16;
+const LEAST_WORDS: usize = 16;
+
+/// One table's aux dictionary. See the top of the file.
+pub(crate) struct Aux {
+    shards: Box<[ShardData]>,
+    /// Entries of fields that have no bits in this table. When 0, readers of such fields need not ask.
+    outside: AtomicU64,
+    budget: Arc<Budget>,
+}
+
+struct ShardData {
+    array: ArcSwap<Array>,
+    counts: Mutex<Counts>,
+    giants: Mutex<BTreeMap<u64, (i64, Grant)>>,
+}
+
+#[derive(Default)]
+struct Counts {
+    live: usize,
+    deleted: usize,
+}
+
+struct Array {
+    words: Box<[AtomicU64]>,
+    _grant: Grant,
+}
+
+fn is_giant(value: i64) -> bool {
+    value < 0 || value as u64 >= GIANT
+}
+
+fn key_of(position: u64, field: usize) -> u64 {
+    assert!(position >> 32 == 0 && field < 64, "position {position} field {field}");
+    (position << 6) | field as u64
+}
+
+impl Array {
+    fn new(len: usize, budget: &Arc<Budget>) -> Result<Arc<Array>, Error> {
+        let grant = budget.take(len as u64 * 8)?;
+        Ok(Arc::new(Array { words: (0..len).map(|_| AtomicU64::new(UNUSED)).collect(), _grant: grant }))
+    }
+
+    /// The index and content of the key's entry.
+    fn find(&self, key: u64) -> Option<(usize, u64)> {
+        let len = self.words.len();
+        let mut at = self.home(key);
+        // A1. The bound matters only to a reader whom writers of other rows overtake all the time.
+        for _ in 0..len {
+            let word = self.words[at].load(Relaxed);
+            if word >> VALUE_BITS == key + 2 {
+                return Some((at, word));
+            }
+            if word == UNUSED {
+                return None;
+            }
+            at = if at + 1 == len { 0 } else { at + 1 };
+        }
+        None
+    }
+
+    fn home(&self, key: u64) -> usize {
+        let hash = key.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let hash = (hash ^ (hash >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+        ((u128::from(hash) * self.words.len() as u128) >> 64) as usize
+    }
+
+    /// Stores an entry that is not there yet in the first word that is free; says whether that was a deleted one.
+    fn insert(&self, word: u64) -> bool {
+        let mut at = self.home((word >> VALUE_BITS) - 2);
+        loop {
+            let old = self.words[at].load(Relaxed);
+            if old == UNUSED || old == DELETED {
+                self.words[at].store(word, Relaxed);
+                return old == DELETED;
+            }
+            at = (at + 1) % self.words.len();
+        }
+    }
+}
+
+impl Aux {
+    pub(crate) fn new(slots: u64, budget: &Arc<Budget>) -> Result<Aux, Error> {
+        let shards = (slots / SLOTS_PER_SHARD).next_power_of_two().min(256);
+        let shards = (0..shards).map(|_| {
+            Ok(ShardData {
+                array: ArcSwap::new(Array::new(0, budget)?),
+                counts: Mutex::default(),
+                giants: Mutex::default(),
+            })
+        });
+        Ok(Aux { shards: shards.collect::<Result<_, Error>>()?, outside: AtomicU64::new(0), budget: budget.clone() })
+    }
+
+    /// The shard of a row: by its id's hash, which a writer knows before it knows the row's position.
+    fn data(&self, hash: u64) -> &ShardData {
+        &self.shards[(hash >> 32) as usize & (self.shards.len() - 1)]
+    }
+
+    fn read(&self, hash: u64, position: u64, field: usize) -> Option<i64> {
+        let shard = self.data(hash);
+        let key = key_of(position, field);
+        let (_, word) = shard.array.load().find(key)?;
+        match word & VALUE_MASK {
+            GIANT => shard.giants.lock().get(&key).map(|g| g.0),
+            value => Some(value as i64),
+        }
+    }
+
+    /// The value of an entry. Under the version of its row's bucket; 0 if it is not there, which then is a torn read.
+    #[cold]
+    pub(crate) fn value(&self, hash: u64, position: u64, field: usize) -> i64 {
+        self.read(hash, position, field).unwrap_or(0)
+    }
+
+    /// Whether some field that has no bits in this table has an entry.
+    #[inline]
+    pub(crate) fn has_outside(&self) -> bool {
+        self.outside.load(Relaxed) != 0
+    }
+
+    /// Entries, and the bytes that they take.
+    pub(crate) fn size(&self) -> (u64, u64) {
+        self.shards.iter().fold((0, 0), |(entries, bytes), shard| {
+            let live = shard.counts.lock().live as u64;
+            let giants = shard.giants.lock().len() as u64;
+            (entries + live, bytes + shard.array.load().words.len() as u64 * 8 + giants * GIANT_BYTES)
+        })
+    }
+
+    /// Locks the shard that holds all entries of the rows whose ids have this hash.
+    pub(crate) fn lock(&self, hash: u64) -> Shard<'_> {
+        let data = self.data(hash);
+        Shard { data, counts: data.counts.lock(), grants: Vec::new(), aux: self }
+    }
+}
+
+/// One shard, locked for writing.
+pub(crate) struct Shard<'a> {
+    data: &'a ShardData,
+    counts: MutexGuard<'a, Counts>,
+    /// Reserved for giants.
+    grants: Vec<Grant>,
+    aux: &'a Aux,
+}
+
+impl Shard<'_> {
+    /// Makes room for these values, so that storing them cannot fail. Call it before locking a bucket.
+    pub(crate) fn reserve(&mut self, values: impl Iterator<Item = i64>) -> Result<(), Error> {
+        let len = self.data.array.load().words.len();
+        let mut needed = self.counts.live;
+        for value in values {
+            needed += 1;
+            if is_giant(value) {
+                self.grants.push(self.aux.budget.take(GIANT_BYTES)?);
+            }
+        }
+        // One word in eight stays unused: searches end there (A1).
+        if needed + self.counts.deleted <= len - len / 8 {
+            return Ok(());
+        }
+        let len = (needed + needed / 4 + needed / 8).max(LEAST_WORDS);
+        self.rebuild(len)
+    }
+
+    fn rebuild(&mut self, len: usize) -> Result<(), Error> {
+        let array = Array::new(len, &self.aux.budget)?;
+        for word in &self.data.array.load().words {
+            let word = word.load(Relaxed);
+            if word != UNUSED && word != DELETED {
+                array.insert(word);
+            }
+        }
+        self.counts.deleted = 0;
+        self.data.array.store(array);
+        Ok(())
+    }
+
+    /// Stores a value. Room was reserved; the row's bucket is locked.
+    pub(crate) fn put(&mut self, position: u64, field: usize, value: i64, outside: bool) {
+        let key = key_of(position, field);
+        let mut small = value as u64;
+        if is_giant(value) {
+            small = GIANT;
+            let Some(grant) = self.grants.pop() else { panic!("A2: a giant was stored that was not reserved") };
+            self.data.giants.lock().insert(key, (value, grant));
+        }
+        let word = ((key + 2) << VALUE_BITS) | small;
+        let array = self.data.array.load();
+        match array.find(key) {
+            Some((at, old)) => {
+                array.words[at].store(word, Relaxed);
+                if old & VALUE_MASK == GIANT && small != GIANT {
+                    self.data.giants.lock().remove(&key);
+                }
+            }
+            None => {
+                let reused = array.insert(word);
+                self.counts.live += 1;
+                self.counts.deleted -= usize::from(reused);
+                if outside {
+                    self.aux.outside.fetch_add(1, Relaxed);
+                }
+            }
+        }
+    }
+
+    /// Deletes an entry, if there is one. The row's bucket is locked.
+    pub(crate) fn remove(&mut self, position: u64, field: usize, outside: bool) {
+        let key = key_of(position, field);
+        let array = self.data.array.load();
+        let Some((at, old)) = array.find(key) else { return };
+        if old & VALUE_MASK == GIANT {
+            self.data.giants.lock().remove(&key);
+        }
+        array.words[at].store(DELETED, Relaxed);
+        self.counts.live -= 1;
+        self.counts.deleted += 1;
+        if outside {
+            self.aux.outside.fetch_sub(1, Relaxed);
+        }
+        // Where the next word was never used, nobody's search leads through this one (A1).
+        let len = array.words.len();
+        let mut at = at;
+        if array.words[(at + 1) % len].load(Relaxed) == UNUSED {
+            while array.words[at].load(Relaxed) == DELETED {
+                array.words[at].store(UNUSED, Relaxed);
+                self.counts.deleted -= 1;
+                at = (at + len - 1) % len;
+            }
+        }
+    }
+
+    /// Gives memory back after many deletions. With no bucket locked.
+    pub(crate) fn settle(&mut self) {
+        let len = self.data.array.load().words.len();
+        if len > 4 * LEAST_WORDS && self.counts.live < len / 4 {
+            // Without memory for the smaller array the larger one serves.
+            let _ = self.rebuild(self.counts.live + self.counts.live / 4 + LEAST_WORDS);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    #[test]
+    fn entries_against_a_map() {
+        for seed in 0..20 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let budget = Budget::new(u64::MAX);
+            let aux = Aux::new(200_000, &budget).unwrap();
+            let mut model: HashMap<(u64, usize), i64> = HashMap::new();
+            for step in 0..20_000 {
+                // Waves, so that it grows and shrinks.
+                let (position, field) = (rng.u64(0..500), rng.usize(0..3));
+                let mut shard = aux.lock(position << 32);
+                if rng.usize(0..100) < if step / 4000 % 2 == 0 { 70 } else { 25 } {
+                    let value = [5, 1 << 26, (1 << 26) - 2, -1, i64::MAX, i64::MIN, rng.i64(0..100)][rng.usize(0..7)];
+                    shard.reserve([value].into_iter()).unwrap();
+                    shard.put(position, field, value, field == 2);
+                    model.insert((position, field), value);
+                } else {
+                    shard.remove(position, field, field == 2);
+                    shard.settle();
+                    model.remove(&(position, field));
+                }
+                drop(shard);
+                let (position, field) = (rng.u64(0..500), rng.usize(0..3));
+                assert_eq!(
+                    aux.read(position << 32, position, field),
+                    model.get(&(position, field)).copied(),
+                    "seed {seed} step {step}"
+                );
+            }
+            assert_eq!(aux.size().0, model.len() as u64);
+            assert_eq!(aux.has_outside(), model.keys().any(|k| k.1 == 2));
+            assert_eq!(aux.size().1, budget.used(), "every byte is counted, seed {seed}");
+        }
+    }
+
+    #[test]
+    fn without_memory_nothing_changes() {
+        let budget = Budget::new(8 * LEAST_WORDS as u64);
+        let aux = Aux::new(1, &budget).unwrap();
+        let mut shard = aux.lock(0);
+        let mut stored = 0;
+        while shard.reserve([7].into_iter()).is_ok() {
+            shard.put(stored, 0, 7, false);
+            stored += 1;
+        }
+        assert_eq!(stored, LEAST_WORDS as u64 - 2);
+        assert!(shard.reserve([-1].into_iter()).is_err());
+        drop(shard);
+        assert!((0..stored).all(|p| aux.read(0, p, 0) == Some(7)));
+    }
+}

@@ -1,0 +1,37 @@
+//! What can go wrong, named for what the caller does next. After any error nothing has changed.
+
+/// Why a call was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The sum leaves the range of i64 (Redis: `ERR increment or decrement would overflow`).
+    #[error("increment or decrement would overflow")]
+    Overflow,
+    /// The sum leaves the caller's MIN..MAX and the caller asked for FAIL.
+    #[error("the new value would leave the bounds")]
+    Bounds,
+    /// The space has reached its memory limit, and this write needs more.
+    #[error("the space has reached its memory limit of {limit_bytes} bytes")]
+    Full {
+        /// The limit, [`crate::Options::memory_limit_bytes`].
+        limit_bytes: u64,
+    },
+    /// The operating system has no memory for a table.
+    #[error("the operating system refused memory for a table")]
+    NoMemory,
+    /// The id lies further above the highest one than `max_ahead` allows (`ERR key too big`).
+    #[error("key too big")]
+    KeyTooBig,
+    /// So many ids lie far ahead of all others that the aside is full.
+    #[error("too many ids far ahead of all others (limit {limit})")]
+    AsideFull {
+        /// The limit, [`crate::Options::max_aside`].
+        limit: usize,
+    },
+    /// The schema has no such field.
+    #[error("no field '{0}'")]
+    NoField(String),
+    /// A schema, or a change of one, that cannot be.
+    #[error("bad schema: {0}")]
+    BadSchema(String),
+}

@@ -1,0 +1,210 @@
+//! Which bucket an id belongs to, and how little of the id a slot must then store.
+//!
+//! A table covers ids from `base` on. An id's offset is cut in two: `hi`, a digit of radix `buckets` (any number, not only a
+//! power of two), and `lo`, `bits` binary digits. Two Feistel rounds mix them, each undone by whoever knows the other half:
+//!
+//! ```text
+//!   offset = hi * 2^bits + lo          lo' = lo XOR f(hi)              stored in the slot: the remainder
+//!                                      bucket = (hi + g(lo')) mod buckets     stored nowhere: it is where the slot is
+//! ```
+//!
+//! This is quotienting (Cleary, Compact Hash Tables Using Bidirectional Linear Probing, 1984; Knuth vol. 3, 6.4 exercise 13) with a
+//! mixed radix, so that a table of any size loses no fraction of a bit on its bucket number. A row that finds its bucket full goes on by
+//! double hashing, `bucket + probe * step` with a step that depends on the remainder only; the slot stores the probe number, so
+//! the id is still known exactly. The number of buckets is prime: all probes differ.
+
+/// A slot is at most this many buckets away from home, home included. One more is the state "empty": three bits.
+pub(crate) const PROBES: u64 = 7;
+/// Fewer buckets than this are never used: the remainder of a 64-bit id then has at most 60 bits.
+pub(crate) const LEAST_BUCKETS: u64 = 17;
+/// The remainder and the probe number fill at least one byte, the one that is compared first.
+pub(crate) const LEAST_BITS: u32 = 5;
+
+// Odd constants with well-spread bits: 2^64 / golden ratio, and multipliers from the finalisers of SplitMix64 and MurmurHash3.
+const M1: u64 = 0x9E37_79B9_7F4A_7C15;
+const M2: u64 = 0xBF58_476D_1CE4_E5B9;
+const M3: u64 = 0x94D0_49BB_1331_11EB;
+const M4: u64 = 0xFF51_AFD7_ED55_8CCD;
+
+/// The mapping between ids and (bucket, probe, remainder) of one table.
+#[derive(Clone, Debug)]
+pub(crate) struct Keys {
+    base: u64,
+    /// Prime.
+    buckets: u64,
+    bits: u32,
+    seed: u64,
+    last: u64,
+}
+
+/// Where an id is looked for first, and what its slot stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Home {
+    pub(crate) bucket: u64,
+    pub(crate) remainder: u64,
+}
+
+#[inline(always)]
+fn mix(x: u64, a: u64, b: u64) -> u64 {
+    let x = x.wrapping_mul(a);
+    (x ^ (x >> 32)).wrapping_mul(b)
+}
+
+/// The high bits of `x`, spread evenly over `0..n`.
+#[inline(always)]
+fn reduce(x: u64, n: u64) -> u64 {
+    ((u128::from(x) * u128::from(n)) >> 64) as u64
+}
+
+impl Keys {
+    /// Ids from `base` on, `buckets * 2^bits` of them, or up to the end of u64.
+    pub(crate) fn new(base: u64, buckets: u64, bits: u32, seed: u64) -> Keys {
+        assert!(
+            buckets >= LEAST_BUCKETS && buckets >> 32 == 0 && (LEAST_BITS..=60).contains(&bits),
+            "{buckets} buckets, {bits} bits"
+        );
+        let span = u128::from(buckets) << bits;
+        let last = (u128::from(base) + span - 1).min(u128::from(u64::MAX)) as u64;
+        Keys { base, buckets, bits, seed, last }
+    }
+
+    /// The highest id that has a place here.
+    #[inline]
+    pub(crate) fn last(&self) -> u64 {
+        self.last
+    }
+
+    pub(crate) fn base(&self) -> u64 {
+        self.base
+    }
+
+    #[inline]
+    pub(crate) fn buckets(&self) -> u64 {
+        self.buckets
+    }
+
+    #[inline(always)]
+    fn f(&self, hi: u64) -> u64 {
+        mix(hi ^ self.seed, M1, M2) >> (64 - self.bits)
+    }
+
+    #[inline(always)]
+    fn g(&self, remainder: u64) -> u64 {
+        reduce(mix(remainder ^ self.seed, M3, M4), self.buckets)
+    }
+
+    /// `None` if the id lies outside what this table can hold.
+    #[inline(always)]
+    pub(crate) fn home(&self, id: u64) -> Option<Home> {
+        if id < self.base || id > self.last {
+            return None;
+        }
+        let offset = id - self.base;
+        let hi = offset >> self.bits;
+        let remainder = (offset & ((1 << self.bits) - 1)) ^ self.f(hi);
+        let bucket = hi + self.g(remainder);
+        Some(Home { bucket: if bucket >= self.buckets { bucket - self.buckets } else { bucket }, remainder })
+    }
+
+    /// The distance between probes.
+    #[inline]
+    pub(crate) fn step(&self, remainder: u64) -> u64 {
+        1 + reduce(mix(remainder ^ self.seed, M2, M1), self.buckets - 1)
+    }
+
+    /// The bucket after `bucket` on the way of `step`.
+    #[inline]
+    pub(crate) fn next(&self, bucket: u64, step: u64) -> u64 {
+        let bucket = bucket + step;
+        if bucket >= self.buckets { bucket - self.buckets } else { bucket }
+    }
+
+    /// The id of a slot: the inverse of [`Keys::home`] and `probe` steps.
+    pub(crate) fn id(&self, bucket: u64, probe: u64, remainder: u64) -> u64 {
+        // No overflow: there are at most 2^32 buckets.
+        let back = (self.step(remainder) * probe + self.g(remainder)) % self.buckets;
+        let hi = if bucket >= back { bucket - back } else { bucket + self.buckets - back };
+        // Wrapping: a torn read may ask for the id of nonsense, and throws the answer away.
+        self.base.wrapping_add((hi << self.bits) | (remainder ^ self.f(hi)))
+    }
+}
+
+/// The smallest prime that is at least `n`. Below 2^32 this is at most some 10 trial divisions of 65,536 each.
+pub(crate) fn prime_from(n: u64) -> u64 {
+    let is_prime = |n: u64| n >= 2 && (2..).take_while(|d| d * d <= n).all(|d| !n.is_multiple_of(d));
+    (n..).find(|&n| is_prime(n)).unwrap_or(n)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_id_comes_back_from_its_place() {
+        let mut rng = fastrand::Rng::with_seed(1);
+        for (base, buckets, bits) in [
+            (0, 17, 60),
+            (1 << 60, 17, 5),
+            (5, 101, 16),
+            (9, 4_000_000_007, 30),
+            (u64::MAX - 9, 97, 20),
+            (77, 65_537, 21),
+        ] {
+            let keys = Keys::new(base, buckets, bits, 99);
+            let span = keys.last() - base;
+            for i in 0..20_000 {
+                let offset = match i {
+                    0 => 0,
+                    1 => span,
+                    _ if span == u64::MAX => rng.u64(..),
+                    _ => rng.u64(0..=span),
+                };
+                let id = base + offset;
+                let home = keys.home(id).unwrap();
+                assert!(home.bucket < buckets && home.remainder >> bits == 0);
+                let (mut bucket, step) = (home.bucket, keys.step(home.remainder));
+                for probe in 0..PROBES {
+                    assert_eq!(keys.id(bucket, probe, home.remainder), id, "base {base} probe {probe}");
+                    bucket = keys.next(bucket, step);
+                }
+            }
+            assert!(base == 0 || keys.home(base - 1).is_none());
+            assert!(keys.last() == u64::MAX || keys.home(keys.last() + 1).is_none());
+        }
+        assert_eq!(Keys::new(0, 17, 60, 0).last(), u64::MAX, "a table can hold every id there is");
+    }
+
+    /// How far bucket loads vary, as variance over mean: 1 for random numbers (Poisson), 0 for a perfect spread.
+    fn unevenness(ids: impl Iterator<Item = u64>, keys: &Keys) -> f64 {
+        let mut loads = vec![0u32; keys.buckets() as usize];
+        let mut n = 0;
+        for id in ids {
+            loads[keys.home(id).unwrap().bucket as usize] += 1;
+            n += 1;
+        }
+        let mean = f64::from(n) / loads.len() as f64;
+        loads.iter().map(|&l| (f64::from(l) - mean).powi(2)).sum::<f64>() / loads.len() as f64 / mean
+    }
+
+    #[test]
+    fn ids_as_they_come_spread_like_random_numbers() {
+        let keys = Keys::new(0, prime_from(3000), 17, 7);
+        let mut rng = fastrand::Rng::with_seed(2);
+        let random: Vec<u64> = (0..90_000).map(|_| rng.u64(0..=keys.last())).collect();
+        let seconds = (0..90u64).flat_map(|s| (0..1000).map(move |i| (s << 22) | i));
+        for (name, measured) in [
+            ("random", unevenness(random.into_iter(), &keys)),
+            ("second << 22 | sequence", unevenness(seconds, &keys)),
+            ("consecutive", unevenness(0..90_000, &keys)),
+            ("every 4096th", unevenness((0..90_000).map(|i| i * 4096), &keys)),
+            ("every 2^17th", unevenness((0..3000).map(|i| i << 17), &keys)),
+        ] {
+            assert!(measured < 1.25, "{name}: {measured}");
+        }
+    }
+
+    #[test]
+    fn primes() {
+        assert_eq!([1, 2, 14, 90, 4_000_000_000].map(prime_from), [2, 2, 17, 97, 4_000_000_007]);
+    }
+}

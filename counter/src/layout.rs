@@ -1,0 +1,175 @@
+//! Where the bits of a bucket are.
+//!
+//! ```text
+//!   bit 0        32         32 + 8n                                              64 * BUCKET_WORDS
+//!   | header     | n bytes  | n times: rest of the tag, field, field, ...        | unused, less than one slot |
+//! ```
+//!
+//! A slot is cut in two. Its *tag* is the remainder of its id and, above it, its *state*: 0 for an empty slot, else 1 + the
+//! number of its probe. The low byte of every tag lies in front, so that one pass over a few words finds the candidates among all
+//! slots of the bucket (one byte compared in eight lanes of a word at a time; Lamport, Multiple Byte Processing with Full-Word
+//! Instructions, 1975); the rest of the tag and the fields follow, bit behind bit.
+//!
+//! A field holds 0..=2^width-2. All ones is the *escape*: the value is in the aux dictionary.
+
+use crate::schema::Schema;
+
+/// Words of a bucket: four cache lines. Half of that costs a fiftieth more memory per row for its headers, and
+/// a further twentieth because less fits before rows have to go elsewhere; measured in docs/performance.md.
+pub(crate) const BUCKET_WORDS: usize = 32;
+/// The header: version, lock and mark.
+pub(crate) const HEADER_BITS: u32 = 32;
+/// Bits of a slot's state.
+pub(crate) const STATE_BITS: u32 = 3;
+
+/// The inline part of one field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Inline {
+    /// From the start of the slot's second part.
+    pub(crate) offset: u32,
+    pub(crate) width: u32,
+}
+
+impl Inline {
+    /// All ones.
+    #[inline(always)]
+    pub(crate) fn escape(self) -> u64 {
+        u64::MAX >> (64 - self.width)
+    }
+
+    /// What the field holds for this value.
+    #[inline(always)]
+    pub(crate) fn encode(self, value: i64) -> u64 {
+        // A negative value is a huge u64.
+        (value as u64).min(self.escape())
+    }
+}
+
+/// The shape of all buckets of a table.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    /// Bits of a remainder.
+    pub(crate) remainder_bits: u32,
+    /// Slots in a bucket.
+    pub(crate) slots: usize,
+    /// First bit of the second parts.
+    pub(crate) rest_at: u32,
+    /// Bits of one second part.
+    pub(crate) rest_bits: u32,
+    /// Bits of the tag in a second part.
+    pub(crate) tag_rest_bits: u32,
+    /// By position; `None` for one that has no bits here (dropped, or younger than this table).
+    pub(crate) fields: Vec<Option<Inline>>,
+    /// Words that hold first bytes.
+    pub(crate) byte_words: usize,
+    /// The lanes of the last of those words that belong to slots.
+    pub(crate) last_lanes: u64,
+}
+
+impl Layout {
+    pub(crate) fn new(schema: &Schema, remainder_bits: u32) -> Layout {
+        let tag_rest_bits = remainder_bits + STATE_BITS - 8;
+        let mut offset = tag_rest_bits;
+        let fields = schema.fields().iter().map(|field| {
+            let inline = Inline { offset, width: u32::from(field.width) };
+            (!field.dropped).then(|| {
+                offset += inline.width;
+                inline
+            })
+        });
+        let fields = fields.collect();
+        let slots = Layout::slots_of(offset + 8);
+        let bytes = 4 + slots;
+        let byte_words = bytes.div_ceil(8);
+        Layout {
+            remainder_bits,
+            slots,
+            rest_at: HEADER_BITS + 8 * slots as u32,
+            rest_bits: offset,
+            tag_rest_bits,
+            fields,
+            byte_words,
+            last_lanes: u64::MAX >> (8 * (byte_words * 8 - bytes)),
+        }
+    }
+
+    /// How many slots of so many bits a bucket has.
+    pub(crate) fn slots_of(slot_bits: u32) -> usize {
+        (BUCKET_WORDS * 64 - HEADER_BITS as usize) / slot_bits as usize
+    }
+
+    /// Bits of a slot, both parts.
+    pub(crate) fn slot_bits(&self) -> u32 {
+        self.rest_bits + 8
+    }
+
+    /// The inline part of the field at `position`, if this table has one.
+    #[inline(always)]
+    pub(crate) fn inline(&self, position: usize) -> Option<Inline> {
+        self.fields.get(position).copied().flatten()
+    }
+
+    /// The tag of a row `probe` steps from home.
+    #[inline(always)]
+    pub(crate) fn tag(&self, remainder: u64, probe: u64) -> u64 {
+        remainder | ((probe + 1) << self.remainder_bits)
+    }
+
+    /// How full a table of this layout may become before it rolls: where rows start to go beyond the last probe, and misses
+    /// touch two buckets (simulated; see docs/performance.md). More slots per bucket even out more.
+    pub(crate) fn roll_fill(&self) -> f64 {
+        roll_fill(self.slots)
+    }
+
+    /// Bytes of buckets per row in a table that is about to roll, of rows with so many bits of fields and remainder.
+    pub(crate) fn bytes_per_row(bits: u32) -> f64 {
+        let slots = Layout::slots_of(bits + STATE_BITS);
+        BUCKET_WORDS as f64 * 8.0 / (slots as f64 * roll_fill(slots))
+    }
+}
+
+fn roll_fill(slots: usize) -> f64 {
+    match slots {
+        28.. => 0.93,
+        12.. => 0.90,
+        6.. => 0.85,
+        _ => 0.75,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_lie_bit_behind_bit_and_inside_the_bucket() {
+        for (schema, remainder_bits, slots) in [
+            ("like:12 repost:8 comment:8 read:16", 17, 31),
+            ("a:1", 5, 224),
+            ("a:64 b:64", 60, 10),
+            ("x:10 !y:30 z:2", 12, 74),
+        ] {
+            let layout = Layout::new(&Schema::parse(schema).unwrap(), remainder_bits);
+            assert_eq!(layout.slots, slots, "{schema}");
+            let end = layout.rest_at + layout.slots as u32 * layout.rest_bits;
+            assert!(end <= 64 * BUCKET_WORDS as u32 && end + layout.slot_bits() > 64 * BUCKET_WORDS as u32);
+            let mut next = layout.tag_rest_bits;
+            for inline in layout.fields.iter().flatten() {
+                assert_eq!(inline.offset, next);
+                next += inline.width;
+            }
+            assert_eq!(next, layout.rest_bits);
+        }
+    }
+
+    #[test]
+    fn what_fits_is_itself_and_the_rest_escapes() {
+        let inline = Inline { offset: 0, width: 8 };
+        assert_eq!([0, 254, 255, 256, -1, i64::MIN].map(|v| inline.encode(v)), [0, 254, 255, 255, 255, 255]);
+        let widest = Inline { offset: 0, width: 64 };
+        assert_eq!(widest.encode(i64::MAX), i64::MAX as u64);
+        assert_eq!(widest.encode(-1), widest.escape());
+        let narrowest = Inline { offset: 0, width: 1 };
+        assert_eq!([0, 1].map(|v| narrowest.encode(v)), [0, 1]);
+    }
+}

@@ -1,0 +1,232 @@
+//! Background work, in small steps, while reads and writes go on: the aside is taken in, and tables are rewritten that have become
+//! - *crowded*: more rows came into their range than they were made for (a backfill, random ids). They grow by a fifth, or are split when that
+//!   is too much for one table, so that memory per row stays near that of a full table;
+//! - *loose*: rolled before they were full, or opened when nothing was known of their ids;
+//! - *dated*: packed by an older schema.
+//!
+//! A rewrite opens the new tables, then moves row by row (see rolling's ring.rs). There is one at a time per space: memory exceeds its steady
+//! state by one table.
+//!
+//! **C1** Every closed table can hold every id of its range; only the newest one cannot: an id beyond its span opens a further table.
+
+use crate::Error;
+use crate::plan::Plan;
+use crate::space::Space;
+use crate::table::{Table, hash_of};
+use rolling::{Entry, Slot};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Rows that one step moves, about: half a millisecond of work.
+const STEP_ROWS: u64 = 2048;
+/// A table is crowded when one row in so many is in the extend dictionary...
+const CROWDED_EXTEND: u64 = 200;
+/// ... at least so many rows (a small table has a few by chance)...
+const CROWDED_EXTEND_LEAST: u64 = 16;
+/// ... or when so much of its slots are taken.
+const CROWDED_FILL: f64 = 0.965;
+/// A crowded table grows by this factor; a small one by more, to be rewritten less often.
+const GROW: f64 = 1.2;
+const GROW_SMALL: f64 = 2.0;
+const SMALL_ROWS: u64 = 1 << 16;
+/// A table is loose when a tight one would save so much of its bytes.
+const LOOSE: f64 = 0.8;
+/// Rows of a table for ids far below all others.
+const STRAY_ROWS: u64 = 64;
+
+/// A rewrite under way.
+pub(crate) struct Rewrite {
+    old: Arc<Slot<Table>>,
+    next_bucket: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reason {
+    Crowded,
+    Loose,
+    Dated,
+}
+
+impl Space {
+    /// Whether [`Space::maintain`] may find something to do.
+    pub fn wants_maintenance(&self) -> bool {
+        self.stirred.load(Relaxed)
+            || self.rewriting.try_lock().is_none_or(|rewrite| rewrite.is_some())
+            || self.frontier.high().is_some_and(|high| self.aside.may_hold(high))
+    }
+
+    /// One small step of background work (about a millisecond); whether there was one: then call it again. For a thread that
+    /// has nothing better to do; several may call it. Nothing depends on it but memory and speed.
+    pub fn maintain(&self) -> bool {
+        let drained = self.drain_aside() > 0;
+        let advanced = self.frontier.should_advance(self.aside.len()) && self.advance();
+        self.rewrite_step() || drained || advanced
+    }
+
+    /// A writer's contribution, if nobody else is at it.
+    pub(crate) fn help(&self) {
+        self.rewrite_step();
+    }
+
+    fn rewrite_step(&self) -> bool {
+        let Some(mut rewriting) = self.rewriting.try_lock() else { return false };
+        if rewriting.is_none() {
+            if !self.stirred.swap(false, Relaxed) {
+                return false;
+            }
+            match self.begin_rewrite() {
+                Ok(rewrite) => *rewriting = rewrite,
+                // No memory to rewrite with; the next event asks again.
+                Err(_) => return false,
+            }
+        }
+        let Some(rewrite) = &mut *rewriting else { return false };
+        match self.move_rows(rewrite) {
+            Ok(false) => true,
+            Ok(true) => {
+                *rewriting = None;
+                self.stirred.store(true, Relaxed);
+                true
+            }
+            // Stays half done, which is a valid state; goes on when there is memory again.
+            Err(_) => false,
+        }
+    }
+
+    /// Starts the most useful rewrite, if any is.
+    fn begin_rewrite(&self) -> Result<Option<Rewrite>, Error> {
+        let tables = self.ring.load();
+        let mut worst = None;
+        for entry in tables.entries().iter().filter(|e| e.drains().is_none()) {
+            let Some(reason) = self.reason(entry) else { continue };
+            let weight = (reason == Reason::Crowded, entry.table().extend_rows());
+            if worst.is_none_or(|(_, _, most)| weight > most) {
+                worst = Some((entry, reason, weight));
+            }
+        }
+        let Some((entry, reason, _)) = worst else { return Ok(None) };
+        let schema = self.schema();
+        let low = entry.slot().low();
+        let lowered = entry.table().lowered();
+        let parts = self.parts(entry, reason).into_iter().map(|(low, plan)| {
+            let table = Table::new(&plan, schema.clone(), self.seed, &self.budget)?;
+            table.set_lowered(lowered);
+            Ok((low, table))
+        });
+        let parts = parts.collect::<Result<Vec<_>, Error>>()?;
+        Ok(self.ring.rewrite(low, parts).ok().map(|old| Rewrite { old, next_bucket: 0 }))
+    }
+
+    fn reason(&self, entry: &Entry<Table>) -> Option<Reason> {
+        let table = entry.table();
+        let (rows, extend) = (table.rows(), table.extend_rows());
+        let newest = entry.slot().last() == u64::MAX;
+        let crowded = extend >= CROWDED_EXTEND_LEAST.max(rows / CROWDED_EXTEND)
+            || rows as f64 > CROWDED_FILL * table.slots() as f64;
+        // A newest table that fills in order rolls.
+        if crowded && !(newest && table.rises()) {
+            return Some(Reason::Crowded);
+        }
+        if **table.schema() != *self.schema() {
+            return Some(Reason::Dated);
+        }
+        if !newest && table.review() {
+            let tight: u64 = self.parts(entry, Reason::Loose).iter().map(|(_, plan)| plan.bytes()).sum();
+            // Of its main segment: the extension, if it matters, makes a table crowded.
+            let bytes = table.bucket_bytes() - table.extend_bytes();
+            if (tight as f64) < LOOSE * bytes as f64 {
+                return Some(Reason::Loose);
+            }
+        }
+        None
+    }
+
+    /// What should replace a table: the lowest id and the plan of each part.
+    fn parts(&self, entry: &Entry<Table>, reason: Reason) -> Vec<(u64, Plan)> {
+        let table = entry.table();
+        let schema = self.schema();
+        let rows = table.rows();
+        let (low, last) = (entry.slot().low(), entry.slot().last());
+        let newest = last == u64::MAX;
+        let whole = |rows| vec![(low, Plan::new(&schema, low, last, rows))];
+        if newest && (reason != Reason::Crowded || table.rises()) {
+            // It goes on filling as it did.
+            let rows = rows.max(table.roll_at());
+            return vec![(low, Plan::new(&schema, low, table.span().1.max(low), rows))];
+        }
+        let sample = table.sample(1024);
+        let (Some(&first), Some(&highest)) = (sample.first(), sample.last()) else {
+            return whole(STRAY_ROWS);
+        };
+        let grow = match reason {
+            Reason::Crowded if rows < SMALL_ROWS => GROW_SMALL,
+            Reason::Crowded => GROW,
+            Reason::Loose | Reason::Dated => 1.0,
+        };
+        let target = rows as f64 * grow;
+        let most = self.rows_per_table as f64;
+        let pieces = if target <= most * 1.25 { 1 } else { (target / most).ceil().max(2.0) as usize };
+        // The newest piece of an unordered space: its ids lie below the highest known one, and some way beyond.
+        let end = if newest {
+            let high = table.high().max(highest);
+            high.saturating_add((high - first.max(low)) / 4)
+        } else {
+            last
+        };
+        let mut lows = vec![low];
+        // Many ids of a first table lie near each other, far above its lowest possible one: do not pay for the emptiness below.
+        let start = first.saturating_sub((highest - first) / 16 + 1);
+        if start > low && start - low > (end - start) / 2 {
+            lows.push(start);
+        }
+        let strays = lows.len() - 1;
+        for piece in 1..pieces {
+            let cut = sample[piece * sample.len() / pieces];
+            if cut > lows[lows.len() - 1] {
+                lows.push(cut);
+            }
+        }
+        let rows = ((target / (lows.len() - strays) as f64).ceil() as u64).max(STRAY_ROWS);
+        let plan = |i: usize| {
+            let last = lows.get(i + 1).map_or(end, |next| next - 1);
+            let rows = if i < strays { STRAY_ROWS } else { rows };
+            (lows[i], Plan::new(&schema, lows[i], last, rows))
+        };
+        (0..lows.len()).map(plan).collect()
+    }
+
+    /// Moves some rows of a rewrite; `true` when it is finished.
+    fn move_rows(&self, rewrite: &mut Rewrite) -> Result<bool, Error> {
+        let old = rewrite.old.table();
+        let (mut room, mut ids) = (Vec::new(), Vec::new());
+        while rewrite.next_bucket < old.buckets() && (ids.len() as u64) < STEP_ROWS {
+            old.visit(rewrite.next_bucket, 0, 0, &mut room, |id, _, _| ids.push(id));
+            rewrite.next_bucket += 1;
+        }
+        for id in ids {
+            let moved = self.ring.write(id, hash_of(id), |entry| match entry.drains() {
+                Some(drained) if std::ptr::eq(drained, &*rewrite.old) => self.move_row(id, old, entry.table()),
+                _ => Ok(()),
+            });
+            if let Some(Err(error)) = moved {
+                rewrite.next_bucket = 0;
+                return Err(error);
+            }
+        }
+        if rewrite.next_bucket < old.buckets() {
+            return Ok(false);
+        }
+        if old.rows() > 0 {
+            // A writer was about to move one, or could not.
+            rewrite.next_bucket = 0;
+            return Ok(false);
+        }
+        for entry in self.ring.load().entries() {
+            if entry.drains().is_some_and(|drained| std::ptr::eq(drained, &*rewrite.old)) {
+                entry.table().note_lowered(old.lowered());
+            }
+        }
+        self.ring.finish(&rewrite.old);
+        Ok(true)
+    }
+}

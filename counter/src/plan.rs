@@ -1,0 +1,82 @@
+//! How large a table is made: as few bits as its rows and its id range allow.
+
+use crate::key::{LEAST_BITS, LEAST_BUCKETS, prime_from};
+use crate::layout::{BUCKET_WORDS, Layout};
+use crate::schema::Schema;
+
+/// The size of a table's buckets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// The lowest id.
+    pub(crate) base: u64,
+    /// Prime.
+    pub(crate) buckets: u64,
+    pub(crate) remainder_bits: u32,
+}
+
+impl Plan {
+    /// A table for `rows` rows, at the fill at which it rolls, with ids of `base..=last` at least.
+    pub(crate) fn new(schema: &Schema, base: u64, last: u64, rows: u64) -> Plan {
+        let span = u128::from(last - base) + 1;
+        let mut bits = LEAST_BITS;
+        loop {
+            let layout = Layout::new(schema, bits);
+            let needed = rows as f64 / (layout.slots as f64 * layout.roll_fill());
+            let buckets = (needed.ceil() as u64).clamp(LEAST_BUCKETS, 1 << 31);
+            if u128::from(buckets) << bits >= span {
+                return Plan { base, buckets: prime_from(buckets), remainder_bits: bits };
+            }
+            bits += 1;
+        }
+    }
+
+    /// Bytes of the buckets.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.buckets * BUCKET_WORDS as u64 * 8
+    }
+}
+
+/// The mean gap between the ids of a table, from a rising sample of them, leaving out the tenths at both ends, where strays are.
+pub(crate) fn gap(sample: &[u64], rows: u64) -> u64 {
+    let n = sample.len();
+    if n < 20 {
+        return 1 << 12;
+    }
+    let (low, high) = (sample[n / 10], sample[n - 1 - n / 10]);
+    ((u128::from(high - low) * 10 / 8) / u128::from(rows.max(1))).clamp(1, u128::from(u64::MAX)) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_covers_its_range_with_the_fewest_bits() {
+        let schema = Schema::parse("like:12 repost:8 comment:8 read:16").unwrap();
+        for (base, last, rows) in [
+            (0, u64::MAX, 1),
+            (0, u64::MAX, 1 << 20),
+            (5, 5, 100),
+            (1 << 50, (1 << 50) + (1 << 32), 1 << 20),
+            (0, 1 << 20, 1 << 20),
+        ] {
+            let plan = Plan::new(&schema, base, last, rows);
+            let layout = Layout::new(&schema, plan.remainder_bits);
+            assert!(u128::from(plan.buckets) << plan.remainder_bits > u128::from(last - base), "{plan:?}");
+            assert!((plan.buckets * layout.slots as u64) as f64 * layout.roll_fill() >= rows as f64 - 1.0);
+        }
+        // A million posts, one in 4096 ids: 64 bits a row, all in all.
+        let plan = Plan::new(&schema, 1 << 50, (1 << 50) + (1 << 32) - 1, 1 << 20);
+        assert!(plan.bytes() < (1 << 20) * 9, "{}", plan.bytes() as f64 / f64::from(1 << 20));
+    }
+
+    #[test]
+    fn the_gap_does_not_heed_strays() {
+        let mut ids: Vec<u64> = (0..1000).map(|i| (1 << 50) + i * 4096).collect();
+        ids[0] = 0;
+        ids[999] = u64::MAX;
+        assert!((4000..4200).contains(&gap(&ids, 1000)));
+        assert!((400..420).contains(&gap(&ids, 10_000)), "a sample of a tenth");
+        assert_eq!(gap(&[7; 100], 100), 1);
+    }
+}

@@ -1,0 +1,178 @@
+//! Reads: no lock, and no wait for anybody (promise 1).
+//!
+//! A row may be moving while it is looked for, so the places are visited in the order in which rows move: aside, drained table, table. A miss
+//! counts only if the table still is the one that takes the id; else a fresh snapshot of the ring is taken and searched.
+
+use crate::Schema;
+use crate::key::Home;
+use crate::space::{Shape, Space};
+use crate::table::{Row, Table};
+use arc_swap::Guard;
+use rolling::{Entry, Tables};
+use std::sync::Arc;
+
+/// Ids whose buckets are prefetched together: enough to overlap memory latencies, few enough to stay in the first cache.
+const CHUNK: usize = 32;
+
+/// A view for one batch of reads; see [`Space::read`].
+pub struct Read<'a> {
+    space: &'a Space,
+    shape: Guard<Arc<Shape>>,
+    tables: Guard<Arc<Tables<Table>>>,
+}
+
+/// What a counter says of the flags that are tied to it; see [`Space::gate`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// It is 0, and whatever raised it was undone: no flag can be set.
+    Zero,
+    /// It is not 0, or was lowered in a way that says nothing of flags: ask the flags.
+    Unknown,
+}
+
+/// Whether a miss in this entry is final. (A roll may have moved the entry's end below `id` since the snapshot was taken.)
+#[inline(always)]
+fn is_current(entry: &Entry<Table>, id: u64) -> bool {
+    !entry.slot().is_closed() && id <= entry.slot().last()
+}
+
+impl<'a> Read<'a> {
+    pub(crate) fn new(space: &'a Space) -> Read<'a> {
+        Read { space, shape: space.shape.load(), tables: space.ring.load() }
+    }
+
+    /// The schema by which this view answers.
+    pub fn schema(&self) -> &Arc<Schema> {
+        &self.shape.schema
+    }
+
+    /// Runs `inside` on the row of `id` in a table (maybe several times, the last counts), or `aside` on its values in the aside.
+    fn look<R>(&mut self, id: u64, mut inside: impl FnMut(Row<'_>) -> R, aside: impl FnOnce(&[i64]) -> R) -> Option<R> {
+        if let Some(result) = self.space.aside.read(id, |row| aside(&row.values)) {
+            return Some(result);
+        }
+        loop {
+            let entry = self.tables.find(id)?;
+            if let Some(old) = entry.drains()
+                && let Some(result) = old.table().read(id, &mut inside)
+            {
+                return Some(result);
+            }
+            if let Some(result) = entry.table().read(id, &mut inside) {
+                return Some(result);
+            }
+            if is_current(entry, id) {
+                return None;
+            }
+            self.tables = self.space.ring.load();
+        }
+    }
+
+    /// See [`Space::get`].
+    pub fn get(&mut self, id: u64, out: &mut [i64]) -> bool {
+        let living = self.shape.living;
+        // Only one of the two closures runs at a time, but both want `out`.
+        let out = std::cell::RefCell::new(out);
+        let found = self.look(
+            id,
+            |row| row.values(living, &mut out.borrow_mut()),
+            |values| copy_living(values, living, &mut out.borrow_mut()),
+        );
+        if found.is_none() {
+            out.borrow_mut().fill(0);
+        }
+        found.is_some()
+    }
+
+    /// See [`Space::exists`].
+    pub fn exists(&mut self, id: u64) -> bool {
+        self.look(id, |_| (), |_| ()).is_some()
+    }
+
+    /// See [`Space::get_batch`].
+    pub fn get_batch(&mut self, ids: &[u64], rows: &mut Vec<i64>, found: &mut Vec<bool>) {
+        let (width, living) = (self.shape.schema.width(), self.shape.living);
+        let mut at = rows.len();
+        rows.resize(at + ids.len() * width, 0);
+        for ids in ids.chunks(CHUNK) {
+            let mut homes = [None; CHUNK];
+            self.prefetch_chunk(ids, &mut homes);
+            let snapshot = Arc::as_ptr(&self.tables);
+            for (&id, &home) in ids.iter().zip(&homes) {
+                let out = &mut rows[at..at + width];
+                at += width;
+                // The places hold for the snapshot by which they were computed; `get` may have taken another one.
+                let home = home.filter(|_| std::ptr::eq(snapshot, Arc::as_ptr(&self.tables)));
+                let quick = home.and_then(|home| {
+                    let entry = self.tables.find(id)?;
+                    if let Some(()) = entry.table().read_at(home, id, |row| row.values(living, out)) {
+                        return Some(true);
+                    }
+                    is_current(entry, id).then_some(false)
+                });
+                found.push(match quick {
+                    Some(true) => true,
+                    Some(false) => {
+                        // A torn read may have left something.
+                        out.fill(0);
+                        false
+                    }
+                    None => self.get(id, out),
+                });
+            }
+        }
+    }
+
+    /// First pass over a chunk: where each id will be looked for, already on its way into the cache. `None` for ids that may be in more
+    /// than one place.
+    fn prefetch_chunk(&self, ids: &[u64], homes: &mut [Option<Home>; CHUNK]) {
+        for (&id, home) in ids.iter().zip(homes) {
+            let Some(entry) = self.tables.find(id) else { continue };
+            let Some(place) = entry.table().home(id) else { continue };
+            entry.table().prefetch(place);
+            match entry.drains() {
+                None if !self.space.aside.may_hold(id) => *home = Some(place),
+                None => {}
+                Some(old) => {
+                    if let Some(place) = old.table().home(id) {
+                        old.table().prefetch(place);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Asks the cache for the rows of up to 32 ids: before a batch of writes, each of which would else wait for memory alone.
+    pub fn prefetch(&self, ids: &[u64]) {
+        for ids in ids.chunks(CHUNK) {
+            self.prefetch_chunk(ids, &mut [None; CHUNK]);
+        }
+    }
+
+    /// See [`Space::gate`].
+    pub fn gate(&mut self, id: u64, field: usize) -> Gate {
+        if field >= 64 || self.shape.living >> field & 1 == 0 {
+            return Gate::Unknown;
+        }
+        let value = self.look(id, |row| row.value(field), |values| values.get(field).copied().unwrap_or(0));
+        if value.unwrap_or(0) != 0 {
+            return Gate::Unknown;
+        }
+        // The notes are made before the writes that they speak of, so whoever has seen such a write sees its note; and a row moves
+        // only to where the notes went before it.
+        let bit = 1 << field;
+        let mut lowered = self.space.aside_lowered.load(std::sync::atomic::Ordering::SeqCst);
+        let tables = self.space.ring.load();
+        if let Some(entry) = tables.find(id) {
+            lowered |= entry.table().lowered() | entry.drains().map_or(0, |old| old.table().lowered());
+        }
+        if lowered & bit == 0 { Gate::Zero } else { Gate::Unknown }
+    }
+}
+
+fn copy_living(values: &[i64], living: u64, out: &mut [i64]) {
+    for (field, value) in out.iter_mut().enumerate() {
+        let known = field < 64 && living >> field & 1 == 1;
+        *value = if known { values.get(field).copied().unwrap_or(0) } else { 0 };
+    }
+}

@@ -1,0 +1,246 @@
+//! A counter space: the ring of tables, what lies ahead of it, its schema and its memory.
+//!
+//! ```text
+//!   id --> aside (ids far ahead of all others)             exact, normally empty
+//!      \-> ring --> entry --> [drained table, during a rewrite] --> table --> segments --> bucket --> slot
+//! ```
+//!
+//! Reads are in read.rs, writes in write.rs, background work in maintain.rs; this file has what they share.
+
+use crate::budget::{Budget, Grant};
+use crate::maintain::Rewrite;
+use crate::plan::Plan;
+use crate::read::{Gate, Read};
+use crate::schema::{Alteration, Schema};
+use crate::table::Table;
+use crate::{Error, Field};
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use rolling::{Aside, Frontier, Ring};
+use std::sync::Arc;
+use std::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
+
+/// The first table of a space, when nothing is known of its ids, is made for so many rows; each later one for up to
+/// [`GROWTH`] times the one before.
+pub(crate) const FIRST_ROWS: u64 = 1024;
+pub(crate) const GROWTH: u64 = 8;
+
+/// How a space is made.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The fields.
+    pub schema: Schema,
+    /// Rows after which a table rolls, or is split. More means fewer tables; a table is the unit of a spill, and is copied when
+    /// it is rewritten. Default 1,048,576.
+    pub rows_per_table: u64,
+    /// Bytes that the space may take, everything counted; beyond them writes that need memory fail with [`Error::Full`]. Default 16 GiB.
+    pub memory_limit_bytes: u64,
+    /// Ids further than this above the highest one are refused. Default: none are.
+    pub max_ahead: Option<u64>,
+    /// Rows that may wait far ahead of all others. Default 65,536.
+    pub max_aside: usize,
+    /// Keys the hash of the tables, so that nobody outside can choose ids that meet in one bucket. In memory only. Default 0.
+    pub seed: u64,
+}
+
+impl Options {
+    /// The defaults, with this schema.
+    pub fn new(schema: Schema) -> Options {
+        Options {
+            schema,
+            rows_per_table: 1 << 20,
+            memory_limit_bytes: 16 << 30,
+            max_ahead: None,
+            max_aside: 1 << 16,
+            seed: 0,
+        }
+    }
+}
+
+/// A row in the aside.
+pub(crate) struct AsideRow {
+    /// By position; may be shorter or longer than the schema is now.
+    pub(crate) values: Vec<i64>,
+    /// Writes so far, for the frontier's start.
+    pub(crate) writes: u32,
+    pub(crate) _grant: Grant,
+}
+
+/// The schema, and what readers need of it at hand.
+pub(crate) struct Shape {
+    pub(crate) schema: Arc<Schema>,
+    /// A bit per position that is not dropped.
+    pub(crate) living: u64,
+}
+
+impl Shape {
+    fn new(schema: Schema) -> Arc<Shape> {
+        let living = schema.living().fold(0, |bits, (i, _)| bits | 1 << i);
+        Arc::new(Shape { schema: Arc::new(schema), living })
+    }
+}
+
+/// A named set of ids with one schema. All methods may be called from any thread.
+pub struct Space {
+    pub(crate) shape: ArcSwap<Shape>,
+    pub(crate) ring: Ring<Table>,
+    pub(crate) frontier: Frontier,
+    pub(crate) aside: Aside<AsideRow>,
+    pub(crate) budget: Arc<Budget>,
+    pub(crate) rows_per_table: u64,
+    pub(crate) max_aside: usize,
+    pub(crate) seed: u64,
+    /// Held while a table is opened above the newest.
+    pub(crate) rolling: Mutex<()>,
+    /// Held by whoever does background work; the rewrite under way.
+    pub(crate) rewriting: Mutex<Option<Rewrite>>,
+    /// Something has happened that background work may want to look at.
+    pub(crate) stirred: AtomicBool,
+    /// Fields lowered in the aside, for [`Space::gate`].
+    pub(crate) aside_lowered: AtomicU64,
+    /// Raised whenever a field is lowered for the first time in its table.
+    pub(crate) lowered_version: AtomicU64,
+    /// Serialises changes of the schema.
+    altering: Mutex<()>,
+}
+
+impl Space {
+    /// An empty space. Takes a few dozen KiB; memory grows by table.
+    pub fn new(options: Options) -> Result<Space, Error> {
+        let budget = Budget::new(options.memory_limit_bytes);
+        let shape = Shape::new(options.schema);
+        let rows_per_table = options.rows_per_table.clamp(1, 1 << 31);
+        let plan = Plan::new(&shape.schema, 0, u64::MAX, FIRST_ROWS.min(rows_per_table));
+        let first = Table::new(&plan, shape.schema.clone(), options.seed, &budget)?;
+        Ok(Space {
+            shape: ArcSwap::new(shape),
+            ring: Ring::new(0, first),
+            frontier: Frontier::new(options.max_ahead),
+            aside: Aside::default(),
+            budget,
+            rows_per_table,
+            max_aside: options.max_aside,
+            seed: options.seed,
+            rolling: Mutex::new(()),
+            rewriting: Mutex::new(None),
+            stirred: AtomicBool::new(false),
+            aside_lowered: AtomicU64::new(0),
+            lowered_version: AtomicU64::new(0),
+            altering: Mutex::new(()),
+        })
+    }
+
+    /// The schema as it is now.
+    pub fn schema(&self) -> Arc<Schema> {
+        self.shape.load().schema.clone()
+    }
+
+    /// Changes the schema, at once and without a pause: tables that are there keep the bits that they have, answer 0 for a new field and
+    /// keep what is written to it in their aux dictionary, until background work has rewritten them. Returns the new schema.
+    pub fn alter(&self, change: &Alteration) -> Result<Arc<Schema>, Error> {
+        let _altering = self.altering.lock();
+        let shape = Shape::new(self.shape.load().schema.altered(change)?);
+        self.shape.store(shape.clone());
+        self.stirred.store(true, Relaxed);
+        Ok(shape.schema.clone())
+    }
+
+    /// A view for one batch of reads: one schema, one snapshot of the ring. Short-lived; it keeps memory that a rewrite has
+    /// replaced from being freed.
+    pub fn read(&self) -> Read<'_> {
+        Read::new(self)
+    }
+
+    /// Fills `out` with the row's values by position and returns `true`; or with zeros, and `false`, if there is no such row. A longer
+    /// `out` than the schema is filled up with zeros.
+    pub fn get(&self, id: u64, out: &mut [i64]) -> bool {
+        self.read().get(id, out)
+    }
+
+    /// Appends `schema().width()` values per id to `rows`, and to `found` whether the row exists. Bucket addresses of all ids are computed and
+    /// prefetched first, then read. When the schema may change meanwhile, use [`Space::read`] and its schema.
+    pub fn get_batch(&self, ids: &[u64], rows: &mut Vec<i64>, found: &mut Vec<bool>) {
+        self.read().get_batch(ids, rows, found);
+    }
+
+    /// Whether the row exists.
+    pub fn exists(&self, id: u64) -> bool {
+        self.read().exists(id)
+    }
+
+    /// What a counter says of the flags that moved together with it ([`Space::add_paired`]): [`Gate::Zero`] only if it is 0 (or the row absent)
+    /// and no counter of this field was, in its table, ever lowered, set lower or deleted by anything else. For a dropped or unknown field,
+    /// [`Gate::Unknown`].
+    pub fn gate(&self, id: u64, field: usize) -> Gate {
+        self.read().gate(id, field)
+    }
+
+    /// The notes behind [`Space::gate`], to be stored with the rows: for each range of ids (both ends inclusive) with any, the fields that were
+    /// lowered there, as bits by position.
+    pub fn lowered(&self) -> Vec<(u64, u64, u64)> {
+        let mut notes = vec![(0, u64::MAX, self.aside_lowered.load(SeqCst))];
+        for entry in self.ring.load().entries() {
+            let fields = entry.table().lowered() | entry.drains().map_or(0, |old| old.table().lowered());
+            notes.push((entry.slot().low(), entry.slot().last(), fields));
+        }
+        notes.retain(|note| note.2 != 0);
+        notes
+    }
+
+    /// Rises whenever [`Space::lowered`] gains a note: then store it anew, before the write that caused it is acknowledged.
+    pub fn lowered_version(&self) -> u64 {
+        self.lowered_version.load(SeqCst)
+    }
+
+    /// Adds notes from [`Space::lowered`] to the tables that are there: after rows were put back.
+    pub fn restore_lowered(&self, notes: &[(u64, u64, u64)]) {
+        for &(low, last, fields) in notes {
+            if (low, last) == (0, u64::MAX) {
+                self.aside_lowered.fetch_or(fields, SeqCst);
+            }
+            for entry in self.ring.load().entries() {
+                if low <= entry.slot().last() && entry.slot().low() <= last {
+                    entry.table().note_lowered(fields);
+                }
+            }
+        }
+    }
+
+    /// Rows, those far ahead included. While a row moves between tables it may be counted twice.
+    pub fn rows(&self) -> u64 {
+        let tables = self.ring.load();
+        let mut rows = self.aside.len() as u64;
+        let mut last_drained = std::ptr::null();
+        for entry in tables.entries() {
+            rows += entry.table().rows();
+            if let Some(old) = entry.drains() {
+                // Several parts drain one table.
+                if !std::ptr::eq(old, last_drained) {
+                    rows += old.table().rows();
+                }
+                last_drained = old;
+            }
+        }
+        rows
+    }
+
+    /// Bytes taken: tables, extend and aux dictionaries, the aside. Counted when mapped, touched or not.
+    pub fn memory_bytes(&self) -> u64 {
+        self.budget.used()
+    }
+
+    /// The limit of [`Space::memory_bytes`].
+    pub fn memory_limit_bytes(&self) -> u64 {
+        self.budget.limit()
+    }
+
+    /// The position and definition of a living field.
+    pub fn field(&self, name: &[u8]) -> Result<(usize, Field), Error> {
+        let schema = self.schema();
+        let at = schema.index_of(name).ok_or_else(|| Error::NoField(String::from_utf8_lossy(name).into_owned()))?;
+        Ok((at, schema.fields()[at].clone()))
+    }
+}

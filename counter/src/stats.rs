@@ -1,0 +1,132 @@
+//! What a space says about itself: a plain snapshot per table, for INFO, TM.TABLES and the benchmarks.
+
+use crate::key::PROBES;
+use crate::space::Space;
+use crate::table::Table;
+
+/// Buckets looked at for the probe lengths of one table.
+const SAMPLED_BUCKETS: u64 = 512;
+
+/// One table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TableStats {
+    /// The lowest id of its range.
+    pub low: u64,
+    /// The highest (inclusive).
+    pub last: u64,
+    /// Rows, those in the extend dictionary included.
+    pub rows: u64,
+    /// Slots, without the extend dictionary's.
+    pub capacity: u64,
+    /// Rows, without the extend dictionary's, per slot.
+    pub fill: f64,
+    /// Buckets that a hit touches: mean, from a sample of rows...
+    pub probes_mean: f64,
+    /// ... for 99 of 100 rows...
+    pub probes_p99: u64,
+    /// ... and at most (one more than there are probes stands for the extend dictionary).
+    pub probes_max: u64,
+    /// Buckets that something went past: what a miss goes on from.
+    pub past_share: f64,
+    /// Rows in the extend dictionary.
+    pub extend_rows: u64,
+    /// Its bytes.
+    pub extend_bytes: u64,
+    /// Entries of the aux dictionary.
+    pub aux_entries: u64,
+    /// Its bytes.
+    pub aux_bytes: u64,
+    /// All bytes.
+    pub bytes: u64,
+    /// All bytes, per row.
+    pub bytes_per_row: f64,
+    /// Bits of one slot: fields, remainder of the id, state.
+    pub slot_bits: u32,
+    /// Of these, bits of the remainder.
+    pub remainder_bits: u32,
+    /// Slots per bucket.
+    pub bucket_slots: usize,
+    /// The schema of its rows.
+    pub schema: String,
+    /// Rows of a replaced table that have not moved here yet (counted for the first of several parts only).
+    pub draining_rows: u64,
+}
+
+impl Space {
+    /// Statistics of all tables, oldest first. Looks at some hundred buckets of each.
+    pub fn tables(&self) -> Vec<TableStats> {
+        let tables = self.ring.load();
+        let mut drained = std::ptr::null();
+        let stats = tables.entries().iter().map(|entry| {
+            let draining_rows = entry.drains().map_or(0, |old| match std::ptr::eq(old, drained) {
+                true => 0,
+                false => {
+                    drained = old;
+                    old.table().rows()
+                }
+            });
+            let stats = entry.table().stats();
+            TableStats { low: entry.slot().low(), last: entry.slot().last(), draining_rows, ..stats }
+        });
+        stats.collect()
+    }
+
+    /// Rows that wait far ahead of all others.
+    pub fn aside_rows(&self) -> u64 {
+        self.aside.len() as u64
+    }
+
+    /// The highest id that counts as normal, once there is one.
+    pub fn frontier(&self) -> Option<u64> {
+        self.frontier.high()
+    }
+}
+
+impl Table {
+    fn stats(&self) -> TableStats {
+        let (rows, extend_rows, slots) = (self.rows(), self.extend_rows(), self.slots());
+        let mut histogram = [0u64; PROBES as usize + 1];
+        let mut room = Vec::new();
+        let main = self.main_buckets();
+        let sampled = main.min(SAMPLED_BUCKETS);
+        let mut past = 0;
+        for i in 0..sampled {
+            let number = i * main / sampled;
+            past += u64::from(self.is_past(number));
+            self.visit(number, 0, 0, &mut room, |_, probe, _| histogram[probe as usize] += 1);
+        }
+        // The sampled share of the extend dictionary.
+        histogram[PROBES as usize] = (extend_rows * sampled).div_ceil(main);
+        let total: u64 = histogram.iter().sum();
+        let sum: u64 = (1..).zip(&histogram).map(|(probes, n)| probes * n).sum();
+        let mut below = 0;
+        let p99 = (1..).zip(&histogram).find(|(_, n)| {
+            below += **n;
+            below * 100 >= total * 99
+        });
+        let (aux_entries, aux_bytes) = self.aux_size();
+        let bytes = self.bucket_bytes() + aux_bytes;
+        TableStats {
+            low: 0,
+            last: 0,
+            rows,
+            capacity: slots,
+            fill: rows.saturating_sub(extend_rows) as f64 / slots as f64,
+            probes_mean: sum as f64 / total.max(1) as f64,
+            probes_p99: if total == 0 { 0 } else { p99.map_or(0, |p| p.0) },
+            probes_max: (1..).zip(&histogram).filter(|(_, n)| **n > 0).map(|p| p.0).max().unwrap_or(0),
+            past_share: past as f64 / sampled as f64,
+            extend_rows,
+            extend_bytes: self.extend_bytes(),
+            aux_entries,
+            aux_bytes,
+            bytes,
+            bytes_per_row: bytes as f64 / rows.max(1) as f64,
+            slot_bits: self.layout().slot_bits(),
+            remainder_bits: self.layout().remainder_bits,
+            bucket_slots: self.layout().slots,
+            schema: self.schema().to_string(),
+            draining_rows: 0,
+        }
+    }
+}

@@ -1,0 +1,503 @@
+//! Writes. One key's writes are serialised by its stripe of the ring (or by the aside); each is all or nothing.
+//!
+//! A write first makes sure of everything that it may need (memory, bounds, a table that takes the id), then changes the row under the lock
+//! of one bucket. A table that has become full is rolled by the writer who filled it: opening one costs some microseconds,
+//! its memory is mapped, not touched.
+
+use crate::Error;
+use crate::plan::{self, Plan};
+use crate::space::{AsideRow, FIRST_ROWS, GROWTH, Space};
+use crate::table::{Table, hash_of};
+use rolling::{Entry, Refused};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+/// Writes after which a space without a frontier looks for one, however few its ids.
+const WRITES_AT_START: usize = 4096;
+/// A writer who meets so many extension segments helps with the background work: it has fallen behind.
+const HELP_FROM_EXTENSIONS: usize = 3;
+
+/// A table opened for an id beyond the expected span covers so many times its distance: two or three bits more per row.
+const JUMPS: u64 = 6;
+
+/// One field's change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The position of the field.
+    pub field: usize,
+    /// What is added.
+    pub delta: i64,
+}
+
+/// What an addition may lead to. A bound restrains the way towards it and beyond, never the way back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bounds {
+    /// No decrement leads below.
+    pub min: Option<i64>,
+    /// No increment leads above.
+    pub max: Option<i64>,
+    /// Stop at the bound (SAT) instead of refusing (FAIL).
+    pub saturate: bool,
+}
+
+impl Bounds {
+    /// `old + delta` within the bounds.
+    pub(crate) fn add(&self, old: i64, delta: i64) -> Result<i64, Error> {
+        let sum = old.checked_add(delta);
+        // The bound that this delta moves towards; where `old` is beyond it already, it must not get further.
+        let (bound, beyond) = if delta < 0 {
+            let bound = self.min.map(|min| min.min(old));
+            (bound, bound.is_some_and(|b| sum.is_none_or(|s| s < b)))
+        } else {
+            let bound = self.max.map(|max| max.max(old));
+            (bound, bound.is_some_and(|b| sum.is_none_or(|s| s > b)))
+        };
+        match (bound, beyond) {
+            (Some(bound), true) if self.saturate => Ok(bound),
+            (_, true) if sum.is_some() => Err(Error::Bounds),
+            _ => sum.ok_or(Error::Overflow),
+        }
+    }
+}
+
+/// Why a write did not happen in the table that it was offered.
+enum Stop {
+    Error(Error),
+    /// The newest table (with this lowest id) has no place for the id: a further one must be opened.
+    Outside(u64),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Stop {
+        Stop::Error(error)
+    }
+}
+
+fn aside_value(row: Option<&AsideRow>, field: usize) -> i64 {
+    row.and_then(|row| row.values.get(field).copied()).unwrap_or(0)
+}
+
+impl Space {
+    /// Adds to fields of a row, all or none, and puts their new values into `out`, in the order of `changes`. Creates the row.
+    /// A field may come more than once.
+    pub fn add(&self, id: u64, changes: &[Change], bounds: &Bounds, out: &mut Vec<i64>) -> Result<(), Error> {
+        self.add_some(id, changes, bounds, false, out)
+    }
+
+    /// [`Space::add`] for a change that moves together with a flag: a later one takes back exactly what an earlier one
+    /// gave. See [`Space::gate`].
+    pub fn add_paired(&self, id: u64, changes: &[Change], bounds: &Bounds, out: &mut Vec<i64>) -> Result<(), Error> {
+        self.add_some(id, changes, bounds, true, out)
+    }
+
+    fn add_some(
+        &self,
+        id: u64,
+        changes: &[Change],
+        bounds: &Bounds,
+        paired: bool,
+        out: &mut Vec<i64>,
+    ) -> Result<(), Error> {
+        self.check_fields(changes.iter().map(|c| c.field))?;
+        // Fills `out`, and says which fields go down.
+        let sums = |old: &dyn Fn(usize) -> i64, out: &mut Vec<i64>| {
+            out.clear();
+            let mut lowered = 0;
+            for (i, change) in changes.iter().enumerate() {
+                let before = changes[..i].iter().rposition(|c| c.field == change.field);
+                let before = before.map_or_else(|| old(change.field), |j| out[j]);
+                let sum = bounds.add(before, change.delta)?;
+                if sum < before && !paired {
+                    lowered |= 1 << change.field;
+                }
+                out.push(sum);
+            }
+            Ok::<u64, Error>(lowered)
+        };
+        let cells =
+            |out: &[i64]| -> Vec<(usize, i64)> { changes.iter().zip(out).map(|(c, &sum)| (c.field, sum)).collect() };
+        let result = self.write(
+            id,
+            out,
+            |table, out| {
+                let at = table.locate(id);
+                let lowered = match at {
+                    Some(at) => {
+                        let row = table.row(at, id);
+                        sums(&|field| row.value(field), out)?
+                    }
+                    None => sums(&|_| 0, out)?,
+                };
+                self.note_lowered(table, lowered);
+                table.store(id, at, changes.iter().zip(out.iter()).map(|(c, &sum)| (c.field, sum)))
+            },
+            |row, out| {
+                let lowered = sums(&|field| aside_value(row, field), out)?;
+                self.note_lowered_aside(lowered);
+                Ok(Some(cells(out)))
+            },
+        );
+        if result.is_err() {
+            out.clear();
+        }
+        result
+    }
+
+    /// Sets fields of a row, all or none; creates the row. Returns how many fields came into being: all of the schema's if the
+    /// row did, else none.
+    pub fn set(&self, id: u64, cells: &[(usize, i64)]) -> Result<usize, Error> {
+        self.check_fields(cells.iter().map(|c| c.0))?;
+        let lowers = |old: &dyn Fn(usize) -> i64| {
+            cells.iter().fold(0, |bits, &(field, value)| bits | u64::from(value < old(field)) << field)
+        };
+        let mut created = false;
+        self.write(
+            id,
+            &mut created,
+            |table, created| {
+                let at = table.locate(id);
+                *created = at.is_none();
+                self.note_lowered(
+                    table,
+                    match at {
+                        Some(at) => {
+                            let row = table.row(at, id);
+                            lowers(&|field| row.value(field))
+                        }
+                        None => lowers(&|_| 0),
+                    },
+                );
+                table.store(id, at, cells.iter().copied())
+            },
+            |row, created| {
+                *created = row.is_none();
+                self.note_lowered_aside(lowers(&|field| aside_value(row, field)));
+                Ok(Some(cells.to_vec()))
+            },
+        )?;
+        Ok(if created { self.shape.load().living.count_ones() as usize } else { 0 })
+    }
+
+    /// Deletes a row; whether there was one.
+    pub fn delete(&self, id: u64) -> bool {
+        let mut was = false;
+        let everything = u64::MAX;
+        // A deletion needs no memory, and an id that is too far ahead has no row.
+        let _ = self.write(
+            id,
+            &mut was,
+            |table, was| {
+                if let Some(at) = table.locate(id) {
+                    self.note_lowered(table, everything);
+                    table.delete(id, at);
+                    *was = true;
+                }
+                Ok(())
+            },
+            |row, was| {
+                if row.is_some() {
+                    self.note_lowered_aside(everything);
+                    *was = true;
+                }
+                Ok(None)
+            },
+        );
+        was
+    }
+
+    /// Makes the row what it says, or nothing: replay. A shorter row is filled up with zeros, values at dropped positions are ignored.
+    /// Idempotent, and independent of order between ids. It notes nothing for [`Space::gate`]; see [`Space::restore_lowered`].
+    pub fn put(&self, id: u64, row: Option<&[i64]>) -> Result<(), Error> {
+        let Some(row) = row else {
+            self.delete(id);
+            return Ok(());
+        };
+        let shape = self.shape.load();
+        if row.len() > shape.schema.width() {
+            return Err(Error::BadSchema(format!("a row of {} values, {} fields", row.len(), shape.schema.width())));
+        }
+        let cells: Vec<(usize, i64)> =
+            (shape.schema.living()).map(|(field, _)| (field, row.get(field).copied().unwrap_or(0))).collect();
+        self.write(
+            id,
+            &mut (),
+            |table, ()| table.store(id, table.locate(id), cells.iter().copied()),
+            |_, ()| Ok(Some(cells.clone())),
+        )
+    }
+
+    fn check_fields(&self, fields: impl Iterator<Item = usize>) -> Result<(), Error> {
+        let living = self.shape.load().living;
+        for field in fields {
+            if field >= 64 || living >> field & 1 == 0 {
+                return Err(Error::NoField(format!("at position {field}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// One write, wherever `id` belongs. `inside` does it in a table, and may run several times, without effect but for the last;
+    /// `ahead` says what the fields of the row in the aside become, `None` to delete it. Both get `state`.
+    fn write<S>(
+        &self,
+        id: u64,
+        state: &mut S,
+        mut inside: impl FnMut(&Table, &mut S) -> Result<(), Error>,
+        ahead: impl FnOnce(Option<&AsideRow>, &mut S) -> Result<Option<Vec<(usize, i64)>>, Error>,
+    ) -> Result<(), Error> {
+        let state = std::cell::RefCell::new(state);
+        let result = self.aside.write(
+            &self.frontier,
+            id,
+            |row| self.write_inside(id, row, |table| inside(table, &mut state.borrow_mut())),
+            |entry| {
+                match ahead(entry.as_ref(), &mut state.borrow_mut())? {
+                    None => *entry = None,
+                    Some(cells) => self.write_aside(entry, &cells)?,
+                }
+                Ok(())
+            },
+        );
+        let waiting = self.aside.len();
+        if waiting > 0 {
+            self.look_ahead(waiting);
+        }
+        result.map_err(|refused| match refused {
+            Refused::TooFar => Error::KeyTooBig,
+            Refused::Engine(error) => error,
+        })
+    }
+
+    fn write_aside(&self, entry: &mut Option<AsideRow>, cells: &[(usize, i64)]) -> Result<(), Error> {
+        let width = cells.iter().map(|c| c.0 + 1).max().unwrap_or(0);
+        let old = entry.as_ref().map_or(0, |row| row.values.len());
+        if entry.is_none() && self.aside.len() > self.max_aside {
+            return Err(Error::AsideFull { limit: self.max_aside });
+        }
+        if entry.is_none() || width > old {
+            // The row, its key, and its share of the map's nodes.
+            let _grant = self.budget.take(96 + 8 * width.max(old) as u64)?;
+            let (values, writes) = entry.take().map_or((Vec::new(), 0), |row| (row.values, row.writes));
+            *entry = Some(AsideRow { values, writes, _grant });
+        }
+        let Some(row) = entry else { return Ok(()) };
+        row.values.resize(width.max(old), 0);
+        row.writes = row.writes.saturating_add(1);
+        for &(field, value) in cells {
+            row.values[field] = value;
+        }
+        Ok(())
+    }
+
+    /// One write to the table that covers `id`, after storing there what the aside had of it.
+    pub(crate) fn write_inside(
+        &self,
+        id: u64,
+        aside: Option<&AsideRow>,
+        mut f: impl FnMut(&Table) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        loop {
+            let written = self.ring.write(id, hash_of(id), |entry| {
+                let table = self.table_for(entry, id)?;
+                if let Some(row) = aside
+                    && table.locate(id).is_none()
+                {
+                    self.note_lowered(table, self.aside_lowered.load(SeqCst));
+                    let living = self.shape.load().living;
+                    let cells = row.values.iter().copied().enumerate();
+                    table.store(id, None, cells.filter(|&(field, value)| value != 0 && living >> field & 1 == 1))?;
+                }
+                f(table)?;
+                Ok(self.is_due(entry))
+            });
+            match written {
+                // Nothing lies below the horizon: counter spaces do not recycle.
+                None => return Err(Error::KeyTooBig),
+                Some(Ok(due)) => {
+                    if let Some(due) = due {
+                        self.attend(due);
+                    }
+                    return Ok(());
+                }
+                Some(Err(Stop::Error(error))) => return Err(error),
+                Some(Err(Stop::Outside(newest_low))) => self.open_for(newest_low, id)?,
+            }
+        }
+    }
+
+    /// The table in which `id` is written: the entry's, after moving the row there if the entry is draining another.
+    fn table_for<'a>(&self, entry: &'a Entry<Table>, id: u64) -> Result<&'a Table, Stop> {
+        let table = entry.table();
+        if table.home(id).is_none() {
+            return Err(Stop::Outside(entry.slot().low()));
+        }
+        let Some(old) = entry.drains() else { return Ok(table) };
+        match self.move_row(id, old.table(), table) {
+            Ok(()) => Ok(table),
+            // No memory to move it: it stays, and is written where it is.
+            Err(_) => Ok(old.table()),
+        }
+    }
+
+    /// Moves a row, if it is there, from a drained table. Its stripe is held.
+    pub(crate) fn move_row(&self, id: u64, old: &Table, new: &Table) -> Result<(), Error> {
+        let Some(at) = old.locate(id) else { return Ok(()) };
+        let row = old.row(at, id);
+        let shape = self.shape.load();
+        let cells = shape.schema.living().map(|(field, _)| (field, row.value(field))).filter(|cell| cell.1 != 0);
+        new.store(id, None, cells)?;
+        old.delete(id, at);
+        Ok(())
+    }
+
+    /// Whether the table of a write wants something done, after it.
+    fn is_due(&self, entry: &Entry<Table>) -> Option<Due> {
+        let table = entry.table();
+        if table.rows() >= table.roll_at() && entry.slot().last() == u64::MAX && table.rises() {
+            return Some(Due::Roll(entry.slot().low()));
+        }
+        match table.extensions() {
+            0 => None,
+            extensions => Some(Due::Relief(extensions)),
+        }
+    }
+
+    fn attend(&self, due: Due) {
+        match due {
+            // Without memory for another table this one goes on taking rows; it says so when it is full.
+            Due::Roll(low) => drop(self.roll_full(low)),
+            Due::Relief(extensions) => {
+                self.stirred.store(true, Relaxed);
+                if extensions >= HELP_FROM_EXTENSIONS {
+                    self.help();
+                }
+            }
+        }
+    }
+
+    /// Opens a table above the newest one, which starts at `low` and is full.
+    fn roll_full(&self, low: u64) -> Result<(), Error> {
+        let Some(_rolling) = self.rolling.try_lock() else { return Ok(()) };
+        self.open_above(low, None)
+    }
+
+    /// Opens a table that has a place for `id`, unless somebody else just did.
+    fn open_for(&self, newest_low: u64, id: u64) -> Result<(), Error> {
+        let _rolling = self.rolling.lock();
+        self.open_above(newest_low, Some(id))
+    }
+
+    fn open_above(&self, newest_low: u64, id: Option<u64>) -> Result<(), Error> {
+        let tables = self.ring.load();
+        let newest = tables.newest();
+        if newest.slot().low() != newest_low {
+            return Ok(());
+        }
+        let table = newest.table();
+        let schema = self.schema();
+        // All ids in the table, and in one that it drains, lie below both.
+        let end = || {
+            let beyond_span = table.span().1.checked_add(1);
+            [self.frontier.boundary(), beyond_span].into_iter().flatten().min().filter(|&b| b > newest_low)
+        };
+        let Some(base) = end() else { return Ok(()) };
+        let sample = table.sample(1024);
+        let gap = plan::gap(&sample, table.rows());
+        let rows = (table.rows().max(FIRST_ROWS) * GROWTH).min(self.rows_per_table);
+        // Half as many ids again as the rows should need: traffic has its tides. And far beyond an id that lies outside what the
+        // density would have needed: ids may come in clumps (a second's posts, then a gap) that are larger than a small table.
+        let expected = (u128::from(gap) * u128::from(rows) * 3 / 2).min(u128::from(u64::MAX)) as u64;
+        let jump = id.map_or(0, |id| id - base);
+        let span = if jump > expected { jump.saturating_mul(JUMPS) } else { expected };
+        let plan = Plan::new(&schema, base, base.saturating_add(span), rows);
+        let next = Table::new(&plan, schema, self.seed, &self.budget)?;
+        if let Ok(boundary) = self.ring.roll(newest_low, end, next) {
+            self.frontier.widen((u128::from(gap) * u128::from(rows)).min(u128::from(boundary - newest_low)) as u64);
+        }
+        self.stirred.store(true, Relaxed);
+        Ok(())
+    }
+
+    /// Asks whether the ids that wait in the aside have become the rule, and if so takes them in.
+    fn look_ahead(&self, waiting: usize) {
+        if self.frontier.should_advance(waiting) || (self.frontier.high().is_none() && waiting < 64) {
+            self.advance();
+        }
+    }
+
+    /// Advances the frontier, if it should be, and moves rows of the aside into tables.
+    pub(crate) fn advance(&self) -> bool {
+        // Few rows stand for all their writes, many for one each: the frontier wants a quorum of either.
+        let few = self.aside.len() < 64;
+        let weight = |row: &AsideRow| if few { (row.writes as usize).min(WRITES_AT_START) } else { 1 };
+        if few {
+            let mut writes = 0;
+            self.aside.for_each(|_, row| writes += row.writes as usize);
+            if writes < WRITES_AT_START {
+                return false;
+            }
+        }
+        let advanced = self.aside.advance(&self.frontier, weight);
+        if advanced {
+            while self.drain_aside() > 0 {}
+        }
+        advanced
+    }
+
+    /// Moves some rows that the frontier has reached; how many.
+    pub(crate) fn drain_aside(&self) -> usize {
+        self.aside.drain(&self.frontier, |id, row| self.write_inside(id, Some(row), |_| Ok(())).is_ok())
+    }
+
+    pub(crate) fn note_lowered(&self, table: &Table, fields: u64) {
+        if fields != 0 && table.note_lowered(fields) {
+            self.lowered_version.fetch_add(1, SeqCst);
+        }
+    }
+
+    fn note_lowered_aside(&self, fields: u64) {
+        if fields & !self.aside_lowered.load(SeqCst) != 0 {
+            self.aside_lowered.fetch_or(fields, SeqCst);
+            self.lowered_version.fetch_add(1, SeqCst);
+        }
+    }
+}
+
+/// What a writer noticed about its table.
+enum Due {
+    /// The newest table, which starts here, is full.
+    Roll(u64),
+    /// The table has so many extension segments.
+    Relief(usize),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_restrain_the_way_towards_them() {
+        let fail = Bounds { min: Some(0), max: Some(10), saturate: false };
+        let sat = Bounds { saturate: true, ..fail };
+        let none = Bounds::default();
+        for (bounds, old, delta, expected) in [
+            (fail, 3, -3, Ok(0)),
+            (fail, 3, -4, Err(Error::Bounds)),
+            (sat, 3, -4, Ok(0)),
+            (fail, 3, 8, Err(Error::Bounds)),
+            (sat, 3, 8, Ok(10)),
+            (fail, -5, 3, Ok(-2)),
+            (fail, -5, -1, Err(Error::Bounds)),
+            (sat, -5, -1, Ok(-5)),
+            (sat, -5, 100, Ok(10)),
+            (fail, 12, -1, Ok(11)),
+            (none, i64::MAX, 1, Err(Error::Overflow)),
+            (none, i64::MIN, -1, Err(Error::Overflow)),
+            (sat, i64::MAX, i64::MAX, Ok(i64::MAX)),
+            (sat, 5, i64::MAX, Ok(10)),
+            (fail, 5, i64::MAX, Err(Error::Overflow)),
+            (none, 0, i64::MIN, Ok(i64::MIN)),
+        ] {
+            assert_eq!(bounds.add(old, delta), expected, "{bounds:?} {old} {delta}");
+        }
+    }
+}

@@ -1,0 +1,620 @@
+//! Tables and the rest of a space as bytes: for snapshots, for repair, for joining two sites. **Version 1, little-endian.**
+//!
+//! ```text
+//!   table   offset  size  field
+//!                0     8  magic "TMPHTAB" 01
+//!                8     8  error rate (f64)           what the chain of filters is sized by
+//!               16     8  fingerprint of the seed
+//!               24     8  lowest id                  32  8  highest id (inclusive)
+//!               40     8  pages of the first filter
+//!               48     8  pairs when the table was closed (0: it was the newest)
+//!               56     4  filters in the chain (1..=16)
+//!               60     4  revoked pairs
+//!               64   128  pairs in each filter, 8 bytes each, 0 where there is none
+//!              192     8  XXH3-64 of bytes 0..192
+//!              200        the filters' words, in blocks of 64 KiB (the last of a filter may be shorter), each followed by its XXH3-64
+//!                         the revoked pairs' hashes, 16 bytes each, in blocks of 4096 (the last may be shorter), each with its XXH3-64
+//!
+//!   head         0     8  magic "TMPHEAD" 01
+//!                8     8  fingerprint of the seed
+//!               16     8  1 if the frontier is known, else 0
+//!               24     8  frontier                   32  8  its window
+//!               40        pairs aside: id 8, hash 16     then 8  XXH3-64 of all before
+//! ```
+//!
+//! **There is one decoder**, [`TableDecoder`], for what a disk gives back and for what a stranger sends. A Bloom filter that comes
+//! from outside is the most attacked thing of this product class, so nothing in it is believed: **D1** the size of everything that is
+//! allocated is derived, by the formulas that make a new table, from a rate and a page count that were checked first; **D2** the sum is
+//! held against a limit before the first allocation; **D3** no other number of the header decides where anything is read or written;
+//! **D4** counts are held against the bits themselves. It can be fed in pieces of any size, and with its checksums switched off it
+//! must still do no more harm than refuse, or hold other bits than were meant.
+
+use crate::filter::Filter;
+use crate::hash::{Pair, Seed};
+use crate::options::Options;
+use crate::sizing::{PAGE_WORDS, RATES, uncertainty};
+use crate::space::Space;
+use crate::table::{LINKS, Link, Table};
+use rolling::Frontier;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use xxhash_rust::xxh3::xxh3_64;
+
+const TABLE_MAGIC: &[u8; 8] = b"TMPHTAB\x01";
+const HEAD_MAGIC: &[u8; 8] = b"TMPHEAD\x01";
+const CHECK: usize = 8;
+const HEADER: usize = 64 + 8 * LINKS;
+const BLOCK_WORDS: usize = 64 * 1024 / 8;
+const BLOCK_HASHES: usize = 4096;
+const HEAD_FIXED: usize = 40;
+const ASIDE_PAIR: usize = 24;
+
+const _: () = assert!(HEADER == 192);
+
+/// Why bytes are no table, or no head, of this space. Nothing has changed.
+#[derive(Debug, thiserror::Error, PartialEq)]
+pub enum DecodeError {
+    /// The bytes at `offset` are not what they should be.
+    #[error("{what} at byte {offset}")]
+    Corrupt {
+        /// Where, from the first byte of the table or head.
+        offset: u64,
+        /// What is wrong there.
+        what: &'static str,
+    },
+    /// It was made with another secret: its pairs cannot be found with ours.
+    #[error("made by a space with another seed")]
+    OtherSeed,
+    /// It would take more memory than was allowed.
+    #[error("takes {bytes} bytes, {limit} are allowed")]
+    TooLarge {
+        /// What it would take.
+        bytes: u64,
+        /// What was allowed.
+        limit: u64,
+    },
+    /// More bits are set than its pairs can have set at its rate.
+    #[error("filter {filter} of the chain has more bits set than its error rate allows")]
+    Overfull {
+        /// Position in the chain.
+        filter: usize,
+    },
+    /// The tables do not make a ring.
+    #[error("the tables do not follow each other")]
+    NoRing,
+    /// The system has no memory for it.
+    #[error("no memory for a table")]
+    NoMemory,
+}
+
+/// A table that was decoded, and belongs to no space yet: for [`Space::restore`] or [`Space::merge_table`].
+pub struct StoredTable {
+    pub(crate) low: u64,
+    pub(crate) last: u64,
+    pub(crate) table: Table,
+}
+
+impl StoredTable {
+    /// The range of ids that it covers, both inclusive.
+    pub fn range(&self) -> (u64, u64) {
+        (self.low, self.last)
+    }
+}
+
+/// Words, or hashes, of one block, and their checksum.
+fn block<const N: usize>(items: impl Iterator<Item = [u8; N]>, bytes: &mut Vec<u8>) {
+    bytes.clear();
+    items.for_each(|item| bytes.extend_from_slice(&item));
+    let check = xxh3_64(bytes);
+    bytes.extend_from_slice(&check.to_le_bytes());
+}
+
+/// Encodes `table` into pieces of at most 64 KiB and a checksum. Writes may go on: what is set when this begins is in it, and
+/// what is unset later is told by the log.
+pub(crate) fn encode_table<E>(
+    seed: Seed,
+    (low, last): (u64, u64),
+    table: &Table,
+    mut sink: impl FnMut(&[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut revoked = vec![];
+    table.revoked.for_each(|hash| revoked.push(hash));
+    let links: Vec<&Link> = table.links().collect();
+    let mut bytes = Vec::with_capacity(BLOCK_WORDS * 8 + CHECK);
+    bytes.extend_from_slice(TABLE_MAGIC);
+    for field in [table.rate().to_bits(), seed.fingerprint(), low, last, table.pages() as u64, table.early()] {
+        bytes.extend_from_slice(&field.to_le_bytes());
+    }
+    bytes.extend_from_slice(&(links.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&(revoked.len() as u32).to_le_bytes());
+    for i in 0..LINKS {
+        bytes.extend_from_slice(&links.get(i).map_or(0, |link| link.pairs()).to_le_bytes());
+    }
+    bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
+    sink(&bytes)?;
+    for words in links.iter().flat_map(|link| link.filter.words().chunks(BLOCK_WORDS)) {
+        block(words.iter().map(|word| word.load(Relaxed).to_le_bytes()), &mut bytes);
+        sink(&bytes)?;
+    }
+    for hashes in revoked.chunks(BLOCK_HASHES) {
+        block(hashes.iter().map(|hash| hash.to_le_bytes()), &mut bytes);
+        sink(&bytes)?;
+    }
+    Ok(())
+}
+
+/// XXH3-64 of each 64 KiB block of each filter: two tables of equal layout differ where these differ.
+pub(crate) fn block_sums(table: &Table) -> Vec<u64> {
+    let mut bytes = Vec::with_capacity(BLOCK_WORDS * 8);
+    let blocks = table.links().flat_map(|link| link.filter.words().chunks(BLOCK_WORDS));
+    let sums = blocks.map(|words| {
+        bytes.clear();
+        words.iter().for_each(|word| bytes.extend_from_slice(&word.load(Relaxed).to_le_bytes()));
+        xxh3_64(&bytes)
+    });
+    sums.collect()
+}
+
+/// What comes next in the stream.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Next {
+    Header,
+    /// Words from `at` on, in the filter at `link`.
+    Words {
+        link: usize,
+        at: usize,
+    },
+    /// Hashes from number `at` on.
+    Hashes {
+        at: usize,
+    },
+    End,
+}
+
+/// A header that was checked (D1, D2).
+struct Header {
+    rate: f64,
+    low: u64,
+    last: u64,
+    pages: usize,
+    early: u64,
+    links: usize,
+    revoked: usize,
+    pairs: [u64; LINKS],
+}
+
+/// Decodes one table from pieces of any size. See the top of the file.
+pub struct TableDecoder {
+    seed: Seed,
+    limit_bytes: u64,
+    verify: bool,
+    next: Next,
+    offset: u64,
+    /// The part of the next header or block that has come.
+    buffer: Vec<u8>,
+    header: Option<Header>,
+    filters: Vec<Filter>,
+    revoked: Vec<u128>,
+}
+
+impl TableDecoder {
+    /// A decoder for a table of the space that `options` describe, which may take `limit_bytes` of memory.
+    pub fn new(options: &Options, limit_bytes: u64) -> TableDecoder {
+        TableDecoder {
+            seed: Seed::new(options.seed),
+            limit_bytes,
+            verify: true,
+            next: Next::Header,
+            offset: 0,
+            buffer: vec![],
+            header: None,
+            filters: vec![],
+            revoked: vec![],
+        }
+    }
+
+    /// Switches checksums off: for fuzzing, which could not get past them.
+    #[doc(hidden)]
+    pub fn without_checksums(mut self) -> TableDecoder {
+        self.verify = false;
+        self
+    }
+
+    fn corrupt(&self, what: &'static str) -> DecodeError {
+        DecodeError::Corrupt { offset: self.offset, what }
+    }
+
+    /// Bytes of the next header or block, with its checksum.
+    fn needs(&self) -> usize {
+        let body = match self.next {
+            Next::Header => HEADER,
+            Next::Words { link, at } => (self.filters[link].words().len() - at).min(BLOCK_WORDS) * 8,
+            Next::Hashes { at } => {
+                (self.header.as_ref().map_or(0, |header| header.revoked) - at).min(BLOCK_HASHES) * 16
+            }
+            Next::End => return 0,
+        };
+        body + CHECK
+    }
+
+    /// Takes the next bytes.
+    pub fn feed(&mut self, mut bytes: &[u8]) -> Result<(), DecodeError> {
+        while !bytes.is_empty() {
+            let needs = self.needs();
+            if needs == 0 {
+                return Err(self.corrupt("bytes after the end"));
+            }
+            let (now, later) = bytes.split_at(bytes.len().min(needs - self.buffer.len()));
+            self.buffer.extend_from_slice(now);
+            bytes = later;
+            if self.buffer.len() == needs {
+                let buffer = std::mem::take(&mut self.buffer);
+                let (body, check) = buffer.split_at(needs - CHECK);
+                if self.verify && xxh3_64(body).to_le_bytes() != check {
+                    return Err(self.corrupt("a checksum that does not match"));
+                }
+                self.take(body)?;
+                self.offset += needs as u64;
+                self.buffer = buffer;
+                self.buffer.clear();
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, body: &[u8]) -> Result<(), DecodeError> {
+        match self.next {
+            Next::Header => self.header(body),
+            Next::Words { link, at } => {
+                let words = self.filters[link].words();
+                for (word, bytes) in words[at..].iter().zip(body.as_chunks().0) {
+                    word.store(u64::from_le_bytes(*bytes), Relaxed);
+                }
+                let at = at + body.len() / 8;
+                self.next = if at < words.len() {
+                    Next::Words { link, at }
+                } else if link + 1 < self.filters.len() {
+                    Next::Words { link: link + 1, at: 0 }
+                } else {
+                    self.hashes_or_end()
+                };
+                Ok(())
+            }
+            Next::Hashes { .. } => {
+                self.revoked.extend(body.as_chunks().0.iter().map(|bytes| u128::from_le_bytes(*bytes)));
+                self.next = self.hashes_or_end();
+                Ok(())
+            }
+            Next::End => Err(self.corrupt("bytes after the end")),
+        }
+    }
+
+    fn hashes_or_end(&self) -> Next {
+        let at = self.revoked.len();
+        if self.header.as_ref().is_some_and(|header| at < header.revoked) { Next::Hashes { at } } else { Next::End }
+    }
+
+    fn header(&mut self, body: &[u8]) -> Result<(), DecodeError> {
+        let field = |at: usize| u64_at(body, at);
+        if body[..8] != TABLE_MAGIC[..] {
+            return Err(self.corrupt("no table of version 1"));
+        }
+        let rate = f64::from_bits(field(8));
+        if !RATES.contains(&rate) {
+            return Err(self.corrupt("an impossible error rate"));
+        }
+        if field(16) != self.seed.fingerprint() {
+            return Err(DecodeError::OtherSeed);
+        }
+        let (low, last) = (field(24), field(32));
+        if low > last {
+            return Err(self.corrupt("a range that ends before it begins"));
+        }
+        let counts = field(56);
+        let (links, revoked) = (counts as u32 as usize, (counts >> 32) as usize);
+        if !(1..=LINKS).contains(&links) {
+            return Err(self.corrupt("an impossible number of filters"));
+        }
+        let too_large = |bytes: u64| DecodeError::TooLarge { bytes, limit: self.limit_bytes };
+        let pages = field(40);
+        // One page's worth at least, and few enough that no size below can overflow.
+        if pages == 0 || pages > 1 << 36 {
+            return Err(too_large(pages.saturating_mul(4096)));
+        }
+        let geometry: Vec<_> = (0..links).map(|i| Table::geometry(rate, pages as usize, i)).collect();
+        let filters = geometry
+            .iter()
+            .try_fold(0u64, |sum, (_, pages)| sum.checked_add((*pages as u64).checked_mul(PAGE_WORDS as u64 * 8)?));
+        let bytes = filters.and_then(|bytes| bytes.checked_add(revoked as u64 * 32)).unwrap_or(u64::MAX);
+        if bytes > self.limit_bytes {
+            return Err(too_large(bytes));
+        }
+        let new = |(sizing, pages)| Filter::new(sizing, pages).map_err(|_| DecodeError::NoMemory);
+        self.filters = geometry.into_iter().map(new).collect::<Result<_, _>>()?;
+        let pairs = std::array::from_fn(|i| field(64 + 8 * i));
+        self.header = Some(Header { rate, low, last, pages: pages as usize, early: field(48), links, revoked, pairs });
+        self.next = Next::Words { link: 0, at: 0 };
+        Ok(())
+    }
+
+    /// The table, if all of it has come.
+    pub fn finish(self) -> Result<StoredTable, DecodeError> {
+        let Some(header) = self.header.as_ref().filter(|_| self.next == Next::End) else {
+            return Err(self.corrupt("the end, too early"));
+        };
+        assert!(header.links == self.filters.len() && header.pages == self.filters[0].pages(), "D1");
+        let (low, last, rate) = (header.low, header.last, header.rate);
+        let (claimed, early) = (header.pairs, header.early);
+        let mut links = vec![];
+        for (i, filter) in self.filters.into_iter().enumerate() {
+            // D4: the bits tell how many pairs set them.
+            let counted = filter.sizing().pairs_of(filter.ones(), filter.pages());
+            let slack = uncertainty(counted);
+            if counted > filter.capacity().saturating_add(slack) {
+                return Err(DecodeError::Overfull { filter: i });
+            }
+            let pairs = claimed[i].clamp(counted.saturating_sub(slack), counted + slack);
+            links.push(Link::new(filter, pairs));
+        }
+        let first = links.remove(0);
+        let table = Table::from_links(rate, first, links, early);
+        for hash in self.revoked {
+            table.revoked.reserve(usize::MAX);
+            table.revoked.insert_reserved(hash);
+        }
+        Ok(StoredTable { low, last, table })
+    }
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    bytes[at..at + 8].iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
+}
+
+impl Space {
+    /// What belongs to no table: the frontier, and the pairs aside. Take it before the tables: a pair that moves into one meanwhile is
+    /// then in both, not in neither.
+    pub fn encode_head(&self) -> Vec<u8> {
+        let (frontier, seed) = (self.frontier(), self.seed());
+        let high = frontier.high();
+        let mut bytes = HEAD_MAGIC.to_vec();
+        for field in [seed.fingerprint(), u64::from(high.is_some()), high.unwrap_or(0), frontier.window()] {
+            bytes.extend_from_slice(&field.to_le_bytes());
+        }
+        self.for_each_aside(|pair| {
+            bytes.extend_from_slice(&pair.id.to_le_bytes());
+            bytes.extend_from_slice(&pair.hash().to_le_bytes());
+        });
+        bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
+        bytes
+    }
+
+    /// The table that begins at `low`, in pieces of at most 64 KiB and a checksum, while writes go on. `false`: there is none.
+    pub fn encode_table<E>(&self, low: u64, sink: impl FnMut(&[u8]) -> Result<(), E>) -> Result<bool, E> {
+        let Some((range, table)) = self.table_at(low) else { return Ok(false) };
+        encode_table(self.seed(), range, &table, sink)?;
+        Ok(true)
+    }
+
+    /// A space as it was when [`Space::encode_head`] and [`Space::encode_table`] were called, in this order; the log tells the rest.
+    pub fn restore(options: Options, head: &[u8], mut tables: Vec<StoredTable>) -> Result<Space, DecodeError> {
+        let corrupt = |offset: usize, what| DecodeError::Corrupt { offset: offset as u64, what };
+        let Some(body) = head.len().checked_sub(CHECK).filter(|&body| body >= HEAD_FIXED) else {
+            return Err(corrupt(0, "a head that is too short"));
+        };
+        if head[..8] != HEAD_MAGIC[..] {
+            return Err(corrupt(0, "no head of version 1"));
+        }
+        if xxh3_64(&head[..body]) != u64_at(head, body) {
+            return Err(corrupt(0, "a checksum that does not match"));
+        }
+        if u64_at(head, 8) != Seed::new(options.seed).fingerprint() {
+            return Err(DecodeError::OtherSeed);
+        }
+        let high = (u64_at(head, 16) == 1).then(|| u64_at(head, 24));
+        if !(body - HEAD_FIXED).is_multiple_of(ASIDE_PAIR) {
+            return Err(corrupt(HEAD_FIXED, "half a pair"));
+        }
+        tables.sort_by_key(|stored| stored.low);
+        let follow = tables.windows(2).all(|pair| pair[0].low < pair[1].low);
+        let Some(newest) = tables.len().checked_sub(1).filter(|_| follow) else { return Err(DecodeError::NoRing) };
+        let parts = tables.into_iter().enumerate().map(|(i, stored)| {
+            stored.table.set_newest(i == newest);
+            (stored.low, Arc::new(stored.table))
+        });
+        let frontier = Frontier::restore(high, u64_at(head, 32), options.max_ahead);
+        let space = Space::from_parts(options, parts.collect(), frontier)
+            .map_err(|_| corrupt(0, "options that cannot work"))?;
+        for pair in head[HEAD_FIXED..body].chunks_exact(ASIDE_PAIR) {
+            let hash = u128::from(u64_at(pair, 16)) << 64 | u128::from(u64_at(pair, 8));
+            space.put(&Pair::from_hash(u64_at(pair, 0), hash), true).map_err(|_| DecodeError::NoMemory)?;
+        }
+        Ok(space)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Answer, Change, Member};
+
+    fn options() -> Options {
+        Options { false_positive_rate: 0.001, pairs_per_table: 4000, max_tables: 100, seed: 11, ..Options::default() }
+    }
+
+    type Pairs = Vec<(u64, u64)>;
+
+    /// A space with closed tables, an extension, revoked pairs and strays.
+    fn busy() -> (Space, Pairs, Pairs) {
+        let space = Space::new(options()).unwrap();
+        let (mut set, mut unset) = (vec![], vec![]);
+        for i in 0..30_000u64 {
+            // The first ids get much that comes late.
+            let id = if i % 3 == 0 { 5 } else { 1000 + i };
+            if space.add(id, &Member::Number(i)).unwrap() == Change::Changed {
+                set.push((id, i));
+            }
+            if i % 10 == 9
+                && let Some((id, member)) = set.pop()
+            {
+                assert_eq!(space.remove(id, &Member::Number(member)).unwrap(), Change::Changed);
+                unset.push((id, member));
+            }
+        }
+        for i in 0..10 {
+            space.add(u64::MAX - i, &Member::Number(i)).unwrap();
+            set.push((u64::MAX - i, i));
+        }
+        let tables = space.tables();
+        assert!(tables.len() > 3 && tables[0].extensions > 0 && tables[0].revoked > 0 && space.aside_pairs() == 10);
+        (space, set, unset)
+    }
+
+    fn encoded(space: &Space, low: u64) -> Vec<u8> {
+        let mut bytes = vec![];
+        let sink = |piece: &[u8]| {
+            assert!(piece.len() <= 64 * 1024 + CHECK);
+            bytes.extend_from_slice(piece);
+            Ok::<(), ()>(())
+        };
+        assert!(space.encode_table(low, sink).unwrap());
+        bytes
+    }
+
+    fn decoded(options: &Options, bytes: &[u8]) -> Result<StoredTable, DecodeError> {
+        let mut decoder = TableDecoder::new(options, 1 << 30);
+        decoder.feed(bytes)?;
+        decoder.finish()
+    }
+
+    #[test]
+    fn what_is_restored_is_what_was_stored() {
+        let (space, set, unset) = busy();
+        let head = space.encode_head();
+        let mut tables = vec![];
+        for (i, at) in space.layout().iter().enumerate() {
+            let mut decoder = TableDecoder::new(&options(), 1 << 30);
+            for piece in encoded(&space, at.low).chunks(i * 977 + 1) {
+                decoder.feed(piece).unwrap();
+            }
+            tables.push(decoder.finish().unwrap());
+        }
+        tables.reverse();
+        let restored = Space::restore(options(), &head, tables).unwrap();
+        assert_eq!(restored.layout(), space.layout());
+        assert_eq!(restored.pairs(), space.pairs());
+        assert_eq!(restored.aside_pairs(), 10);
+        let (mut before, mut after) = (space.tables_probed(0), restored.tables_probed(0));
+        for table in before.iter_mut().chain(&mut after) {
+            (table.version, table.canaries, table.measured_rate) = (0, 0, 0.0);
+        }
+        assert_eq!(before, after);
+        for space in [&space, &restored] {
+            for &(id, member) in &set {
+                assert_eq!(space.contains(id, &Member::Number(member)), Answer::Yes);
+            }
+            for &(id, member) in &unset {
+                assert_eq!(space.contains(id, &Member::Number(member)), Answer::No);
+            }
+        }
+        // It goes on like the other.
+        for i in 0..10_000 {
+            space.add(40_000 + i, &Member::Number(i)).unwrap();
+            restored.add(40_000 + i, &Member::Number(i)).unwrap();
+        }
+        assert_eq!(restored.layout(), space.layout());
+        assert!(!space.encode_table(3, |_| Ok::<(), ()>(())).unwrap(), "no table begins there");
+    }
+
+    #[test]
+    fn damage_is_found_and_named() {
+        let (space, ..) = busy();
+        let bytes = encoded(&space, 0);
+        assert!(decoded(&options(), &bytes).is_ok());
+        for cut in [0, 1, 199, 200, bytes.len() - 1] {
+            assert!(matches!(decoded(&options(), &bytes[..cut]), Err(DecodeError::Corrupt { .. })), "cut at {cut}");
+        }
+        let mut longer = bytes.clone();
+        longer.push(0);
+        assert!(matches!(decoded(&options(), &longer), Err(DecodeError::Corrupt { what: "bytes after the end", .. })));
+        for at in (0..300).chain((300..bytes.len()).step_by(997)) {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1;
+            let error = decoded(&options(), &damaged).err().unwrap();
+            let DecodeError::Corrupt { offset, .. } = error else { panic!("byte {at}: {error}") };
+            assert!(offset <= at as u64 && at as u64 - offset < 66_000, "byte {at} named as {offset}");
+        }
+        let other = Options { seed: 12, ..options() };
+        assert_eq!(decoded(&other, &bytes).err(), Some(DecodeError::OtherSeed));
+        let mut small = TableDecoder::new(&options(), 4096);
+        assert!(matches!(small.feed(&bytes), Err(DecodeError::TooLarge { limit: 4096, .. })));
+
+        let head = space.encode_head();
+        for at in 0..head.len() {
+            let mut damaged = head.clone();
+            damaged[at] ^= 1;
+            assert!(Space::restore(options(), &damaged, vec![]).is_err());
+            assert!(Space::restore(options(), &head[..at], vec![]).is_err());
+        }
+        assert_eq!(Space::restore(options(), &head, vec![]).err(), Some(DecodeError::NoRing));
+        let twice = (0..2).map(|_| decoded(&options(), &bytes).unwrap()).collect();
+        assert_eq!(Space::restore(options(), &head, twice).err(), Some(DecodeError::NoRing));
+    }
+
+    /// A filter of ones would answer everything with yes.
+    #[test]
+    fn a_filter_that_is_too_full_is_refused() {
+        let (space, ..) = busy();
+        let mut bytes = encoded(&space, 0);
+        let end = bytes.len().min(200 + 4096);
+        bytes[200..end].fill(0xff);
+        let mut decoder = TableDecoder::new(&options(), 1 << 30).without_checksums();
+        decoder.feed(&bytes).unwrap();
+        assert_eq!(decoder.finish().err(), Some(DecodeError::Overfull { filter: 0 }));
+    }
+
+    /// What a stranger may send, checksums aside: it is refused, or it is a table that works; nothing panics, nothing large is allocated.
+    #[test]
+    fn random_damage_without_checksums_does_no_harm() {
+        let (space, ..) = busy();
+        let tables: Vec<Vec<u8>> = space.layout().iter().map(|at| encoded(&space, at.low)).collect();
+        let rounds = if cfg!(debug_assertions) { 3_000 } else { 100_000 };
+        let (mut refused, mut whole) = (0, 0);
+        for seed in 0..rounds {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let mut bytes = tables[rng.usize(0..tables.len())].clone();
+            for _ in 0..rng.u32(1..4) {
+                // The header is where harm would be done.
+                let at = if rng.u32(0..4) > 0 { rng.usize(0..200) } else { rng.usize(0..bytes.len()) };
+                match rng.u32(0..4) {
+                    0 => bytes[at] ^= 1 << rng.u32(0..8),
+                    1 => bytes[at] = rng.u8(..),
+                    2 => {
+                        let word = [0, 1, u64::MAX, 1 << 63, 1 << 36, u64::MAX >> 20][rng.usize(0..6)].to_le_bytes();
+                        let at = at / 8 * 8;
+                        let end = (at + 8).min(bytes.len());
+                        bytes[at..end].copy_from_slice(&word[..end - at]);
+                    }
+                    _ => bytes.truncate(rng.usize(0..bytes.len()).max(200)),
+                }
+            }
+            let mut decoder = TableDecoder::new(&options(), 1 << 24).without_checksums();
+            let result = bytes
+                .chunks(rng.usize(1..100_000))
+                .try_for_each(|piece| decoder.feed(piece))
+                .and_then(|()| decoder.finish());
+            match result {
+                Err(_) => refused += 1,
+                Ok(stored) => {
+                    whole += 1;
+                    assert!(stored.table.size_bytes() < 1 << 25);
+                    assert!(
+                        stored.table.links().all(|link| link.pairs() <= link.capacity() + link.capacity() / 8 + 256)
+                    );
+                    let _ = space.merge_table(stored);
+                }
+            }
+        }
+        println!("{refused} refused, {whole} whole");
+        assert!(refused > rounds / 4 && whole > rounds / 100);
+    }
+}

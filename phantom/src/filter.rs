@@ -1,0 +1,284 @@
+//! One Bloom filter: all bits of a pair lie in two cache lines of one 4 KiB page.
+//!
+//! ```text
+//!   page  p = high half of the hash, reduced to 0..pages           one 4 KiB read when it is cold
+//!   lines a, b: two different ones of its 64, from the low half    two cache misses, fetched at once
+//!   bits  the first h *different* 9-bit draws of a word mixed from the whole hash, one word per line
+//! ```
+//!
+//! **F1** Bits are only ever set while the filter is shared: a pair that was set stays set. **F2** A pair's bits depend on its
+//! hash, the number of pages and h, on nothing else (they are part of the format).
+//!
+//! Draws are distinct because a repeated draw would leave 3 % of the pairs a bit short in each line (and the rate 2 % higher). A
+//! check first asks for the first h draws, whatever they are: they are among the pair's bits in any case. Only when all are set, rarely
+//! for a pair that is not, it looks whether a draw was repeated.
+//!
+//! Sets and checks take no lock. Words are read and written relaxed: whoever was told that a pair is set synchronised
+//! with the teller, and each bit is a fact of its own.
+
+use crate::hash::{Pair, mix};
+use crate::sizing::{LINE_BITS, LINES, MOST_BITS, PAGE_WORDS, Sizing};
+use rolling::Words;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+const LINE_WORDS: usize = LINE_BITS / 64;
+/// 9-bit draws in a word.
+const DRAWS: usize = 7;
+
+const _: () = assert!(MOST_BITS <= DRAWS && LINE_WORDS * LINES == PAGE_WORDS);
+
+/// Where a pair's bits are in one filter.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Spot {
+    /// First word of each line.
+    lines: [usize; 2],
+    /// What the bits in each line are drawn from.
+    draws: [u64; 2],
+}
+
+/// A filter of a fixed number of pages. See the top of the file.
+pub(crate) struct Filter {
+    words: Words,
+    pages: usize,
+    sizing: Sizing,
+}
+
+impl Filter {
+    /// An empty filter. Its memory is the kernel's zero page until it is written to.
+    pub(crate) fn new(sizing: Sizing, pages: usize) -> io::Result<Filter> {
+        let words = pages.checked_mul(PAGE_WORDS).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Filter { words: Words::zeroed(words)?, pages, sizing })
+    }
+
+    pub(crate) fn pages(&self) -> usize {
+        self.pages
+    }
+
+    pub(crate) fn sizing(&self) -> &Sizing {
+        &self.sizing
+    }
+
+    /// Pairs that it may hold at its rate.
+    pub(crate) fn capacity(&self) -> u64 {
+        self.sizing.capacity(self.pages)
+    }
+
+    pub(crate) fn size_bytes(&self) -> usize {
+        self.words.size_bytes()
+    }
+
+    pub(crate) fn words(&self) -> &[AtomicU64] {
+        &self.words
+    }
+
+    /// Where `pair` is here (F2).
+    #[inline(always)]
+    pub(crate) fn spot(&self, pair: &Pair) -> Spot {
+        let page = ((u128::from(pair.high) * self.pages as u128) >> 64) as usize;
+        let first = pair.low as usize % LINES;
+        let apart = 1 + ((((pair.low >> 6) & 0xffff) * (LINES as u64 - 1)) >> 16) as usize;
+        let second = (first + apart) % LINES;
+        let start = page * PAGE_WORDS;
+        Spot {
+            lines: [start + first * LINE_WORDS, start + second * LINE_WORDS],
+            draws: [mix(pair.high ^ pair.low), mix(pair.high.wrapping_add(pair.low.rotate_left(32)))],
+        }
+    }
+
+    /// Hints that `spot` will be asked for or set soon.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, spot: &Spot) {
+        self.words.prefetch(spot.lines[0]);
+        self.words.prefetch(spot.lines[1]);
+    }
+
+    #[inline(always)]
+    fn line(&self, start: usize) -> &[AtomicU64; LINE_WORDS] {
+        self.words[start..start + LINE_WORDS].try_into().expect("a line of eight words")
+    }
+
+    /// Whether all bits of the pair at `spot` are set.
+    #[inline(always)]
+    pub(crate) fn contains(&self, spot: &Spot) -> bool {
+        let bits = self.sizing.bits;
+        for side in 0..2 {
+            let line = self.line(spot.lines[side]);
+            let mut draws = spot.draws[side];
+            for _ in 0..bits {
+                let bit = draws as usize % LINE_BITS;
+                if line[bit / 64].load(Relaxed) >> (bit % 64) & 1 == 0 {
+                    return false;
+                }
+                draws >>= 9;
+            }
+        }
+        self.contains_repeats(spot)
+    }
+
+    /// The rest of the check, for a pair of which the first draws are all set.
+    fn contains_repeats(&self, spot: &Spot) -> bool {
+        (0..2).all(|side| {
+            let line = self.line(spot.lines[side]);
+            let mask = pattern(spot.draws[side], self.sizing.bits);
+            line.iter().zip(mask).all(|(word, mask)| word.load(Relaxed) & mask == mask)
+        })
+    }
+
+    /// Sets the bits of the pair at `spot`.
+    pub(crate) fn set(&self, spot: &Spot) {
+        for side in 0..2 {
+            let line = self.line(spot.lines[side]);
+            let mask = pattern(spot.draws[side], self.sizing.bits);
+            for (word, mask) in line.iter().zip(mask) {
+                // Most are set already: a load costs a tenth of an atomic or, and keeps the line shared.
+                if word.load(Relaxed) & mask != mask {
+                    word.fetch_or(mask, Relaxed);
+                }
+            }
+        }
+    }
+
+    /// Zeroes `count` words from `from` on: an empty filter when all are done. Needs the filter for itself (F1).
+    pub(crate) fn clear(&mut self, from: usize, count: usize) {
+        let end = from.saturating_add(count).min(self.words.len());
+        self.words[from.min(end)..end].iter().for_each(|word| word.store(0, Relaxed));
+    }
+
+    /// Sets all bits that `other`, of equal layout, has.
+    pub(crate) fn or(&self, other: &Filter) {
+        assert!(self.pages == other.pages && self.sizing == other.sizing, "F2: filters of different layout");
+        for (word, more) in self.words.iter().zip(other.words()) {
+            let more = more.load(Relaxed);
+            if word.load(Relaxed) & more != more {
+                word.fetch_or(more, Relaxed);
+            }
+        }
+    }
+
+    /// How many bits are set.
+    pub(crate) fn ones(&self) -> u64 {
+        self.words.iter().map(|word| u64::from(word.load(Relaxed).count_ones())).sum()
+    }
+}
+
+/// The first `bits` different draws, as a mask over a line.
+#[inline]
+fn pattern(word: u64, bits: usize) -> [u64; LINE_WORDS] {
+    let mut mask = [0u64; LINE_WORDS];
+    let (mut draws, mut left, mut next, mut found) = (word, DRAWS, word, 0);
+    while found < bits {
+        let bit = draws as usize % LINE_BITS;
+        let seen = mask[bit / 64] >> (bit % 64) & 1;
+        mask[bit / 64] |= 1 << (bit % 64);
+        found += 1 - seen as usize;
+        draws >>= 9;
+        left -= 1;
+        if left == 0 {
+            next = mix(next.wrapping_add(0x9e37_79b9_7f4a_7c15));
+            (draws, left) = (next, DRAWS);
+        }
+    }
+    mask
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hash::{Member, Seed};
+
+    fn pair(seed: Seed, id: u64, member: u64) -> Pair {
+        seed.pair(id, seed.ready(&Member::Number(member)))
+    }
+
+    #[test]
+    fn a_pair_has_distinct_bits_in_two_lines_of_one_page() {
+        for bits in 1..=MOST_BITS {
+            let filter = Filter::new(Sizing { bits, pairs_per_page: 1.0 }, 1000).unwrap();
+            for i in 0..10_000 {
+                let spot = filter.spot(&pair(Seed::new(i), i, i * i));
+                assert_ne!(spot.lines[0], spot.lines[1]);
+                assert_eq!(spot.lines[0] / PAGE_WORDS, spot.lines[1] / PAGE_WORDS);
+                for draws in spot.draws {
+                    let mask = pattern(draws, bits);
+                    assert_eq!(mask.iter().map(|m| m.count_ones()).sum::<u32>() as usize, bits);
+                    let first = (0..bits).all(|i| {
+                        let bit = (draws >> (9 * i)) as usize % 512;
+                        mask[bit / 64] >> (bit % 64) & 1 == 1
+                    });
+                    assert!(first, "the first draws are among the bits");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_draw_that_repeats_is_replaced() {
+        // Seven equal draws: six more are needed.
+        assert_eq!(pattern(0, 7).iter().map(|m| m.count_ones()).sum::<u32>(), 7);
+        // Found only if the replacements are checked, too.
+        let filter = Filter::new(Sizing { bits: 7, pairs_per_page: 1.0 }, 1).unwrap();
+        let spot = Spot { lines: [0, 8], draws: [0, 0] };
+        filter.words[0].store(1, Relaxed);
+        filter.words[8].store(1, Relaxed);
+        assert!(!filter.contains(&spot));
+        filter.set(&spot);
+        assert!(filter.contains(&spot));
+        assert_eq!(filter.ones(), 14);
+    }
+
+    #[test]
+    fn what_is_set_is_found_and_clearing_forgets_it() {
+        let mut filter = Filter::new(Sizing::for_rate(0.001), 64).unwrap();
+        let seed = Seed::new(5);
+        let n = filter.capacity();
+        for i in 0..n {
+            filter.set(&filter.spot(&pair(seed, i, 1)));
+        }
+        for i in 0..n {
+            assert!(filter.contains(&filter.spot(&pair(seed, i, 1))));
+        }
+        let counted = filter.sizing.pairs_of(filter.ones(), filter.pages) as f64;
+        assert!((counted / n as f64 - 1.0).abs() < 0.02, "{counted} for {n}");
+        filter.clear(0, 1000);
+        assert!(filter.ones() > 0);
+        filter.clear(1000, usize::MAX);
+        assert_eq!(filter.ones(), 0);
+    }
+
+    /// The formula of `sizing` against filters that are full, over ids and members of every shape.
+    #[test]
+    fn the_rate_at_the_brim_is_the_derived_one() {
+        type Shape = (&'static str, fn(u64) -> (u64, u64));
+        let shapes: [Shape; 5] = [
+            ("sequential ids", |i| (1 << 40 | i, 7)),
+            ("sequential members", |i| (1 << 40, i)),
+            ("ids with equal low bits", |i| (i << 40 | 12345, i % 5)),
+            ("members with equal low bits", |i| (77, i << 38)),
+            ("snowflakes", |i| (3_631_614_501_919_378 + (i / 20) * 4096, 833_933_534_602 + i * 37)),
+        ];
+        for rate in [0.01, 0.001] {
+            let sizing = Sizing::for_rate(rate);
+            for (name, shape) in shapes {
+                let seed = Seed::new(42);
+                let filter = Filter::new(sizing, 600).unwrap();
+                let n = filter.capacity();
+                for i in 0..n {
+                    let (id, member) = shape(i);
+                    filter.set(&filter.spot(&pair(seed, id, member)));
+                }
+                let probes = 1_000_000;
+                let yes = (n..n + probes)
+                    .filter(|&i| {
+                        let (id, member) = shape(i);
+                        filter.contains(&filter.spot(&pair(seed, id, member)))
+                    })
+                    .count() as f64;
+                let expected = rate * probes as f64;
+                // Four deviations of the count, and as much for the filter itself, of which this is only one.
+                let slack = 4.0 * expected.sqrt() + 0.03 * expected;
+                assert!((yes - expected).abs() < slack, "{name}, {rate}: {yes} for {expected}");
+            }
+        }
+    }
+}

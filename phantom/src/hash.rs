@@ -1,0 +1,203 @@
+//! Pairs and their hashes. **Frozen: part of the format**, a change here makes every stored filter unreadable.
+//!
+//! ```text
+//!   member is a number:  XXH3-128( id LE 8 | member LE 8 )                      16 bytes in
+//!   member is bytes:     XXH3-128( id LE 8 | XXH3-128(member) LE 16 )           24 bytes in
+//!   canary (no member):  XXH3-128( id LE 8 | "no client says this" | n LE 8 )   35 bytes in
+//! ```
+//! all with the space's secret seed. The three domains differ in length, so no pair of one can be a pair of another, and no
+//! client can name a canary. The pair is hashed as a whole: packing an id and a member into one word would let different
+//! pairs collide for certain. Without the seed nobody can choose pairs that crowd one page of a filter.
+
+use xxhash_rust::xxh3::xxh3_128_with_seed;
+
+/// The second half of a pair: a viewer, usually.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Member<'a> {
+    /// A number, the common case.
+    Number(u64),
+    /// Anything else.
+    Bytes(&'a [u8]),
+}
+
+impl<'a> Member<'a> {
+    /// A canonical decimal u64 (`0`, `17`, not `017`, `+17` or `2^64`) is a number, anything else is bytes.
+    pub fn parse(text: &'a [u8]) -> Member<'a> {
+        let canonical = match text {
+            [b'0'] => true,
+            [b'1'..=b'9', rest @ ..] => rest.len() < 20 && rest.iter().all(u8::is_ascii_digit),
+            _ => false,
+        };
+        let number = canonical
+            .then(|| text.iter().try_fold(0u64, |n, &digit| n.checked_mul(10)?.checked_add(u64::from(digit - b'0'))));
+        match number.flatten() {
+            Some(number) => Member::Number(number),
+            None => Member::Bytes(text),
+        }
+    }
+}
+
+impl From<u64> for Member<'_> {
+    fn from(number: u64) -> Self {
+        Member::Number(number)
+    }
+}
+
+/// A pair as the engine knows it: its id, which chooses the table, and the hash of the whole. This is what the log stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Pair {
+    /// The first half of the pair, unhashed.
+    pub id: u64,
+    /// The upper half of the 128-bit hash.
+    pub high: u64,
+    /// The lower half of the 128-bit hash.
+    pub low: u64,
+}
+
+impl Pair {
+    /// The hash as one number.
+    #[inline]
+    pub fn hash(&self) -> u128 {
+        (u128::from(self.high) << 64) | u128::from(self.low)
+    }
+
+    /// A pair from its id and [`Pair::hash`], as read from a log.
+    #[inline]
+    pub fn from_hash(id: u64, hash: u128) -> Pair {
+        Pair { id, high: (hash >> 64) as u64, low: hash as u64 }
+    }
+}
+
+/// A member made ready to be paired with many ids.
+#[derive(Clone, Copy)]
+pub(crate) enum Ready {
+    Number(u64),
+    Bytes(u128),
+}
+
+/// The secret that keys all hashes of a space.
+#[derive(Clone, Copy)]
+pub(crate) struct Seed(u64);
+
+impl Seed {
+    /// Mixed, because XXH3 only adds its seed to 16-byte inputs: with neighbouring seeds, neighbouring pairs would have the same hash.
+    pub(crate) fn new(secret: u64) -> Seed {
+        Seed(mix(secret.wrapping_add(0x9e37_79b9_7f4a_7c15)))
+    }
+
+    #[inline]
+    pub(crate) fn ready(self, member: &Member) -> Ready {
+        match *member {
+            Member::Number(number) => Ready::Number(number),
+            Member::Bytes(bytes) => Ready::Bytes(xxh3_128_with_seed(bytes, self.0)),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn pair(self, id: u64, member: Ready) -> Pair {
+        let hash = match member {
+            Ready::Number(number) => {
+                let mut input = [0; 16];
+                input[..8].copy_from_slice(&id.to_le_bytes());
+                input[8..].copy_from_slice(&number.to_le_bytes());
+                xxh3_128_with_seed(&input, self.0)
+            }
+            Ready::Bytes(digest) => {
+                let mut input = [0; 24];
+                input[..8].copy_from_slice(&id.to_le_bytes());
+                input[8..].copy_from_slice(&digest.to_le_bytes());
+                xxh3_128_with_seed(&input, self.0)
+            }
+        };
+        Pair::from_hash(id, hash)
+    }
+
+    /// The `n`-th pair at `id` that no client can set.
+    pub(crate) fn canary(self, id: u64, n: u64) -> Pair {
+        let mut input = [0; 35];
+        input[..8].copy_from_slice(&id.to_le_bytes());
+        input[8..27].copy_from_slice(b"no client says this");
+        input[27..].copy_from_slice(&n.to_le_bytes());
+        Pair::from_hash(id, xxh3_128_with_seed(&input, self.0))
+    }
+
+    /// Tells seeds apart without giving them away: two tables may be merged only if it agrees.
+    pub(crate) fn fingerprint(self) -> u64 {
+        xxh3_128_with_seed(b"fingerprint of a space's seed", self.0) as u64
+    }
+}
+
+/// Spreads every bit of `x` over the whole word (multiply and shift, twice; constants of Stafford's thirteenth mixer).
+#[inline(always)]
+pub(crate) fn mix(x: u64) -> u64 {
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_canonical_decimals_are_numbers() {
+        for (text, number) in [("0", 0), ("7", 7), ("18446744073709551615", u64::MAX), ("10", 10)] {
+            assert_eq!(Member::parse(text.as_bytes()), Member::Number(number));
+        }
+        for text in [
+            "",
+            "00",
+            "07",
+            "+7",
+            "-0",
+            "18446744073709551616",
+            "99999999999999999999",
+            "1 ",
+            "a",
+            "123456789012345678901",
+        ] {
+            assert_eq!(Member::parse(text.as_bytes()), Member::Bytes(text.as_bytes()), "{text:?}");
+        }
+    }
+
+    /// The hashes that stored filters depend on.
+    #[test]
+    fn hashes_are_frozen() {
+        let seed = Seed::new(0x1234_5678_9abc_def0);
+        let pair = |id, member: &Member| seed.pair(id, seed.ready(member)).hash();
+        let found = [
+            pair(3_631_614_501_919_378, &Member::Number(833_933_534_602)),
+            pair(0, &Member::Number(0)),
+            pair(u64::MAX, &Member::Bytes(b"")),
+            pair(7, &Member::Bytes(b"alice")),
+            seed.canary(7, 1).hash(),
+            u128::from(seed.fingerprint()),
+            u128::from(mix(1)),
+        ];
+        assert_eq!(found, FROZEN);
+    }
+
+    const FROZEN: [u128; 7] = [
+        106_693_952_777_240_952_318_155_874_394_531_135_673,
+        17_931_754_802_087_124_011_699_165_433_765_142_195,
+        22_419_157_096_417_759_677_807_472_956_820_605_307,
+        162_511_057_022_521_727_284_531_981_724_075_017_747,
+        95_778_817_449_857_217_482_971_579_694_182_735_337,
+        9_293_747_944_508_331_519,
+        6_238_072_747_940_578_789,
+    ];
+
+    #[test]
+    fn domains_and_seeds_are_apart() {
+        let mut seen = std::collections::HashSet::new();
+        for seed in [Seed::new(0), Seed::new(1)] {
+            for id in [0, 1, u64::MAX] {
+                for member in [Member::Number(0), Member::Number(1), Member::Bytes(b""), Member::Bytes(&[0; 8])] {
+                    let hash = seed.pair(id, seed.ready(&member)).hash();
+                    assert!(seen.insert(hash), "{id} {member:?} {}", seed.0);
+                }
+                assert!(seen.insert(seed.canary(id, 0).hash()));
+            }
+        }
+    }
+}

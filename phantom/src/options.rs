@@ -1,0 +1,79 @@
+//! What a space is made of, and what it answers.
+
+use crate::Error;
+use crate::sizing::RATES;
+
+/// What a space is made of. The seed and the rate are part of its data; the rest may be changed at a restart.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How many of the pairs that are not set may be answered with yes: 0.0001 is one in ten thousand. Within [`RATES`].
+    pub false_positive_rate: f64,
+    /// Pairs that a grown table holds at the rate; at 0.0001 one takes 19.9 bits.
+    pub pairs_per_table: u64,
+    /// Tables' worth of pairs that are kept; when there are more the oldest table is recycled. At least 2.
+    pub max_tables: usize,
+    /// Unset pairs held exactly, per table; 26 bytes each.
+    pub max_revoked: usize,
+    /// Pairs held exactly because their id lies far ahead of the ring; about 40 bytes each.
+    pub max_aside: usize,
+    /// Ids further than this above the highest normal one are refused. `None`: they are kept aside.
+    pub max_ahead: Option<u64>,
+    /// The secret key of the hash, stored with the space and replicated: who knows it can choose pairs that collide.
+    pub seed: u64,
+    /// Memory for filters, revoked pairs and spares, in bytes. `None`: twice what `max_tables` full tables take. At the limit tables
+    /// that are overrun are not extended any more ([`Error::Full`]); rolling goes on.
+    pub memory_limit_bytes: Option<u64>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            false_positive_rate: 0.0001,
+            pairs_per_table: 16 << 20,
+            max_tables: 16,
+            max_revoked: 1 << 20,
+            max_aside: 1 << 16,
+            max_ahead: None,
+            seed: 0,
+            memory_limit_bytes: None,
+        }
+    }
+}
+
+impl Options {
+    /// Refuses what cannot work.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if !RATES.contains(&self.false_positive_rate) {
+            return Err(Error::BadOption("false_positive_rate must lie between 0.0000001 and 0.25"));
+        }
+        if self.pairs_per_table == 0 || self.pairs_per_table > 1 << 40 {
+            return Err(Error::BadOption("pairs_per_table must lie between 1 and 2^40"));
+        }
+        if self.max_tables < 2 || self.max_tables > 1 << 16 {
+            return Err(Error::BadOption("max_tables must lie between 2 and 65536"));
+        }
+        Ok(())
+    }
+}
+
+/// What is known of a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It is not set, for certain.
+    No,
+    /// It is set; but one in 1 / false-positive rate of those that are not is answered like this.
+    Yes,
+    /// The id lies below the horizon.
+    Unknown,
+}
+
+/// What a write did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The pair is now what it was to become, and was not before.
+    Changed,
+    /// It was already, and nothing was done.
+    Unchanged,
+    /// The id lies below the horizon, and nothing was done.
+    Unknown,
+}

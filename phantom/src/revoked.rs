@@ -1,0 +1,129 @@
+//! The exact set of pairs that were set in a table's filters and are not set any more.
+//!
+//! A Bloom filter cannot delete. So *unlike* puts the pair here, *like again* takes it out, and a check that the filters answer with
+//! yes asks here, too; it is a small part of all checks. The set goes with its table.
+//!
+//! It is cut into many shards, so that a reader never waits for more than the few writes of one insertion, or the move of
+//! one shard when that grows (a thousandth of the set). A table without an unlike has no shards.
+
+use hashbrown::HashSet;
+use parking_lot::RwLock;
+use std::hash::{BuildHasher, Hasher};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+const SHARDS: usize = 1024;
+
+/// A set of pair hashes, which need no further hashing.
+pub(crate) type Hashes = HashSet<u128, AsIs>;
+
+/// Takes the lower half of a pair hash as its hash.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct AsIs(u64);
+
+impl BuildHasher for AsIs {
+    type Hasher = AsIs;
+    fn build_hasher(&self) -> AsIs {
+        AsIs(0)
+    }
+}
+
+impl Hasher for AsIs {
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("only u128 is hashed")
+    }
+    fn write_u128(&mut self, hash: u128) {
+        self.0 = hash as u64;
+    }
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// See the top of the file.
+#[derive(Default)]
+pub(crate) struct Revoked {
+    shards: OnceLock<Box<[RwLock<Hashes>]>>,
+    /// Pairs in it, and places that are reserved.
+    len: AtomicUsize,
+}
+
+impl Revoked {
+    pub(crate) fn len(&self) -> usize {
+        self.len.load(SeqCst)
+    }
+
+    pub(crate) fn size_bytes(&self) -> usize {
+        // 16 bytes and a tag, at a load between 7/16 and 7/8.
+        self.shards.get().map_or(0, |_| SHARDS * size_of::<RwLock<Hashes>>() + self.len() * 26)
+    }
+
+    fn shard(&self, hash: u128) -> Option<&RwLock<Hashes>> {
+        self.shards.get().map(|shards| &shards[(hash >> 64) as usize % SHARDS])
+    }
+
+    #[inline]
+    pub(crate) fn contains(&self, hash: u128) -> bool {
+        self.len() > 0 && self.shard(hash).is_some_and(|shard| shard.read().contains(&hash))
+    }
+
+    /// Takes a place for one more, unless there are already `most`. An insertion must follow, or [`Revoked::release`].
+    pub(crate) fn reserve(&self, most: usize) -> bool {
+        self.len.fetch_update(SeqCst, SeqCst, |len| (len < most).then_some(len + 1)).is_ok()
+    }
+
+    pub(crate) fn release(&self) {
+        self.len.fetch_sub(1, SeqCst);
+    }
+
+    /// Puts `hash` in the place that was reserved.
+    pub(crate) fn insert_reserved(&self, hash: u128) {
+        let shards = self.shards.get_or_init(|| (0..SHARDS).map(|_| RwLock::default()).collect());
+        if !shards[(hash >> 64) as usize % SHARDS].write().insert(hash) {
+            self.release();
+        }
+    }
+
+    pub(crate) fn remove(&self, hash: u128) -> bool {
+        let removed = self.len() > 0 && self.shard(hash).is_some_and(|shard| shard.write().remove(&hash));
+        if removed {
+            self.release();
+        }
+        removed
+    }
+
+    /// All of them, one shard at a time; those that come or go meanwhile may be missed.
+    pub(crate) fn for_each(&self, mut f: impl FnMut(u128)) {
+        for shard in self.shards.get().into_iter().flatten() {
+            let hashes: Vec<u128> = shard.read().iter().copied().collect();
+            hashes.into_iter().for_each(&mut f);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_a_bounded_set() {
+        let revoked = Revoked::default();
+        assert!(!revoked.contains(1) && !revoked.remove(1));
+        assert_eq!(revoked.size_bytes(), 0);
+        for hash in [1, 2, 2 << 64, 1] {
+            assert!(revoked.reserve(4));
+            revoked.insert_reserved(hash);
+        }
+        assert_eq!(revoked.len(), 3, "an insertion of what is there gives its place back");
+        assert!(revoked.reserve(4));
+        assert!(!revoked.reserve(4));
+        revoked.release();
+        let mut all = vec![];
+        revoked.for_each(|hash| all.push(hash));
+        all.sort_unstable();
+        assert_eq!(all, [1, 2, 2 << 64]);
+        assert!(revoked.remove(2) && !revoked.remove(2));
+        assert!(revoked.contains(1) && !revoked.contains(2) && revoked.contains(2 << 64));
+        assert_eq!(revoked.len(), 2);
+    }
+}

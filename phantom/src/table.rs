@@ -1,0 +1,376 @@
+//! What a space keeps for one id range: a chain of filters, and the revoked pairs.
+//!
+//! ```text
+//!   first filter     extension 1      extension 2           revoked
+//!   [ C pairs ]  ->  [ C/4 ]      ->  [ C/2 ]     -> ...    { exact }
+//! ```
+//!
+//! A table normally has its first filter only. When that has taken all the pairs that its error rate allows, although the table was
+//! closed early enough by all experience, a further filter is chained to it. Their rates add up to the configured one at most
+//! (`sizing`), however long the chain. Only the last filter takes pairs.
+//!
+//! - **T1** A pair that was set and not revoked since is found, at every moment.
+//! - **T2** No filter takes more pairs than its rate allows, but for one per writer that was inside when it filled up.
+
+use crate::Error;
+use crate::filter::{Filter, Spot};
+use crate::hash::{Pair, Seed};
+use crate::revoked::Revoked;
+use crate::sizing::Sizing;
+use parking_lot::Mutex;
+use std::sync::OnceLock;
+use std::sync::atomic::{
+    AtomicU64, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+/// The longest chain: its last filter holds 4,096 times the pairs of the first.
+pub(crate) const LINKS: usize = 16;
+
+/// One filter of the chain.
+pub(crate) struct Link {
+    pub(crate) filter: Filter,
+    pub(crate) pairs: AtomicU64,
+    capacity: u64,
+}
+
+impl Link {
+    pub(crate) fn new(filter: Filter, pairs: u64) -> Link {
+        let capacity = filter.capacity();
+        Link { filter, pairs: AtomicU64::new(pairs), capacity }
+    }
+
+    pub(crate) fn pairs(&self) -> u64 {
+        self.pairs.load(Relaxed)
+    }
+
+    pub(crate) fn capacity(&self) -> u64 {
+        self.capacity
+    }
+}
+
+/// What a table knows of a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Unset,
+    Set,
+    Revoked,
+}
+
+/// Probes for pairs that were never set, and how many of them were answered with yes.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Canaries {
+    pub(crate) probes: u64,
+    pub(crate) yes: u64,
+    /// The pairs in the table when counting began.
+    pairs: u64,
+    /// Which canaries are next.
+    next: u64,
+}
+
+/// See the top of the file.
+pub(crate) struct Table {
+    rate: f64,
+    first: Link,
+    more: [OnceLock<Link>; LINKS - 1],
+    /// Index of the last filter of the chain.
+    last: AtomicUsize,
+    growing: Mutex<()>,
+    pub(crate) revoked: Revoked,
+    /// Pairs that were set before the table was closed; 0 while it is the newest.
+    early: AtomicU64,
+    /// With how many pairs the table is closed.
+    roll_at: AtomicU64,
+    canaries: Mutex<Canaries>,
+    /// Counts what changes the table but not its number of pairs.
+    touched: AtomicU64,
+}
+
+impl Table {
+    /// An empty table. `first` was made by [`Table::first_sizing`] for the same rate.
+    pub(crate) fn new(rate: f64, first: Filter) -> Table {
+        Table::from_links(rate, Link::new(first, 0), vec![], 0)
+    }
+
+    /// A table as it was stored.
+    pub(crate) fn from_links(rate: f64, first: Link, more: Vec<Link>, early: u64) -> Table {
+        assert!(more.len() < LINKS, "a chain of {} filters", more.len() + 1);
+        let last = AtomicUsize::new(more.len());
+        let roll_at = AtomicU64::new(first.capacity);
+        let mut more = more.into_iter();
+        Table {
+            rate,
+            first,
+            more: std::array::from_fn(|_| more.next().map_or_else(OnceLock::new, OnceLock::from)),
+            last,
+            growing: Mutex::new(()),
+            revoked: Revoked::default(),
+            early: AtomicU64::new(early),
+            roll_at,
+            canaries: Mutex::default(),
+            touched: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn first_sizing(rate: f64) -> Sizing {
+        Sizing::in_chain(rate, 0)
+    }
+
+    /// Layout and pages of the `i`-th filter, from what a table is made of: nothing else decides it (part of the format).
+    pub(crate) fn geometry(rate: f64, first_pages: usize, i: usize) -> (Sizing, usize) {
+        let sizing = Sizing::in_chain(rate, i);
+        if i == 0 {
+            return (sizing, first_pages);
+        }
+        let first = Table::first_sizing(rate).capacity(first_pages);
+        (sizing, sizing.pages((first / 4).max(1) << (i - 1)))
+    }
+
+    pub(crate) fn rate(&self) -> f64 {
+        self.rate
+    }
+
+    pub(crate) fn pages(&self) -> usize {
+        self.first.filter.pages()
+    }
+
+    pub(crate) fn link(&self, i: usize) -> Option<&Link> {
+        if i == 0 { Some(&self.first) } else { self.more.get(i - 1)?.get() }
+    }
+
+    pub(crate) fn links(&self) -> impl Iterator<Item = &Link> {
+        (0..=self.last.load(Acquire)).map_while(|i| self.link(i))
+    }
+
+    pub(crate) fn first_filter(&self) -> &Filter {
+        &self.first.filter
+    }
+
+    /// The memory of the first filter, for use in another table.
+    pub(crate) fn into_first_filter(self) -> Filter {
+        self.first.filter
+    }
+
+    pub(crate) fn take_apart(self) -> (Link, impl Iterator<Item = Link>) {
+        (self.first, self.more.into_iter().map_while(OnceLock::into_inner))
+    }
+
+    /// Notes a change that leaves the number of pairs as it is.
+    pub(crate) fn touch(&self) {
+        self.touched.fetch_add(1, Relaxed);
+    }
+
+    /// Rises with every change.
+    pub(crate) fn version(&self) -> u64 {
+        self.pairs() + self.touched.load(Relaxed)
+    }
+
+    /// Pairs in the filters, revoked ones included.
+    pub(crate) fn pairs(&self) -> u64 {
+        self.links().map(Link::pairs).sum()
+    }
+
+    /// Pairs that the first filter holds at its rate.
+    pub(crate) fn capacity(&self) -> u64 {
+        self.first.capacity
+    }
+
+    pub(crate) fn early(&self) -> u64 {
+        self.early.load(Relaxed)
+    }
+
+    /// Says that the table is no longer the newest.
+    pub(crate) fn close(&self) {
+        let early = self.pairs().max(1);
+        self.early.store(early, Relaxed);
+        self.roll_at.store(early, Relaxed);
+    }
+
+    /// Says whether a restored table is the newest.
+    pub(crate) fn set_newest(&self, newest: bool) {
+        let early = if newest { 0 } else { self.early().max(1) };
+        self.early.store(early, Relaxed);
+        self.roll_at.store(if newest { self.capacity() } else { early }, Relaxed);
+    }
+
+    pub(crate) fn set_roll_at(&self, pairs: u64) {
+        self.roll_at.store(pairs, Relaxed);
+    }
+
+    pub(crate) fn roll_at(&self) -> u64 {
+        self.roll_at.load(Relaxed)
+    }
+
+    /// Whether the newest table has so many pairs that it is time to close it.
+    #[inline]
+    pub(crate) fn is_due(&self) -> bool {
+        self.first.pairs() >= self.roll_at.load(Relaxed)
+    }
+
+    pub(crate) fn size_bytes(&self) -> usize {
+        self.links().map(|link| link.filter.size_bytes()).sum::<usize>() + self.revoked.size_bytes()
+    }
+
+    /// The state of `pair`, whose place in the first filter is `spot`.
+    #[inline]
+    pub(crate) fn state_at(&self, pair: &Pair, spot: &Spot) -> State {
+        if self.first.filter.contains(spot) || (self.last.load(Acquire) > 0 && self.more_contain(pair)) {
+            if self.revoked.contains(pair.hash()) { State::Revoked } else { State::Set }
+        } else {
+            State::Unset
+        }
+    }
+
+    #[cold]
+    fn more_contain(&self, pair: &Pair) -> bool {
+        self.links().skip(1).any(|link| link.filter.contains(&link.filter.spot(pair)))
+    }
+
+    #[inline]
+    pub(crate) fn state(&self, pair: &Pair) -> State {
+        let spot = self.first.filter.spot(pair);
+        self.first.filter.prefetch(&spot);
+        self.state_at(pair, &spot)
+    }
+
+    /// The filter that takes the next pair. When the last one is full a further one is chained, if `may_grow` by so many bytes.
+    #[inline]
+    pub(crate) fn room(&self, may_grow: impl Fn(usize) -> bool) -> Result<&Link, Error> {
+        loop {
+            let last = self.last.load(Acquire);
+            let link = self.link(last).expect("the chain ends at `last`");
+            if link.pairs() < link.capacity {
+                return Ok(link);
+            }
+            self.grow(last, &may_grow)?;
+        }
+    }
+
+    #[cold]
+    fn grow(&self, last: usize, may_grow: &dyn Fn(usize) -> bool) -> Result<(), Error> {
+        let _growing = self.growing.lock();
+        if self.last.load(Acquire) != last {
+            return Ok(());
+        }
+        let next = self.more.get(last).ok_or(Error::Full)?;
+        let (sizing, pages) = Table::geometry(self.rate, self.pages(), last + 1);
+        if !may_grow(pages.saturating_mul(4096)) {
+            return Err(Error::Full);
+        }
+        let filter = Filter::new(sizing, pages).map_err(Error::Memory)?;
+        assert!(next.set(Link::new(filter, 0)).is_ok(), "only `grow` extends the chain");
+        self.last.store(last + 1, Release);
+        Ok(())
+    }
+
+    /// Sets a pair that is not set, in the filter that [`Table::room`] gave.
+    #[inline]
+    pub(crate) fn set(link: &Link, pair: &Pair) {
+        link.filter.set(&link.filter.spot(pair));
+        link.pairs.fetch_add(1, Relaxed);
+    }
+
+    /// Chains a filter that was made elsewhere, by the geometry of the one after the last of ours. If the chain has grown meanwhile
+    /// that one is joined with it.
+    pub(crate) fn adopt(&self, at: usize, link: Link) {
+        let _growing = self.growing.lock();
+        match self.link(at) {
+            Some(ours) => {
+                ours.filter.or(&link.filter);
+                ours.pairs.fetch_max(link.pairs(), Relaxed);
+            }
+            None => {
+                assert!(at == self.last.load(Acquire) + 1, "filter {at} has no predecessor");
+                assert!(self.more[at - 1].set(link).is_ok(), "the chain grows under a lock");
+                self.last.store(at, Release);
+            }
+        }
+    }
+
+    /// Asks for `count` canaries, and returns what is known of the rate. Counting begins anew when a sixteenth more pairs have come.
+    pub(crate) fn probe(&self, seed: Seed, low: u64, count: u64) -> Canaries {
+        let pairs = self.pairs();
+        let mut canaries = self.canaries.lock();
+        if pairs > canaries.pairs + canaries.pairs / 16 {
+            *canaries = Canaries { pairs, next: canaries.next, ..Canaries::default() };
+        }
+        let from = canaries.next;
+        let yes = (from..from + count).filter(|&n| self.state(&seed.canary(low, n)) != State::Unset).count();
+        canaries.next += count;
+        canaries.probes += count;
+        canaries.yes += yes as u64;
+        *canaries
+    }
+
+    /// The error rate that the pairs in the filters give, by the formula.
+    pub(crate) fn expected_rate(&self) -> f64 {
+        self.links().map(|link| link.filter.sizing().rate(link.pairs(), link.filter.pages())).sum()
+    }
+}
+
+/// An empty table whose first filter has `pages`.
+#[cfg(test)]
+pub(crate) fn empty(rate: f64, pages: usize) -> std::io::Result<Table> {
+    Ok(Table::new(rate, Filter::new(Table::first_sizing(rate), pages)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hash::Member;
+
+    fn pair(id: u64, member: u64) -> Pair {
+        let seed = Seed::new(9);
+        seed.pair(id, seed.ready(&Member::Number(member)))
+    }
+
+    fn fill(table: &Table, members: std::ops::Range<u64>) {
+        for member in members {
+            let pair = pair(1, member);
+            if table.state(&pair) == State::Unset {
+                Table::set(table.room(|_| true).unwrap(), &pair);
+            }
+        }
+    }
+
+    /// T1, T2 and promise 6 for a table that gets forty times what it was made for.
+    #[test]
+    fn an_overrun_table_keeps_its_rate_and_finds_all() {
+        for rate in [0.01, 0.001] {
+            let table = empty(rate, 4).unwrap();
+            let n = table.capacity() * 40;
+            fill(&table, 0..n);
+            assert!(table.links().count() > 4);
+            assert!(table.links().all(|link| link.pairs() <= link.capacity()), "T2");
+            assert!((0..n).all(|member| table.state(&pair(1, member)) == State::Set), "T1");
+            let canaries = table.probe(Seed::new(9), 1, 1_000_000);
+            let measured = canaries.yes as f64 / canaries.probes as f64;
+            let slack = 1.0 + 4.0 / (rate * 1e6).sqrt() + 0.05; // only four pages: the first filter is no large sample
+            assert!(measured <= rate * slack, "{measured} for {rate}");
+            assert!(table.expected_rate() <= rate);
+        }
+    }
+
+    #[test]
+    fn a_table_that_may_not_grow_says_so() {
+        let table = empty(0.001, 1).unwrap();
+        fill(&table, 0..table.capacity() - 1);
+        let mut member = 1 << 32;
+        while let Ok(link) = table.room(|_| false) {
+            Table::set(link, &pair(1, member));
+            member += 1;
+        }
+        assert!(matches!(table.room(|_| false), Err(Error::Full)));
+        assert!(table.room(|bytes| bytes == Table::geometry(0.001, 1, 1).1 * 4096).is_ok());
+    }
+
+    #[test]
+    fn canaries_are_counted_anew_when_the_table_has_grown() {
+        let table = empty(0.01, 1).unwrap();
+        fill(&table, 0..100);
+        assert_eq!(table.probe(Seed::new(1), 0, 10).probes, 10);
+        assert_eq!(table.probe(Seed::new(1), 0, 10).probes, 20);
+        fill(&table, 100..200);
+        assert_eq!(table.probe(Seed::new(1), 0, 10).probes, 10);
+    }
+}

@@ -1,0 +1,113 @@
+//! What threads see of each other.
+
+use phantom::{Answer, Change, Error, Member, Options, Space};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+
+fn small() -> Space {
+    let options = Options { pairs_per_table: 20_000, max_tables: 3, seed: 3, ..Options::default() };
+    Space::new(options).expect("small tables")
+}
+
+/// P3: two threads set, and later unset, the same pairs at the same moment; each pair changes once, and the work that goes
+/// with it is done once. The ring rolls and recycles meanwhile, and at the start all ids are aside.
+#[test]
+fn of_two_equal_writes_one_changes() {
+    let space = small();
+    let counted = AtomicU64::new(0);
+    let barrier = std::sync::Barrier::new(2);
+    let count = |set: bool, id, member: u64| {
+        let add = || {
+            counted.fetch_add(1, SeqCst);
+            Ok::<(), Error>(())
+        };
+        let done = match set {
+            true => space.add_with(id, &Member::Number(member), add),
+            false => space.remove_with(id, &Member::Number(member), add),
+        };
+        u64::from(done.expect("nothing is at a bound") == Change::Changed)
+    };
+    let work = || {
+        let mut changed = 0;
+        for round in 0..400u64 {
+            barrier.wait();
+            for i in 0..200 {
+                changed += count(true, 1000 + round * 3, i);
+            }
+            barrier.wait();
+            for i in 0..100 {
+                changed += count(false, 1000 + round * 3, i);
+            }
+        }
+        changed
+    };
+    let changed: u64 = std::thread::scope(|s| {
+        let threads = [s.spawn(work), s.spawn(work)];
+        threads.map(|thread| thread.join().unwrap()).iter().sum()
+    });
+    assert_eq!(changed, counted.load(SeqCst));
+    let most = 400 * 300;
+    // A pair that is taken for a set one does not change; at 0.0001 there are a few.
+    assert!(changed <= most && changed > most - 100, "{changed} of {most}");
+    assert!(space.tables().len() > 1, "it rolled");
+}
+
+/// P1, while the ring rolls under the readers: what one thread has set is found by another, at once.
+#[test]
+fn readers_find_what_was_set_before_they_asked() {
+    let space = small();
+    let written = AtomicU64::new(0);
+    let done = AtomicBool::new(false);
+    let member = |i: u64| Member::Number(i.wrapping_mul(77));
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            for i in 0..400_000u64 {
+                assert_ne!(space.add(1 << 40 | (i * 5), &member(i)).unwrap(), Change::Unknown);
+                written.store(i + 1, SeqCst);
+            }
+            done.store(true, SeqCst);
+        });
+        s.spawn(|| {
+            while !done.load(SeqCst) {
+                if !space.maintain() {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let mut rng = fastrand::Rng::with_seed(1);
+        while !done.load(SeqCst) {
+            let n = written.load(SeqCst);
+            if n > 0 {
+                let i = n - 1 - rng.u64(0..n.min(10_000));
+                let answer = space.contains(1 << 40 | (i * 5), &member(i));
+                assert!(answer == Answer::Yes || space.horizon() > 1 << 40 | (i * 5), "{i} of {n}: {answer:?}");
+            }
+        }
+    });
+    assert!(space.horizon() > 0, "it recycled");
+}
+
+#[test]
+fn a_failed_first_step_changes_nothing() {
+    #[derive(Debug, PartialEq)]
+    struct Failed;
+    impl From<Error> for Failed {
+        fn from(_: Error) -> Failed {
+            Failed
+        }
+    }
+    let space = small();
+    let member = Member::Number(1);
+    for id in (0..200).chain([u64::MAX]) {
+        assert_eq!(space.add_with(id, &member, || Err(Failed)), Err(Failed));
+        assert_eq!(space.contains(id, &member), Answer::No);
+        assert_eq!(space.add(id, &member).unwrap(), Change::Changed);
+        assert_eq!(space.remove_with(id, &member, || Err(Failed)), Err(Failed));
+        assert_eq!(space.contains(id, &member), Answer::Yes);
+        assert_eq!(space.add_with(id, &member, || panic!("it is set")), Ok::<_, Failed>(Change::Unchanged));
+        assert_eq!(space.remove(id, &member).unwrap(), Change::Changed);
+        assert_eq!(space.contains(id, &member), Answer::No);
+        assert_eq!(space.remove_with(id, &member, || panic!("it is not set")), Ok::<_, Failed>(Change::Unchanged));
+        assert_eq!(space.add_with(id, &member, || Err(Failed)), Err(Failed));
+        assert_eq!(space.contains(id, &member), Answer::No);
+    }
+}

@@ -1,0 +1,94 @@
+//! A small blocking client, for the import and the demo: many commands out, as many replies in.
+//!
+//! Replies are decoded by redis-protocol (this is not the hot path). At most [`Client::IN_FLIGHT`] commands are under way at
+//! once, so that neither side's socket buffers can fill up while both are writing.
+
+use redis_protocol::resp2::decode::decode;
+use redis_protocol::resp2::types::OwnedFrame;
+use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+
+/// One connection. See the top of the file.
+pub struct Client {
+    stream: TcpStream,
+    /// Commands that were not sent yet.
+    out: Vec<u8>,
+    /// Received and not decoded yet: `inbox[start..]`.
+    inbox: Vec<u8>,
+    start: usize,
+    waiting: usize,
+}
+
+impl Client {
+    /// The most commands whose replies are outstanding. Their replies (tens of bytes each) fit in the kernel's buffers.
+    pub const IN_FLIGHT: usize = 1024;
+
+    /// Connects; the address is a host and a port.
+    pub fn connect(address: impl ToSocketAddrs) -> Result<Client> {
+        let stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        Ok(Client { stream, out: Vec::new(), inbox: Vec::new(), start: 0, waiting: 0 })
+    }
+
+    /// Queues one command. Replies come in the order of the commands.
+    pub fn push(&mut self, args: &[&[u8]]) {
+        // Writing to a Vec cannot fail.
+        let _ = write!(self.out, "*{}\r\n", args.len());
+        for arg in args {
+            let _ = write!(self.out, "${}\r\n", arg.len());
+            self.out.extend_from_slice(arg);
+            self.out.extend_from_slice(b"\r\n");
+        }
+        self.waiting += 1;
+    }
+
+    /// How many replies are outstanding, those of unsent commands included.
+    pub fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// Whether [`Client::IN_FLIGHT`] commands wait: take replies before pushing more.
+    pub fn is_full(&self) -> bool {
+        self.waiting >= Client::IN_FLIGHT
+    }
+
+    /// Sends what is queued and takes the next reply.
+    pub fn reply(&mut self) -> Result<OwnedFrame> {
+        if !self.out.is_empty() {
+            self.stream.write_all(&self.out)?;
+            self.out.clear();
+        }
+        loop {
+            match decode(&self.inbox[self.start..]) {
+                Ok(Some((frame, used))) => {
+                    self.start += used;
+                    self.waiting -= 1;
+                    if self.start == self.inbox.len() {
+                        self.inbox.clear();
+                        self.start = 0;
+                    }
+                    return Ok(frame);
+                }
+                Ok(None) => {}
+                Err(e) => {
+                    return Err(Error::new(ErrorKind::InvalidData, format!("the server's reply is no RESP: {e}")));
+                }
+            }
+            self.inbox.drain(..self.start);
+            self.start = 0;
+            let held = self.inbox.len();
+            self.inbox.resize(held + (64 << 10), 0);
+            let got = self.stream.read(&mut self.inbox[held..])?;
+            self.inbox.truncate(held + got);
+            if got == 0 {
+                return Err(Error::new(ErrorKind::UnexpectedEof, "the server closed the connection"));
+            }
+        }
+    }
+
+    /// One command, one reply.
+    pub fn call(&mut self, args: &[&[u8]]) -> Result<OwnedFrame> {
+        self.push(args);
+        self.reply()
+    }
+}

@@ -1,0 +1,110 @@
+//! A generated but realistic day of a microblog: posts with ids, counts and readers as such services see them.
+//!
+//! - Ids are a second and a sequence, `(unix - 515483463) << 22 | low bits`, as Weibo's public 16-digit ids are: they rise with
+//!   time, with gaps that follow the hour of the day.
+//! - Counts are heavy-tailed (log-normal, sigma about 2): a like mean of 39 and a read mean of 2,900 while the median post
+//!   has five likes; two thirds of the posts have no repost and no comment.
+//! - Readers are drawn by activity, and look at what is recent.
+//!
+//! The same seed gives the same day.
+
+/// Weibo's epoch: seconds between 1970 and the zero of its ids.
+const EPOCH_SECONDS: u64 = 515_483_463;
+const SEQUENCE_BITS: u32 = 22;
+const DAY_SECONDS: u64 = 86_400;
+/// 2026-01-01 00:00:00 UTC.
+const FIRST_SECOND: u64 = 1_767_225_600;
+/// Posts per hour of the day, midnight first, in arbitrary units: a quiet night, a noon and a late evening peak.
+const HOURS: [u64; 24] =
+    [60, 40, 22, 14, 10, 10, 16, 30, 48, 62, 70, 76, 84, 78, 70, 68, 68, 70, 76, 86, 96, 104, 100, 82];
+
+/// One post and what a day has done to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Post {
+    /// Rising with time.
+    pub id: u64,
+    /// like, repost, comment, read.
+    pub counts: [u64; 4],
+}
+
+impl Post {
+    /// Hour and minute of the day at which it was written.
+    pub fn clock(&self) -> (u64, u64) {
+        let second = ((self.id >> SEQUENCE_BITS) + EPOCH_SECONDS - FIRST_SECOND) % DAY_SECONDS;
+        (second / 3600, second / 60 % 60)
+    }
+}
+
+/// The day's posts, in id order.
+pub fn posts(seed: u64, count: usize) -> Vec<Post> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let whole: u64 = HOURS.iter().sum();
+    let mut ids: Vec<u64> = (0..count)
+        .map(|_| {
+            let mut at = rng.u64(0..whole);
+            let hour = HOURS.iter().position(|&share| {
+                let here = at < share;
+                at = at.saturating_sub(share);
+                here
+            });
+            let second = FIRST_SECOND - EPOCH_SECONDS + hour.unwrap_or(0) as u64 * 3600 + rng.u64(0..3600);
+            (second << SEQUENCE_BITS) | rng.u64(0..1 << SEQUENCE_BITS)
+        })
+        .collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids.into_iter().map(|id| Post { id, counts: counts(&mut rng) }).collect()
+}
+
+fn counts(rng: &mut fastrand::Rng) -> [u64; 4] {
+    // What is liked is read: one draw for the post's fame, and a little of its own for each count.
+    let fame = normal(rng);
+    let mut draw = |mean: f64, sigma: f64, own: f64| {
+        let z = fame * (1.0 - own * own).sqrt() + own * normal(rng);
+        (mean.ln() - sigma * sigma / 2.0 + sigma * z).exp() as u64
+    };
+    let like = draw(39.0, 2.0, 0.4);
+    let read = draw(2900.0, 1.6, 0.4).max(like);
+    let (repost, comment) = (draw(27.0, 2.2, 0.6), draw(21.0, 2.0, 0.6));
+    let some = |n: u64, lucky: bool| if lucky { n.max(1) } else { 0 };
+    [like, some(repost, rng.u8(0..3) == 0), some(comment, rng.u8(0..3) == 0), read]
+}
+
+/// A standard normal draw (Box and Muller, 1958).
+fn normal(rng: &mut fastrand::Rng) -> f64 {
+    let (u, v) = (1.0 - rng.f64(), rng.f64());
+    (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
+}
+
+/// Readers and what they look at: endless (post index, user) pairs, the recent posts and the active users most often.
+pub fn readings(seed: u64, posts: usize, users: u64) -> impl Iterator<Item = (usize, u64)> {
+    let mut rng = fastrand::Rng::with_seed(seed ^ 0x5EED);
+    std::iter::repeat_with(move || {
+        let age = rng.f64().powi(3) * posts as f64;
+        let user = (rng.f64().powi(2) * users as f64) as u64;
+        (posts - 1 - (age as usize).min(posts - 1), 1_000_000_000 + user)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_day_is_as_a_microblog_sees_it() {
+        let day = posts(1, 200_000);
+        assert_eq!(day, posts(1, 200_000), "the same seed, the same day");
+        assert!(day.windows(2).all(|w| w[0].id < w[1].id));
+        assert!(day.iter().all(|p| (10u64.pow(15)..10u64.pow(16)).contains(&p.id)), "16 digits");
+        assert!(day[0].clock().0 == 0 && day[day.len() - 1].clock().0 == 23);
+        let mean = |i: usize| day.iter().map(|p| p.counts[i]).sum::<u64>() as f64 / day.len() as f64;
+        assert!((25.0..60.0).contains(&mean(0)), "likes {}", mean(0));
+        assert!((2300.0..3600.0).contains(&mean(3)), "reads {}", mean(3));
+        for i in [1, 2] {
+            let none = day.iter().filter(|p| p.counts[i] == 0).count() as f64 / day.len() as f64;
+            assert!((0.6..0.7).contains(&none), "field {i}: {none} have none");
+        }
+        let recent = readings(1, day.len(), 1000).take(10_000).filter(|r| r.0 >= day.len() * 9 / 10).count();
+        assert!(recent > 4000, "{recent} of 10000 readings are of the newest tenth");
+    }
+}

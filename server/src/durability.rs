@@ -1,0 +1,377 @@
+//! From a write to the disk and back: what the store's commit thread asks of the engines, and recovery at start.
+//!
+//! ```text
+//!   write: Engines enters the id's stripe, changes, marks ---- commit thread: collect, encode, append, sync ----> Progress
+//!   connection: with fsync = always its replies wait until Progress has reached its ticket  <-----------------------'
+//! ```
+//!
+//! [`store::Committer`] has the rules of commits; here is what is ours: how marks become records, how a recovered record
+//! becomes state, and what clients are told while the disk says no: writes are refused ([`Durability::refusal`]), reads go on, and
+//! whoever waits for a commit is told that it is not safe. Nothing that was applied is forgotten: it will be in the log when there is
+//! room, but nobody was told that it was safe.
+
+use crate::catalogue::{Catalogue, Mismatch};
+use crate::config::{Config, Fsync};
+use crate::engines::{BuildError, Engines};
+use crate::records::{Commit, Mark, MarkedMember, RecordKind, put_number, read_pairs, read_rows, take_number};
+use parking_lot::Mutex;
+use phantom::{Answer, Layout, Member, Pair};
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+use store::{
+    Batch, CommitOptions, Committed, Committer, Health, Log, Position, Progress, RealDisk, Record, Source, Store,
+    StoreOptions, SyncPolicy, Ticket,
+};
+use tokio::sync::watch;
+
+/// How far commits have come, as connections wait for it.
+#[derive(Clone, Debug)]
+struct Reached {
+    durable: Ticket,
+    failed: Ticket,
+    health: Health,
+    reason: Arc<str>,
+}
+
+/// What writers, connections and the commit thread share.
+pub struct Durability {
+    policy: Fsync,
+    committer: Committer<Mark>,
+    reached: watch::Sender<Reached>,
+    /// End of the log: appended, synced.
+    positions: Mutex<(Position, Position)>,
+}
+
+impl Durability {
+    /// Nothing is committed before [`Durability::run`].
+    pub fn new(policy: Fsync) -> Durability {
+        let policy_of_store = match policy {
+            Fsync::Always => SyncPolicy::Always,
+            Fsync::Everysec => SyncPolicy::EverySecond,
+            Fsync::No => SyncPolicy::No,
+        };
+        let reached = Reached { durable: 0, failed: 0, health: Health::Good, reason: "".into() };
+        Durability {
+            policy,
+            committer: Committer::new(CommitOptions { policy: policy_of_store, ..CommitOptions::default() }),
+            reached: watch::Sender::new(reached),
+            positions: Mutex::new((Position::START, Position::START)),
+        }
+    }
+
+    /// Waits for what the replies to a write have to wait for: room in the log's queue, and with `always` the disk.
+    pub async fn replies_may_go(&self, ticket: Ticket) -> Result<(), String> {
+        self.room().await;
+        if self.holds_replies() { self.safe(ticket).await } else { Ok(()) }
+    }
+
+    /// Where writers mark what they change.
+    #[inline]
+    pub fn committer(&self) -> &Committer<Mark> {
+        &self.committer
+    }
+
+    /// Why a write must be refused now, if it must.
+    #[inline]
+    pub fn refusal(&self) -> Option<String> {
+        match self.committer.health() {
+            Health::Good => None,
+            Health::Full | Health::Failing => Some(refusal_text(&self.reached.borrow().reason)),
+        }
+    }
+
+    /// Whether so many changes wait for the log that a writer is to wait first: [`Durability::room`].
+    #[inline]
+    pub fn is_crowded(&self) -> bool {
+        self.committer.is_crowded()
+    }
+
+    /// Waits until the log has caught up, or fails: then writes are refused anyway.
+    pub async fn room(&self) {
+        let mut reached = self.reached.subscribe();
+        while self.is_crowded() && self.committer.health() == Health::Good {
+            self.committer.nudge();
+            if reached.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Whether replies to writes wait for the disk.
+    #[inline]
+    pub fn holds_replies(&self) -> bool {
+        self.policy == Fsync::Always
+    }
+
+    /// Waits until everything up to `ticket` is safe. The error is what to tell those who wrote.
+    pub async fn safe(&self, ticket: Ticket) -> Result<(), String> {
+        if self.committer.durable() >= ticket {
+            return Ok(());
+        }
+        let mut reached = self.reached.subscribe();
+        match reached.wait_for(|r| r.durable >= ticket || r.failed >= ticket).await {
+            Ok(r) if r.durable >= ticket => Ok(()),
+            Ok(r) => Err(refusal_text(&r.reason)),
+            Err(_) => Err(refusal_text("the server is ending")),
+        }
+    }
+
+    /// Where the log ends: appended, and synced.
+    pub fn positions(&self) -> (Position, Position) {
+        *self.positions.lock()
+    }
+
+    /// The commit thread's life, until [`Committer::stop`].
+    pub fn run(&self, log: Log, engines: &Engines) -> store::Result<()> {
+        *self.positions.lock() = (log.written(), log.durable());
+        let layouts = vec![u64::MAX; engines.existences().len()];
+        let mut source = State { shared: self, engines, commit: Commit::default(), layouts };
+        self.committer.run(log, &mut source).1
+    }
+}
+
+fn refusal_text(reason: &str) -> String {
+    format!("MISCONF Tidemark cannot write its log, so changes are refused until it can: {reason}")
+}
+
+/// What the commit thread reads from.
+struct State<'a> {
+    shared: &'a Durability,
+    engines: &'a Engines,
+    commit: Commit,
+    /// How often each existence space's ring had changed when it was last logged.
+    layouts: Vec<u64>,
+}
+
+impl Source<Mark> for State<'_> {
+    fn collect(&mut self, marks: &[Mark]) -> usize {
+        for mark in marks {
+            match *mark {
+                Mark::Row { space, id } => {
+                    if let Some(s) = self.engines.counter_by_number(space) {
+                        self.commit.row(space, id, s.schema().width(), |values| s.get(id, values));
+                    }
+                }
+                Mark::Pair { space, id, member } => {
+                    if let Some(s) = self.engines.existence_by_number(space) {
+                        let set = s.contains_pair(&pair(s, id, member)) == Answer::Yes;
+                        self.commit.pair(space, id, member, set);
+                    }
+                }
+            }
+        }
+        self.commit.bytes()
+    }
+
+    fn encode(&mut self, batch: &mut Batch) {
+        // A ring's layout goes before the pairs that may need it.
+        for (seen, space) in self.layouts.iter_mut().zip(self.engines.existences()) {
+            let changes = space.changes();
+            if *seen != changes {
+                *seen = changes;
+                batch.push(space.number(), RecordKind::Layout as u8, &encode_layout(&space.layout()));
+            }
+        }
+        let engines = self.engines;
+        self.commit.encode(|space| engines.counter_by_number(space).map_or(1, |s| s.schema().width()), batch);
+    }
+
+    fn forget(&mut self) {
+        self.commit.forget();
+        // What was encoded may not have been appended.
+        self.layouts.fill(u64::MAX);
+    }
+
+    fn published(&mut self, now: &Committed) {
+        *self.shared.positions.lock() = (now.written_to, now.synced_to);
+        self.shared.reached.send_modify(|r| {
+            r.durable = now.durable;
+            r.failed = now.failed;
+            if r.health != Health::Good && now.health == Health::Good {
+                tracing::info!("the log goes on");
+            }
+            r.health = now.health;
+        });
+    }
+
+    fn failed(&mut self, error: &store::Error) {
+        tracing::error!("the log: {error}. {}", error.advice());
+        self.shared.reached.send_modify(|r| r.reason = error.to_string().into());
+    }
+}
+
+/// A marked member as the log names it.
+#[inline]
+pub fn marked(space: &phantom::Space, id: u64, member: &Member<'_>) -> MarkedMember {
+    match *member {
+        Member::Number(n) => MarkedMember::Number(n),
+        Member::Bytes(_) => MarkedMember::Hash(space.pair(id, member).hash()),
+    }
+}
+
+fn pair(space: &phantom::Space, id: u64, member: MarkedMember) -> Pair {
+    match member {
+        MarkedMember::Number(n) => space.pair(id, &Member::Number(n)),
+        MarkedMember::Hash(hash) => Pair::from_hash(id, hash),
+    }
+}
+
+fn encode_layout(layout: &[Layout]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut before = 0;
+    for at in layout {
+        put_number(&mut out, at.low - before);
+        put_number(&mut out, at.pages as u64);
+        before = at.low;
+    }
+    out
+}
+
+fn decode_layout(mut bytes: &[u8]) -> Result<Vec<Layout>, String> {
+    let mut layout: Vec<Layout> = Vec::new();
+    let mut low = 0u64;
+    while !bytes.is_empty() {
+        let step = take_number(&mut bytes)?;
+        let pages = take_number(&mut bytes)?;
+        low = low.checked_add(step).ok_or("a table above 2^64-1")?;
+        if step == 0 && !layout.is_empty() {
+            return Err("two tables with the same lowest id".to_owned());
+        }
+        let pages = usize::try_from(pages).ok().filter(|&p| p <= 1 << 40).ok_or("a table of too many pages")?;
+        layout.push(Layout { low, pages });
+    }
+    Ok(layout)
+}
+
+/// Why a data folder could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum RecoverError {
+    /// The store's own word.
+    #[error("{0}. {advice}", advice = .0.advice())]
+    Store(#[from] store::Error),
+    /// The folder and the configuration do not fit together.
+    #[error(transparent)]
+    Mismatch(#[from] Mismatch),
+    /// A space could not be made.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// The folder cannot be made.
+    #[error("cannot make the data folder {path}: {source}")]
+    Folder {
+        /// Which.
+        path: std::path::PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// A data folder, read back.
+pub struct Recovered {
+    /// With everything in it.
+    pub engines: Engines,
+    /// For snapshots.
+    pub store: Store,
+    /// To go on with.
+    pub log: Log,
+    /// What was read.
+    pub end: store::End,
+}
+
+/// Opens the data folder and reads everything back; a new folder becomes a data set with the configured spaces.
+pub fn recover(
+    config: &Config,
+    durability: &Arc<Durability>,
+    progress: impl Fn(Progress) + Sync,
+) -> Result<Recovered, RecoverError> {
+    let dir = &config.durability.dir;
+    std::fs::create_dir_all(dir).map_err(|source| RecoverError::Folder { path: dir.clone(), source })?;
+    let disk = RealDisk::open(dir).map_err(|source| RecoverError::Folder { path: dir.clone(), source })?;
+    let store = Store::open(Arc::new(disk), StoreOptions::default())?;
+
+    // The catalogue comes first: in the snapshot, or as the first record of the log.
+    let engines = OnceLock::new();
+    let known = Mutex::new(Catalogue::default());
+    let build_error = Mutex::new(None);
+    let build = |catalogue: Catalogue| -> Result<(), String> {
+        let built = catalogue
+            .completed(config)
+            .map_err(RecoverError::from)
+            .and_then(|full| Ok(Engines::new(config, &full, durability.clone(), HashMap::new())?));
+        match built {
+            // An existing data set must fit; a second catalogue only adds spaces, which `completed` has added already.
+            Ok(built) => drop(engines.set(built)),
+            Err(error) => {
+                let text = error.to_string();
+                build_error.lock().get_or_insert(error);
+                return Err(text);
+            }
+        }
+        *known.lock() = catalogue;
+        Ok(())
+    };
+    let apply = |space: u32, kind: u8, payload: &[u8]| -> Result<(), String> {
+        if kind == RecordKind::Catalogue as u8 {
+            return build(Catalogue::decode(payload).map_err(|e| e.to_string())?);
+        }
+        let engines = engines.get().ok_or("data before the catalogue")?;
+        apply_record(engines, space, kind, payload)
+    };
+    let replayed = store.replay(|record: &Record<'_>| apply(record.space, record.kind, record.payload), &progress);
+    let (mut log, end) = match (replayed, build_error.into_inner()) {
+        (_, Some(error)) => return Err(error),
+        (Err(error), None) => return Err(error.into()),
+        (Ok(done), None) => done,
+    };
+    let known = known.into_inner();
+    let full = known.completed(config)?;
+    let engines = match engines.into_inner() {
+        Some(engines) => engines,
+        None => Engines::new(config, &full, durability.clone(), HashMap::new())?,
+    };
+    if full != known {
+        let mut batch = Batch::new();
+        batch.push(0, RecordKind::Catalogue as u8, &engines.catalogue().encode());
+        log.append(&batch, unix_ms())?;
+        log.sync()?;
+    }
+    Ok(Recovered { engines, store, log, end })
+}
+
+fn unix_ms() -> u64 {
+    crate::node::unix_us() / 1000
+}
+
+/// Makes one record true.
+fn apply_record(engines: &Engines, space: u32, kind: u8, payload: &[u8]) -> Result<(), String> {
+    let counter = || engines.counter_by_number(space).ok_or_else(|| format!("there is no counter space {space}"));
+    let existence = || engines.existence_by_number(space).ok_or_else(|| format!("there is no existence space {space}"));
+    match RecordKind::from_number(kind) {
+        Some(RecordKind::Rows) => {
+            let space = counter()?;
+            read_rows(payload, |id, values| space.put(id, values).map_err(|e| e.to_string()))
+        }
+        Some(RecordKind::Pairs) => {
+            let space = existence()?;
+            read_pairs(payload, |id, member, set| space.put(&pair(space, id, member), set).map_err(|e| e.to_string()))
+        }
+        Some(RecordKind::Layout) => existence()?.put_layout(&decode_layout(payload)?).map_err(|e| e.to_string()),
+        Some(RecordKind::Catalogue | RecordKind::Table | RecordKind::Aside) | None => {
+            Err(format!("a record of kind {kind} does not belong here"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layouts_read_back() {
+        let layout =
+            vec![Layout { low: 7, pages: 1 }, Layout { low: 8, pages: 300 }, Layout { low: u64::MAX, pages: 2 }];
+        assert_eq!(decode_layout(&encode_layout(&layout)).unwrap(), layout);
+        assert_eq!(decode_layout(&[]).unwrap(), []);
+        assert!(decode_layout(&[5, 1, 0, 1]).is_err(), "not rising");
+        assert!(decode_layout(&[5]).is_err(), "cut off");
+    }
+}

@@ -1,0 +1,433 @@
+//! Records: what the log and the snapshots hold of the engines, as bytes. State, never deltas (promise 2).
+//!
+//! | kind | space | payload |
+//! |---|---|---|
+//! | 1 catalogue | 0 | the spaces with their numbers, schemas and seeds: TOML, so that `tidemark dump` shows it as it is |
+//! | 2 rows | counter | fields n; then per row: (id - id before) << 1 \| exists; if it exists, n zigzag values |
+//! | 3 pairs | existence | per pair: (id - id before) << 2 \| named by hash << 1 \| set; then the member, or the 16 bytes of the hash |
+//! | 4 layout | existence | where its tables lie: per table low - low before, pages |
+//! | 5 table | existence | snapshots only: a part of a table, in the phantom engine's own format |
+//! | 6 aside | existence | snapshots only: the phantom engine's pairs of ids far ahead, in its own format |
+//!
+//! All numbers are LEB128 unless something else is said. Ids rise within a payload, so a like costs its id's distance from the
+//! one before, its member, and nothing for a counter that the same batch holds anyway. A number of more than 64 bits, a
+//! payload that ends within a row, an id that does not rise: damage.
+
+use store::Batch;
+
+/// What a write has changed: the name of a record, without its content. Marks of one id sort together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Mark {
+    /// The row of `id` in the counter space with this number.
+    Row {
+        /// Number of the space in the catalogue.
+        space: u32,
+        /// The row's id.
+        id: u64,
+    },
+    /// One pair of the existence space with this number.
+    Pair {
+        /// Number of the space in the catalogue.
+        space: u32,
+        /// The pair's id.
+        id: u64,
+        /// Its other half.
+        member: MarkedMember,
+    },
+}
+
+/// A member as the log names it: as short as it can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MarkedMember {
+    /// A member that is a number.
+    Number(u64),
+    /// Any other: the hash of the whole pair under the space's seed, as the phantom engine gives it.
+    Hash(u128),
+}
+
+/// What a record's payload holds; see the top of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum RecordKind {
+    /// Spaces with their numbers.
+    Catalogue = 1,
+    /// Rows of a counter space.
+    Rows = 2,
+    /// Pairs of an existence space.
+    Pairs = 3,
+    /// The places of an existence space's tables.
+    Layout = 4,
+    /// A part of an existence space's table.
+    Table = 5,
+    /// An existence space's pairs of ids far ahead.
+    Aside = 6,
+}
+
+impl RecordKind {
+    /// The kind with this number.
+    pub fn from_number(kind: u8) -> Option<RecordKind> {
+        use RecordKind::*;
+        [Catalogue, Rows, Pairs, Layout, Table, Aside].into_iter().find(|&k| k as u8 == kind)
+    }
+}
+
+/// Appends a number as LEB128.
+pub fn put_number(out: &mut Vec<u8>, mut n: u64) {
+    while n >= 0x80 {
+        out.push(n as u8 | 0x80);
+        n >>= 7;
+    }
+    out.push(n as u8);
+}
+
+/// Takes a LEB128 number of at most 64 bits.
+pub fn take_number(bytes: &mut &[u8]) -> Result<u64, String> {
+    let mut n = 0u64;
+    for (i, &byte) in bytes.iter().enumerate().take(10) {
+        let bits = u64::from(byte & 0x7f);
+        if i == 9 && bits > 1 {
+            break;
+        }
+        n |= bits << (7 * i);
+        if byte & 0x80 == 0 {
+            *bytes = &bytes[i + 1..];
+            return Ok(n);
+        }
+    }
+    Err("a number is cut off, or has more than 64 bits".to_owned())
+}
+
+/// Small numbers of either sign as small numbers.
+fn zigzag(n: i64) -> u64 {
+    ((n << 1) ^ (n >> 63)) as u64
+}
+
+fn unzigzag(n: u64) -> i64 {
+    (n >> 1) as i64 ^ -((n & 1) as i64)
+}
+
+/// The next id, `bits` flags below it. Ids rise, so the distance is at most 2^64-1; with flags it may need 66 bits, so a huge
+/// one is written apart: all flags bits as usual, distance 2^62-1 as an escape, then the distance itself.
+fn put_step(out: &mut Vec<u8>, step: u64, bits: u32, flags: u64) {
+    let escape = (1u64 << 61) - 1;
+    if step < escape {
+        put_number(out, (step << bits) | flags);
+    } else {
+        put_number(out, (escape << bits) | flags);
+        put_number(out, step);
+    }
+}
+
+fn take_step(bytes: &mut &[u8], bits: u32) -> Result<(u64, u64), String> {
+    let escape = (1u64 << 61) - 1;
+    let head = take_number(bytes)?;
+    let (step, flags) = (head >> bits, head & ((1 << bits) - 1));
+    Ok((if step == escape { take_number(bytes)? } else { step }, flags))
+}
+
+/// Ids that must rise: strictly, but for the first.
+struct Rising(Option<u64>);
+
+impl Rising {
+    fn step(&mut self, id: u64) -> u64 {
+        let step = id - self.0.unwrap_or(0);
+        self.0 = Some(id);
+        step
+    }
+
+    fn id(&mut self, step: u64) -> Result<u64, String> {
+        let id = self.0.unwrap_or(0).checked_add(step).ok_or("an id of more than 64 bits")?;
+        self.0 = Some(id);
+        Ok(id)
+    }
+}
+
+/// Writes a rows payload, row by row, ids rising.
+pub struct RowsWriter {
+    out: Vec<u8>,
+    ids: Rising,
+    rows: u64,
+}
+
+impl RowsWriter {
+    /// Rows of `fields` values each.
+    pub fn new(fields: usize) -> RowsWriter {
+        let mut out = Vec::new();
+        put_number(&mut out, fields as u64);
+        RowsWriter { out, ids: Rising(None), rows: 0 }
+    }
+
+    /// The next row; `None`: there is none of this id. Panics if the id lies below the one before.
+    pub fn row(&mut self, id: u64, values: Option<&[i64]>) {
+        put_step(&mut self.out, self.ids.step(id), 1, u64::from(values.is_some()));
+        values.unwrap_or(&[]).iter().for_each(|&n| put_number(&mut self.out, zigzag(n)));
+        self.rows += 1;
+    }
+
+    /// Bytes so far.
+    pub fn bytes(&self) -> usize {
+        self.out.len()
+    }
+
+    /// Rows so far.
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// The payload.
+    pub fn finish(self) -> Vec<u8> {
+        self.out
+    }
+}
+
+/// Reads a rows payload: `each` gets the id and the values, `None` if there is no such row.
+pub fn read_rows(
+    mut bytes: &[u8],
+    mut each: impl FnMut(u64, Option<&[i64]>) -> Result<(), String>,
+) -> Result<(), String> {
+    let fields = take_number(&mut bytes)?;
+    if fields == 0 || fields > counter::MAX_FIELDS as u64 {
+        return Err(format!("rows of {fields} fields"));
+    }
+    let mut values = vec![0; fields as usize];
+    let mut ids = Rising(None);
+    while !bytes.is_empty() {
+        let (step, exists) = take_step(&mut bytes, 1)?;
+        let id = ids.id(step)?;
+        if exists == 0 {
+            each(id, None)?;
+            continue;
+        }
+        for value in &mut values {
+            *value = unzigzag(take_number(&mut bytes)?);
+        }
+        each(id, Some(&values))?;
+    }
+    Ok(())
+}
+
+/// Writes a pairs payload, pair by pair, ids rising.
+#[derive(Default)]
+pub struct PairsWriter {
+    out: Vec<u8>,
+    last: u64,
+}
+
+impl PairsWriter {
+    /// The next pair: whether it is set. Panics if the id lies below the one before.
+    pub fn pair(&mut self, id: u64, member: MarkedMember, set: bool) {
+        let step = id - self.last;
+        self.last = id;
+        match member {
+            MarkedMember::Number(n) => {
+                put_step(&mut self.out, step, 2, u64::from(set));
+                put_number(&mut self.out, n);
+            }
+            MarkedMember::Hash(hash) => {
+                put_step(&mut self.out, step, 2, 2 | u64::from(set));
+                self.out.extend_from_slice(&hash.to_le_bytes());
+            }
+        }
+    }
+
+    /// Bytes so far.
+    pub fn bytes(&self) -> usize {
+        self.out.len()
+    }
+
+    /// The payload.
+    pub fn finish(self) -> Vec<u8> {
+        self.out
+    }
+}
+
+/// Reads a pairs payload.
+pub fn read_pairs(
+    mut bytes: &[u8],
+    mut each: impl FnMut(u64, MarkedMember, bool) -> Result<(), String>,
+) -> Result<(), String> {
+    let mut ids = Rising(None);
+    while !bytes.is_empty() {
+        let (step, flags) = take_step(&mut bytes, 2)?;
+        let id = ids.id(step)?;
+        let member = if flags & 2 == 0 {
+            MarkedMember::Number(take_number(&mut bytes)?)
+        } else {
+            let (hash, rest) = bytes.split_first_chunk::<16>().ok_or("a pair's hash is cut off")?;
+            bytes = rest;
+            MarkedMember::Hash(u128::from_le_bytes(*hash))
+        };
+        each(id, member, flags & 1 == 1)?;
+    }
+    Ok(())
+}
+
+/// What a commit has read of the marked rows and pairs, until it becomes records.
+#[derive(Default)]
+pub struct Commit {
+    rows: Vec<(u32, u64, Option<usize>)>,
+    values: Vec<i64>,
+    pairs: Vec<(u32, u64, MarkedMember, bool)>,
+}
+
+impl Commit {
+    /// Whether nothing was collected.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty() && self.pairs.is_empty()
+    }
+
+    /// A row as it is now. `read` fills in the values, and says whether there is such a row.
+    pub fn row(&mut self, space: u32, id: u64, fields: usize, read: impl FnOnce(&mut [i64]) -> bool) {
+        let start = self.values.len();
+        self.values.resize(start + fields, 0);
+        let exists = read(&mut self.values[start..]);
+        if !exists {
+            self.values.truncate(start);
+        }
+        self.rows.push((space, id, exists.then_some(start)));
+    }
+
+    /// A pair as it is now.
+    pub fn pair(&mut self, space: u32, id: u64, member: MarkedMember, set: bool) {
+        self.pairs.push((space, id, member, set));
+    }
+
+    /// Bytes that the records will take, about.
+    pub fn bytes(&self) -> usize {
+        self.rows.len() * 4 + self.values.len() * 3 + self.pairs.len() * 12
+    }
+
+    /// Adds the records to a batch, one per space and kind, and forgets them. `fields` tells a counter space's number of fields.
+    pub fn encode(&mut self, fields: impl Fn(u32) -> usize, batch: &mut Batch) {
+        self.rows.sort_unstable_by_key(|r| (r.0, r.1));
+        self.pairs.sort_unstable_by_key(|p| (p.0, p.1, p.2));
+        for group in self.rows.chunk_by(|a, b| a.0 == b.0) {
+            let width = fields(group[0].0);
+            let mut writer = RowsWriter::new(width);
+            for &(_, id, start) in group {
+                writer.row(id, start.map(|s| &self.values[s..s + width]));
+            }
+            batch.push(group[0].0, RecordKind::Rows as u8, &writer.finish());
+        }
+        for group in self.pairs.chunk_by(|a, b| a.0 == b.0) {
+            let mut writer = PairsWriter::default();
+            group.iter().for_each(|&(_, id, member, set)| writer.pair(id, member, set));
+            batch.push(group[0].0, RecordKind::Pairs as u8, &writer.finish());
+        }
+        self.forget();
+    }
+
+    /// Forgets what was collected.
+    pub fn forget(&mut self) {
+        self.rows.clear();
+        self.values.clear();
+        self.pairs.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_any_size_read_back() {
+        for n in [0, 1, 127, 128, 1 << 32, u64::MAX - 1, u64::MAX] {
+            let mut out = vec![];
+            put_number(&mut out, n);
+            let mut bytes = &out[..];
+            assert_eq!(take_number(&mut bytes), Ok(n));
+            assert!(bytes.is_empty());
+            assert!(take_number(&mut &out[..out.len() - 1]).is_err());
+        }
+        assert!(take_number(&mut &[0xff; 10][..]).is_err(), "70 bits");
+        for n in [0, -1, 1, i64::MIN, i64::MAX] {
+            assert_eq!(unzigzag(zigzag(n)), n);
+        }
+    }
+
+    #[test]
+    fn rows_read_back() {
+        let rows: Vec<(u64, Option<Vec<i64>>)> = vec![
+            (0, Some(vec![1, -1])),
+            (1, None),
+            (2, Some(vec![i64::MIN, i64::MAX])),
+            (u64::MAX - 1, Some(vec![0, 0])),
+            (u64::MAX, None),
+        ];
+        let mut writer = RowsWriter::new(2);
+        rows.iter().for_each(|(id, values)| writer.row(*id, values.as_deref()));
+        let bytes = writer.finish();
+        let mut read = vec![];
+        read_rows(&bytes, |id, values| {
+            read.push((id, values.map(<[i64]>::to_vec)));
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(read, rows);
+    }
+
+    #[test]
+    fn pairs_read_back() {
+        let pairs = [
+            (0, MarkedMember::Number(0), true),
+            (0, MarkedMember::Number(u64::MAX), false),
+            (7, MarkedMember::Hash(u128::MAX), true),
+            (u64::MAX, MarkedMember::Hash(0), false),
+        ];
+        let mut writer = PairsWriter::default();
+        pairs.iter().for_each(|&(id, member, set)| writer.pair(id, member, set));
+        let mut read = vec![];
+        read_pairs(&writer.finish(), |id, member, set| {
+            read.push((id, member, set));
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(read, pairs);
+    }
+
+    /// Decoders are total: any bytes give rows or an error.
+    #[test]
+    fn no_bytes_make_a_decoder_panic() {
+        let mut rng = fastrand::Rng::with_seed(3);
+        for _ in 0..200_000 {
+            let bytes: Vec<u8> = (0..rng.usize(0..40)).map(|_| if rng.bool() { 0xff } else { rng.u8(..) }).collect();
+            let _ = read_rows(&bytes, |_, _| Ok(()));
+            let _ = read_pairs(&bytes, |_, _, _| Ok(()));
+        }
+    }
+
+    #[test]
+    fn a_commit_is_one_record_per_space_and_kind() {
+        let mut commit = Commit::default();
+        for id in [9, 3, 7] {
+            commit.row(1, id, 2, |values| {
+                values.fill(id as i64);
+                id != 7
+            });
+            commit.row(2, id, 1, |_| true);
+            commit.pair(3, id, MarkedMember::Number(8), id == 3);
+            commit.pair(3, id, MarkedMember::Number(5), id == 3);
+        }
+        assert!(!commit.is_empty() && commit.bytes() > 0);
+        let mut batch = Batch::new();
+        commit.encode(|space| [0, 2, 1][space as usize], &mut batch);
+        assert!(commit.is_empty());
+        let records: Vec<_> = store::Records::new(batch.body()).map(Result::unwrap).collect();
+        assert_eq!(records.iter().map(|r| (r.space, r.kind)).collect::<Vec<_>>(), [(1, 2), (2, 2), (3, 3)]);
+        let mut rows = vec![];
+        read_rows(records[0].payload, |id, values| {
+            rows.push((id, values.map(<[i64]>::to_vec)));
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(rows, [(3, Some(vec![3, 3])), (7, None), (9, Some(vec![9, 9]))]);
+        let mut pairs = vec![];
+        read_pairs(records[2].payload, |id, member, set| {
+            pairs.push((id, member, set));
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(pairs.len(), 6);
+        assert_eq!(pairs[0], (3, MarkedMember::Number(5), true));
+    }
+}

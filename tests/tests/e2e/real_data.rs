@@ -1,0 +1,157 @@
+//! The main job on real input: repost events of a real microblog, imported through the wire, and asked back.
+//!
+//! The data set lies beside the repository (`../shared/data`), not in it; where it is absent this test says so and ends.
+
+use flate2::read::MultiGzDecoder;
+use redis::Commands;
+use std::collections::{BTreeMap, HashSet};
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use tidemark_server::cli::import::{ImportArgs, run};
+use tidemark_tests::TestServer;
+
+/// Found from the repository or from a folder of worktrees beside it.
+fn data() -> Option<PathBuf> {
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().map(|a| a.join("shared/data/weibo_reposts.csv.gz")).find(|p| p.exists())
+}
+
+fn import(server: &TestServer, file: PathBuf) -> tidemark_server::cli::import::Summary {
+    run(&ImportArgs {
+        files: vec![file],
+        host: "127.0.0.1".into(),
+        port: server.port(),
+        kind: None,
+        space: "post".into(),
+        fields: vec![],
+        action: "repost".into(),
+        strict: false,
+    })
+    .unwrap()
+}
+
+#[test]
+fn real_reposts_are_counted_once_per_user() {
+    let Some(path) = data() else {
+        eprintln!("SKIPPED: ../shared/data/weibo_reposts.csv.gz is absent");
+        return;
+    };
+    // What is true, by plain sets.
+    let mut users: BTreeMap<u64, HashSet<u64>> = BTreeMap::new();
+    let (mut events, mut originals) = (0, 0);
+    let file = std::fs::File::open(&path).unwrap();
+    for line in BufReader::new(MultiGzDecoder::new(file)).lines().skip(1) {
+        let line = line.unwrap();
+        let columns: Vec<&str> = line.split(',').collect();
+        match columns[2].parse() {
+            Ok(origin) => {
+                users.entry(origin).or_default().insert(columns[3].parse().unwrap());
+                events += 1;
+            }
+            Err(_) => originals += 1,
+        }
+    }
+    let pairs: u64 = users.values().map(|u| u.len() as u64).sum();
+    assert_eq!((users.len(), pairs, events), (521, 63_172, 113_110), "the data set is another one");
+
+    let server = TestServer::start();
+    let summary = import(&server, path.clone());
+    assert_eq!((summary.events, summary.originals, summary.bad), (events, originals, 0));
+    assert_eq!(summary.changed + summary.repeated, events);
+    assert_eq!(summary.unknown, 0);
+    let lost = pairs - summary.changed;
+    assert!(lost as f64 <= 3.0 + 3.0 * 0.0001 * pairs as f64, "{lost} first reposts were taken for repeated ones");
+
+    let mut connection = server.connection();
+    let mut off = 0;
+    for (origin, users) in &users {
+        let count: u64 = connection.hget(format!("post:{origin}"), "repost").unwrap();
+        assert!(count <= users.len() as u64, "{origin}: {count} reposts by {} users", users.len());
+        off += users.len() as u64 - count;
+        let mut check = redis::cmd("BF.MEXISTS");
+        check.arg(format!("reposted:{origin}"));
+        users.iter().for_each(|user| drop(check.arg(user)));
+        let found: Vec<u8> = check.query(&mut connection).unwrap();
+        assert!(found.iter().all(|&f| f == 1), "{origin}: a pair that happened answers no");
+    }
+    assert_eq!(off, lost, "counts and flags disagree");
+
+    // A million pairs that never happened: real posts, users that are not in the file.
+    let origins: Vec<u64> = users.keys().copied().collect();
+    let (mut asked, mut wrong) = (0u64, 0u64);
+    let mut rng = fastrand::Rng::with_seed(5);
+    for chunk in 0..1000 {
+        let origin = origins[chunk % origins.len()];
+        let mut check = redis::cmd("BF.MEXISTS");
+        check.arg(format!("reposted:{origin}"));
+        for _ in 0..1000 {
+            check.arg(1_000_000_000_000u64 + rng.u64(0..1 << 50));
+        }
+        let found: Vec<u8> = check.query(&mut connection).unwrap();
+        asked += found.len() as u64;
+        wrong += found.iter().filter(|&&f| f == 1).count() as u64;
+    }
+    let rate = wrong as f64 / asked as f64;
+    eprintln!("{asked} pairs that never happened: {wrong} answer yes, {:.4} %; {lost} reposts lost", rate * 100.0);
+    assert!(asked >= 1_000_000 && rate <= 0.0002, "{rate}");
+
+    // The same file again changes nothing.
+    let again = import(&server, path);
+    assert_eq!((again.events, again.changed), (events, 0));
+}
+
+#[test]
+fn bad_lines_are_named_and_harm_nobody() {
+    let server = TestServer::start();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rows.csv");
+    let text = "id,like,repost,comment,read\n1,10,0,0,100\nx,1,1,1,1\n2,5,5\n\n\"open,1,2,3,4\n18446744073709551616,1,1,1,1\n\
+                3,9223372036854775807,-1,70000,-9223372036854775808\n18446744073709551615,7,7,7,7\n4,1,1,1,1e3\n5,1,2,3,4";
+    std::fs::write(&file, text).unwrap();
+    let summary = import(&server, file.clone());
+    assert_eq!((summary.lines, summary.rows, summary.bad), (9, 4, 5));
+    let mut connection = server.connection();
+    let row = |c: &mut redis::Connection, id: u64| -> Vec<i64> {
+        c.hget(format!("post:{id}"), &["like", "repost", "comment", "read"]).unwrap()
+    };
+    assert_eq!(row(&mut connection, 1), [10, 0, 0, 100]);
+    assert_eq!(row(&mut connection, 3), [i64::MAX, -1, 70000, i64::MIN]);
+    assert_eq!(row(&mut connection, u64::MAX), [7, 7, 7, 7]);
+    assert_eq!(row(&mut connection, 5), [1, 2, 3, 4]);
+
+    let strict = run(&ImportArgs {
+        files: vec![file.clone()],
+        host: "127.0.0.1".into(),
+        port: server.port(),
+        kind: None,
+        space: "post".into(),
+        fields: vec![],
+        action: "repost".into(),
+        strict: true,
+    });
+    let error = strict.unwrap_err().to_string();
+    assert!(error.contains("line 3") && error.contains("\"x\""), "{error}");
+
+    // A header that names a field which the schema lacks: the server says so, for every line.
+    std::fs::write(&file, "id,like,share\n1,2,3\n").unwrap();
+    assert_eq!(import(&server, file.clone()).bad, 1);
+    // A file that is cut in the middle of its gzip stream: an error that names the file, not a silent end.
+    let whole = {
+        let mut gz = flate2::write::GzEncoder::new(vec![], flate2::Compression::default());
+        std::io::Write::write_all(&mut gz, text.repeat(1000).as_bytes()).unwrap();
+        gz.finish().unwrap()
+    };
+    std::fs::write(&file, &whole[..whole.len() / 2]).unwrap();
+    let args = ImportArgs {
+        files: vec![file],
+        host: "127.0.0.1".into(),
+        port: server.port(),
+        kind: None,
+        space: "post".into(),
+        fields: vec![],
+        action: "repost".into(),
+        strict: false,
+    };
+    let error = run(&args).unwrap_err().to_string();
+    assert!(error.contains("rows.csv"), "{error}");
+}
