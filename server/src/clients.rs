@@ -7,7 +7,7 @@ use crate::resp::Protocol;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use tokio::task::AbortHandle;
@@ -36,8 +36,8 @@ pub(crate) struct Client {
     pub(crate) flags: AtomicU32,
     /// Milliseconds after `since` at which it last sent something.
     last_active_ms: AtomicU64,
-    /// Number of the last command in the table.
-    pub(crate) last_command: AtomicU16,
+    /// The last command: see `commands::name_of`.
+    pub(crate) last_command: AtomicU32,
     /// Bytes of an incomplete request.
     pub(crate) query_bytes: AtomicUsize,
     /// Bytes of replies that the client has not taken.
@@ -138,7 +138,7 @@ impl Clients {
             protocol: AtomicU8::new(2),
             flags: AtomicU32::new(0),
             last_active_ms: AtomicU64::new(0),
-            last_command: AtomicU16::new(u16::MAX),
+            last_command: AtomicU32::new(u32::MAX),
             query_bytes: AtomicUsize::new(0),
             output_bytes: AtomicUsize::new(0),
             abort: OnceLock::new(),

@@ -160,9 +160,13 @@ fn all() -> &'static [&'static Spec] {
     &TABLE.specs
 }
 
-/// The name of a command by its number.
-pub(crate) fn name_of(number: u16) -> &'static str {
-    TABLE.specs.get(usize::from(number)).map_or("NULL", |spec| spec.name)
+/// The name of a command by its number, which lies in the lower 16 bits; above them the number of the subcommand, from 1.
+pub(crate) fn name_of(numbers: u32) -> &'static str {
+    let Some(spec) = TABLE.specs.get((numbers & 0xffff) as usize) else { return "NULL" };
+    match (numbers >> 16).checked_sub(1) {
+        None => spec.name,
+        Some(sub) => spec.subcommands.get(sub as usize).map_or(spec.name, |s| s.name),
+    }
 }
 
 impl Spec {
@@ -340,20 +344,18 @@ pub(crate) fn execute(
     let mark = reply.mark();
     let outcome = match find(args.at(0)) {
         None => Err(unknown(args, session)),
-        Some((number, spec)) => {
-            session.client.last_command.store(number, Relaxed);
-            match select(spec, args) {
-                Err(refusal) => Err(refusal),
-                Ok(spec) if !node.is_loaded() && !spec.has(flag::LOADING) => Err(Refusal::LOADING),
-                Ok(spec) => {
-                    let mut call = Call { spec, args, reply, session, node, scratch };
-                    let admitted = if spec.has(flag::WRITE) { call.admit_write() } else { Ok(()) };
-                    let outcome = admitted.and_then(|()| (spec.run)(&mut call));
-                    reply = Reply::new(out, session.client.protocol());
-                    outcome
-                }
+        Some((number, spec)) => match select(spec, args) {
+            Err(refusal) => Err(refusal),
+            Ok((spec, _)) if !node.is_loaded() && !spec.has(flag::LOADING) => Err(Refusal::LOADING),
+            Ok((spec, sub)) => {
+                session.client.last_command.store(u32::from(number) | sub << 16, Relaxed);
+                let mut call = Call { spec, args, reply, session, node, scratch };
+                let admitted = if spec.has(flag::WRITE) { call.admit_write() } else { Ok(()) };
+                let outcome = admitted.and_then(|()| (spec.run)(&mut call));
+                reply = Reply::new(out, session.client.protocol());
+                outcome
             }
-        }
+        },
     };
     let fine = match outcome {
         Ok(()) => true,
@@ -377,25 +379,26 @@ pub(crate) fn execute(
     fine
 }
 
-/// Checks the number of arguments and steps down to the subcommand.
+/// Checks the number of arguments and steps down to the subcommand; gives its number, too, or 0 if there is none.
 #[inline]
-fn select(spec: &'static Spec, args: Args<'_>) -> Result<&'static Spec, Refusal> {
+fn select(spec: &'static Spec, args: Args<'_>) -> Result<(&'static Spec, u32), Refusal> {
     let wrong_arity = |spec: &Spec| refuse!("ERR wrong number of arguments for '{}' command", spec.name);
     if !spec.fits(args.len()) {
         return Err(wrong_arity(spec));
     }
     if spec.subcommands.is_empty() || args.len() == 1 {
-        return Ok(spec);
+        return Ok((spec, 0));
     }
     let wanted = args.at(1);
-    let Some(sub) = spec.subcommands.iter().find(|s| s.own_name().as_bytes().eq_ignore_ascii_case(wanted)) else {
+    let named = |(_, s): &(u32, &Spec)| s.own_name().as_bytes().eq_ignore_ascii_case(wanted);
+    let Some((number, sub)) = (1..).zip(spec.subcommands).find(named) else {
         return Err(refuse!(
             "ERR unknown subcommand '{}'. Try {} HELP.",
             String::from_utf8_lossy(&wanted[..wanted.len().min(128)]),
             spec.name.to_ascii_uppercase()
         ));
     };
-    if sub.fits(args.len()) { Ok(sub) } else { Err(wrong_arity(sub)) }
+    if sub.fits(args.len()) { Ok((sub, number)) } else { Err(wrong_arity(sub)) }
 }
 
 #[cold]

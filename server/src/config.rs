@@ -329,7 +329,7 @@ impl Config {
         }
         let is_existence = |name: &str| self.existence.iter().any(|e| e.name == name);
         for view in &self.view {
-            for flag in view.flags.iter().filter(|f| !is_existence(f)) {
+            if let Some(flag) = view.flags.iter().find(|f| !is_existence(f)) {
                 return invalid(format!("view '{}': there is no existence space '{flag}'", view.name));
             }
             for counter in &view.counters {

@@ -330,17 +330,20 @@ fn kill(call: &mut Call<'_>) -> Outcome {
         call.reply.ok();
         return Ok(());
     }
-    if args.len() % 2 != 0 {
+    if !args.len().is_multiple_of(2) {
         return Err(Refusal::SYNTAX);
     }
     let mut skip_me = true;
-    let mut filters: Vec<Box<dyn Fn(&Client) -> bool>> = Vec::new();
+    type Filter = Box<dyn Fn(&Client) -> bool>;
+    let mut filters: Vec<Filter> = Vec::new();
     for at in (0..args.len()).step_by(2) {
         let (option, value) = (args.at(at), args.at(at + 1));
         let is = |name: &[u8]| option.eq_ignore_ascii_case(name);
         let text = String::from_utf8_lossy(value).into_owned();
         if is(b"id") {
-            let id = client_id(value)?;
+            let Some(id) = crate::resp::natural(value).filter(|&id| id > 0) else {
+                return Err(refuse!("ERR client-id should be greater than 0"));
+            };
             filters.push(Box::new(move |c| c.id == id));
         } else if is(b"type") {
             let matches = is_of_type(value)?;

@@ -25,7 +25,7 @@ pub(super) const COMMAND: Spec = Spec {
     subcommands: &[
         spec("command|count", 2, "", "How many commands there are.", count),
         spec("command|docs", -2, "[command-name ...]", "What commands do, as a map.", docs),
-        spec("command|getkeys", -3, "command [arg ...]", "Which arguments of a command are keys.", getkeys),
+        spec("command|getkeys", -4, "command arg [arg ...]", "Which arguments of a command are keys.", getkeys),
         help_row("command|help", "server"),
         spec("command|info", -2, "[command-name ...]", "What clients need to know of commands.", info),
         spec("command|list", -2, "[FILTERBY MODULE name|ACLCAT category|PATTERN pattern]", "Names of commands.", list),
@@ -128,7 +128,7 @@ fn info(call: &mut Call<'_>) -> Outcome {
     for name in names.iter() {
         match named(name) {
             Some(spec) => write_info(&mut call.reply, spec),
-            None => call.reply.null_array(),
+            None => call.reply.null(),
         }
     }
     Ok(())

@@ -146,7 +146,7 @@ fn incrby(call: &mut Call<'_>) -> Outcome {
 fn mincrby(call: &mut Call<'_>) -> Outcome {
     let space = space(call)?;
     let triples = call.args.from(2);
-    if triples.len() % 3 != 0 {
+    if !triples.len().is_multiple_of(3) {
         return Err(call.wrong_arity());
     }
     let schema = space.schema();
@@ -188,7 +188,7 @@ pub(super) fn read_values(
     not_an_integer: Refusal,
 ) -> Result<Values, Refusal> {
     let args = call.args.from(first);
-    if args.is_empty() || args.len() % 2 != 0 {
+    if args.is_empty() || !args.len().is_multiple_of(2) {
         return Err(call.wrong_arity());
     }
     let schema = space.schema();

@@ -67,6 +67,10 @@ fn read(call: &mut Call<'_>, space: &CounterSpace, id: u64) -> bool {
 }
 
 fn hset(call: &mut Call<'_>) -> Outcome {
+    // As in Redis, before the key is looked at.
+    if !call.args.len().is_multiple_of(2) {
+        return Err(call.wrong_arity());
+    }
     let (space, id) = call.row(1)?;
     let values = read_values(call, space, 2, Refusal::HASH_NOT_AN_INTEGER)?;
     let created = call.node.engines.set(space, id, &values)?;
@@ -75,6 +79,10 @@ fn hset(call: &mut Call<'_>) -> Outcome {
 }
 
 fn hmset(call: &mut Call<'_>) -> Outcome {
+    // As in Redis, before the key is looked at.
+    if !call.args.len().is_multiple_of(2) {
+        return Err(call.wrong_arity());
+    }
     let (space, id) = call.row(1)?;
     let values = read_values(call, space, 2, Refusal::HASH_NOT_AN_INTEGER)?;
     call.node.engines.set(space, id, &values)?;

@@ -8,28 +8,27 @@ const fn spec(
     arity: i32,
     flags: u16,
     keys: super::KeyArgs,
-    since: &'static str,
     usage: &'static str,
     summary: &'static str,
     run: super::Handler,
 ) -> Spec {
-    Spec { name, arity, flags, keys, group: "generic", since, usage, summary, run, subcommands: &[] }
+    Spec { name, arity, flags, keys, group: "generic", since: "1.0.0", usage, summary, run, subcommands: &[] }
 }
 
 const READ: u16 = flag::READONLY | flag::FAST;
 
 #[rustfmt::skip]
 pub(super) const TABLE: &[Spec] = &[
-    spec("del", -2, flag::WRITE, ALL_KEYS, "1.0.0", "key [key ...]",
+    spec("del", -2, flag::WRITE, ALL_KEYS, "key [key ...]",
         "Deletes rows; a cell becomes 0, its row stays. Answers how many rows there were and cells were not 0. The pairs of an id \
          cannot be deleted together.", del),
-    spec("unlink", -2, flag::WRITE | flag::FAST, ALL_KEYS, "4.0.0", "key [key ...]", "The same as DEL.", del),
-    spec("exists", -2, READ, ALL_KEYS, "1.0.0", "key [key ...]",
+    spec("unlink", -2, flag::WRITE | flag::FAST, ALL_KEYS, "key [key ...]", "The same as DEL.", del),
+    spec("exists", -2, READ, ALL_KEYS, "key [key ...]",
         "How many of the rows, and of the cells' rows, exist. The pairs of an id cannot be asked together.", exists),
-    spec("type", 2, READ, ONE_KEY, "1.0.0", "key",
+    spec("type", 2, READ, ONE_KEY, "key",
         "hash for a row, string for a cell, none if there is no such row; set for the pairs of an id, whether there are any or not.", kind),
-    spec("ttl", 2, READ, ONE_KEY, "1.0.0", "key", "-1: nothing expires; -2 if there is no such row.", ttl),
-    spec("pttl", 2, READ, ONE_KEY, "2.6.0", "key", "The same as TTL.", ttl),
+    spec("ttl", 2, READ, ONE_KEY, "key", "-1: nothing expires; -2 if there is no such row.", ttl),
+    spec("pttl", 2, READ, ONE_KEY, "key", "The same as TTL.", ttl),
 ];
 
 fn many_pairs(doing: &str) -> Refusal {

@@ -1,0 +1,9 @@
+//! End-to-end tests: a real server on a real socket. One binary, a module per topic.
+
+mod beside_redis;
+mod commands;
+mod connections;
+mod hostile;
+mod page;
+mod real_data;
+mod stock_clients;
