@@ -4,6 +4,7 @@ mod beside_redis;
 mod commands;
 mod connections;
 mod hostile;
+mod model;
 mod page;
 mod real_data;
 mod stock_clients;
