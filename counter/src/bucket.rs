@@ -323,8 +323,14 @@ mod interleavings {
 
     fn check(f: impl Fn() + Sync + Send + 'static) {
         let mut model = loom::model::Builder::new();
-        model.preemption_bound = Some(3);
-        model.check(f);
+        model.preemption_bound = None;
+        let runs = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+        let count = runs.clone();
+        model.check(move || {
+            count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            f();
+        });
+        eprintln!("{} interleavings", runs.load(std::sync::atomic::Ordering::Relaxed));
     }
 
     #[test]
@@ -332,13 +338,14 @@ mod interleavings {
         check(|| {
             let shared = Shared::new();
             let tag = shared.layout.tag(5, 0);
-            let writer = {
+            shared.put(tag, 6);
+            let reader = {
                 let shared = shared.clone();
-                loom::thread::spawn(move || shared.put(tag, 7))
+                loom::thread::spawn(move || shared.get(tag))
             };
-            let seen = shared.get(tag);
-            assert!(seen.is_none() || seen == Some((7, 7)), "torn: {seen:?}");
-            writer.join().expect("writer");
+            shared.put(tag, 7);
+            let seen = reader.join().expect("reader");
+            assert!(seen == Some((6, 6)) || seen == Some((7, 7)), "torn: {seen:?}");
             assert_eq!(shared.get(tag), Some((7, 7)));
         });
     }

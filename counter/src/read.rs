@@ -97,9 +97,12 @@ impl<'a> Read<'a> {
         for ids in ids.chunks(CHUNK) {
             let mut homes = [None; CHUNK];
             self.prefetch_chunk(ids, &mut homes);
+            let snapshot = Arc::as_ptr(&self.tables);
             for (&id, &home) in ids.iter().zip(&homes) {
                 let out = &mut rows[at..at + width];
                 at += width;
+                // The places hold for the snapshot by which they were computed; `get` may have taken another one.
+                let home = home.filter(|_| std::ptr::eq(snapshot, Arc::as_ptr(&self.tables)));
                 let quick = home.and_then(|home| {
                     let entry = self.tables.find(id)?;
                     if let Some(()) = entry.table().read_at(home, id, |row| row.values(living, out)) {

@@ -217,13 +217,15 @@ pub(crate) enum Replies {
 pub(crate) struct Session {
     pub(crate) client: Arc<Client>,
     pub(crate) replies: Replies,
+    /// Since the replies were last sent it was admitted to write.
+    pub(crate) wrote: bool,
     /// Close once the replies are written.
     pub(crate) leaving: bool,
 }
 
 impl Session {
     pub(crate) fn new(client: Arc<Client>) -> Session {
-        Session { client, replies: Replies::On, leaving: false }
+        Session { client, replies: Replies::On, wrote: false, leaving: false }
     }
 }
 
@@ -254,6 +256,16 @@ impl<'a> Call<'a> {
     /// The refusal for a wrong number of arguments that the arity alone cannot tell (a field without a value).
     pub(crate) fn wrong_arity(&self) -> Refusal {
         refuse!("ERR wrong number of arguments for '{}' command", self.spec.name)
+    }
+
+    /// To be asked before anything is changed: whether the log takes changes now.
+    #[inline]
+    pub(crate) fn admit_write(&mut self) -> Outcome {
+        self.session.wrote = true;
+        match self.node.durability.refusal() {
+            None => Ok(()),
+            Some(text) => Err(Refusal::new(text.into_bytes())),
+        }
     }
 
     /// Resolves argument `index` as the key of a row.
@@ -328,10 +340,12 @@ pub(crate) fn execute(
         None => Err(unknown(args, session)),
         Some((number, spec)) => match select(spec, args) {
             Err(refusal) => Err(refusal),
+            Ok((spec, _)) if !node.is_loaded() && !spec.has(flag::LOADING) => Err(Refusal::LOADING),
             Ok((spec, sub)) => {
                 session.client.last_command.store(u32::from(number) | sub << 16, Relaxed);
                 let mut call = Call { spec, args, reply, session, node, scratch };
-                let outcome = (spec.run)(&mut call);
+                let admitted = if spec.has(flag::WRITE) { call.admit_write() } else { Ok(()) };
+                let outcome = admitted.and_then(|()| (spec.run)(&mut call));
                 reply = Reply::new(out, session.client.protocol());
                 outcome
             }

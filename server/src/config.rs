@@ -107,6 +107,9 @@ section! {
         dir: PathBuf = PathBuf::from("data"),
         /// When a write is safe: "always" (before its reply), "everysec" (at most a second later), "no" (when the system sees fit).
         fsync: Fsync = Fsync::Everysec,
+        /// Whether PING answers an error while the log cannot be written, so that Sentinel lets a replica take over. Otherwise it
+        /// answers PONG, and the server goes on answering reads.
+        ping_fails_with_log: bool = true,
     }
 }
 

@@ -61,6 +61,13 @@ enum Closing {
     AtOnce,
 }
 
+/// Replies of a turn that wrote, until the log has what it wrote.
+struct Held {
+    may_go: Pin<Box<dyn Future<Output = Result<(), String>> + Send>>,
+    out: Vec<u8>,
+    replies: usize,
+}
+
 /// One client's connection. See the top of the file.
 pub(crate) struct Connection {
     node: Arc<Node>,
@@ -75,6 +82,10 @@ pub(crate) struct Connection {
     pending: Vec<u8>,
     /// Bytes of `pending` that are written.
     written: usize,
+    /// Replies that wait for the disk.
+    held: Option<Held>,
+    /// Replies that the turn at hand has given.
+    replies: usize,
     closing: Closing,
 }
 
@@ -99,6 +110,8 @@ impl Connection {
             more: false,
             pending: Vec::new(),
             written: 0,
+            held: None,
+            replies: 0,
             closing: Closing::No,
         }
     }
@@ -123,6 +136,22 @@ impl Connection {
     /// Runs turns until the socket has nothing to read or takes nothing more. Ready: the connection is over.
     fn poll(&mut self, cx: &mut Context<'_>, turn: &mut Turn) -> Poll<()> {
         for _ in 0..TURNS_IN_A_ROW {
+            if let Some(held) = &mut self.held {
+                let outcome = ready!(held.may_go.as_mut().poll(cx));
+                let (mut out, replies) = (std::mem::take(&mut held.out), held.replies);
+                self.held = None;
+                if let Err(text) = outcome {
+                    // Whoever wrote must not believe that it is safe. Which replies were to writes is not known any more.
+                    out.clear();
+                    for _ in 0..replies {
+                        Reply::new(&mut out, self.session.client.protocol()).error(&text);
+                    }
+                }
+                if self.write(cx, &out).is_err() {
+                    return Poll::Ready(());
+                }
+                continue;
+            }
             if self.written < self.pending.len() && ready!(self.poll_flush(cx)).is_err() {
                 return Poll::Ready(());
             }
@@ -160,6 +189,12 @@ impl Connection {
                 turn.out.clear();
                 return Poll::Ready(());
             }
+            if std::mem::take(&mut self.session.wrote) && self.must_hold() {
+                let (node, ticket) = (self.node.clone(), self.node.durability.committer().ticket());
+                let may_go = Box::pin(async move { node.durability.replies_may_go(ticket).await });
+                self.held = Some(Held { may_go, out: std::mem::take(&mut turn.out), replies: self.replies });
+                continue;
+            }
             if !turn.out.is_empty() {
                 let outcome = self.write(cx, &turn.out);
                 turn.out.clear();
@@ -174,6 +209,11 @@ impl Connection {
         // Others wait, too.
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    /// Whether the replies to a write have to wait.
+    fn must_hold(&self) -> bool {
+        self.node.durability.holds_replies() || self.node.durability.is_crowded()
     }
 
     fn tallies(&self) -> &crate::node::Tallies {
@@ -204,6 +244,7 @@ impl Connection {
         let tallies = &self.node.tallies[self.worker];
         let mut at = 0;
         let mut commands = 0;
+        self.replies = 0;
         self.more = false;
         loop {
             match self.scanner.scan(&buf[at..], &self.limits) {
@@ -219,9 +260,11 @@ impl Connection {
                 Scan::Request(length) => {
                     let args = self.scanner.args(&buf[at..]);
                     commands += 1;
+                    let before = turn.out.len();
                     if !commands::execute(args, &mut self.session, &self.node, &mut turn.out, &mut turn.scratch) {
                         tallies.errors.add(1);
                     }
+                    self.replies += usize::from(turn.out.len() > before);
                     at += length;
                     if turn.out.len() > most_out {
                         tracing::warn!("client {} asked for more than the output limit", self.session.client.peer);

@@ -16,6 +16,7 @@ use crate::engines::{BuildError, Engines};
 use crate::records::{Commit, Mark, MarkedMember, RecordKind, put_number, read_pairs, read_rows, take_number};
 use parking_lot::Mutex;
 use phantom::{Answer, Layout, Member, Pair};
+use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use store::{
     Batch, CommitOptions, Committed, Committer, Health, Log, Position, Progress, RealDisk, Record, Source, Store,
@@ -56,6 +57,12 @@ impl Durability {
             reached: watch::Sender::new(reached),
             positions: Mutex::new((Position::START, Position::START)),
         }
+    }
+
+    /// Waits for what the replies to a write have to wait for: room in the log's queue, and with `always` the disk.
+    pub async fn replies_may_go(&self, ticket: Ticket) -> Result<(), String> {
+        self.room().await;
+        if self.holds_replies() { self.safe(ticket).await } else { Ok(()) }
     }
 
     /// Where writers mark what they change.
@@ -271,7 +278,11 @@ pub struct Recovered {
 }
 
 /// Opens the data folder and reads everything back; a new folder becomes a data set with the configured spaces.
-pub fn recover(config: &Config, progress: impl Fn(Progress) + Sync) -> Result<Recovered, RecoverError> {
+pub fn recover(
+    config: &Config,
+    durability: &Arc<Durability>,
+    progress: impl Fn(Progress) + Sync,
+) -> Result<Recovered, RecoverError> {
     let dir = &config.durability.dir;
     std::fs::create_dir_all(dir).map_err(|source| RecoverError::Folder { path: dir.clone(), source })?;
     let disk = RealDisk::open(dir).map_err(|source| RecoverError::Folder { path: dir.clone(), source })?;
@@ -285,7 +296,7 @@ pub fn recover(config: &Config, progress: impl Fn(Progress) + Sync) -> Result<Re
         let built = catalogue
             .completed(config)
             .map_err(RecoverError::from)
-            .and_then(|full| Ok(Engines::new(config, &full)?));
+            .and_then(|full| Ok(Engines::new(config, &full, durability.clone(), HashMap::new())?));
         match built {
             // An existing data set must fit; a second catalogue only adds spaces, which `completed` has added already.
             Ok(built) => drop(engines.set(built)),
@@ -315,7 +326,7 @@ pub fn recover(config: &Config, progress: impl Fn(Progress) + Sync) -> Result<Re
     let full = known.completed(config)?;
     let engines = match engines.into_inner() {
         Some(engines) => engines,
-        None => Engines::new(config, &full)?,
+        None => Engines::new(config, &full, durability.clone(), HashMap::new())?,
     };
     if full != known {
         let mut batch = Batch::new();
@@ -356,7 +367,8 @@ mod tests {
 
     #[test]
     fn layouts_read_back() {
-        let layout = vec![Layout { low: 7, pages: 1 }, Layout { low: 8, pages: 300 }, Layout { low: u64::MAX, pages: 2 }];
+        let layout =
+            vec![Layout { low: 7, pages: 1 }, Layout { low: 8, pages: 300 }, Layout { low: u64::MAX, pages: 2 }];
         assert_eq!(decode_layout(&encode_layout(&layout)).unwrap(), layout);
         assert_eq!(decode_layout(&[]).unwrap(), []);
         assert!(decode_layout(&[5, 1, 0, 1]).is_err(), "not rising");

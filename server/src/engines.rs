@@ -1,14 +1,21 @@
 //! The engines of this server: its spaces, views and actions, which keys name what, and the one path by which data change.
 //!
 //! **Writing.** Every change of data, whichever command asks for it, goes through a method of [`Engines`] in the second half of
-//! this file, and nowhere else. What must happen with every change has its place there.
+//! this file, and nowhere else: it enters the id's stripe of the committer, changes, and marks what it changed, so that the log
+//! thread will read and write it. A stripe is held through the whole change, so writers of one id never mix, and no commit
+//! parts a flag from its counter (`store/src/commit.rs`).
 
+use crate::catalogue::Catalogue;
 use crate::config::{self, Config};
+use crate::durability::{Durability, marked};
 use crate::keys::{Kind, Match, Pattern, PatternError};
+use crate::records::Mark;
 use counter::{Bounds, Change as Delta};
-use parking_lot::Mutex;
 use phantom::{Answer, Change, Member};
+use std::collections::HashMap;
 use std::ops::Deref;
+use std::sync::Arc;
+use store::Turn;
 
 /// Why the engines could not be made from the configuration.
 #[derive(Debug, thiserror::Error)]
@@ -54,11 +61,17 @@ pub enum BuildError {
 
 /// A counter space with its name.
 pub struct CounterSpace {
+    number: u32,
     name: String,
     space: counter::Space,
 }
 
 impl CounterSpace {
+    /// Its number in the catalogue: what records call it.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
@@ -75,11 +88,17 @@ impl Deref for CounterSpace {
 
 /// An existence space with its name.
 pub struct ExistenceSpace {
+    number: u32,
     name: String,
     space: phantom::Space,
 }
 
 impl ExistenceSpace {
+    /// Its number in the catalogue: what records call it.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
@@ -228,49 +247,52 @@ pub struct Engines {
     actions: Vec<Action>,
     /// Patterns with what they name and the index of the space. No two match one key.
     patterns: Vec<(Pattern, Kind, usize)>,
-    /// Held by [`Engines::set_new`].
-    creating: Mutex<()>,
+    durability: Arc<Durability>,
+    catalogue: Catalogue,
 }
 
 /// Options of CNT.INCRBY, which a field must not be called.
 const RESERVED: [&str; 5] = ["min", "max", "sat", "fail", "token"];
 
 impl Engines {
-    /// Makes empty spaces as configured.
-    pub fn new(config: &Config) -> Result<Engines, BuildError> {
+    /// Makes the spaces of the configuration, with what the catalogue says of each: it must have all of them. Those that were
+    /// `restored` from a snapshot are taken as they are, the others are empty.
+    pub fn new(
+        config: &Config,
+        catalogue: &Catalogue,
+        durability: Arc<Durability>,
+        mut restored: HashMap<u32, phantom::Space>,
+    ) -> Result<Engines, BuildError> {
         let mut patterns = Vec::new();
         let mut counters = Vec::new();
         for (index, made) in config.counter.iter().enumerate() {
-            let space = counter_space(made)?;
+            let known = catalogue.counter.iter().find(|c| c.name == made.name);
+            let known = known.ok_or_else(|| uncatalogued(&made.name))?;
+            let space = counter_space(made, &known.fields)?;
             for (kind, text) in [(Kind::Row, &made.rows), (Kind::Cell, &made.cells)] {
                 if !text.is_empty() {
                     patterns.push((Pattern::parse(kind, text)?, kind, index));
                 }
             }
-            counters.push(CounterSpace { name: made.name.clone(), space });
+            counters.push(CounterSpace { number: known.number, name: made.name.clone(), space });
         }
         let mut existences = Vec::new();
         for (index, made) in config.existence.iter().enumerate() {
-            let source = |source| BuildError::Existence { name: made.name.clone(), source };
-            let space = phantom::Space::new(phantom::Options {
-                false_positive_rate: made.false_positive_rate,
-                pairs_per_table: made.pairs_per_table,
-                max_tables: made.max_tables,
-                max_revoked: made.max_revoked,
-                max_aside: made.max_aside,
-                max_ahead: (made.max_ahead > 0).then_some(made.max_ahead),
-                seed: if made.seed == 0 { fastrand::u64(1..) } else { made.seed },
-                ..phantom::Options::default()
-            })
-            .map_err(source)?;
+            let known = catalogue.existence.iter().find(|e| e.name == made.name);
+            let known = known.ok_or_else(|| uncatalogued(&made.name))?;
+            let space = match restored.remove(&known.number) {
+                Some(space) => space,
+                None => phantom::Space::new(existence_options(made, known))
+                    .map_err(|source| BuildError::Existence { name: made.name.clone(), source })?,
+            };
             if !made.pairs.is_empty() {
                 patterns.push((Pattern::parse(Kind::Pair, &made.pairs)?, Kind::Pair, index));
             }
-            existences.push(ExistenceSpace { name: made.name.clone(), space });
+            existences.push(ExistenceSpace { number: known.number, name: made.name.clone(), space });
         }
         let views = config.view.iter().map(|v| view(v, &counters, &existences)).collect::<Result<_, _>>()?;
         let actions = config.action.iter().map(|a| action(a, &counters, &existences)).collect::<Result<_, _>>()?;
-        Ok(Engines { counters, existences, views, actions, patterns, creating: Mutex::new(()) })
+        Ok(Engines { counters, existences, views, actions, patterns, durability, catalogue: catalogue.clone() })
     }
 
     // --- names ---
@@ -336,6 +358,29 @@ impl Engines {
         &self.existences
     }
 
+    /// The counter space of that number.
+    #[inline]
+    pub fn counter_by_number(&self, number: u32) -> Option<&CounterSpace> {
+        self.counters.iter().find(|s| s.number == number)
+    }
+
+    /// The existence space of that number.
+    #[inline]
+    pub fn existence_by_number(&self, number: u32) -> Option<&ExistenceSpace> {
+        self.existences.iter().find(|s| s.number == number)
+    }
+
+    /// What the data folder knows of the spaces.
+    pub fn catalogue(&self) -> &Catalogue {
+        &self.catalogue
+    }
+
+    /// How far changes have come on their way to the disk.
+    #[inline]
+    pub fn durability(&self) -> &Durability {
+        &self.durability
+    }
+
     // --- reading ---
 
     /// Reads a page: one viewer, many ids. It allocates only if `page` has never been so large.
@@ -376,6 +421,13 @@ impl Engines {
 
     // --- writing: see the top of the file ---
 
+    /// Enters the stripe of an id.
+    #[inline]
+    fn turn(&self, id: u64) -> Turn<'_, Mark> {
+        // The upper half of a multiplication by 2^64 / golden ratio: neighbouring ids go to different stripes.
+        self.durability.committer().enter(id.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32)
+    }
+
     /// Adds to counters of one row; all or nothing. The new values of the changed fields are appended to `out`.
     #[inline]
     pub fn add(
@@ -386,51 +438,72 @@ impl Engines {
         bounds: &Bounds,
         out: &mut Vec<i64>,
     ) -> Result<(), WriteError> {
-        Ok(space.space.add(id, changes, bounds, out)?)
+        let mut turn = self.turn(id);
+        space.space.add(id, changes, bounds, out)?;
+        turn.mark(Mark::Row { space: space.number, id });
+        Ok(())
     }
 
     /// Sets counters of one row, which `values` names at most once each. Gives how many were set for the first time: all of them if
     /// there was no row, else none.
     #[inline]
     pub fn set(&self, space: &CounterSpace, id: u64, values: &[(usize, i64)]) -> Result<usize, WriteError> {
-        Ok(if space.space.set(id, values)? > 0 { values.len() } else { 0 })
+        let mut turn = self.turn(id);
+        let created = space.space.set(id, values)?;
+        turn.mark(Mark::Row { space: space.number, id });
+        Ok(if created > 0 { values.len() } else { 0 })
     }
 
     /// Sets counters of a row that does not exist; false, and nothing is changed, if it does. Two callers never both succeed.
     pub fn set_new(&self, space: &CounterSpace, id: u64, values: &[(usize, i64)]) -> Result<bool, WriteError> {
-        let _alone = self.creating.lock();
+        let mut turn = self.turn(id);
         if space.space.exists(id) {
             return Ok(false);
         }
-        Ok(space.space.set(id, values)? > 0)
+        space.space.set(id, values)?;
+        turn.mark(Mark::Row { space: space.number, id });
+        Ok(true)
     }
 
     /// Makes one counter 0, if it is not. False if it was, or there is no row.
     pub fn clear(&self, space: &CounterSpace, id: u64, field: usize) -> Result<bool, WriteError> {
+        let mut turn = self.turn(id);
         let mut row = vec![0; space.space.schema().width()];
         if !space.space.get(id, &mut row) || row.get(field).copied().unwrap_or(0) == 0 {
             return Ok(false);
         }
         space.space.set(id, &[(field, 0)])?;
+        turn.mark(Mark::Row { space: space.number, id });
         Ok(true)
     }
 
     /// Deletes a row. False if there was none.
     #[inline]
     pub fn delete(&self, space: &CounterSpace, id: u64) -> bool {
-        space.space.delete(id)
+        let mut turn = self.turn(id);
+        let deleted = space.space.delete(id);
+        if deleted {
+            turn.mark(Mark::Row { space: space.number, id });
+        }
+        deleted
     }
 
     /// Sets a pair.
     #[inline]
     pub fn flag(&self, space: &ExistenceSpace, id: u64, member: &Member<'_>) -> Result<Change, WriteError> {
-        Ok(space.space.add(id, member)?)
+        let mut turn = self.turn(id);
+        let change = space.space.add(id, member)?;
+        mark_pair(&mut turn, space, id, member, change);
+        Ok(change)
     }
 
     /// Unsets a pair.
     #[inline]
     pub fn unflag(&self, space: &ExistenceSpace, id: u64, member: &Member<'_>) -> Result<Change, WriteError> {
-        Ok(space.space.remove(id, member)?)
+        let mut turn = self.turn(id);
+        let change = space.space.remove(id, member)?;
+        mark_pair(&mut turn, space, id, member, change);
+        Ok(change)
     }
 
     /// Does an action: if the viewer's flag on `id` is not set, sets it and adds 1 to the counter, both or neither. Whoever
@@ -443,14 +516,8 @@ impl Engines {
         id: u64,
         scratch: &mut Vec<i64>,
     ) -> Result<Change, WriteError> {
-        let counters = &self.counters[action.counter].space;
-        self.existences[action.flag].space.add_with(id, viewer, || {
-            scratch.clear();
-            let change = [Delta { field: action.field, delta: 1 }];
-            counters
-                .add_paired(id, &change, &Bounds { min: None, max: None, saturate: false }, scratch)
-                .map_err(WriteError::from)
-        })
+        let unbounded = Bounds { min: None, max: None, saturate: false };
+        self.move_both(action, viewer, id, 1, &unbounded, scratch)
     }
 
     /// Undoes an action: if the flag is set, unsets it and takes 1 from the counter, which does not go below 0 by that.
@@ -462,19 +529,68 @@ impl Engines {
         id: u64,
         scratch: &mut Vec<i64>,
     ) -> Result<Change, WriteError> {
-        let counters = &self.counters[action.counter].space;
-        self.existences[action.flag].space.remove_with(id, viewer, || {
+        let floor = Bounds { min: Some(0), max: None, saturate: true };
+        self.move_both(action, viewer, id, -1, &floor, scratch)
+    }
+
+    /// A flag and its counter, together.
+    #[inline]
+    fn move_both(
+        &self,
+        action: &Action,
+        viewer: &Member<'_>,
+        id: u64,
+        delta: i64,
+        bounds: &Bounds,
+        scratch: &mut Vec<i64>,
+    ) -> Result<Change, WriteError> {
+        let (flags, counters) = (&self.existences[action.flag], &self.counters[action.counter]);
+        let mut turn = self.turn(id);
+        let count = || {
             scratch.clear();
-            let change = [Delta { field: action.field, delta: -1 }];
-            let floor = Bounds { min: Some(0), max: None, saturate: true };
-            counters.add_paired(id, &change, &floor, scratch).map_err(WriteError::from)
-        })
+            let change = [Delta { field: action.field, delta }];
+            counters.space.add_paired(id, &change, bounds, scratch).map_err(WriteError::from)
+        };
+        let change = match delta > 0 {
+            true => flags.space.add_with(id, viewer, count)?,
+            false => flags.space.remove_with(id, viewer, count)?,
+        };
+        mark_pair(&mut turn, flags, id, viewer, change);
+        if change == Change::Changed {
+            turn.mark(Mark::Row { space: counters.number, id });
+        }
+        Ok(change)
     }
 }
 
-fn counter_space(made: &config::Counter) -> Result<counter::Space, BuildError> {
+#[inline]
+fn mark_pair(turn: &mut Turn<'_, Mark>, space: &ExistenceSpace, id: u64, member: &Member<'_>, change: Change) {
+    if change == Change::Changed {
+        turn.mark(Mark::Pair { space: space.number, id, member: marked(space, id, member) });
+    }
+}
+
+fn uncatalogued(name: &str) -> BuildError {
+    BuildError::Missing { what: "space", name: name.to_owned(), missing: "such space in the catalogue".to_owned() }
+}
+
+/// What an existence space is made of: the seed and the rate are data, the rest is configuration.
+pub fn existence_options(made: &config::Existence, known: &crate::catalogue::Existence) -> phantom::Options {
+    phantom::Options {
+        false_positive_rate: known.false_positive_rate,
+        pairs_per_table: made.pairs_per_table,
+        max_tables: made.max_tables,
+        max_revoked: made.max_revoked,
+        max_aside: made.max_aside,
+        max_ahead: (made.max_ahead > 0).then_some(made.max_ahead),
+        seed: known.seed,
+        ..phantom::Options::default()
+    }
+}
+
+fn counter_space(made: &config::Counter, fields: &str) -> Result<counter::Space, BuildError> {
     let source = |source| BuildError::Counter { name: made.name.clone(), source };
-    let schema = counter::Schema::parse(&made.fields).map_err(source)?;
+    let schema = counter::Schema::parse(fields).map_err(source)?;
     for (_, field) in schema.living() {
         if RESERVED.contains(&field.name.to_ascii_lowercase().as_str()) {
             return Err(BuildError::Reserved { space: made.name.clone(), field: field.name.clone() });

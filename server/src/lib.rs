@@ -12,15 +12,18 @@
 //! [`start`] runs a server inside this process, as the tests and the demo do; the program's `tidemark serve` does the same.
 #![forbid(unsafe_code)]
 
+pub mod catalogue;
 pub mod cli;
 mod clients;
 pub mod commands;
 pub mod config;
 mod connection;
+pub mod durability;
 pub mod engines;
 mod glob;
 pub mod keys;
 mod node;
+pub mod records;
 pub mod resp;
 mod stop;
 mod workers;
@@ -30,10 +33,12 @@ pub use stop::Stop;
 
 use config::Config;
 use node::Node;
+use parking_lot::Mutex;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
@@ -41,9 +46,9 @@ pub enum StartError {
     /// The configuration contradicts itself.
     #[error(transparent)]
     Config(#[from] config::ConfigError),
-    /// A space cannot be made.
+    /// The data folder cannot be opened, or does not fit the configuration.
     #[error(transparent)]
-    Engines(#[from] engines::BuildError),
+    Recover(#[from] durability::RecoverError),
     /// An address cannot be listened on.
     #[error("cannot listen on {address}: {source}")]
     Listen {
@@ -83,6 +88,7 @@ pub fn listen(config: &Config) -> Result<Vec<TcpListener>, StartError> {
 pub struct Server {
     node: Arc<Node>,
     threads: Vec<JoinHandle<()>>,
+    log: JoinHandle<store::Result<()>>,
 }
 
 /// Starts a server on one listening socket (port 0 is fine: [`Server::port`] tells which it became).
@@ -90,14 +96,51 @@ pub fn start(config: Config, listener: TcpListener) -> Result<Server, StartError
     start_on(config, vec![listener], Stop::new())
 }
 
-/// Starts a server on several listening sockets; `stop` will stop it.
+/// Starts a server on several listening sockets; `stop` will stop it. Returns when the data are loaded; clients that come before
+/// are told so (`-LOADING`).
 pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Result<Server, StartError> {
     config.validate()?;
-    let engines = Engines::new(&config)?;
     let addresses = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<SocketAddr>>>()?;
-    let node = Arc::new(Node::new(config, engines, addresses, stop));
+    let node = Arc::new(Node::new(config, addresses, stop));
     let threads = workers::start(&node, listeners)?;
-    Ok(Server { node, threads })
+    let opened = load(&node).and_then(|log| {
+        let of_log = node.clone();
+        let run = move || of_log.durability.run(log, &of_log.engines);
+        Ok(std::thread::Builder::new().name("log".to_owned()).spawn(run)?)
+    });
+    match opened {
+        Ok(log) => Ok(Server { node, threads, log }),
+        Err(error) => {
+            node.stop.now();
+            for thread in threads {
+                // What went wrong is known already.
+                let _ = thread.join();
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Reads the data folder back, with a line of progress now and then.
+fn load(node: &Node) -> Result<store::Log, StartError> {
+    let started = Instant::now();
+    let said = Mutex::new(started);
+    let recovered = durability::recover(&node.config, &node.durability, |progress| {
+        let Some(mut said) = said.try_lock().filter(|said| said.elapsed() > Duration::from_secs(1)) else { return };
+        *said = Instant::now();
+        let share = progress.bytes as f64 / progress.of_bytes.max(1) as f64 * 100.0;
+        tracing::info!("loading: {share:.0} % of {} MB", progress.of_bytes >> 20);
+    })?;
+    tracing::info!(
+        "loaded in {:.1} s: {} log records; {} torn bytes cut; the log goes on at {}",
+        started.elapsed().as_secs_f64(),
+        recovered.end.records,
+        recovered.end.torn_bytes,
+        recovered.log.written(),
+    );
+    node.engines.fill(recovered.engines);
+    node.store.fill(recovered.store);
+    Ok(recovered.log)
 }
 
 /// Runs a server until `stop` is told to stop.
@@ -139,6 +182,13 @@ impl Server {
                 self.node.stop.now();
                 outcome = Err(io::Error::other(format!("thread {name} panicked")));
             }
+        }
+        // No writer is left: a last commit takes what they have marked.
+        self.node.durability.committer().stop();
+        match self.log.join() {
+            Ok(Ok(())) => tracing::info!("the log is complete"),
+            Ok(Err(error)) => outcome = Err(io::Error::other(format!("the last commit failed: {error}"))),
+            Err(_) => outcome = Err(io::Error::other("the log thread panicked")),
         }
         outcome
     }

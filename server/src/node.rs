@@ -2,10 +2,13 @@
 
 use crate::clients::Clients;
 use crate::config::Config;
+use crate::durability::Durability;
 use crate::engines::Engines;
 use crate::stop::Stop;
 use std::net::SocketAddr;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// A counter that one thread writes and others read now and then: a load and a store instead of a locked addition.
@@ -43,10 +46,42 @@ pub(crate) struct Totals {
     pub(crate) bytes_out: u64,
 }
 
+/// Something that is there once the data are loaded. Until then the dispatcher lets only those commands through that do not ask.
+pub(crate) struct Loaded<T>(OnceLock<T>);
+
+impl<T> Default for Loaded<T> {
+    fn default() -> Self {
+        Loaded(OnceLock::new())
+    }
+}
+
+impl<T> Loaded<T> {
+    /// From now on it is there.
+    pub(crate) fn fill(&self, value: T) {
+        assert!(self.0.set(value).is_ok(), "data are loaded once");
+    }
+
+    #[inline]
+    pub(crate) fn get(&self) -> Option<&T> {
+        self.0.get()
+    }
+}
+
+impl<T> Deref for Loaded<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        self.0.get().expect("a command that asks for data is not admitted before they are loaded")
+    }
+}
+
 /// The server's shared state.
 pub(crate) struct Node {
     pub(crate) config: Config,
-    pub(crate) engines: Engines,
+    pub(crate) engines: Loaded<Engines>,
+    pub(crate) store: Loaded<store::Store>,
+    pub(crate) durability: Arc<Durability>,
     pub(crate) clients: Clients,
     /// One per worker.
     pub(crate) tallies: Vec<Tallies>,
@@ -60,13 +95,15 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn new(mut config: Config, engines: Engines, addresses: Vec<SocketAddr>, stop: Stop) -> Node {
+    pub(crate) fn new(mut config: Config, addresses: Vec<SocketAddr>, stop: Stop) -> Node {
         if config.server.workers == 0 {
             config.server.workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         }
         let mut random = fastrand::Rng::new();
         Node {
-            engines,
+            engines: Loaded::default(),
+            store: Loaded::default(),
+            durability: Arc::new(Durability::new(config.durability.fsync)),
             clients: Clients::default(),
             tallies: (0..config.server.workers).map(|_| Tallies::default()).collect(),
             stop,
@@ -76,6 +113,12 @@ impl Node {
             commands_per_s: AtomicU64::new(0),
             config,
         }
+    }
+
+    /// Whether the data are there.
+    #[inline]
+    pub(crate) fn is_loaded(&self) -> bool {
+        self.engines.get().is_some()
     }
 
     pub(crate) fn totals(&self) -> Totals {

@@ -248,7 +248,7 @@ impl Drop for Departure {
 /// The maintenance thread.
 fn maintain(node: &Node) {
     while !node.stop.is_stopped() {
-        if !node.engines.maintain() {
+        if !node.engines.get().is_some_and(|engines| engines.maintain()) {
             std::thread::sleep(MAINTENANCE_EVERY);
         }
     }

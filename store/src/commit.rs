@@ -280,6 +280,11 @@ impl<K: Copy + Ord> Committer<K> {
         Turn { committer: self, stripe: self.stripes[index].0.lock(), index }
     }
 
+    /// The ticket for all that was marked before this call, by whomever: for a connection that ends several turns at once.
+    pub fn ticket(&self) -> Ticket {
+        self.round.load(Ordering::SeqCst)
+    }
+
     /// All up to this ticket is as durable as a reply promises.
     pub fn durable(&self) -> Ticket {
         self.durable.load(Ordering::Acquire)

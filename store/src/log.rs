@@ -15,6 +15,8 @@
 //! - **L4** A failed `append` leaves nothing of its batch behind that a recovery could take for an acknowledged write, and a later
 //!   `append` continues where the last successful one ended.
 //!
+//! - **L5** Nothing is written to a segment once a successor was begun, even if beginning it failed.
+//!
 //! A file of which a sync or a write failed (other than for want of room) is never written or synced again: the batches that were not
 //! durable go to a new segment. Why not try again: the kernel marks the pages clean and answers `Ok` the next time, with the data lost
 //! (Rebello and others, "Can applications recover from fsync failures?", ATC 2020).
@@ -121,6 +123,8 @@ pub struct Log {
     next_segment: u64,
     frame: Vec<u8>,
     sealed: bool,
+    /// Bytes of a failed append were cut off, but may come back after a power cut: the next segment has to call them void.
+    scarred: bool,
     stats: LogStats,
 }
 
@@ -151,6 +155,7 @@ impl Log {
             next_segment,
             frame: Vec::new(),
             sealed: true,
+            scarred: false,
             stats: LogStats::default(),
         };
         match reuse {
@@ -302,6 +307,7 @@ impl Log {
             }
             Err(error) => {
                 // L4: cut off what arrived of the batch. It would read as a torn tail anyway; cutting makes the room usable by others.
+                self.scarred = true;
                 let cut = self.file.as_ref().is_some_and(|f| f.set_size(self.written.byte).is_ok());
                 if !cut || !matches!(error, Error::Full { .. }) {
                     self.stats.failures += u64::from(!matches!(error, Error::Full { .. }));
@@ -337,7 +343,7 @@ impl Log {
         // The number is used up even if this fails: a file of that name may come back after a power cut.
         self.next_segment += 1;
         let head = SegmentHead {
-            void: void || segment != previous + 1,
+            void: void || self.scarred || segment != previous + 1,
             lineage: self.lineage,
             segment,
             previous,
@@ -346,8 +352,11 @@ impl Log {
             term: self.term,
             chain: start.chain,
         };
-        let file = create_segment(&*self.disk, &head)?;
-        self.file = Some(file);
+        // From here on the segment before takes no more bytes, whether this succeeds or not: an unfinished successor may come back after a
+        // power cut, and would say that the log goes on at its base.
+        self.file = None;
+        self.file = Some(create_segment(&*self.disk, &head)?);
+        self.scarred = false;
         self.head = head;
         self.written = Position { segment, byte: SEGMENT_HEAD_BYTES, ..start };
         self.durable = self.written;

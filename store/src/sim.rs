@@ -262,7 +262,8 @@ impl State {
 
     /// Is this the step at which the machine dies? The step itself may or may not have had its effect: `effect` is run half of the time.
     fn dies(&mut self, effect: impl FnOnce(&mut State)) -> bool {
-        if self.crash_at != Some(self.steps) {
+        // A step that changes nothing (a read, say) has no `dies`: then the machine dies at the next one that does.
+        if self.crash_at.is_none_or(|at| self.steps < at) {
             return false;
         }
         if self.random.below(2) == 0 {
@@ -570,7 +571,7 @@ impl DiskFile for SimFile {
             return Err(no_space());
         }
         if grows as u64 > room {
-            taken -= grows - room as usize;
+            taken = taken.saturating_sub(grows - room as usize);
             if taken == 0 {
                 return Err(no_space());
             }

@@ -31,8 +31,8 @@
 //! Written under the name plus `.tmp` (the header last, since it holds the body's length), synced, renamed, folder synced, then named in
 //! a manifest; never changed. Removed when no manifest names it any more.
 //!
-//! **Why a walk beside running writes gives a correct snapshot** (promise 2). The manifest names a log position P that was taken before
-//! the walk began. A change that the walk of its row did not see was made after that, so its record lies behind P and is replayed; a change
+//! **Why a walk beside running writes gives a correct snapshot** (promise 2). The manifest names a log position P, the log's
+//! durable end at some moment before the walk began. A change that the walk of its row did not see was made after that, so its record lies behind P and is replayed; a change
 //! that the walk saw may be replayed too, which changes nothing, for records are state. One thing is left: the walk may have seen a
 //! change that has not reached the log, one half of an action even. So a snapshot is published only when the log is durable
 //! past everything that was marked when the walk ended ([`SnapshotWriter::commit`] asks for that position).

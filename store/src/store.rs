@@ -254,7 +254,8 @@ impl Store {
         self.disk.open(&segment_name(segment)).ok()?.size().ok()
     }
 
-    /// Begins a snapshot. `replay` is where the log ends now, or ended any time before: it must be taken before the walk begins.
+    /// Begins a snapshot. `replay` is the log's durable end, taken before the walk begins: [`Log::durable`], or what the committer last
+    /// published as synced. Not its written end: after a failed sync that place would be void.
     pub fn begin_snapshot(&self, replay: Position) -> SnapshotWriter<'_> {
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         SnapshotWriter::new(self, number, replay)

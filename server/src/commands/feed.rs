@@ -66,6 +66,7 @@ fn get(call: &mut Call<'_>) -> Outcome {
             binary = true;
         } else if arg.eq_ignore_ascii_case(b"MARK") {
             mark = Some(find_action(call, args.next().ok_or(Refusal::SYNTAX)?)?);
+            call.admit_write()?;
         } else {
             return Err(id(arg).err().unwrap_or(Refusal::SYNTAX));
         }

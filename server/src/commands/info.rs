@@ -98,7 +98,7 @@ fn resident_bytes() -> u64 {
 }
 
 fn memory(node: &Node, out: &mut String) {
-    let tables = node.engines.memory_bytes();
+    let tables = node.engines.get().map_or(0, |engines| engines.memory_bytes());
     let limit: u64 = node.config.counter.iter().map(|c| c.memory_limit_bytes).sum();
     let resident = resident_bytes();
     lines!(
@@ -112,8 +112,29 @@ fn memory(node: &Node, out: &mut String) {
     );
 }
 
-fn persistence(_: &Node, out: &mut String) {
-    lines!(out, "loading" = 0, "async_loading" = 0);
+fn persistence(node: &Node, out: &mut String) {
+    let committer = node.durability.committer();
+    let (written, synced) = node.durability.positions();
+    let stats = committer.stats();
+    let status = if node.durability.refusal().is_none() { "ok" } else { "err" };
+    lines!(
+        out,
+        "loading" = u8::from(!node.is_loaded()),
+        "async_loading" = 0,
+        "aof_enabled" = 1,
+        "aof_last_write_status" = status,
+        "log_written_segment" = written.segment,
+        "log_written_offset" = written.offset,
+        "log_synced_offset" = synced.offset,
+        "log_records" = stats.log.records,
+        "log_bytes" = stats.log.bytes,
+        "log_batches" = stats.batches,
+        "log_marks" = stats.keys,
+        "log_syncs" = stats.log.syncs,
+        "log_sync_usec" = stats.sync_us,
+        "log_slowest_sync_usec" = stats.slowest_sync_us,
+        "log_failed_rounds" = stats.failed_rounds,
+    );
 }
 
 fn stats(node: &Node, out: &mut String) {
@@ -146,14 +167,16 @@ fn cpu(_: &Node, out: &mut String) {
 }
 
 fn keyspace(node: &Node, out: &mut String) {
-    let rows: u64 = node.engines.counters().iter().map(|s| s.rows()).sum();
+    let Some(engines) = node.engines.get() else { return };
+    let rows: u64 = engines.counters().iter().map(|s| s.rows()).sum();
     if rows > 0 {
         let _ = write!(out, "db0:keys={rows},expires=0,avg_ttl=0\r\n");
     }
 }
 
 fn spaces(node: &Node, out: &mut String) {
-    for space in node.engines.counters() {
+    let Some(engines) = node.engines.get() else { return };
+    for space in engines.counters() {
         let _ = write!(
             out,
             "counter_{}:rows={},memory_bytes={},tables={}\r\n",
@@ -163,7 +186,7 @@ fn spaces(node: &Node, out: &mut String) {
             space.tables().len()
         );
     }
-    for space in node.engines.existences() {
+    for space in engines.existences() {
         let _ = write!(
             out,
             "existence_{}:pairs={},memory_bytes={},tables={},horizon={}\r\n",

@@ -9,6 +9,7 @@ use std::fmt;
 pub(crate) struct Refusal(Cow<'static, [u8]>);
 
 impl Refusal {
+    pub(crate) const LOADING: Refusal = Refusal::fixed(b"LOADING Tidemark is loading the dataset in memory");
     pub(crate) const NOT_AN_INTEGER: Refusal = Refusal::fixed(b"ERR value is not an integer or out of range");
     pub(crate) const HASH_NOT_AN_INTEGER: Refusal = Refusal::fixed(b"ERR hash value is not an integer");
     pub(crate) const OVERFLOW: Refusal = Refusal::fixed(b"ERR increment or decrement would overflow");

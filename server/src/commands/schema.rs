@@ -19,7 +19,7 @@ pub(super) const TABLE: &[Spec] = &[
             Spec {
                 name: "tm.space|list",
                 arity: 2,
-                flags: flag::LOADING | flag::STALE,
+                flags: flag::STALE,
                 keys: NO_KEYS,
                 group: "schema",
                 since: "0.1.0",
@@ -33,7 +33,7 @@ pub(super) const TABLE: &[Spec] = &[
     Spec {
         name: "tm.tables",
         arity: -1,
-        flags: flag::LOADING | flag::STALE,
+        flags: flag::STALE,
         keys: NO_KEYS,
         group: "schema",
         since: "0.1.0",

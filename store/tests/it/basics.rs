@@ -96,7 +96,7 @@ fn a_snapshot_replaces_the_log_before_it_and_carries_unchanged_tables_over() {
     let durable = log.sync().unwrap();
     let old = Tag { space: 1, kind: 1, low: 0, high: 9, stamp: 5 };
     let new = Tag { space: 1, kind: 1, low: 10, high: 99, stamp: 1 };
-    let mut snapshot = store.begin_snapshot(log.written());
+    let mut snapshot = store.begin_snapshot(log.durable());
     for tag in [old, new] {
         let mut file = snapshot.file(tag).unwrap();
         file.write(b"chunk one", 3).unwrap();
