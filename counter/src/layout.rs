@@ -118,12 +118,22 @@ impl Layout {
     /// How full a table of this layout may become before it rolls: where rows start to go beyond the last probe, and misses
     /// touch two buckets (simulated; see docs/performance.md). More slots per bucket even out more.
     pub(crate) fn roll_fill(&self) -> f64 {
-        match self.slots {
-            28.. => 0.93,
-            12.. => 0.90,
-            6.. => 0.85,
-            _ => 0.75,
-        }
+        roll_fill(self.slots)
+    }
+
+    /// Bytes of buckets per row in a table that is about to roll, of rows with so many bits of fields and remainder.
+    pub(crate) fn bytes_per_row(bits: u32) -> f64 {
+        let slots = Layout::slots_of(bits + STATE_BITS);
+        BUCKET_WORDS as f64 * 8.0 / (slots as f64 * roll_fill(slots))
+    }
+}
+
+fn roll_fill(slots: usize) -> f64 {
+    match slots {
+        28.. => 0.93,
+        12.. => 0.90,
+        6.. => 0.85,
+        _ => 0.75,
     }
 }
 

@@ -27,10 +27,10 @@ use rolling::Words;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-/// The main segment and so many for extension, the last of them 2^15 times the first.
+/// The main segment and so many for extension, the last of them 128 times as large as the main one.
 const SEGMENTS: usize = 17;
 /// The first extension has this fraction of the main segment's slots.
-const EXTEND_SHARE: u64 = 32;
+const EXTEND_SHARE: u64 = 256;
 
 /// A fixed number of buckets.
 struct Buckets {

@@ -228,7 +228,9 @@ impl Table {
 
     #[inline]
     pub(crate) fn state(&self, pair: &Pair) -> State {
-        self.state_at(pair, &self.first.filter.spot(pair))
+        let spot = self.first.filter.spot(pair);
+        self.first.filter.prefetch(&spot);
+        self.state_at(pair, &spot)
     }
 
     /// The filter that takes the next pair. When the last one is full a further one is chained, if `may_grow` by so many bytes.

@@ -25,6 +25,7 @@ use crate::engines::{CounterSpace, ExistenceSpace, KeyRef, Page};
 use crate::node::Node;
 use crate::resp::{Args, Reply};
 use std::fmt::Write as _;
+use std::pin::Pin;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, LazyLock};
 
@@ -213,19 +214,24 @@ pub(crate) enum Replies {
     SkipThis,
 }
 
+/// Replies are kept back until this is done; its error goes out instead of them.
+pub(crate) type MayGo = Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
+
 /// What a connection remembers between commands.
 pub(crate) struct Session {
     pub(crate) client: Arc<Client>,
     pub(crate) replies: Replies,
     /// Since the replies were last sent it was admitted to write.
     pub(crate) wrote: bool,
+    /// What the replies of this turn wait for, if its last command said so.
+    pub(crate) hold: Option<MayGo>,
     /// Close once the replies are written.
     pub(crate) leaving: bool,
 }
 
 impl Session {
     pub(crate) fn new(client: Arc<Client>) -> Session {
-        Session { client, replies: Replies::On, wrote: false, leaving: false }
+        Session { client, replies: Replies::On, wrote: false, hold: None, leaving: false }
     }
 }
 

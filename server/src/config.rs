@@ -107,6 +107,12 @@ section! {
         dir: PathBuf = PathBuf::from("data"),
         /// When a write is safe: "always" (before its reply), "everysec" (at most a second later), "no" (when the system sees fit).
         fsync: Fsync = Fsync::Everysec,
+        /// A snapshot is written when the log has grown by so many bytes since the last one; 0 means never for that.
+        snapshot_log_bytes: u64 = 256 << 20,
+        /// A snapshot is written when so many seconds have passed since the last one and something has changed; 0 means never for that.
+        snapshot_every_s: u64 = 3_600,
+        /// The log is kept for replicas that were away, up to so many bytes, though a snapshot has made it unnecessary.
+        keep_log_bytes: u64 = 1 << 30,
         /// Whether PING answers an error while the log cannot be written, so that Sentinel lets a replica take over. Otherwise it
         /// answers PONG, and the server goes on answering reads.
         ping_fails_with_log: bool = true,

@@ -8,7 +8,7 @@
 //! request can make grow has a limit ([`Server`](crate::config::Server)): a client beyond it is disconnected.
 
 use crate::clients::Client;
-use crate::commands::{self, Scratch, Session};
+use crate::commands::{self, MayGo, Scratch, Session};
 use crate::node::Node;
 use crate::resp::{Limits, Reply, Scan, Scanner};
 use std::cell::RefCell;
@@ -63,7 +63,7 @@ enum Closing {
 
 /// Replies of a turn that wrote, until the log has what it wrote.
 struct Held {
-    may_go: Pin<Box<dyn Future<Output = Result<(), String>> + Send>>,
+    may_go: MayGo,
     out: Vec<u8>,
     replies: usize,
 }
@@ -189,9 +189,19 @@ impl Connection {
                 turn.out.clear();
                 return Poll::Ready(());
             }
-            if std::mem::take(&mut self.session.wrote) && self.must_hold() {
+            let wrote = std::mem::take(&mut self.session.wrote) && self.must_hold();
+            let asked = self.session.hold.take();
+            if wrote || asked.is_some() {
                 let (node, ticket) = (self.node.clone(), self.node.durability.committer().ticket());
-                let may_go = Box::pin(async move { node.durability.replies_may_go(ticket).await });
+                let may_go: MayGo = Box::pin(async move {
+                    if wrote {
+                        node.durability.replies_may_go(ticket).await?;
+                    }
+                    match asked {
+                        Some(asked) => asked.await,
+                        None => Ok(()),
+                    }
+                });
                 self.held = Some(Held { may_go, out: std::mem::take(&mut turn.out), replies: self.replies });
                 continue;
             }
@@ -277,7 +287,7 @@ impl Connection {
                         at = buf.len();
                         break;
                     }
-                    if turn.out.len() >= WRITE_BYTES {
+                    if turn.out.len() >= WRITE_BYTES || self.session.hold.is_some() {
                         self.more = at < buf.len();
                         break;
                     }

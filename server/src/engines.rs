@@ -12,7 +12,6 @@ use crate::keys::{Kind, Match, Pattern, PatternError};
 use crate::records::Mark;
 use counter::{Bounds, Change as Delta};
 use phantom::{Answer, Change, Member};
-use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::Arc;
 use store::Turn;
@@ -255,13 +254,11 @@ pub struct Engines {
 const RESERVED: [&str; 5] = ["min", "max", "sat", "fail", "token"];
 
 impl Engines {
-    /// Makes the spaces of the configuration, with what the catalogue says of each: it must have all of them. Those that were
-    /// `restored` from a snapshot are taken as they are, the others are empty.
+    /// Makes the spaces of the configuration, empty, with what the catalogue says of each: it must have all of them.
     pub fn new(
         config: &Config,
         catalogue: &Catalogue,
         durability: Arc<Durability>,
-        mut restored: HashMap<u32, phantom::Space>,
     ) -> Result<Engines, BuildError> {
         let mut patterns = Vec::new();
         let mut counters = Vec::new();
@@ -280,11 +277,8 @@ impl Engines {
         for (index, made) in config.existence.iter().enumerate() {
             let known = catalogue.existence.iter().find(|e| e.name == made.name);
             let known = known.ok_or_else(|| uncatalogued(&made.name))?;
-            let space = match restored.remove(&known.number) {
-                Some(space) => space,
-                None => phantom::Space::new(existence_options(made, known))
-                    .map_err(|source| BuildError::Existence { name: made.name.clone(), source })?,
-            };
+            let space = phantom::Space::new(existence_options(made, known))
+                .map_err(|source| BuildError::Existence { name: made.name.clone(), source })?;
             if !made.pairs.is_empty() {
                 patterns.push((Pattern::parse(Kind::Pair, &made.pairs)?, Kind::Pair, index));
             }
@@ -368,6 +362,13 @@ impl Engines {
     #[inline]
     pub fn existence_by_number(&self, number: u32) -> Option<&ExistenceSpace> {
         self.existences.iter().find(|s| s.number == number)
+    }
+
+    /// Replaces an existence space by what a snapshot held of it.
+    pub(crate) fn restore(&mut self, number: u32, space: phantom::Space) {
+        if let Some(existence) = self.existences.iter_mut().find(|s| s.number == number) {
+            existence.space = space;
+        }
     }
 
     /// What the data folder knows of the spaces.

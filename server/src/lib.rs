@@ -25,6 +25,7 @@ pub mod keys;
 mod node;
 pub mod records;
 pub mod resp;
+mod snapshot;
 mod stop;
 mod workers;
 
@@ -102,11 +103,13 @@ pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Resu
     config.validate()?;
     let addresses = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<SocketAddr>>>()?;
     let node = Arc::new(Node::new(config, addresses, stop));
-    let threads = workers::start(&node, listeners)?;
+    let mut threads = workers::start(&node, listeners)?;
     let opened = load(&node).and_then(|log| {
-        let of_log = node.clone();
+        let (of_log, of_snapshots) = (node.clone(), node.clone());
         let run = move || of_log.durability.run(log, &of_log.engines);
-        Ok(std::thread::Builder::new().name("log".to_owned()).spawn(run)?)
+        let log = std::thread::Builder::new().name("log".to_owned()).spawn(run)?;
+        threads.push(workers::thread("snapshot".to_owned(), move || snapshot::run(&of_snapshots))?);
+        Ok(log)
     });
     match opened {
         Ok(log) => Ok(Server { node, threads, log }),

@@ -4,6 +4,7 @@ use crate::clients::Clients;
 use crate::config::Config;
 use crate::durability::Durability;
 use crate::engines::Engines;
+use crate::snapshot::Snapshots;
 use crate::stop::Stop;
 use std::net::SocketAddr;
 use std::ops::Deref;
@@ -82,6 +83,7 @@ pub(crate) struct Node {
     pub(crate) engines: Loaded<Engines>,
     pub(crate) store: Loaded<store::Store>,
     pub(crate) durability: Arc<Durability>,
+    pub(crate) snapshots: Arc<Snapshots>,
     pub(crate) clients: Clients,
     /// One per worker.
     pub(crate) tallies: Vec<Tallies>,
@@ -103,6 +105,7 @@ impl Node {
         Node {
             engines: Loaded::default(),
             store: Loaded::default(),
+            snapshots: Arc::default(),
             durability: Arc::new(Durability::new(config.durability.fsync)),
             clients: Clients::default(),
             tallies: (0..config.server.workers).map(|_| Tallies::default()).collect(),

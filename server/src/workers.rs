@@ -94,7 +94,7 @@ pub(crate) fn start(node: &Arc<Node>, listeners: Vec<TcpListener>) -> io::Result
     Ok(threads)
 }
 
-fn thread(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+pub(crate) fn thread(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name(name).spawn(body)
 }
 

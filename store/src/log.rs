@@ -125,6 +125,8 @@ pub struct Log {
     sealed: bool,
     /// Bytes of a failed append were cut off, but may come back after a power cut: the next segment has to call them void.
     scarred: bool,
+    /// Does `durable` lie in a segment? Not before a new lineage has its first one.
+    has_segment: bool,
     stats: LogStats,
 }
 
@@ -156,6 +158,7 @@ impl Log {
             frame: Vec::new(),
             sealed: true,
             scarred: false,
+            has_segment: !is_first,
             stats: LogStats::default(),
         };
         match reuse {
@@ -165,9 +168,11 @@ impl Log {
                 log.file = Some(file);
             }
             None => {
-                // A lineage without any segment yet begins at START, which lies in none.
-                let previous = if is_first { 0 } else { end.segment };
-                log.open_segment(previous, end, void)?;
+                match log.open_segment(end, void) {
+                    // A full disk must not keep the data from being read: the first append or sync tries again.
+                    Ok(()) | Err(Error::Full { .. }) => {}
+                    Err(error) => return Err(error),
+                }
             }
         }
         Ok(log)
@@ -259,7 +264,7 @@ impl Log {
         assert!(term >= self.term, "a term never falls: {} to {term}", self.term);
         self.sync()?;
         let before = std::mem::replace(&mut self.term, term);
-        let rolled = self.open_segment(self.written.segment, self.written, false);
+        let rolled = self.open_segment(self.written, false);
         if rolled.is_err() {
             self.term = before;
         }
@@ -337,8 +342,9 @@ impl Log {
         Position { byte: at.byte + bytes, offset: at.offset + bytes, sequence: head.sequence, chain, ..at }
     }
 
-    /// Begins a new segment at `start`, an already durable place, after `previous` (L2).
-    fn open_segment(&mut self, previous: u64, start: Position, void: bool) -> Result<()> {
+    /// Begins a new segment at `start`, an already durable place (L2).
+    fn open_segment(&mut self, start: Position, void: bool) -> Result<()> {
+        let previous = if self.has_segment { start.segment } else { 0 };
         let segment = self.next_segment;
         // The number is used up even if this fails: a file of that name may come back after a power cut.
         self.next_segment += 1;
@@ -357,6 +363,7 @@ impl Log {
         self.file = None;
         self.file = Some(create_segment(&*self.disk, &head)?);
         self.scarred = false;
+        self.has_segment = true;
         self.head = head;
         self.written = Position { segment, byte: SEGMENT_HEAD_BYTES, ..start };
         self.durable = self.written;
@@ -366,7 +373,8 @@ impl Log {
 
     /// Leaves a failed file: opens a new segment where the log is certain, and writes there, durably, what was not.
     fn heal(&mut self) -> Result<()> {
-        let (durable, written, head) = (self.durable, self.written, self.head);
+        let before = (self.durable, self.written, self.head, self.has_segment);
+        let durable = self.durable;
         let unsynced = std::mem::take(&mut self.unsynced);
         let result = self.rewrite(durable, &unsynced);
         if let Err(error) = result {
@@ -376,7 +384,7 @@ impl Log {
                 let _ = self.disk.remove(&segment_name(self.head.segment));
             }
             self.stats.failures += u64::from(!matches!(error, Error::Full { .. }));
-            (self.durable, self.written, self.head) = (durable, written, head);
+            (self.durable, self.written, self.head, self.has_segment) = before;
             self.unsynced = unsynced;
             return Err(error);
         }
@@ -385,7 +393,7 @@ impl Log {
     }
 
     fn rewrite(&mut self, durable: Position, unsynced: &[u8]) -> Result<()> {
-        self.open_segment(durable.segment, durable, true)?;
+        self.open_segment(durable, true)?;
         let mut out = Vec::with_capacity(unsynced.len());
         let mut rest = unsynced;
         while !rest.is_empty() {

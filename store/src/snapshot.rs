@@ -1,4 +1,4 @@
-//! Snapshot file v1, `snap-<manifest number>-<file number>.tsnap`: one table, or one part of one, as it was during a walk.
+//! Snapshot file v1, `snap-<snapshot number>-<file number>.tsnap`: one table, or one part of one, as it was during a walk.
 //!
 //! ```text
 //!   offset  size  field
@@ -6,7 +6,7 @@
 //!        8     4  version   1
 //!       12     4  kind      the server's: what the records describe
 //!       16    16  lineage
-//!       32     8  identity  the two numbers in the file's name: manifest number * 2^24 + file number
+//!       32     8  identity  the two numbers in the file's name: snapshot number * 2^24 + file number
 //!       40     4  space
 //!       44     4  zero
 //!       48     8  low       lowest id that the file may hold
@@ -139,12 +139,17 @@ impl<'a> SnapshotWriter<'a> {
         let mut files = std::mem::take(&mut self.fresh);
         files.append(&mut self.carried);
         self.committed = true; // from here on the files may be named by a manifest on the disk, even if an error is reported
-        self.store.publish_snapshot(self.number, self.replay, durable, files)
+        self.store.publish_snapshot(self.replay, durable, files)?;
+        self.store.end_snapshot(self.number);
+        // What follows only saves room; the next snapshot tries again.
+        let _ = self.store.trim();
+        Ok(())
     }
 }
 
 impl Drop for SnapshotWriter<'_> {
     fn drop(&mut self) {
+        self.store.end_snapshot(self.number);
         if !self.committed {
             for file in &self.fresh {
                 let _ = self.store.disk().remove(&file.name);

@@ -116,11 +116,18 @@ fn persistence(node: &Node, out: &mut String) {
     let committer = node.durability.committer();
     let (written, synced) = node.durability.positions();
     let stats = committer.stats();
+    let saved = node.snapshots.saved.borrow().clone();
     let status = if node.durability.refusal().is_none() { "ok" } else { "err" };
     lines!(
         out,
         "loading" = u8::from(!node.is_loaded()),
         "async_loading" = 0,
+        "rdb_changes_since_last_save" = node.snapshots.changes(&node.durability.parts),
+        "rdb_bgsave_in_progress" = u8::from(saved.running),
+        "rdb_last_save_time" = saved.last_s,
+        "rdb_last_bgsave_status" = if saved.error.is_none() { "ok" } else { "err" },
+        "rdb_last_bgsave_time_sec" = saved.took.as_secs(),
+        "snapshot_bytes_written" = saved.bytes,
         "aof_enabled" = 1,
         "aof_last_write_status" = status,
         "log_written_segment" = written.segment,

@@ -33,6 +33,11 @@ pub(super) const TABLE: &[Spec] = &[
     },
     spec("dbsize", 1, flag::READONLY | flag::FAST, "1.0.0", "", "How many rows there are. Pairs are not counted.", dbsize),
     spec("info", -1, ALWAYS, "1.0.0", "[section [section ...]]", "What the server knows of itself.", info::info),
+    spec("bgsave", -1, flag::ADMIN | flag::NOSCRIPT, "1.0.0", "[SCHEDULE]",
+        "Begins a snapshot. Reads and writes go on; INFO persistence and LASTSAVE tell when it is done.", bgsave),
+    spec("lastsave", 1, ALWAYS | flag::FAST, "1.0.0", "", "When the last snapshot was complete, in seconds since 1970.", lastsave),
+    spec("save", 1, flag::ADMIN | flag::NOSCRIPT, "1.0.0", "",
+        "Writes a snapshot, and answers when it is complete. Nobody else waits for it.", save),
     spec("shutdown", -1, ALWAYS | flag::ADMIN | flag::NOSCRIPT, "1.0.0", "[NOSAVE|SAVE] [NOW] [FORCE]",
         "Stops the server. Replies that are on their way still arrive.", shutdown),
     spec("time", 1, ALWAYS | flag::FAST, "2.6.0", "", "Seconds since 1970, and microseconds in this second.", time),
@@ -41,6 +46,26 @@ pub(super) const TABLE: &[Spec] = &[
 fn dbsize(call: &mut Call<'_>) -> Outcome {
     let rows: u64 = call.node.engines.counters().iter().map(|s| s.rows()).sum();
     call.reply.int(i64::try_from(rows).unwrap_or(i64::MAX));
+    Ok(())
+}
+
+fn bgsave(call: &mut Call<'_>) -> Outcome {
+    if !call.node.snapshots.begin() {
+        return Err(refuse!("ERR Background save already in progress"));
+    }
+    call.reply.simple("Background saving started");
+    Ok(())
+}
+
+fn lastsave(call: &mut Call<'_>) -> Outcome {
+    call.reply.int(call.node.snapshots.saved.borrow().last_s as i64);
+    Ok(())
+}
+
+fn save(call: &mut Call<'_>) -> Outcome {
+    let snapshots = call.node.snapshots.clone();
+    call.session.hold = Some(Box::pin(async move { snapshots.save().await.map_err(|e| format!("ERR {e}")) }));
+    call.reply.ok();
     Ok(())
 }
 

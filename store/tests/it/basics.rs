@@ -126,3 +126,22 @@ fn a_snapshot_replaces_the_log_before_it_and_carries_unchanged_tables_over() {
     assert_eq!(store.manifest().files.len(), 2);
     assert!(disk.list().is_err(), "the old handle is dead");
 }
+
+#[test]
+fn a_full_disk_can_be_started_from_and_read() {
+    let disk = SimDisk::new(1);
+    let (store, mut log, _, _) = start(&disk, options(1000)).unwrap();
+    log.append(&batch(&[b"before"]), 0).unwrap();
+    log.sync().unwrap();
+    drop((store, log));
+    let disk = disk.kill();
+    disk.set_capacity(Some(0));
+    let (_store, mut log, _, records) = start(&disk, options(1000)).unwrap();
+    assert_eq!(records, [b"before".to_vec()]);
+    assert!(matches!(log.append(&batch(&[b"refused"]), 0), Err(Error::Full { .. })));
+    disk.set_capacity(None);
+    log.append(&batch(&[b"after"]), 0).unwrap();
+    log.sync().unwrap();
+    let (_, _, _, records) = start(&disk.power_cut(), options(1000)).unwrap();
+    assert_eq!(records, [b"before".to_vec(), b"after".to_vec()]);
+}

@@ -284,6 +284,9 @@ pub(crate) fn run(seed: u64) -> (u64, u64, u64) {
         // Half of the lives start on a failing disk, half start on a good one that then fails.
         disk.set_faults(if random.bool() { faults } else { Faults::default() });
         disk.crash_after((random.u32(0..4) > 0).then(|| random.u64(1..120)));
+        if random.u32(0..6) == 0 {
+            disk.set_capacity(Some(disk.used_bytes() + random.u64(0..200)));
+        }
         if let Some(mut life) = start(&disk, options, &mut model, seed) {
             disk.set_faults(faults);
             let full_at = random.u32(0..4) == 0;
@@ -325,8 +328,8 @@ pub(crate) fn run(seed: u64) -> (u64, u64, u64) {
                 }
                 model.acknowledged = model.acknowledged.max(life.log.durable().sequence);
             }
-            disk.set_capacity(None);
         }
+        disk.set_capacity(None);
         model.crashes += 1;
         disk.set_faults(Faults::default());
         disk = if random.u32(0..4) == 0 { disk.kill() } else { disk.power_cut() };

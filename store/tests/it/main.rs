@@ -5,3 +5,5 @@
 mod basics;
 mod commits;
 mod crash;
+mod damage;
+mod formats;
