@@ -13,8 +13,8 @@
 use crate::catalogue::{Catalogue, Mismatch};
 use crate::config::{Config, Fsync};
 use crate::engines::{BuildError, Engines};
-use crate::snapshot::{self, Parts};
 use crate::records::{Commit, Mark, MarkedMember, RecordKind, put_number, read_pairs, read_rows, take_number};
+use crate::snapshot::{self, Parts};
 use parking_lot::Mutex;
 use phantom::{Answer, Layout, Member, Pair};
 use std::sync::Arc;
@@ -290,7 +290,10 @@ pub fn recover(
     let dir = &config.durability.dir;
     std::fs::create_dir_all(dir).map_err(|source| RecoverError::Folder { path: dir.clone(), source })?;
     let disk = RealDisk::open(dir).map_err(|source| RecoverError::Folder { path: dir.clone(), source })?;
-    let store = Store::open(Arc::new(disk), StoreOptions { keep_log_bytes: config.durability.keep_log_bytes, ..StoreOptions::default() })?;
+    let store = Store::open(
+        Arc::new(disk),
+        StoreOptions { keep_log_bytes: config.durability.keep_log_bytes, ..StoreOptions::default() },
+    )?;
 
     // The catalogue comes first: in the snapshot, or as the first record of the log.
     let parts = &durability.parts;

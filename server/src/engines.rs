@@ -255,11 +255,7 @@ const RESERVED: [&str; 5] = ["min", "max", "sat", "fail", "token"];
 
 impl Engines {
     /// Makes the spaces of the configuration, empty, with what the catalogue says of each: it must have all of them.
-    pub fn new(
-        config: &Config,
-        catalogue: &Catalogue,
-        durability: Arc<Durability>,
-    ) -> Result<Engines, BuildError> {
+    pub fn new(config: &Config, catalogue: &Catalogue, durability: Arc<Durability>) -> Result<Engines, BuildError> {
         let mut patterns = Vec::new();
         let mut counters = Vec::new();
         for (index, made) in config.counter.iter().enumerate() {

@@ -93,9 +93,8 @@ impl Parts {
 
     /// These are the parts of the space from now on, and those with this stamp are being written: what changes from here on counts.
     fn begin(&self, space: u32, parts: &[(u64, u64, Option<u64>)], stamp: u64) {
-        let new = parts.iter().map(|&(low, high, kept)| {
-            (low, Part { high, stamp: kept.unwrap_or(stamp), changed: false })
-        });
+        let new =
+            parts.iter().map(|&(low, high, kept)| (low, Part { high, stamp: kept.unwrap_or(stamp), changed: false }));
         self.spaces.lock().insert(space, new.collect());
     }
 
@@ -428,7 +427,8 @@ pub(crate) fn load(
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let rows = store.load(threads, apply, progress)?;
     let files = store.manifest().files.clone();
-    let damaged = |file: &FileEntry, what: String| store::Error::Corrupt { path: store.path(&file.name), offset: 0, what };
+    let damaged =
+        |file: &FileEntry, what: String| store::Error::Corrupt { path: store.path(&file.name), offset: 0, what };
     let mut decoders = decoders.into_inner();
     let mut restored = restored.into_inner();
     for file in &files {
