@@ -132,7 +132,7 @@ impl<'a> Bucket<'a> {
 
     /// The slots whose first byte is `byte`, and for which `is` holds: the first of them.
     #[inline(always)]
-    fn search(self, byte: u8, is: impl Fn(usize) -> bool) -> Option<usize> {
+    fn search(self, byte: u8, mut is: impl FnMut(usize) -> bool) -> Option<usize> {
         let pattern = u64::from(byte) * LOW_BITS;
         let last = self.layout.byte_words - 1;
         for word in 0..=last {
@@ -152,6 +152,30 @@ impl<'a> Bucket<'a> {
             }
         }
         None
+    }
+
+    /// Some slots that may have this tag: their first bytes are equal. Looks at the first bytes only. Returns the second parts' first bits.
+    #[inline(always)]
+    pub(crate) fn candidates(self, tag: u64, mut f: impl FnMut(u32)) -> bool {
+        let mut any = false;
+        self.search(tag as u8, |slot| {
+            any = true;
+            f(self.rest_at(slot));
+            false
+        });
+        any
+    }
+
+    /// Whether something went past, without a version.
+    #[inline(always)]
+    pub(crate) fn is_past(self) -> bool {
+        self.words[0].load(Relaxed) & PAST != 0
+    }
+
+    /// The whole second part of a slot, if it fits in a word.
+    #[inline(always)]
+    pub(crate) fn rest(self, slot: usize) -> Option<u64> {
+        (self.layout.rest_bits <= 64).then(|| self.bits(self.rest_at(slot), self.layout.rest_bits.max(1)))
     }
 
     /// The slot with this tag.
