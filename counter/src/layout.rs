@@ -34,7 +34,7 @@ impl Inline {
     /// All ones.
     #[inline(always)]
     pub(crate) fn escape(self) -> u64 {
-        u64::MAX >> (64 - self.width)
+        u64::MAX >> (64u32.wrapping_sub(self.width) & 63)
     }
 
     /// What the field holds for this value.
@@ -64,6 +64,8 @@ pub(crate) struct Layout {
     pub(crate) inline_fields: u64,
     /// Words that hold first bytes.
     pub(crate) byte_words: usize,
+    /// A bit per slot, of the first 60.
+    pub(crate) slot_mask: u64,
     /// The lanes of the last of those words that belong to slots.
     pub(crate) last_lanes: u64,
 }
@@ -93,6 +95,7 @@ impl Layout {
             fields,
             inline_fields,
             byte_words,
+            slot_mask: u64::MAX >> (64 - slots.min(60)),
             last_lanes: u64::MAX >> (8 * (byte_words * 8 - bytes)),
         }
     }

@@ -101,7 +101,7 @@ impl<'a> Read<'a> {
     }
 
     /// One chunk: all searches go on in turns, each turn asking the cache for what the next one needs, so that the memory accesses of all ids
-    /// overlap; then the rows are read.
+    /// overlap.
     fn get_chunk(&mut self, ids: &[u64], living: u64, width: usize, rows: &mut [i64], found: &mut Vec<bool>) {
         let mut searches = [Search::default(); CHUNK];
         // `Past` stands for everything that the quick way does not know.
@@ -125,22 +125,25 @@ impl<'a> Read<'a> {
                 let i = rest.trailing_zeros() as usize;
                 rest &= rest - 1;
                 if let Some(entry) = entries[i] {
-                    steps[i] = entry.table().advance(&mut searches[i]);
+                    let out = &mut rows[i * width..][..width];
+                    steps[i] = entry.table().advance(&mut searches[i], ids[i], |row| row.values(living, out));
                     waiting &= !(u32::from(steps[i] != Step::Waiting) << i);
                 }
             }
         }
         let mut slow = 0u32;
-        for (i, (&id, out)) in ids.iter().zip(rows.chunks_exact_mut(width)).enumerate() {
-            let row = match (steps[i], entries[i]) {
-                (Step::Found, Some(entry)) => {
-                    entry.table().read_found(&searches[i], id, |row| row.values(living, out)).map(|()| true)
-                }
-                (Step::Absent, Some(entry)) if is_current(entry, id) => Some(false),
-                _ => None,
+        for (i, &id) in ids.iter().enumerate() {
+            let known = match (steps[i], entries[i]) {
+                (Step::Found, _) => true,
+                (Step::Absent, Some(entry)) => is_current(entry, id),
+                _ => false,
             };
-            found.push(row == Some(true));
-            slow |= u32::from(row.is_none()) << i;
+            if steps[i] != Step::Found {
+                // A row that was deleted under the search may have left something.
+                rows[i * width..][..width].fill(0);
+            }
+            found.push(steps[i] == Step::Found);
+            slow |= u32::from(!known) << i;
         }
         let first = found.len() - ids.len();
         while slow != 0 {

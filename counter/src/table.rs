@@ -58,7 +58,7 @@ pub(crate) struct Search {
 pub(crate) enum Step {
     /// The next step will find what it needs in the cache, soon.
     Waiting,
-    /// In the bucket where the search stands.
+    /// Found, and handed to the caller.
     Found,
     /// Nowhere in the table.
     Absent,
@@ -203,7 +203,7 @@ impl Buckets {
     }
 
     fn position(&self, bucket: u64, slot: usize) -> u64 {
-        self.first_position + bucket * self.layout.slots as u64 + slot as u64
+        self.first_position.wrapping_add(bucket.wrapping_mul(self.layout.slots as u64)).wrapping_add(slot as u64)
     }
 
     /// Runs `f(bucket, its number, slot)` on the row of `home`, again if it was torn.
@@ -407,15 +407,21 @@ impl Table {
         Search { remainder: home.remainder, bucket: home.bucket, probe: 0, candidates: false }
     }
 
-    /// The next step of a search in the main segment. Without a version: the tag of a row that is there all the time is
-    /// there at every moment (B1, T1), so it is not missed; its fields must then be read by [`Table::read_found`].
+    /// The next step of a search in the main segment; `f` runs on the row when it is found. The search needs no version: the tag of a row that
+    /// is there all the time is there at every moment (B1, T1). Its fields do.
     #[inline(always)]
-    pub(crate) fn advance(&self, search: &mut Search) -> Step {
+    pub(crate) fn advance(&self, search: &mut Search, id: u64, mut f: impl FnMut(Row<'_>)) -> Step {
         let main = self.main();
         let bucket = main.bucket(search.bucket);
         let tag = main.layout.tag(search.remainder, search.probe);
         if search.candidates {
-            if bucket.find(tag).is_some() {
+            let read = |bucket: Bucket<'_>| {
+                let slot = bucket.find(tag)?;
+                let position = main.position(search.bucket, slot);
+                f(Row { table: self, layout: &main.layout, bucket, slot, position, hash: hash_of(id) });
+                Some(())
+            };
+            if bucket.read(read).0.is_some() {
                 return Step::Found;
             }
         } else {
@@ -440,19 +446,6 @@ impl Table {
         search.bucket = main.keys.next(search.bucket, main.keys.step(search.remainder));
         main.words.prefetch(search.bucket as usize * BUCKET_WORDS);
         Step::Waiting
-    }
-
-    /// Runs `f` on the row that a search has found; `None` if it has gone meanwhile.
-    #[inline(always)]
-    pub(crate) fn read_found<R>(&self, search: &Search, id: u64, mut f: impl FnMut(Row<'_>) -> R) -> Option<R> {
-        let main = self.main();
-        let tag = main.layout.tag(search.remainder, search.probe);
-        let read = |bucket: Bucket<'_>| {
-            let slot = bucket.find(tag)?;
-            let position = main.position(search.bucket, slot);
-            Some(f(Row { table: self, layout: &main.layout, bucket, slot, position, hash: hash_of(id) }))
-        };
-        main.bucket(search.bucket).read(read).0
     }
 
     /// Runs `f` on the row of `id`, if there is one; `f` may run several times, and what it makes of a torn row is thrown away.

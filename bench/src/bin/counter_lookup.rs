@@ -24,6 +24,9 @@ struct Arguments {
     /// Repetitions of each measurement; the median is printed.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
+    /// Only the first measurement.
+    #[arg(long)]
+    quick: bool,
 }
 
 const BATCH: usize = 20;
@@ -202,6 +205,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     tidemark("hit", post, &mut results);
     tidemark("miss", nobody, &mut results);
 
+    if arguments.quick {
+        println!("{results:?}");
+        return Ok(());
+    }
     // Reads while somebody writes.
     let stop = AtomicBool::new(false);
     let writes = AtomicU64::new(0);
