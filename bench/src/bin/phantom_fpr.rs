@@ -81,7 +81,8 @@ fn measure(
         if space.pairs() == capacity {
             break;
         }
-        let (id, member) = pair(i);
+        // Those that were taken for set are made up for, by other users of the same ids.
+        let (id, member) = if i < n { pair(i) } else { (pair(i % n).0, pair(i % n).1 ^ 1 << 63) };
         space.add(id, &Member::Number(member)).expect("room for all");
         set.push((id, member));
     }

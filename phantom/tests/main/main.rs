@@ -1,5 +1,6 @@
 //! The engine from outside: a model, threads, and rates.
 
+mod behaviour;
 mod model;
 mod rates;
 mod threads;
