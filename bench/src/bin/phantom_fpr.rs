@@ -88,7 +88,7 @@ fn measure(
     }
     while space.maintain() {}
     let table = &space.tables_probed(0)[0];
-    let bits = table.bytes as f64 * 8.0 / table.pairs as f64;
+    let bits = table.bytes as f64 * 8.0 / table.capacity as f64;
     assert!(set.iter().all(|(id, member)| space.contains(*id, &Member::Number(*member)) == Answer::Yes), "a false no");
     let (mut asked, mut yes) = (0u64, 0u64);
     for (id, member) in never {

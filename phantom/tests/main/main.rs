@@ -3,4 +3,5 @@
 mod behaviour;
 mod model;
 mod rates;
+mod recovery;
 mod threads;

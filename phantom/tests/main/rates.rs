@@ -28,7 +28,7 @@ fn measure(rate: f64, n: u64, pair: impl Fn(u64) -> (u64, u64), never: impl Iter
     while space.maintain() {}
     let table = &space.tables_probed(1_000_000)[0];
     assert_eq!((table.fill > 0.998, table.extensions), (true, 0), "the table is full");
-    assert!(table.bytes as f64 * 8.0 / table.pairs as f64 <= 19.9);
+    assert!(table.bytes as f64 * 8.0 / table.capacity as f64 <= 19.9);
     // Canaries say the same as pairs that clients might ask for.
     let canaries = 1e6 * rate * SHARE_WHEN_FULL;
     assert!((table.measured_rate * 1e6 - canaries).abs() < 4.0 * canaries.sqrt() + 0.1 * canaries);
