@@ -477,6 +477,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         let round = committer.round.fetch_add(1, Ordering::SeqCst);
         committer.crowded.store(false, Ordering::Relaxed);
         let result = self.attempt(log, source, now, round, flush || stop);
+        let mut synced = committer.synced.load(Ordering::Relaxed);
         match &result {
             Ok(()) => {
                 self.retry_at = None;
@@ -484,7 +485,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
                 committer.set_health(Health::Good);
                 if log.durable().offset == log.written().offset {
                     self.unsynced_since = None;
-                    committer.synced.store(round, Ordering::Release);
+                    synced = round;
                 }
                 committer.durable.store(round, Ordering::Release);
             }
@@ -504,12 +505,14 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         source.published(&Committed {
             written: committer.written.load(Ordering::Relaxed),
             durable: committer.durable.load(Ordering::Relaxed),
-            synced: committer.synced.load(Ordering::Relaxed),
+            synced,
             failed: committer.failed.load(Ordering::Relaxed),
             written_to: log.written(),
             synced_to: log.durable(),
             health: committer.health(),
         });
+        // Last, so that who waits in `flush` finds what was published already.
+        committer.synced.store(synced, Ordering::Release);
         if flush || result.is_err() || stop {
             drop(committer.orders.lock());
             committer.progress.notify_all();
