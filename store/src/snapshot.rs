@@ -56,8 +56,9 @@ const FOOT: usize = 24;
 /// The longest chunk.
 pub const MAX_CHUNK_BYTES: usize = 16 << 20;
 
-/// Dirty bytes are handed to the disk this often, so that a snapshot does not pile up writes that the log's sync would wait for.
-const SYNC_EVERY: u64 = 8 << 20;
+/// Dirty bytes are handed to the disk this often, so that a snapshot does not pile up writes that the log's sync would wait for: a sync
+/// of the log waits for about this much at worst.
+const SYNC_EVERY: u64 = 2 << 20;
 
 pub(crate) fn snapshot_name(manifest: u64, file: u64) -> String {
     format!("snap-{manifest:010}-{file:06}.tsnap")
@@ -128,11 +129,13 @@ impl<'a> SnapshotWriter<'a> {
     /// Publishes the snapshot and removes what it replaces. `durable` is where the log is durable now: past every change that was made
     /// before the walk's end (see the top of this file).
     pub fn commit(mut self, durable: Position) -> Result<()> {
-        assert!(
-            durable.offset >= self.replay.offset,
-            "the log is durable up to {durable}, but replay begins at {}",
-            self.replay
-        );
+        if durable.offset < self.replay.offset {
+            return Err(Error::Refused(format!(
+                "replay is to begin at {}, but the log is durable up to {durable}",
+                self.replay
+            )));
+        }
+        self.store.check_replay(self.replay)?;
         let disk = self.store.disk();
         // One folder sync makes all names durable before the manifest names them.
         disk.sync_dir().map_err(|e| Error::io(disk.path(""), "syncing the folder", e))?;

@@ -153,7 +153,8 @@ impl Store {
         self.manifest.lock()
     }
 
-    /// Reads all snapshot files, on `threads` threads. `apply` gets each chunk, checked, in no order; its error names what is wrong with the bytes.
+    /// Reads all snapshot files, on `threads` threads. `apply` gets each chunk, checked: those of one file in order, on one thread; files in no
+    /// order. Its error names what is wrong with the bytes.
     pub fn load(
         &self,
         threads: usize,
@@ -297,6 +298,19 @@ impl Store {
 
     pub(crate) fn end_snapshot(&self, number: u64) {
         self.building.lock().retain(|&n| n != number);
+    }
+
+    /// Can replay begin there? A place that was written but not durable may have become void by a failed sync; a manifest must not name it.
+    pub(crate) fn check_replay(&self, replay: Position) -> Result<()> {
+        let void =
+            || Error::Refused(format!("the log does not pass through {replay} any more; begin the snapshot again"));
+        let path = match find_path(&*self.disk, self.lineage, replay) {
+            Ok(path) => path,
+            Err(Error::Corrupt { .. }) => return Err(void()),
+            Err(error) => return Err(error),
+        };
+        let ends_before = path.segments.get(1).is_some_and(|next| next.base < replay.offset);
+        if ends_before { Err(void()) } else { Ok(()) }
     }
 
     pub(crate) fn publish_snapshot(&self, replay: Position, durable: Position, fresh: Vec<FileEntry>) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use store::{Batch, Disk, Error, Lineage, Log, LogOptions, RealDisk, SimDisk, Store, StoreOptions, Tag};
+use store::{Batch, Disk, Error, Faults, Lineage, Log, LogOptions, RealDisk, SimDisk, Store, StoreOptions, Tag};
 
 pub(crate) const LINEAGE: Lineage = Lineage(*b"a test's lineage");
 
@@ -144,4 +144,24 @@ fn a_full_disk_can_be_started_from_and_read() {
     log.sync().unwrap();
     let (_, _, _, records) = start(&disk.power_cut(), options(1000)).unwrap();
     assert_eq!(records, [b"before".to_vec(), b"after".to_vec()]);
+}
+
+#[test]
+fn a_snapshot_that_would_replay_from_a_void_place_is_refused() {
+    let disk = SimDisk::new(1);
+    let (store, mut log, _, _) = start(&disk, options(1000)).unwrap();
+    log.append(&batch(&[b"one"]), 0).unwrap();
+    log.sync().unwrap();
+    log.append(&batch(&[b"two"]), 0).unwrap();
+    let written = store.begin_snapshot(log.written());
+    let durable = store.begin_snapshot(log.durable());
+    disk.set_faults(Faults { sync_error: 1024, ..Faults::default() });
+    log.sync().unwrap_err();
+    disk.set_faults(Faults::default());
+    let end = log.sync().unwrap();
+    assert!(matches!(written.commit(end), Err(Error::Refused(_))));
+    durable.commit(end).unwrap();
+    drop((store, log));
+    let (_, _, _, records) = start(&disk.power_cut(), options(1000)).unwrap();
+    assert_eq!(records, [b"two".to_vec()]);
 }

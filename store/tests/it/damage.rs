@@ -143,6 +143,37 @@ fn zeroed_swapped_and_old_sectors_are_found() {
     }
 }
 
+/// Two histories of one lineage, from one fork on: an old copy of a file is half overwritten by a newer one, say. Each batch is sound by
+/// itself and in its place; only the chain tells that the later ones do not follow from the earlier ones.
+#[test]
+fn batches_of_another_branch_are_found() {
+    let branch = |word: &[u8]| {
+        let disk = SimDisk::new(1);
+        let (_store, mut log, _, _) = start(&disk, options(1 << 20)).unwrap();
+        let mut ends = Vec::new();
+        for i in 0..6u8 {
+            log.append(&batch(&[word, &[i]]), 0).unwrap();
+            log.sync().unwrap();
+            ends.push(log.written().byte as usize);
+        }
+        (disk.contents(NAME).unwrap(), ends, disk.kill())
+    };
+    let ((one, ends, disk), (two, _, _)) = (branch(b"this"), branch(b"that"));
+    for end in &ends[..5] {
+        let disk = disk.fork(1);
+        disk.put(NAME, &[&one[..*end], &two[*end..]].concat());
+        match start(&disk, options(1 << 20)) {
+            Err(Error::Corrupt { offset, what, .. }) => {
+                assert_eq!(offset, *end as u64);
+                assert!(what.contains("does not follow the one before it"), "{what}");
+            }
+            // Behind the last batch nothing was written any more.
+            Ok((_, _, _, records)) => assert!(*end == ends[4] && records.len() == 10),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
 /// Several segments, and a manifest; for the tests of files that are missing, doubled or foreign.
 fn many_segments(seed: u64) -> SimDisk {
     let disk = SimDisk::new(seed);

@@ -7,3 +7,4 @@ mod commits;
 mod crash;
 mod damage;
 mod formats;
+mod tails;
