@@ -331,8 +331,12 @@ impl<K: Copy + Ord> Committer<K> {
         }
     }
 
-    /// Writes and syncs all that was marked before this call, and waits for it. For SAVE, the end of a snapshot's walk, and tests.
+    /// Writes and syncs all turns that began before this call, and waits for it. For SAVE, the end of a snapshot's walk, and tests.
     pub fn flush(&self) -> Result<Ticket> {
+        // A turn under way may have changed something that the caller has seen, and not marked it yet: let all of them end.
+        for stripe in &self.stripes {
+            drop(stripe.0.lock());
+        }
         let ticket = self.round.load(Ordering::SeqCst);
         let mut orders = self.orders.lock();
         orders.flush = orders.flush.max(ticket);

@@ -358,6 +358,7 @@ fn turns_are_atomic_and_survive_with_snapshots_beside_them() {
                         let key = (i * 5 + i / KEYS + t) % KEYS;
                         let mut turn = committer.enter(key as u64);
                         let value = engine.counters[key].fetch_add(1, Ordering::AcqRel) + 1;
+                        std::thread::yield_now(); // the walk may see the change before its mark
                         turn.mark(key as u32);
                         std::thread::yield_now();
                         engine.counters[key + KEYS].fetch_add(1, Ordering::AcqRel);
@@ -427,4 +428,34 @@ fn turns_are_atomic_and_survive_with_snapshots_beside_them() {
         }
     }
     assert!(snapshots > 20, "only {snapshots} snapshots were published");
+}
+
+/// A walk may see a change whose turn has not marked it yet; a flush that did not wait for that turn would publish half of it.
+#[test]
+fn flush_waits_for_turns_under_way() {
+    let disk = SimDisk::new(5);
+    let (log, _) = recover(&disk);
+    let engine = Engine::new(10);
+    let committer = Committer::new(always(8));
+    let (entered, left) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| committer.run(log, &mut Reader::new(&engine)).1);
+        scope.spawn(|| {
+            let mut turn = committer.enter(3);
+            engine.counters[3].store(1, Ordering::Release);
+            entered.store(1, Ordering::Release);
+            std::thread::sleep(Duration::from_millis(50));
+            turn.mark(3);
+            left.store(1, Ordering::Release);
+            turn.leave();
+        });
+        while entered.load(Ordering::Acquire) == 0 {
+            std::thread::yield_now();
+        }
+        committer.flush().unwrap();
+        assert_eq!(left.load(Ordering::Acquire), 1);
+        committer.stop();
+        thread.join().unwrap().unwrap();
+    });
+    assert_eq!(recover(&disk.power_cut()).1, BTreeMap::from([(3, 1)]));
 }
