@@ -426,7 +426,7 @@ impl Space {
             .map_err(|_| corrupt(0, "options that cannot work"))?;
         for pair in head[HEAD_FIXED..body].chunks_exact(ASIDE_PAIR) {
             let hash = u128::from(u64_at(pair, 16)) << 64 | u128::from(u64_at(pair, 8));
-            space.put(&Pair::from_hash(u64_at(pair, 0), hash), true).map_err(|_| DecodeError::NoMemory)?;
+            space.put_aside(&Pair::from_hash(u64_at(pair, 0), hash));
         }
         Ok(space)
     }

@@ -59,37 +59,36 @@ impl Space {
 
     #[inline]
     fn contains_chunk(&self, member: Ready, ids: &[u64], wanted: impl Fn(usize) -> bool, out: &mut Vec<Answer>) {
-        /// What the first pass leaves for the second.
-        #[derive(Clone, Copy)]
-        enum Found<'a> {
-            Done(Answer),
-            At(&'a Table, Pair, Spot),
-        }
         let mut pairs = [Pair { id: 0, high: 0, low: 0 }; BATCH];
+        let pairs = &mut pairs[..ids.len()];
+        pairs.iter_mut().zip(ids).for_each(|(pair, &id)| *pair = self.seed.pair(id, member));
         let mut aside = 0u32;
-        for (i, &id) in ids.iter().enumerate() {
-            pairs[i] = self.seed.pair(id, member);
-            if self.is_aside(&pairs[i]) {
-                aside |= 1 << i;
-            }
+        if !self.aside.is_empty() {
+            pairs.iter().enumerate().for_each(|(i, pair)| aside |= u32::from(self.is_aside(pair)) << i);
         }
         let tables = self.ring.load();
-        let mut found = [Found::Done(Answer::No); BATCH];
-        for (i, pair) in pairs[..ids.len()].iter().enumerate().filter(|(i, _)| wanted(*i)) {
-            found[i] = match tables.find(pair.id) {
-                _ if aside >> i & 1 == 1 => Found::Done(Answer::Yes),
-                None => Found::Done(Answer::Unknown),
+        // What the first pass leaves for the second: answers that are known, and where to look for the others.
+        let mut known = [Answer::No; BATCH];
+        let mut at: [Option<&Table>; BATCH] = [None; BATCH];
+        let mut spots = [Spot::default(); BATCH];
+        for (i, pair) in pairs.iter().enumerate() {
+            if !wanted(i) {
+                continue;
+            }
+            match tables.find(pair.id) {
+                _ if aside >> i & 1 == 1 => known[i] = Answer::Yes,
+                None => known[i] = Answer::Unknown,
                 Some(entry) => {
                     let table: &Table = entry.table();
-                    let spot = table.first_filter().spot(pair);
-                    table.first_filter().prefetch(&spot);
-                    Found::At(table, *pair, spot)
+                    spots[i] = table.first_filter().spot(pair);
+                    table.first_filter().prefetch(&spots[i]);
+                    at[i] = Some(table);
                 }
-            };
+            }
         }
-        out.extend(found[..ids.len()].iter().map(|found| match found {
-            Found::Done(answer) => *answer,
-            Found::At(table, pair, spot) => answer(table.state_at(pair, spot)),
+        out.extend(pairs.iter().enumerate().map(|(i, pair)| match at[i] {
+            Some(table) => answer(table.state_at(pair, &spots[i])),
+            None => known[i],
         }));
     }
 

@@ -62,7 +62,9 @@ impl Space {
                 return false;
             }
         }
-        self.recycle();
+        if at.is_none() {
+            self.recycle();
+        }
         self.estimate();
         true
     }
@@ -128,7 +130,8 @@ impl Space {
     }
 
     /// Makes the ring what the log says it was: opens the tables that it lacks above its newest, and recycles those below
-    /// the first of `layout`. May be repeated. A table opens higher than recorded if pairs above that were already put.
+    /// the first of `layout`. May be repeated. A table opens higher than recorded if pairs above that were already put. While a log is
+    /// replayed nothing else changes the ring: it would roll and recycle twice.
     pub fn put_layout(&self, layout: &[Layout]) -> Result<(), Error> {
         for &at in layout {
             let tables = self.ring.load();

@@ -109,7 +109,7 @@ impl Space {
 
     /// Whether extensions may take so many more bytes.
     pub(crate) fn may_grow(&self, bytes: usize) -> bool {
-        let used = self.ring.load().entries().iter().map(|entry| entry.table().size_bytes()).sum::<usize>();
+        let used = self.ring.load().entries().iter().map(|entry| entry.table().filter_bytes()).sum::<usize>();
         let limit = self.options.memory_limit_bytes.unwrap_or(self.full_bytes().saturating_mul(2));
         (used as u64).saturating_add(bytes as u64) <= limit
     }

@@ -207,8 +207,12 @@ impl Table {
         self.first.pairs() >= self.roll_at.load(Relaxed)
     }
 
+    pub(crate) fn filter_bytes(&self) -> usize {
+        self.links().map(|link| link.filter.size_bytes()).sum()
+    }
+
     pub(crate) fn size_bytes(&self) -> usize {
-        self.links().map(|link| link.filter.size_bytes()).sum::<usize>() + self.revoked.size_bytes()
+        self.filter_bytes() + self.revoked.size_bytes()
     }
 
     /// The state of `pair`, whose place in the first filter is `spot`.

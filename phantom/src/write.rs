@@ -6,7 +6,7 @@ use crate::options::Change;
 use crate::revoked::Hashes;
 use crate::space::Space;
 use crate::table::{State, Table};
-use rolling::Refused;
+use rolling::{Frontier, Refused};
 use std::sync::atomic::Ordering::SeqCst;
 
 /// Up to so many pairs aside, a writer that finds it is time moves them itself; more are left to `maintain`.
@@ -45,8 +45,8 @@ impl Space {
         self.change(&self.pair(id, member), false, false, first)
     }
 
-    /// Makes the pair what the log says it is. May be repeated, and come in any order relative to rolls. Bounds on early ids do not
-    /// hold here: what was accepted once is accepted again.
+    /// Makes the pair what the log says it is. May be repeated, and come in any order relative to rolls. Bounds do not hold
+    /// here: what was accepted once is accepted again. Nor does the ring roll: [`Space::put_layout`] says when it did.
     pub fn put(&self, pair: &Pair, set: bool) -> Result<(), Error> {
         self.change(pair, set, true, || Ok::<(), Error>(())).map(|_| ())
     }
@@ -73,8 +73,8 @@ impl Space {
             let settled = early.map_or(0, Hashes::len);
             let done = self.ring.write(pair.id, pair.low, |entry| {
                 let table = entry.table();
-                let done = self.change_in(table, pair, set, run_first);
-                if table.is_due() && table.early() == 0 {
+                let done = self.change_in(table, pair, set, replay, run_first);
+                if !replay && table.is_due() && table.early() == 0 {
                     due = Some(entry.slot().low());
                 }
                 done
@@ -124,13 +124,14 @@ impl Space {
         })
     }
 
-    /// The change of one pair in the table that covers it; called under its stripe.
+    /// The change of one pair in the table that covers it; called under its stripe. `replay`: bounds do not hold, the pair was accepted.
     #[inline]
     fn change_in<E: From<Error>>(
         &self,
         table: &Table,
         pair: &Pair,
         set: bool,
+        replay: bool,
         first: impl FnOnce() -> Result<(), E>,
     ) -> Result<Change, E> {
         // Both lines are needed if the pair is to be set: fetched at once they cost one miss.
@@ -139,7 +140,7 @@ impl Space {
         match (table.state_at(pair, &spot), set) {
             (State::Set, true) | (State::Unset | State::Revoked, false) => return Ok(Change::Unchanged),
             (State::Unset, true) => {
-                let link = table.room(|bytes| self.may_grow(bytes))?;
+                let link = table.room(|bytes| replay || self.may_grow(bytes))?;
                 first()?;
                 // A merge may bring a revoked pair before its bits.
                 table.revoked.remove(pair.hash());
@@ -151,7 +152,8 @@ impl Space {
                 table.touch();
             }
             (State::Set, false) => {
-                if !table.revoked.reserve(self.options.max_revoked) {
+                let most = if replay { usize::MAX } else { self.options.max_revoked };
+                if !table.revoked.reserve(most) {
                     return Err(Error::RevokedFull.into());
                 }
                 if let Err(error) = first() {
@@ -165,12 +167,27 @@ impl Space {
         Ok(Change::Changed)
     }
 
+    /// Keeps a pair aside, as a snapshot had it: it has been counted for the frontier before.
+    pub(crate) fn put_aside(&self, pair: &Pair) {
+        let nothing_is_normal = Frontier::new(None);
+        let ahead = |entry: &mut Option<Hashes>| {
+            if entry.get_or_insert_default().insert(pair.hash()) {
+                self.aside_pairs.fetch_add(1, SeqCst);
+            }
+            Ok::<(), Error>(())
+        };
+        let kept = self.aside.replay(&nothing_is_normal, pair.id, |_| Ok(()), ahead);
+        assert!(kept.is_ok(), "nothing is refused");
+    }
+
     /// Stores the pairs of `id` that were aside in tables. The caller holds the aside, and deletes them there afterwards.
     pub(crate) fn settle(&self, id: u64, early: &Hashes) -> Result<(), Error> {
         for &hash in early {
             let pair = Pair::from_hash(id, hash);
             let first = || Ok::<(), Error>(());
-            self.ring.write(id, pair.low, |entry| self.change_in(entry.table(), &pair, true, first)).transpose()?;
+            self.ring
+                .write(id, pair.low, |entry| self.change_in(entry.table(), &pair, true, true, first))
+                .transpose()?;
         }
         Ok(())
     }

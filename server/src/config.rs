@@ -157,6 +157,9 @@ section! {
         pairs_per_table: u64 = 4 << 20,
         /// Most tables. When one more would be needed, the oldest is recycled: its ids answer "unknown" from then on.
         max_tables: usize = 64,
+        /// Most bytes of memory for this space; 0 means twice what `max_tables` full tables take. At the limit a table that gets more late
+        /// pairs than it has room for refuses them with an OOM error; the newest one goes on.
+        memory_limit_bytes: u64 = 0,
         /// Most unset ("unliked") pairs per table, held exactly.
         max_revoked: usize = 1 << 20,
         /// Most pairs of ids that are far ahead of all others, held exactly.

@@ -112,7 +112,10 @@ pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Resu
         Ok(log)
     });
     match opened {
-        Ok(log) => Ok(Server { node, threads, log }),
+        Ok(log) => {
+            tracing::info!("ready to accept connections");
+            Ok(Server { node, threads, log })
+        }
         Err(error) => {
             node.stop.now();
             for thread in threads {

@@ -60,7 +60,7 @@ fn main() {
         ..Options::default()
     };
     let space = Space::new(options).expect("small tables");
-    let taken = |i: u64| i % UNLIKED == 0;
+    let taken = |i: u64| i.is_multiple_of(UNLIKED);
     let (mut for_set, mut unliked) = (0u64, 0u64);
     for i in 0..args.pairs {
         let (id, member) = pair(i + 8, behind);
@@ -74,7 +74,7 @@ fn main() {
             assert_eq!(done, Change::Changed, "pair {} was lost", i - 1000);
             unliked += 1;
         }
-        if i % 4096 == 0 {
+        if i.is_multiple_of(4096) {
             while space.maintain() {}
         }
     }
