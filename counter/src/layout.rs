@@ -34,7 +34,7 @@ impl Inline {
     /// All ones.
     #[inline(always)]
     pub(crate) fn escape(self) -> u64 {
-        u64::MAX >> (64 - self.width)
+        u64::MAX >> (64u32.wrapping_sub(self.width) & 63)
     }
 
     /// What the field holds for this value.
@@ -60,8 +60,12 @@ pub(crate) struct Layout {
     pub(crate) tag_rest_bits: u32,
     /// By position; `None` for one that has no bits here (dropped, or younger than this table).
     pub(crate) fields: Vec<Option<Inline>>,
+    /// A bit per position that has bits here.
+    pub(crate) inline_fields: u64,
     /// Words that hold first bytes.
     pub(crate) byte_words: usize,
+    /// A bit per slot, of the first 60.
+    pub(crate) slot_mask: u64,
     /// The lanes of the last of those words that belong to slots.
     pub(crate) last_lanes: u64,
 }
@@ -77,7 +81,8 @@ impl Layout {
                 inline
             })
         });
-        let fields = fields.collect();
+        let fields: Vec<Option<Inline>> = fields.collect();
+        let inline_fields = fields.iter().enumerate().fold(0, |bits, (i, f)| bits | u64::from(f.is_some()) << i);
         let slots = Layout::slots_of(offset + 8);
         let bytes = 4 + slots;
         let byte_words = bytes.div_ceil(8);
@@ -88,7 +93,9 @@ impl Layout {
             rest_bits: offset,
             tag_rest_bits,
             fields,
+            inline_fields,
             byte_words,
+            slot_mask: u64::MAX >> (64 - slots.min(60)),
             last_lanes: u64::MAX >> (8 * (byte_words * 8 - bytes)),
         }
     }
@@ -118,12 +125,22 @@ impl Layout {
     /// How full a table of this layout may become before it rolls: where rows start to go beyond the last probe, and misses
     /// touch two buckets (simulated; see docs/performance.md). More slots per bucket even out more.
     pub(crate) fn roll_fill(&self) -> f64 {
-        match self.slots {
-            28.. => 0.93,
-            12.. => 0.90,
-            6.. => 0.85,
-            _ => 0.75,
-        }
+        roll_fill(self.slots)
+    }
+
+    /// Bytes of buckets per row in a table that is about to roll, of rows with so many bits of fields and remainder.
+    pub(crate) fn bytes_per_row(bits: u32) -> f64 {
+        let slots = Layout::slots_of(bits + STATE_BITS);
+        BUCKET_WORDS as f64 * 8.0 / (slots as f64 * roll_fill(slots))
+    }
+}
+
+fn roll_fill(slots: usize) -> f64 {
+    match slots {
+        28.. => 0.93,
+        12.. => 0.90,
+        6.. => 0.85,
+        _ => 0.75,
     }
 }
 

@@ -19,6 +19,8 @@
 //! Deliberately absent: files, clocks, threads, sockets. [`Space::maintain`] is called by whoever has time.
 
 #[cfg(not(loom))]
+mod advise;
+#[cfg(not(loom))]
 mod aux;
 mod bucket;
 #[cfg(not(loom))]
@@ -50,6 +52,7 @@ pub use schema::{Alteration, Field, MAX_FIELDS, MAX_NAME_BYTES, MAX_ROW_BITS, Sc
 
 #[cfg(not(loom))]
 pub use {
+    advise::{Advice, FieldAdvice},
     read::{Gate, Read},
     space::{Options, Space},
     stats::TableStats,

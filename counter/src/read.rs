@@ -4,14 +4,13 @@
 //! counts only if the table still is the one that takes the id; else a fresh snapshot of the ring is taken and searched.
 
 use crate::Schema;
-use crate::key::Home;
 use crate::space::{Shape, Space};
-use crate::table::{Row, Table};
+use crate::table::{Row, Search, Step, Table};
 use arc_swap::Guard;
 use rolling::{Entry, Tables};
 use std::sync::Arc;
 
-/// Ids whose buckets are prefetched together: enough to overlap memory latencies, few enough to stay in the first cache.
+/// Ids that are looked up together: enough to overlap memory latencies, few enough to stay in the first cache; one bit each in a u32.
 const CHUNK: usize = 32;
 
 /// A view for one batch of reads; see [`Space::read`].
@@ -95,54 +94,74 @@ impl<'a> Read<'a> {
         let mut at = rows.len();
         rows.resize(at + ids.len() * width, 0);
         for ids in ids.chunks(CHUNK) {
-            let mut homes = [None; CHUNK];
-            self.prefetch_chunk(ids, &mut homes);
-            for (&id, &home) in ids.iter().zip(&homes) {
-                let out = &mut rows[at..at + width];
-                at += width;
-                let quick = home.and_then(|home| {
-                    let entry = self.tables.find(id)?;
-                    if let Some(()) = entry.table().read_at(home, id, |row| row.values(living, out)) {
-                        return Some(true);
-                    }
-                    is_current(entry, id).then_some(false)
-                });
-                found.push(match quick {
-                    Some(true) => true,
-                    Some(false) => {
-                        // A torn read may have left something.
-                        out.fill(0);
-                        false
-                    }
-                    None => self.get(id, out),
-                });
-            }
+            let rows = &mut rows[at..at + ids.len() * width];
+            at += ids.len() * width;
+            self.get_chunk(ids, living, width, rows, found);
         }
     }
 
-    /// First pass over a chunk: where each id will be looked for, already on its way into the cache. `None` for ids that may be in more
-    /// than one place.
-    fn prefetch_chunk(&self, ids: &[u64], homes: &mut [Option<Home>; CHUNK]) {
-        for (&id, home) in ids.iter().zip(homes) {
-            let Some(entry) = self.tables.find(id) else { continue };
-            let Some(place) = entry.table().home(id) else { continue };
-            entry.table().prefetch(place);
-            match entry.drains() {
-                None if !self.space.aside.may_hold(id) => *home = Some(place),
-                None => {}
-                Some(old) => {
-                    if let Some(place) = old.table().home(id) {
-                        old.table().prefetch(place);
-                    }
+    /// One chunk: all searches go on in turns, each turn asking the cache for what the next one needs, so that the memory accesses of all ids
+    /// overlap.
+    fn get_chunk(&mut self, ids: &[u64], living: u64, width: usize, rows: &mut [i64], found: &mut Vec<bool>) {
+        let mut searches = [Search::default(); CHUNK];
+        // `Past` stands for everything that the quick way does not know.
+        let mut steps = [Step::Past; CHUNK];
+        let mut entries: [Option<&Entry<Table>>; CHUNK] = [None; CHUNK];
+        let tables = &*self.tables;
+        for (i, &id) in ids.iter().enumerate() {
+            let Some(entry) = tables.find(id) else { continue };
+            let Some(home) = entry.table().home(id) else { continue };
+            // In the order in which rows move: aside, drained table, table.
+            if entry.drains().is_none() && !self.space.aside.may_hold(id) {
+                searches[i] = entry.table().begin(home);
+                steps[i] = Step::Waiting;
+                entries[i] = Some(entry);
+            }
+        }
+        let mut waiting: u32 = (0..ids.len()).fold(0, |w, i| w | u32::from(steps[i] == Step::Waiting) << i);
+        while waiting != 0 {
+            let mut rest = waiting;
+            while rest != 0 {
+                let i = rest.trailing_zeros() as usize;
+                rest &= rest - 1;
+                if let Some(entry) = entries[i] {
+                    let out = &mut rows[i * width..][..width];
+                    steps[i] = entry.table().advance(&mut searches[i], ids[i], |row| row.values(living, out));
+                    waiting &= !(u32::from(steps[i] != Step::Waiting) << i);
                 }
             }
         }
+        let mut slow = 0u32;
+        for (i, &id) in ids.iter().enumerate() {
+            let known = match (steps[i], entries[i]) {
+                (Step::Found, _) => true,
+                (Step::Absent, Some(entry)) => is_current(entry, id),
+                _ => false,
+            };
+            if steps[i] != Step::Found {
+                // A row that was deleted under the search may have left something.
+                rows[i * width..][..width].fill(0);
+            }
+            found.push(steps[i] == Step::Found);
+            slow |= u32::from(!known) << i;
+        }
+        let first = found.len() - ids.len();
+        while slow != 0 {
+            let i = slow.trailing_zeros() as usize;
+            slow &= slow - 1;
+            found[first + i] = self.get(ids[i], &mut rows[i * width..][..width]);
+        }
     }
 
-    /// Asks the cache for the rows of up to 32 ids: before a batch of writes, each of which would else wait for memory alone.
+    /// Asks the cache for the rows of some ids: before a batch of writes, each of which would else wait for memory alone.
     pub fn prefetch(&self, ids: &[u64]) {
-        for ids in ids.chunks(CHUNK) {
-            self.prefetch_chunk(ids, &mut [None; CHUNK]);
+        for &id in ids {
+            let Some(entry) = self.tables.find(id) else { continue };
+            for table in [Some(entry.table()), entry.drains().map(|old| old.table())].into_iter().flatten() {
+                if let Some(home) = table.home(id) {
+                    table.prefetch(home);
+                }
+            }
         }
     }
 

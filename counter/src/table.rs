@@ -27,10 +27,10 @@ use rolling::Words;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-/// The main segment and so many for extension, the last of them 2^15 times the first.
+/// The main segment and so many for extension, the last of them 128 times as large as the main one.
 const SEGMENTS: usize = 17;
 /// The first extension has this fraction of the main segment's slots.
-const EXTEND_SHARE: u64 = 32;
+const EXTEND_SHARE: u64 = 256;
 
 /// A fixed number of buckets.
 struct Buckets {
@@ -41,6 +41,29 @@ struct Buckets {
     /// The position of slot 0 of bucket 0.
     first_position: u64,
     _grant: Grant,
+}
+
+/// Where a search stands that goes on in steps, one memory access each: see [`Table::advance`].
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Search {
+    remainder: u64,
+    bucket: u64,
+    probe: u64,
+    /// The candidates of this bucket are on their way into the cache.
+    candidates: bool,
+}
+
+/// What one step of a search says.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// The next step will find what it needs in the cache, soon.
+    Waiting,
+    /// Found, and handed to the caller.
+    Found,
+    /// Nowhere in the table.
+    Absent,
+    /// Not in the main segment, but something went past all its probes.
+    Past,
 }
 
 /// What a search in one segment found.
@@ -107,6 +130,25 @@ impl Row<'_> {
     /// Fills `out`, one value per position; those whose bit in `living` is not set are 0.
     #[inline(always)]
     pub(crate) fn values(&self, living: u64, out: &mut [i64]) {
+        // The usual row: all living fields are inline, in one word, and none has escaped.
+        if let Some(rest) = self.bucket.rest(self.slot)
+            && out.len() == self.layout.fields.len()
+            && living == self.layout.inline_fields
+        {
+            let mut escaped = false;
+            for (inline, value) in self.layout.fields.iter().zip(out.iter_mut()) {
+                let Some(inline) = inline else {
+                    *value = 0;
+                    continue;
+                };
+                let code = (rest >> inline.offset) & inline.escape();
+                escaped |= code == inline.escape();
+                *value = code as i64;
+            }
+            if !escaped {
+                return;
+            }
+        }
         for (field, value) in out.iter_mut().enumerate() {
             *value = if field < 64 && living >> field & 1 == 1 { self.value(field) } else { 0 };
         }
@@ -161,7 +203,7 @@ impl Buckets {
     }
 
     fn position(&self, bucket: u64, slot: usize) -> u64 {
-        self.first_position + bucket * self.layout.slots as u64 + slot as u64
+        self.first_position.wrapping_add(bucket.wrapping_mul(self.layout.slots as u64)).wrapping_add(slot as u64)
     }
 
     /// Runs `f(bucket, its number, slot)` on the row of `home`, again if it was torn.
@@ -350,13 +392,60 @@ impl Table {
         self.main().keys.home(id)
     }
 
-    /// Asks the cache for the bucket of `home`.
-    #[inline(always)]
+    /// Asks the cache for all of the bucket of `home`.
     pub(crate) fn prefetch(&self, home: Home) {
         let at = home.bucket as usize * BUCKET_WORDS;
         for line in 0..BUCKET_WORDS / 8 {
             self.main().words.prefetch(at + 8 * line);
         }
+    }
+
+    /// Begins a search: asks the cache for the first line of the first bucket, which holds the first bytes of the tags.
+    #[inline(always)]
+    pub(crate) fn begin(&self, home: Home) -> Search {
+        self.main().words.prefetch(home.bucket as usize * BUCKET_WORDS);
+        Search { remainder: home.remainder, bucket: home.bucket, probe: 0, candidates: false }
+    }
+
+    /// The next step of a search in the main segment; `f` runs on the row when it is found. The search needs no version: the tag of a row that
+    /// is there all the time is there at every moment (B1, T1). Its fields do.
+    #[inline(always)]
+    pub(crate) fn advance(&self, search: &mut Search, id: u64, mut f: impl FnMut(Row<'_>)) -> Step {
+        let main = self.main();
+        let bucket = main.bucket(search.bucket);
+        let tag = main.layout.tag(search.remainder, search.probe);
+        if search.candidates {
+            let read = |bucket: Bucket<'_>| {
+                let slot = bucket.find(tag)?;
+                let position = main.position(search.bucket, slot);
+                f(Row { table: self, layout: &main.layout, bucket, slot, position, hash: hash_of(id) });
+                Some(())
+            };
+            if bucket.read(read).0.is_some() {
+                return Step::Found;
+            }
+        } else {
+            let first_word = search.bucket as usize * BUCKET_WORDS;
+            let any = bucket.candidates(tag, |bit| {
+                main.words.prefetch(first_word + bit as usize / 64);
+                main.words.prefetch(first_word + (bit + main.layout.rest_bits - 1) as usize / 64);
+            });
+            if any {
+                search.candidates = true;
+                return Step::Waiting;
+            }
+        }
+        if !bucket.is_past() {
+            return Step::Absent;
+        }
+        search.probe += 1;
+        if search.probe == PROBES {
+            return Step::Past;
+        }
+        search.candidates = false;
+        search.bucket = main.keys.next(search.bucket, main.keys.step(search.remainder));
+        main.words.prefetch(search.bucket as usize * BUCKET_WORDS);
+        Step::Waiting
     }
 
     /// Runs `f` on the row of `id`, if there is one; `f` may run several times, and what it makes of a torn row is thrown away.

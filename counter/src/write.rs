@@ -16,6 +16,9 @@ const WRITES_AT_START: usize = 4096;
 /// A writer who meets so many extension segments helps with the background work: it has fallen behind.
 const HELP_FROM_EXTENSIONS: usize = 3;
 
+/// A table opened for an id beyond the expected span covers so many times its distance: two or three bits more per row.
+const JUMPS: u64 = 6;
+
 /// One field's change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
@@ -400,13 +403,12 @@ impl Space {
         let sample = table.sample(1024);
         let gap = plan::gap(&sample, table.rows());
         let rows = (table.rows().max(FIRST_ROWS) * GROWTH).min(self.rows_per_table);
-        // Half as many ids again as the rows should need: traffic has its tides.
-        let last = base.saturating_add((u128::from(gap) * u128::from(rows) * 3 / 2).min(u128::from(u64::MAX)) as u64);
-        let plan = match id {
-            // Far above: nothing is known of the ids there.
-            Some(id) if id > last => Plan::new(&schema, base, u64::MAX, FIRST_ROWS.min(self.rows_per_table)),
-            _ => Plan::new(&schema, base, last, rows),
-        };
+        // Half as many ids again as the rows should need: traffic has its tides. And far beyond an id that lies outside what the
+        // density would have needed: ids may come in clumps (a second's posts, then a gap) that are larger than a small table.
+        let expected = (u128::from(gap) * u128::from(rows) * 3 / 2).min(u128::from(u64::MAX)) as u64;
+        let jump = id.map_or(0, |id| id - base);
+        let span = if jump > expected { jump.saturating_mul(JUMPS) } else { expected };
+        let plan = Plan::new(&schema, base, base.saturating_add(span), rows);
         let next = Table::new(&plan, schema, self.seed, &self.budget)?;
         if let Ok(boundary) = self.ring.roll(newest_low, end, next) {
             self.frontier.widen((u128::from(gap) * u128::from(rows)).min(u128::from(boundary - newest_low)) as u64);

@@ -57,7 +57,7 @@ pub struct CommitOptions {
     pub policy: SyncPolicy,
     /// Locks, a power of two. Writes of ids in different stripes do not meet. Default 1024.
     pub stripes: usize,
-    /// A stripe with this many distinct keys is crowded (C5). Default 8192.
+    /// A stripe with this many distinct keys is crowded (C5). Default 4096: some 100 MiB of keys in the worst case.
     pub crowded_keys: usize,
     /// Without `always`: how long changes may gather before they are written (not synced). Longer means fewer log bytes for hot
     /// rows, and a killed process loses as much. Default 50 ms.
@@ -75,7 +75,7 @@ impl Default for CommitOptions {
         CommitOptions {
             policy: SyncPolicy::EverySecond,
             stripes: 1024,
-            crowded_keys: 8192,
+            crowded_keys: 4096,
             gather: Duration::from_millis(50),
             batch_bytes: 1 << 20,
             retry: Duration::from_millis(200),
@@ -219,7 +219,8 @@ impl<K: Copy + Ord> Turn<'_, K> {
     /// Says that the state behind `key` was changed in this turn. Marking a key that was not changed does no harm.
     pub fn mark(&mut self, key: K) {
         let stripe = &mut *self.stripe;
-        if stripe.keys.last() == Some(&key) {
+        // A hot row comes with a new pair each time, so it is the last key or the one before.
+        if stripe.keys.iter().rev().take(2).any(|last| *last == key) {
             return;
         }
         if stripe.keys.is_empty() {
@@ -278,6 +279,11 @@ impl<K: Copy + Ord> Committer<K> {
     pub fn enter(&self, hash: u64) -> Turn<'_, K> {
         let index = (hash as usize) & (self.stripes.len() - 1);
         Turn { committer: self, stripe: self.stripes[index].0.lock(), index }
+    }
+
+    /// The ticket for all that was marked before this call, by whomever: for a connection that ends several turns at once.
+    pub fn ticket(&self) -> Ticket {
+        self.round.load(Ordering::SeqCst)
     }
 
     /// All up to this ticket is as durable as a reply promises.
@@ -471,6 +477,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         let round = committer.round.fetch_add(1, Ordering::SeqCst);
         committer.crowded.store(false, Ordering::Relaxed);
         let result = self.attempt(log, source, now, round, flush || stop);
+        let mut synced = committer.synced.load(Ordering::Relaxed);
         match &result {
             Ok(()) => {
                 self.retry_at = None;
@@ -478,7 +485,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
                 committer.set_health(Health::Good);
                 if log.durable().offset == log.written().offset {
                     self.unsynced_since = None;
-                    committer.synced.store(round, Ordering::Release);
+                    synced = round;
                 }
                 committer.durable.store(round, Ordering::Release);
             }
@@ -498,12 +505,14 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         source.published(&Committed {
             written: committer.written.load(Ordering::Relaxed),
             durable: committer.durable.load(Ordering::Relaxed),
-            synced: committer.synced.load(Ordering::Relaxed),
+            synced,
             failed: committer.failed.load(Ordering::Relaxed),
             written_to: log.written(),
             synced_to: log.durable(),
             health: committer.health(),
         });
+        // Last, so that who waits in `flush` finds what was published already.
+        committer.synced.store(synced, Ordering::Release);
         if flush || result.is_err() || stop {
             drop(committer.orders.lock());
             committer.progress.notify_all();

@@ -18,6 +18,7 @@
 //! All of it runs on a [`Disk`]: the real one, or the simulated one that tests crash at every step (`sim.rs`).
 
 mod batch;
+mod check;
 mod commit;
 mod disk;
 mod error;
@@ -33,6 +34,7 @@ mod store;
 mod tail;
 
 pub use batch::{BATCH_HEAD_BYTES, BatchHead, Lineage, MAX_BODY_BYTES};
+pub use check::{Finding, Report, Severity, check, dump, lineage_of};
 pub use commit::{CommitOptions, CommitStats, Committed, Committer, Health, Rounds, Source, SyncPolicy, Ticket, Turn};
 pub use disk::{Disk, DiskFile, LOCK, RealDisk, TEMPORARY, read_full_at, write_all_at};
 pub use error::{Error, Result};

@@ -1,0 +1,166 @@
+//! What the counter engine takes per row, everything counted, and where each byte goes.
+//!
+//! `cargo run --release -p tidemark-bench --bin counter_memory -- --posts 50000000 [--schema "like:12 ..."] [--per-table 1048576]`
+//!
+//! Posts come as a microblog gives them: ids are a second shifted left by 22 bits plus a sequence number, 1,000 a second, one in fifty
+//! late; counts are log-normal, like with mean 39, read 2,900, repost and comment 0 for two thirds. Every row is made by increments.
+
+use clap::Parser;
+use counter::{Bounds, Change, Options, Schema, Space};
+use std::time::Instant;
+
+#[derive(Parser)]
+struct Arguments {
+    #[arg(long, default_value_t = 50_000_000)]
+    posts: u64,
+    #[arg(long, default_value = "like:12 repost:8 comment:8 read:16")]
+    schema: String,
+    #[arg(long, default_value_t = 1 << 20)]
+    per_table: u64,
+    /// Load in shuffled order (the `user` space's case) instead of rising.
+    #[arg(long)]
+    shuffled: bool,
+}
+
+/// A log-normal count with this mean; a third of the rows or all of them.
+fn count(rng: &mut fastrand::Rng, mean: f64, sigma: f64, share: f64) -> i64 {
+    if rng.f64() >= share {
+        return 0;
+    }
+    // Box and Muller.
+    let normal = (-2.0 * (1.0 - rng.f64()).ln()).sqrt() * (rng.f64() * std::f64::consts::TAU).cos();
+    ((mean / share).ln() - sigma * sigma / 2.0 + sigma * normal).exp() as i64
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments = Arguments::parse();
+    let schema = Schema::parse(&arguments.schema)?;
+    let space = Space::new(Options { rows_per_table: arguments.per_table, ..Options::new(schema) })?;
+    let mut rng = fastrand::Rng::with_seed(1);
+    let n = arguments.posts;
+    // A bijection of 0..2^k, walked until it falls below n.
+    let mask = n.next_power_of_two() - 1;
+    let order = |i: u64| {
+        let mut x = i;
+        while arguments.shuffled {
+            x = x.wrapping_mul(0x9E37_79B9_7F4A_7C15 | 1) & mask;
+            x ^= x >> 13;
+            x = x.wrapping_mul(0xBF58_476D_1CE4_E5B9 | 1) & mask;
+            if x < n {
+                break;
+            }
+        }
+        x
+    };
+    let post = |i: u64| ((1_700_000_000 + i / 1000) << 22) | (i % 1000);
+    let mut out = Vec::new();
+    let mut late = Vec::new();
+    let mut sums = [0i64; 4];
+    let begin = Instant::now();
+    let mut add = |id: u64, rng: &mut fastrand::Rng| -> Result<(), counter::Error> {
+        let row = [
+            count(rng, 39.0, 2.0, 1.0),
+            count(rng, 8.0, 1.8, 1.0 / 3.0),
+            count(rng, 8.0, 1.8, 1.0 / 3.0),
+            count(rng, 2900.0, 1.6, 1.0),
+        ];
+        let half = |v: i64| v / 2;
+        for part in [row.map(half), row.map(|v| v - half(v))] {
+            let changes: [Change; 4] = std::array::from_fn(|field| Change { field, delta: part[field] });
+            space.add(id, &changes, &Bounds::default(), &mut out)?;
+        }
+        sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += v);
+        Ok(())
+    };
+    for i in 0..n {
+        let id = post(order(i));
+        if rng.u32(0..50) == 0 {
+            late.push(id);
+        } else {
+            add(id, &mut rng)?;
+        }
+        if late.len() > 20_000 || i + 1 == n {
+            for id in late.drain(..) {
+                add(id, &mut rng)?;
+            }
+        }
+        if i % 4096 == 0 && space.wants_maintenance() {
+            space.maintain();
+        }
+    }
+    let loaded = begin.elapsed();
+    let show = |when: &str| {
+        let tables = space.tables();
+        let rows = space.rows();
+        let per_row = |bytes: u64| bytes as f64 / rows as f64;
+        println!(
+            "\n{when}: {rows} rows in {} tables, {:.3} bytes per row, everything counted",
+            tables.len(),
+            per_row(space.memory_bytes())
+        );
+        let closed = &tables[..tables.len() - 1];
+        let closed_rows: u64 = closed.iter().map(|t| t.rows).sum();
+        let closed_bytes: u64 = closed.iter().map(|t| t.bytes).sum();
+        println!("  closed tables alone: {:.3} bytes per row", closed_bytes as f64 / closed_rows.max(1) as f64);
+        let sum = |f: fn(&counter::TableStats) -> f64| tables.iter().map(f).sum::<f64>() / rows as f64;
+        let fields = space.schema().row_bits();
+        let key = sum(|t| t.rows as f64 * f64::from(t.remainder_bits));
+        println!(
+            "  fields {:.3} (at {fields} bits), remainder of the id {:.3} ({key:.1} bits), state {:.3} (3 bits)",
+            f64::from(fields) / 8.0,
+            key / 8.0,
+            3.0 / 8.0
+        );
+        let used = sum(|t| (t.rows - t.extend_rows) as f64 * f64::from(t.slot_bits) / 8.0);
+        let slots = sum(|t| t.capacity as f64 * f64::from(t.slot_bits) / 8.0);
+        let buckets = sum(|t| (t.bytes - t.aux_bytes - t.extend_bytes) as f64);
+        println!("  empty slots {:.3}, bucket headers and remnants {:.3}", slots - used, buckets - slots);
+        println!(
+            "  aux {:.3} ({:.3} % of rows have an entry, {:.1} bytes each), extend {:.3} ({:.3} % of rows)",
+            sum(|t| t.aux_bytes as f64),
+            100.0 * sum(|t| t.aux_entries as f64),
+            sum(|t| t.aux_bytes as f64) / sum(|t| t.aux_entries as f64).max(1e-9),
+            sum(|t| t.extend_bytes as f64),
+            100.0 * sum(|t| t.extend_rows as f64)
+        );
+        println!(
+            "  fill {:.1} %, hit {:.3} buckets, p99 {}, max {}, full-and-passed buckets {:.1} %",
+            100.0 * tables.iter().map(|t| t.fill * t.capacity as f64).sum::<f64>()
+                / tables.iter().map(|t| t.capacity as f64).sum::<f64>(),
+            sum(|t| t.probes_mean * t.rows as f64),
+            tables.iter().map(|t| t.probes_p99).max().unwrap_or(0),
+            tables.iter().map(|t| t.probes_max).max().unwrap_or(0),
+            100.0 * sum(|t| t.past_share * t.rows as f64)
+        );
+        let miss = |p: f64| (0..7).map(|k| p.powi(k)).sum::<f64>();
+        println!("  a miss touches {:.3} buckets", sum(|t| t.rows as f64 * t.past_share).clamp(0.0, 0.99).pipe(miss));
+    };
+    println!(
+        "{n} posts by {} increments of 4 fields in {loaded:.1?}: {:.0} ns each",
+        2 * n,
+        loaded.as_nanos() as f64 / (2 * n) as f64
+    );
+    println!(
+        "means: like {:.1} repost {:.1} comment {:.1} read {:.0}",
+        sums[0] as f64 / n as f64,
+        sums[1] as f64 / n as f64,
+        sums[2] as f64 / n as f64,
+        sums[3] as f64 / n as f64
+    );
+    show("as loaded");
+    while space.maintain() {}
+    show("after background work");
+    if let Some(advice) = space.advise() {
+        println!("\n{advice}");
+    }
+    Ok(())
+}
+
+/// A value through a function, in reading order.
+trait Pipe: Sized {
+    fn pipe<R>(self, f: impl FnOnce(Self) -> R) -> R {
+        f(self)
+    }
+}
+
+impl Pipe for f64 {}

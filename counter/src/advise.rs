@@ -1,0 +1,238 @@
+//! Advice: the widths that take the fewest bytes for the values that are there.
+//!
+//! A bit more per row costs a bit of every row; a bit less sends more values to the aux dictionary, at [`AUX_BITS`] each. But a bucket holds a whole
+//! number of rows, so that most single bits change nothing: what counts is the sum of all widths, and only where one more row fits. So the
+//! best widths are found for *every* sum (a knapsack over fields, by dynamic programming), then the sum is chosen by its real bytes.
+
+use crate::layout::Layout;
+use crate::schema::MAX_ROW_BITS;
+use crate::space::Space;
+use std::fmt;
+
+/// What an aux entry costs, in bits: one word at the usual fill of its array, and a little for the branch that it takes.
+const AUX_BITS: f64 = 84.0;
+/// What a value of 2^26 and more, or a negative one, costs on top of that.
+const GIANT_BITS: f64 = 320.0;
+/// Rows that are looked at, about.
+const SAMPLE_ROWS: u64 = 1 << 20;
+
+/// What `advise` recommends for one field.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FieldAdvice {
+    /// The field.
+    pub name: String,
+    /// Its width now.
+    pub width: u8,
+    /// The width that is recommended.
+    pub best: u8,
+    /// Share of rows whose value is in the aux dictionary at the width now ...
+    pub aux_share: f64,
+    /// ... and at the recommended one.
+    pub best_aux_share: f64,
+    /// Mean of the values looked at.
+    pub mean: f64,
+    /// The largest value looked at.
+    pub max: i64,
+}
+
+/// Recommended widths, and what they save.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Advice {
+    /// By position, dropped fields left out.
+    pub fields: Vec<FieldAdvice>,
+    /// Rows that were looked at.
+    pub rows: u64,
+    /// Bytes per row of the schema as it is, in a full table.
+    pub bytes_per_row: f64,
+    /// Bytes per row of the recommended one.
+    pub best_bytes_per_row: f64,
+}
+
+impl Advice {
+    /// The recommended widths as a schema reads: `like:10 repost:5`.
+    pub fn schema(&self) -> String {
+        let fields: Vec<String> = self.fields.iter().map(|f| format!("{}:{}", f.name, f.best)).collect();
+        fields.join(" ")
+    }
+
+    /// The share of bytes saved.
+    pub fn saving(&self) -> f64 {
+        1.0 - self.best_bytes_per_row / self.bytes_per_row
+    }
+}
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:16} {:>5} {:>5} {:>10} {:>10} {:>12}", "field", "bits", "best", "in aux", "then", "mean")?;
+        for field in &self.fields {
+            writeln!(
+                f,
+                "{:16} {:>5} {:>5} {:>9.3}% {:>9.3}% {:>12.1}",
+                field.name,
+                field.width,
+                field.best,
+                100.0 * field.aux_share,
+                100.0 * field.best_aux_share,
+                field.mean
+            )?;
+        }
+        write!(
+            f,
+            "bytes per row {:.2} now, {:.2} then: {:.1} % less ({} rows looked at)",
+            self.bytes_per_row,
+            self.best_bytes_per_row,
+            100.0 * self.saving(),
+            self.rows
+        )
+    }
+}
+
+/// How the values of one field are distributed.
+#[derive(Clone)]
+struct Distribution {
+    /// How many bits a value needs; 65 for those that no width can hold.
+    by_bits: [u64; 66],
+    giants: u64,
+    sum: f64,
+    max: i64,
+}
+
+impl Distribution {
+    const EMPTY: Distribution = Distribution { by_bits: [0; 66], giants: 0, sum: 0.0, max: i64::MIN };
+
+    fn note(&mut self, value: i64) {
+        // Fits in w bits if value + 1 < 2^w (all ones is the escape); a negative value never does.
+        let bits = if value < 0 { 65 } else { (64 - (value as u64 + 1).leading_zeros()) as usize };
+        self.by_bits[bits] += 1;
+        self.giants += u64::from(!(0..(1 << 26) - 1).contains(&value));
+        self.sum += value as f64;
+        self.max = self.max.max(value);
+    }
+
+    /// Values that do not fit in `width` bits.
+    fn escapes(&self, width: usize) -> u64 {
+        self.by_bits[width + 1..].iter().sum()
+    }
+
+    /// Aux bits per row at this width.
+    fn cost(&self, width: usize, rows: f64) -> f64 {
+        let escapes = self.escapes(width) as f64;
+        (escapes * AUX_BITS + (self.giants as f64).min(escapes) * GIANT_BITS) / rows
+    }
+}
+
+/// The best widths for every sum of widths: the least aux cost, and the widths.
+fn best_by_sum(fields: &[Distribution], rows: f64) -> Vec<Option<(f64, Vec<u8>)>> {
+    let most = MAX_ROW_BITS as usize;
+    let mut best: Vec<Option<(f64, Vec<u8>)>> = vec![None; most + 1];
+    best[0] = Some((0.0, vec![]));
+    for field in fields {
+        let costs: Vec<f64> = (0..=64).map(|w| if w == 0 { 0.0 } else { field.cost(w, rows) }).collect();
+        let mut next = vec![None; most + 1];
+        for (sum, entry) in best.iter().enumerate() {
+            let Some((cost, widths)) = entry else { continue };
+            for width in 1..=64.min(most - sum) {
+                let cost = cost + costs[width];
+                let slot: &mut Option<(f64, Vec<u8>)> = &mut next[sum + width];
+                if slot.as_ref().is_none_or(|s| cost < s.0) {
+                    let mut widths = widths.clone();
+                    widths.push(width as u8);
+                    *slot = Some((cost, widths));
+                }
+            }
+        }
+        best = next;
+    }
+    best
+}
+
+impl Space {
+    /// Recommends widths from the rows that are there (a sample of about a million); `None` if there are none.
+    pub fn advise(&self) -> Option<Advice> {
+        let shape = self.shape.load_full();
+        let living: Vec<(usize, u8, String)> =
+            shape.schema.living().map(|(i, f)| (i, f.width, f.name.clone())).collect();
+        let mut fields = vec![Distribution::EMPTY; living.len()];
+        let mut rows = 0u64;
+        let mut remainder_bits = 0.0;
+        let mut room = Vec::new();
+        let tables = self.ring.load_full();
+        let stride = (self.rows() / SAMPLE_ROWS).max(1);
+        for entry in tables.entries() {
+            for table in [Some(entry.table()), entry.drains().map(|old| old.table())].into_iter().flatten() {
+                let before = rows;
+                for number in (0..table.buckets()).step_by(stride as usize) {
+                    table.visit(number, shape.living, shape.schema.width(), &mut room, |_, _, row| {
+                        rows += 1;
+                        fields.iter_mut().zip(&living).for_each(|(d, (at, _, _))| d.note(row[*at]));
+                    });
+                }
+                remainder_bits += (rows - before) as f64 * f64::from(table.layout().remainder_bits);
+            }
+        }
+        if rows == 0 {
+            return None;
+        }
+        let n = rows as f64;
+        let key_bits = (remainder_bits / n).round() as u32;
+        let bytes = |sum: u32, aux_bits: f64| Layout::bytes_per_row(sum + key_bits) + aux_bits / 8.0;
+        let now: f64 = fields.iter().zip(&living).map(|(d, (_, w, _))| d.cost(usize::from(*w), n)).sum();
+        let bytes_per_row = bytes(shape.schema.row_bits(), now);
+        let mut best = (bytes_per_row, living.iter().map(|l| l.1).collect::<Vec<u8>>());
+        for (sum, entry) in best_by_sum(&fields, n).into_iter().enumerate() {
+            let Some((aux_bits, widths)) = entry else { continue };
+            let bytes = bytes(sum as u32, aux_bits);
+            if bytes < best.0 {
+                best = (bytes, widths);
+            }
+        }
+        let advice = living.into_iter().zip(&fields).zip(&best.1).map(|(((_, width, name), d), &best)| FieldAdvice {
+            name,
+            width,
+            best,
+            aux_share: d.escapes(usize::from(width)) as f64 / n,
+            best_aux_share: d.escapes(usize::from(best)) as f64 / n,
+            mean: d.sum / n,
+            max: d.max,
+        });
+        Some(Advice { fields: advice.collect(), rows, bytes_per_row, best_bytes_per_row: best.0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Options, Schema};
+
+    #[test]
+    fn what_fits_is_counted_as_the_layout_stores_it() {
+        let mut d = Distribution::EMPTY;
+        [0, 1, 2, 3, 254, 255, -1, i64::MAX].into_iter().for_each(|v| d.note(v));
+        // One bit holds 0 only; eight hold up to 254; 63 all but the largest, and 64 all but the negative.
+        assert_eq!([1, 2, 8, 9, 63, 64].map(|w| d.escapes(w)), [7, 5, 3, 2, 2, 1]);
+        assert_eq!(d.giants, 2);
+    }
+
+    #[test]
+    fn advice_saves_what_it_says() {
+        let schema = Schema::parse("a:30 b:2").unwrap();
+        let space = Space::new(Options { rows_per_table: 1 << 14, ..Options::new(schema) }).unwrap();
+        assert!(space.advise().is_none());
+        let mut rng = fastrand::Rng::with_seed(1);
+        for id in 0..60_000 {
+            space.put((1 << 40) + id * 100, Some(&[rng.i64(0..60), rng.i64(0..1000)])).unwrap();
+        }
+        while space.maintain() {}
+        let advice = space.advise().unwrap();
+        assert_eq!(advice.schema(), "a:6 b:10", "{advice}");
+        for (field, width) in [("a", 6), ("b", 10)] {
+            space.alter(&crate::Alteration::Widen { name: field.into(), width }).unwrap();
+        }
+        while space.maintain() {}
+        let closed = space.tables();
+        let big = closed.iter().max_by_key(|t| t.rows).unwrap();
+        let off = big.bytes_per_row / advice.best_bytes_per_row;
+        assert!((0.9..1.1).contains(&off), "{advice}\n{big:?}");
+        assert!(space.advise().unwrap().saving() < 0.02);
+    }
+}
