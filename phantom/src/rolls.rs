@@ -23,6 +23,10 @@ use std::sync::atomic::Ordering::SeqCst;
 const LATE_AT_START: f64 = 0.3;
 /// The measured ratio is taken for no less and no more than this.
 const LATE: std::ops::RangeInclusive<f64> = 0.05..=1.0;
+/// The late pairs of so many tables are looked at.
+const TABLES_ASKED: usize = 5;
+/// Room is left for so many times the late pairs that were measured.
+const HEADROOM: f64 = 1.08;
 /// So many ids that found the aside full decide together whether the frontier advances.
 const TURNED_AWAY: usize = 512;
 /// Pairs that leave the aside in one step, while its mutex is held; but those of one id go together.
@@ -87,25 +91,20 @@ impl Space {
         newest.pages().saturating_mul(2).min(self.pages_per_table)
     }
 
-    /// Decides at how many pairs the newest table is to be closed, from how many came late to the others. The youngest of those is
-    /// left out if possible: it is not over yet.
+    /// Decides at how many pairs the newest table is to be closed, from how many came late to the others: as many as to the second of
+    /// the last five in this respect. So neither one that got an import decides for all, nor those that are not over yet.
     pub(crate) fn estimate(&self) {
         let tables = self.ring.load();
-        let closed: Vec<&Table> = tables
-            .entries()
-            .iter()
-            .rev()
-            .skip(1)
-            .map(|entry| &**entry.table())
-            .filter(|table| table.early() > 0)
+        let closed = tables.entries().iter().rev().skip(1).map(|entry| entry.table()).filter(|table| table.early() > 0);
+        let mut late: Vec<f64> = closed
+            .map(|table| table.pairs().saturating_sub(table.early()) as f64 / table.early() as f64)
+            .take(1 + TABLES_ASKED)
             .collect();
-        let (mut early, mut late) = (0.0, 0.0);
-        for table in closed.iter().skip(usize::from(closed.len() > 1)).take(4) {
-            early += table.early() as f64;
-            // One table that got an import must not decide for all.
-            late += ((table.pairs() - table.early()) as f64).min(table.early() as f64);
+        if late.len() > 1 {
+            late.remove(0); // the youngest has only begun to get late pairs
         }
-        let measured = if early > 0.0 { late / early * 1.125 } else { LATE_AT_START };
+        late.sort_unstable_by(|a, b| b.total_cmp(a));
+        let measured = late.get(usize::from(late.len() > 2)).map_or(LATE_AT_START, |late| late * HEADROOM);
         let newest = tables.newest().table();
         let roll_at = newest.capacity() as f64 / (1.0 + measured.clamp(*LATE.start(), *LATE.end()));
         newest.set_roll_at((roll_at as u64).max(1));

@@ -44,7 +44,7 @@ pub(crate) const MOST_BITS: usize = 7;
 pub const RATES: std::ops::RangeInclusive<f64> = 1e-7..=0.25;
 /// The share of the configured rate that a table's first filter may use when it is full. It costs 0.1 bits per pair; more than 19.9
 /// bits per pair at 0.01 % were not wanted.
-pub(crate) const FIRST_SHARE: f64 = 0.951;
+pub(crate) const FIRST_SHARE: f64 = 0.952;
 
 /// Lines with more pairs than this are taken to be full.
 const MOST_LOAD: usize = 1024;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   first filter     extension 1      extension 2           revoked
-//!   [ C pairs ]  ->  [ C/4 ]      ->  [ C/2 ]     -> ...    { exact }
+//!   [ C pairs ]  ->  [ C/8 ]      ->  [ C/4 ]     -> ...    { exact }
 //! ```
 //!
 //! A table normally has its first filter only. When that has taken all the pairs that its error rate allows, although the table was
@@ -24,7 +24,7 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-/// The longest chain: its last filter holds 4,096 times the pairs of the first.
+/// The longest chain: its last filter holds 2,048 times the pairs of the first.
 pub(crate) const LINKS: usize = 16;
 
 /// One filter of the chain.
@@ -123,7 +123,7 @@ impl Table {
             return (sizing, first_pages);
         }
         let first = Table::first_sizing(rate).capacity(first_pages);
-        (sizing, sizing.pages((first / 4).max(1) << (i - 1)))
+        (sizing, sizing.pages((first / 8).max(1) << (i - 1)))
     }
 
     pub(crate) fn rate(&self) -> f64 {

@@ -19,11 +19,12 @@ struct Args {
 }
 
 type Pairs = Vec<(u64, u64)>;
+type Shape = (&'static str, fn(u64) -> (u64, u64));
 
 fn main() {
     let args = Args::parse();
     let n = args.pairs;
-    let shapes: [(&str, fn(u64) -> (u64, u64)); 6] = [
+    let shapes: [Shape; 6] = [
         ("sequential ids", |i| ((1 << 40) + i, 7)),
         ("sequential users", |i| (1 << 40, i)),
         ("ids with equal low bits", |i| ((i << 38) | 12_345, 99)),
