@@ -7,11 +7,12 @@
 //! A rewrite opens the new tables, then moves row by row (see rolling's ring.rs). There is one at a time per space: memory exceeds its steady
 //! state by one table.
 //!
-//! **C1** Every closed table can hold every id of its range; only the newest one cannot: an id beyond its span opens a further table.
+//! **C1** Every closed table, and every part of a rewrite, can hold every id of its range (of the newest: every id that the table it replaces
+//! could hold). Only a newest table may lack a place for an id of its range, and that opens a further table.
 
 use crate::Error;
 use crate::plan::Plan;
-use crate::space::Space;
+use crate::space::{FIRST_ROWS, Space};
 use crate::table::{Table, hash_of};
 use rolling::{Entry, Slot};
 use std::sync::Arc;
@@ -170,7 +171,8 @@ impl Space {
         let target = rows as f64 * grow;
         let most = self.rows_per_table as f64;
         let pieces = if target <= most * 1.25 { 1 } else { (target / most).ceil().max(2.0) as usize };
-        // The newest piece of an unordered space: its ids lie below the highest known one, and some way beyond.
+        // An unordered space: its ids lie below the highest known one, and some way beyond. What comes above that gets a small
+        // table, which takes any id (C1): one may come in while this is planned.
         let end = if newest {
             let high = table.high().max(highest);
             high.saturating_add((high - first.max(low)) / 4)
@@ -191,9 +193,17 @@ impl Space {
             }
         }
         let rows = ((target / (lows.len() - strays) as f64).ceil() as u64).max(STRAY_ROWS);
+        let above = lows.len();
+        if newest && end < u64::MAX {
+            lows.push(end + 1);
+        }
         let plan = |i: usize| {
-            let last = lows.get(i + 1).map_or(end, |next| next - 1);
-            let rows = if i < strays { STRAY_ROWS } else { rows };
+            let last = lows.get(i + 1).map_or(last, |next| next - 1);
+            let rows = match i {
+                _ if i < strays => STRAY_ROWS,
+                _ if i == above => FIRST_ROWS.min(self.rows_per_table),
+                _ => rows,
+            };
             (lows[i], Plan::new(&schema, lows[i], last, rows))
         };
         (0..lows.len()).map(plan).collect()
