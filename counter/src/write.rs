@@ -380,6 +380,17 @@ impl Space {
         self.open_above(low, None)
     }
 
+    /// Closes the newest table now, if it has any row. Returns whether it did.
+    pub fn roll_now(&self) -> Result<bool, Error> {
+        let _rolling = self.rolling.lock();
+        let newest = |tables: &rolling::Tables<Table>| (tables.newest().slot().low(), tables.newest().table().rows());
+        let (low, rows) = newest(&self.ring.load());
+        if rows > 0 {
+            self.open_above(low, None)?;
+        }
+        Ok(newest(&self.ring.load()).0 != low)
+    }
+
     /// Opens a table that has a place for `id`, unless somebody else just did.
     fn open_for(&self, newest_low: u64, id: u64) -> Result<(), Error> {
         let _rolling = self.rolling.lock();

@@ -166,6 +166,7 @@ impl Source<Mark> for State<'_> {
                 Mark::Pair { space, id, member } => {
                     if let Some(s) = self.engines.existence_by_number(space) {
                         let set = s.contains_pair(&pair(s, id, member)) == Answer::Yes;
+                        s.set.add(u64::from(set));
                         self.commit.pair(space, id, member, set);
                     }
                 }

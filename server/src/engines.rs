@@ -9,11 +9,14 @@ use crate::catalogue::{self, Catalogue};
 use crate::config::{self, Config};
 use crate::durability::{Durability, marked};
 use crate::keys::{Kind, Match, Pattern, PatternError};
+use crate::node::Tally;
 use crate::records::Mark;
 use counter::{Alteration, Bounds, Change as Delta, Schema};
 use phantom::{Answer, Change, Member};
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 use store::Turn;
 
 /// Why the engines could not be made from the configuration.
@@ -90,6 +93,10 @@ pub struct ExistenceSpace {
     number: u32,
     name: String,
     space: phantom::Space,
+    /// Pairs that the commit thread has seen set.
+    pub(crate) set: Tally,
+    /// What `set` was when the rate was last measured; the rate, as the bits of an f64.
+    measured: (AtomicU64, AtomicU64),
 }
 
 impl ExistenceSpace {
@@ -101,6 +108,28 @@ impl ExistenceSpace {
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+}
+
+impl ExistenceSpace {
+    /// Pairs that are set per second: the mean of about the last minute.
+    pub fn pairs_per_s(&self) -> f64 {
+        f64::from_bits(self.measured.1.load(Relaxed))
+    }
+
+    /// At the present rate the oldest table is recycled after so many seconds; `None` if nothing comes.
+    pub fn recycled_in_s(&self) -> Option<f64> {
+        let rate = self.pairs_per_s();
+        (rate > 1e-6).then(|| self.space.pairs_until_recycled() as f64 / rate)
+    }
+
+    /// To be called now and then, by one thread.
+    fn measure(&self, elapsed: Duration) {
+        let set = self.set.get();
+        let now = set.wrapping_sub(self.measured.0.swap(set, Relaxed)) as f64 / elapsed.as_secs_f64().max(1e-3);
+        let before = self.pairs_per_s();
+        let weight = if before == 0.0 { 1.0 } else { 1.0 - (-elapsed.as_secs_f64() / RATE_OVER_S).exp() };
+        self.measured.1.store((before + (now - before) * weight).to_bits(), Relaxed);
     }
 }
 
@@ -284,6 +313,8 @@ pub struct Engines {
     catalogue: Catalogue,
 }
 
+/// Over about so many seconds the rate of new pairs is averaged.
+const RATE_OVER_S: f64 = 60.0;
 /// Options of CNT.INCRBY, which a field must not be called.
 const RESERVED: [&str; 5] = ["min", "max", "sat", "fail", "token"];
 
@@ -340,7 +371,13 @@ impl Engines {
             if !made.pairs.is_empty() {
                 self.patterns.push((Pattern::parse(Kind::Pair, &made.pairs)?, Kind::Pair, self.existences.len()));
             }
-            self.existences.push(ExistenceSpace { number: known.number, name: made.name.clone(), space });
+            self.existences.push(ExistenceSpace {
+                number: known.number,
+                name: made.name.clone(),
+                space,
+                set: Tally::default(),
+                measured: Default::default(),
+            });
             self.catalogue.existence.push(known.clone());
         }
         Ok(())
@@ -530,6 +567,27 @@ impl Engines {
         let schema = space.space.alter(change)?;
         turn.mark(Mark::Catalogue);
         Ok(schema)
+    }
+
+    /// Measures how fast pairs come. To be called about once a second, by one thread.
+    pub(crate) fn measure(&self, elapsed: Duration) {
+        self.existences.iter().for_each(|space| space.measure(elapsed));
+    }
+
+    /// Closes the newest table of an existence space, and logs that. False if it is empty.
+    pub fn roll_pairs(&self, space: &ExistenceSpace) -> bool {
+        let mut turn = self.turn(0);
+        turn.mark(Mark::Catalogue);
+        space.space.roll_now()
+    }
+
+    /// Adds a table that was exported elsewhere. It is not logged: a snapshot must follow.
+    pub(crate) fn merge(&self, space: &ExistenceSpace, table: phantom::StoredTable) -> Result<(), phantom::MergeError> {
+        let (low, _) = table.range();
+        let merged = space.space.merge_table(table);
+        // If it was refused half way the table may have changed, too.
+        self.durability.parts.touch(space.number, low);
+        merged
     }
 
     /// Adds to counters of one row; all or nothing. The new values of the changed fields are appended to `out`.

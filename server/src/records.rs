@@ -18,7 +18,7 @@ use store::Batch;
 /// What a write has changed: the name of a record, without its content. Marks of one id sort together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mark {
-    /// The catalogue: a schema has changed.
+    /// The catalogue or the layout of a ring: the commit thread looks at them with every batch, and this makes that there is one.
     Catalogue,
     /// The row of `id` in the counter space with this number.
     Row {
