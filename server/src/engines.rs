@@ -752,7 +752,6 @@ pub fn existence_options(made: &config::Existence, known: &catalogue::Existence)
         max_ahead: (made.max_ahead > 0).then_some(made.max_ahead),
         seed: known.seed,
         memory_limit_bytes: (made.memory_limit_bytes > 0).then_some(made.memory_limit_bytes),
-        ..phantom::Options::default()
     }
 }
 

@@ -274,12 +274,14 @@ pub fn read_pairs(
     Ok(())
 }
 
+/// Space, id, and where the values lie: first and behind the last; `None`: there is no such row. Rows of a space may differ in width when
+/// its schema changes between two of them.
+type ReadRow = (u32, u64, Option<(usize, usize)>);
+
 /// What a commit has read of the marked rows and pairs, until it becomes records.
 #[derive(Default)]
 pub struct Commit {
-    /// Space, id, and where the values lie: first and behind the last. Rows of a space may differ in width when its schema changes
-    /// between two of them.
-    rows: Vec<(u32, u64, Option<(usize, usize)>)>,
+    rows: Vec<ReadRow>,
     values: Vec<i64>,
     pairs: Vec<(u32, u64, MarkedMember, bool)>,
 }

@@ -53,7 +53,7 @@ pub(super) const TABLE: &[Spec] = &[
         "What two servers need to compare the tables of an existence space: per table, or for the one that begins at the id low, range, rate, \
          size and a checksum; with low also the checksums of its blocks of 64 KiB.", digest),
     spec("tm.export", 3, flag::READONLY | ADMIN, "space low",
-        "The table of an existence space that begins at the id low, as one string for TM.MERGE on another server.", export),
+        "The table of an existence space that begins at the id low, as one string for TM.MERGE on another server. Pairs of ids far ahead of the others (aside_pairs in TM.SPACE LIST) are in no table yet.", export),
     spec("tm.merge", 3, flag::WRITE | flag::DENYOOM | ADMIN, "space table",
         "Adds the pairs of an exported table to ours: what is set in either is set then. Range, rate, size and the space's seed must be \
          the same. OK when a snapshot holds it.", merge),

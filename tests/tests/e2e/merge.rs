@@ -17,14 +17,16 @@ fn site() -> TestServer {
 fn like(server: &TestServer, members: std::ops::Range<u64>) {
     let mut pipe = redis::pipe();
     for member in members {
-        pipe.cmd("PH.ADD").arg("liked").arg(member).arg(member % 50).ignore();
+        pipe.cmd("PH.ADD").arg("liked").arg(member).arg(member % 500).ignore();
     }
     pipe.query::<()>(&mut server.connection()).unwrap();
 }
 
 fn liked(server: &TestServer, members: std::ops::Range<u64>) -> usize {
     let mut pipe = redis::pipe();
-    members.for_each(|member| drop(pipe.cmd("PH.EXISTS").arg("liked").arg(member).arg(member % 50)));
+    for member in members {
+        pipe.cmd("PH.EXISTS").arg("liked").arg(member).arg(member % 500);
+    }
     let answers: Vec<Vec<i64>> = pipe.query(&mut server.connection()).unwrap();
     answers.iter().filter(|answer| **answer == [1]).count()
 }

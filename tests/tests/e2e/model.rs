@@ -201,10 +201,14 @@ impl Run {
             75..77 => {
                 assert_eq!(self.engines.delete(post, id), self.truth.rows.remove(&id).is_some(), "delete {id}");
             }
-            77..85 => drop(self.row(id)),
+            77..85 => {
+                self.row(id);
+            }
             85..95 => self.flag(which, id, member),
             95..99 => self.page(member),
-            _ => drop(self.engines.maintain()),
+            _ => {
+                self.engines.maintain();
+            }
         }
         self.forget();
     }
@@ -255,7 +259,9 @@ fn random_commands_do_what_plain_maps_do() {
         }
         // Everything once more, at the end.
         let ids: Vec<u64> = run.truth.rows.keys().copied().collect();
-        ids.into_iter().for_each(|id| drop(run.row(id)));
+        ids.into_iter().for_each(|id| {
+            run.row(id);
+        });
         for which in 0..2 {
             let pairs: Vec<(u64, u64)> =
                 run.truth.flags[which].iter().flat_map(|(&id, m)| m.iter().map(move |&m| (id, m))).collect();

@@ -79,17 +79,17 @@ fn fields_are_added_widened_and_dropped_and_stay_so() {
 #[test]
 fn what_cannot_be_altered_is_refused_and_changes_nothing() {
     let server = TestServer::with(|config| {
-        config.view[0].counters = vec!["post.repost".to_owned(), "post".to_owned()];
+        config.view[0].counters = vec!["post.comment".to_owned(), "post".to_owned()];
     });
     let reserved = "-ERR a field must not be called 'max': CNT.INCRBY has an option of that name\r\n";
     let in_action = "-ERR the action 'like' of the configuration names the field 'like'\r\n";
-    let in_view = "-ERR the view 'home' of the configuration names the field 'repost'\r\n";
+    let in_view = "-ERR the view 'home' of the configuration names the field 'comment'\r\n";
     check(
         &mut server.raw(),
         &[
             ("TM.SPACE ALTER post ADD max:3", reserved),
             ("TM.SPACE ALTER post DROP like", in_action),
-            ("TM.SPACE ALTER post DROP repost", in_view),
+            ("TM.SPACE ALTER post DROP comment", in_view),
             ("TM.SPACE ALTER post DROP nope", "-ERR no field 'nope'\r\n"),
             ("TM.SPACE ALTER nope DROP like", "-ERR no such counter space 'nope'\r\n"),
             ("TM.SPACE ALTER liked DROP like", "-ERR no such counter space 'liked'\r\n"),
