@@ -125,11 +125,14 @@ impl Durability {
     }
 
     /// The commit thread's life, until [`Committer::stop`].
-    pub fn run(&self, log: Log, engines: &Engines) -> store::Result<()> {
+    pub fn run(&self, log: Log, engines: &Engines, store: &Store) -> store::Result<()> {
         *self.positions.lock() = (log.written(), log.durable());
         let layouts = vec![u64::MAX; engines.existences().len()];
         let mut source = State { shared: self, engines, commit: Commit::default(), layouts };
-        self.committer.run(log, &mut source).1
+        let (log, outcome) = self.committer.run(log, &mut source);
+        outcome?;
+        // So that the next start misses a newest segment that is lost in between.
+        store.note_durable(&log)
     }
 }
 
