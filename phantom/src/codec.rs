@@ -374,7 +374,7 @@ impl Space {
     /// What belongs to no table: the frontier, and the pairs aside. Take it before the tables: a pair that moves into one meanwhile is
     /// then in both, not in neither.
     pub fn encode_head(&self) -> Vec<u8> {
-        let (frontier, seed) = (self.frontier(), self.seed());
+        let (frontier, seed) = (&self.frontier, self.seed);
         let high = frontier.high();
         let mut bytes = HEAD_MAGIC.to_vec();
         for field in [seed.fingerprint(), u64::from(high.is_some()), high.unwrap_or(0), frontier.window()] {
@@ -391,7 +391,7 @@ impl Space {
     /// The table that begins at `low`, in pieces of at most 64 KiB and a checksum, while writes go on. `false`: there is none.
     pub fn encode_table<E>(&self, low: u64, sink: impl FnMut(&[u8]) -> Result<(), E>) -> Result<bool, E> {
         let Some((range, table)) = self.table_at(low) else { return Ok(false) };
-        encode_table(self.seed(), range, &table, sink)?;
+        encode_table(self.seed, range, &table, sink)?;
         Ok(true)
     }
 
@@ -426,7 +426,7 @@ impl Space {
             .map_err(|_| corrupt(0, "options that cannot work"))?;
         for pair in head[HEAD_FIXED..body].chunks_exact(ASIDE_PAIR) {
             let hash = u128::from(u64_at(pair, 16)) << 64 | u128::from(u64_at(pair, 8));
-            space.put(&Pair::from_hash(u64_at(pair, 0), hash), true).map_err(|_| DecodeError::NoMemory)?;
+            space.put_aside(&Pair::from_hash(u64_at(pair, 0), hash));
         }
         Ok(space)
     }

@@ -101,28 +101,39 @@ impl Filter {
     /// Whether all bits of the pair at `spot` are set.
     #[inline(always)]
     pub(crate) fn contains(&self, spot: &Spot) -> bool {
-        let bits = self.sizing.bits;
-        for side in 0..2 {
-            let line = self.line(spot.lines[side]);
-            let mut draws = spot.draws[side];
-            for _ in 0..bits {
-                let bit = draws as usize % LINE_BITS;
-                if line[bit / 64].load(Relaxed) >> (bit % 64) & 1 == 0 {
-                    return false;
-                }
-                draws >>= 9;
-            }
-        }
-        self.contains_repeats(spot)
+        // One line after the other: the first alone says no to 99 of 100 pairs that are not set.
+        (0..2).all(|side| self.has_draws(spot.lines[side], spot.draws[side]))
+            && (0..2).all(|side| self.has_repeats(spot.lines[side], spot.draws[side]))
     }
 
-    /// The rest of the check, for a pair of which the first draws are all set.
-    fn contains_repeats(&self, spot: &Spot) -> bool {
-        (0..2).all(|side| {
-            let line = self.line(spot.lines[side]);
-            let mask = pattern(spot.draws[side], self.sizing.bits);
-            line.iter().zip(mask).all(|(word, mask)| word.load(Relaxed) & mask == mask)
-        })
+    /// Whether the bits of the first draws are set, all looked at: to stop at the first zero is a jump that no processor can foresee, and
+    /// that costs more than five loads from a line at hand.
+    #[inline(always)]
+    fn has_draws(&self, line: usize, mut draws: u64) -> bool {
+        let line = self.line(line);
+        let mut all = 1;
+        for _ in 0..self.sizing.bits {
+            let bit = draws as usize % LINE_BITS;
+            all &= line[bit / 64].load(Relaxed) >> (bit % 64);
+            draws >>= 9;
+        }
+        all & 1 == 1
+    }
+
+    /// The rest of the check, for a line in which the bits of the first draws are set.
+    #[inline]
+    fn has_repeats(&self, line: usize, draws: u64) -> bool {
+        // Draws that differ in their low, or in their high, six bits are all different: that is so for nineteen lines of twenty.
+        let (mut low, mut high, mut left) = (0u64, 0u64, draws);
+        for _ in 0..self.sizing.bits {
+            low |= 1 << (left % 64);
+            high |= 1 << (left / 8 % 64);
+            left >>= 9;
+        }
+        low.count_ones().max(high.count_ones()) as usize == self.sizing.bits || {
+            let mask = pattern(draws, self.sizing.bits);
+            self.line(line).iter().zip(mask).all(|(word, mask)| word.load(Relaxed) & mask == mask)
+        }
     }
 
     /// Sets the bits of the pair at `spot`.

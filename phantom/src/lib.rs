@@ -26,14 +26,17 @@
 mod codec;
 mod filter;
 mod hash;
+mod lookup;
 mod merge;
 mod options;
 mod revoked;
+mod rolls;
 mod sizing;
 mod space;
 mod stats;
 mod table;
 mod upkeep;
+mod write;
 
 pub use codec::{DecodeError, StoredTable, TableDecoder};
 pub use hash::{Member, Pair};

@@ -20,8 +20,8 @@ pub struct Options {
     pub max_ahead: Option<u64>,
     /// The secret key of the hash, stored with the space and replicated: who knows it can choose pairs that collide.
     pub seed: u64,
-    /// Memory for filters, revoked pairs and spares, in bytes. `None`: twice what `max_tables` full tables take. At the limit tables
-    /// that are overrun are not extended any more ([`Error::Full`]); rolling goes on.
+    /// Memory for filters, in bytes. `None`: twice what `max_tables` full tables take. At the limit tables that are overrun are not
+    /// extended any more ([`Error::Full`]); rolling goes on. (Revoked pairs and pairs aside have limits of their own.)
     pub memory_limit_bytes: Option<u64>,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   first filter     extension 1      extension 2           revoked
-//!   [ C pairs ]  ->  [ C/4 ]      ->  [ C/2 ]     -> ...    { exact }
+//!   [ C pairs ]  ->  [ C/8 ]      ->  [ C/4 ]     -> ...    { exact }
 //! ```
 //!
 //! A table normally has its first filter only. When that has taken all the pairs that its error rate allows, although the table was
@@ -24,7 +24,7 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-/// The longest chain: its last filter holds 4,096 times the pairs of the first.
+/// The longest chain: its last filter holds 2,048 times the pairs of the first.
 pub(crate) const LINKS: usize = 16;
 
 /// One filter of the chain.
@@ -123,7 +123,7 @@ impl Table {
             return (sizing, first_pages);
         }
         let first = Table::first_sizing(rate).capacity(first_pages);
-        (sizing, sizing.pages((first / 4).max(1) << (i - 1)))
+        (sizing, sizing.pages((first / 8).max(1) << (i - 1)))
     }
 
     pub(crate) fn rate(&self) -> f64 {
@@ -207,8 +207,12 @@ impl Table {
         self.first.pairs() >= self.roll_at.load(Relaxed)
     }
 
+    pub(crate) fn filter_bytes(&self) -> usize {
+        self.links().map(|link| link.filter.size_bytes()).sum()
+    }
+
     pub(crate) fn size_bytes(&self) -> usize {
-        self.links().map(|link| link.filter.size_bytes()).sum::<usize>() + self.revoked.size_bytes()
+        self.filter_bytes() + self.revoked.size_bytes()
     }
 
     /// The state of `pair`, whose place in the first filter is `spot`.
@@ -228,7 +232,9 @@ impl Table {
 
     #[inline]
     pub(crate) fn state(&self, pair: &Pair) -> State {
-        self.state_at(pair, &self.first.filter.spot(pair))
+        let spot = self.first.filter.spot(pair);
+        self.first.filter.prefetch(&spot);
+        self.state_at(pair, &spot)
     }
 
     /// The filter that takes the next pair. When the last one is full a further one is chained, if `may_grow` by so many bytes.

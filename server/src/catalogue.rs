@@ -62,7 +62,9 @@ mod seed_as_text {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Mismatch {
     /// The folder holds a space that the configuration does not name. Starting without it would hide its data.
-    #[error("the data folder has the {kind} space '{name}', which the configuration lacks: add it, or use another folder")]
+    #[error(
+        "the data folder has the {kind} space '{name}', which the configuration lacks: add it, or use another folder"
+    )]
     Unnamed {
         /// "counter" or "existence".
         kind: &'static str,

@@ -14,9 +14,10 @@ use crate::catalogue::{Catalogue, Mismatch};
 use crate::config::{Config, Fsync};
 use crate::engines::{BuildError, Engines};
 use crate::records::{Commit, Mark, MarkedMember, RecordKind, put_number, read_pairs, read_rows, take_number};
+use crate::snapshot::{self, Parts};
 use parking_lot::Mutex;
 use phantom::{Answer, Layout, Member, Pair};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use store::{
     Batch, CommitOptions, Committed, Committer, Health, Log, Position, Progress, RealDisk, Record, Source, Store,
     StoreOptions, SyncPolicy, Ticket,
@@ -39,6 +40,8 @@ pub struct Durability {
     reached: watch::Sender<Reached>,
     /// End of the log: appended, synced.
     positions: Mutex<(Position, Position)>,
+    /// What snapshots must write again.
+    pub(crate) parts: Parts,
 }
 
 impl Durability {
@@ -55,7 +58,14 @@ impl Durability {
             committer: Committer::new(CommitOptions { policy: policy_of_store, ..CommitOptions::default() }),
             reached: watch::Sender::new(reached),
             positions: Mutex::new((Position::START, Position::START)),
+            parts: Parts::default(),
         }
+    }
+
+    /// Waits for what the replies to a write have to wait for: room in the log's queue, and with `always` the disk.
+    pub async fn replies_may_go(&self, ticket: Ticket) -> Result<(), String> {
+        self.room().await;
+        if self.holds_replies() { self.safe(ticket).await } else { Ok(()) }
     }
 
     /// Where writers mark what they change.
@@ -138,6 +148,7 @@ struct State<'a> {
 
 impl Source<Mark> for State<'_> {
     fn collect(&mut self, marks: &[Mark]) -> usize {
+        self.shared.parts.touch_all(marks.iter().map(Mark::place));
         for mark in marks {
             match *mark {
                 Mark::Row { space, id } => {
@@ -271,53 +282,54 @@ pub struct Recovered {
 }
 
 /// Opens the data folder and reads everything back; a new folder becomes a data set with the configured spaces.
-pub fn recover(config: &Config, progress: impl Fn(Progress) + Sync) -> Result<Recovered, RecoverError> {
+pub fn recover(
+    config: &Config,
+    durability: &Arc<Durability>,
+    progress: impl Fn(Progress) + Sync,
+) -> Result<Recovered, RecoverError> {
     let dir = &config.durability.dir;
     std::fs::create_dir_all(dir).map_err(|source| RecoverError::Folder { path: dir.clone(), source })?;
     let disk = RealDisk::open(dir).map_err(|source| RecoverError::Folder { path: dir.clone(), source })?;
-    let store = Store::open(Arc::new(disk), StoreOptions::default())?;
+    let store = Store::open(
+        Arc::new(disk),
+        StoreOptions { keep_log_bytes: config.durability.keep_log_bytes, ..StoreOptions::default() },
+    )?;
 
     // The catalogue comes first: in the snapshot, or as the first record of the log.
-    let engines = OnceLock::new();
-    let known = Mutex::new(Catalogue::default());
-    let build_error = Mutex::new(None);
-    let build = |catalogue: Catalogue| -> Result<(), String> {
-        let built = catalogue
-            .completed(config)
-            .map_err(RecoverError::from)
-            .and_then(|full| Ok(Engines::new(config, &full)?));
-        match built {
-            // An existing data set must fit; a second catalogue only adds spaces, which `completed` has added already.
-            Ok(built) => drop(engines.set(built)),
-            Err(error) => {
-                let text = error.to_string();
-                build_error.lock().get_or_insert(error);
-                return Err(text);
+    let parts = &durability.parts;
+    let build = |known: &Catalogue| -> Result<Engines, RecoverError> {
+        Ok(Engines::new(config, &known.completed(config)?, durability.clone())?)
+    };
+    let (mut known, mut engines) = (Catalogue::default(), None);
+    if let Some(catalogue) = snapshot::read_catalogue(&store)? {
+        known = catalogue?;
+        let engines = engines.insert(build(&known)?);
+        let rows = snapshot::load(&store, config, engines, parts, &progress)?;
+        tracing::info!("loaded a snapshot of {rows} rows");
+    }
+    let mut failed = None;
+    let apply = |record: &Record<'_>| -> Result<(), String> {
+        if record.kind == RecordKind::Catalogue as u8 {
+            known = Catalogue::decode(record.payload).map_err(|e| e.to_string())?;
+            if engines.is_none() {
+                engines = Some(build(&known).map_err(|error| failed.insert(error).to_string())?);
             }
+            return Ok(());
         }
-        *known.lock() = catalogue;
-        Ok(())
+        let engines = engines.as_ref().ok_or("data before the catalogue")?;
+        apply_record(engines, parts, record.space, record.kind, record.payload)
     };
-    let apply = |space: u32, kind: u8, payload: &[u8]| -> Result<(), String> {
-        if kind == RecordKind::Catalogue as u8 {
-            return build(Catalogue::decode(payload).map_err(|e| e.to_string())?);
-        }
-        let engines = engines.get().ok_or("data before the catalogue")?;
-        apply_record(engines, space, kind, payload)
+    let replayed = store.replay(apply, &progress);
+    let (mut log, end) = match (failed, replayed) {
+        // Not damage: the configuration does not fit.
+        (Some(error), _) => return Err(error),
+        (None, replayed) => replayed?,
     };
-    let replayed = store.replay(|record: &Record<'_>| apply(record.space, record.kind, record.payload), &progress);
-    let (mut log, end) = match (replayed, build_error.into_inner()) {
-        (_, Some(error)) => return Err(error),
-        (Err(error), None) => return Err(error.into()),
-        (Ok(done), None) => done,
-    };
-    let known = known.into_inner();
-    let full = known.completed(config)?;
-    let engines = match engines.into_inner() {
+    let engines = match engines {
         Some(engines) => engines,
-        None => Engines::new(config, &full)?,
+        None => build(&known)?,
     };
-    if full != known {
+    if *engines.catalogue() != known {
         let mut batch = Batch::new();
         batch.push(0, RecordKind::Catalogue as u8, &engines.catalogue().encode());
         log.append(&batch, unix_ms())?;
@@ -331,17 +343,24 @@ fn unix_ms() -> u64 {
 }
 
 /// Makes one record true.
-fn apply_record(engines: &Engines, space: u32, kind: u8, payload: &[u8]) -> Result<(), String> {
+fn apply_record(engines: &Engines, parts: &Parts, number: u32, kind: u8, payload: &[u8]) -> Result<(), String> {
+    let space = number;
     let counter = || engines.counter_by_number(space).ok_or_else(|| format!("there is no counter space {space}"));
     let existence = || engines.existence_by_number(space).ok_or_else(|| format!("there is no existence space {space}"));
     match RecordKind::from_number(kind) {
         Some(RecordKind::Rows) => {
             let space = counter()?;
-            read_rows(payload, |id, values| space.put(id, values).map_err(|e| e.to_string()))
+            read_rows(payload, |id, values| {
+                parts.touch(number, id);
+                space.put(id, values).map_err(|e| e.to_string())
+            })
         }
         Some(RecordKind::Pairs) => {
             let space = existence()?;
-            read_pairs(payload, |id, member, set| space.put(&pair(space, id, member), set).map_err(|e| e.to_string()))
+            read_pairs(payload, |id, member, set| {
+                parts.touch(number, id);
+                space.put(&pair(space, id, member), set).map_err(|e| e.to_string())
+            })
         }
         Some(RecordKind::Layout) => existence()?.put_layout(&decode_layout(payload)?).map_err(|e| e.to_string()),
         Some(RecordKind::Catalogue | RecordKind::Table | RecordKind::Aside) | None => {
@@ -356,7 +375,8 @@ mod tests {
 
     #[test]
     fn layouts_read_back() {
-        let layout = vec![Layout { low: 7, pages: 1 }, Layout { low: 8, pages: 300 }, Layout { low: u64::MAX, pages: 2 }];
+        let layout =
+            vec![Layout { low: 7, pages: 1 }, Layout { low: 8, pages: 300 }, Layout { low: u64::MAX, pages: 2 }];
         assert_eq!(decode_layout(&encode_layout(&layout)).unwrap(), layout);
         assert_eq!(decode_layout(&[]).unwrap(), []);
         assert!(decode_layout(&[5, 1, 0, 1]).is_err(), "not rising");

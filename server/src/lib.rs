@@ -1,8 +1,201 @@
-//! server
-#![allow(missing_docs)]
-pub mod changes;
-pub mod cli;
+//! The Tidemark server: RESP in, feed pages out.
+//!
+//! ```text
+//!   sockets -> connection (one task per client, on one of the worker threads)
+//!                -> resp::Scanner -> commands (one table) -> engines (the one path of writes) -> counter, phantom
+//!                <- resp::Reply   <-
+//! ```
+//!
+//! One *turn* of a connection is one read, all the requests in it, one write. Buffers belong to the worker, not to the connection: an idle
+//! client costs a few hundred bytes. No command waits for anything, so a worker needs no locks between its clients.
+//!
+//! [`start`] runs a server inside this process, as the tests and the demo do; the program's `tidemark serve` does the same.
+#![forbid(unsafe_code)]
 
-pub mod config {
-    pub const DEFAULT_PORT: u16 = 6399;
+pub mod catalogue;
+pub mod cli;
+mod clients;
+pub mod commands;
+pub mod config;
+mod connection;
+pub mod durability;
+pub mod engines;
+mod glob;
+pub mod keys;
+mod node;
+pub mod records;
+pub mod resp;
+mod snapshot;
+mod stop;
+mod workers;
+
+pub use engines::Engines;
+pub use stop::Stop;
+
+use config::Config;
+use node::Node;
+use parking_lot::Mutex;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Why a server did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The configuration contradicts itself.
+    #[error(transparent)]
+    Config(#[from] config::ConfigError),
+    /// The data folder cannot be opened, or does not fit the configuration.
+    #[error(transparent)]
+    Recover(#[from] durability::RecoverError),
+    /// An address cannot be listened on.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// Which address.
+        address: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The system refused a thread or a socket.
+    #[error("cannot start: {0}")]
+    System(#[from] io::Error),
+}
+
+impl From<StartError> for io::Error {
+    fn from(error: StartError) -> Self {
+        match error {
+            StartError::System(source) => source,
+            other => io::Error::other(other),
+        }
+    }
+}
+
+/// Opens the listening sockets that the configuration names.
+pub fn listen(config: &Config) -> Result<Vec<TcpListener>, StartError> {
+    let mut listeners = Vec::new();
+    for host in &config.server.bind {
+        let address = format!("{host}:{}", config.server.port);
+        listeners.push(
+            workers::listen_on(host, config.server.port, config.server.backlog)
+                .map_err(|source| StartError::Listen { address, source })?,
+        );
+    }
+    Ok(listeners)
+}
+
+/// A running server. Dropping it leaves it running; [`Server::stop`] ends it.
+pub struct Server {
+    node: Arc<Node>,
+    threads: Vec<JoinHandle<()>>,
+    log: JoinHandle<store::Result<()>>,
+}
+
+/// Starts a server on one listening socket (port 0 is fine: [`Server::port`] tells which it became).
+pub fn start(config: Config, listener: TcpListener) -> Result<Server, StartError> {
+    start_on(config, vec![listener], Stop::new())
+}
+
+/// Starts a server on several listening sockets; `stop` will stop it. Returns when the data are loaded; clients that come before
+/// are told so (`-LOADING`).
+pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Result<Server, StartError> {
+    config.validate()?;
+    let addresses = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<SocketAddr>>>()?;
+    let node = Arc::new(Node::new(config, addresses, stop));
+    let mut threads = workers::start(&node, listeners)?;
+    let opened = load(&node).and_then(|log| {
+        let (of_log, of_snapshots) = (node.clone(), node.clone());
+        let run = move || of_log.durability.run(log, &of_log.engines);
+        let log = std::thread::Builder::new().name("log".to_owned()).spawn(run)?;
+        threads.push(workers::thread("snapshot".to_owned(), move || snapshot::run(&of_snapshots))?);
+        Ok(log)
+    });
+    match opened {
+        Ok(log) => {
+            tracing::info!("ready to accept connections");
+            Ok(Server { node, threads, log })
+        }
+        Err(error) => {
+            node.stop.now();
+            for thread in threads {
+                // What went wrong is known already.
+                let _ = thread.join();
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Reads the data folder back, with a line of progress now and then.
+fn load(node: &Node) -> Result<store::Log, StartError> {
+    let started = Instant::now();
+    let said = Mutex::new(started);
+    let recovered = durability::recover(&node.config, &node.durability, |progress| {
+        let Some(mut said) = said.try_lock().filter(|said| said.elapsed() > Duration::from_secs(1)) else { return };
+        *said = Instant::now();
+        let share = progress.bytes as f64 / progress.of_bytes.max(1) as f64 * 100.0;
+        tracing::info!("loading: {share:.0} % of {} MB", progress.of_bytes >> 20);
+    })?;
+    tracing::info!(
+        "loaded in {:.1} s: {} log records; {} torn bytes cut; the log goes on at {}",
+        started.elapsed().as_secs_f64(),
+        recovered.end.records,
+        recovered.end.torn_bytes,
+        recovered.log.written(),
+    );
+    node.engines.fill(recovered.engines);
+    node.store.fill(recovered.store);
+    Ok(recovered.log)
+}
+
+/// Runs a server until `stop` is told to stop.
+pub fn run(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Result<(), StartError> {
+    start_on(config, listeners, stop)?.join()?;
+    Ok(())
+}
+
+impl Server {
+    /// The port of its first listening socket.
+    pub fn port(&self) -> u16 {
+        self.node.addresses.first().map_or(0, SocketAddr::port)
+    }
+
+    /// Its spaces, views and actions.
+    pub fn engines(&self) -> &Engines {
+        &self.node.engines
+    }
+
+    /// Stops it, and waits until it has stopped.
+    pub fn stop(self) -> io::Result<()> {
+        self.node.stop.now();
+        self.join()
+    }
+
+    /// Waits until SIGINT, SIGTERM or the SHUTDOWN command stops it.
+    pub fn wait(self) -> io::Result<()> {
+        self.node.stop.on_signals()?;
+        self.join()
+    }
+
+    /// Waits until something else stops it.
+    pub fn join(self) -> io::Result<()> {
+        let mut outcome = Ok(());
+        for thread in self.threads {
+            let name = thread.thread().name().unwrap_or("unnamed").to_owned();
+            if thread.join().is_err() {
+                // The others must end, too.
+                self.node.stop.now();
+                outcome = Err(io::Error::other(format!("thread {name} panicked")));
+            }
+        }
+        // No writer is left: a last commit takes what they have marked.
+        self.node.durability.committer().stop();
+        match self.log.join() {
+            Ok(Ok(())) => tracing::info!("the log is complete"),
+            Ok(Err(error)) => outcome = Err(io::Error::other(format!("the last commit failed: {error}"))),
+            Err(_) => outcome = Err(io::Error::other("the log thread panicked")),
+        }
+        outcome
+    }
 }

@@ -36,6 +36,15 @@ pub enum Mark {
     },
 }
 
+impl Mark {
+    /// The space's number and the id.
+    pub fn place(&self) -> (u32, u64) {
+        match *self {
+            Mark::Row { space, id } | Mark::Pair { space, id, .. } => (space, id),
+        }
+    }
+}
+
 /// A member as the log names it: as short as it can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MarkedMember {

@@ -57,7 +57,7 @@ pub struct CommitOptions {
     pub policy: SyncPolicy,
     /// Locks, a power of two. Writes of ids in different stripes do not meet. Default 1024.
     pub stripes: usize,
-    /// A stripe with this many distinct keys is crowded (C5). Default 8192.
+    /// A stripe with this many distinct keys is crowded (C5). Default 4096: some 100 MiB of keys in the worst case.
     pub crowded_keys: usize,
     /// Without `always`: how long changes may gather before they are written (not synced). Longer means fewer log bytes for hot
     /// rows, and a killed process loses as much. Default 50 ms.
@@ -75,7 +75,7 @@ impl Default for CommitOptions {
         CommitOptions {
             policy: SyncPolicy::EverySecond,
             stripes: 1024,
-            crowded_keys: 8192,
+            crowded_keys: 4096,
             gather: Duration::from_millis(50),
             batch_bytes: 1 << 20,
             retry: Duration::from_millis(200),
@@ -181,6 +181,8 @@ pub struct Committer<K> {
 #[derive(Default)]
 struct Orders {
     stop: bool,
+    /// The commit thread has returned, or failed.
+    ended: bool,
     /// A flush is wanted up to this round.
     flush: Ticket,
 }
@@ -219,7 +221,8 @@ impl<K: Copy + Ord> Turn<'_, K> {
     /// Says that the state behind `key` was changed in this turn. Marking a key that was not changed does no harm.
     pub fn mark(&mut self, key: K) {
         let stripe = &mut *self.stripe;
-        if stripe.keys.last() == Some(&key) {
+        // A hot row comes with a new pair each time, so it is the last key or the one before.
+        if stripe.keys.iter().rev().take(2).any(|last| *last == key) {
             return;
         }
         if stripe.keys.is_empty() {
@@ -280,6 +283,11 @@ impl<K: Copy + Ord> Committer<K> {
         Turn { committer: self, stripe: self.stripes[index].0.lock(), index }
     }
 
+    /// The ticket for all that was marked before this call, by whomever: for a connection that ends several turns at once.
+    pub fn ticket(&self) -> Ticket {
+        self.round.load(Ordering::SeqCst)
+    }
+
     /// All up to this ticket is as durable as a reply promises.
     pub fn durable(&self) -> Ticket {
         self.durable.load(Ordering::Acquire)
@@ -323,8 +331,12 @@ impl<K: Copy + Ord> Committer<K> {
         }
     }
 
-    /// Writes and syncs all that was marked before this call, and waits for it. For SAVE, the end of a snapshot's walk, and tests.
+    /// Writes and syncs all turns that began before this call, and waits for it. For SAVE, the end of a snapshot's walk, and tests.
     pub fn flush(&self) -> Result<Ticket> {
+        // A turn under way may have changed something that the caller has seen, and not marked it yet: let all of them end.
+        for stripe in &self.stripes {
+            drop(stripe.0.lock());
+        }
         let ticket = self.round.load(Ordering::SeqCst);
         let mut orders = self.orders.lock();
         orders.flush = orders.flush.max(ticket);
@@ -339,7 +351,7 @@ impl<K: Copy + Ord> Committer<K> {
                     "the log takes no writes now; see the server's log for the disk's error".to_string(),
                 ));
             }
-            if orders.stop {
+            if orders.ended {
                 return Err(Error::Refused("the commit thread has stopped".to_string()));
             }
             self.progress.wait_for(&mut orders, Duration::from_millis(100));
@@ -379,13 +391,13 @@ impl<K: Copy + Ord> Committer<K> {
 
     /// The commit thread's life: until [`stop`](Committer::stop), and then one more round and a seal. Gives the log back.
     pub fn run(&self, mut log: Log, source: &mut dyn Source<K>) -> (Log, Result<()>) {
+        let _ends = Ends(self);
         let mut rounds = Rounds::new(self);
         loop {
             let stop = self.sleep(&rounds);
             let last = rounds.turn(&mut log, source, Instant::now(), stop);
             if stop {
                 let sealed = last.and_then(|()| log.seal(source.now_ms()));
-                self.progress.notify_all();
                 return (log, sealed);
             }
         }
@@ -404,6 +416,16 @@ impl<K: Copy + Ord> Committer<K> {
             }
         }
         orders.stop
+    }
+}
+
+/// Says that the commit thread is gone, also when it panics: nobody is to wait for it for ever.
+struct Ends<'a, K>(&'a Committer<K>);
+
+impl<K> Drop for Ends<'_, K> {
+    fn drop(&mut self) {
+        self.0.orders.lock().ended = true;
+        self.0.progress.notify_all();
     }
 }
 
@@ -471,6 +493,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         let round = committer.round.fetch_add(1, Ordering::SeqCst);
         committer.crowded.store(false, Ordering::Relaxed);
         let result = self.attempt(log, source, now, round, flush || stop);
+        let mut synced = committer.synced.load(Ordering::Relaxed);
         match &result {
             Ok(()) => {
                 self.retry_at = None;
@@ -478,7 +501,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
                 committer.set_health(Health::Good);
                 if log.durable().offset == log.written().offset {
                     self.unsynced_since = None;
-                    committer.synced.store(round, Ordering::Release);
+                    synced = round;
                 }
                 committer.durable.store(round, Ordering::Release);
             }
@@ -498,12 +521,14 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         source.published(&Committed {
             written: committer.written.load(Ordering::Relaxed),
             durable: committer.durable.load(Ordering::Relaxed),
-            synced: committer.synced.load(Ordering::Relaxed),
+            synced,
             failed: committer.failed.load(Ordering::Relaxed),
             written_to: log.written(),
             synced_to: log.durable(),
             health: committer.health(),
         });
+        // Last, so that who waits in `flush` finds what was published already.
+        committer.synced.store(synced, Ordering::Release);
         if flush || result.is_err() || stop {
             drop(committer.orders.lock());
             committer.progress.notify_all();

@@ -15,6 +15,8 @@
 //! - **L4** A failed `append` leaves nothing of its batch behind that a recovery could take for an acknowledged write, and a later
 //!   `append` continues where the last successful one ended.
 //!
+//! - **L5** Nothing is written to a segment once a successor was begun, even if beginning it failed.
+//!
 //! A file of which a sync or a write failed (other than for want of room) is never written or synced again: the batches that were not
 //! durable go to a new segment. Why not try again: the kernel marks the pages clean and answers `Ok` the next time, with the data lost
 //! (Rebello and others, "Can applications recover from fsync failures?", ATC 2020).
@@ -121,6 +123,10 @@ pub struct Log {
     next_segment: u64,
     frame: Vec<u8>,
     sealed: bool,
+    /// Bytes of a failed append were cut off, but may come back after a power cut: the next segment has to call them void.
+    scarred: bool,
+    /// Does `durable` lie in a segment? Not before a new lineage has its first one.
+    has_segment: bool,
     stats: LogStats,
 }
 
@@ -151,6 +157,8 @@ impl Log {
             next_segment,
             frame: Vec::new(),
             sealed: true,
+            scarred: false,
+            has_segment: !is_first,
             stats: LogStats::default(),
         };
         match reuse {
@@ -160,9 +168,11 @@ impl Log {
                 log.file = Some(file);
             }
             None => {
-                // A lineage without any segment yet begins at START, which lies in none.
-                let previous = if is_first { 0 } else { end.segment };
-                log.open_segment(previous, end, void)?;
+                match log.open_segment(end, void) {
+                    // A full disk must not keep the data from being read: the first append or sync tries again.
+                    Ok(()) | Err(Error::Full { .. }) => {}
+                    Err(error) => return Err(error),
+                }
             }
         }
         Ok(log)
@@ -254,7 +264,7 @@ impl Log {
         assert!(term >= self.term, "a term never falls: {} to {term}", self.term);
         self.sync()?;
         let before = std::mem::replace(&mut self.term, term);
-        let rolled = self.open_segment(self.written.segment, self.written, false);
+        let rolled = self.open_segment(self.written, false);
         if rolled.is_err() {
             self.term = before;
         }
@@ -302,6 +312,7 @@ impl Log {
             }
             Err(error) => {
                 // L4: cut off what arrived of the batch. It would read as a torn tail anyway; cutting makes the room usable by others.
+                self.scarred = true;
                 let cut = self.file.as_ref().is_some_and(|f| f.set_size(self.written.byte).is_ok());
                 if !cut || !matches!(error, Error::Full { .. }) {
                     self.stats.failures += u64::from(!matches!(error, Error::Full { .. }));
@@ -331,13 +342,14 @@ impl Log {
         Position { byte: at.byte + bytes, offset: at.offset + bytes, sequence: head.sequence, chain, ..at }
     }
 
-    /// Begins a new segment at `start`, an already durable place, after `previous` (L2).
-    fn open_segment(&mut self, previous: u64, start: Position, void: bool) -> Result<()> {
+    /// Begins a new segment at `start`, an already durable place (L2).
+    fn open_segment(&mut self, start: Position, void: bool) -> Result<()> {
+        let previous = if self.has_segment { start.segment } else { 0 };
         let segment = self.next_segment;
         // The number is used up even if this fails: a file of that name may come back after a power cut.
         self.next_segment += 1;
         let head = SegmentHead {
-            void: void || segment != previous + 1,
+            void: void || self.scarred || segment != previous + 1,
             lineage: self.lineage,
             segment,
             previous,
@@ -346,8 +358,12 @@ impl Log {
             term: self.term,
             chain: start.chain,
         };
-        let file = create_segment(&*self.disk, &head)?;
-        self.file = Some(file);
+        // From here on the segment before takes no more bytes, whether this succeeds or not: an unfinished successor may come back after a
+        // power cut, and would say that the log goes on at its base.
+        self.file = None;
+        self.file = Some(create_segment(&*self.disk, &head)?);
+        self.scarred = false;
+        self.has_segment = true;
         self.head = head;
         self.written = Position { segment, byte: SEGMENT_HEAD_BYTES, ..start };
         self.durable = self.written;
@@ -357,7 +373,8 @@ impl Log {
 
     /// Leaves a failed file: opens a new segment where the log is certain, and writes there, durably, what was not.
     fn heal(&mut self) -> Result<()> {
-        let (durable, written, head) = (self.durable, self.written, self.head);
+        let before = (self.durable, self.written, self.head, self.has_segment);
+        let durable = self.durable;
         let unsynced = std::mem::take(&mut self.unsynced);
         let result = self.rewrite(durable, &unsynced);
         if let Err(error) = result {
@@ -367,7 +384,7 @@ impl Log {
                 let _ = self.disk.remove(&segment_name(self.head.segment));
             }
             self.stats.failures += u64::from(!matches!(error, Error::Full { .. }));
-            (self.durable, self.written, self.head) = (durable, written, head);
+            (self.durable, self.written, self.head, self.has_segment) = before;
             self.unsynced = unsynced;
             return Err(error);
         }
@@ -376,7 +393,7 @@ impl Log {
     }
 
     fn rewrite(&mut self, durable: Position, unsynced: &[u8]) -> Result<()> {
-        self.open_segment(durable.segment, durable, true)?;
+        self.open_segment(durable, true)?;
         let mut out = Vec::with_capacity(unsynced.len());
         let mut rest = unsynced;
         while !rest.is_empty() {

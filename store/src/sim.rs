@@ -14,7 +14,7 @@
 //! Beside the faults that are drawn ([`Faults`]), a test can ask for one at an exact step: [`SimDisk::crash_after`] counts down
 //! the operations of the disk, so that a run can be repeated with a crash at each of its steps.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -172,6 +172,11 @@ impl SimDisk {
         state.names.get(name).map(|n| state.inodes[n].live.clone())
     }
 
+    /// All names, whatever state the machine is in.
+    pub fn list_names(&self) -> Vec<String> {
+        self.state.lock().names.keys().cloned().collect()
+    }
+
     /// Puts a file there, durably, whatever was there before.
     pub fn put(&self, name: &str, bytes: &[u8]) {
         let mut state = self.state.lock();
@@ -262,7 +267,8 @@ impl State {
 
     /// Is this the step at which the machine dies? The step itself may or may not have had its effect: `effect` is run half of the time.
     fn dies(&mut self, effect: impl FnOnce(&mut State)) -> bool {
-        if self.crash_at != Some(self.steps) {
+        // A step that changes nothing (a read, say) has no `dies`: then the machine dies at the next one that does.
+        if self.crash_at.is_none_or(|at| self.steps < at) {
             return false;
         }
         if self.random.below(2) == 0 {
@@ -277,8 +283,13 @@ impl State {
         self.crashed = false;
         self.crash_at = None;
         self.locked = false;
-        let named: std::collections::BTreeSet<u64> =
-            self.names.values().chain(self.durable_names.values()).copied().collect();
+        // A file whose name was removed may come back with a power cut, as long as the removal is not synced.
+        let pending = self.unsynced_names.iter().filter_map(|change| match change {
+            NameChange::Set(_, inode) | NameChange::Rename(_, _, inode) => Some(inode),
+            NameChange::Remove(_) => None,
+        });
+        let named: BTreeSet<u64> =
+            self.names.values().chain(self.durable_names.values()).chain(pending).copied().collect();
         self.inodes.retain(|n, _| named.contains(n));
         for file in self.inodes.values_mut() {
             file.allocated = 0;
@@ -570,7 +581,7 @@ impl DiskFile for SimFile {
             return Err(no_space());
         }
         if grows as u64 > room {
-            taken -= grows - room as usize;
+            taken = taken.saturating_sub(grows - room as usize);
             if taken == 0 {
                 return Err(no_space());
             }

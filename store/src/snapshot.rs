@@ -1,4 +1,4 @@
-//! Snapshot file v1, `snap-<manifest number>-<file number>.tsnap`: one table, or one part of one, as it was during a walk.
+//! Snapshot file v1, `snap-<snapshot number>-<file number>.tsnap`: one table, or one part of one, as it was during a walk.
 //!
 //! ```text
 //!   offset  size  field
@@ -6,7 +6,7 @@
 //!        8     4  version   1
 //!       12     4  kind      the server's: what the records describe
 //!       16    16  lineage
-//!       32     8  identity  the two numbers in the file's name: manifest number * 2^24 + file number
+//!       32     8  identity  the two numbers in the file's name: snapshot number * 2^24 + file number
 //!       40     4  space
 //!       44     4  zero
 //!       48     8  low       lowest id that the file may hold
@@ -31,8 +31,8 @@
 //! Written under the name plus `.tmp` (the header last, since it holds the body's length), synced, renamed, folder synced, then named in
 //! a manifest; never changed. Removed when no manifest names it any more.
 //!
-//! **Why a walk beside running writes gives a correct snapshot** (promise 2). The manifest names a log position P that was taken before
-//! the walk began. A change that the walk of its row did not see was made after that, so its record lies behind P and is replayed; a change
+//! **Why a walk beside running writes gives a correct snapshot** (promise 2). The manifest names a log position P, the log's
+//! durable end at some moment before the walk began. A change that the walk of its row did not see was made after that, so its record lies behind P and is replayed; a change
 //! that the walk saw may be replayed too, which changes nothing, for records are state. One thing is left: the walk may have seen a
 //! change that has not reached the log, one half of an action even. So a snapshot is published only when the log is durable
 //! past everything that was marked when the walk ended ([`SnapshotWriter::commit`] asks for that position).
@@ -56,8 +56,9 @@ const FOOT: usize = 24;
 /// The longest chunk.
 pub const MAX_CHUNK_BYTES: usize = 16 << 20;
 
-/// Dirty bytes are handed to the disk this often, so that a snapshot does not pile up writes that the log's sync would wait for.
-const SYNC_EVERY: u64 = 8 << 20;
+/// Dirty bytes are handed to the disk this often, so that a snapshot does not pile up writes that the log's sync would wait for: a sync
+/// of the log waits for about this much at worst.
+const SYNC_EVERY: u64 = 2 << 20;
 
 pub(crate) fn snapshot_name(manifest: u64, file: u64) -> String {
     format!("snap-{manifest:010}-{file:06}.tsnap")
@@ -128,23 +129,30 @@ impl<'a> SnapshotWriter<'a> {
     /// Publishes the snapshot and removes what it replaces. `durable` is where the log is durable now: past every change that was made
     /// before the walk's end (see the top of this file).
     pub fn commit(mut self, durable: Position) -> Result<()> {
-        assert!(
-            durable.offset >= self.replay.offset,
-            "the log is durable up to {durable}, but replay begins at {}",
-            self.replay
-        );
+        if durable.offset < self.replay.offset {
+            return Err(Error::Refused(format!(
+                "replay is to begin at {}, but the log is durable up to {durable}",
+                self.replay
+            )));
+        }
+        self.store.check_replay(self.replay)?;
         let disk = self.store.disk();
         // One folder sync makes all names durable before the manifest names them.
         disk.sync_dir().map_err(|e| Error::io(disk.path(""), "syncing the folder", e))?;
         let mut files = std::mem::take(&mut self.fresh);
         files.append(&mut self.carried);
         self.committed = true; // from here on the files may be named by a manifest on the disk, even if an error is reported
-        self.store.publish_snapshot(self.number, self.replay, durable, files)
+        self.store.publish_snapshot(self.replay, durable, files)?;
+        self.store.end_snapshot(self.number);
+        // What follows only saves room; the next snapshot tries again.
+        let _ = self.store.trim();
+        Ok(())
     }
 }
 
 impl Drop for SnapshotWriter<'_> {
     fn drop(&mut self) {
+        self.store.end_snapshot(self.number);
         if !self.committed {
             for file in &self.fresh {
                 let _ = self.store.disk().remove(&file.name);

@@ -4,6 +4,7 @@
 //!   Store::open      lock, manifest (or a new lineage), sweep what no manifest names
 //!     .load          snapshot files, on several threads              .replay   the log behind them; gives the writing end
 //!   running: Log (one thread), snapshots (another): begin_snapshot .. commit -> new manifest -> old files and segments go
+//!   stop: Committer::stop, then .note_durable of the log that run() gives back
 //! ```
 //!
 //! | file | made | goes |
@@ -16,7 +17,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -62,8 +63,12 @@ pub struct Store {
     options: StoreOptions,
     lineage: Lineage,
     manifest: Mutex<Manifest>,
-    /// The number of the next manifest; never used twice, even if writing one failed half way.
+    /// The number of the next manifest, or of the next snapshot's files; never used twice, even if writing one failed half way.
     next_number: AtomicU64,
+    /// Numbers of snapshots under construction: their files are not swept.
+    building: Mutex<Vec<u64>>,
+    /// Writing a manifest failed, and perhaps only after its rename: what either manifest names is kept until one was written well.
+    in_doubt: AtomicBool,
     is_new: bool,
     _lock: Lock,
 }
@@ -111,7 +116,17 @@ impl Store {
         };
         let next_number = AtomicU64::new(manifest.number + 1);
         let lineage = manifest.lineage;
-        let store = Store { disk, options, lineage, manifest: Mutex::new(manifest), next_number, is_new, _lock: lock };
+        let store = Store {
+            disk,
+            options,
+            lineage,
+            manifest: Mutex::new(manifest),
+            next_number,
+            building: Mutex::new(Vec::new()),
+            in_doubt: AtomicBool::new(false),
+            is_new,
+            _lock: lock,
+        };
         // The name of the manifest we read may not be durable yet, if the last process died right after the rename.
         store.disk.sync_dir().map_err(|e| Error::io(store.disk.path(""), "syncing the folder", e))?;
         store.sweep()?;
@@ -138,7 +153,8 @@ impl Store {
         self.manifest.lock()
     }
 
-    /// Reads all snapshot files, on `threads` threads. `apply` gets each chunk, checked, in no order; its error names what is wrong with the bytes.
+    /// Reads all snapshot files, on `threads` threads. `apply` gets each chunk, checked: those of one file in order, on one thread; files in no
+    /// order. Its error names what is wrong with the bytes.
     pub fn load(
         &self,
         threads: usize,
@@ -247,61 +263,109 @@ impl Store {
             void,
         };
         let log = Log::resume(self.disk.clone(), self.options.log, found)?;
-        Ok((log, end))
+        match self.note_durable(&log) {
+            Ok(()) | Err(Error::Full { .. }) => Ok((log, end)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Notes in the manifest how far the log is durable, so that a log that lost its end is recognised. Done at each start; to be
+    /// done when the log is closed, too.
+    pub fn note_durable(&self, log: &Log) -> Result<()> {
+        let durable = log.durable().offset;
+        if self.manifest().durable >= durable && self.manifest().term >= log.term() {
+            return Ok(());
+        }
+        self.publish(|manifest| {
+            manifest.durable = manifest.durable.max(durable);
+            manifest.term = manifest.term.max(log.term());
+        })
     }
 
     fn size_of(&self, segment: u64) -> Option<u64> {
         self.disk.open(&segment_name(segment)).ok()?.size().ok()
     }
 
-    /// Begins a snapshot. `replay` is where the log ends now, or ended any time before: it must be taken before the walk begins.
+    /// Begins a snapshot. `replay` is the log's durable end, taken before the walk begins: [`Log::durable`], or what the committer last
+    /// published as synced. Not its written end: after a failed sync that place would be void.
     pub fn begin_snapshot(&self, replay: Position) -> SnapshotWriter<'_> {
+        let mut building = self.building.lock();
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        building.push(number);
+        drop(building);
         SnapshotWriter::new(self, number, replay)
     }
 
-    pub(crate) fn publish_snapshot(
-        &self,
-        number: u64,
-        replay: Position,
-        durable: Position,
-        fresh: Vec<FileEntry>,
-    ) -> Result<()> {
-        self.publish(number, |manifest| {
+    pub(crate) fn end_snapshot(&self, number: u64) {
+        self.building.lock().retain(|&n| n != number);
+    }
+
+    /// Can replay begin there? A place that was written but not durable may have become void by a failed sync; a manifest must not name it.
+    pub(crate) fn check_replay(&self, replay: Position) -> Result<()> {
+        let void =
+            || Error::Refused(format!("the log does not pass through {replay} any more; begin the snapshot again"));
+        let path = match find_path(&*self.disk, self.lineage, replay) {
+            Ok(path) => path,
+            Err(Error::Corrupt { .. }) => return Err(void()),
+            Err(error) => return Err(error),
+        };
+        let ends_before = path.segments.get(1).is_some_and(|next| next.base < replay.offset);
+        if ends_before { Err(void()) } else { Ok(()) }
+    }
+
+    pub(crate) fn publish_snapshot(&self, replay: Position, durable: Position, fresh: Vec<FileEntry>) -> Result<()> {
+        self.publish(|manifest| {
             manifest.files.retain(|f| f.role != Role::Snapshot);
             manifest.files.extend(fresh);
             if replay.offset >= manifest.replay.offset {
                 manifest.replay = replay;
             }
             manifest.durable = manifest.durable.max(durable.offset);
-        })?;
-        // What follows only saves room; the next snapshot tries again.
-        let _ = self.trim();
-        Ok(())
+        })
     }
 
-    /// Changes the manifest under its lock, durably; files that it no longer names are removed.
-    fn publish(&self, number: u64, change: impl FnOnce(&mut Manifest)) -> Result<()> {
+    /// Adds files to the manifest and takes others out of it, in one step. The files to add are complete, synced and have their names; those
+    /// taken out may be removed by the caller once this has returned, and no reader has them open.
+    pub fn replace_files(&self, add: Vec<FileEntry>, remove: &[String]) -> Result<()> {
+        self.disk.sync_dir().map_err(|e| Error::io(self.disk.path(""), "syncing the folder", e))?;
+        self.publish(|manifest| {
+            manifest.files.retain(|f| !remove.contains(&f.name));
+            manifest.files.extend(add);
+        })
+    }
+
+    /// Changes the manifest under its lock, durably.
+    fn publish(&self, change: impl FnOnce(&mut Manifest)) -> Result<()> {
         let mut current = self.manifest.lock();
         let mut next = current.clone();
         change(&mut next);
-        if number <= current.number {
-            return Err(Error::Refused(format!("manifest {number} was overtaken by {}", current.number)));
-        }
-        next.number = number;
+        next.number = self.next_number.fetch_add(1, Ordering::Relaxed);
         next.files.sort();
+        if let Some(pair) = next.files.windows(2).find(|pair| pair[0].name == pair[1].name) {
+            return Err(Error::Refused(format!("two files named {}", pair[0].name)));
+        }
+        self.in_doubt.store(true, Ordering::Relaxed);
         next.write(&*self.disk)?;
+        self.in_doubt.store(false, Ordering::Relaxed);
         *current = next;
         Ok(())
     }
 
-    /// Removes snapshot files that the manifest does not name and segments that nobody needs. Safe beside a running snapshot, whose
-    /// numbers are higher.
+    /// Removes snapshot files that the manifest does not name and segments that nobody needs. Safe beside a running snapshot.
     pub fn trim(&self) -> Result<()> {
-        let manifest = self.manifest().clone();
+        // Both at one moment: a snapshot that is published meanwhile is in one of the two, and one that begins later has a higher number.
+        let (building, manifest) = {
+            let building = self.building.lock();
+            let manifest = self.manifest.lock();
+            if self.in_doubt.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            (building.clone(), manifest.clone())
+        };
         let names = self.disk.list().map_err(|e| Error::io(self.disk.path(""), "listing", e))?;
         for name in &names {
-            let old = parse_snapshot_name(name).is_some_and(|(number, _)| number <= manifest.number);
+            let old = parse_snapshot_name(name)
+                .is_some_and(|(number, _)| number <= manifest.number && !building.contains(&number));
             if old && manifest.files.binary_search_by(|f| f.name.as_str().cmp(name)).is_err() {
                 self.remove(name)?;
             }

@@ -1,1 +1,191 @@
-//! Harness of the end-to-end tests.
+//! Harness of the end-to-end tests: a real server inside the test's process, on a port of its own, and ways to talk to it.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+use tidemark_server::config::Config;
+use tidemark_server::{Server, start};
+
+/// How long a test waits for something that should take milliseconds.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A server that stops when the test ends.
+pub struct TestServer {
+    server: Option<Server>,
+    port: u16,
+    _folder: tempfile::TempDir,
+}
+
+impl TestServer {
+    /// With the built-in configuration.
+    pub fn start() -> TestServer {
+        TestServer::with(|_| {})
+    }
+
+    /// With a configuration that `change` has changed.
+    pub fn with(change: impl FnOnce(&mut Config)) -> TestServer {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut config = Config::default();
+        config.durability.dir = folder.path().to_path_buf();
+        config.server.workers = 2;
+        change(&mut config);
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+        let server = start(config, listener).expect("the server starts");
+        TestServer { port: server.port(), server: Some(server), _folder: folder }
+    }
+
+    /// The port that it listens on.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Its address, for a client that wants one.
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/", self.port)
+    }
+
+    /// A connection of redis-rs, a stock client.
+    pub fn connection(&self) -> redis::Connection {
+        let client = redis::Client::open(self.url()).expect("a valid address");
+        client.get_connection().expect("the server takes connections")
+    }
+
+    /// The server itself.
+    pub fn server(&self) -> &Server {
+        self.server.as_ref().expect("it runs until it is dropped")
+    }
+
+    /// Bytes on a socket, for tests of the protocol.
+    pub fn raw(&self) -> Raw {
+        let stream = TcpStream::connect(("127.0.0.1", self.port)).expect("the server listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.set_nodelay(true).expect("no delay");
+        Raw { stream }
+    }
+
+    /// Stops it and waits for its end.
+    pub fn stop(mut self) {
+        if let Some(server) = self.server.take() {
+            server.stop().expect("no thread panicked");
+        }
+    }
+
+    /// Waits until it has been stopped by somebody else (SHUTDOWN).
+    pub fn join(mut self) {
+        if let Some(server) = self.server.take() {
+            server.join().expect("no thread panicked");
+        }
+    }
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        if let Some(server) = self.server.take() {
+            let stopped = server.stop();
+            // A second panic would hide the first.
+            if !std::thread::panicking() {
+                stopped.expect("no thread panicked");
+            }
+        }
+    }
+}
+
+/// A socket to the server, without a client's comfort.
+pub struct Raw {
+    /// The socket.
+    pub stream: TcpStream,
+}
+
+impl Raw {
+    /// Sends bytes; a server that has closed the connection meanwhile is no failure here.
+    pub fn send(&mut self, bytes: impl AsRef<[u8]>) -> &mut Raw {
+        let _ = self.stream.write_all(bytes.as_ref());
+        self
+    }
+
+    /// Sends one request as an array of bulk strings.
+    pub fn request(&mut self, args: &[&str]) -> &mut Raw {
+        self.send(request(args))
+    }
+
+    /// Reads until so many bytes are there, or the server closes.
+    pub fn take(&mut self, length: usize) -> String {
+        let mut bytes = Vec::with_capacity(length);
+        let mut buf = [0; 4096];
+        while bytes.len() < length {
+            let most = buf.len().min(length - bytes.len());
+            match self.stream.read(&mut buf[..most]) {
+                Ok(0) => break,
+                Ok(n) => bytes.extend_from_slice(&buf[..n]),
+                Err(error) => panic!("after {:?}: {error}", String::from_utf8_lossy(&bytes)),
+            }
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Expects exactly these bytes next.
+    #[track_caller]
+    pub fn expect(&mut self, bytes: &str) -> &mut Raw {
+        assert_eq!(self.take(bytes.len()), bytes);
+        self
+    }
+
+    /// Reads until the server closes the connection.
+    pub fn rest(&mut self) -> String {
+        let mut bytes = Vec::new();
+        match self.stream.read_to_end(&mut bytes) {
+            Ok(_) => {}
+            // A reset, too, is a closed connection.
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
+            Err(error) => panic!("after {:?}: {error}", String::from_utf8_lossy(&bytes)),
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Sends a request and reads one line of reply.
+    pub fn ask(&mut self, args: &[&str]) -> String {
+        self.request(args);
+        self.line()
+    }
+
+    /// Reads one line, without its end.
+    pub fn line(&mut self) -> String {
+        let mut bytes = Vec::new();
+        let mut byte = [0];
+        while !bytes.ends_with(b"\r\n") {
+            match self.stream.read(&mut byte) {
+                Ok(1) => bytes.push(byte[0]),
+                Ok(_) => break,
+                Err(error) => panic!("after {:?}: {error}", String::from_utf8_lossy(&bytes)),
+            }
+        }
+        String::from_utf8_lossy(&bytes).trim_end_matches("\r\n").to_owned()
+    }
+}
+
+/// A request as an array of bulk strings.
+pub fn request(args: &[&str]) -> Vec<u8> {
+    let mut bytes = format!("*{}\r\n", args.len()).into_bytes();
+    for arg in args {
+        bytes.extend_from_slice(format!("${}\r\n{arg}\r\n", arg.len()).as_bytes());
+    }
+    bytes
+}
+
+/// Waits until `done` holds.
+#[track_caller]
+pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "not in {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Bytes of memory that this process has in RAM.
+pub fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
+    let line = status.lines().find(|l| l.starts_with("VmRSS:")).expect("VmRSS");
+    let kilobytes: u64 = line.split_ascii_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number");
+    kilobytes * 1024
+}

@@ -1,5 +1,7 @@
 //! The engine from outside: a model, threads, and rates.
 
+mod behaviour;
 mod model;
 mod rates;
+mod recovery;
 mod threads;

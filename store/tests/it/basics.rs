@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use store::{Batch, Disk, Error, Lineage, Log, LogOptions, RealDisk, SimDisk, Store, StoreOptions, Tag};
+use store::{Batch, Disk, Error, Faults, Lineage, Log, LogOptions, RealDisk, SimDisk, Store, StoreOptions, Tag};
 
 pub(crate) const LINEAGE: Lineage = Lineage(*b"a test's lineage");
 
@@ -96,7 +96,7 @@ fn a_snapshot_replaces_the_log_before_it_and_carries_unchanged_tables_over() {
     let durable = log.sync().unwrap();
     let old = Tag { space: 1, kind: 1, low: 0, high: 9, stamp: 5 };
     let new = Tag { space: 1, kind: 1, low: 10, high: 99, stamp: 1 };
-    let mut snapshot = store.begin_snapshot(log.written());
+    let mut snapshot = store.begin_snapshot(log.durable());
     for tag in [old, new] {
         let mut file = snapshot.file(tag).unwrap();
         file.write(b"chunk one", 3).unwrap();
@@ -125,4 +125,43 @@ fn a_snapshot_replaces_the_log_before_it_and_carries_unchanged_tables_over() {
     assert_eq!(records, Vec::<Vec<u8>>::new());
     assert_eq!(store.manifest().files.len(), 2);
     assert!(disk.list().is_err(), "the old handle is dead");
+}
+
+#[test]
+fn a_full_disk_can_be_started_from_and_read() {
+    let disk = SimDisk::new(1);
+    let (store, mut log, _, _) = start(&disk, options(1000)).unwrap();
+    log.append(&batch(&[b"before"]), 0).unwrap();
+    log.sync().unwrap();
+    drop((store, log));
+    let disk = disk.kill();
+    disk.set_capacity(Some(0));
+    let (_store, mut log, _, records) = start(&disk, options(1000)).unwrap();
+    assert_eq!(records, [b"before".to_vec()]);
+    assert!(matches!(log.append(&batch(&[b"refused"]), 0), Err(Error::Full { .. })));
+    disk.set_capacity(None);
+    log.append(&batch(&[b"after"]), 0).unwrap();
+    log.sync().unwrap();
+    let (_, _, _, records) = start(&disk.power_cut(), options(1000)).unwrap();
+    assert_eq!(records, [b"before".to_vec(), b"after".to_vec()]);
+}
+
+#[test]
+fn a_snapshot_that_would_replay_from_a_void_place_is_refused() {
+    let disk = SimDisk::new(1);
+    let (store, mut log, _, _) = start(&disk, options(1000)).unwrap();
+    log.append(&batch(&[b"one"]), 0).unwrap();
+    log.sync().unwrap();
+    log.append(&batch(&[b"two"]), 0).unwrap();
+    let written = store.begin_snapshot(log.written());
+    let durable = store.begin_snapshot(log.durable());
+    disk.set_faults(Faults { sync_error: 1024, ..Faults::default() });
+    log.sync().unwrap_err();
+    disk.set_faults(Faults::default());
+    let end = log.sync().unwrap();
+    assert!(matches!(written.commit(end), Err(Error::Refused(_))));
+    durable.commit(end).unwrap();
+    drop((store, log));
+    let (_, _, _, records) = start(&disk.power_cut(), options(1000)).unwrap();
+    assert_eq!(records, [b"two".to_vec()]);
 }

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use store::{
-    Batch, CommitOptions, Committed, Committer, Error, Faults, Health, Log, Rounds, SimDisk, Source, SyncPolicy,
+    Batch, CommitOptions, Committed, Committer, Error, Faults, Health, Log, Records, Rounds, SimDisk, Source,
+    SyncPolicy, Tag,
 };
 
 use crate::basics::{open, options};
@@ -50,7 +51,11 @@ impl<'a> Reader<'a> {
 impl Source<u32> for Reader<'_> {
     fn collect(&mut self, keys: &[u32]) -> usize {
         assert!(keys.is_sorted_by(|a, b| a < b), "sorted and distinct");
-        self.rows.extend(keys.iter().map(|&k| (k, self.engine.counters[k as usize].load(Ordering::Acquire))));
+        for &key in keys {
+            self.rows.push((key, self.engine.counters[key as usize].load(Ordering::Acquire)));
+            // Were the writers not kept out, some would now change what is read next.
+            std::thread::yield_now();
+        }
         self.rows.len() * 15
     }
     fn encode(&mut self, batch: &mut Batch) {
@@ -225,12 +230,12 @@ fn an_idle_log_is_sealed_once() {
 /// Real threads: writers take turns that change two counters together, and each acknowledged turn must survive; both halves or none.
 #[test]
 fn acknowledged_turns_survive_and_turns_are_atomic() {
-    const KEYS: usize = 64; // pairs (k, k + KEYS) change together
+    const KEYS: usize = 4; // pairs (k, k + KEYS) change together; few, so that writers and the commit thread meet
     for seed in 0..10 {
         let disk = SimDisk::new(seed);
         let (log, _) = recover(&disk);
         let engine = Engine::new(2 * KEYS);
-        let committer = Committer::new(CommitOptions { batch_bytes: 100, ..always(16) });
+        let committer = Committer::new(CommitOptions { batch_bytes: 40, ..always(2) });
         let acknowledged: Vec<AtomicU64> = (0..KEYS).map(|_| AtomicU64::new(0)).collect();
         disk.crash_after(Some(40 + seed * 7));
         std::thread::scope(|scope| {
@@ -243,7 +248,7 @@ fn acknowledged_turns_survive_and_turns_are_atomic() {
                 let (committer, engine, acknowledged, disk) = (&committer, &engine, &acknowledged, &disk);
                 writers.push(scope.spawn(move || {
                     for i in 0.. {
-                        let key = (i * 7 + t * 13) % KEYS;
+                        let key = (i * 7 + i / KEYS + t) % KEYS;
                         let mut turn = committer.enter(key as u64);
                         let value = engine.counters[key].fetch_add(1, Ordering::AcqRel) + 1;
                         turn.mark(key as u32);
@@ -251,13 +256,16 @@ fn acknowledged_turns_survive_and_turns_are_atomic() {
                         engine.counters[key + KEYS].fetch_add(1, Ordering::AcqRel);
                         turn.mark((key + KEYS) as u32);
                         let ticket = turn.leave();
-                        while committer.durable() < ticket {
+                        // Most turns do not wait, so that many are under way at once.
+                        while i % 16 == 0 && committer.durable() < ticket {
                             if disk.crashed() {
                                 return;
                             }
                             std::thread::yield_now();
                         }
-                        acknowledged[key].fetch_max(value as u64, Ordering::AcqRel);
+                        if committer.durable() >= ticket {
+                            acknowledged[key].fetch_max(value as u64, Ordering::AcqRel);
+                        }
                     }
                 }));
             }
@@ -266,14 +274,32 @@ fn acknowledged_turns_survive_and_turns_are_atomic() {
             }
             committer.stop();
         });
-        let (_, state) = recover(&disk.power_cut());
+        // After each batch, not only after the last one: a crash could have come behind any of them.
+        let disk = disk.power_cut();
+        let store = open(&disk, options(8000)).unwrap();
+        let mut state = [0; 2 * KEYS];
+        store
+            .replay_batches(
+                &mut |head, body| {
+                    for record in Records::new(body) {
+                        let (key, value) = read_row(record.unwrap().payload);
+                        state[key as usize] = value;
+                    }
+                    let half = (0..KEYS).find(|&key| state[key] != state[key + KEYS]);
+                    assert_eq!(half, None, "seed {seed}: batch {} holds half a turn", head.sequence);
+                    Ok(())
+                },
+                |_| (),
+            )
+            .unwrap();
         let mut total = 0;
-        for key in 0..KEYS {
-            let left = state.get(&(key as u32)).copied().unwrap_or(0);
-            let right = state.get(&((key + KEYS) as u32)).copied().unwrap_or(0);
-            let acknowledged = acknowledged[key].load(Ordering::Acquire) as i64;
-            assert_eq!(left, right, "seed {seed}: half a turn of key {key}");
-            assert!(left >= acknowledged, "seed {seed}: key {key} has {left}, {acknowledged} was acknowledged");
+        for (key, acknowledged) in acknowledged.iter().enumerate() {
+            let acknowledged = acknowledged.load(Ordering::Acquire) as i64;
+            assert!(
+                state[key] >= acknowledged,
+                "seed {seed}: key {key} has {}, {acknowledged} was acknowledged",
+                state[key]
+            );
             total += acknowledged;
         }
         assert!(total > 0, "seed {seed}: nothing was acknowledged before the crash");
@@ -304,4 +330,132 @@ fn flush_waits_and_stop_seals() {
         assert!(committer.flush().is_err());
     });
     assert_eq!(recover(&disk.power_cut()).1, BTreeMap::from([(2, 9)]));
+}
+
+/// As above, with snapshots going on all the time beside the writers; what is loaded is snapshot and log together.
+#[test]
+fn turns_are_atomic_and_survive_with_snapshots_beside_them() {
+    const KEYS: usize = 6;
+    let mut snapshots = 0;
+    for seed in 0..40 {
+        let disk = SimDisk::new(seed);
+        let store = open(&disk, options(3000)).unwrap();
+        let (log, _) = store.replay(|_| Ok(()), |_| ()).unwrap();
+        let engine = Engine::new(2 * KEYS);
+        let committer = Committer::new(CommitOptions { batch_bytes: 60, ..always(4) });
+        let acknowledged: Vec<AtomicU64> = (0..KEYS).map(|_| AtomicU64::new(0)).collect();
+        let synced_to = Arc::new(Mutex::new(log.durable()));
+        disk.crash_after(Some(60 + seed * 11));
+        std::thread::scope(|scope| {
+            let (committer, engine, acknowledged, disk, store) = (&committer, &engine, &acknowledged, &disk, &store);
+            let mut source = Reader::new(engine);
+            let published = source.published.clone();
+            let commits = scope.spawn(move || committer.run(log, &mut source).1);
+            let mut threads = Vec::new();
+            for t in 0..2usize {
+                threads.push(scope.spawn(move || {
+                    for i in 0.. {
+                        let key = (i * 5 + i / KEYS + t) % KEYS;
+                        let mut turn = committer.enter(key as u64);
+                        let value = engine.counters[key].fetch_add(1, Ordering::AcqRel) + 1;
+                        std::thread::yield_now(); // the walk may see the change before its mark
+                        turn.mark(key as u32);
+                        std::thread::yield_now();
+                        engine.counters[key + KEYS].fetch_add(1, Ordering::AcqRel);
+                        turn.mark((key + KEYS) as u32);
+                        let ticket = turn.leave();
+                        while i % 8 == 0 && committer.durable() < ticket {
+                            if disk.crashed() {
+                                return 0;
+                            }
+                            std::thread::yield_now();
+                        }
+                        if committer.durable() >= ticket {
+                            acknowledged[key].fetch_max(value as u64, Ordering::AcqRel);
+                        }
+                    }
+                    0
+                }));
+            }
+            let synced_to = synced_to.clone();
+            threads.push(scope.spawn(move || {
+                let mut done = 0;
+                while !disk.crashed() {
+                    let once = || -> store::Result<()> {
+                        let latest = || published.lock().last().map_or(*synced_to.lock(), |c| c.synced_to);
+                        let mut snapshot = store.begin_snapshot(latest());
+                        for part in [0..KEYS, KEYS..2 * KEYS] {
+                            let mut file = snapshot.file(Tag { low: part.start as u64, ..Tag::default() })?;
+                            for key in part {
+                                file.write(&row(key as u32, engine.counters[key].load(Ordering::Acquire)), 1)?;
+                                std::thread::yield_now();
+                            }
+                            snapshot.add(file.finish()?);
+                        }
+                        committer.flush()?;
+                        snapshot.commit(latest())
+                    };
+                    done += i32::from(once().is_ok());
+                }
+                done
+            }));
+            for thread in threads {
+                snapshots += thread.join().unwrap();
+            }
+            committer.stop();
+            let _ = commits.join().unwrap();
+        });
+        drop(store);
+        let disk = disk.power_cut();
+        let store = open(&disk, options(3000)).unwrap();
+        let state = Mutex::new([0; 2 * KEYS]);
+        let put = |row: &[u8]| {
+            let (key, value) = read_row(row);
+            state.lock()[key as usize] = value;
+            Ok(())
+        };
+        store.load(1, |_, chunk| put(chunk), |_| ()).unwrap();
+        store.replay(|r| put(r.payload), |_| ()).unwrap();
+        let state = state.into_inner();
+        for (key, acknowledged) in acknowledged.iter().enumerate() {
+            assert_eq!(state[key], state[key + KEYS], "seed {seed}: half a turn of key {key}");
+            let acknowledged = acknowledged.load(Ordering::Acquire) as i64;
+            assert!(
+                state[key] >= acknowledged,
+                "seed {seed}: key {key} has {}, {acknowledged} was acknowledged",
+                state[key]
+            );
+        }
+    }
+    assert!(snapshots > 20, "only {snapshots} snapshots were published");
+}
+
+/// A walk may see a change whose turn has not marked it yet; a flush that did not wait for that turn would publish half of it.
+#[test]
+fn flush_waits_for_turns_under_way() {
+    let disk = SimDisk::new(5);
+    let (log, _) = recover(&disk);
+    let engine = Engine::new(10);
+    let committer = Committer::new(always(8));
+    let (entered, left) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| committer.run(log, &mut Reader::new(&engine)).1);
+        scope.spawn(|| {
+            let mut turn = committer.enter(3);
+            engine.counters[3].store(1, Ordering::Release);
+            entered.store(1, Ordering::Release);
+            std::thread::sleep(Duration::from_millis(50));
+            turn.mark(3);
+            left.store(1, Ordering::Release);
+            turn.leave();
+        });
+        while entered.load(Ordering::Acquire) == 0 {
+            std::thread::yield_now();
+        }
+        committer.flush().unwrap();
+        assert_eq!(left.load(Ordering::Acquire), 1);
+        committer.stop();
+        thread.join().unwrap().unwrap();
+    });
+    assert_eq!(recover(&disk.power_cut()).1, BTreeMap::from([(3, 1)]));
 }

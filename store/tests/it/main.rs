@@ -4,3 +4,7 @@
 
 mod basics;
 mod commits;
+mod crash;
+mod damage;
+mod formats;
+mod tails;

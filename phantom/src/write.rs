@@ -1,0 +1,194 @@
+//! Writing: test and set in one step (P3).
+
+use crate::Error;
+use crate::hash::{Member, Pair};
+use crate::options::Change;
+use crate::revoked::Hashes;
+use crate::space::Space;
+use crate::table::{State, Table};
+use rolling::{Frontier, Refused};
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Up to so many pairs aside, a writer that finds it is time moves them itself; more are left to `maintain`.
+const MOVED_BY_WRITER: usize = 4096;
+
+impl Space {
+    /// Sets the pair.
+    pub fn add(&self, id: u64, member: &Member) -> Result<Change, Error> {
+        self.add_with(id, member, || Ok::<(), Error>(()))
+    }
+
+    /// Unsets the pair.
+    pub fn remove(&self, id: u64, member: &Member) -> Result<Change, Error> {
+        self.remove_with(id, member, || Ok::<(), Error>(()))
+    }
+
+    /// If the pair is not set, runs `first` and, if that succeeds, sets it: in one step, as nobody else tests or changes this pair
+    /// meanwhile (P3). `first` runs under a lock: it must be short, and must not write to this space. All that can be refused is
+    /// checked before, so when `first` has run the pair is set.
+    pub fn add_with<E: From<Error>>(
+        &self,
+        id: u64,
+        member: &Member,
+        first: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Change, E> {
+        self.change(&self.pair(id, member), true, false, first)
+    }
+
+    /// If the pair is set, runs `first` and, if that succeeds, unsets it; otherwise as [`Space::add_with`].
+    pub fn remove_with<E: From<Error>>(
+        &self,
+        id: u64,
+        member: &Member,
+        first: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Change, E> {
+        self.change(&self.pair(id, member), false, false, first)
+    }
+
+    /// Makes the pair what the log says it is. May be repeated, and come in any order relative to rolls. Bounds do not hold
+    /// here: what was accepted once is accepted again. Nor does the ring roll: [`Space::put_layout`] says when it did.
+    pub fn put(&self, pair: &Pair, set: bool) -> Result<(), Error> {
+        self.change(pair, set, true, || Ok::<(), Error>(())).map(|_| ())
+    }
+
+    fn change<E: From<Error>>(
+        &self,
+        pair: &Pair,
+        set: bool,
+        replay: bool,
+        first: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Change, E> {
+        if self.aside_pairs.load(SeqCst) >= self.options.max_aside {
+            self.take_in_early();
+        }
+        // Exactly one of the two closures runs, once.
+        let first = std::cell::Cell::new(Some(first));
+        let run_first = || first.take().map_or(Ok(()), |first| first());
+        let mut due = None;
+        let mut turned_away = false;
+        let inside = |early: Option<&Hashes>| {
+            if let Some(early) = early {
+                self.settle(pair.id, early)?;
+            }
+            let settled = early.map_or(0, Hashes::len);
+            let done = self.ring.write(pair.id, pair.low, |entry| {
+                let table = entry.table();
+                let done = self.change_in(table, pair, set, replay, run_first);
+                if !replay && table.is_due() && table.early() == 0 {
+                    due = Some(entry.slot().low());
+                }
+                done
+            });
+            let done = done.unwrap_or(Ok(Change::Unknown))?;
+            // Only a write that succeeds ends their stay in the aside.
+            self.aside_pairs.fetch_sub(settled, SeqCst);
+            Ok(done)
+        };
+        let ahead = |entry: &mut Option<Hashes>| {
+            let held = entry.as_ref().is_some_and(|held| held.contains(&pair.hash()));
+            if held == set {
+                return Ok(Change::Unchanged);
+            }
+            if set && !replay && self.aside_pairs.load(SeqCst) >= self.options.max_aside {
+                turned_away = true;
+                return Err(Error::AsideFull.into());
+            }
+            run_first()?;
+            if set {
+                entry.get_or_insert_default().insert(pair.hash());
+                self.aside_pairs.fetch_add(1, SeqCst);
+            } else if let Some(held) = entry {
+                held.remove(&pair.hash());
+                self.aside_pairs.fetch_sub(1, SeqCst);
+                entry.take_if(|held| held.is_empty());
+            }
+            Ok(Change::Changed)
+        };
+        let result = if replay {
+            self.aside.replay(&self.frontier, pair.id, inside, ahead).map_err(Refused::Engine)
+        } else {
+            self.aside.write(&self.frontier, pair.id, inside, ahead)
+        };
+        if let Some(low) = due {
+            self.roll(low, None);
+        }
+        if !self.aside.is_empty() && self.aside_pairs.load(SeqCst) <= MOVED_BY_WRITER {
+            self.take_in_early();
+        }
+        if turned_away {
+            self.turn_away(pair.id);
+        }
+        result.map_err(|refused| match refused {
+            Refused::TooFar => Error::KeyTooBig.into(),
+            Refused::Engine(error) => error,
+        })
+    }
+
+    /// The change of one pair in the table that covers it; called under its stripe. `replay`: bounds do not hold, the pair was accepted.
+    #[inline]
+    fn change_in<E: From<Error>>(
+        &self,
+        table: &Table,
+        pair: &Pair,
+        set: bool,
+        replay: bool,
+        first: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Change, E> {
+        // Both lines are needed if the pair is to be set: fetched at once they cost one miss.
+        let spot = table.first_filter().spot(pair);
+        table.first_filter().prefetch(&spot);
+        match (table.state_at(pair, &spot), set) {
+            (State::Set, true) | (State::Unset | State::Revoked, false) => return Ok(Change::Unchanged),
+            (State::Unset, true) => {
+                let link = table.room(|bytes| replay || self.may_grow(bytes))?;
+                first()?;
+                // A merge may bring a revoked pair before its bits.
+                table.revoked.remove(pair.hash());
+                Table::set(link, pair);
+            }
+            (State::Revoked, true) => {
+                first()?;
+                table.revoked.remove(pair.hash());
+                table.touch();
+            }
+            (State::Set, false) => {
+                let most = if replay { usize::MAX } else { self.options.max_revoked };
+                if !table.revoked.reserve(most) {
+                    return Err(Error::RevokedFull.into());
+                }
+                if let Err(error) = first() {
+                    table.revoked.release();
+                    return Err(error);
+                }
+                table.revoked.insert_reserved(pair.hash());
+                table.touch();
+            }
+        }
+        Ok(Change::Changed)
+    }
+
+    /// Keeps a pair aside, as a snapshot had it: it has been counted for the frontier before.
+    pub(crate) fn put_aside(&self, pair: &Pair) {
+        let nothing_is_normal = Frontier::new(None);
+        let ahead = |entry: &mut Option<Hashes>| {
+            if entry.get_or_insert_default().insert(pair.hash()) {
+                self.aside_pairs.fetch_add(1, SeqCst);
+            }
+            Ok::<(), Error>(())
+        };
+        let kept = self.aside.replay(&nothing_is_normal, pair.id, |_| Ok(()), ahead);
+        assert!(kept.is_ok(), "nothing is refused");
+    }
+
+    /// Stores the pairs of `id` that were aside in tables. The caller holds the aside, and deletes them there afterwards.
+    pub(crate) fn settle(&self, id: u64, early: &Hashes) -> Result<(), Error> {
+        for &hash in early {
+            let pair = Pair::from_hash(id, hash);
+            let first = || Ok::<(), Error>(());
+            self.ring
+                .write(id, pair.low, |entry| self.change_in(entry.table(), &pair, true, true, first))
+                .transpose()?;
+        }
+        Ok(())
+    }
+}

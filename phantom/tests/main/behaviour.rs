@@ -1,0 +1,260 @@
+//! One promise each, by hand.
+
+use phantom::{Answer, Change, Error, Member, Options, Space};
+
+const FIRST: u64 = 3_631_614_501_919_378;
+
+fn space(pairs_per_table: u64, max_tables: usize) -> Space {
+    let options = Options { false_positive_rate: 0.001, pairs_per_table, max_tables, seed: 1, ..Options::default() };
+    Space::new(options).expect("small tables")
+}
+
+fn add(space: &Space, id: u64, member: u64) -> Change {
+    space.add(id, &Member::Number(member)).expect("nothing is at a bound")
+}
+
+fn contains(space: &Space, id: u64, member: u64) -> Answer {
+    space.contains(id, &Member::Number(member))
+}
+
+#[test]
+fn like_unlike_like_again() {
+    let space = space(1000, 2);
+    for id in (0..200).chain([u64::MAX, 1 << 60]) {
+        for member in [Member::Number(7), Member::Bytes(b"seven"), Member::parse(b"7.0")] {
+            for _ in 0..3 {
+                assert_eq!(space.contains(id, &member), Answer::No);
+                assert_eq!(space.remove(id, &member).unwrap(), Change::Unchanged);
+                assert_eq!(space.add(id, &member).unwrap(), Change::Changed);
+                assert_eq!(space.add(id, &member).unwrap(), Change::Unchanged);
+                assert_eq!(space.contains(id, &member), Answer::Yes);
+                assert_eq!(space.remove(id, &member).unwrap(), Change::Changed);
+                assert_eq!(space.remove(id, &member).unwrap(), Change::Unchanged);
+            }
+        }
+    }
+    assert_eq!(space.pairs(), 0);
+}
+
+/// Promise 7: ids may come in any order, and the answers are the same.
+#[test]
+fn the_order_of_ids_does_not_matter() {
+    let pair = |i: u64| (FIRST + i / 10 * 4096, i * 7);
+    let n = 50_000u64;
+    let mut shuffled: Vec<u64> = (0..n).collect();
+    fastrand::Rng::with_seed(3).shuffle(&mut shuffled);
+    let orders: [(&str, Vec<u64>); 3] =
+        [("in order", (0..n).collect()), ("newest first", (0..n).rev().collect()), ("shuffled", shuffled)];
+    for (name, order) in orders {
+        let space = space(8000, 1000);
+        for i in order {
+            let (id, member) = pair(i);
+            add(&space, id, member);
+        }
+        while space.maintain() {}
+        assert_eq!(space.horizon(), 0);
+        let missing = (0..n).filter(|&i| contains(&space, pair(i).0, pair(i).1) != Answer::Yes).count();
+        assert_eq!(missing, 0, "{name}");
+        let wrong = (n..n + 200_000).filter(|&i| contains(&space, pair(i % n).0, i * 7) == Answer::Yes).count();
+        assert!(wrong < 200 + 4 * 15, "{name}: {wrong} of 200000 at 0.001");
+        assert_eq!(space.aside_pairs(), 0, "{name}");
+        // The ring is as useful as ever: new ids go to new tables.
+        let before = space.layout().len();
+        for i in n..2 * n {
+            add(&space, pair(i).0, pair(i).1);
+        }
+        assert!(space.layout().len() >= before + 3, "{name}: {:?}", space.layout());
+        let newest = space.layout().last().map(|at| at.low);
+        assert!(newest > Some(pair(n).0), "{name}");
+    }
+}
+
+/// Promise 7, P4.
+#[test]
+fn absurd_ids_harm_nobody() {
+    let space = space(2000, 3);
+    for i in 0..5000 {
+        add(&space, FIRST + i, i);
+    }
+    let (layout, horizon) = (space.layout(), space.horizon());
+    for member in 0..1000 {
+        add(&space, u64::MAX, member);
+        add(&space, 1 << 63, member);
+    }
+    while space.maintain() {}
+    assert_eq!((space.layout(), space.horizon()), (layout, horizon));
+    assert_eq!(space.aside_pairs(), 2000);
+    for i in 5000..8000 {
+        add(&space, FIRST + i, i);
+        assert_eq!(contains(&space, FIRST + i, i), Answer::Yes);
+    }
+    assert!(space.layout().len() > 1);
+    assert!((0..1000).all(|member| contains(&space, u64::MAX, member) == Answer::Yes));
+    assert_eq!(contains(&space, u64::MAX, 1000), Answer::No);
+}
+
+/// However many pairs one id gets, no other table is touched; its own is extended, up to the memory limit, and then says so.
+#[test]
+fn one_id_moves_no_horizon() {
+    let options = Options {
+        pairs_per_table: 2000,
+        max_tables: 2,
+        seed: 1,
+        memory_limit_bytes: Some(1 << 20),
+        ..Options::default()
+    };
+    let space = Space::new(options).expect("small tables");
+    for i in 0..200 {
+        add(&space, FIRST + i, i);
+    }
+    let mut member = 1000;
+    while space.add(FIRST, &Member::Number(member)).is_ok() {
+        member += 1;
+    }
+    assert!(matches!(space.add(FIRST, &Member::Number(member)), Err(Error::Full)));
+    assert!(space.memory_bytes() <= 1 << 20 && member > 50_000, "{member} pairs");
+    assert_eq!(space.horizon(), 0);
+    assert!((0..200).all(|i| contains(&space, FIRST + i, i) == Answer::Yes));
+    assert!((1000..member).all(|member| contains(&space, FIRST, member) == Answer::Yes));
+    // New ids are taken as ever.
+    for i in 200..1000 {
+        add(&space, FIRST + i, i);
+    }
+}
+
+#[test]
+fn the_answer_is_unknown_exactly_below_the_horizon() {
+    let space = space(1500, 2);
+    let mut i = 0;
+    while space.horizon() == 0 {
+        add(&space, FIRST + i, i);
+        i += 1;
+    }
+    let horizon = space.horizon();
+    assert!(FIRST < horizon && horizon < FIRST + i);
+    for (id, unknown) in [(0, true), (FIRST, true), (horizon - 1, true), (horizon, false), (u64::MAX, false)] {
+        assert_eq!(contains(&space, id, 1 << 50) == Answer::Unknown, unknown, "{id}");
+        assert_eq!(space.remove(id, &Member::Number(1 << 50)).unwrap() == Change::Unknown, unknown, "{id}");
+        assert_eq!(add(&space, id, 1 << 50) == Change::Unknown, unknown, "{id}");
+        assert_eq!(contains(&space, id, 1 << 50) == Answer::Unknown, unknown, "{id}");
+    }
+    assert!((horizon..FIRST + i).all(|id| contains(&space, id, id - FIRST) == Answer::Yes));
+}
+
+#[test]
+fn max_ahead_refuses_ids_too_far_ahead() {
+    let options = Options { max_ahead: Some(1 << 30), pairs_per_table: 1000, seed: 1, ..Options::default() };
+    let space = Space::new(options).expect("small tables");
+    for i in 0..200 {
+        add(&space, FIRST + i, i);
+    }
+    assert!(matches!(space.add(FIRST + (1 << 31), &Member::Number(1)), Err(Error::KeyTooBig)));
+    assert!(matches!(space.add(u64::MAX, &Member::Number(1)), Err(Error::KeyTooBig)));
+    assert_eq!(contains(&space, u64::MAX, 1), Answer::No);
+    assert_eq!(add(&space, FIRST + (1 << 29), 1), Change::Changed);
+    // The log may know better.
+    space.put(&space.pair(u64::MAX, &Member::Number(1)), true).unwrap();
+    assert_eq!(contains(&space, u64::MAX, 1), Answer::Yes);
+}
+
+/// After the first tables have shown how much comes late, tables close early enough, and are not extended any more.
+#[test]
+fn tables_learn_to_leave_room_for_late_pairs() {
+    for late in [0u64, 30, 45] {
+        let space = space(4000, 1000);
+        let mut rng = fastrand::Rng::with_seed(late);
+        for i in 0..200_000u64 {
+            // Late ones go to posts from before the last roll or two.
+            let behind = if rng.u64(0..100) < late { 3000 } else { 0 };
+            add(&space, FIRST + (i + 3000 - behind), i);
+        }
+        let tables = space.tables();
+        let learned = &tables[tables.len() / 2..tables.len() - 3];
+        assert!(learned.len() > 5);
+        let extended = learned.iter().filter(|table| table.extensions > 0).count();
+        assert!(extended * 10 <= learned.len(), "{late} %: {extended} of {} extended", learned.len());
+        let fill = learned.iter().map(|table| table.fill).sum::<f64>() / learned.len() as f64;
+        assert!(fill > 0.7, "{late} %: they are {fill} full");
+    }
+}
+
+/// A small space costs little, and what it costs grows with what is in it.
+#[test]
+fn memory_grows_by_table() {
+    let space = Space::new(Options { seed: 1, ..Options::default() }).expect("small tables");
+    assert!(space.memory_bytes() < 1 << 20, "{}", space.memory_bytes());
+    let options = space.options().clone();
+    let mut most: f64 = 0.0;
+    for i in 0..3_000_000u64 {
+        add(&space, FIRST + i / 3, i);
+        if i > 300_000 && i % 100_000 == 0 {
+            while space.maintain() {}
+            most = most.max(space.memory_bytes() as f64 / i as f64);
+        }
+    }
+    // Each table is twice as large as the one before, and its successor may be ready: so at most some seven times 20 bits.
+    assert!(most < 18.0, "{most} bytes per pair");
+    assert!(space.layout().iter().all(|at| at.pages * 4096 <= (options.pairs_per_table * 20 / 8) as usize + 4096));
+}
+
+#[test]
+fn the_forecast_comes_true() {
+    let space = space(3000, 3);
+    let mut i = 0;
+    let next = |i: &mut u64| {
+        *i += 1;
+        add(&space, FIRST + *i, *i)
+    };
+    // It takes a few rolls to learn that nothing is late.
+    while space.changes() < 25 {
+        next(&mut i);
+    }
+    for _ in 0..5 {
+        let (horizon, forecast) = (space.horizon(), space.pairs_until_recycled());
+        let started = i;
+        while space.horizon() == horizon {
+            next(&mut i);
+        }
+        let took = i - started;
+        assert!(took.abs_diff(forecast) <= forecast / 20 + 50, "{took} for {forecast}");
+        (0..100).for_each(|_| _ = next(&mut i));
+    }
+}
+
+#[test]
+fn bad_options_are_refused() {
+    let bad = |change: fn(&mut Options)| {
+        let mut options = Options { pairs_per_table: 1000, ..Options::default() };
+        change(&mut options);
+        Space::new(options).is_err()
+    };
+    assert!(!bad(|_| ()));
+    assert!(bad(|o| o.false_positive_rate = 0.0));
+    assert!(bad(|o| o.false_positive_rate = 0.3));
+    assert!(bad(|o| o.false_positive_rate = f64::NAN));
+    assert!(bad(|o| o.pairs_per_table = 0));
+    assert!(bad(|o| o.pairs_per_table = u64::MAX));
+    assert!(bad(|o| o.max_tables = 1));
+    assert!(bad(|o| o.max_tables = usize::MAX));
+}
+
+/// An aside that is full of bad ids does not keep good ones, which leap ahead, out for ever.
+#[test]
+fn a_full_aside_lets_traffic_move_on() {
+    let options = Options { pairs_per_table: 1000, max_aside: 500, seed: 1, ..Options::default() };
+    let space = Space::new(options).expect("small tables");
+    for i in 0..200 {
+        add(&space, FIRST + i, i);
+    }
+    let mut rng = fastrand::Rng::with_seed(1);
+    // Few among many good ones, or they would be the traffic.
+    while space.add(rng.u64(FIRST * 2..), &Member::Number(1)).is_ok() {
+        (0..20).for_each(|i| _ = add(&space, FIRST + i, rng.u64(..)));
+    }
+    assert_eq!(space.aside_pairs(), 500);
+    let later = FIRST + FIRST / 2;
+    let refused = (0..5000).filter(|&i| space.add(later + i * 3, &Member::Number(i)).is_err()).count();
+    assert!(refused < 1000, "{refused} refused");
+    assert_eq!(contains(&space, later + 3 * 4999, 4999), Answer::Yes);
+    assert!((0..200).all(|i| contains(&space, FIRST + i, i) == Answer::Yes));
+}

@@ -1,0 +1,70 @@
+//! `tidemark serve`: reads the configuration, listens, and runs until it is told to stop.
+
+use crate::config::{Config, Fsync};
+use crate::{Stop, listen, run as run_server};
+use std::path::PathBuf;
+
+/// Runs the server until SIGINT, SIGTERM or SHUTDOWN.
+#[derive(clap::Args, Debug)]
+#[command(after_long_help = "\
+Examples:
+  tidemark serve                                      on 127.0.0.1:6399, data in ./data
+  tidemark serve --config tidemark.toml --port 7000   a file, and one thing different
+  tidemark serve --dir /var/lib/tidemark --fsync always
+
+Then, from another terminal:
+  redis-cli -p 6399 FEED.ACT like 7 1001             user 7 likes post 1001
+  redis-cli -p 6399 FEED.GET home 7 1001 1002        a page of two posts as user 7 sees it: like repost comment read liked read
+  redis-cli -p 6399 HGETALL post:1001                the same counters, as a Redis hash
+
+`tidemark config` prints every setting. Options given here go before the file's.")]
+pub(super) struct ServeArgs {
+    /// The configuration file (TOML). Without it the built-in defaults hold.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The folder for the log, snapshots and cold files.
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// The address to listen on; may be given several times.
+    #[arg(long, value_name = "ADDRESS")]
+    bind: Vec<String>,
+    /// The TCP port; 0 lets the system choose.
+    #[arg(long, value_name = "PORT")]
+    port: Option<u16>,
+    /// When a write is safe on the disk.
+    #[arg(long, value_name = "WHEN")]
+    fsync: Option<Fsync>,
+}
+
+pub(super) fn run(args: &ServeArgs) -> Result<(), String> {
+    let mut config = match &args.config {
+        Some(path) => Config::load(path).map_err(|e| e.to_string())?,
+        None => Config::default(),
+    };
+    if let Some(dir) = &args.dir {
+        config.durability.dir.clone_from(dir);
+    }
+    if !args.bind.is_empty() {
+        config.server.bind.clone_from(&args.bind);
+    }
+    if let Some(port) = args.port {
+        config.server.port = port;
+    }
+    if let Some(fsync) = args.fsync {
+        config.durability.fsync = fsync;
+    }
+    config.validate().map_err(|e| e.to_string())?;
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_default_env()
+                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info")),
+        )
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .init();
+    let listeners = listen(&config).map_err(|e| e.to_string())?;
+    let stop = Stop::new();
+    stop.on_signals().map_err(|e| format!("cannot watch for signals: {e}"))?;
+    run_server(config, listeners, stop).map_err(|e| e.to_string())
+}

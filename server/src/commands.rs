@@ -1,0 +1,549 @@
+//! The command table: what a command is called, how many arguments it takes, which of them are keys, what it does.
+//!
+//! A command is one row in its family's file and one function. From the rows come dispatch, arity errors, COMMAND and its
+//! subcommands, HELP, and docs/commands.md: nothing is said twice.
+
+mod bloom;
+mod client;
+mod command;
+mod counter;
+mod feed;
+mod hash;
+mod info;
+mod keys;
+mod phantom;
+mod refusal;
+mod schema;
+mod server;
+mod set;
+mod string;
+
+pub(crate) use refusal::{Printable, Refusal, refuse};
+
+use crate::clients::Client;
+use crate::engines::{CounterSpace, ExistenceSpace, KeyRef, Page};
+use crate::node::Node;
+use crate::resp::{Args, Reply};
+use std::fmt::Write as _;
+use std::pin::Pin;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, LazyLock};
+
+/// What a command is, as COMMAND tells clients. Bits of [`Spec::flags`].
+pub(crate) mod flag {
+    /// Changes data.
+    pub(crate) const WRITE: u16 = 1;
+    /// Reads data.
+    pub(crate) const READONLY: u16 = 1 << 1;
+    /// May need more memory.
+    pub(crate) const DENYOOM: u16 = 1 << 2;
+    /// For operators.
+    pub(crate) const ADMIN: u16 = 1 << 3;
+    /// Takes constant time, or a little per argument.
+    pub(crate) const FAST: u16 = 1 << 4;
+    /// Also while data are being loaded.
+    pub(crate) const LOADING: u16 = 1 << 5;
+    /// Also on a replica that has lost its master.
+    pub(crate) const STALE: u16 = 1 << 6;
+    /// Also before a client has logged in.
+    pub(crate) const NO_AUTH: u16 = 1 << 7;
+    /// Not from scripts.
+    pub(crate) const NOSCRIPT: u16 = 1 << 8;
+    /// Names in the order of the bits.
+    pub(crate) const NAMES: [&str; 9] =
+        ["write", "readonly", "denyoom", "admin", "fast", "loading", "stale", "no_auth", "noscript"];
+}
+
+/// Which arguments are keys: the first and the last one (negative: counted from the end), and the step. All 0: none.
+pub(crate) type KeyArgs = (i32, i32, i32);
+/// No keys.
+pub(crate) const NO_KEYS: KeyArgs = (0, 0, 0);
+/// One key, the first argument.
+pub(crate) const ONE_KEY: KeyArgs = (1, 1, 1);
+/// All arguments are keys.
+pub(crate) const ALL_KEYS: KeyArgs = (1, -1, 1);
+
+/// Why a command did nothing.
+pub(crate) type Outcome = Result<(), Refusal>;
+/// What a command does. It writes one reply, or returns a refusal: then whatever it wrote is forgotten and the refusal sent.
+pub(crate) type Handler = fn(&mut Call<'_>) -> Outcome;
+
+/// One command. See the top of the file.
+pub(crate) struct Spec {
+    /// In lower case; of a subcommand `command|subcommand`.
+    pub(crate) name: &'static str,
+    /// How many arguments, the name included; negative: at least so many.
+    pub(crate) arity: i32,
+    /// Bits of [`flag`].
+    pub(crate) flags: u16,
+    pub(crate) keys: KeyArgs,
+    /// The family: Redis's group, and the ACL category of the same name.
+    pub(crate) group: &'static str,
+    /// The Redis version that brought it, or ours.
+    pub(crate) since: &'static str,
+    /// What follows the name.
+    pub(crate) usage: &'static str,
+    /// What it does, in a sentence or a few.
+    pub(crate) summary: &'static str,
+    pub(crate) run: Handler,
+    /// If not empty, the first argument chooses one of these; without it `run` answers.
+    pub(crate) subcommands: &'static [Spec],
+}
+
+/// All families, in the order of the reference.
+const FAMILIES: &[(&str, &[Spec])] = &[
+    ("The page", feed::TABLE),
+    ("Counters", counter::TABLE),
+    ("Flags", phantom::TABLE),
+    ("Hashes: rows of counters", hash::TABLE),
+    ("Strings: single counters", string::TABLE),
+    ("Sets: the members of one id", set::TABLE),
+    ("Bloom filters: the members of one id", bloom::TABLE),
+    ("Keys", keys::TABLE),
+    ("Spaces and tables", schema::TABLE),
+    ("Connection", client::TABLE),
+    ("Server", server::TABLE),
+];
+
+/// Slots of the lookup: a power of two, several times the number of commands.
+const SLOTS: usize = 1024;
+const EMPTY: u16 = u16::MAX;
+
+/// The commands by number, and a hash table of their names.
+struct Table {
+    specs: Vec<&'static Spec>,
+    slots: Box<[u16; SLOTS]>,
+}
+
+static TABLE: LazyLock<Table> = LazyLock::new(|| {
+    let specs: Vec<&'static Spec> = FAMILIES.iter().flat_map(|(_, table)| table.iter()).collect();
+    assert!(specs.len() * 4 <= SLOTS, "enlarge SLOTS");
+    let mut slots = Box::new([EMPTY; SLOTS]);
+    for (number, spec) in (0u16..).zip(&specs) {
+        let mut slot = slot_of(spec.name.as_bytes());
+        while slots[slot] != EMPTY {
+            assert!(specs[usize::from(slots[slot])].name != spec.name, "two commands are called {}", spec.name);
+            slot = (slot + 1) % SLOTS;
+        }
+        slots[slot] = number;
+    }
+    Table { specs, slots }
+});
+
+/// FNV-1a over the name with the case bit cleared, so that upper and lower case meet.
+#[inline]
+fn slot_of(name: &[u8]) -> usize {
+    let mut hash = 0xcbf2_9ce4u32;
+    for &byte in name {
+        hash = (hash ^ u32::from(byte & 0xdf)).wrapping_mul(0x0100_0193);
+    }
+    (hash >> 8) as usize % SLOTS
+}
+
+/// Number and row of a command, in any case.
+#[inline]
+fn find(name: &[u8]) -> Option<(u16, &'static Spec)> {
+    let table = &*TABLE;
+    let mut slot = slot_of(name);
+    loop {
+        let number = table.slots[slot];
+        let spec = table.specs.get(usize::from(number))?;
+        if spec.name.len() == name.len() && spec.name.as_bytes().eq_ignore_ascii_case(name) {
+            return Some((number, spec));
+        }
+        slot = (slot + 1) % SLOTS;
+    }
+}
+
+/// All top-level commands.
+fn all() -> &'static [&'static Spec] {
+    &TABLE.specs
+}
+
+/// The name of a command by its number, which lies in the lower 16 bits; above them the number of the subcommand, from 1.
+pub(crate) fn name_of(numbers: u32) -> &'static str {
+    let Some(spec) = TABLE.specs.get((numbers & 0xffff) as usize) else { return "NULL" };
+    match (numbers >> 16).checked_sub(1) {
+        None => spec.name,
+        Some(sub) => spec.subcommands.get(sub as usize).map_or(spec.name, |s| s.name),
+    }
+}
+
+impl Spec {
+    fn has(&self, flag: u16) -> bool {
+        self.flags & flag != 0
+    }
+
+    fn fits(&self, args: usize) -> bool {
+        let arity = self.arity.unsigned_abs() as usize;
+        if self.arity < 0 { args >= arity } else { args == arity }
+    }
+
+    /// Its own name, without its command's.
+    fn own_name(&self) -> &'static str {
+        self.name.split_once('|').map_or(self.name, |(_, own)| own)
+    }
+
+    /// Upper-case name and arguments, as the reference shows them.
+    fn synopsis(&self) -> String {
+        let name = self.name.to_ascii_uppercase().replace('|', " ");
+        if self.usage.is_empty() { name } else { format!("{name} {}", self.usage) }
+    }
+
+    /// ACL categories, with their `@`.
+    fn categories(&self) -> Vec<String> {
+        let mut categories = vec![format!("@{}", self.group)];
+        let kinds = [(flag::WRITE, "@write"), (flag::READONLY, "@read"), (flag::ADMIN, "@admin")];
+        categories.extend(kinds.iter().filter(|(bit, _)| self.has(*bit)).map(|(_, name)| (*name).to_owned()));
+        if self.has(flag::ADMIN) {
+            categories.push("@dangerous".to_owned());
+        }
+        categories.push(if self.has(flag::FAST) { "@fast" } else { "@slow" }.to_owned());
+        categories
+    }
+}
+
+/// Which replies a client wants (CLIENT REPLY).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Replies {
+    On,
+    Off,
+    /// Not to the next command.
+    SkipNext,
+    /// Not to this one.
+    SkipThis,
+}
+
+/// Replies are kept back until this is done; its error goes out instead of them.
+pub(crate) type MayGo = Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
+
+/// What a connection remembers between commands.
+pub(crate) struct Session {
+    pub(crate) client: Arc<Client>,
+    pub(crate) replies: Replies,
+    /// Since the replies were last sent it was admitted to write.
+    pub(crate) wrote: bool,
+    /// What the replies of this turn wait for, if its last command said so.
+    pub(crate) hold: Option<MayGo>,
+    /// Close once the replies are written.
+    pub(crate) leaving: bool,
+}
+
+impl Session {
+    pub(crate) fn new(client: Arc<Client>) -> Session {
+        Session { client, replies: Replies::On, wrote: false, hold: None, leaving: false }
+    }
+}
+
+/// Buffers that commands work in; they belong to the worker and keep their memory from one command to the next.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    pub(crate) ids: Vec<u64>,
+    pub(crate) row: Vec<i64>,
+    pub(crate) rows: Vec<i64>,
+    pub(crate) found: Vec<bool>,
+    pub(crate) answers: Vec<::phantom::Answer>,
+    pub(crate) changes: Vec<::counter::Change>,
+    pub(crate) page: Page,
+}
+
+/// One command being executed.
+pub(crate) struct Call<'a> {
+    pub(crate) spec: &'static Spec,
+    /// The whole request, the name first.
+    pub(crate) args: Args<'a>,
+    pub(crate) reply: Reply<'a>,
+    pub(crate) session: &'a mut Session,
+    pub(crate) node: &'a Node,
+    pub(crate) scratch: &'a mut Scratch,
+}
+
+impl<'a> Call<'a> {
+    /// The refusal for a wrong number of arguments that the arity alone cannot tell (a field without a value).
+    pub(crate) fn wrong_arity(&self) -> Refusal {
+        refuse!("ERR wrong number of arguments for '{}' command", self.spec.name)
+    }
+
+    /// To be asked before anything is changed: whether the log takes changes now.
+    #[inline]
+    pub(crate) fn admit_write(&mut self) -> Outcome {
+        self.session.wrote = true;
+        match self.node.durability.refusal() {
+            None => Ok(()),
+            Some(text) => Err(Refusal::new(text.into_bytes())),
+        }
+    }
+
+    /// Resolves argument `index` as the key of a row.
+    #[inline]
+    pub(crate) fn row(&self, index: usize) -> Result<(&'a CounterSpace, u64), Refusal> {
+        match self.node.engines.resolve(self.args.at(index))? {
+            KeyRef::Row { space, id } => Ok((space, id)),
+            _ => Err(Refusal::WRONG_TYPE),
+        }
+    }
+
+    /// Resolves a key of a cell: space, id, position of the field.
+    #[inline]
+    pub(crate) fn cell(&self, key: &[u8]) -> Result<(&'a CounterSpace, u64, usize), Refusal> {
+        match self.node.engines.resolve(key)? {
+            KeyRef::Cell { space, id, field } => Ok((space, id, field)),
+            _ => Err(Refusal::WRONG_TYPE),
+        }
+    }
+
+    /// Resolves argument `index` as the key of an id's pairs.
+    #[inline]
+    pub(crate) fn pairs(&self, index: usize) -> Result<(&'a ExistenceSpace, u64), Refusal> {
+        match self.node.engines.resolve(self.args.at(index))? {
+            KeyRef::Pair { space, id } => Ok((space, id)),
+            _ => Err(Refusal::WRONG_TYPE),
+        }
+    }
+
+    /// Argument `index` as an id.
+    #[inline]
+    pub(crate) fn id(&self, index: usize) -> Result<u64, Refusal> {
+        id(self.args.at(index))
+    }
+
+    /// Reads all arguments from `first` on as ids, into `scratch.ids`.
+    #[inline]
+    pub(crate) fn ids_from(&mut self, first: usize) -> Outcome {
+        self.scratch.ids.clear();
+        for text in self.args.from(first).iter() {
+            self.scratch.ids.push(id(text)?);
+        }
+        Ok(())
+    }
+}
+
+/// Reads an id.
+#[inline]
+pub(crate) fn id(text: &[u8]) -> Result<u64, Refusal> {
+    crate::resp::natural(text).ok_or_else(|| {
+        refuse!("ERR Invalid id '{}': an id is a decimal number from 0 to 18446744073709551615", Printable(text))
+    })
+}
+
+/// Reads an integer argument.
+#[inline]
+pub(crate) fn integer(text: &[u8]) -> Result<i64, Refusal> {
+    crate::resp::integer(text).ok_or(Refusal::NOT_AN_INTEGER)
+}
+
+/// Executes one request: one reply is appended to `out` (unless the client wants none). False if it is an error.
+pub(crate) fn execute(
+    args: Args<'_>,
+    session: &mut Session,
+    node: &Node,
+    out: &mut Vec<u8>,
+    scratch: &mut Scratch,
+) -> bool {
+    let mut reply = Reply::new(out, session.client.protocol());
+    let mark = reply.mark();
+    let outcome = match find(args.at(0)) {
+        None => Err(unknown(args, session)),
+        Some((number, spec)) => match select(spec, args) {
+            Err(refusal) => Err(refusal),
+            Ok((spec, _)) if !node.is_loaded() && !spec.has(flag::LOADING) => Err(Refusal::LOADING),
+            Ok((spec, sub)) => {
+                session.client.last_command.store(u32::from(number) | sub << 16, Relaxed);
+                let mut call = Call { spec, args, reply, session, node, scratch };
+                let admitted = if spec.has(flag::WRITE) { call.admit_write() } else { Ok(()) };
+                let outcome = admitted.and_then(|()| (spec.run)(&mut call));
+                reply = Reply::new(out, session.client.protocol());
+                outcome
+            }
+        },
+    };
+    let fine = match outcome {
+        Ok(()) => true,
+        Err(refusal) => {
+            reply.rewind(mark);
+            // A connection that is closed without a word gets none.
+            if !session.leaving {
+                reply.error(refusal.text());
+            }
+            false
+        }
+    };
+    if session.replies != Replies::On {
+        reply.rewind(mark);
+        session.replies = match session.replies {
+            Replies::SkipNext => Replies::SkipThis,
+            Replies::SkipThis => Replies::On,
+            other => other,
+        };
+    }
+    fine
+}
+
+/// Checks the number of arguments and steps down to the subcommand; gives its number, too, or 0 if there is none.
+#[inline]
+fn select(spec: &'static Spec, args: Args<'_>) -> Result<(&'static Spec, u32), Refusal> {
+    let wrong_arity = |spec: &Spec| refuse!("ERR wrong number of arguments for '{}' command", spec.name);
+    if !spec.fits(args.len()) {
+        return Err(wrong_arity(spec));
+    }
+    if spec.subcommands.is_empty() || args.len() == 1 {
+        return Ok((spec, 0));
+    }
+    let wanted = args.at(1);
+    let named = |(_, s): &(u32, &Spec)| s.own_name().as_bytes().eq_ignore_ascii_case(wanted);
+    let Some((number, sub)) = (1..).zip(spec.subcommands).find(named) else {
+        return Err(refuse!(
+            "ERR unknown subcommand '{}'. Try {} HELP.",
+            String::from_utf8_lossy(&wanted[..wanted.len().min(128)]),
+            spec.name.to_ascii_uppercase()
+        ));
+    };
+    if sub.fits(args.len()) { Ok((sub, number)) } else { Err(wrong_arity(sub)) }
+}
+
+#[cold]
+fn unknown(args: Args<'_>, session: &mut Session) -> Refusal {
+    let name = args.at(0);
+    // What a browser or an HTTP client sends first: somebody makes it talk to us. No answer, so that nothing of ours is
+    // read as a page.
+    if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
+        tracing::warn!("client {} speaks HTTP: closed (a cross-site attack?)", session.client.peer);
+        session.leaving = true;
+    }
+    let mut shown = Vec::new();
+    for arg in args.from(1).iter() {
+        if shown.len() >= 128 {
+            break;
+        }
+        shown.push(b'\'');
+        shown.extend_from_slice(&arg[..arg.len().min(128 - shown.len().min(128))]);
+        shown.extend_from_slice(b"' ");
+    }
+    let mut text = b"ERR unknown command '".to_vec();
+    text.extend_from_slice(&name[..name.len().min(128)]);
+    text.extend_from_slice(b"', with args beginning with: ");
+    text.extend_from_slice(&shown);
+    Refusal::new(text)
+}
+
+/// HELP of a command with subcommands, as Redis writes it.
+pub(crate) fn help(call: &mut Call<'_>) -> Outcome {
+    let name = call.spec.name.split('|').next().unwrap_or_default();
+    let Some((_, spec)) = find(name.as_bytes()) else { return Err(call.wrong_arity()) };
+    let mut lines =
+        vec![format!("{} <subcommand> [<arg> [value] [opt] ...]. Subcommands are:", name.to_ascii_uppercase())];
+    for sub in spec.subcommands {
+        let mut line = sub.own_name().to_ascii_uppercase();
+        if !sub.usage.is_empty() {
+            let _ = write!(line, " {}", sub.usage);
+        }
+        lines.push(line);
+        lines.push(format!("    {}", sub.summary));
+    }
+    call.reply.array(lines.len());
+    for line in lines {
+        call.reply.simple(&line);
+    }
+    Ok(())
+}
+
+/// A HELP row for a table of subcommands.
+pub(crate) const fn help_row(name: &'static str, group: &'static str) -> Spec {
+    Spec {
+        name,
+        arity: 2,
+        flags: flag::LOADING | flag::STALE,
+        keys: NO_KEYS,
+        group,
+        since: "5.0.0",
+        usage: "",
+        summary: "Print this help.",
+        run: help,
+        subcommands: &[],
+    }
+}
+
+/// The reference of all commands, in Markdown: docs/commands.md.
+pub fn reference() -> String {
+    let mut out = String::from(
+        "# Commands\n\n\
+         Printed by `tidemark commands` from the command table; a test keeps this file equal to it.\n\n\
+         `space`, `view` and `action` are names from the configuration. An id is a decimal number from 0 to 2^64-1. Keys of Redis's kind\n\
+         (`post:17`, `post:17:like`, `liked:17`) name rows, cells and pairs by the patterns that each space declares. Names of commands and\n\
+         options may be written in any case.\n",
+    );
+    for (title, table) in FAMILIES {
+        let _ = write!(out, "\n## {title}\n");
+        for spec in *table {
+            let alone: &[&Spec] = &[spec];
+            let rows: Vec<&Spec> =
+                if spec.subcommands.is_empty() { alone.to_vec() } else { spec.subcommands.iter().collect() };
+            if !spec.subcommands.is_empty() && spec.arity == -1 {
+                describe(&mut out, spec);
+            }
+            for row in rows.into_iter().filter(|r| r.own_name() != "help") {
+                describe(&mut out, row);
+            }
+        }
+    }
+    out
+}
+
+fn describe(out: &mut String, spec: &Spec) {
+    let mut kinds: Vec<&str> = Vec::new();
+    for (bit, name) in flag::NAMES.iter().enumerate() {
+        if spec.has(1 << bit) && ["write", "readonly", "admin", "fast"].contains(name) {
+            kinds.push(name);
+        }
+    }
+    let kinds = if kinds.is_empty() { String::new() } else { format!(" ({})", kinds.join(", ")) };
+    let _ = write!(out, "\n### `{}`\n{}{kinds}\n", spec.synopsis(), spec.summary);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_in_any_case_and_others_are_not() {
+        for spec in all() {
+            for name in [spec.name.to_owned(), spec.name.to_ascii_uppercase()] {
+                assert_eq!(find(name.as_bytes()).map(|(_, s)| s.name), Some(spec.name));
+            }
+            assert!(find(format!("{}x", spec.name).as_bytes()).is_none());
+        }
+        for name in [&b""[..], b"\0", b"no such command", b"GE\x14", &[b'A'; 10_000]] {
+            assert!(find(name).is_none());
+        }
+    }
+
+    #[test]
+    fn rows_are_well_formed() {
+        let subs = all().iter().flat_map(|s| s.subcommands);
+        for spec in all().iter().copied().chain(subs) {
+            assert_eq!(spec.name, spec.name.to_ascii_lowercase());
+            assert!(spec.arity != 0 && !spec.summary.is_empty(), "{}", spec.name);
+            assert!(spec.summary.ends_with('.'), "{}", spec.name);
+            let (first, last, step) = spec.keys;
+            assert!(first >= 0 && (first == 0) == (step == 0) && (first == 0) == (last == 0), "{}", spec.name);
+            assert!(spec.arity.abs() > first, "{}: the first key may be missing", spec.name);
+            assert!(!(spec.has(flag::WRITE) && spec.has(flag::READONLY)), "{}", spec.name);
+        }
+        for spec in all() {
+            for sub in spec.subcommands {
+                assert!(sub.name.starts_with(&format!("{}|", spec.name)), "{} in {}", sub.name, spec.name);
+                assert!(sub.arity.abs() >= 2, "{}", sub.name);
+            }
+        }
+    }
+
+    #[test]
+    fn the_reference_is_current() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/commands.md");
+        let shipped = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            shipped == reference(),
+            "docs/commands.md is not what the table says: write it anew with\n  cargo run -p tidemark-server -- commands > docs/commands.md"
+        );
+    }
+}

@@ -1,0 +1,389 @@
+//! The connection itself: HELLO, CLIENT, PING and their like.
+
+use super::{Call, NO_KEYS, Outcome, Refusal, Replies, Spec, flag, help_row, refuse};
+use crate::clients::{Client, NO_EVICT, NO_TOUCH, Names};
+use crate::resp::Protocol;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+const ALWAYS: u16 = flag::LOADING | flag::STALE | flag::NOSCRIPT;
+
+const fn spec(
+    name: &'static str,
+    arity: i32,
+    flags: u16,
+    since: &'static str,
+    usage: &'static str,
+    summary: &'static str,
+    run: super::Handler,
+) -> Spec {
+    Spec { name, arity, flags, keys: NO_KEYS, group: "connection", since, usage, summary, run, subcommands: &[] }
+}
+
+#[rustfmt::skip]
+pub(super) const TABLE: &[Spec] = &[
+    spec("ping", -1, flag::FAST, "1.0.0", "[message]", "PONG, or the message.", ping),
+    spec("echo", 2, flag::FAST | flag::LOADING | flag::STALE, "1.0.0", "message", "The message.", echo),
+    spec("hello", -1, ALWAYS | flag::FAST | flag::NO_AUTH, "6.0.0", "[2|3 [AUTH username password] [SETNAME name]]",
+        "Chooses the protocol and tells what the server is.", hello),
+    spec("auth", -2, ALWAYS | flag::FAST | flag::NO_AUTH, "1.0.0", "[username] password",
+        "Logs in. There are no passwords yet: the user default needs none.", auth),
+    spec("select", 2, flag::LOADING | flag::STALE | flag::FAST, "1.0.0", "index", "OK for database 0, the only one.", select),
+    spec("quit", -1, ALWAYS | flag::FAST | flag::NO_AUTH, "1.0.0", "", "Closes the connection.", quit),
+    spec("reset", 1, ALWAYS | flag::FAST | flag::NO_AUTH, "6.2.0", "", "Makes the connection as it was at its start.", reset),
+    Spec {
+        name: "client", arity: -2, flags: 0, keys: NO_KEYS, group: "connection", since: "2.4.0", usage: "",
+        summary: "A container for commands about connections.", run: super::help, subcommands: CLIENT,
+    },
+];
+
+#[rustfmt::skip]
+const CLIENT: &[Spec] = &[
+    spec("client|getname", 2, ALWAYS, "2.6.9", "", "The connection's name.", getname),
+    help_row("client|help", "connection"),
+    spec("client|id", 2, ALWAYS, "5.0.0", "", "The connection's number, which no other ever has.", id),
+    spec("client|info", 2, ALWAYS, "6.2.0", "", "What CLIENT LIST says of this connection.", info),
+    spec("client|kill", -3, ALWAYS | flag::ADMIN, "2.4.0",
+        "<ip:port> | ID client-id | TYPE type | USER username | ADDR ip:port | LADDR ip:port | SKIPME yes/no | MAXAGE seconds ...",
+        "Closes connections.", kill),
+    spec("client|list", -2, ALWAYS | flag::ADMIN, "2.4.0", "[TYPE NORMAL|MASTER|REPLICA|PUBSUB] [ID client-id ...]",
+        "All connections, one per line.", list),
+    spec("client|no-evict", 3, ALWAYS | flag::ADMIN, "7.0.0", "ON|OFF", "Noted, and shown by CLIENT LIST.", no_evict),
+    spec("client|no-touch", 3, ALWAYS, "7.2.0", "ON|OFF", "Noted, and shown by CLIENT LIST.", no_touch),
+    spec("client|reply", 3, ALWAYS, "3.2.0", "ON|OFF|SKIP", "Which commands of this connection are answered.", reply),
+    spec("client|setinfo", 4, ALWAYS, "7.2.0", "LIB-NAME name | LIB-VER version", "What library the client uses.", setinfo),
+    spec("client|setname", 3, ALWAYS, "2.6.9", "name", "Names the connection.", setname),
+];
+
+fn ping(call: &mut Call<'_>) -> Outcome {
+    // What Sentinel takes for a node that should be replaced is any error but LOADING: so a node that cannot write says so, as
+    // Redis does, unless it is to stay.
+    if call.node.config.durability.ping_fails_with_log
+        && let Some(text) = call.node.durability.refusal()
+    {
+        return Err(Refusal::new(text.into_bytes()));
+    }
+    match call.args.len() {
+        1 => call.reply.simple("PONG"),
+        2 => call.reply.bulk(call.args.at(1)),
+        _ => return Err(call.wrong_arity()),
+    }
+    Ok(())
+}
+
+fn echo(call: &mut Call<'_>) -> Outcome {
+    call.reply.bulk(call.args.at(1));
+    Ok(())
+}
+
+/// There is one user, and it has no password.
+fn log_in(user: &[u8]) -> Outcome {
+    if user == b"default" {
+        Ok(())
+    } else {
+        Err(refuse!("WRONGPASS invalid username-password pair or user is disabled."))
+    }
+}
+
+fn auth(call: &mut Call<'_>) -> Outcome {
+    match call.args.len() {
+        2 => Err(refuse!(
+            "ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?"
+        )),
+        3 => {
+            log_in(call.args.at(1))?;
+            call.reply.ok();
+            Ok(())
+        }
+        _ => Err(Refusal::SYNTAX),
+    }
+}
+
+fn hello(call: &mut Call<'_>) -> Outcome {
+    let mut protocol = call.session.client.protocol();
+    let mut name = None;
+    if call.args.len() > 1 {
+        protocol = match crate::resp::integer(call.args.at(1)) {
+            Some(2) => Protocol::Resp2,
+            Some(3) => Protocol::Resp3,
+            Some(_) => return Err(refuse!("NOPROTO unsupported protocol version")),
+            None => return Err(refuse!("ERR Protocol version is not an integer or out of range")),
+        };
+    }
+    let mut options = call.args.from(2).iter();
+    while let Some(option) = options.next() {
+        if option.eq_ignore_ascii_case(b"AUTH") && options.len() >= 2 {
+            log_in(options.next().unwrap_or_default())?;
+            options.next();
+        } else if option.eq_ignore_ascii_case(b"SETNAME") && options.len() >= 1 {
+            name = Some(checked_name(options.next().unwrap_or_default())?);
+        } else {
+            return Err(refuse!("ERR Syntax error in HELLO option '{}'", super::Printable(option)));
+        }
+    }
+    if let Some(name) = name {
+        call.session.client.names.lock().name = name.to_vec();
+    }
+    call.session.client.set_protocol(protocol);
+    call.reply.set_protocol(protocol);
+    let reply = &mut call.reply;
+    reply.map(7);
+    reply.bulk(b"server");
+    reply.bulk(b"redis");
+    reply.bulk(b"version");
+    reply.bulk(super::info::REDIS_VERSION.as_bytes());
+    reply.bulk(b"proto");
+    reply.int(if protocol == Protocol::Resp3 { 3 } else { 2 });
+    reply.bulk(b"id");
+    reply.int(i64::try_from(call.session.client.id).unwrap_or(i64::MAX));
+    reply.bulk(b"mode");
+    reply.bulk(b"standalone");
+    reply.bulk(b"role");
+    reply.bulk(b"master");
+    reply.bulk(b"modules");
+    reply.array(0);
+    Ok(())
+}
+
+fn select(call: &mut Call<'_>) -> Outcome {
+    match crate::resp::integer(call.args.at(1)) {
+        Some(0) => {
+            call.reply.ok();
+            Ok(())
+        }
+        Some(_) => Err(refuse!("ERR DB index is out of range")),
+        None => Err(Refusal::NOT_AN_INTEGER),
+    }
+}
+
+fn quit(call: &mut Call<'_>) -> Outcome {
+    call.session.leaving = true;
+    call.reply.ok();
+    Ok(())
+}
+
+fn reset(call: &mut Call<'_>) -> Outcome {
+    let client = &call.session.client;
+    client.set_protocol(Protocol::Resp2);
+    client.names.lock().name.clear();
+    client.flags.store(0, Relaxed);
+    call.session.replies = Replies::On;
+    call.reply.set_protocol(Protocol::Resp2);
+    call.reply.simple("RESET");
+    Ok(())
+}
+
+fn id(call: &mut Call<'_>) -> Outcome {
+    call.reply.int(i64::try_from(call.session.client.id).unwrap_or(i64::MAX));
+    Ok(())
+}
+
+fn getname(call: &mut Call<'_>) -> Outcome {
+    let names = call.session.client.names.lock();
+    if names.name.is_empty() {
+        call.reply.null()
+    } else {
+        call.reply.bulk(&names.name)
+    }
+    Ok(())
+}
+
+/// Most bytes of a name that a client gives itself.
+const MAX_NAME: usize = 256;
+
+/// Names stand in lines that are split at spaces.
+fn is_plain(name: &[u8]) -> bool {
+    name.iter().all(|b| (b'!'..=b'~').contains(b))
+}
+
+fn checked_name(name: &[u8]) -> Result<&[u8], Refusal> {
+    if !is_plain(name) {
+        return Err(refuse!("ERR Client names cannot contain spaces, newlines or special characters."));
+    }
+    if name.len() > MAX_NAME {
+        return Err(refuse!("ERR Client names cannot be longer than {MAX_NAME} bytes"));
+    }
+    Ok(name)
+}
+
+fn setname(call: &mut Call<'_>) -> Outcome {
+    let name = checked_name(call.args.at(2))?;
+    call.session.client.names.lock().name = name.to_vec();
+    call.reply.ok();
+    Ok(())
+}
+
+fn setinfo(call: &mut Call<'_>) -> Outcome {
+    let (option, value) = (call.args.at(2), call.args.at(3));
+    type Pick = fn(&mut Names) -> &mut Vec<u8>;
+    let (what, pick): (&str, Pick) = if option.eq_ignore_ascii_case(b"lib-name") {
+        ("lib-name", |names| &mut names.lib_name)
+    } else if option.eq_ignore_ascii_case(b"lib-ver") {
+        ("lib-ver", |names| &mut names.lib_version)
+    } else {
+        return Err(refuse!("ERR Unrecognized option '{}'", super::Printable(option)));
+    };
+    if !is_plain(value) || value.len() > MAX_NAME {
+        return Err(refuse!("ERR {what} cannot contain spaces, newlines or special characters."));
+    }
+    *pick(&mut call.session.client.names.lock()) = value.to_vec();
+    call.reply.ok();
+    Ok(())
+}
+
+fn switch(call: &mut Call<'_>, bit: u32) -> Outcome {
+    let flags = &call.session.client.flags;
+    if call.args.at(2).eq_ignore_ascii_case(b"on") {
+        flags.fetch_or(bit, Relaxed);
+    } else if call.args.at(2).eq_ignore_ascii_case(b"off") {
+        flags.fetch_and(!bit, Relaxed);
+    } else {
+        return Err(Refusal::SYNTAX);
+    }
+    call.reply.ok();
+    Ok(())
+}
+
+fn no_evict(call: &mut Call<'_>) -> Outcome {
+    switch(call, NO_EVICT)
+}
+
+fn no_touch(call: &mut Call<'_>) -> Outcome {
+    switch(call, NO_TOUCH)
+}
+
+fn reply(call: &mut Call<'_>) -> Outcome {
+    let mode = call.args.at(2);
+    if mode.eq_ignore_ascii_case(b"on") {
+        call.session.replies = Replies::On;
+        call.reply.ok();
+    } else if mode.eq_ignore_ascii_case(b"off") {
+        call.session.replies = Replies::Off;
+    } else if mode.eq_ignore_ascii_case(b"skip") {
+        // While replies are off, there is nothing to skip.
+        if call.session.replies != Replies::Off {
+            call.session.replies = Replies::SkipNext;
+        }
+    } else {
+        return Err(Refusal::SYNTAX);
+    }
+    Ok(())
+}
+
+fn info(call: &mut Call<'_>) -> Outcome {
+    let mut line = Vec::new();
+    call.session.client.describe(Instant::now(), &mut line);
+    line.push(b'\n');
+    call.reply.text(&String::from_utf8_lossy(&line));
+    Ok(())
+}
+
+/// Whether a client is of this type. All are normal ones so far.
+fn is_of_type(name: &[u8]) -> Result<bool, Refusal> {
+    let is = |kind: &[u8]| name.eq_ignore_ascii_case(kind);
+    if is(b"normal") {
+        Ok(true)
+    } else if is(b"master") || is(b"replica") || is(b"slave") || is(b"pubsub") {
+        Ok(false)
+    } else {
+        Err(refuse!("ERR Unknown client type '{}'", super::Printable(name)))
+    }
+}
+
+fn client_id(text: &[u8]) -> Result<u64, Refusal> {
+    crate::resp::natural(text).filter(|&id| id > 0).ok_or_else(|| refuse!("ERR Invalid client ID"))
+}
+
+fn list(call: &mut Call<'_>) -> Outcome {
+    let option = call.args.at(2);
+    let mut clients = call.node.clients.list();
+    if option.eq_ignore_ascii_case(b"type") && call.args.len() == 4 {
+        if !is_of_type(call.args.at(3))? {
+            clients.clear();
+        }
+    } else if option.eq_ignore_ascii_case(b"id") && call.args.len() > 3 {
+        let ids = call.args.from(3).iter().map(client_id).collect::<Result<std::collections::HashSet<u64>, _>>()?;
+        clients.retain(|c| ids.contains(&c.id));
+    } else if call.args.len() > 2 {
+        return Err(Refusal::SYNTAX);
+    }
+    let now = Instant::now();
+    let mut out = Vec::new();
+    for client in clients {
+        client.describe(now, &mut out);
+        out.push(b'\n');
+    }
+    call.reply.text(&String::from_utf8_lossy(&out));
+    Ok(())
+}
+
+fn kill(call: &mut Call<'_>) -> Outcome {
+    let args = call.args.from(2);
+    let clients = call.node.clients.list();
+    if args.len() == 1 {
+        let wanted = String::from_utf8_lossy(args.at(0));
+        let Some(client) = clients.iter().find(|c| c.peer.to_string() == wanted) else {
+            return Err(refuse!("ERR No such client"));
+        };
+        end(call, client);
+        call.reply.ok();
+        return Ok(());
+    }
+    if !args.len().is_multiple_of(2) {
+        return Err(Refusal::SYNTAX);
+    }
+    let mut skip_me = true;
+    type Filter = Box<dyn Fn(&Client) -> bool>;
+    let mut filters: Vec<Filter> = Vec::new();
+    for at in (0..args.len()).step_by(2) {
+        let (option, value) = (args.at(at), args.at(at + 1));
+        let is = |name: &[u8]| option.eq_ignore_ascii_case(name);
+        let text = String::from_utf8_lossy(value).into_owned();
+        if is(b"id") {
+            let Some(id) = crate::resp::natural(value).filter(|&id| id > 0) else {
+                return Err(refuse!("ERR client-id should be greater than 0"));
+            };
+            filters.push(Box::new(move |c| c.id == id));
+        } else if is(b"type") {
+            let matches = is_of_type(value)?;
+            filters.push(Box::new(move |_| matches));
+        } else if is(b"addr") {
+            filters.push(Box::new(move |c| c.peer.to_string() == text));
+        } else if is(b"laddr") {
+            filters.push(Box::new(move |c| c.local.to_string() == text));
+        } else if is(b"user") {
+            if text != "default" {
+                return Err(refuse!("ERR No such user '{}'", super::Printable(value)));
+            }
+        } else if is(b"maxage") {
+            let Some(age) = crate::resp::natural(value) else {
+                return Err(refuse!("ERR maxage is not an integer or out of range"));
+            };
+            filters.push(Box::new(move |c| c.since.elapsed().as_secs() >= age));
+        } else if is(b"skipme") && value.eq_ignore_ascii_case(b"yes") {
+            skip_me = true;
+        } else if is(b"skipme") && value.eq_ignore_ascii_case(b"no") {
+            skip_me = false;
+        } else {
+            return Err(Refusal::SYNTAX);
+        }
+    }
+    let me = call.session.client.id;
+    let mut killed = 0;
+    for client in clients.iter().filter(|c| !(skip_me && c.id == me) && filters.iter().all(|f| f(c))) {
+        end(call, client);
+        killed += 1;
+    }
+    call.reply.int(killed);
+    Ok(())
+}
+
+/// Closes a connection: another one at once, this one after its reply.
+fn end(call: &mut Call<'_>, client: &Arc<Client>) {
+    if client.id == call.session.client.id {
+        call.session.leaving = true;
+    } else {
+        client.kill();
+    }
+}

@@ -1,0 +1,217 @@
+//! COMMAND: the table, as clients ask for it.
+
+use super::{Call, NO_KEYS, Outcome, Refusal, Spec, all, find, flag, help_row, refuse};
+use crate::resp::{Args, Reply};
+
+const ALWAYS: u16 = flag::LOADING | flag::STALE;
+
+const fn spec(name: &'static str, arity: i32, usage: &'static str, summary: &'static str, run: super::Handler) -> Spec {
+    Spec {
+        name,
+        arity,
+        flags: ALWAYS,
+        keys: NO_KEYS,
+        group: "server",
+        since: "2.8.13",
+        usage,
+        summary,
+        run,
+        subcommands: &[],
+    }
+}
+
+#[rustfmt::skip]
+pub(super) const COMMAND: Spec = Spec {
+    subcommands: &[
+        spec("command|count", 2, "", "How many commands there are.", count),
+        spec("command|docs", -2, "[command-name ...]", "What commands do, as a map.", docs),
+        spec("command|getkeys", -4, "command arg [arg ...]", "Which arguments of a command are keys.", getkeys),
+        help_row("command|help", "server"),
+        spec("command|info", -2, "[command-name ...]", "What clients need to know of commands.", info),
+        spec("command|list", -2, "[FILTERBY MODULE name|ACLCAT category|PATTERN pattern]", "Names of commands.", list),
+    ],
+    ..spec("command", -1, "", "What clients need to know of all commands.", every)
+};
+
+/// Ten elements, as since Redis 7.
+fn write_info(reply: &mut Reply<'_>, spec: &Spec) {
+    reply.array(10);
+    reply.bulk(spec.name.as_bytes());
+    reply.int(i64::from(spec.arity));
+    let flags: Vec<&str> =
+        flag::NAMES.iter().enumerate().filter(|(bit, _)| spec.has(1 << bit)).map(|(_, name)| *name).collect();
+    reply.set(flags.len());
+    for name in flags {
+        reply.simple(name);
+    }
+    let (first, last, step) = spec.keys;
+    for position in [first, last, step] {
+        reply.int(i64::from(position));
+    }
+    let categories = spec.categories();
+    reply.set(categories.len());
+    for category in &categories {
+        reply.simple(category);
+    }
+    // Tips, and key specifications: first, last and step say it all.
+    reply.array(0);
+    if spec.keys == NO_KEYS {
+        reply.array(0);
+    } else {
+        write_key_specification(reply, spec);
+    }
+    reply.array(spec.subcommands.len());
+    for sub in spec.subcommands {
+        write_info(reply, sub);
+    }
+}
+
+fn write_key_specification(reply: &mut Reply<'_>, spec: &Spec) {
+    let (first, last, step) = spec.keys;
+    reply.array(1);
+    reply.map(3);
+    reply.bulk(b"flags");
+    reply.set(1);
+    reply.simple(if spec.has(flag::WRITE) { "RW" } else { "RO" });
+    reply.bulk(b"begin_search");
+    reply.map(2);
+    reply.bulk(b"type");
+    reply.bulk(b"index");
+    reply.bulk(b"spec");
+    reply.map(1);
+    reply.bulk(b"index");
+    reply.int(i64::from(first));
+    reply.bulk(b"find_keys");
+    reply.map(2);
+    reply.bulk(b"type");
+    reply.bulk(b"range");
+    reply.bulk(b"spec");
+    reply.map(3);
+    reply.bulk(b"lastkey");
+    // Here counted from the first key, above from the name.
+    reply.int(i64::from(if last > 0 { last - first } else { last }));
+    reply.bulk(b"keystep");
+    reply.int(i64::from(step));
+    reply.bulk(b"limit");
+    reply.int(0);
+}
+
+fn every(call: &mut Call<'_>) -> Outcome {
+    call.reply.array(all().len());
+    for spec in all() {
+        write_info(&mut call.reply, spec);
+    }
+    Ok(())
+}
+
+fn count(call: &mut Call<'_>) -> Outcome {
+    call.reply.count(all().len());
+    Ok(())
+}
+
+/// A command by its name, or a subcommand as `client|list`.
+fn named(name: &[u8]) -> Option<&'static Spec> {
+    let mut parts = name.splitn(2, |&b| b == b'|');
+    let (_, spec) = find(parts.next()?)?;
+    match parts.next() {
+        None => Some(spec),
+        Some(own) => spec.subcommands.iter().find(|s| s.own_name().as_bytes().eq_ignore_ascii_case(own)),
+    }
+}
+
+fn info(call: &mut Call<'_>) -> Outcome {
+    let names = call.args.from(2);
+    if names.is_empty() {
+        return every(call);
+    }
+    call.reply.array(names.len());
+    for name in names.iter() {
+        match named(name) {
+            Some(spec) => write_info(&mut call.reply, spec),
+            None => call.reply.null(),
+        }
+    }
+    Ok(())
+}
+
+fn list(call: &mut Call<'_>) -> Outcome {
+    let mut specs = all().to_vec();
+    let args = call.args.from(2);
+    if !args.is_empty() {
+        if args.len() != 3 || !args.at(0).eq_ignore_ascii_case(b"filterby") {
+            return Err(Refusal::SYNTAX);
+        }
+        let (by, value) = (args.at(1), args.at(2));
+        if by.eq_ignore_ascii_case(b"module") {
+            specs.clear();
+        } else if by.eq_ignore_ascii_case(b"aclcat") {
+            specs.retain(|s| s.categories().iter().any(|c| c.as_bytes()[1..].eq_ignore_ascii_case(value)));
+        } else if by.eq_ignore_ascii_case(b"pattern") {
+            specs.retain(|s| crate::glob::matches(value, s.name.as_bytes(), true));
+        } else {
+            return Err(Refusal::SYNTAX);
+        }
+    }
+    call.reply.array(specs.len());
+    for spec in specs {
+        call.reply.bulk(spec.name.as_bytes());
+    }
+    Ok(())
+}
+
+fn write_docs(reply: &mut Reply<'_>, spec: &Spec) {
+    reply.bulk(spec.name.as_bytes());
+    reply.map(3 + usize::from(!spec.subcommands.is_empty()));
+    reply.bulk(b"summary");
+    reply.bulk(spec.summary.as_bytes());
+    reply.bulk(b"since");
+    reply.bulk(spec.since.as_bytes());
+    reply.bulk(b"group");
+    reply.bulk(spec.group.as_bytes());
+    if !spec.subcommands.is_empty() {
+        reply.bulk(b"subcommands");
+        reply.map(spec.subcommands.len());
+        for sub in spec.subcommands {
+            write_docs(reply, sub);
+        }
+    }
+}
+
+fn docs(call: &mut Call<'_>) -> Outcome {
+    let names = call.args.from(2);
+    let specs: Vec<&Spec> = if names.is_empty() { all().to_vec() } else { names.iter().filter_map(named).collect() };
+    call.reply.map(specs.len());
+    for spec in specs {
+        write_docs(&mut call.reply, spec);
+    }
+    Ok(())
+}
+
+/// Positions of the keys in a request of this command.
+pub(super) fn key_positions(spec: &Spec, args: Args<'_>) -> impl Iterator<Item = usize> {
+    let (first, last, step) = spec.keys;
+    let count = i64::try_from(args.len()).unwrap_or(i64::MAX);
+    let last = if last < 0 { count + i64::from(last) } else { i64::from(last) }.min(count - 1);
+    let mut at = i64::from(first);
+    std::iter::from_fn(move || {
+        let position = usize::try_from(at).ok().filter(|_| step > 0 && at <= last)?;
+        at += i64::from(step);
+        Some(position)
+    })
+}
+
+fn getkeys(call: &mut Call<'_>) -> Outcome {
+    let request = call.args.from(2);
+    let Some((_, spec)) = find(request.at(0)) else { return Err(refuse!("ERR Invalid command specified")) };
+    if spec.keys == NO_KEYS {
+        return Err(refuse!("ERR The command has no key arguments"));
+    }
+    if !spec.fits(request.len()) {
+        return Err(refuse!("ERR Invalid number of arguments specified for command"));
+    }
+    call.reply.array(key_positions(spec, request).count());
+    for position in key_positions(spec, request) {
+        call.reply.bulk(request.at(position));
+    }
+    Ok(())
+}

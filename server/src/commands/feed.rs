@@ -1,0 +1,160 @@
+//! The page: what Tidemark exists for.
+
+use super::{Call, Outcome, Refusal, Scratch, Spec, flag, id, refuse};
+use crate::commands::Printable;
+use crate::engines::{Action, View};
+use phantom::{Answer, Change, Member};
+
+pub(super) const TABLE: &[Spec] = &[
+    Spec {
+        name: "feed.get",
+        arity: -4,
+        flags: flag::READONLY | flag::FAST,
+        keys: super::NO_KEYS,
+        group: "feed",
+        since: "0.1.0",
+        usage: "view viewer id [id ...] [BINARY] [MARK action]",
+        summary: "For each id an array: the view's counters, then its flags as the viewer set them (1, 0, or nil if the id \
+                  lies below the horizon). BINARY answers one string instead: per id the counters as little-endian i64, then the flags as \
+                  signed bytes (1, 0, -1 for unknown); in Python struct.iter_unpack('<4q2b', reply) for four counters and two flags. \
+                  MARK also does an action for all ids, after reading them: the page shows what held before.",
+        run: get,
+        subcommands: &[],
+    },
+    Spec {
+        name: "feed.act",
+        arity: -4,
+        flags: flag::WRITE | flag::DENYOOM | flag::FAST,
+        keys: super::NO_KEYS,
+        group: "feed",
+        since: "0.1.0",
+        usage: "action viewer id [id ...]",
+        summary: "Does an action: sets the viewer's flag and adds 1 to the counter, for each id. Per id 1, or 0 if it was done \
+                  before, or nil if the id lies below the horizon. A repeated action counts once.",
+        run: act,
+        subcommands: &[],
+    },
+    Spec {
+        name: "feed.undo",
+        arity: -4,
+        flags: flag::WRITE | flag::FAST,
+        keys: super::NO_KEYS,
+        group: "feed",
+        since: "0.1.0",
+        usage: "action viewer id [id ...]",
+        summary: "Undoes an action: unsets the viewer's flag and takes 1 from the counter, which does not go below 0 by that. Per \
+                  id 1, or 0 if it was not done, or nil if the id lies below the horizon.",
+        run: undo,
+        subcommands: &[],
+    },
+];
+
+fn get(call: &mut Call<'_>) -> Outcome {
+    let engines = &call.node.engines;
+    let Some(view) = engines.view(call.args.at(1)) else {
+        return Err(refuse!("ERR no such view '{}'", Printable(call.args.at(1))));
+    };
+    let viewer = Member::parse(call.args.at(2));
+    let (mut binary, mut mark) = (false, None);
+    call.scratch.ids.clear();
+    let mut args = call.args.from(3).iter();
+    while let Some(arg) = args.next() {
+        // An id begins with a digit, an option with a letter.
+        if arg.first().is_some_and(u8::is_ascii_digit) {
+            call.scratch.ids.push(id(arg)?);
+        } else if arg.eq_ignore_ascii_case(b"BINARY") {
+            binary = true;
+        } else if arg.eq_ignore_ascii_case(b"MARK") {
+            mark = Some(find_action(call, args.next().ok_or(Refusal::SYNTAX)?)?);
+            call.admit_write()?;
+        } else {
+            return Err(id(arg).err().unwrap_or(Refusal::SYNTAX));
+        }
+    }
+    if call.scratch.ids.is_empty() {
+        return Err(call.wrong_arity());
+    }
+    engines.feed_get(view, &viewer, &call.scratch.ids, &mut call.scratch.page);
+    if binary {
+        write_packed(call, view)
+    } else {
+        write_rows(call, view)
+    }
+    if let Some(action) = mark {
+        let Scratch { ids, row, .. } = call.scratch;
+        for &id in ids.iter() {
+            engines.act(action, &viewer, id, row)?;
+        }
+    }
+    Ok(())
+}
+
+fn write_rows(call: &mut Call<'_>, view: &View) {
+    let Scratch { ids, page, .. } = &*call.scratch;
+    call.reply.array(ids.len());
+    for index in 0..ids.len() {
+        call.reply.array(view.counters() + view.flags());
+        for column in 0..view.counters() {
+            call.reply.int(page.counter(view, index, column));
+        }
+        for flag in 0..view.flags() {
+            match page.flag(index, flag) {
+                Answer::Yes => call.reply.int(1),
+                Answer::No => call.reply.int(0),
+                Answer::Unknown => call.reply.null(),
+            }
+        }
+    }
+}
+
+fn write_packed(call: &mut Call<'_>, view: &View) {
+    let Scratch { ids, page, .. } = &*call.scratch;
+    let length = ids.len() * (view.counters() * 8 + view.flags());
+    call.reply.bulk_with(length, |out| {
+        for index in 0..ids.len() {
+            for column in 0..view.counters() {
+                out.extend_from_slice(&page.counter(view, index, column).to_le_bytes());
+            }
+            for flag in 0..view.flags() {
+                out.push(match page.flag(index, flag) {
+                    Answer::Yes => 1,
+                    Answer::No => 0,
+                    Answer::Unknown => 0xff,
+                });
+            }
+        }
+    });
+}
+
+fn find_action<'a>(call: &Call<'a>, name: &[u8]) -> Result<&'a Action, Refusal> {
+    let engines = &call.node.engines;
+    engines.action(name).ok_or_else(|| refuse!("ERR no such action '{}'", Printable(name)))
+}
+
+fn act(call: &mut Call<'_>) -> Outcome {
+    change(call, |call, action, viewer, id| Ok(call.node.engines.act(action, viewer, id, &mut call.scratch.row)?))
+}
+
+fn undo(call: &mut Call<'_>) -> Outcome {
+    change(call, |call, action, viewer, id| Ok(call.node.engines.undo(action, viewer, id, &mut call.scratch.row)?))
+}
+
+/// Does or undoes an action for each id. All ids are read before the first is changed; what the engines refuse (no memory)
+/// is answered in the place of that id, as the others may have changed.
+fn change(
+    call: &mut Call<'_>,
+    one: fn(&mut Call<'_>, &Action, &Member<'_>, u64) -> Result<Change, Refusal>,
+) -> Outcome {
+    let action = find_action(call, call.args.at(1))?;
+    let viewer = Member::parse(call.args.at(2));
+    call.ids_from(3)?;
+    call.reply.array(call.scratch.ids.len());
+    for index in 0..call.scratch.ids.len() {
+        let id = call.scratch.ids[index];
+        match one(call, action, &viewer, id) {
+            Ok(change) => super::phantom::write_change(&mut call.reply, change),
+            Err(refusal) => call.reply.error(refusal.text()),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,214 @@
+//! Rows as Redis hashes: a row key (`post:17`) is a hash whose fields are the counters of the schema.
+//!
+//! Other than in Redis a row has all the fields of its schema as soon as it has one, those that were never set as 0; a field that the schema
+//! lacks is an error that names it.
+
+use super::counter::read_values;
+use super::refusal::no_field;
+use super::{Call, ONE_KEY, Outcome, Refusal, Spec, flag, integer};
+use crate::engines::CounterSpace;
+use crate::resp::decimal;
+use counter::{Bounds, Change};
+
+const READ: u16 = flag::READONLY | flag::FAST;
+const WRITE: u16 = flag::WRITE | flag::DENYOOM | flag::FAST;
+
+/// A row of the table for a command with one key.
+const fn spec(
+    name: &'static str,
+    arity: i32,
+    flags: u16,
+    since: &'static str,
+    usage: &'static str,
+    summary: &'static str,
+    run: super::Handler,
+) -> Spec {
+    Spec { name, arity, flags, keys: ONE_KEY, group: "hash", since, usage, summary, run, subcommands: &[] }
+}
+
+#[rustfmt::skip]
+pub(super) const TABLE: &[Spec] = &[
+    spec("hset", -4, WRITE, "2.0.0", "key field value [field value ...]",
+        "Sets counters of a row; answers how many were there for the first time.", hset),
+    spec("hmset", -4, WRITE, "2.0.0", "key field value [field value ...]",
+        "Sets counters of a row; answers OK.", hmset),
+    spec("hsetnx", 4, WRITE, "2.0.0", "key field value",
+        "Sets a counter if the row does not exist; answers 1, or 0 if it did.", hsetnx),
+    spec("hincrby", 4, WRITE, "2.0.0", "key field increment",
+        "Adds to a counter, which begins at 0; answers its new value.", hincrby),
+    spec("hget", 3, READ, "2.0.0", "key field",
+        "The value of a counter, nil if the row does not exist.", hget),
+    spec("hmget", -3, READ, "2.0.0", "key field [field ...]",
+        "The values of counters, nil each if the row does not exist.", hmget),
+    spec("hgetall", 2, flag::READONLY, "2.0.0", "key",
+        "All fields with their values; nothing if the row does not exist.", hgetall),
+    spec("hexists", 3, READ, "2.0.0", "key field",
+        "1 if the row exists and has the field, else 0.", hexists),
+    spec("hlen", 2, READ, "2.0.0", "key",
+        "How many fields the row has; 0 if it does not exist.", hlen),
+    spec("hkeys", 2, flag::READONLY, "2.0.0", "key",
+        "The names of the row's fields; none if it does not exist.", hkeys),
+    spec("hvals", 2, flag::READONLY, "2.0.0", "key",
+        "The values of the row's fields; none if it does not exist.", hvals),
+    spec("hstrlen", 3, READ, "3.2.0", "key field",
+        "How many characters the counter's value has in decimal; 0 if the row does not exist.", hstrlen),
+];
+
+fn field(space: &CounterSpace, name: &[u8]) -> Result<usize, Refusal> {
+    space.schema().index_of(name).ok_or_else(|| no_field(space.name(), name))
+}
+
+/// Reads a row into `scratch.row`. False if there is none.
+fn read(call: &mut Call<'_>, space: &CounterSpace, id: u64) -> bool {
+    let row = &mut call.scratch.row;
+    row.clear();
+    row.resize(space.schema().width(), 0);
+    space.get(id, row)
+}
+
+fn hset(call: &mut Call<'_>) -> Outcome {
+    // As in Redis, before the key is looked at.
+    if !call.args.len().is_multiple_of(2) {
+        return Err(call.wrong_arity());
+    }
+    let (space, id) = call.row(1)?;
+    let values = read_values(call, space, 2, Refusal::HASH_NOT_AN_INTEGER)?;
+    let created = call.node.engines.set(space, id, &values)?;
+    call.reply.count(created);
+    Ok(())
+}
+
+fn hmset(call: &mut Call<'_>) -> Outcome {
+    // As in Redis, before the key is looked at.
+    if !call.args.len().is_multiple_of(2) {
+        return Err(call.wrong_arity());
+    }
+    let (space, id) = call.row(1)?;
+    let values = read_values(call, space, 2, Refusal::HASH_NOT_AN_INTEGER)?;
+    call.node.engines.set(space, id, &values)?;
+    call.reply.ok();
+    Ok(())
+}
+
+fn hsetnx(call: &mut Call<'_>) -> Outcome {
+    let (space, id) = call.row(1)?;
+    let values = read_values(call, space, 2, Refusal::HASH_NOT_AN_INTEGER)?;
+    let created = call.node.engines.set_new(space, id, &values)?;
+    call.reply.int(i64::from(created));
+    Ok(())
+}
+
+fn hincrby(call: &mut Call<'_>) -> Outcome {
+    let (space, id) = call.row(1)?;
+    let delta = integer(call.args.at(3))?;
+    let field = field(space, call.args.at(2))?;
+    add(call, space, id, field, delta)
+}
+
+/// Adds to one counter and answers its new value.
+pub(super) fn add(call: &mut Call<'_>, space: &CounterSpace, id: u64, field: usize, delta: i64) -> Outcome {
+    let row = &mut call.scratch.row;
+    row.clear();
+    let bounds = Bounds { min: None, max: None, saturate: false };
+    call.node.engines.add(space, id, &[Change { field, delta }], &bounds, row)?;
+    call.reply.int(row.first().copied().unwrap_or(0));
+    Ok(())
+}
+
+fn hget(call: &mut Call<'_>) -> Outcome {
+    let (space, id) = call.row(1)?;
+    let field = field(space, call.args.at(2))?;
+    if read(call, space, id) {
+        call.reply.bulk_int(call.scratch.row[field]);
+    } else {
+        call.reply.null();
+    }
+    Ok(())
+}
+
+fn hmget(call: &mut Call<'_>) -> Outcome {
+    let (space, id) = call.row(1)?;
+    let names = call.args.from(2);
+    let exists = read(call, space, id);
+    call.reply.array(names.len());
+    for name in names.iter() {
+        let field = field(space, name)?;
+        if exists {
+            call.reply.bulk_int(call.scratch.row[field]);
+        } else {
+            call.reply.null();
+        }
+    }
+    Ok(())
+}
+
+fn hgetall(call: &mut Call<'_>) -> Outcome {
+    let (space, id) = call.row(1)?;
+    if !read(call, space, id) {
+        call.reply.map(0);
+        return Ok(());
+    }
+    let schema = space.schema();
+    call.reply.map(schema.living().count());
+    for (position, field) in schema.living() {
+        call.reply.bulk(field.name.as_bytes());
+        call.reply.bulk_int(call.scratch.row.get(position).copied().unwrap_or(0));
+    }
+    Ok(())
+}
+
+fn hexists(call: &mut Call<'_>) -> Outcome {
+    let (space, id) = call.row(1)?;
+    // Whether there is such a field is the question here, so its absence is an answer.
+    let known = space.schema().index_of(call.args.at(2)).is_some();
+    call.reply.int(i64::from(known && space.exists(id)));
+    Ok(())
+}
+
+fn hlen(call: &mut Call<'_>) -> Outcome {
+    let (space, id) = call.row(1)?;
+    call.reply.count(if space.exists(id) { space.schema().living().count() } else { 0 });
+    Ok(())
+}
+
+fn hkeys(call: &mut Call<'_>) -> Outcome {
+    let (space, id) = call.row(1)?;
+    if !space.exists(id) {
+        call.reply.array(0);
+        return Ok(());
+    }
+    let schema = space.schema();
+    call.reply.array(schema.living().count());
+    for (_, field) in schema.living() {
+        call.reply.bulk(field.name.as_bytes());
+    }
+    Ok(())
+}
+
+fn hvals(call: &mut Call<'_>) -> Outcome {
+    let (space, id) = call.row(1)?;
+    if !read(call, space, id) {
+        call.reply.array(0);
+        return Ok(());
+    }
+    let schema = space.schema();
+    call.reply.array(schema.living().count());
+    for (position, _) in schema.living() {
+        call.reply.bulk_int(call.scratch.row.get(position).copied().unwrap_or(0));
+    }
+    Ok(())
+}
+
+fn hstrlen(call: &mut Call<'_>) -> Outcome {
+    let (space, id) = call.row(1)?;
+    let field = field(space, call.args.at(2))?;
+    let length = if read(call, space, id) {
+        let mut text = Vec::with_capacity(20);
+        decimal(call.scratch.row[field], &mut text);
+        text.len()
+    } else {
+        0
+    };
+    call.reply.count(length);
+    Ok(())
+}

@@ -1,0 +1,207 @@
+//! INFO: sections and fields under Redis's names, so that its tools find them.
+
+use super::{Call, Outcome};
+use crate::node::{Node, unix_us};
+use std::fmt::Write as _;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// The Redis whose commands and replies we follow. Clients decide by it what they may send.
+pub(super) const REDIS_VERSION: &str = "7.2.4";
+
+type Section = (&'static str, fn(&Node, &mut String));
+
+/// In the order in which they are printed.
+const SECTIONS: &[Section] = &[
+    ("Server", server),
+    ("Clients", clients),
+    ("Memory", memory),
+    ("Persistence", persistence),
+    ("Stats", stats),
+    ("Replication", replication),
+    ("CPU", cpu),
+    ("Modules", |_, _| {}),
+    ("Errorstats", |_, _| {}),
+    ("Cluster", |_, out| out.push_str("cluster_enabled:0\r\n")),
+    ("Keyspace", keyspace),
+    ("Spaces", spaces),
+];
+
+pub(super) fn info(call: &mut Call<'_>) -> Outcome {
+    let wanted = call.args.from(1);
+    let every = wanted.is_empty()
+        || wanted.iter().any(|w| [&b"all"[..], b"everything", b"default"].iter().any(|a| w.eq_ignore_ascii_case(a)));
+    let mut out = String::with_capacity(4096);
+    for (name, write) in SECTIONS {
+        if every || wanted.iter().any(|w| w.eq_ignore_ascii_case(name.as_bytes())) {
+            if !out.is_empty() {
+                out.push_str("\r\n");
+            }
+            let _ = write!(out, "# {name}\r\n");
+            write(call.node, &mut out);
+        }
+    }
+    call.reply.text(&out);
+    Ok(())
+}
+
+/// Appends `name:value` lines.
+macro_rules! lines {
+    ($out:expr, $($name:literal = $value:expr),* $(,)?) => {
+        $( let _ = write!($out, concat!($name, ":{}\r\n"), $value); )*
+    };
+}
+
+fn server(node: &Node, out: &mut String) {
+    let uptime = node.started.elapsed().as_secs();
+    let port = node.addresses.first().map_or(0, std::net::SocketAddr::port);
+    let program = std::env::current_exe().map(|p| p.display().to_string()).unwrap_or_default();
+    lines!(
+        out,
+        "redis_version" = REDIS_VERSION,
+        "tidemark_version" = env!("CARGO_PKG_VERSION"),
+        "redis_mode" = "standalone",
+        "os" = std::env::consts::OS,
+        "arch_bits" = usize::BITS,
+        "multiplexing_api" = "epoll",
+        "process_id" = std::process::id(),
+        "run_id" = node.run_id,
+        "tcp_port" = port,
+        "server_time_usec" = unix_us(),
+        "uptime_in_seconds" = uptime,
+        "uptime_in_days" = uptime / 86_400,
+        "io_threads_active" = node.tallies.len(),
+        "executable" = program,
+        "config_file" = "",
+    );
+}
+
+fn clients(node: &Node, out: &mut String) {
+    let clients = node.clients.list();
+    let most = |of: fn(&crate::clients::Client) -> usize| clients.iter().map(|c| of(c)).max().unwrap_or(0);
+    lines!(
+        out,
+        "connected_clients" = clients.len(),
+        "cluster_connections" = 0,
+        "maxclients" = node.config.server.max_clients,
+        "client_recent_max_input_buffer" = most(|c| c.query_bytes.load(Relaxed)),
+        "client_recent_max_output_buffer" = most(|c| c.output_bytes.load(Relaxed)),
+        "blocked_clients" = 0,
+        "tracking_clients" = 0,
+    );
+}
+
+/// Resident and virtual bytes, by the kernel; 0 where it does not tell.
+fn resident_bytes() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: u64 = statm.split(' ').nth(1).and_then(|p| p.parse().ok()).unwrap_or(0);
+    pages * rustix::param::page_size() as u64
+}
+
+fn memory(node: &Node, out: &mut String) {
+    let tables = node.engines.get().map_or(0, |engines| engines.memory_bytes());
+    let limit: u64 = node.config.counter.iter().map(|c| c.memory_limit_bytes).sum();
+    let resident = resident_bytes();
+    lines!(
+        out,
+        "used_memory" = tables,
+        "used_memory_rss" = resident,
+        "used_memory_dataset" = tables,
+        "maxmemory" = limit,
+        "maxmemory_policy" = "noeviction",
+        "mem_allocator" = "libc",
+    );
+}
+
+fn persistence(node: &Node, out: &mut String) {
+    let committer = node.durability.committer();
+    let (written, synced) = node.durability.positions();
+    let stats = committer.stats();
+    let saved = node.snapshots.saved.borrow().clone();
+    let status = if node.durability.refusal().is_none() { "ok" } else { "err" };
+    lines!(
+        out,
+        "loading" = u8::from(!node.is_loaded()),
+        "async_loading" = 0,
+        "rdb_changes_since_last_save" = node.snapshots.changes(&node.durability.parts),
+        "rdb_bgsave_in_progress" = u8::from(saved.running),
+        "rdb_last_save_time" = saved.last_s,
+        "rdb_last_bgsave_status" = if saved.error.is_none() { "ok" } else { "err" },
+        "rdb_last_bgsave_time_sec" = saved.took.as_secs(),
+        "snapshot_bytes_written" = saved.bytes,
+        "aof_enabled" = 1,
+        "aof_last_write_status" = status,
+        "log_written_segment" = written.segment,
+        "log_written_offset" = written.offset,
+        "log_synced_offset" = synced.offset,
+        "log_records" = stats.log.records,
+        "log_bytes" = stats.log.bytes,
+        "log_batches" = stats.batches,
+        "log_marks" = stats.keys,
+        "log_syncs" = stats.log.syncs,
+        "log_sync_usec" = stats.sync_us,
+        "log_slowest_sync_usec" = stats.slowest_sync_us,
+        "log_failed_rounds" = stats.failed_rounds,
+    );
+}
+
+fn stats(node: &Node, out: &mut String) {
+    let totals = node.totals();
+    lines!(
+        out,
+        "total_connections_received" = node.clients.accepted.load(Relaxed),
+        "total_commands_processed" = totals.commands,
+        "instantaneous_ops_per_sec" = node.commands_per_s.load(Relaxed),
+        "total_net_input_bytes" = totals.bytes_in,
+        "total_net_output_bytes" = totals.bytes_out,
+        "rejected_connections" = node.clients.rejected.load(Relaxed),
+        "expired_keys" = 0,
+        "evicted_keys" = 0,
+        "total_error_replies" = totals.errors,
+    );
+}
+
+fn replication(node: &Node, out: &mut String) {
+    lines!(out, "role" = "master", "connected_slaves" = 0, "master_replid" = node.run_id, "master_repl_offset" = 0,);
+}
+
+fn cpu(_: &Node, out: &mut String) {
+    // Fields 14 and 15, counted behind the program's name, which may hold spaces.
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().collect();
+    let ticks = rustix::param::clock_ticks_per_second().max(1) as f64;
+    let seconds = |index: usize| fields.get(index).and_then(|f| f.parse::<f64>().ok()).unwrap_or(0.0) / ticks;
+    let _ = write!(out, "used_cpu_sys:{:.6}\r\nused_cpu_user:{:.6}\r\n", seconds(12), seconds(11));
+}
+
+fn keyspace(node: &Node, out: &mut String) {
+    let Some(engines) = node.engines.get() else { return };
+    let rows: u64 = engines.counters().iter().map(|s| s.rows()).sum();
+    if rows > 0 {
+        let _ = write!(out, "db0:keys={rows},expires=0,avg_ttl=0\r\n");
+    }
+}
+
+fn spaces(node: &Node, out: &mut String) {
+    let Some(engines) = node.engines.get() else { return };
+    for space in engines.counters() {
+        let _ = write!(
+            out,
+            "counter_{}:rows={},memory_bytes={},tables={}\r\n",
+            space.name(),
+            space.rows(),
+            space.memory_bytes(),
+            space.tables().len()
+        );
+    }
+    for space in engines.existences() {
+        let _ = write!(
+            out,
+            "existence_{}:pairs={},memory_bytes={},tables={},horizon={}\r\n",
+            space.name(),
+            space.pairs(),
+            space.memory_bytes(),
+            space.tables().len(),
+            space.horizon()
+        );
+    }
+}

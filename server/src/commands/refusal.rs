@@ -1,0 +1,110 @@
+//! Refusals: why a command did nothing, in the words that go to the client. Redis's words where Redis has words for it.
+
+use crate::engines::{KeyError, WriteError};
+use std::borrow::Cow;
+use std::fmt;
+
+/// The text of an error reply, prefix included.
+#[derive(Debug)]
+pub(crate) struct Refusal(Cow<'static, [u8]>);
+
+impl Refusal {
+    pub(crate) const LOADING: Refusal = Refusal::fixed(b"LOADING Tidemark is loading the dataset in memory");
+    pub(crate) const NOT_AN_INTEGER: Refusal = Refusal::fixed(b"ERR value is not an integer or out of range");
+    pub(crate) const HASH_NOT_AN_INTEGER: Refusal = Refusal::fixed(b"ERR hash value is not an integer");
+    pub(crate) const OVERFLOW: Refusal = Refusal::fixed(b"ERR increment or decrement would overflow");
+    pub(crate) const DECREMENT: Refusal = Refusal::fixed(b"ERR decrement would overflow");
+    pub(crate) const SYNTAX: Refusal = Refusal::fixed(b"ERR syntax error");
+    pub(crate) const WRONG_TYPE: Refusal =
+        Refusal::fixed(b"WRONGTYPE Operation against a key holding the wrong kind of value");
+    pub(crate) const BELOW_HORIZON: Refusal =
+        Refusal::fixed(b"ERR the id lies below the horizon: its pairs are no longer kept");
+
+    const fn fixed(text: &'static [u8]) -> Refusal {
+        Refusal(Cow::Borrowed(text))
+    }
+
+    pub(crate) fn new(text: Vec<u8>) -> Refusal {
+        Refusal(Cow::Owned(text))
+    }
+
+    pub(crate) fn text(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// A refusal from a format string.
+macro_rules! refuse {
+    ($($arg:tt)*) => { $crate::commands::Refusal::new(format!($($arg)*).into_bytes()) };
+}
+pub(crate) use refuse;
+
+impl From<KeyError<'_>> for Refusal {
+    #[cold]
+    fn from(error: KeyError<'_>) -> Refusal {
+        match error {
+            KeyError::NoPattern(key) => {
+                refuse!("ERR Invalid key '{}': it fits no key pattern of any space", Printable(key))
+            }
+            KeyError::IdTooBig(key) => {
+                refuse!("ERR Invalid key '{}': its id is larger than 18446744073709551615", Printable(key))
+            }
+            KeyError::NoField { space, field } => no_field(space, field),
+        }
+    }
+}
+
+/// For a field that a space's schema lacks.
+#[cold]
+pub(crate) fn no_field(space: &str, field: &[u8]) -> Refusal {
+    refuse!("ERR No schema field '{}' in space '{space}'", Printable(field))
+}
+
+impl From<WriteError> for Refusal {
+    #[cold]
+    fn from(error: WriteError) -> Refusal {
+        use ::counter::Error as Counter;
+        use ::phantom::Error as Phantom;
+        match &error {
+            WriteError::Counter(Counter::Overflow) => Refusal::OVERFLOW,
+            WriteError::Counter(Counter::KeyTooBig) | WriteError::Phantom(Phantom::KeyTooBig) => {
+                refuse!("ERR key too big: the id lies too far above the highest one (max_ahead)")
+            }
+            WriteError::Counter(Counter::Full { .. } | Counter::NoMemory | Counter::AsideFull { .. })
+            | WriteError::Phantom(Phantom::RevokedFull | Phantom::AsideFull | Phantom::Full | Phantom::Memory(_)) => {
+                refuse!("OOM command not allowed: {error}")
+            }
+            WriteError::Counter(_) | WriteError::Phantom(_) => refuse!("ERR {error}"),
+        }
+    }
+}
+
+/// A client's bytes in one of our texts: at most 128 of them, those that are not printable ASCII as `\xNN`.
+pub(crate) struct Printable<'a>(pub(crate) &'a [u8]);
+
+impl fmt::Display for Printable<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for &byte in &self.0[..self.0.len().min(128)] {
+            match byte {
+                b'\\' | b'\'' => write!(f, "\\{}", char::from(byte))?,
+                b' '..=b'~' => write!(f, "{}", char::from(byte))?,
+                _ => write!(f, "\\x{byte:02x}")?,
+            }
+        }
+        if self.0.len() > 128 {
+            f.write_str("...")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Printable;
+
+    #[test]
+    fn what_is_not_printable_is_escaped_and_what_is_long_is_cut() {
+        assert_eq!(Printable(b"a'b\r\n\xff\\").to_string(), "a\\'b\\x0d\\x0a\\xff\\\\");
+        assert_eq!(Printable(&[b'x'; 1000]).to_string().len(), 131);
+    }
+}

@@ -1,0 +1,84 @@
+//! The members of one id as a Redis set: a pair key (`liked:17`) is the set of those who liked 17. It can be asked and changed, not
+//! listed: a filter does not know its members.
+
+use super::{Call, ONE_KEY, Outcome, Refusal, Spec, flag};
+use crate::resp::Reply;
+use phantom::{Answer, Change, Member};
+
+const fn spec(
+    name: &'static str,
+    arity: i32,
+    flags: u16,
+    since: &'static str,
+    usage: &'static str,
+    summary: &'static str,
+    run: super::Handler,
+) -> Spec {
+    Spec { name, arity, flags, keys: ONE_KEY, group: "set", since, usage, summary, run, subcommands: &[] }
+}
+
+const READ: u16 = flag::READONLY | flag::FAST;
+
+#[rustfmt::skip]
+pub(super) const TABLE: &[Spec] = &[
+    spec("sadd", -3, flag::WRITE | flag::DENYOOM | flag::FAST, "1.0.0", "key member [member ...]",
+        "Adds members; answers how many were not there before.", sadd),
+    spec("srem", -3, flag::WRITE | flag::FAST, "1.0.0", "key member [member ...]",
+        "Removes members; answers how many were there.", srem),
+    spec("sismember", 3, READ, "1.0.0", "key member",
+        "1 if it is a member, 0 if not, nil if the id lies below the horizon.", sismember),
+    spec("smismember", -3, READ, "6.2.0", "key member [member ...]",
+        "Per member 1, 0, or nil if the id lies below the horizon.", smismember),
+];
+
+fn sadd(call: &mut Call<'_>) -> Outcome {
+    let (space, id) = call.pairs(1)?;
+    let mut added = 0;
+    for member in call.args.from(2).iter() {
+        match call.node.engines.flag(space, id, &Member::parse(member))? {
+            Change::Changed => added += 1,
+            Change::Unchanged => {}
+            Change::Unknown => return Err(Refusal::BELOW_HORIZON),
+        }
+    }
+    call.reply.int(added);
+    Ok(())
+}
+
+fn srem(call: &mut Call<'_>) -> Outcome {
+    let (space, id) = call.pairs(1)?;
+    let mut removed = 0;
+    for member in call.args.from(2).iter() {
+        match call.node.engines.unflag(space, id, &Member::parse(member))? {
+            Change::Changed => removed += 1,
+            Change::Unchanged => {}
+            Change::Unknown => return Err(Refusal::BELOW_HORIZON),
+        }
+    }
+    call.reply.int(removed);
+    Ok(())
+}
+
+fn write(reply: &mut Reply<'_>, answer: Answer) {
+    match answer {
+        Answer::Yes => reply.int(1),
+        Answer::No => reply.int(0),
+        Answer::Unknown => reply.null(),
+    }
+}
+
+fn sismember(call: &mut Call<'_>) -> Outcome {
+    let (space, id) = call.pairs(1)?;
+    write(&mut call.reply, space.contains(id, &Member::parse(call.args.at(2))));
+    Ok(())
+}
+
+fn smismember(call: &mut Call<'_>) -> Outcome {
+    let (space, id) = call.pairs(1)?;
+    let members = call.args.from(2);
+    call.reply.array(members.len());
+    for member in members.iter() {
+        write(&mut call.reply, space.contains(id, &Member::parse(member)));
+    }
+    Ok(())
+}

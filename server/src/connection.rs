@@ -1,0 +1,336 @@
+//! One client: its socket, the bytes that wait, and the turn that serves it.
+//!
+//! A *turn* is one read, all the whole requests in it, one write. It runs in one go on the client's worker, in buffers that
+//! belong to the worker. Only what is left over stays with the connection: the beginning of a request that has not come whole
+//! (`input`), and replies that the socket did not take (`pending`).
+//!
+//! Who is too slow is waited for, at no cost: while replies are pending nothing is read, so neither side's buffer grows. What one
+//! request can make grow has a limit ([`Server`](crate::config::Server)): a client beyond it is disconnected.
+
+use crate::clients::Client;
+use crate::commands::{self, MayGo, Scratch, Session};
+use crate::node::Node;
+use crate::resp::{Limits, Reply, Scan, Scanner};
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::TcpStream;
+
+/// Bytes read at a time.
+const READ_BYTES: usize = 64 << 10;
+/// Once so many bytes of replies are there, they are written before more requests are looked at.
+const WRITE_BYTES: usize = 256 << 10;
+/// Buffers that grew beyond this are given back when they are empty.
+const KEPT_BYTES: usize = 1 << 20;
+/// Leftovers of a connection up to this size keep their buffer.
+const KEPT_INPUT_BYTES: usize = 2 << 10;
+/// Reads in a row before the other clients of the worker get their turn.
+const TURNS_IN_A_ROW: usize = 8;
+/// Most arguments of one request, as in Redis.
+const MAX_ARGS: usize = 1 << 20;
+
+/// A worker's buffers.
+struct Turn {
+    input: Box<[u8]>,
+    out: Vec<u8>,
+    scratch: Scratch,
+}
+
+thread_local! {
+    static TURN: RefCell<Turn> = RefCell::new(Turn {
+        input: vec![0; READ_BYTES].into_boxed_slice(),
+        out: Vec::with_capacity(READ_BYTES),
+        scratch: Scratch::default(),
+    });
+}
+
+/// How a connection stands after its requests were looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Closing {
+    No,
+    /// Write what is pending, then close.
+    Politely,
+    /// As above, but the peer may still be sending: let it read why before the socket goes.
+    Lingering,
+    /// Write nothing more.
+    AtOnce,
+}
+
+/// Replies of a turn that wrote, until the log has what it wrote.
+struct Held {
+    may_go: MayGo,
+    out: Vec<u8>,
+    replies: usize,
+}
+
+/// One client's connection. See the top of the file.
+pub(crate) struct Connection {
+    node: Arc<Node>,
+    worker: usize,
+    stream: TcpStream,
+    session: Session,
+    scanner: Scanner,
+    limits: Limits,
+    input: Vec<u8>,
+    /// `input` may hold whole requests, left there because the replies had to be written first.
+    more: bool,
+    pending: Vec<u8>,
+    /// Bytes of `pending` that are written.
+    written: usize,
+    /// Replies that wait for the disk.
+    held: Option<Held>,
+    /// Replies that the turn at hand has given.
+    replies: usize,
+    closing: Closing,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.node.clients.remove(self.session.client.id);
+    }
+}
+
+impl Connection {
+    pub(crate) fn new(node: Arc<Node>, worker: usize, stream: TcpStream, client: Arc<Client>) -> Connection {
+        let limits =
+            Limits { max_args: MAX_ARGS, max_bulk_bytes: node.config.server.max_bulk_bytes, unauthenticated: false };
+        Connection {
+            node,
+            worker,
+            stream,
+            session: Session::new(client),
+            scanner: Scanner::default(),
+            limits,
+            input: Vec::new(),
+            more: false,
+            pending: Vec::new(),
+            written: 0,
+            held: None,
+            replies: 0,
+            closing: Closing::No,
+        }
+    }
+
+    /// Serves the client until one of the two is done.
+    pub(crate) async fn serve(mut self) {
+        poll_fn(|cx| TURN.with_borrow_mut(|turn| self.poll(cx, turn))).await;
+        if self.closing == Closing::Lingering {
+            self.linger().await;
+        }
+    }
+
+    /// Closing a socket that has unread bytes makes the system send a reset, which may overtake the error that we wrote. So
+    /// the rest is read and dropped, for a moment.
+    async fn linger(&mut self) {
+        let _ = self.stream.shutdown().await;
+        let mut rest = [0; 4096];
+        let drop_rest = async { while matches!(self.stream.read(&mut rest).await, Ok(1..)) {} };
+        let _ = tokio::time::timeout(Duration::from_millis(250), drop_rest).await;
+    }
+
+    /// Runs turns until the socket has nothing to read or takes nothing more. Ready: the connection is over.
+    fn poll(&mut self, cx: &mut Context<'_>, turn: &mut Turn) -> Poll<()> {
+        for _ in 0..TURNS_IN_A_ROW {
+            if let Some(held) = &mut self.held {
+                let outcome = ready!(held.may_go.as_mut().poll(cx));
+                let (mut out, replies) = (std::mem::take(&mut held.out), held.replies);
+                self.held = None;
+                if let Err(text) = outcome {
+                    // Whoever wrote must not believe that it is safe. Which replies were to writes is not known any more.
+                    out.clear();
+                    for _ in 0..replies {
+                        Reply::new(&mut out, self.session.client.protocol()).error(&text);
+                    }
+                }
+                if self.write(cx, &out).is_err() {
+                    return Poll::Ready(());
+                }
+                continue;
+            }
+            if self.written < self.pending.len() && ready!(self.poll_flush(cx)).is_err() {
+                return Poll::Ready(());
+            }
+            if self.closing != Closing::No {
+                return Poll::Ready(());
+            }
+            if self.more {
+                self.run_input(turn);
+            } else {
+                let mut buf = ReadBuf::new(&mut turn.input);
+                match ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buf)) {
+                    Ok(()) if !buf.filled().is_empty() => {}
+                    // The client has gone, with or without a word.
+                    _ => return Poll::Ready(()),
+                }
+                let length = buf.filled().len();
+                self.session.client.touch(Instant::now());
+                self.tallies().bytes_in.add(length as u64);
+                if self.input.is_empty() {
+                    let input = std::mem::take(&mut turn.input);
+                    let used = self.execute(&input[..length], turn);
+                    turn.input = input;
+                    self.input.extend_from_slice(&turn.input[used..length]);
+                    self.note_input();
+                } else {
+                    self.input.extend_from_slice(&turn.input[..length]);
+                    self.run_input(turn);
+                }
+                if self.input.len() > self.node.config.server.max_query_buffer_bytes {
+                    tracing::warn!("client {} sent a request beyond the query buffer limit", self.session.client.peer);
+                    return Poll::Ready(());
+                }
+            }
+            if self.closing == Closing::AtOnce {
+                turn.out.clear();
+                return Poll::Ready(());
+            }
+            let wrote = std::mem::take(&mut self.session.wrote) && self.must_hold();
+            let asked = self.session.hold.take();
+            if wrote || asked.is_some() {
+                let (node, ticket) = (self.node.clone(), self.node.durability.committer().ticket());
+                let may_go: MayGo = Box::pin(async move {
+                    if wrote {
+                        node.durability.replies_may_go(ticket).await?;
+                    }
+                    match asked {
+                        Some(asked) => asked.await,
+                        None => Ok(()),
+                    }
+                });
+                self.held = Some(Held { may_go, out: std::mem::take(&mut turn.out), replies: self.replies });
+                continue;
+            }
+            if !turn.out.is_empty() {
+                let outcome = self.write(cx, &turn.out);
+                turn.out.clear();
+                if turn.out.capacity() > KEPT_BYTES {
+                    turn.out = Vec::with_capacity(READ_BYTES);
+                }
+                if outcome.is_err() {
+                    return Poll::Ready(());
+                }
+            }
+        }
+        // Others wait, too.
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Whether the replies to a write have to wait.
+    fn must_hold(&self) -> bool {
+        self.node.durability.holds_replies() || self.node.durability.is_crowded()
+    }
+
+    fn tallies(&self) -> &crate::node::Tallies {
+        &self.node.tallies[self.worker]
+    }
+
+    /// Looks at the requests in `input`.
+    fn run_input(&mut self, turn: &mut Turn) {
+        let mut input = std::mem::take(&mut self.input);
+        let used = self.execute(&input, turn);
+        input.drain(..used);
+        if !input.is_empty() || input.capacity() <= KEPT_INPUT_BYTES {
+            self.input = input;
+        }
+        self.note_input();
+    }
+
+    fn note_input(&self) {
+        let bytes = &self.session.client.query_bytes;
+        if bytes.load(Relaxed) != self.input.len() {
+            bytes.store(self.input.len(), Relaxed);
+        }
+    }
+
+    /// Executes the whole requests at the start of `buf`; gives the bytes that they took.
+    fn execute(&mut self, buf: &[u8], turn: &mut Turn) -> usize {
+        let most_out = self.node.config.server.max_output_buffer_bytes;
+        let tallies = &self.node.tallies[self.worker];
+        let mut at = 0;
+        let mut commands = 0;
+        self.replies = 0;
+        self.more = false;
+        loop {
+            match self.scanner.scan(&buf[at..], &self.limits) {
+                Scan::Incomplete => break,
+                Scan::Nothing(length) => at += length,
+                Scan::Refused(why) => {
+                    Reply::new(&mut turn.out, self.session.client.protocol()).error(format!("ERR {why}"));
+                    tallies.errors.add(1);
+                    self.closing = Closing::Lingering;
+                    at = buf.len();
+                    break;
+                }
+                Scan::Request(length) => {
+                    let args = self.scanner.args(&buf[at..]);
+                    commands += 1;
+                    let before = turn.out.len();
+                    if !commands::execute(args, &mut self.session, &self.node, &mut turn.out, &mut turn.scratch) {
+                        tallies.errors.add(1);
+                    }
+                    self.replies += usize::from(turn.out.len() > before);
+                    at += length;
+                    if turn.out.len() > most_out {
+                        tracing::warn!("client {} asked for more than the output limit", self.session.client.peer);
+                        self.closing = Closing::AtOnce;
+                        at = buf.len();
+                        break;
+                    }
+                    if self.session.leaving {
+                        self.closing = Closing::Politely;
+                        at = buf.len();
+                        break;
+                    }
+                    if turn.out.len() >= WRITE_BYTES || self.session.hold.is_some() {
+                        self.more = at < buf.len();
+                        break;
+                    }
+                }
+            }
+        }
+        tallies.commands.add(commands);
+        at
+    }
+
+    /// Writes replies; what the socket does not take becomes pending.
+    fn write(&mut self, cx: &mut Context<'_>, mut bytes: &[u8]) -> Result<(), ()> {
+        while !bytes.is_empty() {
+            match Pin::new(&mut self.stream).poll_write(cx, bytes) {
+                Poll::Ready(Ok(written @ 1..)) => {
+                    self.tallies().bytes_out.add(written as u64);
+                    bytes = &bytes[written..];
+                }
+                Poll::Ready(_) => return Err(()),
+                Poll::Pending => {
+                    self.pending.extend_from_slice(bytes);
+                    self.session.client.output_bytes.store(self.pending.len(), Relaxed);
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what is pending.
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ()>> {
+        while self.written < self.pending.len() {
+            match ready!(Pin::new(&mut self.stream).poll_write(cx, &self.pending[self.written..])) {
+                Ok(written @ 1..) => {
+                    self.tallies().bytes_out.add(written as u64);
+                    self.written += written;
+                }
+                _ => return Poll::Ready(Err(())),
+            }
+            self.session.client.output_bytes.store(self.pending.len() - self.written, Relaxed);
+        }
+        self.pending = Vec::new();
+        self.written = 0;
+        Poll::Ready(Ok(()))
+    }
+}

@@ -1,0 +1,650 @@
+//! The engines of this server: its spaces, views and actions, which keys name what, and the one path by which data change.
+//!
+//! **Writing.** Every change of data, whichever command asks for it, goes through a method of [`Engines`] in the second half of
+//! this file, and nowhere else: it enters the id's stripe of the committer, changes, and marks what it changed, so that the log
+//! thread will read and write it. A stripe is held through the whole change, so writers of one id never mix, and no commit
+//! parts a flag from its counter (`store/src/commit.rs`).
+
+use crate::catalogue::Catalogue;
+use crate::config::{self, Config};
+use crate::durability::{Durability, marked};
+use crate::keys::{Kind, Match, Pattern, PatternError};
+use crate::records::Mark;
+use counter::{Bounds, Change as Delta};
+use phantom::{Answer, Change, Member};
+use std::ops::Deref;
+use std::sync::Arc;
+use store::Turn;
+
+/// Why the engines could not be made from the configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// A counter space's options were refused.
+    #[error("counter space '{name}': {source}")]
+    Counter {
+        /// The space.
+        name: String,
+        /// What the engine said.
+        source: counter::Error,
+    },
+    /// An existence space's options were refused.
+    #[error("existence space '{name}': {source}")]
+    Existence {
+        /// The space.
+        name: String,
+        /// What the engine said.
+        source: phantom::Error,
+    },
+    /// A key pattern was refused.
+    #[error(transparent)]
+    Pattern(#[from] PatternError),
+    /// A view or an action names something that does not exist.
+    #[error("{what} '{name}': there is no {missing}")]
+    Missing {
+        /// "view" or "action".
+        what: &'static str,
+        /// Its name.
+        name: String,
+        /// What it asks for.
+        missing: String,
+    },
+    /// A field's name is also the name of an option.
+    #[error("counter space '{space}': a field must not be called '{field}': CNT.INCRBY has an option of that name")]
+    Reserved {
+        /// The space.
+        space: String,
+        /// The field.
+        field: String,
+    },
+}
+
+/// A counter space with its name.
+pub struct CounterSpace {
+    number: u32,
+    name: String,
+    space: counter::Space,
+}
+
+impl CounterSpace {
+    /// Its number in the catalogue: what records call it.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl Deref for CounterSpace {
+    type Target = counter::Space;
+
+    fn deref(&self) -> &counter::Space {
+        &self.space
+    }
+}
+
+/// An existence space with its name.
+pub struct ExistenceSpace {
+    number: u32,
+    name: String,
+    space: phantom::Space,
+}
+
+impl ExistenceSpace {
+    /// Its number in the catalogue: what records call it.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl Deref for ExistenceSpace {
+    type Target = phantom::Space;
+
+    fn deref(&self) -> &phantom::Space {
+        &self.space
+    }
+}
+
+/// What FEED.GET answers for each id: counters, then flags.
+pub struct View {
+    name: String,
+    /// Counter spaces, each once.
+    sources: Vec<usize>,
+    /// Index into `sources`, position of the field.
+    columns: Vec<(usize, usize)>,
+    /// Existence spaces.
+    flags: Vec<usize>,
+}
+
+impl View {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Counters per id.
+    pub fn counters(&self) -> usize {
+        self.columns.len()
+    }
+
+    /// Flags per id.
+    pub fn flags(&self) -> usize {
+        self.flags.len()
+    }
+}
+
+/// A flag and a counter that move together.
+pub struct Action {
+    name: String,
+    flag: usize,
+    counter: usize,
+    field: usize,
+}
+
+impl Action {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// A page as it was read: for `ids.len()` ids the columns of a view. Its memory is kept from page to page.
+#[derive(Default)]
+pub struct Page {
+    ids: usize,
+    /// Rows of the first source, then of the second, ...
+    rows: Vec<i64>,
+    found: Vec<bool>,
+    /// Per source: where its rows begin, and values per row.
+    sources: Vec<(usize, usize)>,
+    /// Answers for the first flag, then for the second, ...
+    answers: Vec<Answer>,
+}
+
+impl Page {
+    /// Counter `column` of the id at position `index`.
+    #[inline]
+    pub fn counter(&self, view: &View, index: usize, column: usize) -> i64 {
+        let (source, position) = view.columns[column];
+        let (start, width) = self.sources[source];
+        self.rows[start + index * width + position]
+    }
+
+    /// Flag `flag` of the id at position `index`.
+    #[inline]
+    pub fn flag(&self, index: usize, flag: usize) -> Answer {
+        self.answers[flag * self.ids + index]
+    }
+}
+
+/// What a key names.
+pub enum KeyRef<'a> {
+    /// A row of counters.
+    Row {
+        /// Where.
+        space: &'a CounterSpace,
+        /// Whose.
+        id: u64,
+    },
+    /// One counter.
+    Cell {
+        /// Where.
+        space: &'a CounterSpace,
+        /// Whose.
+        id: u64,
+        /// The position of its field.
+        field: usize,
+    },
+    /// All pairs of an id.
+    Pair {
+        /// Where.
+        space: &'a ExistenceSpace,
+        /// Whose.
+        id: u64,
+    },
+}
+
+/// Why a key names nothing.
+#[derive(Debug, PartialEq, Eq)]
+pub enum KeyError<'a> {
+    /// It fits no pattern.
+    NoPattern(&'a [u8]),
+    /// It fits one, but for an id of more than 64 bits.
+    IdTooBig(&'a [u8]),
+    /// The schema has no such field.
+    NoField {
+        /// The space's name.
+        space: &'a str,
+        /// The field that it lacks.
+        field: &'a [u8],
+    },
+}
+
+/// Why a write was refused. Nothing has changed then.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// By the counter engine.
+    #[error(transparent)]
+    Counter(#[from] counter::Error),
+    /// By the existence engine.
+    #[error(transparent)]
+    Phantom(#[from] phantom::Error),
+}
+
+/// The spaces, views and actions of a server. See the top of the file.
+pub struct Engines {
+    counters: Vec<CounterSpace>,
+    existences: Vec<ExistenceSpace>,
+    views: Vec<View>,
+    actions: Vec<Action>,
+    /// Patterns with what they name and the index of the space. No two match one key.
+    patterns: Vec<(Pattern, Kind, usize)>,
+    durability: Arc<Durability>,
+    catalogue: Catalogue,
+}
+
+/// Options of CNT.INCRBY, which a field must not be called.
+const RESERVED: [&str; 5] = ["min", "max", "sat", "fail", "token"];
+
+impl Engines {
+    /// Makes the spaces of the configuration, empty, with what the catalogue says of each: it must have all of them.
+    pub fn new(config: &Config, catalogue: &Catalogue, durability: Arc<Durability>) -> Result<Engines, BuildError> {
+        let mut patterns = Vec::new();
+        let mut counters = Vec::new();
+        for (index, made) in config.counter.iter().enumerate() {
+            let known = catalogue.counter.iter().find(|c| c.name == made.name);
+            let known = known.ok_or_else(|| uncatalogued(&made.name))?;
+            let space = counter_space(made, &known.fields)?;
+            for (kind, text) in [(Kind::Row, &made.rows), (Kind::Cell, &made.cells)] {
+                if !text.is_empty() {
+                    patterns.push((Pattern::parse(kind, text)?, kind, index));
+                }
+            }
+            counters.push(CounterSpace { number: known.number, name: made.name.clone(), space });
+        }
+        let mut existences = Vec::new();
+        for (index, made) in config.existence.iter().enumerate() {
+            let known = catalogue.existence.iter().find(|e| e.name == made.name);
+            let known = known.ok_or_else(|| uncatalogued(&made.name))?;
+            let space = phantom::Space::new(existence_options(made, known))
+                .map_err(|source| BuildError::Existence { name: made.name.clone(), source })?;
+            if !made.pairs.is_empty() {
+                patterns.push((Pattern::parse(Kind::Pair, &made.pairs)?, Kind::Pair, index));
+            }
+            existences.push(ExistenceSpace { number: known.number, name: made.name.clone(), space });
+        }
+        let views = config.view.iter().map(|v| view(v, &counters, &existences)).collect::<Result<_, _>>()?;
+        let actions = config.action.iter().map(|a| action(a, &counters, &existences)).collect::<Result<_, _>>()?;
+        Ok(Engines { counters, existences, views, actions, patterns, durability, catalogue: catalogue.clone() })
+    }
+
+    // --- names ---
+
+    /// What a key names.
+    #[inline]
+    pub fn resolve<'a, 'k>(&'a self, key: &'k [u8]) -> Result<KeyRef<'a>, KeyError<'k>>
+    where
+        'a: 'k,
+    {
+        for (pattern, kind, index) in &self.patterns {
+            let (id, field) = match pattern.read(key) {
+                Match::No => continue,
+                Match::IdTooBig => return Err(KeyError::IdTooBig(key)),
+                Match::Yes(id, field) => (id, field),
+            };
+            return Ok(match kind {
+                Kind::Row => KeyRef::Row { space: &self.counters[*index], id },
+                Kind::Pair => KeyRef::Pair { space: &self.existences[*index], id },
+                Kind::Cell => {
+                    let space = &self.counters[*index];
+                    match space.schema().index_of(field) {
+                        Some(field) => KeyRef::Cell { space, id, field },
+                        None => return Err(KeyError::NoField { space: &space.name, field }),
+                    }
+                }
+            });
+        }
+        Err(KeyError::NoPattern(key))
+    }
+
+    /// The counter space of that name.
+    #[inline]
+    pub fn counter(&self, name: &[u8]) -> Option<&CounterSpace> {
+        self.counters.iter().find(|s| s.name.as_bytes() == name)
+    }
+
+    /// The existence space of that name.
+    #[inline]
+    pub fn existence(&self, name: &[u8]) -> Option<&ExistenceSpace> {
+        self.existences.iter().find(|s| s.name.as_bytes() == name)
+    }
+
+    /// The view of that name.
+    #[inline]
+    pub fn view(&self, name: &[u8]) -> Option<&View> {
+        self.views.iter().find(|v| v.name.as_bytes() == name)
+    }
+
+    /// The action of that name.
+    #[inline]
+    pub fn action(&self, name: &[u8]) -> Option<&Action> {
+        self.actions.iter().find(|a| a.name.as_bytes() == name)
+    }
+
+    /// All counter spaces, as configured.
+    pub fn counters(&self) -> &[CounterSpace] {
+        &self.counters
+    }
+
+    /// All existence spaces, as configured.
+    pub fn existences(&self) -> &[ExistenceSpace] {
+        &self.existences
+    }
+
+    /// The counter space of that number.
+    #[inline]
+    pub fn counter_by_number(&self, number: u32) -> Option<&CounterSpace> {
+        self.counters.iter().find(|s| s.number == number)
+    }
+
+    /// The existence space of that number.
+    #[inline]
+    pub fn existence_by_number(&self, number: u32) -> Option<&ExistenceSpace> {
+        self.existences.iter().find(|s| s.number == number)
+    }
+
+    /// Replaces an existence space by what a snapshot held of it.
+    pub(crate) fn restore(&mut self, number: u32, space: phantom::Space) {
+        if let Some(existence) = self.existences.iter_mut().find(|s| s.number == number) {
+            existence.space = space;
+        }
+    }
+
+    /// What the data folder knows of the spaces.
+    pub fn catalogue(&self) -> &Catalogue {
+        &self.catalogue
+    }
+
+    /// How far changes have come on their way to the disk.
+    #[inline]
+    pub fn durability(&self) -> &Durability {
+        &self.durability
+    }
+
+    // --- reading ---
+
+    /// Reads a page: one viewer, many ids. It allocates only if `page` has never been so large.
+    pub fn feed_get(&self, view: &View, viewer: &Member<'_>, ids: &[u64], page: &mut Page) {
+        page.ids = ids.len();
+        page.rows.clear();
+        page.found.clear();
+        page.sources.clear();
+        page.answers.clear();
+        for &source in &view.sources {
+            let start = page.rows.len();
+            self.counters[source].get_batch(ids, &mut page.rows, &mut page.found);
+            let width = (page.rows.len() - start).checked_div(ids.len()).unwrap_or(0);
+            page.sources.push((start, width));
+        }
+        for &flag in &view.flags {
+            self.existences[flag].contains_batch(viewer, ids, &mut page.answers);
+        }
+    }
+
+    /// Bytes of memory that all tables take.
+    pub fn memory_bytes(&self) -> u64 {
+        let counters: u64 = self.counters.iter().map(|s| s.memory_bytes()).sum();
+        counters + self.existences.iter().map(|s| s.memory_bytes()).sum::<u64>()
+    }
+
+    /// Does some of the work that the spaces have put off. True if there was any: call again.
+    pub fn maintain(&self) -> bool {
+        let mut worked = false;
+        for space in &self.counters {
+            worked |= space.wants_maintenance() && space.maintain();
+        }
+        for space in &self.existences {
+            worked |= space.wants_maintenance() && space.maintain();
+        }
+        worked
+    }
+
+    // --- writing: see the top of the file ---
+
+    /// Enters the stripe of an id.
+    #[inline]
+    fn turn(&self, id: u64) -> Turn<'_, Mark> {
+        // The upper half of a multiplication by 2^64 / golden ratio: neighbouring ids go to different stripes.
+        self.durability.committer().enter(id.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32)
+    }
+
+    /// Adds to counters of one row; all or nothing. The new values of the changed fields are appended to `out`.
+    #[inline]
+    pub fn add(
+        &self,
+        space: &CounterSpace,
+        id: u64,
+        changes: &[Delta],
+        bounds: &Bounds,
+        out: &mut Vec<i64>,
+    ) -> Result<(), WriteError> {
+        let mut turn = self.turn(id);
+        space.space.add(id, changes, bounds, out)?;
+        turn.mark(Mark::Row { space: space.number, id });
+        Ok(())
+    }
+
+    /// Sets counters of one row, which `values` names at most once each. Gives how many were set for the first time: all of them if
+    /// there was no row, else none.
+    #[inline]
+    pub fn set(&self, space: &CounterSpace, id: u64, values: &[(usize, i64)]) -> Result<usize, WriteError> {
+        let mut turn = self.turn(id);
+        let created = space.space.set(id, values)?;
+        turn.mark(Mark::Row { space: space.number, id });
+        Ok(if created > 0 { values.len() } else { 0 })
+    }
+
+    /// Sets counters of a row that does not exist; false, and nothing is changed, if it does. Two callers never both succeed.
+    pub fn set_new(&self, space: &CounterSpace, id: u64, values: &[(usize, i64)]) -> Result<bool, WriteError> {
+        let mut turn = self.turn(id);
+        if space.space.exists(id) {
+            return Ok(false);
+        }
+        space.space.set(id, values)?;
+        turn.mark(Mark::Row { space: space.number, id });
+        Ok(true)
+    }
+
+    /// Makes one counter 0, if it is not. False if it was, or there is no row.
+    pub fn clear(&self, space: &CounterSpace, id: u64, field: usize) -> Result<bool, WriteError> {
+        let mut turn = self.turn(id);
+        let mut row = vec![0; space.space.schema().width()];
+        if !space.space.get(id, &mut row) || row.get(field).copied().unwrap_or(0) == 0 {
+            return Ok(false);
+        }
+        space.space.set(id, &[(field, 0)])?;
+        turn.mark(Mark::Row { space: space.number, id });
+        Ok(true)
+    }
+
+    /// Deletes a row. False if there was none.
+    #[inline]
+    pub fn delete(&self, space: &CounterSpace, id: u64) -> bool {
+        let mut turn = self.turn(id);
+        let deleted = space.space.delete(id);
+        if deleted {
+            turn.mark(Mark::Row { space: space.number, id });
+        }
+        deleted
+    }
+
+    /// Sets a pair.
+    #[inline]
+    pub fn flag(&self, space: &ExistenceSpace, id: u64, member: &Member<'_>) -> Result<Change, WriteError> {
+        let mut turn = self.turn(id);
+        let change = space.space.add(id, member)?;
+        mark_pair(&mut turn, space, id, member, change);
+        Ok(change)
+    }
+
+    /// Unsets a pair.
+    #[inline]
+    pub fn unflag(&self, space: &ExistenceSpace, id: u64, member: &Member<'_>) -> Result<Change, WriteError> {
+        let mut turn = self.turn(id);
+        let change = space.space.remove(id, member)?;
+        mark_pair(&mut turn, space, id, member, change);
+        Ok(change)
+    }
+
+    /// Does an action: if the viewer's flag on `id` is not set, sets it and adds 1 to the counter, both or neither. Whoever
+    /// repeats it, or does it at the same moment on another connection, finds it done.
+    #[inline]
+    pub fn act(
+        &self,
+        action: &Action,
+        viewer: &Member<'_>,
+        id: u64,
+        scratch: &mut Vec<i64>,
+    ) -> Result<Change, WriteError> {
+        let unbounded = Bounds { min: None, max: None, saturate: false };
+        self.move_both(action, viewer, id, 1, &unbounded, scratch)
+    }
+
+    /// Undoes an action: if the flag is set, unsets it and takes 1 from the counter, which does not go below 0 by that.
+    #[inline]
+    pub fn undo(
+        &self,
+        action: &Action,
+        viewer: &Member<'_>,
+        id: u64,
+        scratch: &mut Vec<i64>,
+    ) -> Result<Change, WriteError> {
+        let floor = Bounds { min: Some(0), max: None, saturate: true };
+        self.move_both(action, viewer, id, -1, &floor, scratch)
+    }
+
+    /// A flag and its counter, together.
+    #[inline]
+    fn move_both(
+        &self,
+        action: &Action,
+        viewer: &Member<'_>,
+        id: u64,
+        delta: i64,
+        bounds: &Bounds,
+        scratch: &mut Vec<i64>,
+    ) -> Result<Change, WriteError> {
+        let (flags, counters) = (&self.existences[action.flag], &self.counters[action.counter]);
+        let mut turn = self.turn(id);
+        let count = || {
+            scratch.clear();
+            let change = [Delta { field: action.field, delta }];
+            counters.space.add_paired(id, &change, bounds, scratch).map_err(WriteError::from)
+        };
+        let change = match delta > 0 {
+            true => flags.space.add_with(id, viewer, count)?,
+            false => flags.space.remove_with(id, viewer, count)?,
+        };
+        mark_pair(&mut turn, flags, id, viewer, change);
+        if change == Change::Changed {
+            turn.mark(Mark::Row { space: counters.number, id });
+        }
+        Ok(change)
+    }
+}
+
+#[inline]
+fn mark_pair(turn: &mut Turn<'_, Mark>, space: &ExistenceSpace, id: u64, member: &Member<'_>, change: Change) {
+    if change == Change::Changed {
+        turn.mark(Mark::Pair { space: space.number, id, member: marked(space, id, member) });
+    }
+}
+
+fn uncatalogued(name: &str) -> BuildError {
+    BuildError::Missing { what: "space", name: name.to_owned(), missing: "such space in the catalogue".to_owned() }
+}
+
+/// What an existence space is made of: the seed and the rate are data, the rest is configuration.
+pub fn existence_options(made: &config::Existence, known: &crate::catalogue::Existence) -> phantom::Options {
+    phantom::Options {
+        false_positive_rate: known.false_positive_rate,
+        pairs_per_table: made.pairs_per_table,
+        max_tables: made.max_tables,
+        max_revoked: made.max_revoked,
+        max_aside: made.max_aside,
+        max_ahead: (made.max_ahead > 0).then_some(made.max_ahead),
+        seed: known.seed,
+        memory_limit_bytes: (made.memory_limit_bytes > 0).then_some(made.memory_limit_bytes),
+        ..phantom::Options::default()
+    }
+}
+
+fn counter_space(made: &config::Counter, fields: &str) -> Result<counter::Space, BuildError> {
+    let source = |source| BuildError::Counter { name: made.name.clone(), source };
+    let schema = counter::Schema::parse(fields).map_err(source)?;
+    for (_, field) in schema.living() {
+        if RESERVED.contains(&field.name.to_ascii_lowercase().as_str()) {
+            return Err(BuildError::Reserved { space: made.name.clone(), field: field.name.clone() });
+        }
+    }
+    counter::Space::new(counter::Options {
+        rows_per_table: made.rows_per_table,
+        memory_limit_bytes: made.memory_limit_bytes,
+        max_ahead: (made.max_ahead > 0).then_some(made.max_ahead),
+        seed: fastrand::u64(..),
+        ..counter::Options::new(schema)
+    })
+    .map_err(source)
+}
+
+fn view(made: &config::View, counters: &[CounterSpace], existences: &[ExistenceSpace]) -> Result<View, BuildError> {
+    let missing = |missing: String| BuildError::Missing { what: "view", name: made.name.clone(), missing };
+    let mut built = View { name: made.name.clone(), sources: vec![], columns: vec![], flags: vec![] };
+    for text in &made.counters {
+        let (name, field) = text.split_once('.').map_or((text.as_str(), None), |(name, field)| (name, Some(field)));
+        let space =
+            counters.iter().position(|s| s.name == name).ok_or_else(|| missing(format!("counter space '{name}'")))?;
+        let source = built.sources.iter().position(|&s| s == space).unwrap_or_else(|| {
+            built.sources.push(space);
+            built.sources.len() - 1
+        });
+        let schema = counters[space].schema();
+        match field {
+            None => built.columns.extend(schema.living().map(|(position, _)| (source, position))),
+            Some(field) => {
+                let position = schema.index_of(field.as_bytes());
+                built.columns.push((source, position.ok_or_else(|| missing(format!("counter '{text}'")))?));
+            }
+        }
+    }
+    for name in &made.flags {
+        let space = existences.iter().position(|s| s.name == *name);
+        built.flags.push(space.ok_or_else(|| missing(format!("existence space '{name}'")))?);
+    }
+    Ok(built)
+}
+
+fn action(
+    made: &config::Action,
+    counters: &[CounterSpace],
+    existences: &[ExistenceSpace],
+) -> Result<Action, BuildError> {
+    let missing = |missing: String| BuildError::Missing { what: "action", name: made.name.clone(), missing };
+    let flag = existences
+        .iter()
+        .position(|s| s.name == made.flag)
+        .ok_or_else(|| missing(format!("existence space '{}'", made.flag)))?;
+    let found = made.counter.split_once('.').and_then(|(name, field)| {
+        let counter = counters.iter().position(|s| s.name == name)?;
+        Some((counter, counters[counter].schema().index_of(field.as_bytes())?))
+    });
+    let (counter, field) = found.ok_or_else(|| missing(format!("counter '{}'", made.counter)))?;
+    Ok(Action { name: made.name.clone(), flag, counter, field })
+}

@@ -1,0 +1,213 @@
+//! Key patterns: how keys of Redis's kind (`post:17`, `post:17:like`, `liked:17`) name rows, cells and pairs.
+//!
+//! A pattern is fixed text around `{id}` and, for cells, `{field}` behind it. An id is a canonical decimal `u64`: `017` names nothing, so
+//! that one row has one key. Patterns that could both match one key are refused when the configuration is read, so the order
+//! in which they are tried does not matter.
+
+/// What a pattern's keys name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A row of counters: hash commands.
+    Row,
+    /// One counter: string commands.
+    Cell,
+    /// All pairs of one id: set and Bloom commands.
+    Pair,
+}
+
+/// One key pattern. See the top of the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pattern {
+    /// The text before the id.
+    prefix: Box<[u8]>,
+    /// The text behind the id, and before the field if there is one.
+    middle: Box<[u8]>,
+    /// The text behind the field; `None` if the pattern has no field.
+    end: Option<Box<[u8]>>,
+}
+
+/// Why a pattern was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PatternError {
+    /// No `{id}`, or two.
+    #[error("key pattern '{0}' must have one {{id}}")]
+    NoId(String),
+    /// A cell's pattern without `{field}` behind `{id}`, or another one with it.
+    #[error("key pattern '{0}' must have one {{field}} behind {{id}} if it names cells, and none otherwise")]
+    Field(String),
+    /// Text behind `{id}` that begins with a digit, or none between `{id}` and `{field}`.
+    #[error("key pattern '{0}' does not show where the id ends: put a character that is no digit behind {{id}}")]
+    Open(String),
+    /// Spaces or control characters.
+    #[error("key pattern '{0}' must not have spaces or control characters")]
+    Space(String),
+}
+
+/// A key as a pattern reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Match<'k> {
+    /// Another shape.
+    No,
+    /// The shape fits, but the id does not fit in 64 bits.
+    IdTooBig,
+    /// The id, and the field if the pattern has one (else empty).
+    Yes(u64, &'k [u8]),
+}
+
+impl Pattern {
+    /// Reads a pattern of this kind.
+    pub fn parse(kind: Kind, text: &str) -> Result<Pattern, PatternError> {
+        if text.bytes().any(|b| b.is_ascii_whitespace() || b.is_ascii_control()) {
+            return Err(PatternError::Space(text.to_owned()));
+        }
+        let Some((prefix, rest)) = text.split_once("{id}") else { return Err(PatternError::NoId(text.to_owned())) };
+        if rest.contains("{id}") {
+            return Err(PatternError::NoId(text.to_owned()));
+        }
+        let field = || PatternError::Field(text.to_owned());
+        let (middle, end) = match (kind, rest.split_once("{field}")) {
+            (Kind::Cell, Some((middle, end))) => (middle, Some(end)),
+            (Kind::Cell, None) | (_, Some(_)) => return Err(field()),
+            (_, None) => (rest, None),
+        };
+        if prefix.contains("{field}") || end.is_some_and(|e| e.contains("{field}")) {
+            return Err(field());
+        }
+        let open = middle.bytes().next().is_some_and(|b| b.is_ascii_digit()) || (end.is_some() && middle.is_empty());
+        if open {
+            return Err(PatternError::Open(text.to_owned()));
+        }
+        let boxed = |s: &str| s.as_bytes().into();
+        Ok(Pattern { prefix: boxed(prefix), middle: boxed(middle), end: end.map(boxed) })
+    }
+
+    /// Reads a key.
+    #[inline]
+    pub fn read<'k>(&self, key: &'k [u8]) -> Match<'k> {
+        let Some(rest) = key.strip_prefix(&*self.prefix) else { return Match::No };
+        let digits = rest.iter().take_while(|b| b.is_ascii_digit()).count();
+        let (digits, rest) = rest.split_at(digits);
+        let Some(rest) = rest.strip_prefix(&*self.middle) else { return Match::No };
+        let field = match &self.end {
+            None if rest.is_empty() => rest,
+            None => return Match::No,
+            Some(end) => match rest.strip_suffix(&**end) {
+                Some(field) if !field.is_empty() => field,
+                _ => return Match::No,
+            },
+        };
+        match crate::resp::natural(digits) {
+            Some(id) => Match::Yes(id, field),
+            // Canonical digits that are too many or too large.
+            None if digits.len() >= 20 && digits[0] != b'0' => Match::IdTooBig,
+            None => Match::No,
+        }
+    }
+
+    /// Writes the key of `id` (and `field`).
+    pub fn write(&self, id: u64, field: &[u8], out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.prefix);
+        out.extend_from_slice(id.to_string().as_bytes());
+        out.extend_from_slice(&self.middle);
+        if let Some(end) = &self.end {
+            out.extend_from_slice(field);
+            out.extend_from_slice(end);
+        }
+    }
+
+    /// Whether some key could match both. Errs on the safe side: it may say yes for patterns that only an odd field name would confuse.
+    pub fn overlaps(&self, other: &Pattern) -> bool {
+        let (short, long) = if self.prefix.len() <= other.prefix.len() { (self, other) } else { (other, self) };
+        let Some(beyond) = long.prefix.strip_prefix(&*short.prefix) else { return false };
+        if let Some(first) = beyond.first() {
+            // Where the longer pattern has more text, the shorter one has its id.
+            return first.is_ascii_digit();
+        }
+        match (&short.end, &long.end) {
+            (None, None) => short.middle == long.middle,
+            (Some(_), Some(_)) => short.middle.starts_with(&long.middle) || long.middle.starts_with(&short.middle),
+            (Some(_), None) => long.middle.starts_with(&short.middle),
+            (None, Some(_)) => short.middle.starts_with(&long.middle),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pattern(kind: Kind, text: &str) -> Pattern {
+        Pattern::parse(kind, text).unwrap()
+    }
+
+    #[test]
+    fn keys_are_read_and_written() {
+        let row = pattern(Kind::Row, "post:{id}");
+        let cell = pattern(Kind::Cell, "post:{id}:{field}");
+        let bare = pattern(Kind::Cell, "{id}.{field}");
+        let cases: &[(&Pattern, &str, Match<'static>)] = &[
+            (&row, "post:17", Match::Yes(17, b"")),
+            (&row, "post:0", Match::Yes(0, b"")),
+            (&row, "post:18446744073709551615", Match::Yes(u64::MAX, b"")),
+            (&row, "post:18446744073709551616", Match::IdTooBig),
+            (&row, "post:017", Match::No),
+            (&row, "post:00000000000000000000000001", Match::No),
+            (&row, "post:", Match::No),
+            (&row, "post:-1", Match::No),
+            (&row, "post:17:like", Match::No),
+            (&row, "post:17x", Match::No),
+            (&row, "pos", Match::No),
+            (&row, "", Match::No),
+            (&cell, "post:17:like", Match::Yes(17, b"like")),
+            (&cell, "post:17:", Match::No),
+            (&cell, "post:17", Match::No),
+            (&cell, "post:99999999999999999999:like", Match::IdTooBig),
+            (&bare, "44.like", Match::Yes(44, b"like")),
+            (&bare, ".like", Match::No),
+        ];
+        for (pattern, key, expected) in cases {
+            assert_eq!(pattern.read(key.as_bytes()), *expected, "{key}");
+            if let Match::Yes(id, field) = expected {
+                let mut out = Vec::new();
+                pattern.write(*id, field, &mut out);
+                assert_eq!(out, key.as_bytes());
+            }
+        }
+    }
+
+    #[test]
+    fn patterns_that_name_nothing_clear_are_refused() {
+        use PatternError::*;
+        let t = |s: &str| s.to_owned();
+        assert_eq!(Pattern::parse(Kind::Row, "post"), Err(NoId(t("post"))));
+        assert_eq!(Pattern::parse(Kind::Row, "{id}{id}"), Err(NoId(t("{id}{id}"))));
+        assert_eq!(Pattern::parse(Kind::Row, "a{id}:{field}"), Err(Field(t("a{id}:{field}"))));
+        assert_eq!(Pattern::parse(Kind::Cell, "a{id}"), Err(Field(t("a{id}"))));
+        assert_eq!(Pattern::parse(Kind::Cell, "{field}:{id}"), Err(Field(t("{field}:{id}"))));
+        assert_eq!(Pattern::parse(Kind::Cell, "a{id}{field}"), Err(Open(t("a{id}{field}"))));
+        assert_eq!(Pattern::parse(Kind::Pair, "a{id}0"), Err(Open(t("a{id}0"))));
+        assert_eq!(Pattern::parse(Kind::Pair, "a {id}"), Err(Space(t("a {id}"))));
+    }
+
+    #[test]
+    fn overlaps_are_found() {
+        let row = |t| pattern(Kind::Row, t);
+        let cell = |t| pattern(Kind::Cell, t);
+        let cases = [
+            (row("post:{id}"), row("post:{id}"), true),
+            (row("post:{id}"), row("user:{id}"), false),
+            (row("post:{id}"), cell("post:{id}:{field}"), false),
+            (row("post:{id}:x"), cell("post:{id}:{field}"), true),
+            (cell("post:{id}.{field}"), cell("post:{id}:{field}"), false),
+            (cell("post:{id}:{field}"), cell("post:{id}:x:{field}"), true),
+            (row("a{id}"), row("a1{id}"), true),
+            (row("{id}"), row("post:{id}"), false),
+            (row("{id}"), cell("{id}.{field}"), false),
+            (row("a{id}"), row("ab{id}"), false),
+        ];
+        for (a, b, expected) in cases {
+            assert_eq!(a.overlaps(&b), expected, "{a:?} {b:?}");
+            assert_eq!(b.overlaps(&a), expected, "{b:?} {a:?}");
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! RESP, the protocol that Redis's clients speak: bytes in, arguments out ([`Scanner`]); answers in, bytes out ([`Reply`]).
+//!
+//! Nothing here does I/O. Requests are scanned where they lie: the scanner yields the range of each argument in the read
+//! buffer and copies nothing. Replies are written straight into the connection's output buffer.
+
+mod args;
+mod reply;
+mod scan;
+
+pub use args::Args;
+pub use reply::{Protocol, Reply, decimal};
+pub use scan::{Limits, Malformed, Scan, Scanner};
+
+/// Reads a decimal integer as Redis does for arguments: an optional minus, digits, no leading zero, no plus sign, no spaces.
+/// `None` if it is not one or does not fit.
+pub fn integer(text: &[u8]) -> Option<i64> {
+    let (negative, digits) = match text {
+        [b'-', rest @ ..] => (true, rest),
+        _ => (false, text),
+    };
+    let magnitude = natural(digits)?;
+    if negative {
+        // "-0" has no number to stand for; -2^63 is the one magnitude that fits only with its sign.
+        if magnitude == 0 { None } else { 0i64.checked_sub_unsigned(magnitude) }
+    } else {
+        i64::try_from(magnitude).ok()
+    }
+}
+
+/// Reads a canonical decimal `u64`: digits only, no leading zero. `None` if it is not one or does not fit.
+pub fn natural(digits: &[u8]) -> Option<u64> {
+    match digits {
+        [] => return None,
+        [b'0'] => return Some(0),
+        [b'0', ..] => return None,
+        _ if digits.len() > 20 => return None,
+        _ => {}
+    }
+    let mut value = 0u64;
+    if digits.len() <= 19 {
+        // 19 digits cannot overflow.
+        for &byte in digits {
+            let digit = byte.wrapping_sub(b'0');
+            if digit > 9 {
+                return None;
+            }
+            value = value * 10 + u64::from(digit);
+        }
+    } else {
+        for &byte in digits {
+            let digit = byte.wrapping_sub(b'0');
+            if digit > 9 {
+                return None;
+            }
+            value = value.checked_mul(10)?.checked_add(u64::from(digit))?;
+        }
+    }
+    Some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{integer, natural};
+
+    #[test]
+    fn numbers_are_read_as_redis_reads_them() {
+        let good = [
+            ("0", 0),
+            ("7", 7),
+            ("-1", -1),
+            ("9223372036854775807", i64::MAX),
+            ("-9223372036854775808", i64::MIN),
+            ("1000000000000000000", 1_000_000_000_000_000_000),
+        ];
+        for (text, value) in good {
+            assert_eq!(integer(text.as_bytes()), Some(value), "{text}");
+        }
+        let bad = [
+            "",
+            "-",
+            "-0",
+            "+1",
+            "01",
+            "-01",
+            " 1",
+            "1 ",
+            "1.0",
+            "1e3",
+            "9223372036854775808",
+            "-9223372036854775809",
+            "x",
+        ];
+        for text in bad {
+            assert_eq!(integer(text.as_bytes()), None, "{text:?}");
+        }
+        assert_eq!(natural(b"18446744073709551615"), Some(u64::MAX));
+        assert_eq!(natural(b"18446744073709551616"), None);
+        assert_eq!(natural(b"99999999999999999999"), None);
+        assert_eq!(natural(b"123456789012345678901"), None);
+        assert_eq!(natural(b"1844674407370955161x"), None);
+    }
+
+    #[test]
+    fn random_numbers_read_as_the_standard_library_reads_them() {
+        let mut random = fastrand::Rng::with_seed(7);
+        for _ in 0..200_000 {
+            let value = random.i64(..) >> random.u32(0..64);
+            assert_eq!(integer(value.to_string().as_bytes()), Some(value));
+        }
+    }
+}

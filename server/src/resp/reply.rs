@@ -1,0 +1,364 @@
+//! The reply writer: answers go straight into the connection's output buffer, in the protocol that the client chose.
+//!
+//! RESP3 has types that RESP2 lacks; what each becomes there is said at the method. There is one place that writes errors
+//! ([`Reply::error`]), and it lets no CR, LF or NUL through: an error text that quotes a client's bytes cannot forge a second reply.
+
+/// The version of the protocol that a client has chosen by HELLO.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Protocol {
+    /// Every connection starts so.
+    #[default]
+    Resp2,
+    /// After `HELLO 3`.
+    Resp3,
+}
+
+/// Longest error text, in bytes; what is longer is cut.
+const MAX_ERROR: usize = 1024;
+
+/// Writes the replies of one connection. Numbers of elements are announced first (`array(2)`), then the elements follow.
+pub struct Reply<'a> {
+    out: &'a mut Vec<u8>,
+    protocol: Protocol,
+}
+
+impl<'a> Reply<'a> {
+    /// Appends to `out`.
+    #[inline]
+    pub fn new(out: &'a mut Vec<u8>, protocol: Protocol) -> Reply<'a> {
+        Reply { out, protocol }
+    }
+
+    /// The protocol that is written.
+    #[inline]
+    pub fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
+    /// Changes the protocol of what follows (HELLO answers in the new one).
+    pub fn set_protocol(&mut self, protocol: Protocol) {
+        self.protocol = protocol;
+    }
+
+    /// Bytes in the output buffer: a mark to come back to with [`Reply::rewind`].
+    #[inline]
+    pub fn mark(&self) -> usize {
+        self.out.len()
+    }
+
+    /// Forgets everything written since `mark`.
+    pub fn rewind(&mut self, mark: usize) {
+        self.out.truncate(mark);
+    }
+
+    /// `+OK`
+    #[inline]
+    pub fn ok(&mut self) {
+        self.out.extend_from_slice(b"+OK\r\n");
+    }
+
+    /// A simple string. The text is the server's own: without CR or LF.
+    pub fn simple(&mut self, text: &str) {
+        debug_assert!(!text.contains(['\r', '\n']));
+        self.line(b'+', text.as_bytes());
+    }
+
+    /// An error, `text` with its prefix (`ERR no such thing`). CR, LF and NUL become spaces; what is longer than 1 KiB is cut.
+    pub fn error(&mut self, text: impl AsRef<[u8]>) {
+        let text = text.as_ref();
+        self.out.push(b'-');
+        let cut = &text[..text.len().min(MAX_ERROR)];
+        self.out.extend(cut.iter().map(|&b| if matches!(b, b'\r' | b'\n' | 0) { b' ' } else { b }));
+        self.out.extend_from_slice(b"\r\n");
+    }
+
+    /// An integer.
+    #[inline]
+    pub fn int(&mut self, value: i64) {
+        if let Ok(small @ 0..=9) = u8::try_from(value) {
+            self.out.extend_from_slice(&[b':', b'0' + small, b'\r', b'\n']);
+            return;
+        }
+        let mut buf = [0; 24];
+        buf[22..].copy_from_slice(b"\r\n");
+        let at = digits(value, &mut buf, 22);
+        buf[at - 1] = b':';
+        self.out.extend_from_slice(&buf[at - 1..]);
+    }
+
+    /// An integer that counts things.
+    #[inline]
+    pub fn count(&mut self, value: usize) {
+        self.int(i64::try_from(value).unwrap_or(i64::MAX));
+    }
+
+    /// A bulk string.
+    #[inline]
+    pub fn bulk(&mut self, bytes: &[u8]) {
+        self.header(b'$', bytes.len());
+        self.out.extend_from_slice(bytes);
+        self.out.extend_from_slice(b"\r\n");
+    }
+
+    /// A number as a bulk string, as GET answers it.
+    #[inline]
+    pub fn bulk_int(&mut self, value: i64) {
+        let mut buf = [0; 20];
+        let at = digits(value, &mut buf, 20);
+        self.bulk(&buf[at..]);
+    }
+
+    /// A bulk string of `length` bytes that `write` appends to the buffer. It must append exactly as many.
+    pub fn bulk_with(&mut self, length: usize, write: impl FnOnce(&mut Vec<u8>)) {
+        self.header(b'$', length);
+        let start = self.out.len();
+        write(self.out);
+        assert!(self.out.len() == start + length, "a bulk of {length} bytes got {}", self.out.len() - start);
+        self.out.extend_from_slice(b"\r\n");
+    }
+
+    /// Text for people to read: a verbatim string, in RESP2 a bulk string.
+    pub fn text(&mut self, text: &str) {
+        match self.protocol {
+            Protocol::Resp2 => self.bulk(text.as_bytes()),
+            Protocol::Resp3 => {
+                self.header(b'=', text.len() + 4);
+                self.out.extend_from_slice(b"txt:");
+                self.out.extend_from_slice(text.as_bytes());
+                self.out.extend_from_slice(b"\r\n");
+            }
+        }
+    }
+
+    /// No value: `_`, in RESP2 the null bulk string.
+    #[inline]
+    pub fn null(&mut self) {
+        self.out.extend_from_slice(match self.protocol {
+            Protocol::Resp2 => b"$-1\r\n",
+            Protocol::Resp3 => b"_\r\n",
+        });
+    }
+
+    /// No array: `_`, in RESP2 the null array.
+    #[inline]
+    pub fn null_array(&mut self) {
+        self.out.extend_from_slice(match self.protocol {
+            Protocol::Resp2 => b"*-1\r\n",
+            Protocol::Resp3 => b"_\r\n",
+        });
+    }
+
+    /// True or false: `#t`, `#f`; in RESP2 1, 0.
+    #[inline]
+    pub fn bool(&mut self, value: bool) {
+        match self.protocol {
+            Protocol::Resp2 => self.int(i64::from(value)),
+            Protocol::Resp3 => self.out.extend_from_slice(if value { b"#t\r\n" } else { b"#f\r\n" }),
+        }
+    }
+
+    /// A floating-point number; in RESP2 a bulk string.
+    pub fn double(&mut self, value: f64) {
+        let text = if value.is_nan() {
+            "nan".to_owned()
+        } else if value.is_infinite() {
+            if value > 0.0 { "inf".to_owned() } else { "-inf".to_owned() }
+        } else {
+            value.to_string()
+        };
+        match self.protocol {
+            Protocol::Resp2 => self.bulk(text.as_bytes()),
+            Protocol::Resp3 => self.line(b',', text.as_bytes()),
+        }
+    }
+
+    /// An array of `length` elements, which must follow.
+    #[inline]
+    pub fn array(&mut self, length: usize) {
+        self.header(b'*', length);
+    }
+
+    /// A map of `pairs` keys and values, which must follow; in RESP2 an array of twice as many.
+    #[inline]
+    pub fn map(&mut self, pairs: usize) {
+        match self.protocol {
+            Protocol::Resp2 => self.header(b'*', pairs * 2),
+            Protocol::Resp3 => self.header(b'%', pairs),
+        }
+    }
+
+    /// A set of `length` elements, which must follow; in RESP2 an array.
+    pub fn set(&mut self, length: usize) {
+        match self.protocol {
+            Protocol::Resp2 => self.header(b'*', length),
+            Protocol::Resp3 => self.header(b'~', length),
+        }
+    }
+
+    /// A message that answers no request; in RESP2 an array.
+    pub fn push(&mut self, length: usize) {
+        match self.protocol {
+            Protocol::Resp2 => self.header(b'*', length),
+            Protocol::Resp3 => self.header(b'>', length),
+        }
+    }
+
+    #[inline]
+    fn header(&mut self, marker: u8, length: usize) {
+        if length <= 9 {
+            // Ten or more elements are rarer than fewer, and a length of one digit needs no division.
+            self.out.extend_from_slice(&[marker, b'0' + length as u8, b'\r', b'\n']);
+            return;
+        }
+        let mut buf = [0; 24];
+        buf[22..].copy_from_slice(b"\r\n");
+        let at = digits(i64::try_from(length).unwrap_or(i64::MAX), &mut buf, 22);
+        buf[at - 1] = marker;
+        self.out.extend_from_slice(&buf[at - 1..]);
+    }
+
+    fn line(&mut self, marker: u8, text: &[u8]) {
+        self.out.push(marker);
+        self.out.extend_from_slice(text);
+        self.out.extend_from_slice(b"\r\n");
+    }
+}
+
+/// "00" to "99", so that one division gives two digits.
+const PAIRS: [u8; 200] = {
+    let mut pairs = [0; 200];
+    let mut i = 0;
+    while i < 100 {
+        pairs[i * 2] = b'0' + (i / 10) as u8;
+        pairs[i * 2 + 1] = b'0' + (i % 10) as u8;
+        i += 1;
+    }
+    pairs
+};
+
+/// Writes `value` in decimal so that it ends before `buf[end]`; returns where it starts. It needs 20 bytes at most.
+#[inline]
+fn digits(value: i64, buf: &mut [u8], end: usize) -> usize {
+    let mut rest = value.unsigned_abs();
+    let mut at = end;
+    while rest >= 100 {
+        let pair = (rest % 100) as usize * 2;
+        rest /= 100;
+        at -= 2;
+        buf[at..at + 2].copy_from_slice(&PAIRS[pair..pair + 2]);
+    }
+    if rest >= 10 {
+        let pair = rest as usize * 2;
+        at -= 2;
+        buf[at..at + 2].copy_from_slice(&PAIRS[pair..pair + 2]);
+    } else {
+        at -= 1;
+        buf[at] = b'0' + rest as u8;
+    }
+    if value < 0 {
+        at -= 1;
+        buf[at] = b'-';
+    }
+    at
+}
+
+/// Appends `value` in decimal.
+pub fn decimal(value: i64, out: &mut Vec<u8>) {
+    let mut buf = [0; 20];
+    let at = digits(value, &mut buf, 20);
+    out.extend_from_slice(&buf[at..]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(protocol: Protocol, write: impl FnOnce(&mut Reply<'_>)) -> String {
+        let mut out = Vec::new();
+        write(&mut Reply::new(&mut out, protocol));
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn both_protocols() {
+        type Case = (fn(&mut Reply<'_>), &'static str, &'static str);
+        let cases: &[Case] = &[
+            (|r| r.ok(), "+OK\r\n", "+OK\r\n"),
+            (|r| r.simple("PONG"), "+PONG\r\n", "+PONG\r\n"),
+            (|r| r.int(-12), ":-12\r\n", ":-12\r\n"),
+            (|r| r.bulk(b"0123456789"), "$10\r\n0123456789\r\n", "$10\r\n0123456789\r\n"),
+            (|r| r.bulk_int(i64::MIN), "$20\r\n-9223372036854775808\r\n", "$20\r\n-9223372036854775808\r\n"),
+            (|r| r.null(), "$-1\r\n", "_\r\n"),
+            (|r| r.null_array(), "*-1\r\n", "_\r\n"),
+            (|r| r.bool(true), ":1\r\n", "#t\r\n"),
+            (|r| r.bool(false), ":0\r\n", "#f\r\n"),
+            (|r| r.double(0.5), "$3\r\n0.5\r\n", ",0.5\r\n"),
+            (|r| r.double(f64::NEG_INFINITY), "$4\r\n-inf\r\n", ",-inf\r\n"),
+            (|r| r.array(12), "*12\r\n", "*12\r\n"),
+            (|r| r.map(3), "*6\r\n", "%3\r\n"),
+            (|r| r.set(3), "*3\r\n", "~3\r\n"),
+            (|r| r.push(3), "*3\r\n", ">3\r\n"),
+            (|r| r.text("hi"), "$2\r\nhi\r\n", "=6\r\ntxt:hi\r\n"),
+            (|r| r.bulk_with(2, |out| out.extend(b"ab")), "$2\r\nab\r\n", "$2\r\nab\r\n"),
+        ];
+        for (i, (write, two, three)) in cases.iter().enumerate() {
+            assert_eq!(written(Protocol::Resp2, write), *two, "case {i}");
+            assert_eq!(written(Protocol::Resp3, write), *three, "case {i}");
+        }
+    }
+
+    #[test]
+    fn an_error_is_one_line_whatever_it_quotes() {
+        let text = written(Protocol::Resp2, |r| r.error(b"ERR unknown command 'a\r\n+OK\0'"));
+        assert_eq!(text, "-ERR unknown command 'a  +OK '\r\n");
+        let long = written(Protocol::Resp2, |r| r.error(vec![b'x'; 100_000]));
+        assert_eq!(long.len(), 1 + MAX_ERROR + 2);
+    }
+
+    #[test]
+    fn integers_are_written_as_the_standard_library_writes_them() {
+        let mut random = fastrand::Rng::with_seed(3);
+        let edges = [0, 9, 10, 99, 100, 101, 999, 1000, i64::MAX, i64::MIN, -1, -9, -10, -99, -100];
+        let values = edges.into_iter().chain((0..100_000).map(|_| random.i64(..) >> random.u32(0..64)));
+        for value in values {
+            assert_eq!(written(Protocol::Resp2, |r| r.int(value)), format!(":{value}\r\n"));
+            let mut out = Vec::new();
+            decimal(value, &mut out);
+            assert_eq!(out, value.to_string().into_bytes());
+        }
+    }
+
+    /// redis-protocol reads what we write, in both protocols, and finds the same values.
+    #[test]
+    fn redis_protocol_reads_what_is_written() {
+        use redis_protocol::{resp2, resp3};
+        let write = |r: &mut Reply<'_>| {
+            r.map(2);
+            r.bulk(b"a");
+            r.array(4);
+            r.int(-7);
+            r.null();
+            r.bool(true);
+            r.error("ERR x");
+            r.bulk(b"b");
+            r.set(2);
+            r.text("t");
+            r.double(1.5);
+        };
+        for protocol in [Protocol::Resp2, Protocol::Resp3] {
+            let mut out = Vec::new();
+            write(&mut Reply::new(&mut out, protocol));
+            let consumed = match protocol {
+                Protocol::Resp2 => resp2::decode::decode(&out).unwrap().map(|(frame, n)| {
+                    assert!(format!("{frame:?}").contains("Integer(-7)"), "{frame:?}");
+                    n
+                }),
+                Protocol::Resp3 => resp3::decode::complete::decode(&out).unwrap().map(|(frame, n)| {
+                    assert!(matches!(frame, resp3::types::OwnedFrame::Map { .. }), "{frame:?}");
+                    n
+                }),
+            };
+            assert_eq!(consumed, Some(out.len()));
+        }
+    }
+}

@@ -1,0 +1,595 @@
+//! The request scanner: finds where a request ends and where its arguments lie, without copying or allocating for them.
+//!
+//! It is *resumable*: when bytes are missing it says so, keeps what it knows, and goes on from there when called again with the
+//! same bytes and more; it never looks at a byte twice (a decoder that starts over needs 25 ms for 10,000 arguments that arrive in packets).
+//! It is *total*: any bytes at all give a request, "more", or a refusal. It never allocates by an announced size: a header that
+//! promises 512 MB or a million arguments costs nothing until the bytes have come.
+//!
+//! Two forms are read, as in Redis:
+//!
+//! ```text
+//!   *2\r\n$4\r\nECHO\r\n$2\r\nhi\r\n     an array of bulk strings
+//!   ECHO "hi there"\r\n                  inline: one line, words split at spaces, quotes and escapes as in a shell
+//! ```
+//!
+//! Errors have Redis's words. We are stricter in two places, because a proxy that reads the same bytes otherwise than the server
+//! lets a client smuggle requests through it: a bulk string must be followed by CR LF (Redis skips these two bytes unseen), and
+//! a CR that ends a header line must be followed by LF.
+
+use super::Args;
+
+/// Redis's limit for one inline request, and for a header line, in bytes.
+const MAX_LINE: usize = 64 * 1024;
+/// Spans that a scanner keeps between requests; a larger vector is given back.
+const KEPT_SPANS: usize = 1024;
+
+/// Where one argument lies.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Span {
+    start: u32,
+    end: u32,
+}
+
+impl Span {
+    #[inline]
+    fn new(start: usize, end: usize) -> Span {
+        // The query buffer is limited to less than 4 GiB by the configuration, so neither is ever cut.
+        Span { start: u32::try_from(start).unwrap_or(u32::MAX), end: u32::try_from(end).unwrap_or(u32::MAX) }
+    }
+
+    #[inline]
+    pub(super) fn range(self) -> std::ops::Range<usize> {
+        self.start as usize..self.end as usize
+    }
+}
+
+/// What a peer may send.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Arguments per request.
+    pub max_args: usize,
+    /// Bytes per argument.
+    pub max_bulk_bytes: usize,
+    /// Whether the peer still has to log in: changes the words of a refusal.
+    pub unauthenticated: bool,
+}
+
+impl Limits {
+    /// Redis's limits for clients that have not logged in.
+    pub const UNAUTHENTICATED: Limits = Limits { max_args: 10, max_bulk_bytes: 16_384, unauthenticated: true };
+}
+
+/// Why a request was refused. The connection answers with the text and closes: it no longer knows where the next request begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// The number after `*` is none, or too large.
+    #[error("Protocol error: invalid multibulk length")]
+    MultibulkLength,
+    /// More arguments than a client may send before it logs in.
+    #[error("Protocol error: unauthenticated multibulk length")]
+    UnauthenticatedMultibulkLength,
+    /// The number after `$` is none, or too large.
+    #[error("Protocol error: invalid bulk length")]
+    BulkLength,
+    /// A longer argument than a client may send before it logs in.
+    #[error("Protocol error: unauthenticated bulk length")]
+    UnauthenticatedBulkLength,
+    /// The `*` line does not end.
+    #[error("Protocol error: too big mbulk count string")]
+    LongMultibulkLine,
+    /// The `$` line does not end.
+    #[error("Protocol error: too big bulk count string")]
+    LongBulkLine,
+    /// An inline request does not end.
+    #[error("Protocol error: too big inline request")]
+    LongInline,
+    /// A quote that is not closed, or is followed by something other than a space.
+    #[error("Protocol error: unbalanced quotes in request")]
+    UnbalancedQuotes,
+    /// Something else where a bulk string must begin.
+    #[error("Protocol error: expected '$', got '{}'", char::from(*.0))]
+    ExpectedBulk(u8),
+    /// A bulk string of another length than announced.
+    #[error("Protocol error: expected CRLF after a bulk string")]
+    ExpectedCrLf,
+}
+
+/// What [`Scanner::scan`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scan {
+    /// The request has not arrived whole. Call again with the same bytes and more.
+    Incomplete,
+    /// Nothing to do (an empty line, `*0`, `*-1`): skip this many bytes.
+    Nothing(usize),
+    /// A request of this many bytes; [`Scanner::args`] has its arguments.
+    Request(usize),
+    /// Answer with the error and close.
+    Refused(Malformed),
+}
+
+#[derive(Clone, Copy)]
+enum State {
+    /// At the first byte of a request.
+    Start,
+    /// At the `$` of an argument.
+    Header,
+    /// In an argument of this many bytes.
+    Body(usize),
+}
+
+enum Line {
+    Value(i64, usize),
+    Partial,
+    Long,
+    Invalid,
+}
+
+/// Scans the requests of one connection. See the top of the file.
+pub struct Scanner {
+    spans: Vec<Span>,
+    /// Arguments of an inline request, unescaped; spans point here then.
+    inline: Vec<u8>,
+    is_inline: bool,
+    state: State,
+    /// The next byte to look at, from the request's first byte.
+    pos: usize,
+    /// Arguments still to come.
+    missing: usize,
+    /// No line end lies before this byte.
+    searched: usize,
+}
+
+impl Default for Scanner {
+    fn default() -> Self {
+        Scanner {
+            spans: Vec::new(),
+            inline: Vec::new(),
+            is_inline: false,
+            state: State::Start,
+            pos: 0,
+            missing: 0,
+            searched: 0,
+        }
+    }
+}
+
+impl Scanner {
+    /// Looks for a request at the start of `buf`. After [`Scan::Incomplete`] the next call must be given the same bytes, and more
+    /// behind them (they may have moved in memory); after any other outcome, the bytes behind the request.
+    #[inline]
+    pub fn scan(&mut self, buf: &[u8], limits: &Limits) -> Scan {
+        loop {
+            match self.state {
+                State::Start => {
+                    match buf.first() {
+                        None => return Scan::Incomplete,
+                        Some(b'*') => {}
+                        Some(_) => return self.scan_inline(buf),
+                    }
+                    match self.number(buf, 0) {
+                        Line::Partial => return Scan::Incomplete,
+                        Line::Long => return self.refuse(Malformed::LongMultibulkLine),
+                        Line::Invalid => return self.refuse(Malformed::MultibulkLength),
+                        Line::Value(count, next) => {
+                            if count <= 0 {
+                                self.reset();
+                                return Scan::Nothing(next);
+                            }
+                            let count = usize::try_from(count).unwrap_or(usize::MAX);
+                            if count > limits.max_args {
+                                return self.refuse(if limits.unauthenticated {
+                                    Malformed::UnauthenticatedMultibulkLength
+                                } else {
+                                    Malformed::MultibulkLength
+                                });
+                            }
+                            self.spans.clear();
+                            if self.spans.capacity() > KEPT_SPANS && count <= KEPT_SPANS {
+                                self.spans.shrink_to(KEPT_SPANS);
+                            }
+                            self.is_inline = false;
+                            self.missing = count;
+                            self.pos = next;
+                            self.state = State::Header;
+                        }
+                    }
+                }
+                State::Header => {
+                    match buf.get(self.pos) {
+                        None => return Scan::Incomplete,
+                        Some(b'$') => {}
+                        Some(&other) => return self.refuse(Malformed::ExpectedBulk(other)),
+                    }
+                    match self.number(buf, self.pos) {
+                        Line::Partial => return Scan::Incomplete,
+                        Line::Long => return self.refuse(Malformed::LongBulkLine),
+                        Line::Invalid => return self.refuse(Malformed::BulkLength),
+                        Line::Value(length, next) => {
+                            let Ok(length) = usize::try_from(length) else {
+                                return self.refuse(Malformed::BulkLength);
+                            };
+                            if length > limits.max_bulk_bytes {
+                                return self.refuse(if limits.unauthenticated {
+                                    Malformed::UnauthenticatedBulkLength
+                                } else {
+                                    Malformed::BulkLength
+                                });
+                            }
+                            self.pos = next;
+                            self.state = State::Body(length);
+                        }
+                    }
+                }
+                State::Body(length) => {
+                    let end = self.pos + length;
+                    if buf.len() < end + 2 {
+                        return Scan::Incomplete;
+                    }
+                    if buf[end] != b'\r' || buf[end + 1] != b'\n' {
+                        return self.refuse(Malformed::ExpectedCrLf);
+                    }
+                    self.spans.push(Span::new(self.pos, end));
+                    self.pos = end + 2;
+                    self.missing -= 1;
+                    if self.missing == 0 {
+                        let consumed = self.pos;
+                        self.reset();
+                        return Scan::Request(consumed);
+                    }
+                    self.state = State::Header;
+                }
+            }
+        }
+    }
+
+    /// The arguments of the request that was found last; `buf` as it was given to [`Scanner::scan`].
+    #[inline]
+    pub fn args<'a>(&'a self, buf: &'a [u8]) -> Args<'a> {
+        Args::new(if self.is_inline { &self.inline } else { buf }, &self.spans)
+    }
+
+    fn reset(&mut self) {
+        self.state = State::Start;
+        self.pos = 0;
+        self.searched = 0;
+    }
+
+    #[cold]
+    fn refuse(&mut self, why: Malformed) -> Scan {
+        self.reset();
+        Scan::Refused(why)
+    }
+
+    /// Reads the number of the header line whose marker is at `at`.
+    #[inline]
+    fn number(&mut self, buf: &[u8], at: usize) -> Line {
+        // Nearly every header: a few digits, CR, LF, all there.
+        let digits = &buf[at + 1..];
+        let mut value = 0i64;
+        let mut length = 0;
+        while length < 18 && length < digits.len() && digits[length].is_ascii_digit() {
+            value = value * 10 + i64::from(digits[length] - b'0');
+            length += 1;
+        }
+        let canonical = length == 1 || (length > 1 && digits[0] != b'0');
+        if canonical && digits.len() >= length + 2 && digits[length] == b'\r' && digits[length + 1] == b'\n' {
+            self.searched = 0;
+            return Line::Value(value, at + 1 + length + 2);
+        }
+        self.slow_number(buf, at)
+    }
+
+    #[cold]
+    fn slow_number(&mut self, buf: &[u8], at: usize) -> Line {
+        let from = self.searched.max(at + 1);
+        let Some(cr) = find(b'\r', buf, from) else {
+            self.searched = buf.len();
+            return if buf.len() - at > MAX_LINE { Line::Long } else { Line::Partial };
+        };
+        if cr + 1 == buf.len() {
+            self.searched = cr;
+            return Line::Partial;
+        }
+        self.searched = 0;
+        match super::integer(&buf[at + 1..cr]) {
+            Some(value) if buf[cr + 1] == b'\n' => Line::Value(value, cr + 2),
+            _ => Line::Invalid,
+        }
+    }
+
+    fn scan_inline(&mut self, buf: &[u8]) -> Scan {
+        let Some(lf) = find(b'\n', buf, self.searched) else {
+            self.searched = buf.len();
+            return if buf.len() > MAX_LINE { self.refuse(Malformed::LongInline) } else { Scan::Incomplete };
+        };
+        let line = buf[..lf].strip_suffix(b"\r").unwrap_or(&buf[..lf]);
+        if line.len() > MAX_LINE {
+            return self.refuse(Malformed::LongInline);
+        }
+        self.reset();
+        self.spans.clear();
+        self.inline.clear();
+        self.is_inline = true;
+        if split(line, &mut self.inline, &mut self.spans).is_none() {
+            return self.refuse(Malformed::UnbalancedQuotes);
+        }
+        if self.spans.is_empty() { Scan::Nothing(lf + 1) } else { Scan::Request(lf + 1) }
+    }
+}
+
+fn find(byte: u8, buf: &[u8], from: usize) -> Option<usize> {
+    buf[from..].iter().position(|&b| b == byte).map(|i| from + i)
+}
+
+/// Splits a line into words as Redis's `sdssplitargs` does. `None`: a quote is open, or closed in the middle of a word.
+fn split(line: &[u8], words: &mut Vec<u8>, spans: &mut Vec<Span>) -> Option<()> {
+    let is_space = |b: u8| b.is_ascii_whitespace() || b == 0x0b;
+    let mut rest = line;
+    loop {
+        while let [first, tail @ ..] = rest
+            && is_space(*first)
+        {
+            rest = tail;
+        }
+        if rest.is_empty() {
+            return Some(());
+        }
+        let start = words.len();
+        let mut quote = None;
+        loop {
+            match (quote, rest) {
+                (None, []) => break,
+                (None, [b, ..]) if is_space(*b) => break,
+                (None, [b @ (b'"' | b'\''), tail @ ..]) => {
+                    quote = Some(*b);
+                    rest = tail;
+                }
+                (None, [b, tail @ ..]) => {
+                    words.push(*b);
+                    rest = tail;
+                }
+                (Some(_), []) => return None,
+                (Some(b'"'), [b'\\', b'x', high, low, tail @ ..])
+                    if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() =>
+                {
+                    words.push(hex(*high) << 4 | hex(*low));
+                    rest = tail;
+                }
+                (Some(b'"'), [b'\\', b, tail @ ..]) => {
+                    words.push(match b {
+                        b'n' => b'\n',
+                        b'r' => b'\r',
+                        b't' => b'\t',
+                        b'b' => 8,
+                        b'a' => 7,
+                        other => *other,
+                    });
+                    rest = tail;
+                }
+                (Some(b'\''), [b'\\', b'\'', tail @ ..]) => {
+                    words.push(b'\'');
+                    rest = tail;
+                }
+                (Some(open), [b, tail @ ..]) if *b == open => {
+                    if tail.first().is_some_and(|&b| !is_space(b)) {
+                        return None;
+                    }
+                    quote = None;
+                    rest = tail;
+                }
+                (Some(_), [b, tail @ ..]) => {
+                    words.push(*b);
+                    rest = tail;
+                }
+            }
+        }
+        spans.push(Span::new(start, words.len()));
+    }
+}
+
+/// The value of a hexadecimal digit.
+fn hex(digit: u8) -> u8 {
+    match digit {
+        b'0'..=b'9' => digit - b'0',
+        _ => (digit | 0x20) - b'a' + 10,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { max_args: 1 << 20, max_bulk_bytes: 512 << 20, unauthenticated: false };
+
+    type Requests = Vec<Vec<Vec<u8>>>;
+
+    /// All requests in `bytes` when they arrive in pieces that end at `cuts`, and how the scan ended.
+    fn scan_in_pieces(bytes: &[u8], cuts: &[usize], limits: &Limits) -> (Requests, Option<Malformed>) {
+        let mut scanner = Scanner::default();
+        let mut requests = Vec::new();
+        let mut start = 0;
+        for &end in cuts.iter().chain([&bytes.len()]) {
+            loop {
+                let buf = &bytes[start..end.max(start)];
+                match scanner.scan(buf, limits) {
+                    Scan::Incomplete => break,
+                    Scan::Nothing(n) => start += n,
+                    Scan::Request(n) => {
+                        assert!(n <= buf.len());
+                        requests.push(scanner.args(buf).iter().map(<[u8]>::to_vec).collect());
+                        start += n;
+                    }
+                    Scan::Refused(why) => return (requests, Some(why)),
+                }
+            }
+        }
+        (requests, None)
+    }
+
+    fn scan_all(bytes: &[u8]) -> (Requests, Option<Malformed>) {
+        scan_in_pieces(bytes, &[], &LIMITS)
+    }
+
+    fn words(line: &str) -> Vec<Vec<u8>> {
+        line.split('|').map(|w| w.as_bytes().to_vec()).collect()
+    }
+
+    #[test]
+    fn requests_are_found_at_every_split_point() {
+        let bytes = b"*2\r\n$4\r\nECHO\r\n$2\r\nhi\r\n\r\n*0\r\n*-1\r\nPING\r\nset \"a b\" 'c' d\n*1\r\n$0\r\n\r\n*3\r\n$1\r\na\r\n$4\r\n\r\n\r\n\r\n$1\r\nb\r\n";
+        let expected = vec![
+            words("ECHO|hi"),
+            words("PING"),
+            words("set|a b|c|d"),
+            words(""),
+            vec![b"a".to_vec(), b"\r\n\r\n".to_vec(), b"b".to_vec()],
+        ];
+        assert_eq!(scan_all(bytes), (expected.clone(), None));
+        for a in 0..=bytes.len() {
+            for b in a..=bytes.len() {
+                assert_eq!(scan_in_pieces(bytes, &[a, b], &LIMITS), (expected.clone(), None), "cut at {a} and {b}");
+            }
+        }
+        let each: Vec<usize> = (0..bytes.len()).collect();
+        assert_eq!(scan_in_pieces(bytes, &each, &LIMITS), (expected, None));
+    }
+
+    #[test]
+    fn malformed_requests_are_refused_in_the_words_of_redis() {
+        let long = |head: &[u8], byte: u8| {
+            let mut bytes = head.to_vec();
+            bytes.resize(head.len() + MAX_LINE + 1, byte);
+            bytes
+        };
+        let cases: Vec<(Vec<u8>, Limits, &str)> = vec![
+            (b"*2147483648\r\n".to_vec(), LIMITS, "Protocol error: invalid multibulk length"),
+            (b"*1048577\r\n".to_vec(), LIMITS, "Protocol error: invalid multibulk length"),
+            (b"*abc\r\n".to_vec(), LIMITS, "Protocol error: invalid multibulk length"),
+            (b"*\r\n".to_vec(), LIMITS, "Protocol error: invalid multibulk length"),
+            (b"*01\r\n".to_vec(), LIMITS, "Protocol error: invalid multibulk length"),
+            (b"*99999999999999999999\r\n".to_vec(), LIMITS, "Protocol error: invalid multibulk length"),
+            (b"*11\r\n".to_vec(), Limits::UNAUTHENTICATED, "Protocol error: unauthenticated multibulk length"),
+            (b"*1\r\n$16385\r\n".to_vec(), Limits::UNAUTHENTICATED, "Protocol error: unauthenticated bulk length"),
+            (b"*1\r\n$-1\r\n".to_vec(), LIMITS, "Protocol error: invalid bulk length"),
+            (b"*1\r\n$536870913\r\n".to_vec(), LIMITS, "Protocol error: invalid bulk length"),
+            (b"*1\r\n$x\r\n".to_vec(), LIMITS, "Protocol error: invalid bulk length"),
+            (b"*1\r\n!4\r\nPING\r\n".to_vec(), LIMITS, "Protocol error: expected '$', got '!'"),
+            (long(b"*", b'1'), LIMITS, "Protocol error: too big mbulk count string"),
+            (long(b"*1\r\n$", b'1'), LIMITS, "Protocol error: too big bulk count string"),
+            (long(b"", b'a'), LIMITS, "Protocol error: too big inline request"),
+            (b"set \"a\r\n".to_vec(), LIMITS, "Protocol error: unbalanced quotes in request"),
+            (b"set \"a\"b\r\n".to_vec(), LIMITS, "Protocol error: unbalanced quotes in request"),
+            (b"set 'a\r\n".to_vec(), LIMITS, "Protocol error: unbalanced quotes in request"),
+            // Stricter than Redis, on purpose.
+            (b"*1\r\n$4\r\nPINGxx".to_vec(), LIMITS, "Protocol error: expected CRLF after a bulk string"),
+            (b"*1\r\n$4\r\nPING\n\n".to_vec(), LIMITS, "Protocol error: expected CRLF after a bulk string"),
+            (b"*1\rx$4\r\nPING\r\n".to_vec(), LIMITS, "Protocol error: invalid multibulk length"),
+            (b"*1\n$4\nPING\n*\r\n".to_vec(), LIMITS, "Protocol error: invalid multibulk length"),
+        ];
+        for (bytes, limits, text) in cases {
+            let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(40)]).into_owned();
+            let (requests, why) = scan_in_pieces(&bytes, &[], &limits);
+            assert!(requests.is_empty(), "{shown:?}");
+            assert_eq!(why.map(|w| w.to_string()).as_deref(), Some(text), "{shown:?}");
+            if bytes.len() < 100 {
+                for cut in 0..bytes.len() {
+                    let (_, why) = scan_in_pieces(&bytes, &[cut], &limits);
+                    assert_eq!(why.map(|w| w.to_string()).as_deref(), Some(text), "{shown:?} cut at {cut}");
+                }
+            }
+        }
+        for nothing in [&b"*-10\r\n"[..], b"*-1\r\n", b"*0\r\n", b"\r\n", b"\n", b"   \r\n"] {
+            assert_eq!(scan_all(nothing), (vec![], None));
+        }
+        assert_eq!(scan_all(b"*1\r\n$536870912\r\n"), (vec![], None), "the largest bulk is only waited for");
+    }
+
+    #[test]
+    fn inline_words_are_split_as_in_redis() {
+        let cases: &[(&[u8], &str)] = &[
+            (b"a b  c\r\n", "a|b|c"),
+            (b"\"a\\x41\\n\\q\" b\n", "aA\nq|b"),
+            (b"'it\\'s' \"\" x\n", "it's||x"),
+            (b"pre\"fix\"\n", "prefix"),
+            (b"\ta\x0bb\n", "a|b"),
+            (b"\"\\x4\"\n", "x4"),
+        ];
+        for (line, expected) in cases {
+            assert_eq!(scan_all(line), (vec![words(expected)], None), "{:?}", String::from_utf8_lossy(line));
+        }
+    }
+
+    #[test]
+    fn announced_sizes_allocate_nothing() {
+        let mut scanner = Scanner::default();
+        assert_eq!(scanner.scan(b"*1048576\r\n$536870912\r\nabc", &LIMITS), Scan::Incomplete);
+        assert_eq!(scanner.spans.capacity(), 0);
+    }
+
+    /// redis-protocol is the oracle: on valid arrays of bulks it and the scanner must find the same arguments and length, and
+    /// on a prefix both must ask for more.
+    #[test]
+    fn agrees_with_redis_protocol_on_the_same_bytes() {
+        use redis_protocol::resp2::{decode::decode, types::OwnedFrame};
+        let seed = 20_260_101;
+        let mut random = fastrand::Rng::with_seed(seed);
+        for round in 0..3_000 {
+            let mut bytes = Vec::new();
+            for _ in 0..random.usize(1..4) {
+                let count = random.usize(1..6);
+                bytes.extend_from_slice(format!("*{count}\r\n").as_bytes());
+                for _ in 0..count {
+                    let length = random.usize(0..12);
+                    bytes.extend_from_slice(format!("${length}\r\n").as_bytes());
+                    bytes.extend((0..length).map(|_| if random.bool() { b'\r' } else { random.u8(..) }));
+                    bytes.extend_from_slice(b"\r\n");
+                }
+            }
+            // A third of the rounds damage one byte: then both must agree as long as the oracle accepts.
+            let damaged = round % 3 == 0;
+            if damaged {
+                let at = random.usize(..bytes.len());
+                bytes[at] = *random.choice(b"$*\r\n0123456789-x").expect("not empty");
+            }
+            for cut in 0..=bytes.len() {
+                let buf = &bytes[..cut];
+                let mut scanner = Scanner::default();
+                let ours = scanner.scan(buf, &LIMITS);
+                match decode(buf) {
+                    Ok(Some((OwnedFrame::Array(frames), consumed))) if !frames.is_empty() => {
+                        let theirs: Option<Vec<Vec<u8>>> = frames
+                            .into_iter()
+                            .map(|f| if let OwnedFrame::BulkString(b) = f { Some(b) } else { None })
+                            .collect();
+                        // Arrays of other things than bulk strings are no requests.
+                        let Some(theirs) = theirs else { continue };
+                        // The oracle reads "$01"; we do not.
+                        if damaged && matches!(ours, Scan::Refused(_)) {
+                            continue;
+                        }
+                        assert_eq!(ours, Scan::Request(consumed), "seed {seed} round {round} cut {cut}");
+                        let found: Vec<Vec<u8>> = scanner.args(buf).iter().map(<[u8]>::to_vec).collect();
+                        assert_eq!(found, theirs, "seed {seed} round {round} cut {cut}");
+                    }
+                    Ok(None) if !damaged => assert_eq!(ours, Scan::Incomplete, "seed {seed} round {round} cut {cut}"),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn any_bytes_give_an_outcome_and_pieces_change_nothing() {
+        let seed = 99;
+        let mut random = fastrand::Rng::with_seed(seed);
+        let alphabet = b"*$\r\n0123456789-\"'\\x ab\0\xff";
+        for round in 0..30_000 {
+            let bytes: Vec<u8> =
+                (0..random.usize(0..60)).map(|_| *random.choice(alphabet).expect("not empty")).collect();
+            let whole = scan_all(&bytes);
+            let mut cuts: Vec<usize> = (0..random.usize(0..6)).map(|_| random.usize(0..=bytes.len())).collect();
+            cuts.sort_unstable();
+            assert_eq!(scan_in_pieces(&bytes, &cuts, &LIMITS), whole, "seed {seed} round {round}");
+        }
+    }
+}

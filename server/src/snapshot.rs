@@ -1,0 +1,449 @@
+//! Snapshots: the engines' state as files, written while everything goes on, so that the log need not be kept for ever.
+//!
+//! One file per table; a table that has not changed since the last snapshot is not written again. The walk takes no lock that a
+//! reader or a writer could wait for: what it misses because it changes meanwhile is in the log behind the position that was
+//! noted before it began (`store/src/snapshot.rs` has the argument). Extra memory is one chunk.
+//!
+//! | file's kind | per | holds |
+//! |---|---|---|
+//! | catalogue | folder | the catalogue |
+//! | rows | table of a counter space | rows, in chunks that are sorted by id |
+//! | table | table of an existence space | its filters and revoked pairs, in the phantom engine's format |
+//! | aside | existence space | its frontier and the pairs of ids far ahead, in the phantom engine's format |
+
+use crate::catalogue::{Catalogue, Mismatch};
+use crate::config::Config;
+use crate::engines::{Engines, existence_options};
+use crate::node::{Node, unix_us};
+use crate::records::{RecordKind, RowsWriter, read_rows};
+use parking_lot::{Condvar, Mutex};
+use phantom::{StoredTable, TableDecoder};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use store::{FileEntry, FileWriter, Progress, Role, SnapshotReader, Store, Tag};
+use tokio::sync::watch;
+
+/// Rows that are sorted and written together.
+const CHUNK_ROWS: usize = 16 << 10;
+/// Bytes of a filter that are written together.
+const CHUNK_BYTES: usize = 256 << 10;
+/// How often it is looked whether a snapshot is due.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// Which parts (id ranges of spaces) have changed since they were last written. The commit thread says what changes.
+#[derive(Default)]
+pub(crate) struct Parts {
+    /// Per space, by lowest id: highest id, the stamp of the file that holds the part, and whether it changed since.
+    spaces: Mutex<HashMap<u32, BTreeMap<u64, Part>>>,
+    /// Spaces that had pairs aside when they were last written.
+    aside: Mutex<HashSet<u32>>,
+    changes: AtomicU64,
+}
+
+#[derive(Clone, Copy)]
+struct Part {
+    high: u64,
+    stamp: u64,
+    changed: bool,
+}
+
+impl Parts {
+    /// Something about `id` has changed.
+    pub(crate) fn touch(&self, space: u32, id: u64) {
+        self.touch_all([(space, id)].into_iter());
+    }
+
+    /// The same for many, under one lock.
+    pub(crate) fn touch_all(&self, ids: impl Iterator<Item = (u32, u64)>) {
+        let mut spaces = self.spaces.lock();
+        let mut changes = 0;
+        for (space, id) in ids {
+            changes += 1;
+            if let Some(parts) = spaces.get_mut(&space)
+                && let Some((_, part)) = parts.range_mut(..=id).next_back()
+            {
+                part.changed = true;
+            }
+        }
+        self.changes.fetch_add(changes, Relaxed);
+    }
+
+    /// Takes over what a manifest names.
+    fn adopt(&self, files: &[FileEntry]) {
+        // What the last process had aside is not known: then it may have moved.
+        self.aside.lock().extend(files.iter().filter(|f| f.tag.kind == RecordKind::Aside as u32).map(|f| f.tag.space));
+        let mut spaces = self.spaces.lock();
+        for tag in files.iter().filter(|f| f.role == Role::Snapshot).map(|f| f.tag) {
+            if tag.kind == RecordKind::Aside as u32 || tag.kind == RecordKind::Catalogue as u32 {
+                continue;
+            }
+            let part = Part { high: tag.high, stamp: tag.stamp, changed: false };
+            spaces.entry(tag.space).or_default().insert(tag.low, part);
+        }
+    }
+
+    /// The stamp of an unchanged part with this very range.
+    fn unchanged(&self, space: u32, low: u64, high: u64) -> Option<u64> {
+        let spaces = self.spaces.lock();
+        let part = spaces.get(&space)?.get(&low)?;
+        (part.high == high && !part.changed).then_some(part.stamp)
+    }
+
+    /// These are the parts of the space from now on, and those with this stamp are being written: what changes from here on counts.
+    fn begin(&self, space: u32, parts: &[(u64, u64, Option<u64>)], stamp: u64) {
+        let new =
+            parts.iter().map(|&(low, high, kept)| (low, Part { high, stamp: kept.unwrap_or(stamp), changed: false }));
+        self.spaces.lock().insert(space, new.collect());
+    }
+
+    /// Whether the space had pairs aside the last time; `now`: whether it has.
+    fn had_aside(&self, space: u32, now: bool) -> bool {
+        let mut aside = self.aside.lock();
+        if now { !aside.insert(space) } else { aside.remove(&space) }
+    }
+
+    /// All parts of the space must be written again.
+    fn forget_space(&self, space: u32) {
+        self.spaces.lock().remove(&space);
+    }
+
+    /// The snapshot failed: nothing of it can be relied on.
+    fn forget(&self) {
+        self.spaces.lock().clear();
+    }
+}
+
+/// How the last snapshot went.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Saved {
+    /// Snapshots that have ended, well or not.
+    pub(crate) ended: u64,
+    pub(crate) running: bool,
+    /// Unix time in seconds of the last one that ended well, or of the start.
+    pub(crate) last_s: u64,
+    pub(crate) took: Duration,
+    pub(crate) bytes: u64,
+    pub(crate) error: Option<Arc<str>>,
+}
+
+/// What the snapshot thread and those who ask it for something share.
+pub(crate) struct Snapshots {
+    pub(crate) saved: watch::Sender<Saved>,
+    wanted: Mutex<bool>,
+    nudge: Condvar,
+    /// Changes that the last snapshot has seen.
+    changes: AtomicU64,
+}
+
+impl Default for Snapshots {
+    fn default() -> Self {
+        let saved = Saved { last_s: unix_us() / 1_000_000, ..Saved::default() };
+        Snapshots {
+            saved: watch::Sender::new(saved),
+            wanted: Mutex::new(false),
+            nudge: Condvar::new(),
+            changes: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Snapshots {
+    /// Asks for a snapshot; false if one is running.
+    pub(crate) fn begin(&self) -> bool {
+        if self.saved.borrow().running {
+            return false;
+        }
+        // From now on it counts as running, so that nobody else begins one.
+        self.saved.send_modify(|s| s.running = true);
+        *self.wanted.lock() = true;
+        self.nudge.notify_one();
+        true
+    }
+
+    /// Waits for the end of a snapshot that begins after this call.
+    pub(crate) async fn save(&self) -> Result<(), String> {
+        let mut saved = self.saved.subscribe();
+        while !self.begin() {
+            if saved.changed().await.is_err() {
+                return Err("the server is ending".to_owned());
+            }
+        }
+        let before = saved.borrow_and_update().ended;
+        match saved.wait_for(|s| s.ended > before).await {
+            Ok(s) => s.error.as_ref().map_or(Ok(()), |e| Err(e.to_string())),
+            Err(_) => Err("the server is ending".to_owned()),
+        }
+    }
+
+    /// Changed rows and pairs since the last snapshot, about.
+    pub(crate) fn changes(&self, parts: &Parts) -> u64 {
+        parts.changes.load(Relaxed).saturating_sub(self.changes.load(Relaxed))
+    }
+}
+
+/// The snapshot thread: waits until somebody asks, or one is due.
+pub(crate) fn run(node: &Node) {
+    let settings = &node.config.durability;
+    let snapshots = &node.snapshots;
+    let mut last = Instant::now();
+    let mut last_offset = node.store.manifest().replay.offset;
+    while !node.stop.is_stopped() {
+        let asked = {
+            let mut wanted = snapshots.wanted.lock();
+            if !*wanted {
+                snapshots.nudge.wait_for(&mut wanted, LOOK_EVERY);
+            }
+            std::mem::take(&mut *wanted)
+        };
+        if !asked {
+            let changed = snapshots.changes(&node.durability.parts) > 0;
+            let log_bytes = node.durability.positions().1.offset - last_offset;
+            let by_size = settings.snapshot_log_bytes > 0 && log_bytes >= settings.snapshot_log_bytes;
+            let by_time = settings.snapshot_every_s > 0 && last.elapsed().as_secs() >= settings.snapshot_every_s;
+            if !(changed && (by_size || by_time) && snapshots.begin()) {
+                continue;
+            }
+            *snapshots.wanted.lock() = false;
+        }
+        let started = Instant::now();
+        let result = write(node);
+        last = Instant::now();
+        last_offset = node.store.manifest().replay.offset;
+        if let Err(error) = &result {
+            tracing::error!("the snapshot failed, the log is kept: {error}");
+            node.durability.parts.forget();
+        }
+        snapshots.saved.send_modify(|s| {
+            s.ended += 1;
+            s.running = false;
+            s.took = started.elapsed();
+            match result {
+                Ok(bytes) => {
+                    tracing::info!("snapshot: {bytes} bytes written in {:.1} s", s.took.as_secs_f64());
+                    s.error = None;
+                    s.bytes = bytes;
+                    s.last_s = unix_us() / 1_000_000;
+                }
+                Err(error) => s.error = Some(error.into()),
+            }
+        });
+    }
+}
+
+/// One snapshot. Gives the bytes that were written.
+fn write(node: &Node) -> Result<u64, String> {
+    let (engines, store) = (&*node.engines, &*node.store);
+    let (durability, parts) = (&node.durability, &node.durability.parts);
+    let text = |e: store::Error| format!("{e}. {}", e.advice());
+    let changes = parts.changes.load(Relaxed);
+    let mut writer = store.begin_snapshot(durability.positions().0);
+    let stamp = writer.replay().offset.max(1);
+    let mut bytes = 0;
+    let mut add = |writer: &mut store::SnapshotWriter<'_>, file: FileWriter| -> Result<(), String> {
+        let entry = file.finish().map_err(text)?;
+        bytes += entry.bytes;
+        writer.add(entry);
+        Ok(())
+    };
+
+    let mut file = writer.file(Tag { kind: RecordKind::Catalogue as u32, ..Tag::default() }).map_err(text)?;
+    file.write(&engines.catalogue().encode(), 1).map_err(text)?;
+    add(&mut writer, file)?;
+
+    for space in engines.counters() {
+        let tables: Vec<(u64, u64)> = space.tables().iter().map(|t| (t.low, t.last)).collect();
+        let kind = RecordKind::Rows as u32;
+        let parts_now = plan(parts, &mut writer, space.number(), kind, &tables);
+        parts.begin(space.number(), &parts_now, stamp);
+        for &(low, high, _) in parts_now.iter().filter(|p| p.2.is_none()) {
+            let mut file = writer.file(Tag { space: space.number(), kind, low, high, stamp }).map_err(text)?;
+            write_rows(space, low, high, &mut file).map_err(text)?;
+            add(&mut writer, file)?;
+        }
+    }
+    for space in engines.existences() {
+        // The head first: a pair that moves from it into a table meanwhile is then in both. And since such a move is no write, tables
+        // count as changed if there was anything to move.
+        let aside = space.aside_pairs();
+        let head = space.encode_head();
+        if parts.had_aside(space.number(), aside > 0) {
+            parts.forget_space(space.number());
+        }
+        let lows: Vec<u64> = space.layout().iter().map(|l| l.low).collect();
+        let highs = lows.iter().skip(1).map(|low| low - 1).chain([u64::MAX]);
+        let tables: Vec<(u64, u64)> = lows.iter().copied().zip(highs).collect();
+        let kind = RecordKind::Table as u32;
+        let parts_now = plan(parts, &mut writer, space.number(), kind, &tables);
+        parts.begin(space.number(), &parts_now, stamp);
+        for &(low, high, _) in parts_now.iter().filter(|p| p.2.is_none()) {
+            let mut file = writer.file(Tag { space: space.number(), kind, low, high, stamp }).map_err(text)?;
+            // A table that was recycled meanwhile is not missed: its ids are below the horizon when the log is replayed.
+            if write_table(space, low, &mut file).map_err(text)? {
+                add(&mut writer, file)?;
+            }
+        }
+        let tag = Tag { space: space.number(), kind: RecordKind::Aside as u32, low: 0, high: 0, stamp };
+        let mut file = writer.file(tag).map_err(text)?;
+        file.write(&head, aside as u64).map_err(text)?;
+        add(&mut writer, file)?;
+    }
+
+    // What the walk has seen and the log has not must be in the log before anybody relies on the walk.
+    durability.committer().flush().map_err(text)?;
+    writer.commit(durability.positions().1).map_err(text)?;
+    node.snapshots.changes.store(changes, Relaxed);
+    Ok(bytes)
+}
+
+/// Which of these tables must be written (no stamp), and which files of the last snapshot serve again.
+fn plan(
+    parts: &Parts,
+    writer: &mut store::SnapshotWriter<'_>,
+    space: u32,
+    kind: u32,
+    tables: &[(u64, u64)],
+) -> Vec<(u64, u64, Option<u64>)> {
+    let mut planned = Vec::with_capacity(tables.len());
+    for &(low, high) in tables {
+        let kept = parts.unchanged(space, low, high);
+        let kept = kept.filter(|&stamp| writer.carry_over(&Tag { space, kind, low, high, stamp }) > 0);
+        planned.push((low, high, kept));
+    }
+    planned
+}
+
+fn write_rows(space: &counter::Space, low: u64, high: u64, file: &mut FileWriter) -> store::Result<()> {
+    let width = space.schema().width();
+    let (mut ids, mut values): (Vec<(u64, usize)>, Vec<i64>) = (Vec::new(), Vec::new());
+    let mut outcome = Ok(());
+    let mut flush = |ids: &mut Vec<(u64, usize)>, values: &mut Vec<i64>| -> store::Result<()> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        ids.sort_unstable();
+        let mut writer = RowsWriter::new(width);
+        for &(id, start) in ids.iter() {
+            writer.row(id, Some(&values[start..start + width]));
+        }
+        let rows = ids.len() as u64;
+        ids.clear();
+        values.clear();
+        file.write(&writer.finish(), rows)
+    };
+    space.for_each_in(low, high, |id, row| {
+        if outcome.is_err() {
+            return;
+        }
+        ids.push((id, values.len()));
+        // A field that was added during the walk is 0 here, and what was written to it is in the log.
+        values.extend((0..width).map(|i| row.get(i).copied().unwrap_or(0)));
+        if ids.len() >= CHUNK_ROWS {
+            outcome = flush(&mut ids, &mut values);
+        }
+    });
+    outcome?;
+    flush(&mut ids, &mut values)
+}
+
+fn write_table(space: &phantom::Space, low: u64, file: &mut FileWriter) -> store::Result<bool> {
+    let mut chunk = Vec::with_capacity(2 * CHUNK_BYTES);
+    let found = space.encode_table(low, |bytes| {
+        chunk.extend_from_slice(bytes);
+        if chunk.len() >= CHUNK_BYTES {
+            file.write(&chunk, 0)?;
+            chunk.clear();
+        }
+        Ok::<(), store::Error>(())
+    })?;
+    if found && !chunk.is_empty() {
+        file.write(&chunk, 0)?;
+    }
+    Ok(found)
+}
+
+/// The catalogue of the snapshot that the manifest names, if there is one.
+pub(crate) fn read_catalogue(store: &Store) -> store::Result<Option<Result<Catalogue, Mismatch>>> {
+    let is_catalogue = |f: &&FileEntry| f.role == Role::Snapshot && f.tag.kind == RecordKind::Catalogue as u32;
+    let Some(file) = store.manifest().files.iter().find(is_catalogue).cloned() else { return Ok(None) };
+    let mut reader = SnapshotReader::open(&**store.disk(), &file.name, Some((&file, store.lineage())))?;
+    let (mut text, mut chunk) = (Vec::new(), Vec::new());
+    while reader.next(&mut chunk)? {
+        text.extend_from_slice(&chunk);
+    }
+    Ok(Some(Catalogue::decode(&text)))
+}
+
+/// Reads the snapshot into empty engines, on all cores.
+pub(crate) fn load(
+    store: &Store,
+    config: &Config,
+    engines: &mut Engines,
+    parts: &Parts,
+    progress: impl Fn(Progress) + Sync,
+) -> store::Result<u64> {
+    /// Of one existence space.
+    #[derive(Default)]
+    struct Restored {
+        head: Vec<u8>,
+        tables: Vec<StoredTable>,
+    }
+    let decoders: Mutex<HashMap<String, TableDecoder>> = Mutex::default();
+    let restored: Mutex<HashMap<u32, Restored>> = Mutex::default();
+    let options: HashMap<u32, phantom::Options> = config
+        .existence
+        .iter()
+        .filter_map(|made| {
+            let known = engines.catalogue().existence.iter().find(|e| e.name == made.name)?;
+            Some((known.number, existence_options(made, known)))
+        })
+        .collect();
+    let apply = |file: &FileEntry, chunk: &[u8]| -> Result<(), String> {
+        let space = file.tag.space;
+        match RecordKind::from_number(u8::try_from(file.tag.kind).unwrap_or(0)) {
+            Some(RecordKind::Catalogue) => Ok(()),
+            Some(RecordKind::Rows) => {
+                let counters = engines.counter_by_number(space);
+                let counters = counters.ok_or_else(|| format!("there is no counter space {space}"))?;
+                read_rows(chunk, |id, row| counters.put(id, row).map_err(|e| e.to_string()))
+            }
+            Some(RecordKind::Table) => {
+                let options = options.get(&space).ok_or_else(|| format!("there is no existence space {space}"))?;
+                // A file's chunks come in order, from one thread.
+                let decoder = decoders.lock().remove(&file.name);
+                let mut decoder = decoder.unwrap_or_else(|| TableDecoder::new(options, u64::MAX));
+                decoder.feed(chunk).map_err(|e| e.to_string())?;
+                decoders.lock().insert(file.name.clone(), decoder);
+                Ok(())
+            }
+            Some(RecordKind::Aside) => {
+                restored.lock().entry(space).or_default().head.extend_from_slice(chunk);
+                Ok(())
+            }
+            _ => Err(format!("a file of kind {} is no part of a snapshot", file.tag.kind)),
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let rows = store.load(threads, apply, progress)?;
+    let files = store.manifest().files.clone();
+    let damaged =
+        |file: &FileEntry, what: String| store::Error::Corrupt { path: store.path(&file.name), offset: 0, what };
+    let mut decoders = decoders.into_inner();
+    let mut restored = restored.into_inner();
+    for file in &files {
+        if let Some(decoder) = decoders.remove(&file.name) {
+            let table = decoder.finish().map_err(|e| damaged(file, e.to_string()))?;
+            restored.entry(file.tag.space).or_default().tables.push(table);
+        }
+    }
+    for file in files.iter().filter(|f| f.tag.kind == RecordKind::Aside as u32) {
+        let Some(of_space) = restored.remove(&file.tag.space) else { continue };
+        let Some(options) = options.get(&file.tag.space) else { continue };
+        let space = phantom::Space::restore(options.clone(), &of_space.head, of_space.tables)
+            .map_err(|e| damaged(file, e.to_string()))?;
+        engines.restore(file.tag.space, space);
+    }
+    parts.adopt(&files);
+    Ok(rows)
+}

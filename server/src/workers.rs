@@ -1,0 +1,255 @@
+//! The threads: one that accepts, several that serve, one that maintains the tables.
+//!
+//! Each worker runs a current-thread runtime of its own, and a connection stays on the worker that it was given, so that nothing
+//! moves between cores on the way from request to reply. New connections go to the worker that has the fewest.
+
+use crate::connection::Connection;
+use crate::node::Node;
+use std::io::{self, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// How often the maintenance thread looks whether a space has work for it.
+const MAINTENANCE_EVERY: Duration = Duration::from_millis(20);
+/// Files that the process needs beside its clients: listeners, the log, cold files.
+const RESERVED_FILES: u64 = 64;
+
+/// Opens one listening socket.
+pub(crate) fn listen_on(host: &str, port: u16, backlog: i32) -> io::Result<TcpListener> {
+    let address = (host.trim_matches(['[', ']']), port)
+        .to_socket_addrs()?
+        .next()
+        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the name has no address"))?;
+    let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
+    // A restarted server takes over the port though old connections linger in TIME_WAIT.
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.bind(&address.into())?;
+    socket.listen(backlog)?;
+    Ok(socket.into())
+}
+
+/// A connection on its way to its worker.
+struct Arrival {
+    stream: TcpStream,
+    client: Arc<crate::clients::Client>,
+}
+
+/// What the acceptor knows of a worker.
+struct Worker {
+    arrivals: mpsc::UnboundedSender<Arrival>,
+    /// Connections that it has, or that are on their way to it.
+    load: Arc<AtomicUsize>,
+}
+
+/// Starts all threads. They end when the node is stopped.
+pub(crate) fn start(node: &Arc<Node>, listeners: Vec<TcpListener>) -> io::Result<Vec<JoinHandle<()>>> {
+    let most_clients = allowed_clients(node.config.server.max_clients);
+    let mut threads = Vec::new();
+    let mut workers = Vec::new();
+    // If a later thread cannot start, the earlier ones must not stay.
+    let spawned = (|| {
+        for index in 0..node.tallies.len() {
+            let (send, receive) = mpsc::unbounded_channel();
+            let load = Arc::new(AtomicUsize::new(0));
+            workers.push(Worker { arrivals: send, load: load.clone() });
+            let node = node.clone();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            threads.push(thread(format!("worker-{index}"), move || {
+                runtime.block_on(work(node, index, receive, load));
+            })?);
+        }
+        let maintained = node.clone();
+        threads.push(thread("maintain".to_owned(), move || maintain(&maintained))?);
+        let node = node.clone();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let listeners = {
+            let _in = runtime.enter();
+            listeners
+                .into_iter()
+                .map(|listener| {
+                    listener.set_nonblocking(true)?;
+                    tokio::net::TcpListener::from_std(listener)
+                })
+                .collect::<io::Result<Vec<_>>>()?
+        };
+        threads.push(thread("accept".to_owned(), move || {
+            runtime.block_on(accept(node, listeners, workers, most_clients));
+        })?);
+        Ok(())
+    })();
+    if let Err(error) = spawned {
+        node.stop.now();
+        return Err(error);
+    }
+    for address in &node.addresses {
+        tracing::info!("listening on {address}, {} workers, up to {most_clients} clients", node.tallies.len());
+    }
+    Ok(threads)
+}
+
+pub(crate) fn thread(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name).spawn(body)
+}
+
+/// Clients that the limit of open files has room for; raises that limit as far as it may.
+fn allowed_clients(wanted: usize) -> usize {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let needed = wanted as u64 + RESERVED_FILES;
+    let limit = getrlimit(Resource::Nofile);
+    let mut current = limit.current.unwrap_or(u64::MAX);
+    if current < needed {
+        let raised = limit.maximum.unwrap_or(u64::MAX).min(needed);
+        if raised > current && setrlimit(Resource::Nofile, Rlimit { current: Some(raised), ..limit }).is_ok() {
+            current = raised;
+        }
+    }
+    let allowed = usize::try_from(current.saturating_sub(RESERVED_FILES)).unwrap_or(usize::MAX).clamp(1, wanted);
+    if allowed < wanted {
+        tracing::warn!("the system allows {current} open files: at most {allowed} clients instead of {wanted}");
+    }
+    allowed
+}
+
+/// The accepting thread: takes connections, hands them out, and looks after the clients once a second.
+async fn accept(node: Arc<Node>, listeners: Vec<tokio::net::TcpListener>, workers: Vec<Worker>, most_clients: usize) {
+    let workers = Arc::new(workers);
+    for listener in listeners {
+        let (node, workers) = (node.clone(), workers.clone());
+        tokio::spawn(async move {
+            loop {
+                match listener.accept().await {
+                    Ok((stream, peer)) => {
+                        if let Err(error) = admit(&node, &workers, stream, peer, most_clients) {
+                            tracing::debug!("connection from {peer} failed at its start: {error}");
+                        }
+                    }
+                    Err(error) => {
+                        // Out of files, usually: waiting is all that helps.
+                        tracing::warn!("cannot accept: {error}");
+                        tokio::time::sleep(Duration::from_millis(100)).await;
+                    }
+                }
+            }
+        });
+    }
+    let mut second = tokio::time::interval(Duration::from_secs(1));
+    second.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut before = (Instant::now(), node.totals().commands);
+    loop {
+        tokio::select! {
+            () = node.stop.wait() => return,
+            _ = second.tick() => {
+                let now = Instant::now();
+                let commands = node.totals().commands;
+                let elapsed_us = u64::try_from(now.duration_since(before.0).as_micros()).unwrap_or(u64::MAX).max(1);
+                node.commands_per_s.store(commands.wrapping_sub(before.1).saturating_mul(1_000_000) / elapsed_us, Relaxed);
+                before = (now, commands);
+                let limit_s = node.config.server.idle_timeout_s;
+                if limit_s > 0 {
+                    for client in node.clients.list() {
+                        if client.idle_s(now) >= limit_s {
+                            client.kill();
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn admit(
+    node: &Node,
+    workers: &[Worker],
+    stream: tokio::net::TcpStream,
+    peer: SocketAddr,
+    most_clients: usize,
+) -> io::Result<()> {
+    let mut stream = stream.into_std()?;
+    stream.set_nodelay(true)?;
+    let keepalive_s = node.config.server.tcp_keepalive_s;
+    if keepalive_s > 0 {
+        let third = Duration::from_secs((keepalive_s / 3).max(1));
+        let probes = socket2::TcpKeepalive::new().with_time(Duration::from_secs(keepalive_s)).with_interval(third);
+        socket2::SockRef::from(&stream).set_tcp_keepalive(&probes.with_retries(3))?;
+    }
+    let local = stream.local_addr()?;
+    let Some(client) = node.clients.admit(peer, local, most_clients) else {
+        // The socket's buffer is empty: this does not block.
+        return stream.write_all(b"-ERR max number of clients reached\r\n");
+    };
+    let Some(worker) = workers.iter().min_by_key(|w| w.load.load(Relaxed)) else { return Ok(()) };
+    worker.load.fetch_add(1, Relaxed);
+    let id = client.id;
+    if worker.arrivals.send(Arrival { stream, client }).is_err() {
+        // The worker has ended: the server is stopping.
+        node.clients.remove(id);
+    }
+    Ok(())
+}
+
+/// A worker thread: serves its connections until the node stops.
+async fn work(node: Arc<Node>, index: usize, mut arrivals: mpsc::UnboundedReceiver<Arrival>, load: Arc<AtomicUsize>) {
+    let stop = node.stop.clone();
+    let stopped = stop.wait();
+    tokio::pin!(stopped);
+    loop {
+        let Arrival { stream, client } = tokio::select! {
+            () = &mut stopped => break,
+            arrival = arrivals.recv() => match arrival {
+                Some(arrival) => arrival,
+                None => break,
+            },
+        };
+        let load = Departure(load.clone());
+        match tokio::net::TcpStream::from_std(stream) {
+            Ok(stream) => {
+                let connection = Connection::new(node.clone(), index, stream, client.clone());
+                let task = tokio::spawn(async move {
+                    let _load = load;
+                    connection.serve().await;
+                });
+                client.served_by(task.abort_handle());
+            }
+            Err(error) => {
+                tracing::warn!("cannot serve {}: {error}", client.peer);
+                node.clients.remove(client.id);
+            }
+        }
+    }
+    // No client is in the middle of a command: commands do not wait. Those whose replies are all sent go now, the others may
+    // take theirs for a while.
+    let deadline = Instant::now() + Duration::from_millis(node.config.server.shutdown_grace_ms);
+    while load.load(Relaxed) > 0 && Instant::now() < deadline {
+        for client in node.clients.list() {
+            if client.output_bytes.load(Relaxed) == 0 {
+                client.kill();
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Counts a connection off its worker when it ends, however it ends.
+struct Departure(Arc<AtomicUsize>);
+
+impl Drop for Departure {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// The maintenance thread.
+fn maintain(node: &Node) {
+    while !node.stop.is_stopped() {
+        if !node.engines.get().is_some_and(|engines| engines.maintain()) {
+            std::thread::sleep(MAINTENANCE_EVERY);
+        }
+    }
+}

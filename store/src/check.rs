@@ -1,0 +1,307 @@
+//! `tidemark check` and `tidemark dump`: what is in a data folder, and what is wrong with it. Both only read.
+//!
+//! A start stops at the first damage; a check goes on, and lists all of it: every byte of every file that the manifest names, every batch of
+//! the log, and the files that nobody names.
+
+use std::fmt::Write as _;
+use std::io::Write;
+
+use crate::batch::Lineage;
+use crate::disk::{Disk, LOCK, TEMPORARY};
+use crate::error::{Error, Result};
+use crate::frame::Check;
+use crate::manifest::{MANIFEST, Manifest, Role};
+use crate::record::Records;
+use crate::replay::{BatchReader, Found, find_path, read_segment_head, replay};
+use crate::segment::{SegmentName, parse_segment_name, segment_name};
+use crate::snapshot::{SnapshotReader, parse_snapshot_name};
+use crate::store::is_ours;
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// As it should be.
+    Good,
+    /// Not as it should be in the long run, but nothing is lost: a start deals with it.
+    Note,
+    /// A start will refuse it.
+    Damage,
+}
+
+/// One line of a report.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    /// How bad it is.
+    pub severity: Severity,
+    /// The file's name, or the folder's if it concerns all.
+    pub file: String,
+    /// What was found.
+    pub text: String,
+}
+
+/// What a check found.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// In the order of looking: manifest, its files, the log, the rest.
+    pub findings: Vec<Finding>,
+    /// Bytes read and verified.
+    pub bytes: u64,
+    /// Batches of the log.
+    pub batches: u64,
+    /// Records of the log.
+    pub records: u64,
+}
+
+impl Report {
+    /// The worst of it.
+    pub fn severity(&self) -> Severity {
+        self.findings.iter().map(|f| f.severity).max().unwrap_or(Severity::Good)
+    }
+
+    fn add(&mut self, severity: Severity, file: &str, text: impl Into<String>) {
+        self.findings.push(Finding { severity, file: file.to_string(), text: text.into() });
+    }
+
+    fn error(&mut self, file: &str, error: &Error) {
+        self.add(Severity::Damage, file, format!("{error}. {}", error.advice()));
+    }
+}
+
+/// Verifies a data folder. A running server may have it; then the end of the log is that of the moment.
+pub fn check(disk: &dyn Disk) -> Result<Report> {
+    let mut report = Report::default();
+    let names = disk.list().map_err(|e| Error::io(disk.path(""), "listing", e))?;
+    let manifest = match Manifest::read(disk) {
+        Ok(Some(manifest)) => {
+            let text =
+                format!("manifest {} of lineage {}, {} files", manifest.number, manifest.lineage, manifest.files.len());
+            report.add(Severity::Good, MANIFEST, text);
+            Some(manifest)
+        }
+        Ok(None) => {
+            let severity = if names.iter().any(|n| is_ours(n) && !n.ends_with(TEMPORARY)) {
+                Severity::Damage
+            } else {
+                Severity::Note
+            };
+            report.add(severity, MANIFEST, "missing");
+            None
+        }
+        Err(error) => {
+            report.error(MANIFEST, &error);
+            None
+        }
+    };
+    if let Some(manifest) = &manifest {
+        for file in manifest.files.iter().filter(|f| f.role == Role::Snapshot) {
+            match SnapshotReader::open(disk, &file.name, Some((file, manifest.lineage)))
+                .and_then(|r| read_all(r, &mut report))
+            {
+                Ok(rows) => {
+                    let tag = &file.tag;
+                    let text = format!(
+                        "{rows} rows of space {} kind {}, ids {} to {}",
+                        tag.space, tag.kind, tag.low, tag.high
+                    );
+                    report.add(Severity::Good, &file.name, text);
+                }
+                Err(error) => report.error(&file.name, &error),
+            }
+        }
+        check_log(disk, manifest, &mut report);
+    }
+    for name in names.iter().filter(|n| **n != MANIFEST && **n != LOCK) {
+        let named = manifest.as_ref().is_some_and(|m| m.files.iter().any(|f| f.name == **name));
+        if name.ends_with(TEMPORARY) && is_ours(name) {
+            report.add(Severity::Note, name, "not finished; the next start removes it");
+        } else if parse_snapshot_name(name).is_some() && !named && manifest.is_some() {
+            report.add(Severity::Note, name, "named by no manifest; the next start removes it");
+        } else if !is_ours(name) {
+            report.add(Severity::Note, name, "not a file of ours; it is left alone");
+        }
+    }
+    Ok(report)
+}
+
+fn read_all(mut reader: SnapshotReader, report: &mut Report) -> Result<u64> {
+    let mut chunk = Vec::new();
+    while reader.next(&mut chunk)? {
+        report.bytes += chunk.len() as u64;
+    }
+    Ok(reader.rows())
+}
+
+fn check_log(disk: &dyn Disk, manifest: &Manifest, report: &mut Report) {
+    let path = match find_path(disk, manifest.lineage, manifest.replay) {
+        Ok(path) => path,
+        Err(error) => return report.error("the log", &error),
+    };
+    for &n in &path.void {
+        report.add(
+            Severity::Note,
+            &segment_name(n),
+            "void: it was never finished, or left for a new one after a disk error",
+        );
+    }
+    for &n in &path.obsolete {
+        report.add(Severity::Good, &segment_name(n), "kept for replicas; a start does not need it");
+    }
+    let mut apply = |head: &crate::batch::BatchHead, body: &[u8]| {
+        let mut n = 0;
+        for record in Records::new(body) {
+            record?;
+            n += 1;
+        }
+        if n == head.records { Ok(()) } else { Err(format!("a batch says {} records and holds {n}", head.records)) }
+    };
+    match replay(disk, &path, manifest.replay, &mut apply, &mut |_| ()) {
+        Ok(end) => {
+            report.bytes += end.bytes;
+            report.batches += end.batches;
+            report.records += end.records;
+            for head in &path.segments {
+                let text = format!("segment {} from offset {}", head.segment, head.base);
+                report.add(Severity::Good, &segment_name(head.segment), text);
+            }
+            let last = segment_name(end.position.segment);
+            if end.position.offset < manifest.durable {
+                let text = format!(
+                    "ends at offset {}, but was durable up to {}: batches are missing",
+                    end.position.offset, manifest.durable
+                );
+                report.add(Severity::Damage, &last, text);
+            }
+            if end.torn_bytes > 0 {
+                let text = format!(
+                    "{} bytes after byte {} are a torn tail, never acknowledged; a start cuts them off",
+                    end.torn_bytes, end.position.byte
+                );
+                report.add(Severity::Note, &last, text);
+            }
+            let text = format!("{} batches, {} records, up to {}", end.batches, end.records, end.position);
+            report.add(Severity::Good, &last, text);
+        }
+        Err(error) => report.error("the log", &error),
+    }
+}
+
+/// Writes what a file of ours holds, as text, one structure a line; with `payloads` the bytes of records and chunks too, in hexadecimal.
+/// Stops at damage, after saying where it is.
+pub fn dump(disk: &dyn Disk, name: &str, payloads: bool, out: &mut dyn Write) -> Result<()> {
+    let mut text = Dump { out, payloads, path: disk.path(name) };
+    if name == MANIFEST {
+        let manifest = Manifest::read(disk)?.ok_or_else(|| Error::Refused(format!("there is no {MANIFEST}")))?;
+        return text.line(manifest.encode().trim_end());
+    }
+    if let SegmentName::Segment(number) = parse_segment_name(name) {
+        return dump_segment(disk, number, &mut text);
+    }
+    if parse_snapshot_name(name).is_some() {
+        return dump_snapshot(disk, name, &mut text);
+    }
+    Err(Error::Refused(format!("{name} is not the name of a file of ours")))
+}
+
+struct Dump<'a> {
+    out: &'a mut dyn Write,
+    payloads: bool,
+    path: std::path::PathBuf,
+}
+
+impl Dump<'_> {
+    fn line(&mut self, text: &str) -> Result<()> {
+        writeln!(self.out, "{text}").map_err(|e| Error::io(&self.path, "printing", e))
+    }
+
+    fn payload(&self, bytes: &[u8]) -> String {
+        let mut text = format!("{} bytes", bytes.len());
+        if self.payloads {
+            text.push(' ');
+            for byte in bytes {
+                let _ = write!(text, "{byte:02x}"); // a String takes everything
+            }
+        }
+        text
+    }
+}
+
+fn dump_segment(disk: &dyn Disk, number: u64, text: &mut Dump<'_>) -> Result<()> {
+    let name = segment_name(number);
+    let head = match read_segment_head(disk, number)? {
+        Ok(head) => head,
+        Err(bad) => return text.line(&format!("byte 0: {bad}")),
+    };
+    text.line(&format!(
+        "segment {} lineage {} continues {}{} base {} sequence {} term {} chain {:08x}",
+        head.segment,
+        head.lineage,
+        head.previous,
+        if head.void { " (what follows its end there is void)" } else { "" },
+        head.base,
+        head.sequence,
+        head.term,
+        head.chain
+    ))?;
+    let file = disk.open(&name).map_err(|e| Error::io(disk.path(&name), "opening", e))?;
+    let mut reader = BatchReader::new(file, disk.path(&name), head, None)?;
+    loop {
+        let at = reader.position();
+        match reader.next()? {
+            Found::Batch(batch) => {
+                let kind = if batch.is_seal() { "seal" } else { "batch" };
+                text.line(&format!(
+                    "byte {} offset {} {kind} {} records {} bytes {} time {} unsynced {} chain {:08x}",
+                    at.byte,
+                    at.offset,
+                    batch.sequence,
+                    batch.records,
+                    batch.body_bytes,
+                    batch.time_ms,
+                    batch.unsynced_bytes,
+                    batch.chain
+                ))?;
+                for record in Records::new(reader.body()) {
+                    let line = match record {
+                        Ok(r) => format!("  space {} kind {} {}", r.space, r.kind, text.payload(r.payload)),
+                        Err(what) => format!("  {what}"),
+                    };
+                    text.line(&line)?;
+                }
+            }
+            Found::End => return text.line(&format!("byte {} end", at.byte)),
+            Found::Bad(what) => {
+                let rest = reader.size().saturating_sub(at.byte);
+                let verdict = match reader.proof_of_damage()? {
+                    Some(proof) => format!("damage: the batch at byte {proof} was written when this place was durable"),
+                    None => "a torn tail, or the part that the next segment makes void".to_string(),
+                };
+                return text.line(&format!("byte {} {what}; {rest} bytes follow; {verdict}", at.byte));
+            }
+        }
+    }
+}
+
+fn dump_snapshot(disk: &dyn Disk, name: &str, text: &mut Dump<'_>) -> Result<()> {
+    let mut reader = SnapshotReader::open(disk, name, None)?;
+    let head = *reader.head();
+    let tag = &head.tag;
+    text.line(&format!(
+        "snapshot file, lineage {} space {} kind {} ids {} to {} stamp {} body {} bytes",
+        head.lineage, tag.space, tag.kind, tag.low, tag.high, tag.stamp, head.body_bytes
+    ))?;
+    let mut chunk = Vec::new();
+    loop {
+        let at = reader.at();
+        if !reader.next(&mut chunk)? {
+            return text.line(&format!("byte {at} end, {} rows", reader.rows()));
+        }
+        let check = Check::new().bytes(&chunk).value();
+        let line = format!("byte {at} chunk, CRC-32C of its body {check:08x}, {}", text.payload(&chunk));
+        text.line(&line)?;
+    }
+}
+
+/// The lineage of a folder, if it has a manifest: what a replica or a restore compares first.
+pub fn lineage_of(disk: &dyn Disk) -> Result<Option<Lineage>> {
+    Ok(Manifest::read(disk)?.map(|m| m.lineage))
+}

@@ -1,0 +1,439 @@
+//! Damage and cuts: what is loaded is the exact prefix, and what is damaged is refused and named.
+//!
+//! What can be promised of a flipped bit in the log: it is found, always; no wrong value is loaded. If any later batch was written when the
+//! damaged place was already known to be durable, the start is refused. Otherwise the damage cannot be told from a torn write, and the log is cut
+//! there; what is lost then lies within the last sync's window. A sealed log has no such window but for the seal itself.
+
+use std::collections::BTreeMap;
+
+use store::{Error, Finding, Severity, SimDisk, StoreOptions, check, dump};
+
+use crate::basics::{batch, open, options, start};
+
+const NAME: &str = "log-0000000000000001.tlog";
+
+fn payload(i: usize) -> Vec<u8> {
+    vec![i as u8; 5 + i * 3 % 11]
+}
+
+/// A log of `batches` batches of two records in one segment, each synced unless `sync` says otherwise; the ends of the batches.
+fn small_log(batches: usize, sync: impl Fn(usize) -> bool, seal: bool) -> (SimDisk, Vec<u64>) {
+    let disk = SimDisk::new(1);
+    let (_store, mut log, _, _) = start(&disk, options(1 << 20)).unwrap();
+    let mut ends = vec![log.written().byte];
+    for i in 0..batches {
+        log.append(&batch(&[&payload(2 * i), &payload(2 * i + 1)]), i as u64).unwrap();
+        ends.push(log.written().byte);
+        if sync(i) {
+            log.sync().unwrap();
+        }
+    }
+    if seal {
+        log.seal(99).unwrap();
+    } else {
+        log.sync().unwrap();
+    }
+    (disk.kill(), ends)
+}
+
+fn load(disk: &SimDisk) -> store::Result<Vec<Vec<u8>>> {
+    start(disk, options(1 << 20)).map(|(_, _, _, records)| records)
+}
+
+fn prefix(batches: usize) -> Vec<Vec<u8>> {
+    (0..2 * batches).map(payload).collect()
+}
+
+#[test]
+fn a_log_cut_at_every_byte_of_its_last_three_batches_loads_the_exact_prefix() {
+    let (disk, ends) = small_log(8, |_| true, false);
+    let whole = disk.contents(NAME).unwrap();
+    for cut in ends[5]..=ends[8] {
+        let disk = disk.fork(cut);
+        disk.put(NAME, &whole[..cut as usize]);
+        let batches = ends.iter().filter(|&&end| end <= cut).count() - 1;
+        assert_eq!(load(&disk).unwrap(), prefix(batches), "cut at {cut}");
+        // And the log goes on from there: the next start has the same prefix, and what was appended since.
+        let (_store, mut log, _, _) = start(&disk.kill(), options(1 << 20)).unwrap();
+        log.append(&batch(&[b"after"]), 0).unwrap();
+        log.sync().unwrap();
+        let mut expected = prefix(batches);
+        expected.push(b"after".to_vec());
+        assert_eq!(load(&disk.power_cut()).unwrap(), expected, "cut at {cut}, then went on");
+    }
+}
+
+/// Flips each bit of a log and checks the promise above, where `window` is the first batch that may be lost without a refusal.
+fn each_bit(disk: &SimDisk, ends: &[u64], window: usize) {
+    let whole = disk.contents(NAME).unwrap();
+    let (mut refused, mut cut) = (0, 0);
+    for bit in 0..whole.len() as u64 * 8 {
+        let disk = disk.fork(bit);
+        assert!(disk.flip_bit(NAME, bit));
+        let hit = ends.iter().filter(|&&end| end <= bit / 8).count(); // 0: the header; n: batch n (from 1); past the last: the seal
+        match load(&disk) {
+            Err(Error::Corrupt { path, offset, .. }) => {
+                assert!(path.ends_with(NAME));
+                let expected = if hit == 0 { 0 } else { ends[hit - 1] };
+                assert!(offset == expected || hit == 0, "bit {bit}: named byte {offset}, not {expected}");
+                refused += 1;
+            }
+            Err(Error::Version { .. }) => assert!((64..96).contains(&bit), "bit {bit}"),
+            Err(error) => panic!("bit {bit}: {error}"),
+            Ok(records) => {
+                assert!(hit > window, "bit {bit} in batch {hit} was durable and is missing");
+                assert_eq!(records, prefix(hit - 1), "bit {bit}");
+                cut += 1;
+            }
+        }
+    }
+    assert!(refused > 0 && cut > 0, "{refused} refused, {cut} cut");
+}
+
+#[test]
+fn each_flipped_bit_of_a_synced_log_is_found() {
+    // Each batch was synced before the next: only the last may be lost, for nothing was written after its sync.
+    let (disk, ends) = small_log(6, |_| true, false);
+    each_bit(&disk, &ends, 5);
+}
+
+#[test]
+fn each_flipped_bit_of_a_sealed_log_is_refused_but_in_the_seal() {
+    let (disk, ends) = small_log(6, |_| true, true);
+    each_bit(&disk, &ends, 6);
+}
+
+#[test]
+fn a_window_of_unsynced_batches_may_arrive_in_any_order() {
+    // Batches 3, 4, 5 were written without a sync between them: a flip in 3 looks like sectors that arrived out of order.
+    let (disk, ends) = small_log(6, |i| i < 3, false);
+    each_bit(&disk, &ends, 3);
+}
+
+#[test]
+fn zeroed_swapped_and_old_sectors_are_found() {
+    let (disk, ends) = small_log(120, |_| true, true);
+    let whole = disk.contents(NAME).unwrap();
+    let sectors = whole.len() / 512;
+    assert!(sectors > 8);
+    for a in 0..sectors {
+        let mut images = Vec::new();
+        let mut zeroed = whole.clone();
+        zeroed[a * 512..a * 512 + 512].fill(0);
+        images.push(zeroed);
+        for b in 0..sectors {
+            // Swapped, and the one written over the other.
+            let mut swapped = whole.clone();
+            let (x, y) = (whole[a * 512..a * 512 + 512].to_vec(), whole[b * 512..b * 512 + 512].to_vec());
+            swapped[a * 512..a * 512 + 512].copy_from_slice(&y);
+            images.push(swapped.clone());
+            swapped[b * 512..b * 512 + 512].copy_from_slice(&x);
+            images.push(swapped);
+        }
+        for image in images.into_iter().filter(|image| *image != whole) {
+            let disk = disk.fork(1);
+            disk.put(NAME, &image);
+            let hit = image.iter().zip(&whole).position(|(a, b)| a != b).unwrap() as u64;
+            match load(&disk) {
+                Err(Error::Corrupt { .. }) => {}
+                Err(error) => panic!("{error}"),
+                Ok(_) => assert!(hit >= ends[120], "byte {hit} was durable"),
+            }
+        }
+    }
+}
+
+/// Two histories of one lineage, from one fork on: an old copy of a file is half overwritten by a newer one, say. Each batch is sound by
+/// itself and in its place; only the chain tells that the later ones do not follow from the earlier ones.
+#[test]
+fn batches_of_another_branch_are_found() {
+    let branch = |word: &[u8]| {
+        let disk = SimDisk::new(1);
+        let (_store, mut log, _, _) = start(&disk, options(1 << 20)).unwrap();
+        let mut ends = Vec::new();
+        for i in 0..6u8 {
+            log.append(&batch(&[word, &[i]]), 0).unwrap();
+            log.sync().unwrap();
+            ends.push(log.written().byte as usize);
+        }
+        (disk.contents(NAME).unwrap(), ends, disk.kill())
+    };
+    let ((one, ends, disk), (two, _, _)) = (branch(b"this"), branch(b"that"));
+    for end in &ends[..5] {
+        let disk = disk.fork(1);
+        disk.put(NAME, &[&one[..*end], &two[*end..]].concat());
+        match start(&disk, options(1 << 20)) {
+            Err(Error::Corrupt { offset, what, .. }) => {
+                assert_eq!(offset, *end as u64);
+                assert!(what.contains("does not follow the one before it"), "{what}");
+            }
+            // Behind the last batch nothing was written any more.
+            Ok((_, _, _, records)) => assert!(*end == ends[4] && records.len() == 10),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Several segments, and a manifest; for the tests of files that are missing, doubled or foreign.
+fn many_segments(seed: u64) -> SimDisk {
+    let disk = SimDisk::new(seed);
+    let (_store, mut log, _, _) = start(&disk, options(200)).unwrap();
+    for i in 0..40 {
+        log.append(&batch(&[&payload(i)]), 0).unwrap();
+        log.sync().unwrap();
+    }
+    log.seal(0).unwrap();
+    assert!(log.written().segment >= 6);
+    disk.kill()
+}
+
+fn segment(n: u64) -> String {
+    store::segment_name(n)
+}
+
+fn refusal(disk: &SimDisk) -> String {
+    match start(disk, options(200)) {
+        Ok(_) => panic!("it started"),
+        Err(error @ Error::Corrupt { .. }) => {
+            assert!(!error.advice().is_empty());
+            let report = check(&disk.kill()).unwrap();
+            assert_eq!(report.severity(), Severity::Damage, "check finds it too");
+            error.to_string()
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn missing_doubled_swapped_and_foreign_segments_are_refused_by_name() {
+    let disk = many_segments(1);
+    disk.take(&segment(3));
+    assert!(refusal(&disk).contains("log-0000000000000003.tlog is damaged at byte 0: missing; segment 4 continues it"));
+
+    let disk = many_segments(1);
+    disk.take(&segment(1));
+    assert!(refusal(&disk).contains("log-0000000000000001.tlog is damaged at byte 0: missing"));
+
+    // The newest has no successor to miss it, but the manifest of the last start or stop knows how far the log was durable.
+    let disk = many_segments(1);
+    let (store, log, _, _) = start(&disk, options(200)).unwrap();
+    drop((store, log));
+    let names = disk.list_names();
+    let mut newest = names.iter().rev().filter(|n| n.starts_with("log-"));
+    disk.take(newest.next().unwrap()); // empty
+    disk.take(newest.next().unwrap()); // with batches
+    assert!(refusal(&disk.kill()).contains("something acknowledged is missing"));
+
+    let disk = many_segments(1);
+    disk.put(&segment(9999), &disk.contents(&segment(2)).unwrap());
+    assert!(refusal(&disk).contains("its header says that it is segment 2"));
+
+    let disk = many_segments(1);
+    disk.put("log-3.tlog", &disk.contents(&segment(3)).unwrap());
+    assert!(refusal(&disk).contains("not spelled as a segment's"));
+
+    let disk = many_segments(1);
+    let (two, three) = (disk.contents(&segment(2)).unwrap(), disk.contents(&segment(3)).unwrap());
+    disk.put(&segment(2), &three);
+    disk.put(&segment(3), &two);
+    assert!(refusal(&disk).contains("its header says that it is segment 2"));
+
+    // A segment of another data set, under the right number.
+    let disk = many_segments(1);
+    let mut bytes = disk.contents(&segment(3)).unwrap();
+    let head = store::SegmentHead::decode(&bytes).unwrap();
+    bytes[..80].copy_from_slice(&store::SegmentHead { lineage: store::Lineage([9; 16]), ..head }.encode());
+    disk.put(&segment(3), &bytes);
+    assert!(refusal(&disk).contains("files of two data sets"));
+
+    // A segment that ends early, one that goes on too long, one with a hole.
+    let disk = many_segments(1);
+    let bytes = disk.contents(&segment(2)).unwrap();
+    disk.put(&segment(2), &bytes[..bytes.len() - 1]);
+    assert!(refusal(&disk).contains("log-0000000000000002.tlog is damaged"));
+    disk.put(&segment(2), &[&bytes[..], b"x"].concat());
+    assert!(refusal(&disk.kill()).contains("bytes follow the place where segment 3 continues"));
+
+    // No manifest beside a log; an empty manifest.
+    let disk = many_segments(1);
+    disk.take("tidemark.manifest");
+    assert!(refusal(&disk).contains("this folder held data"));
+    disk.put("tidemark.manifest", b"");
+    assert!(refusal(&disk.kill()).contains("tidemark.manifest is damaged"));
+}
+
+#[test]
+fn a_log_that_lost_what_a_snapshot_knew_to_be_durable_is_refused() {
+    let disk = SimDisk::new(4);
+    let (store, mut log, _, _) = start(&disk, options(1 << 20)).unwrap();
+    log.append(&batch(&[b"one"]), 0).unwrap();
+    let begun = log.sync().unwrap();
+    log.append(&batch(&[b"two"]), 0).unwrap();
+    let durable = log.sync().unwrap();
+    store.begin_snapshot(begun).commit(durable).unwrap();
+    drop((store, log));
+    let disk = disk.kill();
+    let bytes = disk.contents(NAME).unwrap();
+    disk.put(NAME, &bytes[..begun.byte as usize]);
+    assert!(refusal(&disk).contains("something acknowledged is missing"));
+}
+
+#[test]
+fn each_flipped_bit_of_a_snapshot_file_is_found() {
+    let disk = SimDisk::new(1);
+    let (store, log, _, _) = start(&disk, options(1000)).unwrap();
+    let mut snapshot = store.begin_snapshot(log.durable());
+    let mut file = snapshot.file(store::Tag { space: 3, kind: 1, low: 5, high: 9, stamp: 2 }).unwrap();
+    file.write(b"the first chunk", 2).unwrap();
+    file.write(b"and the second", 1).unwrap();
+    let entry = file.finish().unwrap();
+    let name = entry.name.clone();
+    snapshot.add(entry);
+    snapshot.commit(log.durable()).unwrap();
+    drop((store, log));
+    let disk = disk.kill();
+    let whole = disk.contents(&name).unwrap();
+    for bit in 0..whole.len() as u64 * 8 {
+        let disk = disk.fork(bit);
+        disk.flip_bit(&name, bit);
+        match start(&disk, options(1000)) {
+            Err(Error::Corrupt { path, .. } | Error::Version { path, .. }) => {
+                assert!(path.ends_with(&name), "bit {bit}")
+            }
+            other => panic!("bit {bit}: {:?}", other.map(|_| ())),
+        }
+    }
+    for cut in 0..whole.len() {
+        let disk = disk.fork(cut as u64);
+        disk.put(&name, &whole[..cut]);
+        assert!(matches!(start(&disk, options(1000)), Err(Error::Corrupt { .. })), "cut at {cut}");
+    }
+    disk.take(&name);
+    assert!(refusal(&disk).contains("missing; the manifest names it"));
+}
+
+#[test]
+fn check_finds_a_sound_folder_good_and_dump_prints_every_file() {
+    let disk = many_segments(2);
+    disk.put("notes.txt", b"mine");
+    let report = check(&disk).unwrap();
+    let damage: Vec<&Finding> = report.findings.iter().filter(|f| f.severity > Severity::Good).collect();
+    assert_eq!(damage.len(), 1, "{damage:?}");
+    assert_eq!(damage[0].file, "notes.txt");
+    assert_eq!(report.records, 40);
+    for name in disk.list_names().iter().filter(|n| n.ends_with(".tlog") || n.ends_with(".manifest")) {
+        let mut text = Vec::new();
+        dump(&disk, name, true, &mut text).unwrap();
+        assert!(text.len() > 50, "{name}");
+    }
+    let mut text = Vec::new();
+    dump(&disk, NAME, true, &mut text).unwrap();
+    let text = String::from_utf8(text).unwrap();
+    assert!(text.contains("space 1 kind 7 8 bytes 0101010101010101"), "{text}");
+    assert!(dump(&disk, "notes.txt", true, &mut Vec::new()).is_err());
+}
+
+/// Random bytes, and sound files changed at random with their checksums made to match: errors are fine, panics and endless loops are not.
+#[test]
+fn decoders_are_total() {
+    let mut random = fastrand::Rng::with_seed(7);
+    let disk = many_segments(3);
+    let names: Vec<String> = disk.list_names().into_iter().filter(|n| n != "tidemark.lock").collect();
+    let mut outcomes: BTreeMap<&str, u32> = BTreeMap::new();
+    for round in 0..6000u64 {
+        let disk = disk.fork(round);
+        let name = &names[random.usize(..names.len())];
+        let mut bytes = disk.contents(name).unwrap();
+        match random.u32(0..4) {
+            0 => bytes = (0..random.usize(..300)).map(|_| random.u8(..)).collect(),
+            1 => bytes.truncate(random.usize(..bytes.len())),
+            _ => {}
+        }
+        for _ in 0..random.u32(1..6) {
+            if !bytes.is_empty() {
+                let at = random.usize(..bytes.len());
+                let value = [0, 1, 0x7f, 0x80, 0xff, random.u8(..)][random.usize(..6)];
+                let n = random.usize(1..9).min(bytes.len() - at);
+                bytes[at..at + n].fill(value);
+            }
+        }
+        if name.ends_with(".tlog") && bytes.len() >= 80 {
+            fix_segment(&mut bytes);
+        } else if name.ends_with(".manifest") {
+            fix_manifest(&mut bytes);
+        }
+        disk.put(name, &bytes);
+        let outcome = match start(&disk, StoreOptions::default()) {
+            Ok(_) => "started",
+            Err(Error::Corrupt { .. }) => "corrupt",
+            Err(Error::Version { .. }) => "version",
+            Err(_) => "other",
+        };
+        *outcomes.entry(outcome).or_default() += 1;
+        let disk = disk.kill();
+        check(&disk).unwrap();
+        for name in &names {
+            let _ = dump(&disk, name, true, &mut Vec::new());
+        }
+    }
+    assert!(outcomes["corrupt"] > 1000 && outcomes["started"] > 100, "{outcomes:?}");
+}
+
+/// Makes the checks of a segment match what it now says, so that the tests behind the checksums are reached.
+fn fix_segment(bytes: &mut [u8]) {
+    let crc = |parts: &[&[u8]]| parts.iter().fold(0, |crc, part| crc32c::crc32c_append(crc, part)).to_le_bytes();
+    let check = crc(&[&bytes[..76]]);
+    bytes[76..80].copy_from_slice(&check);
+    let lineage: [u8; 16] = bytes[16..32].try_into().unwrap();
+    let number = |at: usize, bytes: &[u8]| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    let (segment, base) = (number(32, bytes), number(48, bytes));
+    let mut at = 80;
+    let mut previous: [u8; 4] = bytes[72..76].try_into().unwrap();
+    while at + 40 <= bytes.len() {
+        let n = u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
+        if n > bytes.len() - at - 40 {
+            break;
+        }
+        bytes[at + 28..at + 32].copy_from_slice(&previous);
+        let offset = base.wrapping_add(at as u64 - 80);
+        let chain = crc(&[
+            &lineage,
+            &segment.to_le_bytes(),
+            &offset.to_le_bytes(),
+            &bytes[at..at + 32],
+            &bytes[at + 40..at + 40 + n],
+        ]);
+        bytes[at + 32..at + 36].copy_from_slice(&chain);
+        let check = crc(&[&lineage, &segment.to_le_bytes(), &(at as u64).to_le_bytes(), &bytes[at..at + 36]]);
+        bytes[at + 36..at + 40].copy_from_slice(&check);
+        previous = chain;
+        at += 40 + n;
+    }
+}
+
+fn fix_manifest(bytes: &mut Vec<u8>) {
+    if let Some(at) = bytes.windows(7).rposition(|w| w == b"\ncheck ") {
+        let check = crc32c::crc32c(&bytes[..=at]);
+        bytes.truncate(at + 1);
+        bytes.extend_from_slice(format!("check {check:08x}\n").as_bytes());
+    }
+}
+
+#[test]
+fn a_newer_version_is_refused_and_left_alone() {
+    let disk = many_segments(1);
+    let last = segment(disk.list_names().iter().filter(|n| n.ends_with(".tlog")).count() as u64);
+    let mut bytes = disk.contents(&last).unwrap();
+    bytes[8] = 2;
+    disk.put(&last, &bytes);
+    assert!(matches!(
+        open(&disk, options(200)).unwrap().replay(|_| Ok(()), |_| ()),
+        Err(Error::Version { found: 2, .. })
+    ));
+    assert_eq!(disk.contents(&last).unwrap(), bytes);
+    let disk = many_segments(1);
+    let text = String::from_utf8(disk.contents("tidemark.manifest").unwrap()).unwrap();
+    let text = text.replace("manifest 1\n", "manifest 2\n");
+    disk.put("tidemark.manifest", text.as_bytes());
+    assert!(matches!(open(&disk, options(200)), Err(Error::Version { found: 2, .. })));
+}

@@ -1,0 +1,244 @@
+//! The same requests to Tidemark and to redis-server: replies must be equal byte for byte, wherever Redis has words for what
+//! happens. Skipped, and said so, where there is no redis-server.
+
+use std::io::Read;
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use tidemark_tests::{Raw, TestServer, eventually};
+
+struct Redis {
+    child: Child,
+    port: u16,
+    _folder: tempfile::TempDir,
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn redis() -> Option<Redis> {
+    let folder = tempfile::tempdir().unwrap();
+    let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let child = Command::new("redis-server")
+        .args(["--port", &port.to_string(), "--save", "", "--appendonly", "no", "--dir"])
+        .arg(folder.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .ok()?;
+    let redis = Redis { child, port, _folder: folder };
+    eventually("redis-server is up", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+    Some(redis)
+}
+
+/// All that a server answers to `bytes`: what comes until it closes, or until the mark that is asked for at the end.
+fn answer(port: u16, bytes: &[u8]) -> String {
+    let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let mut raw = Raw { stream };
+    raw.send(bytes).send("*2\r\n$4\r\nECHO\r\n$8\r\nthe mark\r\n");
+    let mut got = Vec::new();
+    let mut buf = [0; 4096];
+    loop {
+        match raw.stream.read(&mut buf) {
+            Ok(0) => break,
+            Ok(n) => got.extend_from_slice(&buf[..n]),
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => break,
+            Err(error) => {
+                panic!("{:?} after {:?}: {error}", String::from_utf8_lossy(bytes), String::from_utf8_lossy(&got))
+            }
+        }
+        if got.ends_with(b"$8\r\nthe mark\r\n") {
+            break;
+        }
+    }
+    String::from_utf8_lossy(&got).into_owned()
+}
+
+#[test]
+fn the_protocol_is_that_of_redis() {
+    let Some(redis) = redis() else {
+        eprintln!("SKIPPED: no redis-server on the PATH");
+        return;
+    };
+    let server = TestServer::start();
+    let cases: Vec<Vec<u8>> = [
+        "*-1\r\n",
+        "*0\r\n",
+        "\r\n",
+        "*-10\r\n",
+        "*2147483648\r\n",
+        "*abc\r\n",
+        "*1\r\n$-1\r\n",
+        "*1\r\n$536870913\r\n",
+        "*1\r\n$abc\r\n",
+        "*1\r\n!4\r\nPING\r\n",
+        "SET \"a\r\n",
+        "SET \"a\"b c\r\n",
+        "SET 'a\r\n",
+        "PING\r\n",
+        "PING \"a b\"\r\n",
+        "ECHO 'it\\'s'\n",
+        "ECHO \"\\x41\\n\"\r\n",
+        "POST / HTTP/1.1\r\n",
+        "Host: x\r\n",
+        "NOPE\r\n",
+        "NOPE a b c\r\n",
+        "*1\r\n$7\r\nno\r\npe!\r\n",
+        "*1\r\n$0\r\n\r\n",
+        "  PING  \r\n",
+        "*1\r\n$4\r\nPING\r\n*1\r\n$4\r\nping\r\n",
+        "GET\r\n",
+        "GET a b\r\n",
+        "CLIENT\r\n",
+        "CLIENT nope\r\n",
+        "CLIENT ID x\r\n",
+        "CLIENT SETNAME \"a b\"\r\n",
+        "CLIENT GETNAME\r\n",
+        "CLIENT REPLY x\r\n",
+        "CLIENT REPLY OFF\r\nPING\r\nCLIENT REPLY ON\r\n",
+        "CLIENT REPLY SKIP\r\nPING\r\nPING\r\n",
+        "CLIENT KILL ID x\r\n",
+        "CLIENT KILL ID 123456\r\n",
+        "CLIENT KILL 1.1.1.1:1\r\n",
+        "CLIENT KILL TYPE nope\r\n",
+        "CLIENT KILL TYPE master\r\n",
+        "CLIENT KILL ID 1 SKIPME\r\n",
+        "CLIENT LIST TYPE nope\r\n",
+        "CLIENT LIST ID x\r\n",
+        "CLIENT LIST ID 123456\r\n",
+        "CLIENT NO-EVICT x\r\n",
+        "HELLO 4\r\n",
+        "HELLO x\r\n",
+        "HELLO 3 NOPE\r\n",
+        "HELLO 3 AUTH nobody x\r\n",
+        "AUTH x\r\n",
+        "AUTH default x\r\n",
+        "AUTH nobody x\r\n",
+        "AUTH a b c\r\n",
+        "SELECT x\r\n",
+        "SELECT 99999\r\n",
+        "SELECT 0\r\n",
+        "ECHO\r\n",
+        "PING a b\r\n",
+        "RESET\r\n",
+        "QUIT\r\n",
+        "COMMAND GETKEYS NOPE x\r\n",
+        "COMMAND GETKEYS PING x\r\n",
+        "COMMAND GETKEYS GET a b\r\n",
+        "COMMAND GETKEYS MGET a b\r\n",
+        "COMMAND GETKEYS DEL a b c\r\n",
+        "COMMAND INFO nope\r\n",
+        "COMMAND COUNT x\r\n",
+        "COMMAND nope\r\n",
+        "COMMAND LIST FILTERBY x y\r\n",
+        "CONFIG\r\n",
+        "CONFIG nope\r\n",
+        "CONFIG GET\r\n",
+        "CONFIG GET databases-x\r\n",
+        "CONFIG GET save\r\n",
+        "INFO nope\r\n",
+        "HSET k f\r\n",
+        "HSET k f 1 g\r\n",
+        "HGET k\r\n",
+        "HMGET k\r\n",
+        "HINCRBY k f\r\n",
+        "MGET\r\n",
+        "DEL\r\n",
+        "EXISTS\r\n",
+        "TYPE\r\n",
+        "SADD k\r\n",
+        "SMISMEMBER k\r\n",
+        "SHUTDOWN NOPE\r\n",
+    ]
+    .iter()
+    .map(|s| s.as_bytes().to_vec())
+    .collect();
+    let mut different = String::new();
+    for bytes in cases {
+        let theirs = answer(redis.port, &bytes);
+        let ours = answer(server.port(), &bytes);
+        if ours != theirs {
+            let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(60)]);
+            different += &format!("\n{shown:?}\n   ours {ours:?}\n  Redis {theirs:?}");
+        }
+    }
+    assert!(different.is_empty(), "{different}");
+}
+
+#[test]
+fn counters_behave_as_hashes_and_strings_of_redis() {
+    let Some(redis) = redis() else {
+        eprintln!("SKIPPED: no redis-server on the PATH");
+        return;
+    };
+    let server = TestServer::start();
+    let seed = 20_260_102;
+    let mut random = fastrand::Rng::with_seed(seed);
+    let numbers = [
+        "0",
+        "1",
+        "-1",
+        "5",
+        "4095",
+        "4096",
+        "70000",
+        "-9223372036854775808",
+        "9223372036854775807",
+        "x",
+        "1.5",
+        "",
+        "01",
+        "+1",
+        " 1",
+    ];
+    // Two views of the same numbers: Redis keeps a hash and a string apart, so each side has its own ids here.
+    for step in 0..4000 {
+        let row = format!("post:{}", random.u8(..8));
+        let cell = format!("post:{}:like", random.u8(10..18));
+        let number = *random.choice(&numbers).unwrap();
+        let field = *random.choice(&["like", "read"]).unwrap();
+        let args: Vec<&str> = match random.u8(..14) {
+            0 | 1 => vec!["HINCRBY", &row, field, number],
+            2 => vec!["HGET", &row, "like"],
+            3 => vec!["HMGET", &row, "like"],
+            4 => vec!["HSTRLEN", &row, "like"],
+            5 => vec!["DEL", &row],
+            6 => vec!["INCRBY", &cell, number],
+            7 => vec!["DECRBY", &cell, number],
+            8 => vec!["GET", &cell],
+            9 => vec!["MGET", &cell, "post:99:like"],
+            10 => vec!["INCR", &cell],
+            11 => vec!["TTL", &row],
+            12 => vec!["HGET", &cell, "like"],
+            _ => vec!["TYPE", &cell],
+        };
+        // A row has all its fields at once, a hash only those that were set: so both get all of them.
+        let bytes = tidemark_tests::request(&args);
+        let theirs = {
+            if args[0] == "HINCRBY" && answer(redis.port, &tidemark_tests::request(&["EXISTS", &row])).starts_with(":0")
+            {
+                let first = answer(redis.port, &bytes);
+                if first.starts_with(':') {
+                    for other in ["like", "repost", "comment", "read"] {
+                        answer(redis.port, &tidemark_tests::request(&["HSETNX", &row, other, "0"]));
+                    }
+                }
+                first
+            } else {
+                answer(redis.port, &bytes)
+            }
+        };
+        let ours = answer(server.port(), &bytes);
+        // A cell's key cannot hold a hash: Redis says nil for an absent one.
+        if args[0] == "HGET" && args[1] == cell && theirs.starts_with("$-1") {
+            assert!(ours.starts_with("-WRONGTYPE"), "{ours}");
+            continue;
+        }
+        assert_eq!(ours, theirs, "seed {seed}, step {step}: {args:?}");
+    }
+}

@@ -1,0 +1,200 @@
+//! Connections: what clients say at their start, limits, and how they end.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+use tidemark_tests::{Raw, TestServer, eventually, request};
+
+fn bulk(raw: &mut Raw, args: &[&str]) -> String {
+    let head = raw.ask(args);
+    let length: usize = head[1..].parse().unwrap_or_else(|_| panic!("{args:?}: {head}"));
+    let text = raw.take(length);
+    raw.expect("\r\n");
+    text
+}
+
+#[test]
+fn the_handshakes_of_stock_clients() {
+    let server = TestServer::start();
+    let mut raw = server.raw();
+    // As redis-py 8, ioredis, node-redis, Lettuce and go-redis begin.
+    for (args, expected) in [
+        (&["CLIENT", "SETINFO", "LIB-NAME", "redis-py"][..], "+OK"),
+        (&["client", "setinfo", "lib-ver", "8.1.0"], "+OK"),
+        (&["CLIENT", "SETINFO", "LIB-OS", "x"], "-ERR Unrecognized option 'LIB-OS'"),
+        (
+            &["CLIENT", "SETINFO", "LIB-NAME", "a b"],
+            "-ERR lib-name cannot contain spaces, newlines or special characters.",
+        ),
+        (&["CLIENT", "MAINT_NOTIFICATIONS", "ON"], "-ERR unknown subcommand 'MAINT_NOTIFICATIONS'. Try CLIENT HELP."),
+        (&["CLIENT", "SETNAME", "me"], "+OK"),
+        (&["CLIENT", "SETNAME", "a b"], "-ERR Client names cannot contain spaces, newlines or special characters."),
+        (&["CLIENT"], "-ERR wrong number of arguments for 'client' command"),
+        (&["CLIENT", "ID", "x"], "-ERR wrong number of arguments for 'client|id' command"),
+        (&["CLIENT", "NO-EVICT", "on"], "+OK"),
+        (&["CLIENT", "NO-TOUCH", "off"], "+OK"),
+        (&["SELECT", "0"], "+OK"),
+        (&["SELECT", "1"], "-ERR DB index is out of range"),
+        (&["SELECT", "x"], "-ERR value is not an integer or out of range"),
+        (&["HELLO", "4"], "-NOPROTO unsupported protocol version"),
+        (&["HELLO", "x"], "-ERR Protocol version is not an integer or out of range"),
+        (&["HELLO", "3", "AUTH", "nobody", "x"], "-WRONGPASS invalid username-password pair or user is disabled."),
+        (&["AUTH", "default", "x"], "+OK"),
+        (&["PING"], "+PONG"),
+        (&["PING", "a", "b"], "-ERR wrong number of arguments for 'ping' command"),
+        (&["CLIENT", "KILL", "1.2.3.4:5"], "-ERR No such client"),
+        (&["CLIENT", "KILL", "ID", "0"], "-ERR client-id should be greater than 0"),
+        (&["CLIENT", "KILL", "TYPE", "pubsub"], ":0"),
+        (&["CLIENT", "KILL", "TYPE", "x"], "-ERR Unknown client type 'x'"),
+        (&["SHUTDOWN", "WHENEVER"], "-ERR syntax error"),
+    ] {
+        assert_eq!(raw.ask(args), expected, "{args:?}");
+    }
+    assert_eq!(bulk(&mut raw, &["CLIENT", "GETNAME"]), "me");
+    let list = bulk(&mut raw, &["CLIENT", "LIST"]);
+    for part in ["name=me ", " flags=e ", "lib-name=redis-py lib-ver=8.1.0", " cmd=client|list ", " resp=2 "] {
+        assert!(list.contains(part), "{part}: {list}");
+    }
+    assert_eq!(raw.ask(&["HELLO", "3", "SETNAME", "you"]), "%7");
+    let map: String = (0..25).map(|_| raw.line() + " ").collect();
+    assert!(map.starts_with("$6 server $5 redis $7 version $5 7.") && map.ends_with("$7 modules *0 "), "{map}");
+    assert_eq!(raw.ask(&["PING"]), "+PONG");
+    assert_eq!(bulk(&mut raw, &["CLIENT", "GETNAME"]), "you");
+    let mut raw = server.raw();
+    raw.request(&["RESET"]).expect("+RESET\r\n").request(&["QUIT"]).expect("+OK\r\n");
+    assert_eq!(raw.rest(), "");
+}
+
+#[test]
+fn a_pipeline_is_answered_in_order_however_it_arrives() {
+    let server = TestServer::start();
+    let mut bytes = Vec::new();
+    let mut expected = String::new();
+    for i in 0..2000 {
+        bytes.extend(request(&["ECHO", &i.to_string()]));
+        expected += &format!("${}\r\n{i}\r\n", i.to_string().len());
+    }
+    let mut raw = server.raw();
+    raw.send(&bytes).expect(&expected);
+    let mut raw = server.raw();
+    for piece in bytes[..3000].chunks(7) {
+        raw.send(piece);
+    }
+    raw.send(&bytes[3000..]).expect(&expected);
+}
+
+#[test]
+fn replies_can_be_switched_off() {
+    let server = TestServer::start();
+    let mut raw = server.raw();
+    raw.request(&["CLIENT", "REPLY", "OFF"]).request(&["PING"]).request(&["NOPE"]);
+    raw.request(&["CLIENT", "REPLY", "ON"]).expect("+OK\r\n");
+    raw.request(&["CLIENT", "REPLY", "SKIP"]).request(&["PING"]).request(&["ECHO", "a"]).expect("$1\r\na\r\n");
+}
+
+#[test]
+fn clients_can_be_listed_and_killed() {
+    let server = TestServer::start();
+    let (mut one, mut two) = (server.raw(), server.raw());
+    let id = one.ask(&["CLIENT", "ID"])[1..].to_owned();
+    assert_eq!(two.ask(&["CLIENT", "KILL", "ID", &id]), ":1");
+    assert_eq!(one.rest(), "");
+    let address = two.stream.local_addr().unwrap().to_string();
+    assert_eq!(two.ask(&["CLIENT", "KILL", "ADDR", &address]), ":0", "SKIPME is the default");
+    assert_eq!(two.ask(&["CLIENT", "KILL", "ADDR", &address, "SKIPME", "no"]), ":1");
+    assert_eq!(two.rest(), "");
+    let mut three = server.raw();
+    eventually("only one client is listed", || bulk(&mut three, &["CLIENT", "LIST"]).lines().count() == 1);
+}
+
+#[test]
+fn one_client_too_many_is_told_so() {
+    let server = TestServer::with(|config| config.server.max_clients = 2);
+    let (mut one, mut two) = (server.raw(), server.raw());
+    one.request(&["PING"]).expect("+PONG\r\n");
+    two.request(&["PING"]).expect("+PONG\r\n");
+    assert_eq!(server.raw().rest(), "-ERR max number of clients reached\r\n");
+    drop(one);
+    eventually("there is room again", || server.raw().ask(&["PING"]) == "+PONG");
+}
+
+#[test]
+fn idle_clients_are_disconnected_if_so_configured() {
+    let server = TestServer::with(|config| config.server.idle_timeout_s = 1);
+    let mut raw = server.raw();
+    raw.request(&["PING"]).expect("+PONG\r\n");
+    let start = Instant::now();
+    assert_eq!(raw.rest(), "");
+    assert!(start.elapsed() >= Duration::from_millis(900));
+}
+
+#[test]
+fn shutdown_stops_the_server_after_what_was_sent_before() {
+    let server = TestServer::start();
+    let mut raw = server.raw();
+    raw.request(&["ECHO", "x"]).request(&["SHUTDOWN", "NOSAVE"]).request(&["PING"]);
+    assert_eq!(raw.rest(), "$1\r\nx\r\n");
+    server.join();
+}
+
+#[test]
+fn stopping_waits_for_nobody_who_is_idle() {
+    let server = TestServer::start();
+    let mut raw = server.raw();
+    raw.request(&["PING"]).expect("+PONG\r\n");
+    let start = Instant::now();
+    server.stop();
+    assert!(start.elapsed() < Duration::from_secs(1));
+    assert_eq!(raw.rest(), "");
+}
+
+#[test]
+fn a_client_that_does_not_read_is_not_read_either_and_loses_nothing() {
+    let server = TestServer::start();
+    let mut slow = server.raw();
+    let ping = request(&["ECHO", &"x".repeat(1000)]);
+    let batch = ping.repeat(100);
+    slow.stream.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
+    let mut sent = 0;
+    // Until neither side's buffers take any more.
+    while let Ok(n) = slow.stream.write(&batch[sent % batch.len()..]) {
+        sent += n;
+        assert!(sent < 200 << 20, "the server reads on and on");
+    }
+    let mut other = server.raw();
+    let list = bulk(&mut other, &["CLIENT", "LIST"]);
+    let waiting: usize =
+        list.split(" omem=").skip(1).map(|l| l.split(' ').next().unwrap().parse::<usize>().unwrap()).max().unwrap();
+    assert!(waiting > 0 && waiting < 1 << 20, "{waiting} bytes wait: {list}");
+    // Now it reads: every reply is there, whole and in order.
+    let whole = sent / ping.len();
+    let reply = format!("$1000\r\n{}\r\n", "x".repeat(1000));
+    for _ in 0..whole {
+        slow.expect(&reply);
+    }
+}
+
+#[test]
+fn info_and_config_answer_as_tools_expect() {
+    let server = TestServer::start();
+    let mut raw = server.raw();
+    let info = bulk(&mut raw, &["INFO"]);
+    for field in
+        ["redis_version:7.", "loading:0", "connected_clients:1", "used_memory:", "role:master", "cluster_enabled:0"]
+    {
+        assert!(info.contains(&format!("\r\n{field}")), "{field}: {info}");
+    }
+    let run_id = info.lines().find_map(|l| l.strip_prefix("run_id:")).unwrap();
+    assert_eq!(run_id.trim().len(), 40);
+    let one = bulk(&mut raw, &["info", "CPU", "nope"]);
+    assert!(one.starts_with("# CPU\r\nused_cpu_sys:") && !one.contains("# Server"), "{one}");
+    assert!(bulk(&mut raw, &["INFO", "everything"]).contains("# Keyspace"));
+    let c = &mut server.connection();
+    let map: std::collections::HashMap<String, String> =
+        redis::cmd("CONFIG").arg(&["GET", "save", "append*", "DATABASES", "server.port"]).query(c).unwrap();
+    assert_eq!(map["save"], "");
+    assert_eq!(map["appendonly"], "yes");
+    assert_eq!(map["databases"], "1");
+    assert!(map.contains_key("server.port"));
+    let all: std::collections::HashMap<String, String> = redis::cmd("CONFIG").arg(&["GET", "*"]).query(c).unwrap();
+    assert!(all.contains_key("counter.post.fields") && !all.keys().any(|k| k.contains("seed")), "{all:?}");
+}

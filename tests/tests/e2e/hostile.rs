@@ -1,0 +1,214 @@
+//! Input that means harm, or is merely broken: the request or the connection suffers, the server and its memory do not.
+
+use std::io::Write;
+use tidemark_tests::{TestServer, eventually, request, resident_bytes};
+
+/// A client that came before the trouble is still served after it.
+fn alive(server: &TestServer) {
+    server.raw().request(&["ECHO", "alive"]).expect("$5\r\nalive\r\n");
+}
+
+#[test]
+fn malformed_requests_are_refused_and_end_the_connection() {
+    let server = TestServer::start();
+    let long = "1".repeat(70_000);
+    let cases: &[(&str, &str)] = &[
+        ("*2147483648\r\n", "-ERR Protocol error: invalid multibulk length\r\n"),
+        ("*abc\r\n", "-ERR Protocol error: invalid multibulk length\r\n"),
+        ("*1\r\n$-1\r\n", "-ERR Protocol error: invalid bulk length\r\n"),
+        ("*1\r\n$536870913\r\n", "-ERR Protocol error: invalid bulk length\r\n"),
+        ("*1\r\n!4\r\nPING\r\n", "-ERR Protocol error: expected '$', got '!'\r\n"),
+        ("*1\r\n$4\r\nPINGxx", "-ERR Protocol error: expected CRLF after a bulk string\r\n"),
+        (&format!("*{long}"), "-ERR Protocol error: too big mbulk count string\r\n"),
+        (&format!("*1\r\n${long}"), "-ERR Protocol error: too big bulk count string\r\n"),
+        (&long, "-ERR Protocol error: too big inline request\r\n"),
+        ("SET \"a\r\n", "-ERR Protocol error: unbalanced quotes in request\r\n"),
+        ("POST / HTTP/1.1\r\nHost: x\r\n\r\nPING\r\n", ""),
+        ("*1\r\n$5\r\nHost:\r\n", ""),
+    ];
+    for (bytes, expected) in cases {
+        let mut raw = server.raw();
+        raw.send("PING\r\n").expect("+PONG\r\n");
+        // What came before is answered, what comes after is not.
+        raw.send(format!("PING\r\n{bytes}"));
+        if bytes.ends_with('\n') {
+            raw.send("PING\r\n");
+        }
+        assert_eq!(raw.rest(), format!("+PONG\r\n{expected}"), "{:?}", &bytes[..bytes.len().min(40)]);
+    }
+    alive(&server);
+}
+
+#[test]
+fn what_is_nothing_is_ignored_and_inline_commands_are_served() {
+    let server = TestServer::start();
+    let mut raw = server.raw();
+    raw.send("\r\n*0\r\n*-1\r\n*-10\r\n  \r\nPING\r\n").expect("+PONG\r\n");
+    raw.send("HINCRBY post:1 'like' \"2\"\nhget post:1 like\r\n").expect(":2\r\n$1\r\n2\r\n");
+}
+
+#[test]
+fn an_unknown_command_cannot_forge_replies() {
+    let server = TestServer::start();
+    let mut raw = server.raw();
+    raw.send("*2\r\n$10\r\nab\r\n+OK\r\nc\r\n$4\r\nx\0\r\n\r\n");
+    raw.expect("-ERR unknown command 'ab  +OK  c', with args beginning with: 'x   ' \r\n");
+    raw.request(&["PING"]).expect("+PONG\r\n");
+    let long = "y".repeat(5000);
+    let reply = raw.ask(&[&long, &long]);
+    assert!(reply.len() < 400, "{}", reply.len());
+    let reply = raw.ask(&["GET", "a\r\n-b"]);
+    assert_eq!(reply, "-ERR Invalid key 'a\\x0d\\x0a-b': it fits no key pattern of any space");
+}
+
+#[test]
+fn ten_thousand_arguments_arrive_in_packets() {
+    let server = TestServer::start();
+    let mut args = vec!["FEED.GET".to_owned(), "home".into(), "7".into()];
+    args.extend((0..10_000).map(|i| (i * 37).to_string()));
+    let bytes = request(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut raw = server.raw();
+    for piece in bytes.chunks(1400) {
+        raw.send(piece);
+    }
+    let row = "*6\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n";
+    raw.expect(&format!("*10000\r\n{}", row.repeat(10_000)));
+    raw.request(&["PING"]).expect("+PONG\r\n");
+}
+
+#[test]
+fn announced_sizes_cost_no_memory() {
+    let server = TestServer::start();
+    alive(&server);
+    let before = resident_bytes();
+    let raws: Vec<_> = (0..200)
+        .map(|i| {
+            let mut raw = server.raw();
+            raw.send(if i % 2 == 0 { "*1\r\n$536870912\r\nabc" } else { "*1048576\r\n$3\r\nGET\r\n" });
+            raw
+        })
+        .collect();
+    eventually("all have arrived", || {
+        let mut c = server.connection();
+        let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut c).unwrap();
+        list.lines().filter(|l| !l.contains(" qbuf=0 ")).count() == raws.len()
+    });
+    let grown = resident_bytes().saturating_sub(before);
+    assert!(grown < 64 << 20, "{grown} bytes for 200 headers");
+    alive(&server);
+}
+
+#[test]
+fn a_request_beyond_the_query_buffer_ends_its_connection() {
+    let server = TestServer::with(|config| config.server.max_query_buffer_bytes = 1 << 20);
+    let mut raw = server.raw();
+    raw.send("*2\r\n$4\r\nECHO\r\n$100000000\r\n");
+    let chunk = vec![b'x'; 64 << 10];
+    let mut sent = 0;
+    while raw.stream.write_all(&chunk).is_ok() {
+        sent += chunk.len();
+        assert!(sent < 64 << 20, "it was never stopped");
+    }
+    alive(&server);
+}
+
+#[test]
+fn a_reply_beyond_the_output_limit_ends_its_connection() {
+    let server = TestServer::with(|config| config.server.max_output_buffer_bytes = 1 << 20);
+    let mut args = vec!["FEED.GET".to_owned(), "home".into(), "7".into()];
+    args.extend((0..60_000).map(|i| i.to_string()));
+    let mut raw = server.raw();
+    raw.request(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(raw.rest(), "");
+    alive(&server);
+}
+
+#[test]
+fn junk_and_broken_requests_do_no_harm() {
+    let server = TestServer::start();
+    let seed = 4711;
+    let mut random = fastrand::Rng::with_seed(seed);
+    alive(&server);
+    let mut before = 0;
+    let words = [
+        "FEED.GET",
+        "FEED.ACT",
+        "CNT.INCRBY",
+        "CNT.GET",
+        "CNT.SET",
+        "PH.ADD",
+        "BF.MADD",
+        "HSET",
+        "HINCRBY",
+        "HGETALL",
+        "MGET",
+        "DEL",
+        "CLIENT",
+        "CONFIG",
+        "COMMAND",
+        "HELLO",
+        "INFO",
+        "home",
+        "post",
+        "liked",
+        "like",
+        "post:1",
+        "post:1:like",
+        "liked:1",
+        "1",
+        "-1",
+        "18446744073709551615",
+        "18446744073709551616",
+        "9223372036854775807",
+        "-9223372036854775808",
+        "GET",
+        "LIST",
+        "MIN",
+        "MAX",
+        "SAT",
+        "BINARY",
+        "MARK",
+        "",
+        "*",
+        "\0",
+        "\r\n",
+        "x",
+    ];
+    for round in 0..3000 {
+        let mut raw = server.raw();
+        let mut bytes = Vec::new();
+        match random.u8(..3) {
+            0 => bytes.extend((0..random.usize(1..400)).map(|_| random.u8(..))),
+            1 => {
+                for _ in 0..random.usize(1..8) {
+                    let args: Vec<&str> = (0..random.usize(1..7)).map(|_| *random.choice(&words).unwrap()).collect();
+                    bytes.extend(request(&args));
+                }
+            }
+            _ => {
+                let args: Vec<&str> = (0..random.usize(1..7)).map(|_| *random.choice(&words).unwrap()).collect();
+                bytes.extend(request(&args));
+                for _ in 0..random.usize(1..4) {
+                    let at = random.usize(..bytes.len());
+                    bytes[at] = random.u8(..);
+                }
+            }
+        }
+        let cut = random.usize(..=bytes.len());
+        raw.send(&bytes[..cut]);
+        if random.bool() {
+            raw.send(&bytes[cut..]);
+        }
+        drop(raw);
+        if round == 500 {
+            before = resident_bytes();
+        }
+        if round % 500 == 0 {
+            alive(&server);
+        }
+    }
+    alive(&server);
+    let grown = resident_bytes().saturating_sub(before);
+    // Other tests of this binary run in the same process.
+    assert!(grown < 256 << 20, "seed {seed}: {grown} bytes grown");
+}

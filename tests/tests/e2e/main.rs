@@ -1,0 +1,11 @@
+//! End-to-end tests: a real server on a real socket. One binary, a module per topic.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where it stopped")]
+
+mod beside_redis;
+mod commands;
+mod connections;
+mod hostile;
+mod model;
+mod page;
+mod real_data;
+mod stock_clients;

@@ -1,0 +1,178 @@
+//! The page, and the actions that change it.
+
+use redis::{RedisResult, Value, cmd};
+use std::sync::Barrier;
+use tidemark_tests::TestServer;
+
+/// One id's row of a page: four counters and two flags.
+type Row = (i64, i64, i64, i64, Option<i64>, Option<i64>);
+
+fn page(c: &mut redis::Connection, viewer: &str, ids: &[u64]) -> Vec<Row> {
+    cmd("FEED.GET").arg("home").arg(viewer).arg(ids).query(c).unwrap()
+}
+
+fn act(c: &mut redis::Connection, verb: &str, action: &str, viewer: &str, ids: &[u64]) -> Vec<Option<i64>> {
+    cmd(verb).arg(action).arg(viewer).arg(ids).query(c).unwrap()
+}
+
+#[test]
+fn a_like_counts_once_and_an_unlike_undoes_it() {
+    let server = TestServer::start();
+    let c = &mut server.connection();
+    assert_eq!(page(c, "7", &[1, 2]), [(0, 0, 0, 0, Some(0), Some(0)); 2]);
+    assert_eq!(act(c, "FEED.ACT", "like", "7", &[1, 2, 1]), [Some(1), Some(1), Some(0)]);
+    assert_eq!(act(c, "FEED.ACT", "like", "7", &[1]), [Some(0)]);
+    assert_eq!(act(c, "FEED.ACT", "like", "8", &[1]), [Some(1)]);
+    assert_eq!(page(c, "7", &[1, 2]), [(2, 0, 0, 0, Some(1), Some(0)), (1, 0, 0, 0, Some(1), Some(0))]);
+    assert_eq!(page(c, "9", &[1]), [(2, 0, 0, 0, Some(0), Some(0))]);
+    assert_eq!(act(c, "FEED.UNDO", "like", "7", &[1]), [Some(1)]);
+    assert_eq!(act(c, "FEED.UNDO", "like", "7", &[1]), [Some(0)]);
+    assert_eq!(page(c, "7", &[1]), [(1, 0, 0, 0, Some(0), Some(0))]);
+    assert_eq!(act(c, "FEED.ACT", "like", "7", &[1]), [Some(1)], "liking again after an unlike");
+    assert_eq!(page(c, "7", &[1]), [(2, 0, 0, 0, Some(1), Some(0))]);
+}
+
+#[test]
+fn a_counter_that_somebody_lowered_does_not_go_below_zero_by_an_undo() {
+    let server = TestServer::start();
+    let c = &mut server.connection();
+    act(c, "FEED.ACT", "like", "7", &[1]);
+    let _: () = cmd("CNT.SET").arg("post").arg(1).arg("like").arg(0).query(c).unwrap();
+    assert_eq!(act(c, "FEED.UNDO", "like", "7", &[1]), [Some(1)]);
+    assert_eq!(page(c, "7", &[1])[0], (0, 0, 0, 0, Some(0), Some(0)));
+}
+
+#[test]
+fn many_connections_that_like_at_the_same_moment_count_once() {
+    let server = TestServer::start();
+    let (threads, rounds) = (4, 300);
+    let barrier = Barrier::new(threads);
+    let changed: i64 = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .map(|_| {
+                scope.spawn(|| {
+                    let c = &mut server.connection();
+                    let mut changed = 0;
+                    for id in 0..rounds {
+                        barrier.wait();
+                        changed += act(c, "FEED.ACT", "like", "7", &[id])[0].unwrap();
+                    }
+                    changed
+                })
+            })
+            .collect();
+        workers.into_iter().map(|w| w.join().unwrap()).sum()
+    });
+    let c = &mut server.connection();
+    let ids: Vec<u64> = (0..rounds).collect();
+    let rows = page(c, "7", &ids);
+    let likes: i64 = rows.iter().map(|r| r.0).sum();
+    assert_eq!(likes, changed, "the counters and the answers say the same");
+    assert!(rows.iter().all(|r| r.0 <= 1 && r.4 == Some(1)));
+    // A flag may be taken for set by a false positive: 1 in 10,000 of 300.
+    assert!(changed >= rounds as i64 - 2, "{changed}");
+}
+
+#[test]
+fn binary_pages_hold_the_same() {
+    let server = TestServer::start();
+    let c = &mut server.connection();
+    let _: () = cmd("CNT.SET").arg("post").arg(5).arg("like").arg(-3).arg("read").arg(i64::MAX).query(c).unwrap();
+    act(c, "FEED.ACT", "read", "7", &[6]);
+    let bytes: Vec<u8> = cmd("FEED.GET").arg("home").arg(7).arg(5).arg(6).arg("binary").query(c).unwrap();
+    assert_eq!(bytes.len(), 2 * (4 * 8 + 2));
+    let rows: Vec<(Vec<i64>, Vec<i8>)> = bytes
+        .chunks(34)
+        .map(|row| {
+            let counters = row[..32].chunks(8).map(|c| i64::from_le_bytes(c.try_into().unwrap())).collect();
+            (counters, row[32..].iter().map(|&b| b as i8).collect())
+        })
+        .collect();
+    assert_eq!(rows, [(vec![-3, 0, 0, i64::MAX], vec![0, 0]), (vec![0, 0, 0, 1], vec![0, 1])]);
+}
+
+#[test]
+fn mark_shows_what_held_before_it_marked() {
+    let server = TestServer::start();
+    let c = &mut server.connection();
+    let marked: Vec<Row> = cmd("FEED.GET").arg("home").arg(7).arg("MARK").arg("read").arg(5).query(c).unwrap();
+    assert_eq!(marked, [(0, 0, 0, 0, Some(0), Some(0))]);
+    let marked: Vec<Row> = cmd("FEED.GET").arg("home").arg(7).arg(5).arg("mark").arg("read").query(c).unwrap();
+    assert_eq!(marked, [(0, 0, 0, 1, Some(0), Some(1))], "marked once");
+    assert_eq!(page(c, "7", &[5]), [(0, 0, 0, 1, Some(0), Some(1))]);
+}
+
+#[test]
+fn what_a_page_cannot_be_is_said() {
+    let server = TestServer::start();
+    let mut raw = server.raw();
+    let cases = [
+        (&["FEED.GET", "home", "7"][..], "-ERR wrong number of arguments for 'feed.get' command"),
+        (&["FEED.GET", "home", "7", "BINARY"], "-ERR wrong number of arguments for 'feed.get' command"),
+        (&["FEED.GET", "nope", "7", "1"], "-ERR no such view 'nope'"),
+        (
+            &["FEED.GET", "home", "7", "x"],
+            "-ERR Invalid id 'x': an id is a decimal number from 0 to 18446744073709551615",
+        ),
+        (
+            &["FEED.GET", "home", "7", "18446744073709551616"],
+            "-ERR Invalid id '18446744073709551616': an id is a decimal number from 0 to 18446744073709551615",
+        ),
+        (&["FEED.GET", "home", "7", "1", "MARK"], "-ERR syntax error"),
+        (&["FEED.GET", "home", "7", "1", "MARK", "fly"], "-ERR no such action 'fly'"),
+        (&["FEED.ACT", "fly", "7", "1"], "-ERR no such action 'fly'"),
+        (
+            &["FEED.ACT", "like", "7", "1", "01"],
+            "-ERR Invalid id '01': an id is a decimal number from 0 to 18446744073709551615",
+        ),
+    ];
+    for (args, expected) in cases {
+        assert_eq!(raw.ask(args), expected);
+    }
+    // The ids were read before the first was changed.
+    let c = &mut server.connection();
+    assert_eq!(page(c, "7", &[1])[0].0, 0);
+}
+
+#[test]
+fn one_id_of_all_ones_harms_nobody() {
+    let server = TestServer::start();
+    let c = &mut server.connection();
+    act(c, "FEED.ACT", "like", "7", &[100, 200]);
+    assert_eq!(act(c, "FEED.ACT", "like", "7", &[u64::MAX]), [Some(1)]);
+    let ids: Vec<u64> = (300..20_300).collect();
+    for chunk in ids.chunks(1000) {
+        act(c, "FEED.ACT", "like", "7", chunk);
+    }
+    assert_eq!(act(c, "FEED.ACT", "like", "7", &[100, 200, u64::MAX]), [Some(0), Some(0), Some(0)]);
+    assert_eq!(page(c, "7", &[100, 20_299, u64::MAX]), [(1, 0, 0, 0, Some(1), Some(0)); 3]);
+    let horizon: RedisResult<Value> = cmd("PH.EXISTS").arg("liked").arg(7).arg(0).query(c);
+    assert_eq!(horizon.unwrap(), Value::Array(vec![Value::Int(0)]), "0 still lies above the horizon");
+}
+
+#[test]
+fn the_order_of_loading_does_not_matter() {
+    let mut orders: Vec<Vec<u64>> = vec![(1..=3000).map(|i| i * 1000).collect(); 3];
+    orders[1].reverse();
+    fastrand::Rng::with_seed(5).shuffle(&mut orders[2]);
+    for ids in orders {
+        let server = TestServer::with(|config| {
+            for counter in &mut config.counter {
+                counter.rows_per_table = 500;
+            }
+            for existence in &mut config.existence {
+                existence.pairs_per_table = 20_000;
+            }
+        });
+        let c = &mut server.connection();
+        for chunk in ids.chunks(100) {
+            assert!(act(c, "FEED.ACT", "like", "7", chunk).iter().filter(|c| **c == Some(1)).count() >= 99);
+        }
+        for chunk in ids.chunks(100) {
+            for row in page(c, "7", chunk) {
+                assert!(row.0 == 1 && row.4 == Some(1) || row.0 == 0, "{row:?}");
+                assert_eq!(row.4, Some(1));
+            }
+        }
+    }
+}
