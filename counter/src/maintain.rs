@@ -7,18 +7,23 @@
 //! A rewrite opens the new tables, then moves row by row (see rolling's ring.rs). There is one at a time per space: memory exceeds its steady
 //! state by one table.
 //!
-//! **C1** Every closed table can hold every id of its range; only the newest one cannot: an id beyond its span opens a further table.
+//! **C1** Every closed table, and every part of a rewrite, can hold every id of its range (of the newest: every id that the table it replaces
+//! could hold). Only a newest table may lack a place for an id of its range, and that opens a further table.
 
 use crate::Error;
 use crate::plan::Plan;
-use crate::space::Space;
+use crate::space::{FIRST_ROWS, Space};
 use crate::table::{Table, hash_of};
 use rolling::{Entry, Slot};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Rows that one step moves, about: half a millisecond of work.
-const STEP_ROWS: u64 = 2048;
+const STEP_ROWS: usize = 2048;
+/// Rows that a writer moves who helps: a table of n rows is then rewritten within n / 32 writes.
+const HELP_ROWS: usize = 32;
+/// Rows whose new buckets are prefetched together.
+const PREFETCHED: usize = 16;
 /// A table is crowded when one row in so many is in the extend dictionary...
 const CROWDED_EXTEND: u64 = 200;
 /// ... at least so many rows (a small table has a few by chance)...
@@ -60,15 +65,15 @@ impl Space {
     pub fn maintain(&self) -> bool {
         let drained = self.drain_aside() > 0;
         let advanced = self.frontier.should_advance(self.aside.len()) && self.advance();
-        self.rewrite_step() || drained || advanced
+        self.rewrite_step(STEP_ROWS) || drained || advanced
     }
 
     /// A writer's contribution, if nobody else is at it.
     pub(crate) fn help(&self) {
-        self.rewrite_step();
+        self.rewrite_step(HELP_ROWS);
     }
 
-    fn rewrite_step(&self) -> bool {
+    fn rewrite_step(&self, rows: usize) -> bool {
         let Some(mut rewriting) = self.rewriting.try_lock() else { return false };
         if rewriting.is_none() {
             if !self.stirred.swap(false, Relaxed) {
@@ -81,7 +86,7 @@ impl Space {
             }
         }
         let Some(rewrite) = &mut *rewriting else { return false };
-        match self.move_rows(rewrite) {
+        match self.move_rows(rewrite, rows) {
             Ok(false) => true,
             Ok(true) => {
                 *rewriting = None;
@@ -166,7 +171,8 @@ impl Space {
         let target = rows as f64 * grow;
         let most = self.rows_per_table as f64;
         let pieces = if target <= most * 1.25 { 1 } else { (target / most).ceil().max(2.0) as usize };
-        // The newest piece of an unordered space: its ids lie below the highest known one, and some way beyond.
+        // An unordered space: its ids lie below the highest known one, and some way beyond. What comes above that gets a small
+        // table, which takes any id (C1): one may come in while this is planned.
         let end = if newest {
             let high = table.high().max(highest);
             high.saturating_add((high - first.max(low)) / 4)
@@ -187,23 +193,41 @@ impl Space {
             }
         }
         let rows = ((target / (lows.len() - strays) as f64).ceil() as u64).max(STRAY_ROWS);
+        let above = lows.len();
+        if newest && end < u64::MAX {
+            lows.push(end + 1);
+        }
         let plan = |i: usize| {
-            let last = lows.get(i + 1).map_or(end, |next| next - 1);
-            let rows = if i < strays { STRAY_ROWS } else { rows };
+            let last = lows.get(i + 1).map_or(last, |next| next - 1);
+            let rows = match i {
+                _ if i < strays => STRAY_ROWS,
+                _ if i == above => FIRST_ROWS.min(self.rows_per_table),
+                _ => rows,
+            };
             (lows[i], Plan::new(&schema, lows[i], last, rows))
         };
         (0..lows.len()).map(plan).collect()
     }
 
     /// Moves some rows of a rewrite; `true` when it is finished.
-    fn move_rows(&self, rewrite: &mut Rewrite) -> Result<bool, Error> {
+    fn move_rows(&self, rewrite: &mut Rewrite, most: usize) -> Result<bool, Error> {
         let old = rewrite.old.table();
         let (mut room, mut ids) = (Vec::new(), Vec::new());
-        while rewrite.next_bucket < old.buckets() && (ids.len() as u64) < STEP_ROWS {
+        while rewrite.next_bucket < old.buckets() && ids.len() < most {
             old.visit(rewrite.next_bucket, 0, 0, &mut room, |id, _, _| ids.push(id));
             rewrite.next_bucket += 1;
         }
-        for id in ids {
+        let tables = self.ring.load();
+        for (i, &id) in ids.iter().enumerate() {
+            // Where the rows go is far apart: ask for some of them together.
+            if i % PREFETCHED == 0 {
+                for &id in &ids[i..ids.len().min(i + PREFETCHED)] {
+                    let table = tables.find(id).map(|entry| entry.table());
+                    if let Some((table, home)) = table.and_then(|t| Some((t, t.home(id)?))) {
+                        table.prefetch(home);
+                    }
+                }
+            }
             let moved = self.ring.write(id, hash_of(id), |entry| match entry.drains() {
                 Some(drained) if std::ptr::eq(drained, &*rewrite.old) => self.move_row(id, old, entry.table()),
                 _ => Ok(()),

@@ -26,7 +26,7 @@ use std::sync::atomic::{
 /// The first table of a space, when nothing is known of its ids, is made for so many rows; each later one for up to
 /// [`GROWTH`] times the one before.
 pub(crate) const FIRST_ROWS: u64 = 1024;
-pub(crate) const GROWTH: u64 = 8;
+pub(crate) const GROWTH: u64 = 4;
 
 /// How a space is made.
 #[derive(Clone, Debug)]

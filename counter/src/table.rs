@@ -198,6 +198,15 @@ impl Buckets {
         Bucket::new(&self.words[at..at + BUCKET_WORDS], &self.layout)
     }
 
+    /// Asks the cache for all lines of a bucket but the first.
+    #[inline(always)]
+    fn prefetch_slots(&self, index: u64) {
+        let at = index as usize * BUCKET_WORDS;
+        for line in 1..BUCKET_WORDS / 8 {
+            self.words.prefetch(at + 8 * line);
+        }
+    }
+
     fn slots(&self) -> u64 {
         self.keys.buckets() * self.layout.slots as u64
     }
@@ -212,6 +221,8 @@ impl Buckets {
         let (mut index, mut step) = (home.bucket, 0);
         for probe in 0..PROBES {
             let tag = self.layout.tag(home.remainder, probe);
+            // The slot will be in another line than the first bytes: fetch them at the same time, not one after the other.
+            self.prefetch_slots(index);
             let (found, past) = self.bucket(index).read(|b| b.find(tag).map(|slot| f(b, index, slot)));
             if let Some(result) = found {
                 return Looked::Found(result);
@@ -394,10 +405,8 @@ impl Table {
 
     /// Asks the cache for all of the bucket of `home`.
     pub(crate) fn prefetch(&self, home: Home) {
-        let at = home.bucket as usize * BUCKET_WORDS;
-        for line in 0..BUCKET_WORDS / 8 {
-            self.main().words.prefetch(at + 8 * line);
-        }
+        self.main().words.prefetch(home.bucket as usize * BUCKET_WORDS);
+        self.main().prefetch_slots(home.bucket);
     }
 
     /// Begins a search: asks the cache for the first line of the first bucket, which holds the first bytes of the tags.

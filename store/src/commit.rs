@@ -181,6 +181,8 @@ pub struct Committer<K> {
 #[derive(Default)]
 struct Orders {
     stop: bool,
+    /// The commit thread has returned, or failed.
+    ended: bool,
     /// A flush is wanted up to this round.
     flush: Ticket,
 }
@@ -329,8 +331,12 @@ impl<K: Copy + Ord> Committer<K> {
         }
     }
 
-    /// Writes and syncs all that was marked before this call, and waits for it. For SAVE, the end of a snapshot's walk, and tests.
+    /// Writes and syncs all turns that began before this call, and waits for it. For SAVE, the end of a snapshot's walk, and tests.
     pub fn flush(&self) -> Result<Ticket> {
+        // A turn under way may have changed something that the caller has seen, and not marked it yet: let all of them end.
+        for stripe in &self.stripes {
+            drop(stripe.0.lock());
+        }
         let ticket = self.round.load(Ordering::SeqCst);
         let mut orders = self.orders.lock();
         orders.flush = orders.flush.max(ticket);
@@ -345,7 +351,7 @@ impl<K: Copy + Ord> Committer<K> {
                     "the log takes no writes now; see the server's log for the disk's error".to_string(),
                 ));
             }
-            if orders.stop {
+            if orders.ended {
                 return Err(Error::Refused("the commit thread has stopped".to_string()));
             }
             self.progress.wait_for(&mut orders, Duration::from_millis(100));
@@ -385,13 +391,13 @@ impl<K: Copy + Ord> Committer<K> {
 
     /// The commit thread's life: until [`stop`](Committer::stop), and then one more round and a seal. Gives the log back.
     pub fn run(&self, mut log: Log, source: &mut dyn Source<K>) -> (Log, Result<()>) {
+        let _ends = Ends(self);
         let mut rounds = Rounds::new(self);
         loop {
             let stop = self.sleep(&rounds);
             let last = rounds.turn(&mut log, source, Instant::now(), stop);
             if stop {
                 let sealed = last.and_then(|()| log.seal(source.now_ms()));
-                self.progress.notify_all();
                 return (log, sealed);
             }
         }
@@ -410,6 +416,16 @@ impl<K: Copy + Ord> Committer<K> {
             }
         }
         orders.stop
+    }
+}
+
+/// Says that the commit thread is gone, also when it panics: nobody is to wait for it for ever.
+struct Ends<'a, K>(&'a Committer<K>);
+
+impl<K> Drop for Ends<'_, K> {
+    fn drop(&mut self) {
+        self.0.orders.lock().ended = true;
+        self.0.progress.notify_all();
     }
 }
 

@@ -15,7 +15,66 @@
 //! - **3** Acknowledged is durable, as configured (`commit.rs`, `log.rs`).
 //! - **4** A published file never changes; damage is found, named (file, offset) and never served (`segment.rs`, `snapshot.rs`, `manifest.rs`).
 //!
+//! From start to stop, with a counter as the only state (a real server has its engines in its place):
+//!
+//! ```
+//! use std::sync::{Arc, atomic::{AtomicU64, Ordering}};
+//! use store::{Batch, CommitOptions, Committed, Committer, Record, SimDisk, Source, Store, StoreOptions, SyncPolicy, Tag};
+//!
+//! static LIKES: AtomicU64 = AtomicU64::new(0);
+//!
+//! struct Engines;
+//! impl Source<u64> for Engines {
+//!     fn collect(&mut self, ids: &[u64]) -> usize { ids.len() * 8 } // read the rows of these ids, keep them
+//!     fn encode(&mut self, batch: &mut Batch) { batch.push(1, 1, &LIKES.load(Ordering::Acquire).to_le_bytes()); }
+//!     fn forget(&mut self) {}
+//!     fn published(&mut self, _now: &Committed) {} // release replies, feed replicas
+//! }
+//! fn apply(bytes: &[u8]) -> Result<(), String> {
+//!     let n = bytes.try_into().map_err(|_| "a row is eight bytes")?;
+//!     LIKES.store(u64::from_le_bytes(n), Ordering::Release);
+//!     Ok(())
+//! }
+//!
+//! # fn main() -> store::Result<()> {
+//! // Start: snapshot, then log. (A server opens `RealDisk::open(folder)`.)
+//! let store = Store::open(Arc::new(SimDisk::new(1)), StoreOptions::default())?;
+//! store.load(2, |_file, chunk| apply(chunk), |_progress| ())?;
+//! let (log, _end) = store.replay(|record: &Record| apply(record.payload), |_progress| ())?;
+//! let before_walk = log.durable(); // later: the last `Committed::synced_to`
+//!
+//! let committer = Committer::new(CommitOptions { policy: SyncPolicy::Always, ..CommitOptions::default() });
+//! std::thread::scope(|scope| {
+//!     let thread = scope.spawn(|| committer.run(log, &mut Engines));
+//!
+//!     // A write: in a turn of the id's stripe, change and mark; the reply waits for the ticket.
+//!     let id = 7;
+//!     let mut turn = committer.enter(id);
+//!     LIKES.fetch_add(1, Ordering::AcqRel);
+//!     turn.mark(id);
+//!     let ticket = turn.leave();
+//!
+//!     // A snapshot: walk, flush, commit.
+//!     let mut snapshot = store.begin_snapshot(before_walk);
+//!     let mut file = snapshot.file(Tag { space: 1, kind: 1, low: 0, high: u64::MAX, stamp: 0 })?;
+//!     file.write(&LIKES.load(Ordering::Acquire).to_le_bytes(), 1)?;
+//!     snapshot.add(file.finish()?);
+//!     committer.flush()?;
+//!     assert!(committer.durable() >= ticket);
+//!     snapshot.commit(before_walk)?; // or later: `Committed::synced_to`, after the flush
+//!
+//!     // Stop: a last round, a seal, a note of how far the log is durable.
+//!     committer.stop();
+//!     let (log, last) = thread.join().expect("the commit thread does not panic");
+//!     last?;
+//!     store.note_durable(&log)
+//! })
+//! # }
+//! ```
+//!
 //! All of it runs on a [`Disk`]: the real one, or the simulated one that tests crash at every step (`sim.rs`).
+
+#![forbid(unsafe_code)]
 
 mod batch;
 mod check;

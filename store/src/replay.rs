@@ -242,9 +242,11 @@ impl BatchReader {
         self.size
     }
 
-    /// Looks at the file's length again: it may have grown.
-    pub(crate) fn refresh(&mut self) -> Result<()> {
-        self.size = self.file.size().map_err(|e| Error::io(&self.path, "measuring", e))?;
+    /// Looks at the file's length again, since it may have grown, and reads nothing behind `limit`: what is there now may be cut off and
+    /// written anew, so it must not get into the buffer either.
+    pub(crate) fn read_up_to(&mut self, limit: u64) -> Result<()> {
+        let size = self.file.size().map_err(|e| Error::io(&self.path, "measuring", e))?;
+        self.size = size.min(limit);
         Ok(())
     }
 

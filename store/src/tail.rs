@@ -71,6 +71,7 @@ impl Tail {
         {
             return Ok(Err(Absent::Diverged));
         }
+        tail.reader.read_up_to(start.byte)?;
         while tail.reader.position().byte < start.byte {
             match tail.reader.next()? {
                 Found::Batch(_) => {}
@@ -94,35 +95,36 @@ impl Tail {
         self.reader.position()
     }
 
-    /// The next step before `limit`, the place up to which the log may be read.
+    /// The next step before `limit`, the place up to which the log may be read: its durable end, as it is now or was before.
     pub fn next(&mut self, limit: Position) -> Result<Step<'_>> {
-        if self.reader.position().offset >= limit.offset && limit.segment == self.head.segment {
-            return Ok(Step::End);
-        }
-        if limit.segment > self.head.segment {
-            let at = self.reader.position();
-            // Which successor continues here shows only at its base: before that this segment has more.
-            if let Some(next) = self.successor(limit)? {
-                if next.base == at.offset {
-                    if (next.sequence, next.chain) != (at.sequence, at.chain) {
-                        return Err(Error::Refused(format!("the log does not pass through {at}")));
-                    }
-                    *self = Tail::at_segment(self.disk.clone(), next)?;
-                    return Ok(Step::Segment(next));
-                }
-                if next.base < at.offset {
+        let at = self.reader.position();
+        let mut end = limit.offset;
+        if limit.segment > self.head.segment
+            && let Some(next) = self.successor(limit)?
+        {
+            if next.base == at.offset {
+                if (next.sequence, next.chain) != (at.sequence, at.chain) {
                     return Err(Error::Refused(format!("the log does not pass through {at}")));
                 }
+                *self = Tail::at_segment(self.disk.clone(), next)?;
+                return Ok(Step::Segment(next));
             }
+            end = next.base;
         }
-        if self.reader.position().offset >= limit.offset {
+        if at.offset >= limit.offset {
             return Ok(Step::End);
         }
-        self.reader.refresh()?;
-        let at = self.reader.position();
+        let Some(end) = self.head.byte_of(end).filter(|_| at.offset < end) else {
+            return Err(Error::Refused(format!("the log does not pass through {at}")));
+        };
+        self.reader.read_up_to(end)?;
         match self.reader.next()? {
             Found::Batch(head) => Ok(Step::Batch(head, self.reader.frame())),
-            Found::End => Ok(Step::End),
+            Found::End => Err(Error::corrupt(
+                self.disk.path(&segment_name(at.segment)),
+                at.byte,
+                "it ends before its successor begins",
+            )),
             Found::Bad(what) => Err(Error::corrupt(self.disk.path(&segment_name(at.segment)), at.byte, what)),
         }
     }

@@ -15,6 +15,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
+use tidemark_bench::cpu_ns;
 
 #[derive(Parser)]
 struct Arguments {
@@ -134,12 +135,6 @@ impl Naive {
     }
 }
 
-/// Time that this thread has spent on a processor, in nanoseconds: on a shared machine the fair clock.
-fn cpu_ns() -> u64 {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    text.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or_default()
-}
-
 /// Nanoseconds of processor time per lookup of random ids, median of the rounds.
 fn measure(rounds: usize, rows: u64, id: fn(u64) -> u64, mut look: impl FnMut(&[u64]) -> usize) -> (f64, f64) {
     let mut times = Vec::new();
@@ -191,15 +186,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut tidemark = |name: &'static str, id: fn(u64) -> u64, results: &mut Vec<(&str, &str, f64, f64)>| {
         let base = first;
         let mut shifted = [0; BATCH];
-        let _ = id;
-        let (ns, share) = measure(arguments.rounds, n - base, if name == "hit" { |i| i } else { |i| i }, |batch| {
-            shifted.iter_mut().zip(batch).for_each(|(to, &i)| *to = id(base + i));
-            out.clear();
-            found.clear();
-            space.get_batch(&shifted, &mut out, &mut found);
-            black_box(&out);
-            found.iter().filter(|f| **f).count()
-        });
+        let (ns, share) = measure(
+            arguments.rounds,
+            n - base,
+            |i| i,
+            |batch| {
+                shifted.iter_mut().zip(batch).for_each(|(to, &i)| *to = id(base + i));
+                out.clear();
+                found.clear();
+                space.get_batch(&shifted, &mut out, &mut found);
+                black_box(&out);
+                found.iter().filter(|f| **f).count()
+            },
+        );
         results.push(("tidemark", name, ns, share));
     };
     tidemark("hit", post, &mut results);
@@ -293,7 +292,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let rows = slots * 7 / 8;
     let mut map: HashMap<u64, [u32; 4], BuildHasherDefault<Multiplicative>> = HashMap::default();
     map.reserve(rows as usize);
-    (0..rows).for_each(|i| drop(map.insert(post(i), [i as u32; 4])));
+    map.extend((0..rows).map(|i| (post(i), [i as u32; 4])));
     println!("HashMap: {rows} rows, {:.0} MiB", (slots * 25) as f64 / 1048576.0);
     for (name, id) in [("hit", post as fn(u64) -> u64), ("miss", nobody)] {
         let (ns, share) = measure(arguments.rounds, rows, id, |batch| {

@@ -157,7 +157,7 @@ fn show(page: &[Post], reply: OwnedFrame) -> io::Result<Table> {
     let unexpected = || io::Error::other("FEED.GET answered in an unexpected shape");
     let OwnedFrame::Array(rows) = reply else { return Err(unexpected()) };
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(presets::UTF8_BORDERS_ONLY);
     table.set_header(["post", "at", "likes", "reposts", "comments", "reads", "I liked", "I read"]);
     for (post, row) in page.iter().zip(rows) {
         let OwnedFrame::Array(row) = row else { return Err(unexpected()) };
@@ -206,7 +206,7 @@ fn cost(server: &crate::Server, posts: &[Post], page_time: Duration) -> String {
         Err(_) => ((142.0, 200.0), "known figures of Redis 7.0: no redis-server here to measure"),
     };
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(presets::UTF8_BORDERS_ONLY);
     table.set_header(["memory", "Tidemark", "Redis", "ratio"]);
     let mut row = |what: &str, ours: f64, redis: f64, unit: &str| {
         table.add_row([

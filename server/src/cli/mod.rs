@@ -4,6 +4,7 @@ pub mod client;
 pub mod day;
 pub mod demo;
 pub mod import;
+mod inspect;
 mod serve;
 
 use crate::config::Config;
@@ -29,6 +30,8 @@ enum Command {
     Serve(serve::ServeArgs),
     Import(import::ImportArgs),
     Demo(demo::DemoArgs),
+    Check(inspect::CheckArgs),
+    Dump(inspect::DumpArgs),
     /// Prints the configuration file with every key, its default and what it means.
     #[command(after_long_help = "\
 Examples:
@@ -49,6 +52,8 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Demo(args) => demo::run(&args).map_err(|e| e.to_string()),
         Command::Import(args) => import::run(&args).map(drop).map_err(|e| e.to_string()),
+        Command::Check(args) => inspect::check(&args),
+        Command::Dump(args) => inspect::dump(&args),
         Command::Config { config } => print_config(config.as_deref()),
         Command::Commands => print(&crate::commands::reference()),
     };

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use store::{
     Batch, CommitOptions, Committed, Committer, Error, Faults, Health, Log, Records, Rounds, SimDisk, Source,
-    SyncPolicy,
+    SyncPolicy, Tag,
 };
 
 use crate::basics::{open, options};
@@ -330,4 +330,132 @@ fn flush_waits_and_stop_seals() {
         assert!(committer.flush().is_err());
     });
     assert_eq!(recover(&disk.power_cut()).1, BTreeMap::from([(2, 9)]));
+}
+
+/// As above, with snapshots going on all the time beside the writers; what is loaded is snapshot and log together.
+#[test]
+fn turns_are_atomic_and_survive_with_snapshots_beside_them() {
+    const KEYS: usize = 6;
+    let mut snapshots = 0;
+    for seed in 0..40 {
+        let disk = SimDisk::new(seed);
+        let store = open(&disk, options(3000)).unwrap();
+        let (log, _) = store.replay(|_| Ok(()), |_| ()).unwrap();
+        let engine = Engine::new(2 * KEYS);
+        let committer = Committer::new(CommitOptions { batch_bytes: 60, ..always(4) });
+        let acknowledged: Vec<AtomicU64> = (0..KEYS).map(|_| AtomicU64::new(0)).collect();
+        let synced_to = Arc::new(Mutex::new(log.durable()));
+        disk.crash_after(Some(60 + seed * 11));
+        std::thread::scope(|scope| {
+            let (committer, engine, acknowledged, disk, store) = (&committer, &engine, &acknowledged, &disk, &store);
+            let mut source = Reader::new(engine);
+            let published = source.published.clone();
+            let commits = scope.spawn(move || committer.run(log, &mut source).1);
+            let mut threads = Vec::new();
+            for t in 0..2usize {
+                threads.push(scope.spawn(move || {
+                    for i in 0.. {
+                        let key = (i * 5 + i / KEYS + t) % KEYS;
+                        let mut turn = committer.enter(key as u64);
+                        let value = engine.counters[key].fetch_add(1, Ordering::AcqRel) + 1;
+                        std::thread::yield_now(); // the walk may see the change before its mark
+                        turn.mark(key as u32);
+                        std::thread::yield_now();
+                        engine.counters[key + KEYS].fetch_add(1, Ordering::AcqRel);
+                        turn.mark((key + KEYS) as u32);
+                        let ticket = turn.leave();
+                        while i % 8 == 0 && committer.durable() < ticket {
+                            if disk.crashed() {
+                                return 0;
+                            }
+                            std::thread::yield_now();
+                        }
+                        if committer.durable() >= ticket {
+                            acknowledged[key].fetch_max(value as u64, Ordering::AcqRel);
+                        }
+                    }
+                    0
+                }));
+            }
+            let synced_to = synced_to.clone();
+            threads.push(scope.spawn(move || {
+                let mut done = 0;
+                while !disk.crashed() {
+                    let once = || -> store::Result<()> {
+                        let latest = || published.lock().last().map_or(*synced_to.lock(), |c| c.synced_to);
+                        let mut snapshot = store.begin_snapshot(latest());
+                        for part in [0..KEYS, KEYS..2 * KEYS] {
+                            let mut file = snapshot.file(Tag { low: part.start as u64, ..Tag::default() })?;
+                            for key in part {
+                                file.write(&row(key as u32, engine.counters[key].load(Ordering::Acquire)), 1)?;
+                                std::thread::yield_now();
+                            }
+                            snapshot.add(file.finish()?);
+                        }
+                        committer.flush()?;
+                        snapshot.commit(latest())
+                    };
+                    done += i32::from(once().is_ok());
+                }
+                done
+            }));
+            for thread in threads {
+                snapshots += thread.join().unwrap();
+            }
+            committer.stop();
+            let _ = commits.join().unwrap();
+        });
+        drop(store);
+        let disk = disk.power_cut();
+        let store = open(&disk, options(3000)).unwrap();
+        let state = Mutex::new([0; 2 * KEYS]);
+        let put = |row: &[u8]| {
+            let (key, value) = read_row(row);
+            state.lock()[key as usize] = value;
+            Ok(())
+        };
+        store.load(1, |_, chunk| put(chunk), |_| ()).unwrap();
+        store.replay(|r| put(r.payload), |_| ()).unwrap();
+        let state = state.into_inner();
+        for (key, acknowledged) in acknowledged.iter().enumerate() {
+            assert_eq!(state[key], state[key + KEYS], "seed {seed}: half a turn of key {key}");
+            let acknowledged = acknowledged.load(Ordering::Acquire) as i64;
+            assert!(
+                state[key] >= acknowledged,
+                "seed {seed}: key {key} has {}, {acknowledged} was acknowledged",
+                state[key]
+            );
+        }
+    }
+    assert!(snapshots > 20, "only {snapshots} snapshots were published");
+}
+
+/// A walk may see a change whose turn has not marked it yet; a flush that did not wait for that turn would publish half of it.
+#[test]
+fn flush_waits_for_turns_under_way() {
+    let disk = SimDisk::new(5);
+    let (log, _) = recover(&disk);
+    let engine = Engine::new(10);
+    let committer = Committer::new(always(8));
+    let (entered, left) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| committer.run(log, &mut Reader::new(&engine)).1);
+        scope.spawn(|| {
+            let mut turn = committer.enter(3);
+            engine.counters[3].store(1, Ordering::Release);
+            entered.store(1, Ordering::Release);
+            std::thread::sleep(Duration::from_millis(50));
+            turn.mark(3);
+            left.store(1, Ordering::Release);
+            turn.leave();
+        });
+        while entered.load(Ordering::Acquire) == 0 {
+            std::thread::yield_now();
+        }
+        committer.flush().unwrap();
+        assert_eq!(left.load(Ordering::Acquire), 1);
+        committer.stop();
+        thread.join().unwrap().unwrap();
+    });
+    assert_eq!(recover(&disk.power_cut()).1, BTreeMap::from([(3, 1)]));
 }

@@ -35,7 +35,7 @@ fn a_follower_gets_every_durable_batch_once_through_rolls_and_failed_syncs() {
         let mut places = vec![log.durable()];
         for i in 0..80u64 {
             let rate = if random.bool() { 0 } else { 150 };
-            disk.set_faults(Faults { sync_error: rate, no_space: rate / 4, ..Faults::default() });
+            disk.set_faults(Faults { sync_error: rate, no_space: rate, short_write: 4 * rate, ..Faults::default() });
             let _ = log.append(&batch(&[&i.to_le_bytes()]), i);
             if random.u32(0..3) == 0 && log.sync().is_ok() {
                 places.push(log.durable());
@@ -92,4 +92,20 @@ fn a_place_that_the_log_does_not_have_is_refused() {
     store.begin_snapshot(end).commit(end).unwrap();
     assert!(matches!(open(places[0]), Err(Error::Refused(_))));
     open(end).unwrap();
+}
+
+/// A follower that looks while a batch is half written must not remember the half.
+#[test]
+fn what_lies_behind_the_limit_is_not_remembered() {
+    let disk = SimDisk::new(1);
+    let (_store, mut log, _, _) = start(&disk, options(10_000)).unwrap();
+    log.append(&batch(&[b"one"]), 0).unwrap();
+    let limit = log.sync().unwrap();
+    let file = disk.open_write(&store::segment_name(limit.segment)).unwrap();
+    store::write_all_at(&*file, &[0xee; 30], limit.byte).unwrap();
+    let mut tail = Tail::open(disk_of(&disk), Position::START, limit).unwrap();
+    assert_eq!(follow(&mut tail, limit).len(), 1);
+    log.append(&batch(&[b"two"]), 0).unwrap();
+    let limit = log.sync().unwrap();
+    assert_eq!(follow(&mut tail, limit).len(), 1);
 }

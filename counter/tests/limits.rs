@@ -1,0 +1,143 @@
+//! What the model test does not reach: limits, strays, gates, the order of replay.
+#![allow(clippy::unwrap_used)]
+
+use counter::{Alteration, Bounds, Change, Error, Gate, Options, Schema, Space};
+
+fn options(schema: &str) -> Options {
+    Options::new(Schema::parse(schema).unwrap())
+}
+
+fn one(field: usize, delta: i64) -> [Change; 1] {
+    [Change { field, delta }]
+}
+
+#[test]
+fn a_full_space_refuses_new_rows_and_goes_on_with_the_old_ones() {
+    let limit = 300_000;
+    let space = Space::new(Options { memory_limit_bytes: limit, rows_per_table: 2000, ..options("a:12 b:4") }).unwrap();
+    let mut out = vec![];
+    let mut ids = vec![];
+    let full = Error::Full { limit_bytes: limit };
+    let mut refused = 0;
+    for i in 0..200_000u64 {
+        let id = (1 << 45) + i * 4096;
+        match space.add(id, &one(0, 1), &Bounds::default(), &mut out) {
+            Ok(()) => ids.push(id),
+            Err(error) => {
+                assert_eq!(error, full);
+                refused += 1;
+            }
+        }
+        space.maintain();
+        assert!(space.memory_bytes() <= limit);
+        if refused > 1000 {
+            break;
+        }
+    }
+    assert!(refused > 1000 && ids.len() > 20_000, "{} rows in {limit} bytes", ids.len());
+    let mut row = [0; 2];
+    for &id in &ids {
+        space.add(id, &one(1, 7), &Bounds::default(), &mut out).unwrap();
+        assert!(space.get(id, &mut row));
+        assert_eq!(row, [1, 7], "what needs no memory works");
+    }
+    // Outgrowing the bits needs memory: refused sooner or later, and then nothing has changed.
+    let outgrown = ids.iter().filter(|&&id| space.add(id, &one(1, 100), &Bounds::default(), &mut out).is_ok()).count();
+    assert!(outgrown < ids.len());
+    let sum: i64 = ids.iter().map(|&id| if space.get(id, &mut row) { row[1] } else { 0 }).sum();
+    assert_eq!(sum, 7 * ids.len() as i64 + 100 * outgrown as i64);
+    // Deleting makes room.
+    for &id in &ids[..1000] {
+        assert!(space.delete(id));
+    }
+    space.add(ids[0], &one(0, 1), &Bounds::default(), &mut out).unwrap();
+}
+
+#[test]
+fn one_bad_id_harms_nobody() {
+    let space = Space::new(options("a:12 b:4")).unwrap();
+    let mut out = vec![];
+    space.add(u64::MAX, &one(0, 5), &Bounds::default(), &mut out).unwrap();
+    for i in 0..100_000u64 {
+        space.add((1 << 50) + i * 4096, &one(0, 1), &Bounds::default(), &mut out).unwrap();
+        space.add(u64::MAX - i % 3, &one(0, 1), &Bounds::default(), &mut out).unwrap();
+        space.maintain();
+    }
+    let mut row = [0; 2];
+    assert!(space.get(u64::MAX, &mut row));
+    assert_eq!(row[0], 5 + 33_334);
+    assert_eq!((space.rows(), space.aside_rows()), (100_003, 3));
+    assert!(space.frontier() < Some(1 << 51));
+    let mut tables = space.tables();
+    tables.pop();
+    assert!(
+        tables.len() < 10 && tables.iter().map(|t| t.rows).sum::<u64>() > 50_000,
+        "the ring is useful: {tables:#?}"
+    );
+    assert!(tables.iter().all(|t| t.fill > 0.85), "{tables:#?}");
+}
+
+#[test]
+fn ids_too_far_ahead_and_too_many_asides_are_refused() {
+    let space = Space::new(Options { max_ahead: Some(1 << 30), max_aside: 100, ..options("a:12") }).unwrap();
+    let mut out = vec![];
+    for i in 0..200 {
+        space.add(1000 + i, &one(0, 1), &Bounds::default(), &mut out).unwrap();
+    }
+    assert_eq!(space.add(1 << 40, &one(0, 1), &Bounds::default(), &mut out), Err(Error::KeyTooBig));
+    assert!(!space.exists(1 << 40) && !space.delete(1 << 40));
+    let asides = (0..200).map(|i| space.set((1 << 25) + (i << 20), &[(0, 1)]));
+    let refused = asides.filter(|r| *r == Err(Error::AsideFull { limit: 100 })).count();
+    assert!(refused == 0 || space.aside_rows() <= 101, "{refused} refused");
+}
+
+#[test]
+fn a_gate_is_zero_only_while_every_change_was_undone() {
+    let space = Space::new(options("like:4 read:4")).unwrap();
+    let mut out = vec![];
+    let none = Bounds::default();
+    for id in 1000..1200 {
+        space.add_paired(id, &one(0, 1), &none, &mut out).unwrap();
+    }
+    assert_eq!((space.gate(1000, 0), space.gate(5, 0), space.gate(1000, 1)), (Gate::Unknown, Gate::Zero, Gate::Zero));
+    space.add_paired(1000, &one(0, -1), &none, &mut out).unwrap();
+    assert_eq!((space.gate(1000, 0), space.lowered_version()), (Gate::Zero, 0), "undone");
+    space.add(1001, &one(0, -1), &none, &mut out).unwrap();
+    assert_eq!(
+        (space.gate(1001, 0), space.gate(1000, 0), space.gate(1001, 1)),
+        (Gate::Unknown, Gate::Unknown, Gate::Zero)
+    );
+    assert_eq!(space.lowered_version(), 1);
+    let again = Space::new(options("like:4 read:4")).unwrap();
+    space.for_each(|id, row| again.put(id, Some(row)).unwrap());
+    again.restore_lowered(&space.lowered());
+    assert_eq!((again.gate(1001, 0), again.gate(1001, 1)), (Gate::Unknown, Gate::Zero));
+    assert!(again.delete(1003));
+    assert_eq!(again.gate(1003, 1), Gate::Unknown, "a deleted row's flags may still be set");
+    assert_eq!(space.gate(1000, 2), Gate::Unknown, "no such field");
+}
+
+#[test]
+fn a_new_schema_reads_old_rows_at_once() {
+    let space = Space::new(options("like:12 repost:8")).unwrap();
+    let mut out = vec![];
+    for id in 0..50_000u64 {
+        space.set(id * 10, &[(0, 3), (1, 300)]).unwrap();
+    }
+    space.alter(&Alteration::Add { name: "share".into(), width: 14 }).unwrap();
+    let mut row = [9; 3];
+    assert!(space.get(70, &mut row));
+    assert_eq!(row, [3, 300, 0]);
+    space.add(70, &one(2, 5), &Bounds::default(), &mut out).unwrap();
+    space.alter(&Alteration::Drop { name: "repost".into() }).unwrap();
+    assert_eq!(space.set(70, &[(1, 1)]), Err(Error::NoField("at position 1".into())));
+    let check = || {
+        let mut row = [9; 3];
+        assert!(space.get(70, &mut row));
+        assert_eq!(row, [3, 0, 5]);
+    };
+    check();
+    while space.maintain() {}
+    check();
+    assert!(space.tables().iter().all(|t| t.schema == "like:12 !repost:8 share:14" && t.aux_entries == 0));
+}

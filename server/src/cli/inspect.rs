@@ -1,0 +1,72 @@
+//! `tidemark check` and `tidemark dump`: what a data folder's files say, without a server.
+
+use clap::Args;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use store::{RealDisk, Severity};
+
+/// Verifies a data folder and explains what is wrong, and what to do. Exit status 1 if it cannot be started from.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Example:
+  tidemark check data       every checksum of every file, and whether together they make a whole
+
+It reads only. On the folder of a running server the newest log segment may look torn: it is being written.")]
+pub(super) struct CheckArgs {
+    /// The data folder.
+    pub(super) dir: PathBuf,
+}
+
+/// Prints a file of a data folder: manifest, log segment or snapshot file.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Examples:
+  tidemark dump data/tidemark.manifest
+  tidemark dump data/log-0000000000000001.tlog
+  tidemark dump --payloads data/log-0000000000000001.tlog    with the records' bytes")]
+pub(super) struct DumpArgs {
+    /// The file.
+    pub(super) file: PathBuf,
+    /// Show the payloads of records and chunks, too.
+    #[arg(long)]
+    pub(super) payloads: bool,
+}
+
+fn disk(dir: &std::path::Path) -> Result<RealDisk, String> {
+    // Opening makes a folder; looking at one that is not there must not.
+    if !dir.is_dir() {
+        return Err(format!("{} is no folder", dir.display()));
+    }
+    RealDisk::open(dir).map_err(|e| format!("{}: {e}", dir.display()))
+}
+
+/// Runs `tidemark check`.
+pub(super) fn check(args: &CheckArgs) -> Result<(), String> {
+    let report = store::check(&disk(&args.dir)?).map_err(|e| format!("{e}. {}", e.advice()))?;
+    let mut out = io::stdout().lock();
+    // A reader that has seen enough is no error.
+    for finding in &report.findings {
+        let mark = match finding.severity {
+            Severity::Good => "ok    ",
+            Severity::Note => "note  ",
+            Severity::Damage => "DAMAGE",
+        };
+        let _ = writeln!(out, "{mark}  {}: {}", finding.file, finding.text);
+    }
+    let (bytes, batches, records) = (report.bytes, report.batches, report.records);
+    let _ = writeln!(out, "{bytes} bytes verified, {batches} batches and {records} records in the log");
+    match report.severity() {
+        Severity::Damage => Err("the folder is damaged: a server would not start from it".to_owned()),
+        _ => Ok(()),
+    }
+}
+
+/// Runs `tidemark dump`.
+pub(super) fn dump(args: &DumpArgs) -> Result<(), String> {
+    let name = args.file.file_name().and_then(|n| n.to_str()).ok_or("the file's name is no text")?;
+    let dir = args.file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(std::path::Path::new("."));
+    let mut text = Vec::new();
+    store::dump(&disk(dir)?, name, args.payloads, &mut text).map_err(|e| format!("{e}. {}", e.advice()))?;
+    let _ = io::stdout().lock().write_all(&text);
+    Ok(())
+}
