@@ -301,7 +301,9 @@ pub fn recover(
     // The catalogue comes first: in the snapshot, or as the first record of the log.
     let parts = &durability.parts;
     let build = |known: &Catalogue| -> Result<Engines, RecoverError> {
-        Ok(Engines::new(config, &known.completed(config)?, durability.clone())?)
+        let engines = Engines::new(config, &known.completed(config)?, durability.clone())?;
+        engines.lift_limits();
+        Ok(engines)
     };
     let (mut known, mut engines) = (Catalogue::default(), None);
     if let Some(catalogue) = snapshot::read_catalogue(&store)? {
@@ -338,6 +340,7 @@ pub fn recover(
         log.append(&batch, unix_ms())?;
         log.sync()?;
     }
+    engines.set_limits(config);
     Ok(Recovered { engines, store, log, end })
 }
 

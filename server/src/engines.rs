@@ -360,6 +360,18 @@ impl Engines {
         self.existences.iter().find(|s| s.number == number)
     }
 
+    /// While data are read back nothing is refused for want of memory: what was accepted once is accepted again.
+    pub(crate) fn lift_limits(&self) {
+        self.counters.iter().for_each(|s| s.set_memory_limit_bytes(u64::MAX));
+    }
+
+    /// From now on the configured limits hold.
+    pub(crate) fn set_limits(&self, config: &Config) {
+        for (space, made) in self.counters.iter().zip(&config.counter) {
+            space.set_memory_limit_bytes(made.memory_limit_bytes);
+        }
+    }
+
     /// Replaces an existence space by what a snapshot held of it.
     pub(crate) fn restore(&mut self, number: u32, space: phantom::Space) {
         if let Some(existence) = self.existences.iter_mut().find(|s| s.number == number) {
@@ -490,7 +502,7 @@ impl Engines {
     pub fn flag(&self, space: &ExistenceSpace, id: u64, member: &Member<'_>) -> Result<Change, WriteError> {
         let mut turn = self.turn(id);
         let change = space.space.add(id, member)?;
-        mark_pair(&mut turn, space, id, member, change);
+        mark_pair(&mut turn, space, id, member, change, true);
         Ok(change)
     }
 
@@ -499,7 +511,7 @@ impl Engines {
     pub fn unflag(&self, space: &ExistenceSpace, id: u64, member: &Member<'_>) -> Result<Change, WriteError> {
         let mut turn = self.turn(id);
         let change = space.space.remove(id, member)?;
-        mark_pair(&mut turn, space, id, member, change);
+        mark_pair(&mut turn, space, id, member, change, false);
         Ok(change)
     }
 
@@ -552,7 +564,7 @@ impl Engines {
             true => flags.space.add_with(id, viewer, count)?,
             false => flags.space.remove_with(id, viewer, count)?,
         };
-        mark_pair(&mut turn, flags, id, viewer, change);
+        mark_pair(&mut turn, flags, id, viewer, change, delta > 0);
         if change == Change::Changed {
             turn.mark(Mark::Row { space: counters.number, id });
         }
@@ -560,9 +572,18 @@ impl Engines {
     }
 }
 
+/// A pair that was to be set and seemed to be set is marked, too: it may only have seemed so, and a filter that is rebuilt from
+/// the log need not have the same chance hits. Whoever was told that it is set must find it (promise 6).
 #[inline]
-fn mark_pair(turn: &mut Turn<'_, Mark>, space: &ExistenceSpace, id: u64, member: &Member<'_>, change: Change) {
-    if change == Change::Changed {
+fn mark_pair(
+    turn: &mut Turn<'_, Mark>,
+    space: &ExistenceSpace,
+    id: u64,
+    member: &Member<'_>,
+    change: Change,
+    to_set: bool,
+) {
+    if change == Change::Changed || (change == Change::Unchanged && to_set) {
         turn.mark(Mark::Pair { space: space.number, id, member: marked(space, id, member) });
     }
 }
@@ -582,7 +603,6 @@ pub fn existence_options(made: &config::Existence, known: &crate::catalogue::Exi
         max_ahead: (made.max_ahead > 0).then_some(made.max_ahead),
         seed: known.seed,
         memory_limit_bytes: (made.memory_limit_bytes > 0).then_some(made.memory_limit_bytes),
-        ..phantom::Options::default()
     }
 }
 
