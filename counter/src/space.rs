@@ -254,6 +254,11 @@ impl Space {
         self.budget.limit()
     }
 
+    /// Changes the limit: rows that are there stay, whatever it is. A recovery lifts it, so that what was accepted once is accepted again.
+    pub fn set_memory_limit_bytes(&self, limit: u64) {
+        self.budget.set_limit(limit);
+    }
+
     /// The position and definition of a living field.
     pub fn field(&self, name: &[u8]) -> Result<(usize, Field), Error> {
         let schema = self.schema();

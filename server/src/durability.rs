@@ -126,13 +126,16 @@ impl Durability {
     }
 
     /// The commit thread's life, until [`Committer::stop`].
-    pub fn run(&self, log: Log, engines: &Engines) -> store::Result<()> {
+    pub fn run(&self, log: Log, engines: &Engines, store: &Store) -> store::Result<()> {
         *self.positions.lock() = (log.written(), log.durable());
         let layouts = vec![u64::MAX; engines.existences().len()];
         // Recovery has written the catalogue, if it was not what the log said.
         let schemas = engines.counters().iter().map(|s| Some(s.schema())).collect();
         let mut source = State { shared: self, engines, commit: Commit::default(), schemas, layouts };
-        self.committer.run(log, &mut source).1
+        let (log, outcome) = self.committer.run(log, &mut source);
+        outcome?;
+        // So that the next start misses a newest segment that is lost in between.
+        store.note_durable(&log)
     }
 }
 
@@ -166,7 +169,6 @@ impl Source<Mark> for State<'_> {
                 Mark::Pair { space, id, member } => {
                     if let Some(s) = self.engines.existence_by_number(space) {
                         let set = s.contains_pair(&pair(s, id, member)) == Answer::Yes;
-                        s.set.add(u64::from(set));
                         self.commit.pair(space, id, member, set);
                     }
                 }
@@ -321,7 +323,9 @@ pub fn recover(
     let learn = |engines: &mut Engines, told: &Catalogue| -> Result<(), RecoverError> {
         // That the configuration lacks none of its spaces.
         told.completed(config)?;
-        Ok(engines.extend(config, told)?)
+        engines.extend(config, told)?;
+        engines.lift_limits();
+        Ok(())
     };
     if let Some(catalogue) = snapshot::read_catalogue(&store)? {
         known = catalogue?;
@@ -353,6 +357,7 @@ pub fn recover(
         log.append(&batch, unix_ms())?;
         log.sync()?;
     }
+    engines.set_limits(config);
     Ok(Recovered { engines, store, log, end })
 }
 

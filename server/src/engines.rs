@@ -9,7 +9,6 @@ use crate::catalogue::{self, Catalogue};
 use crate::config::{self, Config};
 use crate::durability::{Durability, marked};
 use crate::keys::{Kind, Match, Pattern, PatternError};
-use crate::node::Tally;
 use crate::records::Mark;
 use counter::{Alteration, Bounds, Change as Delta, Schema};
 use phantom::{Answer, Change, Member};
@@ -93,10 +92,10 @@ pub struct ExistenceSpace {
     number: u32,
     name: String,
     space: phantom::Space,
-    /// Pairs that the commit thread has seen set.
-    pub(crate) set: Tally,
-    /// What `set` was when the rate was last measured; the rate, as the bits of an f64.
-    measured: (AtomicU64, AtomicU64),
+    /// [`phantom::Space::pairs_until_recycled`] when the rate was last measured.
+    until: AtomicU64,
+    /// The rate, as the bits of an f64.
+    rate: AtomicU64,
 }
 
 impl ExistenceSpace {
@@ -112,9 +111,9 @@ impl ExistenceSpace {
 }
 
 impl ExistenceSpace {
-    /// Pairs that are set per second: the mean of about the last minute.
+    /// New pairs per second in the newest table: the mean of about the last minute.
     pub fn pairs_per_s(&self) -> f64 {
-        f64::from_bits(self.measured.1.load(Relaxed))
+        f64::from_bits(self.rate.load(Relaxed))
     }
 
     /// At the present rate the oldest table is recycled after so many seconds; `None` if nothing comes.
@@ -125,11 +124,13 @@ impl ExistenceSpace {
 
     /// To be called now and then, by one thread.
     fn measure(&self, elapsed: Duration) {
-        let set = self.set.get();
-        let now = set.wrapping_sub(self.measured.0.swap(set, Relaxed)) as f64 / elapsed.as_secs_f64().max(1e-3);
+        let until = self.space.pairs_until_recycled();
+        // After a roll there is room again, and this once nothing is learned.
+        let Some(come) = self.until.swap(until, Relaxed).checked_sub(until) else { return };
+        let now = come as f64 / elapsed.as_secs_f64().max(1e-3);
         let before = self.pairs_per_s();
         let weight = if before == 0.0 { 1.0 } else { 1.0 - (-elapsed.as_secs_f64() / RATE_OVER_S).exp() };
-        self.measured.1.store((before + (now - before) * weight).to_bits(), Relaxed);
+        self.rate.store((before + (now - before) * weight).to_bits(), Relaxed);
     }
 }
 
@@ -375,8 +376,8 @@ impl Engines {
                 number: known.number,
                 name: made.name.clone(),
                 space,
-                set: Tally::default(),
-                measured: Default::default(),
+                until: AtomicU64::new(0),
+                rate: AtomicU64::new(0),
             });
             self.catalogue.existence.push(known.clone());
         }
@@ -464,6 +465,20 @@ impl Engines {
     #[inline]
     pub fn existence_by_number(&self, number: u32) -> Option<&ExistenceSpace> {
         self.existences.iter().find(|s| s.number == number)
+    }
+
+    /// While data are read back nothing is refused for want of memory: what was accepted once is accepted again.
+    pub(crate) fn lift_limits(&self) {
+        self.counters.iter().for_each(|s| s.set_memory_limit_bytes(u64::MAX));
+    }
+
+    /// From now on the configured limits hold.
+    pub(crate) fn set_limits(&self, config: &Config) {
+        for space in &self.counters {
+            if let Some(made) = config.counter.iter().find(|made| made.name == space.name) {
+                space.set_memory_limit_bytes(made.memory_limit_bytes);
+            }
+        }
     }
 
     /// Replaces an existence space by what a snapshot held of it.
@@ -655,7 +670,7 @@ impl Engines {
     pub fn flag(&self, space: &ExistenceSpace, id: u64, member: &Member<'_>) -> Result<Change, WriteError> {
         let mut turn = self.turn(id);
         let change = space.space.add(id, member)?;
-        mark_pair(&mut turn, space, id, member, change);
+        mark_pair(&mut turn, space, id, member, change, true);
         Ok(change)
     }
 
@@ -664,7 +679,7 @@ impl Engines {
     pub fn unflag(&self, space: &ExistenceSpace, id: u64, member: &Member<'_>) -> Result<Change, WriteError> {
         let mut turn = self.turn(id);
         let change = space.space.remove(id, member)?;
-        mark_pair(&mut turn, space, id, member, change);
+        mark_pair(&mut turn, space, id, member, change, false);
         Ok(change)
     }
 
@@ -717,7 +732,7 @@ impl Engines {
             true => flags.space.add_with(id, viewer, count)?,
             false => flags.space.remove_with(id, viewer, count)?,
         };
-        mark_pair(&mut turn, flags, id, viewer, change);
+        mark_pair(&mut turn, flags, id, viewer, change, delta > 0);
         if change == Change::Changed {
             turn.mark(Mark::Row { space: counters.number, id });
         }
@@ -725,9 +740,18 @@ impl Engines {
     }
 }
 
+/// A pair that was to be set and seemed to be set is marked, too: it may only have seemed so, and a filter that is rebuilt from
+/// the log need not have the same chance hits. Whoever was told that it is set must find it (promise 6).
 #[inline]
-fn mark_pair(turn: &mut Turn<'_, Mark>, space: &ExistenceSpace, id: u64, member: &Member<'_>, change: Change) {
-    if change == Change::Changed {
+fn mark_pair(
+    turn: &mut Turn<'_, Mark>,
+    space: &ExistenceSpace,
+    id: u64,
+    member: &Member<'_>,
+    change: Change,
+    to_set: bool,
+) {
+    if change == Change::Changed || (change == Change::Unchanged && to_set) {
         turn.mark(Mark::Pair { space: space.number, id, member: marked(space, id, member) });
     }
 }

@@ -106,7 +106,7 @@ pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Resu
     let mut threads = workers::start(&node, listeners)?;
     let opened = load(&node).and_then(|log| {
         let (of_log, of_snapshots) = (node.clone(), node.clone());
-        let run = move || of_log.durability.run(log, &of_log.engines);
+        let run = move || of_log.durability.run(log, &of_log.engines, &of_log.store);
         let log = std::thread::Builder::new().name("log".to_owned()).spawn(run)?;
         threads.push(workers::thread("snapshot".to_owned(), move || snapshot::run(&of_snapshots))?);
         Ok(log)

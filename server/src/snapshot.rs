@@ -238,7 +238,8 @@ fn write(node: &Node) -> Result<u64, String> {
     let (durability, parts) = (&node.durability, &node.durability.parts);
     let text = |e: store::Error| format!("{e}. {}", e.advice());
     let changes = parts.changes.load(Relaxed);
-    let mut writer = store.begin_snapshot(durability.positions().0);
+    // The synced end, not the written one: after a failed sync the written one may come to nothing.
+    let mut writer = store.begin_snapshot(durability.positions().1);
     let stamp = writer.replay().offset.max(1);
     let mut bytes = 0;
     let mut add = |writer: &mut store::SnapshotWriter<'_>, file: FileWriter| -> Result<(), String> {
