@@ -272,9 +272,12 @@ impl<'a> Call<'a> {
     /// To be asked before anything is changed: whether the log takes changes now.
     #[inline]
     pub(crate) fn admit_write(&mut self) -> Outcome {
-        self.session.wrote = true;
         match self.node.durability.refusal() {
-            None => Ok(()),
+            None => {
+                self.session.wrote = true;
+                Ok(())
+            }
+            // Nothing was written, so nobody has to wait for the disk to hear it.
             Some(text) => Err(Refusal::new(text.into_bytes())),
         }
     }

@@ -1,0 +1,568 @@
+//! What durability costs: Tidemark beside Redis (the same clients, the same likes, one run), as ratios.
+//!
+//! ```text
+//! cargo build --release -p tidemark-server -p tidemark-bench
+//! target/release/durability always                    64 clients, one like each in turn, synced before each reply
+//! target/release/durability likes --likes 10000000    pipelined likes, synced every second: CPU and log bytes of each like
+//! target/release/durability snapshot --rows 20000000  pages while a snapshot is written; recovery
+//! ```
+//!
+//! A like is `FEED.ACT like USER POST` here and `MULTI, SADD liked:POST USER, HINCRBY post:POST like 1, EXEC` there. Posts are liked by
+//! Zipf's law with exponent 1. CPU time is what the kernel counts for the server process (`/proc/PID/stat`, user and system).
+
+use clap::{Parser, Subcommand};
+use redis_protocol::resp2::types::OwnedFrame;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use tidemark_server::cli::client::Client;
+
+/// Measures what durability costs, beside redis-server.
+#[derive(Parser)]
+struct Args {
+    #[command(subcommand)]
+    what: What,
+    /// The program; by default the one beside this one.
+    #[arg(long, global = true)]
+    tidemark: Option<PathBuf>,
+    /// Data folders are made here, and removed. It must be on the disk that is to be measured.
+    #[arg(long, global = true, default_value_os_t = std::env::temp_dir())]
+    dir: PathBuf,
+    /// Seed of the likes.
+    #[arg(long, global = true, default_value_t = 1)]
+    seed: u64,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Acknowledged likes a second, synced before each reply.
+    Always {
+        /// Clients, each with one like under way.
+        #[arg(long, default_value_t = 64)]
+        clients: u64,
+        /// Seconds for each server and round.
+        #[arg(long, default_value_t = 5)]
+        seconds: u64,
+        /// Rounds; the servers take turns.
+        #[arg(long, default_value_t = 3)]
+        rounds: u64,
+    },
+    /// CPU time and log bytes of pipelined likes, synced every second.
+    Likes {
+        /// How many.
+        #[arg(long, default_value_t = 1_000_000)]
+        likes: u64,
+        /// Posts that are liked.
+        #[arg(long, default_value_t = 1_000_000)]
+        posts: usize,
+        /// Connections.
+        #[arg(long, default_value_t = 4)]
+        clients: u64,
+    },
+    /// Pages while a snapshot is written, and recovery.
+    Snapshot {
+        /// Rows of four counters.
+        #[arg(long, default_value_t = 2_000_000)]
+        rows: u64,
+        /// The same in Redis, as hashes.
+        #[arg(long, default_value_t = 500_000)]
+        redis_rows: u64,
+        /// Size of the filter, in GiB (one table).
+        #[arg(long, default_value_t = 1.0)]
+        gib: f64,
+        /// Pairs set in it before.
+        #[arg(long, default_value_t = 2_000_000)]
+        pairs: u64,
+        /// Pages of 32 posts a second.
+        #[arg(long, default_value_t = 1000)]
+        pages: u64,
+        /// Likes a second, meanwhile.
+        #[arg(long, default_value_t = 500)]
+        likes: u64,
+        /// Snapshots.
+        #[arg(long, default_value_t = 3)]
+        rounds: u64,
+    },
+}
+
+/// Ids as microblogs have them: 16 digits, with gaps.
+fn post(index: u64) -> u64 {
+    3_631_614_501_919_378 + index * 4194
+}
+
+fn text(n: u64) -> Vec<u8> {
+    n.to_string().into_bytes()
+}
+
+/// A server process in a folder of its own. Killed, and the folder removed, when dropped.
+struct Server {
+    child: Child,
+    port: u16,
+    folder: tempfile::TempDir,
+    start: Box<dyn Fn(&Path, u16) -> Command + Sync>,
+}
+
+impl Server {
+    fn new(dir: &Path, start: impl Fn(&Path, u16) -> Command + Sync + 'static) -> io::Result<Server> {
+        let folder = tempfile::tempdir_in(dir)?;
+        let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let child = start(folder.path(), port).spawn()?;
+        let server = Server { child, port, folder, start: Box::new(start) };
+        server.ready()?;
+        Ok(server)
+    }
+
+    fn tidemark(args: &Args, fsync: &'static str, more: &str) -> io::Result<Server> {
+        let beside = || Ok::<_, io::Error>(std::env::current_exe()?.with_file_name("tidemark"));
+        let program = args.tidemark.clone().map_or_else(beside, Ok)?;
+        let config = format!("[durability]\nsnapshot_every_s = 0\nsnapshot_log_bytes = 0\n{more}");
+        Server::new(&args.dir, move |folder, port| {
+            let file = folder.join("tidemark.toml");
+            // Without it the server says what is missing.
+            let _ = std::fs::write(&file, &config);
+            let mut command = Command::new(&program);
+            command.args(["serve", "--fsync", fsync, "--port", &port.to_string(), "--config"]).arg(file);
+            command.arg("--dir").arg(folder).env("RUST_LOG", "warn");
+            command
+        })
+    }
+
+    fn redis(args: &Args, options: &'static [&'static str]) -> io::Result<Server> {
+        Server::new(&args.dir, move |folder, port| {
+            let mut command = Command::new("redis-server");
+            command
+                .args(["--port", &port.to_string(), "--save", "", "--auto-aof-rewrite-percentage", "0"])
+                .args(options);
+            command.arg("--dir").arg(folder).stdout(Stdio::null());
+            command
+        })
+    }
+
+    fn client(&self) -> io::Result<Client> {
+        Client::connect(("127.0.0.1", self.port))
+    }
+
+    /// Waits until it has loaded its data.
+    fn ready(&self) -> io::Result<()> {
+        let started = Instant::now();
+        while !self.client().and_then(|mut c| c.call(&[b"PING"])).is_ok_and(|r| !matches!(r, OwnedFrame::Error(_))) {
+            if started.elapsed() > Duration::from_secs(600) {
+                return Err(io::Error::other("the server does not get ready"));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// Kills it and starts it again. Gives wall-clock and CPU seconds until it is ready.
+    fn restart(&mut self) -> io::Result<(f64, f64)> {
+        self.child.kill()?;
+        self.child.wait()?;
+        let started = Instant::now();
+        self.child = (self.start)(self.folder.path(), self.port).spawn()?;
+        self.ready()?;
+        Ok((started.elapsed().as_secs_f64(), self.cpu_s()))
+    }
+
+    /// User and system time of the process so far, in seconds.
+    fn cpu_s(&self) -> f64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
+        // Behind the program's name, which may hold spaces: fields 14 and 15 of the whole.
+        let fields: Vec<f64> =
+            stat.rsplit(')').next().unwrap_or("").split(' ').filter_map(|f| f.parse().ok()).collect();
+        // The state, a letter, is not among them; a server whose fields are missing shows as NaN.
+        let ticks = fields.get(10).zip(fields.get(11)).map_or(f64::NAN, |(user, system)| user + system);
+        ticks / rustix::param::clock_ticks_per_second() as f64
+    }
+
+    /// Resident anonymous memory, in MiB: without the page cache.
+    fn memory_mib(&self) -> f64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
+        let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:"));
+        line.and_then(|l| l.trim().strip_suffix(" kB")?.trim().parse::<f64>().ok()).map_or(f64::NAN, |kib| kib / 1024.0)
+    }
+
+    /// Bytes of its files whose names end so, in this folder and those in it.
+    fn bytes_of(&self, ending: &str) -> u64 {
+        fn sum(dir: &Path, ending: &str) -> u64 {
+            let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
+            entries
+                .flatten()
+                .map(|e| match e.path() {
+                    path if path.is_dir() => sum(&path, ending),
+                    path if path.to_string_lossy().ends_with(ending) => e.metadata().map_or(0, |m| m.len()),
+                    _ => 0,
+                })
+                .sum()
+        }
+        sum(self.folder.path(), ending)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// How a like is said to a server: how many replies it has, and the words.
+type Like = fn(&mut Client, post: u64, user: u64) -> usize;
+
+fn like_tidemark(client: &mut Client, post: u64, user: u64) -> usize {
+    client.push(&[b"FEED.ACT", b"like", &text(user), &text(post)]);
+    1
+}
+
+fn like_redis(client: &mut Client, post: u64, user: u64) -> usize {
+    let (post, user) = (text(post), text(user));
+    client.push(&[b"MULTI"]);
+    client.push(&[b"SADD", &[b"liked:", &post[..]].concat(), &user]);
+    client.push(&[b"HINCRBY", &[b"post:", &post[..]].concat(), b"like", b"1"]);
+    client.push(&[b"EXEC"]);
+    4
+}
+
+fn take(client: &mut Client, replies: usize) -> io::Result<()> {
+    for _ in 0..replies {
+        if let OwnedFrame::Error(words) = client.reply()? {
+            return Err(io::Error::other(words.to_string()));
+        }
+    }
+    Ok(())
+}
+
+/// Zipf's law with exponent 1 over posts whose fame has nothing to do with their age.
+struct Zipf {
+    up_to: Vec<f64>,
+    posts: Vec<u32>,
+}
+
+impl Zipf {
+    fn new(posts: usize, rng: &mut fastrand::Rng) -> Zipf {
+        let mut sum = 0.0;
+        let up_to = (1..=posts).map(|rank| {
+            sum += 1.0 / rank as f64;
+            sum
+        });
+        let up_to = up_to.collect();
+        let mut order: Vec<u32> = (0..posts as u32).collect();
+        rng.shuffle(&mut order);
+        Zipf { up_to, posts: order }
+    }
+
+    fn draw(&self, rng: &mut fastrand::Rng) -> u64 {
+        let at = rng.f64() * self.up_to.last().copied().unwrap_or(0.0);
+        let rank = self.up_to.partition_point(|&sum| sum < at).min(self.posts.len() - 1);
+        post(u64::from(self.posts[rank]))
+    }
+}
+
+/// Runs one job on each of so many threads, and sums what they give.
+fn on_threads(threads: u64, job: impl Fn(u64) -> io::Result<u64> + Sync) -> io::Result<u64> {
+    let job = &job;
+    std::thread::scope(|s| {
+        let all: Vec<_> = (0..threads).map(|i| s.spawn(move || job(i))).collect();
+        all.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(io::Error::other("a client panicked")))).sum()
+    })
+}
+
+fn load() -> String {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().unwrap_or_default().to_owned()
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn always(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()> {
+    let ours = Server::tidemark(args, "always", "")?;
+    let theirs = Server::redis(args, &["--appendonly", "yes", "--appendfsync", "always"])?;
+    let zipf = Zipf::new(1_000_000, &mut fastrand::Rng::with_seed(args.seed));
+    let rate = |server: &Server, like: Like, round: u64| -> io::Result<f64> {
+        let until = Instant::now() + Duration::from_secs(seconds);
+        let likes = on_threads(clients, |i| {
+            let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(round * clients + i));
+            let mut done = 0;
+            while Instant::now() < until {
+                let replies = like(&mut client, zipf.draw(&mut rng), 5_000_000_000 + rng.u64(0..4_000_000_000));
+                take(&mut client, replies)?;
+                done += 1;
+            }
+            Ok(done)
+        })?;
+        Ok(likes as f64 / seconds as f64)
+    };
+    println!("{clients} clients, one like each in turn, synced before the reply; acknowledged likes a second");
+    println!("{:>8} {:>10} {:>10} {:>7} {:>6}", "round", "tidemark", "redis", "ratio", "load");
+    let mut ratios = vec![];
+    for round in 0..rounds {
+        let (a, b) = (rate(&ours, like_tidemark, round)?, rate(&theirs, like_redis, round)?);
+        println!("{round:>8} {a:>10.0} {b:>10.0} {:>7.2} {:>6}", a / b, load());
+        ratios.push(a / b);
+    }
+    println!("median ratio {:.2} (asked: at least 1)", median(ratios));
+    Ok(())
+}
+
+fn likes(args: &Args, likes: u64, posts: usize, clients: u64) -> io::Result<()> {
+    let zipf = Zipf::new(posts, &mut fastrand::Rng::with_seed(args.seed));
+    println!("{likes} pipelined likes by Zipf(1) over {posts} posts, {clients} connections, synced every second");
+    println!(
+        "{:>8} {:>9} {:>9} {:>12} {:>12} {:>11} {:>6}",
+        "", "seconds", "CPU s", "likes/CPU s", "log bytes", "bytes/like", "load"
+    );
+    // In turn; each is measured by its own CPU time.
+    let run = |name: &str, server: &Server, like: Like, log: &str| -> io::Result<(f64, f64)> {
+        let (started, cpu) = (Instant::now(), server.cpu_s());
+        on_threads(clients, |i| {
+            let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(args.seed * 1000 + i));
+            let mut waiting = 0;
+            for _ in 0..likes / clients {
+                waiting += like(&mut client, zipf.draw(&mut rng), 5_000_000_000 + rng.u64(0..4_000_000_000));
+                if client.is_full() {
+                    take(&mut client, std::mem::take(&mut waiting))?;
+                }
+            }
+            take(&mut client, waiting)?;
+            Ok(0)
+        })?;
+        let seconds = started.elapsed().as_secs_f64();
+        // What is still under way to the disk belongs to it.
+        std::thread::sleep(Duration::from_millis(2500));
+        let (cpu, bytes) = (server.cpu_s() - cpu, server.bytes_of(log) as f64);
+        let likes = (likes / clients * clients) as f64;
+        println!(
+            "{name:>8} {seconds:>9.1} {cpu:>9.2} {:>12.0} {bytes:>12.0} {:>11.1} {:>6}",
+            likes / cpu,
+            bytes / likes,
+            load()
+        );
+        Ok((likes / cpu, bytes))
+    };
+    // One after the other, so that neither's memory is in the other's way.
+    let (ours, our_bytes) = run("tidemark", &Server::tidemark(args, "everysec", "")?, like_tidemark, ".tlog")?;
+    let redis = Server::redis(args, &["--appendonly", "yes", "--appendfsync", "everysec"])?;
+    let (theirs, their_bytes) = run("redis", &redis, like_redis, ".aof")?;
+    println!("likes per CPU second: {:.1} times Redis's (asked: at least 4)", ours / theirs);
+    println!("log bytes: {:.3} of Redis's (asked: at most 0.1)", our_bytes / their_bytes);
+    Ok(())
+}
+
+/// Latencies of pages in microseconds, by whether a snapshot was being written.
+#[derive(Default)]
+struct Pages {
+    calm: Vec<f64>,
+    saving: Vec<f64>,
+}
+
+fn percentile(values: &mut [f64], share: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values
+        .get(((values.len() as f64 * share) as usize).min(values.len().saturating_sub(1)))
+        .copied()
+        .unwrap_or(f64::NAN)
+}
+
+struct Size {
+    rows: u64,
+    redis_rows: u64,
+    pairs: u64,
+    pages: u64,
+    likes: u64,
+    rounds: u64,
+}
+
+/// Sets `rows` rows by the command that `row` makes of a post and its four counts, over two connections.
+fn fill(server: &Server, rows: u64, row: impl Fn(&mut Client, u64, [&[u8]; 4]) + Sync) -> io::Result<()> {
+    on_threads(2, |i| {
+        let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(i));
+        for index in (i..rows).step_by(2) {
+            let counts = [40, 27, 21, 2900].map(|mean| text((rng.f64().powi(4) * 5.0 * f64::from(mean)) as u64));
+            row(&mut client, post(index), [&counts[0], &counts[1], &counts[2], &counts[3]]);
+            if client.is_full() {
+                let waiting = client.waiting();
+                take(&mut client, waiting)?;
+            }
+        }
+        let waiting = client.waiting();
+        take(&mut client, waiting)?;
+        Ok(0)
+    })?;
+    Ok(())
+}
+
+/// Is a snapshot being written?
+fn is_saving(client: &mut Client) -> io::Result<bool> {
+    match client.call(&[b"INFO", b"persistence"])? {
+        OwnedFrame::BulkString(text) => Ok(String::from_utf8_lossy(&text).contains("rdb_bgsave_in_progress:1")),
+        other => Err(io::Error::other(format!("INFO: {other:?}"))),
+    }
+}
+
+fn snapshot(args: &Args, size: &Size, gib: f64) -> io::Result<()> {
+    let pairs_per_table = (gib * 8.0 * (1u64 << 30) as f64 / 22.0) as u64;
+    let counters = "[[counter]]\nname = \"post\"\nfields = \"like:12 repost:8 comment:8 read:16\"\nmemory_limit_bytes = 8_000_000_000\n";
+    let filter = |name: &str, pairs: u64| {
+        format!("[[existence]]\nname = \"{name}\"\npairs_per_table = {pairs}\nmax_tables = 16\n")
+    };
+    let rest = "[[view]]\nname = \"home\"\ncounters = [\"post\"]\nflags = [\"liked\", \"read\"]\n[[action]]\nname = \"like\"\nflag = \"liked\"\ncounter = \"post.like\"\n";
+    let config = format!("{counters}{}{}{rest}", filter("liked", pairs_per_table), filter("read", 1 << 20));
+    let mut server = Server::tidemark(args, "everysec", &config)?;
+    let started = Instant::now();
+    fill(&server, size.rows, |client, post, [like, repost, comment, read]| {
+        client.push(&[
+            b"CNT.SET",
+            b"post",
+            &text(post),
+            b"like",
+            like,
+            b"repost",
+            repost,
+            b"comment",
+            comment,
+            b"read",
+            read,
+        ]);
+    })?;
+    on_threads(2, |i| {
+        let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(100 + i));
+        for member in 0..size.pairs / 2 / 100 {
+            let ids: Vec<Vec<u8>> = (0..100).map(|_| text(post(rng.u64(0..size.rows)))).collect();
+            let mut words: Vec<&[u8]> = vec![b"PH.ADD", b"liked"];
+            let member = text(5_000_000_000 + member * 2 + i);
+            words.push(&member);
+            words.extend(ids.iter().map(Vec::as_slice));
+            client.call(&words)?;
+        }
+        Ok(0)
+    })?;
+    println!(
+        "{} rows, {} pairs in a filter of {gib} GiB: loaded in {:.0} s, {:.0} MiB resident",
+        size.rows,
+        size.pairs,
+        started.elapsed().as_secs_f64(),
+        server.memory_mib()
+    );
+
+    let (saving, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let mut extra = vec![];
+    let mut took = vec![];
+    let pages = std::thread::scope(|s| -> io::Result<Pages> {
+        let (saving, over, server, size) = (&saving, &over, &server, size);
+        let reader = s.spawn(move || -> io::Result<Pages> {
+            let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(7));
+            let mut pages = Pages::default();
+            let mut due = Instant::now();
+            while !over.load(Relaxed) {
+                due += Duration::from_secs_f64(1.0 / size.pages as f64);
+                std::thread::sleep(due.saturating_duration_since(Instant::now()));
+                let was_saving = saving.load(Relaxed);
+                let first = rng.u64(0..size.rows.saturating_sub(4000).max(1));
+                let ids: Vec<Vec<u8>> =
+                    (0..32).map(|_| text(post(first + rng.u64(0..4000).min(size.rows - 1)))).collect();
+                let mut words: Vec<&[u8]> = vec![b"FEED.GET", b"home", b"5000000007"];
+                words.extend(ids.iter().map(Vec::as_slice));
+                client.call(&words)?;
+                // From the moment it was due, so that a page that holds up others counts for them, too.
+                let us = due.elapsed().as_secs_f64() * 1e6;
+                if was_saving != saving.load(Relaxed) {
+                    continue;
+                }
+                if was_saving { &mut pages.saving } else { &mut pages.calm }.push(us);
+            }
+            Ok(pages)
+        });
+        let writer = s.spawn(move || -> io::Result<()> {
+            let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(8));
+            let mut due = Instant::now();
+            while !over.load(Relaxed) {
+                due += Duration::from_secs_f64(1.0 / size.likes as f64);
+                std::thread::sleep(due.saturating_duration_since(Instant::now()));
+                let replies = like_tidemark(&mut client, post(rng.u64(0..size.rows)), rng.u64(..1 << 40));
+                take(&mut client, replies)?;
+            }
+            Ok(())
+        });
+        let mut control = || -> io::Result<()> {
+            let mut client = server.client()?;
+            for _ in 0..size.rounds {
+                std::thread::sleep(Duration::from_secs(8));
+                let before = server.memory_mib();
+                let (mut most, started) = (before, Instant::now());
+                client.call(&[b"BGSAVE"])?;
+                saving.store(true, Relaxed);
+                while is_saving(&mut client)? {
+                    most = most.max(server.memory_mib());
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                saving.store(false, Relaxed);
+                took.push(started.elapsed().as_secs_f64());
+                extra.push(most - before);
+            }
+            Ok(())
+        };
+        let outcome = control();
+        over.store(true, Relaxed);
+        let panicked = |_| io::Error::other("a client panicked");
+        writer.join().map_err(panicked)??;
+        let pages = reader.join().map_err(panicked)??;
+        outcome.map(|()| pages)
+    })?;
+    let Pages { mut calm, mut saving } = pages;
+    println!("{:>18} {:>9} {:>9} {:>9} {:>9}   microseconds", "pages", "number", "p50", "p99", "p99.9");
+    for (name, values) in [("without a snapshot", &mut calm), ("while it is written", &mut saving)] {
+        let shares = [0.5, 0.99, 0.999].map(|share| percentile(values, share));
+        println!("{name:>18} {:>9} {:>9.0} {:>9.0} {:>9.0}", values.len(), shares[0], shares[1], shares[2]);
+    }
+    let ratio = percentile(&mut saving, 0.999) / percentile(&mut calm, 0.999);
+    println!("p99.9 ratio {ratio:.2} (asked: at most 1.5); load {}", load());
+    println!(
+        "a snapshot took {:.1} s (median), {:.0} MiB on the disk, and at most {:.0} MiB more memory (asked: at most 64)",
+        median(took),
+        server.bytes_of(".tsnap") as f64 / (1 << 20) as f64,
+        extra.iter().copied().fold(0.0, f64::max)
+    );
+
+    let mut client = server.client()?;
+    client.call(&[b"SAVE"])?;
+    drop(client);
+    let (wall, cpu) = server.restart()?;
+    let ours = size.rows as f64 / cpu;
+    println!(
+        "recovery: {wall:.2} s, {cpu:.2} CPU s: {:.2} million rows per second and core, the filter included (asked: 5)",
+        ours / 1e6
+    );
+    drop(server);
+
+    let mut redis = Server::redis(args, &["--appendonly", "no"])?;
+    fill(&redis, size.redis_rows, |client, post, [like, repost, comment, read]| {
+        let key = [b"post:", &text(post)[..]].concat();
+        client.push(&[b"HSET", &key, b"like", like, b"repost", repost, b"comment", comment, b"read", read]);
+    })?;
+    redis.client()?.call(&[b"SAVE"])?;
+    let (wall, cpu) = redis.restart()?;
+    let theirs = size.redis_rows as f64 / cpu;
+    println!(
+        "Redis, {} rows from its RDB file: {wall:.2} s, {cpu:.2} CPU s: {:.2} million rows per second and core; ratio {:.1}",
+        size.redis_rows,
+        theirs / 1e6,
+        ours / theirs
+    );
+    Ok(())
+}
+
+fn main() -> io::Result<()> {
+    let args = Args::parse();
+    match args.what {
+        What::Always { clients, seconds, rounds } => always(&args, clients, seconds, rounds),
+        What::Likes { likes: count, posts, clients } => likes(&args, count, posts, clients),
+        What::Snapshot { rows, redis_rows, gib, pairs, pages, likes, rounds } => {
+            snapshot(&args, &Size { rows, redis_rows, pairs, pages, likes, rounds }, gib)
+        }
+    }
+}

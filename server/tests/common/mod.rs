@@ -1,0 +1,190 @@
+//! What the tests with the real program share: starting it, liking through it, and comparing what it acknowledged with what it holds.
+
+// Each test binary uses a part of this.
+#![allow(dead_code)]
+
+use redis_protocol::resp2::types::OwnedFrame;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+use tidemark_server::cli::client::Client;
+
+/// Posts that are liked: few, so that many likes meet in one row.
+pub(crate) const POSTS: u64 = 50;
+/// An id as microblogs have them.
+pub(crate) const FIRST: u64 = 3_631_614_501_919_378;
+
+/// (post, member) -> was the like acknowledged?
+pub(crate) type Likes = BTreeMap<(u64, u64), bool>;
+
+/// The program under test.
+pub(crate) const TIDEMARK: &str = env!("CARGO_BIN_EXE_tidemark");
+
+/// The program as a server, and the port that it has chosen. Killed when dropped.
+pub(crate) struct Program {
+    pub(crate) child: Child,
+    pub(crate) port: u16,
+}
+
+impl Program {
+    pub(crate) fn start(dir: &Path, fsync: &str) -> Program {
+        Program::start_as(&[], dir, &["--fsync", fsync]).unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+    }
+
+    /// Starts it under another program (a tracer with its options), which must become the same process. The error is what it said.
+    pub(crate) fn start_as(under: &[&str], dir: &Path, options: &[&str]) -> Result<Program, Vec<String>> {
+        let mut words = under.to_vec();
+        words.extend([TIDEMARK, "serve", "--port", "0"]);
+        words.extend(options);
+        let mut child = Command::new(words[0])
+            .args(&words[1..])
+            .arg("--dir")
+            .arg(dir)
+            .env("NO_COLOR", "1")
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut said = vec![];
+        let mut port = None;
+        // It listens first, and is ready when it has loaded.
+        loop {
+            let Some(Ok(line)) = lines.next() else {
+                child.wait().unwrap();
+                return Err(said);
+            };
+            if let Some((_, rest)) = line.split_once("listening on 127.0.0.1:") {
+                port = rest.split(',').next().and_then(|p| p.parse().ok());
+            }
+            let ready = line.contains("ready to accept");
+            said.push(line);
+            if ready {
+                break;
+            }
+        }
+        // What it says later must not block it.
+        std::thread::spawn(move || lines.for_each(drop));
+        Ok(Program { child, port: port.expect("it says its port") })
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        Client::connect(("127.0.0.1", self.port)).unwrap()
+    }
+
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// SIGTERM, and how it ended.
+    pub(crate) fn terminate(mut self) -> ExitStatus {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub(crate) fn text(n: u64) -> Vec<u8> {
+    n.to_string().into_bytes()
+}
+
+/// Likes with members of its own until the connection breaks, or a like is refused and `on_refusal` (which sees the words) says
+/// that it is enough. Gives what was sent, and what was acknowledged.
+pub(crate) fn like(port: u16, first_member: u64, seed: u64, mut on_refusal: impl FnMut(&str) -> bool) -> Likes {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut likes = Likes::new();
+    let Ok(mut client) = Client::connect(("127.0.0.1", port)) else { return likes };
+    for member in first_member.. {
+        let sent: Vec<(u64, u64)> =
+            (0..rng.u64(1..20)).map(|i| (FIRST + rng.u64(0..POSTS) * 4096, member * 100 + i)).collect();
+        for &(post, member) in &sent {
+            client.push(&[b"FEED.ACT", b"like", &text(member), &text(post)]);
+        }
+        likes.extend(sent.iter().map(|&like| (like, false)));
+        let mut enough = false;
+        for like in sent {
+            match client.reply() {
+                Ok(OwnedFrame::Array(items)) => {
+                    // 0 for a new member is a false yes (one in ten thousand): nothing was done, nothing is promised.
+                    likes.insert(like, items[0] == OwnedFrame::Integer(1));
+                }
+                Ok(OwnedFrame::Error(words)) => enough |= on_refusal(&words),
+                Ok(other) => panic!("{other:?}"),
+                Err(_) => return likes,
+            }
+        }
+        if enough {
+            break;
+        }
+    }
+    likes
+}
+
+/// What a server holds of the likes that were sent: those that it says yes to, and each post's count.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) flags: Vec<(u64, u64)>,
+    pub(crate) counts: BTreeMap<u64, i64>,
+}
+
+/// Everything acknowledged is there; flags and counters agree.
+pub(crate) fn check(port: u16, likes: &Likes) -> Held {
+    let mut client = Client::connect(("127.0.0.1", port)).unwrap();
+    let mut flags_of: BTreeMap<u64, i64> = BTreeMap::new();
+    let mut held = Held::default();
+    for (&(post, member), &acknowledged) in likes {
+        let found = client.call(&[b"PH.EXISTS", b"liked", &text(member), &text(post)]).unwrap();
+        let OwnedFrame::Array(found) = found else { panic!("{found:?}") };
+        let is_set = found[0] == OwnedFrame::Integer(1);
+        assert!(is_set || !acknowledged, "post {post}, member {member}: acknowledged, and lost");
+        *flags_of.entry(post).or_default() += i64::from(is_set);
+        if is_set {
+            held.flags.push((post, member));
+        }
+    }
+    for (post, count) in flags_of {
+        let row = client.call(&[b"HGET", &[b"post:", &text(post)[..]].concat(), b"like"]).unwrap();
+        let likes = match row {
+            OwnedFrame::BulkString(n) => String::from_utf8(n).unwrap().parse::<i64>().unwrap(),
+            OwnedFrame::Null => 0,
+            other => panic!("{other:?}"),
+        };
+        // A false yes (one in ten thousand of those that are not there) would show as one flag more.
+        assert!(likes <= count && count - likes <= 2, "post {post}: {likes} likes, {count} flags");
+        held.counts.insert(post, likes);
+    }
+    held
+}
+
+/// How many likes were acknowledged.
+pub(crate) fn acknowledged(likes: &Likes) -> usize {
+    likes.values().filter(|&&a| a).count()
+}
+
+/// A command's words, one reply.
+pub(crate) fn call(client: &mut Client, words: &str) -> OwnedFrame {
+    client.call(&words.split(' ').map(str::as_bytes).collect::<Vec<_>>()).unwrap()
+}
+
+/// The words of a refusal; empty for any other reply.
+pub(crate) fn refusal(reply: &OwnedFrame) -> &str {
+    if let OwnedFrame::Error(words) = reply { words } else { "" }
+}
+
+/// Waits up to ten seconds.
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < Duration::from_secs(10), "not within ten seconds: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
