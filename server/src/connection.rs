@@ -192,10 +192,11 @@ impl Connection {
                 turn.out.clear();
                 return Poll::Ready(());
             }
-            let wrote = std::mem::take(&mut self.session.wrote) && self.must_hold();
+            let ticket = self.node.durability.committer().ticket();
+            let wrote = std::mem::take(&mut self.session.wrote) && self.must_hold(ticket);
             let asked = self.session.hold.take();
             if wrote || asked.is_some() {
-                let (node, ticket) = (self.node.clone(), self.node.durability.committer().ticket());
+                let node = self.node.clone();
                 let may_go: MayGo = Box::pin(async move {
                     if wrote {
                         node.durability.replies_may_go(ticket).await?;
@@ -225,9 +226,11 @@ impl Connection {
         Poll::Pending
     }
 
-    /// Whether the replies to a write have to wait.
-    fn must_hold(&self) -> bool {
-        self.node.durability.holds_replies() || self.node.durability.is_crowded()
+    /// Whether the replies to a write have to wait: for the disk, or for room in the log's queue. A repeated like waits, too, if
+    /// the first one is not safe yet.
+    fn must_hold(&self, ticket: store::Ticket) -> bool {
+        let durability = &self.node.durability;
+        (durability.holds_replies() && durability.committer().durable() < ticket) || durability.is_crowded()
     }
 
     fn tallies(&self) -> &crate::node::Tallies {

@@ -84,18 +84,28 @@ impl Parts {
         }
     }
 
-    /// The stamp of an unchanged part with this very range.
-    fn unchanged(&self, space: u32, low: u64, high: u64) -> Option<u64> {
-        let spaces = self.spaces.lock();
-        let part = spaces.get(&space)?.get(&low)?;
-        (part.high == high && !part.changed).then_some(part.stamp)
+    /// These tables are the parts of the space from now on. Gives for each the stamp of the file that holds it, if it has one and
+    /// has not changed since; the others are to be written. That they have changed is forgotten in the same moment, under the same
+    /// lock: what changes from here on counts for the next snapshot.
+    fn begin(&self, space: u32, tables: &[(u64, u64)], stamp: u64) -> Vec<Option<u64>> {
+        let mut spaces = self.spaces.lock();
+        let before = spaces.remove(&space).unwrap_or_default();
+        let kept = |&(low, high): &(u64, u64)| {
+            before.get(&low).filter(|part| part.high == high && !part.changed).map(|part| part.stamp)
+        };
+        let kept: Vec<Option<u64>> = tables.iter().map(kept).collect();
+        let now = tables.iter().zip(&kept).map(|(&(low, high), kept)| {
+            (low, Part { high, stamp: kept.unwrap_or(stamp), changed: false })
+        });
+        spaces.insert(space, now.collect());
+        kept
     }
 
-    /// These are the parts of the space from now on, and those with this stamp are being written: what changes from here on counts.
-    fn begin(&self, space: u32, parts: &[(u64, u64, Option<u64>)], stamp: u64) {
-        let new =
-            parts.iter().map(|&(low, high, kept)| (low, Part { high, stamp: kept.unwrap_or(stamp), changed: false }));
-        self.spaces.lock().insert(space, new.collect());
+    /// The part has a new file after all.
+    fn rewritten(&self, space: u32, low: u64, stamp: u64) {
+        if let Some(part) = self.spaces.lock().get_mut(&space).and_then(|parts| parts.get_mut(&low)) {
+            part.stamp = stamp;
+        }
     }
 
     /// Whether the space had pairs aside the last time; `now`: whether it has.
@@ -165,12 +175,13 @@ impl Snapshots {
     /// Waits for the end of a snapshot that begins after this call.
     pub(crate) async fn save(&self) -> Result<(), String> {
         let mut saved = self.saved.subscribe();
+        let mut before = saved.borrow_and_update().ended;
         while !self.begin() {
             if saved.changed().await.is_err() {
                 return Err("the server is ending".to_owned());
             }
+            before = saved.borrow_and_update().ended;
         }
-        let before = saved.borrow_and_update().ended;
         match saved.wait_for(|s| s.ended > before).await {
             Ok(s) => s.error.as_ref().map_or(Ok(()), |e| Err(e.to_string())),
             Err(_) => Err("the server is ending".to_owned()),
@@ -251,10 +262,9 @@ fn write(node: &Node) -> Result<u64, String> {
 
     for space in engines.counters() {
         let tables: Vec<(u64, u64)> = space.tables().iter().map(|t| (t.low, t.last)).collect();
-        let kind = RecordKind::Rows as u32;
-        let parts_now = plan(parts, &mut writer, space.number(), kind, &tables);
-        parts.begin(space.number(), &parts_now, stamp);
-        for &(low, high, _) in parts_now.iter().filter(|p| p.2.is_none()) {
+        let kind = RecordKind::Rows;
+        for (low, high) in plan(parts, &mut writer, space.number(), kind, &tables, stamp) {
+            let kind = kind as u32;
             let mut file = writer.file(Tag { space: space.number(), kind, low, high, stamp }).map_err(text)?;
             write_rows(space, low, high, &mut file).map_err(text)?;
             add(&mut writer, file)?;
@@ -271,10 +281,9 @@ fn write(node: &Node) -> Result<u64, String> {
         let lows: Vec<u64> = space.layout().iter().map(|l| l.low).collect();
         let highs = lows.iter().skip(1).map(|low| low - 1).chain([u64::MAX]);
         let tables: Vec<(u64, u64)> = lows.iter().copied().zip(highs).collect();
-        let kind = RecordKind::Table as u32;
-        let parts_now = plan(parts, &mut writer, space.number(), kind, &tables);
-        parts.begin(space.number(), &parts_now, stamp);
-        for &(low, high, _) in parts_now.iter().filter(|p| p.2.is_none()) {
+        let kind = RecordKind::Table;
+        for (low, high) in plan(parts, &mut writer, space.number(), kind, &tables, stamp) {
+            let kind = kind as u32;
             let mut file = writer.file(Tag { space: space.number(), kind, low, high, stamp }).map_err(text)?;
             // A table that was recycled meanwhile is not missed: its ids are below the horizon when the log is replayed.
             if write_table(space, low, &mut file).map_err(text)? {
@@ -299,21 +308,24 @@ fn write(node: &Node) -> Result<u64, String> {
     Ok(bytes)
 }
 
-/// Which of these tables must be written (no stamp), and which files of the last snapshot serve again.
+/// Which of these tables must be written; for the others the files of the last snapshot serve again.
 fn plan(
     parts: &Parts,
     writer: &mut store::SnapshotWriter<'_>,
     space: u32,
-    kind: u32,
+    kind: RecordKind,
     tables: &[(u64, u64)],
-) -> Vec<(u64, u64, Option<u64>)> {
-    let mut planned = Vec::with_capacity(tables.len());
-    for &(low, high) in tables {
-        let kept = parts.unchanged(space, low, high);
-        let kept = kept.filter(|&stamp| writer.carry_over(&Tag { space, kind, low, high, stamp }) > 0);
-        planned.push((low, high, kept));
+    stamp: u64,
+) -> Vec<(u64, u64)> {
+    let mut to_write = Vec::new();
+    for (&(low, high), kept) in tables.iter().zip(parts.begin(space, tables, stamp)) {
+        let tag = |stamp| Tag { space, kind: kind as u32, low, high, stamp };
+        if kept.is_none_or(|stamp| writer.carry_over(&tag(stamp)) == 0) {
+            parts.rewritten(space, low, stamp);
+            to_write.push((low, high));
+        }
     }
-    planned
+    to_write
 }
 
 fn write_rows(space: &counter::Space, low: u64, high: u64, file: &mut FileWriter) -> store::Result<()> {

@@ -162,6 +162,8 @@ pub struct Committer<K> {
     dirty: Box<[AtomicU64]>,
     /// The round that a mark made now belongs to, at the latest.
     round: AtomicU64,
+    /// The highest ticket of any mark.
+    last_marked: AtomicU64,
     written: AtomicU64,
     durable: AtomicU64,
     synced: AtomicU64,
@@ -233,6 +235,11 @@ impl<K: Copy + Ord> Turn<'_, K> {
             }
         }
         stripe.keys.push(key);
+        // As in `leave`: after the bit. Written once a round, so it costs the others nothing.
+        let round = self.committer.round.load(Ordering::SeqCst);
+        if self.committer.last_marked.load(Ordering::Relaxed) < round {
+            self.committer.last_marked.fetch_max(round, Ordering::SeqCst);
+        }
         if stripe.keys.len() >= stripe.dedupe_at {
             stripe.keys.sort_unstable();
             stripe.keys.dedup();
@@ -261,6 +268,7 @@ impl<K: Copy + Ord> Committer<K> {
             stripes: (0..options.stripes).map(|_| stripe()).collect(),
             dirty: (0..options.stripes.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             round: AtomicU64::new(1),
+            last_marked: AtomicU64::new(0),
             written: AtomicU64::new(0),
             durable: AtomicU64::new(0),
             synced: AtomicU64::new(0),
@@ -283,9 +291,10 @@ impl<K: Copy + Ord> Committer<K> {
         Turn { committer: self, stripe: self.stripes[index].0.lock(), index }
     }
 
-    /// The ticket for all that was marked before this call, by whomever: for a connection that ends several turns at once.
+    /// The ticket for all that was marked before this call, by whomever: for a connection that ends several turns at once. It does not
+    /// rise by itself, so who has marked nothing waits at most for what others have marked.
     pub fn ticket(&self) -> Ticket {
-        self.round.load(Ordering::SeqCst)
+        self.last_marked.load(Ordering::SeqCst)
     }
 
     /// All up to this ticket is as durable as a reply promises.
