@@ -15,6 +15,8 @@ use tokio::sync::mpsc;
 
 /// How often the maintenance thread looks whether a space has work for it.
 const MAINTENANCE_EVERY: Duration = Duration::from_millis(20);
+/// Threads per worker for what takes its time (statistics, digests, merges): more of it waits, so that pages do not.
+const SLOW_THREADS: usize = 2;
 /// Files that the process needs beside its clients: listeners, the log, cold files.
 const RESERVED_FILES: u64 = 64;
 
@@ -60,7 +62,10 @@ pub(crate) fn start(node: &Arc<Node>, listeners: Vec<TcpListener>) -> io::Result
             let load = Arc::new(AtomicUsize::new(0));
             workers.push(Worker { arrivals: send, load: load.clone() });
             let node = node.clone();
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .max_blocking_threads(SLOW_THREADS)
+                .build()?;
             threads.push(thread(format!("worker-{index}"), move || {
                 runtime.block_on(work(node, index, receive, load));
             })?);
