@@ -149,9 +149,27 @@ struct State<'a> {
     layouts: Vec<u64>,
 }
 
-impl Source<Mark> for State<'_> {
-    fn collect(&mut self, marks: &[Mark]) -> usize {
-        self.shared.parts.touch_all(marks.iter().map(Mark::place));
+/// Marks whose state is read together.
+const PREFETCHED: usize = 32;
+
+impl State<'_> {
+    fn prefetch(&self, mark: &Mark) {
+        match *mark {
+            Mark::Row { space, id } => {
+                if let Some(s) = self.engines.counter_by_number(space) {
+                    s.read().prefetch(&[id]);
+                }
+            }
+            Mark::Pair { space, id, member: MarkedMember::Number(member) } => {
+                if let Some(s) = self.engines.existence_by_number(space) {
+                    s.prefetch(id, &Member::Number(member));
+                }
+            }
+            Mark::Pair { .. } => {}
+        }
+    }
+
+    fn read(&mut self, marks: &[Mark]) {
         for mark in marks {
             match *mark {
                 Mark::Row { space, id } => {
@@ -166,6 +184,17 @@ impl Source<Mark> for State<'_> {
                     }
                 }
             }
+        }
+    }
+}
+
+impl Source<Mark> for State<'_> {
+    fn collect(&mut self, marks: &[Mark]) -> usize {
+        self.shared.parts.touch_all(marks.iter().map(Mark::place));
+        // Each state lies in cache lines of its own: asked for together, they do not wait for memory one by one.
+        for marks in marks.chunks(PREFETCHED) {
+            marks.iter().for_each(|mark| self.prefetch(mark));
+            self.read(marks);
         }
         self.commit.bytes()
     }
