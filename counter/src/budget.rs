@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// What a space may use and does use, in bytes.
 #[derive(Debug)]
 pub(crate) struct Budget {
-    limit: u64,
+    limit: AtomicU64,
     used: AtomicU64,
 }
 
@@ -20,7 +20,7 @@ pub(crate) struct Grant {
 
 impl Budget {
     pub(crate) fn new(limit: u64) -> Arc<Budget> {
-        Arc::new(Budget { limit, used: AtomicU64::new(0) })
+        Arc::new(Budget { limit: AtomicU64::new(limit), used: AtomicU64::new(0) })
     }
 
     pub(crate) fn used(&self) -> u64 {
@@ -28,16 +28,20 @@ impl Budget {
     }
 
     pub(crate) fn limit(&self) -> u64 {
-        self.limit
+        self.limit.load(Relaxed)
+    }
+
+    pub(crate) fn set_limit(&self, limit: u64) {
+        self.limit.store(limit, Relaxed);
     }
 
     pub(crate) fn full(&self) -> Error {
-        Error::Full { limit_bytes: self.limit }
+        Error::Full { limit_bytes: self.limit() }
     }
 
     /// Grants `bytes`, or refuses with [`Error::Full`].
     pub(crate) fn take(self: &Arc<Self>, bytes: u64) -> Result<Grant, Error> {
-        let within = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.limit);
+        let within = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.limit());
         match self.used.fetch_update(Relaxed, Relaxed, within) {
             Ok(_) => Ok(Grant { budget: self.clone(), bytes }),
             Err(_) => Err(self.full()),

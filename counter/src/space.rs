@@ -148,6 +148,23 @@ impl Space {
         Ok(shape.schema.clone())
     }
 
+    /// Takes over a schema that this space had, or its source has, as it is said in a log or a snapshot: a later one replaces ours, an earlier
+    /// one changes nothing. So a history may be told again from any point, as for rows.
+    pub fn adopt(&self, told: &Schema) -> Result<(), Error> {
+        let _altering = self.altering.lock();
+        let ours = self.schema();
+        if let Some((a, b)) = ours.fields().iter().zip(told.fields()).find(|(a, b)| a.name != b.name) {
+            return Err(Error::BadSchema(format!("field '{}' where '{}' is", b.name, a.name)));
+        }
+        let earlier = told.width() < ours.width()
+            || ours.fields().iter().zip(told.fields()).any(|(ours, told)| ours.dropped && !told.dropped);
+        if !earlier && *told != *ours {
+            self.shape.store(Shape::new(told.clone()));
+            self.stirred.store(true, Relaxed);
+        }
+        Ok(())
+    }
+
     /// A view for one batch of reads: one schema, one snapshot of the ring. Short-lived; it keeps memory that a rewrite has
     /// replaced from being freed.
     pub fn read(&self) -> Read<'_> {
@@ -235,6 +252,11 @@ impl Space {
     /// The limit of [`Space::memory_bytes`].
     pub fn memory_limit_bytes(&self) -> u64 {
         self.budget.limit()
+    }
+
+    /// Changes the limit: rows that are there stay, whatever it is. A recovery lifts it, so that what was accepted once is accepted again.
+    pub fn set_memory_limit_bytes(&self, limit: u64) {
+        self.budget.set_limit(limit);
     }
 
     /// The position and definition of a living field.

@@ -182,7 +182,9 @@ impl Space {
         let mut was = false;
         let everything = u64::MAX;
         // A deletion needs no memory, and an id that is too far ahead has no row.
-        let _ = self.write(
+        // Nobody may be refused a deletion for an id that is too far ahead.
+        let _ = self.write_as(
+            Origin::Log,
             id,
             &mut was,
             |table, was| {
@@ -205,7 +207,7 @@ impl Space {
     }
 
     /// Makes the row what it says, or nothing: replay. A shorter row is filled up with zeros, values at dropped positions are ignored.
-    /// Idempotent, and independent of order between ids. It notes nothing for [`Space::gate`]; see [`Space::restore_lowered`].
+    /// Idempotent, and independent of order between ids: bounds on early ids do not hold here, what was accepted once is accepted again. It notes nothing for [`Space::gate`]; see [`Space::restore_lowered`].
     pub fn put(&self, id: u64, row: Option<&[i64]>) -> Result<(), Error> {
         let Some(row) = row else {
             self.delete(id);
@@ -217,7 +219,8 @@ impl Space {
         }
         let cells: Vec<(usize, i64)> =
             (shape.schema.living()).map(|(field, _)| (field, row.get(field).copied().unwrap_or(0))).collect();
-        self.write(
+        self.write_as(
+            Origin::Log,
             id,
             &mut (),
             |table, ()| table.store(id, table.locate(id), cells.iter().copied()),
@@ -241,22 +244,34 @@ impl Space {
         &self,
         id: u64,
         state: &mut S,
+        inside: impl FnMut(&Table, &mut S) -> Result<(), Error>,
+        ahead: impl FnOnce(Option<&AsideRow>, &mut S) -> Result<Option<Vec<(usize, i64)>>, Error>,
+    ) -> Result<(), Error> {
+        self.write_as(Origin::Client, id, state, inside, ahead)
+    }
+
+    fn write_as<S>(
+        &self,
+        origin: Origin,
+        id: u64,
+        state: &mut S,
         mut inside: impl FnMut(&Table, &mut S) -> Result<(), Error>,
         ahead: impl FnOnce(Option<&AsideRow>, &mut S) -> Result<Option<Vec<(usize, i64)>>, Error>,
     ) -> Result<(), Error> {
         let state = std::cell::RefCell::new(state);
-        let result = self.aside.write(
-            &self.frontier,
-            id,
-            |row| self.write_inside(id, row, |table| inside(table, &mut state.borrow_mut())),
-            |entry| {
-                match ahead(entry.as_ref(), &mut state.borrow_mut())? {
-                    None => *entry = None,
-                    Some(cells) => self.write_aside(entry, &cells)?,
-                }
-                Ok(())
-            },
-        );
+        let inside =
+            |row: Option<&AsideRow>| self.write_inside(id, row, |table| inside(table, &mut state.borrow_mut()));
+        let ahead = |entry: &mut Option<AsideRow>| {
+            match ahead(entry.as_ref(), &mut state.borrow_mut())? {
+                None => *entry = None,
+                Some(cells) => self.write_aside(origin, entry, &cells)?,
+            }
+            Ok(())
+        };
+        let result = match origin {
+            Origin::Client => self.aside.write(&self.frontier, id, inside, ahead),
+            Origin::Log => self.aside.replay(&self.frontier, id, inside, ahead).map_err(Refused::Engine),
+        };
         let waiting = self.aside.len();
         if waiting > 0 {
             self.look_ahead(waiting);
@@ -267,10 +282,10 @@ impl Space {
         })
     }
 
-    fn write_aside(&self, entry: &mut Option<AsideRow>, cells: &[(usize, i64)]) -> Result<(), Error> {
+    fn write_aside(&self, origin: Origin, entry: &mut Option<AsideRow>, cells: &[(usize, i64)]) -> Result<(), Error> {
         let width = cells.iter().map(|c| c.0 + 1).max().unwrap_or(0);
         let old = entry.as_ref().map_or(0, |row| row.values.len());
-        if entry.is_none() && self.aside.len() > self.max_aside {
+        if origin == Origin::Client && entry.is_none() && self.aside.len() > self.max_aside {
             return Err(Error::AsideFull { limit: self.max_aside });
         }
         if entry.is_none() || width > old {
@@ -380,6 +395,17 @@ impl Space {
         self.open_above(low, None)
     }
 
+    /// Closes the newest table now, if it has any row. Returns whether it did.
+    pub fn roll_now(&self) -> Result<bool, Error> {
+        let _rolling = self.rolling.lock();
+        let newest = |tables: &rolling::Tables<Table>| (tables.newest().slot().low(), tables.newest().table().rows());
+        let (low, rows) = newest(&self.ring.load());
+        if rows > 0 {
+            self.open_above(low, None)?;
+        }
+        Ok(newest(&self.ring.load()).0 != low)
+    }
+
     /// Opens a table that has a place for `id`, unless somebody else just did.
     fn open_for(&self, newest_low: u64, id: u64) -> Result<(), Error> {
         let _rolling = self.rolling.lock();
@@ -460,6 +486,15 @@ impl Space {
             self.lowered_version.fetch_add(1, SeqCst);
         }
     }
+}
+
+/// Who asks for a write.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// A client: bounds on ids far ahead hold.
+    Client,
+    /// A log or a snapshot: it was accepted once.
+    Log,
 }
 
 /// What a writer noticed about its table.

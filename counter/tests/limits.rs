@@ -141,3 +141,36 @@ fn a_new_schema_reads_old_rows_at_once() {
     check();
     assert!(space.tables().iter().all(|t| t.schema == "like:12 !repost:8 share:14" && t.aux_entries == 0));
 }
+
+/// What was accepted once is accepted again when a log is replayed, in whatever order its rows come.
+#[test]
+fn a_replay_is_not_refused() {
+    let schema = counter::Schema::parse("like:12 read:16").unwrap();
+    let options =
+        counter::Options { max_ahead: Some(1000), memory_limit_bytes: 1 << 20, ..counter::Options::new(schema) };
+    let space = counter::Space::new(options).unwrap();
+    for id in 0..100 {
+        space.set(id, &[(0, 1)]).unwrap();
+    }
+    assert!(matches!(space.set(1 << 40, &[(0, 1)]), Err(counter::Error::KeyTooBig)));
+    space.put(1 << 40, Some(&[7, 8])).unwrap();
+    let mut row = [0; 2];
+    assert!(space.get(1 << 40, &mut row));
+    assert_eq!(row, [7, 8]);
+    space.put(1 << 40, None).unwrap();
+    assert!(!space.exists(1 << 40), "a deletion is never too far");
+
+    let mut next = 100;
+    while space.set(next, &[(0, 1)]).is_ok() {
+        next += 1;
+    }
+    space.set_memory_limit_bytes(u64::MAX);
+    for id in next..2 * next {
+        space.put(id, Some(&[1, 2])).unwrap();
+    }
+    space.set_memory_limit_bytes(1 << 20);
+    let refused = (2 * next..9 * next).any(|id| space.set(id, &[(0, 1)]).is_err());
+    assert!(refused, "the limit holds again");
+    space.set(next, &[(0, 5)]).unwrap();
+    assert!((0..2 * next).all(|id| space.exists(id)), "what is there stays");
+}

@@ -159,7 +159,7 @@ impl Space {
     pub fn wants_maintenance(&self) -> bool {
         let pairs = self.aside_pairs.load(SeqCst);
         let early = pairs > 0
-            && (self.frontier.should_advance(pairs)
+            && ((pairs < self.options.max_aside && self.frontier.should_advance(pairs))
                 || self.frontier.high().is_some_and(|high| self.aside.may_hold(high)));
         let tables = self.ring.load();
         let newest = tables.newest().table();
@@ -198,7 +198,9 @@ impl Space {
         if pairs == 0 {
             return false;
         }
-        let advanced = self.frontier.should_advance(pairs) && self.aside.advance(&self.frontier, Hashes::len);
+        // When it is full those that still get in are no sample of the traffic: `turn_away` asks those that do not.
+        let full = pairs >= self.options.max_aside && self.frontier.high().is_some();
+        let advanced = !full && self.frontier.should_advance(pairs) && self.aside.advance(&self.frontier, Hashes::len);
         advanced || self.drain()
     }
 

@@ -10,7 +10,7 @@ use rolling::{Frontier, Refused};
 use std::sync::atomic::Ordering::SeqCst;
 
 /// Up to so many pairs aside, a writer that finds it is time moves them itself; more are left to `maintain`.
-const MOVED_BY_WRITER: usize = 4096;
+const MOVED_BY_WRITER: usize = 8192;
 
 impl Space {
     /// Sets the pair.

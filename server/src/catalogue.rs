@@ -25,7 +25,7 @@ pub struct Counter {
     pub number: u32,
     /// Names it for clients.
     pub name: String,
-    /// Its schema, as in the configuration.
+    /// Its schema: at first as in the configuration, later as it was altered, dropped fields marked.
     pub fields: String,
 }
 
@@ -76,6 +76,11 @@ pub enum Mismatch {
     Unreadable(String),
 }
 
+/// Whether two texts are the same schema.
+fn is_same(a: &str, b: &str) -> bool {
+    a == b || matches!((counter::Schema::parse(a), counter::Schema::parse(b)), (Ok(a), Ok(b)) if a == b)
+}
+
 impl Catalogue {
     /// The catalogue for this configuration: `self` and what is new. Spaces get the seeds that the configuration gives, or random ones.
     pub fn completed(&self, config: &Config) -> Result<Catalogue, Mismatch> {
@@ -84,7 +89,7 @@ impl Catalogue {
         let mut number = numbers.max().unwrap_or(0);
         for made in &config.counter {
             match next.counter.iter().find(|c| c.name == made.name) {
-                Some(known) if known.fields != made.fields => tracing::warn!(
+                Some(known) if !is_same(&known.fields, &made.fields) => tracing::warn!(
                     "counter space '{}' has the fields '{}'; those of the configuration ('{}') are for a new space",
                     made.name,
                     known.fields,

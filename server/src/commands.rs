@@ -7,6 +7,7 @@ mod bloom;
 mod client;
 mod command;
 mod counter;
+mod cuckoo;
 mod feed;
 mod hash;
 mod info;
@@ -99,6 +100,7 @@ const FAMILIES: &[(&str, &[Spec])] = &[
     ("Strings: single counters", string::TABLE),
     ("Sets: the members of one id", set::TABLE),
     ("Bloom filters: the members of one id", bloom::TABLE),
+    ("Cuckoo filters: the members of one id", cuckoo::TABLE),
     ("Keys", keys::TABLE),
     ("Spaces and tables", schema::TABLE),
     ("Connection", client::TABLE),
@@ -214,8 +216,8 @@ pub(crate) enum Replies {
     SkipThis,
 }
 
-/// Replies are kept back until this is done; its error goes out instead of them.
-pub(crate) type MayGo = Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
+/// Replies are kept back until this is done. What it gives is appended to them, if anything; its error goes out instead of them.
+pub(crate) type MayGo = Pin<Box<dyn Future<Output = Result<Vec<u8>, String>> + Send>>;
 
 /// What a connection remembers between commands.
 pub(crate) struct Session {
@@ -225,13 +227,15 @@ pub(crate) struct Session {
     pub(crate) wrote: bool,
     /// What the replies of this turn wait for, if its last command said so.
     pub(crate) hold: Option<MayGo>,
+    /// What the last command of this turn gives is its reply, which is missing from the others.
+    pub(crate) later: bool,
     /// Close once the replies are written.
     pub(crate) leaving: bool,
 }
 
 impl Session {
     pub(crate) fn new(client: Arc<Client>) -> Session {
-        Session { client, replies: Replies::On, wrote: false, hold: None, leaving: false }
+        Session { client, replies: Replies::On, wrote: false, hold: None, later: false, leaving: false }
     }
 }
 
@@ -239,6 +243,7 @@ impl Session {
 #[derive(Default)]
 pub(crate) struct Scratch {
     pub(crate) ids: Vec<u64>,
+    pub(crate) fields: Vec<usize>,
     pub(crate) row: Vec<i64>,
     pub(crate) rows: Vec<i64>,
     pub(crate) found: Vec<bool>,
@@ -254,7 +259,7 @@ pub(crate) struct Call<'a> {
     pub(crate) args: Args<'a>,
     pub(crate) reply: Reply<'a>,
     pub(crate) session: &'a mut Session,
-    pub(crate) node: &'a Node,
+    pub(crate) node: &'a Arc<Node>,
     pub(crate) scratch: &'a mut Scratch,
 }
 
@@ -275,6 +280,30 @@ impl<'a> Call<'a> {
             // Nothing was written, so nobody has to wait for the disk to hear it.
             Some(text) => Err(Refusal::new(text.into_bytes())),
         }
+    }
+
+    /// Does something that takes its time (walks all rows, reads a whole filter) on another thread, and answers when it is done. Others
+    /// go on; the requests behind this one wait.
+    pub(crate) fn answer_later(
+        &mut self,
+        work: impl FnOnce(&Arc<Node>, &mut Reply<'_>) -> Outcome + Send + 'static,
+    ) -> Outcome {
+        let (node, protocol, wanted) = (self.node.clone(), self.reply.protocol(), self.session.replies == Replies::On);
+        let work = tokio::task::spawn_blocking(move || {
+            let mut out = Vec::new();
+            let mut reply = Reply::new(&mut out, protocol);
+            if let Err(refusal) = work(&node, &mut reply) {
+                reply.rewind(0);
+                reply.error(refusal.text());
+            }
+            if !wanted {
+                reply.rewind(0);
+            }
+            out
+        });
+        self.session.later = wanted;
+        self.session.hold = Some(Box::pin(async move { work.await.map_err(|e| format!("ERR {e}")) }));
+        Ok(())
     }
 
     /// Resolves argument `index` as the key of a row.
@@ -339,7 +368,7 @@ pub(crate) fn integer(text: &[u8]) -> Result<i64, Refusal> {
 pub(crate) fn execute(
     args: Args<'_>,
     session: &mut Session,
-    node: &Node,
+    node: &Arc<Node>,
     out: &mut Vec<u8>,
     scratch: &mut Scratch,
 ) -> bool {

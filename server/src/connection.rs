@@ -140,6 +140,9 @@ impl Connection {
                 let outcome = ready!(held.may_go.as_mut().poll(cx));
                 let (mut out, replies) = (std::mem::take(&mut held.out), held.replies);
                 self.held = None;
+                if let Ok(last) = &outcome {
+                    out.extend_from_slice(last);
+                }
                 if let Err(text) = outcome {
                     // Whoever wrote must not believe that it is safe. Which replies were to writes is not known any more.
                     out.clear();
@@ -199,10 +202,11 @@ impl Connection {
                     }
                     match asked {
                         Some(asked) => asked.await,
-                        None => Ok(()),
+                        None => Ok(Vec::new()),
                     }
                 });
-                self.held = Some(Held { may_go, out: std::mem::take(&mut turn.out), replies: self.replies });
+                let replies = self.replies + usize::from(std::mem::take(&mut self.session.later));
+                self.held = Some(Held { may_go, out: std::mem::take(&mut turn.out), replies });
                 continue;
             }
             if !turn.out.is_empty() {

@@ -15,6 +15,7 @@ use crate::config::{Config, Fsync};
 use crate::engines::{BuildError, Engines};
 use crate::records::{Commit, Mark, MarkedMember, RecordKind, put_number, read_pairs, read_rows, take_number};
 use crate::snapshot::{self, Parts};
+use counter::Schema;
 use parking_lot::Mutex;
 use phantom::{Answer, Layout, Member, Pair};
 use std::sync::Arc;
@@ -128,7 +129,9 @@ impl Durability {
     pub fn run(&self, log: Log, engines: &Engines, store: &Store) -> store::Result<()> {
         *self.positions.lock() = (log.written(), log.durable());
         let layouts = vec![u64::MAX; engines.existences().len()];
-        let mut source = State { shared: self, engines, commit: Commit::default(), layouts };
+        // Recovery has written the catalogue, if it was not what the log said.
+        let schemas = engines.counters().iter().map(|s| Some(s.schema())).collect();
+        let mut source = State { shared: self, engines, commit: Commit::default(), schemas, layouts };
         let (log, outcome) = self.committer.run(log, &mut source);
         outcome?;
         // So that the next start misses a newest segment that is lost in between.
@@ -145,6 +148,8 @@ struct State<'a> {
     shared: &'a Durability,
     engines: &'a Engines,
     commit: Commit,
+    /// The schema of each counter space when the catalogue was last logged; `None`: it has to be logged.
+    schemas: Vec<Option<Arc<Schema>>>,
     /// How often each existence space's ring had changed when it was last logged.
     layouts: Vec<u64>,
 }
@@ -172,6 +177,8 @@ impl State<'_> {
     fn read(&mut self, marks: &[Mark]) {
         for mark in marks {
             match *mark {
+                // `encode` sees for itself.
+                Mark::Catalogue => {}
                 Mark::Row { space, id } => {
                     if let Some(s) = self.engines.counter_by_number(space) {
                         self.commit.row(space, id, s.schema().width(), |values| s.get(id, values));
@@ -200,6 +207,17 @@ impl Source<Mark> for State<'_> {
     }
 
     fn encode(&mut self, batch: &mut Batch) {
+        // The catalogue goes before the rows that may need it: they were read before the schemas are looked at here.
+        let mut changed = false;
+        for (seen, space) in self.schemas.iter_mut().zip(self.engines.counters()) {
+            let now = space.schema();
+            changed |= seen.as_ref().is_none_or(|seen| !Arc::ptr_eq(seen, &now));
+            *seen = Some(now);
+        }
+        if changed {
+            // Its schemas may be later than those seen: then it is logged twice.
+            batch.push(0, RecordKind::Catalogue as u8, &self.engines.catalogue().encode());
+        }
         // A ring's layout goes before the pairs that may need it.
         for (seen, space) in self.layouts.iter_mut().zip(self.engines.existences()) {
             let changes = space.changes();
@@ -208,14 +226,14 @@ impl Source<Mark> for State<'_> {
                 batch.push(space.number(), RecordKind::Layout as u8, &encode_layout(&space.layout()));
             }
         }
-        let engines = self.engines;
-        self.commit.encode(|space| engines.counter_by_number(space).map_or(1, |s| s.schema().width()), batch);
+        self.commit.encode(batch);
     }
 
     fn forget(&mut self) {
         self.commit.forget();
         // What was encoded may not have been appended.
         self.layouts.fill(u64::MAX);
+        self.schemas.fill(None);
     }
 
     fn published(&mut self, now: &Committed) {
@@ -327,29 +345,30 @@ pub fn recover(
         StoreOptions { keep_log_bytes: config.durability.keep_log_bytes, ..StoreOptions::default() },
     )?;
 
-    // The catalogue comes first: in the snapshot, or as the first record of the log.
+    // The catalogue comes first: in the snapshot, or as the first record of the log. Later ones tell what changed.
     let parts = &durability.parts;
-    let build = |known: &Catalogue| -> Result<Engines, RecoverError> {
-        Ok(Engines::new(config, &known.completed(config)?, durability.clone())?)
+    let mut known = Catalogue::default();
+    let mut engines = Engines::empty(durability.clone());
+    let learn = |engines: &mut Engines, told: &Catalogue| -> Result<(), RecoverError> {
+        // That the configuration lacks none of its spaces.
+        told.completed(config)?;
+        engines.extend(config, told)?;
+        engines.lift_limits();
+        Ok(())
     };
-    let (mut known, mut engines) = (Catalogue::default(), None);
     if let Some(catalogue) = snapshot::read_catalogue(&store)? {
         known = catalogue?;
-        let engines = engines.insert(build(&known)?);
-        let rows = snapshot::load(&store, config, engines, parts, &progress)?;
+        learn(&mut engines, &known)?;
+        let rows = snapshot::load(&store, config, &mut engines, parts, &progress)?;
         tracing::info!("loaded a snapshot of {rows} rows");
     }
     let mut failed = None;
     let apply = |record: &Record<'_>| -> Result<(), String> {
         if record.kind == RecordKind::Catalogue as u8 {
             known = Catalogue::decode(record.payload).map_err(|e| e.to_string())?;
-            if engines.is_none() {
-                engines = Some(build(&known).map_err(|error| failed.insert(error).to_string())?);
-            }
-            return Ok(());
+            return learn(&mut engines, &known).map_err(|error| failed.insert(error).to_string());
         }
-        let engines = engines.as_ref().ok_or("data before the catalogue")?;
-        apply_record(engines, parts, record.space, record.kind, record.payload)
+        apply_record(&engines, parts, record.space, record.kind, record.payload)
     };
     let replayed = store.replay(apply, &progress);
     let (mut log, end) = match (failed, replayed) {
@@ -357,16 +376,17 @@ pub fn recover(
         (Some(error), _) => return Err(error),
         (None, replayed) => replayed?,
     };
-    let engines = match engines {
-        Some(engines) => engines,
-        None => build(&known)?,
-    };
-    if *engines.catalogue() != known {
+    // What is new in the configuration, under numbers that nobody has.
+    engines.extend(config, &engines.catalogue().completed(config)?)?;
+    engines.connect(config)?;
+    let now = engines.catalogue();
+    if now != known {
         let mut batch = Batch::new();
-        batch.push(0, RecordKind::Catalogue as u8, &engines.catalogue().encode());
+        batch.push(0, RecordKind::Catalogue as u8, &now.encode());
         log.append(&batch, unix_ms())?;
         log.sync()?;
     }
+    engines.set_limits(config);
     Ok(Recovered { engines, store, log, end })
 }
 

@@ -5,15 +5,17 @@
 //! thread will read and write it. A stripe is held through the whole change, so writers of one id never mix, and no commit
 //! parts a flag from its counter (`store/src/commit.rs`).
 
-use crate::catalogue::Catalogue;
+use crate::catalogue::{self, Catalogue};
 use crate::config::{self, Config};
 use crate::durability::{Durability, marked};
 use crate::keys::{Kind, Match, Pattern, PatternError};
 use crate::records::Mark;
-use counter::{Bounds, Change as Delta};
+use counter::{Alteration, Bounds, Change as Delta, Schema};
 use phantom::{Answer, Change, Member};
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 use store::Turn;
 
 /// Why the engines could not be made from the configuration.
@@ -90,6 +92,10 @@ pub struct ExistenceSpace {
     number: u32,
     name: String,
     space: phantom::Space,
+    /// [`phantom::Space::pairs_until_recycled`] when the rate was last measured.
+    until: AtomicU64,
+    /// The rate, as the bits of an f64.
+    rate: AtomicU64,
 }
 
 impl ExistenceSpace {
@@ -104,6 +110,30 @@ impl ExistenceSpace {
     }
 }
 
+impl ExistenceSpace {
+    /// New pairs per second in the newest table: the mean of about the last minute.
+    pub fn pairs_per_s(&self) -> f64 {
+        f64::from_bits(self.rate.load(Relaxed))
+    }
+
+    /// At the present rate the oldest table is recycled after so many seconds; `None` if nothing comes.
+    pub fn recycled_in_s(&self) -> Option<f64> {
+        let rate = self.pairs_per_s();
+        (rate > 1e-6).then(|| self.space.pairs_until_recycled() as f64 / rate)
+    }
+
+    /// To be called now and then, by one thread.
+    fn measure(&self, elapsed: Duration) {
+        let until = self.space.pairs_until_recycled();
+        // After a roll there is room again, and this once nothing is learned.
+        let Some(come) = self.until.swap(until, Relaxed).checked_sub(until) else { return };
+        let now = come as f64 / elapsed.as_secs_f64().max(1e-3);
+        let before = self.pairs_per_s();
+        let weight = if before == 0.0 { 1.0 } else { 1.0 - (-elapsed.as_secs_f64() / RATE_OVER_S).exp() };
+        self.rate.store((before + (now - before) * weight).to_bits(), Relaxed);
+    }
+}
+
 impl Deref for ExistenceSpace {
     type Target = phantom::Space;
 
@@ -112,13 +142,20 @@ impl Deref for ExistenceSpace {
     }
 }
 
+/// A column of a view; the first number is an index into [`View::sources`].
+enum Column {
+    /// One counter, by its position.
+    Field(usize, usize),
+    /// All that the space has at the moment.
+    All(usize),
+}
+
 /// What FEED.GET answers for each id: counters, then flags.
 pub struct View {
     name: String,
     /// Counter spaces, each once.
     sources: Vec<usize>,
-    /// Index into `sources`, position of the field.
-    columns: Vec<(usize, usize)>,
+    columns: Vec<Column>,
     /// Existence spaces.
     flags: Vec<usize>,
 }
@@ -127,11 +164,6 @@ impl View {
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
-    }
-
-    /// Counters per id.
-    pub fn counters(&self) -> usize {
-        self.columns.len()
     }
 
     /// Flags per id.
@@ -159,6 +191,10 @@ impl Action {
 #[derive(Default)]
 pub struct Page {
     ids: usize,
+    /// Index into `sources`, position of the field: the view's columns under the schemas by which the rows were read.
+    columns: Vec<(usize, usize)>,
+    /// Columns of those sources of which the view wants all.
+    all: Vec<(usize, usize)>,
     /// Rows of the first source, then of the second, ...
     rows: Vec<i64>,
     found: Vec<bool>,
@@ -169,10 +205,16 @@ pub struct Page {
 }
 
 impl Page {
+    /// Counters per id.
+    #[inline]
+    pub fn counters(&self) -> usize {
+        self.columns.len()
+    }
+
     /// Counter `column` of the id at position `index`.
     #[inline]
-    pub fn counter(&self, view: &View, index: usize, column: usize) -> i64 {
-        let (source, position) = view.columns[column];
+    pub fn counter(&self, index: usize, column: usize) -> i64 {
+        let (source, position) = self.columns[column];
         let (start, width) = self.sources[source];
         self.rows[start + index * width + position]
     }
@@ -238,6 +280,27 @@ pub enum WriteError {
     Phantom(#[from] phantom::Error),
 }
 
+/// Why a schema was not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum AlterError {
+    /// By the counter engine: no such field, too many, and so on.
+    #[error(transparent)]
+    Counter(#[from] counter::Error),
+    /// CNT.INCRBY has an option of that name.
+    #[error("a field must not be called '{0}': CNT.INCRBY has an option of that name")]
+    Reserved(String),
+    /// A view or an action needs the field; it would miss it now, and at the next start.
+    #[error("the {what} '{name}' of the configuration names the field '{field}'")]
+    InUse {
+        /// "view" or "action".
+        what: &'static str,
+        /// Its name.
+        name: String,
+        /// The field.
+        field: String,
+    },
+}
+
 /// The spaces, views and actions of a server. See the top of the file.
 pub struct Engines {
     counters: Vec<CounterSpace>,
@@ -247,42 +310,86 @@ pub struct Engines {
     /// Patterns with what they name and the index of the space. No two match one key.
     patterns: Vec<(Pattern, Kind, usize)>,
     durability: Arc<Durability>,
+    /// But for the schemas, which the spaces themselves know.
     catalogue: Catalogue,
 }
 
+/// Over about so many seconds the rate of new pairs is averaged.
+const RATE_OVER_S: f64 = 60.0;
 /// Options of CNT.INCRBY, which a field must not be called.
 const RESERVED: [&str; 5] = ["min", "max", "sat", "fail", "token"];
 
 impl Engines {
     /// Makes the spaces of the configuration, empty, with what the catalogue says of each: it must have all of them.
     pub fn new(config: &Config, catalogue: &Catalogue, durability: Arc<Durability>) -> Result<Engines, BuildError> {
-        let mut patterns = Vec::new();
-        let mut counters = Vec::new();
-        for (index, made) in config.counter.iter().enumerate() {
-            let known = catalogue.counter.iter().find(|c| c.name == made.name);
-            let known = known.ok_or_else(|| uncatalogued(&made.name))?;
-            let space = counter_space(made, &known.fields)?;
+        let mut engines = Engines::empty(durability);
+        engines.extend(config, catalogue)?;
+        engines.connect(config)?;
+        Ok(engines)
+    }
+
+    /// No spaces yet.
+    pub(crate) fn empty(durability: Arc<Durability>) -> Engines {
+        Engines {
+            counters: Vec::new(),
+            existences: Vec::new(),
+            views: Vec::new(),
+            actions: Vec::new(),
+            patterns: Vec::new(),
+            durability,
+            catalogue: Catalogue::default(),
+        }
+    }
+
+    /// Makes true what a catalogue says: makes the spaces that are not there, empty, and alters the schemas of those that are. A log tells
+    /// of the spaces in the order in which they came to be; each has the seed under which its records were written.
+    pub(crate) fn extend(&mut self, config: &Config, catalogue: &Catalogue) -> Result<(), BuildError> {
+        for known in &catalogue.counter {
+            if let Some(space) = self.counter_by_number(known.number) {
+                let adopted = Schema::parse(&known.fields).and_then(|schema| space.adopt(&schema));
+                adopted.map_err(|source| BuildError::Counter { name: known.name.clone(), source })?;
+                continue;
+            }
+            let made = config.counter.iter().find(|made| made.name == known.name);
+            let made = made.ok_or_else(|| unconfigured(&known.name))?;
+            let index = self.counters.len();
             for (kind, text) in [(Kind::Row, &made.rows), (Kind::Cell, &made.cells)] {
                 if !text.is_empty() {
-                    patterns.push((Pattern::parse(kind, text)?, kind, index));
+                    self.patterns.push((Pattern::parse(kind, text)?, kind, index));
                 }
             }
-            counters.push(CounterSpace { number: known.number, name: made.name.clone(), space });
+            let space = counter_space(made, &known.fields)?;
+            self.counters.push(CounterSpace { number: known.number, name: made.name.clone(), space });
+            self.catalogue.counter.push(known.clone());
         }
-        let mut existences = Vec::new();
-        for (index, made) in config.existence.iter().enumerate() {
-            let known = catalogue.existence.iter().find(|e| e.name == made.name);
-            let known = known.ok_or_else(|| uncatalogued(&made.name))?;
-            let space = phantom::Space::new(existence_options(made, known))
-                .map_err(|source| BuildError::Existence { name: made.name.clone(), source })?;
-            if !made.pairs.is_empty() {
-                patterns.push((Pattern::parse(Kind::Pair, &made.pairs)?, Kind::Pair, index));
+        for known in &catalogue.existence {
+            if self.existence_by_number(known.number).is_some() {
+                continue;
             }
-            existences.push(ExistenceSpace { number: known.number, name: made.name.clone(), space });
+            let made = config.existence.iter().find(|made| made.name == known.name);
+            let made = made.ok_or_else(|| unconfigured(&known.name))?;
+            let space = existence_space(made, known)?;
+            if !made.pairs.is_empty() {
+                self.patterns.push((Pattern::parse(Kind::Pair, &made.pairs)?, Kind::Pair, self.existences.len()));
+            }
+            self.existences.push(ExistenceSpace {
+                number: known.number,
+                name: made.name.clone(),
+                space,
+                until: AtomicU64::new(0),
+                rate: AtomicU64::new(0),
+            });
+            self.catalogue.existence.push(known.clone());
         }
-        let views = config.view.iter().map(|v| view(v, &counters, &existences)).collect::<Result<_, _>>()?;
-        let actions = config.action.iter().map(|a| action(a, &counters, &existences)).collect::<Result<_, _>>()?;
-        Ok(Engines { counters, existences, views, actions, patterns, durability, catalogue: catalogue.clone() })
+        Ok(())
+    }
+
+    /// Makes the views and actions: when all spaces are there, with their latest schemas.
+    pub(crate) fn connect(&mut self, config: &Config) -> Result<(), BuildError> {
+        let (counters, existences) = (&self.counters, &self.existences);
+        self.views = config.view.iter().map(|v| view(v, counters, existences)).collect::<Result<_, _>>()?;
+        self.actions = config.action.iter().map(|a| action(a, counters, existences)).collect::<Result<_, _>>()?;
+        Ok(())
     }
 
     // --- names ---
@@ -338,12 +445,12 @@ impl Engines {
         self.actions.iter().find(|a| a.name.as_bytes() == name)
     }
 
-    /// All counter spaces, as configured.
+    /// All counter spaces.
     pub fn counters(&self) -> &[CounterSpace] {
         &self.counters
     }
 
-    /// All existence spaces, as configured.
+    /// All existence spaces.
     pub fn existences(&self) -> &[ExistenceSpace] {
         &self.existences
     }
@@ -360,6 +467,20 @@ impl Engines {
         self.existences.iter().find(|s| s.number == number)
     }
 
+    /// While data are read back nothing is refused for want of memory: what was accepted once is accepted again.
+    pub(crate) fn lift_limits(&self) {
+        self.counters.iter().for_each(|s| s.set_memory_limit_bytes(u64::MAX));
+    }
+
+    /// From now on the configured limits hold.
+    pub(crate) fn set_limits(&self, config: &Config) {
+        for space in &self.counters {
+            if let Some(made) = config.counter.iter().find(|made| made.name == space.name) {
+                space.set_memory_limit_bytes(made.memory_limit_bytes);
+            }
+        }
+    }
+
     /// Replaces an existence space by what a snapshot held of it.
     pub(crate) fn restore(&mut self, number: u32, space: phantom::Space) {
         if let Some(existence) = self.existences.iter_mut().find(|s| s.number == number) {
@@ -367,9 +488,13 @@ impl Engines {
         }
     }
 
-    /// What the data folder knows of the spaces.
-    pub fn catalogue(&self) -> &Catalogue {
-        &self.catalogue
+    /// What the data folder is to know of the spaces, as they are now.
+    pub fn catalogue(&self) -> Catalogue {
+        let mut catalogue = self.catalogue.clone();
+        for (entry, space) in catalogue.counter.iter_mut().zip(&self.counters) {
+            entry.fields = space.schema().to_string();
+        }
+        catalogue
     }
 
     /// How far changes have come on their way to the disk.
@@ -387,11 +512,21 @@ impl Engines {
         page.found.clear();
         page.sources.clear();
         page.answers.clear();
-        for &source in &view.sources {
+        page.columns.clear();
+        page.all.clear();
+        for (source, &space) in view.sources.iter().enumerate() {
             let start = page.rows.len();
-            self.counters[source].get_batch(ids, &mut page.rows, &mut page.found);
-            let width = (page.rows.len() - start).checked_div(ids.len()).unwrap_or(0);
-            page.sources.push((start, width));
+            let mut read = self.counters[space].read();
+            read.get_batch(ids, &mut page.rows, &mut page.found);
+            let schema = read.schema();
+            page.sources.push((start, schema.width()));
+            page.all.extend(schema.living().map(|(position, _)| (source, position)));
+        }
+        for column in &view.columns {
+            match *column {
+                Column::Field(source, position) => page.columns.push((source, position)),
+                Column::All(source) => page.columns.extend(page.all.iter().filter(|(s, _)| *s == source)),
+            }
         }
         for &flag in &view.flags {
             self.existences[flag].contains_batch(viewer, ids, &mut page.answers);
@@ -423,6 +558,51 @@ impl Engines {
     fn turn(&self, id: u64) -> Turn<'_, Mark> {
         // The upper half of a multiplication by 2^64 / golden ratio: neighbouring ids go to different stripes.
         self.durability.committer().enter(id.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32)
+    }
+
+    /// Changes the schema of a counter space, at once: the engine has the rules. The log learns of it before the first row that needs it.
+    pub fn alter(&self, space: &CounterSpace, change: &Alteration) -> Result<Arc<Schema>, AlterError> {
+        match change {
+            Alteration::Add { name, .. } if is_reserved(name) => return Err(AlterError::Reserved(name.clone())),
+            Alteration::Drop { name } => {
+                let (position, _) = space.field(name.as_bytes())?;
+                let is_this = |index: usize| std::ptr::eq(&self.counters[index], space);
+                let in_use = |what, by: &str| AlterError::InUse { what, name: by.to_owned(), field: name.clone() };
+                if let Some(action) = self.actions.iter().find(|a| is_this(a.counter) && a.field == position) {
+                    return Err(in_use("action", &action.name));
+                }
+                let names = |view: &View, column: &Column| matches!(*column, Column::Field(source, field) if is_this(view.sources[source]) && field == position);
+                if let Some(view) = self.views.iter().find(|v| v.columns.iter().any(|c| names(v, c))) {
+                    return Err(in_use("view", &view.name));
+                }
+            }
+            _ => {}
+        }
+        let mut turn = self.turn(0);
+        let schema = space.space.alter(change)?;
+        turn.mark(Mark::Catalogue);
+        Ok(schema)
+    }
+
+    /// Measures how fast pairs come. To be called about once a second, by one thread.
+    pub(crate) fn measure(&self, elapsed: Duration) {
+        self.existences.iter().for_each(|space| space.measure(elapsed));
+    }
+
+    /// Closes the newest table of an existence space, and logs that. False if it is empty.
+    pub fn roll_pairs(&self, space: &ExistenceSpace) -> bool {
+        let mut turn = self.turn(0);
+        turn.mark(Mark::Catalogue);
+        space.space.roll_now()
+    }
+
+    /// Adds a table that was exported elsewhere. It is not logged: a snapshot must follow.
+    pub(crate) fn merge(&self, space: &ExistenceSpace, table: phantom::StoredTable) -> Result<(), phantom::MergeError> {
+        let (low, _) = table.range();
+        let merged = space.space.merge_table(table);
+        // If it was refused half way the table may have changed, too.
+        self.durability.parts.touch(space.number, low);
+        merged
     }
 
     /// Adds to counters of one row; all or nothing. The new values of the changed fields are appended to `out`.
@@ -490,7 +670,7 @@ impl Engines {
     pub fn flag(&self, space: &ExistenceSpace, id: u64, member: &Member<'_>) -> Result<Change, WriteError> {
         let mut turn = self.turn(id);
         let change = space.space.add(id, member)?;
-        mark_pair(&mut turn, space, id, member, change);
+        mark_pair(&mut turn, space, id, member, change, true);
         Ok(change)
     }
 
@@ -499,7 +679,7 @@ impl Engines {
     pub fn unflag(&self, space: &ExistenceSpace, id: u64, member: &Member<'_>) -> Result<Change, WriteError> {
         let mut turn = self.turn(id);
         let change = space.space.remove(id, member)?;
-        mark_pair(&mut turn, space, id, member, change);
+        mark_pair(&mut turn, space, id, member, change, false);
         Ok(change)
     }
 
@@ -552,7 +732,7 @@ impl Engines {
             true => flags.space.add_with(id, viewer, count)?,
             false => flags.space.remove_with(id, viewer, count)?,
         };
-        mark_pair(&mut turn, flags, id, viewer, change);
+        mark_pair(&mut turn, flags, id, viewer, change, delta > 0);
         if change == Change::Changed {
             turn.mark(Mark::Row { space: counters.number, id });
         }
@@ -560,19 +740,33 @@ impl Engines {
     }
 }
 
+/// A pair that was to be set and seemed to be set is marked, too: it may only have seemed so, and a filter that is rebuilt from
+/// the log need not have the same chance hits. Whoever was told that it is set must find it (promise 6).
 #[inline]
-fn mark_pair(turn: &mut Turn<'_, Mark>, space: &ExistenceSpace, id: u64, member: &Member<'_>, change: Change) {
-    if change == Change::Changed {
+fn mark_pair(
+    turn: &mut Turn<'_, Mark>,
+    space: &ExistenceSpace,
+    id: u64,
+    member: &Member<'_>,
+    change: Change,
+    to_set: bool,
+) {
+    if change == Change::Changed || (change == Change::Unchanged && to_set) {
         turn.mark(Mark::Pair { space: space.number, id, member: marked(space, id, member) });
     }
 }
 
-fn uncatalogued(name: &str) -> BuildError {
-    BuildError::Missing { what: "space", name: name.to_owned(), missing: "such space in the catalogue".to_owned() }
+fn unconfigured(name: &str) -> BuildError {
+    BuildError::Missing { what: "space", name: name.to_owned(), missing: "such space in the configuration".to_owned() }
+}
+
+fn existence_space(made: &config::Existence, known: &catalogue::Existence) -> Result<phantom::Space, BuildError> {
+    phantom::Space::new(existence_options(made, known))
+        .map_err(|source| BuildError::Existence { name: made.name.clone(), source })
 }
 
 /// What an existence space is made of: the seed and the rate are data, the rest is configuration.
-pub fn existence_options(made: &config::Existence, known: &crate::catalogue::Existence) -> phantom::Options {
+pub fn existence_options(made: &config::Existence, known: &catalogue::Existence) -> phantom::Options {
     phantom::Options {
         false_positive_rate: known.false_positive_rate,
         pairs_per_table: made.pairs_per_table,
@@ -582,17 +776,18 @@ pub fn existence_options(made: &config::Existence, known: &crate::catalogue::Exi
         max_ahead: (made.max_ahead > 0).then_some(made.max_ahead),
         seed: known.seed,
         memory_limit_bytes: (made.memory_limit_bytes > 0).then_some(made.memory_limit_bytes),
-        ..phantom::Options::default()
     }
+}
+
+fn is_reserved(field: &str) -> bool {
+    RESERVED.contains(&field.to_ascii_lowercase().as_str())
 }
 
 fn counter_space(made: &config::Counter, fields: &str) -> Result<counter::Space, BuildError> {
     let source = |source| BuildError::Counter { name: made.name.clone(), source };
     let schema = counter::Schema::parse(fields).map_err(source)?;
-    for (_, field) in schema.living() {
-        if RESERVED.contains(&field.name.to_ascii_lowercase().as_str()) {
-            return Err(BuildError::Reserved { space: made.name.clone(), field: field.name.clone() });
-        }
+    if let Some((_, field)) = schema.living().find(|(_, field)| is_reserved(&field.name)) {
+        return Err(BuildError::Reserved { space: made.name.clone(), field: field.name.clone() });
     }
     counter::Space::new(counter::Options {
         rows_per_table: made.rows_per_table,
@@ -617,10 +812,11 @@ fn view(made: &config::View, counters: &[CounterSpace], existences: &[ExistenceS
         });
         let schema = counters[space].schema();
         match field {
-            None => built.columns.extend(schema.living().map(|(position, _)| (source, position))),
+            None => built.columns.push(Column::All(source)),
             Some(field) => {
                 let position = schema.index_of(field.as_bytes());
-                built.columns.push((source, position.ok_or_else(|| missing(format!("counter '{text}'")))?));
+                let position = position.ok_or_else(|| missing(format!("counter '{text}'")))?;
+                built.columns.push(Column::Field(source, position));
             }
         }
     }

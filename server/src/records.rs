@@ -18,6 +18,8 @@ use store::Batch;
 /// What a write has changed: the name of a record, without its content. Marks of one id sort together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mark {
+    /// The catalogue or the layout of a ring: the commit thread looks at them with every batch, and this makes that there is one.
+    Catalogue,
     /// The row of `id` in the counter space with this number.
     Row {
         /// Number of the space in the catalogue.
@@ -37,9 +39,10 @@ pub enum Mark {
 }
 
 impl Mark {
-    /// The space's number and the id.
+    /// The space's number and the id; of the catalogue 0.
     pub fn place(&self) -> (u32, u64) {
         match *self {
+            Mark::Catalogue => (0, 0),
             Mark::Row { space, id } | Mark::Pair { space, id, .. } => (space, id),
         }
     }
@@ -271,10 +274,14 @@ pub fn read_pairs(
     Ok(())
 }
 
+/// Space, id, and where the values lie: first and behind the last; `None`: there is no such row. Rows of a space may differ in width when
+/// its schema changes between two of them.
+type ReadRow = (u32, u64, Option<(usize, usize)>);
+
 /// What a commit has read of the marked rows and pairs, until it becomes records.
 #[derive(Default)]
 pub struct Commit {
-    rows: Vec<(u32, u64, Option<usize>)>,
+    rows: Vec<ReadRow>,
     values: Vec<i64>,
     pairs: Vec<(u32, u64, MarkedMember, bool)>,
 }
@@ -293,7 +300,7 @@ impl Commit {
         if !exists {
             self.values.truncate(start);
         }
-        self.rows.push((space, id, exists.then_some(start)));
+        self.rows.push((space, id, exists.then_some((start, start + fields))));
     }
 
     /// A pair as it is now.
@@ -306,15 +313,21 @@ impl Commit {
         self.rows.len() * 4 + self.values.len() * 3 + self.pairs.len() * 12
     }
 
-    /// Adds the records to a batch, one per space and kind, and forgets them. `fields` tells a counter space's number of fields.
-    pub fn encode(&mut self, fields: impl Fn(u32) -> usize, batch: &mut Batch) {
+    /// Adds the records to a batch, one per space and kind, and forgets them.
+    pub fn encode(&mut self, batch: &mut Batch) {
         self.rows.sort_unstable_by_key(|r| (r.0, r.1));
         self.pairs.sort_unstable_by_key(|p| (p.0, p.1, p.2));
         for group in self.rows.chunk_by(|a, b| a.0 == b.0) {
-            let width = fields(group[0].0);
+            let width = group.iter().filter_map(|row| row.2).map(|(start, end)| end - start).max().unwrap_or(1);
             let mut writer = RowsWriter::new(width);
-            for &(_, id, start) in group {
-                writer.row(id, start.map(|s| &self.values[s..s + width]));
+            let mut padded = [0; counter::MAX_FIELDS];
+            for &(_, id, at) in group {
+                let values = at.map(|(start, end)| {
+                    padded[end - start..].fill(0);
+                    padded[..end - start].copy_from_slice(&self.values[start..end]);
+                    &padded[..width]
+                });
+                writer.row(id, values);
             }
             batch.push(group[0].0, RecordKind::Rows as u8, &writer.finish());
         }
@@ -406,6 +419,28 @@ mod tests {
     }
 
     #[test]
+    fn rows_that_were_read_under_two_schemas_are_one_record() {
+        let mut commit = Commit::default();
+        for (id, fields) in [(1, 2), (2, 3), (3, 1)] {
+            commit.row(1, id, fields, |values| {
+                values.fill(id as i64);
+                true
+            });
+        }
+        let mut batch = Batch::new();
+        commit.encode(&mut batch);
+        let records: Vec<_> = store::Records::new(batch.body()).map(Result::unwrap).collect();
+        assert_eq!(records.len(), 1);
+        let mut rows = vec![];
+        read_rows(records[0].payload, |id, values| {
+            rows.push((id, values.unwrap().to_vec()));
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(rows, [(1, vec![1, 1, 0]), (2, vec![2, 2, 2]), (3, vec![3, 0, 0])]);
+    }
+
+    #[test]
     fn a_commit_is_one_record_per_space_and_kind() {
         let mut commit = Commit::default();
         for id in [9, 3, 7] {
@@ -419,7 +454,7 @@ mod tests {
         }
         assert!(!commit.is_empty() && commit.bytes() > 0);
         let mut batch = Batch::new();
-        commit.encode(|space| [0, 2, 1][space as usize], &mut batch);
+        commit.encode(&mut batch);
         assert!(commit.is_empty());
         let records: Vec<_> = store::Records::new(batch.body()).map(Result::unwrap).collect();
         assert_eq!(records.iter().map(|r| (r.space, r.kind)).collect::<Vec<_>>(), [(1, 2), (2, 2), (3, 3)]);

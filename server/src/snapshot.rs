@@ -249,10 +249,6 @@ fn write(node: &Node) -> Result<u64, String> {
         Ok(())
     };
 
-    let mut file = writer.file(Tag { kind: RecordKind::Catalogue as u32, ..Tag::default() }).map_err(text)?;
-    file.write(&engines.catalogue().encode(), 1).map_err(text)?;
-    add(&mut writer, file)?;
-
     for space in engines.counters() {
         let tables: Vec<(u64, u64)> = space.tables().iter().map(|t| (t.low, t.last)).collect();
         let kind = RecordKind::Rows as u32;
@@ -290,6 +286,11 @@ fn write(node: &Node) -> Result<u64, String> {
         file.write(&head, aside as u64).map_err(text)?;
         add(&mut writer, file)?;
     }
+
+    // Last, as its schemas must not be older than those by which the rows were written.
+    let mut file = writer.file(Tag { kind: RecordKind::Catalogue as u32, ..Tag::default() }).map_err(text)?;
+    file.write(&engines.catalogue().encode(), 1).map_err(text)?;
+    add(&mut writer, file)?;
 
     // What the walk has seen and the log has not must be in the log before anybody relies on the walk.
     durability.committer().flush().map_err(text)?;
@@ -392,11 +393,12 @@ pub(crate) fn load(
     }
     let decoders: Mutex<HashMap<String, TableDecoder>> = Mutex::default();
     let restored: Mutex<HashMap<u32, Restored>> = Mutex::default();
+    let catalogue = engines.catalogue();
     let options: HashMap<u32, phantom::Options> = config
         .existence
         .iter()
         .filter_map(|made| {
-            let known = engines.catalogue().existence.iter().find(|e| e.name == made.name)?;
+            let known = catalogue.existence.iter().find(|e| e.name == made.name)?;
             Some((known.number, existence_options(made, known)))
         })
         .collect();

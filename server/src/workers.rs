@@ -150,6 +150,9 @@ async fn accept(node: Arc<Node>, listeners: Vec<tokio::net::TcpListener>, worker
                 let commands = node.totals().commands;
                 let elapsed_us = u64::try_from(now.duration_since(before.0).as_micros()).unwrap_or(u64::MAX).max(1);
                 node.commands_per_s.store(commands.wrapping_sub(before.1).saturating_mul(1_000_000) / elapsed_us, Relaxed);
+                if let Some(engines) = node.engines.get() {
+                    engines.measure(now.duration_since(before.0));
+                }
                 before = (now, commands);
                 let limit_s = node.config.server.idle_timeout_s;
                 if limit_s > 0 {

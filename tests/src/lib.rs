@@ -13,7 +13,8 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 pub struct TestServer {
     server: Option<Server>,
     port: u16,
-    _folder: tempfile::TempDir,
+    config: Config,
+    folder: Option<tempfile::TempDir>,
 }
 
 impl TestServer {
@@ -24,14 +25,44 @@ impl TestServer {
 
     /// With a configuration that `change` has changed.
     pub fn with(change: impl FnOnce(&mut Config)) -> TestServer {
-        let folder = tempfile::tempdir().expect("a temporary folder");
         let mut config = Config::default();
-        config.durability.dir = folder.path().to_path_buf();
         config.server.workers = 2;
         change(&mut config);
+        TestServer::on(tempfile::tempdir().expect("a temporary folder"), config)
+    }
+
+    fn on(folder: tempfile::TempDir, mut config: Config) -> TestServer {
+        config.durability.dir = folder.path().to_path_buf();
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-        let server = start(config, listener).expect("the server starts");
-        TestServer { port: server.port(), server: Some(server), _folder: folder }
+        let server = start(config.clone(), listener).expect("the server starts");
+        TestServer { port: server.port(), server: Some(server), config, folder: Some(folder) }
+    }
+
+    /// Stops it and starts it again on the same data, with a configuration that `change` has changed.
+    pub fn restart_with(mut self, change: impl FnOnce(&mut Config)) -> TestServer {
+        if let Some(server) = self.server.take() {
+            server.stop().expect("no thread panicked");
+        }
+        let mut config = self.config.clone();
+        change(&mut config);
+        TestServer::on(self.folder.take().expect("it is there until the end"), config)
+    }
+
+    /// Stops it and starts it again.
+    pub fn restart(self) -> TestServer {
+        self.restart_with(|_| {})
+    }
+
+    /// Another server on what the disk holds at this moment: as if this one's process had been killed.
+    pub fn killed(&self) -> TestServer {
+        let from = self.folder.as_ref().expect("it is there until the end").path();
+        let to = tempfile::tempdir().expect("a temporary folder");
+        for entry in std::fs::read_dir(from).expect("the data folder").map(|e| e.expect("an entry")) {
+            if entry.file_type().expect("a type").is_file() {
+                std::fs::copy(entry.path(), to.path().join(entry.file_name())).expect("a copy");
+            }
+        }
+        TestServer::on(to, self.config.clone())
     }
 
     /// The port that it listens on.

@@ -104,6 +104,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let closed_rows: u64 = closed.iter().map(|t| t.rows).sum();
         let closed_bytes: u64 = closed.iter().map(|t| t.bytes).sum();
         println!("  closed tables alone: {:.3} bytes per row", closed_bytes as f64 / closed_rows.max(1) as f64);
+        let fills: Vec<f64> = closed.iter().filter(|t| t.rows > 100_000).map(|t| 100.0 * t.fill).collect();
+        let least = fills.iter().copied().fold(f64::INFINITY, f64::min);
+        let mean = fills.iter().sum::<f64>() / fills.len() as f64;
+        println!("  fill of those with over 100,000 rows: least {least:.1} %, mean {mean:.1} %");
         let sum = |f: fn(&counter::TableStats) -> f64| tables.iter().map(f).sum::<f64>() / rows as f64;
         let fields = space.schema().row_bits();
         let key = sum(|t| t.rows as f64 * f64::from(t.remainder_bits));

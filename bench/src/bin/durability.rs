@@ -93,12 +93,15 @@ fn text(n: u64) -> Vec<u8> {
     n.to_string().into_bytes()
 }
 
+/// How a server is started in a folder, on a port.
+type Start = Box<dyn Fn(&Path, u16) -> Command + Sync>;
+
 /// A server process in a folder of its own. Killed, and the folder removed, when dropped.
 struct Server {
     child: Child,
     port: u16,
     folder: tempfile::TempDir,
-    start: Box<dyn Fn(&Path, u16) -> Command + Sync>,
+    start: Start,
 }
 
 impl Server {

@@ -256,5 +256,7 @@ fn a_full_aside_lets_traffic_move_on() {
     let refused = (0..5000).filter(|&i| space.add(later + i * 3, &Member::Number(i)).is_err()).count();
     assert!(refused < 1000, "{refused} refused");
     assert_eq!(contains(&space, later + 3 * 4999, 4999), Answer::Yes);
+    let newest = space.layout().last().map(|at| at.low);
+    assert!(newest > Some(later) && newest < Some(later + 3 * 5000), "the ring is where the traffic is: {newest:?}");
     assert!((0..200).all(|i| contains(&space, FIRST + i, i) == Answer::Yes));
 }

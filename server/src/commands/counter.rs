@@ -159,6 +159,7 @@ fn mincrby(call: &mut Call<'_>) -> Outcome {
         let field = field(space, &schema, triples.at(at + 1))?;
         changes.push(Change { field, delta: integer(triples.at(at + 2))? });
     }
+    space.read().prefetch(ids);
     let bounds = Bounds { min: None, max: None, saturate: false };
     call.reply.array(ids.len());
     for (&id, change) in ids.iter().zip(changes.iter()) {

@@ -93,9 +93,9 @@ fn write_rows(call: &mut Call<'_>, view: &View) {
     let Scratch { ids, page, .. } = &*call.scratch;
     call.reply.array(ids.len());
     for index in 0..ids.len() {
-        call.reply.array(view.counters() + view.flags());
-        for column in 0..view.counters() {
-            call.reply.int(page.counter(view, index, column));
+        call.reply.array(page.counters() + view.flags());
+        for column in 0..page.counters() {
+            call.reply.int(page.counter(index, column));
         }
         for flag in 0..view.flags() {
             match page.flag(index, flag) {
@@ -109,11 +109,11 @@ fn write_rows(call: &mut Call<'_>, view: &View) {
 
 fn write_packed(call: &mut Call<'_>, view: &View) {
     let Scratch { ids, page, .. } = &*call.scratch;
-    let length = ids.len() * (view.counters() * 8 + view.flags());
+    let length = ids.len() * (page.counters() * 8 + view.flags());
     call.reply.bulk_with(length, |out| {
         for index in 0..ids.len() {
-            for column in 0..view.counters() {
-                out.extend_from_slice(&page.counter(view, index, column).to_le_bytes());
+            for column in 0..page.counters() {
+                out.extend_from_slice(&page.counter(index, column).to_le_bytes());
             }
             for flag in 0..view.flags() {
                 out.push(match page.flag(index, flag) {

@@ -134,7 +134,8 @@ fn hmget(call: &mut Call<'_>) -> Outcome {
     for name in names.iter() {
         let field = field(space, name)?;
         if exists {
-            call.reply.bulk_int(call.scratch.row[field]);
+            // The field may be newer than the row's width.
+            call.reply.bulk_int(call.scratch.row.get(field).copied().unwrap_or(0));
         } else {
             call.reply.null();
         }

@@ -26,12 +26,16 @@ const SECTIONS: &[Section] = &[
     ("Spaces", spaces),
 ];
 
+/// Sections that are printed only when they are asked for by name: they look at every table.
+const ON_DEMAND: &[Section] = &[("Tables", tables)];
+
 pub(super) fn info(call: &mut Call<'_>) -> Outcome {
     let wanted = call.args.from(1);
     let every = wanted.is_empty()
         || wanted.iter().any(|w| [&b"all"[..], b"everything", b"default"].iter().any(|a| w.eq_ignore_ascii_case(a)));
     let mut out = String::with_capacity(4096);
-    for (name, write) in SECTIONS {
+    let sections = SECTIONS.iter().map(|s| (s, every)).chain(ON_DEMAND.iter().map(|s| (s, false)));
+    for ((name, write), every) in sections {
         if every || wanted.iter().any(|w| w.eq_ignore_ascii_case(name.as_bytes())) {
             if !out.is_empty() {
                 out.push_str("\r\n");
@@ -196,12 +200,63 @@ fn spaces(node: &Node, out: &mut String) {
     for space in engines.existences() {
         let _ = write!(
             out,
-            "existence_{}:pairs={},memory_bytes={},tables={},horizon={}\r\n",
+            "existence_{}:pairs={},memory_bytes={},tables={},aside={},pairs_per_s={:.1},recycled_in_s={:.0},horizon={}\r\n",
             space.name(),
             space.pairs(),
             space.memory_bytes(),
-            space.tables().len(),
+            space.layout().len(),
+            space.aside_pairs(),
+            space.pairs_per_s(),
+            // Redis's tools read numbers: -1 for never.
+            space.recycled_in_s().unwrap_or(-1.0),
             space.horizon()
         );
+    }
+}
+
+fn tables(node: &Node, out: &mut String) {
+    let Some(engines) = node.engines.get() else { return };
+    for space in engines.counters() {
+        for (number, t) in space.tables().into_iter().enumerate() {
+            let _ = write!(
+                out,
+                "table_{}_{number}:low={},last={},rows={},fill={:.4},probes_mean={:.3},probes_p99={},probes_max={},aux_entries={},\
+                 aux_bytes={},extend_rows={},extend_bytes={},bytes={},bytes_per_row={:.2}\r\n",
+                space.name(),
+                t.low,
+                t.last,
+                t.rows,
+                t.fill,
+                t.probes_mean,
+                t.probes_p99,
+                t.probes_max,
+                t.aux_entries,
+                t.aux_bytes,
+                t.extend_rows,
+                t.extend_bytes,
+                t.bytes,
+                t.bytes_per_row
+            );
+        }
+    }
+    for space in engines.existences() {
+        for (number, t) in space.tables().into_iter().enumerate() {
+            let _ = write!(
+                out,
+                "table_{}_{number}:low={},last={},pairs={},fill={:.4},extensions={},revoked={},false_positive_rate={},measured_rate={:.7},\
+                 canaries={},bytes={}\r\n",
+                space.name(),
+                t.low,
+                t.last,
+                t.pairs,
+                t.fill,
+                t.extensions,
+                t.revoked,
+                t.configured_rate,
+                t.measured_rate,
+                t.canaries,
+                t.bytes
+            );
+        }
     }
 }

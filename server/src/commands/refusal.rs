@@ -20,6 +20,11 @@ impl Refusal {
     pub(crate) const BELOW_HORIZON: Refusal =
         Refusal::fixed(b"ERR the id lies below the horizon: its pairs are no longer kept");
 
+    pub(crate) const NOT_COUNTED: Refusal = Refusal::fixed(
+        b"ERR a filter cannot tell how many or which members one id has: it holds those of all ids of its table together. \
+Ask for members one by one, keep a counter for their number (FEED.ACT moves both), and see TM.TABLES for the table",
+    );
+
     const fn fixed(text: &'static [u8]) -> Refusal {
         Refusal(Cow::Borrowed(text))
     }

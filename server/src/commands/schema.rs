@@ -1,48 +1,62 @@
 //! Spaces and their tables, for people.
+//!
+//! What walks rows or filters is done on another thread ([`Call::answer_later`]): no page waits for a statistic.
 
-use super::{Call, NO_KEYS, Outcome, Printable, Spec, flag, help_row, refuse};
+use super::{Call, NO_KEYS, Outcome, Printable, Refusal, Spec, flag, help_row, refuse};
+use crate::engines::{CounterSpace, Engines, ExistenceSpace};
 use crate::resp::Reply;
+use counter::Alteration;
+use phantom::TableDecoder;
 
+const ADMIN: u16 = flag::ADMIN | flag::NOSCRIPT;
+/// Canaries that TM.TABLES asks each table for; they add up over calls.
+const CANARIES: u64 = 1 << 16;
+/// What a table may take in memory beyond its bytes on the wire: pages, and the set of revoked pairs.
+const DECODED_PER_BYTE: u64 = 4;
+
+const fn spec(
+    name: &'static str,
+    arity: i32,
+    flags: u16,
+    usage: &'static str,
+    summary: &'static str,
+    run: super::Handler,
+) -> Spec {
+    Spec { name, arity, flags, keys: NO_KEYS, group: "schema", since: "0.1.0", usage, summary, run, subcommands: &[] }
+}
+
+#[rustfmt::skip]
 pub(super) const TABLE: &[Spec] = &[
     Spec {
-        name: "tm.space",
-        arity: -2,
-        flags: 0,
-        keys: NO_KEYS,
-        group: "schema",
-        since: "0.1.0",
-        usage: "",
-        summary: "A container for commands about spaces.",
-        run: super::help,
         subcommands: &[
+            spec("tm.space|alter", -5, flag::WRITE | ADMIN, "space ADD field:bits|WIDEN field:bits|DROP field",
+                "Changes the schema of a counter space, at once and without a pause: a new field is 0 in all rows; WIDEN sets the bits that a \
+                 field has inside a row (more or fewer: what does not fit is kept beside, exactly); DROP removes a field and its values. Older tables \
+                 are rewritten in the background. Answers the new schema, dropped fields with a '!'.", alter),
             help_row("tm.space|help", "schema"),
-            Spec {
-                name: "tm.space|list",
-                arity: 2,
-                flags: flag::STALE,
-                keys: NO_KEYS,
-                group: "schema",
-                since: "0.1.0",
-                usage: "",
-                summary: "All spaces, a map each: what they hold and how much memory that takes.",
-                run: list,
-                subcommands: &[],
-            },
+            spec("tm.space|list", 2, flag::STALE, "",
+                "All spaces, a map each: what they hold and how much memory that takes; for existence spaces also the horizon, and in how many \
+                 seconds the oldest table will be recycled if pairs go on coming as in the last minute (nil: none come).", list),
         ],
+        ..spec("tm.space", -2, 0, "", "A container for commands about spaces.", super::help)
     },
-    Spec {
-        name: "tm.tables",
-        arity: -1,
-        flags: flag::STALE,
-        keys: NO_KEYS,
-        group: "schema",
-        since: "0.1.0",
-        usage: "[space]",
-        summary: "The tables of a space (or of all), oldest first, a map each: id range, rows or pairs, fill, bytes; for existence \
-                  spaces also the configured and the measured false-positive rate.",
-        run: tables,
-        subcommands: &[],
-    },
+    spec("tm.tables", -1, flag::STALE, "[space]",
+        "The tables of a space (or of all), oldest first, a map each: id range, rows or pairs, fill, bytes; for counter spaces the buckets \
+         that a hit touches and the sizes of the aux and extend dictionaries; for existence spaces the configured, the expected and the \
+         measured false-positive rate, and when it will be recycled.", tables),
+    spec("tm.advise", 2, flag::READONLY, "space",
+        "From the values that are there (a sample of a million rows): the bits per field that take the fewest bytes in total, and what they \
+         save; as a map, with a table for people and the commands that would do it.", advise),
+    spec("tm.roll", 2, flag::WRITE | ADMIN, "space",
+        "Closes the newest table of a space, though it is not full, and opens the next. 1, or 0 if it is empty.", roll),
+    spec("tm.digest", -2, flag::READONLY | ADMIN, "space [low]",
+        "What two servers need to compare the tables of an existence space: per table, or for the one that begins at the id low, range, rate, \
+         size and a checksum; with low also the checksums of its blocks of 64 KiB.", digest),
+    spec("tm.export", 3, flag::READONLY | ADMIN, "space low",
+        "The table of an existence space that begins at the id low, as one string for TM.MERGE on another server. Pairs of ids far ahead of the others (aside_pairs in TM.SPACE LIST) are in no table yet.", export),
+    spec("tm.merge", 3, flag::WRITE | flag::DENYOOM | ADMIN, "space table",
+        "Adds the pairs of an exported table to ours: what is set in either is set then. Range, rate, size and the space's seed must be \
+         the same. OK when a snapshot holds it.", merge),
 ];
 
 /// A value in one of the maps.
@@ -52,11 +66,19 @@ enum Value {
     Id(u64),
     Number(f64),
     Text(String),
+    Texts(Vec<String>),
+    Nil,
 }
 
 fn count(value: usize) -> Value {
     Value::Count(value as u64)
 }
+
+fn number_or_nil(value: Option<f64>) -> Value {
+    value.map_or(Value::Nil, Value::Number)
+}
+
+type Entries = Vec<(&'static str, Value)>;
 
 fn write_map(reply: &mut Reply<'_>, entries: &[(&str, Value)]) {
     reply.map(entries.len());
@@ -67,96 +89,312 @@ fn write_map(reply: &mut Reply<'_>, entries: &[(&str, Value)]) {
             Value::Id(id) => reply.bulk(id.to_string().as_bytes()),
             Value::Number(x) => reply.double(*x),
             Value::Text(text) => reply.bulk(text.as_bytes()),
+            Value::Texts(texts) => {
+                reply.array(texts.len());
+                texts.iter().for_each(|text| reply.bulk(text.as_bytes()));
+            }
+            Value::Nil => reply.null(),
         }
     }
+}
+
+fn write_maps(reply: &mut Reply<'_>, maps: &[Entries]) {
+    reply.array(maps.len());
+    maps.iter().for_each(|entries| write_map(reply, entries));
+}
+
+/// A space of either kind.
+enum AnySpace<'a> {
+    Counter(&'a CounterSpace),
+    Existence(&'a ExistenceSpace),
+}
+
+fn any_space<'a>(engines: &'a Engines, name: &[u8]) -> Result<AnySpace<'a>, Refusal> {
+    if let Some(space) = engines.counter(name) {
+        return Ok(AnySpace::Counter(space));
+    }
+    match engines.existence(name) {
+        Some(space) => Ok(AnySpace::Existence(space)),
+        None => Err(refuse!("ERR no such space '{}'", Printable(name))),
+    }
+}
+
+fn counter_space<'a>(engines: &'a Engines, name: &[u8]) -> Result<&'a CounterSpace, Refusal> {
+    engines.counter(name).ok_or_else(|| refuse!("ERR no such counter space '{}'", Printable(name)))
+}
+
+fn existence_space<'a>(engines: &'a Engines, name: &[u8]) -> Result<&'a ExistenceSpace, Refusal> {
+    engines.existence(name).ok_or_else(|| refuse!("ERR no such existence space '{}'", Printable(name)))
+}
+
+/// `field:bits`, or `field bits`.
+fn alteration(call: &Call<'_>) -> Result<Alteration, Refusal> {
+    let what = call.args.at(3);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let sized = || -> Result<(String, u8), Refusal> {
+        let (name, bits) = match call.args.len() {
+            5 => match call.args.at(4).iter().position(|&b| b == b':') {
+                Some(at) => (&call.args.at(4)[..at], &call.args.at(4)[at + 1..]),
+                None => return Err(refuse!("ERR '{}' is not field:bits", Printable(call.args.at(4)))),
+            },
+            6 => (call.args.at(4), call.args.at(5)),
+            _ => return Err(call.wrong_arity()),
+        };
+        let width = crate::resp::natural(bits).and_then(|bits| u8::try_from(bits).ok());
+        let width = width.ok_or_else(|| refuse!("ERR '{}' is no number of bits from 1 to 64", Printable(bits)))?;
+        Ok((text(name), width))
+    };
+    if what.eq_ignore_ascii_case(b"ADD") {
+        sized().map(|(name, width)| Alteration::Add { name, width })
+    } else if what.eq_ignore_ascii_case(b"WIDEN") {
+        sized().map(|(name, width)| Alteration::Widen { name, width })
+    } else if what.eq_ignore_ascii_case(b"DROP") {
+        if call.args.len() != 5 {
+            return Err(call.wrong_arity());
+        }
+        Ok(Alteration::Drop { name: text(call.args.at(4)) })
+    } else {
+        Err(Refusal::SYNTAX)
+    }
+}
+
+fn alter(call: &mut Call<'_>) -> Outcome {
+    let engines = &call.node.engines;
+    let space = counter_space(engines, call.args.at(2))?;
+    let change = alteration(call)?;
+    let schema = engines.alter(space, &change).map_err(|error| refuse!("ERR {error}"))?;
+    tracing::info!("the schema of '{}' is now: {schema}", space.name());
+    call.reply.bulk(schema.to_string().as_bytes());
+    Ok(())
 }
 
 fn list(call: &mut Call<'_>) -> Outcome {
-    let engines = &call.node.engines;
-    call.reply.array(engines.counters().len() + engines.existences().len());
-    for space in engines.counters() {
-        let entries = [
-            ("name", Value::Text(space.name().to_owned())),
-            ("kind", Value::Text("counter".to_owned())),
-            ("fields", Value::Text(space.schema().to_string())),
-            ("rows", Value::Count(space.rows())),
-            ("tables", count(space.tables().len())),
-            ("memory_bytes", Value::Count(space.memory_bytes())),
-            ("memory_limit_bytes", Value::Count(space.memory_limit_bytes())),
-        ];
-        write_map(&mut call.reply, &entries);
-    }
-    for space in engines.existences() {
-        let entries = [
-            ("name", Value::Text(space.name().to_owned())),
-            ("kind", Value::Text("existence".to_owned())),
-            ("false_positive_rate", Value::Number(space.options().false_positive_rate)),
-            ("pairs", Value::Count(space.pairs())),
-            ("tables", count(space.tables().len())),
-            ("memory_bytes", Value::Count(space.memory_bytes())),
-            ("horizon", Value::Id(space.horizon())),
-        ];
-        write_map(&mut call.reply, &entries);
-    }
-    Ok(())
+    call.answer_later(|node, reply| {
+        let engines = &node.engines;
+        let counters = engines.counters().iter().map(|space| {
+            vec![
+                ("name", Value::Text(space.name().to_owned())),
+                ("kind", Value::Text("counter".to_owned())),
+                ("fields", Value::Text(space.schema().to_string())),
+                ("rows", Value::Count(space.rows())),
+                ("aside_rows", Value::Count(space.aside_rows())),
+                ("tables", count(space.tables().len())),
+                ("memory_bytes", Value::Count(space.memory_bytes())),
+                ("memory_limit_bytes", Value::Count(space.memory_limit_bytes())),
+            ]
+        });
+        let existences = engines.existences().iter().map(|space| {
+            vec![
+                ("name", Value::Text(space.name().to_owned())),
+                ("kind", Value::Text("existence".to_owned())),
+                ("false_positive_rate", Value::Number(space.options().false_positive_rate)),
+                ("pairs", Value::Count(space.pairs())),
+                ("aside_pairs", count(space.aside_pairs())),
+                ("tables", count(space.layout().len())),
+                ("memory_bytes", Value::Count(space.memory_bytes())),
+                ("horizon", Value::Id(space.horizon())),
+                ("pairs_per_s", Value::Number(space.pairs_per_s())),
+                ("pairs_until_recycled", Value::Count(space.pairs_until_recycled())),
+                ("recycled_in_s", number_or_nil(space.recycled_in_s())),
+            ]
+        });
+        write_maps(reply, &counters.chain(existences).collect::<Vec<Entries>>());
+        Ok(())
+    })
 }
 
 fn tables(call: &mut Call<'_>) -> Outcome {
-    let engines = &call.node.engines;
-    let name = call.args.at(1);
     if call.args.len() > 2 {
         return Err(call.wrong_arity());
     }
-    if call.args.len() == 2 && engines.counter(name).is_none() && engines.existence(name).is_none() {
-        return Err(refuse!("ERR no such space '{}'", Printable(name)));
+    let name = (call.args.len() == 2).then(|| call.args.at(1).to_vec());
+    if let Some(name) = &name {
+        any_space(&call.node.engines, name)?;
     }
-    let wanted = |space: &str| call.args.len() == 1 || space.as_bytes() == name;
-    let mut all: Vec<Vec<(&str, Value)>> = Vec::new();
-    for space in engines.counters().iter().filter(|s| wanted(s.name())) {
-        for table in space.tables() {
-            all.push(vec![
-                ("space", Value::Text(space.name().to_owned())),
-                ("low", Value::Id(table.low)),
-                ("last", Value::Id(table.last)),
-                ("rows", Value::Count(table.rows)),
-                ("capacity", Value::Count(table.capacity)),
-                ("fill", Value::Number(table.fill)),
-                ("probes_mean", Value::Number(table.probes_mean)),
-                ("probes_p99", Value::Count(table.probes_p99)),
-                ("probes_max", Value::Count(table.probes_max)),
-                ("aux_entries", Value::Count(table.aux_entries)),
-                ("extend_rows", Value::Count(table.extend_rows)),
-                ("draining_rows", Value::Count(table.draining_rows)),
-                ("bytes", Value::Count(table.bytes)),
-                ("bytes_per_row", Value::Number(table.bytes_per_row)),
-                ("slot_bits", Value::Count(u64::from(table.slot_bits))),
-                ("fields", Value::Text(table.schema.clone())),
-            ]);
-        }
+    call.answer_later(move |node, reply| {
+        let wanted = |space: &str| name.as_ref().is_none_or(|name| space.as_bytes() == name);
+        let mut all = Vec::new();
+        node.engines.counters().iter().filter(|s| wanted(s.name())).for_each(|s| counter_tables(s, &mut all));
+        node.engines.existences().iter().filter(|s| wanted(s.name())).for_each(|s| existence_tables(s, &mut all));
+        write_maps(reply, &all);
+        Ok(())
+    })
+}
+
+fn counter_tables(space: &CounterSpace, all: &mut Vec<Entries>) {
+    all.extend(space.tables().into_iter().map(|table| {
+        vec![
+            ("space", Value::Text(space.name().to_owned())),
+            ("low", Value::Id(table.low)),
+            ("last", Value::Id(table.last)),
+            ("rows", Value::Count(table.rows)),
+            ("capacity", Value::Count(table.capacity)),
+            ("fill", Value::Number(table.fill)),
+            ("probes_mean", Value::Number(table.probes_mean)),
+            ("probes_p99", Value::Count(table.probes_p99)),
+            ("probes_max", Value::Count(table.probes_max)),
+            ("past_share", Value::Number(table.past_share)),
+            ("aux_entries", Value::Count(table.aux_entries)),
+            ("aux_bytes", Value::Count(table.aux_bytes)),
+            ("extend_rows", Value::Count(table.extend_rows)),
+            ("extend_bytes", Value::Count(table.extend_bytes)),
+            ("draining_rows", Value::Count(table.draining_rows)),
+            ("bytes", Value::Count(table.bytes)),
+            ("bytes_per_row", Value::Number(table.bytes_per_row)),
+            ("slot_bits", Value::Count(u64::from(table.slot_bits))),
+            ("fields", Value::Text(table.schema)),
+        ]
+    }));
+}
+
+fn existence_tables(space: &ExistenceSpace, all: &mut Vec<Entries>) {
+    for (index, table) in space.tables_probed(CANARIES).into_iter().enumerate() {
+        // The others follow it, but who knows at which rate.
+        let recycled_in_s = if index == 0 { space.recycled_in_s() } else { None };
+        all.push(vec![
+            ("space", Value::Text(space.name().to_owned())),
+            ("low", Value::Id(table.low)),
+            ("last", Value::Id(table.last)),
+            ("pairs", Value::Count(table.pairs)),
+            ("capacity", Value::Count(table.capacity)),
+            ("roll_at", Value::Count(table.roll_at)),
+            ("fill", Value::Number(table.fill)),
+            ("bits_set", Value::Number(table.bits_set)),
+            ("extensions", count(table.extensions)),
+            ("revoked", count(table.revoked)),
+            ("bytes", count(table.bytes)),
+            ("false_positive_rate", Value::Number(table.configured_rate)),
+            ("expected_rate", Value::Number(table.expected_rate)),
+            ("measured_rate", Value::Number(table.measured_rate)),
+            ("canaries", Value::Count(table.canaries)),
+            ("recycled_in_s", number_or_nil(recycled_in_s)),
+        ]);
     }
-    for space in engines.existences().iter().filter(|s| wanted(s.name())) {
-        for table in space.tables() {
-            all.push(vec![
-                ("space", Value::Text(space.name().to_owned())),
-                ("low", Value::Id(table.low)),
-                ("last", Value::Id(table.last)),
-                ("pairs", Value::Count(table.pairs)),
-                ("capacity", Value::Count(table.capacity)),
-                ("fill", Value::Number(table.fill)),
-                ("bits_set", Value::Number(table.bits_set)),
-                ("extensions", count(table.extensions)),
-                ("revoked", count(table.revoked)),
-                ("bytes", count(table.bytes)),
-                ("false_positive_rate", Value::Number(table.configured_rate)),
-                ("expected_rate", Value::Number(table.expected_rate)),
-                ("measured_rate", Value::Number(table.measured_rate)),
-                ("canaries", Value::Count(table.canaries)),
-            ]);
-        }
-    }
-    call.reply.array(all.len());
-    for entries in &all {
-        write_map(&mut call.reply, entries);
-    }
+}
+
+fn advise(call: &mut Call<'_>) -> Outcome {
+    let name = call.args.at(1).to_vec();
+    counter_space(&call.node.engines, &name)?;
+    call.answer_later(move |node, reply| {
+        let space = counter_space(&node.engines, &name)?;
+        let Some(advice) = space.advise() else {
+            return Err(refuse!("ERR the space '{}' has no rows to judge by", space.name()));
+        };
+        let changed = advice.fields.iter().filter(|field| field.best != field.width);
+        let commands = changed.map(|f| format!("TM.SPACE ALTER {} WIDEN {}:{}", space.name(), f.name, f.best));
+        let entries = [
+            ("rows", Value::Count(advice.rows)),
+            ("fields", Value::Text(advice.schema())),
+            ("bytes_per_row", Value::Number(advice.bytes_per_row)),
+            ("best_bytes_per_row", Value::Number(advice.best_bytes_per_row)),
+            ("saving", Value::Number(advice.saving())),
+            ("table", Value::Texts(advice.to_string().lines().map(str::to_owned).collect())),
+            ("commands", Value::Texts(commands.collect())),
+        ];
+        write_map(reply, &entries);
+        Ok(())
+    })
+}
+
+fn roll(call: &mut Call<'_>) -> Outcome {
+    let engines = &call.node.engines;
+    let rolled = match any_space(engines, call.args.at(1))? {
+        AnySpace::Existence(space) => engines.roll_pairs(space),
+        AnySpace::Counter(space) => space.roll_now().map_err(crate::engines::WriteError::from)?,
+    };
+    call.reply.int(i64::from(rolled));
     Ok(())
+}
+
+fn digest(call: &mut Call<'_>) -> Outcome {
+    if call.args.len() > 3 {
+        return Err(call.wrong_arity());
+    }
+    let name = call.args.at(1).to_vec();
+    existence_space(&call.node.engines, &name)?;
+    let low = if call.args.len() == 3 { Some(call.id(2)?) } else { None };
+    call.answer_later(move |node, reply| {
+        let space = existence_space(&node.engines, &name)?;
+        let lows = low.map_or_else(|| space.layout().iter().map(|table| table.low).collect(), |low| vec![low]);
+        let mut all = Vec::new();
+        for digest in lows.iter().filter_map(|&low| space.digest(low)) {
+            let bytes: Vec<u8> = digest.blocks.iter().flat_map(|block| block.to_le_bytes()).collect();
+            let hex = |sum: u64| format!("{sum:016x}");
+            let mut entries = vec![
+                ("low", Value::Id(digest.low)),
+                ("last", Value::Id(digest.last)),
+                ("false_positive_rate", Value::Number(digest.rate)),
+                ("pages", count(digest.pages)),
+                ("revoked", count(digest.revoked)),
+                ("digest", Value::Text(hex(xxhash_rust::xxh3::xxh3_64(&bytes)))),
+            ];
+            if low.is_some() {
+                entries.push(("blocks", Value::Texts(digest.blocks.iter().map(|&sum| hex(sum)).collect())));
+            }
+            all.push(entries);
+        }
+        match low {
+            Some(low) if all.is_empty() => Err(no_table(space, low)),
+            _ => {
+                write_maps(reply, &all);
+                Ok(())
+            }
+        }
+    })
+}
+
+fn no_table(space: &ExistenceSpace, low: u64) -> Refusal {
+    refuse!("ERR no table of '{}' begins at {low}: TM.TABLES {0} names them", space.name())
+}
+
+fn export(call: &mut Call<'_>) -> Outcome {
+    let name = call.args.at(1).to_vec();
+    existence_space(&call.node.engines, &name)?;
+    let low = call.id(2)?;
+    call.answer_later(move |node, reply| {
+        let space = existence_space(&node.engines, &name)?;
+        let most = node.config.server.max_output_buffer_bytes;
+        let mut bytes = Vec::new();
+        let found = space.encode_table(low, |piece| {
+            if bytes.len() + piece.len() > most {
+                return Err(refuse!(
+                    "ERR the table takes more than {most} bytes, the limit of replies (server.max_output_buffer_bytes)"
+                ));
+            }
+            bytes.extend_from_slice(piece);
+            Ok(())
+        })?;
+        if !found {
+            return Err(no_table(space, low));
+        }
+        reply.bulk(&bytes);
+        Ok(())
+    })
+}
+
+fn merge(call: &mut Call<'_>) -> Outcome {
+    let name = call.args.at(1).to_vec();
+    existence_space(&call.node.engines, &name)?;
+    let bytes = call.args.at(2).to_vec();
+    call.answer_later(move |node, reply| {
+        let space = existence_space(&node.engines, &name)?;
+        let refused = |why: String| refuse!("ERR the table was not merged: {why}");
+        let mut decoder = TableDecoder::new(space.options(), bytes.len() as u64 * DECODED_PER_BYTE);
+        decoder.feed(&bytes).map_err(|e| refused(e.to_string()))?;
+        drop(bytes);
+        let table = decoder.finish().map_err(|e| refused(e.to_string()))?;
+        let (low, last) = table.range();
+        node.engines.merge(space, table).map_err(|e| refused(e.to_string()))?;
+        // The log holds pairs, and nobody knows which these were: a snapshot it is.
+        let saved = tokio::runtime::Handle::current().block_on(async {
+            tokio::select! {
+                saved = node.snapshots.save() => saved,
+                () = node.stop.wait() => Err("the server is ending".to_owned()),
+            }
+        });
+        saved.map_err(|e| refuse!("ERR merged, but no snapshot holds it yet, so a crash would undo it: {e}"))?;
+        tracing::info!("merged a table of '{}', ids {low} to {last}", space.name());
+        reply.ok();
+        Ok(())
+    })
 }

@@ -64,7 +64,8 @@ fn lastsave(call: &mut Call<'_>) -> Outcome {
 
 fn save(call: &mut Call<'_>) -> Outcome {
     let snapshots = call.node.snapshots.clone();
-    call.session.hold = Some(Box::pin(async move { snapshots.save().await.map_err(|e| format!("ERR {e}")) }));
+    call.session.hold =
+        Some(Box::pin(async move { snapshots.save().await.map(|()| Vec::new()).map_err(|e| format!("ERR {e}")) }));
     call.reply.ok();
     Ok(())
 }

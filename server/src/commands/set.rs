@@ -29,7 +29,20 @@ pub(super) const TABLE: &[Spec] = &[
         "1 if it is a member, 0 if not, nil if the id lies below the horizon.", sismember),
     spec("smismember", -3, READ, "6.2.0", "key member [member ...]",
         "Per member 1, 0, or nil if the id lies below the horizon.", smismember),
+    spec("scard", 2, READ, "1.0.0", "key", UNKNOWABLE, unknowable),
+    spec("smembers", 2, flag::READONLY, "1.0.0", "key", UNKNOWABLE, unknowable),
+    spec("spop", -2, flag::WRITE | flag::FAST, "1.0.0", "key [count]", UNKNOWABLE, unknowable),
+    spec("srandmember", -2, flag::READONLY, "1.0.0", "key [count]", UNKNOWABLE, unknowable),
+    spec("sscan", -3, flag::READONLY, "2.8.0", "key cursor [MATCH pattern] [COUNT count]", UNKNOWABLE, unknowable),
 ];
+
+const UNKNOWABLE: &str = "Refused: a filter cannot tell how many or which members one id has.";
+
+/// What a filter cannot know. A key that names no pairs is told so first.
+pub(super) fn unknowable(call: &mut Call<'_>) -> Outcome {
+    call.pairs(1)?;
+    Err(Refusal::NOT_COUNTED)
+}
 
 fn sadd(call: &mut Call<'_>) -> Outcome {
     let (space, id) = call.pairs(1)?;

@@ -4,7 +4,7 @@ use tidemark_tests::{Raw, TestServer};
 
 /// Sends each request and compares the bytes of its reply.
 #[track_caller]
-fn check(raw: &mut Raw, script: &[(&str, &str)]) {
+pub(crate) fn check(raw: &mut Raw, script: &[(&str, &str)]) {
     for (line, expected) in script {
         let args: Vec<&str> = line.split(' ').collect();
         raw.request(&args);
@@ -232,7 +232,11 @@ fn ids_below_the_horizon_are_unknown_and_not_no() {
             ("PH.EXISTS liked 7 1", "*1\r\n$-1\r\n"),
             ("PH.ADD liked 7 1", "*1\r\n$-1\r\n"),
             ("SISMEMBER liked:1 7", "$-1\r\n"),
-            ("BF.EXISTS liked:1 7", "$-1\r\n"),
+            ("BF.EXISTS liked:1 7", ":0\r\n"),
+            ("BF.MEXISTS liked:1 7 8", "*2\r\n:0\r\n:0\r\n"),
+            ("CF.EXISTS liked:1 7", ":0\r\n"),
+            ("CF.ADD liked:1 7", "-ERR the id lies below the horizon: its pairs are no longer kept\r\n"),
+            ("CF.DEL liked:1 7", "-ERR the id lies below the horizon: its pairs are no longer kept\r\n"),
             ("SADD liked:1 7", "-ERR the id lies below the horizon: its pairs are no longer kept\r\n"),
             ("FEED.ACT like 7 1", "*1\r\n$-1\r\n"),
             ("FEED.GET home 7 1", "*1\r\n*6\r\n:0\r\n:0\r\n:0\r\n:0\r\n$-1\r\n:0\r\n"),

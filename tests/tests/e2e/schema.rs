@@ -1,0 +1,317 @@
+//! Schemas that change while serving, advice, statistics of tables.
+
+use crate::commands::check;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use tidemark_server::config::{Existence, Fsync};
+use tidemark_tests::{Raw, TestServer, eventually};
+
+fn always() -> TestServer {
+    TestServer::with(|config| config.durability.fsync = Fsync::Always)
+}
+
+/// What is true after the first test's changes, whatever happened to the server since.
+fn altered(raw: &mut Raw) {
+    check(
+        raw,
+        &[
+            (
+                "HGETALL post:1",
+                "*8\r\n$4\r\nlike\r\n$1\r\n5\r\n$6\r\nrepost\r\n$1\r\n0\r\n$4\r\nread\r\n$5\r\n70000\r\n$5\r\nshare\r\n$1\r\n0\r\n",
+            ),
+            ("HMGET post:2 like share", "*2\r\n$1\r\n0\r\n$6\r\n123456\r\n"),
+            ("HGET post:1 comment", "-ERR No schema field 'comment' in space 'post'\r\n"),
+            ("GET post:2:share", "$6\r\n123456\r\n"),
+            ("MGET post:1:share post:2:share post:3:share", "*3\r\n$1\r\n0\r\n$6\r\n123456\r\n$-1\r\n"),
+            ("CNT.GET post 1 2", "*2\r\n*4\r\n:5\r\n:0\r\n:70000\r\n:0\r\n*4\r\n:0\r\n:0\r\n:0\r\n:123456\r\n"),
+            // The view of the whole space follows.
+            (
+                "FEED.GET home 7 1 2",
+                "*2\r\n*6\r\n:5\r\n:0\r\n:70000\r\n:0\r\n:0\r\n:0\r\n*6\r\n:0\r\n:0\r\n:0\r\n:123456\r\n:0\r\n:0\r\n",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn fields_are_added_widened_and_dropped_and_stay_so() {
+    let server = always();
+    let raw = &mut server.raw();
+    check(
+        raw,
+        &[
+            ("HSET post:1 like 5 comment 9 read 70000", ":3\r\n"),
+            ("TM.SPACE ALTER post ADD share:14", "$43\r\nlike:12 repost:8 comment:8 read:16 share:14\r\n"),
+        ],
+    );
+    check(
+        raw,
+        &[
+            ("HGET post:1 share", "$1\r\n0\r\n"),
+            ("HINCRBY post:2 share 123456", ":123456\r\n"),
+            ("TM.SPACE ALTER post WIDEN like 24", "$43\r\nlike:24 repost:8 comment:8 read:16 share:14\r\n"),
+            ("TM.SPACE ALTER post DROP comment", "$44\r\nlike:24 repost:8 !comment:8 read:16 share:14\r\n"),
+        ],
+    );
+    altered(raw);
+    // As it is on the disk now, after a clean stop, and from a snapshot.
+    altered(&mut server.killed().raw());
+    let server = server.restart();
+    altered(&mut server.raw());
+    assert_eq!(server.raw().ask(&["SAVE"]), "+OK");
+    let server = server.killed();
+    altered(&mut server.raw());
+    let server = server.restart();
+    altered(&mut server.raw());
+    // A name may come back: as another field.
+    check(
+        &mut server.raw(),
+        &[
+            (
+                "TM.SPACE ALTER post ADD comment:10",
+                "$55\r\nlike:24 repost:8 !comment:8 read:16 share:14 comment:10\r\n",
+            ),
+            ("HGET post:1 comment", "$1\r\n0\r\n"),
+        ],
+    );
+}
+
+#[test]
+fn what_cannot_be_altered_is_refused_and_changes_nothing() {
+    let server = TestServer::with(|config| {
+        config.view[0].counters = vec!["post.comment".to_owned(), "post".to_owned()];
+    });
+    let reserved = "-ERR a field must not be called 'max': CNT.INCRBY has an option of that name\r\n";
+    let in_action = "-ERR the action 'like' of the configuration names the field 'like'\r\n";
+    let in_view = "-ERR the view 'home' of the configuration names the field 'comment'\r\n";
+    check(
+        &mut server.raw(),
+        &[
+            ("TM.SPACE ALTER post ADD max:3", reserved),
+            ("TM.SPACE ALTER post DROP like", in_action),
+            ("TM.SPACE ALTER post DROP comment", in_view),
+            ("TM.SPACE ALTER post DROP nope", "-ERR no field 'nope'\r\n"),
+            ("TM.SPACE ALTER nope DROP like", "-ERR no such counter space 'nope'\r\n"),
+            ("TM.SPACE ALTER liked DROP like", "-ERR no such counter space 'liked'\r\n"),
+            ("TM.SPACE ALTER post ADD like:3", "-ERR bad schema: field 'like' twice\r\n"),
+            ("TM.SPACE ALTER post ADD x:65", "-ERR bad schema: field 'x' has 65 bits, not 1 to 64\r\n"),
+            ("TM.SPACE ALTER post ADD x:600", "-ERR '600' is no number of bits from 1 to 64\r\n"),
+            ("TM.SPACE ALTER post ADD x", "-ERR 'x' is not field:bits\r\n"),
+            ("TM.SPACE ALTER post SHRINK x", "-ERR syntax error\r\n"),
+            ("TM.SPACE ALTER post DROP", "-ERR wrong number of arguments for 'tm.space|alter' command\r\n"),
+            ("TM.SPACE ALTER post DROP comment 5", "-ERR wrong number of arguments for 'tm.space|alter' command\r\n"),
+            ("HSET post:1 like 1", ":1\r\n"),
+            ("HLEN post:1", ":4\r\n"),
+        ],
+    );
+}
+
+/// Writers and readers go on while fields come and go; at the end all is as it should be, also for a server that reads the disk.
+#[test]
+fn schemas_change_under_traffic() {
+    let server = always();
+    let stop = AtomicBool::new(false);
+    const ROWS: u64 = 200;
+    let expected: Vec<Vec<i64>> = std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..2u64)
+            .map(|writer| {
+                let (server, stop) = (&server, &stop);
+                scope.spawn(move || {
+                    let (mut raw, mut rng) = (server.raw(), fastrand::Rng::with_seed(writer));
+                    // Each writer has its own rows.
+                    let mut rows = vec![vec![0i64; 12]; ROWS as usize];
+                    while !stop.load(Relaxed) {
+                        let (row, extra) = (rng.usize(0..ROWS as usize), rng.usize(0..12));
+                        let key = format!("post:{}", row as u64 * 2 + writer);
+                        let reply = raw.ask(&["HINCRBY", &key, &format!("extra{extra}"), "3"]);
+                        match reply.strip_prefix(':') {
+                            Some(value) => {
+                                rows[row][extra] += 3;
+                                assert_eq!(value, rows[row][extra].to_string());
+                            }
+                            None => assert!(reply.starts_with("-ERR No schema field"), "{reply}"),
+                        }
+                        raw.request(&["FEED.GET", "home", "7", &(row as u64 * 2 + writer).to_string()]);
+                        assert_eq!(raw.line(), "*1");
+                        let values: usize = raw.line()[1..].parse().unwrap();
+                        assert!((6..=18).contains(&values), "{values}");
+                        (0..values).for_each(|_| assert!(raw.line().starts_with(':')));
+                    }
+                    rows
+                })
+            })
+            .collect();
+        let mut raw = server.raw();
+        for extra in 0..12 {
+            raw.request(&["TM.SPACE", "ALTER", "post", "ADD", &format!("extra{extra}:{}", extra + 1)]);
+            assert!(raw.line().starts_with('$'));
+            raw.line();
+            std::thread::sleep(std::time::Duration::from_millis(40));
+            if extra % 4 == 1 {
+                assert_eq!(raw.ask(&["SAVE"]), "+OK");
+            }
+        }
+        stop.store(true, Relaxed);
+        let rows: Vec<Vec<Vec<i64>>> = writers.into_iter().map(|w| w.join().unwrap()).collect();
+        (0..ROWS as usize).flat_map(|row| rows.iter().map(move |of| of[row].clone())).collect()
+    });
+    let verify = |server: &TestServer, when: &str| {
+        let mut raw = server.raw();
+        for (id, row) in expected.iter().enumerate().filter(|(_, row)| row.iter().any(|&n| n > 0)) {
+            let fields: Vec<String> = (0..12).map(|extra| format!("extra{extra}")).collect();
+            let key = format!("post:{id}");
+            let mut request = vec!["HMGET", &key];
+            request.extend(fields.iter().map(String::as_str));
+            assert_eq!(raw.ask(&request), "*12");
+            for &value in row {
+                raw.line();
+                assert_eq!(raw.line(), value.to_string(), "row {id}, {when}");
+            }
+        }
+    };
+    verify(&server, "at the end");
+    verify(&server.killed(), "after a crash");
+    verify(&server.restart(), "after a restart");
+}
+
+/// A view may name a field that an ALTER has added, though no snapshot was taken since; and a space that came later has its own seed.
+#[test]
+fn the_history_of_the_catalogue_is_told_again() {
+    let server = always();
+    check(
+        &mut server.raw(),
+        &[("TM.SPACE ALTER post ADD share:14", "$43\r\nlike:12 repost:8 comment:8 read:16 share:14\r\n")],
+    );
+    let server = server.restart_with(|config| {
+        config.view[0].counters = vec!["post.share".to_owned()];
+        let pairs = "saved:{id}".to_owned();
+        config.existence.insert(0, Existence { name: "saved".to_owned(), pairs, ..Existence::default() });
+    });
+    check(
+        &mut server.raw(),
+        &[
+            ("SADD saved:1 by-name 7", ":2\r\n"),
+            ("INCRBY post:1:share 4", ":4\r\n"),
+            ("FEED.GET home 7 1", "*1\r\n*3\r\n:4\r\n:0\r\n:0\r\n"),
+        ],
+    );
+    let mut server = server;
+    for _ in 0..2 {
+        server = server.restart();
+        check(
+            &mut server.raw(),
+            &[
+                ("SMISMEMBER saved:1 by-name 7 other", "*3\r\n:1\r\n:1\r\n:0\r\n"),
+                ("FEED.GET home 7 1", "*1\r\n*3\r\n:4\r\n:0\r\n:0\r\n"),
+            ],
+        );
+    }
+}
+
+type Maps = Vec<HashMap<String, redis::Value>>;
+
+fn number(map: &HashMap<String, redis::Value>, key: &str) -> f64 {
+    redis::from_redis_value_ref(&map[key]).unwrap_or_else(|e| panic!("{key} is {:?}: {e}", map[key]))
+}
+
+#[test]
+fn advice_is_given_and_can_be_followed() {
+    let server = TestServer::start();
+    assert_eq!(server.raw().ask(&["TM.ADVISE", "post"]), "-ERR the space 'post' has no rows to judge by");
+    assert_eq!(server.raw().ask(&["TM.ADVISE", "liked"]), "-ERR no such counter space 'liked'");
+    let c = &mut server.connection();
+    let mut pipe = redis::pipe();
+    for id in 0..20_000u64 {
+        pipe.cmd("HSET").arg(format!("post:{id}")).arg(&["like", "1", "read"]).arg(id % 5000).ignore();
+    }
+    pipe.query::<()>(c).unwrap();
+    let advice: HashMap<String, redis::Value> = redis::cmd("TM.ADVISE").arg("post").query(c).unwrap();
+    assert!(number(&advice, "rows") >= 10_000.0);
+    assert!(number(&advice, "saving") > 0.1, "{advice:?}");
+    let commands: Vec<String> = redis::from_redis_value_ref(&advice["commands"]).unwrap();
+    assert!(!commands.is_empty());
+    for command in &commands {
+        let words: Vec<&str> = command.split(' ').collect();
+        redis::cmd(words[0]).arg(&words[1..]).query::<String>(c).unwrap();
+    }
+    let spaces: Maps = redis::cmd("TM.SPACE").arg("LIST").query(c).unwrap();
+    let fields: String = redis::from_redis_value_ref(&spaces[0]["fields"]).unwrap();
+    assert_eq!(fields, redis::from_redis_value_ref::<String>(&advice["fields"]).unwrap());
+    // Older tables are rewritten in the background; nothing is lost by it.
+    let wanted = fields.clone();
+    eventually("tables are rewritten", || {
+        let tables: Maps = redis::cmd("TM.TABLES").arg("post").query(c).unwrap();
+        tables.iter().all(|t| redis::from_redis_value_ref::<String>(&t["fields"]).unwrap() == wanted)
+    });
+    let row: Vec<i64> = redis::cmd("HVALS").arg("post:19999").query(c).unwrap();
+    assert_eq!(row, [1, 0, 0, 4999]);
+}
+
+#[test]
+fn tables_tell_of_themselves() {
+    let server = TestServer::start();
+    let c = &mut server.connection();
+    let mut pipe = redis::pipe();
+    for id in 0..5000u64 {
+        pipe.cmd("FEED.ACT").arg("like").arg(id % 7).arg(id).ignore();
+    }
+    pipe.query::<()>(c).unwrap();
+    let tables: Maps = redis::cmd("TM.TABLES").arg("post").query(c).unwrap();
+    assert_eq!(tables.iter().map(|t| number(t, "rows") + number(t, "draining_rows")).sum::<f64>(), 5000.0);
+    for table in &tables {
+        assert!(number(table, "bytes") > 0.0 && number(table, "fill") <= 1.0);
+        assert!(number(table, "probes_max") >= number(table, "probes_mean"));
+    }
+    let liked: Maps = redis::cmd("TM.TABLES").arg("liked").query(c).unwrap();
+    assert_eq!(liked.iter().map(|t| number(t, "pairs")).sum::<f64>(), 5000.0);
+    assert!(liked.iter().all(|t| number(t, "measured_rate") <= 0.001 && number(t, "canaries") >= 4096.0));
+    // The forecast needs a second of traffic.
+    eventually("a rate", || {
+        redis::cmd("FEED.ACT").arg(&["like", "8"]).arg(fastrand::u64(0..5000)).query::<Vec<i64>>(c).unwrap();
+        let spaces: Maps = redis::cmd("TM.SPACE").arg("LIST").query(c).unwrap();
+        let liked = spaces.iter().find(|s| s["name"] == redis::Value::BulkString(b"liked".to_vec())).unwrap();
+        number(liked, "pairs_per_s") > 0.0 && number(liked, "recycled_in_s") > 1.0
+    });
+    let info: String = redis::cmd("INFO").arg("tables").query(c).unwrap();
+    assert!(info.contains("table_liked_0:low=0,") && info.contains(",measured_rate="), "{info}");
+    assert!(info.contains("table_post_0:low=0,") && info.contains(",bytes_per_row="), "{info}");
+    assert!(!redis::cmd("INFO").query::<String>(c).unwrap().contains("# Tables"));
+
+    // Rolling by hand.
+    for space in ["liked", "post"] {
+        let before = redis::cmd("TM.TABLES").arg(space).query::<Maps>(c).unwrap().len();
+        assert_eq!(redis::cmd("TM.ROLL").arg(space).query::<i64>(c).unwrap(), 1);
+        assert_eq!(redis::cmd("TM.ROLL").arg(space).query::<i64>(c).unwrap(), 0, "it is empty");
+        assert_eq!(redis::cmd("TM.TABLES").arg(space).query::<Maps>(c).unwrap().len(), before + 1);
+    }
+    assert!(redis::cmd("TM.ROLL").arg("nope").query::<i64>(c).is_err());
+    let server = server.restart();
+    let c = &mut server.connection();
+    let rolled: Maps = redis::cmd("TM.TABLES").arg("liked").query(c).unwrap();
+    assert_eq!(rolled.len(), liked.len() + 1, "the roll was logged");
+    assert!(redis::cmd("PH.EXISTS").arg(&["liked", "6", "6"]).query::<Vec<i64>>(c).unwrap() == [1]);
+}
+
+/// What is answered later comes in its place, and not at all if the client wants nothing.
+#[test]
+fn late_answers_keep_their_order() {
+    let server = TestServer::start();
+    let mut raw = server.raw();
+    raw.send("PING\r\nTM.TABLES nope\r\nTM.ADVISE post\r\nPING\r\nTM.DIGEST liked 5\r\nPING\r\n");
+    for line in [
+        "+PONG",
+        "-ERR no such space 'nope'",
+        "-ERR the space 'post' has no rows to judge by",
+        "+PONG",
+        "-ERR no table of 'liked' begins at 5: TM.TABLES liked names them",
+        "+PONG",
+    ] {
+        assert_eq!(raw.line(), line);
+    }
+    raw.send(
+        "CLIENT REPLY SKIP\r\nTM.ADVISE post\r\nPING\r\nCLIENT REPLY OFF\r\nTM.TABLES\r\nCLIENT REPLY ON\r\nPING\r\n",
+    );
+    for line in ["+PONG", "+OK", "+PONG"] {
+        assert_eq!(raw.line(), line);
+    }
+}
