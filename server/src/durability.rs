@@ -170,7 +170,7 @@ impl State<'_> {
                     s.prefetch(id, &Member::Number(member));
                 }
             }
-            Mark::Pair { .. } => {}
+            Mark::Pair { .. } | Mark::Catalogue => {}
         }
     }
 
@@ -405,7 +405,10 @@ fn apply_record(engines: &Engines, parts: &Parts, number: u32, kind: u8, payload
             read_rows(payload, |id, values| {
                 parts.touch(number, id);
                 space.put(id, values).map_err(|e| e.to_string())
-            })
+            })?;
+            // As under clients: nobody else does it before the data are loaded.
+            while space.wants_maintenance() && space.maintain() {}
+            Ok(())
         }
         Some(RecordKind::Pairs) => {
             let space = existence()?;
