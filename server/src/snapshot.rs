@@ -421,7 +421,10 @@ pub(crate) fn load(
             Some(RecordKind::Rows) => {
                 let counters = engines.counter_by_number(space);
                 let counters = counters.ok_or_else(|| format!("there is no counter space {space}"))?;
-                read_rows(chunk, |id, row| counters.put(id, row).map_err(|e| e.to_string()))
+                read_rows(chunk, |id, row| counters.put(id, row).map_err(|e| e.to_string()))?;
+                // Tables grow as they do under clients, or else the first ones would take all rows in ever more extensions.
+                while counters.wants_maintenance() && counters.maintain() {}
+                Ok(())
             }
             Some(RecordKind::Table) => {
                 let options = options.get(&space).ok_or_else(|| format!("there is no existence space {space}"))?;

@@ -69,10 +69,7 @@ enum What {
         /// The same in Redis, as hashes.
         #[arg(long, default_value_t = 500_000)]
         redis_rows: u64,
-        /// Size of the filter, in GiB (one table).
-        #[arg(long, default_value_t = 1.0)]
-        gib: f64,
-        /// Pairs set in it before.
+        /// Pairs set before, newer posts later; 390 million take 1 GiB.
         #[arg(long, default_value_t = 2_000_000)]
         pairs: u64,
         /// Pages of 32 posts a second.
@@ -407,14 +404,22 @@ fn is_saving(client: &mut Client) -> io::Result<bool> {
     }
 }
 
-fn snapshot(args: &Args, size: &Size, gib: f64) -> io::Result<()> {
-    let pairs_per_table = (gib * 8.0 * (1u64 << 30) as f64 / 22.0) as u64;
+/// Memory of the filters, as the server counts it.
+fn filters_mib(server: &Server) -> io::Result<f64> {
+    let reply = server.client()?.call(&[b"INFO", b"spaces"])?;
+    let OwnedFrame::BulkString(text) = reply else { return Err(io::Error::other(format!("INFO: {reply:?}"))) };
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let of_space = |line: &str| line.split_once("memory_bytes=")?.1.split(',').next()?.parse::<f64>().ok();
+    Ok(text.lines().filter(|l| l.starts_with("existence_")).filter_map(of_space).sum::<f64>() / (1 << 20) as f64)
+}
+
+fn snapshot(args: &Args, size: &Size) -> io::Result<()> {
     let counters = "[[counter]]\nname = \"post\"\nfields = \"like:12 repost:8 comment:8 read:16\"\nmemory_limit_bytes = 8_000_000_000\n";
     let filter = |name: &str, pairs: u64| {
-        format!("[[existence]]\nname = \"{name}\"\npairs_per_table = {pairs}\nmax_tables = 16\n")
+        format!("[[existence]]\nname = \"{name}\"\npairs_per_table = {pairs}\nmax_tables = 64\n")
     };
     let rest = "[[view]]\nname = \"home\"\ncounters = [\"post\"]\nflags = [\"liked\", \"read\"]\n[[action]]\nname = \"like\"\nflag = \"liked\"\ncounter = \"post.like\"\n";
-    let config = format!("{counters}{}{}{rest}", filter("liked", pairs_per_table), filter("read", 1 << 20));
+    let config = format!("{counters}{}{}{rest}", filter("liked", 16 << 20), filter("read", 1 << 20));
     let mut server = Server::tidemark(args, "everysec", &config)?;
     let started = Instant::now();
     fill(&server, size.rows, |client, post, [like, repost, comment, read]| {
@@ -434,20 +439,29 @@ fn snapshot(args: &Args, size: &Size, gib: f64) -> io::Result<()> {
     })?;
     on_threads(2, |i| {
         let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(100 + i));
-        for member in 0..size.pairs / 2 / 100 {
-            let ids: Vec<Vec<u8>> = (0..100).map(|_| text(post(rng.u64(0..size.rows)))).collect();
+        let requests = size.pairs / 2 / 100;
+        for member in 0..requests {
+            // Who likes, likes what is recent.
+            let first = size.rows.saturating_sub(4000) * member / requests;
+            let ids: Vec<Vec<u8>> = (0..100).map(|_| text(post(first + rng.u64(0..4000)))).collect();
             let mut words: Vec<&[u8]> = vec![b"PH.ADD", b"liked"];
             let member = text(5_000_000_000 + member * 2 + i);
             words.push(&member);
             words.extend(ids.iter().map(Vec::as_slice));
-            client.call(&words)?;
+            client.push(&words);
+            if client.waiting() >= 16 {
+                take(&mut client, 8)?;
+            }
         }
+        let waiting = client.waiting();
+        take(&mut client, waiting)?;
         Ok(0)
     })?;
     println!(
-        "{} rows, {} pairs in a filter of {gib} GiB: loaded in {:.0} s, {:.0} MiB resident",
+        "{} rows; {} pairs in filters of {:.0} MiB; loaded in {:.0} s, {:.0} MiB resident",
         size.rows,
         size.pairs,
+        filters_mib(&server)?,
         started.elapsed().as_secs_f64(),
         server.memory_mib()
     );
@@ -564,8 +578,8 @@ fn main() -> io::Result<()> {
     match args.what {
         What::Always { clients, seconds, rounds } => always(&args, clients, seconds, rounds),
         What::Likes { likes: count, posts, clients } => likes(&args, count, posts, clients),
-        What::Snapshot { rows, redis_rows, gib, pairs, pages, likes, rounds } => {
-            snapshot(&args, &Size { rows, redis_rows, pairs, pages, likes, rounds }, gib)
+        What::Snapshot { rows, redis_rows, pairs, pages, likes, rounds } => {
+            snapshot(&args, &Size { rows, redis_rows, pairs, pages, likes, rounds })
         }
     }
 }
