@@ -323,9 +323,9 @@ impl Config {
         }
         for existence in &self.existence {
             let rate = existence.false_positive_rate;
-            if !(rate > 1e-9 && rate < 0.5) {
+            if !phantom::RATES.contains(&rate) {
                 return invalid(format!(
-                    "existence space '{}': false_positive_rate is {rate}: must lie between 0.000000001 and 0.5",
+                    "existence space '{}': false_positive_rate is {rate}: must lie between 0.0000001 and 0.25",
                     existence.name
                 ));
             }

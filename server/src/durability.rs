@@ -331,6 +331,13 @@ pub struct Recovered {
     pub end: store::End,
 }
 
+/// Makes the configured spaces for a moment: what the engines refuse is to be said before anybody can connect.
+pub(crate) fn try_spaces(config: &Config) -> Result<(), RecoverError> {
+    let fresh = Catalogue::default().completed(config)?;
+    Engines::new(config, &fresh, Arc::new(Durability::new(config.durability.fsync)))?;
+    Ok(())
+}
+
 /// Opens the data folder and reads everything back; a new folder becomes a data set with the configured spaces.
 pub fn recover(
     config: &Config,

@@ -101,6 +101,7 @@ pub fn start(config: Config, listener: TcpListener) -> Result<Server, StartError
 /// are told so (`-LOADING`).
 pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Result<Server, StartError> {
     config.validate()?;
+    durability::try_spaces(&config)?;
     let addresses = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<SocketAddr>>>()?;
     let node = Arc::new(Node::new(config, addresses, stop));
     let mut threads = workers::start(&node, listeners)?;

@@ -94,9 +94,10 @@ impl Parts {
             before.get(&low).filter(|part| part.high == high && !part.changed).map(|part| part.stamp)
         };
         let kept: Vec<Option<u64>> = tables.iter().map(kept).collect();
-        let now = tables.iter().zip(&kept).map(|(&(low, high), kept)| {
-            (low, Part { high, stamp: kept.unwrap_or(stamp), changed: false })
-        });
+        let now = tables
+            .iter()
+            .zip(&kept)
+            .map(|(&(low, high), kept)| (low, Part { high, stamp: kept.unwrap_or(stamp), changed: false }));
         spaces.insert(space, now.collect());
         kept
     }
@@ -160,28 +161,36 @@ impl Default for Snapshots {
 }
 
 impl Snapshots {
-    /// Asks for a snapshot; false if one is running.
-    pub(crate) fn begin(&self) -> bool {
-        if self.saved.borrow().running {
-            return false;
+    /// Asks for a snapshot, unless one is running. Gives how many had ended before it.
+    pub(crate) fn begin(&self) -> Option<u64> {
+        let mut before = None;
+        self.saved.send_if_modified(|s| {
+            if !s.running {
+                // From now on it counts as running, so that nobody else begins one.
+                s.running = true;
+                before = Some(s.ended);
+            }
+            before.is_some()
+        });
+        if before.is_some() {
+            *self.wanted.lock() = true;
+            self.nudge.notify_one();
         }
-        // From now on it counts as running, so that nobody else begins one.
-        self.saved.send_modify(|s| s.running = true);
-        *self.wanted.lock() = true;
-        self.nudge.notify_one();
-        true
+        before
     }
 
     /// Waits for the end of a snapshot that begins after this call.
     pub(crate) async fn save(&self) -> Result<(), String> {
         let mut saved = self.saved.subscribe();
-        let mut before = saved.borrow_and_update().ended;
-        while !self.begin() {
+        let before = loop {
+            saved.borrow_and_update();
+            if let Some(before) = self.begin() {
+                break before;
+            }
             if saved.changed().await.is_err() {
                 return Err("the server is ending".to_owned());
             }
-            before = saved.borrow_and_update().ended;
-        }
+        };
         match saved.wait_for(|s| s.ended > before).await {
             Ok(s) => s.error.as_ref().map_or(Ok(()), |e| Err(e.to_string())),
             Err(_) => Err("the server is ending".to_owned()),
@@ -213,7 +222,7 @@ pub(crate) fn run(node: &Node) {
             let log_bytes = node.durability.positions().1.offset - last_offset;
             let by_size = settings.snapshot_log_bytes > 0 && log_bytes >= settings.snapshot_log_bytes;
             let by_time = settings.snapshot_every_s > 0 && last.elapsed().as_secs() >= settings.snapshot_every_s;
-            if !(changed && (by_size || by_time) && snapshots.begin()) {
+            if !(changed && (by_size || by_time) && snapshots.begin().is_some()) {
                 continue;
             }
             *snapshots.wanted.lock() = false;

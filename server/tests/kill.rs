@@ -3,6 +3,8 @@
 //!
 //! `TIDEMARK_KILL_ROUNDS` (default 8; 200 before a release) and `TIDEMARK_SEED`.
 
+#![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
+
 mod common;
 
 use common::{FIRST, Likes, Program, TIDEMARK, acknowledged, check, like, text};

@@ -17,7 +17,8 @@ pub(super) const TABLE: &[Spec] = &[
         summary: "For each id an array: the view's counters, then its flags as the viewer set them (1, 0, or nil if the id \
                   lies below the horizon). BINARY answers one string instead: per id the counters as little-endian i64, then the flags as \
                   signed bytes (1, 0, -1 for unknown); in Python struct.iter_unpack('<4q2b', reply) for four counters and two flags. \
-                  MARK also does an action for all ids, after reading them: the page shows what held before.",
+                  MARK also does an action for all ids, after reading them: the page shows what held before; an id whose mark is refused has \
+                  the error in the place of its row.",
         run: get,
         subcommands: &[],
     },
@@ -75,24 +76,38 @@ fn get(call: &mut Call<'_>) -> Outcome {
         return Err(call.wrong_arity());
     }
     engines.feed_get(view, &viewer, &call.scratch.ids, &mut call.scratch.page);
-    if binary {
-        write_packed(call, view)
-    } else {
-        write_rows(call, view)
-    }
+    // The page is read: marking comes after what it shows. A mark that is refused (no memory) costs its own id's row only.
+    let mut refused: Vec<(usize, Refusal)> = Vec::new();
     if let Some(action) = mark {
         let Scratch { ids, row, .. } = call.scratch;
-        for &id in ids.iter() {
-            engines.act(action, &viewer, id, row)?;
+        for (index, &id) in ids.iter().enumerate() {
+            if let Err(error) = engines.act(action, &viewer, id, row) {
+                refused.push((index, error.into()));
+            }
         }
+    }
+    if !binary {
+        write_rows(call, view, &refused);
+    } else if let Some((_, refusal)) = refused.into_iter().next() {
+        // A packed reply has no place for errors.
+        return Err(refusal);
+    } else {
+        write_packed(call, view);
     }
     Ok(())
 }
 
-fn write_rows(call: &mut Call<'_>, view: &View) {
+fn write_rows(call: &mut Call<'_>, view: &View, mut refused: &[(usize, Refusal)]) {
     let Scratch { ids, page, .. } = &*call.scratch;
     call.reply.array(ids.len());
     for index in 0..ids.len() {
+        if let Some(((at, refusal), rest)) = refused.split_first()
+            && *at == index
+        {
+            call.reply.error(refusal.text());
+            refused = rest;
+            continue;
+        }
         call.reply.array(page.counters() + view.flags());
         for column in 0..page.counters() {
             call.reply.int(page.counter(index, column));

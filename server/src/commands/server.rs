@@ -50,7 +50,10 @@ fn dbsize(call: &mut Call<'_>) -> Outcome {
 }
 
 fn bgsave(call: &mut Call<'_>) -> Outcome {
-    if !call.node.snapshots.begin() {
+    if call.args.from(1).iter().any(|option| !option.eq_ignore_ascii_case(b"SCHEDULE")) || call.args.len() > 2 {
+        return Err(Refusal::SYNTAX);
+    }
+    if call.node.snapshots.begin().is_none() {
         return Err(refuse!("ERR Background save already in progress"));
     }
     call.reply.simple("Background saving started");
@@ -87,6 +90,10 @@ fn shutdown(call: &mut Call<'_>) -> Outcome {
         if !known.iter().any(|k| option.eq_ignore_ascii_case(k)) {
             return Err(Refusal::SYNTAX);
         }
+    }
+    let has = |option: &[u8]| call.args.from(1).iter().any(|o| o.eq_ignore_ascii_case(option));
+    if has(b"save") && has(b"nosave") {
+        return Err(Refusal::SYNTAX);
     }
     tracing::info!("SHUTDOWN from {}: stopping", call.session.client.peer);
     call.node.stop.now();

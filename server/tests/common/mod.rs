@@ -2,6 +2,7 @@
 
 // Each test binary uses a part of this.
 #![allow(dead_code)]
+#![allow(clippy::unwrap_used, reason = "helpers of tests: a panic is the report")]
 
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;

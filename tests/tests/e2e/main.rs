@@ -9,5 +9,6 @@ mod merge;
 mod model;
 mod page;
 mod real_data;
+mod restart;
 mod schema;
 mod stock_clients;
