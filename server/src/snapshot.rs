@@ -94,9 +94,10 @@ impl Parts {
             before.get(&low).filter(|part| part.high == high && !part.changed).map(|part| part.stamp)
         };
         let kept: Vec<Option<u64>> = tables.iter().map(kept).collect();
-        let now = tables.iter().zip(&kept).map(|(&(low, high), kept)| {
-            (low, Part { high, stamp: kept.unwrap_or(stamp), changed: false })
-        });
+        let now = tables
+            .iter()
+            .zip(&kept)
+            .map(|(&(low, high), kept)| (low, Part { high, stamp: kept.unwrap_or(stamp), changed: false }));
         spaces.insert(space, now.collect());
         kept
     }
