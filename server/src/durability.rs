@@ -112,6 +112,8 @@ impl Durability {
         if self.committer.durable() >= ticket {
             return Ok(());
         }
+        // The ticket may name a round that nothing of ours is in, and that nobody else asks for.
+        self.committer.nudge();
         let mut reached = self.reached.subscribe();
         match reached.wait_for(|r| r.durable >= ticket || r.failed >= ticket).await {
             Ok(r) if r.durable >= ticket => Ok(()),
@@ -334,8 +336,11 @@ pub struct Recovered {
 /// Makes the configured spaces for a moment: what the engines refuse is to be said before anybody can connect.
 pub(crate) fn try_spaces(config: &Config) -> Result<(), RecoverError> {
     let fresh = Catalogue::default().completed(config)?;
-    Engines::new(config, &fresh, Arc::new(Durability::new(config.durability.fsync)))?;
-    Ok(())
+    match Engines::new(config, &fresh, Arc::new(Durability::new(config.durability.fsync))) {
+        // A view may name a field that the data folder's schema has, and the configuration's has not.
+        Ok(_) | Err(BuildError::Missing { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Opens the data folder and reads everything back; a new folder becomes a data set with the configured spaces.
