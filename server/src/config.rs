@@ -134,7 +134,7 @@ section! {
         /// Whether old tables move to the disk. A space that does not spill stays in memory, up to its limit.
         spill: bool = true,
         /// Rows that a table is made for. A table is allocated when its range begins to be used, not before. A row takes its bits
-        /// plus about 4 bytes of key, at a fill of 0.8.
+        /// plus about 3.5 bytes for its id and empty slots.
         rows_per_table: u64 = 1 << 20,
         /// Most bytes of memory for this space's tables; beyond it, writes of new rows are refused with an OOM error.
         memory_limit_bytes: u64 = 1 << 30,
@@ -153,7 +153,7 @@ section! {
         /// Share of pairs that were never set and are still answered yes. A page of 32 posts with two flags shows a wrong one
         /// on 0.64 % of pages at 0.0001, on 47 % at 0.01. Ten times fewer errors cost about five more bits per pair.
         false_positive_rate: f64 = 0.0001,
-        /// Pairs that a table is made for; about 22 bits each at 0.0001.
+        /// Pairs that a table is made for; about 20 bits each at 0.0001.
         pairs_per_table: u64 = 4 << 20,
         /// Most tables. When one more would be needed, the oldest is recycled: its ids answer "unknown" from then on.
         max_tables: usize = 64,
@@ -257,10 +257,10 @@ const PREAMBLE: &str = "\
 # Lists of spaces, views and actions replace the default ones of their kind as a whole.
 #
 # Sizing. Memory grows by table as ids arrive, and stops at each space's limit:
-#   counter space     rows x (bits of all fields / 8 + 4) / 0.8 bytes
-#   existence space   pairs x 22 bits at a false-positive rate of 0.0001, 27 at 0.00001; tables x pairs_per_table are remembered
-# For a machine with 100 GB, say 2 billion posts and 20 billion flags: post 2e9 x (5.5 + 4) / 0.8 = 24 GB, flags 20e9 x 22 / 8 = 55 GB:
-#   counter.post      rows_per_table = 67_108_864      memory_limit_bytes = 26_000_000_000
+#   counter space     rows x (bits of all fields / 8 + 3.5) bytes; ids in random order: a tenth more
+#   existence space   pairs x 20 bits at a false-positive rate of 0.0001 when tables are full, 28 with all that goes on; tables x pairs_per_table are remembered
+# For a machine with 100 GB, say 2 billion posts and 20 billion flags: post 2e9 x 9 = 18 GB, flags 20e9 x 28 / 8 = 70 GB:
+#   counter.post      rows_per_table = 67_108_864      memory_limit_bytes = 22_000_000_000
 #   existence.*       pairs_per_table = 268_435_456    max_tables = 25      (3 spaces x 25 tables x 0.27e9 pairs)
 # Bigger tables cost fewer steps per lookup; smaller ones roll, recycle and spill in finer steps. 30 to 100 tables per space are good.
 ";
