@@ -4,6 +4,8 @@
 //! The full disk needs root for the mount, the failing one strace (`tests/clients/setup` installs it); where one is missing the test says
 //! so and passes, except with `CI` or `TIDEMARK_ALL_FAULTS` set. The sync that fails first is chosen by `TIDEMARK_SEED`.
 
+#![allow(clippy::unwrap_used)] // in what the tests share, too
+
 mod common;
 
 use common::{FIRST, Likes, Program, TIDEMARK, acknowledged, call, check, like, refusal, text, until};

@@ -3,6 +3,8 @@
 //!
 //! `TIDEMARK_KILL_ROUNDS` (default 8; 200 before a release) and `TIDEMARK_SEED`.
 
+#![allow(clippy::unwrap_used)] // in what the tests share, too
+
 mod common;
 
 use common::{FIRST, Likes, Program, TIDEMARK, acknowledged, check, like, text};
