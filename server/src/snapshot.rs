@@ -430,10 +430,15 @@ pub(crate) fn load(
             Some(RecordKind::Rows) => {
                 let counters = engines.counter_by_number(space);
                 let counters = counters.ok_or_else(|| format!("there is no counter space {space}"))?;
-                read_rows(chunk, |id, row| counters.put(id, row).map_err(|e| e.to_string()))?;
-                // Tables grow as they do under clients, or else the first ones would take all rows in ever more extensions.
-                while counters.wants_maintenance() && counters.maintain() {}
-                Ok(())
+                let mut put = 0u32;
+                read_rows(chunk, |id, row| {
+                    put += 1;
+                    // Tables grow as they do under clients, or else the first ones would take all rows in ever more extensions.
+                    if put.is_multiple_of(1024) {
+                        while counters.wants_maintenance() && counters.maintain() {}
+                    }
+                    counters.put(id, row).map_err(|e| e.to_string())
+                })
             }
             Some(RecordKind::Table) => {
                 let options = options.get(&space).ok_or_else(|| format!("there is no existence space {space}"))?;
