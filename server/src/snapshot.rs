@@ -423,6 +423,18 @@ pub(crate) fn load(
             Some((known.number, existence_options(made, known)))
         })
         .collect();
+    for space in engines.counters() {
+        let is_rows = |f: &&FileEntry| {
+            f.role == Role::Snapshot && f.tag.kind == RecordKind::Rows as u32 && f.tag.space == space.number()
+        };
+        let manifest = store.manifest().clone();
+        let mut ranges: Vec<(u64, u64)> =
+            manifest.files.iter().filter(is_rows).map(|f| (f.tag.low, store::row_hint(&**store.disk(), f))).collect();
+        ranges.sort_unstable();
+        if let Err(error) = space.open_tables(&ranges) {
+            tracing::warn!("space '{}': its tables cannot be opened before they are read: {error}", space.name());
+        }
+    }
     let apply = |file: &FileEntry, chunk: &[u8]| -> Result<(), String> {
         let space = file.tag.space;
         match RecordKind::from_number(u8::try_from(file.tag.kind).unwrap_or(0)) {

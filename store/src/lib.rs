@@ -106,6 +106,8 @@ pub use segment::{
     BadHead, LOG_VERSION, SEGMENT_HEAD_BYTES, SegmentHead, SegmentName, parse_segment_name, segment_name,
 };
 pub use sim::{Faults, SimDisk};
-pub use snapshot::{FileWriter, MAX_CHUNK_BYTES, SNAPSHOT_VERSION, SnapshotHead, SnapshotReader, SnapshotWriter};
+pub use snapshot::{
+    FileWriter, MAX_CHUNK_BYTES, SNAPSHOT_VERSION, SnapshotHead, SnapshotReader, SnapshotWriter, row_hint,
+};
 pub use store::{Progress, Store, StoreOptions};
 pub use tail::{Step, Tail};

@@ -40,7 +40,7 @@
 use std::sync::Arc;
 
 use crate::batch::Lineage;
-use crate::disk::{Disk, DiskFile, TEMPORARY, write_all_at};
+use crate::disk::{Disk, DiskFile, TEMPORARY, read_full_at, write_all_at};
 use crate::error::{Error, Result};
 use crate::frame::{Check, FRAME_BYTES, Frame, frame_head, read_frame, u32_at, u64_at};
 use crate::log::Position;
@@ -77,6 +77,17 @@ pub(crate) fn parse_snapshot_name(name: &str) -> Option<(u64, u64)> {
 
 fn chunk_context(identity: u64, chunk: u32) -> Check {
     Check::new().u64(identity).u32(chunk)
+}
+
+/// How many rows a published file's footer claims to hold: a hint, for sizing what will take them up, given before anything
+/// is verified; hence never more than a row for every two bytes.
+pub fn row_hint(disk: &dyn Disk, entry: &FileEntry) -> u64 {
+    let mut foot = [0; FOOT];
+    let at = entry.bytes.saturating_sub(FOOT as u64);
+    match disk.open(&entry.name).and_then(|file| read_full_at(&*file, &mut foot, at)) {
+        Ok(FOOT) => u64_at(&foot, 8).min(entry.bytes / 2),
+        _ => 0,
+    }
 }
 
 /// One snapshot under construction. Dropped without [`commit`](SnapshotWriter::commit) it leaves no trace but files that are swept.
