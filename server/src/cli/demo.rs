@@ -167,7 +167,8 @@ fn show(page: &[Post], reply: OwnedFrame) -> io::Result<Table> {
             cells.push(match (i, cell) {
                 (0..4, OwnedFrame::Integer(n)) if *n < 0 => n.to_string(),
                 (0..4, OwnedFrame::Integer(n)) => HumanCount(*n as u64).to_string(),
-                (4.., OwnedFrame::Integer(1)) => "♥".replace('♥', if i == 4 { "♥" } else { "✓" }),
+                (4, OwnedFrame::Integer(1)) => "♥".into(),
+                (5.., OwnedFrame::Integer(1)) => "✓".into(),
                 (4.., OwnedFrame::Integer(0)) => String::new(),
                 (4.., OwnedFrame::Null) => "?".into(),
                 _ => return Err(unexpected()),

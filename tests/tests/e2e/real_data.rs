@@ -16,8 +16,9 @@ fn data() -> Option<PathBuf> {
     here.ancestors().map(|a| a.join("shared/data/weibo_reposts.csv.gz")).find(|p| p.exists())
 }
 
-fn import(server: &TestServer, file: PathBuf) -> tidemark_server::cli::import::Summary {
-    run(&ImportArgs {
+/// `tidemark import FILE` into that server.
+fn arguments(server: &TestServer, file: PathBuf, strict: bool) -> ImportArgs {
+    ImportArgs {
         files: vec![file],
         host: "127.0.0.1".into(),
         port: server.port(),
@@ -25,9 +26,12 @@ fn import(server: &TestServer, file: PathBuf) -> tidemark_server::cli::import::S
         space: "post".into(),
         fields: vec![],
         action: "repost".into(),
-        strict: false,
-    })
-    .unwrap()
+        strict,
+    }
+}
+
+fn import(server: &TestServer, file: PathBuf) -> tidemark_server::cli::import::Summary {
+    run(&arguments(server, file, false)).unwrap()
 }
 
 #[test]
@@ -121,16 +125,7 @@ fn bad_lines_are_named_and_harm_nobody() {
     assert_eq!(row(&mut connection, u64::MAX), [7, 7, 7, 7]);
     assert_eq!(row(&mut connection, 5), [1, 2, 3, 4]);
 
-    let strict = run(&ImportArgs {
-        files: vec![file.clone()],
-        host: "127.0.0.1".into(),
-        port: server.port(),
-        kind: None,
-        space: "post".into(),
-        fields: vec![],
-        action: "repost".into(),
-        strict: true,
-    });
+    let strict = run(&arguments(&server, file.clone(), true));
     let error = strict.unwrap_err().to_string();
     assert!(error.contains("line 3") && error.contains("\"x\""), "{error}");
 
@@ -144,16 +139,7 @@ fn bad_lines_are_named_and_harm_nobody() {
         gz.finish().unwrap()
     };
     std::fs::write(&file, &whole[..whole.len() / 2]).unwrap();
-    let args = ImportArgs {
-        files: vec![file],
-        host: "127.0.0.1".into(),
-        port: server.port(),
-        kind: None,
-        space: "post".into(),
-        fields: vec![],
-        action: "repost".into(),
-        strict: false,
-    };
+    let args = arguments(&server, file, false);
     let error = run(&args).unwrap_err().to_string();
     assert!(error.contains("rows.csv"), "{error}");
 }
