@@ -1,0 +1,233 @@
+//! How the engines are made: from the configuration, and the catalogue that says what the data folder has of it.
+
+use super::page::Column;
+use super::{Action, CounterSpace, Engines, ExistenceSpace, View};
+use crate::catalogue::{self, Catalogue};
+use crate::config::{self, Config};
+use crate::durability::Durability;
+use crate::keys::{Kind, Pattern, PatternError};
+use counter::Schema;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+/// Why the engines could not be made from the configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// A counter space's options were refused.
+    #[error("counter space '{name}': {source}")]
+    Counter {
+        /// The space.
+        name: String,
+        /// What the engine said.
+        source: counter::Error,
+    },
+    /// An existence space's options were refused.
+    #[error("existence space '{name}': {source}")]
+    Existence {
+        /// The space.
+        name: String,
+        /// What the engine said.
+        source: phantom::Error,
+    },
+    /// A key pattern was refused.
+    #[error(transparent)]
+    Pattern(#[from] PatternError),
+    /// A view or an action names something that does not exist.
+    #[error("{what} '{name}': there is no {missing}")]
+    Missing {
+        /// "view" or "action".
+        what: &'static str,
+        /// Its name.
+        name: String,
+        /// What it asks for.
+        missing: String,
+    },
+    /// A field's name is also the name of an option.
+    #[error("counter space '{space}': a field must not be called '{field}': CNT.INCRBY has an option of that name")]
+    Reserved {
+        /// The space.
+        space: String,
+        /// The field.
+        field: String,
+    },
+}
+
+/// Options of CNT.INCRBY, which a field must not be called.
+const RESERVED: [&str; 5] = ["min", "max", "sat", "fail", "token"];
+
+impl Engines {
+    /// Makes the spaces of the configuration, empty, with what the catalogue says of each: it must have all of them.
+    pub fn new(config: &Config, catalogue: &Catalogue, durability: Arc<Durability>) -> Result<Engines, BuildError> {
+        let mut engines = Engines::empty(durability);
+        engines.extend(config, catalogue)?;
+        engines.connect(config)?;
+        Ok(engines)
+    }
+
+    /// No spaces yet.
+    pub(crate) fn empty(durability: Arc<Durability>) -> Engines {
+        Engines {
+            counters: Vec::new(),
+            existences: Vec::new(),
+            views: Vec::new(),
+            actions: Vec::new(),
+            patterns: Vec::new(),
+            durability,
+            catalogue: Catalogue::default(),
+        }
+    }
+
+    /// Makes true what a catalogue says: makes the spaces that are not there, empty, and alters the schemas of those that are. A log tells
+    /// of the spaces in the order in which they came to be; each has the seed under which its records were written.
+    pub(crate) fn extend(&mut self, config: &Config, catalogue: &Catalogue) -> Result<(), BuildError> {
+        for known in &catalogue.counter {
+            if let Some(space) = self.counter_by_number(known.number) {
+                let adopted = Schema::parse(&known.fields).and_then(|schema| space.adopt(&schema));
+                adopted.map_err(|source| BuildError::Counter { name: known.name.clone(), source })?;
+                continue;
+            }
+            let made = config.counter.iter().find(|made| made.name == known.name);
+            let made = made.ok_or_else(|| unconfigured(&known.name))?;
+            let index = self.counters.len();
+            for (kind, text) in [(Kind::Row, &made.rows), (Kind::Cell, &made.cells)] {
+                if !text.is_empty() {
+                    self.patterns.push((Pattern::parse(kind, text)?, kind, index));
+                }
+            }
+            let space = counter_space(made, &known.fields)?;
+            self.counters.push(CounterSpace { number: known.number, name: made.name.clone(), space });
+            self.catalogue.counter.push(known.clone());
+        }
+        for known in &catalogue.existence {
+            if self.existence_by_number(known.number).is_some() {
+                continue;
+            }
+            let made = config.existence.iter().find(|made| made.name == known.name);
+            let made = made.ok_or_else(|| unconfigured(&known.name))?;
+            let space = existence_space(made, known)?;
+            if !made.pairs.is_empty() {
+                self.patterns.push((Pattern::parse(Kind::Pair, &made.pairs)?, Kind::Pair, self.existences.len()));
+            }
+            self.existences.push(ExistenceSpace {
+                number: known.number,
+                name: made.name.clone(),
+                space,
+                until: AtomicU64::new(0),
+                rate: AtomicU64::new(0),
+            });
+            self.catalogue.existence.push(known.clone());
+        }
+        Ok(())
+    }
+
+    /// Makes the views and actions: when all spaces are there, with their latest schemas.
+    pub(crate) fn connect(&mut self, config: &Config) -> Result<(), BuildError> {
+        let (counters, existences) = (&self.counters, &self.existences);
+        self.views = config.view.iter().map(|v| view(v, counters, existences)).collect::<Result<_, _>>()?;
+        self.actions = config.action.iter().map(|a| action(a, counters, existences)).collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    /// While data are read back nothing is refused for want of memory: what was accepted once is accepted again.
+    pub(crate) fn lift_limits(&self) {
+        self.counters.iter().for_each(|s| s.set_memory_limit_bytes(u64::MAX));
+    }
+
+    /// From now on the configured limits hold.
+    pub(crate) fn set_limits(&self, config: &Config) {
+        for space in &self.counters {
+            if let Some(made) = config.counter.iter().find(|made| made.name == space.name) {
+                space.set_memory_limit_bytes(made.memory_limit_bytes);
+            }
+        }
+    }
+}
+
+fn unconfigured(name: &str) -> BuildError {
+    BuildError::Missing { what: "space", name: name.to_owned(), missing: "such space in the configuration".to_owned() }
+}
+
+fn existence_space(made: &config::Existence, known: &catalogue::Existence) -> Result<phantom::Space, BuildError> {
+    phantom::Space::new(existence_options(made, known))
+        .map_err(|source| BuildError::Existence { name: made.name.clone(), source })
+}
+
+/// What an existence space is made of: the seed and the rate are data, the rest is configuration.
+pub fn existence_options(made: &config::Existence, known: &catalogue::Existence) -> phantom::Options {
+    phantom::Options {
+        false_positive_rate: known.false_positive_rate,
+        pairs_per_table: made.pairs_per_table,
+        max_tables: made.max_tables,
+        max_revoked: made.max_revoked,
+        max_aside: made.max_aside,
+        max_ahead: (made.max_ahead > 0).then_some(made.max_ahead),
+        seed: known.seed,
+        memory_limit_bytes: (made.memory_limit_bytes > 0).then_some(made.memory_limit_bytes),
+    }
+}
+
+pub(super) fn is_reserved(field: &str) -> bool {
+    RESERVED.contains(&field.to_ascii_lowercase().as_str())
+}
+
+fn counter_space(made: &config::Counter, fields: &str) -> Result<counter::Space, BuildError> {
+    let source = |source| BuildError::Counter { name: made.name.clone(), source };
+    let schema = counter::Schema::parse(fields).map_err(source)?;
+    if let Some((_, field)) = schema.living().find(|(_, field)| is_reserved(&field.name)) {
+        return Err(BuildError::Reserved { space: made.name.clone(), field: field.name.clone() });
+    }
+    counter::Space::new(counter::Options {
+        rows_per_table: made.rows_per_table,
+        memory_limit_bytes: made.memory_limit_bytes,
+        max_ahead: (made.max_ahead > 0).then_some(made.max_ahead),
+        seed: fastrand::u64(..),
+        ..counter::Options::new(schema)
+    })
+    .map_err(source)
+}
+
+fn view(made: &config::View, counters: &[CounterSpace], existences: &[ExistenceSpace]) -> Result<View, BuildError> {
+    let missing = |missing: String| BuildError::Missing { what: "view", name: made.name.clone(), missing };
+    let mut built = View { name: made.name.clone(), sources: vec![], columns: vec![], flags: vec![] };
+    for text in &made.counters {
+        let (name, field) = text.split_once('.').map_or((text.as_str(), None), |(name, field)| (name, Some(field)));
+        let space =
+            counters.iter().position(|s| s.name == name).ok_or_else(|| missing(format!("counter space '{name}'")))?;
+        let source = built.sources.iter().position(|&s| s == space).unwrap_or_else(|| {
+            built.sources.push(space);
+            built.sources.len() - 1
+        });
+        let schema = counters[space].schema();
+        match field {
+            None => built.columns.push(Column::All(source)),
+            Some(field) => {
+                let position = schema.index_of(field.as_bytes());
+                let position = position.ok_or_else(|| missing(format!("counter '{text}'")))?;
+                built.columns.push(Column::Field(source, position));
+            }
+        }
+    }
+    for name in &made.flags {
+        let space = existences.iter().position(|s| s.name == *name);
+        built.flags.push(space.ok_or_else(|| missing(format!("existence space '{name}'")))?);
+    }
+    Ok(built)
+}
+
+fn action(
+    made: &config::Action,
+    counters: &[CounterSpace],
+    existences: &[ExistenceSpace],
+) -> Result<Action, BuildError> {
+    let missing = |missing: String| BuildError::Missing { what: "action", name: made.name.clone(), missing };
+    let flag = existences
+        .iter()
+        .position(|s| s.name == made.flag)
+        .ok_or_else(|| missing(format!("existence space '{}'", made.flag)))?;
+    let found = made.counter.split_once('.').and_then(|(name, field)| {
+        let counter = counters.iter().position(|s| s.name == name)?;
+        Some((counter, counters[counter].schema().index_of(field.as_bytes())?))
+    });
+    let (counter, field) = found.ok_or_else(|| missing(format!("counter '{}'", made.counter)))?;
+    Ok(Action { name: made.name.clone(), flag, counter, field })
+}

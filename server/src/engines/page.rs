@@ -1,0 +1,103 @@
+//! How a page is read: what a view names, for one viewer and many ids.
+
+use super::Engines;
+use phantom::{Answer, Member};
+
+/// A column of a view; the first number is an index into [`View::sources`].
+pub(super) enum Column {
+    /// One counter, by its position.
+    Field(usize, usize),
+    /// All that the space has at the moment.
+    All(usize),
+}
+
+/// What FEED.GET answers for each id: counters, then flags.
+pub struct View {
+    pub(super) name: String,
+    /// Counter spaces, each once.
+    pub(super) sources: Vec<usize>,
+    pub(super) columns: Vec<Column>,
+    /// Existence spaces.
+    pub(super) flags: Vec<usize>,
+}
+
+impl View {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Flags per id.
+    pub fn flags(&self) -> usize {
+        self.flags.len()
+    }
+}
+
+/// A page as it was read: for `ids.len()` ids the columns of a view. Its memory is kept from page to page.
+#[derive(Default)]
+pub struct Page {
+    ids: usize,
+    /// Index into `sources`, position of the field: the view's columns under the schemas by which the rows were read.
+    columns: Vec<(usize, usize)>,
+    /// Columns of those sources of which the view wants all.
+    all: Vec<(usize, usize)>,
+    /// Rows of the first source, then of the second, ...
+    rows: Vec<i64>,
+    found: Vec<bool>,
+    /// Per source: where its rows begin, and values per row.
+    sources: Vec<(usize, usize)>,
+    /// Answers for the first flag, then for the second, ...
+    answers: Vec<Answer>,
+}
+
+impl Page {
+    /// Counters per id.
+    #[inline]
+    pub fn counters(&self) -> usize {
+        self.columns.len()
+    }
+
+    /// Counter `column` of the id at position `index`.
+    #[inline]
+    pub fn counter(&self, index: usize, column: usize) -> i64 {
+        let (source, position) = self.columns[column];
+        let (start, width) = self.sources[source];
+        self.rows[start + index * width + position]
+    }
+
+    /// Flag `flag` of the id at position `index`.
+    #[inline]
+    pub fn flag(&self, index: usize, flag: usize) -> Answer {
+        self.answers[flag * self.ids + index]
+    }
+}
+
+impl Engines {
+    /// Reads a page: one viewer, many ids. It allocates only if `page` has never been so large.
+    pub fn feed_get(&self, view: &View, viewer: &Member<'_>, ids: &[u64], page: &mut Page) {
+        page.ids = ids.len();
+        page.rows.clear();
+        page.found.clear();
+        page.sources.clear();
+        page.answers.clear();
+        page.columns.clear();
+        page.all.clear();
+        for (source, &space) in view.sources.iter().enumerate() {
+            let start = page.rows.len();
+            let mut read = self.counters[space].read();
+            read.get_batch(ids, &mut page.rows, &mut page.found);
+            let schema = read.schema();
+            page.sources.push((start, schema.width()));
+            page.all.extend(schema.living().map(|(position, _)| (source, position)));
+        }
+        for column in &view.columns {
+            match *column {
+                Column::Field(source, position) => page.columns.push((source, position)),
+                Column::All(source) => page.columns.extend(page.all.iter().filter(|(s, _)| *s == source)),
+            }
+        }
+        for &flag in &view.flags {
+            self.existences[flag].contains_batch(viewer, ids, &mut page.answers);
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! The one path by which data change.
+//!
+//! Every change of data, whichever command asks for it, goes through a method of [`Engines`] in this file, and nowhere else: it
+//! enters the id's stripe of the committer, changes, and marks what it changed, so that the log thread will read and write it. A
+//! stripe is held through the whole change, so writers of one id never mix, and no commit parts a flag from its counter
+//! (`store/src/commit.rs`).
+
+use super::build::is_reserved;
+use super::page::{Column, View};
+use super::{Action, CounterSpace, Engines, ExistenceSpace};
+use crate::durability::marked;
+use crate::records::Mark;
+use counter::{Alteration, Bounds, Change as Delta, Schema};
+use phantom::{Change, Member};
+use std::sync::Arc;
+use store::Turn;
+
+/// Why a write was refused. Nothing has changed then.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// By the counter engine.
+    #[error(transparent)]
+    Counter(#[from] counter::Error),
+    /// By the existence engine.
+    #[error(transparent)]
+    Phantom(#[from] phantom::Error),
+}
+
+/// Why a schema was not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum AlterError {
+    /// By the counter engine: no such field, too many, and so on.
+    #[error(transparent)]
+    Counter(#[from] counter::Error),
+    /// CNT.INCRBY has an option of that name.
+    #[error("a field must not be called '{0}': CNT.INCRBY has an option of that name")]
+    Reserved(String),
+    /// A view or an action needs the field; it would miss it now, and at the next start.
+    #[error("the {what} '{name}' of the configuration names the field '{field}'")]
+    InUse {
+        /// "view" or "action".
+        what: &'static str,
+        /// Its name.
+        name: String,
+        /// The field.
+        field: String,
+    },
+}
+
+impl Engines {
+    /// Enters the stripe of an id.
+    #[inline]
+    fn turn(&self, id: u64) -> Turn<'_, Mark> {
+        // The upper half of a multiplication by 2^64 / golden ratio: neighbouring ids go to different stripes.
+        self.durability.committer().enter(id.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32)
+    }
+
+    /// Changes the schema of a counter space, at once: the engine has the rules. The log learns of it before the first row that needs it.
+    pub fn alter(&self, space: &CounterSpace, change: &Alteration) -> Result<Arc<Schema>, AlterError> {
+        match change {
+            Alteration::Add { name, .. } if is_reserved(name) => return Err(AlterError::Reserved(name.clone())),
+            Alteration::Drop { name } => {
+                let (position, _) = space.field(name.as_bytes())?;
+                let is_this = |index: usize| std::ptr::eq(&self.counters[index], space);
+                let in_use = |what, by: &str| AlterError::InUse { what, name: by.to_owned(), field: name.clone() };
+                if let Some(action) = self.actions.iter().find(|a| is_this(a.counter) && a.field == position) {
+                    return Err(in_use("action", &action.name));
+                }
+                let names = |view: &View, column: &Column| matches!(*column, Column::Field(source, field) if is_this(view.sources[source]) && field == position);
+                if let Some(view) = self.views.iter().find(|v| v.columns.iter().any(|c| names(v, c))) {
+                    return Err(in_use("view", &view.name));
+                }
+            }
+            _ => {}
+        }
+        let mut turn = self.turn(0);
+        let schema = space.space.alter(change)?;
+        turn.mark(Mark::Catalogue);
+        Ok(schema)
+    }
+
+    /// Closes the newest table of an existence space, and logs that. False if it is empty.
+    pub fn roll_pairs(&self, space: &ExistenceSpace) -> bool {
+        let mut turn = self.turn(0);
+        turn.mark(Mark::Catalogue);
+        space.space.roll_now()
+    }
+
+    /// Adds a table that was exported elsewhere. It is not logged: a snapshot must follow.
+    pub(crate) fn merge(&self, space: &ExistenceSpace, table: phantom::StoredTable) -> Result<(), phantom::MergeError> {
+        let (low, _) = table.range();
+        let merged = space.space.merge_table(table);
+        // If it was refused half way the table may have changed, too.
+        self.durability.parts.touch(space.number, low);
+        merged
+    }
+
+    /// Adds to counters of one row; all or nothing. The new values of the changed fields are appended to `out`.
+    #[inline]
+    pub fn add(
+        &self,
+        space: &CounterSpace,
+        id: u64,
+        changes: &[Delta],
+        bounds: &Bounds,
+        out: &mut Vec<i64>,
+    ) -> Result<(), WriteError> {
+        let mut turn = self.turn(id);
+        space.space.add(id, changes, bounds, out)?;
+        turn.mark(Mark::Row { space: space.number, id });
+        Ok(())
+    }
+
+    /// Sets counters of one row, which `values` names at most once each. Gives how many were set for the first time: all of them if
+    /// there was no row, else none.
+    #[inline]
+    pub fn set(&self, space: &CounterSpace, id: u64, values: &[(usize, i64)]) -> Result<usize, WriteError> {
+        let mut turn = self.turn(id);
+        let created = space.space.set(id, values)?;
+        turn.mark(Mark::Row { space: space.number, id });
+        Ok(if created > 0 { values.len() } else { 0 })
+    }
+
+    /// Sets counters of a row that does not exist; false, and nothing is changed, if it does. Two callers never both succeed.
+    pub fn set_new(&self, space: &CounterSpace, id: u64, values: &[(usize, i64)]) -> Result<bool, WriteError> {
+        let mut turn = self.turn(id);
+        if space.space.exists(id) {
+            return Ok(false);
+        }
+        space.space.set(id, values)?;
+        turn.mark(Mark::Row { space: space.number, id });
+        Ok(true)
+    }
+
+    /// Makes one counter 0, if it is not. False if it was, or there is no row.
+    pub fn clear(&self, space: &CounterSpace, id: u64, field: usize) -> Result<bool, WriteError> {
+        let mut turn = self.turn(id);
+        let mut row = vec![0; space.space.schema().width()];
+        if !space.space.get(id, &mut row) || row.get(field).copied().unwrap_or(0) == 0 {
+            return Ok(false);
+        }
+        space.space.set(id, &[(field, 0)])?;
+        turn.mark(Mark::Row { space: space.number, id });
+        Ok(true)
+    }
+
+    /// Deletes a row. False if there was none.
+    #[inline]
+    pub fn delete(&self, space: &CounterSpace, id: u64) -> bool {
+        let mut turn = self.turn(id);
+        let deleted = space.space.delete(id);
+        if deleted {
+            turn.mark(Mark::Row { space: space.number, id });
+        }
+        deleted
+    }
+
+    /// Sets a pair.
+    #[inline]
+    pub fn flag(&self, space: &ExistenceSpace, id: u64, member: &Member<'_>) -> Result<Change, WriteError> {
+        let mut turn = self.turn(id);
+        let change = space.space.add(id, member)?;
+        mark_pair(&mut turn, space, id, member, change, true);
+        Ok(change)
+    }
+
+    /// Unsets a pair.
+    #[inline]
+    pub fn unflag(&self, space: &ExistenceSpace, id: u64, member: &Member<'_>) -> Result<Change, WriteError> {
+        let mut turn = self.turn(id);
+        let change = space.space.remove(id, member)?;
+        mark_pair(&mut turn, space, id, member, change, false);
+        Ok(change)
+    }
+
+    /// Does an action: if the viewer's flag on `id` is not set, sets it and adds 1 to the counter, both or neither. Whoever
+    /// repeats it, or does it at the same moment on another connection, finds it done.
+    #[inline]
+    pub fn act(
+        &self,
+        action: &Action,
+        viewer: &Member<'_>,
+        id: u64,
+        scratch: &mut Vec<i64>,
+    ) -> Result<Change, WriteError> {
+        let unbounded = Bounds { min: None, max: None, saturate: false };
+        self.move_both(action, viewer, id, 1, &unbounded, scratch)
+    }
+
+    /// Undoes an action: if the flag is set, unsets it and takes 1 from the counter, which does not go below 0 by that.
+    #[inline]
+    pub fn undo(
+        &self,
+        action: &Action,
+        viewer: &Member<'_>,
+        id: u64,
+        scratch: &mut Vec<i64>,
+    ) -> Result<Change, WriteError> {
+        let floor = Bounds { min: Some(0), max: None, saturate: true };
+        self.move_both(action, viewer, id, -1, &floor, scratch)
+    }
+
+    /// A flag and its counter, together.
+    #[inline]
+    fn move_both(
+        &self,
+        action: &Action,
+        viewer: &Member<'_>,
+        id: u64,
+        delta: i64,
+        bounds: &Bounds,
+        scratch: &mut Vec<i64>,
+    ) -> Result<Change, WriteError> {
+        let (flags, counters) = (&self.existences[action.flag], &self.counters[action.counter]);
+        let mut turn = self.turn(id);
+        let count = || {
+            scratch.clear();
+            let change = [Delta { field: action.field, delta }];
+            counters.space.add_paired(id, &change, bounds, scratch).map_err(WriteError::from)
+        };
+        let change = match delta > 0 {
+            true => flags.space.add_with(id, viewer, count)?,
+            false => flags.space.remove_with(id, viewer, count)?,
+        };
+        mark_pair(&mut turn, flags, id, viewer, change, delta > 0);
+        if change == Change::Changed {
+            turn.mark(Mark::Row { space: counters.number, id });
+        }
+        Ok(change)
+    }
+}
+
+/// A pair that was to be set and seemed to be set is marked, too: it may only have seemed so, and a filter that is rebuilt from
+/// the log need not have the same chance hits. Whoever was told that it is set must find it (promise 6).
+#[inline]
+fn mark_pair(
+    turn: &mut Turn<'_, Mark>,
+    space: &ExistenceSpace,
+    id: u64,
+    member: &Member<'_>,
+    change: Change,
+    to_set: bool,
+) {
+    if change == Change::Changed || (change == Change::Unchanged && to_set) {
+        turn.mark(Mark::Pair { space: space.number, id, member: marked(space, id, member) });
+    }
+}
