@@ -33,10 +33,11 @@ pub use engines::Engines;
 pub use stop::Stop;
 
 use config::Config;
-use node::Node;
+use node::{Host, Node};
 use parking_lot::Mutex;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::ops::Deref;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -87,7 +88,7 @@ pub fn listen(config: &Config) -> Result<Vec<TcpListener>, StartError> {
 
 /// A running server. Dropping it leaves it running; [`Server::stop`] ends it.
 pub struct Server {
-    node: Arc<Node>,
+    host: Arc<Host>,
     threads: Vec<JoinHandle<()>>,
     log: JoinHandle<store::Result<()>>,
 }
@@ -103,10 +104,10 @@ pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Resu
     config.validate()?;
     durability::try_spaces(&config)?;
     let addresses = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<SocketAddr>>>()?;
-    let node = Arc::new(Node::new(config, addresses, stop));
-    let mut threads = workers::start(&node, listeners)?;
-    let opened = load(&node).and_then(|log| {
-        let (of_log, of_snapshots) = (node.clone(), node.clone());
+    let host = Arc::new(Host::new(config, addresses, stop));
+    let mut threads = workers::start(&host, listeners)?;
+    let opened = load(&host.node()).and_then(|log| {
+        let (of_log, of_snapshots) = (host.node(), host.clone());
         let run = move || of_log.durability.run(log, &of_log.engines, &of_log.store);
         let log = std::thread::Builder::new().name("log".to_owned()).spawn(run)?;
         threads.push(workers::thread("snapshot".to_owned(), move || snapshot::run(&of_snapshots))?);
@@ -115,10 +116,10 @@ pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Resu
     match opened {
         Ok(log) => {
             tracing::info!("ready to accept connections");
-            Ok(Server { node, threads, log })
+            Ok(Server { host, threads, log })
         }
         Err(error) => {
-            node.stop.now();
+            host.stop.now();
             for thread in threads {
                 // What went wrong is known already.
                 let _ = thread.join();
@@ -156,26 +157,37 @@ pub fn run(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Result<()
     Ok(())
 }
 
+/// The engines of a node.
+struct Served(Arc<Node>);
+
+impl Deref for Served {
+    type Target = Engines;
+
+    fn deref(&self) -> &Engines {
+        &self.0.engines
+    }
+}
+
 impl Server {
     /// The port of its first listening socket.
     pub fn port(&self) -> u16 {
-        self.node.addresses.first().map_or(0, SocketAddr::port)
+        self.host.addresses.first().map_or(0, SocketAddr::port)
     }
 
     /// Its spaces, views and actions.
-    pub fn engines(&self) -> &Engines {
-        &self.node.engines
+    pub fn engines(&self) -> impl Deref<Target = Engines> {
+        Served(self.host.node())
     }
 
     /// Stops it, and waits until it has stopped.
     pub fn stop(self) -> io::Result<()> {
-        self.node.stop.now();
+        self.host.stop.now();
         self.join()
     }
 
     /// Waits until SIGINT, SIGTERM or the SHUTDOWN command stops it.
     pub fn wait(self) -> io::Result<()> {
-        self.node.stop.on_signals()?;
+        self.host.stop.on_signals()?;
         self.join()
     }
 
@@ -186,12 +198,12 @@ impl Server {
             let name = thread.thread().name().unwrap_or("unnamed").to_owned();
             if thread.join().is_err() {
                 // The others must end, too.
-                self.node.stop.now();
+                self.host.stop.now();
                 outcome = Err(io::Error::other(format!("thread {name} panicked")));
             }
         }
         // No writer is left: a last commit takes what they have marked.
-        self.node.durability.committer().stop();
+        self.host.node().durability.committer().stop();
         match self.log.join() {
             Ok(Ok(())) => tracing::info!("the log is complete"),
             Ok(Err(error)) => outcome = Err(io::Error::other(format!("the last commit failed: {error}"))),

@@ -6,6 +6,7 @@ use crate::durability::Durability;
 use crate::engines::Engines;
 use crate::snapshot::Snapshots;
 use crate::stop::Stop;
+use arc_swap::ArcSwap;
 use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -77,13 +78,9 @@ impl<T> Deref for Loaded<T> {
     }
 }
 
-/// The server's shared state.
-pub(crate) struct Node {
+/// What a process has once, whatever data set it serves.
+pub(crate) struct Process {
     pub(crate) config: Config,
-    pub(crate) engines: Loaded<Engines>,
-    pub(crate) store: Loaded<store::Store>,
-    pub(crate) durability: Arc<Durability>,
-    pub(crate) snapshots: Arc<Snapshots>,
     pub(crate) clients: Clients,
     /// One per worker.
     pub(crate) tallies: Vec<Tallies>,
@@ -96,17 +93,45 @@ pub(crate) struct Node {
     pub(crate) commands_per_s: AtomicU64,
 }
 
-impl Node {
-    pub(crate) fn new(mut config: Config, addresses: Vec<SocketAddr>, stop: Stop) -> Node {
+/// A data set, and the process around it. A replica that takes over another data set gets a new node ([`Host`]).
+pub(crate) struct Node {
+    pub(crate) engines: Loaded<Engines>,
+    pub(crate) store: Loaded<store::Store>,
+    pub(crate) durability: Arc<Durability>,
+    pub(crate) snapshots: Arc<Snapshots>,
+    process: Arc<Process>,
+}
+
+impl Deref for Node {
+    type Target = Process;
+
+    #[inline]
+    fn deref(&self) -> &Process {
+        &self.process
+    }
+}
+
+/// The process, and the node that it serves now. Whoever outlives a node holds this.
+pub(crate) struct Host {
+    process: Arc<Process>,
+    node: ArcSwap<Node>,
+}
+
+impl Deref for Host {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.process
+    }
+}
+
+impl Host {
+    pub(crate) fn new(mut config: Config, addresses: Vec<SocketAddr>, stop: Stop) -> Host {
         if config.server.workers == 0 {
             config.server.workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         }
         let mut random = fastrand::Rng::new();
-        Node {
-            engines: Loaded::default(),
-            store: Loaded::default(),
-            snapshots: Arc::default(),
-            durability: Arc::new(Durability::new(config.durability.fsync)),
+        let process = Arc::new(Process {
             clients: Clients::default(),
             tallies: (0..config.server.workers).map(|_| Tallies::default()).collect(),
             stop,
@@ -115,6 +140,24 @@ impl Node {
             run_id: (0..40).map(|_| char::from(b"0123456789abcdef"[random.usize(..16)])).collect(),
             commands_per_s: AtomicU64::new(0),
             config,
+        });
+        Host { node: ArcSwap::from_pointee(Node::new(process.clone())), process }
+    }
+
+    /// The node of this moment. It is not to be kept for long: the next one waits until nobody has it any more.
+    pub(crate) fn node(&self) -> Arc<Node> {
+        self.node.load_full()
+    }
+}
+
+impl Node {
+    fn new(process: Arc<Process>) -> Node {
+        Node {
+            engines: Loaded::default(),
+            store: Loaded::default(),
+            snapshots: Arc::default(),
+            durability: Arc::new(Durability::new(process.config.durability.fsync)),
+            process,
         }
     }
 
@@ -123,7 +166,9 @@ impl Node {
     pub(crate) fn is_loaded(&self) -> bool {
         self.engines.get().is_some()
     }
+}
 
+impl Process {
     pub(crate) fn totals(&self) -> Totals {
         let mut totals = Totals::default();
         for tallies in &self.tallies {

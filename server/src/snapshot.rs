@@ -14,7 +14,7 @@
 use crate::catalogue::{Catalogue, Mismatch};
 use crate::config::Config;
 use crate::engines::{Engines, existence_options};
-use crate::node::{Node, unix_us};
+use crate::node::{Host, Node, unix_us};
 use crate::records::{RecordKind, RowsWriter, read_rows};
 use parking_lot::{Condvar, Mutex};
 use phantom::{StoredTable, TableDecoder};
@@ -204,12 +204,16 @@ impl Snapshots {
 }
 
 /// The snapshot thread: waits until somebody asks, or one is due.
-pub(crate) fn run(node: &Node) {
-    let settings = &node.config.durability;
-    let snapshots = &node.snapshots;
+pub(crate) fn run(host: &Host) {
+    let settings = &host.config.durability;
     let mut last = Instant::now();
-    let mut last_offset = node.store.manifest().replay.offset;
-    while !node.stop.is_stopped() {
+    while !host.stop.is_stopped() {
+        let node = &host.node();
+        let snapshots = &node.snapshots;
+        if !node.is_loaded() {
+            std::thread::sleep(LOOK_EVERY);
+            continue;
+        }
         let asked = {
             let mut wanted = snapshots.wanted.lock();
             if !*wanted {
@@ -219,7 +223,8 @@ pub(crate) fn run(node: &Node) {
         };
         if !asked {
             let changed = snapshots.changes(&node.durability.parts) > 0;
-            let log_bytes = node.durability.positions().1.offset - last_offset;
+            let last_offset = node.store.manifest().replay.offset;
+            let log_bytes = node.durability.positions().1.offset.saturating_sub(last_offset);
             let by_size = settings.snapshot_log_bytes > 0 && log_bytes >= settings.snapshot_log_bytes;
             let by_time = settings.snapshot_every_s > 0 && last.elapsed().as_secs() >= settings.snapshot_every_s;
             if !(changed && (by_size || by_time) && snapshots.begin().is_some()) {
@@ -230,7 +235,6 @@ pub(crate) fn run(node: &Node) {
         let started = Instant::now();
         let result = write(node);
         last = Instant::now();
-        last_offset = node.store.manifest().replay.offset;
         if let Err(error) = &result {
             tracing::error!("the snapshot failed, the log is kept: {error}");
             node.durability.parts.forget();

@@ -4,7 +4,7 @@
 //! moves between cores on the way from request to reply. New connections go to the worker that has the fewest.
 
 use crate::connection::Connection;
-use crate::node::Node;
+use crate::node::{Host, Process};
 use std::io::{self, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
@@ -51,28 +51,28 @@ struct Worker {
 }
 
 /// Starts all threads. They end when the node is stopped.
-pub(crate) fn start(node: &Arc<Node>, listeners: Vec<TcpListener>) -> io::Result<Vec<JoinHandle<()>>> {
-    let most_clients = allowed_clients(node.config.server.max_clients);
+pub(crate) fn start(host: &Arc<Host>, listeners: Vec<TcpListener>) -> io::Result<Vec<JoinHandle<()>>> {
+    let most_clients = allowed_clients(host.config.server.max_clients);
     let mut threads = Vec::new();
     let mut workers = Vec::new();
     // If a later thread cannot start, the earlier ones must not stay.
     let spawned = (|| {
-        for index in 0..node.tallies.len() {
+        for index in 0..host.tallies.len() {
             let (send, receive) = mpsc::unbounded_channel();
             let load = Arc::new(AtomicUsize::new(0));
             workers.push(Worker { arrivals: send, load: load.clone() });
-            let node = node.clone();
+            let host = host.clone();
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .max_blocking_threads(SLOW_THREADS)
                 .build()?;
             threads.push(thread(format!("worker-{index}"), move || {
-                runtime.block_on(work(node, index, receive, load));
+                runtime.block_on(work(host, index, receive, load));
             })?);
         }
-        let maintained = node.clone();
+        let maintained = host.clone();
         threads.push(thread("maintain".to_owned(), move || maintain(&maintained))?);
-        let node = node.clone();
+        let host = host.clone();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let listeners = {
             let _in = runtime.enter();
@@ -85,16 +85,16 @@ pub(crate) fn start(node: &Arc<Node>, listeners: Vec<TcpListener>) -> io::Result
                 .collect::<io::Result<Vec<_>>>()?
         };
         threads.push(thread("accept".to_owned(), move || {
-            runtime.block_on(accept(node, listeners, workers, most_clients));
+            runtime.block_on(accept(host, listeners, workers, most_clients));
         })?);
         Ok(())
     })();
     if let Err(error) = spawned {
-        node.stop.now();
+        host.stop.now();
         return Err(error);
     }
-    for address in &node.addresses {
-        tracing::info!("listening on {address}, {} workers, up to {most_clients} clients", node.tallies.len());
+    for address in &host.addresses {
+        tracing::info!("listening on {address}, {} workers, up to {most_clients} clients", host.tallies.len());
     }
     Ok(threads)
 }
@@ -123,15 +123,15 @@ fn allowed_clients(wanted: usize) -> usize {
 }
 
 /// The accepting thread: takes connections, hands them out, and looks after the clients once a second.
-async fn accept(node: Arc<Node>, listeners: Vec<tokio::net::TcpListener>, workers: Vec<Worker>, most_clients: usize) {
+async fn accept(host: Arc<Host>, listeners: Vec<tokio::net::TcpListener>, workers: Vec<Worker>, most_clients: usize) {
     let workers = Arc::new(workers);
     for listener in listeners {
-        let (node, workers) = (node.clone(), workers.clone());
+        let (host, workers) = (host.clone(), workers.clone());
         tokio::spawn(async move {
             loop {
                 match listener.accept().await {
                     Ok((stream, peer)) => {
-                        if let Err(error) = admit(&node, &workers, stream, peer, most_clients) {
+                        if let Err(error) = admit(&host, &workers, stream, peer, most_clients) {
                             tracing::debug!("connection from {peer} failed at its start: {error}");
                         }
                     }
@@ -146,22 +146,22 @@ async fn accept(node: Arc<Node>, listeners: Vec<tokio::net::TcpListener>, worker
     }
     let mut second = tokio::time::interval(Duration::from_secs(1));
     second.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut before = (Instant::now(), node.totals().commands);
+    let mut before = (Instant::now(), host.totals().commands);
     loop {
         tokio::select! {
-            () = node.stop.wait() => return,
+            () = host.stop.wait() => return,
             _ = second.tick() => {
                 let now = Instant::now();
-                let commands = node.totals().commands;
+                let commands = host.totals().commands;
                 let elapsed_us = u64::try_from(now.duration_since(before.0).as_micros()).unwrap_or(u64::MAX).max(1);
-                node.commands_per_s.store(commands.wrapping_sub(before.1).saturating_mul(1_000_000) / elapsed_us, Relaxed);
-                if let Some(engines) = node.engines.get() {
+                host.commands_per_s.store(commands.wrapping_sub(before.1).saturating_mul(1_000_000) / elapsed_us, Relaxed);
+                if let Some(engines) = host.node().engines.get() {
                     engines.measure(now.duration_since(before.0));
                 }
                 before = (now, commands);
-                let limit_s = node.config.server.idle_timeout_s;
+                let limit_s = host.config.server.idle_timeout_s;
                 if limit_s > 0 {
-                    for client in node.clients.list() {
+                    for client in host.clients.list() {
                         if client.idle_s(now) >= limit_s {
                             client.kill();
                         }
@@ -173,7 +173,7 @@ async fn accept(node: Arc<Node>, listeners: Vec<tokio::net::TcpListener>, worker
 }
 
 fn admit(
-    node: &Node,
+    process: &Process,
     workers: &[Worker],
     stream: tokio::net::TcpStream,
     peer: SocketAddr,
@@ -181,14 +181,14 @@ fn admit(
 ) -> io::Result<()> {
     let mut stream = stream.into_std()?;
     stream.set_nodelay(true)?;
-    let keepalive_s = node.config.server.tcp_keepalive_s;
+    let keepalive_s = process.config.server.tcp_keepalive_s;
     if keepalive_s > 0 {
         let third = Duration::from_secs((keepalive_s / 3).max(1));
         let probes = socket2::TcpKeepalive::new().with_time(Duration::from_secs(keepalive_s)).with_interval(third);
         socket2::SockRef::from(&stream).set_tcp_keepalive(&probes.with_retries(3))?;
     }
     let local = stream.local_addr()?;
-    let Some(client) = node.clients.admit(peer, local, most_clients) else {
+    let Some(client) = process.clients.admit(peer, local, most_clients) else {
         // The socket's buffer is empty: this does not block.
         return stream.write_all(b"-ERR max number of clients reached\r\n");
     };
@@ -197,14 +197,14 @@ fn admit(
     let id = client.id;
     if worker.arrivals.send(Arrival { stream, client }).is_err() {
         // The worker has ended: the server is stopping.
-        node.clients.remove(id);
+        process.clients.remove(id);
     }
     Ok(())
 }
 
 /// A worker thread: serves its connections until the node stops.
-async fn work(node: Arc<Node>, index: usize, mut arrivals: mpsc::UnboundedReceiver<Arrival>, load: Arc<AtomicUsize>) {
-    let stop = node.stop.clone();
+async fn work(host: Arc<Host>, index: usize, mut arrivals: mpsc::UnboundedReceiver<Arrival>, load: Arc<AtomicUsize>) {
+    let stop = host.stop.clone();
     let stopped = stop.wait();
     tokio::pin!(stopped);
     loop {
@@ -218,7 +218,7 @@ async fn work(node: Arc<Node>, index: usize, mut arrivals: mpsc::UnboundedReceiv
         let load = Departure(load.clone());
         match tokio::net::TcpStream::from_std(stream) {
             Ok(stream) => {
-                let connection = Connection::new(node.clone(), index, stream, client.clone());
+                let connection = Connection::new(host.node(), index, stream, client.clone());
                 let task = tokio::spawn(async move {
                     let _load = load;
                     connection.serve().await;
@@ -227,15 +227,15 @@ async fn work(node: Arc<Node>, index: usize, mut arrivals: mpsc::UnboundedReceiv
             }
             Err(error) => {
                 tracing::warn!("cannot serve {}: {error}", client.peer);
-                node.clients.remove(client.id);
+                host.clients.remove(client.id);
             }
         }
     }
     // No client is in the middle of a command: commands do not wait. Those whose replies are all sent go now, the others may
     // take theirs for a while.
-    let deadline = Instant::now() + Duration::from_millis(node.config.server.shutdown_grace_ms);
+    let deadline = Instant::now() + Duration::from_millis(host.config.server.shutdown_grace_ms);
     while load.load(Relaxed) > 0 && Instant::now() < deadline {
-        for client in node.clients.list() {
+        for client in host.clients.list() {
             if client.output_bytes.load(Relaxed) == 0 {
                 client.kill();
             }
@@ -254,9 +254,9 @@ impl Drop for Departure {
 }
 
 /// The maintenance thread.
-fn maintain(node: &Node) {
-    while !node.stop.is_stopped() {
-        if !node.engines.get().is_some_and(|engines| engines.maintain()) {
+fn maintain(host: &Host) {
+    while !host.stop.is_stopped() {
+        if !host.node().engines.get().is_some_and(|engines| engines.maintain()) {
             std::thread::sleep(MAINTENANCE_EVERY);
         }
     }
