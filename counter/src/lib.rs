@@ -53,7 +53,7 @@ pub use schema::{Alteration, Field, MAX_FIELDS, MAX_NAME_BYTES, MAX_ROW_BITS, Sc
 #[cfg(not(loom))]
 pub use {
     advise::{Advice, FieldAdvice},
-    read::{Gate, Read},
+    read::Read,
     space::{Options, Space},
     stats::TableStats,
     write::{Bounds, Change},

@@ -112,12 +112,10 @@ impl Space {
         let Some((entry, reason, _)) = worst else { return Ok(None) };
         let schema = self.schema();
         let low = entry.slot().low();
-        let lowered = entry.table().lowered();
-        let parts = self.parts(entry, reason).into_iter().map(|(low, plan)| {
-            let table = Table::new(&plan, schema.clone(), self.seed, &self.budget)?;
-            table.set_lowered(lowered);
-            Ok((low, table))
-        });
+        let parts = self
+            .parts(entry, reason)
+            .into_iter()
+            .map(|(low, plan)| Ok((low, Table::new(&plan, schema.clone(), self.seed, &self.budget)?)));
         let parts = parts.collect::<Result<Vec<_>, Error>>()?;
         Ok(self.ring.rewrite(low, parts).ok().map(|old| Rewrite { old, next_bucket: 0 }))
     }
@@ -244,11 +242,6 @@ impl Space {
             // A writer was about to move one, or could not.
             rewrite.next_bucket = 0;
             return Ok(false);
-        }
-        for entry in self.ring.load().entries() {
-            if entry.drains().is_some_and(|drained| std::ptr::eq(drained, &*rewrite.old)) {
-                entry.table().note_lowered(old.lowered());
-            }
         }
         self.ring.finish(&rewrite.old);
         Ok(true)

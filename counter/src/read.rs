@@ -20,15 +20,6 @@ pub struct Read<'a> {
     tables: Guard<Arc<Tables<Table>>>,
 }
 
-/// What a counter says of the flags that are tied to it; see [`Space::gate`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gate {
-    /// It is 0, and whatever raised it was undone: no flag can be set.
-    Zero,
-    /// It is not 0, or was lowered in a way that says nothing of flags: ask the flags.
-    Unknown,
-}
-
 /// Whether a miss in this entry is final. (A roll may have moved the entry's end below `id` since the snapshot was taken.)
 #[inline(always)]
 fn is_current(entry: &Entry<Table>, id: u64) -> bool {
@@ -163,26 +154,6 @@ impl<'a> Read<'a> {
                 }
             }
         }
-    }
-
-    /// See [`Space::gate`].
-    pub fn gate(&mut self, id: u64, field: usize) -> Gate {
-        if field >= 64 || self.shape.living >> field & 1 == 0 {
-            return Gate::Unknown;
-        }
-        let value = self.look(id, |row| row.value(field), |values| values.get(field).copied().unwrap_or(0));
-        if value.unwrap_or(0) != 0 {
-            return Gate::Unknown;
-        }
-        // The notes are made before the writes that they speak of, so whoever has seen such a write sees its note; and a row moves
-        // only to where the notes went before it.
-        let bit = 1 << field;
-        let mut lowered = self.space.aside_lowered.load(std::sync::atomic::Ordering::SeqCst);
-        let tables = self.space.ring.load();
-        if let Some(entry) = tables.find(id) {
-            lowered |= entry.table().lowered() | entry.drains().map_or(0, |old| old.table().lowered());
-        }
-        if lowered & bit == 0 { Gate::Zero } else { Gate::Unknown }
     }
 }
 

@@ -10,7 +10,7 @@
 use crate::budget::{Budget, Grant};
 use crate::maintain::Rewrite;
 use crate::plan::Plan;
-use crate::read::{Gate, Read};
+use crate::read::Read;
 use crate::schema::{Alteration, Schema};
 use crate::table::Table;
 use crate::{Error, Field};
@@ -18,10 +18,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use rolling::{Aside, Frontier, Ring};
 use std::sync::Arc;
-use std::sync::atomic::{
-    AtomicBool, AtomicU64,
-    Ordering::{Relaxed, SeqCst},
-};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// The first table of a space, when nothing is known of its ids, is made for so many rows; each later one for up to
 /// [`GROWTH`] times the one before.
@@ -99,10 +96,6 @@ pub struct Space {
     pub(crate) rewriting: Mutex<Option<Rewrite>>,
     /// Something has happened that background work may want to look at.
     pub(crate) stirred: AtomicBool,
-    /// Fields lowered in the aside, for [`Space::gate`].
-    pub(crate) aside_lowered: AtomicU64,
-    /// Raised whenever a field is lowered for the first time in its table.
-    pub(crate) lowered_version: AtomicU64,
     /// Serialises changes of the schema.
     altering: Mutex<()>,
 }
@@ -127,8 +120,6 @@ impl Space {
             rolling: Mutex::new(()),
             rewriting: Mutex::new(None),
             stirred: AtomicBool::new(false),
-            aside_lowered: AtomicU64::new(0),
-            lowered_version: AtomicU64::new(0),
             altering: Mutex::new(()),
         })
     }
@@ -186,44 +177,6 @@ impl Space {
     /// Whether the row exists.
     pub fn exists(&self, id: u64) -> bool {
         self.read().exists(id)
-    }
-
-    /// What a counter says of the flags that moved together with it ([`Space::add_paired`]): [`Gate::Zero`] only if it is 0 (or the row absent)
-    /// and no counter of this field was, in its table, ever lowered, set lower or deleted by anything else. For a dropped or unknown field,
-    /// [`Gate::Unknown`].
-    pub fn gate(&self, id: u64, field: usize) -> Gate {
-        self.read().gate(id, field)
-    }
-
-    /// The notes behind [`Space::gate`], to be stored with the rows: for each range of ids (both ends inclusive) with any, the fields that were
-    /// lowered there, as bits by position.
-    pub fn lowered(&self) -> Vec<(u64, u64, u64)> {
-        let mut notes = vec![(0, u64::MAX, self.aside_lowered.load(SeqCst))];
-        for entry in self.ring.load().entries() {
-            let fields = entry.table().lowered() | entry.drains().map_or(0, |old| old.table().lowered());
-            notes.push((entry.slot().low(), entry.slot().last(), fields));
-        }
-        notes.retain(|note| note.2 != 0);
-        notes
-    }
-
-    /// Rises whenever [`Space::lowered`] gains a note: then store it anew, before the write that caused it is acknowledged.
-    pub fn lowered_version(&self) -> u64 {
-        self.lowered_version.load(SeqCst)
-    }
-
-    /// Adds notes from [`Space::lowered`] to the tables that are there: after rows were put back.
-    pub fn restore_lowered(&self, notes: &[(u64, u64, u64)]) {
-        for &(low, last, fields) in notes {
-            if (low, last) == (0, u64::MAX) {
-                self.aside_lowered.fetch_or(fields, SeqCst);
-            }
-            for entry in self.ring.load().entries() {
-                if low <= entry.slot().last() && entry.slot().low() <= last {
-                    entry.table().note_lowered(fields);
-                }
-            }
-        }
     }
 
     /// Rows, those far ahead included. While a row moves between tables it may be counted twice.

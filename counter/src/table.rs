@@ -97,8 +97,6 @@ pub(crate) struct Table {
     rising: AtomicU64,
     /// Rows at the last [`Table::review`], plus one.
     reviewed: AtomicU64,
-    /// One bit per field: in some row here the field was lowered, set lower or deleted, other than by an undo of what raised it.
-    lowered: AtomicU64,
 }
 
 /// One row as a reader sees it: valid only inside the closure that it is handed to.
@@ -284,7 +282,6 @@ impl Table {
             high: AtomicU64::new(0),
             rising: AtomicU64::new(0),
             reviewed: AtomicU64::new(0),
-            lowered: AtomicU64::new(0),
         })
     }
 
@@ -362,17 +359,6 @@ impl Table {
         self.aux.size()
     }
 
-    /// See [`Table::lowered`], field by field as bits.
-    pub(crate) fn lowered(&self) -> u64 {
-        self.lowered.load(Relaxed)
-    }
-
-    /// Notes fields that are about to be lowered; says whether that is news. Before the write, so that whoever sees a lowered
-    /// value sees the note.
-    pub(crate) fn note_lowered(&self, fields: u64) -> bool {
-        fields & !self.lowered.load(Relaxed) != 0 && fields & !self.lowered.fetch_or(fields, Relaxed) != 0
-    }
-
     /// Whether so much has changed since the last review that another is worth while; notes it.
     pub(crate) fn review(&self) -> bool {
         let (rows, last) = (self.rows() + 1, self.reviewed.load(Relaxed));
@@ -391,10 +377,6 @@ impl Table {
     /// Whether something went past this bucket of the main segment.
     pub(crate) fn is_past(&self, bucket: u64) -> bool {
         self.main().bucket(bucket).read(|_| ()).1
-    }
-
-    pub(crate) fn set_lowered(&self, fields: u64) {
-        self.lowered.store(fields, Relaxed);
     }
 
     /// Where `id` would be; `None` if it lies outside the table's span.

@@ -9,7 +9,7 @@ use crate::plan::{self, Plan};
 use crate::space::{AsideRow, FIRST_ROWS, GROWTH, Space};
 use crate::table::{Table, hash_of};
 use rolling::{Entry, Refused};
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Writes after which a space without a frontier looks for one, however few its ids.
 const WRITES_AT_START: usize = 4096;
@@ -80,38 +80,17 @@ impl Space {
     /// Adds to fields of a row, all or none, and puts their new values into `out`, in the order of `changes`. Creates the row.
     /// A field may come more than once.
     pub fn add(&self, id: u64, changes: &[Change], bounds: &Bounds, out: &mut Vec<i64>) -> Result<(), Error> {
-        self.add_some(id, changes, bounds, false, out)
-    }
-
-    /// [`Space::add`] for a change that moves together with a flag: a later one takes back exactly what an earlier one
-    /// gave. See [`Space::gate`].
-    pub fn add_paired(&self, id: u64, changes: &[Change], bounds: &Bounds, out: &mut Vec<i64>) -> Result<(), Error> {
-        self.add_some(id, changes, bounds, true, out)
-    }
-
-    fn add_some(
-        &self,
-        id: u64,
-        changes: &[Change],
-        bounds: &Bounds,
-        paired: bool,
-        out: &mut Vec<i64>,
-    ) -> Result<(), Error> {
         self.check_fields(changes.iter().map(|c| c.field))?;
-        // Fills `out`, and says which fields go down.
+        // Fills `out`.
         let sums = |old: &dyn Fn(usize) -> i64, out: &mut Vec<i64>| {
             out.clear();
-            let mut lowered = 0;
             for (i, change) in changes.iter().enumerate() {
                 let before = changes[..i].iter().rposition(|c| c.field == change.field);
                 let before = before.map_or_else(|| old(change.field), |j| out[j]);
                 let sum = bounds.add(before, change.delta)?;
-                if sum < before && !paired {
-                    lowered |= 1 << change.field;
-                }
                 out.push(sum);
             }
-            Ok::<u64, Error>(lowered)
+            Ok::<(), Error>(())
         };
         let cells =
             |out: &[i64]| -> Vec<(usize, i64)> { changes.iter().zip(out).map(|(c, &sum)| (c.field, sum)).collect() };
@@ -120,19 +99,17 @@ impl Space {
             out,
             |table, out| {
                 let at = table.locate(id);
-                let lowered = match at {
+                match at {
                     Some(at) => {
                         let row = table.row(at, id);
                         sums(&|field| row.value(field), out)?
                     }
                     None => sums(&|_| 0, out)?,
                 };
-                self.note_lowered(table, lowered);
                 table.store(id, at, changes.iter().zip(out.iter()).map(|(c, &sum)| (c.field, sum)))
             },
             |row, out| {
-                let lowered = sums(&|field| aside_value(row, field), out)?;
-                self.note_lowered_aside(lowered);
+                sums(&|field| aside_value(row, field), out)?;
                 Ok(Some(cells(out)))
             },
         );
@@ -146,9 +123,6 @@ impl Space {
     /// row did, else none.
     pub fn set(&self, id: u64, cells: &[(usize, i64)]) -> Result<usize, Error> {
         self.check_fields(cells.iter().map(|c| c.0))?;
-        let lowers = |old: &dyn Fn(usize) -> i64| {
-            cells.iter().fold(0, |bits, &(field, value)| bits | u64::from(value < old(field)) << field)
-        };
         let mut created = false;
         self.write(
             id,
@@ -156,21 +130,10 @@ impl Space {
             |table, created| {
                 let at = table.locate(id);
                 *created = at.is_none();
-                self.note_lowered(
-                    table,
-                    match at {
-                        Some(at) => {
-                            let row = table.row(at, id);
-                            lowers(&|field| row.value(field))
-                        }
-                        None => lowers(&|_| 0),
-                    },
-                );
                 table.store(id, at, cells.iter().copied())
             },
             |row, created| {
                 *created = row.is_none();
-                self.note_lowered_aside(lowers(&|field| aside_value(row, field)));
                 Ok(Some(cells.to_vec()))
             },
         )?;
@@ -180,7 +143,6 @@ impl Space {
     /// Deletes a row; whether there was one.
     pub fn delete(&self, id: u64) -> bool {
         let mut was = false;
-        let everything = u64::MAX;
         // A deletion needs no memory, and an id that is too far ahead has no row.
         // Nobody may be refused a deletion for an id that is too far ahead.
         let _ = self.write_as(
@@ -189,17 +151,13 @@ impl Space {
             &mut was,
             |table, was| {
                 if let Some(at) = table.locate(id) {
-                    self.note_lowered(table, everything);
                     table.delete(id, at);
                     *was = true;
                 }
                 Ok(())
             },
             |row, was| {
-                if row.is_some() {
-                    self.note_lowered_aside(everything);
-                    *was = true;
-                }
+                *was |= row.is_some();
                 Ok(None)
             },
         );
@@ -207,7 +165,7 @@ impl Space {
     }
 
     /// Makes the row what it says, or nothing: replay. A shorter row is filled up with zeros, values at dropped positions are ignored.
-    /// Idempotent, and independent of order between ids: bounds on early ids do not hold here, what was accepted once is accepted again. It notes nothing for [`Space::gate`]; see [`Space::restore_lowered`].
+    /// Idempotent, and independent of order between ids: bounds on early ids do not hold here, what was accepted once is accepted again.
     pub fn put(&self, id: u64, row: Option<&[i64]>) -> Result<(), Error> {
         let Some(row) = row else {
             self.delete(id);
@@ -316,7 +274,6 @@ impl Space {
                 if let Some(row) = aside
                     && table.locate(id).is_none()
                 {
-                    self.note_lowered(table, self.aside_lowered.load(SeqCst));
                     let living = self.shape.load().living;
                     let cells = row.values.iter().copied().enumerate();
                     table.store(id, None, cells.filter(|&(field, value)| value != 0 && living >> field & 1 == 1))?;
@@ -472,19 +429,6 @@ impl Space {
     /// Moves some rows that the frontier has reached; how many.
     pub(crate) fn drain_aside(&self) -> usize {
         self.aside.drain(&self.frontier, |id, row| self.write_inside(id, Some(row), |_| Ok(())).is_ok())
-    }
-
-    pub(crate) fn note_lowered(&self, table: &Table, fields: u64) {
-        if fields != 0 && table.note_lowered(fields) {
-            self.lowered_version.fetch_add(1, SeqCst);
-        }
-    }
-
-    fn note_lowered_aside(&self, fields: u64) {
-        if fields & !self.aside_lowered.load(SeqCst) != 0 {
-            self.aside_lowered.fetch_or(fields, SeqCst);
-            self.lowered_version.fetch_add(1, SeqCst);
-        }
     }
 }
 

@@ -1,7 +1,7 @@
-//! What the model test does not reach: limits, strays, gates, the order of replay.
+//! What the model test does not reach: limits, strays, the order of replay.
 #![allow(clippy::unwrap_used)]
 
-use counter::{Alteration, Bounds, Change, Error, Gate, Options, Schema, Space};
+use counter::{Alteration, Bounds, Change, Error, Options, Schema, Space};
 
 fn options(schema: &str) -> Options {
     Options::new(Schema::parse(schema).unwrap())
@@ -89,32 +89,6 @@ fn ids_too_far_ahead_and_too_many_asides_are_refused() {
     let asides = (0..200).map(|i| space.set((1 << 25) + (i << 20), &[(0, 1)]));
     let refused = asides.filter(|r| *r == Err(Error::AsideFull { limit: 100 })).count();
     assert!(refused == 0 || space.aside_rows() <= 101, "{refused} refused");
-}
-
-#[test]
-fn a_gate_is_zero_only_while_every_change_was_undone() {
-    let space = Space::new(options("like:4 read:4")).unwrap();
-    let mut out = vec![];
-    let none = Bounds::default();
-    for id in 1000..1200 {
-        space.add_paired(id, &one(0, 1), &none, &mut out).unwrap();
-    }
-    assert_eq!((space.gate(1000, 0), space.gate(5, 0), space.gate(1000, 1)), (Gate::Unknown, Gate::Zero, Gate::Zero));
-    space.add_paired(1000, &one(0, -1), &none, &mut out).unwrap();
-    assert_eq!((space.gate(1000, 0), space.lowered_version()), (Gate::Zero, 0), "undone");
-    space.add(1001, &one(0, -1), &none, &mut out).unwrap();
-    assert_eq!(
-        (space.gate(1001, 0), space.gate(1000, 0), space.gate(1001, 1)),
-        (Gate::Unknown, Gate::Unknown, Gate::Zero)
-    );
-    assert_eq!(space.lowered_version(), 1);
-    let again = Space::new(options("like:4 read:4")).unwrap();
-    space.for_each(|id, row| again.put(id, Some(row)).unwrap());
-    again.restore_lowered(&space.lowered());
-    assert_eq!((again.gate(1001, 0), again.gate(1001, 1)), (Gate::Unknown, Gate::Zero));
-    assert!(again.delete(1003));
-    assert_eq!(again.gate(1003, 1), Gate::Unknown, "a deleted row's flags may still be set");
-    assert_eq!(space.gate(1000, 2), Gate::Unknown, "no such field");
 }
 
 #[test]

@@ -216,7 +216,7 @@ impl Engines {
         let count = || {
             scratch.clear();
             let change = [Delta { field: action.field, delta }];
-            counters.space.add_paired(id, &change, bounds, scratch).map_err(WriteError::from)
+            counters.space.add(id, &change, bounds, scratch).map_err(WriteError::from)
         };
         let change = match delta > 0 {
             true => flags.space.add_with(id, viewer, count)?,
