@@ -25,6 +25,8 @@
 
 mod codec;
 mod filter;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod hash;
 mod lookup;
 mod merge;

@@ -1,0 +1,122 @@
+//! What the fuzzer calls, and a stable test with seeded random bytes: the decoder of tables, as a stranger may feed it.
+//!
+//! Random bytes would never get past a magic number, a secret fingerprint and checksums, so the first byte of the input says what
+//! help it gets: the damage that follows is then damage of what those protect.
+
+use crate::{DecodeError, Member, Options, Space, StoredTable, TableDecoder};
+
+/// Bytes of memory that a decoded table may take here.
+const LIMIT: u64 = 1 << 20;
+/// Size of a page of a filter, plus a block's checksum.
+const ZEROS: [u8; 4104] = [0; 4104];
+
+fn options() -> Options {
+    Options { false_positive_rate: 0.001, pairs_per_table: 4000 * 64, seed: 11, ..Options::default() }
+}
+
+/// Decodes a table without checksums, and uses what comes out as TM.MERGE would. It must refuse, or work; never panic, never take
+/// more memory than was allowed.
+///
+/// Bits of the first byte: 1, the header gets the right magic and fingerprint; 2, the end is filled up with zeros; 4, the bytes come in pieces.
+pub fn table(input: &[u8]) {
+    let Some((&help, bytes)) = input.split_first() else { return };
+    let mut bytes = bytes.to_vec();
+    let space = space();
+    if help & 1 == 1 && bytes.len() >= 24 {
+        bytes[..8].copy_from_slice(b"TMPHTAB\x01");
+        bytes[16..24].copy_from_slice(&space.seed.fingerprint().to_le_bytes());
+    }
+    if let Ok(stored) = decode(&bytes, help) {
+        check(&space, stored);
+    }
+}
+
+fn decode(bytes: &[u8], help: u8) -> Result<StoredTable, DecodeError> {
+    let mut decoder = TableDecoder::new(&options(), LIMIT).without_checksums();
+    let piece = if help & 4 == 4 { 1 + usize::from(help >> 3) * 97 } else { usize::MAX };
+    bytes.chunks(piece).try_for_each(|piece| decoder.feed(piece))?;
+    while help & 2 == 2 && !decoder.is_whole() {
+        let zeros = decoder.needs_bytes().min(ZEROS.len());
+        decoder.feed(&ZEROS[..zeros])?;
+    }
+    decoder.finish()
+}
+
+fn space() -> Space {
+    let space = Space::new(options()).expect("options that work");
+    for id in 0..100 {
+        space.add(id, &Member::Number(id)).expect("room for a hundred pairs");
+    }
+    space
+}
+
+/// What is decoded must work as a table of a space does: it can be stored and read again, checksums and all, and joined.
+fn check(space: &Space, stored: StoredTable) {
+    let (low, last) = stored.range();
+    assert!(low <= last);
+    assert!(stored.table.size_bytes() as u64 <= LIMIT * 2, "D2");
+    let mut whole = TableDecoder::new(space.options(), LIMIT * 2);
+    let fed = crate::codec::encode_table(space.seed, (low, last), &stored.table, |piece| whole.feed(piece));
+    assert_eq!(fed, Ok(()), "what we write we can read");
+    let again = whole.finish().expect("what we write we can read");
+    assert_eq!(again.range(), (low, last));
+    assert_eq!(crate::codec::block_sums(&again.table), crate::codec::block_sums(&stored.table));
+    let _ = space.merge_table(stored);
+    for id in 0..100 {
+        assert_eq!(space.contains(id, &Member::Number(id)), crate::Answer::Yes, "P1");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whole tables of a busy space, damaged anywhere; and headers made of whole cloth.
+    #[test]
+    fn seeded_rounds() {
+        let rounds = if cfg!(debug_assertions) { 3_000 } else { 100_000 };
+        let mut whole = Vec::new();
+        let space = space();
+        let sink = |piece: &[u8]| {
+            whole.extend_from_slice(piece);
+            Ok::<(), ()>(())
+        };
+        assert!(space.encode_table(0, sink).unwrap());
+        let (mut refused, mut taken) = (0, 0);
+        for seed in 0..rounds {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let mut input = vec![rng.u8(..)];
+            input.extend_from_slice(&whole);
+            for _ in 0..rng.u32(0..4) {
+                // The header is where harm would be done.
+                let at = 1 + if rng.u32(0..4) > 0 { rng.usize(0..200) } else { rng.usize(0..whole.len()) };
+                match rng.u32(0..4) {
+                    0 => input[at] ^= 1 << rng.u32(0..8),
+                    1 => input[at] = rng.u8(..),
+                    2 => {
+                        let word = [0, 1, u64::MAX, 1 << 63, 1 << 36, u64::MAX >> 20][rng.usize(0..6)].to_le_bytes();
+                        let at = (at / 8 * 8 + 1).min(input.len() - 8);
+                        input[at..at + 8].copy_from_slice(&word);
+                    }
+                    _ => input.truncate(rng.usize(0..input.len()).max(201)),
+                }
+                if input.len() <= whole.len() {
+                    break;
+                }
+            }
+            let mut bytes = input[1..].to_vec();
+            if input[0] & 1 == 1 {
+                bytes[..8].copy_from_slice(b"TMPHTAB\x01");
+                bytes[16..24].copy_from_slice(&space.seed.fingerprint().to_le_bytes());
+            }
+            if decode(&bytes, input[0]).is_ok() {
+                taken += 1
+            } else {
+                refused += 1
+            }
+            table(&input);
+        }
+        println!("{refused} refused, {taken} taken");
+        assert!(refused > rounds / 10 && taken > rounds / 10, "{refused} refused, {taken} taken");
+    }
+}
