@@ -6,6 +6,7 @@
 mod bloom;
 mod client;
 mod command;
+mod config;
 mod counter;
 mod cuckoo;
 mod feed;

@@ -35,12 +35,24 @@ pub enum ConfigError {
     Invalid(String),
 }
 
-/// One documented key: its name and the lines of its documentation.
-type Doc = (&'static str, &'static [&'static str]);
+/// One key of a section.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Key {
+    pub(crate) name: &'static str,
+    /// The lines of its documentation.
+    pub(crate) doc: &'static [&'static str],
+    /// What Redis calls it: CONFIG GET and SET know it by both names.
+    pub(crate) redis: &'static [&'static str],
+    /// Whether CONFIG SET may change it: who uses it looks each time ([`crate::settings`]).
+    pub(crate) live: bool,
+}
 
-/// Declares a section: the struct, its defaults and its documentation, from one text.
+/// Declares a section: the struct, its defaults and its documentation, from one text. `#[redis = "..."]` gives Redis's name of a key, with the
+/// same unit; `#[live = true]` says that it may be changed while the server runs.
 macro_rules! section {
-    ($(#[doc = $about:literal])+ $name:ident { $( $(#[doc = $doc:literal])+ $field:ident: $type:ty = $default:expr, )* }) => {
+    ($(#[doc = $about:literal])+ $name:ident { $(
+        $(#[doc = $doc:literal])+ $(#[redis = $redis:literal])* $(#[live = $live:literal])? $field:ident: $type:ty = $default:expr,
+    )* }) => {
         $(#[doc = $about])+
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields, default)]
@@ -54,7 +66,9 @@ macro_rules! section {
 
         impl $name {
             const ABOUT: &'static [&'static str] = &[$($about),+];
-            const KEYS: &'static [Doc] = &[$( (stringify!($field), &[$($doc),+]), )*];
+            pub(crate) const KEYS: &'static [Key] = &[$(
+                Key { name: stringify!($field), doc: &[$($doc),+], redis: &[$($redis),*], live: false $(|| $live)? },
+            )*];
         }
     };
 }
@@ -63,27 +77,42 @@ section! {
     /// Where the server listens, and what it allows its clients.
     Server {
         /// Addresses to listen on. Only this machine by default: the protocol is not encrypted and there is no password.
+        #[redis = "bind"]
         bind: Vec<String> = vec!["127.0.0.1".to_owned()],
         /// The TCP port; 0 lets the system choose.
+        #[redis = "port"]
         port: u16 = DEFAULT_PORT,
         /// Threads that serve connections; 0 means one per core.
         workers: usize = 0,
         /// Most clients at a time; one more is answered "ERR max number of clients reached". Lowered if the system allows fewer open files.
+        #[redis = "maxclients"]
+        #[live = true]
         max_clients: usize = 10_000,
         /// Connections that the system may hold before the server accepts them.
+        #[redis = "tcp-backlog"]
         backlog: i32 = 511,
         /// A client that has sent nothing for so many seconds is disconnected; 0 means never.
+        #[redis = "timeout"]
+        #[live = true]
         idle_timeout_s: u64 = 0,
         /// Probes clients that have been silent for so many seconds, so that dead ones are found; 0 means never.
+        #[redis = "tcp-keepalive"]
+        #[live = true]
         tcp_keepalive_s: u64 = 300,
         /// Most bytes in one argument of a request.
+        #[redis = "proto-max-bulk-len"]
+        #[live = true]
         max_bulk_bytes: usize = 512 << 20,
         /// Most bytes of one client's requests that wait to be complete. A client that goes beyond is disconnected.
+        #[redis = "client-query-buffer-limit"]
+        #[live = true]
         max_query_buffer_bytes: usize = 64 << 20,
         /// Most bytes of replies that wait for one client. A client that goes beyond is disconnected. Requests of a client that
         /// does not read its replies are not read either, so only one huge reply, or messages that nobody asked for, get here.
+        #[live = true]
         max_output_buffer_bytes: usize = 256 << 20,
         /// On shutdown, replies that are on their way get so many milliseconds to arrive.
+        #[live = true]
         shutdown_grace_ms: u64 = 1_000,
     }
 }
@@ -92,10 +121,10 @@ section! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Fsync {
-    /// Before its reply: writers that arrive together share one sync of the disk.
-    Always,
     /// At most a second after its reply.
     Everysec,
+    /// Before its reply: writers that arrive together share one sync of the disk.
+    Always,
     /// When the operating system sees fit.
     No,
 }
@@ -104,17 +133,23 @@ section! {
     /// What outlives the process.
     Durability {
         /// The folder for the log, the snapshots and the cold files. It belongs to one server.
+        #[redis = "dir"]
         dir: PathBuf = PathBuf::from("data"),
         /// When a write is safe: "always" (before its reply), "everysec" (at most a second later), "no" (when the system sees fit).
+        #[redis = "appendfsync"]
+        #[live = true]
         fsync: Fsync = Fsync::Everysec,
         /// A snapshot is written when the log has grown by so many bytes since the last one; 0 means never for that.
+        #[live = true]
         snapshot_log_bytes: u64 = 256 << 20,
         /// A snapshot is written when so many seconds have passed since the last one and something has changed; 0 means never for that.
+        #[live = true]
         snapshot_every_s: u64 = 3_600,
         /// The log is kept for replicas that were away, up to so many bytes, though a snapshot has made it unnecessary.
         keep_log_bytes: u64 = 1 << 30,
         /// Whether PING answers an error while the log cannot be written, so that Sentinel lets a replica take over. Otherwise it
         /// answers PONG, and the server goes on answering reads.
+        #[live = true]
         ping_fails_with_log: bool = true,
     }
 }
@@ -212,6 +247,9 @@ pub struct Config {
     pub view: Vec<View>,
     /// `[[action]]`
     pub action: Vec<Action>,
+    /// The file that it was read from, for CONFIG REWRITE.
+    #[serde(skip)]
+    pub file: Option<PathBuf>,
 }
 
 impl Default for Config {
@@ -247,14 +285,19 @@ impl Default for Config {
                 flags: vec![text("liked"), text("read")],
             }],
             action: vec![action("like", "liked"), action("repost", "reposted"), action("read", "read")],
+            file: None,
         }
     }
 }
+
+/// The sections that hold single values, as CONFIG knows them. (Spaces, views and actions are changed by the TM commands.)
+pub(crate) const SECTIONS: &[(&str, &[Key])] = &[("server", Server::KEYS), ("durability", Durability::KEYS)];
 
 /// The head of the printed file.
 const PREAMBLE: &str = "\
 # Tidemark's configuration. Every key is listed with its default; a file needs only what it changes.
 # Lists of spaces, views and actions replace the default ones of their kind as a whole.
+# A key marked * can be changed while the server runs: CONFIG SET section.key value, then CONFIG REWRITE to keep it.
 #
 # Sizing. Memory grows by table as ids arrive, and stops at each space's limit:
 #   counter space     rows x (bits of all fields / 8 + 3.5) bytes; ids in random order: a tenth more
@@ -270,7 +313,9 @@ impl Config {
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
         let text =
             std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        Config::parse(&text, path)
+        let mut config = Config::parse(&text, path)?;
+        config.file = Some(std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
+        Ok(config)
     }
 
     /// Reads and checks the text of a file; `path` is named in errors.
@@ -381,7 +426,7 @@ impl Config {
 }
 
 /// The documentation is printed with the first of several entries only.
-fn print_section(out: &mut String, head: &str, about: &[&str], keys: &[Doc], values: &impl Serialize, first: bool) {
+fn print_section(out: &mut String, head: &str, about: &[&str], keys: &[Key], values: &impl Serialize, first: bool) {
     out.push('\n');
     if first {
         for line in about {
@@ -390,14 +435,14 @@ fn print_section(out: &mut String, head: &str, about: &[&str], keys: &[Doc], val
     }
     let _ = writeln!(out, "{head}");
     let values = toml::Table::try_from(values).unwrap_or_default();
-    for (name, doc) in keys {
+    for key in keys {
         if first {
-            for line in *doc {
-                let _ = writeln!(out, "#{line}");
+            for (i, line) in key.doc.iter().enumerate() {
+                let _ = writeln!(out, "#{}{line}", if i == 0 && key.live { " *" } else { "" });
             }
         }
-        if let Some(value) = values.get(*name) {
-            let _ = writeln!(out, "{name} = {value}");
+        if let Some(value) = values.get(key.name) {
+            let _ = writeln!(out, "{} = {value}", key.name);
         }
     }
 }
@@ -444,7 +489,7 @@ mod tests {
     fn the_printed_file_has_every_key() {
         let printed = Config::default().print();
         let sections = [Server::KEYS, Durability::KEYS, Counter::KEYS, Existence::KEYS, View::KEYS, Action::KEYS];
-        for (name, _) in sections.concat() {
+        for Key { name, .. } in sections.concat() {
             assert!(printed.contains(&format!("\n{name} = ")), "{name}");
         }
     }

@@ -9,6 +9,7 @@
 
 use crate::clients::Client;
 use crate::commands::{self, MayGo, Scratch, Session};
+use crate::config::Config;
 use crate::node::Node;
 use crate::resp::{Limits, Reply, Scan, Scanner};
 use std::cell::RefCell;
@@ -76,6 +77,9 @@ pub(crate) struct Connection {
     session: Session,
     scanner: Scanner,
     limits: Limits,
+    /// As it was at this version of the settings.
+    config: Arc<Config>,
+    version: u64,
     input: Vec<u8>,
     /// `input` may hold whole requests, left there because the replies had to be written first.
     more: bool,
@@ -97,10 +101,14 @@ impl Drop for Connection {
 
 impl Connection {
     pub(crate) fn new(node: Arc<Node>, worker: usize, stream: TcpStream, client: Arc<Client>) -> Connection {
+        let version = node.settings.version();
+        let config = Arc::clone(&node.config());
         let limits =
-            Limits { max_args: MAX_ARGS, max_bulk_bytes: node.config.server.max_bulk_bytes, unauthenticated: false };
+            Limits { max_args: MAX_ARGS, max_bulk_bytes: config.server.max_bulk_bytes, unauthenticated: false };
         Connection {
             node,
+            config,
+            version,
             worker,
             stream,
             session: Session::new(client),
@@ -183,7 +191,7 @@ impl Connection {
                     self.input.extend_from_slice(&turn.input[..length]);
                     self.run_input(turn);
                 }
-                if self.input.len() > self.node.config.server.max_query_buffer_bytes {
+                if self.input.len() > self.config.server.max_query_buffer_bytes {
                     tracing::warn!("client {} sent a request beyond the query buffer limit", self.session.client.peer);
                     return Poll::Ready(());
                 }
@@ -257,7 +265,10 @@ impl Connection {
 
     /// Executes the whole requests at the start of `buf`; gives the bytes that they took.
     fn execute(&mut self, buf: &[u8], turn: &mut Turn) -> usize {
-        let most_out = self.node.config.server.max_output_buffer_bytes;
+        if self.version != self.node.settings.version() {
+            self.look_again();
+        }
+        let most_out = self.config.server.max_output_buffer_bytes;
         let tallies = &self.node.tallies[self.worker];
         let mut at = 0;
         let mut commands = 0;
@@ -303,6 +314,14 @@ impl Connection {
         }
         tallies.commands.add(commands);
         at
+    }
+
+    /// The settings have changed.
+    #[cold]
+    fn look_again(&mut self) {
+        self.version = self.node.settings.version();
+        self.config = Arc::clone(&self.node.config());
+        self.limits.max_bulk_bytes = self.config.server.max_bulk_bytes;
     }
 
     /// Writes replies; what the socket does not take becomes pending.

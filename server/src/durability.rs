@@ -36,7 +36,6 @@ struct Reached {
 
 /// What writers, connections and the commit thread share.
 pub struct Durability {
-    policy: Fsync,
     committer: Committer<Mark>,
     reached: watch::Sender<Reached>,
     /// End of the log: appended, synced.
@@ -48,15 +47,9 @@ pub struct Durability {
 impl Durability {
     /// Nothing is committed before [`Durability::run`].
     pub fn new(policy: Fsync) -> Durability {
-        let policy_of_store = match policy {
-            Fsync::Always => SyncPolicy::Always,
-            Fsync::Everysec => SyncPolicy::EverySecond,
-            Fsync::No => SyncPolicy::No,
-        };
         let reached = Reached { durable: 0, failed: 0, health: Health::Good, reason: "".into() };
         Durability {
-            policy,
-            committer: Committer::new(CommitOptions { policy: policy_of_store, ..CommitOptions::default() }),
+            committer: Committer::new(CommitOptions { policy: policy_of_store(policy), ..CommitOptions::default() }),
             reached: watch::Sender::new(reached),
             positions: Mutex::new((Position::START, Position::START)),
             parts: Parts::default(),
@@ -104,7 +97,12 @@ impl Durability {
     /// Whether replies to writes wait for the disk.
     #[inline]
     pub fn holds_replies(&self) -> bool {
-        self.policy == Fsync::Always
+        self.committer.policy() == SyncPolicy::Always
+    }
+
+    /// Changes when a write is safe. Replies that wait already do so as before.
+    pub(crate) fn set_policy(&self, policy: Fsync) {
+        self.committer.set_policy(policy_of_store(policy));
     }
 
     /// Waits until everything up to `ticket` is safe. The error is what to tell those who wrote.
@@ -138,6 +136,14 @@ impl Durability {
         outcome?;
         // So that the next start misses a newest segment that is lost in between.
         store.note_durable(&log)
+    }
+}
+
+fn policy_of_store(policy: Fsync) -> SyncPolicy {
+    match policy {
+        Fsync::Always => SyncPolicy::Always,
+        Fsync::Everysec => SyncPolicy::EverySecond,
+        Fsync::No => SyncPolicy::No,
     }
 }
 

@@ -20,11 +20,13 @@ pub mod config;
 mod connection;
 pub mod durability;
 pub mod engines;
+mod files;
 mod glob;
 pub mod keys;
 mod node;
 pub mod records;
 pub mod resp;
+mod settings;
 mod snapshot;
 mod stop;
 mod workers;
@@ -133,7 +135,7 @@ pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Resu
 fn load(node: &Node) -> Result<store::Log, StartError> {
     let started = Instant::now();
     let said = Mutex::new(started);
-    let recovered = durability::recover(&node.config, &node.durability, |progress| {
+    let recovered = durability::recover(&node.config(), &node.durability, |progress| {
         let Some(mut said) = said.try_lock().filter(|said| said.elapsed() > Duration::from_secs(1)) else { return };
         *said = Instant::now();
         let share = progress.bytes as f64 / progress.of_bytes.max(1) as f64 * 100.0;

@@ -4,9 +4,12 @@ use crate::clients::Clients;
 use crate::config::Config;
 use crate::durability::Durability;
 use crate::engines::Engines;
+use crate::settings::Settings;
 use crate::snapshot::Snapshots;
 use crate::stop::Stop;
-use arc_swap::ArcSwap;
+use crate::workers::allowed_clients;
+use arc_swap::{ArcSwap, Guard};
+use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -80,10 +83,12 @@ impl<T> Deref for Loaded<T> {
 
 /// What a process has once, whatever data set it serves.
 pub(crate) struct Process {
-    pub(crate) config: Config,
+    pub(crate) settings: Settings,
     pub(crate) clients: Clients,
     /// One per worker.
     pub(crate) tallies: Vec<Tallies>,
+    /// Only a worker changes its tallies, so a reset notes where they stood.
+    totals_base: Mutex<Totals>,
     pub(crate) stop: Stop,
     pub(crate) addresses: Vec<SocketAddr>,
     pub(crate) started: Instant,
@@ -126,20 +131,22 @@ impl Deref for Host {
 }
 
 impl Host {
-    pub(crate) fn new(mut config: Config, addresses: Vec<SocketAddr>, stop: Stop) -> Host {
-        if config.server.workers == 0 {
-            config.server.workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        }
+    pub(crate) fn new(config: Config, addresses: Vec<SocketAddr>, stop: Stop) -> Host {
+        let workers = match config.server.workers {
+            0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            workers => workers,
+        };
         let mut random = fastrand::Rng::new();
         let process = Arc::new(Process {
             clients: Clients::default(),
-            tallies: (0..config.server.workers).map(|_| Tallies::default()).collect(),
+            tallies: (0..workers).map(|_| Tallies::default()).collect(),
+            totals_base: Mutex::default(),
             stop,
             addresses,
             started: Instant::now(),
             run_id: (0..40).map(|_| char::from(b"0123456789abcdef"[random.usize(..16)])).collect(),
             commands_per_s: AtomicU64::new(0),
-            config,
+            settings: Settings::new(config),
         });
         Host { node: ArcSwap::from_pointee(Node::new(process.clone())), process }
     }
@@ -156,7 +163,7 @@ impl Node {
             engines: Loaded::default(),
             store: Loaded::default(),
             snapshots: Arc::default(),
-            durability: Arc::new(Durability::new(process.config.durability.fsync)),
+            durability: Arc::new(Durability::new(process.config().durability.fsync)),
             process,
         }
     }
@@ -166,10 +173,52 @@ impl Node {
     pub(crate) fn is_loaded(&self) -> bool {
         self.engines.get().is_some()
     }
+
+    /// Makes a changed configuration take effect where somebody holds a copy of it. An error: then nothing changes.
+    pub(crate) fn apply(&self, before: &Config, after: &Config) -> Result<(), String> {
+        let wanted = after.server.max_clients;
+        let allowed = allowed_clients(wanted);
+        if wanted > before.server.max_clients && allowed < wanted {
+            return Err(format!(
+                "The operating system is not able to handle the specified number of clients, try with {allowed}"
+            ));
+        }
+        self.durability.set_policy(after.durability.fsync);
+        Ok(())
+    }
 }
 
 impl Process {
+    /// The configuration as it is now. Do not keep the guard across a wait.
+    #[inline]
+    pub(crate) fn config(&self) -> Guard<Arc<Config>> {
+        self.settings.now()
+    }
+
+    /// The port of the first listening socket.
+    pub(crate) fn port(&self) -> u16 {
+        self.addresses.first().map_or(0, SocketAddr::port)
+    }
+
+    /// What the workers have counted since the start, or since CONFIG RESETSTAT.
     pub(crate) fn totals(&self) -> Totals {
+        let (all, base) = (self.totals_ever(), *self.totals_base.lock());
+        Totals {
+            commands: all.commands.wrapping_sub(base.commands),
+            errors: all.errors.wrapping_sub(base.errors),
+            bytes_in: all.bytes_in.wrapping_sub(base.bytes_in),
+            bytes_out: all.bytes_out.wrapping_sub(base.bytes_out),
+        }
+    }
+
+    /// CONFIG RESETSTAT.
+    pub(crate) fn reset_totals(&self) {
+        *self.totals_base.lock() = self.totals_ever();
+        self.clients.accepted.store(0, Relaxed);
+        self.clients.rejected.store(0, Relaxed);
+    }
+
+    fn totals_ever(&self) -> Totals {
         let mut totals = Totals::default();
         for tallies in &self.tallies {
             totals.commands += tallies.commands.get();

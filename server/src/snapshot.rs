@@ -205,7 +205,6 @@ impl Snapshots {
 
 /// The snapshot thread: waits until somebody asks, or one is due.
 pub(crate) fn run(host: &Host) {
-    let settings = &host.config.durability;
     let mut last = Instant::now();
     while !host.stop.is_stopped() {
         let node = &host.node();
@@ -222,6 +221,8 @@ pub(crate) fn run(host: &Host) {
             std::mem::take(&mut *wanted)
         };
         if !asked {
+            let config = node.config();
+            let settings = &config.durability;
             let changed = snapshots.changes(&node.durability.parts) > 0;
             let last_offset = node.store.manifest().replay.offset;
             let log_bytes = node.durability.positions().1.offset.saturating_sub(last_offset);

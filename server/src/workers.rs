@@ -3,6 +3,7 @@
 //! Each worker runs a current-thread runtime of its own, and a connection stays on the worker that it was given, so that nothing
 //! moves between cores on the way from request to reply. New connections go to the worker that has the fewest.
 
+use crate::config::{Config, ConfigError};
 use crate::connection::Connection;
 use crate::node::{Host, Process};
 use std::io::{self, Write as _};
@@ -52,7 +53,7 @@ struct Worker {
 
 /// Starts all threads. They end when the node is stopped.
 pub(crate) fn start(host: &Arc<Host>, listeners: Vec<TcpListener>) -> io::Result<Vec<JoinHandle<()>>> {
-    let most_clients = allowed_clients(host.config.server.max_clients);
+    lower_max_clients(host)?;
     let mut threads = Vec::new();
     let mut workers = Vec::new();
     // If a later thread cannot start, the earlier ones must not stay.
@@ -85,7 +86,7 @@ pub(crate) fn start(host: &Arc<Host>, listeners: Vec<TcpListener>) -> io::Result
                 .collect::<io::Result<Vec<_>>>()?
         };
         threads.push(thread("accept".to_owned(), move || {
-            runtime.block_on(accept(host, listeners, workers, most_clients));
+            runtime.block_on(accept(host, listeners, workers));
         })?);
         Ok(())
     })();
@@ -94,7 +95,7 @@ pub(crate) fn start(host: &Arc<Host>, listeners: Vec<TcpListener>) -> io::Result
         return Err(error);
     }
     for address in &host.addresses {
-        tracing::info!("listening on {address}, {} workers, up to {most_clients} clients", host.tallies.len());
+        tracing::info!("listening on {address}, {} workers", host.tallies.len());
     }
     Ok(threads)
 }
@@ -103,8 +104,23 @@ pub(crate) fn thread(name: String, body: impl FnOnce() + Send + 'static) -> io::
     std::thread::Builder::new().name(name).spawn(body)
 }
 
+/// If the system allows fewer clients than the configuration, the configuration follows.
+fn lower_max_clients(process: &Process) -> io::Result<()> {
+    let wanted = process.config().server.max_clients;
+    let allowed = allowed_clients(wanted);
+    if allowed < wanted {
+        tracing::warn!("the limit of open files leaves room for {allowed} clients instead of {wanted}");
+        let change = |config: &mut Config| {
+            config.server.max_clients = allowed;
+            Ok::<(), ConfigError>(())
+        };
+        process.settings.change(change, |_, _| Ok(())).map_err(io::Error::other)?;
+    }
+    Ok(())
+}
+
 /// Clients that the limit of open files has room for; raises that limit as far as it may.
-fn allowed_clients(wanted: usize) -> usize {
+pub(crate) fn allowed_clients(wanted: usize) -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let needed = wanted as u64 + RESERVED_FILES;
     let limit = getrlimit(Resource::Nofile);
@@ -115,15 +131,11 @@ fn allowed_clients(wanted: usize) -> usize {
             current = raised;
         }
     }
-    let allowed = usize::try_from(current.saturating_sub(RESERVED_FILES)).unwrap_or(usize::MAX).clamp(1, wanted);
-    if allowed < wanted {
-        tracing::warn!("the system allows {current} open files: at most {allowed} clients instead of {wanted}");
-    }
-    allowed
+    usize::try_from(current.saturating_sub(RESERVED_FILES)).unwrap_or(usize::MAX).clamp(1, wanted)
 }
 
 /// The accepting thread: takes connections, hands them out, and looks after the clients once a second.
-async fn accept(host: Arc<Host>, listeners: Vec<tokio::net::TcpListener>, workers: Vec<Worker>, most_clients: usize) {
+async fn accept(host: Arc<Host>, listeners: Vec<tokio::net::TcpListener>, workers: Vec<Worker>) {
     let workers = Arc::new(workers);
     for listener in listeners {
         let (host, workers) = (host.clone(), workers.clone());
@@ -131,7 +143,7 @@ async fn accept(host: Arc<Host>, listeners: Vec<tokio::net::TcpListener>, worker
             loop {
                 match listener.accept().await {
                     Ok((stream, peer)) => {
-                        if let Err(error) = admit(&host, &workers, stream, peer, most_clients) {
+                        if let Err(error) = admit(&host, &workers, stream, peer) {
                             tracing::debug!("connection from {peer} failed at its start: {error}");
                         }
                     }
@@ -159,7 +171,7 @@ async fn accept(host: Arc<Host>, listeners: Vec<tokio::net::TcpListener>, worker
                     engines.measure(now.duration_since(before.0));
                 }
                 before = (now, commands);
-                let limit_s = host.config.server.idle_timeout_s;
+                let limit_s = host.config().server.idle_timeout_s;
                 if limit_s > 0 {
                     for client in host.clients.list() {
                         if client.idle_s(now) >= limit_s {
@@ -172,23 +184,18 @@ async fn accept(host: Arc<Host>, listeners: Vec<tokio::net::TcpListener>, worker
     }
 }
 
-fn admit(
-    process: &Process,
-    workers: &[Worker],
-    stream: tokio::net::TcpStream,
-    peer: SocketAddr,
-    most_clients: usize,
-) -> io::Result<()> {
+fn admit(process: &Process, workers: &[Worker], stream: tokio::net::TcpStream, peer: SocketAddr) -> io::Result<()> {
     let mut stream = stream.into_std()?;
     stream.set_nodelay(true)?;
-    let keepalive_s = process.config.server.tcp_keepalive_s;
+    let config = process.config();
+    let keepalive_s = config.server.tcp_keepalive_s;
     if keepalive_s > 0 {
         let third = Duration::from_secs((keepalive_s / 3).max(1));
         let probes = socket2::TcpKeepalive::new().with_time(Duration::from_secs(keepalive_s)).with_interval(third);
         socket2::SockRef::from(&stream).set_tcp_keepalive(&probes.with_retries(3))?;
     }
     let local = stream.local_addr()?;
-    let Some(client) = process.clients.admit(peer, local, most_clients) else {
+    let Some(client) = process.clients.admit(peer, local, config.server.max_clients) else {
         // The socket's buffer is empty: this does not block.
         return stream.write_all(b"-ERR max number of clients reached\r\n");
     };
@@ -233,7 +240,7 @@ async fn work(host: Arc<Host>, index: usize, mut arrivals: mpsc::UnboundedReceiv
     }
     // No client is in the middle of a command: commands do not wait. Those whose replies are all sent go now, the others may
     // take theirs for a while.
-    let deadline = Instant::now() + Duration::from_millis(host.config.server.shutdown_grace_ms);
+    let deadline = Instant::now() + Duration::from_millis(host.config().server.shutdown_grace_ms);
     while load.load(Relaxed) > 0 && Instant::now() < deadline {
         for client in host.clients.list() {
             if client.output_bytes.load(Relaxed) == 0 {

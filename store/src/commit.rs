@@ -170,8 +170,8 @@ pub struct Committer<K> {
     failed: AtomicU64,
     health: AtomicU8,
     crowded: AtomicBool,
-    /// Does a first mark wake the commit thread?
-    eager: bool,
+    /// The [`SyncPolicy`], as a number.
+    policy: AtomicU8,
     /// Set when there is something to do for the commit thread; only who sets it notifies.
     nudged: AtomicBool,
     orders: Mutex<Orders>,
@@ -230,7 +230,8 @@ impl<K: Copy + Ord> Turn<'_, K> {
         if stripe.keys.is_empty() {
             // Before the round is read, in `leave`.
             self.committer.set_dirty(self.index);
-            if self.committer.eager {
+            // With `always` somebody waits for it.
+            if self.committer.policy() == SyncPolicy::Always {
                 self.committer.nudge();
             }
         }
@@ -275,13 +276,31 @@ impl<K: Copy + Ord> Committer<K> {
             failed: AtomicU64::new(0),
             health: AtomicU8::new(0),
             crowded: AtomicBool::new(false),
-            eager: options.policy == SyncPolicy::Always,
+            policy: AtomicU8::new(options.policy as u8),
             nudged: AtomicBool::new(false),
             orders: Mutex::new(Orders::default()),
             wake: Condvar::new(),
             progress: Condvar::new(),
             stats: Mutex::new(CommitStats::default()),
         }
+    }
+
+    /// When batches are synced.
+    #[inline]
+    pub fn policy(&self) -> SyncPolicy {
+        match self.policy.load(Ordering::Relaxed) {
+            0 => SyncPolicy::Always,
+            1 => SyncPolicy::EverySecond,
+            _ => SyncPolicy::No,
+        }
+    }
+
+    /// Changes when batches are synced. A round that is on its way may still be as before; what is marked after this call is in a
+    /// later one.
+    pub fn set_policy(&self, policy: SyncPolicy) {
+        self.policy.store(policy as u8, Ordering::SeqCst);
+        // So that the thread does not sleep on as the old policy told it.
+        self.nudge();
     }
 
     /// Enters the stripe of an id, by a hash of it (the id's, not the pair's: what belongs together must share a stripe). The change is made
@@ -484,7 +503,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         if self.retry_at.is_some() {
             return self.retry_at;
         }
-        if !self.committer.eager {
+        if self.committer.policy() != SyncPolicy::Always {
             return Some(Instant::now() + options.gather);
         }
         self.last_write.map(|t| t + options.seal_after)
@@ -569,7 +588,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         // The oldest change waited up to `gather` in its stripe.
         let second_is_over =
             || self.unsynced_since.is_some_and(|t| now.duration_since(t) + options.gather >= EVERY_SECOND);
-        let due = match options.policy {
+        let due = match self.committer.policy() {
             SyncPolicy::Always => true,
             SyncPolicy::EverySecond => second_is_over(),
             SyncPolicy::No => false,

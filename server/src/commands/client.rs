@@ -59,7 +59,7 @@ const CLIENT: &[Spec] = &[
 fn ping(call: &mut Call<'_>) -> Outcome {
     // What Sentinel takes for a node that should be replaced is any error but LOADING: so a node that cannot write says so, as
     // Redis does, unless it is to stay.
-    if call.node.config.durability.ping_fails_with_log
+    if call.node.config().durability.ping_fails_with_log
         && let Some(text) = call.node.durability.refusal()
     {
         return Err(Refusal::new(text.into_bytes()));

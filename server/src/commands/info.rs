@@ -86,7 +86,7 @@ fn clients(node: &Node, out: &mut String) {
         out,
         "connected_clients" = clients.len(),
         "cluster_connections" = 0,
-        "maxclients" = node.config.server.max_clients,
+        "maxclients" = node.config().server.max_clients,
         "client_recent_max_input_buffer" = most(|c| c.query_bytes.load(Relaxed)),
         "client_recent_max_output_buffer" = most(|c| c.output_bytes.load(Relaxed)),
         "blocked_clients" = 0,
@@ -103,7 +103,7 @@ fn resident_bytes() -> u64 {
 
 fn memory(node: &Node, out: &mut String) {
     let tables = node.engines.get().map_or(0, |engines| engines.memory_bytes());
-    let limit: u64 = node.config.counter.iter().map(|c| c.memory_limit_bytes).sum();
+    let limit: u64 = node.config().counter.iter().map(|c| c.memory_limit_bytes).sum();
     let resident = resident_bytes();
     lines!(
         out,

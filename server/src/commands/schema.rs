@@ -353,7 +353,7 @@ fn export(call: &mut Call<'_>) -> Outcome {
     let low = call.id(2)?;
     call.answer_later(move |node, reply| {
         let space = existence_space(&node.engines, &name)?;
-        let most = node.config.server.max_output_buffer_bytes;
+        let most = node.config().server.max_output_buffer_bytes;
         let mut bytes = Vec::new();
         let found = space.encode_table(low, |piece| {
             if bytes.len() + piece.len() > most {

@@ -1,8 +1,6 @@
-//! The server as a whole: INFO, CONFIG, COMMAND, SHUTDOWN and their like.
+//! The server as a whole: INFO, COMMAND, SHUTDOWN and their like.
 
-use super::{Call, NO_KEYS, Outcome, Refusal, Spec, command, flag, help_row, info, refuse};
-use crate::config::Fsync;
-use crate::glob;
+use super::{Call, NO_KEYS, Outcome, Refusal, Spec, command, config, flag, info, refuse};
 use crate::node::unix_us;
 
 const fn spec(
@@ -22,15 +20,7 @@ const ALWAYS: u16 = flag::LOADING | flag::STALE;
 #[rustfmt::skip]
 pub(super) const TABLE: &[Spec] = &[
     command::COMMAND,
-    Spec {
-        name: "config", arity: -2, flags: 0, keys: NO_KEYS, group: "server", since: "2.0.0", usage: "",
-        summary: "A container for commands about the configuration.", run: super::help,
-        subcommands: &[
-            spec("config|get", -3, ALWAYS | flag::ADMIN | flag::NOSCRIPT, "2.0.0", "parameter [parameter ...]",
-                "Settings whose names match the patterns; our own by section and key (server.port), and those that Redis's tools ask for.", config_get),
-            help_row("config|help", "server"),
-        ],
-    },
+    config::CONFIG,
     spec("dbsize", 1, flag::READONLY | flag::FAST, "1.0.0", "", "How many rows there are. Pairs are not counted.", dbsize),
     spec("info", -1, ALWAYS, "1.0.0", "[section [section ...]]", "What the server knows of itself.", info::info),
     spec("bgsave", -1, flag::ADMIN | flag::NOSCRIPT, "1.0.0", "[SCHEDULE]",
@@ -100,74 +90,5 @@ fn shutdown(call: &mut Call<'_>) -> Outcome {
     // As Redis: no reply, the connection closes.
     call.session.leaving = true;
     call.session.replies = super::Replies::Off;
-    Ok(())
-}
-
-/// All settings by name, as CONFIG GET shows them.
-fn settings(call: &Call<'_>) -> Vec<(String, String)> {
-    let config = &call.node.config;
-    let server = &config.server;
-    let mut all: Vec<(String, String)> = Vec::new();
-    // What Redis's tools ask for, under Redis's names.
-    let fsync = match config.durability.fsync {
-        Fsync::Always => "always",
-        Fsync::Everysec => "everysec",
-        Fsync::No => "no",
-    };
-    let memory: u64 = config.counter.iter().map(|c| c.memory_limit_bytes).sum();
-    for (name, value) in [
-        ("appendfsync", fsync.to_owned()),
-        ("appendonly", "yes".to_owned()),
-        ("bind", server.bind.join(" ")),
-        ("client-query-buffer-limit", server.max_query_buffer_bytes.to_string()),
-        ("databases", "1".to_owned()),
-        ("dir", config.durability.dir.display().to_string()),
-        ("maxclients", server.max_clients.to_string()),
-        ("maxmemory", memory.to_string()),
-        ("maxmemory-policy", "noeviction".to_owned()),
-        ("port", call.node.addresses.first().map_or(server.port, std::net::SocketAddr::port).to_string()),
-        ("proto-max-bulk-len", server.max_bulk_bytes.to_string()),
-        ("save", String::new()),
-        ("tcp-backlog", server.backlog.to_string()),
-        ("tcp-keepalive", server.tcp_keepalive_s.to_string()),
-        ("timeout", server.idle_timeout_s.to_string()),
-    ] {
-        all.push((name.to_owned(), value));
-    }
-    // Ours, as the file has them. Seeds are secret.
-    let plain = |value: &toml::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    for (section, value) in toml::Table::try_from(config).unwrap_or_default() {
-        match value {
-            toml::Value::Table(table) => {
-                all.extend(table.iter().map(|(key, value)| (format!("{section}.{key}"), plain(value))));
-            }
-            toml::Value::Array(items) => {
-                for item in items.iter().filter_map(toml::Value::as_table) {
-                    let name = item.get("name").and_then(toml::Value::as_str).unwrap_or_default();
-                    let keys = item.iter().filter(|(key, _)| *key != "name" && *key != "seed");
-                    all.extend(keys.map(|(key, value)| (format!("{section}.{name}.{key}"), plain(value))));
-                }
-            }
-            _ => {}
-        }
-    }
-    all
-}
-
-/// Most bytes of a pattern.
-const MAX_PATTERN: usize = 1024;
-
-fn config_get(call: &mut Call<'_>) -> Outcome {
-    let patterns = call.args.from(2);
-    if patterns.iter().any(|p| p.len() > MAX_PATTERN) || patterns.len() > 1024 {
-        return Err(refuse!("ERR too many or too long patterns"));
-    }
-    let mut found = settings(call);
-    found.retain(|(name, _)| patterns.iter().any(|p| glob::matches(p, name.as_bytes(), true)));
-    call.reply.map(found.len());
-    for (name, value) in found {
-        call.reply.bulk(name.as_bytes());
-        call.reply.bulk(value.as_bytes());
-    }
     Ok(())
 }

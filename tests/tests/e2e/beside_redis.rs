@@ -65,7 +65,7 @@ fn the_protocol_is_that_of_redis() {
         eprintln!("SKIPPED: no redis-server on the PATH");
         return;
     };
-    let server = TestServer::start();
+    let server = TestServer::with(|config| config.durability.snapshot_every_s = 0);
     let cases: Vec<Vec<u8>> = [
         "*-1\r\n",
         "*0\r\n",
@@ -141,6 +141,24 @@ fn the_protocol_is_that_of_redis() {
         "CONFIG GET\r\n",
         "CONFIG GET databases-x\r\n",
         "CONFIG GET save\r\n",
+        "CONFIG SET\r\n",
+        "CONFIG SET timeout\r\n",
+        "CONFIG SET timeout 1 x\r\n",
+        "CONFIG SET nope 1\r\n",
+        "CONFIG SET timeout 0 nope 1\r\n",
+        "CONFIG SET timeout 1 timeout 2\r\n",
+        "CONFIG SET timeout x\r\n",
+        "CONFIG SET timeout 0\r\nCONFIG GET timeout\r\n",
+        "CONFIG SET proto-max-bulk-len 512mb\r\nCONFIG GET proto-max-bulk-len\r\n",
+        "CONFIG SET proto-max-bulk-len x\r\n",
+        "CONFIG SET databases 3\r\n",
+        "CONFIG SET save \"\"\r\n",
+        "CONFIG SET save x\r\n",
+        "CONFIG SET appendfsync x\r\n",
+        "CONFIG SET appendfsync everysec\r\n",
+        "CONFIG REWRITE\r\n",
+        "CONFIG REWRITE x\r\n",
+        "CONFIG RESETSTAT\r\n",
         "INFO nope\r\n",
         "HSET k f\r\n",
         "HSET k f 1 g\r\n",

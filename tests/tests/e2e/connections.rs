@@ -191,7 +191,7 @@ fn info_and_config_answer_as_tools_expect() {
     let c = &mut server.connection();
     let map: std::collections::HashMap<String, String> =
         redis::cmd("CONFIG").arg(&["GET", "save", "append*", "DATABASES", "server.port"]).query(c).unwrap();
-    assert_eq!(map["save"], "");
+    assert_eq!(map["save"], "3600 1");
     assert_eq!(map["appendonly"], "yes");
     assert_eq!(map["databases"], "1");
     assert!(map.contains_key("server.port"));

@@ -3,6 +3,7 @@
 
 mod beside_redis;
 mod commands;
+mod config;
 mod connections;
 mod hostile;
 mod merge;

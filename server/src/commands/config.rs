@@ -1,0 +1,88 @@
+//! CONFIG: the settings while the server runs ([`crate::settings`]).
+
+use super::{Call, NO_KEYS, Outcome, Refusal, Spec, flag, help, help_row, refuse};
+use crate::{glob, settings};
+
+const ADMIN: u16 = flag::ADMIN | flag::NOSCRIPT | flag::LOADING | flag::STALE;
+
+const fn spec(
+    name: &'static str,
+    arity: i32,
+    usage: &'static str,
+    since: &'static str,
+    summary: &'static str,
+    run: super::Handler,
+) -> Spec {
+    Spec { name, arity, flags: ADMIN, keys: NO_KEYS, group: "server", since, usage, summary, run, subcommands: &[] }
+}
+
+#[rustfmt::skip]
+pub(super) const CONFIG: Spec = Spec {
+    name: "config", arity: -2, flags: 0, keys: NO_KEYS, group: "server", since: "2.0.0", usage: "",
+    summary: "A container for commands about the configuration.", run: help,
+    subcommands: &[
+        spec("config|get", -3, "parameter [parameter ...]", "2.0.0",
+            "Settings whose names match the patterns; our own by section and key (server.port), and those that Redis's tools ask for.", get),
+        help_row("config|help", "server"),
+        spec("config|resetstat", 2, "", "2.0.0", "Begins the counts of INFO stats anew.", resetstat),
+        spec("config|rewrite", 2, "", "2.8.0",
+            "Writes what has changed into the configuration file, and keeps the rest of it. When it answers, the file is safe on the disk.", rewrite),
+        spec("config|set", -4, "parameter value [parameter value ...]", "2.0.0",
+            "Changes settings while the server runs: all of them, or none. The configuration file marks those that can be changed with *.", set),
+    ],
+};
+
+/// Most bytes of a pattern or a value.
+const MAX_LENGTH: usize = 64 << 10;
+/// Most patterns in a request.
+const MAX_PATTERNS: usize = 1024;
+
+fn get(call: &mut Call<'_>) -> Outcome {
+    let patterns = call.args.from(2);
+    if patterns.iter().any(|p| p.len() > MAX_LENGTH) || patterns.len() > MAX_PATTERNS {
+        return Err(refuse!("ERR too many or too long patterns"));
+    }
+    let mut found = settings::list(&call.node.config(), call.node.port());
+    found.retain(|(name, _)| patterns.iter().any(|p| glob::matches(p, name.as_bytes(), true)));
+    call.reply.map(found.len());
+    for (name, value) in found {
+        call.reply.bulk(name.as_bytes());
+        call.reply.bulk(value.as_bytes());
+    }
+    Ok(())
+}
+
+fn set(call: &mut Call<'_>) -> Outcome {
+    let args = call.args.from(2);
+    if !args.len().is_multiple_of(2) {
+        return Err(Refusal::SYNTAX);
+    }
+    if args.len() > MAX_PATTERNS || args.iter().any(|a| a.len() > MAX_LENGTH) {
+        return Err(refuse!("ERR too many or too long arguments"));
+    }
+    let text = |index| String::from_utf8_lossy(args.at(index)).into_owned();
+    let pairs: Vec<(String, String)> = (0..args.len()).step_by(2).map(|at| (text(at), text(at + 1))).collect();
+    let node = call.node;
+    settings::set(&node.settings, &pairs, node.port(), |before, after| node.apply(before, after))
+        .map_err(|e| refuse!("{e}"))?;
+    for (name, _) in &pairs {
+        tracing::info!("CONFIG SET {} by {}", super::Printable(name.as_bytes()), call.session.client.peer);
+    }
+    call.reply.ok();
+    Ok(())
+}
+
+fn rewrite(call: &mut Call<'_>) -> Outcome {
+    call.answer_later(|node, reply| {
+        node.settings.rewrite().map_err(|e| refuse!("{e}"))?;
+        tracing::info!("CONFIG REWRITE: done");
+        reply.ok();
+        Ok(())
+    })
+}
+
+fn resetstat(call: &mut Call<'_>) -> Outcome {
+    call.node.reset_totals();
+    call.reply.ok();
+    Ok(())
+}

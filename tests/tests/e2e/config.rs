@@ -1,0 +1,124 @@
+//! CONFIG on a running server: what is set takes effect at once, and what is rewritten is there at the next start.
+
+use tidemark_server::config::{Config, Fsync};
+use tidemark_tests::{PATIENCE, TestServer, eventually};
+
+fn config(server: &TestServer, args: &[&str]) -> redis::RedisResult<redis::Value> {
+    let mut command = redis::cmd("CONFIG");
+    args.iter().for_each(|arg| {
+        command.arg(arg);
+    });
+    command.query(&mut server.connection())
+}
+
+fn get(server: &TestServer, name: &str) -> String {
+    let pair: Vec<String> = redis::cmd("CONFIG").arg("GET").arg(name).query(&mut server.connection()).unwrap();
+    assert_eq!(pair.len(), 2, "{pair:?}");
+    pair[1].clone()
+}
+
+fn set(server: &TestServer, pairs: &[&str]) {
+    let mut all = vec!["SET"];
+    all.extend(pairs);
+    config(server, &all).unwrap();
+}
+
+#[test]
+fn limits_take_effect_for_connections_that_are_there() {
+    let server = TestServer::start();
+    let mut raw = server.raw();
+    raw.request(&["PING"]).expect("+PONG\r\n");
+    set(&server, &["proto-max-bulk-len", "65536", "client-query-buffer-limit", "1mb"]);
+    raw.send("*1\r\n$65537\r\n").expect("-ERR Protocol error: invalid bulk length\r\n");
+    drop(raw);
+    let mut kept: Vec<_> = (0..3).map(|_| server.raw()).collect();
+    for raw in &mut kept {
+        raw.request(&["PING"]).expect("+PONG\r\n");
+    }
+    let listed = |raw: &mut tidemark_tests::Raw| {
+        let length = raw.ask(&["CLIENT", "LIST"])[1..].parse::<usize>().unwrap() + 2;
+        raw.take(length).lines().filter(|l| l.starts_with("id=")).count()
+    };
+    eventually("those before have gone", || listed(&mut kept[0]) == 3);
+    kept[0].request(&["CONFIG", "SET", "maxclients", "3"]).expect("+OK\r\n");
+    assert_eq!(server.raw().rest(), "-ERR max number of clients reached\r\n");
+    kept[0].request(&["CONFIG", "SET", "timeout", "1"]).expect("+OK\r\n");
+    let started = std::time::Instant::now();
+    assert_eq!(kept[1].rest(), "");
+    assert!(started.elapsed() < PATIENCE / 2);
+}
+
+#[test]
+fn more_clients_than_files_are_refused() {
+    let server = TestServer::start();
+    let error = config(&server, &["SET", "maxclients", "1000000000"]).unwrap_err().to_string();
+    assert!(error.contains("not able to handle the specified number of clients, try with "), "{error}");
+    assert_eq!(get(&server, "maxclients"), Config::default().server.max_clients.to_string());
+}
+
+#[test]
+fn fsync_always_holds_from_the_moment_it_is_set() {
+    let server = TestServer::with(|config| config.durability.fsync = Fsync::No);
+    let mut raw = server.raw();
+    raw.request(&["HINCRBY", "post:1", "like", "1"]).expect(":1\r\n");
+    set(&server, &["appendfsync", "always"]);
+    for n in 2..50 {
+        raw.request(&["HINCRBY", "post:1", "like", "1"]).expect(&format!(":{n}\r\n"));
+    }
+    // What the disk holds now has what was acknowledged.
+    let copy = server.killed();
+    copy.raw().request(&["HGET", "post:1", "like"]).expect("$2\r\n49\r\n");
+    set(&server, &["appendfsync", "everysec"]);
+    raw.request(&["HINCRBY", "post:1", "like", "1"]).expect(":50\r\n");
+    eventually("the log has it without being asked", || {
+        let copy = server.killed();
+        let mut raw = copy.raw();
+        raw.ask(&["HGET", "post:1", "like"]) == "$2" && raw.line() == "50"
+    });
+}
+
+#[test]
+fn a_rewrite_is_there_at_the_next_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tidemark.toml");
+    std::fs::write(&file, "# ours\n[server]\nworkers = 2 # two\n").unwrap();
+    let start = || {
+        let loaded = Config::load(&file).unwrap();
+        TestServer::with(|config| *config = loaded)
+    };
+    let server = start();
+    set(&server, &["timeout", "77", "server.max_clients", "99"]);
+    config(&server, &["REWRITE"]).unwrap();
+    server.stop();
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(
+        text.starts_with("# ours\n[server]\nworkers = 2 # two\n") && text.contains("idle_timeout_s = 77\n"),
+        "{text}"
+    );
+    let server = start();
+    assert_eq!((get(&server, "timeout"), get(&server, "maxclients")), ("77".to_owned(), "99".to_owned()));
+    // A folder that is no more: an error, and the server goes on.
+    drop(folder);
+    let error = config(&server, &["REWRITE"]).unwrap_err().to_string();
+    assert!(error.contains("Rewriting config file: "), "{error}");
+    server.raw().request(&["PING"]).expect("+PONG\r\n");
+    let error = config(&TestServer::start(), &["REWRITE"]).unwrap_err().to_string();
+    assert!(error.contains("The server is running without a config file"), "{error}");
+}
+
+#[test]
+fn counts_begin_anew() {
+    let server = TestServer::start();
+    let mut raw = server.raw();
+    for _ in 0..100 {
+        raw.request(&["PING"]).expect("+PONG\r\n");
+    }
+    let field = |name: &str| -> u64 {
+        let info: String = redis::cmd("INFO").arg("stats").query(&mut server.connection()).unwrap();
+        let line = info.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':')).unwrap();
+        line.parse().unwrap()
+    };
+    assert!(field("total_commands_processed") >= 100 && field("total_net_input_bytes") > 1000);
+    config(&server, &["RESETSTAT"]).unwrap();
+    assert!(field("total_commands_processed") < 20 && field("total_connections_received") < 5);
+}
