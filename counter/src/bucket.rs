@@ -247,6 +247,13 @@ impl<'a> Bucket<'a> {
         }
     }
 
+    /// Takes an empty slot for a row with these fields ([`Layout::pack`]), as the bucket's only user.
+    #[inline]
+    pub(crate) fn fill(self, slot: usize, tag: u64, fields: u64) {
+        self.set_bits(32 + 8 * slot as u32, 8, tag & 0xFF);
+        self.set_bits(self.rest_at(slot), self.layout.rest_bits, (tag >> 8) | fields);
+    }
+
     /// Empties a slot. Under [`Bucket::write`].
     pub(crate) fn vacate(self, slot: usize) {
         self.set_bits(32 + 8 * slot as u32, 8, 0);

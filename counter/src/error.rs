@@ -34,4 +34,7 @@ pub enum Error {
     /// A schema, or a change of one, that cannot be.
     #[error("bad schema: {0}")]
     BadSchema(String),
+    /// Bytes that are no head of a counter space: [`crate::Space::loader`].
+    #[error("no head of a counter space, version 1")]
+    BadHead,
 }

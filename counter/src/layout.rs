@@ -110,6 +110,26 @@ impl Layout {
         self.rest_bits + 8
     }
 
+    /// The fields of a row (by position; missing ones are 0) as bits of a second part. `None` if one does not fit, or the second part
+    /// is wider than a word.
+    #[inline]
+    pub(crate) fn pack(&self, row: &[i64]) -> Option<u64> {
+        if self.rest_bits > 64 {
+            return None;
+        }
+        let mut bits = 0;
+        for (inline, &value) in self.fields.iter().zip(row) {
+            // What has no bits was dropped: nobody can read it.
+            let Some(inline) = inline else { continue };
+            let code = inline.encode(value);
+            if code == inline.escape() {
+                return None;
+            }
+            bits |= code << inline.offset;
+        }
+        Some(bits)
+    }
+
     /// The inline part of the field at `position`, if this table has one.
     #[inline(always)]
     pub(crate) fn inline(&self, position: usize) -> Option<Inline> {

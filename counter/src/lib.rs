@@ -4,7 +4,7 @@
 //! table in buckets of a few cache lines:
 //!
 //! ```text
-//!   space    aside, ring of tables                        space.rs, read.rs, write.rs, maintain.rs, walk.rs, advise.rs
+//!   space    aside, ring of tables                        space.rs, read.rs, write.rs, load.rs, maintain.rs, walk.rs, advise.rs
 //!   table    segments of buckets, aux dictionary          table.rs, aux.rs, plan.rs (how large)
 //!   bucket   slots, bit behind bit, under one version     bucket.rs, layout.rs (where the bits are)
 //!   slot     what the bucket number does not say of the id, state, fields        key.rs
@@ -28,6 +28,8 @@ mod budget;
 mod error;
 mod key;
 mod layout;
+#[cfg(not(loom))]
+mod load;
 #[cfg(not(loom))]
 mod maintain;
 #[cfg(not(loom))]
@@ -53,6 +55,7 @@ pub use schema::{Alteration, Field, MAX_FIELDS, MAX_NAME_BYTES, MAX_ROW_BITS, Sc
 #[cfg(not(loom))]
 pub use {
     advise::{Advice, FieldAdvice},
+    load::{LoadPart, LoadRange, Loader},
     read::Read,
     space::{Options, Space},
     stats::TableStats,

@@ -197,35 +197,6 @@ impl Space {
         rows
     }
 
-    /// Opens a table for each of these ranges (lowest id, rows; rising) in an empty space, before a recovery fills them in whatever order.
-    /// Without this the first table would take all rows, and grow by one rewrite after the other. The last range is
-    /// open-ended and grows as it fills. Nothing happens to a space that holds rows already.
-    pub fn open_tables(&self, ranges: &[(u64, u64)]) -> Result<(), Error> {
-        let mut lows: Vec<(u64, u64)> = ranges.to_vec();
-        lows.dedup_by_key(|range| range.0);
-        if self.rows() > 0 || lows.len() < 2 || !lows.is_sorted() {
-            return Ok(());
-        }
-        let schema = self.schema();
-        let first = FIRST_ROWS.min(self.rows_per_table);
-        let mut plans = Vec::new();
-        if lows[0].0 > 0 {
-            plans.push((0, Plan::new(&schema, 0, lows[0].0 - 1, first)));
-        }
-        for pair in lows.windows(2) {
-            let ((low, rows), next) = (pair[0], pair[1].0);
-            plans.push((low, Plan::new(&schema, low, next - 1, rows.clamp(first, self.rows_per_table.max(first)))));
-        }
-        let newest = lows[lows.len() - 1].0;
-        plans.push((newest, Plan::new(&schema, newest, u64::MAX, first)));
-        let parts =
-            plans.into_iter().map(|(low, plan)| Ok((low, Table::new(&plan, schema.clone(), self.seed, &self.budget)?)));
-        if let Ok(old) = self.ring.rewrite(0, parts.collect::<Result<_, Error>>()?) {
-            self.ring.finish(&old);
-        }
-        Ok(())
-    }
-
     /// Bytes taken: tables, extend and aux dictionaries, the aside. Counted when mapped, touched or not.
     pub fn memory_bytes(&self) -> u64 {
         self.budget.used()

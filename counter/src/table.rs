@@ -556,6 +556,46 @@ impl Table {
         Err(self.budget.full())
     }
 
+    /// Stores a row in the main segment of a table that nobody else knows yet, and of which nothing was ever deleted: without a lock, and
+    /// uncounted ([`Table::count`]). False, and nothing has changed, if that is not all there is to it: a value that escapes, a row that
+    /// is there already, probes that are all full. Then [`Table::store`] has the means.
+    #[inline]
+    pub(crate) fn fill(&self, home: Home, row: &[i64]) -> bool {
+        let main = self.main();
+        let Some(fields) = main.layout.pack(row) else { return false };
+        let (mut index, mut step) = (home.bucket, 0);
+        for probe in 0..PROBES {
+            let bucket = main.bucket(index);
+            let tag = main.layout.tag(home.remainder, probe);
+            if bucket.find(tag).is_some() {
+                return false;
+            }
+            // Where a slot is free nothing has gone past, so the row is not further on.
+            if let Some(slot) = bucket.free_slot() {
+                bucket.fill(slot, tag, fields);
+                return true;
+            }
+            bucket.mark_past();
+            if step == 0 {
+                step = main.keys.step(home.remainder);
+            }
+            index = main.keys.next(index, step);
+        }
+        false
+    }
+
+    /// Counts rows that were stored by [`Table::fill`]; `high` is the highest id among them.
+    pub(crate) fn count(&self, rows: u64, high: u64) {
+        self.main().rows.fetch_add(rows, Relaxed);
+        self.rows.fetch_add(rows, Relaxed);
+        self.high.fetch_max(high, Relaxed);
+    }
+
+    /// Says whether ids come in rising order here: [`Table::rises`].
+    pub(crate) fn set_rises(&self, rises: bool) {
+        self.rising.store(if rises { self.rows() } else { 0 }, Relaxed);
+    }
+
     /// Opens an extension segment.
     fn grow(&self, index: usize) -> Result<&Buckets, Error> {
         let _growing = self.growing.lock();

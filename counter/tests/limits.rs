@@ -148,35 +148,3 @@ fn a_replay_is_not_refused() {
     space.set(next, &[(0, 5)]).unwrap();
     assert!((0..2 * next).all(|id| space.exists(id)), "what is there stays");
 }
-
-/// Tables that a recovery opens first take their rows in any order, at the memory that they had.
-#[test]
-fn a_recovery_opens_its_tables_first() {
-    const TABLES: u64 = 8;
-    const ROWS: u64 = 20_000;
-    let options = || counter::Options {
-        rows_per_table: ROWS,
-        ..counter::Options::new(counter::Schema::parse("like:12 repost:8 comment:8 read:16").unwrap())
-    };
-    let base = 3_631_614_501_919_378u64;
-    let mut ids: Vec<u64> = (0..TABLES * ROWS).map(|i| base + i * 4096).collect();
-    let ranges: Vec<(u64, u64)> =
-        (0..TABLES).map(|t| (if t == 0 { 0 } else { base + t * ROWS * 4096 }, ROWS)).collect();
-    let space = counter::Space::new(options()).unwrap();
-    space.open_tables(&ranges).unwrap();
-    assert_eq!(space.tables().len() as u64, TABLES);
-    fastrand::Rng::with_seed(3).shuffle(&mut ids);
-    for &id in &ids {
-        space.put(id, Some(&[id as i64 & 0xff, 0, 1, 2])).unwrap();
-    }
-    while space.maintain() {}
-    let mut row = [0; 4];
-    for &id in &ids {
-        assert!(space.get(id, &mut row));
-        assert_eq!(row, [id as i64 & 0xff, 0, 1, 2]);
-    }
-    let bytes = space.memory_bytes() as f64 / ids.len() as f64;
-    assert!(bytes < 12.0, "{bytes} bytes a row");
-    space.open_tables(&ranges).unwrap();
-    assert_eq!(space.rows(), TABLES * ROWS, "a space with rows is left alone");
-}

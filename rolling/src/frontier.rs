@@ -78,6 +78,15 @@ impl Frontier {
         frontier
     }
 
+    /// Takes over what [`Frontier::high`] and [`Frontier::window`] of another one said, where that is further on.
+    pub fn adopt(&self, high: Option<u64>, window: u64) {
+        self.window.fetch_max(window, Relaxed);
+        if let Some(high) = high {
+            self.high.fetch_max(high, SeqCst);
+            self.known.store(true, SeqCst);
+        }
+    }
+
     /// Where a write of `id` goes. An id inside the window moves the frontier.
     #[inline]
     pub fn admit(&self, id: u64) -> Admission {

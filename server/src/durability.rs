@@ -436,7 +436,7 @@ fn apply_record(engines: &Engines, parts: &Parts, number: u32, kind: u8, payload
             })
         }
         Some(RecordKind::Layout) => existence()?.put_layout(&decode_layout(payload)?).map_err(|e| e.to_string()),
-        Some(RecordKind::Catalogue | RecordKind::Table | RecordKind::Aside) | None => {
+        Some(RecordKind::Catalogue | RecordKind::Table | RecordKind::Head) | None => {
             Err(format!("a record of kind {kind} does not belong here"))
         }
     }

@@ -7,7 +7,7 @@
 //! | 3 pairs | existence | per pair: (id - id before) << 2 \| named by hash << 1 \| set; then the member, or the 16 bytes of the hash |
 //! | 4 layout | existence | where its tables lie: per table low - low before, pages |
 //! | 5 table | existence | snapshots only: a part of a table, in the phantom engine's own format |
-//! | 6 aside | existence | snapshots only: the phantom engine's pairs of ids far ahead, in its own format |
+//! | 6 head | both | snapshots only: what belongs to no table, in the engine's own format: the frontier; an existence space's pairs of ids far ahead |
 //!
 //! All numbers are LEB128 unless something else is said. Ids rise within a payload, so a like costs its id's distance from the
 //! one before, its member, and nothing for a counter that the same batch holds anyway. A number of more than 64 bits, a
@@ -71,15 +71,15 @@ pub enum RecordKind {
     Layout = 4,
     /// A part of an existence space's table.
     Table = 5,
-    /// An existence space's pairs of ids far ahead.
-    Aside = 6,
+    /// What belongs to no table of a space.
+    Head = 6,
 }
 
 impl RecordKind {
     /// The kind with this number.
     pub fn from_number(kind: u8) -> Option<RecordKind> {
         use RecordKind::*;
-        [Catalogue, Rows, Pairs, Layout, Table, Aside].into_iter().find(|&k| k as u8 == kind)
+        [Catalogue, Rows, Pairs, Layout, Table, Head].into_iter().find(|&k| k as u8 == kind)
     }
 }
 
@@ -93,7 +93,28 @@ pub fn put_number(out: &mut Vec<u8>, mut n: u64) {
 }
 
 /// Takes a LEB128 number of at most 64 bits.
+#[inline]
 pub fn take_number(bytes: &mut &[u8]) -> Result<u64, String> {
+    const LAST_BITS: u64 = 0x8080_8080_8080_8080;
+    // Up to eight bytes at once, without a branch that depends on how many: lengths are hard to predict.
+    if let Some(eight) = bytes.first_chunk() {
+        let word = u64::from_le_bytes(*eight);
+        let ends = !word & LAST_BITS;
+        if ends != 0 {
+            // Everything up to the first end; then groups of 7 bits are moved together: pairs, fours, eight.
+            let x = word & (ends ^ (ends - 1)) & !LAST_BITS;
+            let x = (x & 0x007f_007f_007f_007f) | ((x & 0x7f00_7f00_7f00_7f00) >> 1);
+            let x = (x & 0x0000_3fff_0000_3fff) | ((x & 0x3fff_0000_3fff_0000) >> 2);
+            let x = (x & 0x0fff_ffff) | ((x & 0x0fff_ffff_0000_0000) >> 4);
+            *bytes = &bytes[ends.trailing_zeros() as usize / 8 + 1..];
+            return Ok(x);
+        }
+    }
+    take_slowly(bytes)
+}
+
+/// [`take_number`] near the end of the bytes, or of a number of nine or ten bytes.
+fn take_slowly(bytes: &mut &[u8]) -> Result<u64, String> {
     let mut n = 0u64;
     for (i, &byte) in bytes.iter().enumerate().take(10) {
         let bits = u64::from(byte & 0x7f);
@@ -353,12 +374,19 @@ mod tests {
 
     #[test]
     fn numbers_of_any_size_read_back() {
-        for n in [0, 1, 127, 128, 1 << 32, u64::MAX - 1, u64::MAX] {
+        for n in (0..64)
+            .flat_map(|bits| [(1u64 << bits) - 1, 1 << bits, 0x5555_5555_5555_5555 >> bits])
+            .chain([u64::MAX - 1, u64::MAX])
+        {
             let mut out = vec![];
             put_number(&mut out, n);
-            let mut bytes = &out[..];
-            assert_eq!(take_number(&mut bytes), Ok(n));
-            assert!(bytes.is_empty());
+            // Alone, and with more behind it.
+            for behind in [&[][..], &[0x80; 12]] {
+                let all = [&out[..], behind].concat();
+                let mut bytes = &all[..];
+                assert_eq!(take_number(&mut bytes), Ok(n));
+                assert_eq!(bytes, behind);
+            }
             assert!(take_number(&mut &out[..out.len() - 1]).is_err());
         }
         assert!(take_number(&mut &[0xff; 10][..]).is_err(), "70 bits");

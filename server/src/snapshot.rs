@@ -9,13 +9,14 @@
 //! | catalogue | folder | the catalogue |
 //! | rows | table of a counter space | rows, in chunks that are sorted by id |
 //! | table | table of an existence space | its filters and revoked pairs, in the phantom engine's format |
-//! | aside | existence space | its frontier and the pairs of ids far ahead, in the phantom engine's format |
+//! | head | space | its frontier, of an existence space also the pairs of ids far ahead, in the engine's format |
 
 use crate::catalogue::{Catalogue, Mismatch};
 use crate::config::Config;
-use crate::engines::{Engines, existence_options};
+use crate::engines::{CounterSpace, Engines, existence_options};
 use crate::node::{Host, Node, unix_us};
 use crate::records::{RecordKind, RowsWriter, read_rows};
+use counter::LoadRange;
 use parking_lot::{Condvar, Mutex};
 use phantom::{StoredTable, TableDecoder};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -73,10 +74,10 @@ impl Parts {
     /// Takes over what a manifest names.
     fn adopt(&self, files: &[FileEntry]) {
         // What the last process had aside is not known: then it may have moved.
-        self.aside.lock().extend(files.iter().filter(|f| f.tag.kind == RecordKind::Aside as u32).map(|f| f.tag.space));
+        self.aside.lock().extend(files.iter().filter(|f| f.tag.kind == RecordKind::Head as u32).map(|f| f.tag.space));
         let mut spaces = self.spaces.lock();
         for tag in files.iter().filter(|f| f.role == Role::Snapshot).map(|f| f.tag) {
-            if tag.kind == RecordKind::Aside as u32 || tag.kind == RecordKind::Catalogue as u32 {
+            if tag.kind == RecordKind::Head as u32 || tag.kind == RecordKind::Catalogue as u32 {
                 continue;
             }
             let part = Part { high: tag.high, stamp: tag.stamp, changed: false };
@@ -283,6 +284,11 @@ fn write(node: &Node) -> Result<u64, String> {
             write_rows(space, low, high, &mut file).map_err(text)?;
             add(&mut writer, file)?;
         }
+        // After the rows: what came in meanwhile is not ahead of the frontier then.
+        let tag = Tag { space: space.number(), kind: RecordKind::Head as u32, low: 0, high: 0, stamp };
+        let mut file = writer.file(tag).map_err(text)?;
+        file.write(&space.encode_head(), 0).map_err(text)?;
+        add(&mut writer, file)?;
     }
     for space in engines.existences() {
         // The head first: a pair that moves from it into a table meanwhile is then in both. And since such a move is no write, tables
@@ -304,7 +310,7 @@ fn write(node: &Node) -> Result<u64, String> {
                 add(&mut writer, file)?;
             }
         }
-        let tag = Tag { space: space.number(), kind: RecordKind::Aside as u32, low: 0, high: 0, stamp };
+        let tag = Tag { space: space.number(), kind: RecordKind::Head as u32, low: 0, high: 0, stamp };
         let mut file = writer.file(tag).map_err(text)?;
         file.write(&head, aside as u64).map_err(text)?;
         add(&mut writer, file)?;
@@ -393,14 +399,38 @@ fn write_table(space: &phantom::Space, low: u64, file: &mut FileWriter) -> store
 
 /// The catalogue of the snapshot that the manifest names, if there is one.
 pub(crate) fn read_catalogue(store: &Store) -> store::Result<Option<Result<Catalogue, Mismatch>>> {
-    let is_catalogue = |f: &&FileEntry| f.role == Role::Snapshot && f.tag.kind == RecordKind::Catalogue as u32;
-    let Some(file) = store.manifest().files.iter().find(is_catalogue).cloned() else { return Ok(None) };
+    let text = read_small(store, |tag| tag.kind == RecordKind::Catalogue as u32)?;
+    Ok(text.map(|text| Catalogue::decode(&text)))
+}
+
+/// The content of the one small file that `is` points out, if there is one.
+fn read_small(store: &Store, is: impl Fn(&Tag) -> bool) -> store::Result<Option<Vec<u8>>> {
+    let file = store.manifest().files.iter().find(|f| f.role == Role::Snapshot && is(&f.tag)).cloned();
+    let Some(file) = file else { return Ok(None) };
     let mut reader = SnapshotReader::open(&**store.disk(), &file.name, Some((&file, store.lineage())))?;
     let (mut text, mut chunk) = (Vec::new(), Vec::new());
     while reader.next(&mut chunk)? {
         text.extend_from_slice(&chunk);
     }
-    Ok(Some(Catalogue::decode(&text)))
+    Ok(Some(text))
+}
+
+/// Makes room for a counter space's rows, as the snapshot says how many there are.
+fn loader<'a>(store: &Store, space: &'a CounterSpace) -> store::Result<counter::Loader<'a>> {
+    let of_space = |tag: &Tag, kind: RecordKind| tag.space == space.number() && tag.kind == kind as u32;
+    let head = read_small(store, |tag| of_space(tag, RecordKind::Head))?.unwrap_or_default();
+    let files = store.manifest().files.clone();
+    let files = files.iter().filter(|f| f.role == Role::Snapshot && of_space(&f.tag, RecordKind::Rows));
+    let range =
+        |f: &FileEntry| LoadRange { low: f.tag.low, last: f.tag.high, rows: store::row_hint(&**store.disk(), f) };
+    let mut ranges: Vec<LoadRange> = files.map(range).collect();
+    ranges.sort_unstable();
+    let unsound = || ranges.windows(2).any(|w| w[0].last >= w[1].low) || ranges.iter().any(|r| r.low > r.last);
+    let path = store.path(store::MANIFEST);
+    if unsound() {
+        return Err(store::Error::Corrupt { path, offset: 0, what: "files of rows that overlap".to_owned() });
+    }
+    space.loader(&head, &ranges).map_err(|e| store::Error::Corrupt { path, offset: 0, what: e.to_string() })
 }
 
 /// Reads the snapshot into empty engines, on all cores.
@@ -428,33 +458,17 @@ pub(crate) fn load(
             Some((known.number, existence_options(made, known)))
         })
         .collect();
-    for space in engines.counters() {
-        let is_rows = |f: &&FileEntry| {
-            f.role == Role::Snapshot && f.tag.kind == RecordKind::Rows as u32 && f.tag.space == space.number()
-        };
-        let manifest = store.manifest().clone();
-        let mut ranges: Vec<(u64, u64)> =
-            manifest.files.iter().filter(is_rows).map(|f| (f.tag.low, store::row_hint(&**store.disk(), f))).collect();
-        ranges.sort_unstable();
-        if let Err(error) = space.open_tables(&ranges) {
-            tracing::warn!("space '{}': its tables cannot be opened before they are read: {error}", space.name());
-        }
-    }
+    let loaders = engines.counters().iter().map(|space| Ok((space.number(), loader(store, space)?)));
+    let loaders: HashMap<u32, counter::Loader<'_>> = loaders.collect::<store::Result<_>>()?;
     let apply = |file: &FileEntry, chunk: &[u8]| -> Result<(), String> {
         let space = file.tag.space;
         match RecordKind::from_number(u8::try_from(file.tag.kind).unwrap_or(0)) {
             Some(RecordKind::Catalogue) => Ok(()),
             Some(RecordKind::Rows) => {
-                let counters = engines.counter_by_number(space);
-                let counters = counters.ok_or_else(|| format!("there is no counter space {space}"))?;
-                let mut put = 0u32;
+                let part = loaders.get(&space).and_then(|loader| loader.part(file.tag.low));
+                let mut part = part.ok_or_else(|| format!("there is no counter space {space}"))?;
                 read_rows(chunk, |id, row| {
-                    put += 1;
-                    // Tables grow as they do under clients, or else the first ones would take all rows in ever more extensions.
-                    if put.is_multiple_of(1024) {
-                        while counters.wants_maintenance() && counters.maintain() {}
-                    }
-                    counters.put(id, row).map_err(|e| e.to_string())
+                    part.push(id, row.ok_or("a row that is not there")?).map_err(|e| e.to_string())
                 })
             }
             Some(RecordKind::Table) => {
@@ -466,7 +480,8 @@ pub(crate) fn load(
                 decoders.lock().insert(file.name.clone(), decoder);
                 Ok(())
             }
-            Some(RecordKind::Aside) => {
+            Some(RecordKind::Head) if loaders.contains_key(&space) => Ok(()),
+            Some(RecordKind::Head) => {
                 restored.lock().entry(space).or_default().head.extend_from_slice(chunk);
                 Ok(())
             }
@@ -475,6 +490,10 @@ pub(crate) fn load(
     };
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let rows = store.load(threads, apply, progress)?;
+    for (number, loader) in loaders {
+        let refused = |e: counter::Error| store::Error::Refused(format!("counter space {number}: {e}"));
+        loader.install().map_err(refused)?;
+    }
     let files = store.manifest().files.clone();
     let damaged =
         |file: &FileEntry, what: String| store::Error::Corrupt { path: store.path(&file.name), offset: 0, what };
@@ -486,7 +505,7 @@ pub(crate) fn load(
             restored.entry(file.tag.space).or_default().tables.push(table);
         }
     }
-    for file in files.iter().filter(|f| f.tag.kind == RecordKind::Aside as u32) {
+    for file in files.iter().filter(|f| f.tag.kind == RecordKind::Head as u32) {
         let Some(of_space) = restored.remove(&file.tag.space) else { continue };
         let Some(options) = options.get(&file.tag.space) else { continue };
         let space = phantom::Space::restore(options.clone(), &of_space.head, of_space.tables)

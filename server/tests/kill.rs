@@ -7,10 +7,13 @@
 
 mod common;
 
-use common::{FIRST, Likes, Program, TIDEMARK, acknowledged, check, like, text};
+use common::{FIRST, Likes, POSTS, Program, TIDEMARK, acknowledged, check, like_from, text};
 use std::process::Command;
 use std::time::Duration;
 use tidemark_server::cli::client::Client;
+
+/// Rounds that like the same posts. What older ones left is checked era by era, so that a round costs the same however many there were.
+const ERA: u64 = 10;
 
 #[test]
 fn nothing_acknowledged_is_lost_by_kill_9() {
@@ -19,22 +22,31 @@ fn nothing_acknowledged_is_lost_by_kill_9() {
     eprintln!("TIDEMARK_SEED={seed}, {rounds} rounds");
     let mut rng = fastrand::Rng::with_seed(seed);
     let folder = tempfile::tempdir().unwrap();
-    let mut sent = Likes::new();
+    let mut eras: Vec<Likes> = vec![];
+    let (mut snapshots, mut all) = (0, 0);
     for round in 0..rounds {
         let program = Program::start(folder.path(), "always");
         let port = program.port;
-        check(port, &sent);
+        if let Some(now) = eras.last() {
+            check(port, now);
+            check(port, &eras[rng.usize(0..eras.len())]);
+        }
+        if round % ERA == 0 {
+            eras.push(Likes::new());
+        }
+        let first_post = FIRST + (eras.len() as u64 - 1) * POSTS * 4096;
         let pause = Duration::from_millis(rng.u64(1..400));
-        let (saves, seeds) = (round % 3 == 1, [rng.u64(..), rng.u64(..)]);
+        let seeds = [rng.u64(..), rng.u64(..)];
         let fresh: Vec<Likes> = std::thread::scope(|s| {
             let threads: Vec<_> = (0..2)
                 .map(|i| {
+                    let first_member = (round * 2 + i) * 1_000_000 + 1;
                     s.spawn(move || {
-                        like(port, (round * 2 + i) * 1_000_000 + 1, seeds[i as usize], |words| panic!("{words}"))
+                        like_from(port, first_post, first_member, seeds[i as usize], |words| panic!("{words}"))
                     })
                 })
                 .collect();
-            if saves {
+            if round % 3 == 1 {
                 s.spawn(move || {
                     // The kill may come first.
                     let _ = Client::connect(("127.0.0.1", port)).and_then(|mut c| c.call(&[b"BGSAVE"]));
@@ -44,18 +56,25 @@ fn nothing_acknowledged_is_lost_by_kill_9() {
             program.kill();
             threads.into_iter().map(|t| t.join().unwrap()).collect()
         });
+        snapshots += u64::from(
+            std::fs::read_dir(folder.path())
+                .unwrap()
+                .any(|e| e.unwrap().file_name().to_string_lossy().ends_with(".tsnap")),
+        );
         for fresh in fresh {
-            eprintln!(
-                "round {round}: {} sent, {} acknowledged, killed after {pause:?}",
-                fresh.len(),
-                acknowledged(&fresh)
-            );
-            sent.extend(fresh);
+            let (sent, kept) = (fresh.len(), acknowledged(&fresh));
+            eprintln!("round {round}: {sent} sent, {kept} acknowledged, killed after {pause:?}");
+            all += kept as u64;
+            eras.last_mut().unwrap().extend(fresh);
         }
     }
     let program = Program::start(folder.path(), "always");
-    check(program.port, &sent);
-    assert!(acknowledged(&sent) as u64 > rounds * 10, "the test did not do much");
+    eras.iter().for_each(|likes| drop(check(program.port, likes)));
+    assert!(
+        all > rounds * 10 && snapshots > 0,
+        "the test did not do much: {all} likes, {snapshots} starts from a snapshot"
+    );
+    eprintln!("{all} acknowledged likes, none lost; {snapshots} starts had a snapshot");
 }
 
 #[test]

@@ -4,7 +4,8 @@
 //! cargo build --release -p tidemark-server -p tidemark-bench
 //! target/release/durability always                    64 clients, one like each in turn, synced before each reply
 //! target/release/durability likes --likes 10000000    pipelined likes, synced every second: CPU and log bytes of each like
-//! target/release/durability snapshot --rows 20000000  pages while a snapshot is written; recovery
+//! target/release/durability snapshot --rows 20000000  pages while a snapshot is written, then recovery
+//! target/release/durability recover --rows 10000000   recovery alone
 //! ```
 //!
 //! A like is `FEED.ACT like USER POST` here and `MULTI, SADD liked:POST USER, HINCRBY post:POST like 1, EXEC` there. Posts are liked by
@@ -63,15 +64,8 @@ enum What {
     },
     /// Pages while a snapshot is written, and recovery.
     Snapshot {
-        /// Rows of four counters.
-        #[arg(long, default_value_t = 2_000_000)]
-        rows: u64,
-        /// The same in Redis, as hashes.
-        #[arg(long, default_value_t = 500_000)]
-        redis_rows: u64,
-        /// Pairs set before, newer posts later; 390 million take 1 GiB.
-        #[arg(long, default_value_t = 2_000_000)]
-        pairs: u64,
+        #[command(flatten)]
+        size: Size,
         /// Pages of 32 posts a second.
         #[arg(long, default_value_t = 1000)]
         pages: u64,
@@ -82,6 +76,25 @@ enum What {
         #[arg(long, default_value_t = 3)]
         rounds: u64,
     },
+    /// Recovery from a snapshot, without pages before it.
+    Recover {
+        #[command(flatten)]
+        size: Size,
+    },
+}
+
+/// What is held.
+#[derive(clap::Args)]
+struct Size {
+    /// Rows of four counters.
+    #[arg(long, default_value_t = 2_000_000)]
+    rows: u64,
+    /// The same in Redis, as hashes.
+    #[arg(long, default_value_t = 500_000)]
+    redis_rows: u64,
+    /// Pairs set before, newer posts later; 390 million take 1 GiB.
+    #[arg(long, default_value_t = 2_000_000)]
+    pairs: u64,
 }
 
 /// Ids as microblogs have them: 16 digits, with gaps.
@@ -368,10 +381,8 @@ fn percentile(values: &mut [f64], share: f64) -> f64 {
         .unwrap_or(f64::NAN)
 }
 
-struct Size {
-    rows: u64,
-    redis_rows: u64,
-    pairs: u64,
+/// What is asked meanwhile.
+struct Traffic {
     pages: u64,
     likes: u64,
     rounds: u64,
@@ -413,14 +424,15 @@ fn filters_mib(server: &Server) -> io::Result<f64> {
     Ok(text.lines().filter(|l| l.starts_with("existence_")).filter_map(of_space).sum::<f64>() / (1 << 20) as f64)
 }
 
-fn snapshot(args: &Args, size: &Size) -> io::Result<()> {
+/// A server with rows and pairs in it.
+fn filled(args: &Args, size: &Size) -> io::Result<Server> {
     let counters = "[[counter]]\nname = \"post\"\nfields = \"like:12 repost:8 comment:8 read:16\"\nmemory_limit_bytes = 8_000_000_000\n";
     let filter = |name: &str, pairs: u64| {
         format!("[[existence]]\nname = \"{name}\"\npairs_per_table = {pairs}\nmax_tables = 64\n")
     };
     let rest = "[[view]]\nname = \"home\"\ncounters = [\"post\"]\nflags = [\"liked\", \"read\"]\n[[action]]\nname = \"like\"\nflag = \"liked\"\ncounter = \"post.like\"\n";
     let config = format!("{counters}{}{}{rest}", filter("liked", 16 << 20), filter("read", 1 << 20));
-    let mut server = Server::tidemark(args, "everysec", &config)?;
+    let server = Server::tidemark(args, "everysec", &config)?;
     let started = Instant::now();
     fill(&server, size.rows, |client, post, [like, repost, comment, read]| {
         client.push(&[
@@ -465,18 +477,22 @@ fn snapshot(args: &Args, size: &Size) -> io::Result<()> {
         started.elapsed().as_secs_f64(),
         server.memory_mib()
     );
+    Ok(server)
+}
 
+fn snapshot(args: &Args, size: &Size, traffic: &Traffic) -> io::Result<()> {
+    let server = filled(args, size)?;
     let (saving, over) = (AtomicBool::new(false), AtomicBool::new(false));
     let mut extra = vec![];
     let mut took = vec![];
     let pages = std::thread::scope(|s| -> io::Result<Pages> {
-        let (saving, over, server, size) = (&saving, &over, &server, size);
+        let (saving, over, server) = (&saving, &over, &server);
         let reader = s.spawn(move || -> io::Result<Pages> {
             let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(7));
             let mut pages = Pages::default();
             let mut due = Instant::now();
             while !over.load(Relaxed) {
-                due += Duration::from_secs_f64(1.0 / size.pages as f64);
+                due += Duration::from_secs_f64(1.0 / traffic.pages as f64);
                 std::thread::sleep(due.saturating_duration_since(Instant::now()));
                 let was_saving = saving.load(Relaxed);
                 let first = rng.u64(0..size.rows.saturating_sub(4000).max(1));
@@ -498,7 +514,7 @@ fn snapshot(args: &Args, size: &Size) -> io::Result<()> {
             let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(8));
             let mut due = Instant::now();
             while !over.load(Relaxed) {
-                due += Duration::from_secs_f64(1.0 / size.likes as f64);
+                due += Duration::from_secs_f64(1.0 / traffic.likes as f64);
                 std::thread::sleep(due.saturating_duration_since(Instant::now()));
                 let replies = like_tidemark(&mut client, post(rng.u64(0..size.rows)), rng.u64(..1 << 40));
                 take(&mut client, replies)?;
@@ -507,7 +523,7 @@ fn snapshot(args: &Args, size: &Size) -> io::Result<()> {
         });
         let mut control = || -> io::Result<()> {
             let mut client = server.client()?;
-            for _ in 0..size.rounds {
+            for _ in 0..traffic.rounds {
                 std::thread::sleep(Duration::from_secs(8));
                 let before = server.memory_mib();
                 let (mut most, started) = (before, Instant::now());
@@ -544,7 +560,11 @@ fn snapshot(args: &Args, size: &Size) -> io::Result<()> {
         server.bytes_of(".tsnap") as f64 / (1 << 20) as f64,
         extra.iter().copied().fold(0.0, f64::max)
     );
+    recover(args, size, server)
+}
 
+/// Kills it and starts it again; then the same with Redis.
+fn recover(args: &Args, size: &Size, mut server: Server) -> io::Result<()> {
     let mut client = server.client()?;
     client.call(&[b"SAVE"])?;
     drop(client);
@@ -578,8 +598,7 @@ fn main() -> io::Result<()> {
     match args.what {
         What::Always { clients, seconds, rounds } => always(&args, clients, seconds, rounds),
         What::Likes { likes: count, posts, clients } => likes(&args, count, posts, clients),
-        What::Snapshot { rows, redis_rows, pairs, pages, likes, rounds } => {
-            snapshot(&args, &Size { rows, redis_rows, pairs, pages, likes, rounds })
-        }
+        What::Snapshot { ref size, pages, likes, rounds } => snapshot(&args, size, &Traffic { pages, likes, rounds }),
+        What::Recover { ref size } => recover(&args, size, filled(&args, size)?),
     }
 }
