@@ -154,7 +154,7 @@ fn check_log(disk: &dyn Disk, manifest: &Manifest, report: &mut Report) {
         }
         if n == head.records { Ok(()) } else { Err(format!("a batch says {} records and holds {n}", head.records)) }
     };
-    match replay(disk, &path, manifest.replay, &mut apply, &mut |_| ()) {
+    match replay(disk, &path, manifest.replay, false, &mut apply, &mut |_| ()) {
         Ok(end) => {
             report.bytes += end.bytes;
             report.batches += end.batches;

@@ -81,6 +81,7 @@ mod check;
 mod commit;
 mod disk;
 mod error;
+mod follow;
 mod frame;
 mod log;
 mod manifest;
@@ -89,6 +90,7 @@ mod replay;
 mod segment;
 mod sim;
 mod snapshot;
+mod staging;
 mod store;
 mod tail;
 
@@ -97,6 +99,7 @@ pub use check::{Finding, Report, Severity, check, dump, lineage_of};
 pub use commit::{CommitOptions, CommitStats, Committed, Committer, Health, Rounds, Source, SyncPolicy, Ticket, Turn};
 pub use disk::{Disk, DiskFile, LOCK, RealDisk, TEMPORARY, read_full_at, write_all_at};
 pub use error::{Error, Result};
+pub use follow::FollowLog;
 pub use frame::{Check, FRAME_BYTES, Frame, frame_head, read_frame};
 pub use log::{Log, LogOptions, LogStats, Position};
 pub use manifest::{BadManifest, FileEntry, MANIFEST, MANIFEST_VERSION, MAX_FILES, Manifest, Role, Tag};
@@ -109,5 +112,6 @@ pub use sim::{Faults, SimDisk};
 pub use snapshot::{
     FileWriter, MAX_CHUNK_BYTES, SNAPSHOT_VERSION, SnapshotHead, SnapshotReader, SnapshotWriter, row_hint,
 };
-pub use store::{Progress, Store, StoreOptions};
-pub use tail::{Step, Tail};
+pub use staging::{Fetched, STAGED, Staging};
+pub use store::{Pin, Progress, Store, StoreOptions};
+pub use tail::{Absent, Step, Tail};

@@ -108,6 +108,11 @@ impl Manifest {
         Manifest { lineage, number: 1, term: 0, replay: Position::START, durable: 0, files: Vec::new() }
     }
 
+    /// The file of that name.
+    pub fn file(&self, name: &str) -> Option<&FileEntry> {
+        self.files.binary_search_by(|f| f.name.as_str().cmp(name)).ok().map(|at| &self.files[at])
+    }
+
     /// The text.
     pub fn encode(&self) -> String {
         let at = &self.replay;
@@ -201,8 +206,13 @@ impl Manifest {
 
     /// Reads the folder's manifest; `None` if there is none.
     pub fn read(disk: &dyn Disk) -> Result<Option<Manifest>> {
-        let path = disk.path(MANIFEST);
-        let bytes = match read_whole(disk, MANIFEST, LIMIT_BYTES) {
+        Manifest::read_as(disk, MANIFEST)
+    }
+
+    /// Reads a manifest of another name.
+    pub(crate) fn read_as(disk: &dyn Disk, name: &str) -> Result<Option<Manifest>> {
+        let path = disk.path(name);
+        let bytes = match read_whole(disk, name, LIMIT_BYTES) {
             Ok(bytes) => bytes,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(Error::io(path, "reading", e)),

@@ -369,11 +369,13 @@ pub struct End {
     pub bytes: u64,
 }
 
-/// Replays the batches from `start` along the path; `apply` gets each batch whole.
+/// Replays the batches from `start` along the path; `apply` gets each batch whole. `following`: the log is a replica's, whose batches
+/// tell when they were durable on its master. Its tail is cut whatever follows (follow.rs, F3).
 pub(crate) fn replay(
     disk: &dyn Disk,
     path: &Path,
     start: Position,
+    following: bool,
     apply: &mut ApplyBatch<'_>,
     progress: &mut dyn FnMut(Position),
 ) -> Result<End> {
@@ -441,7 +443,7 @@ pub(crate) fn replay(
                 }
                 Found::Bad(what) if next.is_some() => return Err(Error::corrupt(file_path, at.byte, what)),
                 Found::Bad(what) => {
-                    if let Some(proof) = reader.proof_of_damage()? {
+                    if !following && let Some(proof) = reader.proof_of_damage()? {
                         let what = format!(
                             "{what}; the batch at byte {proof} was written when this place was already durable"
                         );

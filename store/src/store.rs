@@ -16,20 +16,22 @@
 //! | `*.tmp` | by all of them | renamed, or swept at the next start |
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::batch::{BatchHead, Lineage};
 use crate::disk::{Disk, TEMPORARY};
 use crate::error::{Error, Result};
+use crate::follow::FollowLog;
 use crate::log::{Log, LogOptions, Position, Resume};
 use crate::manifest::{FileEntry, MANIFEST, Manifest, Role};
 use crate::record::{Record, Records};
 use crate::replay::{ApplyBatch, End, find_path, read_segment_head, replay, segment_numbers};
 use crate::segment::{SEGMENT_HEAD_BYTES, segment_name};
 use crate::snapshot::{SnapshotReader, SnapshotWriter, parse_snapshot_name};
+use crate::staging;
 
 /// How a data folder is kept.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +58,13 @@ pub struct Progress {
     pub of_bytes: u64,
 }
 
+/// A manifest of which everything is kept. See [`Store::pin`].
+#[derive(Debug)]
+pub struct Pin {
+    /// As it was.
+    pub manifest: Manifest,
+}
+
 /// An open data folder.
 #[derive(Debug)]
 pub struct Store {
@@ -67,6 +76,8 @@ pub struct Store {
     next_number: AtomicU64,
     /// Numbers of snapshots under construction: their files are not swept.
     building: Mutex<Vec<u64>>,
+    /// What replicas fetch now.
+    pins: Mutex<Vec<Weak<Pin>>>,
     /// Writing a manifest failed, and perhaps only after its rename: what either manifest names is kept until one was written well.
     in_doubt: AtomicBool,
     is_new: bool,
@@ -101,6 +112,7 @@ impl Store {
             }
             Err(e) => return Err(Error::io(disk.path(crate::disk::LOCK), "locking", e)),
         };
+        staging::adopt(&disk)?;
         let (manifest, is_new) = match Manifest::read(&*disk)? {
             Some(manifest) => (manifest, false),
             None => {
@@ -123,6 +135,7 @@ impl Store {
             manifest: Mutex::new(manifest),
             next_number,
             building: Mutex::new(Vec::new()),
+            pins: Mutex::new(Vec::new()),
             in_doubt: AtomicBool::new(false),
             is_new,
             _lock: lock,
@@ -229,14 +242,38 @@ impl Store {
     }
 
     /// As [`Store::replay`], batch by batch.
-    pub fn replay_batches(&self, apply: &mut ApplyBatch<'_>, mut progress: impl FnMut(Progress)) -> Result<(Log, End)> {
+    pub fn replay_batches(&self, apply: &mut ApplyBatch<'_>, progress: impl FnMut(Progress)) -> Result<(Log, End)> {
+        let (found, end) = self.read_log(false, apply, progress)?;
+        let log = Log::resume(self.disk.clone(), self.options.log, found)?;
+        match self.note_durable(&log) {
+            Ok(()) | Err(Error::Full { .. }) => Ok((log, end)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// As [`Store::replay_batches`], for a replica: the log goes on as its master's does.
+    pub fn replay_following(
+        &self,
+        apply: &mut ApplyBatch<'_>,
+        progress: impl FnMut(Progress),
+    ) -> Result<(FollowLog, End)> {
+        let (_, end) = self.read_log(true, apply, progress)?;
+        Ok((FollowLog::open(self.disk.clone(), self.lineage, end.position)?, end))
+    }
+
+    fn read_log(
+        &self,
+        following: bool,
+        apply: &mut ApplyBatch<'_>,
+        mut progress: impl FnMut(Progress),
+    ) -> Result<(Resume, End)> {
         let manifest = self.manifest().clone();
         let path = find_path(&*self.disk, self.lineage, manifest.replay)?;
         let sizes: u64 = path.segments.iter().map(|s| self.size_of(s.segment).unwrap_or(0)).sum();
         let of_bytes = sizes.saturating_sub(manifest.replay.byte);
         let start = manifest.replay.offset;
         let mut report = |at: Position| progress(Progress { bytes: at.offset - start, of_bytes });
-        let end = replay(&*self.disk, &path, manifest.replay, apply, &mut report)?;
+        let end = replay(&*self.disk, &path, manifest.replay, following, apply, &mut report)?;
         if end.position.offset < manifest.durable {
             let name = self.disk.path(&segment_name(end.position.segment));
             let what = format!(
@@ -262,24 +299,56 @@ impl Store {
             is_first: last.is_none(),
             void,
         };
-        let log = Log::resume(self.disk.clone(), self.options.log, found)?;
-        match self.note_durable(&log) {
-            Ok(()) | Err(Error::Full { .. }) => Ok((log, end)),
-            Err(error) => Err(error),
-        }
+        Ok((found, end))
     }
 
     /// Notes in the manifest how far the log is durable, so that a log that lost its end is recognised. Done at each start; to be
     /// done when the log is closed, too.
     pub fn note_durable(&self, log: &Log) -> Result<()> {
-        let durable = log.durable().offset;
-        if self.manifest().durable >= durable && self.manifest().term >= log.term() {
+        self.note(log.durable(), log.term())
+    }
+
+    /// As [`Store::note_durable`], for a log that is a replica's: up to where it is durable, and its term.
+    pub fn note(&self, durable: Position, term: u64) -> Result<()> {
+        if self.manifest().durable >= durable.offset && self.manifest().term >= term {
             return Ok(());
         }
         self.publish(|manifest| {
-            manifest.durable = manifest.durable.max(durable);
-            manifest.term = manifest.term.max(log.term());
+            manifest.durable = manifest.durable.max(durable.offset);
+            manifest.term = manifest.term.max(term);
         })
+    }
+
+    /// How the log is cut.
+    pub fn log_options(&self) -> LogOptions {
+        self.options.log
+    }
+
+    /// Keeps everything that the manifest names now, and the log behind it, until the pin is dropped: a replica fetches it.
+    pub fn pin(&self) -> Arc<Pin> {
+        let mut pins = self.pins.lock();
+        pins.retain(|pin| pin.strong_count() > 0);
+        let pin = Arc::new(Pin { manifest: self.manifest().clone() });
+        pins.push(Arc::downgrade(&pin));
+        pin
+    }
+
+    /// Whether a replica still fetches the file: then it is not to be removed, though no manifest names it any more.
+    pub fn is_pinned(&self, name: &str) -> bool {
+        self.pins.lock().iter().filter_map(Weak::upgrade).any(|pin| pin.manifest.file(name).is_some())
+    }
+
+    /// The offset from which on the log is of this term, as far as its segments are still there; `None`: none of them is.
+    pub fn branch(&self, term: u64) -> Result<Option<u64>> {
+        let mut branch = None;
+        for &number in segment_numbers(&*self.disk)?.iter().rev() {
+            match read_segment_head(&*self.disk, number)? {
+                Ok(head) if head.term == term => branch = Some(head.base),
+                Ok(_) => break,
+                Err(_) => {}
+            }
+        }
+        Ok(branch)
     }
 
     fn size_of(&self, segment: u64) -> Option<u64> {
@@ -366,11 +435,13 @@ impl Store {
         for name in &names {
             let old = parse_snapshot_name(name)
                 .is_some_and(|(number, _)| number <= manifest.number && !building.contains(&number));
-            if old && manifest.files.binary_search_by(|f| f.name.as_str().cmp(name)).is_err() {
+            if old && manifest.file(name).is_none() && !self.is_pinned(name) {
                 self.remove(name)?;
             }
         }
-        self.trim_log(manifest.replay)
+        let pins: Vec<Arc<Pin>> = self.pins.lock().iter().filter_map(Weak::upgrade).collect();
+        let needed = pins.iter().map(|pin| pin.manifest.replay).chain([manifest.replay]);
+        self.trim_log(needed.min_by_key(|at| at.segment).unwrap_or(manifest.replay))
     }
 
     /// Removes the oldest segments before the replay position, until those kept fit `keep_log_bytes`.
@@ -399,7 +470,7 @@ impl Store {
         // Published but named by no manifest: of a snapshot that was never committed. Their numbers will be used again.
         let manifest = self.manifest().clone();
         for name in names.iter().filter(|n| parse_snapshot_name(n).is_some()) {
-            if manifest.files.binary_search_by(|f| f.name.cmp(name)).is_err() {
+            if manifest.file(name).is_none() {
                 self.remove(name)?;
             }
         }

@@ -27,7 +27,7 @@ pub enum Step<'a> {
 
 /// Why a place cannot be followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Absent {
+pub enum Absent {
     /// The segment is not there any more.
     Removed,
     /// The log has other bytes before that place.
@@ -39,6 +39,8 @@ enum Absent {
 pub struct Tail {
     disk: Arc<dyn Disk>,
     head: SegmentHead,
+    /// The segment that continues this one, once it is known: below a durable end that does not change any more.
+    next: Option<SegmentHead>,
     reader: BatchReader,
 }
 
@@ -53,7 +55,8 @@ impl Tail {
         }
     }
 
-    fn find(disk: &Arc<dyn Disk>, start: Position, limit: Position) -> Result<std::result::Result<Tail, Absent>> {
+    /// As [`Tail::open`], for a caller that wants to know why a place cannot be followed.
+    pub fn find(disk: &Arc<dyn Disk>, start: Position, limit: Position) -> Result<std::result::Result<Tail, Absent>> {
         if start.offset > limit.offset {
             return Ok(Err(Absent::Diverged));
         }
@@ -82,12 +85,17 @@ impl Tail {
         Ok(if at == start { Ok(tail) } else { Err(Absent::Diverged) })
     }
 
+    /// The segment in which it is.
+    pub fn segment(&self) -> SegmentHead {
+        self.head
+    }
+
     fn at_segment(disk: Arc<dyn Disk>, head: SegmentHead) -> Result<Tail> {
         let name = segment_name(head.segment);
         let path = disk.path(&name);
         let file = disk.open(&name).map_err(|e| Error::io(&path, "opening", e))?;
         let reader = BatchReader::new(file, path, head, None)?;
-        Ok(Tail { disk, head, reader })
+        Ok(Tail { disk, head, next: None, reader })
     }
 
     /// The place before the next step.
@@ -130,7 +138,10 @@ impl Tail {
     }
 
     /// The segment up to the limit's that continues this one.
-    fn successor(&self, limit: Position) -> Result<Option<SegmentHead>> {
+    fn successor(&mut self, limit: Position) -> Result<Option<SegmentHead>> {
+        if self.next.is_some() {
+            return Ok(self.next);
+        }
         // From the limit back, since void segments name the same predecessor as the one that counts.
         let mut wanted = limit.segment;
         while wanted > self.head.segment {
@@ -139,7 +150,8 @@ impl Tail {
                 return Err(Error::corrupt(path, 0, "the header is damaged"));
             };
             if head.previous == self.head.segment {
-                return Ok(Some(head));
+                self.next = Some(head);
+                return Ok(self.next);
             }
             wanted = head.previous;
         }

@@ -1,0 +1,307 @@
+//! The master's end of a link: one replica is fed from the files of the log, and of the snapshot if it needs that.
+//!
+//! A feed keeps no copy of anything: it reads when there is room to send (R4). What a full sync needs is pinned in the store until the link
+//! is closed, or until the log that is kept for it exceeds a limit; then the replica is told to begin that part anew, and keeps the files
+//! that it has.
+
+use std::sync::Arc;
+
+use store::{Absent, DiskFile, Pin, Position, SegmentHead, Step, Store, Tail, read_full_at};
+
+use crate::wire::{Hello, MAX_MESSAGE_BYTES, Reader, ToMaster, ToReplica, Verdict, Writer, read_to_master};
+use crate::{LinkError, Times};
+
+/// A feed adds messages to its output until so many bytes wait there.
+pub const WINDOW_BYTES: usize = 1 << 20;
+
+/// Bytes of a file per message.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// The longest message of a replica.
+const REPLICA_MESSAGE_BYTES: usize = 4 << 10;
+
+/// What a feed reads from.
+#[derive(Clone, Copy, Debug)]
+pub struct Origin<'a> {
+    /// The data folder.
+    pub store: &'a Store,
+    /// Where the log is durable now: replicas get what lies before.
+    pub durable: Position,
+    /// Of the newest segment.
+    pub term: u64,
+}
+
+/// What a feed does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sending {
+    /// Waits for Hello, or for what the replica makes of the answer.
+    Nothing,
+    /// A full sync.
+    Files,
+    /// The log, from the replica's own position.
+    Log,
+}
+
+/// What is known of the replica.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// Where it says that it can be reached; empty if it does not.
+    pub ip: String,
+    /// The port that it listens on; 0 before Hello.
+    pub port: u16,
+    /// What it gets.
+    pub sending: Sending,
+    /// Its log is written up to here.
+    pub written: u64,
+    /// Its log is durable up to here.
+    pub durable: u64,
+    /// When it last said something.
+    pub heard_ms: u64,
+}
+
+enum Work {
+    Nothing,
+    Manifest,
+    File { file: Box<dyn DiskFile>, at: u64, end: u64 },
+    Log { tail: Box<Tail>, first: Option<SegmentHead> },
+    Gone,
+}
+
+/// See the top of the file.
+pub struct Feed {
+    times: Times,
+    /// Most bytes of log that are kept for a full sync.
+    pinned_bytes: u64,
+    reader: Reader,
+    writer: Writer,
+    peer: Peer,
+    /// The position from which it followed, once it did.
+    welcome: Option<Verdict>,
+    hello: Option<Hello>,
+    work: Work,
+    pin: Option<Arc<Pin>>,
+    chunk: Vec<u8>,
+    said_ms: u64,
+    said_durable: u64,
+}
+
+impl std::fmt::Debug for Feed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Feed").field("peer", &self.peer).field("welcome", &self.welcome).finish_non_exhaustive()
+    }
+}
+
+impl Feed {
+    /// A link that has just come up. For a full sync at most `pinned_bytes` of the log are kept beyond what is kept anyway.
+    pub fn new(times: Times, pinned_bytes: u64, now_ms: u64) -> Feed {
+        let peer =
+            Peer { ip: String::new(), port: 0, sending: Sending::Nothing, written: 0, durable: 0, heard_ms: now_ms };
+        Feed {
+            times,
+            pinned_bytes,
+            reader: Reader::default(),
+            writer: Writer::default(),
+            peer,
+            welcome: None,
+            hello: None,
+            work: Work::Nothing,
+            pin: None,
+            chunk: Vec::new(),
+            said_ms: now_ms,
+            said_durable: 0,
+        }
+    }
+
+    /// The replica, as far as it is known.
+    pub fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    /// Takes bytes that came from the replica.
+    pub fn receive(&mut self, bytes: &[u8], origin: &Origin<'_>, now_ms: u64) -> Result<(), LinkError> {
+        self.peer.heard_ms = now_ms;
+        self.reader.feed(bytes);
+        loop {
+            let body = self.reader.next(REPLICA_MESSAGE_BYTES).map_err(LinkError::Protocol)?;
+            let Some(body) = body else { return Ok(()) };
+            let message = read_to_master(body).map_err(LinkError::Protocol)?;
+            self.take(message, origin)?;
+        }
+    }
+
+    fn take(&mut self, message: ToMaster, origin: &Origin<'_>) -> Result<(), LinkError> {
+        let protocol = |what: &str| Err(LinkError::Protocol(what.to_owned()));
+        match message {
+            ToMaster::Hello(hello) => {
+                if self.hello.is_some() {
+                    return protocol("a second Hello");
+                }
+                (self.peer.ip, self.peer.port) = (hello.ip.clone(), hello.port);
+                self.hello = Some(hello);
+                Ok(())
+            }
+            _ if self.welcome.is_none() => protocol("a message before Welcome"),
+            ToMaster::Ack { written, durable } => {
+                if durable > written || written > origin.durable.offset {
+                    return protocol("an acknowledgement of what was never sent");
+                }
+                (self.peer.written, self.peer.durable) = (written, durable);
+                Ok(())
+            }
+            _ if self.welcome == Some(Verdict::Continue) => protocol("a full sync was not offered"),
+            ToMaster::WantManifest => {
+                self.peer.sending = Sending::Files;
+                self.pin = Some(origin.store.pin());
+                self.work = Work::Manifest;
+                Ok(())
+            }
+            ToMaster::WantFile { name, from } => {
+                let Some(pin) = &self.pin else { return protocol("a file before the manifest") };
+                self.work = match pin.manifest.file(&name) {
+                    Some(entry) if from <= entry.bytes => match origin.store.disk().open(&name) {
+                        Ok(file) => Work::File { file, at: from, end: entry.bytes },
+                        Err(_) => Work::Gone,
+                    },
+                    Some(_) => return protocol("a file from behind its end"),
+                    None => return protocol("a file that the manifest does not name"),
+                };
+                Ok(())
+            }
+            ToMaster::WantLog { segment } => {
+                let is_known = self.pin.as_ref().is_some_and(|pin| pin.manifest.replay.segment == segment);
+                if !is_known && segment != Position::START.segment {
+                    return protocol("a log before the manifest");
+                }
+                self.work = match first_place(origin, segment)? {
+                    None => Work::Gone,
+                    Some(start) => match Tail::find(origin.store.disk(), start, origin.durable)? {
+                        Ok(tail) => Work::Log { first: Some(tail.segment()), tail: Box::new(tail) },
+                        Err(_) => Work::Gone,
+                    },
+                };
+                Ok(())
+            }
+        }
+    }
+
+    /// Adds messages to `out` until it holds [`WINDOW_BYTES`], or there is nothing more to say now. To be called whenever there is room, whenever
+    /// the log has grown, and with each tick.
+    pub fn fill(&mut self, out: &mut Vec<u8>, origin: &Origin<'_>, now_ms: u64) -> Result<(), LinkError> {
+        let silent_ms = now_ms.saturating_sub(self.peer.heard_ms);
+        if silent_ms >= self.times.timeout_ms {
+            return Err(LinkError::Timeout(silent_ms));
+        }
+        if self.welcome.is_none()
+            && let Some(hello) = self.hello.clone()
+        {
+            self.answer(&hello, out, origin)?;
+            (self.said_ms, self.said_durable) = (now_ms, origin.durable.offset);
+        }
+        if self.welcome.is_none() {
+            return Ok(());
+        }
+        if self.pin.as_ref().is_some_and(|pin| {
+            origin.durable.offset.saturating_sub(pin.manifest.replay.offset.max(pin.manifest.durable))
+                > self.pinned_bytes
+        }) {
+            self.pin = None;
+            self.work = Work::Gone;
+        }
+        while out.len() < WINDOW_BYTES {
+            match &mut self.work {
+                Work::Nothing => break,
+                Work::Gone => {
+                    self.writer.master_says(out, &ToReplica::Gone);
+                    self.work = Work::Nothing;
+                }
+                Work::Manifest => {
+                    let text = self.pin.as_ref().map(|pin| pin.manifest.encode()).unwrap_or_default();
+                    self.writer.master_says(out, &ToReplica::Manifest(text.as_bytes()));
+                    self.work = Work::Nothing;
+                }
+                Work::File { file, at, end } => {
+                    let want = CHUNK_BYTES.min((*end - *at) as usize);
+                    self.chunk.resize(want, 0);
+                    let read = read_full_at(&**file, &mut self.chunk, *at);
+                    if !matches!(read, Ok(n) if n == want) {
+                        self.work = Work::Gone;
+                        continue;
+                    }
+                    self.writer.master_says(out, &ToReplica::Chunk(&self.chunk));
+                    *at += want as u64;
+                    if at == end {
+                        self.work = Work::Nothing;
+                    }
+                }
+                Work::Log { tail, first } => {
+                    if let Some(head) = first.take() {
+                        self.writer.master_says(out, &ToReplica::Segment(&head.encode()));
+                    }
+                    match tail.next(origin.durable) {
+                        Ok(Step::Segment(head)) => self.writer.master_says(out, &ToReplica::Segment(&head.encode())),
+                        Ok(Step::Batch(_, frame)) => self.writer.master_says(out, &ToReplica::Batch(frame)),
+                        Ok(Step::End) => break,
+                        // Removed under it: the next link learns that it is gone.
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+            }
+        }
+        let is_due = now_ms.saturating_sub(self.said_ms) >= self.times.beat_ms;
+        // In the middle of a file nothing else is heard anyway, and a beat would only part two chunks.
+        if is_due && !matches!(self.work, Work::File { .. }) {
+            self.writer.master_says(out, &ToReplica::Beat { durable: origin.durable.offset, time_ms: now_ms });
+            (self.said_ms, self.said_durable) = (now_ms, origin.durable.offset);
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, hello: &Hello, out: &mut Vec<u8>, origin: &Origin<'_>) -> Result<(), LinkError> {
+        let store = origin.store;
+        let verdict = if hello.lineage != store.lineage() {
+            Verdict::Foreign
+        } else {
+            match Tail::find(store.disk(), hello.position, origin.durable)? {
+                Ok(tail) if tail.segment().term == hello.term || hello.position == Position::START => {
+                    let first = (hello.position.byte == store::SEGMENT_HEAD_BYTES).then_some(tail.segment());
+                    self.work = Work::Log { tail: Box::new(tail), first };
+                    self.peer.sending = Sending::Log;
+                    (self.peer.written, self.peer.durable) = (hello.position.offset, hello.position.offset);
+                    Verdict::Continue
+                }
+                Ok(_) | Err(Absent::Diverged) => Verdict::Diverged,
+                Err(Absent::Removed) => Verdict::Removed,
+            }
+        };
+        let branch = store.branch(origin.term)?.unwrap_or(0);
+        let (lineage, term, end) = (store.lineage(), origin.term, origin.durable.offset);
+        self.writer.master_says(out, &ToReplica::Welcome { verdict, lineage, term, branch, end });
+        self.welcome = Some(verdict);
+        Ok(())
+    }
+
+    /// Tells the replica why it is not served; then the link is to be closed.
+    pub fn refuse(&mut self, out: &mut Vec<u8>, why: &str) {
+        self.writer.master_says(out, &ToReplica::Refused(why));
+    }
+}
+
+/// The first place of a segment, if it is still there.
+fn first_place(origin: &Origin<'_>, segment: u64) -> Result<Option<Position>, LinkError> {
+    let oldest = origin.store.oldest_segment()?;
+    if oldest.is_none_or(|oldest| oldest > segment && segment != Position::START.segment) {
+        return Ok(None);
+    }
+    // A new history may have begun with a later number, if the first attempts were cut short.
+    let segment = if segment == Position::START.segment { oldest.unwrap_or(segment) } else { segment };
+    let Some(head) = origin.store.segment_head(segment)? else { return Ok(None) };
+    Ok(Some(Position {
+        segment,
+        byte: store::SEGMENT_HEAD_BYTES,
+        offset: head.base,
+        sequence: head.sequence,
+        chain: head.chain,
+    }))
+}
+
+const _: () = assert!(CHUNK_BYTES + 64 < MAX_MESSAGE_BYTES);

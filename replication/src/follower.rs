@@ -1,0 +1,390 @@
+//! The replica's end of a link: appends what comes to its own log, applies it, acknowledges it; or fetches a whole data set.
+//!
+//! **When it follows** (R1): the master's log passes through the end of its own.
+//!
+//! **When it fetches everything** (R3), and otherwise refuses, so that a mistake or a lost disk on the other side costs nothing here:
+//!
+//! | the master | fetches if |
+//! |---|---|
+//! | has another data set (or an empty one) | this node has no data, or is forced |
+//! | has the same history, but the log before this position is gone | the master was promoted at least as often |
+//! | has the same history up to some place, then another | the master was promoted more often, or as often by another promotion |
+//! | has the same history, but less of it | it is forced: somebody has lost something |
+
+use store::{BatchHead, Disk, Error, Fetched, FollowLog, Lineage, Manifest, SegmentHead, Staging};
+
+use crate::wire::{Hello, MAX_MESSAGE_BYTES, Reader, ToMaster, ToReplica, Verdict, Writer, read_to_replica};
+use crate::{LinkError, Times, promotions};
+use std::sync::Arc;
+
+/// Received batches are synced, at the latest, when there are so many bytes of them.
+const UNSYNCED_BYTES: usize = 8 << 20;
+
+/// What a follower works on: its node.
+pub trait Local {
+    /// The node's log.
+    fn log(&mut self) -> &mut FollowLog;
+    /// Its disk.
+    fn disk(&self) -> Arc<dyn Disk>;
+    /// Its manifest.
+    fn manifest(&self) -> Manifest;
+    /// Whether it holds nothing that anybody could miss.
+    fn is_empty(&self) -> bool;
+    /// Makes a batch true, which is durable in the log already. False: the data set must be opened anew to do so.
+    fn apply(&mut self, head: &BatchHead, body: &[u8]) -> Result<bool, String>;
+    /// Batches from this offset on will be dropped: they are to be put into safety.
+    fn drops(&mut self, from: u64) -> Result<(), Error>;
+    /// All up to the log's durable end is applied.
+    fn settled(&mut self);
+}
+
+/// How the link goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Course {
+    /// As before.
+    On,
+    /// Another data set is there, complete: this one is to be closed, and the folder opened anew.
+    Adopt,
+    /// The data set is to be opened anew, as it is.
+    Reopen,
+}
+
+/// Why a replica does not follow a master.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Another data set.
+    #[error(
+        "the master has another data set (lineage {theirs}, ours is {ours}); REPLICAOF host port FORCE gives ours up for it"
+    )]
+    Foreign {
+        /// Ours.
+        ours: Lineage,
+        /// The master's.
+        theirs: Lineage,
+    },
+    /// It has fewer promotions, or lost something.
+    #[error(
+        "the master's history ends or parts before ours does, and it was not promoted since (its end {theirs}, ours {ours}); \
+         REPLICAOF host port FORCE gives ours up for it"
+    )]
+    Behind {
+        /// Our offset.
+        ours: u64,
+        /// The master's.
+        theirs: u64,
+    },
+}
+
+#[derive(Debug)]
+enum State {
+    /// Hello was sent.
+    Greeted,
+    /// The log comes in.
+    Following,
+    /// WantManifest was sent.
+    AwaitManifest,
+    /// A file, or the log of a full sync, comes in.
+    Fetching(Box<Staging>),
+}
+
+/// See the top of the file.
+#[derive(Debug)]
+pub struct Follower {
+    times: Times,
+    forced: bool,
+    reader: Reader,
+    writer: Writer,
+    state: State,
+    heard_ms: u64,
+    said_ms: u64,
+    acknowledged: u64,
+    /// Batches that are in the log and not applied: heads, and where their bodies end.
+    pending: Vec<(BatchHead, usize)>,
+    bodies: Vec<u8>,
+    /// The master's durable end, as it last said.
+    master_end: u64,
+    /// Of the data that a full sync has brought.
+    fetched_bytes: u64,
+}
+
+impl Follower {
+    /// A link that has just come up: says Hello. `forced`: whatever the master has is taken.
+    pub fn new(
+        times: Times,
+        forced: bool,
+        (ip, port): (&str, u16),
+        local: &mut impl Local,
+        out: &mut Vec<u8>,
+        now_ms: u64,
+    ) -> Result<Follower, LinkError> {
+        let replay = local.manifest().replay;
+        let (position, term) = local.log().resume_point(replay)?;
+        let lineage = local.log().lineage();
+        let mut writer = Writer::default();
+        let hello = Hello { lineage, position, term, ip: ip.to_owned(), port };
+        writer.replica_says(out, &ToMaster::Hello(hello));
+        Ok(Follower {
+            times,
+            forced,
+            reader: Reader::default(),
+            writer,
+            state: State::Greeted,
+            heard_ms: now_ms,
+            said_ms: now_ms,
+            acknowledged: 0,
+            pending: Vec::new(),
+            bodies: Vec::new(),
+            master_end: 0,
+            fetched_bytes: 0,
+        })
+    }
+
+    /// Whether the log comes in, from the own position on.
+    pub fn is_following(&self) -> bool {
+        matches!(self.state, State::Following)
+    }
+
+    /// Whether a full sync is under way, and how many bytes it has brought.
+    pub fn is_fetching(&self) -> Option<u64> {
+        matches!(self.state, State::AwaitManifest | State::Fetching(_)).then_some(self.fetched_bytes)
+    }
+
+    /// The master's durable end, as it last said.
+    pub fn master_end(&self) -> u64 {
+        self.master_end
+    }
+
+    /// When the master last said something.
+    pub fn heard_ms(&self) -> u64 {
+        self.heard_ms
+    }
+
+    /// Takes bytes that came from the master.
+    pub fn receive(
+        &mut self,
+        bytes: &[u8],
+        local: &mut impl Local,
+        out: &mut Vec<u8>,
+        now_ms: u64,
+    ) -> Result<Course, LinkError> {
+        self.heard_ms = now_ms;
+        self.reader.feed(bytes);
+        let mut reader = std::mem::take(&mut self.reader);
+        let course = loop {
+            let body = match reader.next(MAX_MESSAGE_BYTES) {
+                Ok(Some(body)) => body,
+                Ok(None) => break Ok(Course::On),
+                Err(what) => break Err(LinkError::Protocol(what)),
+            };
+            let message = match read_to_replica(body) {
+                Ok(message) => message,
+                Err(what) => break Err(LinkError::Protocol(what)),
+            };
+            match self.take(message, local, out, now_ms) {
+                Ok(Course::On) => {}
+                other => break other,
+            }
+        };
+        self.reader = reader;
+        course
+    }
+
+    fn take(
+        &mut self,
+        message: ToReplica<'_>,
+        local: &mut impl Local,
+        out: &mut Vec<u8>,
+        now_ms: u64,
+    ) -> Result<Course, LinkError> {
+        match (message, &mut self.state) {
+            (ToReplica::Refused(why), _) => return Err(LinkError::Refused(why.to_owned())),
+            (ToReplica::Beat { durable, .. }, _) => {
+                self.master_end = self.master_end.max(durable);
+                // A sign of life, also from a replica that has nothing to acknowledge.
+                self.acknowledge(local, out, now_ms);
+            }
+            (ToReplica::Welcome { verdict, lineage, term, branch, end }, State::Greeted) => {
+                self.master_end = end;
+                if verdict == Verdict::Continue {
+                    self.state = State::Following;
+                    self.acknowledge(local, out, now_ms);
+                } else {
+                    self.may_fetch(verdict, lineage, term, end, local)?;
+                    if !local.is_empty() && verdict != Verdict::Removed {
+                        let from = if verdict == Verdict::Foreign { 0 } else { branch };
+                        local.drops(from)?;
+                    }
+                    self.want_manifest(out);
+                }
+            }
+            (ToReplica::Manifest(text), State::AwaitManifest) => {
+                let manifest = Manifest::decode(text)
+                    .map_err(|e| LinkError::Protocol(format!("a manifest that cannot be read: {e:?}")))?;
+                let staging = Staging::begin(local.disk(), manifest, &local.manifest())?;
+                self.state = State::Fetching(Box::new(staging));
+                self.want_next(out)?;
+            }
+            (ToReplica::Chunk(bytes), State::Fetching(staging)) => {
+                self.fetched_bytes += bytes.len() as u64;
+                match staging.write(bytes)? {
+                    Fetched::Part => {}
+                    Fetched::Whole => self.want_next(out)?,
+                    Fetched::Damaged => {
+                        return Err(LinkError::Protocol("a file does not match its checksum".to_owned()));
+                    }
+                }
+            }
+            (ToReplica::Gone, State::Fetching(_) | State::AwaitManifest) => self.want_manifest(out),
+            (ToReplica::Segment(bytes), State::Fetching(staging)) => {
+                self.fetched_bytes += bytes.len() as u64;
+                let head = segment(bytes)?;
+                staging.log()?.begin(head).map_err(refused)?;
+            }
+            (ToReplica::Batch(frame), State::Fetching(staging)) => {
+                self.fetched_bytes += frame.len() as u64;
+                let log = staging.log()?;
+                log.append(frame).map_err(refused)?;
+                if log.written().offset - log.durable().offset >= UNSYNCED_BYTES as u64 {
+                    log.sync()?;
+                }
+            }
+            (ToReplica::Segment(bytes), State::Following) => {
+                let course = self.settle(local, out, now_ms)?;
+                if course != Course::On {
+                    return Ok(course);
+                }
+                local.log().begin(segment(bytes)?).map_err(refused)?;
+            }
+            (ToReplica::Batch(frame), State::Following) => {
+                let head = local.log().append(frame).map_err(refused)?;
+                self.master_end = self.master_end.max(local.log().written().offset);
+                self.bodies.extend_from_slice(&frame[store::BATCH_HEAD_BYTES..]);
+                self.pending.push((head, self.bodies.len()));
+                if self.bodies.len() >= UNSYNCED_BYTES {
+                    return self.settle(local, out, now_ms);
+                }
+            }
+            (message, state) => {
+                return Err(LinkError::Protocol(format!("{message:.40?} in the state {state:.20?}")));
+            }
+        }
+        Ok(Course::On)
+    }
+
+    /// The table at the top of the file.
+    fn may_fetch(
+        &self,
+        verdict: Verdict,
+        lineage: Lineage,
+        term: u64,
+        end: u64,
+        local: &mut impl Local,
+    ) -> Result<(), LinkError> {
+        if self.forced || local.is_empty() {
+            return Ok(());
+        }
+        let log = local.log();
+        let (position, own_term) = (log.written(), log.term());
+        let behind = Refusal::Behind { ours: position.offset, theirs: end };
+        let (theirs, ours) = (promotions(term), promotions(own_term));
+        match verdict {
+            Verdict::Continue => Ok(()),
+            Verdict::Foreign => Err(LinkError::Unfit(Refusal::Foreign { ours: log.lineage(), theirs: lineage })),
+            Verdict::Removed if theirs >= ours && end >= position.offset => Ok(()),
+            Verdict::Removed if theirs > ours => Ok(()),
+            Verdict::Diverged if theirs > ours || (theirs == ours && term != own_term) => Ok(()),
+            Verdict::Removed | Verdict::Diverged => Err(LinkError::Unfit(behind)),
+        }
+    }
+
+    fn want_manifest(&mut self, out: &mut Vec<u8>) {
+        self.writer.replica_says(out, &ToMaster::WantManifest);
+        self.state = State::AwaitManifest;
+    }
+
+    fn want_next(&mut self, out: &mut Vec<u8>) -> Result<(), LinkError> {
+        let State::Fetching(staging) = &mut self.state else { return Ok(()) };
+        match staging.wanted()? {
+            Some((entry, from)) => {
+                self.writer.replica_says(out, &ToMaster::WantFile { name: entry.name, from });
+            }
+            None => {
+                let segment = staging.manifest().replay.segment;
+                staging.log()?;
+                self.writer.replica_says(out, &ToMaster::WantLog { segment });
+            }
+        }
+        Ok(())
+    }
+
+    /// To be called when no more bytes are there at the moment: makes durable what came, and says so.
+    pub fn settle(&mut self, local: &mut impl Local, out: &mut Vec<u8>, now_ms: u64) -> Result<Course, LinkError> {
+        match &mut self.state {
+            State::Following => {
+                let end = local.log().sync()?;
+                let mut start = 0;
+                for (head, end) in self.pending.drain(..) {
+                    if !local.apply(&head, &self.bodies[start..end]).map_err(LinkError::Apply)? {
+                        return Ok(Course::Reopen);
+                    }
+                    start = end;
+                }
+                self.bodies.clear();
+                self.bodies.shrink_to(UNSYNCED_BYTES);
+                local.settled();
+                if end.offset != self.acknowledged {
+                    self.acknowledge(local, out, now_ms);
+                }
+            }
+            State::Fetching(staging) if staging.missing() == 0 && staging.has_log() => {
+                let end = staging.log()?.sync()?;
+                if staging.is_whole() && end.offset >= self.master_end {
+                    let State::Fetching(staging) = std::mem::replace(&mut self.state, State::AwaitManifest) else {
+                        return Ok(Course::On);
+                    };
+                    staging.commit()?;
+                    return Ok(Course::Adopt);
+                }
+            }
+            _ => {}
+        }
+        Ok(Course::On)
+    }
+
+    fn acknowledge(&mut self, local: &mut impl Local, out: &mut Vec<u8>, now_ms: u64) {
+        self.said_ms = now_ms;
+        // While files come in, the old data's positions would mean nothing.
+        let (written, durable) = match self.state {
+            State::Following => (local.log().written().offset, local.log().durable().offset),
+            State::Greeted => return,
+            _ => (0, 0),
+        };
+        self.acknowledged = durable;
+        // Written, too, only counts when it is applied, and that comes after it is durable (R2).
+        self.writer.replica_says(out, &ToMaster::Ack { written: written.min(durable), durable });
+    }
+
+    /// Time goes by.
+    pub fn tick(&mut self, local: &mut impl Local, out: &mut Vec<u8>, now_ms: u64) -> Result<(), LinkError> {
+        let silent_ms = now_ms.saturating_sub(self.heard_ms);
+        if silent_ms >= self.times.timeout_ms {
+            return Err(LinkError::Timeout(silent_ms));
+        }
+        if now_ms.saturating_sub(self.said_ms) >= self.times.beat_ms {
+            self.acknowledge(local, out, now_ms);
+        }
+        Ok(())
+    }
+}
+
+fn segment(bytes: &[u8]) -> Result<SegmentHead, LinkError> {
+    SegmentHead::decode(bytes).map_err(|e| LinkError::Protocol(format!("a segment: {e}")))
+}
+
+/// What the log refuses the peer has sent wrongly; all else is the own disk.
+fn refused(error: Error) -> LinkError {
+    match error {
+        Error::Refused(what) => LinkError::Protocol(what),
+        other => other.into(),
+    }
+}

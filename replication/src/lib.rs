@@ -1,0 +1,91 @@
+//! Replication by log position: the two ends of a link, as state machines without sockets, threads and clocks.
+//!
+//! ```text
+//!   replica (Follower)                                   master (Feed)
+//!     Hello: lineage, position, term  ----------------->
+//!                                     <-----------------  Welcome: its end, its term, and whether the log passes through there
+//!        it does:                     <-----------------  Segment, Batch, Batch, ... from the log's files, for ever
+//!     Ack: written, durable           ----------------->
+//!        it does not:
+//!     WantManifest                    ----------------->
+//!                                     <-----------------  Manifest
+//!     WantFile: name, from byte       ----------------->  (only files that it lacks, by checksum; from where the link was cut)
+//!                                     <-----------------  Chunk, Chunk, ...
+//!     WantLog: segment                ----------------->
+//!                                     <-----------------  Segment, Batch, ... until all is there; then it takes the place of the old data
+//! ```
+//!
+//! What holds:
+//!
+//! - **R1** A position is a place in one history: lineage, term of the segment, segment, byte, offset, number and chain value of the last
+//!   batch. If a master's log passes through it, both have the same bytes up to there. Only then the link goes on from it.
+//! - **R2** Only durable batches are sent. A replica appends a batch, makes it durable, applies it, acknowledges it, in this order: what it
+//!   shows and what it says it will still have after any failure, so it may be promoted at any moment.
+//! - **R3** A log that does not pass through is never merged: the replica fetches everything anew, and only from a master that may take its data
+//!   away ([`Follower`] has the rules). What it drops is handed to its owner first.
+//! - **R4** Nothing that a replica does makes its master's memory grow: a feed reads from files, when there is room to send, up to [`WINDOW_BYTES`]
+//!   and one batch. Nothing that a master sends makes its replica's memory grow beyond [`MAX_MESSAGE_BYTES`].
+//! - **R5** A promoted node begins a segment with a higher term ([`next_term`]): positions stay what they are, and two branches
+//!   of one history are told apart even where they have the same offsets.
+//!
+//! Both ends are driven by bytes that come in, and by ticks of the caller's clock. A link that fails in any way is closed; the next one begins
+//! with Hello again.
+
+#![forbid(unsafe_code)]
+
+mod feed;
+mod follower;
+mod wire;
+
+pub use feed::{Feed, Origin, Peer, Sending, WINDOW_BYTES};
+pub use follower::{Course, Follower, Local, Refusal};
+pub use wire::{Hello, MAX_MESSAGE_BYTES, PROTOCOL, Verdict};
+
+/// Times of a link, in milliseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// A master says so often how far it is, a replica how far it is; both also when something happens. Default 1,000.
+    pub beat_ms: u64,
+    /// A peer that has said nothing for so long is given up. Default 60,000, as Redis's repl-timeout.
+    pub timeout_ms: u64,
+}
+
+impl Default for Times {
+    fn default() -> Times {
+        Times { beat_ms: 1_000, timeout_ms: 60_000 }
+    }
+}
+
+/// Why a link is to be closed.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The peer sent what cannot be.
+    #[error("the peer broke the protocol: {0}")]
+    Protocol(String),
+    /// It has been silent for too long.
+    #[error("nothing was heard for {0} ms")]
+    Timeout(u64),
+    /// The peer has said why it ends.
+    #[error("the peer refused: {0}")]
+    Refused(String),
+    /// This replica must not follow that master.
+    #[error(transparent)]
+    Unfit(Refusal),
+    /// The own disk, or log.
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    /// A record could not be made true here.
+    #[error("a record cannot be applied: {0}")]
+    Apply(String),
+}
+
+/// The term of the node that is promoted out of `term`: the upper half counts promotions, the lower half is random, so that two nodes that were
+/// promoted out of one history at the same time can be told apart.
+pub fn next_term(term: u64, random: u32) -> u64 {
+    (((term >> 32) + 1) << 32) | u64::from(random)
+}
+
+/// How many promotions led to a term.
+pub fn promotions(term: u64) -> u32 {
+    (term >> 32) as u32
+}

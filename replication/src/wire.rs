@@ -1,0 +1,352 @@
+//! The messages of a link, as bytes: frames of the store (length, CRC-32C, body), whose context is the message's number on its way, from 0, so that
+//! a lost or repeated message is found. The body is a kind and its fields, little-endian.
+
+use store::{Check, FRAME_BYTES, Frame, Lineage, MAX_BODY_BYTES, Position, frame_head, read_frame};
+
+/// Version of the protocol; both must have the same.
+pub const PROTOCOL: u32 = 1;
+
+/// The longest message: a batch with the longest body, and some.
+pub const MAX_MESSAGE_BYTES: usize = MAX_BODY_BYTES + (64 << 10);
+
+/// What a replica says first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// Of its data.
+    pub lineage: Lineage,
+    /// Where its log ends.
+    pub position: Position,
+    /// Of the segment there.
+    pub term: u64,
+    /// Where it can be reached, if it says so.
+    pub ip: String,
+    /// The port that it listens on.
+    pub port: u16,
+}
+
+/// Does the master's log pass through a replica's position?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Yes: here it comes.
+    Continue,
+    /// It did, perhaps; that part of the log was removed.
+    Removed,
+    /// No: the master has another history from some place on, or ends earlier.
+    Diverged,
+    /// The master has another data set.
+    Foreign,
+}
+
+/// From the replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ToMaster {
+    Hello(Hello),
+    Ack { written: u64, durable: u64 },
+    WantManifest,
+    WantFile { name: String, from: u64 },
+    WantLog { segment: u64 },
+}
+
+/// From the master.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ToReplica<'a> {
+    Welcome {
+        verdict: Verdict,
+        lineage: Lineage,
+        term: u64,
+        branch: u64,
+        end: u64,
+    },
+    Manifest(&'a [u8]),
+    Chunk(&'a [u8]),
+    Segment(&'a [u8]),
+    Batch(&'a [u8]),
+    Beat {
+        durable: u64,
+        time_ms: u64,
+    },
+    /// What was asked for is not there (any more): ask for the manifest again.
+    Gone,
+    Refused(&'a str),
+}
+
+/// Writes messages, numbers them.
+#[derive(Debug, Default)]
+pub(crate) struct Writer {
+    sent: u64,
+    body: Vec<u8>,
+}
+
+impl Writer {
+    fn put(&mut self, out: &mut Vec<u8>, kind: u8, fields: &[&[u8]]) {
+        self.body.clear();
+        self.body.push(kind);
+        fields.iter().for_each(|field| self.body.extend_from_slice(field));
+        out.extend_from_slice(&frame_head(Check::new().u64(self.sent), &self.body));
+        out.extend_from_slice(&self.body);
+        self.sent += 1;
+        if self.body.capacity() > 4 << 20 {
+            self.body = Vec::new();
+        }
+    }
+
+    pub(crate) fn replica_says(&mut self, out: &mut Vec<u8>, message: &ToMaster) {
+        match message {
+            ToMaster::Hello(hello) => {
+                let at = &hello.position;
+                let mut fixed = PROTOCOL.to_le_bytes().to_vec();
+                fixed.extend_from_slice(&hello.lineage.0);
+                for n in [at.segment, at.byte, at.offset, at.sequence, hello.term] {
+                    fixed.extend_from_slice(&n.to_le_bytes());
+                }
+                fixed.extend_from_slice(&at.chain.to_le_bytes());
+                fixed.extend_from_slice(&hello.port.to_le_bytes());
+                self.put(out, 1, &[&fixed, hello.ip.as_bytes()]);
+            }
+            ToMaster::Ack { written, durable } => {
+                self.put(out, 2, &[&written.to_le_bytes(), &durable.to_le_bytes()]);
+            }
+            ToMaster::WantManifest => self.put(out, 3, &[]),
+            ToMaster::WantFile { name, from } => self.put(out, 4, &[&from.to_le_bytes(), name.as_bytes()]),
+            ToMaster::WantLog { segment } => self.put(out, 5, &[&segment.to_le_bytes()]),
+        }
+    }
+
+    pub(crate) fn master_says(&mut self, out: &mut Vec<u8>, message: &ToReplica<'_>) {
+        match *message {
+            ToReplica::Welcome { verdict, lineage, term, branch, end } => {
+                let numbers: Vec<u8> = [term, branch, end].iter().flat_map(|n| n.to_le_bytes()).collect();
+                self.put(out, 65, &[&PROTOCOL.to_le_bytes(), &[verdict as u8], &lineage.0, &numbers]);
+            }
+            ToReplica::Manifest(text) => self.put(out, 66, &[text]),
+            ToReplica::Chunk(bytes) => self.put(out, 67, &[bytes]),
+            ToReplica::Segment(head) => self.put(out, 68, &[head]),
+            ToReplica::Batch(frame) => self.put(out, 69, &[frame]),
+            ToReplica::Beat { durable, time_ms } => {
+                self.put(out, 70, &[&durable.to_le_bytes(), &time_ms.to_le_bytes()]);
+            }
+            ToReplica::Gone => self.put(out, 71, &[]),
+            ToReplica::Refused(text) => self.put(out, 72, &[text.as_bytes()]),
+        }
+    }
+}
+
+/// Collects bytes into messages.
+#[derive(Debug, Default)]
+pub(crate) struct Reader {
+    buffer: Vec<u8>,
+    at: usize,
+    received: u64,
+}
+
+impl Reader {
+    pub(crate) fn feed(&mut self, bytes: &[u8]) {
+        if self.at > 0 {
+            self.buffer.drain(..self.at);
+            self.at = 0;
+        }
+        if self.buffer.is_empty() && self.buffer.capacity() > 4 << 20 {
+            self.buffer = Vec::new();
+        }
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// The body of the next whole message, of at most `limit` bytes.
+    pub(crate) fn next(&mut self, limit: usize) -> Result<Option<&[u8]>, String> {
+        let rest = &self.buffer[self.at..];
+        match read_frame(Check::new().u64(self.received), rest, limit) {
+            Frame::Whole(body, _) => {
+                let start = self.at + FRAME_BYTES;
+                self.at = start + body.len();
+                self.received += 1;
+                Ok(Some(&self.buffer[start..self.at]))
+            }
+            Frame::Part(_) => Ok(None),
+            Frame::Bad(what) => Err(format!("message {}: {what}", self.received)),
+        }
+    }
+}
+
+/// Fields of a body, one after the other.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*head)
+    }
+    fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+    fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+    fn text(&mut self, most: usize) -> Option<String> {
+        let text = std::str::from_utf8(std::mem::take(&mut self.0)).ok()?;
+        (text.len() <= most && !text.chars().any(char::is_control)).then(|| text.to_owned())
+    }
+    fn end(&self) -> Option<()> {
+        self.0.is_empty().then_some(())
+    }
+}
+
+/// Reads a replica's message.
+pub(crate) fn read_to_master(body: &[u8]) -> Result<ToMaster, String> {
+    let (&kind, rest) = body.split_first().ok_or("an empty message")?;
+    let mut f = Fields(rest);
+    let read = |f: &mut Fields<'_>| -> Option<ToMaster> {
+        let message = match kind {
+            1 => {
+                if f.u32()? != PROTOCOL {
+                    return None;
+                }
+                let lineage = Lineage(f.array()?);
+                let [segment, byte, offset, sequence, term] = [f.u64()?, f.u64()?, f.u64()?, f.u64()?, f.u64()?];
+                let chain = f.u32()?;
+                let port = f.array().map(u16::from_le_bytes)?;
+                let position = Position { segment, byte, offset, sequence, chain };
+                ToMaster::Hello(Hello { lineage, position, term, ip: f.text(255)?, port })
+            }
+            2 => ToMaster::Ack { written: f.u64()?, durable: f.u64()? },
+            3 => ToMaster::WantManifest,
+            4 => ToMaster::WantFile { from: f.u64()?, name: f.text(255)? },
+            5 => ToMaster::WantLog { segment: f.u64()? },
+            _ => return None,
+        };
+        f.end()?;
+        Some(message)
+    };
+    read(&mut f).ok_or_else(|| format!("a message of kind {kind} that does not belong here, or of another version"))
+}
+
+/// Reads a master's message.
+pub(crate) fn read_to_replica(body: &[u8]) -> Result<ToReplica<'_>, String> {
+    let (&kind, rest) = body.split_first().ok_or("an empty message")?;
+    let mut f = Fields(rest);
+    let read = |f: &mut Fields<'_>| -> Option<ToReplica<'_>> {
+        Some(match kind {
+            65 => {
+                if f.u32()? != PROTOCOL {
+                    return None;
+                }
+                let verdict = match f.array::<1>()?[0] {
+                    0 => Verdict::Continue,
+                    1 => Verdict::Removed,
+                    2 => Verdict::Diverged,
+                    3 => Verdict::Foreign,
+                    _ => return None,
+                };
+                let lineage = Lineage(f.array()?);
+                let [term, branch, end] = [f.u64()?, f.u64()?, f.u64()?];
+                f.end()?;
+                ToReplica::Welcome { verdict, lineage, term, branch, end }
+            }
+            66 => ToReplica::Manifest(rest),
+            67 => ToReplica::Chunk(rest),
+            68 => ToReplica::Segment(rest),
+            69 => ToReplica::Batch(rest),
+            70 => {
+                let beat = ToReplica::Beat { durable: f.u64()?, time_ms: f.u64()? };
+                f.end()?;
+                beat
+            }
+            71 => ToReplica::Gone,
+            72 => ToReplica::Refused(std::str::from_utf8(rest).ok()?),
+            _ => return None,
+        })
+    };
+    read(&mut f).ok_or_else(|| format!("a message of kind {kind} that does not belong here, or of another version"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello() -> ToMaster {
+        let position = Position { segment: 1, byte: 2, offset: u64::MAX, sequence: 4, chain: 5 };
+        ToMaster::Hello(Hello { lineage: Lineage([7; 16]), position, term: 9, ip: "::1".to_owned(), port: 6399 })
+    }
+
+    #[test]
+    fn messages_read_back_whatever_the_pieces() {
+        let messages = [
+            hello(),
+            ToMaster::Ack { written: 1, durable: u64::MAX },
+            ToMaster::WantManifest,
+            ToMaster::WantFile { name: "snap-1".to_owned(), from: 3 },
+            ToMaster::WantLog { segment: 8 },
+        ];
+        let (mut writer, mut bytes) = (Writer::default(), Vec::new());
+        messages.iter().for_each(|m| writer.replica_says(&mut bytes, m));
+        for piece in 1..bytes.len() {
+            let (mut reader, mut read) = (Reader::default(), Vec::new());
+            for chunk in bytes.chunks(piece) {
+                reader.feed(chunk);
+                while let Some(body) = reader.next(1000).unwrap() {
+                    read.push(read_to_master(body).unwrap());
+                }
+            }
+            assert_eq!(read, messages);
+        }
+        let answers = [
+            ToReplica::Welcome { verdict: Verdict::Diverged, lineage: Lineage([1; 16]), term: 1, branch: 2, end: 3 },
+            ToReplica::Manifest(b"m"),
+            ToReplica::Chunk(b""),
+            ToReplica::Segment(b"s"),
+            ToReplica::Batch(b"b"),
+            ToReplica::Beat { durable: 1, time_ms: 2 },
+            ToReplica::Gone,
+            ToReplica::Refused("no"),
+        ];
+        let (mut writer, mut reader, mut bytes) = (Writer::default(), Reader::default(), Vec::new());
+        answers.iter().for_each(|m| writer.master_says(&mut bytes, m));
+        reader.feed(&bytes);
+        for answer in &answers {
+            assert_eq!(read_to_replica(reader.next(1000).unwrap().unwrap()).unwrap(), *answer);
+        }
+    }
+
+    #[test]
+    fn lost_repeated_and_damaged_messages_are_found() {
+        let (mut writer, mut bytes) = (Writer::default(), Vec::new());
+        writer.replica_says(&mut bytes, &ToMaster::WantManifest);
+        let first = bytes.clone();
+        let mut reader = Reader::default();
+        reader.feed(&first);
+        assert!(reader.next(1000).unwrap().is_some());
+        reader.feed(&first);
+        assert!(reader.next(1000).is_err(), "repeated");
+        bytes.clear();
+        writer.replica_says(&mut bytes, &hello());
+        let mut reader = Reader::default();
+        reader.feed(&bytes);
+        assert!(reader.next(1000).is_err(), "the one before was lost");
+        for bit in 0..bytes.len() * 8 {
+            let mut reader = Reader { received: 1, ..Reader::default() };
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            reader.feed(&bytes);
+            assert!(!matches!(reader.next(1000), Ok(Some(_))), "bit {bit}");
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+
+    /// Whatever a peer sends is a message or an error.
+    #[test]
+    fn no_bytes_make_a_reader_panic() {
+        let mut rng = fastrand::Rng::with_seed(5);
+        for _ in 0..100_000 {
+            let body: Vec<u8> =
+                (0..rng.usize(0..80))
+                    .map(|i| {
+                        if i == 0 {
+                            rng.choice([1, 2, 3, 4, 5, 65, 66, 68, 70, 72, 90]).unwrap_or(0)
+                        } else {
+                            rng.u8(..)
+                        }
+                    })
+                    .collect();
+            let _ = (read_to_master(&body), read_to_replica(&body));
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! The log of a replica: its master's batches, byte for byte, in segments of the same numbers.
+//!
+//! Since the bytes are the same, positions mean the same on both: a replica goes on where it stopped whichever node it finds, and when it
+//! is promoted its siblings go on with it. So nothing here may differ from the master's log by as much as a number:
+//!
+//! - **F1** What is appended is checked against the place first: it follows the last batch, by number and chain, or is refused.
+//! - **F2** What is not durable after a failure is not written elsewhere, as a master does it (`log.rs`, L3): it is cut off, for good,
+//!   and asked for again. A cut is a copy under a temporary name, synced and renamed; nobody ever sees half of it.
+//! - **F3** A torn tail is cut the same way at the next start, whatever follows it: the master has those bytes.
+//!
+//! Promotion is [`FollowLog::into_log`]: the next segment, with a higher term, is the first one of the node's own.
+
+use std::sync::Arc;
+
+use crate::batch::{BATCH_HEAD_BYTES, BatchHead, Lineage, body_matches, read_head};
+use crate::disk::{Disk, DiskFile, TEMPORARY, read_full_at, replace, write_all_at};
+use crate::error::{Error, Result};
+use crate::log::{Log, LogOptions, Position, Resume};
+use crate::replay::{read_segment_head, segment_numbers};
+use crate::segment::{SEGMENT_HEAD_BYTES, SegmentHead, segment_name};
+
+/// Bytes copied at a time when a segment is cut.
+const COPIED: usize = 1 << 20;
+
+/// The writing end of a replica's log. One thread owns it.
+#[derive(Debug)]
+pub struct FollowLog {
+    disk: Arc<dyn Disk>,
+    lineage: Lineage,
+    /// The newest segment; none before the first one has come.
+    newest: Option<(SegmentHead, Box<dyn DiskFile>)>,
+    written: Position,
+    durable: Position,
+}
+
+impl FollowLog {
+    /// Goes on behind `end`: the last place that is known to be good. Whatever lies behind it is cut off.
+    pub fn open(disk: Arc<dyn Disk>, lineage: Lineage, end: Position) -> Result<FollowLog> {
+        let numbers = segment_numbers(&*disk)?;
+        let newest = match numbers.contains(&end.segment) {
+            false if numbers.iter().all(|&n| n > end.segment) => None,
+            false => {
+                let path = disk.path(&segment_name(end.segment));
+                return Err(Error::corrupt(path, 0, format!("missing; the log is to go on at {end}")));
+            }
+            true => Some(open_segment(&disk, end)?),
+        };
+        // The newest first, so that the log has no gap at any moment.
+        for &number in numbers.iter().rev().filter(|&&n| n > end.segment) {
+            let name = segment_name(number);
+            disk.remove(&name).map_err(|e| Error::io(disk.path(&name), "removing", e))?;
+        }
+        disk.sync_dir().map_err(|e| Error::io(disk.path(""), "syncing the folder", e))?;
+        Ok(FollowLog { disk, lineage, newest, written: end, durable: end })
+    }
+
+    /// After a failure: forgets what is not durable.
+    pub fn reopen(&mut self) -> Result<()> {
+        *self = FollowLog::open(self.disk.clone(), self.lineage, self.durable)?;
+        Ok(())
+    }
+
+    /// The end of what was appended.
+    pub fn written(&self) -> Position {
+        self.written
+    }
+
+    /// The end of what is certain to be on the disk.
+    pub fn durable(&self) -> Position {
+        self.durable
+    }
+
+    /// The history that it belongs to.
+    pub fn lineage(&self) -> Lineage {
+        self.lineage
+    }
+
+    /// The newest segment's term.
+    pub fn term(&self) -> u64 {
+        self.newest.as_ref().map_or(0, |(head, _)| head.term)
+    }
+
+    /// The place to name to a master, and the term of its segment. A newest segment that holds nothing is given up: another master may
+    /// have begun another one there, or none. Unless replay begins in it.
+    pub fn resume_point(&mut self, replay: Position) -> Result<(Position, u64)> {
+        if self.newest.as_ref().is_some_and(|(head, _)| replay.segment < head.segment) {
+            self.step_back()?;
+        }
+        Ok((self.written, self.term()))
+    }
+
+    /// Gives up a newest segment that holds nothing; false if there is none such, or none before it.
+    fn step_back(&mut self) -> Result<bool> {
+        let at = self.written;
+        if let Some((head, _)) = &self.newest
+            && at.byte == SEGMENT_HEAD_BYTES
+            && head.previous > 0
+            && segment_numbers(&*self.disk)?.contains(&head.previous)
+            && let Ok(before) = read_segment_head(&*self.disk, head.previous)?
+            && let Some(byte) = before.byte_of(at.offset)
+        {
+            let end = Position { segment: before.segment, byte, ..at };
+            *self = FollowLog::open(self.disk.clone(), self.lineage, end)?;
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// Begins the segment that the master has begun.
+    pub fn begin(&mut self, head: SegmentHead) -> Result<()> {
+        let at = self.written;
+        let follows = match &self.newest {
+            Some((newest, _)) if newest.segment == head.segment => at.byte == SEGMENT_HEAD_BYTES,
+            Some((newest, _)) => newest.segment == head.previous && newest.term <= head.term,
+            None => true,
+        };
+        let fits = (head.lineage, head.base, head.sequence, head.chain)
+            == (self.lineage, at.offset, at.sequence, at.chain)
+            || (self.newest.is_none() && head.lineage == self.lineage);
+        if !follows || !fits {
+            return Err(Error::Refused(format!("segment {} does not continue the log at {at}", head.segment)));
+        }
+        self.sync()?;
+        // Whether the name is taken or not: an unfinished one may have been left.
+        let name = segment_name(head.segment);
+        let io = |e| Error::io(self.disk.path(&name), "beginning", e);
+        replace(&*self.disk, &name, &head.encode()).map_err(io)?;
+        let file = self.disk.open_write(&name).map_err(io)?;
+        self.newest = Some((head, file));
+        self.written = Position {
+            segment: head.segment,
+            byte: SEGMENT_HEAD_BYTES,
+            offset: head.base,
+            sequence: head.sequence,
+            chain: head.chain,
+        };
+        self.durable = self.written;
+        Ok(())
+    }
+
+    /// Appends a batch as the master has it (F1). After an error that is not [`Error::Refused`], [`FollowLog::reopen`] is to be called.
+    pub fn append(&mut self, frame: &[u8]) -> Result<BatchHead> {
+        let at = self.written;
+        let Some((segment, file)) = &self.newest else {
+            return Err(Error::Refused("a batch before the first segment".to_owned()));
+        };
+        let refused = |what: &str| Error::Refused(format!("a batch for {at}: {what}"));
+        if frame.len() < BATCH_HEAD_BYTES {
+            return Err(refused("it is cut short"));
+        }
+        let place = segment.place(at.byte);
+        let head = read_head(frame, &place).ok_or_else(|| refused("its head does not match its checksum"))?;
+        if head.bytes() != frame.len() as u64 {
+            return Err(refused("it is not as long as it says"));
+        }
+        if head.previous != at.chain || head.sequence != at.sequence + 1 {
+            return Err(refused("it does not follow the one before"));
+        }
+        if !body_matches(frame, &frame[BATCH_HEAD_BYTES..], &place) {
+            return Err(refused("it does not match its checksum"));
+        }
+        let name = segment_name(segment.segment);
+        write_all_at(&**file, frame, at.byte).map_err(|e| Error::io(self.disk.path(&name), "appending to", e))?;
+        self.written = Position {
+            segment: at.segment,
+            byte: at.byte + head.bytes(),
+            offset: at.offset + head.bytes(),
+            sequence: head.sequence,
+            chain: head.chain,
+        };
+        Ok(head)
+    }
+
+    /// Makes all that was appended durable. After an error [`FollowLog::reopen`] is to be called.
+    pub fn sync(&mut self) -> Result<Position> {
+        if self.durable != self.written
+            && let Some((segment, file)) = &self.newest
+        {
+            let name = segment_name(segment.segment);
+            file.sync().map_err(|e| Error::io(self.disk.path(&name), "syncing", e))?;
+            self.durable = self.written;
+        }
+        Ok(self.durable)
+    }
+
+    /// The log of a node that writes for itself from now on: it begins a new segment, of this term. Everything must be durable.
+    pub fn into_log(self, options: LogOptions, term: u64) -> Result<Log> {
+        assert!(self.written == self.durable, "F2: what is not durable is not ours to keep");
+        assert!(term >= self.term(), "a term never falls: {} to {term}", self.term());
+        let next_segment = segment_numbers(&*self.disk)?.last().map_or(self.written.segment, |n| n + 1);
+        let found = Resume {
+            lineage: self.lineage,
+            term,
+            end: self.durable,
+            next_segment,
+            reuse: None,
+            is_first: self.newest.is_none(),
+            void: false,
+        };
+        Log::resume(self.disk, options, found)
+    }
+}
+
+/// Opens the segment in which the log ends, and cuts off what lies behind.
+fn open_segment(disk: &Arc<dyn Disk>, end: Position) -> Result<(SegmentHead, Box<dyn DiskFile>)> {
+    let name = segment_name(end.segment);
+    let path = disk.path(&name);
+    let Ok(head) = read_segment_head(&**disk, end.segment)? else {
+        return Err(Error::corrupt(path, 0, "the header is damaged"));
+    };
+    let file = disk.open_write(&name).map_err(|e| Error::io(&path, "opening", e))?;
+    let size = file.size().map_err(|e| Error::io(&path, "measuring", e))?;
+    if size < end.byte {
+        return Err(Error::corrupt(path, size, format!("it ends here; the log is to go on at {end}")));
+    }
+    if size == end.byte {
+        file.sync().map_err(|e| Error::io(&path, "syncing", e))?;
+        return Ok((head, file));
+    }
+    let temporary = format!("{name}{TEMPORARY}");
+    let _ = disk.remove(&temporary);
+    let cut = || -> std::io::Result<()> {
+        let copy = disk.create(&temporary)?;
+        let mut buffer = vec![0; COPIED.min(end.byte as usize)];
+        let mut at = 0;
+        while at < end.byte {
+            let want = buffer.len().min((end.byte - at) as usize);
+            let n = read_full_at(&*file, &mut buffer[..want], at)?;
+            if n == 0 {
+                return Err(std::io::ErrorKind::UnexpectedEof.into());
+            }
+            write_all_at(&*copy, &buffer[..n], at)?;
+            at += n as u64;
+        }
+        copy.sync()?;
+        disk.rename(&temporary, &name)?;
+        disk.sync_dir()
+    };
+    cut().map_err(|e| Error::io(&path, "cutting", e))?;
+    let file = disk.open_write(&name).map_err(|e| Error::io(&path, "opening", e))?;
+    Ok((head, file))
+}

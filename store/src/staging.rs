@@ -1,0 +1,313 @@
+//! A data set on its way in: a full sync lays it beside the one that is there, and at the end takes its place in one step.
+//!
+//! ```text
+//!   staged-plan.manifest          the master's manifest: what is being fetched
+//!   staged-snap-..1.tsnap.tmp     being fetched; what is there already need not come again when the link was cut
+//!   staged-snap-..2.tsnap         whole, checked, durable
+//!   staged-log-..12.tlog          the log behind the manifest's replay position (follow.rs)
+//!   staged-next.manifest          all is there: from now on this is the data set, whatever happens     (1)
+//!   staged-now.manifest           the logs of the old one are removed                                  (2)
+//!   tidemark.manifest             everything has its name
+//! ```
+//!
+//! A crash before (1) leaves the old data set as it was, and what was fetched. After (1), [`adopt`] goes on where it stopped, at the next
+//! start: between (1) and (2) no staged file has its final name yet, so all segments that have one are old; after (2) none are.
+//! Files that the old data set has too, of the same lineage and the same entry, are not fetched and stay where they are.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::batch::Lineage;
+use crate::disk::{Disk, DiskFile, TEMPORARY, read_full_at, replace, write_all_at};
+use crate::error::{Error, Result};
+use crate::follow::FollowLog;
+use crate::log::Position;
+use crate::manifest::{FileEntry, MANIFEST, Manifest};
+use crate::segment::{SegmentName, parse_segment_name};
+use crate::store::is_ours;
+
+/// What the names of staged files begin with.
+pub const STAGED: &str = "staged-";
+
+/// What is being fetched: the master's manifest.
+const PLAN: &str = "staged-plan.manifest";
+/// (1) in the picture above.
+const NEXT: &str = "staged-next.manifest";
+/// (2).
+const NOW: &str = "staged-now.manifest";
+
+/// The staged files, as a folder of their own.
+#[derive(Debug)]
+struct Beside(Arc<dyn Disk>);
+
+fn staged(name: &str) -> String {
+    format!("{STAGED}{name}")
+}
+
+impl Disk for Beside {
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path(&staged(name))
+    }
+    fn create(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
+        self.0.create(&staged(name))
+    }
+    fn open(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
+        self.0.open(&staged(name))
+    }
+    fn open_write(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
+        self.0.open_write(&staged(name))
+    }
+    fn list(&self) -> io::Result<Vec<String>> {
+        Ok(self.0.list()?.iter().filter_map(|name| name.strip_prefix(STAGED)).map(str::to_owned).collect())
+    }
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.0.rename(&staged(from), &staged(to))
+    }
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.0.remove(&staged(name))
+    }
+    fn sync_dir(&self) -> io::Result<()> {
+        self.0.sync_dir()
+    }
+    fn lock(&self) -> io::Result<Box<dyn Send + Sync>> {
+        Err(io::Error::other("staged files have no lock of their own"))
+    }
+    fn free_bytes(&self) -> io::Result<u64> {
+        self.0.free_bytes()
+    }
+}
+
+/// A data set on its way in.
+#[derive(Debug)]
+pub struct Staging {
+    beside: Arc<dyn Disk>,
+    main: Arc<dyn Disk>,
+    manifest: Manifest,
+    /// Files to fetch, the last one first.
+    missing: Vec<FileEntry>,
+    /// The one that is being fetched.
+    file: Option<(Box<dyn DiskFile>, u64)>,
+    log: Option<FollowLog>,
+}
+
+/// How a file of a full sync arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fetched {
+    /// More is to come.
+    Part,
+    /// It is whole, and the one that the manifest names.
+    Whole,
+    /// It is not what the manifest names, and was thrown away.
+    Damaged,
+}
+
+impl Staging {
+    /// Begins, or goes on after the link was cut: `manifest` is the master's; what an earlier one has left is kept as far as it
+    /// is still wanted. `own` is the manifest of the data set that is there now.
+    pub fn begin(main: Arc<dyn Disk>, manifest: Manifest, own: &Manifest) -> Result<Staging> {
+        let beside: Arc<dyn Disk> = Arc::new(Beside(main.clone()));
+        let mut missing = manifest.files.clone();
+        // A checksum does not tell two files apart of which only the headers differ; a whole entry and the lineage do.
+        let left = Manifest::read_as(&*main, PLAN).ok().flatten();
+        let left = left.filter(|plan| plan.lineage == manifest.lineage);
+        for name in list(&*beside)? {
+            let whole = name.strip_suffix(TEMPORARY).unwrap_or(&name);
+            let Some(entry) = manifest.file(whole) else {
+                remove(&*beside, &name)?;
+                continue;
+            };
+            let is_same = left.as_ref().is_some_and(|plan| plan.file(whole) == Some(entry));
+            if !is_same {
+                remove(&*beside, &name)?;
+            } else if name == whole {
+                let size = beside.open(&name).and_then(|f| f.size()).unwrap_or(0);
+                if size == entry.bytes && check_of(&*beside, &name, size)? == entry.check {
+                    missing.retain(|f| f.name != name);
+                } else {
+                    remove(&*beside, &name)?;
+                }
+            }
+        }
+        replace(&*main, PLAN, manifest.encode().as_bytes()).map_err(|e| Error::io(main.path(PLAN), "writing", e))?;
+        missing.retain(|f| own.lineage != manifest.lineage || own.file(&f.name) != Some(f));
+        missing.reverse();
+        Ok(Staging { beside, main, manifest, missing, file: None, log: None })
+    }
+
+    /// What is being staged.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Files that are still to come.
+    pub fn missing(&self) -> usize {
+        self.missing.len()
+    }
+
+    /// The file to fetch next, and from which byte on.
+    pub fn wanted(&mut self) -> Result<Option<(FileEntry, u64)>> {
+        let Some(entry) = self.missing.last().cloned() else { return Ok(None) };
+        let name = format!("{}{TEMPORARY}", entry.name);
+        let io = |e| Error::io(self.beside.path(&name), "opening", e);
+        let file = match self.beside.open_write(&name) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => self.beside.create(&name).map_err(io)?,
+            Err(e) => return Err(io(e)),
+        };
+        let mut size = file.size().map_err(io)?;
+        if size > entry.bytes {
+            file.set_size(0).map_err(io)?;
+            size = 0;
+        }
+        self.file = Some((file, size));
+        Ok(Some((entry, size)))
+    }
+
+    /// Takes the next bytes of the file that [`Staging::wanted`] has named.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<Fetched> {
+        let (Some(entry), Some((file, at))) = (self.missing.last().cloned(), &mut self.file) else {
+            return Err(Error::Refused("bytes of a file that nobody asked for".to_owned()));
+        };
+        if *at + bytes.len() as u64 > entry.bytes {
+            return Err(Error::Refused(format!("{} is longer than the manifest says", entry.name)));
+        }
+        let name = format!("{}{TEMPORARY}", entry.name);
+        let io = |e| Error::io(self.beside.path(&name), "writing", e);
+        write_all_at(&**file, bytes, *at).map_err(io)?;
+        *at += bytes.len() as u64;
+        if *at < entry.bytes {
+            return Ok(Fetched::Part);
+        }
+        file.sync().map_err(io)?;
+        self.file = None;
+        if check_of(&*self.beside, &name, entry.bytes)? != entry.check {
+            remove(&*self.beside, &name)?;
+            return Ok(Fetched::Damaged);
+        }
+        self.beside.rename(&name, &entry.name).map_err(io)?;
+        self.missing.pop();
+        Ok(Fetched::Whole)
+    }
+
+    /// The staged log: empty at first, and again after the link was cut.
+    pub fn log(&mut self) -> Result<&mut FollowLog> {
+        if self.log.is_none() {
+            for name in list(&*self.beside)? {
+                if parse_segment_name(&name) != SegmentName::Other {
+                    remove(&*self.beside, &name)?;
+                }
+            }
+            self.log = Some(FollowLog::open(self.beside.clone(), self.manifest.lineage, Position::START)?);
+        }
+        self.log.as_mut().ok_or_else(|| Error::Refused("no log".to_owned()))
+    }
+
+    /// Whether the log has begun.
+    pub fn has_log(&self) -> bool {
+        self.log.is_some()
+    }
+
+    /// Whether everything is there that the manifest stands for.
+    pub fn is_whole(&self) -> bool {
+        let reaches = |log: &FollowLog| {
+            let end = log.durable();
+            end.segment >= self.manifest.replay.segment
+                && end.offset >= self.manifest.replay.offset.max(self.manifest.durable)
+        };
+        self.missing.is_empty() && self.log.as_ref().is_some_and(reaches)
+    }
+
+    /// From now on this is the data set: what [`adopt`] does next, in this process or a later one, cannot be refused any more.
+    pub fn commit(mut self) -> Result<()> {
+        let log = self.log.take();
+        let term = log.as_ref().map_or(0, FollowLog::term);
+        drop(log);
+        if let Some(gone) = self.manifest.files.iter().find(|f| {
+            let size = |disk: &dyn Disk| disk.open(&f.name).and_then(|file| file.size()).ok();
+            size(&*self.beside) != Some(f.bytes) && size(&*self.main) != Some(f.bytes)
+        }) {
+            return Err(Error::Refused(format!("{} is not there any more", gone.name)));
+        }
+        self.beside.sync_dir().map_err(|e| Error::io(self.main.path(""), "syncing the folder", e))?;
+        self.manifest.term = self.manifest.term.max(term);
+        let text = self.manifest.encode();
+        replace(&*self.main, NEXT, text.as_bytes()).map_err(|e| Error::io(self.main.path(NEXT), "writing", e))
+    }
+
+    /// Throws away what was fetched.
+    pub fn clear(main: &Arc<dyn Disk>) -> Result<()> {
+        let beside = Beside(main.clone());
+        list(&beside)?.iter().try_for_each(|name| remove(&beside, name))
+    }
+
+    /// The lineage that is being staged.
+    pub fn lineage(&self) -> Lineage {
+        self.manifest.lineage
+    }
+}
+
+/// Takes over a staged data set, if one is complete. To be called before the manifest is read.
+pub(crate) fn adopt(main: &Arc<dyn Disk>) -> Result<()> {
+    let io = |doing| move |e| Error::io(main.path(MANIFEST), doing, e);
+    let names = list(&**main)?;
+    let has = |name: &str| names.iter().any(|n| n == name);
+    if !has(NEXT) && !has(NOW) {
+        return Ok(());
+    }
+    if !has(NOW) {
+        for name in names.iter().filter(|name| parse_segment_name(name) != SegmentName::Other) {
+            remove(&**main, name)?;
+        }
+        main.sync_dir().map_err(io("adopting a data set"))?;
+        main.rename(NEXT, NOW).and_then(|()| main.sync_dir()).map_err(io("adopting a data set"))?;
+    }
+    let manifest = Manifest::read_as(&**main, NOW)?;
+    let manifest = manifest.ok_or_else(|| Error::corrupt(main.path(NOW), 0, "it has gone"))?;
+    for name in list(&**main)? {
+        let Some(whole) = name.strip_prefix(STAGED) else { continue };
+        if name.ends_with(TEMPORARY) || name == PLAN {
+            remove(&**main, &name)?;
+        } else if is_ours(whole) {
+            main.rename(&name, whole).map_err(io("adopting a data set"))?;
+        }
+    }
+    main.sync_dir().map_err(io("adopting a data set"))?;
+    main.rename(NOW, MANIFEST).and_then(|()| main.sync_dir()).map_err(io("adopting a data set"))?;
+    for name in list(&**main)? {
+        let is_old = is_ours(&name) && name != MANIFEST && parse_segment_name(&name) == SegmentName::Other;
+        if is_old && manifest.file(&name).is_none() {
+            remove(&**main, &name)?;
+        }
+    }
+    Ok(())
+}
+
+fn list(disk: &dyn Disk) -> Result<Vec<String>> {
+    disk.list().map_err(|e| Error::io(disk.path(""), "listing", e))
+}
+
+fn remove(disk: &dyn Disk, name: &str) -> Result<()> {
+    match disk.remove(name) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::io(disk.path(name), "removing", e)),
+        _ => Ok(()),
+    }
+}
+
+/// CRC-32C of a file's first bytes.
+fn check_of(disk: &dyn Disk, name: &str, bytes: u64) -> Result<u32> {
+    let io = |e| Error::io(disk.path(name), "reading", e);
+    let file = disk.open(name).map_err(io)?;
+    let mut buffer = vec![0; (1 << 20).min(bytes as usize).max(1)];
+    let (mut at, mut check) = (0, 0);
+    while at < bytes {
+        let want = buffer.len().min((bytes - at) as usize);
+        let n = read_full_at(&*file, &mut buffer[..want], at).map_err(io)?;
+        if n == 0 {
+            break;
+        }
+        check = crc32c::crc32c_append(check, &buffer[..n]);
+        at += n as u64;
+    }
+    Ok(check)
+}
