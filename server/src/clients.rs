@@ -3,11 +3,14 @@
 //! The list is locked when a client comes, goes or is asked for; never while it sends commands. What changes with every turn lies in
 //! atomics that only the client's own worker writes.
 
+use crate::inbox::Inbox;
 use crate::resp::Protocol;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst,
+};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use tokio::task::AbortHandle;
@@ -24,6 +27,12 @@ pub(crate) struct Names {
 pub(crate) const NO_EVICT: u32 = 1;
 /// `CLIENT NO-TOUCH ON` was sent.
 pub(crate) const NO_TOUCH: u32 = 2;
+/// It is a replica that follows us.
+pub(crate) const REPLICA: u32 = 4;
+/// It is the link to our master.
+pub(crate) const MASTER: u32 = 8;
+/// `MONITOR` was sent.
+pub(crate) const MONITOR: u32 = 16;
 
 /// One connected client.
 pub(crate) struct Client {
@@ -42,7 +51,29 @@ pub(crate) struct Client {
     pub(crate) query_bytes: AtomicUsize,
     /// Bytes of replies that the client has not taken.
     pub(crate) output_bytes: AtomicUsize,
+    /// Messages of channels that it has not taken.
+    pub(crate) inbox: Inbox,
+    /// Channels, patterns and shard channels that it listens to.
+    pub(crate) subscriptions: [AtomicUsize; 3],
+    /// Commands between MULTI and EXEC; -1 without MULTI.
+    pub(crate) queued: AtomicI64,
+    /// Keys that it watches.
+    pub(crate) watching: AtomicUsize,
     abort: OnceLock<AbortHandle>,
+    killed: AtomicBool,
+}
+
+/// What CLIENT LIST and CLIENT KILL tell apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// Sends commands.
+    Normal,
+    /// Listens to channels.
+    Pubsub,
+    /// A replica of ours.
+    Replica,
+    /// Our master.
+    Master,
 }
 
 impl Client {
@@ -69,6 +100,7 @@ impl Client {
 
     /// Disconnects it at its next step; it may be in any state.
     pub(crate) fn kill(&self) {
+        self.killed.store(true, SeqCst);
         if let Some(abort) = self.abort.get() {
             abort.abort();
         }
@@ -77,25 +109,66 @@ impl Client {
     /// The task that serves it.
     pub(crate) fn served_by(&self, task: AbortHandle) {
         let _ = self.abort.set(task);
+        // It may have been killed before its task was known.
+        if self.killed.load(SeqCst) {
+            self.kill();
+        }
+    }
+
+    /// Sends it a message, whenever it was not asked for; false if it does not keep up and is disconnected: `most` is the limit.
+    pub(crate) fn push(&self, message: &[u8], most: usize) -> bool {
+        let taken = self.inbox.push(message, most);
+        if !taken {
+            tracing::warn!("client {} does not read its messages: disconnected (max_push_buffer_bytes)", self.peer);
+            self.kill();
+        }
+        taken
+    }
+
+    /// What it is here for.
+    pub(crate) fn kind(&self) -> Kind {
+        let flags = self.flags.load(Relaxed);
+        if flags & MASTER != 0 {
+            Kind::Master
+        } else if flags & REPLICA != 0 {
+            Kind::Replica
+        } else if self.subscriptions.iter().any(|count| count.load(Relaxed) > 0) {
+            Kind::Pubsub
+        } else {
+            Kind::Normal
+        }
+    }
+
+    /// Redis's letters for what it is and does; N if nothing special.
+    fn marks(&self) -> String {
+        let flags = self.flags.load(Relaxed);
+        let letters = [
+            ('M', flags & MASTER != 0),
+            ('S', flags & REPLICA != 0),
+            ('O', flags & MONITOR != 0),
+            ('P', self.kind() == Kind::Pubsub),
+            ('x', self.queued.load(Relaxed) >= 0),
+            ('e', flags & NO_EVICT != 0),
+            ('T', flags & NO_TOUCH != 0),
+        ];
+        let marks: String = letters.iter().filter(|(_, is)| *is).map(|(letter, _)| *letter).collect();
+        if marks.is_empty() { "N".to_owned() } else { marks }
     }
 
     /// The line that CLIENT LIST shows, in Redis's form, without its end. Names cannot hold spaces or line ends: SETNAME refuses them.
     pub(crate) fn describe(&self, now: Instant, out: &mut Vec<u8>) {
         use std::io::Write as _;
         let names = self.names.lock();
-        let flags = self.flags.load(Relaxed);
-        let marks = match (flags & NO_EVICT != 0, flags & NO_TOUCH != 0) {
-            (false, false) => "N",
-            (true, false) => "e",
-            (false, true) => "T",
-            (true, true) => "eT",
-        };
-        let (query, output) = (self.query_bytes.load(Relaxed), self.output_bytes.load(Relaxed));
+        let marks = self.marks();
+        let (query, output) = (self.query_bytes.load(Relaxed), self.output_bytes.load(Relaxed) + self.inbox.waiting());
+        let [channels, patterns, shards] = [0, 1, 2].map(|kind: usize| self.subscriptions[kind].load(Relaxed));
+        let (queued, watching) = (self.queued.load(Relaxed), self.watching.load(Relaxed));
         let _ = write!(out, "id={} addr={} laddr={} fd=-1 name=", self.id, self.peer, self.local);
         out.extend_from_slice(&names.name);
         let _ = write!(
             out,
-            " age={} idle={} flags={marks} db=0 sub=0 psub=0 ssub=0 multi=-1 qbuf={query} qbuf-free=0 argv-mem=0 multi-mem=0 \
+            " age={} idle={} flags={marks} db=0 sub={channels} psub={patterns} ssub={shards} multi={queued} watch={watching} \
+             qbuf={query} qbuf-free=0 argv-mem=0 multi-mem=0 \
              rbs=0 rbp=0 obl=0 oll={} omem={output} tot-mem={} events=r cmd={} user=default redir=-1 resp={} lib-name=",
             now.saturating_duration_since(self.since).as_secs(),
             self.idle_s(now),
@@ -141,7 +214,12 @@ impl Clients {
             last_command: AtomicU32::new(u32::MAX),
             query_bytes: AtomicUsize::new(0),
             output_bytes: AtomicUsize::new(0),
+            inbox: Inbox::default(),
+            subscriptions: Default::default(),
+            queued: AtomicI64::new(-1),
+            watching: AtomicUsize::new(0),
             abort: OnceLock::new(),
+            killed: AtomicBool::new(false),
         });
         all.insert(id, client.clone());
         Some(client)

@@ -4,6 +4,7 @@
 //! subcommands, HELP, and docs/commands.md: nothing is said twice.
 
 mod bloom;
+pub(crate) mod channels;
 mod client;
 mod command;
 mod config;
@@ -13,19 +14,22 @@ mod feed;
 mod hash;
 mod info;
 mod keys;
+mod peers;
 mod phantom;
 mod refusal;
 mod schema;
 mod server;
 mod set;
 mod string;
+pub(crate) mod transaction;
 
 pub(crate) use refusal::{Printable, Refusal, refuse};
 
-use crate::clients::Client;
-use crate::engines::{CounterSpace, ExistenceSpace, KeyRef, Page};
+use crate::clients::{Client, Kind};
+use crate::engines::{CounterSpace, ExistenceSpace, KeyRef, Page, Seen};
 use crate::node::Node;
-use crate::resp::{Args, Reply};
+use crate::pause::Paused;
+use crate::resp::{Args, Protocol, Reply};
 use std::fmt::Write as _;
 use std::pin::Pin;
 use std::sync::atomic::Ordering::Relaxed;
@@ -34,26 +38,58 @@ use std::sync::{Arc, LazyLock};
 /// What a command is, as COMMAND tells clients. Bits of [`Spec::flags`].
 pub(crate) mod flag {
     /// Changes data.
-    pub(crate) const WRITE: u16 = 1;
+    pub(crate) const WRITE: u32 = 1;
     /// Reads data.
-    pub(crate) const READONLY: u16 = 1 << 1;
+    pub(crate) const READONLY: u32 = 1 << 1;
     /// May need more memory.
-    pub(crate) const DENYOOM: u16 = 1 << 2;
+    pub(crate) const DENYOOM: u32 = 1 << 2;
     /// For operators.
-    pub(crate) const ADMIN: u16 = 1 << 3;
+    pub(crate) const ADMIN: u32 = 1 << 3;
     /// Takes constant time, or a little per argument.
-    pub(crate) const FAST: u16 = 1 << 4;
+    pub(crate) const FAST: u32 = 1 << 4;
     /// Also while data are being loaded.
-    pub(crate) const LOADING: u16 = 1 << 5;
+    pub(crate) const LOADING: u32 = 1 << 5;
     /// Also on a replica that has lost its master.
-    pub(crate) const STALE: u16 = 1 << 6;
+    pub(crate) const STALE: u32 = 1 << 6;
     /// Also before a client has logged in.
-    pub(crate) const NO_AUTH: u16 = 1 << 7;
+    pub(crate) const NO_AUTH: u32 = 1 << 7;
     /// Not from scripts.
-    pub(crate) const NOSCRIPT: u16 = 1 << 8;
+    pub(crate) const NOSCRIPT: u32 = 1 << 8;
+    /// About channels.
+    pub(crate) const PUBSUB: u32 = 1 << 9;
+    /// Not between MULTI and EXEC: its reply comes later.
+    pub(crate) const NO_MULTI: u32 = 1 << 10;
+    /// Changes no data here, but something that others get.
+    pub(crate) const MAY_REPLICATE: u32 = 1 << 11;
+    /// MONITOR does not show it.
+    pub(crate) const SKIP_MONITOR: u32 = 1 << 12;
+    /// SLOWLOG does not show it: what it executes is shown.
+    pub(crate) const SKIP_SLOWLOG: u32 = 1 << 13;
     /// Names in the order of the bits.
-    pub(crate) const NAMES: [&str; 9] =
-        ["write", "readonly", "denyoom", "admin", "fast", "loading", "stale", "no_auth", "noscript"];
+    pub(crate) const NAMES: [&str; 14] = [
+        "write",
+        "readonly",
+        "denyoom",
+        "admin",
+        "fast",
+        "loading",
+        "stale",
+        "no_auth",
+        "noscript",
+        "pubsub",
+        "no_multi",
+        "may_replicate",
+        "skip_monitor",
+        "skip_slowlog",
+    ];
+
+    // For this server only:
+    /// Executed also between MULTI and EXEC.
+    pub(crate) const AT_ONCE: u32 = 1 << 24;
+    /// A RESP2 client that listens to channels may send it.
+    pub(crate) const LISTENER: u32 = 1 << 25;
+    /// An option makes it change data (FEED.GET ... MARK).
+    pub(crate) const MAY_WRITE: u32 = 1 << 26;
 }
 
 /// Which arguments are keys: the first and the last one (negative: counted from the end), and the step. All 0: none.
@@ -77,7 +113,7 @@ pub(crate) struct Spec {
     /// How many arguments, the name included; negative: at least so many.
     pub(crate) arity: i32,
     /// Bits of [`flag`].
-    pub(crate) flags: u16,
+    pub(crate) flags: u32,
     pub(crate) keys: KeyArgs,
     /// The family: Redis's group, and the ACL category of the same name.
     pub(crate) group: &'static str,
@@ -105,6 +141,8 @@ const FAMILIES: &[(&str, &[Spec])] = &[
     ("Keys", keys::TABLE),
     ("Spaces and tables", schema::TABLE),
     ("Connection", client::TABLE),
+    ("Channels", channels::TABLE),
+    ("Transactions", transaction::TABLE),
     ("Server", server::TABLE),
 ];
 
@@ -173,8 +211,14 @@ pub(crate) fn name_of(numbers: u32) -> &'static str {
 }
 
 impl Spec {
-    fn has(&self, flag: u16) -> bool {
+    fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
+    }
+
+    /// Whether this request may change data, or what others get.
+    fn may_write(&self, args: Args<'_>) -> bool {
+        self.has(flag::WRITE | flag::MAY_REPLICATE)
+            || (self.has(flag::MAY_WRITE) && args.iter().any(|arg| arg.eq_ignore_ascii_case(b"MARK")))
     }
 
     fn fits(&self, args: usize) -> bool {
@@ -223,7 +267,17 @@ pub(crate) type MayGo = Pin<Box<dyn Future<Output = Result<Vec<u8>, String>> + S
 /// What a connection remembers between commands.
 pub(crate) struct Session {
     pub(crate) client: Arc<Client>,
+    /// The worker that serves it.
+    pub(crate) worker: usize,
     pub(crate) replies: Replies,
+    /// What comes between MULTI and EXEC.
+    pub(crate) transaction: Option<transaction::Transaction>,
+    pub(crate) watched: Vec<Seen>,
+    /// EXEC is executing: nothing may wait.
+    pub(crate) in_exec: bool,
+    pub(crate) subscriptions: channels::Subscriptions,
+    /// It has subscriptions.
+    pub(crate) listening: bool,
     /// Since the replies were last sent it was admitted to write.
     pub(crate) wrote: bool,
     /// What the replies of this turn wait for, if its last command said so.
@@ -235,8 +289,33 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(client: Arc<Client>) -> Session {
-        Session { client, replies: Replies::On, wrote: false, hold: None, later: false, leaving: false }
+    pub(crate) fn new(client: Arc<Client>, worker: usize) -> Session {
+        Session {
+            client,
+            worker,
+            replies: Replies::On,
+            transaction: None,
+            watched: Vec::new(),
+            in_exec: false,
+            subscriptions: channels::Subscriptions::default(),
+            listening: false,
+            wrote: false,
+            hold: None,
+            later: false,
+            leaving: false,
+        }
+    }
+
+    /// Whether its inbox is to be looked at.
+    #[inline]
+    pub(crate) fn listens(&self) -> bool {
+        self.listening
+    }
+
+    /// Gives back what the node keeps for it: at its end, and on RESET.
+    pub(crate) fn forget(&mut self, node: &Node) {
+        transaction::forget(self, node);
+        channels::forget(self, node);
     }
 }
 
@@ -375,21 +454,14 @@ pub(crate) fn execute(
 ) -> bool {
     let mut reply = Reply::new(out, session.client.protocol());
     let mark = reply.mark();
-    let outcome = match find(args.at(0)) {
-        None => Err(unknown(args, session)),
-        Some((number, spec)) => match select(spec, args) {
-            Err(refusal) => Err(refusal),
-            Ok((spec, _)) if !node.is_loaded() && !spec.has(flag::LOADING) => Err(Refusal::LOADING),
-            Ok((spec, sub)) => {
-                session.client.last_command.store(u32::from(number) | sub << 16, Relaxed);
-                let mut call = Call { spec, args, reply, session, node, scratch };
-                let admitted = if spec.has(flag::WRITE) { call.admit_write() } else { Ok(()) };
-                let outcome = admitted.and_then(|()| (spec.run)(&mut call));
-                reply = Reply::new(out, session.client.protocol());
-                outcome
-            }
-        },
+    let outcome = match checked(args, session, node) {
+        Err(refusal) => Err(spoil(args, session, refusal)),
+        Ok((_, spec)) if session.transaction.is_some() && !spec.has(flag::AT_ONCE) => {
+            queue(spec, args, &mut reply, session, node)
+        }
+        Ok((numbers, spec)) => run(spec, numbers, args, reply.again(), session, node, scratch),
     };
+    reply.set_protocol(session.client.protocol());
     let fine = match outcome {
         Ok(()) => true,
         Err(refusal) => {
@@ -410,6 +482,91 @@ pub(crate) fn execute(
         };
     }
     fine
+}
+
+/// Finds the command of a request, and whether this client may send it now. Gives its numbers, too (see [`name_of`]).
+fn checked(args: Args<'_>, session: &mut Session, node: &Node) -> Result<(u32, &'static Spec), Refusal> {
+    let Some((number, spec)) = find(args.at(0)) else { return Err(unknown(args, session)) };
+    let (spec, sub) = select(spec, args)?;
+    if !node.is_loaded() && !spec.has(flag::LOADING) {
+        return Err(Refusal::LOADING);
+    }
+    if session.listening && !spec.has(flag::LISTENER) && session.client.protocol() == Protocol::Resp2 {
+        return Err(channels::refuse_while_listening(spec));
+    }
+    Ok((u32::from(number) | sub << 16, spec))
+}
+
+/// Whether a request has to wait while `paused` is.
+#[cold]
+pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused) -> bool {
+    let Some((_, spec)) = find(args.at(0)) else { return false };
+    match paused {
+        _ if session.client.kind() == Kind::Replica => false,
+        Paused::Nothing => false,
+        Paused::All => true,
+        Paused::Writes => {
+            let queued = session.transaction.as_ref().is_some_and(transaction::Transaction::writes);
+            spec.may_write(args) || (spec.name == "exec" && queued)
+        }
+    }
+}
+
+/// Executes a command that was checked.
+fn run(
+    spec: &'static Spec,
+    numbers: u32,
+    args: Args<'_>,
+    reply: Reply<'_>,
+    session: &mut Session,
+    node: &Arc<Node>,
+    scratch: &mut Scratch,
+) -> Outcome {
+    session.client.last_command.store(numbers, Relaxed);
+    let mut call = Call { spec, args, reply, session, node, scratch };
+    if spec.has(flag::WRITE) {
+        call.admit_write()?;
+    }
+    (spec.run)(&mut call)
+}
+
+/// A command between MULTI and EXEC.
+fn queue(spec: &'static Spec, args: Args<'_>, reply: &mut Reply<'_>, session: &mut Session, node: &Node) -> Outcome {
+    let Some(transaction) = &mut session.transaction else { return Ok(()) };
+    let most = node.config().server.max_transaction_bytes;
+    let refused = if spec.has(flag::NO_MULTI) {
+        Some(refuse!("ERR Command not allowed inside a transaction"))
+    } else if spec.has(flag::WRITE) {
+        node.durability.refusal().map(|text| Refusal::new(text.into_bytes()))
+    } else {
+        None
+    };
+    if let Some(refusal) = refused {
+        transaction.spoil();
+        return Err(refusal);
+    }
+    if !transaction.push(spec, args, most) {
+        return Err(refuse!("ERR a transaction may take {most} bytes (max_transaction_bytes)"));
+    }
+    session.client.queued.store(i64::try_from(transaction.len()).unwrap_or(i64::MAX), Relaxed);
+    reply.simple("QUEUED");
+    Ok(())
+}
+
+/// After a command that could not be queued EXEC executes nothing; nor does an EXEC that is itself refused.
+#[cold]
+fn spoil(args: Args<'_>, session: &mut Session, refusal: Refusal) -> Refusal {
+    let is_exec = args.at(0).eq_ignore_ascii_case(b"exec");
+    if let Some(transaction) = &mut session.transaction {
+        transaction.spoil();
+    }
+    if !is_exec {
+        return refusal;
+    }
+    // As in Redis, without the reason's prefix.
+    let text = refusal.text();
+    let reason = text.iter().position(|&b| b == b' ').map_or(text, |at| &text[at + 1..]);
+    Refusal::new([b"EXECABORT Transaction discarded because of: ", reason].concat())
 }
 
 /// Checks the number of arguments and steps down to the subcommand; gives its number, too, or 0 if there is none.

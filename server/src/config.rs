@@ -111,6 +111,18 @@ section! {
         /// does not read its replies are not read either, so only one huge reply, or messages that nobody asked for, get here.
         #[live = true]
         max_output_buffer_bytes: usize = 256 << 20,
+        /// Most bytes of messages (channels, MONITOR) that wait for one client. A client that goes beyond is disconnected.
+        #[live = true]
+        max_push_buffer_bytes: usize = 32 << 20,
+        /// Most channels, and patterns of channels, that one client listens to.
+        #[live = true]
+        max_subscriptions: usize = 10_000,
+        /// Most bytes of the commands that one client queues between MULTI and EXEC. Other writers wait while they are executed.
+        #[live = true]
+        max_transaction_bytes: usize = 16 << 20,
+        /// Most keys that one client watches.
+        #[live = true]
+        max_watched_keys: usize = 10_000,
         /// On shutdown, replies that are on their way get so many milliseconds to arrive.
         #[live = true]
         shutdown_grace_ms: u64 = 1_000,
@@ -345,6 +357,10 @@ impl Config {
             if !(least..=2 << 30).contains(&value) {
                 return invalid(format!("server.{name} is {value}: must be {least} to {}", 2u64 << 30));
             }
+        }
+        // What it changes becomes one batch of the log.
+        if server.max_transaction_bytes > 64 << 20 {
+            return invalid("server.max_transaction_bytes must be at most 67108864".to_owned());
         }
         let names = |kind, names: Vec<&str>| check_names(kind, &names);
         names("counter or existence space", {

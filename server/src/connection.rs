@@ -11,6 +11,7 @@ use crate::clients::Client;
 use crate::commands::{self, MayGo, Scratch, Session};
 use crate::config::Config;
 use crate::node::Node;
+use crate::pause::Paused;
 use crate::resp::{Limits, Reply, Scan, Scanner};
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -88,6 +89,8 @@ pub(crate) struct Connection {
     written: usize,
     /// Replies that wait for the disk.
     held: Option<Held>,
+    /// Clients are paused, and the next request has to wait.
+    stalled: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     /// Replies that the turn at hand has given.
     replies: usize,
     closing: Closing,
@@ -95,6 +98,7 @@ pub(crate) struct Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
+        self.session.forget(&self.node);
         self.node.clients.remove(self.session.client.id);
     }
 }
@@ -111,7 +115,7 @@ impl Connection {
             version,
             worker,
             stream,
-            session: Session::new(client),
+            session: Session::new(client, worker),
             scanner: Scanner::default(),
             limits,
             input: Vec::new(),
@@ -119,6 +123,7 @@ impl Connection {
             pending: Vec::new(),
             written: 0,
             held: None,
+            stalled: None,
             replies: 0,
             closing: Closing::No,
         }
@@ -169,7 +174,13 @@ impl Connection {
             if self.closing != Closing::No {
                 return Poll::Ready(());
             }
-            if self.more {
+            if let Some(stalled) = &mut self.stalled {
+                ready!(stalled.as_mut().poll(cx));
+                self.stalled = None;
+            }
+            if self.session.listens() && self.session.client.inbox.take(&mut turn.out, Some(cx.waker())) {
+                // Messages that nobody asked for; below they are written as replies are.
+            } else if self.more {
                 self.run_input(turn);
             } else {
                 let mut buf = ReadBuf::new(&mut turn.input);
@@ -274,6 +285,7 @@ impl Connection {
         let mut commands = 0;
         self.replies = 0;
         self.more = false;
+        let paused = self.node.pause.now();
         loop {
             match self.scanner.scan(&buf[at..], &self.limits) {
                 Scan::Incomplete => break,
@@ -287,6 +299,12 @@ impl Connection {
                 }
                 Scan::Request(length) => {
                     let args = self.scanner.args(&buf[at..]);
+                    if paused != Paused::Nothing && commands::must_wait(args, &self.session, paused) {
+                        let node = self.node.clone();
+                        self.stalled = Some(Box::pin(async move { node.pause.over().await }));
+                        self.more = true;
+                        break;
+                    }
                     commands += 1;
                     let before = turn.out.len();
                     if !commands::execute(args, &mut self.session, &self.node, &mut turn.out, &mut turn.scratch) {

@@ -9,11 +9,13 @@ mod write;
 
 pub use build::{BuildError, existence_options};
 pub use page::{Page, View};
+pub(crate) use write::Seen;
 pub use write::{AlterError, WriteError};
 
 use crate::catalogue::Catalogue;
 use crate::durability::Durability;
 use crate::keys::{Kind, Match, Pattern};
+use crate::watch::Watches;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -168,6 +170,7 @@ pub struct Engines {
     /// Patterns with what they name and the index of the space. No two match one key.
     patterns: Vec<(Pattern, Kind, usize)>,
     durability: Arc<Durability>,
+    pub(crate) watches: Watches,
     /// But for the schemas, which the spaces themselves know.
     catalogue: Catalogue,
 }

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 pub mod catalogue;
+mod channels;
 pub mod cli;
 mod clients;
 pub mod commands;
@@ -22,13 +23,16 @@ pub mod durability;
 pub mod engines;
 mod files;
 mod glob;
+mod inbox;
 pub mod keys;
 mod node;
+mod pause;
 pub mod records;
 pub mod resp;
 mod settings;
 mod snapshot;
 mod stop;
+mod watch;
 mod workers;
 
 pub use engines::Engines;

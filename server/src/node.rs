@@ -1,9 +1,11 @@
 //! What all connections share.
 
+use crate::channels::Channels;
 use crate::clients::Clients;
 use crate::config::Config;
 use crate::durability::Durability;
 use crate::engines::Engines;
+use crate::pause::Pause;
 use crate::settings::Settings;
 use crate::snapshot::Snapshots;
 use crate::stop::Stop;
@@ -85,6 +87,8 @@ impl<T> Deref for Loaded<T> {
 pub(crate) struct Process {
     pub(crate) settings: Settings,
     pub(crate) clients: Clients,
+    pub(crate) channels: Channels,
+    pub(crate) pause: Pause,
     /// One per worker.
     pub(crate) tallies: Vec<Tallies>,
     /// Only a worker changes its tallies, so a reset notes where they stood.
@@ -139,6 +143,8 @@ impl Host {
         let mut random = fastrand::Rng::new();
         let process = Arc::new(Process {
             clients: Clients::default(),
+            channels: Channels::default(),
+            pause: Pause::default(),
             tallies: (0..workers).map(|_| Tallies::default()).collect(),
             totals_base: Mutex::default(),
             stop,

@@ -4,10 +4,12 @@
 //! buffer and copies nothing. Replies are written straight into the connection's output buffer.
 
 mod args;
+mod kept;
 mod reply;
 mod scan;
 
 pub use args::Args;
+pub use kept::Kept;
 pub use reply::{Protocol, Reply, decimal};
 pub use scan::{Limits, Malformed, Scan, Scanner};
 

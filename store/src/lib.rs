@@ -96,7 +96,9 @@ mod tail;
 
 pub use batch::{BATCH_HEAD_BYTES, BatchHead, Lineage, MAX_BODY_BYTES};
 pub use check::{Finding, Report, Severity, check, dump, lineage_of};
-pub use commit::{CommitOptions, CommitStats, Committed, Committer, Health, Rounds, Source, SyncPolicy, Ticket, Turn};
+pub use commit::{
+    CommitOptions, CommitStats, Committed, Committer, Exclusive, Health, Rounds, Source, SyncPolicy, Ticket, Turn,
+};
 pub use disk::{Disk, DiskFile, LOCK, RealDisk, TEMPORARY, read_full_at, write_all_at};
 pub use error::{Error, Result};
 pub use follow::FollowLog;

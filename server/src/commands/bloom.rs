@@ -7,7 +7,7 @@ use phantom::{Answer, Change, Member};
 const fn spec(
     name: &'static str,
     arity: i32,
-    flags: u16,
+    flags: u32,
     usage: &'static str,
     summary: &'static str,
     run: super::Handler,
@@ -15,8 +15,8 @@ const fn spec(
     Spec { name, arity, flags, keys: ONE_KEY, group: "bloom", since: "1.0.0", usage, summary, run, subcommands: &[] }
 }
 
-const READ: u16 = flag::READONLY | flag::FAST;
-const WRITE: u16 = flag::WRITE | flag::DENYOOM | flag::FAST;
+const READ: u32 = flag::READONLY | flag::FAST;
+const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
 
 #[rustfmt::skip]
 pub(super) const TABLE: &[Spec] = &[

@@ -1,18 +1,17 @@
 //! The connection itself: HELLO, CLIENT, PING and their like.
 
-use super::{Call, NO_KEYS, Outcome, Refusal, Replies, Spec, flag, help_row, refuse};
-use crate::clients::{Client, NO_EVICT, NO_TOUCH, Names};
+use super::{Call, NO_KEYS, Outcome, Refusal, Replies, Spec, flag, help_row, peers, refuse};
+use crate::clients::{NO_EVICT, NO_TOUCH, Names};
 use crate::resp::Protocol;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-const ALWAYS: u16 = flag::LOADING | flag::STALE | flag::NOSCRIPT;
+pub(super) const ALWAYS: u32 = flag::LOADING | flag::STALE | flag::NOSCRIPT;
 
-const fn spec(
+pub(super) const fn spec(
     name: &'static str,
     arity: i32,
-    flags: u16,
+    flags: u32,
     since: &'static str,
     usage: &'static str,
     summary: &'static str,
@@ -23,15 +22,15 @@ const fn spec(
 
 #[rustfmt::skip]
 pub(super) const TABLE: &[Spec] = &[
-    spec("ping", -1, flag::FAST, "1.0.0", "[message]", "PONG, or the message.", ping),
+    spec("ping", -1, flag::FAST | flag::LISTENER, "1.0.0", "[message]", "PONG, or the message.", ping),
     spec("echo", 2, flag::FAST | flag::LOADING | flag::STALE, "1.0.0", "message", "The message.", echo),
-    spec("hello", -1, ALWAYS | flag::FAST | flag::NO_AUTH, "6.0.0", "[2|3 [AUTH username password] [SETNAME name]]",
+    spec("hello", -1, ALWAYS | flag::FAST | flag::NO_AUTH | flag::SKIP_MONITOR, "6.0.0", "[2|3 [AUTH username password] [SETNAME name]]",
         "Chooses the protocol and tells what the server is.", hello),
-    spec("auth", -2, ALWAYS | flag::FAST | flag::NO_AUTH, "1.0.0", "[username] password",
+    spec("auth", -2, ALWAYS | flag::FAST | flag::NO_AUTH | flag::SKIP_MONITOR, "1.0.0", "[username] password",
         "Logs in. There are no passwords yet: the user default needs none.", auth),
     spec("select", 2, flag::LOADING | flag::STALE | flag::FAST, "1.0.0", "index", "OK for database 0, the only one.", select),
-    spec("quit", -1, ALWAYS | flag::FAST | flag::NO_AUTH, "1.0.0", "", "Closes the connection.", quit),
-    spec("reset", 1, ALWAYS | flag::FAST | flag::NO_AUTH, "6.2.0", "", "Makes the connection as it was at its start.", reset),
+    spec("quit", -1, ALWAYS | flag::FAST | flag::NO_AUTH | flag::AT_ONCE | flag::LISTENER, "1.0.0", "", "Closes the connection.", quit),
+    spec("reset", 1, ALWAYS | flag::FAST | flag::NO_AUTH | flag::AT_ONCE | flag::LISTENER, "6.2.0", "", "Makes the connection as it was at its start.", reset),
     Spec {
         name: "client", arity: -2, flags: 0, keys: NO_KEYS, group: "connection", since: "2.4.0", usage: "",
         summary: "A container for commands about connections.", run: super::help, subcommands: CLIENT,
@@ -44,16 +43,20 @@ const CLIENT: &[Spec] = &[
     help_row("client|help", "connection"),
     spec("client|id", 2, ALWAYS, "5.0.0", "", "The connection's number, which no other ever has.", id),
     spec("client|info", 2, ALWAYS, "6.2.0", "", "What CLIENT LIST says of this connection.", info),
-    spec("client|kill", -3, ALWAYS | flag::ADMIN, "2.4.0",
-        "<ip:port> | ID client-id | TYPE type | USER username | ADDR ip:port | LADDR ip:port | SKIPME yes/no | MAXAGE seconds ...",
-        "Closes connections.", kill),
-    spec("client|list", -2, ALWAYS | flag::ADMIN, "2.4.0", "[TYPE NORMAL|MASTER|REPLICA|PUBSUB] [ID client-id ...]",
-        "All connections, one per line.", list),
+    peers::KILL,
+    peers::LIST,
     spec("client|no-evict", 3, ALWAYS | flag::ADMIN, "7.0.0", "ON|OFF", "Noted, and shown by CLIENT LIST.", no_evict),
     spec("client|no-touch", 3, ALWAYS, "7.2.0", "ON|OFF", "Noted, and shown by CLIENT LIST.", no_touch),
+    peers::PAUSE,
     spec("client|reply", 3, ALWAYS, "3.2.0", "ON|OFF|SKIP", "Which commands of this connection are answered.", reply),
     spec("client|setinfo", 4, ALWAYS, "7.2.0", "LIB-NAME name | LIB-VER version", "What library the client uses.", setinfo),
     spec("client|setname", 3, ALWAYS, "2.6.9", "name", "Names the connection.", setname),
+    spec("client|tracking", -3, ALWAYS, "6.0.0", "ON|OFF [option ...]", "OFF: OK. ON is refused: a counter changes too often to be kept by clients.", tracking),
+    spec("client|trackinginfo", 2, ALWAYS, "6.2.0", "", "That nothing is tracked.", trackinginfo),
+    spec("client|caching", 3, ALWAYS, "6.0.0", "YES|NO", "Refused: nothing is tracked.", caching),
+    spec("client|getredir", 2, ALWAYS, "6.0.0", "", "-1: nothing is tracked.", getredir),
+    peers::UNBLOCK,
+    peers::UNPAUSE,
 ];
 
 fn ping(call: &mut Call<'_>) -> Outcome {
@@ -65,6 +68,12 @@ fn ping(call: &mut Call<'_>) -> Outcome {
         return Err(Refusal::new(text.into_bytes()));
     }
     match call.args.len() {
+        1 | 2 if call.session.listening && call.reply.protocol() == Protocol::Resp2 => {
+            // Like a message, so that a client which listens can tell it apart.
+            call.reply.array(2);
+            call.reply.bulk(b"pong");
+            call.reply.bulk(call.args.at(1));
+        }
         1 => call.reply.simple("PONG"),
         2 => call.reply.bulk(call.args.at(1)),
         _ => return Err(call.wrong_arity()),
@@ -164,6 +173,7 @@ fn quit(call: &mut Call<'_>) -> Outcome {
 }
 
 fn reset(call: &mut Call<'_>) -> Outcome {
+    call.session.forget(call.node);
     let client = &call.session.client;
     client.set_protocol(Protocol::Resp2);
     client.names.lock().name.clear();
@@ -279,111 +289,37 @@ fn info(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Whether a client is of this type. All are normal ones so far.
-fn is_of_type(name: &[u8]) -> Result<bool, Refusal> {
-    let is = |kind: &[u8]| name.eq_ignore_ascii_case(kind);
-    if is(b"normal") {
-        Ok(true)
-    } else if is(b"master") || is(b"replica") || is(b"slave") || is(b"pubsub") {
-        Ok(false)
-    } else {
-        Err(refuse!("ERR Unknown client type '{}'", super::Printable(name)))
+fn tracking(call: &mut Call<'_>) -> Outcome {
+    let switch = call.args.at(2);
+    if switch.eq_ignore_ascii_case(b"on") {
+        return Err(refuse!("ERR CLIENT TRACKING is not supported: a counter changes too often to be kept by clients"));
     }
-}
-
-fn client_id(text: &[u8]) -> Result<u64, Refusal> {
-    crate::resp::natural(text).filter(|&id| id > 0).ok_or_else(|| refuse!("ERR Invalid client ID"))
-}
-
-fn list(call: &mut Call<'_>) -> Outcome {
-    let option = call.args.at(2);
-    let mut clients = call.node.clients.list();
-    if option.eq_ignore_ascii_case(b"type") && call.args.len() == 4 {
-        if !is_of_type(call.args.at(3))? {
-            clients.clear();
-        }
-    } else if option.eq_ignore_ascii_case(b"id") && call.args.len() > 3 {
-        let ids = call.args.from(3).iter().map(client_id).collect::<Result<std::collections::HashSet<u64>, _>>()?;
-        clients.retain(|c| ids.contains(&c.id));
-    } else if call.args.len() > 2 {
+    if !switch.eq_ignore_ascii_case(b"off") || call.args.len() > 3 {
         return Err(Refusal::SYNTAX);
     }
-    let now = Instant::now();
-    let mut out = Vec::new();
-    for client in clients {
-        client.describe(now, &mut out);
-        out.push(b'\n');
-    }
-    call.reply.text(&String::from_utf8_lossy(&out));
+    call.reply.ok();
     Ok(())
 }
 
-fn kill(call: &mut Call<'_>) -> Outcome {
-    let args = call.args.from(2);
-    let clients = call.node.clients.list();
-    if args.len() == 1 {
-        let wanted = String::from_utf8_lossy(args.at(0));
-        let Some(client) = clients.iter().find(|c| c.peer.to_string() == wanted) else {
-            return Err(refuse!("ERR No such client"));
-        };
-        end(call, client);
-        call.reply.ok();
-        return Ok(());
-    }
-    if !args.len().is_multiple_of(2) {
-        return Err(Refusal::SYNTAX);
-    }
-    let mut skip_me = true;
-    type Filter = Box<dyn Fn(&Client) -> bool>;
-    let mut filters: Vec<Filter> = Vec::new();
-    for at in (0..args.len()).step_by(2) {
-        let (option, value) = (args.at(at), args.at(at + 1));
-        let is = |name: &[u8]| option.eq_ignore_ascii_case(name);
-        let text = String::from_utf8_lossy(value).into_owned();
-        if is(b"id") {
-            let Some(id) = crate::resp::natural(value).filter(|&id| id > 0) else {
-                return Err(refuse!("ERR client-id should be greater than 0"));
-            };
-            filters.push(Box::new(move |c| c.id == id));
-        } else if is(b"type") {
-            let matches = is_of_type(value)?;
-            filters.push(Box::new(move |_| matches));
-        } else if is(b"addr") {
-            filters.push(Box::new(move |c| c.peer.to_string() == text));
-        } else if is(b"laddr") {
-            filters.push(Box::new(move |c| c.local.to_string() == text));
-        } else if is(b"user") {
-            if text != "default" {
-                return Err(refuse!("ERR No such user '{}'", super::Printable(value)));
-            }
-        } else if is(b"maxage") {
-            let Some(age) = crate::resp::natural(value) else {
-                return Err(refuse!("ERR maxage is not an integer or out of range"));
-            };
-            filters.push(Box::new(move |c| c.since.elapsed().as_secs() >= age));
-        } else if is(b"skipme") && value.eq_ignore_ascii_case(b"yes") {
-            skip_me = true;
-        } else if is(b"skipme") && value.eq_ignore_ascii_case(b"no") {
-            skip_me = false;
-        } else {
-            return Err(Refusal::SYNTAX);
-        }
-    }
-    let me = call.session.client.id;
-    let mut killed = 0;
-    for client in clients.iter().filter(|c| !(skip_me && c.id == me) && filters.iter().all(|f| f(c))) {
-        end(call, client);
-        killed += 1;
-    }
-    call.reply.int(killed);
+fn trackinginfo(call: &mut Call<'_>) -> Outcome {
+    call.reply.map(3);
+    call.reply.bulk(b"flags");
+    call.reply.set(1);
+    call.reply.bulk(b"off");
+    call.reply.bulk(b"redirect");
+    call.reply.int(-1);
+    call.reply.bulk(b"prefixes");
+    call.reply.array(0);
     Ok(())
 }
 
-/// Closes a connection: another one at once, this one after its reply.
-fn end(call: &mut Call<'_>, client: &Arc<Client>) {
-    if client.id == call.session.client.id {
-        call.session.leaving = true;
-    } else {
-        client.kill();
-    }
+fn caching(_: &mut Call<'_>) -> Outcome {
+    Err(refuse!(
+        "ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled"
+    ))
+}
+
+fn getredir(call: &mut Call<'_>) -> Outcome {
+    call.reply.int(-1);
+    Ok(())
 }

@@ -3,7 +3,7 @@
 use super::{Call, NO_KEYS, Outcome, Refusal, Spec, all, find, flag, help_row, refuse};
 use crate::resp::{Args, Reply};
 
-const ALWAYS: u16 = flag::LOADING | flag::STALE;
+const ALWAYS: u32 = flag::LOADING | flag::STALE;
 
 const fn spec(name: &'static str, arity: i32, usage: &'static str, summary: &'static str, run: super::Handler) -> Spec {
     Spec {

@@ -3,7 +3,7 @@
 use super::{Call, NO_KEYS, Outcome, Refusal, Spec, flag, help, help_row, refuse};
 use crate::{glob, settings};
 
-const ADMIN: u16 = flag::ADMIN | flag::NOSCRIPT | flag::LOADING | flag::STALE;
+const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::LOADING | flag::STALE;
 
 const fn spec(
     name: &'static str,

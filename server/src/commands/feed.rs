@@ -9,7 +9,7 @@ pub(super) const TABLE: &[Spec] = &[
     Spec {
         name: "feed.get",
         arity: -4,
-        flags: flag::READONLY | flag::FAST,
+        flags: flag::READONLY | flag::FAST | flag::MAY_WRITE,
         keys: super::NO_KEYS,
         group: "feed",
         since: "0.1.0",

@@ -10,14 +10,14 @@ use crate::engines::CounterSpace;
 use crate::resp::decimal;
 use counter::{Bounds, Change};
 
-const READ: u16 = flag::READONLY | flag::FAST;
-const WRITE: u16 = flag::WRITE | flag::DENYOOM | flag::FAST;
+const READ: u32 = flag::READONLY | flag::FAST;
+const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
 
 /// A row of the table for a command with one key.
 const fn spec(
     name: &'static str,
     arity: i32,
-    flags: u16,
+    flags: u32,
     since: &'static str,
     usage: &'static str,
     summary: &'static str,

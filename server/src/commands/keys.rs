@@ -6,7 +6,7 @@ use crate::engines::KeyRef;
 const fn spec(
     name: &'static str,
     arity: i32,
-    flags: u16,
+    flags: u32,
     keys: super::KeyArgs,
     usage: &'static str,
     summary: &'static str,
@@ -15,7 +15,7 @@ const fn spec(
     Spec { name, arity, flags, keys, group: "generic", since: "1.0.0", usage, summary, run, subcommands: &[] }
 }
 
-const READ: u16 = flag::READONLY | flag::FAST;
+const READ: u32 = flag::READONLY | flag::FAST;
 
 #[rustfmt::skip]
 pub(super) const TABLE: &[Spec] = &[

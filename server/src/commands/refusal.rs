@@ -25,7 +25,7 @@ impl Refusal {
 Ask for members one by one, keep a counter for their number (FEED.ACT moves both), and see TM.TABLES for the table",
     );
 
-    const fn fixed(text: &'static [u8]) -> Refusal {
+    pub(crate) const fn fixed(text: &'static [u8]) -> Refusal {
         Refusal(Cow::Borrowed(text))
     }
 

@@ -6,7 +6,7 @@ use crate::node::unix_us;
 const fn spec(
     name: &'static str,
     arity: i32,
-    flags: u16,
+    flags: u32,
     since: &'static str,
     usage: &'static str,
     summary: &'static str,
@@ -15,7 +15,7 @@ const fn spec(
     Spec { name, arity, flags, keys: NO_KEYS, group: "server", since, usage, summary, run, subcommands: &[] }
 }
 
-const ALWAYS: u16 = flag::LOADING | flag::STALE;
+const ALWAYS: u32 = flag::LOADING | flag::STALE;
 
 #[rustfmt::skip]
 pub(super) const TABLE: &[Spec] = &[
@@ -26,9 +26,9 @@ pub(super) const TABLE: &[Spec] = &[
     spec("bgsave", -1, flag::ADMIN | flag::NOSCRIPT, "1.0.0", "[SCHEDULE]",
         "Begins a snapshot. Reads and writes go on; INFO persistence and LASTSAVE tell when it is done.", bgsave),
     spec("lastsave", 1, ALWAYS | flag::FAST, "1.0.0", "", "When the last snapshot was complete, in seconds since 1970.", lastsave),
-    spec("save", 1, flag::ADMIN | flag::NOSCRIPT, "1.0.0", "",
+    spec("save", 1, flag::ADMIN | flag::NO_MULTI | flag::NOSCRIPT, "1.0.0", "",
         "Writes a snapshot, and answers when it is complete. Nobody else waits for it.", save),
-    spec("shutdown", -1, ALWAYS | flag::ADMIN | flag::NOSCRIPT, "1.0.0", "[NOSAVE|SAVE] [NOW] [FORCE]",
+    spec("shutdown", -1, ALWAYS | flag::ADMIN | flag::NO_MULTI | flag::NOSCRIPT, "1.0.0", "[NOSAVE|SAVE] [NOW] [FORCE]",
         "Stops the server. Replies that are on their way still arrive.", shutdown),
     spec("time", 1, ALWAYS | flag::FAST, "2.6.0", "", "Seconds since 1970, and microseconds in this second.", time),
 ];

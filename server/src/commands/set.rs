@@ -8,7 +8,7 @@ use phantom::{Answer, Change, Member};
 const fn spec(
     name: &'static str,
     arity: i32,
-    flags: u16,
+    flags: u32,
     since: &'static str,
     usage: &'static str,
     summary: &'static str,
@@ -17,7 +17,7 @@ const fn spec(
     Spec { name, arity, flags, keys: ONE_KEY, group: "set", since, usage, summary, run, subcommands: &[] }
 }
 
-const READ: u16 = flag::READONLY | flag::FAST;
+const READ: u32 = flag::READONLY | flag::FAST;
 
 #[rustfmt::skip]
 pub(super) const TABLE: &[Spec] = &[

@@ -3,13 +3,13 @@
 use super::{ALL_KEYS, Call, KeyArgs, ONE_KEY, Outcome, Refusal, Scratch, Spec, flag, integer, refuse};
 use crate::engines::CounterSpace;
 
-const READ: u16 = flag::READONLY | flag::FAST;
-const WRITE: u16 = flag::WRITE | flag::DENYOOM | flag::FAST;
+const READ: u32 = flag::READONLY | flag::FAST;
+const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
 
 const fn spec(
     name: &'static str,
     arity: i32,
-    flags: u16,
+    flags: u32,
     keys: KeyArgs,
     usage: &'static str,
     summary: &'static str,

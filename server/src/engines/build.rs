@@ -73,6 +73,7 @@ impl Engines {
             actions: Vec::new(),
             patterns: Vec::new(),
             durability,
+            watches: Default::default(),
             catalogue: Catalogue::default(),
         }
     }

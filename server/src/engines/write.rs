@@ -10,10 +10,19 @@ use super::page::{Column, View};
 use super::{Action, CounterSpace, Engines, ExistenceSpace};
 use crate::durability::marked;
 use crate::records::Mark;
+use crate::watch::Place;
 use counter::{Alteration, Bounds, Change as Delta, Schema};
 use phantom::{Change, Member};
 use std::sync::Arc;
 use store::Turn;
+
+/// A watched place, and its state when it began to be watched.
+pub(crate) struct Seen {
+    pub(crate) place: Place,
+    changes: u64,
+    sweeps: u64,
+    rolls: u64,
+}
 
 /// Why a write was refused. Nothing has changed then.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +64,45 @@ impl Engines {
         self.durability.committer().enter(id.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32)
     }
 
+    /// Marks what was changed, and tells whoever watches it.
+    #[inline]
+    fn changed(&self, turn: &mut Turn<'_, Mark>, mark: Mark) {
+        match mark {
+            Mark::Row { space, id } | Mark::Pair { space, id, .. } => self.watches.changed(space, id),
+            Mark::Catalogue => self.watches.swept(),
+        }
+        turn.mark(mark);
+    }
+
+    /// Begins to watch a place; gives its state, for [`Engines::has_changed`].
+    pub(crate) fn watch(&self, place: Place) -> Seen {
+        let changes = self.watches.watch(place);
+        // Who was writing there has finished after this, who comes later sees the watcher.
+        drop(self.turn(place.1));
+        Seen { place, changes, sweeps: self.watches.sweeps(), rolls: self.rolls(place) }
+    }
+
+    /// Ends watching.
+    pub(crate) fn unwatch(&self, seen: &Seen) {
+        self.watches.unwatch(seen.place);
+    }
+
+    /// Whether a watched place may have changed since. To be asked with all stripes held.
+    pub(crate) fn has_changed(&self, seen: &Seen) -> bool {
+        let now = (self.watches.changes(seen.place), self.watches.sweeps(), self.rolls(seen.place));
+        now != (Some(seen.changes), seen.sweeps, seen.rolls)
+    }
+
+    /// How often the ring of an existence space has changed: a recycled table makes a pair unknown.
+    fn rolls(&self, (space, _): Place) -> u64 {
+        self.existence_by_number(space).map_or(0, |space| space.changes())
+    }
+
+    /// Keeps all other writers out until it is dropped; what is marked meanwhile goes into one batch of the log.
+    pub(crate) fn exclusive(&self) -> store::Exclusive<'_, Mark> {
+        self.durability.committer().exclusive()
+    }
+
     /// Changes the schema of a counter space, at once: the engine has the rules. The log learns of it before the first row that needs it.
     pub fn alter(&self, space: &CounterSpace, change: &Alteration) -> Result<Arc<Schema>, AlterError> {
         match change {
@@ -75,14 +123,14 @@ impl Engines {
         }
         let mut turn = self.turn(0);
         let schema = space.space.alter(change)?;
-        turn.mark(Mark::Catalogue);
+        self.changed(&mut turn, Mark::Catalogue);
         Ok(schema)
     }
 
     /// Closes the newest table of an existence space, and logs that. False if it is empty.
     pub fn roll_pairs(&self, space: &ExistenceSpace) -> bool {
         let mut turn = self.turn(0);
-        turn.mark(Mark::Catalogue);
+        self.changed(&mut turn, Mark::Catalogue);
         space.space.roll_now()
     }
 
@@ -90,6 +138,7 @@ impl Engines {
     pub(crate) fn merge(&self, space: &ExistenceSpace, table: phantom::StoredTable) -> Result<(), phantom::MergeError> {
         let (low, _) = table.range();
         let merged = space.space.merge_table(table);
+        self.watches.swept();
         // If it was refused half way the table may have changed, too.
         self.durability.parts.touch(space.number, low);
         merged
@@ -107,7 +156,7 @@ impl Engines {
     ) -> Result<(), WriteError> {
         let mut turn = self.turn(id);
         space.space.add(id, changes, bounds, out)?;
-        turn.mark(Mark::Row { space: space.number, id });
+        self.changed(&mut turn, Mark::Row { space: space.number, id });
         Ok(())
     }
 
@@ -117,7 +166,7 @@ impl Engines {
     pub fn set(&self, space: &CounterSpace, id: u64, values: &[(usize, i64)]) -> Result<usize, WriteError> {
         let mut turn = self.turn(id);
         let created = space.space.set(id, values)?;
-        turn.mark(Mark::Row { space: space.number, id });
+        self.changed(&mut turn, Mark::Row { space: space.number, id });
         Ok(if created > 0 { values.len() } else { 0 })
     }
 
@@ -128,7 +177,7 @@ impl Engines {
             return Ok(false);
         }
         space.space.set(id, values)?;
-        turn.mark(Mark::Row { space: space.number, id });
+        self.changed(&mut turn, Mark::Row { space: space.number, id });
         Ok(true)
     }
 
@@ -140,7 +189,7 @@ impl Engines {
             return Ok(false);
         }
         space.space.set(id, &[(field, 0)])?;
-        turn.mark(Mark::Row { space: space.number, id });
+        self.changed(&mut turn, Mark::Row { space: space.number, id });
         Ok(true)
     }
 
@@ -150,7 +199,7 @@ impl Engines {
         let mut turn = self.turn(id);
         let deleted = space.space.delete(id);
         if deleted {
-            turn.mark(Mark::Row { space: space.number, id });
+            self.changed(&mut turn, Mark::Row { space: space.number, id });
         }
         deleted
     }
@@ -160,7 +209,7 @@ impl Engines {
     pub fn flag(&self, space: &ExistenceSpace, id: u64, member: &Member<'_>) -> Result<Change, WriteError> {
         let mut turn = self.turn(id);
         let change = space.space.add(id, member)?;
-        mark_pair(&mut turn, space, id, member, change, true);
+        self.mark_pair(&mut turn, space, id, member, change, true);
         Ok(change)
     }
 
@@ -169,7 +218,7 @@ impl Engines {
     pub fn unflag(&self, space: &ExistenceSpace, id: u64, member: &Member<'_>) -> Result<Change, WriteError> {
         let mut turn = self.turn(id);
         let change = space.space.remove(id, member)?;
-        mark_pair(&mut turn, space, id, member, change, false);
+        self.mark_pair(&mut turn, space, id, member, change, false);
         Ok(change)
     }
 
@@ -222,26 +271,30 @@ impl Engines {
             true => flags.space.add_with(id, viewer, count)?,
             false => flags.space.remove_with(id, viewer, count)?,
         };
-        mark_pair(&mut turn, flags, id, viewer, change, delta > 0);
+        self.mark_pair(&mut turn, flags, id, viewer, change, delta > 0);
         if change == Change::Changed {
-            turn.mark(Mark::Row { space: counters.number, id });
+            self.changed(&mut turn, Mark::Row { space: counters.number, id });
         }
         Ok(change)
     }
-}
 
-/// A pair that was to be set and seemed to be set is marked, too: it may only have seemed so, and a filter that is rebuilt from
-/// the log need not have the same chance hits. Whoever was told that it is set must find it (promise 6).
-#[inline]
-fn mark_pair(
-    turn: &mut Turn<'_, Mark>,
-    space: &ExistenceSpace,
-    id: u64,
-    member: &Member<'_>,
-    change: Change,
-    to_set: bool,
-) {
-    if change == Change::Changed || (change == Change::Unchanged && to_set) {
-        turn.mark(Mark::Pair { space: space.number, id, member: marked(space, id, member) });
+    /// A pair that was to be set and seemed to be set is marked, too: it may only have seemed so, and a filter that is rebuilt from
+    /// the log need not have the same chance hits. Whoever was told that it is set must find it (promise 6).
+    #[inline]
+    fn mark_pair(
+        &self,
+        turn: &mut Turn<'_, Mark>,
+        space: &ExistenceSpace,
+        id: u64,
+        member: &Member<'_>,
+        change: Change,
+        to_set: bool,
+    ) {
+        if change == Change::Changed {
+            self.watches.changed(space.number, id);
+        }
+        if change == Change::Changed || (change == Change::Unchanged && to_set) {
+            turn.mark(Mark::Pair { space: space.number, id, member: marked(space, id, member) });
+        }
     }
 }

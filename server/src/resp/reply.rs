@@ -29,6 +29,17 @@ impl<'a> Reply<'a> {
         Reply { out, protocol }
     }
 
+    /// The same writer for a while, to be given away.
+    #[inline]
+    pub fn again(&mut self) -> Reply<'_> {
+        Reply { out: self.out, protocol: self.protocol }
+    }
+
+    /// The output buffer, for replies that are bytes already.
+    pub(crate) fn bytes(&mut self) -> &mut Vec<u8> {
+        self.out
+    }
+
     /// The protocol that is written.
     #[inline]
     pub fn protocol(&self) -> Protocol {

@@ -32,7 +32,7 @@ pub(super) struct Span {
 
 impl Span {
     #[inline]
-    fn new(start: usize, end: usize) -> Span {
+    pub(super) fn new(start: usize, end: usize) -> Span {
         // The query buffer is limited to less than 4 GiB by the configuration, so neither is ever cut.
         Span { start: u32::try_from(start).unwrap_or(u32::MAX), end: u32::try_from(end).unwrap_or(u32::MAX) }
     }

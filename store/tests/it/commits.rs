@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -303,6 +303,84 @@ fn acknowledged_turns_survive_and_turns_are_atomic() {
             total += acknowledged;
         }
         assert!(total > 0, "seed {seed}: nothing was acknowledged before the crash");
+    }
+}
+
+/// One thread changes keys of all stripes together, others single ones beside it: every batch has all of the first or none, also when
+/// batches are small, rounds fail now and then, and the crash comes anywhere.
+#[test]
+fn what_is_exclusive_is_in_one_batch() {
+    const STRIPES: usize = 4;
+    const ROUNDS: i64 = 300;
+    for seed in 0..10 {
+        let disk = SimDisk::new(seed);
+        let (log, _) = recover(&disk);
+        let engine = Engine::new(2 * STRIPES);
+        let committer = Committer::new(CommitOptions { batch_bytes: 1, retry: Duration::ZERO, ..always(STRIPES) });
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut source = Reader::new(&engine);
+                let _ = committer.run(log, &mut source);
+            });
+            let (committer, engine, done, disk) = (&committer, &engine, &done, &disk);
+            let beside = (0..2).map(|t| {
+                scope.spawn(move || {
+                    for key in (0..STRIPES).cycle().skip(t) {
+                        if done.load(Ordering::Relaxed) {
+                            return;
+                        }
+                        let mut turn = committer.enter(key as u64);
+                        engine.counters[STRIPES + key].fetch_add(1, Ordering::AcqRel);
+                        turn.mark((STRIPES + key) as u32);
+                        turn.leave();
+                    }
+                })
+            });
+            let beside: Vec<_> = beside.collect();
+            for round in 0..ROUNDS {
+                if round % 50 == 25 {
+                    disk.set_capacity(Some(disk.used_bytes()));
+                }
+                let all = committer.exclusive();
+                for key in 0..STRIPES {
+                    let mut turn = committer.enter(key as u64);
+                    engine.counters[key].fetch_add(1, Ordering::AcqRel);
+                    turn.mark(key as u32);
+                    turn.leave();
+                    std::thread::yield_now();
+                }
+                let before: Vec<i64> =
+                    (0..STRIPES).map(|k| engine.counters[STRIPES + k].load(Ordering::Acquire)).collect();
+                std::thread::yield_now();
+                let after: Vec<i64> =
+                    (0..STRIPES).map(|k| engine.counters[STRIPES + k].load(Ordering::Acquire)).collect();
+                assert_eq!(before, after, "somebody wrote in between");
+                drop(all);
+                disk.set_capacity(None);
+            }
+            done.store(true, Ordering::Relaxed);
+            beside.into_iter().for_each(|b| b.join().unwrap());
+            committer.stop();
+        });
+        let store = open(&disk, options(8000)).unwrap();
+        let mut state = [0; 2 * STRIPES];
+        store
+            .replay_batches(
+                &mut |head, body| {
+                    for record in Records::new(body) {
+                        let (key, value) = read_row(record.unwrap().payload);
+                        state[key as usize] = value;
+                    }
+                    let first = state[0];
+                    let whole = state[..STRIPES].iter().all(|&value| value == first);
+                    assert!(whole, "seed {seed}: batch {}: {:?}", head.sequence, &state[..STRIPES]);
+                    Ok(())
+                },
+                |_| (),
+            )
+            .unwrap();
+        assert_eq!(state[0], ROUNDS);
     }
 }
 

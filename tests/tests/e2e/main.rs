@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where it stopped")]
 
 mod beside_redis;
+mod channels;
 mod commands;
 mod config;
 mod connections;
@@ -13,3 +14,4 @@ mod real_data;
 mod restart;
 mod schema;
 mod stock_clients;
+mod transactions;

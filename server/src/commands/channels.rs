@@ -1,0 +1,196 @@
+//! Channels: SUBSCRIBE, PUBLISH and their like.
+
+use super::{Call, NO_KEYS, Outcome, Refusal, Session, Spec, flag, help_row, refuse};
+use crate::channels::{Kind, MAX_CHANNEL, MAX_PATTERN};
+use crate::node::Node;
+use crate::resp::Reply;
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering::Relaxed;
+
+const ALWAYS: u32 = flag::LOADING | flag::STALE | flag::NOSCRIPT;
+const LISTEN: u32 = ALWAYS | flag::PUBSUB | flag::LISTENER;
+
+const fn spec(
+    name: &'static str,
+    arity: i32,
+    flags: u32,
+    since: &'static str,
+    usage: &'static str,
+    summary: &'static str,
+    run: super::Handler,
+) -> Spec {
+    Spec { name, arity, flags, keys: NO_KEYS, group: "pubsub", since, usage, summary, run, subcommands: &[] }
+}
+
+#[rustfmt::skip]
+pub(super) const TABLE: &[Spec] = &[
+    spec("subscribe", -2, LISTEN, "2.0.0", "channel [channel ...]", "Listens to channels.", |c| subscribe(c, Kind::Channel)),
+    spec("unsubscribe", -1, LISTEN, "2.0.0", "[channel [channel ...]]", "Listens no more to these channels, or to any.", |c| unsubscribe(c, Kind::Channel)),
+    spec("psubscribe", -2, LISTEN, "2.0.0", "pattern [pattern ...]", "Listens to all channels that match a pattern.", |c| subscribe(c, Kind::Pattern)),
+    spec("punsubscribe", -1, LISTEN, "2.0.0", "[pattern [pattern ...]]", "Listens no more to these patterns, or to any.", |c| unsubscribe(c, Kind::Pattern)),
+    spec("ssubscribe", -2, LISTEN, "7.0.0", "shardchannel [shardchannel ...]", "Listens to shard channels.", |c| subscribe(c, Kind::Shard)),
+    spec("sunsubscribe", -1, LISTEN, "7.0.0", "[shardchannel [shardchannel ...]]", "Listens no more to these shard channels, or to any.", |c| unsubscribe(c, Kind::Shard)),
+    spec("publish", 3, flag::PUBSUB | flag::LOADING | flag::STALE | flag::FAST | flag::MAY_REPLICATE, "2.0.0", "channel message",
+        "Sends a message to all who listen to the channel at this moment, here; answers how many.", |c| publish(c, Kind::Channel)),
+    spec("spublish", 3, flag::PUBSUB | flag::LOADING | flag::STALE | flag::FAST | flag::MAY_REPLICATE, "7.0.0", "shardchannel message",
+        "The same for a shard channel.", |c| publish(c, Kind::Shard)),
+    Spec {
+        subcommands: &[
+            spec("pubsub|channels", -2, ALWAYS | flag::PUBSUB, "2.8.0", "[pattern]", "Channels with listeners.", |c| names(c, Kind::Channel)),
+            help_row("pubsub|help", "pubsub"),
+            spec("pubsub|numpat", 2, ALWAYS | flag::PUBSUB, "2.8.0", "", "How many patterns have listeners.", numpat),
+            spec("pubsub|numsub", -2, ALWAYS | flag::PUBSUB, "2.8.0", "[channel [channel ...]]", "Per channel how many listen to it by name.", |c| counts(c, Kind::Channel)),
+            spec("pubsub|shardchannels", -2, ALWAYS | flag::PUBSUB, "7.0.0", "[pattern]", "Shard channels with listeners.", |c| names(c, Kind::Shard)),
+            spec("pubsub|shardnumsub", -2, ALWAYS | flag::PUBSUB, "7.0.0", "[shardchannel [shardchannel ...]]", "Per shard channel how many listen to it.", |c| counts(c, Kind::Shard)),
+        ],
+        ..spec("pubsub", -2, 0, "2.8.0", "", "A container for commands about channels.", super::help)
+    },
+];
+
+/// What one connection listens to, by kind.
+#[derive(Default)]
+pub(crate) struct Subscriptions([BTreeSet<Box<[u8]>>; 3]);
+
+impl Subscriptions {
+    /// Whether there are any.
+    pub(crate) fn any(&self) -> bool {
+        self.0.iter().any(|names| !names.is_empty())
+    }
+
+    /// What replies count: channels and patterns together, shard channels by themselves.
+    fn counted(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::Shard => self.0[Kind::Shard as usize].len(),
+            _ => self.0[Kind::Channel as usize].len() + self.0[Kind::Pattern as usize].len(),
+        }
+    }
+}
+
+/// What confirms a subscription, and its end.
+fn words(kind: Kind) -> (&'static [u8], &'static [u8]) {
+    match kind {
+        Kind::Channel => (b"subscribe", b"unsubscribe"),
+        Kind::Pattern => (b"psubscribe", b"punsubscribe"),
+        Kind::Shard => (b"ssubscribe", b"sunsubscribe"),
+    }
+}
+
+fn note(session: &mut Session) {
+    session.listening = session.subscriptions.any();
+    for (count, names) in session.client.subscriptions.iter().zip(&session.subscriptions.0) {
+        count.store(names.len(), Relaxed);
+    }
+}
+
+fn confirm(reply: &mut Reply<'_>, word: &[u8], name: Option<&[u8]>, count: usize) {
+    reply.push(3);
+    reply.bulk(word);
+    match name {
+        Some(name) => reply.bulk(name),
+        None => reply.null(),
+    }
+    reply.count(count);
+}
+
+fn check_name(kind: Kind, name: &[u8]) -> Outcome {
+    let (what, most) = if kind == Kind::Pattern { ("pattern", MAX_PATTERN) } else { ("channel", MAX_CHANNEL) };
+    if name.len() > most { Err(refuse!("ERR a {what} may have {most} bytes")) } else { Ok(()) }
+}
+
+fn subscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
+    let names = call.args.from(1);
+    let most = call.node.config().server.max_subscriptions;
+    if call.session.subscriptions.0[kind as usize].len() + names.len() > most {
+        return Err(refuse!("ERR a client may have {most} subscriptions of a kind (max_subscriptions)"));
+    }
+    names.iter().try_for_each(|name| check_name(kind, name))?;
+    for name in names.iter() {
+        if call.session.subscriptions.0[kind as usize].insert(name.into()) {
+            call.node.channels.subscribe(kind, name, &call.session.client);
+        }
+        confirm(&mut call.reply, words(kind).0, Some(name), call.session.subscriptions.counted(kind));
+    }
+    note(call.session);
+    Ok(())
+}
+
+fn unsubscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
+    let own = &mut call.session.subscriptions;
+    let names: Vec<Box<[u8]>> = match call.args.len() {
+        1 => own.0[kind as usize].iter().cloned().collect(),
+        _ => call.args.from(1).iter().map(Box::from).collect(),
+    };
+    // What came before is not to arrive after it has ended.
+    call.session.client.inbox.take(call.reply.bytes(), None);
+    if names.is_empty() {
+        confirm(&mut call.reply, words(kind).1, None, own.counted(kind));
+    }
+    for name in names {
+        if own.0[kind as usize].remove(&name) {
+            call.node.channels.unsubscribe(kind, &name, call.session.client.id);
+        }
+        confirm(&mut call.reply, words(kind).1, Some(&name), own.counted(kind));
+    }
+    note(call.session);
+    Ok(())
+}
+
+/// Ends all of a connection's subscriptions without a word: RESET, and its end.
+pub(crate) fn forget(session: &mut Session, node: &Node) {
+    for kind in [Kind::Channel, Kind::Pattern, Kind::Shard] {
+        for name in std::mem::take(&mut session.subscriptions.0[kind as usize]) {
+            node.channels.unsubscribe(kind, &name, session.client.id);
+        }
+    }
+    note(session);
+}
+
+fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
+    check_name(kind, call.args.at(1))?;
+    let most = call.node.config().server.max_push_buffer_bytes;
+    let got = call.node.channels.publish(kind, call.args.at(1), call.args.at(2), most);
+    if call.session.listens() {
+        // As in Redis, its own message comes before the reply.
+        call.session.client.inbox.take(call.reply.bytes(), None);
+    }
+    call.reply.count(got);
+    Ok(())
+}
+
+fn names(call: &mut Call<'_>, kind: Kind) -> Outcome {
+    if call.args.len() > 3 {
+        return Err(refuse!(
+            "ERR unknown subcommand or wrong number of arguments for '{}'. Try PUBSUB HELP.",
+            super::Printable(call.args.at(1))
+        ));
+    }
+    let pattern = (call.args.len() == 3).then(|| call.args.at(2));
+    pattern.map_or(Ok(()), |p| check_name(Kind::Pattern, p))?;
+    let names = call.node.channels.names(kind, pattern);
+    call.reply.array(names.len());
+    names.iter().for_each(|name| call.reply.bulk(name));
+    Ok(())
+}
+
+fn counts(call: &mut Call<'_>, kind: Kind) -> Outcome {
+    let names = call.args.from(2);
+    call.reply.array(names.len() * 2);
+    for name in names.iter() {
+        call.reply.bulk(name);
+        call.reply.count(call.node.channels.count(kind, name));
+    }
+    Ok(())
+}
+
+fn numpat(call: &mut Call<'_>) -> Outcome {
+    call.reply.count(call.node.channels.len(Kind::Pattern));
+    Ok(())
+}
+
+/// Refuses what a client that listens must not send in RESP2: it could not tell replies from messages.
+pub(super) fn refuse_while_listening(spec: &Spec) -> Refusal {
+    refuse!(
+        "ERR Can't execute '{}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context",
+        spec.name
+    )
+}

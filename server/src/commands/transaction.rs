@@ -1,0 +1,204 @@
+//! MULTI and EXEC: commands that are executed together, and WATCH, which calls them off if something changed meanwhile.
+//!
+//! EXEC holds all stripes of the log's committer while it executes (`store/src/commit.rs`, C6): no other client's change comes between, on
+//! whichever worker, and all that changes goes into one batch of the log, so that a crash leaves all of it or nothing. Pages of
+//! other clients are read meanwhile as ever; their writes wait. Commands that take their time (SAVE, TM.ADVISE, ...) are
+//! refused between MULTI and EXEC.
+
+use super::{ALL_KEYS, Call, NO_KEYS, Outcome, Refusal, Scratch, Session, Spec, checked, flag, run};
+use crate::engines::{Engines, KeyRef, Seen};
+use crate::node::Node;
+use crate::resp::{Args, Kept, Reply};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+const ALWAYS: u32 = flag::LOADING | flag::STALE | flag::FAST | flag::NOSCRIPT;
+
+const fn spec(name: &'static str, flags: u32, since: &'static str, summary: &'static str, run: super::Handler) -> Spec {
+    Spec {
+        name,
+        arity: 1,
+        flags,
+        keys: NO_KEYS,
+        group: "transactions",
+        since,
+        usage: "",
+        summary,
+        run,
+        subcommands: &[],
+    }
+}
+
+#[rustfmt::skip]
+pub(super) const TABLE: &[Spec] = &[
+    spec("multi", ALWAYS | flag::AT_ONCE, "1.2.0",
+        "From now on commands are queued, for EXEC.", multi),
+    spec("exec", ALWAYS & !flag::FAST | flag::AT_ONCE | flag::SKIP_SLOWLOG, "1.2.0",
+        "Executes what was queued: no other client's change comes between, and the log has all of it or nothing. Per command its reply; nil if \
+         a watched key has changed. A command that fails does not stop the others.", exec),
+    spec("discard", ALWAYS | flag::AT_ONCE, "2.0.0", "Forgets what was queued, and what is watched.", discard),
+    Spec { arity: -2, keys: ALL_KEYS, usage: "key [key ...]",
+        ..spec("watch", flag::STALE | flag::FAST | flag::NOSCRIPT | flag::AT_ONCE, "2.2.0",
+        "The next EXEC does nothing if one of these keys has changed by then. A cell's key watches its whole row; a change of a space's schema, or a \
+         roll, counts as a change of all its keys.", watch) },
+    spec("unwatch", ALWAYS, "2.2.0", "Forgets what is watched.", unwatch),
+];
+
+/// Commands between MULTI and EXEC.
+#[derive(Default)]
+pub(crate) struct Transaction {
+    kept: Kept,
+    /// One was refused: EXEC will be, too.
+    spoilt: bool,
+    /// One may change data.
+    writes: bool,
+}
+
+impl Transaction {
+    /// Keeps a command; false, and the transaction is spoilt, if that takes more than `most` bytes.
+    pub(super) fn push(&mut self, spec: &Spec, args: Args<'_>, most: usize) -> bool {
+        // Twice the bytes: a list that grows has room for as much again.
+        if self.kept.bytes() + args.iter().map(<[u8]>::len).sum::<usize>() + args.len() * 8 > most / 2 {
+            self.spoil();
+            return false;
+        }
+        self.writes |= spec.may_write(args);
+        self.kept.push(args);
+        true
+    }
+
+    /// From now on it can only be discarded.
+    pub(super) fn spoil(&mut self) {
+        *self = Transaction { spoilt: true, ..Transaction::default() };
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.kept.len()
+    }
+
+    /// Whether it would change data.
+    pub(crate) fn writes(&self) -> bool {
+        self.writes
+    }
+}
+
+/// Ends a transaction and all watching, as at the end of a connection.
+pub(crate) fn forget(session: &mut Session, node: &Node) {
+    session.transaction = None;
+    session.client.queued.store(-1, Relaxed);
+    forget_watched(session, node);
+}
+
+fn forget_watched(session: &mut Session, node: &Node) {
+    if let Some(engines) = node.engines.get() {
+        session.watched.drain(..).for_each(|seen| engines.unwatch(&seen));
+    }
+    session.client.watching.store(0, Relaxed);
+}
+
+fn multi(call: &mut Call<'_>) -> Outcome {
+    if call.session.transaction.is_some() {
+        return Err(Refusal::fixed(b"ERR MULTI calls can not be nested"));
+    }
+    call.session.transaction = Some(Transaction::default());
+    call.session.client.queued.store(0, Relaxed);
+    call.reply.ok();
+    Ok(())
+}
+
+fn discard(call: &mut Call<'_>) -> Outcome {
+    if call.session.transaction.is_none() {
+        return Err(Refusal::fixed(b"ERR DISCARD without MULTI"));
+    }
+    forget(call.session, call.node);
+    call.reply.ok();
+    Ok(())
+}
+
+fn unwatch(call: &mut Call<'_>) -> Outcome {
+    forget_watched(call.session, call.node);
+    call.reply.ok();
+    Ok(())
+}
+
+fn watch(call: &mut Call<'_>) -> Outcome {
+    if call.session.transaction.is_some() {
+        return Err(Refusal::fixed(b"ERR WATCH inside MULTI is not allowed"));
+    }
+    let engines: &Engines = &call.node.engines;
+    let most = call.node.config().server.max_watched_keys;
+    // All keys are read before the first is watched.
+    let mut places = Vec::with_capacity(call.args.len() - 1);
+    for key in call.args.from(1).iter() {
+        places.push(match engines.resolve(key)? {
+            KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. } => (space.number(), id),
+            KeyRef::Pair { space, id } => (space.number(), id),
+        });
+    }
+    let watched = &mut call.session.watched;
+    if watched.len() + places.len() > most {
+        return Err(super::refuse!("ERR a client may watch {most} keys (max_watched_keys)"));
+    }
+    watched.extend(places.into_iter().map(|place| engines.watch(place)));
+    call.session.client.watching.store(watched.len(), Relaxed);
+    call.reply.ok();
+    Ok(())
+}
+
+fn exec(call: &mut Call<'_>) -> Outcome {
+    let Some(transaction) = call.session.transaction.take() else {
+        return Err(Refusal::fixed(b"ERR EXEC without MULTI"));
+    };
+    call.session.client.queued.store(-1, Relaxed);
+    let watched = std::mem::take(&mut call.session.watched);
+    call.session.client.watching.store(0, Relaxed);
+    let node: &Arc<Node> = call.node;
+    let engines = node.engines.get();
+    let unwatch = |watched: Vec<Seen>| {
+        if let Some(engines) = engines {
+            watched.iter().for_each(|seen| engines.unwatch(seen));
+        }
+    };
+    if transaction.spoilt {
+        unwatch(watched);
+        return Err(Refusal::fixed(b"EXECABORT Transaction discarded because of previous errors."));
+    }
+    let alone = engines.filter(|_| transaction.len() > 0).map(Engines::exclusive);
+    let changed = engines.is_some_and(|engines| watched.iter().any(|seen| engines.has_changed(seen)));
+    unwatch(watched);
+    if changed {
+        call.reply.null_array();
+        return Ok(());
+    }
+    call.session.in_exec = true;
+    call.reply.array(transaction.len());
+    for args in transaction.kept.iter() {
+        one(call, args);
+    }
+    call.session.in_exec = false;
+    drop(alone);
+    Ok(())
+}
+
+/// Executes one of the queued commands: its reply, or its error, is the next element.
+fn one(call: &mut Call<'_>, args: Args<'_>) {
+    let node: &Arc<Node> = call.node;
+    let mark = call.reply.mark();
+    let full = mark > node.config().server.max_output_buffer_bytes;
+    // What was allowed when it was queued need not be now.
+    let outcome = checked(args, call.session, node).and_then(|(numbers, spec)| {
+        let (session, scratch): (&mut Session, &mut Scratch) = (&mut *call.session, &mut *call.scratch);
+        run(spec, numbers, args, call.reply.again(), session, node, scratch)
+    });
+    let reply: &mut Reply<'_> = &mut call.reply;
+    reply.set_protocol(call.session.client.protocol());
+    if let Err(refusal) = outcome {
+        reply.rewind(mark);
+        reply.error(refusal.text());
+        node.tallies[call.session.worker].errors.add(1);
+    }
+    // Beyond the limit the client is disconnected, but what was begun is done.
+    if full {
+        reply.rewind(mark);
+    }
+}

@@ -1,0 +1,75 @@
+//! Requests that are kept to be executed later: copies, back to back, since the read buffer goes on to the next turn.
+
+use super::args::Args;
+use super::scan::Span;
+
+/// Bytes that a request takes beside its arguments' bytes and places.
+const REQUEST_BYTES: usize = 2 * size_of::<usize>();
+
+/// Kept requests, in order.
+#[derive(Default)]
+pub struct Kept {
+    bytes: Vec<u8>,
+    spans: Vec<Span>,
+    /// Where each request ends, in `bytes` and in `spans`.
+    ends: Vec<(usize, usize)>,
+}
+
+impl Kept {
+    /// Keeps a copy of a request.
+    pub fn push(&mut self, args: Args<'_>) {
+        let start = self.bytes.len();
+        for arg in args.iter() {
+            let from = self.bytes.len() - start;
+            self.bytes.extend_from_slice(arg);
+            self.spans.push(Span::new(from, self.bytes.len() - start));
+        }
+        self.ends.push((self.bytes.len(), self.spans.len()));
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Bytes of memory that they take.
+    pub fn bytes(&self) -> usize {
+        self.bytes.len() + self.spans.len() * size_of::<Span>() + self.ends.len() * REQUEST_BYTES
+    }
+
+    /// All, in order.
+    pub fn iter(&self) -> impl Iterator<Item = Args<'_>> {
+        let mut start = (0, 0);
+        self.ends.iter().map(move |&end| {
+            let (bytes, spans) = (start.0..end.0, start.1..end.1);
+            start = end;
+            Args::new(&self.bytes[bytes], &self.spans[spans])
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resp::{Limits, Scan, Scanner};
+
+    #[test]
+    fn requests_are_kept_as_they_were() {
+        let limits = Limits { max_args: 100, max_bulk_bytes: 100, unauthenticated: false };
+        let bytes = b"SET a b\r\n*2\r\n$0\r\n\r\n$2\r\n\r\n\r\nPING\r\n";
+        let (mut kept, mut at) = (Kept::default(), 0);
+        let mut scanner = Scanner::default();
+        while let Scan::Request(length) = scanner.scan(&bytes[at..], &limits) {
+            kept.push(scanner.args(&bytes[at..]));
+            at += length;
+        }
+        let all: Vec<Vec<&[u8]>> = kept.iter().map(|args| args.iter().collect()).collect();
+        assert_eq!(all, [vec![&b"SET"[..], b"a", b"b"], vec![b"", b"\r\n"], vec![b"PING"]]);
+        assert_eq!((kept.len(), kept.bytes()), (3, 11 + 6 * 8 + 3 * 16));
+    }
+}

@@ -1,0 +1,176 @@
+//! Channels: messages arrive across workers, in order, in both protocols; who does not read is disconnected, and nobody else notices.
+//! Beside them CLIENT KILL and CLIENT PAUSE, which concern other clients, too.
+
+use std::time::{Duration, Instant};
+use tidemark_tests::{PATIENCE, Raw, TestServer, eventually};
+
+fn bulk(text: &str) -> String {
+    format!("${}\r\n{text}\r\n", text.len())
+}
+
+fn message(marker: char, parts: &[&str]) -> String {
+    format!("{marker}{}\r\n{}", parts.len(), parts.iter().map(|p| bulk(p)).collect::<String>())
+}
+
+fn listener(server: &TestServer, hello: bool, words: &[&str]) -> Raw {
+    let mut raw = server.raw();
+    if hello {
+        raw.request(&["HELLO", "3"]);
+        while raw.line() != "modules" {}
+        raw.expect("*0\r\n");
+    }
+    raw.request(words);
+    for (n, name) in words[1..].iter().enumerate() {
+        let marker = if hello { '>' } else { '*' };
+        raw.expect(&format!("{marker}3\r\n{}{}:{}\r\n", bulk(&words[0].to_lowercase()), bulk(name), n + 1));
+    }
+    raw
+}
+
+#[test]
+fn messages_reach_all_listeners_on_all_workers() {
+    let server = TestServer::with(|config| config.server.workers = 3);
+    let mut listeners: Vec<(Raw, char)> = (0..9)
+        .map(|i| {
+            let three = i % 2 == 1;
+            (listener(&server, three, &["SUBSCRIBE", "news", "other"]), if three { '>' } else { '*' })
+        })
+        .collect();
+    let mut patterns = listener(&server, false, &["PSUBSCRIBE", "n?ws"]);
+    let mut shard = listener(&server, true, &["SSUBSCRIBE", "news"]);
+    let mut raw = server.raw();
+    for i in 0..500 {
+        let text = format!("message {i}\r\n");
+        raw.request(&["PUBLISH", "news", &text]).expect(":10\r\n");
+    }
+    raw.request(&["SPUBLISH", "news", "s"]).expect(":1\r\n");
+    raw.request(&["PUBLISH", "nobody", "x"]).expect(":0\r\n");
+    for i in 0..500 {
+        let text = format!("message {i}\r\n");
+        for (listener, marker) in &mut listeners {
+            listener.expect(&message(*marker, &["message", "news", &text]));
+        }
+        patterns.expect(&message('*', &["pmessage", "n?ws", "news", &text]));
+    }
+    shard.expect(&message('>', &["smessage", "news", "s"]));
+    raw.request(&["PUBSUB", "NUMSUB", "news", "nobody"]).expect("*4\r\n$4\r\nnews\r\n:9\r\n$6\r\nnobody\r\n:0\r\n");
+    raw.request(&["PUBSUB", "NUMPAT"]).expect(":1\r\n");
+    raw.request(&["PUBSUB", "CHANNELS", "n*"]).expect("*1\r\n$4\r\nnews\r\n");
+    raw.request(&["PUBSUB", "SHARDCHANNELS"]).expect("*1\r\n$4\r\nnews\r\n");
+    drop((listeners, patterns, shard));
+    eventually("the registry forgets who has gone", || raw.ask(&["PUBLISH", "news", "x"]) == ":0");
+    raw.request(&["PUBSUB", "CHANNELS"]).expect("*0\r\n");
+}
+
+#[test]
+fn a_listener_in_resp2_may_send_little_and_in_resp3_everything() {
+    let server = TestServer::start();
+    let mut two = listener(&server, false, &["SUBSCRIBE", "a"]);
+    two.request(&["GET", "post:1:like"]);
+    two.expect(
+        "-ERR Can't execute 'get': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context\r\n",
+    );
+    two.request(&["PING"]).expect("*2\r\n$4\r\npong\r\n$0\r\n\r\n");
+    two.request(&["PING", "x"]).expect("*2\r\n$4\r\npong\r\n$1\r\nx\r\n");
+    two.request(&["UNSUBSCRIBE"]).expect("*3\r\n$11\r\nunsubscribe\r\n$1\r\na\r\n:0\r\n");
+    two.request(&["UNSUBSCRIBE"]).expect("*3\r\n$11\r\nunsubscribe\r\n$-1\r\n:0\r\n");
+    two.request(&["GET", "post:1:like"]).expect("$-1\r\n");
+
+    let mut three = listener(&server, true, &["SUBSCRIBE", "a"]);
+    three.request(&["INCR", "post:1:like"]).expect(":1\r\n");
+    // Its own message, then the reply.
+    three.request(&["PUBLISH", "a", "x"]).expect(&message('>', &["message", "a", "x"])).expect(":1\r\n");
+    three.request(&["RESET"]).expect("+RESET\r\n");
+    three.request(&["PUBLISH", "a", "x"]).expect(":0\r\n");
+}
+
+#[test]
+fn who_does_not_read_is_disconnected_and_others_are_served() {
+    let server = TestServer::with(|config| config.server.max_push_buffer_bytes = 1 << 20);
+    let mut deaf = listener(&server, false, &["SUBSCRIBE", "flood"]);
+    let mut good = listener(&server, false, &["SUBSCRIBE", "flood"]);
+    let mut raw = server.raw();
+    let text = "x".repeat(100_000);
+    let started = Instant::now();
+    let expected = message('*', &["message", "flood", &text]);
+    loop {
+        let got = raw.ask(&["PUBLISH", "flood", &text]);
+        good.expect(&expected);
+        if got == ":1" {
+            break;
+        }
+        assert!(started.elapsed() < PATIENCE, "it was never disconnected");
+    }
+    // It gets what had been written, and then the end.
+    deaf.rest();
+    raw.request(&["PUBLISH", "flood", "x"]).expect(":1\r\n");
+}
+
+#[test]
+fn names_and_numbers_of_subscriptions_are_limited() {
+    let server = TestServer::with(|config| config.server.max_subscriptions = 2);
+    let mut raw = server.raw();
+    assert_eq!(
+        raw.ask(&["SUBSCRIBE", "a", "b", "c"]),
+        "-ERR a client may have 2 subscriptions of a kind (max_subscriptions)"
+    );
+    assert_eq!(raw.ask(&["SUBSCRIBE", &"x".repeat(5000)]), "-ERR a channel may have 4096 bytes");
+    assert_eq!(raw.ask(&["PSUBSCRIBE", &"x".repeat(500)]), "-ERR a pattern may have 256 bytes");
+    raw.request(&["PING"]).expect("+PONG\r\n");
+}
+
+/// What Sentinel sends at a failover, in one transaction: all of it is accepted and executed, the others are gone, the caller stays.
+#[test]
+fn kill_by_type_spares_the_caller_and_other_types() {
+    let server = TestServer::start();
+    let mut normal: Vec<Raw> = (0..5).map(|_| server.raw()).collect();
+    for raw in &mut normal {
+        raw.request(&["PING"]).expect("+PONG\r\n");
+    }
+    // In the middle of a request, and in the middle of a transaction.
+    normal[1].send("*2\r\n$4\r\nECHO\r\n$10\r\nabc");
+    normal[2].request(&["MULTI"]).expect("+OK\r\n");
+    let mut listening = listener(&server, false, &["SUBSCRIBE", "__sentinel__:hello"]);
+    let mut raw = server.raw();
+    raw.request(&["MULTI"]).expect("+OK\r\n");
+    raw.request(&["CLIENT", "KILL", "TYPE", "normal"]).expect("+QUEUED\r\n");
+    raw.request(&["EXEC"]).expect("*1\r\n:5\r\n");
+    for mut gone in normal {
+        assert_eq!(gone.rest(), "");
+    }
+    raw.request(&["CLIENT", "KILL", "TYPE", "replica"]).expect(":0\r\n");
+    raw.request(&["PUBLISH", "__sentinel__:hello", "x"]).expect(":1\r\n");
+    listening.expect(&message('*', &["message", "__sentinel__:hello", "x"]));
+    raw.request(&["CLIENT", "KILL", "TYPE", "pubsub"]).expect(":1\r\n");
+    assert_eq!(listening.rest(), "");
+    raw.request(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "no"]).expect(":1\r\n");
+    assert_eq!(raw.rest(), "");
+}
+
+#[test]
+fn a_pause_delays_and_loses_nothing() {
+    let server = TestServer::start();
+    let (mut admin, mut reader, mut writer) = (server.raw(), server.raw(), server.raw());
+    admin.request(&["CLIENT", "PAUSE", "100000", "WRITE"]).expect("+OK\r\n");
+    for i in 1..=3 {
+        writer.request(&["INCR", "post:1:like"]);
+        assert_eq!(reader.ask(&["GET", "post:1:like"]), "$-1", "step {i}");
+    }
+    reader.request(&["MULTI"]).expect("+OK\r\n").request(&["PING"]).expect("+QUEUED\r\n");
+    reader.request(&["EXEC"]).expect("*1\r\n+PONG\r\n");
+    reader.request(&["FEED.GET", "home", "7", "1"]).expect("*1\r\n*6\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n");
+    admin.request(&["CLIENT", "UNPAUSE"]).expect("+OK\r\n");
+    writer.expect(":1\r\n:2\r\n:3\r\n");
+    // Everything, for a while.
+    let started = Instant::now();
+    admin.request(&["CLIENT", "PAUSE", "300"]).expect("+OK\r\n");
+    reader.request(&["PING"]).expect("+PONG\r\n");
+    assert!(started.elapsed() >= Duration::from_millis(300), "{:?}", started.elapsed());
+    for (words, error) in [
+        (&["CLIENT", "PAUSE", "x"][..], "-ERR timeout is not an integer or out of range"),
+        (&["CLIENT", "PAUSE", "-1"], "-ERR timeout is negative"),
+        (&["CLIENT", "PAUSE", "1", "NOPE"], "-ERR CLIENT PAUSE mode must be WRITE or ALL"),
+    ] {
+        assert_eq!(admin.ask(words), error);
+    }
+}

@@ -1,0 +1,239 @@
+//! MULTI, EXEC, WATCH: nothing between, all or nothing, and no change of a watched key unnoticed.
+
+use redis::{Connection, cmd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use tidemark_tests::TestServer;
+
+fn int(c: &mut Connection, words: &[&str]) -> i64 {
+    cmd(words[0]).arg(&words[1..]).query(c).unwrap()
+}
+
+/// Writers on other connections raise two rows, never together; a transaction that reads both, writes both and reads both again
+/// must find its own sums. Run with several workers.
+#[test]
+fn nothing_comes_between_the_commands_of_a_transaction() {
+    let server = TestServer::with(|config| config.server.workers = 4);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for t in 0..4u64 {
+            let (server, done) = (&server, &done);
+            scope.spawn(move || {
+                let mut c = server.connection();
+                let mut i = t;
+                while !done.load(Ordering::Relaxed) {
+                    i += 1;
+                    let mut pipe = redis::pipe();
+                    pipe.cmd("HINCRBY").arg(format!("post:{}", 10 + i % 2)).arg("like").arg(1).ignore();
+                    pipe.cmd("FEED.ACT").arg("repost").arg(i).arg(10).ignore();
+                    pipe.query::<()>(&mut c).unwrap();
+                }
+            });
+        }
+        let mut c = server.connection();
+        for round in 0..2000 {
+            let mut pipe = redis::pipe();
+            pipe.atomic();
+            let read = |pipe: &mut redis::Pipeline| {
+                for key in ["post:10", "post:11"] {
+                    pipe.cmd("HMGET").arg(key).arg("like").arg("repost");
+                }
+            };
+            read(&mut pipe);
+            pipe.cmd("HINCRBY").arg("post:10").arg("like").arg(5).ignore();
+            pipe.cmd("HINCRBY").arg("post:11").arg("like").arg(-5).ignore();
+            read(&mut pipe);
+            let [a, b, x, y]: [(Option<i64>, Option<i64>); 4] = pipe.query(&mut c).unwrap();
+            let or_0 = |(l, r): (Option<i64>, Option<i64>)| (l.unwrap_or(0), r.unwrap_or(0));
+            let (a, b) = (or_0(a), or_0(b));
+            assert_eq!((or_0(x), or_0(y)), ((a.0 + 5, a.1), (b.0 - 5, b.1)), "round {round}");
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+}
+
+/// Many clients add 1 by GET, WATCH and SET, as the manual of Redis shows it: no addition is lost.
+#[test]
+fn a_watched_counter_loses_no_addition() {
+    let server = TestServer::with(|config| config.server.workers = 4);
+    let each = 150;
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut c = server.connection();
+                for _ in 0..each {
+                    loop {
+                        cmd("WATCH").arg("post:5:like").query::<()>(&mut c).unwrap();
+                        let now: Option<i64> = cmd("GET").arg("post:5:like").query(&mut c).unwrap();
+                        let mut pipe = redis::pipe();
+                        pipe.atomic().cmd("SET").arg("post:5:like").arg(now.unwrap_or(0) + 1).ignore();
+                        if pipe.query::<Option<()>>(&mut c).unwrap().is_some() {
+                            break;
+                        }
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(int(&mut server.connection(), &["GET", "post:5:like"]), 4 * each);
+}
+
+/// Every way to change a watched place, by the client itself and by another one.
+#[test]
+fn every_change_of_a_watched_key_is_noticed() {
+    let server = TestServer::start();
+    let (mut own, mut other) = (server.raw(), server.raw());
+    let changes: &[(&str, &str)] = &[
+        ("post:1", "HSET post:1 like 7"),
+        ("post:1", "HMSET post:1 like 8"),
+        ("post:1", "HSETNX post:2 like 7"),
+        ("post:1", "HINCRBY post:1 like 1"),
+        ("post:1:like", "INCR post:1:like"),
+        ("post:1:like", "INCR post:1:read"),
+        ("post:1:like", "DECRBY post:1:like 3"),
+        ("post:1:like", "SET post:1:like 9"),
+        ("post:1", "CNT.SET post 1 like 2"),
+        ("post:1", "CNT.INCRBY post 1 like 2"),
+        ("post:1", "CNT.MINCRBY post 1 like 2 3 like 1"),
+        ("post:1", "FEED.ACT like 7 1"),
+        ("liked:1", "FEED.UNDO like 7 1"),
+        ("read:1", "FEED.GET home 7 1 MARK read"),
+        ("liked:1", "SADD liked:1 a"),
+        ("liked:1", "SREM liked:1 a"),
+        ("liked:1", "PH.ADD liked b 1"),
+        ("liked:1", "PH.DEL liked b 1"),
+        ("liked:1", "BF.ADD liked:1 c"),
+        ("liked:1", "BF.MADD liked:1 d e"),
+        ("liked:1", "BF.INSERT liked:1 ITEMS f"),
+        ("liked:1", "CF.DEL liked:1 f"),
+        ("liked:1", "CF.ADD liked:1 f"),
+        ("liked:1", "CF.ADDNX liked:1 g"),
+        ("liked:1", "TM.ROLL liked"),
+        ("post:1", "TM.SPACE ALTER post ADD share:4"),
+        ("post:1:like", "DEL post:1:like"),
+        ("post:1", "CNT.DEL post 1"),
+        ("post:2", "DEL post:2"),
+    ];
+    own.request(&["HSET", "post:1", "like", "1"]).expect(":4\r\n".replace('4', "1").as_str());
+    for (key, change) in changes {
+        for by_other in [true, false] {
+            let changes_post_2 = change.contains("post:2");
+            let key = if changes_post_2 { "post:2" } else { key };
+            own.request(&["WATCH", key]).expect("+OK\r\n");
+            let (by, name) = if by_other { (&mut other, "another") } else { (&mut own, "itself") };
+            let words: Vec<&str> = change.split(' ').collect();
+            by.request(&words);
+            by.request(&["ECHO", "done"]);
+            let mut line = by.line();
+            let first = line.clone();
+            while line != "done" {
+                line = by.line();
+            }
+            assert!(!first.starts_with('-') || change.contains("ALTER"), "{change}: {first}");
+            own.request(&["MULTI"]).expect("+OK\r\n");
+            own.request(&["PING"]).expect("+QUEUED\r\n");
+            own.request(&["EXEC"]);
+            let reply = own.line();
+            // What was done already changes nothing the second time.
+            let repeated = !by_other
+                && ["FEED", "PH.", "BF.", "CF.DEL", "CF.ADD", "SADD", "SREM", "ROLL", "ALTER", "DEL", "HSETNX"]
+                    .iter()
+                    .any(|c| change.contains(c));
+            if repeated && reply == "*1" {
+                assert_eq!(own.line(), "+PONG");
+            } else {
+                assert_eq!(reply, "*-1", "{change} by {name}");
+            }
+        }
+    }
+    // A key that was not touched is no reason, nor is a change before WATCH.
+    own.request(&["HSET", "post:3", "like", "1"]).line();
+    own.request(&["WATCH", "post:3", "liked:3"]).expect("+OK\r\n");
+    other.request(&["HSET", "post:4", "like", "1"]).line();
+    own.request(&["MULTI"]).expect("+OK\r\n").request(&["PING"]).expect("+QUEUED\r\n");
+    own.request(&["EXEC"]).expect("*1\r\n+PONG\r\n");
+}
+
+/// A crash at any moment leaves all of a transaction or nothing: copies of the data folder are taken while transactions move likes from
+/// one row to another, and each copy is started.
+#[test]
+fn a_crash_leaves_all_of_a_transaction_or_nothing() {
+    let server = TestServer::with(|config| {
+        config.server.workers = 4;
+        config.durability.fsync = tidemark_server::config::Fsync::Always;
+    });
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for t in 0..3u64 {
+            let (server, done) = (&server, &done);
+            scope.spawn(move || {
+                let mut c = server.connection();
+                let mut random = fastrand::Rng::with_seed(t);
+                while !done.load(Ordering::Relaxed) {
+                    let mut pipe = redis::pipe();
+                    pipe.atomic();
+                    let n = random.i64(1..100);
+                    for (key, sign) in [(random.u64(..50), 1), (random.u64(..50), -1)] {
+                        pipe.cmd("HINCRBY").arg(format!("post:{key}")).arg("like").arg(sign * n).ignore();
+                    }
+                    pipe.query::<()>(&mut c).unwrap();
+                    // And changes of the same rows beside them.
+                    cmd("HINCRBY")
+                        .arg(format!("post:{}", random.u64(..50)))
+                        .arg("read")
+                        .arg(1)
+                        .query::<i64>(&mut c)
+                        .unwrap();
+                }
+            });
+        }
+        for _ in 0..8 {
+            std::thread::sleep(std::time::Duration::from_millis(60));
+            let copy = server.killed();
+            let mut c = copy.connection();
+            let mut sum = 0;
+            for key in 0..50 {
+                let like: Option<i64> = cmd("HGET").arg(format!("post:{key}")).arg("like").query(&mut c).unwrap();
+                sum += like.unwrap_or(0);
+            }
+            assert_eq!(sum, 0, "half a transaction");
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn limits_hold_and_are_named() {
+    let server = TestServer::with(|config| {
+        config.server.max_transaction_bytes = 1000;
+        config.server.max_watched_keys = 2;
+    });
+    let mut raw = server.raw();
+    raw.request(&["MULTI"]).expect("+OK\r\n");
+    let long = "x".repeat(600);
+    let error = raw.ask(&["ECHO", &long]);
+    assert_eq!(error, "-ERR a transaction may take 1000 bytes (max_transaction_bytes)");
+    raw.request(&["EXEC"]).expect("-EXECABORT Transaction discarded because of previous errors.\r\n");
+    raw.request(&["WATCH", "post:1", "post:2"]).expect("+OK\r\n");
+    assert_eq!(raw.ask(&["WATCH", "post:3"]), "-ERR a client may watch 2 keys (max_watched_keys)");
+    // Commands whose reply comes later are refused when they are queued.
+    for late in [&["SAVE"][..], &["TM.TABLES"], &["TM.SPACE", "LIST"], &["SHUTDOWN"]] {
+        raw.request(&["MULTI"]).expect("+OK\r\n");
+        raw.request(late).expect("-ERR Command not allowed inside a transaction\r\n");
+        raw.request(&["DISCARD"]).expect("+OK\r\n");
+    }
+}
+
+/// What a transaction answers beyond the limit ends its connection; what it did is done, all of it.
+#[test]
+fn a_transaction_that_answers_too_much_is_still_done_as_a_whole() {
+    let server = TestServer::with(|config| config.server.max_output_buffer_bytes = 1 << 20);
+    let mut raw = server.raw();
+    raw.request(&["MULTI"]).expect("+OK\r\n");
+    for _ in 0..100 {
+        raw.request(&["COMMAND"]).expect("+QUEUED\r\n");
+    }
+    raw.request(&["INCR", "post:1:like"]).expect("+QUEUED\r\n");
+    raw.request(&["EXEC"]);
+    assert_eq!(raw.rest(), "");
+    assert_eq!(int(&mut server.connection(), &["GET", "post:1:like"]), 1);
+}
