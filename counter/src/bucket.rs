@@ -1,42 +1,64 @@
 //! One bucket: a few cache lines of rows with a version, read by everybody without a lock, written by one at a time.
 //!
 //! ```text
-//!   header:  bit 0    something went past: a row found no place here and went on to its next probe
-//!            bit 1    locked: a writer is inside
-//!            bit 2..  version, one more after every write
+//!   header:  bit  0       locked: a writer is inside
+//!            bits 1..24   version, one more after every write
+//!            bits 24..40  marks: a row whose remainder ends in these four bits found no place here and went on to its next probe
 //! ```
+//!
+//! **Marks.** Nearly half of all buckets turn a row away before the table rolls; one mark for all would send nearly half of the misses on.
+//! With one in sixteen for the remainder that is asked for, one miss in ten goes on (simulated and measured: docs/performance.md).
 //!
 //! **Reading** (a sequence lock; Boehm, Can Seqlocks Get Along With Programming Language Memory Models?, 2012): take the first
 //! word, read what you like with relaxed loads, fence, take the first word again; if it is locked or has changed, nothing that was
 //! read counts, so read again. What is read in between may be torn, hence nothing that is read there may be trusted with
 //! more than arithmetic. A writer is inside for some nanoseconds, so readers wait for nobody (promise 1).
 //!
-//! **Writing**: set the lock bit (compare and swap), store, clear it while raising the version. The 30 bits of the version come round
-//! after 2^30 writes; a reader would have to sleep through exactly a multiple of that, inside one lookup.
+//! **Writing**: set the lock bit (compare and swap), store, clear it while raising the version. The 23 bits of the version come round
+//! after 2^23 writes; a reader would have to sleep through exactly a multiple of that, inside one lookup: through a third of a second
+//! in which this one bucket is written at full speed.
 //!
 //! **B1** A slot's bits, outside its own writes, are never changed by writes to its neighbours: those read-modify-write words under
-//! the same lock. **B2** An empty slot is all zero. **B3** The mark of bit 0 is never taken back: so a search that meets a
-//! bucket without it may stop. (A rewrite of the table starts with fresh buckets.)
+//! the same lock. **B2** An empty slot is all zero. **B3** A mark is never taken back: so a search that meets a
+//! bucket without its mark may stop. (A rewrite of the table starts with fresh buckets.)
 
-use crate::layout::{BUCKET_WORDS, Inline, Layout};
+use crate::layout::{HEADER_BITS, Inline, Layout};
 use crate::sync::{AtomicU64, fence, wait};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-const PAST: u64 = 1;
-const LOCKED: u64 = 2;
-const VERSION_ONE: u64 = 4;
-const HEADER: u64 = 0xFFFF_FFFF;
+const LOCKED: u64 = 1;
+const VERSION_ONE: u64 = 2;
+const VERSION: u64 = (1 << MARKS_AT) - VERSION_ONE;
+const MARKS_AT: u32 = 24;
+/// Marks of one bucket.
+pub(crate) const MARKS: u32 = HEADER_BITS - MARKS_AT;
 
 const LOW_BITS: u64 = 0x0101_0101_0101_0101;
 const HIGH_BITS: u64 = 0x8080_8080_8080_8080;
-/// The four lanes of the first word that are not header.
-const FIRST_LANES: u64 = !HEADER;
 
 /// A view of one bucket's words.
 #[derive(Clone, Copy)]
 pub(crate) struct Bucket<'a> {
-    words: &'a [AtomicU64; BUCKET_WORDS],
+    /// The bucket's, and one more: what is read from that is masked away.
+    words: &'a [AtomicU64],
     layout: &'a Layout,
+}
+
+/// The first word of a bucket, as it was at one moment.
+#[derive(Clone, Copy)]
+pub(crate) struct Head(u64);
+
+impl Head {
+    /// Whether a row with this remainder may have gone on from here.
+    #[inline(always)]
+    pub(crate) fn is_past(self, remainder: u64) -> bool {
+        self.0 >> (MARKS_AT + (remainder as u32 & (MARKS - 1))) & 1 != 0
+    }
+
+    /// How many of the [`MARKS`] are set.
+    pub(crate) fn marks(self) -> u32 {
+        ((self.0 >> MARKS_AT) as u16).count_ones()
+    }
 }
 
 /// The high bit of every byte of `x` that is zero, exactly.
@@ -46,16 +68,22 @@ fn zero_bytes(x: u64) -> u64 {
 }
 
 impl<'a> Bucket<'a> {
+    /// `words`: those of the bucket, and one more.
     #[inline(always)]
     pub(crate) fn new(words: &'a [AtomicU64], layout: &'a Layout) -> Bucket<'a> {
-        let Ok(words) = words.try_into() else { panic!("B0: a bucket has {BUCKET_WORDS} words, not {}", words.len()) };
         Bucket { words, layout }
     }
 
-    /// Reads consistently: runs `f`, again if a writer came in between, and returns what it made of an untorn bucket, with the
-    /// mark "something went past".
+    /// The first word now.
     #[inline(always)]
-    pub(crate) fn read<R>(self, mut f: impl FnMut(Bucket<'a>) -> R) -> (R, bool) {
+    pub(crate) fn head(self) -> Head {
+        Head(self.words[0].load(Relaxed))
+    }
+
+    /// Reads consistently: runs `f`, again if a writer came in between, and returns what it made of an untorn bucket, with the
+    /// first word.
+    #[inline(always)]
+    pub(crate) fn read<R>(self, mut f: impl FnMut(Bucket<'a>) -> R) -> (R, Head) {
         let mut turn = 0;
         loop {
             let before = self.words[0].load(Acquire);
@@ -63,7 +91,7 @@ impl<'a> Bucket<'a> {
                 let result = f(self);
                 fence(Acquire);
                 if self.words[0].load(Relaxed) == before {
-                    return (result, before & PAST != 0);
+                    return (result, Head(before));
                 }
             }
             wait(turn);
@@ -86,23 +114,24 @@ impl<'a> Bucket<'a> {
         // Whoever sees a store of `f` sees the lock, too.
         fence(Release);
         let result = f(self);
-        let word = self.words[0].load(Relaxed) & !LOCKED;
-        let header = (word & HEADER).wrapping_add(VERSION_ONE) & HEADER;
-        self.words[0].store((word & !HEADER) | header, Release);
+        let word = self.words[0].load(Relaxed);
+        let version = word.wrapping_add(VERSION_ONE) & VERSION;
+        self.words[0].store((word & !(VERSION | LOCKED)) | version, Release);
         result
     }
 
-    /// Notes that a row finds no place here. Under [`Bucket::write`].
-    pub(crate) fn mark_past(self) {
-        self.words[0].store(self.words[0].load(Relaxed) | PAST, Relaxed);
+    /// Notes that a row with this remainder finds no place here. Under [`Bucket::write`].
+    pub(crate) fn mark_past(self, remainder: u64) {
+        let mark = 1 << (MARKS_AT + (remainder as u32 & (MARKS - 1)));
+        self.words[0].store(self.words[0].load(Relaxed) | mark, Relaxed);
     }
 
     #[inline(always)]
     fn bits(self, at: u32, width: u32) -> u64 {
         let (word, shift) = (at as usize / 64, at % 64);
-        let low = self.words[word % BUCKET_WORDS].load(Relaxed) >> shift;
-        // Where the bits end in this word, what comes from the next (or, at the very end, first) one is masked away.
-        let high = self.words[word.wrapping_add(1) % BUCKET_WORDS].load(Relaxed) << 1 << (63 - shift);
+        let low = self.words[word].load(Relaxed) >> shift;
+        // Where the bits end in this word, what comes from the next one is masked away.
+        let high = self.words[word.wrapping_add(1)].load(Relaxed) << 1 << (63 - shift);
         (low | high) & (u64::MAX >> (64u32.wrapping_sub(width) & 63))
     }
 
@@ -130,89 +159,49 @@ impl<'a> Bucket<'a> {
         }
     }
 
-    /// The slots whose first byte is `byte`, as bits, for a bucket of at most 60 slots. Without a branch that depends on data: which
-    /// word a match is in cannot be predicted.
+    /// The slots whose first byte is `byte`, among those whose first bytes lie in the bucket's line `line`; see [`Matches`]. Without a
+    /// branch that depends on data: which word a match is in cannot be predicted.
     #[inline(always)]
-    fn matches(self, byte: u8) -> u64 {
+    pub(crate) fn matches(self, byte: u8, line: usize) -> Matches {
         let pattern = u64::from(byte) * LOW_BITS;
-        let mut slots = 0;
-        for word in self.words[..self.layout.byte_words.min(8)].iter().rev() {
-            let lanes = zero_bytes(word.load(Relaxed) ^ pattern);
-            // Gathers the high bit of byte i into bit i.
-            slots = (slots << 8) | ((lanes >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56);
+        let words = &self.words[8 * line..self.layout.byte_words.min(8 * line + 8)];
+        let mut lanes = 0;
+        for (i, word) in words.iter().enumerate() {
+            lanes |= zero_bytes(word.load(Relaxed) ^ pattern) >> (7 - (i & 7));
         }
-        (slots >> 4) & self.layout.slot_mask
+        Matches(lanes & self.layout.lanes[line])
     }
 
-    /// The slots whose first byte is `byte`, and for which `is` holds: the first of them.
+    /// The first slot whose first byte is `byte`, and for which `is` holds.
     #[inline(always)]
     fn search(self, byte: u8, mut is: impl FnMut(usize) -> bool) -> Option<usize> {
-        if self.layout.byte_words <= 8 {
-            let mut slots = self.matches(byte);
-            while slots != 0 {
-                let slot = slots.trailing_zeros() as usize;
+        for line in 0..self.layout.byte_lines {
+            let mut matches = self.matches(byte, line);
+            while let Some(slot) = matches.next(line) {
                 if is(slot) {
                     return Some(slot);
                 }
-                slots &= slots - 1;
-            }
-            return None;
-        }
-        self.search_wide(byte, is)
-    }
-
-    /// [`Bucket::search`] for buckets of more slots, which narrow rows have.
-    fn search_wide(self, byte: u8, mut is: impl FnMut(usize) -> bool) -> Option<usize> {
-        let pattern = u64::from(byte) * LOW_BITS;
-        let last = self.layout.byte_words - 1;
-        for word in 0..=last {
-            let mut lanes = zero_bytes(self.words[word].load(Relaxed) ^ pattern);
-            if word == 0 {
-                lanes &= FIRST_LANES;
-            }
-            if word == last {
-                lanes &= self.layout.last_lanes;
-            }
-            while lanes != 0 {
-                let slot = word * 8 + lanes.trailing_zeros() as usize / 8 - 4;
-                if is(slot) {
-                    return Some(slot);
-                }
-                lanes &= lanes - 1;
             }
         }
         None
     }
 
-    /// Some slots that may have this tag: their first bytes are equal. Looks at the first bytes only. Returns the second parts' first bits.
+    /// The whole second part of a slot: the rest of its tag and its fields. For layouts where that is [packed](Layout::packed).
     #[inline(always)]
-    pub(crate) fn candidates(self, tag: u64, mut f: impl FnMut(u32)) -> bool {
-        let mut any = false;
-        self.search(tag as u8, |slot| {
-            any = true;
-            f(self.rest_at(slot));
-            false
-        });
-        any
+    pub(crate) fn rest(self, slot: usize) -> u64 {
+        self.bits(self.rest_at(slot), self.layout.rest_bits)
     }
 
-    /// Whether something went past, without a version.
+    /// Whether a slot whose first byte is the tag's has the rest of it, too.
     #[inline(always)]
-    pub(crate) fn is_past(self) -> bool {
-        self.words[0].load(Relaxed) & PAST != 0
-    }
-
-    /// The whole second part of a slot, if it fits in a word.
-    #[inline(always)]
-    pub(crate) fn rest(self, slot: usize) -> Option<u64> {
-        (self.layout.rest_bits <= 64).then(|| self.bits(self.rest_at(slot), self.layout.rest_bits.max(1)))
+    pub(crate) fn is(self, slot: usize, tag: u64) -> bool {
+        self.tag_rest(slot) == tag >> 8
     }
 
     /// The slot with this tag.
     #[inline(always)]
     pub(crate) fn find(self, tag: u64) -> Option<usize> {
-        let rest = tag >> 8;
-        self.search(tag as u8, |slot| self.tag_rest(slot) == rest)
+        self.search(tag as u8, |slot| self.is(slot, tag))
     }
 
     /// An empty slot.
@@ -220,9 +209,14 @@ impl<'a> Bucket<'a> {
         self.search(0, |slot| (self.tag_rest(slot) << 8) >> self.layout.remainder_bits == 0)
     }
 
+    #[inline(always)]
+    fn byte_at(slot: usize) -> u32 {
+        HEADER_BITS + 8 * slot as u32
+    }
+
     /// The slot's remainder and probe number; `None` if it is empty.
     pub(crate) fn tag(self, slot: usize) -> Option<(u64, u64)> {
-        let byte = self.bits(32 + 8 * slot as u32, 8);
+        let byte = self.bits(Bucket::byte_at(slot), 8);
         let tag = byte | (self.tag_rest(slot) << 8);
         let state = tag >> self.layout.remainder_bits;
         state.checked_sub(1).map(|probe| (tag & ((1 << self.layout.remainder_bits) - 1), probe))
@@ -241,7 +235,7 @@ impl<'a> Bucket<'a> {
 
     /// Takes an empty slot for a row; its fields are 0 (B2). Under [`Bucket::write`].
     pub(crate) fn occupy(self, slot: usize, tag: u64) {
-        self.set_bits(32 + 8 * slot as u32, 8, tag & 0xFF);
+        self.set_bits(Bucket::byte_at(slot), 8, tag & 0xFF);
         if self.layout.tag_rest_bits > 0 {
             self.set_bits(self.rest_at(slot), self.layout.tag_rest_bits, tag >> 8);
         }
@@ -256,7 +250,7 @@ impl<'a> Bucket<'a> {
 
     /// Empties a slot. Under [`Bucket::write`].
     pub(crate) fn vacate(self, slot: usize) {
-        self.set_bits(32 + 8 * slot as u32, 8, 0);
+        self.set_bits(Bucket::byte_at(slot), 8, 0);
         let (mut at, end) = (self.rest_at(slot), self.rest_at(slot + 1));
         while at < end {
             let width = (end - at).min(64);
@@ -266,14 +260,38 @@ impl<'a> Bucket<'a> {
     }
 }
 
+/// Slots that may be the one that is looked for, as bits: bit `8 * b + w` for byte `b` of word `w` of a line. So eight words are gathered by a
+/// shift each.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Matches(u64);
+
+impl Matches {
+    #[inline(always)]
+    pub(crate) fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Takes out one of them.
+    #[inline(always)]
+    pub(crate) fn next(&mut self, line: usize) -> Option<usize> {
+        if self.0 == 0 {
+            return None;
+        }
+        let bit = self.0.trailing_zeros() as usize;
+        self.0 &= self.0 - 1;
+        // Header bytes are never among the lanes.
+        Some((64 * line + (bit % 8) * 8 + bit / 8).wrapping_sub(HEADER_BITS as usize / 8))
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::schema::Schema;
     use std::collections::HashMap;
 
-    fn words() -> Vec<AtomicU64> {
-        (0..BUCKET_WORDS).map(|_| AtomicU64::new(0)).collect()
+    fn words(layout: &Layout) -> Vec<AtomicU64> {
+        (0..=layout.words).map(|_| AtomicU64::new(0)).collect()
     }
 
     #[test]
@@ -294,7 +312,7 @@ mod tests {
         {
             let mut rng = fastrand::Rng::with_seed(seed as u64);
             let layout = Layout::new(&Schema::parse(text).unwrap(), remainder_bits);
-            let words = words();
+            let words = words(&layout);
             let bucket = Bucket::new(&words, &layout);
             let inlines: Vec<Inline> = layout.fields.iter().flatten().copied().collect();
             let mut model: HashMap<u64, Vec<u64>> = HashMap::new();
@@ -352,7 +370,7 @@ mod interleavings {
         fn new() -> Arc<Shared> {
             // Rows so wide that a bucket has two, and a row's two fields lie in different words.
             let layout = Layout::new(&Schema::parse("a:64 b:64").expect("a schema"), 8);
-            Arc::new(Shared { words: (0..BUCKET_WORDS).map(|_| AtomicU64::new(0)).collect(), layout })
+            Arc::new(Shared { words: (0..=layout.words).map(|_| AtomicU64::new(0)).collect(), layout })
         }
 
         fn bucket(&self) -> Bucket<'_> {

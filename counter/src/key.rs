@@ -38,7 +38,7 @@ pub(crate) struct Keys {
 }
 
 /// Where an id is looked for first, and what its slot stores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Home {
     pub(crate) bucket: u64,
     pub(crate) remainder: u64,

@@ -1,7 +1,7 @@
 //! Where the bits of a bucket are.
 //!
 //! ```text
-//!   bit 0        32         32 + 8n                                              64 * BUCKET_WORDS
+//!   bit 0        40         40 + 8n                                              64 * words
 //!   | header     | n bytes  | n times: rest of the tag, field, field, ...        | unused, less than one slot |
 //! ```
 //!
@@ -14,11 +14,13 @@
 
 use crate::schema::Schema;
 
-/// Words of a bucket: four cache lines. Half of that costs a fiftieth more memory per row for its headers, and
-/// a further twentieth because less fits before rows have to go elsewhere; measured in docs/performance.md.
-pub(crate) const BUCKET_WORDS: usize = 32;
-/// The header: version, lock and mark.
-pub(crate) const HEADER_BITS: u32 = 32;
+/// Words of a bucket of rows so wide that fewer than [`LEAST_SLOTS`] fit in ...
+const WIDE_WORDS: usize = 32;
+/// ... these, which all others have.
+const USUAL_WORDS: usize = 16;
+const LEAST_SLOTS: usize = 12;
+/// The header: version, lock and marks.
+pub(crate) const HEADER_BITS: u32 = 40;
 /// Bits of a slot's state.
 pub(crate) const STATE_BITS: u32 = 3;
 
@@ -50,6 +52,8 @@ impl Inline {
 pub(crate) struct Layout {
     /// Bits of a remainder.
     pub(crate) remainder_bits: u32,
+    /// Words of a bucket: whole cache lines.
+    pub(crate) words: usize,
     /// Slots in a bucket.
     pub(crate) slots: usize,
     /// First bit of the second parts.
@@ -62,12 +66,23 @@ pub(crate) struct Layout {
     pub(crate) fields: Vec<Option<Inline>>,
     /// A bit per position that has bits here.
     pub(crate) inline_fields: u64,
-    /// Words that hold first bytes.
+    /// Words that hold first bytes, and the lines that these are in.
     pub(crate) byte_words: usize,
-    /// A bit per slot, of the first 60.
-    pub(crate) slot_mask: u64,
-    /// The lanes of the last of those words that belong to slots.
-    pub(crate) last_lanes: u64,
+    pub(crate) byte_lines: usize,
+    /// The slots of each such line, as [`crate::bucket::Matches`] counts them.
+    pub(crate) lanes: [u64; WIDE_WORDS / 8],
+    /// How to take a row's fields, by position, from a second part of one word; empty if it is wider.
+    pub(crate) packed: Vec<Packed>,
+}
+
+/// One field of a second part that fits in a word.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Packed {
+    pub(crate) shift: u32,
+    /// 0 for a field that has no bits.
+    pub(crate) mask: u64,
+    /// What the field never is unless it has escaped.
+    pub(crate) escape: u64,
 }
 
 impl Layout {
@@ -83,11 +98,21 @@ impl Layout {
         });
         let fields: Vec<Option<Inline>> = fields.collect();
         let inline_fields = fields.iter().enumerate().fold(0, |bits, (i, f)| bits | u64::from(f.is_some()) << i);
-        let slots = Layout::slots_of(offset + 8);
-        let bytes = 4 + slots;
+        let (words, slots) = Layout::shape(offset + 8);
+        let bytes = HEADER_BITS as usize / 8 + slots;
         let byte_words = bytes.div_ceil(8);
+        let mut lanes = [0; WIDE_WORDS / 8];
+        for byte in HEADER_BITS as usize / 8..bytes {
+            lanes[byte / 64] |= 1 << (byte % 8 * 8 + byte % 64 / 8);
+        }
+        let packed = |field: &Option<Inline>| match *field {
+            Some(inline) => Packed { shift: inline.offset, mask: inline.escape(), escape: inline.escape() },
+            None => Packed { shift: 0, mask: 0, escape: u64::MAX },
+        };
+        let packed = if offset <= 64 { fields.iter().map(packed).collect() } else { Vec::new() };
         Layout {
             remainder_bits,
+            words,
             slots,
             rest_at: HEADER_BITS + 8 * slots as u32,
             rest_bits: offset,
@@ -95,14 +120,17 @@ impl Layout {
             fields,
             inline_fields,
             byte_words,
-            slot_mask: u64::MAX >> (64 - slots.min(60)),
-            last_lanes: u64::MAX >> (8 * (byte_words * 8 - bytes)),
+            byte_lines: byte_words.div_ceil(8),
+            lanes,
+            packed,
         }
     }
 
-    /// How many slots of so many bits a bucket has.
-    pub(crate) fn slots_of(slot_bits: u32) -> usize {
-        (BUCKET_WORDS * 64 - HEADER_BITS as usize) / slot_bits as usize
+    /// The words of a bucket of slots of so many bits, and how many slots it has.
+    fn shape(slot_bits: u32) -> (usize, usize) {
+        let slots = |words: usize| (words * 64 - HEADER_BITS as usize) / slot_bits as usize;
+        let words = if slots(USUAL_WORDS) >= LEAST_SLOTS { USUAL_WORDS } else { WIDE_WORDS };
+        (words, slots(words))
     }
 
     /// Bits of a slot, both parts.
@@ -142,25 +170,31 @@ impl Layout {
         remainder | ((probe + 1) << self.remainder_bits)
     }
 
-    /// How full a table of this layout may become before it rolls: where rows start to go beyond the last probe, and misses
-    /// touch two buckets (simulated; see docs/performance.md). More slots per bucket even out more.
+    /// How full a table of this layout may become before it rolls: where one row in a thousand goes beyond the last probe (simulated; see
+    /// docs/performance.md). More slots per bucket even out more.
     pub(crate) fn roll_fill(&self) -> f64 {
         roll_fill(self.slots)
     }
 
     /// Bytes of buckets per row in a table that is about to roll, of rows with so many bits of fields and remainder.
     pub(crate) fn bytes_per_row(bits: u32) -> f64 {
-        let slots = Layout::slots_of(bits + STATE_BITS);
-        BUCKET_WORDS as f64 * 8.0 / (slots as f64 * roll_fill(slots))
+        let (words, slots) = Layout::shape(bits + STATE_BITS);
+        words as f64 * 8.0 / (slots as f64 * roll_fill(slots))
     }
 }
 
 fn roll_fill(slots: usize) -> f64 {
     match slots {
-        28.. => 0.93,
+        28.. => 0.94,
+        20.. => 0.93,
+        14.. => 0.92,
         12.. => 0.90,
-        6.. => 0.85,
-        _ => 0.75,
+        8.. => 0.87,
+        6.. => 0.84,
+        4.. => 0.78,
+        3 => 0.73,
+        2 => 0.65,
+        _ => 0.5,
     }
 }
 
@@ -171,15 +205,16 @@ mod tests {
     #[test]
     fn slots_lie_bit_behind_bit_and_inside_the_bucket() {
         for (schema, remainder_bits, slots) in [
-            ("like:12 repost:8 comment:8 read:16", 17, 31),
-            ("a:1", 5, 224),
+            ("like:12 repost:8 comment:8 read:16", 18, 15),
+            ("a:1", 5, 109),
             ("a:64 b:64", 60, 10),
-            ("x:10 !y:30 z:2", 12, 74),
+            ("x:10 !y:30 z:2", 12, 36),
         ] {
             let layout = Layout::new(&Schema::parse(schema).unwrap(), remainder_bits);
             assert_eq!(layout.slots, slots, "{schema}");
-            let end = layout.rest_at + layout.slots as u32 * layout.rest_bits;
-            assert!(end <= 64 * BUCKET_WORDS as u32 && end + layout.slot_bits() > 64 * BUCKET_WORDS as u32);
+            let (end, bits) = (layout.rest_at + layout.slots as u32 * layout.rest_bits, 64 * layout.words as u32);
+            assert!(end <= bits && end + layout.slot_bits() > bits);
+            assert_eq!(layout.lanes.iter().map(|l| l.count_ones()).sum::<u32>(), slots as u32);
             let mut next = layout.tag_rest_bits;
             for inline in layout.fields.iter().flatten() {
                 assert_eq!(inline.offset, next);

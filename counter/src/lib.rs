@@ -4,8 +4,8 @@
 //! table in buckets of a few cache lines:
 //!
 //! ```text
-//!   space    aside, ring of tables                        space.rs, read.rs, write.rs, load.rs, maintain.rs, walk.rs, advise.rs
-//!   table    segments of buckets, aux dictionary          table.rs, aux.rs, plan.rs (how large)
+//!   space    aside, ring of tables         space.rs, read.rs, batch.rs, write.rs, load.rs, maintain.rs, walk.rs, advise.rs
+//!   table    segments of buckets, aux dictionary          table.rs, segment.rs, aux.rs, plan.rs (how large)
 //!   bucket   slots, bit behind bit, under one version     bucket.rs, layout.rs (where the bits are)
 //!   slot     what the bucket number does not say of the id, state, fields        key.rs
 //! ```
@@ -22,6 +22,8 @@
 mod advise;
 #[cfg(not(loom))]
 mod aux;
+#[cfg(not(loom))]
+mod batch;
 mod bucket;
 #[cfg(not(loom))]
 mod budget;
@@ -37,6 +39,8 @@ mod plan;
 #[cfg(not(loom))]
 mod read;
 mod schema;
+#[cfg(not(loom))]
+mod segment;
 #[cfg(not(loom))]
 mod space;
 #[cfg(not(loom))]

@@ -134,7 +134,8 @@ impl Space {
             return Some(Reason::Dated);
         }
         if !newest && table.review() {
-            let tight: u64 = self.parts(entry, Reason::Loose).iter().map(|(_, plan)| plan.bytes()).sum();
+            let schema = self.schema();
+            let tight: u64 = self.parts(entry, Reason::Loose).iter().map(|(_, plan)| plan.bytes(&schema)).sum();
             // Of its main segment: the extension, if it matters, makes a table crowded.
             let bytes = table.bucket_bytes() - table.extend_bytes();
             if (tight as f64) < LOOSE * bytes as f64 {

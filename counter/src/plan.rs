@@ -1,7 +1,7 @@
 //! How large a table is made: as few bits as its rows and its id range allow.
 
 use crate::key::{LEAST_BITS, LEAST_BUCKETS, prime_from};
-use crate::layout::{BUCKET_WORDS, Layout};
+use crate::layout::Layout;
 use crate::schema::Schema;
 
 /// The size of a table's buckets.
@@ -30,9 +30,9 @@ impl Plan {
         }
     }
 
-    /// Bytes of the buckets.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.buckets * BUCKET_WORDS as u64 * 8
+    /// Bytes of the buckets, of a table of this schema.
+    pub(crate) fn bytes(&self, schema: &Schema) -> u64 {
+        (self.buckets * Layout::new(schema, self.remainder_bits).words as u64) * 8
     }
 }
 
@@ -67,7 +67,7 @@ mod tests {
         }
         // A million posts, one in 4096 ids: 64 bits a row, all in all.
         let plan = Plan::new(&schema, 1 << 50, (1 << 50) + (1 << 32) - 1, 1 << 20);
-        assert!(plan.bytes() < (1 << 20) * 9, "{}", plan.bytes() as f64 / f64::from(1 << 20));
+        assert!(plan.bytes(&schema) < (1 << 20) * 19 / 2, "{}", plan.bytes(&schema) as f64 / f64::from(1 << 20));
     }
 
     #[test]

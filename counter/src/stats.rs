@@ -26,7 +26,7 @@ pub struct TableStats {
     pub probes_p99: u64,
     /// ... and at most (one more than there are probes stands for the extend dictionary).
     pub probes_max: u64,
-    /// Buckets that something went past: what a miss goes on from.
+    /// How many misses go on from a bucket: one touches 1 / (1 - this) buckets.
     pub past_share: f64,
     /// Rows in the extend dictionary.
     pub extend_rows: u64,
@@ -89,10 +89,10 @@ impl Table {
         let mut room = Vec::new();
         let main = self.main_buckets();
         let sampled = main.min(SAMPLED_BUCKETS);
-        let mut past = 0;
+        let mut past = 0.0;
         for i in 0..sampled {
             let number = i * main / sampled;
-            past += u64::from(self.is_past(number));
+            past += self.past_share(number);
             self.visit(number, 0, 0, &mut room, |_, probe, _| histogram[probe as usize] += 1);
         }
         // The sampled share of the extend dictionary.
@@ -115,7 +115,7 @@ impl Table {
             probes_mean: sum as f64 / total.max(1) as f64,
             probes_p99: if total == 0 { 0 } else { p99.map_or(0, |p| p.0) },
             probes_max: (1..).zip(&histogram).filter(|(_, n)| **n > 0).map(|p| p.0).max().unwrap_or(0),
-            past_share: past as f64 / sampled as f64,
+            past_share: past / sampled as f64,
             extend_rows,
             extend_bytes: self.extend_bytes(),
             aux_entries,

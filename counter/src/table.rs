@@ -1,10 +1,10 @@
 //! One table: the rows of one id range, in buckets, with what does not fit there.
 //!
 //! ```text
-//!   segments[0]   the buckets that the table was opened with
-//!   segments[1..] the extend dictionary: rows that found all their probes full. Buckets again, each segment twice the one before, so that a row
-//!                 there costs little more than any other and is read without a lock, too. Normally 0.03 % of the rows, or none.
-//!   aux           the exact values of fields that outgrew their bits
+//!   main     the buckets that the table was opened with: segment 0
+//!   extend   the extend dictionary: rows that found all their probes full. Segments again, each twice the one before, so that a row
+//!            there costs little more than any other and is read without a lock, too. Normally less than 0.1 % of the rows, or none.
+//!   aux      the exact values of fields that outgrew their bits
 //! ```
 //!
 //! All segments hold ids of the same range; a search goes on to the next segment only where it was led past all its probes.
@@ -16,14 +16,14 @@
 
 use crate::Error;
 use crate::aux::{Aux, Shard};
-use crate::bucket::Bucket;
-use crate::budget::{Budget, Grant};
-use crate::key::{Home, Keys, PROBES};
-use crate::layout::{BUCKET_WORDS, Layout};
+use crate::bucket::{Bucket, MARKS, Matches};
+use crate::budget::Budget;
+use crate::key::{Home, PROBES};
+use crate::layout::Layout;
 use crate::plan::Plan;
 use crate::schema::Schema;
+use crate::segment::{Looked, Segment};
 use parking_lot::Mutex;
-use rolling::Words;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
@@ -31,48 +31,6 @@ use std::sync::{Arc, OnceLock};
 const SEGMENTS: usize = 17;
 /// The first extension has this fraction of the main segment's slots.
 const EXTEND_SHARE: u64 = 256;
-
-/// A fixed number of buckets.
-struct Buckets {
-    keys: Keys,
-    layout: Layout,
-    words: Words,
-    rows: AtomicU64,
-    /// The position of slot 0 of bucket 0.
-    first_position: u64,
-    _grant: Grant,
-}
-
-/// Where a search stands that goes on in steps, one memory access each: see [`Table::advance`].
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Search {
-    remainder: u64,
-    bucket: u64,
-    probe: u64,
-    /// The candidates of this bucket are on their way into the cache.
-    candidates: bool,
-}
-
-/// What one step of a search says.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Step {
-    /// The next step will find what it needs in the cache, soon.
-    Waiting,
-    /// Found, and handed to the caller.
-    Found,
-    /// Nowhere in the table.
-    Absent,
-    /// Not in the main segment, but something went past all its probes.
-    Past,
-}
-
-/// What a search in one segment found.
-enum Looked<R> {
-    Found(R),
-    Absent,
-    /// Something went past every probe: look in the next segment.
-    Past,
-}
 
 /// Where a row is.
 #[derive(Clone, Copy)]
@@ -84,7 +42,8 @@ pub(crate) struct At {
 
 /// The rows of one id range. See the top of the file.
 pub(crate) struct Table {
-    segments: [OnceLock<Box<Buckets>>; SEGMENTS],
+    main: Segment,
+    extend: [OnceLock<Box<Segment>>; SEGMENTS - 1],
     growing: Mutex<()>,
     aux: Aux,
     schema: Arc<Schema>,
@@ -129,24 +88,23 @@ impl Row<'_> {
     #[inline(always)]
     pub(crate) fn values(&self, living: u64, out: &mut [i64]) {
         // The usual row: all living fields are inline, in one word, and none has escaped.
-        if let Some(rest) = self.bucket.rest(self.slot)
-            && out.len() == self.layout.fields.len()
-            && living == self.layout.inline_fields
-        {
+        if out.len() == self.layout.packed.len() && living == self.layout.inline_fields {
+            let rest = self.bucket.rest(self.slot);
             let mut escaped = false;
-            for (inline, value) in self.layout.fields.iter().zip(out.iter_mut()) {
-                let Some(inline) = inline else {
-                    *value = 0;
-                    continue;
-                };
-                let code = (rest >> inline.offset) & inline.escape();
-                escaped |= code == inline.escape();
+            for (field, value) in self.layout.packed.iter().zip(out.iter_mut()) {
+                let code = rest.wrapping_shr(field.shift) & field.mask;
+                escaped |= code == field.escape;
                 *value = code as i64;
             }
             if !escaped {
                 return;
             }
         }
+        self.values_one_by_one(living, out);
+    }
+
+    #[inline(never)]
+    fn values_one_by_one(&self, living: u64, out: &mut [i64]) {
         for (field, value) in out.iter_mut().enumerate() {
             *value = if field < 64 && living >> field & 1 == 1 { self.value(field) } else { 0 };
         }
@@ -166,113 +124,13 @@ pub(crate) fn hash_of(id: u64) -> u64 {
     x ^ (x >> 29) ^ (x >> 47)
 }
 
-impl Buckets {
-    fn new(
-        plan: &Plan,
-        schema: &Schema,
-        seed: u64,
-        first_position: u64,
-        budget: &Arc<Budget>,
-    ) -> Result<Buckets, Error> {
-        let layout = Layout::new(schema, plan.remainder_bits);
-        let words = plan.buckets as usize * BUCKET_WORDS;
-        if first_position + plan.buckets * layout.slots as u64 >= 1 << 32 {
-            return Err(budget.full());
-        }
-        let grant = budget.take(words as u64 * 8)?;
-        Ok(Buckets {
-            keys: Keys::new(plan.base, plan.buckets, plan.remainder_bits, seed),
-            layout,
-            words: Words::zeroed(words).map_err(|_| Error::NoMemory)?,
-            rows: AtomicU64::new(0),
-            first_position,
-            _grant: grant,
-        })
-    }
-
-    #[inline(always)]
-    fn bucket(&self, index: u64) -> Bucket<'_> {
-        let at = index as usize * BUCKET_WORDS;
-        Bucket::new(&self.words[at..at + BUCKET_WORDS], &self.layout)
-    }
-
-    /// Asks the cache for all lines of a bucket but the first.
-    #[inline(always)]
-    fn prefetch_slots(&self, index: u64) {
-        let at = index as usize * BUCKET_WORDS;
-        for line in 1..BUCKET_WORDS / 8 {
-            self.words.prefetch(at + 8 * line);
-        }
-    }
-
-    fn slots(&self) -> u64 {
-        self.keys.buckets() * self.layout.slots as u64
-    }
-
-    fn position(&self, bucket: u64, slot: usize) -> u64 {
-        self.first_position.wrapping_add(bucket.wrapping_mul(self.layout.slots as u64)).wrapping_add(slot as u64)
-    }
-
-    /// Runs `f(bucket, its number, slot)` on the row of `home`, again if it was torn.
-    #[inline(always)]
-    fn look<'a, R>(&'a self, home: Home, mut f: impl FnMut(Bucket<'a>, u64, usize) -> R) -> Looked<R> {
-        let (mut index, mut step) = (home.bucket, 0);
-        for probe in 0..PROBES {
-            let tag = self.layout.tag(home.remainder, probe);
-            // The slot will be in another line than the first bytes: fetch them at the same time, not one after the other.
-            self.prefetch_slots(index);
-            let (found, past) = self.bucket(index).read(|b| b.find(tag).map(|slot| f(b, index, slot)));
-            if let Some(result) = found {
-                return Looked::Found(result);
-            }
-            if !past {
-                return Looked::Absent;
-            }
-            if step == 0 {
-                step = self.keys.step(home.remainder);
-            }
-            index = self.keys.next(index, step);
-        }
-        Looked::Past
-    }
-
-    /// Takes a slot for a row that is not there, and has `fill` write its fields. `false`: all its probes are full.
-    fn claim(&self, home: Home, mut fill: impl FnMut(Bucket<'_>, u64)) -> bool {
-        let (mut index, step) = (home.bucket, self.keys.step(home.remainder));
-        for probe in 0..PROBES {
-            let bucket = self.bucket(index);
-            let (free, past) = bucket.read(|b| b.free_slot().is_some());
-            // A bucket that is full and says so already needs no lock.
-            let done = (free || !past)
-                && bucket.write(|b| match b.free_slot() {
-                    Some(slot) => {
-                        b.occupy(slot, self.layout.tag(home.remainder, probe));
-                        fill(b, self.position(index, slot));
-                        true
-                    }
-                    None => {
-                        b.mark_past();
-                        false
-                    }
-                });
-            if done {
-                self.rows.fetch_add(1, Relaxed);
-                return true;
-            }
-            index = self.keys.next(index, step);
-        }
-        false
-    }
-}
-
 impl Table {
     pub(crate) fn new(plan: &Plan, schema: Arc<Schema>, seed: u64, budget: &Arc<Budget>) -> Result<Table, Error> {
-        let main = Buckets::new(plan, &schema, seed, 0, budget)?;
+        let main = Segment::new(plan, &schema, seed, 0, budget)?;
         let aux = Aux::new(main.slots(), budget)?;
-        let segments: [OnceLock<Box<Buckets>>; SEGMENTS] = Default::default();
-        let _ = segments[0].set(Box::new(main));
         Ok(Table {
-            segments,
+            main,
+            extend: Default::default(),
             growing: Mutex::new(()),
             aux,
             schema,
@@ -286,16 +144,18 @@ impl Table {
     }
 
     #[inline(always)]
-    fn main(&self) -> &Buckets {
-        // Set by `new`.
-        self.segments[0].get().unwrap_or_else(|| panic!("T1: a table has a main segment"))
+    pub(crate) fn main(&self) -> &Segment {
+        &self.main
     }
 
-    fn segment(&self, index: usize) -> Option<&Buckets> {
-        self.segments.get(index)?.get().map(|b| &**b)
+    fn segment(&self, index: usize) -> Option<&Segment> {
+        match index.checked_sub(1) {
+            None => Some(&self.main),
+            Some(extend) => self.extend.get(extend)?.get().map(|segment| &**segment),
+        }
     }
 
-    fn extend(&self) -> impl Iterator<Item = &Buckets> {
+    fn extend(&self) -> impl Iterator<Item = &Segment> {
         (1..SEGMENTS).map_while(|i| self.segment(i))
     }
 
@@ -347,11 +207,11 @@ impl Table {
 
     /// Bytes of buckets.
     pub(crate) fn bucket_bytes(&self) -> u64 {
-        self.main().words.size_bytes() as u64 + self.extend_bytes()
+        self.main().bytes() + self.extend_bytes()
     }
 
     pub(crate) fn extend_bytes(&self) -> u64 {
-        self.extend().map(|b| b.words.size_bytes() as u64).sum()
+        self.extend().map(Segment::bytes).sum()
     }
 
     /// Aux entries and their bytes.
@@ -374,9 +234,9 @@ impl Table {
         self.main().keys.buckets()
     }
 
-    /// Whether something went past this bucket of the main segment.
-    pub(crate) fn is_past(&self, bucket: u64) -> bool {
-        self.main().bucket(bucket).read(|_| ()).1
+    /// The share of misses that go on from this bucket of the main segment.
+    pub(crate) fn past_share(&self, bucket: u64) -> f64 {
+        f64::from(self.main().bucket(bucket).head().marks()) / f64::from(MARKS)
     }
 
     /// Where `id` would be; `None` if it lies outside the table's span.
@@ -387,56 +247,7 @@ impl Table {
 
     /// Asks the cache for all of the bucket of `home`.
     pub(crate) fn prefetch(&self, home: Home) {
-        self.main().words.prefetch(home.bucket as usize * BUCKET_WORDS);
-        self.main().prefetch_slots(home.bucket);
-    }
-
-    /// Begins a search: asks the cache for the first line of the first bucket, which holds the first bytes of the tags.
-    #[inline(always)]
-    pub(crate) fn begin(&self, home: Home) -> Search {
-        self.main().words.prefetch(home.bucket as usize * BUCKET_WORDS);
-        Search { remainder: home.remainder, bucket: home.bucket, probe: 0, candidates: false }
-    }
-
-    /// The next step of a search in the main segment; `f` runs on the row when it is found. The search needs no version: the tag of a row that
-    /// is there all the time is there at every moment (B1, T1). Its fields do.
-    #[inline(always)]
-    pub(crate) fn advance(&self, search: &mut Search, id: u64, mut f: impl FnMut(Row<'_>)) -> Step {
-        let main = self.main();
-        let bucket = main.bucket(search.bucket);
-        let tag = main.layout.tag(search.remainder, search.probe);
-        if search.candidates {
-            let read = |bucket: Bucket<'_>| {
-                let slot = bucket.find(tag)?;
-                let position = main.position(search.bucket, slot);
-                f(Row { table: self, layout: &main.layout, bucket, slot, position, hash: hash_of(id) });
-                Some(())
-            };
-            if bucket.read(read).0.is_some() {
-                return Step::Found;
-            }
-        } else {
-            let first_word = search.bucket as usize * BUCKET_WORDS;
-            let any = bucket.candidates(tag, |bit| {
-                main.words.prefetch(first_word + bit as usize / 64);
-                main.words.prefetch(first_word + (bit + main.layout.rest_bits - 1) as usize / 64);
-            });
-            if any {
-                search.candidates = true;
-                return Step::Waiting;
-            }
-        }
-        if !bucket.is_past() {
-            return Step::Absent;
-        }
-        search.probe += 1;
-        if search.probe == PROBES {
-            return Step::Past;
-        }
-        search.candidates = false;
-        search.bucket = main.keys.next(search.bucket, main.keys.step(search.remainder));
-        main.words.prefetch(search.bucket as usize * BUCKET_WORDS);
-        Step::Waiting
+        self.main().prefetch(home.bucket);
     }
 
     /// Runs `f` on the row of `id`, if there is one; `f` may run several times, and what it makes of a torn row is thrown away.
@@ -457,6 +268,32 @@ impl Table {
             Looked::Absent => None,
             Looked::Past => self.read_extended(id, f),
         }
+    }
+
+    /// Runs `f` on the row of `id` if it is among `matches`, in the main segment's bucket at `place`; `f` may run several times. Whether it was.
+    #[inline(always)]
+    pub(crate) fn read_match(
+        &self,
+        place: Home,
+        probe: u64,
+        matches: Matches,
+        id: u64,
+        mut f: impl FnMut(Row<'_>),
+    ) -> bool {
+        let (main, index) = (&self.main, place.bucket);
+        let tag = main.layout.tag(place.remainder, probe);
+        let read = |bucket: Bucket<'_>| {
+            let mut matches = matches;
+            while let Some(slot) = matches.next(0) {
+                if bucket.is(slot, tag) {
+                    let position = main.position(index, slot);
+                    f(Row { table: self, layout: &main.layout, bucket, slot, position, hash: hash_of(id) });
+                    return true;
+                }
+            }
+            false
+        };
+        main.bucket(index).read(read).0
     }
 
     #[cold]
@@ -597,15 +434,15 @@ impl Table {
     }
 
     /// Opens an extension segment.
-    fn grow(&self, index: usize) -> Result<&Buckets, Error> {
+    fn grow(&self, index: usize) -> Result<&Segment, Error> {
         let _growing = self.growing.lock();
         if self.segment(index).is_none() {
             let (base, last) = self.span();
             let slots = (self.slots() / EXTEND_SHARE) << (index - 1);
             let plan = Plan::new(&self.schema, base, last, slots);
             let first_position = self.segment(index - 1).map_or(0, |b| b.first_position + b.slots());
-            let b = Buckets::new(&plan, &self.schema, self.seed ^ index as u64, first_position, &self.budget)?;
-            let _ = self.segments[index].set(Box::new(b));
+            let b = Segment::new(&plan, &self.schema, self.seed ^ index as u64, first_position, &self.budget)?;
+            let _ = self.extend[index - 1].set(Box::new(b));
         }
         self.segment(index).ok_or(Error::NoMemory)
     }

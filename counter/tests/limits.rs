@@ -74,7 +74,7 @@ fn one_bad_id_harms_nobody() {
         tables.len() < 10 && tables.iter().map(|t| t.rows).sum::<u64>() > 50_000,
         "the ring is useful: {tables:#?}"
     );
-    assert!(tables.iter().all(|t| t.fill > 0.85), "{tables:#?}");
+    assert!(tables.iter().all(|t| t.fill > 0.85 || t.rows == 0 && t.bytes < 4096), "{tables:#?}");
 }
 
 #[test]

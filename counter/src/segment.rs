@@ -1,0 +1,139 @@
+//! A segment: a fixed number of buckets, and the way of a row through them.
+//!
+//! A row is in the first bucket of its way that had a free slot when it came; each one before bears its mark. So a search goes on
+//! until it has found the row or a bucket without the mark.
+
+use crate::Error;
+use crate::bucket::Bucket;
+use crate::budget::{Budget, Grant};
+use crate::key::{Home, Keys, PROBES};
+use crate::layout::Layout;
+use crate::plan::Plan;
+use crate::schema::Schema;
+use rolling::Words;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// See the top of the file.
+pub(crate) struct Segment {
+    pub(crate) keys: Keys,
+    pub(crate) layout: Layout,
+    words: Words,
+    pub(crate) rows: AtomicU64,
+    /// The position of slot 0 of bucket 0.
+    pub(crate) first_position: u64,
+    _grant: Grant,
+}
+
+/// What a search in one segment found.
+pub(crate) enum Looked<R> {
+    Found(R),
+    Absent,
+    /// Something went past every probe: look in the next segment.
+    Past,
+}
+
+impl Segment {
+    pub(crate) fn new(
+        plan: &Plan,
+        schema: &Schema,
+        seed: u64,
+        first_position: u64,
+        budget: &Arc<Budget>,
+    ) -> Result<Segment, Error> {
+        let layout = Layout::new(schema, plan.remainder_bits);
+        if first_position + plan.buckets * layout.slots as u64 >= 1 << 32 {
+            return Err(budget.full());
+        }
+        // And one more, for whoever reads a word and its next without asking whether it needs that.
+        let words = plan.buckets as usize * layout.words + 1;
+        let grant = budget.take(words as u64 * 8)?;
+        Ok(Segment {
+            keys: Keys::new(plan.base, plan.buckets, plan.remainder_bits, seed),
+            layout,
+            words: Words::zeroed(words).map_err(|_| Error::NoMemory)?,
+            rows: AtomicU64::new(0),
+            first_position,
+            _grant: grant,
+        })
+    }
+
+    #[inline(always)]
+    pub(crate) fn bucket(&self, index: u64) -> Bucket<'_> {
+        let at = (index as usize).wrapping_mul(self.layout.words);
+        Bucket::new(&self.words[at..at.wrapping_add(self.layout.words).wrapping_add(1)], &self.layout)
+    }
+
+    /// Asks the cache for all lines of a bucket. The slot that is looked for will be in another line than the first bytes: they should come at
+    /// the same time, not one after the other.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, index: u64) {
+        let at = (index as usize).wrapping_mul(self.layout.words);
+        for word in (0..self.layout.words).step_by(8) {
+            self.words.prefetch(at.wrapping_add(word));
+        }
+    }
+
+    pub(crate) fn slots(&self) -> u64 {
+        self.keys.buckets() * self.layout.slots as u64
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.words.size_bytes() as u64
+    }
+
+    #[inline(always)]
+    pub(crate) fn position(&self, bucket: u64, slot: usize) -> u64 {
+        self.first_position.wrapping_add(bucket.wrapping_mul(self.layout.slots as u64)).wrapping_add(slot as u64)
+    }
+
+    /// Runs `f(bucket, its number, slot)` on the row of `home`, again if it was torn.
+    #[inline(always)]
+    pub(crate) fn look<'a, R>(&'a self, home: Home, mut f: impl FnMut(Bucket<'a>, u64, usize) -> R) -> Looked<R> {
+        let (mut index, mut step) = (home.bucket, 0);
+        for probe in 0..PROBES {
+            let tag = self.layout.tag(home.remainder, probe);
+            self.prefetch(index);
+            let (found, head) = self.bucket(index).read(|b| b.find(tag).map(|slot| f(b, index, slot)));
+            if let Some(result) = found {
+                return Looked::Found(result);
+            }
+            if !head.is_past(home.remainder) {
+                return Looked::Absent;
+            }
+            if step == 0 {
+                step = self.keys.step(home.remainder);
+            }
+            index = self.keys.next(index, step);
+        }
+        Looked::Past
+    }
+
+    /// Takes a slot for a row that is not there, and has `fill` write its fields. `false`: all its probes are full.
+    pub(crate) fn claim(&self, home: Home, mut fill: impl FnMut(Bucket<'_>, u64)) -> bool {
+        let (mut index, step) = (home.bucket, self.keys.step(home.remainder));
+        for probe in 0..PROBES {
+            let bucket = self.bucket(index);
+            let (free, head) = bucket.read(|b| b.free_slot().is_some());
+            // A bucket that is full and says so already needs no lock.
+            let done = (free || !head.is_past(home.remainder))
+                && bucket.write(|b| match b.free_slot() {
+                    Some(slot) => {
+                        b.occupy(slot, self.layout.tag(home.remainder, probe));
+                        fill(b, self.position(index, slot));
+                        true
+                    }
+                    None => {
+                        b.mark_past(home.remainder);
+                        false
+                    }
+                });
+            if done {
+                self.rows.fetch_add(1, Relaxed);
+                return true;
+            }
+            index = self.keys.next(index, step);
+        }
+        false
+    }
+}
