@@ -47,21 +47,35 @@ impl List {
 /// Where the search for one row stands.
 #[derive(Clone, Copy, Default)]
 struct Way {
-    home: Home,
-    probe: u64,
+    bucket: u64,
+    tag: u64,
+    remainder: u64,
     matches: Matches,
     past: bool,
 }
 
 impl Way {
+    fn new(table: &Table, home: Home) -> Way {
+        let tag = table.layout().tag(home.remainder, 0);
+        Way { bucket: home.bucket, tag, remainder: home.remainder, ..Way::default() }
+    }
+
+    /// Looks at the first bytes of the bucket.
+    #[inline(always)]
+    fn look(&mut self, table: &Table) {
+        let bucket = table.main().bucket(self.bucket);
+        self.matches = bucket.matches(self.tag as u8, 0);
+        self.past = bucket.head().is_past(self.remainder);
+    }
+
     /// Goes on to the next bucket; whether there is one.
     #[inline(always)]
     fn go_on(&mut self, table: &Table) -> bool {
         let main = table.main();
-        self.probe = self.probe.wrapping_add(1);
-        self.home.bucket = main.keys.next(self.home.bucket, main.keys.step(self.home.remainder));
-        main.prefetch(self.home.bucket);
-        self.probe < PROBES
+        self.bucket = main.keys.next(self.bucket, main.keys.step(self.remainder));
+        main.prefetch(self.bucket);
+        self.tag = self.tag.wrapping_add(main.layout.tag(0, 0));
+        self.tag < main.layout.tag(0, PROBES)
     }
 }
 
@@ -89,7 +103,7 @@ impl Read<'_> {
             match self.quick(id) {
                 Some((entry, home)) => {
                     entry.table().prefetch(home);
-                    ways[i].home = home;
+                    ways[i] = Way::new(entry.table(), home);
                     entries[i] = Some(entry);
                     looking.push_if(true, i);
                 }
@@ -100,10 +114,7 @@ impl Read<'_> {
             let (mut candidates, mut onward) = (List::EMPTY, List::EMPTY);
             for i in looking.iter() {
                 let (Some(entry), way) = (entries[i], &mut ways[i]) else { continue };
-                let main = entry.table().main();
-                let bucket = main.bucket(way.home.bucket);
-                way.matches = bucket.matches(main.layout.tag(way.home.remainder, way.probe) as u8, 0);
-                way.past = bucket.head().is_past(way.home.remainder);
+                way.look(entry.table());
                 candidates.push_if(!way.matches.is_empty(), i);
                 onward.push_if(way.matches.is_empty() & way.past, i);
             }
@@ -118,7 +129,7 @@ impl Read<'_> {
                 let (Some(entry), way) = (entries[i], &mut ways[i]) else { continue };
                 let out = &mut rows[i * width..][..width];
                 let table = entry.table();
-                if table.read_match(way.home, way.probe, way.matches, ids[i], |row| row.values(living, out)) {
+                if table.read_match(way.bucket, way.tag, way.matches, ids[i], |row| row.values(living, out)) {
                     hits |= 1 << i;
                     continue;
                 }
@@ -131,14 +142,13 @@ impl Read<'_> {
                 }
             }
         }
+        let first = found.len();
+        found.extend((0..ids.len()).map(|i| hits >> i & 1 == 1));
         for (i, &id) in ids.iter().enumerate() {
-            let hit = hits >> i & 1 == 1;
-            found.push(hit);
-            if !hit && !entries[i].is_some_and(|entry| is_current(entry, id)) {
+            if hits >> i & 1 == 0 && !entries[i].is_some_and(|entry| is_current(entry, id)) {
                 unsure |= 1 << i;
             }
         }
-        let first = found.len() - ids.len();
         while unsure != 0 {
             let i = unsure.trailing_zeros() as usize;
             unsure &= unsure - 1;

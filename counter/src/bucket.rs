@@ -67,6 +67,17 @@ fn zero_bytes(x: u64) -> u64 {
     !(((x & !HIGH_BITS) + !HIGH_BITS) | x) & HIGH_BITS
 }
 
+/// The bytes that are `byte`, byte `b` of word `w` as bit `8 * b + w`.
+#[inline(always)]
+fn gather<const N: usize>(words: &[AtomicU64; N], byte: u8) -> u64 {
+    let pattern = u64::from(byte) * LOW_BITS;
+    let mut lanes = 0;
+    for (i, word) in words.iter().enumerate() {
+        lanes |= zero_bytes(word.load(Relaxed) ^ pattern) >> (7 - i);
+    }
+    lanes
+}
+
 impl<'a> Bucket<'a> {
     /// `words`: those of the bucket, and one more.
     #[inline(always)]
@@ -163,12 +174,12 @@ impl<'a> Bucket<'a> {
     /// branch that depends on data: which word a match is in cannot be predicted.
     #[inline(always)]
     pub(crate) fn matches(self, byte: u8, line: usize) -> Matches {
-        let pattern = u64::from(byte) * LOW_BITS;
-        let words = &self.words[8 * line..self.layout.byte_words.min(8 * line + 8)];
-        let mut lanes = 0;
-        for (i, word) in words.iter().enumerate() {
-            lanes |= zero_bytes(word.load(Relaxed) ^ pattern) >> (7 - (i & 7));
-        }
+        let words = &self.words[8 * line..];
+        // A loop over as many words as needed costs more than looking at some in vain: unless the slots are many, four will do.
+        let lanes = match words.first_chunk::<8>() {
+            Some(words) if self.layout.byte_words > 4 => gather(words, byte),
+            _ => words.first_chunk::<4>().map_or(0, |words| gather(words, byte)),
+        };
         Matches(lanes & self.layout.lanes[line])
     }
 
@@ -244,7 +255,7 @@ impl<'a> Bucket<'a> {
     /// Takes an empty slot for a row with these fields ([`Layout::pack`]), as the bucket's only user.
     #[inline]
     pub(crate) fn fill(self, slot: usize, tag: u64, fields: u64) {
-        self.set_bits(32 + 8 * slot as u32, 8, tag & 0xFF);
+        self.set_bits(Bucket::byte_at(slot), 8, tag & 0xFF);
         self.set_bits(self.rest_at(slot), self.layout.rest_bits, (tag >> 8) | fields);
     }
 

@@ -34,8 +34,11 @@ const CROWDED_FILL: f64 = 0.965;
 const GROW: f64 = 1.2;
 const GROW_SMALL: f64 = 2.0;
 const SMALL_ROWS: u64 = 1 << 16;
-/// A table is loose when a tight one would save so much of its bytes.
+/// A table is loose when a tight one would take less than so much of its bytes. One that has just grown must not be: it would shrink, be
+/// crowded again, and so on for ever.
 const LOOSE: f64 = 0.8;
+const LOOSE_SMALL: f64 = 0.4;
+const _: () = assert!(LOOSE * GROW < 1.0 && LOOSE_SMALL * GROW_SMALL < 1.0);
 /// Rows of a table for ids far below all others.
 const STRAY_ROWS: u64 = 64;
 
@@ -138,7 +141,8 @@ impl Space {
             let tight: u64 = self.parts(entry, Reason::Loose).iter().map(|(_, plan)| plan.bytes(&schema)).sum();
             // Of its main segment: the extension, if it matters, makes a table crowded.
             let bytes = table.bucket_bytes() - table.extend_bytes();
-            if (tight as f64) < LOOSE * bytes as f64 {
+            let loose = if rows < SMALL_ROWS { LOOSE_SMALL } else { LOOSE };
+            if (tight as f64) < loose * bytes as f64 {
                 return Some(Reason::Loose);
             }
         }

@@ -69,8 +69,11 @@ impl Segment {
     #[inline(always)]
     pub(crate) fn prefetch(&self, index: u64) {
         let at = (index as usize).wrapping_mul(self.layout.words);
-        for word in (0..self.layout.words).step_by(8) {
-            self.words.prefetch(at.wrapping_add(word));
+        self.words.prefetch(at);
+        self.words.prefetch(at.wrapping_add(8));
+        if self.layout.words > 16 {
+            self.words.prefetch(at.wrapping_add(16));
+            self.words.prefetch(at.wrapping_add(24));
         }
     }
 

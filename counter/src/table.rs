@@ -270,18 +270,18 @@ impl Table {
         }
     }
 
-    /// Runs `f` on the row of `id` if it is among `matches`, in the main segment's bucket at `place`; `f` may run several times. Whether it was.
+    /// Runs `f` on the row of `id`, which has this tag, if it is among `matches` in this bucket of the main segment; `f` may run several times.
+    /// Whether it was.
     #[inline(always)]
     pub(crate) fn read_match(
         &self,
-        place: Home,
-        probe: u64,
+        index: u64,
+        tag: u64,
         matches: Matches,
         id: u64,
         mut f: impl FnMut(Row<'_>),
     ) -> bool {
-        let (main, index) = (&self.main, place.bucket);
-        let tag = main.layout.tag(place.remainder, probe);
+        let main = &self.main;
         let read = |bucket: Bucket<'_>| {
             let mut matches = matches;
             while let Some(slot) = matches.next(0) {
@@ -412,7 +412,7 @@ impl Table {
                 bucket.fill(slot, tag, fields);
                 return true;
             }
-            bucket.mark_past();
+            bucket.mark_past(home.remainder);
             if step == 0 {
                 step = main.keys.step(home.remainder);
             }
