@@ -15,9 +15,9 @@ use clap::{Parser, Subcommand};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
+use tidemark_bench::server::Server;
 use tidemark_server::cli::client::Client;
 
 /// Measures what durability costs, beside redis-server.
@@ -106,119 +106,12 @@ fn text(n: u64) -> Vec<u8> {
     n.to_string().into_bytes()
 }
 
-/// How a server is started in a folder, on a port.
-type Start = Box<dyn Fn(&Path, u16) -> Command + Sync>;
-
-/// A server process in a folder of its own. Killed, and the folder removed, when dropped.
-struct Server {
-    child: Child,
-    port: u16,
-    folder: tempfile::TempDir,
-    start: Start,
+fn tidemark(args: &Args, fsync: &'static str, more: &str) -> io::Result<Server> {
+    Server::tidemark(args.tidemark.as_deref(), &args.dir, fsync, more)
 }
 
-impl Server {
-    fn new(dir: &Path, start: impl Fn(&Path, u16) -> Command + Sync + 'static) -> io::Result<Server> {
-        let folder = tempfile::tempdir_in(dir)?;
-        let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let child = start(folder.path(), port).spawn()?;
-        let server = Server { child, port, folder, start: Box::new(start) };
-        server.ready()?;
-        Ok(server)
-    }
-
-    fn tidemark(args: &Args, fsync: &'static str, more: &str) -> io::Result<Server> {
-        let beside = || Ok::<_, io::Error>(std::env::current_exe()?.with_file_name("tidemark"));
-        let program = args.tidemark.clone().map_or_else(beside, Ok)?;
-        let config = format!("[durability]\nsnapshot_every_s = 0\nsnapshot_log_bytes = 0\n{more}");
-        Server::new(&args.dir, move |folder, port| {
-            let file = folder.join("tidemark.toml");
-            // Without it the server says what is missing.
-            let _ = std::fs::write(&file, &config);
-            let mut command = Command::new(&program);
-            command.args(["serve", "--fsync", fsync, "--port", &port.to_string(), "--config"]).arg(file);
-            command.arg("--dir").arg(folder).env("RUST_LOG", "warn");
-            command
-        })
-    }
-
-    fn redis(args: &Args, options: &'static [&'static str]) -> io::Result<Server> {
-        Server::new(&args.dir, move |folder, port| {
-            let mut command = Command::new("redis-server");
-            command
-                .args(["--port", &port.to_string(), "--save", "", "--auto-aof-rewrite-percentage", "0"])
-                .args(options);
-            command.arg("--dir").arg(folder).stdout(Stdio::null());
-            command
-        })
-    }
-
-    fn client(&self) -> io::Result<Client> {
-        Client::connect(("127.0.0.1", self.port))
-    }
-
-    /// Waits until it has loaded its data.
-    fn ready(&self) -> io::Result<()> {
-        let started = Instant::now();
-        while !self.client().and_then(|mut c| c.call(&[b"PING"])).is_ok_and(|r| !matches!(r, OwnedFrame::Error(_))) {
-            if started.elapsed() > Duration::from_secs(600) {
-                return Err(io::Error::other("the server does not get ready"));
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(())
-    }
-
-    /// Kills it and starts it again. Gives wall-clock and CPU seconds until it is ready.
-    fn restart(&mut self) -> io::Result<(f64, f64)> {
-        self.child.kill()?;
-        self.child.wait()?;
-        let started = Instant::now();
-        self.child = (self.start)(self.folder.path(), self.port).spawn()?;
-        self.ready()?;
-        Ok((started.elapsed().as_secs_f64(), self.cpu_s()))
-    }
-
-    /// User and system time of the process so far, in seconds.
-    fn cpu_s(&self) -> f64 {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
-        // Behind the program's name, which may hold spaces: fields 14 and 15 of the whole.
-        let fields: Vec<f64> =
-            stat.rsplit(')').next().unwrap_or("").split(' ').filter_map(|f| f.parse().ok()).collect();
-        // The state, a letter, is not among them; a server whose fields are missing shows as NaN.
-        let ticks = fields.get(10).zip(fields.get(11)).map_or(f64::NAN, |(user, system)| user + system);
-        ticks / rustix::param::clock_ticks_per_second() as f64
-    }
-
-    /// Resident anonymous memory, in MiB: without the page cache.
-    fn memory_mib(&self) -> f64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
-        let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:"));
-        line.and_then(|l| l.trim().strip_suffix(" kB")?.trim().parse::<f64>().ok()).map_or(f64::NAN, |kib| kib / 1024.0)
-    }
-
-    /// Bytes of its files whose names end so, in this folder and those in it.
-    fn bytes_of(&self, ending: &str) -> u64 {
-        fn sum(dir: &Path, ending: &str) -> u64 {
-            let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
-            entries
-                .flatten()
-                .map(|e| match e.path() {
-                    path if path.is_dir() => sum(&path, ending),
-                    path if path.to_string_lossy().ends_with(ending) => e.metadata().map_or(0, |m| m.len()),
-                    _ => 0,
-                })
-                .sum()
-        }
-        sum(self.folder.path(), ending)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn redis(args: &Args, options: &'static [&'static str]) -> io::Result<Server> {
+    Server::redis(Path::new("redis-server"), &args.dir, options)
 }
 
 /// How a like is said to a server: how many replies it has, and the words.
@@ -293,8 +186,8 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 fn always(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()> {
-    let ours = Server::tidemark(args, "always", "")?;
-    let theirs = Server::redis(args, &["--appendonly", "yes", "--appendfsync", "always"])?;
+    let ours = tidemark(args, "always", "")?;
+    let theirs = redis(args, &["--appendonly", "yes", "--appendfsync", "always"])?;
     let zipf = Zipf::new(1_000_000, &mut fastrand::Rng::with_seed(args.seed));
     let rate = |server: &Server, like: Like, round: u64| -> io::Result<f64> {
         let until = Instant::now() + Duration::from_secs(seconds);
@@ -358,8 +251,8 @@ fn likes(args: &Args, likes: u64, posts: usize, clients: u64) -> io::Result<()> 
         Ok((likes / cpu, bytes))
     };
     // One after the other, so that neither's memory is in the other's way.
-    let (ours, our_bytes) = run("tidemark", &Server::tidemark(args, "everysec", "")?, like_tidemark, ".tlog")?;
-    let redis = Server::redis(args, &["--appendonly", "yes", "--appendfsync", "everysec"])?;
+    let (ours, our_bytes) = run("tidemark", &tidemark(args, "everysec", "")?, like_tidemark, ".tlog")?;
+    let redis = redis(args, &["--appendonly", "yes", "--appendfsync", "everysec"])?;
     let (theirs, their_bytes) = run("redis", &redis, like_redis, ".aof")?;
     println!("likes per CPU second: {:.1} times Redis's (asked: at least 4)", ours / theirs);
     println!("log bytes: {:.3} of Redis's (asked: at most 0.1)", our_bytes / their_bytes);
@@ -432,7 +325,7 @@ fn filled(args: &Args, size: &Size) -> io::Result<Server> {
     };
     let rest = "[[view]]\nname = \"home\"\ncounters = [\"post\"]\nflags = [\"liked\", \"read\"]\n[[action]]\nname = \"like\"\nflag = \"liked\"\ncounter = \"post.like\"\n";
     let config = format!("{counters}{}{}{rest}", filter("liked", 16 << 20), filter("read", 1 << 20));
-    let server = Server::tidemark(args, "everysec", &config)?;
+    let server = tidemark(args, "everysec", &config)?;
     let started = Instant::now();
     fill(&server, size.rows, |client, post, [like, repost, comment, read]| {
         client.push(&[
@@ -576,7 +469,7 @@ fn recover(args: &Args, size: &Size, mut server: Server) -> io::Result<()> {
     );
     drop(server);
 
-    let mut redis = Server::redis(args, &["--appendonly", "no"])?;
+    let mut redis = redis(args, &["--appendonly", "no"])?;
     fill(&redis, size.redis_rows, |client, post, [like, repost, comment, read]| {
         let key = [b"post:", &text(post)[..]].concat();
         client.push(&[b"HSET", &key, b"like", like, b"repost", repost, b"comment", comment, b"read", read]);

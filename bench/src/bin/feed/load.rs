@@ -1,0 +1,322 @@
+//! The load: one thread, nonblocking sockets, no parsing.
+//!
+//! **Closed loop** (throughput): each connection sends a batch of `pipeline` requests, takes all replies, sends the next batch.
+//!
+//! **Open loop** (latency): requests are due at random moments (Poisson) of a fixed rate, whatever the server does, and a latency counts from
+//! the moment when the request was *due*: so a stall is paid by all who would have come during it (no coordinated omission; G. Tene).
+//!
+//! The thread never sleeps: it has a core of its own, and a client that is woken late would be measured as a slow server.
+
+use crate::pool::Pool;
+use rustix::event::epoll;
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+use tidemark_bench::server::Server;
+
+/// Before a measurement begins.
+const WARM: Duration = Duration::from_millis(250);
+/// A server that is silent for so long is given up.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// One connection.
+struct Conn {
+    stream: TcpStream,
+    /// What the socket has not taken yet.
+    unsent: Vec<u8>,
+    sent: usize,
+}
+
+impl Conn {
+    fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.sent == self.unsent.len() {
+            self.unsent.clear();
+            self.sent = 0;
+            let written = write(&mut self.stream, bytes)?;
+            self.unsent.extend_from_slice(&bytes[written..]);
+        } else {
+            self.unsent.extend_from_slice(bytes);
+            self.go_on()?;
+        }
+        Ok(())
+    }
+
+    fn go_on(&mut self) -> io::Result<()> {
+        self.sent += write(&mut self.stream, &self.unsent[self.sent..])?;
+        Ok(())
+    }
+
+    /// What has come, if anything.
+    fn take<'b>(&mut self, buf: &'b mut [u8]) -> io::Result<&'b [u8]> {
+        match self.stream.read(buf) {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(got) => Ok(&buf[..got]),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(&[]),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+fn write(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<usize> {
+    match stream.write(bytes) {
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(0),
+        other => other,
+    }
+}
+
+/// The connections, and which of them have something to say.
+struct Conns {
+    all: Vec<Conn>,
+    epoll: rustix::fd::OwnedFd,
+    events: Vec<epoll::Event>,
+    heard: Instant,
+}
+
+impl Conns {
+    fn open(server: &Server, number: usize) -> io::Result<Conns> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let mut all = Vec::new();
+        for index in 0..number {
+            let stream = TcpStream::connect(("127.0.0.1", server.port()))?;
+            stream.set_nodelay(true)?;
+            stream.set_nonblocking(true)?;
+            epoll::add(&epoll, &stream, epoll::EventData::new_u64(index as u64), epoll::EventFlags::IN)?;
+            all.push(Conn { stream, unsent: Vec::new(), sent: 0 });
+        }
+        Ok(Conns { all, epoll, events: Vec::with_capacity(256), heard: Instant::now() })
+    }
+
+    /// The connections that have something to read, now.
+    fn ready(&mut self, now: Instant) -> io::Result<()> {
+        for conn in &mut self.all {
+            if conn.sent < conn.unsent.len() {
+                conn.go_on()?;
+            }
+        }
+        self.events.clear();
+        epoll::wait(
+            &self.epoll,
+            rustix::buffer::spare_capacity(&mut self.events),
+            Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 }),
+        )?;
+        if !self.events.is_empty() {
+            self.heard = now;
+        } else if now.duration_since(self.heard) > PATIENCE {
+            return Err(io::Error::other("the server is silent"));
+        }
+        Ok(())
+    }
+}
+
+/// What a closed loop measured.
+#[derive(Clone, Copy)]
+pub(crate) struct Throughput {
+    /// Requests of the pool (pages) that were answered.
+    pub(crate) pages: u64,
+    pub(crate) likes: u64,
+    pub(crate) seconds: f64,
+    /// Of all threads of the server.
+    pub(crate) cpu_s: f64,
+}
+
+impl Throughput {
+    pub(crate) fn per_s(&self) -> f64 {
+        (self.pages + self.likes) as f64 / self.seconds
+    }
+
+    pub(crate) fn per_cpu_s(&self) -> f64 {
+        (self.pages + self.likes) as f64 / self.cpu_s
+    }
+}
+
+/// Likes among the pages: one request of ten.
+pub(crate) struct Likes<'a> {
+    /// Gives the next like: appends its commands, returns the lines of the replies.
+    pub(crate) next: &'a mut dyn FnMut(&mut Vec<u8>) -> usize,
+}
+
+/// A batch under way.
+#[derive(Default, Clone, Copy)]
+struct Batch {
+    from: usize,
+    to: usize,
+    /// Reply bytes, or lines if there are likes in it, that have come; and those that must come.
+    got: usize,
+    of: usize,
+    likes: u64,
+    /// Requests since the last like, over all batches of the connection.
+    since: usize,
+}
+
+/// Pages, ten or so of a hundred requests likes if there are any, in a closed loop for some time.
+pub(crate) fn closed(
+    server: &Server,
+    pool: &Pool,
+    mut likes: Option<Likes<'_>>,
+    connections: usize,
+    pipeline: usize,
+    time: Duration,
+) -> io::Result<Throughput> {
+    let mut conns = Conns::open(server, connections)?;
+    let mut batches = vec![Batch::default(); connections];
+    let by_lines = likes.is_some();
+    let mut out = Vec::new();
+    let mut begin = |conn: &mut Conn, batch: &mut Batch, from: usize| -> io::Result<()> {
+        // A batch lies in one piece.
+        let from = if from + pipeline > pool.len() { 0 } else { from };
+        *batch = Batch { from, to: from + pipeline, got: 0, of: 0, likes: 0, since: batch.since };
+        let Some(likes) = &mut likes else {
+            batch.of = pool.replies(from, batch.to).len();
+            return conn.send(pool.requests(from, batch.to));
+        };
+        out.clear();
+        let mut at = from;
+        for _ in 0..pipeline {
+            batch.since += 1;
+            if batch.since.is_multiple_of(10) {
+                batch.of += (likes.next)(&mut out);
+                batch.likes += 1;
+            } else {
+                out.extend_from_slice(pool.requests(at, at + 1));
+                batch.of += pool.lines(at, at + 1);
+                at += 1;
+            }
+        }
+        batch.to = at;
+        conn.send(&out)
+    };
+    for (index, (conn, batch)) in conns.all.iter_mut().zip(&mut batches).enumerate() {
+        batch.since = index;
+        begin(conn, batch, index * pool.len() / connections)?;
+    }
+    let mut buf = vec![0; 1 << 20];
+    let started = Instant::now();
+    let mut measured: Option<(Instant, f64)> = None;
+    let mut done = Throughput { pages: 0, likes: 0, seconds: 0.0, cpu_s: 0.0 };
+    let mut running = connections;
+    while running > 0 {
+        let now = Instant::now();
+        match measured {
+            None if now - started >= WARM => {
+                done = Throughput { pages: 0, likes: 0, ..done };
+                measured = Some((now, server.threads_cpu_s()));
+            }
+            Some((since, cpu_s)) if done.seconds == 0.0 && now - since >= time => {
+                done.seconds = (now - since).as_secs_f64();
+                done.cpu_s = server.threads_cpu_s() - cpu_s;
+            }
+            _ => {}
+        }
+        conns.ready(now)?;
+        for event in 0..conns.events.len() {
+            let index = conns.events[event].data.u64() as usize;
+            let (conn, batch) = (&mut conns.all[index], &mut batches[index]);
+            let bytes = conn.take(&mut buf)?;
+            if by_lines {
+                if bytes.first() == Some(&b'-') {
+                    return Err(io::Error::other(String::from_utf8_lossy(bytes).into_owned()));
+                }
+                batch.got += bytes.iter().filter(|&&b| b == b'\n').count();
+            } else {
+                let expected = pool.replies(batch.from, batch.to);
+                if expected.get(batch.got..batch.got + bytes.len()) != Some(bytes) {
+                    return Err(io::Error::other(format!(
+                        "another reply than before: {}",
+                        String::from_utf8_lossy(bytes)
+                    )));
+                }
+                batch.got += bytes.len();
+            }
+            if batch.got < batch.of {
+                continue;
+            }
+            if done.seconds == 0.0 {
+                done.pages += (batch.to - batch.from) as u64;
+                done.likes += batch.likes;
+                let next = batch.to;
+                begin(conn, batch, next)?;
+            } else {
+                running -= 1;
+                batch.of = usize::MAX;
+            }
+        }
+    }
+    Ok(done)
+}
+
+/// Latencies in microseconds.
+#[derive(Clone, Copy)]
+pub(crate) struct Latency {
+    pub(crate) rate: f64,
+    pub(crate) p50: f64,
+    pub(crate) p99: f64,
+    pub(crate) p999: f64,
+}
+
+/// Pages at a fixed rate, in an open loop for some time.
+pub(crate) fn open(
+    server: &Server,
+    pool: &Pool,
+    connections: usize,
+    rate: f64,
+    time: Duration,
+    rng: &mut fastrand::Rng,
+) -> io::Result<Latency> {
+    let mut conns = Conns::open(server, connections)?;
+    // Per connection: which pages are under way, since when, and how much of the first one's reply has come.
+    let mut waiting: Vec<VecDeque<(Instant, usize)>> = vec![VecDeque::new(); connections];
+    let mut got = vec![0; connections];
+    let mut latencies: Vec<f64> = Vec::with_capacity((rate * time.as_secs_f64() * 1.1) as usize);
+    let mut buf = vec![0; 1 << 20];
+    let started = Instant::now();
+    let (mut due, mut page) = (started, 0);
+    let mut under_way = 0;
+    loop {
+        let now = Instant::now();
+        let ending = now - started >= WARM + time;
+        if ending && under_way == 0 {
+            break;
+        }
+        while due <= now && !ending {
+            let index = page % connections;
+            let at = page % pool.len();
+            conns.all[index].send(pool.requests(at, at + 1))?;
+            waiting[index].push_back((due, at));
+            under_way += 1;
+            page += 1;
+            due += Duration::from_secs_f64(-(1.0 - rng.f64()).ln() / rate);
+        }
+        conns.ready(now)?;
+        for event in 0..conns.events.len() {
+            let index = conns.events[event].data.u64() as usize;
+            let mut bytes = conns.all[index].take(&mut buf)?;
+            let now = Instant::now();
+            while !bytes.is_empty() {
+                let Some(&(due, at)) = waiting[index].front() else {
+                    return Err(io::Error::other("a reply that nobody asked for"));
+                };
+                let expected = &pool.replies(at, at + 1)[got[index]..];
+                let (these, rest) = bytes.split_at(bytes.len().min(expected.len()));
+                if these != &expected[..these.len()] {
+                    return Err(io::Error::other("another reply than before"));
+                }
+                bytes = rest;
+                got[index] += these.len();
+                if these.len() == expected.len() {
+                    waiting[index].pop_front();
+                    got[index] = 0;
+                    under_way -= 1;
+                    if due - started >= WARM {
+                        latencies.push((now - due).as_secs_f64() * 1e6);
+                    }
+                }
+            }
+        }
+    }
+    latencies.sort_by(f64::total_cmp);
+    let share =
+        |p: f64| latencies.get(((latencies.len() as f64 * p) as usize).min(latencies.len().max(1) - 1)).copied();
+    let at = |p| share(p).unwrap_or(f64::NAN);
+    Ok(Latency { rate, p50: at(0.5), p99: at(0.99), p999: at(0.999) })
+}
