@@ -78,13 +78,17 @@ impl<'a> Read<'a> {
 
     /// Asks the cache for the rows of some ids: before a batch of writes, each of which would else wait for memory alone.
     pub fn prefetch(&self, ids: &[u64]) {
-        for &id in ids {
-            let Some(entry) = self.tables.find(id) else { continue };
-            for table in [Some(entry.table()), entry.drains().map(|old| old.table())].into_iter().flatten() {
-                if let Some(home) = table.home(id) {
-                    table.prefetch(home);
-                }
-            }
+        ids.iter().for_each(|&id| prefetch(&self.tables, id));
+    }
+}
+
+/// Asks the cache for the row of `id`.
+#[inline]
+pub(crate) fn prefetch(tables: &Tables<Table>, id: u64) {
+    let Some(entry) = tables.find(id) else { return };
+    for table in [Some(entry.table()), entry.drains().map(|old| old.table())].into_iter().flatten() {
+        if let Some(home) = table.home(id) {
+            table.prefetch(home);
         }
     }
 }

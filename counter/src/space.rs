@@ -174,6 +174,12 @@ impl Space {
         self.read().get_batch(ids, rows, found);
     }
 
+    /// Asks the cache for the row of an id that will be read or written soon.
+    #[inline]
+    pub fn prefetch(&self, id: u64) {
+        crate::read::prefetch(&self.ring.load(), id);
+    }
+
     /// Whether the row exists.
     pub fn exists(&self, id: u64) -> bool {
         self.read().exists(id)

@@ -3,6 +3,7 @@
 //! A command is one row in its family's file and one function. From the rows come dispatch, arity errors, COMMAND and its
 //! subcommands, HELP, and docs/commands.md: nothing is said twice.
 
+mod ahead;
 mod bloom;
 pub(crate) mod channels;
 mod client;
@@ -154,6 +155,8 @@ const EMPTY: u16 = u16::MAX;
 struct Table {
     specs: Vec<&'static Spec>,
     slots: Box<[u16; SLOTS]>,
+    /// By number: what to fetch for a request before it is its turn.
+    ahead: Vec<Option<ahead::Ahead>>,
 }
 
 static TABLE: LazyLock<Table> = LazyLock::new(|| {
@@ -168,7 +171,8 @@ static TABLE: LazyLock<Table> = LazyLock::new(|| {
         }
         slots[slot] = number;
     }
-    Table { specs, slots }
+    let ahead = specs.iter().map(|spec| ahead::of(spec.name)).collect();
+    Table { specs, slots, ahead }
 });
 
 /// FNV-1a over the name with the case bit cleared, so that upper and lower case meet.
@@ -181,9 +185,12 @@ fn slot_of(name: &[u8]) -> usize {
     (hash >> 8) as usize % SLOTS
 }
 
+/// A command as it was looked up: its number and its row.
+pub(crate) type Found = Option<(u16, &'static Spec)>;
+
 /// Number and row of a command, in any case.
 #[inline]
-fn find(name: &[u8]) -> Option<(u16, &'static Spec)> {
+pub(crate) fn find(name: &[u8]) -> Found {
     let table = &*TABLE;
     let mut slot = slot_of(name);
     loop {
@@ -444,8 +451,19 @@ pub(crate) fn integer(text: &[u8]) -> Result<i64, Refusal> {
     crate::resp::integer(text).ok_or(Refusal::NOT_AN_INTEGER)
 }
 
-/// Executes one request: one reply is appended to `out` (unless the client wants none). False if it is an error.
+/// Asks the cache for what a request will need, if it is one of those that need little: their waits for memory overlap then.
+#[inline]
+pub(crate) fn look_ahead(found: Found, args: Args<'_>, node: &Node) {
+    if let (Some((number, _)), Some(engines)) = (found, node.engines.get())
+        && let Some(what) = TABLE.ahead[usize::from(number)]
+    {
+        ahead::fetch(what, args, engines);
+    }
+}
+
+/// Executes one request, whose name was [`find`]-ed: one reply is appended to `out` (unless the client wants none). False if it is an error.
 pub(crate) fn execute(
+    found: Found,
     args: Args<'_>,
     session: &mut Session,
     node: &Arc<Node>,
@@ -454,7 +472,7 @@ pub(crate) fn execute(
 ) -> bool {
     let mut reply = Reply::new(out, session.client.protocol());
     let mark = reply.mark();
-    let outcome = match checked(args, session, node) {
+    let outcome = match checked(found, args, session, node) {
         Err(refusal) => Err(spoil(args, session, refusal)),
         Ok((_, spec)) if session.transaction.is_some() && !spec.has(flag::AT_ONCE) => {
             queue(spec, args, &mut reply, session, node)
@@ -485,8 +503,8 @@ pub(crate) fn execute(
 }
 
 /// Finds the command of a request, and whether this client may send it now. Gives its numbers, too (see [`name_of`]).
-fn checked(args: Args<'_>, session: &mut Session, node: &Node) -> Result<(u32, &'static Spec), Refusal> {
-    let Some((number, spec)) = find(args.at(0)) else { return Err(unknown(args, session)) };
+fn checked(found: Found, args: Args<'_>, session: &mut Session, node: &Node) -> Result<(u32, &'static Spec), Refusal> {
+    let Some((number, spec)) = found else { return Err(unknown(args, session)) };
     let (spec, sub) = select(spec, args)?;
     if !node.is_loaded() && !spec.has(flag::LOADING) {
         return Err(Refusal::LOADING);

@@ -1,4 +1,4 @@
-//! One client: its socket, the bytes that wait, and the turn that serves it.
+//! One client: its socket, the bytes that wait, and the turns that serve it.
 //!
 //! A *turn* is one read, all the whole requests in it, one write. It runs in one go on the client's worker, in buffers that
 //! belong to the worker. Only what is left over stays with the connection: the beginning of a request that has not come whole
@@ -8,11 +8,10 @@
 //! request can make grow has a limit ([`Server`](crate::config::Server)): a client beyond it is disconnected.
 
 use crate::clients::Client;
-use crate::commands::{self, MayGo, Scratch, Session};
-use crate::config::Config;
+use crate::commands::{MayGo, Session};
 use crate::node::Node;
-use crate::pause::Paused;
-use crate::resp::{Limits, Reply, Scan, Scanner};
+use crate::resp::Reply;
+use crate::turn::{Closing, Talk, Turn};
 use std::cell::RefCell;
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -25,42 +24,22 @@ use tokio::net::TcpStream;
 
 /// Bytes read at a time.
 const READ_BYTES: usize = 64 << 10;
-/// Once so many bytes of replies are there, they are written before more requests are looked at.
-const WRITE_BYTES: usize = 256 << 10;
 /// Buffers that grew beyond this are given back when they are empty.
 const KEPT_BYTES: usize = 1 << 20;
 /// Leftovers of a connection up to this size keep their buffer.
 const KEPT_INPUT_BYTES: usize = 2 << 10;
 /// Reads in a row before the other clients of the worker get their turn.
 const TURNS_IN_A_ROW: usize = 8;
-/// Most arguments of one request, as in Redis.
-const MAX_ARGS: usize = 1 << 20;
 
 /// A worker's buffers.
-struct Turn {
+struct Buffers {
     input: Box<[u8]>,
-    out: Vec<u8>,
-    scratch: Scratch,
+    turn: Turn,
 }
 
 thread_local! {
-    static TURN: RefCell<Turn> = RefCell::new(Turn {
-        input: vec![0; READ_BYTES].into_boxed_slice(),
-        out: Vec::with_capacity(READ_BYTES),
-        scratch: Scratch::default(),
-    });
-}
-
-/// How a connection stands after its requests were looked at.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Closing {
-    No,
-    /// Write what is pending, then close.
-    Politely,
-    /// As above, but the peer may still be sending: let it read why before the socket goes.
-    Lingering,
-    /// Write nothing more.
-    AtOnce,
+    static BUFFERS: RefCell<Buffers> =
+        RefCell::new(Buffers { input: vec![0; READ_BYTES].into_boxed_slice(), turn: Turn::default() });
 }
 
 /// Replies of a turn that wrote, until the log has what it wrote.
@@ -75,64 +54,32 @@ pub(crate) struct Connection {
     node: Arc<Node>,
     worker: usize,
     stream: TcpStream,
-    session: Session,
-    scanner: Scanner,
-    limits: Limits,
-    /// As it was at this version of the settings.
-    config: Arc<Config>,
-    version: u64,
+    talk: Talk,
     input: Vec<u8>,
-    /// `input` may hold whole requests, left there because the replies had to be written first.
-    more: bool,
     pending: Vec<u8>,
     /// Bytes of `pending` that are written.
     written: usize,
     /// Replies that wait for the disk.
     held: Option<Held>,
-    /// Clients are paused, and the next request has to wait.
-    stalled: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-    /// Replies that the turn at hand has given.
-    replies: usize,
-    closing: Closing,
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.session.forget(&self.node);
-        self.node.clients.remove(self.session.client.id);
+        self.talk.session.forget(&self.node);
+        self.node.clients.remove(self.talk.session.client.id);
     }
 }
 
 impl Connection {
     pub(crate) fn new(node: Arc<Node>, worker: usize, stream: TcpStream, client: Arc<Client>) -> Connection {
-        let version = node.settings.version();
-        let config = Arc::clone(&node.config());
-        let limits =
-            Limits { max_args: MAX_ARGS, max_bulk_bytes: config.server.max_bulk_bytes, unauthenticated: false };
-        Connection {
-            node,
-            config,
-            version,
-            worker,
-            stream,
-            session: Session::new(client, worker),
-            scanner: Scanner::default(),
-            limits,
-            input: Vec::new(),
-            more: false,
-            pending: Vec::new(),
-            written: 0,
-            held: None,
-            stalled: None,
-            replies: 0,
-            closing: Closing::No,
-        }
+        let talk = Talk::new(&node, client, worker);
+        Connection { node, worker, stream, talk, input: Vec::new(), pending: Vec::new(), written: 0, held: None }
     }
 
     /// Serves the client until one of the two is done.
     pub(crate) async fn serve(mut self) {
-        poll_fn(|cx| TURN.with_borrow_mut(|turn| self.poll(cx, turn))).await;
-        if self.closing == Closing::Lingering {
+        poll_fn(|cx| BUFFERS.with_borrow_mut(|buffers| self.poll(cx, buffers))).await;
+        if self.talk.closing == Closing::Lingering {
             self.linger().await;
         }
     }
@@ -147,7 +94,8 @@ impl Connection {
     }
 
     /// Runs turns until the socket has nothing to read or takes nothing more. Ready: the connection is over.
-    fn poll(&mut self, cx: &mut Context<'_>, turn: &mut Turn) -> Poll<()> {
+    fn poll(&mut self, cx: &mut Context<'_>, buffers: &mut Buffers) -> Poll<()> {
+        let Buffers { input, turn } = buffers;
         for _ in 0..TURNS_IN_A_ROW {
             if let Some(held) = &mut self.held {
                 let outcome = ready!(held.may_go.as_mut().poll(cx));
@@ -160,7 +108,7 @@ impl Connection {
                     // Whoever wrote must not believe that it is safe. Which replies were to writes is not known any more.
                     out.clear();
                     for _ in 0..replies {
-                        Reply::new(&mut out, self.session.client.protocol()).error(&text);
+                        Reply::new(&mut out, self.talk.session.client.protocol()).error(&text);
                     }
                 }
                 if self.write(cx, &out).is_err() {
@@ -171,49 +119,51 @@ impl Connection {
             if self.written < self.pending.len() && ready!(self.poll_flush(cx)).is_err() {
                 return Poll::Ready(());
             }
-            if self.closing != Closing::No {
+            if self.talk.closing != Closing::No {
                 return Poll::Ready(());
             }
-            if let Some(stalled) = &mut self.stalled {
+            if let Some(stalled) = &mut self.talk.stalled {
                 ready!(stalled.as_mut().poll(cx));
-                self.stalled = None;
+                self.talk.stalled = None;
             }
-            if self.session.listens() && self.session.client.inbox.take(&mut turn.out, Some(cx.waker())) {
+            let Session { client, .. } = &self.talk.session;
+            if self.talk.session.listens() && client.inbox.take(&mut turn.out, Some(cx.waker())) {
                 // Messages that nobody asked for; below they are written as replies are.
-            } else if self.more {
+            } else if self.talk.more {
                 self.run_input(turn);
             } else {
-                let mut buf = ReadBuf::new(&mut turn.input);
+                let mut buf = ReadBuf::new(input);
                 match ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buf)) {
                     Ok(()) if !buf.filled().is_empty() => {}
                     // The client has gone, with or without a word.
                     _ => return Poll::Ready(()),
                 }
                 let length = buf.filled().len();
-                self.session.client.touch(Instant::now());
+                self.talk.session.client.touch(Instant::now());
                 self.tallies().bytes_in.add(length as u64);
                 if self.input.is_empty() {
-                    let input = std::mem::take(&mut turn.input);
-                    let used = self.execute(&input[..length], turn);
-                    turn.input = input;
-                    self.input.extend_from_slice(&turn.input[used..length]);
+                    let used = self.talk.execute(&self.node, self.worker, &input[..length], turn);
+                    self.input.extend_from_slice(&input[used..length]);
                     self.note_input();
                 } else {
-                    self.input.extend_from_slice(&turn.input[..length]);
+                    self.input.extend_from_slice(&input[..length]);
                     self.run_input(turn);
                 }
-                if self.input.len() > self.config.server.max_query_buffer_bytes {
-                    tracing::warn!("client {} sent a request beyond the query buffer limit", self.session.client.peer);
+                if self.input.len() > self.talk.config.server.max_query_buffer_bytes {
+                    tracing::warn!(
+                        "client {} sent a request beyond the query buffer limit",
+                        self.talk.session.client.peer
+                    );
                     return Poll::Ready(());
                 }
             }
-            if self.closing == Closing::AtOnce {
+            if self.talk.closing == Closing::AtOnce {
                 turn.out.clear();
                 return Poll::Ready(());
             }
             let ticket = self.node.durability.committer().ticket();
-            let wrote = std::mem::take(&mut self.session.wrote) && self.must_hold(ticket);
-            let asked = self.session.hold.take();
+            let wrote = std::mem::take(&mut self.talk.session.wrote) && self.must_hold(ticket);
+            let asked = self.talk.session.hold.take();
             if wrote || asked.is_some() {
                 let node = self.node.clone();
                 let may_go: MayGo = Box::pin(async move {
@@ -225,7 +175,7 @@ impl Connection {
                         None => Ok(Vec::new()),
                     }
                 });
-                let replies = self.replies + usize::from(std::mem::take(&mut self.session.later));
+                let replies = self.talk.replies + usize::from(std::mem::take(&mut self.talk.session.later));
                 self.held = Some(Held { may_go, out: std::mem::take(&mut turn.out), replies });
                 continue;
             }
@@ -259,7 +209,7 @@ impl Connection {
     /// Looks at the requests in `input`.
     fn run_input(&mut self, turn: &mut Turn) {
         let mut input = std::mem::take(&mut self.input);
-        let used = self.execute(&input, turn);
+        let used = self.talk.execute(&self.node, self.worker, &input, turn);
         input.drain(..used);
         if !input.is_empty() || input.capacity() <= KEPT_INPUT_BYTES {
             self.input = input;
@@ -268,78 +218,10 @@ impl Connection {
     }
 
     fn note_input(&self) {
-        let bytes = &self.session.client.query_bytes;
+        let bytes = &self.talk.session.client.query_bytes;
         if bytes.load(Relaxed) != self.input.len() {
             bytes.store(self.input.len(), Relaxed);
         }
-    }
-
-    /// Executes the whole requests at the start of `buf`; gives the bytes that they took.
-    fn execute(&mut self, buf: &[u8], turn: &mut Turn) -> usize {
-        if self.version != self.node.settings.version() {
-            self.look_again();
-        }
-        let most_out = self.config.server.max_output_buffer_bytes;
-        let tallies = &self.node.tallies[self.worker];
-        let mut at = 0;
-        let mut commands = 0;
-        self.replies = 0;
-        self.more = false;
-        let paused = self.node.pause.now();
-        loop {
-            match self.scanner.scan(&buf[at..], &self.limits) {
-                Scan::Incomplete => break,
-                Scan::Nothing(length) => at += length,
-                Scan::Refused(why) => {
-                    Reply::new(&mut turn.out, self.session.client.protocol()).error(format!("ERR {why}"));
-                    tallies.errors.add(1);
-                    self.closing = Closing::Lingering;
-                    at = buf.len();
-                    break;
-                }
-                Scan::Request(length) => {
-                    let args = self.scanner.args(&buf[at..]);
-                    if paused != Paused::Nothing && commands::must_wait(args, &self.session, paused) {
-                        let node = self.node.clone();
-                        self.stalled = Some(Box::pin(async move { node.pause.over().await }));
-                        self.more = true;
-                        break;
-                    }
-                    commands += 1;
-                    let before = turn.out.len();
-                    if !commands::execute(args, &mut self.session, &self.node, &mut turn.out, &mut turn.scratch) {
-                        tallies.errors.add(1);
-                    }
-                    self.replies += usize::from(turn.out.len() > before);
-                    at += length;
-                    if turn.out.len() > most_out {
-                        tracing::warn!("client {} asked for more than the output limit", self.session.client.peer);
-                        self.closing = Closing::AtOnce;
-                        at = buf.len();
-                        break;
-                    }
-                    if self.session.leaving {
-                        self.closing = Closing::Politely;
-                        at = buf.len();
-                        break;
-                    }
-                    if turn.out.len() >= WRITE_BYTES || self.session.hold.is_some() {
-                        self.more = at < buf.len();
-                        break;
-                    }
-                }
-            }
-        }
-        tallies.commands.add(commands);
-        at
-    }
-
-    /// The settings have changed.
-    #[cold]
-    fn look_again(&mut self) {
-        self.version = self.node.settings.version();
-        self.config = Arc::clone(&self.node.config());
-        self.limits.max_bulk_bytes = self.config.server.max_bulk_bytes;
     }
 
     /// Writes replies; what the socket does not take becomes pending.
@@ -353,7 +235,7 @@ impl Connection {
                 Poll::Ready(_) => return Err(()),
                 Poll::Pending => {
                     self.pending.extend_from_slice(bytes);
-                    self.session.client.output_bytes.store(self.pending.len(), Relaxed);
+                    self.talk.session.client.output_bytes.store(self.pending.len(), Relaxed);
                     break;
                 }
             }
@@ -371,7 +253,7 @@ impl Connection {
                 }
                 _ => return Poll::Ready(Err(())),
             }
-            self.session.client.output_bytes.store(self.pending.len() - self.written, Relaxed);
+            self.talk.session.client.output_bytes.store(self.pending.len() - self.written, Relaxed);
         }
         self.pending = Vec::new();
         self.written = 0;

@@ -32,6 +32,7 @@ pub mod resp;
 mod settings;
 mod snapshot;
 mod stop;
+mod turn;
 mod watch;
 mod workers;
 

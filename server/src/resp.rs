@@ -30,39 +30,81 @@ pub fn integer(text: &[u8]) -> Option<i64> {
 }
 
 /// Reads a canonical decimal `u64`: digits only, no leading zero. `None` if it is not one or does not fit.
+#[inline]
 pub fn natural(digits: &[u8]) -> Option<u64> {
     match digits {
-        [] => return None,
         [b'0'] => return Some(0),
-        [b'0', ..] => return None,
-        _ if digits.len() > 20 => return None,
+        [] | [b'0', ..] => return None,
+        _ if digits.len() > 19 => return long_natural(digits),
         _ => {}
     }
+    // 19 digits cannot overflow.
+    let (head, eights) = digits.as_rchunks::<8>();
     let mut value = 0u64;
-    if digits.len() <= 19 {
-        // 19 digits cannot overflow.
-        for &byte in digits {
-            let digit = byte.wrapping_sub(b'0');
-            if digit > 9 {
-                return None;
-            }
-            value = value * 10 + u64::from(digit);
+    for &byte in head {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            return None;
         }
-    } else {
-        for &byte in digits {
-            let digit = byte.wrapping_sub(b'0');
-            if digit > 9 {
-                return None;
-            }
-            value = value.checked_mul(10)?.checked_add(u64::from(digit))?;
-        }
+        value = value * 10 + u64::from(digit);
+    }
+    for &eight in eights {
+        value = value * 100_000_000 + eight_digits(eight)?;
     }
     Some(value)
+}
+
+#[cold]
+fn long_natural(digits: &[u8]) -> Option<u64> {
+    if digits.len() > 20 {
+        return None;
+    }
+    digits.iter().try_fold(0u64, |value, byte| {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 { None } else { value.checked_mul(10)?.checked_add(u64::from(digit)) }
+    })
+}
+
+/// Eight digits in three multiplications: neighbours are joined to pairs, pairs to fours, fours to the whole (Lamport's multiple byte
+/// processing; the decimal form is Lemire's, 2018).
+#[inline]
+fn eight_digits(text: [u8; 8]) -> Option<u64> {
+    const ALL: u64 = 0x0101_0101_0101_0101;
+    let digits = u64::from_le_bytes(text) ^ (ALL * 0x30);
+    // A byte of 10 or more gets its high bit by the addition, or has it already; a carry comes from such a byte only.
+    if (digits.wrapping_add(ALL * 0x76) | digits) & (ALL * 0x80) != 0 {
+        return None;
+    }
+    let pairs = (digits * 10 + (digits >> 8)) & 0x00ff_00ff_00ff_00ff;
+    let fours = (pairs * 100 + (pairs >> 16)) & 0x0000_ffff_0000_ffff;
+    Some((fours * 10_000 + (fours >> 32)) & 0xffff_ffff)
 }
 
 #[cfg(test)]
 mod tests {
     use super::{integer, natural};
+
+    #[test]
+    fn naturals_are_read_as_the_standard_library_reads_them() {
+        let mut random = fastrand::Rng::with_seed(5);
+        for _ in 0..200_000 {
+            let value = random.u64(..) >> random.u32(0..64);
+            let mut text = value.to_string().into_bytes();
+            assert_eq!(natural(&text), Some(value));
+            // Any other byte in any place is no digit.
+            let at = random.usize(..text.len());
+            text[at] = loop {
+                let byte = random.u8(..);
+                if !byte.is_ascii_digit() {
+                    break byte;
+                }
+            };
+            assert_eq!(natural(&text), None, "{text:?}");
+        }
+        for text in ["18446744073709551616", "99999999999999999999", "100000000000000000000", "0123456789"] {
+            assert_eq!(natural(text.as_bytes()), None, "{text}");
+        }
+    }
 
     #[test]
     fn numbers_are_read_as_redis_reads_them() {

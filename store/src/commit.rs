@@ -364,6 +364,7 @@ impl<K: Copy + Ord> Committer<K> {
     /// Enters the stripe of an id, by a hash of it (the id's, not the pair's: what belongs together must share a stripe). The change is made
     /// and marked before [`Turn::leave`]. A thread is in one turn at a time,
     /// unless it has all stripes: see [`Committer::exclusive`].
+    #[inline]
     pub fn enter(&self, hash: u64) -> Turn<'_, K> {
         let index = (hash as usize) & (self.stripes.len() - 1);
         Turn { committer: self, stripe: self.stripes[index].0.lock(), index }
@@ -376,6 +377,13 @@ impl<K: Copy + Ord> Committer<K> {
         let stripes: Vec<_> = self.stripes.iter().map(|stripe| stripe.0.lock()).collect();
         stripes.iter().for_each(|stripe| stripe.borrow_mut().touched = false);
         Exclusive { committer: self, joined, stripes }
+    }
+
+    /// Asks the cache for the stripe of `hash`, which will be [entered](Committer::enter) soon: a load that nobody waits for.
+    #[inline]
+    pub fn hint(&self, hash: u64) {
+        let index = (hash as usize) & (self.stripes.len() - 1);
+        std::hint::black_box(self.stripes[index].0.is_locked());
     }
 
     /// The ticket for all that was marked before this call, by whomever: for a connection that ends several turns at once. It does not

@@ -97,29 +97,21 @@ fn get(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-fn write_rows(call: &mut Call<'_>, view: &View, mut refused: &[(usize, Refusal)]) {
+fn write_rows(call: &mut Call<'_>, view: &View, refused: &[(usize, Refusal)]) {
     let Scratch { ids, page, .. } = &*call.scratch;
-    call.reply.array(ids.len());
-    for index in 0..ids.len() {
-        if let Some(((at, refusal), rest)) = refused.split_first()
-            && *at == index
-        {
-            call.reply.error(refusal.text());
-            refused = rest;
-            continue;
-        }
-        call.reply.array(page.counters() + view.flags());
-        for column in 0..page.counters() {
-            call.reply.int(page.counter(index, column));
-        }
-        for flag in 0..view.flags() {
-            match page.flag(index, flag) {
-                Answer::Yes => call.reply.int(1),
-                Answer::No => call.reply.int(0),
-                Answer::Unknown => call.reply.null(),
-            }
-        }
-    }
+    let counters = page.counters();
+    let value = |row: usize, column: usize| match column.checked_sub(counters) {
+        None => Some(page.counter(row, column)),
+        Some(flag) => match page.flag(row, flag) {
+            Answer::Yes => Some(1),
+            Answer::No => Some(0),
+            Answer::Unknown => None,
+        },
+    };
+    call.reply.int_rows(ids.len(), counters + view.flags(), value, |row| {
+        let at = refused.binary_search_by_key(&row, |(at, _)| *at).ok()?;
+        Some(refused[at].1.text())
+    });
 }
 
 fn write_packed(call: &mut Call<'_>, view: &View) {

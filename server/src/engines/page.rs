@@ -37,15 +37,16 @@ impl View {
 #[derive(Default)]
 pub struct Page {
     ids: usize,
-    /// Index into `sources`, position of the field: the view's columns under the schemas by which the rows were read.
+    /// Per column of the view, under the schemas by which the rows were read: where its first value is in `rows`, and how far apart its values
+    /// are.
     columns: Vec<(usize, usize)>,
-    /// Columns of those sources of which the view wants all.
-    all: Vec<(usize, usize)>,
+    /// Per source: where its rows begin, and values per row.
+    sources: Vec<(usize, usize)>,
+    /// Source and position of all living fields.
+    living: Vec<(usize, usize)>,
     /// Rows of the first source, then of the second, ...
     rows: Vec<i64>,
     found: Vec<bool>,
-    /// Per source: where its rows begin, and values per row.
-    sources: Vec<(usize, usize)>,
     /// Answers for the first flag, then for the second, ...
     answers: Vec<Answer>,
 }
@@ -60,9 +61,8 @@ impl Page {
     /// Counter `column` of the id at position `index`.
     #[inline]
     pub fn counter(&self, index: usize, column: usize) -> i64 {
-        let (source, position) = self.columns[column];
-        let (start, width) = self.sources[source];
-        self.rows[start + index * width + position]
+        let (first, apart) = self.columns[column];
+        self.rows[first + index * apart]
     }
 
     /// Flag `flag` of the id at position `index`.
@@ -81,19 +81,21 @@ impl Engines {
         page.sources.clear();
         page.answers.clear();
         page.columns.clear();
-        page.all.clear();
+        page.living.clear();
         for (source, &space) in view.sources.iter().enumerate() {
             let start = page.rows.len();
             let mut read = self.counters[space].read();
             read.get_batch(ids, &mut page.rows, &mut page.found);
             let schema = read.schema();
             page.sources.push((start, schema.width()));
-            page.all.extend(schema.living().map(|(position, _)| (source, position)));
+            page.living.extend(schema.living().map(|(position, _)| (source, position)));
         }
+        let Page { columns, sources, living, .. } = page;
+        let place = |(source, position): (usize, usize)| (sources[source].0 + position, sources[source].1);
         for column in &view.columns {
             match *column {
-                Column::Field(source, position) => page.columns.push((source, position)),
-                Column::All(source) => page.columns.extend(page.all.iter().filter(|(s, _)| *s == source)),
+                Column::Field(source, position) => columns.push(place((source, position))),
+                Column::All(all) => columns.extend(living.iter().filter(|&&(s, _)| s == all).map(|&c| place(c))),
             }
         }
         for &flag in &view.flags {

@@ -56,12 +56,31 @@ pub enum AlterError {
     },
 }
 
+/// What the committer's stripes are chosen by: the upper half of a multiplication by 2^64 / golden ratio, so that neighbouring ids go to
+/// different ones.
+#[inline]
+fn stripe_of(id: u64) -> u64 {
+    id.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32
+}
+
 impl Engines {
     /// Enters the stripe of an id.
     #[inline]
     fn turn(&self, id: u64) -> Turn<'_, Mark> {
-        // The upper half of a multiplication by 2^64 / golden ratio: neighbouring ids go to different stripes.
-        self.durability.committer().enter(id.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32)
+        self.durability.committer().enter(stripe_of(id))
+    }
+
+    /// Asks the cache for what every write of an id needs, whatever it writes.
+    #[inline]
+    pub(crate) fn hint(&self, id: u64) {
+        self.durability.committer().hint(stripe_of(id));
+    }
+
+    /// Asks the cache for what an action on an id needs.
+    #[inline]
+    pub(crate) fn prefetch(&self, action: &Action, viewer: &Member<'_>, id: u64) {
+        self.existences[action.flag].prefetch(id, viewer);
+        self.counters[action.counter].prefetch(id);
     }
 
     /// Marks what was changed, and tells whoever watches it.

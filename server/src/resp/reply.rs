@@ -97,6 +97,41 @@ impl<'a> Reply<'a> {
         self.out.extend_from_slice(&buf[at - 1..]);
     }
 
+    /// An array of `rows` arrays of `width` integers; `value(row, column)` gives them, `None` is a null. In one go, without asking for room
+    /// each time. For a row of which `refused` has a text, that is the answer, as an error.
+    #[inline]
+    pub fn int_rows<'t>(
+        &mut self,
+        rows: usize,
+        width: usize,
+        value: impl Fn(usize, usize) -> Option<i64>,
+        refused: impl Fn(usize) -> Option<&'t [u8]>,
+    ) {
+        self.array(rows);
+        let null: &[u8; 5] = if self.protocol == Protocol::Resp3 { b"_\r\n\0\0" } else { b"$-1\r\n" };
+        let null_length = if self.protocol == Protocol::Resp3 { 3 } else { 5 };
+        for row in 0..rows {
+            if let Some(text) = refused(row) {
+                self.error(text);
+                continue;
+            }
+            self.array(width);
+            let start = self.out.len();
+            self.out.resize(start + width * MAX_INT + 8, 0);
+            let (out, mut at) = (&mut self.out[start..], 0);
+            for column in 0..width {
+                at = match value(row, column) {
+                    Some(value) => put_int(out, at, value),
+                    None => {
+                        out[at..at + 5].copy_from_slice(null);
+                        at + null_length
+                    }
+                };
+            }
+            self.out.truncate(start + at);
+        }
+    }
+
     /// An integer that counts things.
     #[inline]
     pub fn count(&mut self, value: usize) {
@@ -247,6 +282,73 @@ const PAIRS: [u8; 200] = {
     pairs
 };
 
+/// The longest integer as a reply, in bytes: `:-9223372036854775808` and its end.
+const MAX_INT: usize = 23;
+
+/// `:0\r\n` to `:999\r\n`, first byte lowest, and the length in the highest byte.
+const SMALL: [u64; 1000] = {
+    let mut small = [0; 1000];
+    let mut i = 0;
+    while i < 1000 {
+        let (mut word, mut length, mut power) = (
+            b':' as u64,
+            1,
+            if i > 99 {
+                100
+            } else if i > 9 {
+                10
+            } else {
+                1
+            },
+        );
+        while power > 0 {
+            word |= ((i / power % 10) as u64 + 0x30) << (8 * length);
+            length += 1;
+            power /= 10;
+        }
+        word |= 0x0a0d << (8 * length);
+        small[i] = word | (length + 2) << 56;
+        i += 1;
+    }
+    small
+};
+
+/// `000\r\n` to `999\r\n`, first byte lowest.
+const THREE: [u64; 1000] = {
+    let mut three = [0; 1000];
+    let mut i = 0;
+    while i < 1000 {
+        let digits = [(i / 100) as u64, (i / 10 % 10) as u64, (i % 10) as u64];
+        three[i] = 0x0a_0d30_3030 | digits[0] | digits[1] << 8 | digits[2] << 16;
+        i += 1;
+    }
+    three
+};
+
+/// Puts an integer at `out[at..]`, which has room for [`MAX_INT`] bytes and eight more; returns where it ends.
+#[inline(always)]
+fn put_int(out: &mut [u8], at: usize, value: i64) -> usize {
+    if let Some(&word) = usize::try_from(value).ok().and_then(|v| SMALL.get(v)) {
+        out[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        return at + (word >> 56) as usize;
+    }
+    if let 1000..=999_999 = value {
+        let head = SMALL[value as usize / 1000];
+        out[at..at + 8].copy_from_slice(&head.to_le_bytes());
+        // Over the line end of the head.
+        let at = at + (head >> 56) as usize - 2;
+        out[at..at + 8].copy_from_slice(&THREE[value as usize % 1000].to_le_bytes());
+        return at + 5;
+    }
+    let mut buf = [0; 24];
+    buf[22..].copy_from_slice(b"\r\n");
+    let from = digits(value, &mut buf, 22) - 1;
+    buf[from] = b':';
+    let length = 24 - from;
+    out[at..at + length].copy_from_slice(&buf[from..]);
+    at + length
+}
+
 /// Writes `value` in decimal so that it ends before `buf[end]`; returns where it starts. It needs 20 bytes at most.
 #[inline]
 fn digits(value: i64, buf: &mut [u8], end: usize) -> usize {
@@ -330,9 +432,17 @@ mod tests {
     fn integers_are_written_as_the_standard_library_writes_them() {
         let mut random = fastrand::Rng::with_seed(3);
         let edges = [0, 9, 10, 99, 100, 101, 999, 1000, i64::MAX, i64::MIN, -1, -9, -10, -99, -100];
-        let values = edges.into_iter().chain((0..100_000).map(|_| random.i64(..) >> random.u32(0..64)));
+        let values = edges
+            .into_iter()
+            .chain(-2..20_000)
+            .chain([999_999, 1_000_000, 100_000, 123_456])
+            .chain((0..100_000).map(|_| random.i64(..) >> random.u32(0..64)));
         for value in values {
             assert_eq!(written(Protocol::Resp2, |r| r.int(value)), format!(":{value}\r\n"));
+            assert_eq!(
+                written(Protocol::Resp2, |r| r.int_rows(1, 2, |_, column| (column == 0).then_some(value), |_| None)),
+                format!("*1\r\n*2\r\n:{value}\r\n$-1\r\n")
+            );
             let mut out = Vec::new();
             decimal(value, &mut out);
             assert_eq!(out, value.to_string().into_bytes());

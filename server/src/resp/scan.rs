@@ -17,6 +17,7 @@
 //! a CR that ends a header line must be followed by LF.
 
 use super::Args;
+use std::ops::Range;
 
 /// Redis's limit for one inline request, and for a header line, in bytes.
 const MAX_LINE: usize = 64 * 1024;
@@ -38,7 +39,7 @@ impl Span {
     }
 
     #[inline]
-    pub(super) fn range(self) -> std::ops::Range<usize> {
+    pub(super) fn range(self) -> Range<usize> {
         self.start as usize..self.end as usize
     }
 }
@@ -125,8 +126,16 @@ enum Line {
 }
 
 /// Scans the requests of one connection. See the top of the file.
+///
+/// The arguments of several requests in a row may be kept, so that they can be looked at before the first of them is executed; see
+/// [`Scanner::settle`].
 pub struct Scanner {
+    /// Arguments of the requests since [`Scanner::settle`], then those so far of the request under way.
     spans: Vec<Span>,
+    /// Where the spans of the request under way begin.
+    first: usize,
+    /// Where those of the last whole request begin; they end at `first`.
+    last: usize,
     /// Arguments of an inline request, unescaped; spans point here then.
     inline: Vec<u8>,
     is_inline: bool,
@@ -143,6 +152,8 @@ impl Default for Scanner {
     fn default() -> Self {
         Scanner {
             spans: Vec::new(),
+            first: 0,
+            last: 0,
             inline: Vec::new(),
             is_inline: false,
             state: State::Start,
@@ -183,10 +194,6 @@ impl Scanner {
                                     Malformed::MultibulkLength
                                 });
                             }
-                            self.spans.clear();
-                            if self.spans.capacity() > KEPT_SPANS && count <= KEPT_SPANS {
-                                self.spans.shrink_to(KEPT_SPANS);
-                            }
                             self.is_inline = false;
                             self.missing = count;
                             self.pos = next;
@@ -195,6 +202,9 @@ impl Scanner {
                     }
                 }
                 State::Header => {
+                    if self.scan_short(buf, limits) {
+                        return self.whole();
+                    }
                     match buf.get(self.pos) {
                         None => return Scan::Incomplete,
                         Some(b'$') => {}
@@ -232,9 +242,7 @@ impl Scanner {
                     self.pos = end + 2;
                     self.missing -= 1;
                     if self.missing == 0 {
-                        let consumed = self.pos;
-                        self.reset();
-                        return Scan::Request(consumed);
+                        return self.whole();
                     }
                     self.state = State::Header;
                 }
@@ -242,10 +250,106 @@ impl Scanner {
         }
     }
 
+    /// Nearly all arguments: fewer than 100 bytes, all there. Takes as many as it can; true if they were all of the request's. Anything
+    /// else it leaves to the states.
+    #[inline]
+    fn scan_short(&mut self, buf: &[u8], limits: &Limits) -> bool {
+        if limits.max_bulk_bytes < 99 {
+            return false;
+        }
+        let (mut pos, mut missing) = (self.pos, self.missing);
+        while missing > 0 {
+            // "$d\r\n" or "$dd\r\n", looked at as one number.
+            let Some(&[dollar, tens, ones, cr, lf]) = buf.get(pos..).and_then(<[u8]>::first_chunk) else { break };
+            let (length, header) = if u32::from_le_bytes([dollar, ones, cr, 0]) == u32::from_le_bytes(*b"$\r\n\0") {
+                (tens.wrapping_sub(b'0'), 4)
+            } else if u32::from_le_bytes([dollar, cr, lf, 0]) == u32::from_le_bytes(*b"$\r\n\0") && tens != b'0' {
+                let (tens, ones) = (tens.wrapping_sub(b'0'), ones.wrapping_sub(b'0'));
+                if ones > 9 || tens > 9 {
+                    break;
+                }
+                (tens * 10 + ones, 5)
+            } else {
+                break;
+            };
+            // One digit may be none.
+            if length > 9 && header == 4 {
+                break;
+            }
+            let start = pos + header;
+            let end = start + usize::from(length);
+            if buf.get(end..end + 2) != Some(&b"\r\n"[..]) {
+                break;
+            }
+            self.spans.push(Span::new(start, end));
+            pos = end + 2;
+            missing -= 1;
+        }
+        self.pos = pos;
+        self.missing = missing;
+        missing == 0
+    }
+
+    /// A request has come whole.
+    #[inline]
+    fn whole(&mut self) -> Scan {
+        let consumed = self.pos;
+        self.last = self.first;
+        self.first = self.spans.len();
+        self.reset();
+        Scan::Request(consumed)
+    }
+
     /// The arguments of the request that was found last; `buf` as it was given to [`Scanner::scan`].
     #[inline]
     pub fn args<'a>(&'a self, buf: &'a [u8]) -> Args<'a> {
-        Args::new(if self.is_inline { &self.inline } else { buf }, &self.spans)
+        self.args_in(buf, self.last_spans(), self.is_inline)
+    }
+
+    /// Where the arguments of the request that was found last are kept, for [`Scanner::args_in`].
+    #[inline]
+    pub fn last_spans(&self) -> Range<usize> {
+        self.last..self.first
+    }
+
+    /// Whether the request that was found last is an inline one.
+    #[inline]
+    pub fn is_inline(&self) -> bool {
+        self.is_inline
+    }
+
+    /// The arguments of a request found since [`Scanner::settle`]; `buf` as it was given to [`Scanner::scan`] for it. Of inline requests only the
+    /// last one is kept.
+    #[inline]
+    pub fn args_in<'a>(&'a self, buf: &'a [u8], spans: Range<usize>, is_inline: bool) -> Args<'a> {
+        Args::new(if is_inline { &self.inline } else { buf }, self.spans.get(spans).unwrap_or(&[]))
+    }
+
+    /// Arguments kept at the moment.
+    #[inline]
+    pub fn kept(&self) -> usize {
+        self.spans.len()
+    }
+
+    /// Forgets the requests that were found: they are done. Keeps what is known of the one under way.
+    #[inline]
+    pub fn settle(&mut self) {
+        if self.first == self.spans.len() {
+            self.spans.clear();
+            if self.spans.capacity() > KEPT_SPANS {
+                self.spans.shrink_to(KEPT_SPANS);
+            }
+        } else {
+            self.spans.drain(..self.first);
+        }
+        (self.first, self.last) = (0, 0);
+    }
+
+    /// Forgets everything: the next call begins at the first byte of a request.
+    pub fn restart(&mut self) {
+        self.spans.truncate(self.first);
+        self.settle();
+        self.reset();
     }
 
     fn reset(&mut self) {
@@ -306,14 +410,19 @@ impl Scanner {
         if line.len() > MAX_LINE {
             return self.refuse(Malformed::LongInline);
         }
-        self.reset();
-        self.spans.clear();
         self.inline.clear();
         self.is_inline = true;
         if split(line, &mut self.inline, &mut self.spans).is_none() {
+            self.spans.truncate(self.first);
             return self.refuse(Malformed::UnbalancedQuotes);
         }
-        if self.spans.is_empty() { Scan::Nothing(lf + 1) } else { Scan::Request(lf + 1) }
+        self.pos = lf + 1;
+        if self.spans.len() == self.first {
+            self.reset();
+            Scan::Nothing(lf + 1)
+        } else {
+            self.whole()
+        }
     }
 }
 
@@ -418,6 +527,9 @@ mod tests {
                         assert!(n <= buf.len());
                         requests.push(scanner.args(buf).iter().map(<[u8]>::to_vec).collect());
                         start += n;
+                        if requests.len() % 3 == 0 {
+                            scanner.settle();
+                        }
                     }
                     Scan::Refused(why) => return (requests, Some(why)),
                 }

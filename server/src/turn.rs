@@ -1,0 +1,218 @@
+//! A turn without its socket: the bytes of requests in, the bytes of replies out.
+//!
+//! Requests are taken a few at a time, in three passes: all are scanned, then for each of them the memory that it will need is asked for, then
+//! they are executed. So the waits for memory of a pipeline's small commands overlap (`commands/ahead`).
+
+use crate::clients::Client;
+use crate::commands::{self, Found, Scratch, Session};
+use crate::config::Config;
+use crate::node::Node;
+use crate::pause::Paused;
+use crate::resp::{Limits, Malformed, Reply, Scan, Scanner};
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+
+/// Once so many bytes of replies are there, they are written before more requests are looked at.
+const WRITE_BYTES: usize = 256 << 10;
+/// First room for replies.
+const OUT_BYTES: usize = 64 << 10;
+/// Most arguments of one request, as in Redis.
+const MAX_ARGS: usize = 1 << 20;
+/// Requests that are scanned before the first of them is executed: as many as a core can have fetches under way for.
+const AHEAD: usize = 16;
+/// Their arguments; with more, no further request is looked at.
+const AHEAD_ARGS: usize = 1024;
+
+/// What a worker keeps for the turns of all its connections.
+pub(crate) struct Turn {
+    pub(crate) out: Vec<u8>,
+    scratch: Scratch,
+    batch: Vec<Request>,
+}
+
+impl Default for Turn {
+    fn default() -> Turn {
+        Turn { out: Vec::with_capacity(OUT_BYTES), scratch: Scratch::default(), batch: Vec::with_capacity(AHEAD) }
+    }
+}
+
+/// A request that was scanned, and is to be executed.
+struct Request {
+    /// Where it begins and ends in the input.
+    bytes: Range<usize>,
+    /// Its arguments in the scanner.
+    spans: Range<usize>,
+    is_inline: bool,
+    found: Found,
+}
+
+/// How a connection stands after its requests were looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Closing {
+    No,
+    /// Write what is pending, then close.
+    Politely,
+    /// As above, but the peer may still be sending: let it read why before the socket goes.
+    Lingering,
+    /// Write nothing more.
+    AtOnce,
+}
+
+/// Why no further request was scanned.
+enum Halt {
+    /// There are enough for now.
+    Enough,
+    /// The next one has not come whole.
+    Incomplete,
+    Refused(Malformed),
+}
+
+/// One client's requests and replies. See the top of the file.
+pub(crate) struct Talk {
+    pub(crate) session: Session,
+    scanner: Scanner,
+    limits: Limits,
+    /// As it was at this version of the settings.
+    pub(crate) config: Arc<Config>,
+    version: u64,
+    /// The input may hold whole requests, left there because the replies have to be written first.
+    pub(crate) more: bool,
+    /// Replies that the turn at hand has given.
+    pub(crate) replies: usize,
+    pub(crate) closing: Closing,
+    /// Clients are paused, and the next request has to wait.
+    pub(crate) stalled: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+}
+
+impl Talk {
+    pub(crate) fn new(node: &Node, client: Arc<Client>, worker: usize) -> Talk {
+        let version = node.settings.version();
+        let config = Arc::clone(&node.config());
+        let limits =
+            Limits { max_args: MAX_ARGS, max_bulk_bytes: config.server.max_bulk_bytes, unauthenticated: false };
+        Talk {
+            config,
+            version,
+            session: Session::new(client, worker),
+            scanner: Scanner::default(),
+            limits,
+            more: false,
+            replies: 0,
+            closing: Closing::No,
+            stalled: None,
+        }
+    }
+
+    /// Executes the whole requests at the start of `buf`; gives the bytes that they took.
+    pub(crate) fn execute(&mut self, node: &Arc<Node>, worker: usize, buf: &[u8], turn: &mut Turn) -> usize {
+        if self.version != node.settings.version() {
+            self.look_again(node);
+        }
+        let tallies = &node.tallies[worker];
+        let mut at = 0;
+        self.replies = 0;
+        self.more = false;
+        let paused = node.pause.now();
+        loop {
+            let (end, halt) = self.scan(buf, at, &mut turn.batch);
+            let Turn { out, scratch, batch } = turn;
+            // One alone would be fetched for no sooner than it fetches for itself.
+            if batch.len() > 1 {
+                for request in &*batch {
+                    commands::look_ahead(request.found, self.args(request, buf), node);
+                }
+            }
+            for (index, request) in batch.iter().enumerate() {
+                let before = out.len();
+                let Talk { session, scanner, .. } = self;
+                let args = scanner.args_in(&buf[request.bytes.clone()], request.spans.clone(), request.is_inline);
+                if paused != Paused::Nothing && commands::must_wait(args, session, paused) {
+                    let node = node.clone();
+                    self.stalled = Some(Box::pin(async move { node.pause.over().await }));
+                    tallies.commands.add(index as u64);
+                    self.scanner.restart();
+                    self.more = true;
+                    return request.bytes.start;
+                }
+                if !commands::execute(request.found, args, session, node, out, scratch) {
+                    tallies.errors.add(1);
+                }
+                self.replies += usize::from(out.len() > before);
+                at = request.bytes.end;
+                if out.len() > self.config.server.max_output_buffer_bytes {
+                    tracing::warn!("client {} asked for more than the output limit", self.session.client.peer);
+                    self.closing = Closing::AtOnce;
+                } else if self.session.leaving {
+                    self.closing = Closing::Politely;
+                } else if out.len() < WRITE_BYTES && self.session.hold.is_none() {
+                    continue;
+                }
+                // What was scanned behind it will be scanned again, or never.
+                tallies.commands.add(index as u64 + 1);
+                self.scanner.restart();
+                if self.closing != Closing::No {
+                    return buf.len();
+                }
+                self.more = at < buf.len();
+                return at;
+            }
+            tallies.commands.add(batch.len() as u64);
+            self.scanner.settle();
+            at = end;
+            match halt {
+                Halt::Enough => {}
+                Halt::Incomplete => return at,
+                Halt::Refused(why) => {
+                    Reply::new(out, self.session.client.protocol()).error(format!("ERR {why}"));
+                    tallies.errors.add(1);
+                    self.closing = Closing::Lingering;
+                    return buf.len();
+                }
+            }
+        }
+    }
+
+    /// The settings have changed.
+    #[cold]
+    fn look_again(&mut self, node: &Node) {
+        self.version = node.settings.version();
+        self.config = Arc::clone(&node.config());
+        self.limits.max_bulk_bytes = self.config.server.max_bulk_bytes;
+    }
+
+    /// Scans some requests, from `at` on. Gives where they end, and why there are not more.
+    #[inline]
+    fn scan(&mut self, buf: &[u8], mut at: usize, batch: &mut Vec<Request>) -> (usize, Halt) {
+        batch.clear();
+        loop {
+            match self.scanner.scan(&buf[at..], &self.limits) {
+                Scan::Incomplete => return (at, Halt::Incomplete),
+                Scan::Refused(why) => return (at, Halt::Refused(why)),
+                Scan::Nothing(length) => at += length,
+                Scan::Request(length) => {
+                    let (bytes, is_inline) = (at..at + length, self.scanner.is_inline());
+                    let name = self.scanner.args(&buf[at..]).at(0);
+                    batch.push(Request {
+                        bytes,
+                        spans: self.scanner.last_spans(),
+                        is_inline,
+                        found: commands::find(name),
+                    });
+                    at += length;
+                    // The words of an inline request are kept until the next one. What a client may send after it has
+                    // logged in is not to be judged before it has.
+                    let enough = batch.len() == AHEAD || is_inline || self.scanner.kept() >= AHEAD_ARGS;
+                    if enough || self.limits.unauthenticated {
+                        return (at, Halt::Enough);
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn args<'a>(&'a self, request: &Request, buf: &'a [u8]) -> crate::resp::Args<'a> {
+        self.scanner.args_in(&buf[request.bytes.clone()], request.spans.clone(), request.is_inline)
+    }
+}
