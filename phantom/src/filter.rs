@@ -75,15 +75,19 @@ impl Filter {
     /// Where `pair` is here (F2).
     #[inline(always)]
     pub(crate) fn spot(&self, pair: &Pair) -> Spot {
+        let draws = [mix(pair.high ^ pair.low), mix(pair.high.wrapping_add(pair.low.rotate_left(32)))];
+        self.spot_again(pair, &Spot { lines: [0; 2], draws })
+    }
+
+    /// Where `pair` is here, if `spot` is where it is in another filter: its bits within the lines are the same.
+    #[inline(always)]
+    pub(crate) fn spot_again(&self, pair: &Pair, spot: &Spot) -> Spot {
         let page = ((u128::from(pair.high) * self.pages as u128) >> 64) as usize;
         let first = pair.low as usize % LINES;
         let apart = 1 + ((((pair.low >> 6) & 0xffff) * (LINES as u64 - 1)) >> 16) as usize;
         let second = (first + apart) % LINES;
         let start = page * PAGE_WORDS;
-        Spot {
-            lines: [start + first * LINE_WORDS, start + second * LINE_WORDS],
-            draws: [mix(pair.high ^ pair.low), mix(pair.high.wrapping_add(pair.low.rotate_left(32)))],
-        }
+        Spot { lines: [start + first * LINE_WORDS, start + second * LINE_WORDS], draws: spot.draws }
     }
 
     /// Hints that `spot` will be asked for or set soon.

@@ -81,7 +81,7 @@ impl Space {
                 Some(entry) => {
                     let table: &Table = entry.table();
                     spots[i] = table.first_filter().spot(pair);
-                    table.first_filter().prefetch(&spots[i]);
+                    table.prefetch(pair, &spots[i]);
                     at[i] = Some(table);
                 }
             }
@@ -103,8 +103,8 @@ impl Space {
     pub fn prefetch(&self, id: u64, member: &Member) {
         let pair = self.pair(id, member);
         if let Some(entry) = self.ring.load().find(id) {
-            let filter = entry.table().first_filter();
-            filter.prefetch(&filter.spot(&pair));
+            let table = entry.table();
+            table.prefetch(&pair, &table.first_filter().spot(&pair));
         }
     }
 }

@@ -218,7 +218,7 @@ impl Table {
     /// The state of `pair`, whose place in the first filter is `spot`.
     #[inline]
     pub(crate) fn state_at(&self, pair: &Pair, spot: &Spot) -> State {
-        if self.first.filter.contains(spot) || (self.last.load(Acquire) > 0 && self.more_contain(pair)) {
+        if self.first.filter.contains(spot) || (self.last.load(Acquire) > 0 && self.more_contain(pair, spot)) {
             if self.revoked.contains(pair.hash()) { State::Revoked } else { State::Set }
         } else {
             State::Unset
@@ -226,14 +226,30 @@ impl Table {
     }
 
     #[cold]
-    fn more_contain(&self, pair: &Pair) -> bool {
-        self.links().skip(1).any(|link| link.filter.contains(&link.filter.spot(pair)))
+    fn more_contain(&self, pair: &Pair, spot: &Spot) -> bool {
+        self.links().skip(1).any(|link| link.filter.contains(&link.filter.spot_again(pair, spot)))
+    }
+
+    /// Hints that `pair`, whose place in the first filter is `spot`, will be asked for soon.
+    #[inline]
+    pub(crate) fn prefetch(&self, pair: &Pair, spot: &Spot) {
+        self.first.filter.prefetch(spot);
+        if self.last.load(Acquire) > 0 {
+            self.prefetch_more(pair, spot);
+        }
+    }
+
+    /// A pair that is not set is asked for in every filter of the chain, and known in each by the first line: without this it would wait
+    /// for one after the other.
+    #[cold]
+    fn prefetch_more(&self, pair: &Pair, spot: &Spot) {
+        self.links().skip(1).for_each(|link| link.filter.prefetch(&link.filter.spot_again(pair, spot)));
     }
 
     #[inline]
     pub(crate) fn state(&self, pair: &Pair) -> State {
         let spot = self.first.filter.spot(pair);
-        self.first.filter.prefetch(&spot);
+        self.prefetch(pair, &spot);
         self.state_at(pair, &spot)
     }
 

@@ -136,7 +136,7 @@ impl Space {
     ) -> Result<Change, E> {
         // Both lines are needed if the pair is to be set: fetched at once they cost one miss.
         let spot = table.first_filter().spot(pair);
-        table.first_filter().prefetch(&spot);
+        table.prefetch(pair, &spot);
         match (table.state_at(pair, &spot), set) {
             (State::Set, true) | (State::Unset | State::Revoked, false) => return Ok(Change::Unchanged),
             (State::Unset, true) => {

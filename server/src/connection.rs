@@ -142,7 +142,7 @@ impl Connection {
                 self.talk.session.client.touch(Instant::now());
                 self.tallies().bytes_in.add(length as u64);
                 if self.input.is_empty() {
-                    let used = self.talk.execute(&self.node, self.worker, &input[..length], turn);
+                    let used = self.talk.execute(&self.node, &self.node.tallies[self.worker], &input[..length], turn);
                     self.input.extend_from_slice(&input[used..length]);
                     self.note_input();
                 } else {
@@ -209,7 +209,7 @@ impl Connection {
     /// Looks at the requests in `input`.
     fn run_input(&mut self, turn: &mut Turn) {
         let mut input = std::mem::take(&mut self.input);
-        let used = self.talk.execute(&self.node, self.worker, &input, turn);
+        let used = self.talk.execute(&self.node, &self.node.tallies[self.worker], &input, turn);
         input.drain(..used);
         if !input.is_empty() || input.capacity() <= KEPT_INPUT_BYTES {
             self.input = input;

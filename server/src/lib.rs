@@ -25,6 +25,7 @@ mod files;
 mod glob;
 mod inbox;
 pub mod keys;
+mod local;
 mod node;
 mod pause;
 pub mod records;
@@ -37,6 +38,7 @@ mod watch;
 mod workers;
 
 pub use engines::Engines;
+pub use local::Local;
 pub use stop::Stop;
 
 use config::Config;
@@ -184,6 +186,11 @@ impl Server {
     /// Its spaces, views and actions.
     pub fn engines(&self) -> impl Deref<Target = Engines> {
         Served(self.host.node())
+    }
+
+    /// A client without a socket. `None` if its clients cannot be counted any further.
+    pub fn local(&self) -> Option<Local> {
+        Local::new(self.host.node())
     }
 
     /// Stops it, and waits until it has stopped.

@@ -6,7 +6,7 @@
 use crate::clients::Client;
 use crate::commands::{self, Found, Scratch, Session};
 use crate::config::Config;
-use crate::node::Node;
+use crate::node::{Node, Tallies};
 use crate::pause::Paused;
 use crate::resp::{Limits, Malformed, Reply, Scan, Scanner};
 use std::ops::Range;
@@ -105,11 +105,10 @@ impl Talk {
     }
 
     /// Executes the whole requests at the start of `buf`; gives the bytes that they took.
-    pub(crate) fn execute(&mut self, node: &Arc<Node>, worker: usize, buf: &[u8], turn: &mut Turn) -> usize {
+    pub(crate) fn execute(&mut self, node: &Arc<Node>, tallies: &Tallies, buf: &[u8], turn: &mut Turn) -> usize {
         if self.version != node.settings.version() {
             self.look_again(node);
         }
-        let tallies = &node.tallies[worker];
         let mut at = 0;
         self.replies = 0;
         self.more = false;

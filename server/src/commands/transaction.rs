@@ -5,7 +5,7 @@
 //! other clients are read meanwhile as ever; their writes wait. Commands that take their time (SAVE, TM.ADVISE, ...) are
 //! refused between MULTI and EXEC.
 
-use super::{ALL_KEYS, Call, NO_KEYS, Outcome, Refusal, Scratch, Session, Spec, checked, flag, run};
+use super::{ALL_KEYS, Call, NO_KEYS, Outcome, Refusal, Scratch, Session, Spec, checked, find, flag, run};
 use crate::engines::{Engines, KeyRef, Seen};
 use crate::node::Node;
 use crate::resp::{Args, Kept, Reply};
@@ -186,7 +186,7 @@ fn one(call: &mut Call<'_>, args: Args<'_>) {
     let mark = call.reply.mark();
     let full = mark > node.config().server.max_output_buffer_bytes;
     // What was allowed when it was queued need not be now.
-    let outcome = checked(args, call.session, node).and_then(|(numbers, spec)| {
+    let outcome = checked(find(args.at(0)), args, call.session, node).and_then(|(numbers, spec)| {
         let (session, scratch): (&mut Session, &mut Scratch) = (&mut *call.session, &mut *call.scratch);
         run(spec, numbers, args, call.reply.again(), session, node, scratch)
     });
