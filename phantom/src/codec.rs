@@ -362,7 +362,8 @@ impl TableDecoder {
             // D4: the bits tell how many pairs set them.
             let counted = filter.sizing().pairs_of(filter.ones(), filter.pages());
             let slack = uncertainty(counted);
-            if counted > filter.capacity().saturating_add(slack) {
+            // Up to as many as come, not only as are counted: version 0.1.0 did not know the difference.
+            if counted > filter.sizing().pairs(filter.pages()).saturating_add(slack) {
                 return Err(DecodeError::Overfull { filter: i });
             }
             let pairs = claimed[i].clamp(counted.saturating_sub(slack), counted + slack);

@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn a_pair_has_distinct_bits_in_two_lines_of_one_page() {
         for bits in 1..=MOST_BITS {
-            let filter = Filter::new(Sizing { bits, pairs_per_page: 1.0 }, 1000).unwrap();
+            let filter = Filter::new(Sizing { bits, ..Sizing::for_rate(0.5) }, 1000).unwrap();
             for i in 0..10_000 {
                 let spot = filter.spot(&pair(Seed::new(i), i, i * i));
                 assert_ne!(spot.lines[0], spot.lines[1]);
@@ -232,7 +232,7 @@ mod tests {
         // Seven equal draws: six more are needed.
         assert_eq!(pattern(0, 7).iter().map(|m| m.count_ones()).sum::<u32>(), 7);
         // Found only if the replacements are checked, too.
-        let filter = Filter::new(Sizing { bits: 7, pairs_per_page: 1.0 }, 1).unwrap();
+        let filter = Filter::new(Sizing { bits: 7, ..Sizing::for_rate(0.5) }, 1).unwrap();
         let spot = Spot { lines: [0, 8], draws: [0, 0] };
         filter.words[0].store(1, Relaxed);
         filter.words[8].store(1, Relaxed);

@@ -38,27 +38,29 @@ impl Space {
     /// One member, many ids, the feed's shape: appends an answer per id. Faster per id than [`Space::contains`], as the memory
     /// of up to 32 pairs is fetched at once.
     pub fn contains_batch(&self, member: &Member, ids: &[u64], out: &mut Vec<Answer>) {
-        self.contains_batch_where(member, ids, |_| true, out);
+        self.contains_batch_where(member, ids, std::iter::repeat(true), out);
     }
 
-    /// [`Space::contains_batch`], in which only the ids at positions for which `wanted` holds are looked up: the others are answered with
-    /// no. For flags that a counter of 0 has already answered.
+    /// [`Space::contains_batch`], in which only the ids for which `wanted` says so are looked up: the others are answered with no, or
+    /// with unknown below the horizon. For flags of which it is known that nobody has set them.
     pub fn contains_batch_where(
         &self,
         member: &Member,
         ids: &[u64],
-        wanted: impl Fn(usize) -> bool,
+        wanted: impl IntoIterator<Item = bool>,
         out: &mut Vec<Answer>,
     ) {
         let member = self.seed.ready(member);
+        let mut wanted = wanted.into_iter();
         out.reserve(ids.len());
-        for (chunk, ids) in ids.chunks(BATCH).enumerate() {
-            self.contains_chunk(member, ids, |i| wanted(chunk * BATCH + i), out);
+        for ids in ids.chunks(BATCH) {
+            let bits = (0..ids.len()).fold(0, |bits, i| bits | u32::from(wanted.next().unwrap_or(true)) << i);
+            self.contains_chunk(member, ids, bits, out);
         }
     }
 
     #[inline]
-    fn contains_chunk(&self, member: Ready, ids: &[u64], wanted: impl Fn(usize) -> bool, out: &mut Vec<Answer>) {
+    fn contains_chunk(&self, member: Ready, ids: &[u64], wanted: u32, out: &mut Vec<Answer>) {
         let mut pairs = [Pair { id: 0, high: 0, low: 0 }; BATCH];
         let pairs = &mut pairs[..ids.len()];
         pairs.iter_mut().zip(ids).for_each(|(pair, &id)| *pair = self.seed.pair(id, member));
@@ -72,10 +74,12 @@ impl Space {
         let mut at: [Option<&Table>; BATCH] = [None; BATCH];
         let mut spots = [Spot::default(); BATCH];
         for (i, pair) in pairs.iter().enumerate() {
-            if !wanted(i) {
-                continue;
-            }
             match tables.find(pair.id) {
+                found if wanted >> i & 1 == 0 => {
+                    if found.is_none() {
+                        known[i] = Answer::Unknown;
+                    }
+                }
                 _ if aside >> i & 1 == 1 => known[i] = Answer::Yes,
                 None => known[i] = Answer::Unknown,
                 Some(entry) => {

@@ -98,6 +98,24 @@ impl Space {
         Some(((entry.slot().low(), entry.slot().last()), entry.table().clone()))
     }
 
+    /// The range of ids, both ends inclusive, of the table that covers `id`; that of the newest ends at 2^64-1. `None`: it lies below the horizon.
+    pub fn range_over(&self, id: u64) -> Option<(u64, u64)> {
+        let tables = self.ring.load();
+        tables.find(id).map(|entry| (entry.slot().low(), entry.slot().last()))
+    }
+
+    /// No table has a pair of a higher id. `None`: no table has any.
+    pub fn highest_id(&self) -> Option<u64> {
+        self.frontier.high()
+    }
+
+    /// The ids of pairs that are held aside, as they lie far ahead; one may come several times.
+    pub fn ids_aside(&self) -> Vec<u64> {
+        let mut ids = Vec::new();
+        self.for_each_aside(|pair| ids.push(pair.id));
+        ids
+    }
+
     /// Runs `f` on the table of `pair`, alone among its writers.
     pub(crate) fn under_stripe<R>(&self, pair: &Pair, f: impl FnOnce(&Table) -> R) -> Option<R> {
         self.ring.write(pair.id, pair.low, |entry| f(entry.table()))

@@ -122,7 +122,7 @@ impl Table {
         if i == 0 {
             return (sizing, first_pages);
         }
-        let first = Table::first_sizing(rate).capacity(first_pages);
+        let first = Table::first_sizing(rate).pairs(first_pages);
         (sizing, sizing.pages((first / 8).max(1) << (i - 1)))
     }
 
@@ -368,6 +368,32 @@ mod tests {
             let slack = 1.0 + 4.0 / (rate * 1e6).sqrt() + 0.05; // only four pages: the first filter is no large sample
             assert!(measured <= rate * slack, "{measured} for {rate}");
             assert!(table.expected_rate() <= rate);
+        }
+    }
+
+    /// Pairs that are taken for set are not set again, so a table that is full by its count would be fuller by its bits: at a high
+    /// rate, or in a large table, by more than a decoder believes.
+    #[test]
+    fn a_full_table_is_as_full_as_its_count_says() {
+        for (rate, pages) in [(0.25, 100), (0.05, 100)] {
+            let table = empty(rate, pages).unwrap();
+            let mut member = 0;
+            while table.pairs() < table.capacity() {
+                fill(&table, member..member + 1000);
+                member += 1000;
+            }
+            let (sizing, ones) = (table.first_filter().sizing(), table.first_filter().ones());
+            let by_bits = sizing.pairs_of(ones, pages);
+            let slack = crate::sizing::uncertainty(by_bits) + 1000;
+            assert!(by_bits.abs_diff(table.capacity()) < slack, "{by_bits} for {} at {rate}", table.capacity());
+            assert!(
+                member.abs_diff(sizing.pairs(pages)) < slack,
+                "{member} came for {} at {rate}",
+                sizing.pairs(pages)
+            );
+            let probe = table.probe(Seed::new(9), 1, 1_000_000);
+            let measured = probe.yes as f64 / probe.probes as f64;
+            assert!(measured < rate && measured > rate * 0.93, "{measured} for {rate}");
         }
     }
 
