@@ -42,6 +42,10 @@ pub struct Existence {
     pub seed: u64,
     /// What its filters are made for.
     pub false_positive_rate: f64,
+    /// The counter that its flags are tied to (number of the counter space, position of the field), since it was made or since the ids that
+    /// there were became loose: `engines/gate.rs`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tie: Option<(u32, u32)>,
 }
 
 /// TOML's integers have 63 bits.
@@ -119,6 +123,7 @@ impl Catalogue {
                         name: made.name.clone(),
                         seed,
                         false_positive_rate: made.false_positive_rate,
+                        tie: None,
                     });
                 }
             }

@@ -211,6 +211,9 @@ section! {
         max_revoked: usize = 1 << 20,
         /// Most pairs of ids that are far ahead of all others, held exactly.
         max_aside: usize = 1 << 16,
+        /// Where an action ties the flag to a counter, a counter of 0 answers for the flag; but not at ids where that would not be certain, as after an
+        /// undo. At most so many ids are known one by one, 16 bytes each; when there are more, the older half becomes "all ids up to here".
+        max_loose: usize = 1 << 16,
         /// An id further than this above the highest one is refused ("ERR key too big"); 0 means never.
         max_ahead: u64 = 0,
         /// Seed of the hashes. Keep it secret from those who could choose ids or members to fill a filter; 0 means that the

@@ -131,7 +131,8 @@ impl Durability {
         let layouts = vec![u64::MAX; engines.existences().len()];
         // Recovery has written the catalogue, if it was not what the log said.
         let schemas = engines.counters().iter().map(|s| Some(s.schema())).collect();
-        let mut source = State { shared: self, engines, commit: Commit::default(), schemas, layouts };
+        let mut source =
+            State { shared: self, engines, commit: Commit::default(), loose: Vec::new(), schemas, layouts };
         let (log, outcome) = self.committer.run(log, &mut source);
         outcome?;
         // So that the next start misses a newest segment that is lost in between.
@@ -156,6 +157,8 @@ struct State<'a> {
     shared: &'a Durability,
     engines: &'a Engines,
     commit: Commit,
+    /// Ids that became loose, by space.
+    loose: Vec<(u32, u64)>,
     /// The schema of each counter space when the catalogue was last logged; `None`: it has to be logged.
     schemas: Vec<Option<Arc<Schema>>>,
     /// How often each existence space's ring had changed when it was last logged.
@@ -178,7 +181,7 @@ impl State<'_> {
                     s.prefetch(id, &Member::Number(member));
                 }
             }
-            Mark::Pair { .. } | Mark::Catalogue => {}
+            Mark::Pair { .. } | Mark::Loose { .. } | Mark::Catalogue => {}
         }
     }
 
@@ -187,6 +190,7 @@ impl State<'_> {
             match *mark {
                 // `encode` sees for itself.
                 Mark::Catalogue => {}
+                Mark::Loose { space, id } => self.loose.push((space, id)),
                 Mark::Row { space, id } => {
                     if let Some(s) = self.engines.counter_by_number(space) {
                         self.commit.row(space, id, s.schema().width(), |values| s.get(id, values));
@@ -234,11 +238,21 @@ impl Source<Mark> for State<'_> {
                 batch.push(space.number(), RecordKind::Layout as u8, &encode_layout(&space.layout()));
             }
         }
+        // Before the rows: who applies them one by one sees no counter of 0 whose id is not yet loose.
+        self.loose.sort_unstable();
+        for group in self.loose.chunk_by(|a, b| a.0 == b.0) {
+            if let Some(space) = self.engines.existence_by_number(group[0].0) {
+                let ids: Vec<u64> = group.iter().map(|&(_, id)| id).collect();
+                batch.push(space.number(), RecordKind::Loose as u8, &space.loose().encode(Some(&ids)));
+            }
+        }
+        self.loose.clear();
         self.commit.encode(batch);
     }
 
     fn forget(&mut self) {
         self.commit.forget();
+        self.loose.clear();
         // What was encoded may not have been appended.
         self.layouts.fill(u64::MAX);
         self.schemas.fill(None);
@@ -395,11 +409,15 @@ pub fn recover(
         (None, replayed) => replayed?,
     };
     // What is new in the configuration, under numbers that nobody has.
+    let before: Vec<u32> = engines.existences().iter().map(|s| s.number()).collect();
     engines.extend(config, &engines.catalogue().completed(config)?)?;
     engines.connect(config)?;
+    let mut batch = Batch::new();
+    for space in engines.retie(|number| !before.contains(&number)) {
+        batch.push(space.number(), RecordKind::Loose as u8, &space.loose().encode(None));
+    }
     let now = engines.catalogue();
     if now != known {
-        let mut batch = Batch::new();
         batch.push(0, RecordKind::Catalogue as u8, &now.encode());
         log.append(&batch, unix_ms())?;
         log.sync()?;
@@ -434,6 +452,10 @@ fn apply_record(engines: &Engines, parts: &Parts, number: u32, kind: u8, payload
                 parts.touch(number, id);
                 space.put(&pair(space, id, member), set).map_err(|e| e.to_string())
             })
+        }
+        Some(RecordKind::Loose) => {
+            let space = existence()?;
+            space.loose().decode(payload, space.horizon())
         }
         Some(RecordKind::Layout) => existence()?.put_layout(&decode_layout(payload)?).map_err(|e| e.to_string()),
         Some(RecordKind::Catalogue | RecordKind::Table | RecordKind::Head) | None => {

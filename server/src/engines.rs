@@ -1,13 +1,17 @@
 //! The engines of this server: its spaces, views and actions, and which keys name what.
 //!
-//! How they are made from configuration and catalogue is in `build`, how a page is read in `page`, and the one path by which
-//! data change in `write`.
+//! How they are made from configuration and catalogue is in `build`, how a page is read in `page`, the one path by which
+//! data change in `write`, and when a counter of 0 answers for a flag in `gate`.
 
 mod build;
+mod gate;
+mod loose;
 mod page;
 mod write;
 
 pub use build::{BuildError, existence_options};
+pub use gate::Tie;
+pub use loose::Loose;
 pub use page::{Page, View};
 pub(crate) use write::Seen;
 pub use write::{AlterError, WriteError};
@@ -26,6 +30,8 @@ pub struct CounterSpace {
     number: u32,
     name: String,
     space: counter::Space,
+    /// Fields that flags are tied to: position, and index of the existence space.
+    tied: Vec<(usize, usize)>,
 }
 
 impl CounterSpace {
@@ -53,6 +59,9 @@ pub struct ExistenceSpace {
     number: u32,
     name: String,
     space: phantom::Space,
+    /// What its flags are tied to by the catalogue: see `gate`.
+    kept_tie: AtomicU64,
+    loose: Loose,
     /// [`phantom::Space::pairs_until_recycled`] when the rate was last measured.
     until: AtomicU64,
     /// The rate, as the bits of an f64.
@@ -167,11 +176,13 @@ pub struct Engines {
     existences: Vec<ExistenceSpace>,
     views: Vec<View>,
     actions: Vec<Action>,
+    /// What the configuration ties the flags of each existence space to.
+    ties: Vec<Option<Tie>>,
     /// Patterns with what they name and the index of the space. No two match one key.
     patterns: Vec<(Pattern, Kind, usize)>,
     durability: Arc<Durability>,
     pub(crate) watches: Watches,
-    /// But for the schemas, which the spaces themselves know.
+    /// But for schemas and ties, which the spaces themselves know.
     catalogue: Catalogue,
 }
 
@@ -267,6 +278,9 @@ impl Engines {
         for (entry, space) in catalogue.counter.iter_mut().zip(&self.counters) {
             entry.fields = space.schema().to_string();
         }
+        for (entry, space) in catalogue.existence.iter_mut().zip(&self.existences) {
+            entry.tie = space.tie();
+        }
         catalogue
     }
 
@@ -279,7 +293,7 @@ impl Engines {
     /// Bytes of memory that all tables take.
     pub fn memory_bytes(&self) -> u64 {
         let counters: u64 = self.counters.iter().map(|s| s.memory_bytes()).sum();
-        counters + self.existences.iter().map(|s| s.memory_bytes()).sum::<u64>()
+        counters + self.existences.iter().map(|s| s.memory_bytes() + s.loose.memory_bytes()).sum::<u64>()
     }
 
     /// Does some of the work that the spaces have put off. True if there was any: call again.

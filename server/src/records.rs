@@ -8,6 +8,7 @@
 //! | 4 layout | existence | where its tables lie: per table low - low before, pages |
 //! | 5 table | existence | snapshots only: a part of a table, in the phantom engine's own format |
 //! | 6 head | both | snapshots only: what belongs to no table, in the engine's own format: the frontier; an existence space's pairs of ids far ahead |
+//! | 7 loose | existence | ids at which a counter of 0 proves nothing: `engines/loose.rs` |
 //!
 //! All numbers are LEB128 unless something else is said. Ids rise within a payload, so a like costs its id's distance from the
 //! one before, its member, and nothing for a counter that the same batch holds anyway. A number of more than 64 bits, a
@@ -36,6 +37,13 @@ pub enum Mark {
         /// Its other half.
         member: MarkedMember,
     },
+    /// An id of the existence space with this number became loose.
+    Loose {
+        /// Number of the space in the catalogue.
+        space: u32,
+        /// The id.
+        id: u64,
+    },
 }
 
 impl Mark {
@@ -43,7 +51,7 @@ impl Mark {
     pub fn place(&self) -> (u32, u64) {
         match *self {
             Mark::Catalogue => (0, 0),
-            Mark::Row { space, id } | Mark::Pair { space, id, .. } => (space, id),
+            Mark::Row { space, id } | Mark::Pair { space, id, .. } | Mark::Loose { space, id } => (space, id),
         }
     }
 }
@@ -73,13 +81,15 @@ pub enum RecordKind {
     Table = 5,
     /// What belongs to no table of a space.
     Head = 6,
+    /// Ids of an existence space at which a counter of 0 proves nothing.
+    Loose = 7,
 }
 
 impl RecordKind {
     /// The kind with this number.
     pub fn from_number(kind: u8) -> Option<RecordKind> {
         use RecordKind::*;
-        [Catalogue, Rows, Pairs, Layout, Table, Head].into_iter().find(|&k| k as u8 == kind)
+        [Catalogue, Rows, Pairs, Layout, Table, Head, Loose].into_iter().find(|&k| k as u8 == kind)
     }
 }
 

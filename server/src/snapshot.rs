@@ -9,6 +9,7 @@
 //! | catalogue | folder | the catalogue |
 //! | rows | table of a counter space | rows, in chunks that are sorted by id |
 //! | table | table of an existence space | its filters and revoked pairs, in the phantom engine's format |
+//! | loose | existence space | ids at which a counter of 0 proves nothing of a flag: `engines/loose.rs` |
 //! | head | space | its frontier, of an existence space also the pairs of ids far ahead, in the engine's format |
 
 use crate::catalogue::{Catalogue, Mismatch};
@@ -77,7 +78,7 @@ impl Parts {
         self.aside.lock().extend(files.iter().filter(|f| f.tag.kind == RecordKind::Head as u32).map(|f| f.tag.space));
         let mut spaces = self.spaces.lock();
         for tag in files.iter().filter(|f| f.role == Role::Snapshot).map(|f| f.tag) {
-            if tag.kind == RecordKind::Head as u32 || tag.kind == RecordKind::Catalogue as u32 {
+            if !matches!(RecordKind::from_number(tag.kind as u8), Some(RecordKind::Rows | RecordKind::Table)) {
                 continue;
             }
             let part = Part { high: tag.high, stamp: tag.stamp, changed: false };
@@ -314,6 +315,9 @@ fn write(node: &Node) -> Result<u64, String> {
         let mut file = writer.file(tag).map_err(text)?;
         file.write(&head, aside as u64).map_err(text)?;
         add(&mut writer, file)?;
+        let mut file = writer.file(Tag { kind: RecordKind::Loose as u32, ..tag }).map_err(text)?;
+        file.write(&space.loose().encode(None), 0).map_err(text)?;
+        add(&mut writer, file)?;
     }
 
     // Last, as its schemas must not be older than those by which the rows were written.
@@ -484,6 +488,11 @@ pub(crate) fn load(
             Some(RecordKind::Head) => {
                 restored.lock().entry(space).or_default().head.extend_from_slice(chunk);
                 Ok(())
+            }
+            Some(RecordKind::Loose) => {
+                let existence = engines.existence_by_number(space);
+                let existence = existence.ok_or_else(|| format!("there is no existence space {space}"))?;
+                existence.loose().decode(chunk, 0)
             }
             _ => Err(format!("a file of kind {} is no part of a snapshot", file.tag.kind)),
         }

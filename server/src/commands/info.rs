@@ -200,7 +200,7 @@ fn spaces(node: &Node, out: &mut String) {
     for space in engines.existences() {
         let _ = write!(
             out,
-            "existence_{}:pairs={},memory_bytes={},tables={},aside={},pairs_per_s={:.1},recycled_in_s={:.0},horizon={}\r\n",
+            "existence_{}:pairs={},memory_bytes={},tables={},aside={},pairs_per_s={:.1},recycled_in_s={:.0},loose_ids={},horizon={}\r\n",
             space.name(),
             space.pairs(),
             space.memory_bytes(),
@@ -209,6 +209,7 @@ fn spaces(node: &Node, out: &mut String) {
             space.pairs_per_s(),
             // Redis's tools read numbers: -1 for never.
             space.recycled_in_s().unwrap_or(-1.0),
+            space.loose().size().0,
             space.horizon()
         );
     }

@@ -196,6 +196,8 @@ fn list(call: &mut Call<'_>) -> Outcome {
                 ("pairs_per_s", Value::Number(space.pairs_per_s())),
                 ("pairs_until_recycled", Value::Count(space.pairs_until_recycled())),
                 ("recycled_in_s", number_or_nil(space.recycled_in_s())),
+                ("loose_ids", count(space.loose().size().0)),
+                ("loose_through", space.loose().size().1.map_or(Value::Nil, Value::Id)),
             ]
         });
         write_maps(reply, &counters.chain(existences).collect::<Vec<Entries>>());

@@ -1,7 +1,8 @@
 //! How the engines are made: from the configuration, and the catalogue that says what the data folder has of it.
 
-use super::page::Column;
-use super::{Action, CounterSpace, Engines, ExistenceSpace, View};
+use super::gate::tie_word;
+use super::page::{Column, Flag, Gate};
+use super::{Action, CounterSpace, Engines, ExistenceSpace, Loose, Tie, View};
 use crate::catalogue::{self, Catalogue};
 use crate::config::{self, Config};
 use crate::durability::Durability;
@@ -61,6 +62,7 @@ impl Engines {
         let mut engines = Engines::empty(durability);
         engines.extend(config, catalogue)?;
         engines.connect(config)?;
+        engines.retie(|_| true);
         Ok(engines)
     }
 
@@ -71,6 +73,7 @@ impl Engines {
             existences: Vec::new(),
             views: Vec::new(),
             actions: Vec::new(),
+            ties: Vec::new(),
             patterns: Vec::new(),
             durability,
             watches: Default::default(),
@@ -96,11 +99,12 @@ impl Engines {
                 }
             }
             let space = counter_space(made, &known.fields)?;
-            self.counters.push(CounterSpace { number: known.number, name: made.name.clone(), space });
+            self.counters.push(CounterSpace { number: known.number, name: made.name.clone(), space, tied: vec![] });
             self.catalogue.counter.push(known.clone());
         }
         for known in &catalogue.existence {
-            if self.existence_by_number(known.number).is_some() {
+            if let Some(space) = self.existence_by_number(known.number) {
+                space.keep_tie(known.tie);
                 continue;
             }
             let made = config.existence.iter().find(|made| made.name == known.name);
@@ -113,6 +117,8 @@ impl Engines {
                 number: known.number,
                 name: made.name.clone(),
                 space,
+                kept_tie: AtomicU64::new(tie_word(known.tie)),
+                loose: Loose::new(made.max_loose),
                 until: AtomicU64::new(0),
                 rate: AtomicU64::new(0),
             });
@@ -124,8 +130,21 @@ impl Engines {
     /// Makes the views and actions: when all spaces are there, with their latest schemas.
     pub(crate) fn connect(&mut self, config: &Config) -> Result<(), BuildError> {
         let (counters, existences) = (&self.counters, &self.existences);
-        self.views = config.view.iter().map(|v| view(v, counters, existences)).collect::<Result<_, _>>()?;
         self.actions = config.action.iter().map(|a| action(a, counters, existences)).collect::<Result<_, _>>()?;
+        let only_tie = |flag: usize| {
+            let mut all = self.actions.iter().filter(|a| a.flag == flag).map(|a| (a.counter, a.field));
+            let first = all.next()?;
+            all.all(|tie| tie == first).then_some(first)
+        };
+        let ties: Vec<Option<(usize, usize)>> = (0..existences.len()).map(only_tie).collect();
+        self.views = config.view.iter().map(|v| view(v, counters, existences, &ties)).collect::<Result<_, _>>()?;
+        let tie = |&(counter, field): &(usize, usize)| -> Tie { (counters[counter].number, field as u32) };
+        self.ties = ties.iter().map(|t| t.as_ref().map(tie)).collect();
+        for (index, space) in self.counters.iter_mut().enumerate() {
+            let here =
+                |(flag, tie): (usize, &Option<(usize, usize)>)| tie.filter(|t| t.0 == index).map(|t| (t.1, flag));
+            space.tied = ties.iter().enumerate().filter_map(here).collect();
+        }
         Ok(())
     }
 
@@ -187,7 +206,12 @@ fn counter_space(made: &config::Counter, fields: &str) -> Result<counter::Space,
     .map_err(source)
 }
 
-fn view(made: &config::View, counters: &[CounterSpace], existences: &[ExistenceSpace]) -> Result<View, BuildError> {
+fn view(
+    made: &config::View,
+    counters: &[CounterSpace],
+    existences: &[ExistenceSpace],
+    ties: &[Option<(usize, usize)>],
+) -> Result<View, BuildError> {
     let missing = |missing: String| BuildError::Missing { what: "view", name: made.name.clone(), missing };
     let mut built = View { name: made.name.clone(), sources: vec![], columns: vec![], flags: vec![] };
     for text in &made.counters {
@@ -210,7 +234,13 @@ fn view(made: &config::View, counters: &[CounterSpace], existences: &[ExistenceS
     }
     for name in &made.flags {
         let space = existences.iter().position(|s| s.name == *name);
-        built.flags.push(space.ok_or_else(|| missing(format!("existence space '{name}'")))?);
+        let space = space.ok_or_else(|| missing(format!("existence space '{name}'")))?;
+        // Only a counter that the page reads anyway can spare a look at the flag.
+        let gate = ties[space].and_then(|(counter, field)| {
+            let source = built.sources.iter().position(|&source| source == counter)?;
+            Some(Gate { tie: (counters[counter].number, field as u32), source, field })
+        });
+        built.flags.push(Flag { space, gate });
     }
     Ok(built)
 }

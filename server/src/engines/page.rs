@@ -1,6 +1,6 @@
 //! How a page is read: what a view names, for one viewer and many ids.
 
-use super::Engines;
+use super::{Engines, Tie};
 use phantom::{Answer, Member};
 
 /// A column of a view; the first number is an index into [`View::sources`].
@@ -11,14 +11,29 @@ pub(super) enum Column {
     All(usize),
 }
 
+/// A flag of a view.
+pub(super) struct Flag {
+    /// Index of the existence space.
+    pub(super) space: usize,
+    pub(super) gate: Option<Gate>,
+}
+
+/// The counter that answers for a flag where it is 0: see `gate.rs`.
+pub(super) struct Gate {
+    pub(super) tie: Tie,
+    /// Index into [`View::sources`].
+    pub(super) source: usize,
+    /// Position of the field.
+    pub(super) field: usize,
+}
+
 /// What FEED.GET answers for each id: counters, then flags.
 pub struct View {
     pub(super) name: String,
     /// Counter spaces, each once.
     pub(super) sources: Vec<usize>,
     pub(super) columns: Vec<Column>,
-    /// Existence spaces.
-    pub(super) flags: Vec<usize>,
+    pub(super) flags: Vec<Flag>,
 }
 
 impl View {
@@ -98,8 +113,19 @@ impl Engines {
                 Column::All(all) => columns.extend(living.iter().filter(|&&(s, _)| s == all).map(|&c| place(c))),
             }
         }
-        for &flag in &view.flags {
-            self.existences[flag].contains_batch(viewer, ids, &mut page.answers);
+        for flag in &view.flags {
+            let space = &self.existences[flag.space];
+            match flag.gate.as_ref().filter(|gate| space.tie() == Some(gate.tie)) {
+                None => space.contains_batch(viewer, ids, &mut page.answers),
+                Some(gate) => {
+                    let (start, width) = page.sources[gate.source];
+                    let counters = page.rows[start..].iter().skip(gate.field).step_by(width);
+                    // After the counters were read: see `gate.rs`.
+                    let loose = space.loose().read(space);
+                    let open = counters.zip(ids).map(|(&counter, &id)| counter != 0 || loose.holds(id));
+                    space.contains_batch_where(viewer, ids, open, &mut page.answers);
+                }
+            }
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::records::Mark;
 use crate::watch::Place;
 use counter::{Alteration, Bounds, Change as Delta, Schema};
 use phantom::{Change, Member};
+use std::cell::RefCell;
 use std::sync::Arc;
 use store::Turn;
 
@@ -89,6 +90,7 @@ impl Engines {
         match mark {
             Mark::Row { space, id } | Mark::Pair { space, id, .. } => self.watches.changed(space, id),
             Mark::Catalogue => self.watches.swept(),
+            Mark::Loose { .. } => {}
         }
         turn.mark(mark);
     }
@@ -156,6 +158,7 @@ impl Engines {
     /// Adds a table that was exported elsewhere. It is not logged: a snapshot must follow.
     pub(crate) fn merge(&self, space: &ExistenceSpace, table: phantom::StoredTable) -> Result<(), phantom::MergeError> {
         let (low, _) = table.range();
+        space.loosen_table(low);
         let merged = space.space.merge_table(table);
         self.watches.swept();
         // If it was refused half way the table may have changed, too.
@@ -174,6 +177,10 @@ impl Engines {
         out: &mut Vec<i64>,
     ) -> Result<(), WriteError> {
         let mut turn = self.turn(id);
+        self.before_lowering(&mut turn, space, id, |field, now| {
+            let falls = changes.iter().filter(|change| change.field == field && change.delta < 0);
+            falls.fold(now, |now, change| now.saturating_add(change.delta))
+        });
         space.space.add(id, changes, bounds, out)?;
         self.changed(&mut turn, Mark::Row { space: space.number, id });
         Ok(())
@@ -184,6 +191,7 @@ impl Engines {
     #[inline]
     pub fn set(&self, space: &CounterSpace, id: u64, values: &[(usize, i64)]) -> Result<usize, WriteError> {
         let mut turn = self.turn(id);
+        self.before_lowering(&mut turn, space, id, becomes(values));
         let created = space.space.set(id, values)?;
         self.changed(&mut turn, Mark::Row { space: space.number, id });
         Ok(if created > 0 { values.len() } else { 0 })
@@ -195,6 +203,7 @@ impl Engines {
         if space.space.exists(id) {
             return Ok(false);
         }
+        self.before_lowering(&mut turn, space, id, becomes(values));
         space.space.set(id, values)?;
         self.changed(&mut turn, Mark::Row { space: space.number, id });
         Ok(true)
@@ -207,6 +216,7 @@ impl Engines {
         if !space.space.get(id, &mut row) || row.get(field).copied().unwrap_or(0) == 0 {
             return Ok(false);
         }
+        self.before_lowering(&mut turn, space, id, becomes(&[(field, 0)]));
         space.space.set(id, &[(field, 0)])?;
         self.changed(&mut turn, Mark::Row { space: space.number, id });
         Ok(true)
@@ -216,6 +226,7 @@ impl Engines {
     #[inline]
     pub fn delete(&self, space: &CounterSpace, id: u64) -> bool {
         let mut turn = self.turn(id);
+        self.before_lowering(&mut turn, space, id, |_, _| 0);
         let deleted = space.space.delete(id);
         if deleted {
             self.changed(&mut turn, Mark::Row { space: space.number, id });
@@ -228,6 +239,9 @@ impl Engines {
     pub fn flag(&self, space: &ExistenceSpace, id: u64, member: &Member<'_>) -> Result<Change, WriteError> {
         let mut turn = self.turn(id);
         let change = space.space.add(id, member)?;
+        if change != Change::Unknown {
+            self.after_flagging(&mut turn, space, id);
+        }
         self.mark_pair(&mut turn, space, id, member, change, true);
         Ok(change)
     }
@@ -242,7 +256,8 @@ impl Engines {
     }
 
     /// Does an action: if the viewer's flag on `id` is not set, sets it and adds 1 to the counter, both or neither. Whoever
-    /// repeats it, or does it at the same moment on another connection, finds it done.
+    /// repeats it, or does it at the same moment on another connection, finds it done. What the filter takes for a repetition, but
+    /// the counter proves to be none, counts.
     #[inline]
     pub fn act(
         &self,
@@ -251,11 +266,36 @@ impl Engines {
         id: u64,
         scratch: &mut Vec<i64>,
     ) -> Result<Change, WriteError> {
-        let unbounded = Bounds { min: None, max: None, saturate: false };
-        self.move_both(action, viewer, id, 1, &unbounded, scratch)
+        let (flags, counters) = (&self.existences[action.flag], &self.counters[action.counter]);
+        let is_tied = self.is_tied(flags, counters, action.field);
+        let turn = RefCell::new(self.turn(id));
+        let mut count = || {
+            scratch.clear();
+            let change = [Delta { field: action.field, delta: 1 }];
+            counters.space.add(id, &change, &Bounds::default(), scratch)?;
+            let mut turn = turn.borrow_mut();
+            self.changed(&mut turn, Mark::Row { space: counters.number, id });
+            if is_tied && scratch.first().is_none_or(|&counted| counted <= 0) {
+                flags.loosen(&mut turn, id);
+            }
+            Ok::<(), WriteError>(())
+        };
+        let mut change = flags.space.add_with(id, viewer, &mut count)?;
+        if change == Change::Unchanged && is_tied && self.is_proof(flags, id, self.counted(counters, id, action.field))
+        {
+            count()?;
+            change = Change::Changed;
+        }
+        let mut turn = turn.into_inner();
+        if change != Change::Unknown && (change == Change::Unchanged || !is_tied) {
+            self.after_flagging(&mut turn, flags, id);
+        }
+        self.mark_pair(&mut turn, flags, id, viewer, change, true);
+        Ok(change)
     }
 
-    /// Undoes an action: if the flag is set, unsets it and takes 1 from the counter, which does not go below 0 by that.
+    /// Undoes an action: if the flag is set, unsets it and takes 1 from the counter, which does not go below 0 by that. What the filter takes
+    /// for a set flag, but the counter proves to be none, is left as it is.
     #[inline]
     pub fn undo(
         &self,
@@ -264,36 +304,39 @@ impl Engines {
         id: u64,
         scratch: &mut Vec<i64>,
     ) -> Result<Change, WriteError> {
-        let floor = Bounds { min: Some(0), max: None, saturate: true };
-        self.move_both(action, viewer, id, -1, &floor, scratch)
-    }
-
-    /// A flag and its counter, together.
-    #[inline]
-    fn move_both(
-        &self,
-        action: &Action,
-        viewer: &Member<'_>,
-        id: u64,
-        delta: i64,
-        bounds: &Bounds,
-        scratch: &mut Vec<i64>,
-    ) -> Result<Change, WriteError> {
-        let (flags, counters) = (&self.existences[action.flag], &self.counters[action.counter]);
-        let mut turn = self.turn(id);
-        let count = || {
-            scratch.clear();
-            let change = [Delta { field: action.field, delta }];
-            counters.space.add(id, &change, bounds, scratch).map_err(WriteError::from)
-        };
-        let change = match delta > 0 {
-            true => flags.space.add_with(id, viewer, count)?,
-            false => flags.space.remove_with(id, viewer, count)?,
-        };
-        self.mark_pair(&mut turn, flags, id, viewer, change, delta > 0);
-        if change == Change::Changed {
-            self.changed(&mut turn, Mark::Row { space: counters.number, id });
+        /// Why a flag that seemed to be set stays as it is.
+        enum Stop {
+            NotSet,
+            Refused(WriteError),
         }
+        impl<E: Into<WriteError>> From<E> for Stop {
+            fn from(error: E) -> Stop {
+                Stop::Refused(error.into())
+            }
+        }
+        let (flags, counters) = (&self.existences[action.flag], &self.counters[action.counter]);
+        let is_tied = self.is_tied(flags, counters, action.field);
+        let turn = RefCell::new(self.turn(id));
+        let count = || {
+            let mut turn = turn.borrow_mut();
+            if is_tied && self.is_proof(flags, id, self.counted(counters, id, action.field)) {
+                return Err(Stop::NotSet);
+            }
+            self.before_lowering(&mut turn, counters, id, |field, now| {
+                now.saturating_sub(i64::from(field == action.field))
+            });
+            scratch.clear();
+            let change = [Delta { field: action.field, delta: -1 }];
+            counters.space.add(id, &change, &Bounds { min: Some(0), max: None, saturate: true }, scratch)?;
+            self.changed(&mut turn, Mark::Row { space: counters.number, id });
+            Ok(())
+        };
+        let change = match flags.space.remove_with(id, viewer, count) {
+            Ok(change) => change,
+            Err(Stop::NotSet) => Change::Unchanged,
+            Err(Stop::Refused(error)) => return Err(error),
+        };
+        self.mark_pair(&mut turn.into_inner(), flags, id, viewer, change, false);
         Ok(change)
     }
 
@@ -316,4 +359,9 @@ impl Engines {
             turn.mark(Mark::Pair { space: space.number, id, member: marked(space, id, member) });
         }
     }
+}
+
+/// What [`Engines::before_lowering`] asks of a write that sets some fields.
+fn becomes(values: &[(usize, i64)]) -> impl Fn(usize, i64) -> i64 {
+    |field, now| values.iter().find(|value| value.0 == field).map_or(now, |value| value.1)
 }

@@ -6,6 +6,7 @@ mod channels;
 mod commands;
 mod config;
 mod connections;
+mod gate;
 mod hostile;
 mod merge;
 mod model;
