@@ -12,15 +12,22 @@ use std::sync::atomic::{
     AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst,
 };
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
 
 /// What a client may call itself and its library.
-#[derive(Default)]
 pub(crate) struct Names {
+    /// The user that it has logged in as.
+    pub(crate) user: String,
     pub(crate) name: Vec<u8>,
     pub(crate) lib_name: Vec<u8>,
     pub(crate) lib_version: Vec<u8>,
+}
+
+impl Default for Names {
+    fn default() -> Names {
+        Names { user: crate::acl::DEFAULT.to_owned(), name: Vec::new(), lib_name: Vec::new(), lib_version: Vec::new() }
+    }
 }
 
 /// `CLIENT NO-EVICT ON` was sent.
@@ -59,6 +66,8 @@ pub(crate) struct Client {
     pub(crate) queued: AtomicI64,
     /// Keys that it watches.
     pub(crate) watching: AtomicUsize,
+    /// It has logged in, or need not, and has made its TLS handshake, if one is due.
+    entered: AtomicBool,
     abort: OnceLock<AbortHandle>,
     killed: AtomicBool,
 }
@@ -77,6 +86,14 @@ pub(crate) enum Kind {
 }
 
 impl Client {
+    pub(crate) fn has_entered(&self) -> bool {
+        self.entered.load(Relaxed)
+    }
+
+    pub(crate) fn set_entered(&self, entered: bool) {
+        self.entered.store(entered, Relaxed);
+    }
+
     pub(crate) fn protocol(&self) -> Protocol {
         if self.protocol.load(Relaxed) == 3 { Protocol::Resp3 } else { Protocol::Resp2 }
     }
@@ -169,12 +186,13 @@ impl Client {
             out,
             " age={} idle={} flags={marks} db=0 sub={channels} psub={patterns} ssub={shards} multi={queued} watch={watching} \
              qbuf={query} qbuf-free=0 argv-mem=0 multi-mem=0 \
-             rbs=0 rbp=0 obl=0 oll={} omem={output} tot-mem={} events=r cmd={} user=default redir=-1 resp={} lib-name=",
+             rbs=0 rbp=0 obl=0 oll={} omem={output} tot-mem={} events=r cmd={} user={} redir=-1 resp={} lib-name=",
             now.saturating_duration_since(self.since).as_secs(),
             self.idle_s(now),
             u8::from(output > 0),
             query + output,
             crate::commands::name_of(self.last_command.load(Relaxed)),
+            names.user,
             self.protocol.load(Relaxed),
         );
         out.extend_from_slice(&names.lib_name);
@@ -182,6 +200,9 @@ impl Client {
         out.extend_from_slice(&names.lib_version);
     }
 }
+
+/// A client that is newer than this is not yet one who never asks.
+const TIME_TO_ASK: Duration = Duration::from_secs(1);
 
 /// All connected clients.
 #[derive(Default)]
@@ -193,12 +214,17 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    /// Adds a client, unless there are `most` already.
+    /// Adds a client, unless there are `most` already. Then the oldest of those who have never sent a whole request makes room, so
+    /// that whoever only holds connections cannot lock the others out.
     pub(crate) fn admit(&self, peer: SocketAddr, local: SocketAddr, most: usize) -> Option<Arc<Client>> {
         let mut all = self.all.lock();
         if all.len() >= most {
             self.rejected.fetch_add(1, Relaxed);
-            return None;
+            let never_asked =
+                |c: &&Arc<Client>| c.last_command.load(Relaxed) == u32::MAX && c.since.elapsed() >= TIME_TO_ASK;
+            let silent = all.values().find(never_asked)?.clone();
+            all.remove(&silent.id);
+            silent.kill();
         }
         self.accepted.fetch_add(1, Relaxed);
         let id = self.last_id.fetch_add(1, Relaxed) + 1;
@@ -218,6 +244,7 @@ impl Clients {
             subscriptions: Default::default(),
             queued: AtomicI64::new(-1),
             watching: AtomicUsize::new(0),
+            entered: AtomicBool::new(false),
             abort: OnceLock::new(),
             killed: AtomicBool::new(false),
         });

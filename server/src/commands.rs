@@ -3,6 +3,7 @@
 //! A command is one row in its family's file and one function. From the rows come dispatch, arity errors, COMMAND and its
 //! subcommands, HELP, and docs/commands.md: nothing is said twice.
 
+mod acl;
 mod ahead;
 mod bloom;
 pub(crate) mod channels;
@@ -24,8 +25,10 @@ mod set;
 mod string;
 pub(crate) mod transaction;
 
+pub(crate) use command::key_positions;
 pub(crate) use refusal::{Printable, Refusal, refuse};
 
+use crate::acl::{Access, Request, categories as categories_of};
 use crate::clients::{Client, Kind};
 use crate::engines::{CounterSpace, ExistenceSpace, KeyRef, Page, Seen};
 use crate::node::Node;
@@ -91,6 +94,10 @@ pub(crate) mod flag {
     pub(crate) const LISTENER: u32 = 1 << 25;
     /// An option makes it change data (FEED.GET ... MARK).
     pub(crate) const MAY_WRITE: u32 = 1 << 26;
+    /// Its first argument (behind the name of a subcommand) names a space, view or action.
+    pub(crate) const NAMED: u32 = 1 << 27;
+    /// It writes, and also tells what was stored.
+    pub(crate) const READS: u32 = 1 << 28;
 }
 
 /// Which arguments are keys: the first and the last one (negative: counted from the end), and the step. All 0: none.
@@ -154,6 +161,8 @@ const EMPTY: u16 = u16::MAX;
 /// The commands by number, and a hash table of their names.
 struct Table {
     specs: Vec<&'static Spec>,
+    /// Each command's number among all commands and subcommands; behind the last one, how many there are.
+    bits: Vec<usize>,
     slots: Box<[u16; SLOTS]>,
     /// By number: what to fetch for a request before it is its turn.
     ahead: Vec<Option<ahead::Ahead>>,
@@ -171,8 +180,12 @@ static TABLE: LazyLock<Table> = LazyLock::new(|| {
         }
         slots[slot] = number;
     }
+    let mut bits = vec![0];
+    for spec in &specs {
+        bits.push(bits[bits.len() - 1] + 1 + spec.subcommands.len());
+    }
     let ahead = specs.iter().map(|spec| ahead::of(spec.name)).collect();
-    Table { specs, slots, ahead }
+    Table { specs, bits, slots, ahead }
 });
 
 /// FNV-1a over the name with the case bit cleared, so that upper and lower case meet.
@@ -208,6 +221,36 @@ fn all() -> &'static [&'static Spec] {
     &TABLE.specs
 }
 
+/// The number of a command, or of its subcommand `sub` (0: none), among all commands and subcommands.
+#[inline]
+pub(crate) fn bit_of(number: u16, sub: u32) -> usize {
+    TABLE.bits[usize::from(number)] + sub as usize
+}
+
+/// How many commands and subcommands there are.
+pub(crate) fn bits() -> usize {
+    TABLE.bits.last().copied().unwrap_or_default()
+}
+
+/// All commands and subcommands by their numbers.
+pub(crate) fn with_numbers() -> impl Iterator<Item = (usize, &'static Spec)> {
+    all().iter().flat_map(|spec| std::iter::once(*spec).chain(spec.subcommands)).enumerate()
+}
+
+/// The numbers of a command with its subcommands, or of one subcommand (`config|get`); none if there is no such.
+pub(crate) fn numbers_named(name: &str) -> std::ops::Range<usize> {
+    let (command, own) = name.split_once('|').map_or((name, None), |(command, own)| (command, Some(own)));
+    let Some((number, spec)) = find(command.as_bytes()) else { return 0..0 };
+    let first = bit_of(number, 0);
+    match own {
+        None => first..first + 1 + spec.subcommands.len(),
+        Some(own) => match spec.subcommands.iter().position(|s| s.own_name().eq_ignore_ascii_case(own)) {
+            Some(at) => first + 1 + at..first + 2 + at,
+            None => 0..0,
+        },
+    }
+}
+
 /// The name of a command by its number, which lies in the lower 16 bits; above them the number of the subcommand, from 1.
 pub(crate) fn name_of(numbers: u32) -> &'static str {
     let Some(spec) = TABLE.specs.get((numbers & 0xffff) as usize) else { return "NULL" };
@@ -218,7 +261,8 @@ pub(crate) fn name_of(numbers: u32) -> &'static str {
 }
 
 impl Spec {
-    fn has(&self, flag: u32) -> bool {
+    #[inline]
+    pub(crate) fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
     }
 
@@ -238,6 +282,11 @@ impl Spec {
         self.name.split_once('|').map_or(self.name, |(_, own)| own)
     }
 
+    /// Whether it has this subcommand.
+    fn knows(&self, name: &[u8]) -> bool {
+        self.subcommands.iter().any(|sub| sub.own_name().as_bytes().eq_ignore_ascii_case(name))
+    }
+
     /// Upper-case name and arguments, as the reference shows them.
     fn synopsis(&self) -> String {
         let name = self.name.to_ascii_uppercase().replace('|', " ");
@@ -246,14 +295,7 @@ impl Spec {
 
     /// ACL categories, with their `@`.
     fn categories(&self) -> Vec<String> {
-        let mut categories = vec![format!("@{}", self.group)];
-        let kinds = [(flag::WRITE, "@write"), (flag::READONLY, "@read"), (flag::ADMIN, "@admin")];
-        categories.extend(kinds.iter().filter(|(bit, _)| self.has(*bit)).map(|(_, name)| (*name).to_owned()));
-        if self.has(flag::ADMIN) {
-            categories.push("@dangerous".to_owned());
-        }
-        categories.push(if self.has(flag::FAST) { "@fast" } else { "@slow" }.to_owned());
-        categories
+        categories_of(self).into_iter().map(|name| format!("@{name}")).collect()
     }
 }
 
@@ -274,6 +316,7 @@ pub(crate) type MayGo = Pin<Box<dyn Future<Output = Result<Vec<u8>, String>> + S
 /// What a connection remembers between commands.
 pub(crate) struct Session {
     pub(crate) client: Arc<Client>,
+    pub(crate) access: Access,
     /// The worker that serves it.
     pub(crate) worker: usize,
     pub(crate) replies: Replies,
@@ -296,9 +339,10 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(client: Arc<Client>, worker: usize) -> Session {
+    pub(crate) fn new(node: &Node, client: Arc<Client>, worker: usize) -> Session {
         Session {
             client,
+            access: Access::new(node),
             worker,
             replies: Replies::On,
             transaction: None,
@@ -370,11 +414,14 @@ impl<'a> Call<'a> {
     }
 
     /// Does something that takes its time (walks all rows, reads a whole filter) on another thread, and answers when it is done. Others
-    /// go on; the requests behind this one wait.
+    /// go on; the requests behind this one wait. Inside EXEC nothing may wait, and what is slow is not let in: there it is done at once.
     pub(crate) fn answer_later(
         &mut self,
         work: impl FnOnce(&Arc<Node>, &mut Reply<'_>) -> Outcome + Send + 'static,
     ) -> Outcome {
+        if self.session.in_exec {
+            return work(self.node, &mut self.reply);
+        }
         let (node, protocol, wanted) = (self.node.clone(), self.reply.protocol(), self.session.replies == Replies::On);
         let work = tokio::task::spawn_blocking(move || {
             let mut out = Vec::new();
@@ -506,6 +553,10 @@ pub(crate) fn execute(
 fn checked(found: Found, args: Args<'_>, session: &mut Session, node: &Node) -> Result<(u32, &'static Spec), Refusal> {
     let Some((number, spec)) = found else { return Err(unknown(args, session)) };
     let (spec, sub) = select(spec, args)?;
+    if !session.access.free {
+        let request = Request { spec, number: bit_of(number, sub), args };
+        session.access.check(node, &session.client, &request)?;
+    }
     if !node.is_loaded() && !spec.has(flag::LOADING) {
         return Err(Refusal::LOADING);
     }

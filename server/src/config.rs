@@ -167,6 +167,37 @@ section! {
 }
 
 section! {
+    /// Who may do what. docs/security.md has the threats and what guards against them.
+    Security {
+        /// Password of the user `default`; empty: none is needed. ACL SETUSER default, and a line for it in `users` or `acl_file`, go before.
+        #[redis = "requirepass"]
+        #[live = true]
+        password: String = String::new(),
+        /// While the user `default` needs no password, connections from other machines are told so ("DENIED") and closed.
+        #[redis = "protected-mode"]
+        #[live = true]
+        protected_mode: bool = true,
+        /// A file of users, one per line: `user name rules`. ACL LOAD and ACL SAVE read and write it. Empty: users are below.
+        #[redis = "aclfile"]
+        acl_file: String = String::new(),
+        /// Users: `name rules`, as ACL LIST shows them. CONFIG REWRITE writes them here.
+        users: Vec<String> = vec![],
+        /// Most users.
+        #[live = true]
+        max_users: usize = 10_000,
+        /// Refusals that ACL LOG remembers.
+        #[redis = "acllog-max-len"]
+        #[live = true]
+        acl_log_entries: usize = 128,
+        /// Commands that nobody may use, whatever the users' rules: names ("shutdown", "config|set") and categories ("@dangerous").
+        deny_commands: Vec<String> = vec![],
+        /// A client that must log in, or make a TLS handshake, and has not done so after so many seconds is disconnected; 0 means never.
+        #[live = true]
+        handshake_timeout_s: u64 = 10,
+    }
+}
+
+section! {
     /// A counter space: one 64-bit id -> several counters, packed to the bit.
     Counter {
         /// Its name in commands (`CNT.GET post 17`) and in views and actions.
@@ -254,6 +285,8 @@ pub struct Config {
     pub server: Server,
     /// `[durability]`
     pub durability: Durability,
+    /// `[security]`
+    pub security: Security,
     /// `[[counter]]`
     pub counter: Vec<Counter>,
     /// `[[existence]]`
@@ -277,6 +310,7 @@ impl Default for Config {
         Config {
             server: Server::default(),
             durability: Durability::default(),
+            security: Security::default(),
             counter: vec![
                 Counter {
                     name: text("post"),
@@ -306,7 +340,8 @@ impl Default for Config {
 }
 
 /// The sections that hold single values, as CONFIG knows them. (Spaces, views and actions are changed by the TM commands.)
-pub(crate) const SECTIONS: &[(&str, &[Key])] = &[("server", Server::KEYS), ("durability", Durability::KEYS)];
+pub(crate) const SECTIONS: &[(&str, &[Key])] =
+    &[("server", Server::KEYS), ("durability", Durability::KEYS), ("security", Security::KEYS)];
 
 /// The head of the printed file.
 const PREAMBLE: &str = "\
@@ -428,6 +463,7 @@ impl Config {
         let mut out = PREAMBLE.to_owned();
         print_section(&mut out, "[server]", Server::ABOUT, Server::KEYS, &self.server, true);
         print_section(&mut out, "[durability]", Durability::ABOUT, Durability::KEYS, &self.durability, true);
+        print_section(&mut out, "[security]", Security::ABOUT, Security::KEYS, &self.security, true);
         for (i, item) in self.counter.iter().enumerate() {
             print_section(&mut out, "[[counter]]", Counter::ABOUT, Counter::KEYS, item, i == 0);
         }
@@ -507,7 +543,8 @@ mod tests {
     #[test]
     fn the_printed_file_has_every_key() {
         let printed = Config::default().print();
-        let sections = [Server::KEYS, Durability::KEYS, Counter::KEYS, Existence::KEYS, View::KEYS, Action::KEYS];
+        let sections =
+            [Server::KEYS, Durability::KEYS, Security::KEYS, Counter::KEYS, Existence::KEYS, View::KEYS, Action::KEYS];
         for Key { name, .. } in sections.concat() {
             assert!(printed.contains(&format!("\n{name} = ")), "{name}");
         }

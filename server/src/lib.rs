@@ -12,6 +12,7 @@
 //! [`start`] runs a server inside this process, as the tests and the demo do; the program's `tidemark serve` does the same.
 #![forbid(unsafe_code)]
 
+mod acl;
 pub mod catalogue;
 mod channels;
 pub mod cli;
@@ -60,6 +61,9 @@ pub enum StartError {
     /// The data folder cannot be opened, or does not fit the configuration.
     #[error(transparent)]
     Recover(#[from] durability::RecoverError),
+    /// The users cannot be read.
+    #[error("{0}")]
+    Users(String),
     /// An address cannot be listened on.
     #[error("cannot listen on {address}: {source}")]
     Listen {
@@ -114,6 +118,7 @@ pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Resu
     durability::try_spaces(&config)?;
     let addresses = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<SocketAddr>>>()?;
     let host = Arc::new(Host::new(config, addresses, stop));
+    host.acl.configure(&host.config().security).map_err(StartError::Users)?;
     let mut threads = workers::start(&host, listeners)?;
     let opened = load(&host.node()).and_then(|log| {
         let (of_log, of_snapshots) = (host.node(), host.clone());

@@ -1,5 +1,6 @@
 //! What all connections share.
 
+use crate::acl::Acl;
 use crate::channels::Channels;
 use crate::clients::Clients;
 use crate::config::Config;
@@ -89,6 +90,7 @@ pub(crate) struct Process {
     pub(crate) clients: Clients,
     pub(crate) channels: Channels,
     pub(crate) pause: Pause,
+    pub(crate) acl: Acl,
     /// One per worker.
     pub(crate) tallies: Vec<Tallies>,
     /// Only a worker changes its tallies, so a reset notes where they stood.
@@ -145,6 +147,7 @@ impl Host {
             clients: Clients::default(),
             channels: Channels::default(),
             pause: Pause::default(),
+            acl: Acl::default(),
             tallies: (0..workers).map(|_| Tallies::default()).collect(),
             totals_base: Mutex::default(),
             stop,
@@ -189,6 +192,10 @@ impl Node {
                 "The operating system is not able to handle the specified number of clients, try with {allowed}"
             ));
         }
+        if before.security.password != after.security.password {
+            self.acl.set_default_password(&after.security.password)?;
+        }
+        self.acl.log.lock().most = after.security.acl_log_entries;
         self.durability.set_policy(after.durability.fsync);
         Ok(())
     }

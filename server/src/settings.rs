@@ -74,10 +74,11 @@ impl Settings {
     }
 
     /// Writes what has changed into the file that the configuration came from, and keeps the rest of it, comments too. When
-    /// this returns the file is safe on the disk.
-    pub(crate) fn rewrite(&self) -> Result<(), SetError> {
+    /// this returns the file is safe on the disk. `complete` adds what is kept elsewhere: the users.
+    pub(crate) fn rewrite(&self, complete: impl FnOnce(&mut Config)) -> Result<(), SetError> {
         let _one = self.changing.lock();
-        let config = self.now.load_full();
+        let mut config = Config::clone(&self.now.load());
+        complete(&mut config);
         let path = config.file.as_deref().ok_or(SetError::NoFile)?;
         let wrong = |what: String| SetError::Rewrite(format!("{}: {what}", path.display()));
         let text = match std::fs::read_to_string(path) {
@@ -148,6 +149,10 @@ pub(crate) fn list(config: &Config, port: u16) -> Vec<(String, String)> {
     for (section, keys) in SECTIONS {
         let Some(values) = all.get(*section).and_then(Value::as_table) else { continue };
         for key in *keys {
+            // ACL LIST has the users as they are now.
+            if key.name == "users" {
+                continue;
+            }
             let text = values.get(key.name).map(shown).unwrap_or_default();
             // The port is listed already, as it really is.
             out.extend(key.redis.iter().filter(|r| **r != "port").map(|redis| ((*redis).to_owned(), text.clone())));
@@ -311,7 +316,7 @@ mod tests {
         names.dedup();
         assert_eq!(names.len(), all.len(), "a name is listed twice");
         for (section, keys) in SECTIONS {
-            for key in *keys {
+            for key in keys.iter().filter(|key| key.name != "users") {
                 let ours = format!("{section}.{}", key.name);
                 for name in key.redis.iter().map(|r| (*r).to_owned()).chain([ours]) {
                     let (_, value) = all.iter().find(|(n, _)| *n == name).unwrap_or_else(|| panic!("{name}"));
@@ -386,17 +391,17 @@ mod tests {
         let text = format!("action = []\n{text}");
         std::fs::write(&path, &text).unwrap();
         let settings = Settings::new(Config::load(&path).unwrap());
-        settings.rewrite().unwrap();
+        settings.rewrite(|_| ()).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text, "nothing has changed");
         change(&settings, &[("maxclients", "10"), ("appendfsync", "no"), ("timeout", "3")]).unwrap();
-        settings.rewrite().unwrap();
+        settings.rewrite(|_| ()).unwrap();
         let expected = text.replace("max_clients = 9  # nine\n", "max_clients = 10  # nine\nidle_timeout_s = 3\n")
             + "\n[durability]\nfsync = \"no\"\n";
         assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
         assert_eq!(Config::load(&path).unwrap(), **settings.now());
         // Back to the default: the file must say so, for it says otherwise.
         change(&settings, &[("timeout", "0")]).unwrap();
-        settings.rewrite().unwrap();
+        settings.rewrite(|_| ()).unwrap();
         assert_eq!(Config::load(&path).unwrap().server.idle_timeout_s, 0);
     }
 
@@ -409,14 +414,14 @@ mod tests {
         change(&settings, &[("timeout", "3")]).unwrap();
         for broken in ["[server\n", "server = 3\n", "[server]\nnope = 3\n"] {
             std::fs::write(&path, broken).unwrap();
-            assert!(settings.rewrite().unwrap_err().to_string().starts_with("ERR Rewriting config file: "));
+            assert!(settings.rewrite(|_| ()).unwrap_err().to_string().starts_with("ERR Rewriting config file: "));
             assert_eq!(std::fs::read_to_string(&path).unwrap(), broken);
         }
         std::fs::remove_file(&path).unwrap();
-        settings.rewrite().unwrap();
+        settings.rewrite(|_| ()).unwrap();
         assert_eq!(Config::load(&path).unwrap().server.idle_timeout_s, 3);
         std::fs::remove_dir_all(folder.path()).unwrap();
-        assert!(settings.rewrite().is_err());
-        assert_eq!(Settings::new(Config::default()).rewrite(), Err(SetError::NoFile));
+        assert!(settings.rewrite(|_| ()).is_err());
+        assert_eq!(Settings::new(Config::default()).rewrite(|_| ()), Err(SetError::NoFile));
     }
 }

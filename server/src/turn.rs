@@ -15,6 +15,8 @@ use std::sync::Arc;
 
 /// Once so many bytes of replies are there, they are written before more requests are looked at.
 const WRITE_BYTES: usize = 256 << 10;
+/// Most bytes of replies that wait for a client that has not logged in: nobody is to keep us busy with refusals.
+const UNAUTHENTICATED_OUT_BYTES: usize = 16 << 10;
 /// First room for replies.
 const OUT_BYTES: usize = 64 << 10;
 /// Most arguments of one request, as in Redis.
@@ -68,6 +70,15 @@ enum Halt {
     Refused(Malformed),
 }
 
+/// What a client may send now.
+fn limits(config: &Config, session: &Session) -> Limits {
+    session.client.set_entered(session.access.user.is_some());
+    if session.access.user.is_none() {
+        return Limits::UNAUTHENTICATED;
+    }
+    Limits { max_args: MAX_ARGS, max_bulk_bytes: config.server.max_bulk_bytes, unauthenticated: false }
+}
+
 /// One client's requests and replies. See the top of the file.
 pub(crate) struct Talk {
     pub(crate) session: Session,
@@ -75,7 +86,6 @@ pub(crate) struct Talk {
     limits: Limits,
     /// As it was at this version of the settings.
     pub(crate) config: Arc<Config>,
-    version: u64,
     /// The input may hold whole requests, left there because the replies have to be written first.
     pub(crate) more: bool,
     /// Replies that the turn at hand has given.
@@ -87,14 +97,12 @@ pub(crate) struct Talk {
 
 impl Talk {
     pub(crate) fn new(node: &Node, client: Arc<Client>, worker: usize) -> Talk {
-        let version = node.settings.version();
+        let session = Session::new(node, client, worker);
         let config = Arc::clone(&node.config());
-        let limits =
-            Limits { max_args: MAX_ARGS, max_bulk_bytes: config.server.max_bulk_bytes, unauthenticated: false };
+        let limits = limits(&config, &session);
         Talk {
             config,
-            version,
-            session: Session::new(client, worker),
+            session,
             scanner: Scanner::default(),
             limits,
             more: false,
@@ -106,14 +114,14 @@ impl Talk {
 
     /// Executes the whole requests at the start of `buf`; gives the bytes that they took.
     pub(crate) fn execute(&mut self, node: &Arc<Node>, tallies: &Tallies, buf: &[u8], turn: &mut Turn) -> usize {
-        if self.version != node.settings.version() {
-            self.look_again(node);
-        }
         let mut at = 0;
         self.replies = 0;
         self.more = false;
         let paused = node.pause.now();
         loop {
+            if self.session.access.version != node.settings.version() && !self.look_again(node) {
+                return buf.len();
+            }
             let (end, halt) = self.scan(buf, at, &mut turn.batch);
             let Turn { out, scratch, batch } = turn;
             // One alone would be fetched for no sooner than it fetches for itself.
@@ -123,6 +131,10 @@ impl Talk {
                 }
             }
             for (index, request) in batch.iter().enumerate() {
+                // The request before this one may have changed it, too.
+                if self.session.access.version != node.settings.version() && !self.look_again(node) {
+                    return buf.len();
+                }
                 let before = out.len();
                 let Talk { session, scanner, .. } = self;
                 let args = scanner.args_in(&buf[request.bytes.clone()], request.spans.clone(), request.is_inline);
@@ -139,7 +151,10 @@ impl Talk {
                 }
                 self.replies += usize::from(out.len() > before);
                 at = request.bytes.end;
-                if out.len() > self.config.server.max_output_buffer_bytes {
+                if self.limits.unauthenticated != self.session.access.user.is_none() {
+                    self.limits = limits(&self.config, &self.session);
+                }
+                if out.len() > self.most_out() {
                     tracing::warn!("client {} asked for more than the output limit", self.session.client.peer);
                     self.closing = Closing::AtOnce;
                 } else if self.session.leaving {
@@ -172,12 +187,23 @@ impl Talk {
         }
     }
 
-    /// The settings have changed.
+    /// Settings or users have changed. False: the connection's user is no more, and the connection neither.
     #[cold]
-    fn look_again(&mut self, node: &Node) {
-        self.version = node.settings.version();
+    fn look_again(&mut self, node: &Node) -> bool {
+        // Before the look: what changes meanwhile is looked at once more.
+        self.session.access.version = node.settings.version();
         self.config = Arc::clone(&node.config());
-        self.limits.max_bulk_bytes = self.config.server.max_bulk_bytes;
+        let known = self.session.access.look_again(node);
+        if !known {
+            self.closing = Closing::AtOnce;
+        }
+        self.limits = limits(&self.config, &self.session);
+        known
+    }
+
+    /// Most bytes of replies that may wait.
+    fn most_out(&self) -> usize {
+        if self.limits.unauthenticated { UNAUTHENTICATED_OUT_BYTES } else { self.config.server.max_output_buffer_bytes }
     }
 
     /// Scans some requests, from `at` on. Gives where they end, and why there are not more.

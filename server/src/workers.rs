@@ -171,17 +171,30 @@ async fn accept(host: Arc<Host>, listeners: Vec<tokio::net::TcpListener>, worker
                     engines.measure(now.duration_since(before.0));
                 }
                 before = (now, commands);
-                let limit_s = host.config().server.idle_timeout_s;
-                if limit_s > 0 {
-                    for client in host.clients.list() {
-                        if client.idle_s(now) >= limit_s {
-                            client.kill();
-                        }
+                let (idle_s, handshake_s) = {
+                    let config = host.config();
+                    (config.server.idle_timeout_s, config.security.handshake_timeout_s)
+                };
+                for client in host.clients.list() {
+                    let slow = handshake_s > 0 && !client.has_entered() && client.since.elapsed().as_secs() >= handshake_s;
+                    if slow || (idle_s > 0 && client.idle_s(now) >= idle_s) {
+                        client.kill();
                     }
                 }
             }
         }
     }
+}
+
+/// What Redis says, of us.
+const DENIED: &[u8] = b"-DENIED Tidemark is running in protected mode because protected mode is enabled and no password is set for \
+the default user. In this mode connections are only accepted from the loopback interface. If you want to connect from external computers, \
+set a password for the default user (security.password, or CONFIG SET requirepass from this machine), or, if the server is not reachable by \
+others, disable protected mode (security.protected_mode).\r\n";
+
+/// Whether a peer is on this machine.
+fn is_here(peer: SocketAddr) -> bool {
+    peer.ip().to_canonical().is_loopback()
 }
 
 fn admit(process: &Process, workers: &[Worker], stream: tokio::net::TcpStream, peer: SocketAddr) -> io::Result<()> {
@@ -195,6 +208,10 @@ fn admit(process: &Process, workers: &[Worker], stream: tokio::net::TcpStream, p
         socket2::SockRef::from(&stream).set_tcp_keepalive(&probes.with_retries(3))?;
     }
     let local = stream.local_addr()?;
+    if config.security.protected_mode && !is_here(peer) && process.acl.is_open() {
+        process.clients.rejected.fetch_add(1, Relaxed);
+        return stream.write_all(DENIED);
+    }
     let Some(client) = process.clients.admit(peer, local, config.server.max_clients) else {
         // The socket's buffer is empty: this does not block.
         return stream.write_all(b"-ERR max number of clients reached\r\n");

@@ -1,6 +1,7 @@
 //! The connection itself: HELLO, CLIENT, PING and their like.
 
 use super::{Call, NO_KEYS, Outcome, Refusal, Replies, Spec, flag, help_row, peers, refuse};
+use crate::acl::{Access, DEFAULT, Reason};
 use crate::clients::{NO_EVICT, NO_TOUCH, Names};
 use crate::resp::Protocol;
 use std::sync::atomic::Ordering::Relaxed;
@@ -27,7 +28,7 @@ pub(super) const TABLE: &[Spec] = &[
     spec("hello", -1, ALWAYS | flag::FAST | flag::NO_AUTH | flag::SKIP_MONITOR, "6.0.0", "[2|3 [AUTH username password] [SETNAME name]]",
         "Chooses the protocol and tells what the server is.", hello),
     spec("auth", -2, ALWAYS | flag::FAST | flag::NO_AUTH | flag::SKIP_MONITOR, "1.0.0", "[username] password",
-        "Logs in. There are no passwords yet: the user default needs none.", auth),
+        "Logs in, as the user default if no other is named.", auth),
     spec("select", 2, flag::LOADING | flag::STALE | flag::FAST, "1.0.0", "index", "OK for database 0, the only one.", select),
     spec("quit", -1, ALWAYS | flag::FAST | flag::NO_AUTH | flag::AT_ONCE | flag::LISTENER, "1.0.0", "", "Closes the connection.", quit),
     spec("reset", 1, ALWAYS | flag::FAST | flag::NO_AUTH | flag::AT_ONCE | flag::LISTENER, "6.2.0", "", "Makes the connection as it was at its start.", reset),
@@ -86,32 +87,37 @@ fn echo(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// There is one user, and it has no password.
-fn log_in(user: &[u8]) -> Outcome {
-    if user == b"default" {
-        Ok(())
-    } else {
-        Err(refuse!("WRONGPASS invalid username-password pair or user is disabled."))
-    }
+/// Makes the connection this user's, if the password is right.
+fn log_in(call: &mut Call<'_>, name: &[u8], password: &[u8]) -> Outcome {
+    let (node, session) = (call.node, &mut *call.session);
+    let Some(user) = node.acl.login(name, password) else {
+        node.acl.note(Reason::Auth, call.args.at(0), name, &session.client);
+        return Err(Refusal::WRONG_PASS);
+    };
+    session.client.names.lock().user = user.name().to_owned();
+    session.access.enter(node, Some(user));
+    Ok(())
 }
 
 fn auth(call: &mut Call<'_>) -> Outcome {
-    match call.args.len() {
-        2 => Err(refuse!(
-            "ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?"
-        )),
-        3 => {
-            log_in(call.args.at(1))?;
-            call.reply.ok();
-            Ok(())
+    let (name, password) = match call.args.len() {
+        2 if call.node.acl.get(DEFAULT).is_some_and(|user| user.has_no_password()) => {
+            return Err(refuse!(
+                "ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?"
+            ));
         }
-        _ => Err(Refusal::SYNTAX),
-    }
+        2 => (DEFAULT.as_bytes(), call.args.at(1)),
+        3 => (call.args.at(1), call.args.at(2)),
+        _ => return Err(Refusal::SYNTAX),
+    };
+    log_in(call, name, password)?;
+    call.reply.ok();
+    Ok(())
 }
 
 fn hello(call: &mut Call<'_>) -> Outcome {
     let mut protocol = call.session.client.protocol();
-    let mut name = None;
+    let (mut name, mut login) = (None, None);
     if call.args.len() > 1 {
         protocol = match crate::resp::integer(call.args.at(1)) {
             Some(2) => Protocol::Resp2,
@@ -123,13 +129,21 @@ fn hello(call: &mut Call<'_>) -> Outcome {
     let mut options = call.args.from(2).iter();
     while let Some(option) = options.next() {
         if option.eq_ignore_ascii_case(b"AUTH") && options.len() >= 2 {
-            log_in(options.next().unwrap_or_default())?;
-            options.next();
+            login = Some((options.next().unwrap_or_default(), options.next().unwrap_or_default()));
         } else if option.eq_ignore_ascii_case(b"SETNAME") && options.len() >= 1 {
             name = Some(checked_name(options.next().unwrap_or_default())?);
         } else {
             return Err(refuse!("ERR Syntax error in HELLO option '{}'", super::Printable(option)));
         }
+    }
+    if let Some((user, password)) = login {
+        log_in(call, user, password)?;
+    }
+    if call.session.access.user.is_none() {
+        return Err(refuse!(
+            "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO AUTH <user> <pass> option can be used to \
+             authenticate the client and select the RESP protocol version at the same time"
+        ));
     }
     if let Some(name) = name {
         call.session.client.names.lock().name = name.to_vec();
@@ -176,8 +190,13 @@ fn reset(call: &mut Call<'_>) -> Outcome {
     call.session.forget(call.node);
     let client = &call.session.client;
     client.set_protocol(Protocol::Resp2);
-    client.names.lock().name.clear();
+    {
+        let mut names = client.names.lock();
+        names.name.clear();
+        names.user = DEFAULT.to_owned();
+    }
     client.flags.store(0, Relaxed);
+    call.session.access = Access::new(call.node);
     call.session.replies = Replies::On;
     call.reply.set_protocol(Protocol::Resp2);
     call.reply.simple("RESET");

@@ -188,7 +188,7 @@ fn docs(call: &mut Call<'_>) -> Outcome {
 }
 
 /// Positions of the keys in a request of this command.
-pub(super) fn key_positions(spec: &Spec, args: Args<'_>) -> impl Iterator<Item = usize> {
+pub(crate) fn key_positions(spec: &Spec, args: Args<'_>) -> impl Iterator<Item = usize> {
     let (first, last, step) = spec.keys;
     let count = i64::try_from(args.len()).unwrap_or(i64::MAX);
     let last = if last < 0 { count + i64::from(last) } else { i64::from(last) }.min(count - 1);

@@ -1,6 +1,7 @@
 //! CONFIG: the settings while the server runs ([`crate::settings`]).
 
 use super::{Call, NO_KEYS, Outcome, Refusal, Spec, flag, help, help_row, refuse};
+use crate::config::Config;
 use crate::{glob, settings};
 
 const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::LOADING | flag::STALE;
@@ -74,7 +75,12 @@ fn set(call: &mut Call<'_>) -> Outcome {
 
 fn rewrite(call: &mut Call<'_>) -> Outcome {
     call.answer_later(|node, reply| {
-        node.settings.rewrite().map_err(|e| refuse!("{e}"))?;
+        let users = |config: &mut Config| {
+            if config.security.acl_file.is_empty() {
+                config.security.users = node.acl.lines(&config.security);
+            }
+        };
+        node.settings.rewrite(users).map_err(|e| refuse!("{e}"))?;
         tracing::info!("CONFIG REWRITE: done");
         reply.ok();
         Ok(())

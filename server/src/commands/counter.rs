@@ -9,7 +9,7 @@ pub(super) const TABLE: &[Spec] = &[
     Spec {
         name: "cnt.get",
         arity: -3,
-        flags: flag::READONLY | flag::FAST,
+        flags: flag::NAMED | flag::READONLY | flag::FAST,
         keys: super::NO_KEYS,
         group: "counter",
         since: "0.1.0",
@@ -21,7 +21,7 @@ pub(super) const TABLE: &[Spec] = &[
     Spec {
         name: "cnt.incrby",
         arity: -5,
-        flags: flag::WRITE | flag::DENYOOM | flag::FAST,
+        flags: flag::NAMED | flag::READS | flag::WRITE | flag::DENYOOM | flag::FAST,
         keys: super::NO_KEYS,
         group: "counter",
         since: "0.1.0",
@@ -34,7 +34,7 @@ pub(super) const TABLE: &[Spec] = &[
     Spec {
         name: "cnt.mincrby",
         arity: -5,
-        flags: flag::WRITE | flag::DENYOOM | flag::FAST,
+        flags: flag::NAMED | flag::READS | flag::WRITE | flag::DENYOOM | flag::FAST,
         keys: super::NO_KEYS,
         group: "counter",
         since: "0.1.0",
@@ -46,7 +46,7 @@ pub(super) const TABLE: &[Spec] = &[
     Spec {
         name: "cnt.set",
         arity: -5,
-        flags: flag::WRITE | flag::DENYOOM | flag::FAST,
+        flags: flag::NAMED | flag::WRITE | flag::DENYOOM | flag::FAST,
         keys: super::NO_KEYS,
         group: "counter",
         since: "0.1.0",
@@ -58,7 +58,7 @@ pub(super) const TABLE: &[Spec] = &[
     Spec {
         name: "cnt.del",
         arity: -3,
-        flags: flag::WRITE | flag::FAST,
+        flags: flag::NAMED | flag::WRITE | flag::FAST,
         keys: super::NO_KEYS,
         group: "counter",
         since: "0.1.0",

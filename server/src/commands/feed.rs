@@ -9,7 +9,7 @@ pub(super) const TABLE: &[Spec] = &[
     Spec {
         name: "feed.get",
         arity: -4,
-        flags: flag::READONLY | flag::FAST | flag::MAY_WRITE,
+        flags: flag::NAMED | flag::READONLY | flag::FAST | flag::MAY_WRITE,
         keys: super::NO_KEYS,
         group: "feed",
         since: "0.1.0",
@@ -25,7 +25,7 @@ pub(super) const TABLE: &[Spec] = &[
     Spec {
         name: "feed.act",
         arity: -4,
-        flags: flag::WRITE | flag::DENYOOM | flag::FAST,
+        flags: flag::NAMED | flag::WRITE | flag::DENYOOM | flag::FAST,
         keys: super::NO_KEYS,
         group: "feed",
         since: "0.1.0",
@@ -38,7 +38,7 @@ pub(super) const TABLE: &[Spec] = &[
     Spec {
         name: "feed.undo",
         arity: -4,
-        flags: flag::WRITE | flag::FAST,
+        flags: flag::NAMED | flag::WRITE | flag::FAST,
         keys: super::NO_KEYS,
         group: "feed",
         since: "0.1.0",

@@ -34,7 +34,7 @@ pub(super) const TABLE: &[Spec] = &[
         "Sets counters of a row; answers OK.", hmset),
     spec("hsetnx", 4, WRITE, "2.0.0", "key field value",
         "Sets a counter if the row does not exist; answers 1, or 0 if it did.", hsetnx),
-    spec("hincrby", 4, WRITE, "2.0.0", "key field increment",
+    spec("hincrby", 4, WRITE | flag::READS, "2.0.0", "key field increment",
         "Adds to a counter, which begins at 0; answers its new value.", hincrby),
     spec("hget", 3, READ, "2.0.0", "key field",
         "The value of a counter, nil if the row does not exist.", hget),

@@ -1,6 +1,7 @@
 //! INFO: sections and fields under Redis's names, so that its tools find them.
 
 use super::{Call, Outcome};
+use crate::acl::Reason;
 use crate::node::{Node, unix_us};
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering::Relaxed;
@@ -161,6 +162,10 @@ fn stats(node: &Node, out: &mut String) {
         "expired_keys" = 0,
         "evicted_keys" = 0,
         "total_error_replies" = totals.errors,
+        "acl_access_denied_auth" = node.acl.refused[Reason::Auth as usize].load(Relaxed),
+        "acl_access_denied_cmd" = node.acl.refused[Reason::Command as usize].load(Relaxed),
+        "acl_access_denied_key" = node.acl.refused[Reason::Key as usize].load(Relaxed),
+        "acl_access_denied_channel" = node.acl.refused[Reason::Channel as usize].load(Relaxed),
     );
 }
 

@@ -123,9 +123,10 @@ fn kill(call: &mut Call<'_>) -> Outcome {
         } else if is(b"laddr") {
             filters.push(Box::new(move |c| c.local.to_string() == text));
         } else if is(b"user") {
-            if text != "default" {
+            if call.node.acl.get(&text).is_none() {
                 return Err(refuse!("ERR No such user '{}'", super::Printable(value)));
             }
+            filters.push(Box::new(move |c| c.names.lock().user == text));
         } else if is(b"maxage") {
             let Some(age) = crate::resp::natural(value) else {
                 return Err(refuse!("ERR maxage is not an integer or out of range"));
@@ -147,6 +148,16 @@ fn kill(call: &mut Call<'_>) -> Outcome {
     }
     call.reply.int(killed);
     Ok(())
+}
+
+/// Closes those connections of some users for which `also` holds.
+pub(super) fn end_users(call: &mut Call<'_>, names: &[&str], also: impl Fn(&Client) -> bool) {
+    for client in call.node.clients.list() {
+        let is_theirs = names.contains(&client.names.lock().user.as_str());
+        if is_theirs && also(&client) {
+            end(call, &client);
+        }
+    }
 }
 
 /// Closes a connection: another one at once, this one after its reply.

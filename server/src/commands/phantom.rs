@@ -9,7 +9,7 @@ pub(super) const TABLE: &[Spec] = &[
     Spec {
         name: "ph.add",
         arity: -4,
-        flags: flag::WRITE | flag::DENYOOM | flag::FAST,
+        flags: flag::NAMED | flag::WRITE | flag::DENYOOM | flag::FAST,
         keys: super::NO_KEYS,
         group: "phantom",
         since: "0.1.0",
@@ -21,7 +21,7 @@ pub(super) const TABLE: &[Spec] = &[
     Spec {
         name: "ph.exists",
         arity: -4,
-        flags: flag::READONLY | flag::FAST,
+        flags: flag::NAMED | flag::READONLY | flag::FAST,
         keys: super::NO_KEYS,
         group: "phantom",
         since: "0.1.0",
@@ -33,7 +33,7 @@ pub(super) const TABLE: &[Spec] = &[
     Spec {
         name: "ph.del",
         arity: -4,
-        flags: flag::WRITE | flag::FAST,
+        flags: flag::NAMED | flag::WRITE | flag::FAST,
         keys: super::NO_KEYS,
         group: "phantom",
         since: "0.1.0",

@@ -10,6 +10,9 @@ pub(crate) struct Refusal(Cow<'static, [u8]>);
 
 impl Refusal {
     pub(crate) const LOADING: Refusal = Refusal::fixed(b"LOADING Tidemark is loading the dataset in memory");
+    pub(crate) const NO_AUTH: Refusal = Refusal::fixed(b"NOAUTH Authentication required.");
+    pub(crate) const WRONG_PASS: Refusal =
+        Refusal::fixed(b"WRONGPASS invalid username-password pair or user is disabled.");
     pub(crate) const NOT_AN_INTEGER: Refusal = Refusal::fixed(b"ERR value is not an integer or out of range");
     pub(crate) const HASH_NOT_AN_INTEGER: Refusal = Refusal::fixed(b"ERR hash value is not an integer");
     pub(crate) const OVERFLOW: Refusal = Refusal::fixed(b"ERR increment or decrement would overflow");

@@ -29,7 +29,7 @@ const fn spec(
 pub(super) const TABLE: &[Spec] = &[
     Spec {
         subcommands: &[
-            spec("tm.space|alter", -5, flag::WRITE | ADMIN, "space ADD field:bits|WIDEN field:bits|DROP field",
+            spec("tm.space|alter", -5, flag::NAMED | flag::WRITE | ADMIN, "space ADD field:bits|WIDEN field:bits|DROP field",
                 "Changes the schema of a counter space, at once and without a pause: a new field is 0 in all rows; WIDEN sets the bits that a \
                  field has inside a row (more or fewer: what does not fit is kept beside, exactly); DROP removes a field and its values. Older tables \
                  are rewritten in the background. Answers the new schema, dropped fields with a '!'.", alter),
@@ -40,21 +40,21 @@ pub(super) const TABLE: &[Spec] = &[
         ],
         ..spec("tm.space", -2, 0, "", "A container for commands about spaces.", super::help)
     },
-    spec("tm.tables", -1, flag::STALE | flag::NO_MULTI, "[space]",
+    spec("tm.tables", -1, flag::NAMED | flag::STALE | flag::NO_MULTI, "[space]",
         "The tables of a space (or of all), oldest first, a map each: id range, rows or pairs, fill, bytes; for counter spaces the buckets \
          that a hit touches and the sizes of the aux and extend dictionaries; for existence spaces the configured, the expected and the \
          measured false-positive rate, and when it will be recycled.", tables),
-    spec("tm.advise", 2, flag::READONLY | flag::NO_MULTI, "space",
+    spec("tm.advise", 2, flag::NAMED | flag::READONLY | flag::NO_MULTI, "space",
         "From the values that are there (a sample of a million rows): the bits per field that take the fewest bytes in total, and what they \
          save; as a map, with a table for people and the commands that would do it.", advise),
-    spec("tm.roll", 2, flag::WRITE | ADMIN, "space",
+    spec("tm.roll", 2, flag::NAMED | flag::WRITE | ADMIN, "space",
         "Closes the newest table of a space, though it is not full, and opens the next. 1, or 0 if it is empty.", roll),
-    spec("tm.digest", -2, flag::READONLY | flag::NO_MULTI | ADMIN, "space [low]",
+    spec("tm.digest", -2, flag::NAMED | flag::READONLY | flag::NO_MULTI | ADMIN, "space [low]",
         "What two servers need to compare the tables of an existence space: per table, or for the one that begins at the id low, range, rate, \
          size and a checksum; with low also the checksums of its blocks of 64 KiB.", digest),
-    spec("tm.export", 3, flag::READONLY | flag::NO_MULTI | ADMIN, "space low",
+    spec("tm.export", 3, flag::NAMED | flag::READONLY | flag::NO_MULTI | ADMIN, "space low",
         "The table of an existence space that begins at the id low, as one string for TM.MERGE on another server. Pairs of ids far ahead of the others (aside_pairs in TM.SPACE LIST) are in no table yet.", export),
-    spec("tm.merge", 3, flag::WRITE | flag::NO_MULTI | flag::DENYOOM | ADMIN, "space table",
+    spec("tm.merge", 3, flag::NAMED | flag::WRITE | flag::NO_MULTI | flag::DENYOOM | ADMIN, "space table",
         "Adds the pairs of an exported table to ours: what is set in either is set then. Range, rate, size and the space's seed must be \
          the same. OK when a snapshot holds it.", merge),
 ];

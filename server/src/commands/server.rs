@@ -1,6 +1,6 @@
 //! The server as a whole: INFO, COMMAND, SHUTDOWN and their like.
 
-use super::{Call, NO_KEYS, Outcome, Refusal, Spec, command, config, flag, info, refuse};
+use super::{Call, NO_KEYS, Outcome, Refusal, Spec, acl, command, config, flag, info, refuse};
 use crate::node::unix_us;
 
 const fn spec(
@@ -19,6 +19,7 @@ const ALWAYS: u32 = flag::LOADING | flag::STALE;
 
 #[rustfmt::skip]
 pub(super) const TABLE: &[Spec] = &[
+    acl::ACL,
     command::COMMAND,
     config::CONFIG,
     spec("dbsize", 1, flag::READONLY | flag::FAST, "1.0.0", "", "How many rows there are. Pairs are not counted.", dbsize),

@@ -24,10 +24,10 @@ pub(super) const TABLE: &[Spec] = &[
     spec("mget", -2, READ, ALL_KEYS, "key [key ...]", "The values of counters, nil for those whose row does not exist.", mget),
     spec("set", -3, WRITE, ONE_KEY, "key value",
         "Sets a counter. Redis's options (EX, NX, GET, ...) are refused: a counter does not expire.", set),
-    spec("incr", 2, WRITE, ONE_KEY, "key", "Adds 1 to a counter; answers its new value.", incr),
-    spec("incrby", 3, WRITE, ONE_KEY, "key increment", "Adds to a counter; answers its new value.", incrby),
-    spec("decr", 2, WRITE, ONE_KEY, "key", "Takes 1 from a counter; answers its new value.", decr),
-    spec("decrby", 3, WRITE, ONE_KEY, "key decrement", "Takes from a counter; answers its new value.", decrby),
+    spec("incr", 2, WRITE | flag::READS, ONE_KEY, "key", "Adds 1 to a counter; answers its new value.", incr),
+    spec("incrby", 3, WRITE | flag::READS, ONE_KEY, "key increment", "Adds to a counter; answers its new value.", incrby),
+    spec("decr", 2, WRITE | flag::READS, ONE_KEY, "key", "Takes 1 from a counter; answers its new value.", decr),
+    spec("decrby", 3, WRITE | flag::READS, ONE_KEY, "key decrement", "Takes from a counter; answers its new value.", decrby),
 ];
 
 fn get(call: &mut Call<'_>) -> Outcome {

@@ -1,6 +1,7 @@
 //! End-to-end tests: a real server on a real socket. One binary, a module per topic.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where it stopped")]
 
+mod acl;
 mod beside_redis;
 mod channels;
 mod commands;

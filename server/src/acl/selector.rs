@@ -1,0 +1,379 @@
+//! A selector: commands, and what they may touch. A bit per command and subcommand; globs for keys, names and channels.
+
+use super::category::{CATEGORIES, of as categories};
+use crate::commands::{self, Spec, flag, key_positions};
+use crate::engines::{Engines, KeyRef};
+use crate::glob;
+use crate::resp::Args;
+use std::fmt::Write as _;
+
+/// A request, as far as permissions go.
+pub(crate) struct Request<'a> {
+    pub(crate) spec: &'static Spec,
+    /// The command's number among all commands and subcommands ([`commands::bit_of`]).
+    pub(crate) number: usize,
+    pub(crate) args: Args<'a>,
+}
+
+impl Request<'_> {
+    /// AUTH and its like, which nobody can be denied.
+    pub(super) fn is_for_everybody(&self) -> bool {
+        self.spec.has(flag::NO_AUTH)
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.spec.name
+    }
+}
+
+/// What of a request is not allowed; the position of the argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Denied {
+    Command,
+    Key(usize),
+    /// A space, view or action.
+    Name(usize),
+    Channel(usize),
+}
+
+impl Denied {
+    /// As Redis's error says it.
+    pub(super) fn words(self, request: &Request<'_>) -> String {
+        match self {
+            Denied::Command => format!("run the '{}' command", request.name()),
+            Denied::Key(_) => "access one of the keys used as arguments".to_owned(),
+            Denied::Name(_) => "access one of the spaces, views or actions used as arguments".to_owned(),
+            Denied::Channel(_) => "access one of the channels used as arguments".to_owned(),
+        }
+    }
+
+    /// As ACL DRYRUN says it.
+    pub(crate) fn dry_words(self, request: &Request<'_>) -> String {
+        let object = |at| String::from_utf8_lossy(request.args.at(at)).into_owned();
+        match self {
+            Denied::Command => self.words(request),
+            Denied::Key(at) => format!("access the '{}' key", object(at)),
+            Denied::Name(at) => format!("access the space, view or action '{}'", object(at)),
+            Denied::Channel(at) => format!("access the '{}' channel", object(at)),
+        }
+    }
+}
+
+/// A set of commands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Commands {
+    bits: Box<[u64]>,
+}
+
+/// Why a rule about commands is none.
+const UNKNOWN: &str = "Unknown command or category name in ACL";
+
+impl Commands {
+    pub(super) fn none() -> Commands {
+        Commands { bits: vec![0; commands::bits().div_ceil(64)].into() }
+    }
+
+    pub(super) fn every() -> Commands {
+        Commands { bits: vec![u64::MAX; commands::bits().div_ceil(64)].into() }
+    }
+
+    #[inline]
+    pub(super) fn has(&self, number: usize) -> bool {
+        self.bits.get(number / 64).is_some_and(|word| word >> (number % 64) & 1 == 1)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.bits.iter().all(|word| *word == 0)
+    }
+
+    fn set(&mut self, number: usize, on: bool) {
+        let (word, bit) = (&mut self.bits[number / 64], 1 << (number % 64));
+        if on { *word |= bit } else { *word &= !bit }
+    }
+
+    /// Switches a command with its subcommands, a subcommand (`config|get`), or a category (`@read`).
+    pub(super) fn set_named(&mut self, name: &str, on: bool) -> Result<(), &'static str> {
+        if let Some(category) = name.strip_prefix('@') {
+            let category = category.to_ascii_lowercase();
+            if category == "all" {
+                *self = if on { Commands::every() } else { Commands::none() };
+                return Ok(());
+            }
+            if !CATEGORIES.contains(&category.as_str()) {
+                return Err(UNKNOWN);
+            }
+            for (number, spec) in commands::with_numbers() {
+                if categories(spec).contains(&category.as_str()) {
+                    self.set(number, on);
+                }
+            }
+            return Ok(());
+        }
+        if name.matches('|').count() > 1 {
+            return Err("Allowing first-arg of a subcommand is not supported");
+        }
+        let found = commands::numbers_named(name);
+        if found.is_empty() {
+            return Err(UNKNOWN);
+        }
+        found.for_each(|number| self.set(number, on));
+        Ok(())
+    }
+}
+
+/// A glob and what it allows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Pattern {
+    glob: String,
+    read: bool,
+    write: bool,
+}
+
+impl Pattern {
+    fn allows(&self, text: &[u8], read: bool, write: bool) -> bool {
+        (self.read || !read) && (self.write || !write) && glob::matches(self.glob.as_bytes(), text, false)
+    }
+
+    fn describe(&self, mark: char, out: &mut String) {
+        let _ = match (self.read, self.write) {
+            (true, true) => write!(out, "{mark}{} ", self.glob),
+            (true, false) => write!(out, "%R{mark}{} ", self.glob),
+            _ => write!(out, "%W{mark}{} ", self.glob),
+        };
+    }
+}
+
+/// Commands, with what they may touch. A request is allowed if one of a user's selectors allows it.
+#[derive(Clone, Debug)]
+pub(crate) struct Selector {
+    commands: Commands,
+    /// All commands, later ones too, but for the rules that follow.
+    all_commands: bool,
+    /// The rules that lead to `commands`, as they were given, without those that later ones undid.
+    rules: Vec<String>,
+    all_keys: bool,
+    keys: Vec<Pattern>,
+    names: Vec<Pattern>,
+    all_channels: bool,
+    channels: Vec<String>,
+}
+
+const AFTER_ALL_KEYS: &str = "Adding a pattern after the * pattern (or the 'allkeys' flag) is not valid and does not have any effect. Try \
+'resetkeys' to start with an empty list of patterns";
+const AFTER_ALL_CHANNELS: &str = "Adding a pattern after the * pattern (or the 'allchannels' flag) is not valid and does not have any effect. \
+Try 'resetchannels' to start with an empty list of channels";
+
+impl Selector {
+    /// Allows nothing.
+    pub(super) fn new() -> Selector {
+        Selector {
+            commands: Commands::none(),
+            all_commands: false,
+            rules: Vec::new(),
+            all_keys: false,
+            keys: Vec::new(),
+            names: Vec::new(),
+            all_channels: false,
+            channels: Vec::new(),
+        }
+    }
+
+    pub(super) fn is_everything(&self) -> bool {
+        self.all_commands && self.rules.is_empty() && self.all_keys && self.all_channels
+    }
+
+    /// Applies one rule.
+    pub(super) fn apply(&mut self, rule: &str) -> Result<(), &'static str> {
+        let lower = rule.to_ascii_lowercase();
+        match lower.as_str() {
+            "allcommands" | "+@all" => self.all_or_none(true),
+            "nocommands" | "-@all" => self.all_or_none(false),
+            "allkeys" | "~*" | "%rw~*" | "%wr~*" => {
+                self.keys.clear();
+                self.all_keys = true;
+            }
+            "resetkeys" => {
+                self.keys.clear();
+                self.all_keys = false;
+            }
+            "resetspaces" => self.names.clear(),
+            "allchannels" | "&*" => {
+                self.channels.clear();
+                self.all_channels = true;
+            }
+            "resetchannels" => {
+                self.channels.clear();
+                self.all_channels = false;
+            }
+            _ => match rule.as_bytes()[0] {
+                b'~' | b'%' | b'$' => return self.allow_pattern(rule),
+                b'&' => {
+                    if self.all_channels {
+                        return Err(AFTER_ALL_CHANNELS);
+                    }
+                    self.channels.retain(|c| *c != rule[1..]);
+                    self.channels.push(rule[1..].to_owned());
+                }
+                sign @ (b'+' | b'-') => {
+                    self.commands.set_named(&lower[1..], sign == b'+')?;
+                    self.note_rule(&lower);
+                }
+                _ => return Err("Syntax error"),
+            },
+        }
+        Ok(())
+    }
+
+    fn all_or_none(&mut self, all: bool) {
+        self.commands = if all { Commands::every() } else { Commands::none() };
+        self.all_commands = all;
+        self.rules.clear();
+    }
+
+    /// `~keys`, `$names`, and either behind `%R`, `%W` or `%RW`.
+    fn allow_pattern(&mut self, rule: &str) -> Result<(), &'static str> {
+        let (mut read, mut write) = (true, true);
+        let mut rest = rule;
+        if let Some(flags) = rule.strip_prefix('%') {
+            let at = flags.find(['~', '$']).filter(|at| *at > 0).ok_or("Syntax error")?;
+            let (flags, pattern) = flags.split_at(at);
+            if !flags.bytes().all(|b| matches!(b, b'r' | b'R' | b'w' | b'W')) {
+                return Err("Syntax error");
+            }
+            (read, write, rest) = (flags.contains(['r', 'R']), flags.contains(['w', 'W']), pattern);
+        }
+        let pattern = Pattern { glob: rest[1..].to_owned(), read, write };
+        if rest.starts_with('~') && self.all_keys {
+            return Err(AFTER_ALL_KEYS);
+        }
+        let list = if rest.starts_with('~') { &mut self.keys } else { &mut self.names };
+        if !list.contains(&pattern) {
+            list.push(pattern);
+        }
+        Ok(())
+    }
+
+    /// A rule about a command replaces those about it and its subcommands, one about a category those about the same.
+    fn note_rule(&mut self, rule: &str) {
+        let about = &rule[1..];
+        let replaced =
+            |old: &String| old[1..].strip_prefix(about).is_some_and(|rest| rest.is_empty() || rest.starts_with('|'));
+        self.rules.retain(|old| !replaced(old));
+        self.rules.push(rule.to_owned());
+    }
+
+    /// The rules about commands.
+    pub(crate) fn command_rules(&self) -> String {
+        let mut out = if self.all_commands { "+@all" } else { "-@all" }.to_owned();
+        for rule in &self.rules {
+            let _ = write!(out, " {rule}");
+        }
+        out
+    }
+
+    /// The patterns of keys.
+    pub(crate) fn key_rules(&self) -> String {
+        let mut out = if self.all_keys { "~* ".to_owned() } else { String::new() };
+        self.keys.iter().for_each(|p| p.describe('~', &mut out));
+        self.names.iter().for_each(|p| p.describe('$', &mut out));
+        out.trim_end().to_owned()
+    }
+
+    /// The patterns of channels.
+    pub(crate) fn channel_rules(&self) -> String {
+        if self.all_channels {
+            return "&*".to_owned();
+        }
+        self.channels.iter().map(|c| format!("&{c}")).collect::<Vec<_>>().join(" ")
+    }
+
+    /// As ACL LIST shows it.
+    pub(super) fn describe(&self) -> String {
+        let mut out = self.key_rules();
+        if !out.is_empty() {
+            out.push(' ');
+        }
+        if !self.all_channels {
+            out += "resetchannels ";
+        }
+        let channels = self.channel_rules();
+        if !channels.is_empty() {
+            let _ = write!(out, "{channels} ");
+        }
+        out + &self.command_rules()
+    }
+
+    /// Whether it allows the whole of a request.
+    pub(super) fn check(&self, request: &Request<'_>, engines: Option<&Engines>) -> Result<(), Denied> {
+        let (spec, args) = (request.spec, request.args);
+        if !self.commands.has(request.number) && !request.is_for_everybody() {
+            return Err(Denied::Command);
+        }
+        if !self.all_keys {
+            let write = spec.has(flag::WRITE);
+            let read = !write || spec.has(flag::READS);
+            if let Some(at) = key_positions(spec, args).find(|at| !self.allows_key(args.at(*at), read, write, engines))
+            {
+                return Err(Denied::Key(at));
+            }
+            // Behind a subcommand's name the rest begins one later.
+            let first = 1 + usize::from(spec.name.contains('|'));
+            if spec.has(flag::NAMED) && args.len() > first && !self.allows_name(args.at(first), read, write) {
+                return Err(Denied::Name(first));
+            }
+            if spec.has(flag::MAY_WRITE)
+                && let Some(at) = mark(args)
+                && !self.allows_name(args.at(at), false, true)
+            {
+                return Err(Denied::Name(at));
+            }
+        }
+        if !self.all_channels
+            && let Some(at) =
+                channels(spec, args).find(|at| !self.allows_channel(args.at(*at), spec.name.starts_with('p')))
+        {
+            return Err(Denied::Channel(at));
+        }
+        Ok(())
+    }
+
+    fn allows_key(&self, key: &[u8], read: bool, write: bool, engines: Option<&Engines>) -> bool {
+        if self.keys.iter().any(|p| p.allows(key, read, write)) {
+            return true;
+        }
+        // Of the keys of a space that may be used as a whole.
+        let space = match engines.map(|e| e.resolve(key)) {
+            Some(Ok(KeyRef::Row { space, .. } | KeyRef::Cell { space, .. })) => space.name(),
+            Some(Ok(KeyRef::Pair { space, .. })) => space.name(),
+            _ => return false,
+        };
+        self.names.iter().any(|p| p.allows(space.as_bytes(), read, write))
+    }
+
+    fn allows_name(&self, name: &[u8], read: bool, write: bool) -> bool {
+        let all = |p: &&Pattern| p.glob == "*";
+        self.names.iter().chain(self.keys.iter().filter(all)).any(|p| p.allows(name, read, write))
+    }
+
+    /// A pattern that is subscribed to must be one of ours as it stands: what it would match cannot be told.
+    fn allows_channel(&self, channel: &[u8], is_pattern: bool) -> bool {
+        let matches = |own: &String| {
+            if is_pattern { own.as_bytes() == channel } else { glob::matches(own.as_bytes(), channel, false) }
+        };
+        self.channels.iter().any(matches)
+    }
+}
+
+/// Position of the action that FEED.GET is to do.
+fn mark(args: Args<'_>) -> Option<usize> {
+    (3..args.len().saturating_sub(1)).find(|at| args.at(*at).eq_ignore_ascii_case(b"MARK")).map(|at| at + 1)
+}
+
+/// Positions of the channels in a request. Leaving a channel is always allowed.
+fn channels(spec: &Spec, args: Args<'_>) -> std::ops::Range<usize> {
+    match spec.name {
+        "publish" | "spublish" => 1..2.min(args.len()),
+        "subscribe" | "psubscribe" | "ssubscribe" => 1..args.len(),
+        _ => 0..0,
+    }
+}
