@@ -14,6 +14,7 @@ use crate::catalogue::{Catalogue, Mismatch};
 use crate::config::{Config, Fsync};
 use crate::engines::{BuildError, Engines};
 use crate::records::{Commit, Mark, MarkedMember, RecordKind, put_number, read_pairs, read_rows, take_number};
+use crate::release::Release;
 use crate::snapshot::{self, Parts};
 use counter::Schema;
 use parking_lot::Mutex;
@@ -23,7 +24,6 @@ use store::{
     Batch, CommitOptions, Committed, Committer, Health, Log, Position, Progress, RealDisk, Record, Source, Store,
     StoreOptions, SyncPolicy, Ticket,
 };
-use tokio::sync::watch;
 
 /// How far commits have come, as connections wait for it.
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ struct Reached {
 /// What writers, connections and the commit thread share.
 pub struct Durability {
     committer: Committer<Mark>,
-    reached: watch::Sender<Reached>,
+    release: Release<Reached>,
     /// End of the log: appended, synced.
     positions: Mutex<(Position, Position)>,
     /// What snapshots must write again.
@@ -50,7 +50,7 @@ impl Durability {
         let reached = Reached { durable: 0, failed: 0, health: Health::Good, reason: "".into() };
         Durability {
             committer: Committer::new(CommitOptions { policy: policy_of_store(policy), ..CommitOptions::default() }),
-            reached: watch::Sender::new(reached),
+            release: Release::new(reached),
             positions: Mutex::new((Position::START, Position::START)),
             parts: Parts::default(),
         }
@@ -73,7 +73,7 @@ impl Durability {
     pub fn refusal(&self) -> Option<String> {
         match self.committer.health() {
             Health::Good => None,
-            Health::Full | Health::Failing => Some(refusal_text(&self.reached.borrow().reason)),
+            Health::Full | Health::Failing => Some(refusal_text(&self.release.look().reason)),
         }
     }
 
@@ -85,13 +85,14 @@ impl Durability {
 
     /// Waits until the log has caught up, or fails: then writes are refused anyway.
     pub async fn room(&self) {
-        let mut reached = self.reached.subscribe();
-        while self.is_crowded() && self.committer.health() == Health::Good {
-            self.committer.nudge();
-            if reached.changed().await.is_err() {
-                return;
+        let may_go = || !self.is_crowded() || self.committer.health() != Health::Good;
+        let asked = |_: &Reached| {
+            if !may_go() {
+                self.committer.nudge();
             }
-        }
+            may_go().then_some(())
+        };
+        self.release.wait(asked).await;
     }
 
     /// Whether replies to writes wait for the disk.
@@ -105,19 +106,18 @@ impl Durability {
         self.committer.set_policy(policy_of_store(policy));
     }
 
-    /// Waits until everything up to `ticket` is safe. The error is what to tell those who wrote.
+    /// Waits until everything up to `ticket` is safe. The error is what to tell those who wrote. For tasks of the workers.
     pub async fn safe(&self, ticket: Ticket) -> Result<(), String> {
-        if self.committer.durable() >= ticket {
-            return Ok(());
-        }
-        // The ticket may name a round that nothing of ours is in, and that nobody else asks for.
-        self.committer.nudge();
-        let mut reached = self.reached.subscribe();
-        match reached.wait_for(|r| r.durable >= ticket || r.failed >= ticket).await {
-            Ok(r) if r.durable >= ticket => Ok(()),
-            Ok(r) => Err(refusal_text(&r.reason)),
-            Err(_) => Err(refusal_text("the server is ending")),
-        }
+        self.committer.hurry(ticket);
+        self.release
+            .wait(|r| {
+                if r.durable >= ticket {
+                    Some(Ok(()))
+                } else {
+                    (r.failed >= ticket).then(|| Err(refusal_text(&r.reason)))
+                }
+            })
+            .await
     }
 
     /// Where the log ends: appended, and synced.
@@ -260,7 +260,7 @@ impl Source<Mark> for State<'_> {
 
     fn published(&mut self, now: &Committed) {
         *self.shared.positions.lock() = (now.written_to, now.synced_to);
-        self.shared.reached.send_modify(|r| {
+        self.shared.release.tell(|r| {
             r.durable = now.durable;
             r.failed = now.failed;
             if r.health != Health::Good && now.health == Health::Good {
@@ -272,7 +272,7 @@ impl Source<Mark> for State<'_> {
 
     fn failed(&mut self, error: &store::Error) {
         tracing::error!("the log: {error}. {}", error.advice());
-        self.shared.reached.send_modify(|r| r.reason = error.to_string().into());
+        self.shared.release.tell(|r| r.reason = error.to_string().into());
     }
 }
 

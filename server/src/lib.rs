@@ -30,6 +30,7 @@ mod local;
 mod node;
 mod pause;
 pub mod records;
+mod release;
 pub mod resp;
 mod settings;
 mod snapshot;

@@ -311,6 +311,14 @@ impl<K> Committer<K> {
             self.wake.notify_one();
         }
     }
+
+    /// Lets the commit thread look now, if the round of this ticket has not begun yet: for who waits for the ticket, which may name a
+    /// round that nobody else asks for.
+    pub fn hurry(&self, ticket: Ticket) {
+        if self.round.load(Ordering::SeqCst) <= ticket {
+            self.nudge();
+        }
+    }
 }
 
 impl<K: Copy + Ord> Committer<K> {

@@ -1,0 +1,137 @@
+//! Waiting for the commit thread, on the worker threads, for one wake-up of each worker a round.
+//!
+//! ```text
+//!   commit thread --tell--> relay of worker 0 --> its connections that wait
+//!                      '--> relay of worker 1 --> its connections that wait
+//! ```
+//!
+//! Waking a task of another thread takes a system call (the thread may sleep in its poll), waking one of the own thread is a push to a
+//! list. With 64 clients that wait for one sync the calls cost more than all else that was done for them. So only one task of each
+//! worker, its *relay*, waits for the commit thread; the others leave their wakers in a list of their thread.
+//!
+//! This relies on each worker being a runtime of one thread: a task stays on the thread that it was spawned on.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::task::{Poll, Waker};
+use tokio::sync::watch;
+
+thread_local! {
+    /// By [`Release::number`]: who waits on this thread. An entry is there as long as its relay is.
+    static WAITING: RefCell<HashMap<u64, Vec<Waker>>> = RefCell::default();
+}
+
+/// A state that one thread tells, and tasks of workers wait for.
+pub(crate) struct Release<T> {
+    number: u64,
+    state: watch::Sender<T>,
+}
+
+impl<T: Send + Sync + 'static> Release<T> {
+    /// Begins with this state.
+    pub(crate) fn new(state: T) -> Release<T> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Release { number: NEXT.fetch_add(1, Relaxed), state: watch::Sender::new(state) }
+    }
+
+    /// The state now.
+    pub(crate) fn look(&self) -> watch::Ref<'_, T> {
+        self.state.borrow()
+    }
+
+    /// Changes the state, and wakes who waits.
+    pub(crate) fn tell(&self, change: impl FnOnce(&mut T)) {
+        self.state.send_modify(change);
+    }
+
+    /// Waits until `asked` has an answer.
+    pub(crate) async fn wait<R>(&self, asked: impl Fn(&T) -> Option<R>) -> R {
+        poll_fn(|cx| {
+            // A relay of this thread cannot run between this look and the entry in the list, and is told of all that changes after it.
+            let answer = asked(&self.state.borrow());
+            match answer {
+                Some(answer) => Poll::Ready(answer),
+                None => {
+                    self.enlist(cx.waker());
+                    Poll::Pending
+                }
+            }
+        })
+        .await
+    }
+
+    fn enlist(&self, waker: &Waker) {
+        WAITING.with_borrow_mut(|all| {
+            let waiting = all.entry(self.number).or_insert_with(|| {
+                tokio::spawn(relay(self.number, self.state.subscribe()));
+                Vec::new()
+            });
+            waiting.push(waker.clone());
+        });
+    }
+}
+
+/// One worker's: wakes its tasks with every change, until the state is gone.
+async fn relay<T>(number: u64, mut state: watch::Receiver<T>) {
+    // Even what changed before this began: who is in the list may have looked before that.
+    state.mark_changed();
+    let mut waiting = Vec::new();
+    // Who waits holds the state, so when it is gone nobody does.
+    while state.changed().await.is_ok() {
+        // Not woken inside: a waker may run anything.
+        WAITING.with_borrow_mut(|all| std::mem::swap(all.entry(number).or_default(), &mut waiting));
+        waiting.drain(..).for_each(Waker::wake);
+    }
+    WAITING.with_borrow_mut(|all| all.remove(&number));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    fn on_one_thread<F: Future>(f: F) -> F::Output {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(f)
+    }
+
+    /// Tasks of two threads wait for numbers that a third one tells, as fast as it can: nobody sleeps through his.
+    #[test]
+    fn everybody_gets_his_number() {
+        const LAST: u64 = 20_000;
+        let release = Arc::new(Release::new(0u64));
+        let workers: Vec<_> = (0..2)
+            .map(|_| {
+                let release = release.clone();
+                std::thread::spawn(move || {
+                    on_one_thread(async {
+                        let tasks: Vec<_> = (0..50u64)
+                            .map(|i| {
+                                let release = release.clone();
+                                tokio::spawn(async move {
+                                    let mut rng = fastrand::Rng::with_seed(i);
+                                    let mut want = 0;
+                                    while want < LAST {
+                                        want = (want + rng.u64(1..100)).min(LAST);
+                                        let got = release.wait(|&now| (now >= want).then_some(now)).await;
+                                        assert!(got >= want);
+                                    }
+                                })
+                            })
+                            .collect();
+                        for task in tasks {
+                            tokio::time::timeout(Duration::from_secs(60), task).await.expect("woken").unwrap();
+                        }
+                    });
+                })
+            })
+            .collect();
+        for _ in 0..LAST {
+            release.tell(|now| *now += 1);
+            std::thread::yield_now();
+        }
+        workers.into_iter().for_each(|w| w.join().unwrap());
+    }
+}
