@@ -92,6 +92,20 @@ fn refused_without_trace(client: &mut Client, member: u64) {
                 == OwnedFrame::Array(vec![OwnedFrame::Integer(1)]),
         );
     }
+    // A page is answered all the same, and says of its mark that it failed.
+    let page = call(client, &format!("FEED.GET home {member} {FIRST}"));
+    let OwnedFrame::Array(mut rows) = call(client, &format!("FEED.GET home {member} {FIRST} MARK read")) else {
+        panic!("a page is an array")
+    };
+    assert!(rows.len() == 2 && refusal(&rows[1]).starts_with("MISCONF "), "{rows:?}");
+    rows.pop();
+    assert_eq!(OwnedFrame::Array(rows), page);
+    let OwnedFrame::Array(packed) = call(client, &format!("FEED.GET home {member} {FIRST} BINARY MARK read")) else {
+        panic!("a packed page with an error is an array")
+    };
+    assert_eq!(packed[0], call(client, &format!("FEED.GET home {member} {FIRST} BINARY")));
+    assert!(packed.len() == 2 && refusal(&packed[1]).starts_with("MISCONF "), "{packed:?}");
+    assert_eq!(call(client, &format!("FEED.GET home {member} {FIRST}")), page, "a refused mark was made");
     assert!(set <= 1, "{set} of 50 refused likes are set (one may be a false yes)");
     assert_eq!(call(client, &key), before, "a refused like was counted");
 }

@@ -17,8 +17,9 @@ pub(super) const TABLE: &[Spec] = &[
         summary: "For each id an array: the view's counters, then its flags as the viewer set them (1, 0, or nil if the id \
                   lies below the horizon). BINARY answers one string instead: per id the counters as little-endian i64, then the flags as \
                   signed bytes (1, 0, -1 for unknown); in Python struct.iter_unpack('<4q2b', reply) for four counters and two flags. \
-                  MARK also does an action for all ids, after reading them: the page shows what held before; an id whose mark is refused has \
-                  the error in the place of its row.",
+                  MARK also does an action for all ids, after reading them: the page shows what held before. An id whose mark is refused has \
+                  the error in the place of its row; if all are refused (MISCONF: the log cannot be written), the page is whole and the error \
+                  follows as one element more. With BINARY the reply is then an array of the string and the first error.",
         run: get,
         subcommands: &[],
     },
@@ -67,7 +68,6 @@ fn get(call: &mut Call<'_>) -> Outcome {
             binary = true;
         } else if arg.eq_ignore_ascii_case(b"MARK") {
             mark = Some(find_action(call, args.next().ok_or(Refusal::SYNTAX)?)?);
-            call.admit_write()?;
         } else {
             return Err(id(arg).err().unwrap_or(Refusal::SYNTAX));
         }
@@ -76,21 +76,29 @@ fn get(call: &mut Call<'_>) -> Outcome {
         return Err(call.wrong_arity());
     }
     engines.feed_get(view, &viewer, &call.scratch.ids, &mut call.scratch.page);
-    // The page is read: marking comes after what it shows. A mark that is refused (no memory) costs its own id's row only.
+    // The page is read: marking comes after what it shows. A mark that is refused (no memory) costs its own id's row only, a log that
+    // takes no changes costs none: its error stands behind the last row.
     let mut refused: Vec<(usize, Refusal)> = Vec::new();
     if let Some(action) = mark {
-        let Scratch { ids, row, .. } = call.scratch;
-        for (index, &id) in ids.iter().enumerate() {
-            if let Err(error) = engines.act(action, &viewer, id, row) {
-                refused.push((index, error.into()));
+        match call.admit_write() {
+            Err(refusal) => refused.push((call.scratch.ids.len(), refusal)),
+            Ok(()) => {
+                let Scratch { ids, row, .. } = call.scratch;
+                for (index, &id) in ids.iter().enumerate() {
+                    if let Err(error) = engines.act(action, &viewer, id, row) {
+                        refused.push((index, error.into()));
+                    }
+                }
             }
         }
     }
     if !binary {
         write_rows(call, view, &refused);
-    } else if let Some((_, refusal)) = refused.into_iter().next() {
-        // A packed reply has no place for errors.
-        return Err(refusal);
+    } else if let Some((_, refusal)) = refused.first() {
+        // A packed page has no place for errors.
+        call.reply.array(2);
+        write_packed(call, view);
+        call.reply.error(refusal.text());
     } else {
         write_packed(call, view);
     }
@@ -108,7 +116,8 @@ fn write_rows(call: &mut Call<'_>, view: &View, refused: &[(usize, Refusal)]) {
             Answer::Unknown => None,
         },
     };
-    call.reply.int_rows(ids.len(), counters + view.flags(), value, |row| {
+    let rows = ids.len() + usize::from(refused.last().is_some_and(|&(at, _)| at == ids.len()));
+    call.reply.int_rows(rows, counters + view.flags(), value, |row| {
         let at = refused.binary_search_by_key(&row, |(at, _)| *at).ok()?;
         Some(refused[at].1.text())
     });
