@@ -175,14 +175,13 @@ impl Space {
         if row.len() > shape.schema.width() {
             return Err(Error::BadSchema(format!("a row of {} values, {} fields", row.len(), shape.schema.width())));
         }
-        let cells: Vec<(usize, i64)> =
-            (shape.schema.living()).map(|(field, _)| (field, row.get(field).copied().unwrap_or(0))).collect();
+        let cells = || shape.schema.living().map(|(field, _)| (field, row.get(field).copied().unwrap_or(0)));
         self.write_as(
             Origin::Log,
             id,
             &mut (),
-            |table, ()| table.store(id, table.locate(id), cells.iter().copied()),
-            |_, ()| Ok(Some(cells.clone())),
+            |table, ()| table.store(id, table.locate(id), cells()),
+            |_, ()| Ok(Some(cells().collect())),
         )
     }
 

@@ -438,8 +438,20 @@ fn apply_record(engines: &Engines, parts: &Parts, number: u32, kind: u8, payload
     match RecordKind::from_number(kind) {
         Some(RecordKind::Rows) => {
             let space = counter()?;
+            // Read twice: where the rows lie is asked for some time before they are changed.
+            let mut ids = Vec::new();
+            read_rows(payload, |id, _| {
+                ids.push(id);
+                Ok(())
+            })?;
+            parts.touch_all(ids.iter().map(|&id| (number, id)));
+            let mut ahead = ids.chunks(PREFETCHED);
+            let mut at = 0;
             read_rows(payload, |id, values| {
-                parts.touch(number, id);
+                if at % PREFETCHED == 0 {
+                    space.read().prefetch(ahead.next().unwrap_or_default());
+                }
+                at += 1;
                 space.put(id, values).map_err(|e| e.to_string())
             })?;
             // As under clients: nobody else does it before the data are loaded.
@@ -448,10 +460,23 @@ fn apply_record(engines: &Engines, parts: &Parts, number: u32, kind: u8, payload
         }
         Some(RecordKind::Pairs) => {
             let space = existence()?;
+            let mut pairs = Vec::new();
             read_pairs(payload, |id, member, set| {
-                parts.touch(number, id);
-                space.put(&pair(space, id, member), set).map_err(|e| e.to_string())
-            })
+                pairs.push((id, member, set));
+                Ok(())
+            })?;
+            parts.touch_all(pairs.iter().map(|&(id, ..)| (number, id)));
+            for pairs in pairs.chunks(PREFETCHED) {
+                for &(id, member, _) in pairs {
+                    if let MarkedMember::Number(member) = member {
+                        space.prefetch(id, &Member::Number(member));
+                    }
+                }
+                for &(id, member, set) in pairs {
+                    space.put(&pair(space, id, member), set).map_err(|e| e.to_string())?;
+                }
+            }
+            Ok(())
         }
         Some(RecordKind::Loose) => {
             let space = existence()?;

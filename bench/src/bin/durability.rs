@@ -80,6 +80,9 @@ enum What {
     Recover {
         #[command(flatten)]
         size: Size,
+        /// From the log instead: there is no snapshot.
+        #[arg(long)]
+        log: bool,
     },
 }
 
@@ -453,13 +456,15 @@ fn snapshot(args: &Args, size: &Size, traffic: &Traffic) -> io::Result<()> {
         server.bytes_of(".tsnap") as f64 / (1 << 20) as f64,
         extra.iter().copied().fold(0.0, f64::max)
     );
-    recover(args, size, server)
+    recover(args, size, server, false)
 }
 
 /// Kills it and starts it again; then the same with Redis.
-fn recover(args: &Args, size: &Size, mut server: Server) -> io::Result<()> {
+fn recover(args: &Args, size: &Size, mut server: Server, from_log: bool) -> io::Result<()> {
     let mut client = server.client()?;
-    client.call(&[b"SAVE"])?;
+    if !from_log {
+        client.call(&[b"SAVE"])?;
+    }
     drop(client);
     let (wall, cpu) = server.restart()?;
     let ours = size.rows as f64 / cpu;
@@ -492,6 +497,6 @@ fn main() -> io::Result<()> {
         What::Always { clients, seconds, rounds } => always(&args, clients, seconds, rounds),
         What::Likes { likes: count, posts, clients } => likes(&args, count, posts, clients),
         What::Snapshot { ref size, pages, likes, rounds } => snapshot(&args, size, &Traffic { pages, likes, rounds }),
-        What::Recover { ref size } => recover(&args, size, filled(&args, size)?),
+        What::Recover { ref size, log } => recover(&args, size, filled(&args, size)?, log),
     }
 }
