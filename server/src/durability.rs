@@ -281,14 +281,14 @@ impl Source<Mark> for State<'_> {
 pub fn marked(space: &phantom::Space, id: u64, member: &Member<'_>) -> MarkedMember {
     match *member {
         Member::Number(n) => MarkedMember::Number(n),
-        Member::Bytes(_) => MarkedMember::Hash(space.pair(id, member).hash()),
+        Member::Bytes(_) => MarkedMember::of_hash(space.pair(id, member).hash()),
     }
 }
 
 fn pair(space: &phantom::Space, id: u64, member: MarkedMember) -> Pair {
     match member {
         MarkedMember::Number(n) => space.pair(id, &Member::Number(n)),
-        MarkedMember::Hash(hash) => Pair::from_hash(id, hash),
+        MarkedMember::Hash(hash) => Pair::from_hash(id, MarkedMember::hash_of(hash)),
     }
 }
 

@@ -11,7 +11,7 @@ use std::error::Error;
 use tidemark_tests::{TestServer, request};
 
 /// Posts that the pages show.
-const POSTS: u64 = 20_000;
+const POSTS: u64 = 4_000;
 
 fn post(index: u64) -> String {
     (3_631_614_501_919_378 + index * 4194).to_string()

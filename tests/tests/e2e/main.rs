@@ -3,6 +3,7 @@
 
 mod acl;
 mod beside_redis;
+mod binary;
 mod channels;
 mod commands;
 mod config;

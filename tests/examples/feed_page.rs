@@ -1,0 +1,67 @@
+//! A client in Rust: asks for a page as bytes and decodes it. The format is `docs/binary.md`.
+//!
+//! ```text
+//! cargo run -p tidemark-tests --example feed_page -- redis://127.0.0.1:6399/ home 42 17 18 19
+//! ```
+
+use std::error::Error;
+
+/// What a page shows of one id.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Post {
+    /// The id.
+    pub(crate) id: u64,
+    /// The view's counters.
+    pub(crate) counters: Vec<i64>,
+    /// The view's flags; `None`: unknown, the id lies below the horizon.
+    pub(crate) flags: Vec<Option<bool>>,
+}
+
+/// Decodes the reply to `FEED.GET ... BINARY` for a view of so many counters and flags.
+pub(crate) fn decode(reply: &[u8], ids: &[u64], counters: usize, flags: usize) -> Result<Vec<Post>, String> {
+    let width = counters * 8 + flags;
+    if reply.len() != width * ids.len() {
+        return Err(format!("{} bytes for {} rows of {width}", reply.len(), ids.len()));
+    }
+    let post = |(&id, row): (&u64, &[u8])| {
+        let (numbers, marks) = row.split_at(counters * 8);
+        let (eights, _) = numbers.as_chunks::<8>();
+        let flag = |&mark: &u8| match mark {
+            0 | 1 => Ok(Some(mark == 1)),
+            0xff => Ok(None),
+            other => Err(format!("a flag of {other}")),
+        };
+        Ok(Post {
+            id,
+            counters: eights.iter().map(|eight| i64::from_le_bytes(*eight)).collect(),
+            flags: marks.iter().map(flag).collect::<Result<_, String>>()?,
+        })
+    };
+    ids.iter().zip(reply.chunks_exact(width.max(1))).map(post).collect()
+}
+
+/// Asks for a page of a view of so many counters and flags.
+pub(crate) fn page(
+    connection: &mut redis::Connection,
+    view: &str,
+    viewer: u64,
+    ids: &[u64],
+    counters: usize,
+    flags: usize,
+) -> Result<Vec<Post>, Box<dyn Error>> {
+    let reply: Vec<u8> = redis::cmd("FEED.GET").arg(view).arg(viewer).arg(ids).arg("BINARY").query(connection)?;
+    Ok(decode(&reply, ids, counters, flags)?)
+}
+
+/// The default view has four counters and two flags.
+#[allow(dead_code, reason = "the tests take this file as a module")]
+fn main() -> Result<(), Box<dyn Error>> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [url, view, viewer, ids @ ..] = &args[..] else { return Err("feed_page URL VIEW VIEWER ID...".into()) };
+    let ids: Vec<u64> = ids.iter().map(|id| id.parse()).collect::<Result<_, _>>()?;
+    let mut connection = redis::Client::open(url.as_str())?.get_connection()?;
+    for Post { id, counters, flags } in page(&mut connection, view, viewer.parse()?, &ids, 4, 2)? {
+        println!("{id}: {counters:?} {flags:?}");
+    }
+    Ok(())
+}

@@ -1,0 +1,86 @@
+//! What the path from request to reply costs, in counts that do not depend on the machine's mood: instructions and allocations.
+//!
+//! Instructions are those of the debug build (CI builds no other), so they guard against regressions and say nothing of speed; what release code
+//! does is in docs/performance.md. After a change that is meant to cost more, or a toolchain that compiles otherwise, put the new counts here:
+//! `cargo test -p tidemark-tests --test path -- --nocapture` prints them.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where it stopped")]
+
+use std::process::Command;
+use tidemark_tests::{TestServer, request};
+
+/// A count may be so much higher than the one written down.
+const TOLERANCE: f64 = 1.10;
+
+/// Instructions of one turn, its first ones included, by what is in it: see `src/bin/page_path.rs`.
+const INSTRUCTIONS: [(&str, f64); 6] =
+    [("ping", 1.0), ("page", 1.0), ("pages", 1.0), ("binary", 1.0), ("stock", 1.0), ("likes", 1.0)];
+
+/// Turns of each.
+const TURNS: u32 = 200;
+
+#[test]
+fn a_turn_takes_no_more_instructions_than_before() {
+    let mut over = Vec::new();
+    for (what, most) in INSTRUCTIONS {
+        let mut valgrind = Command::new("valgrind");
+        valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no"]);
+        valgrind.args(["--toggle-collect=*Local*turn*", env!("CARGO_BIN_EXE_page_path"), what, &TURNS.to_string()]);
+        let done = valgrind.output().expect("valgrind: run tests/clients/setup once");
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(done.status.success(), "{said}");
+        // "==123== Collected : 456"
+        let collected = said.lines().find_map(|line| line.split_once("Collected :")?.1.trim().parse::<f64>().ok());
+        let per_turn = collected.unwrap_or_else(|| panic!("no count in {said}")) / f64::from(TURNS);
+        println!("{what}: {per_turn:.0} instructions a turn (written down: {most})");
+        assert!(per_turn > 500.0, "{what}: nothing was counted");
+        if per_turn > most * TOLERANCE {
+            over.push(format!("{what}: {per_turn:.0} instead of {most}"));
+        }
+    }
+    assert!(over.is_empty(), "{over:?}");
+}
+
+/// Reads allocate nothing, once the worker's buffers have grown to what they need.
+#[test]
+fn reads_allocate_nothing() {
+    let server = TestServer::start();
+    let mut local = server.server().local().unwrap();
+    let ids: Vec<String> = (0..50).map(|i| (3_631_614_501_919_378u64 + i * 4194).to_string()).collect();
+    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    for id in &ids {
+        local.turn(&request(&["FEED.ACT", "like", "42", id]));
+        // Some beyond their bits.
+        local.turn(&request(&["CNT.SET", "post", id, "read", "70000", "comment", &id[12..]]));
+    }
+    let key = format!("post:{}", ids[7]);
+    let (cell, pair) = (format!("post:{}:like", ids[7]), format!("liked:{}", ids[7]));
+    let pages = [
+        request(&[&["FEED.GET", "home", "42"], &ids[..20]].concat()),
+        request(&[&["FEED.GET", "home", "somebody"], &ids[..]].concat()),
+        request(&[&["FEED.GET", "home", "42"], &ids[..], &["BINARY"]].concat()),
+        request(&[&["CNT.GET", "post"], &ids[..]].concat()),
+        request(&[&["PH.EXISTS", "liked", "42"], &ids[..]].concat()),
+        request(&["HMGET", &key, "like", "read"]),
+        request(&["HGETALL", &key]),
+        request(&["GET", &cell]),
+        request(&["MGET", &cell, &cell, &cell]),
+        request(&["SISMEMBER", &pair, "42"]),
+        request(&["PING"]),
+    ];
+    let pipeline: Vec<u8> = pages.iter().cycle().take(40).flatten().copied().collect();
+    for bytes in pages.iter().chain([&pipeline]) {
+        let expected = local.turn(bytes).to_vec();
+        assert!(!expected.starts_with(b"-"), "{}", String::from_utf8_lossy(&expected));
+        let counted = allocation_counter::measure(|| {
+            for _ in 0..100 {
+                assert_eq!(local.turn(bytes), &expected[..]);
+            }
+        });
+        let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(60)]).into_owned();
+        assert_eq!(counted.count_total, 0, "{shown:?}");
+    }
+    // The counter counts.
+    assert!(allocation_counter::measure(|| drop(std::hint::black_box(vec![0u8; 100]))).count_total > 0);
+    drop(local);
+    server.stop();
+}
