@@ -12,8 +12,14 @@ use tidemark_tests::{TestServer, request};
 const TOLERANCE: f64 = 1.10;
 
 /// Instructions of one turn, its first ones included, by what is in it: see `src/bin/page_path.rs`.
-const INSTRUCTIONS: [(&str, f64); 6] =
-    [("ping", 1.0), ("page", 1.0), ("pages", 1.0), ("binary", 1.0), ("stock", 1.0), ("likes", 1.0)];
+const INSTRUCTIONS: [(&str, f64); 6] = [
+    ("ping", 1250.0),
+    ("page", 50700.0),
+    ("pages", 406000.0),
+    ("binary", 45600.0),
+    ("stock", 140400.0),
+    ("likes", 99500.0),
+];
 
 /// Turns of each.
 const TURNS: u32 = 200;
