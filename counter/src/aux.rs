@@ -175,19 +175,26 @@ impl Aux {
 pub(crate) struct Shard<'a> {
     data: &'a ShardData,
     counts: MutexGuard<'a, Counts>,
-    /// Reserved for giants.
+    /// Reserved for giants, or left over from some.
     grants: Vec<Grant>,
     aux: &'a Aux,
 }
 
 impl Shard<'_> {
-    /// Makes room for these values, so that storing them cannot fail. Call it before locking a bucket.
-    pub(crate) fn reserve(&mut self, values: impl Iterator<Item = i64>) -> Result<(), Error> {
-        let len = self.data.array.load().words.len();
+    /// Makes room for these values of fields, so that storing them cannot fail; `position` is the row's, if it has one already: what it has
+    /// here needs no more room. Call it before locking a bucket.
+    pub(crate) fn reserve(
+        &mut self,
+        position: Option<u64>,
+        cells: impl Iterator<Item = (usize, i64)>,
+    ) -> Result<(), Error> {
+        let array = self.data.array.load();
+        let len = array.words.len();
         let mut needed = self.counts.live;
-        for value in values {
-            needed += 1;
-            if is_giant(value) {
+        for (field, value) in cells {
+            let old = position.and_then(|position| array.find(key_of(position, field))).map(|(_, word)| word);
+            needed += usize::from(old.is_none());
+            if is_giant(value) && old.is_none_or(|word| word & VALUE_MASK != GIANT) {
                 self.grants.push(self.aux.budget.take(GIANT_BYTES)?);
             }
         }
@@ -215,21 +222,25 @@ impl Shard<'_> {
     /// Stores a value. Room was reserved; the row's bucket is locked.
     pub(crate) fn put(&mut self, position: u64, field: usize, value: i64, outside: bool) {
         let key = key_of(position, field);
-        let mut small = value as u64;
-        if is_giant(value) {
-            small = GIANT;
-            let Some(grant) = self.grants.pop() else { panic!("A2: a giant was stored that was not reserved") };
-            self.data.giants.lock().insert(key, (value, grant));
-        }
-        let word = ((key + 2) << VALUE_BITS) | small;
         let array = self.data.array.load();
-        match array.find(key) {
-            Some((at, old)) => {
-                array.words[at].store(word, Relaxed);
-                if old & VALUE_MASK == GIANT && small != GIANT {
-                    self.data.giants.lock().remove(&key);
+        let old = array.find(key);
+        let was_giant = old.is_some_and(|(_, word)| word & VALUE_MASK == GIANT);
+        let small = if is_giant(value) { GIANT } else { value as u64 };
+        if is_giant(value) {
+            let mut giants = self.data.giants.lock();
+            match giants.get_mut(&key) {
+                Some(giant) => giant.0 = value,
+                None => {
+                    let Some(grant) = self.grants.pop() else { panic!("A2: a giant was stored that was not reserved") };
+                    giants.insert(key, (value, grant));
                 }
             }
+        } else if was_giant {
+            self.remove_giant(key);
+        }
+        let word = ((key + 2) << VALUE_BITS) | small;
+        match old {
+            Some((at, _)) => array.words[at].store(word, Relaxed),
             None => {
                 let reused = array.insert(word);
                 self.counts.live += 1;
@@ -241,13 +252,18 @@ impl Shard<'_> {
         }
     }
 
+    /// Its grant is kept until the shard is unlocked: the same write may need it again (A2).
+    fn remove_giant(&mut self, key: u64) {
+        self.grants.extend(self.data.giants.lock().remove(&key).map(|giant| giant.1));
+    }
+
     /// Deletes an entry, if there is one. The row's bucket is locked.
     pub(crate) fn remove(&mut self, position: u64, field: usize, outside: bool) {
         let key = key_of(position, field);
         let array = self.data.array.load();
         let Some((at, old)) = array.find(key) else { return };
         if old & VALUE_MASK == GIANT {
-            self.data.giants.lock().remove(&key);
+            self.remove_giant(key);
         }
         array.words[at].store(DELETED, Relaxed);
         self.counts.live -= 1;
@@ -295,7 +311,7 @@ mod tests {
                 let mut shard = aux.lock(position << 32);
                 if rng.usize(0..100) < if step / 4000 % 2 == 0 { 70 } else { 25 } {
                     let value = [5, 1 << 26, (1 << 26) - 2, -1, i64::MAX, i64::MIN, rng.i64(0..100)][rng.usize(0..7)];
-                    shard.reserve([value].into_iter()).unwrap();
+                    shard.reserve(Some(position), [(field, value)].into_iter()).unwrap();
                     shard.put(position, field, value, field == 2);
                     model.insert((position, field), value);
                 } else {
@@ -318,17 +334,41 @@ mod tests {
     }
 
     #[test]
+    fn a_giant_is_changed_without_memory() {
+        let budget = Budget::new(8 * LEAST_WORDS as u64 + GIANT_BYTES);
+        let aux = Aux::new(1, &budget).unwrap();
+        let mut shard = aux.lock(0);
+        shard.reserve(None, [(0, -1)].into_iter()).unwrap();
+        shard.put(5, 0, -1, false);
+        assert!(shard.reserve(None, [(1, -1)].into_iter()).is_err());
+        // Twice in one write, small in between.
+        shard.reserve(Some(5), [(0, -2), (0, 3), (0, i64::MAX)].into_iter()).unwrap();
+        for value in [-2, 3, i64::MAX] {
+            shard.put(5, 0, value, false);
+        }
+        drop(shard);
+        assert_eq!((aux.read(0, 5, 0), budget.used()), (Some(i64::MAX), 8 * LEAST_WORDS as u64 + GIANT_BYTES));
+        let mut shard = aux.lock(0);
+        shard.put(5, 0, 1, false);
+        drop(shard);
+        assert_eq!(budget.used(), 8 * LEAST_WORDS as u64, "given back");
+    }
+
+    #[test]
     fn without_memory_nothing_changes() {
         let budget = Budget::new(8 * LEAST_WORDS as u64);
         let aux = Aux::new(1, &budget).unwrap();
         let mut shard = aux.lock(0);
         let mut stored = 0;
-        while shard.reserve([7].into_iter()).is_ok() {
+        while shard.reserve(None, [(0, 7)].into_iter()).is_ok() {
             shard.put(stored, 0, 7, false);
             stored += 1;
         }
         assert_eq!(stored, LEAST_WORDS as u64 - 2);
-        assert!(shard.reserve([-1].into_iter()).is_err());
+        assert!(shard.reserve(None, [(0, -1)].into_iter()).is_err());
+        // An entry that is there needs nothing more.
+        shard.reserve(Some(0), [(0, 8)].into_iter()).unwrap();
+        shard.put(0, 0, 7, false);
         drop(shard);
         assert!((0..stored).all(|p| aux.read(0, p, 0) == Some(7)));
     }

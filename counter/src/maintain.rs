@@ -76,6 +76,17 @@ impl Space {
         self.rewrite_step(HELP_ROWS);
     }
 
+    /// For a writer who found no place in a table that cannot be extended any more: a step of background work, or a wait while
+    /// somebody else does one. `false`: there is nothing to do, or no memory to do it with.
+    pub(crate) fn rewrite_for_room(&self) -> bool {
+        if self.rewriting.is_locked() {
+            std::thread::yield_now();
+            return true;
+        }
+        self.stirred.store(true, Relaxed);
+        self.rewrite_step(STEP_ROWS)
+    }
+
     fn rewrite_step(&self, rows: usize) -> bool {
         let Some(mut rewriting) = self.rewriting.try_lock() else { return false };
         if rewriting.is_none() {
@@ -250,5 +261,35 @@ impl Space {
         }
         self.ring.finish(&rewrite.old);
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Bounds, Change, Options, Schema};
+
+    /// Whoever rewrites may be busy with another table, for long.
+    #[test]
+    fn a_table_takes_many_times_its_rows_while_nobody_rewrites_it() {
+        let schema = Schema::parse("a:60 b:60").unwrap();
+        let space = Space::new(Options { rows_per_table: 64, ..Options::new(schema) }).unwrap();
+        let busy = space.rewriting.lock();
+        let mut out = vec![];
+        let ids: Vec<u64> = (1..20_000u64).map(|i| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 30) + 1).collect();
+        for &id in &ids {
+            space.add(id, &[Change { field: 0, delta: 1 }], &Bounds::default(), &mut out).unwrap();
+        }
+        let crowded = space.tables().iter().map(|t| t.extend_rows).max();
+        assert!(crowded > Some(10_000), "{crowded:?}");
+        drop(busy);
+        // A writer who finds no room makes some.
+        let mut steps = 0;
+        while space.rewrite_for_room() {
+            steps += 1;
+        }
+        assert!(steps > 3 && space.tables().iter().map(|t| t.extend_rows).sum::<u64>() < 1000, "{steps} steps");
+        let mut row = [0; 2];
+        assert!(ids.iter().all(|&id| space.get(id, &mut row) && row[0] >= 1));
     }
 }

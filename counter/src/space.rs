@@ -89,6 +89,8 @@ pub struct Space {
     pub(crate) budget: Arc<Budget>,
     pub(crate) rows_per_table: u64,
     pub(crate) max_aside: usize,
+    /// Ids for which the aside had no room, until they are asked where the frontier should be.
+    pub(crate) turned_away: Mutex<Vec<u64>>,
     pub(crate) seed: u64,
     /// Held while a table is opened above the newest.
     pub(crate) rolling: Mutex<()>,
@@ -116,6 +118,7 @@ impl Space {
             budget,
             rows_per_table,
             max_aside: options.max_aside,
+            turned_away: Mutex::default(),
             seed: options.seed,
             rolling: Mutex::new(()),
             rewriting: Mutex::new(None),

@@ -18,7 +18,7 @@ use crate::Error;
 use crate::aux::{Aux, Shard};
 use crate::bucket::{Bucket, MARKS, Matches};
 use crate::budget::Budget;
-use crate::key::{Home, PROBES};
+use crate::key::{Home, LEAST_BUCKETS, PROBES};
 use crate::layout::Layout;
 use crate::plan::Plan;
 use crate::schema::Schema;
@@ -200,6 +200,11 @@ impl Table {
         self.high.load(Relaxed)
     }
 
+    /// Whether all segments are there: if a row finds no place now, only a rewrite makes one.
+    pub(crate) fn is_used_up(&self) -> bool {
+        self.segment(SEGMENTS - 1).is_some()
+    }
+
     /// Segments for extension.
     pub(crate) fn extensions(&self) -> usize {
         self.extend().count()
@@ -349,7 +354,7 @@ impl Table {
         let mut shard = None;
         if needs || row.is_some_and(|row| row.uses_aux()) {
             let mut locked = self.aux.lock(hash_of(id));
-            locked.reserve(cells.clone().filter(goes_to_aux).map(|cell| cell.1))?;
+            locked.reserve(row.map(|row| row.position), cells.clone().filter(goes_to_aux))?;
             shard = Some(locked);
         }
         match row {
@@ -438,7 +443,8 @@ impl Table {
         let _growing = self.growing.lock();
         if self.segment(index).is_none() {
             let (base, last) = self.span();
-            let slots = (self.slots() / EXTEND_SHARE) << (index - 1);
+            // At least as many as the fewest buckets have, so that each is twice the one before.
+            let slots = (self.slots() / EXTEND_SHARE).max(LEAST_BUCKETS * 12) << (index - 1);
             let plan = Plan::new(&self.schema, base, last, slots);
             let first_position = self.segment(index - 1).map_or(0, |b| b.first_position + b.slots());
             let b = Segment::new(&plan, &self.schema, self.seed ^ index as u64, first_position, &self.budget)?;

@@ -16,6 +16,9 @@ const WRITES_AT_START: usize = 4096;
 /// A writer who meets so many extension segments helps with the background work: it has fallen behind.
 const HELP_FROM_EXTENSIONS: usize = 3;
 
+/// Ids that found no room in the aside before they are asked where the frontier should be.
+const TURNED_AWAY: usize = 1024;
+
 /// A table opened for an id beyond the expected span covers so many times its distance: two or three bits more per row.
 const JUMPS: u64 = 6;
 
@@ -233,6 +236,9 @@ impl Space {
         if waiting > 0 {
             self.look_ahead(waiting);
         }
+        if matches!(result, Err(Refused::Engine(Error::AsideFull { .. }))) {
+            self.turn_away(id);
+        }
         result.map_err(|refused| match refused {
             Refused::TooFar => Error::KeyTooBig,
             Refused::Engine(error) => error,
@@ -281,6 +287,8 @@ impl Space {
                 Ok(self.is_due(entry))
             });
             match written {
+                // Only a rewrite makes room: do some of it, or wait for whoever does.
+                Some(Err(Stop::Error(Error::Full { .. }))) if self.is_used_up(id) && self.rewrite_for_room() => {}
                 // Nothing lies below the horizon: counter spaces do not recycle.
                 None => return Err(Error::KeyTooBig),
                 Some(Ok(due)) => {
@@ -293,6 +301,10 @@ impl Space {
                 Some(Err(Stop::Outside(newest_low))) => self.open_for(newest_low, id)?,
             }
         }
+    }
+
+    fn is_used_up(&self, id: u64) -> bool {
+        self.ring.load().find(id).is_some_and(|entry| entry.table().is_used_up())
     }
 
     /// The table in which `id` is written: the entry's, after moving the row there if the entry is draining another.
@@ -408,6 +420,10 @@ impl Space {
 
     /// Advances the frontier, if it should be, and moves rows of the aside into tables.
     pub(crate) fn advance(&self) -> bool {
+        // When it is full those that still get in are no sample of the traffic: `turn_away` asks those that do not.
+        if self.aside.len() >= self.max_aside && self.frontier.high().is_some() {
+            return false;
+        }
         // Few rows stand for all their writes, many for one each: the frontier wants a quorum of either.
         let few = self.aside.len() < 64;
         let weight = |row: &AsideRow| if few { (row.writes as usize).min(WRITES_AT_START) } else { 1 };
@@ -423,6 +439,18 @@ impl Space {
             while self.drain_aside() > 0 {}
         }
         advanced
+    }
+
+    /// Notes an id for which the aside had no room. When many have gathered they may advance the frontier, as those aside would.
+    fn turn_away(&self, id: u64) {
+        let mut ids = self.turned_away.lock();
+        ids.push(id);
+        if ids.len() >= TURNED_AWAY {
+            let mut ids = std::mem::take(&mut *ids);
+            if self.frontier.advance(&mut ids).is_some() {
+                while self.drain_aside() > 0 {}
+            }
+        }
     }
 
     /// Moves some rows that the frontier has reached; how many.

@@ -91,6 +91,37 @@ fn ids_too_far_ahead_and_too_many_asides_are_refused() {
     assert!(refused == 0 || space.aside_rows() <= 101, "{refused} refused");
 }
 
+/// Whoever fills the aside with bad ids neither moves the frontier to them nor keeps real traffic out that jumps.
+#[test]
+fn a_full_aside_says_nothing_of_the_traffic() {
+    let space = Space::new(Options { max_aside: 100, ..options("a:12") }).unwrap();
+    let mut out = vec![];
+    let mut add = |id| space.add(id, &one(0, 1), &Bounds::default(), &mut out);
+    const BASE: u64 = 1 << 40;
+    for i in 0..10_000 {
+        add(BASE + i * 64).unwrap();
+    }
+    // One now and then, so that they are no eighth of the writes.
+    let bad: Vec<u64> = (0..300).map(|i| (1 << 62) + (i << 50)).collect();
+    for (i, &id) in bad.iter().enumerate() {
+        let full = add(id) == Err(Error::AsideFull { limit: 100 });
+        assert_eq!(full, i >= 100, "{i}");
+        (0..50).for_each(|j| add(BASE + j).unwrap());
+    }
+    // They are written to again and again, and nothing else is.
+    for i in 0..20_000 {
+        add(bad[i % 100]).unwrap();
+        space.maintain();
+    }
+    assert!(space.frontier() < Some(2 * BASE), "{:?}", space.frontier());
+    // The traffic goes on after a pause.
+    let refused = (0..5000).filter(|i| add((1 << 50) + i * 64).is_err()).count();
+    assert!(refused < 2000, "{refused} refused");
+    assert!((1 << 50..1 << 51).contains(&space.frontier().unwrap()), "{:?}", space.frontier());
+    let mut row = [0];
+    assert!(bad[..100].iter().all(|&id| space.get(id, &mut row) && row[0] == 201), "{row:?}");
+}
+
 #[test]
 fn a_new_schema_reads_old_rows_at_once() {
     let space = Space::new(options("like:12 repost:8")).unwrap();
