@@ -38,6 +38,8 @@ mod maintain;
 mod plan;
 #[cfg(not(loom))]
 mod read;
+#[cfg(not(loom))]
+mod scan;
 mod schema;
 #[cfg(not(loom))]
 mod segment;

@@ -16,6 +16,7 @@ mod feed;
 mod hash;
 mod info;
 mod keys;
+mod observe;
 mod peers;
 mod phantom;
 mod refusal;
@@ -34,10 +35,12 @@ use crate::engines::{CounterSpace, ExistenceSpace, KeyRef, Page, Seen};
 use crate::node::Node;
 use crate::pause::Paused;
 use crate::resp::{Args, Protocol, Reply};
+use crate::slowlog;
 use std::fmt::Write as _;
 use std::pin::Pin;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
 
 /// What a command is, as COMMAND tells clients. Bits of [`Spec::flags`].
 pub(crate) mod flag {
@@ -152,6 +155,7 @@ const FAMILIES: &[(&str, &[Spec])] = &[
     ("Channels", channels::TABLE),
     ("Transactions", transaction::TABLE),
     ("Server", server::TABLE),
+    ("Observation", observe::TABLE),
 ];
 
 /// Slots of the lookup: a power of two, several times the number of commands.
@@ -328,6 +332,10 @@ pub(crate) struct Session {
     pub(crate) subscriptions: channels::Subscriptions,
     /// It has subscriptions.
     pub(crate) listening: bool,
+    /// It is shown what others send.
+    pub(crate) monitoring: bool,
+    /// All its commands are timed: see `slowlog`.
+    pub(crate) timed: bool,
     /// Since the replies were last sent it was admitted to write.
     pub(crate) wrote: bool,
     /// What the replies of this turn wait for, if its last command said so.
@@ -350,6 +358,8 @@ impl Session {
             in_exec: false,
             subscriptions: channels::Subscriptions::default(),
             listening: false,
+            monitoring: false,
+            timed: false,
             wrote: false,
             hold: None,
             later: false,
@@ -360,13 +370,16 @@ impl Session {
     /// Whether its inbox is to be looked at.
     #[inline]
     pub(crate) fn listens(&self) -> bool {
-        self.listening
+        self.listening || self.monitoring
     }
 
     /// Gives back what the node keeps for it: at its end, and on RESET.
     pub(crate) fn forget(&mut self, node: &Node) {
         transaction::forget(self, node);
         channels::forget(self, node);
+        if std::mem::take(&mut self.monitoring) {
+            node.monitors.remove(&self.client);
+        }
     }
 }
 
@@ -592,11 +605,36 @@ fn run(
     scratch: &mut Scratch,
 ) -> Outcome {
     session.client.last_command.store(numbers, Relaxed);
-    let mut call = Call { spec, args, reply, session, node, scratch };
-    if spec.has(flag::WRITE) {
-        call.admit_write()?;
+    if node.monitors.any() && !spec.has(flag::ADMIN | flag::SKIP_MONITOR) {
+        node.monitors.show(&session.client, args, node.config().server.max_push_buffer_bytes);
     }
-    (spec.run)(&mut call)
+    let timed = session.timed || !spec.has(flag::FAST) || args.len() > slowlog::MANY_ARGS;
+    let began = timed.then(Instant::now);
+    let mut call = Call { spec, args, reply, session, node, scratch };
+    let outcome = if spec.has(flag::WRITE) {
+        call.admit_write().and_then(|()| (spec.run)(&mut call))
+    } else {
+        (spec.run)(&mut call)
+    };
+    if let Some(began) = began
+        && !spec.has(flag::SKIP_SLOWLOG)
+    {
+        note_time(spec, args, began.elapsed(), session, node);
+    }
+    outcome
+}
+
+/// For SLOWLOG and LATENCY.
+fn note_time(spec: &Spec, args: Args<'_>, took: Duration, session: &Session, node: &Node) {
+    let config = node.config();
+    let server = &config.server;
+    let us = i64::try_from(took.as_micros()).unwrap_or(i64::MAX);
+    let is_slow = server.slowlog_slower_than_us >= 0 && us >= server.slowlog_slower_than_us;
+    if is_slow || server.latency_threshold_ms > 0 {
+        let secret = spec.has(flag::SKIP_MONITOR) || spec.name.starts_with("acl|") || spec.name == "config|set";
+        let event = if spec.has(flag::FAST) { "fast-command" } else { "command" };
+        node.slow.note(server, &session.client, args, took, secret, event);
+    }
 }
 
 /// A command between MULTI and EXEC.

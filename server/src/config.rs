@@ -123,6 +123,19 @@ section! {
         /// Most keys that one client watches.
         #[live = true]
         max_watched_keys: usize = 10_000,
+        /// SLOWLOG keeps commands that take at least so many microseconds; -1 for none. Below 10000 every command is timed, which costs each some
+        /// 50 ns.
+        #[redis = "slowlog-log-slower-than"]
+        #[live = true]
+        slowlog_slower_than_us: i64 = 10_000,
+        /// Most entries of SLOWLOG.
+        #[redis = "slowlog-max-len"]
+        #[live = true]
+        slowlog_max_len: usize = 128,
+        /// LATENCY keeps commands that take at least so many milliseconds; 0 for none. If not 0, every command is timed.
+        #[redis = "latency-monitor-threshold"]
+        #[live = true]
+        latency_threshold_ms: u64 = 0,
         /// On shutdown, replies that are on their way get so many milliseconds to arrive.
         #[live = true]
         shutdown_grace_ms: u64 = 1_000,

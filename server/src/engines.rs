@@ -219,6 +219,12 @@ impl Engines {
         Err(KeyError::NoPattern(key))
     }
 
+    /// The pattern of a counter space's row keys, if it has one.
+    pub(crate) fn row_pattern(&self, space: &CounterSpace) -> Option<&Pattern> {
+        let is_it = |index: usize| std::ptr::eq(&self.counters[index], space);
+        self.patterns.iter().find(|(_, kind, index)| *kind == Kind::Row && is_it(*index)).map(|(pattern, ..)| pattern)
+    }
+
     /// The counter space of that name.
     #[inline]
     pub fn counter(&self, name: &[u8]) -> Option<&CounterSpace> {

@@ -6,8 +6,10 @@ use crate::clients::Clients;
 use crate::config::Config;
 use crate::durability::Durability;
 use crate::engines::Engines;
+use crate::monitors::Monitors;
 use crate::pause::Pause;
 use crate::settings::Settings;
+use crate::slowlog::SlowLog;
 use crate::snapshot::Snapshots;
 use crate::stop::Stop;
 use crate::workers::allowed_clients;
@@ -91,6 +93,8 @@ pub(crate) struct Process {
     pub(crate) channels: Channels,
     pub(crate) pause: Pause,
     pub(crate) acl: Acl,
+    pub(crate) monitors: Monitors,
+    pub(crate) slow: SlowLog,
     /// One per worker.
     pub(crate) tallies: Vec<Tallies>,
     /// Only a worker changes its tallies, so a reset notes where they stood.
@@ -148,6 +152,8 @@ impl Host {
             channels: Channels::default(),
             pause: Pause::default(),
             acl: Acl::default(),
+            monitors: Monitors::default(),
+            slow: SlowLog::default(),
             tallies: (0..workers).map(|_| Tallies::default()).collect(),
             totals_base: Mutex::default(),
             stop,

@@ -9,6 +9,7 @@ use crate::config::Config;
 use crate::node::{Node, Tallies};
 use crate::pause::Paused;
 use crate::resp::{Limits, Malformed, Reply, Scan, Scanner};
+use crate::slowlog;
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -97,8 +98,9 @@ pub(crate) struct Talk {
 
 impl Talk {
     pub(crate) fn new(node: &Node, client: Arc<Client>, worker: usize) -> Talk {
-        let session = Session::new(node, client, worker);
+        let mut session = Session::new(node, client, worker);
         let config = Arc::clone(&node.config());
+        session.timed = slowlog::times_all(&config.server);
         let limits = limits(&config, &session);
         Talk {
             config,
@@ -193,6 +195,7 @@ impl Talk {
         // Before the look: what changes meanwhile is looked at once more.
         self.session.access.version = node.settings.version();
         self.config = Arc::clone(&node.config());
+        self.session.timed = slowlog::times_all(&self.config.server);
         let known = self.session.access.look_again(node);
         if !known {
             self.closing = Closing::AtOnce;

@@ -52,6 +52,11 @@ pub(super) const TABLE: &[Spec] = &[
         "The values of the row's fields; none if it does not exist.", hvals),
     spec("hstrlen", 3, READ, "3.2.0", "key field",
         "How many characters the counter's value has in decimal; 0 if the row does not exist.", hstrlen),
+    spec("hdel", -3, WRITE, "2.0.0", "key field [field ...]",
+        "Makes counters 0, their row stays; answers how many were not 0. DEL deletes a row.", hdel),
+    spec("hscan", -3, flag::READONLY, "2.8.0", "key cursor [MATCH pattern] [COUNT count]",
+        "All fields of a row with their values, at once: the cursor is always 0.", hscan),
+    spec("hincrbyfloat", 4, WRITE, "2.6.0", "key field increment", "Refused: a counter is an integer.", no_fraction),
 ];
 
 fn field(space: &CounterSpace, name: &[u8]) -> Result<usize, Refusal> {
@@ -212,4 +217,54 @@ fn hstrlen(call: &mut Call<'_>) -> Outcome {
     };
     call.reply.count(length);
     Ok(())
+}
+
+fn hdel(call: &mut Call<'_>) -> Outcome {
+    let (space, id) = call.row(1)?;
+    let fields = call.args.from(2).iter().map(|name| field(space, name)).collect::<Result<Vec<_>, _>>()?;
+    let _alone = call.node.engines.alone_with(id);
+    let mut cleared = 0;
+    for field in fields {
+        cleared += i64::from(call.node.engines.clear(space, id, field)?);
+    }
+    call.reply.int(cleared);
+    Ok(())
+}
+
+fn hscan(call: &mut Call<'_>) -> Outcome {
+    crate::resp::natural(call.args.at(2)).ok_or_else(|| super::refuse!("ERR invalid cursor"))?;
+    let (space, id) = call.row(1)?;
+    if !read(call, space, id) {
+        // As in Redis, before the options are looked at.
+        call.reply.array(2);
+        call.reply.bulk(b"0");
+        call.reply.array(0);
+        return Ok(());
+    }
+    let mut pattern = None;
+    let mut options = call.args.from(3).iter();
+    while let Some(option) = options.next() {
+        let value = options.next().ok_or(Refusal::SYNTAX)?;
+        if option.eq_ignore_ascii_case(b"match") {
+            pattern = Some(value);
+        } else if !option.eq_ignore_ascii_case(b"count") || integer(value)? < 1 {
+            return Err(Refusal::SYNTAX);
+        }
+    }
+    let schema = space.schema();
+    let wanted = |name: &str| pattern.is_none_or(|p| crate::glob::matches(p, name.as_bytes(), false));
+    let fields: Vec<_> = schema.living().filter(|(_, field)| wanted(&field.name)).collect();
+    call.reply.array(2);
+    call.reply.bulk(b"0");
+    call.reply.array(fields.len() * 2);
+    for (position, field) in fields {
+        call.reply.bulk(field.name.as_bytes());
+        call.reply.bulk_int(call.scratch.row.get(position).copied().unwrap_or(0));
+    }
+    Ok(())
+}
+
+fn no_fraction(call: &mut Call<'_>) -> Outcome {
+    call.row(1)?;
+    Err(super::refuse!("ERR a counter is an integer: use HINCRBY"))
 }

@@ -96,7 +96,7 @@ fn clients(node: &Node, out: &mut String) {
 }
 
 /// Resident and virtual bytes, by the kernel; 0 where it does not tell.
-fn resident_bytes() -> u64 {
+pub(super) fn resident_bytes() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: u64 = statm.split(' ').nth(1).and_then(|p| p.parse().ok()).unwrap_or(0);
     pages * rustix::param::page_size() as u64

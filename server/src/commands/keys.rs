@@ -1,7 +1,8 @@
 //! Keys of any kind.
 
-use super::{ALL_KEYS, Call, ONE_KEY, Outcome, Refusal, Spec, flag, refuse};
-use crate::engines::KeyRef;
+use super::{ALL_KEYS, Call, NO_KEYS, ONE_KEY, Outcome, Refusal, Spec, flag, help_row, refuse};
+use crate::engines::{CounterSpace, Engines, KeyRef};
+use crate::glob;
 
 const fn spec(
     name: &'static str,
@@ -29,7 +30,40 @@ pub(super) const TABLE: &[Spec] = &[
         "hash for a row, string for a cell, none if there is no such row; set for the pairs of an id, whether there are any or not.", kind),
     spec("ttl", 2, READ, ONE_KEY, "key", "-1: nothing expires; -2 if there is no such row.", ttl),
     spec("pttl", 2, READ, ONE_KEY, "key", "The same as TTL.", ttl),
+    spec("expiretime", 2, READ, ONE_KEY, "key", "The same as TTL.", ttl),
+    spec("pexpiretime", 2, READ, ONE_KEY, "key", "The same as TTL.", ttl),
+    spec("persist", 2, flag::WRITE | flag::FAST, ONE_KEY, "key", "0: nothing expires.", persist),
+    spec("touch", -2, READ, ALL_KEYS, "key [key ...]", "The same as EXISTS.", exists),
+    spec("expire", -3, flag::WRITE | flag::FAST, ONE_KEY, "key seconds [NX|XX|GT|LT]", NO_EXPIRY, no_expiry),
+    spec("pexpire", -3, flag::WRITE | flag::FAST, ONE_KEY, "key milliseconds [NX|XX|GT|LT]", NO_EXPIRY, no_expiry),
+    spec("expireat", -3, flag::WRITE | flag::FAST, ONE_KEY, "key unix-time-seconds [NX|XX|GT|LT]", NO_EXPIRY, no_expiry),
+    spec("pexpireat", -3, flag::WRITE | flag::FAST, ONE_KEY, "key unix-time-milliseconds [NX|XX|GT|LT]", NO_EXPIRY, no_expiry),
+    spec("rename", 3, flag::WRITE, (1, 2, 1), "key newkey", NO_MOVE, no_move),
+    spec("renamenx", 3, flag::WRITE | flag::FAST, (1, 2, 1), "key newkey", NO_MOVE, no_move),
+    spec("copy", -3, flag::WRITE | flag::DENYOOM, (1, 2, 1), "source destination [DB destination-db] [REPLACE]", NO_MOVE, no_move),
+    spec("move", 3, flag::WRITE | flag::FAST, ONE_KEY, "key db", NO_MOVE, no_move),
+    spec("dump", 2, flag::READONLY, ONE_KEY, "key", "Refused: rows and pairs leave by snapshots, replication and TM.EXPORT.", no_dump),
+    spec("restore", -4, flag::WRITE | flag::DENYOOM, ONE_KEY, "key ttl serialized-value [option ...]", "Refused, as DUMP is.", no_dump),
+    spec("keys", 2, flag::READONLY | flag::NO_MULTI, NO_KEYS, "pattern",
+        "The keys of rows that match, if they are at most 10000 in all spaces: else an error that says so. Pairs cannot be listed.", keys),
+    spec("scan", -2, flag::READONLY, NO_KEYS, "cursor [MATCH pattern] [COUNT count] [TYPE type]",
+        "Some keys of rows, and the cursor for more; 0 begins and ends. A row that is there all the time comes at least once; rows in cold files \
+         do not. Pairs cannot be listed.", scan),
+    spec("randomkey", 1, flag::READONLY, NO_KEYS, "", "The key of some row, nil if there is none.", randomkey),
+    Spec {
+        subcommands: &[
+            Spec { since: "2.2.3", ..spec("object|encoding", 3, flag::READONLY, (2, 2, 1), "key", "packed for a row, int for a cell, filter for the pairs of an id.", encoding) },
+            Spec { since: "4.0.0", ..spec("object|freq", 3, flag::READONLY, (2, 2, 1), "key", "Refused: how often a key is used is not tracked.", frequency) },
+            help_row("object|help", "generic"),
+            Spec { since: "2.2.3", ..spec("object|idletime", 3, flag::READONLY, (2, 2, 1), "key", "Refused: when a key was used is not tracked.", idletime) },
+            Spec { since: "2.2.3", ..spec("object|refcount", 3, flag::READONLY, (2, 2, 1), "key", "1 for what exists.", refcount) },
+        ],
+        ..spec("object", -2, 0, NO_KEYS, "", "A container for commands about what a key holds.", super::help)
+    },
 ];
+
+const NO_EXPIRY: &str = "Refused: a counter does not expire.";
+const NO_MOVE: &str = "Refused: where a row lies follows from its id.";
 
 fn many_pairs(doing: &str) -> Refusal {
     refuse!("ERR the pairs of an id cannot be {doing} together: name the members (SISMEMBER, SREM, PH.EXISTS, PH.DEL)")
@@ -84,5 +118,179 @@ fn ttl(call: &mut Call<'_>) -> Outcome {
         KeyRef::Pair { .. } => true,
     };
     call.reply.int(if exists { -1 } else { -2 });
+    Ok(())
+}
+
+fn persist(call: &mut Call<'_>) -> Outcome {
+    call.node.engines.resolve(call.args.at(1))?;
+    call.reply.int(0);
+    Ok(())
+}
+
+/// For every command that would let something expire.
+pub(super) fn no_expiry(call: &mut Call<'_>) -> Outcome {
+    call.node.engines.resolve(call.args.at(1))?;
+    Err(refuse!("ERR {} is not possible here: rows and pairs do not expire", call.spec.name.to_ascii_uppercase()))
+}
+
+fn no_move(call: &mut Call<'_>) -> Outcome {
+    call.node.engines.resolve(call.args.at(1))?;
+    Err(refuse!(
+        "ERR {} is not possible here: what a key names follows from its id",
+        call.spec.name.to_ascii_uppercase()
+    ))
+}
+
+fn no_dump(call: &mut Call<'_>) -> Outcome {
+    call.node.engines.resolve(call.args.at(1))?;
+    Err(refuse!(
+        "ERR {} is not possible here: data leave by snapshots, replication and TM.EXPORT",
+        call.spec.name.to_ascii_uppercase()
+    ))
+}
+
+/// Whether what a key names exists; of pairs that cannot be said, so they do.
+fn is_there(call: &Call<'_>, index: usize) -> Result<(bool, &'static str), Refusal> {
+    Ok(match call.node.engines.resolve(call.args.at(index))? {
+        KeyRef::Row { space, id } => (space.exists(id), "packed"),
+        KeyRef::Cell { space, id, .. } => (space.exists(id), "int"),
+        KeyRef::Pair { .. } => (true, "filter"),
+    })
+}
+
+fn encoding(call: &mut Call<'_>) -> Outcome {
+    match is_there(call, 2)? {
+        (true, encoding) => call.reply.bulk(encoding.as_bytes()),
+        (false, _) => call.reply.null(),
+    }
+    Ok(())
+}
+
+fn refcount(call: &mut Call<'_>) -> Outcome {
+    if is_there(call, 2)?.0 {
+        call.reply.int(1)
+    } else {
+        call.reply.null()
+    }
+    Ok(())
+}
+
+fn frequency(call: &mut Call<'_>) -> Outcome {
+    if !is_there(call, 2)?.0 {
+        call.reply.null();
+        return Ok(());
+    }
+    Err(refuse!(
+        "ERR An LFU maxmemory policy is not selected, access frequency not tracked. Please note that when switching between policies at \
+         runtime LRU and LFU data will take some time to adjust."
+    ))
+}
+
+fn idletime(call: &mut Call<'_>) -> Outcome {
+    if !is_there(call, 2)?.0 {
+        call.reply.null();
+        return Ok(());
+    }
+    Err(refuse!("ERR idle times are not tracked"))
+}
+
+/// The key of a row, by its space's pattern; `None` if its rows have no keys.
+fn row_key(engines: &Engines, space: &CounterSpace, id: u64) -> Option<Vec<u8>> {
+    let mut key = Vec::new();
+    engines.row_pattern(space)?.write(id, b"", &mut key);
+    Some(key)
+}
+
+/// Most keys that KEYS lists, and SCAN gives at once.
+const MOST_KEYS: u64 = 10_000;
+
+fn keys(call: &mut Call<'_>) -> Outcome {
+    let pattern = call.args.at(1).to_vec();
+    if pattern.len() > crate::channels::MAX_PATTERN {
+        return Err(refuse!("ERR a pattern may have {} bytes", crate::channels::MAX_PATTERN));
+    }
+    let rows: u64 = call.node.engines.counters().iter().map(|space| space.rows()).sum();
+    if rows > MOST_KEYS {
+        return Err(refuse!("ERR there are {rows} rows, too many to list at once: use SCAN"));
+    }
+    call.answer_later(move |node, reply| {
+        let engines: &Engines = &node.engines;
+        let mut found = std::collections::BTreeSet::new();
+        for space in engines.counters() {
+            space.for_each(|id, _| {
+                found.extend(row_key(engines, space, id).filter(|key| glob::matches(&pattern, key, false)))
+            });
+        }
+        reply.array(found.len());
+        found.iter().for_each(|key| reply.bulk(key));
+        Ok(())
+    })
+}
+
+fn randomkey(call: &mut Call<'_>) -> Outcome {
+    let engines: &Engines = &call.node.engines;
+    let with_rows: Vec<_> =
+        engines.counters().iter().filter(|s| s.rows() > 0 && engines.row_pattern(s).is_some()).collect();
+    let mut random = fastrand::Rng::new();
+    let picked = random.choice(with_rows).and_then(|space| space.some_id(random.u64(..)).map(|id| (space, id)));
+    match picked.and_then(|(space, id)| row_key(engines, space, id)) {
+        Some(key) => call.reply.bulk(&key),
+        None => call.reply.null(),
+    }
+    Ok(())
+}
+
+/// A cursor is the number of a space in its lowest byte, and above it the space's own cursor ([`counter::Space::scan`]), 56 bits.
+fn scan(call: &mut Call<'_>) -> Outcome {
+    let cursor = crate::resp::natural(call.args.at(1)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
+    let (mut pattern, mut most, mut of_type) = (None, 10, true);
+    let mut options = call.args.from(2).iter();
+    while let Some(option) = options.next() {
+        let value = options.next().ok_or(Refusal::SYNTAX)?;
+        if option.eq_ignore_ascii_case(b"match") {
+            if value.len() > crate::channels::MAX_PATTERN {
+                return Err(refuse!("ERR a pattern may have {} bytes", crate::channels::MAX_PATTERN));
+            }
+            pattern = Some(value);
+        } else if option.eq_ignore_ascii_case(b"count") {
+            most = super::integer(value)?;
+            if most < 1 {
+                return Err(Refusal::SYNTAX);
+            }
+        } else if option.eq_ignore_ascii_case(b"type") {
+            of_type = value.eq_ignore_ascii_case(b"hash");
+        } else {
+            return Err(Refusal::SYNTAX);
+        }
+    }
+    let engines: &Engines = &call.node.engines;
+    let spaces = engines.counters();
+    let (mut index, mut inner) = ((cursor & 0xff) as usize, cursor >> 8);
+    let mut left = most.unsigned_abs().min(MOST_KEYS);
+    let mut found: Vec<Vec<u8>> = Vec::new();
+    while index < spaces.len() && left > 0 {
+        let space = &spaces[index];
+        let before = left;
+        inner = if of_type && engines.row_pattern(space).is_some() {
+            space.scan(inner, left, |id| {
+                left = left.saturating_sub(1);
+                found.extend(
+                    row_key(engines, space, id).filter(|key| pattern.is_none_or(|p| glob::matches(p, key, false))),
+                );
+            })
+        } else {
+            0
+        };
+        // Empty buckets count, too: a call must end.
+        left = left.min(before.saturating_sub(1));
+        if inner == 0 {
+            index += 1;
+        }
+    }
+    let next = if index >= spaces.len() { 0 } else { inner << 8 | index as u64 };
+    call.reply.array(2);
+    call.reply.bulk(next.to_string().as_bytes());
+    call.reply.array(found.len());
+    found.iter().for_each(|key| call.reply.bulk(key));
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! The members of one id as a Redis set: a pair key (`liked:17`) is the set of those who liked 17. It can be asked and changed, not
 //! listed: a filter does not know its members.
 
-use super::{Call, ONE_KEY, Outcome, Refusal, Spec, flag};
+use super::{ALL_KEYS, Call, ONE_KEY, Outcome, Refusal, Spec, flag};
 use crate::resp::Reply;
 use phantom::{Answer, Change, Member};
 
@@ -34,6 +34,14 @@ pub(super) const TABLE: &[Spec] = &[
     spec("spop", -2, flag::WRITE | flag::FAST, "1.0.0", "key [count]", UNKNOWABLE, unknowable),
     spec("srandmember", -2, flag::READONLY, "1.0.0", "key [count]", UNKNOWABLE, unknowable),
     spec("sscan", -3, flag::READONLY, "2.8.0", "key cursor [MATCH pattern] [COUNT count]", UNKNOWABLE, unknowable),
+    Spec { keys: ALL_KEYS, ..spec("sinter", -2, flag::READONLY, "1.0.0", "key [key ...]", UNKNOWABLE, unknowable) },
+    Spec { keys: ALL_KEYS, ..spec("sunion", -2, flag::READONLY, "1.0.0", "key [key ...]", UNKNOWABLE, unknowable) },
+    Spec { keys: ALL_KEYS, ..spec("sdiff", -2, flag::READONLY, "1.0.0", "key [key ...]", UNKNOWABLE, unknowable) },
+    Spec { keys: ALL_KEYS, ..spec("sinterstore", -3, flag::WRITE, "1.0.0", "destination key [key ...]", UNKNOWABLE, unknowable) },
+    Spec { keys: ALL_KEYS, ..spec("sunionstore", -3, flag::WRITE, "1.0.0", "destination key [key ...]", UNKNOWABLE, unknowable) },
+    Spec { keys: ALL_KEYS, ..spec("sdiffstore", -3, flag::WRITE, "1.0.0", "destination key [key ...]", UNKNOWABLE, unknowable) },
+    Spec { keys: (1, 2, 1), ..spec("smove", 4, flag::WRITE | flag::FAST, "1.0.0", "source destination member",
+        "Moves a member from one id to another; answers 1, or 0 if it was not there.", smove) },
 ];
 
 const UNKNOWABLE: &str = "Refused: a filter cannot tell how many or which members one id has.";
@@ -69,6 +77,26 @@ fn srem(call: &mut Call<'_>) -> Outcome {
         }
     }
     call.reply.int(removed);
+    Ok(())
+}
+
+fn smove(call: &mut Call<'_>) -> Outcome {
+    let ((from, from_id), (to, to_id)) = (call.pairs(1)?, call.pairs(2)?);
+    let member = Member::parse(call.args.at(3));
+    let engines = &call.node.engines;
+    let _alone = engines.exclusive();
+    if from.contains(from_id, &member) != Answer::Yes {
+        call.reply.int(0);
+        return Ok(());
+    }
+    // There first: a refusal must not lose it.
+    if engines.flag(to, to_id, &member)? == Change::Unknown {
+        return Err(Refusal::BELOW_HORIZON);
+    }
+    if !std::ptr::eq(from, to) || from_id != to_id {
+        engines.unflag(from, from_id, &member)?;
+    }
+    call.reply.int(1);
     Ok(())
 }
 

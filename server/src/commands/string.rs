@@ -22,8 +22,22 @@ const fn spec(
 pub(super) const TABLE: &[Spec] = &[
     spec("get", 2, READ, ONE_KEY, "key", "The value of a counter, nil if its row does not exist.", get),
     spec("mget", -2, READ, ALL_KEYS, "key [key ...]", "The values of counters, nil for those whose row does not exist.", mget),
-    spec("set", -3, WRITE, ONE_KEY, "key value",
-        "Sets a counter. Redis's options (EX, NX, GET, ...) are refused: a counter does not expire.", set),
+    spec("set", -3, WRITE, ONE_KEY, "key value [NX|XX] [GET] [KEEPTTL]",
+        "Sets a counter; NX only if its row does not exist, XX only if it does; GET answers the old value. EX, PX, EXAT and PXAT are refused: a \
+         counter does not expire.", set),
+    spec("setnx", 3, WRITE, ONE_KEY, "key value", "Sets a counter if its row does not exist; answers 1, or 0 if it did.", setnx),
+    spec("getset", 3, WRITE | flag::READS, ONE_KEY, "key value", "Sets a counter; answers its old value.", getset),
+    spec("getdel", 2, WRITE | flag::READS, ONE_KEY, "key", "Makes a counter 0, as DEL does; answers its old value.", getdel),
+    spec("getex", -2, flag::READONLY | flag::FAST, ONE_KEY, "key [PERSIST]", "The same as GET. Options that would let it expire are refused.", getex),
+    spec("mset", -3, WRITE, (1, -1, 2), "key value [key value ...]", "Sets counters, all at once.", mset),
+    spec("msetnx", -3, WRITE, (1, -1, 2), "key value [key value ...]", "Sets counters, all at once, if none of their rows exists; answers 1, or 0.", msetnx),
+    spec("strlen", 2, READ, ONE_KEY, "key", "How many characters a counter has in decimal; 0 if its row does not exist.", strlen),
+    spec("append", 3, WRITE, ONE_KEY, "key value", NO_TEXT, no_text),
+    spec("setrange", 4, WRITE, ONE_KEY, "key offset value", NO_TEXT, no_text),
+    spec("getrange", 4, READ, ONE_KEY, "key start end", NO_TEXT, no_text),
+    spec("incrbyfloat", 3, WRITE, ONE_KEY, "key increment", "Refused: a counter is an integer.", no_fraction),
+    spec("setex", 4, WRITE, ONE_KEY, "key seconds value", "Refused: a counter does not expire.", super::keys::no_expiry),
+    spec("psetex", 4, WRITE, ONE_KEY, "key milliseconds value", "Refused: a counter does not expire.", super::keys::no_expiry),
     spec("incr", 2, WRITE | flag::READS, ONE_KEY, "key", "Adds 1 to a counter; answers its new value.", incr),
     spec("incrby", 3, WRITE | flag::READS, ONE_KEY, "key increment", "Adds to a counter; answers its new value.", incrby),
     spec("decr", 2, WRITE | flag::READS, ONE_KEY, "key", "Takes 1 from a counter; answers its new value.", decr),
@@ -85,14 +99,152 @@ fn write_cells(call: &mut Call<'_>, space: &CounterSpace) {
     fields.clear();
 }
 
-fn set(call: &mut Call<'_>) -> Outcome {
-    let (space, id, field) = call.cell(call.args.at(1))?;
-    if call.args.len() > 3 {
-        return Err(refuse!("ERR SET takes no options here: a counter has a value and does not expire"));
+const NO_TEXT: &str = "Refused: a counter is a number, not a text.";
+
+fn no_text(call: &mut Call<'_>) -> Outcome {
+    call.cell(call.args.at(1))?;
+    Err(refuse!("ERR {} does not go with a counter: it is a number, not a text", call.spec.name.to_ascii_uppercase()))
+}
+
+fn no_fraction(call: &mut Call<'_>) -> Outcome {
+    call.cell(call.args.at(1))?;
+    Err(refuse!("ERR a counter is an integer: use INCRBY"))
+}
+
+/// The value of a cell, if its row exists.
+fn value(space: &CounterSpace, id: u64, field: usize) -> Option<i64> {
+    let mut row = vec![0; space.schema().width()];
+    space.get(id, &mut row).then(|| row.get(field).copied().unwrap_or(0))
+}
+
+fn write(call: &mut Call<'_>, value: Option<i64>) {
+    match value {
+        Some(value) => call.reply.bulk_int(value),
+        None => call.reply.null(),
     }
+}
+
+fn set(call: &mut Call<'_>) -> Outcome {
+    let (mut absent, mut present, mut get) = (false, false, false);
+    for option in call.args.from(3).iter() {
+        let is = |name: &[u8]| option.eq_ignore_ascii_case(name);
+        if is(b"nx") && !present {
+            absent = true;
+        } else if is(b"xx") && !absent {
+            present = true;
+        } else if is(b"get") {
+            get = true;
+        } else if is(b"ex") || is(b"px") || is(b"exat") || is(b"pxat") {
+            return super::keys::no_expiry(call);
+        } else if !is(b"keepttl") {
+            return Err(Refusal::SYNTAX);
+        }
+    }
+    let (space, id, field) = call.cell(call.args.at(1))?;
+    let new = integer(call.args.at(2))?;
+    let engines = &call.node.engines;
+    if !absent && !present && !get {
+        engines.set(space, id, &[(field, new)])?;
+        call.reply.ok();
+        return Ok(());
+    }
+    let alone = engines.alone_with(id);
+    let old = value(space, id, field);
+    let does = !(absent && old.is_some() || present && old.is_none());
+    if does {
+        engines.set(space, id, &[(field, new)])?;
+    }
+    drop(alone);
+    match (get, does) {
+        (true, _) => write(call, old),
+        (false, true) => call.reply.ok(),
+        (false, false) => call.reply.null(),
+    }
+    Ok(())
+}
+
+fn setnx(call: &mut Call<'_>) -> Outcome {
+    let (space, id, field) = call.cell(call.args.at(1))?;
     let value = integer(call.args.at(2))?;
-    call.node.engines.set(space, id, &[(field, value)])?;
+    let set = call.node.engines.set_new(space, id, &[(field, value)])?;
+    call.reply.int(i64::from(set));
+    Ok(())
+}
+
+fn getset(call: &mut Call<'_>) -> Outcome {
+    let (space, id, field) = call.cell(call.args.at(1))?;
+    let new = integer(call.args.at(2))?;
+    let alone = call.node.engines.alone_with(id);
+    let old = value(space, id, field);
+    call.node.engines.set(space, id, &[(field, new)])?;
+    drop(alone);
+    write(call, old);
+    Ok(())
+}
+
+fn getdel(call: &mut Call<'_>) -> Outcome {
+    let (space, id, field) = call.cell(call.args.at(1))?;
+    let alone = call.node.engines.alone_with(id);
+    let old = value(space, id, field);
+    call.node.engines.clear(space, id, field)?;
+    drop(alone);
+    write(call, old);
+    Ok(())
+}
+
+fn getex(call: &mut Call<'_>) -> Outcome {
+    match call.args.len() {
+        2 => get(call),
+        3 if call.args.at(2).eq_ignore_ascii_case(b"persist") => get(call),
+        4 if [&b"ex"[..], b"px", b"exat", b"pxat"].iter().any(|o| call.args.at(2).eq_ignore_ascii_case(o)) => {
+            super::keys::no_expiry(call)
+        }
+        _ => Err(Refusal::SYNTAX),
+    }
+}
+
+/// The cells and values of MSET.
+fn pairs<'a>(call: &Call<'a>) -> Result<Vec<(&'a CounterSpace, u64, usize, i64)>, Refusal> {
+    let args = call.args.from(1);
+    if !args.len().is_multiple_of(2) {
+        return Err(call.wrong_arity());
+    }
+    let pair = |at: usize| {
+        let (space, id, field) = call.cell(args.at(at))?;
+        Ok((space, id, field, integer(args.at(at + 1))?))
+    };
+    (0..args.len()).step_by(2).map(pair).collect()
+}
+
+fn mset(call: &mut Call<'_>) -> Outcome {
+    let pairs = pairs(call)?;
+    let engines = &call.node.engines;
+    let _alone = (pairs.len() > 1).then(|| engines.exclusive());
+    for (space, id, field, value) in pairs {
+        engines.set(space, id, &[(field, value)])?;
+    }
     call.reply.ok();
+    Ok(())
+}
+
+fn msetnx(call: &mut Call<'_>) -> Outcome {
+    let pairs = pairs(call)?;
+    let engines = &call.node.engines;
+    let _alone = engines.exclusive();
+    let absent = pairs.iter().all(|(space, id, ..)| !space.exists(*id));
+    if absent {
+        for (space, id, field, value) in pairs {
+            engines.set(space, id, &[(field, value)])?;
+        }
+    }
+    call.reply.int(i64::from(absent));
+    Ok(())
+}
+
+fn strlen(call: &mut Call<'_>) -> Outcome {
+    let (space, id, field) = call.cell(call.args.at(1))?;
+    let length = value(space, id, field).map_or(0, |value| value.to_string().len());
+    call.reply.count(length);
     Ok(())
 }
 

@@ -84,6 +84,11 @@ impl Engines {
         self.counters[action.counter].prefetch(id);
     }
 
+    /// Keeps other writers of this id out until it is dropped: for a change that depends on what is there.
+    pub(crate) fn alone_with(&self, id: u64) -> Turn<'_, Mark> {
+        self.turn(id)
+    }
+
     /// Marks what was changed, and tells whoever watches it.
     #[inline]
     fn changed(&self, turn: &mut Turn<'_, Mark>, mark: Mark) {

@@ -12,6 +12,7 @@ mod gate;
 mod hostile;
 mod merge;
 mod model;
+mod observe;
 mod page;
 mod real_data;
 mod restart;

@@ -1,0 +1,86 @@
+//! Scanning: some rows at a time, by a cursor that the caller keeps and the space does not remember.
+//!
+//! A cursor names a table, by a hash of its range and size, and a bucket of it. If the table has been rewritten or has gone since, the
+//! scan begins anew at the space's first table: rows may come twice, and none that is there all the time is missed.
+
+use crate::space::Space;
+use crate::table::Table;
+
+/// A cursor has so many bits: 32 for the bucket, the others for the table.
+const CURSOR_BITS: u32 = 56;
+const BUCKET_BITS: u32 = 32;
+/// Buckets that one call looks at for each row that it is to give, at most.
+const BUCKETS_PER_ROW: u64 = 16;
+
+/// 24 bits, never 0.
+fn name_of(table: &Table) -> u64 {
+    let (low, last) = table.span();
+    let mixed = crate::table::hash_of(low ^ last.rotate_left(17) ^ table.buckets().rotate_left(40));
+    (mixed >> (64 - (CURSOR_BITS - BUCKET_BITS))).max(1)
+}
+
+impl Space {
+    /// Hands the ids of about `most` rows to `f`, and gives the cursor for the next call: below 2^56, 0 at the end. 0 begins.
+    pub fn scan(&self, cursor: u64, most: u64, mut f: impl FnMut(u64)) -> u64 {
+        let shape = self.shape.load_full();
+        let width = shape.schema.width();
+        let (wanted, mut bucket) = (cursor >> BUCKET_BITS, cursor & ((1 << BUCKET_BITS) - 1));
+        let mut given = 0;
+        let tables = self.ring.load_full();
+        // A table that is drained comes before the one that it is drained into: so rows move only ahead of the scan.
+        let all = tables
+            .entries()
+            .iter()
+            .flat_map(|entry| entry.drains().map(|old| old.table()).into_iter().chain([entry.table()]));
+        let all: Vec<&Table> = all.collect();
+        let start = all.iter().position(|table| cursor != 0 && name_of(table) == wanted);
+        if start.is_none() {
+            bucket = 0;
+            self.aside.for_each(|id, _| {
+                given += 1;
+                f(id);
+            });
+        }
+        let mut room = Vec::new();
+        let mut looked = 0;
+        for table in &all[start.unwrap_or(0)..] {
+            while bucket < table.buckets() {
+                if given >= most || looked >= most.saturating_mul(BUCKETS_PER_ROW) {
+                    return name_of(table) << BUCKET_BITS | bucket.min((1 << BUCKET_BITS) - 1);
+                }
+                table.visit(bucket, shape.living, width, &mut room, |id, _, _| {
+                    given += 1;
+                    f(id);
+                });
+                bucket += 1;
+                looked += 1;
+            }
+            bucket = 0;
+        }
+        0
+    }
+
+    /// Some row's id, by a number that the caller has drawn; `None` if none was found near it.
+    pub fn some_id(&self, drawn: u64) -> Option<u64> {
+        let tables = self.ring.load_full();
+        let shape = self.shape.load_full();
+        let width = shape.schema.width();
+        let all: Vec<&Table> =
+            tables.entries().iter().map(|entry| entry.table()).filter(|table| table.rows() > 0).collect();
+        let (mut room, mut found) = (Vec::new(), None);
+        let first = usize::try_from(drawn % (all.len().max(1) as u64)).unwrap_or(0);
+        for table in all[first..].iter().chain(&all[..first]) {
+            let buckets = table.buckets();
+            // A table that has rows is not that empty.
+            for step in 0..buckets.min(1 << 16) {
+                let bucket = drawn.wrapping_add(step) % buckets;
+                table.visit(bucket, shape.living, width, &mut room, |id, _, _| found = Some(id));
+                if found.is_some() {
+                    return found;
+                }
+            }
+        }
+        self.aside.for_each(|id, _| found = Some(id));
+        found
+    }
+}

@@ -1,0 +1,171 @@
+//! What those who look after a server ask it: SLOWLOG, LATENCY, MONITOR, MEMORY, SCAN.
+
+use redis::cmd;
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+use tidemark_tests::{TestServer, eventually};
+
+#[test]
+fn the_slow_log_keeps_what_was_slow_and_no_secrets() {
+    let server = TestServer::start();
+    let mut raw = server.raw();
+    raw.request(&["SLOWLOG", "LEN"]).expect(":0\r\n");
+    raw.request(&["CONFIG", "SET", "slowlog-log-slower-than", "0", "slowlog-max-len", "20"]).expect("+OK\r\n");
+    raw.request(&["CLIENT", "SETNAME", "me"]).expect("+OK\r\n");
+    raw.request(&["SLOWLOG", "RESET"]).expect("+OK\r\n");
+    raw.request(&["AUTH", "default", "swordfish"]).line();
+    raw.request(&["ECHO", &"x".repeat(200)]);
+    raw.line();
+    raw.line();
+    // EXEC is not shown, but what it executes.
+    raw.request(&["MULTI"]).expect("+OK\r\n").request(&["INCR", "post:1:like"]).expect("+QUEUED\r\n");
+    raw.request(&["EXEC"]).expect("*1\r\n:1\r\n");
+    type Entry = (u64, u64, u64, Vec<String>, String, String);
+    let entries: Vec<Entry> = cmd("SLOWLOG").arg("GET").arg(-1).query(&mut server.connection()).unwrap();
+    assert!(entries.len() <= 20, "{}", entries.len());
+    let commands: Vec<&str> = entries.iter().map(|e| e.3[0].as_str()).collect();
+    assert!(commands.contains(&"INCR") && !commands.contains(&"EXEC"), "{commands:?}");
+    let auth = entries.iter().find(|e| e.3[0] == "AUTH").unwrap();
+    assert_eq!(auth.3, ["AUTH", "(redacted)", "(redacted)"]);
+    assert_eq!(auth.5, "me");
+    let echo = entries.iter().find(|e| e.3[0] == "ECHO").unwrap();
+    assert_eq!(echo.3[1], format!("{}... (72 more bytes)", "x".repeat(128)));
+    assert!(entries.windows(2).all(|pair| pair[0].0 > pair[1].0), "newest first");
+    raw.request(&["CONFIG", "SET", "slowlog-log-slower-than", "-1"]).expect("+OK\r\n");
+    raw.request(&["SLOWLOG", "RESET"]).expect("+OK\r\n").request(&["SLOWLOG", "LEN"]).expect(":0\r\n");
+}
+
+#[test]
+fn latencies_above_the_threshold_have_a_history() {
+    let server = TestServer::start();
+    let mut raw = server.raw();
+    raw.request(&["LATENCY", "LATEST"]).expect("*0\r\n");
+    raw.request(&["CONFIG", "SET", "latency-monitor-threshold", "1"]).expect("+OK\r\n");
+    // Some hundred thousand ids take more than a millisecond.
+    let ids: Vec<String> = (0..300_000).map(|i| i.to_string()).collect();
+    let mut page = vec!["CNT.GET", "post"];
+    page.extend(ids.iter().map(String::as_str));
+    raw.request(&page).expect(&format!("*300000\r\n{}", "*-1\r\n".repeat(300_000)));
+    raw.request(&["LATENCY", "LATEST"]).expect("*1\r\n*4\r\n$12\r\nfast-command\r\n");
+    let (at, latest, highest) = (raw.line(), raw.line(), raw.line());
+    assert_eq!(latest, highest);
+    raw.request(&["LATENCY", "HISTORY", "fast-command"]).expect(&format!("*1\r\n*2\r\n{at}\r\n{latest}\r\n"));
+    assert!(raw.ask(&["LATENCY", "DOCTOR"]).starts_with('$'));
+    let told = raw.line();
+    assert!(told.starts_with("fast-command: 1 seconds with at least 1 ms"), "{told}");
+    raw.request(&["LATENCY", "RESET", "nope", "fast-command"]).expect(":1\r\n");
+    raw.request(&["LATENCY", "HISTORY", "fast-command"]).expect("*0\r\n");
+}
+
+#[test]
+fn a_monitor_sees_what_others_do_and_costs_them_nothing_when_it_sleeps() {
+    let server = TestServer::with(|config| {
+        config.server.workers = 2;
+        config.server.max_push_buffer_bytes = 1 << 20;
+    });
+    let mut monitor = server.raw();
+    monitor.request(&["MONITOR"]).expect("+OK\r\n");
+    let mut raw = server.raw();
+    raw.request(&["INCR", "post:1:like"]).expect(":1\r\n");
+    raw.request(&["CONFIG", "GET", "nope"]).expect("*0\r\n");
+    raw.request(&["AUTH", "default", "swordfish"]).line();
+    raw.request(&["ECHO", "a\"\\\r\n\u{7}\u{1}é"]).expect("$9\r\na\"\\\r\n\u{7}\u{1}é\r\n");
+    raw.request(&["MULTI"]).expect("+OK\r\n").request(&["GET", "post:1:like"]).expect("+QUEUED\r\n");
+    raw.request(&["EXEC"]).expect("*1\r\n$1\r\n1\r\n");
+    let mut lines = Vec::new();
+    while lines.last().is_none_or(|l: &String| !l.contains("GET")) {
+        lines.push(monitor.line());
+    }
+    let shown: Vec<&str> = lines.iter().map(|l| l.split_once("] ").unwrap().1).collect();
+    assert_eq!(
+        shown,
+        [
+            "\"INCR\" \"post:1:like\"",
+            "\"ECHO\" \"a\\\"\\\\\\r\\n\\a\\x01\\xc3\\xa9\"",
+            "\"MULTI\"",
+            "\"EXEC\"",
+            "\"GET\" \"post:1:like\""
+        ]
+    );
+    // It stops reading: it is disconnected, and the others go on.
+    let text = "x".repeat(4000);
+    let started = Instant::now();
+    let list = |raw: &mut tidemark_tests::Raw| {
+        raw.request(&["CLIENT", "LIST"]);
+        let length: usize = raw.line()[1..].parse().unwrap();
+        raw.take(length + 2)
+    };
+    while list(&mut raw).contains(" flags=O ") {
+        for _ in 0..100 {
+            raw.request(&["ECHO", &text]).expect(&format!("$4000\r\n{text}\r\n"));
+        }
+        assert!(started.elapsed() < tidemark_tests::PATIENCE);
+    }
+}
+
+#[test]
+fn a_scan_finds_every_row_while_others_write() {
+    let server = TestServer::with(|config| config.counter[0].rows_per_table = 4096);
+    let mut c = server.connection();
+    let mut expected = HashSet::new();
+    let mut pipe = redis::pipe();
+    for i in 0..20_000u64 {
+        // Ids in several tables, and one far ahead.
+        let id = if i == 7 { u64::MAX } else { i * 37 };
+        pipe.cmd("HINCRBY").arg(format!("post:{id}")).arg("like").arg(1).ignore();
+        expected.insert(format!("post:{id}"));
+    }
+    for i in 0..50 {
+        pipe.cmd("HINCRBY").arg(format!("user:{i}")).arg("post").arg(1).ignore();
+        expected.insert(format!("user:{i}"));
+    }
+    pipe.query::<()>(&mut c).unwrap();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut c = server.connection();
+            for i in 0.. {
+                if done.load(std::sync::atomic::Ordering::Relaxed) {
+                    return;
+                }
+                // New rows make tables roll and be rewritten under the scan.
+                cmd("HINCRBY").arg(format!("post:{}", 800_000 + i)).arg("like").arg(1).query::<()>(&mut c).unwrap();
+            }
+        });
+        let mut c = server.connection();
+        let (mut cursor, mut found, mut calls) = ("0".to_owned(), HashSet::new(), 0);
+        loop {
+            let (next, keys): (String, Vec<String>) =
+                cmd("SCAN").arg(&cursor).arg("COUNT").arg(500).query(&mut c).unwrap();
+            found.extend(keys);
+            calls += 1;
+            cursor = next;
+            if cursor == "0" {
+                break;
+            }
+            assert!(calls < 10_000, "it never ends");
+        }
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        let missing: Vec<_> = expected.difference(&found).collect();
+        assert!(missing.is_empty(), "{} rows are missing, {:?}", missing.len(), missing.first());
+    });
+    let (_, users): (String, Vec<String>) =
+        cmd("SCAN").arg(0).arg("COUNT").arg(10_000).arg("MATCH").arg("user:?").query(&mut c).unwrap();
+    assert!(users.iter().all(|key| key.len() == 6), "{users:?}");
+    let error = cmd("KEYS").arg("*").query::<Vec<String>>(&mut c).unwrap_err().to_string();
+    assert!(error.contains("too many to list at once: use SCAN"), "{error}");
+    let key: String = cmd("RANDOMKEY").query(&mut c).unwrap();
+    assert_eq!(cmd("EXISTS").arg(key).query::<i64>(&mut c).unwrap(), 1);
+}
+
+#[test]
+fn a_sleep_delays_its_own_connection_only() {
+    let server = TestServer::with(|config| config.server.workers = 1);
+    let (mut sleeper, mut other) = (server.raw(), server.raw());
+    let started = Instant::now();
+    sleeper.request(&["DEBUG", "SLEEP", "0.4"]);
+    eventually("others are served", || other.ask(&["PING"]) == "+PONG");
+    assert!(started.elapsed() < Duration::from_millis(400));
+    sleeper.expect("+OK\r\n");
+    assert!(started.elapsed() >= Duration::from_millis(400));
+}
