@@ -60,8 +60,20 @@ impl Tail {
         if start.offset > limit.offset {
             return Ok(Err(Absent::Diverged));
         }
-        if !segment_numbers(&**disk)?.contains(&start.segment) {
+        let numbers = segment_numbers(&**disk)?;
+        if !numbers.contains(&start.segment) {
             return Ok(Err(Absent::Removed));
+        }
+        // Removals of old segments may be undone by a power cut, and of any of them: then what is left has gaps.
+        let mut wanted = limit.segment;
+        while wanted > start.segment {
+            if !numbers.contains(&wanted) {
+                return Ok(Err(Absent::Removed));
+            }
+            wanted = read_segment_head(&**disk, wanted)?.map_or(0, |head| head.previous);
+        }
+        if wanted != start.segment {
+            return Ok(Err(Absent::Diverged));
         }
         let Ok(head) = read_segment_head(&**disk, start.segment)? else { return Ok(Err(Absent::Removed)) };
         if head.byte_of(start.offset) != Some(start.byte) || start.byte < SEGMENT_HEAD_BYTES {
