@@ -197,7 +197,12 @@ impl FollowLog {
             is_first: self.newest.is_none(),
             void: false,
         };
-        Log::resume(self.disk, options, found)
+        let mut log = Log::resume(self.disk, options, found)?;
+        if log.has_failed() {
+            // A term that is not on the disk would be forgotten in a crash, and given to another history.
+            log.sync()?;
+        }
+        Ok(log)
     }
 }
 
