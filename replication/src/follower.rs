@@ -229,9 +229,7 @@ impl Follower {
                 match staging.write(bytes)? {
                     Fetched::Part => {}
                     Fetched::Whole => self.want_next(out)?,
-                    Fetched::Damaged => {
-                        return Err(LinkError::Protocol("a file does not match its checksum".to_owned()));
-                    }
+                    Fetched::Damaged => return Err(LinkError::Damaged),
                 }
             }
             (ToReplica::Gone, State::Fetching(_) | State::AwaitManifest) => self.want_manifest(out),

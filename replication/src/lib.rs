@@ -74,6 +74,9 @@ pub enum LinkError {
     /// The own disk, or log.
     #[error(transparent)]
     Store(#[from] store::Error),
+    /// A file came wrongly, or what an earlier link left of it was torn by a crash. It is fetched anew.
+    #[error("a file does not match its checksum: it is fetched anew")]
+    Damaged,
     /// A record could not be made true here.
     #[error("a record cannot be applied: {0}")]
     Apply(String),

@@ -20,6 +20,7 @@ mod observe;
 mod peers;
 mod phantom;
 mod refusal;
+mod replication;
 mod schema;
 mod server;
 mod set;
@@ -156,6 +157,7 @@ const FAMILIES: &[(&str, &[Spec])] = &[
     ("Transactions", transaction::TABLE),
     ("Server", server::TABLE),
     ("Observation", observe::TABLE),
+    ("Replication", replication::TABLE),
 ];
 
 /// Slots of the lookup: a power of two, several times the number of commands.
@@ -342,6 +344,8 @@ pub(crate) struct Session {
     pub(crate) hold: Option<MayGo>,
     /// What the last command of this turn gives is its reply, which is missing from the others.
     pub(crate) later: bool,
+    /// The connection becomes a replica's once the replies are written.
+    pub(crate) replicates: bool,
     /// Close once the replies are written.
     pub(crate) leaving: bool,
 }
@@ -363,6 +367,7 @@ impl Session {
             wrote: false,
             hold: None,
             later: false,
+            replicates: false,
             leaving: false,
         }
     }
@@ -416,6 +421,9 @@ impl<'a> Call<'a> {
     /// To be asked before anything is changed: whether the log takes changes now.
     #[inline]
     pub(crate) fn admit_write(&mut self) -> Outcome {
+        if let Some(text) = self.node.replication.refusal() {
+            return Err(Refusal::new(text.as_bytes().to_vec()));
+        }
         match self.node.durability.refusal() {
             None => {
                 self.session.wrote = true;
@@ -644,7 +652,8 @@ fn queue(spec: &'static Spec, args: Args<'_>, reply: &mut Reply<'_>, session: &m
     let refused = if spec.has(flag::NO_MULTI) {
         Some(refuse!("ERR Command not allowed inside a transaction"))
     } else if spec.has(flag::WRITE) {
-        node.durability.refusal().map(|text| Refusal::new(text.into_bytes()))
+        let role = node.replication.refusal().map(|text| Refusal::new(text.as_bytes().to_vec()));
+        role.or_else(|| node.durability.refusal().map(|text| Refusal::new(text.into_bytes())))
     } else {
         None
     };

@@ -211,6 +211,64 @@ section! {
 }
 
 section! {
+    /// Replicas and masters. The role itself is kept in the data folder: REPLICAOF changes it, durably.
+    Replication {
+        /// "host port" of the master to follow when the data folder is new; empty: this is a master.
+        replicaof: String = String::new(),
+        /// The password that the master asks for, and the user if not the default one.
+        #[redis = "masterauth"]
+        #[live = true]
+        master_auth: String = String::new(),
+        /// See master_auth.
+        #[redis = "masteruser"]
+        #[live = true]
+        master_user: String = String::new(),
+        /// Where others reach this node, if not at the address that its master sees and its own port.
+        #[redis = "replica-announce-ip"]
+        #[redis = "slave-announce-ip"]
+        #[live = true]
+        replica_announce_ip: String = String::new(),
+        /// See replica_announce_ip; 0 means the own port.
+        #[redis = "replica-announce-port"]
+        #[redis = "slave-announce-port"]
+        #[live = true]
+        replica_announce_port: u16 = 0,
+        /// Sentinel promotes the replica with the lowest one; never one with 0. While a replica has no complete data set it says 0.
+        #[redis = "replica-priority"]
+        #[redis = "slave-priority"]
+        #[live = true]
+        replica_priority: u32 = 100,
+        /// Writes are refused (NOREPLICAS) while fewer replicas follow closely; 0 means never.
+        #[redis = "min-replicas-to-write"]
+        #[redis = "min-slaves-to-write"]
+        #[live = true]
+        min_replicas_to_write: usize = 0,
+        /// A replica follows closely if it was heard within so many seconds.
+        #[redis = "min-replicas-max-lag"]
+        #[redis = "min-slaves-max-lag"]
+        #[live = true]
+        min_replicas_max_lag_s: u64 = 10,
+        /// A peer that was not heard for so many seconds is given up.
+        #[redis = "repl-timeout"]
+        #[live = true]
+        timeout_s: u64 = 60,
+        /// Replicas get what is durable. While there are any, the log is synced so often, whatever `fsync` says.
+        #[live = true]
+        feed_every_ms: u64 = 100,
+        /// Most replicas; one more is answered "ERR max number of replicas reached".
+        #[live = true]
+        max_replicas: usize = 32,
+        /// Most bytes of log that are kept for a full sync beyond what is kept anyway; one that takes longer fetches a newer snapshot's files.
+        #[live = true]
+        sync_log_bytes: u64 = 4 << 30,
+        /// Whether a master that has had replicas refuses writes after a restart, until a replica follows it, Sentinel names it, or REPLICAOF NO
+        /// ONE: somebody else may have become the master meanwhile.
+        #[live = true]
+        fence: bool = true,
+    }
+}
+
+section! {
     /// A counter space: one 64-bit id -> several counters, packed to the bit.
     Counter {
         /// Its name in commands (`CNT.GET post 17`) and in views and actions.
@@ -300,6 +358,8 @@ pub struct Config {
     pub durability: Durability,
     /// `[security]`
     pub security: Security,
+    /// `[replication]`
+    pub replication: Replication,
     /// `[[counter]]`
     pub counter: Vec<Counter>,
     /// `[[existence]]`
@@ -324,6 +384,7 @@ impl Default for Config {
             server: Server::default(),
             durability: Durability::default(),
             security: Security::default(),
+            replication: Replication::default(),
             counter: vec![
                 Counter {
                     name: text("post"),
@@ -353,8 +414,12 @@ impl Default for Config {
 }
 
 /// The sections that hold single values, as CONFIG knows them. (Spaces, views and actions are changed by the TM commands.)
-pub(crate) const SECTIONS: &[(&str, &[Key])] =
-    &[("server", Server::KEYS), ("durability", Durability::KEYS), ("security", Security::KEYS)];
+pub(crate) const SECTIONS: &[(&str, &[Key])] = &[
+    ("server", Server::KEYS),
+    ("durability", Durability::KEYS),
+    ("security", Security::KEYS),
+    ("replication", Replication::KEYS),
+];
 
 /// The head of the printed file.
 const PREAMBLE: &str = "\
@@ -477,6 +542,7 @@ impl Config {
         print_section(&mut out, "[server]", Server::ABOUT, Server::KEYS, &self.server, true);
         print_section(&mut out, "[durability]", Durability::ABOUT, Durability::KEYS, &self.durability, true);
         print_section(&mut out, "[security]", Security::ABOUT, Security::KEYS, &self.security, true);
+        print_section(&mut out, "[replication]", Replication::ABOUT, Replication::KEYS, &self.replication, true);
         for (i, item) in self.counter.iter().enumerate() {
             print_section(&mut out, "[[counter]]", Counter::ABOUT, Counter::KEYS, item, i == 0);
         }
@@ -556,8 +622,16 @@ mod tests {
     #[test]
     fn the_printed_file_has_every_key() {
         let printed = Config::default().print();
-        let sections =
-            [Server::KEYS, Durability::KEYS, Security::KEYS, Counter::KEYS, Existence::KEYS, View::KEYS, Action::KEYS];
+        let sections = [
+            Server::KEYS,
+            Durability::KEYS,
+            Security::KEYS,
+            Replication::KEYS,
+            Counter::KEYS,
+            Existence::KEYS,
+            View::KEYS,
+            Action::KEYS,
+        ];
         for Key { name, .. } in sections.concat() {
             assert!(printed.contains(&format!("\n{name} = ")), "{name}");
         }

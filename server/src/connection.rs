@@ -82,6 +82,11 @@ impl Connection {
         if self.talk.closing == Closing::Lingering {
             self.linger().await;
         }
+        if self.talk.session.replicates {
+            let client = &self.talk.session.client;
+            let (id, peer) = (client.id, client.peer);
+            crate::replication::feed::serve(&self.node, id, peer, &mut self.stream).await;
+        }
     }
 
     /// Closing a socket that has unread bytes makes the system send a reset, which may overtake the error that we wrote. So

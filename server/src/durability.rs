@@ -15,15 +15,20 @@ use crate::config::{Config, Fsync};
 use crate::engines::{BuildError, Engines};
 use crate::records::{Commit, Mark, MarkedMember, RecordKind, put_number, read_pairs, read_rows, take_number};
 use crate::release::Release;
+use crate::replication::director::Held;
 use crate::snapshot::{self, Parts};
 use counter::Schema;
 use parking_lot::Mutex;
 use phantom::{Answer, Layout, Member, Pair};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
 use store::{
-    Batch, CommitOptions, Committed, Committer, Health, Log, Position, Progress, RealDisk, Record, Source, Store,
-    StoreOptions, SyncPolicy, Ticket,
+    Batch, CommitOptions, Committed, Committer, Health, Log, Position, Progress, RealDisk, Record, Records, Source,
+    Store, StoreOptions, SyncPolicy, Ticket,
 };
+
+use tokio::sync::watch;
 
 /// How far commits have come, as connections wait for it.
 #[derive(Clone, Debug)]
@@ -40,6 +45,10 @@ pub struct Durability {
     release: Release<Reached>,
     /// End of the log: appended, synced.
     positions: Mutex<(Position, Position)>,
+    /// Rises with the synced end.
+    synced: watch::Sender<u64>,
+    /// The log is a replica's, which its master's batches grow.
+    follows: AtomicBool,
     /// What snapshots must write again.
     pub(crate) parts: Parts,
 }
@@ -52,6 +61,8 @@ impl Durability {
             committer: Committer::new(CommitOptions { policy: policy_of_store(policy), ..CommitOptions::default() }),
             release: Release::new(reached),
             positions: Mutex::new((Position::START, Position::START)),
+            synced: watch::Sender::new(0),
+            follows: AtomicBool::new(false),
             parts: Parts::default(),
         }
     }
@@ -125,18 +136,60 @@ impl Durability {
         *self.positions.lock()
     }
 
-    /// The commit thread's life, until [`Committer::stop`].
-    pub fn run(&self, log: Log, engines: &Engines, store: &Store) -> store::Result<()> {
-        *self.positions.lock() = (log.written(), log.durable());
+    /// To be told when the synced end of the log moves.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
+        self.synced.subscribe()
+    }
+
+    fn reach(&self, written: Position, synced: Position) {
+        *self.positions.lock() = (written, synced);
+        self.synced.send_if_modified(|offset| std::mem::replace(offset, synced.offset) != synced.offset);
+    }
+
+    /// The log is a replica's, durable and applied up to here.
+    pub(crate) fn followed(&self, end: Position) {
+        self.follows.store(true, SeqCst);
+        self.reach(end, end);
+    }
+
+    /// Has what is written synced soon, whatever the policy.
+    pub(crate) fn hurry(&self) {
+        if !self.follows.load(SeqCst) {
+            self.committer.hurry();
+        }
+    }
+
+    /// Waits until everything that was changed before this call is synced.
+    pub(crate) fn flush(&self) -> store::Result<()> {
+        if self.follows.load(SeqCst) {
+            // A replica applies what is durable already.
+            return Ok(());
+        }
+        self.committer.flush().map(|_| ())
+    }
+
+    /// Waits until everything up to `ticket` is synced, whatever the policy, and gives the log's end then. To be given up by the
+    /// caller if it takes too long.
+    pub(crate) async fn synced_offset(&self, ticket: Ticket) -> u64 {
+        let mut synced = self.synced.subscribe();
+        while !self.follows.load(SeqCst) && self.committer.synced() < ticket {
+            self.committer.hurry();
+            // The offset is published a moment before the ticket.
+            let _ = tokio::time::timeout(Duration::from_millis(2), synced.changed()).await;
+        }
+        self.positions().1.offset
+    }
+
+    /// The commit thread's life, until [`Committer::stop`]. Gives the log back.
+    pub(crate) fn run(&self, log: Log, engines: &Engines) -> (Log, store::Result<()>) {
+        self.reach(log.written(), log.durable());
+        self.follows.store(false, SeqCst);
         let layouts = vec![u64::MAX; engines.existences().len()];
         // Recovery has written the catalogue, if it was not what the log said.
         let schemas = engines.counters().iter().map(|s| Some(s.schema())).collect();
         let mut source =
             State { shared: self, engines, commit: Commit::default(), loose: Vec::new(), schemas, layouts };
-        let (log, outcome) = self.committer.run(log, &mut source);
-        outcome?;
-        // So that the next start misses a newest segment that is lost in between.
-        store.note_durable(&log)
+        self.committer.run(log, &mut source)
     }
 }
 
@@ -259,7 +312,7 @@ impl Source<Mark> for State<'_> {
     }
 
     fn published(&mut self, now: &Committed) {
-        *self.shared.positions.lock() = (now.written_to, now.synced_to);
+        self.shared.reach(now.written_to, now.synced_to);
         self.shared.release.tell(|r| {
             r.durable = now.durable;
             r.failed = now.failed;
@@ -342,15 +395,15 @@ pub enum RecoverError {
 }
 
 /// A data folder, read back.
-pub struct Recovered {
+pub(crate) struct Recovered {
     /// With everything in it.
-    pub engines: Engines,
+    pub(crate) engines: Engines,
     /// For snapshots.
-    pub store: Store,
+    pub(crate) store: Store,
     /// To go on with.
-    pub log: Log,
+    pub(crate) log: Held,
     /// What was read.
-    pub end: store::End,
+    pub(crate) end: store::End,
 }
 
 /// Makes the configured spaces for a moment: what the engines refuse is to be said before anybody can connect.
@@ -364,9 +417,10 @@ pub(crate) fn try_spaces(config: &Config) -> Result<(), RecoverError> {
 }
 
 /// Opens the data folder and reads everything back; a new folder becomes a data set with the configured spaces.
-pub fn recover(
+pub(crate) fn recover(
     config: &Config,
     durability: &Arc<Durability>,
+    follows: bool,
     progress: impl Fn(Progress) + Sync,
 ) -> Result<Recovered, RecoverError> {
     let dir = &config.durability.dir;
@@ -395,43 +449,71 @@ pub fn recover(
         tracing::info!("loaded a snapshot of {rows} rows");
     }
     let mut failed = None;
-    let apply = |record: &Record<'_>| -> Result<(), String> {
+    let mut apply = |record: &Record<'_>| -> Result<(), String> {
         if record.kind == RecordKind::Catalogue as u8 {
             known = Catalogue::decode(record.payload).map_err(|e| e.to_string())?;
             return learn(&mut engines, &known).map_err(|error| failed.insert(error).to_string());
         }
         apply_record(&engines, parts, record.space, record.kind, record.payload)
     };
-    let replayed = store.replay(apply, &progress);
+    let replayed = if follows {
+        let mut each = |head: &store::BatchHead, body: &[u8]| {
+            let mut records = 0;
+            for record in Records::new(body) {
+                apply(&record?)?;
+                records += 1;
+            }
+            if records == head.records { Ok(()) } else { Err("a batch holds another number of records".to_owned()) }
+        };
+        store.replay_following(&mut each, &progress).map(|(log, end)| (Held::Follows(Box::new(log)), end))
+    } else {
+        store.replay(apply, &progress).map(|(log, end)| (Held::Own(Box::new(log)), end))
+    };
     let (mut log, end) = match (failed, replayed) {
         // Not damage: the configuration does not fit.
         (Some(error), _) => return Err(error),
         (None, replayed) => replayed?,
     };
-    // What is new in the configuration, under numbers that nobody has.
+    // What is new in the configuration, under numbers that nobody has. On a replica only its master can add spaces: those that the
+    // configuration has beyond the master's come when it is promoted.
     let before: Vec<u32> = engines.existences().iter().map(|s| s.number()).collect();
-    engines.extend(config, &engines.catalogue().completed(config)?)?;
+    if known == Catalogue::default() || !follows {
+        engines.extend(config, &engines.catalogue().completed(config)?)?;
+    }
     engines.connect(config)?;
     let mut batch = Batch::new();
     for space in engines.retie(|number| !before.contains(&number)) {
         batch.push(space.number(), RecordKind::Loose as u8, &space.loose().encode(None));
     }
+    if let Held::Own(log) = &mut log {
+        log_news(&engines, &known, batch, log)?;
+    }
+    engines.set_limits(config);
+    Ok(Recovered { engines, store, log, end })
+}
+
+fn log_news(engines: &Engines, known: &Catalogue, mut batch: Batch, log: &mut Log) -> store::Result<()> {
     let now = engines.catalogue();
-    if now != known {
+    if now != *known {
         batch.push(0, RecordKind::Catalogue as u8, &now.encode());
         log.append(&batch, unix_ms())?;
         log.sync()?;
     }
-    engines.set_limits(config);
-    Ok(Recovered { engines, store, log, end })
+    Ok(())
 }
 
 fn unix_ms() -> u64 {
     crate::node::unix_us() / 1000
 }
 
-/// Makes one record true.
-fn apply_record(engines: &Engines, parts: &Parts, number: u32, kind: u8, payload: &[u8]) -> Result<(), String> {
+/// Makes one record true. Parts are touched after the change: a snapshot that begins in between sees it, or writes the part again.
+pub(crate) fn apply_record(
+    engines: &Engines,
+    parts: &Parts,
+    number: u32,
+    kind: u8,
+    payload: &[u8],
+) -> Result<(), String> {
     let space = number;
     let counter = || engines.counter_by_number(space).ok_or_else(|| format!("there is no counter space {space}"));
     let existence = || engines.existence_by_number(space).ok_or_else(|| format!("there is no existence space {space}"));
@@ -444,7 +526,6 @@ fn apply_record(engines: &Engines, parts: &Parts, number: u32, kind: u8, payload
                 ids.push(id);
                 Ok(())
             })?;
-            parts.touch_all(ids.iter().map(|&id| (number, id)));
             let mut ahead = ids.chunks(PREFETCHED);
             let mut at = 0;
             read_rows(payload, |id, values| {
@@ -454,6 +535,7 @@ fn apply_record(engines: &Engines, parts: &Parts, number: u32, kind: u8, payload
                 at += 1;
                 space.put(id, values).map_err(|e| e.to_string())
             })?;
+            parts.touch_all(ids.iter().map(|&id| (number, id)));
             // As under clients: nobody else does it before the data are loaded.
             while space.wants_maintenance() && space.maintain() {}
             Ok(())
@@ -465,7 +547,6 @@ fn apply_record(engines: &Engines, parts: &Parts, number: u32, kind: u8, payload
                 pairs.push((id, member, set));
                 Ok(())
             })?;
-            parts.touch_all(pairs.iter().map(|&(id, ..)| (number, id)));
             for pairs in pairs.chunks(PREFETCHED) {
                 for &(id, member, _) in pairs {
                     if let MarkedMember::Number(member) = member {
@@ -476,6 +557,7 @@ fn apply_record(engines: &Engines, parts: &Parts, number: u32, kind: u8, payload
                     space.put(&pair(space, id, member), set).map_err(|e| e.to_string())?;
                 }
             }
+            parts.touch_all(pairs.iter().map(|&(id, ..)| (number, id)));
             Ok(())
         }
         Some(RecordKind::Loose) => {

@@ -32,6 +32,7 @@ mod node;
 mod pause;
 pub mod records;
 mod release;
+mod replication;
 pub mod resp;
 mod settings;
 mod slowlog;
@@ -48,6 +49,7 @@ pub use stop::Stop;
 use config::Config;
 use node::{Host, Node};
 use parking_lot::Mutex;
+use replication::director::Held;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::ops::Deref;
@@ -123,9 +125,10 @@ pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Resu
     let host = Arc::new(Host::new(config, addresses, stop));
     host.acl.configure(&host.config().security).map_err(StartError::Users)?;
     let mut threads = workers::start(&host, listeners)?;
-    let opened = load(&host.node()).and_then(|log| {
-        let (of_log, of_snapshots) = (host.node(), host.clone());
-        let run = move || of_log.durability.run(log, &of_log.engines, &of_log.store);
+    let recalled = host.replication.recall(&host.config()).map_err(StartError::System);
+    let opened = recalled.and_then(|()| load(&host.node())).and_then(|log| {
+        let (of_log, of_snapshots) = (host.clone(), host.clone());
+        let run = move || replication::director::direct(&of_log, log);
         let log = std::thread::Builder::new().name("log".to_owned()).spawn(run)?;
         threads.push(workers::thread("snapshot".to_owned(), move || snapshot::run(&of_snapshots))?);
         Ok(log)
@@ -147,21 +150,22 @@ pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Resu
 }
 
 /// Reads the data folder back, with a line of progress now and then.
-fn load(node: &Node) -> Result<store::Log, StartError> {
+fn load(node: &Node) -> Result<Held, StartError> {
     let started = Instant::now();
     let said = Mutex::new(started);
-    let recovered = durability::recover(&node.config(), &node.durability, |progress| {
-        let Some(mut said) = said.try_lock().filter(|said| said.elapsed() > Duration::from_secs(1)) else { return };
-        *said = Instant::now();
-        let share = progress.bytes as f64 / progress.of_bytes.max(1) as f64 * 100.0;
-        tracing::info!("loading: {share:.0} % of {} MB", progress.of_bytes >> 20);
-    })?;
+    let recovered =
+        durability::recover(&node.config(), &node.durability, node.replication.master().is_some(), |progress| {
+            let Some(mut said) = said.try_lock().filter(|said| said.elapsed() > Duration::from_secs(1)) else { return };
+            *said = Instant::now();
+            let share = progress.bytes as f64 / progress.of_bytes.max(1) as f64 * 100.0;
+            tracing::info!("loading: {share:.0} % of {} MB", progress.of_bytes >> 20);
+        })?;
     tracing::info!(
         "loaded in {:.1} s: {} log records; {} torn bytes cut; the log goes on at {}",
         started.elapsed().as_secs_f64(),
         recovered.end.records,
         recovered.end.torn_bytes,
-        recovered.log.written(),
+        recovered.log.end(),
     );
     node.engines.fill(recovered.engines);
     node.store.fill(recovered.store);

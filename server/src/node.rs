@@ -8,6 +8,7 @@ use crate::durability::Durability;
 use crate::engines::Engines;
 use crate::monitors::Monitors;
 use crate::pause::Pause;
+use crate::replication::Replication;
 use crate::settings::Settings;
 use crate::slowlog::SlowLog;
 use crate::snapshot::Snapshots;
@@ -17,7 +18,7 @@ use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -45,6 +46,27 @@ pub(crate) struct Tallies {
     pub(crate) errors: Tally,
     pub(crate) bytes_in: Tally,
     pub(crate) bytes_out: Tally,
+    /// Odd while the worker is in a turn.
+    pub(crate) turn: AtomicU64,
+}
+
+impl Tallies {
+    /// The worker is in a turn until the guard is dropped.
+    #[inline]
+    pub(crate) fn enter(&self) -> InTurn<'_> {
+        self.turn.fetch_add(1, SeqCst);
+        InTurn(&self.turn)
+    }
+}
+
+/// See [`Tallies::enter`].
+pub(crate) struct InTurn<'a>(&'a AtomicU64);
+
+impl Drop for InTurn<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.fetch_add(1, SeqCst);
+    }
 }
 
 /// Sums of [`Tallies`].
@@ -95,6 +117,7 @@ pub(crate) struct Process {
     pub(crate) acl: Acl,
     pub(crate) monitors: Monitors,
     pub(crate) slow: SlowLog,
+    pub(crate) replication: Replication,
     /// One per worker.
     pub(crate) tallies: Vec<Tallies>,
     /// Only a worker changes its tallies, so a reset notes where they stood.
@@ -154,6 +177,7 @@ impl Host {
             acl: Acl::default(),
             monitors: Monitors::default(),
             slow: SlowLog::default(),
+            replication: Replication::new(),
             tallies: (0..workers).map(|_| Tallies::default()).collect(),
             totals_base: Mutex::default(),
             stop,
@@ -164,6 +188,11 @@ impl Host {
             settings: Settings::new(config),
         });
         Host { node: ArcSwap::from_pointee(Node::new(process.clone())), process }
+    }
+
+    /// Another node, empty, takes the place of this one.
+    pub(crate) fn replace_node(&self) {
+        self.node.store(Arc::new(Node::new(self.process.clone())));
     }
 
     /// The node of this moment. It is not to be kept for long: the next one waits until nobody has it any more.

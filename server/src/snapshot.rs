@@ -326,7 +326,7 @@ fn write(node: &Node) -> Result<u64, String> {
     add(&mut writer, file)?;
 
     // What the walk has seen and the log has not must be in the log before anybody relies on the walk.
-    durability.committer().flush().map_err(text)?;
+    durability.flush().map_err(text)?;
     writer.commit(durability.positions().1).map_err(text)?;
     node.snapshots.changes.store(changes, Relaxed);
     Ok(bytes)

@@ -116,6 +116,8 @@ impl Talk {
 
     /// Executes the whole requests at the start of `buf`; gives the bytes that they took.
     pub(crate) fn execute(&mut self, node: &Arc<Node>, tallies: &Tallies, buf: &[u8], turn: &mut Turn) -> usize {
+        // Before anything is asked: who has changed something for all waits for the turns that may not have seen it.
+        let _turn = tallies.enter();
         let mut at = 0;
         self.replies = 0;
         self.more = false;

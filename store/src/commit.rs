@@ -461,6 +461,28 @@ impl<K: Copy + Ord> Committer<K> {
         }
     }
 
+    /// Has all that was written so far synced soon, whatever the policy; nobody waits here.
+    pub fn hurry(&self) {
+        let ticket = self.round.load(Ordering::SeqCst);
+        if self.written_to_sync() {
+            let mut orders = self.orders.lock();
+            orders.flush = orders.flush.max(ticket);
+            self.nudged.store(true, Ordering::SeqCst);
+            self.wake.notify_one();
+        }
+    }
+
+    /// Is anything marked or appended that is not synced?
+    fn written_to_sync(&self) -> bool {
+        self.last_marked.load(Ordering::SeqCst) > self.synced.load(Ordering::SeqCst)
+    }
+
+    /// After [`run`](Committer::run) has returned: it may be called again.
+    pub fn reopen(&self) {
+        let mut orders = self.orders.lock();
+        (orders.stop, orders.ended) = (false, false);
+    }
+
     /// Asks the commit thread for a last round; [`run`](Committer::run) returns after it.
     pub fn stop(&self) {
         let mut orders = self.orders.lock();

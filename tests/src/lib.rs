@@ -48,6 +48,15 @@ impl TestServer {
         TestServer::on(self.folder.take().expect("it is there until the end"), config)
     }
 
+    /// Stops it; [`Stopped::started`] starts it again, on the same port.
+    pub fn stopped(mut self) -> Stopped {
+        if let Some(server) = self.server.take() {
+            server.stop().expect("no thread panicked");
+        }
+        let folder = self.folder.take().expect("it is there until the end");
+        Stopped { folder, config: self.config.clone(), port: self.port }
+    }
+
     /// Stops it and starts it again.
     pub fn restart(self) -> TestServer {
         self.restart_with(|_| {})
@@ -106,6 +115,25 @@ impl TestServer {
         if let Some(server) = self.server.take() {
             server.join().expect("no thread panicked");
         }
+    }
+}
+
+/// A server that was stopped.
+pub struct Stopped {
+    folder: tempfile::TempDir,
+    config: Config,
+    port: u16,
+}
+
+impl Stopped {
+    /// Starts it again.
+    pub fn started(self) -> TestServer {
+        let mut config = self.config;
+        config.durability.dir = self.folder.path().to_path_buf();
+        config.server.port = self.port;
+        let listener = tidemark_server::listen(&config).expect("the port is free").remove(0);
+        let server = start(config.clone(), listener).expect("the server starts");
+        TestServer { port: server.port(), server: Some(server), config, folder: Some(self.folder) }
     }
 }
 

@@ -147,6 +147,9 @@ pub(crate) fn forget(session: &mut Session, node: &Node) {
 
 fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
     check_name(kind, call.args.at(1))?;
+    if call.node.replication.is_fenced() && call.args.at(1) == b"__sentinel__:hello" {
+        super::replication::heard_sentinel(call.node, call.session.client.local, call.args.at(2));
+    }
     let most = call.node.config().server.max_push_buffer_bytes;
     let got = call.node.channels.publish(kind, call.args.at(1), call.args.at(2), most);
     if call.session.listens() {

@@ -2,6 +2,8 @@
 
 use super::{Call, NO_KEYS, Outcome, Refusal, Spec, flag, help, help_row, refuse};
 use crate::config::Config;
+use crate::node::Node;
+use crate::resp::Reply;
 use crate::{glob, settings};
 
 const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::LOADING | flag::STALE;
@@ -74,7 +76,7 @@ fn set(call: &mut Call<'_>) -> Outcome {
 }
 
 fn rewrite(call: &mut Call<'_>) -> Outcome {
-    call.answer_later(|node, reply| {
+    let work = |node: &Node, reply: &mut Reply<'_>| {
         let users = |config: &mut Config| {
             if config.security.acl_file.is_empty() {
                 config.security.users = node.acl.lines(&config.security);
@@ -84,7 +86,13 @@ fn rewrite(call: &mut Call<'_>) -> Outcome {
         tracing::info!("CONFIG REWRITE: done");
         reply.ok();
         Ok(())
-    })
+    };
+    // In a transaction (Sentinel's) its reply has its place between others.
+    if call.session.in_exec {
+        work(call.node, &mut call.reply)
+    } else {
+        call.answer_later(move |node, reply| work(node, reply))
+    }
 }
 
 fn resetstat(call: &mut Call<'_>) -> Outcome {

@@ -18,7 +18,7 @@ const SECTIONS: &[Section] = &[
     ("Memory", memory),
     ("Persistence", persistence),
     ("Stats", stats),
-    ("Replication", replication),
+    ("Replication", super::replication::info),
     ("CPU", cpu),
     ("Modules", |_, _| {}),
     ("Errorstats", |_, _| {}),
@@ -167,10 +167,6 @@ fn stats(node: &Node, out: &mut String) {
         "acl_access_denied_key" = node.acl.refused[Reason::Key as usize].load(Relaxed),
         "acl_access_denied_channel" = node.acl.refused[Reason::Channel as usize].load(Relaxed),
     );
-}
-
-fn replication(node: &Node, out: &mut String) {
-    lines!(out, "role" = "master", "connected_slaves" = 0, "master_replid" = node.run_id, "master_repl_offset" = 0,);
 }
 
 fn cpu(_: &Node, out: &mut String) {

@@ -15,6 +15,7 @@ mod model;
 mod observe;
 mod page;
 mod real_data;
+mod replication;
 mod restart;
 mod schema;
 mod stock_clients;

@@ -1,0 +1,321 @@
+//! Replication: REPLICAOF, ROLE, WAIT, and what a replica says to become one.
+
+use super::{Call, NO_KEYS, Outcome, Refusal, Spec, flag, integer, refuse};
+use crate::node::Node;
+use crate::replication::{LinkState, Master};
+use crate::resp::Reply;
+use ::replication::Sending;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use tokio::time::Instant;
+
+const fn spec(
+    name: &'static str,
+    arity: i32,
+    flags: u32,
+    since: &'static str,
+    usage: &'static str,
+    summary: &'static str,
+    run: super::Handler,
+) -> Spec {
+    Spec { name, arity, flags, keys: NO_KEYS, group: "server", since, usage, summary, run, subcommands: &[] }
+}
+
+const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::STALE;
+
+#[rustfmt::skip]
+pub(super) const TABLE: &[Spec] = &[
+    spec("replicaof", -3, ADMIN, "5.0.0", "host port [FORCE] | NO ONE",
+        "Follows a master, or becomes one. Kept in the data folder before it answers. FORCE: the data are given up for whatever the master has.", replicaof),
+    spec("slaveof", -3, ADMIN, "1.0.0", "host port [FORCE] | NO ONE", "The same as REPLICAOF.", replicaof),
+    spec("role", 1, flag::LOADING | flag::STALE | flag::FAST | flag::NOSCRIPT, "2.8.12", "",
+        "Master or slave, the offset, and the replicas or the master.", role),
+    spec("wait", 3, flag::NOSCRIPT, "3.0.0", "numreplicas timeout",
+        "Answers when all that was written before is on the disks of so many replicas, or after so many milliseconds (0: never): with how many have it.", wait),
+    spec("waitaof", 4, flag::NOSCRIPT, "7.2.0", "numlocal numreplicas timeout",
+        "As WAIT, and waits for the own disk, too: answers with 1 or 0 for it, and how many replicas have all.", waitaof),
+    spec("tm.replicate", 2, ADMIN | flag::NO_MULTI, "0.1.0", "protocol",
+        "Turns the connection into a replica's. For Tidemark's own replicas.", replicate),
+    spec("replconf", -1, ADMIN, "3.0.0", "[option value ...]",
+        "Refused: a Redis server cannot replicate from Tidemark.", foreign),
+    spec("psync", -3, ADMIN, "2.8.0", "replicationid offset",
+        "Refused: a Redis server cannot replicate from Tidemark.", foreign),
+    spec("sync", 1, ADMIN, "1.0.0", "", "Refused: a Redis server cannot replicate from Tidemark.", foreign),
+];
+
+fn foreign(_: &mut Call<'_>) -> Outcome {
+    Err(refuse!("ERR Tidemark replicates to Tidemark only: REPLICAOF on such a server"))
+}
+
+fn replicaof(call: &mut Call<'_>) -> Outcome {
+    let word = |index: usize| String::from_utf8_lossy(call.args.at(index)).into_owned();
+    let (host, port) = (word(1), word(2));
+    let forced = call.args.len() == 4 && call.args.at(3).eq_ignore_ascii_case(b"force");
+    if call.args.len() > 4 || (call.args.len() == 4 && !forced) {
+        return Err(Refusal::SYNTAX);
+    }
+    let is_nobody = host.eq_ignore_ascii_case("no") && port.eq_ignore_ascii_case("one");
+    let master = if is_nobody && !forced {
+        None
+    } else {
+        if port.parse::<u16>().is_err() {
+            return Err(refuse!("ERR Invalid master port"));
+        }
+        Some(Master::parse(&format!("{host} {port}")).ok_or_else(|| refuse!("ERR Invalid master host"))?)
+    };
+    let node = call.node;
+    let was_replica = node.replication.master().is_some();
+    let is_new = node
+        .replication
+        .order(&node.config(), master.clone(), forced)
+        .map_err(|e| refuse!("ERR the role cannot be written to the data folder: {e}"))?;
+    match (is_new, &master) {
+        (false, Some(_)) => call.reply.simple("OK Already connected to specified master"),
+        (_, Some(master)) => {
+            tracing::info!("REPLICAOF {master} by {}", call.session.client.peer);
+            call.reply.ok();
+        }
+        (_, None) => {
+            if was_replica {
+                tracing::info!("REPLICAOF NO ONE by {}", call.session.client.peer);
+            }
+            call.reply.ok();
+        }
+    }
+    Ok(())
+}
+
+fn role(call: &mut Call<'_>) -> Outcome {
+    let node = call.node;
+    let offset = i64::try_from(node.durability.positions().1.offset).unwrap_or(i64::MAX);
+    match node.replication.master() {
+        None => {
+            let online: Vec<_> = node.replication.feeds().into_iter().filter(|f| f.sending == Sending::Log).collect();
+            call.reply.array(3);
+            call.reply.bulk(b"master");
+            call.reply.int(offset);
+            call.reply.array(online.len());
+            for fed in online {
+                call.reply.array(3);
+                call.reply.bulk(fed.ip.as_bytes());
+                call.reply.bulk(fed.port.to_string().as_bytes());
+                call.reply.bulk(fed.durable.to_string().as_bytes());
+            }
+        }
+        Some(master) => {
+            let state = match node.replication.link.lock().state {
+                LinkState::Connect => "connect",
+                LinkState::Connecting => "connecting",
+                LinkState::Sync => "sync",
+                LinkState::Connected => "connected",
+            };
+            call.reply.array(5);
+            call.reply.bulk(b"slave");
+            call.reply.bulk(master.host.as_bytes());
+            call.reply.int(i64::from(master.port));
+            call.reply.bulk(state.as_bytes());
+            call.reply.int(offset);
+        }
+    }
+    Ok(())
+}
+
+/// Sentinel's hello names the master that it watches: `ip,port,runid,epoch,name,master-ip,master-port,epoch`. If that is this node, by the
+/// address at which Sentinel reaches it or the one that it announces, its role is known.
+pub(super) fn heard_sentinel(node: &Node, local: SocketAddr, message: &[u8]) {
+    let text = String::from_utf8_lossy(message);
+    let fields: Vec<&str> = text.split(',').collect();
+    let [_, _, _, _, name, ip, port, _] = fields[..] else { return };
+    let config = node.config();
+    let settings = &config.replication;
+    let own_port = if settings.replica_announce_port == 0 { local.port() } else { settings.replica_announce_port };
+    let own_ip = if settings.replica_announce_ip.is_empty() {
+        local.ip().to_string()
+    } else {
+        settings.replica_announce_ip.clone()
+    };
+    if port.parse() == Ok(own_port) && ip == own_ip {
+        node.replication.confirm(&config, &format!("Sentinel names this node as the master '{name}'"));
+    }
+}
+
+/// When a WAIT ends, at the latest: 0 milliseconds are for ever.
+fn deadline(text: &[u8]) -> Result<Instant, Refusal> {
+    let ms = crate::resp::integer(text).ok_or_else(|| refuse!("ERR timeout is not an integer or out of range"))?;
+    let ms = u64::try_from(ms).map_err(|_| refuse!("ERR timeout is negative"))?;
+    let far = Duration::from_secs(365 * 24 * 3600);
+    Ok(Instant::now() + if ms == 0 { far } else { Duration::from_millis(ms).min(far) })
+}
+
+fn count(text: &[u8]) -> Result<usize, Refusal> {
+    let n = integer(text)?;
+    usize::try_from(n).map_err(|_| refuse!("ERR value is out of range, must be positive"))
+}
+
+/// Waits for the disk here, then for the replicas'. Gives whether it is durable here, and how many replicas have it.
+async fn settled(node: &Node, ticket: store::Ticket, replicas: usize, deadline: Instant) -> (bool, usize) {
+    let Ok(offset) = tokio::time::timeout_at(deadline, node.durability.synced_offset(ticket)).await else {
+        return (false, 0);
+    };
+    let _ = tokio::time::timeout_at(deadline, node.replication.wait_for(offset, replicas)).await;
+    (true, node.replication.count_durable(offset))
+}
+
+fn refuse_on_replica(call: &Call<'_>, what: &str) -> Outcome {
+    if call.node.replication.master().is_some() {
+        return Err(refuse!(
+            "ERR {what} cannot be used with replica instances. Please also note that writes to replicas are just local and are not propagated."
+        ));
+    }
+    Ok(())
+}
+
+/// Answers with what `write` makes of it, once it is known.
+fn answer_settled(
+    call: &mut Call<'_>,
+    replicas: usize,
+    deadline: Instant,
+    write: impl FnOnce(&mut Reply<'_>, bool, usize) + Send + 'static,
+) {
+    if call.session.in_exec {
+        // As in Redis: nobody can wait there, and what this transaction writes is not in the log yet.
+        let offset = call.node.durability.positions().1.offset;
+        write(&mut call.reply, false, call.node.replication.count_durable(offset));
+        return;
+    }
+    let (node, protocol) = (call.node.clone(), call.reply.protocol());
+    let wanted = call.session.replies == super::Replies::On;
+    // What anybody has marked until now, so what this client has written, too.
+    let ticket = node.durability.committer().ticket();
+    call.session.later = wanted;
+    call.session.hold = Some(Box::pin(async move {
+        let (local, count) = settled(&node, ticket, replicas, deadline).await;
+        let mut out = Vec::new();
+        if wanted {
+            write(&mut Reply::new(&mut out, protocol), local, count);
+        }
+        Ok(out)
+    }));
+}
+
+fn wait(call: &mut Call<'_>) -> Outcome {
+    refuse_on_replica(call, "WAIT")?;
+    let (replicas, deadline) = (count(call.args.at(1))?, deadline(call.args.at(2))?);
+    answer_settled(call, replicas, deadline, |reply, _, count| reply.int(count as i64));
+    Ok(())
+}
+
+fn waitaof(call: &mut Call<'_>) -> Outcome {
+    let local = count(call.args.at(1))?;
+    if local > 1 {
+        return Err(refuse!("ERR value is out of range, value must between 0 and 1"));
+    }
+    refuse_on_replica(call, "WAITAOF")?;
+    let (replicas, deadline) = (count(call.args.at(2))?, deadline(call.args.at(3))?);
+    answer_settled(call, replicas, deadline, |reply, local, count| {
+        reply.array(2);
+        reply.int(i64::from(local));
+        reply.int(count as i64);
+    });
+    Ok(())
+}
+
+fn replicate(call: &mut Call<'_>) -> Outcome {
+    let node = call.node;
+    if integer(call.args.at(1))? != i64::from(::replication::PROTOCOL) {
+        return Err(refuse!("ERR this server speaks version {} of the replication protocol", ::replication::PROTOCOL));
+    }
+    if !node.replication.is_fit() {
+        return Err(refuse!("NOMASTERLINK Can't SYNC while not connected with my master"));
+    }
+    let client = &call.session.client;
+    let config = node.config();
+    node.replication.note_replicated(&config).map_err(|e| refuse!("ERR the role cannot be written down: {e}"))?;
+    if !node.replication.admit_feed(client.id, client.peer.ip(), config.replication.max_replicas) {
+        return Err(refuse!("ERR max number of replicas reached"));
+    }
+    client.flags.fetch_or(crate::clients::REPLICA, Relaxed);
+    call.reply.ok();
+    call.session.replicates = true;
+    call.session.leaving = true;
+    Ok(())
+}
+
+/// INFO replication, under Redis's names.
+pub(super) fn info(node: &Node, out: &mut String) {
+    let replication = &node.replication;
+    let config = node.config();
+    let settings = &config.replication;
+    let (written, synced) = node.durability.positions();
+    let master = replication.master();
+    let _ = write!(out, "role:{}\r\n", if master.is_some() { "slave" } else { "master" });
+    if let Some(master) = &master {
+        let link = replication.link.lock().clone();
+        let up = link.state == LinkState::Connected;
+        let _ = write!(
+            out,
+            "master_host:{}\r\nmaster_port:{}\r\nmaster_link_status:{}\r\nmaster_last_io_seconds_ago:{}\r\nmaster_sync_in_progress:{}\r\n\
+             slave_read_repl_offset:{}\r\nslave_repl_offset:{}\r\n",
+            master.host,
+            master.port,
+            if up { "up" } else { "down" },
+            if up { link.heard.elapsed().as_secs() as i64 } else { -1 },
+            u8::from(link.state == LinkState::Sync),
+            written.offset,
+            synced.offset,
+        );
+        if link.state == LinkState::Sync {
+            let _ = write!(out, "master_sync_read_bytes:{}\r\n", link.fetched);
+        }
+        if !up {
+            let down_s = link.down_since.map_or(0, |since| since.elapsed().as_secs());
+            let _ = write!(out, "master_link_down_since_seconds:{down_s}\r\nmaster_link_error:{}\r\n", link.error);
+        }
+        // Who has no complete data set must not be promoted.
+        let priority = if replication.is_fit() && node.is_loaded() { settings.replica_priority } else { 0 };
+        let _ = write!(
+            out,
+            "slave_priority:{priority}\r\nslave_read_only:1\r\nreplica_announced:1\r\nslave_lag_bytes:{}\r\n",
+            link.master_end.saturating_sub(synced.offset)
+        );
+    }
+    let feeds = replication.feeds();
+    let _ = write!(out, "connected_slaves:{}\r\n", feeds.len());
+    if settings.min_replicas_to_write > 0 {
+        let close = |f: &&crate::replication::Fed| {
+            f.sending == Sending::Log && f.heard.elapsed().as_secs() <= settings.min_replicas_max_lag_s
+        };
+        let _ = write!(out, "min_slaves_good_slaves:{}\r\n", feeds.iter().filter(close).count());
+    }
+    for (number, fed) in feeds.iter().enumerate() {
+        let state = match fed.sending {
+            Sending::Nothing => "wait_bgsave",
+            Sending::Files => "send_bulk",
+            Sending::Log => "online",
+        };
+        let _ = write!(
+            out,
+            "slave{number}:ip={},port={},state={state},offset={},lag={},lag_bytes={}\r\n",
+            fed.ip,
+            fed.port,
+            fed.durable,
+            fed.heard.elapsed().as_secs(),
+            synced.offset.saturating_sub(fed.durable)
+        );
+    }
+    let lineage = node.store.get().map_or_else(|| "0".repeat(32), |store| store.lineage().to_string());
+    let _ = write!(
+        out,
+        "master_failover_state:no-failover\r\nmaster_replid:{lineage}{:08x}\r\nmaster_repl_offset:{}\r\nsecond_repl_offset:-1\r\n\
+         repl_backlog_active:0\r\nrepl_term:{:016x}\r\nrepl_fenced:{}\r\nrepl_full_syncs:{}\r\nrepl_continued:{}\r\nrepl_max_replicas:{}\r\n",
+        replication.term.load(Relaxed) as u32,
+        synced.offset,
+        replication.term.load(Relaxed),
+        u8::from(replication.is_fenced()),
+        replication.full_syncs.load(Relaxed),
+        replication.continued.load(Relaxed),
+        settings.max_replicas,
+    );
+}

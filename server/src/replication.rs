@@ -1,0 +1,330 @@
+//! Replication: what a process knows of its role, its master and its replicas. The protocol is the crate `replication`'s.
+//!
+//! ```text
+//!   command REPLICAOF --> Role (on the disk) --> director (thread "log", director.rs): who owns the log, and what becomes of it
+//!                                                  a master's log: Durability::run         a replica's: follow.rs, one link to its master
+//!   command TM.REPLICATE --> the connection becomes a feed (feed.rs) that sends the log's files
+//! ```
+//!
+//! Whether writes are taken is one atomic, the [`Gate`]: a replica takes none, nor does a master that was started again before it is known whether
+//! it still is one, nor one that has too few replicas.
+
+pub(crate) mod director;
+pub(crate) mod feed;
+pub(crate) mod follow;
+mod role;
+
+pub(crate) use role::Master;
+use role::Role;
+
+use crate::config::Config;
+use parking_lot::Mutex;
+use replication::Sending;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::time::Instant;
+use tokio::sync::watch;
+
+/// Why writes are refused, if they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Gate {
+    Open,
+    /// This is a replica, or becomes a master at this moment.
+    Replica,
+    /// It was a master of replicas, was started again, and nobody has said since that it still is one.
+    Fenced,
+    /// Too few replicas follow closely enough.
+    FewReplicas,
+}
+
+/// How the link to the master stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinkState {
+    Connect,
+    Connecting,
+    Sync,
+    Connected,
+}
+
+/// The link to the master.
+#[derive(Clone, Debug)]
+pub(crate) struct Link {
+    pub(crate) state: LinkState,
+    pub(crate) heard: Instant,
+    /// Since when it has been down.
+    pub(crate) down_since: Option<Instant>,
+    /// The last reason why it was.
+    pub(crate) error: String,
+    /// The master's end, as it last said.
+    pub(crate) master_end: u64,
+    /// Bytes that a full sync has brought.
+    pub(crate) fetched: u64,
+}
+
+/// A replica of ours.
+#[derive(Clone, Debug)]
+pub(crate) struct Fed {
+    pub(crate) ip: String,
+    pub(crate) port: u16,
+    pub(crate) sending: Sending,
+    pub(crate) durable: u64,
+    pub(crate) heard: Instant,
+}
+
+/// See the top of the file.
+pub(crate) struct Replication {
+    role: Mutex<Role>,
+    gate: AtomicU8,
+    fenced: AtomicBool,
+    /// The role has been made true: the log is the node's own, or its master's.
+    settled: AtomicBool,
+    /// Rises with every change of the role.
+    orders: watch::Sender<u64>,
+    forced: AtomicBool,
+    pub(crate) link: Mutex<Link>,
+    feeds: Mutex<BTreeMap<u64, Fed>>,
+    /// Rises with every acknowledgement of a replica.
+    acknowledged: watch::Sender<u64>,
+    /// Of this node, as a replica.
+    pub(crate) full_syncs: AtomicU64,
+    /// Links of ours that went on from where we were.
+    pub(crate) continued: AtomicU64,
+    /// Of the newest segment.
+    pub(crate) term: AtomicU64,
+}
+
+impl Replication {
+    pub(crate) fn new() -> Replication {
+        let link = Link {
+            state: LinkState::Connect,
+            heard: Instant::now(),
+            down_since: Some(Instant::now()),
+            error: String::new(),
+            master_end: 0,
+            fetched: 0,
+        };
+        Replication {
+            role: Mutex::new(Role::default()),
+            gate: AtomicU8::new(Gate::Replica as u8),
+            fenced: AtomicBool::new(false),
+            settled: AtomicBool::new(false),
+            orders: watch::Sender::new(0),
+            forced: AtomicBool::new(false),
+            link: Mutex::new(link),
+            feeds: Mutex::default(),
+            acknowledged: watch::Sender::new(0),
+            full_syncs: AtomicU64::new(0),
+            continued: AtomicU64::new(0),
+            term: AtomicU64::new(0),
+        }
+    }
+
+    /// At start: the role that the data folder remembers, or else the configuration's.
+    pub(crate) fn recall(&self, config: &Config) -> std::io::Result<()> {
+        let mut role = match Role::read(&config.durability.dir)? {
+            Some(role) => role,
+            None => Role { master: Master::parse(&config.replication.replicaof), ..Role::default() },
+        };
+        // A node without replicas has nobody who could have become a master meanwhile.
+        let fenced = role.master.is_none() && role.replicated && config.replication.fence;
+        if fenced {
+            tracing::warn!(
+                "this was a master of replicas: writes are refused until a replica follows, Sentinel names this node, or REPLICAOF NO ONE"
+            );
+        }
+        if role.master.is_some() && Role::read(&config.durability.dir)?.is_none() {
+            role.write(&config.durability.dir)?;
+        }
+        self.fenced.store(fenced, SeqCst);
+        std::mem::swap(&mut *self.role.lock(), &mut role);
+        Ok(())
+    }
+
+    /// Whom this node is to follow.
+    pub(crate) fn master(&self) -> Option<Master> {
+        self.role.lock().master.clone()
+    }
+
+    pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
+        self.orders.subscribe()
+    }
+
+    /// REPLICAOF: durable when this returns; the director does the rest. False if nothing is new.
+    pub(crate) fn order(&self, config: &Config, master: Option<Master>, forced: bool) -> std::io::Result<bool> {
+        let mut role = self.role.lock();
+        if role.master == master && !forced {
+            if master.is_none() {
+                self.fenced.store(false, SeqCst);
+                drop(role);
+                self.judge(config);
+            }
+            return Ok(false);
+        }
+        let mut next = role.clone();
+        next.master = master;
+        next.write(&config.durability.dir)?;
+        *role = next;
+        self.forced.store(forced, SeqCst);
+        self.fenced.store(false, SeqCst);
+        self.settled.store(false, SeqCst);
+        self.gate.store(Gate::Replica as u8, SeqCst);
+        drop(role);
+        *self.link.lock() = Replication::new().link.into_inner();
+        self.orders.send_modify(|n| *n += 1);
+        Ok(true)
+    }
+
+    /// Whether the data may be given up for whatever the master has, once.
+    pub(crate) fn is_forced(&self) -> bool {
+        self.forced.load(SeqCst)
+    }
+
+    /// The director has made the role true.
+    pub(crate) fn settle(&self, config: &Config, term: u64) {
+        self.term.store(term, Relaxed);
+        self.settled.store(true, SeqCst);
+        self.judge(config);
+    }
+
+    /// The replica is in step with its master, with a complete data set.
+    pub(crate) fn synced(&self, config: &Config) {
+        self.forced.store(false, SeqCst);
+        let mut role = self.role.lock();
+        if role.master.is_some() && !role.synced {
+            role.synced = true;
+            if let Err(error) = role.write(&config.durability.dir) {
+                tracing::error!("the role cannot be written down: {error}");
+            }
+        }
+    }
+
+    /// Whether this node could be promoted without losing what others have.
+    pub(crate) fn is_fit(&self) -> bool {
+        let role = self.role.lock();
+        role.master.is_none() || role.synced
+    }
+
+    pub(crate) fn is_fenced(&self) -> bool {
+        self.fenced.load(SeqCst)
+    }
+
+    /// Somebody who knows has said that this node is the master.
+    pub(crate) fn confirm(&self, config: &Config, who: &str) {
+        if self.fenced.swap(false, SeqCst) {
+            tracing::info!("{who}: this node is the master; writes are taken again");
+            self.judge(config);
+        }
+    }
+
+    /// Looks again whether writes are to be taken.
+    pub(crate) fn judge(&self, config: &Config) {
+        let settings = &config.replication;
+        let wanted = settings.min_replicas_to_write;
+        let gate = if self.role.lock().master.is_some() || !self.settled.load(SeqCst) {
+            Gate::Replica
+        } else if self.fenced.load(SeqCst) {
+            Gate::Fenced
+        } else if wanted > 0
+            && settings.min_replicas_max_lag_s > 0
+            && self.good_replicas(settings.min_replicas_max_lag_s) < wanted
+        {
+            Gate::FewReplicas
+        } else {
+            Gate::Open
+        };
+        self.gate.store(gate as u8, SeqCst);
+    }
+
+    fn good_replicas(&self, max_lag_s: u64) -> usize {
+        let good = |f: &&Fed| f.sending == Sending::Log && f.heard.elapsed().as_secs() <= max_lag_s;
+        self.feeds.lock().values().filter(good).count()
+    }
+
+    /// Why a write must be refused now, if it must.
+    #[inline]
+    pub(crate) fn refusal(&self) -> Option<&'static str> {
+        match self.gate.load(Relaxed) {
+            0 => None,
+            gate => Some(refusal_text(gate)),
+        }
+    }
+
+    /// Replicas that have all up to `offset` on their disks.
+    pub(crate) fn count_durable(&self, offset: u64) -> usize {
+        self.feeds.lock().values().filter(|f| f.sending == Sending::Log && f.durable >= offset).count()
+    }
+
+    /// Waits until so many replicas have all up to `offset`; whoever calls this sets the deadline.
+    pub(crate) async fn wait_for(&self, offset: u64, replicas: usize) {
+        let mut acknowledged = self.acknowledged.subscribe();
+        while self.count_durable(offset) < replicas {
+            if acknowledged.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    pub(crate) fn feeds(&self) -> Vec<Fed> {
+        self.feeds.lock().values().cloned().collect()
+    }
+
+    /// A feed begins; false if there are `most` already.
+    pub(crate) fn admit_feed(&self, client: u64, peer: IpAddr, most: usize) -> bool {
+        let mut feeds = self.feeds.lock();
+        if feeds.len() >= most {
+            return false;
+        }
+        let fed = Fed { ip: peer.to_string(), port: 0, sending: Sending::Nothing, durable: 0, heard: Instant::now() };
+        feeds.insert(client, fed);
+        true
+    }
+
+    pub(crate) fn update_feed(&self, client: u64, peer: &replication::Peer, heard: Instant) {
+        let mut feeds = self.feeds.lock();
+        let Some(fed) = feeds.get_mut(&client) else { return };
+        if !peer.ip.is_empty() {
+            fed.ip.clone_from(&peer.ip);
+        }
+        let grown = peer.durable > fed.durable || peer.sending != fed.sending;
+        (fed.port, fed.sending, fed.durable, fed.heard) = (peer.port, peer.sending, peer.durable, heard);
+        drop(feeds);
+        if grown {
+            self.acknowledged.send_modify(|n| *n += 1);
+        }
+    }
+
+    pub(crate) fn end_feed(&self, client: u64) {
+        self.feeds.lock().remove(&client);
+        self.acknowledged.send_modify(|n| *n += 1);
+    }
+
+    /// From now on a restart of this node must not take it for granted that it is the master.
+    pub(crate) fn note_replicated(&self, config: &Config) -> std::io::Result<()> {
+        let mut role = self.role.lock();
+        if !role.replicated {
+            let next = Role { replicated: true, ..role.clone() };
+            next.write(&config.durability.dir)?;
+            *role = next;
+        }
+        Ok(())
+    }
+}
+
+#[cold]
+fn refusal_text(gate: u8) -> &'static str {
+    match gate {
+        1 => "READONLY You can't write against a read only replica.",
+        2 => {
+            "READONLY This master was started again and is fenced until its role is known: until a replica follows it, Sentinel names it, or \
+             REPLICAOF NO ONE."
+        }
+        _ => "NOREPLICAS Not enough good replicas to write.",
+    }
+}
+
+/// Milliseconds of a clock that never goes back.
+pub(crate) fn now_ms(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
+}

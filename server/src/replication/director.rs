@@ -1,0 +1,231 @@
+//! The director: the thread that owns the log, whatever the node is. As a master's it is written by commits, as a replica's by what its master
+//! sends; from one to the other it goes through its files, where nothing has to change but the next segment's term.
+//!
+//! ```text
+//!   master --REPLICAOF host port--> no write passes the gate, all turns under way have ended, last commit --> replica
+//!   replica --REPLICAOF NO ONE----> a segment with a higher term is on the disk --> writes pass the gate
+//!   replica --full sync complete--> the node is retired, the folder opened anew as another node --> replica
+//! ```
+
+use super::Gate;
+use super::follow::{self, Course};
+use crate::node::{Host, Node};
+use crate::{StartError, load};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+use store::{FollowLog, Log};
+
+/// How often a retry looks whether it may try again.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// The log, as one of two.
+pub(crate) enum Held {
+    /// A master's.
+    Own(Box<Log>),
+    /// A replica's.
+    Follows(Box<FollowLog>),
+}
+
+impl Held {
+    /// Where it ends.
+    pub(crate) fn end(&self) -> store::Position {
+        match self {
+            Held::Own(log) => log.written(),
+            Held::Follows(log) => log.written(),
+        }
+    }
+
+    /// The term of its newest segment.
+    pub(crate) fn term(&self) -> u64 {
+        match self {
+            Held::Own(log) => log.term(),
+            Held::Follows(log) => log.term(),
+        }
+    }
+}
+
+/// The director's life.
+pub(crate) fn direct(host: &Arc<Host>, mut held: Held) -> store::Result<()> {
+    loop {
+        let node = host.node();
+        let master = node.replication.master();
+        if host.stop.is_stopped() && matches!(held, Held::Follows(_)) {
+            return end(&node, &held);
+        }
+        held = match (master, held) {
+            (None, Held::Own(log)) => {
+                let (log, outcome) = as_master(host, &node, *log);
+                if host.stop.is_stopped() {
+                    outcome?;
+                    return node.store.note_durable(&log);
+                }
+                if let Err(error) = outcome {
+                    // Memory holds what the log does not, and now never will: back to what the log says.
+                    tracing::error!("the last commit as a master failed: {error}");
+                    drop(log);
+                    reopened(host, node)
+                } else {
+                    Held::Own(Box::new(log))
+                }
+            }
+            (None, Held::Follows(log)) => promote(host, &node, *log),
+            (Some(_), Held::Own(log)) => demote(host, node, *log),
+            (Some(master), Held::Follows(log)) => {
+                node.replication.settle(&node.config(), log.term());
+                let (log, course) = follow::run(host, node.clone(), *log, &master);
+                match course {
+                    Course::Ordered => Held::Follows(Box::new(log)),
+                    Course::Replace => {
+                        drop(log);
+                        reopened(host, node)
+                    }
+                }
+            }
+        };
+    }
+}
+
+fn end(node: &Node, held: &Held) -> store::Result<()> {
+    match held {
+        Held::Own(log) => node.store.note_durable(log),
+        Held::Follows(log) => node.store.note(log.durable(), log.term()),
+    }
+}
+
+/// Commits, until the role changes or the server stops.
+fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Result<()>) {
+    let committer = node.durability.committer();
+    let mut orders = node.replication.subscribe();
+    node.replication.settle(&node.config(), log.term());
+    let over = tokio::sync::Notify::new();
+    let (log, outcome) = std::thread::scope(|scope| {
+        let watch = || {
+            let Ok(runtime) = tokio::runtime::Builder::new_current_thread().build() else { return };
+            runtime.block_on(async {
+                tokio::select! {
+                    () = over.notified() => {}
+                    _ = orders.wait_for(|_| node.replication.master().is_some()) => {
+                        host.wait_for_turns();
+                        committer.stop();
+                    }
+                }
+            });
+        };
+        let watcher = scope.spawn(watch);
+        let ended = node.durability.run(log, &node.engines);
+        over.notify_one();
+        // It only waits.
+        let _ = watcher.join();
+        ended
+    });
+    committer.reopen();
+    (log, outcome)
+}
+
+/// A replica becomes a master.
+fn promote(host: &Host, node: &Arc<Node>, mut log: FollowLog) -> Held {
+    let (term, end) = (log.term(), log.durable());
+    let next = replication::next_term(term, fastrand::u32(..));
+    let attempt = match log.sync() {
+        Ok(_) => log.into_log(node.store.log_options(), next),
+        Err(error) => Err(error),
+    };
+    match attempt {
+        Ok(log) => {
+            tracing::info!("promoted: the log goes on at {} with term {:x}", log.written(), log.term());
+            Held::Own(Box::new(log))
+        }
+        Err(error) => {
+            tracing::error!("cannot be promoted yet: {error}");
+            wait(host, RETRY);
+            Held::Follows(Box::new(reopen_log(host, node, end)))
+        }
+    }
+}
+
+/// A master becomes a replica.
+fn demote(host: &Arc<Host>, node: Arc<Node>, log: Log) -> Held {
+    let end = log.durable();
+    drop(log);
+    tracing::info!("a replica from now on; the own log ends at {end}");
+    node.durability.followed(end);
+    Held::Follows(Box::new(reopen_log(host, &node, end)))
+}
+
+/// The log behind `end`; tries until it can be had.
+fn reopen_log(host: &Host, node: &Arc<Node>, end: store::Position) -> FollowLog {
+    loop {
+        match FollowLog::open(node.store.disk().clone(), node.store.lineage(), end) {
+            Ok(log) => return log,
+            Err(error) if host.stop.is_stopped() => {
+                tracing::error!("the log cannot be opened: {error}");
+                std::process::exit(1);
+            }
+            Err(error) => tracing::error!("the log cannot be opened, trying again: {error}"),
+        }
+        wait(host, RETRY);
+    }
+}
+
+/// Retires the node and opens its folder anew, which may hold another data set now. Clients are disconnected: they would see another history.
+fn reopened(host: &Arc<Host>, node: Arc<Node>) -> Held {
+    host.replace_node();
+    let began = Instant::now();
+    let mut said = Duration::from_secs(5);
+    // Whoever still reads from it finishes; then its memory and its folder are free.
+    let mut node = node;
+    loop {
+        host.clients.list().iter().for_each(|client| client.kill());
+        match Arc::try_unwrap(node) {
+            Ok(last) => {
+                drop(last);
+                break;
+            }
+            Err(shared) => node = shared,
+        }
+        if began.elapsed() > said {
+            tracing::warn!("the old data set is still in use after {} s", said.as_secs());
+            said *= 2;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    loop {
+        let node = host.node();
+        match load(&node) {
+            Ok(held) => {
+                node.replication.settle(&node.config(), held.term());
+                return held;
+            }
+            Err(StartError::Recover(error)) => tracing::error!("the data cannot be opened: {error}"),
+            Err(error) => tracing::error!("the data cannot be opened: {error}"),
+        }
+        if host.stop.is_stopped() {
+            std::process::exit(1);
+        }
+        host.replace_node();
+        wait(host, Duration::from_secs(5));
+    }
+}
+
+fn wait(host: &Host, time: Duration) {
+    let began = Instant::now();
+    while began.elapsed() < time && !host.stop.is_stopped() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+impl Host {
+    /// Waits until every worker has ended the turn that it may have been in: whatever was decided before this call is seen by all
+    /// commands after it.
+    pub(crate) fn wait_for_turns(&self) {
+        for tallies in &self.tallies {
+            let seen = tallies.turn.load(SeqCst);
+            while seen % 2 == 1 && tallies.turn.load(SeqCst) == seen {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+    }
+}
+
+const _: () = assert!(Gate::Open as u8 == 0);

@@ -1,0 +1,140 @@
+//! A connection that has become a replica's: [`replication::Feed`] on its socket. Files are read on another thread, so that the worker's other
+//! clients do not wait for them.
+
+use super::now_ms;
+use crate::node::Node;
+use replication::{Feed, LinkError, Origin, Times};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+/// How often a feed looks whether a beat or a deadline is due.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Ends a feed's entry, however it ends.
+struct Entry<'a>(&'a Node, u64);
+
+impl Drop for Entry<'_> {
+    fn drop(&mut self) {
+        self.0.replication.end_feed(self.1);
+        self.0.replication.judge(&self.0.config());
+    }
+}
+
+/// Feeds the replica until one of the two is done.
+pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
+    node: &Arc<Node>,
+    client: u64,
+    peer: SocketAddr,
+    stream: &mut S,
+) {
+    let _entry = Entry(node, client);
+    tracing::info!("replica {peer}: link up");
+    match run(node, client, stream).await {
+        Ok(()) => tracing::info!("replica {peer}: it has gone"),
+        Err(error) => tracing::warn!("replica {peer}: link down: {error}"),
+    }
+}
+
+enum Ended {
+    Io(std::io::Error),
+    Link(LinkError),
+}
+
+impl std::fmt::Display for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Ended::Io(error) => error.fmt(f),
+            Ended::Link(error) => error.fmt(f),
+        }
+    }
+}
+
+/// Does a step of the feed where it may block.
+async fn step<T: Send + 'static>(
+    node: &Arc<Node>,
+    feed: &mut Option<Feed>,
+    work: impl FnOnce(&mut Feed, &Origin<'_>) -> Result<T, LinkError> + Send + 'static,
+) -> Result<T, Ended> {
+    let Some(mut taken) = feed.take() else { return Err(Ended::Io(std::io::Error::other("the feed has ended"))) };
+    let node = node.clone();
+    let done = tokio::task::spawn_blocking(move || {
+        let (durable, term) = (node.durability.positions().1, node.replication.term.load(Relaxed));
+        let result = work(&mut taken, &Origin { store: &node.store, durable, term });
+        (taken, result)
+    });
+    let (taken, result) = done.await.map_err(|e| Ended::Io(std::io::Error::other(e)))?;
+    *feed = Some(taken);
+    result.map_err(Ended::Link)
+}
+
+async fn run<S: AsyncRead + AsyncWrite + Unpin>(node: &Arc<Node>, client: u64, stream: &mut S) -> Result<(), Ended> {
+    let (mut reader, mut writer) = tokio::io::split(stream);
+    let started = Instant::now();
+    let (times, pinned_bytes, feed_every) = {
+        let config = node.config();
+        let settings = &config.replication;
+        let times = Times { timeout_ms: settings.timeout_s.max(1) * 1000, ..Times::default() };
+        (times, settings.sync_log_bytes, Duration::from_millis(settings.feed_every_ms.max(1)))
+    };
+    let mut feed = Some(Feed::new(times, pinned_bytes, 0));
+    let mut synced = node.durability.subscribe();
+    let mut ticks = tokio::time::interval(TICK);
+    let mut hurries = tokio::time::interval(feed_every);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    hurries.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut heard = Instant::now();
+    let mut input = vec![0; 16 << 10];
+    let (mut out, mut sent) = (Vec::new(), 0);
+    let mut fill = true;
+    loop {
+        if sent == out.len() && fill {
+            let mut buffer = std::mem::take(&mut out);
+            buffer.clear();
+            let now = now_ms(started);
+            out = step(node, &mut feed, move |feed, origin| {
+                feed.fill(&mut buffer, origin, now)?;
+                Ok(buffer)
+            })
+            .await?;
+            sent = 0;
+            // As long as there is something to say, there may be more.
+            fill = !out.is_empty();
+        }
+        tokio::select! {
+            read = reader.read(&mut input) => {
+                let length = read.map_err(Ended::Io)?;
+                if length == 0 {
+                    return Ok(());
+                }
+                heard = Instant::now();
+                let (bytes, now) = (input[..length].to_vec(), now_ms(started));
+                step(node, &mut feed, move |feed, origin| feed.receive(&bytes, origin, now)).await?;
+                fill = true;
+            }
+            written = writer.write(&out[sent..]), if sent < out.len() => {
+                sent += written.map_err(Ended::Io)?;
+            }
+            changed = synced.changed(), if sent == out.len() => {
+                if changed.is_err() {
+                    return Ok(());
+                }
+                fill = true;
+            }
+            _ = ticks.tick() => fill = true,
+            // What was written waits for its sync no longer than this, whatever the policy.
+            _ = hurries.tick() => node.durability.hurry(),
+        }
+        if let Some(feed) = &feed {
+            let was_good = node.replication.feeds().iter().any(|f| f.sending == replication::Sending::Log);
+            node.replication.update_feed(client, feed.peer(), heard);
+            if feed.peer().sending == replication::Sending::Log && !was_good {
+                let config = node.config();
+                node.replication.confirm(&config, "a replica follows");
+                node.replication.judge(&config);
+            }
+        }
+    }
+}

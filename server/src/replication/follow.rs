@@ -1,0 +1,323 @@
+//! A replica at work: the link to its master, and what comes over it made true in the own log and the engines.
+
+use super::role::Master;
+use super::{LinkState, now_ms};
+use crate::catalogue::Catalogue;
+use crate::durability;
+use crate::node::{Host, Node};
+use crate::records::RecordKind;
+use counter::Schema;
+use replication::{Follower, LinkError, Local, Times};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+use store::{BatchHead, Disk, FollowLog, Manifest, Records, SegmentName, parse_segment_name};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// Between two attempts.
+const RECONNECT: Duration = Duration::from_secs(1);
+/// For a connection to come up, and for each answer of the handshake.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+/// How often the link looks whether something is due.
+const TICK: Duration = Duration::from_millis(100);
+/// Bytes read before what came is made durable and acknowledged, if more is there.
+const READ_BYTES: usize = 256 << 10;
+const ROUND_BYTES: usize = 4 << 20;
+
+/// How following ended.
+pub(crate) enum Course {
+    /// The role has changed, or the server stops.
+    Ordered,
+    /// The folder is to be opened anew.
+    Replace,
+}
+
+/// What the link works on.
+struct Here {
+    node: Arc<Node>,
+    log: FollowLog,
+}
+
+impl Local for Here {
+    fn log(&mut self) -> &mut FollowLog {
+        &mut self.log
+    }
+
+    fn disk(&self) -> Arc<dyn Disk> {
+        self.node.store.disk().clone()
+    }
+
+    fn manifest(&self) -> Manifest {
+        self.node.store.manifest().clone()
+    }
+
+    fn is_empty(&self) -> bool {
+        let engines = &self.node.engines;
+        engines.counters().iter().all(|s| s.rows() == 0) && engines.existences().iter().all(|s| s.pairs() == 0)
+    }
+
+    fn apply(&mut self, head: &BatchHead, body: &[u8]) -> Result<bool, String> {
+        let (engines, parts) = (&*self.node.engines, &self.node.durability.parts);
+        let mut records = 0;
+        for record in Records::new(body) {
+            let record = record?;
+            records += 1;
+            if record.kind == RecordKind::Catalogue as u8 {
+                if !self.learn(record.payload)? {
+                    return Ok(false);
+                }
+                continue;
+            }
+            durability::apply_record(engines, parts, record.space, record.kind, record.payload)?;
+        }
+        if records == head.records { Ok(true) } else { Err("a batch holds another number of records".to_owned()) }
+    }
+
+    fn drops(&mut self, from: u64) -> Result<(), store::Error> {
+        let disk = self.disk();
+        let folder = self.node.config().durability.dir.clone();
+        let io = |source| store::Error::Io { path: folder.clone(), doing: "keeping what will be dropped", source };
+        let stamp = crate::node::unix_us() / 1000;
+        let mut kept = Vec::new();
+        for name in disk.list().map_err(io)? {
+            let SegmentName::Segment(number) = parse_segment_name(&name) else { continue };
+            let Some(head) = self.node.store.segment_head(number)? else { continue };
+            let size = disk.open(&name).and_then(|f| f.size()).map_err(io)?;
+            if head.base + size.saturating_sub(store::SEGMENT_HEAD_BYTES) <= from || size == store::SEGMENT_HEAD_BYTES {
+                continue;
+            }
+            let to = folder.join(format!("dropped-{stamp}-{name}"));
+            std::fs::copy(folder.join(&name), &to).and_then(|_| std::fs::File::open(&to)?.sync_all()).map_err(io)?;
+            kept.push(to.display().to_string());
+        }
+        disk.sync_dir().map_err(io)?;
+        tracing::warn!(
+            "our log from offset {from} to {} is not in the master's: it is dropped; kept in {}",
+            self.log.written().offset,
+            if kept.is_empty() { "no file: nothing was there".to_owned() } else { kept.join(", ") }
+        );
+        Ok(())
+    }
+
+    fn settled(&mut self) {
+        self.node.durability.followed(self.log.durable());
+        self.node.replication.term.store(self.log.term(), Relaxed);
+    }
+}
+
+impl Here {
+    /// Schemas change while we run; new spaces need the folder to be opened anew (false).
+    fn learn(&self, payload: &[u8]) -> Result<bool, String> {
+        let told = Catalogue::decode(payload).map_err(|e| e.to_string())?;
+        let engines = &self.node.engines;
+        let known = engines.catalogue();
+        let is_known = told.existence == known.existence
+            && told.counter.len() == known.counter.len()
+            && told.counter.iter().zip(&known.counter).all(|(a, b)| (a.number, &a.name) == (b.number, &b.name));
+        if !is_known {
+            return Ok(false);
+        }
+        for entry in &told.counter {
+            let Some(space) = engines.counter_by_number(entry.number) else { return Ok(false) };
+            let schema = Schema::parse(&entry.fields).map_err(|e| e.to_string())?;
+            space.adopt(&schema).map_err(|e| e.to_string())?;
+        }
+        Ok(true)
+    }
+}
+
+/// Follows the master until the role changes, the server stops, or the folder is to be opened anew.
+pub(crate) fn run(host: &Arc<Host>, node: Arc<Node>, log: FollowLog, master: &Master) -> (FollowLog, Course) {
+    let mut here = Here { node, log };
+    here.settled();
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            tracing::error!("no link to the master: {error}");
+            std::thread::sleep(RECONNECT);
+            return (here.log, Course::Ordered);
+        }
+    };
+    let course = runtime.block_on(keep_up(host, &mut here, master));
+    let Here { log, .. } = here;
+    (log, course)
+}
+
+/// One link after the other.
+async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> Course {
+    let mut orders = here.node.replication.subscribe();
+    let node = here.node.clone();
+    let ordered = async {
+        tokio::select! {
+            _ = orders.wait_for(|_| node.replication.master().as_ref() != Some(master)) => {}
+            () = host.stop.wait() => {}
+        }
+    };
+    tokio::pin!(ordered);
+    let mut said = String::new();
+    loop {
+        let result = tokio::select! {
+            () = &mut ordered => {
+                // What came but is not durable is asked for again.
+                if here.log.reopen().is_err() {
+                    return Course::Replace;
+                }
+                return Course::Ordered;
+            }
+            result = link(here, master) => result,
+        };
+        let error = match result {
+            Ok(()) => return Course::Replace,
+            Err(error) => error.to_string(),
+        };
+        {
+            let mut link = here.node.replication.link.lock();
+            link.state = LinkState::Connect;
+            link.down_since.get_or_insert_with(Instant::now);
+            link.error.clone_from(&error);
+        }
+        if error != said {
+            tracing::warn!("the link to the master {master} is down: {error}");
+            said = error;
+        }
+        if let Err(error) = here.log.reopen() {
+            tracing::error!("the log cannot be opened again: {error}");
+        }
+        tokio::select! {
+            () = &mut ordered => return Course::Ordered,
+            () = tokio::time::sleep(RECONNECT) => {}
+        }
+    }
+}
+
+fn other(text: impl Into<String>) -> LinkError {
+    LinkError::Refused(text.into())
+}
+
+fn net(error: &io::Error) -> LinkError {
+    other(error.to_string())
+}
+
+async fn within<T>(what: impl Future<Output = io::Result<T>>) -> Result<T, LinkError> {
+    match tokio::time::timeout(HANDSHAKE, what).await {
+        Ok(result) => result.map_err(|e| net(&e)),
+        Err(_) => Err(LinkError::Timeout(HANDSHAKE.as_millis() as u64)),
+    }
+}
+
+/// Sends a request and expects a simple reply.
+async fn ask(stream: &mut TcpStream, words: &[&str]) -> Result<(), LinkError> {
+    let mut request = format!("*{}\r\n", words.len());
+    for word in words {
+        request.push_str(&format!("${}\r\n{word}\r\n", word.len()));
+    }
+    within(stream.write_all(request.as_bytes())).await?;
+    let mut line = Vec::new();
+    while !line.ends_with(b"\r\n") {
+        if line.len() > 1024 {
+            return Err(other("the master's answer is too long"));
+        }
+        line.push(within(stream.read_u8()).await?);
+    }
+    let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+    if text.starts_with('+') { Ok(()) } else { Err(other(format!("{} was answered {text}", words[0]))) }
+}
+
+/// One link: returns when the folder is to be opened anew, or with the reason why it ended.
+async fn link(here: &mut Here, master: &Master) -> Result<(), LinkError> {
+    let node = here.node.clone();
+    let replication = &node.replication;
+    let (times, announce, user, password) = {
+        let config = node.config();
+        let settings = &config.replication;
+        let port = if settings.replica_announce_port == 0 { node.port() } else { settings.replica_announce_port };
+        let times = Times { timeout_ms: settings.timeout_s.max(1) * 1000, ..Times::default() };
+        (
+            times,
+            (settings.replica_announce_ip.clone(), port),
+            settings.master_user.clone(),
+            settings.master_auth.clone(),
+        )
+    };
+    replication.link.lock().state = LinkState::Connecting;
+    let mut stream = within(TcpStream::connect((master.host.as_str(), master.port))).await?;
+    stream.set_nodelay(true).map_err(|e| net(&e))?;
+    match (user.as_str(), password.as_str()) {
+        (_, "") => {}
+        ("", password) => ask(&mut stream, &["AUTH", password]).await?,
+        (user, password) => ask(&mut stream, &["AUTH", user, password]).await?,
+    }
+    ask(&mut stream, &["TM.REPLICATE", &replication::PROTOCOL.to_string()]).await?;
+
+    let started = Instant::now();
+    let mut out = Vec::new();
+    let mut follower =
+        Follower::new(times, replication.is_forced(), (&announce.0, announce.1), here, &mut out, now_ms(started))?;
+    let mut input = vec![0; READ_BYTES];
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut was_following = false;
+    let mut counted = false;
+    loop {
+        if !out.is_empty() {
+            within(stream.write_all(&out)).await?;
+            out.clear();
+        }
+        tokio::select! {
+            read = stream.read(&mut input) => {
+                let mut length = read.map_err(|e| net(&e))?;
+                let mut taken = 0;
+                loop {
+                    if length == 0 {
+                        return Err(other("the master has closed the link"));
+                    }
+                    taken += length;
+                    let course = follower.receive(&input[..length], here, &mut out, now_ms(started))?;
+                    if course != replication::Course::On {
+                        return replaced(here, counted);
+                    }
+                    if taken >= ROUND_BYTES {
+                        break;
+                    }
+                    length = match stream.try_read(&mut input) {
+                        Ok(length) => length,
+                        Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                        Err(e) => return Err(net(&e)),
+                    };
+                }
+                if follower.settle(here, &mut out, now_ms(started))? != replication::Course::On {
+                    return replaced(here, counted);
+                }
+            }
+            _ = ticks.tick() => {}
+        }
+        follower.tick(here, &mut out, now_ms(started))?;
+        let mut link = replication.link.lock();
+        link.master_end = follower.master_end();
+        link.heard = started + Duration::from_millis(follower.heard_ms());
+        if let Some(bytes) = follower.is_fetching() {
+            link.state = LinkState::Sync;
+            link.fetched = bytes;
+            counted = true;
+        } else if follower.is_following() && !was_following {
+            was_following = true;
+            link.state = LinkState::Connected;
+            link.down_since = None;
+            link.error.clear();
+            drop(link);
+            replication.continued.fetch_add(1, Relaxed);
+            replication.synced(&node.config());
+            tracing::info!("the link to the master {master} is up, from {}", here.log.written());
+        }
+    }
+}
+
+fn replaced(here: &Here, fetched: bool) -> Result<(), LinkError> {
+    if fetched {
+        here.node.replication.full_syncs.fetch_add(1, Relaxed);
+        tracing::info!("a full sync is complete: the data are opened anew");
+    }
+    Ok(())
+}

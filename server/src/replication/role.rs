@@ -1,0 +1,112 @@
+//! What a node is, kept in its data folder: `tidemark.role`, text, replaced as a whole and durably before anybody is told.
+//!
+//! ```text
+//!   tidemark role 1
+//!   master -                   or: master <host> <port>, for a replica
+//!   synced no                  as a replica it has once had its master's whole data set
+//!   replicated yes             as a master it has had replicas
+//! ```
+
+use crate::files;
+use std::io;
+use std::path::Path;
+
+const NAME: &str = "tidemark.role";
+
+/// A master's address, as it was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Master {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+}
+
+impl Master {
+    /// "host port"; anything else is none.
+    pub(crate) fn parse(text: &str) -> Option<Master> {
+        let (host, port) = text.trim().split_once(' ')?;
+        let legal = !host.is_empty() && host.len() <= 255 && host.bytes().all(|b| b.is_ascii_graphic());
+        Some(Master { host: host.to_owned(), port: port.trim().parse().ok().filter(|_| legal)? })
+    }
+}
+
+impl std::fmt::Display for Master {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.host, self.port)
+    }
+}
+
+/// See the top of the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Role {
+    /// Whom it follows; none: it is a master.
+    pub(crate) master: Option<Master>,
+    /// As a replica it has once had its master's whole data set.
+    pub(crate) synced: bool,
+    /// As a master it has had replicas.
+    pub(crate) replicated: bool,
+}
+
+impl Role {
+    fn encode(&self) -> String {
+        let master = self.master.as_ref().map_or("-".to_owned(), Master::to_string);
+        let word = |yes| if yes { "yes" } else { "no" };
+        format!(
+            "tidemark role 1\nmaster {master}\nsynced {}\nreplicated {}\n",
+            word(self.synced),
+            word(self.replicated)
+        )
+    }
+
+    fn decode(text: &str) -> Option<Role> {
+        let mut lines = text.lines();
+        (lines.next()? == "tidemark role 1").then_some(())?;
+        let master = match lines.next()?.strip_prefix("master ")? {
+            "-" => None,
+            text => Some(Master::parse(text)?),
+        };
+        let mut flag = |name: &str| match lines.next()?.strip_prefix(name)? {
+            " yes" => Some(true),
+            " no" => Some(false),
+            _ => None,
+        };
+        Some(Role { master, synced: flag("synced")?, replicated: flag("replicated")? })
+    }
+
+    /// As the folder has it.
+    pub(crate) fn read(dir: &Path) -> io::Result<Option<Role>> {
+        let path = dir.join(NAME);
+        match std::fs::read_to_string(&path) {
+            Ok(text) => {
+                let unsound =
+                    || io::Error::other(format!("{} is damaged; remove it to begin as a master", path.display()));
+                Role::decode(&text).map(Some).ok_or_else(unsound)
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Durable when this returns.
+    pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {
+        std::fs::create_dir_all(dir)?;
+        files::replace(&dir.join(NAME), self.encode().as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_role_reads_back() {
+        let master = Master { host: "::1".into(), port: 6399 };
+        for role in [Role::default(), Role { master: Some(master), synced: true, replicated: true }] {
+            assert_eq!(Role::decode(&role.encode()), Some(role));
+        }
+        for text in ["", "tidemark role 2\n", "tidemark role 1\nmaster a\nsynced no\nreplicated no\n"] {
+            assert_eq!(Role::decode(text), None);
+        }
+        assert_eq!(Master::parse("a b"), None);
+        assert_eq!(Master::parse("no one else"), None);
+    }
+}
