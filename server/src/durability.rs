@@ -155,7 +155,7 @@ impl Durability {
     /// Has what is written synced soon, whatever the policy.
     pub(crate) fn hurry(&self) {
         if !self.follows.load(SeqCst) {
-            self.committer.hurry();
+            self.committer.sync_soon();
         }
     }
 
@@ -173,7 +173,7 @@ impl Durability {
     pub(crate) async fn synced_offset(&self, ticket: Ticket) -> u64 {
         let mut synced = self.synced.subscribe();
         while !self.follows.load(SeqCst) && self.committer.synced() < ticket {
-            self.committer.hurry();
+            self.committer.sync_soon();
             // The offset is published a moment before the ticket.
             let _ = tokio::time::timeout(Duration::from_millis(2), synced.changed()).await;
         }

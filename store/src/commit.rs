@@ -462,7 +462,7 @@ impl<K: Copy + Ord> Committer<K> {
     }
 
     /// Has all that was written so far synced soon, whatever the policy; nobody waits here.
-    pub fn hurry(&self) {
+    pub fn sync_soon(&self) {
         let ticket = self.round.load(Ordering::SeqCst);
         if self.written_to_sync() {
             let mut orders = self.orders.lock();
