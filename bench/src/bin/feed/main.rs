@@ -3,7 +3,7 @@
 //! ```text
 //! cargo build --release -p tidemark-server -p tidemark-bench
 //! target/release/feed                                the table and the plots, into docs/performance/
-//! target/release/feed --short                        the cells that matter most, in less than 100 s, to the terminal only
+//! target/release/feed --short                        the cells that matter most, in less than 100 s, to the terminal
 //! target/release/feed --peer valkey=PATH             with another server that takes redis-server's arguments
 //! ```
 //!
@@ -48,7 +48,7 @@ struct Args {
     /// Seconds of each measurement.
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
-    /// The cells that matter most only, and no files.
+    /// The cells that matter most only; files only if `--out` says where.
     #[arg(long)]
     short: bool,
     /// Tidemark only, at these pipelines: for a profiler.
@@ -57,9 +57,9 @@ struct Args {
     /// Seed of everything.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Where the table and the plots go.
-    #[arg(long, default_value = "docs/performance")]
-    out: PathBuf,
+    /// Where the table and the plots go; docs/performance if all cells are measured.
+    #[arg(long)]
+    out: Option<PathBuf>,
     /// Data folders are made here, and removed.
     #[arg(long, default_value_os_t = std::env::temp_dir())]
     dir: PathBuf,
@@ -320,10 +320,11 @@ fn main() -> io::Result<()> {
     let mut bench = Bench { args, data, servers: Vec::new(), liked: Vec::new(), subjects: Vec::new(), rng, report };
     bench.run()?;
     println!("{}", bench.report.markdown());
-    if !bench.args.short && bench.args.only.is_empty() {
-        std::fs::create_dir_all(&bench.args.out)?;
-        std::fs::write(bench.args.out.join("feed.md"), bench.report.markdown())?;
-        plot::all(&bench.report, &bench.args.out)?;
+    let is_whole = !bench.args.short && bench.args.only.is_empty();
+    if let Some(out) = bench.args.out.or(is_whole.then(|| PathBuf::from("docs/performance"))) {
+        std::fs::create_dir_all(&out)?;
+        std::fs::write(out.join("feed.md"), bench.report.markdown())?;
+        plot::all(&bench.report, &out)?;
     }
     Ok(())
 }
