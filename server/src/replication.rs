@@ -266,8 +266,9 @@ impl Replication {
         }
     }
 
+    /// The replicas that have said where they can be reached: Sentinel would remember any other address for ever.
     pub(crate) fn feeds(&self) -> Vec<Fed> {
-        self.feeds.lock().values().cloned().collect()
+        self.feeds.lock().values().filter(|f| f.port != 0).cloned().collect()
     }
 
     /// A feed begins; false if there are `most` already.

@@ -174,12 +174,18 @@ impl Staging {
         }
         let name = format!("{}{TEMPORARY}", entry.name);
         let io = |e| Error::io(self.beside.path(&name), "writing", e);
-        write_all_at(&**file, bytes, *at).map_err(io)?;
+        let is_last = *at + bytes.len() as u64 == entry.bytes;
+        let written = write_all_at(&**file, bytes, *at).and_then(|()| if is_last { file.sync() } else { Ok(()) });
         *at += bytes.len() as u64;
-        if *at < entry.bytes {
+        if let Err(e) = written {
+            // A later sync that succeeds would prove nothing.
+            self.file = None;
+            let _ = self.beside.remove(&name);
+            return Err(io(e));
+        }
+        if !is_last {
             return Ok(Fetched::Part);
         }
-        file.sync().map_err(io)?;
         self.file = None;
         if check_of(&*self.beside, &name, entry.bytes)? != entry.check {
             remove(&*self.beside, &name)?;
