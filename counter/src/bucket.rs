@@ -308,7 +308,7 @@ mod tests {
     #[test]
     fn zero_bytes_are_found_exactly() {
         let mut rng = fastrand::Rng::with_seed(3);
-        for _ in 0..100_000 {
+        for _ in 0..if cfg!(miri) { 500 } else { 100_000 } {
             let bytes: [u8; 8] = std::array::from_fn(|_| [0, 1, 0x7F, 0x80, 0xFF, rng.u8(..)][rng.usize(0..6)]);
             let expected: [u8; 8] = bytes.map(|b| if b == 0 { 0x80 } else { 0 });
             assert_eq!(zero_bytes(u64::from_le_bytes(bytes)), u64::from_le_bytes(expected), "{bytes:?}");
@@ -327,7 +327,7 @@ mod tests {
             let bucket = Bucket::new(&words, &layout);
             let inlines: Vec<Inline> = layout.fields.iter().flatten().copied().collect();
             let mut model: HashMap<u64, Vec<u64>> = HashMap::new();
-            for step in 0..20_000 {
+            for step in 0..if cfg!(miri) { 100 } else { 20_000 } {
                 let tag = layout.tag(rng.u64(0..(1 << remainder_bits)) % 300, rng.u64(0..crate::key::PROBES));
                 let found = bucket.find(tag);
                 assert_eq!(found.is_some(), model.contains_key(&tag), "seed {seed} step {step}");
@@ -352,7 +352,7 @@ mod tests {
                         model.insert(tag, values);
                     }
                 }
-                if step % 16 == 0 {
+                if step % 16 == 0 || cfg!(miri) {
                     let rows = (0..layout.slots).filter_map(|slot| {
                         let (remainder, probe) = bucket.tag(slot)?;
                         let values = inlines.iter().map(|&i| bucket.field(slot, i)).collect();

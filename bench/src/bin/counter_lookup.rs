@@ -176,7 +176,7 @@ impl Tidemark {
     /// As many rows as make one table of this size; a little is known of them beforehand, as a running space would know.
     fn new(bytes: u64) -> Result<Tidemark, Box<dyn std::error::Error>> {
         let schema = Schema::parse("like:12 repost:8 comment:8 read:16")?;
-        let rows = (bytes as f64 / 128.0 * 15.0 * 0.9199) as u64;
+        let rows = (bytes as f64 / 128.0 * 15.0 * 0.9099) as u64;
         let space =
             Space::new(Options { rows_per_table: rows + 1, memory_limit_bytes: 64 << 30, ..Options::new(schema) })?;
         let begin = cpu_ns();
