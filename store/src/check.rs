@@ -5,8 +5,10 @@
 
 use std::fmt::Write as _;
 use std::io::Write;
+use std::sync::Arc;
 
 use crate::batch::Lineage;
+use crate::cold::{ColdFile, parse_cold_name};
 use crate::disk::{Disk, LOCK, TEMPORARY};
 use crate::error::{Error, Result};
 use crate::frame::Check;
@@ -93,10 +95,16 @@ pub fn check(disk: &dyn Disk) -> Result<Report> {
         }
     };
     if let Some(manifest) = &manifest {
-        for file in manifest.files.iter().filter(|f| f.role == Role::Snapshot) {
-            match SnapshotReader::open(disk, &file.name, Some((file, manifest.lineage)))
-                .and_then(|r| read_all(r, &mut report))
-            {
+        for file in &manifest.files {
+            let rows = match file.role {
+                Role::Snapshot => SnapshotReader::open(disk, &file.name, Some((file, manifest.lineage)))
+                    .and_then(|r| read_all(r, &mut report)),
+                Role::Cold => ColdFile::open(disk, file, manifest.lineage).and_then(|cold| {
+                    report.bytes += file.bytes;
+                    Arc::new(cold).verify(Some(file.check))
+                }),
+            };
+            match rows {
                 Ok(rows) => {
                     let tag = &file.tag;
                     let text = format!(
@@ -114,7 +122,10 @@ pub fn check(disk: &dyn Disk) -> Result<Report> {
         let named = manifest.as_ref().is_some_and(|m| m.files.iter().any(|f| f.name == **name));
         if name.ends_with(TEMPORARY) && is_ours(name) {
             report.add(Severity::Note, name, "not finished; the next start removes it");
-        } else if parse_snapshot_name(name).is_some() && !named && manifest.is_some() {
+        } else if (parse_snapshot_name(name).is_some() || parse_cold_name(name).is_some())
+            && !named
+            && manifest.is_some()
+        {
             report.add(Severity::Note, name, "named by no manifest; the next start removes it");
         } else if !is_ours(name) {
             report.add(Severity::Note, name, "not a file of ours; it is left alone");
@@ -198,6 +209,9 @@ pub fn dump(disk: &dyn Disk, name: &str, payloads: bool, out: &mut dyn Write) ->
     }
     if parse_snapshot_name(name).is_some() {
         return dump_snapshot(disk, name, &mut text);
+    }
+    if parse_cold_name(name).is_some() {
+        return dump_cold(&Arc::new(ColdFile::open_any(disk, name)?), &mut text);
     }
     Err(Error::Refused(format!("{name} is not the name of a file of ours")))
 }
@@ -299,6 +313,36 @@ fn dump_snapshot(disk: &dyn Disk, name: &str, text: &mut Dump<'_>) -> Result<()>
         let line = format!("byte {at} chunk, CRC-32C of its body {check:08x}, {}", text.payload(&chunk));
         text.line(&line)?;
     }
+}
+
+fn dump_cold(file: &Arc<ColdFile>, text: &mut Dump<'_>) -> Result<()> {
+    let head = *file.head();
+    let tag = &head.tag;
+    text.line(&format!(
+        "cold file, lineage {} space {} kind {} ids {} to {} stamp {}, {} rows of {} values in {} blocks, ids {} to {}",
+        head.lineage,
+        tag.space,
+        tag.kind,
+        tag.low,
+        tag.high,
+        tag.stamp,
+        head.rows,
+        head.columns,
+        head.blocks,
+        head.first,
+        head.last
+    ))?;
+    let (mut rows, mut ids, mut values) = (file.rows(), Vec::new(), Vec::new());
+    while rows.next(&mut ids, &mut values)? {
+        let byte = rows.at() * crate::cold::BLOCK_BYTES as u64;
+        text.line(&format!("byte {byte} block {}, {} rows from {}", rows.at() - 1, ids.len(), ids[0]))?;
+        if text.payloads {
+            for (i, id) in ids.iter().enumerate() {
+                text.line(&format!("  {id} {:?}", &values[i * head.columns..][..head.columns]))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The lineage of a folder, if it has a manifest: what a replica or a restore compares first.

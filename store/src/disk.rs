@@ -63,6 +63,8 @@ pub trait DiskFile: Send + Sync + Debug {
     /// Makes later reads come from the device rather than from memory, where the system can: a page of which the sync failed in an
     /// earlier process may still be in memory, whole, while the device never got it.
     fn drop_cache(&self) -> io::Result<()>;
+    /// Tells the system that reads will come in no order, so that it reads nothing ahead.
+    fn expect_random(&self) -> io::Result<()>;
 }
 
 /// Writes all bytes, through short writes and interruptions.
@@ -249,5 +251,9 @@ impl DiskFile for RealFile {
 
     fn drop_cache(&self) -> io::Result<()> {
         Ok(rustix::fs::fadvise(&self.file, 0, None, Advice::DontNeed)?)
+    }
+
+    fn expect_random(&self) -> io::Result<()> {
+        Ok(rustix::fs::fadvise(&self.file, 0, None, Advice::Random)?)
     }
 }

@@ -659,6 +659,10 @@ impl DiskFile for SimFile {
         Ok(())
     }
 
+    fn expect_random(&self) -> io::Result<()> {
+        Ok(())
+    }
+
     fn drop_cache(&self) -> io::Result<()> {
         let mut state = self.enter()?;
         let file = state.file(self.inode);

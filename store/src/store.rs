@@ -13,6 +13,7 @@
 //! | `tidemark.manifest` | at the first start; replaced by each snapshot | never |
 //! | `log-*.tlog` | by the log, one after the other | when the manifest's replay position has passed it, and [`StoreOptions::keep_log_bytes`] is exceeded |
 //! | `snap-*.tsnap` | by a snapshot | when a later manifest does not name it |
+//! | `cold-*.tcold` | by a spill or a merge | when a later manifest does not name it, and its last reader has let go of it |
 //! | `*.tmp` | by all of them | renamed, or swept at the next start |
 
 use std::path::PathBuf;
@@ -22,11 +23,12 @@ use std::sync::{Arc, Weak};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::batch::{BatchHead, Lineage};
+use crate::cold::{ColdFile, ColdWriter, parse_cold_name};
 use crate::disk::{Disk, TEMPORARY};
 use crate::error::{Error, Result};
 use crate::follow::FollowLog;
 use crate::log::{Log, LogOptions, Position, Resume};
-use crate::manifest::{FileEntry, MANIFEST, Manifest, Role};
+use crate::manifest::{FileEntry, MANIFEST, Manifest, Role, Tag};
 use crate::record::{Record, Records};
 use crate::replay::{ApplyBatch, End, find_path, read_segment_head, replay, segment_numbers};
 use crate::segment::{SEGMENT_HEAD_BYTES, segment_name};
@@ -365,6 +367,22 @@ impl Store {
         SnapshotWriter::new(self, number, replay)
     }
 
+    /// Begins a cold file for rows of `columns` values each. Rows are pushed, the file is finished, and [`Store::replace_files`] names it.
+    pub fn begin_cold(&self, tag: Tag, columns: usize) -> Result<ColdWriter> {
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        ColdWriter::create(self.disk.clone(), self.lineage, number, 1, tag, columns)
+    }
+
+    /// Opens a cold file that the manifest names, or will name.
+    pub fn open_cold(&self, entry: &FileEntry) -> Result<ColdFile> {
+        ColdFile::open(&*self.disk, entry, self.lineage)
+    }
+
+    /// The cold files that the manifest names.
+    pub fn cold_files(&self) -> Vec<FileEntry> {
+        self.manifest().files.iter().filter(|f| f.role == Role::Cold).cloned().collect()
+    }
+
     pub(crate) fn end_snapshot(&self, number: u64) {
         self.building.lock().retain(|&n| n != number);
     }
@@ -467,9 +485,9 @@ impl Store {
         for name in names.iter().filter(|n| n.ends_with(TEMPORARY) && is_ours(n)) {
             self.remove(name)?;
         }
-        // Published but named by no manifest: of a snapshot that was never committed. Their numbers will be used again.
+        // Published but named by no manifest: of a snapshot or a spill that was never committed, or replaced by a merge. Their numbers will be used again.
         let manifest = self.manifest().clone();
-        for name in names.iter().filter(|n| parse_snapshot_name(n).is_some()) {
+        for name in names.iter().filter(|n| parse_snapshot_name(n).is_some() || parse_cold_name(n).is_some()) {
             if manifest.file(name).is_none() {
                 self.remove(name)?;
             }
@@ -506,5 +524,6 @@ pub(crate) fn is_ours(name: &str) -> bool {
     name == MANIFEST
         || (name.starts_with("log-") && name.ends_with(".tlog"))
         || (name.starts_with("snap-") && name.ends_with(".tsnap"))
+        || (name.starts_with("cold-") && name.ends_with(".tcold"))
         || (name.starts_with("cold-") && name.ends_with(".tcold"))
 }

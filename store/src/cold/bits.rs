@@ -1,0 +1,63 @@
+//! Numbers of some bits each, packed low bit first: what blocks and the index are made of.
+
+/// The number of `width` bits (at most 64) that begins at bit `at`; bits beyond the end are 0.
+#[inline]
+pub(super) fn get(bytes: &[u8], at: usize, width: u32) -> u64 {
+    if width == 0 {
+        return 0;
+    }
+    let from = at / 8;
+    let mut word = [0; 16];
+    match bytes.get(from..from + 16) {
+        Some(whole) => word.copy_from_slice(whole),
+        None => {
+            let rest = bytes.get(from..).unwrap_or_default();
+            word[..rest.len()].copy_from_slice(rest);
+        }
+    }
+    (u128::from_le_bytes(word) >> (at % 8)) as u64 & (u64::MAX >> (64 - width))
+}
+
+/// Sets the `width` bits from bit `at` on, which are zero and lie within `bytes`.
+#[inline]
+pub(super) fn put(bytes: &mut [u8], at: usize, width: u32, number: u64) {
+    if width == 0 {
+        return;
+    }
+    let shifted = u128::from(number) << (at % 8);
+    let (from, n) = (at / 8, (at % 8 + width as usize).div_ceil(8));
+    for (byte, bits) in bytes[from..from + n].iter_mut().zip(shifted.to_le_bytes()) {
+        *byte |= bits;
+    }
+}
+
+/// Bits that a number needs: 0 for 0, 64 at most.
+#[inline]
+pub(super) fn width_of(number: u64) -> u32 {
+    64 - number.leading_zeros()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_all_widths_read_back_at_all_places() {
+        for width in 1..=64u32 {
+            for start in 0..9 {
+                let mut bytes = [0; 40];
+                let all = u64::MAX >> (64 - width);
+                let numbers = [all, 0, all & 0x5555_5555_5555_5555, 1];
+                for (i, &n) in (0..).zip(&numbers) {
+                    put(&mut bytes, start + i * width as usize, width, n);
+                }
+                for (i, &n) in (0..).zip(&numbers) {
+                    assert_eq!(get(&bytes, start + i * width as usize, width), n, "{width} bits, {i}");
+                }
+            }
+        }
+        assert_eq!(get(&[0xff], 4, 64), 0xf, "beyond the end are zeros");
+        assert_eq!(get(&[0xff], 400, 64), 0);
+        assert_eq!([width_of(0), width_of(1), width_of(u64::MAX)], [0, 1, 64]);
+    }
+}

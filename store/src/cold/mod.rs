@@ -1,0 +1,440 @@
+//! Cold file v1, `cold-<number>-<number>.tcold`: rows of one id range, sorted by id, in blocks of 4 KiB, of which a lookup reads one.
+//!
+//! ```text
+//!   offset  size  field
+//!        0     8  magic     "TIDECOLD"
+//!        8     4  version   1
+//!       12     4  kind      the server's: what the rows are
+//!       16    16  lineage
+//!       32     8  identity  the two numbers in the file's name: first * 2^24 + second
+//!       40     4  space
+//!       44     4  columns   of each row, 0..=64
+//!       48     8  low       lowest id that the file answers for
+//!       56     8  high      highest id that it answers for
+//!       64     8  stamp     the server's
+//!       72     8  blocks
+//!       80     8  rows
+//!       88     8  first     lowest id that is in it
+//!       96     8  last      highest id that is in it
+//!      104     8  index     length of the index in bytes
+//!      112     4  indexed   CRC-32C of (identity, the index)
+//!      116     4  body      CRC-32C of the blocks and the index
+//!      120     4  zero
+//!      124     4  check     CRC-32C of bytes 0..124
+//!      128        zeros up to 4096
+//!     4096        blocks of 4096 bytes each (block.rs)
+//!     then        index: a byte w (0..=64), then for each block its lowest id less `first`, w bits each, low bit first; zeros to a whole byte
+//! ```
+//!
+//! Little-endian. Valid only if: (1) magic, version, check, zeros of the head (2) lineage and tag are those that the manifest names (3) file
+//! length = 4096 + 4096 * blocks + index = the manifest's (4) the index's check, and its ids rise (5) every block's check, when it is
+//! read (6) the CRC-32C of the whole file = the manifest's; only `tidemark check` and a full sync compare that.
+//!
+//! Opening a file reads its head and index, some four bytes per block, and keeps the index in memory as it is. So a lookup is a
+//! search in memory and one read of 4 KiB; an id outside `first..=last` costs no read. There is no filter for ids in between: ids that
+//! are asked for were posted, and a byte of memory per row for all others would cost more than the whole rest of the spill.
+//!
+//! Written under the name plus `.tmp` (the head last), synced, renamed, folder synced, then named in a manifest; never changed. Removed
+//! when no manifest names it any more, and no reader has it: [`ColdFile::retire`].
+
+mod bits;
+mod block;
+mod write;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use crate::batch::Lineage;
+use crate::disk::{Disk, DiskFile, read_full_at};
+use crate::error::{Error, Result};
+use crate::frame::{Check, u32_at, u64_at};
+use crate::manifest::{FileEntry, Tag};
+
+pub use block::{BLOCK_BYTES, Block, MAX_BLOCK_ROWS, MAX_COLUMNS};
+pub use write::ColdWriter;
+
+const MAGIC: &[u8; 8] = b"TIDECOLD";
+/// The newest version that can be read; the one that is written.
+pub const COLD_VERSION: u32 = 1;
+const HEAD: usize = 128;
+/// Blocks of one file: 256 GiB.
+const MAX_BLOCKS: u64 = 1 << 26;
+
+pub(crate) fn cold_name(number: u64, file: u64) -> String {
+    format!("cold-{number:010}-{file:06}.tcold")
+}
+
+pub(crate) fn identity_of(number: u64, file: u64) -> u64 {
+    number.wrapping_shl(24) ^ file
+}
+
+/// The two numbers in a cold file's name, if it is one.
+pub(crate) fn parse_cold_name(name: &str) -> Option<(u64, u64)> {
+    let (number, file) = name.strip_prefix("cold-")?.strip_suffix(".tcold")?.split_once('-')?;
+    let numbers = (number.parse().ok()?, file.parse().ok()?);
+    (cold_name(numbers.0, numbers.1) == name).then_some(numbers)
+}
+
+/// The head of a cold file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ColdHead {
+    /// The history it belongs to.
+    pub lineage: Lineage,
+    /// The two numbers of its name.
+    pub identity: u64,
+    /// What the server said about it.
+    pub tag: Tag,
+    /// Values per row.
+    pub columns: usize,
+    /// Blocks.
+    pub blocks: u64,
+    /// Rows.
+    pub rows: u64,
+    /// The lowest id that is in it.
+    pub first: u64,
+    /// The highest.
+    pub last: u64,
+    index_bytes: u64,
+    index_check: u32,
+    body_check: u32,
+}
+
+impl ColdHead {
+    fn encode(&self) -> [u8; BLOCK_BYTES] {
+        let mut head = [0; BLOCK_BYTES];
+        let mut put = |at: usize, bytes: &[u8]| head[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0, MAGIC);
+        put(8, &COLD_VERSION.to_le_bytes());
+        put(12, &self.tag.kind.to_le_bytes());
+        put(16, &self.lineage.0);
+        put(32, &self.identity.to_le_bytes());
+        put(40, &self.tag.space.to_le_bytes());
+        put(44, &(self.columns as u32).to_le_bytes());
+        let numbers = [
+            self.tag.low,
+            self.tag.high,
+            self.tag.stamp,
+            self.blocks,
+            self.rows,
+            self.first,
+            self.last,
+            self.index_bytes,
+        ];
+        for (i, number) in numbers.iter().enumerate() {
+            put(48 + 8 * i, &number.to_le_bytes());
+        }
+        put(112, &self.index_check.to_le_bytes());
+        put(116, &self.body_check.to_le_bytes());
+        let check = Check::new().bytes(&head[..124]).value();
+        head[124..128].copy_from_slice(&check.to_le_bytes());
+        head
+    }
+
+    /// Reads a head; on an error the byte and what is wrong there.
+    fn decode(bytes: &[u8]) -> std::result::Result<ColdHead, (u64, &'static str)> {
+        if bytes.len() < BLOCK_BYTES {
+            return Err((bytes.len() as u64, "it ends inside its head"));
+        }
+        if &bytes[..8] != MAGIC {
+            return Err((0, "it does not begin as a cold file does"));
+        }
+        if Check::new().bytes(&bytes[..124]).value() != u32_at(bytes, 124) {
+            return Err((124, "the head's checksum does not match"));
+        }
+        if u32_at(bytes, 120) != 0 || bytes[HEAD..BLOCK_BYTES].iter().any(|&b| b != 0) {
+            return Err((120, "a reserved field is not zero"));
+        }
+        let mut lineage = [0; 16];
+        lineage.copy_from_slice(&bytes[16..32]);
+        let tag = Tag {
+            space: u32_at(bytes, 40),
+            kind: u32_at(bytes, 12),
+            low: u64_at(bytes, 48),
+            high: u64_at(bytes, 56),
+            stamp: u64_at(bytes, 64),
+        };
+        let head = ColdHead {
+            lineage: Lineage(lineage),
+            identity: u64_at(bytes, 32),
+            tag,
+            columns: u32_at(bytes, 44) as usize,
+            blocks: u64_at(bytes, 72),
+            rows: u64_at(bytes, 80),
+            first: u64_at(bytes, 88),
+            last: u64_at(bytes, 96),
+            index_bytes: u64_at(bytes, 104),
+            index_check: u32_at(bytes, 112),
+            body_check: u32_at(bytes, 116),
+        };
+        let plausible = head.columns <= MAX_COLUMNS
+            && (1..=MAX_BLOCKS).contains(&head.blocks)
+            && (head.blocks..=head.blocks * MAX_BLOCK_ROWS as u64).contains(&head.rows)
+            && (1..=1 + 8 * head.blocks).contains(&head.index_bytes)
+            && tag.low <= head.first
+            && head.first <= head.last
+            && head.last <= tag.high;
+        if plausible { Ok(head) } else { Err((44, "the head describes an impossible file")) }
+    }
+
+    fn index_at(&self) -> u64 {
+        (1 + self.blocks) * BLOCK_BYTES as u64
+    }
+}
+
+/// The lowest id of each block, as the file has it.
+#[derive(Debug)]
+struct Index {
+    first: u64,
+    width: u32,
+    packed: Box<[u8]>,
+}
+
+impl Index {
+    fn encode(firsts: &[u64]) -> Vec<u8> {
+        let first = firsts[0];
+        let width = bits::width_of(firsts[firsts.len() - 1] - first);
+        let mut bytes = vec![0; 1 + (firsts.len() * width as usize).div_ceil(8)];
+        bytes[0] = width as u8;
+        for (i, id) in firsts.iter().enumerate() {
+            bits::put(&mut bytes[1..], i * width as usize, width, id - first);
+        }
+        bytes
+    }
+
+    fn decode(bytes: &[u8], head: &ColdHead) -> std::result::Result<Index, &'static str> {
+        let (&width, packed) = bytes.split_first().ok_or("the index is empty")?;
+        if width > 64 || packed.len() as u64 != (head.blocks * u64::from(width)).div_ceil(8) {
+            return Err("the index has another length than its blocks need");
+        }
+        let index = Index { first: head.first, width: u32::from(width), packed: packed.into() };
+        let mut before = None;
+        for block in 0..head.blocks {
+            let id = index.offset(block);
+            if before.is_some_and(|before| id <= before) || id > head.last - head.first || (block == 0 && id != 0) {
+                return Err("the ids of the index do not rise from the lowest to the highest");
+            }
+            before = Some(id);
+        }
+        Ok(index)
+    }
+
+    fn offset(&self, block: u64) -> u64 {
+        bits::get(&self.packed, block as usize * self.width as usize, self.width)
+    }
+
+    /// The block in which `id` is, if it is anywhere; the id is not below the first.
+    fn block(&self, id: u64, blocks: u64) -> u64 {
+        let offset = id - self.first;
+        let (mut from, mut to) = (0, blocks);
+        while to - from > 1 {
+            let middle = u64::midpoint(from, to);
+            if self.offset(middle) <= offset { from = middle } else { to = middle }
+        }
+        from
+    }
+}
+
+/// A cold file, open for lookups from any thread.
+#[derive(Debug)]
+pub struct ColdFile {
+    path: PathBuf,
+    entry: FileEntry,
+    file: Box<dyn DiskFile>,
+    head: ColdHead,
+    index: Index,
+    /// Where it is removed, once it is retired.
+    retired: OnceLock<Arc<dyn Disk>>,
+}
+
+impl ColdFile {
+    /// Opens a file that the manifest names: reads its head and index, and compares them with the manifest's entry.
+    pub fn open(disk: &dyn Disk, entry: &FileEntry, lineage: Lineage) -> Result<ColdFile> {
+        let file = ColdFile::open_any(disk, &entry.name)?;
+        let corrupt = |at, what: &str| Err(Error::corrupt(disk.path(&entry.name), at, what));
+        if file.entry.bytes != entry.bytes {
+            return corrupt(entry.bytes, "it has another length than the manifest says");
+        }
+        if file.head.lineage != lineage {
+            return corrupt(16, "it belongs to another lineage than the manifest");
+        }
+        if file.head.tag != entry.tag {
+            return corrupt(12, "it holds something else than the manifest says");
+        }
+        let mut file = file;
+        file.entry = entry.clone();
+        Ok(file)
+    }
+
+    /// Opens a file by its name alone. Its entry's checksum is then unknown: 0.
+    pub(crate) fn open_any(disk: &dyn Disk, name: &str) -> Result<ColdFile> {
+        let path = disk.path(name);
+        let file = match disk.open(name) {
+            Ok(file) => file,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                return Err(Error::corrupt(path, 0, "missing; the manifest names it"));
+            }
+            Err(e) => return Err(Error::io(path, "opening", e)),
+        };
+        let size = file.size().map_err(|e| Error::io(&path, "measuring", e))?;
+        let mut page = vec![0; BLOCK_BYTES];
+        let n = read_full_at(&*file, &mut page, 0).map_err(|e| Error::io(&path, "reading", e))?;
+        let version = if n >= 12 { u32_at(&page, 8) } else { 0 };
+        if n >= 12 && &page[..8] == MAGIC && version > COLD_VERSION && version < 1 << 16 {
+            return Err(Error::Version { path, found: version, newest: COLD_VERSION });
+        }
+        let head = ColdHead::decode(&page[..n]).map_err(|(at, what)| Error::corrupt(&path, at, what))?;
+        if version != COLD_VERSION {
+            return Err(Error::corrupt(path, 8, "there is no such format version"));
+        }
+        if parse_cold_name(name).map(|(n, f)| identity_of(n, f)) != Some(head.identity) {
+            return Err(Error::corrupt(path, 32, "it was written under another name"));
+        }
+        if size != head.index_at() + head.index_bytes {
+            let what = format!("{size} bytes long, its head says {}", head.index_at() + head.index_bytes);
+            return Err(Error::corrupt(path, size, what));
+        }
+        let mut index = vec![0; head.index_bytes as usize];
+        let at = head.index_at();
+        let n = read_full_at(&*file, &mut index, at).map_err(|e| Error::io(&path, "reading", e))?;
+        if n != index.len() || Check::new().u64(head.identity).bytes(&index).value() != head.index_check {
+            return Err(Error::corrupt(path, at, "the index's checksum does not match"));
+        }
+        let index = Index::decode(&index, &head).map_err(|what| Error::corrupt(&path, at, what))?;
+        // Only a hint: without it a lookup may read more than its block.
+        let _ = file.expect_random();
+        let role = crate::manifest::Role::Cold;
+        let entry = FileEntry { name: name.to_string(), bytes: size, check: 0, role, tag: head.tag };
+        Ok(ColdFile { path, entry, file, head, index, retired: OnceLock::new() })
+    }
+
+    /// The head.
+    pub fn head(&self) -> &ColdHead {
+        &self.head
+    }
+
+    /// What the manifest says of it.
+    pub fn entry(&self) -> &FileEntry {
+        &self.entry
+    }
+
+    /// Bytes of memory that it takes.
+    pub fn memory_bytes(&self) -> usize {
+        size_of::<ColdFile>() + self.index.packed.len() + self.entry.name.len() + 64
+    }
+
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The block that holds `id`, if the file holds it at all.
+    pub fn block_of(&self, id: u64) -> Option<u64> {
+        let within = (self.head.first..=self.head.last).contains(&id);
+        within.then(|| self.index.block(id, self.head.blocks))
+    }
+
+    /// Reads and verifies a block: one read of 4 KiB at a multiple of 4 KiB.
+    pub fn read<'a>(&self, number: u64, buffer: &'a mut [u8; BLOCK_BYTES]) -> Result<Block<'a>> {
+        let at = (1 + number) * BLOCK_BYTES as u64;
+        let n = read_full_at(&*self.file, buffer, at).map_err(|e| Error::io(&self.path, "reading", e))?;
+        let block = Block::read(&buffer[..n], self.head.identity, number, self.head.columns);
+        block.map_err(|what| Error::corrupt(&self.path, at, what))
+    }
+
+    /// The values of a row, if the file holds it. At most one read.
+    pub fn get(&self, id: u64, out: &mut [i64]) -> Result<bool> {
+        let Some(number) = self.block_of(id) else { return Ok(false) };
+        let mut buffer = [0; BLOCK_BYTES];
+        Ok(self.read(number, &mut buffer)?.get(id, out))
+    }
+
+    /// The rows in order, block by block.
+    pub fn rows(self: &Arc<Self>) -> ColdRows {
+        ColdRows { file: self.clone(), block: 0, buffer: Box::new([0; BLOCK_BYTES]), last: None }
+    }
+
+    /// The file is named by no manifest any more: it is removed when the last of its readers lets go of it.
+    pub fn retire(&self, disk: Arc<dyn Disk>) {
+        let _ = self.retired.set(disk);
+    }
+
+    /// Verifies every byte. `expected`: the manifest's checksum. Gives the rows.
+    pub(crate) fn verify(self: &Arc<Self>, expected: Option<u32>) -> Result<u64> {
+        let mut total = crc32c::crc32c(&self.head.encode());
+        let mut body = 0;
+        let (mut rows, mut ids, mut values) = (self.rows(), Vec::new(), Vec::new());
+        let (mut n, mut first) = (0, None);
+        while rows.next(&mut ids, &mut values)? {
+            first = first.or(ids.first().copied());
+            n += ids.len() as u64;
+            body = crc32c::crc32c_append(body, &rows.buffer[..]);
+            total = crc32c::crc32c_append(total, &rows.buffer[..]);
+        }
+        let mut index = vec![0; self.head.index_bytes as usize];
+        read_full_at(&*self.file, &mut index, self.head.index_at())
+            .map_err(|e| Error::io(self.path(), "reading", e))?;
+        body = crc32c::crc32c_append(body, &index);
+        total = crc32c::crc32c_append(total, &index);
+        let corrupt = |at, what: &str| Err(Error::corrupt(self.path(), at, what));
+        if n != self.head.rows || first != Some(self.head.first) || rows.last != Some(self.head.last) {
+            return corrupt(80, "it holds other rows than its head says");
+        }
+        if body != self.head.body_check {
+            return corrupt(116, "the total checksum does not match");
+        }
+        if expected.is_some_and(|expected| expected != total) {
+            return corrupt(0, "it is not the file that the manifest names");
+        }
+        Ok(n)
+    }
+}
+
+impl Drop for ColdFile {
+    fn drop(&mut self) {
+        if let Some(disk) = self.retired.get() {
+            // What stays is swept at the next start.
+            let _ = disk.remove(&self.entry.name);
+        }
+    }
+}
+
+/// A file's rows in order; see [`ColdFile::rows`].
+#[derive(Debug)]
+pub struct ColdRows {
+    file: Arc<ColdFile>,
+    block: u64,
+    buffer: Box<[u8; BLOCK_BYTES]>,
+    last: Option<u64>,
+}
+
+impl ColdRows {
+    /// The block that the next call reads.
+    pub fn at(&self) -> u64 {
+        self.block
+    }
+
+    /// Reads the next block into `ids` and, row by row, `values`; false at the end.
+    pub fn next(&mut self, ids: &mut Vec<u64>, values: &mut Vec<i64>) -> Result<bool> {
+        ids.clear();
+        values.clear();
+        if self.block == self.file.head.blocks {
+            return Ok(false);
+        }
+        let number = self.block;
+        let at = (1 + number) * BLOCK_BYTES as u64;
+        let corrupt = |what: &str| Err(Error::corrupt(self.file.path(), at, what));
+        let block = self.file.read(number, &mut self.buffer)?;
+        if let Err(what) = block.append_to(ids, values) {
+            return corrupt(what);
+        }
+        let starts = self.file.head.first + self.file.index.offset(number);
+        let high = self.file.head.last;
+        let rises = self.last.is_none_or(|last| last < ids[0]);
+        if ids[0] != starts || !rises || ids.last().is_some_and(|&last| last > high) {
+            return corrupt("the block's ids are not those of the index");
+        }
+        self.last = ids.last().copied();
+        self.block += 1;
+        Ok(true)
+    }
+}

@@ -1,0 +1,211 @@
+//! Cold files: what is written is read, by one read a row; what is damaged is named; a crash leaves the old state or the new one.
+
+use std::sync::Arc;
+
+use store::{ColdFile, Error, FileEntry, SimDisk, Store, StoreOptions, Tag, check, dump};
+
+fn tag(low: u64, high: u64) -> Tag {
+    Tag { space: 1, kind: 2, low, high, stamp: 0 }
+}
+
+fn open(disk: &SimDisk) -> Store {
+    Store::open(Arc::new(disk.clone()), StoreOptions::default()).unwrap()
+}
+
+fn write(store: &Store, tag: Tag, rows: &[(u64, [i64; 4])]) -> FileEntry {
+    let mut writer = store.begin_cold(tag, 4).unwrap();
+    rows.iter().for_each(|(id, values)| writer.push(*id, values).unwrap());
+    writer.finish().unwrap().unwrap()
+}
+
+/// Posts as a microblog gives them, with log-normal counts: as in the benchmark of the counter engine's memory.
+fn posts(n: u64) -> Vec<(u64, [i64; 4])> {
+    let mut rng = fastrand::Rng::with_seed(1);
+    let mut count = |mean: f64, sigma: f64, share: f64| {
+        if rng.f64() >= share {
+            return 0;
+        }
+        let normal = (-2.0 * (1.0 - rng.f64()).ln()).sqrt() * (rng.f64() * std::f64::consts::TAU).cos();
+        ((mean / share).ln() - sigma * sigma / 2.0 + sigma * normal).exp() as i64
+    };
+    (0..n)
+        .map(|i| {
+            let id = ((1_700_000_000 + i / 1000) << 22) | (i % 1000);
+            (
+                id,
+                [
+                    count(39.0, 2.0, 1.0),
+                    count(8.0, 1.8, 1.0 / 3.0),
+                    count(8.0, 1.8, 1.0 / 3.0),
+                    count(2900.0, 1.6, 1.0),
+                ],
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn rows_are_found_by_one_read_and_nothing_else_is() {
+    let disk = SimDisk::new(1);
+    let store = open(&disk);
+    let rows = posts(100_000);
+    let entry = write(&store, tag(0, u64::MAX), &rows);
+    let per_row = entry.bytes as f64 / rows.len() as f64;
+    assert!(per_row < 5.0, "{per_row} bytes per row");
+    store.replace_files(vec![entry.clone()], &[]).unwrap();
+    let file = store.open_cold(&entry).unwrap();
+    assert!(file.memory_bytes() < 5_000, "{} bytes of memory", file.memory_bytes());
+    let mut out = [0; 4];
+    for (id, values) in &rows {
+        assert!(file.get(*id, &mut out).unwrap());
+        assert_eq!(out, *values);
+        assert!(!file.get(id + 500_000, &mut out).unwrap());
+    }
+    for id in [0, rows[0].0 - 1, rows[rows.len() - 1].0 + 1, u64::MAX] {
+        assert_eq!(file.block_of(id), None, "an id outside costs no read");
+    }
+    let (mut all, mut ids, mut values) = (Vec::new(), Vec::new(), Vec::new());
+    let file = Arc::new(file);
+    let mut walk = file.rows();
+    while walk.next(&mut ids, &mut values).unwrap() {
+        all.extend(ids.iter().zip(values.chunks(4)).map(|(&id, v)| (id, <[i64; 4]>::try_from(v).unwrap())));
+    }
+    assert!(all == rows);
+    // The whole range of ids, and rows with fewer values than columns.
+    let mut writer = store.begin_cold(tag(0, u64::MAX), 3).unwrap();
+    writer.push(0, &[]).unwrap();
+    writer.push(u64::MAX, &[i64::MIN, 5]).unwrap();
+    let entry = writer.finish().unwrap().unwrap();
+    let file = store.open_cold(&entry).unwrap();
+    assert!(file.get(u64::MAX, &mut out[..3]).unwrap());
+    assert_eq!(out[..3], [i64::MIN, 5, 0]);
+    assert!(store.begin_cold(tag(0, 9), 4).unwrap().finish().unwrap().is_none(), "a file of no rows is none");
+    drop(store);
+    let store = open(&disk.kill());
+    assert_eq!(store.cold_files().len(), 1, "the second was never named, and is swept");
+    assert_eq!(disk.list_names().iter().filter(|n| n.starts_with("cold-")).count(), 1);
+}
+
+#[test]
+fn each_damaged_byte_is_found_by_a_check_and_never_served() {
+    let disk = SimDisk::new(2);
+    let store = open(&disk);
+    let rows = posts(3_000);
+    let entry = write(&store, tag(0, u64::MAX), &rows);
+    store.replace_files(vec![entry.clone()], &[]).unwrap();
+    let mut text = Vec::new();
+    dump(&disk, &entry.name, true, &mut text).unwrap();
+    assert!(String::from_utf8(text).unwrap().contains("3000 rows of 4 values"));
+    assert!(check(&disk).unwrap().findings.iter().any(|f| f.text.starts_with("3000 rows of space 1")));
+    drop(store);
+    let mut rng = fastrand::Rng::with_seed(3);
+    for round in 0..300 {
+        let bytes = entry.bytes as usize;
+        let at = if round < 130 { round } else { rng.usize(0..bytes) };
+        let damaged = disk.fork(round as u64);
+        assert!(damaged.flip_bit(&entry.name, at as u64 * 8 + rng.u64(0..8)));
+        let report = check(&damaged).unwrap();
+        assert!(
+            report
+                .findings
+                .iter()
+                .any(|f| f.file == entry.name && (f.text.contains("damaged") || f.text.contains("has format version"))),
+            "byte {at}"
+        );
+        let Ok(store) = Store::open(Arc::new(damaged.clone()), StoreOptions::default()) else { continue };
+        let mut out = [0; 4];
+        match store.open_cold(&entry) {
+            Err(Error::Corrupt { .. } | Error::Version { .. }) => {}
+            Err(other) => panic!("byte {at}: {other}"),
+            Ok(file) => {
+                let mut refused = 0;
+                for (id, values) in &rows {
+                    match file.get(*id, &mut out) {
+                        Ok(found) => assert!(found && out == *values, "byte {at}, id {id}"),
+                        Err(Error::Corrupt { offset, .. }) => {
+                            assert_eq!(offset as usize, at / 4096 * 4096);
+                            refused += 1;
+                        }
+                        Err(other) => panic!("byte {at}: {other}"),
+                    }
+                }
+                assert!(refused > 0 && refused < rows.len(), "byte {at}: a block costs its own rows: {refused}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_replaced_file_goes_with_its_last_reader() {
+    let disk = SimDisk::new(4);
+    let store = open(&disk);
+    let first = write(&store, tag(0, 9), &[(1, [1; 4])]);
+    store.replace_files(vec![first.clone()], &[]).unwrap();
+    let old = Arc::new(store.open_cold(&first).unwrap());
+    let reader = old.clone();
+    let second = write(&store, tag(0, 9), &[(1, [2; 4])]);
+    store.replace_files(vec![second.clone()], std::slice::from_ref(&first.name)).unwrap();
+    old.retire(store.disk().clone());
+    drop(old);
+    let mut out = [0; 4];
+    assert!(reader.get(1, &mut out).unwrap() && out == [1; 4]);
+    assert!(disk.list_names().contains(&first.name));
+    drop(reader);
+    assert!(!disk.list_names().contains(&first.name));
+    assert!(disk.list_names().contains(&second.name));
+}
+
+/// A file is written and named, then replaced by a merged one: with a crash at each step of the disk, what the manifest names is whole.
+#[test]
+fn a_crash_at_any_step_leaves_the_old_files_or_the_new_one() {
+    let all = posts(2_000);
+    let life = |disk: &SimDisk| -> store::Result<()> {
+        let store = Store::open(Arc::new(disk.clone()), StoreOptions::default())?;
+        let cut = all[1_000].0;
+        let mut entries: Vec<FileEntry> = Vec::new();
+        for (low, high, rows) in [(0, cut - 1, &all[..1000]), (cut, u64::MAX, &all[1000..])] {
+            let mut writer = store.begin_cold(tag(low, high), 4)?;
+            for (id, values) in rows {
+                writer.push(*id, values)?;
+            }
+            let entry = writer.finish()?.unwrap();
+            store.replace_files(vec![entry.clone()], &[])?;
+            entries.push(entry);
+        }
+        let mut writer = store.begin_cold(tag(0, u64::MAX), 4)?;
+        for (id, values) in &all {
+            writer.push(*id, values)?;
+        }
+        let merged = writer.finish()?.unwrap();
+        let old: Vec<String> = entries.iter().map(|e| e.name.clone()).collect();
+        let open: Vec<ColdFile> = entries.iter().map(|e| store.open_cold(e)).collect::<store::Result<_>>()?;
+        store.replace_files(vec![merged], &old)?;
+        open.iter().for_each(|file| file.retire(store.disk().clone()));
+        Ok(())
+    };
+    let mut seen = std::collections::BTreeSet::new();
+    for step in 0.. {
+        let disk = SimDisk::new(step);
+        disk.crash_after(Some(step));
+        let finished = life(&disk).is_ok();
+        let store = open(&disk.power_cut());
+        let files = store.cold_files();
+        let mut rows = 0;
+        for entry in &files {
+            let file = Arc::new(store.open_cold(entry).unwrap());
+            rows += file.head().rows;
+            let mut out = [0; 4];
+            for (id, values) in all.iter().filter(|(id, _)| (entry.tag.low..=entry.tag.high).contains(id)) {
+                assert!(file.get(*id, &mut out).unwrap() && out == *values, "step {step}");
+            }
+        }
+        seen.insert((files.len(), rows));
+        let report = check(&**store.disk()).unwrap();
+        assert!(report.findings.iter().all(|f| !f.text.contains("damaged")), "step {step}: {report:?}");
+        if finished {
+            break;
+        }
+    }
+    let all_states = [(0, 0), (1, 1000), (1, 2000), (2, 2000)];
+    assert_eq!(seen.into_iter().collect::<Vec<_>>(), all_states, "every state was met");
+}
