@@ -9,7 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub(crate) struct Budget {
     limit: AtomicU64,
     used: AtomicU64,
+    /// How many stretches there are: see [`Budget::stretch`].
+    stretched: AtomicU64,
 }
+
+/// A stretch is this part of the limit.
+const STRETCH: u64 = 16;
 
 /// Some bytes of a budget; given back when dropped.
 #[derive(Debug)]
@@ -20,7 +25,7 @@ pub(crate) struct Grant {
 
 impl Budget {
     pub(crate) fn new(limit: u64) -> Arc<Budget> {
-        Arc::new(Budget { limit: AtomicU64::new(limit), used: AtomicU64::new(0) })
+        Arc::new(Budget { limit: AtomicU64::new(limit), used: AtomicU64::new(0), stretched: AtomicU64::new(0) })
     }
 
     pub(crate) fn used(&self) -> u64 {
@@ -35,17 +40,34 @@ impl Budget {
         self.limit.store(limit, Relaxed);
     }
 
+    /// While the guard lives, a sixteenth more is granted: to those who are about to give back much more.
+    pub(crate) fn stretch(self: &Arc<Self>) -> Stretch {
+        self.stretched.fetch_add(1, Relaxed);
+        Stretch(self.clone())
+    }
+
     pub(crate) fn full(&self) -> Error {
         Error::Full { limit_bytes: self.limit() }
     }
 
     /// Grants `bytes`, or refuses with [`Error::Full`].
     pub(crate) fn take(self: &Arc<Self>, bytes: u64) -> Result<Grant, Error> {
-        let within = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.limit());
+        let spare = if self.stretched.load(Relaxed) > 0 { self.limit() / STRETCH } else { 0 };
+        let limit = self.limit().saturating_add(spare);
+        let within = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= limit);
         match self.used.fetch_update(Relaxed, Relaxed, within) {
             Ok(_) => Ok(Grant { budget: self.clone(), bytes }),
             Err(_) => Err(self.full()),
         }
+    }
+}
+
+/// See [`Budget::stretch`].
+pub(crate) struct Stretch(Arc<Budget>);
+
+impl Drop for Stretch {
+    fn drop(&mut self) {
+        self.0.stretched.fetch_sub(1, Relaxed);
     }
 }
 

@@ -28,6 +28,14 @@ pub enum Error {
         /// The limit, [`crate::Options::max_aside`].
         limit: usize,
     },
+    /// The row lies on a disk that cannot be read.
+    #[error("the row of {id} cannot be read: {why}")]
+    Unreadable {
+        /// The row's id.
+        id: u64,
+        /// What the disk said.
+        why: String,
+    },
     /// The schema has no such field.
     #[error("no field '{0}'")]
     NoField(String),

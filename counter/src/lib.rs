@@ -27,6 +27,8 @@ mod batch;
 mod bucket;
 #[cfg(not(loom))]
 mod budget;
+#[cfg(not(loom))]
+mod cold;
 mod error;
 mod key;
 mod layout;
@@ -61,6 +63,7 @@ pub use schema::{Alteration, Field, MAX_FIELDS, MAX_NAME_BYTES, MAX_ROW_BITS, Sc
 #[cfg(not(loom))]
 pub use {
     advise::{Advice, FieldAdvice},
+    cold::{Below, Spill},
     load::{LoadPart, LoadRange, Loader},
     read::Read,
     space::{Options, Space},

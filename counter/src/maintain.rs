@@ -39,6 +39,8 @@ const SMALL_ROWS: u64 = 1 << 16;
 const LOOSE: f64 = 0.8;
 const LOOSE_SMALL: f64 = 0.4;
 const _: () = assert!(LOOSE * GROW < 1.0 && LOOSE_SMALL * GROW_SMALL < 1.0);
+/// A table of so few slots is not made smaller.
+const LEAST_SLOTS: u64 = 4096;
 /// Rows of a table for ids far below all others.
 const STRAY_ROWS: u64 = 64;
 
@@ -132,6 +134,36 @@ impl Space {
             .map(|(low, plan)| Ok((low, Table::new(&plan, schema.clone(), self.seed, &self.budget)?)));
         let parts = parts.collect::<Result<Vec<_>, Error>>()?;
         Ok(self.ring.rewrite(low, parts).ok().map(|old| Rewrite { old, next_bucket: 0 }))
+    }
+
+    /// Rewrites the tables that begin in `low..=last` and are mostly empty, at once: their rows have gone below.
+    pub(crate) fn shrink(&self, low: u64, last: u64) -> Result<(), Error> {
+        // Until the old table is gone the new one needs memory, and there may be none left.
+        let _more = self.budget.stretch();
+        let mut rewriting = self.rewriting.lock();
+        if let Some(rewrite) = &mut *rewriting {
+            while !self.move_rows(rewrite, usize::MAX)? {}
+        }
+        *rewriting = None;
+        let lows: Vec<u64> = {
+            let tables = self.ring.load();
+            let within = |e: &&Entry<Table>| (low..=last).contains(&e.slot().low()) && e.slot().last() < u64::MAX;
+            let roomy = |e: &&Entry<Table>| e.table().rows() * 2 < e.table().slots() && e.table().slots() > LEAST_SLOTS;
+            tables.entries().iter().filter(within).filter(roomy).map(|e| e.slot().low()).collect()
+        };
+        for low in lows {
+            let tables = self.ring.load();
+            let Some(entry) = tables.find(low).filter(|e| e.slot().low() == low) else { continue };
+            let rows = (entry.table().rows() * 3 / 2).max(STRAY_ROWS);
+            let plan = Plan::new(&self.schema(), low, entry.slot().last(), rows);
+            let table = Table::new(&plan, self.schema(), self.seed, &self.budget)?;
+            drop(tables);
+            let Ok(old) = self.ring.rewrite(low, vec![(low, table)]) else { continue };
+            let rewrite = rewriting.insert(Rewrite { old, next_bucket: 0 });
+            while !self.move_rows(rewrite, usize::MAX)? {}
+            *rewriting = None;
+        }
+        Ok(())
     }
 
     fn reason(&self, entry: &Entry<Table>) -> Option<Reason> {

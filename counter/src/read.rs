@@ -15,6 +15,8 @@ pub struct Read<'a> {
     pub(crate) space: &'a Space,
     pub(crate) shape: Guard<Arc<Shape>>,
     pub(crate) tables: Guard<Arc<Tables<Table>>>,
+    /// Whether rows that are not in memory count.
+    pub(crate) below: bool,
 }
 
 /// Whether a miss in this entry is final. (A roll may have moved the entry's end below `id` since the snapshot was taken.)
@@ -25,7 +27,7 @@ pub(crate) fn is_current(entry: &Entry<Table>, id: u64) -> bool {
 
 impl<'a> Read<'a> {
     pub(crate) fn new(space: &'a Space) -> Read<'a> {
-        Read { space, shape: space.shape.load(), tables: space.ring.load() }
+        Read { space, shape: space.shape.load(), tables: space.ring.load(), below: true }
     }
 
     /// The schema by which this view answers.
@@ -33,9 +35,31 @@ impl<'a> Read<'a> {
         &self.shape.schema
     }
 
-    /// Runs `inside` on the row of `id` in a table (maybe several times, the last counts), or `aside` on its values in the aside.
-    fn look<R>(&mut self, id: u64, mut inside: impl FnMut(Row<'_>) -> R, aside: impl FnOnce(&[i64]) -> R) -> Option<R> {
-        if let Some(result) = self.space.aside.read(id, |row| aside(&row.values)) {
+    /// From here on only rows in memory count.
+    pub(crate) fn leave_out_below(&mut self) {
+        self.below = false;
+    }
+
+    /// Whether the row is in memory.
+    pub(crate) fn in_memory(&mut self, id: u64) -> bool {
+        self.below = false;
+        self.exists(id)
+    }
+
+    /// Whether a row that was missed in memory may lie below the line. To be asked after the miss (D1).
+    #[inline(always)]
+    pub(crate) fn may_lie_below(&self, id: u64) -> bool {
+        self.below && id < self.space.cold_end()
+    }
+
+    /// Runs `inside` on the row of `id` in a table (maybe several times, the last counts), or `values` on its values in the aside or below.
+    fn look<R>(
+        &mut self,
+        id: u64,
+        mut inside: impl FnMut(Row<'_>) -> R,
+        mut values: impl FnMut(&[i64]) -> R,
+    ) -> Option<R> {
+        if let Some(result) = self.space.aside.read(id, |row| values(&row.values)) {
             return Some(result);
         }
         loop {
@@ -49,7 +73,7 @@ impl<'a> Read<'a> {
                 return Some(result);
             }
             if is_current(entry, id) {
-                return None;
+                return if self.may_lie_below(id) { self.space.look_below(id, values) } else { None };
             }
             self.tables = self.space.ring.load();
         }

@@ -8,6 +8,7 @@
 //! Reads are in read.rs, writes in write.rs, background work in maintain.rs; this file has what they share.
 
 use crate::budget::{Budget, Grant};
+use crate::cold::{Below, Tombs};
 use crate::maintain::Rewrite;
 use crate::plan::Plan;
 use crate::read::Read;
@@ -17,8 +18,8 @@ use crate::{Error, Field};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use rolling::{Aside, Frontier, Ring};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 /// The first table of a space, when nothing is known of its ids, is made for so many rows; each later one for up to
 /// [`GROWTH`] times the one before.
@@ -100,6 +101,11 @@ pub struct Space {
     pub(crate) stirred: AtomicBool,
     /// Serialises changes of the schema.
     altering: Mutex<()>,
+    /// Who keeps rows that are not in memory, once there is somebody.
+    pub(crate) below: OnceLock<Box<dyn Below>>,
+    /// Ids below this may have their rows there. Rises before any row leaves.
+    pub(crate) cold_end: AtomicU64,
+    pub(crate) tombs: Tombs,
 }
 
 impl Space {
@@ -124,6 +130,9 @@ impl Space {
             rewriting: Mutex::new(None),
             stirred: AtomicBool::new(false),
             altering: Mutex::new(()),
+            below: OnceLock::new(),
+            cold_end: AtomicU64::new(0),
+            tombs: Tombs::default(),
         })
     }
 

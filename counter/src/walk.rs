@@ -4,7 +4,7 @@
 //! move (aside, drained table, table), and walked again if its table was replaced while it was walked. So a row that lives through the
 //! walk is visited at least once, maybe twice, each time as it was at one moment.
 
-use crate::space::Space;
+use crate::space::{Shape, Space};
 use crate::table::Table;
 
 impl Space {
@@ -15,9 +15,17 @@ impl Space {
     }
 
     /// [`Space::for_each`] for the ids of `low..=last`.
-    pub fn for_each_in(&self, low: u64, last: u64, mut f: impl FnMut(u64, &[i64])) {
+    pub fn for_each_in(&self, low: u64, last: u64, f: impl FnMut(u64, &[i64])) {
         let shape = self.shape.load_full();
-        let width = shape.schema.width();
+        self.walk(&shape, shape.schema.width(), low, last, f);
+    }
+
+    /// The ids alone.
+    pub(crate) fn walk_ids(&self, low: u64, last: u64, mut f: impl FnMut(u64)) {
+        self.walk(&self.shape.load_full(), 0, low, last, |id, _| f(id));
+    }
+
+    fn walk(&self, shape: &Shape, width: usize, low: u64, last: u64, mut f: impl FnMut(u64, &[i64])) {
         let mut row = vec![0; width];
         self.aside.for_each(|id, aside| {
             if (low..=last).contains(&id) {

@@ -5,6 +5,7 @@
 //! its memory is mapped, not touched.
 
 use crate::Error;
+use crate::cold::BelowRow;
 use crate::plan::{self, Plan};
 use crate::space::{AsideRow, FIRST_ROWS, GROWTH, Space};
 use crate::table::{Table, hash_of};
@@ -67,6 +68,8 @@ enum Stop {
     Error(Error),
     /// The newest table (with this lowest id) has no place for the id: a further one must be opened.
     Outside(u64),
+    /// The row must be read from below first.
+    Below,
 }
 
 impl From<Error> for Stop {
@@ -145,33 +148,59 @@ impl Space {
 
     /// Deletes a row; whether there was one.
     pub fn delete(&self, id: u64) -> bool {
-        let mut was = false;
-        // A deletion needs no memory, and an id that is too far ahead has no row.
-        // Nobody may be refused a deletion for an id that is too far ahead.
-        let _ = self.write_as(
-            Origin::Log,
-            id,
-            &mut was,
-            |table, was| {
-                if let Some(at) = table.locate(id) {
-                    table.delete(id, at);
-                    *was = true;
-                }
-                Ok(())
-            },
-            |row, was| {
-                *was |= row.is_some();
-                Ok(None)
-            },
-        );
-        was
+        self.delete_as(Origin::Client, id)
+    }
+
+    fn delete_as(&self, origin: Origin, id: u64) -> bool {
+        loop {
+            let (mut was, mut to_fetch) = (false, false);
+            // A deletion needs no memory, and an id that is too far ahead has no row: nobody may be refused one for that.
+            let _ = self.write_as(
+                Origin::Log,
+                id,
+                &mut (&mut was, &mut to_fetch),
+                |table, (was, to_fetch)| {
+                    let at = table.locate(id);
+                    **was = at.is_some();
+                    if id < self.cold_end() {
+                        if at.is_none() && origin == Origin::Client {
+                            match self.below_at_hand(id) {
+                                BelowRow::Absent => return Ok(()),
+                                BelowRow::Found(_) => **was = true,
+                                BelowRow::ToFetch => {
+                                    **to_fetch = true;
+                                    return Ok(());
+                                }
+                            }
+                        }
+                        // Before the row goes, so that nobody sees what lies below (D2).
+                        self.tombs.add(id);
+                    }
+                    if let Some(at) = at {
+                        table.delete(id, at);
+                    }
+                    Ok(())
+                },
+                |row, (was, _)| {
+                    **was |= row.is_some();
+                    Ok(None)
+                },
+            );
+            if !to_fetch {
+                return was;
+            }
+            if self.fetch_below(id).is_err() {
+                // It has been reported, and nothing has changed.
+                return false;
+            }
+        }
     }
 
     /// Makes the row what it says, or nothing: replay. A shorter row is filled up with zeros, values at dropped positions are ignored.
     /// Idempotent, and independent of order between ids: bounds on early ids do not hold here, what was accepted once is accepted again.
     pub fn put(&self, id: u64, row: Option<&[i64]>) -> Result<(), Error> {
         let Some(row) = row else {
-            self.delete(id);
+            self.delete_as(Origin::Log, id);
             return Ok(());
         };
         let shape = self.shape.load();
@@ -220,7 +249,7 @@ impl Space {
     ) -> Result<(), Error> {
         let state = std::cell::RefCell::new(state);
         let inside =
-            |row: Option<&AsideRow>| self.write_inside(id, row, |table| inside(table, &mut state.borrow_mut()));
+            |row: Option<&AsideRow>| self.write_inside(origin, id, row, |table| inside(table, &mut state.borrow_mut()));
         let ahead = |entry: &mut Option<AsideRow>| {
             match ahead(entry.as_ref(), &mut state.borrow_mut())? {
                 None => *entry = None,
@@ -267,8 +296,9 @@ impl Space {
     }
 
     /// One write to the table that covers `id`, after storing there what the aside had of it.
-    pub(crate) fn write_inside(
+    fn write_inside(
         &self,
+        origin: Origin,
         id: u64,
         aside: Option<&AsideRow>,
         mut f: impl FnMut(&Table) -> Result<(), Error>,
@@ -282,6 +312,10 @@ impl Space {
                     let living = self.shape.load().living;
                     let cells = row.values.iter().copied().enumerate();
                     table.store(id, None, cells.filter(|&(field, value)| value != 0 && living >> field & 1 == 1))?;
+                }
+                // A log tells whole rows.
+                if origin == Origin::Client && id < self.cold_end() && table.locate(id).is_none() {
+                    self.take_from_below(table, id)?;
                 }
                 f(table)?;
                 Ok(self.is_due(entry))
@@ -299,12 +333,28 @@ impl Space {
                 }
                 Some(Err(Stop::Error(error))) => return Err(error),
                 Some(Err(Stop::Outside(newest_low))) => self.open_for(newest_low, id)?,
+                Some(Err(Stop::Below)) => self.fetch_below(id)?,
             }
         }
     }
 
     fn is_used_up(&self, id: u64) -> bool {
         self.ring.load().find(id).is_some_and(|entry| entry.table().is_used_up())
+    }
+
+    /// Stores what lies below the line of a row that is not in memory.
+    #[cold]
+    fn take_from_below(&self, table: &Table, id: u64) -> Result<(), Stop> {
+        match self.below_at_hand(id) {
+            BelowRow::Absent => {}
+            BelowRow::ToFetch => return Err(Stop::Below),
+            BelowRow::Found(row) => {
+                let shape = self.shape.load();
+                let cells = shape.schema.living().map(|(field, _)| (field, row[field]));
+                table.store(id, None, cells.filter(|cell| cell.1 != 0))?;
+            }
+        }
+        Ok(())
     }
 
     /// The table in which `id` is written: the entry's, after moving the row there if the entry is draining another.
@@ -455,7 +505,7 @@ impl Space {
 
     /// Moves some rows that the frontier has reached; how many.
     pub(crate) fn drain_aside(&self) -> usize {
-        self.aside.drain(&self.frontier, |id, row| self.write_inside(id, Some(row), |_| Ok(())).is_ok())
+        self.aside.drain(&self.frontier, |id, row| self.write_inside(Origin::Log, id, Some(row), |_| Ok(())).is_ok())
     }
 }
 

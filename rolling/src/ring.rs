@@ -298,6 +298,14 @@ impl<T> Ring<T> {
         Ok(old.slot)
     }
 
+    /// Waits until every writer of `low..=last` that is inside now has left: whoever comes after this sees what was written before it.
+    pub fn barrier(&self, low: u64, last: u64) {
+        let _structure = self.structure.lock();
+        for entry in self.load().entries.iter().filter(|e| e.slot.low <= last && low <= e.slot.last()) {
+            entry.slot.stripes.iter().for_each(|stripe| drop(stripe.lock()));
+        }
+    }
+
     /// Ends the rewrite of `old`: its rows have all moved, readers need not look there any more.
     pub fn finish(&self, old: &Slot<T>) {
         let _structure = self.structure.lock();

@@ -1,0 +1,207 @@
+//! Rows that are not in memory: below a line, somebody else keeps them, and this file asks.
+//!
+//! ```text
+//!   read:   aside -> drained table -> table -> [below the line: tombs -> Below::get]
+//!   write:  under the row's stripe: is it in a table? else, below the line, what Below::at_hand has of it is stored there first
+//!   spill:  line rises, barrier -> sorted walk -> Below publishes a file -> rows that are as in the file leave the tables
+//! ```
+//!
+//! What is in a table is newer than what lies below. So the tables of a range that was spilled are the *overlay* of its
+//! file: rows that were changed since. A spill of such a range merges the two; there is no second mechanism.
+//!
+//! **D1** A row leaves a table only after `Below` answers for it, and under its stripe; a reader asks `Below` only after it has missed the
+//! row in the tables. So nobody misses it. **D2** A row that was deleted above the line leaves a *tomb*, which says that what lies below
+//! is dead; it is put there before the row goes, and taken away by the next spill of its range, which leaves the row out. **D3** A deletion
+//! that began before a spill's walk is over before the walk begins (the barrier); one that began later leaves a tomb of a later epoch,
+//! which that spill does not take away.
+
+use crate::Error;
+use crate::space::Space;
+use crate::table::hash_of;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+
+/// Who keeps the rows below the line. All methods may be called from any thread.
+pub trait Below: Send + Sync {
+    /// Fills `out` with the row's values by position (missing ones with 0), if there is such a row. May take as long as a read of the disk. What
+    /// cannot be read is reported elsewhere, and is no row here.
+    fn get(&self, id: u64, out: &mut [i64]) -> bool;
+
+    /// The same for a writer who holds locks: what is in memory, and not outdated. `None`: it must be [fetched](Below::fetch) first.
+    fn at_hand(&self, id: u64, out: &mut [i64]) -> Option<bool>;
+
+    /// Reads the row, so that this thread's next [`Below::at_hand`] has it.
+    fn fetch(&self, id: u64) -> Result<(), Error>;
+}
+
+/// Ids whose rows below the line are dead, with the epoch in which they died. See D2.
+#[derive(Default)]
+pub(crate) struct Tombs {
+    ids: Mutex<BTreeMap<u64, u64>>,
+    len: AtomicUsize,
+    epoch: AtomicU64,
+}
+
+/// What one tomb is counted as: two numbers, and its share of the tree's nodes.
+const TOMB_BYTES: u64 = 24;
+
+impl Tombs {
+    pub(crate) fn holds(&self, id: u64) -> bool {
+        self.len.load(SeqCst) > 0 && self.ids.lock().contains_key(&id)
+    }
+
+    pub(crate) fn add(&self, id: u64) {
+        let mut ids = self.ids.lock();
+        ids.insert(id, self.epoch.load(SeqCst));
+        self.len.store(ids.len(), SeqCst);
+    }
+
+    fn remove(&self, low: u64, last: u64, up_to: u64) {
+        let mut ids = self.ids.lock();
+        let dead: Vec<u64> = ids.range(low..=last).filter(|&(_, &epoch)| epoch <= up_to).map(|(&id, _)| id).collect();
+        for id in dead {
+            ids.remove(&id);
+        }
+        self.len.store(ids.len(), SeqCst);
+    }
+}
+
+/// A spill under way: of a range of ids, by [`Space::begin_spill`].
+#[derive(Debug)]
+pub struct Spill {
+    /// The lowest id.
+    pub low: u64,
+    /// The highest id, inclusive.
+    pub last: u64,
+    /// Values per row.
+    pub width: usize,
+    /// Ids that were in memory when it began, rising.
+    pub ids: Vec<u64>,
+    /// Tombs of this epoch and earlier ones are taken into account.
+    epoch: u64,
+}
+
+impl Space {
+    /// From now on rows may be kept by `below`: those of the ids below `end`, for which it answers already. Once per space.
+    pub fn attach(&self, below: Box<dyn Below>, end: u64) {
+        assert!(self.below.set(below).is_ok(), "a space is attached once");
+        self.cold_end.fetch_max(end, SeqCst);
+    }
+
+    /// Ids below this may have their rows elsewhere; 0 if none have.
+    #[inline]
+    pub fn cold_end(&self) -> u64 {
+        self.cold_end.load(SeqCst)
+    }
+
+    /// Whether the row of `id`, if there is one, must be asked for below the line.
+    pub fn is_cold(&self, id: u64) -> bool {
+        id < self.cold_end() && !self.read().in_memory(id) && !self.tombs.holds(id)
+    }
+
+    /// Deleted ids whose rows may still be below the line, in a range.
+    pub fn tombs_in(&self, low: u64, last: u64) -> Vec<u64> {
+        if self.tombs.len.load(SeqCst) == 0 {
+            return Vec::new();
+        }
+        self.tombs.ids.lock().range(low..=last).map(|(&id, _)| id).collect()
+    }
+
+    /// How many there are, and their bytes.
+    pub fn tombs(&self) -> (u64, u64) {
+        let n = self.tombs.len.load(SeqCst) as u64;
+        (n, n * TOMB_BYTES)
+    }
+
+    /// What lies below of `id`, for a reader who missed it in memory.
+    #[cold]
+    pub(crate) fn look_below<R>(&self, id: u64, f: impl FnOnce(&[i64]) -> R) -> Option<R> {
+        if self.tombs.holds(id) {
+            return None;
+        }
+        let mut row = [0; 64];
+        let found = self.below.get()?.get(id, &mut row);
+        found.then(|| f(&row[..self.shape.load().schema.width()]))
+    }
+
+    /// For a writer who holds the row's stripe and has not found it in a table: its values below the line, if it has any there.
+    pub(crate) fn below_at_hand(&self, id: u64) -> BelowRow {
+        if id >= self.cold_end() || self.tombs.holds(id) {
+            return BelowRow::Absent;
+        }
+        let Some(below) = self.below.get() else { return BelowRow::Absent };
+        let mut row = [0; 64];
+        match below.at_hand(id, &mut row) {
+            None => BelowRow::ToFetch,
+            Some(false) => BelowRow::Absent,
+            Some(true) => BelowRow::Found(row),
+        }
+    }
+
+    pub(crate) fn fetch_below(&self, id: u64) -> Result<(), Error> {
+        self.below.get().map_or(Ok(()), |below| below.fetch(id))
+    }
+
+    /// Begins to spill the rows of `low..=last`, which the newest table must not cover. From here on deletions in the range leave tombs.
+    /// One at a time per space.
+    pub fn begin_spill(&self, low: u64, last: u64) -> Spill {
+        assert!(last < u64::MAX, "the newest table is not spilled");
+        let epoch = self.tombs.epoch.fetch_add(1, SeqCst);
+        self.cold_end.fetch_max(last + 1, SeqCst);
+        self.ring.barrier(low, last);
+        let mut ids = Vec::new();
+        self.walk_ids(low, last, |id| ids.push(id));
+        ids.sort_unstable();
+        ids.dedup();
+        Spill { low, last, width: self.schema().width(), ids, epoch }
+    }
+
+    /// The rows of some of the spill's ids as they are now: `found` says which still exist; the others were deleted.
+    pub fn spill_rows(&self, ids: &[u64], rows: &mut Vec<i64>, found: &mut Vec<bool>) {
+        let mut read = self.read();
+        read.leave_out_below();
+        read.get_batch(ids, rows, found);
+    }
+
+    /// Whether a row that lies below the line, and is not among the spill's ids, goes into the new file.
+    pub fn spill_keeps(&self, id: u64) -> bool {
+        !self.tombs.holds(id)
+    }
+
+    /// `Below` answers with the new file: rows that are in memory as they are in the file need not stay. `rows`: some of the file's.
+    pub fn drop_spilled(&self, ids: &[u64], rows: &[i64], width: usize) -> usize {
+        let mut dropped = 0;
+        let shape = self.shape.load_full();
+        for (&id, row) in ids.iter().zip(rows.chunks(width.max(1))) {
+            let written = self.ring.write(id, hash_of(id), |entry| {
+                for table in [entry.drains().map(rolling::Slot::table), Some(entry.table())].into_iter().flatten() {
+                    let Some(at) = table.locate(id) else { continue };
+                    let now = table.row(at, id);
+                    let same = |(field, _)| now.value(field) == row.get(field).copied().unwrap_or(0);
+                    if shape.schema.living().all(same) {
+                        table.delete(id, at);
+                        return true;
+                    }
+                }
+                false
+            });
+            dropped += usize::from(written == Some(true));
+        }
+        dropped
+    }
+
+    /// The spill is over: its tombs go, and its tables give back the memory that they do not need any more.
+    pub fn end_spill(&self, spill: &Spill) -> Result<(), Error> {
+        self.tombs.remove(spill.low, spill.last, spill.epoch);
+        self.shrink(spill.low, spill.last)
+    }
+}
+
+/// What a writer finds below the line.
+pub(crate) enum BelowRow {
+    Absent,
+    Found([i64; 64]),
+    /// It must be read first, without locks.
+    ToFetch,
+}
