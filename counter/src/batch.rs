@@ -145,7 +145,8 @@ impl Read<'_> {
         let first = found.len();
         found.extend((0..ids.len()).map(|i| hits >> i & 1 == 1));
         for (i, &id) in ids.iter().enumerate() {
-            if hits >> i & 1 == 0 && (!entries[i].is_some_and(|entry| is_current(entry, id)) || self.may_lie_below(id)) {
+            if hits >> i & 1 == 0 && (!entries[i].is_some_and(|entry| is_current(entry, id)) || self.may_lie_below(id))
+            {
                 unsure |= 1 << i;
             }
         }

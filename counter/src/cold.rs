@@ -83,10 +83,20 @@ pub struct Spill {
 }
 
 impl Space {
-    /// From now on rows may be kept by `below`: those of the ids below `end`, for which it answers already. Once per space.
-    pub fn attach(&self, below: Box<dyn Below>, end: u64) {
+    /// From now on rows may be kept by `below`: those of the ids below `end`, for which it answers already; `newest`: the first and the last
+    /// one of its newest rows. Once per space, before any row comes.
+    pub fn attach(&self, below: Box<dyn Below>, end: u64, newest: Option<(u64, u64)>) {
         assert!(self.below.set(below).is_ok(), "a space is attached once");
         self.cold_end.fetch_max(end, SeqCst);
+        if let Some((first, last)) = newest {
+            // A cold id that is written is not far ahead, though no table knows of it.
+            self.frontier.adopt(Some(last), (last - first) / 4);
+        }
+    }
+
+    /// Whether that has been done.
+    pub fn is_attached(&self) -> bool {
+        self.below.get().is_some()
     }
 
     /// Ids below this may have their rows elsewhere; 0 if none have.
@@ -106,6 +116,13 @@ impl Space {
             return Vec::new();
         }
         self.tombs.ids.lock().range(low..=last).map(|(&id, _)| id).collect()
+    }
+
+    /// What lies below of `id` is dead: recovery.
+    pub fn bury(&self, id: u64) {
+        if id < self.cold_end() {
+            self.tombs.add(id);
+        }
     }
 
     /// How many there are, and their bytes.

@@ -67,6 +67,6 @@ pub use {
     load::{LoadPart, LoadRange, Loader},
     read::Read,
     space::{Options, Space},
-    stats::TableStats,
+    stats::{RangeStats, TableStats},
     write::{Bounds, Change},
 };

@@ -52,6 +52,19 @@ pub struct TableStats {
     pub draining_rows: u64,
 }
 
+/// What [`Space::ranges`] says of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RangeStats {
+    /// The lowest id of its range.
+    pub low: u64,
+    /// The highest (inclusive).
+    pub last: u64,
+    /// Rows in memory.
+    pub rows: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
 impl Space {
     /// Statistics of all tables, oldest first. Looks at some hundred buckets of each.
     pub fn tables(&self) -> Vec<TableStats> {
@@ -69,6 +82,22 @@ impl Space {
             TableStats { low: entry.slot().low(), last: entry.slot().last(), draining_rows, ..stats }
         });
         stats.collect()
+    }
+
+    /// The id ranges of all tables, oldest first, with what is in memory of each: cheap, for those who look often.
+    pub fn ranges(&self) -> Vec<RangeStats> {
+        let range = |entry: &rolling::Entry<Table>| RangeStats {
+            low: entry.slot().low(),
+            last: entry.slot().last(),
+            rows: entry.table().rows() + entry.drains().map_or(0, |old| old.table().rows()),
+            bytes: entry.table().bucket_bytes() + entry.table().aux_size().1,
+        };
+        self.ring.load().entries().iter().map(range).collect()
+    }
+
+    /// Rows after which a table rolls.
+    pub fn rows_per_table(&self) -> u64 {
+        self.rows_per_table
     }
 
     /// Rows that wait far ahead of all others.

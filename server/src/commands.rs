@@ -8,6 +8,7 @@ mod ahead;
 mod bloom;
 pub(crate) mod channels;
 mod client;
+mod cold;
 mod command;
 mod config;
 mod counter;
@@ -27,12 +28,13 @@ mod set;
 mod string;
 pub(crate) mod transaction;
 
+pub(crate) use cold::ask as ask_cold;
 pub(crate) use command::key_positions;
 pub(crate) use refusal::{Printable, Refusal, refuse};
 
 use crate::acl::{Access, Request, categories as categories_of};
 use crate::clients::{Client, Kind};
-use crate::engines::{CounterSpace, ExistenceSpace, KeyRef, Page, Seen};
+use crate::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef, Page, Seen};
 use crate::node::Node;
 use crate::pause::Paused;
 use crate::resp::{Args, Protocol, Reply};
@@ -629,7 +631,7 @@ fn run(
     {
         note_time(spec, args, began.elapsed(), session, node);
     }
-    outcome
+    outcome.and_then(|()| readable(node))
 }
 
 /// For SLOWLOG and LATENCY.
@@ -683,6 +685,18 @@ fn spoil(args: Args<'_>, session: &mut Session, refusal: Refusal) -> Refusal {
     let text = refusal.text();
     let reason = text.iter().position(|&b| b == b' ').map_or(text, |at| &text[at + 1..]);
     Refusal::new([b"EXECABORT Transaction discarded because of: ", reason].concat())
+}
+
+/// Whether all rows that a command asked for could be read. A row that could not looked like none.
+#[inline]
+fn readable(node: &Node) -> Outcome {
+    if !node.engines.get().is_some_and(Engines::has_cold) {
+        return Ok(());
+    }
+    match crate::cold::take_failures().first() {
+        None => Ok(()),
+        Some((id, why)) => Err(refuse!("ERR the row of {id} cannot be read: {why}")),
+    }
 }
 
 /// Checks the number of arguments and steps down to the subcommand; gives its number, too, or 0 if there is none.

@@ -269,6 +269,18 @@ section! {
 }
 
 section! {
+    /// Rows of old posts on the disk: tables of a counter space that reaches its memory limit.
+    Spill {
+        /// Most bytes of memory for rows that were read from the disk.
+        cache_bytes: u64 = 64 << 20,
+        /// Threads that read from the disk: as many reads as the disk serves well at a time.
+        read_threads: usize = 16,
+        /// Most bytes per second that merging writes to the disk; 0 means as fast as it goes. Spilling when memory runs short is never slowed down.
+        merge_bytes_per_s: u64 = 32 << 20,
+    }
+}
+
+section! {
     /// A counter space: one 64-bit id -> several counters, packed to the bit.
     Counter {
         /// Its name in commands (`CNT.GET post 17`) and in views and actions.
@@ -280,12 +292,12 @@ section! {
         rows: String = String::new(),
         /// Keys of single counters, for the string commands (`INCR post:17:like`). Empty: cells have no keys.
         cells: String = String::new(),
-        /// Whether old tables move to the disk. A space that does not spill stays in memory, up to its limit.
+        /// Whether the oldest tables move to the disk when the space nears its memory limit. A space that does not spill stays in memory.
         spill: bool = true,
         /// Rows that a table is made for. A table is allocated when its range begins to be used, not before. A row takes its bits
         /// plus about 3.5 bytes for its id and empty slots.
         rows_per_table: u64 = 1 << 20,
-        /// Most bytes of memory for this space's tables; beyond it, writes of new rows are refused with an OOM error.
+        /// Most bytes of memory for this space's tables; beyond it, when nothing can be spilled, writes of new rows are refused with an OOM error.
         memory_limit_bytes: u64 = 1 << 30,
         /// An id further than this above the highest one is refused ("ERR key too big"); 0 means never.
         max_ahead: u64 = 0,
@@ -360,6 +372,8 @@ pub struct Config {
     pub security: Security,
     /// `[replication]`
     pub replication: Replication,
+    /// `[spill]`
+    pub spill: Spill,
     /// `[[counter]]`
     pub counter: Vec<Counter>,
     /// `[[existence]]`
@@ -385,6 +399,7 @@ impl Default for Config {
             durability: Durability::default(),
             security: Security::default(),
             replication: Replication::default(),
+            spill: Spill::default(),
             counter: vec![
                 Counter {
                     name: text("post"),
@@ -418,6 +433,7 @@ pub(crate) const SECTIONS: &[(&str, &[Key])] = &[
     ("server", Server::KEYS),
     ("durability", Durability::KEYS),
     ("security", Security::KEYS),
+    ("spill", Spill::KEYS),
     ("replication", Replication::KEYS),
 ];
 
@@ -543,6 +559,7 @@ impl Config {
         print_section(&mut out, "[durability]", Durability::ABOUT, Durability::KEYS, &self.durability, true);
         print_section(&mut out, "[security]", Security::ABOUT, Security::KEYS, &self.security, true);
         print_section(&mut out, "[replication]", Replication::ABOUT, Replication::KEYS, &self.replication, true);
+        print_section(&mut out, "[spill]", Spill::ABOUT, Spill::KEYS, &self.spill, true);
         for (i, item) in self.counter.iter().enumerate() {
             print_section(&mut out, "[[counter]]", Counter::ABOUT, Counter::KEYS, item, i == 0);
         }

@@ -30,6 +30,8 @@ const KEPT_BYTES: usize = 1 << 20;
 const KEPT_INPUT_BYTES: usize = 2 << 10;
 /// Reads in a row before the other clients of the worker get their turn.
 const TURNS_IN_A_ROW: usize = 8;
+/// How often a writer looks whether a space that is nearly full has room again.
+const ROOM_EVERY: Duration = Duration::from_millis(2);
 
 /// A worker's buffers.
 struct Buffers {
@@ -128,7 +130,7 @@ impl Connection {
                 return Poll::Ready(());
             }
             if let Some(stalled) = &mut self.talk.stalled {
-                ready!(stalled.as_mut().poll(cx));
+                self.talk.pins = ready!(stalled.as_mut().poll(cx));
                 self.talk.stalled = None;
             }
             let Session { client, .. } = &self.talk.session;
@@ -173,6 +175,9 @@ impl Connection {
                 let node = self.node.clone();
                 let may_go: MayGo = Box::pin(async move {
                     if wrote {
+                        while node.engines.is_spilling() && !node.stop.is_stopped() {
+                            tokio::time::sleep(ROOM_EVERY).await;
+                        }
                         node.durability.replies_may_go(ticket).await?;
                     }
                     match asked {
@@ -204,7 +209,9 @@ impl Connection {
     /// the first one is not safe yet.
     fn must_hold(&self, ticket: store::Ticket) -> bool {
         let durability = &self.node.durability;
-        (durability.holds_replies() && durability.committer().durable() < ticket) || durability.is_crowded()
+        (durability.holds_replies() && durability.committer().durable() < ticket)
+            || durability.is_crowded()
+            || self.node.engines.is_spilling()
     }
 
     fn tallies(&self) -> &crate::node::Tallies {

@@ -246,6 +246,11 @@ impl State<'_> {
                 Mark::Loose { space, id } => self.loose.push((space, id)),
                 Mark::Row { space, id } => {
                     if let Some(s) = self.engines.counter_by_number(space) {
+                        if s.is_cold(id) && !s.cold().can_read(id) {
+                            // It went to the disk as it is since it was marked, and the log knows a state of it. It has not been deleted.
+                            tracing::error!("the row of {id} in space '{}' is not logged: it cannot be read", s.name());
+                            continue;
+                        }
                         self.commit.row(space, id, s.schema().width(), |values| s.get(id, values));
                     }
                 }
@@ -434,11 +439,12 @@ pub(crate) fn recover(
     // The catalogue comes first: in the snapshot, or as the first record of the log. Later ones tell what changed.
     let parts = &durability.parts;
     let mut known = Catalogue::default();
-    let mut engines = Engines::empty(durability.clone());
+    let mut engines = Engines::empty(config, durability.clone());
     let learn = |engines: &mut Engines, told: &Catalogue| -> Result<(), RecoverError> {
         // That the configuration lacks none of its spaces.
         told.completed(config)?;
         engines.extend(config, told)?;
+        engines.attach_cold(&store)?;
         engines.lift_limits();
         Ok(())
     };
@@ -480,6 +486,7 @@ pub(crate) fn recover(
     if known == Catalogue::default() || !follows {
         engines.extend(config, &engines.catalogue().completed(config)?)?;
     }
+    engines.attach_cold(&store)?;
     engines.connect(config)?;
     let mut batch = Batch::new();
     for space in engines.retie(|number| !before.contains(&number)) {

@@ -17,6 +17,7 @@ pub(crate) use write::Seen;
 pub use write::{AlterError, WriteError};
 
 use crate::catalogue::Catalogue;
+use crate::cold::{Cold, ColdSpace};
 use crate::durability::Durability;
 use crate::keys::{Kind, Match, Pattern};
 use crate::watch::Watches;
@@ -32,6 +33,9 @@ pub struct CounterSpace {
     space: counter::Space,
     /// Fields that flags are tied to: position, and index of the existence space.
     tied: Vec<(usize, usize)>,
+    /// Whether old tables move to the disk.
+    spills: bool,
+    cold: Arc<ColdSpace>,
 }
 
 impl CounterSpace {
@@ -43,6 +47,16 @@ impl CounterSpace {
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whether old tables move to the disk when memory runs short.
+    pub fn spills(&self) -> bool {
+        self.spills
+    }
+
+    /// Its rows on the disk.
+    pub(crate) fn cold(&self) -> &Arc<ColdSpace> {
+        &self.cold
     }
 }
 
@@ -182,6 +196,7 @@ pub struct Engines {
     patterns: Vec<(Pattern, Kind, usize)>,
     durability: Arc<Durability>,
     pub(crate) watches: Watches,
+    pub(crate) cold: Arc<Cold>,
     /// But for schemas and ties, which the spaces themselves know.
     catalogue: Catalogue,
 }
@@ -294,6 +309,40 @@ impl Engines {
     #[inline]
     pub fn durability(&self) -> &Durability {
         &self.durability
+    }
+
+    /// The cold files that the store's manifest names answer from now on, for spaces that do not have theirs yet.
+    pub(crate) fn attach_cold(&self, store: &store::Store) -> store::Result<()> {
+        for space in &self.counters {
+            space.cold.attach(space, store)?;
+        }
+        Ok(())
+    }
+
+    /// Whether any row may lie on the disk.
+    #[inline]
+    pub(crate) fn has_cold(&self) -> bool {
+        self.counters.iter().any(|space| space.cold_end() > 0)
+    }
+
+    /// Whether writers are to wait, as a space is nearly full and will soon be less so.
+    #[inline]
+    pub(crate) fn is_spilling(&self) -> bool {
+        self.counters.iter().any(|space| {
+            space.memory_bytes() > space.memory_limit_bytes() / 32 * 31
+                && space.spills
+                && !space.cold.stuck.load(Relaxed)
+        })
+    }
+
+    /// The counter spaces of a view.
+    pub(crate) fn sources(&self, view: &View) -> impl Iterator<Item = &CounterSpace> {
+        view.sources.iter().map(|&space| &self.counters[space])
+    }
+
+    /// The counter space of an action.
+    pub(crate) fn counter_of(&self, action: &Action) -> &CounterSpace {
+        &self.counters[action.counter]
     }
 
     /// Bytes of memory that all tables take.

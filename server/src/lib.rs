@@ -17,6 +17,7 @@ pub mod catalogue;
 mod channels;
 pub mod cli;
 mod clients;
+mod cold;
 pub mod commands;
 pub mod config;
 mod connection;
@@ -131,6 +132,8 @@ pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Resu
         let run = move || replication::director::direct(&of_log, log);
         let log = std::thread::Builder::new().name("log".to_owned()).spawn(run)?;
         threads.push(workers::thread("snapshot".to_owned(), move || snapshot::run(&of_snapshots))?);
+        let of_spills = host.clone();
+        threads.push(workers::thread("spill".to_owned(), move || cold::run(&of_spills))?);
         Ok(log)
     });
     match opened {

@@ -117,6 +117,13 @@ impl Parts {
         if now { !aside.insert(space) } else { aside.remove(&space) }
     }
 
+    /// The parts of the space that lie in a range must be written again.
+    pub(crate) fn forget_range(&self, space: u32, low: u64, last: u64) {
+        if let Some(parts) = self.spaces.lock().get_mut(&space) {
+            parts.retain(|&from, part| from > last || part.high < low);
+        }
+    }
+
     /// All parts of the space must be written again.
     fn forget_space(&self, space: u32) {
         self.spaces.lock().remove(&space);
@@ -146,6 +153,8 @@ pub(crate) struct Snapshots {
     pub(crate) saved: watch::Sender<Saved>,
     wanted: Mutex<bool>,
     nudge: Condvar,
+    /// Held by whoever writes the folder's data files: a snapshot, a spill.
+    pub(crate) alone: Mutex<()>,
     /// Changes that the last snapshot has seen.
     changes: AtomicU64,
 }
@@ -157,6 +166,7 @@ impl Default for Snapshots {
             saved: watch::Sender::new(saved),
             wanted: Mutex::new(false),
             nudge: Condvar::new(),
+            alone: Mutex::new(()),
             changes: AtomicU64::new(0),
         }
     }
@@ -261,6 +271,7 @@ pub(crate) fn run(host: &Host) {
 
 /// One snapshot. Gives the bytes that were written.
 fn write(node: &Node) -> Result<u64, String> {
+    let _alone = node.snapshots.alone.lock();
     let (engines, store) = (&*node.engines, &*node.store);
     let (durability, parts) = (&node.durability, &node.durability.parts);
     let text = |e: store::Error| format!("{e}. {}", e.advice());
@@ -355,6 +366,12 @@ fn plan(
 fn write_rows(space: &counter::Space, low: u64, high: u64, file: &mut FileWriter) -> store::Result<()> {
     let width = space.schema().width();
     let (mut ids, mut values): (Vec<(u64, usize)>, Vec<i64>) = (Vec::new(), Vec::new());
+    // Deleted rows first, as rows that came to be again under their ids follow.
+    for ids in space.tombs_in(low, high).chunks(CHUNK_ROWS) {
+        let mut writer = RowsWriter::new(width);
+        ids.iter().for_each(|&id| writer.row(id, None));
+        file.write(&writer.finish(), 0)?;
+    }
     let mut outcome = Ok(());
     let mut flush = |ids: &mut Vec<(u64, usize)>, values: &mut Vec<i64>| -> store::Result<()> {
         if ids.is_empty() {
@@ -434,6 +451,11 @@ fn loader<'a>(store: &Store, space: &'a CounterSpace) -> store::Result<counter::
     if unsound() {
         return Err(store::Error::Corrupt { path, offset: 0, what: "files of rows that overlap".to_owned() });
     }
+    // The files of ranges that were spilled since are gone.
+    let gap = |w: &[LoadRange]| LoadRange { low: w[0].last.saturating_add(1), last: w[1].low - 1, rows: 0 };
+    let gaps: Vec<LoadRange> = ranges.windows(2).map(gap).filter(|gap| gap.low <= gap.last).collect();
+    ranges.extend(gaps);
+    ranges.sort_unstable();
     space.loader(&head, &ranges).map_err(|e| store::Error::Corrupt { path, offset: 0, what: e.to_string() })
 }
 
@@ -470,9 +492,15 @@ pub(crate) fn load(
             Some(RecordKind::Catalogue) => Ok(()),
             Some(RecordKind::Rows) => {
                 let part = loaders.get(&space).and_then(|loader| loader.part(file.tag.low));
-                let mut part = part.ok_or_else(|| format!("there is no counter space {space}"))?;
-                read_rows(chunk, |id, row| {
-                    part.push(id, row.ok_or("a row that is not there")?).map_err(|e| e.to_string())
+                let missing = || format!("there is no counter space {space}");
+                let (mut part, counters) =
+                    (part.ok_or_else(missing)?, engines.counter_by_number(space).ok_or_else(missing)?);
+                read_rows(chunk, |id, row| match row {
+                    Some(row) => part.push(id, row).map_err(|e| e.to_string()),
+                    None => {
+                        counters.bury(id);
+                        Ok(())
+                    }
                 })
             }
             Some(RecordKind::Table) => {

@@ -4,8 +4,10 @@
 //! they are executed. So the waits for memory of a pipeline's small commands overlap (`commands/ahead`).
 
 use crate::clients::Client;
+use crate::cold::{self, Fetching, Pins};
 use crate::commands::{self, Found, Scratch, Session};
 use crate::config::Config;
+use crate::engines::Engines;
 use crate::node::{Node, Tallies};
 use crate::pause::Paused;
 use crate::resp::{Limits, Malformed, Reply, Scan, Scanner};
@@ -92,8 +94,10 @@ pub(crate) struct Talk {
     /// Replies that the turn at hand has given.
     pub(crate) replies: usize,
     pub(crate) closing: Closing,
-    /// Clients are paused, and the next request has to wait.
-    pub(crate) stalled: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// The next request has to wait: clients are paused, or it needs rows from the disk, which this gives.
+    pub(crate) stalled: Option<Pin<Box<dyn Future<Output = Pins> + Send>>>,
+    /// Rows that were read for the requests that come next.
+    pub(crate) pins: Pins,
 }
 
 impl Talk {
@@ -111,6 +115,7 @@ impl Talk {
             replies: 0,
             closing: Closing::No,
             stalled: None,
+            pins: Pins::default(),
         }
     }
 
@@ -118,6 +123,28 @@ impl Talk {
     pub(crate) fn execute(&mut self, node: &Arc<Node>, tallies: &Tallies, buf: &[u8], turn: &mut Turn) -> usize {
         // Before anything is asked: who has changed something for all waits for the turns that may not have seen it.
         let _turn = tallies.enter();
+        // Who has not logged in reads nothing.
+        if self.limits.unauthenticated || !node.engines.get().is_some_and(Engines::has_cold) {
+            return self.execute_all(node, tallies, buf, turn, false);
+        }
+        cold::pin(std::mem::take(&mut self.pins));
+        let used = self.execute_all(node, tallies, buf, turn, true);
+        // A turn that stops for another reason may still want its rows.
+        let pins = cold::unpin();
+        if self.more && self.stalled.is_none() {
+            self.pins = pins;
+        }
+        used
+    }
+
+    fn execute_all(
+        &mut self,
+        node: &Arc<Node>,
+        tallies: &Tallies,
+        buf: &[u8],
+        turn: &mut Turn,
+        has_cold: bool,
+    ) -> usize {
         let mut at = 0;
         self.replies = 0;
         self.more = false;
@@ -144,10 +171,23 @@ impl Talk {
                 let args = scanner.args_in(&buf[request.bytes.clone()], request.spans.clone(), request.is_inline);
                 if paused != Paused::Nothing && commands::must_wait(args, session, paused) {
                     let node = node.clone();
-                    self.stalled = Some(Box::pin(async move { node.pause.over().await }));
+                    self.stalled = Some(Box::pin(async move {
+                        node.pause.over().await;
+                        Pins::default()
+                    }));
                     tallies.commands.add(index as u64);
                     self.scanner.restart();
                     self.more = true;
+                    return request.bytes.start;
+                }
+                let mut fetching = Fetching::default();
+                if has_cold {
+                    commands::ask_cold(args, session, &node.engines, &mut fetching);
+                }
+                if !fetching.is_ready() {
+                    tallies.commands.add(index as u64);
+                    self.scanner.restart();
+                    self.fetch(node, &buf[request.bytes.end..], fetching);
                     return request.bytes.start;
                 }
                 if !commands::execute(request.found, args, session, node, out, scratch) {
@@ -189,6 +229,25 @@ impl Talk {
                 }
             }
         }
+    }
+
+    /// Lets the rows be read that the next request needs, together with those of the requests behind it.
+    #[cold]
+    fn fetch(&mut self, node: &Node, mut behind: &[u8], mut fetching: Fetching) {
+        let mut scanner = Scanner::default();
+        loop {
+            match scanner.scan(behind, &self.limits) {
+                Scan::Nothing(length) => behind = &behind[length..],
+                Scan::Request(length) => {
+                    commands::ask_cold(scanner.args(behind), &self.session, &node.engines, &mut fetching);
+                    behind = &behind[length..];
+                    scanner.restart();
+                }
+                Scan::Incomplete | Scan::Refused(_) => break,
+            }
+        }
+        self.stalled = Some(Box::pin(node.engines.cold.fetch(fetching)));
+        self.more = true;
     }
 
     /// Settings or users have changed. False: the connection's user is no more, and the connection neither.

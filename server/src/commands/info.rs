@@ -25,6 +25,7 @@ const SECTIONS: &[Section] = &[
     ("Cluster", |_, out| out.push_str("cluster_enabled:0\r\n")),
     ("Keyspace", keyspace),
     ("Spaces", spaces),
+    ("Cold", cold),
 ];
 
 /// Sections that are printed only when they are asked for by name: they look at every table.
@@ -214,6 +215,55 @@ fn spaces(node: &Node, out: &mut String) {
             space.horizon()
         );
     }
+}
+
+fn cold(node: &Node, out: &mut String) {
+    let Some(engines) = node.engines.get() else { return };
+    let cold = &engines.cold;
+    let figures = &cold.figures;
+    let load = |n: &std::sync::atomic::AtomicU64| n.load(Relaxed);
+    let (hits, misses, reads) = (load(&figures.hits), load(&figures.misses), load(&figures.reads));
+    let (cached, most) = cold.cache_bytes();
+    let files = engines.counters().iter().flat_map(|s| s.cold().files().all().to_vec());
+    let (mut n, mut rows, mut bytes, mut index) = (0u64, 0, 0, 0);
+    for file in files {
+        n += 1;
+        rows += file.head().rows;
+        bytes += file.entry().bytes;
+        index += file.memory_bytes();
+    }
+    let overlay = engines.counters().iter().map(|s| crate::cold::overlay(s));
+    let (changed, of_bytes) = overlay.fold((0, 0), |sum, (rows, bytes)| (sum.0 + rows, sum.1 + bytes));
+    let tombs = engines.counters().iter().map(|s| s.tombs().0).sum::<u64>();
+    lines!(
+        out,
+        "cold_files" = n,
+        "cold_rows" = rows,
+        "cold_file_bytes" = bytes,
+        "cold_index_bytes" = index,
+        "cold_reads" = reads,
+        "cold_reads_in_place" = load(&figures.reads_in_place),
+        "cold_read_usec_mean" = load(&figures.read_ns) / 1000 / reads.max(1),
+        "cold_read_usec_p50" = figures.read_us(0.5),
+        "cold_read_usec_p99" = figures.read_us(0.99),
+        "cold_read_errors" = load(&figures.errors),
+        "cold_corrupt_blocks" = load(&figures.corrupt),
+        "cold_cache_bytes" = cached,
+        "cold_cache_limit_bytes" = most,
+        "cold_cache_hits" = hits,
+        "cold_cache_misses" = misses,
+        "cold_cache_hit_ratio" = format!("{:.4}", hits as f64 / (hits + misses).max(1) as f64),
+        "overlay_rows" = changed,
+        "overlay_bytes" = of_bytes,
+        "overlay_deleted" = tombs,
+        "merge_backlog_rows" = changed + tombs,
+        "spilled_tables" = load(&figures.spilled_tables),
+        "spilled_rows" = load(&figures.spilled_rows),
+        "merges" = load(&figures.merges),
+        "spill_written_bytes" = load(&figures.written_bytes),
+        "spill_failures" = load(&figures.failures),
+        "spill_last_status" = if cold.trouble.lock().is_none() { "ok" } else { "err" },
+    );
 }
 
 fn tables(node: &Node, out: &mut String) {

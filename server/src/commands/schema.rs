@@ -43,12 +43,15 @@ pub(super) const TABLE: &[Spec] = &[
     spec("tm.tables", -1, flag::NAMED | flag::STALE | flag::NO_MULTI, "[space]",
         "The tables of a space (or of all), oldest first, a map each: id range, rows or pairs, fill, bytes; for counter spaces the buckets \
          that a hit touches and the sizes of the aux and extend dictionaries; for existence spaces the configured, the expected and the \
-         measured false-positive rate, and when it will be recycled.", tables),
+         measured false-positive rate, and when it will be recycled. Cold files of a space come before its tables: where is 'disk' for them.", tables),
     spec("tm.advise", 2, flag::NAMED | flag::READONLY | flag::NO_MULTI, "space",
         "From the values that are there (a sample of a million rows): the bits per field that take the fewest bytes in total, and what they \
          save; as a map, with a table for people and the commands that would do it.", advise),
     spec("tm.roll", 2, flag::NAMED | flag::WRITE | ADMIN, "space",
         "Closes the newest table of a space, though it is not full, and opens the next. 1, or 0 if it is empty.", roll),
+    spec("tm.spill", -2, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN, "space [tables]",
+        "Moves the oldest tables of a counter space to the disk, as happens by itself when memory runs short: one, or so many, but never the \
+         newest. What was changed of rows that are there already is merged. How many rows have left memory.", spill),
     spec("tm.digest", -2, flag::NAMED | flag::READONLY | flag::NO_MULTI | ADMIN, "space [low]",
         "What two servers need to compare the tables of an existence space: per table, or for the one that begins at the id low, range, rate, \
          size and a checksum; with low also the checksums of its blocks of 64 KiB.", digest),
@@ -177,6 +180,8 @@ fn list(call: &mut Call<'_>) -> Outcome {
                 ("kind", Value::Text("counter".to_owned())),
                 ("fields", Value::Text(space.schema().to_string())),
                 ("rows", Value::Count(space.rows())),
+                ("cold_rows", Value::Count(space.cold().rows())),
+                ("cold_files", count(space.cold().files().all().len())),
                 ("aside_rows", Value::Count(space.aside_rows())),
                 ("tables", count(space.tables().len())),
                 ("memory_bytes", Value::Count(space.memory_bytes())),
@@ -224,9 +229,24 @@ fn tables(call: &mut Call<'_>) -> Outcome {
 }
 
 fn counter_tables(space: &CounterSpace, all: &mut Vec<Entries>) {
+    all.extend(space.cold().files().all().iter().map(|file| {
+        let (head, entry) = (file.head(), file.entry());
+        vec![
+            ("space", Value::Text(space.name().to_owned())),
+            ("where", Value::Text("disk".to_owned())),
+            ("low", Value::Id(entry.tag.low)),
+            ("last", Value::Id(entry.tag.high)),
+            ("rows", Value::Count(head.rows)),
+            ("file", Value::Text(entry.name.clone())),
+            ("bytes", Value::Count(entry.bytes)),
+            ("bytes_per_row", Value::Number(entry.bytes as f64 / head.rows as f64)),
+            ("index_bytes", count(file.memory_bytes())),
+        ]
+    }));
     all.extend(space.tables().into_iter().map(|table| {
         vec![
             ("space", Value::Text(space.name().to_owned())),
+            ("where", Value::Text("memory".to_owned())),
             ("low", Value::Id(table.low)),
             ("last", Value::Id(table.last)),
             ("rows", Value::Count(table.rows)),
@@ -306,6 +326,28 @@ fn roll(call: &mut Call<'_>) -> Outcome {
     };
     call.reply.int(i64::from(rolled));
     Ok(())
+}
+
+fn spill(call: &mut Call<'_>) -> Outcome {
+    if call.args.len() > 3 {
+        return Err(call.wrong_arity());
+    }
+    let name = call.args.at(1).to_vec();
+    counter_space(&call.node.engines, &name)?;
+    let tables = if call.args.len() == 3 { call.id(2)? } else { 1 };
+    call.answer_later(move |node, reply| {
+        let space = counter_space(&node.engines, &name)?;
+        let mut left = 0;
+        for _ in 0..tables {
+            match crate::cold::spill_oldest(node, space, true) {
+                Ok(Some(spilled)) => left += spilled.left,
+                Ok(None) => break,
+                Err(error) => return Err(refuse!("ERR {error}. {}", error.advice())),
+            }
+        }
+        reply.int(left as i64);
+        Ok(())
+    })
 }
 
 fn digest(call: &mut Call<'_>) -> Outcome {

@@ -76,6 +76,11 @@ impl Transaction {
         self.kept.len()
     }
 
+    /// What was queued.
+    pub(super) fn requests(&self) -> impl Iterator<Item = Args<'_>> {
+        self.kept.iter()
+    }
+
     /// Whether it would change data.
     pub(crate) fn writes(&self) -> bool {
         self.writes

@@ -4,6 +4,7 @@ use super::gate::tie_word;
 use super::page::{Column, Flag, Gate};
 use super::{Action, CounterSpace, Engines, ExistenceSpace, Loose, Tie, View};
 use crate::catalogue::{self, Catalogue};
+use crate::cold::{Cold, ColdSpace};
 use crate::config::{self, Config};
 use crate::durability::Durability;
 use crate::keys::{Kind, Pattern, PatternError};
@@ -59,7 +60,7 @@ const RESERVED: [&str; 5] = ["min", "max", "sat", "fail", "token"];
 impl Engines {
     /// Makes the spaces of the configuration, empty, with what the catalogue says of each: it must have all of them.
     pub fn new(config: &Config, catalogue: &Catalogue, durability: Arc<Durability>) -> Result<Engines, BuildError> {
-        let mut engines = Engines::empty(durability);
+        let mut engines = Engines::empty(config, durability);
         engines.extend(config, catalogue)?;
         engines.connect(config)?;
         engines.retie(|_| true);
@@ -67,8 +68,10 @@ impl Engines {
     }
 
     /// No spaces yet.
-    pub(crate) fn empty(durability: Arc<Durability>) -> Engines {
+    pub(crate) fn empty(config: &Config, durability: Arc<Durability>) -> Engines {
+        let spill = &config.spill;
         Engines {
+            cold: Cold::new(spill.cache_bytes, spill.read_threads),
             counters: Vec::new(),
             existences: Vec::new(),
             views: Vec::new(),
@@ -99,7 +102,9 @@ impl Engines {
                 }
             }
             let space = counter_space(made, &known.fields)?;
-            self.counters.push(CounterSpace { number: known.number, name: made.name.clone(), space, tied: vec![] });
+            let cold = ColdSpace::new(self.cold.clone());
+            let (number, name, spills) = (known.number, made.name.clone(), made.spill);
+            self.counters.push(CounterSpace { number, name, space, spills, cold, tied: vec![] });
             self.catalogue.counter.push(known.clone());
         }
         for known in &catalogue.existence {

@@ -89,6 +89,9 @@ impl ExistenceSpace {
 impl Engines {
     /// One counter of a row; 0 if there is no row. `None`: it cannot be known now.
     pub(super) fn counted(&self, space: &CounterSpace, id: u64, field: usize) -> Option<i64> {
+        if space.space.is_cold(id) && !space.cold.can_read(id) {
+            return None;
+        }
         let mut row = [0; counter::MAX_FIELDS];
         space.space.get(id, &mut row[..space.space.schema().width()]);
         row.get(field).copied()

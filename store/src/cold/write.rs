@@ -106,6 +106,12 @@ impl ColdWriter {
         self.at + self.blocks.len() as u64
     }
 
+    /// The file answers for ids up to `high` only, and not as far as its tag said.
+    pub fn end_at(&mut self, high: u64) {
+        assert!(self.last.is_none_or(|last| last <= high), "a cold file's ids lie within its range");
+        self.tag.high = high;
+    }
+
     /// Makes one block of rows that wait.
     fn pack(&mut self) -> Result<()> {
         let Rows { ids, values, columns } = Rows {

@@ -5,6 +5,7 @@ mod acl;
 mod beside_redis;
 mod binary;
 mod channels;
+mod cold;
 mod commands;
 mod config;
 mod connections;

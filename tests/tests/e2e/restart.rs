@@ -50,6 +50,7 @@ fn a_full_space_survives_restarts() {
     let small = |config: &mut Config| {
         config.counter[0].rows_per_table = 20_000;
         config.counter[0].memory_limit_bytes = 2_000_000;
+        config.counter[0].spill = false;
     };
     let (server, mut connection) = open(folder.path(), small);
     let mut rng = fastrand::Rng::with_seed(9);

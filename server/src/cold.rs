@@ -1,0 +1,169 @@
+//! Rows that lie on the disk: which files hold them, how they are read, and what was read lately.
+//!
+//! ```text
+//!   turn of a connection -> which ids are cold, and not at hand?  --none--> commands run, as ever
+//!        |  some: the turn stops there                                   ^
+//!        '-> reads: one job per 4 KiB block, on threads of their own ----' pinned for the turn, and in the cache
+//!   a command -> counter::Space -> misses the row in memory -> Below::get -> pins, cache, else one read in place
+//! ```
+//!
+//! So no command knows of cold rows: the engine finds them below (`counter/src/cold.rs`), and what the connection has fetched beforehand is
+//! there. If something was not (a file was replaced in between) the row is read in place, which costs the worker one read of the disk.
+//!
+//! The cache holds rows, not blocks: cold traffic is spread over old posts, and a block would bring six hundred rows for one. Rows are
+//! named by their file, so nothing in it is ever outdated: after a merge the same id has another name. quick_cache: a hit takes some 12 ns, it
+//! is bounded by weight, and a scan of many rows once does not drive out those that are read again and again.
+//!
+//! What cannot be read is an error of the commands that ask for it: [`take_failures`]; it is never taken for a row that does not exist.
+
+mod files;
+mod reads;
+mod spill;
+
+pub(crate) use files::ColdSpace;
+pub(crate) use reads::{Fetching, Pins};
+pub(crate) use spill::{overlay, run, spill_oldest};
+
+use quick_cache::sync::Cache;
+use reads::Reads;
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// A row's name: its file's identity, and its id.
+pub(crate) type Key = (u64, u64);
+/// What a file says of an id: its values, or that there is no such row.
+pub(crate) type Row = Option<Arc<[i64]>>;
+/// A row that was read, or why not.
+pub(crate) type Read = Result<Row, Arc<str>>;
+
+#[derive(Clone)]
+struct Weight;
+
+/// What a cached row is counted as beside its values: key, pointers, counts, and its share of the cache's table.
+const ROW_BYTES: u64 = 88;
+
+impl quick_cache::Weighter<Key, Row> for Weight {
+    fn weight(&self, _: &Key, row: &Row) -> u64 {
+        ROW_BYTES + row.as_ref().map_or(0, |values| 8 * values.len() as u64)
+    }
+}
+
+/// What cold rows have cost so far.
+#[derive(Default)]
+pub(crate) struct Figures {
+    /// Blocks read.
+    pub(crate) reads: AtomicU64,
+    /// Of these, by a worker in place.
+    pub(crate) reads_in_place: AtomicU64,
+    /// Their time, from the request to the row.
+    pub(crate) read_ns: AtomicU64,
+    /// Reads by their time: below 2^n microseconds.
+    pub(crate) slower: [AtomicU64; 24],
+    /// Reads that the disk refused.
+    pub(crate) errors: AtomicU64,
+    /// Blocks with a wrong checksum.
+    pub(crate) corrupt: AtomicU64,
+    pub(crate) hits: AtomicU64,
+    pub(crate) misses: AtomicU64,
+    pub(crate) spilled_tables: AtomicU64,
+    pub(crate) spilled_rows: AtomicU64,
+    pub(crate) merges: AtomicU64,
+    pub(crate) written_bytes: AtomicU64,
+    /// Spills and merges that failed; they are tried again.
+    pub(crate) failures: AtomicU64,
+}
+
+impl Figures {
+    fn note_read(&self, took: Duration) {
+        self.reads.fetch_add(1, Relaxed);
+        self.read_ns.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+        let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        let class = (64 - us.leading_zeros() as usize).min(self.slower.len() - 1);
+        self.slower[class].fetch_add(1, Relaxed);
+    }
+
+    /// So many microseconds are not exceeded by this share of the reads; the next power of two.
+    pub(crate) fn read_us(&self, share: f64) -> u64 {
+        let counts: Vec<u64> = self.slower.iter().map(|n| n.load(Relaxed)).collect();
+        let wanted = (counts.iter().sum::<u64>() as f64 * share).ceil() as u64;
+        let mut below = 0;
+        let class = counts.iter().position(|n| {
+            below += n;
+            below >= wanted.max(1)
+        });
+        class.map_or(0, |class| 1 << class)
+    }
+}
+
+/// What all spaces share: the cache, the threads that read, and figures.
+pub(crate) struct Cold {
+    cache: Cache<Key, Row, Weight>,
+    reads: Reads,
+    pub(crate) figures: Figures,
+    /// Why the last spill or merge failed, if it did.
+    pub(crate) trouble: parking_lot::Mutex<Option<String>>,
+}
+
+impl Cold {
+    /// Threads start with the first read.
+    pub(crate) fn new(cache_bytes: u64, threads: usize) -> Arc<Cold> {
+        let items = (cache_bytes / (ROW_BYTES + 32)).max(16) as usize;
+        Arc::new(Cold {
+            cache: Cache::with_weighter(items, cache_bytes, Weight),
+            reads: Reads::new(threads),
+            figures: Figures::default(),
+            trouble: parking_lot::Mutex::default(),
+        })
+    }
+
+    /// Bytes of the cached rows, and the most that they may be.
+    pub(crate) fn cache_bytes(&self) -> (u64, u64) {
+        (self.cache.weight(), self.cache.capacity())
+    }
+
+    /// What is at hand of a row: pinned for this turn, or cached.
+    fn at_hand(&self, key: &Key) -> Option<Read> {
+        if let Some(read) = PINS.with_borrow(|pins| pins.get(key).cloned()) {
+            return Some(read);
+        }
+        self.cache.get(key).map(Ok)
+    }
+
+    /// Notes a read that failed.
+    fn note_failure(&self, error: &store::Error) {
+        let kind = match error {
+            store::Error::Corrupt { .. } => &self.figures.corrupt,
+            _ => &self.figures.errors,
+        };
+        kind.fetch_add(1, Relaxed);
+        tracing::error!("a cold row cannot be read: {error}. {}", error.advice());
+    }
+}
+
+thread_local! {
+    /// What was fetched for the turn at hand.
+    static PINS: RefCell<Pins> = RefCell::default();
+    /// Ids that the command at hand asked for in vain.
+    static FAILED: RefCell<Vec<(u64, Arc<str>)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// These rows are at hand, on this thread, until others are.
+pub(crate) fn pin(pins: Pins) {
+    PINS.set(pins);
+}
+
+/// What was pinned, for a later turn; nothing is from now on.
+pub(crate) fn unpin() -> Pins {
+    PINS.take()
+}
+
+/// Ids that this thread could not read since the last call, and why.
+pub(crate) fn take_failures() -> Vec<(u64, Arc<str>)> {
+    FAILED.take()
+}
+
+fn note_failed(id: u64, why: Arc<str>) {
+    FAILED.with_borrow_mut(|failed| failed.push((id, why)));
+}

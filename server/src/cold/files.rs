@@ -1,0 +1,199 @@
+//! The cold files of one space, by their ranges: one search finds the block that may hold a row.
+
+use super::{Cold, Fetching, Key, PINS, Read, note_failed};
+use crate::engines::CounterSpace;
+use crate::records::RecordKind;
+use arc_swap::ArcSwap;
+use counter::Below;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Instant;
+use store::{BLOCK_BYTES, ColdFile, FileEntry, Store};
+
+/// Cold files in the order of their ranges, which do not overlap.
+#[derive(Default)]
+pub(crate) struct Files(Vec<Arc<ColdFile>>);
+
+/// Where a row is, if it is anywhere.
+pub(crate) struct Place<'a> {
+    pub(crate) file: &'a Arc<ColdFile>,
+    pub(crate) block: u64,
+}
+
+impl Place<'_> {
+    fn key(&self, id: u64) -> Key {
+        (self.file.head().identity, id)
+    }
+}
+
+impl Files {
+    pub(crate) fn new(mut files: Vec<Arc<ColdFile>>) -> Files {
+        files.sort_by_key(|file| file.entry().tag.low);
+        Files(files)
+    }
+
+    pub(crate) fn all(&self) -> &[Arc<ColdFile>] {
+        &self.0
+    }
+
+    fn find(&self, id: u64) -> Option<Place<'_>> {
+        let above = self.0.partition_point(|file| file.entry().tag.low <= id);
+        let file = &self.0[above.checked_sub(1)?];
+        file.block_of(id).map(|block| Place { file, block })
+    }
+
+    /// The files that overlap a range, and the range that holds them whole.
+    pub(crate) fn cover(&self, low: u64, last: u64) -> (u64, u64, Vec<Arc<ColdFile>>) {
+        let overlap = |file: &&Arc<ColdFile>| file.entry().tag.low <= last && low <= file.entry().tag.high;
+        let files: Vec<_> = self.0.iter().filter(overlap).cloned().collect();
+        let low = files.first().map_or(low, |file| file.entry().tag.low.min(low));
+        let last = files.last().map_or(last, |file| file.entry().tag.high.max(last));
+        (low, last, files)
+    }
+}
+
+/// The cold rows of one space.
+pub(crate) struct ColdSpace {
+    shared: Arc<Cold>,
+    files: ArcSwap<Files>,
+    /// The last look for something to spill was in vain: nobody need wait for room.
+    pub(crate) stuck: AtomicBool,
+}
+
+impl ColdSpace {
+    pub(crate) fn new(shared: Arc<Cold>) -> Arc<ColdSpace> {
+        Arc::new(ColdSpace { shared, files: ArcSwap::default(), stuck: AtomicBool::new(false) })
+    }
+
+    /// Opens the files that the manifest names for this space, once.
+    pub(crate) fn attach(self: &Arc<Self>, space: &CounterSpace, store: &Store) -> store::Result<()> {
+        if space.is_attached() {
+            return Ok(());
+        }
+        let ours = |file: &&FileEntry| file.tag.space == space.number() && file.tag.kind == RecordKind::Rows as u32;
+        let files = store.cold_files();
+        let files = files.iter().filter(ours).map(|file| store.open_cold(file).map(Arc::new));
+        let files = Files::new(files.collect::<store::Result<_>>()?);
+        let end = files.0.last().map_or(0, |file| file.entry().tag.high.saturating_add(1));
+        let newest = files.0.last().map(|file| (file.head().first, file.head().last));
+        self.set_files(files);
+        space.attach(Box::new(Reader(self.clone())), end, newest);
+        Ok(())
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Cold> {
+        &self.shared
+    }
+
+    pub(crate) fn files(&self) -> Arc<Files> {
+        self.files.load_full()
+    }
+
+    /// The new files answer from now on.
+    pub(crate) fn set_files(&self, files: Files) {
+        self.files.store(Arc::new(files));
+    }
+
+    /// Rows in all files. What was changed since is counted as it was.
+    pub(crate) fn rows(&self) -> u64 {
+        self.files.load().0.iter().map(|file| file.head().rows).sum()
+    }
+
+    /// Notes what must be read for `id`, which is not in memory, before a command can run; nothing if it is at hand.
+    pub(crate) fn ask(&self, id: u64, fetching: &mut Fetching) {
+        let files = self.files.load();
+        let Some(place) = files.find(id) else { return };
+        let key = place.key(id);
+        if PINS.with_borrow(|pins| pins.contains_key(&key)) {
+            return;
+        }
+        if let Some(row) = self.shared.cache.get(&key) {
+            // It stays at hand for the turn, whatever happens in the cache.
+            self.shared.figures.hits.fetch_add(1, Relaxed);
+            PINS.with_borrow_mut(|pins| pins.insert(key, Ok(row)));
+            return;
+        }
+        self.shared.figures.misses.fetch_add(1, Relaxed);
+        fetching.want(place.file, place.block, id);
+    }
+
+    /// Whether the row of `id`, or that there is none, can be read; then it is at hand.
+    pub(crate) fn can_read(&self, id: u64) -> bool {
+        let files = self.files.load();
+        let Some(place) = files.find(id) else { return true };
+        self.shared.at_hand(&place.key(id)).unwrap_or_else(|| self.read(&place, id)).is_ok()
+    }
+
+    /// Reads the row in place.
+    fn read(&self, place: &Place<'_>, id: u64) -> Read {
+        let started = Instant::now();
+        let mut buffer = [0; BLOCK_BYTES];
+        let read = place.file.read(place.block, &mut buffer).map(|block| {
+            let mut values = vec![0; place.file.head().columns];
+            block.get(id, &mut values).then(|| Arc::from(values))
+        });
+        self.shared.figures.note_read(started.elapsed());
+        self.shared.figures.reads_in_place.fetch_add(1, Relaxed);
+        match read {
+            Ok(row) => {
+                self.shared.cache.insert(place.key(id), row.clone());
+                Ok(row)
+            }
+            Err(error) => {
+                self.shared.note_failure(&error);
+                Err(error.to_string().into())
+            }
+        }
+    }
+}
+
+fn copy(row: super::Row, out: &mut [i64]) -> bool {
+    let Some(values) = row else { return false };
+    let n = values.len().min(out.len());
+    out[..n].copy_from_slice(&values[..n]);
+    out[n..].fill(0);
+    true
+}
+
+/// What a counter space asks. (A type of its own, as neither the trait nor `Arc` is ours.)
+pub(crate) struct Reader(pub(crate) Arc<ColdSpace>);
+
+impl Below for Reader {
+    fn get(&self, id: u64, out: &mut [i64]) -> bool {
+        let files = self.0.files.load();
+        let Some(place) = files.find(id) else { return false };
+        let read = self.0.shared.at_hand(&place.key(id)).unwrap_or_else(|| self.0.read(&place, id));
+        match read {
+            Ok(row) => copy(row, out),
+            Err(why) => {
+                note_failed(id, why);
+                false
+            }
+        }
+    }
+
+    fn at_hand(&self, id: u64, out: &mut [i64]) -> Option<bool> {
+        let files = self.0.files.load();
+        let Some(place) = files.find(id) else { return Some(false) };
+        match self.0.shared.at_hand(&place.key(id))? {
+            Ok(row) => Some(copy(row, out)),
+            Err(_) => None,
+        }
+    }
+
+    fn fetch(&self, id: u64) -> Result<(), counter::Error> {
+        let files = self.0.files.load();
+        let Some(place) = files.find(id) else { return Ok(()) };
+        let read = match self.0.shared.at_hand(&place.key(id)) {
+            // It was refused a moment ago, for this turn.
+            Some(Err(why)) => Err(why),
+            _ => self.0.read(&place, id),
+        };
+        let outcome = read.as_ref().map(|_| ()).map_err(|why| counter::Error::Unreadable { id, why: why.to_string() });
+        match read {
+            Ok(_) => PINS.with_borrow_mut(|pins| drop(pins.insert(place.key(id), read))),
+            Err(why) => note_failed(id, why),
+        }
+        outcome
+    }
+}

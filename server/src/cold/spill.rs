@@ -1,0 +1,301 @@
+//! Spilling: the oldest table of a space becomes a cold file, and what changed of cold rows is merged into a new one. One procedure for both.
+//!
+//! ```text
+//!   1  counter::Space::begin_spill   the line rises; ids of the range that are in memory, sorted
+//!   2  a new file                    rows in memory, and of the old files' rows those that are neither in memory nor deleted
+//!   3  the log is flushed            what the file has seen, the log has: no half of an action gets into a file alone
+//!   4  the manifest                  names the new file, and neither the old ones nor the range's snapshot file any more
+//!   5  the file answers              then rows that are in memory as they are in the file leave, and memory is freed
+//! ```
+//!
+//! A crash before 4 leaves the old state: the rows come from the snapshot, the log and the old files. After 4 they come from the new file and
+//! the log, which still begins where the manifest says: replaying it puts those rows into memory that it names, in their latest state, and
+//! they are newer than the file. Writes go on all the time; those that come after the walk stay in memory, as the file's overlay.
+
+use super::files::Files;
+use crate::engines::CounterSpace;
+use crate::node::{Host, Node};
+use crate::records::RecordKind;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+use store::{ColdFile, ColdRows, ColdWriter, FileEntry, Role, Store, Tag};
+
+/// How often it is looked whether memory runs short.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// After a failure it is tried again so much later.
+const RETRY: Duration = Duration::from_secs(1);
+/// Rows that are looked up together.
+const CHUNK_ROWS: usize = 1024;
+/// A space begins to spill when so much of its limit (one part in so many) is left...
+const SPARE: u64 = 8;
+/// A table of fewer bytes is not worth a file, nor a merge; nor is one of less than so many parts of the limit.
+const LEAST_BYTES: u64 = 64 << 10;
+const LEAST_PART: u64 = 64;
+
+/// Changed cold rows are merged when they take so much (one part in so many) of the limit.
+const OVERLAY: u64 = 16;
+
+/// The rows of some files in order, one by one.
+struct OldRows {
+    files: std::vec::IntoIter<Arc<ColdFile>>,
+    rows: Option<ColdRows>,
+    width: usize,
+    ids: Vec<u64>,
+    values: Vec<i64>,
+    next: usize,
+}
+
+impl OldRows {
+    fn new(files: &[Arc<ColdFile>]) -> store::Result<OldRows> {
+        let files = files.to_vec().into_iter();
+        let mut rows = OldRows { files, rows: None, width: 0, ids: Vec::new(), values: Vec::new(), next: 0 };
+        rows.fill()?;
+        Ok(rows)
+    }
+
+    fn fill(&mut self) -> store::Result<()> {
+        while self.next == self.ids.len() {
+            self.next = 0;
+            let more = match &mut self.rows {
+                Some(rows) => rows.next(&mut self.ids, &mut self.values)?,
+                None => false,
+            };
+            if !more {
+                self.ids.clear();
+                let Some(file) = self.files.next() else { return Ok(()) };
+                self.width = file.head().columns;
+                self.rows = Some(file.rows());
+            }
+        }
+        Ok(())
+    }
+
+    /// The row that is next.
+    fn peek(&self) -> Option<(u64, &[i64])> {
+        let id = *self.ids.get(self.next)?;
+        Some((id, &self.values[self.next * self.width..][..self.width]))
+    }
+
+    fn skip(&mut self) -> store::Result<()> {
+        self.next += 1;
+        self.fill()
+    }
+}
+
+/// The new files of a range.
+struct Output<'a> {
+    store: &'a Store,
+    tag: Tag,
+    width: usize,
+    /// Rows of one file, at most.
+    most: u64,
+    /// Bytes per second; 0: as fast as the disk takes them.
+    rate: u64,
+    started: Instant,
+    bytes: u64,
+    writer: Option<ColdWriter>,
+    entries: Vec<FileEntry>,
+}
+
+impl Output<'_> {
+    fn push(&mut self, id: u64, row: &[i64]) -> store::Result<()> {
+        if let Some(mut full) = self.writer.take_if(|writer| writer.rows() >= self.most) {
+            full.end_at(id - 1);
+            self.tag.low = id;
+            self.add(full)?;
+        }
+        let writer = match &mut self.writer {
+            Some(writer) => writer,
+            None => self.writer.insert(self.store.begin_cold(self.tag, self.width)?),
+        };
+        writer.push(id, row)?;
+        if self.rate > 0 && writer.rows() % 4096 == 0 {
+            let due = Duration::from_secs_f64((self.bytes + writer.bytes()) as f64 / self.rate as f64);
+            std::thread::sleep(due.saturating_sub(self.started.elapsed()));
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, writer: ColdWriter) -> store::Result<()> {
+        if let Some(entry) = writer.finish()? {
+            self.bytes += entry.bytes;
+            self.entries.push(entry);
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> store::Result<Vec<FileEntry>> {
+        if let Some(writer) = self.writer.take() {
+            self.add(writer)?;
+        }
+        Ok(self.entries)
+    }
+}
+
+/// What a spill did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Spilled {
+    /// Rows in the new files.
+    pub(crate) rows: u64,
+    /// Rows that left memory.
+    pub(crate) left: u64,
+    /// Bytes of the new files.
+    pub(crate) bytes: u64,
+}
+
+/// Spills the rows of `low..=last`, together with the files that are there. `rate`: bytes per second.
+fn spill(node: &Node, space: &CounterSpace, low: u64, last: u64, rate: u64) -> store::Result<Spilled> {
+    // A snapshot must not carry over the file of a range that is spilled meanwhile.
+    let _alone = node.snapshots.alone.lock();
+    let store = &*node.store;
+    let cold = space.cold();
+    let figures = &cold.shared().figures;
+    let files = cold.files();
+    let (low, last, old) = files.cover(low, last);
+    let spill = space.begin_spill(low, last);
+
+    let most = space.rows_per_table().saturating_mul(2);
+    let tag = Tag { space: space.number(), kind: RecordKind::Rows as u32, low, high: last, stamp: 0 };
+    let (started, width) = (Instant::now(), spill.width);
+    let mut out = Output { store, tag, width, most, rate, started, bytes: 0, writer: None, entries: Vec::new() };
+    let mut before = OldRows::new(&old)?;
+    let (mut rows, mut found) = (Vec::new(), Vec::new());
+    for ids in spill.ids.chunks(CHUNK_ROWS) {
+        rows.clear();
+        found.clear();
+        space.spill_rows(ids, &mut rows, &mut found);
+        let width_now = rows.len() / ids.len();
+        for (i, &id) in ids.iter().enumerate() {
+            while let Some((older, row)) = before.peek().filter(|row| row.0 <= id) {
+                if older < id && space.spill_keeps(older) {
+                    out.push(older, row)?;
+                }
+                before.skip()?;
+            }
+            if found[i] {
+                // A field that was added meanwhile stays in memory.
+                out.push(id, &rows[i * width_now..][..width.min(width_now)])?;
+            }
+        }
+    }
+    while let Some((older, row)) = before.peek() {
+        if space.spill_keeps(older) {
+            out.push(older, row)?;
+        }
+        before.skip()?;
+    }
+    let entries = out.finish()?;
+    let fresh = entries.iter().map(|entry| store.open_cold(entry).map(Arc::new)).collect::<store::Result<Vec<_>>>()?;
+
+    node.durability.committer().flush()?;
+    let is_replaced = |file: &&FileEntry| match file.role {
+        Role::Cold => old.iter().any(|old| old.entry().name == file.name),
+        Role::Snapshot => {
+            let (ours, theirs) = (&tag, &file.tag);
+            (theirs.space, theirs.kind) == (ours.space, ours.kind) && low <= theirs.low && theirs.high <= last
+        }
+    };
+    let replaced: Vec<String> = store.manifest().files.iter().filter(is_replaced).map(|f| f.name.clone()).collect();
+    node.durability.parts.forget_range(space.number(), low, last);
+    store.replace_files(entries.clone(), &replaced)?;
+
+    let kept = files.all().iter().filter(|file| !old.iter().any(|old| Arc::ptr_eq(old, file)));
+    cold.set_files(Files::new(kept.chain(&fresh).cloned().collect()));
+    old.iter().for_each(|file| file.retire(store.disk().clone()));
+
+    let mut spilled = Spilled::default();
+    let (mut ids, mut values) = (Vec::new(), Vec::new());
+    for file in &fresh {
+        let mut walk = file.rows();
+        while walk.next(&mut ids, &mut values)? {
+            spilled.left += space.drop_spilled(&ids, &values, width) as u64;
+        }
+        spilled.rows += file.head().rows;
+        spilled.bytes += file.entry().bytes;
+    }
+    if let Err(error) = space.end_spill(&spill) {
+        // Memory stays taken a while longer.
+        tracing::warn!("space '{}': tables of spilled rows cannot be made smaller yet: {error}", space.name());
+    }
+    figures.written_bytes.fetch_add(spilled.bytes, Relaxed);
+    figures.spilled_rows.fetch_add(spilled.left, Relaxed);
+    if old.is_empty() { &figures.spilled_tables } else { &figures.merges }.fetch_add(1, Relaxed);
+    tracing::debug!("space '{}': {low} to {last}: {spilled:?} in {:.1?}", space.name(), started.elapsed());
+    Ok(spilled)
+}
+
+/// Spills the oldest table that is worth it; `None` if none is. With `any`: however small it is.
+pub(crate) fn spill_oldest(node: &Node, space: &CounterSpace, any: bool) -> store::Result<Option<Spilled>> {
+    let least = LEAST_BYTES.min(space.memory_limit_bytes() / LEAST_PART);
+    let ranges = space.ranges();
+    let oldest = ranges.iter().find(|range| range.last < u64::MAX && range.rows > 0 && (any || range.bytes > least));
+    oldest.map(|range| spill(node, space, range.low, range.last, 0)).transpose()
+}
+
+/// Rows in memory of ranges that have been spilled, and the bytes of their tables: what merging will take away.
+pub(crate) fn overlay(space: &CounterSpace) -> (u64, u64) {
+    let end = space.cold_end();
+    let below = |range: &&counter::RangeStats| range.last < end;
+    space.ranges().iter().filter(below).fold((0, 0), |sum, range| (sum.0 + range.rows, sum.1 + range.bytes))
+}
+
+/// Merges what was changed of cold rows, where most of it is, once it takes too much of the memory. Whether there was anything to do.
+fn merge_most_changed(node: &Node, space: &CounterSpace) -> store::Result<bool> {
+    let limit = space.memory_limit_bytes();
+    let (rows, bytes) = overlay(space);
+    let dead = space.tombs().1;
+    if rows == 0 || !space.spills() || bytes + dead < limit / OVERLAY {
+        return Ok(false);
+    }
+    let end = space.cold_end();
+    let ranges = space.ranges();
+    let most = ranges.iter().filter(|range| range.last < end).max_by_key(|range| range.bytes);
+    let Some(range) = most.filter(|range| range.bytes > LEAST_BYTES.min(limit / LEAST_PART)) else { return Ok(false) };
+    spill(node, space, range.low, range.last, node.config().spill.merge_bytes_per_s)?;
+    Ok(true)
+}
+
+/// Whether a space has used up so much of its memory that it is to spill.
+fn is_short(space: &CounterSpace) -> bool {
+    let limit = space.memory_limit_bytes();
+    space.spills() && space.memory_bytes() > limit - limit / SPARE
+}
+
+/// The spill thread.
+pub(crate) fn run(host: &Host) {
+    let mut wait = LOOK_EVERY;
+    while !host.stop.is_stopped() {
+        std::thread::sleep(wait);
+        wait = LOOK_EVERY;
+        let node = &host.node();
+        let Some(engines) = node.engines.get() else { continue };
+        for space in engines.counters() {
+            let trouble = &space.cold().shared().trouble;
+            let outcome = if is_short(space) {
+                spill_oldest(node, space, false)
+            } else {
+                match merge_most_changed(node, space) {
+                    Ok(false) => continue,
+                    Ok(true) => Ok(Some(Spilled::default())),
+                    Err(error) => Err(error),
+                }
+            };
+            match outcome {
+                Ok(Some(_)) => {
+                    space.cold().stuck.store(false, Relaxed);
+                    *trouble.lock() = None;
+                    wait = Duration::ZERO;
+                }
+                Ok(None) => space.cold().stuck.store(true, Relaxed),
+                Err(error) => {
+                    space.cold().shared().figures.failures.fetch_add(1, Relaxed);
+                    tracing::error!("space '{}' cannot spill: {error}. {}", space.name(), error.advice());
+                    space.cold().stuck.store(true, Relaxed);
+                    *trouble.lock() = Some(error.to_string());
+                    wait = RETRY;
+                }
+            }
+        }
+    }
+}

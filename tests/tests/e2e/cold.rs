@@ -1,0 +1,170 @@
+//! Old posts on the disk: what was spilled is read, changed, deleted, merged and restarted like everything else.
+
+use redis::{Commands, Connection, Value};
+use std::collections::BTreeMap;
+use tidemark_server::config::Config;
+use tidemark_tests::TestServer;
+
+const FIELDS: [&str; 4] = ["like", "repost", "comment", "read"];
+
+fn small(config: &mut Config) {
+    config.counter[0].rows_per_table = 2_000;
+    config.counter[0].memory_limit_bytes = 64 << 20;
+    config.durability.snapshot_every_s = 0;
+}
+
+fn call<T: redis::FromRedisValue>(connection: &mut Connection, words: &[String]) -> redis::RedisResult<T> {
+    let mut command = redis::Cmd::new();
+    for word in words {
+        command.arg(word);
+    }
+    command.query(connection)
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split(' ').map(str::to_owned).collect()
+}
+
+fn info(connection: &mut Connection, name: &str) -> u64 {
+    let text: String = redis::cmd("INFO").arg("cold").query(connection).unwrap();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+        .unwrap_or_else(|| panic!("{name} in {text}"));
+    line.parse().unwrap()
+}
+
+type Truth = BTreeMap<u64, [i64; 4]>;
+
+/// Every row by itself, and pages of rows, must be as the model says; `absent` must not exist.
+fn verify(server: &TestServer, truth: &Truth, absent: &[u64]) {
+    let mut connection = server.connection();
+    let ids: Vec<u64> = truth.keys().copied().chain(absent.iter().copied()).collect();
+    for page in ids.chunks(100) {
+        let mut pipe = redis::pipe();
+        for id in page {
+            pipe.cmd("HMGET").arg(format!("post:{id}")).arg(&FIELDS);
+        }
+        let rows: Vec<Vec<Option<i64>>> = pipe.query(&mut connection).unwrap();
+        for (id, row) in page.iter().zip(rows) {
+            let expected = truth.get(id).map_or([None; 4], |row| row.map(Some));
+            assert_eq!(row, expected, "{id}");
+        }
+        let rows: Vec<Vec<i64>> = redis::cmd("FEED.GET").arg("home").arg(7).arg(page).query(&mut connection).unwrap();
+        for (id, row) in page.iter().zip(rows) {
+            assert_eq!(row[..4], truth.get(id).copied().unwrap_or_default(), "{id} on a page");
+        }
+    }
+}
+
+fn fill(connection: &mut Connection, n: u64, truth: &mut Truth) {
+    let ids: Vec<u64> = (0..n).map(|i| 1_000_000 + i * 37).collect();
+    for ids in ids.chunks(500) {
+        let mut pipe = redis::pipe();
+        for &id in ids {
+            let row =
+                [id as i64 % 50, id as i64 % 3, if id % 41 == 0 { id as i64 * 1_000_000 } else { 0 }, id as i64 % 5000];
+            truth.insert(id, row);
+            pipe.cmd("CNT.SET").arg("post").arg(id);
+            for (field, value) in FIELDS.iter().zip(row) {
+                pipe.arg(field).arg(value);
+            }
+            pipe.ignore();
+        }
+        pipe.query::<()>(connection).unwrap();
+    }
+}
+
+#[test]
+fn spilled_rows_are_read_changed_deleted_merged_and_restarted() {
+    let mut server = TestServer::with(small);
+    let mut connection = server.connection();
+    let mut truth = Truth::new();
+    fill(&mut connection, 12_000, &mut truth);
+    let spilled: u64 = call(&mut connection, &words("TM.SPILL post 4")).unwrap();
+    assert!(spilled > 4_000, "{spilled}");
+    assert!(info(&mut connection, "cold_files") >= 3);
+    verify(&server, &truth, &[1_000_001, 1_000_036, 5, 999_999]);
+    assert!(info(&mut connection, "cold_reads") > 10);
+    assert_eq!(info(&mut connection, "cold_reads_in_place"), 0, "everything was read ahead");
+
+    // Every way to change a row, on cold ones.
+    let id = |i: u64| 1_000_000 + i * 37;
+    let mut absent = vec![];
+    for round in 0..3 {
+        let o = 100 * round;
+        let mut connection = server.connection();
+        let c = &mut connection;
+        for (text, reply) in [
+            (format!("HINCRBY post:{} like 5", id(o)), truth[&id(o)][0] + 5),
+            (format!("HSET post:{} repost 77", id(o + 1)), 0),
+            (format!("INCRBY post:{}:read 9", id(o + 2)), truth[&id(o + 2)][3] + 9),
+            (format!("DEL post:{}", id(o + 3)), 1),
+            (format!("DEL post:{}", id(o + 3)), 0),
+            (format!("EXISTS post:{} post:{}", id(o + 3), id(o + 4)), 1),
+            (format!("HINCRBY post:{} read 4", id(o + 5) + 1), 4),
+            (format!("DEL post:{}", id(o + 6)), 1),
+            (format!("HINCRBY post:{} comment 6", id(o + 6)), 6),
+            (format!("HSET post:{} like 0", id(o + 7)), 0),
+        ] {
+            assert_eq!(call::<i64>(c, &words(&text)).unwrap(), reply, "{text}");
+        }
+        let acts: Vec<i64> = call(c, &words(&format!("FEED.ACT like 42 {} {}", id(o + 8), id(o + 9)))).unwrap();
+        assert_eq!(acts, [1, 1]);
+        let cells: Vec<Option<i64>> =
+            call(c, &words(&format!("MGET post:{}:like post:{}:like", id(o + 8), id(o + 3)))).unwrap();
+        assert_eq!(cells, [Some(truth[&id(o + 8)][0] + 1), None]);
+        truth.get_mut(&id(o)).unwrap()[0] += 5;
+        truth.get_mut(&id(o + 1)).unwrap()[1] = 77;
+        truth.get_mut(&id(o + 2)).unwrap()[3] += 9;
+        truth.remove(&id(o + 3));
+        absent.push(id(o + 3));
+        truth.insert(id(o + 5) + 1, [0, 0, 0, 4]);
+        truth.insert(id(o + 6), [0, 0, 6, 0]);
+        truth.get_mut(&id(o + 7)).unwrap()[0] = 0;
+        truth.get_mut(&id(o + 8)).unwrap()[0] += 1;
+        truth.get_mut(&id(o + 9)).unwrap()[0] += 1;
+        verify(&server, &truth, &absent);
+        match round {
+            // From the log and the cold files; then by a snapshot, too.
+            0 => server = server.restart(),
+            1 => {
+                let _: Value = call(&mut server.connection(), &words("SAVE")).unwrap();
+                server = server.restart();
+            }
+            _ => {}
+        }
+        verify(&server, &truth, &absent);
+    }
+    // Merging makes the changes part of the files.
+    let mut connection = server.connection();
+    assert!(info(&mut connection, "overlay_rows") > 0);
+    let _: u64 = call(&mut connection, &words("TM.SPILL post 20")).unwrap();
+    assert_eq!(info(&mut connection, "overlay_deleted"), 0);
+    verify(&server, &truth, &absent);
+    let killed = server.killed();
+    verify(&killed, &truth, &absent);
+    let exists: bool = connection.exists(format!("post:{}", absent[0])).unwrap();
+    assert!(!exists);
+}
+
+/// Memory runs short while clients write: old tables go to the disk by themselves, and nobody is refused.
+#[test]
+fn a_full_space_goes_on_by_spilling() {
+    let server = TestServer::with(|config| {
+        small(config);
+        config.counter[0].rows_per_table = 10_000;
+        config.counter[0].memory_limit_bytes = 1 << 20;
+    });
+    let mut connection = server.connection();
+    let mut truth = Truth::new();
+    fill(&mut connection, 200_000, &mut truth);
+    assert!(info(&mut connection, "cold_rows") > 80_000);
+    assert_eq!(info(&mut connection, "spill_failures"), 0);
+    let text: String = redis::cmd("INFO").arg("memory").query(&mut connection).unwrap();
+    let used = text.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap().parse::<u64>().unwrap();
+    assert!(used < (1 << 20) + (3 << 20), "{used}: existence spaces and users included");
+    verify(&server, &truth, &[]);
+    let server = server.restart();
+    verify(&server, &truth, &[]);
+}
