@@ -152,7 +152,7 @@ impl Space {
         match below.at_hand(id, &mut row) {
             None => BelowRow::ToFetch,
             Some(false) => BelowRow::Absent,
-            Some(true) => BelowRow::Found(row),
+            Some(true) => BelowRow::Found(Box::new(row)),
         }
     }
 
@@ -218,7 +218,7 @@ impl Space {
 /// What a writer finds below the line.
 pub(crate) enum BelowRow {
     Absent,
-    Found([i64; 64]),
+    Found(Box<[i64; 64]>),
     /// It must be read first, without locks.
     ToFetch,
 }

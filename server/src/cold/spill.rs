@@ -47,8 +47,8 @@ struct OldRows {
 }
 
 impl OldRows {
-    fn new(files: &[Arc<ColdFile>]) -> store::Result<OldRows> {
-        let files = files.to_vec().into_iter();
+    fn new(files: Vec<Arc<ColdFile>>) -> store::Result<OldRows> {
+        let files = files.into_iter();
         let mut rows = OldRows { files, rows: None, width: 0, ids: Vec::new(), values: Vec::new(), next: 0 };
         rows.fill()?;
         Ok(rows)
@@ -159,7 +159,7 @@ fn spill(node: &Node, space: &CounterSpace, low: u64, last: u64, rate: u64) -> s
     let tag = Tag { space: space.number(), kind: RecordKind::Rows as u32, low, high: last, stamp: 0 };
     let (started, width) = (Instant::now(), spill.width);
     let mut out = Output { store, tag, width, most, rate, started, bytes: 0, writer: None, entries: Vec::new() };
-    let mut before = OldRows::new(&old)?;
+    let mut before = OldRows::new(old.clone())?;
     let (mut rows, mut found) = (Vec::new(), Vec::new());
     for ids in spill.ids.chunks(CHUNK_ROWS) {
         rows.clear();

@@ -232,7 +232,7 @@ fn cold(node: &Node, out: &mut String) {
         bytes += file.entry().bytes;
         index += file.memory_bytes();
     }
-    let overlay = engines.counters().iter().map(|s| crate::cold::overlay(s));
+    let overlay = engines.counters().iter().map(crate::cold::overlay);
     let (changed, of_bytes) = overlay.fold((0, 0), |sum, (rows, bytes)| (sum.0 + rows, sum.1 + bytes));
     let tombs = engines.counters().iter().map(|s| s.tombs().0).sum::<u64>();
     lines!(
