@@ -74,6 +74,11 @@ impl TestServer {
         TestServer::on(to, self.config.clone())
     }
 
+    /// Its data folder.
+    pub fn folder(&self) -> &std::path::Path {
+        self.folder.as_ref().expect("it is there until the end").path()
+    }
+
     /// The port that it listens on.
     pub fn port(&self) -> u16 {
         self.port

@@ -84,3 +84,97 @@ fn a_replica_gets_what_is_there_and_what_comes_and_goes_on_after_restarts_of_eit
     assert_eq!(likes(&replica, 0..5000), likes(&master, 0..5000));
     assert_eq!(number(&replica, "repl_full_syncs"), 0, "it went on where it was");
 }
+
+#[test]
+fn the_stream_of_a_hot_row_is_small() {
+    let master = TestServer::with(small);
+    let replica = TestServer::with(small);
+    follow(&replica, &master);
+    in_step(&master, &replica);
+    let before = number(&master, "master_repl_offset");
+    let mut connection = master.connection();
+    const WRITES: u64 = 200_000;
+    for _ in 0..WRITES / 1000 {
+        let mut pipe = redis::pipe();
+        (0..1000).for_each(|_| {
+            pipe.hincr("post:7", "like", 1).ignore();
+        });
+        pipe.query::<()>(&mut connection).unwrap();
+    }
+    in_step(&master, &replica);
+    assert_eq!(likes(&replica, 7..8), [Some(WRITES as i64)]);
+    let bytes = number(&master, "master_repl_offset") - before;
+    assert!(bytes < WRITES / 2, "{bytes} bytes for {WRITES} writes of one row");
+}
+
+#[test]
+fn a_foreign_master_is_refused_unless_forced_and_what_is_dropped_is_kept() {
+    let (master, other) = (TestServer::with(small), TestServer::with(small));
+    master.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap();
+    other.connection().hset::<_, _, _, ()>("post:2", "like", 2).unwrap();
+    follow(&other, &master);
+    let mut connection = other.connection();
+    eventually("it refuses", || {
+        info(&mut connection, "master_link_error").is_some_and(|e| e.contains("another data set"))
+    });
+    assert_eq!(info(&mut connection, "slave_priority").as_deref(), Some("0"));
+    assert_eq!(likes(&other, 1..3), [None, Some(2)], "nothing was given up");
+    let port = master.port().to_string();
+    redis::cmd("REPLICAOF").arg("127.0.0.1").arg(port).arg("FORCE").query::<()>(&mut connection).unwrap();
+    in_step(&master, &other);
+    assert_eq!(likes(&other, 1..3), [Some(1), None]);
+    let kept = std::fs::read_dir(other.folder()).unwrap().filter_map(Result::ok);
+    assert!(
+        kept.into_iter().any(|f| f.file_name().to_string_lossy().starts_with("dropped-")),
+        "what was dropped is in a file"
+    );
+}
+
+#[test]
+fn a_promoted_replica_goes_on_with_its_siblings_and_the_old_master_gives_up_what_it_had_alone() {
+    let nodes: Vec<TestServer> = (0..3).map(|_| TestServer::with(small)).collect();
+    let [a, b, c] = &nodes[..] else { unreachable!() };
+    a.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap();
+    follow(b, a);
+    in_step(a, b);
+    // A chain.
+    follow(c, b);
+    in_step(a, b);
+    in_step(a, c);
+    assert_eq!(likes(c, 1..2), [Some(1)]);
+    redis::cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(&mut b.connection()).unwrap();
+    // Both are masters for a while.
+    eventually("b takes writes", || b.connection().hset::<_, _, _, ()>("post:2", "like", 22).is_ok());
+    a.connection().hset::<_, _, _, ()>("post:3", "like", 33).unwrap();
+    redis::cmd("WAITAOF").arg(1).arg(0).arg(5000).query::<()>(&mut a.connection()).unwrap();
+    let full_syncs = number(c, "repl_full_syncs");
+    in_step(b, c);
+    assert_eq!(number(c, "repl_full_syncs"), full_syncs, "the sibling went on");
+    follow(a, b);
+    in_step(b, a);
+    for node in &nodes {
+        assert_eq!(likes(node, 1..4), [Some(1), Some(22), None]);
+    }
+    // What a had alone is in a file.
+    let kept = std::fs::read_dir(a.folder()).unwrap().filter_map(Result::ok);
+    assert!(kept.into_iter().any(|f| f.file_name().to_string_lossy().starts_with("dropped-")));
+}
+
+#[test]
+fn a_master_with_too_few_replicas_refuses_writes() {
+    let master = TestServer::with(|config| {
+        small(config);
+        config.replication.min_replicas_to_write = 1;
+    });
+    let refused = |server: &TestServer| {
+        let written = server.connection().hset::<_, _, _, ()>("post:1", "like", 1);
+        written.is_err_and(|e| e.to_string().contains("Not enough good replicas"))
+    };
+    assert!(refused(&master));
+    let replica = TestServer::with(small);
+    follow(&replica, &master);
+    eventually("it takes writes", || !refused(&master));
+    let stopped = replica.stopped();
+    eventually("it refuses again", || refused(&master));
+    drop(stopped);
+}
