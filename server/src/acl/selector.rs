@@ -330,7 +330,7 @@ impl Selector {
         }
         if !self.all_channels
             && let Some(at) =
-                channels(spec, args).find(|at| !self.allows_channel(args.at(*at), spec.name.starts_with('p')))
+                channels(spec, args).find(|at| !self.allows_channel(args.at(*at), spec.name == "psubscribe"))
         {
             return Err(Denied::Channel(at));
         }
