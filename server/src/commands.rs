@@ -27,6 +27,7 @@ mod server;
 mod set;
 mod string;
 pub(crate) mod transaction;
+mod weibo;
 
 pub(crate) use cold::ask as ask_cold;
 pub(crate) use command::key_positions;
@@ -152,6 +153,7 @@ const FAMILIES: &[(&str, &[Spec])] = &[
     ("Sets: the members of one id", set::TABLE),
     ("Bloom filters: the members of one id", bloom::TABLE),
     ("Cuckoo filters: the members of one id", cuckoo::TABLE),
+    ("As the clients of Weibo's service", weibo::TABLE),
     ("Keys", keys::TABLE),
     ("Spaces and tables", schema::TABLE),
     ("Connection", client::TABLE),

@@ -292,6 +292,9 @@ section! {
         rows: String = String::new(),
         /// Keys of single counters, for the string commands (`INCR post:17:like`). Empty: cells have no keys.
         cells: String = String::new(),
+        /// Whether GET and MGET on a row's key answer the row as one text, `repost:20,like:20,comment:20`, empty if there is no row, as the clients of
+        /// Weibo's service expect (with rows = "{id}", cells = "{id}.{field}"). Otherwise a row is a hash, and GET refuses it.
+        text_rows: bool = false,
         /// Whether the oldest tables move to the disk when the space nears its memory limit. A space that does not spill stays in memory.
         spill: bool = true,
         /// Rows that a table is made for. A table is allocated when its range begins to be used, not before. A row takes its bits

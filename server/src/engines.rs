@@ -36,6 +36,8 @@ pub struct CounterSpace {
     /// Whether old tables move to the disk.
     spills: bool,
     cold: Arc<ColdSpace>,
+    /// GET answers its rows as one text.
+    pub(crate) text_rows: bool,
 }
 
 impl CounterSpace {

@@ -1,7 +1,9 @@
 //! Single counters as Redis strings: a cell key (`post:17:like`) is a string that holds an integer.
 
 use super::{ALL_KEYS, Call, KeyArgs, ONE_KEY, Outcome, Refusal, Scratch, Spec, flag, integer, refuse};
-use crate::engines::CounterSpace;
+use crate::engines::{CounterSpace, KeyRef};
+use crate::resp::{Reply, decimal};
+use counter::Schema;
 
 const READ: u32 = flag::READONLY | flag::FAST;
 const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
@@ -44,16 +46,48 @@ pub(super) const TABLE: &[Spec] = &[
     spec("decrby", 3, WRITE | flag::READS, ONE_KEY, "key decrement", "Takes from a counter; answers its new value.", decrby),
 ];
 
+/// In the place of a field: all of them, as one text.
+const WHOLE_ROW: usize = usize::MAX;
+
+/// What GET may be asked for: a cell, or a row of a space whose rows are texts.
+#[inline]
+fn readable<'a>(call: &Call<'a>, key: &[u8]) -> Result<(&'a CounterSpace, u64, usize), Refusal> {
+    match call.node.engines.resolve(key)? {
+        KeyRef::Cell { space, id, field } => Ok((space, id, field)),
+        KeyRef::Row { space, id } if space.text_rows => Ok((space, id, WHOLE_ROW)),
+        _ => Err(Refusal::WRONG_TYPE),
+    }
+}
+
+/// Answers a cell or a whole row, of which `row` has the values if it exists.
+fn write_one(reply: &mut Reply<'_>, schema: &Schema, field: usize, row: Option<&[i64]>) {
+    match row {
+        _ if field == WHOLE_ROW => {
+            let mut text = Vec::new();
+            for (position, field) in schema.living().filter(|_| row.is_some()) {
+                if !text.is_empty() {
+                    text.push(b',');
+                }
+                text.extend_from_slice(field.name.as_bytes());
+                text.push(b':');
+                decimal(row.and_then(|row| row.get(position)).copied().unwrap_or(0), &mut text);
+            }
+            reply.bulk(&text);
+        }
+        // The field may be newer than the row's width.
+        Some(row) => reply.bulk_int(row.get(field).copied().unwrap_or(0)),
+        None => reply.null(),
+    }
+}
+
 fn get(call: &mut Call<'_>) -> Outcome {
-    let (space, id, field) = call.cell(call.args.at(1))?;
+    let (space, id, field) = readable(call, call.args.at(1))?;
+    let schema = space.schema();
     let row = &mut call.scratch.row;
     row.clear();
-    row.resize(space.schema().width(), 0);
-    if space.get(id, row) {
-        call.reply.bulk_int(row[field]);
-    } else {
-        call.reply.null();
-    }
+    row.resize(schema.width(), 0);
+    let found = space.get(id, row);
+    write_one(&mut call.reply, &schema, field, found.then_some(row));
     Ok(())
 }
 
@@ -65,7 +99,7 @@ fn mget(call: &mut Call<'_>) -> Outcome {
     call.scratch.fields.clear();
     let mut run: Option<&CounterSpace> = None;
     for key in keys.iter() {
-        let (space, id, field) = call.cell(key)?;
+        let (space, id, field) = readable(call, key)?;
         if let Some(before) = run.replace(space)
             && !std::ptr::eq(before, space)
         {
@@ -80,7 +114,7 @@ fn mget(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Answers the cells whose ids and fields are in the scratch, and forgets them.
+/// Answers the cells and rows whose ids and fields are in the scratch, and forgets them.
 fn write_cells(call: &mut Call<'_>, space: &CounterSpace) {
     let Scratch { ids, fields, rows, found, .. } = &mut *call.scratch;
     rows.clear();
@@ -89,11 +123,8 @@ fn write_cells(call: &mut Call<'_>, space: &CounterSpace) {
     read.get_batch(ids, rows, found);
     let width = read.schema().width();
     for (index, (&field, &found)) in fields.iter().zip(found.iter()).enumerate() {
-        if found {
-            call.reply.bulk_int(rows[index * width..][..width].get(field).copied().unwrap_or(0));
-        } else {
-            call.reply.null();
-        }
+        let row = found.then(|| &rows[index * width..][..width]);
+        write_one(&mut call.reply, read.schema(), field, row);
     }
     ids.clear();
     fields.clear();

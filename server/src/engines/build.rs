@@ -104,7 +104,15 @@ impl Engines {
             let space = counter_space(made, &known.fields)?;
             let cold = ColdSpace::new(self.cold.clone());
             let (number, name, spills) = (known.number, made.name.clone(), made.spill);
-            self.counters.push(CounterSpace { number, name, space, spills, cold, tied: vec![] });
+            self.counters.push(CounterSpace {
+                number,
+                name,
+                space,
+                spills,
+                cold,
+                tied: vec![],
+                text_rows: made.text_rows,
+            });
             self.catalogue.counter.push(known.clone());
         }
         for known in &catalogue.existence {

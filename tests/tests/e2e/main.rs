@@ -21,3 +21,4 @@ mod restart;
 mod schema;
 mod stock_clients;
 mod transactions;
+mod weibo;

@@ -90,3 +90,128 @@ fn redis_benchmark_runs_pages_pings_and_pipelines() {
     // It pads its numbers with zeros; the 1 before them makes them ids.
     run(&["-P", "16", "-r", "100000", "HINCRBY", "post:1__rand_int__", "like", "1"]);
 }
+
+#[test]
+fn node_redis_and_ioredis_do_all_that_an_application_does() {
+    let server = TestServer::start();
+    let printed = output(
+        Command::new("node")
+            .arg(root().join("tests/clients/node.js"))
+            .arg(root().join("target/clients/node"))
+            .args([server.port().to_string().as_str(), "1000"]),
+    );
+    assert_eq!(printed.trim(), "ok");
+}
+
+/// The like service sees the same on Redis and on Tidemark; on Tidemark with filters, too.
+#[test]
+fn a_like_service_moves_from_redis_by_changing_the_port() {
+    let server = TestServer::start();
+    let filtered = TestServer::start();
+    let run = |client: &str, port: u16, kind: &str| {
+        let python = root().join("target/clients").join(client).join("bin/python");
+        output(Command::new(python).arg(root().join("tests/clients/like_service.py")).args([&port.to_string(), kind]))
+    };
+    let Some(redis) = crate::beside_redis::redis() else {
+        eprintln!("SKIPPED: no redis-server on the PATH");
+        return;
+    };
+    let theirs = run("redis-py-new", redis.port, "sets");
+    assert!(theirs.lines().count() == 9 && theirs.contains("heard"), "{theirs}");
+    assert_eq!(run("redis-py-new", server.port(), "sets"), theirs);
+    assert_eq!(run("redis-py-5", filtered.port(), "bloom"), theirs);
+}
+
+/// A program that ends with its test.
+struct Running(std::process::Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+}
+
+fn started(command: &mut Command, port: u16) -> Running {
+    let quiet = command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    let running = Running(quiet.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}: run tests/clients/setup once")));
+    tidemark_tests::eventually("it listens", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+    running
+}
+
+#[test]
+fn the_prometheus_exporter_scrapes_without_an_error() {
+    use std::io::{Read, Write};
+    let server = TestServer::start();
+    server.raw().request(&["INCR", "post:1:like"]).expect(":1\r\n");
+    let port = free_port();
+    let _exporter = started(
+        Command::new("prometheus-redis-exporter").args([
+            "-redis.addr",
+            &server.url(),
+            "-web.listen-address",
+            &format!("127.0.0.1:{port}"),
+        ]),
+        port,
+    );
+    let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    let mut metrics = String::new();
+    stream.read_to_string(&mut metrics).unwrap();
+    let has = |line: &str| metrics.lines().any(|l| l.starts_with(line));
+    for line in [
+        "redis_up 1",
+        "redis_exporter_last_scrape_error{err=\"\"} 0",
+        "redis_connected_clients ",
+        "redis_commands_processed_total ",
+        "redis_memory_used_bytes ",
+        "redis_uptime_in_seconds ",
+        "redis_slowlog_length ",
+        "redis_db_keys{db=\"db0\"} 1",
+        "redis_instance_info{",
+        "redis_rdb_last_save_timestamp_seconds ",
+    ] {
+        assert!(has(line), "{line} is missing in\n{metrics}");
+    }
+}
+
+#[test]
+fn counters_work_behind_twemproxy() {
+    let server = TestServer::start();
+    let port = free_port();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("nutcracker.yml");
+    let config = format!(
+        "posts:\n  listen: 127.0.0.1:{port}\n  redis: true\n  hash: fnv1a_64\n  distribution: ketama\n  servers:\n   - 127.0.0.1:{}:1\n",
+        server.port()
+    );
+    std::fs::write(&file, config).unwrap();
+    let stats = free_port().to_string();
+    let _proxy = started(Command::new("nutcracker").arg("-c").arg(&file).args(["-s", &stats, "-a", "127.0.0.1"]), port);
+    let stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(tidemark_tests::PATIENCE)).unwrap();
+    let mut raw = tidemark_tests::Raw { stream };
+    for (request, reply) in [
+        ("INCR post:1:like", ":1\r\n"),
+        ("INCRBY post:1:like 5", ":6\r\n"),
+        ("DECR post:1:like", ":5\r\n"),
+        ("DECRBY post:1:like 2", ":3\r\n"),
+        ("GET post:1:like", "$1\r\n3\r\n"),
+        ("SET post:2:like 7", "+OK\r\n"),
+        ("MGET post:1:like post:2:like post:3:like", "*3\r\n$1\r\n3\r\n$1\r\n7\r\n$-1\r\n"),
+        ("EXISTS post:1:like", ":1\r\n"),
+        ("HINCRBY post:1 read 4", ":4\r\n"),
+        ("HGET post:1 read", "$1\r\n4\r\n"),
+        ("SADD liked:1 42", ":1\r\n"),
+        ("SISMEMBER liked:1 42", ":1\r\n"),
+        ("TTL post:1", ":-1\r\n"),
+        ("DEL post:1 post:2", ":2\r\n"),
+    ] {
+        let words: Vec<&str> = request.split(' ').collect();
+        raw.request(&words).expect(reply);
+    }
+}

@@ -1,0 +1,57 @@
+// node-redis and ioredis against Tidemark: node node.js MODULES PORT BASE, where BASE keeps the ids of one run apart from another's.
+const assert = require("node:assert");
+const path = require("node:path");
+const [modules, port, base] = [process.argv[2], Number(process.argv[3]), Number(process.argv[4])];
+const load = (name) => require(path.join(modules, "node_modules", name));
+
+async function nodeRedis(RESP, id) {
+  const client = load("redis").createClient({ socket: { port }, RESP });
+  client.on("error", (error) => { throw error; });
+  await client.connect();
+  const post = `post:${id}`, liked = `liked:${id}`;
+  assert.equal(await client.hIncrBy(post, "like", 3), 3);
+  assert.deepEqual({ ...(await client.hGetAll(post)) }, { like: "3", repost: "0", comment: "0", read: "0" });
+  assert.equal(await client.get(`post:${id + 1}:like`), null);
+  assert.equal(await client.sAdd(liked, ["42", "43"]), 2);
+  assert.equal(Number(await client.sIsMember(liked, "42")), 1);
+  const many = await client.multi().hIncrBy(post, "read", 5).hGet(post, "read").exec();
+  assert.deepEqual(many, [5, "5"]);
+  const page = await client.sendCommand(["FEED.GET", "home", "42", String(id)]);
+  assert.deepEqual(page, [[3, 0, 0, 5, 1, 0]]);
+  const listener = client.duplicate();
+  await listener.connect();
+  const got = new Promise((resolve) => listener.subscribe(`news${id}`, resolve));
+  while ((await client.publish(`news${id}`, "hello")) === 0);
+  assert.equal(await got, "hello");
+  await assert.rejects(client.get("no such key"), /Invalid key/);
+  await listener.close();
+  await client.close();
+}
+
+async function ioredis(id) {
+  const Redis = load("ioredis").Redis ?? load("ioredis");
+  const client = new Redis(port);
+  const post = `post:${id}`;
+  assert.equal(await client.hincrby(post, "like", 3), 3);
+  assert.deepEqual(await client.hgetall(post), { like: "3", repost: "0", comment: "0", read: "0" });
+  const piped = await client.pipeline().incr(`${post}:read`).get(`${post}:read`).exec();
+  assert.deepEqual(piped, [[null, 1], [null, "1"]]);
+  const many = await client.multi().incr(`${post}:read`).get("no such key").exec();
+  assert.equal(many[0][1], 2);
+  assert.match(many[1][0].message, /Invalid key/);
+  assert.deepEqual(await client.call("FEED.GET", "home", "42", String(id)), [[3, 0, 0, 2, 0, 0]]);
+  const listener = client.duplicate();
+  await listener.psubscribe(`n?ws${id}`);
+  const got = new Promise((resolve) => listener.on("pmessage", (pattern, channel, text) => resolve(text)));
+  assert.equal(await client.publish(`news${id}`, "hello"), 1);
+  assert.equal(await got, "hello");
+  listener.disconnect();
+  await client.quit();
+}
+
+(async () => {
+  await nodeRedis(2, base);
+  await nodeRedis(3, base + 100);
+  await ioredis(base + 200);
+  console.log("ok");
+})().catch((error) => { console.error(error); process.exit(1); });

@@ -1,0 +1,119 @@
+//! The contract of Weibo's own clients: rows as text on bare ids, cells beside them, MINCR, the bf verbs, and the words of errors.
+
+use tidemark_server::config::{Counter, Existence};
+use tidemark_tests::{Raw, TestServer};
+
+/// One space of rows under bare ids, and one of existence without members.
+fn server() -> TestServer {
+    TestServer::with(|config| {
+        config.view.clear();
+        config.action.clear();
+        config.counter = vec![Counter {
+            name: "weibo".to_owned(),
+            fields: "repost:8 like:12 comment:8".to_owned(),
+            rows: "{id}".to_owned(),
+            cells: "{id}.{field}".to_owned(),
+            text_rows: true,
+            ..Counter::default()
+        }];
+        config.existence = vec![Existence {
+            name: "read".to_owned(),
+            pairs: "r{id}".to_owned(),
+            pairs_per_table: 20_000,
+            max_tables: 2,
+            ..Existence::default()
+        }];
+    })
+}
+
+#[track_caller]
+fn says(raw: &mut Raw, request: &str, reply: &str) {
+    let words: Vec<&str> = request.split(' ').collect();
+    raw.request(&words).expect(reply);
+}
+
+#[test]
+fn rows_are_texts_and_cells_are_numbers() {
+    let server = server();
+    let mut raw = server.raw();
+    for (request, reply) in [
+        // An absent row is an empty text, an absent cell is nil.
+        ("GET 44", "$0\r\n\r\n"),
+        ("GET 44.like", "$-1\r\n"),
+        ("INCRBY 44.like 20", ":20\r\n"),
+        ("INCRBY 44.repost 20", ":20\r\n"),
+        ("INCR 44.comment", ":1\r\n"),
+        ("GET 44", "$27\r\nrepost:20,like:20,comment:1\r\n"),
+        ("INCR 45.like", ":1\r\n"),
+        // A zero cell is 0.
+        ("GET 45.repost", "$1\r\n0\r\n"),
+        ("DECRBY 45.comment 5", ":-5\r\n"),
+        ("SET 45.repost 9223372036854775807", "+OK\r\n"),
+        ("GET 45", "$44\r\nrepost:9223372036854775807,like:1,comment:-5\r\n"),
+        (
+            "MINCR 1.like 2.like 1.like 45.repost",
+            "*4\r\n:1\r\n:1\r\n:2\r\n-ERR increment or decrement would overflow\r\n",
+        ),
+        (
+            "MGET 1 2.like 3 3.like 2",
+            "*5\r\n$25\r\nrepost:0,like:2,comment:0\r\n$1\r\n1\r\n$0\r\n\r\n$-1\r\n$25\r\nrepost:0,like:1,comment:0\r\n",
+        ),
+        ("DEL 44.like", ":1\r\n"),
+        ("GET 44", "$26\r\nrepost:20,like:0,comment:1\r\n"),
+        ("DEL 44", ":1\r\n"),
+        ("GET 44", "$0\r\n\r\n"),
+        ("HGETALL 1", "*6\r\n$6\r\nrepost\r\n$1\r\n0\r\n$4\r\nlike\r\n$1\r\n2\r\n$7\r\ncomment\r\n$1\r\n0\r\n"),
+    ] {
+        says(&mut raw, request, reply);
+    }
+    for (request, part) in [
+        ("GET abc", "Invalid key"),
+        ("INCR 44x.like", "Invalid key"),
+        ("GET 18446744073709551616", "Invalid key"),
+        ("INCR 44.nope", "No schema"),
+        ("MINCR 44.like 44.nope", "No schema"),
+        ("MGET 44 nope", "Invalid key"),
+        ("SET 44 5", "WRONGTYPE"),
+    ] {
+        let words: Vec<&str> = request.split(' ').collect();
+        let error = raw.ask(&words);
+        assert!(error.starts_with('-') && error.contains(part), "{request}: {error}");
+    }
+    // What was refused half way changed nothing.
+    says(&mut raw, "GET 44.like", "$-1\r\n");
+}
+
+#[test]
+fn the_bf_verbs_tell_the_state_before_and_the_oldest_table() {
+    let server = server();
+    let mut raw = server.raw();
+    for (request, reply) in [
+        ("BFGET r7", ":0\r\n"),
+        ("BFSET r7", ":0\r\n"),
+        ("BFSET r7", ":1\r\n"),
+        ("BFGET r7", ":1\r\n"),
+        ("BFMSET r7 r8 x9 44", "*4\r\n:1\r\n:0\r\n:-2\r\n:-2\r\n"),
+        ("BFMGET r7 r8 r9 x9", "*4\r\n:1\r\n:1\r\n:0\r\n:-2\r\n"),
+        ("BFSET nope", ":-2\r\n"),
+        ("BFGET r18446744073709551616", ":-2\r\n"),
+        // Nobody is not viewer 0.
+        ("SISMEMBER r7 0", ":0\r\n"),
+    ] {
+        says(&mut raw, request, reply);
+    }
+    // Enough for the first table to be recycled.
+    let mut c = server.connection();
+    for chunk in 0..40u64 {
+        let mut command = redis::cmd("BFMSET");
+        for i in 0..2_500u64 {
+            command.arg(format!("r{}", 10 + chunk * 2_500 + i));
+        }
+        command.query::<Vec<i64>>(&mut c).unwrap();
+    }
+    says(&mut raw, "BFGET r7", ":-1\r\n");
+    says(&mut raw, "BFSET r7", ":-1\r\n");
+    says(&mut raw, "BFGET r100005", ":1\r\n");
+    let server = server.restart();
+    let mut raw = server.raw();
+    says(&mut raw, "BFMGET r7 r100005 r100050", "*3\r\n:-1\r\n:1\r\n:0\r\n");
+}
