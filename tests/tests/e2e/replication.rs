@@ -86,6 +86,40 @@ fn a_replica_gets_what_is_there_and_what_comes_and_goes_on_after_restarts_of_eit
 }
 
 #[test]
+fn a_replica_that_was_away_while_the_log_rolled_many_times_goes_on_from_the_files() {
+    let rolling = |config: &mut Config| {
+        small(config);
+        config.durability.keep_log_bytes = 1 << 30;
+    };
+    let master = TestServer::with(rolling);
+    let replica = TestServer::with(rolling);
+    follow(&replica, &master);
+    in_step(&master, &replica);
+    let replica = replica.stopped();
+    // Each restart of the master begins a segment.
+    let mut master = master;
+    for round in 0..20i64 {
+        master.connection().hset::<_, _, _, ()>("post:1", "like", round).unwrap();
+        master = master.stopped().started();
+        // It has had a replica: nobody has said yet that it still is the master.
+        let error = master.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap_err().to_string();
+        assert!(error.contains("fenced until its role is known"), "{error}");
+        redis::cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(&mut master.connection()).unwrap();
+    }
+    assert!(segment(&master) >= 20, "{}", segment(&master));
+    let replica = replica.started();
+    in_step(&master, &replica);
+    assert_eq!(likes(&replica, 0..3), [None, Some(19), None]);
+    assert_eq!(number(&replica, "repl_full_syncs"), 0);
+}
+
+fn segment(server: &TestServer) -> u64 {
+    let text: String = redis::cmd("INFO").arg("persistence").query(&mut server.connection()).unwrap();
+    let line = text.lines().find_map(|l| l.strip_prefix("log_written_segment:")).unwrap();
+    line.parse().unwrap()
+}
+
+#[test]
 fn the_stream_of_a_hot_row_is_small() {
     let master = TestServer::with(small);
     let replica = TestServer::with(small);
