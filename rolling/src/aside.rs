@@ -82,7 +82,14 @@ impl<V> Aside<V> {
     ) -> Result<R, Refused<E>> {
         match frontier.admit(id) {
             Admission::TooFar => Err(Refused::TooFar),
-            admission => self.write_admitted(frontier, id, admission, inside, ahead).map_err(Refused::Engine),
+            admission => self.write_admitted(
+                frontier,
+                id,
+                admission,
+                |highest| if frontier.is_too_far(id, highest) { Err(Refused::TooFar) } else { Ok(()) },
+                |entry| inside(entry).map_err(Refused::Engine),
+                |entry| ahead(entry).map_err(Refused::Engine),
+            ),
         }
     }
 
@@ -95,15 +102,17 @@ impl<V> Aside<V> {
         inside: impl FnOnce(Option<&V>) -> Result<R, E>,
         ahead: impl FnOnce(&mut Option<V>) -> Result<R, E>,
     ) -> Result<R, E> {
-        self.write_admitted(frontier, id, frontier.admit(id), inside, ahead)
+        self.write_admitted(frontier, id, frontier.admit(id), |_| Ok(()), inside, ahead)
     }
 
+    /// `allow` is handed the highest id that has an entry, and may refuse.
     #[inline]
     fn write_admitted<R, E>(
         &self,
         frontier: &Frontier,
         id: u64,
         admission: Admission,
+        allow: impl FnOnce(Option<u64>) -> Result<(), E>,
         inside: impl FnOnce(Option<&V>) -> Result<R, E>,
         ahead: impl FnOnce(&mut Option<V>) -> Result<R, E>,
     ) -> Result<R, E> {
@@ -112,6 +121,7 @@ impl<V> Aside<V> {
             Admission::Inside | Admission::Ahead | Admission::TooFar => {}
         }
         let mut entries = self.entries.lock();
+        allow(entries.keys().next_back().copied())?;
         self.lowest.fetch_min(id, SeqCst);
         // From here on an inside writer that comes later sees `may_hold`, if the map is not empty for it: count ourselves in.
         self.len.fetch_add(1, SeqCst);
@@ -255,6 +265,30 @@ mod tests {
         let kept = aside.replay(&frontier, 1 << 30, |_| Err(()), |entry| Ok(entry.insert(7) == &7));
         assert_eq!(kept, Ok(true), "what a log replays is not refused");
         assert_eq!(aside.read(1 << 30, |v| *v), Some(7));
+    }
+
+    /// Before there is a frontier the highest id that is kept here is what `max_ahead` is measured from.
+    #[test]
+    fn a_young_space_refuses_what_is_too_far_above_its_highest_id() {
+        let (aside, frontier) = (Aside::<u64>::default(), Frontier::new(Some(100)));
+        let write = |id| {
+            aside.write(
+                &frontier,
+                id,
+                |_| Err(()),
+                |entry| {
+                    *entry = Some(7);
+                    Ok(())
+                },
+            )
+        };
+        assert_eq!(write(1000), Ok(()), "the first id may be any");
+        assert_eq!(write(1101), Err(Refused::TooFar));
+        assert_eq!(write(u64::MAX), Err(Refused::TooFar));
+        assert_eq!((aside.len(), write(1100), write(3), write(1200)), (1, Ok(()), Ok(()), Ok(())));
+        assert_eq!(aside.len(), 4);
+        frontier.adopt(Some(1000), 10);
+        assert_eq!(write(1200), Err(Refused::TooFar), "from now on only the frontier counts");
     }
 
     /// Two writers and a mover race while the frontier advances over the entries: no increment is lost, and no reader

@@ -9,6 +9,9 @@
 //! the *shorth*, the shortest interval that holds half of them (Andrews et al., Robust Estimates of Location, 1972), so that a
 //! bad id among good ones has no say.
 //!
+//! A space may refuse ids that are far too high (`max_ahead`). They are measured from the frontier; before there is one all that was
+//! written is kept aside, and the highest id there is what they are measured from ([`Frontier::is_too_far`]).
+//!
 //! ```text
 //!        low ids, late traffic           high        high + window
 //!   -------------------------------------|-----------|------------------------------> id
@@ -54,7 +57,7 @@ pub struct Frontier {
 }
 
 impl Frontier {
-    /// No id seen yet. `max_ahead`: ids further than this above the frontier are refused, once there is one.
+    /// No id seen yet. `max_ahead`: see [`Frontier::is_too_far`].
     pub fn new(max_ahead: Option<u64>) -> Frontier {
         Frontier {
             high: AtomicU64::new(0),
@@ -105,14 +108,20 @@ impl Frontier {
         self.admit_above(id, high)
     }
 
+    /// Whether `id` lies further than `max_ahead` above the frontier or, before there is one, above `highest`, the highest id in
+    /// the side dictionary. Nothing is too far for the very first id.
+    pub fn is_too_far(&self, id: u64, highest: Option<u64>) -> bool {
+        let Some(most) = self.max_ahead else { return false };
+        self.high().or(highest).is_some_and(|from| id.saturating_sub(from) > most)
+    }
+
     #[cold]
     fn admit_above(&self, id: u64, high: u64) -> Admission {
         if self.known.load(SeqCst) {
-            let jump = id.saturating_sub(high);
-            if self.max_ahead.is_some_and(|most| jump > most) {
+            if self.is_too_far(id, None) {
                 return Admission::TooFar;
             }
-            if jump <= self.window.load(Relaxed) {
+            if id.saturating_sub(high) <= self.window.load(Relaxed) {
                 self.high.fetch_max(id, SeqCst);
                 return Admission::Inside;
             }
@@ -269,12 +278,16 @@ mod tests {
     }
 
     #[test]
-    fn max_ahead_refuses_once_there_is_a_frontier() {
+    fn max_ahead_is_measured_from_the_frontier_or_from_the_highest_id() {
         let frontier = Frontier::restore(Some(1000), 50, Some(5000));
         assert_eq!(frontier.admit(6001), TooFar);
         assert_eq!(frontier.admit(6000), Ahead);
         assert_eq!(frontier.admit(1001), Inside);
-        assert_eq!(Frontier::new(Some(10)).admit(u64::MAX), Ahead, "no frontier, nothing to measure from");
+        assert!(frontier.is_too_far(6002, Some(6000)), "what is ahead moves nothing");
+        let young = Frontier::new(Some(10));
+        assert_eq!(young.admit(u64::MAX), Ahead, "for the side dictionary to judge");
+        assert!(!young.is_too_far(u64::MAX, None), "nothing to measure from");
+        assert!(young.is_too_far(18, Some(7)) && !young.is_too_far(17, Some(7)) && !young.is_too_far(3, Some(7)));
     }
 
     #[test]

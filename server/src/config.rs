@@ -302,7 +302,8 @@ section! {
         rows_per_table: u64 = 1 << 20,
         /// Most bytes of memory for this space's tables; beyond it, when nothing can be spilled, writes of new rows are refused with an OOM error.
         memory_limit_bytes: u64 = 1 << 30,
-        /// An id further than this above the highest one is refused ("ERR key too big"); 0 means never.
+        /// An id further than this above the highest one is refused ("ERR key too big"); 0 means never. The first id of a space may be any:
+        /// where a first row with a low id (a test's) keeps the real ids out, delete it.
         max_ahead: u64 = 0,
     }
 }
@@ -331,7 +332,8 @@ section! {
         /// Where an action ties the flag to a counter, a counter of 0 answers for the flag; but not at ids where that would not be certain, as after an
         /// undo. At most so many ids are known one by one, 16 bytes each; when there are more, the older half becomes "all ids up to here".
         max_loose: usize = 1 << 16,
-        /// An id further than this above the highest one is refused ("ERR key too big"); 0 means never.
+        /// An id further than this above the highest one is refused ("ERR key too big"); 0 means never. The first id of a space may be any:
+        /// where a first row with a low id (a test's) keeps the real ids out, delete it.
         max_ahead: u64 = 0,
         /// Seed of the hashes. Keep it secret from those who could choose ids or members to fill a filter; 0 means that the
         /// server picks one at random when the space is made.

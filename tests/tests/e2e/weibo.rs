@@ -14,6 +14,7 @@ fn server() -> TestServer {
             rows: "{id}".to_owned(),
             cells: "{id}.{field}".to_owned(),
             text_rows: true,
+            max_ahead: 1 << 40,
             ..Counter::default()
         }];
         config.existence = vec![Existence {
@@ -74,6 +75,7 @@ fn rows_are_texts_and_cells_are_numbers() {
         ("MINCR 44.like 44.nope", "No schema"),
         ("MGET 44 nope", "Invalid key"),
         ("SET 44 5", "WRONGTYPE"),
+        ("INCR 18446744073709551615.like", "key too big"),
     ] {
         let words: Vec<&str> = request.split(' ').collect();
         let error = raw.ask(&words);
@@ -81,6 +83,13 @@ fn rows_are_texts_and_cells_are_numbers() {
     }
     // What was refused half way changed nothing.
     says(&mut raw, "GET 44.like", "$-1\r\n");
+    says(&mut raw, "GET 18446744073709551615", "$0\r\n\r\n");
+    // A handful of rows is enough to measure from, after a restart, too.
+    let server = server.restart();
+    let mut raw = server.raw();
+    let error = raw.ask(&["INCR", "18446744073709551615.like"]);
+    assert!(error.starts_with("-ERR key too big"), "{error}");
+    says(&mut raw, "INCR 1099511627776.like", ":1\r\n");
 }
 
 #[test]
