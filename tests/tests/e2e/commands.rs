@@ -127,10 +127,7 @@ fn hashes_strings_and_keys() {
             ("GET post:9:like", "$-1\r\n"),
             ("MGET post:1:like post:9:like post:1:read", "*3\r\n$2\r\n-1\r\n$-1\r\n$5\r\n70000\r\n"),
             ("SET post:1:like 10", "+OK\r\n"),
-            (
-                "SET post:1:like 10 EX 5",
-                "-ERR SET takes no options here: a counter has a value and does not expire\r\n",
-            ),
+            ("SET post:1:like 10 EX 5", "-ERR SET is not possible here: counters, rows and pairs do not expire\r\n"),
             ("SET post:1:like ten", "-ERR value is not an integer or out of range\r\n"),
             ("INCR post:1:like", ":11\r\n"),
             ("INCRBY post:1:like 9", ":20\r\n"),
