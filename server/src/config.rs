@@ -210,6 +210,43 @@ section! {
     }
 }
 
+/// Whether clients of the TLS port must show a certificate that `ca_file` has signed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AuthClients {
+    /// They need none.
+    No,
+    /// They must.
+    Yes,
+    /// They need none, but one that they show must be right.
+    Optional,
+}
+
+section! {
+    /// Encryption. Certificates are read again, for new connections, when CONFIG SET names one of these keys.
+    Tls {
+        /// The port that speaks TLS, at the addresses of `server.bind`; 0 means none.
+        #[redis = "tls-port"]
+        port: u16 = 0,
+        /// The server's certificate and those between it and its root, in PEM.
+        #[redis = "tls-cert-file"]
+        #[live = true]
+        cert_file: String = String::new(),
+        /// Its private key, in PEM.
+        #[redis = "tls-key-file"]
+        #[live = true]
+        key_file: String = String::new(),
+        /// Certificates of the authorities that clients' certificates must be signed by, in PEM.
+        #[redis = "tls-ca-cert-file"]
+        #[live = true]
+        ca_file: String = String::new(),
+        /// Whether clients must show a certificate: "yes", "no", or "optional" (one that is shown must be right).
+        #[redis = "tls-auth-clients"]
+        #[live = true]
+        auth_clients: AuthClients = AuthClients::Yes,
+    }
+}
+
 section! {
     /// Replicas and masters. The role itself is kept in the data folder: REPLICAOF changes it, durably.
     Replication {
@@ -375,6 +412,8 @@ pub struct Config {
     pub durability: Durability,
     /// `[security]`
     pub security: Security,
+    /// `[tls]`
+    pub tls: Tls,
     /// `[replication]`
     pub replication: Replication,
     /// `[spill]`
@@ -403,6 +442,7 @@ impl Default for Config {
             server: Server::default(),
             durability: Durability::default(),
             security: Security::default(),
+            tls: Tls::default(),
             replication: Replication::default(),
             spill: Spill::default(),
             counter: vec![
@@ -438,6 +478,7 @@ pub(crate) const SECTIONS: &[(&str, &[Key])] = &[
     ("server", Server::KEYS),
     ("durability", Durability::KEYS),
     ("security", Security::KEYS),
+    ("tls", Tls::KEYS),
     ("spill", Spill::KEYS),
     ("replication", Replication::KEYS),
 ];
@@ -563,6 +604,7 @@ impl Config {
         print_section(&mut out, "[server]", Server::ABOUT, Server::KEYS, &self.server, true);
         print_section(&mut out, "[durability]", Durability::ABOUT, Durability::KEYS, &self.durability, true);
         print_section(&mut out, "[security]", Security::ABOUT, Security::KEYS, &self.security, true);
+        print_section(&mut out, "[tls]", Tls::ABOUT, Tls::KEYS, &self.tls, true);
         print_section(&mut out, "[replication]", Replication::ABOUT, Replication::KEYS, &self.replication, true);
         print_section(&mut out, "[spill]", Spill::ABOUT, Spill::KEYS, &self.spill, true);
         for (i, item) in self.counter.iter().enumerate() {
@@ -648,6 +690,7 @@ mod tests {
             Server::KEYS,
             Durability::KEYS,
             Security::KEYS,
+            Tls::KEYS,
             Replication::KEYS,
             Counter::KEYS,
             Existence::KEYS,

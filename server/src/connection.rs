@@ -11,6 +11,7 @@ use crate::clients::Client;
 use crate::commands::{MayGo, Session};
 use crate::node::Node;
 use crate::resp::Reply;
+use crate::tls::Socket;
 use crate::turn::{Closing, Talk, Turn};
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -20,7 +21,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
-use tokio::net::TcpStream;
 
 /// Bytes read at a time.
 const READ_BYTES: usize = 64 << 10;
@@ -55,12 +55,14 @@ struct Held {
 pub(crate) struct Connection {
     node: Arc<Node>,
     worker: usize,
-    stream: TcpStream,
+    stream: Socket,
     talk: Talk,
     input: Vec<u8>,
     pending: Vec<u8>,
     /// Bytes of `pending` that are written.
     written: usize,
+    /// TLS holds bytes that the socket did not take.
+    unflushed: bool,
     /// Replies that wait for the disk.
     held: Option<Held>,
 }
@@ -68,14 +70,23 @@ pub(crate) struct Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         self.talk.session.forget(&self.node);
-        self.node.clients.remove(self.talk.session.client.id);
     }
 }
 
 impl Connection {
-    pub(crate) fn new(node: Arc<Node>, worker: usize, stream: TcpStream, client: Arc<Client>) -> Connection {
+    pub(crate) fn new(node: Arc<Node>, worker: usize, stream: Socket, client: Arc<Client>) -> Connection {
         let talk = Talk::new(&node, client, worker);
-        Connection { node, worker, stream, talk, input: Vec::new(), pending: Vec::new(), written: 0, held: None }
+        Connection {
+            node,
+            worker,
+            stream,
+            talk,
+            input: Vec::new(),
+            pending: Vec::new(),
+            written: 0,
+            unflushed: false,
+            held: None,
+        }
     }
 
     /// Serves the client until one of the two is done.
@@ -123,7 +134,7 @@ impl Connection {
                 }
                 continue;
             }
-            if self.written < self.pending.len() && ready!(self.poll_flush(cx)).is_err() {
+            if (self.written < self.pending.len() || self.unflushed) && ready!(self.poll_flush(cx)).is_err() {
                 return Poll::Ready(());
             }
             if self.talk.closing != Closing::No {
@@ -252,6 +263,11 @@ impl Connection {
                 }
             }
         }
+        match Pin::new(&mut self.stream).poll_flush(cx) {
+            Poll::Ready(Ok(())) => {}
+            Poll::Ready(Err(_)) => return Err(()),
+            Poll::Pending => self.unflushed = true,
+        }
         Ok(())
     }
 
@@ -269,6 +285,10 @@ impl Connection {
         }
         self.pending = Vec::new();
         self.written = 0;
+        if ready!(Pin::new(&mut self.stream).poll_flush(cx)).is_err() {
+            return Poll::Ready(Err(()));
+        }
+        self.unflushed = false;
         Poll::Ready(Ok(()))
     }
 }

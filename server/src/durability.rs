@@ -361,7 +361,7 @@ fn encode_layout(layout: &[Layout]) -> Vec<u8> {
     out
 }
 
-fn decode_layout(mut bytes: &[u8]) -> Result<Vec<Layout>, String> {
+pub(crate) fn decode_layout(mut bytes: &[u8]) -> Result<Vec<Layout>, String> {
     let mut layout: Vec<Layout> = Vec::new();
     let mut low = 0u64;
     while !bytes.is_empty() {

@@ -24,6 +24,8 @@ mod connection;
 pub mod durability;
 pub mod engines;
 mod files;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod glob;
 mod inbox;
 pub mod keys;
@@ -39,6 +41,7 @@ mod settings;
 mod slowlog;
 mod snapshot;
 mod stop;
+pub mod tls;
 mod turn;
 mod watch;
 mod workers;
@@ -70,6 +73,9 @@ pub enum StartError {
     /// The users cannot be read.
     #[error("{0}")]
     Users(String),
+    /// The certificates cannot be read.
+    #[error("{0}")]
+    Tls(String),
     /// An address cannot be listened on.
     #[error("cannot listen on {address}: {source}")]
     Listen {
@@ -94,11 +100,15 @@ impl From<StartError> for io::Error {
 
 /// Opens the listening sockets that the configuration names.
 pub fn listen(config: &Config) -> Result<Vec<TcpListener>, StartError> {
+    listen_at(config, config.server.port)
+}
+
+fn listen_at(config: &Config, port: u16) -> Result<Vec<TcpListener>, StartError> {
     let mut listeners = Vec::new();
     for host in &config.server.bind {
-        let address = format!("{host}:{}", config.server.port);
+        let address = format!("{host}:{port}");
         listeners.push(
-            workers::listen_on(host, config.server.port, config.server.backlog)
+            workers::listen_on(host, port, config.server.backlog)
                 .map_err(|source| StartError::Listen { address, source })?,
         );
     }
@@ -123,9 +133,11 @@ pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Resu
     config.validate()?;
     durability::try_spaces(&config)?;
     let addresses = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<SocketAddr>>>()?;
+    let encrypted = if config.tls.port == 0 { Vec::new() } else { listen_at(&config, config.tls.port)? };
     let host = Arc::new(Host::new(config, addresses, stop));
+    host.tls.configure(&host.config().tls).map_err(StartError::Tls)?;
     host.acl.configure(&host.config().security).map_err(StartError::Users)?;
-    let mut threads = workers::start(&host, listeners)?;
+    let mut threads = workers::start(&host, listeners, encrypted)?;
     let recalled = host.replication.recall(&host.config()).map_err(StartError::System);
     let opened = recalled.and_then(|()| load(&host.node())).and_then(|log| {
         let (of_log, of_snapshots) = (host.clone(), host.clone());

@@ -13,6 +13,7 @@ use crate::settings::Settings;
 use crate::slowlog::SlowLog;
 use crate::snapshot::Snapshots;
 use crate::stop::Stop;
+use crate::tls::Tls;
 use crate::workers::allowed_clients;
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
@@ -118,6 +119,7 @@ pub(crate) struct Process {
     pub(crate) monitors: Monitors,
     pub(crate) slow: SlowLog,
     pub(crate) replication: Replication,
+    pub(crate) tls: Tls,
     /// One per worker.
     pub(crate) tallies: Vec<Tallies>,
     /// Only a worker changes its tallies, so a reset notes where they stood.
@@ -178,6 +180,7 @@ impl Host {
             monitors: Monitors::default(),
             slow: SlowLog::default(),
             replication: Replication::new(),
+            tls: Tls::default(),
             tallies: (0..workers).map(|_| Tallies::default()).collect(),
             totals_base: Mutex::default(),
             stop,
@@ -219,13 +222,16 @@ impl Node {
     }
 
     /// Makes a changed configuration take effect where somebody holds a copy of it. An error: then nothing changes.
-    pub(crate) fn apply(&self, before: &Config, after: &Config) -> Result<(), String> {
+    pub(crate) fn apply(&self, before: &Config, after: &Config, certificates: bool) -> Result<(), String> {
         let wanted = after.server.max_clients;
         let allowed = allowed_clients(wanted);
         if wanted > before.server.max_clients && allowed < wanted {
             return Err(format!(
                 "The operating system is not able to handle the specified number of clients, try with {allowed}"
             ));
+        }
+        if certificates {
+            self.tls.configure(&after.tls)?;
         }
         if before.security.password != after.security.password {
             self.acl.set_default_password(&after.security.password)?;

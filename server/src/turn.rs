@@ -221,6 +221,11 @@ impl Talk {
             match halt {
                 Halt::Enough => {}
                 Halt::Incomplete => return at,
+                Halt::Refused(Malformed::Http) => {
+                    tracing::warn!("client {} speaks HTTP: closed (a cross-site attack?)", self.session.client.peer);
+                    self.closing = Closing::Politely;
+                    return buf.len();
+                }
                 Halt::Refused(why) => {
                     Reply::new(out, self.session.client.protocol()).error(format!("ERR {why}"));
                     tallies.errors.add(1);

@@ -6,6 +6,7 @@
 use crate::config::{Config, ConfigError};
 use crate::connection::Connection;
 use crate::node::{Host, Process};
+use crate::tls::Socket;
 use std::io::{self, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
@@ -42,6 +43,7 @@ pub(crate) fn listen_on(host: &str, port: u16, backlog: i32) -> io::Result<TcpLi
 struct Arrival {
     stream: TcpStream,
     client: Arc<crate::clients::Client>,
+    encrypted: bool,
 }
 
 /// What the acceptor knows of a worker.
@@ -52,10 +54,16 @@ struct Worker {
 }
 
 /// Starts all threads. They end when the node is stopped.
-pub(crate) fn start(host: &Arc<Host>, listeners: Vec<TcpListener>) -> io::Result<Vec<JoinHandle<()>>> {
+pub(crate) fn start(
+    host: &Arc<Host>,
+    listeners: Vec<TcpListener>,
+    encrypted: Vec<TcpListener>,
+) -> io::Result<Vec<JoinHandle<()>>> {
     lower_max_clients(host)?;
     let mut threads = Vec::new();
     let mut workers = Vec::new();
+    let encrypted_addresses: Vec<_> = encrypted.iter().filter_map(|listener| listener.local_addr().ok()).collect();
+    let all = listeners.into_iter().map(|l| (l, false)).chain(encrypted.into_iter().map(|l| (l, true)));
     // If a later thread cannot start, the earlier ones must not stay.
     let spawned = (|| {
         for index in 0..host.tallies.len() {
@@ -77,13 +85,11 @@ pub(crate) fn start(host: &Arc<Host>, listeners: Vec<TcpListener>) -> io::Result
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let listeners = {
             let _in = runtime.enter();
-            listeners
-                .into_iter()
-                .map(|listener| {
-                    listener.set_nonblocking(true)?;
-                    tokio::net::TcpListener::from_std(listener)
-                })
-                .collect::<io::Result<Vec<_>>>()?
+            all.map(|(listener, encrypted)| {
+                listener.set_nonblocking(true)?;
+                Ok((tokio::net::TcpListener::from_std(listener)?, encrypted))
+            })
+            .collect::<io::Result<Vec<_>>>()?
         };
         threads.push(thread("accept".to_owned(), move || {
             runtime.block_on(accept(host, listeners, workers));
@@ -96,6 +102,9 @@ pub(crate) fn start(host: &Arc<Host>, listeners: Vec<TcpListener>) -> io::Result
     }
     for address in &host.addresses {
         tracing::info!("listening on {address}, {} workers", host.tallies.len());
+    }
+    for address in encrypted_addresses {
+        tracing::info!("listening with TLS on {address}");
     }
     Ok(threads)
 }
@@ -135,15 +144,15 @@ pub(crate) fn allowed_clients(wanted: usize) -> usize {
 }
 
 /// The accepting thread: takes connections, hands them out, and looks after the clients once a second.
-async fn accept(host: Arc<Host>, listeners: Vec<tokio::net::TcpListener>, workers: Vec<Worker>) {
+async fn accept(host: Arc<Host>, listeners: Vec<(tokio::net::TcpListener, bool)>, workers: Vec<Worker>) {
     let workers = Arc::new(workers);
-    for listener in listeners {
+    for (listener, encrypted) in listeners {
         let (host, workers) = (host.clone(), workers.clone());
         tokio::spawn(async move {
             loop {
                 match listener.accept().await {
                     Ok((stream, peer)) => {
-                        if let Err(error) = admit(&host, &workers, stream, peer) {
+                        if let Err(error) = admit(&host, &workers, stream, peer, encrypted) {
                             tracing::debug!("connection from {peer} failed at its start: {error}");
                         }
                     }
@@ -197,7 +206,13 @@ fn is_here(peer: SocketAddr) -> bool {
     peer.ip().to_canonical().is_loopback()
 }
 
-fn admit(process: &Process, workers: &[Worker], stream: tokio::net::TcpStream, peer: SocketAddr) -> io::Result<()> {
+fn admit(
+    process: &Process,
+    workers: &[Worker],
+    stream: tokio::net::TcpStream,
+    peer: SocketAddr,
+    encrypted: bool,
+) -> io::Result<()> {
     let mut stream = stream.into_std()?;
     stream.set_nodelay(true)?;
     let config = process.config();
@@ -210,16 +225,16 @@ fn admit(process: &Process, workers: &[Worker], stream: tokio::net::TcpStream, p
     let local = stream.local_addr()?;
     if config.security.protected_mode && !is_here(peer) && process.acl.is_open() {
         process.clients.rejected.fetch_add(1, Relaxed);
-        return stream.write_all(DENIED);
+        return if encrypted { Ok(()) } else { stream.write_all(DENIED) };
     }
     let Some(client) = process.clients.admit(peer, local, config.server.max_clients) else {
         // The socket's buffer is empty: this does not block.
-        return stream.write_all(b"-ERR max number of clients reached\r\n");
+        return if encrypted { Ok(()) } else { stream.write_all(b"-ERR max number of clients reached\r\n") };
     };
     let Some(worker) = workers.iter().min_by_key(|w| w.load.load(Relaxed)) else { return Ok(()) };
     worker.load.fetch_add(1, Relaxed);
     let id = client.id;
-    if worker.arrivals.send(Arrival { stream, client }).is_err() {
+    if worker.arrivals.send(Arrival { stream, client, encrypted }).is_err() {
         // The worker has ended: the server is stopping.
         process.clients.remove(id);
     }
@@ -232,27 +247,32 @@ async fn work(host: Arc<Host>, index: usize, mut arrivals: mpsc::UnboundedReceiv
     let stopped = stop.wait();
     tokio::pin!(stopped);
     loop {
-        let Arrival { stream, client } = tokio::select! {
+        let Arrival { stream, client, encrypted } = tokio::select! {
             () = &mut stopped => break,
             arrival = arrivals.recv() => match arrival {
                 Some(arrival) => arrival,
                 None => break,
             },
         };
-        let load = Departure(load.clone());
+        let departure = Departure { load: load.clone(), host: host.clone(), id: client.id };
         match tokio::net::TcpStream::from_std(stream) {
             Ok(stream) => {
-                let connection = Connection::new(host.node(), index, stream, client.clone());
+                let (host, of_task) = (host.clone(), client.clone());
                 let task = tokio::spawn(async move {
-                    let _load = load;
-                    connection.serve().await;
+                    let _departure = departure;
+                    // Who takes too long for it is ended as one who does not log in.
+                    let socket = if encrypted { host.tls.accept(stream).await } else { Ok(Socket::Plain(stream)) };
+                    match socket {
+                        Ok(socket) => Connection::new(host.node(), index, socket, of_task).serve().await,
+                        Err(error) => {
+                            host.tls.failed.fetch_add(1, Relaxed);
+                            tracing::debug!("no TLS with {}: {error}", of_task.peer);
+                        }
+                    }
                 });
                 client.served_by(task.abort_handle());
             }
-            Err(error) => {
-                tracing::warn!("cannot serve {}: {error}", client.peer);
-                host.clients.remove(client.id);
-            }
+            Err(error) => tracing::warn!("cannot serve {}: {error}", client.peer),
         }
     }
     // No client is in the middle of a command: commands do not wait. Those whose replies are all sent go now, the others may
@@ -268,12 +288,17 @@ async fn work(host: Arc<Host>, index: usize, mut arrivals: mpsc::UnboundedReceiv
     }
 }
 
-/// Counts a connection off its worker when it ends, however it ends.
-struct Departure(Arc<AtomicUsize>);
+/// Counts a connection off its worker, and off the list, when it ends, however it ends.
+struct Departure {
+    load: Arc<AtomicUsize>,
+    host: Arc<Host>,
+    id: u64,
+}
 
 impl Drop for Departure {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
+        self.host.clients.remove(self.id);
+        self.load.fetch_sub(1, Relaxed);
     }
 }
 

@@ -66,7 +66,9 @@ fn set(call: &mut Call<'_>) -> Outcome {
     let text = |index| String::from_utf8_lossy(args.at(index)).into_owned();
     let pairs: Vec<(String, String)> = (0..args.len()).step_by(2).map(|at| (text(at), text(at + 1))).collect();
     let node = call.node;
-    settings::set(&node.settings, &pairs, node.port(), |before, after| node.apply(before, after))
+    // The same name again: the files are new.
+    let certificates = pairs.iter().any(|(name, _)| name.to_ascii_lowercase().starts_with("tls"));
+    settings::set(&node.settings, &pairs, node.port(), |before, after| node.apply(before, after, certificates))
         .map_err(|e| refuse!("{e}"))?;
     for (name, _) in &pairs {
         tracing::info!("CONFIG SET {} by {}", super::Printable(name.as_bytes()), call.session.client.peer);

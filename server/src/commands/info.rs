@@ -163,6 +163,7 @@ fn stats(node: &Node, out: &mut String) {
         "expired_keys" = 0,
         "evicted_keys" = 0,
         "total_error_replies" = totals.errors,
+        "tls_handshakes_failed" = node.tls.failed.load(Relaxed),
         "acl_access_denied_auth" = node.acl.refused[Reason::Auth as usize].load(Relaxed),
         "acl_access_denied_cmd" = node.acl.refused[Reason::Command as usize].load(Relaxed),
         "acl_access_denied_key" = node.acl.refused[Reason::Key as usize].load(Relaxed),

@@ -90,6 +90,12 @@ pub enum Malformed {
     /// Something else where a bulk string must begin.
     #[error("Protocol error: expected '$', got '{}'", char::from(*.0))]
     ExpectedBulk(u8),
+    /// The hello of TLS.
+    #[error("Protocol error: this port does not speak TLS")]
+    Tls,
+    /// A line that ends in `HTTP/1.x`: to be closed without an answer.
+    #[error("Protocol error: this port does not speak HTTP")]
+    Http,
     /// A bulk string of another length than announced.
     #[error("Protocol error: expected CRLF after a bulk string")]
     ExpectedCrLf,
@@ -402,6 +408,9 @@ impl Scanner {
     }
 
     fn scan_inline(&mut self, buf: &[u8]) -> Scan {
+        if buf.starts_with(&[0x16, 3]) {
+            return self.refuse(Malformed::Tls);
+        }
         let Some(lf) = find(b'\n', buf, self.searched) else {
             self.searched = buf.len();
             return if buf.len() > MAX_LINE { self.refuse(Malformed::LongInline) } else { Scan::Incomplete };
@@ -409,6 +418,9 @@ impl Scanner {
         let line = buf[..lf].strip_suffix(b"\r").unwrap_or(&buf[..lf]);
         if line.len() > MAX_LINE {
             return self.refuse(Malformed::LongInline);
+        }
+        if matches!(line, [.., b' ', b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'0' | b'1']) {
+            return self.refuse(Malformed::Http);
         }
         self.inline.clear();
         self.is_inline = true;

@@ -345,6 +345,54 @@ fn a_password_is_nowhere_to_be_seen() {
 }
 
 #[test]
+fn who_watches_commands_sees_no_passwords() {
+    let server = TestServer::start();
+    let (mut monitor, mut client) = (server.raw(), server.connection());
+    let mut said = |line: &str| {
+        let mut words = line.split(' ');
+        let mut cmd = redis::cmd(words.next().unwrap());
+        cmd.arg(words.collect::<Vec<_>>());
+        format!("{:?}", cmd.query::<redis::Value>(&mut client))
+    };
+    said("CONFIG SET slowlog-log-slower-than 0 slowlog-max-len 1000");
+    assert_eq!(inline(&mut monitor, "MONITOR"), OK);
+    // Right, wrong, malformed, and inside a transaction.
+    for (line, answer) in [
+        ("ACL SETUSER u on >hunter2 +@all ~*", "Ok("),
+        ("ACL SETUSER u >hunter2 nonsense-hunter2", "Err("),
+        ("ACL DRYRUN u AUTH hunter2", "Ok("),
+        ("AUTH u hunter2", "Ok("),
+        ("AUTH u hunter2x", "Err("),
+        ("AUTH u hunter2 hunter2", "Err("),
+        ("HELLO 2 AUTH u hunter2", "Ok("),
+        ("HELLO 2 AUTH u hunter2x SETNAME z", "Err("),
+        ("HELLO 2 AUTH u hunter2 nonsense", "Err("),
+        ("CONFIG SET masterauth hunter2", "Ok("),
+        ("CONFIG SET masterauth hunter2 nonsense hunter2", "Err("),
+        ("CONFIG SET requirepass hunter2", "Ok("),
+        ("MULTI", "Ok("),
+        ("ACL SETUSER u >hunter2", "Ok("),
+        ("CONFIG SET masterauth hunter2", "Ok("),
+        ("ECHO in-a-transaction", "Ok("),
+        ("EXEC", "Ok("),
+        ("ECHO at-the-end", "Ok("),
+    ] {
+        let reply = said(line);
+        assert!(reply.starts_with(answer), "{line}: {reply}");
+    }
+    let slow = said("SLOWLOG GET -1");
+    for kept in ["ACL", "AUTH", "HELLO", "CONFIG", "(redacted)", "in-a-transaction", "at-the-end"] {
+        assert!(slow.contains(kept), "{kept}: {slow}");
+    }
+    assert!(!slow.contains("hunter2"), "{slow}");
+    let mut shown = String::new();
+    while !shown.contains("at-the-end") {
+        shown += &monitor.line();
+    }
+    assert!(shown.contains("in-a-transaction") && !shown.contains("hunter2"), "{shown}");
+}
+
+#[test]
 fn random_requests_touch_no_key_that_is_not_allowed() {
     // What a user who may use nothing of a space can change is nothing, whatever is asked.
     let server = TestServer::start();

@@ -1,0 +1,232 @@
+//! TLS: the port that speaks it, with stock clients and our own; certificates of clients; new certificates while it runs.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use tidemark_server::config::{AuthClients, Tls as Settings};
+use tidemark_server::tls::{Socket, Tls};
+use tidemark_tests::{TestServer, eventually};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+/// An authority, and the folder that its certificates lie in.
+struct Authority {
+    folder: tempfile::TempDir,
+    issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Authority {
+        let folder = tempfile::tempdir().unwrap();
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
+        params.distinguished_name.push(rcgen::DnType::CommonName, "the tests' authority");
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let certificate = params.self_signed(&key).unwrap();
+        std::fs::write(folder.path().join("ca.pem"), certificate.pem()).unwrap();
+        Authority { issuer: rcgen::Issuer::new(params, key), folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A certificate for this machine, as `name`.pem and `name`.key.
+    fn sign(&self, name: &str) {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        std::fs::write(self.path(&format!("{name}.pem")), certificate.pem()).unwrap();
+        std::fs::write(self.path(&format!("{name}.key")), key.serialize_pem()).unwrap();
+    }
+
+    fn settings(&self, name: &str, auth_clients: AuthClients) -> Settings {
+        let text = |path: PathBuf| path.to_str().unwrap().to_owned();
+        // Free a moment ago.
+        let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        Settings {
+            port,
+            cert_file: if name.is_empty() { String::new() } else { text(self.path(&format!("{name}.pem"))) },
+            key_file: if name.is_empty() { String::new() } else { text(self.path(&format!("{name}.key"))) },
+            ca_file: text(self.path("ca.pem")),
+            auth_clients,
+        }
+    }
+}
+
+/// Sends requests with our own client's side, and reads what comes until `length` bytes are there.
+fn ask(tls: &Tls, port: u16, request: &[u8], length: usize) -> std::io::Result<Vec<u8>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await?;
+        let mut socket: Socket = tls.connect("localhost", stream).await?;
+        socket.write_all(request).await?;
+        socket.flush().await?;
+        let mut reply = vec![0; length];
+        tokio::time::timeout(Duration::from_secs(20), socket.read_exact(&mut reply)).await??;
+        Ok(reply)
+    })
+}
+
+fn client(authority: &Authority, name: &str) -> Tls {
+    let tls = Tls::default();
+    tls.configure(&Settings { port: 0, ..authority.settings(name, AuthClients::No) }).unwrap();
+    tls
+}
+
+fn redis_cli(port: u16, authority: &Authority, certificate: Option<&str>, command: &[&str]) -> String {
+    let mut cli = Command::new("redis-cli");
+    cli.args(["-h", "localhost", "-p", &port.to_string(), "--tls", "--cacert"]).arg(authority.path("ca.pem"));
+    if let Some(name) = certificate {
+        cli.arg("--cert").arg(authority.path(&format!("{name}.pem")));
+        cli.arg("--key").arg(authority.path(&format!("{name}.key")));
+    }
+    let output = cli.args(command).output().expect("redis-cli is installed by tests/clients/setup");
+    String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+}
+
+fn server(settings: &Settings) -> TestServer {
+    TestServer::with(|config| {
+        config.tls = settings.clone();
+        config.security.handshake_timeout_s = 1;
+    })
+}
+
+#[test]
+fn stock_clients_and_ours_speak_tls() {
+    let authority = Authority::new();
+    authority.sign("server");
+    let settings = authority.settings("server", AuthClients::No);
+    let server = server(&settings);
+    assert_eq!(redis_cli(settings.port, &authority, None, &["HSET", "post:1", "like", "5"]), "1\n");
+    assert!(redis_cli(settings.port, &authority, None, &["-3", "HGETALL", "post:1"]).contains('5'));
+    // The plain port shows the same data.
+    server.raw().request(&["HGET", "post:1", "like"]).expect("$1\r\n5\r\n");
+    let ours = client(&authority, "");
+    assert_eq!(ask(&ours, settings.port, b"PING\r\n", 7).unwrap(), b"+PONG\r\n");
+    // Replies that TLS has to cut into many records, to a client that takes its time.
+    let mut page = "*20003\r\n$8\r\nFEED.GET\r\n$4\r\nhome\r\n$1\r\n7\r\n".to_owned();
+    (10_000..30_000).for_each(|i| page += &format!("$5\r\n{i}\r\n"));
+    let row = "*6\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n";
+    let expected = format!("*20000\r\n{}", row.repeat(20_000)).repeat(5);
+    let reply = ask(&ours, settings.port, page.repeat(5).as_bytes(), expected.len()).unwrap();
+    assert!(reply == expected.as_bytes());
+    // Another authority's server is not trusted.
+    let stranger = Authority::new();
+    assert!(ask(&client(&stranger, ""), settings.port, b"PING\r\n", 7).is_err());
+}
+
+#[test]
+fn a_certificate_is_asked_of_clients() {
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    for name in ["server", "client"] {
+        authority.sign(name);
+    }
+    stranger.sign("client");
+    for (ask_for, without, with_other) in
+        [(AuthClients::Yes, false, false), (AuthClients::Optional, true, false), (AuthClients::No, true, true)]
+    {
+        let settings = authority.settings("server", ask_for);
+        let server = server(&settings);
+        let is_let_in = |tls: &Tls| ask(tls, settings.port, b"PING\r\n", 7).is_ok_and(|reply| reply == b"+PONG\r\n");
+        assert_eq!(is_let_in(&client(&authority, "")), without, "{ask_for:?}");
+        assert!(is_let_in(&client(&authority, "client")), "{ask_for:?}");
+        // Trusts our authority, shows a certificate of another.
+        let other = Tls::default();
+        let of_stranger = stranger.settings("client", AuthClients::No);
+        let ca_file = authority.settings("", AuthClients::No).ca_file;
+        other.configure(&Settings { port: 0, ca_file, ..of_stranger }).unwrap();
+        assert_eq!(is_let_in(&other), with_other, "{ask_for:?}");
+        assert_eq!(redis_cli(settings.port, &authority, Some("client"), &["PING"]), "PONG\n");
+        drop(server);
+    }
+}
+
+#[test]
+fn certificates_are_exchanged_while_it_runs() {
+    let (old, new) = (Authority::new(), Authority::new());
+    old.sign("server");
+    new.sign("server");
+    let settings = old.settings("server", AuthClients::No);
+    let server = server(&settings);
+    let (trusts_old, trusts_new) = (client(&old, ""), client(&new, ""));
+    let is_let_in = |tls: &Tls| ask(tls, settings.port, b"PING\r\n", 7).is_ok();
+    assert!(is_let_in(&trusts_old) && !is_let_in(&trusts_new));
+    let set = |pairs: &[&str]| server.raw().ask(&[&["CONFIG", "SET"], pairs].concat());
+    let path = |name: &str| new.path(name).to_str().unwrap().to_owned();
+    // What cannot be read, or does not fit together, changes nothing.
+    for pairs in
+        [["tls-cert-file", "/nonexistent"], ["tls-cert-file", &path("server.pem")], ["tls-key-file", "/dev/null"]]
+    {
+        let reply = set(&pairs);
+        assert!(reply.starts_with("-ERR CONFIG SET failed (possibly related to argument 'tls-"), "{reply}");
+    }
+    assert!(is_let_in(&trusts_old));
+    assert_eq!(set(&["tls-cert-file", &path("server.pem"), "tls-key-file", &path("server.key")]), "+OK");
+    assert!(is_let_in(&trusts_new) && !is_let_in(&trusts_old));
+    // The same names, new files.
+    let newest = Authority::new();
+    newest.sign("server");
+    for name in ["server.pem", "server.key"] {
+        std::fs::copy(newest.path(name), new.path(name)).unwrap();
+    }
+    assert!(is_let_in(&trusts_new));
+    assert_eq!(set(&["tls-cert-file", &path("server.pem")]), "+OK");
+    assert!(is_let_in(&client(&newest, "")) && !is_let_in(&trusts_new));
+}
+
+#[test]
+fn a_handshake_that_does_not_come_is_ended() {
+    let authority = Authority::new();
+    authority.sign("server");
+    let settings = authority.settings("server", AuthClients::No);
+    let server = server(&settings);
+    // Nothing, the beginning of a hello, something else, and a whole hello followed by silence.
+    let hello = [&[0x16, 3, 1, 2, 0][..], &[1; 100]].concat();
+    let streams: Vec<TcpStream> = [&b""[..], &hello, b"PING\r\n", b"*1\r\n$4\r\nPING\r\n", &[0xff; 3000]]
+        .iter()
+        .map(|bytes| {
+            let mut stream = TcpStream::connect(("127.0.0.1", settings.port)).unwrap();
+            let _ = stream.write_all(bytes);
+            stream
+        })
+        .collect();
+    assert_eq!(redis_cli(settings.port, &authority, None, &["PING"]), "PONG\n");
+    for mut stream in streams {
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut rest = Vec::new();
+        let outcome = stream.read_to_end(&mut rest);
+        assert!(outcome.is_ok() || outcome.is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionReset));
+        // An alert of TLS at most, nothing of RESP.
+        assert!(rest.is_empty() || rest[0] == 0x15, "{rest:?}");
+    }
+    eventually("all have gone", || {
+        let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).unwrap();
+        list.lines().count() == 1
+    });
+    let info: String = redis::cmd("INFO").arg("stats").query(&mut server.connection()).unwrap();
+    assert!(info.lines().any(|l| l.strip_prefix("tls_handshakes_failed:").is_some_and(|n| n != "0")), "{info}");
+}
+
+#[test]
+fn a_server_without_its_certificates_does_not_start() {
+    let authority = Authority::new();
+    authority.sign("server");
+    let good = authority.settings("server", AuthClients::Yes);
+    let gone = Path::new("/nonexistent").to_str().unwrap().to_owned();
+    for settings in [
+        Settings { cert_file: gone.clone(), ..good.clone() },
+        Settings { key_file: gone.clone(), ..good.clone() },
+        Settings { ca_file: gone, ..good.clone() },
+        Settings { key_file: good.cert_file.clone(), ..good },
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = tidemark_server::config::Config { tls: settings, ..Default::default() };
+        config.durability.dir = folder.path().to_owned();
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let error = tidemark_server::start(config, listener).err().expect("it must not start").to_string();
+        assert!(error.starts_with("tls: "), "{error}");
+    }
+}
