@@ -183,7 +183,7 @@ fn take_step(bytes: &mut &[u8], bits: u32) -> Result<(u64, u64), String> {
     Ok((if step == escape { take_number(bytes)? } else { step }, flags))
 }
 
-/// Ids that must rise: strictly, but for the first.
+/// Ids that never fall.
 struct Rising(Option<u64>);
 
 impl Rising {
