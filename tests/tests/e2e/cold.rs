@@ -8,6 +8,7 @@ use tidemark_tests::TestServer;
 const FIELDS: [&str; 4] = ["like", "repost", "comment", "read"];
 
 fn small(config: &mut Config) {
+    config.counter[0].spill = true;
     config.counter[0].rows_per_table = 2_000;
     config.counter[0].memory_limit_bytes = 64 << 20;
     config.durability.snapshot_every_s = 0;
