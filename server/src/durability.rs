@@ -54,7 +54,7 @@ pub struct Durability {
 }
 
 impl Durability {
-    /// Nothing is committed before [`Durability::run`].
+    /// Nothing is committed before `run`.
     pub fn new(policy: Fsync) -> Durability {
         let reached = Reached { durable: 0, failed: 0, health: Health::Good, reason: "".into() };
         Durability {

@@ -224,7 +224,7 @@ impl Staging {
         self.missing.is_empty() && self.log.as_ref().is_some_and(reaches)
     }
 
-    /// From now on this is the data set: what [`adopt`] does next, in this process or a later one, cannot be refused any more.
+    /// From now on this is the data set: what `adopt` does next, in this process or a later one, cannot be refused any more.
     pub fn commit(mut self) -> Result<()> {
         let log = self.log.take();
         let term = log.as_ref().map_or(0, FollowLog::term);
