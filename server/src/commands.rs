@@ -38,6 +38,7 @@ use crate::clients::{Client, Kind};
 use crate::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef, Page, Seen};
 use crate::node::Node;
 use crate::pause::Paused;
+use crate::records::Mark;
 use crate::resp::{Args, Protocol, Reply};
 use crate::slowlog;
 use std::fmt::Write as _;
@@ -436,6 +437,12 @@ impl<'a> Call<'a> {
             // Nothing was written, so nobody has to wait for the disk to hear it.
             Some(text) => Err(Refusal::new(text.into_bytes())),
         }
+    }
+
+    /// Keeps all other writers out until it is dropped, for changes of several ids that belong together. Inside EXEC they are out already, and a
+    /// thread must not ask twice.
+    pub(crate) fn alone(&self) -> Option<store::Exclusive<'a, Mark>> {
+        (!self.session.in_exec).then(|| self.node.engines.exclusive())
     }
 
     /// Does something that takes its time (walks all rows, reads a whole filter) on another thread, and answers when it is done. Others

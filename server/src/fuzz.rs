@@ -2,6 +2,10 @@
 //!
 //! Each function must return, whatever it is given; what it accepts must mean the same when it is written and read again.
 
+mod commands;
+
+pub use commands::commands;
+
 use crate::acl;
 use crate::catalogue::Catalogue;
 use crate::config::{Config, Security};
@@ -161,6 +165,16 @@ mod tests {
             }
         }
         bytes
+    }
+
+    #[test]
+    fn seeded_rounds_of_commands() {
+        for seed in 0..3_000 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let input: Vec<u8> = (0..random.usize(..400)).map(|_| random.u8(..)).collect();
+            let outcome = std::panic::catch_unwind(|| commands(&input));
+            assert!(outcome.is_ok(), "seed {seed}: {input:?}");
+        }
     }
 
     fn rounds(target: fn(&[u8]), seeds: &[&[u8]], words: &[&[u8]]) {

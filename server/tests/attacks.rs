@@ -364,7 +364,12 @@ fn hostile_arguments_are_refused_or_cost_little() {
             let mut args: Vec<&[u8]> = vec![name];
             args.extend((0..random.usize(..8)).map(|_| *random.choice(&words).unwrap()));
             let line = args.iter().map(|a| String::from_utf8_lossy(a)).collect::<Vec<_>>().join(" ");
-            client.call(&args).unwrap_or_else(|e| panic!("seed {seed}: {line:?} after {before_it:?}: {e}"));
+            // Now and then in a transaction: there nothing may wait, for itself least of all.
+            let together = random.u8(..8) == 0;
+            let requests: &[&[&[u8]]] = if together { &[&[b"MULTI"], &args, &[b"EXEC"]] } else { &[&args] };
+            for request in requests {
+                client.call(request).unwrap_or_else(|e| panic!("seed {seed}: {line:?} after {before_it:?}: {e}"));
+            }
             before_it = line;
         }
     });

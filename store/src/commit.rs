@@ -379,7 +379,7 @@ impl<K: Copy + Ord> Committer<K> {
     }
 
     /// Enters all stripes, in order: for changes of several ids that belong together. Costs some ten nanoseconds per stripe, and all
-    /// writers wait until it ends.
+    /// writers wait until it ends. A thread that has them must not ask for them again: it would wait for itself.
     pub fn exclusive(&self) -> Exclusive<'_, K> {
         let joined = self.joined.lock();
         let stripes: Vec<_> = self.stripes.iter().map(|stripe| stripe.0.lock()).collect();

@@ -250,7 +250,7 @@ fn pairs<'a>(call: &Call<'a>) -> Result<Vec<(&'a CounterSpace, u64, usize, i64)>
 fn mset(call: &mut Call<'_>) -> Outcome {
     let pairs = pairs(call)?;
     let engines = &call.node.engines;
-    let _alone = (pairs.len() > 1).then(|| engines.exclusive());
+    let _alone = if pairs.len() > 1 { call.alone() } else { None };
     for (space, id, field, value) in pairs {
         engines.set(space, id, &[(field, value)])?;
     }
@@ -261,7 +261,7 @@ fn mset(call: &mut Call<'_>) -> Outcome {
 fn msetnx(call: &mut Call<'_>) -> Outcome {
     let pairs = pairs(call)?;
     let engines = &call.node.engines;
-    let _alone = engines.exclusive();
+    let _alone = call.alone();
     let absent = pairs.iter().all(|(space, id, ..)| !space.exists(*id));
     if absent {
         for (space, id, field, value) in pairs {

@@ -51,6 +51,29 @@ fn nothing_comes_between_the_commands_of_a_transaction() {
     });
 }
 
+/// Commands that by themselves keep all other writers out do not wait for the transaction that they are in.
+#[test]
+fn commands_on_many_keys_do_not_wait_for_their_own_transaction() {
+    let server = TestServer::start();
+    let mut raw = server.raw();
+    for round in ["1", "2"] {
+        raw.request(&["MULTI"]).expect("+OK\r\n");
+        for request in [
+            "SADD liked:1 7",
+            "MSET post:1:like 5 post:2:like 6",
+            "MSETNX post:3:like 7 post:4:like 8",
+            "SMOVE liked:1 liked:2 7",
+            "MGET post:1:like post:4:like",
+        ] {
+            raw.request(&request.split(' ').collect::<Vec<_>>()).expect("+QUEUED\r\n");
+        }
+        let new = if round == "1" { ":1" } else { ":0" };
+        raw.request(&["EXEC"]).expect(&format!("*5\r\n:1\r\n+OK\r\n{new}\r\n:1\r\n*2\r\n$1\r\n5\r\n$1\r\n8\r\n"));
+    }
+    // Nor does anybody else after it.
+    server.raw().request(&["INCR", "post:1:like"]).expect(":6\r\n");
+}
+
 /// Many clients add 1 by GET, WATCH and SET, as the manual of Redis shows it: no addition is lost.
 #[test]
 fn a_watched_counter_loses_no_addition() {

@@ -1,0 +1,4 @@
+//! A configuration file.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tidemark_server::fuzz::config(bytes));

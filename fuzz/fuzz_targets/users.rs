@@ -1,0 +1,4 @@
+//! A file of users.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tidemark_server::fuzz::users(bytes));
