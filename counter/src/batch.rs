@@ -7,13 +7,13 @@
 //!              for the candidates:         the whole tag, the fields; a wrong one with the mark -> onward
 //! ```
 //!
-//! Where an id goes next cannot be predicted, so it is no jump: each id's number is written to the end of a list, whose length then grows
-//! by 0 or 1. What is left to jumps is usual (the first candidate is right) or is a list's end.
+//! Where an id goes next cannot be predicted, so it is no jump: each has a bit in a set, and the sets are walked bit by bit. What is left to
+//! jumps is usual (the first candidate is right) or is a set's end.
 //!
 //! The search itself needs no version: the tag of a row that is there all the time is there at every moment (B1, T1). Its fields do.
 
-use crate::bucket::Matches;
-use crate::key::{Home, PROBES};
+use crate::bucket::{Bucket, Matches};
+use crate::key::PROBES;
 use crate::read::{Read, is_current};
 use crate::table::Table;
 use rolling::Entry;
@@ -21,61 +21,77 @@ use rolling::Entry;
 /// Ids that are looked up together: enough to overlap memory latencies, few enough to stay in the first cache; one bit each in a u32.
 const CHUNK: usize = 32;
 
-/// Numbers below [`CHUNK`], each at most once.
-#[derive(Clone, Copy)]
-struct List {
-    /// Twice as long as needed: what is not kept is written, too.
-    items: [u8; 2 * CHUNK],
-    len: usize,
-}
-
-impl List {
-    const EMPTY: List = List { items: [0; 2 * CHUNK], len: 0 };
-
-    #[inline(always)]
-    fn push_if(&mut self, condition: bool, item: usize) {
-        self.items[self.len % (2 * CHUNK)] = item as u8;
-        self.len = self.len.wrapping_add(usize::from(condition));
-    }
-
-    #[inline(always)]
-    fn iter(&self) -> impl Iterator<Item = usize> {
-        self.items[..self.len].iter().map(|&item| usize::from(item) % CHUNK)
-    }
+/// The numbers of a set, which are below [`CHUNK`].
+#[inline(always)]
+fn members(mut set: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let first = (set != 0).then(|| set.trailing_zeros() as usize % CHUNK);
+        set &= set.wrapping_sub(1);
+        first
+    })
 }
 
 /// Where the search for one row stands.
-#[derive(Clone, Copy, Default)]
-struct Way {
-    bucket: u64,
-    tag: u64,
+#[derive(Clone, Copy)]
+struct Way<'a> {
+    entry: &'a Entry<Table>,
+    bucket: Bucket<'a>,
+    /// The bucket's number.
+    index: u64,
     remainder: u64,
+    tag: u64,
     matches: Matches,
     past: bool,
 }
 
-impl Way {
-    fn new(table: &Table, home: Home) -> Way {
-        let tag = table.layout().tag(home.remainder, 0);
-        Way { bucket: home.bucket, tag, remainder: home.remainder, ..Way::default() }
+impl<'a> Way<'a> {
+    fn table(&self) -> &'a Table {
+        self.entry.table()
     }
 
     /// Looks at the first bytes of the bucket.
     #[inline(always)]
-    fn look(&mut self, table: &Table) {
-        let bucket = table.main().bucket(self.bucket);
-        self.matches = bucket.matches(self.tag as u8, 0);
-        self.past = bucket.head().is_past(self.remainder);
+    fn look(&mut self) {
+        self.matches = self.bucket.matches(self.tag as u8, 0);
+        self.past = self.bucket.head().is_past(self.remainder);
     }
 
     /// Goes on to the next bucket; whether there is one.
     #[inline(always)]
-    fn go_on(&mut self, table: &Table) -> bool {
-        let main = table.main();
-        self.bucket = main.keys.next(self.bucket, main.keys.step(self.remainder));
-        main.prefetch(self.bucket);
+    fn go_on(&mut self) -> bool {
+        let main = self.table().main();
+        self.index = main.keys.next(self.index, main.keys.step(self.remainder));
+        main.prefetch(self.index);
+        self.bucket = main.bucket(self.index);
         self.tag = self.tag.wrapping_add(main.layout.tag(0, 0));
         self.tag < main.layout.tag(0, PROBES)
+    }
+
+    /// Fills `out` with the row of `id`, if it is among the matches.
+    #[inline(always)]
+    fn take(&self, id: u64, living: u64, out: &mut [i64]) -> bool {
+        let layout = self.table().layout();
+        let usual = layout.usual(living, out.len());
+        let take = |bucket: Bucket<'a>| {
+            let mut matches = self.matches;
+            while let Some(slot) = matches.next(0) {
+                if let Some(packed) = usual {
+                    let rest = bucket.rest(slot);
+                    if rest & layout.tag_rest_mask() != self.tag >> 8 {
+                        continue;
+                    }
+                    if packed.take(rest, out) {
+                        return true;
+                    }
+                } else if !bucket.is(slot, self.tag) {
+                    continue;
+                }
+                self.table().row_in(bucket, self.index, slot, id).values_one_by_one(living, out);
+                return true;
+            }
+            false
+        };
+        self.bucket.read(take).0
     }
 }
 
@@ -88,82 +104,92 @@ impl Read<'_> {
         for ids in ids.chunks(CHUNK) {
             let rows = &mut rows[at..at + ids.len() * width];
             at += ids.len() * width;
-            self.get_chunk(ids, width, rows, found);
+            let (hits, mut unsure) = self.get_chunk(ids, width, rows);
+            let first = found.len();
+            found.extend((0..ids.len()).map(|i| hits >> i & 1 == 1));
+            while unsure != 0 {
+                let i = unsure.trailing_zeros() as usize;
+                unsure &= unsure - 1;
+                found[first + i] = self.get(ids[i], &mut rows[i * width..][..width]);
+            }
         }
     }
 
-    /// `rows` are zero.
-    fn get_chunk(&mut self, ids: &[u64], width: usize, rows: &mut [i64], found: &mut Vec<bool>) {
+    /// Fills `rows`, which are zero, as far as that is quick. Two sets: the ids whose rows were found, and those to ask again for one by one.
+    fn get_chunk(&self, ids: &[u64], width: usize, rows: &mut [i64]) -> (u32, u32) {
         let living = self.shape.living;
-        let mut ways = [Way::default(); CHUNK];
-        let mut entries: [Option<&Entry<Table>>; CHUNK] = [None; CHUNK];
-        let mut looking = List::EMPTY;
-        let (mut hits, mut unsure) = (0u32, 0u32);
-        for (i, &id) in ids.iter().enumerate() {
-            match self.quick(id) {
-                Some((entry, home)) => {
-                    entry.table().prefetch(home);
-                    ways[i] = Way::new(entry.table(), home);
-                    entries[i] = Some(entry);
-                    looking.push_if(true, i);
-                }
-                None => unsure |= 1 << i,
-            }
+        let mut ways = [None; CHUNK];
+        let mut looking = 0u32;
+        for (i, (&id, way)) in ids.iter().zip(&mut ways).enumerate() {
+            *way = self.way(id);
+            looking |= u32::from(way.is_some()) << i;
         }
-        while looking.len > 0 {
-            let (mut candidates, mut onward) = (List::EMPTY, List::EMPTY);
-            for i in looking.iter() {
-                let (Some(entry), way) = (entries[i], &mut ways[i]) else { continue };
-                way.look(entry.table());
-                candidates.push_if(!way.matches.is_empty(), i);
-                onward.push_if(way.matches.is_empty() & way.past, i);
-            }
-            looking = List::EMPTY;
-            for i in onward.iter() {
-                let Some(entry) = entries[i] else { continue };
-                let more = ways[i].go_on(entry.table());
-                looking.push_if(more, i);
-                unsure |= u32::from(!more) << i;
-            }
-            for i in candidates.iter() {
-                let (Some(entry), way) = (entries[i], &mut ways[i]) else { continue };
-                let out = &mut rows[i * width..][..width];
-                let table = entry.table();
-                if table.read_match(way.bucket, way.tag, way.matches, ids[i], |row| row.values(living, out)) {
-                    hits |= 1 << i;
-                    continue;
+        let all = u32::MAX >> (CHUNK - ids.len());
+        let (mut hits, mut unsure) = (0, all & !looking);
+        // In two parts: the rows of the first are taken while the lines of the second are on their way.
+        let early = all >> (ids.len() / 2);
+        while looking != 0 {
+            let parts = [looking & early, looking & !early];
+            looking = 0;
+            for part in parts {
+                let (mut candidates, mut onward) = (0, 0);
+                for i in members(part) {
+                    let Some(way) = &mut ways[i] else { continue };
+                    way.look();
+                    candidates |= u32::from(!way.matches.is_empty()) << i;
+                    onward |= u32::from(way.matches.is_empty() & way.past) << i;
                 }
-                // A row that was deleted under the search may have left something.
-                out.fill(0);
-                if way.past {
-                    let more = way.go_on(table);
-                    looking.push_if(more, i);
+                for i in members(onward) {
+                    let Some(way) = &mut ways[i] else { continue };
+                    let more = way.go_on();
+                    looking |= u32::from(more) << i;
                     unsure |= u32::from(!more) << i;
                 }
+                for i in members(candidates) {
+                    let Some(way) = &mut ways[i] else { continue };
+                    let out = &mut rows[i * width..][..width];
+                    if way.take(ids[i], living, out) {
+                        hits |= 1 << i;
+                        continue;
+                    }
+                    // A row that was deleted under the search may have left something.
+                    out.fill(0);
+                    if way.past {
+                        let more = way.go_on();
+                        looking |= u32::from(more) << i;
+                        unsure |= u32::from(!more) << i;
+                    }
+                }
             }
         }
-        let first = found.len();
-        found.extend((0..ids.len()).map(|i| hits >> i & 1 == 1));
-        for (i, &id) in ids.iter().enumerate() {
-            if hits >> i & 1 == 0 && (!entries[i].is_some_and(|entry| is_current(entry, id)) || self.may_lie_below(id))
-            {
-                unsure |= 1 << i;
-            }
+        for i in members(all & !hits & !unsure) {
+            let current = ways[i].is_some_and(|way| is_current(way.entry, ids[i]));
+            unsure |= u32::from(!current || self.may_lie_below(ids[i])) << i;
         }
-        while unsure != 0 {
-            let i = unsure.trailing_zeros() as usize;
-            unsure &= unsure - 1;
-            found[first + i] = self.get(ids[i], &mut rows[i * width..][..width]);
-        }
+        (hits, unsure)
     }
 
-    /// Where `id` is looked for first, if it is in none of the places that the quick way does not know: the aside, a drained table.
+    /// Where `id` is looked for first, and is asked for, if it is in none of the places that the quick way does not know: the aside, a
+    /// drained table.
     #[inline(always)]
-    fn quick(&self, id: u64) -> Option<(&Entry<Table>, Home)> {
+    fn way(&self, id: u64) -> Option<Way<'_>> {
         let entry = self.tables.find(id)?;
-        let home = entry.table().home(id)?;
+        let main = entry.table().main();
+        let home = main.keys.home(id)?;
         // In the order in which rows move: aside, drained table, table.
         let elsewhere = self.space.aside.may_hold(id) || entry.drains().is_some();
-        (!elsewhere && entry.table().layout().byte_lines == 1).then_some((entry, home))
+        if elsewhere || main.layout.byte_lines > 1 {
+            return None;
+        }
+        main.prefetch(home.bucket);
+        Some(Way {
+            entry,
+            bucket: main.bucket(home.bucket),
+            index: home.bucket,
+            remainder: home.remainder,
+            tag: main.layout.tag(home.remainder, 0),
+            matches: Matches::default(),
+            past: false,
+        })
     }
 }

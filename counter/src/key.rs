@@ -33,6 +33,8 @@ pub(crate) struct Keys {
     /// Prime.
     buckets: u64,
     bits: u32,
+    /// 2^bits - 1.
+    mask: u64,
     seed: u64,
     last: u64,
 }
@@ -65,7 +67,7 @@ impl Keys {
         );
         let span = u128::from(buckets) << bits;
         let last = (u128::from(base) + span - 1).min(u128::from(u64::MAX)) as u64;
-        Keys { base, buckets, bits, seed, last }
+        Keys { base, buckets, bits, mask: (1 << bits) - 1, seed, last }
     }
 
     /// The highest id that has a place here.
@@ -85,7 +87,7 @@ impl Keys {
 
     #[inline(always)]
     fn f(&self, hi: u64) -> u64 {
-        mix(hi ^ self.seed, M1, M2) >> (64 - self.bits)
+        mix(hi ^ self.seed, M1, M2) >> (self.bits.wrapping_neg() % 64)
     }
 
     #[inline(always)]
@@ -101,7 +103,7 @@ impl Keys {
         }
         let offset = id - self.base;
         let hi = offset >> self.bits;
-        let remainder = (offset & ((1 << self.bits) - 1)) ^ self.f(hi);
+        let remainder = (offset & self.mask) ^ self.f(hi);
         let bucket = hi + self.g(remainder);
         Some(Home { bucket: if bucket >= self.buckets { bucket - self.buckets } else { bucket }, remainder })
     }

@@ -7,8 +7,7 @@
 //!
 //! A slot is cut in two. Its *tag* is the remainder of its id and, above it, its *state*: 0 for an empty slot, else 1 + the
 //! number of its probe. The low byte of every tag lies in front, so that one pass over a few words finds the candidates among all
-//! slots of the bucket (one byte compared in eight lanes of a word at a time; Lamport, Multiple Byte Processing with Full-Word
-//! Instructions, 1975); the rest of the tag and the fields follow, bit behind bit.
+//! slots of the bucket, many bytes compared at a time; the rest of the tag and the fields follow, bit behind bit.
 //!
 //! A field holds 0..=2^width-2. All ones is the *escape*: the value is in the aux dictionary.
 
@@ -69,20 +68,48 @@ pub(crate) struct Layout {
     /// Words that hold first bytes, and the lines that these are in.
     pub(crate) byte_words: usize,
     pub(crate) byte_lines: usize,
-    /// The slots of each such line, as [`crate::bucket::Matches`] counts them.
+    /// The slots of each such line, a bit for each byte.
     pub(crate) lanes: [u64; WIDE_WORDS / 8],
-    /// How to take a row's fields, by position, from a second part of one word; empty if it is wider.
-    pub(crate) packed: Vec<Packed>,
+    /// How to take all fields from a second part; `None` if that is wider than a word.
+    pub(crate) packed: Option<Packed>,
 }
 
-/// One field of a second part that fits in a word.
-#[derive(Clone, Copy, Debug)]
+/// The fields of a second part that fits in a word.
+#[derive(Clone, Debug)]
 pub(crate) struct Packed {
-    pub(crate) shift: u32,
-    /// 0 for a field that has no bits.
-    pub(crate) mask: u64,
-    /// What the field never is unless it has escaped.
-    pub(crate) escape: u64,
+    /// Shift and mask by position; the mask is 0 for one that has no bits.
+    fields: Vec<(u32, u64)>,
+    /// The lowest bit of every field, and the bit above the highest.
+    lowest: u64,
+    above: u64,
+}
+
+impl Packed {
+    fn new(fields: &[Option<Inline>]) -> Packed {
+        let bits = |of: fn(&Inline) -> u32| fields.iter().flatten().fold(0, |bits, i| bits | (1u128 << of(i)) as u64);
+        Packed {
+            fields: fields.iter().map(|f| f.map_or((0, 0), |i| (i.offset, i.escape()))).collect(),
+            lowest: bits(|i| i.offset),
+            above: bits(|i| i.offset + i.width),
+        }
+    }
+
+    /// How many fields [`Packed::take`] fills.
+    #[inline(always)]
+    pub(crate) fn width(&self) -> usize {
+        self.fields.len()
+    }
+
+    /// Takes all fields out of a second part. False if one of them has escaped: then none counts.
+    #[inline(always)]
+    pub(crate) fn take(&self, rest: u64, out: &mut [i64]) -> bool {
+        for (value, &(shift, mask)) in out.iter_mut().zip(&self.fields) {
+            *value = (rest.wrapping_shr(shift) & mask) as i64;
+        }
+        // One more in each field at once: only from one of all ones, or from above such a one, something is carried on.
+        let (sum, carried) = rest.overflowing_add(self.lowest);
+        (sum ^ rest ^ self.lowest) & self.above == 0 && !carried
+    }
 }
 
 impl Layout {
@@ -103,13 +130,9 @@ impl Layout {
         let byte_words = bytes.div_ceil(8);
         let mut lanes = [0; WIDE_WORDS / 8];
         for byte in HEADER_BITS as usize / 8..bytes {
-            lanes[byte / 64] |= 1 << (byte % 8 * 8 + byte % 64 / 8);
+            lanes[byte / 64] |= 1 << (byte % 64);
         }
-        let packed = |field: &Option<Inline>| match *field {
-            Some(inline) => Packed { shift: inline.offset, mask: inline.escape(), escape: inline.escape() },
-            None => Packed { shift: 0, mask: 0, escape: u64::MAX },
-        };
-        let packed = if offset <= 64 { fields.iter().map(packed).collect() } else { Vec::new() };
+        let packed = (offset <= 64).then(|| Packed::new(&fields));
         Layout {
             remainder_bits,
             words,
@@ -156,6 +179,18 @@ impl Layout {
             bits |= code << inline.offset;
         }
         Some(bits)
+    }
+
+    /// How to take a row of so many fields at once, if exactly the `living` ones have bits here: the usual case.
+    #[inline(always)]
+    pub(crate) fn usual(&self, living: u64, width: usize) -> Option<&Packed> {
+        self.packed.as_ref().filter(|packed| packed.width() == width && living == self.inline_fields)
+    }
+
+    /// The bits of the tag in a second part, when that is taken as a word.
+    #[inline(always)]
+    pub(crate) fn tag_rest_mask(&self) -> u64 {
+        (1 << self.tag_rest_bits) - 1
     }
 
     /// The inline part of the field at `position`, if this table has one.
@@ -222,6 +257,40 @@ mod tests {
             }
             assert_eq!(next, layout.rest_bits);
         }
+    }
+
+    /// A few fields of all widths, of values at both ends of what fits: taken together as one by one.
+    #[test]
+    fn fields_of_a_word_come_out_as_they_went_in() {
+        let mut rng = fastrand::Rng::with_seed(7);
+        let mut escapes = 0;
+        for _ in 0..if cfg!(miri) { 20 } else { 20_000 } {
+            let remainder_bits = rng.u32(5..=20);
+            let mut room = 64 - (remainder_bits + STATE_BITS - 8);
+            let mut text = String::new();
+            while room > 0 && text.len() < 60 {
+                let width = rng.u32(1..=room);
+                let dropped = if rng.u32(0..5) == 0 { "!" } else { "" };
+                text += &format!("{dropped}f{}:{width} ", text.len());
+                room -= if dropped.is_empty() { width } else { 0 };
+            }
+            let layout = Layout::new(&Schema::parse(text.trim()).unwrap(), remainder_bits);
+            let packed = layout.packed.as_ref().unwrap();
+            let mut rest = rng.u64(..) & layout.tag_rest_mask();
+            let (mut values, mut escaped) = (Vec::new(), false);
+            for inline in &layout.fields {
+                let value =
+                    inline.map_or(0, |i| [0, i.escape() - 1, i.escape(), rng.u64(0..=i.escape())][rng.usize(0..4)]);
+                rest |= inline.map_or(0, |i| value << i.offset);
+                escaped |= inline.is_some_and(|i| value == i.escape());
+                values.push(value as i64);
+            }
+            let mut out = vec![-1; packed.width()];
+            assert_eq!(packed.take(rest, &mut out), !escaped, "{text}");
+            assert_eq!(out, values, "{text}");
+            escapes += u32::from(escaped);
+        }
+        assert!(escapes > 0);
     }
 
     #[test]

@@ -69,11 +69,9 @@ impl Segment {
     #[inline(always)]
     pub(crate) fn prefetch(&self, index: u64) {
         let at = (index as usize).wrapping_mul(self.layout.words);
-        self.words.prefetch(at);
-        self.words.prefetch(at.wrapping_add(8));
+        self.words.prefetch_lines::<2>(at);
         if self.layout.words > 16 {
-            self.words.prefetch(at.wrapping_add(16));
-            self.words.prefetch(at.wrapping_add(24));
+            self.words.prefetch_lines::<2>(at.wrapping_add(16));
         }
     }
 

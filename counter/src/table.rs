@@ -16,7 +16,7 @@
 
 use crate::Error;
 use crate::aux::{Aux, Shard};
-use crate::bucket::{Bucket, MARKS, Matches};
+use crate::bucket::{Bucket, MARKS};
 use crate::budget::Budget;
 use crate::key::{Home, LEAST_BUCKETS, PROBES};
 use crate::layout::Layout;
@@ -87,24 +87,16 @@ impl Row<'_> {
     /// Fills `out`, one value per position; those whose bit in `living` is not set are 0.
     #[inline(always)]
     pub(crate) fn values(&self, living: u64, out: &mut [i64]) {
-        // The usual row: all living fields are inline, in one word, and none has escaped.
-        if out.len() == self.layout.packed.len() && living == self.layout.inline_fields {
-            let rest = self.bucket.rest(self.slot);
-            let mut escaped = false;
-            for (field, value) in self.layout.packed.iter().zip(out.iter_mut()) {
-                let code = rest.wrapping_shr(field.shift) & field.mask;
-                escaped |= code == field.escape;
-                *value = code as i64;
-            }
-            if !escaped {
-                return;
-            }
+        if let Some(packed) = self.layout.usual(living, out.len())
+            && packed.take(self.bucket.rest(self.slot), out)
+        {
+            return;
         }
         self.values_one_by_one(living, out);
     }
 
     #[inline(never)]
-    fn values_one_by_one(&self, living: u64, out: &mut [i64]) {
+    pub(crate) fn values_one_by_one(&self, living: u64, out: &mut [i64]) {
         for (field, value) in out.iter_mut().enumerate() {
             *value = if field < 64 && living >> field & 1 == 1 { self.value(field) } else { 0 };
         }
@@ -275,30 +267,11 @@ impl Table {
         }
     }
 
-    /// Runs `f` on the row of `id`, which has this tag, if it is among `matches` in this bucket of the main segment; `f` may run several times.
-    /// Whether it was.
+    /// The row of `id` in this slot of the main segment, for a reader that has found it.
     #[inline(always)]
-    pub(crate) fn read_match(
-        &self,
-        index: u64,
-        tag: u64,
-        matches: Matches,
-        id: u64,
-        mut f: impl FnMut(Row<'_>),
-    ) -> bool {
+    pub(crate) fn row_in<'a>(&'a self, bucket: Bucket<'a>, index: u64, slot: usize, id: u64) -> Row<'a> {
         let main = &self.main;
-        let read = |bucket: Bucket<'_>| {
-            let mut matches = matches;
-            while let Some(slot) = matches.next(0) {
-                if bucket.is(slot, tag) {
-                    let position = main.position(index, slot);
-                    f(Row { table: self, layout: &main.layout, bucket, slot, position, hash: hash_of(id) });
-                    return true;
-                }
-            }
-            false
-        };
-        main.bucket(index).read(read).0
+        Row { table: self, layout: &main.layout, bucket, slot, position: main.position(index, slot), hash: hash_of(id) }
     }
 
     #[cold]

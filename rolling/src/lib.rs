@@ -25,5 +25,5 @@ mod ring;
 
 pub use aside::{Aside, Refused};
 pub use frontier::{Admission, Frontier};
-pub use memory::Words;
+pub use memory::{Words, equal_bytes};
 pub use ring::{Entry, Ring, STRIPES, Slot, Tables};

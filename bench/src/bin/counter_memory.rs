@@ -1,12 +1,12 @@
 //! What the counter engine takes per row, everything counted, and where each byte goes.
 //!
-//! `cargo run --release -p tidemark-bench --bin counter_memory -- --posts 50000000 [--schema "like:12 ..."] [--per-table 1048576]`
+//! `cargo run --release -p tidemark-bench --bin counter_memory -- --posts 50000000 [--schema "like:12 ..."] [--per-table 1048576] [--advised]`
 //!
 //! Posts come as a microblog gives them: ids are a second shifted left by 22 bits plus a sequence number, 1,000 a second, one in fifty
 //! late; counts are log-normal, like with mean 39, read 2,900, repost and comment 0 for two thirds. Every row is made by increments.
 
 use clap::Parser;
-use counter::{Bounds, Change, Options, Schema, Space};
+use counter::{Alteration, Bounds, Change, Options, Schema, Space};
 use std::time::Instant;
 
 #[derive(Parser)]
@@ -17,9 +17,15 @@ struct Arguments {
     schema: String,
     #[arg(long, default_value_t = 1 << 20)]
     per_table: u64,
-    /// Load in shuffled order (the `user` space's case) instead of rising.
+    /// Load in shuffled order instead of rising.
     #[arg(long)]
     shuffled: bool,
+    /// The `user` space's case: ids are random numbers below 2 to this power, so they come in no order, either.
+    #[arg(long, conflicts_with = "shuffled")]
+    random_bits: Option<u32>,
+    /// Then take the advice, let the background work rewrite the tables, and count again.
+    #[arg(long)]
+    advised: bool,
 }
 
 /// A log-normal count with this mean; a third of the rows or all of them.
@@ -54,7 +60,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
         }
     };
-    let post = |i: u64| ((1_700_000_000 + i / 1000) << 22) | (i % 1000);
+    // Different for different `i`: an odd factor, shifts and another odd factor lose nothing.
+    let user = |i: u64, bits: u32| {
+        let x = i.wrapping_mul(0x9E37_79B9_7F4A_7C15) & (u64::MAX >> (64 - bits));
+        let x = (x ^ (x >> (bits / 2))).wrapping_mul(0xBF58_476D_1CE4_E5B9) & (u64::MAX >> (64 - bits));
+        x ^ (x >> (bits / 2))
+    };
+    let post = |i: u64| match arguments.random_bits {
+        Some(bits) => user(i, bits.clamp(1, 64)),
+        None => ((1_700_000_000 + i / 1000) << 22) | (i % 1000),
+    };
     let mut out = Vec::new();
     let mut late = Vec::new();
     let mut sums = [0i64; 4];
@@ -138,6 +153,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             tables.iter().map(|t| t.probes_max).max().unwrap_or(0),
             100.0 * sum(|t| t.past_share * t.rows as f64)
         );
+        // As long as its first bucket's mark leads on, seven at most.
         let miss = |p: f64| (0..7).map(|k| p.powi(k)).sum::<f64>();
         println!("  a miss touches {:.3} buckets", sum(|t| t.rows as f64 * t.past_share).clamp(0.0, 0.99).pipe(miss));
     };
@@ -156,8 +172,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     show("as loaded");
     while space.maintain() {}
     show("after background work");
-    if let Some(advice) = space.advise() {
-        println!("\n{advice}");
+    let Some(advice) = space.advise() else { return Ok(()) };
+    println!("\n{advice}");
+    if arguments.advised {
+        for field in &advice.fields {
+            space.alter(&Alteration::Widen { name: field.name.clone(), width: field.best })?;
+        }
+        let (begin, cpu) = (Instant::now(), tidemark_bench::cpu_ns());
+        while space.maintain() {}
+        println!(
+            "rewritten in {:.1?}, {:.0} ns of processor time per row",
+            begin.elapsed(),
+            (tidemark_bench::cpu_ns() - cpu) as f64 / space.rows() as f64
+        );
+        show(&format!("after `{}`", advice.schema()));
     }
     Ok(())
 }

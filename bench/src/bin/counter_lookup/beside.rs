@@ -1,0 +1,111 @@
+//! Reads while writers work at full speed on the same table, one reader and one writer on each core; every row's fields must agree.
+
+use crate::{BATCH, Tidemark, median, post};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use tidemark_bench::cpu_ns;
+
+/// What some readers did together.
+struct Reads {
+    /// Per second of processor time of one of them.
+    rows_per_cpu_second: f64,
+    writes_per_second: f64,
+    torn: u64,
+}
+
+impl Tidemark {
+    /// Reads random rows; how many, in how much processor time, and how many of them had fields that do not agree.
+    fn read_until(&self, seed: u64, stop: &AtomicBool) -> (u64, u64, u64) {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let (mut out, mut found) = (Vec::new(), Vec::new());
+        let (begin, mut rows, mut torn) = (cpu_ns(), 0, 0);
+        while !stop.load(Relaxed) {
+            for _ in 0..50 {
+                let ids: [u64; BATCH] = std::array::from_fn(|_| post(self.first + rng.u64(0..self.rows)));
+                out.clear();
+                found.clear();
+                self.space.get_batch(&ids, &mut out, &mut found);
+                rows += BATCH as u64;
+                torn += out.chunks_exact(4).filter(|row| row.iter().any(|v| *v != row[0])).count() as u64;
+                torn += found.iter().filter(|found| !**found).count() as u64;
+            }
+        }
+        (rows, cpu_ns() - begin, torn)
+    }
+
+    fn write_until(&self, seed: u64, stop: &AtomicBool) -> u64 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut writes = 0;
+        while !stop.load(Relaxed) {
+            let (id, value) = (post(self.first + rng.u64(0..self.rows)), rng.i64(0..255));
+            // 254 is the most that the narrowest field holds.
+            let cells: [(usize, i64); 4] = std::array::from_fn(|field| (field, value));
+            writes += u64::from(self.space.set(id, &cells).is_ok());
+        }
+        writes
+    }
+
+    fn read_on(&self, readers: u64, writers: u64, time: Duration) -> Reads {
+        let stop = AtomicBool::new(false);
+        let start = Barrier::new((readers + writers + 1) as usize);
+        let (rows, cpu, torn, writes) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for seed in 0..readers {
+                let (start, stop, rows, cpu, torn) = (&start, &stop, &rows, &cpu, &torn);
+                scope.spawn(move || {
+                    start.wait();
+                    let (r, c, t) = self.read_until(seed, stop);
+                    rows.fetch_add(r, Relaxed);
+                    cpu.fetch_add(c, Relaxed);
+                    torn.fetch_add(t, Relaxed);
+                });
+            }
+            for seed in 0..writers {
+                let (start, stop, writes) = (&start, &stop, &writes);
+                scope.spawn(move || {
+                    start.wait();
+                    writes.fetch_add(self.write_until(100 + seed, stop), Relaxed);
+                });
+            }
+            start.wait();
+            let begin = Instant::now();
+            std::thread::sleep(time.saturating_sub(begin.elapsed()));
+            stop.store(true, Relaxed);
+        });
+        Reads {
+            rows_per_cpu_second: rows.into_inner() as f64 * 1e9 / cpu.into_inner().max(1) as f64,
+            writes_per_second: writes.into_inner() as f64 / time.as_secs_f64(),
+            torn: torn.into_inner(),
+        }
+    }
+
+    /// Prints what writes take from reads: on one core each, and with both on both cores.
+    pub(crate) fn print_reads_beside_writes(&self, rounds: usize) {
+        let time = Duration::from_secs(2);
+        let settings = [(1, 0), (1, 1), (2, 0), (2, 2)];
+        let mut rates = [const { Vec::new() }; 4];
+        let mut writes = [0.0; 4];
+        let mut torn = 0;
+        for _ in 0..rounds {
+            for (i, &(readers, writers)) in settings.iter().enumerate() {
+                let reads = self.read_on(readers, writers, time);
+                rates[i].push(reads.rows_per_cpu_second / 1e6);
+                writes[i] = reads.writes_per_second / 1e6;
+                torn += reads.torn;
+            }
+        }
+        let rates = rates.map(median);
+        println!("\nmillion rows read per second of a reader's processor time, rows whose fields must agree:");
+        for (i, (readers, writers)) in settings.iter().enumerate() {
+            let alone = rates[i / 2 * 2];
+            println!(
+                "{readers} readers, {writers} writers ({:.2} million writes/s together): {:.2}, {:.0} % of alone",
+                writes[i],
+                rates[i],
+                100.0 * rates[i] / alone
+            );
+        }
+        println!("torn or missing rows: {torn}");
+    }
+}
