@@ -144,6 +144,9 @@ fn map(bytes: u64) -> Map {
     map
 }
 
+/// Looks up a batch, and says how many were there.
+type Look<'a> = Box<dyn FnMut(&[u64]) -> usize + 'a>;
+
 /// One line of the result: what is looked up, where, and how long it took.
 struct Subject<'a> {
     name: &'static str,
@@ -152,8 +155,7 @@ struct Subject<'a> {
     first: u64,
     rows: u64,
     id: fn(u64) -> u64,
-    /// Looks up a batch, and says how many were there.
-    look: Box<dyn FnMut(&[u64]) -> usize + 'a>,
+    look: Look<'a>,
     /// Nanoseconds per row, by round.
     times: Vec<f64>,
     found: usize,
@@ -219,9 +221,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let mut subjects = Vec::new();
     for (i, (kind, id)) in [("hit", post as fn(u64) -> u64), ("miss", nobody)].into_iter().enumerate() {
-        let mut add = |name, first, rows, look: Box<dyn FnMut(&[u64]) -> usize>| {
-            subjects.push(Subject { name, kind, first, rows, id, look, times: Vec::new(), found: 0 });
-        };
+        let subject =
+            |name, first, rows| Subject { name, kind, first, rows, id, look: Box::new(|_| 0), times: vec![], found: 0 };
         let (ours, floor, buckets) = (&tidemark, &floor, tidemark.buckets[i]);
         let (mut out, mut found) = (Vec::new(), Vec::new());
         let look = move |ids: &[u64]| {
@@ -231,12 +232,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             black_box(&out);
             found.iter().filter(|f| **f).count()
         };
-        add("tidemark", ours.first, ours.rows, Box::new(look));
+        subjects.push(Subject { look: Box::new(look), ..subject("tidemark", ours.first, ours.rows) });
         let fetch = move |ids: &[u64]| {
             black_box(floor.fetch_batch(ids, buckets));
             0
         };
-        add("floor: bare fetch", ours.first, ours.rows, Box::new(fetch));
+        subjects.push(Subject { look: Box::new(fetch), ..subject("floor: bare fetch", ours.first, ours.rows) });
         let Some((naive, rows, map)) = &peers else { continue };
         let mut answers = Vec::new();
         let look = move |ids: &[u64]| {
@@ -244,7 +245,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             black_box(&answers);
             answers.iter().flatten().count()
         };
-        add("naive 17-byte slots", 0, *rows, Box::new(look));
+        subjects.push(Subject { look: Box::new(look), ..subject("naive 17-byte slots", 0, *rows) });
         let look = move |ids: &[u64]| {
             let mut found = 0;
             for row in ids.iter().filter_map(|id| map.get(id)) {
@@ -253,7 +254,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
             found
         };
-        add("HashMap<u64, [u32; 4]>", 0, map.len() as u64, Box::new(look));
+        subjects.push(Subject { look: Box::new(look), ..subject("HashMap<u64, [u32; 4]>", 0, map.len() as u64) });
     }
     for round in 0..rounds {
         for subject in &mut subjects {
