@@ -31,10 +31,16 @@ const _: () = assert!(MOST_BITS <= DRAWS && LINE_WORDS * LINES == PAGE_WORDS);
 /// Where a pair's bits are in one filter.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Spot {
-    /// First word of each line.
+    /// First word of the pair's page.
+    page: usize,
+    /// First word of each line, from there: the same in every filter.
     lines: [usize; 2],
-    /// What the bits in each line are drawn from.
-    draws: [u64; 2],
+}
+
+/// What the bits of a pair in one of its lines are drawn from; the same in every filter.
+#[inline(always)]
+fn draws(pair: &Pair, side: usize) -> u64 {
+    mix(if side == 0 { pair.high ^ pair.low } else { pair.high.wrapping_add(pair.low.rotate_left(32)) })
 }
 
 /// A filter of a fixed number of pages. See the top of the file.
@@ -72,61 +78,76 @@ impl Filter {
         &self.words
     }
 
+    /// First word of the page of `pair` here.
+    #[inline(always)]
+    fn page(&self, pair: &Pair) -> usize {
+        ((u128::from(pair.high) * self.pages as u128) >> 64) as usize * PAGE_WORDS
+    }
+
     /// Where `pair` is here (F2).
     #[inline(always)]
     pub(crate) fn spot(&self, pair: &Pair) -> Spot {
-        let draws = [mix(pair.high ^ pair.low), mix(pair.high.wrapping_add(pair.low.rotate_left(32)))];
-        self.spot_again(pair, &Spot { lines: [0; 2], draws })
-    }
-
-    /// Where `pair` is here, if `spot` is where it is in another filter: its bits within the lines are the same.
-    #[inline(always)]
-    pub(crate) fn spot_again(&self, pair: &Pair, spot: &Spot) -> Spot {
-        let page = ((u128::from(pair.high) * self.pages as u128) >> 64) as usize;
         let first = pair.low as usize % LINES;
         let apart = 1 + ((((pair.low >> 6) & 0xffff) * (LINES as u64 - 1)) >> 16) as usize;
         let second = (first + apart) % LINES;
-        let start = page * PAGE_WORDS;
-        Spot { lines: [start + first * LINE_WORDS, start + second * LINE_WORDS], draws: spot.draws }
+        Spot { page: self.page(pair), lines: [first * LINE_WORDS, second * LINE_WORDS] }
     }
 
-    /// Hints that `spot` will be asked for or set soon.
+    /// Where `pair` is here, if `spot` is where it is in another filter.
     #[inline(always)]
-    pub(crate) fn prefetch(&self, spot: &Spot) {
-        self.words.prefetch(spot.lines[0]);
-        self.words.prefetch(spot.lines[1]);
+    pub(crate) fn spot_again(&self, pair: &Pair, spot: &Spot) -> Spot {
+        Spot { page: self.page(pair), ..*spot }
+    }
+
+    /// Hints that one line of `spot` will be asked for or set soon.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, spot: &Spot, side: usize) {
+        self.words.prefetch(spot.page.wrapping_add(spot.lines[side]));
     }
 
     #[inline(always)]
-    fn line(&self, start: usize) -> &[AtomicU64; LINE_WORDS] {
-        self.words[start..start + LINE_WORDS].try_into().expect("a line of eight words")
+    fn line(&self, spot: &Spot, side: usize) -> &[AtomicU64; LINE_WORDS] {
+        let start = spot.page.wrapping_add(spot.lines[side]);
+        self.words.get(start..).and_then(<[AtomicU64]>::first_chunk).expect("a line of eight words")
     }
 
     /// Whether all bits of the pair at `spot` are set.
     #[inline(always)]
-    pub(crate) fn contains(&self, spot: &Spot) -> bool {
-        // One line after the other: the first alone says no to 99 of 100 pairs that are not set.
-        (0..2).all(|side| self.has_draws(spot.lines[side], spot.draws[side]))
-            && (0..2).all(|side| self.has_repeats(spot.lines[side], spot.draws[side]))
+    pub(crate) fn contains(&self, pair: &Pair, spot: &Spot) -> bool {
+        self.may_contain(pair, spot) && self.does_contain(pair, spot)
+    }
+
+    /// What the first line alone says: no, to 99 of 100 pairs that are not set.
+    #[inline(always)]
+    pub(crate) fn may_contain(&self, pair: &Pair, spot: &Spot) -> bool {
+        self.has_draws(spot, 0, draws(pair, 0))
+    }
+
+    /// The rest of the check, for pairs that [`Filter::may_contain`].
+    #[inline]
+    pub(crate) fn does_contain(&self, pair: &Pair, spot: &Spot) -> bool {
+        let sides = [draws(pair, 0), draws(pair, 1)];
+        self.has_draws(spot, 1, sides[1]) && (0..2).all(|side| self.has_repeats(spot, side, sides[side]))
     }
 
     /// Whether the bits of the first draws are set, all looked at: to stop at the first zero is a jump that no processor can foresee, and
     /// that costs more than five loads from a line at hand.
     #[inline(always)]
-    fn has_draws(&self, line: usize, mut draws: u64) -> bool {
-        let line = self.line(line);
-        let mut all = 1;
-        for _ in 0..self.sizing.bits {
-            let bit = draws as usize % LINE_BITS;
-            all &= line[bit / 64].load(Relaxed) >> (bit % 64);
-            draws >>= 9;
+    fn has_draws(&self, spot: &Spot, side: usize, draws: u64) -> bool {
+        let line = self.line(spot, side);
+        // The usual numbers without a loop.
+        match self.sizing.bits {
+            6 => all_set::<6>(line, draws),
+            7 => all_set::<7>(line, draws),
+            5 => all_set::<5>(line, draws),
+            3 => all_set::<3>(line, draws),
+            bits => (0..bits).fold(1, |all, i| all & bit(line, draws >> (9 * i))) & 1 == 1,
         }
-        all & 1 == 1
     }
 
     /// The rest of the check, for a line in which the bits of the first draws are set.
     #[inline]
-    fn has_repeats(&self, line: usize, draws: u64) -> bool {
+    fn has_repeats(&self, spot: &Spot, side: usize, draws: u64) -> bool {
         // Draws that differ in their low, or in their high, six bits are all different: that is so for nineteen lines of twenty.
         let (mut low, mut high, mut left) = (0u64, 0u64, draws);
         for _ in 0..self.sizing.bits {
@@ -136,15 +157,15 @@ impl Filter {
         }
         low.count_ones().max(high.count_ones()) as usize == self.sizing.bits || {
             let mask = pattern(draws, self.sizing.bits);
-            self.line(line).iter().zip(mask).all(|(word, mask)| word.load(Relaxed) & mask == mask)
+            self.line(spot, side).iter().zip(mask).all(|(word, mask)| word.load(Relaxed) & mask == mask)
         }
     }
 
     /// Sets the bits of the pair at `spot`.
-    pub(crate) fn set(&self, spot: &Spot) {
+    pub(crate) fn set(&self, pair: &Pair, spot: &Spot) {
         for side in 0..2 {
-            let line = self.line(spot.lines[side]);
-            let mask = pattern(spot.draws[side], self.sizing.bits);
+            let line = self.line(spot, side);
+            let mask = pattern(draws(pair, side), self.sizing.bits);
             for (word, mask) in line.iter().zip(mask) {
                 // Most are set already: a load costs a tenth of an atomic or, and keeps the line shared.
                 if word.load(Relaxed) & mask != mask {
@@ -175,6 +196,21 @@ impl Filter {
     pub(crate) fn ones(&self) -> u64 {
         self.words.iter().map(|word| u64::from(word.load(Relaxed).count_ones())).sum()
     }
+}
+
+/// The bit that a draw, the lowest nine bits, names; above it anything.
+#[inline(always)]
+fn bit(line: &[AtomicU64; LINE_WORDS], draw: u64) -> u64 {
+    line[draw as usize / 64 % LINE_WORDS].load(Relaxed) >> (draw % 64)
+}
+
+#[inline(always)]
+fn all_set<const BITS: usize>(line: &[AtomicU64; LINE_WORDS], draws: u64) -> bool {
+    let mut all = 1;
+    for i in 0..BITS {
+        all &= bit(line, draws >> (9 * i));
+    }
+    all & 1 == 1
 }
 
 /// The first `bits` different draws, as a mask over a line.
@@ -211,10 +247,12 @@ mod tests {
         for bits in 1..=MOST_BITS {
             let filter = Filter::new(Sizing { bits, ..Sizing::for_rate(0.5) }, 1000).unwrap();
             for i in 0..10_000 {
-                let spot = filter.spot(&pair(Seed::new(i), i, i * i));
+                let pair = pair(Seed::new(i), i, i * i);
+                let spot = filter.spot(&pair);
                 assert_ne!(spot.lines[0], spot.lines[1]);
-                assert_eq!(spot.lines[0] / PAGE_WORDS, spot.lines[1] / PAGE_WORDS);
-                for draws in spot.draws {
+                assert!(spot.page.is_multiple_of(PAGE_WORDS) && spot.page < 1000 * PAGE_WORDS);
+                assert!(spot.lines.iter().all(|at| at.is_multiple_of(LINE_WORDS) && *at < PAGE_WORDS));
+                for draws in [draws(&pair, 0), draws(&pair, 1)] {
                     let mask = pattern(draws, bits);
                     assert_eq!(mask.iter().map(|m| m.count_ones()).sum::<u32>() as usize, bits);
                     let first = (0..bits).all(|i| {
@@ -233,12 +271,14 @@ mod tests {
         assert_eq!(pattern(0, 7).iter().map(|m| m.count_ones()).sum::<u32>(), 7);
         // Found only if the replacements are checked, too.
         let filter = Filter::new(Sizing { bits: 7, ..Sizing::for_rate(0.5) }, 1).unwrap();
-        let spot = Spot { lines: [0, 8], draws: [0, 0] };
+        let pair = Pair { id: 0, high: 0, low: 0 };
+        assert_eq!([draws(&pair, 0), draws(&pair, 1)], [0, 0]);
+        let spot = filter.spot(&pair);
         filter.words[0].store(1, Relaxed);
         filter.words[8].store(1, Relaxed);
-        assert!(!filter.contains(&spot));
-        filter.set(&spot);
-        assert!(filter.contains(&spot));
+        assert!(filter.may_contain(&pair, &spot) && !filter.contains(&pair, &spot));
+        filter.set(&pair, &spot);
+        assert!(filter.contains(&pair, &spot));
         assert_eq!(filter.ones(), 14);
     }
 
@@ -248,10 +288,12 @@ mod tests {
         let seed = Seed::new(5);
         let n = filter.capacity();
         for i in 0..n {
-            filter.set(&filter.spot(&pair(seed, i, 1)));
+            let pair = pair(seed, i, 1);
+            filter.set(&pair, &filter.spot(&pair));
         }
         for i in 0..n {
-            assert!(filter.contains(&filter.spot(&pair(seed, i, 1))));
+            let pair = pair(seed, i, 1);
+            assert!(filter.contains(&pair, &filter.spot(&pair)));
         }
         let counted = filter.sizing.pairs_of(filter.ones(), filter.pages) as f64;
         assert!((counted / n as f64 - 1.0).abs() < 0.02, "{counted} for {n}");
@@ -280,13 +322,15 @@ mod tests {
                 let n = filter.capacity();
                 for i in 0..n {
                     let (id, member) = shape(i);
-                    filter.set(&filter.spot(&pair(seed, id, member)));
+                    let pair = pair(seed, id, member);
+                    filter.set(&pair, &filter.spot(&pair));
                 }
                 let probes = 1_000_000;
                 let yes = (n..n + probes)
                     .filter(|&i| {
                         let (id, member) = shape(i);
-                        filter.contains(&filter.spot(&pair(seed, id, member)))
+                        let pair = pair(seed, id, member);
+                        filter.contains(&pair, &filter.spot(&pair))
                     })
                     .count() as f64;
                 let expected = rate * probes as f64;

@@ -44,7 +44,7 @@ impl From<u64> for Member<'_> {
 }
 
 /// A pair as the engine knows it: its id, which chooses the table, and the hash of the whole. This is what the log stores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Pair {
     /// The first half of the pair, unhashed.
     pub id: u64,

@@ -3,17 +3,52 @@
 //! The order matters. A pair aside moves into a table at any moment, first stored there, then deleted here. So a reader asks the
 //! aside first; and takes the list of tables only after that, or the list might lack the table into which the pair went (P1).
 //!
-//! A batch goes in two passes, as the counters do: hash all pairs and have their two lines each fetched; then look. The fetches overlap,
-//! and a check costs what two of them cost in a row of many, not the wait for one.
+//! A batch goes in two passes, as the counters do: [`Space::ask`] hashes all pairs and has the first line of each fetched; [`Space::answer`]
+//! looks. The fetches overlap, and a check costs what two of them cost in a row of many, not the wait for one. Whoever has other
+//! memory to wait for does so between the two.
+//!
+//! The second pass goes filter by filter, in bits: which of the pairs are to be looked at, which the first line leaves open, which the whole
+//! filter, so that no jump depends on what is found for one pair.
 
 use crate::filter::Spot;
-use crate::hash::{Member, Pair, Ready};
+use crate::hash::{Member, Pair};
 use crate::options::Answer;
 use crate::space::Space;
 use crate::table::{State, Table};
+use rolling::Loaded;
+use std::sync::Arc;
 
-/// Ids that are looked up together: enough for all fetches that a core has in flight.
-const BATCH: usize = 32;
+/// Most ids that are asked for together: enough for all fetches that a core has in flight, and a bit each in a u32.
+pub const BATCH: usize = 32;
+
+/// Ids that were asked for ([`Space::ask`]): what is known of them already, and where to look for the rest. Its memory is meant to be used
+/// again.
+#[derive(Default)]
+pub struct Asked {
+    tables: Option<Loaded<Arc<Table>>>,
+    pairs: [Pair; BATCH],
+    spots: [Spot; BATCH],
+    /// Indexes of their tables.
+    at: [u32; BATCH],
+    /// How many ids there are.
+    len: usize,
+    /// In bits: those that are set, as they are held aside; those below the horizon; those to be looked up; of these, those whose table has more
+    /// than one filter.
+    aside: u32,
+    unknown: u32,
+    open: u32,
+    chained: u32,
+}
+
+/// The positions of the bits of a word.
+#[inline(always)]
+fn ones(mut bits: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let at = bits.trailing_zeros() as usize;
+        bits &= bits.wrapping_sub(1);
+        (at < BATCH).then_some(at)
+    })
+}
 
 impl Space {
     /// Whether the pair is set.
@@ -38,61 +73,66 @@ impl Space {
     /// One member, many ids, the feed's shape: appends an answer per id. Faster per id than [`Space::contains`], as the memory
     /// of up to 32 pairs is fetched at once.
     pub fn contains_batch(&self, member: &Member, ids: &[u64], out: &mut Vec<Answer>) {
-        self.contains_batch_where(member, ids, std::iter::repeat(true), out);
-    }
-
-    /// [`Space::contains_batch`], in which only the ids for which `wanted` says so are looked up: the others are answered with no, or
-    /// with unknown below the horizon. For flags of which it is known that nobody has set them.
-    pub fn contains_batch_where(
-        &self,
-        member: &Member,
-        ids: &[u64],
-        wanted: impl IntoIterator<Item = bool>,
-        out: &mut Vec<Answer>,
-    ) {
-        let member = self.seed.ready(member);
-        let mut wanted = wanted.into_iter();
-        out.reserve(ids.len());
+        let mut asked = Asked::default();
         for ids in ids.chunks(BATCH) {
-            let bits = (0..ids.len()).fold(0, |bits, i| bits | u32::from(wanted.next().unwrap_or(true)) << i);
-            self.contains_chunk(member, ids, bits, out);
+            self.ask(member, ids, &mut asked);
+            self.answer(&mut asked, u32::MAX, out);
         }
     }
 
-    #[inline]
-    fn contains_chunk(&self, member: Ready, ids: &[u64], wanted: u32, out: &mut Vec<Answer>) {
-        let mut pairs = [Pair { id: 0, high: 0, low: 0 }; BATCH];
-        let pairs = &mut pairs[..ids.len()];
-        pairs.iter_mut().zip(ids).for_each(|(pair, &id)| *pair = self.seed.pair(id, member));
-        let mut aside = 0u32;
+    /// The first pass over one member and at most [`BATCH`] ids. See the top of the file.
+    pub fn ask(&self, member: &Member, ids: &[u64], asked: &mut Asked) {
+        assert!(ids.len() <= BATCH, "{} ids at once", ids.len());
+        let member = self.seed.ready(member);
+        (asked.aside, asked.unknown, asked.open, asked.chained) = (0, 0, 0, 0);
+        asked.len = ids.len();
+        for (pair, &id) in asked.pairs.iter_mut().zip(ids) {
+            *pair = self.seed.pair(id, member);
+        }
         if !self.aside.is_empty() {
-            pairs.iter().enumerate().for_each(|(i, pair)| aside |= u32::from(self.is_aside(pair)) << i);
+            let pairs = asked.pairs[..ids.len()].iter().enumerate();
+            asked.aside = pairs.fold(0, |bits, (i, pair)| bits | u32::from(self.is_aside(pair)) << i);
         }
-        let tables = self.ring.load();
-        // What the first pass leaves for the second: answers that are known, and where to look for the others.
-        let mut known = [Answer::No; BATCH];
-        let mut at: [Option<&Table>; BATCH] = [None; BATCH];
-        let mut spots = [Spot::default(); BATCH];
-        for (i, pair) in pairs.iter().enumerate() {
-            match tables.find(pair.id) {
-                found if wanted >> i & 1 == 0 => {
-                    if found.is_none() {
-                        known[i] = Answer::Unknown;
-                    }
-                }
-                _ if aside >> i & 1 == 1 => known[i] = Answer::Yes,
-                None => known[i] = Answer::Unknown,
-                Some(entry) => {
-                    let table: &Table = entry.table();
-                    spots[i] = table.first_filter().spot(pair);
-                    table.prefetch(pair, &spots[i]);
-                    at[i] = Some(table);
-                }
-            }
+        // After the aside: see the top of the file.
+        let tables = asked.tables.insert(self.ring.load());
+        for (i, &id) in ids.iter().enumerate() {
+            let Some(at) = tables.index_of(id) else {
+                asked.unknown |= 1 << i;
+                continue;
+            };
+            let (table, pair): (&Table, _) = (tables.entries()[at].table(), &asked.pairs[i]);
+            asked.at[i] = at as u32;
+            asked.spots[i] = table.first_filter().spot(pair);
+            table.prefetch_for_no(pair, &asked.spots[i]);
+            asked.open |= 1 << i;
+            asked.chained |= u32::from(table.is_chained()) << i;
         }
-        out.extend(pairs.iter().enumerate().map(|(i, pair)| match at[i] {
-            Some(table) => answer(table.state_at(pair, &spots[i])),
-            None => known[i],
+        asked.open &= !asked.aside;
+    }
+
+    /// The second pass: appends an answer for each id that was asked for. Those whose bit in `wanted` is not set are not looked up, but answered
+    /// with no, or with unknown below the horizon: for flags of which it is known that nobody has set them.
+    pub fn answer(&self, asked: &mut Asked, wanted: u32, out: &mut Vec<Answer>) {
+        let Some(tables) = asked.tables.take() else { return };
+        let Asked { pairs, spots, at, .. } = &*asked;
+        let table = |i: usize| -> &Table { tables.entries()[at[i] as usize].table() };
+        let open = asked.open & wanted;
+        let maybe = ones(open)
+            .fold(0, |bits, i| bits | u32::from(table(i).first_filter().may_contain(&pairs[i], &spots[i])) << i);
+        ones(maybe).for_each(|i| table(i).first_filter().prefetch(&spots[i], 1));
+        let mut found = ones(maybe)
+            .fold(0, |bits, i| bits | u32::from(table(i).first_filter().does_contain(&pairs[i], &spots[i])) << i);
+        for i in ones(open & !found & asked.chained) {
+            found |= u32::from(table(i).more_contain(&pairs[i], &spots[i])) << i;
+        }
+        let mut yes = asked.aside & wanted;
+        for i in ones(found) {
+            yes |= u32::from(table(i).found(true, &pairs[i]) == State::Set) << i;
+        }
+        out.extend((0..asked.len).map(|i| match (yes >> i & 1, asked.unknown >> i & 1) {
+            (0, 0) => Answer::No,
+            (0, _) => Answer::Unknown,
+            _ => Answer::Yes,
         }));
     }
 

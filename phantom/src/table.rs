@@ -218,32 +218,51 @@ impl Table {
     /// The state of `pair`, whose place in the first filter is `spot`.
     #[inline]
     pub(crate) fn state_at(&self, pair: &Pair, spot: &Spot) -> State {
-        if self.first.filter.contains(spot) || (self.last.load(Acquire) > 0 && self.more_contain(pair, spot)) {
-            if self.revoked.contains(pair.hash()) { State::Revoked } else { State::Set }
-        } else {
-            State::Unset
+        self.found(self.first.filter.contains(pair, spot) || self.more_contain(pair, spot), pair)
+    }
+
+    /// The state of a pair that some filter has, or none.
+    #[inline]
+    pub(crate) fn found(&self, found: bool, pair: &Pair) -> State {
+        match found {
+            false => State::Unset,
+            true if self.revoked.contains(pair.hash()) => State::Revoked,
+            true => State::Set,
         }
     }
 
-    #[cold]
-    fn more_contain(&self, pair: &Pair, spot: &Spot) -> bool {
-        self.links().skip(1).any(|link| link.filter.contains(&link.filter.spot_again(pair, spot)))
+    /// Whether there is more than one filter.
+    #[inline(always)]
+    pub(crate) fn is_chained(&self) -> bool {
+        self.last.load(Acquire) > 0
     }
 
-    /// Hints that `pair`, whose place in the first filter is `spot`, will be asked for soon.
+    /// The filters behind the first.
+    #[inline(always)]
+    fn chain(&self) -> impl Iterator<Item = &Link> {
+        let last = self.last.load(Acquire).min(LINKS - 1);
+        self.more[..last].iter().map_while(OnceLock::get)
+    }
+
+    /// Whether a filter behind the first has `pair`, whose place in the first is `spot`.
+    #[inline]
+    pub(crate) fn more_contain(&self, pair: &Pair, spot: &Spot) -> bool {
+        self.chain().any(|link| link.filter.contains(pair, &link.filter.spot_again(pair, spot)))
+    }
+
+    /// Hints that `pair`, whose place in the first filter is `spot`, will be set soon, or asked for and probably set.
     #[inline]
     pub(crate) fn prefetch(&self, pair: &Pair, spot: &Spot) {
-        self.first.filter.prefetch(spot);
-        if self.last.load(Acquire) > 0 {
-            self.prefetch_more(pair, spot);
-        }
+        self.first.filter.prefetch(spot, 1);
+        self.prefetch_for_no(pair, spot);
     }
 
-    /// A pair that is not set is asked for in every filter of the chain, and known in each by the first line: without this it would wait
-    /// for one after the other.
-    #[cold]
-    fn prefetch_more(&self, pair: &Pair, spot: &Spot) {
-        self.links().skip(1).for_each(|link| link.filter.prefetch(&link.filter.spot_again(pair, spot)));
+    /// Hints that `pair` will be asked for soon. If it is not set, the first line of each filter will say so; without this it would be
+    /// waited for in one after the other.
+    #[inline(always)]
+    pub(crate) fn prefetch_for_no(&self, pair: &Pair, spot: &Spot) {
+        self.first.filter.prefetch(spot, 0);
+        self.chain().for_each(|link| link.filter.prefetch(&link.filter.spot_again(pair, spot), 0));
     }
 
     #[inline]
@@ -286,7 +305,7 @@ impl Table {
     /// Sets a pair that is not set, in the filter that [`Table::room`] gave.
     #[inline]
     pub(crate) fn set(link: &Link, pair: &Pair) {
-        link.filter.set(&link.filter.spot(pair));
+        link.filter.set(pair, &link.filter.spot(pair));
         link.pairs.fetch_add(1, Relaxed);
     }
 

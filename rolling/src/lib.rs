@@ -26,4 +26,4 @@ mod ring;
 pub use aside::{Aside, Refused};
 pub use frontier::{Admission, Frontier};
 pub use memory::{Words, equal_bytes};
-pub use ring::{Entry, Ring, STRIPES, Slot, Tables};
+pub use ring::{Entry, Loaded, Ring, STRIPES, Slot, Tables};

@@ -10,7 +10,7 @@ mod scan;
 
 pub use args::Args;
 pub use kept::Kept;
-pub use reply::{Protocol, Reply, decimal};
+pub use reply::{IntRow, Protocol, Reply, decimal};
 pub use scan::{Limits, Malformed, Scan, Scanner};
 
 /// Reads a decimal integer as Redis does for arguments: an optional minus, digits, no leading zero, no plus sign, no spaces.

@@ -3,6 +3,7 @@
 use super::{Call, Outcome, Refusal, Scratch, Spec, flag, id, refuse};
 use crate::commands::Printable;
 use crate::engines::{Action, View};
+use crate::resp::IntRow;
 use phantom::{Answer, Change, Member};
 
 pub(super) const TABLE: &[Spec] = &[
@@ -107,17 +108,18 @@ fn get(call: &mut Call<'_>) -> Outcome {
 
 fn write_rows(call: &mut Call<'_>, view: &View, refused: &[(usize, Refusal)]) {
     let Scratch { ids, page, .. } = &*call.scratch;
-    let counters = page.counters();
-    let value = |row: usize, column: usize| match column.checked_sub(counters) {
-        None => Some(page.counter(row, column)),
-        Some(flag) => match page.flag(row, flag) {
-            Answer::Yes => Some(1),
-            Answer::No => Some(0),
-            Answer::Unknown => None,
-        },
-    };
     let rows = ids.len() + usize::from(refused.last().is_some_and(|&(at, _)| at == ids.len()));
-    call.reply.int_rows(rows, counters + view.flags(), value, |row| {
+    let write = |index: usize, row: &mut IntRow<'_>| {
+        page.counters_of(index, |value| row.int(value));
+        for answer in page.flags_of(index) {
+            row.flag(match answer {
+                Answer::Yes => Some(true),
+                Answer::No => Some(false),
+                Answer::Unknown => None,
+            });
+        }
+    };
+    call.reply.int_rows(rows, page.counters() + view.flags(), write, |row| {
         let at = refused.binary_search_by_key(&row, |(at, _)| *at).ok()?;
         Some(refused[at].1.text())
     });
@@ -125,18 +127,24 @@ fn write_rows(call: &mut Call<'_>, view: &View, refused: &[(usize, Refusal)]) {
 
 fn write_packed(call: &mut Call<'_>, view: &View) {
     let Scratch { ids, page, .. } = &*call.scratch;
-    let length = ids.len() * (page.counters() * 8 + view.flags());
-    call.reply.bulk_with(length, |out| {
-        for index in 0..ids.len() {
-            for column in 0..page.counters() {
-                out.extend_from_slice(&page.counter(index, column).to_le_bytes());
-            }
-            for flag in 0..view.flags() {
-                out.push(match page.flag(index, flag) {
+    let width = page.counters() * 8 + view.flags();
+    call.reply.bulk_with(ids.len() * width, |out| {
+        let start = out.len();
+        out.resize(start + ids.len() * width, 0);
+        for (index, row) in out[start..].chunks_exact_mut(width.max(1)).enumerate() {
+            let (counters, flags) = row.split_at_mut(page.counters() * 8);
+            let mut places = counters.as_chunks_mut().0.iter_mut();
+            page.counters_of(index, |value| {
+                if let Some(place) = places.next() {
+                    *place = value.to_le_bytes();
+                }
+            });
+            for (place, answer) in flags.iter_mut().zip(page.flags_of(index)) {
+                *place = match answer {
                     Answer::Yes => 1,
                     Answer::No => 0,
                     Answer::Unknown => 0xff,
-                });
+                };
             }
         }
     });

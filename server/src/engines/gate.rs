@@ -55,6 +55,18 @@ impl ExistenceSpace {
         &self.loose
     }
 
+    /// The ids, in bits, at which a flag may be set by their counters. To be asked after these were read.
+    #[inline]
+    pub(super) fn not_disproved(&self, ids: &[u64], counters: impl Iterator<Item = i64>) -> u32 {
+        let zero = counters.zip(ids).enumerate().fold(0, |bits, (i, (counter, _))| bits | u32::from(counter == 0) << i);
+        if zero == 0 {
+            return u32::MAX;
+        }
+        let loose = self.loose.read(&self.space);
+        let at_zero = ids.iter().enumerate().filter(|(i, _)| zero >> i & 1 == 1);
+        at_zero.fold(!zero, |bits, (i, &id)| bits | u32::from(loose.holds(id)) << i)
+    }
+
     /// Makes an id loose, and the log know it with the rest of the turn.
     pub(super) fn loosen(&self, turn: &mut Turn<'_, Mark>, id: u64) {
         if self.loose.insert(id, self.space.horizon()) {

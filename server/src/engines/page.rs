@@ -1,7 +1,7 @@
 //! How a page is read: what a view names, for one viewer and many ids.
 
 use super::{Engines, Tie};
-use phantom::{Answer, Member};
+use phantom::{Answer, Asked, BATCH, Member};
 
 /// A column of a view; the first number is an index into [`View::sources`].
 pub(super) enum Column {
@@ -55,6 +55,8 @@ pub struct Page {
     /// Per column of the view, under the schemas by which the rows were read: where its first value is in `rows`, and how far apart its values
     /// are.
     columns: Vec<(usize, usize)>,
+    /// The columns lie side by side, as those of one whole source do.
+    straight: bool,
     /// Per source: where its rows begin, and values per row.
     sources: Vec<(usize, usize)>,
     /// Source and position of all living fields.
@@ -64,6 +66,8 @@ pub struct Page {
     found: Vec<bool>,
     /// Answers for the first flag, then for the second, ...
     answers: Vec<Answer>,
+    /// Per flag, the ids that are being looked up.
+    asked: Vec<Asked>,
 }
 
 impl Page {
@@ -80,6 +84,24 @@ impl Page {
         self.rows[first + index * apart]
     }
 
+    /// Gives all counters of the id at position `index` to `take`.
+    #[inline]
+    pub fn counters_of(&self, index: usize, mut take: impl FnMut(i64)) {
+        match self.columns.first() {
+            Some(&(first, apart)) if self.straight => {
+                let row = first.wrapping_add(index.wrapping_mul(apart));
+                self.rows[row..][..self.columns.len()].iter().for_each(|&value| take(value));
+            }
+            _ => (0..self.columns.len()).for_each(|column| take(self.counter(index, column))),
+        }
+    }
+
+    /// All flags of the id at position `index`.
+    #[inline]
+    pub fn flags_of(&self, index: usize) -> impl Iterator<Item = Answer> {
+        self.answers.iter().skip(index).step_by(self.ids.max(1)).copied()
+    }
+
     /// Flag `flag` of the id at position `index`.
     #[inline]
     pub fn flag(&self, index: usize, flag: usize) -> Answer {
@@ -88,7 +110,8 @@ impl Page {
 }
 
 impl Engines {
-    /// Reads a page: one viewer, many ids. It allocates only if `page` has never been so large.
+    /// Reads a page: one viewer, many ids. It allocates only if `page` has never been so large. All flags are asked for before the counters are
+    /// read, so that they come into the cache meanwhile.
     pub fn feed_get(&self, view: &View, viewer: &Member<'_>, ids: &[u64], page: &mut Page) {
         page.ids = ids.len();
         page.rows.clear();
@@ -97,6 +120,11 @@ impl Engines {
         page.answers.clear();
         page.columns.clear();
         page.living.clear();
+        page.asked.resize_with(view.flags.len().max(page.asked.len()), Asked::default);
+        let first = &ids[..ids.len().min(BATCH)];
+        for (flag, asked) in view.flags.iter().zip(&mut page.asked) {
+            self.existences[flag.space].ask(viewer, first, asked);
+        }
         for (source, &space) in view.sources.iter().enumerate() {
             let start = page.rows.len();
             let mut read = self.counters[space].read();
@@ -105,7 +133,7 @@ impl Engines {
             page.sources.push((start, schema.width()));
             page.living.extend(schema.living().map(|(position, _)| (source, position)));
         }
-        let Page { columns, sources, living, .. } = page;
+        let Page { columns, straight, sources, living, rows, answers, asked, .. } = page;
         let place = |(source, position): (usize, usize)| (sources[source].0 + position, sources[source].1);
         for column in &view.columns {
             match *column {
@@ -113,18 +141,20 @@ impl Engines {
                 Column::All(all) => columns.extend(living.iter().filter(|&&(s, _)| s == all).map(|&c| place(c))),
             }
         }
-        for flag in &view.flags {
+        *straight = columns.windows(2).all(|pair| pair[1] == (pair[0].0 + 1, pair[0].1));
+        for (flag, asked) in view.flags.iter().zip(asked) {
             let space = &self.existences[flag.space];
-            match flag.gate.as_ref().filter(|gate| space.tie() == Some(gate.tie)) {
-                None => space.contains_batch(viewer, ids, &mut page.answers),
-                Some(gate) => {
-                    let (start, width) = page.sources[gate.source];
-                    let counters = page.rows[start..].iter().skip(gate.field).step_by(width);
-                    // After the counters were read: see `gate.rs`.
-                    let loose = space.loose().read(space);
-                    let open = counters.zip(ids).map(|(&counter, &id)| counter != 0 || loose.holds(id));
-                    space.contains_batch_where(viewer, ids, open, &mut page.answers);
+            let gate = flag.gate.as_ref().filter(|gate| space.tie() == Some(gate.tie));
+            for (at, ids) in ids.chunks(BATCH).enumerate() {
+                if at > 0 {
+                    space.ask(viewer, ids, asked);
                 }
+                let wanted = gate.map_or(u32::MAX, |gate| {
+                    let (start, width) = sources[gate.source];
+                    let counters = rows[start + at * BATCH * width..].iter().skip(gate.field).step_by(width);
+                    space.not_disproved(ids, counters.copied())
+                });
+                space.answer(asked, wanted, answers);
             }
         }
     }

@@ -97,38 +97,42 @@ impl<'a> Reply<'a> {
         self.out.extend_from_slice(&buf[at - 1..]);
     }
 
-    /// An array of `rows` arrays of `width` integers; `value(row, column)` gives them, `None` is a null. In one go, without asking for room
-    /// each time. For a row of which `refused` has a text, that is the answer, as an error.
+    /// An array of `rows` arrays of `width` integers, which `write` puts one after the other. For a row of which `refused` has a text, that is
+    /// the answer, as an error. Room is asked for once for many rows.
     #[inline]
     pub fn int_rows<'t>(
         &mut self,
         rows: usize,
         width: usize,
-        value: impl Fn(usize, usize) -> Option<i64>,
+        mut write: impl FnMut(usize, &mut IntRow<'_>),
         refused: impl Fn(usize) -> Option<&'t [u8]>,
     ) {
         self.array(rows);
-        let null: &[u8; 5] = if self.protocol == Protocol::Resp3 { b"_\r\n\0\0" } else { b"$-1\r\n" };
-        let null_length = if self.protocol == Protocol::Resp3 { 3 } else { 5 };
-        for row in 0..rows {
-            if let Some(text) = refused(row) {
-                self.error(text);
-                continue;
-            }
-            self.array(width);
+        let null = if self.protocol == Protocol::Resp3 { (b"_\r\n\0\0", 3) } else { (b"$-1\r\n", 5) };
+        let room = (1 + width) * MAX_INT;
+        let mut row = 0;
+        while row < rows {
             let start = self.out.len();
-            self.out.resize(start + width * MAX_INT + 8, 0);
-            let (out, mut at) = (&mut self.out[start..], 0);
-            for column in 0..width {
-                at = match value(row, column) {
-                    Some(value) => put_int(out, at, value),
-                    None => {
-                        out[at..at + 5].copy_from_slice(null);
-                        at + null_length
-                    }
-                };
+            let together = (ROWS_BYTES / room).clamp(1, rows - row);
+            self.out.resize(start + together * room + 8, 0);
+            let mut writer = IntRow { out: &mut self.out[start..], at: 0, null };
+            let mut refusal = None;
+            for _ in 0..together {
+                refusal = refused(row);
+                if refusal.is_none() {
+                    writer.header(width);
+                    write(row, &mut writer);
+                }
+                row += 1;
+                if refusal.is_some() {
+                    break;
+                }
             }
-            self.out.truncate(start + at);
+            let end = start + writer.at;
+            self.out.truncate(end);
+            if let Some(text) = refusal {
+                self.error(text);
+            }
         }
     }
 
@@ -270,6 +274,49 @@ impl<'a> Reply<'a> {
     }
 }
 
+/// One row of [`Reply::int_rows`].
+pub struct IntRow<'a> {
+    /// Has room for all that may come, and eight bytes more.
+    out: &'a mut [u8],
+    at: usize,
+    /// A null, and its length.
+    null: (&'static [u8; 5], usize),
+}
+
+impl IntRow<'_> {
+    /// The next integer of the row.
+    #[inline(always)]
+    pub fn int(&mut self, value: i64) {
+        self.at = put_int(self.out, self.at, value);
+    }
+
+    /// 1 or 0, or a null if that is not known.
+    #[inline(always)]
+    pub fn flag(&mut self, value: Option<bool>) {
+        match value {
+            // Made as one word: what is made of bytes has to wait for the last of them.
+            Some(value) => {
+                let word = u32::from_le_bytes(*b":0\r\n") + (u32::from(value) << 8);
+                self.out[self.at..self.at + 4].copy_from_slice(&word.to_le_bytes());
+                self.at += 4;
+            }
+            None => {
+                let (bytes, length) = self.null;
+                self.out[self.at..self.at + 5].copy_from_slice(bytes);
+                self.at += length;
+            }
+        }
+    }
+
+    /// What an integer says, with another marker.
+    #[inline(always)]
+    fn header(&mut self, width: usize) {
+        let start = self.at;
+        self.int(width as i64);
+        self.out[start] = b'*';
+    }
+}
+
 /// "00" to "99", so that one division gives two digits.
 const PAIRS: [u8; 200] = {
     let mut pairs = [0; 200];
@@ -281,6 +328,9 @@ const PAIRS: [u8; 200] = {
     }
     pairs
 };
+
+/// Rows are written together that take at most so many bytes, if they are more than one.
+const ROWS_BYTES: usize = 8 << 10;
 
 /// The longest integer as a reply, in bytes: `:-9223372036854775808` and its end.
 const MAX_INT: usize = 23;
@@ -440,12 +490,53 @@ mod tests {
         for value in values {
             assert_eq!(written(Protocol::Resp2, |r| r.int(value)), format!(":{value}\r\n"));
             assert_eq!(
-                written(Protocol::Resp2, |r| r.int_rows(1, 2, |_, column| (column == 0).then_some(value), |_| None)),
-                format!("*1\r\n*2\r\n:{value}\r\n$-1\r\n")
+                written(Protocol::Resp2, |r| r.int_rows(
+                    1,
+                    4,
+                    |_, row| {
+                        row.int(value);
+                        [None, Some(true), Some(false)].into_iter().for_each(|flag| row.flag(flag));
+                    },
+                    |_| None
+                )),
+                format!("*1\r\n*4\r\n:{value}\r\n$-1\r\n:1\r\n:0\r\n")
             );
             let mut out = Vec::new();
             decimal(value, &mut out);
             assert_eq!(out, value.to_string().into_bytes());
+        }
+    }
+
+    /// Rows of any width and number, in which some are refused: more than are written together.
+    #[test]
+    fn rows_are_written_as_arrays_of_integers() {
+        for (rows, width) in [(0, 3), (1, 0), (1, 1), (7, 12), (1000, 6), (3, 1000), (2, 123_456)] {
+            let value = |row: usize, column: usize| (row * 7919 + column * 104_729) as i64 % 3_000_000 - 5;
+            let refused = |row: usize| (row % 5 == 3).then_some(&b"ERR no"[..]);
+            for protocol in [Protocol::Resp2, Protocol::Resp3] {
+                let expected = written(protocol, |r| {
+                    r.array(rows);
+                    for row in 0..rows {
+                        if refused(row).is_some() {
+                            r.error("ERR no");
+                            continue;
+                        }
+                        r.array(width);
+                        for column in 0..width {
+                            if column % 3 == 2 { r.null() } else { r.int(value(row, column)) }
+                        }
+                    }
+                });
+                let found = written(protocol, |r| {
+                    let write = |row: usize, to: &mut IntRow<'_>| {
+                        for column in 0..width {
+                            if column % 3 == 2 { to.flag(None) } else { to.int(value(row, column)) }
+                        }
+                    };
+                    r.int_rows(rows, width, write, refused);
+                });
+                assert!(found == expected, "{rows} rows of {width}");
+            }
         }
     }
 

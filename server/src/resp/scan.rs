@@ -266,24 +266,26 @@ impl Scanner {
         let (mut pos, mut missing) = (self.pos, self.missing);
         while missing > 0 {
             // "$d\r\n" or "$dd\r\n", looked at as one number.
-            let Some(&[dollar, tens, ones, cr, lf]) = buf.get(pos..).and_then(<[u8]>::first_chunk) else { break };
-            let (length, header) = if u32::from_le_bytes([dollar, ones, cr, 0]) == u32::from_le_bytes(*b"$\r\n\0") {
-                (tens.wrapping_sub(b'0'), 4)
-            } else if u32::from_le_bytes([dollar, cr, lf, 0]) == u32::from_le_bytes(*b"$\r\n\0") && tens != b'0' {
-                let (tens, ones) = (tens.wrapping_sub(b'0'), ones.wrapping_sub(b'0'));
-                if ones > 9 || tens > 9 {
+            let Some(&[first, second, third, fourth, fifth]) = buf.get(pos..).and_then(<[u8]>::first_chunk) else {
+                break;
+            };
+            let word = u32::from_le_bytes([first, second, third, fourth]);
+            let (one, two) = (word ^ u32::from_le_bytes(*b"$0\r\n"), word ^ u32::from_le_bytes(*b"$00\r"));
+            let (length, header) = if one & 0xffff_00ff == 0 {
+                // One digit may be none.
+                if one >> 8 > 9 {
+                    break;
+                }
+                (one >> 8, 4)
+            } else {
+                let (tens, ones) = (two >> 8 & 0xff, two >> 16 & 0xff);
+                if two & 0xff00_00ff != 0 || fifth != b'\n' || tens.wrapping_sub(1) > 8 || ones > 9 {
                     break;
                 }
                 (tens * 10 + ones, 5)
-            } else {
-                break;
             };
-            // One digit may be none.
-            if length > 9 && header == 4 {
-                break;
-            }
             let start = pos + header;
-            let end = start + usize::from(length);
+            let end = start + length as usize;
             if buf.get(end..end + 2) != Some(&b"\r\n"[..]) {
                 break;
             }

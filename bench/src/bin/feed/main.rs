@@ -258,12 +258,34 @@ impl Bench {
         Ok(())
     }
 
+    /// Pages per CPU second of one worker and of two, which may use all cores, beside the client: it takes one of them, so what two can do
+    /// is told by their CPU time.
+    fn scaling(&mut self) -> io::Result<()> {
+        let mut all = CpuSet::new();
+        all.set(SERVER_CORE);
+        all.set(CLIENT_CORE);
+        sched_setaffinity(None, &all)?;
+        for workers in [1, 2] {
+            let more = format!("[server]\nworkers = {workers}\n");
+            let server = Server::tidemark(self.args.tidemark.as_deref(), &self.args.dir, "everysec", &more)?;
+            let mut client = server.client()?;
+            Layout::Feed.load_posts(&self.data, &mut client)?;
+            Layout::Feed.load_flags(&self.data, &mut client)?;
+            let mut rng = fastrand::Rng::with_seed(self.args.seed + 20);
+            let pages = self.data.pages(POOL, 20, From::Uniform, &mut rng);
+            let (pool, _) = Pool::of_pages(&server, Layout::Feed, (&self.data, &Liked::default()), &pages)?;
+            let done = closed(&server, &pool, None, 8, 8, self.time() * 2)?;
+            self.report.scaling.push((workers, done.per_s(), done.per_cpu_s()));
+        }
+        pin(CLIENT_CORE)
+    }
+
     fn idle(&mut self) -> io::Result<()> {
         let server = &self.servers[0];
         let clients: Vec<_> = (0..100).map(|_| server.client()).collect::<io::Result<_>>()?;
         std::thread::sleep(Duration::from_secs(2));
         let (cpu, started) = (server.cpu_s(), Instant::now());
-        std::thread::sleep(Duration::from_secs(5));
+        std::thread::sleep(Duration::from_secs(20));
         self.report.idle = Some((server.cpu_s() - cpu) / started.elapsed().as_secs_f64());
         drop(clients);
         Ok(())
@@ -297,6 +319,7 @@ impl Bench {
             }
         }
         self.latencies()?;
+        self.scaling()?;
         self.idle()
     }
 }

@@ -65,13 +65,24 @@ pub(crate) struct Report {
     loaded: Vec<Loaded>,
     pub(crate) latencies: Vec<Latencies>,
     checked: Vec<(String, Checked)>,
+    /// Workers of Tidemark, pages per second, pages per CPU second.
+    pub(crate) scaling: Vec<(usize, f64, f64)>,
     /// Share of a core that Tidemark takes when its clients are silent.
     pub(crate) idle: Option<f64>,
 }
 
 impl Report {
     pub(crate) fn new(posts: u64, pairs: u64) -> Report {
-        Report { posts, pairs, cells: vec![], loaded: vec![], latencies: vec![], checked: vec![], idle: None }
+        Report {
+            posts,
+            pairs,
+            cells: vec![],
+            loaded: vec![],
+            latencies: vec![],
+            checked: vec![],
+            scaling: vec![],
+            idle: None,
+        }
     }
 
     pub(crate) fn cell(&mut self, cell: Cell) {
@@ -187,6 +198,17 @@ impl Report {
         );
         for (subject, checked) in &self.checked {
             let _ = writeln!(out, "| {subject} | {} | {} |", checked.flags, checked.false_yes);
+        }
+        if let Some(&(_, _, alone)) = self.scaling.first() {
+            let _ = writeln!(
+                out,
+                "\n## Two cores\n\nBy 8, 8 connections, all cores for everybody, the client on one of them. What the workers could do with a core each is \
+                 their number times what they do in a CPU second.\n\n| workers | pages/s | per CPU second | with a core each, of one |\n|---|---|---|---|"
+            );
+            for &(workers, per_s, per_cpu_s) in &self.scaling {
+                let times = workers as f64 * per_cpu_s / alone;
+                let _ = writeln!(out, "| {workers} | {per_s:.0} | {per_cpu_s:.0} | {times:.2} |");
+            }
         }
         if let Some(idle) = self.idle {
             let _ = writeln!(out, "\nIdle, 100 connections: {:.2} % of a core.", idle * 100.0);
