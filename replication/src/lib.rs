@@ -35,6 +35,8 @@
 
 mod feed;
 mod follower;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod wire;
 
 pub use feed::{Feed, Origin, Peer, Sending, WINDOW_BYTES};

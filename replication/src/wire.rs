@@ -251,7 +251,10 @@ pub(crate) fn read_to_replica(body: &[u8]) -> Result<ToReplica<'_>, String> {
                 f.end()?;
                 beat
             }
-            71 => ToReplica::Gone,
+            71 => {
+                f.end()?;
+                ToReplica::Gone
+            }
             72 => ToReplica::Refused(std::str::from_utf8(rest).ok()?),
             _ => return None,
         })

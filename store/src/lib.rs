@@ -84,6 +84,8 @@ mod disk;
 mod error;
 mod follow;
 mod frame;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod log;
 mod manifest;
 mod record;

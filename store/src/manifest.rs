@@ -34,6 +34,7 @@ use crate::disk::{Disk, read_whole, replace};
 use crate::error::{Error, Result};
 use crate::frame::Check;
 use crate::log::Position;
+use crate::segment::{MAX_NUMBER, SEGMENT_HEAD_BYTES};
 
 /// The manifest's name.
 pub const MANIFEST: &str = "tidemark.manifest";
@@ -45,6 +46,9 @@ pub const MANIFEST_VERSION: u32 = 1;
 pub const MAX_FILES: usize = 100_000;
 
 const LIMIT_BYTES: u64 = 64 << 20;
+
+/// The longest file that a manifest may name; all of them together stay below 2^63.
+const MAX_FILE_BYTES: u64 = 1 << 44;
 
 /// What a file is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -150,7 +154,7 @@ impl Manifest {
         }
         let lineage = lines.fields("lineage", 1)?;
         let lineage = Lineage::parse(lineage[0]).ok_or_else(|| bad(lines.at, "no lineage"))?;
-        let manifest_number = lines.number("number")?;
+        let manifest_number = lines.count("number")?;
         let term = lines.number("term")?;
         let at = lines.fields("replay", 5)?;
         let replay = (|| {
@@ -162,9 +166,13 @@ impl Manifest {
                 chain: hexadecimal(at[4])?,
             })
         })();
-        let replay = replay.filter(|p| p.segment > 0 && p.byte >= crate::segment::SEGMENT_HEAD_BYTES);
+        let possible = |p: &Position| {
+            let numbers = [p.segment, p.byte, p.offset, p.sequence];
+            p.segment > 0 && p.byte >= SEGMENT_HEAD_BYTES && numbers.iter().all(|&n| n <= MAX_NUMBER)
+        };
+        let replay = replay.filter(possible);
         let replay = replay.ok_or_else(|| bad(lines.at, "no position"))?;
-        let durable = lines.number("durable")?;
+        let durable = lines.count("durable")?;
         let mut files: Vec<FileEntry> = Vec::new();
         while lines.next_is("file ") {
             if files.len() == MAX_FILES {
@@ -187,7 +195,8 @@ impl Manifest {
                 };
                 Some(FileEntry { name: f[0].to_string(), bytes: number(f[1])?, check: hexadecimal(f[2])?, role, tag })
             })();
-            let entry = entry.filter(|e| is_plain_name(&e.name)).ok_or_else(|| bad(start, "no file"))?;
+            let possible = |e: &FileEntry| is_plain_name(&e.name) && e.bytes <= MAX_FILE_BYTES;
+            let entry = entry.filter(possible).ok_or_else(|| bad(start, "no file"))?;
             if files.last().is_some_and(|last| last.name >= entry.name) {
                 return Err(bad(start, "files out of order"));
             }
@@ -291,6 +300,13 @@ impl<'a> Lines<'a> {
     fn number(&mut self, word: &str) -> std::result::Result<u64, BadManifest> {
         let at = self.at;
         number(self.fields(word, 1)?[0]).ok_or_else(|| bad(at, "a number was expected"))
+    }
+
+    /// A number that is counted up.
+    fn count(&mut self, word: &str) -> std::result::Result<u64, BadManifest> {
+        let at = self.at;
+        let n = self.number(word)?;
+        if n <= MAX_NUMBER { Ok(n) } else { Err(bad(at, "no log of ours comes to such a number")) }
     }
 }
 

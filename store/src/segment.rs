@@ -23,7 +23,7 @@
 //! After a failed sync, or after a start that found a torn tail, the next segment begins at the last offset that is certain and has the
 //! void flag; bytes of the predecessor past that offset, and segments with numbers in between, hold nothing.
 //!
-//! Valid only if: (1) magic, version, flags (2) check (3) number = the file's name, lineage = the manifest's (4) `previous` exists unless
+//! Valid only if: (1) magic, version, flags; segment, base and sequence at most 2^62 (2) check (3) number = the file's name, lineage = the manifest's (4) `previous` exists unless
 //! the manifest's replay position lies in this segment, and holds valid batches exactly up to `base`, with `chain` and `sequence`.
 //!
 //! Created, synced and its folder synced before its first batch is written; never renamed; removed once no manifest needs it.
@@ -33,6 +33,10 @@ use crate::frame::{Check, u32_at, u64_at};
 
 /// Bytes before the first batch.
 pub const SEGMENT_HEAD_BYTES: u64 = 80;
+
+/// No log of ours comes to larger offsets and numbers. Forged ones are refused where they are read, so that nothing that is counted on from
+/// them can overflow.
+pub(crate) const MAX_NUMBER: u64 = 1 << 62;
 
 /// The newest version of the log that can be read; the one that is written.
 pub const LOG_VERSION: u32 = 1;
@@ -122,7 +126,9 @@ impl SegmentHead {
             term: u64_at(bytes, 64),
             chain: u32_at(bytes, 72),
         };
-        if head.segment == 0 || head.previous >= head.segment { Err(BadHead::Check) } else { Ok(head) }
+        let numbers = [head.segment, head.base, head.sequence];
+        let possible = head.segment > 0 && head.previous < head.segment && numbers.iter().all(|&n| n <= MAX_NUMBER);
+        if possible { Ok(head) } else { Err(BadHead::Check) }
     }
 
     /// The offset in the lineage of a byte of the file, which lies behind the header.
@@ -178,7 +184,7 @@ pub fn parse_segment_name(name: &str) -> SegmentName {
         return SegmentName::Other;
     };
     match digits.parse::<u64>() {
-        Ok(n) if n > 0 && segment_name(n) == name => SegmentName::Segment(n),
+        Ok(n) if n > 0 && n <= MAX_NUMBER && segment_name(n) == name => SegmentName::Segment(n),
         _ => SegmentName::Odd,
     }
 }
@@ -214,8 +220,9 @@ mod tests {
     #[test]
     fn names() {
         assert_eq!(segment_name(1), "log-0000000000000001.tlog");
-        assert_eq!(parse_segment_name(&segment_name(u64::MAX)), SegmentName::Segment(u64::MAX));
+        assert_eq!(parse_segment_name(&segment_name(MAX_NUMBER)), SegmentName::Segment(MAX_NUMBER));
         for odd in [
+            "log-18446744073709551615.tlog",
             "log-1.tlog",
             "log-0000000000000000.tlog",
             "log-+000000000000001.tlog",

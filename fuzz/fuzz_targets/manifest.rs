@@ -1,0 +1,4 @@
+//! A manifest.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| store::fuzz::manifest(bytes));

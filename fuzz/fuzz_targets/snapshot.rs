@@ -1,0 +1,4 @@
+//! A snapshot file.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| store::fuzz::snapshot(bytes));

@@ -1,0 +1,314 @@
+//! What the fuzzer calls, and a stable test with seeded random input: a link of which either end may be hostile.
+//!
+//! A real master feeds a real replica; between them the input drops, repeats, changes and forges messages, whose checksums are right: those of
+//! the frames, and of the segments, batches and manifests within. Both ends must go on, or end the link with an error.
+
+use crate::wire::{Reader, Writer, read_to_master, read_to_replica};
+use crate::{Course, Feed, Follower, LinkError, Local, Origin, Times};
+use std::sync::Arc;
+use store::{
+    Batch, BatchHead, Check, Disk, Error, FollowLog, Lineage, Log, Manifest, Records, SegmentHead, SimDisk, Store,
+    StoreOptions, Tag, frame_head,
+};
+
+const NUMBERS: [u64; 10] = [0, 1, 2, 80, 4096, 1 << 32, 1 << 63, u64::MAX - 100, u64::MAX - 1, u64::MAX];
+
+/// What the input chooses next; 0 when it is used up.
+struct Input<'a>(&'a [u8]);
+
+impl<'a> Input<'a> {
+    fn byte(&mut self) -> u8 {
+        let Some((&first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        first
+    }
+
+    /// `was`, or another number in half of all cases.
+    fn number(&mut self, was: u64) -> u64 {
+        match self.byte() {
+            0..128 => was,
+            near @ 128..192 => was.wrapping_add(u64::from(near)).wrapping_sub(160),
+            other => NUMBERS[usize::from(other) % NUMBERS.len()],
+        }
+    }
+
+    fn bytes(&mut self) -> &'a [u8] {
+        let (bytes, rest) = self.0.split_at(usize::from(self.byte()).min(self.0.len()));
+        self.0 = rest;
+        bytes
+    }
+}
+
+/// Messages of one direction, on their way through somebody's hands.
+#[derive(Default)]
+struct Way {
+    reader: Reader,
+    sent: u64,
+    /// Of the newest segment that went by, and where its batches are: what a forged one is made to fit.
+    segment: Option<SegmentHead>,
+    byte: u64,
+}
+
+impl Way {
+    /// What arrives of what was sent.
+    fn pass(&mut self, sent: &[u8], input: &mut Input<'_>) -> Vec<u8> {
+        self.reader.feed(sent);
+        let (mut honest, mut out) = (Vec::new(), Vec::new());
+        while let Ok(Some(body)) = self.reader.next(crate::MAX_MESSAGE_BYTES) {
+            honest.push(body.to_vec());
+        }
+        for body in honest {
+            match input.byte() % 16 {
+                0..9 => self.put(&body, &mut out),
+                9 => {}
+                10 => (0..2).for_each(|_| self.put(&body, &mut out)),
+                11 => {
+                    let mut body = body;
+                    let at = usize::from(input.byte()) % body.len();
+                    body[at] ^= input.byte();
+                    self.put(&body, &mut out);
+                }
+                12 => self.put(&body[..1 + usize::from(input.byte()) % body.len()], &mut out),
+                13 => self.put(input.bytes(), &mut out),
+                _ => {
+                    let body = self.forge(body, input);
+                    self.put(&body, &mut out);
+                }
+            }
+        }
+        out
+    }
+
+    fn put(&mut self, body: &[u8], out: &mut Vec<u8>) {
+        if body.is_empty() {
+            return;
+        }
+        if let Some((68, rest)) = body.split_first().map(|(kind, rest)| (*kind, rest))
+            && let Ok(head) = SegmentHead::decode(rest)
+        {
+            (self.segment, self.byte) = (Some(head), 80);
+        }
+        if body[0] == 69 {
+            self.byte += body.len() as u64 - 1;
+        }
+        out.extend_from_slice(&frame_head(Check::new().u64(self.sent), body));
+        out.extend_from_slice(body);
+        self.sent += 1;
+    }
+
+    /// A message of the same kind that says something else, in right checksums.
+    fn forge(&mut self, body: Vec<u8>, input: &mut Input<'_>) -> Vec<u8> {
+        let (kind, rest) = (body[0], &body[1..]);
+        let forged = match kind {
+            66 => Manifest::decode(rest).ok().map(|mut manifest| {
+                manifest.number = input.number(manifest.number);
+                manifest.durable = input.number(manifest.durable);
+                manifest.replay.segment = input.number(manifest.replay.segment).max(1);
+                manifest.replay.byte = input.number(manifest.replay.byte).max(80);
+                manifest.replay.offset = input.number(manifest.replay.offset);
+                manifest.files.iter_mut().for_each(|file| file.bytes = input.number(file.bytes));
+                manifest.encode().into_bytes()
+            }),
+            68 => SegmentHead::decode(rest).ok().map(|mut head| {
+                head.segment = input.number(head.segment).max(1);
+                head.previous = input.number(head.previous).min(head.segment - 1);
+                head.base = input.number(head.base);
+                head.sequence = input.number(head.sequence);
+                head.term = input.number(head.term);
+                head.encode().to_vec()
+            }),
+            69 => self.segment.map(|segment| batch(&segment, self.byte, rest, input)),
+            _ => {
+                let mut rest = rest.to_vec();
+                let at = usize::from(input.byte()) % rest.len().max(1);
+                let number = input.number(0).to_le_bytes();
+                rest.iter_mut().skip(at).zip(number).for_each(|(byte, new)| *byte = new);
+                Some(rest)
+            }
+        };
+        [vec![kind], forged.unwrap_or_default()].concat()
+    }
+}
+
+/// A batch for this place (store/src/batch.rs has its fields).
+fn batch(segment: &SegmentHead, byte: u64, honest: &[u8], input: &mut Input<'_>) -> Vec<u8> {
+    let mut head: Vec<u8> = honest.iter().copied().take(40).collect();
+    head.resize(40, 0);
+    let body = input.bytes();
+    let old = |head: &[u8], at: usize| u64::from_le_bytes(head[at..at + 8].try_into().unwrap_or_default());
+    let (sequence, unsynced) = (input.number(old(&head, 8)), input.number(0) as u32);
+    head[..4].copy_from_slice(&(body.len() as u32).to_le_bytes());
+    head[8..16].copy_from_slice(&sequence.to_le_bytes());
+    head[24..28].copy_from_slice(&unsynced.to_le_bytes());
+    let offset = segment.base.wrapping_add(byte - 80);
+    let place = |at: u64| Check::new().bytes(&segment.lineage.0).u64(segment.segment).u64(at);
+    let chain = place(offset).bytes(&head[..32]).bytes(body).value();
+    head[32..36].copy_from_slice(&chain.to_le_bytes());
+    let check = place(byte).bytes(&head[..36]).value();
+    head[36..40].copy_from_slice(&check.to_le_bytes());
+    [&head, body].concat()
+}
+
+/// A replica's node.
+struct Here {
+    store: Store,
+    log: FollowLog,
+    is_empty: bool,
+}
+
+impl Local for Here {
+    fn log(&mut self) -> &mut FollowLog {
+        &mut self.log
+    }
+    fn disk(&self) -> Arc<dyn Disk> {
+        self.store.disk().clone()
+    }
+    fn manifest(&self) -> Manifest {
+        self.store.manifest().clone()
+    }
+    fn is_empty(&self) -> bool {
+        self.is_empty
+    }
+    fn apply(&mut self, _: &BatchHead, body: &[u8]) -> Result<bool, String> {
+        Records::new(body).try_for_each(|record| record.map(drop))?;
+        Ok(true)
+    }
+    fn drops(&mut self, _: u64) -> Result<(), Error> {
+        Ok(())
+    }
+    fn settled(&mut self) {}
+}
+
+fn replica(disk: &SimDisk) -> Result<Here, Error> {
+    let store = Store::open_with(Arc::new(disk.clone()), StoreOptions::default(), || Ok(Lineage([2; 16])))?;
+    store.load(1, |_, _| Ok(()), |_| ())?;
+    let (log, end) = store.replay_following(&mut |_, _| Ok(()), |_| ())?;
+    Ok(Here { is_empty: end.position.offset == 0 && store.manifest().files.is_empty(), log, store })
+}
+
+/// A master with a log, of which a part is in a snapshot.
+fn master() -> (Store, Log) {
+    let made = || -> Result<(Store, Log), Error> {
+        let disk = Arc::new(SimDisk::new(1));
+        let store = Store::open_with(disk, StoreOptions::default(), || Ok(Lineage([1; 16])))?;
+        let (mut log, _) = store.replay(|_| Ok(()), |_| ())?;
+        for round in 0..6u8 {
+            let mut batch = Batch::new();
+            batch.push(1, 1, &[round; 20]);
+            log.append(&batch, 1_000)?;
+            let durable = log.sync()?;
+            match round {
+                1 | 4 => log.roll(0)?,
+                2 => {
+                    let mut snapshot = store.begin_snapshot(durable);
+                    let mut file = snapshot.file(Tag { space: 1, kind: 1, low: 0, high: 9, stamp: 1 })?;
+                    file.write(&[7; 300], 3)?;
+                    snapshot.add(file.finish()?);
+                    snapshot.commit(durable)?;
+                }
+                _ => {}
+            }
+        }
+        Ok((store, log))
+    };
+    made().expect("this disk has no faults")
+}
+
+/// Forged messages, and a whole link. See the top of the file.
+pub fn link(input: &[u8]) {
+    messages(input);
+    let mut input = Input(input);
+    let (store, log) = master();
+    let disk = SimDisk::new(2);
+    for _ in 0..1 + input.byte() % 3 {
+        let Ok(mut here) = replica(&disk) else { return };
+        let outcome = talk(&mut here, &store, &log, &mut input);
+        drop(here);
+        // The process may end at any moment, and another link comes.
+        if let Err(LinkError::Store(Error::Corrupt { .. })) = outcome {
+            return;
+        }
+    }
+}
+
+fn talk(here: &mut Here, store: &Store, log: &Log, input: &mut Input<'_>) -> Result<Course, LinkError> {
+    let origin = Origin { store, durable: log.durable(), term: log.term() };
+    let times = Times { beat_ms: 10, timeout_ms: 1_000 };
+    let (mut feed, mut down, mut up) = (Feed::new(times, 1 << 20, 0), Way::default(), Way::default());
+    let mut to_master = Vec::new();
+    let mut follower = Follower::new(times, input.byte() % 2 == 1, ("::1", 1), here, &mut to_master, 0)?;
+    for now_ms in (0..400).step_by(20) {
+        let arrives = up.pass(&std::mem::take(&mut to_master), input);
+        feed.receive(&arrives, &origin, now_ms)?;
+        let mut to_replica = Vec::new();
+        feed.fill(&mut to_replica, &origin, now_ms)?;
+        let arrives = down.pass(&to_replica, input);
+        let course = follower.receive(&arrives, here, &mut to_master, now_ms)?;
+        if course != Course::On {
+            return Ok(course);
+        }
+        let course = follower.settle(here, &mut to_master, now_ms)?;
+        if course != Course::On {
+            return Ok(course);
+        }
+        follower.tick(here, &mut to_master, now_ms)?;
+    }
+    Ok(Course::On)
+}
+
+/// Bodies of messages as they are: what is accepted has one spelling.
+fn messages(body: &[u8]) {
+    let (mut writer, mut bytes) = (Writer::default(), Vec::new());
+    if let Ok(message) = read_to_master(body) {
+        writer.replica_says(&mut bytes, &message);
+    } else if let Ok(message) = read_to_replica(body) {
+        writer.master_says(&mut bytes, &message);
+    } else {
+        return;
+    }
+    let (mut reader, whole) = (Reader::default(), frame_head(Check::new().u64(0), body));
+    assert_eq!(bytes, [&whole[..], body].concat());
+    reader.feed(&bytes);
+    assert_eq!(reader.next(crate::MAX_MESSAGE_BYTES), Ok(Some(body)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeded_rounds_of_links() {
+        for seed in 0..3_000 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let input: Vec<u8> = (0..random.usize(..200)).map(|_| random.u8(..)).collect();
+            let outcome = std::panic::catch_unwind(|| link(&input));
+            assert!(outcome.is_ok(), "seed {seed}: {input:?}");
+        }
+    }
+
+    #[test]
+    fn seeded_rounds_of_messages() {
+        for seed in 0..30_000 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let kinds = [1, 2, 3, 4, 5, 65, 66, 67, 68, 69, 70, 71, 72];
+            let mut body: Vec<u8> =
+                (0..random.usize(1..100)).map(|_| random.choice([0, 1, 7, 255, b'a']).unwrap_or(0)).collect();
+            body[0] = random.choice(kinds).unwrap_or(1);
+            messages(&body);
+        }
+    }
+
+    /// A link that nobody tampers with brings everything.
+    #[test]
+    fn an_honest_link_ends_with_the_masters_data() {
+        let (store, log) = master();
+        let disk = SimDisk::new(2);
+        let mut here = replica(&disk).expect("an empty disk");
+        let course = talk(&mut here, &store, &log, &mut Input(&[])).expect("an honest link");
+        assert_eq!(course, Course::Adopt);
+        drop(here);
+        let mut here = replica(&disk).expect("a whole data set");
+        assert_eq!(talk(&mut here, &store, &log, &mut Input(&[])).expect("an honest link"), Course::On);
+        assert_eq!(here.log.durable(), log.durable());
+    }
+}

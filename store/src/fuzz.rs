@@ -1,0 +1,382 @@
+//! What the fuzzer calls, and a stable test with seeded random input: every file of the store, as a bad disk or a stranger's backup has it.
+//!
+//! Checksums would stop nearly all of it at the door. So they are made right after the damage is done: what is tried is what lies behind
+//! them. A function must return, whatever it is given; what was not damaged must be read as it was written.
+
+use std::sync::Arc;
+
+use crate::batch::{BatchHead, Lineage, Place, put_batch};
+use crate::check::{check, dump};
+use crate::cold::{BLOCK_BYTES, ColdFile, ColdWriter, MAX_COLUMNS, cold_name};
+use crate::disk::Disk;
+use crate::error::Result;
+use crate::frame::{Check, frame_head};
+use crate::log::Position;
+use crate::manifest::{MANIFEST, Manifest, Tag};
+use crate::record::Records;
+use crate::segment::{SEGMENT_HEAD_BYTES, SegmentHead, segment_name};
+use crate::sim::SimDisk;
+use crate::snapshot::{SnapshotReader, snapshot_name};
+use crate::store::{Store, StoreOptions};
+use crate::tail::{Step, Tail};
+
+const LINEAGE: Lineage = Lineage([7; 16]);
+const NUMBERS: [u64; 12] =
+    [0, 1, 2, 79, 80, 4096, u32::MAX as u64, 1 << 32, 1 << 63, u64::MAX - 80, u64::MAX - 1, u64::MAX];
+
+/// What the input chooses next; 0 when it is used up.
+struct Input<'a>(&'a [u8]);
+
+impl<'a> Input<'a> {
+    fn byte(&mut self) -> u8 {
+        let Some((&first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        first
+    }
+
+    /// True for one byte in `of`, and only while there are any.
+    fn rarely(&mut self, of: u8) -> bool {
+        !self.0.is_empty() && self.byte() % of == of - 1
+    }
+
+    /// `was`, or rarely another number.
+    fn number(&mut self, was: u64) -> u64 {
+        if !self.rarely(16) {
+            return was;
+        }
+        match self.byte() {
+            near @ 0..64 => was.wrapping_add(u64::from(near)).wrapping_sub(32),
+            other => NUMBERS[usize::from(other) % NUMBERS.len()],
+        }
+    }
+
+    fn bytes(&mut self) -> &'a [u8] {
+        let (bytes, rest) = self.0.split_at(usize::from(self.byte()).min(self.0.len()));
+        self.0 = rest;
+        bytes
+    }
+}
+
+/// A batch of the log: its number, and its body.
+type Read = Vec<(u64, Vec<u8>)>;
+
+/// Segments of a log with right checksums, and whatever else in them, through recovery (twice: what it leaves must be whole), the tail that feeds
+/// replicas, `check` and `dump`.
+pub fn log(input: &[u8]) {
+    let mut input = Input(input);
+    let disk = SimDisk::new(1);
+    let (mut at, mut written, mut sound) = (Position::START, Read::new(), true);
+    let segments = 1 + u64::from(input.byte() % 3);
+    for segment in 1..=segments {
+        let expected = SegmentHead {
+            void: false,
+            lineage: LINEAGE,
+            segment,
+            previous: segment - 1,
+            base: at.offset,
+            sequence: at.sequence,
+            term: 0,
+            chain: at.chain,
+        };
+        let head = SegmentHead {
+            void: input.rarely(16),
+            segment: input.number(segment),
+            previous: input.number(segment - 1),
+            base: input.number(at.offset),
+            sequence: input.number(at.sequence),
+            term: input.number(0),
+            ..expected
+        };
+        sound &= head == expected;
+        let mut file = head.encode().to_vec();
+        (at.segment, at.byte, at.offset, at.sequence) = (head.segment, SEGMENT_HEAD_BYTES, head.base, head.sequence);
+        for _ in 0..input.byte() % 5 {
+            if input.rarely(16) {
+                // Not a batch: a torn tail, if it is the end.
+                file.extend_from_slice(input.bytes());
+                (at.byte, sound) = (file.len() as u64, false);
+                continue;
+            }
+            let body = input.bytes();
+            let sequence = at.sequence.wrapping_add(1);
+            let place = Place { lineage: LINEAGE, segment: head.segment, byte: at.byte, offset: at.offset };
+            let named = BatchHead {
+                body_bytes: 0,
+                records: input.number(Records::new(body).count() as u64) as u32,
+                sequence: input.number(sequence),
+                time_ms: input.number(1_000),
+                unsynced_bytes: input.number(0) as u32,
+                previous: input.number(u64::from(at.chain)) as u32,
+                chain: 0,
+            };
+            sound &= (named.sequence, named.previous) == (sequence, at.chain);
+            at.chain = put_batch(&mut file, &place, &named, body);
+            at.sequence = named.sequence;
+            at.offset = at.offset.wrapping_add(file.len() as u64 - at.byte);
+            at.byte = file.len() as u64;
+            written.push((named.sequence, body.to_vec()));
+        }
+        disk.put(&segment_name(segment), &file);
+    }
+    let mut manifest = Manifest::new(LINEAGE);
+    manifest.durable = input.number(0);
+    manifest.replay.segment = input.number(1).max(1);
+    sound &= manifest == Manifest::new(LINEAGE);
+    disk.put(MANIFEST, manifest.encode().as_bytes());
+    inspect(&disk);
+    let first = recover(disk.clone());
+    if sound {
+        assert_eq!(first.as_ref().map(|(read, _)| read).ok(), Some(&written), "{first:?}");
+    }
+    let Ok((read, end)) = first else { return };
+    let (again, _) = recover(disk.kill()).expect("what a recovery leaves is whole");
+    assert_eq!(again, read, "a recovery is repeated");
+    let disk: Arc<dyn Disk> = Arc::new(disk.kill());
+    let Ok(Ok(mut tail)) = Tail::find(&disk, manifest.replay, end) else { return };
+    let mut fed = Read::new();
+    while let Ok(step) = tail.next(end) {
+        match step {
+            Step::Batch(head, frame) => {
+                fed.push((head.sequence, frame[frame.len() - head.body_bytes as usize..].to_vec()))
+            }
+            Step::Segment(_) => {}
+            Step::End => {
+                assert_eq!(fed, read, "a replica gets what is read here");
+                return;
+            }
+        }
+    }
+}
+
+fn recover(disk: SimDisk) -> Result<(Read, Position)> {
+    let mut read = Read::new();
+    let store = Store::open_with(Arc::new(disk), StoreOptions::default(), || Ok(LINEAGE))?;
+    let mut each = |head: &BatchHead, body: &[u8]| {
+        // Whatever is in it: the server's `records` target reads on.
+        Records::new(body).for_each(drop);
+        read.push((head.sequence, body.to_vec()));
+        Ok(())
+    };
+    let (_, end) = store.replay_batches(&mut each, |_| ())?;
+    Ok((read, end.position))
+}
+
+/// What an operator would have done with a damaged folder.
+fn inspect(disk: &SimDisk) {
+    check(disk).expect("this disk can be listed");
+    for name in disk.list_names() {
+        let _ = dump(disk, &name, true, &mut std::io::sink());
+    }
+}
+
+/// A manifest; with its last line right, whatever it says. What is accepted has one spelling, and names nothing outside of the folder.
+pub fn manifest(input: &[u8]) {
+    let line = format!("check {:08x}\n", Check::new().bytes(input).value());
+    for text in [input.to_vec(), [input, line.as_bytes()].concat()] {
+        let Ok(manifest) = Manifest::decode(&text) else { continue };
+        assert_eq!(manifest.encode().as_bytes(), text);
+        assert!(manifest.files.iter().all(|file| !file.name.contains('/') && !file.name.starts_with('.')));
+        let disk = SimDisk::new(1);
+        disk.put(MANIFEST, &text);
+        inspect(&disk);
+        let store = Store::open_with(Arc::new(disk), StoreOptions::default(), || Ok(LINEAGE)).expect("it was read");
+        let _ = store.load(1, |_, _| Ok(()), |_| ());
+        let _ = store.replay(|_| Ok(()), |_| ());
+    }
+}
+
+/// Changes a few places of a file's head; false if none.
+fn change(input: &mut Input<'_>, file: &mut [u8], up_to: usize) -> bool {
+    let before = file[..up_to].to_vec();
+    for _ in 0..input.byte() % 4 {
+        let at = usize::from(input.byte()) % (up_to / 4).max(1) * 4;
+        let number = NUMBERS[usize::from(input.byte()) % NUMBERS.len()].to_le_bytes();
+        let width = if input.byte().is_multiple_of(2) { 4 } else { 8 };
+        let end = up_to.min(at + width);
+        file[at..end].copy_from_slice(&number[..end - at]);
+    }
+    file[..up_to] != before[..]
+}
+
+/// A snapshot file with right checksums, and whatever else in it.
+pub fn snapshot(input: &[u8]) {
+    let mut input = Input(input);
+    let identity: u64 = (1 << 24) ^ 1;
+    let name = snapshot_name(1, 1);
+    let (mut chunks, mut body) = (Vec::new(), Vec::new());
+    for _ in 0..input.byte() % 5 {
+        let chunk = input.bytes();
+        if !chunk.is_empty() {
+            body.extend_from_slice(&frame_head(Check::new().u64(identity).u32(chunks.len() as u32), chunk));
+            body.extend_from_slice(chunk);
+            chunks.push(chunk.to_vec());
+        }
+    }
+    let mut sound = true;
+    if input.rarely(16) {
+        body.extend_from_slice(input.bytes());
+        sound = false;
+    }
+    let mut file = vec![0; 88];
+    file[..8].copy_from_slice(b"TIDESNAP");
+    file[8..12].copy_from_slice(&1u32.to_le_bytes());
+    file[32..40].copy_from_slice(&identity.to_le_bytes());
+    file[72..80].copy_from_slice(&(body.len() as u64).to_le_bytes());
+    // Its lineage and tag may be any: no manifest is asked.
+    change(&mut input, &mut file[40..72], 32);
+    file[44..48].fill(0);
+    sound &= !change(&mut input, &mut file, 84);
+    let head = Check::new().bytes(&file[..84]).value();
+    file[84..88].copy_from_slice(&head.to_le_bytes());
+    file.append(&mut body);
+    let total = Check::new().bytes(&file).value();
+    let mut foot = [0; 24];
+    foot[4..8].copy_from_slice(&(chunks.len() as u32).to_le_bytes());
+    foot[16..20].copy_from_slice(&total.to_le_bytes());
+    // The rows are a hint.
+    change(&mut input, &mut foot[8..16], 8);
+    sound &= !change(&mut input, &mut foot, 20);
+    let check = Check::new().u64(identity).bytes(&foot[..20]).value();
+    foot[20..24].copy_from_slice(&check.to_le_bytes());
+    file.extend_from_slice(&foot);
+    let disk = SimDisk::new(1);
+    disk.put(&name, &file);
+    inspect(&disk);
+    let read = || -> Result<Vec<Vec<u8>>> {
+        let mut reader = SnapshotReader::open(&disk, &name, None)?;
+        let (mut read, mut chunk) = (Vec::new(), Vec::new());
+        while reader.next(&mut chunk)? {
+            read.push(chunk.clone());
+        }
+        Ok(read)
+    };
+    let read = read();
+    if sound {
+        assert_eq!(read.as_ref().ok(), Some(&chunks), "{read:?}");
+    }
+}
+
+/// A cold file with right checksums, its head and index changed; the blocks are `block.rs`'s.
+pub fn cold(input: &[u8]) {
+    let mut input = Input(input);
+    let disk = SimDisk::new(1);
+    let columns = usize::from(input.byte()) % (MAX_COLUMNS + 1);
+    let tag = Tag { space: 1, kind: 2, low: 0, high: u64::MAX, stamp: 3 };
+    type Rows = Vec<(u64, Vec<i64>)>;
+    let written = (|| -> Result<Option<Rows>> {
+        let mut writer = ColdWriter::create(Arc::new(disk.clone()), LINEAGE, 1, 1, tag, columns)?;
+        let (mut id, mut rows) = (0u64, Vec::new());
+        // A block holds a few hundred of these; several come of few bytes of input.
+        for _ in 0..input.byte() % 8 {
+            let [step, value] = [1, 2].map(|_| {
+                let small = input.byte().into();
+                input.number(small).max(1)
+            });
+            for row in 0..=u64::from(input.byte()) * 4 {
+                let Some(next) = id.checked_add(step) else { break };
+                id = next;
+                let values: Vec<i64> = (0..columns as u64).map(|c| value.wrapping_mul(row ^ c) as i64).collect();
+                writer.push(id, &values)?;
+                rows.push((id, values));
+            }
+        }
+        Ok(writer.finish()?.map(|_| rows))
+    })();
+    let Some(rows) = written.expect("this disk takes everything") else { return };
+    let name = cold_name(1, 1);
+    let mut file = disk.contents(&name).expect("it was just written");
+    let number = |file: &[u8], at: usize| u64::from_le_bytes(file[at..at + 8].try_into().expect("eight bytes"));
+    let index_at = (1 + number(&file, 72) as usize) * BLOCK_BYTES;
+    let length = file.len() - index_at;
+    let mut sound = !change(&mut input, &mut file[index_at..], length / 4 * 4);
+    if input.rarely(16) {
+        let more = input.bytes();
+        file.extend_from_slice(more);
+        file[104..112].copy_from_slice(&((length + more.len()) as u64).to_le_bytes());
+        sound &= more.is_empty();
+    }
+    let indexed = Check::new().u64(number(&file, 32)).bytes(&file[index_at..]).value();
+    file[112..116].copy_from_slice(&indexed.to_le_bytes());
+    let body = Check::new().bytes(&file[BLOCK_BYTES..]).value();
+    file[116..120].copy_from_slice(&body.to_le_bytes());
+    sound &= !change(&mut input, &mut file, 124);
+    let head = Check::new().bytes(&file[..124]).value();
+    file[124..128].copy_from_slice(&head.to_le_bytes());
+    disk.put(&name, &file);
+    inspect(&disk);
+    let Ok(cold) = ColdFile::open_any(&disk, &name) else {
+        assert!(!sound, "what was written can be opened");
+        return;
+    };
+    let mut out = [0; MAX_COLUMNS];
+    let columns = cold.head().columns;
+    for id in NUMBERS.into_iter().chain(rows.iter().take(20).map(|row| row.0)) {
+        let _ = cold.get(id, &mut out[..columns]);
+    }
+    if sound {
+        for (id, values) in &rows {
+            assert!(cold.get(*id, &mut out[..columns]).expect("a sound file"), "{id}");
+            assert_eq!(out[..columns], values[..], "{id}");
+        }
+    }
+    let cold = Arc::new(cold);
+    let (mut walk, mut ids, mut values, mut walked) = (cold.rows(), Vec::new(), Vec::new(), 0);
+    while walk.next(&mut ids, &mut values).is_ok_and(|more| more) {
+        walked += ids.len();
+    }
+    assert!(!sound || walked == rows.len(), "{walked} of {} rows", rows.len());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Short inputs are read as if zeros followed, which damage nothing; so random ones damage a little.
+    fn rounds(target: fn(&[u8]), rounds: u64) {
+        for seed in 0..rounds {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let input: Vec<u8> = (0..random.usize(..300)).map(|_| random.u8(..)).collect();
+            let outcome = std::panic::catch_unwind(|| target(&input));
+            assert!(outcome.is_ok(), "seed {seed}: {input:?}");
+        }
+    }
+
+    #[test]
+    fn seeded_rounds_of_the_log() {
+        rounds(log, 3_000);
+    }
+
+    #[test]
+    fn seeded_rounds_of_snapshots() {
+        rounds(snapshot, 3_000);
+    }
+
+    #[test]
+    fn seeded_rounds_of_cold_files() {
+        rounds(cold, 1_000);
+    }
+
+    #[test]
+    fn seeded_rounds_of_manifests() {
+        let text = crate::manifest::tests::example().encode();
+        let body = &text[..text.len() - 15];
+        manifest(body.as_bytes());
+        for seed in 0..3_000 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut bytes = body.as_bytes().to_vec();
+            for _ in 0..random.usize(1..4) {
+                let at = random.usize(..bytes.len());
+                match random.u8(..3) {
+                    0 => bytes[at] = *random.choice(b" \n0129f./-s").expect("a byte"),
+                    1 => drop(bytes.remove(at)),
+                    _ => {
+                        let (from, to) = (random.usize(..=at), at);
+                        bytes.extend_from_within(from..to);
+                    }
+                }
+            }
+            let outcome = std::panic::catch_unwind(|| manifest(&bytes));
+            assert!(outcome.is_ok(), "seed {seed}: {:?}", String::from_utf8_lossy(&bytes));
+        }
+    }
+}
