@@ -141,6 +141,28 @@ pub(crate) fn prime_from(n: u64) -> u64 {
 mod tests {
     use super::*;
 
+    /// Whoever knew a table's seed could fill its buckets one by one. Under another seed the same ids are like any others.
+    #[test]
+    fn ids_that_were_chosen_to_meet_do_so_under_their_seed_only() {
+        let (buckets, bits) = (10_007, 30);
+        let guessed = Keys::new(0, buckets, bits, 41);
+        let mut rng = fastrand::Rng::with_seed(41);
+        // All in ten buckets of ten thousand.
+        let chosen: Vec<u64> = (0..10_000).map(|i| guessed.id(i % 10, 0, rng.u64(0..1 << bits))).collect();
+        let fullest = |seed: u64, ids: &[u64]| {
+            let keys = Keys::new(0, buckets, bits, seed);
+            let mut load = vec![0u32; buckets as usize];
+            ids.iter().filter_map(|&id| keys.home(id)).for_each(|home| load[home.bucket as usize] += 1);
+            load.into_iter().max().unwrap()
+        };
+        assert_eq!(fullest(41, &chosen), 1000);
+        let random: Vec<u64> = (0..10_000).map(|_| rng.u64(0..=guessed.last())).collect();
+        for seed in 42..142 {
+            let (chosen, random) = (fullest(seed, &chosen), fullest(seed, &random));
+            assert!(chosen <= 12 && random <= 12, "seed {seed}: {chosen} in one bucket; of random ids {random}");
+        }
+    }
+
     #[test]
     fn every_id_comes_back_from_its_place() {
         let mut rng = fastrand::Rng::with_seed(1);

@@ -70,6 +70,29 @@ pub(crate) struct Client {
     entered: AtomicBool,
     abort: OnceLock<AbortHandle>,
     killed: AtomicBool,
+    ended: Arc<Ended>,
+}
+
+/// Connections that we ended, by what they did.
+#[derive(Default)]
+pub(crate) struct Ended {
+    /// A request, or several, beyond `max_query_buffer_bytes`.
+    pub(crate) by_input: AtomicU64,
+    /// Replies beyond `max_output_buffer_bytes`, or messages beyond `max_push_buffer_bytes`.
+    pub(crate) by_output: AtomicU64,
+    /// No login, or TLS handshake, within `handshake_timeout_s`.
+    pub(crate) by_handshake: AtomicU64,
+    /// Nothing sent for `idle_timeout_s`.
+    pub(crate) by_idleness: AtomicU64,
+}
+
+impl Ended {
+    /// CONFIG RESETSTAT.
+    pub(crate) fn reset(&self) {
+        for count in [&self.by_input, &self.by_output, &self.by_handshake, &self.by_idleness] {
+            count.store(0, Relaxed);
+        }
+    }
 }
 
 /// What CLIENT LIST and CLIENT KILL tell apart.
@@ -135,7 +158,8 @@ impl Client {
     /// Sends it a message, whenever it was not asked for; false if it does not keep up and is disconnected: `most` is the limit.
     pub(crate) fn push(&self, message: &[u8], most: usize) -> bool {
         let taken = self.inbox.push(message, most);
-        if !taken {
+        if !taken && !self.killed.load(Relaxed) {
+            self.ended.by_output.fetch_add(1, Relaxed);
             tracing::warn!("client {} does not read its messages: disconnected (max_push_buffer_bytes)", self.peer);
             self.kill();
         }
@@ -211,6 +235,7 @@ pub(crate) struct Clients {
     last_id: AtomicU64,
     pub(crate) accepted: AtomicU64,
     pub(crate) rejected: AtomicU64,
+    pub(crate) ended: Arc<Ended>,
 }
 
 impl Clients {
@@ -247,6 +272,7 @@ impl Clients {
             entered: AtomicBool::new(false),
             abort: OnceLock::new(),
             killed: AtomicBool::new(false),
+            ended: self.ended.clone(),
         });
         all.insert(id, client.clone());
         Some(client)

@@ -17,6 +17,7 @@ mod feed;
 mod hash;
 mod info;
 mod keys;
+mod keyspec;
 mod observe;
 mod peers;
 mod phantom;
@@ -490,11 +491,12 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Resolves argument `index` as the key of an id's pairs.
+    /// Resolves argument `index` as the key of an id's pairs, which are told apart by their members.
     #[inline]
     pub(crate) fn pairs(&self, index: usize) -> Result<(&'a ExistenceSpace, u64), Refusal> {
         match self.node.engines.resolve(self.args.at(index))? {
-            KeyRef::Pair { space, id } => Ok((space, id)),
+            KeyRef::Pair { space, id } if space.has_members => Ok((space, id)),
+            KeyRef::Pair { space, .. } => Err(Refusal::no_members(space)),
             _ => Err(Refusal::WRONG_TYPE),
         }
     }
@@ -552,7 +554,10 @@ pub(crate) fn execute(
     let mut reply = Reply::new(out, session.client.protocol());
     let mark = reply.mark();
     let outcome = match checked(found, args, session, node) {
-        Err(refusal) => Err(spoil(args, session, refusal)),
+        Err(refusal) => {
+            note_rejected(found, args, session, node);
+            Err(spoil(args, session, refusal))
+        }
         Ok((_, spec)) if session.transaction.is_some() && !spec.has(flag::AT_ONCE) => {
             queue(spec, args, &mut reply, session, node)
         }
@@ -562,6 +567,7 @@ pub(crate) fn execute(
     let fine = match outcome {
         Ok(()) => true,
         Err(refusal) => {
+            node.calls.of(session.worker).error(refusal.text());
             reply.rewind(mark);
             // A connection that is closed without a word gets none.
             if !session.leaving {
@@ -598,6 +604,15 @@ fn checked(found: Found, args: Args<'_>, session: &mut Session, node: &Node) -> 
     Ok((u32::from(number) | sub << 16, spec))
 }
 
+/// For INFO commandstats: a command that was known, and not let in.
+#[cold]
+fn note_rejected(found: Found, args: Args<'_>, session: &Session, node: &Node) {
+    if let Some((number, spec)) = found {
+        let sub = select(spec, args).map_or(0, |(_, sub)| sub);
+        node.calls.of(session.worker).rejected(bit_of(number, sub));
+    }
+}
+
 /// Whether a request has to wait while `paused` is.
 #[cold]
 pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused) -> bool {
@@ -627,20 +642,29 @@ fn run(
     if node.monitors.any() && !spec.has(flag::ADMIN | flag::SKIP_MONITOR) {
         node.monitors.show(&session.client, args, node.config().server.max_push_buffer_bytes);
     }
-    let timed = session.timed || !spec.has(flag::FAST) || args.len() > slowlog::MANY_ARGS;
-    let began = timed.then(Instant::now);
+    let (calls, number) = (node.calls.of(session.worker), bit_of(numbers as u16, numbers >> 16));
     let mut call = Call { spec, args, reply, session, node, scratch };
-    let outcome = if spec.has(flag::WRITE) {
-        call.admit_write().and_then(|()| (spec.run)(&mut call))
-    } else {
-        (spec.run)(&mut call)
-    };
-    if let Some(began) = began
-        && !spec.has(flag::SKIP_SLOWLOG)
+    if spec.has(flag::WRITE)
+        && let Err(refusal) = call.admit_write()
     {
-        note_time(spec, args, began.elapsed(), session, node);
+        calls.rejected(number);
+        return Err(refusal);
     }
-    outcome.and_then(|()| readable(node))
+    let timed = calls.begins(number) || call.session.timed || !spec.has(flag::FAST) || args.len() > slowlog::MANY_ARGS;
+    let began = timed.then(Instant::now);
+    let outcome = (spec.run)(&mut call);
+    if let Some(began) = began {
+        let took = began.elapsed();
+        calls.took(number, took);
+        if !spec.has(flag::SKIP_SLOWLOG) {
+            note_time(spec, args, took, session, node);
+        }
+    }
+    let outcome = outcome.and_then(|()| readable(node));
+    if outcome.is_err() {
+        calls.failed(number);
+    }
+    outcome
 }
 
 /// For SLOWLOG and LATENCY.

@@ -168,6 +168,7 @@ impl Connection {
                     self.run_input(turn);
                 }
                 if self.input.len() > self.talk.config.server.max_query_buffer_bytes {
+                    self.node.clients.ended.by_input.fetch_add(1, Relaxed);
                     tracing::warn!(
                         "client {} sent a request beyond the query buffer limit",
                         self.talk.session.client.peer

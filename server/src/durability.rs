@@ -141,7 +141,8 @@ impl Durability {
         self.synced.subscribe()
     }
 
-    fn reach(&self, written: Position, synced: Position) {
+    /// The log ends here: appended, and synced.
+    pub(crate) fn reach(&self, written: Position, synced: Position) {
         *self.positions.lock() = (written, synced);
         self.synced.send_if_modified(|offset| std::mem::replace(offset, synced.offset) != synced.offset);
     }

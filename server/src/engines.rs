@@ -74,6 +74,8 @@ impl Deref for CounterSpace {
 pub struct ExistenceSpace {
     number: u32,
     name: String,
+    /// Else an id alone is set or not.
+    pub(crate) has_members: bool,
     space: phantom::Space,
     /// What its flags are tied to by the catalogue: see `gate`.
     kept_tie: AtomicU64,

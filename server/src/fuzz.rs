@@ -129,7 +129,11 @@ pub fn words(input: &[u8]) {
     let (pattern, text) = input.split_at(at);
     let found = glob::matches(pattern, text, false);
     if found {
-        assert!(glob::matches(pattern, text, true), "with case ignored it matches all the more");
+        // Unless it names what must not be there.
+        assert!(
+            glob::matches(pattern, text, true) || pattern.contains(&b'^'),
+            "with case ignored it matches all the more"
+        );
         assert!(
             glob::matches(&[pattern, b"*"].concat(), text, false)
                 || pattern.ends_with(b"\\")
@@ -219,7 +223,7 @@ mod tests {
                 b"# c\n\nuser bob off #2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881 $home %W$like -@all +feed.get\n",
                 b"user c reset resetkeys resetchannels allkeys allchannels allcommands nocommands clearselectors\n",
             ],
-            &[b" ", b"\n", b"user ", b"+", b"-@", b"~", b"%RW~", b"$*", b"(", b")", b"|", b"on", b"\xc3\xa9", b"&*", b"~*", b"\x0b", b"\xc2\xa0"],
+            &[b" ", b"\n", b"user ", b"(~q))", b"+", b"-@", b"~", b"%RW~", b"$*", b"(", b")", b"|", b"on", b"\xc3\xa9", b"&*", b"~*", b"\x0b", b"\xc2\xa0"],
         );
     }
 
@@ -267,7 +271,7 @@ mod tests {
         rounds(
             words,
             &[b"a*b[c-d]?\\*\xffaxbc*", b"18446744073709551615", b"-9223372036854775808", b"*****[^a\xffbbbbb"],
-            &[b"*", b"?", b"[", b"]", b"-", b"\\", b"^", b"\xff", b"0"],
+            &[b"*", b"?", b"[", b"]", b"-", b"\\", b"^", b"[^d]", b"D", b"\xff", b"0"],
         );
     }
 }

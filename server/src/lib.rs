@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod acl;
+mod calls;
 pub mod catalogue;
 mod channels;
 pub mod cli;
@@ -184,6 +185,9 @@ fn load(node: &Node) -> Result<Held, StartError> {
         recovered.end.torn_bytes,
         recovered.log.end(),
     );
+    // INFO tells it from the first moment, not from when the log's thread runs.
+    let end = recovered.log.end();
+    node.durability.reach(end, end);
     node.engines.fill(recovered.engines);
     node.store.fill(recovered.store);
     Ok(recovered.log)

@@ -1,6 +1,7 @@
 //! What all connections share.
 
 use crate::acl::Acl;
+use crate::calls::AllCalls;
 use crate::channels::Channels;
 use crate::clients::Clients;
 use crate::config::Config;
@@ -124,6 +125,7 @@ pub(crate) struct Process {
     pub(crate) tallies: Vec<Tallies>,
     /// Only a worker changes its tallies, so a reset notes where they stood.
     totals_base: Mutex<Totals>,
+    pub(crate) calls: AllCalls,
     pub(crate) stop: Stop,
     pub(crate) addresses: Vec<SocketAddr>,
     pub(crate) started: Instant,
@@ -183,6 +185,7 @@ impl Host {
             tls: Tls::default(),
             tallies: (0..workers).map(|_| Tallies::default()).collect(),
             totals_base: Mutex::default(),
+            calls: AllCalls::new(workers),
             stop,
             addresses,
             started: Instant::now(),
@@ -270,6 +273,8 @@ impl Process {
         *self.totals_base.lock() = self.totals_ever();
         self.clients.accepted.store(0, Relaxed);
         self.clients.rejected.store(0, Relaxed);
+        self.clients.ended.reset();
+        self.calls.reset();
     }
 
     fn totals_ever(&self) -> Totals {

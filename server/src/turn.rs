@@ -15,6 +15,7 @@ use crate::slowlog;
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Once so many bytes of replies are there, they are written before more requests are looked at.
 const WRITE_BYTES: usize = 256 << 10;
@@ -200,6 +201,7 @@ impl Talk {
                 }
                 if out.len() > self.most_out() {
                     tracing::warn!("client {} asked for more than the output limit", self.session.client.peer);
+                    node.clients.ended.by_output.fetch_add(1, Relaxed);
                     self.closing = Closing::AtOnce;
                 } else if self.session.leaving {
                     self.closing = Closing::Politely;
@@ -229,6 +231,7 @@ impl Talk {
                 Halt::Refused(why) => {
                     Reply::new(out, self.session.client.protocol()).error(format!("ERR {why}"));
                     tallies.errors.add(1);
+                    node.calls.of(self.session.worker).error(b"ERR");
                     self.closing = Closing::Lingering;
                     return buf.len();
                 }

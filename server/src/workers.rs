@@ -186,7 +186,11 @@ async fn accept(host: Arc<Host>, listeners: Vec<(tokio::net::TcpListener, bool)>
                 };
                 for client in host.clients.list() {
                     let slow = handshake_s > 0 && !client.has_entered() && client.since.elapsed().as_secs() >= handshake_s;
-                    if slow || (idle_s > 0 && client.idle_s(now) >= idle_s) {
+                    let idle = idle_s > 0 && client.idle_s(now) >= idle_s;
+                    if slow || idle {
+                        let ended = &host.clients.ended;
+                        let count = if slow { &ended.by_handshake } else { &ended.by_idleness };
+                        count.fetch_add(1, Relaxed);
                         client.kill();
                     }
                 }

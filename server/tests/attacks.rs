@@ -426,6 +426,48 @@ fn seeds_of_filters_are_secret_and_differ() {
     assert!(!all.iter().any(|item| matches!(item, OwnedFrame::BulkString(b) if b.windows(4).any(|w| w == b"seed"))));
 }
 
+/// Attack 41: a million ids of whatever pattern are found as fast as a million random ones. (Ids that were chosen to meet under a seed that somebody
+/// guessed: `counter/src/key.rs`.)
+#[test]
+fn ids_with_a_pattern_are_found_as_fast_as_others() {
+    const ROWS: u64 = 1_000_000;
+    type Pattern = (&'static str, fn(u64) -> u64);
+    const PATTERNS: [Pattern; 3] = [
+        ("random", |i| i.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (i << 17)),
+        ("every 2^20th", |i| i << 20),
+        ("one half of the bits alone", |i| (i & 0x3ff) << 40 | i >> 10),
+    ];
+    let mut took = Vec::new();
+    for (pattern, id) in PATTERNS {
+        let victim = Victim::start("");
+        let mut client = victim.program.client();
+        for from in (0..ROWS).step_by(1000) {
+            let mut words = vec!["CNT.MINCRBY".to_owned(), "post".to_owned()];
+            words.extend((from..from + 1000).flat_map(|i| [id(i).to_string(), "like".to_owned(), "1".to_owned()]));
+            let words: Vec<&[u8]> = words.iter().map(String::as_bytes).collect();
+            let reply = client.call(&words).unwrap();
+            assert!(matches!(&reply, OwnedFrame::Array(all) if all.iter().all(|one| *one == OwnedFrame::Integer(1))));
+        }
+        let mut random = fastrand::Rng::with_seed(41);
+        let mut times: Vec<Duration> = (0..1500)
+            .map(|_| {
+                let ids: Vec<String> = (0..100).map(|_| id(random.u64(..ROWS)).to_string()).collect();
+                let line = format!("CNT.GET post {}", ids.join(" "));
+                let started = Instant::now();
+                let reply = call(&mut client, &line);
+                let took = started.elapsed();
+                assert!(matches!(&reply, OwnedFrame::Array(rows) if !rows.contains(&OwnedFrame::Null)), "{pattern}");
+                took
+            })
+            .collect();
+        times.sort();
+        // The quiet quarter: the rest is the machine's.
+        took.push((pattern, times[times.len() / 4]));
+    }
+    let usual = took[0].1;
+    assert!(took.iter().all(|(_, took)| *took < usual * 2), "{took:?}");
+}
+
 /// Attack 40: a connection may be killed in any state, and the server goes on.
 #[test]
 fn connections_are_killed_in_any_state() {

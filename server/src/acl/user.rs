@@ -138,6 +138,10 @@ impl User {
                     let inner = rule.strip_prefix('(').and_then(|r| r.strip_suffix(')')).ok_or("Syntax error")?;
                     let mut selector = Selector::new();
                     for word in inner.split_ascii_whitespace() {
+                        // Written down, it would end the selector.
+                        if word.ends_with(')') {
+                            return Err("Syntax error".to_owned());
+                        }
                         selector.apply(word)?;
                     }
                     self.selectors.push(selector);

@@ -1,5 +1,6 @@
 //! COMMAND: the table, as clients ask for it.
 
+use super::keyspec::{self, KeySpec};
 use super::{Call, NO_KEYS, Outcome, Refusal, Spec, all, find, flag, help_row, refuse};
 use crate::resp::{Args, Reply};
 
@@ -26,6 +27,8 @@ pub(super) const COMMAND: Spec = Spec {
         spec("command|count", 2, "", "How many commands there are.", count),
         spec("command|docs", -2, "[command-name ...]", "What commands do, as a map.", docs),
         spec("command|getkeys", -4, "command arg [arg ...]", "Which arguments of a command are keys.", getkeys),
+        Spec { since: "7.0.0", ..spec("command|getkeysandflags", -4, "command arg [arg ...]",
+            "Which arguments of a command are keys, and what it does with them.", getkeysandflags) },
         help_row("command|help", "server"),
         spec("command|info", -2, "[command-name ...]", "What clients need to know of commands.", info),
         spec("command|list", -2, "[FILTERBY MODULE name|ACLCAT category|PATTERN pattern]", "Names of commands.", list),
@@ -53,26 +56,28 @@ fn write_info(reply: &mut Reply<'_>, spec: &Spec) {
     for category in &categories {
         reply.simple(category);
     }
-    // Tips, and key specifications: first, last and step say it all.
-    reply.array(0);
-    if spec.keys == NO_KEYS {
-        reply.array(0);
-    } else {
-        write_key_specification(reply, spec);
-    }
+    let tips = keyspec::tips(spec);
+    reply.set(tips.len());
+    tips.iter().for_each(|tip| reply.bulk(tip.as_bytes()));
+    let specs = keyspec::of(spec);
+    reply.array(specs.len());
+    specs.iter().for_each(|keys| write_key_specification(reply, keys));
     reply.array(spec.subcommands.len());
     for sub in spec.subcommands {
         write_info(reply, sub);
     }
 }
 
-fn write_key_specification(reply: &mut Reply<'_>, spec: &Spec) {
+fn write_uses(reply: &mut Reply<'_>, uses: &str) {
+    reply.set(uses.split(' ').count());
+    uses.split(' ').for_each(|word| reply.simple(word));
+}
+
+fn write_key_specification(reply: &mut Reply<'_>, spec: &KeySpec) {
     let (first, last, step) = spec.keys;
-    reply.array(1);
     reply.map(3);
     reply.bulk(b"flags");
-    reply.set(1);
-    reply.simple(if spec.has(flag::WRITE) { "RW" } else { "RO" });
+    write_uses(reply, spec.uses);
     reply.bulk(b"begin_search");
     reply.map(2);
     reply.bulk(b"type");
@@ -200,15 +205,34 @@ pub(crate) fn key_positions(spec: &Spec, args: Args<'_>) -> impl Iterator<Item =
     })
 }
 
-fn getkeys(call: &mut Call<'_>) -> Outcome {
+/// The request that COMMAND GETKEYS asks about, and what its command is.
+fn asked<'a>(call: &Call<'a>) -> Result<(&'static Spec, Args<'a>), Refusal> {
     let request = call.args.from(2);
     let Some((_, spec)) = find(request.at(0)) else { return Err(refuse!("ERR Invalid command specified")) };
+    let own = spec.subcommands.iter().find(|s| s.own_name().as_bytes().eq_ignore_ascii_case(request.at(1)));
+    let spec = own.unwrap_or(spec);
     if spec.keys == NO_KEYS {
         return Err(refuse!("ERR The command has no key arguments"));
     }
     if !spec.fits(request.len()) {
         return Err(refuse!("ERR Invalid number of arguments specified for command"));
     }
+    Ok((spec, request))
+}
+
+fn getkeysandflags(call: &mut Call<'_>) -> Outcome {
+    let (spec, request) = asked(call)?;
+    call.reply.array(key_positions(spec, request).count());
+    for position in key_positions(spec, request) {
+        call.reply.array(2);
+        call.reply.bulk(request.at(position));
+        write_uses(&mut call.reply, keyspec::uses_in(spec, request, position));
+    }
+    Ok(())
+}
+
+fn getkeys(call: &mut Call<'_>) -> Outcome {
+    let (spec, request) = asked(call)?;
     call.reply.array(key_positions(spec, request).count());
     for position in key_positions(spec, request) {
         call.reply.bulk(request.at(position));

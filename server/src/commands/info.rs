@@ -1,6 +1,6 @@
 //! INFO: sections and fields under Redis's names, so that its tools find them.
 
-use super::{Call, Outcome};
+use super::{Call, Outcome, with_numbers};
 use crate::acl::Reason;
 use crate::node::{Node, unix_us};
 use std::fmt::Write as _;
@@ -21,24 +21,28 @@ const SECTIONS: &[Section] = &[
     ("Replication", super::replication::info),
     ("CPU", cpu),
     ("Modules", |_, _| {}),
-    ("Errorstats", |_, _| {}),
+    ("Errorstats", errorstats),
     ("Cluster", |_, out| out.push_str("cluster_enabled:0\r\n")),
     ("Keyspace", keyspace),
     ("Spaces", spaces),
     ("Cold", cold),
 ];
 
+/// Sections that come with `all`, and by name.
+const LONG: &[Section] = &[("Commandstats", commandstats), ("Latencystats", latencystats)];
 /// Sections that are printed only when they are asked for by name: they look at every table.
 const ON_DEMAND: &[Section] = &[("Tables", tables)];
 
 pub(super) fn info(call: &mut Call<'_>) -> Outcome {
     let wanted = call.args.from(1);
-    let every = wanted.is_empty()
-        || wanted.iter().any(|w| [&b"all"[..], b"everything", b"default"].iter().any(|a| w.eq_ignore_ascii_case(a)));
+    let is_wanted = |names: &[&[u8]]| wanted.iter().any(|w| names.iter().any(|name| w.eq_ignore_ascii_case(name)));
+    let all = is_wanted(&[b"all", b"everything"]);
+    let every = all || wanted.is_empty() || is_wanted(&[b"default"]);
     let mut out = String::with_capacity(4096);
-    let sections = SECTIONS.iter().map(|s| (s, every)).chain(ON_DEMAND.iter().map(|s| (s, false)));
+    let sections = SECTIONS.iter().map(|s| (s, every)).chain(LONG.iter().map(|s| (s, all)));
+    let sections = sections.chain(ON_DEMAND.iter().map(|s| (s, false)));
     for ((name, write), every) in sections {
-        if every || wanted.iter().any(|w| w.eq_ignore_ascii_case(name.as_bytes())) {
+        if every || is_wanted(&[name.as_bytes()]) {
             if !out.is_empty() {
                 out.push_str("\r\n");
             }
@@ -91,8 +95,18 @@ fn clients(node: &Node, out: &mut String) {
         "maxclients" = node.config().server.max_clients,
         "client_recent_max_input_buffer" = most(|c| c.query_bytes.load(Relaxed)),
         "client_recent_max_output_buffer" = most(|c| c.output_bytes.load(Relaxed)),
+        "client_recent_max_push_buffer" = most(|c| c.inbox.waiting()),
         "blocked_clients" = 0,
         "tracking_clients" = 0,
+        "pubsub_clients" = clients.iter().filter(|c| c.kind() == crate::clients::Kind::Pubsub).count(),
+        "watching_clients" = clients.iter().filter(|c| c.watching.load(Relaxed) > 0).count(),
+        "total_watched_keys" = clients.iter().map(|c| c.watching.load(Relaxed)).sum::<usize>(),
+        "most_watched_keys" = most(|c| c.watching.load(Relaxed)),
+        "most_subscriptions" = most(|c| c.subscriptions.iter().map(|n| n.load(Relaxed)).sum()),
+        "most_queued_commands" = most(|c| usize::try_from(c.queued.load(Relaxed)).unwrap_or(0)),
+        "acl_users" = node.acl.all().len(),
+        "acl_log_entries" = node.acl.log.lock().newest(usize::MAX).len(),
+        "slowlog_entries" = node.slow.len(),
     );
 }
 
@@ -163,12 +177,50 @@ fn stats(node: &Node, out: &mut String) {
         "expired_keys" = 0,
         "evicted_keys" = 0,
         "total_error_replies" = totals.errors,
+        "client_query_buffer_limit_disconnections" = node.clients.ended.by_input.load(Relaxed),
+        "client_output_buffer_limit_disconnections" = node.clients.ended.by_output.load(Relaxed),
+        "handshake_timeout_disconnections" = node.clients.ended.by_handshake.load(Relaxed),
+        "idle_timeout_disconnections" = node.clients.ended.by_idleness.load(Relaxed),
         "tls_handshakes_failed" = node.tls.failed.load(Relaxed),
         "acl_access_denied_auth" = node.acl.refused[Reason::Auth as usize].load(Relaxed),
         "acl_access_denied_cmd" = node.acl.refused[Reason::Command as usize].load(Relaxed),
         "acl_access_denied_key" = node.acl.refused[Reason::Key as usize].load(Relaxed),
         "acl_access_denied_channel" = node.acl.refused[Reason::Channel as usize].load(Relaxed),
     );
+}
+
+fn errorstats(node: &Node, out: &mut String) {
+    for (word, count) in node.calls.errors() {
+        let _ = write!(out, "errorstat_{word}:count={count}\r\n");
+    }
+}
+
+fn commandstats(node: &Node, out: &mut String) {
+    for (number, spec) in with_numbers() {
+        let sums = node.calls.sums(number);
+        if !sums.is_nothing() {
+            let _ = write!(
+                out,
+                "cmdstat_{}:calls={},usec={:.0},usec_per_call={:.2},rejected_calls={},failed_calls={}\r\n",
+                spec.name,
+                sums.calls,
+                sums.us(),
+                sums.us_per_call(),
+                sums.rejected,
+                sums.failed
+            );
+        }
+    }
+}
+
+fn latencystats(node: &Node, out: &mut String) {
+    for (number, spec) in with_numbers() {
+        let sums = node.calls.sums(number);
+        let percentiles = [0.5, 0.99, 0.999].map(|share| sums.percentile_us(share));
+        if let [Some(p50), Some(p99), Some(p999)] = percentiles {
+            let _ = write!(out, "latency_percentiles_usec_{}:p50={p50:.3},p99={p99:.3},p99.9={p999:.3}\r\n", spec.name);
+        }
+    }
 }
 
 fn cpu(_: &Node, out: &mut String) {

@@ -1,8 +1,10 @@
 //! Keys of any kind.
 
+use super::weibo::NOBODY;
 use super::{ALL_KEYS, Call, NO_KEYS, ONE_KEY, Outcome, Refusal, Spec, flag, help_row, refuse};
-use crate::engines::{CounterSpace, Engines, KeyRef};
+use crate::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef};
 use crate::glob;
+use phantom::{Answer, Change};
 
 const fn spec(
     name: &'static str,
@@ -22,10 +24,10 @@ const READ: u32 = flag::READONLY | flag::FAST;
 pub(super) const TABLE: &[Spec] = &[
     spec("del", -2, flag::WRITE, ALL_KEYS, "key [key ...]",
         "Deletes rows; a cell becomes 0, its row stays. Answers how many rows there were and cells were not 0. The pairs of an id \
-         cannot be deleted together.", del),
+         cannot be deleted together, but an id of a space without members is unset.", del),
     spec("unlink", -2, flag::WRITE | flag::FAST, ALL_KEYS, "key [key ...]", "The same as DEL.", del),
     spec("exists", -2, READ, ALL_KEYS, "key [key ...]",
-        "How many of the rows, and of the cells' rows, exist. The pairs of an id cannot be asked together.", exists),
+        "How many of the rows, and of the cells' rows, exist. The pairs of an id cannot be asked together; ids of spaces without members count if they are set.", exists),
     spec("type", 2, READ, ONE_KEY, "key",
         "hash for a row, string for a cell, none if there is no such row; set for the pairs of an id, whether there are any or not.", kind),
     spec("ttl", 2, READ, ONE_KEY, "key", "-1: nothing expires; -2 if there is no such row.", ttl),
@@ -65,6 +67,11 @@ pub(super) const TABLE: &[Spec] = &[
 const NO_EXPIRY: &str = "Refused: a counter does not expire.";
 const NO_MOVE: &str = "Refused: where a row lies follows from its id.";
 
+/// Whether an id of a space without members is set.
+fn is_set(space: &ExistenceSpace, id: u64) -> bool {
+    space.contains(id, &NOBODY) == Answer::Yes
+}
+
 fn many_pairs(doing: &str) -> Refusal {
     refuse!("ERR the pairs of an id cannot be {doing} together: name the members (SISMEMBER, SREM, PH.EXISTS, PH.DEL)")
 }
@@ -73,7 +80,9 @@ fn del(call: &mut Call<'_>) -> Outcome {
     let engines = &call.node.engines;
     // All keys are read before the first is deleted.
     for key in call.args.from(1).iter() {
-        if let KeyRef::Pair { .. } = engines.resolve(key)? {
+        if let KeyRef::Pair { space, .. } = engines.resolve(key)?
+            && space.has_members
+        {
             return Err(many_pairs("deleted"));
         }
     }
@@ -82,7 +91,9 @@ fn del(call: &mut Call<'_>) -> Outcome {
         match engines.resolve(key)? {
             KeyRef::Row { space, id } => deleted += i64::from(engines.delete(space, id)),
             KeyRef::Cell { space, id, field } => deleted += i64::from(engines.clear(space, id, field)?),
-            KeyRef::Pair { .. } => {}
+            KeyRef::Pair { space, id } => {
+                deleted += i64::from(engines.unflag(space, id, &NOBODY)? == Change::Changed);
+            }
         }
     }
     call.reply.int(deleted);
@@ -94,6 +105,7 @@ fn exists(call: &mut Call<'_>) -> Outcome {
     for key in call.args.from(1).iter() {
         match call.node.engines.resolve(key)? {
             KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. } => found += i64::from(space.exists(id)),
+            KeyRef::Pair { space, id } if !space.has_members => found += i64::from(is_set(space, id)),
             KeyRef::Pair { .. } => return Err(many_pairs("asked for")),
         }
     }
@@ -106,6 +118,7 @@ fn kind(call: &mut Call<'_>) -> Outcome {
         KeyRef::Row { space, id } if space.exists(id) => "hash",
         KeyRef::Cell { space, id, .. } if space.exists(id) => "string",
         KeyRef::Row { .. } | KeyRef::Cell { .. } => "none",
+        KeyRef::Pair { space, id } if !space.has_members && !is_set(space, id) => "none",
         KeyRef::Pair { .. } => "set",
     };
     call.reply.simple(kind);
@@ -115,7 +128,7 @@ fn kind(call: &mut Call<'_>) -> Outcome {
 fn ttl(call: &mut Call<'_>) -> Outcome {
     let exists = match call.node.engines.resolve(call.args.at(1))? {
         KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. } => space.exists(id),
-        KeyRef::Pair { .. } => true,
+        KeyRef::Pair { space, id } => space.has_members || is_set(space, id),
     };
     call.reply.int(if exists { -1 } else { -2 });
     Ok(())
@@ -157,7 +170,7 @@ fn is_there(call: &Call<'_>, index: usize) -> Result<(bool, &'static str), Refus
     Ok(match call.node.engines.resolve(call.args.at(index))? {
         KeyRef::Row { space, id } => (space.exists(id), "packed"),
         KeyRef::Cell { space, id, .. } => (space.exists(id), "int"),
-        KeyRef::Pair { .. } => (true, "filter"),
+        KeyRef::Pair { space, id } => (space.has_members || is_set(space, id), "filter"),
     })
 }
 

@@ -1,6 +1,6 @@
 //! For whoever looks after the server: SLOWLOG, LATENCY, MONITOR, MEMORY, DEBUG.
 
-use super::{Call, NO_KEYS, Outcome, Printable, Refusal, Spec, flag, help, help_row, refuse};
+use super::{Call, NO_KEYS, Outcome, Printable, Refusal, Spec, flag, help, help_row, refuse, with_numbers};
 use crate::engines::KeyRef;
 use std::time::Duration;
 
@@ -35,7 +35,8 @@ pub(super) const TABLE: &[Spec] = &[
         subcommands: &[
             spec("latency|doctor", 2, LOOK, "2.8.13", "", "What the latencies so far say, in words.", latency_doctor),
             help_row("latency|help", "server"),
-            spec("latency|histogram", -2, LOOK, "7.0.0", "[command ...]", "Nothing: distributions are not kept by command.", latency_histogram),
+            spec("latency|histogram", -2, LOOK, "7.0.0", "[command ...]", "Per command its calls, and how many of them took at most so many microseconds: powers of two. One call in 64 of commands of constant time is \
+                 timed, and stands for the others.", latency_histogram),
             spec("latency|history", 3, LOOK, "2.8.13", "event", "Times and milliseconds of an event (command, fast-command) above latency-monitor-threshold.", latency_history),
             spec("latency|latest", 2, LOOK, "2.8.13", "", "Per event its name, the time and the milliseconds of the latest one, and the most milliseconds.", latency_latest),
             spec("latency|reset", -2, LOOK, "2.8.13", "[event ...]", "Forgets these events, or all; answers how many.", latency_reset),
@@ -141,7 +142,29 @@ fn latency_reset(call: &mut Call<'_>) -> Outcome {
 }
 
 fn latency_histogram(call: &mut Call<'_>) -> Outcome {
-    call.reply.map(0);
+    let wanted = call.args.from(2);
+    // A command with subcommands stands for all of them.
+    let is_wanted = |name: &str| {
+        let command = name.split('|').next().unwrap_or_default();
+        wanted.is_empty() || wanted.iter().any(|w| [name, command].iter().any(|n| w.eq_ignore_ascii_case(n.as_bytes())))
+    };
+    let known = with_numbers().filter(|(_, spec)| is_wanted(spec.name));
+    let told: Vec<_> = known.map(|(number, spec)| (spec.name, call.node.calls.sums(number))).collect();
+    let told: Vec<_> =
+        told.iter().map(|(name, sums)| (name, sums.calls, sums.distribution())).filter(|t| !t.2.is_empty()).collect();
+    call.reply.map(told.len());
+    for (name, calls, distribution) in told {
+        call.reply.bulk(name.as_bytes());
+        call.reply.map(2);
+        call.reply.bulk(b"calls");
+        call.reply.int(i64::try_from(calls).unwrap_or(i64::MAX));
+        call.reply.bulk(b"histogram_usec");
+        call.reply.map(distribution.len());
+        for (limit_us, count) in distribution {
+            call.reply.int(i64::try_from(limit_us).unwrap_or(i64::MAX));
+            call.reply.int(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+    }
     Ok(())
 }
 

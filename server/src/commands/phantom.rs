@@ -46,7 +46,11 @@ pub(super) const TABLE: &[Spec] = &[
 
 fn space<'a>(call: &Call<'a>) -> Result<&'a ExistenceSpace, Refusal> {
     let name = call.args.at(1);
-    call.node.engines.existence(name).ok_or_else(|| refuse!("ERR no such existence space '{}'", Printable(name)))
+    match call.node.engines.existence(name) {
+        Some(space) if space.has_members => Ok(space),
+        Some(space) => Err(Refusal::no_members(space)),
+        None => Err(refuse!("ERR no such existence space '{}'", Printable(name))),
+    }
 }
 
 /// 1, 0, or nil for unknown.

@@ -1,6 +1,6 @@
 //! Refusals: why a command did nothing, in the words that go to the client. Redis's words where Redis has words for it.
 
-use crate::engines::{KeyError, WriteError};
+use crate::engines::{ExistenceSpace, KeyError, WriteError};
 use std::borrow::Cow;
 use std::fmt;
 
@@ -27,6 +27,14 @@ impl Refusal {
         b"ERR a filter cannot tell how many or which members one id has: it holds those of all ids of its table together. \
 Ask for members one by one, keep a counter for their number (FEED.ACT moves both), and see TM.TABLES for the table",
     );
+
+    /// A command that names members, of a space that has none.
+    #[cold]
+    pub(crate) fn no_members(space: &ExistenceSpace) -> Refusal {
+        let name = space.name();
+        let text = format!("ERR the space '{name}' has no members: its ids are set or not (BFSET, BFGET, EXISTS, DEL)");
+        Refusal::new(text.into_bytes())
+    }
 
     pub(crate) const fn fixed(text: &'static [u8]) -> Refusal {
         Refusal(Cow::Borrowed(text))

@@ -200,6 +200,7 @@ fn one(call: &mut Call<'_>, args: Args<'_>) {
     if let Err(refusal) = outcome {
         reply.rewind(mark);
         reply.error(refusal.text());
+        node.calls.of(call.session.worker).error(refusal.text());
         node.tallies[call.session.worker].errors.add(1);
     }
     // Beyond the limit the client is disconnected, but what was begun is done.

@@ -33,7 +33,7 @@ pub(super) const TABLE: &[Spec] = &[
 ];
 
 /// In the place of a member. No client can name it otherwise but by an empty argument; in particular it is no viewer's number.
-const NOBODY: Member<'static> = Member::Bytes(b"");
+pub(super) const NOBODY: Member<'static> = Member::Bytes(b"");
 
 const BELOW_OLDEST: i64 = -1;
 const ILLEGAL_KEY: i64 = -2;

@@ -129,6 +129,7 @@ impl Engines {
             self.existences.push(ExistenceSpace {
                 number: known.number,
                 name: made.name.clone(),
+                has_members: made.members,
                 space,
                 kept_tie: AtomicU64::new(tie_word(known.tie)),
                 loose: Loose::new(made.max_loose),

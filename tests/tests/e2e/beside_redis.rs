@@ -59,6 +59,61 @@ pub(crate) fn answer(port: u16, bytes: &[u8]) -> String {
     String::from_utf8_lossy(&got).into_owned()
 }
 
+/// What Redis knows of a command that both have, we say, too: arity, positions of keys, what is done with them, tips.
+#[test]
+fn commands_are_described_as_redis_describes_them() {
+    use redis::Value;
+    let Some(redis) = redis() else {
+        eprintln!("SKIPPED: no redis-server on the PATH");
+        return;
+    };
+    let server = TestServer::start();
+    let mut theirs = redis::Client::open(("127.0.0.1", redis.port)).unwrap().get_connection().unwrap();
+    let mut ours = server.connection();
+    let list = |value: &Value| match value {
+        Value::Array(items) => items.clone(),
+        Value::Set(items) => items.clone(),
+        _ => Vec::new(),
+    };
+    let text = |value: &Value| redis::from_redis_value::<String>(value.clone()).unwrap_or_default().to_lowercase();
+    let after = |items: &[Value], word: &str| {
+        let at = items.iter().position(|item| text(item) == word);
+        at.map_or(Value::Nil, |at| items[at + 1].clone())
+    };
+    // Flags, where the search begins, and the range.
+    let keys = |value: &Value| {
+        let one = |spec: &Value| {
+            let spec = list(spec);
+            let part = |word: &str| list(&after(&list(&after(&spec, word)), "spec"));
+            let mut flags: Vec<String> = list(&after(&spec, "flags")).iter().map(text).collect();
+            flags.sort();
+            (flags, part("begin_search"), part("find_keys"))
+        };
+        list(value).iter().map(one).collect::<Vec<_>>()
+    };
+    let describe = |c: &mut redis::Connection, name: &str| {
+        let all: Vec<Value> = redis::cmd("COMMAND").arg("INFO").arg(name).query(c).unwrap();
+        let info = list(&all[0]);
+        (!info.is_empty()).then(|| {
+            let mut tips: Vec<String> = list(&info[7]).iter().map(text).collect();
+            tips.sort();
+            (info[1].clone(), info[3..6].to_vec(), keys(&info[8]), tips)
+        })
+    };
+    let mut names: Vec<String> = redis::cmd("COMMAND").arg("LIST").query(&mut ours).unwrap();
+    names.extend(["object|encoding", "memory|usage", "client|list", "config|set"].map(str::to_owned));
+    // Shard channels are keys for clients of clusters, which this is none of. SHUTDOWN, DEBUG and INFO differ in what they take.
+    let others = ["ssubscribe", "sunsubscribe", "spublish", "shutdown", "debug", "replicaof", "slaveof"];
+    let mut both = 0;
+    for name in names.iter().filter(|name| !others.contains(&name.as_str())) {
+        if let Some(theirs) = describe(&mut theirs, name) {
+            assert_eq!(describe(&mut ours, name), Some(theirs), "{name}");
+            both += 1;
+        }
+    }
+    assert!(both > 90, "{both}");
+}
+
 #[test]
 fn the_protocol_is_that_of_redis() {
     let Some(redis) = redis() else {
@@ -99,6 +154,15 @@ fn the_protocol_is_that_of_redis() {
         "CLIENT ID x\r\n",
         "CLIENT SETNAME \"a b\"\r\n",
         "CLIENT GETNAME\r\n",
+        "COMMAND GETKEYSANDFLAGS MSET a 1 b 2\r\n",
+        "COMMAND GETKEYSANDFLAGS SET a 1\r\n",
+        "COMMAND GETKEYSANDFLAGS SET a 1 NX GET\r\n",
+        "COMMAND GETKEYSANDFLAGS SMOVE a b c\r\n",
+        "COMMAND GETKEYSANDFLAGS SUNIONSTORE a b c\r\n",
+        "COMMAND GETKEYSANDFLAGS DEL a b\r\n",
+        "COMMAND GETKEYSANDFLAGS PING a\r\n",
+        "COMMAND GETKEYSANDFLAGS\r\n",
+        "COMMAND GETKEYS MEMORY USAGE a\r\n",
         "CLIENT REPLY x\r\n",
         "CLIENT REPLY OFF\r\nPING\r\nCLIENT REPLY ON\r\n",
         "CLIENT REPLY SKIP\r\nPING\r\nPING\r\n",

@@ -36,6 +36,107 @@ fn the_slow_log_keeps_what_was_slow_and_no_secrets() {
 }
 
 #[test]
+fn commands_and_errors_are_counted_by_name() {
+    let server = TestServer::with(|config| config.server.workers = 2);
+    let mut c = server.connection();
+    let info = |c: &mut redis::Connection, section: &str| cmd("INFO").arg(section).query::<String>(c).unwrap();
+    let mut raw = server.raw();
+    let mut do_it = || {
+        for _ in 0..130 {
+            raw.request(&["GET", "post:1:like"]).expect("$-1\r\n");
+        }
+        assert!(raw.ask(&["GET"]).starts_with('-') && raw.ask(&["GET", "nope"]).starts_with('-'));
+        assert!(raw.ask(&["NOPE"]).starts_with('-') && raw.ask(&["GET", "post:1"]).starts_with("-WRONGTYPE"));
+        raw.request(&["CLIENT", "SETNAME", "me"]).expect("+OK\r\n");
+        // Queued is not called; what EXEC executes is.
+        raw.request(&["MULTI"]).expect("+OK\r\n").request(&["INCR", "post:9:like"]).expect("+QUEUED\r\n");
+        raw.request(&["EXEC"]).line();
+        raw.line();
+    };
+    do_it();
+    let stats = info(&mut c, "commandstats");
+    let line = |name: &str| stats.lines().find(|l| l.starts_with(&format!("cmdstat_{name}:"))).unwrap_or_default();
+    assert!(line("get").starts_with("cmdstat_get:calls=132,usec="), "{stats}");
+    assert!(line("get").ends_with(",rejected_calls=1,failed_calls=2"), "{stats}");
+    assert!(line("incr").starts_with("cmdstat_incr:calls=1,") && line("exec").contains("calls=1,"), "{stats}");
+    assert!(line("client|setname").contains("calls=1,") && line("hget").is_empty(), "{stats}");
+    let errors = info(&mut c, "errorstats");
+    assert!(
+        errors.contains("errorstat_ERR:count=3\r\n") && errors.contains("errorstat_WRONGTYPE:count=1\r\n"),
+        "{errors}"
+    );
+    let latencies = info(&mut c, "latencystats");
+    let get = latencies.lines().find(|l| l.starts_with("latency_percentiles_usec_get:p50=")).unwrap();
+    assert!(get.contains(",p99=") && get.contains(",p99.9="), "{get}");
+    type Histogram = std::collections::HashMap<String, std::collections::BTreeMap<String, redis::Value>>;
+    let told: Histogram = cmd("LATENCY").arg("HISTOGRAM").arg("get").arg("client").query(&mut c).unwrap();
+    assert!(told.contains_key("client|setname") && !told.contains_key("incr"), "{told:?}");
+    assert_eq!(told["get"]["calls"], redis::Value::Int(132));
+    let all: std::collections::BTreeMap<u64, u64> =
+        redis::from_redis_value(told["get"]["histogram_usec"].clone()).unwrap();
+    assert_eq!(all.values().last(), Some(&132), "{all:?}");
+    assert!(all.values().is_sorted());
+    // As in Redis: errors in INFO, the long lists in INFO ALL.
+    let (short, long) = (info(&mut c, "default"), info(&mut c, "all"));
+    assert!(short.contains("errorstat_ERR") && !short.contains("cmdstat_"));
+    assert!(long.contains("cmdstat_get:") && long.contains("latency_percentiles_usec_get:"));
+    cmd("CONFIG").arg("RESETSTAT").query::<()>(&mut c).unwrap();
+    let after = info(&mut c, "everything");
+    assert!(
+        !after.contains("cmdstat_get:") && !after.contains("errorstat_") && !after.contains("usec_get:"),
+        "{after}"
+    );
+    do_it();
+    assert!(info(&mut c, "commandstats").contains("cmdstat_get:calls=132,"));
+}
+
+/// What a limit ended, or how near the clients are to it, is in INFO.
+#[test]
+fn limits_have_metrics() {
+    let server = TestServer::with(|config| {
+        config.server.max_query_buffer_bytes = 1 << 20;
+        config.server.max_output_buffer_bytes = 1 << 20;
+    });
+    let mut c = server.connection();
+    let mut info = |field: &str| {
+        let info: String = cmd("INFO").query(&mut c).unwrap();
+        let line =
+            info.lines().find(|l| l.split(':').next() == Some(field)).unwrap_or_else(|| panic!("{field}: {info}"));
+        line.rsplit(':').next().unwrap().parse::<u64>().unwrap()
+    };
+    let mut raw = server.raw();
+    raw.request(&["WATCH", "post:1", "post:2", "liked:3"]).expect("+OK\r\n");
+    raw.request(&["MULTI"]).expect("+OK\r\n").request(&["PING"]).expect("+QUEUED\r\n");
+    let mut listener = server.raw();
+    listener.request(&["SUBSCRIBE", "a", "b"]);
+    (0..12).for_each(|_| drop(listener.line()));
+    for (field, value) in [
+        ("watching_clients", 1),
+        ("total_watched_keys", 3),
+        ("most_watched_keys", 3),
+        ("most_queued_commands", 1),
+        ("pubsub_clients", 1),
+        ("most_subscriptions", 2),
+        ("acl_users", 1),
+        ("client_query_buffer_limit_disconnections", 0),
+        ("client_output_buffer_limit_disconnections", 0),
+    ] {
+        assert_eq!(info(field), value, "{field}");
+    }
+    let mut greedy = server.raw();
+    greedy.send(format!("*1\r\n$2000000\r\n{}", "x".repeat(1_100_000)));
+    greedy.rest();
+    let ids: Vec<String> = (0..90_000).map(|i| i.to_string()).collect();
+    let mut page = vec!["FEED.GET", "home", "7"];
+    page.extend(ids.iter().map(String::as_str));
+    let mut greedy = server.raw();
+    greedy.request(&page);
+    greedy.rest();
+    assert_eq!(info("client_query_buffer_limit_disconnections"), 1);
+    assert_eq!(info("client_output_buffer_limit_disconnections"), 1);
+}
+
+#[test]
 fn latencies_above_the_threshold_have_a_history() {
     let server = TestServer::start();
     let mut raw = server.raw();

@@ -103,6 +103,23 @@ fn node_redis_and_ioredis_do_all_that_an_application_does() {
     assert_eq!(printed.trim(), "ok");
 }
 
+/// Debian's redigo, by its name and without the network: the Go module proxy need not be there.
+#[test]
+fn redigo_does_all_that_an_application_does() {
+    let server = TestServer::start();
+    let printed = output(
+        Command::new("go")
+            .env("GO111MODULE", "off")
+            .env("GOPATH", "/usr/share/gocode")
+            .env("GOFLAGS", "-p=1")
+            .env("CGO_ENABLED", "0")
+            .arg("run")
+            .arg(root().join("tests/clients/client.go"))
+            .args([server.port().to_string().as_str(), "2000"]),
+    );
+    assert_eq!(printed.trim(), "ok");
+}
+
 /// The like service sees the same on Redis and on Tidemark; on Tidemark with filters, too.
 #[test]
 fn a_like_service_moves_from_redis_by_changing_the_port() {
@@ -171,6 +188,8 @@ fn the_prometheus_exporter_scrapes_without_an_error() {
         "redis_memory_used_bytes ",
         "redis_uptime_in_seconds ",
         "redis_slowlog_length ",
+        "redis_commands_total{cmd=\"incr\"} 1",
+        "redis_commands_duration_seconds_total{cmd=\"incr\"} ",
         "redis_db_keys{db=\"db0\"} 1",
         "redis_instance_info{",
         "redis_rdb_last_save_timestamp_seconds ",

@@ -92,6 +92,58 @@ fn rows_are_texts_and_cells_are_numbers() {
     says(&mut raw, "INCR 1099511627776.like", ":1\r\n");
 }
 
+/// A space of ids alone, under bare keys: nothing but the id is set, found, counted and unset.
+#[test]
+fn a_space_without_members_has_bare_ids() {
+    let server = TestServer::with(|config| {
+        config.view.clear();
+        config.action.clear();
+        config.counter.retain(|counter| counter.name == "user");
+        config.existence = vec![Existence {
+            name: "seen".to_owned(),
+            pairs: "{id}".to_owned(),
+            members: false,
+            ..Existence::default()
+        }];
+    });
+    let mut raw = server.raw();
+    let none = "ERR the space 'seen' has no members: its ids are set or not (BFSET, BFGET, EXISTS, DEL)";
+    for (request, reply) in [
+        ("BFGET 44", ":0"),
+        ("EXISTS 44", ":0"),
+        ("TYPE 44", "+none"),
+        ("TTL 44", ":-2"),
+        ("BFSET 44", ":0"),
+        ("BFSET 44", ":1"),
+        ("BFSET 18446744073709551615", ":0"),
+        ("BFGET 18446744073709551615", ":1"),
+        ("BFGET 18446744073709551616", ":-2"),
+        ("BFGET 044", ":-2"),
+        ("EXISTS 44 45 18446744073709551615", ":2"),
+        ("TYPE 44", "+set"),
+        ("TTL 44", ":-1"),
+        ("DEL 44 45", ":1"),
+        ("BFGET 44", ":0"),
+        ("UNLINK 44", ":0"),
+    ] {
+        assert_eq!(raw.ask(&request.split(' ').collect::<Vec<_>>()), reply, "{request}");
+    }
+    for request in [
+        "SADD 44 7",
+        "SISMEMBER 44 7",
+        "SCARD 44",
+        "BF.ADD 44 7",
+        "CF.DEL 44 7",
+        "PH.ADD seen 7 44",
+        "PH.EXISTS seen 7 44",
+    ] {
+        assert_eq!(raw.ask(&request.split(' ').collect::<Vec<_>>()), format!("-{none}"), "{request}");
+    }
+    let server = server.restart();
+    let mut raw = server.raw();
+    raw.request(&["BFMGET", "44", "18446744073709551615", "45"]).expect("*3\r\n:0\r\n:1\r\n:0\r\n");
+}
+
 #[test]
 fn the_bf_verbs_tell_the_state_before_and_the_oldest_table() {
     let server = server();
