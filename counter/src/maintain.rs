@@ -30,8 +30,10 @@ const CROWDED_EXTEND: u64 = 200;
 const CROWDED_EXTEND_LEAST: u64 = 16;
 /// ... or when so much of its slots are taken.
 const CROWDED_FILL: f64 = 0.965;
-/// A crowded table grows by this factor; a small one by more, to be rewritten less often.
+/// A crowded table grows by this factor: near that many bytes per row more than a full one has, for as long as it grows ...
 const GROW: f64 = 1.2;
+/// ... but a [small](Space::is_small) one by more. Each row moves 1 / (factor - 1) times while a space grows in no order: once instead of five
+/// times. What that wastes is less than one full table takes.
 const GROW_SMALL: f64 = 2.0;
 const SMALL_ROWS: u64 = 1 << 16;
 /// A table is loose when a tight one would take less than so much of its bytes. One that has just grown must not be: it would shrink, be
@@ -184,12 +186,17 @@ impl Space {
             let tight: u64 = self.parts(entry, Reason::Loose).iter().map(|(_, plan)| plan.bytes(&schema)).sum();
             // Of its main segment: the extension, if it matters, makes a table crowded.
             let bytes = table.bucket_bytes() - table.extend_bytes();
-            let loose = if rows < SMALL_ROWS { LOOSE_SMALL } else { LOOSE };
+            let loose = if self.is_small(rows) { LOOSE_SMALL } else { LOOSE };
             if (tight as f64) < loose * bytes as f64 {
                 return Some(Reason::Loose);
             }
         }
         None
+    }
+
+    /// Whether a table of so many rows may take more memory than it needs: it is small, or all that the space has fits in one full table.
+    fn is_small(&self, rows: u64) -> bool {
+        rows < SMALL_ROWS || self.rows() <= self.rows_per_table
     }
 
     /// What should replace a table: the lowest id and the plan of each part.
@@ -209,13 +216,14 @@ impl Space {
         let (Some(&first), Some(&highest)) = (sample.first(), sample.last()) else {
             return whole(STRAY_ROWS);
         };
-        let grow = match reason {
-            Reason::Crowded if rows < SMALL_ROWS => GROW_SMALL,
-            Reason::Crowded => GROW,
-            Reason::Loose | Reason::Dated => 1.0,
-        };
-        let target = rows as f64 * grow;
         let most = self.rows_per_table as f64;
+        let now = rows as f64;
+        let target = match reason {
+            // Not beyond a full table, so that it is not loose when the space is small no more.
+            Reason::Crowded if self.is_small(rows) => (now * GROW_SMALL).min(most).max(now * GROW),
+            Reason::Crowded => now * GROW,
+            Reason::Loose | Reason::Dated => now,
+        };
         let pieces = if target <= most * 1.25 { 1 } else { (target / most).ceil().max(2.0) as usize };
         // An unordered space: its ids lie below the highest known one, and some way beyond. What comes above that gets a small
         // table, which takes any id (C1): one may come in while this is planned.
