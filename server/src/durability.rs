@@ -13,7 +13,8 @@
 use crate::catalogue::{Catalogue, Mismatch};
 use crate::config::{Config, Fsync};
 use crate::engines::{BuildError, Engines};
-use crate::records::{Commit, Mark, MarkedMember, RecordKind, put_number, read_pairs, read_rows, take_number};
+use crate::marks::{Mark, Marked, MarkedMember, told};
+use crate::records::{Commit, RecordKind, put_number, read_pairs, read_rows, take_number};
 use crate::release::Release;
 use crate::replication::director::Held;
 use crate::snapshot::{self, Parts};
@@ -223,45 +224,48 @@ struct State<'a> {
 const PREFETCHED: usize = 32;
 
 impl State<'_> {
-    fn prefetch(&self, mark: &Mark) {
-        match *mark {
-            Mark::Row { space, id } => {
+    /// Asks the cache for what `read` will look at.
+    fn prefetch(&self, marks: &[Mark], at: usize) {
+        match marks[at].read() {
+            Marked::Row(space, id) => {
                 if let Some(s) = self.engines.counter_by_number(space) {
-                    s.read().prefetch(&[id]);
+                    s.prefetch(id);
                 }
             }
-            Mark::Pair { space, id, member: MarkedMember::Number(member) } => {
+            Marked::Pair(space, id, MarkedMember::Number(member), _) if told(marks, at).is_none() => {
                 if let Some(s) = self.engines.existence_by_number(space) {
                     s.prefetch(id, &Member::Number(member));
                 }
             }
-            Mark::Pair { .. } | Mark::Loose { .. } | Mark::Catalogue => {}
+            Marked::Pair(..) | Marked::Loose(..) | Marked::Catalogue => {}
         }
     }
 
-    fn read(&mut self, marks: &[Mark]) {
-        for mark in marks {
-            match *mark {
-                // `encode` sees for itself.
-                Mark::Catalogue => {}
-                Mark::Loose { space, id } => self.loose.push((space, id)),
-                Mark::Row { space, id } => {
-                    if let Some(s) = self.engines.counter_by_number(space) {
-                        if s.is_cold(id) && !s.cold().can_read(id) {
-                            // It went to the disk as it is since it was marked, and the log knows a state of it. It has not been deleted.
-                            tracing::error!("the row of {id} in space '{}' is not logged: it cannot be read", s.name());
-                            continue;
-                        }
-                        self.commit.row(space, id, s.schema().width(), |values| s.get(id, values));
+    fn read(&mut self, marks: &[Mark], at: usize) {
+        match marks[at].read() {
+            // `encode` sees for itself.
+            Marked::Catalogue => {}
+            Marked::Loose(space, id) => self.loose.push((space, id)),
+            Marked::Row(space, id) => {
+                if let Some(s) = self.engines.counter_by_number(space) {
+                    if s.is_cold(id) && !s.cold().can_read(id) {
+                        // It went to the disk as it is since it was marked, and the log knows a state of it. It has not been deleted.
+                        tracing::error!("the row of {id} in space '{}' is not logged: it cannot be read", s.name());
+                        return;
                     }
+                    self.commit.row(space, id, s.schema().width(), |values| s.get(id, values));
                 }
-                Mark::Pair { space, id, member } => {
+            }
+            Marked::Pair(space, id, member, _) => match told(marks, at) {
+                Some(true) => self.commit.pair(space, id, member, true),
+                Some(false) => {}
+                None => {
                     if let Some(s) = self.engines.existence_by_number(space) {
                         let set = s.contains_pair(&pair(s, id, member)) == Answer::Yes;
                         self.commit.pair(space, id, member, set);
                     }
                 }
-            }
+            },
         }
     }
 }
@@ -270,9 +274,10 @@ impl Source<Mark> for State<'_> {
     fn collect(&mut self, marks: &[Mark]) -> usize {
         self.shared.parts.touch_all(marks.iter().map(Mark::place));
         // Each state lies in cache lines of its own: asked for together, they do not wait for memory one by one.
-        for marks in marks.chunks(PREFETCHED) {
-            marks.iter().for_each(|mark| self.prefetch(mark));
-            self.read(marks);
+        for first in (0..marks.len()).step_by(PREFETCHED) {
+            let some = first..marks.len().min(first + PREFETCHED);
+            some.clone().for_each(|at| self.prefetch(marks, at));
+            some.for_each(|at| self.read(marks, at));
         }
         self.commit.bytes()
     }
@@ -332,15 +337,6 @@ impl Source<Mark> for State<'_> {
     fn failed(&mut self, error: &store::Error) {
         tracing::error!("the log: {error}. {}", error.advice());
         self.shared.release.tell(|r| r.reason = error.to_string().into());
-    }
-}
-
-/// A marked member as the log names it.
-#[inline]
-pub fn marked(space: &phantom::Space, id: u64, member: &Member<'_>) -> MarkedMember {
-    match *member {
-        Member::Number(n) => MarkedMember::Number(n),
-        Member::Bytes(_) => MarkedMember::of_hash(space.pair(id, member).hash()),
     }
 }
 

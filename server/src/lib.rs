@@ -31,6 +31,7 @@ mod glob;
 mod inbox;
 pub mod keys;
 mod local;
+pub mod marks;
 mod monitors;
 mod node;
 mod pause;

@@ -12,73 +12,10 @@
 //!
 //! All numbers are LEB128 unless something else is said. Ids rise within a payload, so a like costs its id's distance from the
 //! one before, its member, and nothing for a counter that the same batch holds anyway. A number of more than 64 bits, a
-//! payload that ends within a row, an id that does not rise: damage.
+//! payload that ends within a row, an id above 2^64-1: damage. (An id may come twice: a row then holds as it was written last.)
 
+use crate::marks::MarkedMember;
 use store::Batch;
-
-/// What a write has changed: the name of a record, without its content. Marks of one id sort together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Mark {
-    /// The catalogue or the layout of a ring: the commit thread looks at them with every batch, and this makes that there is one.
-    Catalogue,
-    /// The row of `id` in the counter space with this number.
-    Row {
-        /// Number of the space in the catalogue.
-        space: u32,
-        /// The row's id.
-        id: u64,
-    },
-    /// One pair of the existence space with this number.
-    Pair {
-        /// Number of the space in the catalogue.
-        space: u32,
-        /// The pair's id.
-        id: u64,
-        /// Its other half.
-        member: MarkedMember,
-    },
-    /// An id of the existence space with this number became loose.
-    Loose {
-        /// Number of the space in the catalogue.
-        space: u32,
-        /// The id.
-        id: u64,
-    },
-}
-
-impl Mark {
-    /// The space's number and the id; of the catalogue 0.
-    pub fn place(&self) -> (u32, u64) {
-        match *self {
-            Mark::Catalogue => (0, 0),
-            Mark::Row { space, id } | Mark::Pair { space, id, .. } | Mark::Loose { space, id } => (space, id),
-        }
-    }
-}
-
-/// A member as the log names it: as short as it can be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum MarkedMember {
-    /// A member that is a number.
-    Number(u64),
-    /// Any other: the hash of the whole pair under the space's seed, as the phantom engine gives it; high half first. (A u128 would make every mark 64
-    /// bytes instead of 40, and the commit thread moves a lot of them.)
-    Hash([u64; 2]),
-}
-
-const _: () = assert!(size_of::<Mark>() == 40);
-
-impl MarkedMember {
-    /// A member that is named by the hash of its pair.
-    pub fn of_hash(hash: u128) -> MarkedMember {
-        MarkedMember::Hash([(hash >> 64) as u64, hash as u64])
-    }
-
-    /// The hash of [`MarkedMember::Hash`].
-    pub fn hash_of([high, low]: [u64; 2]) -> u128 {
-        u128::from(high) << 64 | u128::from(low)
-    }
-}
 
 /// What a record's payload holds; see the top of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -320,16 +257,35 @@ pub fn read_pairs(
     Ok(())
 }
 
-/// Space, id, and where the values lie: first and behind the last; `None`: there is no such row. Rows of a space may differ in width when
-/// its schema changes between two of them.
-type ReadRow = (u32, u64, Option<(usize, usize)>);
+/// A row, and where its values lie. Rows of a space may differ in width when its schema changes between two of them.
+struct ReadRow {
+    space: u32,
+    /// Of the first value.
+    at: u32,
+    id: u64,
+    /// How many values there are; 0: there is no such row.
+    fields: u32,
+}
+
+/// A pair, and whether it is set.
+struct ReadPair {
+    space: u32,
+    set: bool,
+    id: u64,
+    member: MarkedMember,
+}
+
+/// Space and id as one number, which one comparison orders.
+fn order(space: u32, id: u64) -> u128 {
+    u128::from(space) << 64 | u128::from(id)
+}
 
 /// What a commit has read of the marked rows and pairs, until it becomes records.
 #[derive(Default)]
 pub struct Commit {
     rows: Vec<ReadRow>,
     values: Vec<i64>,
-    pairs: Vec<(u32, u64, MarkedMember, bool)>,
+    pairs: Vec<ReadPair>,
 }
 
 impl Commit {
@@ -346,12 +302,12 @@ impl Commit {
         if !exists {
             self.values.truncate(start);
         }
-        self.rows.push((space, id, exists.then_some((start, start + fields))));
+        self.rows.push(ReadRow { space, at: start as u32, id, fields: if exists { fields as u32 } else { 0 } });
     }
 
     /// A pair as it is now.
     pub fn pair(&mut self, space: u32, id: u64, member: MarkedMember, set: bool) {
-        self.pairs.push((space, id, member, set));
+        self.pairs.push(ReadPair { space, set, id, member });
     }
 
     /// Bytes that the records will take, about.
@@ -361,26 +317,24 @@ impl Commit {
 
     /// Adds the records to a batch, one per space and kind, and forgets them.
     pub fn encode(&mut self, batch: &mut Batch) {
-        self.rows.sort_unstable_by_key(|r| (r.0, r.1));
-        self.pairs.sort_unstable_by_key(|p| (p.0, p.1, p.2));
-        for group in self.rows.chunk_by(|a, b| a.0 == b.0) {
-            let width = group.iter().filter_map(|row| row.2).map(|(start, end)| end - start).max().unwrap_or(1);
+        self.rows.sort_unstable_by_key(|row| order(row.space, row.id));
+        self.pairs.sort_unstable_by_key(|pair| order(pair.space, pair.id));
+        for group in self.rows.chunk_by(|a, b| a.space == b.space) {
+            let width = group.iter().map(|row| row.fields as usize).max().unwrap_or(0).max(1);
             let mut writer = RowsWriter::new(width);
             let mut padded = [0; counter::MAX_FIELDS];
-            for &(_, id, at) in group {
-                let values = at.map(|(start, end)| {
-                    padded[end - start..].fill(0);
-                    padded[..end - start].copy_from_slice(&self.values[start..end]);
-                    &padded[..width]
-                });
-                writer.row(id, values);
+            for row in group {
+                let (at, fields) = (row.at as usize, row.fields as usize);
+                padded[fields..].fill(0);
+                padded[..fields].copy_from_slice(&self.values[at..at + fields]);
+                writer.row(row.id, (fields > 0).then_some(&padded[..width]));
             }
-            batch.push(group[0].0, RecordKind::Rows as u8, &writer.finish());
+            batch.push(group[0].space, RecordKind::Rows as u8, &writer.finish());
         }
-        for group in self.pairs.chunk_by(|a, b| a.0 == b.0) {
+        for group in self.pairs.chunk_by(|a, b| a.space == b.space) {
             let mut writer = PairsWriter::default();
-            group.iter().for_each(|&(_, id, member, set)| writer.pair(id, member, set));
-            batch.push(group[0].0, RecordKind::Pairs as u8, &writer.finish());
+            group.iter().for_each(|pair| writer.pair(pair.id, pair.member, pair.set));
+            batch.push(group[0].space, RecordKind::Pairs as u8, &writer.finish());
         }
         self.forget();
     }
@@ -525,6 +479,6 @@ mod tests {
         })
         .unwrap();
         assert_eq!(pairs.len(), 6);
-        assert_eq!(pairs[0], (3, MarkedMember::Number(5), true));
+        assert!(pairs.contains(&(3, MarkedMember::Number(5), true)) && pairs.is_sorted_by_key(|pair| pair.0));
     }
 }

@@ -147,6 +147,8 @@ pub trait Source<K> {
 
 struct Stripe<K> {
     keys: Vec<K>,
+    /// The key that was [marked](Turn::mark) last, if it is among them: beside the lock, as the end of the list is rarely in the cache.
+    last: Option<K>,
     /// Length at which the keys are deduped next.
     dedupe_at: usize,
     /// Something was marked since an [`Exclusive`] began.
@@ -159,14 +161,18 @@ struct Stripe<K> {
 type Lock<K> = ReentrantMutex<RefCell<Stripe<K>>>;
 type Guard<'a, K> = ReentrantMutexGuard<'a, RefCell<Stripe<K>>>;
 
-const FIRST_DEDUPE: usize = 64;
+const FIRST_DEDUPE: usize = 256;
 
 /// With so many keys in joined stripes the committer is crowded (C5): their records still fit into one batch several times.
 const JOINED_KEYS: usize = 1 << 18;
 
-/// Stripes on cache lines of their own.
-#[repr(align(64))]
-struct Aligned<T>(T);
+/// Stripes on cache lines of their own: two each.
+#[repr(align(128))]
+struct Aligned<T> {
+    lock: T,
+    /// Lies in the second line; only there to be [asked for](Committer::hint).
+    end: AtomicBool,
+}
 
 /// Where writers meet the commit thread.
 pub struct Committer<K> {
@@ -263,37 +269,23 @@ impl<K> Drop for Exclusive<'_, K> {
 
 impl<K: Copy + Ord> Turn<'_, K> {
     /// Says that the state behind `key` was changed in this turn. Marking a key that was not changed does no harm.
+    #[inline]
     pub fn mark(&mut self, key: K) {
         let stripe = &mut *self.stripe.borrow_mut();
         stripe.touched = true;
-        // A hot row comes with a new pair each time, so it is the last key or the one before.
-        if stripe.keys.iter().rev().take(2).any(|last| *last == key) {
-            return;
+        // A hot row.
+        if stripe.last != Some(key) {
+            stripe.last = Some(key);
+            self.committer.push(stripe, self.index, key);
         }
-        if stripe.keys.is_empty() {
-            // Before the round is read, in `leave`.
-            self.committer.set_dirty(self.index);
-            // With `always` somebody waits for it.
-            if self.committer.policy() == SyncPolicy::Always {
-                self.committer.nudge();
-            }
-        }
-        stripe.keys.push(key);
-        // As in `leave`: after the bit. Written once a round, so it costs the others nothing.
-        let round = self.committer.round.load(Ordering::SeqCst);
-        if self.committer.last_marked.load(Ordering::Relaxed) < round {
-            self.committer.last_marked.fetch_max(round, Ordering::SeqCst);
-        }
-        if stripe.keys.len() >= stripe.dedupe_at {
-            stripe.keys.sort_unstable();
-            stripe.keys.dedup();
-            // At least as many pushes as there are keys go by until the next time: amortised, a mark sorts O(log n) keys.
-            stripe.dedupe_at = (stripe.keys.len() * 2).max(FIRST_DEDUPE);
-            if stripe.keys.len() >= self.committer.options.crowded_keys {
-                self.committer.crowded.store(true, Ordering::Relaxed);
-                self.committer.nudge();
-            }
-        }
+    }
+
+    /// As [`mark`](Turn::mark), for a key that is hardly ever marked twice between two rounds: the stripe goes on remembering the one before.
+    #[inline]
+    pub fn mark_new(&mut self, key: K) {
+        let stripe = &mut *self.stripe.borrow_mut();
+        stripe.touched = true;
+        self.committer.push(stripe, self.index, key);
     }
 
     /// Ends the turn; the ticket is for all that was marked in it.
@@ -322,12 +314,45 @@ impl<K> Committer<K> {
 }
 
 impl<K: Copy + Ord> Committer<K> {
+    #[inline]
+    fn push(&self, stripe: &mut Stripe<K>, index: usize, key: K) {
+        if stripe.keys.is_empty() {
+            // Before the round is read, in `leave`.
+            self.set_dirty(index);
+            // With `always` somebody waits for it.
+            if self.policy() == SyncPolicy::Always {
+                self.nudge();
+            }
+        }
+        stripe.keys.push(key);
+        // As in `leave`: after the bit. Written once a round, so it costs the others nothing.
+        let round = self.round.load(Ordering::SeqCst);
+        if self.last_marked.load(Ordering::Relaxed) < round {
+            self.last_marked.fetch_max(round, Ordering::SeqCst);
+        }
+        if stripe.keys.len() >= stripe.dedupe_at {
+            self.dedupe(stripe);
+        }
+    }
+
+    #[cold]
+    fn dedupe(&self, stripe: &mut Stripe<K>) {
+        stripe.keys.sort_unstable();
+        stripe.keys.dedup();
+        // At least as many pushes as there are keys go by until the next time: amortised, a mark sorts O(log n) keys.
+        stripe.dedupe_at = (stripe.keys.len() * 2).max(FIRST_DEDUPE);
+        if stripe.keys.len() >= self.options.crowded_keys {
+            self.crowded.store(true, Ordering::Relaxed);
+            self.nudge();
+        }
+    }
+
     /// A meeting place; one thread is to call [`run`](Committer::run).
     pub fn new(options: CommitOptions) -> Committer<K> {
         assert!(options.stripes.is_power_of_two(), "{} stripes", options.stripes);
         let stripe = || {
-            let empty = Stripe { keys: Vec::new(), dedupe_at: FIRST_DEDUPE, touched: false, joined: false };
-            Aligned(ReentrantMutex::new(RefCell::new(empty)))
+            let empty = Stripe { keys: Vec::new(), last: None, dedupe_at: FIRST_DEDUPE, touched: false, joined: false };
+            Aligned { lock: ReentrantMutex::new(RefCell::new(empty)), end: AtomicBool::new(false) }
         };
         Committer {
             options,
@@ -375,14 +400,14 @@ impl<K: Copy + Ord> Committer<K> {
     #[inline]
     pub fn enter(&self, hash: u64) -> Turn<'_, K> {
         let index = (hash as usize) & (self.stripes.len() - 1);
-        Turn { committer: self, stripe: self.stripes[index].0.lock(), index }
+        Turn { committer: self, stripe: self.stripes[index].lock.lock(), index }
     }
 
     /// Enters all stripes, in order: for changes of several ids that belong together. Costs some ten nanoseconds per stripe, and all
     /// writers wait until it ends. A thread that has them must not ask for them again: it would wait for itself.
     pub fn exclusive(&self) -> Exclusive<'_, K> {
         let joined = self.joined.lock();
-        let stripes: Vec<_> = self.stripes.iter().map(|stripe| stripe.0.lock()).collect();
+        let stripes: Vec<_> = self.stripes.iter().map(|stripe| stripe.lock.lock()).collect();
         stripes.iter().for_each(|stripe| stripe.borrow_mut().touched = false);
         Exclusive { committer: self, joined, stripes }
     }
@@ -391,7 +416,8 @@ impl<K: Copy + Ord> Committer<K> {
     #[inline]
     pub fn hint(&self, hash: u64) {
         let index = (hash as usize) & (self.stripes.len() - 1);
-        std::hint::black_box(self.stripes[index].0.is_locked());
+        let stripe = &self.stripes[index];
+        std::hint::black_box((stripe.lock.is_locked(), stripe.end.load(Ordering::Relaxed)));
     }
 
     /// The ticket for all that was marked before this call, by whomever: for a connection that ends several turns at once. It does not
@@ -438,7 +464,7 @@ impl<K: Copy + Ord> Committer<K> {
     pub fn flush(&self) -> Result<Ticket> {
         // A turn under way may have changed something that the caller has seen, and not marked it yet: let all of them end.
         for stripe in &self.stripes {
-            drop(stripe.0.lock());
+            drop(stripe.lock.lock());
         }
         let ticket = self.round.load(Ordering::SeqCst);
         let mut orders = self.orders.lock();
@@ -722,7 +748,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         let waiting = &mut self.waiting;
         self.committer.take_dirty(|index| waiting.push(index));
         while let Some(index) = self.waiting.pop() {
-            let stripe = self.committer.stripes[index].0.lock();
+            let stripe = self.committer.stripes[index].lock.lock();
             let bytes = if stripe.borrow().joined {
                 // The lock of the joined comes before those of their stripes.
                 drop(stripe);
@@ -741,7 +767,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
     /// Takes a stripe's keys and reads their state. The caller holds its lock. Gives the bytes that the source holds.
     fn take(&mut self, index: usize, stripe: &mut Stripe<K>, source: &mut dyn Source<K>) -> usize {
         std::mem::swap(&mut self.spare, &mut stripe.keys);
-        stripe.dedupe_at = FIRST_DEDUPE;
+        (stripe.last, stripe.dedupe_at) = (None, FIRST_DEDUPE);
         self.spare.sort_unstable();
         self.spare.dedup();
         let bytes = if self.spare.is_empty() { 0 } else { source.collect(&self.spare) };
@@ -760,7 +786,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         }
         // In the order in which others lock several.
         joined.sort_unstable();
-        let stripes: Vec<_> = joined.iter().map(|&index| (index, committer.stripes[index].0.lock())).collect();
+        let stripes: Vec<_> = joined.iter().map(|&index| (index, committer.stripes[index].lock.lock())).collect();
         joined.clear();
         let mut bytes = 0;
         for (index, stripe) in &stripes {
@@ -793,7 +819,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         // What was to be in one batch still is to be.
         let mut joined = self.committer.joined.lock();
         for (index, end, was_joined) in self.spans.drain(..) {
-            let stripe = self.committer.stripes[index].0.lock();
+            let stripe = self.committer.stripes[index].lock.lock();
             let stripe = &mut *stripe.borrow_mut();
             if was_joined && !stripe.joined {
                 stripe.joined = true;

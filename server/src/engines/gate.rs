@@ -24,7 +24,7 @@
 //! All writes of one id hold its stripe of the committer, so what is read here before a write is true until it is done.
 
 use super::{CounterSpace, Engines, ExistenceSpace};
-use crate::records::Mark;
+use crate::marks::Mark;
 use std::sync::atomic::Ordering::SeqCst;
 use store::Turn;
 
@@ -70,7 +70,7 @@ impl ExistenceSpace {
     /// Makes an id loose, and the log know it with the rest of the turn.
     pub(super) fn loosen(&self, turn: &mut Turn<'_, Mark>, id: u64) {
         if self.loose.insert(id, self.space.horizon()) {
-            turn.mark(Mark::Loose { space: self.number, id });
+            turn.mark(Mark::loose(self.number, id));
         }
     }
 

@@ -8,8 +8,7 @@
 use super::build::is_reserved;
 use super::page::{Column, View};
 use super::{Action, CounterSpace, Engines, ExistenceSpace};
-use crate::durability::marked;
-use crate::records::Mark;
+use crate::marks::{Mark, MarkedMember};
 use crate::watch::Place;
 use counter::{Alteration, Bounds, Change as Delta, Schema};
 use phantom::{Change, Member};
@@ -89,15 +88,17 @@ impl Engines {
         self.turn(id)
     }
 
-    /// Marks what was changed, and tells whoever watches it.
+    /// Marks a row that was changed, and tells whoever watches it.
     #[inline]
-    fn changed(&self, turn: &mut Turn<'_, Mark>, mark: Mark) {
-        match mark {
-            Mark::Row { space, id } | Mark::Pair { space, id, .. } => self.watches.changed(space, id),
-            Mark::Catalogue => self.watches.swept(),
-            Mark::Loose { .. } => {}
-        }
-        turn.mark(mark);
+    fn changed_row(&self, turn: &mut Turn<'_, Mark>, space: &CounterSpace, id: u64) {
+        self.watches.changed(space.number, id);
+        turn.mark(Mark::row(space.number, id));
+    }
+
+    /// The same for a schema or a ring.
+    fn changed_shape(&self, turn: &mut Turn<'_, Mark>) {
+        self.watches.swept();
+        turn.mark(Mark::CATALOGUE);
     }
 
     /// Begins to watch a place; gives its state, for [`Engines::has_changed`].
@@ -149,14 +150,14 @@ impl Engines {
         }
         let mut turn = self.turn(0);
         let schema = space.space.alter(change)?;
-        self.changed(&mut turn, Mark::Catalogue);
+        self.changed_shape(&mut turn);
         Ok(schema)
     }
 
     /// Closes the newest table of an existence space, and logs that. False if it is empty.
     pub fn roll_pairs(&self, space: &ExistenceSpace) -> bool {
         let mut turn = self.turn(0);
-        self.changed(&mut turn, Mark::Catalogue);
+        self.changed_shape(&mut turn);
         space.space.roll_now()
     }
 
@@ -187,7 +188,7 @@ impl Engines {
             falls.fold(now, |now, change| now.saturating_add(change.delta))
         });
         space.space.add(id, changes, bounds, out)?;
-        self.changed(&mut turn, Mark::Row { space: space.number, id });
+        self.changed_row(&mut turn, space, id);
         Ok(())
     }
 
@@ -198,7 +199,7 @@ impl Engines {
         let mut turn = self.turn(id);
         self.before_lowering(&mut turn, space, id, becomes(values));
         let created = space.space.set(id, values)?;
-        self.changed(&mut turn, Mark::Row { space: space.number, id });
+        self.changed_row(&mut turn, space, id);
         Ok(if created > 0 { values.len() } else { 0 })
     }
 
@@ -210,7 +211,7 @@ impl Engines {
         }
         self.before_lowering(&mut turn, space, id, becomes(values));
         space.space.set(id, values)?;
-        self.changed(&mut turn, Mark::Row { space: space.number, id });
+        self.changed_row(&mut turn, space, id);
         Ok(true)
     }
 
@@ -223,7 +224,7 @@ impl Engines {
         }
         self.before_lowering(&mut turn, space, id, becomes(&[(field, 0)]));
         space.space.set(id, &[(field, 0)])?;
-        self.changed(&mut turn, Mark::Row { space: space.number, id });
+        self.changed_row(&mut turn, space, id);
         Ok(true)
     }
 
@@ -234,7 +235,7 @@ impl Engines {
         self.before_lowering(&mut turn, space, id, |_, _| 0);
         let deleted = space.space.delete(id);
         if deleted {
-            self.changed(&mut turn, Mark::Row { space: space.number, id });
+            self.changed_row(&mut turn, space, id);
         }
         deleted
     }
@@ -279,7 +280,7 @@ impl Engines {
             let change = [Delta { field: action.field, delta: 1 }];
             counters.space.add(id, &change, &Bounds::default(), scratch)?;
             let mut turn = turn.borrow_mut();
-            self.changed(&mut turn, Mark::Row { space: counters.number, id });
+            self.changed_row(&mut turn, counters, id);
             if is_tied && scratch.first().is_none_or(|&counted| counted <= 0) {
                 flags.loosen(&mut turn, id);
             }
@@ -333,7 +334,7 @@ impl Engines {
             scratch.clear();
             let change = [Delta { field: action.field, delta: -1 }];
             counters.space.add(id, &change, &Bounds { min: Some(0), max: None, saturate: true }, scratch)?;
-            self.changed(&mut turn, Mark::Row { space: counters.number, id });
+            self.changed_row(&mut turn, counters, id);
             Ok(())
         };
         let change = match flags.space.remove_with(id, viewer, count) {
@@ -361,7 +362,8 @@ impl Engines {
             self.watches.changed(space.number, id);
         }
         if change == Change::Changed || (change == Change::Unchanged && to_set) {
-            turn.mark(Mark::Pair { space: space.number, id, member: marked(space, id, member) });
+            let member = MarkedMember::new(space, id, member);
+            turn.mark_new(Mark::pair(space.number, id, member, to_set));
         }
     }
 }
