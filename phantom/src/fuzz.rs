@@ -11,7 +11,7 @@ const LIMIT: u64 = 1 << 20;
 const ZEROS: [u8; 4104] = [0; 4104];
 
 fn options() -> Options {
-    Options { false_positive_rate: 0.001, pairs_per_table: 4000 * 64, seed: 11, ..Options::default() }
+    Options { false_positive_rate: 0.001, pairs_per_table: 4000 * 8, seed: 11, ..Options::default() }
 }
 
 /// Decodes a table without checksums, and uses what comes out as TM.MERGE would. It must refuse, or work; never panic, never take

@@ -148,7 +148,7 @@ mod tests {
 
     fn site() -> Space {
         let options =
-            Options { false_positive_rate: 0.001, pairs_per_table: 20_000 * 64, seed: 4, ..Options::default() };
+            Options { false_positive_rate: 0.001, pairs_per_table: 20_000 * 8, seed: 4, ..Options::default() };
         let space = Space::new(options).unwrap();
         for id in 0..100 {
             space.add(id, &Member::Number(0)).unwrap();
@@ -233,7 +233,7 @@ mod tests {
         here.roll_now();
         let newest = export(&site(), 0);
         assert!(matches!(here.merge_table(newest), Err(MergeError::NoTable { low: 0, .. })));
-        let options = Options { pairs_per_table: 5000 * 64, ..here.options().clone() };
+        let options = Options { pairs_per_table: 5000 * 8, ..here.options().clone() };
         let other = Space::new(options).unwrap();
         for id in 0..100 {
             other.add(id, &Member::Number(0)).unwrap();

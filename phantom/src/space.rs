@@ -16,8 +16,9 @@ use rolling::{Aside, Frontier, Ring};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 
-/// The first table of a space is so many times smaller than a grown one.
-const FIRST_TABLE_PART: usize = 64;
+/// The first table of a space is so many times smaller than a grown one: it may close long before what its ids get has come, and each
+/// extension that takes the rest costs every check two more lines.
+const FIRST_TABLE_PART: usize = 8;
 
 /// Pairs of (id, member). See the top of the file; all methods may be called from any thread.
 pub struct Space {

@@ -72,7 +72,7 @@ fn measure(
 ) {
     // The first table of a space is a 64th of a grown one.
     let options =
-        Options { false_positive_rate: rate, pairs_per_table: n * 64, max_tables: 2, seed, ..Options::default() };
+        Options { false_positive_rate: rate, pairs_per_table: n * 8, max_tables: 2, seed, ..Options::default() };
     let space = Space::new(options).expect("memory for one table");
     let capacity = space.tables()[0].capacity;
     // The highest ids first, so that the table is closed above all of them, and the others are late.

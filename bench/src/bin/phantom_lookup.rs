@@ -101,7 +101,7 @@ fn main() {
     // The first table of a space is a 64th of a grown one.
     let full = (bytes as f64 * 8.0 / 19.9) as u64;
     let options =
-        Options { false_positive_rate: RATE, pairs_per_table: full * 64, max_tables: 2, seed: 7, ..Options::default() };
+        Options { false_positive_rate: RATE, pairs_per_table: full * 8, max_tables: 2, seed: 7, ..Options::default() };
     let space = Space::new(options).expect("memory for one filter");
     let started = cpu_time();
     for i in 0..full {

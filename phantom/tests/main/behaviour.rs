@@ -181,7 +181,7 @@ fn tables_learn_to_leave_room_for_late_pairs() {
 /// A small space costs little, and what it costs grows with what is in it.
 #[test]
 fn memory_grows_by_table() {
-    let space = Space::new(Options { seed: 1, ..Options::default() }).expect("small tables");
+    let space = Space::new(Options { seed: 1, pairs_per_table: 2 << 20, ..Options::default() }).expect("small tables");
     assert!(space.memory_bytes() < 1 << 20, "{}", space.memory_bytes());
     let options = space.options().clone();
     let mut most: f64 = 0.0;

@@ -9,9 +9,9 @@ const SHARE_WHEN_FULL: f64 = 0.952;
 
 /// Fills one table to the brim and returns the share of yes among `never`, and how many were asked.
 fn measure(rate: f64, n: u64, pair: impl Fn(u64) -> (u64, u64), never: impl Iterator<Item = (u64, u64)>) -> (f64, u64) {
-    // The first table of a space is a 64th of a grown one.
+    // The first table of a space is an eighth of a grown one.
     let options =
-        Options { false_positive_rate: rate, pairs_per_table: n * 64, max_tables: 2, seed: 5, ..Options::default() };
+        Options { false_positive_rate: rate, pairs_per_table: n * 8, max_tables: 2, seed: 5, ..Options::default() };
     let space = Space::new(options).expect("memory for one table");
     let capacity = space.tables()[0].capacity;
     // The highest ids first, so that the table is closed above all of them, and the others are late.
