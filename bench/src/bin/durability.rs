@@ -15,7 +15,7 @@ use clap::{Parser, Subcommand};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tidemark_bench::server::Server;
 use tidemark_server::cli::client::Client;
@@ -75,6 +75,9 @@ enum What {
         /// Snapshots.
         #[arg(long, default_value_t = 3)]
         rounds: u64,
+        /// Waits for a line of input between loading and measuring: what else runs on the machine may end meanwhile.
+        #[arg(long)]
+        wait: bool,
     },
     /// Recovery from a snapshot, without pages before it.
     Recover {
@@ -262,11 +265,21 @@ fn likes(args: &Args, likes: u64, posts: usize, clients: u64) -> io::Result<()> 
     Ok(())
 }
 
-/// Latencies of pages in microseconds, by whether a snapshot was being written.
+/// Latencies of pages in microseconds, by whether a snapshot was being written; round by round.
 #[derive(Default)]
 struct Pages {
-    calm: Vec<f64>,
-    saving: Vec<f64>,
+    calm: Vec<Vec<f64>>,
+    saving: Vec<Vec<f64>>,
+}
+
+impl Pages {
+    fn add(&mut self, round: usize, was_saving: bool, us: f64) {
+        let rounds = if was_saving { &mut self.saving } else { &mut self.calm };
+        if rounds.len() <= round {
+            rounds.resize_with(round + 1, Vec::new);
+        }
+        rounds[round].push(us);
+    }
 }
 
 fn percentile(values: &mut [f64], share: f64) -> f64 {
@@ -282,6 +295,7 @@ struct Traffic {
     pages: u64,
     likes: u64,
     rounds: u64,
+    wait: bool,
 }
 
 /// Sets `rows` rows by the command that `row` makes of a post and its four counts, over two connections.
@@ -378,11 +392,15 @@ fn filled(args: &Args, size: &Size) -> io::Result<Server> {
 
 fn snapshot(args: &Args, size: &Size, traffic: &Traffic) -> io::Result<()> {
     let server = filled(args, size)?;
-    let (saving, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    if traffic.wait {
+        println!("loaded; a line of input begins the measurement");
+        io::stdin().read_line(&mut String::new())?;
+    }
+    let (saving, over, round) = (AtomicBool::new(false), AtomicBool::new(false), AtomicUsize::new(0));
     let mut extra = vec![];
     let mut took = vec![];
     let pages = std::thread::scope(|s| -> io::Result<Pages> {
-        let (saving, over, server) = (&saving, &over, &server);
+        let (saving, over, round, server) = (&saving, &over, &round, &server);
         let reader = s.spawn(move || -> io::Result<Pages> {
             let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(7));
             let mut pages = Pages::default();
@@ -402,7 +420,7 @@ fn snapshot(args: &Args, size: &Size, traffic: &Traffic) -> io::Result<()> {
                 if was_saving != saving.load(Relaxed) {
                     continue;
                 }
-                if was_saving { &mut pages.saving } else { &mut pages.calm }.push(us);
+                pages.add(round.load(Relaxed), was_saving, us);
             }
             Ok(pages)
         });
@@ -419,7 +437,8 @@ fn snapshot(args: &Args, size: &Size, traffic: &Traffic) -> io::Result<()> {
         });
         let mut control = || -> io::Result<()> {
             let mut client = server.client()?;
-            for _ in 0..traffic.rounds {
+            for number in 0..traffic.rounds as usize {
+                round.store(number, Relaxed);
                 std::thread::sleep(Duration::from_secs(8));
                 let before = server.memory_mib();
                 let (mut most, started) = (before, Instant::now());
@@ -443,13 +462,24 @@ fn snapshot(args: &Args, size: &Size, traffic: &Traffic) -> io::Result<()> {
         outcome.map(|()| pages)
     })?;
     let Pages { mut calm, mut saving } = pages;
-    println!("{:>18} {:>9} {:>9} {:>9} {:>9}   microseconds", "pages", "number", "p50", "p99", "p99.9");
-    for (name, values) in [("without a snapshot", &mut calm), ("while it is written", &mut saving)] {
-        let shares = [0.5, 0.99, 0.999].map(|share| percentile(values, share));
-        println!("{name:>18} {:>9} {:>9.0} {:>9.0} {:>9.0}", values.len(), shares[0], shares[1], shares[2]);
+    println!("{:>20} {:>9} {:>9} {:>9} {:>9}   microseconds", "pages", "number", "p50", "p99", "p99.9");
+    let line = |name: &str, values: &mut Vec<f64>| {
+        let [p50, p99, p999] = [0.5, 0.99, 0.999].map(|share| percentile(values, share));
+        println!("{name:>20} {:>9} {p50:>9.0} {p99:>9.0} {p999:>9.0}", values.len());
+        p999
+    };
+    let mut ratios = vec![];
+    for (calm, saving) in calm.iter_mut().zip(&mut saving) {
+        ratios.push(1.0 / line("without a snapshot", calm) * line("while it is written", saving));
     }
-    let ratio = percentile(&mut saving, 0.999) / percentile(&mut calm, 0.999);
-    println!("p99.9 ratio {ratio:.2} (asked: at most 1.5); load {}", load());
+    let ratio = 1.0 / line("without, all", &mut calm.concat()) * line("while, all", &mut saving.concat());
+    let each: Vec<String> = ratios.iter().map(|ratio| format!("{ratio:.2}")).collect();
+    println!(
+        "p99.9 ratio of all pages {ratio:.2}, of each round {}, their median {:.2} (asked: at most 1.5); load {}",
+        each.join(" "),
+        median(ratios),
+        load()
+    );
     println!(
         "a snapshot took {:.1} s (median), {:.0} MiB on the disk, and at most {:.0} MiB more memory (asked: at most 64)",
         median(took),
@@ -496,7 +526,9 @@ fn main() -> io::Result<()> {
     match args.what {
         What::Always { clients, seconds, rounds } => always(&args, clients, seconds, rounds),
         What::Likes { likes: count, posts, clients } => likes(&args, count, posts, clients),
-        What::Snapshot { ref size, pages, likes, rounds } => snapshot(&args, size, &Traffic { pages, likes, rounds }),
+        What::Snapshot { ref size, pages, likes, rounds, wait } => {
+            snapshot(&args, size, &Traffic { pages, likes, rounds, wait })
+        }
         What::Recover { ref size, log } => recover(&args, size, filled(&args, size)?, log),
     }
 }
