@@ -213,6 +213,8 @@ mod tests {
         assert_eq!(d.giants, 2);
     }
 
+    // Needs full tables, an hour's work for Miri, and does nothing that other tests do not.
+    #[cfg_attr(miri, ignore)]
     #[test]
     fn advice_saves_what_it_says() {
         let schema = Schema::parse("a:30 b:2").unwrap();

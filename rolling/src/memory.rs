@@ -20,7 +20,8 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// A fixed number of zeroed `AtomicU64`, aligned to a page.
 pub struct Words {
-    map: memmap2::MmapMut,
+    /// Raw: a view as `&[u8]`, even for a moment, would forbid all writes through what is derived from it.
+    map: memmap2::MmapRaw,
     len: usize,
 }
 
@@ -37,7 +38,7 @@ impl Words {
             // A kernel without transparent huge pages refuses; small pages serve as well, only slower.
             let _ = map.advise(memmap2::Advice::HugePage);
         }
-        Ok(Words { map, len })
+        Ok(Words { map: map.into(), len })
     }
 
     /// Size in bytes, touched or not.
@@ -113,7 +114,7 @@ impl Deref for Words {
     fn deref(&self) -> &[AtomicU64] {
         // SAFETY: the map is page-aligned, at least `len * 8` bytes long, lives as long as `self`, and is only ever accessed as
         // atomics (see the top of the file).
-        unsafe { std::slice::from_raw_parts(self.map.as_ptr().cast::<AtomicU64>(), self.len) }
+        unsafe { std::slice::from_raw_parts(self.map.as_mut_ptr().cast::<AtomicU64>(), self.len) }
     }
 }
 

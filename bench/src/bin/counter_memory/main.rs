@@ -1,9 +1,11 @@
 //! What the counter engine takes per row, everything counted, and where each byte goes.
 //!
-//! `cargo run --release -p tidemark-bench --bin counter_memory -- --posts 50000000 [--schema "like:12 ..."] [--per-table 1048576] [--advised]`
+//! `cargo run --release -p tidemark-bench --bin counter_memory -- --posts 50000000 [--schema "like:12 ..."] [--per-table 1048576] [--advised] [--redis redis-server]`
 //!
 //! Posts come as a microblog gives them: ids are a second shifted left by 22 bits plus a sequence number, 1,000 a second, one in fifty
 //! late; counts are log-normal, like with mean 39, read 2,900, repost and comment 0 for two thirds. Every row is made by increments.
+
+mod packed;
 
 use clap::Parser;
 use counter::{Alteration, Bounds, Change, Options, Schema, Space};
@@ -26,6 +28,43 @@ struct Arguments {
     /// Then take the advice, let the background work rewrite the tables, and count again.
     #[arg(long)]
     advised: bool,
+    /// Beside the best that can be packed by hand into this redis-server ...
+    #[arg(long)]
+    redis: Option<std::path::PathBuf>,
+    /// ... with so many posts.
+    #[arg(long, default_value_t = 3_000_000)]
+    redis_posts: u64,
+}
+
+/// The counters of one post.
+fn row(rng: &mut fastrand::Rng) -> [i64; 4] {
+    [
+        count(rng, 39.0, 2.0, 1.0),
+        count(rng, 8.0, 1.8, 1.0 / 3.0),
+        count(rng, 8.0, 1.8, 1.0 / 3.0),
+        count(rng, 2900.0, 1.6, 1.0),
+    ]
+}
+
+/// A row comes in two increments.
+fn halves(row: [i64; 4]) -> [[i64; 4]; 2] {
+    let half = |v: i64| v / 2;
+    [row.map(half), row.map(|v| v - half(v))]
+}
+
+/// The same posts in Redis.
+fn redis(program: &std::path::Path, posts: u64) -> std::io::Result<()> {
+    let mut peer = packed::Packed::new(program)?;
+    let mut rng = fastrand::Rng::with_seed(1);
+    let mut sums = [0; 4];
+    for number in 0..posts {
+        let row = row(&mut rng);
+        for part in halves(row) {
+            peer.add(number, part)?;
+        }
+        sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += v);
+    }
+    peer.show(posts, sums)
 }
 
 /// A log-normal count with this mean; a third of the rows or all of them.
@@ -75,14 +114,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut sums = [0i64; 4];
     let (begin, cpu) = (Instant::now(), tidemark_bench::cpu_ns());
     let mut add = |id: u64, rng: &mut fastrand::Rng| -> Result<(), counter::Error> {
-        let row = [
-            count(rng, 39.0, 2.0, 1.0),
-            count(rng, 8.0, 1.8, 1.0 / 3.0),
-            count(rng, 8.0, 1.8, 1.0 / 3.0),
-            count(rng, 2900.0, 1.6, 1.0),
-        ];
-        let half = |v: i64| v / 2;
-        for part in [row.map(half), row.map(|v| v - half(v))] {
+        let row = row(rng);
+        for part in halves(row) {
             let changes: [Change; 4] = std::array::from_fn(|field| Change { field, delta: part[field] });
             space.add(id, &changes, &Bounds::default(), &mut out)?;
         }
@@ -172,6 +205,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     show("as loaded");
     while space.maintain() {}
     show("after background work");
+    if let Some(program) = &arguments.redis {
+        redis(program, arguments.redis_posts)?;
+    }
     let Some(advice) = space.advise() else { return Ok(()) };
     println!("\n{advice}");
     if arguments.advised {
