@@ -164,6 +164,27 @@ pub(crate) fn take_failures() -> Vec<(u64, Arc<str>)> {
     FAILED.take()
 }
 
+/// Runs `ask`, which asks for rows. An error if one of them could not be read: then what it gave says nothing. The caller answers for that, so
+/// it is no failure of the command.
+pub(crate) fn if_readable<T>(ask: impl FnOnce() -> T) -> Result<T, Arc<str>> {
+    let before = FAILED.with_borrow(Vec::len);
+    let answer = ask();
+    let failed = FAILED.with_borrow_mut(|failed| failed.drain(before..).next());
+    failed.map_or(Ok(answer), |(_, why)| Err(why))
+}
+
+/// A bit for each of at most 32 ids that the command at hand asked for in vain.
+#[inline]
+pub(crate) fn failed_among(ids: &[u64]) -> u32 {
+    FAILED.with_borrow(|failed| {
+        if failed.is_empty() {
+            return 0;
+        }
+        let is_failed = |id: &u64| failed.iter().any(|failure| failure.0 == *id);
+        ids.iter().enumerate().fold(0, |bits, (at, id)| bits | u32::from(is_failed(id)) << at)
+    })
+}
+
 fn note_failed(id: u64, why: Arc<str>) {
     FAILED.with_borrow_mut(|failed| failed.push((id, why)));
 }

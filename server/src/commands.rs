@@ -660,7 +660,9 @@ fn run(
             note_time(spec, args, took, session, node);
         }
     }
-    let outcome = outcome.and_then(|()| readable(node));
+    // Whatever the outcome: what failed is not the next command's.
+    let all_read = readable(node);
+    let outcome = outcome.and(all_read);
     if outcome.is_err() {
         calls.failed(number);
     }

@@ -189,8 +189,15 @@ impl Durability {
         let layouts = vec![u64::MAX; engines.existences().len()];
         // Recovery has written the catalogue, if it was not what the log said.
         let schemas = engines.counters().iter().map(|s| Some(s.schema())).collect();
-        let mut source =
-            State { shared: self, engines, commit: Commit::default(), loose: Vec::new(), schemas, layouts };
+        let mut source = State {
+            shared: self,
+            engines,
+            commit: Commit::default(),
+            unreadable: None,
+            loose: Vec::new(),
+            schemas,
+            layouts,
+        };
         self.committer.run(log, &mut source)
     }
 }
@@ -212,6 +219,9 @@ struct State<'a> {
     shared: &'a Durability,
     engines: &'a Engines,
     commit: Commit,
+    /// Why a marked row could not be read. It was changed, went to the disk as it is, and the log may know an older state of it, which a
+    /// start would take for newer than the disk's: so the round fails, and its marks come again.
+    unreadable: Option<store::Error>,
     /// Ids that became loose, by space.
     loose: Vec<(u32, u64)>,
     /// The schema of each counter space when the catalogue was last logged; `None`: it has to be logged.
@@ -248,12 +258,15 @@ impl State<'_> {
             Marked::Loose(space, id) => self.loose.push((space, id)),
             Marked::Row(space, id) => {
                 if let Some(s) = self.engines.counter_by_number(space) {
-                    if s.is_cold(id) && !s.cold().can_read(id) {
-                        // It went to the disk as it is since it was marked, and the log knows a state of it. It has not been deleted.
-                        tracing::error!("the row of {id} in space '{}' is not logged: it cannot be read", s.name());
-                        return;
+                    let width = s.schema().width();
+                    let mut row = || self.commit.row(space, id, width, |values| s.get(id, values));
+                    if let Err(why) = crate::cold::if_readable(&mut row) {
+                        self.unreadable.get_or_insert(store::Error::Io {
+                            path: format!("the row of {id} in space '{}'", s.name()).into(),
+                            doing: "reading",
+                            source: std::io::Error::other(why.to_string()),
+                        });
                     }
-                    self.commit.row(space, id, s.schema().width(), |values| s.get(id, values));
                 }
             }
             Marked::Pair(space, id, member, _) => match told(marks, at) {
@@ -282,7 +295,10 @@ impl Source<Mark> for State<'_> {
         self.commit.bytes()
     }
 
-    fn encode(&mut self, batch: &mut Batch) {
+    fn encode(&mut self, batch: &mut Batch) -> store::Result<()> {
+        if let Some(error) = self.unreadable.take() {
+            return Err(error);
+        }
         // The catalogue goes before the rows that may need it: they were read before the schemas are looked at here.
         let mut changed = false;
         for (seen, space) in self.schemas.iter_mut().zip(self.engines.counters()) {
@@ -312,10 +328,12 @@ impl Source<Mark> for State<'_> {
         }
         self.loose.clear();
         self.commit.encode(batch);
+        Ok(())
     }
 
     fn forget(&mut self) {
         self.commit.forget();
+        self.unreadable = None;
         self.loose.clear();
         // What was encoded may not have been appended.
         self.layouts.fill(u64::MAX);

@@ -21,13 +21,14 @@ impl Source<u64> for Rows {
         self.0.extend_from_slice(keys);
         self.0.len() * 12
     }
-    fn encode(&mut self, batch: &mut Batch) {
+    fn encode(&mut self, batch: &mut Batch) -> store::Result<()> {
         let mut payload = Vec::with_capacity(self.0.len() * 12);
         for key in self.0.drain(..) {
             payload.extend_from_slice(&key.to_le_bytes());
             payload.extend_from_slice(&[1; 4]);
         }
         batch.push(1, 1, &payload);
+        Ok(())
     }
     fn forget(&mut self) {
         self.0.clear();

@@ -127,8 +127,8 @@ pub trait Source<K> {
     /// quick: copy now, encode later. Returns about how many bytes all that is kept will take.
     fn collect(&mut self, keys: &[K]) -> usize;
 
-    /// Turns all that was collected into records, and forgets it.
-    fn encode(&mut self, batch: &mut Batch);
+    /// Turns all that was collected into records, and forgets it. An error, if some of it could not be read: then the round fails.
+    fn encode(&mut self, batch: &mut Batch) -> Result<()>;
 
     /// Forgets what was collected: the round failed, and its keys will come again.
     fn forget(&mut self);
@@ -801,7 +801,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             return Ok(());
         }
         self.batch.clear();
-        source.encode(&mut self.batch);
+        source.encode(&mut self.batch)?;
         if !self.batch.is_empty() {
             log.append(&self.batch, source.now_ms())?;
         }

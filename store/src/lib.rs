@@ -26,7 +26,10 @@
 //! struct Engines;
 //! impl Source<u64> for Engines {
 //!     fn collect(&mut self, ids: &[u64]) -> usize { ids.len() * 8 } // read the rows of these ids, keep them
-//!     fn encode(&mut self, batch: &mut Batch) { batch.push(1, 1, &LIKES.load(Ordering::Acquire).to_le_bytes()); }
+//!     fn encode(&mut self, batch: &mut Batch) -> store::Result<()> {
+//!         batch.push(1, 1, &LIKES.load(Ordering::Acquire).to_le_bytes());
+//!         Ok(())
+//!     }
 //!     fn forget(&mut self) {}
 //!     fn published(&mut self, _now: &Committed) {} // release replies, feed replicas
 //! }

@@ -80,6 +80,8 @@ pub struct Store {
     building: Mutex<Vec<u64>>,
     /// What replicas fetch now.
     pins: Mutex<Vec<Weak<Pin>>>,
+    /// See [`Store::keep_files`].
+    kept: Mutex<Option<Arc<Pin>>>,
     /// Writing a manifest failed, and perhaps only after its rename: what either manifest names is kept until one was written well.
     in_doubt: AtomicBool,
     is_new: bool,
@@ -138,6 +140,7 @@ impl Store {
             next_number,
             building: Mutex::new(Vec::new()),
             pins: Mutex::new(Vec::new()),
+            kept: Mutex::default(),
             in_doubt: AtomicBool::new(false),
             is_new,
             _lock: lock,
@@ -335,6 +338,13 @@ impl Store {
         pin
     }
 
+    /// Keeps what the manifest names now until this is called with false, or the store is closed: a data set that is on its way in shares files
+    /// with this one.
+    pub fn keep_files(&self, keep: bool) {
+        let pin = keep.then(|| self.pin());
+        *self.kept.lock() = pin;
+    }
+
     /// Whether a replica still fetches the file: then it is not to be removed, though no manifest names it any more.
     pub fn is_pinned(&self, name: &str) -> bool {
         self.pins.lock().iter().filter_map(Weak::upgrade).any(|pin| pin.manifest.file(name).is_some())
@@ -438,7 +448,8 @@ impl Store {
         Ok(())
     }
 
-    /// Removes snapshot files that the manifest does not name and segments that nobody needs. Safe beside a running snapshot.
+    /// Removes data files that the manifest does not name and segments that nobody needs. Safe beside a running snapshot, but not beside whoever
+    /// has written a cold file that the manifest does not name yet.
     pub fn trim(&self) -> Result<()> {
         // Both at one moment: a snapshot that is published meanwhile is in one of the two, and one that begins later has a higher number.
         let (building, manifest) = {
@@ -452,6 +463,7 @@ impl Store {
         let names = self.disk.list().map_err(|e| Error::io(self.disk.path(""), "listing", e))?;
         for name in &names {
             let old = parse_snapshot_name(name)
+                .or_else(|| parse_cold_name(name))
                 .is_some_and(|(number, _)| number <= manifest.number && !building.contains(&number));
             if old && manifest.file(name).is_none() && !self.is_pinned(name) {
                 self.remove(name)?;
@@ -524,6 +536,5 @@ pub(crate) fn is_ours(name: &str) -> bool {
     name == MANIFEST
         || (name.starts_with("log-") && name.ends_with(".tlog"))
         || (name.starts_with("snap-") && name.ends_with(".tsnap"))
-        || (name.starts_with("cold-") && name.ends_with(".tcold"))
         || (name.starts_with("cold-") && name.ends_with(".tcold"))
 }

@@ -117,13 +117,6 @@ impl ColdSpace {
         fetching.want(place.file, place.block, id);
     }
 
-    /// Whether the row of `id`, or that there is none, can be read; then it is at hand.
-    pub(crate) fn can_read(&self, id: u64) -> bool {
-        let files = self.files.load();
-        let Some(place) = files.find(id) else { return true };
-        self.shared.at_hand(&place.key(id)).unwrap_or_else(|| self.read(&place, id)).is_ok()
-    }
-
     /// Reads the row in place.
     fn read(&self, place: &Place<'_>, id: u64) -> Read {
         let started = Instant::now();

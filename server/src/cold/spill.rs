@@ -10,7 +10,8 @@
 //!
 //! A crash before 4 leaves the old state: the rows come from the snapshot, the log and the old files. After 4 they come from the new file and
 //! the log, which still begins where the manifest says: replaying it puts those rows into memory that it names, in their latest state, and
-//! they are newer than the file. Writes go on all the time; those that come after the walk stay in memory, as the file's overlay.
+//! they are newer than the file. A replica spills as its master does, by its own memory: what it has applied its log has, and its files are
+//! its own, as its snapshots are. Writes go on all the time; those that come after the walk stay in memory, as the file's overlay.
 
 use super::files::Files;
 use crate::engines::CounterSpace;
@@ -188,7 +189,7 @@ fn spill(node: &Node, space: &CounterSpace, low: u64, last: u64, rate: u64) -> s
     let entries = out.finish()?;
     let fresh = entries.iter().map(|entry| store.open_cold(entry).map(Arc::new)).collect::<store::Result<Vec<_>>>()?;
 
-    node.durability.committer().flush()?;
+    node.durability.flush()?;
     let is_replaced = |file: &&FileEntry| match file.role {
         Role::Cold => old.iter().any(|old| old.entry().name == file.name),
         Role::Snapshot => {
@@ -202,7 +203,9 @@ fn spill(node: &Node, space: &CounterSpace, low: u64, last: u64, rate: u64) -> s
 
     let kept = files.all().iter().filter(|file| !old.iter().any(|old| Arc::ptr_eq(old, file)));
     cold.set_files(Files::new(kept.chain(&fresh).cloned().collect()));
-    old.iter().for_each(|file| file.retire(store.disk().clone()));
+    // What a replica still fetches goes with a later snapshot.
+    let unpinned = old.iter().filter(|file| !store.is_pinned(&file.entry().name));
+    unpinned.for_each(|file| file.retire(store.disk().clone()));
 
     let mut spilled = Spilled::default();
     let (mut ids, mut values) = (Vec::new(), Vec::new());

@@ -77,6 +77,7 @@ fn get(call: &mut Call<'_>) -> Outcome {
         return Err(call.wrong_arity());
     }
     engines.feed_get(view, &viewer, &call.scratch.ids, &mut call.scratch.page);
+    super::readable(call.node)?;
     // The page is read: marking comes after what it shows. A mark that is refused (no memory) costs its own id's row only, a log that
     // takes no changes costs none: its error stands behind the last row.
     let mut refused: Vec<(usize, Refusal)> = Vec::new();

@@ -13,7 +13,7 @@
 //! | an undo, of a flag or of a false yes | if the counter is 0 and the id not loose nothing was set: nothing is undone. Else, if the counter may come to 0: loose, as a flag that was told to be set on a false yes was not counted |
 //! | the counter is lowered to 0 or less by anything else: CNT.INCRBY, CNT.SET, HSET, HDEL, DEL, GETSET, ... | loose, *before* the counter changes: whoever reads the 0 then finds the id loose |
 //! | the flag is set without the action: PH.ADD, SADD, BF.ADD, CF.ADD, another action's | if the counter is not above 0: loose |
-//! | the counter is not known | as if it were 0, where that makes the id loose; as if it were not, where 0 would be a proof |
+//! | the counter is not known: its row lies on the disk, and cannot be read | as if it were 0, where that makes the id loose; as if it were not, where 0 would be a proof |
 //! | TM.MERGE | the whole table is loose, as long as it is there |
 //! | a flag whose actions name different counters | it has no gate |
 //! | the configuration ties a flag that was not tied so before | all ids that there are become loose. What a folder's flags are tied to is in the catalogue |
@@ -101,11 +101,9 @@ impl ExistenceSpace {
 impl Engines {
     /// One counter of a row; 0 if there is no row. `None`: it cannot be known now.
     pub(super) fn counted(&self, space: &CounterSpace, id: u64, field: usize) -> Option<i64> {
-        if space.space.is_cold(id) && !space.cold.can_read(id) {
-            return None;
-        }
         let mut row = [0; counter::MAX_FIELDS];
-        space.space.get(id, &mut row[..space.space.schema().width()]);
+        // A row that cannot be read looks like none. Asked afterwards: it may have gone to the disk at this moment.
+        crate::cold::if_readable(|| space.space.get(id, &mut row[..space.space.schema().width()])).ok()?;
         row.get(field).copied()
     }
 

@@ -1,6 +1,7 @@
 //! How a page is read: what a view names, for one viewer and many ids.
 
 use super::{Engines, Tie};
+use crate::cold;
 use phantom::{Answer, Asked, BATCH, Member};
 
 /// A column of a view; the first number is an index into [`View::sources`].
@@ -152,7 +153,8 @@ impl Engines {
                 let wanted = gate.map_or(u32::MAX, |gate| {
                     let (start, width) = sources[gate.source];
                     let counters = rows[start + at * BATCH * width..].iter().skip(gate.field).step_by(width);
-                    space.not_disproved(ids, counters.copied())
+                    // A row that could not be read is 0 here, and proves nothing.
+                    space.not_disproved(ids, counters.copied()) | cold::failed_among(ids)
                 });
                 space.answer(asked, wanted, answers);
             }

@@ -18,6 +18,8 @@ use tokio::net::TcpStream;
 
 /// Between two attempts.
 const RECONNECT: Duration = Duration::from_secs(1);
+/// A batch waits at most so long for room that is being made; then it goes beyond the limit.
+const SPILLED_WITHIN: Duration = Duration::from_secs(1);
 /// For a connection to come up, and for each answer of the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// How often the link looks whether something is due.
@@ -50,29 +52,31 @@ impl Local for Here {
     }
 
     fn manifest(&self) -> Manifest {
+        // A snapshot or a spill of ours must not take away meanwhile what both data sets have.
+        self.node.store.keep_files(true);
         self.node.store.manifest().clone()
     }
 
     fn is_empty(&self) -> bool {
         let engines = &self.node.engines;
-        engines.counters().iter().all(|s| s.rows() == 0) && engines.existences().iter().all(|s| s.pairs() == 0)
+        engines.counters().iter().all(|s| s.rows() + s.cold().rows() == 0)
+            && engines.existences().iter().all(|s| s.pairs() == 0)
     }
 
     fn apply(&mut self, head: &BatchHead, body: &[u8]) -> Result<bool, String> {
-        let (engines, parts) = (&*self.node.engines, &self.node.durability.parts);
-        let mut records = 0;
-        for record in Records::new(body) {
-            let record = record?;
-            records += 1;
-            if record.kind == RecordKind::Catalogue as u8 {
-                if !self.learn(record.payload)? {
-                    return Ok(false);
-                }
-                continue;
-            }
-            durability::apply_record(engines, parts, record.space, record.kind, record.payload)?;
+        // A writer would wait for what is spilled at this moment; the master's batches do, too, for a while.
+        let began = Instant::now();
+        while self.node.engines.is_spilling() && began.elapsed() < SPILLED_WITHIN {
+            std::thread::sleep(Duration::from_millis(1));
         }
-        if records == head.records { Ok(true) } else { Err("a batch holds another number of records".to_owned()) }
+        if let Ok(applied) = self.apply_once(head, body) {
+            return Ok(applied);
+        }
+        // What the master has accepted is accepted here, limit or not, as by a replica of Redis. Records may be told again.
+        self.node.engines.lift_limits();
+        let applied = self.apply_once(head, body);
+        self.node.engines.set_limits(&self.node.config());
+        applied
     }
 
     fn drops(&mut self, from: u64) -> Result<(), store::Error> {
@@ -102,12 +106,31 @@ impl Local for Here {
     }
 
     fn settled(&mut self) {
+        self.node.store.keep_files(false);
         self.node.durability.followed(self.log.durable());
         self.node.replication.term.store(self.log.term(), Relaxed);
     }
 }
 
 impl Here {
+    /// One attempt to make a batch true; false: the folder has to be opened anew.
+    fn apply_once(&self, head: &BatchHead, body: &[u8]) -> Result<bool, String> {
+        let (engines, parts) = (&*self.node.engines, &self.node.durability.parts);
+        let mut records = 0;
+        for record in Records::new(body) {
+            let record = record?;
+            records += 1;
+            if record.kind == RecordKind::Catalogue as u8 {
+                if !self.learn(record.payload)? {
+                    return Ok(false);
+                }
+                continue;
+            }
+            durability::apply_record(engines, parts, record.space, record.kind, record.payload)?;
+        }
+        if records == head.records { Ok(true) } else { Err("a batch holds another number of records".to_owned()) }
+    }
+
     /// Schemas change while we run; new spaces need the folder to be opened anew (false).
     fn learn(&self, payload: &[u8]) -> Result<bool, String> {
         let told = Catalogue::decode(payload).map_err(|e| e.to_string())?;
@@ -170,6 +193,11 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> Course {
         };
         let error = match result {
             Ok(()) => return Course::Replace,
+            // The log has it, memory has half of it.
+            Err(error @ LinkError::Apply(_)) => {
+                tracing::error!("{error}: the data are opened anew");
+                return Course::Replace;
+            }
             Err(error) => error.to_string(),
         };
         {

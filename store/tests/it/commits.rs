@@ -40,11 +40,13 @@ struct Reader<'a> {
     rows: Vec<(u32, i64)>,
     published: Arc<Mutex<Vec<Committed>>>,
     errors: usize,
+    /// So many rounds find something that cannot be read.
+    unreadable: usize,
 }
 
 impl<'a> Reader<'a> {
     fn new(engine: &'a Engine) -> Reader<'a> {
-        Reader { engine, rows: Vec::new(), published: Arc::default(), errors: 0 }
+        Reader { engine, rows: Vec::new(), published: Arc::default(), errors: 0, unreadable: 0 }
     }
 }
 
@@ -58,10 +60,15 @@ impl Source<u32> for Reader<'_> {
         }
         self.rows.len() * 15
     }
-    fn encode(&mut self, batch: &mut Batch) {
+    fn encode(&mut self, batch: &mut Batch) -> Result<(), Error> {
+        if self.unreadable > 0 {
+            self.unreadable -= 1;
+            return Err(Error::Refused("a row cannot be read".to_owned()));
+        }
         for (key, value) in self.rows.drain(..) {
             batch.push(1, 1, &row(key, value));
         }
+        Ok(())
     }
     fn forget(&mut self) {
         self.rows.clear();
@@ -144,6 +151,31 @@ fn a_ticket_is_reached_only_after_the_sync() {
     assert_eq!(committer.health(), Health::Good);
     assert_eq!(source.errors, 1);
     assert_eq!(recover(&disk.power_cut()).1, BTreeMap::from([(1, 1)]));
+}
+
+/// The log knows an older state of such a row: it may not pass for the newest.
+#[test]
+fn what_cannot_be_read_stays_marked_and_nobody_is_told_that_it_is_safe() {
+    let disk = SimDisk::new(1);
+    let (mut log, _) = recover(&disk);
+    let engine = Engine::new(10);
+    let committer = Committer::new(always(4));
+    let mut source = Reader { unreadable: 2, ..Reader::new(&engine) };
+    let mut rounds = Rounds::new(&committer);
+    let mut turn = committer.enter(1);
+    engine.counters[1].store(7, Ordering::Release);
+    turn.mark(1);
+    let ticket = turn.leave();
+    for _ in 0..2 {
+        rounds.turn(&mut log, &mut source, Instant::now(), false).unwrap_err();
+        assert!(committer.durable() < ticket && committer.failed() >= ticket);
+        assert_eq!(committer.health(), Health::Failing);
+    }
+    assert_eq!(recover(&disk.power_cut()).1, BTreeMap::new());
+    rounds.turn(&mut log, &mut source, Instant::now(), false).unwrap();
+    assert!(committer.durable() >= ticket);
+    assert_eq!((committer.health(), source.errors), (Health::Good, 1));
+    assert_eq!(recover(&disk.power_cut()).1, BTreeMap::from([(1, 7)]));
 }
 
 #[test]

@@ -169,3 +169,144 @@ fn a_full_space_goes_on_by_spilling() {
     let server = server.restart();
     verify(&server, &truth, &[]);
 }
+
+fn likes(connection: &mut Connection, viewer: u64, ids: &[u64]) -> Vec<[i64; 2]> {
+    let rows: Vec<Vec<i64>> = redis::cmd("FEED.GET").arg("home").arg(viewer).arg(ids).query(connection).unwrap();
+    rows.iter().map(|row| [row[0], row[4]]).collect()
+}
+
+/// A counter of 0 spares a page the filter: a row that is on the disk has to count as what it is there.
+#[test]
+fn flags_of_spilled_posts_are_shown() {
+    let mut server = TestServer::with(small);
+    let mut connection = server.connection();
+    let ids: Vec<u64> = (0..12_000).map(|i| 1_000_000 + i * 37).collect();
+    for page in ids.chunks(500) {
+        let liked: Vec<i64> = redis::cmd("FEED.ACT").arg("like").arg(7).arg(page).query(&mut connection).unwrap();
+        assert_eq!(liked, vec![1; page.len()]);
+    }
+    let _: u64 = call(&mut connection, &words("TM.SPILL post 4")).unwrap();
+    // Row by row, so that some are read from the disk and some are cached; then as pages.
+    for _ in 0..2 {
+        let mut connection = server.connection();
+        assert!(info(&mut connection, "cold_rows") > 4_000);
+        for &id in ids.iter().take(200) {
+            assert_eq!(likes(&mut connection, 7, &[id]), [[1, 1]], "{id}");
+        }
+        for page in ids.chunks(100) {
+            assert!(likes(&mut connection, 7, page).iter().all(|row| row == &[1, 1]));
+        }
+        server = server.restart();
+    }
+    // Undone and done again, on rows that are cold.
+    let mut connection = server.connection();
+    let undone: Vec<i64> = redis::cmd("FEED.UNDO").arg("like").arg(7).arg(&ids[..50]).query(&mut connection).unwrap();
+    assert_eq!(undone, [1; 50]);
+    let again: Vec<i64> = redis::cmd("FEED.ACT").arg("like").arg(8).arg(&ids[..50]).query(&mut connection).unwrap();
+    assert_eq!(again, [1; 50]);
+    let _: u64 = call(&mut connection, &words("TM.SPILL post 9")).unwrap();
+    assert_eq!(likes(&mut connection, 8, &ids[..50]), [[1, 1]; 50]);
+}
+
+/// A block that the disk has spoiled is no row of zeros: pages and commands that need it are refused, all others are served.
+#[test]
+fn a_spoiled_block_is_an_error_and_never_a_no() {
+    let server = TestServer::with(|config| {
+        small(config);
+        // So small that nothing of what follows is read from it.
+        config.spill.cache_bytes = 4096;
+    });
+    let mut connection = server.connection();
+    let ids: Vec<u64> = (0..12_000).map(|i| 1_000_000 + i * 37).collect();
+    for page in ids.chunks(500) {
+        redis::cmd("FEED.ACT").arg("like").arg(7).arg(page).query::<Value>(&mut connection).unwrap();
+    }
+    let _: u64 = call(&mut connection, &words("TM.SPILL post 4")).unwrap();
+    for entry in std::fs::read_dir(server.folder()).unwrap().map(Result::unwrap) {
+        if entry.file_name().to_string_lossy().ends_with(".tcold") {
+            let file = std::fs::OpenOptions::new().write(true).open(entry.path()).unwrap();
+            // The first block of rows, after the head's.
+            std::os::unix::fs::FileExt::write_all_at(&file, &[0x55; 4096], 4096).unwrap();
+        }
+    }
+    let [spoiled, other] = [ids[0], ids[11_999]];
+    for text in [
+        format!("FEED.GET home 7 {spoiled}"),
+        format!("FEED.GET home 7 {other} {spoiled} MARK like"),
+        format!("FEED.ACT like 8 {spoiled}"),
+        format!("FEED.UNDO like 7 {spoiled}"),
+        format!("HINCRBY post:{spoiled} like 1"),
+        format!("HGET post:{spoiled} like"),
+        format!("EXISTS post:{spoiled}"),
+    ] {
+        let told = format!("{:?}", call::<Value>(&mut connection, &words(&text)));
+        assert!(told.contains("cannot be read"), "{text}: {told}");
+        // What failed is not told to the next command.
+        assert_eq!(likes(&mut connection, 7, &[other]), [[1, 1]], "after {text}");
+    }
+    // A flag without its counter needs the row only to know whether a 0 would prove anything: then it proves nothing.
+    let _: Value = call(&mut connection, &words(&format!("PH.ADD liked 9 {spoiled}"))).unwrap();
+    // A like that was there already needs the row no more than that.
+    let again: Vec<i64> = call(&mut connection, &words(&format!("FEED.ACT like 7 {spoiled}"))).unwrap();
+    assert_eq!(again, [0]);
+    assert!(info(&mut connection, "cold_corrupt_blocks") > 0);
+}
+
+/// Rows on the disk go to a replica as they are; it reads them, spills by its own memory, and takes over.
+#[test]
+fn a_replica_has_the_spilled_rows_spills_by_itself_and_is_promoted() {
+    let master = TestServer::with(small);
+    let mut connection = master.connection();
+    let mut truth = Truth::new();
+    fill(&mut connection, 12_000, &mut truth);
+    let _: u64 = call(&mut connection, &words("TM.SPILL post 4")).unwrap();
+    let ids: Vec<u64> = truth.keys().copied().collect();
+    // Changed and deleted since.
+    for &id in &ids[..50] {
+        let _: i64 = call(&mut connection, &words(&format!("HINCRBY post:{id} like 1000"))).unwrap();
+        truth.get_mut(&id).unwrap()[0] += 1000;
+    }
+    let gone = &ids[50..100];
+    for id in gone {
+        let _: i64 = call(&mut connection, &words(&format!("DEL post:{id}"))).unwrap();
+        truth.remove(id);
+    }
+    let replica = TestServer::with(|config| {
+        small(config);
+        config.counter[0].rows_per_table = 10_000;
+        config.counter[0].memory_limit_bytes = 1 << 20;
+    });
+    super::replication::follow(&replica, &master);
+    super::replication::in_step(&master, &replica);
+    assert!(info(&mut replica.connection(), "cold_rows") > 4_000);
+    verify(&replica, &truth, gone);
+    // Far more than its memory takes comes over the link; what is cold here is changed there.
+    let mut more = Truth::new();
+    fill(&mut connection, 150_000, &mut more);
+    truth.extend(more);
+    for &id in &ids[100..150] {
+        let _: i64 = call(&mut connection, &words(&format!("HINCRBY post:{id} read 5"))).unwrap();
+        truth.get_mut(&id).unwrap()[3] += 5;
+        let _: i64 = call(&mut connection, &words(&format!("DEL post:{}", id + 37 * 100_000))).unwrap();
+        truth.remove(&(id + 37 * 100_000));
+    }
+    super::replication::in_step(&master, &replica);
+    assert!(info(&mut replica.connection(), "spilled_tables") > 0, "by itself");
+    assert_eq!(info(&mut replica.connection(), "spill_failures"), 0);
+    verify(&replica, &truth, &[]);
+    // A snapshot beside its own cold files, and a start from both.
+    let _: Value = call(&mut replica.connection(), &words("SAVE")).unwrap();
+    let replica = replica.stopped().started();
+    super::replication::in_step(&master, &replica);
+    verify(&replica, &truth, &[]);
+    let _: Value = call(&mut replica.connection(), &words("REPLICAOF NO ONE")).unwrap();
+    let mut connection = replica.connection();
+    tidemark_tests::eventually("it takes writes", || {
+        call::<i64>(&mut connection, &words(&format!("HINCRBY post:{} like 1", ids[200]))).is_ok()
+    });
+    truth.get_mut(&ids[200]).unwrap()[0] += 1;
+    let _: u64 = call(&mut connection, &words("TM.SPILL post 50")).unwrap();
+    verify(&replica, &truth, &[]);
+    let replica = replica.restart();
+    verify(&replica, &truth, &[]);
+}

@@ -17,13 +17,13 @@ fn number(server: &TestServer, field: &str) -> u64 {
     info(&mut connection, field).and_then(|n| n.parse().ok()).unwrap_or(0)
 }
 
-fn follow(replica: &TestServer, master: &TestServer) {
+pub(crate) fn follow(replica: &TestServer, master: &TestServer) {
     let port = master.port().to_string();
     redis::cmd("REPLICAOF").arg("127.0.0.1").arg(port).query::<()>(&mut replica.connection()).unwrap();
 }
 
 /// Waits until the replica has all that the master has synced.
-fn in_step(master: &TestServer, replica: &TestServer) {
+pub(crate) fn in_step(master: &TestServer, replica: &TestServer) {
     eventually("the replica is in step", || {
         let link = redis::Client::open(replica.url()).unwrap().get_connection().ok();
         let up = link.and_then(|mut c| info(&mut c, "master_link_status")).as_deref() == Some("up");
