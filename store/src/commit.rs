@@ -503,7 +503,7 @@ impl<K: Copy + Ord> Committer<K> {
         self.last_marked.load(Ordering::SeqCst) > self.synced.load(Ordering::SeqCst)
     }
 
-    /// After [`run`](Committer::run) has returned: it may be called again.
+    /// [`run`](Committer::run) may be called again. Until this is called nobody waits in vain for a commit after the end of the last one.
     pub fn reopen(&self) {
         let mut orders = self.orders.lock();
         (orders.stop, orders.ended) = (false, false);

@@ -96,6 +96,11 @@ fn end(node: &Node, held: &Held) -> store::Result<()> {
 /// Commits, until the role changes or the server stops.
 fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Result<()>) {
     let committer = node.durability.committer();
+    committer.reopen();
+    if host.stop.is_stopped() {
+        // Whoever stops the server has told the committer so, perhaps before it was opened again.
+        committer.stop();
+    }
     let mut orders = node.replication.subscribe();
     node.replication.settle(&node.config(), log.term());
     let over = tokio::sync::Notify::new();
@@ -103,9 +108,11 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
         let watch = || {
             let Ok(runtime) = tokio::runtime::Builder::new_current_thread().build() else { return };
             runtime.block_on(async {
+                // What `wait_for` gives locks the orders. It must be gone before the turns are waited for: one of them may be giving an order.
+                let ordered = async { drop(orders.wait_for(|_| node.replication.master().is_some()).await) };
                 tokio::select! {
                     () = over.notified() => {}
-                    _ = orders.wait_for(|_| node.replication.master().is_some()) => {
+                    () = ordered => {
                         host.wait_for_turns();
                         committer.stop();
                     }
@@ -119,7 +126,6 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
         let _ = watcher.join();
         ended
     });
-    committer.reopen();
     (log, outcome)
 }
 

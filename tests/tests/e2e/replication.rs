@@ -119,6 +119,20 @@ fn segment(server: &TestServer) -> u64 {
     line.parse().unwrap()
 }
 
+/// An order that comes while the last one is being obeyed waits for nobody who waits for it.
+#[test]
+fn roles_change_as_fast_as_they_are_told() {
+    let server = TestServer::with(small);
+    let mut connection = server.connection();
+    for _ in 0..100 {
+        for to in [["127.0.0.1", "1"], ["NO", "ONE"]] {
+            redis::cmd("REPLICAOF").arg(&to).query::<()>(&mut connection).unwrap();
+        }
+    }
+    eventually("it takes writes", || connection.hset::<_, _, _, ()>("post:1", "like", 1).is_ok());
+    assert_eq!(likes(&server, 1..2), [Some(1)]);
+}
+
 #[test]
 fn the_stream_of_a_hot_row_is_small() {
     let master = TestServer::with(small);
