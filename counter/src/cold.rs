@@ -13,7 +13,7 @@
 //! row in the tables. So nobody misses it. **D2** A row that was deleted above the line leaves a *tomb*, which says that what lies below
 //! is dead; it is put there before the row goes, and taken away by the next spill of its range, which leaves the row out. **D3** A deletion
 //! that began before a spill's walk is over before the walk begins (the barrier); one that began later leaves a tomb of a later epoch,
-//! which that spill does not take away.
+//! which that spill does not take away. **D4** A row whose id has a tomb stays in memory, whatever the file has: it came to be again.
 
 use crate::Error;
 use crate::space::Space;
@@ -118,6 +118,20 @@ impl Space {
         self.tombs.ids.lock().range(low..=last).map(|(&id, _)| id).collect()
     }
 
+    /// How many there are in a range, and their bytes.
+    pub fn tombs_of(&self, low: u64, last: u64) -> (u64, u64) {
+        if self.tombs.len.load(SeqCst) == 0 {
+            return (0, 0);
+        }
+        let n = self.tombs.ids.lock().range(low..=last).count() as u64;
+        (n, n * TOMB_BYTES)
+    }
+
+    /// Whether what lies below of `id` is dead.
+    pub fn is_buried(&self, id: u64) -> bool {
+        self.tombs.holds(id)
+    }
+
     /// What lies below of `id` is dead: recovery.
     pub fn bury(&self, id: u64) {
         if id < self.cold_end() {
@@ -181,17 +195,20 @@ impl Space {
         read.get_batch(ids, rows, found);
     }
 
-    /// Whether a row that lies below the line, and is not among the spill's ids, goes into the new file.
-    pub fn spill_keeps(&self, id: u64) -> bool {
-        !self.tombs.holds(id)
+    /// `Below` answers with the new file, which lacks what the spill's tombs say is dead: they go.
+    pub fn unbury(&self, spill: &Spill) {
+        self.tombs.remove(spill.low, spill.last, spill.epoch);
     }
 
-    /// `Below` answers with the new file: rows that are in memory as they are in the file need not stay. `rows`: some of the file's.
+    /// After [`Space::unbury`]: rows that are in memory as they are in the file need not stay. `rows`: some of the file's.
     pub fn drop_spilled(&self, ids: &[u64], rows: &[i64], width: usize) -> usize {
         let mut dropped = 0;
         let shape = self.shape.load_full();
         for (&id, row) in ids.iter().zip(rows.chunks(width.max(1))) {
             let written = self.ring.write(id, hash_of(id), |entry| {
+                if self.tombs.holds(id) {
+                    return false;
+                }
                 for table in [entry.drains().map(rolling::Slot::table), Some(entry.table())].into_iter().flatten() {
                     let Some(at) = table.locate(id) else { continue };
                     let now = table.row(at, id);
@@ -208,9 +225,8 @@ impl Space {
         dropped
     }
 
-    /// The spill is over: its tombs go, and its tables give back the memory that they do not need any more.
+    /// The spill is over: its tables give back the memory that they do not need any more.
     pub fn end_spill(&self, spill: &Spill) -> Result<(), Error> {
-        self.tombs.remove(spill.low, spill.last, spill.epoch);
         self.shrink(spill.low, spill.last)
     }
 }

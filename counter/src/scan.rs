@@ -7,12 +7,12 @@ use crate::space::Space;
 use crate::table::Table;
 
 /// A cursor has so many bits: 32 for the bucket, the others for the table.
-const CURSOR_BITS: u32 = 56;
+const CURSOR_BITS: u32 = 55;
 const BUCKET_BITS: u32 = 32;
 /// Buckets that one call looks at for each row that it is to give, at most.
 const BUCKETS_PER_ROW: u64 = 16;
 
-/// 24 bits, never 0.
+/// 23 bits, never 0.
 fn name_of(table: &Table) -> u64 {
     let (low, last) = table.span();
     let mixed = crate::table::hash_of(low ^ last.rotate_left(17) ^ table.buckets().rotate_left(40));
@@ -20,7 +20,7 @@ fn name_of(table: &Table) -> u64 {
 }
 
 impl Space {
-    /// Hands the ids of about `most` rows to `f`, and gives the cursor for the next call: below 2^56, 0 at the end. 0 begins.
+    /// Hands the ids of about `most` rows to `f`, and gives the cursor for the next call: below 2^55, 0 at the end. 0 begins.
     pub fn scan(&self, cursor: u64, most: u64, mut f: impl FnMut(u64)) -> u64 {
         let shape = self.shape.load_full();
         let width = shape.schema.width();

@@ -16,16 +16,20 @@
 //!
 //! What cannot be read is an error of the commands that ask for it: [`take_failures`]; it is never taken for a row that does not exist.
 
+mod again;
 mod files;
 mod reads;
 mod spill;
 
+pub(crate) use again::Again;
 pub(crate) use files::ColdSpace;
 pub(crate) use reads::{Fetching, Pins};
-pub(crate) use spill::{overlay, run, spill_oldest};
+pub(crate) use spill::{Ground, keep_within, overlay, run, spill_oldest};
 
-use quick_cache::sync::Cache;
+use quick_cache::sync::{Cache, DefaultLifecycle};
+use quick_cache::{DefaultHashBuilder, OptionsBuilder};
 use reads::Reads;
+use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -33,20 +37,26 @@ use std::time::Duration;
 
 /// A row's name: its file's identity, and its id.
 pub(crate) type Key = (u64, u64);
+/// Values of a row; those of a usual one take no memory of their own, so that the cache's bytes can be counted.
+pub(crate) type Values = SmallVec<[i64; INLINE]>;
 /// What a file says of an id: its values, or that there is no such row.
-pub(crate) type Row = Option<Arc<[i64]>>;
+pub(crate) type Row = Option<Values>;
 /// A row that was read, or why not.
 pub(crate) type Read = Result<Row, Arc<str>>;
 
 #[derive(Clone)]
 struct Weight;
 
-/// What a cached row is counted as beside its values: key, pointers, counts, and its share of the cache's table.
-const ROW_BYTES: u64 = 88;
+const INLINE: usize = 4;
+/// What a cached row is counted as: its place in the cache, with the share of places that only remember what was there, and of the table.
+const ROW_BYTES: u64 = 128;
+/// Places that remember rows that went, so that those that come back are kept longer: per row that is there.
+const GHOSTS: f64 = 0.2;
 
 impl quick_cache::Weighter<Key, Row> for Weight {
     fn weight(&self, _: &Key, row: &Row) -> u64 {
-        ROW_BYTES + row.as_ref().map_or(0, |values| 8 * values.len() as u64)
+        let apart = row.as_ref().filter(|values| values.spilled());
+        ROW_BYTES + apart.map_or(0, |values| 8 * values.capacity() as u64 + 16)
     }
 }
 
@@ -109,9 +119,13 @@ pub(crate) struct Cold {
 impl Cold {
     /// Threads start with the first read.
     pub(crate) fn new(cache_bytes: u64, threads: usize) -> Arc<Cold> {
-        let items = (cache_bytes / (ROW_BYTES + 32)).max(16) as usize;
+        let items = (cache_bytes / ROW_BYTES).max(16) as usize;
+        let mut options = OptionsBuilder::new();
+        options.estimated_items_capacity(items).weight_capacity(cache_bytes).ghost_allocation(GHOSTS);
+        // Only a missing number is an error.
+        let options = options.build().expect("both capacities are given");
         Arc::new(Cold {
-            cache: Cache::with_weighter(items, cache_bytes, Weight),
+            cache: Cache::with_options(options, Weight, DefaultHashBuilder::default(), DefaultLifecycle::default()),
             reads: Reads::new(threads),
             figures: Figures::default(),
             trouble: parking_lot::Mutex::default(),
@@ -162,6 +176,15 @@ pub(crate) fn unpin() -> Pins {
 /// Ids that this thread could not read since the last call, and why.
 pub(crate) fn take_failures() -> Vec<(u64, Arc<str>)> {
     FAILED.take()
+}
+
+/// Why this id could not be read since the last call, if it could not; then that is told.
+pub(crate) fn take_failure(id: u64) -> Option<Arc<str>> {
+    FAILED.with_borrow_mut(|failed| {
+        let why = failed.iter().find(|failure| failure.0 == id).map(|failure| failure.1.clone());
+        failed.retain(|failure| failure.0 != id);
+        why
+    })
 }
 
 /// Runs `ask`, which asks for rows. An error if one of them could not be read: then what it gave says nothing. The caller answers for that, so

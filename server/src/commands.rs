@@ -730,8 +730,22 @@ fn readable(node: &Node) -> Outcome {
     }
     match crate::cold::take_failures().first() {
         None => Ok(()),
-        Some((id, why)) => Err(refuse!("ERR the row of {id} cannot be read: {why}")),
+        Some((id, why)) => Err(unreadable(*id, why)),
     }
+}
+
+/// Whether this row, among those that the command has asked for, could be read. If not, that is for its place in the reply.
+#[inline]
+fn row_readable(node: &Node, id: u64) -> Outcome {
+    if !node.engines.get().is_some_and(Engines::has_cold) {
+        return Ok(());
+    }
+    crate::cold::take_failure(id).map_or(Ok(()), |why| Err(unreadable(id, &why)))
+}
+
+#[cold]
+fn unreadable(id: u64, why: &str) -> Refusal {
+    refuse!("ERR the row of {id} cannot be read: {why}")
 }
 
 /// Checks the number of arguments and steps down to the subcommand; gives its number, too, or 0 if there is none.

@@ -11,6 +11,7 @@
 //! room, but nobody was told that it was safe.
 
 use crate::catalogue::{Catalogue, Mismatch};
+use crate::cold::{self, Again, Ground};
 use crate::config::{Config, Fsync};
 use crate::engines::{BuildError, Engines};
 use crate::marks::{Mark, Marked, MarkedMember, told};
@@ -463,7 +464,9 @@ pub(crate) fn recover(
         engines.lift_limits();
         Ok(())
     };
-    if let Some(catalogue) = snapshot::read_catalogue(&store)? {
+    let snapshot = snapshot::read_catalogue(&store)?;
+    let is_first = snapshot.is_none();
+    if let Some(catalogue) = snapshot {
         known = catalogue?;
         learn(&mut engines, &known)?;
         let rows = snapshot::load(&store, config, &mut engines, parts, &progress)?;
@@ -473,9 +476,12 @@ pub(crate) fn recover(
     let mut apply = |record: &Record<'_>| -> Result<(), String> {
         if record.kind == RecordKind::Catalogue as u8 {
             known = Catalogue::decode(record.payload).map_err(|e| e.to_string())?;
-            return learn(&mut engines, &known).map_err(|error| failed.insert(error).to_string());
+            learn(&mut engines, &known).map_err(|error| failed.insert(error).to_string())?;
+            return if is_first { snapshot::lay_out(&engines).map_err(|e| e.to_string()) } else { Ok(()) };
         }
-        apply_record(&engines, parts, record.space, record.kind, record.payload)
+        apply_record(&engines, parts, record.space, record.kind, record.payload)?;
+        cold::keep_within(&Ground { store: &store, durability, is_logged: true }, &engines, config);
+        Ok(())
     };
     let replayed = if follows {
         let mut each = |head: &store::BatchHead, body: &[u8]| {
@@ -548,6 +554,7 @@ pub(crate) fn apply_record(
                 ids.push(id);
                 Ok(())
             })?;
+            let mut again = Again::new(space);
             let mut ahead = ids.chunks(PREFETCHED);
             let mut at = 0;
             read_rows(payload, |id, values| {
@@ -555,6 +562,11 @@ pub(crate) fn apply_record(
                     space.read().prefetch(ahead.next().unwrap_or_default());
                 }
                 at += 1;
+                if let (Some(again), Some(values)) = (&mut again, values)
+                    && again.is_there(&ids[at - 1..], values)
+                {
+                    return Ok(());
+                }
                 space.put(id, values).map_err(|e| e.to_string())
             })?;
             parts.touch_all(ids.iter().map(|&id| (number, id)));

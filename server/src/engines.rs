@@ -56,6 +56,13 @@ impl CounterSpace {
         self.spills
     }
 
+    /// Rows in memory and on the disk. Of those that have been changed since they went to the disk, and new ones among them, it is
+    /// not known which are which before they are merged: they are counted as there were none new.
+    pub(crate) fn all_rows(&self) -> u64 {
+        let changed = crate::cold::overlay(self).0;
+        (self.space.rows() + self.cold.rows()).saturating_sub(changed + self.space.tombs().0)
+    }
+
     /// Its rows on the disk.
     pub(crate) fn cold(&self) -> &Arc<ColdSpace> {
         &self.cold

@@ -452,11 +452,44 @@ fn loader<'a>(store: &Store, space: &'a CounterSpace) -> store::Result<counter::
         return Err(store::Error::Corrupt { path, offset: 0, what: "files of rows that overlap".to_owned() });
     }
     // The files of ranges that were spilled since are gone.
-    let gap = |w: &[LoadRange]| LoadRange { low: w[0].last.saturating_add(1), last: w[1].low - 1, rows: 0 };
-    let gaps: Vec<LoadRange> = ranges.windows(2).map(gap).filter(|gap| gap.low <= gap.last).collect();
-    ranges.extend(gaps);
-    ranges.sort_unstable();
-    space.loader(&head, &ranges).map_err(|e| store::Error::Corrupt { path, offset: 0, what: e.to_string() })
+    let files = space.cold().files();
+    space.loader(&head, &filled_up(&ranges, files.lows())).map_err(|e| store::Error::Corrupt {
+        path,
+        offset: 0,
+        what: e.to_string(),
+    })
+}
+
+/// The ranges, which rise, and what lies between them, cut where a cold file begins: a table that covers several files would be merged with
+/// all of them.
+fn filled_up(ranges: &[LoadRange], lows: impl Iterator<Item = u64>) -> Vec<LoadRange> {
+    let covered = |low: u64| ranges.iter().any(|range| range.low <= low && low <= range.last);
+    let after = ranges.iter().filter_map(|range| range.last.checked_add(1));
+    let begin = (!ranges.is_empty()).then_some(0);
+    let mut free: Vec<u64> = begin.into_iter().chain(after).chain(lows).filter(|&low| !covered(low)).collect();
+    free.sort_unstable();
+    free.dedup();
+    let mut all = ranges.to_vec();
+    for (i, &low) in free.iter().enumerate() {
+        let ends = [free.get(i + 1).copied(), ranges.iter().map(|range| range.low).find(|&next| next > low)];
+        let last = ends.into_iter().flatten().min().map_or(u64::MAX, |next| next - 1);
+        all.push(LoadRange { low, last, rows: 0 });
+    }
+    all.sort_unstable();
+    all
+}
+
+/// Gives an empty space that has cold files a table for each of them, and one for what comes behind: as after a snapshot.
+pub(crate) fn lay_out(engines: &Engines) -> Result<(), counter::Error> {
+    for space in engines.counters().iter().filter(|space| space.rows() == 0 && space.ranges().len() == 1) {
+        let files = space.cold().files();
+        let end = [space.cold_end()];
+        let lows: Vec<u64> = [0].into_iter().chain(files.lows()).chain(end).collect();
+        if !files.all().is_empty() {
+            space.loader(&[], &filled_up(&[], lows.into_iter()))?.install()?;
+        }
+    }
+    Ok(())
 }
 
 /// Reads the snapshot into empty engines, on all cores.

@@ -1,6 +1,6 @@
 //! The cold files of one space, by their ranges: one search finds the block that may hold a row.
 
-use super::{Cold, Fetching, Key, PINS, Read, note_failed};
+use super::{Cold, Fetching, Key, PINS, Read, Values, note_failed};
 use crate::engines::CounterSpace;
 use crate::records::RecordKind;
 use arc_swap::ArcSwap;
@@ -32,11 +32,16 @@ impl Files {
         Files(files)
     }
 
+    /// Where each begins.
+    pub(crate) fn lows(&self) -> impl Iterator<Item = u64> {
+        self.0.iter().map(|file| file.entry().tag.low)
+    }
+
     pub(crate) fn all(&self) -> &[Arc<ColdFile>] {
         &self.0
     }
 
-    fn find(&self, id: u64) -> Option<Place<'_>> {
+    pub(super) fn find(&self, id: u64) -> Option<Place<'_>> {
         let above = self.0.partition_point(|file| file.entry().tag.low <= id);
         let file = &self.0[above.checked_sub(1)?];
         file.block_of(id).map(|block| Place { file, block })
@@ -99,6 +104,42 @@ impl ColdSpace {
         self.files.load().0.iter().map(|file| file.head().rows).sum()
     }
 
+    /// Hands the ids of rows on the disk from `from` on to `f`, of at least `most` rows; gives where to go on, `None` at the end. Rows that
+    /// were deleted since are left out. Reads the disk in place.
+    pub(crate) fn scan(
+        &self,
+        space: &counter::Space,
+        from: u64,
+        most: u64,
+        f: &mut impl FnMut(u64),
+    ) -> store::Result<Option<u64>> {
+        let files = self.files();
+        let (mut next, mut given) = (from, 0);
+        let (mut ids, mut values, mut buffer) = (Vec::new(), Vec::new(), [0; BLOCK_BYTES]);
+        let after = files.0.partition_point(|file| file.head().last < from);
+        for file in &files.0[after..] {
+            while next <= file.head().last {
+                if given >= most {
+                    return Ok(Some(next));
+                }
+                let number = file.block_of(next.max(file.head().first)).unwrap_or(0);
+                ids.clear();
+                values.clear();
+                let block = file.read(number, &mut buffer)?;
+                block.append_to(&mut ids, &mut values).map_err(|what| file.corrupt(number, what))?;
+                for &id in ids.iter().filter(|&&id| id >= next && !space.is_buried(id)) {
+                    given += 1;
+                    f(id);
+                }
+                // The next block's lowest id is above all of these. Between two blocks there may be ids without a row.
+                let last = ids.last().copied().unwrap_or(next).max(next);
+                let Some(above) = last.checked_add(1) else { return Ok(None) };
+                next = file.block_start(number + 1).unwrap_or(above).max(above);
+            }
+        }
+        Ok(None)
+    }
+
     /// Notes what must be read for `id`, which is not in memory, before a command can run; nothing if it is at hand.
     pub(crate) fn ask(&self, id: u64, fetching: &mut Fetching) {
         let files = self.files.load();
@@ -122,8 +163,8 @@ impl ColdSpace {
         let started = Instant::now();
         let mut buffer = [0; BLOCK_BYTES];
         let read = place.file.read(place.block, &mut buffer).map(|block| {
-            let mut values = vec![0; place.file.head().columns];
-            block.get(id, &mut values).then(|| Arc::from(values))
+            let mut values = Values::from_elem(0, place.file.head().columns);
+            block.get(id, &mut values).then_some(values)
         });
         self.shared.figures.note_read(started.elapsed());
         self.shared.figures.reads_in_place.fetch_add(1, Relaxed);

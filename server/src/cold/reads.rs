@@ -1,6 +1,6 @@
 //! Reading cold rows for a turn: one job per block, on threads of their own, all of them at the same time.
 
-use super::{Cold, Key, PINS, Read};
+use super::{Cold, Key, PINS, Read, Values};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -110,12 +110,13 @@ impl Job {
         let identity = self.file.head().identity;
         match self.file.read(self.block, &mut buffer) {
             Ok(block) => {
-                for &id in &self.ids {
-                    let mut values = vec![0; self.file.head().columns];
-                    let row: super::Row = block.get(id, &mut values).then(|| Arc::from(values));
+                let mut rows = Vec::with_capacity(self.ids.len());
+                block.get_all(&self.ids, |id, values| {
+                    let row: super::Row = values.map(Values::from_slice);
                     cold.cache.insert((identity, id), row.clone());
-                    self.turn.pins.lock().insert((identity, id), Ok(row));
-                }
+                    rows.push(((identity, id), Ok(row)));
+                });
+                self.turn.pins.lock().extend(rows);
             }
             Err(error) => {
                 cold.note_failure(&error);

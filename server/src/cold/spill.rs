@@ -14,9 +14,12 @@
 //! its own, as its snapshots are. Writes go on all the time; those that come after the walk stay in memory, as the file's overlay.
 
 use super::files::Files;
-use crate::engines::CounterSpace;
+use crate::config::Config;
+use crate::durability::Durability;
+use crate::engines::{CounterSpace, Engines};
 use crate::node::{Host, Node};
 use crate::records::RecordKind;
+use counter::RangeStats;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -36,6 +39,9 @@ const LEAST_PART: u64 = 64;
 
 /// Changed cold rows are merged when they take so much (one part in so many) of the limit.
 const OVERLAY: u64 = 16;
+/// A file is small if it has less than so many parts of a table's rows; so many neighbours become one.
+const SMALL: u64 = 4;
+const NEIGHBOURS: usize = 4;
 
 /// The rows of some files in order, one by one.
 struct OldRows {
@@ -145,124 +151,208 @@ pub(crate) struct Spilled {
     pub(crate) bytes: u64,
 }
 
-/// Spills the rows of `low..=last`, together with the files that are there. `rate`: bytes per second.
-fn spill(node: &Node, space: &CounterSpace, low: u64, last: u64, rate: u64) -> store::Result<Spilled> {
-    // A snapshot must not carry over the file of a range that is spilled meanwhile.
-    let _alone = node.snapshots.alone.lock();
-    let store = &*node.store;
-    let cold = space.cold();
-    let figures = &cold.shared().figures;
-    let files = cold.files();
-    let (low, last, old) = files.cover(low, last);
-    let spill = space.begin_spill(low, last);
-
-    let most = space.rows_per_table().saturating_mul(2);
-    let tag = Tag { space: space.number(), kind: RecordKind::Rows as u32, low, high: last, stamp: 0 };
-    let (started, width) = (Instant::now(), spill.width);
-    let mut out = Output { store, tag, width, most, rate, started, bytes: 0, writer: None, entries: Vec::new() };
-    let mut before = OldRows::new(old.clone())?;
-    let (mut rows, mut found) = (Vec::new(), Vec::new());
-    for ids in spill.ids.chunks(CHUNK_ROWS) {
-        rows.clear();
-        found.clear();
-        space.spill_rows(ids, &mut rows, &mut found);
-        let width_now = rows.len() / ids.len();
-        for (i, &id) in ids.iter().enumerate() {
-            while let Some((older, row)) = before.peek().filter(|row| row.0 <= id) {
-                if older < id && space.spill_keeps(older) {
-                    out.push(older, row)?;
-                }
-                before.skip()?;
-            }
-            if found[i] {
-                // A field that was added meanwhile stays in memory.
-                out.push(id, &rows[i * width_now..][..width.min(width_now)])?;
-            }
-        }
-    }
-    while let Some((older, row)) = before.peek() {
-        if space.spill_keeps(older) {
-            out.push(older, row)?;
-        }
-        before.skip()?;
-    }
-    let entries = out.finish()?;
-    let fresh = entries.iter().map(|entry| store.open_cold(entry).map(Arc::new)).collect::<store::Result<Vec<_>>>()?;
-
-    node.durability.flush()?;
-    let is_replaced = |file: &&FileEntry| match file.role {
-        Role::Cold => old.iter().any(|old| old.entry().name == file.name),
-        Role::Snapshot => {
-            let (ours, theirs) = (&tag, &file.tag);
-            (theirs.space, theirs.kind) == (ours.space, ours.kind) && low <= theirs.low && theirs.high <= last
-        }
-    };
-    let replaced: Vec<String> = store.manifest().files.iter().filter(is_replaced).map(|f| f.name.clone()).collect();
-    node.durability.parts.forget_range(space.number(), low, last);
-    store.replace_files(entries.clone(), &replaced)?;
-
-    let kept = files.all().iter().filter(|file| !old.iter().any(|old| Arc::ptr_eq(old, file)));
-    cold.set_files(Files::new(kept.chain(&fresh).cloned().collect()));
-    // What a replica still fetches goes with a later snapshot.
-    let unpinned = old.iter().filter(|file| !store.is_pinned(&file.entry().name));
-    unpinned.for_each(|file| file.retire(store.disk().clone()));
-
-    let mut spilled = Spilled::default();
-    let (mut ids, mut values) = (Vec::new(), Vec::new());
-    for file in &fresh {
-        let mut walk = file.rows();
-        while walk.next(&mut ids, &mut values)? {
-            spilled.left += space.drop_spilled(&ids, &values, width) as u64;
-        }
-        spilled.rows += file.head().rows;
-        spilled.bytes += file.entry().bytes;
-    }
-    if let Err(error) = space.end_spill(&spill) {
-        // Memory stays taken a while longer.
-        tracing::warn!("space '{}': tables of spilled rows cannot be made smaller yet: {error}", space.name());
-    }
-    figures.written_bytes.fetch_add(spilled.bytes, Relaxed);
-    figures.spilled_rows.fetch_add(spilled.left, Relaxed);
-    if old.is_empty() { &figures.spilled_tables } else { &figures.merges }.fetch_add(1, Relaxed);
-    tracing::debug!("space '{}': {low} to {last}: {spilled:?} in {:.1?}", space.name(), started.elapsed());
-    Ok(spilled)
+/// Where a spill happens.
+pub(crate) struct Ground<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) durability: &'a Durability,
+    /// All that is in memory comes from the log: recovery.
+    pub(crate) is_logged: bool,
 }
 
-/// Spills the oldest table that is worth it; `None` if none is. With `any`: however small it is.
-pub(crate) fn spill_oldest(node: &Node, space: &CounterSpace, any: bool) -> store::Result<Option<Spilled>> {
-    let least = LEAST_BYTES.min(space.memory_limit_bytes() / LEAST_PART);
-    let ranges = space.ranges();
-    let oldest = ranges.iter().find(|range| range.last < u64::MAX && range.rows > 0 && (any || range.bytes > least));
-    oldest.map(|range| spill(node, space, range.low, range.last, 0)).transpose()
+impl<'a> Ground<'a> {
+    fn of(node: &'a Node) -> Ground<'a> {
+        Ground { store: &node.store, durability: &node.durability, is_logged: false }
+    }
+
+    /// Spills the rows of `low..=last`, together with the files that are there. `rate`: bytes per second. Nobody else may write files.
+    fn spill(&self, space: &CounterSpace, low: u64, last: u64, rate: u64) -> store::Result<Spilled> {
+        let Ground { store, durability, is_logged } = *self;
+        let cold = space.cold();
+        let figures = &cold.shared().figures;
+        let files = cold.files();
+        let (low, last, old) = files.cover(low, last);
+        let spill = space.begin_spill(low, last);
+
+        let most = space.rows_per_table().saturating_mul(2);
+        let tag = Tag { space: space.number(), kind: RecordKind::Rows as u32, low, high: last, stamp: 0 };
+        let (started, width) = (Instant::now(), spill.width);
+        let mut out = Output { store, tag, width, most, rate, started, bytes: 0, writer: None, entries: Vec::new() };
+        let mut before = OldRows::new(old.clone())?;
+        let (mut rows, mut found) = (Vec::new(), Vec::new());
+        for ids in spill.ids.chunks(CHUNK_ROWS) {
+            rows.clear();
+            found.clear();
+            space.spill_rows(ids, &mut rows, &mut found);
+            let width_now = rows.len() / ids.len();
+            for (i, &id) in ids.iter().enumerate() {
+                while let Some((older, row)) = before.peek().filter(|row| row.0 <= id) {
+                    if older < id && !space.is_buried(older) {
+                        out.push(older, row)?;
+                    }
+                    before.skip()?;
+                }
+                if found[i] {
+                    // A field that was added meanwhile stays in memory.
+                    out.push(id, &rows[i * width_now..][..width.min(width_now)])?;
+                }
+            }
+        }
+        while let Some((older, row)) = before.peek() {
+            if !space.is_buried(older) {
+                out.push(older, row)?;
+            }
+            before.skip()?;
+        }
+        let entries = out.finish()?;
+        let fresh =
+            entries.iter().map(|entry| store.open_cold(entry).map(Arc::new)).collect::<store::Result<Vec<_>>>()?;
+
+        if !is_logged {
+            durability.flush()?;
+        }
+        let is_replaced = |file: &&FileEntry| match file.role {
+            Role::Cold => old.iter().any(|old| old.entry().name == file.name),
+            Role::Snapshot => {
+                let (ours, theirs) = (&tag, &file.tag);
+                (theirs.space, theirs.kind) == (ours.space, ours.kind) && low <= theirs.low && theirs.high <= last
+            }
+        };
+        let replaced: Vec<String> = store.manifest().files.iter().filter(is_replaced).map(|f| f.name.clone()).collect();
+        durability.parts.forget_range(space.number(), low, last);
+        store.replace_files(entries.clone(), &replaced)?;
+
+        let kept = files.all().iter().filter(|file| !old.iter().any(|old| Arc::ptr_eq(old, file)));
+        cold.set_files(Files::new(kept.chain(&fresh).cloned().collect()));
+        // What a replica still fetches goes with a later snapshot.
+        let unpinned = old.iter().filter(|file| !store.is_pinned(&file.entry().name));
+        unpinned.for_each(|file| file.retire(store.disk().clone()));
+
+        space.unbury(&spill);
+        let mut spilled = Spilled::default();
+        let (mut ids, mut values) = (Vec::new(), Vec::new());
+        for file in &fresh {
+            let mut walk = file.rows();
+            while walk.next(&mut ids, &mut values)? {
+                spilled.left += space.drop_spilled(&ids, &values, width) as u64;
+            }
+            spilled.rows += file.head().rows;
+            spilled.bytes += file.entry().bytes;
+        }
+        if let Err(error) = space.end_spill(&spill) {
+            // Memory stays taken a while longer.
+            tracing::warn!("space '{}': tables of spilled rows cannot be made smaller yet: {error}", space.name());
+        }
+        figures.written_bytes.fetch_add(spilled.bytes, Relaxed);
+        figures.spilled_rows.fetch_add(spilled.left, Relaxed);
+        if old.is_empty() { &figures.spilled_tables } else { &figures.merges }.fetch_add(1, Relaxed);
+        tracing::debug!("space '{}': {low} to {last}: {spilled:?} in {:.1?}", space.name(), started.elapsed());
+        Ok(spilled)
+    }
 }
 
 /// Rows in memory of ranges that have been spilled, and the bytes of their tables: what merging will take away.
 pub(crate) fn overlay(space: &CounterSpace) -> (u64, u64) {
     let end = space.cold_end();
-    let below = |range: &&counter::RangeStats| range.last < end;
-    space.ranges().iter().filter(below).fold((0, 0), |sum, range| (sum.0 + range.rows, sum.1 + range.bytes))
+    let changed = |range: &&RangeStats| range.last < end && range.rows > 0;
+    space.ranges().iter().filter(changed).fold((0, 0), |sum, range| (sum.0 + range.rows, sum.1 + range.bytes))
+}
+
+/// The spilled range of which changes take most memory, and how much they take.
+fn most_changed(space: &CounterSpace) -> Option<(RangeStats, u64)> {
+    let end = space.cold_end();
+    let weighed = space.ranges().into_iter().filter(|range| range.last < end).map(|range| {
+        let rows = if range.rows > 0 { range.bytes } else { 0 };
+        (range, rows + space.tombs_of(range.low, range.last).1)
+    });
+    weighed.filter(|range| range.1 > 0).max_by_key(|range| range.1)
+}
+
+/// Spills the oldest range of which anything is in memory; `None` if there is none.
+pub(crate) fn spill_oldest(node: &Node, space: &CounterSpace) -> store::Result<Option<Spilled>> {
+    let _alone = node.snapshots.alone.lock();
+    let is_worth = |range: &&RangeStats| range.rows > 0 || space.tombs_of(range.low, range.last).0 > 0;
+    let oldest = space.ranges().into_iter().find(|range| range.last < u64::MAX && is_worth(&range));
+    oldest.map(|range| Ground::of(node).spill(space, range.low, range.last, 0)).transpose()
+}
+
+/// Makes room: spills the oldest table that has not been spilled, or merges where changes take more than that; `None` if there is neither.
+fn make_room(ground: &Ground<'_>, space: &CounterSpace, limit: u64) -> store::Result<Option<Spilled>> {
+    let (end, least) = (space.cold_end(), LEAST_BYTES.min(limit / LEAST_PART));
+    let is_fresh =
+        |range: &RangeStats| range.last >= end && range.last < u64::MAX && range.bytes > least && range.rows > 0;
+    let fresh = space.ranges().into_iter().find(is_fresh);
+    let changed = most_changed(space).filter(|changed| fresh.is_none_or(|fresh| changed.1 > fresh.bytes));
+    let range = changed.map(|changed| changed.0).or(fresh);
+    range.map(|range| ground.spill(space, range.low, range.last, 0)).transpose()
+}
+
+/// Keeps the spaces within their limits while they are filled from the log.
+pub(crate) fn keep_within(ground: &Ground<'_>, engines: &Engines, config: &Config) {
+    for space in engines.counters().iter().filter(|space| space.spills()) {
+        let Some(made) = config.counter.iter().find(|made| made.name == space.name()) else { continue };
+        let limit = made.memory_limit_bytes;
+        while space.memory_bytes() > limit - limit / SPARE {
+            match make_room(ground, space, limit) {
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(error) => {
+                    // It takes more memory than it should, and will spill when it serves.
+                    tracing::warn!("space '{}' cannot spill while it is loaded: {error}", space.name());
+                    return;
+                }
+            }
+        }
+    }
 }
 
 /// Merges what was changed of cold rows, where most of it is, once it takes too much of the memory. Whether there was anything to do.
 fn merge_most_changed(node: &Node, space: &CounterSpace) -> store::Result<bool> {
-    let limit = space.memory_limit_bytes();
-    let (rows, bytes) = overlay(space);
-    let dead = space.tombs().1;
-    if rows == 0 || !space.spills() || bytes + dead < limit / OVERLAY {
+    let waiting = overlay(space).1 + space.tombs().1;
+    if waiting < space.memory_limit_bytes() / OVERLAY {
         return Ok(false);
     }
-    let end = space.cold_end();
-    let ranges = space.ranges();
-    let most = ranges.iter().filter(|range| range.last < end).max_by_key(|range| range.bytes);
-    let Some(range) = most.filter(|range| range.bytes > LEAST_BYTES.min(limit / LEAST_PART)) else { return Ok(false) };
-    spill(node, space, range.low, range.last, node.config().spill.merge_bytes_per_s)?;
+    let Some((range, _)) = most_changed(space) else { return Ok(false) };
+    let _alone = node.snapshots.alone.lock();
+    Ground::of(node).spill(space, range.low, range.last, node.config().spill.merge_bytes_per_s)?;
     Ok(true)
+}
+
+/// Makes one file of neighbours that are small: a file costs a descriptor, and a step of each search. Whether there were any.
+fn merge_neighbours(node: &Node, space: &CounterSpace) -> store::Result<bool> {
+    let files = space.cold().files();
+    let Some((low, last)) = small_neighbours(files.all(), space.rows_per_table()) else { return Ok(false) };
+    let _alone = node.snapshots.alone.lock();
+    Ground::of(node).spill(space, low, last, node.config().spill.merge_bytes_per_s)?;
+    Ok(true)
+}
+
+/// The range of some neighbours of which each is small, and all together not large.
+fn small_neighbours(files: &[Arc<ColdFile>], most: u64) -> Option<(u64, u64)> {
+    let is_small = |file: &Arc<ColdFile>| file.head().rows <= most / SMALL;
+    files.chunk_by(|a, b| is_small(a) && is_small(b)).filter(|run| run.len() >= NEIGHBOURS).find_map(|run| {
+        let mut sum = 0;
+        let fits = |file: &&Arc<ColdFile>| {
+            sum += file.head().rows;
+            sum <= most
+        };
+        let n = run.iter().take_while(fits).count();
+        (n >= NEIGHBOURS).then(|| (run[0].entry().tag.low, run[n - 1].entry().tag.high))
+    })
 }
 
 /// Whether a space has used up so much of its memory that it is to spill.
 fn is_short(space: &CounterSpace) -> bool {
     let limit = space.memory_limit_bytes();
     space.spills() && space.memory_bytes() > limit - limit / SPARE
+}
+
+/// Does for a space what is most urgent; whether there was anything. `None`: memory is short, and nothing can be done about it.
+fn look_after(node: &Node, space: &CounterSpace) -> store::Result<Option<bool>> {
+    if is_short(space) {
+        let _alone = node.snapshots.alone.lock();
+        return Ok(make_room(&Ground::of(node), space, space.memory_limit_bytes())?.map(|_| true));
+    }
+    Ok(Some(space.spills() && (merge_most_changed(node, space)? || merge_neighbours(node, space)?)))
 }
 
 /// The spill thread.
@@ -275,17 +365,9 @@ pub(crate) fn run(host: &Host) {
         let Some(engines) = node.engines.get() else { continue };
         for space in engines.counters() {
             let trouble = &space.cold().shared().trouble;
-            let outcome = if is_short(space) {
-                spill_oldest(node, space, false)
-            } else {
-                match merge_most_changed(node, space) {
-                    Ok(false) => continue,
-                    Ok(true) => Ok(Some(Spilled::default())),
-                    Err(error) => Err(error),
-                }
-            };
-            match outcome {
-                Ok(Some(_)) => {
+            match look_after(node, space) {
+                Ok(Some(false)) => {}
+                Ok(Some(true)) => {
                     space.cold().stuck.store(false, Relaxed);
                     *trouble.lock() = None;
                     wait = Duration::ZERO;

@@ -88,9 +88,16 @@ fn get(call: &mut Call<'_>) -> Outcome {
     space.get_batch(ids, rows, found);
     let width = rows.len() / ids.len();
     call.reply.array(ids.len());
-    for (row, found) in rows.chunks_exact(width).zip(found.iter()) {
+    let mut refused: Vec<(u64, Refusal)> = Vec::new();
+    for ((row, found), &id) in rows.chunks_exact(width).zip(found.iter()).zip(ids.iter()) {
         if !found {
-            call.reply.null_array();
+            if let Err(refusal) = super::row_readable(call.node, id) {
+                refused.push((id, refusal));
+            }
+            match refused.iter().find(|refused| refused.0 == id) {
+                Some((_, refusal)) => call.reply.error(refusal.text()),
+                None => call.reply.null_array(),
+            }
             continue;
         }
         call.reply.array(schema.living().count());
@@ -164,9 +171,10 @@ fn mincrby(call: &mut Call<'_>) -> Outcome {
     call.reply.array(ids.len());
     for (&id, change) in ids.iter().zip(changes.iter()) {
         row.clear();
-        match call.node.engines.add(space, id, std::slice::from_ref(change), &bounds, row) {
+        let added = call.node.engines.add(space, id, std::slice::from_ref(change), &bounds, row);
+        match super::row_readable(call.node, id).and(added.map_err(Refusal::from)) {
             Ok(()) => call.reply.int(row.first().copied().unwrap_or(0)),
-            Err(error) => call.reply.error(Refusal::from(error).text()),
+            Err(refusal) => call.reply.error(refusal.text()),
         }
     }
     Ok(())

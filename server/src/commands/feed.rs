@@ -77,20 +77,37 @@ fn get(call: &mut Call<'_>) -> Outcome {
         return Err(call.wrong_arity());
     }
     engines.feed_get(view, &viewer, &call.scratch.ids, &mut call.scratch.page);
-    super::readable(call.node)?;
-    // The page is read: marking comes after what it shows. A mark that is refused (no memory) costs its own id's row only, a log that
-    // takes no changes costs none: its error stands behind the last row.
+    if binary {
+        super::readable(call.node)?;
+    }
+    // The page is read: marking comes after what it shows. A row that cannot be read, or a mark that is refused (no memory), costs its own
+    // id's row only; a log that takes no changes costs none: its error stands behind the last row.
     let mut refused: Vec<(usize, Refusal)> = Vec::new();
+    for (index, &id) in call.scratch.ids.iter().enumerate() {
+        // What is told of an id is told of it wherever it stands.
+        let told = refused.iter().find(|(at, _)| call.scratch.ids[*at] == id).map(|(_, refusal)| refusal.clone());
+        if let Some(refusal) = told.or_else(|| super::row_readable(call.node, id).err()) {
+            refused.push((index, refusal));
+        }
+    }
     if let Some(action) = mark {
         match call.admit_write() {
             Err(refusal) => refused.push((call.scratch.ids.len(), refusal)),
             Ok(()) => {
                 let Scratch { ids, row, .. } = call.scratch;
                 for (index, &id) in ids.iter().enumerate() {
+                    if refused.iter().any(|(at, _)| *at == index) {
+                        continue;
+                    }
                     if let Err(error) = engines.act(action, &viewer, id, row) {
                         refused.push((index, error.into()));
                     }
+                    if let Err(refusal) = super::row_readable(call.node, id) {
+                        refused.push((index, refusal));
+                    }
                 }
+                refused.sort_by_key(|(at, _)| *at);
+                refused.dedup_by_key(|(at, _)| *at);
             }
         }
     }
@@ -176,7 +193,8 @@ fn change(
     call.reply.array(call.scratch.ids.len());
     for index in 0..call.scratch.ids.len() {
         let id = call.scratch.ids[index];
-        match one(call, action, &viewer, id) {
+        let changed = one(call, action, &viewer, id);
+        match super::row_readable(call.node, id).and(changed) {
             Ok(change) => super::phantom::write_change(&mut call.reply, change),
             Err(refusal) => call.reply.error(refusal.text()),
         }

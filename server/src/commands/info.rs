@@ -234,7 +234,7 @@ fn cpu(_: &Node, out: &mut String) {
 
 fn keyspace(node: &Node, out: &mut String) {
     let Some(engines) = node.engines.get() else { return };
-    let rows: u64 = engines.counters().iter().map(|s| s.rows()).sum();
+    let rows: u64 = engines.counters().iter().map(|s| s.all_rows()).sum();
     if rows > 0 {
         let _ = write!(out, "db0:keys={rows},expires=0,avg_ttl=0\r\n");
     }

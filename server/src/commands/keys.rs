@@ -4,6 +4,7 @@ use super::weibo::NOBODY;
 use super::{ALL_KEYS, Call, NO_KEYS, ONE_KEY, Outcome, Refusal, Spec, flag, help_row, refuse};
 use crate::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef};
 use crate::glob;
+use crate::resp::Reply;
 use phantom::{Answer, Change};
 
 const fn spec(
@@ -49,8 +50,8 @@ pub(super) const TABLE: &[Spec] = &[
     spec("keys", 2, flag::READONLY | flag::NO_MULTI, NO_KEYS, "pattern",
         "The keys of rows that match, if they are at most 10000 in all spaces: else an error that says so. Pairs cannot be listed.", keys),
     spec("scan", -2, flag::READONLY, NO_KEYS, "cursor [MATCH pattern] [COUNT count] [TYPE type]",
-        "Some keys of rows, and the cursor for more; 0 begins and ends. A row that is there all the time comes at least once; rows in cold files \
-         do not. Pairs cannot be listed.", scan),
+        "Some keys of rows, and the cursor for more; 0 begins and ends. A row that is there all the time comes at least once, maybe twice. \
+         Pairs cannot be listed.", scan),
     spec("randomkey", 1, flag::READONLY, NO_KEYS, "", "The key of some row, nil if there is none.", randomkey),
     Spec {
         subcommands: &[
@@ -225,7 +226,7 @@ fn keys(call: &mut Call<'_>) -> Outcome {
     if pattern.len() > crate::channels::MAX_PATTERN {
         return Err(refuse!("ERR a pattern may have {} bytes", crate::channels::MAX_PATTERN));
     }
-    let rows: u64 = call.node.engines.counters().iter().map(|space| space.rows()).sum();
+    let rows: u64 = call.node.engines.counters().iter().map(|space| space.all_rows()).sum();
     if rows > MOST_KEYS {
         return Err(refuse!("ERR there are {rows} rows, too many to list at once: use SCAN"));
     }
@@ -233,9 +234,14 @@ fn keys(call: &mut Call<'_>) -> Outcome {
         let engines: &Engines = &node.engines;
         let mut found = std::collections::BTreeSet::new();
         for space in engines.counters() {
-            space.for_each(|id, _| {
-                found.extend(row_key(engines, space, id).filter(|key| glob::matches(&pattern, key, false)))
-            });
+            let mut take = |id| {
+                found.extend(row_key(engines, space, id).filter(|key| glob::matches(&pattern, key, false)));
+            };
+            space.for_each(|id, _| take(id));
+            let mut next = Some(0);
+            while let Some(from) = next {
+                next = space.cold().scan(space, from, MOST_KEYS, &mut take).map_err(disk)?;
+            }
         }
         reply.array(found.len());
         found.iter().for_each(|key| reply.bulk(key));
@@ -279,23 +285,68 @@ fn scan(call: &mut Call<'_>) -> Outcome {
             return Err(Refusal::SYNTAX);
         }
     }
-    let engines: &Engines = &call.node.engines;
+    let asked = Asked { pattern: pattern.map(<[u8]>::to_vec), most: most.unsigned_abs().min(MOST_KEYS), of_type };
+    if call.node.engines.has_cold() {
+        return call.answer_later(move |node, reply| scan_from(&node.engines, cursor, &asked, reply));
+    }
+    scan_from(&call.node.engines, cursor, &asked, &mut call.reply)
+}
+
+/// What a SCAN wants.
+struct Asked {
+    pattern: Option<Vec<u8>>,
+    most: u64,
+    /// Rows are of the type that is asked for.
+    of_type: bool,
+}
+
+fn disk(error: store::Error) -> Refusal {
+    refuse!("ERR {error}. {}", error.advice())
+}
+
+/// A space's cursor for rows on the disk has this bit, 4 bits that say by how many bits its id was shortened, and 51 bits of that id. So some
+/// rows come twice, and nothing need be remembered.
+const ON_DISK: u64 = 1 << 55;
+const ID_BITS: u32 = 51;
+
+fn disk_cursor(id: u64) -> u64 {
+    let shortened = (64 - id.leading_zeros()).saturating_sub(ID_BITS);
+    ON_DISK | u64::from(shortened) << ID_BITS | id >> shortened
+}
+
+fn disk_id(cursor: u64) -> u64 {
+    (cursor & ((1 << ID_BITS) - 1)) << (cursor >> ID_BITS & 0xf)
+}
+
+fn scan_from(engines: &Engines, cursor: u64, asked: &Asked, reply: &mut Reply<'_>) -> Outcome {
     let spaces = engines.counters();
     let (mut index, mut inner) = ((cursor & 0xff) as usize, cursor >> 8);
-    let mut left = most.unsigned_abs().min(MOST_KEYS);
+    let mut left = asked.most;
     let mut found: Vec<Vec<u8>> = Vec::new();
     while index < spaces.len() && left > 0 {
         let space = &spaces[index];
         let before = left;
-        inner = if of_type && engines.row_pattern(space).is_some() {
-            space.scan(inner, left, |id| {
-                left = left.saturating_sub(1);
-                found.extend(
-                    row_key(engines, space, id).filter(|key| pattern.is_none_or(|p| glob::matches(p, key, false))),
-                );
-            })
-        } else {
+        let wanted = left;
+        let mut take = |id| {
+            left = left.saturating_sub(1);
+            let matches = |key: &Vec<u8>| asked.pattern.as_ref().is_none_or(|p| glob::matches(p, key, false));
+            found.extend(row_key(engines, space, id).filter(matches));
+        };
+        inner = if !asked.of_type || engines.row_pattern(space).is_none() {
             0
+        } else if inner & ON_DISK == 0 {
+            // First what is in memory: rows leave it for the disk meanwhile.
+            match space.scan(inner, wanted, &mut take) {
+                0 if space.cold_end() > 0 => disk_cursor(0),
+                next => next,
+            }
+        } else {
+            let (from, mut next) = (inner, Some(disk_id(inner)));
+            // Until the cursor has moved.
+            while let Some(id) = next.filter(|&id| id == disk_id(from) || disk_cursor(id) == from) {
+                next = space.cold().scan(space, id, wanted, &mut take).map_err(disk)?;
+            }
+            next.map_or(0, disk_cursor)
         };
         // Empty buckets count, too: a call must end.
         left = left.min(before.saturating_sub(1));
@@ -304,9 +355,9 @@ fn scan(call: &mut Call<'_>) -> Outcome {
         }
     }
     let next = if index >= spaces.len() { 0 } else { inner << 8 | index as u64 };
-    call.reply.array(2);
-    call.reply.bulk(next.to_string().as_bytes());
-    call.reply.array(found.len());
-    found.iter().for_each(|key| call.reply.bulk(key));
+    reply.array(2);
+    reply.bulk(next.to_string().as_bytes());
+    reply.array(found.len());
+    found.iter().for_each(|key| reply.bulk(key));
     Ok(())
 }

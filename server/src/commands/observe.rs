@@ -250,7 +250,7 @@ fn memory_purge(call: &mut Call<'_>) -> Outcome {
 fn memory_stats(call: &mut Call<'_>) -> Outcome {
     let engines = &call.node.engines;
     let (resident, tables) = (super::info::resident_bytes(), engines.memory_bytes());
-    let keys: u64 = engines.counters().iter().map(|s| s.rows()).sum();
+    let keys: u64 = engines.counters().iter().map(|s| s.all_rows()).sum();
     let rows: u64 = engines.counters().iter().map(|s| s.memory_bytes()).sum();
     let all = [
         ("total.allocated", resident),

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 /// The text of an error reply, prefix included.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Refusal(Cow<'static, [u8]>);
 
 impl Refusal {

@@ -179,7 +179,7 @@ fn list(call: &mut Call<'_>) -> Outcome {
                 ("name", Value::Text(space.name().to_owned())),
                 ("kind", Value::Text("counter".to_owned())),
                 ("fields", Value::Text(space.schema().to_string())),
-                ("rows", Value::Count(space.rows())),
+                ("rows", Value::Count(space.all_rows())),
                 ("cold_rows", Value::Count(space.cold().rows())),
                 ("cold_files", count(space.cold().files().all().len())),
                 ("aside_rows", Value::Count(space.aside_rows())),
@@ -339,7 +339,7 @@ fn spill(call: &mut Call<'_>) -> Outcome {
         let space = counter_space(&node.engines, &name)?;
         let mut left = 0;
         for _ in 0..tables {
-            match crate::cold::spill_oldest(node, space, true) {
+            match crate::cold::spill_oldest(node, space) {
                 Ok(Some(spilled)) => left += spilled.left,
                 Ok(None) => break,
                 Err(error) => return Err(refuse!("ERR {error}. {}", error.advice())),

@@ -35,7 +35,7 @@ pub(super) const TABLE: &[Spec] = &[
 ];
 
 fn dbsize(call: &mut Call<'_>) -> Outcome {
-    let rows: u64 = call.node.engines.counters().iter().map(|s| s.rows()).sum();
+    let rows: u64 = call.node.engines.counters().iter().map(|s| s.all_rows()).sum();
     call.reply.int(i64::try_from(rows).unwrap_or(i64::MAX));
     Ok(())
 }

@@ -352,6 +352,34 @@ impl<'a> Block<'a> {
         true
     }
 
+    /// Looks for some ids, which rise, in one pass: `each` gets each of them, and its values if it is there.
+    pub fn get_all(&self, ids: &[u64], mut each: impl FnMut(u64, Option<&[i64]>)) {
+        let mut ids = ids.iter().copied().peekable();
+        let mut values = [0; MAX_COLUMNS];
+        let values = &mut values[..self.columns.len()];
+        let mut visit = |row: usize, at: u64| {
+            while let Some(absent) = ids.next_if(|&id| id < at) {
+                each(absent, None);
+            }
+            if let Some(id) = ids.next_if_eq(&at) {
+                for (run, value) in self.columns.iter().zip(&mut *values) {
+                    *value = run.value(self.bytes, row);
+                }
+                each(id, Some(values));
+            }
+            ids.peek().is_some()
+        };
+        let mut at = self.first;
+        if visit(0, at) {
+            self.distances.each(self.bytes, |index, distance| {
+                // What is damaged may run over; then it is not found.
+                at = at.saturating_add(distance).saturating_add(1);
+                visit(index + 1, at)
+            });
+        }
+        ids.for_each(|absent| each(absent, None));
+    }
+
     /// Appends all ids to `ids`, and their values, row by row, to `values`.
     pub fn append_to(&self, ids: &mut Vec<u64>, values: &mut Vec<i64>) -> Result<(), &'static str> {
         let mut id = Some(self.first);
@@ -397,6 +425,17 @@ mod tests {
                 assert_eq!(block.get(near, &mut out), ids[..n].binary_search(&near).is_ok());
             }
         }
+        let wanted: Vec<u64> = ids.iter().flat_map(|&id| [id, id.saturating_add(1)]).collect();
+        let mut wanted = [&[0][..], &wanted[..], &[u64::MAX][..]].concat();
+        wanted.sort_unstable();
+        wanted.dedup();
+        let mut seen = Vec::new();
+        block.get_all(&wanted, |id, row| {
+            seen.push(id);
+            let there = ids[..n].binary_search(&id).ok().map(|i| &values[i * columns..][..columns]);
+            assert_eq!(row, there, "{id}");
+        });
+        assert_eq!(seen, wanted);
         assert!(Block::read(&bytes[..], 8, 3, columns).is_err(), "another file");
         assert!(Block::read(&bytes[..], 7, 4, columns).is_err(), "another place");
         n

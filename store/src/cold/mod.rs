@@ -333,6 +333,16 @@ impl ColdFile {
         within.then(|| self.index.block(id, self.head.blocks))
     }
 
+    /// The lowest id of a block, if there is such a block.
+    pub fn block_start(&self, number: u64) -> Option<u64> {
+        (number < self.head.blocks).then(|| self.head.first + self.index.offset(number))
+    }
+
+    /// An error that says what is wrong with a block.
+    pub fn corrupt(&self, number: u64, what: &str) -> Error {
+        Error::corrupt(&self.path, (1 + number) * BLOCK_BYTES as u64, what)
+    }
+
     /// Reads and verifies a block: one read of 4 KiB at a multiple of 4 KiB.
     pub fn read<'a>(&self, number: u64, buffer: &'a mut [u8; BLOCK_BYTES]) -> Result<Block<'a>> {
         let at = (1 + number) * BLOCK_BYTES as u64;

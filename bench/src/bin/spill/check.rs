@@ -1,0 +1,107 @@
+//! Checks of all rows, and what came of them.
+
+use crate::node::Node;
+use crate::rows::{Rows, SPACE, STRIDE, id, reply, request};
+use std::io;
+use std::time::{Duration, Instant};
+
+/// Rows of one request: neighbours, as most of them share a block.
+const TOGETHER: u64 = 1000;
+/// Requests under way.
+const AHEAD: usize = 4;
+/// Connections.
+const LINKS: u64 = 2;
+
+/// Every row of `0..rows` must be what it is after so many rounds of changes. How long that took.
+pub(crate) fn every_row(node: &Node, all: &Rows, rows: u64, rounds: u64) -> io::Result<Duration> {
+    one_in(node, all, rows, rounds, 1)
+}
+
+/// One page of neighbours in so many.
+pub(crate) fn one_in(node: &Node, all: &Rows, rows: u64, rounds: u64, pages: u64) -> io::Result<Duration> {
+    let began = Instant::now();
+    let part = rows.div_ceil(LINKS);
+    std::thread::scope(|scope| {
+        let parts = (0..LINKS).map(|n| (n * part)..((n + 1) * part).min(rows));
+        let threads: Vec<_> =
+            parts.map(|range| scope.spawn(move || some_rows(node, all, range, rounds, pages))).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| io::Error::other("a check panicked"))?)
+    })?;
+    Ok(began.elapsed())
+}
+
+fn some_rows(node: &Node, all: &Rows, range: std::ops::Range<u64>, rounds: u64, pages: u64) -> io::Result<()> {
+    let mut link = node.connect()?;
+    let (mut bytes, mut ids) = (Vec::new(), Vec::new());
+    let mut expected = std::collections::VecDeque::new();
+    let mut from = range.start;
+    while from < range.end || !expected.is_empty() {
+        if from < range.end && expected.len() < AHEAD {
+            let to = (from + TOGETHER).min(range.end);
+            ids.clear();
+            ids.extend((from..to).map(id));
+            bytes.clear();
+            request(&["CNT.GET", SPACE], &ids, &mut bytes);
+            link.send(&bytes)?;
+            let mut text = format!("*{}\r\n", ids.len()).into_bytes();
+            (from..to).for_each(|number| reply(all.after(number, rounds), &mut text));
+            expected.push_back((from, text));
+            from += TOGETHER * pages;
+        } else if let Some((first, text)) = expected.pop_front() {
+            link.expect(&text).map_err(|error| io::Error::other(format!("rows from number {first}: {error}")))?;
+        }
+    }
+    Ok(())
+}
+
+/// Rows of `from..to` were being loaded when the node was killed: each is whole or absent, and they were lost from the end. How many are there.
+pub(crate) fn whole_or_absent(node: &Node, all: &Rows, from: u64, to: u64) -> io::Result<u64> {
+    let mut client = node.client()?;
+    let mut there = 0;
+    for first in (from..to).step_by(TOGETHER as usize) {
+        let numbers: Vec<u64> = (first..(first + TOGETHER).min(to)).collect();
+        let ids: Vec<String> = numbers.iter().map(|&number| id(number).to_string()).collect();
+        let words: Vec<&[u8]> =
+            [&b"CNT.GET"[..], SPACE.as_bytes()].into_iter().chain(ids.iter().map(String::as_bytes)).collect();
+        use redis_protocol::resp2::types::OwnedFrame::{Array, Integer};
+        let Array(rows) = client.call(&words)? else { return Err(io::Error::other("no rows")) };
+        let mut seen = 0;
+        for (row, &number) in rows.iter().zip(&numbers) {
+            let Array(values) = row else { continue };
+            let values: Vec<i64> = values.iter().map(|v| if let Integer(n) = v { *n } else { i64::MIN }).collect();
+            if values != all.row(number) {
+                return Err(io::Error::other(format!("row {number} is half there: {values:?}")));
+            }
+            seen += 1;
+        }
+        there += seen;
+        if seen == 0 {
+            break;
+        }
+    }
+    Ok(there)
+}
+
+/// One round of changes of all rows: see `rows.rs`. Every reply must be right.
+pub(crate) fn change(node: &Node, all: &Rows, rows: u64, round: u64) -> io::Result<Duration> {
+    let began = Instant::now();
+    let mut link = node.connect()?;
+    let with = |at: u64| -> Vec<u64> { (at..rows).step_by(STRIDE as usize).collect() };
+    let (raised, deleted) = (with(round), with(STRIDE - 1 - round));
+    for (raised, deleted) in raised.chunks(TOGETHER as usize).zip(deleted.chunks(TOGETHER as usize)) {
+        let (mut bytes, mut text) = (Vec::new(), Vec::new());
+        let mut words = vec!["CNT.MINCRBY".to_owned(), SPACE.to_owned()];
+        text.extend_from_slice(format!("*{}\r\n", raised.len()).as_bytes());
+        for &number in raised {
+            words.extend([id(number).to_string(), "like".to_owned(), "1".to_owned()]);
+            text.extend_from_slice(format!(":{}\r\n", all.row(number)[0] + 1).as_bytes());
+        }
+        request(&words.iter().map(String::as_str).collect::<Vec<_>>(), &[], &mut bytes);
+        let ids: Vec<u64> = deleted.iter().map(|&number| id(number)).collect();
+        request(&["CNT.DEL", SPACE], &ids, &mut bytes);
+        text.extend_from_slice(format!(":{}\r\n", ids.len()).as_bytes());
+        link.send(&bytes)?;
+        link.expect(&text)?;
+    }
+    Ok(began.elapsed())
+}

@@ -1,0 +1,234 @@
+//! The server under measurement: a process of its own, as it is to be killed. It is this program again, which serves a folder, and
+//! on request loads rows by the same calls that its commands make, since sending 200,000,000 requests would measure sockets.
+
+use crate::rows::{FIELDS, Rows, SPACE, id};
+use redis_protocol::resp2::types::OwnedFrame::{BulkString, Error, Integer, SimpleString};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+use tidemark_server::cli::client::Client;
+use tidemark_server::config::Config;
+use tidemark_server::engines::WriteError;
+
+/// How the node is configured.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Setup {
+    /// The space's memory limit, in MiB.
+    #[arg(long, default_value_t = 512, global = true)]
+    pub(crate) limit_mib: u64,
+    /// Memory for rows that were read from the disk, in MiB.
+    #[arg(long, default_value_t = 64, global = true)]
+    pub(crate) cache_mib: u64,
+    /// Rows that a table is made for.
+    #[arg(long, default_value_t = 1 << 20, global = true)]
+    pub(crate) per_table: u64,
+    /// Threads that read.
+    #[arg(long, default_value_t = 16, global = true)]
+    pub(crate) read_threads: usize,
+}
+
+/// The process itself: serves the folder until its standard input ends.
+pub(crate) fn serve(dir: &Path, setup: &Setup) -> io::Result<()> {
+    let mut config = Config::default();
+    config.durability.dir = dir.to_owned();
+    config.spill.cache_bytes = setup.cache_mib << 20;
+    config.spill.read_threads = setup.read_threads;
+    let space = &mut config.counter[0];
+    (space.spill, space.rows_per_table, space.memory_limit_bytes) = (true, setup.per_table, setup.limit_mib << 20);
+    let server = tidemark_server::start(config, TcpListener::bind("127.0.0.1:0")?).map_err(io::Error::other)?;
+    println!("{}", server.port());
+    let rows = Rows::new();
+    for line in io::stdin().lines() {
+        let line = line?;
+        let numbers: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
+        let &[from, to] = &numbers[..] else { return Err(io::Error::other(format!("'{line}'?"))) };
+        let engines = server.engines();
+        load(&engines, &rows, from, to)?;
+        println!("done");
+    }
+    server.stop()
+}
+
+fn load(engines: &tidemark_server::Engines, rows: &Rows, from: u64, to: u64) -> io::Result<()> {
+    let space = engines.counter(SPACE.as_bytes()).ok_or_else(|| io::Error::other("no space"))?;
+    let patience = Duration::from_secs(60);
+    let mut refused: Option<Instant> = None;
+    for number in from..to {
+        let row = rows.row(number);
+        let values: [(usize, i64); FIELDS] = std::array::from_fn(|field| (field, row[field]));
+        // As a connection does, after each turn.
+        while number % 64 == 0
+            && (engines.durability().is_crowded() || space.memory_bytes() > space.memory_limit_bytes() / 32 * 31)
+            && refused.is_none_or(|since| since.elapsed() < patience)
+        {
+            refused.get_or_insert_with(Instant::now);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        loop {
+            match engines.set(space, id(number), &values) {
+                Ok(_) => break,
+                Err(WriteError::Counter(counter::Error::Full { .. }))
+                    if refused.get_or_insert_with(Instant::now).elapsed() < patience =>
+                {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) => return Err(io::Error::other(format!("row {number}: {error}"))),
+            }
+        }
+        if number % 64 == 63 {
+            refused = None;
+        }
+    }
+    Ok(())
+}
+
+/// The process, from outside.
+pub(crate) struct Node {
+    child: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+    port: u16,
+    /// Until it took connections.
+    pub(crate) started_in: Duration,
+}
+
+impl Node {
+    pub(crate) fn start(dir: &Path, setup: &Setup) -> io::Result<Node> {
+        let began = Instant::now();
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(["node", "--dir"])
+            .arg(dir)
+            .args(["--limit-mib", &setup.limit_mib.to_string(), "--cache-mib", &setup.cache_mib.to_string()])
+            .args(["--per-table", &setup.per_table.to_string(), "--read-threads", &setup.read_threads.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let missing = || io::Error::other("no pipe");
+        let orders = child.stdin.take().ok_or_else(missing)?;
+        let mut answers = BufReader::new(child.stdout.take().ok_or_else(missing)?);
+        let mut line = String::new();
+        answers.read_line(&mut line)?;
+        let port = line.trim().parse().map_err(|_| io::Error::other("the node did not start"))?;
+        Ok(Node { child, orders, answers, port, started_in: began.elapsed() })
+    }
+
+    /// Begins to load rows of these numbers.
+    pub(crate) fn begin_load(&mut self, from: u64, to: u64) -> io::Result<()> {
+        writeln!(self.orders, "{from} {to}")
+    }
+
+    /// Waits until they are loaded.
+    pub(crate) fn end_load(&mut self) -> io::Result<()> {
+        let mut line = String::new();
+        self.answers.read_line(&mut line)?;
+        if line.trim() == "done" { Ok(()) } else { Err(io::Error::other("the node ended while it loaded")) }
+    }
+
+    /// As `kill -9`.
+    pub(crate) fn kill(mut self) -> io::Result<()> {
+        self.child.kill()?;
+        self.child.wait().map(drop)
+    }
+
+    /// Stops it in order; how long that took.
+    pub(crate) fn stop(mut self) -> io::Result<Duration> {
+        let began = Instant::now();
+        drop(self.orders);
+        let status = self.child.wait()?;
+        if status.success() {
+            Ok(began.elapsed())
+        } else {
+            Err(io::Error::other(format!("the node ended with {status}")))
+        }
+    }
+
+    pub(crate) fn connect(&self) -> io::Result<Link> {
+        let stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        stream.set_nodelay(true)?;
+        Ok(Link { stream, buffer: Vec::new() })
+    }
+
+    pub(crate) fn client(&self) -> io::Result<Client> {
+        Client::connect(("127.0.0.1", self.port))
+    }
+
+    /// A command, and its reply as text.
+    pub(crate) fn call(&self, words: &[&str]) -> io::Result<String> {
+        let mut client = self.client()?;
+        let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+        match client.call(&words)? {
+            BulkString(text) | SimpleString(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
+            Integer(number) => Ok(number.to_string()),
+            Error(text) => Err(io::Error::other(text)),
+            other => Ok(format!("{other:?}")),
+        }
+    }
+
+    /// A number of INFO.
+    pub(crate) fn info(&self, name: &str) -> io::Result<f64> {
+        let text = self.call(&["INFO"])?;
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let number = value.and_then(|value| value.trim().parse().ok());
+        number.ok_or_else(|| io::Error::other(format!("INFO has no number {name}")))
+    }
+
+    pub(crate) fn process(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// A field of one of the process's files in /proc: `status` in KiB, `io` in bytes or calls.
+    pub(crate) fn proc(&self, file: &str, name: &str) -> f64 {
+        proc_of(self.child.id(), file, name)
+    }
+
+    /// Resident memory now, and the most since [`Node::forget_peak`], in MiB.
+    pub(crate) fn resident_mib(&self) -> (f64, f64) {
+        (self.proc("status", "VmRSS") / 1024.0, self.proc("status", "VmHWM") / 1024.0)
+    }
+
+    pub(crate) fn forget_peak(&self) -> io::Result<()> {
+        std::fs::write(format!("/proc/{}/clear_refs", self.child.id()), "5")
+    }
+}
+
+pub(crate) fn proc_of(process: u32, file: &str, name: &str) -> f64 {
+    let text = std::fs::read_to_string(format!("/proc/{process}/{file}")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse().ok()).unwrap_or(f64::NAN)
+}
+
+/// A connection whose replies are known beforehand.
+pub(crate) struct Link {
+    stream: TcpStream,
+    buffer: Vec<u8>,
+}
+
+impl Link {
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.write_all(bytes)
+    }
+
+    /// Reads a reply that must be this one.
+    pub(crate) fn expect(&mut self, reply: &[u8]) -> io::Result<()> {
+        self.buffer.resize(reply.len(), 0);
+        let mut got = 0;
+        while got < reply.len() {
+            let n = self.stream.read(&mut self.buffer[got..])?;
+            if n == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            got += n;
+            if self.buffer[..got] != reply[..got] {
+                let at = (0..got).find(|&i| self.buffer[i] != reply[i]).unwrap_or(0);
+                let show = |bytes: &[u8]| {
+                    String::from_utf8_lossy(&bytes[at.saturating_sub(40)..(at + 60).min(bytes.len())]).into_owned()
+                };
+                let (found, wanted) = (show(&self.buffer[..got]), show(reply));
+                return Err(io::Error::other(format!("at byte {at}: {found:?} instead of {wanted:?}")));
+            }
+        }
+        Ok(())
+    }
+}

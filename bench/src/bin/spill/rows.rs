@@ -1,0 +1,98 @@
+//! The rows of the measurement: which posts there are and what each must be, as functions of its number, so that every row can be checked and
+//! none need be remembered.
+//!
+//! Ids rise, one in 4,096 taken. Counts are log-normal, as `counter_memory` has them: like with mean 39, read with mean 2,900, repost and
+//! comment with mean 8 and two thirds of them 0. Changes come in rounds: round `r` adds 1 to the likes of every row whose number is `r` modulo
+//! [`STRIDE`], and deletes those whose number is `STRIDE - 1 - r`.
+
+/// The counter space, and its fields.
+pub(crate) const SPACE: &str = "post";
+pub(crate) const FIELDS: usize = 4;
+/// One row in so many is changed in a round, and one deleted.
+pub(crate) const STRIDE: u64 = 100;
+/// Ids per post.
+const GAP: u64 = 4096;
+/// Values are drawn from so many of each column.
+const DRAWN: usize = 1 << 16;
+
+pub(crate) fn mix(x: u64) -> u64 {
+    let x = (x ^ (x >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (x ^ (x >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9) ^ (x >> 32)
+}
+
+/// The id of a post.
+pub(crate) fn id(number: u64) -> u64 {
+    (1 << 50) + number * GAP + mix(number) % GAP
+}
+
+/// What the rows are.
+pub(crate) struct Rows {
+    columns: [Vec<i64>; FIELDS],
+}
+
+impl Rows {
+    pub(crate) fn new() -> Rows {
+        let mut rng = fastrand::Rng::with_seed(1);
+        let mut column = |mean: f64, sigma: f64, share: f64| {
+            let mut one = || {
+                if rng.f64() >= share {
+                    return 0;
+                }
+                // Box and Muller.
+                let normal = (-2.0 * (1.0 - rng.f64()).ln()).sqrt() * (rng.f64() * std::f64::consts::TAU).cos();
+                ((mean / share).ln() - sigma * sigma / 2.0 + sigma * normal).exp() as i64
+            };
+            (0..DRAWN).map(|_| one()).collect()
+        };
+        let third = 1.0 / 3.0;
+        Rows {
+            columns: [
+                column(39.0, 2.0, 1.0),
+                column(8.0, 1.8, third),
+                column(8.0, 1.8, third),
+                column(2900.0, 1.6, 1.0),
+            ],
+        }
+    }
+
+    /// A post's counters when it is loaded.
+    pub(crate) fn row(&self, number: u64) -> [i64; FIELDS] {
+        let drawn = mix(number ^ 0x5851_F42D_4C95_7F2D);
+        std::array::from_fn(|field| self.columns[field][(drawn >> (16 * field)) as usize % DRAWN])
+    }
+
+    /// A post's counters after so many rounds of changes; `None`: it was deleted.
+    pub(crate) fn after(&self, number: u64, rounds: u64) -> Option<[i64; FIELDS]> {
+        let at = number % STRIDE;
+        if at >= STRIDE - rounds {
+            return None;
+        }
+        let mut row = self.row(number);
+        row[0] += i64::from(at < rounds);
+        Some(row)
+    }
+}
+
+/// Appends what CNT.GET says of a row.
+pub(crate) fn reply(row: Option<[i64; FIELDS]>, out: &mut Vec<u8>) {
+    use std::io::Write;
+    // Writing to a Vec cannot fail.
+    let _ = match row {
+        None => write!(out, "*-1\r\n"),
+        Some(row) => {
+            let _ = write!(out, "*{FIELDS}\r\n");
+            row.iter().try_for_each(|value| write!(out, ":{value}\r\n"))
+        }
+    };
+}
+
+/// Appends a request.
+pub(crate) fn request(words: &[&str], ids: &[u64], out: &mut Vec<u8>) {
+    use std::io::Write;
+    let _ = write!(out, "*{}\r\n", words.len() + ids.len());
+    words.iter().for_each(|word| drop(write!(out, "${}\r\n{word}\r\n", word.len())));
+    for id in ids {
+        let text = id.to_string();
+        let _ = write!(out, "${}\r\n{text}\r\n", text.len());
+    }
+}

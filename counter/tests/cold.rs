@@ -1,0 +1,158 @@
+//! Rows that lie below the line, beside a model: whatever is done before, between and after the steps of a spill, every row is what it should be.
+
+use counter::{Below, Bounds, Change, Error, Options, Schema, Space};
+use std::collections::{BTreeMap, HashSet};
+use std::sync::{Arc, Mutex};
+
+/// Keeps the rows of all spills in one map, and hands a row to writers only after it was fetched.
+#[derive(Clone, Default)]
+struct Shelf {
+    rows: Arc<Mutex<BTreeMap<u64, Vec<i64>>>>,
+    fetched: Arc<Mutex<HashSet<u64>>>,
+}
+
+impl Below for Shelf {
+    fn get(&self, id: u64, out: &mut [i64]) -> bool {
+        let rows = self.rows.lock().unwrap();
+        let Some(row) = rows.get(&id) else { return false };
+        out.fill(0);
+        out[..row.len()].copy_from_slice(row);
+        true
+    }
+
+    fn at_hand(&self, id: u64, out: &mut [i64]) -> Option<bool> {
+        self.fetched.lock().unwrap().contains(&id).then(|| self.get(id, out))
+    }
+
+    fn fetch(&self, id: u64) -> Result<(), Error> {
+        self.fetched.lock().unwrap().insert(id);
+        Ok(())
+    }
+}
+
+struct Case {
+    space: Space,
+    shelf: Shelf,
+    model: BTreeMap<u64, [i64; 2]>,
+    rng: fastrand::Rng,
+}
+
+impl Case {
+    /// Some random changes of ids below `most`.
+    fn change(&mut self, number: usize, most: u64) {
+        for _ in 0..number {
+            let id = 1000 + self.rng.u64(..most);
+            match self.rng.u32(0..5) {
+                0 => {
+                    let existed = self.model.remove(&id).is_some();
+                    assert_eq!(self.space.delete(id), existed, "deleting {id}");
+                }
+                1 => {
+                    let row = [self.rng.i64(..1000), self.rng.i64(..) >> self.rng.u32(..60)];
+                    self.space.set(id, &[(0, row[0]), (1, row[1])]).unwrap();
+                    self.model.insert(id, row);
+                }
+                _ => {
+                    let (field, delta) = (self.rng.usize(..2), self.rng.i64(-5..50));
+                    let row = self.model.entry(id).or_default();
+                    row[field] += delta;
+                    let mut out = Vec::new();
+                    self.space.add(id, &[Change { field, delta }], &Bounds::default(), &mut out).unwrap();
+                    assert_eq!(out, [row[field]], "{id}");
+                }
+            }
+        }
+        self.shelf.fetched.lock().unwrap().clear();
+    }
+
+    fn verify(&self, most: u64) {
+        let mut row = [0; 2];
+        for id in 1000..1000 + most {
+            let found = self.space.get(id, &mut row).then_some(row);
+            assert_eq!(found, self.model.get(&id).copied(), "{id}");
+            assert_eq!(self.space.exists(id), found.is_some());
+        }
+    }
+
+    /// The steps of the server's spill, with changes between all of them.
+    fn spill(&mut self, low: u64, last: u64, most: u64) {
+        let between = |case: &mut Case| {
+            let number = case.rng.usize(..40);
+            case.change(number, most);
+            case.verify(most);
+        };
+        let spill = self.space.begin_spill(low, last);
+        between(self);
+        let mut file = BTreeMap::new();
+        let old: Vec<(u64, Vec<i64>)> =
+            self.shelf.rows.lock().unwrap().range(low..=last).map(|(&id, row)| (id, row.clone())).collect();
+        for (id, row) in old {
+            if spill.ids.binary_search(&id).is_err() && !self.space.is_buried(id) {
+                file.insert(id, row);
+            }
+        }
+        between(self);
+        for ids in spill.ids.chunks(7) {
+            let (mut rows, mut found) = (Vec::new(), Vec::new());
+            self.space.spill_rows(ids, &mut rows, &mut found);
+            for ((&id, row), found) in ids.iter().zip(rows.chunks(2)).zip(found) {
+                if found {
+                    file.insert(id, row.to_vec());
+                }
+            }
+            if self.rng.u32(..4) == 0 {
+                between(self);
+            }
+        }
+        {
+            let mut rows = self.shelf.rows.lock().unwrap();
+            rows.retain(|id, _| !(low..=last).contains(id));
+            rows.extend(file.iter().map(|(&id, row)| (id, row.clone())));
+        }
+        between(self);
+        self.space.unbury(&spill);
+        between(self);
+        let file: Vec<(u64, Vec<i64>)> = file.into_iter().collect();
+        for part in file.chunks(11) {
+            let ids: Vec<u64> = part.iter().map(|row| row.0).collect();
+            let rows: Vec<i64> = part.iter().flat_map(|row| row.1.clone()).collect();
+            self.space.drop_spilled(&ids, &rows, 2);
+            if self.rng.u32(..4) == 0 {
+                between(self);
+            }
+        }
+        between(self);
+        self.space.end_spill(&spill).unwrap();
+        between(self);
+    }
+}
+
+#[test]
+fn every_row_is_right_between_all_steps_of_a_spill() {
+    for seed in 0..4 {
+        let schema = Schema::parse("like:6 read:10").unwrap();
+        let space = Space::new(Options { rows_per_table: 200, ..Options::new(schema) }).unwrap();
+        let shelf = Shelf::default();
+        space.attach(Box::new(shelf.clone()), 0, None);
+        let mut case = Case { space, shelf, model: BTreeMap::new(), rng: fastrand::Rng::with_seed(seed) };
+        let most = 1500;
+        // In the order of ids, so that tables roll.
+        for i in 0..most {
+            case.space.set(1000 + i, &[(0, i as i64), (1, 7)]).unwrap();
+            case.model.insert(1000 + i, [i as i64, 7]);
+        }
+        while case.space.maintain() {}
+        case.verify(most);
+        for _ in 0..12 {
+            let ranges = case.space.ranges();
+            let closed = ranges.len() - 1;
+            assert!(closed >= 2, "{closed}");
+            let from = case.rng.usize(..closed.min(3));
+            let to = (from + case.rng.usize(..2)).min(closed - 1);
+            case.spill(ranges[from].low, ranges[to].last, most);
+            while case.space.maintain() {}
+            case.verify(most);
+        }
+        assert!(case.shelf.rows.lock().unwrap().len() > 100, "seed {seed}");
+    }
+}
