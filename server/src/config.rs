@@ -333,7 +333,7 @@ section! {
         /// Weibo's service expect (with rows = "{id}", cells = "{id}.{field}"). Otherwise a row is a hash, and GET refuses it.
         text_rows: bool = false,
         /// Whether the oldest tables move to the disk when the space nears its memory limit. A space that does not spill stays in memory.
-        /// Off until it has been shown at size; leave it off on a replica.
+        /// Off until it has been shown at hundreds of millions of rows.
         spill: bool = false,
         /// Rows that a table is made for. A table is allocated when its range begins to be used, not before. A row takes its bits
         /// plus about 3.5 bytes for its id and empty slots.
