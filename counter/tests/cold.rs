@@ -1,4 +1,5 @@
 //! Rows that lie below the line, beside a model: whatever is done before, between and after the steps of a spill, every row is what it should be.
+#![allow(clippy::unwrap_used)] // the helpers of a test
 
 use counter::{Below, Bounds, Change, Error, Options, Schema, Space};
 use std::collections::{BTreeMap, HashSet};

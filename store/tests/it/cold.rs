@@ -212,7 +212,7 @@ fn a_crash_at_any_step_leaves_the_old_files_or_the_new_one() {
 
 /// What each row of the fixture is: small numbers, some large ones, the extremes.
 fn row_of_version_1(n: u64) -> (u64, [i64; 3]) {
-    let large = if n % 97 == 0 { i64::MAX - n as i64 } else { 0 };
+    let large = if n.is_multiple_of(97) { i64::MAX - n as i64 } else { 0 };
     (if n == 1499 { u64::MAX } else { 5_000_000 + n * n * 3 }, [n as i64 % 7 - 3, large, i64::from(n == 8) * i64::MIN])
 }
 
