@@ -25,8 +25,10 @@ use load::{Likes, closed, open};
 use pool::Pool;
 use report::{Cell, Latencies, Loaded, Report};
 use rustix::thread::{CpuSet, sched_setaffinity};
+use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tidemark_bench::server::Server;
 
@@ -103,6 +105,7 @@ struct Bench {
     subjects: Vec<Subject>,
     rng: fastrand::Rng,
     report: Report,
+    pools: HashMap<(usize, usize, bool), Rc<Pool>>,
 }
 
 impl Bench {
@@ -166,7 +169,12 @@ impl Bench {
         Ok(())
     }
 
-    fn pool(&mut self, subject: usize, size: usize, from: From) -> io::Result<Pool> {
+    /// Pages with their checked replies; made once, until somebody likes something.
+    fn pool(&mut self, subject: usize, size: usize, from: From) -> io::Result<Rc<Pool>> {
+        let key = (subject, size, from == From::Hot);
+        if let Some(pool) = self.pools.get(&key) {
+            return Ok(pool.clone());
+        }
         let subject = &self.subjects[subject];
         // The same pages for everybody.
         let mut rng = fastrand::Rng::with_seed(self.args.seed + size as u64);
@@ -178,7 +186,7 @@ impl Bench {
             &pages,
         )?;
         self.report.checked(&subject.name, checked);
-        Ok(pool)
+        Ok(self.pools.entry(key).or_insert(Rc::new(pool)).clone())
     }
 
     /// All subjects, one after the other, under one load.
@@ -238,6 +246,8 @@ impl Bench {
             self.report.cell(Cell::new(name, load, "90/10", &done, pool.bytes()));
             Pool::of_pages(server, layout, (data, liked), &liked.pages(500))?;
         }
+        // Their replies show counters of before.
+        self.pools.clear();
         Ok(())
     }
 
@@ -309,6 +319,10 @@ impl Bench {
         for pipeline in [1, 8, 32] {
             self.mixed(8, pipeline)?;
         }
+        self.latencies()?;
+        self.scaling()?;
+        self.idle()?;
+        self.save()?;
         for pipeline in [1, 8, 32] {
             self.cell((20, From::Hot, 8, pipeline))?;
             for connections in [1, 64] {
@@ -317,10 +331,21 @@ impl Bench {
             for size in [32, 50] {
                 self.cell((size, From::Uniform, 8, pipeline))?;
             }
+            // A run that is cut short leaves what it has.
+            self.save()?;
         }
-        self.latencies()?;
-        self.scaling()?;
-        self.idle()
+        Ok(())
+    }
+
+    /// Writes table and plots, if they are wanted.
+    fn save(&self) -> io::Result<()> {
+        let is_whole = !self.args.short && self.args.only.is_empty();
+        if let Some(out) = self.args.out.clone().or(is_whole.then(|| PathBuf::from("docs/performance"))) {
+            std::fs::create_dir_all(&out)?;
+            std::fs::write(out.join("feed.md"), self.report.markdown())?;
+            plot::all(&self.report, &out)?;
+        }
+        Ok(())
     }
 }
 
@@ -340,14 +365,9 @@ fn main() -> io::Result<()> {
     let data = Data::new(args.posts, args.flags, &mut rng);
     pin(CLIENT_CORE)?;
     let report = Report::new(args.posts, data.pairs());
-    let mut bench = Bench { args, data, servers: Vec::new(), liked: Vec::new(), subjects: Vec::new(), rng, report };
+    let (servers, liked, subjects, pools) = Default::default();
+    let mut bench = Bench { args, data, servers, liked, subjects, rng, report, pools };
     bench.run()?;
     println!("{}", bench.report.markdown());
-    let is_whole = !bench.args.short && bench.args.only.is_empty();
-    if let Some(out) = bench.args.out.or(is_whole.then(|| PathBuf::from("docs/performance"))) {
-        std::fs::create_dir_all(&out)?;
-        std::fs::write(out.join("feed.md"), bench.report.markdown())?;
-        plot::all(&bench.report, &out)?;
-    }
-    Ok(())
+    bench.save()
 }
