@@ -152,6 +152,9 @@ impl Manifest {
         if version > MANIFEST_VERSION {
             return Err(BadManifest::Version(version));
         }
+        if version != MANIFEST_VERSION {
+            return Err(bad(0, "there is no such format version"));
+        }
         let lineage = lines.fields("lineage", 1)?;
         let lineage = Lineage::parse(lineage[0]).ok_or_else(|| bad(lines.at, "no lineage"))?;
         let manifest_number = lines.count("number")?;
