@@ -143,7 +143,7 @@ fn read_all(mut reader: SnapshotReader, report: &mut Report) -> Result<u64> {
 }
 
 fn check_log(disk: &dyn Disk, manifest: &Manifest, report: &mut Report) {
-    let path = match find_path(disk, manifest.lineage, manifest.replay) {
+    let path = match find_path(disk, manifest.lineage, manifest.replay, false) {
         Ok(path) => path,
         Err(error) => return report.error("the log", &error),
     };

@@ -43,8 +43,9 @@ pub(crate) struct Path {
     pub(crate) next_segment: u64,
 }
 
-/// Finds the segments from the newest one back to `start`. An empty path means a lineage of which no segment was created yet.
-pub(crate) fn find_path(disk: &dyn Disk, lineage: Lineage, start: Position) -> Result<Path> {
+/// Finds the segments from the newest one back to `start`. An empty path means a lineage of which no segment was created yet. `at_rest`: nobody writes to
+/// the log, and the caller is about to go on with it; then what is read is [settled](settle).
+pub(crate) fn find_path(disk: &dyn Disk, lineage: Lineage, start: Position, at_rest: bool) -> Result<Path> {
     let numbers = segment_numbers(disk)?;
     let next_segment = numbers.last().map_or(start.segment, |n| n + 1);
     let obsolete: Vec<u64> = numbers.iter().copied().filter(|&n| n < start.segment).collect();
@@ -82,6 +83,9 @@ pub(crate) fn find_path(disk: &dyn Disk, lineage: Lineage, start: Position) -> R
             path.void.push(number);
             rest = below;
             continue;
+        }
+        if at_rest && wanted.is_none() {
+            settle(disk, number)?;
         }
         match read_segment_head(disk, number)? {
             Ok(head) => {
@@ -173,6 +177,17 @@ pub(crate) fn read_segment_head(disk: &dyn Disk, number: u64) -> Result<std::res
     let mut bytes = [0; SEGMENT_HEAD_BYTES as usize];
     let n = read_full_at(&*file, &mut bytes, 0).map_err(|e| Error::io(&path, "reading", e))?;
     Ok(SegmentHead::decode(&bytes[..n]))
+}
+
+/// Makes what is read of a segment what the disk has. Of the newest file, or of several if they were all cut short, even the header may be in memory
+/// only: its sync failed, and the process that wrote it was killed before it could remove the file. A log that went on behind such a header would be
+/// lost with it. Older segments are safe: a successor was begun only after they were.
+fn settle(disk: &dyn Disk, number: u64) -> Result<()> {
+    let name = segment_name(number);
+    let path = disk.path(&name);
+    let file = disk.open(&name).map_err(|e| Error::io(&path, "opening", e))?;
+    file.sync().map_err(|e| Error::io(&path, "syncing", e))?;
+    file.drop_cache().map_err(|e| Error::io(&path, "reading", e))
 }
 
 /// Is there anywhere in the file what only a written batch can look like?

@@ -273,7 +273,7 @@ impl Store {
         mut progress: impl FnMut(Progress),
     ) -> Result<(Resume, End)> {
         let manifest = self.manifest().clone();
-        let path = find_path(&*self.disk, self.lineage, manifest.replay)?;
+        let path = find_path(&*self.disk, self.lineage, manifest.replay, true)?;
         let sizes: u64 = path.segments.iter().map(|s| self.size_of(s.segment).unwrap_or(0)).sum();
         let of_bytes = sizes.saturating_sub(manifest.replay.byte);
         let start = manifest.replay.offset;
@@ -401,7 +401,7 @@ impl Store {
     pub(crate) fn check_replay(&self, replay: Position) -> Result<()> {
         let void =
             || Error::Refused(format!("the log does not pass through {replay} any more; begin the snapshot again"));
-        let path = match find_path(&*self.disk, self.lineage, replay) {
+        let path = match find_path(&*self.disk, self.lineage, replay, false) {
             Ok(path) => path,
             Err(Error::Corrupt { .. }) => return Err(void()),
             Err(error) => return Err(error),

@@ -47,6 +47,45 @@ pub(crate) fn batch(payloads: &[&[u8]]) -> Batch {
     batch
 }
 
+/// The file of a first segment whose sync failed, and whose process was killed before it could remove it: its header is whole, but in memory only.
+#[test]
+fn a_log_does_not_go_on_behind_a_header_that_the_disk_never_got() {
+    let name = "log-0000000000000001.tlog";
+    let other = SimDisk::new(1);
+    drop(start(&other, options(1 << 20)).unwrap());
+    let header = other.contents(name).unwrap();
+
+    let disk = SimDisk::new(2);
+    drop(open(&disk, options(1 << 20)).unwrap());
+    let file = disk.create(name).unwrap();
+    assert_eq!(file.write_at(&header[..80], 0).unwrap(), 80);
+    disk.set_faults(Faults { sync_error: 1024, ..Faults::default() });
+    file.sync().unwrap_err();
+    disk.set_faults(Faults::default());
+    disk.sync_dir().unwrap();
+    let disk = disk.kill();
+    assert_eq!(disk.contents(name).unwrap()[..80], header[..80]);
+
+    let (store, mut log, ..) = start(&disk, options(1 << 20)).unwrap();
+    log.append(&batch(&[b"acknowledged"]), 1).unwrap();
+    log.sync().unwrap();
+    drop((store, log));
+    let (.., records) = start(&disk.power_cut(), options(1 << 20)).unwrap();
+    assert_eq!(records, [b"acknowledged".to_vec()]);
+}
+
+#[test]
+fn no_more_is_unsynced_than_was_said() {
+    let disk = SimDisk::new(3);
+    let (_, mut log, _, _) = start(&disk, options(1 << 20)).unwrap();
+    for i in 0..100u8 {
+        log.append(&batch(&[&[i; 1000]]), 1).unwrap();
+        let unsynced = log.written().offset - log.durable().offset;
+        assert!(unsynced <= 16384, "{unsynced} bytes after batch {i}");
+    }
+    assert!(log.stats().syncs >= 6, "nobody but the window asked for a sync");
+}
+
 #[test]
 fn what_was_synced_is_there_at_the_next_start() {
     let folder = tempfile::tempdir().unwrap();
