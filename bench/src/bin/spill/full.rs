@@ -21,12 +21,19 @@ impl Disk<'_> {
         if status.success() { Ok(Disk(path)) } else { Err(error("no tmpfs can be mounted: this needs root")) }
     }
 
-    /// Leaves so many bytes free.
+    /// Leaves so many bytes free, or a little less: others write meanwhile.
     fn fill(&self, but: u64) -> io::Result<()> {
-        let free = rustix::fs::statvfs(self.0)?;
-        let free = free.f_bavail * free.f_frsize;
         let file = std::fs::File::create(self.0.join("ballast"))?;
-        Ok(rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, free.saturating_sub(but).max(1))?)
+        let mut size = 0;
+        loop {
+            let free = rustix::fs::statvfs(self.0)?;
+            let more = (free.f_bavail * free.f_frsize).saturating_sub(but).min(8 << 20);
+            if more == 0 {
+                return Ok(());
+            }
+            rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), size, more)?;
+            size += more;
+        }
     }
 
     fn relieve(&self) -> io::Result<()> {
