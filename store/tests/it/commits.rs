@@ -171,7 +171,7 @@ fn what_cannot_be_read_stays_marked_and_nobody_is_told_that_it_is_safe() {
         assert!(committer.durable() < ticket && committer.failed() >= ticket);
         assert_eq!(committer.health(), Health::Failing);
     }
-    assert_eq!(recover(&disk.power_cut()).1, BTreeMap::new());
+    assert_eq!(log.written().sequence, 0, "nothing was logged");
     rounds.turn(&mut log, &mut source, Instant::now(), false).unwrap();
     assert!(committer.durable() >= ticket);
     assert_eq!((committer.health(), source.errors), (Health::Good, 1));
@@ -208,6 +208,29 @@ fn a_full_disk_refuses_and_then_goes_on_with_nothing_lost() {
         }
     }
     assert!(fulls > 20, "{fulls}");
+    assert_eq!(recover(&disk.power_cut()).1, expected);
+}
+
+/// Each stripe is a batch of its own, and the first one fails: the others were not even visited.
+#[test]
+fn a_failed_round_forgets_no_stripe() {
+    let disk = SimDisk::new(1);
+    let (mut log, _) = recover(&disk);
+    let engine = Engine::new(100);
+    let committer = Committer::new(CommitOptions { batch_bytes: 1, ..always(8) });
+    let mut source = Reader::new(&engine);
+    let mut rounds = Rounds::new(&committer);
+    disk.set_capacity(Some(disk.used_bytes()));
+    let mut expected = BTreeMap::new();
+    for i in 0..8u32 {
+        let mut turn = committer.enter(u64::from(i));
+        engine.counters[i as usize].store(i64::from(i) + 1, Ordering::Release);
+        turn.mark(i);
+        expected.insert(i, i64::from(i) + 1);
+    }
+    rounds.turn(&mut log, &mut source, Instant::now(), false).unwrap_err();
+    disk.set_capacity(None);
+    rounds.turn(&mut log, &mut source, Instant::now(), false).unwrap();
     assert_eq!(recover(&disk.power_cut()).1, expected);
 }
 
