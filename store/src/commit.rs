@@ -21,6 +21,7 @@
 //! - **C5** Keys waiting are bounded: above [`CommitOptions::crowded_keys`] in any stripe [`Committer::is_crowded`] says so, and the server stops taking writes until it does not.
 //! - **C6** All that was marked during one [`Exclusive`] is in one batch, and no other writer's change comes between: it holds all stripes, and
 //!   the stripes in which it marked are read together, in one moment, by the round that comes to the first of them.
+//! - **C7** A batch holds each key once: a source may sort what it has read as it likes, and the last state of a key is in the last batch that has it.
 //!
 //! A writer holds its stripe for as long as its change takes, the commit thread for as long as reading the state of the stripe's few keys takes. Readers
 //! take no stripe (promise 1).
@@ -747,16 +748,22 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         self.waiting.clear();
         let waiting = &mut self.waiting;
         self.committer.take_dirty(|index| waiting.push(index));
-        while let Some(index) = self.waiting.pop() {
+        // It waits until its keys are taken: if the round fails before, it is visited by the next one (C4).
+        while let Some(&index) = self.waiting.last() {
             let stripe = self.committer.stripes[index].lock.lock();
-            let bytes = if stripe.borrow().joined {
+            if stripe.borrow().joined {
                 // The lock of the joined comes before those of their stripes.
                 drop(stripe);
+                // Any of them may have been read for this round before, or be read again, by then changed: so theirs is a batch of its own (C7).
                 self.append(log, source)?;
-                self.take_joined(index, source)
-            } else {
-                self.take(index, &mut stripe.borrow_mut(), source)
-            };
+                self.take_joined(index, source);
+                self.waiting.pop();
+                self.append(log, source)?;
+                continue;
+            }
+            let bytes = self.take(index, &mut stripe.borrow_mut(), source);
+            drop(stripe);
+            self.waiting.pop();
             if bytes >= self.committer.options.batch_bytes {
                 self.append(log, source)?;
             }
@@ -777,7 +784,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
     }
 
     /// As `take`, of all joined stripes in one moment (C6), and of this one.
-    fn take_joined(&mut self, index: usize, source: &mut dyn Source<K>) -> usize {
+    fn take_joined(&mut self, index: usize, source: &mut dyn Source<K>) {
         let committer = self.committer;
         let mut joined = committer.joined.lock();
         if !joined.contains(&index) {
@@ -788,12 +795,9 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         joined.sort_unstable();
         let stripes: Vec<_> = joined.iter().map(|&index| (index, committer.stripes[index].lock.lock())).collect();
         joined.clear();
-        let mut bytes = 0;
         for (index, stripe) in &stripes {
-            let mut stripe = stripe.borrow_mut();
-            bytes = self.take(*index, &mut stripe, source).max(bytes);
+            self.take(*index, &mut stripe.borrow_mut(), source);
         }
-        bytes
     }
 
     fn append(&mut self, log: &mut Log, source: &mut dyn Source<K>) -> Result<()> {

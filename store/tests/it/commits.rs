@@ -439,6 +439,99 @@ fn what_is_exclusive_is_in_one_batch() {
     }
 }
 
+/// What was changed together is read into a batch of its own, and the one before it fails.
+#[test]
+fn a_failed_round_forgets_no_joined_stripe() {
+    let disk = SimDisk::new(1);
+    let (mut log, _) = recover(&disk);
+    let engine = Engine::new(8);
+    let committer = Committer::new(always(8));
+    let mut source = Reader::new(&engine);
+    let mut rounds = Rounds::new(&committer);
+    let write = |key: u32| {
+        let mut turn = committer.enter(u64::from(key));
+        engine.counters[key as usize].store(1, Ordering::Release);
+        turn.mark(key);
+        turn.leave();
+    };
+    let all = committer.exclusive();
+    write(3);
+    drop(all);
+    [0, 7].into_iter().for_each(write);
+    disk.set_capacity(Some(disk.used_bytes()));
+    rounds.turn(&mut log, &mut source, Instant::now(), false).unwrap_err();
+    disk.set_capacity(None);
+    rounds.turn(&mut log, &mut source, Instant::now(), false).unwrap();
+    assert_eq!(recover(&disk.power_cut()).1.into_iter().collect::<Vec<_>>(), [(0, 1), (3, 1), (7, 1)]);
+}
+
+/// A source that notes when a batch holds a key twice, and while it reads the stripe of `WRITES_AT` changes keys of other stripes.
+struct Interrupted<'a> {
+    reader: Reader<'a>,
+    committer: &'a Committer<u32>,
+    twice: Vec<u32>,
+}
+
+/// The key that is alone in its stripe, between the two that were changed together.
+const WRITES_AT: u32 = 1;
+
+impl Source<u32> for Interrupted<'_> {
+    fn collect(&mut self, keys: &[u32]) -> usize {
+        if keys == [WRITES_AT] {
+            // Another writer, at this moment: of other stripes, so nothing keeps it out.
+            for key in [0, 2] {
+                let mut turn = self.committer.enter(u64::from(key));
+                self.reader.engine.counters[key as usize].store(7, Ordering::Release);
+                turn.mark(key);
+                turn.leave();
+            }
+        }
+        self.reader.collect(keys)
+    }
+    fn encode(&mut self, batch: &mut Batch) -> Result<(), Error> {
+        let mut keys: Vec<u32> = self.reader.rows.iter().map(|row| row.0).collect();
+        keys.sort_unstable();
+        self.twice.extend(keys.windows(2).filter(|two| two[0] == two[1]).map(|two| two[0]));
+        self.reader.encode(batch)
+    }
+    fn forget(&mut self) {
+        self.reader.forget();
+    }
+    fn published(&mut self, _: &Committed) {}
+    fn now_ms(&mut self) -> u64 {
+        7
+    }
+    fn failed(&mut self, _: &Error) {}
+}
+
+/// Stripes that are read together may come again in the same round, when it comes to their own turn: by then somebody may have changed them
+/// again, and a batch that held both states would not say which is the later one (C7).
+#[test]
+fn no_batch_holds_a_key_twice() {
+    let disk = SimDisk::new(1);
+    let (mut log, _) = recover(&disk);
+    let engine = Engine::new(4);
+    let committer = Committer::new(always(4));
+    let mut source = Interrupted { reader: Reader::new(&engine), committer: &committer, twice: Vec::new() };
+    let mut rounds = Rounds::new(&committer);
+    let write = |key: u32| {
+        let mut turn = committer.enter(u64::from(key));
+        engine.counters[key as usize].store(1, Ordering::Release);
+        turn.mark(key);
+        turn.leave();
+    };
+    let all = committer.exclusive();
+    [0, 2].into_iter().for_each(write);
+    drop(all);
+    write(WRITES_AT);
+    for _ in 0..2 {
+        rounds.turn(&mut log, &mut source, Instant::now(), false).unwrap();
+    }
+    assert_eq!(source.twice, []);
+    let (_, state) = recover(&disk.power_cut());
+    assert_eq!(state.into_iter().collect::<Vec<_>>(), [(0, 7), (1, 1), (2, 7)]);
+}
+
 #[test]
 fn flush_waits_and_stop_seals() {
     let disk = SimDisk::new(5);
