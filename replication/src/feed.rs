@@ -9,13 +9,16 @@ use std::sync::Arc;
 use store::{Absent, DiskFile, Pin, Position, SegmentHead, Step, Store, Tail, read_full_at};
 
 use crate::wire::{Hello, MAX_MESSAGE_BYTES, Reader, ToMaster, ToReplica, Verdict, Writer, read_to_master};
-use crate::{LinkError, Times};
+use crate::{LinkError, Times, promotions};
 
 /// A feed adds messages to its output until so many bytes wait there.
 pub const WINDOW_BYTES: usize = 1 << 20;
 
 /// Bytes of a file per message.
 const CHUNK_BYTES: usize = 256 << 10;
+
+/// What was written so little ago is read from the system's memory.
+const AT_HAND_BYTES: u64 = 256 << 10;
 
 /// The longest message of a replica.
 const REPLICA_MESSAGE_BYTES: usize = 4 << 10;
@@ -25,8 +28,8 @@ const REPLICA_MESSAGE_BYTES: usize = 4 << 10;
 pub struct Origin<'a> {
     /// The data folder.
     pub store: &'a Store,
-    /// Where the log is durable now: replicas get what lies before.
-    pub durable: Position,
+    /// Replicas get what lies before. It is written, at least: whether it has to be durable first is the node's choice.
+    pub end: Position,
     /// Of the newest segment.
     pub term: u64,
 }
@@ -51,7 +54,7 @@ pub struct Peer {
     pub port: u16,
     /// What it gets.
     pub sending: Sending,
-    /// Its log is written up to here.
+    /// Its log is written up to here, and it shows what is in it.
     pub written: u64,
     /// Its log is durable up to here.
     pub durable: u64,
@@ -80,9 +83,14 @@ pub struct Feed {
     hello: Option<Hello>,
     work: Work,
     pin: Option<Arc<Pin>>,
+    /// The log's end when it was pinned: what was there before is kept by the manifest itself.
+    pinned_from: u64,
+    /// The pin was dropped: what the replica asks for before it has heard of it is not answered.
+    given_up: bool,
     chunk: Vec<u8>,
     said_ms: u64,
-    said_durable: u64,
+    /// The furthest end that it was told of, or sent.
+    said_end: u64,
 }
 
 impl std::fmt::Debug for Feed {
@@ -106,9 +114,11 @@ impl Feed {
             hello: None,
             work: Work::Nothing,
             pin: None,
+            pinned_from: 0,
+            given_up: false,
             chunk: Vec::new(),
             said_ms: now_ms,
-            said_durable: 0,
+            said_end: 0,
         }
     }
 
@@ -120,6 +130,7 @@ impl Feed {
     /// Takes bytes that came from the replica.
     pub fn receive(&mut self, bytes: &[u8], origin: &Origin<'_>, now_ms: u64) -> Result<(), LinkError> {
         self.peer.heard_ms = now_ms;
+        self.said_end = self.said_end.max(origin.end.offset);
         self.reader.feed(bytes);
         loop {
             let body = self.reader.next(REPLICA_MESSAGE_BYTES).map_err(LinkError::Protocol)?;
@@ -142,7 +153,7 @@ impl Feed {
             }
             _ if self.welcome.is_none() => protocol("a message before Welcome"),
             ToMaster::Ack { written, durable } => {
-                if durable > written || written > origin.durable.offset {
+                if durable > written || written > self.said_end {
                     return protocol("an acknowledgement of what was never sent");
                 }
                 (self.peer.written, self.peer.durable) = (written, durable);
@@ -150,11 +161,13 @@ impl Feed {
             }
             _ if self.welcome == Some(Verdict::Continue) => protocol("a full sync was not offered"),
             ToMaster::WantManifest => {
+                self.given_up = false;
                 self.peer.sending = Sending::Files;
-                self.pin = Some(origin.store.pin());
+                (self.pin, self.pinned_from) = (Some(origin.store.pin()), origin.end.offset);
                 self.work = Work::Manifest;
                 Ok(())
             }
+            ToMaster::WantFile { .. } | ToMaster::WantLog { .. } if self.given_up => Ok(()),
             ToMaster::WantFile { name, from } => {
                 let Some(pin) = &self.pin else { return protocol("a file before the manifest") };
                 self.work = match pin.manifest.file(&name) {
@@ -174,7 +187,7 @@ impl Feed {
                 }
                 self.work = match first_place(origin, segment)? {
                     None => Work::Gone,
-                    Some(start) => match Tail::find(origin.store.disk(), start, origin.durable)? {
+                    Some(start) => match Tail::find(origin.store.disk(), start, origin.end)? {
                         Ok(tail) => Work::Log { first: Some(tail.segment()), tail: Box::new(tail) },
                         Err(_) => Work::Gone,
                     },
@@ -187,6 +200,7 @@ impl Feed {
     /// Adds messages to `out` until it holds [`WINDOW_BYTES`], or there is nothing more to say now. To be called whenever there is room, whenever
     /// the log has grown, and with each tick.
     pub fn fill(&mut self, out: &mut Vec<u8>, origin: &Origin<'_>, now_ms: u64) -> Result<(), LinkError> {
+        self.said_end = self.said_end.max(origin.end.offset);
         let silent_ms = now_ms.saturating_sub(self.peer.heard_ms);
         if silent_ms >= self.times.timeout_ms {
             return Err(LinkError::Timeout(silent_ms));
@@ -195,16 +209,14 @@ impl Feed {
             && let Some(hello) = self.hello.clone()
         {
             self.answer(&hello, out, origin)?;
-            (self.said_ms, self.said_durable) = (now_ms, origin.durable.offset);
+            self.said_ms = now_ms;
         }
         if self.welcome.is_none() {
             return Ok(());
         }
-        if self.pin.as_ref().is_some_and(|pin| {
-            origin.durable.offset.saturating_sub(pin.manifest.replay.offset.max(pin.manifest.durable))
-                > self.pinned_bytes
-        }) {
+        if self.pin.is_some() && origin.end.offset.saturating_sub(self.pinned_from) > self.pinned_bytes {
             self.pin = None;
+            self.given_up = true;
             self.work = Work::Gone;
         }
         while out.len() < WINDOW_BYTES {
@@ -237,7 +249,7 @@ impl Feed {
                     if let Some(head) = first.take() {
                         self.writer.master_says(out, &ToReplica::Segment(&head.encode()));
                     }
-                    match tail.next(origin.durable) {
+                    match tail.next(origin.end) {
                         Ok(Step::Segment(head)) => self.writer.master_says(out, &ToReplica::Segment(&head.encode())),
                         Ok(Step::Batch(_, frame)) => self.writer.master_says(out, &ToReplica::Batch(frame)),
                         Ok(Step::End) => break,
@@ -250,18 +262,19 @@ impl Feed {
         let is_due = now_ms.saturating_sub(self.said_ms) >= self.times.beat_ms;
         // In the middle of a file nothing else is heard anyway, and a beat would only part two chunks.
         if is_due && !matches!(self.work, Work::File { .. }) {
-            self.writer.master_says(out, &ToReplica::Beat { durable: origin.durable.offset, time_ms: now_ms });
-            (self.said_ms, self.said_durable) = (now_ms, origin.durable.offset);
+            self.writer.master_says(out, &ToReplica::Beat { end: origin.end.offset, time_ms: now_ms });
+            self.said_ms = now_ms;
         }
         Ok(())
     }
 
     fn answer(&mut self, hello: &Hello, out: &mut Vec<u8>, origin: &Origin<'_>) -> Result<(), LinkError> {
         let store = origin.store;
+        let is_other = |term: u64| term != hello.term && promotions(term) >= promotions(hello.term);
         let verdict = if hello.lineage != store.lineage() {
             Verdict::Foreign
         } else {
-            match Tail::find(store.disk(), hello.position, origin.durable)? {
+            match Tail::find(store.disk(), hello.position, origin.end)? {
                 Ok(tail) if tail.segment().term == hello.term || hello.position == Position::START => {
                     let first = (hello.position.byte == store::SEGMENT_HEAD_BYTES).then_some(tail.segment());
                     self.work = Work::Log { tail: Box::new(tail), first };
@@ -269,15 +282,32 @@ impl Feed {
                     (self.peer.written, self.peer.durable) = (hello.position.offset, hello.position.offset);
                     Verdict::Continue
                 }
-                Ok(_) | Err(Absent::Diverged) => Verdict::Diverged,
+                // It would have to come back through places where others were promoted since.
+                Err(Absent::Short) if !is_other(origin.term) => Verdict::Short,
+                Ok(_) | Err(Absent::Diverged | Absent::Short) => Verdict::Diverged,
                 Err(Absent::Removed) => Verdict::Removed,
             }
         };
-        let branch = store.branch(origin.term)?.unwrap_or(0);
-        let (lineage, term, end) = (store.lineage(), origin.term, origin.durable.offset);
-        self.writer.master_says(out, &ToReplica::Welcome { verdict, lineage, term, branch, end });
+        let parting = match verdict {
+            Verdict::Foreign => 0,
+            _ => store.parting(origin.end, hello.position, is_other)?,
+        };
+        let (lineage, term, end) = (store.lineage(), origin.term, origin.end.offset);
+        self.writer.master_says(out, &ToReplica::Welcome { verdict, lineage, term, parting, end });
         self.welcome = Some(verdict);
         Ok(())
+    }
+
+    /// Whether all that it has to do now is quick: to say what was written a moment ago, which is still in memory, and to take
+    /// an acknowledgement.
+    pub fn is_at_hand(&self, origin: &Origin<'_>) -> bool {
+        match &self.work {
+            Work::Log { tail, first: None } => {
+                let at = tail.position();
+                at.segment == origin.end.segment && origin.end.offset.saturating_sub(at.offset) < AT_HAND_BYTES
+            }
+            _ => false,
+        }
     }
 
     /// Tells the replica why it is not served; then the link is to be closed.

@@ -8,8 +8,11 @@
 //! |---|---|
 //! | has another data set (or an empty one) | this node has no data, or is forced |
 //! | has the same history, but the log before this position is gone | the master was promoted at least as often |
-//! | has the same history up to some place, then another | the master was promoted more often, or as often by another promotion |
-//! | has the same history, but less of it | it is forced: somebody has lost something |
+//! | has the same history up to some place, then another | the master was promoted more often, or as often by another promotion; or it never was, and had promised nothing of what it lost: it was not synced there |
+//! | has the same history, but less of it | it is forced: somebody has lost something, or the master is not there yet |
+//!
+//! **What it acknowledges**: as *written* what is in its log and applied, as *durable* what is synced, too. Which of the two has to come
+//! first is its node's choice ([`Local::sync_after_ms`]).
 
 use store::{BatchHead, Disk, Error, Fetched, FollowLog, Lineage, Manifest, SegmentHead, Staging};
 
@@ -30,11 +33,13 @@ pub trait Local {
     fn manifest(&self) -> Manifest;
     /// Whether it holds nothing that anybody could miss.
     fn is_empty(&self) -> bool;
-    /// Makes a batch true, which is durable in the log already. False: the data set must be opened anew to do so.
+    /// How long what was applied may wait for its sync, in milliseconds; 0: it is durable before it is applied.
+    fn sync_after_ms(&self) -> u64;
+    /// Makes a batch true, which is in the log already. False: the data set must be opened anew to do so.
     fn apply(&mut self, head: &BatchHead, body: &[u8]) -> Result<bool, String>;
     /// Batches from this offset on will be dropped: they are to be put into safety.
     fn drops(&mut self, from: u64) -> Result<(), Error>;
-    /// All up to the log's durable end is applied.
+    /// All that is in the log is applied.
     fn settled(&mut self);
 }
 
@@ -97,11 +102,14 @@ pub struct Follower {
     state: State,
     heard_ms: u64,
     said_ms: u64,
-    acknowledged: u64,
+    /// Written and durable, as it was last said.
+    acknowledged: (u64, u64),
+    /// Since when something waits for its sync.
+    unsynced_ms: Option<u64>,
     /// Batches that are in the log and not applied: heads, and where their bodies end.
     pending: Vec<(BatchHead, usize)>,
     bodies: Vec<u8>,
-    /// The master's durable end, as it last said.
+    /// The master's end, as it last said.
     master_end: u64,
     /// Of the data that a full sync has brought.
     fetched_bytes: u64,
@@ -131,7 +139,8 @@ impl Follower {
             state: State::Greeted,
             heard_ms: now_ms,
             said_ms: now_ms,
-            acknowledged: 0,
+            acknowledged: (0, 0),
+            unsynced_ms: None,
             pending: Vec::new(),
             bodies: Vec::new(),
             master_end: 0,
@@ -149,7 +158,7 @@ impl Follower {
         matches!(self.state, State::AwaitManifest | State::Fetching(_)).then_some(self.fetched_bytes)
     }
 
-    /// The master's durable end, as it last said.
+    /// The master's end, as it last said.
     pub fn master_end(&self) -> u64 {
         self.master_end
     }
@@ -198,21 +207,20 @@ impl Follower {
     ) -> Result<Course, LinkError> {
         match (message, &mut self.state) {
             (ToReplica::Refused(why), _) => return Err(LinkError::Refused(why.to_owned())),
-            (ToReplica::Beat { durable, .. }, _) => {
-                self.master_end = self.master_end.max(durable);
+            (ToReplica::Beat { end, .. }, _) => {
+                self.master_end = self.master_end.max(end);
                 // A sign of life, also from a replica that has nothing to acknowledge.
                 self.acknowledge(local, out, now_ms);
             }
-            (ToReplica::Welcome { verdict, lineage, term, branch, end }, State::Greeted) => {
+            (ToReplica::Welcome { verdict, lineage, term, parting, end }, State::Greeted) => {
                 self.master_end = end;
                 if verdict == Verdict::Continue {
                     self.state = State::Following;
                     self.acknowledge(local, out, now_ms);
                 } else {
-                    self.may_fetch(verdict, lineage, term, end, local)?;
+                    self.may_fetch(verdict, lineage, (term, end, parting), local)?;
                     if !local.is_empty() && verdict != Verdict::Removed {
-                        let from = if verdict == Verdict::Foreign { 0 } else { branch };
-                        local.drops(from)?;
+                        local.drops(parting)?;
                     }
                     self.want_manifest(out);
                 }
@@ -274,8 +282,7 @@ impl Follower {
         &self,
         verdict: Verdict,
         lineage: Lineage,
-        term: u64,
-        end: u64,
+        (term, end, parting): (u64, u64, u64),
         local: &mut impl Local,
     ) -> Result<(), LinkError> {
         if self.forced || local.is_empty() {
@@ -291,7 +298,9 @@ impl Follower {
             Verdict::Removed if theirs >= ours && end >= position.offset => Ok(()),
             Verdict::Removed if theirs > ours => Ok(()),
             Verdict::Diverged if theirs > ours || (theirs == ours && term != own_term) => Ok(()),
-            Verdict::Removed | Verdict::Diverged => Err(LinkError::Unfit(behind)),
+            // Its power failed, say: what it had not synced is gone there, and others may have been told what it wrote since.
+            Verdict::Diverged if theirs == ours && parting >= log.durable_at_master()? => Ok(()),
+            Verdict::Removed | Verdict::Diverged | Verdict::Short => Err(LinkError::Unfit(behind)),
         }
     }
 
@@ -315,22 +324,18 @@ impl Follower {
         Ok(())
     }
 
-    /// To be called when no more bytes are there at the moment: makes durable what came, and says so.
+    /// To be called when no more bytes are there at the moment: makes true what came, and says so.
     pub fn settle(&mut self, local: &mut impl Local, out: &mut Vec<u8>, now_ms: u64) -> Result<Course, LinkError> {
         match &mut self.state {
             State::Following => {
-                let end = local.log().sync()?;
-                let mut start = 0;
-                for (head, end) in self.pending.drain(..) {
-                    if !local.apply(&head, &self.bodies[start..end]).map_err(LinkError::Apply)? {
-                        return Ok(Course::Reopen);
-                    }
-                    start = end;
+                if local.sync_after_ms() == 0 {
+                    local.log().sync()?;
                 }
-                self.bodies.clear();
-                self.bodies.shrink_to(UNSYNCED_BYTES);
-                local.settled();
-                if end.offset != self.acknowledged {
+                if !self.apply(local)? {
+                    return Ok(Course::Reopen);
+                }
+                self.sync_if_due(local, now_ms)?;
+                if (local.log().written().offset, local.log().durable().offset) != self.acknowledged {
                     self.acknowledge(local, out, now_ms);
                 }
             }
@@ -349,6 +354,39 @@ impl Follower {
         Ok(Course::On)
     }
 
+    fn apply(&mut self, local: &mut impl Local) -> Result<bool, LinkError> {
+        let mut start = 0;
+        for (head, end) in self.pending.drain(..) {
+            if !local.apply(&head, &self.bodies[start..end]).map_err(LinkError::Apply)? {
+                return Ok(false);
+            }
+            start = end;
+        }
+        self.bodies.clear();
+        self.bodies.shrink_to(UNSYNCED_BYTES);
+        local.settled();
+        Ok(true)
+    }
+
+    fn sync_if_due(&mut self, local: &mut impl Local, now_ms: u64) -> Result<(), LinkError> {
+        let after_ms = local.sync_after_ms();
+        let log = local.log();
+        let waiting = log.written().offset - log.durable().offset;
+        if waiting == 0 {
+            self.unsynced_ms = None;
+        } else if now_ms - *self.unsynced_ms.get_or_insert(now_ms) >= after_ms || waiting >= 2 * UNSYNCED_BYTES as u64 {
+            log.sync()?;
+            self.unsynced_ms = None;
+            local.settled();
+        }
+        Ok(())
+    }
+
+    /// The link has ended: applies what is in the log and not applied yet. If it cannot, the data set must be opened anew.
+    pub fn finish(&mut self, local: &mut impl Local) -> Result<Course, LinkError> {
+        Ok(if self.is_following() && !self.apply(local)? { Course::Reopen } else { Course::On })
+    }
+
     fn acknowledge(&mut self, local: &mut impl Local, out: &mut Vec<u8>, now_ms: u64) {
         self.said_ms = now_ms;
         // While files come in, the old data's positions would mean nothing.
@@ -357,9 +395,10 @@ impl Follower {
             State::Greeted => return,
             _ => (0, 0),
         };
-        self.acknowledged = durable;
-        // Written, too, only counts when it is applied, and that comes after it is durable (R2).
-        self.writer.replica_says(out, &ToMaster::Ack { written: written.min(durable), durable });
+        // Written counts when it is applied. A beat may come between a batch and the moment when it is.
+        let written = if self.pending.is_empty() { written } else { self.acknowledged.0.max(durable) };
+        self.acknowledged = (written, durable);
+        self.writer.replica_says(out, &ToMaster::Ack { written, durable });
     }
 
     /// Time goes by.
@@ -368,7 +407,11 @@ impl Follower {
         if silent_ms >= self.times.timeout_ms {
             return Err(LinkError::Timeout(silent_ms));
         }
-        if now_ms.saturating_sub(self.said_ms) >= self.times.beat_ms {
+        let before = local.log().durable();
+        if self.is_following() {
+            self.sync_if_due(local, now_ms)?;
+        }
+        if now_ms.saturating_sub(self.said_ms) >= self.times.beat_ms || local.log().durable() != before {
             self.acknowledge(local, out, now_ms);
         }
         Ok(())

@@ -19,8 +19,10 @@
 //!
 //! - **R1** A position is a place in one history: lineage, term of the segment, segment, byte, offset, number and chain value of the last
 //!   batch. If a master's log passes through it, both have the same bytes up to there. Only then the link goes on from it.
-//! - **R2** Only durable batches are sent. A replica appends a batch, makes it durable, applies it, acknowledges it, in this order: what it
-//!   shows and what it says it will still have after any failure, so it may be promoted at any moment.
+//! - **R2** A master sends what it has written (or, if its node says so, only what is durable there): whatever is sent survives the end of its
+//!   process. A replica appends a batch, applies it, and acknowledges it as written; syncs, and acknowledges it as durable. So what it
+//!   shows it will still have after a kill, and may be promoted at any moment. Only power that fails can part the two: a master that lost what
+//!   it had not synced begins another segment there, and its replica, told apart from it by R1, follows R3.
 //! - **R3** A log that does not pass through is never merged: the replica fetches everything anew, and only from a master that may take its data
 //!   away ([`Follower`] has the rules). What it drops is handed to its owner first.
 //! - **R4** Nothing that a replica does makes its master's memory grow: a feed reads from files, when there is room to send, up to [`WINDOW_BYTES`]

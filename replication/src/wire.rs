@@ -4,7 +4,7 @@
 use store::{Check, FRAME_BYTES, Frame, Lineage, MAX_BODY_BYTES, Position, frame_head, read_frame};
 
 /// Version of the protocol; both must have the same.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// The longest message: a batch with the longest body, and some.
 pub const MAX_MESSAGE_BYTES: usize = MAX_BODY_BYTES + (64 << 10);
@@ -31,10 +31,12 @@ pub enum Verdict {
     Continue,
     /// It did, perhaps; that part of the log was removed.
     Removed,
-    /// No: the master has another history from some place on, or ends earlier.
+    /// No: the master has another history from some place on.
     Diverged,
     /// The master has another data set.
     Foreign,
+    /// No: the master's log ends earlier.
+    Short,
 }
 
 /// From the replica.
@@ -54,15 +56,17 @@ pub(crate) enum ToReplica<'a> {
         verdict: Verdict,
         lineage: Lineage,
         term: u64,
-        branch: u64,
+        /// Where, at the latest, the histories part.
+        parting: u64,
         end: u64,
     },
     Manifest(&'a [u8]),
     Chunk(&'a [u8]),
     Segment(&'a [u8]),
     Batch(&'a [u8]),
+    /// How far the master is.
     Beat {
-        durable: u64,
+        end: u64,
         time_ms: u64,
     },
     /// What was asked for is not there (any more): ask for the manifest again.
@@ -114,16 +118,16 @@ impl Writer {
 
     pub(crate) fn master_says(&mut self, out: &mut Vec<u8>, message: &ToReplica<'_>) {
         match *message {
-            ToReplica::Welcome { verdict, lineage, term, branch, end } => {
-                let numbers: Vec<u8> = [term, branch, end].iter().flat_map(|n| n.to_le_bytes()).collect();
+            ToReplica::Welcome { verdict, lineage, term, parting, end } => {
+                let numbers: Vec<u8> = [term, parting, end].iter().flat_map(|n| n.to_le_bytes()).collect();
                 self.put(out, 65, &[&PROTOCOL.to_le_bytes(), &[verdict as u8], &lineage.0, &numbers]);
             }
             ToReplica::Manifest(text) => self.put(out, 66, &[text]),
             ToReplica::Chunk(bytes) => self.put(out, 67, &[bytes]),
             ToReplica::Segment(head) => self.put(out, 68, &[head]),
             ToReplica::Batch(frame) => self.put(out, 69, &[frame]),
-            ToReplica::Beat { durable, time_ms } => {
-                self.put(out, 70, &[&durable.to_le_bytes(), &time_ms.to_le_bytes()]);
+            ToReplica::Beat { end, time_ms } => {
+                self.put(out, 70, &[&end.to_le_bytes(), &time_ms.to_le_bytes()]);
             }
             ToReplica::Gone => self.put(out, 71, &[]),
             ToReplica::Refused(text) => self.put(out, 72, &[text.as_bytes()]),
@@ -235,19 +239,20 @@ pub(crate) fn read_to_replica(body: &[u8]) -> Result<ToReplica<'_>, String> {
                     1 => Verdict::Removed,
                     2 => Verdict::Diverged,
                     3 => Verdict::Foreign,
+                    4 => Verdict::Short,
                     _ => return None,
                 };
                 let lineage = Lineage(f.array()?);
-                let [term, branch, end] = [f.u64()?, f.u64()?, f.u64()?];
+                let [term, parting, end] = [f.u64()?, f.u64()?, f.u64()?];
                 f.end()?;
-                ToReplica::Welcome { verdict, lineage, term, branch, end }
+                ToReplica::Welcome { verdict, lineage, term, parting, end }
             }
             66 => ToReplica::Manifest(rest),
             67 => ToReplica::Chunk(rest),
             68 => ToReplica::Segment(rest),
             69 => ToReplica::Batch(rest),
             70 => {
-                let beat = ToReplica::Beat { durable: f.u64()?, time_ms: f.u64()? };
+                let beat = ToReplica::Beat { end: f.u64()?, time_ms: f.u64()? };
                 f.end()?;
                 beat
             }
@@ -293,12 +298,12 @@ mod tests {
             assert_eq!(read, messages);
         }
         let answers = [
-            ToReplica::Welcome { verdict: Verdict::Diverged, lineage: Lineage([1; 16]), term: 1, branch: 2, end: 3 },
+            ToReplica::Welcome { verdict: Verdict::Diverged, lineage: Lineage([1; 16]), term: 1, parting: 2, end: 3 },
             ToReplica::Manifest(b"m"),
             ToReplica::Chunk(b""),
             ToReplica::Segment(b"s"),
             ToReplica::Batch(b"b"),
-            ToReplica::Beat { durable: 1, time_ms: 2 },
+            ToReplica::Beat { end: 1, time_ms: 2 },
             ToReplica::Gone,
             ToReplica::Refused("no"),
         ];

@@ -5,7 +5,8 @@
 //!
 //! Asserted:
 //!
-//! - a node that acknowledged a write, and did not give its data up for another master's since, has it when it is promoted;
+//! - a node that acknowledged a write as written, and did not give its data up for another master's since, has it when it is promoted, unless
+//!   its own power or disk failed before it acknowledged it as durable;
 //! - while nodes follow, their logs are equal byte for byte (positions and chain values compared at every acknowledgement);
 //! - when the faults end, all nodes become equal: state, offset and chain; nobody refuses the newest master;
 //! - what is dropped was handed out first.
@@ -37,6 +38,8 @@ struct Figures {
     promotions: u64,
     crashes: u64,
     dropped: u64,
+    rewound: u64,
+    forgiven: u64,
     refusals: u64,
     cuts: u64,
 }
@@ -64,10 +67,14 @@ struct Node {
     has_data: bool,
     starts_at: u64,
     connects_at: u64,
-    /// Writes that it acknowledged as a replica, and holds since.
+    /// Everything is durable before it is shown to others.
+    always: bool,
+    /// Its log was durable up to here when it was last seen running: what a kill left in the system's memory the power may still take.
+    safe: u64,
+    /// Writes that it acknowledged as a replica, and holds since: offset, key, value.
     acknowledged: BTreeSet<(u64, u64, u64)>,
     dropped: Vec<u64>,
-    /// How often it gave up its data for another master's.
+    /// How often it gave up its data for another master's, or lost some.
     data_sets: u64,
 }
 
@@ -104,6 +111,7 @@ struct Here<'a> {
     map: &'a mut Map,
     log: &'a mut FollowLog,
     is_empty: bool,
+    always: bool,
     dropped: &'a mut Vec<u64>,
 }
 
@@ -119,6 +127,9 @@ impl Local for Here<'_> {
     }
     fn is_empty(&self) -> bool {
         self.is_empty
+    }
+    fn sync_after_ms(&self) -> u64 {
+        if self.always { 0 } else { 800 }
     }
     fn apply(&mut self, _: &BatchHead, body: &[u8]) -> Result<bool, String> {
         read(self.map, body);
@@ -162,6 +173,25 @@ impl Node {
             Kind::Master(log) => log.durable(),
             Kind::Replica(log) => log.durable(),
         })
+    }
+
+    /// What others may have.
+    fn shown(&self) -> Option<Position> {
+        Some(match &self.life.as_ref()?.kind {
+            Kind::Master(log) if self.always => log.durable(),
+            Kind::Master(log) => log.written(),
+            Kind::Replica(log) => log.written(),
+        })
+    }
+
+    /// Its power, or its disk, has failed: what was not durable is gone, and nobody was promised otherwise.
+    fn forgive(&mut self) -> u64 {
+        self.safe = self.durable().map_or(self.safe, |end| end.offset);
+        // What it said before, and its master has not heard yet, is forgiven, too.
+        self.data_sets += 1;
+        let before = self.acknowledged.len();
+        self.acknowledged.retain(|w| w.0 <= self.safe);
+        (before - self.acknowledged.len()) as u64
     }
 
     fn term(&self) -> u64 {
@@ -240,6 +270,8 @@ impl World {
                 has_data: n == 0,
                 starts_at: 0,
                 connects_at: 0,
+                always: random.u32(0..3) == 0,
+                safe: 0,
                 acknowledged: BTreeSet::new(),
                 dropped: Vec::new(),
                 data_sets: 0,
@@ -270,9 +302,14 @@ impl World {
     }
 
     fn crash(&mut self, n: usize) {
+        let power = self.random.bool();
         let node = &mut self.nodes[n];
+        node.safe = node.durable().map_or(node.safe, |end| end.offset);
+        if power {
+            self.figures.forgiven += node.forgive();
+        }
         node.life = None;
-        node.disk = if self.random.bool() { node.disk.power_cut() } else { node.disk.kill() };
+        node.disk = if power { node.disk.power_cut() } else { node.disk.kill() };
         node.starts_at = self.now + self.random.u64(0..4_000);
         self.links.iter_mut().for_each(|link| {
             if link.master == n {
@@ -298,12 +335,12 @@ impl World {
         let Life { store, map, kind: Kind::Replica(mut log) } = life else { return };
         if log.sync().is_err() {
             // Cannot be promoted now; it starts again.
-            drop((store, log));
+            node.life = Some(Life { store, map, kind: Kind::Replica(log) });
+            self.figures.forgiven += node.forgive();
             return self.crash(best);
         }
-        for (term, offset, value) in &node.acknowledged {
-            let write = self.writes.iter().find(|w| (w.0, w.1, w.3) == (*term, *offset, *value)).unwrap();
-            let held = map.get(&write.2).copied().unwrap_or(0);
+        for write @ (_, key, value) in &node.acknowledged {
+            let held = map.get(key).copied().unwrap_or(0);
             assert!(held >= *value, "node {best} is promoted without {write:?}, which it acknowledged; it has {held}");
         }
         let term = next_term(log.term(), random);
@@ -391,7 +428,7 @@ impl World {
                     assert!(transient || matches!(error, Error::Locked { .. }), "node {n} does not start: {error}");
                     self.crash(n);
                 } else if let Some(Life { kind: Kind::Master(log), .. }) = &self.nodes[n].life {
-                    // What was never durable was never sent, and is gone: other writes will have those offsets.
+                    // What the power took is gone: other writes will have those offsets.
                     let (term, end) = (log.term(), log.written().offset);
                     self.writes.retain(|w| w.0 != term || w.1 <= end);
                 }
@@ -426,10 +463,11 @@ impl World {
                 }
                 None => continue,
             };
+            let pinned_bytes = if self.random.bool() { 2_000 } else { 1 << 20 };
             let mut link = Link {
                 master,
                 replica: n,
-                feed: Some(Feed::new(TIMES, 1 << 20, now)),
+                feed: Some(Feed::new(TIMES, pinned_bytes, now)),
                 follower: Some(follower),
                 to_master: VecDeque::new(),
                 to_replica: VecDeque::new(),
@@ -443,9 +481,10 @@ impl World {
 
     /// After the disk of a replica has failed.
     fn reopen(&mut self, n: usize) {
-        if let Some(Life { kind: Kind::Replica(log), .. }) = &mut self.nodes[n].life
-            && log.reopen().is_err()
-        {
+        let Some(Life { kind: Kind::Replica(log), .. }) = &mut self.nodes[n].life else { return };
+        if log.secure().is_err() {
+            // Memory shows what the log has lost: it is read anew.
+            self.figures.forgiven += self.nodes[n].forgive();
             self.crash(n);
         }
     }
@@ -454,7 +493,7 @@ impl World {
         let node = &mut self.nodes[n];
         let Some(Life { store, map, kind: Kind::Replica(log) }) = &mut node.life else { return None };
         let is_empty = !node.has_data && map.range(..100).next().is_none();
-        Some(work(&mut Here { store, map, log, is_empty, dropped: &mut node.dropped }))
+        Some(work(&mut Here { store, map, log, is_empty, always: node.always, dropped: &mut node.dropped }))
     }
 
     /// Moves bytes, and lets both ends work.
@@ -467,11 +506,8 @@ impl World {
             let mut feed = self.links[i].feed.take();
             let mut acknowledged = Vec::new();
             if let (Some(f), Some(life)) = (&mut feed, &self.nodes[m].life) {
-                let (durable, term) = match &life.kind {
-                    Kind::Master(log) => (log.durable(), log.term()),
-                    Kind::Replica(log) => (log.durable(), log.term()),
-                };
-                let origin = Origin { store: &life.store, durable, term };
+                let end = self.nodes[m].shown().unwrap();
+                let origin = Origin { store: &life.store, end, term: self.nodes[m].term() };
                 let mut result = Ok(());
                 while result.is_ok()
                     && reaches
@@ -479,9 +515,9 @@ impl World {
                     && *at <= self.now
                 {
                     let (_, bytes) = self.links[i].to_master.pop_front().unwrap();
-                    let before = f.peer().durable;
+                    let before = f.peer().written;
                     result = f.receive(&bytes, &origin, self.now);
-                    let after = f.peer().durable;
+                    let after = f.peer().written;
                     if after > before && f.peer().sending == replication::Sending::Log {
                         acknowledged.push((before, after));
                     }
@@ -509,7 +545,7 @@ impl World {
                 feed = None;
             }
             for (before, after) in acknowledged {
-                // It may be an old link, with what the replica said before it gave up its data for another master's.
+                // It may be an old link, with what the replica said before it gave up, or lost, its data.
                 if self.links[i].data_sets == self.nodes[r].data_sets {
                     self.acknowledged(m, r, before, after);
                 }
@@ -531,7 +567,7 @@ impl World {
             .writes
             .iter()
             .filter(|w| w.0 == master_term && w.1 > before && w.1 <= after)
-            .map(|w| (w.0, w.1, w.3))
+            .map(|w| (w.1, w.2, w.3))
             .collect();
         self.figures.waited += waited.len() as u64;
         self.nodes[r].acknowledged.extend(waited);
@@ -575,6 +611,8 @@ impl World {
             }
             Some(Ok(Course::Adopt | Course::Reopen)) => {
                 self.figures.full_syncs += 1;
+                self.figures.rewound +=
+                    u64::from(self.nodes[r].term() == self.nodes[m].term() && !self.nodes[r].dropped.is_empty());
                 self.figures.dropped += self.nodes[r].dropped.drain(..).len() as u64;
                 // It gave up what it had.
                 self.nodes[r].acknowledged.clear();
@@ -587,6 +625,7 @@ impl World {
             }
             Some(Err(error)) => {
                 self.last_error = error.to_string();
+                let _ = self.local(r, |local| follower.finish(local).unwrap());
                 match &error {
                     LinkError::Protocol(what) => panic!("follower {r} of {m}: {what}"),
                     LinkError::Unfit(_) => {
@@ -749,6 +788,8 @@ fn all_nodes_become_equal_and_nothing_acknowledged_is_lost() {
         sum.promotions += f.promotions;
         sum.crashes += f.crashes;
         sum.dropped += f.dropped;
+        sum.rewound += f.rewound;
+        sum.forgiven += f.forgiven;
         sum.refusals += f.refusals;
         sum.cuts += f.cuts;
     }
@@ -756,6 +797,6 @@ fn all_nodes_become_equal_and_nothing_acknowledged_is_lost() {
     if one.is_none() {
         // A simulator that meets none of this shows nothing.
         assert!(sum.waited > 50 * runs && sum.continued > 3 * runs && sum.full_syncs > runs && sum.promotions > runs);
-        assert!(sum.resumed_files > runs / 50 && sum.refusals > 0 && sum.dropped > 0, "{sum:?}");
+        assert!(sum.resumed_files > runs / 50 && sum.refusals > 0 && sum.dropped > 0 && sum.rewound > 0, "{sum:?}");
     }
 }

@@ -260,6 +260,10 @@ section! {
         #[redis = "masteruser"]
         #[live = true]
         master_user: String = String::new(),
+        /// Whether the link to the master is encrypted: its port is one of `tls.port`, its certificate signed by `tls.ca_file`.
+        #[redis = "tls-replication"]
+        #[live = true]
+        tls: bool = false,
         /// Where others reach this node, if not at the address that its master sees and its own port.
         #[redis = "replica-announce-ip"]
         #[redis = "slave-announce-ip"]
@@ -289,9 +293,6 @@ section! {
         #[redis = "repl-timeout"]
         #[live = true]
         timeout_s: u64 = 60,
-        /// Replicas get what is durable. While there are any, the log is synced so often, whatever `fsync` says.
-        #[live = true]
-        feed_every_ms: u64 = 100,
         /// Most replicas; one more is answered "ERR max number of replicas reached".
         #[live = true]
         max_replicas: usize = 32,

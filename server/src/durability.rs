@@ -24,13 +24,16 @@ use parking_lot::Mutex;
 use phantom::{Answer, Layout, Member, Pair};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use store::{
     Batch, CommitOptions, Committed, Committer, Health, Log, Position, Progress, RealDisk, Record, Records, Source,
     Store, StoreOptions, SyncPolicy, Ticket,
 };
 
 use tokio::sync::watch;
+
+/// A replica syncs at least every second, if its disk lets it.
+const FOLLOWER_SYNCS: Duration = Duration::from_secs(30);
 
 /// How far commits have come, as connections wait for it.
 #[derive(Clone, Debug)]
@@ -47,8 +50,8 @@ pub struct Durability {
     release: Release<Reached>,
     /// End of the log: appended, synced.
     positions: Mutex<(Position, Position)>,
-    /// Rises with the synced end.
-    synced: watch::Sender<u64>,
+    /// The log's end, appended and synced: rises with either.
+    grown: watch::Sender<(u64, u64)>,
     /// The log is a replica's, which its master's batches grow.
     follows: AtomicBool,
     /// What snapshots must write again.
@@ -63,7 +66,7 @@ impl Durability {
             committer: Committer::new(CommitOptions { policy: policy_of_store(policy), ..CommitOptions::default() }),
             release: Release::new(reached),
             positions: Mutex::new((Position::START, Position::START)),
-            synced: watch::Sender::new(0),
+            grown: watch::Sender::new((0, 0)),
             follows: AtomicBool::new(false),
             parts: Parts::default(),
         }
@@ -138,47 +141,64 @@ impl Durability {
         *self.positions.lock()
     }
 
-    /// To be told when the synced end of the log moves.
-    pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
-        self.synced.subscribe()
+    /// Up to where others may have the log: what is written, which a kill does not take; with `always` what is synced. A replica shows
+    /// what it has applied.
+    pub(crate) fn shown(&self) -> Position {
+        let (written, synced) = self.positions();
+        if self.holds_replies() && !self.follows.load(SeqCst) { synced } else { written }
+    }
+
+    /// To be told when an end of the log moves.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<(u64, u64)> {
+        self.grown.subscribe()
     }
 
     /// The log ends here: appended, and synced.
     pub(crate) fn reach(&self, written: Position, synced: Position) {
         *self.positions.lock() = (written, synced);
-        self.synced.send_if_modified(|offset| std::mem::replace(offset, synced.offset) != synced.offset);
+        let now = (written.offset, synced.offset);
+        self.grown.send_if_modified(|ends| std::mem::replace(ends, now) != now);
     }
 
-    /// The log is a replica's, durable and applied up to here.
-    pub(crate) fn followed(&self, end: Position) {
+    /// The log is a replica's, applied and durable up to here.
+    pub(crate) fn followed(&self, applied: Position, durable: Position) {
         self.follows.store(true, SeqCst);
-        self.reach(end, end);
-    }
-
-    /// Has what is written synced soon, whatever the policy.
-    pub(crate) fn hurry(&self) {
-        if !self.follows.load(SeqCst) {
-            self.committer.sync_soon();
-        }
+        self.reach(applied, durable);
     }
 
     /// Waits until everything that was changed before this call is synced.
     pub(crate) fn flush(&self) -> store::Result<()> {
-        if self.follows.load(SeqCst) {
-            // A replica applies what is durable already.
-            return Ok(());
+        let applied = self.positions().0.offset;
+        let began = Instant::now();
+        // A replica's log is synced by its link, in time.
+        while self.follows.load(SeqCst) {
+            if self.positions().1.offset >= applied {
+                return Ok(());
+            }
+            if began.elapsed() > FOLLOWER_SYNCS {
+                return Err(store::Error::Refused("the replica's log was not synced in time".to_owned()));
+            }
+            std::thread::sleep(Duration::from_millis(5));
         }
         self.committer.flush().map(|_| ())
+    }
+
+    /// Waits until everything up to `ticket` may be had by others, and gives the log's end then.
+    pub(crate) async fn shown_offset(&self, ticket: Ticket) -> Result<u64, String> {
+        if !self.follows.load(SeqCst) {
+            self.safe(ticket).await?;
+        }
+        Ok(self.shown().offset)
     }
 
     /// Waits until everything up to `ticket` is synced, whatever the policy, and gives the log's end then. To be given up by the
     /// caller if it takes too long.
     pub(crate) async fn synced_offset(&self, ticket: Ticket) -> u64 {
-        let mut synced = self.synced.subscribe();
+        let mut grown = self.grown.subscribe();
         while !self.follows.load(SeqCst) && self.committer.synced() < ticket {
             self.committer.sync_soon();
             // The offset is published a moment before the ticket.
-            let _ = tokio::time::timeout(Duration::from_millis(2), synced.changed()).await;
+            let _ = tokio::time::timeout(Duration::from_millis(2), grown.changed()).await;
         }
         self.positions().1.offset
     }
@@ -545,6 +565,8 @@ pub(crate) fn apply_record(
     let space = number;
     let counter = || engines.counter_by_number(space).ok_or_else(|| format!("there is no counter space {space}"));
     let existence = || engines.existence_by_number(space).ok_or_else(|| format!("there is no existence space {space}"));
+    // Before the change and after it: who looks in between, and whoever sees the change, will find that there was one.
+    let changed = |ids: &mut dyn Iterator<Item = u64>| ids.for_each(|id| engines.watches.changed(number, id));
     match RecordKind::from_number(kind) {
         Some(RecordKind::Rows) => {
             let space = counter()?;
@@ -554,6 +576,7 @@ pub(crate) fn apply_record(
                 ids.push(id);
                 Ok(())
             })?;
+            changed(&mut ids.iter().copied());
             let mut again = Again::new(space);
             let mut ahead = ids.chunks(PREFETCHED);
             let mut at = 0;
@@ -570,6 +593,7 @@ pub(crate) fn apply_record(
                 space.put(id, values).map_err(|e| e.to_string())
             })?;
             parts.touch_all(ids.iter().map(|&id| (number, id)));
+            changed(&mut ids.iter().copied());
             // As under clients: nobody else does it before the data are loaded.
             while space.wants_maintenance() && space.maintain() {}
             Ok(())
@@ -581,6 +605,7 @@ pub(crate) fn apply_record(
                 pairs.push((id, member, set));
                 Ok(())
             })?;
+            changed(&mut pairs.iter().map(|pair| pair.0));
             for pairs in pairs.chunks(PREFETCHED) {
                 for &(id, member, _) in pairs {
                     if let MarkedMember::Number(member) = member {
@@ -592,6 +617,7 @@ pub(crate) fn apply_record(
                 }
             }
             parts.touch_all(pairs.iter().map(|&(id, ..)| (number, id)));
+            changed(&mut pairs.iter().map(|pair| pair.0));
             Ok(())
         }
         Some(RecordKind::Loose) => {

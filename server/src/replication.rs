@@ -6,10 +6,13 @@
 //!   command TM.REPLICATE --> the connection becomes a feed (feed.rs) that sends the log's files
 //! ```
 //!
+//! FAILOVER hands the role to a replica (failover.rs).
+//!
 //! Whether writes are taken is one atomic, the [`Gate`]: a replica takes none, nor does a master that was started again before it is known whether
 //! it still is one, nor one that has too few replicas.
 
 pub(crate) mod director;
+pub(crate) mod failover;
 pub(crate) mod feed;
 pub(crate) mod follow;
 mod role;
@@ -69,6 +72,8 @@ pub(crate) struct Fed {
     pub(crate) ip: String,
     pub(crate) port: u16,
     pub(crate) sending: Sending,
+    /// What it has in its log, and shows.
+    pub(crate) written: u64,
     pub(crate) durable: u64,
     pub(crate) heard: Instant,
 }
@@ -83,6 +88,7 @@ pub(crate) struct Replication {
     /// Rises with every change of the role.
     orders: watch::Sender<u64>,
     forced: AtomicBool,
+    pub(crate) failover: failover::Failover,
     pub(crate) link: Mutex<Link>,
     feeds: Mutex<BTreeMap<u64, Fed>>,
     /// Rises with every acknowledgement of a replica.
@@ -112,6 +118,7 @@ impl Replication {
             settled: AtomicBool::new(false),
             orders: watch::Sender::new(0),
             forced: AtomicBool::new(false),
+            failover: failover::Failover::new(),
             link: Mutex::new(link),
             feeds: Mutex::default(),
             acknowledged: watch::Sender::new(0),
@@ -251,15 +258,15 @@ impl Replication {
         }
     }
 
-    /// Replicas that have all up to `offset` on their disks.
-    pub(crate) fn count_durable(&self, offset: u64) -> usize {
-        self.feeds.lock().values().filter(|f| f.sending == Sending::Log && f.durable >= offset).count()
+    /// Replicas in step of which this is true.
+    pub(crate) fn count(&self, has: impl Fn(&Fed) -> bool) -> usize {
+        self.feeds.lock().values().filter(|f| f.sending == Sending::Log && has(f)).count()
     }
 
-    /// Waits until so many replicas have all up to `offset`; whoever calls this sets the deadline.
-    pub(crate) async fn wait_for(&self, offset: u64, replicas: usize) {
+    /// Waits until it is true of so many replicas; whoever calls this sets the deadline.
+    pub(crate) async fn wait_for(&self, has: impl Fn(&Fed) -> bool, replicas: usize) {
         let mut acknowledged = self.acknowledged.subscribe();
-        while self.count_durable(offset) < replicas {
+        while self.count(&has) < replicas {
             if acknowledged.changed().await.is_err() {
                 return;
             }
@@ -277,7 +284,14 @@ impl Replication {
         if feeds.len() >= most {
             return false;
         }
-        let fed = Fed { ip: peer.to_string(), port: 0, sending: Sending::Nothing, durable: 0, heard: Instant::now() };
+        let fed = Fed {
+            ip: peer.to_string(),
+            port: 0,
+            sending: Sending::Nothing,
+            written: 0,
+            durable: 0,
+            heard: Instant::now(),
+        };
         feeds.insert(client, fed);
         true
     }
@@ -288,8 +302,10 @@ impl Replication {
         if !peer.ip.is_empty() {
             fed.ip.clone_from(&peer.ip);
         }
-        let grown = peer.durable > fed.durable || peer.sending != fed.sending;
-        (fed.port, fed.sending, fed.durable, fed.heard) = (peer.port, peer.sending, peer.durable, heard);
+        let now = (peer.sending, peer.written, peer.durable);
+        let grown = (fed.sending, fed.written, fed.durable) != now;
+        (fed.port, fed.heard) = (peer.port, heard);
+        (fed.sending, fed.written, fed.durable) = now;
         drop(feeds);
         if grown {
             self.acknowledged.send_modify(|n| *n += 1);

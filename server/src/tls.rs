@@ -1,4 +1,4 @@
-//! TLS, by rustls: the port that speaks it, and a client's side. Links between masters and replicas do not use it yet.
+//! TLS, by rustls: the port that speaks it, and a client's side, which is a replica's.
 //!
 //! Certificates are read at the start, and again whenever CONFIG SET names a key of `[tls]`: new connections use the new ones, those that
 //! are there go on. If they cannot be read, nothing changes.

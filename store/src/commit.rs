@@ -116,7 +116,7 @@ pub struct Committed {
     pub failed: Ticket,
     /// End of what is appended.
     pub written_to: Position,
-    /// End of what is synced: replicas are fed up to here.
+    /// End of what is synced.
     pub synced_to: Position,
     /// Can the log take writes?
     pub health: Health,
@@ -206,6 +206,8 @@ pub struct Committer<K> {
 #[derive(Default)]
 struct Orders {
     stop: bool,
+    /// It goes on as another's log: no seal, which that one would not have.
+    unsealed: bool,
     /// The commit thread has returned, or failed.
     ended: bool,
     /// A flush is wanted up to this round.
@@ -507,7 +509,7 @@ impl<K: Copy + Ord> Committer<K> {
     /// [`run`](Committer::run) may be called again. Until this is called nobody waits in vain for a commit after the end of the last one.
     pub fn reopen(&self) {
         let mut orders = self.orders.lock();
-        (orders.stop, orders.ended) = (false, false);
+        (orders.stop, orders.unsealed, orders.ended) = (false, false, false);
     }
 
     /// Asks the commit thread for a last round; [`run`](Committer::run) returns after it.
@@ -516,6 +518,12 @@ impl<K: Copy + Ord> Committer<K> {
         orders.stop = true;
         self.nudged.store(true, Ordering::SeqCst);
         self.wake.notify_one();
+    }
+
+    /// As [`Committer::stop`], but the log is not sealed: nothing is added to it that nobody has written.
+    pub fn step_down(&self) {
+        self.orders.lock().unsealed = true;
+        self.stop();
     }
 
     fn set_dirty(&self, index: usize) {
@@ -549,7 +557,8 @@ impl<K: Copy + Ord> Committer<K> {
             let stop = self.sleep(&rounds);
             let last = rounds.turn(&mut log, source, Instant::now(), stop);
             if stop {
-                let sealed = last.and_then(|()| log.seal(source.now_ms()));
+                let seals = !self.orders.lock().unsealed;
+                let sealed = last.and_then(|()| if seals { log.seal(source.now_ms()) } else { Ok(()) });
                 return (log, sealed);
             }
         }

@@ -6,6 +6,7 @@
 //! - **F1** What is appended is checked against the place first: it follows the last batch, by number and chain, or is refused.
 //! - **F2** What is not durable after a failure is not written elsewhere, as a master does it (`log.rs`, L3): it is cut off, for good,
 //!   and asked for again. A cut is a copy under a temporary name, synced and renamed; nobody ever sees half of it.
+//!   Who has shown it to others already, in the hope that it will be synced, must read everything anew then ([`FollowLog::secure`] fails).
 //! - **F3** A torn tail is cut the same way at the next start, whatever follows it: the master has those bytes.
 //!
 //! Promotion is [`FollowLog::into_log`]: the next segment, with a higher term, is the first one of the node's own.
@@ -16,7 +17,7 @@ use crate::batch::{BATCH_HEAD_BYTES, BatchHead, Lineage, body_matches, read_head
 use crate::disk::{Disk, DiskFile, TEMPORARY, read_full_at, replace, write_all_at};
 use crate::error::{Error, Result};
 use crate::log::{Log, LogOptions, Position, Resume};
-use crate::replay::{read_segment_head, segment_numbers};
+use crate::replay::{BatchReader, Found, read_segment_head, segment_numbers};
 use crate::segment::{SEGMENT_HEAD_BYTES, SegmentHead, segment_name};
 
 /// Bytes copied at a time when a segment is cut.
@@ -31,6 +32,8 @@ pub struct FollowLog {
     newest: Option<(SegmentHead, Box<dyn DiskFile>)>,
     written: Position,
     durable: Position,
+    /// A sync has failed: nothing behind `durable` can be trusted.
+    failed: bool,
 }
 
 impl FollowLog {
@@ -43,6 +46,12 @@ impl FollowLog {
                 let path = disk.path(&segment_name(end.segment));
                 return Err(Error::corrupt(path, 0, format!("missing; the log is to go on at {end}")));
             }
+            // The very first one was never finished, so it holds nothing; recovery has passed it over, too.
+            true if end == Position::START && read_segment_head(&*disk, end.segment)?.is_err() => {
+                let name = segment_name(end.segment);
+                disk.remove(&name).map_err(|e| Error::io(disk.path(&name), "removing", e))?;
+                None
+            }
             true => Some(open_segment(&disk, end)?),
         };
         // The newest first, so that the log has no gap at any moment.
@@ -51,13 +60,20 @@ impl FollowLog {
             disk.remove(&name).map_err(|e| Error::io(disk.path(&name), "removing", e))?;
         }
         disk.sync_dir().map_err(|e| Error::io(disk.path(""), "syncing the folder", e))?;
-        Ok(FollowLog { disk, lineage, newest, written: end, durable: end })
+        Ok(FollowLog { disk, lineage, newest, written: end, durable: end, failed: false })
     }
 
     /// After a failure: forgets what is not durable.
     pub fn reopen(&mut self) -> Result<()> {
         *self = FollowLog::open(self.disk.clone(), self.lineage, self.durable)?;
         Ok(())
+    }
+
+    /// After a link has ended: makes durable what was appended, and cuts off what was not whole. An error: what lies between
+    /// [`FollowLog::durable`] and [`FollowLog::written`] is lost, and is cut off by [`FollowLog::reopen`].
+    pub fn secure(&mut self) -> Result<()> {
+        self.sync()?;
+        self.reopen()
     }
 
     /// The end of what was appended.
@@ -159,6 +175,9 @@ impl FollowLog {
         if !body_matches(frame, &frame[BATCH_HEAD_BYTES..], &place) {
             return Err(refused("it does not match its checksum"));
         }
+        if self.failed {
+            return Err(self.failure());
+        }
         let name = segment_name(segment.segment);
         write_all_at(&**file, frame, at.byte).map_err(|e| Error::io(self.disk.path(&name), "appending to", e))?;
         self.written = Position {
@@ -171,16 +190,44 @@ impl FollowLog {
         Ok(head)
     }
 
+    /// Up to where the log was durable on the master that wrote it, at least, as the batches of the newest segment tell.
+    pub fn durable_at_master(&self) -> Result<u64> {
+        let Some((head, _)) = &self.newest else { return Ok(self.written.offset) };
+        let mut known = head.base;
+        let name = segment_name(head.segment);
+        let path = self.disk.path(&name);
+        let file = self.disk.open(&name).map_err(|e| Error::io(&path, "opening", e))?;
+        let mut reader = BatchReader::new(file, path, *head, None)?;
+        reader.read_up_to(self.written.byte)?;
+        loop {
+            let before = reader.position().offset;
+            let Found::Batch(batch) = reader.next()? else { return Ok(known) };
+            known = known.max(before.saturating_sub(u64::from(batch.unsynced_bytes)));
+        }
+    }
+
     /// Makes all that was appended durable. After an error [`FollowLog::reopen`] is to be called.
     pub fn sync(&mut self) -> Result<Position> {
         if self.durable != self.written
             && let Some((segment, file)) = &self.newest
         {
+            if self.failed {
+                return Err(self.failure());
+            }
             let name = segment_name(segment.segment);
-            file.sync().map_err(|e| Error::io(self.disk.path(&name), "syncing", e))?;
+            if let Err(e) = file.sync() {
+                self.failed = true;
+                return Err(Error::io(self.disk.path(&name), "syncing", e));
+            }
             self.durable = self.written;
         }
         Ok(self.durable)
+    }
+
+    /// The system would say that all is well when asked again (see `log.rs`).
+    fn failure(&self) -> Error {
+        let failed = std::io::Error::other("a sync of it has failed before");
+        Error::io(self.disk.path(&segment_name(self.written.segment)), "syncing", failed)
     }
 
     /// The log of a node that writes for itself from now on: it begins a new segment, of this term. Everything must be durable.
@@ -193,7 +240,6 @@ impl FollowLog {
             term,
             end: self.durable,
             next_segment,
-            reuse: None,
             is_first: self.newest.is_none(),
             void: false,
         };

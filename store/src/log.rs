@@ -98,8 +98,6 @@ pub(crate) struct Resume {
     pub(crate) end: Position,
     /// Above every number in use.
     pub(crate) next_segment: u64,
-    /// The newest segment, if nothing was ever written to it: it is used.
-    pub(crate) reuse: Option<SegmentHead>,
     /// No segment is there yet.
     pub(crate) is_first: bool,
     /// Something after `end` was cut.
@@ -133,7 +131,7 @@ pub struct Log {
 impl Log {
     /// Goes on where recovery found the end.
     pub(crate) fn resume(disk: Arc<dyn Disk>, options: LogOptions, found: Resume) -> Result<Log> {
-        let Resume { lineage, term, end, next_segment, reuse, is_first, void } = found;
+        let Resume { lineage, term, end, next_segment, is_first, void } = found;
         let placeholder = SegmentHead {
             void: false,
             lineage,
@@ -150,7 +148,7 @@ impl Log {
             lineage,
             term,
             file: None,
-            head: reuse.unwrap_or(placeholder),
+            head: placeholder,
             written: end,
             durable: end,
             unsynced: Vec::new(),
@@ -161,21 +159,12 @@ impl Log {
             has_segment: !is_first,
             stats: LogStats::default(),
         };
-        match reuse {
-            Some(head) => {
-                let name = segment_name(head.segment);
-                let file = log.disk.open_write(&name).map_err(|e| Error::io(log.disk.path(&name), "opening", e))?;
-                log.file = Some(file);
-            }
-            None => {
-                match log.open_segment(end, void) {
-                    // A full disk must not keep the data from being read: the first append or sync tries again.
-                    Ok(()) | Err(Error::Full { .. }) => {}
-                    Err(error) => return Err(error),
-                }
-            }
+        // Always a segment of its own, even behind an empty one: that one may have lost, with the power, what replicas have of it.
+        match log.open_segment(end, void) {
+            // A full disk must not keep the data from being read: the first append or sync tries again.
+            Ok(()) | Err(Error::Full { .. }) => Ok(log),
+            Err(error) => Err(error),
         }
-        Ok(log)
     }
 
     /// The history that this log belongs to.

@@ -31,7 +31,7 @@ use crate::log::{Log, LogOptions, Position, Resume};
 use crate::manifest::{FileEntry, MANIFEST, Manifest, Role, Tag};
 use crate::record::{Record, Records};
 use crate::replay::{ApplyBatch, End, find_path, read_segment_head, replay, segment_numbers};
-use crate::segment::{SEGMENT_HEAD_BYTES, segment_name};
+use crate::segment::segment_name;
 use crate::snapshot::{SnapshotReader, SnapshotWriter, parse_snapshot_name};
 use crate::staging;
 
@@ -289,18 +289,12 @@ impl Store {
         }
         let last = path.segments.last().copied();
         let term = last.map_or(manifest.term, |s| s.term);
-        // The newest segment is used again if nothing was ever written to it.
-        let reuse = last.filter(|s| {
-            end.position.byte == SEGMENT_HEAD_BYTES && end.torn_bytes == 0 && s.segment == end.position.segment
-        });
-        let reuse = reuse.filter(|_| path.void.iter().all(|&n| n < end.position.segment));
         let void = end.torn_bytes > 0 || !path.void.is_empty();
         let found = Resume {
             lineage: self.lineage,
             term,
             end: end.position,
             next_segment: path.next_segment,
-            reuse,
             is_first: last.is_none(),
             void,
         };
@@ -350,17 +344,27 @@ impl Store {
         self.pins.lock().iter().filter_map(Weak::upgrade).any(|pin| pin.manifest.file(name).is_some())
     }
 
-    /// The offset from which on the log is of this term, as far as its segments are still there; `None`: none of them is.
-    pub fn branch(&self, term: u64) -> Result<Option<u64>> {
-        let mut branch = None;
-        for &number in segment_numbers(&*self.disk)?.iter().rev() {
-            match read_segment_head(&*self.disk, number)? {
-                Ok(head) if head.term == term => branch = Some(head.base),
-                Ok(_) => break,
-                Err(_) => {}
+    /// Where, at the latest, this log (up to `limit`) leaves the history of a place, of a segment of term `term`, that it does not
+    /// pass through. `is_other` says of which terms no segment can belong to that history.
+    pub fn parting(&self, limit: Position, place: Position, is_other: impl Fn(u64) -> bool) -> Result<u64> {
+        let mut at = place.offset.min(limit.offset);
+        let numbers = segment_numbers(&*self.disk)?;
+        let mut wanted = limit.segment;
+        while numbers.contains(&wanted)
+            && let Some(head) = self.segment_head(wanted)?
+        {
+            if head.segment > place.segment || is_other(head.term) {
+                at = at.min(head.base);
+            } else {
+                if head.segment == place.segment && at == place.offset {
+                    // Somewhere in this segment.
+                    at = head.base;
+                }
+                break;
             }
+            wanted = head.previous;
         }
-        Ok(branch)
+        Ok(at)
     }
 
     fn size_of(&self, segment: u64) -> Option<u64> {

@@ -32,6 +32,8 @@ pub enum Absent {
     Removed,
     /// The log has other bytes before that place.
     Diverged,
+    /// The log ends before that place, and may get there.
+    Short,
 }
 
 /// A reader that follows the log.
@@ -51,18 +53,21 @@ impl Tail {
         match Tail::find(&disk, start, limit)? {
             Ok(tail) => Ok(tail),
             Err(Absent::Removed) => Err(Error::Refused(format!("the log does not reach back to {start}"))),
-            Err(Absent::Diverged) => Err(Error::Refused(format!("the log does not pass through {start}"))),
+            Err(Absent::Diverged | Absent::Short) => {
+                Err(Error::Refused(format!("the log does not pass through {start}")))
+            }
         }
     }
 
     /// As [`Tail::open`], for a caller that wants to know why a place cannot be followed.
     pub fn find(disk: &Arc<dyn Disk>, start: Position, limit: Position) -> Result<std::result::Result<Tail, Absent>> {
-        if start.offset > limit.offset {
-            return Ok(Err(Absent::Diverged));
-        }
         let numbers = segment_numbers(&**disk)?;
+        let is_newest = start.segment >= limit.segment;
+        if start.offset > limit.offset {
+            return Ok(Err(if is_newest { Absent::Short } else { Absent::Diverged }));
+        }
         if !numbers.contains(&start.segment) {
-            return Ok(Err(Absent::Removed));
+            return Ok(Err(if is_newest { Absent::Diverged } else { Absent::Removed }));
         }
         // Removals of old segments may be undone by a power cut, and of any of them: then what is left has gaps.
         let mut wanted = limit.segment;

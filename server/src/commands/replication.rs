@@ -2,7 +2,7 @@
 
 use super::{Call, NO_KEYS, Outcome, Refusal, Spec, flag, integer, refuse};
 use crate::node::Node;
-use crate::replication::{LinkState, Master};
+use crate::replication::{Fed, LinkState, Master, failover};
 use crate::resp::Reply;
 use ::replication::Sending;
 use std::fmt::Write as _;
@@ -33,11 +33,13 @@ pub(super) const TABLE: &[Spec] = &[
     spec("role", 1, flag::LOADING | flag::STALE | flag::FAST | flag::NOSCRIPT, "2.8.12", "",
         "Master or slave, the offset, and the replicas or the master.", role),
     spec("wait", 3, flag::NOSCRIPT, "3.0.0", "numreplicas timeout",
-        "Answers when all that was written before is on the disks of so many replicas, or after so many milliseconds (0: never): with how many have it.", wait),
+        "Answers when so many replicas have all that was written before, or after so many milliseconds (0: never): with how many have it.", wait),
     spec("waitaof", 4, flag::NOSCRIPT, "7.2.0", "numlocal numreplicas timeout",
-        "As WAIT, and waits for the own disk, too: answers with 1 or 0 for it, and how many replicas have all.", waitaof),
-    spec("tm.replicate", 2, ADMIN | flag::NO_MULTI, "0.1.0", "protocol",
-        "Turns the connection into a replica's. For Tidemark's own replicas.", replicate),
+        "Waits for disks, the own one and those of replicas: answers with 1 or 0 for it, and with how many replicas have all synced.", waitaof),
+    spec("failover", -1, flag::ADMIN | flag::NOSCRIPT | flag::STALE, "6.2.0", "[TO host port [FORCE]] [ABORT] [TIMEOUT milliseconds]",
+        "Pauses writes until a replica has everything, and makes it the master; this node follows it. ABORT ends that.", failover),
+    spec("tm.replicate", -2, ADMIN | flag::NO_MULTI, "0.1.0", "protocol [FAILOVER offset]",
+        "Turns the connection into a replica's. For Tidemark's own replicas. FAILOVER: takes over first, if everything up to the offset is here.", replicate),
     spec("replconf", -1, ADMIN, "3.0.0", "[option value ...]",
         "Refused: a Redis server cannot replicate from Tidemark.", foreign),
     spec("psync", -3, ADMIN, "2.8.0", "replicationid offset",
@@ -89,7 +91,7 @@ fn replicaof(call: &mut Call<'_>) -> Outcome {
 
 fn role(call: &mut Call<'_>) -> Outcome {
     let node = call.node;
-    let offset = i64::try_from(node.durability.positions().1.offset).unwrap_or(i64::MAX);
+    let offset = i64::try_from(node.durability.shown().offset).unwrap_or(i64::MAX);
     match node.replication.master() {
         None => {
             let online: Vec<_> = node.replication.feeds().into_iter().filter(|f| f.sending == Sending::Log).collect();
@@ -101,7 +103,7 @@ fn role(call: &mut Call<'_>) -> Outcome {
                 call.reply.array(3);
                 call.reply.bulk(fed.ip.as_bytes());
                 call.reply.bulk(fed.port.to_string().as_bytes());
-                call.reply.bulk(fed.durable.to_string().as_bytes());
+                call.reply.bulk(fed.written.to_string().as_bytes());
             }
         }
         Some(master) => {
@@ -154,13 +156,41 @@ fn count(text: &[u8]) -> Result<usize, Refusal> {
     usize::try_from(n).map_err(|_| refuse!("ERR value is out of range, must be positive"))
 }
 
-/// Waits for the disk here, then for the replicas'. Gives whether it is durable here, and how many replicas have it.
-async fn settled(node: &Node, ticket: store::Ticket, replicas: usize, deadline: Instant) -> (bool, usize) {
-    let Ok(offset) = tokio::time::timeout_at(deadline, node.durability.synced_offset(ticket)).await else {
-        return (false, 0);
+/// What is waited for.
+#[derive(Clone, Copy)]
+enum Until {
+    /// Replicas have it, and show it.
+    Written,
+    /// It is on the disks: here, and of replicas.
+    Durable,
+}
+
+/// Has this replica all up to there?
+fn has(until: Until, offset: u64) -> impl Fn(&Fed) -> bool {
+    move |fed| match until {
+        Until::Written => fed.written >= offset,
+        Until::Durable => fed.durable >= offset,
+    }
+}
+
+/// Waits for this node, then for the replicas. Gives whether this node has done its part, and how many replicas have.
+async fn settled(
+    node: &Node,
+    ticket: store::Ticket,
+    until: Until,
+    replicas: usize,
+    deadline: Instant,
+) -> (bool, usize) {
+    let own = async {
+        match until {
+            Until::Written => node.durability.shown_offset(ticket).await.ok(),
+            Until::Durable => Some(node.durability.synced_offset(ticket).await),
+        }
     };
-    let _ = tokio::time::timeout_at(deadline, node.replication.wait_for(offset, replicas)).await;
-    (true, node.replication.count_durable(offset))
+    let Ok(Some(offset)) = tokio::time::timeout_at(deadline, own).await else { return (false, 0) };
+    let has = has(until, offset);
+    let _ = tokio::time::timeout_at(deadline, node.replication.wait_for(&has, replicas)).await;
+    (true, node.replication.count(&has))
 }
 
 fn refuse_on_replica(call: &Call<'_>, what: &str) -> Outcome {
@@ -175,14 +205,15 @@ fn refuse_on_replica(call: &Call<'_>, what: &str) -> Outcome {
 /// Answers with what `write` makes of it, once it is known.
 fn answer_settled(
     call: &mut Call<'_>,
+    until: Until,
     replicas: usize,
     deadline: Instant,
     write: impl FnOnce(&mut Reply<'_>, bool, usize) + Send + 'static,
 ) {
     if call.session.in_exec {
         // As in Redis: nobody can wait there, and what this transaction writes is not in the log yet.
-        let offset = call.node.durability.positions().1.offset;
-        write(&mut call.reply, false, call.node.replication.count_durable(offset));
+        let offset = call.node.durability.shown().offset;
+        write(&mut call.reply, false, call.node.replication.count(has(until, offset)));
         return;
     }
     let (node, protocol) = (call.node.clone(), call.reply.protocol());
@@ -191,7 +222,7 @@ fn answer_settled(
     let ticket = node.durability.committer().ticket();
     call.session.later = wanted;
     call.session.hold = Some(Box::pin(async move {
-        let (local, count) = settled(&node, ticket, replicas, deadline).await;
+        let (local, count) = settled(&node, ticket, until, replicas, deadline).await;
         let mut out = Vec::new();
         if wanted {
             write(&mut Reply::new(&mut out, protocol), local, count);
@@ -203,7 +234,7 @@ fn answer_settled(
 fn wait(call: &mut Call<'_>) -> Outcome {
     refuse_on_replica(call, "WAIT")?;
     let (replicas, deadline) = (count(call.args.at(1))?, deadline(call.args.at(2))?);
-    answer_settled(call, replicas, deadline, |reply, _, count| reply.int(count as i64));
+    answer_settled(call, Until::Written, replicas, deadline, |reply, _, count| reply.int(count as i64));
     Ok(())
 }
 
@@ -214,12 +245,92 @@ fn waitaof(call: &mut Call<'_>) -> Outcome {
     }
     refuse_on_replica(call, "WAITAOF")?;
     let (replicas, deadline) = (count(call.args.at(2))?, deadline(call.args.at(3))?);
-    answer_settled(call, replicas, deadline, |reply, local, count| {
+    answer_settled(call, Until::Durable, replicas, deadline, |reply, local, count| {
         reply.array(2);
         reply.int(i64::from(local));
         reply.int(count as i64);
     });
     Ok(())
+}
+
+/// Redis's words.
+fn failover(call: &mut Call<'_>) -> Outcome {
+    let (node, words) = (call.node, call.args.len());
+    let replication = &node.replication;
+    let is = |at: usize, word: &[u8]| call.args.at(at).eq_ignore_ascii_case(word);
+    if words == 2 && is(1, b"abort") {
+        replication.failover.abort(node, "FAILOVER ABORT").map_err(|why| Refusal::new(why.into_bytes()))?;
+        call.reply.ok();
+        return Ok(());
+    }
+    let (mut to, mut force, mut timeout) = (None, false, None);
+    let mut at = 1;
+    while at < words {
+        if is(at, b"timeout") && at + 1 < words && timeout.is_none() {
+            let ms = u64::try_from(integer(call.args.at(at + 1))?).ok().filter(|&ms| ms > 0);
+            let ms = ms.ok_or_else(|| refuse!("ERR FAILOVER timeout must be greater than 0"))?;
+            timeout = Some(Duration::from_millis(ms).min(Duration::from_secs(365 * 24 * 3600)));
+            at += 2;
+        } else if is(at, b"to") && at + 2 < words && to.is_none() {
+            let word = |at: usize| String::from_utf8_lossy(call.args.at(at)).into_owned();
+            integer(call.args.at(at + 2))?;
+            to = Some((word(at + 1), word(at + 2)));
+            at += 3;
+        } else if is(at, b"force") {
+            force = true;
+            at += 1;
+        } else {
+            return Err(Refusal::SYNTAX);
+        }
+    }
+    if replication.failover.is_under_way() {
+        return Err(refuse!("ERR FAILOVER already in progress."));
+    }
+    if replication.master().is_some() {
+        return Err(refuse!("ERR FAILOVER is not valid when server is a replica."));
+    }
+    let feeds = replication.feeds();
+    if feeds.is_empty() {
+        return Err(refuse!("ERR FAILOVER requires connected replicas."));
+    }
+    if force && (to.is_none() || timeout.is_none()) {
+        return Err(refuse!("ERR FAILOVER with force option requires both a timeout and target HOST and IP."));
+    }
+    let to = match to {
+        None => None,
+        Some((host, port)) => {
+            let found = feeds.iter().find(|fed| fed.ip == host && Ok(fed.port) == port.parse());
+            let fed = found.ok_or_else(|| refuse!("ERR FAILOVER target HOST and PORT is not a replica."))?;
+            if fed.sending != Sending::Log {
+                return Err(refuse!("ERR FAILOVER target replica is not online."));
+            }
+            Some(Master { host, port: fed.port })
+        }
+    };
+    failover::begin(node, failover::Wanted { to, force, timeout });
+    tracing::info!("FAILOVER by {}", call.session.client.peer);
+    call.reply.ok();
+    Ok(())
+}
+
+/// A master hands its role to us, on the link on which it will follow us.
+fn take_over(call: &Call<'_>) -> Outcome {
+    let node = call.node;
+    if call.args.len() != 4 || !call.args.at(2).eq_ignore_ascii_case(b"failover") {
+        return Err(Refusal::SYNTAX);
+    }
+    let wanted = u64::try_from(integer(call.args.at(3))?).unwrap_or(u64::MAX);
+    // It asks again if our answer was lost.
+    if node.replication.master().is_none() {
+        return Ok(());
+    }
+    let ours = node.durability.shown().offset;
+    if ours < wanted {
+        return Err(refuse!("ERR this replica has the log up to {ours} only, not up to {wanted}"));
+    }
+    tracing::info!("the master hands its role to us, by {}", call.session.client.peer);
+    let order = node.replication.order(&node.config(), None, false);
+    order.map(|_| ()).map_err(|e| refuse!("ERR the role cannot be written to the data folder: {e}"))
 }
 
 fn replicate(call: &mut Call<'_>) -> Outcome {
@@ -229,6 +340,9 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
     }
     if !node.replication.is_fit() {
         return Err(refuse!("NOMASTERLINK Can't SYNC while not connected with my master"));
+    }
+    if call.args.len() > 2 {
+        take_over(call)?;
     }
     let client = &call.session.client;
     let config = node.config();
@@ -248,7 +362,7 @@ pub(super) fn info(node: &Node, out: &mut String) {
     let replication = &node.replication;
     let config = node.config();
     let settings = &config.replication;
-    let (written, synced) = node.durability.positions();
+    let (end, synced) = (node.durability.shown(), node.durability.positions().1);
     let master = replication.master();
     let _ = write!(out, "role:{}\r\n", if master.is_some() { "slave" } else { "master" });
     if let Some(master) = &master {
@@ -257,13 +371,14 @@ pub(super) fn info(node: &Node, out: &mut String) {
         let _ = write!(
             out,
             "master_host:{}\r\nmaster_port:{}\r\nmaster_link_status:{}\r\nmaster_last_io_seconds_ago:{}\r\nmaster_sync_in_progress:{}\r\n\
-             slave_read_repl_offset:{}\r\nslave_repl_offset:{}\r\n",
+             slave_read_repl_offset:{}\r\nslave_repl_offset:{}\r\nslave_synced_offset:{}\r\n",
             master.host,
             master.port,
             if up { "up" } else { "down" },
             if up { link.heard.elapsed().as_secs() as i64 } else { -1 },
             u8::from(link.state == LinkState::Sync),
-            written.offset,
+            end.offset,
+            end.offset,
             synced.offset,
         );
         if link.state == LinkState::Sync {
@@ -278,7 +393,7 @@ pub(super) fn info(node: &Node, out: &mut String) {
         let _ = write!(
             out,
             "slave_priority:{priority}\r\nslave_read_only:1\r\nreplica_announced:1\r\nslave_lag_bytes:{}\r\n",
-            link.master_end.saturating_sub(synced.offset)
+            link.master_end.saturating_sub(end.offset)
         );
     }
     let feeds = replication.feeds();
@@ -297,21 +412,23 @@ pub(super) fn info(node: &Node, out: &mut String) {
         };
         let _ = write!(
             out,
-            "slave{number}:ip={},port={},state={state},offset={},lag={},lag_bytes={}\r\n",
+            "slave{number}:ip={},port={},state={state},offset={},lag={},lag_bytes={},synced_offset={}\r\n",
             fed.ip,
             fed.port,
-            fed.durable,
+            fed.written,
             fed.heard.elapsed().as_secs(),
-            synced.offset.saturating_sub(fed.durable)
+            end.offset.saturating_sub(fed.written),
+            fed.durable,
         );
     }
     let lineage = node.store.get().map_or_else(|| "0".repeat(32), |store| store.lineage().to_string());
     let _ = write!(
         out,
-        "master_failover_state:no-failover\r\nmaster_replid:{lineage}{:08x}\r\nmaster_repl_offset:{}\r\nsecond_repl_offset:-1\r\n\
+        "master_failover_state:{}\r\nmaster_replid:{lineage}{:08x}\r\nmaster_repl_offset:{}\r\nsecond_repl_offset:-1\r\n\
          repl_backlog_active:0\r\nrepl_term:{:016x}\r\nrepl_fenced:{}\r\nrepl_full_syncs:{}\r\nrepl_continued:{}\r\nrepl_max_replicas:{}\r\n",
+        replication.failover.name(),
         replication.term.load(Relaxed) as u32,
-        synced.offset,
+        end.offset,
         replication.term.load(Relaxed),
         u8::from(replication.is_fenced()),
         replication.full_syncs.load(Relaxed),

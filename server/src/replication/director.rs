@@ -114,7 +114,7 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
                     () = over.notified() => {}
                     () = ordered => {
                         host.wait_for_turns();
-                        committer.stop();
+                        committer.step_down();
                     }
                 }
             });
@@ -155,7 +155,7 @@ fn demote(host: &Arc<Host>, node: Arc<Node>, log: Log) -> Held {
     let end = log.durable();
     drop(log);
     tracing::info!("a replica from now on; the own log ends at {end}");
-    node.durability.followed(end);
+    node.durability.followed(end, end);
     Held::Follows(Box::new(reopen_log(host, &node, end)))
 }
 

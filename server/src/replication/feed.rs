@@ -1,5 +1,5 @@
 //! A connection that has become a replica's: [`replication::Feed`] on its socket. Files are read on another thread, so that the worker's other
-//! clients do not wait for them.
+//! clients do not wait for them; what was written a moment ago is at hand.
 
 use super::now_ms;
 use crate::node::Node;
@@ -59,10 +59,19 @@ async fn step<T: Send + 'static>(
     work: impl FnOnce(&mut Feed, &Origin<'_>) -> Result<T, LinkError> + Send + 'static,
 ) -> Result<T, Ended> {
     let Some(mut taken) = feed.take() else { return Err(Ended::Io(std::io::Error::other("the feed has ended"))) };
+    let origin_of = |node: &Node| (node.durability.shown(), node.replication.term.load(Relaxed));
+    let (end, term) = origin_of(node);
+    let origin = Origin { store: &node.store, end, term };
+    if taken.is_at_hand(&origin) {
+        // To another thread and back would take longer, and WAIT waits for it.
+        let result = work(&mut taken, &origin);
+        *feed = Some(taken);
+        return result.map_err(Ended::Link);
+    }
     let node = node.clone();
     let done = tokio::task::spawn_blocking(move || {
-        let (durable, term) = (node.durability.positions().1, node.replication.term.load(Relaxed));
-        let result = work(&mut taken, &Origin { store: &node.store, durable, term });
+        let (end, term) = origin_of(&node);
+        let result = work(&mut taken, &Origin { store: &node.store, end, term });
         (taken, result)
     });
     let (taken, result) = done.await.map_err(|e| Ended::Io(std::io::Error::other(e)))?;
@@ -70,25 +79,29 @@ async fn step<T: Send + 'static>(
     result.map_err(Ended::Link)
 }
 
+/// Writes some bytes, or flushes if there are none.
+async fn push(writer: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> std::io::Result<usize> {
+    if bytes.is_empty() { writer.flush().await.map(|()| 0) } else { writer.write(bytes).await }
+}
+
 async fn run<S: AsyncRead + AsyncWrite + Unpin>(node: &Arc<Node>, client: u64, stream: &mut S) -> Result<(), Ended> {
     let (mut reader, mut writer) = tokio::io::split(stream);
     let started = Instant::now();
-    let (times, pinned_bytes, feed_every) = {
+    let (times, pinned_bytes) = {
         let config = node.config();
         let settings = &config.replication;
         let times = Times { timeout_ms: settings.timeout_s.max(1) * 1000, ..Times::default() };
-        (times, settings.sync_log_bytes, Duration::from_millis(settings.feed_every_ms.max(1)))
+        (times, settings.sync_log_bytes)
     };
     let mut feed = Some(Feed::new(times, pinned_bytes, 0));
-    let mut synced = node.durability.subscribe();
+    let mut grown = node.durability.subscribe();
     let mut ticks = tokio::time::interval(TICK);
-    let mut hurries = tokio::time::interval(feed_every);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    hurries.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut heard = Instant::now();
     let mut input = vec![0; 16 << 10];
     let (mut out, mut sent) = (Vec::new(), 0);
-    let mut fill = true;
+    // With TLS, what was written may wait in its buffer.
+    let (mut fill, mut unflushed, mut is_known) = (true, false, false);
     loop {
         if sent == out.len() && fill {
             let mut buffer = std::mem::take(&mut out);
@@ -114,23 +127,24 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(node: &Arc<Node>, client: u64, s
                 step(node, &mut feed, move |feed, origin| feed.receive(&bytes, origin, now)).await?;
                 fill = true;
             }
-            written = writer.write(&out[sent..]), if sent < out.len() => {
-                sent += written.map_err(Ended::Io)?;
+            written = push(&mut writer, &out[sent..]), if sent < out.len() || unflushed => {
+                let written = written.map_err(Ended::Io)?;
+                sent += written;
+                // Flushed when there was nothing left to write.
+                unflushed = written > 0;
             }
-            changed = synced.changed(), if sent == out.len() => {
+            changed = grown.changed(), if sent == out.len() => {
                 if changed.is_err() {
                     return Ok(());
                 }
                 fill = true;
             }
             _ = ticks.tick() => fill = true,
-            // What was written waits for its sync no longer than this, whatever the policy.
-            _ = hurries.tick() => node.durability.hurry(),
         }
         if let Some(feed) = &feed {
-            let was_good = node.replication.feeds().iter().any(|f| f.sending == replication::Sending::Log);
             node.replication.update_feed(client, feed.peer(), heard);
-            if feed.peer().sending == replication::Sending::Log && !was_good {
+            if feed.peer().sending == replication::Sending::Log && !is_known {
+                is_known = true;
                 let config = node.config();
                 node.replication.confirm(&config, "a replica follows");
                 node.replication.judge(&config);

@@ -3,17 +3,22 @@
 use super::role::Master;
 use super::{LinkState, now_ms};
 use crate::catalogue::Catalogue;
+use crate::config::Fsync;
 use crate::durability;
 use crate::node::{Host, Node};
 use crate::records::RecordKind;
+use crate::tls::Socket;
 use counter::Schema;
 use replication::{Follower, LinkError, Local, Times};
+use std::future::poll_fn;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 use store::{BatchHead, Disk, FollowLog, Manifest, Records, SegmentName, parse_segment_name};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 
 /// Between two attempts.
@@ -24,6 +29,8 @@ const SPILLED_WITHIN: Duration = Duration::from_secs(1);
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// How often the link looks whether something is due.
 const TICK: Duration = Duration::from_millis(100);
+/// Unless `fsync` is `always`: what was applied waits no longer for its sync. With the look at it every [`TICK`] less than a second.
+const SYNC_AFTER_MS: u64 = 800;
 /// Bytes read before what came is made durable and acknowledged, if more is there.
 const READ_BYTES: usize = 256 << 10;
 const ROUND_BYTES: usize = 4 << 20;
@@ -61,6 +68,10 @@ impl Local for Here {
         let engines = &self.node.engines;
         engines.counters().iter().all(|s| s.rows() + s.cold().rows() == 0)
             && engines.existences().iter().all(|s| s.pairs() == 0)
+    }
+
+    fn sync_after_ms(&self) -> u64 {
+        if self.node.config().durability.fsync == Fsync::Always { 0 } else { SYNC_AFTER_MS }
     }
 
     fn apply(&mut self, head: &BatchHead, body: &[u8]) -> Result<bool, String> {
@@ -107,7 +118,7 @@ impl Local for Here {
 
     fn settled(&mut self) {
         self.node.store.keep_files(false);
-        self.node.durability.followed(self.log.durable());
+        self.node.durability.followed(self.log.written(), self.log.durable());
         self.node.replication.term.store(self.log.term(), Relaxed);
     }
 }
@@ -183,11 +194,13 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> Course {
     loop {
         let result = tokio::select! {
             () = &mut ordered => {
-                // What came but is not durable is asked for again.
-                if here.log.reopen().is_err() {
-                    return Course::Replace;
-                }
-                return Course::Ordered;
+                return match here.log.secure() {
+                    Ok(()) => Course::Ordered,
+                    Err(error) => {
+                        tracing::error!("the log has lost what was applied: {error}");
+                        Course::Replace
+                    }
+                };
             }
             result = link(here, master) => result,
         };
@@ -209,9 +222,6 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> Course {
         if error != said {
             tracing::warn!("the link to the master {master} is down: {error}");
             said = error;
-        }
-        if let Err(error) = here.log.reopen() {
-            tracing::error!("the log cannot be opened again: {error}");
         }
         tokio::select! {
             () = &mut ordered => return Course::Ordered,
@@ -235,13 +245,14 @@ async fn within<T>(what: impl Future<Output = io::Result<T>>) -> Result<T, LinkE
     }
 }
 
-/// Sends a request and expects a simple reply.
-async fn ask(stream: &mut TcpStream, words: &[&str]) -> Result<(), LinkError> {
+/// Sends a request and expects a simple reply; the inner error is the master's.
+async fn ask(stream: &mut Socket, words: &[&str]) -> Result<Result<(), String>, LinkError> {
     let mut request = format!("*{}\r\n", words.len());
     for word in words {
         request.push_str(&format!("${}\r\n{word}\r\n", word.len()));
     }
     within(stream.write_all(request.as_bytes())).await?;
+    within(stream.flush()).await?;
     let mut line = Vec::new();
     while !line.ends_with(b"\r\n") {
         if line.len() > 1024 {
@@ -250,39 +261,94 @@ async fn ask(stream: &mut TcpStream, words: &[&str]) -> Result<(), LinkError> {
         line.push(within(stream.read_u8()).await?);
     }
     let text = String::from_utf8_lossy(&line).trim_end().to_owned();
-    if text.starts_with('+') { Ok(()) } else { Err(other(format!("{} was answered {text}", words[0]))) }
+    Ok(if text.starts_with('+') { Ok(()) } else { Err(format!("{} was answered {text}", words[0])) })
+}
+
+/// A connection to the master that has become a link.
+async fn connect(node: &Node, master: &Master) -> Result<Socket, LinkError> {
+    let (user, password, encrypted) = {
+        let config = node.config();
+        let settings = &config.replication;
+        (settings.master_user.clone(), settings.master_auth.clone(), settings.tls)
+    };
+    let replication = &node.replication;
+    replication.link.lock().state = LinkState::Connecting;
+    let stream = within(TcpStream::connect((master.host.as_str(), master.port))).await?;
+    stream.set_nodelay(true).map_err(|e| net(&e))?;
+    let mut stream =
+        if encrypted { within(node.tls.connect(&master.host, stream)).await? } else { Socket::Plain(stream) };
+    match (user.as_str(), password.as_str()) {
+        (_, "") => {}
+        ("", password) => ask(&mut stream, &["AUTH", password]).await?.map_err(other)?,
+        (user, password) => ask(&mut stream, &["AUTH", user, password]).await?.map_err(other)?,
+    }
+    let protocol = replication::PROTOCOL.to_string();
+    match replication.failover.handover() {
+        None => ask(&mut stream, &["TM.REPLICATE", &protocol]).await?.map_err(other)?,
+        Some(offset) => match ask(&mut stream, &["TM.REPLICATE", &protocol, "FAILOVER", &offset.to_string()]).await? {
+            Ok(()) => replication.failover.done(node),
+            Err(why) => {
+                let aborted = replication.failover.abort(node, &why);
+                return Err(other(aborted.err().unwrap_or(why)));
+            }
+        },
+    }
+    Ok(stream)
 }
 
 /// One link: returns when the folder is to be opened anew, or with the reason why it ended.
 async fn link(here: &mut Here, master: &Master) -> Result<(), LinkError> {
     let node = here.node.clone();
-    let replication = &node.replication;
-    let (times, announce, user, password) = {
+    let mut stream = connect(&node, master).await?;
+    let (times, ip, port) = {
         let config = node.config();
         let settings = &config.replication;
-        let port = if settings.replica_announce_port == 0 { node.port() } else { settings.replica_announce_port };
+        let port = match settings.replica_announce_port {
+            0 if settings.tls => config.tls.port,
+            0 => node.port(),
+            port => port,
+        };
         let times = Times { timeout_ms: settings.timeout_s.max(1) * 1000, ..Times::default() };
-        (
-            times,
-            (settings.replica_announce_ip.clone(), port),
-            settings.master_user.clone(),
-            settings.master_auth.clone(),
-        )
+        (times, settings.replica_announce_ip.clone(), port)
     };
-    replication.link.lock().state = LinkState::Connecting;
-    let mut stream = within(TcpStream::connect((master.host.as_str(), master.port))).await?;
-    stream.set_nodelay(true).map_err(|e| net(&e))?;
-    match (user.as_str(), password.as_str()) {
-        (_, "") => {}
-        ("", password) => ask(&mut stream, &["AUTH", password]).await?,
-        (user, password) => ask(&mut stream, &["AUTH", user, password]).await?,
-    }
-    ask(&mut stream, &["TM.REPLICATE", &replication::PROTOCOL.to_string()]).await?;
-
     let started = Instant::now();
     let mut out = Vec::new();
-    let mut follower =
-        Follower::new(times, replication.is_forced(), (&announce.0, announce.1), here, &mut out, now_ms(started))?;
+    let mut follower = Follower::new(times, node.replication.is_forced(), (&ip, port), here, &mut out, 0)?;
+    let Err(error) = carry(here, master, &mut stream, &mut follower, out, started).await else { return Ok(()) };
+    // What came whole is made true, and durable. Otherwise memory and log would differ.
+    let is_sound =
+        !matches!(error, LinkError::Apply(_)) && matches!(follower.finish(here), Ok(replication::Course::On));
+    if is_sound && here.log.secure().is_ok() {
+        here.settled();
+        return Err(error);
+    }
+    tracing::error!("the data are opened anew, since what came cannot be made true or durable: {error}");
+    Ok(())
+}
+
+/// What is there already, if anything.
+async fn more(stream: &mut Socket, input: &mut [u8]) -> io::Result<Option<usize>> {
+    poll_fn(|cx| {
+        let mut buffer = ReadBuf::new(input);
+        Poll::Ready(match Pin::new(&mut *stream).poll_read(cx, &mut buffer) {
+            Poll::Ready(read) => read.map(|()| Some(buffer.filled().len())),
+            Poll::Pending => Ok(None),
+        })
+    })
+    .await
+}
+
+/// Carries bytes between the socket and the follower. May be dropped wherever it waits: all that came is applied then.
+async fn carry(
+    here: &mut Here,
+    master: &Master,
+    stream: &mut Socket,
+    follower: &mut Follower,
+    mut out: Vec<u8>,
+    started: Instant,
+) -> Result<(), LinkError> {
+    let node = here.node.clone();
+    let replication = &node.replication;
     let mut input = vec![0; READ_BYTES];
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -291,6 +357,7 @@ async fn link(here: &mut Here, master: &Master) -> Result<(), LinkError> {
     loop {
         if !out.is_empty() {
             within(stream.write_all(&out)).await?;
+            within(stream.flush()).await?;
             out.clear();
         }
         tokio::select! {
@@ -309,11 +376,10 @@ async fn link(here: &mut Here, master: &Master) -> Result<(), LinkError> {
                     if taken >= ROUND_BYTES {
                         break;
                     }
-                    length = match stream.try_read(&mut input) {
-                        Ok(length) => length,
-                        Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                        Err(e) => return Err(net(&e)),
-                    };
+                    match more(stream, &mut input).await.map_err(|e| net(&e))? {
+                        Some(read) => length = read,
+                        None => break,
+                    }
                 }
                 if follower.settle(here, &mut out, now_ms(started))? != replication::Course::On {
                     return replaced(here, counted);

@@ -208,6 +208,129 @@ fn a_promoted_replica_goes_on_with_its_siblings_and_the_old_master_gives_up_what
     assert!(kept.into_iter().any(|f| f.file_name().to_string_lossy().starts_with("dropped-")));
 }
 
+fn port_of(server: &TestServer) -> String {
+    server.port().to_string()
+}
+
+/// Everybody writes while the role goes over: what was acknowledged is there afterwards, once.
+#[test]
+fn failover_hands_the_role_over_and_nothing_is_lost() {
+    let (a, b) = (TestServer::with(small), TestServer::with(small));
+    let failover = |server: &TestServer, words: &[&str]| {
+        redis::cmd("FAILOVER").arg(words).query::<String>(&mut server.connection()).map_err(|e| e.to_string())
+    };
+    let refused = |words: &[&str], why: &str| {
+        let error = failover(&a, words).unwrap_err();
+        assert!(error.contains(why), "{words:?}: {error}");
+    };
+    refused(&["ABORT"], "No failover in progress.");
+    refused(&[], "requires connected replicas.");
+    follow(&b, &a);
+    in_step(&a, &b);
+    let port = port_of(&b);
+    refused(&["TIMEOUT", "0"], "timeout must be greater than 0");
+    refused(&["TO", "127.0.0.1", "1"], "is not a replica.");
+    refused(&["TO", "127.0.0.1", &port, "FORCE"], "requires both a timeout and target");
+    refused(&["NOW"], "syntax error");
+    assert!(failover(&b, &[]).unwrap_err().contains("is not valid when server is a replica."));
+    let acknowledged: i64 = std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..2)
+            .map(|_| {
+                let mut connection = a.connection();
+                scope.spawn(move || {
+                    let mut acknowledged = 0;
+                    loop {
+                        match connection.hincr::<_, _, _, i64>("post:7", "like", 1) {
+                            Ok(_) => acknowledged += 1,
+                            Err(error) => {
+                                assert!(error.to_string().to_lowercase().contains("read only"), "{error}");
+                                return acknowledged;
+                            }
+                        }
+                    }
+                })
+            })
+            .collect();
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        assert_eq!(failover(&a, &["TO", "127.0.0.1", &port, "TIMEOUT", "10000"]).unwrap(), "OK");
+        writers.into_iter().map(|w| w.join().unwrap()).sum()
+    });
+    in_step(&b, &a);
+    assert!(acknowledged > 0);
+    assert_eq!((likes(&a, 7..8), likes(&b, 7..8)), (vec![Some(acknowledged)], vec![Some(acknowledged)]));
+    assert_eq!(number(&a, "repl_full_syncs"), 0, "it went on where it was");
+    let state = info(&mut a.connection(), "master_failover_state");
+    assert_eq!(state.as_deref(), Some("no-failover"));
+    b.connection().hincr::<_, _, _, ()>("post:7", "like", 1).unwrap();
+}
+
+#[test]
+fn a_transaction_on_a_replica_sees_that_its_master_has_changed_what_it_watches() {
+    let (master, replica) = (TestServer::with(small), TestServer::with(small));
+    follow(&replica, &master);
+    in_step(&master, &replica);
+    let mut at_replica = replica.connection();
+    let mut run = |change: Option<(&str, i64)>| {
+        redis::cmd("WATCH").arg("post:1").query::<()>(&mut at_replica).unwrap();
+        if let Some((key, value)) = change {
+            let mut connection = master.connection();
+            connection.hset::<_, _, _, ()>(key, "like", value).unwrap();
+            assert_eq!(redis::cmd("WAIT").arg(1).arg(5000).query::<u64>(&mut connection).unwrap(), 1);
+        }
+        redis::cmd("MULTI").query::<()>(&mut at_replica).unwrap();
+        redis::cmd("HGET").arg("post:1").arg("like").query::<()>(&mut at_replica).unwrap();
+        redis::cmd("EXEC").query::<Option<Vec<Option<i64>>>>(&mut at_replica).unwrap()
+    };
+    assert_eq!(run(None), Some(vec![None]));
+    assert_eq!(run(Some(("post:1", 5))), None, "it was changed");
+    assert_eq!(run(Some(("post:2", 5))), Some(vec![Some(5)]), "another one was");
+}
+
+#[test]
+fn a_master_lets_in_whom_it_should_and_no_more_than_it_should() {
+    let master = TestServer::with(|config| {
+        small(config);
+        config.security.password = "secret".to_owned();
+        config.replication.max_replicas = 1;
+    });
+    let with = |password: &str, user: &str| {
+        TestServer::with(|config| {
+            small(config);
+            config.replication.master_auth = password.to_owned();
+            config.replication.master_user = user.to_owned();
+        })
+    };
+    // While a data set takes the place of another, clients are disconnected.
+    let asked = |replica: &TestServer, field: &str| {
+        let connection = redis::Client::open(replica.url()).unwrap().get_connection().ok();
+        connection.and_then(|mut c| info(&mut c, field))
+    };
+    let says = |replica: &TestServer, what: &str| {
+        eventually(what, || asked(replica, "master_link_error").is_some_and(|e| e.contains(what)));
+    };
+    let is_up = |replica: &TestServer| {
+        eventually("up", || asked(replica, "master_link_status").as_deref() == Some("up"));
+    };
+    let stranger = with("", "");
+    follow(&stranger, &master);
+    says(&stranger, "NOAUTH");
+    let mistaken = with("wrong", "");
+    follow(&mistaken, &master);
+    says(&mistaken, "WRONGPASS");
+    // A user that may do this and nothing else.
+    let mut at_master = master.raw();
+    at_master.request(&["AUTH", "secret"]).expect("+OK\r\n");
+    at_master.request(&["ACL", "SETUSER", "copy", "on", ">pw", "+tm.replicate"]).expect("+OK\r\n");
+    let replica = with("pw", "copy");
+    follow(&replica, &master);
+    is_up(&replica);
+    let one_more = with("secret", "default");
+    follow(&one_more, &master);
+    says(&one_more, "max number of replicas reached");
+    replica.stop();
+    is_up(&one_more);
+}
+
 #[test]
 fn a_master_with_too_few_replicas_refuses_writes() {
     let master = TestServer::with(|config| {

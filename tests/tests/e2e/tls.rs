@@ -230,3 +230,45 @@ fn a_server_without_its_certificates_does_not_start() {
         assert!(error.starts_with("tls: "), "{error}");
     }
 }
+
+#[test]
+fn a_replica_follows_over_tls_and_only_whom_it_trusts() {
+    let authority = Authority::new();
+    authority.sign("server");
+    let settings = authority.settings("server", AuthClients::Yes);
+    let master = server(&settings);
+    let replica = |of: &Authority| {
+        TestServer::with(|config| {
+            config.tls = of.settings("server", AuthClients::Yes);
+            config.replication.tls = true;
+        })
+    };
+    let mut at_master = master.connection();
+    // More than one record of TLS, and more than one socket's buffer.
+    let mut pipe = redis::pipe();
+    (0..20_000u64).for_each(|id| {
+        pipe.hset(format!("post:{id}"), "like", id + 1).ignore();
+    });
+    pipe.query::<()>(&mut at_master).unwrap();
+    let follows = replica(&authority);
+    let follow = |replica: &TestServer, port: u16| {
+        let mut connection = replica.connection();
+        redis::cmd("REPLICAOF").arg("127.0.0.1").arg(port).query::<()>(&mut connection).unwrap();
+    };
+    follow(&follows, settings.port);
+    eventually("it has everything", || {
+        let mut connection = redis::Client::open(follows.url()).unwrap().get_connection().unwrap();
+        let last: Result<Option<u64>, _> = redis::cmd("HGET").arg("post:19999").arg("like").query(&mut connection);
+        last == Ok(Some(20_000))
+    });
+    redis::cmd("HSET").arg("post:1").arg("like").arg(77).query::<()>(&mut at_master).unwrap();
+    assert_eq!(redis::cmd("WAIT").arg(1).arg(5000).query::<u64>(&mut at_master).unwrap(), 1);
+    let stranger = Authority::new();
+    stranger.sign("server");
+    let refuses = replica(&stranger);
+    follow(&refuses, settings.port);
+    eventually("it does not trust that master", || {
+        crate::replication::info(&mut refuses.connection(), "master_link_error")
+            .is_some_and(|e| e.to_lowercase().contains("certificate"))
+    });
+}

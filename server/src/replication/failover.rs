@@ -1,0 +1,184 @@
+//! FAILOVER: a master hands its role to one of its replicas, and nothing is lost on the way.
+//!
+//! ```text
+//!   waiting-for-sync       writes are paused, until a replica has all that was written
+//!   failover-in-progress   this node is that one's replica already, and asks it on the link to take over: TM.REPLICATE protocol FAILOVER offset
+//!   no-failover            it has; the pause ends, and writes are answered -READONLY
+//! ```
+//!
+//! As in Redis, the master steps down first and its replica up afterwards, so there are never two. If the replica says no, or on FAILOVER
+//! ABORT, this node is the master again. If it cannot be reached, it is asked again and again.
+
+use super::{Fed, Master};
+use crate::node::Node;
+use crate::pause::Paused;
+use parking_lot::Mutex;
+use replication::Sending;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering::SeqCst, fence};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// Between two looks at what cannot be waited for.
+const LOOK: Duration = Duration::from_millis(1);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Nothing,
+    Waiting,
+    /// The replica is to have the log up to here.
+    Handing(u64),
+}
+
+/// The FAILOVER that is under way, if one is.
+pub(crate) struct Failover {
+    stage: Mutex<Stage>,
+    ended: Notify,
+}
+
+/// What was asked for.
+pub(crate) struct Wanted {
+    /// Address of a replica; none: whichever has everything first.
+    pub(crate) to: Option<Master>,
+    /// After the time is over `to` takes over, whatever it has.
+    pub(crate) force: bool,
+    pub(crate) timeout: Option<Duration>,
+}
+
+impl Failover {
+    pub(crate) fn new() -> Failover {
+        Failover { stage: Mutex::new(Stage::Nothing), ended: Notify::new() }
+    }
+
+    /// As INFO calls it.
+    pub(crate) fn name(&self) -> &'static str {
+        match *self.stage.lock() {
+            Stage::Nothing => "no-failover",
+            Stage::Waiting => "waiting-for-sync",
+            Stage::Handing(_) => "failover-in-progress",
+        }
+    }
+
+    pub(crate) fn is_under_way(&self) -> bool {
+        *self.stage.lock() != Stage::Nothing
+    }
+
+    /// What the link to the new master is to ask for: that it takes over, if it has all up to this offset.
+    pub(crate) fn handover(&self) -> Option<u64> {
+        match *self.stage.lock() {
+            Stage::Handing(offset) => Some(offset),
+            _ => None,
+        }
+    }
+
+    /// False if it has ended already.
+    fn end(&self, node: &Node) -> bool {
+        let was = std::mem::replace(&mut *self.stage.lock(), Stage::Nothing) != Stage::Nothing;
+        if was {
+            self.ended.notify_waiters();
+            node.pause.end();
+        }
+        was
+    }
+
+    /// The replica has taken over.
+    pub(crate) fn done(&self, node: &Node) {
+        if self.end(node) {
+            tracing::info!("failover: the replica has taken over");
+        }
+    }
+
+    /// Everything is as it was before; an error if there was nothing to abort.
+    pub(crate) fn abort(&self, node: &Node, why: &str) -> Result<(), String> {
+        let is_handing = self.handover().is_some();
+        if !self.is_under_way() {
+            return Err("ERR No failover in progress.".to_owned());
+        }
+        if is_handing {
+            let order = node.replication.order(&node.config(), None, false);
+            order.map_err(|e| format!("ERR the role cannot be written to the data folder: {e}"))?;
+        }
+        if self.end(node) {
+            tracing::warn!("failover aborted: {why}");
+        }
+        Ok(())
+    }
+}
+
+/// Begins. The caller has checked what can be checked.
+pub(crate) fn begin(node: &Arc<Node>, wanted: Wanted) {
+    *node.replication.failover.stage.lock() = Stage::Waiting;
+    node.pause.begin(Paused::Writes, std::time::Instant::now() + Duration::from_secs(365 * 24 * 3600));
+    // A turn that does not see the pause is seen by `caught_up`.
+    fence(SeqCst);
+    tokio::spawn(run(node.clone(), wanted));
+}
+
+async fn run(node: Arc<Node>, wanted: Wanted) {
+    let failover = &node.replication.failover;
+    let ended = failover.ended.notified();
+    tokio::pin!(ended);
+    if !ended.as_mut().enable() && !failover.is_under_way() {
+        return;
+    }
+    let far = Duration::from_secs(365 * 24 * 3600);
+    let deadline = Instant::now() + wanted.timeout.unwrap_or(far);
+    let (target, offset) = tokio::select! {
+        caught_up = caught_up(&node, wanted.to.as_ref()) => caught_up,
+        () = &mut ended => return,
+        () = tokio::time::sleep_until(deadline) => match wanted.to {
+            Some(to) if wanted.force => (to, 0),
+            _ => {
+                // It is not handed over yet, so this cannot fail.
+                let _ = failover.abort(&node, "no replica has caught up before the time was over");
+                return;
+            }
+        }
+    };
+    {
+        let mut stage = failover.stage.lock();
+        if *stage != Stage::Waiting {
+            return;
+        }
+        *stage = Stage::Handing(offset);
+    }
+    tracing::info!("failover: {target} is to take over at offset {offset}");
+    if let Err(error) = node.replication.order(&node.config(), Some(target), false) {
+        failover.end(&node);
+        tracing::error!("failover aborted: the role cannot be written down: {error}");
+    }
+}
+
+/// Waits until a replica has all that was written.
+async fn caught_up(node: &Node, to: Option<&Master>) -> (Master, u64) {
+    for tallies in &node.tallies {
+        let seen = tallies.turn.load(SeqCst);
+        while seen % 2 == 1 && tallies.turn.load(SeqCst) == seen {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+    let ticket = node.durability.committer().ticket();
+    let offset = loop {
+        match node.durability.shown_offset(ticket).await {
+            Ok(offset) => break offset,
+            // The disk says no; it may say yes before the time is over.
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    };
+    // The log may still be sealed, and so become longer.
+    let has_all = |fed: &Fed| {
+        let is_wanted = to.is_none_or(|to| (&fed.ip, fed.port) == (&to.host, to.port));
+        is_wanted
+            && fed.port != 0
+            && fed.sending == Sending::Log
+            && fed.written >= offset.max(node.durability.shown().offset)
+    };
+    node.replication.wait_for(&has_all, 1).await;
+    loop {
+        if let Some(fed) = node.replication.feeds().into_iter().find(has_all) {
+            return (Master { host: fed.ip, port: fed.port }, fed.written);
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
