@@ -563,10 +563,13 @@ impl World {
 
     fn acknowledged(&mut self, m: usize, r: usize, before: u64, after: u64) {
         let master_term = self.nodes[m].term();
+        let shown = self.nodes[m].life.as_ref().map(|life| &life.map);
         let waited: Vec<(u64, u64, u64)> = self
             .writes
             .iter()
             .filter(|w| w.0 == master_term && w.1 > before && w.1 <= after)
+            // A master that lost its power has written others at these offsets since, which a chained replica's master has not.
+            .filter(|w| shown.and_then(|map| map.get(&w.2)).is_some_and(|value| *value >= w.3))
             .map(|w| (w.1, w.2, w.3))
             .collect();
         self.figures.waited += waited.len() as u64;
@@ -739,7 +742,10 @@ impl World {
                 log.seal(self.now).unwrap();
             }
             let end = self.nodes[last].durable();
+            // Nobody shows anything that is not durable yet, and may not be in the others' log.
+            let settled = self.nodes.iter().all(|n| n.shown() == n.durable());
             let equal = end.is_some()
+                && settled
                 && self.nodes.iter().all(|n| {
                     n.durable() == end
                         || n.durable().is_some_and(|p| {
