@@ -279,7 +279,8 @@ impl Feed {
                     let first = (hello.position.byte == store::SEGMENT_HEAD_BYTES).then_some(tail.segment());
                     self.work = Work::Log { tail: Box::new(tail), first };
                     self.peer.sending = Sending::Log;
-                    (self.peer.written, self.peer.durable) = (hello.position.offset, hello.position.offset);
+                    // How much of it is durable the replica says with its next word.
+                    (self.peer.written, self.peer.durable) = (hello.position.offset, 0);
                     Verdict::Continue
                 }
                 // It would have to come back through places where others were promoted since.
@@ -316,17 +317,19 @@ impl Feed {
     }
 }
 
-/// The first place of a segment, if it is still there.
+/// The first place of a segment, if it is still there; of the first one: where the log begins, whichever number that has.
 fn first_place(origin: &Origin<'_>, segment: u64) -> Result<Option<Position>, LinkError> {
-    let oldest = origin.store.oldest_segment()?;
-    if oldest.is_none_or(|oldest| oldest > segment && segment != Position::START.segment) {
-        return Ok(None);
-    }
-    // A new history may have begun with a later number, if the first attempts were cut short.
-    let segment = if segment == Position::START.segment { oldest.unwrap_or(segment) } else { segment };
-    let Some(head) = origin.store.segment_head(segment)? else { return Ok(None) };
+    let store = origin.store;
+    let head = if segment == Position::START.segment {
+        store.first_segment(origin.end)?
+    } else if store.oldest_segment()?.is_none_or(|oldest| oldest > segment) {
+        None
+    } else {
+        store.segment_head(segment)?
+    };
+    let Some(head) = head else { return Ok(None) };
     Ok(Some(Position {
-        segment,
+        segment: head.segment,
         byte: store::SEGMENT_HEAD_BYTES,
         offset: head.base,
         sequence: head.sequence,

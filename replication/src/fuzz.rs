@@ -154,6 +154,7 @@ struct Here {
     store: Store,
     log: FollowLog,
     is_empty: bool,
+    sync_after_ms: u64,
 }
 
 impl Local for Here {
@@ -169,6 +170,9 @@ impl Local for Here {
     fn is_empty(&self) -> bool {
         self.is_empty
     }
+    fn sync_after_ms(&self) -> u64 {
+        self.sync_after_ms
+    }
     fn apply(&mut self, _: &BatchHead, body: &[u8]) -> Result<bool, String> {
         Records::new(body).try_for_each(|record| record.map(drop))?;
         Ok(true)
@@ -183,7 +187,7 @@ fn replica(disk: &SimDisk) -> Result<Here, Error> {
     let store = Store::open_with(Arc::new(disk.clone()), StoreOptions::default(), || Ok(Lineage([2; 16])))?;
     store.load(1, |_, _| Ok(()), |_| ())?;
     let (log, end) = store.replay_following(&mut |_, _| Ok(()), |_| ())?;
-    Ok(Here { is_empty: end.position.offset == 0 && store.manifest().files.is_empty(), log, store })
+    Ok(Here { is_empty: end.position.offset == 0 && store.manifest().files.is_empty(), sync_after_ms: 0, log, store })
 }
 
 /// A master with a log, of which a part is in a snapshot.
@@ -222,6 +226,7 @@ pub fn link(input: &[u8]) {
     let disk = SimDisk::new(2);
     for _ in 0..1 + input.byte() % 3 {
         let Ok(mut here) = replica(&disk) else { return };
+        here.sync_after_ms = u64::from(input.byte() % 2) * 50;
         let outcome = talk(&mut here, &store, &log, &mut input);
         drop(here);
         // The process may end at any moment, and another link comes.
@@ -232,7 +237,7 @@ pub fn link(input: &[u8]) {
 }
 
 fn talk(here: &mut Here, store: &Store, log: &Log, input: &mut Input<'_>) -> Result<Course, LinkError> {
-    let origin = Origin { store, durable: log.durable(), term: log.term() };
+    let origin = Origin { store, end: log.durable(), term: log.term() };
     let times = Times { beat_ms: 10, timeout_ms: 1_000 };
     let (mut feed, mut down, mut up) = (Feed::new(times, 1 << 20, 0), Way::default(), Way::default());
     let mut to_master = Vec::new();
@@ -296,6 +301,24 @@ mod tests {
             body[0] = random.choice(kinds).unwrap_or(1);
             messages(&body);
         }
+    }
+
+    /// A power cut while the very first segment was begun leaves a file that nothing continues: the log begins behind it.
+    #[test]
+    fn a_log_that_does_not_begin_with_its_oldest_file_is_fetched() {
+        let disk = Arc::new(SimDisk::new(1));
+        let store = Store::open_with(disk.clone(), StoreOptions::default(), || Ok(Lineage([1; 16]))).expect("a store");
+        drop(disk.create("log-0000000000000001.tlog").expect("this disk has no faults"));
+        let (mut log, _) = store.replay(|_| Ok(()), |_| ()).expect("nothing to read");
+        let mut batch = Batch::new();
+        batch.push(1, 1, &[7; 20]);
+        log.append(&batch, 1_000).and_then(|_| log.sync()).expect("this disk has no faults");
+        assert_eq!(store.oldest_segment().expect("a log"), Some(1));
+        assert!(log.durable().segment > 1);
+        let disk = SimDisk::new(2);
+        let mut here = replica(&disk).expect("an empty disk");
+        let course = talk(&mut here, &store, &log, &mut Input(&[])).expect("an honest link");
+        assert_eq!(course, Course::Adopt);
     }
 
     /// A link that nobody tampers with brings everything.

@@ -6,7 +6,8 @@
 //! Asserted:
 //!
 //! - a node that acknowledged a write as written, and did not give its data up for another master's since, has it when it is promoted, unless
-//!   its own power or disk failed before it acknowledged it as durable;
+//!   its own power or disk failed before it was durable there;
+//! - what a node acknowledged as durable its power never takes;
 //! - while nodes follow, their logs are equal byte for byte (positions and chain values compared at every acknowledgement);
 //! - when the faults end, all nodes become equal: state, offset and chain; nobody refuses the newest master;
 //! - what is dropped was handed out first.
@@ -74,7 +75,7 @@ struct Node {
     /// Writes that it acknowledged as a replica, and holds since: offset, key, value.
     acknowledged: BTreeSet<(u64, u64, u64)>,
     dropped: Vec<u64>,
-    /// How often it gave up its data for another master's, or lost some.
+    /// How often it gave up its data for another master's.
     data_sets: u64,
 }
 
@@ -88,6 +89,20 @@ struct Link {
     was_following: bool,
     /// [`Node::data_sets`] of the replica when the link came up.
     data_sets: u64,
+    /// The replica has lost since what lies behind: what it said of that is still on its way, perhaps.
+    kept: u64,
+}
+
+impl Link {
+    /// Whether the replica still has what the master takes for durable there.
+    fn check_durable(&self) {
+        if let Some(feed) = &self.feed
+            && feed.peer().sending == replication::Sending::Log
+        {
+            let (said, kept) = (feed.peer().durable, self.kept);
+            assert!(said <= kept, "node {} called {said} durable, and has {kept} after a power cut", self.replica);
+        }
+    }
 }
 
 fn read(map: &mut Map, body: &[u8]) {
@@ -182,16 +197,6 @@ impl Node {
             Kind::Master(log) => log.written(),
             Kind::Replica(log) => log.written(),
         })
-    }
-
-    /// Its power, or its disk, has failed: what was not durable is gone, and nobody was promised otherwise.
-    fn forgive(&mut self) -> u64 {
-        self.safe = self.durable().map_or(self.safe, |end| end.offset);
-        // What it said before, and its master has not heard yet, is forgiven, too.
-        self.data_sets += 1;
-        let before = self.acknowledged.len();
-        self.acknowledged.retain(|w| w.0 <= self.safe);
-        (before - self.acknowledged.len()) as u64
     }
 
     fn term(&self) -> u64 {
@@ -301,13 +306,28 @@ impl World {
         !self.parted.contains(&(a.min(b), a.max(b)))
     }
 
+    /// A node's power, or its disk, has failed: what was not durable is gone. WAIT promised no more, as in Redis, so it need not have that when it
+    /// is promoted. What was durable it must have, and what it has called durable was.
+    fn forgive(&mut self, n: usize) {
+        let node = &mut self.nodes[n];
+        let safe = node.durable().map_or(node.safe, |end| end.offset);
+        node.safe = safe;
+        let before = node.acknowledged.len();
+        node.acknowledged.retain(|w| w.0 <= safe);
+        self.figures.forgiven += (before - node.acknowledged.len()) as u64;
+        for link in self.links.iter_mut().filter(|l| l.replica == n && l.data_sets == node.data_sets) {
+            link.kept = link.kept.min(safe);
+            link.check_durable();
+        }
+    }
+
     fn crash(&mut self, n: usize) {
         let power = self.random.bool();
+        if power {
+            self.forgive(n);
+        }
         let node = &mut self.nodes[n];
         node.safe = node.durable().map_or(node.safe, |end| end.offset);
-        if power {
-            self.figures.forgiven += node.forgive();
-        }
         node.life = None;
         node.disk = if power { node.disk.power_cut() } else { node.disk.kill() };
         node.starts_at = self.now + self.random.u64(0..4_000);
@@ -336,13 +356,14 @@ impl World {
         if log.sync().is_err() {
             // Cannot be promoted now; it starts again.
             node.life = Some(Life { store, map, kind: Kind::Replica(log) });
-            self.figures.forgiven += node.forgive();
+            self.forgive(best);
             return self.crash(best);
         }
         for write @ (_, key, value) in &node.acknowledged {
             let held = map.get(key).copied().unwrap_or(0);
             assert!(held >= *value, "node {best} is promoted without {write:?}, which it acknowledged; it has {held}");
         }
+        node.safe = log.durable().offset;
         let term = next_term(log.term(), random);
         let options = store.log_options();
         match log.into_log(options, term) {
@@ -378,6 +399,7 @@ impl World {
         node.life = match kind {
             // What was written is durable, or else memory and log differ: then it starts anew.
             Kind::Master(mut log) => {
+                node.safe = log.durable().offset;
                 let followed = log.sync().and_then(|end| {
                     drop(log);
                     FollowLog::open(store.disk().clone(), store.lineage(), end)
@@ -473,6 +495,7 @@ impl World {
                 to_replica: VecDeque::new(),
                 was_following: false,
                 data_sets: self.nodes[n].data_sets,
+                kept: u64::MAX,
             };
             link.to_master.push_back((now, out));
             self.links.push(link);
@@ -484,7 +507,7 @@ impl World {
         let Some(Life { kind: Kind::Replica(log), .. }) = &mut self.nodes[n].life else { return };
         if log.secure().is_err() {
             // Memory shows what the log has lost: it is read anew.
-            self.figures.forgiven += self.nodes[n].forgive();
+            self.forgive(n);
             self.crash(n);
         }
     }
@@ -545,9 +568,9 @@ impl World {
                 feed = None;
             }
             for (before, after) in acknowledged {
-                // It may be an old link, with what the replica said before it gave up, or lost, its data.
+                // It may be an old link, with what the replica said before it gave up its data, or lost the end of them.
                 if self.links[i].data_sets == self.nodes[r].data_sets {
-                    self.acknowledged(m, r, before, after);
+                    self.acknowledged(m, r, before, after.min(self.links[i].kept));
                 }
             }
             if feed.is_none() {
@@ -557,19 +580,24 @@ impl World {
                 }
             }
             self.links[i].feed = feed;
+            if self.links[i].data_sets == self.nodes[r].data_sets {
+                self.links[i].check_durable();
+            }
             self.replica_end(i, m, r, reaches, delay);
         }
     }
 
     fn acknowledged(&mut self, m: usize, r: usize, before: u64, after: u64) {
         let master_term = self.nodes[m].term();
-        let shown = self.nodes[m].life.as_ref().map(|life| &life.map);
+        let chained =
+            self.nodes[m].life.as_ref().filter(|life| matches!(life.kind, Kind::Replica(_))).map(|life| &life.map);
         let waited: Vec<(u64, u64, u64)> = self
             .writes
             .iter()
             .filter(|w| w.0 == master_term && w.1 > before && w.1 <= after)
-            // A master that lost its power has written others at these offsets since, which a chained replica's master has not.
-            .filter(|w| shown.and_then(|map| map.get(&w.2)).is_some_and(|value| *value >= w.3))
+            // Offsets do not tell branches of one term apart: above a replica that feeds this one a master may have lost its power, and written
+            // others at these offsets since. A master's own writes at these offsets are what it has sent.
+            .filter(|w| chained.is_none_or(|map| map.get(&w.2).is_some_and(|value| *value >= w.3)))
             .map(|w| (w.1, w.2, w.3))
             .collect();
         self.figures.waited += waited.len() as u64;
@@ -742,7 +770,7 @@ impl World {
                 log.seal(self.now).unwrap();
             }
             let end = self.nodes[last].durable();
-            // Nobody shows anything that is not durable yet, and may not be in the others' log.
+            // Durable ends are compared, and then what is shown: so all that is shown has to be durable. It becomes so by itself.
             let settled = self.nodes.iter().all(|n| n.shown() == n.durable());
             let equal = end.is_some()
                 && settled

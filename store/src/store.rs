@@ -523,6 +523,22 @@ impl Store {
         Ok(segment_numbers(&*self.disk)?.first().copied())
     }
 
+    /// The segment with which the log up to `limit` begins; `None`: it is not there any more, or not yet. It is not always the oldest file:
+    /// an attempt to begin the log that was cut short may have left one, which nothing continues.
+    pub fn first_segment(&self, limit: Position) -> Result<Option<crate::segment::SegmentHead>> {
+        let numbers = segment_numbers(&*self.disk)?;
+        let mut wanted = limit.segment;
+        while numbers.contains(&wanted)
+            && let Some(head) = self.segment_head(wanted)?
+        {
+            if head.previous == 0 {
+                return Ok(Some(head));
+            }
+            wanted = head.previous;
+        }
+        Ok(None)
+    }
+
     /// Where a file of the folder lies, for messages.
     pub fn path(&self, name: &str) -> PathBuf {
         self.disk.path(name)
