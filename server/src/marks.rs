@@ -10,7 +10,7 @@
 //!
 //! A mark names what changed; its state is read when it is logged. One thing it says itself: *this pair is set*. Only a write that is
 //! marked, too, unsets a pair, and marks of one id meet in one stripe of the committer. So if nothing else is marked of the pair, it is
-//! still set, and its filter, which is rarely in the cache, need not be asked ([`told`]).
+//! still set, and its filter, which is rarely in the cache, need not be asked (`told`).
 
 use phantom::Member;
 
