@@ -315,10 +315,12 @@ impl Commit {
         self.rows.len() * 4 + self.values.len() * 3 + self.pairs.len() * 12
     }
 
-    /// Adds the records to a batch, one per space and kind, and forgets them.
+    /// Adds the records to a batch, one per space and kind, and forgets them. Each row and pair is there once: the committer sees to that (C7),
+    /// and the order in which two states of one were read would be lost here.
     pub fn encode(&mut self, batch: &mut Batch) {
         self.rows.sort_unstable_by_key(|row| order(row.space, row.id));
         self.pairs.sort_unstable_by_key(|pair| order(pair.space, pair.id));
+        debug_assert!(self.has_each_once());
         for group in self.rows.chunk_by(|a, b| a.space == b.space) {
             let width = group.iter().map(|row| row.fields as usize).max().unwrap_or(0).max(1);
             let mut writer = RowsWriter::new(width);
@@ -337,6 +339,13 @@ impl Commit {
             batch.push(group[0].space, RecordKind::Pairs as u8, &writer.finish());
         }
         self.forget();
+    }
+
+    /// Whether no row and no pair comes twice; the rows are sorted.
+    fn has_each_once(&self) -> bool {
+        let mut pairs = std::collections::BTreeSet::new();
+        self.rows.is_sorted_by(|a, b| order(a.space, a.id) < order(b.space, b.id))
+            && self.pairs.iter().all(|pair| pairs.insert((pair.space, pair.id, pair.member)))
     }
 
     /// Forgets what was collected.
