@@ -337,6 +337,8 @@ pub(crate) struct Session {
     pub(crate) watched: Vec<Seen>,
     /// EXEC is executing: nothing may wait.
     pub(crate) in_exec: bool,
+    /// All writers were kept out: the turn ends, so that they come in before it is done again.
+    pub(crate) kept_all_out: bool,
     pub(crate) subscriptions: channels::Subscriptions,
     /// It has subscriptions.
     pub(crate) listening: bool,
@@ -366,6 +368,7 @@ impl Session {
             transaction: None,
             watched: Vec::new(),
             in_exec: false,
+            kept_all_out: false,
             subscriptions: channels::Subscriptions::default(),
             listening: false,
             monitoring: false,
@@ -440,10 +443,10 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Keeps all other writers out until it is dropped, for changes of several ids that belong together. Inside EXEC they are out already, and a
+    /// Keeps other writers of these ids out until it is dropped, for changes that belong together. Inside EXEC they are out already, and a
     /// thread must not ask twice.
-    pub(crate) fn alone(&self) -> Option<store::Exclusive<'a, Mark>> {
-        (!self.session.in_exec).then(|| self.node.engines.exclusive())
+    pub(crate) fn alone(&self, ids: Vec<u64>) -> Option<store::Exclusive<'a, Mark>> {
+        (!self.session.in_exec).then(|| self.node.engines.exclusive(Some(ids)))
     }
 
     /// Does something that takes its time (walks all rows, reads a whole filter) on another thread, and answers when it is done. Others

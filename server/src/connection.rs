@@ -22,14 +22,14 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
-/// Bytes read at a time.
-const READ_BYTES: usize = 64 << 10;
+/// Bytes read at a time, as in Redis: hundreds of small commands, which take a millisecond at most.
+const READ_BYTES: usize = 16 << 10;
 /// Buffers that grew beyond this are given back when they are empty.
 const KEPT_BYTES: usize = 1 << 20;
 /// Leftovers of a connection up to this size keep their buffer.
 const KEPT_INPUT_BYTES: usize = 2 << 10;
 /// Reads in a row before the other clients of the worker get their turn.
-const TURNS_IN_A_ROW: usize = 8;
+const TURNS_IN_A_ROW: usize = 2;
 /// How often a writer looks whether a space that is nearly full has room again.
 const ROOM_EVERY: Duration = Duration::from_millis(2);
 
@@ -212,8 +212,9 @@ impl Connection {
                 }
             }
         }
-        // Others wait, too.
-        cx.waker().wake_by_ref();
+        // Others wait, too. By its waker it would come again before the runtime looks at the sockets, dozens of times: a client that never stops
+        // sending would keep the worker for seconds.
+        let _ = std::pin::pin!(tokio::task::yield_now()).poll(cx);
         Poll::Pending
     }
 

@@ -205,9 +205,10 @@ impl Talk {
                     self.closing = Closing::AtOnce;
                 } else if self.session.leaving {
                     self.closing = Closing::Politely;
-                } else if out.len() < WRITE_BYTES && self.session.hold.is_none() {
+                } else if out.len() < WRITE_BYTES && self.session.hold.is_none() && !self.session.kept_all_out {
                     continue;
                 }
+                self.session.kept_all_out = false;
                 // What was scanned behind it will be scanned again, or never.
                 tallies.commands.add(index as u64 + 1);
                 self.scanner.restart();

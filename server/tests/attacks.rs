@@ -235,6 +235,62 @@ fn whoever_only_holds_connections_locks_nobody_out() {
     assert_eq!(refusal(&call(&mut bystander, "PING")), "");
 }
 
+/// Ends what runs beside a test, also when the test fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// Clients that never stop sending, on the worker of everybody else, and never wait for a reply: others' reads and writes come in between. So they do
+/// when it is transactions that are sent, each of which keeps writers out for a moment. (The worker has no time to spare, and shares two cores with
+/// its attackers: it is the median that tells whether others come in after a few turns, or after all.)
+#[test]
+fn who_never_stops_sending_keeps_nobody_out() {
+    let victim = Victim::start("[server]\nworkers = 1\n");
+    for batch in [
+        "HINCRBY post:1 like 1\r\nSADD liked:1 7\r\n",
+        "MULTI\r\nHINCRBY post:1 like 1\r\nSADD liked:1 7\r\nEXEC\r\n",
+        "MULTI\r\nHINCRBY post:1 like 1\r\nDBSIZE\r\nEXEC\r\n",
+    ] {
+        let many = batch.repeat(2000);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let _stop = Stop(&stop);
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let mut spammer = victim.connect();
+                    let mut reader = spammer.try_clone().unwrap();
+                    scope.spawn(move || std::io::copy(&mut reader, &mut std::io::sink()));
+                    while !stop.load(Relaxed) {
+                        spammer.write_all(many.as_bytes()).unwrap();
+                    }
+                    spammer.shutdown(std::net::Shutdown::Both).unwrap();
+                });
+            }
+            let mut client = victim.program.client();
+            let mut times: Vec<Duration> = (0..200)
+                .map(|id| {
+                    std::thread::sleep(Duration::from_millis(2));
+                    let started = Instant::now();
+                    let what =
+                        if id % 2 == 0 { "HINCRBY post:9 read 1" } else { "FEED.GET home 7 1 2 3 4 5 6 7 8 9 10" };
+                    let reply = call(&mut client, what);
+                    assert!(!matches!(reply, OwnedFrame::Error(_)), "{reply:?}");
+                    started.elapsed()
+                })
+                .collect();
+            times.sort();
+            let (half, most) = (times[100], times[198]);
+            assert!(half < Duration::from_millis(40), "{batch:?}: half of the replies took {half:?}");
+            assert!(most < Duration::from_secs(1), "{batch:?}: one reply in a hundred took {most:?}");
+        });
+    }
+    victim.alive(None);
+}
+
 /// Attack 36: a table to be merged that is not what it says.
 #[test]
 fn forged_tables_are_refused() {

@@ -19,8 +19,8 @@
 //! - **C3** A key marked any number of times within a round costs one record, and memory for few: stripes dedupe themselves as they grow.
 //! - **C4** A failed round loses nothing: its keys are taken up by the next one, which reads their state anew.
 //! - **C5** Keys waiting are bounded: above [`CommitOptions::crowded_keys`] in any stripe [`Committer::is_crowded`] says so, and the server stops taking writes until it does not.
-//! - **C6** All that was marked during one [`Exclusive`] is in one batch, and no other writer's change comes between: it holds all stripes, and
-//!   the stripes in which it marked are read together, in one moment, by the round that comes to the first of them.
+//! - **C6** All that was marked during one [`Exclusive`] is in one batch, and no other writer's change comes between in the stripes that it holds.
+//!   The stripes in which it marked, if there are several, are read together, in one moment, by the round that comes to the first of them.
 //! - **C7** A batch holds each key once: a source may sort what it has read as it likes, and the last state of a key is in the last batch that has it.
 //!
 //! A writer holds its stripe for as long as its change takes, the commit thread for as long as reading the state of the stripe's few keys takes. Readers
@@ -158,14 +158,20 @@ struct Stripe<K> {
     joined: bool,
 }
 
-/// Re-entrant: who has all stripes enters single ones as usual.
+/// Re-entrant: who has several stripes enters single ones as usual.
 type Lock<K> = ReentrantMutex<RefCell<Stripe<K>>>;
 type Guard<'a, K> = ReentrantMutexGuard<'a, RefCell<Stripe<K>>>;
 
 const FIRST_DEDUPE: usize = 256;
 
-/// With so many keys in joined stripes the committer is crowded (C5): their records still fit into one batch several times.
-const JOINED_KEYS: usize = 1 << 18;
+/// With so many keys in a joined stripe the committer is crowded (C5): what all of them hold then still fits into one batch several times.
+const JOINED_KEYS: usize = 256;
+
+#[cfg(debug_assertions)]
+thread_local! {
+    /// Whether this thread holds several stripes: then it must not enter others, whose changes would go into another batch.
+    static HOLDS_SEVERAL: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
 
 /// Stripes on cache lines of their own: two each.
 #[repr(align(128))]
@@ -179,7 +185,7 @@ struct Aligned<T> {
 pub struct Committer<K> {
     options: CommitOptions,
     stripes: Box<[Aligned<Lock<K>>]>,
-    /// The stripes that are `joined`. Taken before any stripe by whoever needs several.
+    /// The stripes that are `joined`. Taken before any stripe by whoever needs several at a time.
     joined: Mutex<Vec<usize>>,
     /// A bit for each stripe that may have keys.
     dirty: Box<[AtomicU64]>,
@@ -244,25 +250,32 @@ pub struct Turn<'a, K> {
     index: usize,
 }
 
-/// A stay in all stripes at once: no other writer changes anything meanwhile, and all that is marked goes into one batch (C6). The thread that
-/// has it may enter stripes as usual.
+/// A stay in several stripes at once, or in all: no other writer changes anything there meanwhile, and all that is marked goes into one batch (C6).
+/// The thread that has it may enter these stripes as usual, and no others.
 pub struct Exclusive<'a, K> {
     committer: &'a Committer<K>,
     joined: MutexGuard<'a, Vec<usize>>,
-    stripes: Vec<Guard<'a, K>>,
+    stripes: Vec<(usize, Guard<'a, K>)>,
 }
 
 impl<K> Drop for Exclusive<'_, K> {
     fn drop(&mut self) {
-        for (index, stripe) in self.stripes.iter().enumerate() {
-            let mut stripe = stripe.borrow_mut();
-            if stripe.touched && !stripe.joined {
-                stripe.joined = true;
-                self.joined.push(index);
-            }
+        #[cfg(debug_assertions)]
+        HOLDS_SEVERAL.set(false);
+        let touched = || self.stripes.iter().filter(|(_, stripe)| stripe.borrow().touched);
+        // One alone is read in one moment anyway.
+        if touched().nth(1).is_none() {
+            return;
         }
-        let keys: usize = self.joined.iter().map(|&index| self.stripes[index].borrow().keys.len()).sum();
-        if keys >= JOINED_KEYS {
+        let mut most = 0;
+        for (index, stripe) in touched() {
+            let mut stripe = stripe.borrow_mut();
+            if !std::mem::replace(&mut stripe.joined, true) {
+                self.joined.push(*index);
+            }
+            most = most.max(stripe.keys.len());
+        }
+        if most >= JOINED_KEYS {
             // What is read together must fit into one batch: writers wait until it is logged.
             self.committer.crowded.store(true, Ordering::Relaxed);
             self.committer.nudge();
@@ -344,7 +357,7 @@ impl<K: Copy + Ord> Committer<K> {
         stripe.keys.dedup();
         // At least as many pushes as there are keys go by until the next time: amortised, a mark sorts O(log n) keys.
         stripe.dedupe_at = (stripe.keys.len() * 2).max(FIRST_DEDUPE);
-        if stripe.keys.len() >= self.options.crowded_keys {
+        if stripe.keys.len() >= if stripe.joined { JOINED_KEYS } else { self.options.crowded_keys } {
             self.crowded.store(true, Ordering::Relaxed);
             self.nudge();
         }
@@ -399,27 +412,55 @@ impl<K: Copy + Ord> Committer<K> {
 
     /// Enters the stripe of an id, by a hash of it (the id's, not the pair's: what belongs together must share a stripe). The change is made
     /// and marked before [`Turn::leave`]. A thread is in one turn at a time,
-    /// unless it has all stripes: see [`Committer::exclusive`].
+    /// unless it has their stripes: see [`Committer::several`].
     #[inline]
     pub fn enter(&self, hash: u64) -> Turn<'_, K> {
-        let index = (hash as usize) & (self.stripes.len() - 1);
+        let index = self.stripe_of(hash);
+        #[cfg(debug_assertions)]
+        assert!(
+            !HOLDS_SEVERAL.get() || self.stripes[index].lock.is_owned_by_current_thread(),
+            "who holds several stripes enters another one"
+        );
         Turn { committer: self, stripe: self.stripes[index].lock.lock(), index }
     }
 
-    /// Enters all stripes, in order: for changes of several ids that belong together. Costs some ten nanoseconds per stripe, and all
-    /// writers wait until it ends. A thread that has them must not ask for them again: it would wait for itself.
+    #[inline]
+    fn stripe_of(&self, hash: u64) -> usize {
+        (hash as usize) & (self.stripes.len() - 1)
+    }
+
+    /// Enters the stripes of several ids, by the hashes that [`Committer::enter`] would get: for changes that belong together. Other writers of these
+    /// stripes wait until it ends, and whoever else wants several. A thread that has some must not ask for more: it would wait for itself.
+    pub fn several(&self, hashes: impl IntoIterator<Item = u64>) -> Exclusive<'_, K> {
+        let mut indexes: Vec<usize> = hashes.into_iter().map(|hash| self.stripe_of(hash)).collect();
+        indexes.sort_unstable();
+        indexes.dedup();
+        self.hold(indexes)
+    }
+
+    /// Enters all stripes: for changes of which nobody can say beforehand where they are. Costs some ten nanoseconds per stripe.
     pub fn exclusive(&self) -> Exclusive<'_, K> {
+        self.hold(0..self.stripes.len())
+    }
+
+    fn hold(&self, indexes: impl IntoIterator<Item = usize>) -> Exclusive<'_, K> {
+        // Only who has this lock waits for a stripe while it holds another one: no circle of waiting.
         let joined = self.joined.lock();
-        let stripes: Vec<_> = self.stripes.iter().map(|stripe| stripe.lock.lock()).collect();
-        stripes.iter().for_each(|stripe| stripe.borrow_mut().touched = false);
+        let enter = |index: usize| {
+            let stripe = self.stripes[index].lock.lock();
+            stripe.borrow_mut().touched = false;
+            (index, stripe)
+        };
+        let stripes = indexes.into_iter().map(enter).collect();
+        #[cfg(debug_assertions)]
+        HOLDS_SEVERAL.set(true);
         Exclusive { committer: self, joined, stripes }
     }
 
     /// Asks the cache for the stripe of `hash`, which will be [entered](Committer::enter) soon: a load that nobody waits for.
     #[inline]
     pub fn hint(&self, hash: u64) {
-        let index = (hash as usize) & (self.stripes.len() - 1);
-        let stripe = &self.stripes[index];
+        let stripe = &self.stripes[self.stripe_of(hash)];
         std::hint::black_box((stripe.lock.is_locked(), stripe.end.load(Ordering::Relaxed)));
     }
 

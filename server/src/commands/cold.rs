@@ -2,6 +2,7 @@
 //!
 //! A request that is not known here still works: its cold rows are then read in place.
 
+use super::command::{id_positions, key_positions};
 use super::{NO_KEYS, Session, Spec, find, id};
 use crate::cold::Fetching;
 use crate::engines::{CounterSpace, Engines, KeyRef};
@@ -35,55 +36,43 @@ fn ask_one(spec: &Spec, args: Args<'_>, engines: &Engines, fetching: &mut Fetchi
         "feed.get" => {
             let Some(view) = engines.view(args.at(1)) else { return };
             for space in engines.sources(view) {
-                ask_ids(space, args.from(3), fetching);
+                ask_ids(space, spec, args, fetching);
             }
             let mark = args.from(3).iter().position(|arg| arg.eq_ignore_ascii_case(b"MARK"));
             let action = mark.filter(|at| at + 4 < args.len()).and_then(|at| engines.action(args.at(at + 4)));
             if let Some(action) = action {
-                ask_ids(engines.counter_of(action), args.from(3), fetching);
+                ask_ids(engines.counter_of(action), spec, args, fetching);
             }
         }
         "feed.act" | "feed.undo" => {
             let Some(action) = engines.action(args.at(1)) else { return };
-            ask_ids(engines.counter_of(action), args.from(3), fetching);
+            ask_ids(engines.counter_of(action), spec, args, fetching);
         }
-        "cnt.get" | "cnt.del" => {
+        name if name.starts_with("cnt.") => {
             let Some(space) = engines.counter(args.at(1)) else { return };
-            ask_ids(space, args.from(2), fetching);
-        }
-        "cnt.incrby" | "cnt.set" => {
-            let Some(space) = engines.counter(args.at(1)) else { return };
-            ask_id(space, args.at(2), fetching);
-        }
-        "cnt.mincrby" => {
-            let Some(space) = engines.counter(args.at(1)) else { return };
-            args.from(2).iter().step_by(3).for_each(|text| ask_id(space, text, fetching));
+            ask_ids(space, spec, args, fetching);
         }
         _ => {}
     }
 }
 
 fn ask_keys(spec: &Spec, args: Args<'_>, engines: &Engines, fetching: &mut Fetching) {
-    let (first, last, step) = spec.keys;
-    let last = if last < 0 { args.len() as i32 + last } else { last };
-    for index in (first..=last).step_by(step.max(1) as usize) {
-        if let Ok(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) = engines.resolve(args.at(index as usize))
-        {
+    for at in key_positions(spec, args) {
+        if let Ok(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) = engines.resolve(args.at(at)) {
             ask_row(space, id, fetching);
         }
     }
 }
 
 /// Arguments that are no ids are options.
-fn ask_ids(space: &CounterSpace, args: Args<'_>, fetching: &mut Fetching) {
-    if space.cold_end() > 0 {
-        args.iter().for_each(|text| ask_id(space, text, fetching));
+fn ask_ids(space: &CounterSpace, spec: &Spec, args: Args<'_>, fetching: &mut Fetching) {
+    if space.cold_end() == 0 {
+        return;
     }
-}
-
-fn ask_id(space: &CounterSpace, text: &[u8], fetching: &mut Fetching) {
-    if let Ok(id) = id(text) {
-        ask_row(space, id, fetching);
+    for at in id_positions(spec, args).into_iter().flatten() {
+        if let Ok(id) = id(args.at(at)) {
+            ask_row(space, id, fetching);
+        }
     }
 }
 

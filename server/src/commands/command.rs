@@ -205,6 +205,19 @@ pub(crate) fn key_positions(spec: &Spec, args: Args<'_>) -> impl Iterator<Item =
     })
 }
 
+/// Which arguments of a command that has no keys are ids (behind them may be options); none if it names no ids.
+pub(super) fn id_positions(spec: &Spec, args: Args<'_>) -> Option<impl Iterator<Item = usize> + use<>> {
+    let (first, step) = match spec.name {
+        "feed.get" | "feed.act" | "feed.undo" | "ph.add" | "ph.exists" | "ph.del" => (3, 1),
+        "cnt.get" | "cnt.del" => (2, 1),
+        "cnt.mincrby" => (2, 3),
+        // One.
+        "cnt.incrby" | "cnt.set" => (2, usize::MAX),
+        _ => return None,
+    };
+    Some((first..args.len()).step_by(step))
+}
+
 /// The request that COMMAND GETKEYS asks about, and what its command is.
 fn asked<'a>(call: &Call<'a>) -> Result<(&'static Spec, Args<'a>), Refusal> {
     let request = call.args.from(2);

@@ -84,7 +84,7 @@ fn smove(call: &mut Call<'_>) -> Outcome {
     let ((from, from_id), (to, to_id)) = (call.pairs(1)?, call.pairs(2)?);
     let member = Member::parse(call.args.at(3));
     let engines = &call.node.engines;
-    let _alone = call.alone();
+    let _alone = call.alone(vec![from_id, to_id]);
     if from.contains(from_id, &member) != Answer::Yes {
         call.reply.int(0);
         return Ok(());

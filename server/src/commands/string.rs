@@ -247,10 +247,14 @@ fn pairs<'a>(call: &Call<'a>) -> Result<Vec<(&'a CounterSpace, u64, usize, i64)>
     (0..args.len()).step_by(2).map(pair).collect()
 }
 
+fn ids(pairs: &[(&CounterSpace, u64, usize, i64)]) -> Vec<u64> {
+    pairs.iter().map(|&(_, id, ..)| id).collect()
+}
+
 fn mset(call: &mut Call<'_>) -> Outcome {
     let pairs = pairs(call)?;
     let engines = &call.node.engines;
-    let _alone = if pairs.len() > 1 { call.alone() } else { None };
+    let _alone = if pairs.len() > 1 { call.alone(ids(&pairs)) } else { None };
     for (space, id, field, value) in pairs {
         engines.set(space, id, &[(field, value)])?;
     }
@@ -261,7 +265,7 @@ fn mset(call: &mut Call<'_>) -> Outcome {
 fn msetnx(call: &mut Call<'_>) -> Outcome {
     let pairs = pairs(call)?;
     let engines = &call.node.engines;
-    let _alone = call.alone();
+    let _alone = call.alone(ids(&pairs));
     let absent = pairs.iter().all(|(space, id, ..)| !space.exists(*id));
     if absent {
         for (space, id, field, value) in pairs {

@@ -1,11 +1,12 @@
 //! MULTI and EXEC: commands that are executed together, and WATCH, which calls them off if something changed meanwhile.
 //!
-//! EXEC holds all stripes of the log's committer while it executes (`store/src/commit.rs`, C6): no other client's change comes between, on
-//! whichever worker, and all that changes goes into one batch of the log, so that a crash leaves all of it or nothing. Pages of
-//! other clients are read meanwhile as ever; their writes wait. Commands that take their time (SAVE, TM.ADVISE, ...) are
-//! refused between MULTI and EXEC.
+//! EXEC holds the stripes of the ids that its commands name while it executes (`store/src/commit.rs`, C6), or all stripes if one of them may touch
+//! others (DBSIZE, TM.SPACE, ...): no other client's change of them comes between, on whichever worker, and all that changes goes
+//! into one batch of the log, so that a crash leaves all of it or nothing. Pages of other clients are read meanwhile as ever; writes of the
+//! same ids wait. Commands that take their time (SAVE, TM.ADVISE, ...) are refused between MULTI and EXEC.
 
-use super::{ALL_KEYS, Call, NO_KEYS, Outcome, Refusal, Scratch, Session, Spec, checked, find, flag, run};
+use super::command::{id_positions, key_positions};
+use super::{ALL_KEYS, Call, NO_KEYS, Outcome, Refusal, Scratch, Session, Spec, checked, find, flag, id, run};
 use crate::engines::{Engines, KeyRef, Seen};
 use crate::node::Node;
 use crate::resp::{Args, Kept, Reply};
@@ -168,7 +169,11 @@ fn exec(call: &mut Call<'_>) -> Outcome {
         unwatch(watched);
         return Err(Refusal::fixed(b"EXECABORT Transaction discarded because of previous errors."));
     }
-    let alone = engines.filter(|_| transaction.len() > 0).map(Engines::exclusive);
+    let alone = engines.filter(|_| transaction.len() > 0).map(|engines| {
+        let ids = ids(engines, &transaction, &watched);
+        call.session.kept_all_out = ids.is_none();
+        engines.exclusive(ids)
+    });
     let changed = engines.is_some_and(|engines| watched.iter().any(|seen| engines.has_changed(seen)));
     unwatch(watched);
     if changed {
@@ -183,6 +188,40 @@ fn exec(call: &mut Call<'_>) -> Outcome {
     call.session.in_exec = false;
     drop(alone);
     Ok(())
+}
+
+/// The ids that a transaction may touch, and those that it watches; none if that cannot be said.
+fn ids(engines: &Engines, transaction: &Transaction, watched: &[Seen]) -> Option<Vec<u64>> {
+    let mut ids = Vec::with_capacity(transaction.len() + watched.len());
+    for seen in watched {
+        // A pair changes, too, when its table is recycled, and that may be another id's doing.
+        if engines.existence_by_number(seen.place.0).is_some() {
+            return None;
+        }
+        ids.push(seen.place.1);
+    }
+    for args in transaction.requests() {
+        let (_, spec) = find(args.at(0))?;
+        if spec.keys == NO_KEYS {
+            match id_positions(spec, args) {
+                // An argument that is no id is an option.
+                Some(positions) => ids.extend(positions.filter_map(|at| id(args.at(at)).ok())),
+                None if !spec.subcommands.is_empty() || spec.has(flag::READONLY) || spec.may_write(args) => {
+                    return None;
+                }
+                None => {}
+            }
+            continue;
+        }
+        for at in key_positions(spec, args) {
+            match engines.resolve(args.at(at)) {
+                Ok(KeyRef::Row { id, .. } | KeyRef::Cell { id, .. } | KeyRef::Pair { id, .. }) => ids.push(id),
+                // It is refused, or gets an answer that no data decides.
+                Err(_) => {}
+            }
+        }
+    }
+    Some(ids)
 }
 
 /// Executes one of the queued commands: its reply, or its error, is the next element.

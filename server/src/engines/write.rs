@@ -114,7 +114,7 @@ impl Engines {
         self.watches.unwatch(seen.place);
     }
 
-    /// Whether a watched place may have changed since. To be asked with all stripes held.
+    /// Whether a watched place may have changed since. To be asked while its writers are kept out; for pairs, while all are.
     pub(crate) fn has_changed(&self, seen: &Seen) -> bool {
         let now = (self.watches.changes(seen.place), self.watches.sweeps(), self.rolls(seen.place));
         now != (Some(seen.changes), seen.sweeps, seen.rolls)
@@ -125,9 +125,15 @@ impl Engines {
         self.existence_by_number(space).map_or(0, |space| space.changes())
     }
 
-    /// Keeps all other writers out until it is dropped; what is marked meanwhile goes into one batch of the log.
-    pub(crate) fn exclusive(&self) -> store::Exclusive<'_, Mark> {
-        self.durability.committer().exclusive()
+    /// Keeps other writers of these ids out, and whoever changes the shape of a space, until it is dropped; without ids, all writers. What is marked
+    /// meanwhile goes into one batch of the log. Who has it must not write other ids.
+    pub(crate) fn exclusive(&self, ids: Option<Vec<u64>>) -> store::Exclusive<'_, Mark> {
+        let committer = self.durability.committer();
+        match ids {
+            // 0: the stripe of the catalogue.
+            Some(ids) => committer.several(ids.into_iter().chain([0]).map(stripe_of)),
+            None => committer.exclusive(),
+        }
     }
 
     /// Changes the schema of a counter space, at once: the engine has the rules. The log learns of it before the first row that needs it.
