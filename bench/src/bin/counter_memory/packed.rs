@@ -14,7 +14,7 @@ use tidemark_server::cli::client::Client;
 /// Posts of one hash.
 const POSTS: u64 = 100;
 
-/// Adds ARGV[2..5] to the counters of post ARGV[1] in KEYS[1]; seven bits a byte, the lowest first, a high bit on all but the last.
+/// Adds `ARGV[2..5]` to the counters of post `ARGV[1]` in `KEYS[1]`; seven bits a byte, the lowest first, a high bit on all but the last.
 const ADD: &str = "
 local packed = redis.call('HGET', KEYS[1], ARGV[1]) or '\\0\\0\\0\\0'
 local at, out = 1, {}
