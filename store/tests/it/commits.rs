@@ -461,14 +461,14 @@ fn a_failed_round_forgets_no_joined_stripe() {
         turn.leave();
     };
     let all = committer.exclusive();
-    write(3);
+    [2, 3].into_iter().for_each(write);
     drop(all);
     [0, 7].into_iter().for_each(write);
     disk.set_capacity(Some(disk.used_bytes()));
     rounds.turn(&mut log, &mut source, Instant::now(), false).unwrap_err();
     disk.set_capacity(None);
     rounds.turn(&mut log, &mut source, Instant::now(), false).unwrap();
-    assert_eq!(recover(&disk.power_cut()).1.into_iter().collect::<Vec<_>>(), [(0, 1), (3, 1), (7, 1)]);
+    assert_eq!(recover(&disk.power_cut()).1.into_iter().collect::<Vec<_>>(), [(0, 1), (2, 1), (3, 1), (7, 1)]);
 }
 
 /// A source that notes when a batch holds a key twice, and while it reads the stripe of `WRITES_AT` changes keys of other stripes.
