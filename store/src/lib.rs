@@ -91,6 +91,7 @@ mod frame;
 pub mod fuzz;
 mod log;
 mod manifest;
+mod once;
 mod record;
 mod replay;
 mod segment;

@@ -40,11 +40,12 @@
 use std::sync::Arc;
 
 use crate::batch::Lineage;
-use crate::disk::{Disk, DiskFile, TEMPORARY, read_full_at, write_all_at};
+use crate::disk::{Disk, DiskFile, read_full_at};
 use crate::error::{Error, Result};
 use crate::frame::{Check, FRAME_BYTES, Frame, frame_head, read_frame, u32_at, u64_at};
 use crate::log::Position;
 use crate::manifest::{FileEntry, Role, Tag};
+use crate::once::{self, Draft, Opened};
 use crate::store::Store;
 
 const MAGIC: &[u8; 8] = b"TIDESNAP";
@@ -55,10 +56,6 @@ const FOOT: usize = 24;
 
 /// The longest chunk.
 pub const MAX_CHUNK_BYTES: usize = 16 << 20;
-
-/// Dirty bytes are handed to the disk this often, so that a snapshot does not pile up writes that the log's sync would wait for: a sync
-/// of the log waits for about this much at worst.
-const SYNC_EVERY: u64 = 2 << 20;
 
 pub(crate) fn snapshot_name(manifest: u64, file: u64) -> String {
     format!("snap-{manifest:010}-{file:06}.tsnap")
@@ -172,76 +169,21 @@ impl Drop for SnapshotWriter<'_> {
     }
 }
 
-/// One file of a snapshot under construction.
+/// One file of a snapshot under construction. Dropped before [`finish`](FileWriter::finish) it leaves nothing.
 #[derive(Debug)]
 pub struct FileWriter {
-    disk: Arc<dyn Disk>,
-    file: Option<Box<dyn DiskFile>>,
+    draft: Draft,
     lineage: Lineage,
-    name: String,
     identity: u64,
     tag: Tag,
-    /// Length so far, header included.
-    at: u64,
-    synced: u64,
     chunks: u32,
     rows: u64,
-    /// Of the bytes behind the header.
-    body_check: u32,
 }
 
 impl FileWriter {
     fn create(disk: Arc<dyn Disk>, lineage: Lineage, manifest: u64, number: u64, tag: Tag) -> Result<FileWriter> {
-        let name = snapshot_name(manifest, number);
-        let temporary = format!("{name}{TEMPORARY}");
-        let file = disk.create(&temporary).map_err(|e| Error::io(disk.path(&temporary), "creating", e))?;
-        Ok(FileWriter {
-            disk,
-            file: Some(file),
-            lineage,
-            name,
-            identity: identity(manifest, number),
-            tag,
-            at: HEAD as u64,
-            synced: 0,
-            chunks: 0,
-            rows: 0,
-            body_check: 0,
-        })
-    }
-
-    fn temporary(&self) -> String {
-        format!("{}{TEMPORARY}", self.name)
-    }
-
-    fn error(&self, doing: &'static str, source: std::io::Error) -> Error {
-        Error::io(self.disk.path(&self.temporary()), doing, source)
-    }
-
-    /// Does something to the file. After a failure the file is gone: a later sync that succeeds would prove nothing.
-    fn attempt(&mut self, doing: &'static str, act: impl FnOnce(&dyn DiskFile) -> std::io::Result<()>) -> Result<()> {
-        let Some(file) = self.file.take() else {
-            return Err(self.error(doing, std::io::Error::other("an earlier operation on this file failed")));
-        };
-        match act(&*file) {
-            Ok(()) => {
-                self.file = Some(file);
-                Ok(())
-            }
-            Err(e) => {
-                drop(file);
-                let _ = self.disk.remove(&self.temporary());
-                Err(self.error(doing, e))
-            }
-        }
-    }
-
-    fn put(&mut self, bytes: &[u8]) -> Result<()> {
-        let at = self.at;
-        self.attempt("writing", |file| write_all_at(file, bytes, at))?;
-        self.body_check = crc32c::crc32c_append(self.body_check, bytes);
-        self.at += bytes.len() as u64;
-        Ok(())
+        let draft = Draft::create(disk, snapshot_name(manifest, number), HEAD)?;
+        Ok(FileWriter { draft, lineage, identity: identity(manifest, number), tag, chunks: 0, rows: 0 })
     }
 
     /// Adds a chunk of whole rows, 1 to [`MAX_CHUNK_BYTES`] bytes; some 64 to 256 KiB are a good size.
@@ -250,20 +192,16 @@ impl FileWriter {
             return Err(Error::Refused(format!("a chunk of {} bytes; it must be 1 to {MAX_CHUNK_BYTES}", chunk.len())));
         }
         let head: [u8; FRAME_BYTES] = frame_head(chunk_context(self.identity, self.chunks), chunk);
-        self.put(&head)?;
-        self.put(chunk)?;
+        self.draft.put(&head)?;
+        self.draft.put(chunk)?;
         self.chunks = self.chunks.checked_add(1).ok_or_else(|| Error::Refused("more than 2^32 chunks".to_string()))?;
         self.rows += rows;
-        if self.at - self.synced >= SYNC_EVERY {
-            self.attempt("syncing", |file| file.sync())?;
-            self.synced = self.at;
-        }
-        Ok(())
+        self.draft.sync_if_much()
     }
 
     /// Bytes so far: for a budget.
     pub fn bytes(&self) -> u64 {
-        self.at
+        self.draft.bytes()
     }
 
     /// Rows so far.
@@ -273,7 +211,7 @@ impl FileWriter {
 
     /// Completes the file, makes it durable and gives it its name.
     pub fn finish(mut self) -> Result<FileEntry> {
-        let body = self.at - HEAD as u64;
+        let body = self.draft.body_bytes();
         let mut head = [0; HEAD];
         head[0..8].copy_from_slice(MAGIC);
         head[8..12].copy_from_slice(&SNAPSHOT_VERSION.to_le_bytes());
@@ -288,7 +226,7 @@ impl FileWriter {
         let check = Check::new().bytes(&head[..84]).value();
         head[84..88].copy_from_slice(&check.to_le_bytes());
 
-        let total = crc32c::crc32c_combine(crc32c::crc32c(&head), self.body_check, body as usize);
+        let total = self.draft.check(&head);
         let mut foot = [0; FOOT];
         foot[4..8].copy_from_slice(&self.chunks.to_le_bytes());
         foot[8..16].copy_from_slice(&self.rows.to_le_bytes());
@@ -296,26 +234,8 @@ impl FileWriter {
         let check = Check::new().u64(self.identity).bytes(&foot[..20]).value();
         foot[20..24].copy_from_slice(&check.to_le_bytes());
 
-        self.put(&foot)?;
-        self.attempt("finishing", |file| write_all_at(file, &head, 0).and_then(|()| file.sync()))?;
-        let (disk, from, to) = (self.disk.clone(), self.temporary(), self.name.clone());
-        self.attempt("publishing", |_| disk.rename(&from, &to))?;
-        self.file = None; // nothing is left to clean up
-        Ok(FileEntry {
-            name: self.name.clone(),
-            bytes: self.at,
-            check: crc32c::crc32c_append(total, &foot),
-            role: Role::Snapshot,
-            tag: self.tag,
-        })
-    }
-}
-
-impl Drop for FileWriter {
-    fn drop(&mut self) {
-        if self.file.take().is_some() {
-            let _ = self.disk.remove(&self.temporary());
-        }
+        self.draft.put(&foot)?;
+        self.draft.publish(&head, Role::Snapshot, self.tag)
     }
 }
 
@@ -379,28 +299,9 @@ pub struct SnapshotReader {
 impl SnapshotReader {
     /// Opens a file by its name; `entry` is what the manifest says of it, `lineage` the history it must belong to.
     pub fn open(disk: &dyn Disk, name: &str, expect: Option<(&FileEntry, Lineage)>) -> Result<SnapshotReader> {
-        let path = disk.path(name);
-        let file = match disk.open(name) {
-            Ok(file) => file,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                return Err(Error::corrupt(path, 0, "missing; the manifest names it"));
-            }
-            Err(e) => return Err(Error::io(path, "opening", e)),
-        };
-        let size = file.size().map_err(|e| Error::io(&path, "measuring", e))?;
-        let mut bytes = [0; HEAD];
-        let n = crate::disk::read_full_at(&*file, &mut bytes, 0).map_err(|e| Error::io(&path, "reading", e))?;
-        let version = if n >= 12 { u32_at(&bytes, 8) } else { 0 };
-        if n >= 12 && &bytes[..8] == MAGIC && version > SNAPSHOT_VERSION && version < 1 << 16 {
-            return Err(Error::Version { path, found: version, newest: SNAPSHOT_VERSION });
-        }
-        let head = match SnapshotHead::decode(&bytes[..n]) {
-            Ok(head) => head,
-            Err((at, what)) => return Err(Error::corrupt(path, at, what)),
-        };
-        if version != SNAPSHOT_VERSION {
-            return Err(Error::corrupt(path, 8, "there is no such format version"));
-        }
+        let format = (MAGIC, SNAPSHOT_VERSION);
+        let (Opened { file, path, size, head: bytes }, head) =
+            once::open(disk, name, format, HEAD, SnapshotHead::decode)?;
         if parse_snapshot_name(name).map(|(m, f)| identity(m, f)) != Some(head.identity) {
             return Err(Error::corrupt(path, 32, "it was written under another name"));
         }

@@ -49,6 +49,7 @@ use crate::disk::{Disk, DiskFile, read_full_at};
 use crate::error::{Error, Result};
 use crate::frame::{Check, u32_at, u64_at};
 use crate::manifest::{FileEntry, Tag};
+use crate::once::{self, Opened};
 
 pub use block::{BLOCK_BYTES, Block, MAX_BLOCK_ROWS, MAX_COLUMNS};
 pub use write::ColdWriter;
@@ -267,25 +268,8 @@ impl ColdFile {
 
     /// Opens a file by its name alone. Its entry's checksum is then unknown: 0.
     pub(crate) fn open_any(disk: &dyn Disk, name: &str) -> Result<ColdFile> {
-        let path = disk.path(name);
-        let file = match disk.open(name) {
-            Ok(file) => file,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                return Err(Error::corrupt(path, 0, "missing; the manifest names it"));
-            }
-            Err(e) => return Err(Error::io(path, "opening", e)),
-        };
-        let size = file.size().map_err(|e| Error::io(&path, "measuring", e))?;
-        let mut page = vec![0; BLOCK_BYTES];
-        let n = read_full_at(&*file, &mut page, 0).map_err(|e| Error::io(&path, "reading", e))?;
-        let version = if n >= 12 { u32_at(&page, 8) } else { 0 };
-        if n >= 12 && &page[..8] == MAGIC && version > COLD_VERSION && version < 1 << 16 {
-            return Err(Error::Version { path, found: version, newest: COLD_VERSION });
-        }
-        let head = ColdHead::decode(&page[..n]).map_err(|(at, what)| Error::corrupt(&path, at, what))?;
-        if version != COLD_VERSION {
-            return Err(Error::corrupt(path, 8, "there is no such format version"));
-        }
+        let format = (MAGIC, COLD_VERSION);
+        let (Opened { file, path, size, .. }, head) = once::open(disk, name, format, BLOCK_BYTES, ColdHead::decode)?;
         if parse_cold_name(name).map(|(n, f)| identity_of(n, f)) != Some(head.identity) {
             return Err(Error::corrupt(path, 32, "it was written under another name"));
         }

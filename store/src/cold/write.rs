@@ -5,13 +5,12 @@ use std::sync::Arc;
 use super::block::{MAX_BLOCK_ROWS, Rows};
 use super::{BLOCK_BYTES, ColdHead, Index, MAX_COLUMNS, cold_name, identity_of};
 use crate::batch::Lineage;
-use crate::disk::{Disk, DiskFile, TEMPORARY, write_all_at};
+use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::frame::Check;
 use crate::manifest::{FileEntry, Role, Tag};
+use crate::once::Draft;
 
-/// Dirty bytes are handed to the disk this often: a sync of the log waits for about this much at worst.
-const SYNC_EVERY: u64 = 2 << 20;
 /// Blocks are written so many together.
 const BLOCKS_AT_ONCE: usize = 16;
 /// Rows that wait for a block: enough to see how many fit.
@@ -20,10 +19,8 @@ const WAITING: usize = 2 * MAX_BLOCK_ROWS;
 /// A cold file under construction. Dropped before [`finish`](ColdWriter::finish) it leaves nothing.
 #[derive(Debug)]
 pub struct ColdWriter {
-    disk: Arc<dyn Disk>,
-    file: Option<Box<dyn DiskFile>>,
+    draft: Draft,
     lineage: Lineage,
-    name: String,
     identity: u64,
     tag: Tag,
     columns: usize,
@@ -38,9 +35,6 @@ pub struct ColdWriter {
     firsts: Vec<u64>,
     rows: u64,
     last: Option<u64>,
-    at: u64,
-    synced: u64,
-    body_check: u32,
 }
 
 impl ColdWriter {
@@ -55,14 +49,9 @@ impl ColdWriter {
         if columns > MAX_COLUMNS {
             return Err(Error::Refused(format!("{columns} columns; a cold file has at most {MAX_COLUMNS}")));
         }
-        let name = cold_name(number, file);
-        let temporary = format!("{name}{TEMPORARY}");
-        let file_ = disk.create(&temporary).map_err(|e| Error::io(disk.path(&temporary), "creating", e))?;
         Ok(ColdWriter {
-            disk,
-            file: Some(file_),
+            draft: Draft::create(disk, cold_name(number, file), BLOCK_BYTES)?,
             lineage,
-            name,
             identity: identity_of(number, file),
             tag,
             columns,
@@ -74,9 +63,6 @@ impl ColdWriter {
             firsts: Vec::new(),
             rows: 0,
             last: None,
-            at: BLOCK_BYTES as u64,
-            synced: 0,
-            body_check: 0,
         })
     }
 
@@ -103,7 +89,7 @@ impl ColdWriter {
 
     /// Bytes so far: for a budget.
     pub fn bytes(&self) -> u64 {
-        self.at + self.blocks.len() as u64
+        self.draft.bytes() + self.blocks.len() as u64
     }
 
     /// The file answers for ids up to `high` only, and not as far as its tag said.
@@ -135,46 +121,9 @@ impl ColdWriter {
     }
 
     fn flush(&mut self) -> Result<()> {
-        let blocks = std::mem::take(&mut self.blocks);
-        self.put(&blocks)?;
-        self.blocks = blocks;
+        self.draft.put(&self.blocks)?;
         self.blocks.clear();
-        if self.at - self.synced >= SYNC_EVERY {
-            self.attempt("syncing", |file| file.sync())?;
-            self.synced = self.at;
-        }
-        Ok(())
-    }
-
-    fn temporary(&self) -> String {
-        format!("{}{TEMPORARY}", self.name)
-    }
-
-    /// Does something to the file. After a failure the file is gone: a later sync that succeeds would prove nothing.
-    fn attempt(&mut self, doing: &'static str, act: impl FnOnce(&dyn DiskFile) -> std::io::Result<()>) -> Result<()> {
-        let path = self.disk.path(&self.temporary());
-        let Some(file) = self.file.take() else {
-            return Err(Error::io(path, doing, std::io::Error::other("an earlier operation on this file failed")));
-        };
-        match act(&*file) {
-            Ok(()) => {
-                self.file = Some(file);
-                Ok(())
-            }
-            Err(e) => {
-                drop(file);
-                let _ = self.disk.remove(&self.temporary());
-                Err(Error::io(path, doing, e))
-            }
-        }
-    }
-
-    fn put(&mut self, bytes: &[u8]) -> Result<()> {
-        let at = self.at;
-        self.attempt("writing", |file| write_all_at(file, bytes, at))?;
-        self.body_check = crc32c::crc32c_append(self.body_check, bytes);
-        self.at += bytes.len() as u64;
-        Ok(())
+        self.draft.sync_if_much()
     }
 
     /// Completes the file, makes it durable and gives it its name; `None`, and no file is left, if it has no row. The folder is not
@@ -186,7 +135,7 @@ impl ColdWriter {
         }
         self.flush()?;
         let index = Index::encode(&self.firsts);
-        self.put(&index)?;
+        self.draft.put(&index)?;
         let head = ColdHead {
             lineage: self.lineage,
             identity: self.identity,
@@ -198,28 +147,8 @@ impl ColdWriter {
             last,
             index_bytes: index.len() as u64,
             index_check: Check::new().u64(self.identity).bytes(&index).value(),
-            body_check: self.body_check,
+            body_check: self.draft.body_check(),
         };
-        let head = head.encode();
-        self.attempt("finishing", |file| write_all_at(file, &head, 0).and_then(|()| file.sync()))?;
-        let (disk, from, to) = (self.disk.clone(), self.temporary(), self.name.clone());
-        self.attempt("publishing", |_| disk.rename(&from, &to))?;
-        self.file = None; // nothing is left to clean up
-        let body = (self.at - BLOCK_BYTES as u64) as usize;
-        Ok(Some(FileEntry {
-            name: self.name.clone(),
-            bytes: self.at,
-            check: crc32c::crc32c_combine(crc32c::crc32c(&head), self.body_check, body),
-            role: Role::Cold,
-            tag: self.tag,
-        }))
-    }
-}
-
-impl Drop for ColdWriter {
-    fn drop(&mut self) {
-        if self.file.take().is_some() {
-            let _ = self.disk.remove(&self.temporary());
-        }
+        self.draft.publish(&head.encode(), Role::Cold, self.tag).map(Some)
     }
 }

@@ -1,0 +1,155 @@
+//! Files that are written once and never changed, snapshot files and cold files: under a temporary name until they are whole, with a head
+//! that is written last, and then named by the manifest.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::disk::{Disk, DiskFile, TEMPORARY, read_full_at, write_all_at};
+use crate::error::{Error, Result};
+use crate::frame::u32_at;
+use crate::manifest::{FileEntry, Role, Tag};
+
+/// Dirty bytes are handed to the disk this often, so that they do not pile up and the log's sync waits for them: a sync of the log waits
+/// for about this much at worst.
+const SYNC_EVERY: u64 = 2 << 20;
+
+/// A file under construction. Dropped before [`publish`](Draft::publish) it leaves nothing.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    disk: Arc<dyn Disk>,
+    file: Option<Box<dyn DiskFile>>,
+    name: String,
+    head_bytes: u64,
+    /// Length so far, head included.
+    at: u64,
+    synced: u64,
+    /// Of the bytes behind the head.
+    body_check: u32,
+}
+
+impl Draft {
+    /// Begins a file whose head will take `head_bytes`.
+    pub(crate) fn create(disk: Arc<dyn Disk>, name: String, head_bytes: usize) -> Result<Draft> {
+        let temporary = format!("{name}{TEMPORARY}");
+        let file = disk.create(&temporary).map_err(|e| Error::io(disk.path(&temporary), "creating", e))?;
+        let head_bytes = head_bytes as u64;
+        Ok(Draft { disk, file: Some(file), name, head_bytes, at: head_bytes, synced: 0, body_check: 0 })
+    }
+
+    fn temporary(&self) -> String {
+        format!("{}{TEMPORARY}", self.name)
+    }
+
+    /// Does something to the file. After a failure the file is gone: a later sync that succeeds would prove nothing.
+    fn attempt(&mut self, doing: &'static str, act: impl FnOnce(&dyn DiskFile) -> std::io::Result<()>) -> Result<()> {
+        let path = self.disk.path(&self.temporary());
+        let Some(file) = self.file.take() else {
+            return Err(Error::io(path, doing, std::io::Error::other("an earlier operation on this file failed")));
+        };
+        match act(&*file) {
+            Ok(()) => {
+                self.file = Some(file);
+                Ok(())
+            }
+            Err(e) => {
+                drop(file);
+                let _ = self.disk.remove(&self.temporary());
+                Err(Error::io(path, doing, e))
+            }
+        }
+    }
+
+    /// Appends to the body.
+    pub(crate) fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        let at = self.at;
+        self.attempt("writing", |file| write_all_at(file, bytes, at))?;
+        self.body_check = crc32c::crc32c_append(self.body_check, bytes);
+        self.at += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Hands what was written to the disk, if that has become much.
+    pub(crate) fn sync_if_much(&mut self) -> Result<()> {
+        if self.at - self.synced >= SYNC_EVERY {
+            self.attempt("syncing", |file| file.sync())?;
+            self.synced = self.at;
+        }
+        Ok(())
+    }
+
+    /// Bytes so far, head included.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.at
+    }
+
+    /// Bytes behind the head so far.
+    pub(crate) fn body_bytes(&self) -> u64 {
+        self.at - self.head_bytes
+    }
+
+    /// CRC-32C of the bytes behind the head so far.
+    pub(crate) fn body_check(&self) -> u32 {
+        self.body_check
+    }
+
+    /// CRC-32C of this head and the body so far.
+    pub(crate) fn check(&self, head: &[u8]) -> u32 {
+        crc32c::crc32c_combine(crc32c::crc32c(head), self.body_check, self.body_bytes() as usize)
+    }
+
+    /// Writes the head, makes the file durable and gives it its name. The folder is not synced.
+    pub(crate) fn publish(mut self, head: &[u8], role: Role, tag: Tag) -> Result<FileEntry> {
+        self.attempt("finishing", |file| write_all_at(file, head, 0).and_then(|()| file.sync()))?;
+        let (disk, from, to) = (self.disk.clone(), self.temporary(), self.name.clone());
+        self.attempt("publishing", |_| disk.rename(&from, &to))?;
+        self.file = None; // nothing is left to clean up
+        Ok(FileEntry { name: to, bytes: self.at, check: self.check(head), role, tag })
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if self.file.take().is_some() {
+            let _ = self.disk.remove(&self.temporary());
+        }
+    }
+}
+
+/// A file that is there, and the bytes of its head.
+pub(crate) struct Opened {
+    pub(crate) file: Box<dyn DiskFile>,
+    pub(crate) path: PathBuf,
+    pub(crate) size: u64,
+    pub(crate) head: Vec<u8>,
+}
+
+/// Opens a file and reads its head with `decode`, which says at which offset what is wrong. Every head begins with eight bytes that name the
+/// format, and its version in the next four.
+pub(crate) fn open<H, W: Into<String>>(
+    disk: &dyn Disk,
+    name: &str,
+    (magic, newest): (&[u8; 8], u32),
+    head_bytes: usize,
+    decode: impl FnOnce(&[u8]) -> std::result::Result<H, (u64, W)>,
+) -> Result<(Opened, H)> {
+    let path = disk.path(name);
+    let file = match disk.open(name) {
+        Ok(file) => file,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            return Err(Error::corrupt(path, 0, "missing; the manifest names it"));
+        }
+        Err(e) => return Err(Error::io(path, "opening", e)),
+    };
+    let size = file.size().map_err(|e| Error::io(&path, "measuring", e))?;
+    let mut head = vec![0; head_bytes];
+    let n = read_full_at(&*file, &mut head, 0).map_err(|e| Error::io(&path, "reading", e))?;
+    let version = if n >= 12 { u32_at(&head, 8) } else { 0 };
+    if n >= 12 && &head[..8] == magic && version > newest && version < 1 << 16 {
+        return Err(Error::Version { path, found: version, newest });
+    }
+    let decoded = decode(&head[..n]).map_err(|(at, what)| Error::corrupt(&path, at, what))?;
+    if version != newest {
+        return Err(Error::corrupt(path, 8, "there is no such format version"));
+    }
+    Ok((Opened { file, path, size, head }, decoded))
+}
