@@ -1,10 +1,7 @@
 //! ACL: users and what they may do ([`crate::acl`]).
 
-use super::{
-    Call, NO_KEYS, Outcome, Refusal, Spec, categories_of, find, flag, help, help_row, peers, refuse, select,
-    with_numbers,
-};
-use crate::acl::{CATEGORIES, Request};
+use super::{Call, NO_KEYS, Outcome, Refusal, Spec, find, flag, help, help_row, peers, refuse, select, with_numbers};
+use crate::acl::{CATEGORIES, Request, categories};
 use crate::clients::Kind;
 use crate::node::unix_us;
 use crate::resp::Reply;
@@ -56,7 +53,7 @@ fn cat(call: &mut Call<'_>) -> Outcome {
             CATEGORIES.iter().for_each(|name| call.reply.bulk(name.as_bytes()));
         }
         3 if CATEGORIES.iter().any(|c| c.as_bytes() == wanted) => {
-            let member = |spec: &&Spec| categories_of(spec).iter().any(|c| c.as_bytes() == wanted);
+            let member = |spec: &&Spec| categories(spec).iter().any(|c| c.as_bytes() == wanted);
             let found: Vec<&Spec> = with_numbers().map(|(_, spec)| spec).filter(member).collect();
             call.reply.array(found.len());
             found.iter().for_each(|spec| call.reply.bulk(spec.name.as_bytes()));

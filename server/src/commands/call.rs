@@ -1,0 +1,133 @@
+//! One command being executed: its arguments, its reply, and what it may ask for.
+
+use super::{Outcome, Printable, Refusal, Replies, Scratch, Session, Spec, refuse};
+use crate::engines::{CounterSpace, ExistenceSpace, KeyRef};
+use crate::marks::Mark;
+use crate::node::Node;
+use crate::resp::{Args, Reply};
+use std::sync::Arc;
+
+/// One command being executed.
+pub(crate) struct Call<'a> {
+    pub(crate) spec: &'static Spec,
+    /// The whole request, the name first.
+    pub(crate) args: Args<'a>,
+    pub(crate) reply: Reply<'a>,
+    pub(crate) session: &'a mut Session,
+    pub(crate) node: &'a Arc<Node>,
+    pub(crate) scratch: &'a mut Scratch,
+}
+
+impl<'a> Call<'a> {
+    /// The refusal for a wrong number of arguments that the arity alone cannot tell (a field without a value).
+    pub(crate) fn wrong_arity(&self) -> Refusal {
+        refuse!("ERR wrong number of arguments for '{}' command", self.spec.name)
+    }
+
+    /// To be asked before anything is changed: whether the log takes changes now.
+    #[inline]
+    pub(crate) fn admit_write(&mut self) -> Outcome {
+        if let Some(text) = self.node.replication.refusal() {
+            return Err(Refusal::new(text.as_bytes().to_vec()));
+        }
+        match self.node.durability.refusal() {
+            None => {
+                self.session.wrote = true;
+                Ok(())
+            }
+            // Nothing was written, so nobody has to wait for the disk to hear it.
+            Some(text) => Err(Refusal::new(text.into_bytes())),
+        }
+    }
+
+    /// Keeps other writers of these ids out until it is dropped, for changes that belong together. Inside EXEC they are out already, and a
+    /// thread must not ask twice.
+    pub(crate) fn alone(&self, ids: Vec<u64>) -> Option<store::Exclusive<'a, Mark>> {
+        (!self.session.in_exec).then(|| self.node.engines.exclusive(Some(ids)))
+    }
+
+    /// Does something that takes its time (walks all rows, reads a whole filter) on another thread, and answers when it is done. Others
+    /// go on; the requests behind this one wait. Inside EXEC nothing may wait, and what is slow is not let in: there it is done at once.
+    pub(crate) fn answer_later(
+        &mut self,
+        work: impl FnOnce(&Arc<Node>, &mut Reply<'_>) -> Outcome + Send + 'static,
+    ) -> Outcome {
+        if self.session.in_exec {
+            return work(self.node, &mut self.reply);
+        }
+        let (node, protocol, wanted) = (self.node.clone(), self.reply.protocol(), self.session.replies == Replies::On);
+        let work = tokio::task::spawn_blocking(move || {
+            let mut out = Vec::new();
+            let mut reply = Reply::new(&mut out, protocol);
+            if let Err(refusal) = work(&node, &mut reply) {
+                reply.rewind(0);
+                reply.error(refusal.text());
+            }
+            if !wanted {
+                reply.rewind(0);
+            }
+            out
+        });
+        self.session.later = wanted;
+        self.session.hold = Some(Box::pin(async move { work.await.map_err(|e| format!("ERR {e}")) }));
+        Ok(())
+    }
+
+    /// Resolves argument `index` as the key of a row.
+    #[inline]
+    pub(crate) fn row(&self, index: usize) -> Result<(&'a CounterSpace, u64), Refusal> {
+        match self.node.engines.resolve(self.args.at(index))? {
+            KeyRef::Row { space, id } => Ok((space, id)),
+            _ => Err(Refusal::WRONG_TYPE),
+        }
+    }
+
+    /// Resolves a key of a cell: space, id, position of the field.
+    #[inline]
+    pub(crate) fn cell(&self, key: &[u8]) -> Result<(&'a CounterSpace, u64, usize), Refusal> {
+        match self.node.engines.resolve(key)? {
+            KeyRef::Cell { space, id, field } => Ok((space, id, field)),
+            _ => Err(Refusal::WRONG_TYPE),
+        }
+    }
+
+    /// Resolves argument `index` as the key of an id's pairs, which are told apart by their members.
+    #[inline]
+    pub(crate) fn pairs(&self, index: usize) -> Result<(&'a ExistenceSpace, u64), Refusal> {
+        match self.node.engines.resolve(self.args.at(index))? {
+            KeyRef::Pair { space, id } if space.has_members => Ok((space, id)),
+            KeyRef::Pair { space, .. } => Err(Refusal::no_members(space)),
+            _ => Err(Refusal::WRONG_TYPE),
+        }
+    }
+
+    /// Argument `index` as an id.
+    #[inline]
+    pub(crate) fn id(&self, index: usize) -> Result<u64, Refusal> {
+        id(self.args.at(index))
+    }
+
+    /// Reads all arguments from `first` on as ids, into `scratch.ids`.
+    #[inline]
+    pub(crate) fn ids_from(&mut self, first: usize) -> Outcome {
+        self.scratch.ids.clear();
+        for text in self.args.from(first).iter() {
+            self.scratch.ids.push(id(text)?);
+        }
+        Ok(())
+    }
+}
+
+/// Reads an id.
+#[inline]
+pub(crate) fn id(text: &[u8]) -> Result<u64, Refusal> {
+    crate::resp::natural(text).ok_or_else(|| {
+        refuse!("ERR Invalid id '{}': an id is a decimal number from 0 to 18446744073709551615", Printable(text))
+    })
+}
+
+/// Reads an integer argument.
+#[inline]
+pub(crate) fn integer(text: &[u8]) -> Result<i64, Refusal> {
+    crate::resp::integer(text).ok_or(Refusal::NOT_AN_INTEGER)
+}

@@ -1,0 +1,285 @@
+//! From a request to its reply: whether it may be executed now, by this client; and what is noted of it.
+
+use super::table::ahead_of;
+use super::{
+    Call, Found, Outcome, Refusal, Replies, Scratch, Session, Spec, ahead, bit_of, channels, find, flag, refuse,
+    transaction,
+};
+use crate::acl::Request;
+use crate::clients::Kind;
+use crate::engines::Engines;
+use crate::node::Node;
+use crate::pause::Paused;
+use crate::resp::{Args, Protocol, Reply};
+use crate::slowlog;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+/// Asks the cache for what a request will need, if it is one of those that need little: their waits for memory overlap then.
+#[inline]
+pub(crate) fn look_ahead(found: Found, args: Args<'_>, node: &Node) {
+    if let (Some((number, _)), Some(engines)) = (found, node.engines.get())
+        && let Some(what) = ahead_of(number)
+    {
+        ahead::fetch(what, args, engines);
+    }
+}
+
+/// Executes one request, whose name was [`find`]-ed: one reply is appended to `out` (unless the client wants none). False if it is an error.
+pub(crate) fn execute(
+    found: Found,
+    args: Args<'_>,
+    session: &mut Session,
+    node: &Arc<Node>,
+    out: &mut Vec<u8>,
+    scratch: &mut Scratch,
+) -> bool {
+    let mut reply = Reply::new(out, session.client.protocol());
+    let mark = reply.mark();
+    let outcome = match checked(found, args, session, node) {
+        Err(refusal) => {
+            note_rejected(found, args, session, node);
+            Err(spoil(args, session, refusal))
+        }
+        Ok((_, spec)) if session.transaction.is_some() && !spec.has(flag::AT_ONCE) => {
+            queue(spec, args, &mut reply, session, node)
+        }
+        Ok((numbers, spec)) => run(spec, numbers, args, reply.again(), session, node, scratch),
+    };
+    reply.set_protocol(session.client.protocol());
+    let fine = match outcome {
+        Ok(()) => true,
+        Err(refusal) => {
+            node.calls.of(session.worker).error(refusal.text());
+            reply.rewind(mark);
+            // A connection that is closed without a word gets none.
+            if !session.leaving {
+                reply.error(refusal.text());
+            }
+            false
+        }
+    };
+    if session.replies != Replies::On {
+        reply.rewind(mark);
+        session.replies = match session.replies {
+            Replies::SkipNext => Replies::SkipThis,
+            Replies::SkipThis => Replies::On,
+            other => other,
+        };
+    }
+    fine
+}
+
+/// Finds the command of a request, and whether this client may send it now. Gives its numbers, too (see [`name_of`]).
+pub(super) fn checked(
+    found: Found,
+    args: Args<'_>,
+    session: &mut Session,
+    node: &Node,
+) -> Result<(u32, &'static Spec), Refusal> {
+    let Some((number, spec)) = found else { return Err(unknown(args, session)) };
+    let (spec, sub) = select(spec, args)?;
+    if !session.access.free {
+        let request = Request { spec, number: bit_of(number, sub), args };
+        session.access.check(node, &session.client, &request)?;
+    }
+    if !node.is_loaded() && !spec.has(flag::LOADING) {
+        return Err(Refusal::LOADING);
+    }
+    if session.listening && !spec.has(flag::LISTENER) && session.client.protocol() == Protocol::Resp2 {
+        return Err(channels::refuse_while_listening(spec));
+    }
+    Ok((u32::from(number) | sub << 16, spec))
+}
+
+/// For INFO commandstats: a command that was known, and not let in.
+#[cold]
+fn note_rejected(found: Found, args: Args<'_>, session: &Session, node: &Node) {
+    if let Some((number, spec)) = found {
+        let sub = select(spec, args).map_or(0, |(_, sub)| sub);
+        node.calls.of(session.worker).rejected(bit_of(number, sub));
+    }
+}
+
+/// Whether a request has to wait while `paused` is.
+#[cold]
+pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused) -> bool {
+    let Some((_, spec)) = find(args.at(0)) else { return false };
+    match paused {
+        _ if session.client.kind() == Kind::Replica => false,
+        Paused::Nothing => false,
+        Paused::All => true,
+        Paused::Writes => {
+            let queued = session.transaction.as_ref().is_some_and(transaction::Transaction::writes);
+            spec.may_write(args) || (spec.name == "exec" && queued)
+        }
+    }
+}
+
+/// Executes a command that was checked.
+pub(super) fn run(
+    spec: &'static Spec,
+    numbers: u32,
+    args: Args<'_>,
+    reply: Reply<'_>,
+    session: &mut Session,
+    node: &Arc<Node>,
+    scratch: &mut Scratch,
+) -> Outcome {
+    session.client.last_command.store(numbers, Relaxed);
+    if node.monitors.any() && !spec.has(flag::ADMIN | flag::SKIP_MONITOR) {
+        node.monitors.show(&session.client, args, node.config().server.max_push_buffer_bytes);
+    }
+    let (calls, number) = (node.calls.of(session.worker), bit_of(numbers as u16, numbers >> 16));
+    let mut call = Call { spec, args, reply, session, node, scratch };
+    if spec.has(flag::WRITE)
+        && let Err(refusal) = call.admit_write()
+    {
+        calls.rejected(number);
+        return Err(refusal);
+    }
+    let timed = calls.begins(number) || call.session.timed || !spec.has(flag::FAST) || args.len() > slowlog::MANY_ARGS;
+    let began = timed.then(Instant::now);
+    let outcome = (spec.run)(&mut call);
+    if let Some(began) = began {
+        let took = began.elapsed();
+        calls.took(number, took);
+        if !spec.has(flag::SKIP_SLOWLOG) {
+            note_time(spec, args, took, session, node);
+        }
+    }
+    // Whatever the outcome: what failed is not the next command's.
+    let all_read = readable(node);
+    let outcome = outcome.and(all_read);
+    if outcome.is_err() {
+        calls.failed(number);
+    }
+    outcome
+}
+
+/// For SLOWLOG and LATENCY.
+fn note_time(spec: &Spec, args: Args<'_>, took: Duration, session: &Session, node: &Node) {
+    let config = node.config();
+    let server = &config.server;
+    let us = i64::try_from(took.as_micros()).unwrap_or(i64::MAX);
+    let is_slow = server.slowlog_slower_than_us >= 0 && us >= server.slowlog_slower_than_us;
+    if is_slow || server.latency_threshold_ms > 0 {
+        let secret = spec.has(flag::SKIP_MONITOR) || spec.name.starts_with("acl|") || spec.name == "config|set";
+        let event = if spec.has(flag::FAST) { "fast-command" } else { "command" };
+        node.slow.note(server, &session.client, args, took, secret, event);
+    }
+}
+
+/// A command between MULTI and EXEC.
+fn queue(spec: &'static Spec, args: Args<'_>, reply: &mut Reply<'_>, session: &mut Session, node: &Node) -> Outcome {
+    let Some(transaction) = &mut session.transaction else { return Ok(()) };
+    let most = node.config().server.max_transaction_bytes;
+    let refused = if spec.has(flag::NO_MULTI) {
+        Some(refuse!("ERR Command not allowed inside a transaction"))
+    } else if spec.has(flag::WRITE) {
+        let role = node.replication.refusal().map(|text| Refusal::new(text.as_bytes().to_vec()));
+        role.or_else(|| node.durability.refusal().map(|text| Refusal::new(text.into_bytes())))
+    } else {
+        None
+    };
+    if let Some(refusal) = refused {
+        transaction.spoil();
+        return Err(refusal);
+    }
+    if !transaction.push(spec, args, most) {
+        return Err(refuse!("ERR a transaction may take {most} bytes (max_transaction_bytes)"));
+    }
+    session.client.queued.store(i64::try_from(transaction.len()).unwrap_or(i64::MAX), Relaxed);
+    reply.simple("QUEUED");
+    Ok(())
+}
+
+/// After a command that could not be queued EXEC executes nothing; nor does an EXEC that is itself refused.
+#[cold]
+fn spoil(args: Args<'_>, session: &mut Session, refusal: Refusal) -> Refusal {
+    let is_exec = args.at(0).eq_ignore_ascii_case(b"exec");
+    if let Some(transaction) = &mut session.transaction {
+        transaction.spoil();
+    }
+    if !is_exec {
+        return refusal;
+    }
+    // As in Redis, without the reason's prefix.
+    let text = refusal.text();
+    let reason = text.iter().position(|&b| b == b' ').map_or(text, |at| &text[at + 1..]);
+    Refusal::new([b"EXECABORT Transaction discarded because of: ", reason].concat())
+}
+
+/// Whether all rows that a command asked for could be read. A row that could not looked like none.
+#[inline]
+pub(super) fn readable(node: &Node) -> Outcome {
+    if !node.engines.get().is_some_and(Engines::has_cold) {
+        return Ok(());
+    }
+    match crate::cold::take_failures().first() {
+        None => Ok(()),
+        Some((id, why)) => Err(unreadable(*id, why)),
+    }
+}
+
+/// Whether this row, among those that the command has asked for, could be read. If not, that is for its place in the reply.
+#[inline]
+pub(super) fn row_readable(node: &Node, id: u64) -> Outcome {
+    if !node.engines.get().is_some_and(Engines::has_cold) {
+        return Ok(());
+    }
+    crate::cold::take_failure(id).map_or(Ok(()), |why| Err(unreadable(id, &why)))
+}
+
+#[cold]
+fn unreadable(id: u64, why: &str) -> Refusal {
+    refuse!("ERR the row of {id} cannot be read: {why}")
+}
+
+/// Checks the number of arguments and steps down to the subcommand; gives its number, too, or 0 if there is none.
+#[inline]
+pub(super) fn select(spec: &'static Spec, args: Args<'_>) -> Result<(&'static Spec, u32), Refusal> {
+    let wrong_arity = |spec: &Spec| refuse!("ERR wrong number of arguments for '{}' command", spec.name);
+    if !spec.fits(args.len()) {
+        return Err(wrong_arity(spec));
+    }
+    if spec.subcommands.is_empty() || args.len() == 1 {
+        return Ok((spec, 0));
+    }
+    let wanted = args.at(1);
+    let named = |(_, s): &(u32, &Spec)| s.own_name().as_bytes().eq_ignore_ascii_case(wanted);
+    let Some((number, sub)) = (1..).zip(spec.subcommands).find(named) else {
+        return Err(refuse!(
+            "ERR unknown subcommand '{}'. Try {} HELP.",
+            String::from_utf8_lossy(&wanted[..wanted.len().min(128)]),
+            spec.name.to_ascii_uppercase()
+        ));
+    };
+    if sub.fits(args.len()) { Ok((sub, number)) } else { Err(wrong_arity(sub)) }
+}
+
+#[cold]
+fn unknown(args: Args<'_>, session: &mut Session) -> Refusal {
+    let name = args.at(0);
+    // What a browser or an HTTP client sends first: somebody makes it talk to us. No answer, so that nothing of ours is
+    // read as a page.
+    if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
+        tracing::warn!("client {} speaks HTTP: closed (a cross-site attack?)", session.client.peer);
+        session.leaving = true;
+    }
+    let mut shown = Vec::new();
+    for arg in args.from(1).iter() {
+        if shown.len() >= 128 {
+            break;
+        }
+        shown.push(b'\'');
+        shown.extend_from_slice(&arg[..arg.len().min(128 - shown.len().min(128))]);
+        shown.extend_from_slice(b"' ");
+    }
+    let mut text = b"ERR unknown command '".to_vec();
+    text.extend_from_slice(&name[..name.len().min(128)]);
+    text.extend_from_slice(b"', with args beginning with: ");
+    text.extend_from_slice(&shown);
+    Refusal::new(text)
+}

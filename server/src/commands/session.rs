@@ -1,0 +1,108 @@
+//! What a connection remembers between commands, and what a worker lends to them.
+
+use super::{channels, transaction};
+use crate::acl::Access;
+use crate::clients::Client;
+use crate::engines::{Page, Seen};
+use crate::node::Node;
+use std::pin::Pin;
+use std::sync::Arc;
+
+/// Which replies a client wants (CLIENT REPLY).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Replies {
+    On,
+    Off,
+    /// Not to the next command.
+    SkipNext,
+    /// Not to this one.
+    SkipThis,
+}
+
+/// Replies are kept back until this is done. What it gives is appended to them, if anything; its error goes out instead of them.
+pub(crate) type MayGo = Pin<Box<dyn Future<Output = Result<Vec<u8>, String>> + Send>>;
+
+/// What a connection remembers between commands.
+pub(crate) struct Session {
+    pub(crate) client: Arc<Client>,
+    pub(crate) access: Access,
+    /// The worker that serves it.
+    pub(crate) worker: usize,
+    pub(crate) replies: Replies,
+    /// What comes between MULTI and EXEC.
+    pub(crate) transaction: Option<transaction::Transaction>,
+    pub(crate) watched: Vec<Seen>,
+    /// EXEC is executing: nothing may wait.
+    pub(crate) in_exec: bool,
+    /// All writers were kept out: the turn ends, so that they come in before it is done again.
+    pub(crate) kept_all_out: bool,
+    pub(crate) subscriptions: channels::Subscriptions,
+    /// It has subscriptions.
+    pub(crate) listening: bool,
+    /// It is shown what others send.
+    pub(crate) monitoring: bool,
+    /// All its commands are timed: see `slowlog`.
+    pub(crate) timed: bool,
+    /// Since the replies were last sent it was admitted to write.
+    pub(crate) wrote: bool,
+    /// What the replies of this turn wait for, if its last command said so.
+    pub(crate) hold: Option<MayGo>,
+    /// What the last command of this turn gives is its reply, which is missing from the others.
+    pub(crate) later: bool,
+    /// The connection becomes a replica's once the replies are written.
+    pub(crate) replicates: bool,
+    /// Close once the replies are written.
+    pub(crate) leaving: bool,
+}
+
+impl Session {
+    pub(crate) fn new(node: &Node, client: Arc<Client>, worker: usize) -> Session {
+        Session {
+            client,
+            access: Access::new(node),
+            worker,
+            replies: Replies::On,
+            transaction: None,
+            watched: Vec::new(),
+            in_exec: false,
+            kept_all_out: false,
+            subscriptions: channels::Subscriptions::default(),
+            listening: false,
+            monitoring: false,
+            timed: false,
+            wrote: false,
+            hold: None,
+            later: false,
+            replicates: false,
+            leaving: false,
+        }
+    }
+
+    /// Whether its inbox is to be looked at.
+    #[inline]
+    pub(crate) fn listens(&self) -> bool {
+        self.listening || self.monitoring
+    }
+
+    /// Gives back what the node keeps for it: at its end, and on RESET.
+    pub(crate) fn forget(&mut self, node: &Node) {
+        transaction::forget(self, node);
+        channels::forget(self, node);
+        if std::mem::take(&mut self.monitoring) {
+            node.monitors.remove(&self.client);
+        }
+    }
+}
+
+/// Buffers that commands work in; they belong to the worker and keep their memory from one command to the next.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    pub(crate) ids: Vec<u64>,
+    pub(crate) fields: Vec<usize>,
+    pub(crate) row: Vec<i64>,
+    pub(crate) rows: Vec<i64>,
+    pub(crate) found: Vec<bool>,
+    pub(crate) answers: Vec<::phantom::Answer>,
+    pub(crate) changes: Vec<::counter::Change>,
+    pub(crate) page: Page,
+}

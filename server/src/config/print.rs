@@ -1,0 +1,68 @@
+//! The file as it is printed: every key, its documentation and its value.
+
+use super::{Action, Config, Counter, Durability, Existence, Key, Replication, Security, Server, Spill, Tls, View};
+use serde::Serialize;
+use std::fmt::Write as _;
+
+/// The head of the printed file.
+const PREAMBLE: &str = "\
+# Tidemark's configuration. Every key is listed with its default; a file needs only what it changes.
+# Lists of spaces, views and actions replace the default ones of their kind as a whole.
+# A key marked * can be changed while the server runs: CONFIG SET section.key value, then CONFIG REWRITE to keep it.
+#
+# Sizing. Memory grows by table as ids arrive, and stops at each space's limit:
+#   counter space     rows x (bits of all fields / 8 + 3.5) bytes; ids in random order: a tenth more
+#   existence space   pairs x 20 bits at a false-positive rate of 0.0001 when tables are full, 28 with all that goes on; tables x pairs_per_table are remembered
+# For a machine with 100 GB, say 2 billion posts and 20 billion flags: post 2e9 x 9 = 18 GB, flags 20e9 x 28 / 8 = 70 GB:
+#   counter.post      rows_per_table = 67_108_864      memory_limit_bytes = 22_000_000_000
+#   existence.*       pairs_per_table = 268_435_456    max_tables = 25      (3 spaces x 25 tables x 0.27e9 pairs)
+# Bigger tables cost fewer steps per lookup; smaller ones roll, recycle and spill in finer steps. 30 to 100 tables per space are good.
+";
+
+impl Config {
+    /// The file with every key, its documentation and these values.
+    pub fn print(&self) -> String {
+        let mut out = PREAMBLE.to_owned();
+        print_section(&mut out, "[server]", Server::ABOUT, Server::KEYS, &self.server, true);
+        print_section(&mut out, "[durability]", Durability::ABOUT, Durability::KEYS, &self.durability, true);
+        print_section(&mut out, "[security]", Security::ABOUT, Security::KEYS, &self.security, true);
+        print_section(&mut out, "[tls]", Tls::ABOUT, Tls::KEYS, &self.tls, true);
+        print_section(&mut out, "[replication]", Replication::ABOUT, Replication::KEYS, &self.replication, true);
+        print_section(&mut out, "[spill]", Spill::ABOUT, Spill::KEYS, &self.spill, true);
+        for (i, item) in self.counter.iter().enumerate() {
+            print_section(&mut out, "[[counter]]", Counter::ABOUT, Counter::KEYS, item, i == 0);
+        }
+        for (i, item) in self.existence.iter().enumerate() {
+            print_section(&mut out, "[[existence]]", Existence::ABOUT, Existence::KEYS, item, i == 0);
+        }
+        for (i, item) in self.view.iter().enumerate() {
+            print_section(&mut out, "[[view]]", View::ABOUT, View::KEYS, item, i == 0);
+        }
+        for (i, item) in self.action.iter().enumerate() {
+            print_section(&mut out, "[[action]]", Action::ABOUT, Action::KEYS, item, i == 0);
+        }
+        out
+    }
+}
+
+/// The documentation is printed with the first of several entries only.
+fn print_section(out: &mut String, head: &str, about: &[&str], keys: &[Key], values: &impl Serialize, first: bool) {
+    out.push('\n');
+    if first {
+        for line in about {
+            let _ = writeln!(out, "#{line}");
+        }
+    }
+    let _ = writeln!(out, "{head}");
+    let values = toml::Table::try_from(values).unwrap_or_default();
+    for key in keys {
+        if first {
+            for (i, line) in key.doc.iter().enumerate() {
+                let _ = writeln!(out, "#{}{line}", if i == 0 && key.live { " *" } else { "" });
+            }
+        }
+        if let Some(value) = values.get(key.name) {
+            let _ = writeln!(out, "{} = {value}", key.name);
+        }
+    }
+}
