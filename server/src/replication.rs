@@ -195,6 +195,11 @@ impl Replication {
         self.judge(config);
     }
 
+    /// Whether it has, since the last order.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.settled.load(SeqCst)
+    }
+
     /// The replica is in step with its master, with a complete data set.
     pub(crate) fn synced(&self, config: &Config) {
         self.forced.store(false, SeqCst);

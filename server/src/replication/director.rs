@@ -108,8 +108,10 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
         let watch = || {
             let Ok(runtime) = tokio::runtime::Builder::new_current_thread().build() else { return };
             runtime.block_on(async {
+                // Any order, be it taken back already: it has shut the gate, which is opened by beginning anew as a master.
                 // What `wait_for` gives locks the orders. It must be gone before the turns are waited for: one of them may be giving an order.
-                let ordered = async { drop(orders.wait_for(|_| node.replication.master().is_some()).await) };
+                let is_ordered = |_: &u64| node.replication.master().is_some() || !node.replication.is_settled();
+                let ordered = async { drop(orders.wait_for(is_ordered).await) };
                 tokio::select! {
                     () = over.notified() => {}
                     () = ordered => {

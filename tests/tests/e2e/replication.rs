@@ -46,6 +46,20 @@ fn likes(server: &TestServer, ids: std::ops::Range<u64>) -> Vec<Option<i64>> {
     pipe.query(&mut server.connection()).unwrap()
 }
 
+/// The order to follow somebody is taken back before anybody has looked at it: the node is as it was.
+#[test]
+fn an_order_that_is_taken_back_at_once_leaves_a_master() {
+    let server = TestServer::with(small);
+    let mut connection = server.connection();
+    for round in 0..50 {
+        let mut orders = redis::pipe();
+        orders.cmd("REPLICAOF").arg("127.0.0.1").arg(1).cmd("REPLICAOF").arg("NO").arg("ONE");
+        orders.query::<()>(&mut connection).unwrap();
+        eventually("it takes writes", || connection.hset::<_, _, _, u64>(format!("post:{round}"), "like", 1).is_ok());
+    }
+    assert_eq!(likes(&server, 0..50), [Some(1); 50]);
+}
+
 #[test]
 fn a_replica_gets_what_is_there_and_what_comes_and_goes_on_after_restarts_of_either() {
     let master = TestServer::with(small);
