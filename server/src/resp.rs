@@ -4,6 +4,7 @@
 //! buffer and copies nothing. Replies are written straight into the connection's output buffer.
 
 mod args;
+mod inline;
 mod kept;
 mod reply;
 mod scan;
