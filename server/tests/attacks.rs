@@ -215,24 +215,29 @@ fn whoever_only_holds_connections_locks_nobody_out() {
     let victim = Victim::start("[server]\nmax_clients = 300\n");
     let mut bystander = victim.program.client();
     call(&mut bystander, "PING");
-    let mut holders: Vec<TcpStream> = (0..299).map(|_| victim.connect()).collect();
-    for _ in 0..2 {
-        for stream in &mut holders {
-            let _ = stream.write_all(b"*");
+    let before = victim.resident();
+    victim.bystander(None, || {
+        let mut holders: Vec<TcpStream> = (0..299).map(|_| victim.connect()).collect();
+        for _ in 0..2 {
+            for stream in &mut holders {
+                let _ = stream.write_all(b"*");
+            }
+            std::thread::sleep(Duration::from_millis(700));
         }
-        std::thread::sleep(Duration::from_millis(700));
-    }
-    // Who has something to ask gets in, again and again; who has asked stays.
-    let mut friends = Vec::new();
-    for _ in 0..20 {
-        let mut friend = victim.program.client();
-        assert_eq!(refusal(&call(&mut friend, "FEED.GET home 7 1 2 3")), "");
-        friends.push(friend);
-    }
-    for friend in &mut friends {
-        assert_eq!(refusal(&call(friend, "PING")), "");
-    }
+        // Who has something to ask gets in, again and again; who has asked stays.
+        let mut friends = Vec::new();
+        for _ in 0..20 {
+            let mut friend = victim.program.client();
+            assert_eq!(refusal(&call(&mut friend, "FEED.GET home 7 1 2 3")), "");
+            friends.push(friend);
+        }
+        for friend in &mut friends {
+            assert_eq!(refusal(&call(friend, "PING")), "");
+        }
+    });
     assert_eq!(refusal(&call(&mut bystander, "PING")), "");
+    let grown = victim.resident().saturating_sub(before);
+    assert!(grown < 50 * MB, "{grown}");
 }
 
 /// Ends what runs beside a test, also when the test fails.
@@ -435,6 +440,37 @@ fn hostile_arguments_are_refused_or_cost_little() {
     victim.alive(None);
 }
 
+/// Attack 39: passwords are guessed on many connections, as fast as they are answered.
+#[test]
+fn who_guesses_passwords_slows_nobody_down() {
+    let victim = Victim::start(PASSWORD);
+    victim.alive(Some("secret"));
+    let before = victim.resident();
+    victim.bystander(Some("secret"), || {
+        std::thread::scope(|scope| {
+            for guesser in 0..4 {
+                let victim = &victim;
+                scope.spawn(move || {
+                    let until = Instant::now() + Duration::from_secs(2);
+                    let mut guess = 0u64;
+                    // A connection that does not log in is ended after a while: the next one goes on.
+                    while Instant::now() < until {
+                        let mut client = victim.program.client();
+                        for _ in 0..500 {
+                            guess += 1;
+                            let reply = call(&mut client, &format!("AUTH user{guesser} guess{guess}"));
+                            assert!(refusal(&reply).starts_with("WRONGPASS"), "{reply:?}");
+                        }
+                    }
+                });
+            }
+        });
+    });
+    let grown = victim.resident().saturating_sub(before);
+    assert!(grown < 50 * MB, "{grown}");
+    victim.alive(Some("secret"));
+}
+
 /// Attack 39: the time that AUTH takes does not tell a name from a name, or how much of a password was right.
 #[test]
 fn the_time_of_a_login_tells_nothing() {
@@ -493,10 +529,11 @@ fn ids_with_a_pattern_are_found_as_fast_as_others() {
         ("every 2^20th", |i| i << 20),
         ("one half of the bits alone", |i| (i & 0x3ff) << 40 | i >> 10),
     ];
-    let mut took = Vec::new();
+    let (mut took, mut grown) = (Vec::new(), Vec::new());
     for (pattern, id) in PATTERNS {
         let victim = Victim::start("");
         let mut client = victim.program.client();
+        let before = victim.resident();
         for from in (0..ROWS).step_by(1000) {
             let mut words = vec!["CNT.MINCRBY".to_owned(), "post".to_owned()];
             words.extend((from..from + 1000).flat_map(|i| [id(i).to_string(), "like".to_owned(), "1".to_owned()]));
@@ -504,6 +541,7 @@ fn ids_with_a_pattern_are_found_as_fast_as_others() {
             let reply = client.call(&words).unwrap();
             assert!(matches!(&reply, OwnedFrame::Array(all) if all.iter().all(|one| *one == OwnedFrame::Integer(1))));
         }
+        grown.push((pattern, victim.resident().saturating_sub(before)));
         let mut random = fastrand::Rng::with_seed(41);
         let mut times: Vec<Duration> = (0..1500)
             .map(|_| {
@@ -522,6 +560,8 @@ fn ids_with_a_pattern_are_found_as_fast_as_others() {
     }
     let usual = took[0].1;
     assert!(took.iter().all(|(_, took)| *took < usual * 2), "{took:?}");
+    // Nor do they take much more memory.
+    assert!(grown.iter().all(|(_, bytes)| *bytes < 200 * MB), "{grown:?}");
 }
 
 /// Attack 40: a connection may be killed in any state, and the server goes on.
@@ -542,6 +582,8 @@ fn connections_are_killed_in_any_state() {
         b"TM.TABLES\r\nTM.TABLES\r\nTM.TABLES\r\n",
         b"SAVE\r\nHSET post:1 like 1\r\n",
     ];
+    let before = victim.resident();
+    let mut slowest = Duration::ZERO;
     for round in 0..20 {
         let mut streams: Vec<TcpStream> = states
             .iter()
@@ -556,8 +598,11 @@ fn connections_are_killed_in_any_state() {
         if all_have_come {
             std::thread::sleep(Duration::from_millis(100));
         }
+        let started = Instant::now();
         call(&mut admin, "CLIENT KILL TYPE pubsub");
         call(&mut admin, "CLIENT KILL TYPE normal SKIPME yes");
+        call(&mut admin, "FEED.GET home 7 1 2 3");
+        slowest = slowest.max(started.elapsed());
         for (state, stream) in states.iter().zip(&mut streams).filter(|_| all_have_come) {
             assert!(is_closed(stream), "{:?}", String::from_utf8_lossy(state));
         }
@@ -566,5 +611,8 @@ fn connections_are_killed_in_any_state() {
         "all have gone",
         || matches!(call(&mut admin, "CLIENT LIST"), OwnedFrame::BulkString(list) if list.iter().filter(|b| **b == b'\n').count() == 1),
     );
+    let grown = victim.resident().saturating_sub(before);
+    assert!(grown < 50 * MB, "{grown}");
+    assert!(slowest < Duration::from_millis(500), "who was left waited for {slowest:?}");
     victim.alive(None);
 }
