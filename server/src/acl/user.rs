@@ -105,7 +105,11 @@ impl User {
     pub(super) fn apply_all(&mut self, rules: &[&str]) -> Result<(), String> {
         self.as_made = false;
         for rule in joined(rules)? {
-            if rule.is_empty() || rule.len() > super::MAX_DESCRIPTION || rule.chars().any(char::is_control) {
+            // As in Redis, an empty rule says nothing.
+            if rule.is_empty() {
+                continue;
+            }
+            if rule.len() > super::MAX_DESCRIPTION || rule.chars().any(char::is_control) {
                 return Err(in_modifier(&rule, "Syntax error"));
             }
             self.apply(&rule).map_err(|why| in_modifier(&rule, &why))?;

@@ -23,12 +23,13 @@ const fn spec(
 #[rustfmt::skip]
 pub(super) const ACL: Spec = Spec {
     subcommands: &[
-        spec("acl|cat", -2, ALWAYS, "[category]", "The categories, or the commands of one.", cat),
+        spec("acl|cat", -2, ALWAYS, "[categoryname]", "The categories, or the commands of one.", cat),
         spec("acl|deluser", -3, ADMIN, "username [username ...]", "Removes users and closes their connections; answers how many there were.", deluser),
-        spec("acl|dryrun", -4, ADMIN, "username command [arg ...]", "Whether a user may execute this; it is not executed.", dryrun),
+        Spec { since: "7.0.0", ..spec("acl|dryrun", -4, ADMIN, "username command [arg [arg ...]]",
+            "Whether a user may execute this; it is not executed.", dryrun) },
         spec("acl|genpass", -2, ALWAYS, "[bits]", "A random password: 256 bits in hexadecimal, or as many as asked for.", genpass),
         spec("acl|getuser", 3, ADMIN, "username", "A user's flags, SHA-256 of passwords, and rules.", getuser),
-        help_row("acl|help", "server"),
+        help_row("acl|help", "server", "6.0.0"),
         spec("acl|list", 2, ADMIN, "", "All users with their rules, as the file has them.", list),
         spec("acl|load", 2, ADMIN, "", "Reads the users from the file (security.acl_file): all of them, or, if one is wrong, none.", load),
         spec("acl|log", -2, ADMIN, "[count|RESET]", "What was refused to whom, the newest first.", log),
@@ -59,7 +60,7 @@ fn cat(call: &mut Call<'_>) -> Outcome {
             found.iter().for_each(|spec| call.reply.bulk(spec.name.as_bytes()));
         }
         3 => return Err(refuse!("ERR Unknown category '{}'", super::Printable(call.args.at(2)))),
-        _ => return Err(refuse!("ERR unknown subcommand or wrong number of arguments for 'CAT'. Try ACL HELP.")),
+        _ => return Err(call.wrong_subcommand()),
     }
     Ok(())
 }
@@ -100,7 +101,7 @@ fn genpass(call: &mut Call<'_>) -> Outcome {
     let bits = match call.args.len() {
         2 => 256,
         3 => super::integer(call.args.at(2))?,
-        _ => return Err(refuse!("ERR unknown subcommand or wrong number of arguments for 'GENPASS'. Try ACL HELP.")),
+        _ => return Err(call.wrong_subcommand()),
     };
     let Some(bits) = usize::try_from(bits).ok().filter(|bits| (1..=4096).contains(bits)) else {
         return Err(refuse!(
@@ -201,7 +202,7 @@ fn log(call: &mut Call<'_>) -> Outcome {
             return Ok(());
         }
         3 => most = usize::try_from(super::integer(call.args.at(2))?).unwrap_or(0),
-        _ => return Err(call.wrong_arity()),
+        _ => return Err(call.wrong_subcommand()),
     }
     let log = call.node.acl.log.lock();
     let entries = log.newest(most);

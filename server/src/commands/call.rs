@@ -24,6 +24,13 @@ impl<'a> Call<'a> {
         refuse!("ERR wrong number of arguments for '{}' command", self.spec.name)
     }
 
+    /// The refusal for a wrong number of arguments of a subcommand that takes some or none.
+    pub(crate) fn wrong_subcommand(&self) -> Refusal {
+        let command = self.spec.name.split('|').next().unwrap_or_default().to_ascii_uppercase();
+        let sub = Printable(self.args.at(1));
+        refuse!("ERR unknown subcommand or wrong number of arguments for '{sub}'. Try {command} HELP.")
+    }
+
     /// To be asked before anything is changed: whether the log takes changes now.
     #[inline]
     pub(crate) fn admit_write(&mut self) -> Outcome {

@@ -37,7 +37,7 @@ pub(super) const TABLE: &[Spec] = &[
     Spec {
         subcommands: &[
             spec("pubsub|channels", -2, ALWAYS | flag::PUBSUB, "2.8.0", "[pattern]", "Channels with listeners.", |c| names(c, Kind::Channel)),
-            help_row("pubsub|help", "pubsub"),
+            help_row("pubsub|help", "pubsub", "6.2.0"),
             spec("pubsub|numpat", 2, ALWAYS | flag::PUBSUB, "2.8.0", "", "How many patterns have listeners.", numpat),
             spec("pubsub|numsub", -2, ALWAYS | flag::PUBSUB, "2.8.0", "[channel [channel ...]]", "Per channel how many listen to it by name.", |c| counts(c, Kind::Channel)),
             spec("pubsub|shardchannels", -2, ALWAYS | flag::PUBSUB, "7.0.0", "[pattern]", "Shard channels with listeners.", |c| names(c, Kind::Shard)),
@@ -162,10 +162,7 @@ fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
 
 fn names(call: &mut Call<'_>, kind: Kind) -> Outcome {
     if call.args.len() > 3 {
-        return Err(refuse!(
-            "ERR unknown subcommand or wrong number of arguments for '{}'. Try PUBSUB HELP.",
-            super::Printable(call.args.at(1))
-        ));
+        return Err(call.wrong_subcommand());
     }
     let pattern = (call.args.len() == 3).then(|| call.args.at(2));
     pattern.map_or(Ok(()), |p| check_name(Kind::Pattern, p))?;

@@ -25,7 +25,7 @@ pub(super) const fn spec(
 pub(super) const TABLE: &[Spec] = &[
     spec("ping", -1, flag::FAST | flag::LISTENER, "1.0.0", "[message]", "PONG, or the message.", ping),
     spec("echo", 2, flag::FAST | flag::LOADING | flag::STALE, "1.0.0", "message", "The message.", echo),
-    spec("hello", -1, ALWAYS | flag::FAST | flag::NO_AUTH | flag::SKIP_MONITOR, "6.0.0", "[2|3 [AUTH username password] [SETNAME name]]",
+    spec("hello", -1, ALWAYS | flag::FAST | flag::NO_AUTH | flag::SKIP_MONITOR, "6.0.0", "[protover [AUTH username password] [SETNAME clientname]]",
         "Chooses the protocol and tells what the server is.", hello),
     spec("auth", -2, ALWAYS | flag::FAST | flag::NO_AUTH | flag::SKIP_MONITOR, "1.0.0", "[username] password",
         "Logs in, as the user default if no other is named.", auth),
@@ -41,20 +41,20 @@ pub(super) const TABLE: &[Spec] = &[
 #[rustfmt::skip]
 const CLIENT: &[Spec] = &[
     spec("client|getname", 2, ALWAYS, "2.6.9", "", "The connection's name.", getname),
-    help_row("client|help", "connection"),
+    help_row("client|help", "connection", "5.0.0"),
     spec("client|id", 2, ALWAYS, "5.0.0", "", "The connection's number, which no other ever has.", id),
     spec("client|info", 2, ALWAYS, "6.2.0", "", "What CLIENT LIST says of this connection.", info),
     peers::KILL,
     peers::LIST,
-    spec("client|no-evict", 3, ALWAYS | flag::ADMIN, "7.0.0", "ON|OFF", "Noted, and shown by CLIENT LIST.", no_evict),
-    spec("client|no-touch", 3, ALWAYS, "7.2.0", "ON|OFF", "Noted, and shown by CLIENT LIST.", no_touch),
+    spec("client|no-evict", 3, ALWAYS | flag::ADMIN, "7.0.0", "<ON|OFF>", "Noted, and shown by CLIENT LIST.", no_evict),
+    spec("client|no-touch", 3, ALWAYS, "7.2.0", "<ON|OFF>", "Noted, and shown by CLIENT LIST.", no_touch),
     peers::PAUSE,
-    spec("client|reply", 3, ALWAYS, "3.2.0", "ON|OFF|SKIP", "Which commands of this connection are answered.", reply),
-    spec("client|setinfo", 4, ALWAYS, "7.2.0", "LIB-NAME name | LIB-VER version", "What library the client uses.", setinfo),
-    spec("client|setname", 3, ALWAYS, "2.6.9", "name", "Names the connection.", setname),
-    spec("client|tracking", -3, ALWAYS, "6.0.0", "ON|OFF [option ...]", "OFF: OK. ON is refused: a counter changes too often to be kept by clients.", tracking),
+    spec("client|reply", 3, ALWAYS, "3.2.0", "<ON|OFF|SKIP>", "Which commands of this connection are answered.", reply),
+    spec("client|setinfo", 4, ALWAYS, "7.2.0", "<LIB-NAME libname|LIB-VER libver>", "What library the client uses.", setinfo),
+    spec("client|setname", 3, ALWAYS, "2.6.9", "connection-name", "Names the connection.", setname),
+    spec("client|tracking", -3, ALWAYS, "6.0.0", "<ON|OFF> [REDIRECT client-id] [PREFIX prefix [PREFIX prefix ...]] [BCAST] [OPTIN] [OPTOUT] [NOLOOP]", "OFF: OK. ON is refused: a counter changes too often to be kept by clients.", tracking),
     spec("client|trackinginfo", 2, ALWAYS, "6.2.0", "", "That nothing is tracked.", trackinginfo),
-    spec("client|caching", 3, ALWAYS, "6.0.0", "YES|NO", "Refused: nothing is tracked.", caching),
+    spec("client|caching", 3, ALWAYS, "6.0.0", "<YES|NO>", "Refused: nothing is tracked.", caching),
     spec("client|getredir", 2, ALWAYS, "6.0.0", "", "-1: nothing is tracked.", getredir),
     peers::UNBLOCK,
     peers::UNPAUSE,
@@ -174,6 +174,9 @@ fn select(call: &mut Call<'_>) -> Outcome {
         Some(0) => {
             call.reply.ok();
             Ok(())
+        }
+        Some(index) if i32::try_from(index).is_err() => {
+            Err(refuse!("ERR value is out of range, value must between -2147483648 and 2147483647"))
         }
         Some(_) => Err(refuse!("ERR DB index is out of range")),
         None => Err(Refusal::NOT_AN_INTEGER),

@@ -1,7 +1,7 @@
 //! COMMAND: the table, as clients ask for it.
 
 use super::keyspec::{self, KeySpec};
-use super::{Call, NO_KEYS, Outcome, Refusal, Spec, all, find, flag, help_row, refuse};
+use super::{Call, NO_KEYS, Outcome, Refusal, Spec, all, docs, find, flag, help_row, refuse};
 use crate::resp::{Args, Reply};
 
 const ALWAYS: u32 = flag::LOADING | flag::STALE;
@@ -25,13 +25,13 @@ const fn spec(name: &'static str, arity: i32, usage: &'static str, summary: &'st
 pub(super) const COMMAND: Spec = Spec {
     subcommands: &[
         spec("command|count", 2, "", "How many commands there are.", count),
-        spec("command|docs", -2, "[command-name ...]", "What commands do, as a map.", docs),
+        Spec { since: "7.0.0", ..spec("command|docs", -2, "[command-name [command-name ...]]", "What commands do, as a map.", documentation) },
         spec("command|getkeys", -4, "command arg [arg ...]", "Which arguments of a command are keys.", getkeys),
         Spec { since: "7.0.0", ..spec("command|getkeysandflags", -4, "command arg [arg ...]",
             "Which arguments of a command are keys, and what it does with them.", getkeysandflags) },
-        help_row("command|help", "server"),
-        spec("command|info", -2, "[command-name ...]", "What clients need to know of commands.", info),
-        spec("command|list", -2, "[FILTERBY MODULE name|ACLCAT category|PATTERN pattern]", "Names of commands.", list),
+        help_row("command|help", "server", "5.0.0"),
+        spec("command|info", -2, "[command-name [command-name ...]]", "What clients need to know of commands.", info),
+        Spec { since: "7.0.0", ..spec("command|list", -2, "[FILTERBY <MODULE module-name|ACLCAT category|PATTERN pattern>]", "Names of commands.", list) },
     ],
     ..spec("command", -1, "", "What clients need to know of all commands.", every)
 };
@@ -164,30 +164,12 @@ fn list(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-fn write_docs(reply: &mut Reply<'_>, spec: &Spec) {
-    reply.bulk(spec.name.as_bytes());
-    reply.map(3 + usize::from(!spec.subcommands.is_empty()));
-    reply.bulk(b"summary");
-    reply.bulk(spec.summary.as_bytes());
-    reply.bulk(b"since");
-    reply.bulk(spec.since.as_bytes());
-    reply.bulk(b"group");
-    reply.bulk(spec.group.as_bytes());
-    if !spec.subcommands.is_empty() {
-        reply.bulk(b"subcommands");
-        reply.map(spec.subcommands.len());
-        for sub in spec.subcommands {
-            write_docs(reply, sub);
-        }
-    }
-}
-
-fn docs(call: &mut Call<'_>) -> Outcome {
+fn documentation(call: &mut Call<'_>) -> Outcome {
     let names = call.args.from(2);
     let specs: Vec<&Spec> = if names.is_empty() { all().to_vec() } else { names.iter().filter_map(named).collect() };
     call.reply.map(specs.len());
     for spec in specs {
-        write_docs(&mut call.reply, spec);
+        docs::write(&mut call.reply, spec);
     }
     Ok(())
 }

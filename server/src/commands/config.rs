@@ -26,7 +26,7 @@ pub(super) const CONFIG: Spec = Spec {
     subcommands: &[
         spec("config|get", -3, "parameter [parameter ...]", "2.0.0",
             "Settings whose names match the patterns; our own by section and key (server.port), and those that Redis's tools ask for.", get),
-        help_row("config|help", "server"),
+        help_row("config|help", "server", "5.0.0"),
         spec("config|resetstat", 2, "", "2.0.0", "Begins the counts of INFO stats, commandstats, latencystats and errorstats anew.", resetstat),
         spec("config|rewrite", 2, "", "2.8.0",
             "Writes what has changed into the configuration file, and keeps the rest of it. When it answers, the file is safe on the disk.", rewrite),

@@ -25,7 +25,7 @@ pub(super) const TABLE: &[Spec] = &[
         keys: super::NO_KEYS,
         group: "counter",
         since: "0.1.0",
-        usage: "space id field delta [field delta ...] [MIN n] [MAX n] [SAT|FAIL]",
+        usage: "space id field delta [field delta ...] [MIN min] [MAX max] [SAT|FAIL]",
         summary: "Adds to counters of one row, all or none, and answers their new values. With MIN and MAX a value that would leave \
                   the bounds stops at them (SAT) or refuses the whole command (FAIL, the default).",
         run: incrby,

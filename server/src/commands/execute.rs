@@ -128,8 +128,10 @@ pub(super) fn run(
     scratch: &mut Scratch,
 ) -> Outcome {
     session.client.last_command.store(numbers, Relaxed);
-    if node.monitors.any() && !spec.has(flag::ADMIN | flag::SKIP_MONITOR) {
-        node.monitors.show(&session.client, args, node.config().server.max_push_buffer_bytes);
+    // EXEC is shown behind what it executes.
+    let is_watched = node.monitors.any() && !spec.has(flag::ADMIN | flag::SKIP_MONITOR);
+    if is_watched && spec.name != "exec" {
+        show(args, session, node);
     }
     let (calls, number) = (node.calls.of(session.worker), bit_of(numbers as u16, numbers >> 16));
     let mut call = Call { spec, args, reply, session, node, scratch };
@@ -142,6 +144,9 @@ pub(super) fn run(
     let timed = calls.begins(number) || call.session.timed || !spec.has(flag::FAST) || args.len() > slowlog::MANY_ARGS;
     let began = timed.then(Instant::now);
     let outcome = (spec.run)(&mut call);
+    if is_watched && spec.name == "exec" {
+        show(args, session, node);
+    }
     if let Some(began) = began {
         let took = began.elapsed();
         calls.took(number, took);
@@ -156,6 +161,12 @@ pub(super) fn run(
         calls.failed(number);
     }
     outcome
+}
+
+/// For MONITOR.
+#[cold]
+fn show(args: Args<'_>, session: &Session, node: &Node) {
+    node.monitors.show(&session.client, args, node.config().server.max_push_buffer_bytes);
 }
 
 /// For SLOWLOG and LATENCY.
@@ -205,9 +216,9 @@ fn spoil(args: Args<'_>, session: &mut Session, refusal: Refusal) -> Refusal {
     if !is_exec {
         return refusal;
     }
-    // As in Redis, without the reason's prefix.
+    // As in Redis, without the prefix if it is the common one.
     let text = refusal.text();
-    let reason = text.iter().position(|&b| b == b' ').map_or(text, |at| &text[at + 1..]);
+    let reason = text.strip_prefix(b"ERR ").unwrap_or(text);
     Refusal::new([b"EXECABORT Transaction discarded because of: ", reason].concat())
 }
 
@@ -273,8 +284,9 @@ fn unknown(args: Args<'_>, session: &mut Session) -> Refusal {
         if shown.len() >= 128 {
             break;
         }
+        let room = 128 - shown.len();
         shown.push(b'\'');
-        shown.extend_from_slice(&arg[..arg.len().min(128 - shown.len().min(128))]);
+        shown.extend_from_slice(&arg[..arg.len().min(room)]);
         shown.extend_from_slice(b"' ");
     }
     let mut text = b"ERR unknown command '".to_vec();

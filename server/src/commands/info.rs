@@ -2,6 +2,7 @@
 
 use super::{Call, Outcome, with_numbers};
 use crate::acl::Reason;
+use crate::channels::Kind;
 use crate::node::{Node, unix_us};
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering::Relaxed;
@@ -72,6 +73,7 @@ fn server(node: &Node, out: &mut String) {
         "redis_mode" = "standalone",
         "os" = std::env::consts::OS,
         "arch_bits" = usize::BITS,
+        "process_supervised" = "no",
         "multiplexing_api" = "epoll",
         "process_id" = std::process::id(),
         "run_id" = node.run_id,
@@ -117,18 +119,61 @@ pub(super) fn resident_bytes() -> u64 {
     pages * rustix::param::page_size() as u64
 }
 
+/// A number of bytes as people read it, as in Redis.
+fn human(bytes: u64) -> String {
+    let scaled = |shift: u32, unit: &str| format!("{:.2}{unit}", bytes as f64 / (1u64 << shift) as f64);
+    match bytes {
+        0..1_024 => format!("{bytes}B"),
+        1_024..1_048_576 => scaled(10, "K"),
+        1_048_576..1_073_741_824 => scaled(20, "M"),
+        1_073_741_824..1_099_511_627_776 => scaled(30, "G"),
+        _ => scaled(40, "T"),
+    }
+}
+
+/// A line of a file of /proc that counts kilobytes, in bytes; 0 if there is none.
+pub(super) fn kilobytes(file: &str, name: &str) -> u64 {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
+}
+
+/// `part` of `whole` in percent, as Redis writes it.
+fn percent(part: u64, whole: u64) -> String {
+    format!("{:.2}%", part as f64 * 100.0 / whole.max(1) as f64)
+}
+
 fn memory(node: &Node, out: &mut String) {
     let tables = node.engines.get().map_or(0, |engines| engines.memory_bytes());
     let limit: u64 = node.config().counter.iter().map(|c| c.memory_limit_bytes).sum();
     let resident = resident_bytes();
+    let (peak, system) = (kilobytes("/proc/self/status", "VmHWM"), kilobytes("/proc/meminfo", "MemTotal"));
+    let buffers = |client: &std::sync::Arc<crate::clients::Client>| {
+        client.query_bytes.load(Relaxed) + client.output_bytes.load(Relaxed) + client.inbox.waiting()
+    };
     lines!(
         out,
         "used_memory" = tables,
+        "used_memory_human" = human(tables),
         "used_memory_rss" = resident,
+        "used_memory_rss_human" = human(resident),
+        // What the kernel has seen at most: tables and all else.
+        "used_memory_peak" = peak,
+        "used_memory_peak_human" = human(peak),
+        "used_memory_peak_perc" = percent(resident, peak),
+        "used_memory_overhead" = resident.saturating_sub(tables),
         "used_memory_dataset" = tables,
+        "used_memory_dataset_perc" = percent(tables, resident),
+        "total_system_memory" = system,
+        "total_system_memory_human" = human(system),
         "maxmemory" = limit,
+        "maxmemory_human" = human(limit),
         "maxmemory_policy" = "noeviction",
+        "mem_fragmentation_ratio" = format!("{:.2}", resident as f64 / tables.max(1) as f64),
+        "mem_fragmentation_bytes" = resident as i64 - tables as i64,
+        "mem_clients_normal" = node.clients.list().iter().map(buffers).sum::<usize>(),
         "mem_allocator" = "libc",
+        "lazyfree_pending_objects" = 0,
     );
 }
 
@@ -147,8 +192,15 @@ fn persistence(node: &Node, out: &mut String) {
         "rdb_last_save_time" = saved.last_s,
         "rdb_last_bgsave_status" = if saved.error.is_none() { "ok" } else { "err" },
         "rdb_last_bgsave_time_sec" = saved.took.as_secs(),
+        // Nothing is copied: there is no fork.
+        "rdb_last_cow_size" = 0,
         "snapshot_bytes_written" = saved.bytes,
         "aof_enabled" = 1,
+        "aof_rewrite_in_progress" = 0,
+        "aof_rewrite_scheduled" = 0,
+        "aof_last_rewrite_time_sec" = -1,
+        "aof_current_rewrite_time_sec" = -1,
+        "aof_last_bgrewrite_status" = "ok",
         "aof_last_write_status" = status,
         "log_written_segment" = written.segment,
         "log_written_offset" = written.offset,
@@ -176,6 +228,14 @@ fn stats(node: &Node, out: &mut String) {
         "rejected_connections" = node.clients.rejected.load(Relaxed),
         "expired_keys" = 0,
         "evicted_keys" = 0,
+        "evicted_clients" = 0,
+        "pubsub_channels" = node.channels.len(Kind::Channel),
+        "pubsub_patterns" = node.channels.len(Kind::Pattern),
+        "pubsubshard_channels" = node.channels.len(Kind::Shard),
+        "latest_fork_usec" = 0,
+        "total_forks" = 0,
+        "tracking_total_keys" = 0,
+        "unexpected_error_replies" = 0,
         "total_error_replies" = totals.errors,
         "client_query_buffer_limit_disconnections" = node.clients.ended.by_input.load(Relaxed),
         "client_output_buffer_limit_disconnections" = node.clients.ended.by_output.load(Relaxed),
@@ -224,12 +284,15 @@ fn latencystats(node: &Node, out: &mut String) {
 }
 
 fn cpu(_: &Node, out: &mut String) {
-    // Fields 14 and 15, counted behind the program's name, which may hold spaces.
+    // Fields 14 to 17, counted behind the program's name, which may hold spaces.
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().collect();
     let ticks = rustix::param::clock_ticks_per_second().max(1) as f64;
     let seconds = |index: usize| fields.get(index).and_then(|f| f.parse::<f64>().ok()).unwrap_or(0.0) / ticks;
-    let _ = write!(out, "used_cpu_sys:{:.6}\r\nused_cpu_user:{:.6}\r\n", seconds(12), seconds(11));
+    let names = ["used_cpu_sys", "used_cpu_user", "used_cpu_sys_children", "used_cpu_user_children"];
+    for (name, field) in names.into_iter().zip([12, 11, 14, 13]) {
+        let _ = write!(out, "{name}:{:.6}\r\n", seconds(field));
+    }
 }
 
 fn keyspace(node: &Node, out: &mut String) {

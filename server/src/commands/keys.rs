@@ -7,61 +7,63 @@ use crate::glob;
 use crate::resp::Reply;
 use phantom::{Answer, Change};
 
+#[expect(clippy::too_many_arguments, reason = "a row of the table")]
 const fn spec(
     name: &'static str,
     arity: i32,
     flags: u32,
     keys: super::KeyArgs,
+    since: &'static str,
     usage: &'static str,
     summary: &'static str,
     run: super::Handler,
 ) -> Spec {
-    Spec { name, arity, flags, keys, group: "generic", since: "1.0.0", usage, summary, run, subcommands: &[] }
+    Spec { name, arity, flags, keys, group: "generic", since, usage, summary, run, subcommands: &[] }
 }
 
 const READ: u32 = flag::READONLY | flag::FAST;
 
 #[rustfmt::skip]
 pub(super) const TABLE: &[Spec] = &[
-    spec("del", -2, flag::WRITE, ALL_KEYS, "key [key ...]",
+    spec("del", -2, flag::WRITE, ALL_KEYS, "1.0.0", "key [key ...]",
         "Deletes rows; a cell becomes 0, its row stays. Answers how many rows there were and cells were not 0. The pairs of an id \
          cannot be deleted together, but an id of a space without members is unset.", del),
-    spec("unlink", -2, flag::WRITE | flag::FAST, ALL_KEYS, "key [key ...]", "The same as DEL.", del),
-    spec("exists", -2, READ, ALL_KEYS, "key [key ...]",
+    spec("unlink", -2, flag::WRITE | flag::FAST, ALL_KEYS, "4.0.0", "key [key ...]", "The same as DEL.", del),
+    spec("exists", -2, READ, ALL_KEYS, "1.0.0", "key [key ...]",
         "How many of the rows, and of the cells' rows, exist. The pairs of an id cannot be asked together; ids of spaces without members count if they are set.", exists),
-    spec("type", 2, READ, ONE_KEY, "key",
+    spec("type", 2, READ, ONE_KEY, "1.0.0", "key",
         "hash for a row, string for a cell, none if there is no such row; set for the pairs of an id, whether there are any or not.", kind),
-    spec("ttl", 2, READ, ONE_KEY, "key", "-1: nothing expires; -2 if there is no such row.", ttl),
-    spec("pttl", 2, READ, ONE_KEY, "key", "The same as TTL.", ttl),
-    spec("expiretime", 2, READ, ONE_KEY, "key", "The same as TTL.", ttl),
-    spec("pexpiretime", 2, READ, ONE_KEY, "key", "The same as TTL.", ttl),
-    spec("persist", 2, flag::WRITE | flag::FAST, ONE_KEY, "key", "0: nothing expires.", persist),
-    spec("touch", -2, READ, ALL_KEYS, "key [key ...]", "The same as EXISTS.", exists),
-    spec("expire", -3, flag::WRITE | flag::FAST, ONE_KEY, "key seconds [NX|XX|GT|LT]", NO_EXPIRY, no_expiry),
-    spec("pexpire", -3, flag::WRITE | flag::FAST, ONE_KEY, "key milliseconds [NX|XX|GT|LT]", NO_EXPIRY, no_expiry),
-    spec("expireat", -3, flag::WRITE | flag::FAST, ONE_KEY, "key unix-time-seconds [NX|XX|GT|LT]", NO_EXPIRY, no_expiry),
-    spec("pexpireat", -3, flag::WRITE | flag::FAST, ONE_KEY, "key unix-time-milliseconds [NX|XX|GT|LT]", NO_EXPIRY, no_expiry),
-    spec("rename", 3, flag::WRITE, (1, 2, 1), "key newkey", NO_MOVE, no_move),
-    spec("renamenx", 3, flag::WRITE | flag::FAST, (1, 2, 1), "key newkey", NO_MOVE, no_move),
-    spec("copy", -3, flag::WRITE | flag::DENYOOM, (1, 2, 1), "source destination [DB destination-db] [REPLACE]", NO_MOVE, no_move),
-    spec("move", 3, flag::WRITE | flag::FAST, ONE_KEY, "key db", NO_MOVE, no_move),
-    spec("dump", 2, flag::READONLY, ONE_KEY, "key", "Refused: rows and pairs leave by snapshots, replication and TM.EXPORT.", no_dump),
-    spec("restore", -4, flag::WRITE | flag::DENYOOM, ONE_KEY, "key ttl serialized-value [option ...]", "Refused, as DUMP is.", no_dump),
-    spec("keys", 2, flag::READONLY | flag::NO_MULTI, NO_KEYS, "pattern",
+    spec("ttl", 2, READ, ONE_KEY, "1.0.0", "key", "-1: nothing expires; -2 if there is no such row.", ttl),
+    spec("pttl", 2, READ, ONE_KEY, "2.6.0", "key", "The same as TTL.", ttl),
+    spec("expiretime", 2, READ, ONE_KEY, "7.0.0", "key", "The same as TTL.", ttl),
+    spec("pexpiretime", 2, READ, ONE_KEY, "7.0.0", "key", "The same as TTL.", ttl),
+    spec("persist", 2, flag::WRITE | flag::FAST, ONE_KEY, "2.2.0", "key", "0: nothing expires.", persist),
+    spec("touch", -2, READ, ALL_KEYS, "3.2.1", "key [key ...]", "The same as EXISTS.", exists),
+    spec("expire", -3, flag::WRITE | flag::FAST, ONE_KEY, "1.0.0", "key seconds [NX|XX|GT|LT]", NO_EXPIRY, no_expiry),
+    spec("pexpire", -3, flag::WRITE | flag::FAST, ONE_KEY, "2.6.0", "key milliseconds [NX|XX|GT|LT]", NO_EXPIRY, no_expiry),
+    spec("expireat", -3, flag::WRITE | flag::FAST, ONE_KEY, "1.2.0", "key unix-time-seconds [NX|XX|GT|LT]", NO_EXPIRY, no_expiry),
+    spec("pexpireat", -3, flag::WRITE | flag::FAST, ONE_KEY, "2.6.0", "key unix-time-milliseconds [NX|XX|GT|LT]", NO_EXPIRY, no_expiry),
+    spec("rename", 3, flag::WRITE, (1, 2, 1), "1.0.0", "key newkey", NO_MOVE, no_move),
+    spec("renamenx", 3, flag::WRITE | flag::FAST, (1, 2, 1), "1.0.0", "key newkey", NO_MOVE, no_move),
+    spec("copy", -3, flag::WRITE | flag::DENYOOM, (1, 2, 1), "6.2.0", "source destination [DB destination-db] [REPLACE]", NO_MOVE, no_move),
+    spec("move", 3, flag::WRITE | flag::FAST, ONE_KEY, "1.0.0", "key db", NO_MOVE, no_move),
+    spec("dump", 2, flag::READONLY, ONE_KEY, "2.6.0", "key", "Refused: rows and pairs leave by snapshots, replication and TM.EXPORT.", no_dump),
+    spec("restore", -4, flag::WRITE | flag::DENYOOM, ONE_KEY, "2.6.0", "key ttl serialized-value [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]", "Refused, as DUMP is.", no_dump),
+    spec("keys", 2, flag::READONLY | flag::NO_MULTI, NO_KEYS, "1.0.0", "pattern",
         "The keys of rows that match, if they are at most 10000 in all spaces: else an error that says so. Pairs cannot be listed.", keys),
-    spec("scan", -2, flag::READONLY, NO_KEYS, "cursor [MATCH pattern] [COUNT count] [TYPE type]",
+    spec("scan", -2, flag::READONLY, NO_KEYS, "2.8.0", "cursor [MATCH pattern] [COUNT count] [TYPE type]",
         "Some keys of rows, and the cursor for more; 0 begins and ends. A row that is there all the time comes at least once, maybe twice. \
          Pairs cannot be listed.", scan),
-    spec("randomkey", 1, flag::READONLY, NO_KEYS, "", "The key of some row, nil if there is none.", randomkey),
+    spec("randomkey", 1, flag::READONLY, NO_KEYS, "1.0.0", "", "The key of some row, nil if there is none.", randomkey),
     Spec {
         subcommands: &[
-            Spec { since: "2.2.3", ..spec("object|encoding", 3, flag::READONLY, (2, 2, 1), "key", "packed for a row, int for a cell, filter for the pairs of an id.", encoding) },
-            Spec { since: "4.0.0", ..spec("object|freq", 3, flag::READONLY, (2, 2, 1), "key", "Refused: how often a key is used is not tracked.", frequency) },
-            help_row("object|help", "generic"),
-            Spec { since: "2.2.3", ..spec("object|idletime", 3, flag::READONLY, (2, 2, 1), "key", "Refused: when a key was used is not tracked.", idletime) },
-            Spec { since: "2.2.3", ..spec("object|refcount", 3, flag::READONLY, (2, 2, 1), "key", "1 for what exists.", refcount) },
+            spec("object|encoding", 3, flag::READONLY, (2, 2, 1), "2.2.3", "key", "packed for a row, int for a cell, filter for the pairs of an id.", encoding),
+            spec("object|freq", 3, flag::READONLY, (2, 2, 1), "4.0.0", "key", "Refused: how often a key is used is not tracked.", frequency),
+            help_row("object|help", "generic", "6.2.0"),
+            spec("object|idletime", 3, flag::READONLY, (2, 2, 1), "2.2.3", "key", "Refused: when a key was used is not tracked.", idletime),
+            spec("object|refcount", 3, flag::READONLY, (2, 2, 1), "2.2.3", "key", "1 for what exists.", refcount),
         ],
-        ..spec("object", -2, 0, NO_KEYS, "", "A container for commands about what a key holds.", super::help)
+        ..spec("object", -2, 0, NO_KEYS, "2.2.3", "", "A container for commands about what a key holds.", super::help)
     },
 ];
 

@@ -25,7 +25,7 @@ pub(super) const TABLE: &[Spec] = &[
             spec("slowlog|get", -2, LOOK, "2.2.12", "[count]",
                 "The newest entries (10; -1: all): number, time, microseconds, arguments, the client's address and name. Commands of constant time with \
                  few arguments are timed only while slowlog-log-slower-than lies below 10000.", slow_get),
-            help_row("slowlog|help", "server"),
+            help_row("slowlog|help", "server", "6.2.0"),
             spec("slowlog|len", 2, LOOK, "2.2.12", "", "How many entries there are.", slow_len),
             spec("slowlog|reset", 2, LOOK, "2.2.12", "", "Forgets all entries.", slow_reset),
         ],
@@ -34,12 +34,12 @@ pub(super) const TABLE: &[Spec] = &[
     Spec {
         subcommands: &[
             spec("latency|doctor", 2, LOOK, "2.8.13", "", "What the latencies so far say, in words.", latency_doctor),
-            help_row("latency|help", "server"),
-            spec("latency|histogram", -2, LOOK, "7.0.0", "[command ...]", "Per command its calls, and how many of them took at most so many microseconds: powers of two. One call in 64 of commands of constant time is \
+            help_row("latency|help", "server", "2.8.13"),
+            spec("latency|histogram", -2, LOOK, "7.0.0", "[command [command ...]]", "Per command its calls, and how many of them took at most so many microseconds: powers of two. One call in 64 of commands of constant time is \
                  timed, and stands for the others.", latency_histogram),
             spec("latency|history", 3, LOOK, "2.8.13", "event", "Times and milliseconds of an event (command, fast-command) above latency-monitor-threshold.", latency_history),
             spec("latency|latest", 2, LOOK, "2.8.13", "", "Per event its name, the time and the milliseconds of the latest one, and the most milliseconds.", latency_latest),
-            spec("latency|reset", -2, LOOK, "2.8.13", "[event ...]", "Forgets these events, or all; answers how many.", latency_reset),
+            spec("latency|reset", -2, LOOK, "2.8.13", "[event [event ...]]", "Forgets these events, or all; answers how many.", latency_reset),
         ],
         ..spec("latency", -2, 0, "2.8.13", "", "A container for commands about latency.", help)
     },
@@ -47,7 +47,7 @@ pub(super) const TABLE: &[Spec] = &[
     Spec {
         subcommands: &[
             spec("memory|doctor", 2, flag::STALE, "4.0.0", "", "Whether the memory limits are near, in words.", memory_doctor),
-            help_row("memory|help", "server"),
+            help_row("memory|help", "server", "4.0.0"),
             spec("memory|malloc-stats", 2, flag::STALE, "4.0.0", "", "That the allocator has none.", memory_malloc),
             spec("memory|purge", 2, flag::STALE, "4.0.0", "", "OK: nothing is kept back.", memory_purge),
             spec("memory|stats", 2, flag::STALE, "4.0.0", "", "Where memory goes, under Redis's names.", memory_stats),
@@ -58,7 +58,7 @@ pub(super) const TABLE: &[Spec] = &[
     },
     Spec {
         subcommands: &[
-            help_row("debug|help", "server"),
+            help_row("debug|help", "server", "1.0.0"),
             spec("debug|sleep", 3, LOOK | flag::NO_MULTI, "1.0.0", "seconds", "Answers after so many seconds (an hour at most). Only this connection waits.", debug_sleep),
         ],
         ..spec("debug", -2, 0, "1.0.0", "", "A container for what helps tests.", help)
@@ -74,12 +74,7 @@ fn slow_get(call: &mut Call<'_>) -> Outcome {
                 .and_then(|count| usize::try_from(count).ok())
                 .ok_or_else(|| refuse!("ERR count should be greater than or equal to -1"))?,
         },
-        _ => {
-            return Err(refuse!(
-                "ERR unknown subcommand or wrong number of arguments for '{}'. Try SLOWLOG HELP.",
-                Printable(call.args.at(1))
-            ));
-        }
+        _ => return Err(call.wrong_subcommand()),
     };
     let entries = call.node.slow.newest(most);
     call.reply.array(entries.len());
@@ -253,6 +248,7 @@ fn memory_stats(call: &mut Call<'_>) -> Outcome {
     let keys: u64 = engines.counters().iter().map(|s| s.all_rows()).sum();
     let rows: u64 = engines.counters().iter().map(|s| s.memory_bytes()).sum();
     let all = [
+        ("peak.allocated", super::info::kilobytes("/proc/self/status", "VmHWM")),
         ("total.allocated", resident),
         ("overhead.total", resident.saturating_sub(tables)),
         ("keys.count", keys),

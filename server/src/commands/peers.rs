@@ -12,7 +12,7 @@ pub(super) const KILL: Spec = spec(
     -3,
     ALWAYS | flag::ADMIN,
     "2.4.0",
-    "<ip:port> | ID client-id | TYPE NORMAL|MASTER|REPLICA|PUBSUB | USER username | ADDR ip:port | LADDR ip:port | SKIPME YES|NO | MAXAGE seconds ...",
+    "<ip:port|[ID client-id] [TYPE <NORMAL|MASTER|SLAVE|REPLICA|PUBSUB>] [USER username] [ADDR ip:port] [LADDR ip:port] [SKIPME <YES|NO>] [MAXAGE maxage]>",
     "Closes the connections for which all filters hold; answers how many. Its own only with SKIPME NO.",
     kill,
 );
@@ -21,7 +21,7 @@ pub(super) const LIST: Spec = spec(
     -2,
     ALWAYS | flag::ADMIN,
     "2.4.0",
-    "[TYPE NORMAL|MASTER|REPLICA|PUBSUB] [ID client-id ...]",
+    "[TYPE <NORMAL|MASTER|REPLICA|PUBSUB>] [ID client-id [client-id ...]]",
     "All connections, one per line.",
     list,
 );
@@ -29,7 +29,7 @@ pub(super) const PAUSE: Spec = spec(
     "client|pause",
     -3,
     ALWAYS | flag::ADMIN,
-    "3.0.0",
+    "2.9.50",
     "timeout [WRITE|ALL]",
     "For so many milliseconds requests wait unanswered: all, or those that may change something.",
     pause,
@@ -170,10 +170,13 @@ fn end(call: &mut Call<'_>, client: &Arc<Client>) {
 }
 
 fn pause(call: &mut Call<'_>) -> Outcome {
+    if call.args.len() > 4 {
+        return Err(call.wrong_subcommand());
+    }
     let kind = match call.args.at(3) {
-        b"" if call.args.len() == 3 => Paused::All,
-        word if call.args.len() == 4 && word.eq_ignore_ascii_case(b"all") => Paused::All,
-        word if call.args.len() == 4 && word.eq_ignore_ascii_case(b"write") => Paused::Writes,
+        _ if call.args.len() == 3 => Paused::All,
+        word if word.eq_ignore_ascii_case(b"all") => Paused::All,
+        word if word.eq_ignore_ascii_case(b"write") => Paused::Writes,
         _ => return Err(refuse!("ERR CLIENT PAUSE mode must be WRITE or ALL")),
     };
     let timeout = crate::resp::integer(call.args.at(2));
@@ -198,9 +201,10 @@ fn unpause(call: &mut Call<'_>) -> Outcome {
 
 fn unblock(call: &mut Call<'_>) -> Outcome {
     let reason = call.args.at(3);
-    if call.args.len() > 4
-        || (call.args.len() == 4 && !reason.eq_ignore_ascii_case(b"timeout") && !reason.eq_ignore_ascii_case(b"error"))
-    {
+    if call.args.len() > 4 {
+        return Err(call.wrong_subcommand());
+    }
+    if call.args.len() == 4 && !reason.eq_ignore_ascii_case(b"timeout") && !reason.eq_ignore_ascii_case(b"error") {
         return Err(refuse!("ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR"));
     }
     super::integer(call.args.at(2))?;

@@ -29,11 +29,11 @@ const fn spec(
 pub(super) const TABLE: &[Spec] = &[
     Spec {
         subcommands: &[
-            spec("tm.space|alter", -5, flag::NAMED | flag::WRITE | ADMIN, "space ADD field:bits|WIDEN field:bits|DROP field",
+            spec("tm.space|alter", -5, flag::NAMED | flag::WRITE | ADMIN, "space <ADD field:bits|WIDEN field:bits|DROP field>",
                 "Changes the schema of a counter space, at once and without a pause: a new field is 0 in all rows; WIDEN sets the bits that a \
                  field has inside a row (more or fewer: what does not fit is kept beside, exactly); DROP removes a field and its values. Older tables \
                  are rewritten in the background. Answers the new schema, dropped fields with a '!'.", alter),
-            help_row("tm.space|help", "schema"),
+            help_row("tm.space|help", "schema", "0.1.0"),
             spec("tm.space|list", 2, flag::STALE | flag::NO_MULTI, "",
                 "All spaces, a map each: what they hold and how much memory that takes; for existence spaces also the horizon, and in how many \
                  seconds the oldest table will be recycled if pairs go on coming as in the last minute (nil: none come).", list),

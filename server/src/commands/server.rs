@@ -29,7 +29,7 @@ pub(super) const TABLE: &[Spec] = &[
     spec("lastsave", 1, ALWAYS | flag::FAST, "1.0.0", "", "When the last snapshot was complete, in seconds since 1970.", lastsave),
     spec("save", 1, flag::ADMIN | flag::NO_MULTI | flag::NOSCRIPT, "1.0.0", "",
         "Writes a snapshot, and answers when it is complete. Nobody else waits for it.", save),
-    spec("shutdown", -1, ALWAYS | flag::ADMIN | flag::NO_MULTI | flag::NOSCRIPT, "1.0.0", "[NOSAVE|SAVE] [NOW] [FORCE]",
+    spec("shutdown", -1, ALWAYS | flag::ADMIN | flag::NO_MULTI | flag::NOSCRIPT, "1.0.0", "[NOSAVE|SAVE] [NOW] [FORCE] [ABORT]",
         "Stops the server. Replies that are on their way still arrive.", shutdown),
     spec("time", 1, ALWAYS | flag::FAST, "2.6.0", "", "Seconds since 1970, and microseconds in this second.", time),
 ];

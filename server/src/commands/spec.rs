@@ -163,14 +163,14 @@ pub(crate) fn help(call: &mut Call<'_>) -> Outcome {
 }
 
 /// A HELP row for a table of subcommands.
-pub(crate) const fn help_row(name: &'static str, group: &'static str) -> Spec {
+pub(crate) const fn help_row(name: &'static str, group: &'static str, since: &'static str) -> Spec {
     Spec {
         name,
         arity: 2,
         flags: flag::LOADING | flag::STALE,
         keys: NO_KEYS,
         group,
-        since: "5.0.0",
+        since,
         usage: "",
         summary: "Print this help.",
         run: help,

@@ -8,42 +8,44 @@ use counter::Schema;
 const READ: u32 = flag::READONLY | flag::FAST;
 const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
 
+#[expect(clippy::too_many_arguments, reason = "a row of the table")]
 const fn spec(
     name: &'static str,
     arity: i32,
     flags: u32,
     keys: KeyArgs,
+    since: &'static str,
     usage: &'static str,
     summary: &'static str,
     run: super::Handler,
 ) -> Spec {
-    Spec { name, arity, flags, keys, group: "string", since: "1.0.0", usage, summary, run, subcommands: &[] }
+    Spec { name, arity, flags, keys, group: "string", since, usage, summary, run, subcommands: &[] }
 }
 
 #[rustfmt::skip]
 pub(super) const TABLE: &[Spec] = &[
-    spec("get", 2, READ, ONE_KEY, "key", "The value of a counter, nil if its row does not exist.", get),
-    spec("mget", -2, READ, ALL_KEYS, "key [key ...]", "The values of counters, nil for those whose row does not exist.", mget),
-    spec("set", -3, WRITE, ONE_KEY, "key value [NX|XX] [GET] [KEEPTTL]",
+    spec("get", 2, READ, ONE_KEY, "1.0.0", "key", "The value of a counter, nil if its row does not exist.", get),
+    spec("mget", -2, READ, ALL_KEYS, "1.0.0", "key [key ...]", "The values of counters, nil for those whose row does not exist.", mget),
+    spec("set", -3, WRITE, ONE_KEY, "1.0.0", "key value [NX|XX] [GET] [KEEPTTL]",
         "Sets a counter; NX only if its row does not exist, XX only if it does; GET answers the old value. EX, PX, EXAT and PXAT are refused: a \
          counter does not expire.", set),
-    spec("setnx", 3, WRITE, ONE_KEY, "key value", "Sets a counter if its row does not exist; answers 1, or 0 if it did.", setnx),
-    spec("getset", 3, WRITE | flag::READS, ONE_KEY, "key value", "Sets a counter; answers its old value.", getset),
-    spec("getdel", 2, WRITE | flag::READS, ONE_KEY, "key", "Makes a counter 0, as DEL does; answers its old value.", getdel),
-    spec("getex", -2, flag::READONLY | flag::FAST, ONE_KEY, "key [PERSIST]", "The same as GET. Options that would let it expire are refused.", getex),
-    spec("mset", -3, WRITE, (1, -1, 2), "key value [key value ...]", "Sets counters, all at once.", mset),
-    spec("msetnx", -3, WRITE, (1, -1, 2), "key value [key value ...]", "Sets counters, all at once, if none of their rows exists; answers 1, or 0.", msetnx),
-    spec("strlen", 2, READ, ONE_KEY, "key", "How many characters a counter has in decimal; 0 if its row does not exist.", strlen),
-    spec("append", 3, WRITE, ONE_KEY, "key value", NO_TEXT, no_text),
-    spec("setrange", 4, WRITE, ONE_KEY, "key offset value", NO_TEXT, no_text),
-    spec("getrange", 4, READ, ONE_KEY, "key start end", NO_TEXT, no_text),
-    spec("incrbyfloat", 3, WRITE, ONE_KEY, "key increment", "Refused: a counter is an integer.", no_fraction),
-    spec("setex", 4, WRITE, ONE_KEY, "key seconds value", "Refused: a counter does not expire.", super::keys::no_expiry),
-    spec("psetex", 4, WRITE, ONE_KEY, "key milliseconds value", "Refused: a counter does not expire.", super::keys::no_expiry),
-    spec("incr", 2, WRITE | flag::READS, ONE_KEY, "key", "Adds 1 to a counter; answers its new value.", incr),
-    spec("incrby", 3, WRITE | flag::READS, ONE_KEY, "key increment", "Adds to a counter; answers its new value.", incrby),
-    spec("decr", 2, WRITE | flag::READS, ONE_KEY, "key", "Takes 1 from a counter; answers its new value.", decr),
-    spec("decrby", 3, WRITE | flag::READS, ONE_KEY, "key decrement", "Takes from a counter; answers its new value.", decrby),
+    spec("setnx", 3, WRITE, ONE_KEY, "1.0.0", "key value", "Sets a counter if its row does not exist; answers 1, or 0 if it did.", setnx),
+    spec("getset", 3, WRITE | flag::READS, ONE_KEY, "1.0.0", "key value", "Sets a counter; answers its old value.", getset),
+    spec("getdel", 2, WRITE | flag::READS, ONE_KEY, "6.2.0", "key", "Makes a counter 0, as DEL does; answers its old value.", getdel),
+    spec("getex", -2, flag::READONLY | flag::FAST, ONE_KEY, "6.2.0", "key [PERSIST]", "The same as GET. Options that would let it expire are refused.", getex),
+    spec("mset", -3, WRITE, (1, -1, 2), "1.0.1", "key value [key value ...]", "Sets counters, all at once.", mset),
+    spec("msetnx", -3, WRITE, (1, -1, 2), "1.0.1", "key value [key value ...]", "Sets counters, all at once, if none of their rows exists; answers 1, or 0.", msetnx),
+    spec("strlen", 2, READ, ONE_KEY, "2.2.0", "key", "How many characters a counter has in decimal; 0 if its row does not exist.", strlen),
+    spec("append", 3, WRITE, ONE_KEY, "2.0.0", "key value", NO_TEXT, no_text),
+    spec("setrange", 4, WRITE, ONE_KEY, "2.2.0", "key offset value", NO_TEXT, no_text),
+    spec("getrange", 4, READ, ONE_KEY, "2.4.0", "key start end", NO_TEXT, no_text),
+    spec("incrbyfloat", 3, WRITE, ONE_KEY, "2.6.0", "key increment", "Refused: a counter is an integer.", no_fraction),
+    spec("setex", 4, WRITE, ONE_KEY, "2.0.0", "key seconds value", "Refused: a counter does not expire.", super::keys::no_expiry),
+    spec("psetex", 4, WRITE, ONE_KEY, "2.6.0", "key milliseconds value", "Refused: a counter does not expire.", super::keys::no_expiry),
+    spec("incr", 2, WRITE | flag::READS, ONE_KEY, "1.0.0", "key", "Adds 1 to a counter; answers its new value.", incr),
+    spec("incrby", 3, WRITE | flag::READS, ONE_KEY, "1.0.0", "key increment", "Adds to a counter; answers its new value.", incrby),
+    spec("decr", 2, WRITE | flag::READS, ONE_KEY, "1.0.0", "key", "Takes 1 from a counter; answers its new value.", decr),
+    spec("decrby", 3, WRITE | flag::READS, ONE_KEY, "1.0.0", "key decrement", "Takes from a counter; answers its new value.", decrby),
 ];
 
 /// In the place of a field: all of them, as one text.

@@ -114,6 +114,21 @@ fn commands_are_described_as_redis_describes_them() {
     assert!(both > 90, "{both}");
 }
 
+/// Every verb that both have, called well and badly, in both protocols and through redis-cli: tests/clients/verbs says what differs, and why.
+#[test]
+fn every_verb_answers_as_that_of_redis_or_has_a_reason() {
+    let Some(redis) = redis() else {
+        eprintln!("SKIPPED: no redis-server on the PATH");
+        return;
+    };
+    let server = TestServer::start();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/verbs/verbs.py");
+    let ports = [server.port(), redis.port].map(|port| port.to_string());
+    let done = Command::new("python3").arg("-B").arg(script).args(ports).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(done.status.success(), "{out}\n{err}");
+}
+
 #[test]
 fn the_protocol_is_that_of_redis() {
     let Some(redis) = redis() else {

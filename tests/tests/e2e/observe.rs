@@ -174,7 +174,7 @@ fn a_monitor_sees_what_others_do_and_costs_them_nothing_when_it_sleeps() {
     raw.request(&["MULTI"]).expect("+OK\r\n").request(&["GET", "post:1:like"]).expect("+QUEUED\r\n");
     raw.request(&["EXEC"]).expect("*1\r\n$1\r\n1\r\n");
     let mut lines = Vec::new();
-    while lines.last().is_none_or(|l: &String| !l.contains("GET")) {
+    while lines.last().is_none_or(|l: &String| !l.contains("EXEC")) {
         lines.push(monitor.line());
     }
     let shown: Vec<&str> = lines.iter().map(|l| l.split_once("] ").unwrap().1).collect();
@@ -184,8 +184,8 @@ fn a_monitor_sees_what_others_do_and_costs_them_nothing_when_it_sleeps() {
             "\"INCR\" \"post:1:like\"",
             "\"ECHO\" \"a\\\"\\\\\\r\\n\\a\\x01\\xc3\\xa9\"",
             "\"MULTI\"",
-            "\"EXEC\"",
-            "\"GET\" \"post:1:like\""
+            "\"GET\" \"post:1:like\"",
+            "\"EXEC\""
         ]
     );
     // It stops reading: it is disconnected, and the others go on.

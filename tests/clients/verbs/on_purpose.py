@@ -1,0 +1,78 @@
+"""Where Tidemark answers otherwise than Redis on purpose, and why. A reason that nothing needs fails the test."""
+
+import re
+
+# Patterns of the call (words joined by one space) and of our reply; the reason. The first that fits counts.
+PURPOSE = []
+
+
+def purpose(reason, calls, reply=""):
+    PURPOSE.append((re.compile(calls, re.IGNORECASE), re.compile(reply), reason))
+
+
+purpose("a counter is a number, not a text", "(append|setrange|getrange) .*", "does not go with a counter")
+purpose("a counter is an integer", "h?incrbyfloat .*", "a counter is an integer")
+purpose("a counter's value is an integer", "(set|setnx|getset|mset|msetnx|hset|hsetnx|hmset) .*", "is not an integer")
+purpose("nothing expires", "((p?(expire|expireat|setex))|set|getex) .*", "do not expire")
+purpose("nothing expires", "getex .* EX 1 EX 1", "syntax error")  # Redis takes EX twice
+purpose("where a row lies follows from its id", "(rename|renamenx|copy|move) .*", "follows from its id")
+purpose("data leave by snapshots, replication and TM.EXPORT", "(dump|restore) .*", "is not possible here")
+purpose("a filter cannot tell which members one id has", "s(card|members|pop|randmember|scan|inter|union|diff|interstore|unionstore|diffstore) .*",
+        "a filter cannot tell")
+purpose("the pairs of an id are asked for by their members", "(del|unlink|exists|touch) .*", "the pairs of an id")
+purpose("what a key holds follows from its name, also before anything is there", ".*", "^WRONGTYPE")
+purpose("a key must fit a pattern of a space", ".*", "ERR Invalid key")
+purpose("a row has the fields of its schema", "(hset|hmset|hget|hmget|hincrby|hsetnx|hdel|hstrlen) .*", "ERR No schema field")
+purpose("keys of rows are listed; pairs cannot be", "(keys|scan|randomkey|dbsize)( .*)?")
+purpose("a cursor is a decimal number, as SCAN gives it", "h?scan .*", "ERR invalid cursor")
+purpose("the pairs of an id are a set, whether there are any or not", "(type|object encoding) liked:.*")
+purpose("how values are packed", "object (encoding|refcount) .*")
+purpose("use of keys is not tracked", "object (idletime|freq) .*", "not tracked")
+purpose("mean bytes of a row of the space", "memory usage .*")
+purpose("texts of HELP are ours", "[a-z]+ help", "Subcommands are:|<subcommand>")
+purpose("there is one database", "select .*", "ERR DB index is out of range")
+purpose("a counter changes too often to be kept by clients", "client (tracking|caching) .*", "not supported|CLIENT CACHING")
+purpose("our commands, and what we say of them", "(command( (docs|info|list|count).*)?)|acl cat( .*)?")
+purpose("in our words", "(memory|latency) (doctor|malloc-stats)|debug (help|nope)")
+purpose("one call in 64 of cheap commands is timed, and stands for the others", "latency histogram")
+purpose("data leave by snapshots, replication and TM.EXPORT", "(sync|psync|replconf).*", "cannot replicate|^ERR")
+purpose("use of keys is not tracked", "object freq .*", "not tracked|LFU")
+purpose("replicas are told to whom they may listen in our words", "(replicaof|failover) .*", "^ERR")
+
+purpose("entries have numbers and times, as in Redis 7.2", "acl log.*", "entry-id")
+purpose("rules are told as they were given, as in Redis 7.2", "acl (getuser|list).*", "hgetall")
+purpose("an error does not repeat a password", "acl setuser u <missing", "'<'")
+purpose("settings are told by their own names", "config get TIMEOUT")
+purpose("there is one database", "config get databases")
+purpose("which values a setting takes is said in our words", "config set .*", "invalid value|must be at least")
+purpose("ports do not change while the server runs", "config set port .*", "immutable")
+purpose("graphs are for tools", "latency graph .*", "unknown subcommand")
+purpose("Redis has it switched off", "debug sleep.*")
+purpose("fewer than none cannot be waited for", "wait -1 .*", "out of range")
+
+# Of these COMMAND DOCS tells other arguments: why.
+OTHER_ARGUMENTS = {
+    "set": "nothing expires",
+    "getex": "nothing expires",
+    "client|kill": "as in Redis 7.2, MAXAGE as in 7.4",
+    "command|getkeys": "Redis 7.0 forgot them",
+    "command|getkeysandflags": "Redis 7.0 forgot them",
+    "replconf": "Redis says nothing of it",
+    "replicaof": "FORCE gives up what a replica has",
+    "slaveof": "FORCE gives up what a replica has",
+}
+
+# Names of figures that are lacking, for there is none of it here: forks, scripts, functions, evictions, expiry, an allocator's pools, a clock's internals, I/O threads,
+# Redis's build, its replication backlog (ours is the log), and what would cost each command to count.
+LACKING = re.compile(
+    r"redis_(git_sha1|git_dirty|build_id)|gcc_version|atomicvar_api|monotonic_clock|(configured_)?hz|lru_clock|clients_in_timeout_table"
+    r"|used_memory_(startup|lua|lua_human|vm_.*|scripts.*|functions)|number_of_.*|allocator_.*|rss_overhead_.*|mem_(not_counted_for_evict|"
+    r"replication_backlog|total_replication_buffers|clients_slaves|cluster_links|aof_buffer)|active_defrag_.*|lazyfreed_objects"
+    r"|current_.*|rdb_(current_bgsave_time_sec|saves|last_load_.*)|aof_(rewrites.*|last_cow_size)|module_fork_.*"
+    r"|total_(net_repl_.*|eviction_.*|active_defrag_time|reads_processed|writes_processed)|instantaneous_.*_kbps|sync_(full|partial_.*)"
+    r"|expired_(stale_perc|time_cap_reached_count)|expire_cycle_cpu_milliseconds|keyspace_(hits|misses)|migrate_cached_sockets"
+    r"|slave_expires_tracked_keys|tracking_total_(items|prefixes)|dump_payload_sanitizations|io_threaded_.*|reply_buffer_.*"
+    r"|master_replid2|repl_backlog_.*|used_cpu_(sys|user)_main_thread|cmdstat_.*|latency_percentiles_.*|errorstat_.*"
+    r"|startup.allocated|replication.backlog|clients.(slaves|normal)|cluster.links|aof.buffer|(lua|functions).caches|db.0|overhead.(hashtable|db).*"
+    r"|(dataset|peak).percentage|allocator.*|rss-overhead.*|fragmentation.*|count|main|expires"
+)
