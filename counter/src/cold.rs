@@ -3,7 +3,7 @@
 //! ```text
 //!   read:   aside -> drained table -> table -> [below the line: tombs -> Below::get]
 //!   write:  under the row's stripe: is it in a table? else, below the line, what Below::at_hand has of it is stored there first
-//!   spill:  line rises, barrier -> sorted walk -> Below publishes a file -> rows that are as in the file leave the tables
+//!   spill:  line rises, barrier -> sorted walk, a piece at a time -> Below publishes a file -> rows that are as in the file leave the tables
 //! ```
 //!
 //! What is in a table is newer than what lies below. So the tables of a range that was spilled are the *overlay* of its
@@ -76,8 +76,8 @@ pub struct Spill {
     pub last: u64,
     /// Values per row.
     pub width: usize,
-    /// Ids that were in memory when it began, rising.
-    pub ids: Vec<u64>,
+    /// Ids below this have been [given](Space::next_ids); `None`: all have.
+    next: Option<u64>,
     /// Tombs of this epoch and earlier ones are taken into account.
     epoch: u64,
 }
@@ -181,11 +181,35 @@ impl Space {
         let epoch = self.tombs.epoch.fetch_add(1, SeqCst);
         self.cold_end.fetch_max(last + 1, SeqCst);
         self.ring.barrier(low, last);
-        let mut ids = Vec::new();
-        self.walk_ids(low, last, |id| ids.push(id));
-        ids.sort_unstable();
-        ids.dedup();
-        Spill { low, last, width: self.schema().width(), ids, epoch }
+        Spill { low, last, width: self.schema().width(), next: Some(low), epoch }
+    }
+
+    /// The next of the spill's ids that are in memory, rising: `most` of them, or the last ones. False: there are no more. Each call walks the
+    /// tables once, and `ids` takes 16 bytes for each of `most`: sorting all of a table's at once would take as much memory as its rows.
+    pub fn next_ids(&self, spill: &mut Spill, most: usize, ids: &mut Vec<u64>) -> bool {
+        ids.clear();
+        let Some(from) = spill.next else { return false };
+        let most = most.max(1);
+        ids.reserve_exact(2 * most);
+        // Of what was visited, ids above this are not among the lowest `most`.
+        let mut bound = spill.last;
+        let lowest = |ids: &mut Vec<u64>| {
+            ids.sort_unstable();
+            // A row may be visited twice.
+            ids.dedup();
+            ids.truncate(most);
+            ids.get(most - 1).copied()
+        };
+        self.walk_ids(from, spill.last, |id| {
+            if id <= bound {
+                ids.push(id);
+                if ids.len() == 2 * most {
+                    bound = lowest(ids).unwrap_or(bound);
+                }
+            }
+        });
+        spill.next = lowest(ids).filter(|&id| id < spill.last).map(|id| id + 1);
+        !ids.is_empty()
     }
 
     /// The rows of some of the spill's ids as they are now: `found` says which still exist; the others were deleted.

@@ -82,27 +82,39 @@ impl Case {
             case.change(number, most);
             case.verify(most);
         };
-        let spill = self.space.begin_spill(low, last);
+        let mut spill = self.space.begin_spill(low, last);
         between(self);
         let mut file = BTreeMap::new();
-        let old: Vec<(u64, Vec<i64>)> =
+        let mut old: Vec<(u64, Vec<i64>)> =
             self.shelf.rows.lock().unwrap().range(low..=last).map(|(&id, row)| (id, row.clone())).collect();
-        for (id, row) in old {
-            if spill.ids.binary_search(&id).is_err() && !self.space.is_buried(id) {
-                file.insert(id, row);
-            }
-        }
+        old.reverse();
         between(self);
-        for ids in spill.ids.chunks(7) {
+        // Some, one or all at a time.
+        let at_once = [7, 1, 100_000][self.rng.usize(..3)];
+        let (mut ids, mut before) = (Vec::new(), None);
+        while self.space.next_ids(&mut spill, at_once, &mut ids) {
+            assert!(ids.len() <= at_once && ids.is_sorted_by(|a, b| a < b) && before < ids.first().copied());
+            assert!((low..=last).contains(&ids[0]) && ids[ids.len() - 1] <= last);
+            before = ids.last().copied();
             let (mut rows, mut found) = (Vec::new(), Vec::new());
-            self.space.spill_rows(ids, &mut rows, &mut found);
+            self.space.spill_rows(&ids, &mut rows, &mut found);
             for ((&id, row), found) in ids.iter().zip(rows.chunks(2)).zip(found) {
+                while let Some((older, row)) = old.pop_if(|row| row.0 <= id) {
+                    if older < id && !self.space.is_buried(older) {
+                        file.insert(older, row);
+                    }
+                }
                 if found {
                     file.insert(id, row.to_vec());
                 }
             }
-            if self.rng.u32(..4) == 0 {
+            if self.rng.u32(..at_once as u32 + 4) < 4 {
                 between(self);
+            }
+        }
+        while let Some((older, row)) = old.pop() {
+            if !self.space.is_buried(older) {
+                file.insert(older, row);
             }
         }
         {

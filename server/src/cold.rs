@@ -50,6 +50,10 @@ struct Weight;
 const INLINE: usize = 4;
 /// What a cached row is counted as: its place in the cache, with the share of places that only remember what was there, and of the table.
 const ROW_BYTES: u64 = 128;
+/// Rows that are in the cache for the moment in which others leave it.
+const SLACK: usize = 1024;
+/// Memory for the cache is set aside at once up to here; a larger cache grows into its own.
+const SET_ASIDE: u64 = 1 << 30;
 /// Places that remember rows that went, so that those that come back are kept longer: per row that is there.
 const GHOSTS: f64 = 0.2;
 
@@ -124,8 +128,11 @@ impl Cold {
         options.estimated_items_capacity(items).weight_capacity(cache_bytes).ghost_allocation(GHOSTS);
         // Only a missing number is an error.
         let options = options.build().expect("both capacities are given");
+        let cache = Cache::with_options(options, Weight, DefaultHashBuilder::default(), DefaultLifecycle::default());
+        // At once: growing step by step it would leave holes of half its size in the heap. Pages that no row has reached yet are not resident.
+        cache.reserve((cache_bytes.min(SET_ASIDE) / ROW_BYTES) as usize + SLACK);
         Arc::new(Cold {
-            cache: Cache::with_options(options, Weight, DefaultHashBuilder::default(), DefaultLifecycle::default()),
+            cache,
             reads: Reads::new(threads),
             figures: Figures::default(),
             trouble: parking_lot::Mutex::default(),
@@ -210,4 +217,28 @@ pub(crate) fn failed_among(ids: &[u64]) -> u32 {
 
 fn note_failed(id: u64, why: Arc<str>) {
     FAILED.with_borrow_mut(|failed| failed.push((id, why)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the configuration allows is what the cache takes, its tables and what it only remembers included.
+    #[test]
+    fn the_cache_takes_no_more_than_it_may() {
+        const BYTES: u64 = 16 << 20;
+        let cold = Cold::new(BYTES, 1);
+        let map = cold.cache.memory_used().map;
+        let row = Values::from_slice(&[1, 2, 3, 4]);
+        for id in 0..BYTES / ROW_BYTES * 3 {
+            cold.cache.insert((7, id), Some(row.clone()));
+            // Some again, so that all kinds of places are used.
+            cold.cache.get(&(7, id / 2));
+        }
+        let used = cold.cache.memory_used();
+        assert!(cold.cache.weight() > BYTES / 10 * 9, "{} of {BYTES} are used", cold.cache.weight());
+        assert_eq!(used.map, map, "it has not grown");
+        let taken = (used.entries + used.map) as u64;
+        assert!(taken <= BYTES && taken > BYTES / 2, "{taken} of {BYTES}");
+    }
 }

@@ -500,7 +500,8 @@ pub(crate) fn recover(
             return if is_first { snapshot::lay_out(&engines).map_err(|e| e.to_string()) } else { Ok(()) };
         }
         apply_record(&engines, parts, record.space, record.kind, record.payload)?;
-        cold::keep_within(&Ground { store: &store, durability, is_logged: true }, &engines, config);
+        let most_bytes = config.spill.max_bytes;
+        cold::keep_within(&Ground { store: &store, durability, most_bytes, is_logged: true }, &engines, config);
         Ok(())
     };
     let replayed = if follows {

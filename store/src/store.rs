@@ -435,6 +435,18 @@ impl Store {
         })
     }
 
+    /// Removes files that were to be [added](Store::replace_files) and will not be: they have their names, and no manifest names them. What cannot
+    /// be removed now is only clutter: [`Store::trim`] and the next start look for it.
+    pub fn discard(&self, files: &[FileEntry]) {
+        let manifest = self.manifest.lock();
+        if self.in_doubt.load(Ordering::Relaxed) {
+            return;
+        }
+        for file in files.iter().filter(|file| manifest.file(&file.name).is_none()) {
+            let _ = self.disk.remove(&file.name);
+        }
+    }
+
     /// Changes the manifest under its lock, durably.
     fn publish(&self, change: impl FnOnce(&mut Manifest)) -> Result<()> {
         let mut current = self.manifest.lock();

@@ -1,12 +1,15 @@
 //! Spilling: the oldest table of a space becomes a cold file, and what changed of cold rows is merged into a new one. One procedure for both.
 //!
 //! ```text
-//!   1  counter::Space::begin_spill   the line rises; ids of the range that are in memory, sorted
+//!   1  counter::Space::begin_spill   the line rises; then the ids of the range that are in memory, rising, piece by piece
 //!   2  a new file                    rows in memory, and of the old files' rows those that are neither in memory nor deleted
 //!   3  the log is flushed            what the file has seen, the log has: no half of an action gets into a file alone
 //!   4  the manifest                  names the new file, and neither the old ones nor the range's snapshot file any more
 //!   5  the file answers              then rows that are in memory as they are in the file leave, and memory is freed
 //! ```
+//!
+//! It begins only if the disk has room for all that it may write: on a disk that is nearly full the log is to have what is left. A step that fails
+//! (a disk that fills up meanwhile) leaves everything as it was, and is tried again.
 //!
 //! A crash before 4 leaves the old state: the rows come from the snapshot, the log and the old files. After 4 they come from the new file and
 //! the log, which still begins where the manifest says: replaying it puts those rows into memory that it names, in their latest state, and
@@ -31,7 +34,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const RETRY: Duration = Duration::from_secs(1);
 /// Rows that are looked up together.
 const CHUNK_ROWS: usize = 1024;
-/// A space begins to spill when so much of its limit (one part in so many) is left...
+/// Ids that are sorted together, at least, and into how many pieces those of a range fall: each piece is a walk of its tables, and takes 16 bytes
+/// of memory for each id.
+const PIECE_IDS: usize = 1 << 16;
+const PIECES: usize = 16;
+/// A space begins to spill when so much of its limit (one part in so many) is left, or less than the next table may take.
 const SPARE: u64 = 8;
 /// A table of fewer bytes is not worth a file, nor a merge; nor is one of less than so many parts of the limit.
 const LEAST_BYTES: u64 = 64 << 10;
@@ -97,6 +104,8 @@ struct Output<'a> {
     width: usize,
     /// Rows of one file, at most.
     most: u64,
+    /// Bytes that they may take.
+    room: u64,
     /// Bytes per second; 0: as fast as the disk takes them.
     rate: u64,
     started: Instant,
@@ -117,7 +126,13 @@ impl Output<'_> {
             None => self.writer.insert(self.store.begin_cold(self.tag, self.width)?),
         };
         writer.push(id, row)?;
-        if self.rate > 0 && writer.rows() % 4096 == 0 {
+        if writer.rows() % 4096 != 0 {
+            return Ok(());
+        }
+        if self.bytes + writer.bytes() > self.room {
+            return Err(no_room(self.store));
+        }
+        if self.rate > 0 {
             let due = Duration::from_secs_f64((self.bytes + writer.bytes()) as f64 / self.rate as f64);
             std::thread::sleep(due.saturating_sub(self.started.elapsed()));
         }
@@ -129,15 +144,25 @@ impl Output<'_> {
             self.bytes += entry.bytes;
             self.entries.push(entry);
         }
-        Ok(())
+        if self.bytes > self.room { Err(no_room(self.store)) } else { Ok(()) }
     }
 
-    fn finish(mut self) -> store::Result<Vec<FileEntry>> {
-        if let Some(writer) = self.writer.take() {
-            self.add(writer)?;
-        }
-        Ok(self.entries)
+    fn finish(&mut self) -> store::Result<()> {
+        self.writer.take().map_or(Ok(()), |writer| self.add(writer))
     }
+}
+
+/// What was not published is removed at once: the disk may be full because of it.
+impl Drop for Output<'_> {
+    fn drop(&mut self) {
+        self.store.discard(&self.entries);
+    }
+}
+
+/// The limit of all cold files is reached.
+fn no_room(store: &Store) -> store::Error {
+    let source = std::io::Error::new(std::io::ErrorKind::QuotaExceeded, "spill.max_bytes is reached");
+    store::Error::Full { path: store.path(""), doing: "writing a cold file to", source }
 }
 
 /// What a spill did.
@@ -155,45 +180,71 @@ pub(crate) struct Spilled {
 pub(crate) struct Ground<'a> {
     pub(crate) store: &'a Store,
     pub(crate) durability: &'a Durability,
+    /// Bytes that all cold files may take; 0: as many as the disk has.
+    pub(crate) most_bytes: u64,
     /// All that is in memory comes from the log: recovery.
     pub(crate) is_logged: bool,
 }
 
 impl<'a> Ground<'a> {
     fn of(node: &'a Node) -> Ground<'a> {
-        Ground { store: &node.store, durability: &node.durability, is_logged: false }
+        let most_bytes = node.config().spill.max_bytes;
+        Ground { store: &node.store, durability: &node.durability, most_bytes, is_logged: false }
+    }
+
+    /// Bytes that new files of a range may take instead of the `old` ones. An error if the disk has too little room for them.
+    fn room(&self, space: &CounterSpace, low: u64, last: u64, old: &[Arc<ColdFile>]) -> store::Result<u64> {
+        let replaced = old.iter().map(|file| file.entry().bytes).sum::<u64>();
+        // A row takes less in a file than in memory.
+        let ranges = space.ranges();
+        let ours = ranges.iter().filter(|range| range.low <= last && low <= range.last && range.rows > 0);
+        let needed = replaced + ours.map(|range| range.bytes).sum::<u64>();
+        if self.store.disk().free_bytes().is_ok_and(|free| free < needed) {
+            let source = std::io::Error::new(std::io::ErrorKind::StorageFull, format!("it may take {needed} bytes"));
+            return Err(store::Error::Full { path: self.store.path(""), doing: "beginning a cold file in", source });
+        }
+        if self.most_bytes == 0 {
+            return Ok(u64::MAX);
+        }
+        let all = self.store.cold_files().iter().map(|file| file.bytes).sum::<u64>();
+        Ok((self.most_bytes + replaced).saturating_sub(all))
     }
 
     /// Spills the rows of `low..=last`, together with the files that are there. `rate`: bytes per second. Nobody else may write files.
     fn spill(&self, space: &CounterSpace, low: u64, last: u64, rate: u64) -> store::Result<Spilled> {
-        let Ground { store, durability, is_logged } = *self;
+        let Ground { store, durability, is_logged, .. } = *self;
         let cold = space.cold();
         let figures = &cold.shared().figures;
         let files = cold.files();
         let (low, last, old) = files.cover(low, last);
-        let spill = space.begin_spill(low, last);
+        let room = self.room(space, low, last, &old)?;
+        let mut spill = space.begin_spill(low, last);
 
         let most = space.rows_per_table().saturating_mul(2);
         let tag = Tag { space: space.number(), kind: RecordKind::Rows as u32, low, high: last, stamp: 0 };
         let (started, width) = (Instant::now(), spill.width);
-        let mut out = Output { store, tag, width, most, rate, started, bytes: 0, writer: None, entries: Vec::new() };
+        let entries = Vec::new();
+        let mut out = Output { store, tag, width, most, room, rate, started, bytes: 0, writer: None, entries };
         let mut before = OldRows::new(old.clone())?;
-        let (mut rows, mut found) = (Vec::new(), Vec::new());
-        for ids in spill.ids.chunks(CHUNK_ROWS) {
-            rows.clear();
-            found.clear();
-            space.spill_rows(ids, &mut rows, &mut found);
-            let width_now = rows.len() / ids.len();
-            for (i, &id) in ids.iter().enumerate() {
-                while let Some((older, row)) = before.peek().filter(|row| row.0 <= id) {
-                    if older < id && !space.is_buried(older) {
-                        out.push(older, row)?;
+        let piece = PIECE_IDS.max(space.rows_per_table() as usize / PIECES);
+        let (mut ids, mut rows, mut found) = (Vec::new(), Vec::new(), Vec::new());
+        while space.next_ids(&mut spill, piece, &mut ids) {
+            for ids in ids.chunks(CHUNK_ROWS) {
+                rows.clear();
+                found.clear();
+                space.spill_rows(ids, &mut rows, &mut found);
+                let width_now = rows.len() / ids.len();
+                for (i, &id) in ids.iter().enumerate() {
+                    while let Some((older, row)) = before.peek().filter(|row| row.0 <= id) {
+                        if older < id && !space.is_buried(older) {
+                            out.push(older, row)?;
+                        }
+                        before.skip()?;
                     }
-                    before.skip()?;
-                }
-                if found[i] {
-                    // A field that was added meanwhile stays in memory.
-                    out.push(id, &rows[i * width_now..][..width.min(width_now)])?;
+                    if found[i] {
+                        // A field that was added meanwhile stays in memory.
+                        out.push(id, &rows[i * width_now..][..width.min(width_now)])?;
+                    }
                 }
             }
         }
@@ -203,9 +254,9 @@ impl<'a> Ground<'a> {
             }
             before.skip()?;
         }
-        let entries = out.finish()?;
-        let fresh =
-            entries.iter().map(|entry| store.open_cold(entry).map(Arc::new)).collect::<store::Result<Vec<_>>>()?;
+        out.finish()?;
+        let fresh = out.entries.iter().map(|entry| store.open_cold(entry).map(Arc::new));
+        let fresh = fresh.collect::<store::Result<Vec<_>>>()?;
 
         if !is_logged {
             durability.flush()?;
@@ -219,7 +270,8 @@ impl<'a> Ground<'a> {
         };
         let replaced: Vec<String> = store.manifest().files.iter().filter(is_replaced).map(|f| f.name.clone()).collect();
         durability.parts.forget_range(space.number(), low, last);
-        store.replace_files(entries.clone(), &replaced)?;
+        store.replace_files(out.entries.clone(), &replaced)?;
+        out.entries.clear();
 
         let kept = files.all().iter().filter(|file| !old.iter().any(|old| Arc::ptr_eq(old, file)));
         cold.set_files(Files::new(kept.chain(&fresh).cloned().collect()));
@@ -281,7 +333,7 @@ fn make_room(ground: &Ground<'_>, space: &CounterSpace, limit: u64) -> store::Re
     let is_fresh =
         |range: &RangeStats| range.last >= end && range.last < u64::MAX && range.bytes > least && range.rows > 0;
     let fresh = space.ranges().into_iter().find(is_fresh);
-    let changed = most_changed(space).filter(|changed| fresh.is_none_or(|fresh| changed.1 > fresh.bytes));
+    let changed = most_changed(space).filter(|changed| changed.1 > fresh.map_or(least, |fresh| fresh.bytes));
     let range = changed.map(|changed| changed.0).or(fresh);
     range.map(|range| ground.spill(space, range.low, range.last, 0)).transpose()
 }
@@ -291,17 +343,28 @@ pub(crate) fn keep_within(ground: &Ground<'_>, engines: &Engines, config: &Confi
     for space in engines.counters().iter().filter(|space| space.spills()) {
         let Some(made) = config.counter.iter().find(|made| made.name == space.name()) else { continue };
         let limit = made.memory_limit_bytes;
-        while space.memory_bytes() > limit - limit / SPARE {
+        while is_short(space, limit) {
             match make_room(ground, space, limit) {
                 Ok(Some(_)) => {}
                 Ok(None) => break,
                 Err(error) => {
                     // It takes more memory than it should, and will spill when it serves.
-                    tracing::warn!("space '{}' cannot spill while it is loaded: {error}", space.name());
+                    note_trouble(space, &error);
                     return;
                 }
             }
         }
+    }
+}
+
+/// Notes why a spill failed; says it, if that is not what was said last: it is tried again and again.
+fn note_trouble(space: &CounterSpace, error: &store::Error) {
+    let cold = space.cold().shared();
+    cold.figures.failures.fetch_add(1, Relaxed);
+    let text = error.to_string();
+    let before = cold.trouble.lock().replace(text.clone());
+    if before.is_none_or(|before| before != text) {
+        tracing::error!("space '{}' cannot spill: {text}. {}", space.name(), error.advice());
     }
 }
 
@@ -341,14 +404,20 @@ fn small_neighbours(files: &[Arc<ColdFile>], most: u64) -> Option<(u64, u64)> {
 }
 
 /// Whether a space has used up so much of its memory that it is to spill.
-fn is_short(space: &CounterSpace) -> bool {
-    let limit = space.memory_limit_bytes();
-    space.spills() && space.memory_bytes() > limit - limit / SPARE
+fn is_short(space: &CounterSpace, limit: u64) -> bool {
+    let used = space.memory_bytes();
+    if !space.spills() || used <= limit / 2 {
+        return false;
+    }
+    // The largest table is as large as the next one, and its dictionaries grow.
+    let largest = space.ranges().iter().map(|range| range.bytes).max().unwrap_or(0);
+    let spare = (limit / SPARE).max(largest + largest / 4).min(limit / 2);
+    used > limit - spare
 }
 
 /// Does for a space what is most urgent; whether there was anything. `None`: memory is short, and nothing can be done about it.
 fn look_after(node: &Node, space: &CounterSpace) -> store::Result<Option<bool>> {
-    if is_short(space) {
+    if is_short(space, space.memory_limit_bytes()) {
         let _alone = node.snapshots.alone.lock();
         return Ok(make_room(&Ground::of(node), space, space.memory_limit_bytes())?.map(|_| true));
     }
@@ -374,10 +443,8 @@ pub(crate) fn run(host: &Host) {
                 }
                 Ok(None) => space.cold().stuck.store(true, Relaxed),
                 Err(error) => {
-                    space.cold().shared().figures.failures.fetch_add(1, Relaxed);
-                    tracing::error!("space '{}' cannot spill: {error}. {}", space.name(), error.advice());
+                    note_trouble(space, &error);
                     space.cold().stuck.store(true, Relaxed);
-                    *trouble.lock() = Some(error.to_string());
                     wait = RETRY;
                 }
             }

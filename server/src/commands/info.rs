@@ -351,6 +351,7 @@ fn cold(node: &Node, out: &mut String) {
     let overlay = engines.counters().iter().map(crate::cold::overlay);
     let (changed, of_bytes) = overlay.fold((0, 0), |sum, (rows, bytes)| (sum.0 + rows, sum.1 + bytes));
     let tombs = engines.counters().iter().map(|s| s.tombs().0).sum::<u64>();
+    let trouble = cold.trouble.lock().clone();
     lines!(
         out,
         "cold_files" = n,
@@ -378,7 +379,8 @@ fn cold(node: &Node, out: &mut String) {
         "merges" = load(&figures.merges),
         "spill_written_bytes" = load(&figures.written_bytes),
         "spill_failures" = load(&figures.failures),
-        "spill_last_status" = if cold.trouble.lock().is_none() { "ok" } else { "err" },
+        "spill_last_status" = if trouble.is_none() { "ok" } else { "err" },
+        "spill_last_error" = trouble.unwrap_or_default(),
     );
 }
 

@@ -278,12 +278,19 @@ section! {
 }
 
 section! {
-    /// Rows of old posts on the disk: tables of a counter space that reaches its memory limit.
+    /// Rows of old posts on the disk: tables of a counter space that reaches its memory limit. What that takes beside the spaces' limits: cache_bytes;
+    /// about 6 bytes per 4 KiB of files (their index, INFO cold_index_bytes); 24 bytes per row that was deleted on the disk and not merged yet, at
+    /// most a sixteenth of the limit; while a table is written one byte per row of it, at least 1 MiB, and 1 MiB of buffers; while many rows are
+    /// written at all, 16 MiB of log that is not synced yet, and 32 bytes per change that waits to be logged.
     Spill {
         /// Most bytes of memory for rows that were read from the disk.
         cache_bytes: u64 = 64 << 20,
         /// Threads that read from the disk: as many reads as the disk serves well at a time.
         read_threads: usize = 16,
+        /// Most bytes that cold files may take on the disk; 0 means as many as it has. At the limit, as on a full disk, tables stay in memory: then new rows
+        /// are refused with an OOM error, and it goes on by itself when there is room. A merge needs room for what it writes anew on top.
+        #[live = true]
+        max_bytes: u64 = 0,
         /// Most bytes per second that merging writes to the disk; 0 means as fast as it goes. Spilling when memory runs short is never slowed down.
         merge_bytes_per_s: u64 = 32 << 20,
     }
