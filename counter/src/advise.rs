@@ -147,8 +147,13 @@ fn best_by_sum(fields: &[Distribution], rows: f64) -> Vec<Option<(f64, Vec<u8>)>
 }
 
 impl Space {
-    /// Recommends widths from the rows that are there (a sample of about a million); `None` if there are none.
-    pub fn advise(&self) -> Option<Advice> {
+    /// Recommends widths from the rows that are there (a sample of about a million); `None` if there are none. `elsewhere`: how many rows there
+    /// are that are not in memory, and who hands about so many of them, as they are asked for, to a function.
+    pub fn advise<E>(
+        &self,
+        elsewhere: u64,
+        sample: impl FnOnce(u64, &mut dyn FnMut(&[i64])) -> Result<(), E>,
+    ) -> Result<Option<Advice>, E> {
         let shape = self.shape.load_full();
         let living: Vec<(usize, u8, String)> =
             shape.schema.living().map(|(i, f)| (i, f.width, f.name.clone())).collect();
@@ -157,7 +162,7 @@ impl Space {
         let mut remainder_bits = 0.0;
         let mut room = Vec::new();
         let tables = self.ring.load_full();
-        let stride = (self.rows() / SAMPLE_ROWS).max(1);
+        let stride = ((self.rows() + elsewhere) / SAMPLE_ROWS).max(1);
         for entry in tables.entries() {
             for table in [Some(entry.table()), entry.drains().map(|old| old.table())].into_iter().flatten() {
                 let before = rows;
@@ -170,11 +175,22 @@ impl Space {
                 remainder_bits += (rows - before) as f64 * f64::from(table.layout().remainder_bits);
             }
         }
+        // What an id takes is known of tables only; of the newest one, if all rows are elsewhere.
+        let key_bits = match rows {
+            0 => f64::from(tables.newest().table().layout().remainder_bits),
+            _ => remainder_bits / rows as f64,
+        };
+        let key_bits = key_bits.round() as u32;
+        if elsewhere > 0 {
+            sample(elsewhere / stride, &mut |row| {
+                rows += 1;
+                fields.iter_mut().zip(&living).for_each(|(d, (at, _, _))| d.note(row.get(*at).copied().unwrap_or(0)));
+            })?;
+        }
         if rows == 0 {
-            return None;
+            return Ok(None);
         }
         let n = rows as f64;
-        let key_bits = (remainder_bits / n).round() as u32;
         let bytes = |sum: u32, aux_bits: f64| Layout::bytes_per_row(sum + key_bits) + aux_bits / 8.0;
         let now: f64 = fields.iter().zip(&living).map(|(d, (_, w, _))| d.cost(usize::from(*w), n)).sum();
         let bytes_per_row = bytes(shape.schema.row_bits(), now);
@@ -195,7 +211,7 @@ impl Space {
             mean: d.sum / n,
             max: d.max,
         });
-        Some(Advice { fields: advice.collect(), rows, bytes_per_row, best_bytes_per_row: best.0 })
+        Ok(Some(Advice { fields: advice.collect(), rows, bytes_per_row, best_bytes_per_row: best.0 }))
     }
 }
 
@@ -219,14 +235,25 @@ mod tests {
     fn advice_saves_what_it_says() {
         let schema = Schema::parse("a:30 b:2").unwrap();
         let space = Space::new(Options { rows_per_table: 1 << 14, ..Options::new(schema) }).unwrap();
-        assert!(space.advise().is_none());
+        let advise = || space.advise(0, |_, _| Ok::<_, std::convert::Infallible>(())).unwrap();
+        assert!(advise().is_none());
         let mut rng = fastrand::Rng::with_seed(1);
         for id in 0..60_000 {
             space.put((1 << 40) + id * 100, Some(&[rng.i64(0..60), rng.i64(0..1000)])).unwrap();
         }
         while space.maintain() {}
-        let advice = space.advise().unwrap();
+        let advice = advise().unwrap();
         assert_eq!(advice.schema(), "a:6 b:10", "{advice}");
+        // Nine times as many rows elsewhere, with larger values: they count nine times.
+        let elsewhere = space.rows() * 9;
+        let cold = space.advise(elsewhere, |most, f| {
+            assert_eq!(most, elsewhere);
+            (0..most).for_each(|_| f(&[rng.i64(0..1000)]));
+            Ok::<_, std::convert::Infallible>(())
+        });
+        let cold = cold.unwrap().unwrap();
+        assert_eq!((cold.fields[0].best, cold.rows), (10, space.rows() * 10), "{cold}");
+        assert!((cold.fields[0].mean - 452.5).abs() < 5.0, "{cold}");
         for (field, width) in [("a", 6), ("b", 10)] {
             space.alter(&crate::Alteration::Widen { name: field.into(), width }).unwrap();
         }
@@ -235,6 +262,6 @@ mod tests {
         let big = closed.iter().max_by_key(|t| t.rows).unwrap();
         let off = big.bytes_per_row / advice.best_bytes_per_row;
         assert!((0.9..1.1).contains(&off), "{advice}\n{big:?}");
-        assert!(space.advise().unwrap().saving() < 0.02);
+        assert!(advise().unwrap().saving() < 0.02);
     }
 }

@@ -48,6 +48,6 @@ pub(crate) use session::{MayGo, Replies, Scratch, Session};
 pub(crate) use spec::{ALL_KEYS, Handler, KeyArgs, NO_KEYS, ONE_KEY, Outcome, Spec, flag};
 pub(crate) use table::{Found, bit_of, bits, find, name_of, numbers_named, with_numbers};
 
-use execute::{checked, readable, row_readable, run, select};
+use execute::{Unreadable, checked, readable, row_readable, run, select};
 use spec::{help, help_row};
 use table::all;

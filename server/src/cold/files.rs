@@ -140,6 +140,56 @@ impl ColdSpace {
         Ok(None)
     }
 
+    /// The rows of a random block, of all files alike, into `ids` and `values`; gives values per row, 0 if there is no file. Reads the disk in place.
+    fn some_block(
+        &self,
+        random: &mut fastrand::Rng,
+        ids: &mut Vec<u64>,
+        values: &mut Vec<i64>,
+    ) -> store::Result<usize> {
+        ids.clear();
+        values.clear();
+        let files = self.files();
+        let blocks = files.0.iter().map(|file| file.head().blocks).sum::<u64>();
+        if blocks == 0 {
+            return Ok(0);
+        }
+        let mut number = random.u64(..blocks);
+        for file in &files.0 {
+            if number < file.head().blocks {
+                let mut buffer = [0; BLOCK_BYTES];
+                let block = file.read(number, &mut buffer)?;
+                block.append_to(ids, values).map_err(|what| file.corrupt(number, what))?;
+                return Ok(file.head().columns);
+            }
+            number -= file.head().blocks;
+        }
+        Ok(0)
+    }
+
+    /// Some row's id; `None` if those that were looked at have been deleted.
+    pub(crate) fn some_id(&self, space: &counter::Space, random: &mut fastrand::Rng) -> store::Result<Option<u64>> {
+        let (mut ids, mut values) = (Vec::new(), Vec::new());
+        self.some_block(random, &mut ids, &mut values)?;
+        ids.retain(|&id| !space.is_buried(id));
+        Ok(random.choice(ids))
+    }
+
+    /// Hands about `most` rows to `f`, from blocks all over the files.
+    pub(crate) fn sample(&self, most: u64, f: &mut dyn FnMut(&[i64])) -> store::Result<()> {
+        let (mut ids, mut values, mut given) = (Vec::new(), Vec::new(), 0);
+        let mut random = fastrand::Rng::new();
+        while given < most {
+            let width = self.some_block(&mut random, &mut ids, &mut values)?;
+            if width == 0 {
+                return Ok(());
+            }
+            values.chunks_exact(width).for_each(&mut *f);
+            given += ids.len() as u64;
+        }
+        Ok(())
+    }
+
     /// Notes what must be read for `id`, which is not in memory, before a command can run; nothing if it is at hand.
     pub(crate) fn ask(&self, id: u64, fetching: &mut Fetching) {
         let files = self.files.load();

@@ -88,14 +88,11 @@ fn get(call: &mut Call<'_>) -> Outcome {
     space.get_batch(ids, rows, found);
     let width = rows.len() / ids.len();
     call.reply.array(ids.len());
-    let mut refused: Vec<(u64, Refusal)> = Vec::new();
+    let mut unreadable = super::Unreadable::default();
     for ((row, found), &id) in rows.chunks_exact(width).zip(found.iter()).zip(ids.iter()) {
         if !found {
-            if let Err(refusal) = super::row_readable(call.node, id) {
-                refused.push((id, refusal));
-            }
-            match refused.iter().find(|refused| refused.0 == id) {
-                Some((_, refusal)) => call.reply.error(refusal.text()),
+            match unreadable.refusal(call.node, id) {
+                Some(refusal) => call.reply.error(refusal.text()),
                 None => call.reply.null_array(),
             }
             continue;

@@ -243,6 +243,21 @@ pub(super) fn row_readable(node: &Node, id: u64) -> Outcome {
     crate::cold::take_failure(id).map_or(Ok(()), |why| Err(unreadable(id, &why)))
 }
 
+/// What is answered in the places of rows that could not be read: the same wherever a row stands.
+#[derive(Default)]
+pub(super) struct Unreadable(Vec<(u64, Refusal)>);
+
+impl Unreadable {
+    /// For a row that was not found: whether that is so because it could not be read.
+    #[inline]
+    pub(super) fn refusal(&mut self, node: &Node, id: u64) -> Option<&Refusal> {
+        if let Err(refusal) = row_readable(node, id) {
+            self.0.push((id, refusal));
+        }
+        self.0.iter().find(|refused| refused.0 == id).map(|(_, refusal)| refusal)
+    }
+}
+
 #[cold]
 fn unreadable(id: u64, why: &str) -> Refusal {
     refuse!("ERR the row of {id} cannot be read: {why}")

@@ -252,14 +252,35 @@ fn keys(call: &mut Call<'_>) -> Outcome {
 }
 
 fn randomkey(call: &mut Call<'_>) -> Outcome {
-    let engines: &Engines = &call.node.engines;
+    if call.node.engines.has_cold() {
+        return call.answer_later(|node, reply| random_from(&node.engines, reply));
+    }
+    random_from(&call.node.engines, &mut call.reply)
+}
+
+fn random_from(engines: &Engines, reply: &mut Reply<'_>) -> Outcome {
     let with_rows: Vec<_> =
-        engines.counters().iter().filter(|s| s.rows() > 0 && engines.row_pattern(s).is_some()).collect();
+        engines.counters().iter().filter(|s| s.all_rows() > 0 && engines.row_pattern(s).is_some()).collect();
     let mut random = fastrand::Rng::new();
-    let picked = random.choice(with_rows).and_then(|space| space.some_id(random.u64(..)).map(|id| (space, id)));
-    match picked.and_then(|(space, id)| row_key(engines, space, id)) {
-        Some(key) => call.reply.bulk(&key),
-        None => call.reply.null(),
+    let mut picked = None;
+    if let Some(space) = random.choice(with_rows) {
+        let (here, cold) = (space.rows(), space.cold().rows());
+        let mut id = None;
+        if random.u64(..(here + cold).max(1)) >= here {
+            id = space.cold().some_id(space, &mut random).map_err(disk)?;
+        }
+        // Of a file everything may have been deleted, and of memory everything spilled.
+        if id.is_none() {
+            id = space.some_id(random.u64(..));
+        }
+        if id.is_none() {
+            space.cold().scan(space, 0, 1, &mut |first| id = id.or(Some(first))).map_err(disk)?;
+        }
+        picked = id.and_then(|id| row_key(engines, space, id));
+    }
+    match picked {
+        Some(key) => reply.bulk(&key),
+        None => reply.null(),
     }
     Ok(())
 }
@@ -302,7 +323,7 @@ struct Asked {
     of_type: bool,
 }
 
-fn disk(error: store::Error) -> Refusal {
+pub(super) fn disk(error: store::Error) -> Refusal {
     refuse!("ERR {error}. {}", error.advice())
 }
 

@@ -2,6 +2,7 @@
 //!
 //! What walks rows or filters is done on another thread ([`Call::answer_later`]): no page waits for a statistic.
 
+use super::keys::disk;
 use super::{Call, NO_KEYS, Outcome, Printable, Refusal, Spec, flag, help_row, refuse};
 use crate::engines::{CounterSpace, Engines, ExistenceSpace};
 use crate::resp::Reply;
@@ -299,7 +300,8 @@ fn advise(call: &mut Call<'_>) -> Outcome {
     counter_space(&call.node.engines, &name)?;
     call.answer_later(move |node, reply| {
         let space = counter_space(&node.engines, &name)?;
-        let Some(advice) = space.advise() else {
+        let advice = space.advise(space.cold().rows(), |most, f| space.cold().sample(most, f)).map_err(disk)?;
+        let Some(advice) = advice else {
             return Err(refuse!("ERR the space '{}' has no rows to judge by", space.name()));
         };
         let changed = advice.fields.iter().filter(|field| field.best != field.width);
@@ -342,7 +344,7 @@ fn spill(call: &mut Call<'_>) -> Outcome {
             match crate::cold::spill_oldest(node, space) {
                 Ok(Some(spilled)) => left += spilled.left,
                 Ok(None) => break,
-                Err(error) => return Err(refuse!("ERR {error}. {}", error.advice())),
+                Err(error) => return Err(disk(error)),
             }
         }
         reply.int(left as i64);

@@ -1,6 +1,6 @@
 //! Single counters as Redis strings: a cell key (`post:17:like`) is a string that holds an integer.
 
-use super::{ALL_KEYS, Call, KeyArgs, ONE_KEY, Outcome, Refusal, Scratch, Spec, flag, integer, refuse};
+use super::{ALL_KEYS, Call, KeyArgs, ONE_KEY, Outcome, Refusal, Scratch, Spec, Unreadable, flag, integer, refuse};
 use crate::engines::{CounterSpace, KeyRef};
 use crate::resp::{Reply, decimal};
 use counter::Schema;
@@ -25,7 +25,8 @@ const fn spec(
 #[rustfmt::skip]
 pub(super) const TABLE: &[Spec] = &[
     spec("get", 2, READ, ONE_KEY, "1.0.0", "key", "The value of a counter, nil if its row does not exist.", get),
-    spec("mget", -2, READ, ALL_KEYS, "1.0.0", "key [key ...]", "The values of counters, nil for those whose row does not exist.", mget),
+    spec("mget", -2, READ, ALL_KEYS, "1.0.0", "key [key ...]",
+        "The values of counters, nil for those whose row does not exist; an error in the place of one whose row cannot be read.", mget),
     spec("set", -3, WRITE, ONE_KEY, "1.0.0", "key value [NX|XX] [GET] [KEEPTTL]",
         "Sets a counter; NX only if its row does not exist, XX only if it does; GET answers the old value. EX, PX, EXAT and PXAT are refused: a \
          counter does not expire.", set),
@@ -99,25 +100,26 @@ fn mget(call: &mut Call<'_>) -> Outcome {
     call.reply.array(keys.len());
     call.scratch.ids.clear();
     call.scratch.fields.clear();
+    let mut unreadable = Unreadable::default();
     let mut run: Option<&CounterSpace> = None;
     for key in keys.iter() {
         let (space, id, field) = readable(call, key)?;
         if let Some(before) = run.replace(space)
             && !std::ptr::eq(before, space)
         {
-            write_cells(call, before);
+            write_cells(call, before, &mut unreadable);
         }
         call.scratch.ids.push(id);
         call.scratch.fields.push(field);
     }
     if let Some(last) = run {
-        write_cells(call, last);
+        write_cells(call, last, &mut unreadable);
     }
     Ok(())
 }
 
 /// Answers the cells and rows whose ids and fields are in the scratch, and forgets them.
-fn write_cells(call: &mut Call<'_>, space: &CounterSpace) {
+fn write_cells(call: &mut Call<'_>, space: &CounterSpace, unreadable: &mut Unreadable) {
     let Scratch { ids, fields, rows, found, .. } = &mut *call.scratch;
     rows.clear();
     found.clear();
@@ -125,6 +127,10 @@ fn write_cells(call: &mut Call<'_>, space: &CounterSpace) {
     read.get_batch(ids, rows, found);
     let width = read.schema().width();
     for (index, (&field, &found)) in fields.iter().zip(found.iter()).enumerate() {
+        if !found && let Some(refusal) = unreadable.refusal(call.node, ids[index]) {
+            call.reply.error(refusal.text());
+            continue;
+        }
         let row = found.then(|| &rows[index * width..][..width]);
         write_one(&mut call.reply, read.schema(), field, row);
     }

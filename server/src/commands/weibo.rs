@@ -46,9 +46,10 @@ fn mincr(call: &mut Call<'_>) -> Outcome {
     for (space, id, field) in cells {
         let row = &mut call.scratch.row;
         row.clear();
-        match call.node.engines.add(space, id, &[Change { field, delta: 1 }], &bounds, row) {
-            Ok(()) => call.reply.int(row.first().copied().unwrap_or(0)),
-            Err(error) => call.reply.error(Refusal::from(error).text()),
+        let added = call.node.engines.add(space, id, &[Change { field, delta: 1 }], &bounds, row);
+        match super::row_readable(call.node, id).and(added.map_err(Refusal::from)) {
+            Ok(()) => call.reply.int(call.scratch.row.first().copied().unwrap_or(0)),
+            Err(refusal) => call.reply.error(refusal.text()),
         }
     }
     Ok(())
