@@ -59,7 +59,11 @@ fn verify(server: &TestServer, truth: &Truth, absent: &[u64]) {
 }
 
 fn fill(connection: &mut Connection, n: u64, truth: &mut Truth) {
-    let ids: Vec<u64> = (0..n).map(|i| 1_000_000 + i * 37).collect();
+    fill_from(connection, 0, n, truth);
+}
+
+fn fill_from(connection: &mut Connection, from: u64, n: u64, truth: &mut Truth) {
+    let ids: Vec<u64> = (from..from + n).map(|i| 1_000_000 + i * 37).collect();
     for ids in ids.chunks(500) {
         let mut pipe = redis::pipe();
         for &id in ids {
@@ -195,6 +199,19 @@ fn spilled_rows_are_counted_and_listed_and_stay_when_spilling_is_switched_off() 
     assert!(scanned(&mut connection, 100) == left);
     let count: u64 = call(&mut connection, &words("DBSIZE")).unwrap();
     assert_eq!(count, left.len() as u64);
+    // Any of them may be drawn, and is advised on.
+    let drawn: Vec<u64> = (0..40)
+        .map(|_| {
+            let key: String = redis::cmd("RANDOMKEY").query(&mut connection).unwrap();
+            key.strip_prefix("post:").unwrap().parse().unwrap()
+        })
+        .collect();
+    assert!(drawn.iter().all(|id| truth.contains_key(id)), "{drawn:?}");
+    assert!(drawn.iter().any(|&id| id < ids[8_000]), "most of them are on the disk: {drawn:?}");
+    let advice: redis::Value = call(&mut connection, &words("TM.ADVISE post")).unwrap();
+    let redis::Value::Array(advice) = advice else { panic!("{advice:?}") };
+    let redis::Value::Int(looked_at) = advice[1] else { panic!("{advice:?}") };
+    assert!(looked_at.unsigned_abs() > left.len() as u64 * 9 / 10, "{looked_at} of {}", left.len());
     let server = server.restart_with(|config| config.counter[0].spill = false);
     verify(&server, &truth, &ids[100..200]);
     let mut connection = server.connection();
@@ -228,6 +245,110 @@ fn changes_are_merged_by_themselves() {
     assert_eq!(info(&mut connection, "spill_failures"), 0);
     let server = server.killed();
     verify(&server, &truth, &ids[..500]);
+}
+
+/// A file costs a descriptor and a step of each search: where nearly all rows of some have been deleted, they become one.
+#[test]
+fn small_neighbours_become_one_file() {
+    let server = TestServer::with(|config| {
+        small(config);
+        config.counter[0].rows_per_table = 10_000;
+    });
+    let mut connection = server.connection();
+    let mut truth = Truth::new();
+    fill(&mut connection, 120_000, &mut truth);
+    let spilled: u64 = call(&mut connection, &words("TM.SPILL post 8")).unwrap();
+    let before = info(&mut connection, "cold_files");
+    assert!(before >= 8 && spilled > 60_000, "{before} files, {spilled} rows");
+    // One row in a hundred stays: those of some files together are not a table's.
+    let ids: Vec<u64> = truth.keys().copied().collect();
+    for ids in ids[..60_000].chunks(500) {
+        let some: Vec<u64> = ids.iter().copied().filter(|id| id % 100 != 0).collect();
+        let _: Value = redis::cmd("CNT.DEL").arg("post").arg(&some).query(&mut connection).unwrap();
+        truth.retain(|id, _| !(some[0]..=some[some.len() - 1]).contains(id) || id % 100 == 0);
+    }
+    let _: u64 = call(&mut connection, &words("TM.SPILL post 8")).unwrap();
+    tidemark_tests::eventually("neighbours are one", || {
+        info(&mut connection, "merge_backlog_rows") == 0 && info(&mut connection, "cold_files") + 4 <= before
+    });
+    assert_eq!(info(&mut connection, "spill_failures"), 0);
+    verify(&server, &truth, &ids[..2000]);
+    let killed = server.killed();
+    verify(&killed, &truth, &ids[..2000]);
+    verify(&server.restart(), &truth, &ids[..2000]);
+}
+
+/// As a disk that fills up in the middle of a spill, and of a merge, while the log still has room: cold files have a limit of their own.
+#[test]
+fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_on_with_room() {
+    let server = TestServer::with(|config| {
+        small(config);
+        config.counter[0].rows_per_table = 10_000;
+        config.counter[0].memory_limit_bytes = 1 << 20;
+        // Two files and a half.
+        config.spill.max_bytes = 160_000;
+    });
+    let mut connection = server.connection();
+    let mut truth = Truth::new();
+    let mut next = 80_000;
+    fill(&mut connection, next, &mut truth);
+    let mut add = |connection: &mut Connection, truth: &mut Truth| -> redis::RedisResult<()> {
+        let (id, row) = (1_000_000 + next * 37, [next as i64 % 50, 3, next as i64 % 41, next as i64 % 5000]);
+        let mut command = redis::cmd("CNT.SET");
+        command.arg("post").arg(id);
+        for (field, value) in FIELDS.iter().zip(row) {
+            command.arg(field).arg(value);
+        }
+        command.exec(connection)?;
+        truth.insert(id, row);
+        next += 1;
+        Ok(())
+    };
+    let refused = loop {
+        if let Err(error) = add(&mut connection, &mut truth) {
+            break error.to_string();
+        }
+        assert!(truth.len() < 400_000, "nobody was refused");
+    };
+    assert!(refused.contains("OOM") && refused.contains("memory limit"), "{refused}");
+    let rows = info(&mut connection, "cold_rows");
+    assert!(rows > 10_000 && info(&mut connection, "spill_failures") > 0, "{rows}");
+    let text: String = redis::cmd("INFO").arg("cold").query(&mut connection).unwrap();
+    assert!(text.contains("spill_last_status:err") && text.contains("max_bytes"), "{text}");
+    // What failed has left nothing on the disk.
+    let files = || {
+        let names = std::fs::read_dir(server.folder()).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.to_string_lossy().contains(".tcold")).count() as u64
+    };
+    tidemark_tests::eventually("nothing is left over", || files() == info(&mut connection, "cold_files"));
+    // Old rows are read, changed and deleted meanwhile.
+    verify(&server, &truth, &[]);
+    let ids: Vec<u64> = truth.keys().copied().collect();
+    let some = |truth: &mut Truth, connection: &mut Connection| {
+        for &id in ids.iter().step_by(97) {
+            let _: i64 = redis::cmd("HINCRBY").arg(format!("post:{id}")).arg("like").arg(1).query(connection).unwrap();
+            truth.get_mut(&id).unwrap()[0] += 1;
+        }
+    };
+    some(&mut truth, &mut connection);
+    verify(&server, &truth, &[]);
+    let killed = server.killed();
+    verify(&killed, &truth, &[]);
+    // A merge has no room, either.
+    let _: Value = call(&mut connection, &words("CONFIG SET spill.max_bytes 1")).unwrap();
+    let told = call::<u64>(&mut connection, &words("TM.SPILL post 1")).unwrap_err().to_string();
+    assert!(told.contains("no room") && told.contains("max_bytes"), "{told}");
+    verify(&server, &truth, &[]);
+    let _: Value = call(&mut connection, &words("CONFIG SET spill.max_bytes 0")).unwrap();
+    tidemark_tests::eventually("new rows are taken again", || add(&mut connection, &mut truth).is_ok());
+    let more = truth.len() as u64;
+    fill_from(&mut connection, more, 50_000, &mut truth);
+    tidemark_tests::eventually("it spills again", || info(&mut connection, "cold_rows") > rows + 10_000);
+    some(&mut truth, &mut connection);
+    verify(&server, &truth, &[]);
+    let text: String = redis::cmd("INFO").arg("cold").query(&mut connection).unwrap();
+    assert!(text.contains("spill_last_status:ok"), "{text}");
+    verify(&server.restart(), &truth, &[]);
 }
 
 /// Memory runs short while clients write: old tables go to the disk by themselves, and nobody is refused.
@@ -335,6 +456,8 @@ fn a_spoiled_block_is_an_error_and_never_a_no() {
         (format!("FEED.ACT like 8 {other} {spoiled}"), 2),
         (format!("FEED.UNDO like 7 {other} {spoiled}"), 2),
         (format!("CNT.MINCRBY post {other} repost 1 {spoiled} repost 1"), 2),
+        (format!("MGET post:{other}:like post:{spoiled}:like post:{other}:read post:{spoiled}:read"), 4),
+        (format!("MINCR post:{other}:repost post:{spoiled}:repost"), 2),
     ] {
         let mut raw = server.raw();
         raw.send(tidemark_tests::request(&text.split(' ').collect::<Vec<_>>()));
