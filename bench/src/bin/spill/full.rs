@@ -1,12 +1,15 @@
 //! A disk that fills up in the middle of a spill, and in the middle of a merge.
 
 use crate::node::{Node, Setup};
-use crate::rows::Rows;
-use crate::{check, error, wait_for};
+use crate::rows::{Rows, SPACE, id};
+use crate::{check, error, is_writing, wait_for};
 use std::io;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
+/// Requests that are sent together.
+const TOGETHER: usize = 100;
 /// The disk.
 const DISK_MIB: u64 = 512;
 
@@ -31,8 +34,12 @@ impl Disk<'_> {
             if more == 0 {
                 return Ok(());
             }
-            rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), size, more)?;
-            size += more;
+            match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), size, more) {
+                Ok(()) => size += more,
+                // Somebody was faster.
+                Err(rustix::io::Errno::NOSPC) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
     }
 
@@ -47,25 +54,84 @@ impl Drop for Disk<'_> {
     }
 }
 
+/// Sets rows from number `from` on, until one is refused, or all below `to` are there: the first one that is not, and why.
+fn set(node: &Node, all: &Rows, from: u64, to: u64) -> io::Result<(u64, Option<String>)> {
+    use redis_protocol::resp2::types::OwnedFrame::Error;
+    let mut client = node.client()?;
+    let names = ["like", "repost", "comment", "read"];
+    for first in (from..to).step_by(TOGETHER) {
+        let numbers = first..(first + TOGETHER as u64).min(to);
+        for number in numbers.clone() {
+            let mut words = vec!["CNT.SET".to_owned(), SPACE.to_owned(), id(number).to_string()];
+            let row = all.row(number);
+            names.iter().zip(row).for_each(|(name, value)| words.extend([(*name).to_owned(), value.to_string()]));
+            client.push(&words.iter().map(String::as_bytes).collect::<Vec<_>>());
+        }
+        let replies = numbers.clone().map(|_| client.reply()).collect::<io::Result<Vec<_>>>()?;
+        for (number, reply) in numbers.zip(replies) {
+            if let Error(why) = reply {
+                return Ok((number, Some(why)));
+            }
+        }
+    }
+    Ok((to, None))
+}
+
+/// Lets the disk fill up while a cold file is being written, until that fails for want of room: `attempt` has one written, and says whether it was.
+fn fill_in_the_middle(disk: &Disk<'_>, data: &Path, mut attempt: impl FnMut() -> io::Result<bool>) -> io::Result<()> {
+    for _ in 0..50 {
+        let written = std::thread::scope(|scope| {
+            let filling = scope.spawn(|| {
+                wait_for("a cold file", 60, || Ok(is_writing(data)))?;
+                disk.fill(0)
+            });
+            let written = attempt()?;
+            filling.join().map_err(|_| error("filling the disk panicked"))??;
+            Ok::<_, io::Error>(written)
+        })?;
+        if !written {
+            return Ok(());
+        }
+        disk.relieve()?;
+    }
+    Err(error("each file was written before the disk was full"))
+}
+
 pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
     let disk = Disk::mount(dir)?;
     let data = dir.join("data");
     let setup = &Setup { limit_mib: 32, per_table: 1 << 18, ..setup.clone() };
-    let (all, rows) = (Rows::new(), 4_000_000);
+    let (all, mut rows) = (Rows::new(), 12_000_000);
     let mut node = Node::start(&data, setup)?;
-    let count = |node: &Node| -> io::Result<[f64; 2]> { Ok([node.info("cold_rows")?, node.info("spill_failures")?]) };
+    let cold_rows = |node: &Node| Ok::<f64, io::Error>(node.info("cold_rows")?);
 
     println!("full in the middle of a spill");
     node.begin_load(0, rows)?;
-    wait_for("some spills", 60, || Ok(count(&node)?[0] > 1e6))?;
-    // The log goes on a while; the next file does not fit.
-    disk.fill(1 << 20)?;
-    wait_for("a spill fails", 60, || Ok(count(&node)?[1] > 0.0))?;
-    let told = wait_for("new rows are refused", 60, || Ok(node.call(&["CNT.SET", "post", "1", "like", "1"]).is_err()));
-    told?;
-    let told = node.call(&["CNT.SET", "post", "1", "like", "1"]);
-    println!("  a new row is refused: {}", told.map_or_else(|e| e.to_string(), |reply| format!("no, {reply}")));
-    let there = count(&node)?[0] as u64;
+    wait_for("some spills", 60, || Ok(cold_rows(&node)? > 1e6))?;
+    let mut failures = node.info("spill_failures")?;
+    fill_in_the_middle(&disk, &data, || {
+        let (before, began) = (cold_rows(&node)?, Instant::now());
+        while began.elapsed().as_secs() < 60 {
+            if node.info("spill_failures")? > failures {
+                return Ok(false);
+            }
+            if cold_rows(&node)? > before && !is_writing(&data) {
+                failures = node.info("spill_failures")?;
+                return Ok(true);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Err(error("neither a spill nor its failure in 60 s"))
+    })?;
+    println!("  a spill has failed: {}", node.text("spill_last_error")?);
+    // The log is on the same disk.
+    let mut told = String::new();
+    wait_for("new rows are refused", 60, || {
+        told = set(&node, &all, rows, rows + 1)?.1.unwrap_or_default();
+        Ok(!told.is_empty())
+    })?;
+    println!("  a new row is refused: {told}");
+    let there = cold_rows(&node)? as u64;
     let read = check::whole_or_absent(&node, &all, 0, there)?;
     println!("  reads go on: {read} of the {there} spilled rows are right");
     if read != there {
@@ -74,18 +140,40 @@ pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
     disk.relieve()?;
     node.end_load()?;
     println!("  with room again the load went on to its end");
-    let took = check::every_row(&node, &all, rows, 0)?;
-    println!("  every one of {rows} rows is right ({:.0} s)", took.as_secs_f64());
+    check::every_row(&node, &all, rows, 0)?;
+    println!("  every one of {rows} rows is right");
+
+    println!("no room for cold files, but for the log");
+    node.call(&["CONFIG", "SET", "spill.max_bytes", "1"])?;
+    let (first, told) = set(&node, &all, rows, rows + 10_000_000)?;
+    let told = told.ok_or_else(|| error("nobody was refused"))?;
+    println!("  after {} more rows one is refused: {told}", first - rows);
+    if !told.starts_with("OOM") {
+        return Err(error("that is not the memory limit"));
+    }
+    rows = first;
+    check::every_row(&node, &all, rows, 0)?;
+    node.call(&["CONFIG", "SET", "spill.max_bytes", "0"])?;
+    let until = rows + 500_000;
+    wait_for("it goes on", 60, || {
+        rows = set(&node, &all, rows, until)?.0;
+        Ok(rows == until)
+    })?;
+    check::every_row(&node, &all, rows, 0)?;
+    println!("  with room it goes on by itself; every one of {rows} rows is right");
 
     println!("full in the middle of a merge");
     check::change(&node, &all, rows, 0)?;
     node.call(&["WAITAOF", "1", "0", "10000"])?;
-    // Less than one merged file needs.
-    disk.fill(2 << 20)?;
-    match node.call(&["TM.SPILL", "post", "1"]) {
-        Ok(reply) => return Err(error(format!("a merge has succeeded: {reply}"))),
-        Err(refused) => println!("  the merge is refused: {refused}"),
-    }
+    let mut told = String::new();
+    fill_in_the_middle(&disk, &data, || match node.call(&["TM.SPILL", "post", "1"]) {
+        Ok(_) => Ok(true),
+        Err(why) => {
+            told = why.to_string();
+            Ok(false)
+        }
+    })?;
+    println!("  a merge is refused: {told}");
     check::every_row(&node, &all, rows, 1)?;
     println!("  every one of {rows} rows is right meanwhile");
     disk.relieve()?;

@@ -87,6 +87,11 @@ fn main() -> io::Result<()> {
     }
 }
 
+/// What may be resident, of what the configuration says.
+const MOST: f64 = 1.1;
+/// Batches that are not synced: `LogOptions::unsynced_bytes`.
+const LOG_MIB: f64 = 16.0;
+
 fn error(text: impl Into<String>) -> io::Error {
     io::Error::other(text.into())
 }
@@ -115,17 +120,23 @@ fn loaded(node: &Node) -> io::Result<f64> {
 
 fn memory(node: &Node, setup: &Setup, base_mib: f64, when: &str) -> io::Result<()> {
     let (now, peak) = node.resident_mib();
-    let [index, cached] = ["cold_index_bytes", "cold_cache_bytes"].map(|name| node.info(name).map(|n| n / 1048576.0));
-    let (index, cached) = (index?, cached?);
-    let overheads = base_mib + index + setup.cache_mib as f64;
+    let mib = |name| node.info(name).map(|n| n / 1048576.0);
+    let (index, cached, deleted) = (mib("cold_index_bytes")?, mib("cold_cache_bytes")?, 24.0 * mib("overlay_deleted")?);
+    // A spill sorts ids piece by piece, and what is not synced yet the log has in memory: see the configuration, [spill].
+    let spill = 16.0 * (setup.per_table as f64 / 16.0).max(65536.0) / 1048576.0 + 1.0;
+    let overheads = base_mib + index + setup.cache_mib as f64 + deleted + spill + LOG_MIB;
     let planned = setup.limit_mib as f64 + overheads;
     println!(
         "  {when}: resident {now:.0} MiB, at most {peak:.0} MiB since the last line: {:.2} of the planned {planned:.0} (limit {}, process \
-         without rows {base_mib:.0}, index of the files {index:.1}, cache {} of which {cached:.0} used)",
+         without rows {base_mib:.0}, index of the files {index:.1}, cache {} of which {cached:.0} used, deleted rows {deleted:.1}, a spill \
+         {spill:.0}, the log {LOG_MIB:.0})",
         peak / planned,
         setup.limit_mib,
         setup.cache_mib,
     );
+    if peak > MOST * planned {
+        return Err(error(format!("more than {MOST} of what was planned")));
+    }
     node.forget_peak()
 }
 

@@ -60,7 +60,9 @@ fn load(engines: &tidemark_server::Engines, rows: &Rows, from: u64, to: u64) -> 
         let values: [(usize, i64); FIELDS] = std::array::from_fn(|field| (field, row[field]));
         // As a connection does, after each turn.
         while number % 64 == 0
-            && (engines.durability().is_crowded() || space.memory_bytes() > space.memory_limit_bytes() / 32 * 31)
+            && (engines.durability().is_crowded()
+                || engines.durability().refusal().is_some()
+                || space.memory_bytes() > space.memory_limit_bytes() / 32 * 31)
             && refused.is_none_or(|since| since.elapsed() < patience)
         {
             refused.get_or_insert_with(Instant::now);
@@ -166,12 +168,17 @@ impl Node {
         }
     }
 
-    /// A number of INFO.
-    pub(crate) fn info(&self, name: &str) -> io::Result<f64> {
+    /// A line of INFO.
+    pub(crate) fn text(&self, name: &str) -> io::Result<String> {
         let text = self.call(&["INFO"])?;
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        let number = value.and_then(|value| value.trim().parse().ok());
-        number.ok_or_else(|| io::Error::other(format!("INFO has no number {name}")))
+        value.map(|value| value.trim().to_owned()).ok_or_else(|| io::Error::other(format!("INFO has no {name}")))
+    }
+
+    /// A number of INFO.
+    pub(crate) fn info(&self, name: &str) -> io::Result<f64> {
+        let text = self.text(name)?;
+        text.parse().map_err(|_| io::Error::other(format!("{name} of INFO is no number: {text}")))
     }
 
     pub(crate) fn process(&self) -> u32 {
