@@ -147,9 +147,14 @@ fn best_by_sum(fields: &[Distribution], rows: f64) -> Vec<Option<(f64, Vec<u8>)>
 }
 
 impl Space {
-    /// Recommends widths from the rows that are there (a sample of about a million); `None` if there are none. `elsewhere`: how many rows there
-    /// are that are not in memory, and who hands about so many of them, as they are asked for, to a function.
-    pub fn advise<E>(
+    /// Recommends widths from the rows that are there (a sample of about a million); `None` if there are none.
+    pub fn advise(&self) -> Option<Advice> {
+        let Ok(advice) = self.advise_with(0, |_, _| Ok::<_, std::convert::Infallible>(()));
+        advice
+    }
+
+    /// The same with rows that are not in memory: how many there are, and who hands about so many of them as it is asked for to a function.
+    pub fn advise_with<E>(
         &self,
         elsewhere: u64,
         sample: impl FnOnce(u64, &mut dyn FnMut(&[i64])) -> Result<(), E>,
@@ -235,23 +240,22 @@ mod tests {
     fn advice_saves_what_it_says() {
         let schema = Schema::parse("a:30 b:2").unwrap();
         let space = Space::new(Options { rows_per_table: 1 << 14, ..Options::new(schema) }).unwrap();
-        let advise = || space.advise(0, |_, _| Ok::<_, std::convert::Infallible>(())).unwrap();
-        assert!(advise().is_none());
+        assert!(space.advise().is_none());
         let mut rng = fastrand::Rng::with_seed(1);
         for id in 0..60_000 {
             space.put((1 << 40) + id * 100, Some(&[rng.i64(0..60), rng.i64(0..1000)])).unwrap();
         }
         while space.maintain() {}
-        let advice = advise().unwrap();
+        let advice = space.advise().unwrap();
         assert_eq!(advice.schema(), "a:6 b:10", "{advice}");
         // Nine times as many rows elsewhere, with larger values: they count nine times.
         let elsewhere = space.rows() * 9;
-        let cold = space.advise(elsewhere, |most, f| {
+        let cold = space.advise_with(elsewhere, |most, f| {
             assert_eq!(most, elsewhere);
             (0..most).for_each(|_| f(&[rng.i64(0..1000)]));
             Ok::<_, std::convert::Infallible>(())
         });
-        let cold = cold.unwrap().unwrap();
+        let Ok(Some(cold)) = cold else { panic!("no advice") };
         assert_eq!((cold.fields[0].best, cold.rows), (10, space.rows() * 10), "{cold}");
         assert!((cold.fields[0].mean - 452.5).abs() < 5.0, "{cold}");
         for (field, width) in [("a", 6), ("b", 10)] {
@@ -262,6 +266,6 @@ mod tests {
         let big = closed.iter().max_by_key(|t| t.rows).unwrap();
         let off = big.bytes_per_row / advice.best_bytes_per_row;
         assert!((0.9..1.1).contains(&off), "{advice}\n{big:?}");
-        assert!(advise().unwrap().saving() < 0.02);
+        assert!(space.advise().unwrap().saving() < 0.02);
     }
 }

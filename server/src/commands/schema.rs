@@ -300,7 +300,7 @@ fn advise(call: &mut Call<'_>) -> Outcome {
     counter_space(&call.node.engines, &name)?;
     call.answer_later(move |node, reply| {
         let space = counter_space(&node.engines, &name)?;
-        let advice = space.advise(space.cold().rows(), |most, f| space.cold().sample(most, f)).map_err(disk)?;
+        let advice = space.advise_with(space.cold().rows(), |most, f| space.cold().sample(most, f)).map_err(disk)?;
         let Some(advice) = advice else {
             return Err(refuse!("ERR the space '{}' has no rows to judge by", space.name()));
         };
