@@ -1,5 +1,6 @@
 //! Benchmarks beside real peers: what several of them need.
 
+pub mod play;
 pub mod server;
 
 /// Time that the calling thread has spent on a processor, in nanoseconds: the fair clock on a machine that is shared. 0 where the

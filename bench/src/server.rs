@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tidemark_server::cli::client::Client;
 
 /// How a server is started in a folder, on a port.
-type Start = Box<dyn Fn(&Path, u16) -> Command + Sync>;
+type Start = Box<dyn Fn(&Path, u16) -> Command + Send + Sync>;
 
 /// A server process in a folder of its own. Killed, and the folder removed, when dropped.
 pub struct Server {
@@ -20,7 +20,7 @@ pub struct Server {
 
 impl Server {
     /// Starts what `start` says, in a new folder under `dir`, and waits until it answers.
-    pub fn new(dir: &Path, start: impl Fn(&Path, u16) -> Command + Sync + 'static) -> io::Result<Server> {
+    pub fn new(dir: &Path, start: impl Fn(&Path, u16) -> Command + Send + Sync + 'static) -> io::Result<Server> {
         let folder = tempfile::tempdir_in(dir)?;
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let child = start(folder.path(), port).spawn()?;

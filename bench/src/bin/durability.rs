@@ -17,6 +17,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
+use tidemark_bench::play::{fill, load, median, on_threads, percentile, post, row_redis, row_tidemark, take, text};
 use tidemark_bench::server::Server;
 use tidemark_server::cli::client::Client;
 
@@ -103,15 +104,6 @@ struct Size {
     pairs: u64,
 }
 
-/// Ids as microblogs have them: 16 digits, with gaps.
-fn post(index: u64) -> u64 {
-    3_631_614_501_919_378 + index * 4194
-}
-
-fn text(n: u64) -> Vec<u8> {
-    n.to_string().into_bytes()
-}
-
 fn tidemark(args: &Args, fsync: &'static str, more: &str) -> io::Result<Server> {
     Server::tidemark(args.tidemark.as_deref(), &args.dir, fsync, more)
 }
@@ -135,15 +127,6 @@ fn like_redis(client: &mut Client, post: u64, user: u64) -> usize {
     client.push(&[b"HINCRBY", &[b"post:", &post[..]].concat(), b"like", b"1"]);
     client.push(&[b"EXEC"]);
     4
-}
-
-fn take(client: &mut Client, replies: usize) -> io::Result<()> {
-    for _ in 0..replies {
-        if let OwnedFrame::Error(words) = client.reply()? {
-            return Err(io::Error::other(words.to_string()));
-        }
-    }
-    Ok(())
 }
 
 /// Zipf's law with exponent 1 over posts whose fame has nothing to do with their age.
@@ -170,25 +153,6 @@ impl Zipf {
         let rank = self.up_to.partition_point(|&sum| sum < at).min(self.posts.len() - 1);
         post(u64::from(self.posts[rank]))
     }
-}
-
-/// Runs one job on each of so many threads, and sums what they give.
-fn on_threads(threads: u64, job: impl Fn(u64) -> io::Result<u64> + Sync) -> io::Result<u64> {
-    let job = &job;
-    std::thread::scope(|s| {
-        let all: Vec<_> = (0..threads).map(|i| s.spawn(move || job(i))).collect();
-        all.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(io::Error::other("a client panicked")))).sum()
-    })
-}
-
-fn load() -> String {
-    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split(' ').next().unwrap_or_default().to_owned()
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 fn always(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()> {
@@ -282,39 +246,12 @@ impl Pages {
     }
 }
 
-fn percentile(values: &mut [f64], share: f64) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values
-        .get(((values.len() as f64 * share) as usize).min(values.len().saturating_sub(1)))
-        .copied()
-        .unwrap_or(f64::NAN)
-}
-
 /// What is asked meanwhile.
 struct Traffic {
     pages: u64,
     likes: u64,
     rounds: u64,
     wait: bool,
-}
-
-/// Sets `rows` rows by the command that `row` makes of a post and its four counts, over two connections.
-fn fill(server: &Server, rows: u64, row: impl Fn(&mut Client, u64, [&[u8]; 4]) + Sync) -> io::Result<()> {
-    on_threads(2, |i| {
-        let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(i));
-        for index in (i..rows).step_by(2) {
-            let counts = [40, 27, 21, 2900].map(|mean| text((rng.f64().powi(4) * 5.0 * f64::from(mean)) as u64));
-            row(&mut client, post(index), [&counts[0], &counts[1], &counts[2], &counts[3]]);
-            if client.is_full() {
-                let waiting = client.waiting();
-                take(&mut client, waiting)?;
-            }
-        }
-        let waiting = client.waiting();
-        take(&mut client, waiting)?;
-        Ok(0)
-    })?;
-    Ok(())
 }
 
 /// Is a snapshot being written?
@@ -344,21 +281,7 @@ fn filled(args: &Args, size: &Size) -> io::Result<Server> {
     let config = format!("{counters}{}{}{rest}", filter("liked", 16 << 20), filter("read", 1 << 20));
     let server = tidemark(args, "everysec", &config)?;
     let started = Instant::now();
-    fill(&server, size.rows, |client, post, [like, repost, comment, read]| {
-        client.push(&[
-            b"CNT.SET",
-            b"post",
-            &text(post),
-            b"like",
-            like,
-            b"repost",
-            repost,
-            b"comment",
-            comment,
-            b"read",
-            read,
-        ]);
-    })?;
+    fill(&server, size.rows, row_tidemark)?;
     on_threads(2, |i| {
         let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(100 + i));
         let requests = size.pairs / 2 / 100;
@@ -505,10 +428,7 @@ fn recover(args: &Args, size: &Size, mut server: Server, from_log: bool) -> io::
     drop(server);
 
     let mut redis = redis(args, &["--appendonly", "no"])?;
-    fill(&redis, size.redis_rows, |client, post, [like, repost, comment, read]| {
-        let key = [b"post:", &text(post)[..]].concat();
-        client.push(&[b"HSET", &key, b"like", like, b"repost", repost, b"comment", comment, b"read", read]);
-    })?;
+    fill(&redis, size.redis_rows, row_redis)?;
     redis.client()?.call(&[b"SAVE"])?;
     let (wall, cpu) = redis.restart()?;
     let theirs = size.redis_rows as f64 / cpu;

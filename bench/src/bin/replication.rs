@@ -1,0 +1,424 @@
+//! What replicas cost: Tidemark beside Redis, in one run.
+//!
+//! ```text
+//! cargo build --release -p tidemark-server -p tidemark-bench
+//! target/release/replication sync --rows 100000000 --redis-rows 15000000 --wait    a full sync of 1 GB, and pages of the master meanwhile
+//! target/release/replication wait                                                  increments with WAIT 1, in rounds
+//! target/release/replication hot                                                   bytes of the stream of a row that is written a million times
+//! ```
+//!
+//! A replica runs with `nice -n 10`, as on a machine of its own it would take nothing from its master. A page is `FEED.GET` of 32 posts here and
+//! 32 pipelined HMGET there, without flags; a like is HINCRBY on both.
+
+use clap::{Parser, Subcommand};
+use redis_protocol::resp2::types::OwnedFrame;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use tidemark_bench::play::{fill, load, median, on_threads, percentile, post, row_redis, row_tidemark, take, text};
+use tidemark_bench::server::Server;
+use tidemark_server::cli::client::Client;
+
+/// Measures what replicas cost, beside redis-server.
+#[derive(Parser)]
+struct Args {
+    #[command(subcommand)]
+    what: What,
+    /// The program; by default the one beside this one.
+    #[arg(long, global = true)]
+    tidemark: Option<PathBuf>,
+    /// Data folders are made here, and removed.
+    #[arg(long, global = true, default_value_os_t = std::env::temp_dir())]
+    dir: PathBuf,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// A full sync, and the master's pages before and meanwhile.
+    Sync {
+        /// Rows of four counters.
+        #[arg(long, default_value_t = 1_000_000)]
+        rows: u64,
+        /// The same in Redis, as hashes.
+        #[arg(long, default_value_t = 200_000)]
+        redis_rows: u64,
+        /// Pages a second.
+        #[arg(long, default_value_t = 1000)]
+        pages: u64,
+        /// Likes a second, meanwhile.
+        #[arg(long, default_value_t = 500)]
+        likes: u64,
+        /// Seconds of pages before each sync.
+        #[arg(long, default_value_t = 10)]
+        calm_s: u64,
+        /// Full syncs of each; the servers take turns.
+        #[arg(long, default_value_t = 3)]
+        rounds: usize,
+        /// Waits for a line of input between loading and measuring: what else runs on the machine may end meanwhile.
+        #[arg(long)]
+        wait: bool,
+    },
+    /// Increments, each with WAIT 1, of several clients.
+    Wait {
+        /// Clients, each with one pair under way.
+        #[arg(long, default_value_t = 4)]
+        clients: u64,
+        /// Seconds for each server and round.
+        #[arg(long, default_value_t = 4)]
+        seconds: u64,
+        /// Rounds; the servers take turns.
+        #[arg(long, default_value_t = 9)]
+        rounds: u64,
+    },
+    /// One row, written again and again.
+    Hot {
+        /// How often.
+        #[arg(long, default_value_t = 1_000_000)]
+        writes: u64,
+    },
+}
+
+/// One of the two, and how it is spoken to.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Tidemark,
+    Redis { options: &'static [&'static str] },
+}
+
+/// Redis with nothing on the disk but what it needs for a full sync, and no pause before that.
+const REDIS: Kind = Kind::Redis { options: &["--appendonly", "no", "--repl-diskless-sync-delay", "0"] };
+/// Redis as durable as Tidemark by default.
+const REDIS_EVERYSEC: Kind =
+    Kind::Redis { options: &["--appendonly", "yes", "--appendfsync", "everysec", "--repl-diskless-sync-delay", "0"] };
+
+const CONFIG: &str = "[[counter]]\nname = \"post\"\nfields = \"like:12 repost:8 comment:8 read:16\"\nrows = \"post:{id}\"\n\
+    memory_limit_bytes = 16_000_000_000\n[[view]]\nname = \"home\"\ncounters = [\"post\"]\n";
+
+impl Kind {
+    fn name(self) -> &'static str {
+        if self == Kind::Tidemark { "tidemark" } else { "redis" }
+    }
+
+    fn start(self, args: &Args) -> io::Result<Server> {
+        match self {
+            Kind::Tidemark => Server::tidemark(args.tidemark.as_deref(), &args.dir, "everysec", CONFIG),
+            Kind::Redis { options } => Server::redis(Path::new("redis-server"), &args.dir, options),
+        }
+    }
+
+    /// Another one, empty, that leaves the processor to others.
+    fn start_nicely(self, args: &Args) -> io::Result<Server> {
+        let nicely = || {
+            rustix::process::nice(10)?;
+            self.start(args)
+        };
+        // Niceness is a thread's, and its children's.
+        std::thread::scope(|s| s.spawn(nicely).join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked"))))
+    }
+
+    fn page(self, client: &mut Client, posts: &[u64]) -> io::Result<()> {
+        let posts: Vec<Vec<u8>> = posts.iter().map(|p| text(*p)).collect();
+        if self == Kind::Tidemark {
+            let mut words: Vec<&[u8]> = vec![b"FEED.GET", b"home", b"5000000007"];
+            words.extend(posts.iter().map(Vec::as_slice));
+            client.push(&words);
+        } else {
+            for post in &posts {
+                client.push(&[b"HMGET", &[b"post:", &post[..]].concat(), b"like", b"repost", b"comment", b"read"]);
+            }
+        }
+        let waiting = client.waiting();
+        take(client, waiting)
+    }
+}
+
+fn like(client: &mut Client, post: u64) {
+    client.push(&[b"HINCRBY", &[b"post:", &text(post)[..]].concat(), b"like", b"1"]);
+}
+
+fn number(server: &Server, field: &str) -> io::Result<f64> {
+    server.info(field)?.parse().map_err(|e| io::Error::other(format!("{field}: {e}")))
+}
+
+fn rows_of(server: &Server) -> io::Result<i64> {
+    match server.client()?.call(&[b"DBSIZE"])? {
+        OwnedFrame::Integer(rows) => Ok(rows),
+        other => Err(io::Error::other(format!("DBSIZE: {other:?}"))),
+    }
+}
+
+/// Makes one follow the other, and waits until it is in step. Gives the seconds.
+fn attach(replica: &Server, master: &Server) -> io::Result<f64> {
+    let started = Instant::now();
+    replica.client()?.call(&[b"REPLICAOF", b"127.0.0.1", &text(u64::from(master.port()))])?;
+    // While the data set is replaced it may close connections, or be loading.
+    while !replica.info("master_link_status").is_ok_and(|s| s == "up")
+        || !master.info("slave0")?.contains("state=online")
+    {
+        if started.elapsed() > Duration::from_secs(600) {
+            return Err(io::Error::other(format!("not in step: {:?}", replica.info("master_link_error"))));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(started.elapsed().as_secs_f64())
+}
+
+/// What was measured of one server.
+#[derive(Default)]
+struct Synced {
+    /// Microseconds of pages, by round: before, and during the sync.
+    calm: Vec<Vec<f64>>,
+    during: Vec<Vec<f64>>,
+    seconds: Vec<f64>,
+    /// Anonymous memory of the master, and what it grew by at most.
+    memory_mib: f64,
+    growth_mib: f64,
+}
+
+/// What is asked meanwhile.
+struct Traffic {
+    pages: u64,
+    likes: u64,
+    calm_s: u64,
+}
+
+const UNCOUNTED: usize = 0;
+const CALM: usize = 1;
+const DURING: usize = 2;
+
+/// One full sync under traffic.
+fn sync_once(
+    args: &Args,
+    kind: Kind,
+    master: &Server,
+    rows: u64,
+    traffic: &Traffic,
+    to: &mut Synced,
+) -> io::Result<()> {
+    let (phase, over) = (&AtomicUsize::new(UNCOUNTED), &AtomicBool::new(false));
+    let [calm, during] = std::thread::scope(|s| -> io::Result<[Vec<f64>; 2]> {
+        let reader = s.spawn(move || -> io::Result<[Vec<f64>; 2]> {
+            let (mut client, mut rng) = (master.client()?, fastrand::Rng::with_seed(7));
+            let mut taken = [vec![], vec![]];
+            let mut due = Instant::now();
+            while !over.load(Relaxed) {
+                due += Duration::from_secs_f64(1.0 / traffic.pages as f64);
+                std::thread::sleep(due.saturating_duration_since(Instant::now()));
+                let before = phase.load(Relaxed);
+                let posts: Vec<u64> = (0..32).map(|_| post(rng.u64(0..rows))).collect();
+                kind.page(&mut client, &posts)?;
+                // From the moment it was due, so that a page that holds up others counts for them, too.
+                if before != UNCOUNTED && before == phase.load(Relaxed) {
+                    taken[before - CALM].push(due.elapsed().as_secs_f64() * 1e6);
+                }
+            }
+            Ok(taken)
+        });
+        let writer = s.spawn(move || -> io::Result<()> {
+            let (mut client, mut rng) = (master.client()?, fastrand::Rng::with_seed(8));
+            let mut due = Instant::now();
+            while !over.load(Relaxed) {
+                due += Duration::from_secs_f64(1.0 / traffic.likes as f64);
+                std::thread::sleep(due.saturating_duration_since(Instant::now()));
+                like(&mut client, post(rng.u64(0..rows)));
+                take(&mut client, 1)?;
+            }
+            Ok(())
+        });
+        let mut control = || -> io::Result<()> {
+            let replica = kind.start_nicely(args)?;
+            std::thread::sleep(Duration::from_secs(1));
+            phase.store(CALM, Relaxed);
+            std::thread::sleep(Duration::from_secs(traffic.calm_s));
+            to.memory_mib = master.memory_mib();
+            phase.store(DURING, Relaxed);
+            let done = &AtomicBool::new(false);
+            let (seconds, most) = std::thread::scope(|s| {
+                let watch = s.spawn(move || {
+                    let mut most = 0f64;
+                    while !done.load(Relaxed) {
+                        most = most.max(master.memory_mib());
+                        std::thread::sleep(Duration::from_millis(10));
+                    }
+                    most
+                });
+                let seconds = attach(&replica, master);
+                done.store(true, Relaxed);
+                (seconds, watch.join().unwrap_or(f64::NAN))
+            });
+            phase.store(UNCOUNTED, Relaxed);
+            to.seconds.push(seconds?);
+            to.growth_mib = to.growth_mib.max(most - to.memory_mib);
+            let (here, there) = (rows_of(master)?, rows_of(&replica)?);
+            if here != there {
+                return Err(io::Error::other(format!("the replica has {there} rows of {here}")));
+            }
+            Ok(())
+        };
+        let outcome = control();
+        over.store(true, Relaxed);
+        let panicked = |_| io::Error::other("a client panicked");
+        writer.join().map_err(panicked)??;
+        let taken = reader.join().map_err(panicked)??;
+        outcome.map(|()| taken)
+    })?;
+    to.calm.push(calm);
+    to.during.push(during);
+    Ok(())
+}
+
+fn sync(args: &Args, rows: u64, redis_rows: u64, traffic: &Traffic, rounds: usize, wait: bool) -> io::Result<()> {
+    let both = [(Kind::Tidemark, rows), (REDIS, redis_rows)];
+    let mut masters = vec![];
+    for (kind, rows) in both {
+        let master = kind.start(args)?;
+        let is_ours = kind == Kind::Tidemark;
+        fill(&master, rows, if is_ours { row_tidemark } else { row_redis })?;
+        master.client()?.call(&[b"SAVE"])?;
+        let bytes = master.bytes_of(if is_ours { ".tsnap" } else { ".rdb" });
+        println!(
+            "{:>8}: {rows} rows, {:.0} MB of snapshot, {:.0} MiB of memory",
+            kind.name(),
+            bytes as f64 / 1e6,
+            master.memory_mib()
+        );
+        masters.push((kind, rows, bytes, master, Synced::default()));
+    }
+    if wait {
+        println!("loaded; a line of input begins the measurement");
+        io::stdin().read_line(&mut String::new())?;
+    }
+    for _ in 0..rounds {
+        for (kind, rows, _, master, synced) in &mut masters {
+            sync_once(args, *kind, master, *rows, traffic, synced)?;
+            std::thread::sleep(Duration::from_secs(2));
+        }
+    }
+    println!(
+        "{:>8} {:>24} {:>7} {:>9} {:>30} {:>30} {:>20}   microseconds",
+        "",
+        "seconds to online",
+        "MB/s",
+        "rows/s",
+        "before: p50, p99, p99.9",
+        "meanwhile: p50, p99, p99.9",
+        "p99.9 by round"
+    );
+    for (kind, rows, bytes, master, synced) in masters {
+        let Synced { mut calm, mut during, seconds, memory_mib, growth_mib } = synced;
+        let median_s = median(seconds.clone());
+        let list = |values: &[f64], digits: usize| {
+            values.iter().map(|v| format!("{v:.digits$}")).collect::<Vec<_>>().join(" ")
+        };
+        let line = |values: &mut Vec<f64>| list(&[0.5, 0.99, 0.999].map(|share| percentile(values, share)), 0);
+        let ratios: Vec<f64> =
+            calm.iter_mut().zip(&mut during).map(|(c, d)| percentile(d, 0.999) / percentile(c, 0.999)).collect();
+        println!(
+            "{:>8} {:>24} {:>7.0} {:>9.0} {:>30} {:>30} {:>20}",
+            kind.name(),
+            list(&seconds, 2),
+            bytes as f64 / 1e6 / median_s,
+            rows as f64 / median_s,
+            line(&mut calm.concat()),
+            line(&mut during.concat()),
+            list(&ratios, 2)
+        );
+        let child = master.info("rdb_last_cow_size").unwrap_or_default();
+        println!(
+            "{:>8} master's memory {memory_mib:.0} MiB, at most {growth_mib:.0} MiB more during a sync{}",
+            "",
+            if kind == Kind::Tidemark { String::new() } else { format!(", and {child} bytes in its child") }
+        );
+    }
+    println!("load {}", load());
+    Ok(())
+}
+
+/// A master with a replica in step.
+fn pair(args: &Args, kind: Kind) -> io::Result<(Server, Server)> {
+    let (master, replica) = (kind.start(args)?, kind.start(args)?);
+    attach(&replica, &master)?;
+    Ok((master, replica))
+}
+
+fn wait(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()> {
+    let ours = pair(args, Kind::Tidemark)?;
+    let theirs = pair(args, REDIS_EVERYSEC)?;
+    let rate = |server: &Server, round: u64| -> io::Result<f64> {
+        let until = Instant::now() + Duration::from_secs(seconds);
+        let pairs = on_threads(clients, |i| {
+            let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(round * clients + i));
+            let mut done = 0;
+            while Instant::now() < until {
+                like(&mut client, post(rng.u64(0..100_000)));
+                client.push(&[b"WAIT", b"1", b"5000"]);
+                take(&mut client, 1)?;
+                if client.reply()? != OwnedFrame::Integer(1) {
+                    return Err(io::Error::other("the replica does not have it after 5 s"));
+                }
+                done += 1;
+            }
+            Ok(done)
+        })?;
+        Ok(pairs as f64 / seconds as f64)
+    };
+    println!(
+        "{clients} clients, each an increment and WAIT 1 in turn; one replica, everysec; acknowledged pairs a second"
+    );
+    println!("{:>8} {:>10} {:>10} {:>7} {:>6}", "round", "tidemark", "redis", "ratio", "load");
+    let mut ratios = vec![];
+    for round in 0..rounds {
+        let (a, b) = (rate(&ours.0, round)?, rate(&theirs.0, round)?);
+        println!("{round:>8} {a:>10.0} {b:>10.0} {:>7.2} {:>6}", a / b, load());
+        ratios.push(a / b);
+    }
+    ratios.sort_by(f64::total_cmp);
+    let ends = ratios.first().zip(ratios.last()).unwrap_or((&f64::NAN, &f64::NAN));
+    println!("ratio: median {:.2}, from {:.2} to {:.2}", median(ratios.clone()), ends.0, ends.1);
+    Ok(())
+}
+
+fn hot(args: &Args, writes: u64) -> io::Result<()> {
+    println!("one row, {writes} times HINCRBY, pipelined by {}; bytes of the replication stream", Client::IN_FLIGHT);
+    let mut bytes = vec![];
+    for kind in [Kind::Tidemark, REDIS_EVERYSEC] {
+        let (master, replica) = pair(args, kind)?;
+        let before = number(&master, "master_repl_offset")?;
+        let mut client = master.client()?;
+        let started = Instant::now();
+        for _ in 0..writes {
+            like(&mut client, post(7));
+            if client.is_full() {
+                let waiting = client.waiting();
+                take(&mut client, waiting)?;
+            }
+        }
+        let waiting = client.waiting();
+        take(&mut client, waiting)?;
+        let seconds = started.elapsed().as_secs_f64();
+        if client.call(&[b"WAIT", b"1", b"60000"])? != OwnedFrame::Integer(1) {
+            return Err(io::Error::other("the replica does not have it after a minute"));
+        }
+        let streamed = number(&master, "master_repl_offset")? - before;
+        let held = replica.client()?.call(&[b"HGET", &[b"post:", &text(post(7))[..]].concat(), b"like"])?;
+        if held != OwnedFrame::BulkString(text(writes)) {
+            return Err(io::Error::other(format!("the replica has {held:?}")));
+        }
+        println!("{:>8}: {streamed:.0} bytes, in {seconds:.2} s; the replica has {writes}", kind.name());
+        bytes.push(streamed);
+    }
+    println!("{:.6} of Redis's (asked: kilobytes)", bytes[0] / bytes[1]);
+    Ok(())
+}
+
+fn main() -> io::Result<()> {
+    let args = Args::parse();
+    match args.what {
+        What::Sync { rows, redis_rows, pages, likes, calm_s, rounds, wait } => {
+            sync(&args, rows, redis_rows, &Traffic { pages, likes, calm_s }, rounds, wait)
+        }
+        What::Wait { clients, seconds, rounds } => wait(&args, clients, seconds, rounds),
+        What::Hot { writes } => hot(&args, writes),
+    }
+}

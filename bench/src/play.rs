@@ -1,0 +1,87 @@
+//! What the plays of several benchmarks share: ids and rows as microblogs have them, clients on threads, percentiles.
+
+use crate::server::Server;
+use redis_protocol::resp2::types::OwnedFrame;
+use std::io;
+use tidemark_server::cli::client::Client;
+
+/// Ids as microblogs have them: 16 digits, with gaps.
+pub fn post(index: u64) -> u64 {
+    3_631_614_501_919_378 + index * 4194
+}
+
+/// A number as an argument.
+pub fn text(n: u64) -> Vec<u8> {
+    n.to_string().into_bytes()
+}
+
+/// Takes so many replies. An error among them is one.
+pub fn take(client: &mut Client, replies: usize) -> io::Result<()> {
+    for _ in 0..replies {
+        if let OwnedFrame::Error(words) = client.reply()? {
+            return Err(io::Error::other(words.to_string()));
+        }
+    }
+    Ok(())
+}
+
+/// Runs one job on each of so many threads, and sums what they give.
+pub fn on_threads(threads: u64, job: impl Fn(u64) -> io::Result<u64> + Sync) -> io::Result<u64> {
+    let job = &job;
+    std::thread::scope(|s| {
+        let all: Vec<_> = (0..threads).map(|i| s.spawn(move || job(i))).collect();
+        all.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(io::Error::other("a client panicked")))).sum()
+    })
+}
+
+/// The machine's load average over a minute.
+pub fn load() -> String {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().unwrap_or_default().to_owned()
+}
+
+/// The value in the middle, or the higher one of two.
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Sorts the values, and gives the one that so large a share of them lies below.
+pub fn percentile(values: &mut [f64], share: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values
+        .get(((values.len() as f64 * share) as usize).min(values.len().saturating_sub(1)))
+        .copied()
+        .unwrap_or(f64::NAN)
+}
+
+/// Sets `rows` rows by the command that `row` makes of a post and its four counts, over two connections.
+pub fn fill(server: &Server, rows: u64, row: impl Fn(&mut Client, u64, [&[u8]; 4]) + Sync) -> io::Result<()> {
+    on_threads(2, |i| {
+        let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(i));
+        for index in (i..rows).step_by(2) {
+            let counts = [40, 27, 21, 2900].map(|mean| text((rng.f64().powi(4) * 5.0 * f64::from(mean)) as u64));
+            row(&mut client, post(index), [&counts[0], &counts[1], &counts[2], &counts[3]]);
+            if client.is_full() {
+                let waiting = client.waiting();
+                take(&mut client, waiting)?;
+            }
+        }
+        let waiting = client.waiting();
+        take(&mut client, waiting)?;
+        Ok(0)
+    })?;
+    Ok(())
+}
+
+/// A row of [`fill`], as Tidemark's space `post` takes it.
+pub fn row_tidemark(client: &mut Client, post: u64, [like, repost, comment, read]: [&[u8]; 4]) {
+    let id = text(post);
+    client.push(&[b"CNT.SET", b"post", &id, b"like", like, b"repost", repost, b"comment", comment, b"read", read]);
+}
+
+/// The same as Redis's hash.
+pub fn row_redis(client: &mut Client, post: u64, [like, repost, comment, read]: [&[u8]; 4]) {
+    let key = [b"post:", &text(post)[..]].concat();
+    client.push(&[b"HSET", &key, b"like", like, b"repost", repost, b"comment", comment, b"read", read]);
+}
