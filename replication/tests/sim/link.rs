@@ -1,0 +1,246 @@
+//! The links: what both ends say, delayed, in pieces, and lost with the link.
+
+use super::TIMES;
+use super::node::{Here, Kind, Life};
+use super::world::World;
+use replication::{Course, Feed, Follower, LinkError, Origin};
+use std::collections::VecDeque;
+
+pub(crate) struct Link {
+    pub(crate) master: usize,
+    pub(crate) replica: usize,
+    pub(crate) feed: Option<Feed>,
+    pub(crate) follower: Option<Follower>,
+    pub(crate) to_master: VecDeque<(u64, Vec<u8>)>,
+    pub(crate) to_replica: VecDeque<(u64, Vec<u8>)>,
+    pub(crate) was_following: bool,
+    /// [`Node::data_sets`] of the replica when the link came up.
+    pub(crate) data_sets: u64,
+    /// The replica has lost since what lies behind: what it said of that is still on its way, perhaps.
+    pub(crate) kept: u64,
+}
+
+impl Link {
+    /// Whether the replica still has what the master takes for durable there.
+    pub(crate) fn check_durable(&self) {
+        if let Some(feed) = &self.feed
+            && feed.peer().sending == replication::Sending::Log
+        {
+            let (said, kept) = (feed.peer().durable, self.kept);
+            assert!(said <= kept, "node {} called {said} durable, and has {kept} after a power cut", self.replica);
+        }
+    }
+}
+
+impl World {
+    pub(crate) fn connect(&mut self) {
+        for n in 0..self.nodes.len() {
+            let Some(master) = self.nodes[n].follows else { continue };
+            let has_link = self.links.iter().any(|l| l.replica == n && l.follower.is_some());
+            if has_link || self.now < self.nodes[n].connects_at || self.nodes[n].life.is_none() {
+                continue;
+            }
+            self.nodes[n].connects_at = self.now + self.random.u64(200..1500);
+            if self.nodes[master].life.is_none() || !self.reaches(n, master) {
+                continue;
+            }
+            let mut out = Vec::new();
+            let now = self.now;
+            let follower = self.local(n, |local| Follower::new(TIMES, false, ("", 1), local, &mut out, now));
+            let follower = match follower {
+                Some(Ok(follower)) => follower,
+                Some(Err(error)) => {
+                    self.last_error = error.to_string();
+                    self.reopen(n);
+                    continue;
+                }
+                None => continue,
+            };
+            let pinned_bytes = if self.random.bool() { 2_000 } else { 1 << 20 };
+            let mut link = Link {
+                master,
+                replica: n,
+                feed: Some(Feed::new(TIMES, pinned_bytes, now)),
+                follower: Some(follower),
+                to_master: VecDeque::new(),
+                to_replica: VecDeque::new(),
+                was_following: false,
+                data_sets: self.nodes[n].data_sets,
+                kept: u64::MAX,
+            };
+            link.to_master.push_back((now, out));
+            self.links.push(link);
+        }
+    }
+
+    /// After the disk of a replica has failed.
+    fn reopen(&mut self, n: usize) {
+        let Some(Life { kind: Kind::Replica(log), .. }) = &mut self.nodes[n].life else { return };
+        if log.secure().is_err() {
+            // Memory shows what the log has lost: it is read anew.
+            self.forgive(n);
+            self.crash(n);
+        }
+    }
+
+    fn local<T>(&mut self, n: usize, work: impl FnOnce(&mut Here<'_>) -> T) -> Option<T> {
+        let node = &mut self.nodes[n];
+        let Some(Life { store, map, kind: Kind::Replica(log) }) = &mut node.life else { return None };
+        let is_empty = !node.has_data && map.range(..100).next().is_none();
+        Some(work(&mut Here { store, map, log, is_empty, always: node.always, dropped: &mut node.dropped }))
+    }
+
+    /// Moves bytes, and lets both ends work.
+    pub(crate) fn carry(&mut self) {
+        for i in 0..self.links.len() {
+            let (m, r) = (self.links[i].master, self.links[i].replica);
+            let reaches = self.reaches(m, r);
+            let delay = if self.calm { 0 } else { self.random.u64(0..400) };
+            // The master's end.
+            let mut feed = self.links[i].feed.take();
+            let mut acknowledged = Vec::new();
+            if let (Some(f), Some(life)) = (&mut feed, &self.nodes[m].life) {
+                let end = self.nodes[m].shown().unwrap();
+                let origin = Origin { store: &life.store, end, term: self.nodes[m].term() };
+                let mut result = Ok(());
+                while result.is_ok()
+                    && reaches
+                    && let Some((at, _)) = self.links[i].to_master.front()
+                    && *at <= self.now
+                {
+                    let (_, bytes) = self.links[i].to_master.pop_front().unwrap();
+                    let before = f.peer().written;
+                    result = f.receive(&bytes, &origin, self.now);
+                    let after = f.peer().written;
+                    if after > before && f.peer().sending == replication::Sending::Log {
+                        acknowledged.push((before, after));
+                    }
+                }
+                let mut out = Vec::new();
+                let filled = result.and_then(|()| f.fill(&mut out, &origin, self.now));
+                if let Err(error) = &filled
+                    && matches!(error, LinkError::Protocol(_))
+                {
+                    panic!("feed {m} -> {r}: {error}");
+                }
+                if !out.is_empty() {
+                    let at = self.links[i].to_replica.back().map_or(0, |(at, _)| *at).max(self.now + delay);
+                    // In pieces, of which the last may be lost with the link.
+                    let cut = self.random.usize(0..=out.len());
+                    let tail = out.split_off(cut);
+                    self.links[i].to_replica.push_back((at, out));
+                    self.links[i].to_replica.push_back((at + self.random.u64(0..200), tail));
+                }
+                if let Err(error) = filled {
+                    self.last_error = error.to_string();
+                    feed = None;
+                }
+            } else {
+                feed = None;
+            }
+            for (before, after) in acknowledged {
+                // It may be an old link, with what the replica said before it gave up its data, or lost the end of them.
+                if self.links[i].data_sets == self.nodes[r].data_sets {
+                    self.acknowledged(m, r, before, after.min(self.links[i].kept));
+                }
+            }
+            if feed.is_none() {
+                // A reset reaches the other side, or does not.
+                if self.calm || self.random.bool() {
+                    self.links[i].follower = None;
+                }
+            }
+            self.links[i].feed = feed;
+            if self.links[i].data_sets == self.nodes[r].data_sets {
+                self.links[i].check_durable();
+            }
+            self.replica_end(i, m, r, reaches, delay);
+        }
+    }
+
+    fn acknowledged(&mut self, m: usize, r: usize, before: u64, after: u64) {
+        let master_term = self.nodes[m].term();
+        let chained =
+            self.nodes[m].life.as_ref().filter(|life| matches!(life.kind, Kind::Replica(_))).map(|life| &life.map);
+        let waited: Vec<(u64, u64, u64)> = self
+            .writes
+            .iter()
+            .filter(|w| w.0 == master_term && w.1 > before && w.1 <= after)
+            // Offsets do not tell branches of one term apart: above a replica that feeds this one a master may have lost its power, and written
+            // others at these offsets since. A master's own writes at these offsets are what it has sent.
+            .filter(|w| chained.is_none_or(|map| map.get(&w.2).is_some_and(|value| *value >= w.3)))
+            .map(|w| (w.1, w.2, w.3))
+            .collect();
+        self.figures.waited += waited.len() as u64;
+        self.nodes[r].acknowledged.extend(waited);
+    }
+
+    fn replica_end(&mut self, i: usize, m: usize, r: usize, reaches: bool, delay: u64) {
+        let Some(mut follower) = self.links[i].follower.take() else { return };
+        let now = self.now;
+        let mut arrived = Vec::new();
+        while reaches
+            && let Some((at, _)) = self.links[i].to_replica.front()
+            && *at <= now
+        {
+            arrived.push(self.links[i].to_replica.pop_front().unwrap().1);
+        }
+        let mut out = Vec::new();
+        let result = self.local(r, |local| -> Result<Course, LinkError> {
+            for bytes in &arrived {
+                match follower.receive(bytes, local, &mut out, now)? {
+                    Course::On => {}
+                    other => return Ok(other),
+                }
+            }
+            let course = follower.settle(local, &mut out, now)?;
+            follower.tick(local, &mut out, now)?;
+            Ok(course)
+        });
+        if !out.is_empty() {
+            let at = self.links[i].to_master.back().map_or(0, |(at, _)| *at).max(now + delay);
+            self.links[i].to_master.push_back((at, out));
+        }
+        match result {
+            None => {}
+            Some(Ok(Course::On)) => {
+                if follower.is_following() && !self.links[i].was_following {
+                    self.links[i].was_following = true;
+                    self.figures.continued += 1;
+                    self.nodes[r].has_data = true;
+                }
+                self.links[i].follower = Some(follower);
+            }
+            Some(Ok(Course::Adopt | Course::Reopen)) => {
+                self.figures.full_syncs += 1;
+                self.figures.rewound +=
+                    u64::from(self.nodes[r].term() == self.nodes[m].term() && !self.nodes[r].dropped.is_empty());
+                self.figures.dropped += self.nodes[r].dropped.drain(..).len() as u64;
+                // It gave up what it had.
+                self.nodes[r].acknowledged.clear();
+                self.nodes[r].data_sets += 1;
+                self.nodes[r].has_data = true;
+                self.nodes[r].life = None;
+                self.nodes[r].disk = self.nodes[r].disk.kill();
+                self.nodes[r].starts_at = now;
+                self.links.iter_mut().filter(|l| l.master == r).for_each(|l| l.feed = None);
+            }
+            Some(Err(error)) => {
+                self.last_error = error.to_string();
+                let _ = self.local(r, |local| follower.finish(local).unwrap());
+                match &error {
+                    LinkError::Protocol(what) => panic!("follower {r} of {m}: {what}"),
+                    LinkError::Unfit(_) => {
+                        self.figures.refusals += 1;
+                        assert!(!self.elected, "node {r} refuses the newest master {m}: {error}");
+                    }
+                    LinkError::Store(_) => self.reopen(r),
+                    _ => {}
+                }
+                if follower.is_fetching().is_some_and(|bytes| bytes > 0) {
+                    self.figures.resumed_files += 1;
+                }
+            }
+        }
+    }
+}
