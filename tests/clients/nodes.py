@@ -1,0 +1,69 @@
+"""A server as a process of its own: Tidemark, or redis-server in its place. Others reach it by its proxy, whose link can be cut."""
+import os, signal, subprocess, time
+
+import redis
+
+from proxy import Proxy, free_port
+
+
+class Node:
+    def __init__(self, server, folder, number, timeout_s=60):
+        """server: path of Tidemark; None for redis-server. timeout_s: after so long a silent peer is given up."""
+        self.server, self.number, self.timeout_s = server, number, timeout_s
+        self.folder = os.path.join(folder, f"node{number}")
+        os.mkdir(self.folder)
+        self.port = free_port()
+        self.proxy = Proxy(self.port)
+        self.process = None
+
+    def start(self, follows=None):
+        """follows: the port at which it reaches its master. Heeded when it starts for the first time."""
+        conf = os.path.join(self.folder, "conf")
+        if not os.path.exists(conf):
+            with open(conf, "w") as f:
+                f.write(self.redis_config(follows) if self.server is None else self.config(follows))
+        command = ["redis-server", conf] if self.server is None else [self.server, "serve", "--config", conf]
+        with open(os.path.join(self.folder, "log"), "a") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def redis_config(self, follows):
+        lines = [f"port {self.port}", "bind 127.0.0.1", f"dir {self.folder}", "save ''", "appendonly yes", f"repl-timeout {self.timeout_s}",
+                 "replica-announce-ip 127.0.0.1", f"replica-announce-port {self.proxy.port}", "repl-diskless-sync-delay 0"]
+        return "\n".join(lines + ([f"replicaof 127.0.0.1 {follows}"] if follows else [])) + "\n"
+
+    def config(self, follows):
+        lines = ["[server]", f"port = {self.port}", "workers = 1", "[durability]", f'dir = "{self.folder}/data"', "[replication]",
+                 f"timeout_s = {self.timeout_s}", 'replica_announce_ip = "127.0.0.1"', f"replica_announce_port = {self.proxy.port}"]
+        return "\n".join(lines + ([f'replicaof = "127.0.0.1 {follows}"'] if follows else [])) + "\n"
+
+    def client(self, timeout_s=3):
+        return redis.Redis(port=self.port, socket_timeout=timeout_s, decode_responses=True)
+
+    def info(self):
+        try:
+            return self.client().info("replication")
+        except redis.RedisError:
+            return {}
+
+    def is_up(self):
+        """As a replica it has all that its master had, and gets the rest."""
+        return self.info().get("master_link_status") == "up"
+
+    def end(self):
+        if self.process:
+            # It may be stopped.
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+            self.process.wait()
+
+
+def until(what, done, seconds=90):
+    end = time.time() + seconds
+    while time.time() < end:
+        try:
+            if done():
+                return
+        except redis.RedisError:
+            pass
+        time.sleep(0.02)
+    raise SystemExit(f"not in {seconds} s: {what}")
