@@ -144,7 +144,7 @@ pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Resu
     let opened = recalled.and_then(|()| load(&host.node())).and_then(|log| {
         let (of_log, of_snapshots) = (host.clone(), host.clone());
         // Before anybody is told that the server is ready: writes are taken from the first moment, or refused for the right reason.
-        host.replication.settle(&host.config(), log.term());
+        host.replication.settle(&host.config(), log.is_own(), log.term());
         let run = move || replication::director::direct(&of_log, log);
         let log = std::thread::Builder::new().name("log".to_owned()).spawn(run)?;
         threads.push(workers::thread("snapshot".to_owned(), move || snapshot::run(&of_snapshots))?);

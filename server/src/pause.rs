@@ -1,4 +1,4 @@
-//! CLIENT PAUSE: requests are left where they are for a while, all of them or those that may change something.
+//! Requests are left where they are for a while, all of them or those that may change something: CLIENT PAUSE, and FAILOVER.
 //!
 //! A paused connection keeps its place: what it has sent stays unread, nothing is refused. While nobody pauses, a turn pays for one load.
 
@@ -18,13 +18,23 @@ pub(crate) enum Paused {
     All,
 }
 
+/// Who pauses. One's pause is not the other's to end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum By {
+    /// CLIENT PAUSE.
+    Command,
+    /// FAILOVER.
+    Failover,
+}
+
 /// Whether clients are paused. See the top of the file.
 #[derive(Default)]
 pub(crate) struct Pause {
+    /// The widest kind of what is below.
     level: AtomicU8,
-    /// The end of the pause, if there is one.
-    until: Mutex<Option<(Instant, u8)>>,
-    ended: Notify,
+    /// By whom: the end, and the kind.
+    pauses: Mutex<[Option<(Instant, Paused)>; 2]>,
+    changed: Notify,
 }
 
 impl Pause {
@@ -36,47 +46,71 @@ impl Pause {
 
     #[cold]
     fn look(&self) -> Paused {
-        let mut until = self.until.lock();
-        match *until {
-            Some((end, level)) if Instant::now() < end => {
-                if level == Paused::All as u8 {
-                    Paused::All
-                } else {
-                    Paused::Writes
-                }
-            }
-            _ => {
-                *until = None;
-                self.level.store(0, Relaxed);
-                Paused::Nothing
-            }
-        }
+        self.change(|_| ())
     }
 
-    /// Pauses until `end`. Of two pauses the later end and the wider kind hold, as in Redis.
-    pub(crate) fn begin(&self, kind: Paused, end: Instant) {
+    /// Changes the pauses, forgets those that are over, and gives what is paused now.
+    fn change(&self, change: impl FnOnce(&mut [Option<(Instant, Paused)>; 2])) -> Paused {
+        let mut pauses = self.pauses.lock();
+        change(&mut pauses);
+        let now = Instant::now();
+        pauses.iter_mut().for_each(|pause| *pause = pause.filter(|(end, _)| now < *end));
+        let widest = pauses.iter().flatten().map(|(_, kind)| *kind).max().unwrap_or(Paused::Nothing);
+        self.level.store(widest as u8, Relaxed);
+        widest
+    }
+
+    /// Pauses until `end`. Of two pauses by the same the later end and the wider kind hold, as in Redis.
+    pub(crate) fn begin(&self, by: By, kind: Paused, end: Instant) {
         let _ = self.now();
-        let mut until = self.until.lock();
-        let (end, level) = until.map_or((end, kind as u8), |(e, l)| (end.max(e), l.max(kind as u8)));
-        *until = Some((end, level));
-        self.level.store(level, Relaxed);
+        self.change(|pauses| {
+            let pause = &mut pauses[by as usize];
+            *pause = Some(pause.map_or((end, kind), |(e, k)| (end.max(e), kind.max(k))));
+        });
+        self.changed.notify_waiters();
     }
 
     /// Ends it.
-    pub(crate) fn end(&self) {
-        *self.until.lock() = None;
-        self.level.store(0, Relaxed);
-        self.ended.notify_waiters();
+    pub(crate) fn end(&self, by: By) {
+        self.change(|pauses| pauses[by as usize] = None);
+        self.changed.notify_waiters();
     }
 
-    /// Waits until it ends, by itself or by [`Pause::end`].
-    pub(crate) async fn over(&self) {
-        loop {
-            let notified = self.ended.notified();
-            let Some((end, _)) = *self.until.lock() else { return };
-            if tokio::time::timeout_at(end.into(), notified).await.is_err() {
-                let _ = self.now();
-            }
+    /// Waits until something else is paused, or nothing.
+    pub(crate) async fn changed(&self) {
+        let changed = self.changed.notified();
+        let was = self.now();
+        let next = self.pauses.lock().iter().flatten().map(|(end, _)| *end).min();
+        let Some(end) = next.filter(|_| was != Paused::Nothing) else { return };
+        if tokio::time::timeout_at(end.into(), changed).await.is_err() {
+            let _ = self.now();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn each_ends_its_own() {
+        let pause = Pause::default();
+        let later = |s| Instant::now() + Duration::from_secs(s);
+        assert_eq!(pause.now(), Paused::Nothing);
+        pause.begin(By::Failover, Paused::Writes, later(60));
+        pause.begin(By::Command, Paused::All, later(60));
+        assert_eq!(pause.now(), Paused::All);
+        pause.end(By::Command);
+        assert_eq!(pause.now(), Paused::Writes, "CLIENT UNPAUSE does not end a FAILOVER's");
+        pause.begin(By::Command, Paused::Writes, later(60));
+        pause.end(By::Failover);
+        assert_eq!(pause.now(), Paused::Writes, "nor the other way round");
+        pause.begin(By::Command, Paused::All, Instant::now());
+        assert_eq!(pause.now(), Paused::All, "the later end and the wider kind hold");
+        pause.end(By::Command);
+        assert_eq!(pause.now(), Paused::Nothing);
+        pause.begin(By::Command, Paused::All, Instant::now());
+        assert_eq!(pause.now(), Paused::Nothing, "over");
     }
 }

@@ -8,15 +8,18 @@
 //!
 //! FAILOVER hands the role to a replica (failover.rs).
 //!
-//! Whether writes are taken is one atomic, the [`Gate`]: a replica takes none, nor does a master that was started again before it is known whether
-//! it still is one, nor one that has too few replicas.
+//! Whether writes are taken is one atomic, the [`Gate`]: a replica takes none, nor does a master of which it is not known whether it still is one
+//! (fence.rs), nor one that has too few replicas.
 
 pub(crate) mod director;
+mod dropped;
 pub(crate) mod failover;
 pub(crate) mod feed;
+mod fence;
 pub(crate) mod follow;
 mod role;
 
+use fence::{Fence, Fenced};
 pub(crate) use role::Master;
 use role::Role;
 
@@ -40,6 +43,8 @@ pub(crate) enum Gate {
     Fenced,
     /// Too few replicas follow closely enough.
     FewReplicas,
+    /// Sentinel has made another node the master.
+    Deposed,
 }
 
 /// How the link to the master stands.
@@ -82,7 +87,7 @@ pub(crate) struct Fed {
 pub(crate) struct Replication {
     role: Mutex<Role>,
     gate: AtomicU8,
-    fenced: AtomicBool,
+    fence: Fence,
     /// The role has been made true: the log is the node's own, or its master's.
     settled: AtomicBool,
     /// Rises with every change of the role.
@@ -114,7 +119,7 @@ impl Replication {
         Replication {
             role: Mutex::new(Role::default()),
             gate: AtomicU8::new(Gate::Replica as u8),
-            fenced: AtomicBool::new(false),
+            fence: Fence::new(),
             settled: AtomicBool::new(false),
             orders: watch::Sender::new(0),
             forced: AtomicBool::new(false),
@@ -144,7 +149,9 @@ impl Replication {
         if role.master.is_some() && Role::read(&config.durability.dir)?.is_none() {
             role.write(&config.durability.dir)?;
         }
-        self.fenced.store(fenced, SeqCst);
+        if fenced {
+            self.fence.raise();
+        }
         std::mem::swap(&mut *self.role.lock(), &mut role);
         Ok(())
     }
@@ -163,7 +170,7 @@ impl Replication {
         let mut role = self.role.lock();
         if role.master == master && !forced {
             if master.is_none() {
-                self.fenced.store(false, SeqCst);
+                self.fence.ordered();
                 drop(role);
                 self.judge(config);
             }
@@ -174,7 +181,7 @@ impl Replication {
         next.write(&config.durability.dir)?;
         *role = next;
         self.forced.store(forced, SeqCst);
-        self.fenced.store(false, SeqCst);
+        self.fence.ordered();
         self.settled.store(false, SeqCst);
         self.gate.store(Gate::Replica as u8, SeqCst);
         drop(role);
@@ -188,11 +195,17 @@ impl Replication {
         self.forced.load(SeqCst)
     }
 
-    /// The director has made the role true.
-    pub(crate) fn settle(&self, config: &Config, term: u64) {
+    /// The director has made the log a master's, or a replica's. False if this node is to be the other meanwhile: then it is not settled.
+    pub(crate) fn settle(&self, config: &Config, is_master: bool, term: u64) -> bool {
         self.term.store(term, Relaxed);
-        self.settled.store(true, SeqCst);
+        let role = self.role.lock();
+        let is_role = role.master.is_none() == is_master;
+        if is_role {
+            self.settled.store(true, SeqCst);
+        }
+        drop(role);
         self.judge(config);
+        is_role
     }
 
     /// Whether it has, since the last order.
@@ -219,15 +232,32 @@ impl Replication {
     }
 
     pub(crate) fn is_fenced(&self) -> bool {
-        self.fenced.load(SeqCst)
+        self.fence.now() != Fenced::No
     }
 
-    /// Somebody who knows has said that this node is the master.
-    pub(crate) fn confirm(&self, config: &Config, who: &str) {
-        if self.fenced.swap(false, SeqCst) {
-            tracing::info!("{who}: this node is the master; writes are taken again");
-            self.judge(config);
+    /// A replica follows: so this node is its master.
+    pub(crate) fn followed(&self, config: &Config) {
+        if self.fence.followed() {
+            tracing::info!("a replica follows: this node is the master; writes are taken again");
         }
+        self.judge(config);
+    }
+
+    /// A Sentinel has said who is the master, and since which epoch.
+    pub(crate) fn named(&self, config: &Config, is_ours: bool, epoch: u64, who: &str) {
+        if !config.replication.fence {
+            return;
+        }
+        match self.fence.named(is_ours, epoch, self.master().is_none()) {
+            None => return,
+            Some(Fenced::Deposed) => {
+                tracing::warn!("Sentinel has made another node the master ({who}, epoch {epoch}): writes are refused");
+            }
+            Some(_) => {
+                tracing::info!("Sentinel names this node as the master ({who}, epoch {epoch}): writes are taken again")
+            }
+        }
+        self.judge(config);
     }
 
     /// Looks again whether writes are to be taken.
@@ -236,8 +266,8 @@ impl Replication {
         let wanted = settings.min_replicas_to_write;
         let gate = if self.role.lock().master.is_some() || !self.settled.load(SeqCst) {
             Gate::Replica
-        } else if self.fenced.load(SeqCst) {
-            Gate::Fenced
+        } else if self.is_fenced() {
+            if self.fence.now() == Fenced::Deposed { Gate::Deposed } else { Gate::Fenced }
         } else if wanted > 0
             && settings.min_replicas_max_lag_s > 0
             && self.good_replicas(settings.min_replicas_max_lag_s) < wanted
@@ -342,7 +372,11 @@ fn refusal_text(gate: u8) -> &'static str {
             "READONLY This master was started again and is fenced until its role is known: until a replica follows it, Sentinel names it, or \
              REPLICAOF NO ONE."
         }
-        _ => "NOREPLICAS Not enough good replicas to write.",
+        3 => "NOREPLICAS Not enough good replicas to write.",
+        _ => {
+            "READONLY Sentinel has made another node the master: this one is fenced until Sentinel names it again, or makes it a replica, or \
+             REPLICAOF NO ONE."
+        }
     }
 }
 

@@ -170,10 +170,10 @@ impl Talk {
                 let before = out.len();
                 let Talk { session, scanner, .. } = self;
                 let args = scanner.args_in(&buf[request.bytes.clone()], request.spans.clone(), request.is_inline);
-                if paused != Paused::Nothing && commands::must_wait(args, session, paused) {
+                if paused != Paused::Nothing && commands::must_wait(args, session, paused, node) {
                     let node = node.clone();
                     self.stalled = Some(Box::pin(async move {
-                        node.pause.over().await;
+                        node.pause.changed().await;
                         Pins::default()
                     }));
                     tallies.commands.add(index as u64);

@@ -64,7 +64,11 @@ impl TestServer {
 
     /// Another server on what the disk holds at this moment: as if this one's process had been killed.
     pub fn killed(&self) -> TestServer {
-        let from = self.folder.as_ref().expect("it is there until the end").path();
+        self.on_copy(self.folder())
+    }
+
+    /// Another server, configured like this one, on a copy of a folder.
+    pub fn on_copy(&self, from: &std::path::Path) -> TestServer {
         let to = tempfile::tempdir().expect("a temporary folder");
         for entry in std::fs::read_dir(from).expect("the data folder").map(|e| e.expect("an entry")) {
             if entry.file_type().expect("a type").is_file() {

@@ -147,7 +147,7 @@ pub(crate) fn forget(session: &mut Session, node: &Node) {
 
 fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
     check_name(kind, call.args.at(1))?;
-    if call.node.replication.is_fenced() && call.args.at(1) == b"__sentinel__:hello" {
+    if call.args.at(1) == b"__sentinel__:hello" {
         super::replication::heard_sentinel(call.node, call.session.client.local, call.args.at(2));
     }
     let most = call.node.config().server.max_push_buffer_bytes;

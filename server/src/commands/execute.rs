@@ -104,7 +104,7 @@ fn note_rejected(found: Found, args: Args<'_>, session: &Session, node: &Node) {
 
 /// Whether a request has to wait while `paused` is.
 #[cold]
-pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused) -> bool {
+pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused, node: &Node) -> bool {
     let Some((_, spec)) = find(args.at(0)) else { return false };
     match paused {
         _ if session.client.kind() == Kind::Replica => false,
@@ -112,7 +112,9 @@ pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused) -> bo
         Paused::All => true,
         Paused::Writes => {
             let queued = session.transaction.as_ref().is_some_and(transaction::Transaction::writes);
-            spec.may_write(args) || (spec.name == "exec" && queued)
+            let writes = spec.name == "exec" && queued || spec.may_write(args) && !spec.has(flag::MAY_REPLICATE);
+            // As in Redis, a replica refuses at once.
+            if writes { node.replication.master().is_none() } else { spec.may_write(args) }
         }
     }
 }

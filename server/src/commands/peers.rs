@@ -3,7 +3,7 @@
 use super::client::{ALWAYS, spec};
 use super::{Call, Outcome, Refusal, Spec, flag, refuse};
 use crate::clients::{Client, Kind};
-use crate::pause::Paused;
+use crate::pause::{By, Paused};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -184,7 +184,7 @@ fn pause(call: &mut Call<'_>) -> Outcome {
     let Ok(timeout) = u64::try_from(timeout) else { return Err(refuse!("ERR timeout is negative")) };
     let end = Instant::now().checked_add(Duration::from_millis(timeout.min(MAX_PAUSE_MS)));
     if let Some(end) = end {
-        call.node.pause.begin(kind, end);
+        call.node.pause.begin(By::Command, kind, end);
     }
     call.reply.ok();
     Ok(())
@@ -194,7 +194,7 @@ fn pause(call: &mut Call<'_>) -> Outcome {
 const MAX_PAUSE_MS: u64 = 10 * 365 * 86_400_000;
 
 fn unpause(call: &mut Call<'_>) -> Outcome {
-    call.node.pause.end();
+    call.node.pause.end(By::Command);
     call.reply.ok();
     Ok(())
 }

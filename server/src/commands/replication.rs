@@ -124,12 +124,13 @@ fn role(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Sentinel's hello names the master that it watches: `ip,port,runid,epoch,name,master-ip,master-port,epoch`. If that is this node, by the
-/// address at which Sentinel reaches it or the one that it announces, its role is known.
+/// Sentinel's hello names the master that it watches: `ip,port,runid,epoch,name,master-ip,master-port,master's epoch`. It is this node if that is the
+/// address at which Sentinel reaches it, or the one that it announces.
 pub(super) fn heard_sentinel(node: &Node, local: SocketAddr, message: &[u8]) {
     let text = String::from_utf8_lossy(message);
     let fields: Vec<&str> = text.split(',').collect();
-    let [_, _, _, _, name, ip, port, _] = fields[..] else { return };
+    let [_, _, _, _, name, ip, port, epoch] = fields[..] else { return };
+    let (Ok(port), Ok(epoch)) = (port.parse::<u16>(), epoch.parse()) else { return };
     let config = node.config();
     let settings = &config.replication;
     let own_port = if settings.replica_announce_port == 0 { local.port() } else { settings.replica_announce_port };
@@ -138,9 +139,8 @@ pub(super) fn heard_sentinel(node: &Node, local: SocketAddr, message: &[u8]) {
     } else {
         settings.replica_announce_ip.clone()
     };
-    if port.parse() == Ok(own_port) && ip == own_ip {
-        node.replication.confirm(&config, &format!("Sentinel names this node as the master '{name}'"));
-    }
+    let is_ours = port == own_port && ip == own_ip;
+    node.replication.named(&config, is_ours, epoch, &format!("'{name}' at {ip} {port}"));
 }
 
 /// When a WAIT ends, at the latest: 0 milliseconds are for ever.
@@ -276,7 +276,7 @@ fn failover(call: &mut Call<'_>) -> Outcome {
             integer(call.args.at(at + 2))?;
             to = Some((word(at + 1), word(at + 2)));
             at += 3;
-        } else if is(at, b"force") {
+        } else if is(at, b"force") && !force {
             force = true;
             at += 1;
         } else {

@@ -271,7 +271,7 @@ section! {
         #[live = true]
         sync_log_bytes: u64 = 4 << 30,
         /// Whether a master that has had replicas refuses writes after a restart, until a replica follows it, Sentinel names it, or REPLICAOF NO
-        /// ONE: somebody else may have become the master meanwhile.
+        /// ONE: somebody else may have become the master meanwhile. Also when Sentinel says that somebody else has.
         #[live = true]
         fence: bool = true,
     }

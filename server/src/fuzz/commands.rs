@@ -42,7 +42,7 @@ fn node() -> Arc<Node> {
     node.engines.fill(Engines::new(&CONFIG, &catalogue, node.durability.clone()).expect("the default spaces"));
     let disk = Arc::new(store::SimDisk::new(1));
     node.store.fill(store::Store::open(disk, store::StoreOptions::default()).expect("an empty disk"));
-    node.replication.settle(&CONFIG, 0);
+    node.replication.settle(&CONFIG, true, 0);
     node
 }
 

@@ -28,6 +28,11 @@ pub(crate) enum Held {
 }
 
 impl Held {
+    /// Whether it is a master's.
+    pub(crate) fn is_own(&self) -> bool {
+        matches!(self, Held::Own(_))
+    }
+
     /// Where it ends.
     pub(crate) fn end(&self) -> store::Position {
         match self {
@@ -72,7 +77,7 @@ pub(crate) fn direct(host: &Arc<Host>, mut held: Held) -> store::Result<()> {
             (None, Held::Follows(log)) => promote(host, &node, *log),
             (Some(_), Held::Own(log)) => demote(host, node, *log),
             (Some(master), Held::Follows(log)) => {
-                node.replication.settle(&node.config(), log.term());
+                settle(&node, false, log.term());
                 let (log, course) = follow::run(host, node.clone(), *log, &master);
                 match course {
                     Course::Ordered => Held::Follows(Box::new(log)),
@@ -93,6 +98,13 @@ fn end(node: &Node, held: &Held) -> store::Result<()> {
     }
 }
 
+/// The log is a master's, or a replica's, from now on.
+fn settle(node: &Node, is_master: bool, term: u64) {
+    if node.replication.settle(&node.config(), is_master, term) {
+        node.replication.failover.settled(node);
+    }
+}
+
 /// Commits, until the role changes or the server stops.
 fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Result<()>) {
     let committer = node.durability.committer();
@@ -102,7 +114,7 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
         committer.stop();
     }
     let mut orders = node.replication.subscribe();
-    node.replication.settle(&node.config(), log.term());
+    settle(node, true, log.term());
     let over = tokio::sync::Notify::new();
     let (log, outcome) = std::thread::scope(|scope| {
         let watch = || {
@@ -202,7 +214,7 @@ fn reopened(host: &Arc<Host>, node: Arc<Node>) -> Held {
         let node = host.node();
         match load(&node) {
             Ok(held) => {
-                node.replication.settle(&node.config(), held.term());
+                settle(&node, held.is_own(), held.term());
                 return held;
             }
             Err(StartError::Recover(error)) => tracing::error!("the data cannot be opened: {error}"),

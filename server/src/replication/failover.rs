@@ -7,11 +7,12 @@
 //! ```
 //!
 //! As in Redis, the master steps down first and its replica up afterwards, so there are never two. If the replica says no, or on FAILOVER
-//! ABORT, this node is the master again. If it cannot be reached, it is asked again and again.
+//! ABORT, this node is the master again, and takes the writes that waited. If it cannot be reached, it is asked again and again. Who writes
+//! while this node is a replica already is refused at once.
 
 use super::{Fed, Master};
 use crate::node::Node;
-use crate::pause::Paused;
+use crate::pause::{By, Paused};
 use parking_lot::Mutex;
 use replication::Sending;
 use std::sync::Arc;
@@ -29,6 +30,8 @@ enum Stage {
     Waiting,
     /// The replica is to have the log up to here.
     Handing(u64),
+    /// It is over, and this node is to be the master again: writes wait until it is.
+    Resuming,
 }
 
 /// The FAILOVER that is under way, if one is.
@@ -54,14 +57,14 @@ impl Failover {
     /// As INFO calls it.
     pub(crate) fn name(&self) -> &'static str {
         match *self.stage.lock() {
-            Stage::Nothing => "no-failover",
+            Stage::Nothing | Stage::Resuming => "no-failover",
             Stage::Waiting => "waiting-for-sync",
             Stage::Handing(_) => "failover-in-progress",
         }
     }
 
     pub(crate) fn is_under_way(&self) -> bool {
-        *self.stage.lock() != Stage::Nothing
+        !matches!(*self.stage.lock(), Stage::Nothing | Stage::Resuming)
     }
 
     /// What the link to the new master is to ask for: that it takes over, if it has all up to this offset.
@@ -77,7 +80,7 @@ impl Failover {
         let was = std::mem::replace(&mut *self.stage.lock(), Stage::Nothing) != Stage::Nothing;
         if was {
             self.ended.notify_waiters();
-            node.pause.end();
+            node.pause.end(By::Failover);
         }
         was
     }
@@ -91,25 +94,43 @@ impl Failover {
 
     /// Everything is as it was before; an error if there was nothing to abort.
     pub(crate) fn abort(&self, node: &Node, why: &str) -> Result<(), String> {
-        let is_handing = self.handover().is_some();
-        if !self.is_under_way() {
-            return Err("ERR No failover in progress.".to_owned());
+        let mut stage = self.stage.lock();
+        match *stage {
+            Stage::Nothing | Stage::Resuming => return Err("ERR No failover in progress.".to_owned()),
+            Stage::Waiting => {
+                drop(stage);
+                self.end(node);
+            }
+            Stage::Handing(_) => {
+                let was = std::mem::replace(&mut *stage, Stage::Resuming);
+                if let Err(error) = node.replication.order(&node.config(), None, false) {
+                    *stage = was;
+                    return Err(format!("ERR the role cannot be written to the data folder: {error}"));
+                }
+                drop(stage);
+                self.ended.notify_waiters();
+            }
         }
-        if is_handing {
-            let order = node.replication.order(&node.config(), None, false);
-            order.map_err(|e| format!("ERR the role cannot be written to the data folder: {e}"))?;
-        }
-        if self.end(node) {
-            tracing::warn!("failover aborted: {why}");
-        }
+        tracing::warn!("failover aborted: {why}");
         Ok(())
+    }
+
+    /// This node has the role that it was given last, if nobody has given it another meanwhile.
+    pub(crate) fn settled(&self, node: &Node) {
+        let mut stage = self.stage.lock();
+        if *stage == Stage::Resuming && node.replication.is_settled() {
+            *stage = Stage::Nothing;
+            drop(stage);
+            node.pause.end(By::Failover);
+        }
     }
 }
 
 /// Begins. The caller has checked what can be checked.
 pub(crate) fn begin(node: &Arc<Node>, wanted: Wanted) {
     *node.replication.failover.stage.lock() = Stage::Waiting;
-    node.pause.begin(Paused::Writes, std::time::Instant::now() + Duration::from_secs(365 * 24 * 3600));
+    let far = std::time::Instant::now() + Duration::from_secs(365 * 24 * 3600);
+    node.pause.begin(By::Failover, Paused::Writes, far);
     // A turn that does not see the pause is seen by `caught_up`.
     fence(SeqCst);
     tokio::spawn(run(node.clone(), wanted));

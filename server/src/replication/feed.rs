@@ -145,9 +145,7 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(node: &Arc<Node>, client: u64, s
             node.replication.update_feed(client, feed.peer(), heard);
             if feed.peer().sending == replication::Sending::Log && !is_known {
                 is_known = true;
-                let config = node.config();
-                node.replication.confirm(&config, "a replica follows");
-                node.replication.judge(&config);
+                node.replication.followed(&node.config());
             }
         }
     }

@@ -1,7 +1,7 @@
 //! A replica at work: the link to its master, and what comes over it made true in the own log and the engines.
 
 use super::role::Master;
-use super::{LinkState, now_ms};
+use super::{LinkState, dropped, now_ms};
 use crate::catalogue::Catalogue;
 use crate::config::Fsync;
 use crate::durability;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 use std::time::{Duration, Instant};
-use store::{BatchHead, Disk, FollowLog, Manifest, Records, SegmentName, parse_segment_name};
+use store::{BatchHead, Disk, FollowLog, Manifest, Records};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 
@@ -91,27 +91,12 @@ impl Local for Here {
     }
 
     fn drops(&mut self, from: u64) -> Result<(), store::Error> {
-        let disk = self.disk();
-        let folder = self.node.config().durability.dir.clone();
-        let io = |source| store::Error::Io { path: folder.clone(), doing: "keeping what will be dropped", source };
-        let stamp = crate::node::unix_us() / 1000;
-        let mut kept = Vec::new();
-        for name in disk.list().map_err(io)? {
-            let SegmentName::Segment(number) = parse_segment_name(&name) else { continue };
-            let Some(head) = self.node.store.segment_head(number)? else { continue };
-            let size = disk.open(&name).and_then(|f| f.size()).map_err(io)?;
-            if head.base + size.saturating_sub(store::SEGMENT_HEAD_BYTES) <= from || size == store::SEGMENT_HEAD_BYTES {
-                continue;
-            }
-            let to = folder.join(format!("dropped-{stamp}-{name}"));
-            std::fs::copy(folder.join(&name), &to).and_then(|_| std::fs::File::open(&to)?.sync_all()).map_err(io)?;
-            kept.push(to.display().to_string());
-        }
-        disk.sync_dir().map_err(io)?;
+        let end = self.log.written();
+        let kept = dropped::keep(&self.node, from, end)?;
         tracing::warn!(
             "our log from offset {from} to {} is not in the master's: it is dropped; kept in {}",
-            self.log.written().offset,
-            if kept.is_empty() { "no file: nothing was there".to_owned() } else { kept.join(", ") }
+            end.offset,
+            kept.map_or("no file: nothing was there".to_owned(), |folder| folder.display().to_string())
         );
         Ok(())
     }

@@ -133,6 +133,62 @@ fn segment(server: &TestServer) -> u64 {
     line.parse().unwrap()
 }
 
+/// What a Sentinel says every two seconds: the master's address, and the epoch since which it is that.
+fn hello(server: &TestServer, port: u16, epoch: u64) {
+    let text = format!("127.0.0.1,26379,{},9,m,127.0.0.1,{port},{epoch}", "a".repeat(40));
+    redis::cmd("PUBLISH").arg("__sentinel__:hello").arg(text).query::<()>(&mut server.connection()).unwrap();
+}
+
+/// Started again, replaced, chosen again, left alone by all Sentinels: who may say what a node is.
+#[test]
+fn a_master_takes_writes_while_it_is_one_as_far_as_sentinels_know() {
+    let (master, replica) = (TestServer::with(small), TestServer::with(small));
+    let other = replica.port();
+    follow(&replica, &master);
+    in_step(&master, &replica);
+    drop(replica);
+    let master = master.stopped().started();
+    let own = master.port();
+    let write = || master.connection().hset::<_, _, _, ()>("post:1", "like", 1).map_err(|e| e.to_string());
+    let refused = |why: &str| {
+        let error = write().unwrap_err();
+        assert!(error.contains(why), "{error}");
+    };
+    for nonsense in ["", "a,b", "127.0.0.1,1,a,1,m,127.0.0.1,99999999,1", "127.0.0.1,1,a,1,m,127.0.0.1,x,-1"] {
+        redis::cmd("PUBLISH").arg("__sentinel__:hello").arg(nonsense).query::<()>(&mut master.connection()).unwrap();
+    }
+    refused("fenced until its role is known");
+    // One that knows of another master, and one that was away while that was chosen.
+    hello(&master, other, 6);
+    hello(&master, own, 5);
+    refused("fenced until its role is known");
+    hello(&master, own, 7);
+    write().unwrap();
+    hello(&master, other, 7);
+    write().unwrap();
+    hello(&master, other, 8);
+    refused("Sentinel has made another node the master");
+    assert_eq!(number(&master, "repl_fenced"), 1);
+    // A replica that nobody has told yet does not know better; a newer epoch does.
+    let late = TestServer::with(small);
+    follow(&late, &master);
+    in_step(&master, &late);
+    hello(&master, own, 7);
+    refused("Sentinel has made another node the master");
+    hello(&master, own, 9);
+    write().unwrap();
+    assert_eq!(number(&master, "repl_fenced"), 0);
+    // No Sentinel left, and none that could be asked: an operator says so, or a replica that follows.
+    hello(&master, other, 10);
+    refused("Sentinel has made another node the master");
+    redis::cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(&mut master.connection()).unwrap();
+    write().unwrap();
+    let master = master.stopped().started();
+    let again = || master.connection().hset::<_, _, _, ()>("post:1", "like", 1).is_ok();
+    assert!(!again() || number(&master, "connected_slaves") == 1);
+    eventually("a replica follows, and that is enough", again);
+}
+
 /// An order that comes while the last one is being obeyed waits for nobody who waits for it.
 #[test]
 fn roles_change_as_fast_as_they_are_told() {
@@ -155,10 +211,10 @@ fn the_stream_of_a_hot_row_is_small() {
     in_step(&master, &replica);
     let before = number(&master, "master_repl_offset");
     let mut connection = master.connection();
-    const WRITES: u64 = 200_000;
-    for _ in 0..WRITES / 1000 {
+    const WRITES: u64 = 1_000_000;
+    for _ in 0..WRITES / 5000 {
         let mut pipe = redis::pipe();
-        (0..1000).for_each(|_| {
+        (0..5000).for_each(|_| {
             pipe.hincr("post:7", "like", 1).ignore();
         });
         pipe.query::<()>(&mut connection).unwrap();
@@ -166,7 +222,9 @@ fn the_stream_of_a_hot_row_is_small() {
     in_step(&master, &replica);
     assert_eq!(likes(&replica, 7..8), [Some(WRITES as i64)]);
     let bytes = number(&master, "master_repl_offset") - before;
-    assert!(bytes < WRITES / 2, "{bytes} bytes for {WRITES} writes of one row");
+    // One record a round of the log's, and a round takes a millisecond at least.
+    println!("{bytes} bytes for {WRITES} writes of one row");
+    assert!(bytes < 500_000, "{bytes} bytes for {WRITES} writes of one row");
 }
 
 #[test]
@@ -185,11 +243,45 @@ fn a_foreign_master_is_refused_unless_forced_and_what_is_dropped_is_kept() {
     redis::cmd("REPLICAOF").arg("127.0.0.1").arg(port).arg("FORCE").query::<()>(&mut connection).unwrap();
     in_step(&master, &other);
     assert_eq!(likes(&other, 1..3), [Some(1), None]);
-    let kept = std::fs::read_dir(other.folder()).unwrap().filter_map(Result::ok);
-    assert!(
-        kept.into_iter().any(|f| f.file_name().to_string_lossy().starts_with("dropped-")),
-        "what was dropped is in a file"
-    );
+    assert_eq!(dropped(&other).len(), 1, "what was dropped is in a file");
+}
+
+/// Folders with what a node gave up.
+fn dropped(server: &TestServer) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(server.folder()).unwrap().map(|entry| entry.unwrap().path());
+    entries.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("dropped-")).collect()
+}
+
+/// The log alone would not tell: it was removed as far as there is a snapshot.
+#[test]
+fn what_is_given_up_is_kept_whole_where_the_log_is_gone() {
+    let forgetful = |config: &mut Config| {
+        small(config);
+        config.durability.keep_log_bytes = 0;
+    };
+    let (master, other) = (TestServer::with(forgetful), TestServer::with(forgetful));
+    master.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap();
+    let mut other = other;
+    for round in 0..3i64 {
+        other.connection().hset::<_, _, _, ()>(format!("post:{}", 10 + round), "like", round).unwrap();
+        redis::cmd("SAVE").query::<()>(&mut other.connection()).unwrap();
+        other = other.stopped().started();
+    }
+    other.connection().hset::<_, _, _, ()>("post:20", "like", 20).unwrap();
+    assert!(!other.folder().join("log-0000000000000001.tlog").exists(), "the log is not whole");
+    // Once more changes nothing.
+    let port = master.port().to_string();
+    for _ in 0..3 {
+        redis::cmd("REPLICAOF").arg("127.0.0.1").arg(&port).arg("FORCE").query::<()>(&mut other.connection()).unwrap();
+        in_step(&master, &other);
+    }
+    assert_eq!(likes(&other, 10..13), [None, None, None]);
+    let kept = dropped(&other);
+    assert_eq!(kept.len(), 1, "{kept:?}");
+    let again = other.on_copy(&kept[0]);
+    assert_eq!(likes(&again, 10..13), [Some(0), Some(1), Some(2)]);
+    assert_eq!(likes(&again, 20..21), [Some(20)]);
+    assert_eq!(likes(&again, 1..2), [None]);
 }
 
 #[test]
@@ -218,8 +310,7 @@ fn a_promoted_replica_goes_on_with_its_siblings_and_the_old_master_gives_up_what
         assert_eq!(likes(node, 1..4), [Some(1), Some(22), None]);
     }
     // What a had alone is in a file.
-    let kept = std::fs::read_dir(a.folder()).unwrap().filter_map(Result::ok);
-    assert!(kept.into_iter().any(|f| f.file_name().to_string_lossy().starts_with("dropped-")));
+    assert_eq!(dropped(a).len(), 1);
 }
 
 fn port_of(server: &TestServer) -> String {

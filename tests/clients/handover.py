@@ -1,0 +1,210 @@
+"""FAILOVER: what a client sees of it, beside what it sees of redis-server. The same play for both, with links that are cut where it needs them to be; the two
+transcripts must be equal, line by line.
+
+    handover.py --server PATH_TO_TIDEMARK
+"""
+import argparse, shutil, sys, tempfile, threading, time
+
+import redis
+
+from nodes import Node, until
+from proxy import Proxy
+
+
+class Play:
+    def __init__(self, server, folder):
+        self.lines, self.nodes = [], [Node(server, folder, n, timeout_s=30) for n in range(2)]
+        self.master, self.replica = self.nodes
+        self.port = str(self.replica.proxy.port)
+        # The replica reaches its master by this one; it is reached by its own proxy.
+        self.link = Proxy(self.master.port)
+
+    def say(self, node, *words):
+        try:
+            answer = node.client().execute_command(*words)
+        except redis.RedisError as error:
+            answer = f"{type(error).__name__} {error}"
+        name = "master" if node is self.master else "replica"
+        self.lines.append(f"{name}: {' '.join(words)}".replace(self.port, "PORT") + f" -> {answer}")
+
+    def state(self, what):
+        info = [n.info() for n in (self.master, self.replica)]
+        self.lines.append(f"{what}: {info[0].get('role')}, {info[0].get('master_failover_state')}; {info[1].get('role')}, {info[1].get('master_failover_state')}")
+
+    def until_state(self, state):
+        until(state, lambda: self.master.info().get("master_failover_state") == state)
+
+    def write(self):
+        """Somebody writes to the master. Gives a function that says what became of it, within so many seconds."""
+        box, done, master, key = [], threading.Event(), self.master.client(timeout_s=60), self.key
+
+        def run():
+            try:
+                box.append(master.hincrby(key, "like", 1))
+            except redis.RedisError as error:
+                box.append(f"{type(error).__name__} {error}")
+            done.set()
+
+        threading.Thread(target=run, daemon=True).start()
+
+        def became(what=None, seconds=20):
+            done.wait(seconds)
+            outcome = box[0] if box else "no answer"
+            if what:
+                self.lines.append(f"{what}: {outcome}")
+            return outcome
+
+        return became
+
+    def without_replicas(self):
+        for words in ["", "ABORT", "ABORT ABORT", "NOW", "TO", "TO h", "TO h x", "TO h 1", "TO h 1 TO h 1", "TIMEOUT", "TIMEOUT 0", "TIMEOUT -1", "TIMEOUT x",
+                      "TIMEOUT 1 TIMEOUT 1", "FORCE", "FORCE FORCE", "FORCE TIMEOUT 1", "TO h 1 FORCE", "TO h 1 TIMEOUT 5 FORCE", "TO h 99999999999999999999"]:
+            self.say(self.master, "FAILOVER", *words.split())
+        self.state("alone")
+
+    def with_a_replica(self):
+        for words in ["FORCE", "FORCE TIMEOUT 5", "TO h 1", "TO 127.0.0.1 1 TIMEOUT 5", "TO 127.0.0.1 1 FORCE TIMEOUT 5", f"TO 127.0.0.1 {self.port} FORCE", "ABORT"]:
+            self.say(self.master, "FAILOVER", *words.split())
+        for words in ["", "ABORT", "TIMEOUT 5", "FORCE"]:
+            self.say(self.replica, "FAILOVER", *words.split())
+        self.state("with a replica")
+
+    def waits(self):
+        """What the replica says waits on its way: nobody knows whether it has everything."""
+        self.link.held = {0}
+        self.write()("before")
+
+    def hears_again(self):
+        self.link.held = set()
+        until("the master has heard it", lambda: self.master.client().execute_command("WAIT", 1, 100) == 1)
+
+    def aborted_while_waiting(self):
+        self.waits()
+        self.say(self.master, "FAILOVER", "TO", "127.0.0.1", self.port, "TIMEOUT", "600000")
+        self.state("waiting")
+        self.say(self.master, "FAILOVER")
+        self.say(self.master, "FAILOVER", "TO", "h", "1")
+        self.say(self.master, "FAILOVER", "NOW")
+        became = self.write()
+        became("a write meanwhile", 0.5)
+        self.say(self.master, "CLIENT", "PAUSE", "1", "WRITE")
+        self.say(self.master, "CLIENT", "UNPAUSE")
+        became("the write: that is not CLIENT's to end", 0.5)
+        self.say(self.master, "HGET", self.key, "like")
+        self.say(self.replica, "FAILOVER", "ABORT")
+        self.say(self.master, "FAILOVER", "ABORT")
+        became("the write, aborted")
+        self.state("aborted")
+        self.say(self.master, "FAILOVER", "ABORT")
+        self.hears_again()
+
+    def too_late(self):
+        self.waits()
+        self.say(self.master, "FAILOVER", "TIMEOUT", "700")
+        became = self.write()
+        became("a write meanwhile", 0.3)
+        became("the write, when the time is over")
+        self.until_state("no-failover")
+        self.state("too late")
+        self.hears_again()
+
+    def aborted_while_handing_over(self):
+        """The replica has everything after a while, and cannot be reached."""
+        self.waits()
+        self.replica.proxy.cut()
+        self.say(self.master, "FAILOVER", "TO", "127.0.0.1", self.port)
+        self.state("waiting")
+        waiting = [self.write(), self.write()]
+        waiting[0]("a write meanwhile", 0.5)
+        self.link.held = set()
+        self.until_state("failover-in-progress")
+        self.state("handing over")
+        waiting[0]("the write meanwhile", 0.5)
+        self.write()("a write to who is a replica")
+        self.say(self.master, "FAILOVER")
+        self.say(self.master, "FAILOVER", "ABORT")
+        outcomes = sorted(str(became()) for became in waiting)
+        self.lines.append(f"the writes that waited: {outcomes}")
+        self.state("aborted")
+        self.write()("a write, aborted")
+        self.replica.proxy.mend()
+        until("the replica is back", self.replica.is_up)
+
+    def handed_over(self):
+        became = []
+
+        def many():
+            for _ in range(20):
+                became.append(self.write())
+                time.sleep(0.01)
+
+        writers = threading.Thread(target=many)
+        writers.start()
+        self.say(self.master, "FAILOVER", "TO", "127.0.0.1", self.port, "TIMEOUT", "60000")
+        writers.join()
+        until("the old master follows", self.master.is_up)
+        self.state("handed over")
+        self.write()("a write to the old master")
+        # Which of them came before the pause is chance.
+        outcomes = [outcome() for outcome in became]
+        others = {outcome for outcome in outcomes if not isinstance(outcome, int)}
+        self.lines.append(f"other answers: {others or 'none'}")
+        written = sum(isinstance(outcome, int) for outcome in outcomes)
+        self.lines.append(f"acknowledged and not written, or otherwise: {int(self.value(self.replica)) - written}")
+        self.master, self.replica = self.replica, self.master
+        self.port = str(self.replica.proxy.port)
+
+    def forced(self):
+        """The replica has not got everything, and takes over all the same. It follows by its master's proxy since the last play."""
+        self.master.proxy.deaf = {1}
+        self.write()("a write that the replica does not get")
+        self.say(self.master, "FAILOVER", "TO", "127.0.0.1", self.port, "FORCE", "TIMEOUT", "500")
+        became = self.write()
+        became("a write meanwhile", 0.2)
+        became("the write, handed over")
+        until("the old master follows", self.master.is_up)
+        self.master.proxy.mend()
+        self.state("forced")
+        self.lines.append(f"it is gone from both: {[self.value(n) for n in self.nodes]}")
+
+    def value(self, node):
+        return node.client().hget(self.key, "like") or 0
+
+    def run(self):
+        try:
+            self.master.start()
+            until("the master is up", lambda: self.master.client().ping())
+            self.without_replicas()
+            self.replica.start(self.link.port)
+            until("the replica is up", self.replica.is_up)
+            self.with_a_replica()
+            for part in [self.aborted_while_waiting, self.too_late, self.aborted_while_handing_over, self.handed_over, self.forced]:
+                self.lines.append(f"-- {part.__name__}")
+                self.key = f"post:{len(self.lines)}"
+                part()
+        finally:
+            for node in self.nodes:
+                node.end()
+        return self.lines
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--server", required=True)
+    args = parser.parse_args()
+    transcripts = []
+    for server in [None, args.server]:
+        folder = tempfile.mkdtemp(prefix="handover-")
+        try:
+            transcripts.append(Play(server, folder).run())
+        except BaseException:
+            print(f"{'redis-server' if server is None else 'tidemark'}, kept: {folder}", file=sys.stderr)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+    theirs, ours = transcripts
+    for a, b in zip(theirs, ours):
+        print(a if a == b else f"DIFFERENT\n  redis-server  {a}\n  tidemark      {b}")
+    assert theirs == ours, "see above"
+
+
+main()
