@@ -75,7 +75,9 @@ def main():
                     time.sleep(0.01)
 
         def named():
-            return next(n for n in nodes if n.proxy.port == sentinel.discover_master("m")[1])
+            # Asked once: two Sentinels may name different ones at the same moment.
+            port = sentinel.discover_master("m")[1]
+            return next(n for n in nodes if n.proxy.port == port)
 
         def strays(old, back):
             """A client that knows nothing of Sentinel writes to the old master until it is a replica. Gives how long it did, in seconds."""

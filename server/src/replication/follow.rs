@@ -168,9 +168,11 @@ pub(crate) fn run(host: &Arc<Host>, node: Arc<Node>, log: FollowLog, master: &Ma
 async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> Course {
     let mut orders = here.node.replication.subscribe();
     let node = here.node.clone();
+    // The same master, FORCE, is an order, too.
+    let seen = *orders.borrow_and_update();
     let ordered = async {
         tokio::select! {
-            _ = orders.wait_for(|_| node.replication.master().as_ref() != Some(master)) => {}
+            _ = orders.wait_for(|n| *n != seen || node.replication.master().as_ref() != Some(master)) => {}
             () = host.stop.wait() => {}
         }
     };
