@@ -1,4 +1,4 @@
-//! A table of a filter, as TM.MERGE and recovery get it, checksums aside.
+//! A table of a filter, as recovery and a full sync get it, checksums aside.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| phantom::fuzz::table(bytes));

@@ -22,7 +22,7 @@
 //!               40        pairs aside: id 8, hash 16     then 8  XXH3-64 of all before
 //! ```
 //!
-//! **There is one decoder**, [`TableDecoder`], for what a disk gives back and for what a stranger sends. A Bloom filter that comes
+//! **There is one decoder**, [`TableDecoder`], for what a disk gives back or another server ships (single blocks of a stranger: `merge`). A Bloom filter that comes
 //! from outside is the most attacked thing of this product class, so nothing in it is believed: **D1** the size of everything that is
 //! allocated is derived, by the formulas that make a new table, from a rate and a page count that were checked first; **D2** the sum is
 //! held against a limit before the first allocation; **D3** no other number of the header decides where anything is read or written;
@@ -30,7 +30,8 @@
 //! must still do no more harm than refuse, or hold other bits than were meant.
 
 use crate::filter::Filter;
-use crate::hash::{Pair, Seed};
+use crate::hash::{Pair, Seed, mix};
+use crate::merge::block_of;
 use crate::options::Options;
 use crate::sizing::{PAGE_WORDS, RATES, uncertainty};
 use crate::space::Space;
@@ -44,7 +45,7 @@ const TABLE_MAGIC: &[u8; 8] = b"TMPHTAB\x01";
 const HEAD_MAGIC: &[u8; 8] = b"TMPHEAD\x01";
 const CHECK: usize = 8;
 const HEADER: usize = 64 + 8 * LINKS;
-const BLOCK_WORDS: usize = 64 * 1024 / 8;
+pub(crate) const BLOCK_WORDS: usize = 64 * 1024 / 8;
 const BLOCK_HASHES: usize = 4096;
 const HEAD_FIXED: usize = 40;
 const ASIDE_PAIR: usize = 24;
@@ -87,7 +88,7 @@ pub enum DecodeError {
     NoMemory,
 }
 
-/// A table that was decoded, and belongs to no space yet: for [`Space::restore`] or [`Space::merge_table`].
+/// A table that was decoded, and belongs to no space yet: for [`Space::restore`].
 pub struct StoredTable {
     pub(crate) low: u64,
     pub(crate) last: u64,
@@ -143,7 +144,8 @@ pub(crate) fn encode_table<E>(
     Ok(())
 }
 
-/// XXH3-64 of each 64 KiB block of each filter: two tables of equal layout differ where these differ.
+/// XXH3-64 of each 64 KiB block of each filter, plus the mixed hashes of the revoked pairs that lie there, in whatever order: two tables of equal
+/// layout differ where these differ.
 pub(crate) fn block_sums(table: &Table) -> Vec<u64> {
     let mut bytes = Vec::with_capacity(BLOCK_WORDS * 8);
     let blocks = table.links().flat_map(|link| link.filter.words().chunks(BLOCK_WORDS));
@@ -152,7 +154,18 @@ pub(crate) fn block_sums(table: &Table) -> Vec<u64> {
         words.iter().for_each(|word| bytes.extend_from_slice(&word.load(Relaxed).to_le_bytes()));
         xxh3_64(&bytes)
     });
-    sums.collect()
+    let mut sums: Vec<u64> = sums.collect();
+    table.revoked.for_each(|hash| {
+        let pair = Pair::from_hash(0, hash);
+        let mut first = 0;
+        for link in table.links() {
+            if let Some(sum) = sums.get_mut(first + block_of(&link.filter, &pair)) {
+                *sum = sum.wrapping_add(mix(pair.high ^ pair.low.rotate_left(17)));
+            }
+            first += link.filter.words().len().div_ceil(BLOCK_WORDS);
+        }
+    });
+    sums
 }
 
 /// What comes next in the stream.
@@ -379,7 +392,7 @@ impl TableDecoder {
     }
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes[at..at + 8].iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
 }
 

@@ -80,7 +80,7 @@ impl Filter {
 
     /// First word of the page of `pair` here.
     #[inline(always)]
-    fn page(&self, pair: &Pair) -> usize {
+    pub(crate) fn page(&self, pair: &Pair) -> usize {
         ((u128::from(pair.high) * self.pages as u128) >> 64) as usize * PAGE_WORDS
     }
 
@@ -181,11 +181,18 @@ impl Filter {
         self.words[from.min(end)..end].iter().for_each(|word| word.store(0, Relaxed));
     }
 
-    /// Sets all bits that `other`, of equal layout, has.
-    pub(crate) fn or(&self, other: &Filter) {
-        assert!(self.pages == other.pages && self.sizing == other.sizing, "F2: filters of different layout");
-        for (word, more) in self.words.iter().zip(other.words()) {
-            let more = more.load(Relaxed);
+    /// Whether all bits of the pair are set in `words`, which stand for this filter's from `start` on and hold the pair's page.
+    pub(crate) fn contains_in(&self, pair: &Pair, words: &[u64], start: usize) -> bool {
+        let spot = self.spot(pair);
+        (0..2).all(|side| {
+            let line = &words[spot.page + spot.lines[side] - start..][..LINE_WORDS];
+            line.iter().zip(pattern(draws(pair, side), self.sizing.bits)).all(|(word, mask)| word & mask == mask)
+        })
+    }
+
+    /// Sets in the words of `range` all bits that `more` has.
+    pub(crate) fn or(&self, range: std::ops::Range<usize>, more: &[u64]) {
+        for (word, &more) in self.words[range].iter().zip(more) {
             if word.load(Relaxed) & more != more {
                 word.fetch_or(more, Relaxed);
             }

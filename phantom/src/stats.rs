@@ -73,6 +73,11 @@ impl Space {
         self.aside_pairs.load(SeqCst)
     }
 
+    /// Unset pairs of the table that has most of them: none may have more than `max_revoked`.
+    pub fn most_revoked(&self) -> usize {
+        self.ring.load().entries().iter().map(|entry| entry.table().revoked.len()).max().unwrap_or(0)
+    }
+
     /// Memory of all tables, spare ones, and pairs aside, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         let tables = self.ring.load();

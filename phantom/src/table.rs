@@ -151,10 +151,6 @@ impl Table {
         self.first.filter
     }
 
-    pub(crate) fn take_apart(self) -> (Link, impl Iterator<Item = Link>) {
-        (self.first, self.more.into_iter().map_while(OnceLock::into_inner))
-    }
-
     /// Notes a change that leaves the number of pairs as it is.
     pub(crate) fn touch(&self) {
         self.touched.fetch_add(1, Relaxed);
@@ -309,20 +305,13 @@ impl Table {
         link.pairs.fetch_add(1, Relaxed);
     }
 
-    /// Chains a filter that was made elsewhere, by the geometry of the one after the last of ours. If the chain has grown meanwhile
-    /// that one is joined with it.
-    pub(crate) fn adopt(&self, at: usize, link: Link) {
-        let _growing = self.growing.lock();
-        match self.link(at) {
-            Some(ours) => {
-                ours.filter.or(&link.filter);
-                ours.pairs.fetch_max(link.pairs(), Relaxed);
+    /// The `i`-th filter of the chain, which is extended up to there if `may_grow` by so many bytes.
+    pub(crate) fn extend_to(&self, i: usize, may_grow: impl Fn(usize) -> bool) -> Result<&Link, Error> {
+        loop {
+            if let Some(link) = self.link(i) {
+                return Ok(link);
             }
-            None => {
-                assert!(at == self.last.load(Acquire) + 1, "filter {at} has no predecessor");
-                assert!(self.more[at - 1].set(link).is_ok(), "the chain grows under a lock");
-                self.last.store(at, Release);
-            }
+            self.grow(self.last.load(Acquire), &may_grow)?;
         }
     }
 

@@ -21,7 +21,7 @@ use crate::replication::director::Held;
 use crate::snapshot::{self, Parts};
 use counter::Schema;
 use parking_lot::Mutex;
-use phantom::{Answer, Layout, Member, Pair};
+use phantom::{Answer, BlockPlace, Layout, Member, Pair};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -216,6 +216,7 @@ impl Durability {
             commit: Commit::default(),
             unreadable: None,
             loose: Vec::new(),
+            blocks: Vec::new(),
             schemas,
             layouts,
         };
@@ -245,12 +246,16 @@ struct State<'a> {
     unreadable: Option<store::Error>,
     /// Ids that became loose, by space.
     loose: Vec<(u32, u64)>,
+    /// Blocks that were merged, by space.
+    blocks: Vec<(u32, BlockPlace)>,
     /// The schema of each counter space when the catalogue was last logged; `None`: it has to be logged.
     schemas: Vec<Option<Arc<Schema>>>,
     /// How often each existence space's ring had changed when it was last logged.
     layouts: Vec<u64>,
 }
 
+/// Bytes of a merged block in the log, at most about.
+const BLOCK_BYTES: usize = 64 << 10;
 /// Marks whose state is read together.
 const PREFETCHED: usize = 32;
 
@@ -268,7 +273,7 @@ impl State<'_> {
                     s.prefetch(id, &Member::Number(member));
                 }
             }
-            Marked::Pair(..) | Marked::Loose(..) | Marked::Catalogue => {}
+            Marked::Pair(..) | Marked::Block(..) | Marked::Loose(..) | Marked::Catalogue => {}
         }
     }
 
@@ -277,6 +282,7 @@ impl State<'_> {
             // `encode` sees for itself.
             Marked::Catalogue => {}
             Marked::Loose(space, id) => self.loose.push((space, id)),
+            Marked::Block(space, place) => self.blocks.push((space, place)),
             Marked::Row(space, id) => {
                 if let Some(s) = self.engines.counter_by_number(space) {
                     let width = s.schema().width();
@@ -313,7 +319,7 @@ impl Source<Mark> for State<'_> {
             some.clone().for_each(|at| self.prefetch(marks, at));
             some.for_each(|at| self.read(marks, at));
         }
-        self.commit.bytes()
+        self.commit.bytes() + self.blocks.len() * BLOCK_BYTES
     }
 
     fn encode(&mut self, batch: &mut Batch) -> store::Result<()> {
@@ -348,6 +354,13 @@ impl Source<Mark> for State<'_> {
             }
         }
         self.loose.clear();
+        // Before the pairs: some of them say what is revoked in a block.
+        for (number, place) in self.blocks.drain(..) {
+            let words = self.engines.existence_by_number(number).and_then(|space| space.block_words(place));
+            if let Some(words) = words {
+                batch.push(number, RecordKind::Block as u8, &encode_block(place, &words));
+            }
+        }
         self.commit.encode(batch);
         Ok(())
     }
@@ -356,6 +369,7 @@ impl Source<Mark> for State<'_> {
         self.commit.forget();
         self.unreadable = None;
         self.loose.clear();
+        self.blocks.clear();
         // What was encoded may not have been appended.
         self.layouts.fill(u64::MAX);
         self.schemas.fill(None);
@@ -384,6 +398,21 @@ fn pair(space: &phantom::Space, id: u64, member: MarkedMember) -> Pair {
         MarkedMember::Number(n) => space.pair(id, &Member::Number(n)),
         MarkedMember::Hash(hash) => Pair::from_hash(id, MarkedMember::hash_of(hash)),
     }
+}
+
+fn encode_block(place: BlockPlace, words: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(words.len() + 24);
+    [place.low, place.link as u64, place.block as u64].into_iter().for_each(|n| put_number(&mut out, n));
+    out.extend_from_slice(words);
+    out
+}
+
+fn decode_block(mut bytes: &[u8]) -> Result<(BlockPlace, &[u8]), String> {
+    let low = take_number(&mut bytes)?;
+    let small = |n: u64| usize::try_from(n).ok().filter(|&n| n <= u32::MAX as usize).ok_or("no block has that number");
+    let link = small(take_number(&mut bytes)?)?;
+    let block = small(take_number(&mut bytes)?)?;
+    Ok((BlockPlace { low, link, block }, bytes))
 }
 
 fn encode_layout(layout: &[Layout]) -> Vec<u8> {
@@ -620,6 +649,13 @@ pub(crate) fn apply_record(
             parts.touch_all(pairs.iter().map(|&(id, ..)| (number, id)));
             changed(&mut pairs.iter().map(|pair| pair.0));
             Ok(())
+        }
+        Some(RecordKind::Block) => {
+            let (place, words) = decode_block(payload)?;
+            // After the change, as with rows and pairs.
+            let made = existence()?.put_block(place, words);
+            parts.touch(number, place.low);
+            made
         }
         Some(RecordKind::Loose) => {
             let space = existence()?;

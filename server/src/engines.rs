@@ -207,6 +207,8 @@ pub struct Engines {
     patterns: Vec<(Pattern, Kind, usize)>,
     durability: Arc<Durability>,
     pub(crate) watches: Watches,
+    /// Held while another site's blocks are merged.
+    pub(crate) merging: parking_lot::Mutex<()>,
     pub(crate) cold: Arc<Cold>,
     /// But for schemas and ties, which the spaces themselves know.
     catalogue: Catalogue,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   word 0     id                                               so that marks of one id sort together, and one comparison usually decides
-//!   words 1, 2 member of a pair                                 a number and 0, or the hash of the pair; of all others 0
+//!   words 1, 2 member of a pair                                 a number and 0, or the hash of the pair; filter << 32 | number of a block; else 0
 //!   word 3     space << 8 | kind << 1 | state                   state: the pair is set
 //! ```
 //!
@@ -12,7 +12,7 @@
 //! marked, too, unsets a pair, and marks of one id meet in one stripe of the committer. So if nothing else is marked of the pair, it is
 //! still set, and its filter, which is rarely in the cache, need not be asked (`told`).
 
-use phantom::Member;
+use phantom::{BlockPlace, Member};
 
 /// What a write has changed. See the top of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,6 +32,7 @@ const ROW: u64 = 1 << 1;
 const PAIR: u64 = 2 << 1;
 const HASHED_PAIR: u64 = 3 << 1;
 const LOOSE: u64 = 4 << 1;
+const BLOCK: u64 = 5 << 1;
 
 /// A mark, read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +45,8 @@ pub enum Marked {
     Pair(u32, u64, MarkedMember, bool),
     /// This id of the existence space with this number became loose.
     Loose(u32, u64),
+    /// A block of the existence space with this number was joined with another site's: where it is.
+    Block(u32, BlockPlace),
 }
 
 impl Mark {
@@ -77,6 +80,11 @@ impl Mark {
         Mark::new(LOOSE, space, id, [0; 2])
     }
 
+    /// A block of an existence space that was joined with another site's.
+    pub fn block(space: u32, place: BlockPlace) -> Mark {
+        Mark::new(BLOCK, space, place.low, [(place.link as u64) << 32 | place.block as u64, 0])
+    }
+
     /// The space's number and the id; of the catalogue 0.
     #[inline]
     pub fn place(&self) -> (u32, u64) {
@@ -93,6 +101,10 @@ impl Mark {
             PAIR => pair(MarkedMember::Number(self.member[0])),
             HASHED_PAIR => pair(MarkedMember::Hash(self.member)),
             LOOSE => Marked::Loose(space, id),
+            BLOCK => {
+                let (link, block) = (self.member[0] >> 32, self.member[0] as u32);
+                Marked::Block(space, BlockPlace { low: id, link: link as usize, block: block as usize })
+            }
             _ => Marked::Catalogue,
         }
     }
@@ -156,6 +168,8 @@ mod tests {
                 assert_eq!(Mark::row(space, id).read(), Marked::Row(space, id));
                 assert_eq!(Mark::loose(space, id).read(), Marked::Loose(space, id));
                 assert_eq!(Mark::row(space, id).place(), (space, id));
+                let place = BlockPlace { low: id, link: 15, block: u32::MAX as usize };
+                assert_eq!(Mark::block(space, place).read(), Marked::Block(space, place));
                 for member in
                     [MarkedMember::Number(u64::MAX), MarkedMember::Number(0), MarkedMember::of_hash(u128::MAX - 1)]
                 {

@@ -9,6 +9,7 @@
 //! | 5 table | existence | snapshots only: a part of a table, in the phantom engine's own format |
 //! | 6 head | both | snapshots only: what belongs to no table, in the engine's own format: the frontier; an existence space's pairs of ids far ahead |
 //! | 7 loose | existence | ids at which a counter of 0 proves nothing: `engines/loose.rs` |
+//! | 8 block | existence | what TM.MERGE brought: lowest id of the table, filter of its chain, number of the block, its words (8 bytes each) as they are now |
 //!
 //! All numbers are LEB128 unless something else is said. Ids rise within a payload, so a like costs its id's distance from the
 //! one before, its member, and nothing for a counter that the same batch holds anyway. A number of more than 64 bits, a
@@ -35,13 +36,15 @@ pub enum RecordKind {
     Head = 6,
     /// Ids of an existence space at which a counter of 0 proves nothing.
     Loose = 7,
+    /// A block of a filter, as TM.MERGE left it.
+    Block = 8,
 }
 
 impl RecordKind {
     /// The kind with this number.
     pub fn from_number(kind: u8) -> Option<RecordKind> {
         use RecordKind::*;
-        [Catalogue, Rows, Pairs, Layout, Table, Head, Loose].into_iter().find(|&k| k as u8 == kind)
+        [Catalogue, Rows, Pairs, Layout, Table, Head, Loose, Block].into_iter().find(|&k| k as u8 == kind)
     }
 }
 

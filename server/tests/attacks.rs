@@ -296,15 +296,15 @@ fn who_never_stops_sending_keeps_nobody_out() {
     victim.alive(None);
 }
 
-/// Attack 36: a table to be merged that is not what it says.
+/// Attack 36: a block to be merged that is not what it says.
 #[test]
-fn forged_tables_are_refused() {
+fn forged_blocks_are_refused() {
     let victim = Victim::start("");
     let mut client = victim.program.client();
     for id in 1..200 {
         call(&mut client, &format!("PH.ADD liked 7 {id}"));
     }
-    let OwnedFrame::BulkString(table) = call(&mut client, "TM.EXPORT liked 0") else { panic!("no table") };
+    let OwnedFrame::BulkString(table) = call(&mut client, "TM.EXPORT liked 0 0") else { panic!("no table") };
     let before = victim.resident();
     let seed = 36;
     let mut random = fastrand::Rng::with_seed(seed);
@@ -508,7 +508,7 @@ fn seeds_of_filters_are_secret_and_differ() {
             call(&mut client, &format!("PH.ADD {space} 7 {id}"));
         }
     }
-    let export = |client: &mut Client, space: &str| match call(client, &format!("TM.EXPORT {space} 0")) {
+    let export = |client: &mut Client, space: &str| match call(client, &format!("TM.EXPORT {space} 0 0")) {
         OwnedFrame::BulkString(table) => table,
         other => panic!("{other:?}"),
     };

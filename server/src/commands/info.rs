@@ -318,12 +318,13 @@ fn spaces(node: &Node, out: &mut String) {
     for space in engines.existences() {
         let _ = write!(
             out,
-            "existence_{}:pairs={},memory_bytes={},tables={},aside={},pairs_per_s={:.1},recycled_in_s={:.0},loose_ids={},horizon={}\r\n",
+            "existence_{}:pairs={},memory_bytes={},tables={},aside={},most_revoked={},pairs_per_s={:.1},recycled_in_s={:.0},loose_ids={},horizon={}\r\n",
             space.name(),
             space.pairs(),
             space.memory_bytes(),
             space.layout().len(),
             space.aside_pairs(),
+            space.most_revoked(),
             space.pairs_per_s(),
             // Redis's tools read numbers: -1 for never.
             space.recycled_in_s().unwrap_or(-1.0),

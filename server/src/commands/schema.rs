@@ -7,13 +7,10 @@ use super::{Call, NO_KEYS, Outcome, Printable, Refusal, Spec, flag, help_row, re
 use crate::engines::{CounterSpace, Engines, ExistenceSpace};
 use crate::resp::Reply;
 use counter::Alteration;
-use phantom::TableDecoder;
 
 const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT;
 /// Canaries that TM.TABLES asks each table for; they add up over calls.
 const CANARIES: u64 = 1 << 16;
-/// What a table may take in memory beyond its bytes on the wire: pages, and the set of revoked pairs.
-const DECODED_PER_BYTE: u64 = 4;
 
 const fn spec(
     name: &'static str,
@@ -44,7 +41,7 @@ pub(super) const TABLE: &[Spec] = &[
     spec("tm.tables", -1, flag::NAMED | flag::STALE | flag::NO_MULTI, "[space]",
         "The tables of a space (or of all), oldest first, a map each: id range, rows or pairs, fill, bytes; for counter spaces the buckets \
          that a hit touches and the sizes of the aux and extend dictionaries; for existence spaces the configured, the expected and the \
-         measured false-positive rate, and when it will be recycled. Cold files of a space come before its tables: where is 'disk' for them.", tables),
+         measured false-positive rate, and when it will be recycled; the first one begins at the horizon. Cold files of a space come before its tables: where is 'disk' for them.", tables),
     spec("tm.advise", 2, flag::NAMED | flag::READONLY | flag::NO_MULTI, "space",
         "From the values that are there (a sample of a million rows): the bits per field that take the fewest bytes in total, and what they \
          save; as a map, with a table for people and the commands that would do it.", advise),
@@ -55,12 +52,13 @@ pub(super) const TABLE: &[Spec] = &[
          newest. What was changed of rows that are there already is merged. How many rows have left memory.", spill),
     spec("tm.digest", -2, flag::NAMED | flag::READONLY | flag::NO_MULTI | ADMIN, "space [low]",
         "What two servers need to compare the tables of an existence space: per table, or for the one that begins at the id low, range, rate, \
-         size and a checksum; with low also the checksums of its blocks of 64 KiB.", digest),
-    spec("tm.export", 3, flag::NAMED | flag::READONLY | flag::NO_MULTI | ADMIN, "space low",
-        "The table of an existence space that begins at the id low, as one string for TM.MERGE on another server. Pairs of ids far ahead of the others (aside_pairs in TM.SPACE LIST) are in no table yet.", export),
-    spec("tm.merge", 3, flag::NAMED | flag::WRITE | flag::NO_MULTI | flag::DENYOOM | ADMIN, "space table",
-        "Adds the pairs of an exported table to ours: what is set in either is set then. Range, rate, size and the space's seed must be \
-         the same. OK when a snapshot holds it.", merge),
+         size and a checksum; with low also the checksums of its blocks (64 KiB of a filter, and the pairs that are revoked there).", digest),
+    spec("tm.export", -4, flag::NAMED | flag::READONLY | flag::NO_MULTI | ADMIN, "space low block [block ...]",
+        "These blocks, by their position in TM.DIGEST, of the table of an existence space that begins at the id low, as one string for TM.MERGE on another \
+         server: at most 256. Pairs of ids far ahead of the others (aside_pairs in TM.SPACE LIST) are in no table yet.", export),
+    spec("tm.merge", 3, flag::NAMED | flag::WRITE | flag::NO_MULTI | flag::DENYOOM | ADMIN, "space blocks",
+        "Adds the pairs of exported blocks to our table: what is set in either is set then. Range, rate, size and the space's seed must be \
+         the same. Answers how many blocks were merged; to repair a table, compare its TM.DIGEST on both servers and move those that differ.", merge),
 ];
 
 /// A value in one of the maps.
@@ -196,6 +194,7 @@ fn list(call: &mut Call<'_>) -> Outcome {
                 ("false_positive_rate", Value::Number(space.options().false_positive_rate)),
                 ("pairs", Value::Count(space.pairs())),
                 ("aside_pairs", count(space.aside_pairs())),
+                ("most_revoked", count(space.most_revoked())),
                 ("tables", count(space.layout().len())),
                 ("memory_bytes", Value::Count(space.memory_bytes())),
                 ("horizon", Value::Id(space.horizon())),
@@ -393,21 +392,28 @@ fn no_table(space: &ExistenceSpace, low: u64) -> Refusal {
     refuse!("ERR no table of '{}' begins at {low}: TM.TABLES {0} names them", space.name())
 }
 
+/// The most blocks that one TM.EXPORT gives, or one TM.MERGE takes: 16 MiB.
+const MOST_BLOCKS: u16 = 256;
+
 fn export(call: &mut Call<'_>) -> Outcome {
     let name = call.args.at(1).to_vec();
     existence_space(&call.node.engines, &name)?;
     let low = call.id(2)?;
+    if call.args.len() - 3 > usize::from(MOST_BLOCKS) {
+        return Err(refuse!("ERR at most {MOST_BLOCKS} blocks at once"));
+    }
+    let numbers = (3..call.args.len()).map(|i| Ok(call.id(i)? as usize)).collect::<Result<Vec<usize>, Refusal>>()?;
     call.answer_later(move |node, reply| {
         let space = existence_space(&node.engines, &name)?;
         let most = node.config().server.max_output_buffer_bytes;
         let mut bytes = Vec::new();
-        let found = space.encode_table(low, |piece| {
-            if bytes.len() + piece.len() > most {
+        let found = space.export_blocks(low, &numbers, |block| {
+            if bytes.len() + block.len() > most {
                 return Err(refuse!(
-                    "ERR the table takes more than {most} bytes, the limit of replies (server.max_output_buffer_bytes)"
+                    "ERR the blocks take more than {most} bytes, the limit of replies (server.max_output_buffer_bytes)"
                 ));
             }
-            bytes.extend_from_slice(piece);
+            bytes.extend_from_slice(block);
             Ok(())
         })?;
         if !found {
@@ -424,23 +430,34 @@ fn merge(call: &mut Call<'_>) -> Outcome {
     let bytes = call.args.at(2).to_vec();
     call.answer_later(move |node, reply| {
         let space = existence_space(&node.engines, &name)?;
-        let refused = |why: String| refuse!("ERR the table was not merged: {why}");
-        let mut decoder = TableDecoder::new(space.options(), bytes.len() as u64 * DECODED_PER_BYTE);
-        decoder.feed(&bytes).map_err(|e| refused(e.to_string()))?;
-        drop(bytes);
-        let table = decoder.finish().map_err(|e| refused(e.to_string()))?;
-        let (low, last) = table.range();
-        node.engines.merge(space, table).map_err(|e| refused(e.to_string()))?;
-        // The log holds pairs, and nobody knows which these were: a snapshot it is.
-        let saved = tokio::runtime::Handle::current().block_on(async {
-            tokio::select! {
-                saved = node.snapshots.save() => saved,
-                () = node.stop.wait() => Err("the server is ending".to_owned()),
+        // So that what waits for the log is bounded, too: it holds whole blocks.
+        let Some(_alone) = node.engines.merging.try_lock() else {
+            return Err(refuse!("ERR another TM.MERGE is on its way, and there may be one at a time: try again"));
+        };
+        if let Some(why) = node.durability.refusal() {
+            return Err(refuse!("{why}"));
+        }
+        let (mut rest, mut merged) = (&bytes[..], 0);
+        let mut all = || {
+            loop {
+                let refused =
+                    |e: phantom::MergeError| refuse!("ERR block {merged} was not merged, those before it were: {e}");
+                if merged == MOST_BLOCKS {
+                    return Err(refuse!("ERR at most {MOST_BLOCKS} blocks at once: those were merged"));
+                }
+                let block = space.read_block(&mut rest).map_err(refused)?;
+                node.engines.merge(space, &block).map_err(refused)?;
+                merged += 1;
+                if rest.is_empty() {
+                    return Ok(());
+                }
             }
-        });
-        saved.map_err(|e| refuse!("ERR merged, but no snapshot holds it yet, so a crash would undo it: {e}"))?;
-        tracing::info!("merged a table of '{}', ids {low} to {last}", space.name());
-        reply.ok();
+        };
+        let done = all();
+        let logged = node.durability.flush();
+        logged.map_err(|e| refuse!("ERR merged, but not in the log yet, so a crash would undo it: {e}"))?;
+        done?;
+        reply.int(i64::from(merged));
         Ok(())
     })
 }

@@ -80,6 +80,7 @@ impl Engines {
             patterns: Vec::new(),
             durability,
             watches: Default::default(),
+            merging: Default::default(),
             catalogue: Catalogue::default(),
         }
     }

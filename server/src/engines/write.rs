@@ -167,15 +167,21 @@ impl Engines {
         space.space.roll_now()
     }
 
-    /// Adds a table that was exported elsewhere. It is not logged: a snapshot must follow.
-    pub(crate) fn merge(&self, space: &ExistenceSpace, table: phantom::StoredTable) -> Result<(), phantom::MergeError> {
-        let (low, _) = table.range();
-        space.loosen_table(low);
-        let merged = space.space.merge_table(table);
+    /// Joins a block of another site's table with ours, and has it logged.
+    pub(crate) fn merge(&self, space: &ExistenceSpace, block: &phantom::Block) -> Result<(), phantom::MergeError> {
+        let place = block.place();
+        // One table's blocks go to many stripes, as each makes a large record.
+        let mut turn = self.turn(place.low ^ place.block as u64);
+        space.loosen_table(place.low);
+        // With each block, as the log may have one without the others.
+        turn.mark(Mark::loose(space.number, place.low));
+        for hash in space.space.merge_block(block)? {
+            // Revoked or not: that is read when it is logged.
+            turn.mark(Mark::pair(space.number, place.low, MarkedMember::of_hash(hash), false));
+        }
         self.watches.swept();
-        // If it was refused half way the table may have changed, too.
-        self.durability.parts.touch(space.number, low);
-        merged
+        turn.mark(Mark::block(space.number, place));
+        Ok(())
     }
 
     /// Adds to counters of one row; all or nothing. The new values of the changed fields are appended to `out`.

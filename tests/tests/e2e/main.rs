@@ -4,6 +4,7 @@
 mod acl;
 mod beside_redis;
 mod binary;
+mod bounds;
 mod channels;
 mod cold;
 mod commands;

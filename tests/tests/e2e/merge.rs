@@ -1,16 +1,29 @@
 //! Filters on the way from one server to another: digest, export, merge. And what clients of sets and filters ask a filter that it cannot know.
 
 use crate::commands::check;
+use crate::replication::{follow, in_step};
 use std::collections::HashMap;
+use tidemark_server::config::{Config, Fsync};
 use tidemark_tests::TestServer;
 
 type Maps = Vec<HashMap<String, redis::Value>>;
 
 fn site() -> TestServer {
+    TestServer::with(joined)
+}
+
+fn joined(config: &mut Config) {
+    for existence in &mut config.existence {
+        existence.seed = 7;
+    }
+    config.durability.fsync = Fsync::Always;
+}
+
+/// One whose first table has some twenty blocks.
+fn large_site() -> TestServer {
     TestServer::with(|config| {
-        for existence in &mut config.existence {
-            existence.seed = 7;
-        }
+        joined(config);
+        config.existence[0].pairs_per_table <<= 3;
     })
 }
 
@@ -31,8 +44,18 @@ fn liked(server: &TestServer, members: std::ops::Range<u64>) -> usize {
     answers.iter().filter(|answer| **answer == [1]).count()
 }
 
-fn export(server: &TestServer) -> Vec<u8> {
-    redis::cmd("TM.EXPORT").arg(&["liked", "0"]).query(&mut server.connection()).unwrap()
+fn export(server: &TestServer, blocks: &[usize]) -> Vec<u8> {
+    redis::cmd("TM.EXPORT").arg(&["liked", "0"]).arg(blocks).query(&mut server.connection()).unwrap()
+}
+
+/// Which blocks of `there` differ from ours.
+fn differing(here: &TestServer, there: &TestServer) -> Vec<usize> {
+    let (ours, theirs) = (digest(here), digest(there));
+    (0..theirs.len()).filter(|&i| ours.get(i) != theirs.get(i)).collect()
+}
+
+fn merge(server: &TestServer, blocks: &[u8]) -> redis::RedisResult<usize> {
+    redis::cmd("TM.MERGE").arg("liked").arg(blocks).query(&mut server.connection())
 }
 
 fn digest(server: &TestServer) -> Vec<String> {
@@ -48,17 +71,32 @@ fn two_sites_become_one_and_a_crash_does_not_part_them() {
     assert_eq!(digest(&here), digest(&there), "the same pairs, the same filters");
     like(&there, 2000..4000);
     assert_ne!(digest(&here), digest(&there));
-    let table = export(&there);
+    // Liked on both sides, and unliked on one: whatever happens to this pair, it happens on both.
+    let unlike = |server: &TestServer, member: u64| {
+        redis::cmd("PH.DEL").arg("liked").arg(member).arg(member % 500).query::<()>(&mut server.connection()).unwrap();
+    };
+    unlike(&here, 7);
+    unlike(&there, 3999);
+    let blocks = differing(&here, &there);
+    let table = export(&there, &blocks);
     assert!(liked(&here, 2000..4000) < 20);
-    let merged: String = redis::cmd("TM.MERGE").arg("liked").arg(&table).query(&mut here.connection()).unwrap();
-    assert_eq!(merged, "OK");
+    assert_eq!(merge(&here, &table), Ok(blocks.len()));
+    assert_eq!(
+        (liked(&here, 7..8), liked(&here, 3999..4000)),
+        (1, 0),
+        "set on either side is set; revoked on both is not"
+    );
+    like(&there, 3999..4000);
+    like(&here, 3999..4000);
     assert_eq!(liked(&here, 0..4000), 4000);
-    assert_eq!(digest(&here), digest(&there));
+    assert!(differing(&here, &there).is_empty());
     // Acknowledged is durable.
     assert_eq!(liked(&here.killed(), 0..4000), 4000);
     like(&here, 4000..4100);
     let here = here.restart();
     assert_eq!(liked(&here, 0..4100), 4100);
+    redis::cmd("SAVE").query::<()>(&mut here.connection()).unwrap();
+    assert_eq!(liked(&here.killed(), 0..4100), 4100);
 }
 
 #[test]
@@ -66,7 +104,7 @@ fn a_strangers_table_does_no_harm() {
     let (here, there) = (site(), site());
     like(&here, 0..300);
     like(&there, 300..600);
-    let table = export(&there);
+    let table = export(&there, &[0]);
     let before = digest(&here);
     let c = &mut here.connection();
     let mut refused = |space: &str, bytes: &[u8]| {
@@ -76,9 +114,10 @@ fn a_strangers_table_does_no_harm() {
     assert!(refused("nope", &table).contains("no such existence space 'nope'"));
     assert!(refused("post", &table).contains("no such existence space 'post'"));
     assert!(refused("liked", b"").contains("too early"));
-    assert!(refused("liked", b"TMPHTAB\x01").contains("too early"));
+    assert!(refused("liked", b"x").contains("too early"));
+    assert!(refused("liked", b"TMPHBLK\x01").contains("too early"));
     assert!(refused("liked", &table[..table.len() - 1]).contains("too early"));
-    assert!(refused("liked", &[&table[..], b"x"].concat()).contains("after the end"));
+    assert!(refused("liked", &vec![b'x'; 64]).contains("no block"));
     let mut rng = fastrand::Rng::with_seed(5);
     for _ in 0..300 {
         let mut damaged = table.clone();
@@ -95,11 +134,159 @@ fn a_strangers_table_does_no_harm() {
     // Another seed: its bits say nothing here.
     let other = TestServer::start();
     like(&other, 0..300);
-    let error = redis::cmd("TM.MERGE").arg("liked").arg(export(&other)).query::<String>(c).unwrap_err();
+    let error = redis::cmd("TM.MERGE").arg("liked").arg(export(&other, &[0])).query::<String>(c).unwrap_err();
     assert!(error.to_string().contains("not merged"), "{error}");
     assert_eq!(digest(&here), before);
-    let error = redis::cmd("TM.EXPORT").arg(&["liked", "7"]).query::<Vec<u8>>(c).unwrap_err();
+    let error = redis::cmd("TM.EXPORT").arg(&["liked", "7", "0"]).query::<Vec<u8>>(c).unwrap_err();
     assert!(error.to_string().contains("no table of 'liked' begins at 7"), "{error}");
+}
+
+/// A site that was restored from an old copy gets what it lacks from the other one: the blocks that differ, and no more.
+#[test]
+fn what_an_old_copy_lacks_is_repaired_by_the_blocks_that_differ() {
+    let there = large_site();
+    like(&there, 0..20_000);
+    redis::cmd("SAVE").query::<()>(&mut there.connection()).unwrap();
+    let here = there.killed();
+    assert!(differing(&here, &there).is_empty());
+    like(&there, 20_000..20_003);
+    let (all, blocks) = (digest(&there).len(), differing(&here, &there));
+    assert!(all >= 16 && (1..=3).contains(&blocks.len()), "{blocks:?} of {all}");
+    let repair = export(&there, &blocks);
+    assert!(repair.len() < 4 * (66 << 10));
+    assert_eq!(merge(&here, &repair), Ok(blocks.len()));
+    assert_eq!(digest(&here), digest(&there));
+    assert_eq!(liked(&here, 0..20_003), 20_003);
+    // One bit of one block is lost on the way: that block is refused, and named; those before it are in.
+    like(&there, 20_003..20_400);
+    let blocks = differing(&here, &there);
+    let mut repair = export(&there, &blocks);
+    let (whole, tail) = (repair.len(), 8);
+    repair[whole - tail - 100] ^= 1;
+    let error = merge(&here, &repair).unwrap_err().to_string();
+    assert!(error.contains(&format!("block {} was not merged", blocks.len() - 1)), "{error}");
+    let left = differing(&here, &there);
+    assert_eq!(left, blocks[blocks.len() - 1..]);
+    assert_eq!(merge(&here, &export(&there, &left)), Ok(1));
+    let here = here.killed();
+    assert_eq!(digest(&here), digest(&there));
+    assert_eq!(liked(&here, 0..20_400), 20_400);
+}
+
+/// What a master merges is in its log, so its replicas merge it, too; also one that comes later, and one that was away.
+#[test]
+fn replicas_get_what_their_master_merges() {
+    let (there, master, replica) = (site(), site(), site());
+    follow(&replica, &master);
+    like(&master, 0..1000);
+    like(&there, 500..2000);
+    redis::cmd("PH.DEL").arg("liked").arg(1500).arg(0).query::<()>(&mut there.connection()).unwrap();
+    let table = export(&there, &differing(&master, &there));
+    in_step(&master, &replica);
+    let error = merge(&replica, &table).unwrap_err().to_string();
+    assert!(error.to_lowercase().contains("read only replica"), "{error}");
+    let away = replica.killed();
+    assert!(merge(&master, &table).unwrap() > 0);
+    in_step(&master, &replica);
+    for server in [&master, &replica] {
+        assert_eq!(liked(server, 0..2000), 1999);
+        assert_eq!(liked(server, 1500..1501), 0, "revoked where it was set");
+    }
+    assert_eq!(digest(&replica), digest(&master));
+    let replica = replica.restart();
+    assert_eq!(digest(&replica), digest(&master));
+    in_step(&master, &away);
+    assert_eq!(digest(&away), digest(&master));
+    // Snapshot and all.
+    let late = site();
+    redis::cmd("SAVE").query::<()>(&mut master.connection()).unwrap();
+    follow(&late, &master);
+    in_step(&master, &late);
+    assert_eq!(digest(&late), digest(&master));
+}
+
+#[test]
+fn blocks_of_a_table_that_was_recycled_or_never_was() {
+    let small = || {
+        TestServer::with(|config| {
+            joined(config);
+            (config.existence[0].pairs_per_table, config.existence[0].max_tables) = (64_000, 2);
+        })
+    };
+    let (here, there) = (small(), small());
+    like(&here, 0..500);
+    like(&there, 300..800);
+    let table = export(&there, &[0]);
+    let roll = |server: &TestServer, ids: std::ops::Range<u64>| {
+        let mut pipe = redis::pipe();
+        ids.for_each(|id| {
+            pipe.cmd("PH.ADD").arg("liked").arg(1).arg(id).ignore();
+        });
+        pipe.cmd("TM.ROLL").arg("liked").ignore();
+        pipe.query::<()>(&mut server.connection()).unwrap();
+    };
+    let mut id = 1000;
+    while redis::cmd("PH.EXISTS").arg(&["liked", "1", "1"]).query::<Vec<Option<i64>>>(&mut here.connection()).unwrap()
+        != [None]
+    {
+        roll(&here, id..id + 100);
+        id += 1000;
+        assert!(id < 100_000, "the first table is recycled");
+    }
+    let before = layout(&here);
+    let error = merge(&here, &table).unwrap_err().to_string();
+    assert!(error.contains("no table covers the ids 0..="), "{error}");
+    assert_eq!(layout(&here), before);
+    let error = merge(&there, &export_at(&here, before[0])).unwrap_err().to_string();
+    assert!(error.contains("another size"), "a table that starts inside one of ours: {error}");
+    // A log that tells of blocks of a table that is gone by now.
+    let here = small();
+    like(&here, 0..500);
+    assert_eq!(merge(&here, &table), Ok(1));
+    let mut id = 1000;
+    while layout(&here)[0] == 0 {
+        roll(&here, id..id + 100);
+        id += 1000;
+    }
+    let restarted = here.killed();
+    assert_eq!(layout(&restarted), layout(&here));
+}
+
+/// Where tables begin.
+fn layout(server: &TestServer) -> Vec<u64> {
+    let maps: Maps = redis::cmd("TM.DIGEST").arg("liked").query(&mut server.connection()).unwrap();
+    maps.iter().map(|map| redis::from_redis_value_ref(&map["low"]).unwrap()).collect()
+}
+
+fn export_at(server: &TestServer, low: u64) -> Vec<u8> {
+    redis::cmd("TM.EXPORT").arg("liked").arg(low).arg(0).query(&mut server.connection()).unwrap()
+}
+
+/// The one that is on its way may take as long as the log does; what waits for the log is bounded.
+#[test]
+fn merges_come_one_at_a_time_and_in_bounded_pieces() {
+    let (here, there) = (site(), site());
+    like(&there, 0..500);
+    let all: Vec<usize> = (0..digest(&there).len()).collect();
+    let block = export(&there, &all);
+    let many: Vec<usize> = vec![0; 257];
+    let error = redis::cmd("TM.EXPORT").arg("liked").arg(0).arg(&many).query::<Vec<u8>>(&mut there.connection());
+    assert!(error.unwrap_err().to_string().contains("at most 256 blocks at once"));
+    assert_eq!(export(&there, &[9999]), b"", "no such block");
+    let error = merge(&here, &block.repeat(257)).unwrap_err().to_string();
+    assert!(error.contains("at most 256 blocks at once: those were merged"), "{error}");
+    assert_eq!(liked(&here, 0..500), 500);
+    // Many at once: each is merged or told to try again, none waits in a queue.
+    let merged = std::thread::scope(|scope| {
+        let (here, block) = (&here, &block);
+        let merges: Vec<_> =
+            (0..8).map(|_| scope.spawn(move || (0..10).map(|_| merge(here, block)).collect())).collect();
+        merges.into_iter().flat_map(|merges| -> Vec<_> { merges.join().unwrap() }).collect::<Vec<_>>()
+    });
+    let busy = |error: &redis::RedisError| error.to_string().contains("another TM.MERGE is on its way");
+    assert!(merged.iter().all(|merged| *merged == Ok(all.len()) || merged.as_ref().is_err_and(busy)), "{merged:?}");
+    assert!(merged.iter().any(|merged| merged.is_ok()));
+    assert_eq!(liked(&here.killed(), 0..500), 500);
 }
 
 #[test]
