@@ -66,35 +66,41 @@ fn check(space: &Space, stored: StoredTable) {
 /// Reads and merges blocks as TM.MERGE gets them, checksums aside. It must refuse, or work; never panic, never lose a pair, and never
 /// break the error rate.
 ///
-/// Bits of the first byte: 1, each block gets the right magic, fingerprint, rate, pages and range; 2, the end is filled up with zeros.
+/// Bits of the first byte: 1, the first block gets the right magic, fingerprint, rate, pages and range; 2, the end is filled up with zeros; 4, the
+/// highest id may be any.
 pub fn blocks(input: &[u8]) {
     let Some((&help, bytes)) = input.split_first() else { return };
     let mut bytes = bytes.to_vec();
     let space = space();
     let table = &space.tables_probed(0)[0];
     if help & 2 == 2 {
-        bytes.resize(bytes.len().max(64) + 64 * 1024 + 8, 0);
+        bytes.resize(bytes.len().max(72) + 64 * 1024 + 8, 0);
     }
-    if help & 1 == 1 && bytes.len() >= 48 {
+    if help & 1 == 1 && bytes.len() >= 56 {
         bytes[..8].copy_from_slice(b"TMPHBLK\x01");
         let pages = space.layout()[0].pages as u64;
-        let fields = [table.configured_rate.to_bits(), space.seed.fingerprint(), table.low, table.last, pages];
+        // Some highest id: near ours, or anywhere.
+        let highest = u64::from_le_bytes(bytes[40..48].try_into().expect("eight bytes"));
+        let highest = if help & 4 == 4 { highest } else { highest % 1000 };
+        let fields = [table.configured_rate.to_bits(), space.seed.fingerprint(), table.low, table.last, highest, pages];
         for (at, field) in fields.into_iter().enumerate() {
             bytes[8 + 8 * at..][..8].copy_from_slice(&field.to_le_bytes());
         }
     }
-    let mut rest = &bytes[..];
+    let (mut rest, mut merged) = (&bytes[..], 0);
     while let Ok(block) = space.read_block_as(&mut rest, false) {
-        if let Ok(changed) = space.merge_block(&block) {
-            let words = space.block_words(block.place()).expect("it was merged");
+        if let Ok(((), changed)) = space.merge_block(&block, || ()) {
+            let state = space.block_state(block.place()).expect("it was merged");
             let other = self::space();
-            assert_eq!(other.put_block(block.place(), &words), Ok(()), "what was merged can be told");
+            assert_eq!(other.put_block(block.place(), &state), Ok(()), "what was merged can be told");
             assert!(changed.len() <= space.options().max_revoked);
+            merged += 1;
         }
         if rest.is_empty() {
             break;
         }
     }
+    assert!(space.highest_id().is_some_and(|high| high <= 99 + merged * 1024), "M2: a window further with each");
     // A stranger may revoke what is set nowhere, never what is set here.
     for id in 0..100 {
         assert_eq!(space.contains(id, &Member::Number(id)), crate::Answer::Yes, "P1");
@@ -125,7 +131,7 @@ mod tests {
         };
         assert!(other.export_blocks(0, &[0], sink).unwrap());
         let here = space();
-        assert!(here.merge_block(&here.read_block(&mut &whole[..]).unwrap()).is_ok());
+        assert!(here.merge_block(&here.read_block(&mut &whole[..]).unwrap(), || ()).is_ok());
         for seed in 0..if cfg!(debug_assertions) { 2_000 } else { 50_000 } {
             let mut rng = fastrand::Rng::with_seed(seed);
             let mut input = vec![rng.u8(0..4)];

@@ -9,10 +9,10 @@
 //!               0     8  magic "TMPHBLK" 01
 //!               8     8  error rate (f64)           16  8  fingerprint of the seed
 //!              24     8  lowest id                  32  8  highest id of the table (inclusive)
-//!              40     8  pages of the first filter
-//!              48     4  filter of the chain        52  4  block of the filter
-//!              56     4  revoked pairs              60  4  0
-//!              64        the words, 64 KiB (the last block of a filter may be shorter)
+//!              40     8  no pair has a higher id    48  8  pages of the first filter
+//!              56     4  filter of the chain        60  4  block of the filter
+//!              64     4  revoked pairs              68  4  0
+//!              72        the words, 64 KiB (the last block of a filter may be shorter)
 //!                        the revoked pairs' hashes, 16 bytes each
 //!                     8  XXH3-64 of all before
 //! ```
@@ -27,6 +27,9 @@
 //! changes nothing; those before it have been merged. Filters of the same data, as in a repair, hardly grow. As bits that were put where they do the most
 //! harm count for few pairs, the rate of the block itself, which its bits tell exactly, is held against the configured one, too: with the
 //! slack that chance needs a stranger can bring 16 pages to 1.6 times the rate, not to an answer of yes to everything.
+//!
+//! **M2** A table is never closed below a pair that it got from another site: its ids count as normal before its bits come. A bad one makes no more
+//! of that than a bad id (promise 7): if it lies further ahead than the window of the frontier, the block is refused.
 
 use crate::codec::{BLOCK_WORDS, block_sums, u64_at};
 use crate::filter::Filter;
@@ -40,7 +43,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: &[u8; 8] = b"TMPHBLK\x01";
-const HEADER: usize = 64;
+const HEADER: usize = 72;
 const CHECK: usize = 8;
 
 /// What `TM.DIGEST` shows of a table: where two tables have equal ranges, rates and pages, their blocks can be compared.
@@ -77,6 +80,16 @@ pub enum MergeError {
     /// Our table of that range has another error rate or size.
     #[error("our table of that range has another error rate or another size")]
     OtherLayout,
+    /// Its ids reach so far above ours that one alone would be kept aside.
+    #[error(
+        "its ids reach up to {highest}, far ahead of ours, which end at {ours}: merge it when there are such ids here"
+    )]
+    FarAhead {
+        /// The highest that a pair of it may have.
+        highest: u64,
+        /// The highest that counts as normal here.
+        ours: u64,
+    },
     /// The union would be fuller than the error rate allows.
     #[error("the union would exceed the error rate")]
     Overfull,
@@ -99,6 +112,8 @@ pub struct BlockPlace {
 /// A block of another site's table that fits one of ours: for [`Space::merge_block`].
 pub struct Block {
     place: BlockPlace,
+    /// No pair of it has a higher id.
+    highest: u64,
     words: Vec<u64>,
     /// Sorted.
     revoked: Vec<u128>,
@@ -163,7 +178,8 @@ impl Space {
             let hashes = &revoked[&number];
             bytes.clear();
             bytes.extend_from_slice(MAGIC);
-            for field in [table.rate().to_bits(), self.seed.fingerprint(), low, last, table.pages() as u64] {
+            let highest = self.highest_in((low, last));
+            for field in [table.rate().to_bits(), self.seed.fingerprint(), low, last, highest, table.pages() as u64] {
                 bytes.extend_from_slice(&field.to_le_bytes());
             }
             for field in [link as u32, block as u32, hashes.len() as u32, 0] {
@@ -196,20 +212,24 @@ impl Space {
         }
         let (low, last) = (u64_at(bytes, 24), u64_at(bytes, 32));
         let halves = |at: usize| (u64_at(bytes, at) as u32 as usize, (u64_at(bytes, at) >> 32) as usize);
-        let ((link, block), (revoked, zero)) = (halves(48), halves(56));
+        let highest = u64_at(bytes, 40);
+        let ((link, block), (revoked, zero)) = (halves(56), halves(64));
         let ours = self.table_over(low).filter(|((_, our_last), _)| (low..=*our_last).contains(&last));
         let Some(((our_low, _), ours)) = ours else { return Err(MergeError::NoTable { low, last }) };
-        if ours.rate().to_bits() != u64_at(bytes, 8) || ours.pages() as u64 != u64_at(bytes, 40) {
+        if ours.rate().to_bits() != u64_at(bytes, 8) || ours.pages() as u64 != u64_at(bytes, 48) {
             return Err(MergeError::OtherLayout);
+        }
+        if !(low..=last).contains(&highest) {
+            return Err(corrupt(40, "a highest id that is none of the table's").into());
         }
         // Filters come in order, so that no stranger makes a chain longer than his own.
         if link > ours.links().count() || link >= LINKS {
-            return Err(corrupt(48, "a filter of the chain that has no predecessor").into());
+            return Err(corrupt(56, "a filter of the chain that has no predecessor").into());
         }
         let (_, pages) = Table::geometry(ours.rate(), ours.pages(), link);
         let words = range_of(pages, block).len();
         if words == 0 || zero != 0 {
-            return Err(corrupt(52, "a block that its filter has not").into());
+            return Err(corrupt(60, "a block that its filter has not").into());
         }
         if revoked > self.options().max_revoked {
             return Err(Error::RevokedFull.into());
@@ -228,14 +248,16 @@ impl Space {
         revoked.sort_unstable();
         Ok(Block {
             place: BlockPlace { low: our_low, link, block },
+            highest,
             words: words.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect(),
             revoked,
         })
     }
 
-    /// Adds all pairs of a block to our table, while reads and writes go on. Gives the hashes of pairs that were revoked, or are not any
-    /// more, by this: a log has to hold them besides the block itself.
-    pub fn merge_block(&self, theirs: &Block) -> Result<Vec<u128>, MergeError> {
+    /// Adds all pairs of a block to our table, while reads go on; writes, too, for most of the time: `enter` is called before the change, and what it
+    /// gives is kept until the end, and returned. With it come the hashes of pairs that were revoked, or are not any more, by this: a log has to hold
+    /// them besides the block itself.
+    pub fn merge_block<G>(&self, theirs: &Block, enter: impl FnOnce() -> G) -> Result<(G, Vec<u128>), MergeError> {
         let BlockPlace { low, link, block } = theirs.place;
         let Some((range, table)) = self.table_at(low) else { return Err(MergeError::NoTable { low, last: low }) };
         let link = table.extend_to(link, |bytes| self.may_grow(bytes))?;
@@ -251,6 +273,19 @@ impl Space {
                 return Err(MergeError::Overfull);
             }
         }
+        // Revoked here, set there. All revoked pairs are looked at for this, which takes its time.
+        let mut liked = vec![];
+        table.revoked.for_each(|hash| {
+            let pair = Pair::from_hash(range.0, hash);
+            if block_of(&link.filter, &pair) == block
+                && link.filter.contains_in(&pair, &theirs.words, words.start)
+                && theirs.revoked.binary_search(&hash).is_err()
+            {
+                liked.push(hash);
+            }
+        });
+        let entered = enter();
+        self.reach(low, theirs.highest)?;
         let mut changed = vec![];
         // Revoked there, unknown here: revoked before its bits come. Each pair under its stripe, as every write is.
         for &hash in &theirs.revoked {
@@ -274,21 +309,14 @@ impl Space {
                 return Err(Error::RevokedFull.into());
             }
         }
-        // Revoked here, set there: set.
-        table.revoked.for_each(|hash| {
-            let pair = Pair::from_hash(range.0, hash);
-            if block_of(&link.filter, &pair) == block
-                && link.filter.contains_in(&pair, &theirs.words, words.start)
-                && theirs.revoked.binary_search(&hash).is_err()
-            {
-                self.under_stripe(&pair, |table| table.revoked.remove(hash));
-                changed.push(hash);
-            }
-        });
+        for hash in liked {
+            self.under_stripe(&Pair::from_hash(range.0, hash), |table| table.revoked.remove(hash));
+            changed.push(hash);
+        }
         link.filter.or(words, &theirs.words);
         link.pairs.fetch_add(added, Relaxed);
         table.touch();
-        Ok(changed)
+        Ok((entered, changed))
     }
 
     /// Of these pairs, those that were revoked before they were set and are not set yet are not revoked any more.
@@ -299,36 +327,72 @@ impl Space {
         }
     }
 
-    /// The words of a block as they are now, for a log. `None`: there is none any more.
-    pub fn block_words(&self, place: BlockPlace) -> Option<Vec<u8>> {
-        let (_, table) = self.table_at(place.low)?;
-        let filter = &table.link(place.link)?.filter;
-        let words = filter.words().get(range_of(filter.pages(), place.block))?;
-        Some(words.iter().flat_map(|word| word.load(Relaxed).to_le_bytes()).collect())
+    /// The highest id that a pair of the table with this range can have.
+    fn highest_in(&self, (low, last): (u64, u64)) -> u64 {
+        self.frontier.high().unwrap_or(0).clamp(low, last)
     }
 
-    /// Makes true what a log says of a block: its bits are set. What was revoked there is told apart. Bounds do not hold here, what was accepted
-    /// once is accepted again; a table that was recycled needs it no more.
+    /// From now on ids up to `highest` are normal, so that the table at `low`, which covers them, is not closed below them (M2).
+    fn reach(&self, low: u64, highest: u64) -> Result<(), MergeError> {
+        if let Some(ours) = self.frontier.high() {
+            if self.frontier.is_too_far(highest, None) {
+                return Err(Error::KeyTooBig.into());
+            }
+            // Where there is no id yet, the first ones decide, wherever they lie.
+            if highest.saturating_sub(ours) > self.frontier.window() {
+                return Err(MergeError::FarAhead { highest, ours });
+            }
+        }
+        // Among the table's writers: a roll sees the new frontier, or its boundary is seen here.
+        let last = self.ring.write(low, 0, |entry| {
+            self.frontier.adopt(Some(highest), 0);
+            entry.slot().last()
+        });
+        match last {
+            Some(last) if last >= highest => Ok(()),
+            _ => Err(MergeError::NoTable { low, last: highest }),
+        }
+    }
+
+    /// A block as it is now, for a log: the highest id that a pair of it can have, the pages of its table's first filter, its words. `None`: there is none
+    /// any more.
+    pub fn block_state(&self, place: BlockPlace) -> Option<Vec<u8>> {
+        let (range, table) = self.table_at(place.low)?;
+        let filter = &table.link(place.link)?.filter;
+        let words = filter.words().get(range_of(filter.pages(), place.block))?;
+        let words = words.iter().map(|word| word.load(Relaxed));
+        Some(
+            [self.highest_in(range), table.pages() as u64]
+                .into_iter()
+                .chain(words)
+                .flat_map(u64::to_le_bytes)
+                .collect(),
+        )
+    }
+
+    /// Makes true what [`Space::block_state`] said of a block: its bits are set. What was revoked there is told apart. Bounds do not hold here, what was
+    /// accepted once is accepted again; a table that was recycled needs it no more. Where tables begin higher than they did ([`Space::put_layout`]) it goes
+    /// to the one that has its ids now.
     pub fn put_block(&self, place: BlockPlace, bytes: &[u8]) -> Result<(), String> {
         let BlockPlace { low, link, block } = place;
-        let Some((_, table)) = self.table_at(low) else {
-            return if low < self.horizon() {
-                Ok(())
-            } else {
-                Err(format!("a block of a table at {low}, where none begins"))
-            };
-        };
+        let Some(((_, last), table)) = self.table_over(low) else { return Ok(()) };
         if link >= LINKS {
             return Err(format!("a block of filter {link} of a chain"));
         }
+        let mut numbers = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+        let (highest, first_pages) = (numbers.next().unwrap_or(low), numbers.next().unwrap_or(0));
         let (_, pages) = Table::geometry(table.rate(), table.pages(), link);
         let words = range_of(pages, block);
-        if words.is_empty() || bytes.len() != words.len() * 8 {
-            return Err(format!("{} bytes for block {block} of a filter of {pages} pages", bytes.len()));
+        if first_pages != table.pages() as u64 || words.is_empty() || bytes.len() != words.len() * 8 + 16 {
+            let (size, ours) = (bytes.len(), table.pages());
+            return Err(format!(
+                "{size} bytes for block {block} of filter {link} of a table of {first_pages} pages; ours has {ours}"
+            ));
         }
         let link = table.extend_to(link, |_| true).map_err(|e| e.to_string())?;
-        let theirs: Vec<u64> = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        let theirs: Vec<u64> = numbers.collect();
         let added = added(&link.filter, words.clone(), &theirs);
+        self.frontier.adopt(Some(highest.clamp(low, last)), 0);
         link.filter.or(words, &theirs);
         link.pairs.fetch_add(added, Relaxed);
         table.touch();
@@ -410,7 +474,7 @@ mod tests {
     fn merge(here: &Space, mut bytes: &[u8]) -> Result<usize, MergeError> {
         let mut blocks = 0;
         while !bytes.is_empty() {
-            here.merge_block(&here.read_block(&mut bytes)?)?;
+            here.merge_block(&here.read_block(&mut bytes)?, || ())?;
             blocks += 1;
         }
         Ok(blocks)
@@ -422,11 +486,11 @@ mod tests {
         let mut changed = vec![];
         while !bytes.is_empty() {
             let block = here.read_block(&mut bytes).unwrap();
-            changed.extend(here.merge_block(&block).unwrap());
+            changed.extend(here.merge_block(&block, || ()).unwrap().1);
             places.push(block.place());
         }
         for _ in 0..2 {
-            places.iter().for_each(|&place| replica.put_block(place, &here.block_words(place).unwrap()).unwrap());
+            places.iter().for_each(|&place| replica.put_block(place, &here.block_state(place).unwrap()).unwrap());
             for &hash in &changed {
                 let pair = Pair::from_hash(0, hash);
                 replica.put(&pair, here.contains_pair(&pair) == Answer::Yes).unwrap();
@@ -480,6 +544,100 @@ mod tests {
         assert_eq!(answer(&here, 8000), Answer::Yes);
     }
 
+    /// M2: sites are never equally far, and one of them may have nothing. What comes with ids above ours stays found when the table is closed, and can be
+    /// unliked.
+    #[test]
+    fn ids_above_ours_stay_in_their_table_when_it_is_closed() {
+        let (there, empty) = (site(), Space::new(site().options().clone()).unwrap());
+        (100..800).for_each(|id| assert_eq!(there.add(id, &Member::Number(1)).unwrap(), Change::Changed));
+        assert_eq!(there.remove(700, &Member::Number(1)).unwrap(), Change::Changed);
+        for here in [site(), empty] {
+            // What was aside, as an id that is ahead, is no more.
+            here.add(799, &Member::Number(3)).unwrap();
+            let replica = Space::new(here.options().clone()).unwrap();
+            replayed(&here, &replica, &differing(&here, &there, 0));
+            while here.maintain() {}
+            assert_eq!(here.aside_pairs(), 0);
+            for space in [&here, &replica] {
+                assert_eq!(
+                    (space.remove(300, &Member::Number(1)).unwrap(), space.highest_id()),
+                    (Change::Changed, Some(799))
+                );
+                space.add(790, &Member::Number(2)).unwrap();
+                assert!(space.roll_now());
+                assert_eq!(space.tables()[0].last, 799);
+                for id in 100..800 {
+                    let expected = if [300, 700].contains(&id) { Answer::No } else { Answer::Yes };
+                    assert_eq!(space.contains(id, &Member::Number(1)), expected, "{id}");
+                }
+                assert_eq!(space.contains(790, &Member::Number(2)), Answer::Yes);
+            }
+            assert_eq!(here.contains(799, &Member::Number(3)), Answer::Yes);
+        }
+    }
+
+    /// A log is told to a space that takes ids for normal which were not when they came, so that a table begins higher there.
+    #[test]
+    fn a_block_finds_its_table_where_tables_begin_higher() {
+        let (here, there, replica) = (site(), site(), site());
+        let set = |space: &Space, ids: std::ops::Range<u64>, member: u64| {
+            ids.for_each(|id| assert_ne!(space.add(id, &Member::Number(member)).unwrap(), Change::Unknown));
+        };
+        for space in [&here, &there] {
+            for low in (100..600).step_by(100) {
+                set(space, low..low + 100, 0);
+                assert!(space.roll_now());
+            }
+        }
+        let (low, pages) = (here.layout()[4].low, here.layout()[4].pages);
+        assert_eq!((low, here.layout()[3].pages, there.layout()), (500, pages, here.layout()));
+        set(&there, low..low + 100, 1);
+        for tables in 2..=4 {
+            let boundary = here.layout()[tables - 1].low;
+            set(&replica, boundary - 100..boundary, 0);
+            replica.put_layout(&here.layout()[..tables]).unwrap();
+        }
+        // It has seen ids above `low` before it is told that a table begins there.
+        set(&replica, low - 100..low + 50, 0);
+        replica.put_layout(&here.layout()).unwrap();
+        assert!(replica.layout()[4].low > low);
+        replayed(&here, &replica, &differing(&here, &there, low));
+        for id in low..low + 50 {
+            assert_eq!(replica.contains(id, &Member::Number(1)), Answer::Yes, "{id}");
+        }
+        // Of a table of another size its bits say nothing.
+        let place = BlockPlace { low, link: 0, block: 0 };
+        let state = here.block_state(place).unwrap();
+        let error = site().put_block(place, &state).unwrap_err();
+        assert!(error.contains("pages; ours has"), "{error}");
+    }
+
+    /// Promise 7: a block moves the frontier no further than an id does.
+    #[test]
+    fn a_block_of_ids_far_ahead_is_refused_until_there_are_such_ids() {
+        let (here, there) = (site(), site());
+        for id in (0..200).map(|i| 50_000 + i) {
+            there.add(id, &Member::Number(1)).unwrap();
+        }
+        while there.maintain() {}
+        assert_eq!((there.highest_id(), there.aside_pairs()), (Some(50_199), 0));
+        let blocks = differing(&here, &there, 0);
+        let before = here.digest(0);
+        let merged = merge(&here, &blocks);
+        assert!(matches!(merged, Err(MergeError::FarAhead { highest: 50_199, ours: 99 })), "{merged:?}");
+        assert_eq!((here.digest(0), here.highest_id()), (before, Some(99)));
+        let limited = Space::new(Options { max_ahead: Some(40_000), ..here.options().clone() }).unwrap();
+        for id in 0..100 {
+            limited.add(id, &Member::Number(0)).unwrap();
+        }
+        assert!(matches!(merge(&limited, &blocks), Err(MergeError::Refused(Error::KeyTooBig))));
+        for id in (0..200).map(|i| 50_000 + i) {
+            here.add(id, &Member::Number(2)).unwrap();
+        }
+        assert!(merge(&here, &blocks).unwrap() > 0);
+        assert_eq!(here.contains(50_100, &Member::Number(1)), Answer::Yes);
+    }
+
     #[test]
     fn an_overrun_table_brings_its_extensions() {
         let (here, there) = (site(), site());
@@ -526,11 +684,11 @@ mod tests {
         ];
         for (i, shape) in shapes.into_iter().enumerate() {
             let words = (0..block.words.len()).map(shape).collect();
-            let hostile = Block { place: block.place(), words, revoked: vec![] };
-            assert!(matches!(here.merge_block(&hostile), Err(MergeError::Overfull)), "shape {i}");
+            let hostile = Block { place: block.place(), highest: 99, words, revoked: vec![] };
+            assert!(matches!(here.merge_block(&hostile, || ()), Err(MergeError::Overfull)), "shape {i}");
             assert_eq!(here.digest(0), before);
         }
-        assert!(here.merge_block(&block).is_ok());
+        assert!(here.merge_block(&block, || ()).is_ok());
     }
 
     /// The rate by the bits is the one that probes measure.

@@ -207,20 +207,21 @@ impl Durability {
     pub(crate) fn run(&self, log: Log, engines: &Engines) -> (Log, store::Result<()>) {
         self.reach(log.written(), log.durable());
         self.follows.store(false, SeqCst);
-        let layouts = vec![u64::MAX; engines.existences().len()];
-        // Recovery has written the catalogue, if it was not what the log said.
-        let schemas = engines.counters().iter().map(|s| Some(s.schema())).collect();
-        let mut source = State {
+        self.committer.run(log, &mut self.state(engines))
+    }
+
+    fn state<'a>(&'a self, engines: &'a Engines) -> State<'a> {
+        State {
             shared: self,
             engines,
             commit: Commit::default(),
             unreadable: None,
             loose: Vec::new(),
             blocks: Vec::new(),
-            schemas,
-            layouts,
-        };
-        self.committer.run(log, &mut source)
+            // Recovery has written the catalogue, if it was not what the log said.
+            schemas: engines.counters().iter().map(|s| Some(s.schema())).collect(),
+            layouts: vec![u64::MAX; engines.existences().len()],
+        }
     }
 }
 
@@ -246,8 +247,8 @@ struct State<'a> {
     unreadable: Option<store::Error>,
     /// Ids that became loose, by space.
     loose: Vec<(u32, u64)>,
-    /// Blocks that were merged, by space.
-    blocks: Vec<(u32, BlockPlace)>,
+    /// Blocks that were merged, as records.
+    blocks: Vec<(u32, Vec<u8>)>,
     /// The schema of each counter space when the catalogue was last logged; `None`: it has to be logged.
     schemas: Vec<Option<Arc<Schema>>>,
     /// How often each existence space's ring had changed when it was last logged.
@@ -282,7 +283,13 @@ impl State<'_> {
             // `encode` sees for itself.
             Marked::Catalogue => {}
             Marked::Loose(space, id) => self.loose.push((space, id)),
-            Marked::Block(space, place) => self.blocks.push((space, place)),
+            Marked::Block(number, place) => {
+                // Now, not when it is encoded: what is liked until then may have its counter in a later batch.
+                let state = self.engines.existence_by_number(number).and_then(|space| space.block_state(place));
+                if let Some(state) = state {
+                    self.blocks.push((number, encode_block(place, &state)));
+                }
+            }
             Marked::Row(space, id) => {
                 if let Some(s) = self.engines.counter_by_number(space) {
                     let width = s.schema().width();
@@ -355,11 +362,8 @@ impl Source<Mark> for State<'_> {
         }
         self.loose.clear();
         // Before the pairs: some of them say what is revoked in a block.
-        for (number, place) in self.blocks.drain(..) {
-            let words = self.engines.existence_by_number(number).and_then(|space| space.block_words(place));
-            if let Some(words) = words {
-                batch.push(number, RecordKind::Block as u8, &encode_block(place, &words));
-            }
+        for (number, block) in self.blocks.drain(..) {
+            batch.push(number, RecordKind::Block as u8, &block);
         }
         self.commit.encode(batch);
         Ok(())
@@ -400,14 +404,14 @@ fn pair(space: &phantom::Space, id: u64, member: MarkedMember) -> Pair {
     }
 }
 
-fn encode_block(place: BlockPlace, words: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(words.len() + 24);
+fn encode_block(place: BlockPlace, state: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(state.len() + 24);
     [place.low, place.link as u64, place.block as u64].into_iter().for_each(|n| put_number(&mut out, n));
-    out.extend_from_slice(words);
+    out.extend_from_slice(state);
     out
 }
 
-fn decode_block(mut bytes: &[u8]) -> Result<(BlockPlace, &[u8]), String> {
+pub(crate) fn decode_block(mut bytes: &[u8]) -> Result<(BlockPlace, &[u8]), String> {
     let low = take_number(&mut bytes)?;
     let small = |n: u64| usize::try_from(n).ok().filter(|&n| n <= u32::MAX as usize).ok_or("no block has that number");
     let link = small(take_number(&mut bytes)?)?;
@@ -651,9 +655,9 @@ pub(crate) fn apply_record(
             Ok(())
         }
         Some(RecordKind::Block) => {
-            let (place, words) = decode_block(payload)?;
+            let (place, state) = decode_block(payload)?;
             // After the change, as with rows and pairs.
-            let made = existence()?.put_block(place, words);
+            let made = existence()?.put_block(place, state);
             parts.touch(number, place.low);
             made
         }
@@ -667,6 +671,9 @@ pub(crate) fn apply_record(
         }
     }
 }
+
+#[cfg(test)]
+mod merges;
 
 #[cfg(test)]
 mod tests {

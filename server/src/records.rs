@@ -9,7 +9,7 @@
 //! | 5 table | existence | snapshots only: a part of a table, in the phantom engine's own format |
 //! | 6 head | both | snapshots only: what belongs to no table, in the engine's own format: the frontier; an existence space's pairs of ids far ahead |
 //! | 7 loose | existence | ids at which a counter of 0 proves nothing: `engines/loose.rs` |
-//! | 8 block | existence | what TM.MERGE brought: lowest id of the table, filter of its chain, number of the block, its words (8 bytes each) as they are now |
+//! | 8 block | existence | what TM.MERGE brought: lowest id of the table, filter of its chain, number of the block; then, 8 bytes each, the highest id that a pair of it can have, the pages of the table's first filter, its words as they are now |
 //!
 //! All numbers are LEB128 unless something else is said. Ids rise within a payload, so a like costs its id's distance from the
 //! one before, its member, and nothing for a counter that the same batch holds anyway. A number of more than 64 bits, a

@@ -20,7 +20,8 @@
 //! - **C4** A failed round loses nothing: its keys are taken up by the next one, which reads their state anew.
 //! - **C5** Keys waiting are bounded: above [`CommitOptions::crowded_keys`] in any stripe [`Committer::is_crowded`] says so, and the server stops taking writes until it does not.
 //! - **C6** All that was marked during one [`Exclusive`] is in one batch, and no other writer's change comes between in the stripes that it holds.
-//!   The stripes in which it marked, if there are several, are read together, in one moment, by the round that comes to the first of them.
+//!   The stripes in which it marked, if there are several, are read together, in one moment, by the round that comes to the first of them; or all
+//!   that it holds, if it says so ([`Exclusive::join`]): where a change is of ids that nobody knows.
 //! - **C7** A batch holds each key once: a source may sort what it has read as it likes, and the last state of a key is in the last batch that has it.
 //!
 //! A writer holds its stripe for as long as its change takes, the commit thread for as long as reading the state of the stripe's few keys takes. Readers
@@ -256,6 +257,14 @@ pub struct Exclusive<'a, K> {
     committer: &'a Committer<K>,
     joined: MutexGuard<'a, Vec<usize>>,
     stripes: Vec<(usize, Guard<'a, K>)>,
+}
+
+impl<K> Exclusive<'_, K> {
+    /// All that waits in its stripes is to be read in one moment, into one batch, with what is marked now: then no other writer's change is in the log
+    /// with one half, or as it was before, because the state that is read here shows it, too.
+    pub fn join(&self) {
+        self.stripes.iter().for_each(|(_, stripe)| stripe.borrow_mut().touched = true);
+    }
 }
 
 impl<K> Drop for Exclusive<'_, K> {

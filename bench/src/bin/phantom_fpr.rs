@@ -70,7 +70,7 @@ fn measure(
     pair: impl Fn(u64) -> (u64, u64),
     never: impl Iterator<Item = (u64, u64)>,
 ) {
-    // The first table of a space is a 64th of a grown one.
+    // The first table of a space is an eighth of a grown one.
     let options =
         Options { false_positive_rate: rate, pairs_per_table: n * 8, max_tables: 2, seed, ..Options::default() };
     let space = Space::new(options).expect("memory for one table");

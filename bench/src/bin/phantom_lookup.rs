@@ -98,7 +98,7 @@ fn report(name: &str, checks: usize, started: Duration, found: usize) {
 fn main() {
     let args = Args::parse();
     let bytes = (args.gib * (1u64 << 30) as f64) as u64;
-    // The first table of a space is a 64th of a grown one.
+    // The first table of a space is an eighth of a grown one.
     let full = (bytes as f64 * 8.0 / 19.9) as u64;
     let options =
         Options { false_positive_rate: RATE, pairs_per_table: full * 8, max_tables: 2, seed: 7, ..Options::default() };

@@ -58,7 +58,7 @@ pub(super) const TABLE: &[Spec] = &[
          server: at most 256. Pairs of ids far ahead of the others (aside_pairs in TM.SPACE LIST) are in no table yet.", export),
     spec("tm.merge", 3, flag::NAMED | flag::WRITE | flag::NO_MULTI | flag::DENYOOM | ADMIN, "space blocks",
         "Adds the pairs of exported blocks to our table: what is set in either is set then. Range, rate, size and the space's seed must be \
-         the same. Answers how many blocks were merged; to repair a table, compare its TM.DIGEST on both servers and move those that differ.", merge),
+         the same, and its ids must not reach far above ours. Answers how many blocks were merged; to repair a table, compare its TM.DIGEST on both servers and move those that differ.", merge),
 ];
 
 /// A value in one of the maps.
@@ -394,6 +394,8 @@ fn no_table(space: &ExistenceSpace, low: u64) -> Refusal {
 
 /// The most blocks that one TM.EXPORT gives, or one TM.MERGE takes: 16 MiB.
 const MOST_BLOCKS: u16 = 256;
+/// After so many the log is waited for: they, and all else that waits for it by then, are one batch. 1 MiB.
+const LOGGED_TOGETHER: u16 = 16;
 
 fn export(call: &mut Call<'_>) -> Outcome {
     let name = call.args.at(1).to_vec();
@@ -438,12 +440,19 @@ fn merge(call: &mut Call<'_>) -> Outcome {
             return Err(refuse!("{why}"));
         }
         let (mut rest, mut merged) = (&bytes[..], 0);
+        let in_log = |merged: u16| match node.durability.flush() {
+            Err(e) if merged == 0 => Err(refuse!("ERR nothing was merged: {e}")),
+            logged => logged.map_err(|e| refuse!("ERR merged, but not in the log yet, so a crash would undo it: {e}")),
+        };
         let mut all = || {
             loop {
                 let refused =
                     |e: phantom::MergeError| refuse!("ERR block {merged} was not merged, those before it were: {e}");
                 if merged == MOST_BLOCKS {
                     return Err(refuse!("ERR at most {MOST_BLOCKS} blocks at once: those were merged"));
+                }
+                if merged % LOGGED_TOGETHER == 0 {
+                    in_log(merged)?;
                 }
                 let block = space.read_block(&mut rest).map_err(refused)?;
                 node.engines.merge(space, &block).map_err(refused)?;
@@ -454,8 +463,7 @@ fn merge(call: &mut Call<'_>) -> Outcome {
             }
         };
         let done = all();
-        let logged = node.durability.flush();
-        logged.map_err(|e| refuse!("ERR merged, but not in the log yet, so a crash would undo it: {e}"))?;
+        in_log(merged)?;
         done?;
         reply.int(i64::from(merged));
         Ok(())

@@ -168,16 +168,25 @@ impl Engines {
     }
 
     /// Joins a block of another site's table with ours, and has it logged.
+    ///
+    /// A block names its pairs by their hashes and bits, not by their ids, while writers mark the same pairs in the stripes of their ids. So it takes
+    /// all stripes, and they are read in one moment: else a batch could have a pair twice, as it was before the merge and after it, or a flag
+    /// among the block's bits of which the counter comes only later.
     pub(crate) fn merge(&self, space: &ExistenceSpace, block: &phantom::Block) -> Result<(), phantom::MergeError> {
         let place = block.place();
-        // One table's blocks go to many stripes, as each makes a large record.
-        let mut turn = self.turn(place.low ^ place.block as u64);
-        space.loosen_table(place.low);
+        let enter = || {
+            let alone = self.durability.committer().exclusive();
+            alone.join();
+            space.loosen_table(place.low);
+            alone
+        };
+        let (_alone, changed) = space.space.merge_block(block, enter)?;
+        let mut turn = self.turn(place.low);
         // With each block, as the log may have one without the others.
         turn.mark(Mark::loose(space.number, place.low));
-        for hash in space.space.merge_block(block)? {
+        for hash in changed {
             // Revoked or not: that is read when it is logged.
-            turn.mark(Mark::pair(space.number, place.low, MarkedMember::of_hash(hash), false));
+            turn.mark_new(Mark::pair(space.number, place.low, MarkedMember::of_hash(hash), false));
         }
         self.watches.swept();
         turn.mark(Mark::block(space.number, place));

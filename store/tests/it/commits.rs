@@ -445,6 +445,38 @@ fn what_is_exclusive_is_in_one_batch() {
     }
 }
 
+/// Who has several stripes and says so has all that waits in them read in one moment, with what it marks in one of them.
+#[test]
+fn what_waits_in_stripes_that_are_joined_is_in_the_same_batch() {
+    for joins in [true, false] {
+        let disk = SimDisk::new(1);
+        let (mut log, _) = recover(&disk);
+        let engine = Engine::new(4);
+        let committer = Committer::new(CommitOptions { batch_bytes: 1, ..always(4) });
+        let write = |key: u32| committer.enter(u64::from(key)).mark(key);
+        [0, 1, 3].into_iter().for_each(write);
+        let several = committer.several([1, 2, 3]);
+        if joins {
+            several.join();
+        }
+        write(2);
+        drop(several);
+        let mut source = Reader::new(&engine);
+        Rounds::new(&committer).turn(&mut log, &mut source, Instant::now(), false).unwrap();
+        let mut batches = Vec::new();
+        let mut each = |_: &store::BatchHead, body: &[u8]| {
+            batches.push(Records::new(body).map(|record| read_row(record.unwrap().payload).0).collect::<Vec<_>>());
+            Ok(())
+        };
+        open(&disk, options(8000)).unwrap().replay_batches(&mut each, |_| ()).unwrap();
+        batches.sort_unstable();
+        assert_eq!(
+            batches,
+            if joins { vec![vec![0], vec![1, 2, 3]] } else { vec![vec![0], vec![1], vec![2], vec![3]] }
+        );
+    }
+}
+
 /// What was changed together is read into a batch of its own, and the one before it fails.
 #[test]
 fn a_failed_round_forgets_no_joined_stripe() {

@@ -117,7 +117,7 @@ fn a_strangers_table_does_no_harm() {
     assert!(refused("liked", b"x").contains("too early"));
     assert!(refused("liked", b"TMPHBLK\x01").contains("too early"));
     assert!(refused("liked", &table[..table.len() - 1]).contains("too early"));
-    assert!(refused("liked", &vec![b'x'; 64]).contains("no block"));
+    assert!(refused("liked", &[b'x'; 72]).contains("no block"));
     let mut rng = fastrand::Rng::with_seed(5);
     for _ in 0..300 {
         let mut damaged = table.clone();
