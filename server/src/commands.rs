@@ -9,6 +9,7 @@ mod bloom;
 mod call;
 pub(crate) mod channels;
 mod client;
+mod cluster;
 mod cold;
 mod command;
 mod config;

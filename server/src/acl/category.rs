@@ -38,13 +38,17 @@ pub(crate) const CATEGORIES: [&str; 27] = [
 pub(crate) fn of(spec: &Spec) -> Vec<&'static str> {
     let mut all = Vec::with_capacity(4);
     all.extend(match spec.group {
+        // Redis's group of what waits, but not its category.
+        "generic" if spec.name.starts_with("wait") => None,
         "generic" => Some("keyspace"),
         "transactions" => Some("transaction"),
         group => CATEGORIES.iter().find(|c| **c == group).copied(),
     });
     let name = spec.name;
     all.extend((name == "dbsize").then_some("keyspace"));
-    all.extend((name == "command" || name.starts_with("command|")).then_some("connection"));
+    let connection = ["command", "wait", "waitaof", "readonly", "readwrite", "asking"];
+    all.extend((connection.contains(&name) || name.starts_with("command|")).then_some("connection"));
+    all.extend(["role", "lastsave"].contains(&name).then_some("admin"));
     for (bit, category) in [(flag::WRITE, "write"), (flag::READONLY, "read"), (flag::ADMIN, "admin")] {
         all.extend(spec.has(bit).then_some(category));
     }

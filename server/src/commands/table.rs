@@ -1,8 +1,8 @@
 //! All commands by name and by number.
 
 use super::{
-    Spec, ahead, bloom, channels, client, counter, cuckoo, feed, hash, keys, observe, phantom, replication, schema,
-    server, set, string, transaction, weibo,
+    Spec, ahead, bloom, channels, client, cluster, counter, cuckoo, feed, hash, keys, observe, phantom, replication,
+    schema, server, set, string, transaction, weibo,
 };
 use std::sync::LazyLock;
 
@@ -25,6 +25,7 @@ pub(super) const FAMILIES: &[(&str, &[Spec])] = &[
     ("Server", server::TABLE),
     ("Observation", observe::TABLE),
     ("Replication", replication::TABLE),
+    ("Clusters and modules", cluster::TABLE),
 ];
 
 /// Slots of the lookup: a power of two, several times the number of commands.

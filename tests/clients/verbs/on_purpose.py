@@ -46,6 +46,7 @@ purpose("settings are told by their own names", "config get TIMEOUT")
 purpose("there is one database", "config get databases")
 purpose("which values a setting takes is said in our words", "config set .*", "invalid value|must be at least")
 purpose("ports do not change while the server runs", "config set port .*", "immutable")
+purpose("the commands of RedisBloom are built in", "module list")
 purpose("graphs are for tools", "latency graph .*", "unknown subcommand")
 purpose("Redis has it switched off", "debug sleep.*")
 purpose("fewer than none cannot be waited for", "wait -1 .*", "out of range")
@@ -54,12 +55,23 @@ purpose("fewer than none cannot be waited for", "wait -1 .*", "out of range")
 OTHER_ARGUMENTS = {
     "set": "nothing expires",
     "getex": "nothing expires",
+    "cluster": "this is no part of a cluster",
     "client|kill": "as in Redis 7.2, MAXAGE as in 7.4",
     "command|getkeys": "Redis 7.0 forgot them",
     "command|getkeysandflags": "Redis 7.0 forgot them",
     "replconf": "Redis says nothing of it",
     "replicaof": "FORCE gives up what a replica has",
     "slaveof": "FORCE gives up what a replica has",
+}
+
+# Of these the ACL categories differ (but for @fast and @slow, which go by what we do): why.
+OTHER_CATEGORIES = {
+    "client": "a container is in the category of its commands",
+    "object": "a container is in the category of its commands",
+    "pubsub": "a container is in the category of its commands",
+    "pubsub|help": "a container is in the category of its commands",
+    "debug": "the container alone does nothing",
+    "getex": "it changes nothing here",
 }
 
 # Names of figures that are lacking, for there is none of it here: forks, scripts, functions, evictions, expiry, an allocator's pools, a clock's internals, I/O threads,

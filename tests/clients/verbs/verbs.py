@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from on_purpose import LACKING, OTHER_ARGUMENTS, PURPOSE
+from on_purpose import LACKING, OTHER_ARGUMENTS, OTHER_CATEGORIES, PURPOSE
 from resp import TIMEOUT, Client, Closed, parse, plain
 
 # ---- Calls made from what Redis says of its commands.
@@ -297,6 +297,30 @@ def documented(ports, comparison):
     return len(ours.keys() & theirs.keys())
 
 
+def categorised(ports, comparison):
+    """The ACL categories of all that both have."""
+
+    def all_categories(port):
+        found = {}
+
+        def add(info):
+            found[info[0]] = sorted(set(info[6]) - {"@fast", "@slow"})
+            for sub in info[9]:
+                add(sub)
+
+        for info in plain(Client(port, 3).ask("COMMAND")):
+            add(info)
+        return found
+
+    ours, theirs = (all_categories(port) for port in ports)
+    for name in ours.keys() & theirs.keys():
+        if name in OTHER_CATEGORIES and ours[name] != theirs[name]:
+            comparison.meant[OTHER_CATEGORIES[name]] += 1
+        else:
+            assert name not in OTHER_CATEGORIES, f"{name} is no exception any more"
+            comparison.add(f"categories of {name}", ("", str(ours[name])), ("", str(theirs[name])))
+
+
 def arguments_text(doc):
     return str(arguments(doc.get("arguments", [])))
 
@@ -404,6 +428,7 @@ def meant(line):
 def main():
     ports, comparison = [int(port) for port in sys.argv[1:3]], Comparison()
     described = documented(ports, comparison)
+    categorised(ports, comparison)
     for protocol in (2, 3):
         called = generated(ports, protocol, comparison)
         in_rows(ports, protocol, comparison)
