@@ -1,6 +1,6 @@
 //! The disk as the store sees it: one flat folder of files, written at explicit offsets, synced explicitly.
 //!
-//! Two implementations: [`RealDisk`] here, and the simulated one in `sim.rs`, which loses, tears and reorders whatever was
+//! Two implementations: [`RealDisk`] here, and the simulated one in `sim`, which loses, tears and reorders whatever was
 //! not synced. All of the store runs on either, through `Arc<dyn Disk>`.
 //!
 //! What the store assumes of a disk, and nothing more (the simulator grants exactly this):

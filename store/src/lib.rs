@@ -12,7 +12,7 @@
 //! The design's promises that this crate keeps, by number:
 //!
 //! - **2** The log holds state, not deltas: replay from any earlier position converges, so a snapshot needs no pause (`snapshot.rs`).
-//! - **3** Acknowledged is durable, as configured (`commit.rs`, `log.rs`).
+//! - **3** Acknowledged is durable, as configured (`commit`, `log.rs`).
 //! - **4** A published file never changes; damage is found, named (file, offset) and never served (`segment.rs`, `snapshot.rs`, `manifest.rs`).
 //!
 //! From start to stop, with a counter as the only state (a real server has its engines in its place):
@@ -75,7 +75,7 @@
 //! # }
 //! ```
 //!
-//! All of it runs on a [`Disk`]: the real one, or the simulated one that tests crash at every step (`sim.rs`).
+//! All of it runs on a [`Disk`]: the real one, or the simulated one that tests crash at every step (`sim`).
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,6 @@
 //! MULTI and EXEC: commands that are executed together, and WATCH, which calls them off if something changed meanwhile.
 //!
-//! EXEC holds the stripes of the ids that its commands name while it executes (`store/src/commit.rs`, C6), or all stripes if one of them may touch
+//! EXEC holds the stripes of the ids that its commands name while it executes (`store/src/commit`, C6), or all stripes if one of them may touch
 //! others (DBSIZE, TM.SPACE, ...): no other client's change of them comes between, on whichever worker, and all that changes goes
 //! into one batch of the log, so that a crash leaves all of it or nothing. Pages of other clients are read meanwhile as ever; writes of the
 //! same ids wait. Commands that take their time (SAVE, TM.ADVISE, ...) are refused between MULTI and EXEC.

@@ -3,7 +3,7 @@
 //! Every change of data, whichever command asks for it, goes through a method of [`Engines`] in this file, and nowhere else: it
 //! enters the id's stripe of the committer, changes, and marks what it changed, so that the log thread will read and write it. A
 //! stripe is held through the whole change, so writers of one id never mix, and no commit parts a flag from its counter
-//! (`store/src/commit.rs`).
+//! (`store/src/commit`).
 
 use super::build::is_reserved;
 use super::page::{Column, View};

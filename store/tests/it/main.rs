@@ -9,3 +9,4 @@ mod crash;
 mod damage;
 mod formats;
 mod tails;
+mod turns;

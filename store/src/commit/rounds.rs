@@ -1,0 +1,277 @@
+//! Rounds: what the commit thread does with the stripes, again and again. A round takes what is marked, logs it, syncs if that is due, and
+//! says how far it has come; if it fails, everything goes back to where it was (C4). The rules are numbered at the top of the folder (`mod.rs`).
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::stripes::{FIRST_DEDUPE, Stripe};
+use super::{Committed, Committer, Health, Source, SyncPolicy, Ticket};
+use crate::error::{Error, Result};
+use crate::log::Log;
+use crate::record::Batch;
+
+/// `everysec` syncs a little before the second is over, since the sync itself takes time.
+const EVERY_SECOND: Duration = Duration::from_millis(800);
+
+/// The commit thread's own state. Driven by [`Committer::run`], or step by step by a test on a simulated disk.
+#[derive(Debug)]
+pub struct Rounds<'a, K> {
+    committer: &'a Committer<K>,
+    batch: Batch,
+    /// Stripes that this round has still to visit.
+    waiting: Vec<usize>,
+    /// Keys that were collected and are not appended yet, stripe by stripe: (stripe, end of its keys, was it joined).
+    taken: Vec<K>,
+    spans: Vec<(usize, usize, bool)>,
+    /// A list to swap with a stripe's, so that neither allocates.
+    spare: Vec<K>,
+    /// When the oldest round began that is appended but not synced.
+    unsynced_since: Option<Instant>,
+    last_write: Option<Instant>,
+    retry_at: Option<Instant>,
+    last_error: String,
+}
+
+impl<'a, K: Copy + Ord> Rounds<'a, K> {
+    /// The state before the first round.
+    pub fn new(committer: &'a Committer<K>) -> Rounds<'a, K> {
+        Rounds {
+            committer,
+            batch: Batch::new(),
+            waiting: Vec::new(),
+            taken: Vec::new(),
+            spans: Vec::new(),
+            spare: Vec::new(),
+            unsynced_since: None,
+            last_write: None,
+            retry_at: None,
+            last_error: String::new(),
+        }
+    }
+
+    pub(super) fn is_failing(&self) -> bool {
+        self.retry_at.is_some()
+    }
+
+    /// When to look although nobody nudged.
+    pub(super) fn next_look(&self) -> Option<Instant> {
+        let options = &self.committer.options;
+        if self.retry_at.is_some() {
+            return self.retry_at;
+        }
+        if self.committer.policy() != SyncPolicy::Always {
+            return Some(Instant::now() + options.gather);
+        }
+        self.last_write.map(|t| t + options.seal_after)
+    }
+
+    /// One round: whatever is marked now is logged, and synced as the policy says, or because a flush or the end (`stop`) asks for it.
+    pub fn turn(&mut self, log: &mut Log, source: &mut dyn Source<K>, now: Instant, stop: bool) -> Result<()> {
+        let committer = self.committer;
+        let flush = {
+            let orders = committer.orders.lock();
+            committer.nudged.store(false, Ordering::SeqCst);
+            orders.flush > committer.synced.load(Ordering::Relaxed)
+        };
+        // First the round, then the bits: see the top of this file.
+        let round = committer.round.fetch_add(1, Ordering::SeqCst);
+        committer.crowded.store(false, Ordering::Relaxed);
+        let result = self.attempt(log, source, now, round, flush || stop);
+        let mut synced = committer.synced.load(Ordering::Relaxed);
+        match &result {
+            Ok(()) => {
+                self.retry_at = None;
+                self.last_error.clear();
+                committer.set_health(Health::Good);
+                if log.durable().offset == log.written().offset {
+                    self.unsynced_since = None;
+                    synced = round;
+                }
+                committer.durable.store(round, Ordering::Release);
+            }
+            Err(error) => {
+                self.retry_at = Some(now + committer.options.retry);
+                committer.set_health(if matches!(error, Error::Full { .. }) { Health::Full } else { Health::Failing });
+                committer.failed.store(round, Ordering::Release);
+                committer.stats.lock().failed_rounds += 1;
+                let text = error.to_string();
+                if text != self.last_error {
+                    source.failed(error);
+                    self.last_error = text;
+                }
+            }
+        }
+        committer.stats.lock().log = log.stats();
+        source.published(&Committed {
+            written: committer.written.load(Ordering::Relaxed),
+            durable: committer.durable.load(Ordering::Relaxed),
+            synced,
+            failed: committer.failed.load(Ordering::Relaxed),
+            written_to: log.written(),
+            synced_to: log.durable(),
+            health: committer.health(),
+        });
+        // Last, so that who waits in `flush` finds what was published already.
+        committer.synced.store(synced, Ordering::Release);
+        if flush || result.is_err() || stop {
+            drop(committer.orders.lock());
+            committer.progress.notify_all();
+        }
+        result
+    }
+
+    fn attempt(
+        &mut self,
+        log: &mut Log,
+        source: &mut dyn Source<K>,
+        now: Instant,
+        round: Ticket,
+        must_sync: bool,
+    ) -> Result<()> {
+        let options = &self.committer.options;
+        let before = log.written().sequence;
+        if let Err(error) = self.log_round(log, source) {
+            source.forget();
+            self.give_back();
+            return Err(error);
+        }
+        self.committer.written.store(round, Ordering::Release);
+        let logged = log.written().sequence != before;
+        if logged {
+            self.unsynced_since.get_or_insert(now);
+            self.last_write = Some(now);
+        }
+        // The oldest change waited up to `gather` in its stripe.
+        let second_is_over =
+            || self.unsynced_since.is_some_and(|t| now.duration_since(t) + options.gather >= EVERY_SECOND);
+        let due = match self.committer.policy() {
+            SyncPolicy::Always => true,
+            SyncPolicy::EverySecond => second_is_over(),
+            SyncPolicy::No => false,
+        };
+        if due || must_sync || log.has_failed() {
+            self.sync(log)?;
+        }
+        let idle = !logged && self.last_write.is_some_and(|t| now.duration_since(t) >= options.seal_after);
+        if idle {
+            log.seal(source.now_ms())?;
+            self.last_write = None;
+        }
+        Ok(())
+    }
+
+    fn sync(&mut self, log: &mut Log) -> Result<()> {
+        if log.durable().offset == log.written().offset && !log.has_failed() {
+            return Ok(());
+        }
+        let began = Instant::now();
+        log.sync()?;
+        let us = began.elapsed().as_micros() as u64;
+        let mut stats = self.committer.stats.lock();
+        stats.sync_us += us;
+        stats.slowest_sync_us = stats.slowest_sync_us.max(us);
+        Ok(())
+    }
+
+    /// Collects what is marked and appends it, in batches that never part the keys of one stripe (C2).
+    fn log_round(&mut self, log: &mut Log, source: &mut dyn Source<K>) -> Result<()> {
+        self.taken.clear();
+        self.spans.clear();
+        self.waiting.clear();
+        let waiting = &mut self.waiting;
+        self.committer.take_dirty(|index| waiting.push(index));
+        // It waits until its keys are taken: if the round fails before, it is visited by the next one (C4).
+        while let Some(&index) = self.waiting.last() {
+            let stripe = self.committer.stripes[index].lock.lock();
+            if stripe.borrow().joined {
+                // The lock of the joined comes before those of their stripes.
+                drop(stripe);
+                // Any of them may have been read for this round before, or be read again, by then changed: so theirs is a batch of its own (C7).
+                self.append(log, source)?;
+                self.take_joined(index, source);
+                self.waiting.pop();
+                self.append(log, source)?;
+                continue;
+            }
+            let bytes = self.take(index, &mut stripe.borrow_mut(), source);
+            drop(stripe);
+            self.waiting.pop();
+            if bytes >= self.committer.options.batch_bytes {
+                self.append(log, source)?;
+            }
+        }
+        self.append(log, source)
+    }
+
+    /// Takes a stripe's keys and reads their state. The caller holds its lock. Gives the bytes that the source holds.
+    fn take(&mut self, index: usize, stripe: &mut Stripe<K>, source: &mut dyn Source<K>) -> usize {
+        std::mem::swap(&mut self.spare, &mut stripe.keys);
+        (stripe.last, stripe.dedupe_at) = (None, FIRST_DEDUPE);
+        self.spare.sort_unstable();
+        self.spare.dedup();
+        let bytes = if self.spare.is_empty() { 0 } else { source.collect(&self.spare) };
+        self.taken.append(&mut self.spare);
+        self.spans.push((index, self.taken.len(), std::mem::take(&mut stripe.joined)));
+        bytes
+    }
+
+    /// As `take`, of all joined stripes in one moment (C6), and of this one.
+    fn take_joined(&mut self, index: usize, source: &mut dyn Source<K>) {
+        let committer = self.committer;
+        let mut joined = committer.joined.lock();
+        if !joined.contains(&index) {
+            // They went with another one meanwhile.
+            joined.push(index);
+        }
+        // In the order in which others lock several.
+        joined.sort_unstable();
+        let stripes: Vec<_> = joined.iter().map(|&index| (index, committer.stripes[index].lock.lock())).collect();
+        joined.clear();
+        for (index, stripe) in &stripes {
+            self.take(*index, &mut stripe.borrow_mut(), source);
+        }
+    }
+
+    fn append(&mut self, log: &mut Log, source: &mut dyn Source<K>) -> Result<()> {
+        if self.taken.is_empty() {
+            return Ok(());
+        }
+        self.batch.clear();
+        source.encode(&mut self.batch)?;
+        if !self.batch.is_empty() {
+            log.append(&self.batch, source.now_ms())?;
+        }
+        let mut stats = self.committer.stats.lock();
+        stats.batches += 1;
+        stats.keys += self.taken.len() as u64;
+        self.taken.clear();
+        self.spans.clear();
+        Ok(())
+    }
+
+    /// Puts the keys of a failed round back into their stripes (C4).
+    fn give_back(&mut self) {
+        let mut start = 0;
+        // What was to be in one batch still is to be.
+        let mut joined = self.committer.joined.lock();
+        for (index, end, was_joined) in self.spans.drain(..) {
+            let stripe = self.committer.stripes[index].lock.lock();
+            let stripe = &mut *stripe.borrow_mut();
+            if was_joined && !stripe.joined {
+                stripe.joined = true;
+                joined.push(index);
+            }
+            stripe.keys.extend_from_slice(&self.taken[start..end]);
+            self.committer.set_dirty(index);
+            if stripe.keys.len() >= self.committer.options.crowded_keys {
+                self.committer.crowded.store(true, Ordering::Relaxed);
+            }
+            start = end;
+        }
+        drop(joined);
+        self.taken.clear();
+        for index in self.waiting.drain(..) {
+            self.committer.set_dirty(index);
+        }
+    }
+}

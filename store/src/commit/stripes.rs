@@ -1,0 +1,233 @@
+//! Stripes: where writers mark what they change, one lock for many ids.
+//!
+//! A writer is in one stripe at a time, or holds several at once, in which case the rounds read them together (C6). The rules are numbered at
+//! the top of the folder (`mod.rs`).
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::{MutexGuard, ReentrantMutex, ReentrantMutexGuard};
+
+use super::{Committer, SyncPolicy, Ticket};
+
+/// What was marked of some ids and is not logged yet.
+pub(super) struct Stripe<K> {
+    pub(super) keys: Vec<K>,
+    /// The key that was [marked](Turn::mark) last, if it is among them: beside the lock, as the end of the list is rarely in the cache.
+    pub(super) last: Option<K>,
+    /// Length at which the keys are deduped next.
+    pub(super) dedupe_at: usize,
+    /// Something was marked since an [`Exclusive`] began.
+    touched: bool,
+    /// To be read in one moment with all stripes of which this is true (C6).
+    pub(super) joined: bool,
+}
+
+/// Re-entrant: who has several stripes enters single ones as usual.
+type Lock<K> = ReentrantMutex<RefCell<Stripe<K>>>;
+type Guard<'a, K> = ReentrantMutexGuard<'a, RefCell<Stripe<K>>>;
+
+pub(super) const FIRST_DEDUPE: usize = 256;
+
+/// With so many keys in a joined stripe the committer is crowded (C5): what all of them hold then still fits into one batch several times.
+const JOINED_KEYS: usize = 256;
+
+#[cfg(debug_assertions)]
+thread_local! {
+    /// Whether this thread holds several stripes: then it must not enter others, whose changes would go into another batch.
+    static HOLDS_SEVERAL: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Stripes on cache lines of their own: two each.
+#[repr(align(128))]
+pub(super) struct Aligned<K> {
+    pub(super) lock: Lock<K>,
+    /// Lies in the second line; only there to be [asked for](Committer::hint).
+    end: AtomicBool,
+}
+
+/// A writer's stay in its stripe: nothing of the stripe is read for the log meanwhile.
+pub struct Turn<'a, K> {
+    committer: &'a Committer<K>,
+    stripe: Guard<'a, K>,
+    index: usize,
+}
+
+/// A stay in several stripes at once, or in all: no other writer changes anything there meanwhile, and all that is marked goes into one batch (C6).
+/// The thread that has it may enter these stripes as usual, and no others.
+pub struct Exclusive<'a, K> {
+    committer: &'a Committer<K>,
+    joined: MutexGuard<'a, Vec<usize>>,
+    stripes: Vec<(usize, Guard<'a, K>)>,
+}
+
+/// So many stripes, with nothing in them.
+pub(super) fn empty<K>(stripes: usize) -> Box<[Aligned<K>]> {
+    let stripe = || {
+        let empty = Stripe { keys: Vec::new(), last: None, dedupe_at: FIRST_DEDUPE, touched: false, joined: false };
+        Aligned { lock: ReentrantMutex::new(RefCell::new(empty)), end: AtomicBool::new(false) }
+    };
+    (0..stripes).map(|_| stripe()).collect()
+}
+
+impl<K> Exclusive<'_, K> {
+    /// All that waits in its stripes is to be read in one moment, into one batch, with what is marked now: then no other writer's change is in the log
+    /// with one half, or as it was before, because the state that is read here shows it, too.
+    pub fn join(&self) {
+        self.stripes.iter().for_each(|(_, stripe)| stripe.borrow_mut().touched = true);
+    }
+}
+
+impl<K> Drop for Exclusive<'_, K> {
+    fn drop(&mut self) {
+        #[cfg(debug_assertions)]
+        HOLDS_SEVERAL.set(false);
+        let touched = || self.stripes.iter().filter(|(_, stripe)| stripe.borrow().touched);
+        // One alone is read in one moment anyway.
+        if touched().nth(1).is_none() {
+            return;
+        }
+        let mut most = 0;
+        for (index, stripe) in touched() {
+            let mut stripe = stripe.borrow_mut();
+            if !std::mem::replace(&mut stripe.joined, true) {
+                self.joined.push(*index);
+            }
+            most = most.max(stripe.keys.len());
+        }
+        if most >= JOINED_KEYS {
+            // What is read together must fit into one batch: writers wait until it is logged.
+            self.committer.crowded.store(true, Ordering::Relaxed);
+            self.committer.nudge();
+        }
+    }
+}
+
+impl<K: Copy + Ord> Turn<'_, K> {
+    /// Says that the state behind `key` was changed in this turn. Marking a key that was not changed does no harm.
+    #[inline]
+    pub fn mark(&mut self, key: K) {
+        let stripe = &mut *self.stripe.borrow_mut();
+        stripe.touched = true;
+        // A hot row.
+        if stripe.last != Some(key) {
+            stripe.last = Some(key);
+            self.committer.push(stripe, self.index, key);
+        }
+    }
+
+    /// As [`mark`](Turn::mark), for a key that is hardly ever marked twice between two rounds: the stripe goes on remembering the one before.
+    #[inline]
+    pub fn mark_new(&mut self, key: K) {
+        let stripe = &mut *self.stripe.borrow_mut();
+        stripe.touched = true;
+        self.committer.push(stripe, self.index, key);
+    }
+
+    /// Ends the turn; the ticket is for all that was marked in it.
+    pub fn leave(self) -> Ticket {
+        self.committer.round.load(Ordering::SeqCst)
+    }
+}
+
+impl<K: Copy + Ord> Committer<K> {
+    #[inline]
+    fn push(&self, stripe: &mut Stripe<K>, index: usize, key: K) {
+        if stripe.keys.is_empty() {
+            // Before the round is read, in `leave`.
+            self.set_dirty(index);
+            // With `always` somebody waits for it.
+            if self.policy() == SyncPolicy::Always {
+                self.nudge();
+            }
+        }
+        stripe.keys.push(key);
+        // As in `leave`: after the bit. Written once a round, so it costs the others nothing.
+        let round = self.round.load(Ordering::SeqCst);
+        if self.last_marked.load(Ordering::Relaxed) < round {
+            self.last_marked.fetch_max(round, Ordering::SeqCst);
+        }
+        if stripe.keys.len() >= stripe.dedupe_at {
+            self.dedupe(stripe);
+        }
+    }
+
+    #[cold]
+    fn dedupe(&self, stripe: &mut Stripe<K>) {
+        stripe.keys.sort_unstable();
+        stripe.keys.dedup();
+        // At least as many pushes as there are keys go by until the next time: amortised, a mark sorts O(log n) keys.
+        stripe.dedupe_at = (stripe.keys.len() * 2).max(FIRST_DEDUPE);
+        if stripe.keys.len() >= if stripe.joined { JOINED_KEYS } else { self.options.crowded_keys } {
+            self.crowded.store(true, Ordering::Relaxed);
+            self.nudge();
+        }
+    }
+
+    /// Enters the stripe of an id, by a hash of it (the id's, not the pair's: what belongs together must share a stripe). The change is made
+    /// and marked before [`Turn::leave`]. A thread is in one turn at a time,
+    /// unless it has their stripes: see [`Committer::several`].
+    #[inline]
+    pub fn enter(&self, hash: u64) -> Turn<'_, K> {
+        let index = self.stripe_of(hash);
+        #[cfg(debug_assertions)]
+        assert!(
+            !HOLDS_SEVERAL.get() || self.stripes[index].lock.is_owned_by_current_thread(),
+            "who holds several stripes enters another one"
+        );
+        Turn { committer: self, stripe: self.stripes[index].lock.lock(), index }
+    }
+
+    #[inline]
+    fn stripe_of(&self, hash: u64) -> usize {
+        (hash as usize) & (self.stripes.len() - 1)
+    }
+
+    /// Enters the stripes of several ids, by the hashes that [`Committer::enter`] would get: for changes that belong together. Other writers of these
+    /// stripes wait until it ends, and whoever else wants several. A thread that has some must not ask for more: it would wait for itself.
+    pub fn several(&self, hashes: impl IntoIterator<Item = u64>) -> Exclusive<'_, K> {
+        let mut indexes: Vec<usize> = hashes.into_iter().map(|hash| self.stripe_of(hash)).collect();
+        indexes.sort_unstable();
+        indexes.dedup();
+        self.hold(indexes)
+    }
+
+    /// Enters all stripes: for changes of which nobody can say beforehand where they are. Costs some ten nanoseconds per stripe.
+    pub fn exclusive(&self) -> Exclusive<'_, K> {
+        self.hold(0..self.stripes.len())
+    }
+
+    fn hold(&self, indexes: impl IntoIterator<Item = usize>) -> Exclusive<'_, K> {
+        // Only who has this lock waits for a stripe while it holds another one: no circle of waiting.
+        let joined = self.joined.lock();
+        let enter = |index: usize| {
+            let stripe = self.stripes[index].lock.lock();
+            stripe.borrow_mut().touched = false;
+            (index, stripe)
+        };
+        let stripes = indexes.into_iter().map(enter).collect();
+        #[cfg(debug_assertions)]
+        HOLDS_SEVERAL.set(true);
+        Exclusive { committer: self, joined, stripes }
+    }
+
+    /// Asks the cache for the stripe of `hash`, which will be [entered](Committer::enter) soon: a load that nobody waits for.
+    #[inline]
+    pub fn hint(&self, hash: u64) {
+        let stripe = &self.stripes[self.stripe_of(hash)];
+        std::hint::black_box((stripe.lock.is_locked(), stripe.end.load(Ordering::Relaxed)));
+    }
+    pub(super) fn set_dirty(&self, index: usize) {
+        self.dirty[index / 64].fetch_or(1 << (index % 64), Ordering::SeqCst);
+    }
+
+    pub(super) fn take_dirty(&self, mut each: impl FnMut(usize)) {
+        for (word, bits) in self.dirty.iter().enumerate() {
+            let mut bits = bits.swap(0, Ordering::SeqCst);
+            while bits != 0 {
+                each(word * 64 + bits.trailing_zeros() as usize);
+                bits &= bits - 1;
+            }
+        }
+    }
+}

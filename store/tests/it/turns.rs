@@ -1,0 +1,321 @@
+//! The committer between real threads: writers whose turns must be atomic, snapshots beside them, and who waits for a commit.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use store::{CommitOptions, Committer, Records, SimDisk, SyncPolicy, Tag};
+
+use crate::basics::{open, options};
+use crate::commits::{Engine, Meeting, Reader, always, read_row, recover, row};
+
+/// Real threads: writers take turns that change two counters together, and each acknowledged turn must survive; both halves or none.
+#[test]
+fn acknowledged_turns_survive_and_turns_are_atomic() {
+    const KEYS: usize = 4; // pairs (k, k + KEYS) change together; few, so that writers and the commit thread meet
+    for seed in 0..10 {
+        let disk = SimDisk::new(seed);
+        let (log, _) = recover(&disk);
+        let engine = Engine::new(2 * KEYS);
+        let committer = Committer::new(CommitOptions { batch_bytes: 40, ..always(2) });
+        let acknowledged: Vec<AtomicU64> = (0..KEYS).map(|_| AtomicU64::new(0)).collect();
+        disk.crash_after(Some(40 + seed * 7));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut source = Reader::new(&engine);
+                let _ = committer.run(log, &mut source);
+            });
+            let mut writers = Vec::new();
+            for t in 0..4usize {
+                let (committer, engine, acknowledged, disk) = (&committer, &engine, &acknowledged, &disk);
+                writers.push(scope.spawn(move || {
+                    for i in 0.. {
+                        let key = (i * 7 + i / KEYS + t) % KEYS;
+                        let mut turn = committer.enter(key as u64);
+                        let value = engine.counters[key].fetch_add(1, Ordering::AcqRel) + 1;
+                        turn.mark(key as u32);
+                        std::thread::yield_now();
+                        engine.counters[key + KEYS].fetch_add(1, Ordering::AcqRel);
+                        turn.mark((key + KEYS) as u32);
+                        let ticket = turn.leave();
+                        // Most turns do not wait, so that many are under way at once.
+                        while i % 16 == 0 && committer.durable() < ticket {
+                            if disk.crashed() {
+                                return;
+                            }
+                            std::thread::yield_now();
+                        }
+                        if committer.durable() >= ticket {
+                            acknowledged[key].fetch_max(value as u64, Ordering::AcqRel);
+                        }
+                    }
+                }));
+            }
+            for writer in writers {
+                writer.join().unwrap();
+            }
+            committer.stop();
+        });
+        // After each batch, not only after the last one: a crash could have come behind any of them.
+        let disk = disk.power_cut();
+        let store = open(&disk, options(8000)).unwrap();
+        let mut state = [0; 2 * KEYS];
+        store
+            .replay_batches(
+                &mut |head, body| {
+                    for record in Records::new(body) {
+                        let (key, value) = read_row(record.unwrap().payload);
+                        state[key as usize] = value;
+                    }
+                    let half = (0..KEYS).find(|&key| state[key] != state[key + KEYS]);
+                    assert_eq!(half, None, "seed {seed}: batch {} holds half a turn", head.sequence);
+                    Ok(())
+                },
+                |_| (),
+            )
+            .unwrap();
+        let mut total = 0;
+        for (key, acknowledged) in acknowledged.iter().enumerate() {
+            let acknowledged = acknowledged.load(Ordering::Acquire) as i64;
+            assert!(
+                state[key] >= acknowledged,
+                "seed {seed}: key {key} has {}, {acknowledged} was acknowledged",
+                state[key]
+            );
+            total += acknowledged;
+        }
+        assert!(total > 0, "seed {seed}: nothing was acknowledged before the crash");
+    }
+}
+
+/// One thread changes keys of all stripes together, or of some, others single ones beside it: every batch has all of the first or none, also when
+/// batches are small, rounds fail now and then, and the crash comes anywhere.
+#[test]
+fn what_is_exclusive_is_in_one_batch() {
+    const STRIPES: usize = 4;
+    const ROUNDS: i64 = 300;
+    for seed in 0..20 {
+        // All, or two.
+        let held = if seed % 2 == 0 { 0..STRIPES } else { 1..3 };
+        let disk = SimDisk::new(seed);
+        let (log, _) = recover(&disk);
+        let engine = Engine::new(2 * STRIPES);
+        let committer = Committer::new(CommitOptions { batch_bytes: 1, retry: Duration::ZERO, ..always(STRIPES) });
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut source = Reader::new(&engine);
+                let _ = committer.run(log, &mut source);
+            });
+            let (committer, engine, done, disk) = (&committer, &engine, &done, &disk);
+            let beside = (0..2).map(|t| {
+                scope.spawn(move || {
+                    for key in (0..STRIPES).cycle().skip(t) {
+                        if done.load(Ordering::Relaxed) {
+                            return;
+                        }
+                        let mut turn = committer.enter(key as u64);
+                        engine.counters[STRIPES + key].fetch_add(1, Ordering::AcqRel);
+                        turn.mark((STRIPES + key) as u32);
+                        turn.leave();
+                    }
+                })
+            });
+            let beside: Vec<_> = beside.collect();
+            for round in 0..ROUNDS {
+                if round % 50 == 25 {
+                    disk.set_capacity(Some(disk.used_bytes()));
+                }
+                let several = if held.len() == STRIPES {
+                    committer.exclusive()
+                } else {
+                    committer.several(held.clone().rev().chain(held.clone()).map(|key| key as u64))
+                };
+                for key in held.clone() {
+                    let mut turn = committer.enter(key as u64);
+                    engine.counters[key].fetch_add(1, Ordering::AcqRel);
+                    turn.mark(key as u32);
+                    turn.leave();
+                    std::thread::yield_now();
+                }
+                let others = || -> Vec<i64> {
+                    held.clone().map(|k| engine.counters[STRIPES + k].load(Ordering::Acquire)).collect()
+                };
+                let before = others();
+                std::thread::yield_now();
+                assert_eq!(before, others(), "somebody wrote in between");
+                drop(several);
+                disk.set_capacity(None);
+            }
+            done.store(true, Ordering::Relaxed);
+            beside.into_iter().for_each(|b| b.join().unwrap());
+            committer.stop();
+        });
+        let store = open(&disk, options(8000)).unwrap();
+        let mut state = [0; 2 * STRIPES];
+        store
+            .replay_batches(
+                &mut |head, body| {
+                    for record in Records::new(body) {
+                        let (key, value) = read_row(record.unwrap().payload);
+                        state[key as usize] = value;
+                    }
+                    let together = &state[held.clone()];
+                    let whole = together.iter().all(|value| *value == together[0]);
+                    assert!(whole, "seed {seed}: batch {}: {together:?}", head.sequence);
+                    Ok(())
+                },
+                |_| (),
+            )
+            .unwrap();
+        assert_eq!(state[held.start], ROUNDS);
+    }
+}
+
+#[test]
+fn flush_waits_and_stop_seals() {
+    let meeting = Meeting::new(10, CommitOptions { policy: SyncPolicy::No, stripes: 4, ..CommitOptions::default() });
+    let (log, _) = recover(&meeting.disk);
+    let committer = &meeting.committer;
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| committer.run(log, &mut Reader::new(&meeting.engine)));
+        let ticket = meeting.set(2, 9);
+        committer.flush().unwrap();
+        assert!(committer.synced() >= ticket);
+        committer.stop();
+        let (log, result) = thread.join().unwrap();
+        result.unwrap();
+        assert_eq!(log.durable(), log.written());
+        assert!(committer.flush().is_err());
+    });
+    assert_eq!(meeting.left(), BTreeMap::from([(2, 9)]));
+}
+
+/// As above, with snapshots going on all the time beside the writers; what is loaded is snapshot and log together.
+#[test]
+fn turns_are_atomic_and_survive_with_snapshots_beside_them() {
+    const KEYS: usize = 6;
+    let mut snapshots = 0;
+    for seed in 0..40 {
+        let disk = SimDisk::new(seed);
+        let store = open(&disk, options(3000)).unwrap();
+        let (log, _) = store.replay(|_| Ok(()), |_| ()).unwrap();
+        let engine = Engine::new(2 * KEYS);
+        let committer = Committer::new(CommitOptions { batch_bytes: 60, ..always(4) });
+        let acknowledged: Vec<AtomicU64> = (0..KEYS).map(|_| AtomicU64::new(0)).collect();
+        let synced_to = Arc::new(Mutex::new(log.durable()));
+        disk.crash_after(Some(60 + seed * 11));
+        std::thread::scope(|scope| {
+            let (committer, engine, acknowledged, disk, store) = (&committer, &engine, &acknowledged, &disk, &store);
+            let mut source = Reader::new(engine);
+            let published = source.published.clone();
+            let commits = scope.spawn(move || committer.run(log, &mut source).1);
+            let mut threads = Vec::new();
+            for t in 0..2usize {
+                threads.push(scope.spawn(move || {
+                    for i in 0.. {
+                        let key = (i * 5 + i / KEYS + t) % KEYS;
+                        let mut turn = committer.enter(key as u64);
+                        let value = engine.counters[key].fetch_add(1, Ordering::AcqRel) + 1;
+                        std::thread::yield_now(); // the walk may see the change before its mark
+                        turn.mark(key as u32);
+                        std::thread::yield_now();
+                        engine.counters[key + KEYS].fetch_add(1, Ordering::AcqRel);
+                        turn.mark((key + KEYS) as u32);
+                        let ticket = turn.leave();
+                        while i % 8 == 0 && committer.durable() < ticket {
+                            if disk.crashed() {
+                                return 0;
+                            }
+                            std::thread::yield_now();
+                        }
+                        if committer.durable() >= ticket {
+                            acknowledged[key].fetch_max(value as u64, Ordering::AcqRel);
+                        }
+                    }
+                    0
+                }));
+            }
+            let synced_to = synced_to.clone();
+            threads.push(scope.spawn(move || {
+                let mut done = 0;
+                while !disk.crashed() {
+                    let once = || -> store::Result<()> {
+                        let latest = || published.lock().last().map_or(*synced_to.lock(), |c| c.synced_to);
+                        let mut snapshot = store.begin_snapshot(latest());
+                        for part in [0..KEYS, KEYS..2 * KEYS] {
+                            let mut file = snapshot.file(Tag { low: part.start as u64, ..Tag::default() })?;
+                            for key in part {
+                                file.write(&row(key as u32, engine.counters[key].load(Ordering::Acquire)), 1)?;
+                                std::thread::yield_now();
+                            }
+                            snapshot.add(file.finish()?);
+                        }
+                        committer.flush()?;
+                        snapshot.commit(latest())
+                    };
+                    done += i32::from(once().is_ok());
+                }
+                done
+            }));
+            for thread in threads {
+                snapshots += thread.join().unwrap();
+            }
+            committer.stop();
+            let _ = commits.join().unwrap();
+        });
+        drop(store);
+        let disk = disk.power_cut();
+        let store = open(&disk, options(3000)).unwrap();
+        let state = Mutex::new([0; 2 * KEYS]);
+        let put = |row: &[u8]| {
+            let (key, value) = read_row(row);
+            state.lock()[key as usize] = value;
+            Ok(())
+        };
+        store.load(1, |_, chunk| put(chunk), |_| ()).unwrap();
+        store.replay(|r| put(r.payload), |_| ()).unwrap();
+        let state = state.into_inner();
+        for (key, acknowledged) in acknowledged.iter().enumerate() {
+            assert_eq!(state[key], state[key + KEYS], "seed {seed}: half a turn of key {key}");
+            let acknowledged = acknowledged.load(Ordering::Acquire) as i64;
+            assert!(
+                state[key] >= acknowledged,
+                "seed {seed}: key {key} has {}, {acknowledged} was acknowledged",
+                state[key]
+            );
+        }
+    }
+    assert!(snapshots > 20, "only {snapshots} snapshots were published");
+}
+
+/// A walk may see a change whose turn has not marked it yet; a flush that did not wait for that turn would publish half of it.
+#[test]
+fn flush_waits_for_turns_under_way() {
+    let meeting = Meeting::new(10, always(8));
+    let (log, _) = recover(&meeting.disk);
+    let (engine, committer) = (&meeting.engine, &meeting.committer);
+    let (entered, left) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| committer.run(log, &mut Reader::new(engine)).1);
+        scope.spawn(|| {
+            let mut turn = committer.enter(3);
+            engine.counters[3].store(1, Ordering::Release);
+            entered.store(1, Ordering::Release);
+            std::thread::sleep(Duration::from_millis(50));
+            turn.mark(3);
+            left.store(1, Ordering::Release);
+            turn.leave();
+        });
+        while entered.load(Ordering::Acquire) == 0 {
+            std::thread::yield_now();
+        }
+        committer.flush().unwrap();
+        assert_eq!(left.load(Ordering::Acquire), 1);
+        committer.stop();
+        thread.join().unwrap().unwrap();
+    });
+    assert_eq!(meeting.left(), BTreeMap::from([(3, 1)]));
+}
