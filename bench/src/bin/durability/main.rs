@@ -1,0 +1,248 @@
+//! What durability costs: Tidemark beside Redis (the same clients, the same likes, one run), as ratios.
+//!
+//! ```text
+//! cargo build --release -p tidemark-server -p tidemark-bench
+//! target/release/durability always                    64 clients, one like each in turn, synced before each reply
+//! target/release/durability likes --likes 10000000    pipelined likes, synced every second: CPU and log bytes of each like
+//! target/release/durability snapshot --rows 20000000  pages while a snapshot is written, beside Redis, then recovery
+//! target/release/durability recover --rows 10000000   recovery alone
+//! ```
+//!
+//! A like is `FEED.ACT like USER POST` here and `MULTI, SADD liked:POST USER, HINCRBY post:POST like 1, EXEC` there. Posts are liked by
+//! Zipf's law with exponent 1. CPU time is what the kernel counts for the server process (`/proc/PID/stat`, user and system).
+
+mod recovery;
+mod snapshot;
+
+use clap::{Parser, Subcommand};
+use redis_protocol::resp2::types::OwnedFrame;
+use snapshot::Traffic;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tidemark_bench::play::{load, median, on_threads, post, take, text};
+use tidemark_bench::server::Server;
+use tidemark_server::cli::client::Client;
+
+/// Measures what durability costs, beside redis-server.
+#[derive(Parser)]
+struct Args {
+    #[command(subcommand)]
+    what: What,
+    /// The program; by default the one beside this one.
+    #[arg(long, global = true)]
+    tidemark: Option<PathBuf>,
+    /// Data folders are made here, and removed. It must be on the disk that is to be measured.
+    #[arg(long, global = true, default_value_os_t = std::env::temp_dir())]
+    dir: PathBuf,
+    /// Seed of the likes.
+    #[arg(long, global = true, default_value_t = 1)]
+    seed: u64,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Acknowledged likes a second, synced before each reply.
+    Always {
+        /// Clients, each with one like under way.
+        #[arg(long, default_value_t = 64)]
+        clients: u64,
+        /// Seconds for each server and round.
+        #[arg(long, default_value_t = 5)]
+        seconds: u64,
+        /// Rounds; the servers take turns.
+        #[arg(long, default_value_t = 3)]
+        rounds: u64,
+    },
+    /// CPU time and log bytes of pipelined likes, synced every second.
+    Likes {
+        /// How many.
+        #[arg(long, default_value_t = 1_000_000)]
+        likes: u64,
+        /// Posts that are liked.
+        #[arg(long, default_value_t = 1_000_000)]
+        posts: usize,
+        /// Connections.
+        #[arg(long, default_value_t = 4)]
+        clients: u64,
+    },
+    /// Pages while a snapshot is written, and recovery.
+    Snapshot {
+        #[command(flatten)]
+        size: Size,
+        /// Pages of 32 posts a second.
+        #[arg(long, default_value_t = 1000)]
+        pages: u64,
+        /// Likes a second, meanwhile.
+        #[arg(long, default_value_t = 500)]
+        likes: u64,
+        /// Snapshots.
+        #[arg(long, default_value_t = 3)]
+        rounds: u64,
+        /// Waits for a line of input between loading and measuring: what else runs on the machine may end meanwhile.
+        #[arg(long)]
+        wait: bool,
+    },
+    /// Recovery from a snapshot, without pages before it.
+    Recover {
+        #[command(flatten)]
+        size: Size,
+        /// From the log instead: there is no snapshot.
+        #[arg(long)]
+        log: bool,
+    },
+}
+
+/// What is held.
+#[derive(clap::Args)]
+struct Size {
+    /// Rows of four counters.
+    #[arg(long, default_value_t = 2_000_000)]
+    rows: u64,
+    /// The same in Redis, as hashes.
+    #[arg(long, default_value_t = 500_000)]
+    redis_rows: u64,
+    /// Pairs set before, newer posts later; 390 million take 1 GiB.
+    #[arg(long, default_value_t = 2_000_000)]
+    pairs: u64,
+}
+
+fn tidemark(args: &Args, fsync: &'static str, more: &str) -> io::Result<Server> {
+    Server::tidemark(args.tidemark.as_deref(), &args.dir, fsync, more)
+}
+
+fn redis(args: &Args, options: &'static [&'static str]) -> io::Result<Server> {
+    Server::redis(Path::new("redis-server"), &args.dir, options)
+}
+
+/// How a like is said to a server: how many replies it has, and the words.
+type Like = fn(&mut Client, post: u64, user: u64) -> usize;
+
+fn like_tidemark(client: &mut Client, post: u64, user: u64) -> usize {
+    client.push(&[b"FEED.ACT", b"like", &text(user), &text(post)]);
+    1
+}
+
+fn like_redis(client: &mut Client, post: u64, user: u64) -> usize {
+    let (post, user) = (text(post), text(user));
+    client.push(&[b"MULTI"]);
+    client.push(&[b"SADD", &[b"liked:", &post[..]].concat(), &user]);
+    client.push(&[b"HINCRBY", &[b"post:", &post[..]].concat(), b"like", b"1"]);
+    client.push(&[b"EXEC"]);
+    4
+}
+
+/// Zipf's law with exponent 1 over posts whose fame has nothing to do with their age.
+struct Zipf {
+    up_to: Vec<f64>,
+    posts: Vec<u32>,
+}
+
+impl Zipf {
+    fn new(posts: usize, rng: &mut fastrand::Rng) -> Zipf {
+        let mut sum = 0.0;
+        let up_to = (1..=posts).map(|rank| {
+            sum += 1.0 / rank as f64;
+            sum
+        });
+        let up_to = up_to.collect();
+        let mut order: Vec<u32> = (0..posts as u32).collect();
+        rng.shuffle(&mut order);
+        Zipf { up_to, posts: order }
+    }
+
+    fn draw(&self, rng: &mut fastrand::Rng) -> u64 {
+        let at = rng.f64() * self.up_to.last().copied().unwrap_or(0.0);
+        let rank = self.up_to.partition_point(|&sum| sum < at).min(self.posts.len() - 1);
+        post(u64::from(self.posts[rank]))
+    }
+}
+
+fn always(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()> {
+    let ours = tidemark(args, "always", "")?;
+    let theirs = redis(args, &["--appendonly", "yes", "--appendfsync", "always"])?;
+    let zipf = Zipf::new(1_000_000, &mut fastrand::Rng::with_seed(args.seed));
+    let rate = |server: &Server, like: Like, round: u64| -> io::Result<f64> {
+        let until = Instant::now() + Duration::from_secs(seconds);
+        let likes = on_threads(clients, |i| {
+            let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(round * clients + i));
+            let mut done = 0;
+            while Instant::now() < until {
+                let replies = like(&mut client, zipf.draw(&mut rng), 5_000_000_000 + rng.u64(0..4_000_000_000));
+                take(&mut client, replies)?;
+                done += 1;
+            }
+            Ok(done)
+        })?;
+        Ok(likes as f64 / seconds as f64)
+    };
+    println!("{clients} clients, one like each in turn, synced before the reply; acknowledged likes a second");
+    println!("{:>8} {:>10} {:>10} {:>7} {:>6}", "round", "tidemark", "redis", "ratio", "load");
+    let mut ratios = vec![];
+    for round in 0..rounds {
+        let (a, b) = (rate(&ours, like_tidemark, round)?, rate(&theirs, like_redis, round)?);
+        println!("{round:>8} {a:>10.0} {b:>10.0} {:>7.2} {:>6}", a / b, load());
+        ratios.push(a / b);
+    }
+    println!("median ratio {:.2} (asked: at least 1)", median(ratios));
+    Ok(())
+}
+
+fn likes(args: &Args, likes: u64, posts: usize, clients: u64) -> io::Result<()> {
+    let zipf = Zipf::new(posts, &mut fastrand::Rng::with_seed(args.seed));
+    println!("{likes} pipelined likes by Zipf(1) over {posts} posts, {clients} connections, synced every second");
+    println!(
+        "{:>8} {:>9} {:>9} {:>12} {:>12} {:>11} {:>6}",
+        "", "seconds", "CPU s", "likes/CPU s", "log bytes", "bytes/like", "load"
+    );
+    // In turn; each is measured by its own CPU time.
+    let run = |name: &str, server: &Server, like: Like, log: &str| -> io::Result<(f64, f64)> {
+        let (started, cpu) = (Instant::now(), server.cpu_s());
+        on_threads(clients, |i| {
+            let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(args.seed * 1000 + i));
+            let mut waiting = 0;
+            for _ in 0..likes / clients {
+                waiting += like(&mut client, zipf.draw(&mut rng), 5_000_000_000 + rng.u64(0..4_000_000_000));
+                if client.is_full() {
+                    take(&mut client, std::mem::take(&mut waiting))?;
+                }
+            }
+            take(&mut client, waiting)?;
+            Ok(0)
+        })?;
+        let seconds = started.elapsed().as_secs_f64();
+        // What is still under way to the disk belongs to it.
+        std::thread::sleep(Duration::from_millis(2500));
+        let (cpu, bytes) = (server.cpu_s() - cpu, server.bytes_of(log) as f64);
+        let likes = (likes / clients * clients) as f64;
+        println!(
+            "{name:>8} {seconds:>9.1} {cpu:>9.2} {:>12.0} {bytes:>12.0} {:>11.1} {:>6}",
+            likes / cpu,
+            bytes / likes,
+            load()
+        );
+        Ok((likes / cpu, bytes))
+    };
+    // One after the other, so that neither's memory is in the other's way.
+    let (ours, our_bytes) = run("tidemark", &tidemark(args, "everysec", "")?, like_tidemark, ".tlog")?;
+    let redis = redis(args, &["--appendonly", "yes", "--appendfsync", "everysec"])?;
+    let (theirs, their_bytes) = run("redis", &redis, like_redis, ".aof")?;
+    println!("likes per CPU second: {:.1} times Redis's (asked: at least 4)", ours / theirs);
+    println!("log bytes: {:.3} of Redis's (asked: at most 0.1)", our_bytes / their_bytes);
+    Ok(())
+}
+
+fn main() -> io::Result<()> {
+    let args = Args::parse();
+    match args.what {
+        What::Always { clients, seconds, rounds } => always(&args, clients, seconds, rounds),
+        What::Likes { likes: count, posts, clients } => likes(&args, count, posts, clients),
+        What::Snapshot { ref size, pages, likes, rounds, wait } => {
+            snapshot::measure(&args, size, &Traffic { pages, likes, rounds, wait })
+        }
+        What::Recover { ref size, log } => {
+            let (ours, redis) = (recovery::filled(&args, size)?, recovery::filled_redis(&args, size)?);
+            recovery::measure(size, ours, redis, log)
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Pages while a snapshot is written, and what the machine itself adds.
+//!
+//! Each round has three phases under the same load: nothing else, a snapshot, and *a stranger*: `dd`, which computes and writes as many bytes of a snapshot's
+//! size to the same disk, syncing every 2 MiB. Server, clients and the stranger share the processors, so what a page waits beside `dd` is what this
+//! machine makes it wait beside any program of that kind. Then the same with Redis and BGSAVE; its pages are counters alone.
+
+use crate::{Args, Like, Size, like_redis, like_tidemark, recovery};
+use redis_protocol::resp2::types::OwnedFrame;
+use std::io;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use tidemark_bench::play::{load, median, percentile, post, take, text};
+use tidemark_bench::server::Server;
+use tidemark_server::cli::client::Client;
+
+/// What is asked meanwhile.
+pub(crate) struct Traffic {
+    /// A second.
+    pub(crate) pages: u64,
+    /// A second.
+    pub(crate) likes: u64,
+    pub(crate) rounds: u64,
+    /// Wait for a line of input before measuring.
+    pub(crate) wait: bool,
+}
+
+/// Posts of a page, neighbours in time.
+const POSTS: usize = 32;
+const AMONG: u64 = 4000;
+/// How long nothing else happens.
+const CALM: Duration = Duration::from_secs(8);
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// What else happens while pages are timed.
+const PHASES: [&str; 3] = ["nothing else", "a snapshot", "dd, as large"];
+const CALM_AT: usize = 0;
+const SNAPSHOT_AT: usize = 1;
+const STRANGER_AT: usize = 2;
+const OVER: usize = usize::MAX;
+
+/// How a server is asked.
+struct Manner {
+    name: &'static str,
+    /// Asks for a page; says how many replies it has.
+    page: fn(&mut Client, &[Vec<u8>]) -> usize,
+    like: Like,
+    rows: u64,
+}
+
+fn page_of_tidemark(client: &mut Client, ids: &[Vec<u8>]) -> usize {
+    let mut words: Vec<&[u8]> = vec![b"FEED.GET", b"home", b"5000000007"];
+    words.extend(ids.iter().map(Vec::as_slice));
+    client.push(&words);
+    1
+}
+
+fn page_of_redis(client: &mut Client, ids: &[Vec<u8>]) -> usize {
+    for id in ids {
+        client.push(&[b"HMGET", &[b"post:", &id[..]].concat(), b"like", b"repost", b"comment", b"read"]);
+    }
+    ids.len()
+}
+
+/// What was seen of one server.
+#[derive(Default)]
+struct Seen {
+    /// Microseconds of each page, by phase, by round.
+    pages: Vec<[Vec<f64>; 3]>,
+    /// Seconds of each snapshot.
+    took: Vec<f64>,
+    /// MiB that each needed beside what was there.
+    extra: Vec<f64>,
+}
+
+/// Is a snapshot being written?
+fn is_saving(client: &mut Client) -> io::Result<bool> {
+    match client.call(&[b"INFO", b"persistence"])? {
+        OwnedFrame::BulkString(text) => Ok(String::from_utf8_lossy(&text).contains("rdb_bgsave_in_progress:1")),
+        other => Err(io::Error::other(format!("INFO: {other:?}"))),
+    }
+}
+
+/// A program that computes and writes so many bytes.
+fn stranger(args: &Args, bytes: u64) -> io::Result<()> {
+    let folder = tempfile::tempdir_in(&args.dir)?;
+    let of = format!("of={}", folder.path().join("stranger").display());
+    let count = format!("count={}", bytes.div_ceil(2 << 20));
+    let mut dd = Command::new("dd");
+    dd.args(["if=/dev/urandom", &of, "bs=2M", &count, "oflag=dsync"]).stderr(Stdio::null());
+    if dd.status()?.success() { Ok(()) } else { Err(io::Error::other("dd failed")) }
+}
+
+/// Pages, each timed from the moment it was due, so that a page that holds up others counts for them, too.
+fn read(server: &Server, manner: &Manner, every: Duration, stage: &AtomicUsize) -> io::Result<Vec<[Vec<f64>; 3]>> {
+    let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(7));
+    let mut pages: Vec<[Vec<f64>; 3]> = vec![];
+    let mut due = Instant::now();
+    loop {
+        let now = stage.load(Relaxed);
+        if now == OVER {
+            return Ok(pages);
+        }
+        due += every;
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        let first = rng.u64(0..manner.rows.saturating_sub(AMONG).max(1));
+        let ids: Vec<Vec<u8>> =
+            (0..POSTS).map(|_| text(post(first + rng.u64(0..AMONG).min(manner.rows - 1)))).collect();
+        let replies = (manner.page)(&mut client, &ids);
+        take(&mut client, replies)?;
+        let us = due.elapsed().as_secs_f64() * 1e6;
+        // What belongs to two phases says nothing of either.
+        if now == stage.load(Relaxed) {
+            let (round, phase) = (now / PHASES.len(), now % PHASES.len());
+            pages.resize_with(pages.len().max(round + 1), Default::default);
+            pages[round][phase].push(us);
+        }
+    }
+}
+
+fn write(server: &Server, manner: &Manner, every: Duration, stage: &AtomicUsize) -> io::Result<()> {
+    let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(8));
+    let mut due = Instant::now();
+    while stage.load(Relaxed) != OVER {
+        due += every;
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        let replies = (manner.like)(&mut client, post(rng.u64(0..manner.rows)), rng.u64(..1 << 40));
+        take(&mut client, replies)?;
+    }
+    Ok(())
+}
+
+/// Goes through the phases.
+fn control(args: &Args, server: &Server, traffic: &Traffic, files: &str, stage: &AtomicUsize) -> io::Result<Seen> {
+    let mut client = server.client()?;
+    let mut seen = Seen::default();
+    // The same questions in every phase.
+    let mut watch = |until: &mut dyn FnMut(bool) -> bool| -> io::Result<f64> {
+        let mut most = 0.0f64;
+        loop {
+            let saving = is_saving(&mut client)?;
+            most = most.max(server.memory_mib());
+            if until(saving) {
+                return Ok(most);
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    };
+    for round in 0..traffic.rounds as usize {
+        let enter = |phase: usize| stage.store(round * PHASES.len() + phase, Relaxed);
+        enter(CALM_AT);
+        let begun = Instant::now();
+        watch(&mut |_| begun.elapsed() >= CALM)?;
+        let before = server.memory_mib();
+        enter(SNAPSHOT_AT);
+        let begun = Instant::now();
+        server.client()?.call(&[b"BGSAVE"])?;
+        let most = watch(&mut |saving| !saving)?;
+        seen.took.push(begun.elapsed().as_secs_f64());
+        seen.extra.push(most - before);
+        enter(STRANGER_AT);
+        std::thread::scope(|s| {
+            let dd = s.spawn(|| stranger(args, server.bytes_of(files)));
+            watch(&mut |_| dd.is_finished())?;
+            dd.join().map_err(|_| io::Error::other("dd's thread panicked"))?
+        })?;
+    }
+    Ok(seen)
+}
+
+/// All phases of one server.
+fn run(args: &Args, server: &Server, manner: &Manner, traffic: &Traffic, files: &str) -> io::Result<Seen> {
+    let stage = AtomicUsize::new(CALM_AT);
+    let every = |per_second: u64| Duration::from_secs_f64(1.0 / per_second as f64);
+    std::thread::scope(|s| {
+        let reader = s.spawn(|| read(server, manner, every(traffic.pages), &stage));
+        let writer = s.spawn(|| write(server, manner, every(traffic.likes), &stage));
+        let seen = control(args, server, traffic, files, &stage);
+        stage.store(OVER, Relaxed);
+        let panicked = |_| io::Error::other("a client panicked");
+        writer.join().map_err(panicked)??;
+        let pages = reader.join().map_err(panicked)??;
+        seen.map(|seen| Seen { pages, ..seen })
+    })
+}
+
+/// Prints latencies and their ratios.
+fn print(manner: &Manner, seen: &mut Seen) {
+    println!(
+        "{:>10} {:>14} {:>9} {:>9} {:>9} {:>9} {:>9}   microseconds",
+        manner.name, "beside", "pages", "p50", "p99", "p99.9", "p99.99"
+    );
+    let mut ratios = [vec![], vec![], vec![]];
+    let line = |name: &str, phase: usize, values: &mut Vec<f64>| {
+        let shares = [0.5, 0.99, 0.999, 0.9999].map(|share| percentile(values, share));
+        let [p50, p99, p999, p9999] = shares;
+        println!("{name:>10} {:>14} {:>9} {p50:>9.0} {p99:>9.0} {p999:>9.0} {p9999:>9.0}", PHASES[phase], values.len());
+        p999
+    };
+    for (round, phases) in seen.pages.iter_mut().enumerate() {
+        let name = format!("round {round}");
+        let calm = line(&name, CALM_AT, &mut phases[CALM_AT]);
+        ratios[CALM_AT].push(1.0);
+        for phase in [SNAPSHOT_AT, STRANGER_AT] {
+            ratios[phase].push(line(&name, phase, &mut phases[phase]) / calm);
+        }
+    }
+    let all = [CALM_AT, SNAPSHOT_AT, STRANGER_AT].map(|phase| {
+        let mut values: Vec<f64> = seen.pages.iter().flat_map(|phases| phases[phase].iter().copied()).collect();
+        line("all", phase, &mut values)
+    });
+    for phase in [SNAPSHOT_AT, STRANGER_AT] {
+        let each: Vec<String> = ratios[phase].iter().map(|ratio| format!("{ratio:.2}")).collect();
+        println!(
+            "p99.9 beside {}: {:.2} times that without, all pages; by rounds {}, median {:.2}; load {}",
+            PHASES[phase],
+            all[phase] / all[CALM_AT],
+            each.join(" "),
+            median(ratios[phase].clone()),
+            load()
+        );
+    }
+}
+
+/// Ours, then Redis, then recovery of both.
+pub(crate) fn measure(args: &Args, size: &Size, traffic: &Traffic) -> io::Result<()> {
+    let (ours, redis) = (recovery::filled(args, size)?, recovery::filled_redis(args, size)?);
+    if traffic.wait {
+        println!("loaded; a line of input begins the measurement");
+        io::stdin().read_line(&mut String::new())?;
+    }
+    let manner = Manner { name: "tidemark", page: page_of_tidemark, like: like_tidemark, rows: size.rows };
+    let mut seen = run(args, &ours, &manner, traffic, ".tsnap")?;
+    print(&manner, &mut seen);
+    println!(
+        "a snapshot took {:.1} s (median), {:.0} MiB on the disk, and at most {:.0} MiB more memory (asked: at most 64); p99.9 asked: at most 1.5 times",
+        median(seen.took),
+        ours.bytes_of(".tsnap") as f64 / (1 << 20) as f64,
+        seen.extra.iter().copied().fold(0.0, f64::max)
+    );
+    let manner = Manner { name: "redis", page: page_of_redis, like: like_redis, rows: size.redis_rows };
+    let mut seen = run(args, &redis, &manner, traffic, ".rdb")?;
+    print(&manner, &mut seen);
+    println!(
+        "a BGSAVE of {} rows took {:.1} s (median), {:.0} MiB on the disk, and {:.0} MiB more memory",
+        size.redis_rows,
+        median(seen.took),
+        redis.bytes_of(".rdb") as f64 / (1 << 20) as f64,
+        redis.info("rdb_last_cow_size")?.parse::<f64>().unwrap_or(f64::NAN) / (1 << 20) as f64
+    );
+    recovery::measure(size, ours, redis, false)
+}
