@@ -1,0 +1,180 @@
+//! The way back: the files that the manifest names become engines, on all cores.
+
+use super::parts::Parts;
+use crate::catalogue::{Catalogue, Mismatch};
+use crate::config::Config;
+use crate::engines::{CounterSpace, Engines, existence_options};
+use crate::records::{RecordKind, read_rows};
+use counter::LoadRange;
+use parking_lot::Mutex;
+use phantom::{StoredTable, TableDecoder};
+use std::collections::HashMap;
+use store::{FileEntry, Progress, Role, SnapshotReader, Store, Tag};
+
+/// The catalogue of the snapshot that the manifest names, if there is one.
+pub(crate) fn read_catalogue(store: &Store) -> store::Result<Option<Result<Catalogue, Mismatch>>> {
+    let text = read_small(store, |tag| tag.kind == RecordKind::Catalogue as u32)?;
+    Ok(text.map(|text| Catalogue::decode(&text)))
+}
+
+/// The content of the one small file that `is` points out, if there is one.
+fn read_small(store: &Store, is: impl Fn(&Tag) -> bool) -> store::Result<Option<Vec<u8>>> {
+    let file = store.manifest().files.iter().find(|f| f.role == Role::Snapshot && is(&f.tag)).cloned();
+    let Some(file) = file else { return Ok(None) };
+    let mut reader = SnapshotReader::open(&**store.disk(), &file.name, Some((&file, store.lineage())))?;
+    let (mut text, mut chunk) = (Vec::new(), Vec::new());
+    while reader.next(&mut chunk)? {
+        text.extend_from_slice(&chunk);
+    }
+    Ok(Some(text))
+}
+
+/// Makes room for a counter space's rows, as the snapshot says how many there are.
+fn loader<'a>(store: &Store, space: &'a CounterSpace) -> store::Result<counter::Loader<'a>> {
+    let of_space = |tag: &Tag, kind: RecordKind| tag.space == space.number() && tag.kind == kind as u32;
+    let head = read_small(store, |tag| of_space(tag, RecordKind::Head))?.unwrap_or_default();
+    let files = store.manifest().files.clone();
+    let files = files.iter().filter(|f| f.role == Role::Snapshot && of_space(&f.tag, RecordKind::Rows));
+    let range =
+        |f: &FileEntry| LoadRange { low: f.tag.low, last: f.tag.high, rows: store::row_hint(&**store.disk(), f) };
+    let mut ranges: Vec<LoadRange> = files.map(range).collect();
+    ranges.sort_unstable();
+    let unsound = || ranges.windows(2).any(|w| w[0].last >= w[1].low) || ranges.iter().any(|r| r.low > r.last);
+    let path = store.path(store::MANIFEST);
+    if unsound() {
+        return Err(store::Error::Corrupt { path, offset: 0, what: "files of rows that overlap".to_owned() });
+    }
+    // The files of ranges that were spilled since are gone.
+    let files = space.cold().files();
+    space.loader(&head, &filled_up(&ranges, files.lows())).map_err(|e| store::Error::Corrupt {
+        path,
+        offset: 0,
+        what: e.to_string(),
+    })
+}
+
+/// The ranges, which rise, and what lies between them, cut where a cold file begins: a table that covers several files would be merged with
+/// all of them.
+fn filled_up(ranges: &[LoadRange], lows: impl Iterator<Item = u64>) -> Vec<LoadRange> {
+    let covered = |low: u64| ranges.iter().any(|range| range.low <= low && low <= range.last);
+    let after = ranges.iter().filter_map(|range| range.last.checked_add(1));
+    let begin = (!ranges.is_empty()).then_some(0);
+    let mut free: Vec<u64> = begin.into_iter().chain(after).chain(lows).filter(|&low| !covered(low)).collect();
+    free.sort_unstable();
+    free.dedup();
+    let mut all = ranges.to_vec();
+    for (i, &low) in free.iter().enumerate() {
+        let ends = [free.get(i + 1).copied(), ranges.iter().map(|range| range.low).find(|&next| next > low)];
+        let last = ends.into_iter().flatten().min().map_or(u64::MAX, |next| next - 1);
+        all.push(LoadRange { low, last, rows: 0 });
+    }
+    all.sort_unstable();
+    all
+}
+
+/// Gives an empty space that has cold files a table for each of them, and one for what comes behind: as after a snapshot.
+pub(crate) fn lay_out(engines: &Engines) -> Result<(), counter::Error> {
+    for space in engines.counters().iter().filter(|space| space.rows() == 0 && space.ranges().len() == 1) {
+        let files = space.cold().files();
+        let end = [space.cold_end()];
+        let lows: Vec<u64> = [0].into_iter().chain(files.lows()).chain(end).collect();
+        if !files.all().is_empty() {
+            space.loader(&[], &filled_up(&[], lows.into_iter()))?.install()?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads the snapshot into empty engines, on all cores.
+pub(crate) fn load(
+    store: &Store,
+    config: &Config,
+    engines: &mut Engines,
+    parts: &Parts,
+    progress: impl Fn(Progress) + Sync,
+) -> store::Result<u64> {
+    /// Of one existence space.
+    #[derive(Default)]
+    struct Restored {
+        head: Vec<u8>,
+        tables: Vec<StoredTable>,
+    }
+    let decoders: Mutex<HashMap<String, TableDecoder>> = Mutex::default();
+    let restored: Mutex<HashMap<u32, Restored>> = Mutex::default();
+    let catalogue = engines.catalogue();
+    let options: HashMap<u32, phantom::Options> = config
+        .existence
+        .iter()
+        .filter_map(|made| {
+            let known = catalogue.existence.iter().find(|e| e.name == made.name)?;
+            Some((known.number, existence_options(made, known)))
+        })
+        .collect();
+    let loaders = engines.counters().iter().map(|space| Ok((space.number(), loader(store, space)?)));
+    let loaders: HashMap<u32, counter::Loader<'_>> = loaders.collect::<store::Result<_>>()?;
+    let apply = |file: &FileEntry, chunk: &[u8]| -> Result<(), String> {
+        let space = file.tag.space;
+        match RecordKind::from_number(u8::try_from(file.tag.kind).unwrap_or(0)) {
+            Some(RecordKind::Catalogue) => Ok(()),
+            Some(RecordKind::Rows) => {
+                let part = loaders.get(&space).and_then(|loader| loader.part(file.tag.low));
+                let missing = || format!("there is no counter space {space}");
+                let (mut part, counters) =
+                    (part.ok_or_else(missing)?, engines.counter_by_number(space).ok_or_else(missing)?);
+                read_rows(chunk, |id, row| match row {
+                    Some(row) => part.push(id, row).map_err(|e| e.to_string()),
+                    None => {
+                        counters.bury(id);
+                        Ok(())
+                    }
+                })
+            }
+            Some(RecordKind::Table) => {
+                let options = options.get(&space).ok_or_else(|| format!("there is no existence space {space}"))?;
+                // A file's chunks come in order, from one thread.
+                let decoder = decoders.lock().remove(&file.name);
+                let mut decoder = decoder.unwrap_or_else(|| TableDecoder::new(options, u64::MAX));
+                decoder.feed(chunk).map_err(|e| e.to_string())?;
+                decoders.lock().insert(file.name.clone(), decoder);
+                Ok(())
+            }
+            Some(RecordKind::Head) if loaders.contains_key(&space) => Ok(()),
+            Some(RecordKind::Head) => {
+                restored.lock().entry(space).or_default().head.extend_from_slice(chunk);
+                Ok(())
+            }
+            Some(RecordKind::Loose) => {
+                let existence = engines.existence_by_number(space);
+                let existence = existence.ok_or_else(|| format!("there is no existence space {space}"))?;
+                existence.loose().decode(chunk, 0)
+            }
+            _ => Err(format!("a file of kind {} is no part of a snapshot", file.tag.kind)),
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let rows = store.load(threads, apply, progress)?;
+    for (number, loader) in loaders {
+        let refused = |e: counter::Error| store::Error::Refused(format!("counter space {number}: {e}"));
+        loader.install().map_err(refused)?;
+    }
+    let files = store.manifest().files.clone();
+    let damaged =
+        |file: &FileEntry, what: String| store::Error::Corrupt { path: store.path(&file.name), offset: 0, what };
+    let mut decoders = decoders.into_inner();
+    let mut restored = restored.into_inner();
+    for file in &files {
+        if let Some(decoder) = decoders.remove(&file.name) {
+            let table = decoder.finish().map_err(|e| damaged(file, e.to_string()))?;
+            restored.entry(file.tag.space).or_default().tables.push(table);
+        }
+    }
+    for file in files.iter().filter(|f| f.tag.kind == RecordKind::Head as u32) {
+        let Some(of_space) = restored.remove(&file.tag.space) else { continue };
+        let Some(options) = options.get(&file.tag.space) else { continue };
+        let space = phantom::Space::restore(options.clone(), &of_space.head, of_space.tables)
+            .map_err(|e| damaged(file, e.to_string()))?;
+        engines.restore(file.tag.space, space);
+    }
+    parts.adopt(&files);
+    Ok(rows)
+}

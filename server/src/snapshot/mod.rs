@@ -1,0 +1,165 @@
+//! Snapshots: the engines' state as files, written while everything goes on, so that the log need not be kept for ever.
+//!
+//! One file per table; a table that has not changed since the last snapshot is not written again. The walk takes no lock that a
+//! reader or a writer could wait for: what it misses because it changes meanwhile is in the log behind the position that was
+//! noted before it began (`store/src/snapshot.rs` has the argument). Extra memory is one chunk.
+//!
+//! | file's kind | per | holds |
+//! |---|---|---|
+//! | catalogue | folder | the catalogue |
+//! | rows | table of a counter space | rows, in chunks that are sorted by id |
+//! | table | table of an existence space | its filters and revoked pairs, in the phantom engine's format |
+//! | loose | existence space | ids at which a counter of 0 proves nothing of a flag: `engines/loose.rs` |
+//! | head | space | its frontier, of an existence space also the pairs of ids far ahead, in the engine's format |
+
+mod load;
+mod pace;
+mod parts;
+mod write;
+
+use crate::node::{Host, unix_us};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+pub(crate) use load::{lay_out, load, read_catalogue};
+pub(crate) use parts::Parts;
+
+/// How often it is looked whether a snapshot is due.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// How the last snapshot went.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Saved {
+    /// Snapshots that have ended, well or not.
+    pub(crate) ended: u64,
+    pub(crate) running: bool,
+    /// Unix time in seconds of the last one that ended well, or of the start.
+    pub(crate) last_s: u64,
+    pub(crate) took: Duration,
+    pub(crate) bytes: u64,
+    pub(crate) error: Option<Arc<str>>,
+}
+
+/// What the snapshot thread and those who ask it for something share.
+pub(crate) struct Snapshots {
+    pub(crate) saved: watch::Sender<Saved>,
+    wanted: Mutex<bool>,
+    nudge: Condvar,
+    /// Held by whoever writes the folder's data files: a snapshot, a spill.
+    pub(crate) alone: Mutex<()>,
+    /// Changes that the last snapshot has seen.
+    changes: AtomicU64,
+}
+
+impl Default for Snapshots {
+    fn default() -> Self {
+        let saved = Saved { last_s: unix_us() / 1_000_000, ..Saved::default() };
+        Snapshots {
+            saved: watch::Sender::new(saved),
+            wanted: Mutex::new(false),
+            nudge: Condvar::new(),
+            alone: Mutex::new(()),
+            changes: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Snapshots {
+    /// Asks for a snapshot, unless one is running. Gives how many had ended before it.
+    pub(crate) fn begin(&self) -> Option<u64> {
+        let mut before = None;
+        self.saved.send_if_modified(|s| {
+            if !s.running {
+                // From now on it counts as running, so that nobody else begins one.
+                s.running = true;
+                before = Some(s.ended);
+            }
+            before.is_some()
+        });
+        if before.is_some() {
+            *self.wanted.lock() = true;
+            self.nudge.notify_one();
+        }
+        before
+    }
+
+    /// Waits for the end of a snapshot that begins after this call.
+    pub(crate) async fn save(&self) -> Result<(), String> {
+        let mut saved = self.saved.subscribe();
+        let before = loop {
+            saved.borrow_and_update();
+            if let Some(before) = self.begin() {
+                break before;
+            }
+            if saved.changed().await.is_err() {
+                return Err("the server is ending".to_owned());
+            }
+        };
+        match saved.wait_for(|s| s.ended > before).await {
+            Ok(s) => s.error.as_ref().map_or(Ok(()), |e| Err(e.to_string())),
+            Err(_) => Err("the server is ending".to_owned()),
+        }
+    }
+
+    /// Changed rows and pairs since the last snapshot, about.
+    pub(crate) fn changes(&self, parts: &Parts) -> u64 {
+        parts.changes.load(Relaxed).saturating_sub(self.changes.load(Relaxed))
+    }
+}
+
+/// The snapshot thread: waits until somebody asks, or one is due.
+pub(crate) fn run(host: &Host) {
+    let mut last = Instant::now();
+    while !host.stop.is_stopped() {
+        let node = &host.node();
+        let snapshots = &node.snapshots;
+        if !node.is_loaded() {
+            std::thread::sleep(LOOK_EVERY);
+            continue;
+        }
+        let asked = {
+            let mut wanted = snapshots.wanted.lock();
+            if !*wanted {
+                snapshots.nudge.wait_for(&mut wanted, LOOK_EVERY);
+            }
+            std::mem::take(&mut *wanted)
+        };
+        if !asked {
+            let config = node.config();
+            let settings = &config.durability;
+            let changed = snapshots.changes(&node.durability.parts) > 0;
+            let last_offset = node.store.manifest().replay.offset;
+            let log_bytes = node.durability.positions().1.offset.saturating_sub(last_offset);
+            let by_size = settings.snapshot_log_bytes > 0 && log_bytes >= settings.snapshot_log_bytes;
+            let by_time = settings.snapshot_every_s > 0 && last.elapsed().as_secs() >= settings.snapshot_every_s;
+            if !(changed && (by_size || by_time) && snapshots.begin().is_some()) {
+                continue;
+            }
+            *snapshots.wanted.lock() = false;
+        }
+        let started = Instant::now();
+        let result = write::write(node);
+        last = Instant::now();
+        if let Err(error) = &result {
+            tracing::error!("the snapshot failed, the log is kept: {error}");
+            node.durability.parts.forget();
+        }
+        snapshots.saved.send_modify(|s| {
+            s.ended += 1;
+            s.running = false;
+            s.took = started.elapsed();
+            match result {
+                Ok(bytes) => {
+                    tracing::info!("snapshot: {bytes} bytes written in {:.1} s", s.took.as_secs_f64());
+                    s.error = None;
+                    s.bytes = bytes;
+                    s.last_s = unix_us() / 1_000_000;
+                }
+                Err(error) => s.error = Some(error.into()),
+            }
+        });
+    }
+}

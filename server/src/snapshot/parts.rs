@@ -1,0 +1,108 @@
+//! Which parts of the data the files of the last snapshot still hold as they are.
+
+use crate::records::RecordKind;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use store::{FileEntry, Role};
+
+/// Which parts (id ranges of spaces) have changed since they were last written. The commit thread says what changes.
+#[derive(Default)]
+pub(crate) struct Parts {
+    /// Per space, by lowest id: highest id, the stamp of the file that holds the part, and whether it changed since.
+    spaces: Mutex<HashMap<u32, BTreeMap<u64, Part>>>,
+    /// Spaces that had pairs aside when they were last written.
+    aside: Mutex<HashSet<u32>>,
+    pub(super) changes: AtomicU64,
+}
+
+#[derive(Clone, Copy)]
+struct Part {
+    high: u64,
+    stamp: u64,
+    changed: bool,
+}
+
+impl Parts {
+    /// Something about `id` has changed.
+    pub(crate) fn touch(&self, space: u32, id: u64) {
+        self.touch_all([(space, id)].into_iter());
+    }
+
+    /// The same for many, under one lock.
+    pub(crate) fn touch_all(&self, ids: impl Iterator<Item = (u32, u64)>) {
+        let mut spaces = self.spaces.lock();
+        let mut changes = 0;
+        for (space, id) in ids {
+            changes += 1;
+            if let Some(parts) = spaces.get_mut(&space)
+                && let Some((_, part)) = parts.range_mut(..=id).next_back()
+            {
+                part.changed = true;
+            }
+        }
+        self.changes.fetch_add(changes, Relaxed);
+    }
+
+    /// Takes over what a manifest names.
+    pub(super) fn adopt(&self, files: &[FileEntry]) {
+        // What the last process had aside is not known: then it may have moved.
+        self.aside.lock().extend(files.iter().filter(|f| f.tag.kind == RecordKind::Head as u32).map(|f| f.tag.space));
+        let mut spaces = self.spaces.lock();
+        for tag in files.iter().filter(|f| f.role == Role::Snapshot).map(|f| f.tag) {
+            if !matches!(RecordKind::from_number(tag.kind as u8), Some(RecordKind::Rows | RecordKind::Table)) {
+                continue;
+            }
+            let part = Part { high: tag.high, stamp: tag.stamp, changed: false };
+            spaces.entry(tag.space).or_default().insert(tag.low, part);
+        }
+    }
+
+    /// These tables are the parts of the space from now on. Gives for each the stamp of the file that holds it, if it has one and
+    /// has not changed since; the others are to be written. That they have changed is forgotten in the same moment, under the same
+    /// lock: what changes from here on counts for the next snapshot.
+    pub(super) fn begin(&self, space: u32, tables: &[(u64, u64)], stamp: u64) -> Vec<Option<u64>> {
+        let mut spaces = self.spaces.lock();
+        let before = spaces.remove(&space).unwrap_or_default();
+        let kept = |&(low, high): &(u64, u64)| {
+            before.get(&low).filter(|part| part.high == high && !part.changed).map(|part| part.stamp)
+        };
+        let kept: Vec<Option<u64>> = tables.iter().map(kept).collect();
+        let now = tables
+            .iter()
+            .zip(&kept)
+            .map(|(&(low, high), kept)| (low, Part { high, stamp: kept.unwrap_or(stamp), changed: false }));
+        spaces.insert(space, now.collect());
+        kept
+    }
+
+    /// The part has a new file after all.
+    pub(super) fn rewritten(&self, space: u32, low: u64, stamp: u64) {
+        if let Some(part) = self.spaces.lock().get_mut(&space).and_then(|parts| parts.get_mut(&low)) {
+            part.stamp = stamp;
+        }
+    }
+
+    /// Whether the space had pairs aside the last time; `now`: whether it has.
+    pub(super) fn had_aside(&self, space: u32, now: bool) -> bool {
+        let mut aside = self.aside.lock();
+        if now { !aside.insert(space) } else { aside.remove(&space) }
+    }
+
+    /// The parts of the space that lie in a range must be written again.
+    pub(crate) fn forget_range(&self, space: u32, low: u64, last: u64) {
+        if let Some(parts) = self.spaces.lock().get_mut(&space) {
+            parts.retain(|&from, part| from > last || part.high < low);
+        }
+    }
+
+    /// All parts of the space must be written again.
+    pub(super) fn forget_space(&self, space: u32) {
+        self.spaces.lock().remove(&space);
+    }
+
+    /// The snapshot failed: nothing of it can be relied on.
+    pub(super) fn forget(&self) {
+        self.spaces.lock().clear();
+    }
+}

@@ -1,0 +1,171 @@
+//! The walk: every table that has changed becomes a file, while writes go on.
+
+use super::pace::Pace;
+use super::parts::Parts;
+use crate::node::Node;
+use crate::records::{RecordKind, RowsWriter};
+use std::sync::atomic::Ordering::Relaxed;
+use store::{FileWriter, Tag};
+
+/// Rows that are sorted and written together.
+const CHUNK_ROWS: usize = 16 << 10;
+/// Rows between two looks at the pace.
+const STEP_ROWS: usize = 256;
+/// Bytes of a filter that are written together.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// One snapshot. Gives the bytes that were written.
+pub(super) fn write(node: &Node) -> Result<u64, String> {
+    let _alone = node.snapshots.alone.lock();
+    let (engines, store) = (&*node.engines, &*node.store);
+    let (durability, parts, pace) = (&node.durability, &node.durability.parts, &Pace::new());
+    let text = |e: store::Error| format!("{e}. {}", e.advice());
+    let changes = parts.changes.load(Relaxed);
+    // The synced end, not the written one: after a failed sync the written one may come to nothing.
+    let mut writer = store.begin_snapshot(durability.positions().1);
+    let stamp = writer.replay().offset.max(1);
+    let mut bytes = 0;
+    let mut add = |writer: &mut store::SnapshotWriter<'_>, file: FileWriter| -> Result<(), String> {
+        let entry = file.finish().map_err(text)?;
+        bytes += entry.bytes;
+        writer.add(entry);
+        Ok(())
+    };
+
+    for space in engines.counters() {
+        let tables: Vec<(u64, u64)> = space.tables().iter().map(|t| (t.low, t.last)).collect();
+        let kind = RecordKind::Rows;
+        for (low, high) in plan(parts, &mut writer, space.number(), kind, &tables, stamp) {
+            let kind = kind as u32;
+            let mut file = writer.file(Tag { space: space.number(), kind, low, high, stamp }).map_err(text)?;
+            write_rows(space, low, high, &mut file, pace).map_err(text)?;
+            add(&mut writer, file)?;
+        }
+        // After the rows: what came in meanwhile is not ahead of the frontier then.
+        let tag = Tag { space: space.number(), kind: RecordKind::Head as u32, low: 0, high: 0, stamp };
+        let mut file = writer.file(tag).map_err(text)?;
+        file.write(&space.encode_head(), 0).map_err(text)?;
+        add(&mut writer, file)?;
+    }
+    for space in engines.existences() {
+        // The head first: a pair that moves from it into a table meanwhile is then in both. And since such a move is no write, tables
+        // count as changed if there was anything to move.
+        let aside = space.aside_pairs();
+        let head = space.encode_head();
+        if parts.had_aside(space.number(), aside > 0) {
+            parts.forget_space(space.number());
+        }
+        let lows: Vec<u64> = space.layout().iter().map(|l| l.low).collect();
+        let highs = lows.iter().skip(1).map(|low| low - 1).chain([u64::MAX]);
+        let tables: Vec<(u64, u64)> = lows.iter().copied().zip(highs).collect();
+        let kind = RecordKind::Table;
+        for (low, high) in plan(parts, &mut writer, space.number(), kind, &tables, stamp) {
+            let kind = kind as u32;
+            let mut file = writer.file(Tag { space: space.number(), kind, low, high, stamp }).map_err(text)?;
+            // A table that was recycled meanwhile is not missed: its ids are below the horizon when the log is replayed.
+            if write_table(space, low, &mut file, pace).map_err(text)? {
+                add(&mut writer, file)?;
+            }
+        }
+        let tag = Tag { space: space.number(), kind: RecordKind::Head as u32, low: 0, high: 0, stamp };
+        let mut file = writer.file(tag).map_err(text)?;
+        file.write(&head, aside as u64).map_err(text)?;
+        add(&mut writer, file)?;
+        let mut file = writer.file(Tag { kind: RecordKind::Loose as u32, ..tag }).map_err(text)?;
+        file.write(&space.loose().encode(None), 0).map_err(text)?;
+        add(&mut writer, file)?;
+    }
+
+    // Last, as its schemas must not be older than those by which the rows were written.
+    let mut file = writer.file(Tag { kind: RecordKind::Catalogue as u32, ..Tag::default() }).map_err(text)?;
+    file.write(&engines.catalogue().encode(), 1).map_err(text)?;
+    add(&mut writer, file)?;
+
+    // What the walk has seen and the log has not must be in the log before anybody relies on the walk.
+    durability.flush().map_err(text)?;
+    writer.commit(durability.positions().1).map_err(text)?;
+    node.snapshots.changes.store(changes, Relaxed);
+    Ok(bytes)
+}
+
+/// Which of these tables must be written; for the others the files of the last snapshot serve again.
+fn plan(
+    parts: &Parts,
+    writer: &mut store::SnapshotWriter<'_>,
+    space: u32,
+    kind: RecordKind,
+    tables: &[(u64, u64)],
+    stamp: u64,
+) -> Vec<(u64, u64)> {
+    let mut to_write = Vec::new();
+    for (&(low, high), kept) in tables.iter().zip(parts.begin(space, tables, stamp)) {
+        let tag = |stamp| Tag { space, kind: kind as u32, low, high, stamp };
+        if kept.is_none_or(|stamp| writer.carry_over(&tag(stamp)) == 0) {
+            parts.rewritten(space, low, stamp);
+            to_write.push((low, high));
+        }
+    }
+    to_write
+}
+
+fn write_rows(space: &counter::Space, low: u64, high: u64, file: &mut FileWriter, pace: &Pace) -> store::Result<()> {
+    let width = space.schema().width();
+    let (mut ids, mut values): (Vec<(u64, usize)>, Vec<i64>) = (Vec::new(), Vec::new());
+    // Deleted rows first, as rows that came to be again under their ids follow.
+    for ids in space.tombs_in(low, high).chunks(CHUNK_ROWS) {
+        let mut writer = RowsWriter::new(width);
+        ids.iter().for_each(|&id| writer.row(id, None));
+        file.write(&writer.finish(), 0)?;
+    }
+    let mut outcome = Ok(());
+    let mut flush = |ids: &mut Vec<(u64, usize)>, values: &mut Vec<i64>| -> store::Result<()> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        pace.step();
+        ids.sort_unstable();
+        let mut writer = RowsWriter::new(width);
+        for some in ids.chunks(STEP_ROWS) {
+            pace.step();
+            some.iter().for_each(|&(id, start)| writer.row(id, Some(&values[start..start + width])));
+        }
+        let rows = ids.len() as u64;
+        ids.clear();
+        values.clear();
+        file.write(&writer.finish(), rows)
+    };
+    space.for_each_in(low, high, |id, row| {
+        if outcome.is_err() {
+            return;
+        }
+        ids.push((id, values.len()));
+        // A field that was added during the walk is 0 here, and what was written to it is in the log.
+        values.extend((0..width).map(|i| row.get(i).copied().unwrap_or(0)));
+        if ids.len() % STEP_ROWS == 0 {
+            pace.step();
+        }
+        if ids.len() >= CHUNK_ROWS {
+            outcome = flush(&mut ids, &mut values);
+        }
+    });
+    outcome?;
+    flush(&mut ids, &mut values)
+}
+
+fn write_table(space: &phantom::Space, low: u64, file: &mut FileWriter, pace: &Pace) -> store::Result<bool> {
+    let mut chunk = Vec::with_capacity(2 * CHUNK_BYTES);
+    let found = space.encode_table(low, |bytes| {
+        chunk.extend_from_slice(bytes);
+        pace.step();
+        if chunk.len() >= CHUNK_BYTES {
+            file.write(&chunk, 0)?;
+            chunk.clear();
+            pace.step();
+        }
+        Ok::<(), store::Error>(())
+    })?;
+    if found && !chunk.is_empty() {
+        file.write(&chunk, 0)?;
+    }
+    Ok(found)
+}
