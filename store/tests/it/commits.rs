@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use store::{
     Batch, CommitOptions, Committed, Committer, Error, Faults, Health, Log, Records, Rounds, SimDisk, Source,
-    SyncPolicy, Tag, Ticket,
+    SyncPolicy, Ticket,
 };
 
 use crate::basics::{open, options};

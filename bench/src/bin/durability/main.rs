@@ -15,7 +15,6 @@ mod recovery;
 mod snapshot;
 
 use clap::{Parser, Subcommand};
-use redis_protocol::resp2::types::OwnedFrame;
 use snapshot::Traffic;
 use std::io;
 use std::path::{Path, PathBuf};
