@@ -6,6 +6,7 @@ use crate::{check, error, is_writing, wait_for};
 use std::io;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// Requests that are sent together.
@@ -80,12 +81,16 @@ fn set(node: &Node, all: &Rows, from: u64, to: u64) -> io::Result<(u64, Option<S
 /// Lets the disk fill up while a cold file is being written, until that fails for want of room: `attempt` has one written, and says whether it was.
 fn fill_in_the_middle(disk: &Disk<'_>, data: &Path, mut attempt: impl FnMut() -> io::Result<bool>) -> io::Result<()> {
     for _ in 0..50 {
+        let over = AtomicBool::new(false);
         let written = std::thread::scope(|scope| {
             let filling = scope.spawn(|| {
-                wait_for("a cold file", 60, || Ok(is_writing(data)))?;
+                // A small file may be written between two looks.
+                wait_for("a cold file", 60, || Ok(is_writing(data) || over.load(Relaxed)))?;
                 disk.fill(0)
             });
-            let written = attempt()?;
+            let written = attempt();
+            over.store(true, Relaxed);
+            let written = written?;
             filling.join().map_err(|_| error("filling the disk panicked"))??;
             Ok::<_, io::Error>(written)
         })?;
