@@ -42,7 +42,7 @@ mod write;
 
 pub use codec::{DecodeError, StoredTable, TableDecoder};
 pub use hash::{Member, Pair};
-pub use lookup::{Asked, BATCH};
+pub use lookup::{Answers, Asked, BATCH};
 pub use merge::{Block, BlockPlace, MergeError, TableDigest};
 pub use options::{Answer, Change, Options};
 pub use sizing::RATES;

@@ -30,14 +30,33 @@ pub struct Asked {
     spots: [Spot; BATCH],
     /// Indexes of their tables.
     at: [u32; BATCH],
-    /// How many ids there are.
-    len: usize,
     /// In bits: those that are set, as they are held aside; those below the horizon; those to be looked up; of these, those whose table has more
     /// than one filter.
     aside: u32,
     unknown: u32,
     open: u32,
     chained: u32,
+}
+
+/// Answers for at most [`BATCH`] ids, a bit each, the first id's the lowest: what is neither is no.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Answers {
+    /// Set.
+    pub yes: u32,
+    /// Below the horizon.
+    pub unknown: u32,
+}
+
+impl Answers {
+    /// The answer for the id at position `index`, which is below [`BATCH`].
+    #[inline(always)]
+    pub fn at(self, index: usize) -> Answer {
+        match (self.yes >> (index % BATCH) & 1, self.unknown >> (index % BATCH) & 1) {
+            (0, 0) => Answer::No,
+            (0, _) => Answer::Unknown,
+            _ => Answer::Yes,
+        }
+    }
 }
 
 /// The positions of the bits of a word.
@@ -76,7 +95,8 @@ impl Space {
         let mut asked = Asked::default();
         for ids in ids.chunks(BATCH) {
             self.ask(member, ids, &mut asked);
-            self.answer(&mut asked, u32::MAX, out);
+            let answers = self.answer(&mut asked, u32::MAX);
+            out.extend((0..ids.len()).map(|i| answers.at(i)));
         }
     }
 
@@ -85,7 +105,6 @@ impl Space {
         assert!(ids.len() <= BATCH, "{} ids at once", ids.len());
         let member = self.seed.ready(member);
         (asked.aside, asked.unknown, asked.open, asked.chained) = (0, 0, 0, 0);
-        asked.len = ids.len();
         for (pair, &id) in asked.pairs.iter_mut().zip(ids) {
             *pair = self.seed.pair(id, member);
         }
@@ -110,15 +129,21 @@ impl Space {
         asked.open &= !asked.aside;
     }
 
-    /// The second pass: appends an answer for each id that was asked for. Those whose bit in `wanted` is not set are not looked up, but answered
+    /// The second pass: the answers for the ids that were asked for. Those whose bit in `wanted` is not set are not looked up, but answered
     /// with no, or with unknown below the horizon: for flags of which it is known that nobody has set them.
-    pub fn answer(&self, asked: &mut Asked, wanted: u32, out: &mut Vec<Answer>) {
-        let Some(tables) = asked.tables.take() else { return };
+    pub fn answer(&self, asked: &mut Asked, wanted: u32) -> Answers {
+        let Some(tables) = asked.tables.take() else { return Answers::default() };
         let Asked { pairs, spots, at, .. } = &*asked;
         let table = |i: usize| -> &Table { tables.entries()[at[i] as usize].table() };
         let open = asked.open & wanted;
-        let maybe = ones(open)
-            .fold(0, |bits, i| bits | u32::from(table(i).first_filter().may_contain(&pairs[i], &spots[i])) << i);
+        // Neighbours in a page are mostly neighbours in a table.
+        let (mut last, mut filter) = (u32::MAX, tables.newest().table().first_filter());
+        let maybe = ones(open).fold(0, |bits, i| {
+            if at[i] != last {
+                (last, filter) = (at[i], table(i).first_filter());
+            }
+            bits | u32::from(filter.may_contain(&pairs[i], &spots[i])) << i
+        });
         ones(maybe).for_each(|i| table(i).first_filter().prefetch(&spots[i], 1));
         let mut found = ones(maybe)
             .fold(0, |bits, i| bits | u32::from(table(i).first_filter().does_contain(&pairs[i], &spots[i])) << i);
@@ -129,11 +154,7 @@ impl Space {
         for i in ones(found) {
             yes |= u32::from(table(i).found(true, &pairs[i]) == State::Set) << i;
         }
-        out.extend((0..asked.len).map(|i| match (yes >> i & 1, asked.unknown >> i & 1) {
-            (0, 0) => Answer::No,
-            (0, _) => Answer::Unknown,
-            _ => Answer::Yes,
-        }));
+        Answers { yes, unknown: asked.unknown & !yes }
     }
 
     #[inline]

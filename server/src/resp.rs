@@ -36,8 +36,18 @@ pub fn natural(digits: &[u8]) -> Option<u64> {
     match digits {
         [b'0'] => return Some(0),
         [] | [b'0', ..] => return None,
-        _ if digits.len() > 19 => return long_natural(digits),
         _ => {}
+    }
+    let length = digits.len();
+    // Most ids.
+    if let (9..=16, Some(&first), Some(&last)) = (length, digits.first_chunk(), digits.last_chunk()) {
+        // Of the first eight those that are not among the last eight, with zeros before them.
+        let zeros = 8 * (16 - length as u32);
+        let head = eight_digits(u64::from_le_bytes(first) << zeros | ZEROS & !(u64::MAX << zeros))?;
+        return Some(head.wrapping_mul(100_000_000).wrapping_add(eight_digits(u64::from_le_bytes(last))?));
+    }
+    if length > 19 {
+        return long_natural(digits);
     }
     // 19 digits cannot overflow.
     let (head, eights) = digits.as_rchunks::<8>();
@@ -47,10 +57,10 @@ pub fn natural(digits: &[u8]) -> Option<u64> {
         if digit > 9 {
             return None;
         }
-        value = value * 10 + u64::from(digit);
+        value = value.wrapping_mul(10).wrapping_add(u64::from(digit));
     }
     for &eight in eights {
-        value = value * 100_000_000 + eight_digits(eight)?;
+        value = value.wrapping_mul(100_000_000).wrapping_add(eight_digits(u64::from_le_bytes(eight))?);
     }
     Some(value)
 }
@@ -66,19 +76,24 @@ fn long_natural(digits: &[u8]) -> Option<u64> {
     })
 }
 
+/// A one in each byte.
+const ALL: u64 = 0x0101_0101_0101_0101;
+/// Eight digits 0.
+const ZEROS: u64 = ALL * 0x30;
+
 /// Eight digits in three multiplications: neighbours are joined to pairs, pairs to fours, fours to the whole (Lamport's multiple byte
-/// processing; the decimal form is Lemire's, 2018).
-#[inline]
-fn eight_digits(text: [u8; 8]) -> Option<u64> {
-    const ALL: u64 = 0x0101_0101_0101_0101;
-    let digits = u64::from_le_bytes(text) ^ (ALL * 0x30);
+/// processing; the decimal form is Lemire's, 2018). The first digit is the lowest byte.
+#[inline(always)]
+fn eight_digits(text: u64) -> Option<u64> {
+    let digits = text ^ ZEROS;
     // A byte of 10 or more gets its high bit by the addition, or has it already; a carry comes from such a byte only.
     if (digits.wrapping_add(ALL * 0x76) | digits) & (ALL * 0x80) != 0 {
         return None;
     }
-    let pairs = (digits * 10 + (digits >> 8)) & 0x00ff_00ff_00ff_00ff;
-    let fours = (pairs * 100 + (pairs >> 16)) & 0x0000_ffff_0000_ffff;
-    Some((fours * 10_000 + (fours >> 32)) & 0xffff_ffff)
+    // Nothing is lost by wrapping: what a multiplication carries beyond the word is not looked at.
+    let pairs = digits.wrapping_mul(10).wrapping_add(digits >> 8) & 0x00ff_00ff_00ff_00ff;
+    let fours = pairs.wrapping_mul(100).wrapping_add(pairs >> 16) & 0x0000_ffff_0000_ffff;
+    Some(fours.wrapping_mul(10_000).wrapping_add(fours >> 32) & 0xffff_ffff)
 }
 
 #[cfg(test)]

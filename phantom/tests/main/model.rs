@@ -196,7 +196,8 @@ impl Run {
         for (ids, gated) in ids.chunks(phantom::BATCH).zip(gated.chunks(phantom::BATCH)) {
             let wanted = gated.iter().enumerate().fold(0, |bits, (i, gated)| bits | u32::from(!gated) << i);
             self.space.ask(&Member::Number(member), ids, &mut asked);
-            self.space.answer(&mut asked, wanted, &mut answers);
+            let found = self.space.answer(&mut asked, wanted);
+            answers.extend((0..ids.len()).map(|i| found.at(i)));
         }
         assert_eq!(answers.len(), ids.len() + 1, "answers are appended");
         for (i, &id) in ids.iter().enumerate() {

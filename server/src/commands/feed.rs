@@ -83,11 +83,13 @@ fn get(call: &mut Call<'_>) -> Outcome {
     // The page is read: marking comes after what it shows. A row that cannot be read, or a mark that is refused (no memory), costs its own
     // id's row only; a log that takes no changes costs none: its error stands behind the last row.
     let mut refused: Vec<(usize, Refusal)> = Vec::new();
-    for (index, &id) in call.scratch.ids.iter().enumerate() {
-        // What is told of an id is told of it wherever it stands.
-        let told = refused.iter().find(|(at, _)| call.scratch.ids[*at] == id).map(|(_, refusal)| refusal.clone());
-        if let Some(refusal) = told.or_else(|| super::row_readable(call.node, id).err()) {
-            refused.push((index, refusal));
+    if engines.has_cold() {
+        for (index, &id) in call.scratch.ids.iter().enumerate() {
+            // What is told of an id is told of it wherever it stands.
+            let told = refused.iter().find(|(at, _)| call.scratch.ids[*at] == id).map(|(_, refusal)| refusal.clone());
+            if let Some(refusal) = told.or_else(|| super::row_readable(call.node, id).err()) {
+                refused.push((index, refusal));
+            }
         }
     }
     if let Some(action) = mark {
@@ -128,7 +130,10 @@ fn write_rows(call: &mut Call<'_>, view: &View, refused: &[(usize, Refusal)]) {
     let Scratch { ids, page, .. } = &*call.scratch;
     let rows = ids.len() + usize::from(refused.last().is_some_and(|&(at, _)| at == ids.len()));
     let write = |index: usize, row: &mut IntRow<'_>| {
-        page.counters_of(index, |value| row.int(value));
+        match page.counters_of(index) {
+            Some(counters) => counters.iter().for_each(|&value| row.int(value)),
+            None => (0..page.counters()).for_each(|column| row.int(page.counter(index, column))),
+        }
         for answer in page.flags_of(index) {
             row.flag(match answer {
                 Answer::Yes => Some(true),
@@ -137,7 +142,10 @@ fn write_rows(call: &mut Call<'_>, view: &View, refused: &[(usize, Refusal)]) {
             });
         }
     };
-    call.reply.int_rows(rows, page.counters() + view.flags(), write, |row| {
+    call.reply.int_rows(rows, page.counters() + view.flags(), page.bits(), write, |row| {
+        if refused.is_empty() {
+            return None;
+        }
         let at = refused.binary_search_by_key(&row, |(at, _)| *at).ok()?;
         Some(refused[at].1.text())
     });
@@ -151,12 +159,9 @@ fn write_packed(call: &mut Call<'_>, view: &View) {
         out.resize(start + ids.len() * width, 0);
         for (index, row) in out[start..].chunks_exact_mut(width.max(1)).enumerate() {
             let (counters, flags) = row.split_at_mut(page.counters() * 8);
-            let mut places = counters.as_chunks_mut().0.iter_mut();
-            page.counters_of(index, |value| {
-                if let Some(place) = places.next() {
-                    *place = value.to_le_bytes();
-                }
-            });
+            for (column, place) in counters.as_chunks_mut().0.iter_mut().enumerate() {
+                *place = page.counter(index, column).to_le_bytes();
+            }
             for (place, answer) in flags.iter_mut().zip(page.flags_of(index)) {
                 *place = match answer {
                     Answer::Yes => 1,

@@ -58,7 +58,9 @@ impl ExistenceSpace {
     /// The ids, in bits, at which a flag may be set by their counters. To be asked after these were read.
     #[inline]
     pub(super) fn not_disproved(&self, ids: &[u64], counters: impl Iterator<Item = i64>) -> u32 {
-        let zero = counters.zip(ids).enumerate().fold(0, |bits, (i, (counter, _))| bits | u32::from(counter == 0) << i);
+        let zeros =
+            (0u32..).zip(ids.iter().zip(counters)).map(|(i, (_, counter))| u32::from(counter == 0).wrapping_shl(i));
+        let zero = zeros.fold(0, |bits, bit| bits | bit);
         if zero == 0 {
             return u32::MAX;
         }

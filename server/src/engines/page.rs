@@ -2,7 +2,7 @@
 
 use super::{Engines, Tie};
 use crate::cold;
-use phantom::{Answer, Asked, BATCH, Member};
+use phantom::{Answer, Answers, Asked, BATCH, Member};
 
 /// A column of a view; the first number is an index into [`View::sources`].
 pub(super) enum Column {
@@ -52,7 +52,6 @@ impl View {
 /// A page as it was read: for `ids.len()` ids the columns of a view. Its memory is kept from page to page.
 #[derive(Default)]
 pub struct Page {
-    ids: usize,
     /// Per column of the view, under the schemas by which the rows were read: where its first value is in `rows`, and how far apart its values
     /// are.
     columns: Vec<(usize, usize)>,
@@ -65,8 +64,10 @@ pub struct Page {
     /// Rows of the first source, then of the second, ...
     rows: Vec<i64>,
     found: Vec<bool>,
-    /// Answers for the first flag, then for the second, ...
-    answers: Vec<Answer>,
+    /// Flags of the view.
+    flags: usize,
+    /// Answers for the first ids: the first flag, the second, ...; then those for the next ids.
+    answers: Vec<Answers>,
     /// Per flag, the ids that are being looked up.
     asked: Vec<Asked>,
 }
@@ -85,28 +86,29 @@ impl Page {
         self.rows[first + index * apart]
     }
 
-    /// Gives all counters of the id at position `index` to `take`.
-    #[inline]
-    pub fn counters_of(&self, index: usize, mut take: impl FnMut(i64)) {
-        match self.columns.first() {
-            Some(&(first, apart)) if self.straight => {
-                let row = first.wrapping_add(index.wrapping_mul(apart));
-                self.rows[row..][..self.columns.len()].iter().for_each(|&value| take(value));
-            }
-            _ => (0..self.columns.len()).for_each(|column| take(self.counter(index, column))),
-        }
+    /// All counters of the id at position `index`, if they lie side by side; else they are to be asked for one by one.
+    #[inline(always)]
+    pub fn counters_of(&self, index: usize) -> Option<&[i64]> {
+        let &(first, apart) = self.columns.first().filter(|_| self.straight)?;
+        self.rows.get(first.wrapping_add(index.wrapping_mul(apart))..)?.get(..self.columns.len())
+    }
+
+    /// All bits that some counter has.
+    pub fn bits(&self) -> u64 {
+        self.rows.iter().fold(0, |bits, &value| bits | value as u64)
     }
 
     /// All flags of the id at position `index`.
-    #[inline]
+    #[inline(always)]
     pub fn flags_of(&self, index: usize) -> impl Iterator<Item = Answer> {
-        self.answers.iter().skip(index).step_by(self.ids.max(1)).copied()
+        let first = index / BATCH * self.flags;
+        self.answers[first..first + self.flags].iter().map(move |answers| answers.at(index))
     }
 
     /// Flag `flag` of the id at position `index`.
     #[inline]
     pub fn flag(&self, index: usize, flag: usize) -> Answer {
-        self.answers[flag * self.ids + index]
+        self.answers[index / BATCH * self.flags + flag].at(index)
     }
 }
 
@@ -114,7 +116,7 @@ impl Engines {
     /// Reads a page: one viewer, many ids. It allocates only if `page` has never been so large. All flags are asked for before the counters are
     /// read, so that they come into the cache meanwhile.
     pub fn feed_get(&self, view: &View, viewer: &Member<'_>, ids: &[u64], page: &mut Page) {
-        page.ids = ids.len();
+        page.flags = view.flags.len();
         page.rows.clear();
         page.found.clear();
         page.sources.clear();
@@ -143,20 +145,20 @@ impl Engines {
             }
         }
         *straight = columns.windows(2).all(|pair| pair[1] == (pair[0].0 + 1, pair[0].1));
-        for (flag, asked) in view.flags.iter().zip(asked) {
-            let space = &self.existences[flag.space];
-            let gate = flag.gate.as_ref().filter(|gate| space.tie() == Some(gate.tie));
-            for (at, ids) in ids.chunks(BATCH).enumerate() {
+        for (at, ids) in ids.chunks(BATCH).enumerate() {
+            for (flag, asked) in view.flags.iter().zip(&mut *asked) {
+                let space = &self.existences[flag.space];
                 if at > 0 {
                     space.ask(viewer, ids, asked);
                 }
+                let gate = flag.gate.as_ref().filter(|gate| space.tie() == Some(gate.tie));
                 let wanted = gate.map_or(u32::MAX, |gate| {
                     let (start, width) = sources[gate.source];
-                    let counters = rows[start + at * BATCH * width..].iter().skip(gate.field).step_by(width);
+                    let rows = rows[start + at * BATCH * width..].chunks_exact(width.max(1));
                     // A row that could not be read is 0 here, and proves nothing.
-                    space.not_disproved(ids, counters.copied()) | cold::failed_among(ids)
+                    space.not_disproved(ids, rows.map(|row| row[gate.field])) | cold::failed_among(ids)
                 });
-                space.answer(asked, wanted, answers);
+                answers.push(space.answer(asked, wanted));
             }
         }
     }

@@ -97,19 +97,21 @@ impl<'a> Reply<'a> {
         self.out.extend_from_slice(&buf[at - 1..]);
     }
 
-    /// An array of `rows` arrays of `width` integers, which `write` puts one after the other. For a row of which `refused` has a text, that is
-    /// the answer, as an error. Room is asked for once for many rows.
+    /// An array of `rows` arrays of `width` integers, which `write` puts one after the other; none of them has a bit that is not in `bits`.
+    /// For a row of which `refused` has a text, that is the answer, as an error. Room is asked for once for many rows.
     #[inline]
     pub fn int_rows<'t>(
         &mut self,
         rows: usize,
         width: usize,
+        bits: u64,
         mut write: impl FnMut(usize, &mut IntRow<'_>),
         refused: impl Fn(usize) -> Option<&'t [u8]>,
     ) {
         self.array(rows);
         let null = if self.protocol == Protocol::Resp3 { (b"_\r\n\0\0", 3) } else { (b"$-1\r\n", 5) };
-        let room = (1 + width) * MAX_INT;
+        // Memory is cleared for what may come, so that is not taken for much more than will.
+        let room = MAX_HEADER + width * if bits >> 19 == 0 { MAX_SMALL_INT } else { MAX_INT };
         let mut row = 0;
         while row < rows {
             let start = self.out.len();
@@ -297,8 +299,8 @@ impl IntRow<'_> {
             // Made as one word: what is made of bytes has to wait for the last of them.
             Some(value) => {
                 let word = u32::from_le_bytes(*b":0\r\n") + (u32::from(value) << 8);
-                self.out[self.at..self.at + 4].copy_from_slice(&word.to_le_bytes());
-                self.at += 4;
+                put(self.out, self.at, u64::from(word));
+                self.at = self.at.wrapping_add(4);
             }
             None => {
                 let (bytes, length) = self.null;
@@ -334,6 +336,12 @@ const ROWS_BYTES: usize = 8 << 10;
 
 /// The longest integer as a reply, in bytes: `:-9223372036854775808` and its end.
 const MAX_INT: usize = 23;
+
+/// The longest one below 2^19 (`:524287` and its end); a null is shorter.
+const MAX_SMALL_INT: usize = 9;
+
+/// The longest header of a row.
+const MAX_HEADER: usize = MAX_INT;
 
 /// `:0\r\n` to `:999\r\n`, first byte lowest, and the length in the highest byte.
 const SMALL: [u64; 1000] = {
@@ -375,20 +383,26 @@ const THREE: [u64; 1000] = {
     three
 };
 
+/// Puts eight bytes at `out[at..]`, which has room for them.
+#[inline(always)]
+fn put(out: &mut [u8], at: usize, word: u64) {
+    *out.get_mut(at..).and_then(<[u8]>::first_chunk_mut).expect("room was made") = word.to_le_bytes();
+}
+
 /// Puts an integer at `out[at..]`, which has room for [`MAX_INT`] bytes and eight more; returns where it ends.
 #[inline(always)]
 fn put_int(out: &mut [u8], at: usize, value: i64) -> usize {
-    if let Some(&word) = usize::try_from(value).ok().and_then(|v| SMALL.get(v)) {
-        out[at..at + 8].copy_from_slice(&word.to_le_bytes());
-        return at + (word >> 56) as usize;
+    if let Some(&word) = SMALL.get(value as usize) {
+        put(out, at, word);
+        return at.wrapping_add((word >> 56) as usize);
     }
     if let 1000..=999_999 = value {
         let head = SMALL[value as usize / 1000];
-        out[at..at + 8].copy_from_slice(&head.to_le_bytes());
+        put(out, at, head);
         // Over the line end of the head.
-        let at = at + (head >> 56) as usize - 2;
-        out[at..at + 8].copy_from_slice(&THREE[value as usize % 1000].to_le_bytes());
-        return at + 5;
+        let at = at.wrapping_add((head >> 56) as usize - 2);
+        put(out, at, THREE[value as usize % 1000]);
+        return at.wrapping_add(5);
     }
     let mut buf = [0; 24];
     buf[22..].copy_from_slice(b"\r\n");
@@ -493,6 +507,7 @@ mod tests {
                 written(Protocol::Resp2, |r| r.int_rows(
                     1,
                     4,
+                    value as u64,
                     |_, row| {
                         row.int(value);
                         [None, Some(true), Some(false)].into_iter().for_each(|flag| row.flag(flag));
@@ -533,7 +548,8 @@ mod tests {
                             if column % 3 == 2 { to.flag(None) } else { to.int(value(row, column)) }
                         }
                     };
-                    r.int_rows(rows, width, write, refused);
+                    let bits = (0..rows * width).fold(0, |bits, i| bits | value(i / width, i % width) as u64);
+                    r.int_rows(rows, width, bits, write, refused);
                 });
                 assert!(found == expected, "{rows} rows of {width}");
             }

@@ -265,34 +265,36 @@ impl Scanner {
             return false;
         }
         let (mut pos, mut missing) = (self.pos, self.missing);
+        let mut rest = buf.get(pos..).unwrap_or_default();
         while missing > 0 {
-            // "$d\r\n" or "$dd\r\n", looked at as one number.
-            let Some(&[first, second, third, fourth, fifth]) = buf.get(pos..).and_then(<[u8]>::first_chunk) else {
-                break;
-            };
-            let word = u32::from_le_bytes([first, second, third, fourth]);
-            let (one, two) = (word ^ u32::from_le_bytes(*b"$0\r\n"), word ^ u32::from_le_bytes(*b"$00\r"));
-            let (length, header) = if one & 0xffff_00ff == 0 {
-                // One digit may be none.
-                if one >> 8 > 9 {
-                    break;
-                }
-                (one >> 8, 4)
-            } else {
+            // "$dd\r\n" or "$d\r\n", looked at as one number. With what must follow there are never fewer than eight bytes, but at the very end.
+            let Some(&head) = rest.first_chunk() else { break };
+            let word = u64::from_le_bytes(head);
+            let (one, two) =
+                (word ^ u64::from_le_bytes(*b"$0\r\n\0\0\0\0"), word ^ u64::from_le_bytes(*b"$00\r\n\0\0\0"));
+            let (length, header) = if two & 0xff_ff00_00ff == 0 {
                 let (tens, ones) = (two >> 8 & 0xff, two >> 16 & 0xff);
-                if two & 0xff00_00ff != 0 || fifth != b'\n' || tens.wrapping_sub(1) > 8 || ones > 9 {
+                if tens.wrapping_sub(1) > 8 || ones > 9 {
                     break;
                 }
                 (tens * 10 + ones, 5)
+            } else {
+                // One digit may be none.
+                let ones = one >> 8 & 0xff;
+                if one & 0xffff_00ff != 0 || ones > 9 {
+                    break;
+                }
+                (ones, 4)
             };
-            let start = pos + header;
-            let end = start + length as usize;
-            if buf.get(end..end + 2) != Some(&b"\r\n"[..]) {
+            let text = header + length as usize;
+            let Some((argument, behind)) = rest.split_at_checked(text + 2) else { break };
+            if argument.last_chunk() != Some(b"\r\n") {
                 break;
             }
-            self.spans.push(Span::new(start, end));
-            pos = end + 2;
+            self.spans.push(Span::new(pos + header, pos + text));
+            pos += text + 2;
             missing -= 1;
+            rest = behind;
         }
         self.pos = pos;
         self.missing = missing;

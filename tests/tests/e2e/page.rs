@@ -150,6 +150,24 @@ fn one_id_of_all_ones_harms_nobody() {
     assert_eq!(horizon.unwrap(), Value::Array(vec![Value::Int(0)]), "0 still lies above the horizon");
 }
 
+/// More ids than are looked up together, some several times: each has its own counters and flags wherever it stands.
+#[test]
+fn a_page_may_be_longer_than_a_batch() {
+    let server = TestServer::start();
+    let c = &mut server.connection();
+    act(c, "FEED.ACT", "like", "7", &(0..200).step_by(3).collect::<Vec<_>>());
+    act(c, "FEED.ACT", "read", "7", &(0..200).step_by(7).collect::<Vec<_>>());
+    let mut rng = fastrand::Rng::with_seed(11);
+    for length in [1, 31, 32, 33, 64, 65, 200] {
+        let ids: Vec<u64> = (0..length).map(|_| rng.u64(0..200)).collect();
+        let row = |&id: &u64| {
+            let (like, read) = (i64::from(id % 3 == 0), i64::from(id % 7 == 0));
+            (like, 0, 0, read, Some(like), Some(read))
+        };
+        assert_eq!(page(c, "7", &ids), ids.iter().map(row).collect::<Vec<Row>>(), "{length} ids");
+    }
+}
+
 #[test]
 fn the_order_of_loading_does_not_matter() {
     let mut orders: Vec<Vec<u64>> = vec![(1..=3000).map(|i| i * 1000).collect(); 3];
