@@ -4,17 +4,20 @@
 //!   begin      for all ids: table, bucket; ask the cache for the bucket
 //!   round      for those that are looking: which slots have the right first byte? Some -> candidates. None, but the mark -> onward.
 //!              for those that go onward:   the next bucket; ask the cache for it
-//!              for the candidates:         the whole tag, the fields; a wrong one with the mark -> onward
+//!              for the candidates:         the whole tag, the fields, of the first such slot: taken -> done
+//!              for those that were not:    look slot by slot; not there, but the mark -> onward
 //! ```
 //!
 //! Where an id goes next cannot be predicted, so it is no jump: each has a bit in a set, and the sets are walked bit by bit. What is left to
-//! jumps is usual (the first candidate is right) or is a set's end.
+//! jumps is a set's end. Each pass is short, so that the processor has many rows under way in it.
 //!
-//! The search itself needs no version: the tag of a row that is there all the time is there at every moment (B1, T1). Its fields do.
+//! The search itself needs no version: the tag of a row that is there all the time is there at every moment (B1, T1). Its fields do, and that they
+//! are its own.
 
-use crate::bucket::{Bucket, Matches};
+use crate::bucket::{Matches, Taken, take};
 use crate::key::PROBES;
 use crate::read::{Read, is_current};
+use crate::segment::{Looked, Segment};
 use crate::table::Table;
 use rolling::Entry;
 
@@ -35,63 +38,61 @@ fn members(mut set: u32) -> impl Iterator<Item = usize> {
 #[derive(Clone, Copy)]
 struct Way<'a> {
     entry: &'a Entry<Table>,
-    bucket: Bucket<'a>,
     /// The bucket's number.
     index: u64,
-    remainder: u64,
     tag: u64,
     matches: Matches,
-    past: bool,
 }
 
 impl<'a> Way<'a> {
-    fn table(&self) -> &'a Table {
-        self.entry.table()
+    #[inline(always)]
+    fn main(&self) -> &'a Segment {
+        self.entry.table().main()
     }
 
-    /// Looks at the first bytes of the bucket.
+    /// Looks at the first bytes of the bucket; whether the row may have gone on from here.
     #[inline(always)]
-    fn look(&mut self) {
-        self.matches = self.bucket.matches(self.tag as u8, 0);
-        self.past = self.bucket.head().is_past(self.remainder);
+    fn look(&mut self) -> bool {
+        let bucket = self.main().bucket(self.index);
+        self.matches = bucket.matches(self.tag as u8, 0);
+        bucket.head().is_past(self.tag)
+    }
+
+    /// Fills `out` with the row if it is the first match, else with zeros.
+    #[inline(always)]
+    fn take(&self, living: u64, out: &mut [i64]) -> Taken {
+        let main = self.main();
+        match (main.layout.usual(living, out.len()), main.narrow(self.index)) {
+            (Some(packed), Some(words)) => take(words, &main.layout, packed, self.tag, self.matches, out),
+            _ => Taken { found: 0, unsure: 1 },
+        }
+    }
+
+    /// Looks slot by slot, and fills `out` with the row of `id` if it is there; else says whether it may have gone on from here.
+    #[inline(never)]
+    fn look_closely(&self, id: u64, living: u64, out: &mut [i64]) -> Looked<()> {
+        let (table, main) = (self.entry.table(), self.main());
+        let (found, head) = main.bucket(self.index).read(|bucket| {
+            let slot = bucket.find(self.tag)?;
+            table.row_in(bucket, self.index, slot, id).values(living, out);
+            Some(())
+        });
+        if found.is_some() {
+            return Looked::Found(());
+        }
+        // A row that was deleted under the search may have left something.
+        out.fill(0);
+        if head.is_past(main.layout.remainder(self.tag)) { Looked::Past } else { Looked::Absent }
     }
 
     /// Goes on to the next bucket; whether there is one.
     #[inline(always)]
     fn go_on(&mut self) -> bool {
-        let main = self.table().main();
-        self.index = main.keys.next(self.index, main.keys.step(self.remainder));
+        let main = self.main();
+        self.index = main.keys.next(self.index, main.keys.step(main.layout.remainder(self.tag)));
         main.prefetch(self.index);
-        self.bucket = main.bucket(self.index);
-        self.tag = self.tag.wrapping_add(main.layout.tag(0, 0));
+        self.tag = self.tag.wrapping_add(main.layout.probe_one);
         self.tag < main.layout.tag(0, PROBES)
-    }
-
-    /// Fills `out` with the row of `id`, if it is among the matches.
-    #[inline(always)]
-    fn take(&self, id: u64, living: u64, out: &mut [i64]) -> bool {
-        let layout = self.table().layout();
-        let usual = layout.usual(living, out.len());
-        let take = |bucket: Bucket<'a>| {
-            let mut matches = self.matches;
-            while let Some(slot) = matches.next(0) {
-                if let Some(packed) = usual {
-                    let rest = bucket.rest(slot);
-                    if rest & layout.tag_rest_mask() != self.tag >> 8 {
-                        continue;
-                    }
-                    if packed.take(rest, out) {
-                        return true;
-                    }
-                } else if !bucket.is(slot, self.tag) {
-                    continue;
-                }
-                self.table().row_in(bucket, self.index, slot, id).values_one_by_one(living, out);
-                return true;
-            }
-            false
-        };
-        self.bucket.read(take).0
     }
 }
 
@@ -117,14 +118,18 @@ impl Read<'_> {
 
     /// Fills `rows`, which are zero, as far as that is quick. Two sets: the ids whose rows were found, and those to ask again for one by one.
     fn get_chunk(&self, ids: &[u64], width: usize, rows: &mut [i64]) -> (u32, u32) {
+        let ids = &ids[..ids.len().min(CHUNK)];
         let living = self.shape.living;
+        // In the order in which rows move: aside, drained table, table.
+        let aside_from = self.space.aside.lowest();
         let mut ways = [None; CHUNK];
-        let mut looking = 0u32;
-        for (i, (&id, way)) in ids.iter().zip(&mut ways).enumerate() {
-            *way = self.way(id);
-            looking |= u32::from(way.is_some()) << i;
+        let (mut looking, mut bit) = (0u32, 1u32);
+        for (way, &id) in ways.iter_mut().zip(ids) {
+            *way = if id < aside_from { self.way(id) } else { None };
+            looking |= if way.is_some() { bit } else { 0 };
+            bit = bit.wrapping_shl(1);
         }
-        let all = u32::MAX >> (CHUNK - ids.len());
+        let all = bit.wrapping_sub(1);
         let (mut hits, mut unsure) = (0, all & !looking);
         // In two parts: the rows of the first are taken while the lines of the second are on their way.
         let early = all >> (ids.len() / 2);
@@ -132,32 +137,34 @@ impl Read<'_> {
             let parts = [looking & early, looking & !early];
             looking = 0;
             for part in parts {
-                let (mut candidates, mut onward) = (0, 0);
+                let (mut candidates, mut past, mut close) = (0u32, 0u32, 0u32);
                 for i in members(part) {
                     let Some(way) = &mut ways[i] else { continue };
-                    way.look();
+                    past |= u32::from(way.look()) << i;
                     candidates |= u32::from(!way.matches.is_empty()) << i;
-                    onward |= u32::from(way.matches.is_empty() & way.past) << i;
                 }
-                for i in members(onward) {
-                    let Some(way) = &mut ways[i] else { continue };
-                    let more = way.go_on();
+                let mut go_on = |ways: &mut [Option<Way<'_>>; CHUNK], i: usize| {
+                    let more = ways[i].as_mut().is_some_and(Way::go_on);
                     looking |= u32::from(more) << i;
                     unsure |= u32::from(!more) << i;
-                }
+                };
+                members(past & !candidates).for_each(|i| go_on(&mut ways, i));
                 for i in members(candidates) {
-                    let Some(way) = &mut ways[i] else { continue };
+                    let Some(way) = &ways[i] else { continue };
+                    let taken = way.take(living, &mut rows[i * width..][..width]);
+                    hits |= taken.found << i;
+                    close |= taken.unsure << i;
+                }
+                for i in members(candidates & !hits & (close | past)) {
                     let out = &mut rows[i * width..][..width];
-                    if way.take(ids[i], living, out) {
-                        hits |= 1 << i;
-                        continue;
-                    }
-                    // A row that was deleted under the search may have left something.
-                    out.fill(0);
-                    if way.past {
-                        let more = way.go_on();
-                        looking |= u32::from(more) << i;
-                        unsure |= u32::from(!more) << i;
+                    let looked = match &ways[i] {
+                        Some(way) if close >> i & 1 == 1 => way.look_closely(ids[i], living, out),
+                        _ => Looked::Past,
+                    };
+                    match looked {
+                        Looked::Found(()) => hits |= 1 << i,
+                        Looked::Absent => {}
+                        Looked::Past => go_on(&mut ways, i),
                     }
                 }
             }
@@ -169,27 +176,17 @@ impl Read<'_> {
         (hits, unsure)
     }
 
-    /// Where `id` is looked for first, and is asked for, if it is in none of the places that the quick way does not know: the aside, a
-    /// drained table.
+    /// Where `id` is looked for first, and is asked for; `None` if that is a place which the quick way does not know.
     #[inline(always)]
     fn way(&self, id: u64) -> Option<Way<'_>> {
         let entry = self.tables.find(id)?;
         let main = entry.table().main();
         let home = main.keys.home(id)?;
-        // In the order in which rows move: aside, drained table, table.
-        let elsewhere = self.space.aside.may_hold(id) || entry.drains().is_some();
-        if elsewhere || main.layout.byte_lines > 1 {
+        if entry.drains().is_some() || main.layout.byte_lines > 1 {
             return None;
         }
         main.prefetch(home.bucket);
-        Some(Way {
-            entry,
-            bucket: main.bucket(home.bucket),
-            index: home.bucket,
-            remainder: home.remainder,
-            tag: main.layout.tag(home.remainder, 0),
-            matches: Matches::default(),
-            past: false,
-        })
+        let tag = home.remainder | main.layout.probe_one;
+        Some(Way { entry, index: home.bucket, tag, matches: Matches::default() })
     }
 }

@@ -87,7 +87,7 @@ impl Keys {
 
     #[inline(always)]
     fn f(&self, hi: u64) -> u64 {
-        mix(hi ^ self.seed, M1, M2) >> (self.bits.wrapping_neg() % 64)
+        mix(hi ^ self.seed, M1, M2).wrapping_shr(self.bits.wrapping_neg())
     }
 
     #[inline(always)]
@@ -101,24 +101,29 @@ impl Keys {
         if id < self.base || id > self.last {
             return None;
         }
-        let offset = id - self.base;
-        let hi = offset >> self.bits;
+        let offset = id.wrapping_sub(self.base);
+        let hi = offset.wrapping_shr(self.bits);
         let remainder = (offset & self.mask) ^ self.f(hi);
-        let bucket = hi + self.g(remainder);
-        Some(Home { bucket: if bucket >= self.buckets { bucket - self.buckets } else { bucket }, remainder })
+        Some(Home { bucket: self.wrapped(hi.wrapping_add(self.g(remainder))), remainder })
     }
 
     /// The distance between probes.
     #[inline]
     pub(crate) fn step(&self, remainder: u64) -> u64 {
-        1 + reduce(mix(remainder ^ self.seed, M2, M1), self.buckets - 1)
+        reduce(mix(remainder ^ self.seed, M2, M1), self.buckets.wrapping_sub(1)).wrapping_add(1)
     }
 
     /// The bucket after `bucket` on the way of `step`.
     #[inline]
     pub(crate) fn next(&self, bucket: u64, step: u64) -> u64 {
-        let bucket = bucket + step;
-        if bucket >= self.buckets { bucket - self.buckets } else { bucket }
+        self.wrapped(bucket.wrapping_add(step))
+    }
+
+    /// A bucket's number that is less than twice as large as they are.
+    #[inline(always)]
+    fn wrapped(&self, bucket: u64) -> u64 {
+        // One of the two is a bucket's, the other one is larger.
+        bucket.min(bucket.wrapping_sub(self.buckets))
     }
 
     /// The id of a slot: the inverse of [`Keys::home`] and `probe` steps.

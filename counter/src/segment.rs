@@ -4,10 +4,10 @@
 //! until it has found the row or a bucket without the mark.
 
 use crate::Error;
-use crate::bucket::Bucket;
+use crate::bucket::{Bucket, Narrow};
 use crate::budget::{Budget, Grant};
 use crate::key::{Home, Keys, PROBES};
-use crate::layout::Layout;
+use crate::layout::{Layout, USUAL_WORDS};
 use crate::plan::Plan;
 use crate::schema::Schema;
 use rolling::Words;
@@ -62,6 +62,12 @@ impl Segment {
     pub(crate) fn bucket(&self, index: u64) -> Bucket<'_> {
         let at = (index as usize).wrapping_mul(self.layout.words);
         Bucket::new(&self.words[at..at.wrapping_add(self.layout.words).wrapping_add(1)], &self.layout)
+    }
+
+    /// The words of a bucket of packed rows, and one more.
+    #[inline(always)]
+    pub(crate) fn narrow(&self, index: u64) -> Option<&Narrow> {
+        self.words.get((index as usize).wrapping_mul(USUAL_WORDS)..)?.first_chunk()
     }
 
     /// Asks the cache for all lines of a bucket. The slot that is looked for will be in another line than the first bytes: they should come at

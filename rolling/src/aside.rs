@@ -51,6 +51,12 @@ impl<V> Aside<V> {
         id >= self.lowest.load(SeqCst) && !self.is_empty()
     }
 
+    /// No id below this has an entry: for those who have many to ask for. Goes for as long as [`Aside::may_hold`], asked now, would.
+    #[inline]
+    pub fn lowest(&self) -> u64 {
+        self.lowest.load(SeqCst)
+    }
+
     /// How many ids have an entry.
     pub fn len(&self) -> usize {
         self.len.load(SeqCst)

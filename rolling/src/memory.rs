@@ -60,7 +60,7 @@ impl Words {
             // SAFETY: a hint that dereferences nothing, and the addresses lie within the map.
             unsafe {
                 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-                let first = self.map.as_ptr().add(index * 8);
+                let first = self.map.as_ptr().add(index.wrapping_mul(8));
                 (0..LINES).for_each(|line| _mm_prefetch::<_MM_HINT_T0>(first.add(line * 64).cast()));
             }
         }

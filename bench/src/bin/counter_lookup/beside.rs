@@ -1,10 +1,25 @@
-//! Reads while writers work at full speed on the same table, one reader and one writer on each core; every row's fields must agree.
+//! Reads while writers work at full speed on the same table, one reader and one writer on each core; every row's fields must agree. And what
+//! the machine itself takes from a reader when its other core works: with arithmetic only, or with as many plain writes of as many
+//! lines of other memory, which no reader looks at.
 
+use crate::floor::Floor;
 use crate::{BATCH, Tidemark, median, post};
+use std::hint::black_box;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tidemark_bench::cpu_ns;
+
+/// What goes on beside the readers.
+#[derive(Clone, Copy)]
+enum Beside<'a> {
+    /// So many writers of the same table.
+    Writers(u64),
+    /// Arithmetic.
+    Spinner,
+    /// Plain writes of other memory, so many a second.
+    Plain(&'a Floor, f64),
+}
 
 /// What some readers did together.
 struct Reads {
@@ -46,8 +61,9 @@ impl Tidemark {
         writes
     }
 
-    fn read_on(&self, readers: u64, writers: u64, time: Duration) -> Reads {
+    fn read_on(&self, readers: u64, beside: Beside<'_>, time: Duration) -> Reads {
         let stop = AtomicBool::new(false);
+        let writers = if let Beside::Writers(writers) = beside { writers } else { 1 };
         let start = Barrier::new((readers + writers + 1) as usize);
         let (rows, cpu, torn, writes) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
         std::thread::scope(|scope| {
@@ -65,7 +81,12 @@ impl Tidemark {
                 let (start, stop, writes) = (&start, &stop, &writes);
                 scope.spawn(move || {
                     start.wait();
-                    writes.fetch_add(self.write_until(100 + seed, stop), Relaxed);
+                    let done = match beside {
+                        Beside::Writers(_) => self.write_until(100 + seed, stop),
+                        Beside::Spinner => spin_until(stop),
+                        Beside::Plain(floor, rate) => write_plainly_until(floor, rate, stop),
+                    };
+                    writes.fetch_add(done, Relaxed);
                 });
             }
             start.wait();
@@ -80,32 +101,70 @@ impl Tidemark {
         }
     }
 
-    /// Prints what writes take from reads: on one core each, and with both on both cores.
-    pub(crate) fn print_reads_beside_writes(&self, rounds: usize) {
+    /// Prints what writes take from reads: on one core each, and with both on both cores; and what other work takes.
+    pub(crate) fn print_reads_beside_writes(&self, rounds: usize, floor: &Floor) {
         let time = Duration::from_secs(2);
-        let settings = [(1, 0), (1, 1), (2, 0), (2, 2)];
-        let mut rates = [const { Vec::new() }; 4];
-        let mut writes = [0.0; 4];
+        const NAMES: [&str; 6] = [
+            "1 reader alone",
+            "beside 1 writer",
+            "beside as many plain writes of other memory",
+            "beside arithmetic",
+            "2 readers alone",
+            "beside 2 writers",
+        ];
+        let mut rates = [const { Vec::new() }; NAMES.len()];
+        let mut writes = [0.0; NAMES.len()];
         let mut torn = 0;
         for _ in 0..rounds {
-            for (i, &(readers, writers)) in settings.iter().enumerate() {
-                let reads = self.read_on(readers, writers, time);
+            let mut rate = 0.0;
+            for i in 0..NAMES.len() {
+                let (readers, beside) = match i {
+                    0 => (1, Beside::Writers(0)),
+                    1 => (1, Beside::Writers(1)),
+                    2 => (1, Beside::Plain(floor, rate)),
+                    3 => (1, Beside::Spinner),
+                    4 => (2, Beside::Writers(0)),
+                    _ => (2, Beside::Writers(2)),
+                };
+                let reads = self.read_on(readers, beside, time);
+                rate = reads.writes_per_second;
                 rates[i].push(reads.rows_per_cpu_second / 1e6);
-                writes[i] = reads.writes_per_second / 1e6;
+                writes[i] = rate / 1e6;
                 torn += reads.torn;
             }
         }
         let rates = rates.map(median);
         println!("\nmillion rows read per second of a reader's processor time, rows whose fields must agree:");
-        for (i, (readers, writers)) in settings.iter().enumerate() {
-            let alone = rates[i / 2 * 2];
-            println!(
-                "{readers} readers, {writers} writers ({:.2} million writes/s together): {:.2}, {:.0} % of alone",
-                writes[i],
-                rates[i],
-                100.0 * rates[i] / alone
-            );
+        for (i, name) in NAMES.iter().enumerate() {
+            let alone = rates[i / 4 * 4];
+            let writes =
+                if writes[i] > 0.0 && i != 3 { format!(", {:.2} million writes/s", writes[i]) } else { String::new() };
+            println!("{name:44} {:6.2}, {:3.0} % of alone{writes}", rates[i], 100.0 * rates[i] / alone);
         }
         println!("torn or missing rows: {torn}");
     }
+}
+
+fn spin_until(stop: &AtomicBool) -> u64 {
+    let mut x = 1;
+    while !stop.load(Relaxed) {
+        x = (0..10_000).fold(black_box(x), |x, i| crate::mix(x ^ i));
+    }
+    x & 1
+}
+
+/// Reads and writes both lines of random buckets, one after the other, as a writer of rows does.
+fn write_plainly_until(floor: &Floor, rate: f64, stop: &AtomicBool) -> u64 {
+    let mut rng = fastrand::Rng::with_seed(7);
+    let (begin, mut writes) = (Instant::now(), 0);
+    while !stop.load(Relaxed) {
+        while (writes as f64) > begin.elapsed().as_secs_f64() * rate && !stop.load(Relaxed) {
+            std::hint::spin_loop();
+        }
+        for _ in 0..16 {
+            floor.write(rng.u64(..));
+            writes += 1;
+        }
+    }
+    writes
 }

@@ -27,6 +27,14 @@ impl Floor {
         bucket * BUCKET_WORDS
     }
 
+    /// Writes to both lines of a bucket.
+    pub(crate) fn write(&self, hash: u64) {
+        let at = self.prefetch(hash);
+        for word in [at, at + 8] {
+            self.words[word].store(self.words[word].load(Relaxed).wrapping_add(1), Relaxed);
+        }
+    }
+
     fn read(&self, at: usize) -> u64 {
         self.words[at].load(Relaxed) ^ self.words[at + 8].load(Relaxed)
     }

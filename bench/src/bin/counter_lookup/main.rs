@@ -198,11 +198,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let Arguments { megabytes, rounds, quick, beside, wait } = Arguments::parse();
     let bytes = megabytes << 20;
     let tidemark = Tidemark::new(bytes)?;
+    let floor = Floor::new(tidemark.bytes)?;
     if beside {
-        tidemark.print_reads_beside_writes(rounds);
+        tidemark.print_reads_beside_writes(rounds, &floor);
         return Ok(());
     }
-    let floor = Floor::new(tidemark.bytes)?;
     let peers = if quick {
         None
     } else {
@@ -264,7 +264,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("\n{:24} {:>5} {:>10} {:>8} {:>8}", "ns per row", "", "median", "least", "found");
     subjects.into_iter().for_each(Subject::print);
     if !quick {
-        tidemark.print_reads_beside_writes(rounds);
+        tidemark.print_reads_beside_writes(rounds, &floor);
     }
     Ok(())
 }
