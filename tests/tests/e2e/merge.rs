@@ -173,6 +173,42 @@ fn what_an_old_copy_lacks_is_repaired_by_the_blocks_that_differ() {
     assert_eq!(liked(&here, 0..20_400), 20_400);
 }
 
+/// A site that has nothing, or whose ids end earlier, gets them all: after a crash and a roll, too. One that is far behind is told to wait.
+#[test]
+fn a_site_whose_ids_end_earlier_gets_those_of_the_other() {
+    let add = |server: &TestServer, ids: std::ops::Range<u64>| {
+        let ids: Vec<u64> = ids.collect();
+        redis::cmd("PH.ADD").arg("liked").arg(1).arg(ids).query::<()>(&mut server.connection()).unwrap();
+    };
+    let has = |server: &TestServer, ids: std::ops::Range<u64>| -> Vec<i64> {
+        let ids: Vec<u64> = ids.collect();
+        redis::cmd("PH.EXISTS").arg("liked").arg(1).arg(ids).query(&mut server.connection()).unwrap()
+    };
+    let (there, behind, empty) = (site(), site(), site());
+    add(&there, 1..900);
+    add(&behind, 1..200);
+    redis::cmd("PH.DEL").arg("liked").arg(1).arg(700).query::<()>(&mut there.connection()).unwrap();
+    let mut expected = vec![1; 899];
+    expected[700 - 1] = 0;
+    for here in [behind, empty] {
+        merge(&here, &export(&there, &differing(&here, &there))).unwrap();
+        let here = here.killed();
+        assert_eq!(has(&here, 1..900), expected);
+        assert_eq!(redis::cmd("TM.ROLL").arg("liked").query(&mut here.connection()), Ok(1));
+        assert_eq!(layout(&here), [0, 900]);
+        for here in [here.killed(), here] {
+            assert_eq!(has(&here, 1..900), expected, "in the table that was closed");
+            let unliked = redis::cmd("PH.DEL").arg("liked").arg(1).arg(899).query::<Vec<i64>>(&mut here.connection());
+            assert_eq!((unliked, has(&here, 899..900)), (Ok(vec![1]), vec![0]));
+        }
+    }
+    let (there, here) = (site(), site());
+    add(&there, 1_000_000..1_000_200);
+    add(&here, 1..200);
+    let error = merge(&here, &export(&there, &differing(&here, &there))).unwrap_err().to_string();
+    assert!(error.contains("its ids reach up to 1000199, far ahead of ours, which end at 199"), "{error}");
+}
+
 /// What a master merges is in its log, so its replicas merge it, too; also one that comes later, and one that was away.
 #[test]
 fn replicas_get_what_their_master_merges() {
