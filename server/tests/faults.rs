@@ -148,6 +148,8 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
         let before = names(disk.path());
         assert!(!snapshot(&mut client), "a snapshot succeeded on a full disk");
         assert_eq!(names(disk.path()), before, "a failed snapshot left files");
+        let save = call(&mut client, "SAVE");
+        assert!(refusal(&save).starts_with("ERR ") && refusal(&save).contains("No space left"), "{save:?}");
         refused_without_trace(&mut client, 6_000_000);
 
         // An import is told line by line.

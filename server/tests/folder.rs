@@ -142,6 +142,86 @@ fn snapshots_come_by_log_size_and_by_time_and_only_for_changes() {
     assert_eq!(call(&mut program.client(), &format!("HMGET post:{FIRST} like repost")), values(&["40000", "5"]));
 }
 
+/// What the last process wrote into the log, this one has only read there; its snapshot must have it all the same, as the log before it goes.
+#[test]
+fn what_a_start_reads_from_the_log_is_in_its_next_snapshot() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = config(V1_CONFIG);
+    // Some tables of rows, and some of pairs.
+    let ids: Vec<u64> = (0..1500).map(|i| FIRST + i * 4096).collect();
+    let program = start(folder.path(), config.path());
+    let mut client = program.client();
+    let fine =
+        |client: &mut Client| (0..client.waiting()).for_each(|_| assert_eq!(refusal(&client.reply().unwrap()), ""));
+    for (i, id) in ids.iter().enumerate() {
+        client.push(&[b"CNT.SET", b"post", &text(*id), b"read", &text(i as u64)]);
+        client.push(&[b"PH.ADD", b"liked", b"7", &text(*id)]);
+        client.push(&[b"PH.ADD", b"liked", b"8", &text(*id)]);
+        if i % 100 == 99 {
+            fine(&mut client);
+        }
+        if i % 400 == 399 {
+            assert_eq!(refusal(&call(&mut client, "TM.ROLL liked")), "");
+        }
+    }
+    assert_eq!(refusal(&call(&mut client, "SAVE")), "");
+    let first = snapshots(folder.path());
+    assert_eq!(refusal(&call(&mut client, "SAVE")), "");
+    let kept = snapshots(folder.path()).iter().filter(|name| first.contains(name)).count();
+    assert!(kept >= 5, "what has not changed is not written again: {first:?}");
+    // One row and two pairs of each table.
+    let some: Vec<u64> = ids.iter().copied().step_by(100).collect();
+    for id in &some {
+        client.push(&[b"CNT.INCRBY", b"post", &text(*id), b"like", b"3"]);
+        client.push(&[b"PH.ADD", b"liked", b"9", &text(*id)]);
+        client.push(&[b"PH.DEL", b"liked", b"8", &text(*id)]);
+    }
+    fine(&mut client);
+    program.kill();
+    let program = start(folder.path(), config.path());
+    assert_eq!(refusal(&call(&mut program.client(), "SAVE")), "");
+    program.kill();
+    let program = start(folder.path(), config.path());
+    let mut client = program.client();
+    for (i, id) in ids.iter().enumerate() {
+        let changed = some.contains(id);
+        let likes = if changed { "3" } else { "0" };
+        assert_eq!(call(&mut client, &format!("HMGET post:{id} like read")), values(&[likes, &i.to_string()]), "{id}");
+        let flags = ["7", "8", "9"].map(|member| call(&mut client, &format!("PH.EXISTS liked {member} {id}")));
+        let bit = |set: bool| OwnedFrame::Array(vec![OwnedFrame::Integer(i64::from(set))]);
+        assert_eq!(flags, [bit(true), bit(!changed), bit(changed)], "{id}");
+    }
+}
+
+#[test]
+fn snapshots_on_demand_are_one_at_a_time_and_say_when_they_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = config("[durability]\nsnapshot_log_bytes = 0\nsnapshot_every_s = 0\n");
+    let program = start(folder.path(), config.path());
+    let mut client = program.client();
+    let last = |client: &mut Client| match call(client, "LASTSAVE") {
+        OwnedFrame::Integer(seconds) => seconds,
+        other => panic!("{other:?}"),
+    };
+    let at_start = last(&mut client);
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    call(&mut client, &format!("CNT.SET post {FIRST} like 1"));
+    assert_eq!(last(&mut client), at_start);
+    assert_eq!(snapshots(folder.path()), [] as [&str; 0]);
+    // Its reply comes when the files are there.
+    assert_eq!(call(&mut client, "SAVE"), OwnedFrame::SimpleString(b"OK".to_vec()));
+    let first = snapshots(folder.path());
+    assert!(!first.is_empty());
+    assert!(last(&mut client) > at_start);
+    // Two in one turn: the first has not ended.
+    client.push(&[b"BGSAVE"]);
+    client.push(&[b"BGSAVE"]);
+    let replies = [client.reply().unwrap(), client.reply().unwrap()];
+    assert_eq!(replies[0], OwnedFrame::SimpleString(b"Background saving started".to_vec()));
+    assert_eq!(refusal(&replies[1]), "ERR Background save already in progress");
+    until("the snapshot ends", || snapshots(folder.path()) != first);
+}
+
 fn values(texts: &[&str]) -> OwnedFrame {
     let value = |text: &&str| match *text {
         "" => OwnedFrame::Null,
