@@ -22,6 +22,7 @@ mod replication;
 mod restart;
 mod schema;
 mod stock_clients;
+mod tables;
 mod tls;
 mod transactions;
 mod weibo;
