@@ -40,7 +40,6 @@ purpose("use of keys is not tracked", "object freq .*", "not tracked|LFU")
 purpose("replicas are told to whom they may listen in our words", "(replicaof|failover) .*", "^ERR")
 
 purpose("entries have numbers and times, as in Redis 7.2", "acl log.*", "entry-id")
-purpose("rules are told as they were given, as in Redis 7.2", "acl (getuser|list).*", "hgetall")
 purpose("an error does not repeat a password", "acl setuser u <missing", "'<'")
 purpose("settings are told by their own names", "config get TIMEOUT")
 purpose("there is one database", "config get databases")
