@@ -40,6 +40,11 @@ impl Liked {
         }
     }
 
+    /// How often a post was liked.
+    pub(crate) fn of(&self, post: u32) -> i64 {
+        self.counts.get(&post).copied().unwrap_or(0)
+    }
+
     /// Pages of posts that were liked.
     pub(crate) fn pages(&self, most: usize) -> Vec<Page> {
         let posts: Vec<u32> = self.counts.keys().copied().collect();
@@ -120,7 +125,7 @@ impl Data {
     /// What a page must show of a post to a viewer: counters; liked, read.
     pub(crate) fn truth(&self, liked: &Liked, viewer: usize, post: u32) -> (Counts, [bool; 2]) {
         let mut counts = self.counts[post as usize];
-        counts[0] += liked.counts.get(&post).copied().unwrap_or(0);
+        counts[0] += liked.of(post);
         let [mut likes, read] = self.flags[viewer].each_ref().map(|set| set.binary_search(&post).is_ok());
         likes |= liked.pairs.contains(&(viewer, post));
         (counts, [likes, read])

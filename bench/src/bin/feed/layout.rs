@@ -47,7 +47,7 @@ impl Layout {
         }
     }
 
-    fn is_ours(self) -> bool {
+    pub(crate) fn is_ours(self) -> bool {
         matches!(self, Layout::Feed | Layout::Binary | Layout::Stock)
     }
 
