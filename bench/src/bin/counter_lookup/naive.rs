@@ -16,9 +16,11 @@ impl Naive {
 
     /// Empty, in so many bytes.
     pub(crate) fn new(bytes: u64) -> std::io::Result<Naive> {
-        let slots = bytes * 8 / Naive::SLOT_BITS;
-        // Odd, and no multiple of small steps matters at this size.
-        Ok(Naive { words: Words::zeroed(bytes as usize / 8 + 4)?, slots: slots | 1 })
+        let most = bytes * 8 / Naive::SLOT_BITS;
+        // A prime number: else some ways come round after a few slots, and where all of these are taken an absent id is looked for without end.
+        let is_prime = |n: &u64| (2..).take_while(|d| d * d <= *n).all(|d| !n.is_multiple_of(d));
+        let slots = (1..=most).rev().find(is_prime).unwrap_or(1);
+        Ok(Naive { words: Words::zeroed(bytes as usize / 8 + 4)?, slots })
     }
 
     fn bits(&self, at: u64) -> u64 {
