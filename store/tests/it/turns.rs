@@ -11,10 +11,60 @@ use store::{CommitOptions, Committer, Records, SimDisk, SyncPolicy, Tag};
 use crate::basics::{open, options};
 use crate::commits::{Engine, Meeting, Reader, always, read_row, recover, row};
 
+/// Writers of pairs of counters, `k` and `k` + as many as there are pairs, which change together; few, so that writers and the commit thread meet.
+#[derive(Clone, Copy)]
+struct Crowd<'a> {
+    committer: &'a Committer<u32>,
+    engine: &'a Engine,
+    disk: &'a SimDisk,
+    /// Of each pair, the highest value that was durable when its writer looked.
+    acknowledged: &'a [AtomicU64],
+}
+
+impl Crowd<'_> {
+    /// One of them, number `t`, which goes through the pairs by this stride and waits for one turn in `waits`, until the disk fails it.
+    fn count_until_crash(self, t: usize, stride: usize, waits: usize) {
+        let Crowd { committer, engine, disk, acknowledged } = self;
+        let pairs = acknowledged.len();
+        for i in 0.. {
+            let key = (i * stride + i / pairs + t) % pairs;
+            let mut turn = committer.enter(key as u64);
+            let value = engine.counters[key].fetch_add(1, Ordering::AcqRel) + 1;
+            std::thread::yield_now(); // a walk may see the change before its mark
+            turn.mark(key as u32);
+            std::thread::yield_now();
+            engine.counters[key + pairs].fetch_add(1, Ordering::AcqRel);
+            turn.mark((key + pairs) as u32);
+            let ticket = turn.leave();
+            while i % waits == 0 && committer.durable() < ticket {
+                if disk.crashed() {
+                    return;
+                }
+                std::thread::yield_now();
+            }
+            if committer.durable() >= ticket {
+                acknowledged[key].fetch_max(value as u64, Ordering::AcqRel);
+            }
+        }
+    }
+}
+
+/// What was acknowledged is in what was loaded; gives the sum.
+fn assert_acknowledged(seed: u64, state: &[i64], acknowledged: &[AtomicU64]) -> i64 {
+    let mut total = 0;
+    for (key, acknowledged) in acknowledged.iter().enumerate() {
+        let acknowledged = acknowledged.load(Ordering::Acquire) as i64;
+        let found = state[key];
+        assert!(found >= acknowledged, "seed {seed}: key {key} has {found}, {acknowledged} was acknowledged");
+        total += acknowledged;
+    }
+    total
+}
+
 /// Real threads: writers take turns that change two counters together, and each acknowledged turn must survive; both halves or none.
 #[test]
 fn acknowledged_turns_survive_and_turns_are_atomic() {
-    const KEYS: usize = 4; // pairs (k, k + KEYS) change together; few, so that writers and the commit thread meet
+    const KEYS: usize = 4;
     for seed in 0..10 {
         let disk = SimDisk::new(seed);
         let (log, _) = recover(&disk);
@@ -28,30 +78,10 @@ fn acknowledged_turns_survive_and_turns_are_atomic() {
                 let _ = committer.run(log, &mut source);
             });
             let mut writers = Vec::new();
-            for t in 0..4usize {
-                let (committer, engine, acknowledged, disk) = (&committer, &engine, &acknowledged, &disk);
-                writers.push(scope.spawn(move || {
-                    for i in 0.. {
-                        let key = (i * 7 + i / KEYS + t) % KEYS;
-                        let mut turn = committer.enter(key as u64);
-                        let value = engine.counters[key].fetch_add(1, Ordering::AcqRel) + 1;
-                        turn.mark(key as u32);
-                        std::thread::yield_now();
-                        engine.counters[key + KEYS].fetch_add(1, Ordering::AcqRel);
-                        turn.mark((key + KEYS) as u32);
-                        let ticket = turn.leave();
-                        // Most turns do not wait, so that many are under way at once.
-                        while i % 16 == 0 && committer.durable() < ticket {
-                            if disk.crashed() {
-                                return;
-                            }
-                            std::thread::yield_now();
-                        }
-                        if committer.durable() >= ticket {
-                            acknowledged[key].fetch_max(value as u64, Ordering::AcqRel);
-                        }
-                    }
-                }));
+            for t in 0..4 {
+                let crowd = Crowd { committer: &committer, engine: &engine, disk: &disk, acknowledged: &acknowledged };
+                // Most turns do not wait, so that many are under way at once.
+                writers.push(scope.spawn(move || crowd.count_until_crash(t, 7, 16)));
             }
             for writer in writers {
                 writer.join().unwrap();
@@ -76,16 +106,7 @@ fn acknowledged_turns_survive_and_turns_are_atomic() {
                 |_| (),
             )
             .unwrap();
-        let mut total = 0;
-        for (key, acknowledged) in acknowledged.iter().enumerate() {
-            let acknowledged = acknowledged.load(Ordering::Acquire) as i64;
-            assert!(
-                state[key] >= acknowledged,
-                "seed {seed}: key {key} has {}, {acknowledged} was acknowledged",
-                state[key]
-            );
-            total += acknowledged;
-        }
+        let total = assert_acknowledged(seed, &state, &acknowledged);
         assert!(total > 0, "seed {seed}: nothing was acknowledged before the crash");
     }
 }
@@ -213,28 +234,10 @@ fn turns_are_atomic_and_survive_with_snapshots_beside_them() {
             let published = source.published.clone();
             let commits = scope.spawn(move || committer.run(log, &mut source).1);
             let mut threads = Vec::new();
-            for t in 0..2usize {
+            for t in 0..2 {
+                let crowd = Crowd { committer, engine, disk, acknowledged };
                 threads.push(scope.spawn(move || {
-                    for i in 0.. {
-                        let key = (i * 5 + i / KEYS + t) % KEYS;
-                        let mut turn = committer.enter(key as u64);
-                        let value = engine.counters[key].fetch_add(1, Ordering::AcqRel) + 1;
-                        std::thread::yield_now(); // the walk may see the change before its mark
-                        turn.mark(key as u32);
-                        std::thread::yield_now();
-                        engine.counters[key + KEYS].fetch_add(1, Ordering::AcqRel);
-                        turn.mark((key + KEYS) as u32);
-                        let ticket = turn.leave();
-                        while i % 8 == 0 && committer.durable() < ticket {
-                            if disk.crashed() {
-                                return 0;
-                            }
-                            std::thread::yield_now();
-                        }
-                        if committer.durable() >= ticket {
-                            acknowledged[key].fetch_max(value as u64, Ordering::AcqRel);
-                        }
-                    }
+                    crowd.count_until_crash(t, 5, 8);
                     0
                 }));
             }
@@ -278,15 +281,8 @@ fn turns_are_atomic_and_survive_with_snapshots_beside_them() {
         store.load(1, |_, chunk| put(chunk), |_| ()).unwrap();
         store.replay(|r| put(r.payload), |_| ()).unwrap();
         let state = state.into_inner();
-        for (key, acknowledged) in acknowledged.iter().enumerate() {
-            assert_eq!(state[key], state[key + KEYS], "seed {seed}: half a turn of key {key}");
-            let acknowledged = acknowledged.load(Ordering::Acquire) as i64;
-            assert!(
-                state[key] >= acknowledged,
-                "seed {seed}: key {key} has {}, {acknowledged} was acknowledged",
-                state[key]
-            );
-        }
+        assert_eq!(state[..KEYS], state[KEYS..], "seed {seed}: half a turn");
+        assert_acknowledged(seed, &state, &acknowledged);
     }
     assert!(snapshots > 20, "only {snapshots} snapshots were published");
 }
