@@ -264,17 +264,19 @@ impl Replication {
     pub(crate) fn judge(&self, config: &Config) {
         let settings = &config.replication;
         let wanted = settings.min_replicas_to_write;
-        let gate = if self.role.lock().master.is_some() || !self.settled.load(SeqCst) {
-            Gate::Replica
-        } else if self.is_fenced() {
-            if self.fence.now() == Fenced::Deposed { Gate::Deposed } else { Gate::Fenced }
-        } else if wanted > 0
-            && settings.min_replicas_max_lag_s > 0
-            && self.good_replicas(settings.min_replicas_max_lag_s) < wanted
-        {
-            Gate::FewReplicas
-        } else {
-            Gate::Open
+        let is_replica = self.role.lock().master.is_some() || !self.settled.load(SeqCst);
+        let gate = match self.fence.now() {
+            _ if is_replica => Gate::Replica,
+            Fenced::Unknown => Gate::Fenced,
+            Fenced::Deposed => Gate::Deposed,
+            Fenced::No
+                if wanted > 0
+                    && settings.min_replicas_max_lag_s > 0
+                    && self.good_replicas(settings.min_replicas_max_lag_s) < wanted =>
+            {
+                Gate::FewReplicas
+            }
+            Fenced::No => Gate::Open,
         };
         self.gate.store(gate as u8, SeqCst);
     }

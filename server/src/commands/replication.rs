@@ -147,8 +147,7 @@ pub(super) fn heard_sentinel(node: &Node, local: SocketAddr, message: &[u8]) {
 fn deadline(text: &[u8]) -> Result<Instant, Refusal> {
     let ms = crate::resp::integer(text).ok_or_else(|| refuse!("ERR timeout is not an integer or out of range"))?;
     let ms = u64::try_from(ms).map_err(|_| refuse!("ERR timeout is negative"))?;
-    let far = Duration::from_secs(365 * 24 * 3600);
-    Ok(Instant::now() + if ms == 0 { far } else { Duration::from_millis(ms).min(far) })
+    Ok(Instant::now() + if ms == 0 { failover::FAR } else { Duration::from_millis(ms).min(failover::FAR) })
 }
 
 fn count(text: &[u8]) -> Result<usize, Refusal> {
@@ -269,7 +268,7 @@ fn failover(call: &mut Call<'_>) -> Outcome {
         if is(at, b"timeout") && at + 1 < words && timeout.is_none() {
             let ms = u64::try_from(integer(call.args.at(at + 1))?).ok().filter(|&ms| ms > 0);
             let ms = ms.ok_or_else(|| refuse!("ERR FAILOVER timeout must be greater than 0"))?;
-            timeout = Some(Duration::from_millis(ms).min(Duration::from_secs(365 * 24 * 3600)));
+            timeout = Some(Duration::from_millis(ms).min(failover::FAR));
             at += 2;
         } else if is(at, b"to") && at + 2 < words && to.is_none() {
             let word = |at: usize| String::from_utf8_lossy(call.args.at(at)).into_owned();

@@ -21,6 +21,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+/// As long as nobody waits: for what has no deadline.
+pub(crate) const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Between two looks at what cannot be waited for.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -129,8 +131,7 @@ impl Failover {
 /// Begins. The caller has checked what can be checked.
 pub(crate) fn begin(node: &Arc<Node>, wanted: Wanted) {
     *node.replication.failover.stage.lock() = Stage::Waiting;
-    let far = std::time::Instant::now() + Duration::from_secs(365 * 24 * 3600);
-    node.pause.begin(By::Failover, Paused::Writes, far);
+    node.pause.begin(By::Failover, Paused::Writes, std::time::Instant::now() + FAR);
     // A turn that does not see the pause is seen by `caught_up`.
     fence(SeqCst);
     tokio::spawn(run(node.clone(), wanted));
@@ -143,8 +144,7 @@ async fn run(node: Arc<Node>, wanted: Wanted) {
     if !ended.as_mut().enable() && !failover.is_under_way() {
         return;
     }
-    let far = Duration::from_secs(365 * 24 * 3600);
-    let deadline = Instant::now() + wanted.timeout.unwrap_or(far);
+    let deadline = Instant::now() + wanted.timeout.unwrap_or(FAR);
     let (target, offset) = tokio::select! {
         caught_up = caught_up(&node, wanted.to.as_ref()) => caught_up,
         () = &mut ended => return,
