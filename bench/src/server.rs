@@ -7,6 +7,46 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tidemark_server::cli::client::Client;
 
+/// Where a benchmark has its servers.
+#[derive(clap::Args, Clone)]
+pub struct Place {
+    /// The program; by default the one beside this one.
+    #[arg(long, global = true)]
+    tidemark: Option<PathBuf>,
+    /// Data folders are made here, and removed. It must be on the disk that is to be measured.
+    #[arg(long, global = true, default_value_os_t = std::env::temp_dir())]
+    dir: PathBuf,
+}
+
+impl Place {
+    /// Starts Tidemark there. See [`Server::tidemark`].
+    pub fn tidemark(&self, fsync: &'static str, more: &str) -> io::Result<Server> {
+        Server::tidemark(self.tidemark.as_deref(), &self.dir, fsync, more)
+    }
+
+    /// Starts the redis-server of the system there. See [`Server::redis`].
+    pub fn redis(&self, options: &'static [&'static str]) -> io::Result<Server> {
+        Server::redis(Path::new("redis-server"), &self.dir, options)
+    }
+
+    /// A new folder there.
+    pub fn folder(&self) -> io::Result<tempfile::TempDir> {
+        tempfile::tempdir_in(&self.dir)
+    }
+}
+
+/// A Tidemark in this very process, with room for many posts and nothing synced: for what is measured without sockets. Its folder goes with it.
+pub fn in_process() -> Result<(tidemark_server::Server, tempfile::TempDir), Box<dyn std::error::Error>> {
+    let mut config = tidemark_server::config::Config::default();
+    let folder = tempfile::tempdir()?;
+    config.durability.dir = folder.path().to_path_buf();
+    config.durability.fsync = tidemark_server::config::Fsync::No;
+    config.server.workers = 1;
+    config.counter[0].memory_limit_bytes = 8 << 30;
+    let server = tidemark_server::start(config, std::net::TcpListener::bind("127.0.0.1:0")?)?;
+    Ok((server, folder))
+}
+
 /// How a server is started in a folder, on a port.
 type Start = Box<dyn Fn(&Path, u16) -> Command + Send + Sync>;
 

@@ -8,7 +8,6 @@
 use clap::Parser;
 use rustix::time::{ClockId, clock_gettime};
 use std::hint::black_box;
-use tidemark_server::config::{Config, Fsync};
 
 /// Measures ways to rows.
 #[derive(Parser)]
@@ -93,13 +92,7 @@ fn turns(way: &Way, ids: &[u64]) -> Vec<Vec<u8>> {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args = Args::parse();
-    let mut config = Config::default();
-    let folder = tempfile::tempdir()?;
-    config.durability.dir = folder.path().to_path_buf();
-    config.durability.fsync = Fsync::No;
-    config.server.workers = 1;
-    config.counter[0].memory_limit_bytes = 8 << 30;
-    let server = tidemark_server::start(config, std::net::TcpListener::bind("127.0.0.1:0")?)?;
+    let (server, _folder) = tidemark_bench::server::in_process()?;
     {
         let engines = server.engines();
         let posts = engines.counter(b"post").ok_or("no posts")?;

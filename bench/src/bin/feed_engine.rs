@@ -15,7 +15,6 @@ use rustix::time::{ClockId, clock_gettime};
 use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
-use tidemark_server::config::{Config, Fsync};
 use tidemark_server::engines::Page;
 use tidemark_server::resp::{Limits, Scan, Scanner};
 
@@ -152,13 +151,7 @@ fn together(args: &Args, server: &tidemark_server::Server, threads: u64) -> f64 
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args = Args::parse();
-    let mut config = Config::default();
-    let folder = tempfile::tempdir()?;
-    config.durability.dir = folder.path().to_path_buf();
-    config.durability.fsync = Fsync::No;
-    config.server.workers = 1;
-    config.counter[0].memory_limit_bytes = 8 << 30;
-    let server = tidemark_server::start(config, std::net::TcpListener::bind("127.0.0.1:0")?)?;
+    let (server, _folder) = tidemark_bench::server::in_process()?;
     let mut rng = fastrand::Rng::with_seed(1);
     {
         let engines = server.engines();

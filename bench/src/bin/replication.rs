@@ -13,11 +13,10 @@
 use clap::{Parser, Subcommand};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tidemark_bench::play::{fill, load, median, on_threads, percentile, post, row_redis, row_tidemark, take, text};
-use tidemark_bench::server::Server;
+use tidemark_bench::server::{Place, Server};
 use tidemark_server::cli::client::Client;
 
 /// Measures what replicas cost, beside redis-server.
@@ -25,12 +24,8 @@ use tidemark_server::cli::client::Client;
 struct Args {
     #[command(subcommand)]
     what: What,
-    /// The program; by default the one beside this one.
-    #[arg(long, global = true)]
-    tidemark: Option<PathBuf>,
-    /// Data folders are made here, and removed.
-    #[arg(long, global = true, default_value_os_t = std::env::temp_dir())]
-    dir: PathBuf,
+    #[command(flatten)]
+    place: Place,
 }
 
 #[derive(Subcommand)]
@@ -102,8 +97,8 @@ impl Kind {
 
     fn start(self, args: &Args) -> io::Result<Server> {
         match self {
-            Kind::Tidemark => Server::tidemark(args.tidemark.as_deref(), &args.dir, "everysec", CONFIG),
-            Kind::Redis { options } => Server::redis(Path::new("redis-server"), &args.dir, options),
+            Kind::Tidemark => args.place.tidemark("everysec", CONFIG),
+            Kind::Redis { options } => args.place.redis(options),
         }
     }
 

@@ -17,10 +17,9 @@ mod snapshot;
 use clap::{Parser, Subcommand};
 use snapshot::Traffic;
 use std::io;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tidemark_bench::play::{load, median, on_threads, post, take, text};
-use tidemark_bench::server::Server;
+use tidemark_bench::server::{Place, Server};
 use tidemark_server::cli::client::Client;
 
 /// Measures what durability costs, beside redis-server.
@@ -28,12 +27,8 @@ use tidemark_server::cli::client::Client;
 struct Args {
     #[command(subcommand)]
     what: What,
-    /// The program; by default the one beside this one.
-    #[arg(long, global = true)]
-    tidemark: Option<PathBuf>,
-    /// Data folders are made here, and removed. It must be on the disk that is to be measured.
-    #[arg(long, global = true, default_value_os_t = std::env::temp_dir())]
-    dir: PathBuf,
+    #[command(flatten)]
+    place: Place,
     /// Seed of the likes.
     #[arg(long, global = true, default_value_t = 1)]
     seed: u64,
@@ -107,11 +102,11 @@ struct Size {
 }
 
 fn tidemark(args: &Args, fsync: &'static str, more: &str) -> io::Result<Server> {
-    Server::tidemark(args.tidemark.as_deref(), &args.dir, fsync, more)
+    args.place.tidemark(fsync, more)
 }
 
 fn redis(args: &Args, options: &'static [&'static str]) -> io::Result<Server> {
-    Server::redis(Path::new("redis-server"), &args.dir, options)
+    args.place.redis(options)
 }
 
 /// How a like is said to a server: how many replies it has, and the words.

@@ -83,7 +83,7 @@ fn is_saving(client: &mut Client) -> io::Result<bool> {
 
 /// A program that computes and writes so many bytes.
 fn stranger(args: &Args, bytes: u64) -> io::Result<()> {
-    let folder = tempfile::tempdir_in(&args.dir)?;
+    let folder = args.place.folder()?;
     let of = format!("of={}", folder.path().join("stranger").display());
     let count = format!("count={}", bytes.div_ceil(2 << 20));
     let mut dd = Command::new("dd");
