@@ -32,6 +32,10 @@ use store::{
 
 use tokio::sync::watch;
 
+mod ends;
+
+use ends::Ends;
+
 /// A replica syncs at least every second, if its disk lets it.
 const FOLLOWER_SYNCS: Duration = Duration::from_secs(30);
 
@@ -48,6 +52,9 @@ struct Reached {
 pub struct Durability {
     committer: Committer<Mark>,
     release: Release<Reached>,
+    ends: Ends,
+    /// What WAIT waits for: a replica has acknowledged something, or a round has failed or added nothing.
+    acknowledged: Release<()>,
     /// End of the log: appended, synced.
     positions: Mutex<(Position, Position)>,
     /// The log's end, appended and synced: rises with either.
@@ -65,6 +72,8 @@ impl Durability {
         Durability {
             committer: Committer::new(CommitOptions { policy: policy_of_store(policy), ..CommitOptions::default() }),
             release: Release::new(reached),
+            ends: Ends::default(),
+            acknowledged: Release::new(()),
             positions: Mutex::new((Position::START, Position::START)),
             grown: watch::Sender::new((0, 0)),
             follows: AtomicBool::new(false),
@@ -189,6 +198,25 @@ impl Durability {
             self.safe(ticket).await?;
         }
         Ok(self.shown().offset)
+    }
+
+    /// Where the log ended with everything up to `ticket` in it, once others may have that; the error: it could not be written.
+    pub(crate) fn shown_at(&self, ticket: Ticket) -> Option<Result<u64, ()>> {
+        if self.follows.load(SeqCst) {
+            return Some(Ok(self.shown().offset));
+        }
+        let failed = || (self.committer.failed() >= ticket).then_some(Err(()));
+        self.ends.of(ticket).map(Ok).or_else(failed)
+    }
+
+    /// Waits until `asked` has an answer, of what replicas have acknowledged or of [`Durability::shown_at`].
+    pub(crate) async fn until<R>(&self, asked: impl Fn() -> Option<R>) -> R {
+        self.acknowledged.wait(|()| asked()).await
+    }
+
+    /// A replica has acknowledged something, or has gone.
+    pub(crate) fn acknowledged(&self) {
+        self.acknowledged.tell(|()| ());
     }
 
     /// Waits until everything up to `ticket` is synced, whatever the policy, and gives the log's end then. To be given up by the
@@ -380,7 +408,13 @@ impl Source<Mark> for State<'_> {
     }
 
     fn published(&mut self, now: &Committed) {
+        // Before anybody can have it: so who is told of an acknowledgement finds what was acknowledged.
+        let has_grown = self.shared.ends.note(now.durable, now.written_to.offset);
         self.shared.reach(now.written_to, now.synced_to);
+        if !has_grown {
+            // It failed, or replicas have all of it already: there will be no acknowledgement.
+            self.shared.acknowledged();
+        }
         self.shared.release.tell(|r| {
             r.durable = now.durable;
             r.failed = now.failed;

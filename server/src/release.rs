@@ -1,4 +1,4 @@
-//! Waiting for the commit thread, on the worker threads, for one wake-up of each worker a round.
+//! Waiting for another thread (that of the log, say), on the worker threads, for one wake-up of each worker a change.
 //!
 //! ```text
 //!   commit thread --tell--> relay of worker 0 --> its connections that wait
@@ -9,12 +9,14 @@
 //! list. With 64 clients that wait for one sync the calls cost more than all else that was done for them. So only one task of each
 //! worker, its *relay*, waits for the commit thread; the others leave their wakers in a list of their thread.
 //!
+//! Where nobody waits nobody is woken: who is about to wait says so, and then looks once more.
+//!
 //! This relies on each worker being a runtime of one thread: a task stays on the thread that it was spawned on.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::task::{Poll, Waker};
 use tokio::sync::watch;
 
@@ -27,13 +29,19 @@ thread_local! {
 pub(crate) struct Release<T> {
     number: u64,
     state: watch::Sender<T>,
+    /// Since the last change that woke anybody somebody has looked, and waits.
+    awaited: AtomicBool,
 }
 
 impl<T: Send + Sync + 'static> Release<T> {
     /// Begins with this state.
     pub(crate) fn new(state: T) -> Release<T> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        Release { number: NEXT.fetch_add(1, Relaxed), state: watch::Sender::new(state) }
+        Release {
+            number: NEXT.fetch_add(1, Relaxed),
+            state: watch::Sender::new(state),
+            awaited: AtomicBool::new(false),
+        }
     }
 
     /// The state now.
@@ -43,15 +51,23 @@ impl<T: Send + Sync + 'static> Release<T> {
 
     /// Changes the state, and wakes who waits.
     pub(crate) fn tell(&self, change: impl FnOnce(&mut T)) {
-        self.state.send_modify(change);
+        self.state.send_if_modified(|state| {
+            change(state);
+            self.awaited.swap(false, SeqCst)
+        });
     }
 
-    /// Waits until `asked` has an answer.
+    /// Waits until `asked` has an answer; what it asks beside the state must have changed before somebody tells so.
     pub(crate) async fn wait<R>(&self, asked: impl Fn(&T) -> Option<R>) -> R {
         poll_fn(|cx| {
-            // A relay of this thread cannot run between this look and the entry in the list, and is told of all that changes after it.
-            let answer = asked(&self.state.borrow());
-            match answer {
+            let look = || asked(&self.state.borrow());
+            // The second look sees all that was told before the flag was up. A relay of this thread cannot run between it and the entry in the
+            // list, and is told of all that changes later.
+            let raise = || self.awaited.store(true, SeqCst);
+            match look().or_else(|| {
+                raise();
+                look()
+            }) {
                 Some(answer) => Poll::Ready(answer),
                 None => {
                     self.enlist(cx.waker());

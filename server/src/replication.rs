@@ -96,8 +96,6 @@ pub(crate) struct Replication {
     pub(crate) failover: failover::Failover,
     pub(crate) link: Mutex<Link>,
     feeds: Mutex<BTreeMap<u64, Fed>>,
-    /// Rises with every acknowledgement of a replica.
-    acknowledged: watch::Sender<u64>,
     /// Of this node, as a replica.
     pub(crate) full_syncs: AtomicU64,
     /// Links of ours that went on from where we were.
@@ -126,7 +124,6 @@ impl Replication {
             failover: failover::Failover::new(),
             link: Mutex::new(link),
             feeds: Mutex::default(),
-            acknowledged: watch::Sender::new(0),
             full_syncs: AtomicU64::new(0),
             continued: AtomicU64::new(0),
             term: AtomicU64::new(0),
@@ -300,16 +297,6 @@ impl Replication {
         self.feeds.lock().values().filter(|f| f.sending == Sending::Log && has(f)).count()
     }
 
-    /// Waits until it is true of so many replicas; whoever calls this sets the deadline.
-    pub(crate) async fn wait_for(&self, has: impl Fn(&Fed) -> bool, replicas: usize) {
-        let mut acknowledged = self.acknowledged.subscribe();
-        while self.count(&has) < replicas {
-            if acknowledged.changed().await.is_err() {
-                return;
-            }
-        }
-    }
-
     /// The replicas that have said where they can be reached: Sentinel would remember any other address for ever.
     pub(crate) fn feeds(&self) -> Vec<Fed> {
         self.feeds.lock().values().filter(|f| f.port != 0).cloned().collect()
@@ -333,9 +320,10 @@ impl Replication {
         true
     }
 
-    pub(crate) fn update_feed(&self, client: u64, peer: &replication::Peer, heard: Instant) {
+    /// True if WAIT may be over for somebody.
+    pub(crate) fn update_feed(&self, client: u64, peer: &replication::Peer, heard: Instant) -> bool {
         let mut feeds = self.feeds.lock();
-        let Some(fed) = feeds.get_mut(&client) else { return };
+        let Some(fed) = feeds.get_mut(&client) else { return false };
         if !peer.ip.is_empty() {
             fed.ip.clone_from(&peer.ip);
         }
@@ -343,15 +331,11 @@ impl Replication {
         let grown = (fed.sending, fed.written, fed.durable) != now;
         (fed.port, fed.heard) = (peer.port, heard);
         (fed.sending, fed.written, fed.durable) = now;
-        drop(feeds);
-        if grown {
-            self.acknowledged.send_modify(|n| *n += 1);
-        }
+        grown
     }
 
     pub(crate) fn end_feed(&self, client: u64) {
         self.feeds.lock().remove(&client);
-        self.acknowledged.send_modify(|n| *n += 1);
     }
 
     /// From now on a restart of this node must not take it for granted that it is the master.
@@ -385,4 +369,57 @@ fn refusal_text(gate: u8) -> &'static str {
 /// Milliseconds of a clock that never goes back.
 pub(crate) fn now_ms(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn master() -> (Replication, Config, tempfile::TempDir) {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.durability.dir = folder.path().to_path_buf();
+        let replication = Replication::new();
+        assert!(replication.refusal().is_some(), "before the log is there");
+        assert!(replication.settle(&config, true, 1));
+        assert_eq!(replication.refusal(), None);
+        (replication, config, folder)
+    }
+
+    /// The thread that owns the log obeys one order after the other, and may come to an end with one when the next has been given: what it has made
+    /// of the log then is not what is wanted, and nothing may be written into it.
+    #[test]
+    fn only_who_has_obeyed_the_last_order_opens_the_gate() {
+        let (replication, config, _folder) = master();
+        let other = |port| Master { host: "127.0.0.1".to_owned(), port };
+        let order = |to: Option<Master>| {
+            assert!(replication.order(&config, to.clone(), false).unwrap());
+            let kept = Role::read(&config.durability.dir).unwrap().map(|role| role.master);
+            assert_eq!(kept, Some(to), "on the disk before anybody is told");
+            assert!(replication.refusal().unwrap().starts_with("READONLY "));
+            assert!(!replication.is_settled());
+        };
+        // It is a replica by now, and is to be a master.
+        order(Some(other(1)));
+        order(None);
+        assert!(!replication.settle(&config, false, 1));
+        assert!(!replication.is_settled());
+        assert!(replication.refusal().is_some(), "the log is still a replica's");
+        assert!(replication.settle(&config, true, 2));
+        assert!(replication.is_settled());
+        assert_eq!(replication.refusal(), None);
+        // The other way round.
+        order(Some(other(1)));
+        assert!(replication.settle(&config, false, 2));
+        order(None);
+        order(Some(other(2)));
+        assert!(!replication.settle(&config, true, 3));
+        assert!(!replication.is_settled());
+        assert!(replication.refusal().is_some(), "a master's log, of a node that is to be a replica");
+        // Looking again changes nothing.
+        replication.judge(&config);
+        assert!(replication.refusal().is_some());
+        assert!(replication.settle(&config, false, 3));
+        assert!(replication.refusal().is_some());
+    }
 }

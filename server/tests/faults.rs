@@ -183,7 +183,12 @@ fn tidemark(words: &[&str]) -> Output {
 
 /// The program with a system call that fails, counted in each thread.
 fn with_failing(call: &str, error: &str, when: &str, dir: &Path, fsync: &str) -> Option<Program> {
-    let inject = format!("inject={call}:error={error}:when={when}");
+    with(call, &format!("error={error}:when={when}"), dir, fsync)
+}
+
+/// The program with a system call that is tampered with.
+fn with(call: &str, how: &str, dir: &Path, fsync: &str) -> Option<Program> {
+    let inject = format!("inject={call}:{how}");
     let trace = format!("trace={call}");
     // With -D the program is our child, and strace its companion.
     let strace = ["strace", "-D", "-f", "--seccomp-bpf", "-q", "-o", "/dev/null", "-e", &trace, "-e", &inject];
@@ -282,6 +287,55 @@ fn a_failed_sync_or_write_never_costs_what_was_acknowledged() {
             assert_eq!(found, held, "{what}: what memory held and what the log holds");
         }
         accepts_writes(&mut again.client(), &mut likes, 30_000_000);
+    }
+}
+
+/// Nobody hears that his write is on the disk before it is: this holds of what a kill would not show, as the system keeps what was written.
+#[test]
+fn a_slow_sync_keeps_back_who_was_promised_it_and_nobody_else() {
+    const SYNC: Duration = Duration::from_millis(400);
+    for fsync in ["always", "everysec", "no"] {
+        let folder = tempfile::tempdir().unwrap();
+        let slow = format!("delay_enter={}", SYNC.as_micros());
+        let Some(program) = with("fdatasync", &slow, folder.path(), fsync) else { return };
+        let took = |words: &str| {
+            let mut client = program.client();
+            let began = std::time::Instant::now();
+            let reply = call(&mut client, words);
+            assert_eq!(refusal(&reply), "", "{words}");
+            began.elapsed()
+        };
+        let over = std::sync::atomic::AtomicBool::new(false);
+        let (likes, mut pages) = std::thread::scope(|s| {
+            let reader = s.spawn(|| {
+                let mut pages = vec![];
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    pages.push(took(&format!("FEED.GET home 1 {FIRST}")));
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                pages
+            });
+            // One after the other, some at the same time, and again what is on its way.
+            let one = |member: u64| took(&format!("FEED.ACT like {member} {FIRST}"));
+            let mut likes: Vec<Duration> = (1..4).map(one).collect();
+            let some: Vec<_> = [11, 12, 12, 13].map(|member| s.spawn(move || one(member))).into();
+            likes.extend(some.into_iter().map(|like| like.join().unwrap()));
+            likes.push(took(&format!("CNT.INCRBY post {FIRST} like 1")));
+            likes.push(took(&format!("TM.SPACE ALTER post ADD share{fsync}:6")));
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+            (likes, reader.join().unwrap())
+        });
+        let (least, most) = (likes.iter().min().unwrap(), likes.iter().max().unwrap());
+        if fsync == "always" {
+            assert!(*least >= SYNC, "acknowledged before it was synced: {likes:?}");
+            pages.sort_unstable();
+            assert!(pages.len() > 40 && pages[pages.len() / 2] < SYNC / 4, "pages wait for nobody: {pages:?}");
+        } else {
+            assert!(*most < SYNC * 3 && *least < SYNC / 4, "{fsync} waits for no sync: {likes:?}");
+        }
+        // Whoever asks for the disk waits for it, whatever the policy.
+        call(&mut program.client(), &format!("CNT.INCRBY post {FIRST} like 1"));
+        assert!(fsync == "always" || took("WAITAOF 1 0 60000") >= SYNC / 2, "{fsync}: WAITAOF");
     }
 }
 

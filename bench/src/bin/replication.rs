@@ -7,12 +7,14 @@
 //! target/release/replication hot                                                   bytes of the stream of a row that is written a million times
 //! ```
 //!
-//! A replica runs with `nice -n 10`, as on a machine of its own it would take nothing from its master. A page is `FEED.GET` of 32 posts here and
+//! In `sync` a replica runs as a thread that gets a processor only while nobody else wants it (`chrt --idle`), as on a machine of its own it would take
+//! nothing from its master. With `--beside` it runs as everybody else. A page is `FEED.GET` of 32 posts here and
 //! 32 pipelined HMGET there, without flags; a like is HINCRBY on both.
 
 use clap::{Parser, Subcommand};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tidemark_bench::play::{fill, load, median, on_threads, percentile, post, row_redis, row_tidemark, take, text};
@@ -47,6 +49,9 @@ enum What {
         /// Seconds of pages before each sync.
         #[arg(long, default_value_t = 10)]
         calm_s: u64,
+        /// Replicas compete for the processors.
+        #[arg(long)]
+        beside: bool,
         /// Full syncs of each; the servers take turns.
         #[arg(long, default_value_t = 3)]
         rounds: usize,
@@ -103,13 +108,14 @@ impl Kind {
     }
 
     /// Another one, empty, that leaves the processor to others.
-    fn start_nicely(self, args: &Args) -> io::Result<Server> {
-        let nicely = || {
-            rustix::process::nice(10)?;
-            self.start(args)
+    fn start_idly(self, args: &Args) -> io::Result<Server> {
+        let idly = || {
+            let thread = rustix::thread::gettid().to_string();
+            let done = Command::new("chrt").args(["--idle", "--pid", "0", &thread]).status()?;
+            if done.success() { self.start(args) } else { Err(io::Error::other("chrt failed")) }
         };
-        // Niceness is a thread's, and its children's.
-        std::thread::scope(|s| s.spawn(nicely).join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked"))))
+        // How a thread is scheduled is its children's, too.
+        std::thread::scope(|s| s.spawn(idly).join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked"))))
     }
 
     fn page(self, client: &mut Client, posts: &[u64]) -> io::Result<()> {
@@ -176,6 +182,7 @@ struct Traffic {
     pages: u64,
     likes: u64,
     calm_s: u64,
+    beside: bool,
 }
 
 const UNCOUNTED: usize = 0;
@@ -222,7 +229,7 @@ fn sync_once(
             Ok(())
         });
         let mut control = || -> io::Result<()> {
-            let replica = kind.start_nicely(args)?;
+            let replica = if traffic.beside { kind.start(args)? } else { kind.start_idly(args)? };
             std::thread::sleep(Duration::from_secs(1));
             phase.store(CALM, Relaxed);
             std::thread::sleep(Duration::from_secs(traffic.calm_s));
@@ -330,7 +337,7 @@ fn sync(args: &Args, rows: u64, redis_rows: u64, traffic: &Traffic, rounds: usiz
     Ok(())
 }
 
-/// A master with a replica in step.
+/// A master, and a replica that is in step with it.
 fn pair(args: &Args, kind: Kind) -> io::Result<(Server, Server)> {
     let (master, replica) = (kind.start(args)?, kind.start(args)?);
     attach(&replica, &master)?;
@@ -340,8 +347,10 @@ fn pair(args: &Args, kind: Kind) -> io::Result<(Server, Server)> {
 fn wait(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()> {
     let ours = pair(args, Kind::Tidemark)?;
     let theirs = pair(args, REDIS_EVERYSEC)?;
-    let rate = |server: &Server, round: u64| -> io::Result<f64> {
-        let until = Instant::now() + Duration::from_secs(seconds);
+    // Pairs a second, and microseconds of processor time that both servers took for each.
+    let rate = |(server, replica): &(Server, Server), round: u64| -> io::Result<(f64, f64)> {
+        let cpu = || server.threads_cpu_s() + replica.threads_cpu_s();
+        let (before, until) = (cpu(), Instant::now() + Duration::from_secs(seconds));
         let pairs = on_threads(clients, |i| {
             let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(round * clients + i));
             let mut done = 0;
@@ -356,17 +365,19 @@ fn wait(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()> 
             }
             Ok(done)
         })?;
-        Ok(pairs as f64 / seconds as f64)
+        Ok((pairs as f64 / seconds as f64, (cpu() - before) * 1e6 / pairs as f64))
     };
     println!(
-        "{clients} clients, each an increment and WAIT 1 in turn; one replica, everysec; acknowledged pairs a second"
+        "{clients} clients, each an increment and WAIT 1 in turn; one replica, everysec; acknowledged pairs a second, and microseconds of \
+         processor time of master and replica for each"
     );
-    println!("{:>8} {:>10} {:>10} {:>7} {:>6}", "round", "tidemark", "redis", "ratio", "load");
+    println!("{:>8} {:>16} {:>16} {:>7} {:>6}", "round", "tidemark", "redis", "ratio", "load");
     let mut ratios = vec![];
     for round in 0..rounds {
-        let (a, b) = (rate(&ours.0, round)?, rate(&theirs.0, round)?);
-        println!("{round:>8} {a:>10.0} {b:>10.0} {:>7.2} {:>6}", a / b, load());
-        ratios.push(a / b);
+        let (a, b) = (rate(&ours, round)?, rate(&theirs, round)?);
+        let pair = |(rate, us): (f64, f64)| format!("{rate:.0}, {us:.1}");
+        println!("{round:>8} {:>16} {:>16} {:>7.2} {:>6}", pair(a), pair(b), a.0 / b.0, load());
+        ratios.push(a.0 / b.0);
     }
     ratios.sort_by(f64::total_cmp);
     let ends = ratios.first().zip(ratios.last()).unwrap_or((&f64::NAN, &f64::NAN));
@@ -410,8 +421,8 @@ fn hot(args: &Args, writes: u64) -> io::Result<()> {
 fn main() -> io::Result<()> {
     let args = Args::parse();
     match args.what {
-        What::Sync { rows, redis_rows, pages, likes, calm_s, rounds, wait } => {
-            sync(&args, rows, redis_rows, &Traffic { pages, likes, calm_s }, rounds, wait)
+        What::Sync { rows, redis_rows, pages, likes, calm_s, beside, rounds, wait } => {
+            sync(&args, rows, redis_rows, &Traffic { pages, likes, calm_s, beside }, rounds, wait)
         }
         What::Wait { clients, seconds, rounds } => wait(&args, clients, seconds, rounds),
         What::Hot { writes } => hot(&args, writes),

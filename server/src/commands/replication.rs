@@ -172,7 +172,7 @@ fn has(until: Until, offset: u64) -> impl Fn(&Fed) -> bool {
     }
 }
 
-/// Waits for this node, then for the replicas. Gives whether this node has done its part, and how many replicas have.
+/// Waits for this node and for the replicas, until the deadline. Gives whether this node has done its part, and how many replicas have.
 async fn settled(
     node: &Node,
     ticket: store::Ticket,
@@ -180,16 +180,26 @@ async fn settled(
     replicas: usize,
     deadline: Instant,
 ) -> (bool, usize) {
+    // Where the log ends with all of it. What a replica has written it has from here: who waits for that need not wait for this node first.
     let own = async {
         match until {
+            Until::Written if replicas > 0 => {
+                node.durability.committer().hurry(ticket);
+                None
+            }
             Until::Written => node.durability.shown_offset(ticket).await.ok(),
             Until::Durable => Some(node.durability.synced_offset(ticket).await),
         }
     };
-    let Ok(Some(offset)) = tokio::time::timeout_at(deadline, own).await else { return (false, 0) };
-    let has = has(until, offset);
-    let _ = tokio::time::timeout_at(deadline, node.replication.wait_for(&has, replicas)).await;
-    (true, node.replication.count(&has))
+    let Ok(end) = tokio::time::timeout_at(deadline, own).await else { return (false, 0) };
+    let now = || match end.map_or_else(|| node.durability.shown_at(ticket), |offset| Some(Ok(offset))) {
+        Some(Ok(offset)) => Some((true, node.replication.count(has(until, offset)))),
+        Some(Err(())) => Some((false, 0)),
+        None => None,
+    };
+    let done = || now().filter(|&(is_there, count)| !is_there || count >= replicas);
+    let over = tokio::time::timeout_at(deadline, node.durability.until(done)).await;
+    over.ok().or_else(now).unwrap_or((false, 0))
 }
 
 fn refuse_on_replica(call: &Call<'_>, what: &str) -> Outcome {

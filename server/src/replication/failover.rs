@@ -195,11 +195,7 @@ async fn caught_up(node: &Node, to: Option<&Master>) -> (Master, u64) {
             && fed.sending == Sending::Log
             && fed.written >= offset.max(node.durability.shown().offset)
     };
-    node.replication.wait_for(&has_all, 1).await;
-    loop {
-        if let Some(fed) = node.replication.feeds().into_iter().find(has_all) {
-            return (Master { host: fed.ip, port: fed.port }, fed.written);
-        }
-        tokio::time::sleep(LOOK).await;
-    }
+    let found = || node.replication.feeds().into_iter().find(has_all);
+    let fed = node.durability.until(found).await;
+    (Master { host: fed.ip, port: fed.port }, fed.written)
 }

@@ -10,6 +10,7 @@ mod cold;
 mod commands;
 mod config;
 mod connections;
+mod full_sync;
 mod gate;
 mod golden;
 mod hostile;

@@ -1,0 +1,104 @@
+//! A full sync over a link that never lasts: what has come is not fetched again, whatever happens to either side meanwhile.
+
+use crate::replication::{follow_port, in_step, number};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use tidemark_server::config::Config;
+use tidemark_tests::{TestServer, eventually};
+
+/// Carries connections to a server, and cuts each when so many bytes have come from it.
+struct ShortLink {
+    port: u16,
+    /// Bytes that have come from the server, on all connections.
+    passed: Arc<AtomicU64>,
+    cuts: Arc<AtomicU64>,
+}
+
+fn carry(mut from: TcpStream, mut to: TcpStream, limit: u64, passed: &AtomicU64) -> bool {
+    let mut buffer = vec![0; 32 << 10];
+    let mut left = limit;
+    loop {
+        let read = from.read(&mut buffer).unwrap_or(0) as u64;
+        let take = read.min(left);
+        if take == 0 || to.write_all(&buffer[..take as usize]).is_err() {
+            let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+            return left == 0;
+        }
+        passed.fetch_add(take, SeqCst);
+        left -= take;
+    }
+}
+
+fn short_link(server: u16, limit: u64) -> ShortLink {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let link = ShortLink { port, passed: Arc::default(), cuts: Arc::default() };
+    let (passed, cuts) = (link.passed.clone(), link.cuts.clone());
+    std::thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            // The server may be away for a moment.
+            let Ok(server) = TcpStream::connect(("127.0.0.1", server)) else { continue };
+            let (to_server, from_client) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            std::thread::spawn(move || carry(from_client, to_server, u64::MAX, &AtomicU64::new(0)));
+            let (passed, cuts) = (passed.clone(), cuts.clone());
+            std::thread::spawn(move || cuts.fetch_add(u64::from(carry(server, client, limit, &passed)), SeqCst));
+        }
+    });
+    link
+}
+
+fn bytes_of_snapshot(server: &TestServer) -> u64 {
+    let entries = std::fs::read_dir(server.folder()).unwrap().map(|entry| entry.unwrap());
+    let files = entries.filter(|entry| entry.file_name().to_string_lossy().ends_with(".tsnap"));
+    files.map(|file| file.metadata().unwrap().len()).sum()
+}
+
+#[test]
+fn a_full_sync_goes_on_where_it_was_cut() {
+    let sized = |config: &mut Config| {
+        config.durability.snapshot_every_s = 0;
+        config.existence.iter_mut().for_each(|space| space.pairs_per_table = 8 << 20);
+    };
+    let master = TestServer::with(sized);
+    let call = |words: &str| {
+        let words: Vec<&str> = words.split(' ').collect();
+        redis::cmd(words[0]).arg(&words[1..]).query::<redis::Value>(&mut master.connection()).unwrap()
+    };
+    // A few tables of a megabyte each, nearly empty.
+    for id in 0..6 {
+        call(&format!("PH.ADD liked 7 {id}"));
+        call(&format!("HSET post:{id} like {id}"));
+        call("TM.ROLL liked");
+    }
+    call("SAVE");
+    let bytes = bytes_of_snapshot(&master);
+    assert!(bytes > 4 << 20, "{bytes} bytes");
+    let link = short_link(master.port(), bytes / 6);
+    let replica = TestServer::with(sized);
+    follow_port(&replica, link.port);
+    // Each attempt begins with a manifest, and this one is another than the one before.
+    eventually("it is cut", || link.cuts.load(SeqCst) >= 2);
+    call("HSET post:3 like 33");
+    call("PH.ADD liked 8 5");
+    call("SAVE");
+    eventually("it is cut again", || link.cuts.load(SeqCst) >= 3);
+    let replica = replica.stopped().started();
+    in_step(&master, &replica);
+    let (passed, cuts) = (link.passed.load(SeqCst), link.cuts.load(SeqCst));
+    println!("{bytes} bytes of snapshot, {passed} passed, {cuts} cuts");
+    assert!(cuts >= 5, "{cuts} cuts");
+    // With each cut at most a message of 256 KiB is lost; the newest table was written twice.
+    assert!(passed < bytes * 13 / 10 + cuts * (300 << 10), "{passed} bytes for {bytes}, with {cuts} cuts");
+    assert_eq!(number(&replica, "repl_full_syncs"), 1);
+    let mut connection = replica.connection();
+    for (id, likes) in [0u64, 1, 2, 33, 4, 5].into_iter().enumerate() {
+        let row: u64 = redis::cmd("HGET").arg(format!("post:{id}")).arg("like").query(&mut connection).unwrap();
+        assert_eq!(row, likes);
+        let flags: [bool; 1] = redis::cmd("PH.EXISTS").arg("liked").arg(7).arg(id).query(&mut connection).unwrap();
+        assert_eq!(flags, [true], "{id}");
+    }
+    let late: [bool; 2] = redis::cmd("PH.EXISTS").arg("liked").arg(8).arg(&[4, 5]).query(&mut connection).unwrap();
+    assert_eq!(late, [false, true]);
+}
