@@ -130,6 +130,12 @@ impl Server {
         Ok((started.elapsed().as_secs_f64(), self.cpu_s()))
     }
 
+    /// Waits until it has ended by itself.
+    pub fn wait(&mut self) -> io::Result<()> {
+        let status = self.child.wait()?;
+        if status.success() { Ok(()) } else { Err(io::Error::other(format!("the server ended with {status}"))) }
+    }
+
     /// User and system time of the process so far, in seconds, to a hundredth; threads that have ended included.
     pub fn cpu_s(&self) -> f64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();

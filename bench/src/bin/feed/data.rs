@@ -53,7 +53,7 @@ impl Liked {
 }
 
 /// Where the posts of a page come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum From {
     /// The newest 20,000, the newest of them most often.
     Hot,

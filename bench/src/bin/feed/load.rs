@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use tidemark_bench::server::Server;
 
 /// Before a measurement begins.
-const WARM: Duration = Duration::from_millis(250);
+const WARM: Duration = Duration::from_millis(150);
 /// A server that is silent for so long is given up.
 const PATIENCE: Duration = Duration::from_secs(20);
 

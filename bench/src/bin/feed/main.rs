@@ -2,14 +2,19 @@
 //!
 //! ```text
 //! cargo build --release -p tidemark-server -p tidemark-bench
-//! target/release/feed                                the table and the plots, into docs/performance/
-//! target/release/feed --short                        the cells that matter most, in less than 100 s, to the terminal
+//! target/release/feed                                the table and the plots, into docs/performance/: some ten minutes
+//! target/release/feed --short                        the cells that matter most, in two to three minutes, to the terminal
 //! target/release/feed --peer valkey=PATH             with another server that takes redis-server's arguments
 //! ```
 //!
 //! Every server has one core, the client another. What counts is *pages per second of the server's own CPU time* (all its threads, from
-//! `/proc/PID/task/*/schedstat`): that is what a page costs, on a noisy machine, too. Layouts are in `layout`, the data in `data`, the
-//! load in `load`. Every reply of a run without likes is compared, byte for byte, with the one that was checked against the data.
+//! `/proc/PID/task/*/schedstat`): that is what a page costs, on a noisy machine, too. Even so the same cell gives a tenth more in one second than
+//! in the next. So all are measured **by turns**, each for half a second, in several rounds, what is compared one right after the other; and
+//! what is told is the median of the rounds' ratios, with the least and the most. The first round has everybody, the others our pages and each
+//! peer's strongest layout.
+//!
+//! Layouts are in `layout`, the data in `data`, the load in `load`, the ratios in `report`. Every reply of a run without likes is compared, byte for
+//! byte, with the one that was checked against the data.
 
 mod data;
 mod layout;
@@ -17,13 +22,14 @@ mod load;
 mod plot;
 mod pool;
 mod report;
+mod table;
 
 use clap::Parser;
 use data::{Data, From, Liked};
 use layout::Layout;
 use load::{Likes, closed, open};
 use pool::Pool;
-use report::{Cell, Latencies, Loaded, Report};
+use report::{Cell, Latencies, Load, Loaded, Report, Sample, Scaling};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::collections::HashMap;
 use std::io;
@@ -48,14 +54,20 @@ struct Args {
     #[arg(long, default_value_t = 1_000_000)]
     flags: u64,
     /// Seconds of each measurement.
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 0.5)]
     seconds: f64,
+    /// Rounds of the cells that matter most; the others have three.
+    #[arg(long, default_value_t = 7)]
+    rounds: usize,
     /// The cells that matter most only; files only if `--out` says where.
     #[arg(long)]
     short: bool,
     /// Tidemark only, at these pipelines: for a profiler.
     #[arg(long, value_delimiter = ',')]
     only: Vec<usize>,
+    /// Tidemark only, in all its layouts and with likes, and shut down in good order: what a build by profile learns from.
+    #[arg(long)]
+    train: bool,
     /// Seed of everything.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -74,13 +86,12 @@ struct Subject {
     layout: Layout,
 }
 
-/// What is measured: the size of a page, where its posts come from, connections, pipeline.
-type Load = (usize, From, usize, usize);
-
 const SERVER_CORE: usize = 0;
 const CLIENT_CORE: usize = 1;
 /// Pages that are asked for again and again.
 const POOL: usize = 8192;
+/// Rounds of the cells that matter less.
+const FEW_ROUNDS: usize = 3;
 
 fn pin(core: usize) -> io::Result<()> {
     let mut cores = CpuSet::new();
@@ -148,7 +159,7 @@ impl Bench {
         self.add("tidemark", ours, || {
             Server::tidemark(tidemark.as_deref(), &dir, "everysec", "[server]\nworkers = 1\n")
         })?;
-        if !self.args.only.is_empty() {
+        if self.args.train || !self.args.only.is_empty() {
             return Ok(());
         }
         let mut peers = vec![("redis".to_owned(), PathBuf::from("redis-server"))];
@@ -189,15 +200,38 @@ impl Bench {
         Ok(self.pools.entry(key).or_insert(Rc::new(pool)).clone())
     }
 
-    /// All subjects, one after the other, under one load.
-    fn cell(&mut self, load: Load) -> io::Result<()> {
-        let (size, from, connections, pipeline) = load;
-        for subject in 0..self.subjects.len() {
-            let pool = self.pool(subject, size, from)?;
-            let server = &self.servers[self.subjects[subject].server];
-            let done = closed(server, &pool, None, connections, pipeline, self.time())?;
-            self.report.cell(Cell::new(&self.subjects[subject].name, load, "read", &done, pool.bytes()));
+    /// Who is measured in a round under a load: all in the first one; then our pages, and of each peer the layout that was the strongest.
+    fn who(&self, what: &'static str, load: Load, round: usize) -> Vec<usize> {
+        let first = |index: usize| {
+            let cell = self.report.find(&self.subjects[index].name, what, load);
+            cell.map_or(0.0, Cell::per_cpu_s)
+        };
+        let is_wanted = |index: usize| match self.subjects[index].layout {
+            Layout::Feed | Layout::Binary => true,
+            Layout::Stock => false,
+            _ => {
+                let mut rivals = (0..self.subjects.len()).filter(|&other| {
+                    server_name(&self.subjects[other].name) == server_name(&self.subjects[index].name)
+                });
+                rivals.all(|other| first(other) <= first(index))
+            }
+        };
+        (0..self.subjects.len()).filter(|&index| round == 0 || is_wanted(index)).collect()
+    }
+
+    /// One round of pages under a load, everybody once.
+    fn pages(&mut self, load: Load, round: usize) -> io::Result<()> {
+        for subject in self.who("read", load, round) {
+            self.page(subject, load, round)?;
         }
+        Ok(())
+    }
+
+    fn page(&mut self, subject: usize, load: Load, round: usize) -> io::Result<()> {
+        let pool = self.pool(subject, load.size, load.from)?;
+        let server = &self.servers[self.subjects[subject].server];
+        let done = closed(server, &pool, None, load.connections, load.pipeline, self.time())?;
+        self.report.sample(&self.subjects[subject].name, "read", load, pool.bytes(), Sample::new(round, &done));
         Ok(())
     }
 
@@ -205,34 +239,54 @@ impl Bench {
         Duration::from_secs_f64(self.args.seconds)
     }
 
-    /// The ceilings: PING, and an ECHO that moves as many bytes as a page of 20.
-    fn ceilings(&mut self, connections: usize, pipeline: usize) -> io::Result<()> {
-        for subject in 0..self.subjects.len() {
-            if !matches!(self.subjects[subject].layout, Layout::Feed | Layout::Hash) {
-                continue;
-            }
-            let bytes = self.pool(0, 20, From::Uniform)?.bytes();
-            let (mut ping, mut echo) = (Vec::new(), Vec::new());
-            layout::command(&["PING"], &mut ping);
-            // In both directions together as many as the page, with what the protocol adds.
-            let text = "x".repeat(((bytes.0 + bytes.1 - 40.0) / 2.0) as usize);
-            layout::command(&["ECHO", &text], &mut echo);
-            let reply = format!("${}\r\n{text}\r\n", text.len());
-            for (what, request, reply) in [("ping", ping, "+PONG\r\n"), ("echo", echo, &*reply)] {
-                let pool = Pool::of(&request, reply.as_bytes(), POOL);
-                let server = &self.servers[self.subjects[subject].server];
-                let done = closed(server, &pool, None, connections, pipeline, self.time())?;
-                let load = (0, From::Uniform, connections, pipeline);
-                let name = self.subjects[subject].name.split(' ').next().unwrap_or_default().to_owned();
-                self.report.cell(Cell::new(&name, load, what, &done, pool.bytes()));
+    /// A round of what is asked for, ceilings included: our PING, our page, the peers' pages, our ECHO, the packed page.
+    fn base(&mut self, pipeline: usize, round: usize) -> io::Result<()> {
+        let load = Load::base(pipeline);
+        let all = self.who("read", load, round);
+        self.ceiling(0, "ping", load, round)?;
+        self.page(0, load, round)?;
+        for &subject in all.iter().filter(|&&s| !self.subjects[s].layout.is_ours()).collect::<Vec<_>>() {
+            self.page(subject, load, round)?;
+        }
+        self.ceiling(0, "echo", load, round)?;
+        for subject in all {
+            match self.subjects[subject].layout {
+                Layout::Binary | Layout::Stock => self.page(subject, load, round)?,
+                Layout::Hash if round == 0 => {
+                    self.ceiling(subject, "ping", load, round)?;
+                    self.ceiling(subject, "echo", load, round)?;
+                }
+                _ => {}
             }
         }
         Ok(())
     }
 
-    /// One request of ten is a like. Afterwards the counters of posts that were liked are compared.
-    fn mixed(&mut self, connections: usize, pipeline: usize) -> io::Result<()> {
-        for subject in 0..self.subjects.len() {
+    /// PING, or an ECHO that moves as many bytes as a page of 20.
+    fn ceiling(&mut self, subject: usize, what: &'static str, load: Load, round: usize) -> io::Result<()> {
+        let bytes = self.pool(0, 20, From::Uniform)?.bytes();
+        // In both directions together as many as the page, with what the protocol adds.
+        let text = "x".repeat(((bytes.0 + bytes.1 - 40.0) / 2.0) as usize);
+        let mut request = Vec::new();
+        let reply = if what == "ping" {
+            layout::command(&["PING"], &mut request);
+            "+PONG\r\n".to_owned()
+        } else {
+            layout::command(&["ECHO", &text], &mut request);
+            format!("${}\r\n{text}\r\n", text.len())
+        };
+        let pool = Pool::of(&request, reply.as_bytes(), POOL);
+        let Subject { name, server, .. } = &self.subjects[subject];
+        let done = closed(&self.servers[*server], &pool, None, load.connections, load.pipeline, self.time())?;
+        let load = Load { size: 0, ..load };
+        self.report.sample(server_name(name), what, load, pool.bytes(), Sample::new(round, &done));
+        Ok(())
+    }
+
+    /// One request of ten is a like.
+    fn mixed(&mut self, pipeline: usize, round: usize) -> io::Result<()> {
+        let load = Load::base(pipeline);
+        for subject in self.who("90/10", load, round) {
             let (pool, time) = (self.pool(subject, 20, From::Uniform)?, self.time());
             let Subject { name, server, layout } = &self.subjects[subject];
             let (liked, server, layout) = (&mut self.liked[*server], &self.servers[*server], *layout);
@@ -241,10 +295,19 @@ impl Bench {
                 let (viewer, post) = liked.next(data, &mut rng);
                 layout.like(viewer, u64::from(post), out)
             };
-            let done = closed(server, &pool, Some(Likes { next: &mut next }), connections, pipeline, time)?;
-            let load = (20, From::Uniform, connections, pipeline);
-            self.report.cell(Cell::new(name, load, "90/10", &done, pool.bytes()));
-            let (_, checked) = Pool::of_pages(server, layout, (data, liked), &liked.pages(500))?;
+            let likes = Some(Likes { next: &mut next });
+            let done = closed(server, &pool, likes, load.connections, load.pipeline, time)?;
+            self.report.sample(name, "90/10", load, pool.bytes(), Sample::new(round, &done));
+        }
+        Ok(())
+    }
+
+    /// Compares the counters of posts that were liked. Afterwards no page that was checked before is as it was.
+    fn check_likes(&mut self) -> io::Result<()> {
+        self.pools.clear();
+        for Subject { name, server, layout } in &self.subjects {
+            let liked = &self.liked[*server];
+            let (_, checked) = Pool::of_pages(&self.servers[*server], *layout, (&self.data, liked), &liked.pages(500))?;
             // One in 10,000 is expected where a filter decides; where a set does, none.
             let most = if layout.is_ours() { 5 + checked.likes / 2_000 } else { 0 };
             eprintln!("       {name}: {} of {} likes were taken for given", checked.uncounted, checked.likes);
@@ -255,8 +318,6 @@ impl Bench {
                 )));
             }
         }
-        // Their replies show counters of before.
-        self.pools.clear();
         Ok(())
     }
 
@@ -277,14 +338,17 @@ impl Bench {
         Ok(())
     }
 
-    /// Pages per CPU second of one worker and of two, which may use all cores, beside the client: it takes one of them, so what two can do
-    /// is told by their CPU time.
+    /// One core for a server of one worker and its client, and two cores for one of two workers and its client, by turns. The client takes a
+    /// part of what the cores give in both, and as large a one.
     fn scaling(&mut self) -> io::Result<()> {
-        let mut all = CpuSet::new();
-        all.set(SERVER_CORE);
-        all.set(CLIENT_CORE);
-        sched_setaffinity(None, &all)?;
+        let cores = |number: usize| {
+            let mut set = CpuSet::new();
+            [SERVER_CORE, CLIENT_CORE][..number].iter().for_each(|&core| set.set(core));
+            sched_setaffinity(None, &set)
+        };
+        let mut both = Vec::new();
         for workers in [1, 2] {
+            cores(workers)?;
             let more = format!("[server]\nworkers = {workers}\n");
             let server = Server::tidemark(self.args.tidemark.as_deref(), &self.args.dir, "everysec", &more)?;
             let mut client = server.client()?;
@@ -293,8 +357,14 @@ impl Bench {
             let mut rng = fastrand::Rng::with_seed(self.args.seed + 20);
             let pages = self.data.pages(POOL, 20, From::Uniform, &mut rng);
             let (pool, _) = Pool::of_pages(&server, Layout::Feed, (&self.data, &Liked::default()), &pages)?;
-            let done = closed(&server, &pool, None, 8, 8, self.time() * 2)?;
-            self.report.scaling.push((workers, done.per_s(), done.per_cpu_s()));
+            both.push((workers, server, pool));
+        }
+        for round in 0..self.args.rounds {
+            for (workers, server, pool) in &both {
+                cores(*workers)?;
+                let done = closed(server, pool, None, 8, 8, self.time() * 2)?;
+                self.report.scaling(Scaling { workers: *workers, sample: Sample::new(round, &done) });
+            }
         }
         pin(CLIENT_CORE)
     }
@@ -312,46 +382,72 @@ impl Bench {
 
     fn run(&mut self) -> io::Result<()> {
         self.start_all()?;
+        let (rounds, pipelines) = (self.args.rounds, [1, 8, 32]);
+        if self.args.train {
+            return self.train();
+        }
         if !self.args.only.is_empty() {
-            for pipeline in self.args.only.clone() {
-                self.cell((20, From::Uniform, 8, pipeline))?;
+            for round in 0..rounds {
+                for pipeline in self.args.only.clone() {
+                    self.pages(Load::base(pipeline), round)?;
+                }
             }
             return Ok(());
         }
-        for pipeline in [1, 8, 32] {
-            self.ceilings(8, pipeline)?;
-            self.cell((20, From::Uniform, 8, pipeline))?;
-        }
-        if self.args.short {
-            return self.mixed(8, 8);
-        }
-        for pipeline in [1, 8, 32] {
-            self.mixed(8, pipeline)?;
-        }
-        self.latencies()?;
-        self.scaling()?;
-        self.idle()?;
-        self.save()?;
-        for pipeline in [1, 8, 32] {
-            self.cell((20, From::Hot, 8, pipeline))?;
-            for connections in [1, 64] {
-                self.cell((20, From::Uniform, connections, pipeline))?;
+        for round in 0..rounds {
+            for pipeline in pipelines {
+                self.base(pipeline, round)?;
             }
-            for size in [32, 50] {
-                self.cell((size, From::Uniform, 8, pipeline))?;
-            }
+        }
+        if !self.args.short {
             // A run that is cut short leaves what it has.
             self.save()?;
+            self.latencies()?;
+            self.scaling()?;
+            self.idle()?;
+            self.save()?;
+            for pipeline in pipelines {
+                for round in 0..FEW_ROUNDS {
+                    let base = Load::base(pipeline);
+                    for connections in [1, 64] {
+                        self.pages(Load { connections, ..base }, round)?;
+                    }
+                    self.pages(Load { from: From::Hot, ..base }, round)?;
+                    for size in [32, 50] {
+                        self.pages(Load { size, ..base }, round)?;
+                    }
+                }
+                self.save()?;
+            }
         }
-        Ok(())
+        // Last, as they change what pages show.
+        let liking = if self.args.short { &pipelines[1..2] } else { &pipelines[..] };
+        for round in 0..rounds {
+            for &pipeline in liking {
+                self.mixed(pipeline, round)?;
+            }
+        }
+        self.check_likes()
+    }
+
+    fn train(&mut self) -> io::Result<()> {
+        for pipeline in [1, 8, 32] {
+            self.pages(Load::base(pipeline), 0)?;
+            self.mixed(pipeline, 0)?;
+            // Their counters have moved.
+            self.check_likes()?;
+        }
+        // It answers nothing: the connection ends.
+        let _ = self.servers[0].client()?.call(&[b"SHUTDOWN"]);
+        self.servers[0].wait()
     }
 
     /// Writes table and plots, if they are wanted.
     fn save(&self) -> io::Result<()> {
-        let is_whole = !self.args.short && self.args.only.is_empty();
+        let is_whole = !self.args.short && !self.args.train && self.args.only.is_empty();
         if let Some(out) = self.args.out.clone().or(is_whole.then(|| PathBuf::from("docs/performance"))) {
             std::fs::create_dir_all(&out)?;
-            std::fs::write(out.join("feed.md"), self.report.markdown())?;
+            std::fs::write(out.join("feed.md"), table::markdown(&self.report))?;
             plot::all(&self.report, &out)?;
         }
         Ok(())
@@ -362,6 +458,11 @@ fn redis(program: &Path, dir: &Path) -> io::Result<Server> {
     const OPTIONS: &[&str] =
         &["--appendonly", "yes", "--appendfsync", "everysec", "--hash-max-listpack-entries", "512"];
     Server::redis(program, dir, OPTIONS)
+}
+
+/// The server of a subject: what stands before the layout.
+fn server_name(subject: &str) -> &str {
+    subject.split(' ').next().unwrap_or_default()
 }
 
 fn is_error(reply: &redis_protocol::resp2::types::OwnedFrame) -> bool {
@@ -377,6 +478,6 @@ fn main() -> io::Result<()> {
     let (servers, liked, subjects, pools) = Default::default();
     let mut bench = Bench { args, data, servers, liked, subjects, rng, report, pools };
     bench.run()?;
-    println!("{}", bench.report.markdown());
+    println!("{}", table::markdown(&bench.report));
     bench.save()
 }

@@ -1,7 +1,6 @@
 //! Two plots: pages per CPU second by pipeline, and latencies by percentile.
 
-use crate::data::From;
-use crate::report::Report;
+use crate::report::{Load, Report};
 use plotters::prelude::*;
 use std::io;
 use std::path::Path;
@@ -15,12 +14,17 @@ type Line = (String, Vec<(f64, f64)>);
 pub(crate) fn all(report: &Report, folder: &Path) -> io::Result<()> {
     let mut pages: Vec<Line> = Vec::new();
     for cell in &report.cells {
-        let is_base = cell.connections == 8 && (cell.size == 20 || cell.what == "ping") && cell.from == From::Uniform;
-        if !is_base || !matches!(cell.what, "read" | "ping") {
+        let base = Load::base(cell.load.pipeline);
+        let is_base = match cell.what {
+            "read" => cell.load == base,
+            "ping" => cell.load == Load { size: 0, ..base },
+            _ => false,
+        };
+        if !is_base {
             continue;
         }
         let name = if cell.what == "ping" { format!("{} PING", cell.subject) } else { cell.subject.clone() };
-        add(&mut pages, name, (cell.pipeline as f64, cell.per_cpu_s));
+        add(&mut pages, name, (cell.load.pipeline as f64, cell.per_cpu_s()));
     }
     draw(
         &folder.join("pages.svg"),

@@ -1,42 +1,86 @@
-//! What was measured, as tables.
+//! What was measured, round by round, and what it comes to beside what was asked.
 
 use crate::data::From;
 use crate::load::{Latency, Throughput};
 use crate::pool::Checked;
-use std::fmt::Write as _;
+use std::fmt;
+use tidemark_bench::play::median;
+
+/// What is asked for: the size of a page (0: no page), where its posts come from, over how many connections, how many at once.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Load {
+    pub(crate) size: usize,
+    pub(crate) from: From,
+    pub(crate) connections: usize,
+    pub(crate) pipeline: usize,
+}
+
+impl Load {
+    /// The one for which figures are asked: pages of 20 of any posts, 8 connections.
+    pub(crate) fn base(pipeline: usize) -> Load {
+        Load { size: 20, from: From::Uniform, connections: 8, pipeline }
+    }
+}
+
+/// One measurement.
+#[derive(Clone, Copy)]
+pub(crate) struct Sample {
+    round: usize,
+    per_s: f64,
+    per_cpu_s: f64,
+}
+
+impl Sample {
+    pub(crate) fn new(round: usize, done: &Throughput) -> Sample {
+        Sample { round, per_s: done.per_s(), per_cpu_s: done.per_cpu_s() }
+    }
+}
 
 /// One server and layout under one load.
 pub(crate) struct Cell {
     pub(crate) subject: String,
     /// `read`, `90/10`, `ping` or `echo`.
     pub(crate) what: &'static str,
-    pub(crate) size: usize,
-    pub(crate) from: From,
-    pub(crate) connections: usize,
-    pub(crate) pipeline: usize,
-    pub(crate) per_s: f64,
-    pub(crate) per_cpu_s: f64,
+    pub(crate) load: Load,
     pub(crate) bytes: (f64, f64),
+    samples: Vec<Sample>,
 }
 
 impl Cell {
-    pub(crate) fn new(
-        subject: &str,
-        (size, from, connections, pipeline): (usize, From, usize, usize),
-        what: &'static str,
-        done: &Throughput,
-        bytes: (f64, f64),
-    ) -> Cell {
-        let (per_s, per_cpu_s) = (done.per_s(), done.per_cpu_s());
-        Cell { subject: subject.to_owned(), what, size, from, connections, pipeline, per_s, per_cpu_s, bytes }
+    pub(crate) fn per_s(&self) -> f64 {
+        median(self.samples.iter().map(|s| s.per_s).collect())
     }
 
-    fn is_ours(&self) -> bool {
+    pub(crate) fn per_cpu_s(&self) -> f64 {
+        median(self.samples.iter().map(|s| s.per_cpu_s).collect())
+    }
+
+    pub(crate) fn is_ours(&self) -> bool {
         self.subject.starts_with("tidemark")
     }
 
-    fn load(&self) -> (&'static str, usize, bool, usize, usize) {
-        (self.what, self.size, self.from == From::Hot, self.connections, self.pipeline)
+    /// By CPU time beside another one, in the rounds that both were measured in.
+    fn over(&self, other: &Cell) -> Spread {
+        let same = |s: &Sample| Some(s.per_cpu_s / other.samples.iter().find(|o| o.round == s.round)?.per_cpu_s);
+        Spread(self.samples.iter().filter_map(same).collect())
+    }
+}
+
+/// Ratios of several rounds.
+pub(crate) struct Spread(Vec<f64>);
+
+impl Spread {
+    fn median(&self) -> f64 {
+        median(self.0.clone())
+    }
+}
+
+impl fmt::Display for Spread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digits = if self.median() < 3.0 { 2 } else { 1 };
+        let least = self.0.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = self.0.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        write!(f, "**{:.digits$}** ({least:.digits$} to {most:.digits$})", self.median())
     }
 }
 
@@ -57,16 +101,34 @@ pub(crate) struct Latencies {
     pub(crate) latency: Latency,
 }
 
+/// Pages of Tidemark with so many workers and cores.
+pub(crate) struct Scaling {
+    pub(crate) workers: usize,
+    pub(crate) sample: Sample,
+}
+
+/// A line of what is asked, and what was found.
+pub(crate) struct Asked {
+    pub(crate) what: &'static str,
+    pub(crate) at_least: f64,
+    pub(crate) found: Spread,
+}
+
+impl Asked {
+    pub(crate) fn is_reached(&self) -> bool {
+        self.found.median() >= self.at_least
+    }
+}
+
 /// All of a run.
 pub(crate) struct Report {
-    posts: u64,
-    pairs: u64,
+    pub(crate) posts: u64,
+    pub(crate) pairs: u64,
     pub(crate) cells: Vec<Cell>,
-    loaded: Vec<Loaded>,
+    pub(crate) loaded: Vec<Loaded>,
     pub(crate) latencies: Vec<Latencies>,
-    checked: Vec<(String, Checked)>,
-    /// Workers of Tidemark, pages per second, pages per CPU second.
-    pub(crate) scaling: Vec<(usize, f64, f64)>,
+    pub(crate) checked: Vec<(String, Checked)>,
+    pub(crate) scaling: Vec<Scaling>,
     /// Share of a core that Tidemark takes when its clients are silent.
     pub(crate) idle: Option<f64>,
 }
@@ -85,12 +147,15 @@ impl Report {
         }
     }
 
-    pub(crate) fn cell(&mut self, cell: Cell) {
+    pub(crate) fn sample(&mut self, subject: &str, what: &'static str, load: Load, bytes: (f64, f64), sample: Sample) {
         eprintln!(
-            "{:6} {:20} page {:2} {:?} connections {:2} pipeline {:2}: {:9.0}/s {:9.0}/CPU s",
-            cell.what, cell.subject, cell.size, cell.from, cell.connections, cell.pipeline, cell.per_s, cell.per_cpu_s
+            "round {} {what:6} {subject:20} page {:2} {:?} connections {:2} pipeline {:2}: {:9.0}/s {:9.0}/CPU s",
+            sample.round, load.size, load.from, load.connections, load.pipeline, sample.per_s, sample.per_cpu_s
         );
-        self.cells.push(cell);
+        match self.cells.iter_mut().find(|c| c.is(subject, what, load)) {
+            Some(cell) => cell.samples.push(sample),
+            None => self.cells.push(Cell { subject: subject.to_owned(), what, load, bytes, samples: vec![sample] }),
+        }
     }
 
     pub(crate) fn loaded(&mut self, loaded: Loaded) {
@@ -103,6 +168,12 @@ impl Report {
         self.latencies.push(latency);
     }
 
+    pub(crate) fn scaling(&mut self, scaling: Scaling) {
+        let Scaling { workers, sample } = &scaling;
+        eprintln!("round {} {workers} workers: {:9.0}/s {:9.0}/CPU s", sample.round, sample.per_s, sample.per_cpu_s);
+        self.scaling.push(scaling);
+    }
+
     pub(crate) fn checked(&mut self, subject: &str, checked: Checked) {
         match self.checked.iter_mut().find(|(name, _)| name == subject) {
             Some((_, sum)) => {
@@ -113,106 +184,55 @@ impl Report {
         }
     }
 
-    /// The strongest peer under the same load.
-    fn strongest(&self, cell: &Cell) -> Option<&Cell> {
-        let peers = self.cells.iter().filter(|peer| !peer.is_ours() && peer.load() == cell.load());
-        peers.max_by(|a, b| a.per_cpu_s.total_cmp(&b.per_cpu_s))
+    pub(crate) fn find(&self, subject: &str, what: &str, load: Load) -> Option<&Cell> {
+        self.cells.iter().find(|cell| cell.is(subject, what, load))
     }
 
-    fn ceiling(&self, cell: &Cell, what: &str) -> Option<f64> {
+    /// Beside the strongest peer under the same load.
+    pub(crate) fn times(&self, cell: &Cell) -> Option<Spread> {
+        let peers =
+            self.cells.iter().filter(|peer| !peer.is_ours() && (peer.what, peer.load) == (cell.what, cell.load));
+        Some(cell.over(peers.max_by(|a, b| a.per_cpu_s().total_cmp(&b.per_cpu_s()))?))
+    }
+
+    /// Beside the same server's PING or ECHO.
+    pub(crate) fn of_ceiling(&self, cell: &Cell, what: &str) -> Option<Spread> {
         let server = cell.subject.split(' ').next()?;
-        let same = |c: &&Cell| {
-            c.what == what && c.subject == server && (c.connections, c.pipeline) == (cell.connections, cell.pipeline)
-        };
-        Some(cell.per_cpu_s / self.cells.iter().find(same)?.per_cpu_s)
+        Some(cell.over(self.find(server, what, Load { size: 0, from: From::Uniform, ..cell.load })?))
     }
 
-    /// Everything, as Markdown.
-    pub(crate) fn markdown(&self) -> String {
-        let mut out = String::new();
-        // Writing to a String cannot fail.
-        let _ = writeln!(
-            out,
-            "# Feed pages, side by side\n\n{} posts and {} flags; `cargo run --release -p tidemark-bench --bin feed` writes this page.\n",
-            self.posts, self.pairs
-        );
-        let _ = writeln!(
-            out,
-            "Each server on one core, the client on another. `x` compares pages per CPU second with the strongest layout of any peer under the same load; \
-             PING and ECHO are the same server's own, ECHO with as many bytes as a page.\n"
-        );
-        let _ = writeln!(
-            out,
-            "| load | page | posts | connections | pipeline | server, layout | per second | per CPU second | x | of PING | of ECHO | bytes in, out |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
-        );
-        for cell in &self.cells {
-            let percent = |share: Option<f64>| share.map_or(String::new(), |s| format!("{s:.2}"));
-            let (of_ping, of_echo) = match cell.what {
-                "read" => (percent(self.ceiling(cell, "ping")), percent(self.ceiling(cell, "echo"))),
-                _ => Default::default(),
-            };
-            let times = self.strongest(cell).filter(|_| cell.is_ours() && cell.size > 0);
-            let times = times.map_or(String::new(), |peer| format!("**{:.1}**", cell.per_cpu_s / peer.per_cpu_s));
-            let posts = match (cell.size, cell.from) {
-                (0, _) => "",
-                (_, From::Hot) => "hot",
-                (_, From::Uniform) => "uniform",
-            };
-            let _ = writeln!(
-                out,
-                "| {} | {} | {posts} | {} | {} | {} | {:.0} | {:.0} | {times} | {of_ping} | {of_echo} | {:.0}, {:.0} |",
-                cell.what,
-                cell.size,
-                cell.connections,
-                cell.pipeline,
-                cell.subject,
-                cell.per_s,
-                cell.per_cpu_s,
-                cell.bytes.0,
-                cell.bytes.1
-            );
-        }
-        let _ = writeln!(
-            out,
-            "\n## Loading and memory\n\nOver one connection, pipelined; bytes by the server's own `used_memory`.\n\n| server, layout | bytes per post | bytes per flag | posts/s | posts per CPU second | flags per CPU second |\n|---|---|---|---|---|---|"
-        );
-        for l in &self.loaded {
-            let _ = writeln!(
-                out,
-                "| {} | {:.1} | {:.1} | {:.0} | {:.0} | {:.0} |",
-                l.subject, l.bytes_per_post, l.bytes_per_pair, l.posts_per_s, l.posts_per_cpu_s, l.pairs_per_cpu_s
-            );
-        }
-        if !self.latencies.is_empty() {
-            let _ = writeln!(
-                out,
-                "\n## Latency\n\nOpen loop, 8 connections, one page of 20 at a time, microseconds from the moment when the page was due.\n\n| server, layout | most pages/s | at pages/s | p50 | p99 | p99.9 |\n|---|---|---|---|---|---|"
-            );
-        }
-        for Latencies { subject, most, latency: Latency { rate, p50, p99, p999 } } in &self.latencies {
-            let _ = writeln!(out, "| {subject} | {most:.0} | {rate:.0} | {p50:.0} | {p99:.0} | {p999:.0} |");
-        }
-        let _ = writeln!(
-            out,
-            "\n## Answers\n\nEvery counter of every page was equal to the model's, and no flag that was set was missing. Flags shown though not set:\n\n| server, layout | flags compared | shown though not set |\n|---|---|---|"
-        );
-        for (subject, checked) in &self.checked {
-            let _ = writeln!(out, "| {subject} | {} | {} |", checked.flags, checked.false_yes);
-        }
-        if let Some(&(_, _, alone)) = self.scaling.first() {
-            let _ = writeln!(
-                out,
-                "\n## Two cores\n\nBy 8, 8 connections, all cores for everybody, the client on one of them. What the workers could do with a core each is \
-                 their number times what they do in a CPU second.\n\n| workers | pages/s | per CPU second | with a core each, of one |\n|---|---|---|---|"
-            );
-            for &(workers, per_s, per_cpu_s) in &self.scaling {
-                let times = workers as f64 * per_cpu_s / alone;
-                let _ = writeln!(out, "| {workers} | {per_s:.0} | {per_cpu_s:.0} | {times:.2} |");
-            }
-        }
-        if let Some(idle) = self.idle {
-            let _ = writeln!(out, "\nIdle, 100 connections: {:.2} % of a core.", idle * 100.0);
-        }
-        out
+    /// Two workers on two cores beside one on one, round by round: by the clock, and by CPU time if each has all of a core.
+    pub(crate) fn two_cores(&self) -> Option<(Spread, Spread)> {
+        let of = |workers| self.scaling.iter().filter(move |s| s.workers == workers).map(|s| s.sample);
+        let rounds: Vec<(Sample, Sample)> = of(1).zip(of(2)).collect();
+        let by = |value: fn(&Sample) -> f64, times: f64| {
+            Spread(rounds.iter().map(|(one, two)| times * value(two) / value(one)).collect())
+        };
+        (!rounds.is_empty()).then(|| (by(|s| s.per_s, 1.0), by(|s| s.per_cpu_s, 2.0)))
+    }
+
+    /// What is asked of the server, as far as it was measured.
+    pub(crate) fn asked(&self) -> Vec<Asked> {
+        let feed = |what, pipeline| self.find("tidemark feed", what, Load::base(pipeline));
+        let lines = [
+            ("unpipelined, of PING", 0.75, feed("read", 1).and_then(|cell| self.of_ceiling(cell, "ping"))),
+            (
+                "unpipelined, of an ECHO of its bytes",
+                0.9,
+                feed("read", 1).and_then(|cell| self.of_ceiling(cell, "echo")),
+            ),
+            ("by 8, times the strongest peer", 10.0, feed("read", 8).and_then(|cell| self.times(cell))),
+            ("by 32, times the strongest peer", 14.0, feed("read", 32).and_then(|cell| self.times(cell))),
+            ("90/10 by 8, times the strongest peer", 8.0, feed("90/10", 8).and_then(|cell| self.times(cell))),
+            ("two cores, times one, by CPU time", 1.8, self.two_cores().map(|(_, cpu)| cpu)),
+        ];
+        let line = |(what, at_least, found): (_, _, Option<Spread>)| Some(Asked { what, at_least, found: found? });
+        lines.into_iter().filter_map(line).collect()
+    }
+}
+
+impl Cell {
+    fn is(&self, subject: &str, what: &str, load: Load) -> bool {
+        self.subject == subject && self.what == what && self.load == load
     }
 }
