@@ -37,9 +37,17 @@ pub(crate) struct Spot {
     lines: [usize; 2],
 }
 
+impl Spot {
+    /// First word of a line.
+    #[inline(always)]
+    fn line(&self, side: usize) -> usize {
+        self.page.wrapping_add(self.lines[side])
+    }
+}
+
 /// What the bits of a pair in one of its lines are drawn from; the same in every filter.
 #[inline(always)]
-fn draws(pair: &Pair, side: usize) -> u64 {
+pub(crate) fn draws(pair: &Pair, side: usize) -> u64 {
     mix(if side == 0 { pair.high ^ pair.low } else { pair.high.wrapping_add(pair.low.rotate_left(32)) })
 }
 
@@ -99,16 +107,27 @@ impl Filter {
         Spot { page: self.page(pair), ..*spot }
     }
 
+    /// First word of the first line of `pair` here: all of its spot that is needed for most pairs that are not set.
+    #[inline(always)]
+    pub(crate) fn first_line(&self, pair: &Pair) -> usize {
+        self.page(pair).wrapping_add(pair.low as usize % LINES * LINE_WORDS)
+    }
+
     /// Hints that one line of `spot` will be asked for or set soon.
     #[inline(always)]
     pub(crate) fn prefetch(&self, spot: &Spot, side: usize) {
-        self.words.prefetch(spot.page.wrapping_add(spot.lines[side]));
+        self.prefetch_line(spot.line(side));
+    }
+
+    /// The same for the line that begins with word `first`.
+    #[inline(always)]
+    pub(crate) fn prefetch_line(&self, first: usize) {
+        self.words.prefetch(first);
     }
 
     #[inline(always)]
-    fn line(&self, spot: &Spot, side: usize) -> &[AtomicU64; LINE_WORDS] {
-        let start = spot.page.wrapping_add(spot.lines[side]);
-        self.words.get(start..).and_then(<[AtomicU64]>::first_chunk).expect("a line of eight words")
+    fn line(&self, first: usize) -> &[AtomicU64; LINE_WORDS] {
+        self.words.get(first..).and_then(<[AtomicU64]>::first_chunk).expect("a line of eight words")
     }
 
     /// Whether all bits of the pair at `spot` are set.
@@ -120,21 +139,27 @@ impl Filter {
     /// What the first line alone says: no, to 99 of 100 pairs that are not set.
     #[inline(always)]
     pub(crate) fn may_contain(&self, pair: &Pair, spot: &Spot) -> bool {
-        self.has_draws(spot, 0, draws(pair, 0))
+        self.may_contain_in(spot.line(0), draws(pair, 0))
+    }
+
+    /// The same for a pair of which the [first line](Filter::first_line) and its [draws](draws) are at hand.
+    #[inline(always)]
+    pub(crate) fn may_contain_in(&self, first: usize, draws: u64) -> bool {
+        self.has_draws(self.line(first), draws)
     }
 
     /// The rest of the check, for pairs that [`Filter::may_contain`].
     #[inline]
     pub(crate) fn does_contain(&self, pair: &Pair, spot: &Spot) -> bool {
         let sides = [draws(pair, 0), draws(pair, 1)];
-        self.has_draws(spot, 1, sides[1]) && (0..2).all(|side| self.has_repeats(spot, side, sides[side]))
+        self.has_draws(self.line(spot.line(1)), sides[1])
+            && (0..2).all(|side| self.has_repeats(spot, side, sides[side]))
     }
 
     /// Whether the bits of the first draws are set, all looked at: to stop at the first zero is a jump that no processor can foresee, and
     /// that costs more than five loads from a line at hand.
     #[inline(always)]
-    fn has_draws(&self, spot: &Spot, side: usize, draws: u64) -> bool {
-        let line = self.line(spot, side);
+    fn has_draws(&self, line: &[AtomicU64; LINE_WORDS], draws: u64) -> bool {
         // The usual numbers without a loop.
         match self.sizing.bits {
             6 => all_set::<6>(line, draws),
@@ -157,14 +182,14 @@ impl Filter {
         }
         low.count_ones().max(high.count_ones()) as usize == self.sizing.bits || {
             let mask = pattern(draws, self.sizing.bits);
-            self.line(spot, side).iter().zip(mask).all(|(word, mask)| word.load(Relaxed) & mask == mask)
+            self.line(spot.line(side)).iter().zip(mask).all(|(word, mask)| word.load(Relaxed) & mask == mask)
         }
     }
 
     /// Sets the bits of the pair at `spot`.
     pub(crate) fn set(&self, pair: &Pair, spot: &Spot) {
         for side in 0..2 {
-            let line = self.line(spot, side);
+            let line = self.line(spot.line(side));
             let mask = pattern(draws(pair, side), self.sizing.bits);
             for (word, mask) in line.iter().zip(mask) {
                 // Most are set already: a load costs a tenth of an atomic or, and keeps the line shared.

@@ -7,10 +7,11 @@
 //! looks. The fetches overlap, and a check costs what two of them cost in a row of many, not the wait for one. Whoever has other
 //! memory to wait for does so between the two.
 //!
-//! The second pass goes filter by filter, in bits: which of the pairs are to be looked at, which the first line leaves open, which the whole
-//! filter, so that no jump depends on what is found for one pair.
+//! The second pass goes filter by filter, in bits: what the first line says of all pairs, which of those that it leaves open the whole
+//! filter has, so that no jump depends on what is found for one pair. Whether a pair is to be looked at is no jump either: its line has been
+//! fetched, so it is looked at, and the answer is left out.
 
-use crate::filter::Spot;
+use crate::filter::draws;
 use crate::hash::{Member, Pair};
 use crate::options::Answer;
 use crate::space::Space;
@@ -26,8 +27,12 @@ pub const BATCH: usize = 32;
 #[derive(Default)]
 pub struct Asked {
     tables: Option<Loaded<Arc<Table>>>,
+    /// How many they are.
+    number: usize,
     pairs: [Pair; BATCH],
-    spots: [Spot; BATCH],
+    /// Where the first line of each is in the first filter of its table, and what its bits there are drawn from.
+    lines: [usize; BATCH],
+    draws: [u64; BATCH],
     /// Indexes of their tables.
     at: [u32; BATCH],
     /// In bits: those that are set, as they are held aside; those below the horizon; those to be looked up; of these, those whose table has more
@@ -104,51 +109,50 @@ impl Space {
     pub fn ask(&self, member: &Member, ids: &[u64], asked: &mut Asked) {
         assert!(ids.len() <= BATCH, "{} ids at once", ids.len());
         let member = self.seed.ready(member);
-        (asked.aside, asked.unknown, asked.open, asked.chained) = (0, 0, 0, 0);
-        for (pair, &id) in asked.pairs.iter_mut().zip(ids) {
-            *pair = self.seed.pair(id, member);
-        }
+        (asked.number, asked.aside) = (ids.len(), 0);
         if !self.aside.is_empty() {
-            let pairs = asked.pairs[..ids.len()].iter().enumerate();
-            asked.aside = pairs.fold(0, |bits, (i, pair)| bits | u32::from(self.is_aside(pair)) << i);
+            let are_aside = ids.iter().map(|&id| self.is_aside(&self.seed.pair(id, member)));
+            asked.aside = are_aside.enumerate().fold(0, |bits, (i, is_aside)| bits | u32::from(is_aside) << i);
         }
         // After the aside: see the top of the file.
         let tables = asked.tables.insert(self.ring.load());
+        let (mut unknown, mut chained) = (0u32, 0u32);
         for (i, &id) in ids.iter().enumerate() {
-            let Some(at) = tables.index_of(id) else {
-                asked.unknown |= 1 << i;
-                continue;
-            };
-            let (table, pair): (&Table, _) = (tables.entries()[at].table(), &asked.pairs[i]);
-            asked.at[i] = at as u32;
-            asked.spots[i] = table.first_filter().spot(pair);
-            table.prefetch_for_no(pair, &asked.spots[i]);
-            asked.open |= 1 << i;
-            asked.chained |= u32::from(table.is_chained()) << i;
+            let pair = self.seed.pair(id, member);
+            let index = tables.index_of(id);
+            // Below the horizon anything may be looked at.
+            let at = index.unwrap_or_default();
+            let table: &Table = tables.entries()[at].table();
+            let filter = table.first_filter();
+            let line = filter.first_line(&pair);
+            filter.prefetch_line(line);
+            unknown |= u32::from(index.is_none()) << i;
+            if table.is_chained() {
+                chained |= 1 << i;
+                table.prefetch_for_no(&pair, &filter.spot(&pair));
+            }
+            (asked.at[i], asked.lines[i], asked.draws[i]) = (at as u32, line, draws(&pair, 0));
+            asked.pairs[i] = pair;
         }
-        asked.open &= !asked.aside;
+        let all = u32::MAX.checked_shr((BATCH - ids.len()) as u32).unwrap_or(0);
+        (asked.unknown, asked.chained, asked.open) = (unknown, chained, all & !unknown & !asked.aside);
     }
 
     /// The second pass: the answers for the ids that were asked for. Those whose bit in `wanted` is not set are not looked up, but answered
     /// with no, or with unknown below the horizon: for flags of which it is known that nobody has set them.
     pub fn answer(&self, asked: &mut Asked, wanted: u32) -> Answers {
         let Some(tables) = asked.tables.take() else { return Answers::default() };
-        let Asked { pairs, spots, at, .. } = &*asked;
+        let Asked { pairs, lines, draws, at, .. } = &*asked;
         let table = |i: usize| -> &Table { tables.entries()[at[i] as usize].table() };
         let open = asked.open & wanted;
-        // Neighbours in a page are mostly neighbours in a table.
-        let (mut last, mut filter) = (u32::MAX, tables.newest().table().first_filter());
-        let maybe = ones(open).fold(0, |bits, i| {
-            if at[i] != last {
-                (last, filter) = (at[i], table(i).first_filter());
-            }
-            bits | u32::from(filter.may_contain(&pairs[i], &spots[i])) << i
-        });
-        ones(maybe).for_each(|i| table(i).first_filter().prefetch(&spots[i], 1));
+        let may = |i: usize| table(i).first_filter().may_contain_in(lines[i], draws[i]);
+        let maybe = open & (0..asked.number.min(BATCH)).fold(0, |bits, i| bits | u32::from(may(i)) << i);
+        let spot = |i: usize| table(i).first_filter().spot(&pairs[i]);
+        ones(maybe).for_each(|i| table(i).first_filter().prefetch(&spot(i), 1));
         let mut found = ones(maybe)
-            .fold(0, |bits, i| bits | u32::from(table(i).first_filter().does_contain(&pairs[i], &spots[i])) << i);
+            .fold(0, |bits, i| bits | u32::from(table(i).first_filter().does_contain(&pairs[i], &spot(i))) << i);
         for i in ones(open & !found & asked.chained) {
-            found |= u32::from(table(i).more_contain(&pairs[i], &spots[i])) << i;
+            found |= u32::from(table(i).more_contain(&pairs[i], &spot(i))) << i;
         }
         let mut yes = asked.aside & wanted;
         for i in ones(found) {
