@@ -4,7 +4,7 @@ use super::{Call, Outcome, Refusal, Scratch, Spec, flag, id, refuse};
 use crate::commands::Printable;
 use crate::engines::{Action, View};
 use crate::resp::IntRow;
-use phantom::{Answer, Change, Member};
+use phantom::{Answer, BATCH, Change, Member};
 
 pub(super) const TABLE: &[Spec] = &[
     Spec {
@@ -131,15 +131,22 @@ fn write_rows(call: &mut Call<'_>, view: &View, refused: &[(usize, Refusal)]) {
     let rows = ids.len() + usize::from(refused.last().is_some_and(|&(at, _)| at == ids.len()));
     let write = |index: usize, row: &mut IntRow<'_>| {
         match page.counters_of(index) {
+            // So many are usual, and take a third fewer instructions without a loop.
+            Some(&[a, b, c, d]) => {
+                row.int(a);
+                row.int(b);
+                row.int(c);
+                row.int(d);
+            }
             Some(counters) => counters.iter().for_each(|&value| row.int(value)),
             None => (0..page.counters()).for_each(|column| row.int(page.counter(index, column))),
         }
-        for answer in page.flags_of(index) {
-            row.flag(match answer {
-                Answer::Yes => Some(true),
-                Answer::No => Some(false),
-                Answer::Unknown => None,
-            });
+        match page.answers_of(index) {
+            [first, second] if (first.unknown | second.unknown) == 0 => {
+                let at = index % BATCH;
+                row.two_flags(first.yes >> at & 1 != 0, second.yes >> at & 1 != 0);
+            }
+            flags => flags.iter().for_each(|answers| row.flag(known(answers.at(index)))),
         }
     };
     call.reply.int_rows(rows, page.counters() + view.flags(), page.bits(), write, |row| {
@@ -149,6 +156,14 @@ fn write_rows(call: &mut Call<'_>, view: &View, refused: &[(usize, Refusal)]) {
         let at = refused.binary_search_by_key(&row, |(at, _)| *at).ok()?;
         Some(refused[at].1.text())
     });
+}
+
+fn known(answer: Answer) -> Option<bool> {
+    match answer {
+        Answer::Yes => Some(true),
+        Answer::No => Some(false),
+        Answer::Unknown => None,
+    }
 }
 
 fn write_packed(call: &mut Call<'_>, view: &View) {

@@ -55,18 +55,24 @@ impl ExistenceSpace {
         &self.loose
     }
 
-    /// The ids, in bits, at which a flag may be set by their counters. To be asked after these were read.
+    /// The ids, in bits, at which a flag may be set by their counters: by the one at `field` of each row. To be asked after these were read.
     #[inline]
-    pub(super) fn not_disproved(&self, ids: &[u64], counters: impl Iterator<Item = i64>) -> u32 {
-        let zeros =
-            (0u32..).zip(ids.iter().zip(counters)).map(|(i, (_, counter))| u32::from(counter == 0).wrapping_shl(i));
-        let zero = zeros.fold(0, |bits, bit| bits | bit);
+    pub(super) fn not_disproved<'r>(&self, ids: &[u64], rows: impl Iterator<Item = &'r [i64]>, field: usize) -> u32 {
+        let (mut zero, mut bit) = (0u32, 1u32);
+        for row in rows.take(ids.len()) {
+            zero |= if row.get(field) == Some(&0) { bit } else { 0 };
+            bit = bit.wrapping_shl(1);
+        }
         if zero == 0 {
             return u32::MAX;
         }
-        let loose = self.loose.read(&self.space);
-        let at_zero = ids.iter().enumerate().filter(|(i, _)| zero >> i & 1 == 1);
-        at_zero.fold(!zero, |bits, (i, &id)| bits | u32::from(loose.holds(id)) << i)
+        let (loose, mut wanted) = (self.loose.read(&self.space), !zero);
+        while zero != 0 && !loose.is_empty() {
+            let i = zero.trailing_zeros();
+            zero &= zero - 1;
+            wanted |= u32::from(ids.get(i as usize).is_some_and(|&id| loose.holds(id))) << i;
+        }
+        wanted
     }
 
     /// Makes an id loose, and the log know it with the rest of the turn.

@@ -230,6 +230,12 @@ pub struct LooseIds {
 }
 
 impl LooseIds {
+    /// Whether it holds no id at all.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.table.is_none() && self.now.through.is_none() && self.now.slots.is_empty()
+    }
+
     /// Whether a counter of 0 proves nothing at this id.
     #[inline]
     pub fn holds(&self, id: u64) -> bool {

@@ -98,11 +98,17 @@ impl Page {
         self.rows.iter().fold(0, |bits, &value| bits | value as u64)
     }
 
+    /// The answers in which the flags of the id at position `index` are, at that position, modulo [`BATCH`].
+    #[inline(always)]
+    pub fn answers_of(&self, index: usize) -> &[Answers] {
+        let first = index / BATCH * self.flags;
+        &self.answers[first..first + self.flags]
+    }
+
     /// All flags of the id at position `index`.
     #[inline(always)]
     pub fn flags_of(&self, index: usize) -> impl Iterator<Item = Answer> {
-        let first = index / BATCH * self.flags;
-        self.answers[first..first + self.flags].iter().map(move |answers| answers.at(index))
+        self.answers_of(index).iter().map(move |answers| answers.at(index))
     }
 
     /// Flag `flag` of the id at position `index`.
@@ -156,7 +162,7 @@ impl Engines {
                     let (start, width) = sources[gate.source];
                     let rows = rows[start + at * BATCH * width..].chunks_exact(width.max(1));
                     // A row that could not be read is 0 here, and proves nothing.
-                    space.not_disproved(ids, rows.map(|row| row[gate.field])) | cold::failed_among(ids)
+                    space.not_disproved(ids, rows, gate.field) | cold::failed_among(ids)
                 });
                 answers.push(space.answer(asked, wanted));
             }

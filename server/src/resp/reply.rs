@@ -110,6 +110,7 @@ impl<'a> Reply<'a> {
     ) {
         self.array(rows);
         let null = if self.protocol == Protocol::Resp3 { (b"_\r\n\0\0", 3) } else { (b"$-1\r\n", 5) };
+        let head = SMALL.get(width).map_or(0, |word| word ^ u64::from(b':' ^ b'*'));
         // Memory is cleared for what may come, so that is not taken for much more than will.
         let room = MAX_HEADER + width * if bits >> 19 == 0 { MAX_SMALL_INT } else { MAX_INT };
         let mut row = 0;
@@ -117,7 +118,7 @@ impl<'a> Reply<'a> {
             let start = self.out.len();
             let together = (ROWS_BYTES / room).clamp(1, rows - row);
             self.out.resize(start + together * room + 8, 0);
-            let mut writer = IntRow { out: &mut self.out[start..], at: 0, null };
+            let mut writer = IntRow { out: &mut self.out[start..], at: 0, null, head };
             let mut refusal = None;
             for _ in 0..together {
                 refusal = refused(row);
@@ -283,6 +284,8 @@ pub struct IntRow<'a> {
     at: usize,
     /// A null, and its length.
     null: (&'static [u8; 5], usize),
+    /// The row's header as [`SMALL`] has integers; 0 if it is longer.
+    head: u64,
 }
 
 impl IntRow<'_> {
@@ -310,12 +313,25 @@ impl IntRow<'_> {
         }
     }
 
+    /// Two flags that are known, as one word.
+    #[inline(always)]
+    pub fn two_flags(&mut self, first: bool, second: bool) {
+        let both = u64::from_le_bytes(*b":0\r\n:0\r\n") + (u64::from(first) << 8) + (u64::from(second) << 40);
+        put(self.out, self.at, both);
+        self.at = self.at.wrapping_add(8);
+    }
+
     /// What an integer says, with another marker.
     #[inline(always)]
     fn header(&mut self, width: usize) {
         let start = self.at;
-        self.int(width as i64);
-        self.out[start] = b'*';
+        if self.head != 0 {
+            put(self.out, start, self.head);
+            self.at = start.wrapping_add((self.head >> 56) as usize);
+        } else {
+            self.int(width as i64);
+            self.out[start] = b'*';
+        }
     }
 }
 
@@ -506,15 +522,17 @@ mod tests {
             assert_eq!(
                 written(Protocol::Resp2, |r| r.int_rows(
                     1,
-                    4,
+                    8,
                     value as u64,
                     |_, row| {
                         row.int(value);
                         [None, Some(true), Some(false)].into_iter().for_each(|flag| row.flag(flag));
+                        row.two_flags(false, true);
+                        row.two_flags(true, false);
                     },
                     |_| None
                 )),
-                format!("*1\r\n*4\r\n:{value}\r\n$-1\r\n:1\r\n:0\r\n")
+                format!("*1\r\n*8\r\n:{value}\r\n$-1\r\n:1\r\n:0\r\n:0\r\n:1\r\n:1\r\n:0\r\n")
             );
             let mut out = Vec::new();
             decimal(value, &mut out);

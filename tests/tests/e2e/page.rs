@@ -2,7 +2,7 @@
 
 use redis::{RedisResult, Value, cmd};
 use std::sync::Barrier;
-use tidemark_tests::TestServer;
+use tidemark_tests::{TestServer, request};
 
 /// One id's row of a page: four counters and two flags.
 type Row = (i64, i64, i64, i64, Option<i64>, Option<i64>);
@@ -193,4 +193,48 @@ fn the_order_of_loading_does_not_matter() {
             }
         }
     }
+}
+
+/// A request for the pipelines below: pages of all kinds mostly, likes between them, and what is refused.
+fn any_request(rng: &mut fastrand::Rng) -> Vec<u8> {
+    let most = if rng.u8(..10) == 0 { 80 } else { 8 };
+    let number = rng.usize(1..most);
+    let ids: Vec<String> = (0..number).map(|_| rng.u64(1..30).to_string()).collect();
+    let mut ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    let (viewer, action) = (["7", "8", "somebody"][rng.usize(..3)], ["like", "read"][rng.usize(..2)]);
+    let anywhere = rng.usize(..=ids.len());
+    match rng.u8(..100) {
+        0..45 => {}
+        45..55 => ids.push("BINARY"),
+        55..60 => ids.insert(anywhere, "binary"),
+        60..70 => drop(ids.splice(anywhere..anywhere, ["MARK", action])),
+        70..75 => ids.insert(anywhere, ["x", "MARK", "01"][rng.usize(..3)]),
+        75..90 => {
+            let verb = ["FEED.ACT", "FEED.ACT", "FEED.UNDO"][rng.usize(..3)];
+            return request(&[&[verb, action, viewer], &ids[..]].concat());
+        }
+        90..92 => return request(&["FEED.GET", "nope", viewer, "1"]),
+        92..94 => return request(&["FEED.GET", "home", viewer]),
+        94..96 => return request(&["CLIENT", "REPLY", "SKIP"]),
+        96..98 => return request(&["MULTI"]),
+        _ => return request(&["EXEC"]),
+    }
+    request(&[&["FEED.GET", "home", viewer], &ids[..]].concat())
+}
+
+/// Requests of a turn are scanned, and partly looked at, before the first of them is executed. Nothing of that may be seen.
+#[test]
+fn a_pipeline_of_pages_is_answered_as_one_by_one() {
+    let servers = [TestServer::start(), TestServer::start()];
+    let [mut at_once, mut one_by_one] = servers.each_ref().map(|server| server.server().local().unwrap());
+    let mut rng = fastrand::Rng::with_seed(9);
+    for round in 0..500 {
+        let requests: Vec<Vec<u8>> = (0..rng.usize(2..40)).map(|_| any_request(&mut rng)).collect();
+        let together = at_once.turn(&requests.concat()).to_vec();
+        let apart: Vec<u8> = requests.iter().flat_map(|request| one_by_one.turn(request).to_vec()).collect();
+        let shown = String::from_utf8_lossy(&requests.concat()).into_owned();
+        assert!(together == apart, "round {round}: {shown}");
+    }
+    drop((at_once, one_by_one));
+    servers.map(TestServer::stop);
 }
