@@ -99,6 +99,16 @@ fn now_ns() -> f64 {
     now.tv_sec as f64 * 1e9 + now.tv_nsec as f64
 }
 
+/// Anonymous memory of this process, and how much of it lies in huge pages, in MB.
+fn memory_mb() -> (u64, u64) {
+    let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
+    let kib = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or_default()
+    };
+    (kib("Anonymous:") * 1024 / 1_000_000, kib("AnonHugePages:") * 1024 / 1_000_000)
+}
+
 /// Median over the rounds of nanoseconds per page. New pages each time, so that what is in the caches of the data is by chance.
 fn measure(args: &Args, rng: &mut fastrand::Rng, mut block: impl FnMut(&[Asked])) -> f64 {
     let blocks = args.pages.div_ceil(BLOCK);
@@ -179,6 +189,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             args.pairs,
             (liked.memory_bytes() + read.memory_bytes()) / 1000
         );
+        for flags in [liked, read] {
+            // Ids are spread evenly.
+            let (first, last) = (post(0), post(args.posts));
+            let weighed = |table: &phantom::TableStats| {
+                let ids = table.last.min(last).saturating_sub(table.low.max(first));
+                ids as f64 / (last - first) as f64 * (1 + table.extensions) as f64
+            };
+            let tables = flags.tables_probed(0);
+            let filters: f64 = tables.iter().map(weighed).sum();
+            println!("{} tables of flags; a pair is looked for in {filters:.2} filters in the mean", tables.len());
+        }
+        let (all, huge) = memory_mb();
+        println!("{all} MB of memory in all, {huge} of them in huge pages");
     }
     let mut local = server.local().ok_or("no client")?;
     let engines = server.engines();
