@@ -236,5 +236,5 @@ fn a_pipeline_of_pages_is_answered_as_one_by_one() {
         assert!(together == apart, "round {round}: {shown}");
     }
     drop((at_once, one_by_one));
-    servers.map(TestServer::stop);
+    servers.into_iter().for_each(TestServer::stop);
 }
