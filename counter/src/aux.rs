@@ -331,6 +331,14 @@ mod tests {
             assert_eq!(aux.size().0, model.len() as u64);
             assert_eq!(aux.has_outside(), model.keys().any(|k| k.1 == 2));
             assert_eq!(aux.size().1, budget.used(), "every byte is counted, seed {seed}");
+            for (position, field) in model.into_keys() {
+                let mut shard = aux.lock(position << 32);
+                shard.remove(position, field, field == 2);
+                shard.settle();
+            }
+            let (entries, bytes) = aux.size();
+            let least = aux.shards.len() * 4 * LEAST_WORDS * 8;
+            assert!(entries == 0 && bytes <= least as u64, "what is gone takes nothing, seed {seed}: {bytes}");
         }
     }
 

@@ -85,12 +85,15 @@ impl<'a> Way<'a> {
         if head.is_past(main.layout.remainder(self.tag)) { Looked::Past } else { Looked::Absent }
     }
 
-    /// Goes on to the next bucket; whether there is one.
+    /// Goes on to the next bucket; whether there is one. Asks for the one after that, too: where it will lead is known, and a third wait for
+    /// memory would be one more for the whole batch, though one row in eighty goes there.
     #[inline(always)]
     fn go_on(&mut self) -> bool {
         let main = self.main();
-        self.index = main.keys.next(self.index, main.keys.step(main.layout.remainder(self.tag)));
+        let step = main.keys.step(main.layout.remainder(self.tag));
+        self.index = main.keys.next(self.index, step);
         main.prefetch(self.index);
+        main.prefetch(main.keys.next(self.index, step));
         self.tag = self.tag.wrapping_add(main.layout.probe_one);
         self.tag < main.layout.tag(0, PROBES)
     }
@@ -132,10 +135,12 @@ impl Read<'_> {
         let all = bit.wrapping_sub(1);
         let (mut hits, mut unsure) = (0, all & !looking);
         // In two parts: the rows of the first are taken while the lines of the second are on their way.
-        let early = all >> (ids.len() / 2);
+        let mut early = all >> (ids.len() / 2);
         while looking != 0 {
             let parts = [looking & early, looking & !early];
             looking = 0;
+            // Those that go on are few.
+            early = all;
             for part in parts {
                 let (mut candidates, mut past, mut close) = (0u32, 0u32, 0u32);
                 for i in members(part) {

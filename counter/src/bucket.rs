@@ -77,6 +77,12 @@ fn equal_bytes<const N: usize>(words: &[AtomicU64; N], byte: u8) -> u64 {
     rolling::equal_bytes(std::array::from_fn::<u64, N, _>(|i| words[i].load(Relaxed)), byte)
 }
 
+/// The same for a whole line. Apart, so that what both have in common stays in registers where it is not called.
+#[inline(never)]
+fn equal_in_line(words: &[AtomicU64], byte: u8) -> u64 {
+    words.first_chunk::<8>().map_or(0, |words| equal_bytes(words, byte))
+}
+
 /// Fills `out` with the fields of the row with this tag, if it is in the first of these matches, else with zeros. Without a branch that depends
 /// on data, and without waiting for a writer: what the one slot, taken as a word, does not settle is unsure. For layouts that have all first
 /// bytes in one line.
@@ -204,9 +210,9 @@ impl<'a> Bucket<'a> {
     pub(crate) fn matches(self, byte: u8, line: usize) -> Matches {
         let words = &self.words[8 * line..];
         // A loop over as many words as needed costs more than looking at some in vain: unless the slots are many, four will do.
-        let equal = match words.first_chunk::<8>() {
-            Some(words) if self.layout.byte_words > 4 => equal_bytes(words, byte),
-            _ => words.first_chunk::<4>().map_or(0, |words| equal_bytes(words, byte)),
+        let equal = match words.first_chunk::<4>() {
+            Some(words) if self.layout.byte_words <= 4 => equal_bytes(words, byte),
+            _ => equal_in_line(words, byte),
         };
         Matches(equal & self.layout.lanes[line])
     }

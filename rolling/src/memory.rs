@@ -46,23 +46,21 @@ impl Words {
         self.len * 8
     }
 
-    /// Hints that the cache line holding word `index` will be read soon. An index out of bounds is ignored.
+    /// Hints that the cache line holding word `index` will be read soon. An index out of bounds does no harm.
     #[inline(always)]
     pub fn prefetch(&self, index: usize) {
         self.prefetch_lines::<1>(index);
     }
 
-    /// The same for so many cache lines, from the one of word `index` on. If not all of them are within bounds it is ignored.
+    /// The same for so many cache lines, from the one of word `index` on.
     #[inline(always)]
     pub fn prefetch_lines<const LINES: usize>(&self, index: usize) {
         #[cfg(target_arch = "x86_64")]
-        if index < self.len && index.wrapping_add(8 * (LINES - 1)) < self.len {
-            // SAFETY: a hint that dereferences nothing, and the addresses lie within the map.
-            unsafe {
-                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-                let first = self.map.as_ptr().add(index.wrapping_mul(8));
-                (0..LINES).for_each(|line| _mm_prefetch::<_MM_HINT_T0>(first.add(line * 64).cast()));
-            }
+        for line in 0..LINES {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let address = self.map.as_ptr().wrapping_add(index.wrapping_mul(8).wrapping_add(64 * line));
+            // SAFETY: a hint: it reads nothing, and raises no fault whatever the address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _ = index;
