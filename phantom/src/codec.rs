@@ -17,7 +17,7 @@
 //!
 //!   head         0     8  magic "TMPHEAD" 01
 //!                8     8  fingerprint of the seed
-//!               16     8  1 if the frontier is known, else 0
+//!               16     8  1 if the frontier is known, else 0; plus 2 if the log tells how it moves on (0.1.0 did not at first)
 //!               24     8  frontier                   32  8  its window
 //!               40        pairs aside: id 8, hash 16     then 8  XXH3-64 of all before
 //! ```
@@ -29,9 +29,10 @@
 //! **D4** counts are held against the bits themselves. It can be fed in pieces of any size, and with its checksums switched off it
 //! must still do no more harm than refuse, or hold other bits than were meant.
 
+use crate::block::{BLOCK_WORDS, block_of};
+use crate::fill::Fill;
 use crate::filter::Filter;
 use crate::hash::{Pair, Seed, mix};
-use crate::merge::block_of;
 use crate::options::Options;
 use crate::sizing::{PAGE_WORDS, RATES, uncertainty};
 use crate::space::Space;
@@ -45,7 +46,6 @@ const TABLE_MAGIC: &[u8; 8] = b"TMPHTAB\x01";
 const HEAD_MAGIC: &[u8; 8] = b"TMPHEAD\x01";
 const CHECK: usize = 8;
 const HEADER: usize = 64 + 8 * LINKS;
-pub(crate) const BLOCK_WORDS: usize = 64 * 1024 / 8;
 const BLOCK_HASHES: usize = 4096;
 const HEAD_FIXED: usize = 40;
 const ASIDE_PAIR: usize = 24;
@@ -380,7 +380,10 @@ impl TableDecoder {
                 return Err(DecodeError::Overfull { filter: i });
             }
             let pairs = claimed[i].clamp(counted.saturating_sub(slack), counted + slack);
-            links.push(Link::new(filter, pairs));
+            // Where they lie so unevenly that no chance explains it, they leave less room than their number says (`fill`).
+            let weighed = Fill::of(&filter).pairs();
+            let weighed = if weighed > counted + slack { weighed } else { 0 };
+            links.push(Link::uneven(filter, pairs, weighed));
         }
         let first = links.remove(0);
         let table = Table::from_links(rate, first, links, early);
@@ -403,7 +406,7 @@ impl Space {
         let (frontier, seed) = (&self.frontier, self.seed);
         let high = frontier.high();
         let mut bytes = HEAD_MAGIC.to_vec();
-        for field in [seed.fingerprint(), u64::from(high.is_some()), high.unwrap_or(0), frontier.window()] {
+        for field in [seed.fingerprint(), u64::from(high.is_some()) | 2, high.unwrap_or(0), frontier.window()] {
             bytes.extend_from_slice(&field.to_le_bytes());
         }
         self.for_each_aside(|pair| {
@@ -421,7 +424,8 @@ impl Space {
         Ok(true)
     }
 
-    /// A space as it was when [`Space::encode_head`] and [`Space::encode_table`] were called, in this order; the log tells the rest.
+    /// A space as it was when [`Space::encode_head`] and [`Space::encode_table`] were called, in this order; the log tells the rest, and until
+    /// [`Space::lead`] it is the log that decides where tables begin.
     pub fn restore(options: Options, head: &[u8], mut tables: Vec<StoredTable>) -> Result<Space, DecodeError> {
         let corrupt = |offset: usize, what| DecodeError::Corrupt { offset: offset as u64, what };
         let Some(body) = head.len().checked_sub(CHECK).filter(|&body| body >= HEAD_FIXED) else {
@@ -436,7 +440,8 @@ impl Space {
         if u64_at(head, 8) != Seed::new(options.seed).fingerprint() {
             return Err(DecodeError::OtherSeed);
         }
-        let high = (u64_at(head, 16) == 1).then(|| u64_at(head, 24));
+        let (is_known, is_told) = (u64_at(head, 16) & 1 == 1, u64_at(head, 16) & 2 == 2);
+        let high = is_known.then(|| u64_at(head, 24));
         if !(body - HEAD_FIXED).is_multiple_of(ASIDE_PAIR) {
             return Err(corrupt(HEAD_FIXED, "half a pair"));
         }
@@ -448,6 +453,7 @@ impl Space {
             (stored.low, Arc::new(stored.table))
         });
         let frontier = Frontier::restore(high, u64_at(head, 32), options.max_ahead);
+        frontier.follow(is_told);
         let space = Space::from_parts(options, parts.collect(), frontier)
             .map_err(|_| corrupt(0, "options that cannot work"))?;
         for pair in head[HEAD_FIXED..body].chunks_exact(ASIDE_PAIR) {
@@ -543,6 +549,7 @@ mod tests {
             }
         }
         // It goes on like the other.
+        restored.lead();
         for i in 0..10_000 {
             space.add(40_000 + i, &Member::Number(i)).unwrap();
             restored.add(40_000 + i, &Member::Number(i)).unwrap();

@@ -23,7 +23,10 @@
 //!
 //! This crate does no I/O, reads no clock and starts no thread: somebody calls [`Space::maintain`] now and then.
 
+mod block;
 mod codec;
+mod export;
+mod fill;
 mod filter;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
@@ -40,14 +43,16 @@ mod table;
 mod upkeep;
 mod write;
 
+pub use block::{Block, BlockPlace};
 pub use codec::{DecodeError, StoredTable, TableDecoder};
+pub use export::TableDigest;
 pub use hash::{Member, Pair};
 pub use lookup::{Answers, Asked, BATCH};
-pub use merge::{Block, BlockPlace, MergeError, TableDigest};
+pub use merge::MergeError;
 pub use options::{Answer, Change, Options};
 pub use sizing::RATES;
 pub use space::Space;
-pub use stats::{Layout, TableStats};
+pub use stats::{Course, Frontier, Layout, TableStats};
 
 /// Why a write was refused, or a space could not be made. In each case nothing has changed.
 #[derive(Debug, thiserror::Error)]

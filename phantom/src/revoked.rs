@@ -69,11 +69,21 @@ impl Revoked {
 
     /// Takes a place for one more, unless there are already `most`. An insertion must follow, or [`Revoked::release`].
     pub(crate) fn reserve(&self, most: usize) -> bool {
-        self.len.fetch_update(SeqCst, SeqCst, |len| (len < most).then_some(len + 1)).is_ok()
+        self.reserve_many(1, most)
+    }
+
+    /// Takes `count` places, or none if there would be more than `most`; see [`Revoked::reserve`].
+    pub(crate) fn reserve_many(&self, count: usize, most: usize) -> bool {
+        let room = |len: usize| len.checked_add(count).filter(|&len| count == 0 || len <= most);
+        self.len.fetch_update(SeqCst, SeqCst, room).is_ok()
     }
 
     pub(crate) fn release(&self) {
-        self.len.fetch_sub(1, SeqCst);
+        self.release_many(1);
+    }
+
+    pub(crate) fn release_many(&self, count: usize) {
+        self.len.fetch_sub(count, SeqCst);
     }
 
     /// Puts `hash` in the place that was reserved.

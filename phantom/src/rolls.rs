@@ -9,15 +9,20 @@
 //!
 //! **Early ids.** The frontier (see `rolling`) decides which ids are normal, from those that are aside. When the aside is full of bad ids,
 //! good ones that leap ahead could no more get in to be counted; so those that are turned away are counted, too.
+//!
+//! **Who decides.** Where tables begin, and which ids they take, is decided by whoever takes writes ([`Space::lead`]), and logged ([`Space::course`]). Who
+//! replays that log ([`Space::follow`]: a start, a replica) makes the same tables, to the id and to the page, and decides nothing. **L1** So the table
+//! that takes a pair is a function of the log: a block of a filter (`merge`) finds there all the pairs whose bits it has.
 
 use crate::Error;
 use crate::filter::Filter;
 use crate::revoked::Hashes;
 use crate::space::Space;
-use crate::stats::Layout;
+use crate::stats::{Course, Frontier, Layout};
 use crate::table::Table;
+use parking_lot::MutexGuard;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// Late pairs by early pairs, until measured.
 const LATE_AT_START: f64 = 0.3;
@@ -33,22 +38,28 @@ const TURNED_AWAY: usize = 512;
 const MOVED_AT_ONCE: usize = 1024;
 
 impl Space {
-    /// Closes the newest table, if it still starts at `low`, and opens one above all normal ids, or at `at` if that is higher.
-    pub(crate) fn roll(&self, low: u64, at: Option<Layout>) -> bool {
-        let Some(_rolling) = self.rolling.try_lock() else { return false };
+    /// Rolls, if nobody else does at this moment.
+    pub(crate) fn try_roll(&self, low: u64) -> bool {
+        self.rolling.try_lock().is_some_and(|rolling| self.roll(&rolling, low, None).unwrap_or(false))
+    }
+
+    /// Closes the newest table, if it still starts at `low`, and opens one above all normal ids, or where a log says.
+    fn roll(&self, _alone: &MutexGuard<'_, ()>, low: u64, at: Option<Layout>) -> Result<bool, Error> {
         let boundary = || match (self.frontier.high(), at) {
+            (_, Some(at)) if self.frontier.follows() => Some(at.low),
+            // A log of which the writer did not say what it admitted: pairs above may be here already.
             (Some(high), at) => Some(high.checked_add(1)?.max(at.map_or(0, |at| at.low))),
             (None, at) => at.map(|at| at.low),
         };
         let newest = self.ring.load().newest().clone();
         if newest.slot().low() != low || boundary().is_none_or(|boundary| boundary <= low) {
-            return false;
+            return Ok(false);
         }
         let newest = newest.table();
-        let pages = at.map_or(self.next_pages(newest), |at| at.pages.clamp(1, self.pages_per_table));
+        let pages = at.map_or(self.next_pages(newest), |at| at.pages.max(1));
         let spare = self.upkeep.try_lock().and_then(|mut upkeep| upkeep.take_spare(pages));
         // Fresh memory is instant, if not as fast at first.
-        let Some(filter) = spare.or_else(|| Filter::new(self.sizing, pages).ok()) else { return false };
+        let filter = spare.map_or_else(|| Filter::new(self.sizing, pages).map_err(Error::Memory), Ok)?;
         let next = Arc::new(Table::new(self.options.false_positive_rate, filter));
         match self.ring.roll(low, boundary, next) {
             Ok(boundary) => {
@@ -58,19 +69,20 @@ impl Space {
                     self.frontier.widen(boundary - low);
                 }
                 self.changes.fetch_add(1, SeqCst);
+                self.news.store(true, SeqCst);
             }
             Err(next) => {
                 if let Ok(next) = Arc::try_unwrap(next) {
                     self.upkeep.lock().keep_spare(next.into_first_filter());
                 }
-                return false;
+                return Ok(false);
             }
         }
         if at.is_none() {
             self.recycle();
         }
         self.estimate();
-        true
+        Ok(true)
     }
 
     /// Recycles the oldest tables, while there are more than the options say (P4).
@@ -114,10 +126,10 @@ impl Space {
     pub fn roll_now(&self) -> bool {
         let tables = self.ring.load();
         let newest = tables.newest();
-        newest.table().pairs() > 0 && self.roll(newest.slot().low(), None)
+        newest.table().pairs() > 0 && self.roll(&self.rolling.lock(), newest.slot().low(), None).unwrap_or(false)
     }
 
-    /// How often the ring has changed: when it differs from what it was, [`Space::layout`] is to be logged.
+    /// How often the ring has changed.
     pub fn changes(&self) -> u64 {
         self.changes.load(SeqCst)
     }
@@ -128,16 +140,58 @@ impl Space {
         tables.entries().iter().map(|entry| Layout { low: entry.slot().low(), pages: entry.table().pages() }).collect()
     }
 
+    /// What is to be logged of where pairs go, read in one moment, in this order and before the pairs that were read before it was. The
+    /// layout only if the ring has changed since `changes`.
+    ///
+    /// Whoever has made true all of the batches before has let no id in that lies in a table which comes new with this one: it began above all ids that
+    /// were let in by the time the last batch's frontier was read. And whatever was in a table when its state was read is let in by this frontier.
+    pub fn course(&self, changes: u64) -> Course {
+        let _nobody_rolls = self.rolling.lock();
+        let now = self.changes();
+        let high = self.frontier.high();
+        let frontier = Frontier { high, window: self.frontier.window() };
+        Course { changes: now, layout: (now != changes).then(|| self.layout()), frontier }
+    }
+
+    /// Whether the ring has changed, or pairs have gone into tables, by something else than a write that changed something, since this was last asked:
+    /// then [`Space::course`] is to be logged, even if nothing else is. Never for who follows.
+    #[inline]
+    pub fn take_news(&self) -> bool {
+        self.news.load(Relaxed) && self.news.swap(false, SeqCst) && !self.frontier.follows()
+    }
+
+    /// Whether [`Space::take_news`] would say so. Cheap.
+    pub fn has_news(&self) -> bool {
+        self.news.load(Relaxed)
+    }
+
+    /// From now on what is written here decides where tables begin, and [`Space::maintain`] does.
+    pub fn lead(&self) {
+        self.frontier.follow(false);
+    }
+
+    /// From now on a log does ([`Space::put_layout`], [`Space::put_frontier`]). Nothing rolls by itself any more when this returns.
+    pub fn follow(&self) {
+        self.frontier.follow(true);
+        drop(self.rolling.lock());
+    }
+
+    /// Makes the frontier what the log says it was, and lets in what it has reached.
+    pub fn put_frontier(&self, frontier: Frontier) {
+        self.frontier.tell(frontier.high, frontier.window);
+        while self.drain() {}
+    }
+
     /// Makes the ring what the log says it was: opens the tables that it lacks above its newest, and recycles those below
-    /// the first of `layout`. May be repeated. A table opens higher than recorded if pairs above that were already put. While a log is
-    /// replayed nothing else changes the ring: it would roll and recycle twice.
+    /// the first of `layout`. May be repeated, and be told to a ring that is further on. (A log of before frontiers were logged has let in ids
+    /// on its own: then a table opens higher than recorded if pairs above that were already put.)
     pub fn put_layout(&self, layout: &[Layout]) -> Result<(), Error> {
         for &at in layout {
-            let tables = self.ring.load();
-            let newest = tables.newest().slot().low();
-            drop(tables);
+            let newest = self.ring.load().newest().slot().low();
             if at.low > newest {
-                self.roll(newest, Some(at));
+                self.roll(&self.rolling.lock(), newest, Some(at))?;
+            } else {
+                self.resize_empty(at)?;
             }
         }
         let horizon = layout.first().map_or(0, |at| at.low);
@@ -155,11 +209,26 @@ impl Space {
         }
     }
 
+    /// A space begins with an empty table as large as its options say, and they may have changed since the log began.
+    fn resize_empty(&self, at: Layout) -> Result<(), Error> {
+        let Some((_, table)) = self.table_at(at.low) else { return Ok(()) };
+        if table.pages() == at.pages.max(1) || table.pairs() > 0 {
+            return Ok(());
+        }
+        let filter = Filter::new(self.sizing, at.pages.max(1)).map_err(Error::Memory)?;
+        let other = Arc::new(Table::new(self.options.false_positive_rate, filter));
+        if let Ok(empty) = self.ring.rewrite(at.low, vec![(at.low, other)]) {
+            self.ring.finish(&empty);
+            self.estimate();
+        }
+        Ok(())
+    }
+
     /// Whether [`Space::maintain`] has something to do. Cheap.
     pub fn wants_maintenance(&self) -> bool {
         let pairs = self.aside_pairs.load(SeqCst);
         let early = pairs > 0
-            && ((pairs < self.options.max_aside && self.frontier.should_advance(pairs))
+            && ((pairs < self.options.max_aside && !self.frontier.follows() && self.frontier.should_advance(pairs))
                 || self.frontier.high().is_some_and(|high| self.aside.may_hold(high)));
         let tables = self.ring.load();
         let newest = tables.newest().table();
@@ -171,25 +240,32 @@ impl Space {
                 .is_some_and(|upkeep| upkeep.wants_step(self.next_pages(newest), needs_spare(newest)))
     }
 
-    /// One small step of background work: moves early pairs into the ring, rolls, clears and prepares memory. Returns whether there
-    /// may be more to do.
+    /// One small step of background work: [`Space::move_on`], then [`Space::tidy`]. Returns whether there may be more to do.
     pub fn maintain(&self) -> bool {
-        let mut worked = self.take_in_early();
-        let tables = self.ring.load();
-        if self.is_roll_due() {
-            worked |= self.roll(tables.newest().slot().low(), None);
-        }
-        drop(tables);
+        self.move_on() | self.tidy()
+    }
+
+    /// Moves some early pairs into the ring, and rolls if that is due.
+    pub fn move_on(&self) -> bool {
+        let worked = self.take_in_early();
+        let newest = self.ring.load().newest().slot().low();
+        worked | (self.is_roll_due() && self.try_roll(newest))
+    }
+
+    /// Clears and prepares some memory.
+    pub fn tidy(&self) -> bool {
         let newest = self.ring.load().newest().table().clone();
         let pages = self.next_pages(&newest);
         let make = || Filter::new(self.sizing, pages).ok();
-        worked | self.upkeep.lock().step(pages, needs_spare(&newest), make)
+        self.upkeep.lock().step(pages, needs_spare(&newest), make)
     }
 
     fn is_roll_due(&self) -> bool {
         let tables = self.ring.load();
         let newest = tables.newest();
-        newest.table().is_due() && self.frontier.boundary().is_some_and(|boundary| boundary > newest.slot().low())
+        newest.table().is_due()
+            && !self.frontier.follows()
+            && self.frontier.boundary().is_some_and(|boundary| boundary > newest.slot().low())
     }
 
     /// Advances the frontier to the ids that are ahead, if they say so, and moves up to 256 ids that it has reached into tables.
@@ -200,7 +276,10 @@ impl Space {
         }
         // When it is full those that still get in are no sample of the traffic: `turn_away` asks those that do not.
         let full = pairs >= self.options.max_aside && self.frontier.high().is_some();
-        let advanced = !full && self.frontier.should_advance(pairs) && self.aside.advance(&self.frontier, Hashes::len);
+        let advanced = !full
+            && !self.frontier.follows()
+            && self.frontier.should_advance(pairs)
+            && self.aside.advance(&self.frontier, Hashes::len);
         advanced || self.drain()
     }
 

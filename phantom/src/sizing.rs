@@ -124,20 +124,22 @@ fn counted(load: f64, bits: usize) -> f64 {
     1.0 - (at(0) + inner + at(STEPS)) / (3 * STEPS) as f64
 }
 
+/// The load at which a filter has the rate `target`.
+fn load_at(target: f64, bits: usize) -> f64 {
+    // A line that no load under 700 fills to the rate would be wasted; exp(-load) is still a number there.
+    let (mut low, mut high) = (0.0, 700.0);
+    for _ in 0..60 {
+        let middle = (low + high) / 2.0;
+        if rate(middle, bits) <= target { low = middle } else { high = middle }
+    }
+    low
+}
+
 impl Sizing {
     /// The layout that takes the least memory for `target`.
     pub(crate) fn for_rate(target: f64) -> Sizing {
-        let fits = |bits: usize| {
-            // A line that no load under 700 fills to the rate would be wasted; exp(-load) is still a number there.
-            let (mut low, mut high) = (0.0, 700.0);
-            for _ in 0..60 {
-                let middle = (low + high) / 2.0;
-                if rate(middle, bits) <= target { low = middle } else { high = middle }
-            }
-            low
-        };
         let (load, bits) = (1..=MOST_BITS)
-            .map(|bits| (fits(bits), bits))
+            .map(|bits| (load_at(target, bits), bits))
             .max_by(|a, b| a.0.total_cmp(&b.0))
             .expect("MOST_BITS is at least 1");
         Sizing { bits, pairs_per_page: load * (LINES / 2) as f64, counted: counted(load, bits) }
@@ -169,6 +171,12 @@ impl Sizing {
         // The share changes slowly with the load: three steps bring it to six digits.
         let load = (0..3).fold(found, |load, _| found / counted(load, self.bits));
         rate(load, self.bits)
+    }
+
+    /// The pairs that were counted when evenly laid ones give `rate` in `pages`: the inverse of [`Sizing::rate`].
+    pub(crate) fn pairs_at(&self, target: f64, pages: usize) -> u64 {
+        let load = load_at(target, self.bits);
+        (load * counted(load, self.bits) * (pages * LINES / 2) as f64) as u64
     }
 
     /// The pairs that were counted when `ones` bits are set in `pages`, most likely: the mean share of zeros is exp(-λ h / 512), exactly.

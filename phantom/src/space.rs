@@ -14,7 +14,7 @@ use crate::upkeep::Upkeep;
 use parking_lot::Mutex;
 use rolling::{Aside, Frontier, Ring};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
 /// The first table of a space is so many times smaller than a grown one: it may close long before what its ids get has come, and each
 /// extension that takes the rest costs every check two more lines.
@@ -34,9 +34,14 @@ pub struct Space {
     /// Ids that found the aside full.
     pub(crate) turned_away: Mutex<Vec<u64>>,
     pub(crate) upkeep: Mutex<Upkeep>,
+    /// Held by who rolls, or looks at ring and frontier together. Never waited for by a writer.
     pub(crate) rolling: Mutex<()>,
+    /// Held by who merges.
+    pub(crate) merging: Mutex<()>,
     /// How often the ring has changed.
     pub(crate) changes: AtomicU64,
+    /// See [`Space::take_news`].
+    pub(crate) news: AtomicBool,
 }
 
 impl Space {
@@ -69,7 +74,9 @@ impl Space {
             turned_away: Mutex::default(),
             upkeep: Mutex::default(),
             rolling: Mutex::new(()),
+            merging: Mutex::new(()),
             changes: AtomicU64::new(0),
+            news: AtomicBool::new(false),
             options,
         };
         space.estimate();

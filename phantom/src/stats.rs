@@ -51,6 +51,26 @@ pub struct Layout {
     pub pages: usize,
 }
 
+/// How far the ids of a space reach that count as normal: what a log records when it has moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frontier {
+    /// No table has a pair of a higher id. `None`: no table has any.
+    pub high: Option<u64>,
+    /// How far above an id may jump and still count as normal.
+    pub window: u64,
+}
+
+/// Where pairs go: see [`Space::course`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Course {
+    /// How often the ring has changed.
+    pub changes: u64,
+    /// The tables' places, oldest first; `None`: as they were.
+    pub layout: Option<Vec<Layout>>,
+    /// Up to which id tables take pairs.
+    pub frontier: Frontier,
+}
+
 impl Space {
     /// The lowest id that is answered for.
     pub fn horizon(&self) -> u64 {

@@ -13,6 +13,8 @@
 //! - **T2** No filter takes more pairs than its rate allows, but for one per writer that was inside when it filled up.
 
 use crate::Error;
+use crate::block::block_range;
+use crate::fill::Fill;
 use crate::filter::{Filter, Spot};
 use crate::hash::{Pair, Seed};
 use crate::revoked::Revoked;
@@ -30,20 +32,62 @@ pub(crate) const LINKS: usize = 16;
 /// One filter of the chain.
 pub(crate) struct Link {
     pub(crate) filter: Filter,
-    pub(crate) pairs: AtomicU64,
+    /// Those in the filter, and `uneven`.
+    load: AtomicU64,
+    /// By how many pairs the filter is to be taken for fuller, since what was merged does not lie evenly (`fill`).
+    uneven: AtomicU64,
     capacity: u64,
+    /// How full its blocks were when something was last merged.
+    fill: Mutex<Option<(u64, Fill)>>,
 }
+
+/// The fill of blocks is measured anew when one part in so many has been added by writes.
+const FILL_IS_STALE: u64 = 128;
 
 impl Link {
     pub(crate) fn new(filter: Filter, pairs: u64) -> Link {
         let capacity = filter.capacity();
-        Link { filter, pairs: AtomicU64::new(pairs), capacity }
+        Link { filter, load: AtomicU64::new(pairs), uneven: AtomicU64::new(0), capacity, fill: Mutex::default() }
     }
 
+    /// What was stored; `weighed`: the pairs that would give its error rate if they lay evenly.
+    pub(crate) fn uneven(filter: Filter, pairs: u64, weighed: u64) -> Link {
+        let mut link = Link::new(filter, pairs.max(weighed));
+        link.uneven = AtomicU64::new(weighed.saturating_sub(pairs));
+        link
+    }
+
+    /// Runs `f` on how full each block is, by its bits.
+    pub(crate) fn with_fill<R>(&self, f: impl FnOnce(&mut Fill) -> R) -> R {
+        let mut fill = self.fill.lock();
+        let pairs = self.pairs();
+        let known = fill.take().filter(|(then, _)| pairs <= then + then / FILL_IS_STALE);
+        let (_, known) = fill.insert(known.unwrap_or_else(|| (pairs, Fill::of(&self.filter))));
+        f(known)
+    }
+
+    /// Adds to block number `block` the bits of `theirs`, which stand for `added` pairs that it has not.
+    pub(crate) fn join(&self, block: usize, theirs: &[u64], added: u64) {
+        self.with_fill(|fill| {
+            self.filter.or(block_range(self.filter.pages(), block), theirs);
+            fill.measure(&self.filter, block);
+            let uneven = fill.pairs().saturating_sub(self.pairs() + added);
+            let before = self.uneven.swap(uneven, Relaxed);
+            self.load.fetch_add((added + uneven).wrapping_sub(before), Relaxed);
+        });
+    }
+
+    /// Pairs in it, revoked ones included.
     pub(crate) fn pairs(&self) -> u64 {
-        self.pairs.load(Relaxed)
+        self.load().saturating_sub(self.uneven.load(Relaxed))
     }
 
+    /// The pairs that it is as full as if it had, evenly: when they reach the capacity it takes no more.
+    pub(crate) fn load(&self) -> u64 {
+        self.load.load(Relaxed)
+    }
+
+    #[cfg(test)]
     pub(crate) fn capacity(&self) -> u64 {
         self.capacity
     }
@@ -200,7 +244,7 @@ impl Table {
     /// Whether the newest table has so many pairs that it is time to close it.
     #[inline]
     pub(crate) fn is_due(&self) -> bool {
-        self.first.pairs() >= self.roll_at.load(Relaxed)
+        self.first.load() >= self.roll_at.load(Relaxed)
     }
 
     pub(crate) fn filter_bytes(&self) -> usize {
@@ -274,7 +318,7 @@ impl Table {
         loop {
             let last = self.last.load(Acquire);
             let link = self.link(last).expect("the chain ends at `last`");
-            if link.pairs() < link.capacity {
+            if link.load() < link.capacity {
                 return Ok(link);
             }
             self.grow(last, &may_grow)?;
@@ -287,22 +331,39 @@ impl Table {
         if self.last.load(Acquire) != last {
             return Ok(());
         }
-        let next = self.more.get(last).ok_or(Error::Full)?;
-        let (sizing, pages) = Table::geometry(self.rate, self.pages(), last + 1);
-        if !may_grow(pages.saturating_mul(4096)) {
+        let filter = self.make(last + 1, may_grow)?;
+        self.chain_up(last, filter);
+        Ok(())
+    }
+
+    /// An empty filter for the `i`-th place of the chain, if `may_grow` by so many bytes.
+    pub(crate) fn make(&self, i: usize, may_grow: &dyn Fn(usize) -> bool) -> Result<Filter, Error> {
+        let (sizing, pages) = Table::geometry(self.rate, self.pages(), i);
+        if i >= LINKS || !may_grow(pages.saturating_mul(4096)) {
             return Err(Error::Full);
         }
-        let filter = Filter::new(sizing, pages).map_err(Error::Memory)?;
-        assert!(next.set(Link::new(filter, 0)).is_ok(), "only `grow` extends the chain");
+        Filter::new(sizing, pages).map_err(Error::Memory)
+    }
+
+    /// Chains `filter`, which [`Table::make`] made for the place behind the last one, unless somebody else has come first.
+    pub(crate) fn extend(&self, i: usize, filter: Filter) {
+        let _growing = self.growing.lock();
+        if self.last.load(Acquire) + 1 == i {
+            self.chain_up(i - 1, filter);
+        }
+    }
+
+    /// With `growing` held.
+    fn chain_up(&self, last: usize, filter: Filter) {
+        assert!(self.more[last].set(Link::new(filter, 0)).is_ok(), "only this extends the chain, under a lock");
         self.last.store(last + 1, Release);
-        Ok(())
     }
 
     /// Sets a pair that is not set, in the filter that [`Table::room`] gave.
     #[inline]
     pub(crate) fn set(link: &Link, pair: &Pair) {
         link.filter.set(pair, &link.filter.spot(pair));
-        link.pairs.fetch_add(1, Relaxed);
+        link.load.fetch_add(1, Relaxed);
     }
 
     /// The `i`-th filter of the chain, which is extended up to there if `may_grow` by so many bytes.
@@ -332,7 +393,7 @@ impl Table {
 
     /// The error rate that the pairs in the filters give, by the formula.
     pub(crate) fn expected_rate(&self) -> f64 {
-        self.links().map(|link| link.filter.sizing().rate(link.pairs(), link.filter.pages())).sum()
+        self.links().map(|link| link.filter.sizing().rate(link.load(), link.filter.pages())).sum()
     }
 }
 

@@ -46,7 +46,8 @@ impl Space {
     }
 
     /// Makes the pair what the log says it is. May be repeated, and come in any order relative to rolls. Bounds do not hold
-    /// here: what was accepted once is accepted again. Nor does the ring roll: [`Space::put_layout`] says when it did.
+    /// here: what was accepted once is accepted again. Nor does the ring roll, or the frontier move: [`Space::put_layout`] and
+    /// [`Space::put_frontier`] say when they did.
     pub fn put(&self, pair: &Pair, set: bool) -> Result<(), Error> {
         self.change(pair, set, true, || Ok::<(), Error>(())).map(|_| ())
     }
@@ -110,7 +111,7 @@ impl Space {
             self.aside.write(&self.frontier, pair.id, inside, ahead)
         };
         if let Some(low) = due {
-            self.roll(low, None);
+            self.try_roll(low);
         }
         if !self.aside.is_empty() && self.aside_pairs.load(SeqCst) <= MOVED_BY_WRITER {
             self.take_in_early();
@@ -182,6 +183,8 @@ impl Space {
 
     /// Stores the pairs of `id` that were aside in tables. The caller holds the aside, and deletes them there afterwards.
     pub(crate) fn settle(&self, id: u64, early: &Hashes) -> Result<(), Error> {
+        // Before they are there, so that whoever finds one there and asks finds this, too.
+        self.news.store(true, SeqCst);
         for &hash in early {
             let pair = Pair::from_hash(id, hash);
             let first = || Ok::<(), Error>(());

@@ -108,7 +108,7 @@ impl<V> Aside<V> {
         inside: impl FnOnce(Option<&V>) -> Result<R, E>,
         ahead: impl FnOnce(&mut Option<V>) -> Result<R, E>,
     ) -> Result<R, E> {
-        self.write_admitted(frontier, id, frontier.admit(id), |_| Ok(()), inside, ahead)
+        self.write_admitted(frontier, id, frontier.admit_told(id), |_| Ok(()), inside, ahead)
     }
 
     /// `allow` is handed the highest id that has an entry, and may refuse.

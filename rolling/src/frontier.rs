@@ -12,6 +12,9 @@
 //! A space may refuse ids that are far too high (`max_ahead`). They are measured from the frontier; before there is one all that was
 //! written is kept aside, and the highest id there is what they are measured from ([`Frontier::is_too_far`]).
 //!
+//! Whoever replays a log (a start, a replica) follows what the writer of the log said of its frontier ([`Frontier::tell`]) and admits nothing by
+//! itself: batches come in another order than the writes did, so it would admit ids earlier, and tables would begin elsewhere.
+//!
 //! ```text
 //!        low ids, late traffic           high        high + window
 //!   -------------------------------------|-----------|------------------------------> id
@@ -49,6 +52,7 @@ pub struct Frontier {
     high: AtomicU64,
     window: AtomicU64,
     known: AtomicBool,
+    follows: AtomicBool,
     recent: AtomicU32,
     recent_ahead: AtomicU32,
     max_ahead: Option<u64>,
@@ -63,6 +67,7 @@ impl Frontier {
             high: AtomicU64::new(0),
             window: AtomicU64::new(WINDOW_LEAST),
             known: AtomicBool::new(false),
+            follows: AtomicBool::new(false),
             recent: AtomicU32::new(0),
             recent_ahead: AtomicU32::new(0),
             max_ahead,
@@ -87,6 +92,34 @@ impl Frontier {
         if let Some(high) = high {
             self.high.fetch_max(high, SeqCst);
             self.known.store(true, SeqCst);
+        }
+    }
+
+    /// From now on a log says how far it reaches, and nothing else moves it; or (`false`) what is written does.
+    pub fn follow(&self, follows: bool) {
+        self.follows.store(follows, SeqCst);
+    }
+
+    /// Whether a log says how far it reaches.
+    pub fn follows(&self) -> bool {
+        self.follows.load(SeqCst)
+    }
+
+    /// What a log says: [`Frontier::high`] and [`Frontier::window`] of the one that wrote it. From now on it follows. It may fall: what was admitted
+    /// here and came to nothing is taken back.
+    pub fn tell(&self, high: Option<u64>, window: u64) {
+        self.follow(true);
+        self.window.store(window.max(WINDOW_LEAST), Relaxed);
+        self.high.store(high.unwrap_or(0), SeqCst);
+        self.known.store(high.is_some(), SeqCst);
+    }
+
+    /// Where a write of `id` goes that a log tells of.
+    pub(crate) fn admit_told(&self, id: u64) -> Admission {
+        match self.high() {
+            _ if !self.follows() => self.admit(id),
+            Some(high) if id <= high => Admission::Inside,
+            _ => Admission::Ahead,
         }
     }
 
@@ -288,6 +321,20 @@ mod tests {
         assert_eq!(young.admit(u64::MAX), Ahead, "for the side dictionary to judge");
         assert!(!young.is_too_far(u64::MAX, None), "nothing to measure from");
         assert!(young.is_too_far(18, Some(7)) && !young.is_too_far(17, Some(7)) && !young.is_too_far(3, Some(7)));
+    }
+
+    #[test]
+    fn who_follows_admits_nothing_by_itself() {
+        let frontier = Frontier::restore(Some(1000), 50, None);
+        assert_eq!((frontier.admit_told(1001), frontier.high()), (Inside, Some(1001)), "a log that does not tell");
+        frontier.tell(Some(1000), 5000);
+        assert_eq!((frontier.admit_told(1001), frontier.admit_told(1000)), (Ahead, Inside));
+        assert_eq!((frontier.high(), frontier.window(), frontier.follows()), (Some(1000), 5000, true));
+        frontier.tell(None, 0);
+        assert_eq!((frontier.admit_told(0), frontier.high()), (Ahead, None));
+        frontier.tell(Some(7), 0);
+        frontier.follow(false);
+        assert_eq!((frontier.admit_told(8), frontier.high()), (Inside, Some(8)));
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::replication::director::Held;
 use crate::snapshot::{self, Parts};
 use counter::Schema;
 use parking_lot::Mutex;
-use phantom::{Answer, BlockPlace, Layout, Member, Pair};
+use phantom::{Answer, BlockPlace, Frontier, Layout, Member, Pair};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -235,6 +235,7 @@ impl Durability {
     pub(crate) fn run(&self, log: Log, engines: &Engines) -> (Log, store::Result<()>) {
         self.reach(log.written(), log.durable());
         self.follows.store(false, SeqCst);
+        engines.existences().iter().for_each(|space| space.lead());
         self.committer.run(log, &mut self.state(engines))
     }
 
@@ -248,7 +249,7 @@ impl Durability {
             blocks: Vec::new(),
             // Recovery has written the catalogue, if it was not what the log said.
             schemas: engines.counters().iter().map(|s| Some(s.schema())).collect(),
-            layouts: vec![u64::MAX; engines.existences().len()],
+            courses: vec![None; engines.existences().len()],
         }
     }
 }
@@ -279,12 +280,10 @@ struct State<'a> {
     blocks: Vec<(u32, Vec<u8>)>,
     /// The schema of each counter space when the catalogue was last logged; `None`: it has to be logged.
     schemas: Vec<Option<Arc<Schema>>>,
-    /// How often each existence space's ring had changed when it was last logged.
-    layouts: Vec<u64>,
+    /// Of each existence space how often its ring had changed, and its frontier, when they were last logged.
+    courses: Vec<Option<(u64, Frontier)>>,
 }
 
-/// Bytes of a merged block in the log, at most about.
-const BLOCK_BYTES: usize = 64 << 10;
 /// Marks whose state is read together.
 const PREFETCHED: usize = 32;
 
@@ -354,7 +353,7 @@ impl Source<Mark> for State<'_> {
             some.clone().for_each(|at| self.prefetch(marks, at));
             some.for_each(|at| self.read(marks, at));
         }
-        self.commit.bytes() + self.blocks.len() * BLOCK_BYTES
+        self.commit.bytes() + self.blocks.iter().map(|(_, block)| block.len()).sum::<usize>()
     }
 
     fn encode(&mut self, batch: &mut Batch) -> store::Result<()> {
@@ -372,13 +371,16 @@ impl Source<Mark> for State<'_> {
             // Its schemas may be later than those seen: then it is logged twice.
             batch.push(0, RecordKind::Catalogue as u8, &self.engines.catalogue().encode());
         }
-        // A ring's layout goes before the pairs that may need it.
-        for (seen, space) in self.layouts.iter_mut().zip(self.engines.existences()) {
-            let changes = space.changes();
-            if *seen != changes {
-                *seen = changes;
-                batch.push(space.number(), RecordKind::Layout as u8, &encode_layout(&space.layout()));
+        // Where pairs go is told before the pairs, and was read after them (L1).
+        for (seen, space) in self.courses.iter_mut().zip(self.engines.existences()) {
+            let now = space.course(seen.map_or(u64::MAX, |(changes, _)| changes));
+            if let Some(layout) = now.layout {
+                batch.push(space.number(), RecordKind::Layout as u8, &encode_layout(&layout));
             }
+            if seen.is_none_or(|(_, frontier)| frontier != now.frontier) {
+                batch.push(space.number(), RecordKind::Frontier as u8, &encode_frontier(now.frontier));
+            }
+            *seen = Some((now.changes, now.frontier));
         }
         // Before the rows: who applies them one by one sees no counter of 0 whose id is not yet loose.
         self.loose.sort_unstable();
@@ -403,7 +405,7 @@ impl Source<Mark> for State<'_> {
         self.loose.clear();
         self.blocks.clear();
         // What was encoded may not have been appended.
-        self.layouts.fill(u64::MAX);
+        self.courses.fill(None);
         self.schemas.fill(None);
     }
 
@@ -478,6 +480,22 @@ pub(crate) fn decode_layout(mut bytes: &[u8]) -> Result<Vec<Layout>, String> {
         layout.push(Layout { low, pages });
     }
     Ok(layout)
+}
+
+fn encode_frontier(frontier: Frontier) -> Vec<u8> {
+    let mut out = Vec::new();
+    if let Some(high) = frontier.high {
+        [high, frontier.window].into_iter().for_each(|n| put_number(&mut out, n));
+    }
+    out
+}
+
+pub(crate) fn decode_frontier(mut bytes: &[u8]) -> Result<Frontier, String> {
+    if bytes.is_empty() {
+        return Ok(Frontier { high: None, window: 0 });
+    }
+    let (high, window) = (take_number(&mut bytes)?, take_number(&mut bytes)?);
+    if bytes.is_empty() { Ok(Frontier { high: Some(high), window }) } else { Err("more than a frontier".to_owned()) }
 }
 
 /// Why a data folder could not be opened.
@@ -700,6 +718,10 @@ pub(crate) fn apply_record(
             space.loose().decode(payload, space.horizon())
         }
         Some(RecordKind::Layout) => existence()?.put_layout(&decode_layout(payload)?).map_err(|e| e.to_string()),
+        Some(RecordKind::Frontier) => {
+            existence()?.put_frontier(decode_frontier(payload)?);
+            Ok(())
+        }
         Some(RecordKind::Catalogue | RecordKind::Table | RecordKind::Head) | None => {
             Err(format!("a record of kind {kind} does not belong here"))
         }
@@ -721,5 +743,11 @@ mod tests {
         assert_eq!(decode_layout(&[]).unwrap(), []);
         assert!(decode_layout(&[5, 1, 0, 1]).is_err(), "not rising");
         assert!(decode_layout(&[5]).is_err(), "cut off");
+        for (high, window) in [(None, 0), (Some(0), 1024), (Some(u64::MAX), u64::MAX)] {
+            let bytes = encode_frontier(Frontier { high, window });
+            assert_eq!(decode_frontier(&bytes), Ok(Frontier { high, window }));
+            (1..bytes.len()).for_each(|end| assert!(decode_frontier(&bytes[..end]).is_err(), "cut off"));
+        }
+        assert!(decode_frontier(&[1, 1, 1]).is_err());
     }
 }

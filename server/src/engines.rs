@@ -371,7 +371,9 @@ impl Engines {
             worked |= space.wants_maintenance() && space.maintain();
         }
         for space in &self.existences {
-            worked |= space.wants_maintenance() && space.maintain();
+            if space.has_news() || space.wants_maintenance() {
+                worked |= self.move_on(space) | space.tidy();
+            }
         }
         worked
     }

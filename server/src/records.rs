@@ -9,7 +9,8 @@
 //! | 5 table | existence | snapshots only: a part of a table, in the phantom engine's own format |
 //! | 6 head | both | snapshots only: what belongs to no table, in the engine's own format: the frontier; an existence space's pairs of ids far ahead |
 //! | 7 loose | existence | ids at which a counter of 0 proves nothing: `engines/loose.rs` |
-//! | 8 block | existence | what TM.MERGE brought: lowest id of the table, filter of its chain, number of the block; then, 8 bytes each, the highest id that a pair of it can have, the pages of the table's first filter, its words as they are now |
+//! | 8 block | existence | what TM.MERGE brought: lowest id of the table, filter of its chain, number of the block; then, 8 bytes each, the highest id that a pair of it can have, the pages of the table's first filter, its words as they are now; then the hashes of the pairs revoked there, 16 bytes each |
+//! | 9 frontier | existence | how far the ids reach that tables take: nothing if they take none yet, else the highest, and how far above it an id may jump |
 //!
 //! All numbers are LEB128 unless something else is said. Ids rise within a payload, so a like costs its id's distance from the
 //! one before, its member, and nothing for a counter that the same batch holds anyway. A number of more than 64 bits, a
@@ -38,13 +39,15 @@ pub enum RecordKind {
     Loose = 7,
     /// A block of a filter, as TM.MERGE left it.
     Block = 8,
+    /// How far the ids of an existence space reach that its tables take.
+    Frontier = 9,
 }
 
 impl RecordKind {
     /// The kind with this number.
     pub fn from_number(kind: u8) -> Option<RecordKind> {
         use RecordKind::*;
-        [Catalogue, Rows, Pairs, Layout, Table, Head, Loose, Block].into_iter().find(|&k| k as u8 == kind)
+        [Catalogue, Rows, Pairs, Layout, Table, Head, Loose, Block, Frontier].into_iter().find(|&k| k as u8 == kind)
     }
 }
 

@@ -4,4 +4,5 @@ mod behaviour;
 mod model;
 mod rates;
 mod recovery;
+mod sites;
 mod threads;

@@ -1,6 +1,7 @@
 //! Random operations against a plain map. Tables are so small that rolling, recycling, extension, revocation and strays happen
-//! all the time.
+//! all the time; a copy of the space that went its own way is joined with it now and then.
 
+use crate::sites::{copy, merge};
 use phantom::{Answer, Change, Error, Member, Options, Space};
 use std::collections::BTreeMap;
 
@@ -41,6 +42,7 @@ struct Events {
     extensions: usize,
     rolls: u64,
     horizon: u64,
+    merged: usize,
 }
 
 impl Run {
@@ -123,6 +125,9 @@ impl Run {
             let extensions = self.space.tables().iter().map(|table| table.extensions).max().unwrap_or(0);
             self.events.extensions = self.events.extensions.max(extensions);
         }
+        if self.rng.u32(0..5_000) == 0 {
+            self.join_a_copy();
+        }
         let horizon = self.space.horizon();
         assert!(horizon >= self.events.horizon, "the horizon fell");
         if horizon > self.events.horizon {
@@ -172,6 +177,37 @@ impl Run {
         self.events.aside = self.events.aside.max(aside as u64);
     }
 
+    /// What is set in either is set then.
+    fn join_a_copy(&mut self) {
+        let there = copy(&self.space);
+        let mut theirs = vec![];
+        for _ in 0..self.rng.usize(0..500) {
+            let (id, member) = (self.id(), self.rng.u64(0..1000));
+            if self.rng.u32(0..5) == 0 {
+                // Refused where too many are revoked.
+                let _ = there.remove(id, &Member::Number(member));
+            } else if there.add(id, &Member::Number(member)).is_ok() {
+                theirs.push((id, member));
+            }
+        }
+        let merged = merge(&self.space, &there);
+        self.events.merged += merged.blocks.len();
+        let aside = there.ids_aside();
+        for (id, member) in theirs {
+            let is_there = there.contains(id, &Member::Number(member)) == Answer::Yes && !aside.contains(&id);
+            let is_whole = merged.whole.iter().any(|&(low, last)| (low..=last).contains(&id));
+            let found = self.space.contains(id, &Member::Number(member)) == Answer::Yes;
+            assert!(
+                found || !is_there || !is_whole,
+                "step {}: ({id}, {member}) was merged, and is not found",
+                self.step
+            );
+            if found {
+                self.model.insert((id, member), true);
+            }
+        }
+    }
+
     fn check(&mut self, id: u64, member: u64, answer: Answer) {
         let below = id < self.space.horizon();
         assert_eq!(answer == Answer::Unknown, below, "step {}: {answer:?} for {id}", self.step);
@@ -219,7 +255,9 @@ impl Run {
         }
         let tables = self.space.tables();
         self.events.rolls = self.space.changes();
-        assert!(tables.iter().all(|table| table.expected_rate <= table.configured_rate), "{tables:#?}");
+        // Filters of a page or two may be somewhat fuller by chance when they are joined (M1).
+        let most = if self.events.merged == 0 { 1.0 } else { 2.3 };
+        assert!(tables.iter().all(|table| table.expected_rate <= table.configured_rate * most), "{tables:#?}");
         assert!(tables.iter().all(|table| table.revoked <= self.options.max_revoked));
     }
 }
@@ -246,9 +284,17 @@ fn random_operations_agree_with_a_map() {
         happened.revoked_full += run.events.revoked_full;
         happened.extensions += run.events.extensions;
         happened.rolls += run.events.rolls;
+        happened.merged += run.events.merged;
     }
     if seeds().count() > 1 {
-        let each = [happened.revoked, happened.unknown, happened.aside, happened.extensions as u64, happened.rolls];
+        let each = [
+            happened.revoked,
+            happened.unknown,
+            happened.aside,
+            happened.extensions as u64,
+            happened.rolls,
+            happened.merged as u64,
+        ];
         assert!(each.iter().all(|&count| count > 10), "not all of it happened: {happened:?}");
         assert!(happened.aside_full > 0 && happened.revoked_full > 0, "no bound was met: {happened:?}");
     }

@@ -1,15 +1,18 @@
 //! What a log and a snapshot bring back: states in any order, several times, before or after the layouts that went with them, over a
-//! snapshot that was taken while writes went on.
+//! snapshot that was taken while writes went on; and what another site's blocks brought in between. The tables are the same ones then, to the id and the page.
 
-use phantom::{Answer, Change, Layout, Member, Options, Pair, Space, TableDecoder};
+use crate::sites::{copy, merge};
+use phantom::{Answer, BlockPlace, Change, Frontier, Layout, Member, MergeError, Options, Pair, Space, TableDecoder};
 use std::collections::BTreeMap;
 
 const FIRST: u64 = 1 << 50;
 
 /// What a log holds: states, not changes.
 enum Record {
-    Pair(Pair),
+    Pair(Pair, bool),
+    Block(BlockPlace, Vec<u8>),
     Layout(Vec<Layout>),
+    Frontier(Frontier),
 }
 
 struct Traffic {
@@ -17,10 +20,21 @@ struct Traffic {
     model: BTreeMap<(u64, u64), bool>,
     rng: fastrand::Rng,
     now: u64,
-    /// Pairs written since the last commit.
+    /// Pairs written since the last commit, and blocks merged.
     dirty: Vec<Pair>,
-    changes: u64,
-    log: Vec<(Record, bool)>,
+    blocks: Vec<BlockPlace>,
+    logged: Option<(u64, Frontier)>,
+    log: Vec<Record>,
+    events: Events,
+}
+
+/// What happened, to be sure that it did.
+#[derive(Default, Debug)]
+struct Events {
+    blocks: usize,
+    revoked_aside: usize,
+    too_full: usize,
+    no_table: usize,
 }
 
 impl Traffic {
@@ -39,8 +53,10 @@ impl Traffic {
             rng: fastrand::Rng::with_seed(seed),
             now: FIRST,
             dirty: vec![],
-            changes: 0,
+            blocks: vec![],
+            logged: None,
             log: vec![],
+            events: Events::default(),
         }
     }
 
@@ -53,13 +69,7 @@ impl Traffic {
             _ => self.now,
         };
         let (member, set) = (self.rng.u64(0..100), self.rng.u32(0..4) > 0);
-        let (space, text) = (&self.space, Member::Number(member));
-        let done = if set { space.add(id, &text) } else { space.remove(id, &text) };
-        if let Ok(Change::Changed) = done {
-            self.model.insert((id, member), set);
-            self.dirty.push(space.pair(id, &text));
-        }
-        // A pair that is taken for set (a false yes) changes nothing, hence is not logged, and need not be found again.
+        self.write(id, member, set);
         if self.rng.u32(0..100) == 0 {
             self.commit();
         }
@@ -68,19 +78,90 @@ impl Traffic {
         }
     }
 
-    /// As the log's writer does it: the current states of what changed, in no particular order; the layout read after them.
+    /// A pair that is taken for set (a false yes) changes nothing, hence is not logged, and need not be found again.
+    fn write(&mut self, id: u64, member: u64, set: bool) {
+        let (space, text) = (&self.space, Member::Number(member));
+        let done = if set { space.add(id, &text) } else { space.remove(id, &text) };
+        if let Ok(Change::Changed) = done {
+            self.model.insert((id, member), set);
+            self.dirty.push(space.pair(id, &text));
+        }
+    }
+
+    /// As the log's writer does it: the current states of what changed, by id; where pairs go is read after them, and told before them.
     fn commit(&mut self) {
-        self.rng.shuffle(&mut self.dirty);
+        self.dirty.sort_unstable();
+        let mut states: Vec<Record> = vec![];
+        for place in self.blocks.drain(..) {
+            states.extend(self.space.block_state(place).map(|state| Record::Block(place, state)));
+        }
         for pair in self.dirty.drain(..) {
             match self.space.contains_pair(&pair) {
                 Answer::Unknown => (),
-                answer => self.log.push((Record::Pair(pair), answer == Answer::Yes)),
+                answer => states.push(Record::Pair(pair, answer == Answer::Yes)),
             }
         }
-        if self.space.changes() != self.changes {
-            self.changes = self.space.changes();
-            self.log.push((Record::Layout(self.space.layout()), true));
+        let course = self.space.course(self.logged.map_or(u64::MAX, |logged| logged.0));
+        self.log.extend(course.layout.map(Record::Layout));
+        if self.logged.is_none_or(|logged| logged.1 != course.frontier) {
+            self.log.push(Record::Frontier(course.frontier));
         }
+        self.logged = Some((course.changes, course.frontier));
+        self.log.extend(states);
+    }
+
+    /// A copy of the space goes its own way for a while, and is joined with it again.
+    fn part_and_join(&mut self) {
+        let there = copy(&self.space);
+        let mut theirs = BTreeMap::new();
+        let mut write = |id: u64, member: u64, set: bool| {
+            let member_of = Member::Number(member);
+            let done = if set { there.add(id, &member_of) } else { there.remove(id, &member_of) };
+            if done.is_ok_and(|done| done == Change::Changed) {
+                theirs.insert((id, member), set);
+            }
+        };
+        for _ in 0..self.rng.u64(0..200) {
+            let id = self.now.saturating_sub(self.rng.u64(0..4000)) + self.rng.u64(0..30);
+            write(id, self.rng.u64(0..100), self.rng.u32(0..4) > 0);
+        }
+        // Set here, and still aside; unset there.
+        let mut aside = false;
+        if let Frontier { high: Some(high), window } = self.space.course(0).frontier
+            && self.rng.bool()
+        {
+            let (early, member) = (high + window + 1, self.rng.u64(0..100));
+            [high, high + 2, high + window, early].into_iter().for_each(|id| write(id, member, true));
+            write(early, member, false);
+            self.write(early, member, true);
+            aside = self.space.aside_pairs() > 0;
+            self.write(high + 2, member, true);
+        }
+        (0..self.rng.u64(0..100)).for_each(|_| self.step());
+        let merged = merge(&self.space, &there);
+        self.events.blocks += merged.blocks.len();
+        self.events.revoked_aside += usize::from(aside && !merged.blocks.is_empty());
+        for refused in merged.refused {
+            match refused {
+                MergeError::Overfull => self.events.too_full += 1,
+                MergeError::NoTable { .. } | MergeError::FarAhead { .. } | MergeError::NoIds { .. } => {
+                    self.events.no_table += 1
+                }
+                other => panic!("{other}"),
+            }
+        }
+        let there_aside = there.ids_aside();
+        for (&(id, member), _) in theirs.iter().filter(|(_, set)| **set) {
+            let found = self.space.contains(id, &Member::Number(member)) == Answer::Yes;
+            let whole =
+                merged.whole.iter().any(|&(low, last)| (low..=last).contains(&id)) && !there_aside.contains(&id);
+            assert!(found || !whole, "({id}, {member}) was merged, and is not found");
+            if found {
+                self.model.insert((id, member), true);
+            }
+        }
+        self.blocks.extend(merged.blocks);
+        self.dirty.extend(merged.pairs);
     }
 
     fn check(&self, other: &Space, what: &str) {
@@ -102,20 +183,32 @@ impl Traffic {
     }
 }
 
-fn replay(space: &Space, log: &[(Record, bool)]) {
-    for (record, set) in log {
+/// `serves`: as a replica does, which maintains itself meanwhile.
+fn replay(space: &Space, log: &[Record], serves: bool) {
+    for record in log {
         match record {
-            Record::Pair(pair) => space.put(pair, *set).expect("what was accepted is accepted"),
+            Record::Pair(pair, set) => space.put(pair, *set).expect("what was accepted is accepted"),
+            Record::Block(place, state) => space.put_block(*place, state).expect("what was merged fits"),
             Record::Layout(layout) => space.put_layout(layout).expect("small tables"),
+            Record::Frontier(frontier) => space.put_frontier(*frontier),
+        }
+        if serves && space.wants_maintenance() {
+            space.maintain();
         }
     }
 }
 
 #[test]
 fn a_log_brings_all_back_from_any_earlier_position() {
+    let mut happened = Events::default();
     for seed in 0..if cfg!(debug_assertions) { 8 } else { 100 } {
         let mut traffic = Traffic::new(seed);
-        (0..20_000).for_each(|_| traffic.step());
+        for step in 0..20_000 {
+            traffic.step();
+            if step % 997 == 996 {
+                traffic.part_and_join();
+            }
+        }
         // A snapshot, while writes go on: the log is replayed from where it was when that began.
         let position = traffic.log.len();
         traffic.commit();
@@ -130,22 +223,43 @@ fn a_log_brings_all_back_from_any_earlier_position() {
                 tables.push(decoder.finish().expect("what was encoded"));
             }
             (0..500).for_each(|_| traffic.step());
+            traffic.part_and_join();
         }
-        (0..5_000).for_each(|_| traffic.step());
+        for step in 0..5_000 {
+            traffic.step();
+            if step % 997 == 996 {
+                traffic.part_and_join();
+            }
+        }
+        while traffic.space.move_on() {}
         traffic.commit();
+        traffic.check(&traffic.space, &format!("seed {seed}, live"));
 
         let options = traffic.space.options().clone();
         let restored = Space::restore(options.clone(), &head, tables).expect("a whole snapshot");
-        replay(&restored, &traffic.log[position..]);
+        replay(&restored, &traffic.log[position..], false);
         traffic.check(&restored, &format!("seed {seed}, snapshot and log"));
         // Recovery may begin again from the same position.
-        replay(&restored, &traffic.log[position..]);
+        replay(&restored, &traffic.log[position..], false);
         traffic.check(&restored, &format!("seed {seed}, log twice"));
-        assert_eq!(restored.horizon(), traffic.space.horizon(), "seed {seed}");
 
-        let fresh = Space::new(options).expect("small tables");
-        replay(&fresh, &traffic.log);
+        // Whoever replays it has other options perhaps: the log says how large tables are.
+        let other = Options { pairs_per_table: if seed % 3 == 0 { 800 } else { options.pairs_per_table }, ..options };
+        let fresh = Space::new(other).expect("small tables");
+        replay(&fresh, &traffic.log, seed % 2 == 0);
         traffic.check(&fresh, &format!("seed {seed}, log only"));
+        for space in [&restored, &fresh] {
+            assert_eq!(space.layout(), traffic.space.layout(), "seed {seed}: L1");
+            assert_eq!(space.course(0).frontier, traffic.space.course(0).frontier, "seed {seed}");
+            assert_eq!(space.aside_pairs(), traffic.space.aside_pairs(), "seed {seed}");
+        }
         assert!(traffic.space.horizon() > 0 && traffic.space.layout().len() > 3, "it rolled and recycled");
+        let Events { blocks, revoked_aside, too_full, no_table } = traffic.events;
+        happened.blocks += blocks;
+        happened.revoked_aside += revoked_aside;
+        happened.too_full += too_full;
+        happened.no_table += no_table;
     }
+    println!("{happened:?}");
+    assert!(happened.blocks > 100 && happened.revoked_aside > 10, "not all of it happened: {happened:?}");
 }

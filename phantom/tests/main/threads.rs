@@ -111,3 +111,61 @@ fn a_failed_first_step_changes_nothing() {
         assert_eq!(space.contains(id, &member), Answer::No);
     }
 }
+
+/// P1 and P3 while another site is merged: what a writer sets stays set, though it is revoked there; what came from there is found; and the ring rolls.
+#[test]
+fn merging_loses_nothing_that_is_written_meanwhile() {
+    let space = small();
+    (0..1000).for_each(|id| assert_eq!(space.add(id, &Member::Number(0)).unwrap(), Change::Changed));
+    let mut merged = 0;
+    for round in 0..if cfg!(debug_assertions) { 30 } else { 200 } {
+        let there = crate::sites::copy(&space);
+        let now = 1000 + round * 200;
+        for id in now..now + 200 {
+            // 1: revoked there, and set here meanwhile. 2: set there. 3: revoked here meanwhile, and unknown there.
+            there.add(id, &Member::Number(1)).unwrap();
+            there.add(id, &Member::Number(2)).unwrap();
+            there.remove(id, &Member::Number(1)).unwrap();
+        }
+        let done = AtomicU64::new(0);
+        std::thread::scope(|s| {
+            for half in 0..2 {
+                let (space, done) = (&space, &done);
+                s.spawn(move || {
+                    for id in (now..now + 200).filter(|id| id % 2 == half) {
+                        assert_ne!(space.add(id, &Member::Number(1)).unwrap(), Change::Unknown);
+                        space.add(id, &Member::Number(3)).unwrap();
+                        assert_eq!(space.contains(id, &Member::Number(1)), Answer::Yes, "round {round}, {id}");
+                        space.remove(id, &Member::Number(3)).unwrap();
+                    }
+                    done.fetch_add(1, SeqCst);
+                });
+            }
+            while done.load(SeqCst) < 2 {
+                merged += crate::sites::merge(&space, &there).blocks.len();
+            }
+        });
+        // The last of them may have been refused, or rolled over, halfway.
+        let last = crate::sites::merge(&space, &there);
+        let mut unset = 0;
+        for id in now..now + 200 {
+            assert_eq!(
+                space.contains(id, &Member::Number(1)),
+                Answer::Yes,
+                "round {round}: set here, revoked there: {id}"
+            );
+            if last.whole.iter().any(|&(low, last)| (low..=last).contains(&id)) {
+                assert_eq!(space.contains(id, &Member::Number(2)), Answer::Yes, "round {round}: set there: {id}");
+            }
+            unset += u64::from(space.contains(id, &Member::Number(3)) == Answer::No);
+        }
+        assert!(unset >= 198, "{unset} of 200 are unset again");
+        let before = (0..now).filter(|&id| id >= space.horizon());
+        before
+            .for_each(|id| assert_eq!(space.contains(id, &Member::Number(u64::from(id >= 1000))), Answer::Yes, "{id}"));
+        if round % 8 == 7 {
+            space.roll_now();
+        }
+    }
+    assert!(merged > 30 && space.layout().len() > 2, "{merged} blocks");
+}

@@ -55,10 +55,10 @@ pub(super) const TABLE: &[Spec] = &[
          size and a checksum; with low also the checksums of its blocks (64 KiB of a filter, and the pairs that are revoked there).", digest),
     spec("tm.export", -4, flag::NAMED | flag::READONLY | flag::NO_MULTI | ADMIN, "space low block [block ...]",
         "These blocks, by their position in TM.DIGEST, of the table of an existence space that begins at the id low, as one string for TM.MERGE on another \
-         server: at most 256. Pairs of ids far ahead of the others (aside_pairs in TM.SPACE LIST) are in no table yet.", export),
+         server: at most 256. Pairs of ids far ahead of the others (aside_pairs in TM.SPACE LIST) are in no table yet, so in no digest and no block.", export),
     spec("tm.merge", 3, flag::NAMED | flag::WRITE | flag::NO_MULTI | flag::DENYOOM | ADMIN, "space blocks",
         "Adds the pairs of exported blocks to our table: what is set in either is set then. Range, rate, size and the space's seed must be \
-         the same, and its ids must not reach far above ours. Answers how many blocks were merged; to repair a table, compare its TM.DIGEST on both servers and move those that differ.", merge),
+         the same, and its ids must not reach far above ours (so there must be some here). Answers how many blocks were merged; to repair a table, compare its TM.DIGEST on both servers and move those that differ.", merge),
 ];
 
 /// A value in one of the maps.

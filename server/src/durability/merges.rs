@@ -46,17 +46,44 @@ impl Site {
         row[posts.schema().index_of(b"like").unwrap()]
     }
 
+    fn liked(&self) -> &phantom::Space {
+        self.engines.existence(b"liked").unwrap()
+    }
+
     /// Merges the first block of `there`.
     fn merge(&self, there: &Site) {
-        let mut block = vec![];
-        let from = there.engines.existence(b"liked").unwrap();
+        self.merge_blocks(there, 0, &[0]);
+    }
+
+    /// Merges these blocks of the table at `low`, of those that there are.
+    fn merge_blocks(&self, there: &Site, low: u64, numbers: &[usize]) {
+        let mut blocks = vec![];
         let sink = |bytes: &[u8]| {
-            block.extend_from_slice(bytes);
+            blocks.extend_from_slice(bytes);
             Ok::<(), ()>(())
         };
-        assert_eq!(from.export_blocks(0, &[0], sink), Ok(true));
+        assert_eq!(there.liked().export_blocks(low, numbers, sink), Ok(true));
         let liked = self.engines.existence(b"liked").unwrap();
-        self.engines.merge(liked, &liked.read_block(&mut &block[..]).unwrap()).unwrap();
+        let mut rest = &blocks[..];
+        while !rest.is_empty() {
+            self.engines.merge(liked, &liked.read_block(&mut rest).unwrap()).unwrap();
+        }
+    }
+
+    /// Another one with the same flags, as by a snapshot.
+    fn copied(&self) -> Site {
+        let (mut site, liked) = (Site::new(), self.liked());
+        let head = liked.encode_head();
+        let table = |at: &Layout| {
+            let mut decoder = phantom::TableDecoder::new(liked.options(), 1 << 30);
+            assert_eq!(liked.encode_table(at.low, |piece| decoder.feed(piece)), Ok(true));
+            decoder.finish().unwrap()
+        };
+        let tables = liked.layout().iter().map(table).collect();
+        let number = self.engines.existence(b"liked").unwrap().number();
+        site.engines.restore(number, phantom::Space::restore(liked.options().clone(), &head, tables).unwrap());
+        site.liked().lead();
+        site
     }
 
     /// One round of the log thread; `between` runs after the state of each stripe has been read, with its marks, and before a batch is made of all,
@@ -215,4 +242,68 @@ fn no_flag_of_a_merged_block_comes_without_its_counter() {
     let liked = (0..IDS).filter(|&id| here.likes(2, id)).count();
     assert!(liked >= STEPS as usize, "{liked} likes came in between");
     assert!((0..IDS).all(|id| replayed.likes(2, id) == here.likes(2, id) && replayed.likes(3, id)));
+}
+
+/// L1: ids leap ahead and wait aside, tables are closed, and another site's blocks come to all of them; after each batch, whichever is the last one, the
+/// tables that the log makes are ours, and in the end they have the same bits.
+#[test]
+fn tables_begin_where_they_did_whichever_batch_is_the_last() {
+    let here = Site::new();
+    let disk = SimDisk::new(3);
+    let mut log = new_log(&disk);
+    let mut rng = fastrand::Rng::with_seed(3);
+    let (mut now, mut lows, mut early, mut theirs) = (100, std::collections::BTreeSet::new(), 0, vec![]);
+    for round in 0..60u64 {
+        for _ in 0..60 {
+            now += rng.u64(0..40);
+            // Some of them lie beyond the window, until others have come between: then the log has them first, or by id among those.
+            let id = if rng.u32(0..6) == 0 { now + rng.u64(900..3000) } else { now - rng.u64(0..100) };
+            here.like(round, id);
+            early = early.max(here.liked().aside_pairs());
+        }
+        if round % 7 == 6 {
+            here.engines.roll_pairs(here.engines.existence(b"liked").unwrap());
+        }
+        if rng.bool() {
+            here.engines.maintain();
+        }
+        here.round(&mut log, &mut |_| ());
+        lows.extend(here.liked().layout().iter().map(|at| at.low));
+        if round % 10 == 9 {
+            // A copy goes its own way.
+            let there = here.copied();
+            let reach = there.liked().highest_id().unwrap();
+            for at in there.liked().layout() {
+                for _ in 0..20 {
+                    let id = rng.u64(at.low..=reach);
+                    there.like(1000 + round, id);
+                    theirs.push((1000 + round, id));
+                }
+            }
+            now += 50;
+            here.like(round, now);
+            for at in there.liked().layout() {
+                here.merge_blocks(&there, at.low, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+            }
+            here.round(&mut log, &mut |_| ());
+        }
+    }
+    while here.engines.maintain() {}
+    here.like(1, now);
+    here.round(&mut log, &mut |_| ());
+    lows.extend(here.liked().layout().iter().map(|at| at.low));
+    let replayed = replayed(&disk, |site| {
+        // As a replica is maintained.
+        while site.engines.maintain() {}
+        let other = site.liked().layout().into_iter().find(|at| !lows.contains(&at.low));
+        assert_eq!(other, None, "a table that was never ours");
+    });
+    assert!(early > 10 && lows.len() > 5 && theirs.len() > 300, "{early} aside, {} tables", lows.len());
+    assert_eq!(replayed.liked().layout(), here.liked().layout());
+    for site in [&here, &replayed] {
+        theirs.iter().for_each(|&(viewer, id)| assert!(site.likes(viewer, id), "{viewer} likes {id}"));
+    }
+    for at in here.liked().layout() {
+        assert_eq!(replayed.liked().digest(at.low), here.liked().digest(at.low));
+    }
 }

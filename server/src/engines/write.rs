@@ -167,6 +167,23 @@ impl Engines {
         space.space.roll_now()
     }
 
+    /// Moves early pairs of an existence space into its tables, and closes the newest, if that is due, and has it logged: what follows our log makes the same
+    /// tables, and so do we, should we come to follow another's.
+    pub(super) fn move_on(&self, space: &ExistenceSpace) -> bool {
+        let mut turn = self.turn(0);
+        let moved = space.space.move_on();
+        if space.space.take_news() {
+            turn.mark(Mark::CATALOGUE);
+        }
+        moved
+    }
+
+    /// From now on a master's log says where tables begin. Nothing decides that here any more when this returns, and what did is marked.
+    pub(crate) fn follow(&self) {
+        self.existences.iter().for_each(|space| space.space.follow());
+        drop(self.turn(0));
+    }
+
     /// Joins a block of another site's table with ours, and has it logged.
     ///
     /// A block names its pairs by their hashes and bits, not by their ids, while writers mark the same pairs in the stripes of their ids. So it takes
@@ -385,6 +402,9 @@ impl Engines {
         if change == Change::Changed || (change == Change::Unchanged && to_set) {
             let member = MarkedMember::new(space, id, member);
             turn.mark_new(Mark::pair(space.number, id, member, to_set));
+        }
+        if space.space.take_news() {
+            turn.mark(Mark::CATALOGUE);
         }
     }
 }

@@ -128,6 +128,7 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
                     () = over.notified() => {}
                     () = ordered => {
                         host.wait_for_turns();
+                        node.engines.follow();
                         committer.step_down();
                     }
                 }

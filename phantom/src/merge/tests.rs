@@ -1,0 +1,502 @@
+//! Two sites in one process.
+
+use super::*;
+use crate::sizing::PAGE_WORDS;
+use crate::{Answer, Change, Layout, Member, Options};
+
+fn site() -> Space {
+    let options = Options { false_positive_rate: 0.001, pairs_per_table: 20_000 * 8, seed: 4, ..Options::default() };
+    let space = Space::new(options).unwrap();
+    for id in 0..100 {
+        space.add(id, &Member::Number(0)).unwrap();
+    }
+    assert_eq!(space.aside_pairs(), 0);
+    space
+}
+
+/// The blocks that differ, or all that one has more; in one string.
+fn differing(here: &Space, there: &Space, low: u64) -> Vec<u8> {
+    let (ours, theirs) = (here.digest(low).unwrap().blocks, there.digest(low).unwrap().blocks);
+    let differ = (0..theirs.len()).filter(|&i| ours.get(i) != Some(&theirs[i])).collect::<Vec<_>>();
+    let mut bytes = vec![];
+    let sink = |block: &[u8]| {
+        bytes.extend_from_slice(block);
+        Ok::<(), ()>(())
+    };
+    assert!(there.export_blocks(low, &differ, sink).unwrap());
+    bytes
+}
+
+fn merge(here: &Space, mut bytes: &[u8]) -> Result<usize, MergeError> {
+    let mut blocks = 0;
+    while !bytes.is_empty() {
+        here.merge_block(&here.read_block(&mut bytes)?, || ())?;
+        blocks += 1;
+    }
+    Ok(blocks)
+}
+
+/// What a log holds of a merge, told to a space that has not seen it, and told twice.
+fn replayed(here: &Space, replica: &Space, mut bytes: &[u8]) {
+    let mut places = vec![];
+    let mut changed = vec![];
+    while !bytes.is_empty() {
+        let block = here.read_block(&mut bytes).unwrap();
+        changed.extend(here.merge_block(&block, || ()).unwrap().1);
+        places.push(block.place());
+    }
+    for _ in 0..2 {
+        places.iter().for_each(|&place| replica.put_block(place, &here.block_state(place).unwrap()).unwrap());
+        for &hash in &changed {
+            let pair = Pair::from_hash(0, hash);
+            replica.put(&pair, here.contains_pair(&pair) == Answer::Yes).unwrap();
+        }
+    }
+}
+
+fn add(space: &Space, members: std::ops::Range<u64>) {
+    members.for_each(|m| assert_ne!(space.add(m % 50, &Member::Number(m)).unwrap(), Change::Unknown));
+}
+
+fn answer(space: &Space, member: u64) -> Answer {
+    space.contains(member % 50, &Member::Number(member))
+}
+
+#[test]
+fn what_either_site_had_is_found_and_revoked_where_none_has_it() {
+    let (here, there, replica) = (site(), site(), site());
+    add(&here, 1..5000);
+    add(&there, 4000..9000);
+    let revoke = |space: &Space, member: u64| space.remove(member % 50, &Member::Number(member)).unwrap();
+    // Here only; there only; on both; on both, but revoked on one.
+    for (space, member) in [(&here, 100), (&there, 8000), (&here, 4500), (&there, 4500), (&here, 4600), (&there, 4700)]
+    {
+        assert_eq!(revoke(space, member), Change::Changed);
+    }
+    add(&replica, 1..5000);
+    [100, 4500, 4600].into_iter().for_each(|member| assert_eq!(revoke(&replica, member), Change::Changed));
+    assert_ne!(here.digest(0), there.digest(0));
+    replayed(&here, &replica, &differing(&here, &there, 0));
+    for space in [&here, &replica] {
+        for member in 1..9000 {
+            let expected = if [100, 8000, 4500].contains(&member) { Answer::No } else { Answer::Yes };
+            assert_eq!(answer(space, member), expected, "{member}");
+        }
+    }
+    assert_eq!(here.digest(0), replica.digest(0));
+    let pairs = here.tables()[0].pairs as f64;
+    assert!((pairs / 9100.0 - 1.0).abs() < 0.05, "{pairs}");
+    // Both ways: now they are one.
+    merge(&there, &differing(&there, &here, 0)).unwrap();
+    assert_eq!(there.digest(0).unwrap().blocks, here.digest(0).unwrap().blocks);
+    assert_eq!(merge(&here, &differing(&here, &there, 0)).unwrap(), 0, "nothing differs any more");
+    // One unlike makes one block of the table differ, and no more is moved.
+    assert_eq!(revoke(&there, 77), Change::Changed);
+    assert_eq!(merge(&here, &differing(&here, &there, 0)).unwrap(), 1);
+    assert_eq!(answer(&here, 77), Answer::Yes, "set on one side is set");
+    // Liked again after it came revoked.
+    assert_eq!(here.add(8000 % 50, &Member::Number(8000)).unwrap(), Change::Changed);
+    assert_eq!(answer(&here, 8000), Answer::Yes);
+}
+
+/// M2: sites are never equally far, and one of them may have few. What comes with ids above ours stays found when the table is closed, and can be
+/// unliked.
+#[test]
+fn ids_above_ours_stay_in_their_table_when_it_is_closed() {
+    let (there, young) = (site(), Space::new(site().options().clone()).unwrap());
+    (100..800).for_each(|id| assert_eq!(there.add(id, &Member::Number(1)).unwrap(), Change::Changed));
+    assert_eq!(there.remove(700, &Member::Number(1)).unwrap(), Change::Changed);
+    let blocks = differing(&young, &there, 0);
+    let merged = merge(&young, &blocks);
+    assert!(matches!(merged, Err(MergeError::NoIds { highest: 799 })), "nobody can tell what is far: {merged:?}");
+    assert_eq!((young.highest_id(), young.pairs()), (None, 0));
+    (0..64).for_each(|id| assert_eq!(young.add(id, &Member::Number(0)).unwrap(), Change::Changed));
+    for here in [site(), young] {
+        // What was aside, as an id that is ahead, is no more.
+        here.add(799, &Member::Number(3)).unwrap();
+        let replica = Space::new(here.options().clone()).unwrap();
+        replica.put_frontier(here.course(0).frontier);
+        replayed(&here, &replica, &differing(&here, &there, 0));
+        while here.maintain() {}
+        replica.put_frontier(here.course(0).frontier);
+        replica.lead();
+        assert_eq!(here.aside_pairs(), 0);
+        for space in [&here, &replica] {
+            assert_eq!(
+                (space.remove(300, &Member::Number(1)).unwrap(), space.highest_id()),
+                (Change::Changed, Some(799))
+            );
+            space.add(790, &Member::Number(2)).unwrap();
+            assert!(space.roll_now());
+            assert_eq!(space.tables()[0].last, 799);
+            for id in 100..800 {
+                let expected = if [300, 700].contains(&id) { Answer::No } else { Answer::Yes };
+                assert_eq!(space.contains(id, &Member::Number(1)), expected, "{id}");
+            }
+            assert_eq!(space.contains(790, &Member::Number(2)), Answer::Yes);
+        }
+        assert_eq!(here.contains(799, &Member::Number(3)), Answer::Yes);
+    }
+}
+
+/// L1: a log tells of ids before it tells of the table that has them, and a batch has them by id, so that each lies near the one before. The
+/// tables begin where they did, and a block finds its own.
+#[test]
+fn a_block_finds_its_table_whatever_was_told_before_that_began() {
+    let (here, there) = (site(), site());
+    let set = |space: &Space, ids: std::ops::Range<u64>, member: u64| {
+        ids.for_each(|id| assert_ne!(space.add(id, &Member::Number(member)).unwrap(), Change::Unknown));
+    };
+    let replica = Space::new(here.options().clone()).unwrap();
+    let mut changes = u64::MAX;
+    for space in [&here, &there] {
+        for low in (100..600).step_by(100) {
+            set(space, low..low + 100, 0);
+            if std::ptr::eq(space, &here) {
+                let course = here.course(changes);
+                course.layout.iter().for_each(|layout| replica.put_layout(layout).unwrap());
+                replica.put_frontier(course.frontier);
+                changes = course.changes;
+                // Aside at the master, and set by the time it is told of.
+                for id in low..low + 300 {
+                    replica.put(&replica.pair(id, &Member::Number(0)), true).unwrap();
+                }
+            }
+            assert!(space.roll_now());
+        }
+    }
+    let (low, pages) = (here.layout()[4].low, here.layout()[4].pages);
+    assert_eq!((low, there.layout()), (500, here.layout()));
+    set(&there, low..low + 100, 1);
+    replica.put_layout(&here.layout()).unwrap();
+    assert_eq!((replica.layout(), replica.aside_pairs()), (here.layout(), 200));
+    replica.put_frontier(here.course(0).frontier);
+    replayed(&here, &replica, &differing(&here, &there, low));
+    assert_eq!(replica.digest(low), here.digest(low));
+    for id in low..low + 100 {
+        assert_eq!(replica.contains(id, &Member::Number(1)), Answer::Yes, "{id}");
+    }
+    // Of a table of another size, or of one that never was, its bits say nothing.
+    let place = BlockPlace { low, link: 0, block: 0 };
+    let state = here.block_state(place).unwrap();
+    let error = site().put_block(place, &state).unwrap_err();
+    assert!(error.contains("where none does"), "{error}");
+    let other = site();
+    other.put_layout(&[Layout { low: 0, pages }, Layout { low, pages: pages + 1 }]).unwrap();
+    let error = other.put_block(place, &state).unwrap_err();
+    assert!(error.contains("pages; ours has"), "{error}");
+    assert_eq!(
+        site().put_layout(&[Layout { low, pages: 1 << 50 }]).map_err(|e| e.to_string()),
+        Err("no memory for a table".to_owned())
+    );
+}
+
+/// A log says how large tables are, whatever our options say now.
+#[test]
+fn an_empty_table_becomes_as_large_as_the_log_says() {
+    let (here, there) = (site(), site());
+    add(&there, 1..2000);
+    let options = Options { pairs_per_table: 3000, ..here.options().clone() };
+    let replica = Space::new(options).unwrap();
+    replica.put_layout(&here.layout()).unwrap();
+    assert_eq!(replica.layout(), here.layout());
+    replica.put_frontier(here.course(0).frontier);
+    replayed(&here, &replica, &differing(&here, &there, 0));
+    assert!((1..2000).all(|member| answer(&replica, member) == Answer::Yes));
+}
+
+/// Promise 7: a block moves the frontier no further than an id does.
+#[test]
+fn a_block_of_ids_far_ahead_is_refused_until_there_are_such_ids() {
+    let (here, there) = (site(), site());
+    for id in (0..200).map(|i| 50_000 + i) {
+        there.add(id, &Member::Number(1)).unwrap();
+    }
+    while there.maintain() {}
+    assert_eq!((there.highest_id(), there.aside_pairs()), (Some(50_199), 0));
+    let blocks = differing(&here, &there, 0);
+    let before = here.digest(0);
+    let merged = merge(&here, &blocks);
+    assert!(matches!(merged, Err(MergeError::FarAhead { highest: 50_199, ours: 99 })), "{merged:?}");
+    assert_eq!((here.digest(0), here.highest_id()), (before, Some(99)));
+    let limited = Space::new(Options { max_ahead: Some(40_000), ..here.options().clone() }).unwrap();
+    for id in 0..100 {
+        limited.add(id, &Member::Number(0)).unwrap();
+    }
+    assert!(matches!(merge(&limited, &blocks), Err(MergeError::Refused(Error::KeyTooBig))));
+    for id in (0..200).map(|i| 50_000 + i) {
+        here.add(id, &Member::Number(2)).unwrap();
+    }
+    assert!(merge(&here, &blocks).unwrap() > 0);
+    assert_eq!(here.contains(50_100, &Member::Number(1)), Answer::Yes);
+}
+
+#[test]
+fn an_overrun_table_brings_its_extensions() {
+    let (here, there) = (site(), site());
+    there.roll_now();
+    here.roll_now();
+    add(&here, 1..1000);
+    add(&there, 1..60_000);
+    assert!(there.tables()[0].extensions >= 2);
+    merge(&here, &differing(&here, &there, 0)).unwrap();
+    (1..60_000).for_each(|member| assert_eq!(answer(&here, member), Answer::Yes));
+    assert_eq!(there.tables()[0].extensions, here.tables()[0].extensions);
+    add(&here, 60_000..61_000);
+    (1..61_000).for_each(|member| assert_eq!(answer(&here, member), Answer::Yes));
+}
+
+#[test]
+fn a_union_that_would_break_the_rate_is_refused_whole() {
+    let (here, there) = (site(), site());
+    here.roll_now();
+    there.roll_now();
+    add(&here, 1..15_000);
+    add(&there, 15_000..30_000);
+    let merged = merge(&here, &differing(&here, &there, 0));
+    assert!(matches!(merged, Err(MergeError::Overfull)));
+    let tables = here.tables_probed(100_000);
+    assert!(tables[0].measured_rate < 0.0015, "what came before the refusal is within the rate: {tables:?}");
+    assert!((1..15_000).all(|member| answer(&here, member) == Answer::Yes));
+}
+
+/// Few pairs' worth of bits, where they answer much with yes.
+#[test]
+fn bits_that_no_pairs_have_set_are_refused() {
+    let (here, there) = (site(), site());
+    add(&there, 1..2000);
+    let honest = differing(&here, &there, 0);
+    let mut blocks = &honest[..];
+    let block = here.read_block(&mut blocks).unwrap();
+    let before = here.digest(0);
+    // Whole lines, most of every second line, whole pages.
+    let shapes: [fn(usize) -> u64; 3] = [
+        |word| if word / 8 % 4 == 0 { u64::MAX } else { 0 },
+        |word| if word % 8 < 6 && word / 8 % 2 == 0 { u64::MAX } else { 0 },
+        |word| if word / PAGE_WORDS == 3 { u64::MAX } else { 0 },
+    ];
+    for (i, shape) in shapes.into_iter().enumerate() {
+        let words = (0..block.words.len()).map(shape).collect();
+        let hostile = Block { place: block.place(), highest: 99, words, revoked: vec![] };
+        assert!(matches!(here.merge_block(&hostile, || ()), Err(MergeError::Overfull)), "shape {i}");
+        assert_eq!(here.digest(0), before);
+    }
+    assert!(here.merge_block(&block, || ()).is_ok());
+}
+
+/// M1 for a whole table: bits that are within what chance may do to each block, in all of them.
+#[test]
+fn a_table_keeps_its_rate_however_its_blocks_are_filled() {
+    let options = || Options { pairs_per_table: 400_000 * 8, ..site().options().clone() };
+    let (here, there) = (Space::new(options()).unwrap(), Space::new(options()).unwrap());
+    for space in [&here, &there] {
+        (0..100).for_each(|id| assert_eq!(space.add(id, &Member::Number(0)).unwrap(), Change::Changed));
+    }
+    let (_, table) = there.table_at(0).unwrap();
+    let link = table.link(0).unwrap();
+    let allowed = link.filter.sizing().rate(link.capacity(), link.filter.pages());
+    let mut member = 0;
+    while Fill::of(&link.filter).rate() < allowed * 1.3 {
+        for _ in 0..link.capacity() / 50 {
+            member += 1;
+            Table::set(link, &there.pair(member % 50, &Member::Number(member)));
+        }
+    }
+    let (blocks, all) = (differing(&here, &there, 0), there.digest(0).unwrap().blocks.len());
+    let mut merged = 0;
+    let mut rest = &blocks[..];
+    let refused = loop {
+        let block = here.read_block(&mut rest).unwrap();
+        match here.merge_block(&block, || ()) {
+            Ok(_) => merged += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, MergeError::Overfull));
+    assert!(merged > all / 2 && merged < all, "{merged} of {all}: each of them alone is within its bound");
+    let table = &here.tables_probed(4_000_000)[0];
+    assert!(table.measured_rate <= 0.00105, "{table:?}");
+    // And however much comes afterwards.
+    (0..400_000).for_each(|m| assert!(here.add(m % 50, &Member::Number(1 << 40 | m)).is_ok()));
+    let table = &here.tables_probed(4_000_000)[0];
+    assert!(table.extensions > 0 && table.measured_rate <= 0.0011, "{table:?}");
+    // As it is stored and read again it has no more room than before.
+    let mut decoder = crate::TableDecoder::new(here.options(), 1 << 30);
+    assert!(here.encode_table(0, |piece| decoder.feed(piece)).unwrap());
+    let stored = decoder.finish().unwrap().table;
+    let (_, ours) = here.table_at(0).unwrap();
+    let (stored, ours) = (stored.link(0).unwrap().load(), ours.link(0).unwrap().load());
+    assert!(stored.abs_diff(ours) < ours / 100, "{stored} for {ours}");
+}
+
+/// M3: what is refused leaves no filter in the chain, no place taken among the revoked, and the frontier where it was.
+#[test]
+fn a_refused_block_has_changed_nothing() {
+    let (here, there) = (site(), site());
+    there.roll_now();
+    here.roll_now();
+    add(&here, 1..100);
+    add(&there, 1..60_000);
+    there.remove(7, &Member::Number(7)).unwrap();
+    let blocks = differing(&here, &there, 0);
+    let mut rest = &blocks[..];
+    // The first filter, and then the first extension, which is not there yet.
+    let extension = loop {
+        let block = here.read_block(&mut rest).unwrap();
+        if block.place.link == 1 {
+            break block;
+        }
+        here.merge_block(&block, || ()).unwrap();
+    };
+    let state = |space: &Space| {
+        (space.digest(0), space.highest_id(), space.memory_bytes(), space.tables_probed(0)[0].extensions)
+    };
+    let before = state(&here);
+    let entered = || panic!("nothing is refused after this");
+    let refuse =
+        |space: &Space, block: &Block| space.merge_block(block, entered).map(|((), _)| ()).unwrap_err().to_string();
+    let last = 99;
+    let hostile = |words: u64, highest: u64| Block {
+        place: extension.place,
+        highest,
+        words: vec![words; extension.words.len()],
+        revoked: vec![],
+    };
+    assert!(refuse(&here, &hostile(u64::MAX, last)).contains("exceed the error rate"));
+    assert!(refuse(&here, &hostile(0, 1 << 40)).contains("no table covers") || before == state(&here));
+    let tight = Options { memory_limit_bytes: Some(1), ..here.options().clone() };
+    let full = Space::new(tight).unwrap();
+    (0..100).for_each(|id| assert_eq!(full.add(id, &Member::Number(0)).unwrap(), Change::Changed));
+    assert!(refuse(&full, &extension).contains("memory limit"));
+    assert_eq!((state(&here), full.tables_probed(0)[0].extensions), (before, 0));
+    here.merge_block(&extension, || ()).unwrap();
+    assert_eq!(here.tables_probed(0)[0].extensions, 1);
+}
+
+/// A log has the states of pairs, not their changes: who reads it never had the bits of one that came and went between two batches.
+#[test]
+fn what_was_unset_before_the_log_looked_is_not_brought_back_by_a_block() {
+    let (here, there, replica) = (site(), site(), site());
+    for member in 1..200 {
+        assert_eq!(here.add(member % 50, &Member::Number(member)).unwrap(), Change::Changed);
+        assert_eq!(here.remove(member % 50, &Member::Number(member)).unwrap(), Change::Changed);
+        replica.put(&here.pair(member % 50, &Member::Number(member)), false).unwrap();
+    }
+    add(&there, 200..400);
+    replayed(&here, &replica, &differing(&here, &there, 0));
+    for space in [&here, &replica] {
+        assert!((1..200).all(|member| answer(space, member) == Answer::No));
+        assert!((200..400).all(|member| answer(space, member) == Answer::Yes));
+    }
+    assert_eq!(replica.digest(0), here.digest(0));
+    // As an older log has it: no hashes behind the words; and half a hash.
+    let place = BlockPlace { low: 0, link: 0, block: 0 };
+    let state = here.block_state(place).unwrap();
+    let (_, table) = here.table_at(0).unwrap();
+    let words = table.first_filter().words().len() * 8 + 16;
+    assert_eq!(site().put_block(place, &state[..words]), Ok(()));
+    assert!(site().put_block(place, &state[..words + 8]).is_err());
+    assert!(site().put_block(place, &state[..words - 16]).is_err());
+}
+
+/// Set here, and aside; revoked there: it stays set, here and wherever the log is told.
+#[test]
+fn a_pair_aside_is_not_revoked_by_a_block() {
+    let (here, there) = (site(), site());
+    let early = 99 + 1024 + 5;
+    (100..=early).step_by(100).chain([early]).for_each(|id| assert!(there.add(id, &Member::Number(1)).is_ok()));
+    assert_eq!(there.remove(early, &Member::Number(1)).unwrap(), Change::Changed);
+    let replica = Space::new(here.options().clone()).unwrap();
+    let pair = here.pair(early, &Member::Number(1));
+    assert_eq!(here.add(early, &Member::Number(1)).unwrap(), Change::Changed);
+    replica.put_frontier(here.course(0).frontier);
+    replica.put(&pair, true).unwrap();
+    assert_eq!((here.aside_pairs(), replica.aside_pairs()), (1, 1));
+    here.add(110, &Member::Number(1)).unwrap();
+    assert_eq!(here.aside_pairs(), 1);
+    let blocks = differing(&here, &there, 0);
+    let block = here.read_block(&mut &blocks[..]).unwrap();
+    let ((), changed) = here.merge_block(&block, || ()).unwrap();
+    assert_eq!((changed.len(), block.revoked.len(), here.aside_pairs()), (0, 1, 1));
+    replica.put_frontier(here.course(0).frontier);
+    replica.put_block(block.place(), &here.block_state(block.place()).unwrap()).unwrap();
+    while here.maintain() {}
+    for space in [&here, &replica] {
+        assert_eq!((space.contains_pair(&pair), space.aside_pairs()), (Answer::Yes, 0));
+        assert_eq!(space.most_revoked(), 0);
+    }
+}
+
+/// M2 at the site that exports: no pair of a block has a higher id than the block says, while new ids come.
+#[test]
+fn a_block_says_no_less_than_how_far_its_ids_reach() {
+    let space = site();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let (mut above, mut blocks) = (0, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for id in 100..8_000 {
+                space.add(id, &Member::Number(0)).unwrap();
+                (0..20).for_each(|_| std::hint::spin_loop());
+            }
+            done.store(true, Relaxed);
+        });
+        while !done.load(Relaxed) {
+            let sink = |bytes: &[u8]| {
+                let block = space.read_block(&mut &bytes[..]).unwrap();
+                let (_, table) = space.table_at(0).unwrap();
+                let filter = &table.link(0).unwrap().filter;
+                let ids = (block.highest + 1..block.highest + 6).map(|id| space.pair(id, &Member::Number(0)));
+                above += ids.filter(|pair| filter.contains_in(pair, &block.words, 0)).count();
+                blocks += 1;
+                Ok::<(), ()>(())
+            };
+            space.export_blocks(0, &[0], sink).unwrap();
+        }
+    });
+    assert!(blocks > 5 && above <= 3, "{above} in {blocks}: more than the false yeses of so few questions");
+}
+
+/// A revoked set at its bound takes none of the block, and forgets what of it was in.
+#[test]
+fn a_block_that_revokes_more_than_there_is_room_for_changes_nothing() {
+    let there = site();
+    let here = Space::new(Options { max_revoked: 30, ..there.options().clone() }).unwrap();
+    for id in 0..100 {
+        here.add(id, &Member::Number(0)).unwrap();
+    }
+    let revoke = |space: &Space, members: std::ops::Range<u64>| {
+        add(space, members.clone());
+        members.for_each(|m| assert_eq!(space.remove(m % 50, &Member::Number(m)).unwrap(), Change::Changed));
+    };
+    revoke(&here, 1..11);
+    revoke(&there, 100..125);
+    let before = here.digest(0);
+    let merged = merge(&here, &differing(&here, &there, 0));
+    assert!(matches!(merged, Err(MergeError::Refused(Error::RevokedFull))), "{merged:?}");
+    assert_eq!(here.digest(0), before);
+    revoke(&there, 125..135);
+    let bytes = differing(&here, &there, 0);
+    let read = here.read_block(&mut &bytes[..]).err();
+    assert!(matches!(read, Some(MergeError::Refused(Error::RevokedFull))), "more than may ever be revoked");
+}
+
+#[test]
+fn tables_that_do_not_match_are_refused() {
+    let here = site();
+    here.roll_now();
+    here.roll_now();
+    let newest = differing(&here, &site(), 0);
+    assert!(matches!(merge(&here, &newest), Ok(0) | Err(MergeError::NoTable { low: 0, .. })));
+    let other = site();
+    add(&other, 1..500);
+    assert!(matches!(merge(&here, &differing(&here, &other, 0)), Err(MergeError::NoTable { low: 0, .. })));
+    let options = Options { pairs_per_table: 5000 * 8, ..here.options().clone() };
+    let other = Space::new(options).unwrap();
+    for id in 0..100 {
+        other.add(id, &Member::Number(0)).unwrap();
+    }
+    other.roll_now();
+    assert!(matches!(merge(&here, &differing(&here, &other, 0)), Err(MergeError::OtherLayout)));
+    assert!(here.digest(7).is_none());
+}
