@@ -550,7 +550,6 @@ pub(crate) fn recover(
     progress: impl Fn(Progress) + Sync,
 ) -> Result<Recovered, RecoverError> {
     let dir = &config.durability.dir;
-    std::fs::create_dir_all(dir).map_err(|source| RecoverError::Folder { path: dir.clone(), source })?;
     let disk = RealDisk::open(dir).map_err(|source| RecoverError::Folder { path: dir.clone(), source })?;
     let store = Store::open(
         Arc::new(disk),

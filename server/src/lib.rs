@@ -50,6 +50,7 @@ mod workers;
 
 pub use engines::Engines;
 pub use local::Local;
+use stop::Parting;
 pub use stop::Stop;
 
 use config::Config;
@@ -89,12 +90,15 @@ pub enum StartError {
     /// The system refused a thread or a socket.
     #[error("cannot start: {0}")]
     System(#[from] io::Error),
+    /// It ran, and did not end well.
+    #[error("{0}")]
+    Ended(io::Error),
 }
 
 impl From<StartError> for io::Error {
     fn from(error: StartError) -> Self {
         match error {
-            StartError::System(source) => source,
+            StartError::System(source) | StartError::Ended(source) => source,
             other => io::Error::other(other),
         }
     }
@@ -139,6 +143,12 @@ pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Resu
     let host = Arc::new(Host::new(config, addresses, stop));
     host.tls.configure(&host.config().tls).map_err(StartError::Tls)?;
     host.acl.configure(&host.config().security).map_err(StartError::Users)?;
+    let asked = Arc::downgrade(&host);
+    host.stop.on_parting(move || match asked.upgrade().map(|host| host.node()) {
+        None => Parting::Well,
+        Some(node) if !node.is_loaded() => Parting::Loading,
+        Some(node) => node.durability.refusal().map_or(Parting::Well, Parting::Unsaved),
+    });
     let mut threads = workers::start(&host, listeners, encrypted)?;
     let recalled = host.replication.recall(&host.config()).map_err(StartError::System);
     let opened = recalled.and_then(|()| load(&host.node())).and_then(|log| {
@@ -146,10 +156,10 @@ pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Resu
         // Before anybody is told that the server is ready: writes are taken from the first moment, or refused for the right reason.
         host.replication.settle(&host.config(), log.is_own(), log.term());
         let run = move || replication::director::direct(&of_log, log);
-        let log = std::thread::Builder::new().name("log".to_owned()).spawn(run)?;
-        threads.push(workers::thread("snapshot".to_owned(), move || snapshot::run(&of_snapshots))?);
+        let log = workers::thread(host.stop.vital(), "log".to_owned(), run)?;
+        threads.push(workers::thread(host.stop.vital(), "snapshot".to_owned(), move || snapshot::run(&of_snapshots))?);
         let of_spills = host.clone();
-        threads.push(workers::thread("spill".to_owned(), move || cold::run(&of_spills))?);
+        threads.push(workers::thread(host.stop.vital(), "spill".to_owned(), move || cold::run(&of_spills))?);
         Ok(log)
     });
     match opened {
@@ -196,8 +206,7 @@ fn load(node: &Node) -> Result<Held, StartError> {
 
 /// Runs a server until `stop` is told to stop.
 pub fn run(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Result<(), StartError> {
-    start_on(config, listeners, stop)?.join()?;
-    Ok(())
+    start_on(config, listeners, stop)?.join().map_err(StartError::Ended)
 }
 
 /// The engines of a node.

@@ -1,15 +1,39 @@
 //! The one way to stop a server: a signal, the SHUTDOWN command or a test says so, and everyone who waits hears it.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use tokio::sync::watch;
 
 /// A handle to stop a server with, and to wait for it. Clones are the same handle.
-#[derive(Clone)]
-pub struct Stop(Arc<watch::Sender<bool>>);
+#[derive(Clone, Default)]
+pub struct Stop(Arc<Shared>);
 
-impl Default for Stop {
-    fn default() -> Self {
-        Stop(Arc::new(watch::Sender::new(false)))
+#[derive(Default)]
+struct Shared {
+    stopped: watch::Sender<bool>,
+    /// Asked when a signal comes.
+    ask: OnceLock<Box<Ask>>,
+}
+
+type Ask = dyn Fn() -> Parting + Send + Sync;
+
+/// What a signal to stop finds.
+pub(crate) enum Parting {
+    /// The data are loaded, and the log takes changes.
+    Well,
+    /// The data are not loaded yet.
+    Loading,
+    /// Changes that were acknowledged are not on the disk: why.
+    Unsaved(String),
+}
+
+/// Held by a thread without which a server is of no use: if it panics, the server stops.
+pub(crate) struct Vital(Stop);
+
+impl Drop for Vital {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.now();
+        }
     }
 }
 
@@ -21,21 +45,33 @@ impl Stop {
 
     /// Stops. Doing so twice changes nothing.
     pub fn now(&self) {
-        self.0.send_replace(true);
+        self.0.stopped.send_replace(true);
     }
 
     /// Whether it was stopped.
     pub fn is_stopped(&self) -> bool {
-        *self.0.borrow()
+        *self.0.stopped.borrow()
     }
 
     /// Waits until it is stopped.
     pub async fn wait(&self) {
         // An error means that no sender is left, and `self` is one.
-        let _ = self.0.subscribe().wait_for(|stopped| *stopped).await;
+        let _ = self.0.stopped.subscribe().wait_for(|stopped| *stopped).await;
     }
 
-    /// Stops at SIGINT or SIGTERM. A second signal ends the process at once, for a stop that hangs.
+    /// For a thread to hold.
+    pub(crate) fn vital(&self) -> Vital {
+        Vital(self.clone())
+    }
+
+    /// Has signals ask first.
+    pub(crate) fn on_parting(&self, ask: impl Fn() -> Parting + Send + Sync + 'static) {
+        // Who came first is as good.
+        let _ = self.0.ask.set(Box::new(ask));
+    }
+
+    /// Stops at SIGINT or SIGTERM; as Redis, at once while the data are loaded, since then nothing is lost, and not at the first signal if
+    /// the log fails, since then something is. A signal while it stops ends the process, for a stop that hangs.
     pub fn on_signals(&self) -> std::io::Result<()> {
         use tokio::signal::unix::{SignalKind, signal};
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -46,7 +82,8 @@ impl Stop {
         let stop = self.clone();
         std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
             runtime.block_on(async {
-                for _ in 0..2 {
+                let mut warned = false;
+                loop {
                     let name = tokio::select! {
                         _ = interrupt.recv() => "SIGINT",
                         _ = terminate.recv() => "SIGTERM",
@@ -55,8 +92,20 @@ impl Stop {
                         tracing::warn!("{name} again: leaving at once");
                         std::process::exit(1);
                     }
-                    tracing::info!("{name}: stopping");
-                    stop.now();
+                    match stop.0.ask.get().map_or(Parting::Well, |ask| ask()) {
+                        Parting::Loading => {
+                            tracing::info!("{name} while the data are loaded: leaving at once");
+                            std::process::exit(0);
+                        }
+                        Parting::Unsaved(why) if !warned => {
+                            tracing::error!("{name}: not stopping, as changes that were acknowledged would be lost; again to stop all the same. {why}");
+                            warned = true;
+                        }
+                        _ => {
+                            tracing::info!("{name}: stopping");
+                            stop.now();
+                        }
+                    }
                 }
             });
         })?;

@@ -6,6 +6,7 @@
 use crate::config::{Config, ConfigError};
 use crate::connection::Connection;
 use crate::node::{Host, Process};
+use crate::stop::Vital;
 use crate::tls::Socket;
 use std::io::{self, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -77,12 +78,12 @@ pub(crate) fn start(
                 .enable_all()
                 .max_blocking_threads(SLOW_THREADS)
                 .build()?;
-            threads.push(thread(format!("worker-{index}"), move || {
+            threads.push(thread(host.stop.vital(), format!("worker-{index}"), move || {
                 runtime.block_on(work(host, index, receive, load));
             })?);
         }
         let maintained = host.clone();
-        threads.push(thread("maintain".to_owned(), move || maintain(&maintained))?);
+        threads.push(thread(host.stop.vital(), "maintain".to_owned(), move || maintain(&maintained))?);
         let host = host.clone();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let listeners = {
@@ -93,7 +94,7 @@ pub(crate) fn start(
             })
             .collect::<io::Result<Vec<_>>>()?
         };
-        threads.push(thread("accept".to_owned(), move || {
+        threads.push(thread(host.stop.vital(), "accept".to_owned(), move || {
             runtime.block_on(accept(host, listeners, workers));
         })?);
         Ok(())
@@ -111,8 +112,16 @@ pub(crate) fn start(
     Ok(threads)
 }
 
-pub(crate) fn thread(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
-    std::thread::Builder::new().name(name).spawn(body)
+/// Starts a thread without which the server is of no use.
+pub(crate) fn thread<T: Send + 'static>(
+    vital: Vital,
+    name: String,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    std::thread::Builder::new().name(name).spawn(move || {
+        let _vital = vital;
+        body()
+    })
 }
 
 /// If the system allows fewer clients than the configuration, the configuration follows.

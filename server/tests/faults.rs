@@ -339,6 +339,100 @@ fn a_slow_sync_keeps_back_who_was_promised_it_and_nobody_else() {
     }
 }
 
+/// As Redis: who stops a server whose log fails loses what was acknowledged since; so he has to say it twice.
+#[test]
+fn a_server_that_cannot_save_is_not_stopped_by_chance() {
+    let Some(disk) = SmallDisk::mount(96) else { return cannot("a full disk needs the right to mount a tmpfs") };
+    let start = || Program::start(disk.path(), "everysec");
+    let program = start();
+    disk.fill(256 << 10);
+    let mut likes = like(program.port, 1, 7, |words| words.starts_with("MISCONF "));
+    let mut client = program.client();
+    for words in ["SHUTDOWN", "SHUTDOWN SAVE", "SHUTDOWN NOW"] {
+        assert_eq!(refusal(&call(&mut client, words)), "ERR Errors trying to SHUTDOWN. Check logs.", "{words}");
+    }
+    program.sigterm();
+    std::thread::sleep(Duration::from_millis(500));
+    check(program.port, &likes);
+    disk.make_room();
+    accepts_writes(&mut client, &mut likes, 20_000_000);
+    assert!(program.terminate().success(), "the first signal is forgotten when all is well");
+    check(start().port, &likes);
+
+    let mut program = start();
+    disk.fill(256 << 10);
+    like(program.port, 30_000_000, 8, |words| words.starts_with("MISCONF "));
+    program.sigterm();
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(program.child.try_wait().unwrap(), None);
+    assert_eq!(program.terminate().code(), Some(1), "at the second signal it ends, and says that it lost something");
+}
+
+/// Its messages go to a pipe that nobody reads any more.
+#[test]
+fn who_cannot_say_what_happens_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let started = Program::start_until(&[], folder.path(), &["--fsync", "always"], "ready to accept");
+    let (program, pipe) = started.unwrap_or_else(|said| panic!("{said:#?}"));
+    drop(pipe);
+    let mut client = program.client();
+    for member in 0..3 {
+        call(&mut client, &format!("FEED.ACT like {member} {FIRST}"));
+        assert_eq!(call(&mut client, "SAVE"), OwnedFrame::SimpleString(b"OK".to_vec()));
+    }
+    assert!(program.terminate().success());
+}
+
+#[test]
+fn a_server_that_loads_is_stopped_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start(folder.path(), "always");
+    let mut likes = Likes::new();
+    accepts_writes(&mut program.client(), &mut likes, 1);
+    assert!(program.terminate().success());
+    let inject = "inject=pread64:delay_enter=1000000";
+    let slowly = ["strace", "-D", "-f", "--seccomp-bpf", "-q", "-o", "/dev/null", "-e", "trace=pread64", "-e", inject];
+    if Command::new("strace").arg("-V").output().is_err() {
+        return cannot("a slow disk needs strace");
+    }
+    let started = Program::start_until(&slowly, folder.path(), &[], "listening on");
+    let (program, mut said) = started.unwrap_or_else(|said| panic!("{said:#?}"));
+    let began = std::time::Instant::now();
+    assert!(program.terminate().success());
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert!(said.all(|line| !line.unwrap().contains("ready to accept")), "it was not loading");
+    check(Program::start(folder.path(), "always").port, &likes);
+}
+
+/// `tidemark check` beside a server that publishes one manifest after the other, and removes what the ones before named.
+#[test]
+fn a_folder_in_use_is_not_called_damaged() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = tempfile::NamedTempFile::new().unwrap();
+    writeln!(&config, "[durability]\nkeep_log_bytes = 0").unwrap();
+    let options = ["--fsync", "no", "--config", config.path().to_str().unwrap()];
+    let program = Program::start_as(&[], folder.path(), &options).unwrap_or_else(|said| panic!("{said:#?}"));
+    let mut client = program.client();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for member in 0.. {
+                if done.load(std::sync::atomic::Ordering::Relaxed) {
+                    return;
+                }
+                call(&mut client, &format!("FEED.ACT like {member} {FIRST}"));
+                call(&mut client, "SAVE");
+            }
+        });
+        let damaged = (0..60).find_map(|_| {
+            let found = tidemark(&["check", folder.path().to_str().unwrap()]);
+            (!found.status.success()).then(|| String::from_utf8_lossy(&found.stdout).into_owned())
+        });
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(damaged, None);
+    });
+}
+
 #[test]
 fn sigterm_under_load_keeps_all_that_was_acknowledged() {
     let folder = tempfile::tempdir().unwrap();

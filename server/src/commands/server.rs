@@ -86,6 +86,15 @@ fn shutdown(call: &mut Call<'_>) -> Outcome {
     if has(b"save") && has(b"nosave") {
         return Err(Refusal::SYNTAX);
     }
+    if !has(b"nosave")
+        && !has(b"force")
+        && let Some(why) = call.node.durability.refusal()
+    {
+        tracing::error!(
+            "SHUTDOWN refused, as changes that were acknowledged would be lost (SHUTDOWN FORCE stops all the same). {why}"
+        );
+        return Err(refuse!("ERR Errors trying to SHUTDOWN. Check logs."));
+    }
     tracing::info!("SHUTDOWN from {}: stopping", call.session.client.peer);
     call.node.stop.now();
     // As Redis: no reply, the connection closes.

@@ -105,6 +105,15 @@ fn settle(node: &Node, is_master: bool, term: u64) {
     }
 }
 
+/// Tells somebody that it is over, also if that is by a panic: else he would wait for ever.
+struct Told<'a>(&'a tokio::sync::Notify);
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
 /// Commits, until the role changes or the server stops.
 fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Result<()>) {
     let committer = node.durability.committer();
@@ -135,8 +144,10 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
             });
         };
         let watcher = scope.spawn(watch);
-        let ended = node.durability.run(log, &node.engines);
-        over.notify_one();
+        let ended = {
+            let _told = Told(&over);
+            node.durability.run(log, &node.engines)
+        };
         // It only waits.
         let _ = watcher.join();
         ended

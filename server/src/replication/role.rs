@@ -88,7 +88,7 @@ impl Role {
 
     /// Durable when this returns.
     pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {
-        std::fs::create_dir_all(dir)?;
+        store::create_folder(dir)?;
         files::replace(&dir.join(NAME), self.encode().as_bytes())
     }
 }

@@ -6,9 +6,9 @@
 
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Lines};
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use tidemark_server::cli::client::Client;
 
@@ -36,6 +36,20 @@ impl Program {
 
     /// Starts it under another program (a tracer with its options), which must become the same process. The error is what it said.
     pub(crate) fn start_as(under: &[&str], dir: &Path, options: &[&str]) -> Result<Program, Vec<String>> {
+        // It listens first, and is ready when it has loaded.
+        let (program, lines) = Program::start_until(under, dir, options, "ready to accept")?;
+        // What it says later must not block it.
+        std::thread::spawn(move || lines.for_each(drop));
+        Ok(program)
+    }
+
+    /// The same, until it has said that it listens, and these words; and what it says after them.
+    pub(crate) fn start_until(
+        under: &[&str],
+        dir: &Path,
+        options: &[&str],
+        until: &str,
+    ) -> Result<(Program, Lines<BufReader<ChildStderr>>), Vec<String>> {
         let mut words = under.to_vec();
         words.extend([TIDEMARK, "serve", "--port", "0"]);
         words.extend(options);
@@ -50,7 +64,6 @@ impl Program {
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let mut said = vec![];
         let mut port = None;
-        // It listens first, and is ready when it has loaded.
         loop {
             let Some(Ok(line)) = lines.next() else {
                 child.wait().unwrap();
@@ -59,15 +72,13 @@ impl Program {
             if let Some((_, rest)) = line.split_once("listening on 127.0.0.1:") {
                 port = rest.split(',').next().and_then(|p| p.parse().ok());
             }
-            let ready = line.contains("ready to accept");
+            let is_there = line.contains(until);
             said.push(line);
-            if ready {
+            if is_there {
                 break;
             }
         }
-        // What it says later must not block it.
-        std::thread::spawn(move || lines.for_each(drop));
-        Ok(Program { child, port: port.expect("it says its port") })
+        Ok((Program { child, port: port.expect("it says its port") }, lines))
     }
 
     pub(crate) fn client(&self) -> Client {
@@ -79,10 +90,14 @@ impl Program {
         self.child.wait().unwrap();
     }
 
-    /// SIGTERM, and how it ended.
-    pub(crate) fn terminate(mut self) -> ExitStatus {
+    pub(crate) fn sigterm(&self) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    }
+
+    /// SIGTERM, and how it ended.
+    pub(crate) fn terminate(mut self) -> ExitStatus {
+        self.sigterm();
         self.child.wait().unwrap()
     }
 }
