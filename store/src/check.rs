@@ -69,8 +69,26 @@ impl Report {
     }
 }
 
+/// A folder whose server publishes a manifest while it is being looked at is looked at again, so often at most.
+const LOOKS: usize = 5;
+
 /// Verifies a data folder. A running server may have it; then the end of the log is that of the moment.
 pub fn check(disk: &dyn Disk) -> Result<Report> {
+    let number = || Manifest::read(disk).ok().flatten().map(|manifest| manifest.number);
+    let mut looks = 0;
+    loop {
+        let before = number();
+        let report = look(disk)?;
+        looks += 1;
+        // What the older manifest named may be gone by right.
+        if report.severity() != Severity::Damage || number() == before || looks == LOOKS {
+            return Ok(report);
+        }
+    }
+}
+
+/// One look at everything.
+fn look(disk: &dyn Disk) -> Result<Report> {
     let mut report = Report::default();
     let names = disk.list().map_err(|e| Error::io(disk.path(""), "listing", e))?;
     let manifest = match Manifest::read(disk) {

@@ -135,6 +135,22 @@ pub const TEMPORARY: &str = ".tmp";
 /// Name of the file that carries the folder's lock.
 pub const LOCK: &str = "tidemark.lock";
 
+/// Creates a folder, and those above it, where they are missing, durably: each new name is synced in the folder that holds it.
+pub fn create_folder(folder: &Path) -> io::Result<()> {
+    if folder.as_os_str().is_empty() || folder.is_dir() {
+        return Ok(());
+    }
+    if let Some(above) = folder.parent() {
+        create_folder(above)?;
+    }
+    match std::fs::create_dir(folder) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists || !folder.is_dir() => return Err(e),
+        _ => {}
+    }
+    let above = folder.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(above)?.sync_all()
+}
+
 /// A folder of the file system.
 #[derive(Debug)]
 pub struct RealDisk {
@@ -145,13 +161,7 @@ impl RealDisk {
     /// Opens the folder, creating it if needed (durably: its own name is synced too).
     pub fn open(folder: impl AsRef<Path>) -> io::Result<RealDisk> {
         let folder = folder.as_ref().to_path_buf();
-        if !folder.is_dir() {
-            std::fs::create_dir_all(&folder)?;
-            let absolute = folder.canonicalize()?;
-            if let Some(parent) = absolute.parent() {
-                File::open(parent)?.sync_all()?;
-            }
-        }
+        create_folder(&folder)?;
         Ok(RealDisk { folder })
     }
 
@@ -255,5 +265,23 @@ impl DiskFile for RealFile {
 
     fn expect_random(&self) -> io::Result<()> {
         Ok(rustix::fs::fadvise(&self.file, 0, None, Advice::Random)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_are_made_with_those_above_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let deep = folder.path().join("a/b/../b/c");
+        create_folder(&deep).unwrap();
+        create_folder(&deep).unwrap();
+        assert!(folder.path().join("a/b/c").is_dir());
+        std::fs::write(folder.path().join("file"), "").unwrap();
+        for no_folder in ["file", "file/a"] {
+            assert!(create_folder(&folder.path().join(no_folder)).is_err(), "{no_folder}");
+        }
     }
 }

@@ -109,7 +109,7 @@ pub use cold::{
 pub use commit::{
     CommitOptions, CommitStats, Committed, Committer, Exclusive, Health, Rounds, Source, SyncPolicy, Ticket, Turn,
 };
-pub use disk::{Disk, DiskFile, LOCK, RealDisk, TEMPORARY, read_full_at, write_all_at};
+pub use disk::{Disk, DiskFile, LOCK, RealDisk, TEMPORARY, create_folder, read_full_at, write_all_at};
 pub use error::{Error, Result};
 pub use follow::FollowLog;
 pub use frame::{Check, FRAME_BYTES, Frame, frame_head, read_frame};
