@@ -17,7 +17,7 @@ pub(crate) mod failover;
 pub(crate) mod feed;
 mod fence;
 pub(crate) mod follow;
-mod role;
+pub(crate) mod role;
 
 use fence::{Fence, Fenced};
 pub(crate) use role::Master;
@@ -261,7 +261,9 @@ impl Replication {
     pub(crate) fn judge(&self, config: &Config) {
         let settings = &config.replication;
         let wanted = settings.min_replicas_to_write;
-        let is_replica = self.role.lock().master.is_some() || !self.settled.load(SeqCst);
+        // Held until the gate is set: what was true before an order must not be said after it.
+        let role = self.role.lock();
+        let is_replica = role.master.is_some() || !self.settled.load(SeqCst);
         let gate = match self.fence.now() {
             _ if is_replica => Gate::Replica,
             Fenced::Unknown => Gate::Fenced,
@@ -276,6 +278,7 @@ impl Replication {
             Fenced::No => Gate::Open,
         };
         self.gate.store(gate as u8, SeqCst);
+        drop(role);
     }
 
     fn good_replicas(&self, max_lag_s: u64) -> usize {

@@ -489,3 +489,50 @@ fn a_damaged_log_is_refused_by_name_and_explained() {
     assert!(words.lines().count() > 10, "the batches before the damage are printed: {words}");
     assert_eq!(std::fs::read(&path).unwrap(), bytes, "nobody has touched the file");
 }
+
+/// Whom a node follows is not to be misread: it would give its data up for another's.
+#[test]
+fn a_damaged_role_is_refused_by_name_and_explained() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start(folder.path(), "always");
+    assert_eq!(refusal(&call(&mut program.client(), "REPLICAOF 127.0.0.1 17")), "");
+    program.kill();
+    let check = || tidemark(&["check", folder.path().to_str().unwrap()]);
+    let said = String::from_utf8(check().stdout).unwrap();
+    assert!(check().status.success() && said.contains("tidemark.role: a replica of 127.0.0.1 17\n"), "{said}");
+    let path = folder.path().join("tidemark.role");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace(" 17\n", " 16\n")).unwrap();
+    let said = Program::start_as(&[], folder.path(), &[]).err().expect("it must not start").join("\n");
+    assert!(said.contains("tidemark.role is damaged"), "{said}");
+    let said = String::from_utf8(check().stdout).unwrap();
+    assert!(!check().status.success() && said.contains("DAMAGE  tidemark.role"), "{said}");
+    std::fs::write(&path, text).unwrap();
+    assert!(Program::start_as(&[], folder.path(), &[]).is_ok());
+}
+
+/// With `always` nobody gets what is not on the disk here: a replica might be asked to take over by somebody who never had it.
+#[test]
+fn a_replica_gets_nothing_that_its_master_may_lose() {
+    const SYNC: Duration = Duration::from_millis(400);
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let slow = format!("delay_enter={}", SYNC.as_micros());
+    let Some(master) = with("fdatasync", &slow, folders[0].path(), "always") else { return };
+    let replica = Program::start(folders[1].path(), "everysec");
+    let mut at_replica = replica.client();
+    assert_eq!(refusal(&call(&mut at_replica, &format!("REPLICAOF 127.0.0.1 {}", master.port))), "");
+    let shows = |value: u64| {
+        let row = Client::connect(("127.0.0.1", replica.port)).and_then(|mut c| c.call(&[b"HGET", b"post:1", b"like"]));
+        row.is_ok_and(|row| row == OwnedFrame::BulkString(text(value)))
+    };
+    for value in 1..4 {
+        let began = std::time::Instant::now();
+        std::thread::scope(|s| {
+            let writer = s.spawn(|| call(&mut master.client(), "HINCRBY post:1 like 1"));
+            until("the replica has it", || shows(value));
+            // The first one waits for the link, too.
+            assert!(began.elapsed() >= SYNC, "after {:?}", began.elapsed());
+            assert_eq!(writer.join().unwrap(), OwnedFrame::Integer(value as i64));
+        });
+    }
+}

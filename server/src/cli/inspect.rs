@@ -1,9 +1,10 @@
 //! `tidemark check` and `tidemark dump`: what a data folder's files say, without a server.
 
+use crate::replication::role::{self, Role};
 use clap::Args;
 use std::io::{self, Write};
-use std::path::PathBuf;
-use store::{RealDisk, Severity};
+use std::path::{Path, PathBuf};
+use store::{Finding, RealDisk, Report, Severity};
 
 /// Verifies a data folder and explains what is wrong, and what to do. Exit status 1 if it cannot be started from.
 #[derive(Args, Debug)]
@@ -42,7 +43,8 @@ fn disk(dir: &std::path::Path) -> Result<RealDisk, String> {
 
 /// Runs `tidemark check`.
 pub(super) fn check(args: &CheckArgs) -> Result<(), String> {
-    let report = store::check(&disk(&args.dir)?).map_err(|e| format!("{e}. {}", e.advice()))?;
+    let mut report = store::check(&disk(&args.dir)?).map_err(|e| format!("{e}. {}", e.advice()))?;
+    check_ours(&args.dir, &mut report);
     let mut out = io::stdout().lock();
     // A reader that has seen enough is no error.
     for finding in &report.findings {
@@ -59,6 +61,17 @@ pub(super) fn check(args: &CheckArgs) -> Result<(), String> {
         Severity::Damage => Err("the folder is damaged: a server would not start from it".to_owned()),
         _ => Ok(()),
     }
+}
+
+/// What the server keeps beside the store's files.
+fn check_ours(dir: &Path, report: &mut Report) {
+    report.findings.retain(|finding| finding.file != role::NAME);
+    let (severity, text) = match Role::read(dir) {
+        Ok(None) => return,
+        Ok(Some(role)) => (Severity::Good, role.master.map_or("a master".to_owned(), |m| format!("a replica of {m}"))),
+        Err(error) => (Severity::Damage, error.to_string()),
+    };
+    report.findings.push(Finding { severity, file: role::NAME.to_owned(), text });
 }
 
 /// Runs `tidemark dump`.

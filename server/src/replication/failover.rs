@@ -100,8 +100,11 @@ impl Failover {
         match *stage {
             Stage::Nothing | Stage::Resuming => return Err("ERR No failover in progress.".to_owned()),
             Stage::Waiting => {
+                // While nobody else can hand it over.
+                *stage = Stage::Nothing;
                 drop(stage);
-                self.end(node);
+                self.ended.notify_waiters();
+                node.pause.end(By::Failover);
             }
             Stage::Handing(_) => {
                 let was = std::mem::replace(&mut *stage, Stage::Resuming);
@@ -157,15 +160,16 @@ async fn run(node: Arc<Node>, wanted: Wanted) {
             }
         }
     };
-    {
-        let mut stage = failover.stage.lock();
-        if *stage != Stage::Waiting {
-            return;
-        }
-        *stage = Stage::Handing(offset);
+    // In one moment: an ABORT in between would take back an order that is yet to be given, and this node would be a replica for good.
+    let mut stage = failover.stage.lock();
+    if *stage != Stage::Waiting {
+        return;
     }
     tracing::info!("failover: {target} is to take over at offset {offset}");
-    if let Err(error) = node.replication.order(&node.config(), Some(target), false) {
+    *stage = Stage::Handing(offset);
+    let order = node.replication.order(&node.config(), Some(target), false);
+    drop(stage);
+    if let Err(error) = order {
         failover.end(&node);
         tracing::error!("failover aborted: the role cannot be written down: {error}");
     }

@@ -1,17 +1,19 @@
 //! What a node is, kept in its data folder: `tidemark.role`, text, replaced as a whole and durably before anybody is told.
 //!
 //! ```text
-//!   tidemark role 1
+//!   tidemark role 2
 //!   master -                   or: master <host> <port>, for a replica
 //!   synced no                  as a replica it has once had its master's whole data set
 //!   replicated yes             as a master it has had replicas
+//!   check 1f2e3d4c             CRC-32C of the lines before; version 1 had none, and is read
 //! ```
 
 use crate::files;
 use std::io;
 use std::path::Path;
 
-const NAME: &str = "tidemark.role";
+/// Its name in the data folder.
+pub(crate) const NAME: &str = "tidemark.role";
 
 /// A master's address, as it was given.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,16 +52,26 @@ impl Role {
     fn encode(&self) -> String {
         let master = self.master.as_ref().map_or("-".to_owned(), Master::to_string);
         let word = |yes| if yes { "yes" } else { "no" };
-        format!(
-            "tidemark role 1\nmaster {master}\nsynced {}\nreplicated {}\n",
+        let text = format!(
+            "tidemark role 2\nmaster {master}\nsynced {}\nreplicated {}\n",
             word(self.synced),
             word(self.replicated)
-        )
+        );
+        let check = crc32c::crc32c(text.as_bytes());
+        format!("{text}check {check:08x}\n")
     }
 
     fn decode(text: &str) -> Option<Role> {
         let mut lines = text.lines();
-        (lines.next()? == "tidemark role 1").then_some(())?;
+        match lines.next()? {
+            "tidemark role 1" => {}
+            "tidemark role 2" => {
+                let (checked, _) = text.rsplit_once("check ")?;
+                let whole = format!("{checked}check {:08x}\n", crc32c::crc32c(checked.as_bytes()));
+                (text == whole).then_some(())?;
+            }
+            _ => return None,
+        }
         let master = match lines.next()?.strip_prefix("master ")? {
             "-" => None,
             text => Some(Master::parse(text)?),
@@ -103,10 +115,27 @@ mod tests {
         for role in [Role::default(), Role { master: Some(master), synced: true, replicated: true }] {
             assert_eq!(Role::decode(&role.encode()), Some(role));
         }
-        for text in ["", "tidemark role 2\n", "tidemark role 1\nmaster a\nsynced no\nreplicated no\n"] {
+        for text in ["", "tidemark role 3\n", "tidemark role 1\nmaster a\nsynced no\nreplicated no\n"] {
             assert_eq!(Role::decode(text), None);
         }
+        let first = "tidemark role 1\nmaster ::1 6399\nsynced yes\nreplicated no\n";
+        let master = Master { host: "::1".into(), port: 6399 };
+        assert_eq!(Role::decode(first), Some(Role { master: Some(master), synced: true, replicated: false }));
         assert_eq!(Master::parse("a b"), None);
         assert_eq!(Master::parse("no one else"), None);
+    }
+    #[test]
+    fn a_role_with_any_bit_flipped_or_cut_off_is_damaged() {
+        let master = Master { host: "10.0.0.17".into(), port: 6399 };
+        let text = Role { master: Some(master), synced: true, replicated: true }.encode().into_bytes();
+        for at in 0..text.len() * 8 {
+            let mut flipped = text.clone();
+            flipped[at / 8] ^= 1 << (at % 8);
+            let read = std::str::from_utf8(&flipped).ok().and_then(Role::decode);
+            assert_eq!(read, None, "bit {at}");
+        }
+        for length in 0..text.len() {
+            assert_eq!(std::str::from_utf8(&text[..length]).ok().and_then(Role::decode), None, "{length} bytes");
+        }
     }
 }

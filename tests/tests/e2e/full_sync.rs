@@ -1,16 +1,18 @@
 //! A full sync over a link that never lasts: what has come is not fetched again, whatever happens to either side meanwhile.
 
-use crate::replication::{follow_port, in_step, number};
+use crate::replication::{follow_port, in_step, info, number};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering::SeqCst};
 use tidemark_server::config::Config;
 use tidemark_tests::{TestServer, eventually};
 
 /// Carries connections to a server, and cuts each when so many bytes have come from it.
 struct ShortLink {
     port: u16,
+    /// The server's port.
+    to: Arc<AtomicU16>,
     /// Bytes that have come from the server, on all connections.
     passed: Arc<AtomicU64>,
     cuts: Arc<AtomicU64>,
@@ -34,12 +36,12 @@ fn carry(mut from: TcpStream, mut to: TcpStream, limit: u64, passed: &AtomicU64)
 fn short_link(server: u16, limit: u64) -> ShortLink {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let link = ShortLink { port, passed: Arc::default(), cuts: Arc::default() };
-    let (passed, cuts) = (link.passed.clone(), link.cuts.clone());
+    let link = ShortLink { port, to: Arc::new(server.into()), passed: Arc::default(), cuts: Arc::default() };
+    let (to, passed, cuts) = (link.to.clone(), link.passed.clone(), link.cuts.clone());
     std::thread::spawn(move || {
         for client in listener.incoming().flatten() {
             // The server may be away for a moment.
-            let Ok(server) = TcpStream::connect(("127.0.0.1", server)) else { continue };
+            let Ok(server) = TcpStream::connect(("127.0.0.1", to.load(SeqCst))) else { continue };
             let (to_server, from_client) = (server.try_clone().unwrap(), client.try_clone().unwrap());
             std::thread::spawn(move || carry(from_client, to_server, u64::MAX, &AtomicU64::new(0)));
             let (passed, cuts) = (passed.clone(), cuts.clone());
@@ -101,4 +103,28 @@ fn a_full_sync_goes_on_where_it_was_cut() {
     }
     let late: [bool; 2] = redis::cmd("PH.EXISTS").arg("liked").arg(8).arg(&[4, 5]).query(&mut connection).unwrap();
     assert_eq!(late, [false, true]);
+}
+
+/// A replica gives its data up once, when it is told to; not again for whoever has the master's address a day later, with an empty disk.
+#[test]
+fn a_master_that_comes_back_empty_is_refused_though_it_was_forced_on_its_replica() {
+    let [master, empty, replica] = [(); 3].map(|()| TestServer::start());
+    let link = short_link(master.port(), u64::MAX);
+    for (server, likes) in [(&master, 5), (&replica, 9)] {
+        redis::cmd("HSET")
+            .arg("post:1")
+            .arg(&["like", &likes.to_string()])
+            .query::<()>(&mut server.connection())
+            .unwrap();
+    }
+    let words = ["127.0.0.1", &link.port.to_string(), "FORCE"];
+    redis::cmd("REPLICAOF").arg(&words).query::<()>(&mut replica.connection()).unwrap();
+    in_step(&master, &replica);
+    link.to.store(empty.port(), SeqCst);
+    drop(master);
+    let mut connection = replica.connection();
+    eventually("it refuses", || {
+        info(&mut connection, "master_link_error").is_some_and(|error| error.contains("another data set"))
+    });
+    assert_eq!(redis::cmd("HGET").arg("post:1").arg("like").query::<u64>(&mut connection).unwrap(), 5);
 }
