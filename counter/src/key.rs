@@ -162,7 +162,7 @@ mod tests {
         };
         assert_eq!(fullest(41, &chosen), 1000);
         let random: Vec<u64> = (0..10_000).map(|_| rng.u64(0..=guessed.last())).collect();
-        for seed in 42..142 {
+        for seed in 42..if cfg!(miri) { 43 } else { 142 } {
             let (chosen, random) = (fullest(seed, &chosen), fullest(seed, &random));
             assert!(chosen <= 12 && random <= 12, "seed {seed}: {chosen} in one bucket; of random ids {random}");
         }
