@@ -44,7 +44,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 const TABLE_MAGIC: &[u8; 8] = b"TMPHTAB\x01";
 const HEAD_MAGIC: &[u8; 8] = b"TMPHEAD\x01";
-const CHECK: usize = 8;
+pub(crate) const CHECK: usize = 8;
 const HEADER: usize = 64 + 8 * LINKS;
 const BLOCK_HASHES: usize = 4096;
 const HEAD_FIXED: usize = 40;
@@ -93,6 +93,8 @@ pub struct StoredTable {
     pub(crate) low: u64,
     pub(crate) last: u64,
     pub(crate) table: Table,
+    /// Pages of the first filter of the table that follows, if that is known.
+    pub(crate) next_pages: usize,
 }
 
 impl StoredTable {
@@ -122,15 +124,17 @@ pub(crate) fn encode_table<E>(
     table.revoked.for_each(|hash| revoked.push(hash));
     let links: Vec<&Link> = table.links().collect();
     let mut bytes = Vec::with_capacity(BLOCK_WORDS * 8 + CHECK);
-    bytes.extend_from_slice(TABLE_MAGIC);
-    for field in [table.rate().to_bits(), seed.fingerprint(), low, last, table.pages() as u64, table.early()] {
-        bytes.extend_from_slice(&field.to_le_bytes());
-    }
-    bytes.extend_from_slice(&(links.len() as u32).to_le_bytes());
-    bytes.extend_from_slice(&(revoked.len() as u32).to_le_bytes());
-    for i in 0..LINKS {
-        bytes.extend_from_slice(&links.get(i).map_or(0, |link| link.pairs()).to_le_bytes());
-    }
+    let header = Header {
+        rate: table.rate(),
+        low,
+        last,
+        pages: table.pages(),
+        early: table.early(),
+        links: links.len(),
+        revoked: revoked.len(),
+        pairs: std::array::from_fn(|i| links.get(i).map_or(0, |link| link.pairs())),
+    };
+    put_header(&mut bytes, TABLE_MAGIC, seed, &header);
     bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
     sink(&bytes)?;
     for words in links.iter().flat_map(|link| link.filter.words().chunks(BLOCK_WORDS)) {
@@ -185,15 +189,74 @@ enum Next {
 }
 
 /// A header that was checked (D1, D2).
-struct Header {
-    rate: f64,
-    low: u64,
-    last: u64,
-    pages: usize,
-    early: u64,
-    links: usize,
-    revoked: usize,
-    pairs: [u64; LINKS],
+pub(crate) struct Header {
+    pub(crate) rate: f64,
+    pub(crate) low: u64,
+    pub(crate) last: u64,
+    pub(crate) pages: usize,
+    pub(crate) early: u64,
+    pub(crate) links: usize,
+    pub(crate) revoked: usize,
+    pub(crate) pairs: [u64; LINKS],
+}
+
+impl Header {
+    pub(crate) const BYTES: usize = HEADER;
+}
+
+/// Appends a header, without its checksum.
+pub(crate) fn put_header(bytes: &mut Vec<u8>, magic: &[u8; 8], seed: Seed, header: &Header) {
+    bytes.extend_from_slice(magic);
+    let Header { rate, low, last, pages, early, links, revoked, pairs } = header;
+    for field in [rate.to_bits(), seed.fingerprint(), *low, *last, *pages as u64, *early] {
+        bytes.extend_from_slice(&field.to_le_bytes());
+    }
+    bytes.extend_from_slice(&(*links as u32).to_le_bytes());
+    bytes.extend_from_slice(&(*revoked as u32).to_le_bytes());
+    pairs.iter().for_each(|pairs| bytes.extend_from_slice(&pairs.to_le_bytes()));
+}
+
+/// Reads a header, whose checksum was compared or is not asked for: D1, D2.
+pub(crate) fn check_header(body: &[u8], magic: &[u8; 8], seed: Seed, limit: u64) -> Result<Header, DecodeError> {
+    let corrupt = |what| Err(DecodeError::Corrupt { offset: 0, what });
+    let field = |at: usize| u64_at(body, at);
+    if body.len() < HEADER {
+        return corrupt("the end, too early");
+    }
+    if body[..8] != magic[..] {
+        return corrupt("no table of version 1");
+    }
+    let rate = f64::from_bits(field(8));
+    if !RATES.contains(&rate) {
+        return corrupt("an impossible error rate");
+    }
+    if field(16) != seed.fingerprint() {
+        return Err(DecodeError::OtherSeed);
+    }
+    let (low, last) = (field(24), field(32));
+    if low > last {
+        return corrupt("a range that ends before it begins");
+    }
+    let counts = field(56);
+    let (links, revoked) = (counts as u32 as usize, (counts >> 32) as usize);
+    if !(1..=LINKS).contains(&links) {
+        return corrupt("an impossible number of filters");
+    }
+    let too_large = |bytes: u64| Err(DecodeError::TooLarge { bytes, limit });
+    let pages = field(40);
+    // One page's worth at least, and few enough that no size below can overflow.
+    if pages == 0 || pages > 1 << 36 {
+        return too_large(pages.saturating_mul(4096));
+    }
+    let pages = pages as usize;
+    let mut sizes = (0..links).map(|i| Table::geometry(rate, pages, i).1 as u64);
+    let filters = sizes.try_fold(0u64, |sum, pages| sum.checked_add(pages.checked_mul(PAGE_WORDS as u64 * 8)?));
+    let bytes = filters.and_then(|bytes| bytes.checked_add(revoked as u64 * 32)).unwrap_or(u64::MAX);
+    if bytes > limit {
+        return too_large(bytes);
+    }
+    let pairs = std::array::from_fn(|i| field(64 + 8 * i));
+    Ok(Header { rate, low, last, pages, early: field(48), links, revoked, pairs })
 }
 
 /// Decodes one table from pieces of any size. See the top of the file.
@@ -320,44 +383,13 @@ impl TableDecoder {
     }
 
     fn header(&mut self, body: &[u8]) -> Result<(), DecodeError> {
-        let field = |at: usize| u64_at(body, at);
-        if body[..8] != TABLE_MAGIC[..] {
-            return Err(self.corrupt("no table of version 1"));
-        }
-        let rate = f64::from_bits(field(8));
-        if !RATES.contains(&rate) {
-            return Err(self.corrupt("an impossible error rate"));
-        }
-        if field(16) != self.seed.fingerprint() {
-            return Err(DecodeError::OtherSeed);
-        }
-        let (low, last) = (field(24), field(32));
-        if low > last {
-            return Err(self.corrupt("a range that ends before it begins"));
-        }
-        let counts = field(56);
-        let (links, revoked) = (counts as u32 as usize, (counts >> 32) as usize);
-        if !(1..=LINKS).contains(&links) {
-            return Err(self.corrupt("an impossible number of filters"));
-        }
-        let too_large = |bytes: u64| DecodeError::TooLarge { bytes, limit: self.limit_bytes };
-        let pages = field(40);
-        // One page's worth at least, and few enough that no size below can overflow.
-        if pages == 0 || pages > 1 << 36 {
-            return Err(too_large(pages.saturating_mul(4096)));
-        }
-        let geometry: Vec<_> = (0..links).map(|i| Table::geometry(rate, pages as usize, i)).collect();
-        let filters = geometry
-            .iter()
-            .try_fold(0u64, |sum, (_, pages)| sum.checked_add((*pages as u64).checked_mul(PAGE_WORDS as u64 * 8)?));
-        let bytes = filters.and_then(|bytes| bytes.checked_add(revoked as u64 * 32)).unwrap_or(u64::MAX);
-        if bytes > self.limit_bytes {
-            return Err(too_large(bytes));
-        }
-        let new = |(sizing, pages)| Filter::new(sizing, pages).map_err(|_| DecodeError::NoMemory);
-        self.filters = geometry.into_iter().map(new).collect::<Result<_, _>>()?;
-        let pairs = std::array::from_fn(|i| field(64 + 8 * i));
-        self.header = Some(Header { rate, low, last, pages: pages as usize, early: field(48), links, revoked, pairs });
+        let header = check_header(body, TABLE_MAGIC, self.seed, self.limit_bytes)?;
+        let new = |i| {
+            let (sizing, pages) = Table::geometry(header.rate, header.pages, i);
+            Filter::new(sizing, pages).map_err(|_| DecodeError::NoMemory)
+        };
+        self.filters = (0..header.links).map(new).collect::<Result<_, _>>()?;
+        self.header = Some(header);
         self.next = Next::Words { link: 0, at: 0 };
         Ok(())
     }
@@ -391,7 +423,7 @@ impl TableDecoder {
             table.revoked.reserve(usize::MAX);
             table.revoked.insert_reserved(hash);
         }
-        Ok(StoredTable { low, last, table })
+        Ok(StoredTable { low, last, table, next_pages: 0 })
     }
 }
 
@@ -419,7 +451,12 @@ impl Space {
 
     /// The table that begins at `low`, in pieces of at most 64 KiB and a checksum, while writes go on. `false`: there is none.
     pub fn encode_table<E>(&self, low: u64, sink: impl FnMut(&[u8]) -> Result<(), E>) -> Result<bool, E> {
-        let Some((range, table)) = self.table_at(low) else { return Ok(false) };
+        let Some((range, mut table)) = self.table_at(low) else { return Ok(false) };
+        if let Some(cold) = table.cold() {
+            // Until it lies elsewhere the table below is the one that is to be kept.
+            let Some(memory) = cold.memory() else { return Ok(false) };
+            table = memory;
+        }
         encode_table(self.seed, range, &table, sink)?;
         Ok(true)
     }
@@ -447,12 +484,24 @@ impl Space {
         }
         tables.sort_by_key(|stored| stored.low);
         let follow = tables.windows(2).all(|pair| pair[0].low < pair[1].low);
+        // What follows a table that lies elsewhere was empty, or is known to the log.
+        if let Some(last) = tables.last().filter(|stored| stored.table.cold().is_some()) {
+            let rate = options.false_positive_rate;
+            let filter = Filter::new(Table::first_sizing(rate), last.next_pages).map_err(|_| DecodeError::NoMemory)?;
+            let low = last.last.checked_add(1).ok_or(DecodeError::NoRing)?;
+            tables.push(StoredTable { low, last: u64::MAX, table: Table::new(rate, filter), next_pages: 0 });
+        }
         let Some(newest) = tables.len().checked_sub(1).filter(|_| follow) else { return Err(DecodeError::NoRing) };
+        let cold_last = tables.iter().filter(|stored| stored.table.cold().is_some()).map(|stored| stored.last).max();
         let parts = tables.into_iter().enumerate().map(|(i, stored)| {
             stored.table.set_newest(i == newest);
             (stored.low, Arc::new(stored.table))
         });
         let frontier = Frontier::restore(high, u64_at(head, 32), options.max_ahead);
+        if cold_last.is_some() {
+            // The ids up to there were normal when the table was closed.
+            frontier.adopt(cold_last, 0);
+        }
         frontier.follow(is_told);
         let space = Space::from_parts(options, parts.collect(), frontier)
             .map_err(|_| corrupt(0, "options that cannot work"))?;

@@ -89,16 +89,13 @@ impl Filter {
     /// First word of the page of `pair` here.
     #[inline(always)]
     pub(crate) fn page(&self, pair: &Pair) -> usize {
-        ((u128::from(pair.high) * self.pages as u128) >> 64) as usize * PAGE_WORDS
+        page_of(pair, self.pages) * PAGE_WORDS
     }
 
     /// Where `pair` is here (F2).
     #[inline(always)]
     pub(crate) fn spot(&self, pair: &Pair) -> Spot {
-        let first = pair.low as usize % LINES;
-        let apart = 1 + ((((pair.low >> 6) & 0xffff) * (LINES as u64 - 1)) >> 16) as usize;
-        let second = (first + apart) % LINES;
-        Spot { page: self.page(pair), lines: [first * LINE_WORDS, second * LINE_WORDS] }
+        Spot { page: self.page(pair), lines: lines_of(pair) }
     }
 
     /// Where `pair` is here, if `spot` is where it is in another filter.
@@ -227,6 +224,43 @@ impl Filter {
     /// How many bits are set.
     pub(crate) fn ones(&self) -> u64 {
         self.words.iter().map(|word| u64::from(word.load(Relaxed).count_ones())).sum()
+    }
+}
+
+/// Number of the page of `pair` among so many.
+#[inline(always)]
+pub(crate) fn page_of(pair: &Pair, pages: usize) -> usize {
+    ((u128::from(pair.high) * pages as u128) >> 64) as usize
+}
+
+/// First word of each line of `pair` in its page.
+#[inline(always)]
+fn lines_of(pair: &Pair) -> [usize; 2] {
+    let first = pair.low as usize % LINES;
+    let apart = 1 + ((((pair.low >> 6) & 0xffff) * (LINES as u64 - 1)) >> 16) as usize;
+    [first * LINE_WORDS, (first + apart) % LINES * LINE_WORDS]
+}
+
+/// Bytes of a page.
+pub const PAGE_BYTES: usize = PAGE_WORDS * 8;
+
+/// The words of `pair` in its page, by the byte at which each begins, and its bits in them.
+fn masks(pair: &Pair, bits: usize) -> impl Iterator<Item = (usize, u64)> {
+    (0..2).zip(lines_of(pair)).flat_map(move |(side, line)| {
+        (line..).zip(pattern(draws(pair, side), bits)).filter(|word| word.1 != 0).map(|(word, mask)| (word * 8, mask))
+    })
+}
+
+/// Whether all bits of a pair, so many in each of its lines, are set in its page: little-endian words, as a file has them.
+pub(crate) fn page_has(page: &[u8; PAGE_BYTES], pair: &Pair, bits: usize) -> bool {
+    masks(pair, bits).all(|(at, mask)| crate::codec::u64_at(page, at) & mask == mask)
+}
+
+/// Sets them.
+pub(crate) fn page_set(page: &mut [u8; PAGE_BYTES], pair: &Pair, bits: usize) {
+    for (at, mask) in masks(pair, bits) {
+        let word = crate::codec::u64_at(page, at) | mask;
+        page[at..at + 8].copy_from_slice(&word.to_le_bytes());
     }
 }
 

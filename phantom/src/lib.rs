@@ -25,6 +25,7 @@
 
 mod block;
 mod codec;
+mod cold;
 mod export;
 mod fill;
 mod filter;
@@ -45,7 +46,9 @@ mod write;
 
 pub use block::{Block, BlockPlace};
 pub use codec::{DecodeError, StoredTable, TableDecoder};
+pub use cold::{Below, Chain, Late, Note, Rewrite};
 pub use export::TableDigest;
+pub use filter::PAGE_BYTES;
 pub use hash::{Member, Pair};
 pub use lookup::{Answers, Asked, BATCH};
 pub use merge::MergeError;
@@ -69,6 +72,15 @@ pub enum Error {
     /// The table is full and may not be extended: the space's memory limit is reached.
     #[error("the space is at its memory limit")]
     Full,
+    /// There are already so many pairs set of tables that lie elsewhere as may wait to be merged there.
+    #[error("too many pairs of tables on the disk wait to be merged")]
+    LateFull,
+    /// Whether the pair is set cannot be read from where its table lies.
+    #[error("whether the pair of {id} is set cannot be read")]
+    Unreadable {
+        /// Its id.
+        id: u64,
+    },
     /// An option has a value that cannot work.
     #[error("{0}")]
     BadOption(&'static str),

@@ -10,8 +10,11 @@ pub struct Options {
     pub false_positive_rate: f64,
     /// Pairs that a grown table holds at the rate; at 0.0001 one takes 19.9 bits.
     pub pairs_per_table: u64,
-    /// Tables' worth of pairs that are kept; when there are more the oldest table is recycled. At least 2.
+    /// Tables' worth of pairs that are kept in memory; when there are more the oldest table is recycled, or [spills](Options::spill). At least 2.
     pub max_tables: usize,
+    /// The oldest table is not recycled, but waits to be written elsewhere by whoever drives the space (`cold`); while there is no room the newest
+    /// one goes on, up to the memory limit.
+    pub spill: bool,
     /// Unset pairs held exactly, per table; 26 bytes each.
     pub max_revoked: usize,
     /// Pairs held exactly because their id lies far ahead of the ring; about 40 bytes each.
@@ -31,6 +34,7 @@ impl Default for Options {
             false_positive_rate: 0.0001,
             pairs_per_table: 16 << 20,
             max_tables: 16,
+            spill: false,
             max_revoked: 1 << 20,
             max_aside: 1 << 16,
             max_ahead: None,

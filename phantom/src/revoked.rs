@@ -13,6 +13,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 const SHARDS: usize = 1024;
+/// Of a set that is rarely changed, of which there may be thousands.
+const FEW_SHARDS: usize = 16;
 
 /// A set of pair hashes, which need no further hashing.
 pub(crate) type Hashes = HashSet<u128, AsIs>;
@@ -41,25 +43,37 @@ impl Hasher for AsIs {
 }
 
 /// See the top of the file.
-#[derive(Default)]
 pub(crate) struct Revoked {
+    /// As many as there will be.
+    most_shards: usize,
     shards: OnceLock<Box<[RwLock<Hashes>]>>,
     /// Pairs in it, and places that are reserved.
     len: AtomicUsize,
 }
 
+impl Default for Revoked {
+    fn default() -> Revoked {
+        Revoked { most_shards: SHARDS, shards: OnceLock::new(), len: AtomicUsize::new(0) }
+    }
+}
+
 impl Revoked {
+    /// The set of a table that lies on the disk: of few shards.
+    pub(crate) fn small() -> Revoked {
+        Revoked { most_shards: FEW_SHARDS, ..Revoked::default() }
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.len.load(SeqCst)
     }
 
     pub(crate) fn size_bytes(&self) -> usize {
         // 16 bytes and a tag, at a load between 7/16 and 7/8.
-        self.shards.get().map_or(0, |_| SHARDS * size_of::<RwLock<Hashes>>() + self.len() * 26)
+        self.shards.get().map_or(0, |shards| shards.len() * size_of::<RwLock<Hashes>>() + self.len() * 26)
     }
 
     fn shard(&self, hash: u128) -> Option<&RwLock<Hashes>> {
-        self.shards.get().map(|shards| &shards[(hash >> 64) as usize % SHARDS])
+        self.shards.get().map(|shards| &shards[(hash >> 64) as usize % shards.len()])
     }
 
     #[inline]
@@ -88,10 +102,18 @@ impl Revoked {
 
     /// Puts `hash` in the place that was reserved.
     pub(crate) fn insert_reserved(&self, hash: u128) {
-        let shards = self.shards.get_or_init(|| (0..SHARDS).map(|_| RwLock::default()).collect());
-        if !shards[(hash >> 64) as usize % SHARDS].write().insert(hash) {
+        let shards = self.shards.get_or_init(|| (0..self.most_shards).map(|_| RwLock::default()).collect());
+        if !shards[(hash >> 64) as usize % shards.len()].write().insert(hash) {
             self.release();
         }
+    }
+
+    /// Puts `hash` in, whatever the bound; whether it was not there.
+    pub(crate) fn insert(&self, hash: u128) -> bool {
+        self.reserve(usize::MAX);
+        let before = self.contains(hash);
+        self.insert_reserved(hash);
+        !before
     }
 
     pub(crate) fn remove(&self, hash: u128) -> bool {

@@ -7,6 +7,9 @@
 //! **Recycling.** The ring keeps filters for `max_tables * pairs_per_table` pairs; when a roll brings more, the oldest tables go.
 //! Extensions do not count: what is sent for one id extends its table, and costs memory up to the limit, but moves no horizon (P4).
 //!
+//! A space that [spills](crate::Options::spill) recycles nothing: somebody moves its oldest tables elsewhere before there is no room for the next
+//! one (`cold`). If he does not, the ring does not roll, and the newest table is extended.
+//!
 //! **Early ids.** The frontier (see `rolling`) decides which ids are normal, from those that are aside. When the aside is full of bad ids,
 //! good ones that leap ahead could no more get in to be counted; so those that are turned away are counted, too.
 //!
@@ -57,6 +60,9 @@ impl Space {
         }
         let newest = newest.table();
         let pages = at.map_or(self.next_pages(newest), |at| at.pages.max(1));
+        if at.is_none() && self.options.spill && self.pages_in_memory() + pages > self.max_pages() {
+            return Ok(false);
+        }
         let spare = self.upkeep.try_lock().and_then(|mut upkeep| upkeep.take_spare(pages));
         // Fresh memory is instant, if not as fast at first.
         let filter = spare.map_or_else(|| Filter::new(self.sizing, pages).map_err(Error::Memory), Ok)?;
@@ -87,6 +93,9 @@ impl Space {
 
     /// Recycles the oldest tables, while there are more than the options say (P4).
     fn recycle(&self) {
+        if self.options.spill {
+            return;
+        }
         loop {
             let tables = self.ring.load();
             let pages: usize = tables.entries().iter().map(|entry| entry.table().pages()).sum();

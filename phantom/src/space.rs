@@ -38,6 +38,8 @@ pub struct Space {
     pub(crate) rolling: Mutex<()>,
     /// Held by who merges.
     pub(crate) merging: Mutex<()>,
+    /// Pairs set of tables that lie elsewhere, of all tables.
+    pub(crate) late: Arc<AtomicUsize>,
     /// How often the ring has changed.
     pub(crate) changes: AtomicU64,
     /// See [`Space::take_news`].
@@ -63,6 +65,8 @@ impl Space {
     ) -> Result<Space, Error> {
         options.check()?;
         let sizing = Table::first_sizing(options.false_positive_rate);
+        let late: Arc<AtomicUsize> = Arc::default();
+        tables.iter().filter_map(|(_, table)| table.cold()).for_each(|cold| cold.count_in(&late));
         let space = Space {
             seed: Seed::new(options.seed),
             sizing,
@@ -75,6 +79,7 @@ impl Space {
             upkeep: Mutex::default(),
             rolling: Mutex::new(()),
             merging: Mutex::new(()),
+            late,
             changes: AtomicU64::new(0),
             news: AtomicBool::new(false),
             options,
@@ -143,6 +148,11 @@ impl Space {
     /// Bytes of `max_tables` full tables.
     fn full_bytes(&self) -> u64 {
         (self.max_pages() as u64).saturating_mul(4096)
+    }
+
+    /// Pages of the first filters that lie in memory.
+    pub(crate) fn pages_in_memory(&self) -> usize {
+        self.ring.load().entries().iter().map(|entry| entry.table().pages_in_memory()).sum()
     }
 
     /// Pages that the first filters of all tables may have together.

@@ -24,6 +24,10 @@ pub struct TableStats {
     pub fill: f64,
     /// Share of the first filter's bits that are set, 0 to 1.
     pub bits_set: f64,
+    /// Its filters lie elsewhere: neither the bits nor the error rate are looked at there.
+    pub is_cold: bool,
+    /// Pairs that were set since they do.
+    pub late: usize,
     /// Filters that were chained because the table was overrun.
     pub extensions: usize,
     /// Pairs unset, held exactly.
@@ -105,12 +109,12 @@ impl Space {
         (in_tables + self.upkeep.lock().size_bytes() + self.aside_pairs() * 40) as u64
     }
 
-    /// How many more pairs of new ids may come before the oldest table is recycled; with the rate at which they come, this is when.
+    /// How many more pairs of new ids may come before the oldest table is recycled, or spills; with the rate at which they come, this is when.
     pub fn pairs_until_recycled(&self) -> u64 {
         let tables = self.ring.load();
         let newest = tables.newest().table();
         let early_share = newest.roll_at() as f64 / newest.capacity().max(1) as f64;
-        let mut pages: usize = tables.entries().iter().map(|entry| entry.table().pages()).sum();
+        let mut pages = self.pages_in_memory();
         let mut pairs = newest.roll_at().saturating_sub(newest.pairs());
         let mut next = self.next_pages(newest);
         while pages + next <= self.max_pages() {
@@ -136,9 +140,11 @@ impl Space {
                 early: table.early(),
                 capacity: table.capacity(),
                 roll_at: table.roll_at(),
-                fill: table.link(0).map_or(0, |link| link.pairs()) as f64 / table.capacity().max(1) as f64,
+                fill: table.pairs_in_first() as f64 / table.capacity().max(1) as f64,
                 bits_set: filter.ones() as f64 / (filter.words().len() * 64) as f64,
-                extensions: table.links().count() - 1,
+                is_cold: table.cold().is_some(),
+                late: table.cold().map_or(0, |cold| cold.late()),
+                extensions: table.cold().map_or(table.links().count(), |cold| cold.chain().links()) - 1,
                 revoked: table.revoked.len(),
                 version: table.version(),
                 bytes: table.size_bytes(),

@@ -9,22 +9,25 @@
 //! closed early enough by all experience, a further filter is chained to it. Their rates add up to the configured one at most
 //! (`sizing`), however long the chain. Only the last filter takes pairs.
 //!
+//! The filters of an old table may lie elsewhere: `cold`. Then this file has an empty page in their place.
+//!
 //! - **T1** A pair that was set and not revoked since is found, at every moment.
 //! - **T2** No filter takes more pairs than its rate allows, but for one per writer that was inside when it filled up.
 
 use crate::Error;
 use crate::block::block_range;
+use crate::cold::Cold;
 use crate::fill::Fill;
 use crate::filter::{Filter, Spot};
 use crate::hash::{Pair, Seed};
 use crate::revoked::Revoked;
 use crate::sizing::Sizing;
 use parking_lot::Mutex;
-use std::sync::OnceLock;
 use std::sync::atomic::{
     AtomicU64, AtomicUsize,
     Ordering::{Acquire, Relaxed, Release},
 };
+use std::sync::{Arc, OnceLock};
 
 /// The longest chain: its last filter holds 2,048 times the pairs of the first.
 pub(crate) const LINKS: usize = 16;
@@ -120,7 +123,10 @@ pub(crate) struct Table {
     /// Index of the last filter of the chain.
     last: AtomicUsize,
     growing: Mutex<()>,
-    pub(crate) revoked: Revoked,
+    pub(crate) revoked: Arc<Revoked>,
+    /// What stands for its filters if they lie elsewhere. Then `first` is an empty page, so that the table looks like one with an extension, and
+    /// nobody pays for the question.
+    cold: Option<Box<Cold>>,
     /// Pairs that were set before the table was closed; 0 while it is the newest.
     early: AtomicU64,
     /// With how many pairs the table is closed.
@@ -148,12 +154,21 @@ impl Table {
             more: std::array::from_fn(|_| more.next().map_or_else(OnceLock::new, OnceLock::from)),
             last,
             growing: Mutex::new(()),
-            revoked: Revoked::default(),
+            revoked: Arc::default(),
+            cold: None,
             early: AtomicU64::new(early),
             roll_at,
             canaries: Mutex::default(),
             touched: AtomicU64::new(0),
         }
+    }
+
+    /// A table whose filters lie elsewhere; `empty`: one page.
+    pub(crate) fn elsewhere(rate: f64, empty: Filter, cold: Cold, revoked: Arc<Revoked>, early: u64) -> Table {
+        let mut table = Table::from_links(rate, Link::new(empty, 0), vec![], early.max(1));
+        table.last = AtomicUsize::new(1);
+        table.roll_at = AtomicU64::new(early);
+        Table { cold: Some(Box::new(cold)), revoked, ..table }
     }
 
     pub(crate) fn first_sizing(rate: f64) -> Sizing {
@@ -174,8 +189,20 @@ impl Table {
         self.rate
     }
 
+    /// What stands for its filters if these lie elsewhere.
+    #[inline(always)]
+    pub(crate) fn cold(&self) -> Option<&Cold> {
+        self.cold.as_deref()
+    }
+
+    /// Pages of the first filter, wherever it lies.
     pub(crate) fn pages(&self) -> usize {
-        self.first.filter.pages()
+        self.cold().map_or(self.first.filter.pages(), |cold| cold.chain().first_pages())
+    }
+
+    /// Pages of the first filter, if it lies in memory.
+    pub(crate) fn pages_in_memory(&self) -> usize {
+        if self.cold().is_some_and(|cold| cold.memory().is_none()) { 0 } else { self.pages() }
     }
 
     pub(crate) fn link(&self, i: usize) -> Option<&Link> {
@@ -207,12 +234,17 @@ impl Table {
 
     /// Pairs in the filters, revoked ones included.
     pub(crate) fn pairs(&self) -> u64 {
-        self.links().map(Link::pairs).sum()
+        self.links().map(Link::pairs).sum::<u64>() + self.cold().map_or(0, Cold::pairs)
+    }
+
+    /// Pairs in the first filter.
+    pub(crate) fn pairs_in_first(&self) -> u64 {
+        self.cold().map_or(self.first.pairs(), |cold| cold.chain().first_pairs())
     }
 
     /// Pairs that the first filter holds at its rate.
     pub(crate) fn capacity(&self) -> u64 {
-        self.first.capacity
+        self.cold().map_or(self.first.capacity, |cold| cold.chain().first_capacity())
     }
 
     pub(crate) fn early(&self) -> u64 {
@@ -248,11 +280,12 @@ impl Table {
     }
 
     pub(crate) fn filter_bytes(&self) -> usize {
-        self.links().map(|link| link.filter.size_bytes()).sum()
+        let below = self.cold().and_then(Cold::memory).map_or(0, |table| table.filter_bytes());
+        self.links().map(|link| link.filter.size_bytes()).sum::<usize>() + below
     }
 
     pub(crate) fn size_bytes(&self) -> usize {
-        self.filter_bytes() + self.revoked.size_bytes()
+        self.filter_bytes() + self.revoked.size_bytes() + self.cold().map_or(0, Cold::late_bytes)
     }
 
     /// The state of `pair`, whose place in the first filter is `spot`.
@@ -288,6 +321,7 @@ impl Table {
     #[inline]
     pub(crate) fn more_contain(&self, pair: &Pair, spot: &Spot) -> bool {
         self.chain().any(|link| link.filter.contains(pair, &link.filter.spot_again(pair, spot)))
+            || self.cold().is_some_and(|cold| cold.seems_set(pair, &self.revoked))
     }
 
     /// Hints that `pair`, whose place in the first filter is `spot`, will be set soon, or asked for and probably set.
@@ -303,6 +337,12 @@ impl Table {
     pub(crate) fn prefetch_for_no(&self, pair: &Pair, spot: &Spot) {
         self.first.filter.prefetch(spot, 0);
         self.chain().for_each(|link| link.filter.prefetch(&link.filter.spot_again(pair, spot), 0));
+    }
+
+    /// Whether some filter has the pair.
+    pub(crate) fn has(&self, pair: &Pair) -> bool {
+        let spot = self.first.filter.spot(pair);
+        self.first.filter.contains(pair, &spot) || self.more_contain(pair, &spot)
     }
 
     #[inline]
@@ -380,6 +420,10 @@ impl Table {
     pub(crate) fn probe(&self, seed: Seed, low: u64, count: u64) -> Canaries {
         let pairs = self.pairs();
         let mut canaries = self.canaries.lock();
+        if self.cold().is_some() {
+            // A read of the disk each.
+            return *canaries;
+        }
         if pairs > canaries.pairs + canaries.pairs / 16 {
             *canaries = Canaries { pairs, next: canaries.next, ..Canaries::default() };
         }
@@ -393,7 +437,8 @@ impl Table {
 
     /// The error rate that the pairs in the filters give, by the formula.
     pub(crate) fn expected_rate(&self) -> f64 {
-        self.links().map(|link| link.filter.sizing().rate(link.load(), link.filter.pages())).sum()
+        let here = self.links().map(|link| link.filter.sizing().rate(link.load(), link.filter.pages()));
+        here.sum::<f64>() + self.cold().map_or(0.0, |cold| cold.chain().rate())
     }
 }
 

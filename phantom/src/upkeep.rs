@@ -60,7 +60,7 @@ impl Upkeep {
         }
         if let Some(at) = self.retired.iter().position(|table| Arc::strong_count(table) == 1) {
             match Arc::try_unwrap(self.retired.swap_remove(at)) {
-                Ok(table) if table.pages() == pages && !self.is_ready(pages) => {
+                Ok(table) if table.first_filter().pages() == pages && !self.is_ready(pages) => {
                     self.clearing = Some((table.into_first_filter(), 0));
                 }
                 Ok(table) => drop(table),

@@ -135,6 +135,9 @@ impl Space {
         replay: bool,
         first: impl FnOnce() -> Result<(), E>,
     ) -> Result<Change, E> {
+        if let Some(cold) = table.cold() {
+            return self.change_cold(table, cold, pair, set, replay, first);
+        }
         // Both lines are needed if the pair is to be set: fetched at once they cost one miss.
         let spot = table.first_filter().spot(pair);
         table.prefetch(pair, &spot);

@@ -7,6 +7,8 @@
 //!   a command -> counter::Space -> misses the row in memory -> Below::get -> pins, cache, else one read in place
 //! ```
 //!
+//! Flags of old posts go the same way (`pairs.rs`).
+//!
 //! So no command knows of cold rows: the engine finds them below (`counter/src/cold.rs`), and what the connection has fetched beforehand is
 //! there. If something was not (a file was replaced in between) the row is read in place, which costs the worker one read of the disk.
 //!
@@ -18,13 +20,15 @@
 
 mod again;
 mod files;
+mod pairs;
 mod reads;
 mod spill;
 
 pub(crate) use again::Again;
 pub(crate) use files::ColdSpace;
+pub(crate) use pairs::{ColdPairs, PairFile, files_of, is_crowded};
 pub(crate) use reads::{Fetching, Pins};
-pub(crate) use spill::{Ground, keep_within, overlay, run, spill_oldest};
+pub(crate) use spill::{Ground, keep_within, overlay, run, spill_oldest, spill_oldest_pairs};
 
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder};
@@ -35,11 +39,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// A row's name: its file's identity, and its id.
-pub(crate) type Key = (u64, u64);
+/// A row's name: its file's identity, and its id; a pair's: that, and its hash.
+pub(crate) type Key = (u64, u128);
 /// Values of a row; those of a usual one take no memory of their own, so that the cache's bytes can be counted.
 pub(crate) type Values = SmallVec<[i64; INLINE]>;
-/// What a file says of an id: its values, or that there is no such row.
+/// What a file says of an id: its values, or that there is no such row; of a pair, which has no values, whether it is set.
 pub(crate) type Row = Option<Values>;
 /// A row that was read, or why not.
 pub(crate) type Read = Result<Row, Arc<str>>;
@@ -83,6 +87,7 @@ pub(crate) struct Figures {
     pub(crate) misses: AtomicU64,
     pub(crate) spilled_tables: AtomicU64,
     pub(crate) spilled_rows: AtomicU64,
+    pub(crate) spilled_pairs: AtomicU64,
     pub(crate) merges: AtomicU64,
     pub(crate) written_bytes: AtomicU64,
     /// Spills and merges that failed; they are tried again.
@@ -231,9 +236,9 @@ mod tests {
         let map = cold.cache.memory_used().map;
         let row = Values::from_slice(&[1, 2, 3, 4]);
         for id in 0..BYTES / ROW_BYTES * 3 {
-            cold.cache.insert((7, id), Some(row.clone()));
+            cold.cache.insert((7, u128::from(id)), Some(row.clone()));
             // Some again, so that all kinds of places are used.
-            cold.cache.get(&(7, id / 2));
+            cold.cache.get(&(7, u128::from(id / 2)));
         }
         let used = cold.cache.memory_used();
         assert!(cold.cache.weight() > BYTES / 10 * 9, "{} of {BYTES} are used", cold.cache.weight());

@@ -305,6 +305,16 @@ impl State<'_> {
         }
     }
 
+    fn note_unreadable(&mut self, space: &str, id: u64, read: Result<(), Arc<str>>) {
+        if let Err(why) = read {
+            self.unreadable.get_or_insert(store::Error::Io {
+                path: format!("the row of {id} in space '{space}'").into(),
+                doing: "reading",
+                source: std::io::Error::other(why.to_string()),
+            });
+        }
+    }
+
     fn read(&mut self, marks: &[Mark], at: usize) {
         match marks[at].read() {
             // `encode` sees for itself.
@@ -321,13 +331,8 @@ impl State<'_> {
                 if let Some(s) = self.engines.counter_by_number(space) {
                     let width = s.schema().width();
                     let mut row = || self.commit.row(space, id, width, |values| s.get(id, values));
-                    if let Err(why) = crate::cold::if_readable(&mut row) {
-                        self.unreadable.get_or_insert(store::Error::Io {
-                            path: format!("the row of {id} in space '{}'", s.name()).into(),
-                            doing: "reading",
-                            source: std::io::Error::other(why.to_string()),
-                        });
-                    }
+                    let read = crate::cold::if_readable(&mut row);
+                    self.note_unreadable(s.name(), id, read);
                 }
             }
             Marked::Pair(space, id, member, _) => match told(marks, at) {
@@ -335,8 +340,9 @@ impl State<'_> {
                 Some(false) => {}
                 None => {
                     if let Some(s) = self.engines.existence_by_number(space) {
-                        let set = s.contains_pair(&pair(s, id, member)) == Answer::Yes;
-                        self.commit.pair(space, id, member, set);
+                        let set = || s.contains_pair(&pair(s, id, member)) == Answer::Yes;
+                        let read = crate::cold::if_readable(set).map(|set| self.commit.pair(space, id, member, set));
+                        self.note_unreadable(s.name(), id, read);
                     }
                 }
             },
@@ -565,6 +571,7 @@ pub(crate) fn recover(
         told.completed(config)?;
         engines.extend(config, told)?;
         engines.attach_cold(&store)?;
+        snapshot::attach_pairs(&store, config, engines)?;
         engines.lift_limits();
         Ok(())
     };
@@ -707,8 +714,13 @@ pub(crate) fn apply_record(
         }
         Some(RecordKind::Block) => {
             let (place, state) = decode_block(payload)?;
+            let space = existence()?;
+            // It was merged before the table was frozen, and is in its file; merges are refused since, and where a space spills at all.
+            if space.is_cold(place.low) {
+                return Ok(());
+            }
             // After the change, as with rows and pairs.
-            let made = existence()?.put_block(place, state);
+            let made = space.put_block(place, state);
             parts.touch(number, place.low);
             made
         }
@@ -721,7 +733,7 @@ pub(crate) fn apply_record(
             existence()?.put_frontier(decode_frontier(payload)?);
             Ok(())
         }
-        Some(RecordKind::Catalogue | RecordKind::Table | RecordKind::Head) | None => {
+        Some(RecordKind::Catalogue | RecordKind::Table | RecordKind::Head | RecordKind::Late) | None => {
             Err(format!("a record of kind {kind} does not belong here"))
         }
     }

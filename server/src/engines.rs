@@ -17,7 +17,7 @@ pub(crate) use write::Seen;
 pub use write::{AlterError, WriteError};
 
 use crate::catalogue::Catalogue;
-use crate::cold::{Cold, ColdSpace};
+use crate::cold::{Cold, ColdPairs, ColdSpace, PairFile};
 use crate::durability::Durability;
 use crate::keys::{Kind, Match, Pattern};
 use crate::watch::Watches;
@@ -87,6 +87,7 @@ pub struct ExistenceSpace {
     /// What its flags are tied to by the catalogue: see `gate`.
     kept_tie: AtomicU64,
     loose: Loose,
+    cold: ColdPairs,
     /// [`phantom::Space::pairs_until_recycled`] when the rate was last measured.
     until: AtomicU64,
     /// The rate, as the bits of an f64.
@@ -106,15 +107,20 @@ impl ExistenceSpace {
 }
 
 impl ExistenceSpace {
+    /// Its tables on the disk.
+    pub(crate) fn cold(&self) -> &ColdPairs {
+        &self.cold
+    }
+
     /// New pairs per second in the newest table: the mean of about the last minute.
     pub fn pairs_per_s(&self) -> f64 {
         f64::from_bits(self.rate.load(Relaxed))
     }
 
-    /// At the present rate the oldest table is recycled after so many seconds; `None` if nothing comes.
+    /// At the present rate the oldest table is recycled after so many seconds; `None` if nothing comes, or nothing is recycled.
     pub fn recycled_in_s(&self) -> Option<f64> {
         let rate = self.pairs_per_s();
-        (rate > 1e-6).then(|| self.space.pairs_until_recycled() as f64 / rate)
+        (rate > 1e-6 && !self.space.options().spill).then(|| self.space.pairs_until_recycled() as f64 / rate)
     }
 
     /// To be called now and then, by one thread.
@@ -299,10 +305,11 @@ impl Engines {
         self.existences.iter().find(|s| s.number == number)
     }
 
-    /// Replaces an existence space by what a snapshot held of it.
-    pub(crate) fn restore(&mut self, number: u32, space: phantom::Space) {
+    /// Replaces an existence space by what a snapshot held of it, and its files on the disk.
+    pub(crate) fn restore(&mut self, number: u32, space: phantom::Space, files: Vec<Arc<PairFile>>) {
         if let Some(existence) = self.existences.iter_mut().find(|s| s.number == number) {
             existence.space = space;
+            existence.cold.set_files(files);
         }
     }
 
@@ -324,7 +331,7 @@ impl Engines {
         &self.durability
     }
 
-    /// The cold files that the store's manifest names answer from now on, for spaces that do not have theirs yet.
+    /// The cold files of rows that the store's manifest names answer from now on, for spaces that do not have theirs yet.
     pub(crate) fn attach_cold(&self, store: &store::Store) -> store::Result<()> {
         for space in &self.counters {
             space.cold.attach(space, store)?;
@@ -332,10 +339,10 @@ impl Engines {
         Ok(())
     }
 
-    /// Whether any row may lie on the disk.
+    /// Whether any row, or flag, may lie on the disk.
     #[inline]
     pub(crate) fn has_cold(&self) -> bool {
-        self.counters.iter().any(|space| space.cold_end() > 0)
+        self.counters.iter().any(|space| space.cold_end() > 0) || self.existences.iter().any(|space| space.cold.any())
     }
 
     /// Whether writers are to wait, as a space is nearly full and will soon be less so.
@@ -345,12 +352,25 @@ impl Engines {
             space.memory_bytes() > space.memory_limit_bytes() / 32 * 31
                 && space.spills
                 && !space.cold.stuck.load(Relaxed)
-        })
+        }) || self
+            .existences
+            .iter()
+            .any(|space| space.cold.any() && crate::cold::is_crowded(space) && !space.cold.stuck.load(Relaxed))
     }
 
     /// The counter spaces of a view.
     pub(crate) fn sources(&self, view: &View) -> impl Iterator<Item = &CounterSpace> {
         view.sources.iter().map(|&space| &self.counters[space])
+    }
+
+    /// The existence spaces of a view's flags.
+    pub(crate) fn flags(&self, view: &View) -> impl Iterator<Item = &ExistenceSpace> {
+        view.flags.iter().map(|flag| &self.existences[flag.space])
+    }
+
+    /// The existence space of an action.
+    pub(crate) fn flag_of(&self, action: &Action) -> &ExistenceSpace {
+        &self.existences[action.flag]
     }
 
     /// The counter space of an action.

@@ -11,6 +11,7 @@
 //! | 7 loose | existence | ids at which a counter of 0 proves nothing: `engines/loose.rs` |
 //! | 8 block | existence | what TM.MERGE brought: lowest id of the table, filter of its chain, number of the block; then, 8 bytes each, the highest id that a pair of it can have, the pages of the table's first filter, its words as they are now; then the hashes of the pairs revoked there, 16 bytes each |
 //! | 9 frontier | existence | how far the ids reach that tables take: nothing if they take none yet, else the highest, and how far above it an id may jump |
+//! | 10 late | existence | snapshots only: what came late to its tables on the disk, in the phantom engine's own format |
 //!
 //! All numbers are LEB128 unless something else is said. Ids rise within a payload, so a like costs its id's distance from the
 //! one before, its member, and nothing for a counter that the same batch holds anyway. A number of more than 64 bits, a
@@ -41,13 +42,17 @@ pub enum RecordKind {
     Block = 8,
     /// How far the ids of an existence space reach that its tables take.
     Frontier = 9,
+    /// What came late to tables of an existence space that lie on the disk.
+    Late = 10,
 }
 
 impl RecordKind {
     /// The kind with this number.
     pub fn from_number(kind: u8) -> Option<RecordKind> {
         use RecordKind::*;
-        [Catalogue, Rows, Pairs, Layout, Table, Head, Loose, Block, Frontier].into_iter().find(|&k| k as u8 == kind)
+        [Catalogue, Rows, Pairs, Layout, Table, Head, Loose, Block, Frontier, Late]
+            .into_iter()
+            .find(|&k| k as u8 == kind)
     }
 }
 

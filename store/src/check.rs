@@ -8,7 +8,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use crate::batch::Lineage;
-use crate::cold::{ColdFile, parse_cold_name};
+use crate::cold::{ColdFile, PageFile, is_pages, parse_cold_name};
 use crate::disk::{Disk, LOCK, TEMPORARY};
 use crate::error::{Error, Result};
 use crate::frame::Check;
@@ -117,6 +117,12 @@ fn look(disk: &dyn Disk) -> Result<Report> {
             let rows = match file.role {
                 Role::Snapshot => SnapshotReader::open(disk, &file.name, Some((file, manifest.lineage)))
                     .and_then(|r| read_all(r, &mut report)),
+                Role::Cold if is_pages(disk, &file.name) => {
+                    PageFile::open(disk, file, manifest.lineage).and_then(|(pages, note)| {
+                        report.bytes += file.bytes;
+                        pages.verify(&note, Some(file.check))
+                    })
+                }
                 Role::Cold => ColdFile::open(disk, file, manifest.lineage).and_then(|cold| {
                     report.bytes += file.bytes;
                     Arc::new(cold).verify(Some(file.check))
@@ -125,8 +131,9 @@ fn look(disk: &dyn Disk) -> Result<Report> {
             match rows {
                 Ok(rows) => {
                     let tag = &file.tag;
+                    let unit = if file.role == Role::Cold && is_pages(disk, &file.name) { "pages" } else { "rows" };
                     let text = format!(
-                        "{rows} rows of space {} kind {}, ids {} to {}",
+                        "{rows} {unit} of space {} kind {}, ids {} to {}",
                         tag.space, tag.kind, tag.low, tag.high
                     );
                     report.add(Severity::Good, &file.name, text);
@@ -227,6 +234,10 @@ pub fn dump(disk: &dyn Disk, name: &str, payloads: bool, out: &mut dyn Write) ->
     }
     if parse_snapshot_name(name).is_some() {
         return dump_snapshot(disk, name, &mut text);
+    }
+    if parse_cold_name(name).is_some() && is_pages(disk, name) {
+        let (file, note) = PageFile::open_any(disk, name)?;
+        return dump_pages(&file, &note, &mut text);
     }
     if parse_cold_name(name).is_some() {
         return dump_cold(&Arc::new(ColdFile::open_any(disk, name)?), &mut text);
@@ -359,6 +370,30 @@ fn dump_cold(file: &Arc<ColdFile>, text: &mut Dump<'_>) -> Result<()> {
                 text.line(&format!("  {id} {:?}", &values[i * head.columns..][..head.columns]))?;
             }
         }
+    }
+    Ok(())
+}
+
+fn dump_pages(file: &PageFile, note: &[u8], text: &mut Dump<'_>) -> Result<()> {
+    let (head, tag) = (file.head(), &file.head().tag);
+    text.line(&format!(
+        "page file, lineage {} space {} kind {} ids {} to {} stamp {}, {} pages, note {}",
+        head.lineage,
+        tag.space,
+        tag.kind,
+        tag.low,
+        tag.high,
+        tag.stamp,
+        head.pages,
+        text.payload(note)
+    ))?;
+    let mut page = [0; crate::cold::BLOCK_BYTES];
+    for number in 0..head.pages {
+        file.read(number, &mut page)?;
+        let ones: u32 = page.iter().map(|byte| byte.count_ones()).sum();
+        let byte = (1 + number) * page.len() as u64;
+        let shown = if text.payloads { text.payload(&page) } else { String::new() };
+        text.line(&format!("byte {byte} page {number}, {ones} bits set {shown}"))?;
     }
     Ok(())
 }

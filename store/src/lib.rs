@@ -104,7 +104,8 @@ mod tail;
 pub use batch::{BATCH_HEAD_BYTES, BatchHead, Lineage, MAX_BODY_BYTES};
 pub use check::{Finding, Report, Severity, check, dump, lineage_of};
 pub use cold::{
-    BLOCK_BYTES, Block, COLD_VERSION, ColdFile, ColdHead, ColdRows, ColdWriter, MAX_BLOCK_ROWS, MAX_COLUMNS,
+    BLOCK_BYTES, Block, COLD_VERSION, ColdFile, ColdHead, ColdRows, ColdWriter, MAX_BLOCK_ROWS, MAX_COLUMNS, PageFile,
+    PageWriter,
 };
 pub use commit::{
     CommitOptions, CommitStats, Committed, Committer, Exclusive, Health, Rounds, Source, SyncPolicy, Ticket, Turn,

@@ -23,7 +23,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::batch::{BatchHead, Lineage};
-use crate::cold::{ColdFile, ColdWriter, parse_cold_name};
+use crate::cold::{ColdFile, ColdWriter, PageFile, PageWriter, parse_cold_name};
 use crate::disk::{Disk, TEMPORARY};
 use crate::error::{Error, Result};
 use crate::follow::FollowLog;
@@ -392,7 +392,18 @@ impl Store {
         ColdFile::open(&*self.disk, entry, self.lineage)
     }
 
-    /// The cold files that the manifest names.
+    /// Begins a page file. Pages are put, the file is finished, and [`Store::replace_files`] names it.
+    pub fn begin_pages(&self, tag: Tag) -> Result<PageWriter> {
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        PageWriter::create(self.disk.clone(), self.lineage, number, 1, tag)
+    }
+
+    /// Opens a page file that the manifest names, or will name. Gives its note, too.
+    pub fn open_pages(&self, entry: &FileEntry) -> Result<(PageFile, Vec<u8>)> {
+        PageFile::open(&*self.disk, entry, self.lineage)
+    }
+
+    /// The cold files that the manifest names, of rows and of pages.
     pub fn cold_files(&self) -> Vec<FileEntry> {
         self.manifest().files.iter().filter(|f| f.role == Role::Cold).cloned().collect()
     }

@@ -22,7 +22,7 @@ pub(crate) struct Place<'a> {
 
 impl Place<'_> {
     fn key(&self, id: u64) -> Key {
-        (self.file.head().identity, id)
+        (self.file.head().identity, u128::from(id))
     }
 }
 

@@ -1,7 +1,8 @@
-//! Reading cold rows for a turn: one job per block, on threads of their own, all of them at the same time.
+//! Reading cold rows and flags for a turn: one job per block or pair, on threads of their own, all of them at the same time.
 
-use super::{Cold, Key, PINS, Read, Values};
+use super::{Cold, Key, PINS, PairFile, Read, Values};
 use parking_lot::{Condvar, Mutex};
+use phantom::Pair;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -13,10 +14,11 @@ use tokio::sync::oneshot;
 /// Rows at hand for one turn.
 pub(crate) type Pins = HashMap<Key, Read>;
 
-/// Rows that a turn needs and that are not at hand.
+/// Rows and pairs that a turn needs and that are not at hand.
 #[derive(Default)]
 pub(crate) struct Fetching {
     wanted: Vec<(Arc<ColdFile>, u64, u64)>,
+    pairs: Vec<(Arc<PairFile>, Pair)>,
 }
 
 impl Fetching {
@@ -24,18 +26,30 @@ impl Fetching {
         self.wanted.push((file.clone(), block, id));
     }
 
+    pub(super) fn want_pair(&mut self, file: &Arc<PairFile>, pair: &Pair) {
+        self.pairs.push((file.clone(), *pair));
+    }
+
     /// Whether everything is at hand.
     pub(crate) fn is_ready(&self) -> bool {
-        self.wanted.is_empty()
+        self.wanted.is_empty() && self.pairs.is_empty()
     }
 }
 
-/// One block, and the rows that are wanted of it.
+/// What is to be read, and for whom.
 struct Job {
-    file: Arc<ColdFile>,
-    block: u64,
-    ids: Vec<u64>,
+    what: What,
     turn: Arc<Waiting>,
+}
+
+enum What {
+    /// One block, and the rows that are wanted of it.
+    Rows {
+        file: Arc<ColdFile>,
+        block: u64,
+        ids: Vec<u64>,
+    },
+    Pair(Arc<PairFile>, Pair),
 }
 
 /// A turn that waits for its jobs.
@@ -106,29 +120,21 @@ impl Queue {
 
 impl Job {
     fn run(self, cold: &Cold) {
-        let mut buffer = [0; BLOCK_BYTES];
-        let identity = self.file.head().identity;
-        match self.file.read(self.block, &mut buffer) {
-            Ok(block) => {
-                let mut rows = Vec::with_capacity(self.ids.len());
-                block.get_all(&self.ids, |id, values| {
-                    let row: super::Row = values.map(Values::from_slice);
-                    cold.cache.insert((identity, id), row.clone());
-                    rows.push(((identity, id), Ok(row)));
-                });
-                self.turn.pins.lock().extend(rows);
+        let turn = self.turn;
+        match self.what {
+            What::Rows { file, block, ids } => {
+                let rows = read_rows(cold, &file, block, &ids);
+                turn.pins.lock().extend(rows);
+                cold.figures.note_read(turn.asked.elapsed());
             }
-            Err(error) => {
-                cold.note_failure(&error);
-                let why: Arc<str> = error.to_string().into();
-                let mut pins = self.turn.pins.lock();
-                pins.extend(self.ids.iter().map(|&id| ((identity, id), Err(why.clone()))));
+            What::Pair(file, pair) => {
+                let read = file.read(&pair);
+                turn.pins.lock().insert(file.key(&pair), read);
             }
         }
-        cold.figures.note_read(self.turn.asked.elapsed());
-        if self.turn.left.fetch_sub(1, AcqRel) == 1 {
-            let pins = std::mem::take(&mut *self.turn.pins.lock());
-            if let Some(done) = self.turn.done.lock().take() {
+        if turn.left.fetch_sub(1, AcqRel) == 1 {
+            let pins = std::mem::take(&mut *turn.pins.lock());
+            if let Some(done) = turn.done.lock().take() {
                 // A connection that has gone does not want them any more.
                 let _ = done.send(pins);
             }
@@ -136,29 +142,51 @@ impl Job {
     }
 }
 
+fn read_rows(cold: &Cold, file: &ColdFile, block: u64, ids: &[u64]) -> Vec<(Key, Read)> {
+    let identity = file.head().identity;
+    let mut rows = Vec::with_capacity(ids.len());
+    match file.read(block, &mut [0; BLOCK_BYTES]) {
+        Ok(block) => block.get_all(ids, |id, values| {
+            let key = (identity, u128::from(id));
+            let row: super::Row = values.map(Values::from_slice);
+            cold.cache.insert(key, row.clone());
+            rows.push((key, Ok(row)));
+        }),
+        Err(error) => {
+            cold.note_failure(&error);
+            let why: Arc<str> = error.to_string().into();
+            rows.extend(ids.iter().map(|&id| ((identity, u128::from(id)), Err(why.clone()))));
+        }
+    }
+    rows
+}
+
 impl Cold {
     /// Reads what is wanted, all at the same time. Gives that and what is pinned on this thread now.
     pub(crate) fn fetch(self: &Arc<Self>, fetching: Fetching) -> impl Future<Output = Pins> + Send + use<> {
-        let Fetching { mut wanted } = fetching;
+        let Fetching { mut wanted, mut pairs } = fetching;
         let pins = PINS.take();
         self.reads.start(self);
         wanted.sort_unstable_by_key(|(file, block, id)| (file.head().identity, *block, *id));
         wanted.dedup_by_key(|(file, _, id)| (file.head().identity, *id));
         let same = |a: &(Arc<ColdFile>, u64, u64), b: &(Arc<ColdFile>, u64, u64)| Arc::ptr_eq(&a.0, &b.0) && a.1 == b.1;
         let blocks: Vec<_> = wanted.chunk_by(same).collect();
+        pairs.sort_unstable_by_key(|(file, pair)| file.key(pair));
+        pairs.dedup_by_key(|(file, pair)| file.key(pair));
         let (done, end) = oneshot::channel();
         let turn = Arc::new(Waiting {
             pins: Mutex::new(pins),
-            left: AtomicUsize::new(blocks.len()),
+            left: AtomicUsize::new(blocks.len() + pairs.len()),
             done: Mutex::new(Some(done)),
             asked: Instant::now(),
         });
-        let jobs = blocks.into_iter().map(|rows| Job {
+        let rows = blocks.into_iter().map(|rows| What::Rows {
             file: rows[0].0.clone(),
             block: rows[0].1,
             ids: rows.iter().map(|row| row.2).collect(),
-            turn: turn.clone(),
         });
+        let pairs = pairs.into_iter().map(|(file, pair)| What::Pair(file, pair));
+        let jobs = rows.chain(pairs).map(|what| Job { what, turn: turn.clone() });
         let mut queue = self.reads.queue.jobs.lock();
         let before = queue.0.len();
         queue.0.extend(jobs);

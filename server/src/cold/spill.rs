@@ -17,9 +17,10 @@
 //! its own, as its snapshots are. Writes go on all the time; those that come after the walk stay in memory, as the file's overlay.
 
 use super::files::Files;
+use super::pairs;
 use crate::config::Config;
 use crate::durability::Durability;
-use crate::engines::{CounterSpace, Engines};
+use crate::engines::{CounterSpace, Engines, ExistenceSpace};
 use crate::node::{Host, Node};
 use crate::records::RecordKind;
 use counter::RangeStats;
@@ -160,7 +161,7 @@ impl Drop for Output<'_> {
 }
 
 /// The limit of all cold files is reached.
-fn no_room(store: &Store) -> store::Error {
+pub(super) fn no_room(store: &Store) -> store::Error {
     let source = std::io::Error::new(std::io::ErrorKind::QuotaExceeded, "spill.max_bytes is reached");
     store::Error::Full { path: store.path(""), doing: "writing a cold file to", source }
 }
@@ -199,6 +200,11 @@ impl<'a> Ground<'a> {
         let ranges = space.ranges();
         let ours = ranges.iter().filter(|range| range.low <= last && low <= range.last && range.rows > 0);
         let needed = replaced + ours.map(|range| range.bytes).sum::<u64>();
+        self.room_for(needed, replaced)
+    }
+
+    /// Bytes that new files may take which replace some of `replaced` bytes. An error if the disk has less room than may be `needed`.
+    pub(super) fn room_for(&self, needed: u64, replaced: u64) -> store::Result<u64> {
         if self.store.disk().free_bytes().is_ok_and(|free| free < needed) {
             let source = std::io::Error::new(std::io::ErrorKind::StorageFull, format!("it may take {needed} bytes"));
             return Err(store::Error::Full { path: self.store.path(""), doing: "beginning a cold file in", source });
@@ -327,6 +333,12 @@ pub(crate) fn spill_oldest(node: &Node, space: &CounterSpace) -> store::Result<O
     oldest.map(|range| Ground::of(node).spill(space, range.low, range.last, 0)).transpose()
 }
 
+/// The same for pairs; what is left to do then is to merge what came late.
+pub(crate) fn spill_oldest_pairs(node: &Node, space: &ExistenceSpace) -> store::Result<Option<Spilled>> {
+    let _alone = node.snapshots.alone.lock();
+    pairs::spill_oldest(&Ground::of(node), space)
+}
+
 /// Makes room: spills the oldest table that has not been spilled, or merges where changes take more than that; `None` if there is neither.
 fn make_room(ground: &Ground<'_>, space: &CounterSpace, limit: u64) -> store::Result<Option<Spilled>> {
     let (end, least) = (space.cold_end(), LEAST_BYTES.min(limit / LEAST_PART));
@@ -349,22 +361,25 @@ pub(crate) fn keep_within(ground: &Ground<'_>, engines: &Engines, config: &Confi
                 Ok(None) => break,
                 Err(error) => {
                     // It takes more memory than it should, and will spill when it serves.
-                    note_trouble(space, &error);
+                    note_trouble(engines, space.name(), &error);
                     return;
                 }
             }
         }
     }
+    if let Err((name, error)) = pairs::keep_within(ground, engines) {
+        note_trouble(engines, &name, &error);
+    }
 }
 
 /// Notes why a spill failed; says it, if that is not what was said last: it is tried again and again.
-fn note_trouble(space: &CounterSpace, error: &store::Error) {
-    let cold = space.cold().shared();
+fn note_trouble(engines: &Engines, name: &str, error: &store::Error) {
+    let cold = &engines.cold;
     cold.figures.failures.fetch_add(1, Relaxed);
     let text = error.to_string();
     let before = cold.trouble.lock().replace(text.clone());
     if before.is_none_or(|before| before != text) {
-        tracing::error!("space '{}' cannot spill: {text}. {}", space.name(), error.advice());
+        tracing::error!("space '{name}' cannot spill: {text}. {}", error.advice());
     }
 }
 
@@ -424,6 +439,16 @@ fn look_after(node: &Node, space: &CounterSpace) -> store::Result<Option<bool>> 
     Ok(Some(space.spills() && (merge_most_changed(node, space)? || merge_neighbours(node, space)?)))
 }
 
+/// The same for a space of pairs.
+fn look_after_pairs(node: &Node, space: &ExistenceSpace) -> store::Result<Option<bool>> {
+    let ground = Ground::of(node);
+    if !pairs::wants_care(space) {
+        return Ok(Some(false));
+    }
+    let _alone = node.snapshots.alone.lock();
+    ground.look_after_pairs(space, node.config().spill.merge_bytes_per_s)
+}
+
 /// The spill thread.
 pub(crate) fn run(host: &Host) {
     let mut wait = LOOK_EVERY;
@@ -432,8 +457,23 @@ pub(crate) fn run(host: &Host) {
         wait = LOOK_EVERY;
         let node = &host.node();
         let Some(engines) = node.engines.get() else { continue };
+        let trouble = &engines.cold.trouble;
+        for space in engines.existences() {
+            match look_after_pairs(node, space) {
+                Ok(Some(true)) => {
+                    space.cold().stuck.store(false, Relaxed);
+                    *trouble.lock() = None;
+                    wait = Duration::ZERO;
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    note_trouble(engines, space.name(), &error);
+                    space.cold().stuck.store(true, Relaxed);
+                    wait = RETRY;
+                }
+            }
+        }
         for space in engines.counters() {
-            let trouble = &space.cold().shared().trouble;
             match look_after(node, space) {
                 Ok(Some(false)) => {}
                 Ok(Some(true)) => {
@@ -443,7 +483,7 @@ pub(crate) fn run(host: &Host) {
                 }
                 Ok(None) => space.cold().stuck.store(true, Relaxed),
                 Err(error) => {
-                    note_trouble(space, &error);
+                    note_trouble(engines, space.name(), &error);
                     space.cold().stuck.store(true, Relaxed);
                     wait = RETRY;
                 }

@@ -3,10 +3,12 @@
 //! A request that is not known here still works: its cold rows are then read in place.
 
 use super::command::{id_positions, key_positions};
+use super::weibo::NOBODY;
 use super::{NO_KEYS, Session, Spec, find, id};
 use crate::cold::Fetching;
-use crate::engines::{CounterSpace, Engines, KeyRef};
+use crate::engines::{Action, CounterSpace, Engines, ExistenceSpace, KeyRef};
 use crate::resp::Args;
+use phantom::Member;
 
 /// Notes the rows of a request that must be read from the disk first.
 pub(crate) fn ask(args: Args<'_>, session: &Session, engines: &Engines, fetching: &mut Fetching) {
@@ -38,15 +40,22 @@ fn ask_one(spec: &Spec, args: Args<'_>, engines: &Engines, fetching: &mut Fetchi
             for space in engines.sources(view) {
                 ask_ids(space, spec, args, fetching);
             }
+            for space in engines.flags(view) {
+                ask_flags(space, spec, args, fetching);
+            }
             let mark = args.from(3).iter().position(|arg| arg.eq_ignore_ascii_case(b"MARK"));
             let action = mark.filter(|at| at + 4 < args.len()).and_then(|at| engines.action(args.at(at + 4)));
             if let Some(action) = action {
-                ask_ids(engines.counter_of(action), spec, args, fetching);
+                ask_action(action, engines, spec, args, fetching);
             }
         }
         "feed.act" | "feed.undo" => {
             let Some(action) = engines.action(args.at(1)) else { return };
-            ask_ids(engines.counter_of(action), spec, args, fetching);
+            ask_action(action, engines, spec, args, fetching);
+        }
+        name if name.starts_with("ph.") => {
+            let Some(space) = engines.existence(args.at(1)) else { return };
+            ask_flags(space, spec, args, fetching);
         }
         name if name.starts_with("cnt.") => {
             let Some(space) = engines.counter(args.at(1)) else { return };
@@ -58,10 +67,42 @@ fn ask_one(spec: &Spec, args: Args<'_>, engines: &Engines, fetching: &mut Fetchi
 
 fn ask_keys(spec: &Spec, args: Args<'_>, engines: &Engines, fetching: &mut Fetching) {
     for at in key_positions(spec, args) {
-        if let Ok(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) = engines.resolve(args.at(at)) {
-            ask_row(space, id, fetching);
+        match engines.resolve(args.at(at)) {
+            Ok(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => ask_row(space, id, fetching),
+            Ok(KeyRef::Pair { space, id }) if space.cold().any() => {
+                if !space.has_members {
+                    ask_pair(space, id, &NOBODY, fetching);
+                    continue;
+                }
+                // Behind the keys are members; what is an option is asked for in vain.
+                let members = args.from(key_positions(spec, args).last().map_or(args.len(), |last| last + 1));
+                members.iter().for_each(|member| ask_pair(space, id, &Member::parse(member), fetching));
+            }
+            _ => {}
         }
     }
+}
+
+fn ask_action(action: &Action, engines: &Engines, spec: &Spec, args: Args<'_>, fetching: &mut Fetching) {
+    ask_ids(engines.counter_of(action), spec, args, fetching);
+    ask_flags(engines.flag_of(action), spec, args, fetching);
+}
+
+/// The member is the argument before the first id.
+fn ask_flags(space: &ExistenceSpace, spec: &Spec, args: Args<'_>, fetching: &mut Fetching) {
+    if !space.cold().any() {
+        return;
+    }
+    let member = Member::parse(args.at(2));
+    for at in id_positions(spec, args).into_iter().flatten() {
+        if let Ok(id) = id(args.at(at)) {
+            ask_pair(space, id, &member, fetching);
+        }
+    }
+}
+
+fn ask_pair(space: &ExistenceSpace, id: u64, member: &Member<'_>, fetching: &mut Fetching) {
+    space.cold().ask(space, &space.pair(id, member), fetching);
 }
 
 /// Arguments that are no ids are options.

@@ -349,6 +349,16 @@ fn cold(node: &Node, out: &mut String) {
         bytes += file.entry().bytes;
         index += file.memory_bytes();
     }
+    let (mut pairs, mut late) = (0, 0);
+    for space in engines.existences() {
+        late += space.late().0;
+        for file in &*space.cold().files() {
+            n += 1;
+            pairs += file.pairs();
+            bytes += file.entry().bytes;
+            index += file.memory_bytes();
+        }
+    }
     let overlay = engines.counters().iter().map(crate::cold::overlay);
     let (changed, of_bytes) = overlay.fold((0, 0), |sum, (rows, bytes)| (sum.0 + rows, sum.1 + bytes));
     let tombs = engines.counters().iter().map(|s| s.tombs().0).sum::<u64>();
@@ -357,6 +367,7 @@ fn cold(node: &Node, out: &mut String) {
         out,
         "cold_files" = n,
         "cold_rows" = rows,
+        "cold_pairs" = pairs,
         "cold_file_bytes" = bytes,
         "cold_index_bytes" = index,
         "cold_reads" = reads,
@@ -374,9 +385,11 @@ fn cold(node: &Node, out: &mut String) {
         "overlay_rows" = changed,
         "overlay_bytes" = of_bytes,
         "overlay_deleted" = tombs,
+        "overlay_pairs" = late,
         "merge_backlog_rows" = changed + tombs,
         "spilled_tables" = load(&figures.spilled_tables),
         "spilled_rows" = load(&figures.spilled_rows),
+        "spilled_pairs" = load(&figures.spilled_pairs),
         "merges" = load(&figures.merges),
         "spill_written_bytes" = load(&figures.written_bytes),
         "spill_failures" = load(&figures.failures),

@@ -70,8 +70,10 @@ fn exists(call: &mut Call<'_>) -> Outcome {
     answers.clear();
     space.contains_batch(&member, ids, answers);
     call.reply.array(answers.len());
-    for answer in answers.iter() {
+    let mut unreadable = super::Unreadable::default();
+    for (&id, answer) in ids.iter().zip(answers.iter()) {
         match answer {
+            Answer::No if let Some(refusal) = unreadable.refusal(call.node, id) => call.reply.error(refusal.text()),
             Answer::Yes => call.reply.int(1),
             Answer::No => call.reply.int(0),
             Answer::Unknown => call.reply.null(),
@@ -97,7 +99,9 @@ fn change(
     call.ids_from(3)?;
     call.reply.array(call.scratch.ids.len());
     for index in 0..call.scratch.ids.len() {
-        match one(call, space, call.scratch.ids[index], &member) {
+        let id = call.scratch.ids[index];
+        let changed = one(call, space, id, &member);
+        match super::row_readable(call.node, id).and(changed) {
             Ok(change) => write_change(&mut call.reply, change),
             Err(refusal) => call.reply.error(refusal.text()),
         }

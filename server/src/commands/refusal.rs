@@ -87,7 +87,9 @@ impl From<WriteError> for Refusal {
                 refuse!("ERR key too big: the id lies too far above the highest one (max_ahead)")
             }
             WriteError::Counter(Counter::Full { .. } | Counter::NoMemory | Counter::AsideFull { .. })
-            | WriteError::Phantom(Phantom::RevokedFull | Phantom::AsideFull | Phantom::Full | Phantom::Memory(_)) => {
+            | WriteError::Phantom(
+                Phantom::RevokedFull | Phantom::AsideFull | Phantom::Full | Phantom::LateFull | Phantom::Memory(_),
+            ) => {
                 refuse!("OOM command not allowed: {error}")
             }
             WriteError::Counter(_) | WriteError::Phantom(_) => refuse!("ERR {error}"),

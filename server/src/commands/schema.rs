@@ -48,8 +48,8 @@ pub(super) const TABLE: &[Spec] = &[
     spec("tm.roll", 2, flag::NAMED | flag::WRITE | ADMIN, "space",
         "Closes the newest table of a space, though it is not full, and opens the next. 1, or 0 if it is empty.", roll),
     spec("tm.spill", -2, flag::NAMED | flag::WRITE | flag::NO_MULTI | ADMIN, "space [tables]",
-        "Moves the oldest tables of a counter space to the disk, as happens by itself when memory runs short: one, or so many, but never the \
-         newest. What was changed of rows that are there already is merged. How many rows have left memory.", spill),
+        "Moves the oldest tables of a space to the disk, as happens by itself when memory runs short: one, or so many, but never the \
+         newest. What was changed of rows or pairs that are there already is merged. How many rows, or pairs, have left memory.", spill),
     spec("tm.digest", -2, flag::NAMED | flag::READONLY | flag::NO_MULTI | ADMIN, "space [low]",
         "What two servers need to compare the tables of an existence space: per table, or for the one that begins at the id low, range, rate, \
          size and a checksum; with low also the checksums of its blocks (64 KiB of a filter, and the pairs that are revoked there).", digest),
@@ -270,11 +270,13 @@ fn counter_tables(space: &CounterSpace, all: &mut Vec<Entries>) {
 }
 
 fn existence_tables(space: &ExistenceSpace, all: &mut Vec<Entries>) {
+    let files = space.cold().files();
     for (index, table) in space.tables_probed(CANARIES).into_iter().enumerate() {
         // The others follow it, but who knows at which rate.
         let recycled_in_s = if index == 0 { space.recycled_in_s() } else { None };
         all.push(vec![
             ("space", Value::Text(space.name().to_owned())),
+            ("where", Value::Text(if table.is_cold { "disk" } else { "memory" }.to_owned())),
             ("low", Value::Id(table.low)),
             ("last", Value::Id(table.last)),
             ("pairs", Value::Count(table.pairs)),
@@ -291,6 +293,15 @@ fn existence_tables(space: &ExistenceSpace, all: &mut Vec<Entries>) {
             ("canaries", Value::Count(table.canaries)),
             ("recycled_in_s", number_or_nil(recycled_in_s)),
         ]);
+        let file = files.iter().find(|file| table.is_cold && file.entry().tag.low == table.low);
+        if let (Some(file), Some(entries)) = (file, all.last_mut()) {
+            entries.extend([
+                ("late", count(table.late)),
+                ("file", Value::Text(file.entry().name.clone())),
+                ("file_bytes", Value::Count(file.entry().bytes)),
+                ("index_bytes", count(file.memory_bytes())),
+            ]);
+        }
     }
 }
 
@@ -334,13 +345,20 @@ fn spill(call: &mut Call<'_>) -> Outcome {
         return Err(call.wrong_arity());
     }
     let name = call.args.at(1).to_vec();
-    counter_space(&call.node.engines, &name)?;
+    if let AnySpace::Existence(space) = any_space(&call.node.engines, &name)?
+        && !space.options().spill
+    {
+        return Err(refuse!("ERR the space '{}' recycles its tables: it is not configured to spill", space.name()));
+    }
     let tables = if call.args.len() == 3 { call.id(2)? } else { 1 };
     call.answer_later(move |node, reply| {
-        let space = counter_space(&node.engines, &name)?;
         let mut left = 0;
         for _ in 0..tables {
-            match crate::cold::spill_oldest(node, space) {
+            let spilled = match any_space(&node.engines, &name)? {
+                AnySpace::Counter(space) => crate::cold::spill_oldest(node, space),
+                AnySpace::Existence(space) => crate::cold::spill_oldest_pairs(node, space),
+            };
+            match spilled {
                 Ok(Some(spilled)) => left += spilled.left,
                 Ok(None) => break,
                 Err(error) => return Err(disk(error)),
@@ -360,7 +378,9 @@ fn digest(call: &mut Call<'_>) -> Outcome {
     let low = if call.args.len() == 3 { Some(call.id(2)?) } else { None };
     call.answer_later(move |node, reply| {
         let space = existence_space(&node.engines, &name)?;
+        low.map_or(Ok(()), |low| in_memory(space, low))?;
         let lows = low.map_or_else(|| space.layout().iter().map(|table| table.low).collect(), |low| vec![low]);
+        let lows: Vec<u64> = lows.into_iter().filter(|&low| !space.is_cold(low)).collect();
         let mut all = Vec::new();
         for digest in lows.iter().filter_map(|&low| space.digest(low)) {
             let bytes: Vec<u8> = digest.blocks.iter().flat_map(|block| block.to_le_bytes()).collect();
@@ -388,6 +408,16 @@ fn digest(call: &mut Call<'_>) -> Outcome {
     })
 }
 
+/// Blocks are taken from tables in memory only, and merged with them.
+fn in_memory(space: &ExistenceSpace, id: u64) -> Outcome {
+    if space.is_cold(id) {
+        return Err(refuse!(
+            "ERR the table of {id} lies on the disk: only those in memory are compared, exported and merged"
+        ));
+    }
+    Ok(())
+}
+
 fn no_table(space: &ExistenceSpace, low: u64) -> Refusal {
     refuse!("ERR no table of '{}' begins at {low}: TM.TABLES {0} names them", space.name())
 }
@@ -407,6 +437,7 @@ fn export(call: &mut Call<'_>) -> Outcome {
     let numbers = (3..call.args.len()).map(|i| Ok(call.id(i)? as usize)).collect::<Result<Vec<usize>, Refusal>>()?;
     call.answer_later(move |node, reply| {
         let space = existence_space(&node.engines, &name)?;
+        in_memory(space, low)?;
         let most = node.config().server.max_output_buffer_bytes;
         let mut bytes = Vec::new();
         let found = space.export_blocks(low, &numbers, |block| {
@@ -438,6 +469,10 @@ fn merge(call: &mut Call<'_>) -> Outcome {
         };
         if let Some(why) = node.durability.refusal() {
             return Err(refuse!("{why}"));
+        }
+        // Elsewhere, on a replica or at a start, the table may lie on the disk when the log comes to the block.
+        if space.options().spill || space.cold().any() {
+            return Err(refuse!("ERR the space '{}' spills: other sites cannot be merged with it", space.name()));
         }
         let (mut rest, mut merged) = (&bytes[..], 0);
         let in_log = |merged: u16| match node.durability.flush() {

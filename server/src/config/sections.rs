@@ -340,8 +340,12 @@ section! {
         false_positive_rate: f64 = 0.0001,
         /// Pairs that a table is made for; about 20 bits each at 0.0001.
         pairs_per_table: u64 = 4 << 20,
-        /// Most tables. When one more would be needed, the oldest is recycled: its ids answer "unknown" from then on.
+        /// Most tables in memory. When one more would be needed, the oldest is recycled: its ids answer "unknown" from then on. Or it moves to the disk: see spill.
         max_tables: usize = 64,
+        /// Whether the oldest table moves to the disk instead of being recycled: one 4 KiB read per flag of an old post then, and the horizon stays where it
+        /// is. What is set late of such tables is held exactly until it is merged, in at most a sixteenth of the memory that the tables may take; beyond
+        /// that it is refused with an OOM error. While there is no room on the disk the newest table goes on, up to the memory limit. TM.MERGE is refused.
+        spill: bool = false,
         /// Most bytes of memory for this space; 0 means twice what `max_tables` full tables take. At the limit a table that gets more late
         /// pairs than it has room for refuses them with an OOM error; the newest one goes on.
         memory_limit_bytes: u64 = 0,

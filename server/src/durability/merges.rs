@@ -81,7 +81,7 @@ impl Site {
         };
         let tables = liked.layout().iter().map(table).collect();
         let number = self.engines.existence(b"liked").unwrap().number();
-        site.engines.restore(number, phantom::Space::restore(liked.options().clone(), &head, tables).unwrap());
+        site.engines.restore(number, phantom::Space::restore(liked.options().clone(), &head, tables).unwrap(), vec![]);
         site.liked().lead();
         site
     }

@@ -4,7 +4,7 @@ use super::gate::tie_word;
 use super::page::{Column, Flag, Gate};
 use super::{Action, CounterSpace, Engines, ExistenceSpace, Loose, Tie, View};
 use crate::catalogue::{self, Catalogue};
-use crate::cold::{Cold, ColdSpace};
+use crate::cold::{Cold, ColdPairs, ColdSpace};
 use crate::config::{self, Config};
 use crate::durability::Durability;
 use crate::keys::{Kind, Pattern, PatternError};
@@ -134,6 +134,7 @@ impl Engines {
                 space,
                 kept_tie: AtomicU64::new(tie_word(known.tie)),
                 loose: Loose::new(made.max_loose),
+                cold: ColdPairs::new(self.cold.clone()),
                 until: AtomicU64::new(0),
                 rate: AtomicU64::new(0),
             });
@@ -193,6 +194,7 @@ pub fn existence_options(made: &config::Existence, known: &catalogue::Existence)
         false_positive_rate: known.false_positive_rate,
         pairs_per_table: made.pairs_per_table,
         max_tables: made.max_tables,
+        spill: made.spill,
         max_revoked: made.max_revoked,
         max_aside: made.max_aside,
         max_ahead: (made.max_ahead > 0).then_some(made.max_ahead),

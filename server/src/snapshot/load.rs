@@ -2,12 +2,13 @@
 
 use super::parts::Parts;
 use crate::catalogue::{Catalogue, Mismatch};
+use crate::cold::{PairFile, files_of};
 use crate::config::Config;
 use crate::engines::{CounterSpace, Engines, existence_options};
 use crate::records::{RecordKind, read_rows};
 use counter::LoadRange;
 use parking_lot::Mutex;
-use phantom::{StoredTable, TableDecoder};
+use phantom::{Late, StoredTable, TableDecoder};
 use std::collections::HashMap;
 use store::{FileEntry, Progress, Role, SnapshotReader, Store, Tag};
 
@@ -85,6 +86,99 @@ pub(crate) fn lay_out(engines: &Engines) -> Result<(), counter::Error> {
     Ok(())
 }
 
+/// What a snapshot has of an existence space.
+#[derive(Default)]
+struct Restored {
+    head: Vec<u8>,
+    tables: Vec<StoredTable>,
+    late: HashMap<u64, Late>,
+}
+
+impl Restored {
+    /// Makes a space of that, and of its tables on the disk.
+    fn install(
+        mut self,
+        store: &Store,
+        options: &phantom::Options,
+        engines: &mut Engines,
+        number: u32,
+    ) -> Result<(), RestoreError> {
+        let mut files = Vec::new();
+        for entry in files_of(store, number) {
+            let (file, note) = PairFile::open(store, &entry, options, &engines.cold)?;
+            let (low, _) = note.range();
+            // Its file in the snapshot was that of a table which has been closed since, and moved.
+            self.tables.retain(|table| table.range().0 != low);
+            self.tables.push(note.table(file.clone(), self.late.get(&low))?);
+            files.push(file);
+        }
+        let space = phantom::Space::restore(options.clone(), &self.head, self.tables)?;
+        space.put_late(&self.late)?;
+        engines.restore(number, space, files);
+        Ok(())
+    }
+}
+
+/// Why a space could not be made of what was read.
+enum RestoreError {
+    Store(store::Error),
+    Unsound(String),
+}
+
+impl From<store::Error> for RestoreError {
+    fn from(error: store::Error) -> RestoreError {
+        RestoreError::Store(error)
+    }
+}
+
+impl From<phantom::DecodeError> for RestoreError {
+    fn from(error: phantom::DecodeError) -> RestoreError {
+        RestoreError::Unsound(error.to_string())
+    }
+}
+
+impl From<phantom::Error> for RestoreError {
+    fn from(error: phantom::Error) -> RestoreError {
+        RestoreError::Unsound(error.to_string())
+    }
+}
+
+impl RestoreError {
+    /// As the store's, which names a file.
+    fn of(self, store: &Store, name: &str) -> store::Error {
+        match self {
+            RestoreError::Store(error) => error,
+            RestoreError::Unsound(what) => store::Error::Corrupt { path: store.path(name), offset: 0, what },
+        }
+    }
+}
+
+/// What existence spaces are made of, by their numbers.
+fn options_of(config: &Config, engines: &Engines) -> HashMap<u32, phantom::Options> {
+    let catalogue = engines.catalogue();
+    let known = |made: &crate::config::Existence| {
+        let known = catalogue.existence.iter().find(|e| e.name == made.name)?;
+        Some((known.number, existence_options(made, known)))
+    };
+    config.existence.iter().filter_map(known).collect()
+}
+
+/// Gives the empty existence spaces that have tables on the disk, and are in no snapshot, these tables.
+pub(crate) fn attach_pairs(store: &Store, config: &Config, engines: &mut Engines) -> store::Result<()> {
+    for (number, options) in options_of(config, engines) {
+        let is_head = |file: &FileEntry| file.role == Role::Snapshot && file.tag.kind == RecordKind::Head as u32;
+        let in_snapshot = store.manifest().files.iter().any(|file| is_head(file) && file.tag.space == number);
+        let is_there = engines.existence_by_number(number).is_none_or(|space| space.cold().any());
+        if in_snapshot || is_there || files_of(store, number).is_empty() {
+            continue;
+        }
+        let head = engines.existence_by_number(number).map(|space| space.encode_head()).unwrap_or_default();
+        let made = Restored { head, ..Restored::default() }.install(store, &options, engines, number);
+        made.map_err(|error| error.of(store, store::MANIFEST))?;
+    }
+    Ok(())
+}
+
 /// Reads the snapshot into empty engines, on all cores.
 pub(crate) fn load(
     store: &Store,
@@ -93,23 +187,9 @@ pub(crate) fn load(
     parts: &Parts,
     progress: impl Fn(Progress) + Sync,
 ) -> store::Result<u64> {
-    /// Of one existence space.
-    #[derive(Default)]
-    struct Restored {
-        head: Vec<u8>,
-        tables: Vec<StoredTable>,
-    }
     let decoders: Mutex<HashMap<String, TableDecoder>> = Mutex::default();
     let restored: Mutex<HashMap<u32, Restored>> = Mutex::default();
-    let catalogue = engines.catalogue();
-    let options: HashMap<u32, phantom::Options> = config
-        .existence
-        .iter()
-        .filter_map(|made| {
-            let known = catalogue.existence.iter().find(|e| e.name == made.name)?;
-            Some((known.number, existence_options(made, known)))
-        })
-        .collect();
+    let options = options_of(config, engines);
     let loaders = engines.counters().iter().map(|space| Ok((space.number(), loader(store, space)?)));
     let loaders: HashMap<u32, counter::Loader<'_>> = loaders.collect::<store::Result<_>>()?;
     let apply = |file: &FileEntry, chunk: &[u8]| -> Result<(), String> {
@@ -143,6 +223,10 @@ pub(crate) fn load(
                 restored.lock().entry(space).or_default().head.extend_from_slice(chunk);
                 Ok(())
             }
+            Some(RecordKind::Late) => {
+                let mut restored = restored.lock();
+                Late::take(&mut restored.entry(space).or_default().late, chunk).map_err(|e| e.to_string())
+            }
             Some(RecordKind::Loose) => {
                 let existence = engines.existence_by_number(space);
                 let existence = existence.ok_or_else(|| format!("there is no existence space {space}"))?;
@@ -171,9 +255,8 @@ pub(crate) fn load(
     for file in files.iter().filter(|f| f.tag.kind == RecordKind::Head as u32) {
         let Some(of_space) = restored.remove(&file.tag.space) else { continue };
         let Some(options) = options.get(&file.tag.space) else { continue };
-        let space = phantom::Space::restore(options.clone(), &of_space.head, of_space.tables)
-            .map_err(|e| damaged(file, e.to_string()))?;
-        engines.restore(file.tag.space, space);
+        let made = of_space.install(store, options, engines, file.tag.space);
+        made.map_err(|error| error.of(store, &file.name))?;
     }
     parts.adopt(&files);
     Ok(rows)

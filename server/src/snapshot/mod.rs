@@ -9,6 +9,7 @@
 //! | catalogue | folder | the catalogue |
 //! | rows | table of a counter space | rows, in chunks that are sorted by id |
 //! | table | table of an existence space | its filters and revoked pairs, in the phantom engine's format |
+//! | late | existence space | what came late to its tables on the disk |
 //! | loose | existence space | ids at which a counter of 0 proves nothing of a flag: `engines/loose.rs` |
 //! | head | space | its frontier, of an existence space also the pairs of ids far ahead, in the engine's format |
 
@@ -24,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-pub(crate) use load::{lay_out, load, read_catalogue};
+pub(crate) use load::{attach_pairs, lay_out, load, read_catalogue};
 pub(crate) use parts::Parts;
 
 /// How often it is looked whether a snapshot is due.

@@ -55,9 +55,8 @@ pub(super) fn write(node: &Node) -> Result<u64, String> {
         if parts.had_aside(space.number(), aside > 0) {
             parts.forget_space(space.number());
         }
-        let lows: Vec<u64> = space.layout().iter().map(|l| l.low).collect();
-        let highs = lows.iter().skip(1).map(|low| low - 1).chain([u64::MAX]);
-        let tables: Vec<(u64, u64)> = lows.iter().copied().zip(highs).collect();
+        // Those on the disk are in the manifest already.
+        let tables = space.ranges_in_memory();
         let kind = RecordKind::Table;
         for (low, high) in plan(parts, &mut writer, space.number(), kind, &tables, stamp) {
             let kind = kind as u32;
@@ -68,6 +67,18 @@ pub(super) fn write(node: &Node) -> Result<u64, String> {
             }
         }
         let tag = Tag { space: space.number(), kind: RecordKind::Head as u32, low: 0, high: 0, stamp };
+        let mut late = None;
+        space
+            .encode_late(|bytes| {
+                if late.is_none() {
+                    late = Some(writer.file(Tag { kind: RecordKind::Late as u32, ..tag })?);
+                }
+                late.as_mut().map_or(Ok(()), |file| file.write(bytes, 0))
+            })
+            .map_err(text)?;
+        if let Some(file) = late {
+            add(&mut writer, file)?;
+        }
         let mut file = writer.file(tag).map_err(text)?;
         file.write(&head, aside as u64).map_err(text)?;
         add(&mut writer, file)?;

@@ -39,6 +39,7 @@
 
 mod bits;
 mod block;
+mod pages;
 mod write;
 
 use std::path::{Path, PathBuf};
@@ -52,6 +53,8 @@ use crate::manifest::{FileEntry, Tag};
 use crate::once::{self, Opened};
 
 pub use block::{BLOCK_BYTES, Block, MAX_BLOCK_ROWS, MAX_COLUMNS};
+pub(crate) use pages::is_pages;
+pub use pages::{PageFile, PageWriter};
 pub use write::ColdWriter;
 
 const MAGIC: &[u8; 8] = b"TIDECOLD";

@@ -8,5 +8,6 @@ mod commits;
 mod crash;
 mod damage;
 mod formats;
+mod pages;
 mod tails;
 mod turns;

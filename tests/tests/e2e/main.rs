@@ -7,6 +7,7 @@ mod binary;
 mod bounds;
 mod channels;
 mod cold;
+mod cold_pairs;
 mod commands;
 mod config;
 mod connections;

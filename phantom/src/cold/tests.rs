@@ -1,0 +1,384 @@
+use super::*;
+use crate::{Answer, Member, TableDecoder};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+
+/// A disk: what was written of each table, by its name.
+#[derive(Default)]
+struct Shelf {
+    tables: Mutex<BTreeMap<u64, Arc<Stored>>>,
+    last: AtomicU64,
+}
+
+struct Stored {
+    identity: u64,
+    pages: Vec<[u8; PAGE_BYTES]>,
+    note: Vec<u8>,
+    chain: Arc<Chain>,
+    reads: AtomicU64,
+    spoiled: AtomicBool,
+}
+
+impl Below for Stored {
+    fn has(&self, pair: &Pair) -> Option<bool> {
+        if self.spoiled.load(Relaxed) {
+            return None;
+        }
+        let mut places = self.chain.places(pair).enumerate();
+        Some(places.any(|(filter, page)| {
+            self.reads.fetch_add(1, Relaxed);
+            self.chain.has(filter, pair, &self.pages[page])
+        }))
+    }
+
+    fn identity(&self) -> u64 {
+        self.identity
+    }
+}
+
+impl Shelf {
+    /// Spills the table at `low`, or merges with it; `midway` runs when half of its pages have been given.
+    fn write(&self, space: &Space, low: u64, midway: impl FnOnce()) {
+        let mut rewrite = space.begin_rewrite(low).unwrap().unwrap();
+        let old = self.tables.lock().get(&low).cloned();
+        assert_eq!(rewrite.is_spill(), old.is_none());
+        let (mut pages, mut page, mut midway) = (vec![], [0; PAGE_BYTES], Some(midway));
+        while rewrite
+            .next(&mut page, |at, page| {
+                page.copy_from_slice(&old.as_ref().unwrap().pages[at]);
+                Ok::<(), ()>(())
+            })
+            .unwrap()
+        {
+            pages.push(page);
+            if pages.len() * 2 >= rewrite.pages()
+                && let Some(midway) = midway.take()
+            {
+                midway();
+            }
+        }
+        let note = rewrite.note();
+        let identity = 1 + self.last.fetch_add(1, Relaxed);
+        let chain = Note::decode(space.options(), &note).unwrap().chain().clone();
+        assert_eq!(chain.pages(), pages.len());
+        let stored = Arc::new(Stored {
+            identity,
+            pages,
+            note,
+            chain,
+            reads: AtomicU64::new(0),
+            spoiled: AtomicBool::new(false),
+        });
+        space.end_rewrite(rewrite, stored.clone());
+        self.tables.lock().insert(low, stored);
+    }
+
+    /// As after a restart: what was on the shelf, and in a snapshot.
+    fn restored(&self, space: &Space) -> Space {
+        let head = space.encode_head();
+        let (mut tables, mut late) = (vec![], HashMap::new());
+        for (low, _) in space.ranges_in_memory() {
+            let mut decoder = TableDecoder::new(space.options(), u64::MAX);
+            assert!(space.encode_table(low, |bytes| decoder.feed(bytes)).unwrap());
+            tables.push(decoder.finish().unwrap());
+        }
+        space.encode_late(|bytes| Late::take(&mut late, bytes)).unwrap();
+        for stored in self.tables.lock().values() {
+            let note = Note::decode(space.options(), &stored.note).unwrap();
+            let low = note.range().0;
+            tables.retain(|table| table.range().0 != low);
+            tables.push(note.table(stored.clone(), late.get(&low)).unwrap());
+        }
+        let restored = Space::restore(space.options().clone(), &head, tables).unwrap();
+        restored.put_late(&late).unwrap();
+        restored.lead();
+        restored
+    }
+}
+
+fn options(rate: f64) -> Options {
+    Options {
+        false_positive_rate: rate,
+        pairs_per_table: 8000,
+        max_tables: 3,
+        seed: 5,
+        spill: true,
+        ..Options::default()
+    }
+}
+
+fn member(n: u64) -> Member<'static> {
+    Member::Number(n)
+}
+
+/// Sets pairs of so many ids from 100 on, one viewer each, and closes the table.
+fn filled(rate: f64, n: u64) -> Space {
+    let space = Space::new(options(rate)).unwrap();
+    (0..n).for_each(|n| assert_ne!(space.add(100 + n, &member(n)).unwrap(), Change::Unknown));
+    while space.maintain() {}
+    assert!(space.roll_now());
+    space
+}
+
+type Truth = HashMap<(u64, u64), bool>;
+
+fn verify(space: &Space, truth: &Truth, what: &str) {
+    for (&(id, viewer), &set) in truth {
+        let wanted = if set { Answer::Yes } else { Answer::No };
+        assert_eq!(space.contains(id, &member(viewer)), wanted, "{what}: {id} {viewer}");
+    }
+    // As pages, too.
+    let pairs: Vec<_> = truth.iter().take(500).collect();
+    for ((id, viewer), set) in pairs {
+        let mut out = vec![];
+        space.contains_batch(&member(*viewer), &[*id, id + 1, *id], &mut out);
+        assert_eq!((out[0] == Answer::Yes, out[2] == Answer::Yes), (*set, *set), "{what}: a page of {id}");
+    }
+}
+
+/// Promise P1 and P2 of a space of which all old tables lie elsewhere, through late likes, unlikes, merges, chains and restarts.
+#[test]
+fn pairs_of_tables_elsewhere_are_found_and_changed() {
+    for seed in 0..3 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let (shelf, mut space, mut truth) = (Shelf::default(), Space::new(options(0.001)).unwrap(), Truth::new());
+        let mut newest = 1000u64;
+        for step in 0..480 {
+            for _ in 0..100 {
+                let late = random.u8(..10) < 3;
+                let id = if late { random.u64(1000..newest + 1) } else { newest };
+                newest += u64::from(random.u8(..4) == 0);
+                let viewer = random.u64(..300);
+                let unset = random.u8(..5) == 0;
+                let before = truth.get(&(id, viewer)).copied().unwrap_or(false);
+                let change = if unset { space.remove(id, &member(viewer)) } else { space.add(id, &member(viewer)) };
+                // A false yes may hide a change of what was never set.
+                let change = change.unwrap();
+                assert_ne!(change, Change::Unknown, "the horizon does not move");
+                if truth.contains_key(&(id, viewer)) {
+                    assert_eq!(change == Change::Changed, before == unset, "seed {seed} step {step}: {id} {viewer}");
+                }
+                if truth.contains_key(&(id, viewer)) || change == Change::Changed {
+                    truth.insert((id, viewer), !unset);
+                }
+            }
+            while space.is_short() {
+                let (low, bytes) = space.oldest_in_memory().unwrap();
+                assert!(bytes >= 4096);
+                let mut more = vec![];
+                shelf.write(&space, low, || {
+                    for viewer in 1000..1010 {
+                        assert_eq!(space.add(low.max(1000), &member(viewer)).unwrap(), Change::Changed);
+                        more.push((low.max(1000), viewer));
+                    }
+                });
+                truth.extend(more.into_iter().map(|pair| (pair, true)));
+            }
+            let (late, most) = space.late();
+            assert!(late <= most);
+            if late > most / 2
+                && let Some((low, _)) = space.most_late()
+            {
+                shelf.write(&space, low, || ());
+            }
+            while space.maintain() {}
+            if step % 60 == 59 {
+                verify(&space, &truth, "served");
+                let before = (space.layout(), space.late().0, space.pairs());
+                space = shelf.restored(&space);
+                assert_eq!((space.layout(), space.late().0), (before.0, before.1));
+                assert!(
+                    space.pairs().abs_diff(before.2) * 50 < before.2,
+                    "{} pairs, {} before",
+                    space.pairs(),
+                    before.2
+                );
+                verify(&space, &truth, "restored");
+            }
+        }
+        assert_eq!(space.horizon(), 0);
+        let tables = shelf.tables.lock();
+        assert!(tables.len() > 3, "{} tables elsewhere", tables.len());
+        // Of what was never set, no more than the rate: the canaries do not ask elsewhere.
+        let seen: HashSet<u64> = truth.keys().map(|pair| pair.0).collect();
+        let ids: Vec<u64> = seen.into_iter().filter(|&id| space.is_cold(id)).collect();
+        let asked = 60_000;
+        let yes =
+            (0..asked).filter(|&n| space.contains(ids[n % ids.len()], &member(1 << 40 | n as u64)) == Answer::Yes);
+        let rate = yes.count() as f64 / asked as f64;
+        assert!(rate < 0.0014, "{rate}");
+        for stats in space.tables_probed(100) {
+            assert!(!stats.is_cold || stats.bytes <= 200_000, "{stats:?}");
+            assert!(!stats.is_cold || (stats.canaries == 0 && stats.expected_rate <= 0.001), "{stats:?}");
+        }
+    }
+}
+
+/// A check of a pair in a table elsewhere costs one page per filter of the chain; none, if what came late, or was unset, says it all.
+#[test]
+fn a_check_reads_one_page_of_each_filter() {
+    let (shelf, space) = (Shelf::default(), filled(0.0001, 700));
+    shelf.write(&space, 0, || ());
+    let stored = shelf.tables.lock()[&0].clone();
+    let reads = |f: &dyn Fn()| {
+        let before = stored.reads.load(Relaxed);
+        f();
+        stored.reads.load(Relaxed) - before
+    };
+    assert_eq!(stored.chain.links(), 1);
+    assert_eq!(reads(&|| assert_eq!(space.contains(100, &member(0)), Answer::Yes)), 1);
+    assert_eq!(reads(&|| assert_eq!(space.contains(100, &member(999)), Answer::No)), 1);
+    assert_eq!(reads(&|| assert_eq!(space.add(100, &member(1000)).unwrap(), Change::Changed)), 1);
+    assert_eq!(reads(&|| assert_eq!(space.contains(100, &member(1000)), Answer::Yes)), 0, "it is late");
+    assert_eq!(reads(&|| assert_eq!(space.remove(100, &member(0)).unwrap(), Change::Changed)), 1);
+    assert_eq!(reads(&|| assert_eq!(space.contains(100, &member(0)), Answer::No)), 0, "it is revoked");
+    assert_eq!(reads(&|| assert_eq!(space.add(100, &member(0)).unwrap(), Change::Changed)), 0);
+    assert_eq!(reads(&|| space.put(&space.pair(101, &member(5000)), true).unwrap()), 0, "a log that is read again");
+    // More than the table was made for: the chain gets longer, and a check of what is in the last filter reads all.
+    (0..2000).for_each(|n| space.put(&space.pair(102, &member(n)), true).unwrap());
+    shelf.write(&space, 0, || ());
+    let stored = shelf.tables.lock()[&0].clone();
+    assert!(stored.chain.links() > 1);
+    let before = stored.reads.load(Relaxed);
+    assert_eq!(space.contains(102, &member(1999)), Answer::Yes);
+    assert_eq!((stored.reads.load(Relaxed) - before) as usize, stored.chain.links());
+    assert_eq!(space.late().0, 0);
+}
+
+/// What cannot be read is an error of a write, and changes nothing.
+#[test]
+fn what_cannot_be_read_is_not_taken_for_a_no() {
+    let (shelf, space) = (Shelf::default(), filled(0.001, 500));
+    shelf.write(&space, 0, || ());
+    shelf.tables.lock()[&0].spoiled.store(true, Relaxed);
+    assert!(matches!(space.add(107, &member(7)), Err(Error::Unreadable { id: 107 })));
+    assert!(matches!(space.remove(107, &member(7)), Err(Error::Unreadable { id: 107 })));
+    assert_eq!(space.late().0, 0);
+    shelf.tables.lock()[&0].spoiled.store(false, Relaxed);
+    assert_eq!(space.contains(107, &member(7)), Answer::Yes);
+}
+
+/// Nobody writes the oldest table elsewhere: the ring does not roll, the newest one is extended, and at the limit of the memory there is an error; with
+/// room it goes on. So it is with what comes late.
+#[test]
+fn without_room_elsewhere_there_is_an_error_and_nothing_is_lost() {
+    let (shelf, space) = (Shelf::default(), Space::new(options(0.01)).unwrap());
+    let (mut n, mut tables) = (0u64, 0);
+    let refused = loop {
+        match space.add(1000 + n / 50, &member(n)) {
+            Ok(_) => n += 1,
+            Err(error) => break error,
+        }
+        tables = tables.max(space.layout().len());
+        assert!(n < 200_000);
+    };
+    assert!(matches!(refused, Error::Full), "{refused}");
+    assert!(space.is_short() && space.horizon() == 0, "{tables} tables");
+    let all = |space: &Space| (0..n).all(|n| space.contains(1000 + n / 50, &member(n)) == Answer::Yes);
+    assert!(all(&space));
+    let (low, _) = space.oldest_in_memory().unwrap();
+    while space.is_short()
+        && let Some((low, _)) = space.oldest_in_memory()
+    {
+        shelf.write(&space, low, || ());
+        while space.maintain() {}
+    }
+    // Not of the newest id: its table is closed, as full as it was.
+    assert_eq!(space.add(1001 + n / 50, &member(n)).unwrap(), Change::Changed);
+    assert!(all(&space));
+    let mut late = 0;
+    let refused = loop {
+        match space.add(1000, &member(1 << 30 | late)) {
+            Ok(_) => late += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, Error::LateFull), "{refused}");
+    assert!(late > 0 && space.late().0 == space.late().1);
+    shelf.write(&space, low, || ());
+    assert_eq!(space.late().0, 0);
+    assert!((0..late).all(|n| space.contains(1000, &member(1 << 30 | n)) == Answer::Yes));
+}
+
+/// A snapshot while a table is frozen, and not yet elsewhere, has what came late, too; and a note is believed only as a whole.
+#[test]
+fn a_frozen_table_survives_a_restart() {
+    let (shelf, space) = (Shelf::default(), filled(0.001, 500));
+    let rewrite = space.begin_rewrite(0).unwrap().unwrap();
+    let late = |n: u64| (100 + n % 500, member(n));
+    (500..540).for_each(|n| assert_eq!(space.add(late(n).0, &late(n).1).unwrap(), Change::Changed));
+    (480..520).for_each(|n| assert_eq!(space.remove(late(n).0, &late(n).1).unwrap(), Change::Changed));
+    let right = |space: &Space| {
+        (0..540).all(|n| (space.contains(late(n).0, &late(n).1) == Answer::Yes) != (480..520).contains(&n))
+    };
+    assert!(right(&space));
+    let restored = shelf.restored(&space);
+    assert!(right(&restored) && !restored.is_cold(100));
+    let note = rewrite.note();
+    assert!(Note::decode(space.options(), &note).is_ok());
+    for at in 0..note.len() {
+        let mut spoiled = note.clone();
+        spoiled[at] ^= 0x10;
+        assert!(Note::decode(space.options(), &spoiled).is_err(), "byte {at}");
+        assert!(Note::decode(space.options(), &note[..at]).is_err(), "cut at {at}");
+    }
+    drop(rewrite);
+    shelf.write(&space, 0, || ());
+    assert!(right(&space) && right(&shelf.restored(&space)));
+}
+
+/// Part of the format: pages and note of a table are for ever what they were.
+#[test]
+fn version_1_is_written() {
+    let (shelf, space) = (Shelf::default(), filled(0.001, 700));
+    (0..40).for_each(|n| assert_eq!(space.remove(100 + n, &member(n)).unwrap(), Change::Changed));
+    shelf.write(&space, 0, || ());
+    let stored = shelf.tables.lock()[&0].clone();
+    // The revoked pairs come in no order.
+    let head = &stored.note[..Header::BYTES + 8];
+    assert_eq!(stored.note.len(), head.len() + 40 * 16 + CHECK);
+    assert_eq!([xxh3_64(head), xxh3_64(stored.pages.as_flattened())], [13810108977991204620, 16445629328258781893]);
+}
+
+/// Readers and writers beside spills and merges: what was set is found at every moment, and of two who set a pair one is told so.
+#[test]
+fn nobody_waits_for_a_spill_and_nothing_is_missed() {
+    const IDS: u64 = 900;
+    const LATE: u64 = 90;
+    let (shelf, space) = (Shelf::default(), filled(0.001, IDS));
+    let (done, changed) = (AtomicU64::new(0), AtomicU64::new(0));
+    let pair = |n: u64| (100 + n % IDS, member(10_000 + n));
+    for round in 0..20u64 {
+        std::thread::scope(|scope| {
+            for thread in 0..2 {
+                let (space, done, changed) = (&space, &done, &changed);
+                scope.spawn(move || {
+                    let mut random = fastrand::Rng::with_seed(thread);
+                    for _ in 0..3000 {
+                        let n = random.u64(..IDS);
+                        assert_eq!(space.contains(100 + n, &member(n)), Answer::Yes);
+                        let n = random.u64(..=done.load(SeqCst)).saturating_sub(1);
+                        let (id, viewer) = pair(n);
+                        assert!(done.load(SeqCst) == 0 || space.contains(id, &viewer) == Answer::Yes, "late {n}");
+                    }
+                });
+                scope.spawn(move || {
+                    for n in round * LATE..(round + 1) * LATE {
+                        let (id, viewer) = pair(n);
+                        let change = space.add(id, &viewer).unwrap();
+                        changed.fetch_add(u64::from(change == Change::Changed), SeqCst);
+                        done.fetch_max(n + 1, SeqCst);
+                        std::thread::yield_now();
+                    }
+                });
+            }
+            shelf.write(&space, 0, || ());
+        });
+        shelf.write(&space, 0, || ());
+    }
+    let (all, changed) = (20 * LATE, changed.load(SeqCst));
+    // A false yes of the filter is a change that nobody makes.
+    assert!((all - 10..=all).contains(&changed), "{changed}");
+    assert!((0..all).all(|n| space.contains(pair(n).0, &pair(n).1) == Answer::Yes));
+}

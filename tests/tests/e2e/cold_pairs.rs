@@ -1,0 +1,356 @@
+//! Flags of old posts on the disk: what was spilled is asked for, set, unset, merged and restarted like everything else, and nobody is told a false no.
+
+use super::replication::{follow, in_step};
+use redis::{Connection, Value, cmd};
+use std::collections::BTreeMap;
+use tidemark_server::config::Config;
+use tidemark_tests::{TestServer, eventually};
+
+const FIRST: u64 = 1_000_000;
+/// Likes per post.
+const LIKES: u64 = 8;
+
+fn small(config: &mut Config) {
+    config.existence[0].spill = true;
+    config.existence[0].pairs_per_table = 16_000;
+    config.existence[0].max_tables = 3;
+    config.durability.snapshot_every_s = 0;
+}
+
+fn call<T: redis::FromRedisValue>(connection: &mut Connection, text: &str) -> redis::RedisResult<T> {
+    let mut words = text.split(' ');
+    let mut command = cmd(words.next().unwrap());
+    for word in words {
+        command.arg(word);
+    }
+    command.query(connection)
+}
+
+fn info(connection: &mut Connection, name: &str) -> u64 {
+    let text: String = call(connection, "INFO cold").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("{name} in {text}")).parse().unwrap()
+}
+
+fn horizon(connection: &mut Connection) -> u64 {
+    let text: String = call(connection, "INFO spaces").unwrap();
+    let line = text.lines().find(|line| line.starts_with("existence_liked:")).unwrap();
+    line.rsplit_once("horizon=").unwrap().1.parse().unwrap()
+}
+
+/// Whether a viewer likes a post, as somebody was told.
+type Truth = BTreeMap<(u64, u64), bool>;
+
+/// Posts `from..to` are liked by some viewers each.
+fn fill(connection: &mut Connection, from: u64, to: u64, truth: &mut Truth) {
+    let posts: Vec<u64> = (from..to).collect();
+    for posts in posts.chunks(100) {
+        let mut pipe = redis::pipe();
+        for post in posts {
+            for like in 0..LIKES {
+                let viewer = (post * 7 + like * 13) % 1000;
+                pipe.cmd("FEED.ACT").arg("like").arg(viewer).arg(FIRST + post);
+                truth.insert((FIRST + post, viewer), true);
+            }
+        }
+        pipe.query::<Vec<Vec<i64>>>(connection).unwrap();
+    }
+}
+
+/// Every pair on a page, as a flag, as a member of a set and of a filter; some pairs that nobody set.
+fn verify(server: &TestServer, truth: &Truth) {
+    let mut connection = server.connection();
+    let mut by_viewer: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+    truth.keys().for_each(|&(id, viewer)| by_viewer.entry(viewer).or_default().push(id));
+    for (viewer, ids) in &by_viewer {
+        let page: Vec<Vec<i64>> = cmd("FEED.GET").arg("home").arg(viewer).arg(ids).query(&mut connection).unwrap();
+        let flags: Vec<i64> = cmd("PH.EXISTS").arg("liked").arg(viewer).arg(ids).query(&mut connection).unwrap();
+        for ((id, row), flag) in ids.iter().zip(page).zip(flags) {
+            let wanted = i64::from(truth[&(*id, *viewer)]);
+            assert_eq!((row[4], flag), (wanted, wanted), "post {id}, viewer {viewer}");
+        }
+    }
+    let mut pipe = redis::pipe();
+    let some: Vec<_> = truth.iter().step_by(97).collect();
+    for ((id, viewer), _) in &some {
+        pipe.cmd("SISMEMBER").arg(format!("liked:{id}")).arg(viewer);
+        pipe.cmd("BF.EXISTS").arg(format!("liked:{id}")).arg(viewer);
+        // Nobody's.
+        pipe.cmd("SISMEMBER").arg(format!("liked:{id}")).arg(5_000_000 + viewer);
+    }
+    let told: Vec<i64> = pipe.query(&mut connection).unwrap();
+    let mut wrong = 0;
+    for ((_, set), told) in some.iter().zip(told.chunks(3)) {
+        assert_eq!(told[..2], [i64::from(**set); 2]);
+        wrong += told[2];
+    }
+    assert!(wrong <= 2, "{wrong} flags that nobody set");
+}
+
+fn change(connection: &mut Connection, truth: &mut Truth, round: u64) {
+    let some: Vec<((u64, u64), bool)> = truth.iter().map(|(&pair, &set)| (pair, set)).step_by(61).collect();
+    for (index, ((id, viewer), set)) in (0u64..).zip(some) {
+        let done: i64 = match (set, index % 3) {
+            (true, 0) => call::<Vec<i64>>(connection, &format!("FEED.UNDO like {viewer} {id}")).unwrap()[0],
+            (true, 1) => call(connection, &format!("SREM liked:{id} {viewer}")).unwrap(),
+            // Twice is once.
+            (true, _) => 1 - call::<Vec<i64>>(connection, &format!("FEED.ACT like {viewer} {id}")).unwrap()[0],
+            (false, _) => call(connection, &format!("BF.ADD liked:{id} {viewer}")).unwrap(),
+        };
+        assert_eq!(done, 1, "{id} {viewer} {set} {index}");
+        truth.insert((id, viewer), !set || index % 3 == 2);
+        // And one that comes late.
+        let late = 10_000 * (round + 1) + index;
+        let done: Vec<i64> = call(connection, &format!("FEED.ACT like {late} {id}")).unwrap();
+        if done == [1] {
+            truth.insert((id, late), true);
+        }
+    }
+}
+
+/// As after kill -9, when no file is being written.
+fn killed(server: &TestServer) -> TestServer {
+    let mut connection = server.connection();
+    let mut now = || ["cold_files", "merges", "spilled_tables"].map(|name| info(&mut connection, name));
+    eventually("nothing is written", || {
+        let before = now();
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        before == now()
+    });
+    server.killed()
+}
+
+#[test]
+fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
+    let mut server = TestServer::with(small);
+    let mut connection = server.connection();
+    let mut truth = Truth::new();
+    fill(&mut connection, 0, 6_000, &mut truth);
+    // Memory runs short: the oldest tables move, and nothing is forgotten.
+    eventually("it spills by itself", || info(&mut connection, "cold_pairs") > 5_000);
+    assert_eq!((horizon(&mut connection), info(&mut connection, "spill_failures")), (0, 0));
+    verify(&server, &truth);
+    assert!(info(&mut connection, "cold_reads") > 1000);
+    assert_eq!(info(&mut connection, "cold_reads_in_place"), 0, "everything was read ahead");
+    for round in 0..3 {
+        let mut connection = server.connection();
+        change(&mut connection, &mut truth, round);
+        verify(&server, &truth);
+        assert!(info(&mut connection, "overlay_pairs") > 0);
+        match round {
+            // From the log and the files alone; then from a snapshot, too.
+            0 => server = server.restart(),
+            1 => {
+                let _: Value = call(&mut connection, "SAVE").unwrap();
+                change(&mut connection, &mut truth, 7);
+                server = server.restart();
+            }
+            _ => {
+                verify(&killed(&server), &truth);
+            }
+        }
+        verify(&server, &truth);
+        fill(&mut server.connection(), 6_000 + 1000 * round, 7_000 + 1000 * round, &mut truth);
+    }
+    let mut connection = server.connection();
+    let before = info(&mut connection, "merges");
+    let _: u64 = call(&mut connection, "TM.SPILL liked 100").unwrap();
+    assert!(info(&mut connection, "merges") > before);
+    assert_eq!(info(&mut connection, "overlay_pairs"), 0);
+    verify(&server, &truth);
+    verify(&killed(&server), &truth);
+    // Where each range lives.
+    let tables: Vec<BTreeMap<String, Value>> = call(&mut connection, "TM.TABLES liked").unwrap();
+    let place = |table: &BTreeMap<String, Value>| redis::from_redis_value::<String>(table["where"].clone()).unwrap();
+    let places: Vec<String> = tables.iter().map(place).collect();
+    assert!(places.len() > 3 && places[..places.len() - 1].iter().all(|place| place == "disk"), "{places:?}");
+    assert_eq!(places.last().unwrap(), "memory");
+    let report = store::check(&store::RealDisk::open(server.folder()).unwrap()).unwrap();
+    assert_ne!(report.severity(), store::Severity::Damage, "{:?}", report.findings);
+    assert!(report.findings.iter().any(|f| f.text.contains("pages of space")), "{:?}", report.findings);
+    // What is compared and joined with others lies in memory.
+    for text in ["TM.DIGEST liked 0", "TM.EXPORT liked 0 1", "TM.MERGE liked x"] {
+        let told = call::<Value>(&mut connection, text).unwrap_err().to_string();
+        assert!(told.contains("lies on the disk") || told.contains("spills"), "{text}: {told}");
+    }
+    let told = call::<Value>(&mut connection, "TM.SPILL read").unwrap_err().to_string();
+    assert!(told.contains("not configured to spill"), "{told}");
+}
+
+/// A check of a flag on the disk is one read of 4 KiB, as the kernel counts them; asked again it is none.
+#[test]
+fn a_cold_flag_is_one_read() {
+    let server = TestServer::with(small);
+    let mut connection = server.connection();
+    fill(&mut connection, 0, 6_000, &mut Truth::new());
+    eventually("it spills", || info(&mut connection, "cold_pairs") > 10_000);
+    // The first table of a space is small, and overrun: the next one is as it should be.
+    let tables: Vec<BTreeMap<String, Value>> = call(&mut connection, "TM.TABLES liked").unwrap();
+    let number =
+        |table: &BTreeMap<String, Value>, name: &str| redis::from_redis_value::<u64>(table[name].clone()).unwrap();
+    let table = tables.iter().find(|t| number(t, "extensions") == 0 && number(t, "low") > 0).unwrap();
+    assert!(table.contains_key("file"), "{table:?}");
+    let low = number(table, "low").max(FIRST);
+    let before = info(&mut connection, "cold_reads");
+    let page: Vec<u64> = (low..low + 50).collect();
+    let flags: Vec<i64> = cmd("PH.EXISTS").arg("liked").arg(777_777).arg(&page).query(&mut connection).unwrap();
+    assert!(flags.iter().sum::<i64>() <= 1);
+    assert_eq!(info(&mut connection, "cold_reads") - before, 50);
+    let _: Value = cmd("PH.EXISTS").arg("liked").arg(777_777).arg(&page).query(&mut connection).unwrap();
+    assert_eq!(info(&mut connection, "cold_reads") - before, 50, "they are cached");
+}
+
+/// A page that the disk has spoiled is an error for its flags, and no *no*.
+#[test]
+fn a_spoiled_page_is_an_error_and_never_a_no() {
+    let server = TestServer::with(|config| {
+        small(config);
+        // So small that nothing of what follows is read from it.
+        config.spill.cache_bytes = 4096;
+    });
+    let mut connection = server.connection();
+    fill(&mut connection, 0, 6_000, &mut Truth::new());
+    let _: u64 = call(&mut connection, "TM.SPILL liked 9").unwrap();
+    for entry in std::fs::read_dir(server.folder()).unwrap().map(Result::unwrap) {
+        if entry.file_name().to_string_lossy().ends_with(".tcold") {
+            let bytes = std::fs::read(entry.path()).unwrap();
+            let pages = u64::from_le_bytes(bytes[72..80].try_into().unwrap());
+            let file = std::fs::OpenOptions::new().write(true).open(entry.path()).unwrap();
+            for page in 1..=pages {
+                std::os::unix::fs::FileExt::write_all_at(&file, &[0x55; 100], page * 4096 + 512).unwrap();
+            }
+        }
+    }
+    let (spoiled, other) = (FIRST, FIRST + 5_999);
+    for text in [
+        format!("SISMEMBER liked:{spoiled} 5"),
+        format!("SADD liked:{spoiled} 5"),
+        format!("SREM liked:{spoiled} 5"),
+        format!("BF.EXISTS liked:{spoiled} 5"),
+        format!("FEED.GET home 5 {spoiled} BINARY"),
+    ] {
+        let told = format!("{:?}", call::<Value>(&mut connection, &text));
+        assert!(told.contains("cannot be read"), "{text}: {told}");
+        assert_eq!(call::<Vec<i64>>(&mut connection, &format!("PH.EXISTS liked 5 {other}")).unwrap().len(), 1);
+    }
+    for text in [
+        format!("FEED.GET home 5 {other} {spoiled}"),
+        format!("PH.EXISTS liked 5 {other} {spoiled}"),
+        format!("PH.ADD liked 5 {other} {spoiled}"),
+        format!("PH.DEL liked 5 {other} {spoiled}"),
+        format!("FEED.ACT like 5 {other} {spoiled}"),
+        format!("FEED.UNDO like 5 {other} {spoiled}"),
+    ] {
+        let mut raw = server.raw();
+        raw.send(tidemark_tests::request(&text.split(' ').collect::<Vec<_>>()));
+        raw.send(tidemark_tests::request(&["PING"]));
+        let mut told = String::new();
+        while !told.contains("PONG") {
+            told += &raw.line();
+            told.push('|');
+        }
+        assert!(told.starts_with("*2|"), "{text}: {told}");
+        assert_eq!(told.matches("cannot be read").count(), 1, "{text}: {told}");
+    }
+    assert!(info(&mut connection, "cold_corrupt_blocks") > 0);
+}
+
+/// Without room for cold files the newest table goes on, until there is a clear error; nothing is lost, and with room it goes on by itself.
+#[test]
+fn without_room_for_cold_files_nothing_is_lost_and_it_goes_on_with_room() {
+    let server = TestServer::with(|config| {
+        small(config);
+        config.spill.max_bytes = 1;
+    });
+    let mut connection = server.connection();
+    let mut truth = Truth::new();
+    fill(&mut connection, 0, 6_000, &mut truth);
+    eventually("it tries", || info(&mut connection, "spill_failures") > 0);
+    assert_eq!((info(&mut connection, "cold_files"), horizon(&mut connection)), (0, 0));
+    // What is there is changed as ever.
+    change(&mut connection, &mut truth, 3);
+    let mut post = FIRST + 6_000;
+    let refused = loop {
+        let mut ids: Vec<u64> = (post..post + 20).collect();
+        let mut told = cmd("BF.ADD").arg(format!("liked:{post}")).arg(1).exec(&mut connection);
+        if told.is_ok() {
+            let mut pipe = redis::pipe();
+            ids.iter().for_each(|id| {
+                (2..500).for_each(|viewer| _ = pipe.cmd("BF.ADD").arg(format!("liked:{id}")).arg(viewer))
+            });
+            told = pipe.exec(&mut connection);
+        }
+        if let Err(error) = told {
+            break error.to_string();
+        }
+        // All of a pipeline, or it is not known which.
+        ids.retain(|id| id % 7 == 0);
+        truth.extend(ids.iter().flat_map(|id| (2..500).map(|viewer| ((*id, viewer), true))));
+        post += 20;
+        assert!(post < FIRST + 8_000, "nobody was refused");
+    };
+    assert!(refused.contains("OOM") && refused.contains("memory limit"), "{refused}");
+    verify(&server, &truth);
+    let _: Value = call(&mut connection, "SAVE").unwrap();
+    verify(&killed(&server), &truth);
+    let _: Value = call(&mut connection, "CONFIG SET spill.max_bytes 0").unwrap();
+    eventually("it spills", || info(&mut connection, "cold_files") > 0);
+    fill(&mut connection, 9_000, 12_000, &mut truth);
+    assert_eq!(horizon(&mut connection), 0);
+    verify(&server, &truth);
+    verify(&server.restart(), &truth);
+}
+
+/// A replica gets the files of a full sync, spills by its own memory, and takes over.
+#[test]
+fn a_replica_has_the_spilled_flags_and_is_promoted() {
+    let master = TestServer::with(small);
+    let mut connection = master.connection();
+    let mut truth = Truth::new();
+    fill(&mut connection, 0, 6_000, &mut truth);
+    eventually("it spills", || info(&mut connection, "cold_pairs") > 5_000);
+    change(&mut connection, &mut truth, 0);
+    let _: Value = call(&mut connection, "SAVE").unwrap();
+    let replica = TestServer::with(small);
+    follow(&replica, &master);
+    in_step(&master, &replica);
+    assert!(info(&mut replica.connection(), "cold_pairs") > 5_000);
+    verify(&replica, &truth);
+    let before = info(&mut replica.connection(), "cold_files");
+    fill(&mut connection, 6_000, 12_000, &mut truth);
+    change(&mut connection, &mut truth, 1);
+    in_step(&master, &replica);
+    eventually("the replica spills by itself", || info(&mut replica.connection(), "cold_files") > before);
+    verify(&replica, &truth);
+    let _: Value = call(&mut replica.connection(), "SAVE").unwrap();
+    let replica = replica.stopped().started();
+    in_step(&master, &replica);
+    verify(&replica, &truth);
+    let _: Value = call(&mut replica.connection(), "REPLICAOF NO ONE").unwrap();
+    let mut connection = replica.connection();
+    eventually("it takes writes", || call::<i64>(&mut connection, "SADD liked:1 1").is_ok());
+    change(&mut connection, &mut truth, 2);
+    verify(&replica, &truth);
+    verify(&replica.restart(), &truth);
+}
+
+/// A space that is configured to recycle again does so, and the files go.
+#[test]
+fn a_space_that_recycles_again_lets_its_files_go() {
+    let server = TestServer::with(small);
+    let mut connection = server.connection();
+    let mut truth = Truth::new();
+    fill(&mut connection, 0, 6_000, &mut truth);
+    eventually("it spills", || info(&mut connection, "cold_files") > 1);
+    let server = server.restart_with(|config| config.existence[0].spill = false);
+    let mut connection = server.connection();
+    fill(&mut connection, 6_000, 12_000, &mut Truth::new());
+    eventually("the files go", || info(&mut connection, "cold_files") == 0);
+    assert!(horizon(&mut connection) > FIRST);
+    let old: Option<i64> = call(&mut connection, &format!("SISMEMBER liked:{FIRST} 0")).unwrap();
+    assert_eq!(old, None, "it is not known any more");
+    let names = std::fs::read_dir(server.folder()).unwrap().map(|entry| entry.unwrap().file_name());
+    let cold = names.filter(|name| name.to_string_lossy().contains(".tcold")).count();
+    assert_eq!(cold, 0);
+    drop(server.restart());
+}
