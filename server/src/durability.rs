@@ -205,7 +205,8 @@ impl Durability {
         if self.follows.load(SeqCst) {
             return Some(Ok(self.shown().offset));
         }
-        let failed = || (self.committer.failed() >= ticket).then_some(Err(()));
+        // A round that failed and was made good may not have been noted yet.
+        let failed = || (self.committer.failed() >= ticket && ticket > self.committer.durable()).then_some(Err(()));
         self.ends.of(ticket).map(Ok).or_else(failed)
     }
 
@@ -234,6 +235,7 @@ impl Durability {
     /// The commit thread's life, until [`Committer::stop`]. Gives the log back.
     pub(crate) fn run(&self, log: Log, engines: &Engines) -> (Log, store::Result<()>) {
         self.reach(log.written(), log.durable());
+        self.ends.begin(self.committer.durable(), log.written().offset);
         self.follows.store(false, SeqCst);
         engines.existences().iter().for_each(|space| space.lead());
         self.committer.run(log, &mut self.state(engines))

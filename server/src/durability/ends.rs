@@ -12,6 +12,13 @@ const KEPT: usize = 64;
 pub(super) struct Ends(Mutex<VecDeque<(Ticket, u64)>>);
 
 impl Ends {
+    /// A master's log begins: all up to `round` lies before `offset`, and so does what others have written into it.
+    pub(super) fn begin(&self, round: Ticket, offset: u64) {
+        let mut ends = self.0.lock();
+        ends.clear();
+        ends.push_back((round, offset));
+    }
+
     /// All up to `round` is as safe as a reply promises, and lies before `offset`. False if there is nothing new: the round before had it all, or this one
     /// has failed.
     pub(super) fn note(&self, round: Ticket, offset: u64) -> bool {
@@ -41,6 +48,21 @@ impl Ends {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A node that was started, or promoted: its clients may wait before anybody has written.
+    #[test]
+    fn what_was_there_before_the_first_round_lies_before_the_logs_end() {
+        let ends = Ends::default();
+        ends.begin(0, 500);
+        assert_eq!((ends.of(0), ends.of(1)), (Some(500), None));
+        assert!(ends.note(7, 600));
+        ends.begin(7, 900);
+        assert_eq!(
+            (ends.of(3), ends.of(7), ends.of(8)),
+            (Some(900), Some(900), None),
+            "its master has written meanwhile"
+        );
+    }
 
     #[test]
     fn each_ticket_has_the_end_of_its_own_round() {
