@@ -39,6 +39,10 @@ pub trait Local {
     fn apply(&mut self, head: &BatchHead, body: &[u8]) -> Result<bool, String>;
     /// Batches from this offset on will be dropped: they are to be put into safety.
     fn drops(&mut self, from: u64) -> Result<(), Error>;
+    /// The data are to be replaced by the master's: from now on they are not what this node is to be promoted with.
+    fn gives_up(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
     /// All that is in the log is applied.
     fn settled(&mut self);
 }
@@ -222,6 +226,7 @@ impl Follower {
                     if !local.is_empty() && verdict != Verdict::Removed {
                         local.drops(parting)?;
                     }
+                    local.gives_up()?;
                     self.want_manifest(out);
                 }
             }

@@ -241,6 +241,7 @@ impl Node {
         }
         self.acl.log.lock().most = after.security.acl_log_entries;
         self.durability.set_policy(after.durability.fsync);
+        self.replication.judge(after);
         Ok(())
     }
 }

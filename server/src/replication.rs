@@ -39,7 +39,7 @@ pub(crate) enum Gate {
     Open,
     /// This is a replica, or becomes a master at this moment.
     Replica,
-    /// It was a master of replicas, was started again, and nobody has said since that it still is one.
+    /// It may have been replaced: it was a master of replicas, or has been one, was started again, and nobody has said since that it is the master.
     Fenced,
     /// Too few replicas follow closely enough.
     FewReplicas,
@@ -93,6 +93,8 @@ pub(crate) struct Replication {
     /// Rises with every change of the role.
     orders: watch::Sender<u64>,
     forced: AtomicBool,
+    /// The last answer of a master: its data and ours do not fit.
+    unfit: AtomicBool,
     pub(crate) failover: failover::Failover,
     pub(crate) link: Mutex<Link>,
     feeds: Mutex<BTreeMap<u64, Fed>>,
@@ -121,6 +123,7 @@ impl Replication {
             settled: AtomicBool::new(false),
             orders: watch::Sender::new(0),
             forced: AtomicBool::new(false),
+            unfit: AtomicBool::new(false),
             failover: failover::Failover::new(),
             link: Mutex::new(link),
             feeds: Mutex::default(),
@@ -136,13 +139,14 @@ impl Replication {
             Some(role) => role,
             None => Role { master: Master::parse(&config.replication.replicaof), ..Role::default() },
         };
-        // A node without replicas has nobody who could have become a master meanwhile.
-        let fenced = role.master.is_none() && role.replicated && config.replication.fence;
+        // Where there were never others there is nobody who could have become the master meanwhile.
+        let had_others = role.replicated || role.synced;
+        let fenced = role.master.is_none() && had_others && config.replication.fence;
         if fenced {
-            tracing::warn!(
-                "this was a master of replicas: writes are refused until a replica follows, Sentinel names this node, or REPLICAOF NO ONE"
-            );
+            let until = if role.sentinel.is_some() { "Sentinel names this node" } else { "a replica follows" };
+            tracing::warn!("this was one of several nodes: writes are refused until {until}, or REPLICAOF NO ONE");
         }
+        self.fence.recall(role.sentinel);
         if role.master.is_some() && Role::read(&config.durability.dir)?.is_none() {
             role.write(&config.durability.dir)?;
         }
@@ -167,7 +171,13 @@ impl Replication {
         let mut role = self.role.lock();
         if role.master == master && !forced {
             if master.is_none() {
-                self.fence.ordered();
+                // Sentinel does not say this to a master: an operator does.
+                if role.sentinel.is_some() {
+                    let next = Role { sentinel: None, ..role.clone() };
+                    next.write(&config.durability.dir)?;
+                    *role = next;
+                }
+                self.fence.forget();
                 drop(role);
                 self.judge(config);
             }
@@ -213,6 +223,7 @@ impl Replication {
     /// The replica is in step with its master, with a complete data set.
     pub(crate) fn synced(&self, config: &Config) {
         self.forced.store(false, SeqCst);
+        self.unfit.store(false, SeqCst);
         let mut role = self.role.lock();
         if role.master.is_some() && !role.synced {
             role.synced = true;
@@ -222,10 +233,26 @@ impl Replication {
         }
     }
 
+    /// The replica gives its data up for its master's, which begin to come. Durable when this returns.
+    pub(crate) fn gives_up(&self, config: &Config) -> std::io::Result<()> {
+        let mut role = self.role.lock();
+        if role.synced {
+            let next = Role { synced: false, ..role.clone() };
+            next.write(&config.durability.dir)?;
+            *role = next;
+        }
+        Ok(())
+    }
+
+    /// The replica's data and its master's do not fit, and neither gives way: only an operator may promote it.
+    pub(crate) fn refuses(&self) {
+        self.unfit.store(true, SeqCst);
+    }
+
     /// Whether this node could be promoted without losing what others have.
     pub(crate) fn is_fit(&self) -> bool {
         let role = self.role.lock();
-        role.master.is_none() || role.synced
+        role.master.is_none() || (role.synced && !self.unfit.load(SeqCst))
     }
 
     pub(crate) fn is_fenced(&self) -> bool {
@@ -245,7 +272,9 @@ impl Replication {
         if !config.replication.fence {
             return;
         }
-        match self.fence.named(is_ours, epoch, self.master().is_none()) {
+        let change = self.fence.named(is_ours, epoch, self.master().is_none());
+        self.keep_epoch(config);
+        match change {
             None => return,
             Some(Fenced::Deposed) => {
                 tracing::warn!("Sentinel has made another node the master ({who}, epoch {epoch}): writes are refused");
@@ -257,7 +286,20 @@ impl Replication {
         self.judge(config);
     }
 
-    /// Looks again whether writes are to be taken.
+    /// A restart must know it, too.
+    fn keep_epoch(&self, config: &Config) {
+        let mut role = self.role.lock();
+        let sentinel = self.fence.epoch();
+        if role.sentinel != sentinel {
+            let next = Role { sentinel, ..role.clone() };
+            match next.write(&config.durability.dir) {
+                Ok(()) => *role = next,
+                Err(error) => tracing::error!("what Sentinel says cannot be written down: {error}"),
+            }
+        }
+    }
+
+    /// Looks again whether writes are to be taken. To be called whenever something of that has changed, and now and then, as time goes by.
     pub(crate) fn judge(&self, config: &Config) {
         let settings = &config.replication;
         let wanted = settings.min_replicas_to_write;
@@ -289,7 +331,8 @@ impl Replication {
     /// Why a write must be refused now, if it must.
     #[inline]
     pub(crate) fn refusal(&self) -> Option<&'static str> {
-        match self.gate.load(Relaxed) {
+        // The turn has begun before: either the gate is shut for it, or who has shut it waits for its end.
+        match self.gate.load(SeqCst) {
             0 => None,
             gate => Some(refusal_text(gate)),
         }
@@ -358,8 +401,8 @@ fn refusal_text(gate: u8) -> &'static str {
     match gate {
         1 => "READONLY You can't write against a read only replica.",
         2 => {
-            "READONLY This master was started again and is fenced until its role is known: until a replica follows it, Sentinel names it, or \
-             REPLICAOF NO ONE."
+            "READONLY This master was started again and is fenced until its role is known: until Sentinel names it, a replica follows it where \
+             there is no Sentinel, or REPLICAOF NO ONE."
         }
         3 => "NOREPLICAS Not enough good replicas to write.",
         _ => {
@@ -424,5 +467,92 @@ mod tests {
         assert!(replication.refusal().is_some());
         assert!(replication.settle(&config, false, 3));
         assert!(replication.refusal().is_some());
+    }
+
+    /// Who looks whether a master may write, and is slow about it, must not open the gate of a replica.
+    #[test]
+    fn an_order_that_comes_while_somebody_looks_shuts_the_gate() {
+        let (replication, mut config, _folder) = master();
+        config.replication.min_replicas_to_write = 1;
+        let counted = replication::Peer {
+            ip: String::new(),
+            port: 1,
+            sending: Sending::Log,
+            written: 0,
+            durable: 0,
+            heard_ms: 0,
+        };
+        assert!(replication.admit_feed(1, IpAddr::from([127, 0, 0, 1]), 1));
+        replication.update_feed(1, &counted, Instant::now());
+        let pause = || std::thread::sleep(std::time::Duration::from_millis(100));
+        let feeds = replication.feeds.lock();
+        std::thread::scope(|scope| {
+            // It has to count the replicas, so it waits for us.
+            scope.spawn(|| replication.judge(&config));
+            pause();
+            let other = Master { host: "127.0.0.1".to_owned(), port: 1 };
+            scope.spawn(|| replication.order(&config, Some(other), false).unwrap());
+            pause();
+            drop(feeds);
+        });
+        assert!(replication.refusal().unwrap().contains("read only replica"));
+    }
+
+    /// A node with this role, after a start.
+    fn started(role: Role) -> (Replication, Config, tempfile::TempDir) {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.durability.dir = folder.path().to_path_buf();
+        role.write(folder.path()).unwrap();
+        let replication = Replication::new();
+        replication.recall(&config).unwrap();
+        replication.settle(&config, role.master.is_none(), 1);
+        (replication, config, folder)
+    }
+
+    #[test]
+    fn who_was_promoted_is_fenced_after_a_start_too() {
+        let (replication, config, _folder) = started(Role { synced: true, ..Role::default() });
+        assert!(replication.is_fenced() && replication.refusal().unwrap().contains("fenced"));
+        replication.followed(&config);
+        assert_eq!(replication.refusal(), None);
+        let (replication, ..) = started(Role::default());
+        assert_eq!(replication.refusal(), None, "it was always alone");
+    }
+
+    #[test]
+    fn what_sentinels_have_said_is_known_after_a_start() {
+        let (replication, config, folder) = started(Role { replicated: true, ..Role::default() });
+        let kept = || Role::read(folder.path()).unwrap().unwrap().sentinel;
+        replication.named(&config, true, 5, "this one");
+        assert_eq!((replication.refusal(), kept()), (None, Some(5)));
+        let again = Replication::new();
+        again.recall(&config).unwrap();
+        again.settle(&config, true, 2);
+        again.followed(&config);
+        again.named(&config, true, 4, "this one");
+        assert!(again.refusal().unwrap().contains("fenced"), "a replica follows, and a Sentinel was away");
+        again.named(&config, false, 6, "another one");
+        assert!(again.refusal().unwrap().contains("fenced"));
+        assert_eq!(kept(), Some(6));
+        // An operator.
+        assert!(!again.order(&config, None, false).unwrap());
+        assert_eq!((again.refusal(), kept()), (None, None));
+    }
+
+    #[test]
+    fn who_gives_its_data_up_or_does_not_fit_is_not_to_be_promoted() {
+        let master = Some(Master { host: "127.0.0.1".to_owned(), port: 1 });
+        let (replication, config, folder) = started(Role { master, synced: true, ..Role::default() });
+        assert!(replication.is_fit());
+        replication.refuses();
+        assert!(!replication.is_fit());
+        replication.synced(&config);
+        assert!(replication.is_fit());
+        replication.gives_up(&config).unwrap();
+        assert!(!replication.is_fit());
+        assert!(!Role::read(folder.path()).unwrap().unwrap().synced, "also after a start");
+        replication.synced(&config);
+        assert!(replication.is_fit());
     }
 }

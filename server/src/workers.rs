@@ -189,6 +189,8 @@ async fn accept(host: Arc<Host>, listeners: Vec<(tokio::net::TcpListener, bool)>
                     engines.measure(now.duration_since(before.0));
                 }
                 before = (now, commands);
+                // A replica that has fallen silent does not say so.
+                host.replication.judge(&host.config());
                 let (idle_s, handshake_s) = {
                     let config = host.config();
                     (config.server.idle_timeout_s, config.security.handshake_timeout_s)

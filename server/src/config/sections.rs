@@ -270,8 +270,9 @@ section! {
         /// Most bytes of log that are kept for a full sync beyond what is kept anyway; one that takes longer fetches a newer snapshot's files.
         #[live = true]
         sync_log_bytes: u64 = 4 << 30,
-        /// Whether a master that has had replicas refuses writes after a restart, until a replica follows it, Sentinel names it, or REPLICAOF NO
-        /// ONE: somebody else may have become the master meanwhile. Also when Sentinel says that somebody else has.
+        /// Whether a master that has had replicas, or has been one, refuses writes after a restart, until Sentinel names it, or REPLICAOF NO ONE, or,
+        /// where no Sentinel has ever spoken, a replica follows it: somebody else may have become the master meanwhile. Also when Sentinel says
+        /// that somebody else has.
         #[live = true]
         fence: bool = true,
     }

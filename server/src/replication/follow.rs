@@ -101,6 +101,11 @@ impl Local for Here {
         Ok(())
     }
 
+    fn gives_up(&mut self) -> Result<(), store::Error> {
+        let kept = self.node.replication.gives_up(&self.node.config());
+        kept.map_err(|e| store::Error::Refused(format!("the role cannot be written down: {e}")))
+    }
+
     fn settled(&mut self) {
         self.node.store.keep_files(false);
         self.node.durability.followed(self.log.written(), self.log.durable());
@@ -198,7 +203,12 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> Course {
                 tracing::error!("{error}: the data are opened anew");
                 return Course::Replace;
             }
-            Err(error) => error.to_string(),
+            Err(error) => {
+                if matches!(error, LinkError::Unfit(_)) {
+                    node.replication.refuses();
+                }
+                error.to_string()
+            }
         };
         {
             let mut link = here.node.replication.link.lock();

@@ -3,8 +3,9 @@
 //! ```text
 //!   tidemark role 2
 //!   master -                   or: master <host> <port>, for a replica
-//!   synced no                  as a replica it has once had its master's whole data set
+//!   synced no                  as a replica it has its master's whole data set, as far as it has heard
 //!   replicated yes             as a master it has had replicas
+//!   sentinel 7                 the highest epoch of which a Sentinel has spoken; no line: none has
 //!   check 1f2e3d4c             CRC-32C of the lines before; version 1 had none, and is read
 //! ```
 
@@ -42,18 +43,21 @@ impl std::fmt::Display for Master {
 pub(crate) struct Role {
     /// Whom it follows; none: it is a master.
     pub(crate) master: Option<Master>,
-    /// As a replica it has once had its master's whole data set.
+    /// As a replica it has its master's whole data set, as far as it has heard.
     pub(crate) synced: bool,
     /// As a master it has had replicas.
     pub(crate) replicated: bool,
+    /// The highest configuration epoch of which a Sentinel has spoken here.
+    pub(crate) sentinel: Option<u64>,
 }
 
 impl Role {
     fn encode(&self) -> String {
         let master = self.master.as_ref().map_or("-".to_owned(), Master::to_string);
         let word = |yes| if yes { "yes" } else { "no" };
+        let sentinel = self.sentinel.map_or(String::new(), |epoch| format!("sentinel {epoch}\n"));
         let text = format!(
-            "tidemark role 2\nmaster {master}\nsynced {}\nreplicated {}\n",
+            "tidemark role 2\nmaster {master}\nsynced {}\nreplicated {}\n{sentinel}",
             word(self.synced),
             word(self.replicated)
         );
@@ -81,7 +85,13 @@ impl Role {
             " no" => Some(false),
             _ => None,
         };
-        Some(Role { master, synced: flag("synced")?, replicated: flag("replicated")? })
+        let (synced, replicated) = (flag("synced")?, flag("replicated")?);
+        // Files from before it was kept have no such line.
+        let sentinel = match lines.next().and_then(|line| line.strip_prefix("sentinel ")) {
+            Some(epoch) => Some(epoch.parse().ok()?),
+            None => None,
+        };
+        Some(Role { master, synced, replicated, sentinel })
     }
 
     /// As the folder has it.
@@ -112,7 +122,8 @@ mod tests {
     #[test]
     fn a_role_reads_back() {
         let master = Master { host: "::1".into(), port: 6399 };
-        for role in [Role::default(), Role { master: Some(master), synced: true, replicated: true }] {
+        let full = Role { master: Some(master), synced: true, replicated: true, sentinel: Some(u64::MAX) };
+        for role in [Role::default(), Role { sentinel: None, ..full.clone() }, full] {
             assert_eq!(Role::decode(&role.encode()), Some(role));
         }
         for text in ["", "tidemark role 3\n", "tidemark role 1\nmaster a\nsynced no\nreplicated no\n"] {
@@ -120,14 +131,18 @@ mod tests {
         }
         let first = "tidemark role 1\nmaster ::1 6399\nsynced yes\nreplicated no\n";
         let master = Master { host: "::1".into(), port: 6399 };
-        assert_eq!(Role::decode(first), Some(Role { master: Some(master), synced: true, replicated: false }));
+        assert_eq!(
+            Role::decode(first),
+            Some(Role { master: Some(master), synced: true, replicated: false, sentinel: None })
+        );
         assert_eq!(Master::parse("a b"), None);
         assert_eq!(Master::parse("no one else"), None);
     }
     #[test]
     fn a_role_with_any_bit_flipped_or_cut_off_is_damaged() {
         let master = Master { host: "10.0.0.17".into(), port: 6399 };
-        let text = Role { master: Some(master), synced: true, replicated: true }.encode().into_bytes();
+        let text =
+            Role { master: Some(master), synced: true, replicated: true, sentinel: Some(7) }.encode().into_bytes();
         for at in 0..text.len() * 8 {
             let mut flipped = text.clone();
             flipped[at / 8] ^= 1 << (at % 8);
