@@ -67,6 +67,7 @@ class Play:
             self.say(self.master, "FAILOVER", *words.split())
         for words in ["", "ABORT", "TIMEOUT 5", "FORCE"]:
             self.say(self.replica, "FAILOVER", *words.split())
+        self.say(self.replica, "WAIT", "1", "1")
         self.state("with a replica")
 
     def waits(self):
@@ -78,6 +79,12 @@ class Play:
         self.link.held = set()
         until("the master has heard it", lambda: self.master.client().execute_command("WAIT", 1, 100) == 1)
 
+    def orders(self):
+        """Nobody else changes the role meanwhile."""
+        for words in [f"REPLICAOF 127.0.0.1 {self.port}", "SLAVEOF NO ONE", "REPLICAOF h x"]:
+            self.say(self.master, *words.split())
+        self.state("ordered")
+
     def aborted_while_waiting(self):
         self.waits()
         self.say(self.master, "FAILOVER", "TO", "127.0.0.1", self.port, "TIMEOUT", "600000")
@@ -85,6 +92,7 @@ class Play:
         self.say(self.master, "FAILOVER")
         self.say(self.master, "FAILOVER", "TO", "h", "1")
         self.say(self.master, "FAILOVER", "NOW")
+        self.orders()
         became = self.write()
         became("a write meanwhile", 0.5)
         self.say(self.master, "CLIENT", "PAUSE", "1", "WRITE")
@@ -122,6 +130,7 @@ class Play:
         waiting[0]("the write meanwhile", 0.5)
         self.write()("a write to who is a replica")
         self.say(self.master, "FAILOVER")
+        self.orders()
         self.say(self.master, "FAILOVER", "ABORT")
         outcomes = sorted(str(became()) for became in waiting)
         self.lines.append(f"the writes that waited: {outcomes}")

@@ -4,7 +4,7 @@ use super::{Call, NO_KEYS, Outcome, Refusal, Spec, flag, integer, refuse};
 use crate::node::Node;
 use crate::replication::{Fed, LinkState, Master, failover};
 use crate::resp::Reply;
-use ::replication::Sending;
+use ::replication::{Sending, promotions};
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
@@ -38,8 +38,8 @@ pub(super) const TABLE: &[Spec] = &[
         "Waits for disks, the own one and those of replicas: answers with 1 or 0 for it, and with how many replicas have all synced.", waitaof) },
     spec("failover", -1, flag::ADMIN | flag::NOSCRIPT | flag::STALE, "6.2.0", "[TO host port [FORCE]] [ABORT] [TIMEOUT milliseconds]",
         "Pauses writes until a replica has everything, and makes it the master; this node follows it. ABORT ends that.", failover),
-    spec("tm.replicate", -2, ADMIN | flag::NO_MULTI, "0.1.0", "protocol [FAILOVER offset]",
-        "Turns the connection into a replica's. For Tidemark's own replicas. FAILOVER: takes over first, if everything up to the offset is here.", replicate),
+    spec("tm.replicate", -2, ADMIN | flag::NO_MULTI, "0.1.0", "protocol [FAILOVER offset lineage term]",
+        "Turns the connection into a replica's. For Tidemark's own replicas. FAILOVER: takes over first, if this node has that history, up to the offset.", replicate),
     spec("replconf", -1, ADMIN, "3.0.0", "[option value [option value ...]]",
         "Refused: a Redis server cannot replicate from Tidemark.", foreign),
     spec("psync", -3, ADMIN, "2.8.0", "replicationid offset",
@@ -51,7 +51,13 @@ fn foreign(_: &mut Call<'_>) -> Outcome {
     Err(refuse!("ERR Tidemark replicates to Tidemark only: REPLICAOF on such a server"))
 }
 
+/// Redis's words.
+const FAILING_OVER: &str = "ERR REPLICAOF not allowed while failing over.";
+
 fn replicaof(call: &mut Call<'_>) -> Outcome {
+    if call.node.replication.failover.is_under_way() {
+        return Err(refuse!("{FAILING_OVER}"));
+    }
     let word = |index: usize| String::from_utf8_lossy(call.args.at(index)).into_owned();
     let (host, port) = (word(1), word(2));
     let forced = call.args.len() == 4 && call.args.at(3).eq_ignore_ascii_case(b"force");
@@ -69,9 +75,12 @@ fn replicaof(call: &mut Call<'_>) -> Outcome {
     };
     let node = call.node;
     let was_replica = node.replication.master().is_some();
+    let order = || node.replication.order(&node.config(), master.clone(), forced);
     let is_new = node
         .replication
-        .order(&node.config(), master.clone(), forced)
+        .failover
+        .beside(order)
+        .ok_or_else(|| refuse!("{FAILING_OVER}"))?
         .map_err(|e| refuse!("ERR the role cannot be written to the data folder: {e}"))?;
     match (is_new, &master) {
         (false, Some(_)) => call.reply.simple("OK Already connected to specified master"),
@@ -202,10 +211,12 @@ async fn settled(
     over.ok().or_else(now).unwrap_or((false, 0))
 }
 
-fn refuse_on_replica(call: &Call<'_>, what: &str) -> Outcome {
+/// Redis's words, which are not the same for both commands.
+fn refuse_on_replica(call: &Call<'_>, what: &str, since: &str) -> Outcome {
     if call.node.replication.master().is_some() {
         return Err(refuse!(
-            "ERR {what} cannot be used with replica instances. Please also note that writes to replicas are just local and are not propagated."
+            "ERR {what} cannot be used with replica instances. Please also note that {since}writes to replicas are just local and are not \
+             propagated."
         ));
     }
     Ok(())
@@ -241,7 +252,8 @@ fn answer_settled(
 }
 
 fn wait(call: &mut Call<'_>) -> Outcome {
-    refuse_on_replica(call, "WAIT")?;
+    let since = "since Redis 4.0 if a replica is configured to be writable (which is not the default) ";
+    refuse_on_replica(call, "WAIT", since)?;
     let (replicas, deadline) = (count(call.args.at(1))?, deadline(call.args.at(2))?);
     answer_settled(call, Until::Written, replicas, deadline, |reply, _, count| reply.int(count as i64));
     Ok(())
@@ -252,7 +264,7 @@ fn waitaof(call: &mut Call<'_>) -> Outcome {
     if local > 1 {
         return Err(refuse!("ERR value is out of range, value must between 0 and 1"));
     }
-    refuse_on_replica(call, "WAITAOF")?;
+    refuse_on_replica(call, "WAITAOF", "")?;
     let (replicas, deadline) = (count(call.args.at(2))?, deadline(call.args.at(3))?);
     answer_settled(call, Until::Durable, replicas, deadline, |reply, local, count| {
         reply.array(2);
@@ -292,8 +304,9 @@ fn failover(call: &mut Call<'_>) -> Outcome {
             return Err(Refusal::SYNTAX);
         }
     }
+    let is_late = || refuse!("ERR FAILOVER already in progress.");
     if replication.failover.is_under_way() {
-        return Err(refuse!("ERR FAILOVER already in progress."));
+        return Err(is_late());
     }
     if replication.master().is_some() {
         return Err(refuse!("ERR FAILOVER is not valid when server is a replica."));
@@ -316,7 +329,9 @@ fn failover(call: &mut Call<'_>) -> Outcome {
             Some(Master { host, port: fed.port })
         }
     };
-    failover::begin(node, failover::Wanted { to, force, timeout });
+    if !failover::begin(node, failover::Wanted { to, force, timeout }) {
+        return Err(is_late());
+    }
     tracing::info!("FAILOVER by {}", call.session.client.peer);
     call.reply.ok();
     Ok(())
@@ -325,12 +340,19 @@ fn failover(call: &mut Call<'_>) -> Outcome {
 /// A master hands its role to us, on the link on which it will follow us.
 fn take_over(call: &Call<'_>) -> Outcome {
     let node = call.node;
-    if call.args.len() != 4 || !call.args.at(2).eq_ignore_ascii_case(b"failover") {
+    if call.args.len() != 6 || !call.args.at(2).eq_ignore_ascii_case(b"failover") {
         return Err(Refusal::SYNTAX);
     }
     let wanted = u64::try_from(integer(call.args.at(3))?).unwrap_or(u64::MAX);
-    // It asks again if our answer was lost.
-    if node.replication.master().is_none() {
+    let word = |at: usize| String::from_utf8_lossy(call.args.at(at)).into_owned();
+    let theirs = u64::from_str_radix(&word(5), 16).map_err(|_| Refusal::SYNTAX)?;
+    let (ours, is_master) = (node.replication.term.load(Relaxed), node.replication.master().is_none());
+    // It asks again if our answer was lost: by then we may have been promoted.
+    let is_after = is_master && promotions(ours) > promotions(theirs);
+    if word(4) != node.store.lineage().to_string() || !(ours == theirs || is_after) {
+        return Err(refuse!("ERR this replica has another history than who would hand its role to it"));
+    }
+    if is_master {
         return Ok(());
     }
     let ours = node.durability.shown().offset;
@@ -338,8 +360,9 @@ fn take_over(call: &Call<'_>) -> Outcome {
         return Err(refuse!("ERR this replica has the log up to {ours} only, not up to {wanted}"));
     }
     tracing::info!("the master hands its role to us, by {}", call.session.client.peer);
-    let order = node.replication.order(&node.config(), None, false);
-    order.map(|_| ()).map_err(|e| refuse!("ERR the role cannot be written to the data folder: {e}"))
+    let order = || node.replication.order(&node.config(), None, false);
+    let ordered = node.replication.failover.beside(order).ok_or_else(|| refuse!("{FAILING_OVER}"))?;
+    ordered.map(|_| ()).map_err(|e| refuse!("ERR the role cannot be written to the data folder: {e}"))
 }
 
 fn replicate(call: &mut Call<'_>) -> Outcome {

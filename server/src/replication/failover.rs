@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   waiting-for-sync       writes are paused, until a replica has all that was written
-//!   failover-in-progress   this node is that one's replica already, and asks it on the link to take over: TM.REPLICATE protocol FAILOVER offset
+//!   failover-in-progress   this node is that one's replica already, and asks it on the link to take over: TM.REPLICATE protocol FAILOVER offset lineage term
 //!   no-failover            it has; the pause ends, and writes are answered -READONLY
 //! ```
 //!
 //! As in Redis, the master steps down first and its replica up afterwards, so there are never two. If the replica says no, or on FAILOVER
 //! ABORT, this node is the master again, and takes the writes that waited. If it cannot be reached, it is asked again and again. Who writes
-//! while this node is a replica already is refused at once.
+//! while this node is a replica already is refused at once. Meanwhile nobody else may change the role: REPLICAOF is refused.
 
 use super::{Fed, Master};
 use crate::node::Node;
@@ -67,6 +67,12 @@ impl Failover {
 
     pub(crate) fn is_under_way(&self) -> bool {
         !matches!(*self.stage.lock(), Stage::Nothing | Stage::Resuming)
+    }
+
+    /// Does what must not be done while one is under way; nothing if one is.
+    pub(crate) fn beside<R>(&self, what: impl FnOnce() -> R) -> Option<R> {
+        let stage = self.stage.lock();
+        matches!(*stage, Stage::Nothing | Stage::Resuming).then(what)
     }
 
     /// What the link to the new master is to ask for: that it takes over, if it has all up to this offset.
@@ -131,13 +137,20 @@ impl Failover {
     }
 }
 
-/// Begins. The caller has checked what can be checked.
-pub(crate) fn begin(node: &Arc<Node>, wanted: Wanted) {
-    *node.replication.failover.stage.lock() = Stage::Waiting;
+/// Begins. The caller has checked what can be checked. False if another one, or an order, has come meanwhile.
+pub(crate) fn begin(node: &Arc<Node>, wanted: Wanted) -> bool {
+    {
+        let mut stage = node.replication.failover.stage.lock();
+        if !matches!(*stage, Stage::Nothing | Stage::Resuming) || node.replication.master().is_some() {
+            return false;
+        }
+        *stage = Stage::Waiting;
+    }
     node.pause.begin(By::Failover, Paused::Writes, std::time::Instant::now() + FAR);
     // A turn that does not see the pause is seen by `caught_up`.
     fence(SeqCst);
     tokio::spawn(run(node.clone(), wanted));
+    true
 }
 
 async fn run(node: Arc<Node>, wanted: Wanted) {

@@ -282,13 +282,17 @@ async fn connect(node: &Node, master: &Master) -> Result<Socket, LinkError> {
     let protocol = replication::PROTOCOL.to_string();
     match replication.failover.handover() {
         None => ask(&mut stream, &["TM.REPLICATE", &protocol]).await?.map_err(other)?,
-        Some(offset) => match ask(&mut stream, &["TM.REPLICATE", &protocol, "FAILOVER", &offset.to_string()]).await? {
-            Ok(()) => replication.failover.done(node),
-            Err(why) => {
-                let aborted = replication.failover.abort(node, &why);
-                return Err(other(aborted.err().unwrap_or(why)));
+        Some(offset) => {
+            let (lineage, term) = (node.store.lineage().to_string(), format!("{:x}", replication.term.load(Relaxed)));
+            let request = ["TM.REPLICATE", &protocol, "FAILOVER", &offset.to_string(), &lineage, &term];
+            match ask(&mut stream, &request).await? {
+                Ok(()) => replication.failover.done(node),
+                Err(why) => {
+                    let aborted = replication.failover.abort(node, &why);
+                    return Err(other(aborted.err().unwrap_or(why)));
+                }
             }
-        },
+        }
     }
     Ok(stream)
 }

@@ -1,7 +1,11 @@
 //! Replicas: attached, cut off, promoted; what they answer and what they refuse.
 
 use redis::Commands;
-use tidemark_server::config::Config;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
+use tidemark_server::config::{Config, Fsync};
 use tidemark_tests::{TestServer, eventually};
 
 /// A field of INFO replication.
@@ -48,6 +52,46 @@ fn likes(server: &TestServer, ids: std::ops::Range<u64>) -> Vec<Option<i64>> {
         pipe.hget(format!("post:{id}"), "like");
     });
     pipe.query(&mut server.connection()).unwrap()
+}
+
+/// Carries connections to a server as long as more than so many bytes may still come from it; then they wait, open.
+struct Relay {
+    port: u16,
+    left: Arc<AtomicI64>,
+}
+
+fn relay(server: u16) -> Relay {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let relay = Relay { port: listener.local_addr().unwrap().port(), left: Arc::new(AtomicI64::new(i64::MAX)) };
+    let left = relay.left.clone();
+    std::thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let Ok(server) = TcpStream::connect(("127.0.0.1", server)) else { continue };
+            for (from, to, costs) in [(&client, &server, 0), (&server, &client, 1)] {
+                let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                let left = left.clone();
+                std::thread::spawn(move || {
+                    let mut buffer = [0; 1024];
+                    loop {
+                        let read = from.read(&mut buffer).unwrap_or(0);
+                        while left.load(SeqCst) <= 0 {
+                            std::thread::sleep(std::time::Duration::from_millis(5));
+                        }
+                        left.fetch_sub(read as i64 * costs, SeqCst);
+                        if read == 0 || to.write_all(&buffer[..read]).is_err() {
+                            let _ = to.shutdown(std::net::Shutdown::Both);
+                            return;
+                        }
+                    }
+                });
+            }
+        }
+    });
+    relay
+}
+
+fn priority(server: &TestServer) -> u64 {
+    number(server, "slave_priority")
 }
 
 /// The order to follow somebody is taken back before anybody has looked at it: the node is as it was.
@@ -259,6 +303,99 @@ fn a_master_takes_writes_while_it_is_one_as_far_as_sentinels_know() {
     let again = || master.connection().hset::<_, _, _, ()>("post:1", "like", 1).is_ok();
     assert!(!again() || number(&master, "connected_slaves") == 1);
     eventually("a replica follows, and that is enough", again);
+}
+
+/// A master and a replica come back together after a Sentinel has had another one promoted: the replica follows that master as before.
+#[test]
+fn a_replica_that_follows_lifts_no_fence_where_sentinels_have_spoken() {
+    let (master, replica) = (TestServer::with(small), TestServer::with(small));
+    follow(&replica, &master);
+    in_step(&master, &replica);
+    hello(&master, master.port(), 5);
+    let master = master.stopped().started();
+    in_step(&master, &replica);
+    assert_eq!(number(&master, "connected_slaves"), 1);
+    let write = |server: &TestServer| server.connection().hset::<_, _, _, ()>("post:1", "like", 1);
+    let refused = |server: &TestServer| {
+        let error = write(server).unwrap_err().to_string();
+        assert!(error.contains("fenced until its role is known"), "{error}");
+    };
+    refused(&master);
+    hello(&master, replica.port(), 6);
+    hello(&master, master.port(), 5);
+    refused(&master);
+    // Who was promoted meanwhile, and is started again, does not know better.
+    redis::cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(&mut replica.connection()).unwrap();
+    eventually("it takes writes", || write(&replica).is_ok());
+    let replica = replica.stopped().started();
+    refused(&replica);
+    hello(&replica, replica.port(), 6);
+    write(&replica).unwrap();
+}
+
+/// Nobody has written since the start, or since the promotion: replicas have what was there before.
+#[test]
+fn wait_counts_replicas_before_the_first_write() {
+    let always = |config: &mut Config| {
+        small(config);
+        config.durability.fsync = Fsync::Always;
+    };
+    let (a, b) = (TestServer::with(always), TestServer::with(always));
+    a.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap();
+    follow(&b, &a);
+    in_step(&a, &b);
+    let wait = |server: &TestServer| {
+        eventually("its replica is back", || number(server, "connected_slaves") == 1);
+        redis::cmd("WAIT").arg(1).arg(10_000).query::<u64>(&mut server.connection()).unwrap()
+    };
+    let a = a.stopped().started();
+    assert_eq!(wait(&a), 1, "started");
+    redis::cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(&mut b.connection()).unwrap();
+    follow(&a, &b);
+    assert_eq!(wait(&b), 1, "promoted");
+}
+
+/// It has more than its master, and that will be given up: who promoted it would lose what its master has acknowledged since.
+#[test]
+fn who_gives_its_data_up_is_not_to_be_promoted() {
+    let (a, b) = (TestServer::with(small), TestServer::with(small));
+    let fill = |server: &TestServer, ids: std::ops::Range<u64>| {
+        let mut pipe = redis::pipe();
+        ids.for_each(|id| {
+            pipe.hset(format!("post:{id}"), "like", id + 1).ignore();
+        });
+        pipe.query::<()>(&mut server.connection())
+    };
+    fill(&b, 0..10).unwrap();
+    follow(&a, &b);
+    in_step(&b, &a);
+    assert_eq!(priority(&a), 100);
+    // Both are masters for a while.
+    redis::cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(&mut a.connection()).unwrap();
+    eventually("it takes writes", || fill(&a, 10..5000).is_ok());
+    fill(&b, 10..20).unwrap();
+    redis::cmd("WAITAOF").arg(1).arg(0).arg(5000).query::<()>(&mut a.connection()).unwrap();
+    let link = relay(a.port());
+    // Its manifest passes, and not what that names.
+    link.left.store(4000, SeqCst);
+    follow_port(&b, link.port);
+    let asked = |field: &str| {
+        let connection = redis::Client::open(b.url()).unwrap().get_connection().ok();
+        connection.and_then(|mut c| info(&mut c, field))
+    };
+    eventually("it fetches", || asked("master_sync_in_progress").as_deref() == Some("1"));
+    assert_eq!(asked("slave_priority").as_deref(), Some("0"));
+    link.left.store(i64::MAX, SeqCst);
+    in_step(&a, &b);
+    eventually("it may be promoted", || priority(&b) == 100);
+    // Another data set, which it refuses.
+    let foreign = TestServer::with(small);
+    follow(&b, &foreign);
+    eventually("it refuses", || asked("master_link_error").is_some_and(|e| e.contains("another data set")));
+    assert_eq!(priority(&b), 0);
+    follow(&b, &a);
+    in_step(&a, &b);
+    eventually("it may be promoted", || priority(&b) == 100);
 }
 
 /// An order that comes while the last one is being obeyed waits for nobody who waits for it.
@@ -493,6 +630,10 @@ fn a_failover_that_is_aborted_at_any_moment_takes_the_writes_that_waited() {
             eventually("it is a replica", || info(&mut operator, "role").as_deref() == Some("slave"));
         }
         std::thread::sleep(std::time::Duration::from_micros(rng.u64(0..6_000)));
+        for to in [["127.0.0.1", "2"], ["NO", "ONE"]] {
+            let error = redis::cmd("REPLICAOF").arg(&to).query::<()>(&mut operator).unwrap_err().to_string();
+            assert!(error.contains("REPLICAOF not allowed while failing over."), "{error}");
+        }
         redis::cmd("FAILOVER").arg("ABORT").query::<()>(&mut operator).unwrap();
         assert_eq!(writer.line(), format!(":{round}"), "the write of round {round}, which waited");
         assert_eq!(info(&mut operator, "role").as_deref(), Some("master"));
@@ -501,6 +642,32 @@ fn a_failover_that_is_aborted_at_any_moment_takes_the_writes_that_waited() {
     in_step(&master, &unreachable);
     assert_eq!(likes(&unreachable, 1..2), [Some(40)]);
     assert_eq!(number(&unreachable, "repl_full_syncs"), 1);
+}
+
+/// Whoever says TM.REPLICATE FAILOVER to it may be a master of something else.
+#[test]
+fn a_role_is_taken_over_from_the_own_master_only() {
+    let (master, replica, stranger) = (TestServer::with(small), TestServer::with(small), TestServer::with(small));
+    master.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap();
+    follow(&replica, &master);
+    in_step(&master, &replica);
+    let said = |field: &str| info(&mut master.connection(), field).unwrap();
+    let (lineage, term) = (said("master_replid")[..32].to_owned(), said("repl_term"));
+    let hand = |to: &TestServer, lineage: &str, term: &str| {
+        to.raw().ask(&["TM.REPLICATE", "2", "FAILOVER", "0", lineage, term])
+    };
+    let other_term = format!("{:x}", u64::from_str_radix(&term, 16).unwrap() + (1 << 32));
+    for (to, lineage, term) in
+        [(&replica, &"0".repeat(32), &term), (&replica, &lineage, &other_term), (&stranger, &lineage, &term)]
+    {
+        let answer = hand(to, lineage, term);
+        assert!(answer.starts_with("-ERR this replica has another history"), "{answer}");
+    }
+    let role = || info(&mut replica.connection(), "role");
+    assert_eq!(role().as_deref(), Some("slave"));
+    assert_eq!(hand(&replica, &lineage, &term), "+OK");
+    assert_eq!(role().as_deref(), Some("master"));
+    assert_eq!(hand(&replica, &lineage, &term), "+OK", "once more, as if our answer had been lost");
 }
 
 #[test]
@@ -587,4 +754,23 @@ fn a_master_with_too_few_replicas_refuses_writes() {
     let stopped = replica.stopped();
     eventually("it refuses again", || refused(&master));
     drop(stopped);
+    let set = |name: &str, value: &str| {
+        redis::cmd("CONFIG").arg("SET").arg(name).arg(value).query::<()>(&mut master.connection()).unwrap();
+    };
+    set("min-replicas-to-write", "0");
+    assert!(!refused(&master), "from now on");
+    // A replica that falls silent does not say so.
+    let link = relay(master.port());
+    let replica = TestServer::with(small);
+    follow_port(&replica, link.port);
+    in_step(&master, &replica);
+    set("min-replicas-max-lag", "1");
+    set("min-replicas-to-write", "1");
+    assert!(!refused(&master));
+    link.left.store(0, SeqCst);
+    eventually("it refuses when time has gone by", || refused(&master));
+    link.left.store(i64::MAX, SeqCst);
+    eventually("it was heard again", || !refused(&master));
+    set("min-replicas-to-write", "2");
+    assert!(refused(&master), "from now on");
 }
