@@ -20,6 +20,9 @@ const CHUNK_BYTES: usize = 256 << 10;
 /// What was written so little ago is read from the system's memory.
 const AT_HAND_BYTES: u64 = 256 << 10;
 
+/// So many headers of segments, at most, are named to a replica that cannot go on: 64 GiB of log.
+const MAX_HEADS: usize = 1024;
+
 /// The longest message of a replica.
 const REPLICA_MESSAGE_BYTES: usize = 4 << 10;
 
@@ -289,12 +292,14 @@ impl Feed {
                 Err(Absent::Removed) => Verdict::Removed,
             }
         };
-        let parting = match verdict {
-            Verdict::Foreign => 0,
-            _ => store.parting(origin.end, hello.position, is_other)?,
-        };
+        let mut segments = Vec::new();
+        if !matches!(verdict, Verdict::Continue | Verdict::Foreign) {
+            for head in store::segments_back(&**store.disk(), origin.end.segment, MAX_HEADS)? {
+                segments.extend_from_slice(&head.encode());
+            }
+        }
         let (lineage, term, end) = (store.lineage(), origin.term, origin.end.offset);
-        self.writer.master_says(out, &ToReplica::Welcome { verdict, lineage, term, parting, end });
+        self.writer.master_says(out, &ToReplica::Welcome { verdict, lineage, term, end, segments: &segments });
         self.welcome = Some(verdict);
         Ok(())
     }
@@ -338,3 +343,4 @@ fn first_place(origin: &Origin<'_>, segment: u64) -> Result<Option<Position>, Li
 }
 
 const _: () = assert!(CHUNK_BYTES + 64 < MAX_MESSAGE_BYTES);
+const _: () = assert!(MAX_HEADS * store::SEGMENT_HEAD_BYTES as usize + 64 < MAX_MESSAGE_BYTES);

@@ -16,6 +16,7 @@
 
 use store::{BatchHead, Disk, Error, Fetched, FollowLog, Lineage, Manifest, SegmentHead, Staging};
 
+use crate::parting::{Parting, headers, parting};
 use crate::wire::{Hello, MAX_MESSAGE_BYTES, Reader, ToMaster, ToReplica, Verdict, Writer, read_to_replica};
 use crate::{LinkError, Times, promotions};
 use std::sync::Arc;
@@ -37,7 +38,7 @@ pub trait Local {
     fn sync_after_ms(&self) -> u64;
     /// Makes a batch true, which is in the log already. False: the data set must be opened anew to do so.
     fn apply(&mut self, head: &BatchHead, body: &[u8]) -> Result<bool, String>;
-    /// Batches from this offset on will be dropped: they are to be put into safety.
+    /// Batches from this offset on, of which the master does not have all, will be dropped: they are to be put into safety.
     fn drops(&mut self, from: u64) -> Result<(), Error>;
     /// The data are to be replaced by the master's: from now on they are not what this node is to be promoted with.
     fn gives_up(&mut self) -> Result<(), Error> {
@@ -216,15 +217,14 @@ impl Follower {
                 // A sign of life, also from a replica that has nothing to acknowledge.
                 self.acknowledge(local, out, now_ms);
             }
-            (ToReplica::Welcome { verdict, lineage, term, parting, end }, State::Greeted) => {
+            (ToReplica::Welcome { verdict, lineage, term, end, segments }, State::Greeted) => {
                 self.master_end = end;
                 if verdict == Verdict::Continue {
                     self.state = State::Following;
                     self.acknowledge(local, out, now_ms);
                 } else {
-                    self.may_fetch(verdict, lineage, (term, end, parting), local)?;
-                    if !local.is_empty() && verdict != Verdict::Removed {
-                        local.drops(parting)?;
+                    if !local.is_empty() {
+                        self.give_up(verdict, (lineage, term, end), segments, local)?;
                     }
                     local.gives_up()?;
                     self.want_manifest(out);
@@ -282,36 +282,33 @@ impl Follower {
         Ok(Course::On)
     }
 
-    /// The table at the top of the file.
-    fn may_fetch(
+    /// All that there is, for what the master has, if that may be (the table at the top of the file). What it has not is handed out first, whatever
+    /// may be of that.
+    fn give_up(
         &self,
         verdict: Verdict,
-        lineage: Lineage,
-        (term, end, parting): (u64, u64, u64),
+        (lineage, term, end): (Lineage, u64, u64),
+        segments: &[u8],
         local: &mut impl Local,
     ) -> Result<(), LinkError> {
-        if self.forced || local.is_empty() {
-            return Ok(());
-        }
+        let theirs = headers(segments).ok_or_else(|| LinkError::Protocol("segments that cannot be read".to_owned()))?;
         let log = local.log();
-        let (position, own_term) = (log.written(), log.term());
-        let behind = Refusal::Behind { ours: position.offset, theirs: end };
-        let (theirs, ours) = (promotions(term), promotions(own_term));
-        match verdict {
-            Verdict::Continue => Ok(()),
-            Verdict::Foreign => Err(LinkError::Unfit(Refusal::Foreign { ours: log.lineage(), theirs: lineage })),
-            Verdict::Removed if theirs >= ours && end >= position.offset => Ok(()),
-            Verdict::Removed if theirs > ours => Ok(()),
-            Verdict::Diverged if theirs > ours || (theirs == ours && term != own_term) => Ok(()),
-            // Its power failed, say: what it had not synced is gone there, and others may have been told what it wrote since.
-            Verdict::Diverged if theirs == ours && parting >= log.durable_at_master()? => Ok(()),
-            Verdict::Removed | Verdict::Diverged | Verdict::Short => Err(LinkError::Unfit(behind)),
+        let parting = match verdict {
+            Verdict::Foreign => Parting { at_least: 0, at_most: 0 },
+            _ => parting(log, end, &theirs)?,
+        };
+        if !self.forced {
+            may_fetch(verdict, (lineage, term, end), parting.at_most, log)?;
+        }
+        if parting.at_least < log.written().offset {
+            local.drops(parting.at_least)?;
         }
     }
 
     fn want_manifest(&mut self, out: &mut Vec<u8>) {
         self.writer.replica_says(out, &ToMaster::WantManifest);
         self.state = State::AwaitManifest;
+        Ok(())
     }
 
     fn want_next(&mut self, out: &mut Vec<u8>) -> Result<(), LinkError> {
@@ -432,5 +429,27 @@ fn refused(error: Error) -> LinkError {
     match error {
         Error::Refused(what) => LinkError::Protocol(what),
         other => other.into(),
+    }
+}
+
+/// The table at the top of the file. `parting`: where, at the latest, the histories part.
+fn may_fetch(
+    verdict: Verdict,
+    (lineage, term, end): (Lineage, u64, u64),
+    parting: u64,
+    log: &FollowLog,
+) -> Result<(), LinkError> {
+    let (position, own_term) = (log.written(), log.term());
+    let behind = Refusal::Behind { ours: position.offset, theirs: end };
+    let (theirs, ours) = (promotions(term), promotions(own_term));
+    match verdict {
+        Verdict::Continue => Ok(()),
+        Verdict::Foreign => Err(LinkError::Unfit(Refusal::Foreign { ours: log.lineage(), theirs: lineage })),
+        Verdict::Removed if theirs >= ours && end >= position.offset => Ok(()),
+        Verdict::Removed if theirs > ours => Ok(()),
+        Verdict::Diverged if theirs > ours || (theirs == ours && term != own_term) => Ok(()),
+        // Its power failed, say: what it had not synced is gone there, and others may have been told what it wrote since.
+        Verdict::Diverged if theirs == ours && parting >= log.durable_at_master()? => Ok(()),
+        Verdict::Removed | Verdict::Diverged | Verdict::Short => Err(LinkError::Unfit(behind)),
     }
 }

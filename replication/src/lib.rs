@@ -3,7 +3,7 @@
 //! ```text
 //!   replica (Follower)                                   master (Feed)
 //!     Hello: lineage, position, term  ----------------->
-//!                                     <-----------------  Welcome: its end, its term, and whether the log passes through there
+//!                                     <-----------------  Welcome: its end, its term, whether the log passes through there, and if not, its segments
 //!        it does:                     <-----------------  Segment, Batch, Batch, ... from the log's files, for ever
 //!     Ack: written, durable           ----------------->
 //!        it does not:
@@ -39,6 +39,7 @@ mod feed;
 mod follower;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod parting;
 mod wire;
 
 pub use feed::{Feed, Origin, Peer, Sending, WINDOW_BYTES};

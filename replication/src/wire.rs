@@ -4,7 +4,7 @@
 use store::{Check, FRAME_BYTES, Frame, Lineage, MAX_BODY_BYTES, Position, frame_head, read_frame};
 
 /// Version of the protocol; both must have the same.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// The longest message: a batch with the longest body, and some.
 pub const MAX_MESSAGE_BYTES: usize = MAX_BODY_BYTES + (64 << 10);
@@ -56,9 +56,10 @@ pub(crate) enum ToReplica<'a> {
         verdict: Verdict,
         lineage: Lineage,
         term: u64,
-        /// Where, at the latest, the histories part.
-        parting: u64,
         end: u64,
+        /// If it does not go on: headers of the master's segments, the newest first, as far back as there is room; the replica finds
+        /// in them where the histories part.
+        segments: &'a [u8],
     },
     Manifest(&'a [u8]),
     Chunk(&'a [u8]),
@@ -118,9 +119,9 @@ impl Writer {
 
     pub(crate) fn master_says(&mut self, out: &mut Vec<u8>, message: &ToReplica<'_>) {
         match *message {
-            ToReplica::Welcome { verdict, lineage, term, parting, end } => {
-                let numbers: Vec<u8> = [term, parting, end].iter().flat_map(|n| n.to_le_bytes()).collect();
-                self.put(out, 65, &[&PROTOCOL.to_le_bytes(), &[verdict as u8], &lineage.0, &numbers]);
+            ToReplica::Welcome { verdict, lineage, term, end, segments } => {
+                let numbers: Vec<u8> = [term, end].iter().flat_map(|n| n.to_le_bytes()).collect();
+                self.put(out, 65, &[&PROTOCOL.to_le_bytes(), &[verdict as u8], &lineage.0, &numbers, segments]);
             }
             ToReplica::Manifest(text) => self.put(out, 66, &[text]),
             ToReplica::Chunk(bytes) => self.put(out, 67, &[bytes]),
@@ -243,9 +244,9 @@ pub(crate) fn read_to_replica(body: &[u8]) -> Result<ToReplica<'_>, String> {
                     _ => return None,
                 };
                 let lineage = Lineage(f.array()?);
-                let [term, parting, end] = [f.u64()?, f.u64()?, f.u64()?];
-                f.end()?;
-                ToReplica::Welcome { verdict, lineage, term, parting, end }
+                let [term, end] = [f.u64()?, f.u64()?];
+                let segments = &rest[rest.len() - f.0.len()..];
+                ToReplica::Welcome { verdict, lineage, term, end, segments }
             }
             66 => ToReplica::Manifest(rest),
             67 => ToReplica::Chunk(rest),
@@ -298,7 +299,13 @@ mod tests {
             assert_eq!(read, messages);
         }
         let answers = [
-            ToReplica::Welcome { verdict: Verdict::Diverged, lineage: Lineage([1; 16]), term: 1, parting: 2, end: 3 },
+            ToReplica::Welcome {
+                verdict: Verdict::Diverged,
+                lineage: Lineage([1; 16]),
+                term: 1,
+                end: 3,
+                segments: b"heads",
+            },
             ToReplica::Manifest(b"m"),
             ToReplica::Chunk(b""),
             ToReplica::Segment(b"s"),

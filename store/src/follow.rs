@@ -84,6 +84,11 @@ impl FollowLog {
     /// The end of what is certain to be on the disk.
     pub fn durable(&self) -> Position {
         self.durable
+    /// The disk that it lies on.
+    pub fn disk(&self) -> &dyn Disk {
+        &*self.disk
+    }
+
     }
 
     /// The history that it belongs to.

@@ -117,7 +117,7 @@ pub use frame::{Check, FRAME_BYTES, Frame, frame_head, read_frame};
 pub use log::{Log, LogOptions, LogStats, Position};
 pub use manifest::{BadManifest, FileEntry, MANIFEST, MANIFEST_VERSION, MAX_FILES, Manifest, Role, Tag};
 pub use record::{Batch, Record, Records};
-pub use replay::{ApplyBatch, End};
+pub use replay::{ApplyBatch, End, segments_back};
 pub use segment::{
     BadHead, LOG_VERSION, SEGMENT_HEAD_BYTES, SegmentHead, SegmentName, parse_segment_name, segment_name,
 };

@@ -179,6 +179,20 @@ pub(crate) fn read_segment_head(disk: &dyn Disk, number: u64) -> Result<std::res
     Ok(SegmentHead::decode(&bytes[..n]))
 }
 
+/// The segments of a log from `newest` back, as far as they are there, `most` at most. Void ones are passed over, as no segment continues them.
+pub fn segments_back(disk: &dyn Disk, newest: u64, most: usize) -> Result<Vec<SegmentHead>> {
+    let numbers = segment_numbers(disk)?;
+    let (mut heads, mut wanted) = (Vec::new(), newest);
+    while heads.len() < most
+        && numbers.contains(&wanted)
+        && let Ok(head) = read_segment_head(disk, wanted)?
+    {
+        heads.push(head);
+        wanted = head.previous;
+    }
+    Ok(heads)
+}
+
 /// Makes what is read of a segment what the disk has. Of the newest file, or of several if they were all cut short, even the header may be in memory
 /// only: its sync failed, and the process that wrote it was killed before it could remove the file. A log that went on behind such a header would be
 /// lost with it. Older segments are safe: a successor was begun only after they were.

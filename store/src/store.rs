@@ -30,8 +30,8 @@ use crate::follow::FollowLog;
 use crate::log::{Log, LogOptions, Position, Resume};
 use crate::manifest::{FileEntry, MANIFEST, Manifest, Role, Tag};
 use crate::record::{Record, Records};
-use crate::replay::{ApplyBatch, End, find_path, read_segment_head, replay, segment_numbers};
-use crate::segment::segment_name;
+use crate::replay::{ApplyBatch, End, find_path, read_segment_head, replay, segment_numbers, segments_back};
+use crate::segment::{SegmentHead, segment_name};
 use crate::snapshot::{SnapshotReader, SnapshotWriter, parse_snapshot_name};
 use crate::staging;
 
@@ -344,29 +344,6 @@ impl Store {
         self.pins.lock().iter().filter_map(Weak::upgrade).any(|pin| pin.manifest.file(name).is_some())
     }
 
-    /// Where, at the latest, this log (up to `limit`) leaves the history of a place, of a segment of term `term`, that it does not
-    /// pass through. `is_other` says of which terms no segment can belong to that history.
-    pub fn parting(&self, limit: Position, place: Position, is_other: impl Fn(u64) -> bool) -> Result<u64> {
-        let mut at = place.offset.min(limit.offset);
-        let numbers = segment_numbers(&*self.disk)?;
-        let mut wanted = limit.segment;
-        while numbers.contains(&wanted)
-            && let Some(head) = self.segment_head(wanted)?
-        {
-            if head.segment > place.segment || is_other(head.term) {
-                at = at.min(head.base);
-            } else {
-                if head.segment == place.segment && at == place.offset {
-                    // Somewhere in this segment.
-                    at = head.base;
-                }
-                break;
-            }
-            wanted = head.previous;
-        }
-        Ok(at)
-    }
-
     fn size_of(&self, segment: u64) -> Option<u64> {
         self.disk.open(&segment_name(segment)).ok()?.size().ok()
     }
@@ -548,18 +525,9 @@ impl Store {
 
     /// The segment with which the log up to `limit` begins; `None`: it is not there any more, or not yet. It is not always the oldest file:
     /// an attempt to begin the log that was cut short may have left one, which nothing continues.
-    pub fn first_segment(&self, limit: Position) -> Result<Option<crate::segment::SegmentHead>> {
-        let numbers = segment_numbers(&*self.disk)?;
-        let mut wanted = limit.segment;
-        while numbers.contains(&wanted)
-            && let Some(head) = self.segment_head(wanted)?
-        {
-            if head.previous == 0 {
-                return Ok(Some(head));
-            }
-            wanted = head.previous;
-        }
-        Ok(None)
+    pub fn first_segment(&self, limit: Position) -> Result<Option<SegmentHead>> {
+        let oldest = segments_back(&*self.disk, limit.segment, usize::MAX)?.pop();
+        Ok(oldest.filter(|head| head.previous == 0))
     }
 
     /// Where a file of the folder lies, for messages.
@@ -568,7 +536,7 @@ impl Store {
     }
 
     /// Header of a segment, if it is there and sound.
-    pub fn segment_head(&self, segment: u64) -> Result<Option<crate::segment::SegmentHead>> {
+    pub fn segment_head(&self, segment: u64) -> Result<Option<SegmentHead>> {
         Ok(read_segment_head(&*self.disk, segment)?.ok())
     }
 }

@@ -2,6 +2,7 @@
 
 use super::TIMES;
 use super::node::{Here, Kind, Life};
+use super::truth::{Place, place};
 use super::world::World;
 use replication::{Course, Feed, Follower, LinkError, Origin};
 use std::collections::VecDeque;
@@ -14,6 +15,8 @@ pub(crate) struct Link {
     pub(crate) to_master: VecDeque<(u64, Vec<u8>)>,
     pub(crate) to_replica: VecDeque<(u64, Vec<u8>)>,
     pub(crate) was_following: bool,
+    /// Where the master's log ended when it answered Hello.
+    pub(crate) answered: Option<Place>,
     /// [`Node::data_sets`] of the replica when the link came up.
     pub(crate) data_sets: u64,
     /// The replica has lost since what lies behind: what it said of that is still on its way, perhaps.
@@ -65,6 +68,7 @@ impl World {
                 to_master: VecDeque::new(),
                 to_replica: VecDeque::new(),
                 was_following: false,
+                answered: None,
                 data_sets: self.nodes[n].data_sets,
                 kept: u64::MAX,
             };
@@ -124,6 +128,7 @@ impl World {
                     panic!("feed {m} -> {r}: {error}");
                 }
                 if !out.is_empty() {
+                    self.links[i].answered.get_or_insert(place(end));
                     let at = self.links[i].to_replica.back().map_or(0, |(at, _)| *at).max(self.now + delay);
                     // In pieces, of which the last may be lost with the link.
                     let cut = self.random.usize(0..=out.len());
@@ -186,6 +191,8 @@ impl World {
             arrived.push(self.links[i].to_replica.pop_front().unwrap().1);
         }
         let mut out = Vec::new();
+        let (was_fetching, dropped) = (follower.is_fetching().is_some(), self.nodes[r].dropped.len());
+        let held = self.local(r, |local| (!local.is_empty).then(|| place(local.log.written()))).flatten();
         let result = self.local(r, |local| -> Result<Course, LinkError> {
             for bytes in &arrived {
                 match follower.receive(bytes, local, &mut out, now)? {
@@ -200,6 +207,9 @@ impl World {
         if !out.is_empty() {
             let at = self.links[i].to_master.back().map_or(0, |(at, _)| *at).max(now + delay);
             self.links[i].to_master.push_back((at, out));
+        }
+        if let (false, Some(_), Some(own)) = (was_fetching, follower.is_fetching(), held) {
+            self.check_dropped(i, own, self.nodes[r].dropped.get(dropped).copied());
         }
         match result {
             None => {}
@@ -241,6 +251,20 @@ impl World {
                     self.figures.resumed_files += 1;
                 }
             }
+        }
+    }
+    /// A replica, whose log ends at `own`, is about to give it up, and has handed it out from an offset on, or not at all.
+    fn check_dropped(&mut self, i: usize, own: Place, from: Option<u64>) {
+        let Link { master, replica, answered, .. } = self.links[i];
+        let Some(parting) = answered.and_then(|theirs| self.truth.parting(own, theirs)) else {
+            self.figures.untold += 1;
+            return;
+        };
+        if parting < own.0 {
+            let safe = from.is_some_and(|from| from <= parting);
+            assert!(safe, "node {replica} gives up {parting} to {} for {master}, and hands out from {from:?}", own.0);
+            self.figures.parted += 1;
+            self.figures.exactly += u64::from(from == Some(parting));
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::link::Link;
 use super::node::{Kind, Life, Map, Node, row};
+use super::truth::Truth;
 use super::{Figures, STEP_MS};
 use replication::promotions;
 use std::collections::BTreeSet;
@@ -23,6 +24,7 @@ pub(crate) struct World {
     pub(crate) last_error: String,
     /// The latest promotion.
     pub(crate) newest: usize,
+    pub(crate) truth: Truth,
 }
 
 impl World {
@@ -62,6 +64,7 @@ impl World {
             elected: false,
             last_error: String::new(),
             newest: 0,
+            truth: Truth::default(),
         }
     }
 
@@ -116,6 +119,8 @@ impl World {
                 }
             }
         }
+        // Masters' batches are all seen before anybody gets them.
+        self.nodes.iter().enumerate().for_each(|(n, node)| self.truth.learn(n, node));
         self.connect();
         self.carry();
         // Both ends are closed: forget it.

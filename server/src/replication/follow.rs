@@ -94,7 +94,7 @@ impl Local for Here {
         let end = self.log.written();
         let kept = dropped::keep(&self.node, from, end)?;
         tracing::warn!(
-            "our log from offset {from} to {} is not in the master's: it is dropped; kept in {}",
+            "our log from offset {from} to {} is dropped, of which the master does not have all; kept in {}",
             end.offset,
             kept.map_or("no file: nothing was there".to_owned(), |folder| folder.display().to_string())
         );

@@ -1,0 +1,76 @@
+//! What really happened: every batch that was ever in a log, and the one before it. Nodes forget, trim and rewrite their logs; this does not, so it knows
+//! where two histories part even if neither of the two could tell any more.
+
+use super::node::{Kind, Life, Node};
+use std::collections::{BTreeMap, BTreeSet};
+use store::{Position, SEGMENT_HEAD_BYTES, Step, Tail};
+
+/// A place in some history: its offset, and the chain value there, which no other history has.
+pub(crate) type Place = (u64, u32);
+
+pub(crate) fn place(at: Position) -> Place {
+    (at.offset, at.chain)
+}
+
+#[derive(Default)]
+pub(crate) struct Truth {
+    before: BTreeMap<Place, Place>,
+    /// Per node: up to where its log was read.
+    read: BTreeMap<usize, Position>,
+}
+
+impl Truth {
+    /// Reads what came to a node's log since the last time.
+    pub(crate) fn learn(&mut self, n: usize, node: &Node) {
+        let Some(Life { store, kind, .. }) = &node.life else { return };
+        let end = match kind {
+            Kind::Master(log) => log.written(),
+            Kind::Replica(log) => log.written(),
+        };
+        let known = self.read.get(&n).copied();
+        if known == Some(end) {
+            return;
+        }
+        let going_on = known.and_then(|at| Tail::open(store.disk().clone(), at, end).ok());
+        let Some(mut tail) = going_on.or_else(|| from_the_oldest(node, end)) else { return };
+        loop {
+            let before = tail.position();
+            match tail.next(end) {
+                Ok(Step::Batch(..)) => {
+                    self.before.insert(place(tail.position()), place(before));
+                }
+                Ok(Step::Segment(_)) => {}
+                Ok(Step::End) | Err(_) => break,
+            }
+        }
+        self.read.insert(n, tail.position());
+    }
+
+    fn back(&self, from: Place) -> impl Iterator<Item = Place> {
+        std::iter::successors(Some(from), |at| self.before.get(at).copied())
+    }
+
+    /// Up to where two histories are one. `None`: it was never seen.
+    pub(crate) fn parting(&self, a: Place, b: Place) -> Option<u64> {
+        let all: BTreeSet<Place> = self.back(a).collect();
+        self.back(b).find(|at| all.contains(at)).map(|at| at.0)
+    }
+}
+
+/// The log as far back as it is there.
+fn from_the_oldest(node: &Node, end: Position) -> Option<Tail> {
+    let store = &node.life.as_ref()?.store;
+    let names = store.disk().list().ok()?;
+    let mut head = store.segment_head(end.segment).ok()??;
+    while names.contains(&store::segment_name(head.previous)) {
+        head = store.segment_head(head.previous).ok()??;
+    }
+    let start = Position {
+        segment: head.segment,
+        byte: SEGMENT_HEAD_BYTES,
+        offset: head.base,
+        sequence: head.sequence,
+        chain: head.chain,
+    };
+    Tail::open(store.disk().clone(), start, end).ok()
+}
