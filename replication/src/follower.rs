@@ -36,6 +36,10 @@ pub trait Local {
     fn is_empty(&self) -> bool;
     /// How long what was applied may wait for its sync, in milliseconds; 0: it is durable before it is applied.
     fn sync_after_ms(&self) -> u64;
+    /// Whether a batch with this body, not checked yet, could be made true here. If not, the link ends with the reason, and the log stays without it.
+    fn may_take(&self, _body: &[u8]) -> Result<(), String> {
+        Ok(())
+    }
     /// Makes a batch true, which is in the log already. False: the data set must be opened anew to do so.
     fn apply(&mut self, head: &BatchHead, body: &[u8]) -> Result<bool, String>;
     /// Batches from this offset on, of which the master does not have all, will be dropped: they are to be put into safety.
@@ -267,6 +271,7 @@ impl Follower {
                 local.log().begin(segment(bytes)?).map_err(refused)?;
             }
             (ToReplica::Batch(frame), State::Following) => {
+                local.may_take(frame.get(store::BATCH_HEAD_BYTES..).unwrap_or_default()).map_err(LinkError::Unready)?;
                 let head = local.log().append(frame).map_err(refused)?;
                 self.master_end = self.master_end.max(local.log().written().offset);
                 self.bodies.extend_from_slice(&frame[store::BATCH_HEAD_BYTES..]);
@@ -303,12 +308,12 @@ impl Follower {
         if parting.at_least < log.written().offset {
             local.drops(parting.at_least)?;
         }
+        Ok(())
     }
 
     fn want_manifest(&mut self, out: &mut Vec<u8>) {
         self.writer.replica_says(out, &ToMaster::WantManifest);
         self.state = State::AwaitManifest;
-        Ok(())
     }
 
     fn want_next(&mut self, out: &mut Vec<u8>) -> Result<(), LinkError> {

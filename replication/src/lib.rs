@@ -82,6 +82,9 @@ pub enum LinkError {
     /// A file came wrongly, or what an earlier link left of it was torn by a crash. It is fetched anew.
     #[error("a file does not match its checksum: it is fetched anew")]
     Damaged,
+    /// What the master has next could not be made true here; it was not taken.
+    #[error("{0}")]
+    Unready(String),
     /// A record could not be made true here.
     #[error("a record cannot be applied: {0}")]
     Apply(String),

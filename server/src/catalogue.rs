@@ -128,14 +128,20 @@ impl Catalogue {
                 }
             }
         }
+        next.named_by(config)?;
+        Ok(next)
+    }
+
+    /// Whether the configuration names all of its spaces.
+    pub fn named_by(&self, config: &Config) -> Result<(), Mismatch> {
         let unnamed = |kind, name: &str| Mismatch::Unnamed { kind, name: name.to_owned() };
-        if let Some(lost) = next.counter.iter().find(|c| !config.counter.iter().any(|m| m.name == c.name)) {
+        if let Some(lost) = self.counter.iter().find(|c| !config.counter.iter().any(|m| m.name == c.name)) {
             return Err(unnamed("counter", &lost.name));
         }
-        if let Some(lost) = next.existence.iter().find(|e| !config.existence.iter().any(|m| m.name == e.name)) {
+        if let Some(lost) = self.existence.iter().find(|e| !config.existence.iter().any(|m| m.name == e.name)) {
             return Err(unnamed("existence", &lost.name));
         }
-        Ok(next)
+        Ok(())
     }
 
     /// As a record's payload.

@@ -569,8 +569,7 @@ pub(crate) fn recover(
     let mut known = Catalogue::default();
     let mut engines = Engines::empty(config, durability.clone());
     let learn = |engines: &mut Engines, told: &Catalogue| -> Result<(), RecoverError> {
-        // That the configuration lacks none of its spaces.
-        told.completed(config)?;
+        told.named_by(config)?;
         engines.extend(config, told)?;
         engines.attach_cold(&store)?;
         snapshot::attach_pairs(&store, config, engines)?;

@@ -5,7 +5,8 @@
 //!
 //! - **F1** What is appended is checked against the place first: it follows the last batch, by number and chain, or is refused.
 //! - **F2** What is not durable after a failure is not written elsewhere, as a master does it (`log.rs`, L3): it is cut off, for good,
-//!   and asked for again. A cut is a copy under a temporary name, synced and renamed; nobody ever sees half of it.
+//!   and asked for again. The file is shortened and synced before anything is written there; that needs no room, so a full disk costs a replica
+//!   nothing that it has. If the power undoes a cut, there is a torn tail again (F3): what counts lies before it, and was durable before it.
 //!   Who has shown it to others already, in the hope that it will be synced, must read everything anew then ([`FollowLog::secure`] fails).
 //! - **F3** A torn tail is cut the same way at the next start, whatever follows it: the master has those bytes.
 //!
@@ -14,14 +15,11 @@
 use std::sync::Arc;
 
 use crate::batch::{BATCH_HEAD_BYTES, BatchHead, Lineage, body_matches, read_head};
-use crate::disk::{Disk, DiskFile, TEMPORARY, read_full_at, replace, write_all_at};
+use crate::disk::{Disk, DiskFile, replace, write_all_at};
 use crate::error::{Error, Result};
 use crate::log::{Log, LogOptions, Position, Resume};
 use crate::replay::{BatchReader, Found, read_segment_head, segment_numbers};
 use crate::segment::{SEGMENT_HEAD_BYTES, SegmentHead, segment_name};
-
-/// Bytes copied at a time when a segment is cut.
-const COPIED: usize = 1 << 20;
 
 /// The writing end of a replica's log. One thread owns it.
 #[derive(Debug)]
@@ -84,11 +82,11 @@ impl FollowLog {
     /// The end of what is certain to be on the disk.
     pub fn durable(&self) -> Position {
         self.durable
+    }
+
     /// The disk that it lies on.
     pub fn disk(&self) -> &dyn Disk {
         &*self.disk
-    }
-
     }
 
     /// The history that it belongs to.
@@ -269,30 +267,9 @@ fn open_segment(disk: &Arc<dyn Disk>, end: Position) -> Result<(SegmentHead, Box
     if size < end.byte {
         return Err(Error::corrupt(path, size, format!("it ends here; the log is to go on at {end}")));
     }
-    if size == end.byte {
-        file.sync().map_err(|e| Error::io(&path, "syncing", e))?;
-        return Ok((head, file));
+    if size > end.byte {
+        file.set_size(end.byte).map_err(|e| Error::io(&path, "cutting", e))?;
     }
-    let temporary = format!("{name}{TEMPORARY}");
-    let _ = disk.remove(&temporary);
-    let cut = || -> std::io::Result<()> {
-        let copy = disk.create(&temporary)?;
-        let mut buffer = vec![0; COPIED.min(end.byte as usize)];
-        let mut at = 0;
-        while at < end.byte {
-            let want = buffer.len().min((end.byte - at) as usize);
-            let n = read_full_at(&*file, &mut buffer[..want], at)?;
-            if n == 0 {
-                return Err(std::io::ErrorKind::UnexpectedEof.into());
-            }
-            write_all_at(&*copy, &buffer[..n], at)?;
-            at += n as u64;
-        }
-        copy.sync()?;
-        disk.rename(&temporary, &name)?;
-        disk.sync_dir()
-    };
-    cut().map_err(|e| Error::io(&path, "cutting", e))?;
-    let file = disk.open_write(&name).map_err(|e| Error::io(&path, "opening", e))?;
+    file.sync().map_err(|e| Error::io(&path, "syncing", e))?;
     Ok((head, file))
 }

@@ -74,6 +74,16 @@ impl Local for Here {
         if self.node.config().durability.fsync == Fsync::Always { 0 } else { SYNC_AFTER_MS }
     }
 
+    fn may_take(&self, body: &[u8]) -> Result<(), String> {
+        // What cannot be read here is refused by the log.
+        let told = Records::new(body).flatten().filter(|record| record.kind == RecordKind::Catalogue as u8);
+        for record in told {
+            let told = Catalogue::decode(record.payload).map_err(|e| e.to_string())?;
+            told.named_by(&self.node.config()).map_err(|e| format!("{e}; restart this replica with it"))?;
+        }
+        Ok(())
+    }
+
     fn apply(&mut self, head: &BatchHead, body: &[u8]) -> Result<bool, String> {
         // A writer would wait for what is spilled at this moment; the master's batches do, too, for a while.
         let began = Instant::now();

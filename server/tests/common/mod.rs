@@ -220,3 +220,45 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
         std::thread::sleep(Duration::from_millis(20));
     }
 }
+
+/// Says that a test cannot run here; fails where it must be able to.
+pub(crate) fn cannot(why: &str) {
+    let must = ["CI", "TIDEMARK_ALL_FAULTS"].iter().any(|name| std::env::var_os(name).is_some());
+    assert!(!must, "{why}");
+    eprintln!("SKIPPED: {why}");
+}
+
+/// A file system of its own in memory, unmounted when dropped.
+pub(crate) struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    pub(crate) fn mount(mib: u32) -> Option<SmallDisk> {
+        let folder = tempfile::tempdir().unwrap();
+        let size = format!("size={mib}m");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "none"]).arg(folder.path()).status();
+        mounted.is_ok_and(|s| s.success()).then(|| SmallDisk(folder))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Takes all room but `leave` bytes.
+    pub(crate) fn fill(&self, leave: u64) {
+        let file = std::fs::File::create(self.path().join("ballast")).unwrap();
+        let figures = rustix::fs::statvfs(self.path()).unwrap();
+        let bytes = (figures.f_bavail * figures.f_frsize).saturating_sub(leave);
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).unwrap();
+    }
+
+    pub(crate) fn make_room(&self) {
+        std::fs::remove_file(self.path().join("ballast")).unwrap();
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Lazily: a failed test's server may still be on it.
+        let _ = Command::new("umount").arg("-l").arg(self.path()).status();
+    }
+}

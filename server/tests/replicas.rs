@@ -1,0 +1,182 @@
+//! The real program as a replica that meets what it has no room, no name or no common past for. It goes on answering reads, says why its link is
+//! down, and gives nothing up that it has not kept first.
+
+#![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
+
+mod common;
+
+use common::{FIRST, Program, SmallDisk, call, cannot, refusal, text, until};
+use redis_protocol::resp2::types::OwnedFrame;
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const SPACES: &str = r#"[durability]
+snapshot_log_bytes = 0
+snapshot_every_s = 0
+keep_log_bytes = 0
+[[counter]]
+name = "post"
+fields = "like:12 read:16"
+rows = "post:{id}"
+[[existence]]
+name = "liked"
+pairs = "liked:{id}"
+[[view]]
+name = "home"
+counters = ["post"]
+flags = ["liked"]
+[[action]]
+name = "like"
+flag = "liked"
+counter = "post.like"
+"#;
+
+fn start(dir: &Path, config: &str) -> Program {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(config.as_bytes()).unwrap();
+    let options = ["--fsync", "always", "--config", file.path().to_str().unwrap()];
+    Program::start_as(&[], dir, &options).unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+}
+
+fn fine(program: &Program, words: &str) {
+    assert_eq!(refusal(&call(&mut program.client(), words)), "", "{words}");
+}
+
+/// The reply; none where clients are disconnected at this moment, as another data set takes the place of the old one.
+fn ask(program: &Program, words: &str) -> OwnedFrame {
+    let words: Vec<_> = words.split(' ').map(str::as_bytes).collect();
+    program.client().call(&words).unwrap_or(OwnedFrame::Null)
+}
+
+fn like_of(program: &Program, post: u64) -> OwnedFrame {
+    ask(program, &format!("HGET post:{post} like"))
+}
+
+fn bulk(n: u64) -> OwnedFrame {
+    OwnedFrame::BulkString(text(n))
+}
+
+fn info(program: &Program, key: &str) -> String {
+    let OwnedFrame::BulkString(all) = ask(program, "INFO replication") else { return String::new() };
+    let all = String::from_utf8(all).unwrap();
+    all.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).unwrap_or_default().to_owned()
+}
+
+fn follow(replica: &Program, master: &Program) {
+    fine(replica, &format!("REPLICAOF 127.0.0.1 {}", master.port));
+}
+
+fn in_step(replica: &Program, master: &Program) {
+    until("the replica has it all", || {
+        info(replica, "master_link_status") == "up"
+            && info(replica, "slave_repl_offset") == info(master, "master_repl_offset")
+    });
+}
+
+#[test]
+fn a_branch_is_kept_though_the_master_has_removed_the_segment_where_it_parted() {
+    const FIRST_SEGMENT: &str = "log-0000000000000001.tlog";
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [old, new] = [0, 1].map(|n: usize| start(folders[n].path(), SPACES));
+    fine(&old, &format!("CNT.SET post {FIRST} like 1"));
+    follow(&new, &old);
+    in_step(&new, &old);
+    fine(&new, "REPLICAOF NO ONE");
+    until("it takes writes", || refusal(&call(&mut new.client(), &format!("CNT.SET post {FIRST} like 2"))).is_empty());
+    for i in 1..6 {
+        fine(&old, &format!("CNT.SET post {} like 1{i}", FIRST + i * 4096));
+    }
+    let alone = std::fs::read(folders[0].path().join(FIRST_SEGMENT)).unwrap();
+    fine(&new, "SAVE");
+    until("the segment that both had goes", || !folders[1].path().join(FIRST_SEGMENT).exists());
+
+    follow(&old, &new);
+    until("it has the other's", || like_of(&old, FIRST) == bulk(2));
+    in_step(&old, &new);
+    assert_eq!(like_of(&old, FIRST + 4096), OwnedFrame::Null);
+    let kept: Vec<_> = std::fs::read_dir(folders[0].path())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("dropped-"))
+        .collect();
+    assert_eq!(kept.len(), 1, "{kept:?}");
+    assert!(std::fs::read(kept[0].join(FIRST_SEGMENT)).unwrap().starts_with(&alone), "all that it had alone is there");
+}
+
+#[test]
+fn a_replica_with_a_full_disk_answers_reads_and_goes_on_when_there_is_room() {
+    let Some(disk) = SmallDisk::mount(16) else { return cannot("a full disk needs the right to mount a tmpfs") };
+    let folder = tempfile::tempdir().unwrap();
+    let (master, replica) = (start(folder.path(), SPACES), start(disk.path(), SPACES));
+    fine(&master, &format!("CNT.SET post {FIRST} like 7"));
+    follow(&replica, &master);
+    in_step(&replica, &master);
+    let full_syncs = info(&replica, "repl_full_syncs");
+    disk.fill(256 << 10);
+
+    // Through one connection: a node that is opened anew would close it.
+    let mut reader = replica.client();
+    let mut reads = |id: u64| call(&mut reader, &format!("HGET post:{id} like"));
+    let (mut last, mut client) = (FIRST, master.client());
+    until("the replica's disk is full", || {
+        for _ in 0..4_000 {
+            last += 4096;
+            client.push(&[b"CNT.SET", b"post", &text(last), b"like", b"5"]);
+            if client.is_full() {
+                (0..client.waiting()).for_each(|_| assert_eq!(refusal(&client.reply().unwrap()), ""));
+            }
+        }
+        (0..client.waiting()).for_each(|_| assert_eq!(refusal(&client.reply().unwrap()), ""));
+        assert_eq!(reads(FIRST), bulk(7));
+        info(&replica, "master_link_error").contains("no room on the disk")
+    });
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(4) {
+        assert_eq!(reads(FIRST), bulk(7), "for several attempts to go on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(info(&replica, "master_link_error").contains("no room on the disk"));
+    disk.make_room();
+    in_step(&replica, &master);
+    assert_eq!(reads(last), bulk(5));
+    assert_eq!(info(&replica, "repl_full_syncs"), full_syncs, "it went on where it was");
+    replica.kill();
+    let replica = start(disk.path(), SPACES);
+    in_step(&replica, &master);
+    assert_eq!(like_of(&replica, last), bulk(5));
+}
+
+#[test]
+fn a_space_that_only_the_master_has_stops_the_link_and_not_the_replica() {
+    let more = format!("{SPACES}[[counter]]\nname = \"extra\"\nfields = \"a:8\"\nrows = \"extra:{{id}}\"\n");
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), SPACES));
+    fine(&master, &format!("CNT.SET post {FIRST} like 7"));
+    follow(&replica, &master);
+    in_step(&replica, &master);
+    assert!(master.terminate().success());
+    let master = start(folders[0].path(), &more);
+
+    let mut reader = replica.client();
+    follow(&replica, &master);
+    until("the replica says what it lacks", || info(&replica, "master_link_error").contains("'extra'"));
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(3) {
+        let reply = call(&mut reader, &format!("HGET post:{FIRST} like"));
+        assert_eq!(reply, bulk(7), "for several attempts to go on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(info(&replica, "master_link_error").contains("'extra'"));
+    // It has taken nothing of it: it starts as it is, and with the space it goes on.
+    assert!(replica.terminate().success());
+    let replica = start(folders[1].path(), SPACES);
+    assert_eq!(like_of(&replica, FIRST), bulk(7));
+    assert!(replica.terminate().success());
+    let replica = start(folders[1].path(), &more);
+    in_step(&replica, &master);
+    until("the master takes writes", || refusal(&call(&mut master.client(), "CNT.SET extra 1 a 5")).is_empty());
+    in_step(&replica, &master);
+    assert_eq!(call(&mut replica.client(), "HGET extra:1 a"), bulk(5));
+    assert_eq!(info(&replica, "repl_full_syncs"), "0", "it went on where it was");
+}
