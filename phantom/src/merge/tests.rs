@@ -363,7 +363,9 @@ fn a_refused_block_has_changed_nothing() {
         revoked: vec![],
     };
     assert!(refuse(&here, &hostile(u64::MAX, last)).contains("exceed the error rate"));
-    assert!(refuse(&here, &hostile(0, 1 << 40)).contains("no table covers") || before == state(&here));
+    assert_eq!(state(&here), before);
+    refuse(&here, &hostile(0, 1 << 40));
+    assert_eq!(state(&here), before);
     let tight = Options { memory_limit_bytes: Some(1), ..here.options().clone() };
     let full = Space::new(tight).unwrap();
     (0..100).for_each(|id| assert_eq!(full.add(id, &Member::Number(0)).unwrap(), Change::Changed));
@@ -455,6 +457,33 @@ fn a_block_says_no_less_than_how_far_its_ids_reach() {
         }
     });
     assert!(blocks > 5 && above <= 3, "{above} in {blocks}: more than the false yeses of so few questions");
+}
+
+/// Somebody likes and unlikes while blocks are exported: none has the bits without what revokes them.
+#[test]
+fn what_is_unset_while_blocks_are_exported_is_not_exported_as_set() {
+    let options = || Options { pairs_per_table: 400_000 * 8, ..site().options().clone() };
+    let (here, there) = (Space::new(options()).unwrap(), Space::new(options()).unwrap());
+    for space in [&here, &there] {
+        (0..100).for_each(|id| assert_eq!(space.add(id, &Member::Number(0)).unwrap(), Change::Changed));
+    }
+    let numbers: Vec<usize> = (0..there.digest(0).unwrap().blocks.len()).collect();
+    assert!(numbers.len() > 4);
+    let (mut bytes, mut pieces) = (vec![], 0);
+    let sink = |piece: &[u8]| {
+        bytes.extend_from_slice(piece);
+        pieces += 1;
+        if pieces == 1 {
+            for member in 1..50 {
+                assert_eq!(there.add(member, &Member::Number(member)).unwrap(), Change::Changed);
+                assert_eq!(there.remove(member, &Member::Number(member)).unwrap(), Change::Changed);
+            }
+        }
+        Ok::<(), ()>(())
+    };
+    assert!(there.export_blocks(0, &numbers, sink).unwrap());
+    merge(&here, &bytes).unwrap();
+    assert!((1..50).all(|member| here.contains(member, &Member::Number(member)) == Answer::No));
 }
 
 /// A revoked set at its bound takes none of the block, and forgets what of it was in.
