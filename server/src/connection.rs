@@ -218,11 +218,11 @@ impl Connection {
         Poll::Pending
     }
 
-    /// Whether the replies to a write have to wait: for the disk, or for room in the log's queue. A repeated like waits, too, if
+    /// Whether the replies to a write have to wait: for the disk, with `always` or if that is late; or for room in the log's queue. A repeated like waits, too, if
     /// the first one is not safe yet.
     fn must_hold(&self, ticket: store::Ticket) -> bool {
         let durability = &self.node.durability;
-        (durability.holds_replies() && durability.committer().durable() < ticket)
+        (durability.committer().durable() < ticket && (durability.holds_replies() || durability.committer().is_late()))
             || durability.is_crowded()
             || self.node.engines.is_spilling()
     }

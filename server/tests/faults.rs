@@ -90,6 +90,10 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
         let start = || Program::start_as(&[], disk.path(), &options).unwrap_or_else(|said| panic!("{said:#?}"));
         let program = start();
         let mut client = program.client();
+        let mut transaction = program.client();
+        for words in ["MULTI", &format!("HINCRBY post:{FIRST} like 1"), "PING"] {
+            assert_eq!(refusal(&call(&mut transaction, words)), "");
+        }
         disk.fill(256 << 10);
 
         let mut said = String::new();
@@ -100,6 +104,10 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
         assert!(said.starts_with("MISCONF Tidemark cannot write its log"), "{said}");
         assert!(acknowledged(&likes) > 100, "the disk was full too early");
         refused_without_trace(&mut client, 5_000_000);
+        // What was queued before is refused as a whole, not command by command.
+        let exec = call(&mut transaction, "EXEC");
+        let why = "EXECABORT Transaction discarded because of: MISCONF ";
+        assert!(refusal(&exec).starts_with(why), "{exec:?}");
         let pong = call(&mut client, "PING");
         assert_eq!(refusal(&pong).starts_with("MISCONF "), ping_fails, "{pong:?}");
         check(program.port, &likes);
@@ -391,6 +399,52 @@ fn a_folder_in_use_is_not_called_damaged() {
         done.store(true, std::sync::atomic::Ordering::Relaxed);
         assert_eq!(damaged, None);
     });
+}
+
+/// A disk that takes long for a sync does not make `everysec` lose more than its second: neither what is not synced nor what is not even written.
+#[test]
+fn a_slow_sync_costs_every_second_no_more_than_its_second() {
+    const SYNC: Duration = Duration::from_secs(6);
+    let folder = tempfile::tempdir().unwrap();
+    // Counted in each thread: the first that is slow is the commit thread's.
+    let slow = format!("delay_enter={}:when=20+", SYNC.as_micros());
+    let Some(program) = with("fdatasync", &slow, folder.path(), "everysec") else { return };
+    let mut client = program.client();
+    let like = format!("HINCRBY post:{FIRST} like 1");
+    // Each of these is a sync, until one does not come in time.
+    let mut acknowledged = 0;
+    loop {
+        assert_eq!(refusal(&call(&mut client, &like)), "");
+        acknowledged += 1;
+        if call(&mut client, "WAITAOF 1 0 300") == OwnedFrame::Array(vec![OwnedFrame::Integer(0); 2]) {
+            break;
+        }
+        assert!(acknowledged < 1000, "no sync was slow");
+    }
+    let port = program.port;
+    let writer = std::thread::spawn(move || {
+        let mut client = Client::connect(("127.0.0.1", port)).unwrap();
+        let mut times = Vec::new();
+        while let Ok(OwnedFrame::Integer(_)) =
+            client.call(&[b"HINCRBY", format!("post:{FIRST}").as_bytes(), b"like", b"1"])
+        {
+            times.push(std::time::Instant::now());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        times
+    });
+    std::thread::sleep(Duration::from_secs(3));
+    program.kill();
+    let times = writer.join().unwrap();
+    let again = Program::start(folder.path(), "everysec");
+    let OwnedFrame::BulkString(held) = call(&mut again.client(), &format!("HGET post:{FIRST} like")) else {
+        panic!("it is lost altogether")
+    };
+    let held: usize = String::from_utf8(held).unwrap().parse().unwrap();
+    let lost = &times[held.saturating_sub(acknowledged).min(times.len())..];
+    let span = lost.first().map_or(Duration::ZERO, |first| lost[lost.len() - 1].duration_since(*first));
+    eprintln!("{} acknowledged beside the slow sync, {} lost, of {span:?}", times.len(), lost.len());
+    assert!(span < Duration::from_millis(1200), "{} acknowledged writes of {span:?} are lost", lost.len());
 }
 
 #[test]

@@ -31,9 +31,12 @@ impl<'a> Call<'a> {
         refuse!("ERR unknown subcommand or wrong number of arguments for '{sub}'. Try {command} HELP.")
     }
 
-    /// To be asked before anything is changed: whether the log takes changes now.
+    /// To be asked before anything is changed: whether the log takes changes now. Inside EXEC that was asked for all commands together.
     #[inline]
     pub(crate) fn admit_write(&mut self) -> Outcome {
+        if let Some(admitted) = &self.session.admitted {
+            return admitted.clone();
+        }
         if let Some(text) = self.node.replication.refusal() {
             return Err(Refusal::new(text.as_bytes().to_vec()));
         }

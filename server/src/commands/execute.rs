@@ -218,10 +218,7 @@ fn spoil(args: Args<'_>, session: &mut Session, refusal: Refusal) -> Refusal {
     if !is_exec {
         return refusal;
     }
-    // As in Redis, without the prefix if it is the common one.
-    let text = refusal.text();
-    let reason = text.strip_prefix(b"ERR ").unwrap_or(text);
-    Refusal::new([b"EXECABORT Transaction discarded because of: ", reason].concat())
+    transaction::discarded(&refusal)
 }
 
 /// Whether all rows that a command asked for could be read. A row that could not looked like none.

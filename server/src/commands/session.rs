@@ -1,6 +1,6 @@
 //! What a connection remembers between commands, and what a worker lends to them.
 
-use super::{channels, transaction};
+use super::{Outcome, channels, transaction};
 use crate::acl::Access;
 use crate::clients::Client;
 use crate::engines::{Page, Seen};
@@ -34,6 +34,8 @@ pub(crate) struct Session {
     pub(crate) watched: Vec<Seen>,
     /// EXEC is executing: nothing may wait.
     pub(crate) in_exec: bool,
+    /// What EXEC was told for all its commands when it asked whether changes are taken.
+    pub(crate) admitted: Option<Outcome>,
     /// All writers were kept out: the turn ends, so that they come in before it is done again.
     pub(crate) kept_all_out: bool,
     pub(crate) subscriptions: channels::Subscriptions,
@@ -65,6 +67,7 @@ impl Session {
             transaction: None,
             watched: Vec::new(),
             in_exec: false,
+            admitted: None,
             kept_all_out: false,
             subscriptions: channels::Subscriptions::default(),
             listening: false,

@@ -3,7 +3,7 @@
 //! EXEC holds the stripes of the ids that its commands name while it executes (`store/src/commit`, C6), or all stripes if one of them may touch
 //! others (DBSIZE, TM.SPACE, ...): no other client's change of them comes between, on whichever worker, and all that changes goes
 //! into one batch of the log, so that a crash leaves all of it or nothing. Pages of other clients are read meanwhile as ever; writes of the
-//! same ids wait. Commands that take their time (SAVE, TM.ADVISE, ...) are refused between MULTI and EXEC.
+//! same ids wait. Whether changes are taken now is asked once, under the stripes: all that was queued is executed, or nothing. Commands that take their time (SAVE, TM.ADVISE, ...) are refused between MULTI and EXEC.
 
 use super::command::{id_positions, key_positions};
 use super::{ALL_KEYS, Call, NO_KEYS, Outcome, Refusal, Scratch, Session, Spec, checked, find, flag, id, run};
@@ -51,8 +51,10 @@ pub(crate) struct Transaction {
     kept: Kept,
     /// One was refused: EXEC will be, too.
     spoilt: bool,
-    /// One may change data.
+    /// One may change data, or what others get.
     writes: bool,
+    /// One changes data, and does nothing else: it is refused while changes are.
+    changes: bool,
 }
 
 impl Transaction {
@@ -64,6 +66,7 @@ impl Transaction {
             return false;
         }
         self.writes |= spec.may_write(args);
+        self.changes |= spec.has(flag::WRITE);
         self.kept.push(args);
         true
     }
@@ -180,14 +183,31 @@ fn exec(call: &mut Call<'_>) -> Outcome {
         call.reply.null_array();
         return Ok(());
     }
+    if transaction.writes {
+        // Once for all of them: a disk that fails, or a role that changes, while they are executed does not part them.
+        let admitted = call.admit_write();
+        if transaction.changes {
+            admitted.as_ref().map_err(discarded)?;
+        }
+        call.session.admitted = Some(admitted);
+    }
     call.session.in_exec = true;
     call.reply.array(transaction.len());
     for args in transaction.kept.iter() {
         one(call, args);
     }
     call.session.in_exec = false;
+    call.session.admitted = None;
     drop(alone);
     Ok(())
+}
+
+/// What EXEC answers if it is refused itself: as in Redis, without the prefix if it is the common one.
+#[cold]
+pub(super) fn discarded(why: &Refusal) -> Refusal {
+    let text = why.text();
+    let reason = text.strip_prefix(b"ERR ").unwrap_or(text);
+    Refusal::new([b"EXECABORT Transaction discarded because of: ", reason].concat())
 }
 
 /// The ids that a transaction may touch, and those that it watches; none if that cannot be said.

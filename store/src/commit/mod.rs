@@ -23,6 +23,9 @@
 //!   The stripes in which it marked, if there are several, are read together, in one moment, by the round that comes to the first of them; or all
 //!   that it holds, if it says so ([`Exclusive::join`]): where a change is of ids that nobody knows.
 //! - **C7** A batch holds each key once: a source may sort what it has read as it likes, and the last state of a key is in the last batch that has it.
+//! - **C8** A batch has a limit ([`MAX_BODY_BYTES`](crate::MAX_BODY_BYTES)); if what meets in a batch is more, it
+//!   is parted: C6 does not hold for it then, nor C2 beyond what [`Source::may_part`] keeps together. It is never
+//!   tried again as it is: that would be for ever.
 //!
 //! A writer holds its stripe for as long as its change takes, the commit thread for as long as reading the state of the stripe's few keys takes. Readers
 //! take no stripe (promise 1). `stripes.rs` has the writers' side, `rounds.rs` the commit thread's.
@@ -50,12 +53,16 @@ pub use stripes::{Exclusive, Turn};
 /// A round of the commit thread: what was marked under it is safe when [`Committer::durable`] has reached it.
 pub type Ticket = u64;
 
+/// What `everysec` promises.
+const LATE_MS: u64 = 1000;
+
 /// When an appended batch is synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyncPolicy {
     /// At once; replies wait for it.
     Always,
-    /// So that no write is older than a second when it reaches the disk. Replies do not wait.
+    /// So that no write is older than a second when it reaches the disk. Replies do not wait, unless the disk takes longer
+    /// ([`Committer::is_late`]): power cut or kill, at most the last second of what was acknowledged is lost.
     EverySecond,
     /// When the system likes, but at least whenever `unsynced_bytes` have been written, and at each new segment.
     No,
@@ -146,6 +153,14 @@ pub trait Source<K> {
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
     }
 
+    /// Whether a batch may end between these two keys, neighbours in their order, if it has to. Default: yes.
+    fn may_part(&self, _before: &K, _after: &K) -> bool {
+        true
+    }
+
+    /// What was to be one batch takes so many bytes, and is parted (C8); for the server's own log.
+    fn parted(&mut self, _bytes: usize) {}
+
     /// The log failed; for the server's own log. The same error is reported once.
     fn failed(&mut self, _error: &Error) {}
 }
@@ -166,6 +181,9 @@ pub struct Committer<K> {
     durable: AtomicU64,
     synced: AtomicU64,
     failed: AtomicU64,
+    /// From when the oldest change may be that is not safe, in milliseconds since `origin`.
+    unsafe_since: AtomicU64,
+    origin: Instant,
     health: AtomicU8,
     crowded: AtomicBool,
     /// The [`SyncPolicy`], as a number.
@@ -246,6 +264,8 @@ impl<K: Copy + Ord> Committer<K> {
             durable: AtomicU64::new(0),
             synced: AtomicU64::new(0),
             failed: AtomicU64::new(0),
+            unsafe_since: AtomicU64::new(0),
+            origin: Instant::now(),
             health: AtomicU8::new(0),
             crowded: AtomicBool::new(false),
             policy: AtomicU8::new(options.policy as u8),
@@ -294,6 +314,21 @@ impl<K: Copy + Ord> Committer<K> {
     /// Rounds up to this one were tried; see [`Committed::failed`].
     pub fn failed(&self) -> Ticket {
         self.failed.load(Ordering::Acquire)
+    }
+
+    /// Is there, with `everysec`, perhaps a change of a second ago that is not synced? Then the disk is slow, and what is acknowledged now would
+    /// make that more: replies wait as with `always`, until their own changes are [`durable`](Committer::durable).
+    pub fn is_late(&self) -> bool {
+        self.policy() == SyncPolicy::EverySecond
+            && self.millis(Instant::now()) >= self.unsafe_since.load(Ordering::Relaxed) + LATE_MS
+    }
+
+    fn note_unsafe(&self, since: Instant) {
+        self.unsafe_since.store(self.millis(since), Ordering::Relaxed);
+    }
+
+    fn millis(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.origin).as_millis()).unwrap_or(u64::MAX)
     }
 
     /// Are there so many keys waiting that writes should be held back (C5)?

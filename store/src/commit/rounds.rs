@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::stripes::{FIRST_DEDUPE, Stripe};
 use super::{Committed, Committer, Health, Source, SyncPolicy, Ticket};
+use crate::batch::MAX_BODY_BYTES;
 use crate::error::{Error, Result};
 use crate::log::Log;
 use crate::record::Batch;
@@ -25,7 +26,9 @@ pub struct Rounds<'a, K> {
     spans: Vec<(usize, usize, bool)>,
     /// A list to swap with a stripe's, so that neither allocates.
     spare: Vec<K>,
-    /// When the oldest round began that is appended but not synced.
+    /// When the last round began that went well: all that was marked by then is appended.
+    looked: Instant,
+    /// From when the oldest change may be that is appended but not synced.
     unsynced_since: Option<Instant>,
     last_write: Option<Instant>,
     retry_at: Option<Instant>,
@@ -35,6 +38,8 @@ pub struct Rounds<'a, K> {
 impl<'a, K: Copy + Ord> Rounds<'a, K> {
     /// The state before the first round.
     pub fn new(committer: &'a Committer<K>) -> Rounds<'a, K> {
+        let now = Instant::now();
+        committer.note_unsafe(now);
         Rounds {
             committer,
             batch: Batch::new(),
@@ -42,6 +47,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             taken: Vec::new(),
             spans: Vec::new(),
             spare: Vec::new(),
+            looked: now,
             unsynced_since: None,
             last_write: None,
             retry_at: None,
@@ -87,6 +93,8 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
                     self.unsynced_since = None;
                     synced = round;
                 }
+                self.looked = now;
+                committer.note_unsafe(self.unsynced_since.unwrap_or(now));
                 committer.durable.store(round, Ordering::Release);
             }
             Err(error) => {
@@ -138,12 +146,10 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         self.committer.written.store(round, Ordering::Release);
         let logged = log.written().sequence != before;
         if logged {
-            self.unsynced_since.get_or_insert(now);
+            self.unsynced_since.get_or_insert(self.looked);
             self.last_write = Some(now);
         }
-        // The oldest change waited up to `gather` in its stripe.
-        let second_is_over =
-            || self.unsynced_since.is_some_and(|t| now.duration_since(t) + options.gather >= EVERY_SECOND);
+        let second_is_over = || self.unsynced_since.is_some_and(|t| now.duration_since(t) >= EVERY_SECOND);
         let due = match self.committer.policy() {
             SyncPolicy::Always => true,
             SyncPolicy::EverySecond => second_is_over(),
@@ -238,6 +244,9 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         }
         self.batch.clear();
         source.encode(&mut self.batch)?;
+        if self.batch.bytes() > MAX_BODY_BYTES {
+            return self.append_parted(log, source);
+        }
         if !self.batch.is_empty() {
             log.append(&self.batch, source.now_ms())?;
         }
@@ -249,8 +258,45 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         Ok(())
     }
 
-    /// Puts the keys of a failed round back into their stripes (C4).
+    /// What is too much for one batch goes stripe by stripe, each in as many batches as it takes: better parted by a crash in between than never
+    /// in the log (C8).
+    fn append_parted(&mut self, log: &mut Log, source: &mut dyn Source<K>) -> Result<()> {
+        source.forget();
+        source.parted(self.batch.bytes());
+        let committer = self.committer;
+        // Back into their stripes first, to be taken with what was marked there meanwhile.
+        let stripes: Vec<usize> = self.spans.iter().map(|span| span.0).collect();
+        self.spans.iter_mut().for_each(|span| span.2 = false);
+        self.put_back();
+        for index in stripes {
+            let stripe = committer.stripes[index].lock.lock();
+            {
+                let stripe = &mut *stripe.borrow_mut();
+                std::mem::swap(&mut self.taken, &mut stripe.keys);
+                (stripe.last, stripe.dedupe_at, stripe.joined) = (None, FIRST_DEDUPE, false);
+            }
+            self.taken.sort_unstable();
+            self.taken.dedup();
+            self.spans.push((index, self.taken.len(), false));
+            // Under the lock until all of it is appended: what is read is of one moment.
+            append_halves(&self.taken, &mut self.batch, log, source)?;
+            committer.stats.lock().keys += self.taken.len() as u64;
+            self.taken.clear();
+            self.spans.clear();
+        }
+        Ok(())
+    }
+
+    /// Puts all keys of a failed round back into their stripes (C4).
     fn give_back(&mut self) {
+        self.put_back();
+        for index in self.waiting.drain(..) {
+            self.committer.set_dirty(index);
+        }
+    }
+
+    /// Puts the keys that were taken back into their stripes.
+    fn put_back(&mut self) {
         let mut start = 0;
         // What was to be in one batch still is to be.
         let mut joined = self.committer.joined.lock();
@@ -270,8 +316,29 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         }
         drop(joined);
         self.taken.clear();
-        for index in self.waiting.drain(..) {
-            self.committer.set_dirty(index);
+    }
+}
+
+/// Appends the state of these keys; in halves, if it is too much for a batch, cut where the source says that they may be parted.
+fn append_halves<K>(keys: &[K], batch: &mut Batch, log: &mut Log, source: &mut dyn Source<K>) -> Result<()> {
+    if keys.is_empty() {
+        return Ok(());
+    }
+    source.collect(keys);
+    batch.clear();
+    source.encode(batch)?;
+    let may_cut = |&at: &usize| source.may_part(&keys[at - 1], &keys[at]);
+    let middle = keys.len() / 2;
+    let cut = (batch.bytes() > MAX_BODY_BYTES)
+        .then(|| (middle.max(1)..keys.len()).chain((1..middle).rev()).find(may_cut))
+        .flatten();
+    match cut {
+        Some(at) => {
+            source.forget();
+            append_halves(&keys[..at], batch, log, source)?;
+            append_halves(&keys[at..], batch, log, source)
         }
+        None if batch.is_empty() => Ok(()),
+        None => log.append(batch, source.now_ms()).map(|_| ()),
     }
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use store::{
-    Batch, CommitOptions, Committed, Committer, Error, Faults, Health, Log, Records, Rounds, SimDisk, Source,
-    SyncPolicy, Ticket,
+    Batch, CommitOptions, Committed, Committer, Error, Faults, Health, Log, MAX_BODY_BYTES, Records, Rounds, SimDisk,
+    Source, SyncPolicy, Ticket,
 };
 
 use crate::basics::{open, options};
@@ -386,4 +386,102 @@ fn no_batch_holds_a_key_twice() {
     }
     assert_eq!(thread.source.twice, []);
     assert_eq!(meeting.left(), BTreeMap::from([(0, 7), (1, 1), (2, 7)]));
+}
+
+/// A source of records so large that twenty of them are too much for one batch; keys 2n and 2n + 1 belong together.
+struct Large<'a> {
+    reader: Reader<'a>,
+    parted: usize,
+}
+
+impl Source<u32> for Large<'_> {
+    fn collect(&mut self, keys: &[u32]) -> usize {
+        self.reader.collect(keys)
+    }
+    fn encode(&mut self, batch: &mut Batch) -> Result<(), Error> {
+        for (key, value) in self.reader.rows.drain(..) {
+            let mut payload = vec![0; MAX_BODY_BYTES / 16];
+            payload[..12].copy_from_slice(&row(key, value));
+            batch.push(1, 1, &payload);
+        }
+        Ok(())
+    }
+    fn may_part(&self, before: &u32, after: &u32) -> bool {
+        before / 2 != after / 2
+    }
+    fn parted(&mut self, bytes: usize) {
+        assert!(bytes > MAX_BODY_BYTES);
+        self.parted += 1;
+    }
+    fn forget(&mut self) {
+        self.reader.forget();
+    }
+    fn published(&mut self, _: &Committed) {}
+    fn now_ms(&mut self) -> u64 {
+        7
+    }
+}
+
+/// It would be tried for ever as it is (C8).
+#[test]
+fn what_is_too_much_for_one_batch_is_parted_and_logged() {
+    for stripes in [1, 8] {
+        let meeting = Meeting::new(20, always(stripes));
+        let mut thread = meeting.by_hand_with(Large { reader: Reader::new(&meeting.engine), parted: 0 });
+        let all = meeting.committer.exclusive();
+        let ticket = (0..20).map(|key| meeting.set(key, i64::from(key) + 1)).max().unwrap();
+        drop(all);
+        thread.round().unwrap();
+        assert!(meeting.committer.durable() >= ticket && meeting.committer.health() == Health::Good);
+        assert_eq!(thread.source.parted, 1);
+        let disk = meeting.disk.power_cut();
+        let mut batches: Vec<Vec<u32>> = Vec::new();
+        let mut each = |_: &store::BatchHead, body: &[u8]| {
+            batches.push(Records::new(body).map(|record| read_row(record.unwrap().payload).0).collect());
+            Ok(())
+        };
+        open(&disk, options(8000)).unwrap().replay_batches(&mut each, |_| ()).unwrap();
+        assert_eq!(recover(&disk).1, (0..20).map(|key| (key, i64::from(key) + 1)).collect());
+        batches.retain(|keys| !keys.is_empty());
+        assert_eq!(batches.len(), if stripes == 1 { 2 } else { 8 });
+        let together = |keys: &Vec<u32>| keys.chunks(2).all(|two| two.len() == 2 && two[0] / 2 == two[1] / 2);
+        assert!(stripes > 1 || batches.iter().all(together), "{batches:?}");
+    }
+}
+
+/// And what was too much for one batch is given back whole, if a part of it fails.
+#[test]
+fn a_part_that_fails_is_not_forgotten() {
+    let meeting = Meeting::new(20, always(8));
+    let mut thread = meeting.by_hand_with(Large { reader: Reader::new(&meeting.engine), parted: 0 });
+    let all = meeting.committer.exclusive();
+    (0..20).for_each(|key| _ = meeting.set(key, i64::from(key) + 1));
+    drop(all);
+    meeting.disk.set_capacity(Some(meeting.disk.used_bytes() + MAX_BODY_BYTES as u64 / 2));
+    thread.round().unwrap_err();
+    meeting.disk.set_capacity(None);
+    thread.round().unwrap();
+    assert_eq!(meeting.left(), (0..20).map(|key| (key, i64::from(key) + 1)).collect());
+}
+
+#[test]
+fn every_second_is_late_when_a_change_of_a_second_ago_may_not_be_synced() {
+    let every_second = CommitOptions { policy: SyncPolicy::EverySecond, stripes: 4, ..CommitOptions::default() };
+    let meeting = Meeting::new(1, every_second);
+    let (disk, committer) = (&meeting.disk, &meeting.committer);
+    let mut thread = meeting.by_hand();
+    meeting.set(0, 1);
+    thread.round().unwrap();
+    assert!(!committer.is_late() && thread.log.durable() != thread.log.written(), "it need not be synced yet");
+    std::thread::sleep(Duration::from_millis(1010));
+    assert!(committer.is_late());
+    disk.set_faults(Faults { sync_error: 1024, ..Faults::default() });
+    thread.round().unwrap_err();
+    assert!(committer.is_late(), "it still is not");
+    disk.set_faults(Faults::default());
+    thread.round().unwrap();
+    assert!(!committer.is_late());
+    committer.set_policy(SyncPolicy::No);
+    std::thread::sleep(Duration::from_millis(1010));
+    assert!(!committer.is_late(), "nothing is promised");
 }
