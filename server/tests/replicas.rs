@@ -87,6 +87,10 @@ fn a_branch_is_kept_though_the_master_has_removed_the_segment_where_it_parted() 
     for i in 1..6 {
         fine(&old, &format!("CNT.SET post {} like 1{i}", FIRST + i * 4096));
     }
+    // The longer of the two, so that the position of the other would be in it, if that segment were there.
+    for i in 100..130 {
+        fine(&new, &format!("CNT.SET post {} like 3", FIRST + i * 4096));
+    }
     let alone = std::fs::read(folders[0].path().join(FIRST_SEGMENT)).unwrap();
     fine(&new, "SAVE");
     until("the segment that both had goes", || !folders[1].path().join(FIRST_SEGMENT).exists());
