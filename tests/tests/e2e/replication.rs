@@ -653,7 +653,7 @@ fn a_role_is_taken_over_from_the_own_master_only() {
     let said = |field: &str| info(&mut master.connection(), field).unwrap();
     let (lineage, term) = (said("master_replid")[..32].to_owned(), said("repl_term"));
     let hand = |to: &TestServer, lineage: &str, term: &str| {
-        to.raw().ask(&["TM.REPLICATE", "2", "FAILOVER", "0", lineage, term])
+        to.raw().ask(&["TM.REPLICATE", "3", "FAILOVER", "0", lineage, term])
     };
     let other_term = format!("{:x}", u64::from_str_radix(&term, 16).unwrap() + (1 << 32));
     for (to, lineage, term) in
