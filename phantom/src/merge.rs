@@ -113,7 +113,8 @@ impl Space {
             }
         });
         let entered = enter();
-        if let Some(filter) = extension {
+        // Not for nothing: each costs every check two lines.
+        if let Some(filter) = extension.filter(|_| added > 0) {
             table.extend(at, filter);
         }
         let mut changed = vec![];

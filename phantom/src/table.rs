@@ -273,10 +273,11 @@ impl Table {
         self.roll_at.load(Relaxed)
     }
 
-    /// Whether the newest table has so many pairs that it is time to close it.
+    /// Whether the newest table has so many pairs that it is time to close it. With an extension, which another site's block has brought, it is:
+    /// pairs go to the last filter only, and the first one would never fill.
     #[inline]
     pub(crate) fn is_due(&self) -> bool {
-        self.first.load() >= self.roll_at.load(Relaxed)
+        self.first.load() >= self.roll_at.load(Relaxed) || self.is_chained()
     }
 
     pub(crate) fn filter_bytes(&self) -> usize {

@@ -237,7 +237,6 @@ impl Durability {
         self.reach(log.written(), log.durable());
         self.ends.begin(self.committer.durable(), log.written().offset);
         self.follows.store(false, SeqCst);
-        engines.existences().iter().for_each(|space| space.lead());
         self.committer.run(log, &mut self.state(engines))
     }
 

@@ -246,6 +246,40 @@ fn an_overrun_table_brings_its_extensions() {
     (1..61_000).for_each(|member| assert_eq!(answer(&here, member), Answer::Yes));
 }
 
+/// An extension may come alone, and to the newest table: that one is closed, like any other, and rolling goes on.
+#[test]
+fn a_newest_table_with_an_extension_is_closed() {
+    let (here, there) = (site(), site());
+    there.roll_now();
+    add(&there, 1..60_000);
+    let blocks = differing(&here, &there, 0);
+    let mut rest = &blocks[..];
+    let extension = loop {
+        let block = here.read_block(&mut rest).unwrap();
+        if block.place.link == 1 {
+            break block;
+        }
+    };
+    let empty = Block { words: vec![0; extension.words.len()], revoked: vec![], ..block_at(&extension) };
+    here.merge_block(&empty, || ()).unwrap();
+    assert_eq!(here.tables()[0].extensions, 0, "a filter without a bit is not chained");
+    here.merge_block(&extension, || ()).unwrap();
+    assert_eq!(here.tables()[0].extensions, 1);
+    for id in 100..40_000 {
+        assert_ne!(here.add(id, &Member::Number(1)).unwrap(), Change::Unknown, "{id}");
+        if id % 100 == 0 {
+            while here.maintain() {}
+        }
+    }
+    let tables = here.tables();
+    assert!(tables.len() > 2 && tables[1..].iter().all(|table| table.extensions == 0), "{tables:?}");
+    assert!((100..40_000).all(|id| here.contains(id, &Member::Number(1)) == Answer::Yes));
+}
+
+fn block_at(block: &Block) -> Block {
+    Block { place: block.place, highest: block.highest, words: vec![], revoked: vec![] }
+}
+
 #[test]
 fn a_union_that_would_break_the_rate_is_refused_whole() {
     let (here, there) = (site(), site());

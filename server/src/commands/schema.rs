@@ -489,6 +489,10 @@ fn merge(call: &mut Call<'_>) -> Outcome {
                 if merged % LOGGED_TOGETHER == 0 {
                     in_log(merged)?;
                 }
+                // Another node may be the master by now, whose log this one follows.
+                if let Some(why) = node.replication.refusal() {
+                    return Err(refuse!("{why}"));
+                }
                 let block = space.read_block(&mut rest).map_err(refused)?;
                 node.engines.merge(space, &block).map_err(refused)?;
                 merged += 1;

@@ -178,6 +178,11 @@ impl Engines {
         moved
     }
 
+    /// From now on our log says where tables begin.
+    pub(crate) fn lead(&self) {
+        self.existences.iter().for_each(|space| space.space.lead());
+    }
+
     /// From now on a master's log says where tables begin. Nothing decides that here any more when this returns, and what did is marked.
     pub(crate) fn follow(&self) {
         self.existences.iter().for_each(|space| space.space.follow());

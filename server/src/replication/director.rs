@@ -123,6 +123,8 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
         committer.stop();
     }
     let mut orders = node.replication.subscribe();
+    // Before anybody may write, or order us to follow.
+    node.engines.lead();
     settle(node, true, log.term());
     let over = tokio::sync::Notify::new();
     let (log, outcome) = std::thread::scope(|scope| {
@@ -137,6 +139,8 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
                     () = over.notified() => {}
                     () = ordered => {
                         host.wait_for_turns();
+                        // A TM.MERGE looks at the gate before each block, and has them logged before it lets go.
+                        drop(node.engines.merging.lock());
                         node.engines.follow();
                         committer.step_down();
                     }

@@ -196,6 +196,10 @@ async fn caught_up(node: &Node, to: Option<&Master>) -> (Master, u64) {
             tokio::time::sleep(LOOK).await;
         }
     }
+    // A TM.MERGE has no turn, and goes on while writes are paused.
+    while node.engines.merging.is_locked() {
+        tokio::time::sleep(LOOK).await;
+    }
     let ticket = node.durability.committer().ticket();
     let offset = loop {
         match node.durability.shown_offset(ticket).await {
