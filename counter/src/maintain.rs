@@ -118,6 +118,9 @@ impl Space {
 
     /// Starts the most useful rewrite, if any is.
     fn begin_rewrite(&self) -> Result<Option<Rewrite>, Error> {
+        // Nobody rolls meanwhile: the newest table would be closed by the span of the one that was there, and ids between that and the
+        // span of the new one would have no place anywhere: their writers would try for ever.
+        let _rolling = self.rolling.lock();
         let tables = self.ring.load();
         let mut worst = None;
         for entry in tables.entries().iter().filter(|e| e.drains().is_none()) {
