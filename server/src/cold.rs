@@ -53,7 +53,7 @@ struct Weight;
 
 const INLINE: usize = 4;
 /// What a cached row is counted as: its place in the cache, with the share of places that only remember what was there, and of the table.
-const ROW_BYTES: u64 = 128;
+const ROW_BYTES: u64 = 152;
 /// Rows that are in the cache for the moment in which others leave it.
 const SLACK: usize = 1024;
 /// Memory for the cache is set aside at once up to here; a larger cache grows into its own.

@@ -97,7 +97,7 @@ def main():
         def given_up(old):
             """What the old master had alone is in files, and its log says where. Gives the folder."""
             with open(os.path.join(old.folder, "log")) as log:
-                said = [line for line in log if "is dropped; kept in" in line]
+                said = [line for line in log if "is dropped" in line and "kept in " in line]
             assert said, f"node {old.number} does not say what it has dropped"
             folder = said[-1].split("kept in ")[1].strip()
             dumps = [subprocess.run([args.server, "dump", os.path.join(folder, name)], capture_output=True, text=True) for name in os.listdir(folder)]
