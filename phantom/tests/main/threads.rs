@@ -127,12 +127,16 @@ fn merging_loses_nothing_that_is_written_meanwhile() {
             there.add(id, &Member::Number(2)).unwrap();
             there.remove(id, &Member::Number(1)).unwrap();
         }
-        let done = AtomicU64::new(0);
+        let (done, passes) = (AtomicU64::new(0), AtomicU64::new(0));
         std::thread::scope(|s| {
             for half in 0..2 {
-                let (space, done) = (&space, &done);
+                let (space, done, passes) = (&space, &done, &passes);
                 s.spawn(move || {
                     for id in (now..now + 200).filter(|id| id % 2 == half) {
+                        // However the threads are scheduled, the other site is merged between some writes and others.
+                        while id / 2 == (now + 100) / 2 && passes.load(SeqCst) == 0 {
+                            std::thread::yield_now();
+                        }
                         assert_ne!(space.add(id, &Member::Number(1)).unwrap(), Change::Unknown);
                         space.add(id, &Member::Number(3)).unwrap();
                         assert_eq!(space.contains(id, &Member::Number(1)), Answer::Yes, "round {round}, {id}");
@@ -143,6 +147,7 @@ fn merging_loses_nothing_that_is_written_meanwhile() {
             }
             while done.load(SeqCst) < 2 {
                 merged += crate::sites::merge(&space, &there).blocks.len();
+                passes.fetch_add(1, SeqCst);
             }
         });
         // The last of them may have been refused, or rolled over, halfway.
