@@ -76,14 +76,19 @@ impl Pause {
         self.changed.notify_waiters();
     }
 
-    /// Waits until something else is paused, or nothing.
-    pub(crate) async fn changed(&self) {
-        let changed = self.changed.notified();
+    /// Waits until less is paused than now, or nothing. Who waits for the end of a FAILOVER must not be woken by what others pause meanwhile: while
+    /// the role is on its way he would be refused.
+    pub(crate) async fn eased(&self) {
         let was = self.now();
-        let next = self.pauses.lock().iter().flatten().map(|(end, _)| *end).min();
-        let Some(end) = next.filter(|_| was != Paused::Nothing) else { return };
-        if tokio::time::timeout_at(end.into(), changed).await.is_err() {
-            let _ = self.now();
+        loop {
+            let changed = self.changed.notified();
+            let now = self.now();
+            if now == Paused::Nothing || now < was {
+                return;
+            }
+            let next = self.pauses.lock().iter().flatten().map(|(end, _)| *end).min();
+            let Some(end) = next else { continue };
+            let _ = tokio::time::timeout_at(end.into(), changed).await;
         }
     }
 }
@@ -112,5 +117,26 @@ mod tests {
         assert_eq!(pause.now(), Paused::Nothing);
         pause.begin(By::Command, Paused::All, Instant::now());
         assert_eq!(pause.now(), Paused::Nothing, "over");
+    }
+
+    #[tokio::test]
+    async fn who_waits_is_not_woken_by_what_others_pause() {
+        let pause = Pause::default();
+        let later = |s| Instant::now() + Duration::from_secs(s);
+        pause.begin(By::Failover, Paused::Writes, later(60));
+        let eased = pause.eased();
+        tokio::pin!(eased);
+        let mut waits = async || tokio::time::timeout(Duration::from_millis(20), &mut eased).await.is_err();
+        assert!(waits().await);
+        pause.begin(By::Command, Paused::All, later(60));
+        pause.end(By::Command);
+        pause.begin(By::Command, Paused::Writes, Instant::now());
+        assert!(waits().await, "a FAILOVER is still under way");
+        pause.end(By::Failover);
+        assert!(!waits().await);
+        pause.begin(By::Command, Paused::All, Instant::now() + Duration::from_millis(1));
+        pause.begin(By::Failover, Paused::Writes, later(60));
+        pause.eased().await;
+        assert_eq!(pause.now(), Paused::Writes, "reads go on");
     }
 }

@@ -207,11 +207,11 @@ impl Replication {
         self.term.store(term, Relaxed);
         let role = self.role.lock();
         let is_role = role.master.is_none() == is_master;
+        self.look(config, &role, is_role || self.settled.load(SeqCst));
+        // Who sees this finds the gate open.
         if is_role {
             self.settled.store(true, SeqCst);
         }
-        drop(role);
-        self.judge(config);
         is_role
     }
 
@@ -301,11 +301,16 @@ impl Replication {
 
     /// Looks again whether writes are to be taken. To be called whenever something of that has changed, and now and then, as time goes by.
     pub(crate) fn judge(&self, config: &Config) {
-        let settings = &config.replication;
-        let wanted = settings.min_replicas_to_write;
         // Held until the gate is set: what was true before an order must not be said after it.
         let role = self.role.lock();
-        let is_replica = role.master.is_some() || !self.settled.load(SeqCst);
+        self.look(config, &role, self.settled.load(SeqCst));
+    }
+
+    /// Sets the gate, under the lock of the role.
+    fn look(&self, config: &Config, role: &Role, is_settled: bool) {
+        let settings = &config.replication;
+        let wanted = settings.min_replicas_to_write;
+        let is_replica = role.master.is_some() || !is_settled;
         let gate = match self.fence.now() {
             _ if is_replica => Gate::Replica,
             Fenced::Unknown => Gate::Fenced,
@@ -320,7 +325,6 @@ impl Replication {
             Fenced::No => Gate::Open,
         };
         self.gate.store(gate as u8, SeqCst);
-        drop(role);
     }
 
     fn good_replicas(&self, max_lag_s: u64) -> usize {

@@ -149,7 +149,6 @@ impl Talk {
         let mut at = 0;
         self.replies = 0;
         self.more = false;
-        let paused = node.pause.now();
         loop {
             if self.session.access.version != node.settings.version() && !self.look_again(node) {
                 return buf.len();
@@ -170,10 +169,12 @@ impl Talk {
                 let before = out.len();
                 let Talk { session, scanner, .. } = self;
                 let args = scanner.args_in(&buf[request.bytes.clone()], request.spans.clone(), request.is_inline);
+                // The request before this one may have been what pauses.
+                let paused = node.pause.now();
                 if paused != Paused::Nothing && commands::must_wait(args, session, paused, node) {
                     let node = node.clone();
                     self.stalled = Some(Box::pin(async move {
-                        node.pause.changed().await;
+                        node.pause.eased().await;
                         Pins::default()
                     }));
                     tallies.commands.add(index as u64);

@@ -211,9 +211,9 @@ def main():
             raise
         shutil.rmtree(folder, ignore_errors=True)
     theirs, ours = transcripts
-    for a, b in zip(theirs, ours):
-        print(a if a == b else f"DIFFERENT\n  redis-server  {a}\n  tidemark      {b}")
-    assert theirs == ours, "see above"
+    differ = [f"redis-server  {a}\n  tidemark      {b}" for a, b in zip(theirs, ours) if a != b]
+    print("\n".join(theirs))
+    assert theirs == ours, "\n  ".join(["these lines differ:", *differ])
 
 
 main()

@@ -105,6 +105,12 @@ impl Failover {
         let mut stage = self.stage.lock();
         match *stage {
             Stage::Nothing | Stage::Resuming => return Err("ERR No failover in progress.".to_owned()),
+            // The one before was taken back a moment ago, and this node is not the master again yet.
+            Stage::Waiting if !node.replication.is_settled() => {
+                *stage = Stage::Resuming;
+                drop(stage);
+                self.ended.notify_waiters();
+            }
             Stage::Waiting => {
                 // While nobody else can hand it over.
                 *stage = Stage::Nothing;
