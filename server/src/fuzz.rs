@@ -111,9 +111,9 @@ pub fn records(input: &[u8]) {
         Ok(())
     });
     let _ = read_pairs(input, |_, _, _| Ok(()));
-    let _ = crate::durability::decode_layout(input);
-    let _ = crate::durability::decode_block(input);
-    let _ = crate::durability::decode_frontier(input);
+    let _ = crate::durability::rings::decode_layout(input);
+    let _ = crate::durability::rings::decode_block(input);
+    let _ = crate::durability::rings::decode_frontier(input);
     if let Ok(catalogue) = Catalogue::decode(input) {
         assert_eq!(Catalogue::decode(&catalogue.encode()).map(|c| c.encode()).ok(), Some(catalogue.encode()));
     }

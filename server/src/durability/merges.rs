@@ -1,9 +1,12 @@
 //! What the log has of a merge, while others write the same pairs: the log thread's steps are made one by one, and others write in between.
 
 use super::*;
+use crate::catalogue::Catalogue;
 use crate::config::Config;
+use crate::records::RecordKind;
+use phantom::{Answer, Layout, Member};
 use std::sync::mpsc;
-use store::{Rounds, SimDisk};
+use store::{Batch, Committed, Records, Rounds, SimDisk, Source, Store, StoreOptions};
 
 const IDS: u64 = 3000;
 const STEPS: u64 = 60;
@@ -89,7 +92,7 @@ impl Site {
     /// One round of the log thread; `between` runs after the state of each stripe has been read, with its marks, and before a batch is made of all,
     /// with none.
     fn round(&self, log: &mut Log, between: &mut dyn FnMut(&[Mark])) {
-        let mut source = Interrupted { state: self.durability.state(&self.engines), between };
+        let mut source = Interrupted { state: State::new(&self.durability, &self.engines), between };
         Rounds::new(&self.durability.committer).turn(log, &mut source, Instant::now(), false).unwrap();
     }
 }

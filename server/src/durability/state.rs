@@ -1,0 +1,220 @@
+//! What the commit thread reads: marks become records here, those of one batch in an order that who applies them one by one can live with.
+
+use super::Durability;
+use super::rings::{encode_block, encode_frontier, encode_layout};
+use crate::engines::Engines;
+use crate::marks::{Mark, Marked, MarkedMember, told};
+use crate::records::{Commit, RecordKind};
+use counter::Schema;
+use phantom::{Answer, Frontier, Member, Pair};
+use std::sync::Arc;
+use store::{Batch, Committed, Health, Source};
+
+/// What the commit thread reads from.
+pub(super) struct State<'a> {
+    shared: &'a Durability,
+    engines: &'a Engines,
+    commit: Commit,
+    /// Why a marked row could not be read. It was changed, went to the disk as it is, and the log may know an older state of it, which a
+    /// start would take for newer than the disk's: so the round fails, and its marks come again.
+    unreadable: Option<store::Error>,
+    /// Ids that became loose, by space.
+    loose: Vec<(u32, u64)>,
+    /// Blocks that were merged, as records.
+    blocks: Vec<(u32, Vec<u8>)>,
+    /// The schema of each counter space when the catalogue was last logged; `None`: it has to be logged.
+    schemas: Vec<Option<Arc<Schema>>>,
+    /// Of each existence space how often its ring had changed, and its frontier, when they were last logged.
+    courses: Vec<Option<(u64, Frontier)>>,
+}
+
+/// Marks, or recovered records, whose state is asked for together.
+pub(super) const PREFETCHED: usize = 32;
+
+impl<'a> State<'a> {
+    /// For a log that says of these engines what the catalogue of a start says, and nothing yet of their rings.
+    pub(super) fn new(shared: &'a Durability, engines: &'a Engines) -> State<'a> {
+        State {
+            shared,
+            engines,
+            commit: Commit::default(),
+            unreadable: None,
+            loose: Vec::new(),
+            blocks: Vec::new(),
+            // Recovery has written the catalogue, if it was not what the log said.
+            schemas: engines.counters().iter().map(|s| Some(s.schema())).collect(),
+            courses: vec![None; engines.existences().len()],
+        }
+    }
+}
+
+impl State<'_> {
+    /// Asks the cache for what `read` will look at.
+    fn prefetch(&self, marks: &[Mark], at: usize) {
+        match marks[at].read() {
+            Marked::Row(space, id) => {
+                if let Some(s) = self.engines.counter_by_number(space) {
+                    s.prefetch(id);
+                }
+            }
+            Marked::Pair(space, id, MarkedMember::Number(member), _) if told(marks, at).is_none() => {
+                if let Some(s) = self.engines.existence_by_number(space) {
+                    s.prefetch(id, &Member::Number(member));
+                }
+            }
+            Marked::Pair(..) | Marked::Block(..) | Marked::Loose(..) | Marked::Catalogue => {}
+        }
+    }
+
+    fn note_unreadable(&mut self, space: &str, id: u64, read: Result<(), Arc<str>>) {
+        if let Err(why) = read {
+            self.unreadable.get_or_insert(store::Error::Io {
+                path: format!("the row of {id} in space '{space}'").into(),
+                doing: "reading",
+                source: std::io::Error::other(why.to_string()),
+            });
+        }
+    }
+
+    fn read(&mut self, marks: &[Mark], at: usize) {
+        match marks[at].read() {
+            // `encode` sees for itself.
+            Marked::Catalogue => {}
+            Marked::Loose(space, id) => self.loose.push((space, id)),
+            Marked::Block(number, place) => {
+                // Now, not when it is encoded: what is liked until then may have its counter in a later batch.
+                let state = self.engines.existence_by_number(number).and_then(|space| space.block_state(place));
+                if let Some(state) = state {
+                    self.blocks.push((number, encode_block(place, &state)));
+                }
+            }
+            Marked::Row(space, id) => {
+                if let Some(s) = self.engines.counter_by_number(space) {
+                    let width = s.schema().width();
+                    let mut row = || self.commit.row(space, id, width, |values| s.get(id, values));
+                    let read = crate::cold::if_readable(&mut row);
+                    self.note_unreadable(s.name(), id, read);
+                }
+            }
+            Marked::Pair(space, id, member, _) => match told(marks, at) {
+                Some(true) => self.commit.pair(space, id, member, true),
+                Some(false) => {}
+                None => {
+                    if let Some(s) = self.engines.existence_by_number(space) {
+                        let set = || s.contains_pair(&pair(s, id, member)) == Answer::Yes;
+                        let read = crate::cold::if_readable(set).map(|set| self.commit.pair(space, id, member, set));
+                        self.note_unreadable(s.name(), id, read);
+                    }
+                }
+            },
+        }
+    }
+}
+
+impl Source<Mark> for State<'_> {
+    fn collect(&mut self, marks: &[Mark]) -> usize {
+        self.shared.parts.touch_all(marks.iter().map(Mark::place));
+        // Each state lies in cache lines of its own: asked for together, they do not wait for memory one by one.
+        for first in (0..marks.len()).step_by(PREFETCHED) {
+            let some = first..marks.len().min(first + PREFETCHED);
+            some.clone().for_each(|at| self.prefetch(marks, at));
+            some.for_each(|at| self.read(marks, at));
+        }
+        self.commit.bytes() + self.blocks.iter().map(|(_, block)| block.len()).sum::<usize>()
+    }
+
+    fn encode(&mut self, batch: &mut Batch) -> store::Result<()> {
+        if let Some(error) = self.unreadable.take() {
+            return Err(error);
+        }
+        // The catalogue goes before the rows that may need it: they were read before the schemas are looked at here.
+        let mut changed = false;
+        for (seen, space) in self.schemas.iter_mut().zip(self.engines.counters()) {
+            let now = space.schema();
+            changed |= seen.as_ref().is_none_or(|seen| !Arc::ptr_eq(seen, &now));
+            *seen = Some(now);
+        }
+        if changed {
+            // Its schemas may be later than those seen: then it is logged twice.
+            batch.push(0, RecordKind::Catalogue as u8, &self.engines.catalogue().encode());
+        }
+        // Where pairs go is told before the pairs, and was read after them (L1).
+        for (seen, space) in self.courses.iter_mut().zip(self.engines.existences()) {
+            let now = space.course(seen.map_or(u64::MAX, |(changes, _)| changes));
+            if let Some(layout) = now.layout {
+                batch.push(space.number(), RecordKind::Layout as u8, &encode_layout(&layout));
+            }
+            if seen.is_none_or(|(_, frontier)| frontier != now.frontier) {
+                batch.push(space.number(), RecordKind::Frontier as u8, &encode_frontier(now.frontier));
+            }
+            *seen = Some((now.changes, now.frontier));
+        }
+        // Before the rows: who applies them one by one sees no counter of 0 whose id is not yet loose.
+        self.loose.sort_unstable();
+        for group in self.loose.chunk_by(|a, b| a.0 == b.0) {
+            if let Some(space) = self.engines.existence_by_number(group[0].0) {
+                let ids: Vec<u64> = group.iter().map(|&(_, id)| id).collect();
+                batch.push(space.number(), RecordKind::Loose as u8, &space.loose().encode(Some(&ids)));
+            }
+        }
+        self.loose.clear();
+        // Before the pairs: some of them say what is revoked in a block.
+        for (number, block) in self.blocks.drain(..) {
+            batch.push(number, RecordKind::Block as u8, &block);
+        }
+        self.commit.encode(batch);
+        Ok(())
+    }
+
+    fn forget(&mut self) {
+        self.commit.forget();
+        self.unreadable = None;
+        self.loose.clear();
+        self.blocks.clear();
+        // What was encoded may not have been appended.
+        self.courses.fill(None);
+        self.schemas.fill(None);
+    }
+
+    fn may_part(&self, before: &Mark, after: &Mark) -> bool {
+        // A flag and its counter.
+        before.place().1 != after.place().1
+    }
+
+    fn parted(&mut self, bytes: usize) {
+        tracing::warn!(
+            "changes that belong together take {bytes} bytes of the log: they are logged in parts, of which a crash may leave some"
+        );
+    }
+
+    fn published(&mut self, now: &Committed) {
+        // Before anybody can have it: so who is told of an acknowledgement finds what was acknowledged.
+        let has_grown = self.shared.ends.note(now.durable, now.written_to.offset);
+        self.shared.reach(now.written_to, now.synced_to);
+        if !has_grown {
+            // It failed, or replicas have all of it already: there will be no acknowledgement.
+            self.shared.acknowledged();
+        }
+        self.shared.release.tell(|r| {
+            r.durable = now.durable;
+            r.failed = now.failed;
+            if r.health != Health::Good && now.health == Health::Good {
+                tracing::info!("the log goes on");
+            }
+            r.health = now.health;
+        });
+    }
+
+    fn failed(&mut self, error: &store::Error) {
+        tracing::error!("the log: {error}. {}", error.advice());
+        self.shared.release.tell(|r| r.reason = error.to_string().into());
+    }
+}
+
+/// The pair that a mark or a record names.
+pub(super) fn pair(space: &phantom::Space, id: u64, member: MarkedMember) -> Pair {
+    match member {
+        MarkedMember::Number(n) => space.pair(id, &Member::Number(n)),
+        MarkedMember::Hash(hash) => Pair::from_hash(id, MarkedMember::hash_of(hash)),
+    }
+}
