@@ -483,6 +483,11 @@ impl Space {
             return Err(corrupt(HEAD_FIXED, "half a pair"));
         }
         tables.sort_by_key(|stored| stored.low);
+        // Where one is missing it was recycled, and all below it. (The newest of its time says that it has no end.)
+        let is_gap = |pair: &[StoredTable]| pair[0].last.checked_add(1).is_some_and(|next| next < pair[1].low);
+        if let Some(gap) = tables.windows(2).rposition(is_gap) {
+            tables.drain(..=gap);
+        }
         let follow = tables.windows(2).all(|pair| pair[0].low < pair[1].low);
         // What follows a table that lies elsewhere was empty, or is known to the log.
         if let Some(last) = tables.last().filter(|stored| stored.table.cold().is_some()) {
@@ -605,6 +610,32 @@ mod tests {
         }
         assert_eq!(restored.layout(), space.layout());
         assert!(!space.encode_table(3, |_| Ok::<(), ()>(())).unwrap(), "no table begins there");
+    }
+
+    /// A table that a snapshot lacks was recycled while it was written: with all below it, of which it may have some. What was the newest then has no end.
+    #[test]
+    fn a_ring_begins_above_what_is_missing_in_it() {
+        let (space, ..) = busy();
+        let mut lows: Vec<u64> = space.layout().iter().map(|at| at.low).collect();
+        let restored = |lows: &[u64], endless: u64| {
+            let stored = |&low: &u64| {
+                let mut stored = decoded(&options(), &encoded(&space, low)).unwrap();
+                stored.last = if low == endless { u64::MAX } else { stored.last };
+                stored
+            };
+            let tables = lows.iter().map(stored).collect();
+            let restored = Space::restore(options(), &space.encode_head(), tables).unwrap();
+            restored.layout().iter().map(|at| at.low).collect::<Vec<_>>()
+        };
+        assert!(lows.len() > 3);
+        assert_eq!(restored(&lows, 1), lows);
+        assert_eq!(restored(&lows[1..], 1), lows[1..]);
+        let newest = lows[lows.len() - 1];
+        assert_eq!(restored(&[lows[0], lows[1], newest], 1), [newest]);
+        assert_eq!(restored(&lows[..2], lows[1]), lows[..2]);
+        let missing = lows.remove(1);
+        assert_eq!(restored(&lows, 1), lows[1..], "{missing} is missing");
+        assert_eq!(restored(&lows, lows[0]), lows);
     }
 
     #[test]

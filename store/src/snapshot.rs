@@ -134,6 +134,14 @@ impl<'a> SnapshotWriter<'a> {
         self.fresh.push(file);
     }
 
+    /// Leaves out what has turned out to be no part of this snapshot.
+    pub fn leave_out(&mut self, is_gone: impl Fn(&Tag) -> bool) {
+        self.carried.retain(|file| !is_gone(&file.tag));
+        for file in self.fresh.extract_if(.., |file| is_gone(&file.tag)) {
+            let _ = self.store.disk().remove(&file.name);
+        }
+    }
+
     /// Publishes the snapshot and removes what it replaces. `durable` is where the log is durable now: past every change that was made
     /// before the walk's end (see the top of this file).
     pub fn commit(mut self, durable: Position) -> Result<()> {

@@ -1,15 +1,30 @@
-//! What the log has of a merge, while others write the same pairs: the log thread's steps are made one by one, and others write in between.
+//! What the log has of where tables begin, and of a merge, while others write: the log thread's steps are made one by one, and others write in between.
 
 use super::*;
 use crate::catalogue::Catalogue;
-use crate::config::Config;
+use crate::config::{Config, Existence};
+use crate::engines::ExistenceSpace;
 use crate::records::RecordKind;
+use crate::snapshot::{self, Pace, write_pairs};
 use phantom::{Answer, Layout, Member};
+use std::collections::BTreeSet;
 use std::sync::mpsc;
-use store::{Batch, Committed, Records, Rounds, SimDisk, Source, Store, StoreOptions};
+use store::{
+    Batch, Committed, FileWriter, Record, Records, Rounds, SimDisk, SnapshotWriter, Source, Store, StoreOptions,
+};
 
 const IDS: u64 = 3000;
 const STEPS: u64 = 60;
+
+fn configured(change: &impl Fn(&mut Existence)) -> Config {
+    let mut config = Config::default();
+    for existence in &mut config.existence {
+        // A first table of one block.
+        (existence.seed, existence.pairs_per_table) = (7, 160_000);
+        change(existence);
+    }
+    config
+}
 
 struct Site {
     engines: Engines,
@@ -18,11 +33,11 @@ struct Site {
 
 impl Site {
     fn new() -> Site {
-        let mut config = Config::default();
-        for existence in &mut config.existence {
-            // A first table of one block.
-            (existence.seed, existence.pairs_per_table) = (7, 160_000);
-        }
+        Site::with(|_| ())
+    }
+
+    fn with(change: impl Fn(&mut Existence)) -> Site {
+        let config = configured(&change);
         let durability = Arc::new(Durability::new(Fsync::Always));
         let catalogue = Catalogue::default().completed(&config).unwrap();
         Site { engines: Engines::new(&config, &catalogue, durability.clone()).unwrap(), durability }
@@ -39,7 +54,7 @@ impl Site {
     }
 
     fn likes(&self, viewer: u64, id: u64) -> bool {
-        self.engines.existence(b"liked").unwrap().contains(id, &Member::Number(viewer)) == Answer::Yes
+        self.liked().contains(id, &Member::Number(viewer)) == Answer::Yes
     }
 
     fn counted(&self, id: u64) -> i64 {
@@ -49,8 +64,12 @@ impl Site {
         row[posts.schema().index_of(b"like").unwrap()]
     }
 
-    fn liked(&self) -> &phantom::Space {
+    fn liked_space(&self) -> &ExistenceSpace {
         self.engines.existence(b"liked").unwrap()
+    }
+
+    fn liked(&self) -> &phantom::Space {
+        self.liked_space()
     }
 
     /// Merges the first block of `there`.
@@ -66,7 +85,7 @@ impl Site {
             Ok::<(), ()>(())
         };
         assert_eq!(there.liked().export_blocks(low, numbers, sink), Ok(true));
-        let liked = self.engines.existence(b"liked").unwrap();
+        let liked = self.liked_space();
         let mut rest = &blocks[..];
         while !rest.is_empty() {
             self.engines.merge(liked, &liked.read_block(&mut rest).unwrap()).unwrap();
@@ -83,7 +102,7 @@ impl Site {
             decoder.finish().unwrap()
         };
         let tables = liked.layout().iter().map(table).collect();
-        let number = self.engines.existence(b"liked").unwrap().number();
+        let number = self.liked_space().number();
         site.engines.restore(number, phantom::Space::restore(liked.options().clone(), &head, tables).unwrap(), vec![]);
         site.liked().lead();
         site
@@ -131,15 +150,19 @@ fn new_log(disk: &SimDisk) -> Log {
     open(disk).replay(|_| Ok(()), |_| ()).unwrap().0
 }
 
+fn applied(site: &Site, record: &Record<'_>) -> Result<(), String> {
+    if record.kind == RecordKind::Catalogue as u8 {
+        return Ok(());
+    }
+    apply_record(&site.engines, &site.durability.parts, record.space, record.kind, record.payload)
+}
+
 /// What the log makes of a site that has nothing; `each` sees it after every batch.
 fn replayed(disk: &SimDisk, mut each: impl FnMut(&Site)) -> Site {
     let site = Site::new();
     let mut apply = |_: &store::BatchHead, body: &[u8]| {
         for record in Records::new(body) {
-            let record = record?;
-            if record.kind != RecordKind::Catalogue as u8 {
-                apply_record(&site.engines, &site.durability.parts, record.space, record.kind, record.payload)?;
-            }
+            applied(&site, &record?)?;
         }
         each(&site);
         Ok(())
@@ -255,7 +278,7 @@ fn tables_begin_where_they_did_whichever_batch_is_the_last() {
     let disk = SimDisk::new(3);
     let mut log = new_log(&disk);
     let mut rng = fastrand::Rng::with_seed(3);
-    let (mut now, mut lows, mut early, mut theirs) = (100, std::collections::BTreeSet::new(), 0, vec![]);
+    let (mut now, mut lows, mut early, mut theirs) = (100, BTreeSet::new(), 0, vec![]);
     for round in 0..60u64 {
         for _ in 0..60 {
             now += rng.u64(0..40);
@@ -265,7 +288,7 @@ fn tables_begin_where_they_did_whichever_batch_is_the_last() {
             early = early.max(here.liked().aside_pairs());
         }
         if round % 7 == 6 {
-            here.engines.roll_pairs(here.engines.existence(b"liked").unwrap());
+            here.engines.roll_pairs(here.liked_space());
         }
         if rng.bool() {
             here.engines.maintain();
@@ -308,5 +331,129 @@ fn tables_begin_where_they_did_whichever_batch_is_the_last() {
     }
     for at in here.liked().layout() {
         assert_eq!(replayed.liked().digest(at.low), here.liked().digest(at.low));
+    }
+}
+
+/// L1: a write that is refused may have moved early pairs into a table, or closed one, before. Nobody else writes afterwards, and nothing maintains: the
+/// log has it all the same.
+#[test]
+fn what_a_refused_write_has_moved_is_in_the_log() {
+    let here = Site::with(|existence| (existence.max_aside, existence.max_revoked) = (200, 1));
+    let disk = SimDisk::new(4);
+    let mut log = new_log(&disk);
+    (0..100).for_each(|id| here.like(1, id));
+    // Two hundred wait aside, and so slowly that they do not count as where the traffic is; ten of them lie where the next ones will.
+    for i in 0..200 {
+        (0..20).for_each(|viewer| here.like(10 + i * 20 + viewer, i % 100));
+        here.like(1, if i < 10 { 50_000 + i } else { 1 << (20 + i / 5) | i });
+    }
+    here.round(&mut log, &mut |_| ());
+    let moved = |site: &Site| (site.liked().highest_id(), site.liked().aside_pairs(), site.liked().layout());
+    let before = moved(&here);
+    assert_eq!((before.0, before.1), (Some(99), 200));
+    let action = here.engines.action(b"like").unwrap();
+    let act = |id| here.engines.act(action, &Member::Number(5), id, &mut vec![]).map_err(|e| e.to_string());
+    for id in 50_100..50_612 {
+        assert_eq!(act(id), Err(phantom::Error::AsideFull.to_string()));
+    }
+    assert_eq!((moved(&here).0, moved(&here).1), (Some(50_611), 190), "those that were turned away moved the frontier");
+    here.round(&mut log, &mut |_| ());
+    assert_eq!(moved(&replayed(&disk, |_| ())), moved(&here));
+}
+
+/// The same of a table that is due, as another site has brought it an extension; it is closed by an unlike for which there is no room among the revoked.
+#[test]
+fn a_table_that_a_refused_write_has_closed_is_in_the_log() {
+    let here = Site::with(|existence| existence.max_revoked = 1);
+    let disk = SimDisk::new(5);
+    let mut log = new_log(&disk);
+    (0..100).for_each(|id| here.like(1, id));
+    let there = here.copied();
+    there.engines.roll_pairs(there.liked_space());
+    (0..40_000).for_each(|viewer| there.like(1 << 20 | viewer, viewer % 100));
+    here.unlike(1, 0);
+    // The only block of the first extension.
+    here.merge_blocks(&there, 0, &[1]);
+    here.round(&mut log, &mut |_| ());
+    assert_eq!((here.liked().layout().len(), here.liked().tables_probed(0)[0].extensions), (1, 1));
+    let action = here.engines.action(b"like").unwrap();
+    let undone = here.engines.undo(action, &Member::Number(1), 1, &mut vec![]).map_err(|e| e.to_string());
+    assert_eq!(undone, Err(phantom::Error::RevokedFull.to_string()));
+    assert_eq!(here.liked().layout().len(), 2, "it was closed");
+    here.round(&mut log, &mut |_| ());
+    assert_eq!(replayed(&disk, |_| ()).liked().layout(), here.liked().layout());
+}
+
+/// Tables are recycled while a snapshot is written, some before it comes to them: in its middle, up to its end, all that there were. The log has blocks of
+/// each of them, from after the snapshot's beginning.
+#[test]
+fn a_snapshot_beside_recyclings_has_all_tables_from_the_horizon_on() {
+    let small = |existence: &mut Existence| (existence.pairs_per_table, existence.max_tables) = (160_000, 4);
+    for recycled in [0, 1, 2, 3, 6] {
+        let here = Site::with(small);
+        let disk = SimDisk::new(recycled);
+        let store = open(&disk);
+        let mut log = store.replay(|_| Ok(()), |_| ()).unwrap().0;
+        let mut id = 0;
+        let roll = |id: &mut u64| {
+            (0..100).for_each(|viewer| here.like(viewer, *id + viewer));
+            *id += 100;
+            assert!(here.engines.roll_pairs(here.liked_space()));
+        };
+        // All tables are as large as they become, and there are as many as are kept.
+        while here.liked().horizon() == 0 {
+            roll(&mut id);
+        }
+        (0..100).for_each(|viewer| here.like(viewer, id + viewer));
+        here.round(&mut log, &mut |_| ());
+        let tables = here.liked().layout();
+        let from = log.durable();
+        let mut snapshot = store.begin_snapshot(from);
+        let there = here.copied();
+        for at in &tables {
+            there.like(1000, at.low);
+            here.merge_blocks(&there, at.low, &(0..20).collect::<Vec<_>>());
+        }
+        here.round(&mut log, &mut |_| ());
+        let (pace, parts, stamp) = (Pace::new(), &here.durability.parts, from.offset.max(1));
+        for space in here.engines.existences() {
+            let mut files = 0;
+            let mut add = |writer: &mut SnapshotWriter<'_>, file: FileWriter| {
+                writer.add(file.finish().unwrap());
+                files += 1;
+                if files == 1 && space.number() == here.liked_space().number() {
+                    (0..recycled).for_each(|_| roll(&mut id));
+                    here.round(&mut log, &mut |_| ());
+                }
+                Ok(())
+            };
+            write_pairs(space, parts, &mut snapshot, stamp, &pace, &mut add).unwrap();
+        }
+        snapshot.commit(log.durable()).unwrap();
+        here.like(1001, id);
+        here.round(&mut log, &mut |_| ());
+        assert_eq!(
+            here.liked().layout().iter().filter(|at| tables.contains(at)).count() as u64,
+            4_u64.saturating_sub(recycled)
+        );
+        drop((log, store));
+
+        let mut again = Site::with(small);
+        let store = open(&disk);
+        let config = configured(&small);
+        snapshot::load(&store, &config, &mut again.engines, &again.durability.parts, |_| ()).unwrap();
+        let lows: Vec<u64> = again.liked().layout().iter().map(|at| at.low).collect();
+        let all: BTreeSet<u64> = tables.iter().chain(&here.liked().layout()).map(|at| at.low).collect();
+        let expected: Vec<u64> = all.range(lows[0]..=lows[lows.len() - 1]).copied().collect();
+        assert_eq!(lows, expected, "none is missing between others");
+        assert!(lows[0] <= here.liked().horizon());
+        store.replay(|record| applied(&again, record), |_| ()).unwrap();
+        assert_eq!(again.liked().layout(), here.liked().layout());
+        for at in here.liked().layout() {
+            assert_eq!(again.liked().digest(at.low), here.liked().digest(at.low), "{at:?}");
+        }
+        let kept = tables.iter().filter(|at| at.low >= here.liked().horizon());
+        kept.for_each(|at| assert!(again.likes(1000, at.low)));
+        assert!(again.likes(1001, id));
     }
 }

@@ -13,6 +13,7 @@ use crate::watch::Place;
 use counter::{Alteration, Bounds, Change as Delta, Schema};
 use phantom::{Change, Member};
 use std::cell::RefCell;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use store::Turn;
 
@@ -63,11 +64,47 @@ fn stripe_of(id: u64) -> u64 {
     id.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32
 }
 
+/// The turn of a write to a space of pairs. What else the write moves there, where a table begins or early pairs, is marked with it: also if it is refused
+/// itself, which it may be after that has happened.
+struct PairTurn<'a> {
+    turn: Turn<'a, Mark>,
+    space: &'a phantom::Space,
+}
+
+impl<'a> Deref for PairTurn<'a> {
+    type Target = Turn<'a, Mark>;
+
+    fn deref(&self) -> &Turn<'a, Mark> {
+        &self.turn
+    }
+}
+
+impl DerefMut for PairTurn<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.turn
+    }
+}
+
+impl Drop for PairTurn<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.space.take_news() {
+            self.turn.mark(Mark::CATALOGUE);
+        }
+    }
+}
+
 impl Engines {
     /// Enters the stripe of an id.
     #[inline]
     fn turn(&self, id: u64) -> Turn<'_, Mark> {
         self.durability.committer().enter(stripe_of(id))
+    }
+
+    /// The same, for a write of pairs.
+    #[inline]
+    fn pair_turn<'a>(&'a self, space: &'a ExistenceSpace, id: u64) -> PairTurn<'a> {
+        PairTurn { turn: self.turn(id), space: &space.space }
     }
 
     /// Asks the cache for what every write of an id needs, whatever it writes.
@@ -170,12 +207,8 @@ impl Engines {
     /// Moves early pairs of an existence space into its tables, and closes the newest, if that is due, and has it logged: what follows our log makes the same
     /// tables, and so do we, should we come to follow another's.
     pub(super) fn move_on(&self, space: &ExistenceSpace) -> bool {
-        let mut turn = self.turn(0);
-        let moved = space.space.move_on();
-        if space.space.take_news() {
-            turn.mark(Mark::CATALOGUE);
-        }
-        moved
+        let _turn = self.pair_turn(space, 0);
+        space.space.move_on()
     }
 
     /// From now on our log says where tables begin.
@@ -286,7 +319,7 @@ impl Engines {
     /// Sets a pair.
     #[inline]
     pub fn flag(&self, space: &ExistenceSpace, id: u64, member: &Member<'_>) -> Result<Change, WriteError> {
-        let mut turn = self.turn(id);
+        let mut turn = self.pair_turn(space, id);
         let change = space.space.add(id, member)?;
         if change != Change::Unknown {
             self.after_flagging(&mut turn, space, id);
@@ -298,7 +331,7 @@ impl Engines {
     /// Unsets a pair.
     #[inline]
     pub fn unflag(&self, space: &ExistenceSpace, id: u64, member: &Member<'_>) -> Result<Change, WriteError> {
-        let mut turn = self.turn(id);
+        let mut turn = self.pair_turn(space, id);
         let change = space.space.remove(id, member)?;
         self.mark_pair(&mut turn, space, id, member, change, false);
         Ok(change)
@@ -317,7 +350,7 @@ impl Engines {
     ) -> Result<Change, WriteError> {
         let (flags, counters) = (&self.existences[action.flag], &self.counters[action.counter]);
         let is_tied = self.is_tied(flags, counters, action.field);
-        let turn = RefCell::new(self.turn(id));
+        let turn = RefCell::new(self.pair_turn(flags, id));
         let mut count = || {
             scratch.clear();
             let change = [Delta { field: action.field, delta: 1 }];
@@ -365,7 +398,7 @@ impl Engines {
         }
         let (flags, counters) = (&self.existences[action.flag], &self.counters[action.counter]);
         let is_tied = self.is_tied(flags, counters, action.field);
-        let turn = RefCell::new(self.turn(id));
+        let turn = RefCell::new(self.pair_turn(flags, id));
         let count = || {
             let mut turn = turn.borrow_mut();
             if is_tied && self.is_proof(flags, id, self.counted(counters, id, action.field)) {
@@ -407,9 +440,6 @@ impl Engines {
         if change == Change::Changed || (change == Change::Unchanged && to_set) {
             let member = MarkedMember::new(space, id, member);
             turn.mark_new(Mark::pair(space.number, id, member, to_set));
-        }
-        if space.space.take_news() {
-            turn.mark(Mark::CATALOGUE);
         }
     }
 }

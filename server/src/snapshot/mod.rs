@@ -27,6 +27,8 @@ use tokio::sync::watch;
 
 pub(crate) use load::{attach_pairs, lay_out, load, read_catalogue};
 pub(crate) use parts::Parts;
+#[cfg(test)]
+pub(crate) use {pace::Pace, write::write_pairs};
 
 /// How often it is looked whether a snapshot is due.
 const LOOK_EVERY: Duration = Duration::from_millis(250);

@@ -76,6 +76,18 @@ impl Parts {
         kept
     }
 
+    /// The space has these tables by now. Gives those that it had not, which are to be written.
+    pub(super) fn grow(&self, space: u32, tables: &[(u64, u64)], stamp: u64) -> Vec<(u64, u64)> {
+        let mut spaces = self.spaces.lock();
+        let parts = spaces.entry(space).or_default();
+        let mut is_new = |&(low, high): &(u64, u64)| {
+            let known = parts.contains_key(&low);
+            parts.entry(low).or_insert(Part { high, stamp, changed: false });
+            !known
+        };
+        tables.iter().copied().filter(|table| is_new(table)).collect()
+    }
+
     /// The part has a new file after all.
     pub(super) fn rewritten(&self, space: u32, low: u64, stamp: u64) {
         if let Some(part) = self.spaces.lock().get_mut(&space).and_then(|parts| parts.get_mut(&low)) {

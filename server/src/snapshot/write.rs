@@ -2,10 +2,11 @@
 
 use super::pace::Pace;
 use super::parts::Parts;
+use crate::engines::ExistenceSpace;
 use crate::node::Node;
 use crate::records::{RecordKind, RowsWriter};
 use std::sync::atomic::Ordering::Relaxed;
-use store::{FileWriter, Tag};
+use store::{FileWriter, SnapshotWriter, Tag};
 
 /// Rows that are sorted and written together.
 const CHUNK_ROWS: usize = 16 << 10;
@@ -14,18 +15,21 @@ const STEP_ROWS: usize = 256;
 /// Bytes of a filter that are written together.
 const CHUNK_BYTES: usize = 256 << 10;
 
+fn text(e: store::Error) -> String {
+    format!("{e}. {}", e.advice())
+}
+
 /// One snapshot. Gives the bytes that were written.
 pub(super) fn write(node: &Node) -> Result<u64, String> {
     let _alone = node.snapshots.alone.lock();
     let (engines, store) = (&*node.engines, &*node.store);
     let (durability, parts, pace) = (&node.durability, &node.durability.parts, &Pace::new());
-    let text = |e: store::Error| format!("{e}. {}", e.advice());
     let changes = parts.changes.load(Relaxed);
     // The synced end, not the written one: after a failed sync the written one may come to nothing.
     let mut writer = store.begin_snapshot(durability.positions().1);
     let stamp = writer.replay().offset.max(1);
     let mut bytes = 0;
-    let mut add = |writer: &mut store::SnapshotWriter<'_>, file: FileWriter| -> Result<(), String> {
+    let mut add = |writer: &mut SnapshotWriter<'_>, file: FileWriter| -> Result<(), String> {
         let entry = file.finish().map_err(text)?;
         bytes += entry.bytes;
         writer.add(entry);
@@ -48,43 +52,7 @@ pub(super) fn write(node: &Node) -> Result<u64, String> {
         add(&mut writer, file)?;
     }
     for space in engines.existences() {
-        // The head first: a pair that moves from it into a table meanwhile is then in both. And since such a move is no write, tables
-        // count as changed if there was anything to move.
-        let aside = space.aside_pairs();
-        let head = space.encode_head();
-        if parts.had_aside(space.number(), aside > 0) {
-            parts.forget_space(space.number());
-        }
-        // Those on the disk are in the manifest already.
-        let tables = space.ranges_in_memory();
-        let kind = RecordKind::Table;
-        for (low, high) in plan(parts, &mut writer, space.number(), kind, &tables, stamp) {
-            let kind = kind as u32;
-            let mut file = writer.file(Tag { space: space.number(), kind, low, high, stamp }).map_err(text)?;
-            // A table that was recycled meanwhile is not missed: its ids are below the horizon when the log is replayed.
-            if write_table(space, low, &mut file, pace).map_err(text)? {
-                add(&mut writer, file)?;
-            }
-        }
-        let tag = Tag { space: space.number(), kind: RecordKind::Head as u32, low: 0, high: 0, stamp };
-        let mut late = None;
-        space
-            .encode_late(|bytes| {
-                if late.is_none() {
-                    late = Some(writer.file(Tag { kind: RecordKind::Late as u32, ..tag })?);
-                }
-                late.as_mut().map_or(Ok(()), |file| file.write(bytes, 0))
-            })
-            .map_err(text)?;
-        if let Some(file) = late {
-            add(&mut writer, file)?;
-        }
-        let mut file = writer.file(tag).map_err(text)?;
-        file.write(&head, aside as u64).map_err(text)?;
-        add(&mut writer, file)?;
-        let mut file = writer.file(Tag { kind: RecordKind::Loose as u32, ..tag }).map_err(text)?;
-        file.write(&space.loose().encode(None), 0).map_err(text)?;
-        add(&mut writer, file)?;
+        write_pairs(space, parts, &mut writer, stamp, pace, &mut add)?;
     }
 
     // Last, as its schemas must not be older than those by which the rows were written.
@@ -99,10 +67,71 @@ pub(super) fn write(node: &Node) -> Result<u64, String> {
     Ok(bytes)
 }
 
+/// Writes all that a space of pairs has in memory. `add` completes a file.
+pub(crate) fn write_pairs<'s>(
+    space: &ExistenceSpace,
+    parts: &Parts,
+    writer: &mut SnapshotWriter<'s>,
+    stamp: u64,
+    pace: &Pace,
+    add: &mut dyn FnMut(&mut SnapshotWriter<'s>, FileWriter) -> Result<(), String>,
+) -> Result<(), String> {
+    // The head first: a pair that moves from it into a table meanwhile is then in both. And since such a move is no write, tables
+    // count as changed if there was anything to move.
+    let aside = space.aside_pairs();
+    let head = space.encode_head();
+    if parts.had_aside(space.number(), aside > 0) {
+        parts.forget_space(space.number());
+    }
+    // Those on the disk are in the manifest already.
+    let (kind, mut tables) = (RecordKind::Table, space.ranges_in_memory());
+    let mut to_write = plan(parts, writer, space.number(), kind, &tables, stamp);
+    loop {
+        let mut is_recycled = false;
+        for (low, high) in to_write {
+            let tag = Tag { space: space.number(), kind: kind as u32, low, high, stamp };
+            let mut file = writer.file(tag).map_err(text)?;
+            match write_table(space, low, &mut file, pace).map_err(text)? {
+                true => add(writer, file)?,
+                false => is_recycled = true,
+            }
+        }
+        if !is_recycled {
+            break;
+        }
+        // Those that came instead: a ring that lacks one, in its middle or at its end, would not have the place of a block that the log has.
+        tables = space.ranges_in_memory();
+        to_write = parts.grow(space.number(), &tables, stamp);
+    }
+    // Whatever was written of those that lay below the one that is gone has gone with it.
+    let horizon = tables.first().map_or(0, |table| table.0);
+    writer.leave_out(|tag| (tag.space, tag.kind) == (space.number(), kind as u32) && tag.low < horizon);
+
+    let tag = Tag { space: space.number(), kind: RecordKind::Head as u32, low: 0, high: 0, stamp };
+    let mut late = None;
+    space
+        .encode_late(|bytes| {
+            if late.is_none() {
+                late = Some(writer.file(Tag { kind: RecordKind::Late as u32, ..tag })?);
+            }
+            late.as_mut().map_or(Ok(()), |file| file.write(bytes, 0))
+        })
+        .map_err(text)?;
+    if let Some(file) = late {
+        add(writer, file)?;
+    }
+    let mut file = writer.file(tag).map_err(text)?;
+    file.write(&head, aside as u64).map_err(text)?;
+    add(writer, file)?;
+    let mut file = writer.file(Tag { kind: RecordKind::Loose as u32, ..tag }).map_err(text)?;
+    file.write(&space.loose().encode(None), 0).map_err(text)?;
+    add(writer, file)
+}
+
 /// Which of these tables must be written; for the others the files of the last snapshot serve again.
 fn plan(
     parts: &Parts,
-    writer: &mut store::SnapshotWriter<'_>,
+    writer: &mut SnapshotWriter<'_>,
     space: u32,
     kind: RecordKind,
     tables: &[(u64, u64)],
