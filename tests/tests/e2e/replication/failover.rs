@@ -1,0 +1,120 @@
+//! FAILOVER: a role goes over, or comes back.
+
+use super::{follow, in_step, info, likes, number, small};
+use redis::Commands;
+use tidemark_tests::TestServer;
+
+fn port_of(server: &TestServer) -> String {
+    server.port().to_string()
+}
+
+/// Everybody writes while the role goes over: what was acknowledged is there afterwards, once.
+#[test]
+fn failover_hands_the_role_over_and_nothing_is_lost() {
+    let (a, b) = (TestServer::with(small), TestServer::with(small));
+    let failover = |server: &TestServer, words: &[&str]| {
+        redis::cmd("FAILOVER").arg(words).query::<String>(&mut server.connection()).map_err(|e| e.to_string())
+    };
+    let refused = |words: &[&str], why: &str| {
+        let error = failover(&a, words).unwrap_err();
+        assert!(error.contains(why), "{words:?}: {error}");
+    };
+    refused(&["ABORT"], "No failover in progress.");
+    refused(&[], "requires connected replicas.");
+    follow(&b, &a);
+    in_step(&a, &b);
+    let port = port_of(&b);
+    refused(&["TIMEOUT", "0"], "timeout must be greater than 0");
+    refused(&["TO", "127.0.0.1", "1"], "is not a replica.");
+    refused(&["TO", "127.0.0.1", &port, "FORCE"], "requires both a timeout and target");
+    refused(&["NOW"], "syntax error");
+    assert!(failover(&b, &[]).unwrap_err().contains("is not valid when server is a replica."));
+    let acknowledged: i64 = std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..2)
+            .map(|_| {
+                let mut connection = a.connection();
+                scope.spawn(move || {
+                    let mut acknowledged = 0;
+                    loop {
+                        match connection.hincr::<_, _, _, i64>("post:7", "like", 1) {
+                            Ok(_) => acknowledged += 1,
+                            Err(error) => {
+                                assert!(error.to_string().to_lowercase().contains("read only"), "{error}");
+                                return acknowledged;
+                            }
+                        }
+                    }
+                })
+            })
+            .collect();
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        assert_eq!(failover(&a, &["TO", "127.0.0.1", &port, "TIMEOUT", "10000"]).unwrap(), "OK");
+        writers.into_iter().map(|w| w.join().unwrap()).sum()
+    });
+    in_step(&b, &a);
+    assert!(acknowledged > 0);
+    assert_eq!((likes(&a, 7..8), likes(&b, 7..8)), (vec![Some(acknowledged)], vec![Some(acknowledged)]));
+    assert_eq!(number(&a, "repl_full_syncs"), 0, "it went on where it was");
+    let state = info(&mut a.connection(), "master_failover_state");
+    assert_eq!(state.as_deref(), Some("no-failover"));
+    b.connection().hincr::<_, _, _, ()>("post:7", "like", 1).unwrap();
+}
+
+/// FAILOVER ends while this node becomes a replica of the one that is to take over, or after that: a write that waited is taken, once.
+#[test]
+fn a_failover_that_is_aborted_at_any_moment_takes_the_writes_that_waited() {
+    let master = TestServer::with(small);
+    // Where it says that it listens nobody does: so the role is on its way to it until somebody says ABORT.
+    let unreachable = TestServer::with(|config| {
+        small(config);
+        config.replication.replica_announce_port = 1;
+    });
+    follow(&unreachable, &master);
+    in_step(&master, &unreachable);
+    let (mut writer, mut operator) = (master.raw(), master.connection());
+    let mut rng = fastrand::Rng::with_seed(11);
+    for round in 1..=40u64 {
+        // In one turn: the write is behind the pause, and before anything has come of the failover.
+        let both = [&["FAILOVER", "TO", "127.0.0.1", "1"][..], &["HINCRBY", "post:1", "like", "1"][..]];
+        writer.send(both.map(tidemark_tests::request).concat());
+        writer.expect("+OK\r\n");
+        std::thread::sleep(std::time::Duration::from_micros(rng.u64(0..6_000)));
+        for to in [["127.0.0.1", "2"], ["NO", "ONE"]] {
+            let error = redis::cmd("REPLICAOF").arg(&to).query::<()>(&mut operator).unwrap_err().to_string();
+            assert!(error.contains("REPLICAOF not allowed while failing over."), "{error}");
+        }
+        redis::cmd("FAILOVER").arg("ABORT").query::<()>(&mut operator).unwrap();
+        assert_eq!(writer.line(), format!(":{round}"), "the write of round {round}, which waited");
+        assert_eq!(info(&mut operator, "role").as_deref(), Some("master"));
+        assert_eq!(info(&mut operator, "master_failover_state").as_deref(), Some("no-failover"));
+    }
+    in_step(&master, &unreachable);
+    assert_eq!(likes(&unreachable, 1..2), [Some(40)]);
+    assert_eq!(number(&unreachable, "repl_full_syncs"), 1);
+}
+
+/// Whoever says TM.REPLICATE FAILOVER to it may be a master of something else.
+#[test]
+fn a_role_is_taken_over_from_the_own_master_only() {
+    let (master, replica, stranger) = (TestServer::with(small), TestServer::with(small), TestServer::with(small));
+    master.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap();
+    follow(&replica, &master);
+    in_step(&master, &replica);
+    let said = |field: &str| info(&mut master.connection(), field).unwrap();
+    let (lineage, term) = (said("master_replid")[..32].to_owned(), said("repl_term"));
+    let hand = |to: &TestServer, lineage: &str, term: &str| {
+        to.raw().ask(&["TM.REPLICATE", "3", "FAILOVER", "0", lineage, term])
+    };
+    let other_term = format!("{:x}", u64::from_str_radix(&term, 16).unwrap() + (1 << 32));
+    for (to, lineage, term) in
+        [(&replica, &"0".repeat(32), &term), (&replica, &lineage, &other_term), (&stranger, &lineage, &term)]
+    {
+        let answer = hand(to, lineage, term);
+        assert!(answer.starts_with("-ERR this replica has another history"), "{answer}");
+    }
+    let role = || info(&mut replica.connection(), "role");
+    assert_eq!(role().as_deref(), Some("slave"));
+    assert_eq!(hand(&replica, &lineage, &term), "+OK");
+    assert_eq!(role().as_deref(), Some("master"));
+    assert_eq!(hand(&replica, &lineage, &term), "+OK", "once more, as if our answer had been lost");
+}

@@ -1,0 +1,89 @@
+//! Who may say, after a restart or beside Sentinels, that a node is the master.
+
+use super::{follow, in_step, number, small};
+use redis::Commands;
+use tidemark_tests::{TestServer, eventually};
+
+/// What a Sentinel says every two seconds: the master's address, and the epoch since which it is that.
+fn hello(server: &TestServer, port: u16, epoch: u64) {
+    let text = format!("127.0.0.1,26379,{},9,m,127.0.0.1,{port},{epoch}", "a".repeat(40));
+    redis::cmd("PUBLISH").arg("__sentinel__:hello").arg(text).query::<()>(&mut server.connection()).unwrap();
+}
+
+/// Started again, replaced, chosen again, left alone by all Sentinels: who may say what a node is.
+#[test]
+fn a_master_takes_writes_while_it_is_one_as_far_as_sentinels_know() {
+    let (master, replica) = (TestServer::with(small), TestServer::with(small));
+    let other = replica.port();
+    follow(&replica, &master);
+    in_step(&master, &replica);
+    drop(replica);
+    let master = master.stopped().started();
+    let own = master.port();
+    let write = || master.connection().hset::<_, _, _, ()>("post:1", "like", 1).map_err(|e| e.to_string());
+    let refused = |why: &str| {
+        let error = write().unwrap_err();
+        assert!(error.contains(why), "{error}");
+    };
+    for nonsense in ["", "a,b", "127.0.0.1,1,a,1,m,127.0.0.1,99999999,1", "127.0.0.1,1,a,1,m,127.0.0.1,x,-1"] {
+        redis::cmd("PUBLISH").arg("__sentinel__:hello").arg(nonsense).query::<()>(&mut master.connection()).unwrap();
+    }
+    refused("fenced until its role is known");
+    // One that knows of another master, and one that was away while that was chosen.
+    hello(&master, other, 6);
+    hello(&master, own, 5);
+    refused("fenced until its role is known");
+    hello(&master, own, 7);
+    write().unwrap();
+    hello(&master, other, 7);
+    write().unwrap();
+    hello(&master, other, 8);
+    refused("Sentinel has made another node the master");
+    assert_eq!(number(&master, "repl_fenced"), 1);
+    // A replica that nobody has told yet does not know better; a newer epoch does.
+    let late = TestServer::with(small);
+    follow(&late, &master);
+    in_step(&master, &late);
+    hello(&master, own, 7);
+    refused("Sentinel has made another node the master");
+    hello(&master, own, 9);
+    write().unwrap();
+    assert_eq!(number(&master, "repl_fenced"), 0);
+    // No Sentinel left, and none that could be asked: an operator says so, or a replica that follows.
+    hello(&master, other, 10);
+    refused("Sentinel has made another node the master");
+    redis::cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(&mut master.connection()).unwrap();
+    write().unwrap();
+    let master = master.stopped().started();
+    let again = || master.connection().hset::<_, _, _, ()>("post:1", "like", 1).is_ok();
+    assert!(!again() || number(&master, "connected_slaves") == 1);
+    eventually("a replica follows, and that is enough", again);
+}
+
+/// A master and a replica come back together after a Sentinel has had another one promoted: the replica follows that master as before.
+#[test]
+fn a_replica_that_follows_lifts_no_fence_where_sentinels_have_spoken() {
+    let (master, replica) = (TestServer::with(small), TestServer::with(small));
+    follow(&replica, &master);
+    in_step(&master, &replica);
+    hello(&master, master.port(), 5);
+    let master = master.stopped().started();
+    in_step(&master, &replica);
+    assert_eq!(number(&master, "connected_slaves"), 1);
+    let write = |server: &TestServer| server.connection().hset::<_, _, _, ()>("post:1", "like", 1);
+    let refused = |server: &TestServer| {
+        let error = write(server).unwrap_err().to_string();
+        assert!(error.contains("fenced until its role is known"), "{error}");
+    };
+    refused(&master);
+    hello(&master, replica.port(), 6);
+    hello(&master, master.port(), 5);
+    refused(&master);
+    // Who was promoted meanwhile, and is started again, does not know better.
+    redis::cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(&mut replica.connection()).unwrap();
+    eventually("it takes writes", || write(&replica).is_ok());
+    let replica = replica.stopped().started();
+    refused(&replica);
+    hello(&replica, replica.port(), 6);
+    write(&replica).unwrap();
+}

@@ -1,0 +1,140 @@
+//! Histories that part: who gives way, what is kept of what it had alone, and who may be promoted meanwhile.
+
+use super::{follow, follow_port, in_step, info, likes, number, relay, small};
+use redis::Commands;
+use std::sync::atomic::Ordering::SeqCst;
+use tidemark_server::config::Config;
+use tidemark_tests::{TestServer, eventually};
+
+fn priority(server: &TestServer) -> u64 {
+    number(server, "slave_priority")
+}
+
+/// It has more than its master, and that will be given up: who promoted it would lose what its master has acknowledged since.
+#[test]
+fn who_gives_its_data_up_is_not_to_be_promoted() {
+    let (a, b) = (TestServer::with(small), TestServer::with(small));
+    let fill = |server: &TestServer, ids: std::ops::Range<u64>| {
+        let mut pipe = redis::pipe();
+        ids.for_each(|id| {
+            pipe.hset(format!("post:{id}"), "like", id + 1).ignore();
+        });
+        pipe.query::<()>(&mut server.connection())
+    };
+    fill(&b, 0..10).unwrap();
+    follow(&a, &b);
+    in_step(&b, &a);
+    assert_eq!(priority(&a), 100);
+    // Both are masters for a while.
+    redis::cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(&mut a.connection()).unwrap();
+    eventually("it takes writes", || fill(&a, 10..5000).is_ok());
+    fill(&b, 10..20).unwrap();
+    redis::cmd("WAITAOF").arg(1).arg(0).arg(5000).query::<()>(&mut a.connection()).unwrap();
+    let link = relay(a.port());
+    // Its manifest passes, and not what that names.
+    link.left.store(4000, SeqCst);
+    follow_port(&b, link.port);
+    let asked = |field: &str| {
+        let connection = redis::Client::open(b.url()).unwrap().get_connection().ok();
+        connection.and_then(|mut c| info(&mut c, field))
+    };
+    eventually("it fetches", || asked("master_sync_in_progress").as_deref() == Some("1"));
+    assert_eq!(asked("slave_priority").as_deref(), Some("0"));
+    link.left.store(i64::MAX, SeqCst);
+    in_step(&a, &b);
+    eventually("it may be promoted", || priority(&b) == 100);
+    // Another data set, which it refuses.
+    let foreign = TestServer::with(small);
+    follow(&b, &foreign);
+    eventually("it refuses", || asked("master_link_error").is_some_and(|e| e.contains("another data set")));
+    assert_eq!(priority(&b), 0);
+    follow(&b, &a);
+    in_step(&a, &b);
+    eventually("it may be promoted", || priority(&b) == 100);
+}
+
+#[test]
+fn a_foreign_master_is_refused_unless_forced_and_what_is_dropped_is_kept() {
+    let (master, other) = (TestServer::with(small), TestServer::with(small));
+    master.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap();
+    other.connection().hset::<_, _, _, ()>("post:2", "like", 2).unwrap();
+    follow(&other, &master);
+    let mut connection = other.connection();
+    eventually("it refuses", || {
+        info(&mut connection, "master_link_error").is_some_and(|e| e.contains("another data set"))
+    });
+    assert_eq!(info(&mut connection, "slave_priority").as_deref(), Some("0"));
+    assert_eq!(likes(&other, 1..3), [None, Some(2)], "nothing was given up");
+    let port = master.port().to_string();
+    redis::cmd("REPLICAOF").arg("127.0.0.1").arg(port).arg("FORCE").query::<()>(&mut connection).unwrap();
+    in_step(&master, &other);
+    assert_eq!(likes(&other, 1..3), [Some(1), None]);
+    assert_eq!(dropped(&other).len(), 1, "what was dropped is in a file");
+}
+
+/// Folders with what a node gave up.
+fn dropped(server: &TestServer) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(server.folder()).unwrap().map(|entry| entry.unwrap().path());
+    entries.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("dropped-")).collect()
+}
+
+/// The log alone would not tell: it was removed as far as there is a snapshot.
+#[test]
+fn what_is_given_up_is_kept_whole_where_the_log_is_gone() {
+    let forgetful = |config: &mut Config| {
+        small(config);
+        config.durability.keep_log_bytes = 0;
+    };
+    let (master, other) = (TestServer::with(forgetful), TestServer::with(forgetful));
+    master.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap();
+    let mut other = other;
+    for round in 0..3i64 {
+        other.connection().hset::<_, _, _, ()>(format!("post:{}", 10 + round), "like", round).unwrap();
+        redis::cmd("SAVE").query::<()>(&mut other.connection()).unwrap();
+        other = other.stopped().started();
+    }
+    other.connection().hset::<_, _, _, ()>("post:20", "like", 20).unwrap();
+    assert!(!other.folder().join("log-0000000000000001.tlog").exists(), "the log is not whole");
+    // Once more changes nothing.
+    let port = master.port().to_string();
+    for _ in 0..3 {
+        redis::cmd("REPLICAOF").arg("127.0.0.1").arg(&port).arg("FORCE").query::<()>(&mut other.connection()).unwrap();
+        in_step(&master, &other);
+    }
+    assert_eq!(likes(&other, 10..13), [None, None, None]);
+    let kept = dropped(&other);
+    assert_eq!(kept.len(), 1, "{kept:?}");
+    let again = other.on_copy(&kept[0]);
+    assert_eq!(likes(&again, 10..13), [Some(0), Some(1), Some(2)]);
+    assert_eq!(likes(&again, 20..21), [Some(20)]);
+    assert_eq!(likes(&again, 1..2), [None]);
+}
+
+#[test]
+fn a_promoted_replica_goes_on_with_its_siblings_and_the_old_master_gives_up_what_it_had_alone() {
+    let nodes: Vec<TestServer> = (0..3).map(|_| TestServer::with(small)).collect();
+    let [a, b, c] = &nodes[..] else { unreachable!() };
+    a.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap();
+    follow(b, a);
+    in_step(a, b);
+    // A chain.
+    follow(c, b);
+    in_step(a, b);
+    in_step(a, c);
+    assert_eq!(likes(c, 1..2), [Some(1)]);
+    redis::cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(&mut b.connection()).unwrap();
+    // Both are masters for a while.
+    eventually("b takes writes", || b.connection().hset::<_, _, _, ()>("post:2", "like", 22).is_ok());
+    a.connection().hset::<_, _, _, ()>("post:3", "like", 33).unwrap();
+    redis::cmd("WAITAOF").arg(1).arg(0).arg(5000).query::<()>(&mut a.connection()).unwrap();
+    let full_syncs = number(c, "repl_full_syncs");
+    in_step(b, c);
+    assert_eq!(number(c, "repl_full_syncs"), full_syncs, "the sibling went on");
+    follow(a, b);
+    in_step(b, a);
+    for node in &nodes {
+        assert_eq!(likes(node, 1..4), [Some(1), Some(22), None]);
+    }
+    // What a had alone is in a file.
+    assert_eq!(dropped(a).len(), 1);
+}

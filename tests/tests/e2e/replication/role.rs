@@ -1,0 +1,140 @@
+//! Who is a master, whose, and what it asks of its replicas.
+
+use super::{follow, follow_port, in_step, info, likes, number, relay, small};
+use redis::Commands;
+use std::sync::atomic::Ordering::SeqCst;
+use tidemark_server::config::{Config, Fsync};
+use tidemark_tests::{TestServer, eventually};
+
+/// The order to follow somebody is taken back before anybody has looked at it: the node is as it was.
+#[test]
+fn an_order_that_is_taken_back_at_once_leaves_a_master() {
+    let server = TestServer::with(small);
+    let mut connection = server.connection();
+    for round in 0..50 {
+        let mut orders = redis::pipe();
+        orders.cmd("REPLICAOF").arg("127.0.0.1").arg(1).cmd("REPLICAOF").arg("NO").arg("ONE");
+        orders.query::<()>(&mut connection).unwrap();
+        eventually("it takes writes", || connection.hset::<_, _, _, u64>(format!("post:{round}"), "like", 1).is_ok());
+    }
+    assert_eq!(likes(&server, 0..50), [Some(1); 50]);
+}
+
+/// Nobody has written since the start, or since the promotion: replicas have what was there before.
+#[test]
+fn wait_counts_replicas_before_the_first_write() {
+    let always = |config: &mut Config| {
+        small(config);
+        config.durability.fsync = Fsync::Always;
+    };
+    let (a, b) = (TestServer::with(always), TestServer::with(always));
+    a.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap();
+    follow(&b, &a);
+    in_step(&a, &b);
+    let wait = |server: &TestServer| {
+        eventually("its replica is back", || number(server, "connected_slaves") == 1);
+        redis::cmd("WAIT").arg(1).arg(10_000).query::<u64>(&mut server.connection()).unwrap()
+    };
+    let a = a.stopped().started();
+    assert_eq!(wait(&a), 1, "started");
+    redis::cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(&mut b.connection()).unwrap();
+    follow(&a, &b);
+    assert_eq!(wait(&b), 1, "promoted");
+}
+
+/// An order that comes while the last one is being obeyed waits for nobody who waits for it.
+#[test]
+fn roles_change_as_fast_as_they_are_told() {
+    let server = TestServer::with(small);
+    let mut connection = server.connection();
+    for _ in 0..100 {
+        for to in [["127.0.0.1", "1"], ["NO", "ONE"]] {
+            redis::cmd("REPLICAOF").arg(&to).query::<()>(&mut connection).unwrap();
+        }
+    }
+    eventually("it takes writes", || connection.hset::<_, _, _, ()>("post:1", "like", 1).is_ok());
+    assert_eq!(likes(&server, 1..2), [Some(1)]);
+}
+
+#[test]
+fn a_master_lets_in_whom_it_should_and_no_more_than_it_should() {
+    let master = TestServer::with(|config| {
+        small(config);
+        config.security.password = "secret".to_owned();
+        config.replication.max_replicas = 1;
+    });
+    let with = |password: &str, user: &str| {
+        TestServer::with(|config| {
+            small(config);
+            config.replication.master_auth = password.to_owned();
+            config.replication.master_user = user.to_owned();
+        })
+    };
+    // While a data set takes the place of another, clients are disconnected.
+    let asked = |replica: &TestServer, field: &str| {
+        let connection = redis::Client::open(replica.url()).unwrap().get_connection().ok();
+        connection.and_then(|mut c| info(&mut c, field))
+    };
+    let says = |replica: &TestServer, what: &str| {
+        eventually(what, || asked(replica, "master_link_error").is_some_and(|e| e.contains(what)));
+    };
+    let is_up = |replica: &TestServer| {
+        eventually("up", || asked(replica, "master_link_status").as_deref() == Some("up"));
+    };
+    let stranger = with("", "");
+    follow(&stranger, &master);
+    says(&stranger, "NOAUTH");
+    let mistaken = with("wrong", "");
+    follow(&mistaken, &master);
+    says(&mistaken, "WRONGPASS");
+    // A user that may do this and nothing else.
+    let mut at_master = master.raw();
+    at_master.request(&["AUTH", "secret"]).expect("+OK\r\n");
+    at_master.request(&["ACL", "SETUSER", "copy", "on", ">pw", "+tm.replicate"]).expect("+OK\r\n");
+    let replica = with("pw", "copy");
+    follow(&replica, &master);
+    is_up(&replica);
+    let one_more = with("secret", "default");
+    follow(&one_more, &master);
+    says(&one_more, "max number of replicas reached");
+    replica.stop();
+    is_up(&one_more);
+}
+
+#[test]
+fn a_master_with_too_few_replicas_refuses_writes() {
+    let master = TestServer::with(|config| {
+        small(config);
+        config.replication.min_replicas_to_write = 1;
+    });
+    let refused = |server: &TestServer| {
+        let written = server.connection().hset::<_, _, _, ()>("post:1", "like", 1);
+        written.is_err_and(|e| e.to_string().contains("Not enough good replicas"))
+    };
+    assert!(refused(&master));
+    let replica = TestServer::with(small);
+    follow(&replica, &master);
+    eventually("it takes writes", || !refused(&master));
+    let stopped = replica.stopped();
+    eventually("it refuses again", || refused(&master));
+    drop(stopped);
+    let set = |name: &str, value: &str| {
+        redis::cmd("CONFIG").arg("SET").arg(name).arg(value).query::<()>(&mut master.connection()).unwrap();
+    };
+    set("min-replicas-to-write", "0");
+    assert!(!refused(&master), "from now on");
+    // A replica that falls silent does not say so.
+    let link = relay(master.port());
+    let replica = TestServer::with(small);
+    follow_port(&replica, link.port);
+    in_step(&master, &replica);
+    set("min-replicas-max-lag", "1");
+    set("min-replicas-to-write", "1");
+    assert!(!refused(&master));
+    link.left.store(0, SeqCst);
+    eventually("it refuses when time has gone by", || refused(&master));
+    link.left.store(i64::MAX, SeqCst);
+    eventually("it was heard again", || !refused(&master));
+    set("min-replicas-to-write", "2");
+    assert!(refused(&master), "from now on");
+}
