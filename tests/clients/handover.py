@@ -35,26 +35,49 @@ class Play:
         until(state, lambda: self.master.info().get("master_failover_state") == state)
 
     def write(self):
-        """Somebody writes to the master. Gives a function that says what became of it, within so many seconds."""
-        box, done, master, key = [], threading.Event(), self.master.client(timeout_s=60), self.key
+        """Somebody writes to the master, which has it when this returns. Gives a function that says what became of it, within so many seconds."""
+        client = self.master.client(timeout_s=60)
+        connection = client.connection_pool.get_connection()
+        connection.send_command("HINCRBY", self.key, "like", 1)
+        # It was there before these, each of which was answered before the next one was sent.
+        for _ in range(3):
+            self.master.client().ping()
+        box, done = [], threading.Event()
 
         def run():
             try:
-                box.append(master.hincrby(key, "like", 1))
+                box.append(connection.read_response())
             except redis.RedisError as error:
                 box.append(f"{type(error).__name__} {error}")
+            # Without its client it would be closed.
+            client.connection_pool.disconnect()
+            box.append(time.monotonic())
             done.set()
 
         threading.Thread(target=run, daemon=True).start()
 
-        def became(what=None, seconds=20):
+        def became(what=None, seconds=20, since=None):
+            """what: said in the transcript. since: (a time, seconds): it may not be answered before so many seconds after that."""
             done.wait(seconds)
-            outcome = box[0] if box else "no answer"
+            outcome = box[0] if done.is_set() else "no answer"
             if what:
                 self.lines.append(f"{what}: {outcome}")
+            if since:
+                began, waits = since
+                # The server's clock ticks in milliseconds.
+                assert not done.is_set() or box[1] - began > waits - 0.01, f"{what}: answered {box[1] - began:.3f} s after FAILOVER"
             return outcome
 
         return became
+
+    def attached(self):
+        """Both know that the replica has everything. A replica says that its link is up before its master counts on it."""
+        def is_attached():
+            said, end = self.master.info(), self.replica.info().get("slave_repl_offset")
+            fed = said.get("slave0", {})
+            return self.replica.is_up() and fed.get("state") == "online" and fed["offset"] == said["master_repl_offset"] == end
+
+        until("the replica has everything", is_attached)
 
     def without_replicas(self):
         for words in ["", "ABORT", "ABORT ABORT", "NOW", "TO", "TO h", "TO h x", "TO h 1", "TO h 1 TO h 1", "TIMEOUT", "TIMEOUT 0", "TIMEOUT -1", "TIMEOUT x",
@@ -77,7 +100,7 @@ class Play:
 
     def hears_again(self):
         self.link.held = set()
-        until("the master has heard it", lambda: self.master.client().execute_command("WAIT", 1, 100) == 1)
+        self.attached()
 
     def orders(self):
         """Nobody else changes the role meanwhile."""
@@ -108,10 +131,9 @@ class Play:
 
     def too_late(self):
         self.waits()
+        began = time.monotonic()
         self.say(self.master, "FAILOVER", "TIMEOUT", "700")
-        became = self.write()
-        became("a write meanwhile", 0.3)
-        became("the write, when the time is over")
+        self.write()("a write, when the time is over", since=(began, 0.7))
         self.until_state("no-failover")
         self.state("too late")
         self.hears_again()
@@ -137,19 +159,23 @@ class Play:
         self.state("aborted")
         self.write()("a write, aborted")
         self.replica.proxy.mend()
-        until("the replica is back", self.replica.is_up)
+        self.attached()
 
     def handed_over(self):
-        became = []
+        became, is_begun, is_enough = [], threading.Event(), threading.Event()
 
         def many():
-            for _ in range(20):
+            while not is_enough.is_set():
                 became.append(self.write())
-                time.sleep(0.01)
+                is_begun.set()
+            # These come when the order is given.
+            became.extend(self.write() for _ in range(5))
 
         writers = threading.Thread(target=many)
         writers.start()
+        is_begun.wait()
         self.say(self.master, "FAILOVER", "TO", "127.0.0.1", self.port, "TIMEOUT", "60000")
+        is_enough.set()
         writers.join()
         until("the old master follows", self.master.is_up)
         self.state("handed over")
@@ -159,18 +185,19 @@ class Play:
         others = {outcome for outcome in outcomes if not isinstance(outcome, int)}
         self.lines.append(f"other answers: {others or 'none'}")
         written = sum(isinstance(outcome, int) for outcome in outcomes)
+        assert written > 0, "none came before"
         self.lines.append(f"acknowledged and not written, or otherwise: {int(self.value(self.replica)) - written}")
         self.master, self.replica = self.replica, self.master
         self.port = str(self.replica.proxy.port)
+        self.attached()
 
     def forced(self):
         """The replica has not got everything, and takes over all the same. It follows by its master's proxy since the last play."""
         self.master.proxy.deaf = {1}
         self.write()("a write that the replica does not get")
+        began = time.monotonic()
         self.say(self.master, "FAILOVER", "TO", "127.0.0.1", self.port, "FORCE", "TIMEOUT", "500")
-        became = self.write()
-        became("a write meanwhile", 0.2)
-        became("the write, handed over")
+        self.write()("a write, when the time is over", since=(began, 0.5))
         until("the old master follows", self.master.is_up)
         self.master.proxy.mend()
         self.state("forced")
@@ -185,7 +212,7 @@ class Play:
             until("the master is up", lambda: self.master.client().ping())
             self.without_replicas()
             self.replica.start(self.link.port)
-            until("the replica is up", self.replica.is_up)
+            self.attached()
             self.with_a_replica()
             for part in [self.aborted_while_waiting, self.too_late, self.aborted_while_handing_over, self.handed_over, self.forced]:
                 self.lines.append(f"-- {part.__name__}")
