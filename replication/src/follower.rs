@@ -37,7 +37,11 @@ pub trait Local {
     /// How long what was applied may wait for its sync, in milliseconds; 0: it is durable before it is applied.
     fn sync_after_ms(&self) -> u64;
     /// Whether a batch with this body, not checked yet, could be made true here. If not, the link ends with the reason, and the log stays without it.
-    fn may_take(&self, _body: &[u8]) -> Result<(), String> {
+    fn may_take(&mut self, _body: &[u8]) -> Result<(), String> {
+        Ok(())
+    }
+    /// Whether this data set, as far as it is here, could be opened here. If not, the link ends with the reason, and this node keeps what it has.
+    fn may_open(&mut self, _staged: &Staging) -> Result<(), String> {
         Ok(())
     }
     /// Makes a batch true, which is in the log already. False: the data set must be opened anew to do so.
@@ -239,13 +243,13 @@ impl Follower {
                     .map_err(|e| LinkError::Protocol(format!("a manifest that cannot be read: {e:?}")))?;
                 let staging = Staging::begin(local.disk(), manifest, &local.manifest())?;
                 self.state = State::Fetching(Box::new(staging));
-                self.want_next(out)?;
+                self.want_next(local, out)?;
             }
             (ToReplica::Chunk(bytes), State::Fetching(staging)) => {
                 self.fetched_bytes += bytes.len() as u64;
                 match staging.write(bytes)? {
                     Fetched::Part => {}
-                    Fetched::Whole => self.want_next(out)?,
+                    Fetched::Whole => self.want_next(local, out)?,
                     Fetched::Damaged => return Err(LinkError::Damaged),
                 }
             }
@@ -257,6 +261,7 @@ impl Follower {
             }
             (ToReplica::Batch(frame), State::Fetching(staging)) => {
                 self.fetched_bytes += frame.len() as u64;
+                may_take(local, frame)?;
                 let log = staging.log()?;
                 log.append(frame).map_err(refused)?;
                 if log.written().offset - log.durable().offset >= UNSYNCED_BYTES as u64 {
@@ -271,7 +276,7 @@ impl Follower {
                 local.log().begin(segment(bytes)?).map_err(refused)?;
             }
             (ToReplica::Batch(frame), State::Following) => {
-                local.may_take(frame.get(store::BATCH_HEAD_BYTES..).unwrap_or_default()).map_err(LinkError::Unready)?;
+                may_take(local, frame)?;
                 let head = local.log().append(frame).map_err(refused)?;
                 self.master_end = self.master_end.max(local.log().written().offset);
                 self.bodies.extend_from_slice(&frame[store::BATCH_HEAD_BYTES..]);
@@ -316,8 +321,9 @@ impl Follower {
         self.state = State::AwaitManifest;
     }
 
-    fn want_next(&mut self, out: &mut Vec<u8>) -> Result<(), LinkError> {
+    fn want_next(&mut self, local: &mut impl Local, out: &mut Vec<u8>) -> Result<(), LinkError> {
         let State::Fetching(staging) = &mut self.state else { return Ok(()) };
+        local.may_open(staging).map_err(LinkError::Unready)?;
         match staging.wanted()? {
             Some((entry, from)) => {
                 self.writer.replica_says(out, &ToMaster::WantFile { name: entry.name, from });
@@ -349,6 +355,7 @@ impl Follower {
             State::Fetching(staging) if staging.missing() == 0 && staging.has_log() => {
                 let end = staging.log()?.sync()?;
                 if staging.is_whole() && end.offset >= self.master_end {
+                    local.may_open(staging).map_err(LinkError::Unready)?;
                     let State::Fetching(staging) = std::mem::replace(&mut self.state, State::AwaitManifest) else {
                         return Ok(Course::On);
                     };
@@ -423,6 +430,10 @@ impl Follower {
         }
         Ok(())
     }
+}
+
+fn may_take(local: &mut impl Local, frame: &[u8]) -> Result<(), LinkError> {
+    local.may_take(frame.get(store::BATCH_HEAD_BYTES..).unwrap_or_default()).map_err(LinkError::Unready)
 }
 
 fn segment(bytes: &[u8]) -> Result<SegmentHead, LinkError> {

@@ -123,7 +123,7 @@ pub use segment::{
 };
 pub use sim::{Faults, SimDisk};
 pub use snapshot::{
-    FileWriter, MAX_CHUNK_BYTES, SNAPSHOT_VERSION, SnapshotHead, SnapshotReader, SnapshotWriter, row_hint,
+    FileWriter, MAX_CHUNK_BYTES, SNAPSHOT_VERSION, SnapshotHead, SnapshotReader, SnapshotWriter, read_small, row_hint,
 };
 pub use staging::{Fetched, STAGED, Staging};
 pub use store::{Pin, Progress, Store, StoreOptions};

@@ -304,6 +304,16 @@ pub struct SnapshotReader {
     done: bool,
 }
 
+/// The content of a file that is known to be small.
+pub fn read_small(disk: &dyn Disk, entry: &FileEntry, lineage: Lineage) -> Result<Vec<u8>> {
+    let mut reader = SnapshotReader::open(disk, &entry.name, Some((entry, lineage)))?;
+    let (mut content, mut chunk) = (Vec::new(), Vec::new());
+    while reader.next(&mut chunk)? {
+        content.extend_from_slice(&chunk);
+    }
+    Ok(content)
+}
+
 impl SnapshotReader {
     /// Opens a file by its name; `entry` is what the manifest says of it, `lineage` the history it must belong to.
     pub fn open(disk: &dyn Disk, name: &str, expect: Option<(&FileEntry, Lineage)>) -> Result<SnapshotReader> {

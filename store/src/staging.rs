@@ -23,8 +23,9 @@ use crate::disk::{Disk, DiskFile, TEMPORARY, read_full_at, replace, write_all_at
 use crate::error::{Error, Result};
 use crate::follow::FollowLog;
 use crate::log::Position;
-use crate::manifest::{FileEntry, MANIFEST, Manifest};
+use crate::manifest::{FileEntry, MANIFEST, Manifest, Role, Tag};
 use crate::segment::{SegmentName, parse_segment_name};
+use crate::snapshot::{MAX_CHUNK_BYTES, read_small};
 use crate::store::is_ours;
 
 /// What the names of staged files begin with.
@@ -84,7 +85,7 @@ pub struct Staging {
     beside: Arc<dyn Disk>,
     main: Arc<dyn Disk>,
     manifest: Manifest,
-    /// Files to fetch, the last one first.
+    /// Files to fetch, the last one first, which is the smallest.
     missing: Vec<FileEntry>,
     /// The one that is being fetched.
     file: Option<(Box<dyn DiskFile>, u64)>,
@@ -131,7 +132,8 @@ impl Staging {
         }
         replace(&*main, PLAN, manifest.encode().as_bytes()).map_err(|e| Error::io(main.path(PLAN), "writing", e))?;
         missing.retain(|f| own.lineage != manifest.lineage || own.file(&f.name) != Some(f));
-        missing.reverse();
+        // The last one comes first: the smallest. One of these says what the others are, and whether they are of use here.
+        missing.sort_by_key(|f| std::cmp::Reverse(f.bytes));
         Ok(Staging { beside, main, manifest, missing, file: None, log: None })
     }
 
@@ -194,6 +196,17 @@ impl Staging {
         self.beside.rename(&name, &entry.name).map_err(io)?;
         self.missing.pop();
         Ok(Fetched::Whole)
+    }
+
+    /// The content of the small snapshot file that `is` points out, as soon as it is here.
+    pub fn small(&self, is: impl Fn(&Tag) -> bool) -> Result<Option<Vec<u8>>> {
+        let mut files = self.manifest.files.iter().filter(|f| f.role == Role::Snapshot && is(&f.tag));
+        let Some(file) = files.find(|f| !self.missing.contains(f)) else { return Ok(None) };
+        if file.bytes > MAX_CHUNK_BYTES as u64 {
+            return Err(Error::Refused(format!("{} of {} bytes is too long for what it is", file.name, file.bytes)));
+        }
+        let is_beside = self.beside.open(&file.name).is_ok();
+        read_small(if is_beside { &*self.beside } else { &*self.main }, file, self.manifest.lineage).map(Some)
     }
 
     /// The staged log: empty at first, and again after the link was cut.

@@ -3,8 +3,9 @@
 use super::role::Master;
 use super::{LinkState, dropped, now_ms};
 use crate::catalogue::Catalogue;
-use crate::config::Fsync;
+use crate::config::{self, Config, Fsync};
 use crate::durability;
+use crate::engines::Engines;
 use crate::node::{Host, Node};
 use crate::records::RecordKind;
 use crate::tls::Socket;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 use std::time::{Duration, Instant};
-use store::{BatchHead, Disk, FollowLog, Manifest, Records};
+use store::{BatchHead, Disk, FollowLog, Manifest, Records, Staging};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 
@@ -47,6 +48,8 @@ pub(crate) enum Course {
 struct Here {
     node: Arc<Node>,
     log: FollowLog,
+    /// The last catalogue that came over this link.
+    told: Option<Catalogue>,
 }
 
 impl Local for Here {
@@ -74,12 +77,33 @@ impl Local for Here {
         if self.node.config().durability.fsync == Fsync::Always { 0 } else { SYNC_AFTER_MS }
     }
 
-    fn may_take(&self, body: &[u8]) -> Result<(), String> {
-        // What cannot be read here is refused by the log.
-        let told = Records::new(body).flatten().filter(|record| record.kind == RecordKind::Catalogue as u8);
-        for record in told {
-            let told = Catalogue::decode(record.payload).map_err(|e| e.to_string())?;
-            told.named_by(&self.node.config()).map_err(|e| format!("{e}; restart this replica with it"))?;
+    fn may_take(&mut self, body: &[u8]) -> Result<(), String> {
+        for record in Records::new(body) {
+            let record = record?;
+            if record.kind == RecordKind::Catalogue as u8 {
+                let told = Catalogue::decode(record.payload).map_err(|e| e.to_string())?;
+                is_named(&told, &self.node.config())?;
+                self.told = Some(told);
+            }
+        }
+        Ok(())
+    }
+
+    fn may_open(&mut self, staged: &Staging) -> Result<(), String> {
+        let config = self.node.config();
+        let text = staged.small(|tag| tag.kind == RecordKind::Catalogue as u32).map_err(|e| e.to_string())?;
+        let first = text.map(|text| Catalogue::decode(&text)).transpose().map_err(|e| e.to_string())?;
+        let Some(told) = self.told.as_ref().filter(|_| staged.has_log()).or(first.as_ref()) else { return Ok(()) };
+        is_named(told, &config)?;
+        if staged.is_whole() {
+            // As the start does it that follows, without the rows.
+            let empty = Config {
+                spill: config::Spill { cache_bytes: 0, read_threads: 1, ..config.spill.clone() },
+                ..(**config).clone()
+            };
+            let mut engines = Engines::empty(&empty, self.node.durability.clone());
+            let opened = engines.extend(&empty, told).and_then(|()| engines.connect(&empty));
+            opened.map_err(|e| format!("the master's data do not fit the configuration: {e}"))?;
         }
         Ok(())
     }
@@ -123,6 +147,10 @@ impl Local for Here {
     }
 }
 
+fn is_named(told: &Catalogue, config: &Config) -> Result<(), String> {
+    told.named_by(config).map_err(|e| format!("{e}; restart this replica with it"))
+}
+
 impl Here {
     /// One attempt to make a batch true; false: the folder has to be opened anew.
     fn apply_once(&self, head: &BatchHead, body: &[u8]) -> Result<bool, String> {
@@ -164,7 +192,7 @@ impl Here {
 
 /// Follows the master until the role changes, the server stops, or the folder is to be opened anew.
 pub(crate) fn run(host: &Arc<Host>, node: Arc<Node>, log: FollowLog, master: &Master) -> (FollowLog, Course) {
-    let mut here = Here { node, log };
+    let mut here = Here { node, log, told: None };
     here.settled();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -323,6 +351,7 @@ async fn link(here: &mut Here, master: &Master) -> Result<(), LinkError> {
         (times, settings.replica_announce_ip.clone(), port)
     };
     let started = Instant::now();
+    here.told = None;
     let mut out = Vec::new();
     let mut follower = Follower::new(times, node.replication.is_forced(), (&ip, port), here, &mut out, 0)?;
     let Err(error) = carry(here, master, &mut stream, &mut follower, out, started).await else { return Ok(()) };

@@ -10,7 +10,7 @@ use counter::LoadRange;
 use parking_lot::Mutex;
 use phantom::{Late, StoredTable, TableDecoder};
 use std::collections::HashMap;
-use store::{FileEntry, Progress, Role, SnapshotReader, Store, Tag};
+use store::{FileEntry, Progress, Role, Store, Tag};
 
 /// The catalogue of the snapshot that the manifest names, if there is one.
 pub(crate) fn read_catalogue(store: &Store) -> store::Result<Option<Result<Catalogue, Mismatch>>> {
@@ -21,13 +21,7 @@ pub(crate) fn read_catalogue(store: &Store) -> store::Result<Option<Result<Catal
 /// The content of the one small file that `is` points out, if there is one.
 fn read_small(store: &Store, is: impl Fn(&Tag) -> bool) -> store::Result<Option<Vec<u8>>> {
     let file = store.manifest().files.iter().find(|f| f.role == Role::Snapshot && is(&f.tag)).cloned();
-    let Some(file) = file else { return Ok(None) };
-    let mut reader = SnapshotReader::open(&**store.disk(), &file.name, Some((&file, store.lineage())))?;
-    let (mut text, mut chunk) = (Vec::new(), Vec::new());
-    while reader.next(&mut chunk)? {
-        text.extend_from_slice(&chunk);
-    }
-    Ok(Some(text))
+    file.map(|file| store::read_small(&**store.disk(), &file, store.lineage())).transpose()
 }
 
 /// Makes room for a counter space's rows, as the snapshot says how many there are.

@@ -128,3 +128,47 @@ fn a_master_that_comes_back_empty_is_refused_though_it_was_forced_on_its_replica
     });
     assert_eq!(redis::cmd("HGET").arg("post:1").arg("like").query::<u64>(&mut connection).unwrap(), 5);
 }
+
+/// It would give up what it has, and come back with nothing.
+#[test]
+fn a_data_set_that_could_not_be_opened_here_is_not_taken() {
+    let with = |change: fn(&mut Config)| TestServer::with(change);
+    let has_more: fn(&mut Config) = |config| {
+        let mut shop = config.counter[0].clone();
+        (shop.name, shop.rows, shop.cells) =
+            ("shop".to_owned(), "shop:{id}".to_owned(), "shop:{id}:{field}".to_owned());
+        config.counter.push(shop);
+    };
+    // Its view shows what the master's rows have not.
+    let shows_more: fn(&mut Config) = |config| {
+        config.counter[0].fields.push_str(" share:6");
+        config.view[0].counters = vec!["post.share".to_owned()];
+    };
+    let cases =
+        [(has_more, (|_| ()) as fn(&mut Config), "has the counter space 'shop'"), (|_| (), shows_more, "share")];
+    for (of_master, of_replica, why) in cases {
+        for is_saved in [false, true] {
+            let (master, replica) = (with(of_master), with(of_replica));
+            let set = |server: &TestServer, likes: u64| {
+                redis::cmd("HSET").arg("post:1").arg("like").arg(likes).query::<()>(&mut server.connection()).unwrap();
+            };
+            set(&master, 5);
+            set(&replica, 9);
+            if is_saved {
+                redis::cmd("SAVE").query::<()>(&mut master.connection()).unwrap();
+            }
+            let words = ["127.0.0.1", &master.port().to_string(), "FORCE"];
+            redis::cmd("REPLICAOF").arg(&words).query::<()>(&mut replica.connection()).unwrap();
+            let mut connection = replica.connection();
+            for _ in 0..2 {
+                eventually("it says why", || {
+                    info(&mut connection, "master_link_error").is_some_and(|error| error.contains(why))
+                });
+                std::thread::sleep(std::time::Duration::from_millis(1_200));
+            }
+            let likes = redis::cmd("HGET").arg("post:1").arg("like").query::<u64>(&mut connection).unwrap();
+            assert_eq!(likes, 9, "{why}, saved: {is_saved}");
+            assert_eq!(number(&replica, "slave_priority"), 0);
+        }
+    }
+}
