@@ -310,7 +310,7 @@ impl Follower {
         if !self.forced {
             may_fetch(verdict, (lineage, term, end), parting.at_most, log)?;
         }
-        if parting.at_least < log.written().offset {
+        if log.holds_after(parting.at_least)? {
             local.drops(parting.at_least)?;
         }
         Ok(())

@@ -197,6 +197,21 @@ impl FollowLog {
     pub fn durable_at_master(&self) -> Result<u64> {
         let Some((head, _)) = &self.newest else { return Ok(self.written.offset) };
         let mut known = head.base;
+        self.newest_batches(|before, batch| known = known.max(before.saturating_sub(u64::from(batch.unsynced_bytes))))?;
+        Ok(known)
+    }
+
+    /// Whether anything lies behind this offset that somebody could miss: a seal is nothing.
+    pub fn holds_after(&self, offset: u64) -> Result<bool> {
+        // Older segments are not looked into.
+        let mut holds = offset < self.newest.as_ref().map_or(self.written.offset, |(head, _)| head.base);
+        self.newest_batches(|before, batch| holds |= before >= offset && !batch.is_seal())?;
+        Ok(holds)
+    }
+
+    /// The batches of the newest segment, each with the offset at which it begins.
+    fn newest_batches(&self, mut each: impl FnMut(u64, &BatchHead)) -> Result<()> {
+        let Some((head, _)) = &self.newest else { return Ok(()) };
         let name = segment_name(head.segment);
         let path = self.disk.path(&name);
         let file = self.disk.open(&name).map_err(|e| Error::io(&path, "opening", e))?;
@@ -204,8 +219,8 @@ impl FollowLog {
         reader.read_up_to(self.written.byte)?;
         loop {
             let before = reader.position().offset;
-            let Found::Batch(batch) = reader.next()? else { return Ok(known) };
-            known = known.max(before.saturating_sub(u64::from(batch.unsynced_bytes)));
+            let Found::Batch(batch) = reader.next()? else { return Ok(()) };
+            each(before, &batch);
         }
     }
 

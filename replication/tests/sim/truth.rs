@@ -15,6 +15,8 @@ pub(crate) fn place(at: Position) -> Place {
 #[derive(Default)]
 pub(crate) struct Truth {
     before: BTreeMap<Place, Place>,
+    /// Batches that hold nothing, by where they end.
+    seals: BTreeSet<Place>,
     /// Per node: up to where its log was read.
     read: BTreeMap<usize, Position>,
 }
@@ -36,8 +38,13 @@ impl Truth {
         loop {
             let before = tail.position();
             match tail.next(end) {
-                Ok(Step::Batch(..)) => {
-                    self.before.insert(place(tail.position()), place(before));
+                Ok(Step::Batch(head, _)) => {
+                    let is_seal = head.is_seal();
+                    let end = place(tail.position());
+                    self.before.insert(end, place(before));
+                    if is_seal {
+                        self.seals.insert(end);
+                    }
                 }
                 Ok(Step::Segment(_)) => {}
                 Ok(Step::End) | Err(_) => break,
@@ -48,6 +55,11 @@ impl Truth {
 
     fn back(&self, from: Place) -> impl Iterator<Item = Place> {
         std::iter::successors(Some(from), |at| self.before.get(at).copied())
+    }
+
+    /// Whether the history that ends at `end` holds anything behind this offset.
+    pub(crate) fn holds_after(&self, end: Place, offset: u64) -> bool {
+        self.back(end).take_while(|at| at.0 > offset).any(|at| !self.seals.contains(&at))
     }
 
     /// Up to where two histories are one. `None`: it was never seen.
