@@ -212,6 +212,8 @@ fn reopened(host: &Arc<Host>, node: Arc<Node>) -> Held {
     // Whoever still reads from it finishes; then its memory and its folder are free.
     let mut node = node;
     loop {
+        // So does a FAILOVER that waits for a replica.
+        node.replication.failover.end(&node);
         host.clients.list().iter().for_each(|client| client.kill());
         match Arc::try_unwrap(node) {
             Ok(last) => {

@@ -83,8 +83,8 @@ impl Failover {
         }
     }
 
-    /// False if it has ended already.
-    fn end(&self, node: &Node) -> bool {
+    /// It is over: nobody waits for it any more. False if it has ended already.
+    pub(super) fn end(&self, node: &Node) -> bool {
         let was = std::mem::replace(&mut *self.stage.lock(), Stage::Nothing) != Stage::Nothing;
         if was {
             self.ended.notify_waiters();
