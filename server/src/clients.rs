@@ -3,6 +3,7 @@
 //! The list is locked when a client comes, goes or is asked for; never while it sends commands. What changes with every turn lies in
 //! atomics that only the client's own worker writes.
 
+use crate::blocked::Blocked;
 use crate::inbox::Inbox;
 use crate::resp::Protocol;
 use parking_lot::Mutex;
@@ -66,6 +67,8 @@ pub(crate) struct Client {
     pub(crate) queued: AtomicI64,
     /// Keys that it watches.
     pub(crate) watching: AtomicUsize,
+    /// Whether it waits for replicas, or a disk.
+    pub(crate) blocked: Blocked,
     /// It has logged in, or need not, and has made its TLS handshake, if one is due.
     entered: AtomicBool,
     abort: OnceLock<AbortHandle>,
@@ -188,6 +191,7 @@ impl Client {
             ('S', flags & REPLICA != 0),
             ('O', flags & MONITOR != 0),
             ('P', self.kind() == Kind::Pubsub),
+            ('b', self.blocked.is_waiting()),
             ('x', self.queued.load(Relaxed) >= 0),
             ('e', flags & NO_EVICT != 0),
             ('T', flags & NO_TOUCH != 0),
@@ -266,6 +270,7 @@ impl Clients {
             query_bytes: AtomicUsize::new(0),
             output_bytes: AtomicUsize::new(0),
             inbox: Inbox::default(),
+            blocked: Blocked::default(),
             subscriptions: Default::default(),
             queued: AtomicI64::new(-1),
             watching: AtomicUsize::new(0),

@@ -132,6 +132,9 @@ impl Connection {
                 if self.write(cx, &out).is_err() {
                     return Poll::Ready(());
                 }
+                if self.talk.session.client.blocked.leaves() {
+                    self.talk.closing = Closing::Politely;
+                }
                 continue;
             }
             if (self.written < self.pending.len() || self.unflushed) && ready!(self.poll_flush(cx)).is_err() {

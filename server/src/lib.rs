@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod acl;
+mod blocked;
 mod calls;
 pub mod catalogue;
 mod channels;

@@ -25,7 +25,8 @@ class Play:
         except redis.RedisError as error:
             answer = f"{type(error).__name__} {error}"
         name = "master" if node is self.master else "replica"
-        self.lines.append(f"{name}: {' '.join(words)}".replace(self.port, "PORT") + f" -> {answer}")
+        asked = " ".join(words).replace(f"127.0.0.1 {self.port}", "127.0.0.1 PORT")
+        self.lines.append(f"{name}: {asked} -> {answer}")
 
     def state(self, what):
         info = [n.info() for n in (self.master, self.replica)]
@@ -35,10 +36,15 @@ class Play:
         until(state, lambda: self.master.info().get("master_failover_state") == state)
 
     def write(self):
-        """Somebody writes to the master, which has it when this returns. Gives a function that says what became of it, within so many seconds."""
+        return self.ask("HINCRBY", self.key, "like", 1)
+
+    def ask(self, *words):
+        """Somebody asks the master, which has the request when this returns. Gives a function that says what became of it, within so many seconds."""
         client = self.master.client(timeout_s=60)
         connection = client.connection_pool.get_connection()
-        connection.send_command("HINCRBY", self.key, "like", 1)
+        connection.send_command("CLIENT", "ID")
+        number = connection.read_response()
+        connection.send_command(*words)
         # It was there before these, each of which was answered before the next one was sent.
         for _ in range(3):
             self.master.client().ping()
@@ -68,6 +74,7 @@ class Play:
                 assert not done.is_set() or box[1] - began > waits - 0.01, f"{what}: answered {box[1] - began:.3f} s after FAILOVER"
             return outcome
 
+        became.client = number
         return became
 
     def attached(self):
@@ -92,6 +99,12 @@ class Play:
             self.say(self.replica, "FAILOVER", *words.split())
         self.say(self.replica, "WAIT", "1", "1")
         self.state("with a replica")
+        for reason in [[], ["TIMEOUT"], ["ERROR"]]:
+            waits = self.ask("WAIT", "2", "0")
+            answers = [self.master.client().execute_command("CLIENT", "UNBLOCK", waits.client, *reason) for _ in range(2)]
+            # How many have it is chance: redis-server asks the replica by a line of the log, which it may not have acknowledged itself.
+            outcome = waits()
+            self.lines.append(f"CLIENT UNBLOCK {reason}, twice: {answers}; {'a number' if isinstance(outcome, int) else outcome}")
 
     def waits(self):
         """What the replica says waits on its way: nobody knows whether it has everything."""
@@ -171,6 +184,7 @@ class Play:
             # These come when the order is given.
             became.extend(self.write() for _ in range(5))
 
+        waits = self.ask("WAIT", "2", "0")
         writers = threading.Thread(target=many)
         writers.start()
         is_begun.wait()
@@ -179,6 +193,7 @@ class Play:
         writers.join()
         until("the old master follows", self.master.is_up)
         self.state("handed over")
+        waits("who waited for two replicas")
         self.write()("a write to the old master")
         # Which of them came before the pause is chance.
         outcomes = [outcome() for outcome in became]

@@ -98,7 +98,7 @@ fn clients(node: &Node, out: &mut String) {
         "client_recent_max_input_buffer" = most(|c| c.query_bytes.load(Relaxed)),
         "client_recent_max_output_buffer" = most(|c| c.output_bytes.load(Relaxed)),
         "client_recent_max_push_buffer" = most(|c| c.inbox.waiting()),
-        "blocked_clients" = 0,
+        "blocked_clients" = clients.iter().filter(|c| c.blocked.is_waiting()).count(),
         "tracking_clients" = 0,
         "pubsub_clients" = clients.iter().filter(|c| c.kind() == crate::clients::Kind::Pubsub).count(),
         "watching_clients" = clients.iter().filter(|c| c.watching.load(Relaxed) > 0).count(),

@@ -42,7 +42,7 @@ pub(super) const UNBLOCK: Spec = spec(
     ALWAYS | flag::ADMIN,
     "5.0.0",
     "client-id [TIMEOUT|ERROR]",
-    "0: no command blocks as Redis's BLPOP does.",
+    "Ends a client's WAIT or WAITAOF, as if its time were over, or with an error: 1; or 0 if it does not wait.",
     unblock,
 );
 
@@ -207,7 +207,9 @@ fn unblock(call: &mut Call<'_>) -> Outcome {
     if call.args.len() == 4 && !reason.eq_ignore_ascii_case(b"timeout") && !reason.eq_ignore_ascii_case(b"error") {
         return Err(refuse!("ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR"));
     }
-    super::integer(call.args.at(2))?;
-    call.reply.int(0);
+    let id = u64::try_from(super::integer(call.args.at(2))?).ok();
+    let with_error = reason.eq_ignore_ascii_case(b"error");
+    let client = call.node.clients.list().into_iter().find(|client| Some(client.id) == id);
+    call.reply.int(i64::from(client.is_some_and(|client| client.blocked.let_go(with_error))));
     Ok(())
 }

@@ -222,6 +222,19 @@ fn refuse_on_replica(call: &Call<'_>, what: &str, since: &str) -> Outcome {
     Ok(())
 }
 
+/// Why somebody waits no longer, in Redis's words.
+const DEMOTED: &str = "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)";
+const UNBLOCKED: &str = "UNBLOCKED client unblocked via CLIENT UNBLOCK";
+
+/// Until this node is to be a replica: then nobody can say any more whether others have what was written here.
+async fn demoted(node: &Node) {
+    let mut orders = node.replication.subscribe();
+    let is_replica = |_: &u64| node.replication.master().is_some();
+    if orders.wait_for(is_replica).await.is_err() {
+        std::future::pending().await
+    }
+}
+
 /// Answers with what `write` makes of it, once it is known.
 fn answer_settled(
     call: &mut Call<'_>,
@@ -240,12 +253,27 @@ fn answer_settled(
     let wanted = call.session.replies == super::Replies::On;
     // What anybody has marked until now, so what this client has written, too.
     let ticket = node.durability.committer().ticket();
+    let client = call.session.client.clone();
+    client.blocked.begin();
     call.session.later = wanted;
     call.session.hold = Some(Box::pin(async move {
-        let (local, count) = settled(&node, ticket, until, replicas, deadline).await;
+        let ended = tokio::select! {
+            biased;
+            () = demoted(&node) => Err(DEMOTED),
+            known = settled(&node, ticket, until, replicas, deadline) => Ok(known),
+            with_error = client.blocked.is_let_go() => match with_error {
+                true => Err(UNBLOCKED),
+                false => Ok(settled(&node, ticket, until, replicas, Instant::now()).await),
+            },
+        };
+        client.blocked.end(matches!(ended, Err(DEMOTED)));
         let mut out = Vec::new();
         if wanted {
-            write(&mut Reply::new(&mut out, protocol), local, count);
+            let mut reply = Reply::new(&mut out, protocol);
+            match ended {
+                Ok((local, count)) => write(&mut reply, local, count),
+                Err(why) => reply.error(why),
+            }
         }
         Ok(out)
     }));

@@ -1,0 +1,63 @@
+//! A client that waits for the reply to WAIT or WAITAOF, and who ends that before its time: CLIENT UNBLOCK, or a change of the role.
+
+use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
+use tokio::sync::Notify;
+
+/// It does not wait.
+const NOT: u8 = 0;
+const WAITS: u8 = 1;
+/// CLIENT UNBLOCK has said so.
+const TIMED_OUT: u8 = 2;
+const FAILED: u8 = 3;
+/// Its connection ends with this reply.
+const LEAVES: u8 = 4;
+
+/// Of one client. See the top of the file.
+#[derive(Default)]
+pub(crate) struct Blocked {
+    state: AtomicU8,
+    told: Notify,
+}
+
+impl Blocked {
+    /// It waits from now on.
+    pub(crate) fn begin(&self) {
+        self.state.store(WAITS, SeqCst);
+    }
+
+    /// It has its reply, which is its last one if it `leaves`.
+    pub(crate) fn end(&self, leaves: bool) {
+        self.state.store(if leaves { LEAVES } else { NOT }, SeqCst);
+    }
+
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.state.load(SeqCst) == WAITS
+    }
+
+    pub(crate) fn leaves(&self) -> bool {
+        self.state.load(SeqCst) == LEAVES
+    }
+
+    /// CLIENT UNBLOCK: as if the time were over, or with an error. False if it does not wait.
+    pub(crate) fn let_go(&self, with_error: bool) -> bool {
+        let next = if with_error { FAILED } else { TIMED_OUT };
+        let was_waiting = self.state.compare_exchange(WAITS, next, SeqCst, SeqCst).is_ok();
+        if was_waiting {
+            self.told.notify_one();
+        }
+        was_waiting
+    }
+
+    /// Until somebody has said CLIENT UNBLOCK. Gives whether it is to be an error.
+    pub(crate) async fn is_let_go(&self) -> bool {
+        loop {
+            self.told.notified().await;
+            // It may have been said of the wait before.
+            match self.state.load(SeqCst) {
+                TIMED_OUT => return false,
+                FAILED => return true,
+                _ => {}
+            }
+        }
+    }
+}
