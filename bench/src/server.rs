@@ -122,8 +122,18 @@ impl Server {
 
     /// Kills it and starts it again. Gives wall-clock and CPU seconds until it is ready.
     pub fn restart(&mut self) -> io::Result<(f64, f64)> {
+        self.kill()?;
+        self.again()
+    }
+
+    /// Kills it; its folder stays.
+    pub fn kill(&mut self) -> io::Result<()> {
         self.child.kill()?;
-        self.child.wait()?;
+        self.child.wait().map(drop)
+    }
+
+    /// Starts it again after it was killed, as [`Server::restart`] does.
+    pub fn again(&mut self) -> io::Result<(f64, f64)> {
         let started = Instant::now();
         self.child = (self.start)(self.folder.path(), self.port).spawn()?;
         self.ready()?;

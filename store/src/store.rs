@@ -41,13 +41,13 @@ pub struct StoreOptions {
     /// The log's.
     pub log: LogOptions,
     /// Segments that a snapshot has made unnecessary are kept up to this many bytes in all, so that replicas that were away
-    /// can go on where they stopped. Default 1 GiB.
+    /// can go on where they stopped. Default 2 GiB.
     pub keep_log_bytes: u64,
 }
 
 impl Default for StoreOptions {
     fn default() -> StoreOptions {
-        StoreOptions { log: LogOptions::default(), keep_log_bytes: 1 << 30 }
+        StoreOptions { log: LogOptions::default(), keep_log_bytes: 2 << 30 }
     }
 }
 

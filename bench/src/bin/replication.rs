@@ -5,6 +5,7 @@
 //! target/release/replication sync --rows 100000000 --redis-rows 15000000 --wait    a full sync of 1 GB, and pages of the master meanwhile
 //! target/release/replication wait                                                  increments with WAIT 1, in rounds
 //! target/release/replication hot                                                   bytes of the stream of a row that is written a million times
+//! target/release/replication away                                                  a replica is away while the log rolls 20 times, and goes on
 //! ```
 //!
 //! In `sync` a replica runs as a thread that gets a processor only while nobody else wants it (`chrt --idle`), as on a machine of its own it would take
@@ -76,6 +77,16 @@ enum What {
         /// How often.
         #[arg(long, default_value_t = 1_000_000)]
         writes: u64,
+    },
+    /// A replica that is killed, and comes back when the log has rolled so many times. Segments have their usual 64 MiB, and snapshots and
+    /// what is kept of the log are as by default.
+    Away {
+        /// How often.
+        #[arg(long, default_value_t = 20)]
+        segments: u64,
+        /// Rows that are written meanwhile, again and again.
+        #[arg(long, default_value_t = 4_000_000)]
+        rows: u64,
     },
 }
 
@@ -418,6 +429,71 @@ fn hot(args: &Args, writes: u64) -> io::Result<()> {
     Ok(())
 }
 
+fn away(args: &Args, segments: u64, rows: u64) -> io::Result<()> {
+    let (master, mut replica) = pair(args, Kind::Tidemark)?;
+    // As by default.
+    master.client()?.call(&[b"CONFIG", b"SET", b"durability.snapshot_log_bytes", b"268435456"])?;
+    replica.kill()?;
+    let (first, before) = (number(&master, "log_written_segment")?, number(&master, "master_repl_offset")?);
+    let (started, mut pass) = (Instant::now(), 0u64);
+    while number(&master, "log_written_segment")? < first + segments as f64 {
+        pass += 1;
+        on_threads(2, |i| {
+            let mut client = master.client()?;
+            for some in (i..rows).step_by(200) {
+                let ids: Vec<Vec<u8>> =
+                    (some..rows.min(some + 200)).step_by(2).map(|index| text(post(index))).collect();
+                let mut words: Vec<&[u8]> = vec![b"CNT.MINCRBY", b"post"];
+                ids.iter().for_each(|id| words.extend([&id[..], b"like", b"1"]));
+                client.push(&words);
+                if client.is_full() {
+                    let waiting = client.waiting();
+                    take(&mut client, waiting)?;
+                }
+            }
+            let waiting = client.waiting();
+            take(&mut client, waiting)?;
+            Ok(0)
+        })?;
+    }
+    let missed = number(&master, "master_repl_offset")? - before;
+    println!(
+        "the log rolled {} times and grew by {:.0} MB in {:.0} s; {:.0} MB of it are there",
+        number(&master, "log_written_segment")? - first,
+        missed / 1e6,
+        started.elapsed().as_secs_f64(),
+        master.bytes_of(".tlog") as f64 / 1e6,
+    );
+    let (ready_s, _) = replica.again()?;
+    let back = Instant::now();
+    let end = number(&master, "master_repl_offset")?;
+    while replica.info("slave_repl_offset").ok().and_then(|n| n.parse().ok()).unwrap_or(0f64) < end {
+        if back.elapsed() > Duration::from_secs(600) {
+            return Err(io::Error::other(format!("not in step: {:?}", replica.info("master_link_error"))));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let seconds = back.elapsed().as_secs_f64();
+    let (full, continued) = (number(&replica, "repl_full_syncs")?, number(&replica, "repl_continued")?);
+    println!(
+        "the replica was ready after {ready_s:.1} s, in step {seconds:.1} s later, {:.0} MB/s; full syncs: {full}",
+        missed / 1e6 / seconds
+    );
+    let (mut here, mut there) = (master.client()?, replica.client()?);
+    for index in (0..rows).step_by(rows.div_ceil(1000) as usize) {
+        let id = text(post(index));
+        let words: [&[u8]; 3] = [b"CNT.GET", b"post", &id];
+        let held = [here.call(&words)?, there.call(&words)?];
+        if held[0] != held[1] || !format!("{:?}", held[0]).contains(&format!("Integer({pass})")) {
+            return Err(io::Error::other(format!("post {index} was counted {pass} times: {held:?}")));
+        }
+    }
+    if full > 0.0 || continued != 1.0 {
+        return Err(io::Error::other("it did not go on where it was"));
+    }
+    Ok(())
+}
+
 fn main() -> io::Result<()> {
     let args = Args::parse();
     match args.what {
@@ -426,5 +502,6 @@ fn main() -> io::Result<()> {
         }
         What::Wait { clients, seconds, rounds } => wait(&args, clients, seconds, rounds),
         What::Hot { writes } => hot(&args, writes),
+        What::Away { segments, rows } => away(&args, segments, rows),
     }
 }

@@ -141,8 +141,10 @@ section! {
         /// A snapshot is written when so many seconds have passed since the last one and something has changed; 0 means never for that.
         #[live = true]
         snapshot_every_s: u64 = 3_600,
-        /// The log is kept for replicas that were away, up to so many bytes, though a snapshot has made it unnecessary.
-        keep_log_bytes: u64 = 1 << 30,
+        /// The log is kept for replicas that were away, up to so many bytes, though a snapshot has made it unnecessary. It lies in segments of 64 MiB,
+        /// so this is 32 of them. Who was away while more was written needs a full sync: set what is written in the longest time that a replica may
+        /// be away ("master_repl_offset" of INFO tells the bytes), the disk permitting. On replicas, too: one of them may be the next master.
+        keep_log_bytes: u64 = 2 << 30,
         /// Whether PING answers an error while the log cannot be written, so that Sentinel lets a replica take over. Otherwise it
         /// answers PONG, and the server goes on answering reads.
         #[live = true]
