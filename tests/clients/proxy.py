@@ -1,11 +1,19 @@
 """A link between two programs that can be treated badly: cut, half-open, delayed, reset. One port of ours that forwards to another."""
-import socket, threading, time
+import random, socket, threading, time
 
 
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port that nobody has, and that the system gives to nobody who connects: its server will be away at times."""
+    with open("/proc/sys/net/ipv4/ip_local_port_range") as f:
+        given_from = int(f.read().split()[0])
+    while True:
+        port = random.randrange(given_from // 3, given_from)
+        with socket.socket() as s:
+            try:
+                s.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                pass
 
 
 class Proxy:

@@ -33,8 +33,7 @@ impl TestServer {
 
     fn on(folder: tempfile::TempDir, mut config: Config) -> TestServer {
         config.durability.dir = folder.path().to_path_buf();
-        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-        let server = start(config.clone(), listener).expect("the server starts");
+        let server = start(config.clone(), listener()).expect("the server starts");
         TestServer { port: server.port(), server: Some(server), config, folder: Some(folder) }
     }
 
@@ -132,6 +131,14 @@ pub struct Stopped {
     folder: tempfile::TempDir,
     config: Config,
     port: u16,
+}
+
+/// On a port that nobody has, and that the system gives to nobody who connects: it must still be free when a server that was stopped comes back.
+fn listener() -> TcpListener {
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let given_from: u16 = range.split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(32_768);
+    let some = |_| TcpListener::bind(("127.0.0.1", fastrand::u16(given_from / 3..given_from))).ok();
+    (0..1000).find_map(some).expect("a free port")
 }
 
 impl Stopped {
