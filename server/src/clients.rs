@@ -69,8 +69,12 @@ pub(crate) struct Client {
     pub(crate) watching: AtomicUsize,
     /// Whether it waits for replicas, or a disk.
     pub(crate) blocked: Blocked,
+    /// It waits for a reply that takes its time, or for the end of a pause.
+    pub(crate) waits: AtomicBool,
     /// It has logged in, or need not, and has made its TLS handshake, if one is due.
     entered: AtomicBool,
+    /// Milliseconds after `since` at which it last had not, having done so before: RESET.
+    left_ms: AtomicU64,
     abort: OnceLock<AbortHandle>,
     killed: AtomicBool,
     ended: Arc<Ended>,
@@ -117,7 +121,18 @@ impl Client {
     }
 
     pub(crate) fn set_entered(&self, entered: bool) {
-        self.entered.store(entered, Relaxed);
+        if self.entered.swap(entered, Relaxed) && !entered {
+            self.left_ms.store(self.age_ms(Instant::now()), Relaxed);
+        }
+    }
+
+    /// Since when it is to log in, or to make its TLS handshake; nothing if it has.
+    pub(crate) fn outside_s(&self, now: Instant) -> Option<u64> {
+        (!self.has_entered()).then(|| self.age_ms(now).saturating_sub(self.left_ms.load(Relaxed)) / 1000)
+    }
+
+    fn age_ms(&self, now: Instant) -> u64 {
+        u64::try_from(now.saturating_duration_since(self.since).as_millis()).unwrap_or(u64::MAX)
     }
 
     pub(crate) fn protocol(&self) -> Protocol {
@@ -131,14 +146,18 @@ impl Client {
     /// It has sent something at `now`.
     #[inline]
     pub(crate) fn touch(&self, now: Instant) {
-        let ms = u64::try_from(now.saturating_duration_since(self.since).as_millis()).unwrap_or(u64::MAX);
-        self.last_active_ms.store(ms, Relaxed);
+        self.last_active_ms.store(self.age_ms(now), Relaxed);
     }
 
     /// Seconds since it last sent something.
     pub(crate) fn idle_s(&self, now: Instant) -> u64 {
-        let age = u64::try_from(now.saturating_duration_since(self.since).as_millis()).unwrap_or(u64::MAX);
-        age.saturating_sub(self.last_active_ms.load(Relaxed)) / 1000
+        self.age_ms(now).saturating_sub(self.last_active_ms.load(Relaxed)) / 1000
+    }
+
+    /// Whether it could send something, and has not for so long. As in Redis that is not said of who listens, follows or waits.
+    pub(crate) fn is_idle(&self, now: Instant, most_s: u64) -> bool {
+        let is_here_to_hear = self.kind() != Kind::Normal || self.flags.load(Relaxed) & MONITOR != 0;
+        !is_here_to_hear && !self.waits.load(Relaxed) && self.idle_s(now) >= most_s
     }
 
     /// Disconnects it at its next step; it may be in any state.
@@ -243,17 +262,19 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    /// Adds a client, unless there are `most` already. Then the oldest of those who have never sent a whole request makes room, so
-    /// that whoever only holds connections cannot lock the others out.
+    /// Adds a client, unless there are `most` already. Then the oldest of those who have not logged in makes room, or who have never sent a
+    /// whole request, so that whoever only holds connections cannot lock the others out.
     pub(crate) fn admit(&self, peer: SocketAddr, local: SocketAddr, most: usize) -> Option<Arc<Client>> {
         let mut all = self.all.lock();
         if all.len() >= most {
             self.rejected.fetch_add(1, Relaxed);
             let never_asked =
                 |c: &&Arc<Client>| c.last_command.load(Relaxed) == u32::MAX && c.since.elapsed() >= TIME_TO_ASK;
-            let silent = all.values().find(never_asked)?.clone();
-            all.remove(&silent.id);
-            silent.kill();
+            // However young: else whoever comes often enough would lock the others out.
+            let stranger = all.values().find(|c| !c.has_entered());
+            let least = stranger.or_else(|| all.values().find(never_asked))?.clone();
+            all.remove(&least.id);
+            least.kill();
         }
         self.accepted.fetch_add(1, Relaxed);
         let id = self.last_id.fetch_add(1, Relaxed) + 1;
@@ -274,7 +295,9 @@ impl Clients {
             subscriptions: Default::default(),
             queued: AtomicI64::new(-1),
             watching: AtomicUsize::new(0),
+            waits: AtomicBool::new(false),
             entered: AtomicBool::new(false),
+            left_ms: AtomicU64::new(0),
             abort: OnceLock::new(),
             killed: AtomicBool::new(false),
             ended: self.ended.clone(),

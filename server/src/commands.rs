@@ -45,7 +45,7 @@ pub(crate) use command::key_positions;
 pub(crate) use execute::{execute, look_ahead, must_wait};
 pub use reference::reference;
 pub(crate) use refusal::{Printable, Refusal, refuse};
-pub(crate) use session::{MayGo, Replies, Scratch, Session};
+pub(crate) use session::{Replies, Scratch, Session};
 pub(crate) use spec::{ALL_KEYS, Handler, KeyArgs, NO_KEYS, ONE_KEY, Outcome, Spec, flag};
 pub(crate) use table::{Found, bit_of, bits, find, name_of, numbers_named, with_numbers};
 

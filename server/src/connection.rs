@@ -8,7 +8,7 @@
 //! request can make grow has a limit ([`Server`](crate::config::Server)): a client beyond it is disconnected.
 
 use crate::clients::Client;
-use crate::commands::{MayGo, Session};
+use crate::commands::Session;
 use crate::node::Node;
 use crate::resp::Reply;
 use crate::tls::Socket;
@@ -21,6 +21,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::time::Sleep;
 
 /// Bytes read at a time, as in Redis: hundreds of small commands, which take a millisecond at most.
 const READ_BYTES: usize = 16 << 10;
@@ -44,7 +45,13 @@ thread_local! {
         RefCell::new(Buffers { input: vec![0; READ_BYTES].into_boxed_slice(), turn: Turn::default() });
 }
 
-/// Replies of a turn that wrote, until the log has what it wrote.
+/// How often who waits is looked after: it may have gone.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// What ends with a reply that is yet to come, or with an error that all replies of the turn become.
+type MayGo = Pin<Box<dyn Future<Output = Result<Vec<u8>, String>> + Send>>;
+
+/// Replies of a turn that wrote, until the log has what it wrote; or of one whose last reply takes its time.
 struct Held {
     may_go: MayGo,
     out: Vec<u8>,
@@ -63,8 +70,9 @@ pub(crate) struct Connection {
     written: usize,
     /// TLS holds bytes that the socket did not take.
     unflushed: bool,
-    /// Replies that wait for the disk.
     held: Option<Held>,
+    /// The next look at who waits.
+    look: Option<Pin<Box<Sleep>>>,
 }
 
 impl Drop for Connection {
@@ -86,6 +94,7 @@ impl Connection {
             written: 0,
             unflushed: false,
             held: None,
+            look: None,
         }
     }
 
@@ -116,7 +125,9 @@ impl Connection {
         let Buffers { input, turn } = buffers;
         for _ in 0..TURNS_IN_A_ROW {
             if let Some(held) = &mut self.held {
-                let outcome = ready!(held.may_go.as_mut().poll(cx));
+                let Poll::Ready(outcome) = held.may_go.as_mut().poll(cx) else { return self.look_after(cx) };
+                self.waits_no_more();
+                let Some(held) = &mut self.held else { continue };
                 let (mut out, replies) = (std::mem::take(&mut held.out), held.replies);
                 self.held = None;
                 if let Ok(last) = &outcome {
@@ -144,7 +155,9 @@ impl Connection {
                 return Poll::Ready(());
             }
             if let Some(stalled) = &mut self.talk.stalled {
-                self.talk.pins = ready!(stalled.as_mut().poll(cx));
+                let Poll::Ready(pins) = stalled.as_mut().poll(cx) else { return self.look_after(cx) };
+                self.waits_no_more();
+                self.talk.pins = pins;
                 self.talk.stalled = None;
             }
             let Session { client, .. } = &self.talk.session;
@@ -187,6 +200,7 @@ impl Connection {
             let wrote = std::mem::take(&mut self.talk.session.wrote) && self.must_hold(ticket);
             let asked = self.talk.session.hold.take();
             if wrote || asked.is_some() {
+                self.talk.session.client.waits.store(asked.is_some(), Relaxed);
                 let node = self.node.clone();
                 let may_go: MayGo = Box::pin(async move {
                     if wrote {
@@ -196,7 +210,7 @@ impl Connection {
                         node.durability.replies_may_go(ticket).await?;
                     }
                     match asked {
-                        Some(asked) => asked.await,
+                        Some(asked) => Ok(asked.await),
                         None => Ok(Vec::new()),
                     }
                 });
@@ -219,6 +233,26 @@ impl Connection {
         // sending would keep the worker for seconds.
         let _ = std::pin::pin!(tokio::task::yield_now()).poll(cx);
         Poll::Pending
+    }
+
+    /// Ready if who waits has gone: nobody is there for what it asked for, and what it would have changed stays as it is.
+    fn look_after(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            let look = self.look.get_or_insert_with(|| Box::pin(tokio::time::sleep(LOOK_EVERY)));
+            ready!(look.as_mut().poll(cx));
+            self.look = None;
+            if self.stream.is_left(cx) {
+                return Poll::Ready(());
+            }
+        }
+    }
+
+    fn waits_no_more(&mut self) {
+        self.look = None;
+        let waits = &self.talk.session.client.waits;
+        if waits.load(Relaxed) {
+            waits.store(false, Relaxed);
+        }
     }
 
     /// Whether the replies to a write have to wait: for the disk, with `always` or if that is late; or for room in the log's queue. A repeated like waits, too, if

@@ -5,12 +5,13 @@
 
 use crate::config::{AuthClients, Tls as Settings};
 use arc_swap::ArcSwapOption;
+use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::task::{Context, Poll};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::rustls::crypto::CryptoProvider;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -111,6 +112,18 @@ pub enum Socket {
     Plain(TcpStream),
     /// Inside TLS; as a client or as a server.
     Tls(Box<tokio_rustls::TlsStream<TcpStream>>),
+}
+
+impl Socket {
+    /// Whether the peer has closed its side, as far as the system has said; what it sent before may still be unread.
+    pub(crate) fn is_left(&self, cx: &mut Context<'_>) -> bool {
+        let stream = match self {
+            Socket::Plain(stream) => stream,
+            Socket::Tls(stream) => stream.get_ref().0,
+        };
+        let state = std::pin::pin!(stream.ready(Interest::READABLE)).poll(cx);
+        matches!(state, Poll::Ready(Ok(state)) if state.is_read_closed())
+    }
 }
 
 impl AsyncRead for Socket {

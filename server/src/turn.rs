@@ -173,6 +173,7 @@ impl Talk {
                 let paused = node.pause.now();
                 if paused != Paused::Nothing && commands::must_wait(args, session, paused, node) {
                     let node = node.clone();
+                    session.client.waits.store(true, Relaxed);
                     self.stalled = Some(Box::pin(async move {
                         node.pause.eased().await;
                         Pins::default()

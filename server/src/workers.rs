@@ -196,8 +196,8 @@ async fn accept(host: Arc<Host>, listeners: Vec<(tokio::net::TcpListener, bool)>
                     (config.server.idle_timeout_s, config.security.handshake_timeout_s)
                 };
                 for client in host.clients.list() {
-                    let slow = handshake_s > 0 && !client.has_entered() && client.since.elapsed().as_secs() >= handshake_s;
-                    let idle = idle_s > 0 && client.idle_s(now) >= idle_s;
+                    let slow = handshake_s > 0 && client.outside_s(now).is_some_and(|s| s >= handshake_s);
+                    let idle = idle_s > 0 && client.is_idle(now, idle_s);
                     if slow || idle {
                         let ended = &host.clients.ended;
                         let count = if slow { &ended.by_handshake } else { &ended.by_idleness };

@@ -4,8 +4,19 @@ use super::{Outcome, Printable, Refusal, Replies, Scratch, Session, Spec, refuse
 use crate::engines::{CounterSpace, ExistenceSpace, KeyRef};
 use crate::marks::Mark;
 use crate::node::Node;
-use crate::resp::{Args, Reply};
+use crate::resp::{Args, Protocol, Reply};
 use std::sync::Arc;
+
+/// The bytes of a reply: what `write` says, or its refusal.
+pub(crate) fn answer(protocol: Protocol, write: impl FnOnce(&mut Reply<'_>) -> Outcome) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut reply = Reply::new(&mut out, protocol);
+    if let Err(refusal) = write(&mut reply) {
+        reply.rewind(0);
+        reply.error(refusal.text());
+    }
+    out
+}
 
 /// One command being executed.
 pub(crate) struct Call<'a> {
@@ -65,22 +76,21 @@ impl<'a> Call<'a> {
         if self.session.in_exec {
             return work(self.node, &mut self.reply);
         }
-        let (node, protocol, wanted) = (self.node.clone(), self.reply.protocol(), self.session.replies == Replies::On);
-        let work = tokio::task::spawn_blocking(move || {
-            let mut out = Vec::new();
-            let mut reply = Reply::new(&mut out, protocol);
-            if let Err(refusal) = work(&node, &mut reply) {
-                reply.rewind(0);
-                reply.error(refusal.text());
-            }
-            if !wanted {
-                reply.rewind(0);
-            }
-            out
-        });
-        self.session.later = wanted;
-        self.session.hold = Some(Box::pin(async move { work.await.map_err(|e| format!("ERR {e}")) }));
+        let (node, protocol) = (self.node.clone(), self.reply.protocol());
+        let work = tokio::task::spawn_blocking(move || answer(protocol, |reply| work(&node, reply)));
+        let failed = move |error| answer(protocol, |_| Err(refuse!("ERR {error}")));
+        self.answer_when(async move { work.await.unwrap_or_else(failed) });
         Ok(())
+    }
+
+    /// Gives the bytes of this request's reply when `reply` has them: [`answer`]. The replies before it wait, too, but stay what they are.
+    pub(crate) fn answer_when(&mut self, reply: impl Future<Output = Vec<u8>> + Send + 'static) {
+        let wanted = self.session.replies == Replies::On;
+        self.session.later = wanted;
+        self.session.hold = Some(Box::pin(async move {
+            let bytes = reply.await;
+            if wanted { bytes } else { Vec::new() }
+        }));
     }
 
     /// Resolves argument `index` as the key of a row.

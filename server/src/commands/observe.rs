@@ -270,10 +270,9 @@ fn debug_sleep(call: &mut Call<'_>) -> Outcome {
     let Some(seconds) = seconds else {
         return Err(refuse!("ERR '{}' is no number of seconds from 0 to 3600", Printable(text)));
     };
-    call.session.hold = Some(Box::pin(async move {
+    call.answer_when(async move {
         tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
-        Ok(Vec::new())
-    }));
-    call.reply.ok();
+        b"+OK\r\n".to_vec()
+    });
     Ok(())
 }

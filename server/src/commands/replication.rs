@@ -1,5 +1,6 @@
 //! Replication: REPLICAOF, ROLE, WAIT, and what a replica says to become one.
 
+use super::call::answer;
 use super::{Call, NO_KEYS, Outcome, Refusal, Spec, flag, integer, refuse};
 use crate::node::Node;
 use crate::replication::{Fed, LinkState, Master, failover};
@@ -250,13 +251,11 @@ fn answer_settled(
         return;
     }
     let (node, protocol) = (call.node.clone(), call.reply.protocol());
-    let wanted = call.session.replies == super::Replies::On;
     // What anybody has marked until now, so what this client has written, too.
     let ticket = node.durability.committer().ticket();
     let client = call.session.client.clone();
     client.blocked.begin();
-    call.session.later = wanted;
-    call.session.hold = Some(Box::pin(async move {
+    call.answer_when(async move {
         let ended = tokio::select! {
             biased;
             () = demoted(&node) => Err(DEMOTED),
@@ -267,16 +266,12 @@ fn answer_settled(
             },
         };
         client.blocked.end(matches!(ended, Err(DEMOTED)));
-        let mut out = Vec::new();
-        if wanted {
-            let mut reply = Reply::new(&mut out, protocol);
-            match ended {
-                Ok((local, count)) => write(&mut reply, local, count),
-                Err(why) => reply.error(why),
-            }
-        }
-        Ok(out)
-    }));
+        answer(protocol, |reply| {
+            let (local, count) = ended.map_err(|why| refuse!("{why}"))?;
+            write(reply, local, count);
+            Ok(())
+        })
+    });
 }
 
 fn wait(call: &mut Call<'_>) -> Outcome {

@@ -1,5 +1,6 @@
 //! The server as a whole: INFO, COMMAND, SHUTDOWN and their like.
 
+use super::call::answer;
 use super::{Call, NO_KEYS, Outcome, Refusal, Spec, acl, command, config, flag, info, refuse};
 use crate::node::unix_us;
 
@@ -57,10 +58,15 @@ fn lastsave(call: &mut Call<'_>) -> Outcome {
 }
 
 fn save(call: &mut Call<'_>) -> Outcome {
-    let snapshots = call.node.snapshots.clone();
-    call.session.hold =
-        Some(Box::pin(async move { snapshots.save().await.map(|()| Vec::new()).map_err(|e| format!("ERR {e}")) }));
-    call.reply.ok();
+    let (snapshots, protocol) = (call.node.snapshots.clone(), call.reply.protocol());
+    call.answer_when(async move {
+        let saved = snapshots.save().await;
+        answer(protocol, |reply| {
+            saved.map_err(|error| refuse!("ERR {error}"))?;
+            reply.ok();
+            Ok(())
+        })
+    });
     Ok(())
 }
 

@@ -20,7 +20,7 @@ pub(crate) enum Replies {
 }
 
 /// Replies are kept back until this is done. What it gives is appended to them, if anything; its error goes out instead of them.
-pub(crate) type MayGo = Pin<Box<dyn Future<Output = Result<Vec<u8>, String>> + Send>>;
+pub(crate) type Later = Pin<Box<dyn Future<Output = Vec<u8>> + Send>>;
 
 /// What a connection remembers between commands.
 pub(crate) struct Session {
@@ -48,7 +48,7 @@ pub(crate) struct Session {
     /// Since the replies were last sent it was admitted to write.
     pub(crate) wrote: bool,
     /// What the replies of this turn wait for, if its last command said so.
-    pub(crate) hold: Option<MayGo>,
+    pub(crate) hold: Option<Later>,
     /// What the last command of this turn gives is its reply, which is missing from the others.
     pub(crate) later: bool,
     /// The connection becomes a replica's once the replies are written.

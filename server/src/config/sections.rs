@@ -62,7 +62,7 @@ section! {
         /// Connections that the system may hold before the server accepts them.
         #[redis = "tcp-backlog"]
         backlog: i32 = 511,
-        /// A client that has sent nothing for so many seconds is disconnected; 0 means never.
+        /// A client that has sent nothing for so many seconds is disconnected, unless it listens, follows or waits; 0 means never.
         #[redis = "timeout"]
         #[live = true]
         idle_timeout_s: u64 = 0,

@@ -89,7 +89,7 @@ impl Guest {
             at += used;
             replies.append(&mut self.turn.out);
             if let Some(hold) = self.talk.session.hold.take() {
-                replies.extend(RUNTIME.block_on(hold).unwrap_or_else(|text| format!("-{text}\r\n").into_bytes()));
+                replies.extend(RUNTIME.block_on(hold));
             }
         }
         replies

@@ -128,6 +128,116 @@ fn idle_clients_are_disconnected_if_so_configured() {
 }
 
 #[test]
+fn who_listens_follows_or_waits_is_not_idle() {
+    let server = TestServer::with(|config| config.server.idle_timeout_s = 1);
+    let replica = TestServer::start();
+    let (host, port) = ("127.0.0.1", server.port().to_string());
+    redis::cmd("REPLICAOF").arg(host).arg(&port).query::<()>(&mut replica.connection()).unwrap();
+    eventually("the replica follows", || server.raw().ask(&["WAIT", "1", "100"]) == ":1");
+    let link = || {
+        let info = redis::cmd("INFO").query::<redis::InfoDict>(&mut replica.connection()).unwrap();
+        ["master_link_status", "repl_continued", "repl_full_syncs"].map(|name| info.get::<String>(name).unwrap())
+    };
+    let before = link();
+    let mut listener = server.raw();
+    listener.request(&["SUBSCRIBE", "a"]).expect("*3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n");
+    let mut monitor = server.raw();
+    monitor.request(&["MONITOR"]).expect("+OK\r\n");
+    let (mut waiter, mut plain) = (server.raw(), server.raw());
+    waiter.request(&["WAIT", "2", "3500"]);
+    plain.request(&["PING"]).expect("+PONG\r\n");
+    waiter.expect(":1\r\n");
+    assert_eq!(plain.rest(), "", "who could have sent something");
+    assert_eq!(server.raw().ask(&["PUBLISH", "a", "x"]), ":1");
+    listener.expect("*3\r\n$7\r\nmessage\r\n$1\r\na\r\n$1\r\nx\r\n");
+    while !monitor.line().contains("\"PUBLISH\"") {}
+    assert_eq!(link(), before, "one link all the time");
+}
+
+fn connected(server: &TestServer) -> usize {
+    let info = redis::cmd("INFO").arg("clients").query::<redis::InfoDict>(&mut server.connection()).unwrap();
+    info.get("connected_clients").unwrap()
+}
+
+/// Nobody is there for what it asked for; and it may have asked for it again elsewhere.
+#[test]
+fn who_leaves_while_it_waits_is_noticed() {
+    let server = TestServer::with(|config| config.server.max_clients = 40);
+    for gone in [&["WAIT", "1", "0"][..], &["DEBUG", "SLEEP", "3600"]] {
+        for _ in 0..20 {
+            server.raw().request(gone);
+        }
+        eventually("they are gone", || connected(&server) == 1);
+    }
+    let mut operator = server.raw();
+    let mut waits = server.raw();
+    waits.request(&["WAIT", "1", "0"]);
+    eventually("it is seen to wait", || {
+        redis::cmd("INFO").query::<redis::InfoDict>(&mut server.connection()).unwrap().get("blocked_clients") == Some(1)
+    });
+    assert_eq!(operator.ask(&["CLIENT", "PAUSE", "60000", "WRITE"]), "+OK");
+    for _ in 0..20 {
+        server.raw().request(&["HINCRBY", "post:1", "like", "1"]);
+    }
+    let mut stays = server.raw();
+    stays.request(&["HINCRBY", "post:1", "like", "1"]);
+    eventually("they are gone", || connected(&server) == 4);
+    assert_eq!(operator.ask(&["CLIENT", "UNPAUSE"]), "+OK");
+    stays.expect(":1\r\n");
+}
+
+/// A connection that logs out late in its life has as long as a new one.
+#[test]
+fn who_resets_its_connection_has_time_to_log_in_again() {
+    let server = TestServer::with(|config| {
+        config.security.password = "secret".to_owned();
+        config.security.handshake_timeout_s = 2;
+    });
+    let mut raw = server.raw();
+    assert_eq!(raw.ask(&["AUTH", "secret"]), "+OK");
+    std::thread::sleep(Duration::from_millis(3_500));
+    assert_eq!(raw.ask(&["RESET"]), "+RESET");
+    std::thread::sleep(Duration::from_millis(1_200));
+    assert_eq!(raw.ask(&["AUTH", "secret"]), "+OK");
+    assert_eq!(raw.ask(&["RESET"]), "+RESET");
+    let start = Instant::now();
+    assert_eq!(raw.rest(), "");
+    assert!(start.elapsed() > Duration::from_millis(1_900), "{:?}", start.elapsed());
+}
+
+/// Whatever they say first, and however fast they come.
+#[test]
+fn strangers_lock_nobody_out() {
+    let server = TestServer::with(|config| {
+        config.security.password = "secret".to_owned();
+        config.server.max_clients = 30;
+    });
+    for words in [&["RESET"][..], &["AUTH", "x"], &["HELLO"]] {
+        let mut strangers: Vec<Raw> = (0..60).map(|_| server.raw()).collect();
+        strangers.iter_mut().for_each(|stranger| drop(stranger.stream.write_all(&request(words))));
+        for _ in 0..10 {
+            assert_eq!(server.raw().ask(&["AUTH", "secret"]), "+OK", "{words:?}");
+        }
+    }
+}
+
+/// A reply that comes late, or tells of a failure, changes none of those before it.
+#[test]
+fn a_snapshot_that_fails_is_the_error_of_its_own_command() {
+    let server = TestServer::start();
+    let folder = server.folder().to_owned();
+    let away = folder.with_extension("away");
+    std::fs::rename(&folder, &away).unwrap();
+    let mut raw = server.raw();
+    raw.request(&["HINCRBY", "post:1", "like", "1"]).request(&["PING"]).request(&["SAVE"]).request(&["PING"]);
+    raw.expect(":1\r\n+PONG\r\n-ERR ");
+    let error = raw.line();
+    raw.expect("+PONG\r\n");
+    std::fs::rename(&away, &folder).unwrap();
+    assert_eq!(raw.ask(&["SAVE"]), "+OK", "after: {error}");
+}
+
+#[test]
 fn shutdown_stops_the_server_after_what_was_sent_before() {
     let server = TestServer::start();
     let mut raw = server.raw();
