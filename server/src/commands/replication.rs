@@ -254,8 +254,8 @@ fn answer_settled(
     // What anybody has marked until now, so what this client has written, too.
     let ticket = node.durability.committer().ticket();
     let client = call.session.client.clone();
-    client.blocked.begin();
     call.answer_when(async move {
+        client.blocked.begin();
         let ended = tokio::select! {
             biased;
             () = demoted(&node) => Err(DEMOTED),
