@@ -32,6 +32,7 @@ mod schema;
 mod server;
 mod session;
 mod set;
+mod sight;
 mod spec;
 mod string;
 mod syntax;

@@ -51,7 +51,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// What ends with a reply that is yet to come, or with an error that all replies of the turn become.
 type MayGo = Pin<Box<dyn Future<Output = Result<Vec<u8>, String>> + Send>>;
 
-/// Replies of a turn that wrote, until the log has what it wrote; or of one whose last reply takes its time.
+/// Replies of a turn, until the log has what it wrote and what it has shown; or of one whose last reply takes its time.
 struct Held {
     may_go: MayGo,
     out: Vec<u8>,
@@ -198,8 +198,9 @@ impl Connection {
             }
             let ticket = self.node.durability.committer().ticket();
             let wrote = std::mem::take(&mut self.talk.session.wrote) && self.must_hold(ticket);
+            let shown = std::mem::take(&mut self.talk.session.shown);
             let asked = self.talk.session.hold.take();
-            if wrote || asked.is_some() {
+            if wrote || shown > 0 || asked.is_some() {
                 self.talk.session.client.waits.store(asked.is_some(), Relaxed);
                 let node = self.node.clone();
                 let may_go: MayGo = Box::pin(async move {
@@ -209,10 +210,14 @@ impl Connection {
                         }
                         node.durability.replies_may_go(ticket).await?;
                     }
-                    match asked {
-                        Some(asked) => Ok(asked.await),
-                        None => Ok(Vec::new()),
+                    let last = match asked {
+                        Some(asked) => asked.await,
+                        None => Vec::new(),
+                    };
+                    if shown > 0 {
+                        node.durability.settled(shown).await;
                     }
+                    Ok(last)
                 });
                 let replies = self.talk.replies + usize::from(std::mem::take(&mut self.talk.session.later));
                 self.held = Some(Held { may_go, out: std::mem::take(&mut turn.out), replies });

@@ -17,7 +17,7 @@ use crate::release::Release;
 use crate::snapshot::Parts;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use store::{CommitOptions, Committer, Health, Log, Position, SyncPolicy, Ticket};
 use tokio::sync::watch;
@@ -40,10 +40,14 @@ use state::State;
 /// A replica syncs at least every second, if its disk lets it.
 const FOLLOWER_SYNCS: Duration = Duration::from_secs(30);
 
+/// How often a reader looks whether a writer's turn, of some microseconds, has ended.
+const TURN_ENDS: Duration = Duration::from_millis(1);
+
 /// How far commits have come, as connections wait for it.
 #[derive(Clone, Debug)]
 struct Reached {
     durable: Ticket,
+    synced: Ticket,
     failed: Ticket,
     health: Health,
     reason: Arc<str>,
@@ -69,7 +73,7 @@ pub struct Durability {
 impl Durability {
     /// Nothing is committed before `run`.
     pub fn new(policy: Fsync) -> Durability {
-        let reached = Reached { durable: 0, failed: 0, health: Health::Good, reason: "".into() };
+        let reached = Reached { durable: 0, synced: 0, failed: 0, health: Health::Good, reason: "".into() };
         Durability {
             committer: Committer::new(CommitOptions { policy: policy_of_store(policy), ..CommitOptions::default() }),
             release: Release::new(reached),
@@ -127,6 +131,13 @@ impl Durability {
         self.committer.policy() == SyncPolicy::Always
     }
 
+    /// Whether replies to reads do, if what they show is not there yet. What a replica shows its master has synced, and so has the replica itself: with
+    /// `always` it syncs before it applies.
+    #[inline]
+    pub(crate) fn holds_reads(&self) -> bool {
+        self.holds_replies() && !self.follows.load(Relaxed)
+    }
+
     /// Changes when a write is safe. Replies that wait already do so as before.
     pub(crate) fn set_policy(&self, policy: Fsync) {
         self.committer.set_policy(policy_of_store(policy));
@@ -140,10 +151,30 @@ impl Durability {
                 if r.durable >= ticket {
                     Some(Ok(()))
                 } else {
-                    (r.failed >= ticket).then(|| Err(refusal_text(&r.reason)))
+                    (r.failed >= ticket).then(|| Err(doubt_text(&r.reason)))
                 }
             })
             .await
+    }
+
+    /// Waits until what was read is safe: with the round that [`Committer::sight`] gave, or with all that has been changed, if that is not known. Reads
+    /// go on while the disk fails, so it does not wait for more than an attempt. For tasks of the workers.
+    pub(crate) async fn settled(&self, shown: Ticket) {
+        let ticket = if shown < Ticket::MAX {
+            shown
+        } else {
+            let mut from = 0;
+            while let Some(busy) = self.committer.first_busy(from) {
+                from = busy;
+                tokio::time::sleep(TURN_ENDS).await;
+            }
+            self.committer.ticket()
+        };
+        if self.committer.synced() < ticket {
+            self.committer.hurry(ticket);
+            let is_safe = |r: &Reached| r.synced.max(r.failed) >= ticket || self.follows.load(SeqCst);
+            self.release.wait(|r| is_safe(r).then_some(())).await;
+        }
     }
 
     /// Where the log ends: appended, and synced.
@@ -174,6 +205,8 @@ impl Durability {
     pub(crate) fn followed(&self, applied: Position, durable: Position) {
         self.follows.store(true, SeqCst);
         self.reach(applied, durable);
+        // No round will come.
+        self.release.tell(|_| ());
     }
 
     /// Waits until everything that was changed before this call is synced.
@@ -250,6 +283,14 @@ fn policy_of_store(policy: Fsync) -> SyncPolicy {
     }
 }
 
+/// For who changed something that is not safe yet, and may not wait for ever. He must neither believe that it is safe nor that it was not made.
+fn doubt_text(reason: &str) -> String {
+    format!(
+        "MISCONF Tidemark cannot write its log: what was changed is in memory, and will be logged when it can be; if the server stops before that, it is lost: {reason}"
+    )
+}
+
+/// For who is refused: nothing was changed.
 fn refusal_text(reason: &str) -> String {
     format!("MISCONF Tidemark cannot write its log, so changes are refused until it can: {reason}")
 }

@@ -2,7 +2,7 @@
 
 use super::table::ahead_of;
 use super::{
-    Call, Found, Outcome, Refusal, Replies, Scratch, Session, Spec, ahead, bit_of, channels, find, flag, refuse,
+    Call, Found, Outcome, Refusal, Replies, Scratch, Session, Spec, ahead, bit_of, channels, find, flag, refuse, sight,
     transaction,
 };
 use crate::acl::Request;
@@ -159,6 +159,7 @@ pub(super) fn run(
     // Whatever the outcome: what failed is not the next command's.
     let all_read = readable(node);
     let outcome = outcome.and(all_read);
+    sight::note(spec, args, session, node.engines.get());
     if outcome.is_err() {
         calls.failed(number);
     }

@@ -7,6 +7,7 @@ use crate::engines::{Page, Seen};
 use crate::node::Node;
 use std::pin::Pin;
 use std::sync::Arc;
+use store::Ticket;
 
 /// Which replies a client wants (CLIENT REPLY).
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -47,6 +48,8 @@ pub(crate) struct Session {
     pub(crate) timed: bool,
     /// Since the replies were last sent it was admitted to write.
     pub(crate) wrote: bool,
+    /// What its reads have shown since the replies were last sent is safe with this round: see `sight`.
+    pub(crate) shown: Ticket,
     /// What the replies of this turn wait for, if its last command said so.
     pub(crate) hold: Option<Later>,
     /// What the last command of this turn gives is its reply, which is missing from the others.
@@ -74,6 +77,7 @@ impl Session {
             monitoring: false,
             timed: false,
             wrote: false,
+            shown: 0,
             hold: None,
             later: false,
             replicates: false,

@@ -197,6 +197,7 @@ impl Source<Mark> for State<'_> {
         }
         self.shared.release.tell(|r| {
             r.durable = now.durable;
+            r.synced = now.synced;
             r.failed = now.failed;
             if r.health != Health::Good && now.health == Health::Good {
                 tracing::info!("the log goes on");

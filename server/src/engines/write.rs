@@ -15,7 +15,7 @@ use phantom::{Change, Member};
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use store::Turn;
+use store::{Ticket, Turn};
 
 /// A watched place, and its state when it began to be watched.
 pub(crate) struct Seen {
@@ -107,6 +107,12 @@ impl Engines {
         PairTurn { turn: self.turn(id), space: &space.space }
     }
 
+    /// For who has just read this id: [`store::Committer::sight`].
+    #[inline]
+    pub(crate) fn sight(&self, id: u64) -> Ticket {
+        self.durability.committer().sight(stripe_of(id))
+    }
+
     /// Asks the cache for what every write of an id needs, whatever it writes.
     #[inline]
     pub(crate) fn hint(&self, id: u64) {
@@ -192,6 +198,7 @@ impl Engines {
             _ => {}
         }
         let mut turn = self.turn(0);
+        turn.concerns_all();
         let schema = space.space.alter(change)?;
         self.changed_shape(&mut turn);
         Ok(schema)
@@ -200,6 +207,7 @@ impl Engines {
     /// Closes the newest table of an existence space, and logs that. False if it is empty.
     pub fn roll_pairs(&self, space: &ExistenceSpace) -> bool {
         let mut turn = self.turn(0);
+        turn.concerns_all();
         self.changed_shape(&mut turn);
         space.space.roll_now()
     }

@@ -26,6 +26,7 @@
 //! - **C8** A batch has a limit ([`MAX_BODY_BYTES`](crate::MAX_BODY_BYTES)); if what meets in a batch is more, it
 //!   is parted: C6 does not hold for it then, nor C2 beyond what [`Source::may_part`] keeps together. It is never
 //!   tried again as it is: that would be for ever.
+//! - **C9** Under `always`: whoever reads a changed id, and then asks [`Committer::sight`], learns which round he has to wait for (`sight.rs`).
 //!
 //! A writer holds its stripe for as long as its change takes, the commit thread for as long as reading the state of the stripe's few keys takes. Readers
 //! take no stripe (promise 1). `stripes.rs` has the writers' side, `rounds.rs` the commit thread's.
@@ -35,6 +36,7 @@
 //! writer that still saw round n set its bit before the commit thread looked, and its keys are in round n. (Both orders are sequentially consistent.)
 
 mod rounds;
+mod sight;
 mod stripes;
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -47,6 +49,7 @@ use crate::log::{Log, LogStats, Position};
 use crate::record::Batch;
 
 pub use rounds::Rounds;
+use sight::Sights;
 use stripes::Aligned;
 pub use stripes::{Exclusive, Turn};
 
@@ -169,6 +172,7 @@ pub trait Source<K> {
 pub struct Committer<K> {
     options: CommitOptions,
     stripes: Box<[Aligned<K>]>,
+    sights: Sights,
     /// The stripes that are `joined`. Taken before any stripe by whoever needs several at a time.
     joined: Mutex<Vec<usize>>,
     /// A bit for each stripe that may have keys.
@@ -256,6 +260,7 @@ impl<K: Copy + Ord> Committer<K> {
         Committer {
             options,
             stripes: stripes::empty(options.stripes),
+            sights: Sights::new(options.stripes),
             joined: Mutex::default(),
             dirty: (0..options.stripes.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             round: AtomicU64::new(1),
@@ -291,6 +296,11 @@ impl<K: Copy + Ord> Committer<K> {
     /// later one.
     pub fn set_policy(&self, policy: SyncPolicy) {
         self.policy.store(policy as u8, Ordering::SeqCst);
+        if policy == SyncPolicy::Always {
+            // What others changed under the old policy may not be synced, and readers would not know of it (C9).
+            self.pass_all();
+            self.sights.raise_all(self.round.load(Ordering::SeqCst));
+        }
         // So that the thread does not sleep on as the old policy told it.
         self.nudge();
     }
@@ -319,8 +329,13 @@ impl<K: Copy + Ord> Committer<K> {
     /// Is there, with `everysec`, perhaps a change of a second ago that is not synced? Then the disk is slow, and what is acknowledged now would
     /// make that more: replies wait as with `always`, until their own changes are [`durable`](Committer::durable).
     pub fn is_late(&self) -> bool {
+        self.policy() == SyncPolicy::EverySecond && self.is_late_at(Instant::now())
+    }
+
+    /// The same at another moment: for a simulated clock.
+    pub fn is_late_at(&self, now: Instant) -> bool {
         self.policy() == SyncPolicy::EverySecond
-            && self.millis(Instant::now()) >= self.unsafe_since.load(Ordering::Relaxed) + LATE_MS
+            && self.millis(now) >= self.unsafe_since.load(Ordering::Relaxed) + LATE_MS
     }
 
     fn note_unsafe(&self, since: Instant) {
@@ -353,9 +368,7 @@ impl<K: Copy + Ord> Committer<K> {
     /// Writes and syncs all turns that began before this call, and waits for it. For SAVE, the end of a snapshot's walk, and tests.
     pub fn flush(&self) -> Result<Ticket> {
         // A turn under way may have changed something that the caller has seen, and not marked it yet: let all of them end.
-        for stripe in &self.stripes {
-            drop(stripe.lock.lock());
-        }
+        self.pass_all();
         let ticket = self.round.load(Ordering::SeqCst);
         let mut orders = self.orders.lock();
         orders.flush = orders.flush.max(ticket);

@@ -38,7 +38,11 @@ pub struct Rounds<'a, K> {
 impl<'a, K: Copy + Ord> Rounds<'a, K> {
     /// The state before the first round.
     pub fn new(committer: &'a Committer<K>) -> Rounds<'a, K> {
-        let now = Instant::now();
+        Rounds::starting(committer, Instant::now())
+    }
+
+    /// The same at another moment: for a simulated clock.
+    pub fn starting(committer: &'a Committer<K>, now: Instant) -> Rounds<'a, K> {
         committer.note_unsafe(now);
         Rounds {
             committer,

@@ -4,10 +4,11 @@
 //! the top of the folder (`mod.rs`).
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use parking_lot::{MutexGuard, ReentrantMutex, ReentrantMutexGuard};
 
+use super::sight::CHANGING;
 use super::{Committer, SyncPolicy, Ticket};
 
 /// What was marked of some ids and is not logged yet.
@@ -51,6 +52,10 @@ pub struct Turn<'a, K> {
     committer: &'a Committer<K>,
     stripe: Guard<'a, K>,
     index: usize,
+    /// With `always`: where readers look, and what stood there before.
+    sight: Option<(&'a AtomicU64, Ticket)>,
+    has_marked: bool,
+    concerns_all: bool,
 }
 
 /// A stay in several stripes at once, or in all: no other writer changes anything there meanwhile, and all that is marked goes into one batch (C6).
@@ -59,6 +64,8 @@ pub struct Exclusive<'a, K> {
     committer: &'a Committer<K>,
     joined: MutexGuard<'a, Vec<usize>>,
     stripes: Vec<(usize, Guard<'a, K>)>,
+    /// It changes what nobody can name: readers of any id wait for it.
+    concerns_all: std::cell::Cell<bool>,
 }
 
 /// So many stripes, with nothing in them.
@@ -75,6 +82,8 @@ impl<K> Exclusive<'_, K> {
     /// with one half, or as it was before, because the state that is read here shows it, too.
     pub fn join(&self) {
         self.stripes.iter().for_each(|(_, stripe)| stripe.borrow_mut().touched = true);
+        self.committer.sights.begin_all();
+        self.concerns_all.set(true);
     }
 }
 
@@ -82,6 +91,9 @@ impl<K> Drop for Exclusive<'_, K> {
     fn drop(&mut self) {
         #[cfg(debug_assertions)]
         HOLDS_SEVERAL.set(false);
+        if self.concerns_all.get() {
+            self.committer.sights.end_all(self.committer.round.load(Ordering::SeqCst));
+        }
         let touched = || self.stripes.iter().filter(|(_, stripe)| stripe.borrow().touched);
         // One alone is read in one moment anyway.
         if touched().nth(1).is_none() {
@@ -107,6 +119,7 @@ impl<K: Copy + Ord> Turn<'_, K> {
     /// Says that the state behind `key` was changed in this turn. Marking a key that was not changed does no harm.
     #[inline]
     pub fn mark(&mut self, key: K) {
+        self.has_marked = true;
         let stripe = &mut *self.stripe.borrow_mut();
         stripe.touched = true;
         // A hot row.
@@ -119,14 +132,43 @@ impl<K: Copy + Ord> Turn<'_, K> {
     /// As [`mark`](Turn::mark), for a key that is hardly ever marked twice between two rounds: the stripe goes on remembering the one before.
     #[inline]
     pub fn mark_new(&mut self, key: K) {
+        self.has_marked = true;
         let stripe = &mut *self.stripe.borrow_mut();
         stripe.touched = true;
         self.committer.push(stripe, self.index, key);
     }
 
+    /// Says, before anything is changed, that readers of any id will see it: a schema, a ring.
+    pub fn concerns_all(&mut self) {
+        self.committer.sights.begin_all();
+        self.concerns_all = true;
+    }
+
     /// Ends the turn; the ticket is for all that was marked in it.
     pub fn leave(self) -> Ticket {
         self.committer.round.load(Ordering::SeqCst)
+    }
+}
+
+impl<K> Drop for Turn<'_, K> {
+    /// Still under the stripe's lock: what was marked is in the round that is read here, or an earlier one.
+    #[inline]
+    fn drop(&mut self) {
+        if self.sight.is_none() && !self.concerns_all {
+            return;
+        }
+        let round = self.committer.round.load(Ordering::SeqCst);
+        if let Some((sight, before)) = self.sight {
+            if self.has_marked {
+                sight.store(round, Ordering::Release);
+            } else if sight.load(Ordering::Relaxed) == CHANGING {
+                // Unless a turn within this one has changed something.
+                sight.store(before, Ordering::Release);
+            }
+        }
+        if self.concerns_all {
+            self.committer.sights.end_all(round);
+        }
     }
 }
 
@@ -175,7 +217,9 @@ impl<K: Copy + Ord> Committer<K> {
             !HOLDS_SEVERAL.get() || self.stripes[index].lock.is_owned_by_current_thread(),
             "who holds several stripes enters another one"
         );
-        Turn { committer: self, stripe: self.stripes[index].lock.lock(), index }
+        let stripe = self.stripes[index].lock.lock();
+        let sight = (self.policy() == SyncPolicy::Always).then(|| self.sights.begin(hash));
+        Turn { committer: self, stripe, index, sight, has_marked: false, concerns_all: false }
     }
 
     #[inline]
@@ -208,7 +252,7 @@ impl<K: Copy + Ord> Committer<K> {
         let stripes = indexes.into_iter().map(enter).collect();
         #[cfg(debug_assertions)]
         HOLDS_SEVERAL.set(true);
-        Exclusive { committer: self, joined, stripes }
+        Exclusive { committer: self, joined, stripes, concerns_all: std::cell::Cell::new(false) }
     }
 
     /// Asks the cache for the stripe of `hash`, which will be [entered](Committer::enter) soon: a load that nobody waits for.
@@ -217,6 +261,22 @@ impl<K: Copy + Ord> Committer<K> {
         let stripe = &self.stripes[self.stripe_of(hash)];
         std::hint::black_box((stripe.lock.is_locked(), stripe.end.load(Ordering::Relaxed)));
     }
+
+    /// Lets all turns end that are under way.
+    pub(super) fn pass_all(&self) {
+        for stripe in &self.stripes {
+            drop(stripe.lock.lock());
+        }
+    }
+
+    /// The first stripe from this one on in which somebody is now; for who waits until each has been seen free, and takes no lock.
+    pub fn first_busy(&self, from: usize) -> Option<usize> {
+        let busy = (from..self.stripes.len()).find(|&index| self.stripes[index].lock.is_locked());
+        // What was done in those that are free is seen from here on.
+        fence(Ordering::Acquire);
+        busy
+    }
+
     pub(super) fn set_dirty(&self, index: usize) {
         self.dirty[index / 64].fetch_or(1 << (index % 64), Ordering::SeqCst);
     }

@@ -49,6 +49,25 @@ impl Crowd<'_> {
     }
 }
 
+/// Somebody who reads them, and shows what he has read when it is safe (C9): of each counter, the highest value that was shown before the disk failed.
+fn show_until_crash(committer: &Committer<u32>, engine: &Engine, pairs: usize) -> Vec<i64> {
+    let mut shown = vec![0; engine.counters.len()];
+    for key in (0..shown.len()).cycle() {
+        let value = engine.counters[key].load(Ordering::Acquire);
+        let round = committer.sight((key % pairs) as u64);
+        while committer.synced() < round && committer.failed() == 0 && round < u64::MAX {
+            std::thread::yield_now();
+        }
+        if committer.failed() > 0 {
+            return shown;
+        }
+        if round < u64::MAX {
+            shown[key] = value.max(shown[key]);
+        }
+    }
+    shown
+}
+
 /// What was acknowledged is in what was loaded; gives the sum.
 fn assert_acknowledged(seed: u64, state: &[i64], acknowledged: &[AtomicU64]) -> i64 {
     let mut total = 0;
@@ -61,7 +80,8 @@ fn assert_acknowledged(seed: u64, state: &[i64], acknowledged: &[AtomicU64]) -> 
     total
 }
 
-/// Real threads: writers take turns that change two counters together, and each acknowledged turn must survive; both halves or none.
+/// Real threads: writers take turns that change two counters together, and each acknowledged turn must survive; both halves or none. So must
+/// whatever a reader was shown.
 #[test]
 fn acknowledged_turns_survive_and_turns_are_atomic() {
     const KEYS: usize = 4;
@@ -72,7 +92,7 @@ fn acknowledged_turns_survive_and_turns_are_atomic() {
         let committer = Committer::new(CommitOptions { batch_bytes: 40, ..always(2) });
         let acknowledged: Vec<AtomicU64> = (0..KEYS).map(|_| AtomicU64::new(0)).collect();
         disk.crash_after(Some(40 + seed * 7));
-        std::thread::scope(|scope| {
+        let shown = std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut source = Reader::new(&engine);
                 let _ = committer.run(log, &mut source);
@@ -83,10 +103,12 @@ fn acknowledged_turns_survive_and_turns_are_atomic() {
                 // Most turns do not wait, so that many are under way at once.
                 writers.push(scope.spawn(move || crowd.count_until_crash(t, 7, 16)));
             }
+            let readers = [(); 2].map(|()| scope.spawn(|| show_until_crash(&committer, &engine, KEYS)));
             for writer in writers {
                 writer.join().unwrap();
             }
             committer.stop();
+            readers.map(|reader| reader.join().unwrap())
         });
         // After each batch, not only after the last one: a crash could have come behind any of them.
         let disk = disk.power_cut();
@@ -107,6 +129,11 @@ fn acknowledged_turns_survive_and_turns_are_atomic() {
             )
             .unwrap();
         let total = assert_acknowledged(seed, &state, &acknowledged);
+        for shown in shown {
+            let lost = (0..2 * KEYS).find(|&key| shown[key] > state[key]);
+            assert_eq!(lost, None, "seed {seed}: {shown:?} was shown, {state:?} is there");
+            assert!(shown.iter().any(|&value| value > 0), "seed {seed}: nothing was shown");
+        }
         assert!(total > 0, "seed {seed}: nothing was acknowledged before the crash");
     }
 }

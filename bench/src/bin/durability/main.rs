@@ -3,6 +3,7 @@
 //! ```text
 //! cargo build --release -p tidemark-server -p tidemark-bench
 //! target/release/durability always                    64 clients, one like each in turn, synced before each reply
+//! target/release/durability shown                     readers of pages beside them
 //! target/release/durability likes --likes 10000000    pipelined likes, synced every second: CPU and log bytes of each like
 //! target/release/durability snapshot --rows 20000000  pages while a snapshot is written, beside Redis, then recovery
 //! target/release/durability recover --rows 10000000   recovery alone
@@ -41,6 +42,21 @@ enum What {
         /// Clients, each with one like under way.
         #[arg(long, default_value_t = 64)]
         clients: u64,
+        /// Seconds for each server and round.
+        #[arg(long, default_value_t = 5)]
+        seconds: u64,
+        /// Rounds; the servers take turns.
+        #[arg(long, default_value_t = 3)]
+        rounds: u64,
+    },
+    /// What readers of pages wait for beside likes that are synced before each reply.
+    Shown {
+        /// Clients that like, each with one like under way.
+        #[arg(long, default_value_t = 64)]
+        clients: u64,
+        /// Clients that read, each with one page under way.
+        #[arg(long, default_value_t = 4)]
+        readers: u64,
         /// Seconds for each server and round.
         #[arg(long, default_value_t = 5)]
         seconds: u64,
@@ -109,6 +125,9 @@ fn redis(args: &Args, options: &'static [&'static str]) -> io::Result<Server> {
     args.place.redis(options)
 }
 
+/// How a page is asked for.
+type Page = fn(&mut Client, posts: &[u64]) -> usize;
+
 /// How a like is said to a server: how many replies it has, and the words.
 type Like = fn(&mut Client, post: u64, user: u64) -> usize;
 
@@ -150,6 +169,77 @@ impl Zipf {
         let rank = self.up_to.partition_point(|&sum| sum < at).min(self.posts.len() - 1);
         post(u64::from(self.posts[rank]))
     }
+}
+
+fn page_tidemark(client: &mut Client, posts: &[u64]) -> usize {
+    let ids: Vec<_> = posts.iter().map(|&post| text(post)).collect();
+    let words: Vec<&[u8]> = [&b"FEED.GET"[..], b"home", b"7"].into_iter().chain(ids.iter().map(|id| &id[..])).collect();
+    client.push(&words);
+    1
+}
+
+fn page_redis(client: &mut Client, posts: &[u64]) -> usize {
+    for &post in posts {
+        let post = text(post);
+        client.push(&[b"HMGET", &[b"post:", &post[..]].concat(), b"like", b"repost", b"comment", b"read"]);
+        client.push(&[b"SISMEMBER", &[b"liked:", &post[..]].concat(), b"7"]);
+    }
+    2 * posts.len()
+}
+
+/// What readers of pages wait for beside likes that are synced: pages a second, and their times in milliseconds.
+fn shown(args: &Args, clients: u64, readers: u64, seconds: u64, rounds: u64) -> io::Result<()> {
+    let ours = tidemark(args, "always", "")?;
+    let theirs = redis(args, &["--appendonly", "yes", "--appendfsync", "always"])?;
+    let zipf = Zipf::new(1_000_000, &mut fastrand::Rng::with_seed(args.seed));
+    println!(
+        "{clients} clients like by Zipf(1) over 1,000,000 posts, {readers} read pages of 20 random posts of these, each in turn"
+    );
+    println!(
+        "{:>8} {:>6} {:>9} {:>9} {:>8} {:>8} {:>8} {:>6}",
+        "", "round", "likes/s", "pages/s", "p50", "p99", "p99.9", "load"
+    );
+    let run = |name: &str, server: &Server, like: Like, page: Page, round: u64| -> io::Result<()> {
+        let until = Instant::now() + Duration::from_secs(seconds);
+        let times = std::sync::Mutex::new(Vec::new());
+        let likes = on_threads(clients + readers, |i| {
+            let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(round * 1000 + i));
+            let (mut done, mut took) = (0, vec![]);
+            while Instant::now() < until {
+                if i < clients {
+                    let replies = like(&mut client, zipf.draw(&mut rng), 5_000_000_000 + rng.u64(0..4_000_000_000));
+                    take(&mut client, replies)?;
+                    done += 1;
+                } else {
+                    let posts: Vec<u64> = (0..20).map(|_| post(rng.u64(0..1_000_000))).collect();
+                    let began = Instant::now();
+                    let replies = page(&mut client, &posts);
+                    take(&mut client, replies)?;
+                    took.push(began.elapsed());
+                }
+            }
+            times.lock().unwrap_or_else(std::sync::PoisonError::into_inner).extend(took);
+            Ok(done)
+        })?;
+        let mut times = times.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        times.sort_unstable();
+        let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize].as_secs_f64() * 1e3;
+        println!(
+            "{name:>8} {round:>6} {:>9.0} {:>9.0} {:>8.2} {:>8.2} {:>8.2} {:>6}",
+            likes as f64 / seconds as f64,
+            times.len() as f64 / seconds as f64,
+            at(0.5),
+            at(0.99),
+            at(0.999),
+            load()
+        );
+        Ok(())
+    };
+    for round in 0..rounds {
+        run("tidemark", &ours, like_tidemark, page_tidemark, round)?;
+        run("redis", &theirs, like_redis, page_redis, round)?;
+    }
+    Ok(())
 }
 
 fn always(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()> {
@@ -230,6 +320,7 @@ fn main() -> io::Result<()> {
     let args = Args::parse();
     match args.what {
         What::Always { clients, seconds, rounds } => always(&args, clients, seconds, rounds),
+        What::Shown { clients, readers, seconds, rounds } => shown(&args, clients, readers, seconds, rounds),
         What::Likes { likes: count, posts, clients } => likes(&args, count, posts, clients),
         What::Snapshot { ref size, pages, likes, rounds, wait } => {
             snapshot::measure(&args, size, &Traffic { pages, likes, rounds, wait })

@@ -1,0 +1,35 @@
+//! What a read has shown under `fsync = "always"`: perhaps a change that is not synced yet. Then its reply waits until it is, so that nobody is
+//! shown what a power cut takes (promise 3, and how it agrees with promise 1: `docs/decisions/0009-what-is-shown-is-durable.md`).
+//!
+//! Asked here for all commands, after they have read, by the ids that they name.
+
+use super::command::{id_positions, key_positions};
+use super::{NO_KEYS, Session, Spec, flag, id};
+use crate::engines::{Engines, KeyRef};
+use crate::resp::Args;
+use store::Ticket;
+
+/// Notes what the request has shown.
+#[inline]
+pub(super) fn note(spec: &Spec, args: Args<'_>, session: &mut Session, engines: Option<&Engines>) {
+    if let Some(engines) = engines.filter(|engines| engines.durability().holds_reads() && spec.has(flag::READONLY)) {
+        session.shown = session.shown.max(shown(spec, args, engines));
+    }
+}
+
+/// The round with which it is safe.
+fn shown(spec: &Spec, args: Args<'_>, engines: &Engines) -> Ticket {
+    if spec.keys != NO_KEYS {
+        let of_key = |at| match engines.resolve(args.at(at)) {
+            Ok(KeyRef::Row { id, .. } | KeyRef::Cell { id, .. } | KeyRef::Pair { id, .. }) => engines.sight(id),
+            Err(_) => 0,
+        };
+        return key_positions(spec, args).map(of_key).max().unwrap_or(0);
+    }
+    match id_positions(spec, args) {
+        // An argument that is no id is an option.
+        Some(at) => at.filter_map(|at| id(args.at(at)).ok()).map(|id| engines.sight(id)).max().unwrap_or(0),
+        // It walks what is there.
+        None => Ticket::MAX,
+    }
+}

@@ -1,0 +1,78 @@
+//! What readers may see before it is durable, and how they know (C9).
+//!
+//! A change is seen as soon as it is made, long before its round is synced. Under `always` nobody is to be shown what a power cut may take, so
+//! whoever has read an id looks here, and keeps the answer back until the round is synced that its last change is in. One number for each of
+//! [`SIGHTS`] groups of ids: with a few dozen changes between two syncs a reader of others rarely meets one.
+//!
+//! ```text
+//!   writer, in its stripe    number = CHANGING, change, mark, number = round
+//!   reader                   read, then look at the number
+//! ```
+//!
+//! Who saw the change sees at least CHANGING. All ids of a group are in one stripe, so a number has one writer at a time.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use super::{Committer, Ticket};
+
+/// Groups of ids, a power of two: half a megabyte.
+const SIGHTS: usize = 1 << 16;
+
+/// In the place of a round: it is not known yet.
+pub(super) const CHANGING: Ticket = Ticket::MAX;
+
+/// The rounds of the last changes, by group of ids.
+pub(super) struct Sights {
+    groups: Box<[AtomicU64]>,
+    /// The last change of what no id names.
+    all: AtomicU64,
+}
+
+impl Sights {
+    pub(super) fn new(stripes: usize) -> Sights {
+        let groups = (0..SIGHTS.max(stripes)).map(|_| AtomicU64::new(0)).collect();
+        Sights { groups, all: AtomicU64::new(0) }
+    }
+
+    fn of(&self, hash: u64) -> &AtomicU64 {
+        &self.groups[hash as usize & (self.groups.len() - 1)]
+    }
+
+    /// Somebody is about to change an id. Gives its number, and what that was.
+    #[inline]
+    pub(super) fn begin(&self, hash: u64) -> (&AtomicU64, Ticket) {
+        let sight = self.of(hash);
+        let before = sight.load(Ordering::Relaxed);
+        sight.store(CHANGING, Ordering::Relaxed);
+        // Whoever sees what is changed from here on sees that store.
+        fence(Ordering::Release);
+        (sight, before)
+    }
+
+    pub(super) fn begin_all(&self) {
+        self.all.store(CHANGING, Ordering::Relaxed);
+        fence(Ordering::Release);
+    }
+
+    pub(super) fn end_all(&self, round: Ticket) {
+        self.all.store(round, Ordering::Release);
+    }
+
+    /// All that was changed so far is in this round at the latest.
+    pub(super) fn raise_all(&self, round: Ticket) {
+        self.all.fetch_max(round, Ordering::SeqCst);
+    }
+}
+
+impl<K: Copy + Ord> Committer<K> {
+    /// For who has just read this id (by the hash that [`enter`](Committer::enter) gets): the round that has to be synced before a power cut does not
+    /// take what was read; 0 if that is so already, or if the round has failed: then its changes are as safe as they can be. Without `always` it
+    /// says nothing. [`Ticket::MAX`]: somebody is changing it. Once no stripe has been [busy](Committer::first_busy) since, [`Committer::ticket`] covers it.
+    #[inline]
+    pub fn sight(&self, hash: u64) -> Ticket {
+        fence(Ordering::Acquire);
+        let (of_id, of_all) = (self.sights.of(hash).load(Ordering::Acquire), self.sights.all.load(Ordering::Acquire));
+        let round = of_id.max(of_all);
+        if round <= self.synced().max(self.failed()) { 0 } else { round }
+    }
+}
