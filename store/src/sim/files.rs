@@ -236,6 +236,10 @@ impl DiskFile for SimFile {
     }
 
     fn sync(&self) -> io::Result<()> {
+        let meanwhile = self.enter()?.meanwhile.0.clone();
+        if let Some(others) = meanwhile {
+            others();
+        }
         let mut state = self.enter()?;
         let inode = self.inode;
         let sync = |state: &mut State| {

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use files::dead;
-use state::{Inode, Random, State};
+use state::{Inode, Meanwhile, Random, State};
 
 /// How often an operation goes wrong, each in 1/1024.
 #[derive(Clone, Copy, Debug, Default)]
@@ -69,6 +69,7 @@ impl SimDisk {
             crashed: false,
             generation: 0,
             locked: false,
+            meanwhile: Meanwhile::default(),
         };
         SimDisk { state: Arc::new(Mutex::new(state)), generation: 0 }
     }
@@ -76,6 +77,11 @@ impl SimDisk {
     /// Sets how often operations fail from now on.
     pub fn set_faults(&self, faults: Faults) {
         self.state.lock().faults = faults;
+    }
+
+    /// What others do while a file is synced, which may take long: called at the beginning of each sync, without a lock.
+    pub fn set_meanwhile(&self, others: impl Fn() + Send + Sync + 'static) {
+        self.state.lock().meanwhile.0 = Some(Arc::new(others));
     }
 
     /// Limits the bytes of all files together; `None` lifts the limit.

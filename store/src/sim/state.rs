@@ -1,6 +1,7 @@
 //! What a simulated disk holds, and what is left of it when the power goes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::Faults;
 
@@ -36,6 +37,16 @@ pub(super) enum NameChange {
     Remove(String),
 }
 
+/// What others do while a file is synced.
+#[derive(Clone, Default)]
+pub(super) struct Meanwhile(pub(super) Option<Arc<dyn Fn() + Send + Sync>>);
+
+impl std::fmt::Debug for Meanwhile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_some() { "Meanwhile(..)" } else { "Meanwhile" })
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) random: Random,
@@ -51,6 +62,7 @@ pub(super) struct State {
     pub(super) crashed: bool,
     pub(super) generation: u64,
     pub(super) locked: bool,
+    pub(super) meanwhile: Meanwhile,
 }
 
 impl State {

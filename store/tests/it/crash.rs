@@ -279,7 +279,7 @@ pub(crate) fn run(seed: u64) -> (u64, u64, u64) {
             no_space: rate(&mut random) / 4,
             sync_error: rate(&mut random) / 2,
             sync_dir_error: rate(&mut random) / 4,
-            read_error: 0,
+            read_error: rate(&mut random) / 4,
         };
         // Half of the lives start on a failing disk, half start on a good one that then fails.
         disk.set_faults(if random.bool() { faults } else { Faults::default() });

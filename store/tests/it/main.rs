@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests may panic, too
 
 mod basics;
+mod clock;
 mod cold;
 mod commits;
 mod crash;

@@ -1,0 +1,311 @@
+//! Commits on the simulated disk and a simulated clock: writers, readers, rounds, syncs that take long or fail, and a crash at any moment.
+//!
+//! Each run is one seed, and nothing in it depends on the real time. The commit thread's rounds are driven by hand, at the moments at which it would wake up;
+//! *while a file is synced* time goes on, and writers and readers go on with it. `crash.rs` has the rest of the store: snapshots, manifests, rolls.
+//!
+//! Writers do what the server's do: a reply waits for its round with `always`, and with `everysec` if the log is late; where the log has failed
+//! nothing is changed. Each change gives its key the next number of all, so that what a start finds says which changes it has.
+//!
+//! Asserted after each crash, a power cut or a kill:
+//!
+//! - `always`: nothing that was acknowledged is missing (promise 3), nor anything that a reader was shown (C9);
+//! - `everysec`: of what was acknowledged at most the last second is missing, by the simulated clock; and while no sync takes long and none fails,
+//!   nothing older than a second before the crash;
+//! - what is there is a prefix of all changes, each key with its last value of that prefix: no wrong value (of the whole if batches are whole rounds;
+//!   of each key, if a round has several).
+//!
+//! `STORE_SIM_RUNS=100000 cargo test -p store --test it clock:: -- --nocapture` runs more of them; `STORE_SIM_SEED=n` runs one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use store::{CommitOptions, Committer, Faults, Health, LogOptions, Rounds, SimDisk, StoreOptions, SyncPolicy, Ticket};
+
+use crate::basics::open;
+use crate::commits::{Engine, Reader, read_row};
+
+const KEYS: usize = 12;
+/// By the simulated clock.
+const SECOND_MS: u64 = 1000;
+/// How often a commit thread without `always` looks for changes: [`CommitOptions::gather`].
+const GATHER_MS: u64 = 50;
+
+/// A change, by its place in the history from 1 on.
+struct Change {
+    key: usize,
+    /// When its writer was told that all is well.
+    acknowledged_ms: Option<u64>,
+}
+
+/// What the world knows besides the disk.
+struct World {
+    random: fastrand::Rng,
+    now_ms: u64,
+    history: Vec<Change>,
+    /// Writers whose replies wait: the change, and its ticket.
+    waiting: Vec<(usize, Ticket)>,
+    /// Readers whose replies wait: the key, its last change that they have seen, and the round that this is safe with.
+    reading: Vec<(usize, usize, Ticket)>,
+    /// The last change of each key that a reader was shown as safe.
+    shown: [usize; KEYS],
+    /// The longest that a sync may take.
+    slowest_ms: u64,
+    /// Syncs have failed, or taken longer than a tenth of a second.
+    troubled: bool,
+    /// The machine stops at this moment, in a sync or between two.
+    ends_ms: u64,
+}
+
+/// What the commit thread shares with the others.
+struct Machine {
+    disk: SimDisk,
+    committer: Committer<u32>,
+    engine: Engine,
+    world: Mutex<World>,
+    origin: Instant,
+}
+
+impl Machine {
+    fn at(&self, ms: u64) -> Instant {
+        self.origin + Duration::from_millis(ms)
+    }
+
+    /// Others do what they do for so long. False if the machine stops meanwhile.
+    fn pass(&self, ms: u64) -> bool {
+        let world = &mut *self.world.lock();
+        let until = world.now_ms + ms;
+        while world.now_ms < until {
+            if world.now_ms >= world.ends_ms {
+                // Whatever is done to the disk next is not done, or is the last thing.
+                self.disk.crash_after(Some(1));
+                return false;
+            }
+            self.reply(world);
+            for _ in 0..world.random.u32(0..3) {
+                if world.random.u32(0..3) == 0 { self.read(world) } else { self.write(world) }
+            }
+            world.now_ms += world.random.u64(1..12).min(until - world.now_ms);
+        }
+        true
+    }
+
+    fn write(&self, world: &mut World) {
+        if self.committer.health() != Health::Good {
+            return;
+        }
+        let key = world.random.usize(0..KEYS);
+        let mut turn = self.committer.enter(key as u64);
+        world.history.push(Change { key, acknowledged_ms: None });
+        let number = world.history.len();
+        self.engine.counters[key].store(number as i64, Ordering::Release);
+        turn.mark(key as u32);
+        let ticket = turn.leave();
+        let must_wait = match self.committer.policy() {
+            SyncPolicy::Always => true,
+            _ => self.committer.is_late_at(self.at(world.now_ms)),
+        };
+        if must_wait {
+            world.waiting.push((number, ticket));
+        } else {
+            world.history[number - 1].acknowledged_ms = Some(world.now_ms);
+        }
+    }
+
+    fn read(&self, world: &mut World) {
+        let key = world.random.usize(0..KEYS);
+        let seen = self.engine.counters[key].load(Ordering::Acquire) as usize;
+        let round = self.committer.sight(key as u64);
+        assert!(round < Ticket::MAX, "nobody is in a turn now");
+        // What has failed is shown, too, as it is; nobody says that it is safe.
+        if round > 0 || self.committer.synced() >= self.committer.failed() {
+            world.reading.push((key, seen, round));
+        }
+    }
+
+    /// Replies go out, or errors.
+    fn reply(&self, world: &mut World) {
+        let World { waiting, reading, history, shown, now_ms, .. } = world;
+        let (durable, synced, failed) = (self.committer.durable(), self.committer.synced(), self.committer.failed());
+        waiting.retain(|&(number, ticket)| {
+            if durable >= ticket {
+                history[number - 1].acknowledged_ms = Some(*now_ms);
+            }
+            durable.max(failed) < ticket
+        });
+        reading.retain(|&(key, seen, round)| {
+            if synced >= round {
+                shown[key] = seen.max(shown[key]);
+            }
+            synced.max(failed) < round
+        });
+    }
+}
+
+struct Ended {
+    lost: usize,
+    acknowledged: usize,
+    lasted_ms: u64,
+    trace: u64,
+}
+
+fn run(seed: u64) -> Ended {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let disk = SimDisk::new(seed);
+    let options = StoreOptions {
+        log: LogOptions {
+            // Some runs roll now and then.
+            segment_bytes: if random.bool() { 1 << 20 } else { random.u64(500..4000) },
+            unsynced_bytes: if random.bool() { 1 << 20 } else { random.usize(200..4000) },
+        },
+        keep_log_bytes: 0,
+    };
+    let policy = if random.bool() { SyncPolicy::Always } else { SyncPolicy::EverySecond };
+    // One batch a round, or one for each stripe that has anything.
+    let batch_bytes = if random.bool() { 1 << 20 } else { 1 };
+    let stripes = if random.bool() { 1 } else { 4 };
+    let committer = Committer::new(CommitOptions { policy, stripes, batch_bytes, ..CommitOptions::default() });
+    let slowest_ms = [3, 40, 700, 6000][random.usize(0..4)];
+    let rate = if random.u32(0..3) == 0 { random.u32(1..200) } else { 0 };
+    let world = World {
+        now_ms: 0,
+        history: Vec::new(),
+        waiting: Vec::new(),
+        reading: Vec::new(),
+        shown: [0; KEYS],
+        slowest_ms,
+        troubled: rate > 0,
+        ends_ms: random.u64(1..4_000),
+        random,
+    };
+    let (mut log, _) = open(&disk, options).unwrap().replay(|_| Ok(()), |_| ()).unwrap();
+    let machine = Arc::new(Machine {
+        disk: disk.clone(),
+        committer,
+        engine: Engine::new(KEYS),
+        world: Mutex::new(world),
+        origin: Instant::now(),
+    });
+    disk.set_faults(Faults { sync_error: rate, write_error: rate / 4, no_space: rate / 4, ..Faults::default() });
+    let during = Arc::downgrade(&machine);
+    disk.set_meanwhile(move || {
+        let Some(machine) = during.upgrade() else { return };
+        let takes = {
+            let world = &mut *machine.world.lock();
+            // Most are quick on any disk.
+            let takes = if world.random.bool() { 2 } else { world.random.u64(1..=world.slowest_ms) };
+            world.troubled |= takes > SECOND_MS / 10;
+            takes
+        };
+        machine.pass(takes);
+    });
+
+    let mut source = Reader::alone(&machine.engine);
+    let mut rounds = Rounds::starting(&machine.committer, machine.origin);
+    loop {
+        let looks_again = match policy {
+            SyncPolicy::Always if machine.committer.health() == Health::Good => 1,
+            SyncPolicy::EverySecond if machine.committer.health() == Health::Good => GATHER_MS,
+            _ => CommitOptions::default().retry.as_millis() as u64,
+        };
+        if !machine.pass(looks_again) {
+            break;
+        }
+        let now = machine.at(machine.world.lock().now_ms);
+        let _ = rounds.turn(&mut log, &mut source, now, false);
+        if disk.crashed() {
+            break;
+        }
+        machine.reply(&mut machine.world.lock());
+    }
+    let is_kill = machine.world.lock().random.u32(0..4) == 0;
+    // What is not done to the disk before the end is not done.
+    let left = if is_kill { disk.kill() } else { disk.power_cut() };
+    left.set_faults(Faults::default());
+    left.set_meanwhile(|| ());
+    let mut found = [0usize; KEYS];
+    open(&left, options)
+        .unwrap()
+        .replay(
+            |record| {
+                let (key, value) = read_row(record.payload);
+                found[key as usize] = value as usize;
+                Ok(())
+            },
+            |_| (),
+        )
+        .unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+
+    let world = machine.world.lock();
+    let what = format!("seed {seed}, {policy:?}, {stripes} stripes, kill {is_kill}, ended at {} ms", world.now_ms);
+    for (key, &value) in found.iter().enumerate() {
+        assert!(value == 0 || world.history[value - 1].key == key, "{what}: key {key} has another's value {value}");
+    }
+    let is_there = |number: usize, change: &Change| found[change.key] >= number;
+    let all = || (1..).zip(&world.history);
+    if stripes == 1 || batch_bytes > 1 {
+        // A round is one batch, and nobody writes while it is collected.
+        let last = *found.iter().max().unwrap();
+        assert!(
+            all().all(|(number, change)| is_there(number, change) == (number <= last)),
+            "{what}: no prefix: {found:?}"
+        );
+    }
+    let lost: Vec<_> = all().filter(|&(number, change)| !is_there(number, change)).collect();
+    let told = || lost.iter().filter_map(|(number, change)| Some((*number, change.acknowledged_ms?)));
+    if policy == SyncPolicy::Always {
+        assert_eq!(told().next(), None, "{what}: acknowledged, and lost");
+        let unsafe_key = (0..KEYS).find(|&key| found[key] < world.shown[key]);
+        assert_eq!(unsafe_key, None, "{what}: {:?} was shown, {found:?} is there", world.shown);
+    } else {
+        let last = world.history.iter().filter_map(|change| change.acknowledged_ms).max().unwrap_or(0);
+        let first = told().map(|(_, ms)| ms).min().unwrap_or(last);
+        assert!(last - first <= SECOND_MS, "{what}: {} ms of what was acknowledged are lost", last - first);
+        let is_new = told().all(|(_, ms)| ms + SECOND_MS >= world.now_ms);
+        assert!(world.troubled || is_new, "{what}: lost from {first} ms on");
+    }
+    let trace = found.iter().fold(world.now_ms, |hash, &n| (hash ^ n as u64).wrapping_mul(0x100_0000_01b3));
+    let acknowledged = world.history.iter().filter(|change| change.acknowledged_ms.is_some()).count();
+    Ended { lost: lost.len(), acknowledged, lasted_ms: world.now_ms, trace }
+}
+
+#[test]
+fn what_is_lost_is_no_older_than_was_said() {
+    if let Some(seed) = std::env::var("STORE_SIM_SEED").ok().and_then(|n| n.parse().ok()) {
+        run(seed);
+        return;
+    }
+    let total = std::env::var("STORE_SIM_RUNS").ok().and_then(|n| n.parse().ok()).unwrap_or(1500);
+    let sums = [(); 4].map(|()| AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let [next, lost, acknowledged, ms] = &sums;
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= total {
+                        return;
+                    }
+                    let ended = run(seed);
+                    lost.fetch_add(ended.lost as u64, Ordering::Relaxed);
+                    acknowledged.fetch_add(ended.acknowledged as u64, Ordering::Relaxed);
+                    ms.fetch_add(ended.lasted_ms, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    let [_, lost, acknowledged, ms] = sums.map(AtomicU64::into_inner);
+    println!(
+        "{total} runs of {} simulated seconds: {acknowledged} changes acknowledged, {lost} lost, told or not",
+        ms / 1000
+    );
+    assert!(lost > total && acknowledged > 20 * total, "they show nothing");
+}
+
+#[test]
+fn a_run_by_the_clock_replays_exactly() {
+    for seed in 0..60 {
+        assert_eq!(run(seed).trace, run(seed).trace, "seed {seed}");
+    }
+}
