@@ -39,6 +39,7 @@ mod syntax;
 mod table;
 pub(crate) mod transaction;
 mod weibo;
+mod weight;
 
 pub(crate) use call::{Call, id, integer};
 pub(crate) use cold::ask as ask_cold;

@@ -1,6 +1,8 @@
 //! Single counters as Redis strings: a cell key (`post:17:like`) is a string that holds an integer.
 
-use super::{ALL_KEYS, Call, KeyArgs, ONE_KEY, Outcome, Refusal, Scratch, Spec, Unreadable, flag, integer, refuse};
+use super::{
+    ALL_KEYS, Call, KeyArgs, ONE_KEY, Outcome, Refusal, Scratch, Spec, Unreadable, flag, integer, refuse, weight,
+};
 use crate::engines::{CounterSpace, KeyRef};
 use crate::resp::{Reply, decimal};
 use counter::Schema;
@@ -262,6 +264,7 @@ fn ids(pairs: &[(&CounterSpace, u64, usize, i64)]) -> Vec<u64> {
 fn mset(call: &mut Call<'_>) -> Outcome {
     let pairs = pairs(call)?;
     let engines = &call.node.engines;
+    weight::check(engines, || std::iter::once(call.args))?;
     let _alone = if pairs.len() > 1 { call.alone(ids(&pairs)) } else { None };
     for (space, id, field, value) in pairs {
         engines.set(space, id, &[(field, value)])?;
@@ -273,6 +276,7 @@ fn mset(call: &mut Call<'_>) -> Outcome {
 fn msetnx(call: &mut Call<'_>) -> Outcome {
     let pairs = pairs(call)?;
     let engines = &call.node.engines;
+    weight::check(engines, || std::iter::once(call.args))?;
     let _alone = call.alone(ids(&pairs));
     let absent = pairs.iter().all(|(space, id, ..)| !space.exists(*id));
     if absent {

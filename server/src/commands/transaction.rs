@@ -6,7 +6,7 @@
 //! same ids wait. Whether changes are taken now is asked once, under the stripes: all that was queued is executed, or nothing. Commands that take their time (SAVE, TM.ADVISE, ...) are refused between MULTI and EXEC.
 
 use super::command::{id_positions, key_positions};
-use super::{ALL_KEYS, Call, NO_KEYS, Outcome, Refusal, Scratch, Session, Spec, checked, find, flag, id, run};
+use super::{ALL_KEYS, Call, NO_KEYS, Outcome, Refusal, Scratch, Session, Spec, checked, find, flag, id, run, weight};
 use crate::engines::{Engines, KeyRef, Seen};
 use crate::node::Node;
 use crate::resp::{Args, Kept, Reply};
@@ -185,7 +185,8 @@ fn exec(call: &mut Call<'_>) -> Outcome {
     }
     if transaction.writes {
         // Once for all of them: a disk that fails, or a role that changes, while they are executed does not part them.
-        let admitted = call.admit_write();
+        let fits = engines.map_or(Ok(()), |engines| weight::check(engines, || transaction.requests()));
+        let admitted = fits.and_then(|()| call.admit_write());
         if transaction.changes {
             admitted.as_ref().map_err(discarded)?;
         }

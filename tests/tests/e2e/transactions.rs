@@ -260,3 +260,38 @@ fn a_transaction_that_answers_too_much_is_still_done_as_a_whole() {
     assert_eq!(raw.rest(), "");
     assert_eq!(int(&mut server.connection(), &["GET", "post:1:like"]), 1);
 }
+
+/// One batch of the log holds what belongs together, and has a limit.
+#[test]
+fn changes_that_fit_no_batch_of_the_log_are_refused_before_the_first_is_made() {
+    const ROWS: usize = 100_000;
+    let server = TestServer::with(|config| config.server.max_transaction_bytes = 64 << 20);
+    let mut c = server.connection();
+    for field in 4..64 {
+        let field = format!("f{field}:6");
+        cmd("TM.SPACE").arg(&["ALTER", "post", "ADD", &field]).query::<()>(&mut c).unwrap();
+    }
+    let set = |name: &str, rows: usize| {
+        let mut cmd = cmd(name);
+        (0..ROWS).for_each(|i| _ = cmd.arg(format!("post:{}:like", i % rows)).arg(7));
+        cmd
+    };
+    for name in ["MSET", "MSETNX"] {
+        let error = format!("{:?}", set(name, ROWS).query::<()>(&mut c).unwrap_err());
+        assert!(error.contains("changes that belong together may take 62914560 bytes of the log"), "{error}");
+    }
+    // The client's library cannot read an EXEC that fails as a whole.
+    let mut raw = server.raw();
+    raw.request(&["MULTI"]);
+    assert_eq!(raw.take(5), "+OK\r\n");
+    for some in 0..ROWS / 1000 {
+        (0..1000).for_each(|i| _ = raw.request(&["HINCRBY", &format!("post:{}", some * 1000 + i), "like", "1"]));
+        assert_eq!(raw.take(9 * 1000), "+QUEUED\r\n".repeat(1000));
+    }
+    let error = raw.request(&["EXEC"]).line();
+    assert!(error.starts_with("-EXECABORT Transaction discarded because of: changes that belong together"), "{error}");
+    assert_eq!(int(&mut c, &["DBSIZE"]), 0, "a refused change was made");
+    // As many changes of fewer rows do fit.
+    set("MSET", 1000).query::<()>(&mut c).unwrap();
+    assert_eq!(int(&mut c, &["DBSIZE"]), 1000);
+}
