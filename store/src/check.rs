@@ -12,7 +12,7 @@ use crate::cold::{ColdFile, PageFile, is_pages, parse_cold_name};
 use crate::disk::{Disk, LOCK, TEMPORARY};
 use crate::error::{Error, Result};
 use crate::frame::Check;
-use crate::manifest::{MANIFEST, Manifest, Role};
+use crate::manifest::{MANIFEST, Manifest, Role, Tag};
 use crate::record::Records;
 use crate::replay::{BatchReader, Found, find_path, read_segment_head, replay};
 use crate::segment::{SegmentName, parse_segment_name, segment_name};
@@ -324,14 +324,17 @@ fn dump_segment(disk: &dyn Disk, number: u64, text: &mut Dump<'_>) -> Result<()>
     }
 }
 
+/// Whose a file is, and what it is for.
+fn whose(lineage: Lineage, tag: &Tag) -> String {
+    let Tag { space, kind, low, high, stamp } = tag;
+    format!("lineage {lineage} space {space} kind {kind} ids {low} to {high} stamp {stamp}")
+}
+
 fn dump_snapshot(disk: &dyn Disk, name: &str, text: &mut Dump<'_>) -> Result<()> {
     let mut reader = SnapshotReader::open(disk, name, None)?;
     let head = *reader.head();
-    let tag = &head.tag;
-    text.line(&format!(
-        "snapshot file, lineage {} space {} kind {} ids {} to {} stamp {} body {} bytes",
-        head.lineage, tag.space, tag.kind, tag.low, tag.high, tag.stamp, head.body_bytes
-    ))?;
+    let whose = whose(head.lineage, &head.tag);
+    text.line(&format!("snapshot file, {whose} body {} bytes", head.body_bytes))?;
     let mut chunk = Vec::new();
     loop {
         let at = reader.at();
@@ -346,20 +349,10 @@ fn dump_snapshot(disk: &dyn Disk, name: &str, text: &mut Dump<'_>) -> Result<()>
 
 fn dump_cold(file: &Arc<ColdFile>, text: &mut Dump<'_>) -> Result<()> {
     let head = *file.head();
-    let tag = &head.tag;
+    let whose = whose(head.lineage, &head.tag);
     text.line(&format!(
-        "cold file, lineage {} space {} kind {} ids {} to {} stamp {}, {} rows of {} values in {} blocks, ids {} to {}",
-        head.lineage,
-        tag.space,
-        tag.kind,
-        tag.low,
-        tag.high,
-        tag.stamp,
-        head.rows,
-        head.columns,
-        head.blocks,
-        head.first,
-        head.last
+        "cold file, {whose}, {} rows of {} values in {} blocks, ids {} to {}",
+        head.rows, head.columns, head.blocks, head.first, head.last
     ))?;
     let (mut rows, mut ids, mut values) = (file.rows(), Vec::new(), Vec::new());
     while rows.next(&mut ids, &mut values)? {
@@ -375,18 +368,9 @@ fn dump_cold(file: &Arc<ColdFile>, text: &mut Dump<'_>) -> Result<()> {
 }
 
 fn dump_pages(file: &PageFile, note: &[u8], text: &mut Dump<'_>) -> Result<()> {
-    let (head, tag) = (file.head(), &file.head().tag);
-    text.line(&format!(
-        "page file, lineage {} space {} kind {} ids {} to {} stamp {}, {} pages, note {}",
-        head.lineage,
-        tag.space,
-        tag.kind,
-        tag.low,
-        tag.high,
-        tag.stamp,
-        head.pages,
-        text.payload(note)
-    ))?;
+    let head = file.head();
+    let whose = whose(head.lineage, &head.tag);
+    text.line(&format!("page file, {whose}, {} pages, note {}", head.pages, text.payload(note)))?;
     let mut page = [0; crate::cold::BLOCK_BYTES];
     for number in 0..head.pages {
         file.read(number, &mut page)?;
