@@ -369,7 +369,7 @@ fn dump_cold(file: &Arc<ColdFile>, text: &mut Dump<'_>) -> Result<()> {
 
 fn dump_pages(file: &PageFile, note: &[u8], text: &mut Dump<'_>) -> Result<()> {
     let head = file.head();
-    let whose = whose(head.lineage, &head.tag);
+    let whose = whose(head.lineage(), head.tag());
     text.line(&format!("page file, {whose}, {} pages, note {}", head.pages, text.payload(note)))?;
     let mut page = [0; crate::cold::BLOCK_BYTES];
     for number in 0..head.pages {

@@ -264,7 +264,7 @@ pub fn cold(input: &[u8]) {
     let tag = Tag { space: 1, kind: 2, low: 0, high: u64::MAX, stamp: 3 };
     type Rows = Vec<(u64, Vec<i64>)>;
     let written = (|| -> Result<Option<Rows>> {
-        let mut writer = ColdWriter::create(Arc::new(disk.clone()), LINEAGE, 1, 1, tag, columns)?;
+        let mut writer = ColdWriter::create(Arc::new(disk.clone()), LINEAGE, (1, 1), tag, columns)?;
         let (mut id, mut rows) = (0u64, Vec::new());
         // A block holds a few hundred of these; several come of few bytes of input.
         for _ in 0..input.byte() % 8 {

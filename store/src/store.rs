@@ -361,7 +361,7 @@ impl Store {
     /// Begins a cold file for rows of `columns` values each. Rows are pushed, the file is finished, and [`Store::replace_files`] names it.
     pub fn begin_cold(&self, tag: Tag, columns: usize) -> Result<ColdWriter> {
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-        ColdWriter::create(self.disk.clone(), self.lineage, number, 1, tag, columns)
+        ColdWriter::create(self.disk.clone(), self.lineage, (number, 1), tag, columns)
     }
 
     /// Opens a cold file that the manifest names, or will name.
@@ -372,7 +372,7 @@ impl Store {
     /// Begins a page file. Pages are put, the file is finished, and [`Store::replace_files`] names it.
     pub fn begin_pages(&self, tag: Tag) -> Result<PageWriter> {
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-        PageWriter::create(self.disk.clone(), self.lineage, number, 1, tag)
+        PageWriter::create(self.disk.clone(), self.lineage, (number, 1), tag)
     }
 
     /// Opens a page file that the manifest names, or will name. Gives its note, too.

@@ -40,44 +40,30 @@
 mod bits;
 mod block;
 mod pages;
+mod shelf;
 mod write;
 
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::path::Path;
+use std::sync::Arc;
 
 use crate::batch::Lineage;
-use crate::disk::{Disk, DiskFile, read_full_at};
+use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::frame::{Check, u32_at, u64_at};
 use crate::manifest::{FileEntry, Tag};
-use crate::once::{self, Opened};
+use shelf::{Head, Shelf, Whose, place, put, put_numbers, seal};
 
 pub use block::{BLOCK_BYTES, Block, MAX_BLOCK_ROWS, MAX_COLUMNS};
 pub(crate) use pages::is_pages;
 pub use pages::{PageFile, PageWriter};
+pub use shelf::COLD_VERSION;
+#[cfg(any(test, fuzzing))]
+pub(crate) use shelf::cold_name;
+pub(crate) use shelf::parse_cold_name;
 pub use write::ColdWriter;
 
-const MAGIC: &[u8; 8] = b"TIDECOLD";
-/// The newest version that can be read; the one that is written.
-pub const COLD_VERSION: u32 = 1;
-const HEAD: usize = 128;
 /// Blocks of one file: 256 GiB.
 const MAX_BLOCKS: u64 = 1 << 26;
-
-pub(crate) fn cold_name(number: u64, file: u64) -> String {
-    format!("cold-{number:010}-{file:06}.tcold")
-}
-
-pub(crate) fn identity_of(number: u64, file: u64) -> u64 {
-    number.wrapping_shl(24) ^ file
-}
-
-/// The two numbers in a cold file's name, if it is one.
-pub(crate) fn parse_cold_name(name: &str) -> Option<(u64, u64)> {
-    let (number, file) = name.strip_prefix("cold-")?.strip_suffix(".tcold")?.split_once('-')?;
-    let numbers = (number.parse().ok()?, file.parse().ok()?);
-    (cold_name(numbers.0, numbers.1) == name).then_some(numbers)
-}
 
 /// The head of a cold file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,61 +91,28 @@ pub struct ColdHead {
 
 impl ColdHead {
     fn encode(&self) -> [u8; BLOCK_BYTES] {
-        let mut head = [0; BLOCK_BYTES];
-        let mut put = |at: usize, bytes: &[u8]| head[at..at + bytes.len()].copy_from_slice(bytes);
-        put(0, MAGIC);
-        put(8, &COLD_VERSION.to_le_bytes());
-        put(12, &self.tag.kind.to_le_bytes());
-        put(16, &self.lineage.0);
-        put(32, &self.identity.to_le_bytes());
-        put(40, &self.tag.space.to_le_bytes());
-        put(44, &(self.columns as u32).to_le_bytes());
-        let numbers = [
-            self.tag.low,
-            self.tag.high,
-            self.tag.stamp,
-            self.blocks,
-            self.rows,
-            self.first,
-            self.last,
-            self.index_bytes,
-        ];
-        for (i, number) in numbers.iter().enumerate() {
-            put(48 + 8 * i, &number.to_le_bytes());
-        }
-        put(112, &self.index_check.to_le_bytes());
-        put(116, &self.body_check.to_le_bytes());
-        let check = Check::new().bytes(&head[..124]).value();
-        head[124..128].copy_from_slice(&check.to_le_bytes());
-        head
+        let mut head = self.whose().encode(Self::MAGIC);
+        put(&mut head, 44, &(self.columns as u32).to_le_bytes());
+        put_numbers(&mut head, 72, &[self.blocks, self.rows, self.first, self.last, self.index_bytes]);
+        put(&mut head, 112, &self.index_check.to_le_bytes());
+        put(&mut head, 116, &self.body_check.to_le_bytes());
+        seal(head)
     }
 
-    /// Reads a head; on an error the byte and what is wrong there.
+    fn index_at(&self) -> u64 {
+        place(self.blocks)
+    }
+}
+
+impl Head for ColdHead {
+    const MAGIC: &'static [u8; 8] = b"TIDECOLD";
+
     fn decode(bytes: &[u8]) -> std::result::Result<ColdHead, (u64, &'static str)> {
-        if bytes.len() < BLOCK_BYTES {
-            return Err((bytes.len() as u64, "it ends inside its head"));
-        }
-        if &bytes[..8] != MAGIC {
-            return Err((0, "it does not begin as a cold file does"));
-        }
-        if Check::new().bytes(&bytes[..124]).value() != u32_at(bytes, 124) {
-            return Err((124, "the head's checksum does not match"));
-        }
-        if u32_at(bytes, 120) != 0 || bytes[HEAD..BLOCK_BYTES].iter().any(|&b| b != 0) {
-            return Err((120, "a reserved field is not zero"));
-        }
-        let mut lineage = [0; 16];
-        lineage.copy_from_slice(&bytes[16..32]);
-        let tag = Tag {
-            space: u32_at(bytes, 40),
-            kind: u32_at(bytes, 12),
-            low: u64_at(bytes, 48),
-            high: u64_at(bytes, 56),
-            stamp: u64_at(bytes, 64),
-        };
+        let Whose { lineage, identity, tag } =
+            Whose::decode(bytes, Self::MAGIC, "it does not begin as a cold file does", 120)?;
         let head = ColdHead {
-            lineage: Lineage(lineage),
-            identity: u64_at(bytes, 32),
+            lineage,
+            identity,
             tag,
             columns: u32_at(bytes, 44) as usize,
             blocks: u64_at(bytes, 72),
@@ -180,8 +133,13 @@ impl ColdHead {
         if plausible { Ok(head) } else { Err((44, "the head describes an impossible file")) }
     }
 
-    fn index_at(&self) -> u64 {
-        (1 + self.blocks) * BLOCK_BYTES as u64
+    fn whose(&self) -> Whose {
+        let ColdHead { lineage, identity, tag, .. } = *self;
+        Whose { lineage, identity, tag }
+    }
+
+    fn length(&self) -> u64 {
+        self.index_at() + self.index_bytes
     }
 }
 
@@ -241,57 +199,29 @@ impl Index {
 /// A cold file, open for lookups from any thread.
 #[derive(Debug)]
 pub struct ColdFile {
-    path: PathBuf,
-    entry: FileEntry,
-    file: Box<dyn DiskFile>,
+    shelf: Shelf,
     head: ColdHead,
     index: Index,
-    /// Where it is removed, once it is retired.
-    retired: OnceLock<Arc<dyn Disk>>,
 }
 
 impl ColdFile {
     /// Opens a file that the manifest names: reads its head and index, and compares them with the manifest's entry.
     pub fn open(disk: &dyn Disk, entry: &FileEntry, lineage: Lineage) -> Result<ColdFile> {
-        let file = ColdFile::open_any(disk, &entry.name)?;
-        let corrupt = |at, what: &str| Err(Error::corrupt(disk.path(&entry.name), at, what));
-        if file.entry.bytes != entry.bytes {
-            return corrupt(entry.bytes, "it has another length than the manifest says");
-        }
-        if file.head.lineage != lineage {
-            return corrupt(16, "it belongs to another lineage than the manifest");
-        }
-        if file.head.tag != entry.tag {
-            return corrupt(12, "it holds something else than the manifest says");
-        }
-        let mut file = file;
-        file.entry = entry.clone();
+        let mut file = ColdFile::open_any(disk, &entry.name)?;
+        file.shelf.expect(entry, lineage)?;
         Ok(file)
     }
 
     /// Opens a file by its name alone. Its entry's checksum is then unknown: 0.
     pub(crate) fn open_any(disk: &dyn Disk, name: &str) -> Result<ColdFile> {
-        let format = (MAGIC, COLD_VERSION);
-        let (Opened { file, path, size, .. }, head) = once::open(disk, name, format, BLOCK_BYTES, ColdHead::decode)?;
-        if parse_cold_name(name).map(|(n, f)| identity_of(n, f)) != Some(head.identity) {
-            return Err(Error::corrupt(path, 32, "it was written under another name"));
-        }
-        if size != head.index_at() + head.index_bytes {
-            let what = format!("{size} bytes long, its head says {}", head.index_at() + head.index_bytes);
-            return Err(Error::corrupt(path, size, what));
-        }
-        let mut index = vec![0; head.index_bytes as usize];
-        let at = head.index_at();
-        let n = read_full_at(&*file, &mut index, at).map_err(|e| Error::io(&path, "reading", e))?;
+        let (shelf, head) = Shelf::open::<ColdHead>(disk, name)?;
+        let (mut index, at) = (vec![0; head.index_bytes as usize], head.index_at());
+        let n = shelf.read_at(&mut index, at)?;
         if n != index.len() || Check::new().u64(head.identity).bytes(&index).value() != head.index_check {
-            return Err(Error::corrupt(path, at, "the index's checksum does not match"));
+            return Err(shelf.corrupt(at, "the index's checksum does not match"));
         }
-        let index = Index::decode(&index, &head).map_err(|what| Error::corrupt(&path, at, what))?;
-        // Only a hint: without it a lookup may read more than its block.
-        let _ = file.expect_random();
-        let role = crate::manifest::Role::Cold;
-        let entry = FileEntry { name: name.to_string(), bytes: size, check: 0, role, tag: head.tag };
-        Ok(ColdFile { path, entry, file, head, index, retired: OnceLock::new() })
+        let index = Index::decode(&index, &head).map_err(|what| shelf.corrupt(at, what))?;
+        Ok(ColdFile { shelf, head, index })
     }
 
     /// The head.
@@ -301,17 +231,17 @@ impl ColdFile {
 
     /// What the manifest says of it.
     pub fn entry(&self) -> &FileEntry {
-        &self.entry
+        &self.shelf.entry
     }
 
     /// Bytes of memory that it takes.
     pub fn memory_bytes(&self) -> usize {
-        size_of::<ColdFile>() + self.index.packed.len() + self.entry.name.len() + 64
+        size_of::<ColdFile>() + self.index.packed.len() + self.shelf.memory_bytes()
     }
 
     /// Where it lies.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.shelf.path
     }
 
     /// The block that holds `id`, if the file holds it at all.
@@ -327,15 +257,14 @@ impl ColdFile {
 
     /// An error that says what is wrong with a block.
     pub fn corrupt(&self, number: u64, what: &str) -> Error {
-        Error::corrupt(&self.path, (1 + number) * BLOCK_BYTES as u64, what)
+        self.shelf.corrupt(place(number), what)
     }
 
     /// Reads and verifies a block: one read of 4 KiB at a multiple of 4 KiB.
     pub fn read<'a>(&self, number: u64, buffer: &'a mut [u8; BLOCK_BYTES]) -> Result<Block<'a>> {
-        let at = (1 + number) * BLOCK_BYTES as u64;
-        let n = read_full_at(&*self.file, buffer, at).map_err(|e| Error::io(&self.path, "reading", e))?;
+        let n = self.shelf.read_at(buffer, place(number))?;
         let block = Block::read(&buffer[..n], self.head.identity, number, self.head.columns);
-        block.map_err(|what| Error::corrupt(&self.path, at, what))
+        block.map_err(|what| self.corrupt(number, what))
     }
 
     /// The values of a row, if the file holds it. At most one read.
@@ -352,7 +281,7 @@ impl ColdFile {
 
     /// The file is named by no manifest any more: it is removed when the last of its readers lets go of it.
     pub fn retire(&self, disk: Arc<dyn Disk>) {
-        let _ = self.retired.set(disk);
+        self.shelf.retire(disk);
     }
 
     /// Verifies every byte. `expected`: the manifest's checksum. Gives the rows.
@@ -368,11 +297,10 @@ impl ColdFile {
             total = crc32c::crc32c_append(total, &rows.buffer[..]);
         }
         let mut index = vec![0; self.head.index_bytes as usize];
-        read_full_at(&*self.file, &mut index, self.head.index_at())
-            .map_err(|e| Error::io(self.path(), "reading", e))?;
+        self.shelf.read_at(&mut index, self.head.index_at())?;
         body = crc32c::crc32c_append(body, &index);
         total = crc32c::crc32c_append(total, &index);
-        let corrupt = |at, what: &str| Err(Error::corrupt(self.path(), at, what));
+        let corrupt = |at, what: &str| Err(self.shelf.corrupt(at, what));
         if n != self.head.rows || first != Some(self.head.first) || rows.last != Some(self.head.last) {
             return corrupt(80, "it holds other rows than its head says");
         }
@@ -383,15 +311,6 @@ impl ColdFile {
             return corrupt(0, "it is not the file that the manifest names");
         }
         Ok(n)
-    }
-}
-
-impl Drop for ColdFile {
-    fn drop(&mut self) {
-        if let Some(disk) = self.retired.get() {
-            // What stays is swept at the next start.
-            let _ = disk.remove(&self.entry.name);
-        }
     }
 }
 
@@ -418,8 +337,7 @@ impl ColdRows {
             return Ok(false);
         }
         let number = self.block;
-        let at = (1 + number) * BLOCK_BYTES as u64;
-        let corrupt = |what: &str| Err(Error::corrupt(self.file.path(), at, what));
+        let corrupt = |what: &str| Err(self.file.corrupt(number, what));
         let block = self.file.read(number, &mut self.buffer)?;
         if let Err(what) = block.append_to(ids, values) {
             return corrupt(what);

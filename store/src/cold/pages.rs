@@ -32,18 +32,17 @@
 //!
 //! Written, named and removed as the files of rows are (`mod.rs`).
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use super::{BLOCK_BYTES, MAX_BLOCKS, cold_name, identity_of, parse_cold_name};
+use super::shelf::{self, Head, Shelf, Whose, place, put, put_numbers, seal};
+use super::{BLOCK_BYTES, MAX_BLOCKS};
 use crate::batch::Lineage;
-use crate::disk::{Disk, DiskFile, read_full_at};
-use crate::error::{Error, Result};
+use crate::disk::{Disk, read_full_at};
+use crate::error::Result;
 use crate::frame::{Check, u32_at, u64_at};
 use crate::manifest::{FileEntry, Role, Tag};
-use crate::once::{self, Draft, Opened};
+use crate::once::Draft;
 
-const MAGIC: &[u8; 8] = b"TIDEPAGE";
-const VERSION: u32 = 1;
 /// Most bytes of a note.
 const MAX_NOTE: u64 = 1 << 30;
 
@@ -54,9 +53,7 @@ fn check_of(identity: u64, number: u64, page: &[u8]) -> u32 {
 /// The head of a page file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PageHead {
-    pub(crate) lineage: Lineage,
-    identity: u64,
-    pub(crate) tag: Tag,
+    whose: Whose,
     pub(crate) pages: u64,
     note_bytes: u64,
     note_check: u32,
@@ -65,61 +62,52 @@ pub(crate) struct PageHead {
 
 impl PageHead {
     fn encode(&self) -> [u8; BLOCK_BYTES] {
-        let mut head = [0; BLOCK_BYTES];
-        let mut put = |at: usize, bytes: &[u8]| head[at..at + bytes.len()].copy_from_slice(bytes);
-        put(0, MAGIC);
-        put(8, &VERSION.to_le_bytes());
-        put(12, &self.tag.kind.to_le_bytes());
-        put(16, &self.lineage.0);
-        put(32, &self.identity.to_le_bytes());
-        put(40, &self.tag.space.to_le_bytes());
-        for (i, number) in
-            [self.tag.low, self.tag.high, self.tag.stamp, self.pages, self.note_bytes].into_iter().enumerate()
-        {
-            put(48 + 8 * i, &number.to_le_bytes());
-        }
-        put(88, &self.note_check.to_le_bytes());
-        put(92, &self.body_check.to_le_bytes());
-        let check = Check::new().bytes(&head[..124]).value();
-        head[124..128].copy_from_slice(&check.to_le_bytes());
-        head
+        let mut head = self.whose.encode(Self::MAGIC);
+        put_numbers(&mut head, 72, &[self.pages, self.note_bytes]);
+        put(&mut head, 88, &self.note_check.to_le_bytes());
+        put(&mut head, 92, &self.body_check.to_le_bytes());
+        seal(head)
     }
 
+    pub(crate) fn lineage(&self) -> Lineage {
+        self.whose.lineage
+    }
+
+    pub(crate) fn tag(&self) -> &Tag {
+        &self.whose.tag
+    }
+
+    /// Where the pages end, and the checksums begin.
+    fn sums_at(&self) -> u64 {
+        place(self.pages)
+    }
+}
+
+impl Head for PageHead {
+    const MAGIC: &'static [u8; 8] = b"TIDEPAGE";
+
     fn decode(bytes: &[u8]) -> std::result::Result<PageHead, (u64, &'static str)> {
-        if bytes.len() < BLOCK_BYTES {
-            return Err((bytes.len() as u64, "it ends inside its head"));
-        }
-        if &bytes[..8] != MAGIC {
-            return Err((0, "it does not begin as a page file does"));
-        }
-        if Check::new().bytes(&bytes[..124]).value() != u32_at(bytes, 124) {
-            return Err((124, "the head's checksum does not match"));
-        }
-        if u32_at(bytes, 44) != 0 || bytes[96..124].iter().chain(&bytes[128..]).any(|&b| b != 0) {
+        let whose = Whose::decode(bytes, Self::MAGIC, "it does not begin as a page file does", 96)?;
+        if u32_at(bytes, 44) != 0 {
             return Err((44, "a reserved field is not zero"));
         }
-        let mut lineage = [0; 16];
-        lineage.copy_from_slice(&bytes[16..32]);
-        let (low, high) = (u64_at(bytes, 48), u64_at(bytes, 56));
         let head = PageHead {
-            lineage: Lineage(lineage),
-            identity: u64_at(bytes, 32),
-            tag: Tag { space: u32_at(bytes, 40), kind: u32_at(bytes, 12), low, high, stamp: u64_at(bytes, 64) },
+            whose,
             pages: u64_at(bytes, 72),
             note_bytes: u64_at(bytes, 80),
             note_check: u32_at(bytes, 88),
             body_check: u32_at(bytes, 92),
         };
-        let plausible = (1..=MAX_BLOCKS).contains(&head.pages) && head.note_bytes <= MAX_NOTE && low <= high;
+        let range = whose.tag.low <= whose.tag.high;
+        let plausible = (1..=MAX_BLOCKS).contains(&head.pages) && head.note_bytes <= MAX_NOTE && range;
         if plausible { Ok(head) } else { Err((48, "the head describes an impossible file")) }
     }
 
-    /// Where the pages end, and the checksums begin.
-    fn sums_at(&self) -> u64 {
-        (1 + self.pages) * BLOCK_BYTES as u64
+    fn whose(&self) -> Whose {
+        self.whose
     }
 
-    fn end(&self) -> u64 {
+    fn length(&self) -> u64 {
         self.sums_at() + 4 * self.pages + self.note_bytes
     }
 }
@@ -128,29 +116,21 @@ impl PageHead {
 pub(crate) fn is_pages(disk: &dyn Disk, name: &str) -> bool {
     let mut magic = [0; 8];
     let read = disk.open(name).and_then(|file| read_full_at(&*file, &mut magic, 0));
-    read.is_ok() && magic == *MAGIC
+    read.is_ok() && magic == *PageHead::MAGIC
 }
 
 /// A page file under construction. Dropped before [`finish`](PageWriter::finish) it leaves nothing.
 #[derive(Debug)]
 pub struct PageWriter {
     draft: Draft,
-    lineage: Lineage,
-    identity: u64,
-    tag: Tag,
+    whose: Whose,
     sums: Vec<u8>,
 }
 
 impl PageWriter {
-    pub(crate) fn create(
-        disk: Arc<dyn Disk>,
-        lineage: Lineage,
-        number: u64,
-        file: u64,
-        tag: Tag,
-    ) -> Result<PageWriter> {
-        let draft = Draft::create(disk, cold_name(number, file), BLOCK_BYTES)?;
-        Ok(PageWriter { draft, lineage, identity: identity_of(number, file), tag, sums: Vec::new() })
+    pub(crate) fn create(disk: Arc<dyn Disk>, lineage: Lineage, numbers: (u64, u64), tag: Tag) -> Result<PageWriter> {
+        let (draft, whose) = shelf::begin(disk, lineage, numbers, tag)?;
+        Ok(PageWriter { draft, whose, sums: Vec::new() })
     }
 
     /// Appends pages: a multiple of [`BLOCK_BYTES`].
@@ -159,7 +139,7 @@ impl PageWriter {
         assert!(rest.is_empty(), "whole pages");
         for page in pages {
             let number = self.sums.len() as u64 / 4;
-            self.sums.extend_from_slice(&check_of(self.identity, number, page).to_le_bytes());
+            self.sums.extend_from_slice(&check_of(self.whose.identity, number, page).to_le_bytes());
         }
         self.draft.put(pages.as_flattened())?;
         self.draft.sync_if_much()
@@ -176,74 +156,48 @@ impl PageWriter {
         self.draft.put(&self.sums)?;
         self.draft.put(note)?;
         let head = PageHead {
-            lineage: self.lineage,
-            identity: self.identity,
-            tag: self.tag,
+            whose: self.whose,
             pages: self.sums.len() as u64 / 4,
             note_bytes: note.len() as u64,
-            note_check: Check::new().u64(self.identity).bytes(&self.sums).bytes(note).value(),
+            note_check: Check::new().u64(self.whose.identity).bytes(&self.sums).bytes(note).value(),
             body_check: self.draft.body_check(),
         };
-        self.draft.publish(&head.encode(), Role::Cold, self.tag)
+        self.draft.publish(&head.encode(), Role::Cold, self.whose.tag)
     }
 }
 
 /// A page file, open for lookups from any thread.
 #[derive(Debug)]
 pub struct PageFile {
-    path: std::path::PathBuf,
-    entry: FileEntry,
-    file: Box<dyn DiskFile>,
+    shelf: Shelf,
     head: PageHead,
     sums: Box<[u8]>,
-    /// Where it is removed, once it is retired.
-    retired: OnceLock<Arc<dyn Disk>>,
 }
 
 impl PageFile {
     /// Opens a file that the manifest names, and compares it with the manifest's entry. Gives its note, too.
     pub(crate) fn open(disk: &dyn Disk, entry: &FileEntry, lineage: Lineage) -> Result<(PageFile, Vec<u8>)> {
         let (mut file, note) = PageFile::open_any(disk, &entry.name)?;
-        let corrupt = |at, what: &str| Err(Error::corrupt(disk.path(&entry.name), at, what));
-        if file.entry.bytes != entry.bytes {
-            return corrupt(entry.bytes, "it has another length than the manifest says");
-        }
-        if file.head.lineage != lineage {
-            return corrupt(16, "it belongs to another lineage than the manifest");
-        }
-        if file.head.tag != entry.tag {
-            return corrupt(12, "it holds something else than the manifest says");
-        }
-        file.entry = entry.clone();
+        file.shelf.expect(entry, lineage)?;
         Ok((file, note))
     }
 
     /// Opens a file by its name alone. Its entry's checksum is then unknown: 0.
     pub(crate) fn open_any(disk: &dyn Disk, name: &str) -> Result<(PageFile, Vec<u8>)> {
-        let (Opened { file, path, size, .. }, head) =
-            once::open(disk, name, (MAGIC, VERSION), BLOCK_BYTES, PageHead::decode)?;
-        if parse_cold_name(name).map(|(n, f)| identity_of(n, f)) != Some(head.identity) {
-            return Err(Error::corrupt(path, 32, "it was written under another name"));
-        }
-        if size != head.end() {
-            return Err(Error::corrupt(path, size, format!("{size} bytes long, its head says {}", head.end())));
-        }
+        let (shelf, head) = Shelf::open::<PageHead>(disk, name)?;
         let at = head.sums_at();
-        let mut sums = vec![0; (head.end() - at) as usize];
-        let n = read_full_at(&*file, &mut sums, at).map_err(|e| Error::io(&path, "reading", e))?;
-        if n != sums.len() || Check::new().u64(head.identity).bytes(&sums).value() != head.note_check {
-            return Err(Error::corrupt(path, at, "the check of its checksums and its note does not match"));
+        let mut sums = vec![0; (head.length() - at) as usize];
+        let n = shelf.read_at(&mut sums, at)?;
+        if n != sums.len() || Check::new().u64(head.whose.identity).bytes(&sums).value() != head.note_check {
+            return Err(shelf.corrupt(at, "the check of its checksums and its note does not match"));
         }
         let note = sums.split_off(4 * head.pages as usize);
-        // Only a hint: without it a lookup may read more than its page.
-        let _ = file.expect_random();
-        let entry = FileEntry { name: name.to_string(), bytes: size, check: 0, role: Role::Cold, tag: head.tag };
-        Ok((PageFile { path, entry, file, head, sums: sums.into(), retired: OnceLock::new() }, note))
+        Ok((PageFile { shelf, head, sums: sums.into() }, note))
     }
 
     /// What the manifest says of it.
     pub fn entry(&self) -> &FileEntry {
-        &self.entry
+        &self.shelf.entry
     }
 
     /// Pages.
@@ -253,12 +207,12 @@ impl PageFile {
 
     /// The two numbers of its name.
     pub fn identity(&self) -> u64 {
-        self.head.identity
+        self.head.whose.identity
     }
 
     /// Bytes of memory that it takes.
     pub fn memory_bytes(&self) -> usize {
-        size_of::<PageFile>() + self.sums.len() + self.entry.name.len() + 64
+        size_of::<PageFile>() + self.sums.len() + self.shelf.memory_bytes()
     }
 
     pub(crate) fn head(&self) -> &PageHead {
@@ -267,20 +221,21 @@ impl PageFile {
 
     /// Reads and verifies a page: one read of 4 KiB at a multiple of 4 KiB.
     pub fn read(&self, number: u64, page: &mut [u8; BLOCK_BYTES]) -> Result<()> {
-        let at = (1 + number) * BLOCK_BYTES as u64;
+        let at = place(number);
         if number >= self.head.pages {
-            return Err(Error::corrupt(&self.path, at, "it has no such page"));
+            return Err(self.shelf.corrupt(at, "it has no such page"));
         }
-        let n = read_full_at(&*self.file, page, at).map_err(|e| Error::io(&self.path, "reading", e))?;
-        if n != BLOCK_BYTES || check_of(self.head.identity, number, page) != u32_at(&self.sums, 4 * number as usize) {
-            return Err(Error::corrupt(&self.path, at, "the page's checksum does not match"));
+        let n = self.shelf.read_at(page, at)?;
+        let expected = u32_at(&self.sums, 4 * number as usize);
+        if n != BLOCK_BYTES || check_of(self.identity(), number, page) != expected {
+            return Err(self.shelf.corrupt(at, "the page's checksum does not match"));
         }
         Ok(())
     }
 
     /// The file is named by no manifest any more: it is removed when the last of its readers lets go of it.
     pub fn retire(&self, disk: Arc<dyn Disk>) {
-        let _ = self.retired.set(disk);
+        self.shelf.retire(disk);
     }
 
     /// Verifies every byte, with `note` as it was opened. `expected`: the manifest's checksum. Gives the pages.
@@ -298,20 +253,11 @@ impl PageFile {
         add(&self.sums);
         add(note);
         if body != self.head.body_check {
-            return Err(Error::corrupt(&self.path, 92, "the total checksum does not match"));
+            return Err(self.shelf.corrupt(92, "the total checksum does not match"));
         }
         if expected.is_some_and(|expected| expected != total) {
-            return Err(Error::corrupt(&self.path, 0, "it is not the file that the manifest names"));
+            return Err(self.shelf.corrupt(0, "it is not the file that the manifest names"));
         }
         Ok(self.head.pages)
-    }
-}
-
-impl Drop for PageFile {
-    fn drop(&mut self) {
-        if let Some(disk) = self.retired.get() {
-            // What stays is swept at the next start.
-            let _ = disk.remove(&self.entry.name);
-        }
     }
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::block::{MAX_BLOCK_ROWS, Rows};
-use super::{BLOCK_BYTES, ColdHead, Index, MAX_COLUMNS, cold_name, identity_of};
+use super::shelf::{self, Whose};
+use super::{BLOCK_BYTES, ColdHead, Index, MAX_COLUMNS};
 use crate::batch::Lineage;
 use crate::disk::Disk;
 use crate::error::{Error, Result};
@@ -20,9 +21,7 @@ const WAITING: usize = 2 * MAX_BLOCK_ROWS;
 #[derive(Debug)]
 pub struct ColdWriter {
     draft: Draft,
-    lineage: Lineage,
-    identity: u64,
-    tag: Tag,
+    whose: Whose,
     columns: usize,
     ids: Vec<u64>,
     values: Vec<i64>,
@@ -41,19 +40,17 @@ impl ColdWriter {
     pub(crate) fn create(
         disk: Arc<dyn Disk>,
         lineage: Lineage,
-        number: u64,
-        file: u64,
+        numbers: (u64, u64),
         tag: Tag,
         columns: usize,
     ) -> Result<ColdWriter> {
         if columns > MAX_COLUMNS {
             return Err(Error::Refused(format!("{columns} columns; a cold file has at most {MAX_COLUMNS}")));
         }
+        let (draft, whose) = shelf::begin(disk, lineage, numbers, tag)?;
         Ok(ColdWriter {
-            draft: Draft::create(disk, cold_name(number, file), BLOCK_BYTES)?,
-            lineage,
-            identity: identity_of(number, file),
-            tag,
+            draft,
+            whose,
             columns,
             ids: Vec::new(),
             values: Vec::new(),
@@ -69,7 +66,7 @@ impl ColdWriter {
     /// Adds a row; its id lies above all before, within the tag's range. Missing values are 0.
     pub fn push(&mut self, id: u64, values: &[i64]) -> Result<()> {
         assert!(self.last.is_none_or(|last| last < id), "a cold file's ids rise");
-        assert!((self.tag.low..=self.tag.high).contains(&id), "a cold file's ids lie within its range");
+        assert!((self.whose.tag.low..=self.whose.tag.high).contains(&id), "a cold file's ids lie within its range");
         assert!(values.len() <= self.columns, "a row has at most the file's columns");
         self.last = Some(id);
         self.ids.push(id);
@@ -95,7 +92,7 @@ impl ColdWriter {
     /// The file answers for ids up to `high` only, and not as far as its tag said.
     pub fn end_at(&mut self, high: u64) {
         assert!(self.last.is_none_or(|last| last <= high), "a cold file's ids lie within its range");
-        self.tag.high = high;
+        self.whose.tag.high = high;
     }
 
     /// Makes one block of rows that wait.
@@ -107,7 +104,7 @@ impl ColdWriter {
         };
         let n = Rows { ids, values, columns }.fitting(self.guess);
         let rows = Rows { ids: &ids[..n], values: &values[..n * columns], columns };
-        let block = rows.encode(self.identity, self.firsts.len() as u64);
+        let block = rows.encode(self.whose.identity, self.firsts.len() as u64);
         self.firsts.push(ids[0]);
         self.blocks.extend_from_slice(&block[..]);
         self.guess = n;
@@ -136,19 +133,20 @@ impl ColdWriter {
         self.flush()?;
         let index = Index::encode(&self.firsts);
         self.draft.put(&index)?;
+        let Whose { lineage, identity, tag } = self.whose;
         let head = ColdHead {
-            lineage: self.lineage,
-            identity: self.identity,
-            tag: self.tag,
+            lineage,
+            identity,
+            tag,
             columns: self.columns,
             blocks: self.firsts.len() as u64,
             rows: self.rows,
             first,
             last,
             index_bytes: index.len() as u64,
-            index_check: Check::new().u64(self.identity).bytes(&index).value(),
+            index_check: Check::new().u64(identity).bytes(&index).value(),
             body_check: self.draft.body_check(),
         };
-        self.draft.publish(&head.encode(), Role::Cold, self.tag).map(Some)
+        self.draft.publish(&head.encode(), Role::Cold, tag).map(Some)
     }
 }
