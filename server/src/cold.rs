@@ -157,6 +157,20 @@ impl Cold {
         self.cache.get(key).map(Ok)
     }
 
+    /// Whether a turn need not have it read. What is cached stays at hand for the turn, whatever happens in the cache.
+    fn is_at_hand(&self, key: Key) -> bool {
+        if PINS.with_borrow(|pins| pins.contains_key(&key)) {
+            return true;
+        }
+        let Some(row) = self.cache.get(&key) else {
+            self.figures.misses.fetch_add(1, Relaxed);
+            return false;
+        };
+        self.figures.hits.fetch_add(1, Relaxed);
+        PINS.with_borrow_mut(|pins| pins.insert(key, Ok(row)));
+        true
+    }
+
     /// Notes a read that failed.
     fn note_failure(&self, error: &store::Error) {
         let kind = match error {

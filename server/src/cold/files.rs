@@ -194,18 +194,9 @@ impl ColdSpace {
     pub(crate) fn ask(&self, id: u64, fetching: &mut Fetching) {
         let files = self.files.load();
         let Some(place) = files.find(id) else { return };
-        let key = place.key(id);
-        if PINS.with_borrow(|pins| pins.contains_key(&key)) {
-            return;
+        if !self.shared.is_at_hand(place.key(id)) {
+            fetching.want(place.file, place.block, id);
         }
-        if let Some(row) = self.shared.cache.get(&key) {
-            // It stays at hand for the turn, whatever happens in the cache.
-            self.shared.figures.hits.fetch_add(1, Relaxed);
-            PINS.with_borrow_mut(|pins| pins.insert(key, Ok(row)));
-            return;
-        }
-        self.shared.figures.misses.fetch_add(1, Relaxed);
-        fetching.want(place.file, place.block, id);
     }
 
     /// Reads the row in place.

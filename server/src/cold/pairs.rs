@@ -14,7 +14,7 @@
 //! A step that fails leaves a frozen table that is still in memory and answers as before; the next attempt goes on with it.
 
 use super::spill::{Ground, Spilled, no_room};
-use super::{Cold, Fetching, Key, PINS, Read, Values, note_failed};
+use super::{Cold, Fetching, Key, Read, Values, note_failed};
 use crate::engines::{Engines, ExistenceSpace};
 use crate::records::RecordKind;
 use arc_swap::ArcSwap;
@@ -160,17 +160,9 @@ impl ColdPairs {
         let files = self.files.load();
         let above = files.partition_point(|file| file.entry().tag.low <= pair.id);
         let Some(file) = above.checked_sub(1).map(|at| &files[at]) else { return };
-        let key = file.key(pair);
-        if PINS.with_borrow(|pins| pins.contains_key(&key)) {
-            return;
+        if !self.shared.is_at_hand(file.key(pair)) {
+            fetching.want_pair(file, pair);
         }
-        if let Some(row) = self.shared.cache.get(&key) {
-            self.shared.figures.hits.fetch_add(1, Relaxed);
-            PINS.with_borrow_mut(|pins| pins.insert(key, Ok(row)));
-            return;
-        }
-        self.shared.figures.misses.fetch_add(1, Relaxed);
-        fetching.want_pair(file, pair);
     }
 }
 
