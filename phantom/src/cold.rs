@@ -577,26 +577,18 @@ impl Space {
         if is_set == set {
             return Ok(Change::Unchanged);
         }
-        if set {
-            let (late, most) = self.late();
-            if late >= most && !replay {
-                return Err(Error::LateFull.into());
-            }
-            first()?;
-            // Also what was revoked: a log that was read again may have revoked what is not there.
-            cold.keep_late(hash);
-            table.revoked.remove(hash);
-        } else {
-            let most = if replay { usize::MAX } else { self.options.max_revoked };
-            if !table.revoked.reserve(most) {
-                return Err(Error::RevokedFull.into());
-            }
-            if let Err(error) = first() {
-                table.revoked.release();
-                return Err(error);
-            }
-            table.revoked.insert_reserved(hash);
+        if !set {
+            self.revoke(table, hash, replay, first)?;
+            return Ok(Change::Changed);
         }
+        let (late, most) = self.late();
+        if late >= most && !replay {
+            return Err(Error::LateFull.into());
+        }
+        first()?;
+        // Also what was revoked: a log that was read again may have revoked what is not there.
+        cold.keep_late(hash);
+        table.revoked.remove(hash);
         table.touch();
         Ok(Change::Changed)
     }

@@ -155,20 +155,27 @@ impl Space {
                 table.revoked.remove(pair.hash());
                 table.touch();
             }
-            (State::Set, false) => {
-                let most = if replay { usize::MAX } else { self.options.max_revoked };
-                if !table.revoked.reserve(most) {
-                    return Err(Error::RevokedFull.into());
-                }
-                if let Err(error) = first() {
-                    table.revoked.release();
-                    return Err(error);
-                }
-                table.revoked.insert_reserved(pair.hash());
-                table.touch();
-            }
+            (State::Set, false) => self.revoke(table, pair.hash(), replay, first)?,
         }
         Ok(Change::Changed)
+    }
+
+    /// Keeps a pair that is set in a table's filters as one that is not set any more, once `first` has run.
+    pub(crate) fn revoke<E: From<Error>>(
+        &self,
+        table: &Table,
+        hash: u128,
+        replay: bool,
+        first: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
+        let most = if replay { usize::MAX } else { self.options.max_revoked };
+        if !table.revoked.reserve(most) {
+            return Err(Error::RevokedFull.into());
+        }
+        first().inspect_err(|_| table.revoked.release())?;
+        table.revoked.insert_reserved(hash);
+        table.touch();
+        Ok(())
     }
 
     /// Keeps a pair aside, as a snapshot had it: it has been counted for the frontier before.
