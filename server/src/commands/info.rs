@@ -209,6 +209,7 @@ fn persistence(node: &Node, out: &mut String) {
         "log_bytes" = stats.log.bytes,
         "log_batches" = stats.batches,
         "log_marks" = stats.keys,
+        "log_queue_bytes" = committer.queue_bytes(),
         "log_syncs" = stats.log.syncs,
         "log_sync_usec" = stats.sync_us,
         "log_slowest_sync_usec" = stats.slowest_sync_us,

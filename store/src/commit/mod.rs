@@ -18,7 +18,8 @@
 //!   an increment of which the flag comes only in the next batch.
 //! - **C3** A key marked any number of times within a round costs one record, and memory for few: stripes dedupe themselves as they grow.
 //! - **C4** A failed round loses nothing: its keys are taken up by the next one, which reads their state anew.
-//! - **C5** Keys waiting are bounded: above [`CommitOptions::crowded_keys`] in any stripe [`Committer::is_crowded`] says so, and the server stops taking writes until it does not.
+//! - **C5** Keys waiting are bounded: above [`CommitOptions::crowded_keys`] in any stripe, or [`CommitOptions::queued_keys`] in all, [`Committer::is_crowded`] says so, and the
+//!   server stops taking writes until it does not.
 //! - **C6** All that was marked during one [`Exclusive`] is in one batch, and no other writer's change comes between in the stripes that it holds.
 //!   The stripes in which it marked, if there are several, are read together, in one moment, by the round that comes to the first of them; or all
 //!   that it holds, if it says so ([`Exclusive::join`]): where a change is of ids that nobody knows.
@@ -39,7 +40,7 @@ mod rounds;
 mod sight;
 mod stripes;
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::{Condvar, Mutex};
@@ -78,8 +79,11 @@ pub struct CommitOptions {
     pub policy: SyncPolicy,
     /// Locks, a power of two. Writes of ids in different stripes do not meet. Default 1024.
     pub stripes: usize,
-    /// A stripe with this many distinct keys is crowded (C5). Default 4096: some 100 MiB of keys in the worst case.
+    /// A stripe with this many distinct keys is crowded (C5). Default 4096.
     pub crowded_keys: usize,
+    /// With so many keys in all stripes together they are crowded, too; those with few keys are not counted. Default 262,144: of the server's keys,
+    /// with the room that lists have to spare, 16 MiB, and 8 MiB that are not counted.
+    pub queued_keys: usize,
     /// Without `always`: how long changes may gather before they are written (not synced). Longer means fewer log bytes for hot
     /// rows, and a killed process loses as much. Default 50 ms.
     pub gather: Duration,
@@ -97,6 +101,7 @@ impl Default for CommitOptions {
             policy: SyncPolicy::EverySecond,
             stripes: 1024,
             crowded_keys: 4096,
+            queued_keys: 256 << 10,
             gather: Duration::from_millis(50),
             batch_bytes: 1 << 20,
             retry: Duration::from_millis(200),
@@ -190,6 +195,8 @@ pub struct Committer<K> {
     origin: Instant,
     health: AtomicU8,
     crowded: AtomicBool,
+    /// Keys of stripes that have many.
+    queued: AtomicUsize,
     /// The [`SyncPolicy`], as a number.
     policy: AtomicU8,
     /// Set when there is something to do for the commit thread; only who sets it notifies.
@@ -273,6 +280,7 @@ impl<K: Copy + Ord> Committer<K> {
             origin: Instant::now(),
             health: AtomicU8::new(0),
             crowded: AtomicBool::new(false),
+            queued: AtomicUsize::new(0),
             policy: AtomicU8::new(options.policy as u8),
             nudged: AtomicBool::new(false),
             orders: Mutex::new(Orders::default()),
@@ -349,6 +357,12 @@ impl<K: Copy + Ord> Committer<K> {
     /// Are there so many keys waiting that writes should be held back (C5)?
     pub fn is_crowded(&self) -> bool {
         self.crowded.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of memory that keys take which wait, or have waited: each stripe keeps some room.
+    pub fn queue_bytes(&self) -> usize {
+        let room = |stripe: &Aligned<K>| stripe.lock.lock().borrow().keys.capacity();
+        self.stripes.iter().map(room).sum::<usize>() * size_of::<K>()
     }
 
     /// Can the log take writes? Ask before a change is made: if not, refuse it.

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::stripes::{FIRST_DEDUPE, Stripe};
+use super::stripes::Stripe;
 use super::{Committed, Committer, Health, Source, SyncPolicy, Ticket};
 use crate::batch::MAX_BODY_BYTES;
 use crate::error::{Error, Result};
@@ -215,8 +215,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
 
     /// Takes a stripe's keys and reads their state. The caller holds its lock. Gives the bytes that the source holds.
     fn take(&mut self, index: usize, stripe: &mut Stripe<K>, source: &mut dyn Source<K>) -> usize {
-        std::mem::swap(&mut self.spare, &mut stripe.keys);
-        (stripe.last, stripe.dedupe_at) = (None, FIRST_DEDUPE);
+        stripe.take(&mut self.spare, self.committer);
         self.spare.sort_unstable();
         self.spare.dedup();
         let bytes = if self.spare.is_empty() { 0 } else { source.collect(&self.spare) };
@@ -276,8 +275,8 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             let stripe = committer.stripes[index].lock.lock();
             {
                 let stripe = &mut *stripe.borrow_mut();
-                std::mem::swap(&mut self.taken, &mut stripe.keys);
-                (stripe.last, stripe.dedupe_at, stripe.joined) = (None, FIRST_DEDUPE, false);
+                stripe.take(&mut self.taken, committer);
+                stripe.joined = false;
             }
             self.taken.sort_unstable();
             self.taken.dedup();

@@ -18,6 +18,8 @@ pub(super) struct Stripe<K> {
     pub(super) last: Option<K>,
     /// Length at which the keys are deduped next.
     pub(super) dedupe_at: usize,
+    /// So many of its keys are among those of all stripes (C5).
+    counted: usize,
     /// Something was marked since an [`Exclusive`] began.
     touched: bool,
     /// To be read in one moment with all stripes of which this is true (C6).
@@ -28,7 +30,7 @@ pub(super) struct Stripe<K> {
 type Lock<K> = ReentrantMutex<RefCell<Stripe<K>>>;
 type Guard<'a, K> = ReentrantMutexGuard<'a, RefCell<Stripe<K>>>;
 
-pub(super) const FIRST_DEDUPE: usize = 256;
+const FIRST_DEDUPE: usize = 256;
 
 /// With so many keys in a joined stripe the committer is crowded (C5): what all of them hold then still fits into one batch several times.
 const JOINED_KEYS: usize = 256;
@@ -68,10 +70,22 @@ pub struct Exclusive<'a, K> {
     concerns_all: std::cell::Cell<bool>,
 }
 
+impl<K> Stripe<K> {
+    /// Gives its keys for a round, in exchange for an empty list.
+    pub(super) fn take(&mut self, keys: &mut Vec<K>, committer: &Committer<K>) {
+        // What a burst has taken is given back by the stripe that gets this list.
+        keys.shrink_to(FIRST_DEDUPE);
+        std::mem::swap(keys, &mut self.keys);
+        (self.last, self.dedupe_at) = (None, FIRST_DEDUPE);
+        committer.queued.fetch_sub(std::mem::take(&mut self.counted), Ordering::Relaxed);
+    }
+}
+
 /// So many stripes, with nothing in them.
 pub(super) fn empty<K>(stripes: usize) -> Box<[Aligned<K>]> {
     let stripe = || {
-        let empty = Stripe { keys: Vec::new(), last: None, dedupe_at: FIRST_DEDUPE, touched: false, joined: false };
+        let empty =
+            Stripe { keys: Vec::new(), last: None, dedupe_at: FIRST_DEDUPE, counted: 0, touched: false, joined: false };
         Aligned { lock: ReentrantMutex::new(RefCell::new(empty)), end: AtomicBool::new(false) }
     };
     (0..stripes).map(|_| stripe()).collect()
@@ -199,8 +213,13 @@ impl<K: Copy + Ord> Committer<K> {
         stripe.keys.sort_unstable();
         stripe.keys.dedup();
         // At least as many pushes as there are keys go by until the next time: amortised, a mark sorts O(log n) keys.
-        stripe.dedupe_at = (stripe.keys.len() * 2).max(FIRST_DEDUPE);
-        if stripe.keys.len() >= if stripe.joined { JOINED_KEYS } else { self.options.crowded_keys } {
+        let keys = stripe.keys.len();
+        stripe.dedupe_at = (keys * 2).max(FIRST_DEDUPE);
+        // Modulo 2^64: it may have become fewer.
+        let more = keys.wrapping_sub(std::mem::replace(&mut stripe.counted, keys));
+        let queued = self.queued.fetch_add(more, Ordering::Relaxed).wrapping_add(more);
+        let most = if stripe.joined { JOINED_KEYS } else { self.options.crowded_keys };
+        if keys >= most || queued >= self.options.queued_keys {
             self.crowded.store(true, Ordering::Relaxed);
             self.nudge();
         }

@@ -247,6 +247,37 @@ fn a_full_disk_refuses_and_then_goes_on_with_nothing_lost() {
     assert_eq!(meeting.left(), (0..60).map(|i| (i, i64::from(i))).collect());
 }
 
+/// What writers may have waiting is bounded in one stripe and in all together, however it is spread; what a burst took is given back.
+#[test]
+fn keys_that_wait_are_bounded_in_all_stripes_together() {
+    let options = CommitOptions { policy: SyncPolicy::No, crowded_keys: 512, queued_keys: 1024, ..always(16) };
+    let keys_until_crowded = |spread: u32| {
+        let meeting = Meeting::new(100_000, options);
+        let mut thread = meeting.by_hand();
+        // Twice: a round must count back what it takes.
+        let [first, second] = [0, 1].map(|_| {
+            let n = (0..100_000).find(|i| {
+                meeting.set(i % 16 % spread + i / spread * 16, 1);
+                meeting.committer.is_crowded()
+            });
+            assert!(meeting.committer.queue_bytes() <= 4 * 2 * 1024 + 4 * 256 * 16);
+            thread.round().unwrap();
+            assert!(!meeting.committer.is_crowded());
+            n
+        });
+        assert_eq!(first, second);
+        // Each stripe gets the list of the one before it, once more.
+        (0..16).for_each(|key| _ = meeting.set(key, 2));
+        thread.round().unwrap();
+        (0..16).for_each(|key| _ = meeting.set(key, 3));
+        thread.round().unwrap();
+        assert!(meeting.committer.queue_bytes() <= 4 * 256 * 16, "{}", meeting.committer.queue_bytes());
+        first.unwrap()
+    };
+    assert_eq!(keys_until_crowded(1), 511, "one stripe");
+    assert_eq!(keys_until_crowded(4), 1023, "four stripes");
+}
+
 /// Each stripe is a batch of its own, and the first one fails: the others were not even visited.
 #[test]
 fn a_failed_round_forgets_no_stripe() {
