@@ -327,7 +327,7 @@ fn most_changed(space: &CounterSpace) -> Option<(RangeStats, u64)> {
 
 /// Spills the oldest range of which anything is in memory; `None` if there is none.
 pub(crate) fn spill_oldest(node: &Node, space: &CounterSpace) -> store::Result<Option<Spilled>> {
-    let _alone = node.snapshots.alone.lock();
+    let _alone = node.snapshots.interrupt();
     let is_worth = |range: &&RangeStats| range.rows > 0 || space.tombs_of(range.low, range.last).0 > 0;
     let oldest = space.ranges().into_iter().find(|range| range.last < u64::MAX && is_worth(&range));
     oldest.map(|range| Ground::of(node).spill(space, range.low, range.last, 0)).transpose()
@@ -335,7 +335,7 @@ pub(crate) fn spill_oldest(node: &Node, space: &CounterSpace) -> store::Result<O
 
 /// The same for pairs; what is left to do then is to merge what came late.
 pub(crate) fn spill_oldest_pairs(node: &Node, space: &ExistenceSpace) -> store::Result<Option<Spilled>> {
-    let _alone = node.snapshots.alone.lock();
+    let _alone = node.snapshots.interrupt();
     pairs::spill_oldest(&Ground::of(node), space)
 }
 
@@ -390,7 +390,7 @@ fn merge_most_changed(node: &Node, space: &CounterSpace) -> store::Result<bool> 
         return Ok(false);
     }
     let Some((range, _)) = most_changed(space) else { return Ok(false) };
-    let _alone = node.snapshots.alone.lock();
+    let _alone = node.snapshots.interrupt();
     Ground::of(node).spill(space, range.low, range.last, node.config().spill.merge_bytes_per_s)?;
     Ok(true)
 }
@@ -399,7 +399,7 @@ fn merge_most_changed(node: &Node, space: &CounterSpace) -> store::Result<bool> 
 fn merge_neighbours(node: &Node, space: &CounterSpace) -> store::Result<bool> {
     let files = space.cold().files();
     let Some((low, last)) = small_neighbours(files.all(), space.rows_per_table()) else { return Ok(false) };
-    let _alone = node.snapshots.alone.lock();
+    let _alone = node.snapshots.interrupt();
     Ground::of(node).spill(space, low, last, node.config().spill.merge_bytes_per_s)?;
     Ok(true)
 }
@@ -433,7 +433,7 @@ fn is_short(space: &CounterSpace, limit: u64) -> bool {
 /// Does for a space what is most urgent; whether there was anything. `None`: memory is short, and nothing can be done about it.
 fn look_after(node: &Node, space: &CounterSpace) -> store::Result<Option<bool>> {
     if is_short(space, space.memory_limit_bytes()) {
-        let _alone = node.snapshots.alone.lock();
+        let _alone = node.snapshots.interrupt();
         return Ok(make_room(&Ground::of(node), space, space.memory_limit_bytes())?.map(|_| true));
     }
     Ok(Some(space.spills() && (merge_most_changed(node, space)? || merge_neighbours(node, space)?)))
@@ -445,7 +445,7 @@ fn look_after_pairs(node: &Node, space: &ExistenceSpace) -> store::Result<Option
     if !pairs::wants_care(space) {
         return Ok(Some(false));
     }
-    let _alone = node.snapshots.alone.lock();
+    let _alone = node.snapshots.interrupt();
     ground.look_after_pairs(space, node.config().spill.merge_bytes_per_s)
 }
 

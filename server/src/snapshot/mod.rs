@@ -19,9 +19,9 @@ mod parts;
 mod write;
 
 use crate::node::{Host, unix_us};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
@@ -51,8 +51,10 @@ pub(crate) struct Snapshots {
     pub(crate) saved: watch::Sender<Saved>,
     wanted: Mutex<bool>,
     nudge: Condvar,
-    /// Held by whoever writes the folder's data files: a snapshot, a spill.
-    pub(crate) alone: Mutex<()>,
+    /// Held by whoever writes the folder's data files: a snapshot, which lets others in between its files, or a spill.
+    alone: Mutex<()>,
+    /// Spills that wait for that.
+    awaited: AtomicUsize,
     /// Changes that the last snapshot has seen.
     changes: AtomicU64,
 }
@@ -65,6 +67,7 @@ impl Default for Snapshots {
             wanted: Mutex::new(false),
             nudge: Condvar::new(),
             alone: Mutex::new(()),
+            awaited: AtomicUsize::new(0),
             changes: AtomicU64::new(0),
         }
     }
@@ -105,6 +108,15 @@ impl Snapshots {
             Ok(s) => s.error.as_ref().map_or(Ok(()), |e| Err(e.to_string())),
             Err(_) => Err("the server is ending".to_owned()),
         }
+    }
+
+    /// For a spill: nobody else writes data files until the guard is dropped. A snapshot under way makes room at the end of its file: whoever
+    /// writes may wait for the memory that a spill gives back.
+    pub(crate) fn interrupt(&self) -> MutexGuard<'_, ()> {
+        self.awaited.fetch_add(1, Relaxed);
+        let alone = self.alone.lock();
+        self.awaited.fetch_sub(1, Relaxed);
+        alone
     }
 
     /// Changed rows and pairs since the last snapshot, about.

@@ -6,26 +6,31 @@
 //! nobody waits.
 
 use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// How long one computes between two offers, about.
 const BURST: Duration = Duration::from_micros(100);
 
 /// When the last offer was made.
-pub(crate) struct Pace {
+pub(crate) struct Pace<'a> {
     since: Cell<Instant>,
+    /// So many wait for the end of the work: then no offers are made, of which others may take a thousand times as much as the work needs.
+    awaited: &'a AtomicUsize,
 }
 
-impl Pace {
-    pub(crate) fn new() -> Pace {
-        Pace { since: Cell::new(Instant::now()) }
+impl Pace<'_> {
+    pub(crate) fn new(awaited: &AtomicUsize) -> Pace<'_> {
+        Pace { since: Cell::new(Instant::now()), awaited }
     }
 
     /// To be called every few microseconds of work, and before and after what takes longer.
     #[inline]
     pub(crate) fn step(&self) {
         if self.since.get().elapsed() >= BURST {
-            std::thread::yield_now();
+            if self.awaited.load(Relaxed) == 0 {
+                std::thread::yield_now();
+            }
             self.since.set(Instant::now());
         }
     }

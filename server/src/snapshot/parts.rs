@@ -4,7 +4,7 @@ use crate::records::RecordKind;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use store::{FileEntry, Role};
+use store::{FileEntry, Role, Tag};
 
 /// Which parts (id ranges of spaces) have changed since they were last written. The commit thread says what changes.
 #[derive(Default)]
@@ -13,6 +13,8 @@ pub(crate) struct Parts {
     spaces: Mutex<HashMap<u32, BTreeMap<u64, Part>>>,
     /// Spaces that had pairs aside when they were last written.
     aside: Mutex<HashSet<u32>>,
+    /// Ranges of spaces that went to the disk since the snapshot under way began.
+    gone: Mutex<Vec<(u32, u64, u64)>>,
     pub(super) changes: AtomicU64,
 }
 
@@ -101,8 +103,21 @@ impl Parts {
         if now { !aside.insert(space) } else { aside.remove(&space) }
     }
 
-    /// The parts of the space that lie in a range must be written again.
+    /// A snapshot begins.
+    pub(super) fn begin_all(&self) {
+        self.gone.lock().clear();
+    }
+
+    /// Whether what a file of the snapshot under way holds has gone to the disk since.
+    pub(super) fn is_gone(&self, tag: &Tag) -> bool {
+        let within = |&(space, low, last): &(u32, u64, u64)| space == tag.space && low <= tag.low && tag.high <= last;
+        let is_part = [RecordKind::Rows, RecordKind::Table].iter().any(|&kind| kind as u32 == tag.kind);
+        is_part && self.gone.lock().iter().any(within)
+    }
+
+    /// The parts of the space that lie in a range go to the disk: they must be written again, and what a snapshot under way has of them is not needed.
     pub(crate) fn forget_range(&self, space: u32, low: u64, last: u64) {
+        self.gone.lock().push((space, low, last));
         if let Some(parts) = self.spaces.lock().get_mut(&space) {
             parts.retain(|&from, part| from > last || part.high < low);
         }

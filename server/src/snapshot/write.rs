@@ -5,6 +5,7 @@ use super::parts::Parts;
 use crate::engines::ExistenceSpace;
 use crate::node::Node;
 use crate::records::{RecordKind, RowsWriter};
+use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
 use store::{FileWriter, SnapshotWriter, Tag};
 
@@ -21,9 +22,10 @@ fn text(e: store::Error) -> String {
 
 /// One snapshot. Gives the bytes that were written.
 pub(super) fn write(node: &Node) -> Result<u64, String> {
-    let _alone = node.snapshots.alone.lock();
+    let mut alone = node.snapshots.alone.lock();
     let (engines, store) = (&*node.engines, &*node.store);
-    let (durability, parts, pace) = (&node.durability, &node.durability.parts, &Pace::new());
+    let (durability, parts, pace) = (&node.durability, &node.durability.parts, &Pace::new(&node.snapshots.awaited));
+    parts.begin_all();
     let changes = parts.changes.load(Relaxed);
     // The synced end, not the written one: after a failed sync the written one may come to nothing.
     let mut writer = store.begin_snapshot(durability.positions().1);
@@ -44,6 +46,8 @@ pub(super) fn write(node: &Node) -> Result<u64, String> {
             let mut file = writer.file(Tag { space: space.number(), kind, low, high, stamp }).map_err(text)?;
             write_rows(space, low, high, &mut file, pace).map_err(text)?;
             add(&mut writer, file)?;
+            // A spill in between: see the end.
+            MutexGuard::bump(&mut alone);
         }
         // After the rows: what came in meanwhile is not ahead of the frontier then.
         let tag = Tag { space: space.number(), kind: RecordKind::Head as u32, low: 0, high: 0, stamp };
@@ -53,6 +57,7 @@ pub(super) fn write(node: &Node) -> Result<u64, String> {
     }
     for space in engines.existences() {
         write_pairs(space, parts, &mut writer, stamp, pace, &mut add)?;
+        MutexGuard::bump(&mut alone);
     }
 
     // Last, as its schemas must not be older than those by which the rows were written.
@@ -60,6 +65,8 @@ pub(super) fn write(node: &Node) -> Result<u64, String> {
     file.write(&engines.catalogue().encode(), 1).map_err(text)?;
     add(&mut writer, file)?;
 
+    // What a spill has written since is there, and the log has all that was changed later: as if it had come before this began.
+    writer.leave_out(|tag| parts.is_gone(tag));
     // What the walk has seen and the log has not must be in the log before anybody relies on the walk.
     durability.flush().map_err(text)?;
     writer.commit(durability.positions().1).map_err(text)?;
@@ -73,7 +80,7 @@ pub(crate) fn write_pairs<'s>(
     parts: &Parts,
     writer: &mut SnapshotWriter<'s>,
     stamp: u64,
-    pace: &Pace,
+    pace: &Pace<'_>,
     add: &mut dyn FnMut(&mut SnapshotWriter<'s>, FileWriter) -> Result<(), String>,
 ) -> Result<(), String> {
     // The head first: a pair that moves from it into a table meanwhile is then in both. And since such a move is no write, tables

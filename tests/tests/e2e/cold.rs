@@ -351,6 +351,61 @@ fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_
     verify(&server.restart(), &truth, &[]);
 }
 
+/// A snapshot that takes its time keeps no spill waiting: it makes room between its files, and leaves out what has gone to the disk meanwhile.
+#[test]
+fn a_spill_does_not_wait_for_the_end_of_a_snapshot() {
+    let mut server = TestServer::with(small);
+    let mut truth = Truth::new();
+    fill(&mut server.connection(), 60_000, &mut truth);
+    let (mut between, mut gone) = (0, Vec::new());
+    let mut random = fastrand::Rng::with_seed(5);
+    for round in 0..30 {
+        let mut connection = server.connection();
+        let saving = |connection: &mut Connection| {
+            let text: String = redis::cmd("INFO").arg("persistence").query(connection).unwrap();
+            text.contains("rdb_bgsave_in_progress:1")
+        };
+        // Some rows of all kinds are changed and deleted before, between and after.
+        let mut change = |connection: &mut Connection, truth: &mut Truth| {
+            for _ in 0..40 {
+                let id = 1_000_000 + random.u64(..60_000) * 37;
+                if random.u32(..4) == 0 {
+                    let _: i64 = call(connection, &words(&format!("DEL post:{id}"))).unwrap();
+                    truth.remove(&id);
+                    gone.push(id);
+                } else {
+                    let _: i64 = call(connection, &words(&format!("HINCRBY post:{id} read 3"))).unwrap();
+                    truth.entry(id).or_default()[3] += 3;
+                }
+            }
+        };
+        change(&mut connection, &mut truth);
+        let _: Value = call(&mut connection, &words("BGSAVE")).unwrap();
+        for _ in 0..3 {
+            change(&mut connection, &mut truth);
+            let before = saving(&mut connection);
+            let _: u64 = call(&mut connection, &words("TM.SPILL post 1")).unwrap();
+            // Of one snapshot, as nobody has asked for another.
+            between += u32::from(before && saving(&mut connection));
+            change(&mut connection, &mut truth);
+        }
+        tidemark_tests::eventually("it is saved", || !saving(&mut connection));
+        if round % 4 == 1 {
+            server = if round % 8 == 1 { server.killed() } else { server.restart() };
+            gone.retain(|id| !truth.contains_key(id));
+            verify(&server, &truth, &gone);
+        }
+        if between >= 6 && round >= 8 {
+            break;
+        }
+    }
+    assert!(between >= 6, "{between} spills while a snapshot was written");
+    gone.retain(|id| !truth.contains_key(id));
+    verify(&server.killed(), &truth, &gone);
+    let report = store::check(&store::RealDisk::open(server.folder()).unwrap()).unwrap();
+    assert_ne!(report.severity(), store::Severity::Damage, "{:?}", report.findings);
+}
+
 /// Memory runs short while clients write: old tables go to the disk by themselves, and nobody is refused.
 #[test]
 fn a_full_space_goes_on_by_spilling() {
