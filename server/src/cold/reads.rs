@@ -3,6 +3,7 @@
 use super::{Cold, Key, PINS, PairFile, Read, Values};
 use parking_lot::{Condvar, Mutex};
 use phantom::Pair;
+use quick_cache::DefaultHashBuilder;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -11,8 +12,8 @@ use std::time::Instant;
 use store::{BLOCK_BYTES, ColdFile};
 use tokio::sync::oneshot;
 
-/// Rows at hand for one turn.
-pub(crate) type Pins = HashMap<Key, Read>;
+/// Rows at hand for one turn; looked for several times each.
+pub(crate) type Pins = HashMap<Key, Read, DefaultHashBuilder>;
 
 /// Rows and pairs that a turn needs and that are not at hand.
 #[derive(Default)]
@@ -187,13 +188,20 @@ impl Cold {
         });
         let pairs = pairs.into_iter().map(|(file, pair)| What::Pair(file, pair));
         let jobs = rows.chain(pairs).map(|what| Job { what, turn: turn.clone() });
-        let mut queue = self.reads.queue.jobs.lock();
-        let before = queue.0.len();
-        queue.0.extend(jobs);
-        for _ in 0..(queue.0.len() - before).min(self.reads.threads) {
-            self.reads.queue.nudge.notify_one();
+        let queue = &self.reads.queue;
+        let more = {
+            let mut waiting = queue.jobs.lock();
+            let before = waiting.0.len();
+            waiting.0.extend(jobs);
+            waiting.0.len() - before
+        };
+        // Without the lock, which each that wakes up takes first.
+        for _ in 0..more.min(self.reads.threads) {
+            if !queue.nudge.notify_one() {
+                // All are awake, and look for more when they have read.
+                break;
+            }
         }
-        drop(queue);
         // Whoever ends without an answer gets none: then the rows are read in place.
         async move { end.await.unwrap_or_default() }
     }
