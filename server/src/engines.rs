@@ -17,7 +17,7 @@ pub(crate) use write::Seen;
 pub use write::{AlterError, WriteError};
 
 use crate::catalogue::Catalogue;
-use crate::cold::{Cold, ColdPairs, ColdSpace, PairFile};
+use crate::cold::{self, Cold, ColdPairs, ColdSpace, Fetching, PairFile};
 use crate::durability::Durability;
 use crate::keys::{Kind, Match, Pattern};
 use crate::watch::Watches;
@@ -66,6 +66,17 @@ impl CounterSpace {
     /// Its rows on the disk.
     pub(crate) fn cold(&self) -> &Arc<ColdSpace> {
         &self.cold
+    }
+
+    /// Has those of these rows read that lie on the disk, all at the same time, as a connection's turn does before its commands run. They are at hand
+    /// on the thread that has waited, until it calls this again. For who drives the engines without a connection.
+    pub async fn fetch(&self, ids: &[u64]) {
+        cold::unpin();
+        let mut fetching = Fetching::default();
+        ids.iter().filter(|&&id| self.is_cold(id)).for_each(|&id| self.cold.ask(id, &mut fetching));
+        if !fetching.is_ready() {
+            cold::pin(self.cold.shared().fetch(fetching).await);
+        }
     }
 }
 

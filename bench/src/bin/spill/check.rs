@@ -1,6 +1,6 @@
 //! Checks of all rows, and what came of them.
 
-use crate::node::Node;
+use crate::node::{Link, Node};
 use crate::rows::{Rows, SPACE, STRIDE, id, reply, request};
 use std::io;
 use std::time::{Duration, Instant};
@@ -31,6 +31,21 @@ pub(crate) fn one_in(node: &Node, all: &Rows, rows: u64, rounds: u64, pages: u64
 }
 
 fn some_rows(node: &Node, all: &Rows, range: std::ops::Range<u64>, rounds: u64, pages: u64) -> io::Result<()> {
+    pages_of(node, all, range, rounds, pages, |link, first, text| {
+        link.expect(text).map_err(|error| io::Error::other(format!("rows from number {first}: {error}")))?;
+        Ok(true)
+    })
+}
+
+/// Asks for one page of neighbours in so many, and hands the number of its first row and what it must be to `look`, until that says that it has enough.
+fn pages_of(
+    node: &Node,
+    all: &Rows,
+    range: std::ops::Range<u64>,
+    rounds: u64,
+    pages: u64,
+    mut look: impl FnMut(&mut Link, u64, &[u8]) -> io::Result<bool>,
+) -> io::Result<()> {
     let mut link = node.connect()?;
     let (mut bytes, mut ids) = (Vec::new(), Vec::new());
     let mut expected = std::collections::VecDeque::new();
@@ -47,8 +62,10 @@ fn some_rows(node: &Node, all: &Rows, range: std::ops::Range<u64>, rounds: u64, 
             (from..to).for_each(|number| reply(all.after(number, rounds), &mut text));
             expected.push_back((from, text));
             from += TOGETHER * pages;
-        } else if let Some((first, text)) = expected.pop_front() {
-            link.expect(&text).map_err(|error| io::Error::other(format!("rows from number {first}: {error}")))?;
+        } else if let Some((first, text)) = expected.pop_front()
+            && !look(&mut link, first, &text)?
+        {
+            return Ok(());
         }
     }
     Ok(())
@@ -57,8 +74,17 @@ fn some_rows(node: &Node, all: &Rows, range: std::ops::Range<u64>, rounds: u64, 
 /// Rows of `from..to` were being loaded when the node was killed: each is whole or absent, and they were lost from the end. How many are there.
 pub(crate) fn whole_or_absent(node: &Node, all: &Rows, from: u64, to: u64) -> io::Result<u64> {
     let mut client = node.client()?;
-    let mut there = 0;
-    for first in (from..to).step_by(TOGETHER as usize) {
+    // Whole pages, up to the first one that is not as it was to be.
+    let mut whole = from;
+    pages_of(node, all, from..to, 0, 1, |link, first, text| {
+        let same = link.differs(text)?.is_none();
+        if same {
+            whole = (first + TOGETHER).min(to);
+        }
+        Ok(same)
+    })?;
+    let mut there = whole - from;
+    for first in (whole..to).step_by(TOGETHER as usize) {
         let numbers: Vec<u64> = (first..(first + TOGETHER).min(to)).collect();
         let ids: Vec<String> = numbers.iter().map(|&number| id(number).to_string()).collect();
         let words: Vec<&[u8]> =

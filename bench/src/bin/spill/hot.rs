@@ -1,7 +1,6 @@
 //! Pages of hot posts while others ask for cold ones: what do they notice?
 
 use crate::node::Node;
-use crate::reads::percentile;
 use crate::rows::{Rows, SPACE, id, reply, request};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -66,9 +65,4 @@ pub(crate) fn pages(node: &Node, all: &Rows, load: &Load, cold_share: f64, seed:
         }
         Ok(all)
     })
-}
-
-/// The time in microseconds that 99.9 % do not exceed.
-pub(crate) fn p999_us(mut ns: Vec<u64>) -> f64 {
-    percentile(&mut ns, 0.999) / 1000.0
 }

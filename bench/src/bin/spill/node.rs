@@ -1,12 +1,14 @@
 //! The server under measurement: a process of its own, as it is to be killed. It is this program again, which serves a folder, and
 //! on request loads rows by the same calls that its commands make, since sending 200,000,000 requests would measure sockets.
 
+use crate::reads::{self, Measured, Pattern};
 use crate::rows::{FIELDS, Rows, SPACE, id};
 use redis_protocol::resp2::types::OwnedFrame::{BulkString, Error, Integer, SimpleString};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tidemark_server::cli::client::Client;
 use tidemark_server::config::Config;
@@ -43,10 +45,18 @@ pub(crate) fn serve(dir: &Path, setup: &Setup) -> io::Result<()> {
     for line in io::stdin().lines() {
         let line = line?;
         let numbers: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
-        let &[from, to] = &numbers[..] else { return Err(io::Error::other(format!("'{line}'?"))) };
         let engines = server.engines();
-        load(&engines, &rows, from, to)?;
-        println!("done");
+        match numbers[..] {
+            [from, to] => {
+                load(&engines, &rows, from, to)?;
+                println!("done");
+            }
+            [cold, rounds, readers, number, seed] => {
+                let pattern = Pattern { cold, rounds, readers, number, seed };
+                println!("{}", reads::inside(&engines, &rows, &pattern)?);
+            }
+            _ => return Err(io::Error::other(format!("'{line}'?"))),
+        }
     }
     server.stop()
 }
@@ -61,6 +71,7 @@ fn load(engines: &tidemark_server::Engines, rows: &Rows, from: u64, to: u64) -> 
         // As a connection does, after each turn.
         while number % 64 == 0
             && (engines.durability().is_crowded()
+                || engines.durability().committer().is_late()
                 || engines.durability().refusal().is_some()
                 || space.memory_bytes() > space.memory_limit_bytes() / 32 * 31)
             && refused.is_none_or(|since| since.elapsed() < patience)
@@ -89,6 +100,7 @@ fn load(engines: &tidemark_server::Engines, rows: &Rows, from: u64, to: u64) -> 
 /// The process, from outside.
 pub(crate) struct Node {
     child: Child,
+    peak: Peak,
     orders: ChildStdin,
     answers: BufReader<ChildStdout>,
     port: u16,
@@ -113,7 +125,8 @@ impl Node {
         let mut line = String::new();
         answers.read_line(&mut line)?;
         let port = line.trim().parse().map_err(|_| io::Error::other("the node did not start"))?;
-        Ok(Node { child, orders, answers, port, started_in: began.elapsed() })
+        let peak = Peak::watch(child.id(), port);
+        Ok(Node { child, peak, orders, answers, port, started_in: began.elapsed() })
     }
 
     /// Begins to load rows of these numbers.
@@ -126,6 +139,15 @@ impl Node {
         let mut line = String::new();
         self.answers.read_line(&mut line)?;
         if line.trim() == "done" { Ok(()) } else { Err(io::Error::other("the node ended while it loaded")) }
+    }
+
+    /// Has rows read by the process itself.
+    pub(crate) fn read_inside(&mut self, pattern: &Pattern) -> io::Result<Measured> {
+        let Pattern { cold, rounds, readers, number, seed } = pattern;
+        writeln!(self.orders, "{cold} {rounds} {readers} {number} {seed}")?;
+        let mut line = String::new();
+        self.answers.read_line(&mut line)?;
+        line.trim().parse()
     }
 
     /// As `kill -9`.
@@ -195,9 +217,62 @@ impl Node {
         (self.proc("status", "VmRSS") / 1024.0, self.proc("status", "VmHWM") / 1024.0)
     }
 
+    /// What INFO said of memory when most was resident since [`Node::forget_peak`], as far as somebody looked.
+    pub(crate) fn at_peak(&self) -> String {
+        self.peak.seen.lock().map(|seen| seen.1.clone()).unwrap_or_default()
+    }
+
     pub(crate) fn forget_peak(&self) -> io::Result<()> {
+        if let Ok(mut seen) = self.peak.seen.lock() {
+            *seen = (0.0, String::new());
+        }
         std::fs::write(format!("/proc/{}/clear_refs", self.child.id()), "5")
     }
+}
+
+/// Looks at a process's memory twenty times a second, until this is dropped.
+struct Peak {
+    seen: Arc<Mutex<(f64, String)>>,
+}
+
+impl Peak {
+    fn watch(process: u32, port: u16) -> Peak {
+        let seen = Arc::new(Mutex::new((0.0, String::new())));
+        let ours = Arc::downgrade(&seen);
+        std::thread::spawn(move || {
+            let mut client = None;
+            while let Some(seen) = ours.upgrade() {
+                let resident = proc_of(process, "status", "VmRSS") / 1024.0;
+                if let Ok(mut seen) = seen.lock()
+                    && resident > seen.0 + 1.0
+                {
+                    *seen = (resident, format!("at {resident:.0}: {}", parts(&mut client, port).unwrap_or_default()));
+                }
+                drop(seen);
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        Peak { seen }
+    }
+}
+
+/// What INFO says of memory, in MiB.
+fn parts(client: &mut Option<Client>, port: u16) -> io::Result<String> {
+    if client.is_none() {
+        *client = Some(Client::connect(("127.0.0.1", port))?);
+    }
+    let reply = match client {
+        Some(client) => client.call(&[b"INFO"])?,
+        None => return Ok(String::new()),
+    };
+    let BulkString(text) = reply else { return Err(io::Error::other("no INFO")) };
+    let text = String::from_utf8_lossy(&text);
+    let names = ["used_memory", "cold_cache_bytes", "cold_index_bytes", "log_queue_bytes"];
+    let part = |name: &&str| {
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        Some(format!("{name} {:.1}", value.trim().parse::<f64>().ok()? / 1048576.0))
+    };
+    Ok(names.iter().filter_map(part).collect::<Vec<_>>().join(", "))
 }
 
 pub(crate) fn proc_of(process: u32, file: &str, name: &str) -> f64 {
@@ -219,6 +294,21 @@ impl Link {
 
     /// Reads a reply that must be this one.
     pub(crate) fn expect(&mut self, reply: &[u8]) -> io::Result<()> {
+        match self.differs(reply)? {
+            None => Ok(()),
+            Some(got) => {
+                let at = (0..got).find(|&i| self.buffer[i] != reply[i]).unwrap_or(0);
+                let show = |bytes: &[u8]| {
+                    String::from_utf8_lossy(&bytes[at.saturating_sub(40)..(at + 60).min(bytes.len())]).into_owned()
+                };
+                let (found, wanted) = (show(&self.buffer[..got]), show(reply));
+                Err(io::Error::other(format!("at byte {at}: {found:?} instead of {wanted:?}")))
+            }
+        }
+    }
+
+    /// Reads a reply as long as this one, and no further than where it is another: the bytes until then; the link is of no use any more.
+    pub(crate) fn differs(&mut self, reply: &[u8]) -> io::Result<Option<usize>> {
         self.buffer.resize(reply.len(), 0);
         let mut got = 0;
         while got < reply.len() {
@@ -226,16 +316,12 @@ impl Link {
             if n == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
+            let before = got;
             got += n;
-            if self.buffer[..got] != reply[..got] {
-                let at = (0..got).find(|&i| self.buffer[i] != reply[i]).unwrap_or(0);
-                let show = |bytes: &[u8]| {
-                    String::from_utf8_lossy(&bytes[at.saturating_sub(40)..(at + 60).min(bytes.len())]).into_owned()
-                };
-                let (found, wanted) = (show(&self.buffer[..got]), show(reply));
-                return Err(io::Error::other(format!("at byte {at}: {found:?} instead of {wanted:?}")));
+            if self.buffer[before..got] != reply[before..got] {
+                return Ok(Some(got));
             }
         }
-        Ok(())
+        Ok(None)
     }
 }

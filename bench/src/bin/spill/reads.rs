@@ -1,11 +1,13 @@
-//! Cold rows one by one, beside plain reads of the same files: what one costs by the kernel's count, and how many go in parallel.
+//! Cold rows one by one, over sockets and without, beside plain reads of the same files: what one costs by the kernel's count, and how many go in parallel.
 
 use crate::node::{Node, proc_of};
-use crate::rows::{Rows, SPACE, id, reply, request};
+use crate::rows::{FIELDS, Rows, SPACE, id, reply, request};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
+use tidemark_server::Engines;
 
 const BLOCK: u64 = 4096;
 
@@ -38,22 +40,54 @@ impl Files {
     }
 }
 
+/// What is read, and by whom.
+pub(crate) struct Pattern {
+    /// Numbers of rows are below.
+    pub(crate) cold: u64,
+    /// Rounds of changes that there have been.
+    pub(crate) rounds: u64,
+    pub(crate) readers: u64,
+    /// Reads of all of them.
+    pub(crate) number: u64,
+    pub(crate) seed: u64,
+}
+
+impl Pattern {
+    fn random(&self, reader: u64) -> fastrand::Rng {
+        fastrand::Rng::with_seed(self.seed << 8 | reader)
+    }
+}
+
 /// Reads that were measured.
 pub(crate) struct Measured {
-    ns: Vec<u64>,
-    took: Duration,
+    pub(crate) per_s: f64,
+    /// Microseconds that half of them, and 99 of 100, do not exceed.
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
     /// Bytes that the device gave, and calls of `read` and its like, per read; by the kernel's count.
     pub(crate) device_bytes: f64,
     pub(crate) calls: f64,
+    /// Processor time per read, in microseconds.
+    pub(crate) busy_us: f64,
 }
 
-impl Measured {
-    pub(crate) fn per_s(&self) -> f64 {
-        self.ns.len() as f64 / self.took.as_secs_f64()
+/// As one process tells another.
+impl std::fmt::Display for Measured {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Measured { per_s, p50_us, p99_us, device_bytes, calls, busy_us } = self;
+        write!(f, "{per_s} {p50_us} {p99_us} {device_bytes} {calls} {busy_us}")
     }
+}
 
-    pub(crate) fn us(&mut self, share: f64) -> f64 {
-        percentile(&mut self.ns, share) / 1000.0
+impl std::str::FromStr for Measured {
+    type Err = io::Error;
+
+    fn from_str(text: &str) -> io::Result<Measured> {
+        let numbers: Vec<f64> = text.split(' ').filter_map(|word| word.parse().ok()).collect();
+        let &[per_s, p50_us, p99_us, device_bytes, calls, busy_us] = &numbers[..] else {
+            return Err(io::Error::other(format!("not what was asked for: '{text}'")));
+        };
+        Ok(Measured { per_s, p50_us, p99_us, device_bytes, calls, busy_us })
     }
 }
 
@@ -64,19 +98,25 @@ pub(crate) fn percentile(ns: &mut [u64], share: f64) -> f64 {
     ns.get(at).map_or(f64::NAN, |&ns| ns as f64)
 }
 
-/// `number` reads by so many readers, each of which does one after the other.
-fn measure(
-    readers: u64,
-    number: u64,
+/// One reader's next read.
+type Read<'a> = Box<dyn FnMut() -> io::Result<()> + 'a>;
+
+/// The reads of a pattern: each reader does one after the other. `process`: whose calls and time are counted.
+fn measure<'a>(
+    pattern: &Pattern,
     process: u32,
-    reader: impl Fn(u64) -> io::Result<Box<dyn FnMut() -> io::Result<()> + Send>> + Sync,
+    reader: impl Fn(fastrand::Rng) -> io::Result<Read<'a>> + Sync,
 ) -> io::Result<Measured> {
-    let io_of = || ["read_bytes", "syscr"].map(|name| proc_of(process, "io", name));
-    let before = io_of();
+    let Pattern { readers, number, .. } = *pattern;
+    let figures = || {
+        let ticks = times_of(process);
+        [proc_of(process, "io", "read_bytes"), proc_of(process, "io", "syscr"), ticks]
+    };
+    let before = figures();
     let began = Instant::now();
-    let ns = std::thread::scope(|scope| {
+    let mut ns = std::thread::scope(|scope| {
         let run = |n: u64| {
-            let mut read = reader(n)?;
+            let mut read = reader(pattern.random(n))?;
             let mut ns = Vec::with_capacity((number / readers) as usize);
             for _ in 0..number / readers {
                 let began = Instant::now();
@@ -92,24 +132,24 @@ fn measure(
         }
         Ok::<_, io::Error>(all)
     })?;
-    let (took, after) = (began.elapsed(), io_of());
-    let per = |i: usize| (after[i] - before[i]) / ns.len() as f64;
-    Ok(Measured { took, device_bytes: per(0), calls: per(1), ns })
+    let (took, after) = (began.elapsed(), figures());
+    let n = ns.len() as f64;
+    let per = |i: usize| (after[i] - before[i]) / n;
+    Ok(Measured {
+        per_s: n / took.as_secs_f64(),
+        p50_us: percentile(&mut ns, 0.5) / 1000.0,
+        p99_us: percentile(&mut ns, 0.99) / 1000.0,
+        device_bytes: per(0),
+        calls: per(1),
+        busy_us: per(2),
+    })
 }
 
-/// Random cold rows of numbers below `cold`, each asked for alone.
-pub(crate) fn rows(
-    node: &Node,
-    all: &std::sync::Arc<Rows>,
-    cold: u64,
-    rounds: u64,
-    readers: u64,
-    number: u64,
-    seed: u64,
-) -> io::Result<Measured> {
-    measure(readers, number, node.process(), |reader| {
+/// Random cold rows, each asked for alone, over sockets.
+pub(crate) fn served(node: &Node, all: &Rows, pattern: &Pattern) -> io::Result<Measured> {
+    measure(pattern, node.process(), |mut rng| {
         let (mut link, all) = (node.connect()?, all.clone());
-        let mut rng = fastrand::Rng::with_seed(seed << 8 | reader);
+        let (cold, rounds) = (pattern.cold, pattern.rounds);
         let (mut bytes, mut text) = (Vec::new(), Vec::new());
         Ok(Box::new(move || {
             let number = rng.u64(..cold);
@@ -124,12 +164,41 @@ pub(crate) fn rows(
     })
 }
 
+/// The same rows by the server's reader threads, without sockets: each of the process's own threads has one fetched, and looks.
+pub(crate) fn inside(engines: &Engines, all: &Rows, pattern: &Pattern) -> io::Result<Measured> {
+    measure(pattern, std::process::id(), |mut rng| {
+        let all = all.clone();
+        let (cold, rounds) = (pattern.cold, pattern.rounds);
+        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+        Ok(Box::new(move || {
+            let number = rng.u64(..cold);
+            let space = engines.counter(SPACE.as_bytes()).ok_or_else(|| io::Error::other("no space"))?;
+            runtime.block_on(space.fetch(&[id(number)]));
+            let mut row = [0; FIELDS];
+            let found = space.get(id(number), &mut row).then_some(row);
+            if found == all.after(number, rounds) {
+                Ok(())
+            } else {
+                Err(io::Error::other(format!("row {number} is {found:?}")))
+            }
+        }))
+    })
+}
+
 /// Random blocks of the same files by `pread`.
-pub(crate) fn plain(files: &std::sync::Arc<Files>, readers: u64, number: u64, seed: u64) -> io::Result<Measured> {
-    measure(readers, number, std::process::id(), |reader| {
+pub(crate) fn plain(files: &Arc<Files>, pattern: &Pattern) -> io::Result<Measured> {
+    measure(pattern, std::process::id(), |mut rng| {
         let files = files.clone();
-        let mut rng = fastrand::Rng::with_seed(seed << 8 | reader);
         let mut buffer = vec![0; BLOCK as usize];
         Ok(Box::new(move || files.read(&mut rng, &mut buffer)))
     })
+}
+
+/// Processor time of a process so far, in microseconds.
+fn times_of(process: u32) -> f64 {
+    let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().collect();
+    // Its own and the kernel's, in hundredths of a second.
+    let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok()).unwrap_or(f64::NAN);
+    (ticks(11) + ticks(12)) * 1e4
 }

@@ -26,8 +26,9 @@ pub(crate) fn id(number: u64) -> u64 {
 }
 
 /// What the rows are.
+#[derive(Clone)]
 pub(crate) struct Rows {
-    columns: [Vec<i64>; FIELDS],
+    columns: std::sync::Arc<[Vec<i64>; FIELDS]>,
 }
 
 impl Rows {
@@ -46,12 +47,12 @@ impl Rows {
         };
         let third = 1.0 / 3.0;
         Rows {
-            columns: [
+            columns: std::sync::Arc::new([
                 column(39.0, 2.0, 1.0),
                 column(8.0, 1.8, third),
                 column(8.0, 1.8, third),
                 column(2900.0, 1.6, 1.0),
-            ],
+            ]),
         }
     }
 
@@ -73,26 +74,50 @@ impl Rows {
     }
 }
 
+/// Appends a number as text; `write!` would take most of the time of a check.
+fn number(mut n: u64, out: &mut Vec<u8>) {
+    let (mut digits, mut at) = ([0; 20], 20);
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (n % 10) as u8;
+        n /= 10;
+        if n == 0 {
+            return out.extend_from_slice(&digits[at..]);
+        }
+    }
+}
+
 /// Appends what CNT.GET says of a row.
 pub(crate) fn reply(row: Option<[i64; FIELDS]>, out: &mut Vec<u8>) {
-    use std::io::Write;
-    // Writing to a Vec cannot fail.
-    let _ = match row {
-        None => write!(out, "*-1\r\n"),
-        Some(row) => {
-            let _ = write!(out, "*{FIELDS}\r\n");
-            row.iter().try_for_each(|value| write!(out, ":{value}\r\n"))
-        }
-    };
+    let Some(row) = row else { return out.extend_from_slice(b"*-1\r\n") };
+    out.push(b'*');
+    number(FIELDS as u64, out);
+    out.extend_from_slice(b"\r\n");
+    for value in row {
+        // Counts are never negative.
+        out.push(b':');
+        number(value.unsigned_abs(), out);
+        out.extend_from_slice(b"\r\n");
+    }
 }
 
 /// Appends a request.
 pub(crate) fn request(words: &[&str], ids: &[u64], out: &mut Vec<u8>) {
-    use std::io::Write;
-    let _ = write!(out, "*{}\r\n", words.len() + ids.len());
-    words.iter().for_each(|word| drop(write!(out, "${}\r\n{word}\r\n", word.len())));
-    for id in ids {
-        let text = id.to_string();
-        let _ = write!(out, "${}\r\n{text}\r\n", text.len());
+    let mut text = Vec::new();
+    let mut word = |bytes: &[u8], mark: u8, n: usize| {
+        out.push(mark);
+        number(n as u64, out);
+        out.extend_from_slice(b"\r\n");
+        if mark == b'$' {
+            out.extend_from_slice(bytes);
+            out.extend_from_slice(b"\r\n");
+        }
+    };
+    word(b"", b'*', words.len() + ids.len());
+    words.iter().for_each(|text| word(text.as_bytes(), b'$', text.len()));
+    for &id in ids {
+        text.clear();
+        number(id, &mut text);
+        word(&text, b'$', text.len());
     }
 }
