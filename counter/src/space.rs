@@ -141,6 +141,12 @@ impl Space {
         self.shape.load().schema.clone()
     }
 
+    /// The position of a living field, if there is one of that name.
+    #[inline]
+    pub fn index_of(&self, name: &[u8]) -> Option<usize> {
+        self.shape.load().schema.index_of(name)
+    }
+
     /// Changes the schema, at once and without a pause: tables that are there keep the bits that they have, answer 0 for a new field and
     /// keep what is written to it in their aux dictionary, until background work has rewritten them. Returns the new schema.
     pub fn alter(&self, change: &Alteration) -> Result<Arc<Schema>, Error> {

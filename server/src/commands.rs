@@ -41,10 +41,11 @@ pub(crate) mod transaction;
 mod weibo;
 mod weight;
 
+pub(crate) use ahead::LookAhead;
 pub(crate) use call::{Call, id, integer};
 pub(crate) use cold::ask as ask_cold;
 pub(crate) use command::key_positions;
-pub(crate) use execute::{execute, look_ahead, must_wait};
+pub(crate) use execute::{execute, must_wait};
 pub use reference::reference;
 pub(crate) use refusal::{Printable, Refusal, refuse};
 pub(crate) use session::{Replies, Scratch, Session};

@@ -254,7 +254,7 @@ impl Engines {
                 Kind::Pair => KeyRef::Pair { space: &self.existences[*index], id },
                 Kind::Cell => {
                     let space = &self.counters[*index];
-                    match space.schema().index_of(field) {
+                    match space.index_of(field) {
                         Some(field) => KeyRef::Cell { space, id, field },
                         None => return Err(KeyError::NoField { space: &space.name, field }),
                     }
@@ -262,6 +262,15 @@ impl Engines {
             });
         }
         Err(KeyError::NoPattern(key))
+    }
+
+    /// The row that a key of a row or of a cell names, whether there is such a field or not.
+    #[inline]
+    pub(crate) fn row_of(&self, key: &[u8]) -> Option<(&CounterSpace, u64)> {
+        self.patterns.iter().find_map(|(pattern, kind, index)| match (pattern.read(key), kind) {
+            (Match::Yes(id, _), Kind::Row | Kind::Cell) => Some((&self.counters[*index], id)),
+            _ => None,
+        })
     }
 
     /// The pattern of a counter space's row keys, if it has one.

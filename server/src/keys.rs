@@ -54,6 +54,13 @@ pub enum Match<'k> {
     Yes(u64, &'k [u8]),
 }
 
+/// What stands behind `start` in `text`. Nothing is compared with an empty one: its pointer leads nowhere, and a memcmp that loads from there under an
+/// empty mask, as glibc's for AVX-512 does, costs a hundred nanoseconds, since the processor has to hide a fault.
+#[inline]
+fn behind<'k>(text: &'k [u8], start: &[u8]) -> Option<&'k [u8]> {
+    if start.is_empty() { Some(text) } else { text.strip_prefix(start) }
+}
+
 impl Pattern {
     /// Reads a pattern of this kind.
     pub fn parse(kind: Kind, text: &str) -> Result<Pattern, PatternError> {
@@ -84,17 +91,27 @@ impl Pattern {
     /// Reads a key.
     #[inline]
     pub fn read<'k>(&self, key: &'k [u8]) -> Match<'k> {
-        let Some(rest) = key.strip_prefix(&*self.prefix) else { return Match::No };
+        let Some(rest) = behind(key, &self.prefix) else { return Match::No };
+        // The usual key of a row ends with its id: nothing has to look for that end.
+        if self.middle.is_empty()
+            && self.end.is_none()
+            && let Some(id) = crate::resp::natural(rest)
+        {
+            return Match::Yes(id, b"");
+        }
         let digits = rest.iter().take_while(|b| b.is_ascii_digit()).count();
         let (digits, rest) = rest.split_at(digits);
-        let Some(rest) = rest.strip_prefix(&*self.middle) else { return Match::No };
+        let Some(rest) = behind(rest, &self.middle) else { return Match::No };
         let field = match &self.end {
             None if rest.is_empty() => rest,
             None => return Match::No,
-            Some(end) => match rest.strip_suffix(&**end) {
-                Some(field) if !field.is_empty() => field,
-                _ => return Match::No,
-            },
+            Some(end) => {
+                let field = if end.is_empty() { Some(rest) } else { rest.strip_suffix(&**end) };
+                match field {
+                    Some(field) if !field.is_empty() => field,
+                    _ => return Match::No,
+                }
+            }
         };
         match crate::resp::natural(digits) {
             Some(id) => Match::Yes(id, field),

@@ -5,7 +5,7 @@
 
 use crate::clients::Client;
 use crate::cold::{self, Fetching, Pins};
-use crate::commands::{self, Found, Scratch, Session};
+use crate::commands::{self, Found, LookAhead, Scratch, Session};
 use crate::config::Config;
 use crate::engines::Engines;
 use crate::node::{Node, Tallies};
@@ -25,8 +25,8 @@ const UNAUTHENTICATED_OUT_BYTES: usize = 16 << 10;
 const OUT_BYTES: usize = 64 << 10;
 /// Most arguments of one request, as in Redis.
 const MAX_ARGS: usize = 1 << 20;
-/// Requests that are scanned before the first of them is executed: as many as a core can have fetches under way for.
-const AHEAD: usize = 16;
+/// Requests that are scanned before the first of them is executed: a page's, so that its rows are waited for once.
+const AHEAD: usize = 32;
 /// Their arguments; with more, no further request is looked at.
 const AHEAD_ARGS: usize = 1024;
 
@@ -156,9 +156,12 @@ impl Talk {
             let (end, halt) = self.scan(buf, at, &mut turn.batch);
             let Turn { out, scratch, batch } = turn;
             // One alone would be fetched for no sooner than it fetches for itself.
-            if batch.len() > 1 {
+            if let Some(engines) = node.engines.get()
+                && batch.len() > 1
+            {
+                let mut ahead = LookAhead::new(engines);
                 for request in &*batch {
-                    commands::look_ahead(request.found, self.args(request, buf), node);
+                    ahead.at(request.found, self.args(request, buf));
                 }
             }
             for (index, request) in batch.iter().enumerate() {

@@ -3,7 +3,9 @@
 //! A client that sends many small commands at once (HINCRBY, HMGET, SADD, FEED.ACT ...) would else wait for memory with each of them alone:
 //! a bucket of counters, two lines of a filter. Commands that name many ids fetch theirs together anyway, and are not in this list.
 
-use crate::engines::{Engines, KeyRef};
+use super::table::ahead_of;
+use super::{Found, flag};
+use crate::engines::{CounterSpace, Engines, KeyRef};
 use crate::resp::{Args, natural};
 use phantom::Member;
 
@@ -38,38 +40,71 @@ pub(super) fn of(name: &str) -> Option<Ahead> {
     COMMANDS.iter().find(|(_, names)| names.contains(&name)).map(|(what, _)| *what)
 }
 
-/// Asks for it. Whatever is wrong with the arguments is for the command itself to say.
-#[inline]
-pub(super) fn fetch(what: Ahead, args: Args<'_>, engines: &Engines) {
-    match what {
-        Ahead::Counter => {
-            if let Ok(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) = engines.resolve(args.at(1)) {
-                engines.hint(id);
-                space.prefetch(id);
-            }
+/// Looks ahead over the requests of one batch. Most of them name ids of one space, so its tables are looked up once.
+pub(crate) struct LookAhead<'a> {
+    engines: &'a Engines,
+    view: Option<(&'a CounterSpace, counter::Read<'a>)>,
+}
+
+impl<'a> LookAhead<'a> {
+    /// For requests to these engines.
+    #[inline]
+    pub(crate) fn new(engines: &'a Engines) -> LookAhead<'a> {
+        LookAhead { engines, view: None }
+    }
+
+    /// Asks for what a request will need, if it is one of those that need little. Whatever is wrong with its arguments is for the command itself
+    /// to say.
+    #[inline]
+    pub(crate) fn at(&mut self, found: Found, args: Args<'_>) {
+        let Some((number, spec)) = found else { return };
+        if let Some(what) = ahead_of(number)
+            && let Some(id) = self.fetch(what, args)
+            // Who changes nothing needs nothing of the committer.
+            && spec.has(flag::WRITE)
+        {
+            self.engines.hint(id);
         }
-        Ahead::Pair => {
-            if let Ok(KeyRef::Pair { space, id }) = engines.resolve(args.at(1)) {
-                engines.hint(id);
+    }
+
+    #[inline]
+    fn row(&mut self, space: &'a CounterSpace, id: u64) {
+        let view = match &self.view {
+            Some((of, view)) if std::ptr::eq(*of, space) => view,
+            _ => &self.view.insert((space, space.read())).1,
+        };
+        view.prefetch(&[id]);
+    }
+
+    fn fetch(&mut self, what: Ahead, args: Args<'_>) -> Option<u64> {
+        let engines = self.engines;
+        match what {
+            Ahead::Counter => {
+                let (space, id) = engines.row_of(args.at(1))?;
+                self.row(space, id);
+                Some(id)
+            }
+            Ahead::Pair => match engines.resolve(args.at(1)) {
+                Ok(KeyRef::Pair { space, id }) => {
+                    space.prefetch(id, &Member::parse(args.at(2)));
+                    Some(id)
+                }
+                _ => None,
+            },
+            Ahead::SpaceId => {
+                let (space, id) = (engines.counter(args.at(1))?, natural(args.at(2))?);
+                self.row(space, id);
+                Some(id)
+            }
+            Ahead::SpaceMemberId => {
+                let (space, id) = (engines.existence(args.at(1))?, natural(args.at(3))?);
                 space.prefetch(id, &Member::parse(args.at(2)));
+                Some(id)
             }
-        }
-        Ahead::SpaceId => {
-            if let (Some(space), Some(id)) = (engines.counter(args.at(1)), natural(args.at(2))) {
-                engines.hint(id);
-                space.prefetch(id);
-            }
-        }
-        Ahead::SpaceMemberId => {
-            if let (Some(space), Some(id)) = (engines.existence(args.at(1)), natural(args.at(3))) {
-                engines.hint(id);
-                space.prefetch(id, &Member::parse(args.at(2)));
-            }
-        }
-        Ahead::ActionViewerId => {
-            if let (Some(action), Some(id)) = (engines.action(args.at(1)), natural(args.at(3))) {
-                engines.hint(id);
+            Ahead::ActionViewerId => {
+                let (action, id) = (engines.action(args.at(1))?, natural(args.at(3))?);
                 engines.prefetch(action, &Member::parse(args.at(2)), id);
+                Some(id)
             }
         }
     }

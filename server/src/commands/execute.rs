@@ -1,8 +1,7 @@
 //! From a request to its reply: whether it may be executed now, by this client; and what is noted of it.
 
-use super::table::ahead_of;
 use super::{
-    Call, Found, Outcome, Refusal, Replies, Scratch, Session, Spec, ahead, bit_of, channels, find, flag, refuse, sight,
+    Call, Found, Outcome, Refusal, Replies, Scratch, Session, Spec, bit_of, channels, find, flag, refuse, sight,
     transaction,
 };
 use crate::acl::Request;
@@ -15,16 +14,6 @@ use crate::slowlog;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
-
-/// Asks the cache for what a request will need, if it is one of those that need little: their waits for memory overlap then.
-#[inline]
-pub(crate) fn look_ahead(found: Found, args: Args<'_>, node: &Node) {
-    if let (Some((number, _)), Some(engines)) = (found, node.engines.get())
-        && let Some(what) = ahead_of(number)
-    {
-        ahead::fetch(what, args, engines);
-    }
-}
 
 /// Executes one request, whose name was [`find`]-ed: one reply is appended to `out` (unless the client wants none). False if it is an error.
 pub(crate) fn execute(

@@ -8,7 +8,7 @@ use super::refusal::no_field;
 use super::{Call, ONE_KEY, Outcome, Refusal, Spec, flag, integer};
 use crate::engines::CounterSpace;
 use crate::resp::decimal;
-use counter::{Bounds, Change};
+use counter::{Bounds, Change, Read, Schema};
 
 const READ: u32 = flag::READONLY | flag::FAST;
 const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
@@ -59,16 +59,23 @@ pub(super) const TABLE: &[Spec] = &[
     spec("hincrbyfloat", 4, WRITE, "2.6.0", "key field increment", "Refused: a counter is an integer.", no_fraction),
 ];
 
+/// The position of a field as the schema is now.
 fn field(space: &CounterSpace, name: &[u8]) -> Result<usize, Refusal> {
-    space.schema().index_of(name).ok_or_else(|| no_field(space.name(), name))
+    space.index_of(name).ok_or_else(|| no_field(space.name(), name))
 }
 
-/// Reads a row into `scratch.row`. False if there is none.
-fn read(call: &mut Call<'_>, space: &CounterSpace, id: u64) -> bool {
+/// The same in the schema of a view.
+fn position(space: &CounterSpace, schema: &Schema, name: &[u8]) -> Result<usize, Refusal> {
+    schema.index_of(name).ok_or_else(|| no_field(space.name(), name))
+}
+
+/// Reads a row into `scratch.row`. Whether there is one, and the view that it was read through: by its schema the row is to be understood.
+fn read<'a>(call: &mut Call<'_>, space: &'a CounterSpace, id: u64) -> (bool, Read<'a>) {
+    let mut view = space.read();
     let row = &mut call.scratch.row;
     row.clear();
-    row.resize(space.schema().width(), 0);
-    space.get(id, row)
+    row.resize(view.schema().width(), 0);
+    (view.get(id, row), view)
 }
 
 fn hset(call: &mut Call<'_>) -> Outcome {
@@ -122,8 +129,9 @@ pub(super) fn add(call: &mut Call<'_>, space: &CounterSpace, id: u64, field: usi
 
 fn hget(call: &mut Call<'_>) -> Outcome {
     let (space, id) = call.row(1)?;
-    let field = field(space, call.args.at(2))?;
-    if read(call, space, id) {
+    let (exists, view) = read(call, space, id);
+    let field = position(space, view.schema(), call.args.at(2))?;
+    if exists {
         call.reply.bulk_int(call.scratch.row[field]);
     } else {
         call.reply.null();
@@ -134,13 +142,12 @@ fn hget(call: &mut Call<'_>) -> Outcome {
 fn hmget(call: &mut Call<'_>) -> Outcome {
     let (space, id) = call.row(1)?;
     let names = call.args.from(2);
-    let exists = read(call, space, id);
+    let (exists, view) = read(call, space, id);
     call.reply.array(names.len());
     for name in names.iter() {
-        let field = field(space, name)?;
+        let field = position(space, view.schema(), name)?;
         if exists {
-            // The field may be newer than the row's width.
-            call.reply.bulk_int(call.scratch.row.get(field).copied().unwrap_or(0));
+            call.reply.bulk_int(call.scratch.row[field]);
         } else {
             call.reply.null();
         }
@@ -150,15 +157,15 @@ fn hmget(call: &mut Call<'_>) -> Outcome {
 
 fn hgetall(call: &mut Call<'_>) -> Outcome {
     let (space, id) = call.row(1)?;
-    if !read(call, space, id) {
+    let (exists, view) = read(call, space, id);
+    if !exists {
         call.reply.map(0);
         return Ok(());
     }
-    let schema = space.schema();
-    call.reply.map(schema.living().count());
-    for (position, field) in schema.living() {
+    call.reply.map(view.schema().living().count());
+    for (position, field) in view.schema().living() {
         call.reply.bulk(field.name.as_bytes());
-        call.reply.bulk_int(call.scratch.row.get(position).copied().unwrap_or(0));
+        call.reply.bulk_int(call.scratch.row[position]);
     }
     Ok(())
 }
@@ -193,22 +200,23 @@ fn hkeys(call: &mut Call<'_>) -> Outcome {
 
 fn hvals(call: &mut Call<'_>) -> Outcome {
     let (space, id) = call.row(1)?;
-    if !read(call, space, id) {
+    let (exists, view) = read(call, space, id);
+    if !exists {
         call.reply.array(0);
         return Ok(());
     }
-    let schema = space.schema();
-    call.reply.array(schema.living().count());
-    for (position, _) in schema.living() {
-        call.reply.bulk_int(call.scratch.row.get(position).copied().unwrap_or(0));
+    call.reply.array(view.schema().living().count());
+    for (position, _) in view.schema().living() {
+        call.reply.bulk_int(call.scratch.row[position]);
     }
     Ok(())
 }
 
 fn hstrlen(call: &mut Call<'_>) -> Outcome {
     let (space, id) = call.row(1)?;
-    let field = field(space, call.args.at(2))?;
-    let length = if read(call, space, id) {
+    let (exists, view) = read(call, space, id);
+    let field = position(space, view.schema(), call.args.at(2))?;
+    let length = if exists {
         let mut text = Vec::with_capacity(20);
         decimal(call.scratch.row[field], &mut text);
         text.len()
@@ -234,7 +242,8 @@ fn hdel(call: &mut Call<'_>) -> Outcome {
 fn hscan(call: &mut Call<'_>) -> Outcome {
     crate::resp::natural(call.args.at(2)).ok_or_else(|| super::refuse!("ERR invalid cursor"))?;
     let (space, id) = call.row(1)?;
-    if !read(call, space, id) {
+    let (exists, view) = read(call, space, id);
+    if !exists {
         // As in Redis, before the options are looked at.
         call.reply.array(2);
         call.reply.bulk(b"0");
@@ -251,15 +260,14 @@ fn hscan(call: &mut Call<'_>) -> Outcome {
             return Err(Refusal::SYNTAX);
         }
     }
-    let schema = space.schema();
     let wanted = |name: &str| pattern.is_none_or(|p| crate::glob::matches(p, name.as_bytes(), false));
-    let fields: Vec<_> = schema.living().filter(|(_, field)| wanted(&field.name)).collect();
+    let fields: Vec<_> = view.schema().living().filter(|(_, field)| wanted(&field.name)).collect();
     call.reply.array(2);
     call.reply.bulk(b"0");
     call.reply.array(fields.len() * 2);
     for (position, field) in fields {
         call.reply.bulk(field.name.as_bytes());
-        call.reply.bulk_int(call.scratch.row.get(position).copied().unwrap_or(0));
+        call.reply.bulk_int(call.scratch.row[position]);
     }
     Ok(())
 }

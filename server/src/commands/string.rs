@@ -87,12 +87,12 @@ fn write_one(reply: &mut Reply<'_>, schema: &Schema, field: usize, row: Option<&
 
 fn get(call: &mut Call<'_>) -> Outcome {
     let (space, id, field) = readable(call, call.args.at(1))?;
-    let schema = space.schema();
+    let mut view = space.read();
     let row = &mut call.scratch.row;
     row.clear();
-    row.resize(schema.width(), 0);
-    let found = space.get(id, row);
-    write_one(&mut call.reply, &schema, field, found.then_some(row));
+    row.resize(view.schema().width(), 0);
+    let found = view.get(id, row);
+    write_one(&mut call.reply, view.schema(), field, found.then_some(row));
     Ok(())
 }
 
