@@ -3,9 +3,10 @@
 pub mod play;
 pub mod server;
 
-/// Time that the calling thread has spent on a processor, in nanoseconds: the fair clock on a machine that is shared. 0 where the
-/// system does not say.
+use rustix::time::{ClockId, clock_gettime};
+
+/// Time that the calling thread has spent on a processor, in nanoseconds, exactly: the fair clock on a machine that is shared.
 pub fn cpu_ns() -> u64 {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    text.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or_default()
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

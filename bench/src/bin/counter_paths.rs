@@ -6,8 +6,8 @@
 //! sends each small command as a turn of its own: what waiting for each row would cost. Nanoseconds of processor time per row.
 
 use clap::Parser;
-use rustix::time::{ClockId, clock_gettime};
 use std::hint::black_box;
+use tidemark_bench::cpu_ns;
 
 /// Measures ways to rows.
 #[derive(Parser)]
@@ -21,15 +21,12 @@ struct Args {
     /// Rounds; the median counts.
     #[arg(long, default_value_t = 7)]
     rounds: usize,
+    /// Only the ways whose names begin so: for a tool that counts.
+    #[arg(long, default_value = "")]
+    only: String,
 }
 
 const BATCH: usize = 20;
-
-/// Processor time of this thread, in nanoseconds.
-fn now_ns() -> f64 {
-    let now = clock_gettime(ClockId::ThreadCPUTime);
-    now.tv_sec as f64 * 1e9 + now.tv_nsec as f64
-}
 
 fn post(index: u64) -> u64 {
     3_631_614_501_919_378 + index * 4194
@@ -50,7 +47,7 @@ enum Way {
 
 const FIELDS: &[&str] = &["like", "repost", "comment", "read"];
 
-const WAYS: [(&str, Way); 9] = [
+const WAYS: [(&str, Way); 11] = [
     ("CNT.GET of 20", Way::Whole(&["CNT.GET", "post"], &[])),
     ("20 HMGET, pipelined", Way::Each("HMGET", FIELDS, false)),
     ("20 HMGET, one by one", Way::Each("HMGET", FIELDS, true)),
@@ -60,6 +57,8 @@ const WAYS: [(&str, Way); 9] = [
     ("20 HINCRBY, pipelined", Way::Each("HINCRBY", &["read", "1"], false)),
     ("20 HINCRBY, one by one", Way::Each("HINCRBY", &["read", "1"], true)),
     ("MGET of 20 cells", Way::Whole(&["MGET"], &[])),
+    ("20 GET, pipelined", Way::Each("GET", &[], false)),
+    ("20 GET, one by one", Way::Each("GET", &[], true)),
 ];
 
 /// The turns of one batch.
@@ -80,7 +79,7 @@ fn turns(way: &Way, ids: &[u64]) -> Vec<Vec<u8>> {
                 if *apart && !turns[0].is_empty() {
                     turns.push(Vec::new());
                 }
-                let key = format!("post:{id}");
+                let key = format!("post:{id}{}", if *name == "GET" { ":read" } else { "" });
                 let last = turns.len() - 1;
                 let words: Vec<&str> = [*name, key.as_str()].into_iter().chain(after.iter().copied()).collect();
                 request(&words, &mut turns[last]);
@@ -107,23 +106,26 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut times = [const { Vec::new() }; WAYS.len()];
     // By turns, so that what disturbs one disturbs all.
     for _ in 0..args.rounds {
-        for ((_, way), times) in WAYS.iter().zip(&mut times) {
+        for ((_, way), times) in WAYS.iter().zip(&mut times).filter(|((name, _), _)| name.starts_with(&args.only)) {
             let mut spent = 0.0;
             // A few at a time, so that requests are in the cache as those that a socket has just given would be.
             for _ in 0..args.batches / 50 {
                 let batches: Vec<Vec<Vec<u8>>> = (0..50)
                     .map(|_| turns(way, &(0..BATCH).map(|_| post(rng.u64(..args.rows))).collect::<Vec<_>>()))
                     .collect();
-                let begin = now_ns();
+                let begin = cpu_ns();
                 for turn in batches.iter().flatten() {
                     assert!(black_box(local.turn(turn)).len() > 3);
                 }
-                spent += now_ns() - begin;
+                spent += (cpu_ns() - begin) as f64;
             }
             times.push(spent / (args.batches / 50 * 50 * BATCH) as f64);
         }
     }
     for ((name, _), mut times) in WAYS.iter().zip(times) {
+        if times.is_empty() {
+            continue;
+        }
         times.sort_by(f64::total_cmp);
         println!("{name:24} {:6.0} ns a row (least {:.0})", times[times.len() / 2], times[0]);
     }

@@ -17,8 +17,8 @@ enum Beside<'a> {
     Writers(u64),
     /// Arithmetic.
     Spinner,
-    /// Plain writes of other memory, so many a second.
-    Plain(&'a Floor, f64),
+    /// So many that write plainly to other memory, together so many times a second.
+    Plain(&'a Floor, u64, f64),
 }
 
 /// What some readers did together.
@@ -63,7 +63,10 @@ impl Tidemark {
 
     fn read_on(&self, readers: u64, beside: Beside<'_>, time: Duration) -> Reads {
         let stop = AtomicBool::new(false);
-        let writers = if let Beside::Writers(writers) = beside { writers } else { 1 };
+        let writers = match beside {
+            Beside::Writers(writers) | Beside::Plain(_, writers, _) => writers,
+            Beside::Spinner => 1,
+        };
         let start = Barrier::new((readers + writers + 1) as usize);
         let (rows, cpu, torn, writes) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
         std::thread::scope(|scope| {
@@ -84,7 +87,7 @@ impl Tidemark {
                     let done = match beside {
                         Beside::Writers(_) => self.write_until(100 + seed, stop),
                         Beside::Spinner => spin_until(stop),
-                        Beside::Plain(floor, rate) => write_plainly_until(floor, rate, stop),
+                        Beside::Plain(floor, of, rate) => write_plainly_until(floor, rate / of as f64, seed, stop),
                     };
                     writes.fetch_add(done, Relaxed);
                 });
@@ -101,45 +104,59 @@ impl Tidemark {
         }
     }
 
-    /// Prints what writes take from reads: on one core each, and with both on both cores; and what other work takes.
+    /// Prints what writes take from reads: on one core each, and with both on both cores; and what other work takes. What is compared is
+    /// measured one right after the other: a ratio is the median of those within rounds.
     pub(crate) fn print_reads_beside_writes(&self, rounds: usize, floor: &Floor) {
-        let time = Duration::from_secs(2);
-        const NAMES: [&str; 6] = [
+        let time = Duration::from_millis(1500);
+        const NAMES: [&str; 7] = [
             "1 reader alone",
             "beside 1 writer",
             "beside as many plain writes of other memory",
             "beside arithmetic",
             "2 readers alone",
             "beside 2 writers",
+            "beside as many plain writes of other memory",
         ];
+        /// Which of them are alone.
+        const ALONE: [usize; 2] = [0, 4];
         let mut rates = [const { Vec::new() }; NAMES.len()];
-        let mut writes = [0.0; NAMES.len()];
+        let mut shares = [const { Vec::new() }; NAMES.len()];
+        let mut writes = [const { Vec::new() }; NAMES.len()];
         let mut torn = 0;
         for _ in 0..rounds {
-            let mut rate = 0.0;
+            let (mut rate, mut alone) = (0.0, 0.0);
             for i in 0..NAMES.len() {
-                let (readers, beside) = match i {
-                    0 => (1, Beside::Writers(0)),
-                    1 => (1, Beside::Writers(1)),
-                    2 => (1, Beside::Plain(floor, rate)),
-                    3 => (1, Beside::Spinner),
-                    4 => (2, Beside::Writers(0)),
-                    _ => (2, Beside::Writers(2)),
+                let readers = if i < ALONE[1] { 1 } else { 2 };
+                let beside = match i {
+                    0 | 4 => Beside::Writers(0),
+                    1 | 5 => Beside::Writers(readers),
+                    3 => Beside::Spinner,
+                    _ => Beside::Plain(floor, readers, rate),
                 };
                 let reads = self.read_on(readers, beside, time);
+                if ALONE.contains(&i) {
+                    alone = reads.rows_per_cpu_second;
+                }
                 rate = reads.writes_per_second;
                 rates[i].push(reads.rows_per_cpu_second / 1e6);
-                writes[i] = rate / 1e6;
+                shares[i].push(100.0 * reads.rows_per_cpu_second / alone);
+                writes[i].push(rate / 1e6);
                 torn += reads.torn;
             }
         }
-        let rates = rates.map(median);
-        println!("\nmillion rows read per second of a reader's processor time, rows whose fields must agree:");
+        println!(
+            "\nmillion rows read per second of a reader's processor time, rows whose fields must agree; medians of rounds:"
+        );
         for (i, name) in NAMES.iter().enumerate() {
-            let alone = rates[i / 4 * 4];
-            let writes =
-                if writes[i] > 0.0 && i != 3 { format!(", {:.2} million writes/s", writes[i]) } else { String::new() };
-            println!("{name:44} {:6.2}, {:3.0} % of alone{writes}", rates[i], 100.0 * rates[i] / alone);
+            print!("{name:44} {:6.2}", median(rates[i].clone()));
+            if !ALONE.contains(&i) {
+                let (least, most) = shares[i].iter().fold((f64::MAX, 0.0f64), |(a, b), s| (a.min(*s), b.max(*s)));
+                print!(", {:3.0} % of alone ({least:.0} to {most:.0})", median(shares[i].clone()));
+            }
+            match median(writes[i].clone()) {
+                writes if writes > 0.0 && i != 3 => println!(", {writes:.2} million writes/s"),
+                _ => println!(),
+            }
         }
         println!("torn or missing rows: {torn}");
     }
@@ -154,8 +171,8 @@ fn spin_until(stop: &AtomicBool) -> u64 {
 }
 
 /// Reads and writes both lines of random buckets, one after the other, as a writer of rows does.
-fn write_plainly_until(floor: &Floor, rate: f64, stop: &AtomicBool) -> u64 {
-    let mut rng = fastrand::Rng::with_seed(7);
+fn write_plainly_until(floor: &Floor, rate: f64, seed: u64, stop: &AtomicBool) -> u64 {
+    let mut rng = fastrand::Rng::with_seed(7 + seed);
     let (begin, mut writes) = (Instant::now(), 0);
     while !stop.load(Relaxed) {
         while (writes as f64) > begin.elapsed().as_secs_f64() * rate && !stop.load(Relaxed) {

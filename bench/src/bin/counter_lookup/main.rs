@@ -8,7 +8,7 @@
 //! - *naive*: 17-byte slots, `h1 + N * h2` slot by slot, batched and prefetched (`naive.rs`).
 //! - *HashMap*: std's `HashMap<u64, [u32; 4]>` with a multiplicative hash; batched, but it offers no prefetch.
 //!
-//! All are filled first, which takes longer than measuring; with `--wait` it then waits for a line of input, so that others who use
+//! All lie in 2 MB pages, as far as the system gives them (printed). All are filled first, which takes longer than measuring; with `--wait` it then waits for a line of input, so that others who use
 //! the machine can be asked to be quiet. The ids of a round are made before its clock starts.
 
 mod beside;
@@ -22,6 +22,7 @@ use naive::Naive;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::hint::black_box;
+use std::os::unix::process::CommandExt;
 use tidemark_bench::cpu_ns;
 
 #[derive(Parser)]
@@ -186,19 +187,38 @@ impl Subject<'_> {
     }
 }
 
-/// The share of this process's memory that is in huge pages; `None` where the system does not say.
-fn huge_share() -> Option<f64> {
-    let text = std::fs::read_to_string("/proc/self/smaps_rollup").ok()?;
+/// How much of this process's memory is in huge pages, and how much there is, in KiB; zeros where the system does not say.
+fn huge_kib() -> (f64, f64) {
+    let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
     let kib =
         |name: &str| text.lines().find_map(|l| l.strip_prefix(name)?.split_whitespace().next()?.parse::<f64>().ok());
-    Some(kib("AnonHugePages:")? / kib("Rss:")?)
+    (kib("AnonHugePages:").unwrap_or_default(), kib("Rss:").unwrap_or_default())
+}
+
+/// Says how much of what was allocated since `before` is in huge pages.
+fn print_huge(what: &str, before: (f64, f64)) {
+    let now = huge_kib();
+    println!("{what}: {:.1} % in huge pages", 100.0 * (now.0 - before.0) / (now.1 - before.1).max(1.0));
+}
+
+/// Has glibc's allocator ask for huge pages, which it is told by the environment before it starts: the map of std is to have them, too.
+fn with_huge_allocations() -> std::io::Result<()> {
+    const NAME: &str = "GLIBC_TUNABLES";
+    if std::env::var_os(NAME).is_some() {
+        return Ok(());
+    }
+    let mut again = std::process::Command::new(std::env::current_exe()?);
+    Err(again.args(std::env::args_os().skip(1)).env(NAME, "glibc.malloc.hugetlb=1").exec())
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let Arguments { megabytes, rounds, quick, beside, wait } = Arguments::parse();
+    with_huge_allocations()?;
     let bytes = megabytes << 20;
+    let before = huge_kib();
     let tidemark = Tidemark::new(bytes)?;
     let floor = Floor::new(tidemark.bytes)?;
+    print_huge("tidemark's and the floor's memory", before);
     if beside {
         tidemark.print_reads_beside_writes(rounds, &floor);
         return Ok(());
@@ -206,15 +226,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let peers = if quick {
         None
     } else {
+        let before = huge_kib();
         let naive = Naive::new(bytes)?;
         let rows = naive.slots * 9 / 10;
         (0..rows).for_each(|i| naive.insert(post(i), i));
-        Some((naive, rows, map(bytes)))
+        print_huge("naive slots", before);
+        let before = huge_kib();
+        let map = map(bytes);
+        print_huge("HashMap", before);
+        Some((naive, rows, map))
     };
-    match huge_share() {
-        Some(share) => println!("{:.1} % of all memory in huge pages", 100.0 * share),
-        None => println!("huge pages: unknown"),
-    }
     if wait {
         println!("ready");
         std::io::stdin().read_line(&mut String::new())?;
