@@ -17,7 +17,7 @@ const INSTRUCTIONS: [(&str, f64); 6] = [
     ("page", 31900.0),
     ("pages", 254500.0),
     ("binary", 33400.0),
-    ("stock", 138400.0),
+    ("stock", 119000.0),
     ("likes", 97800.0),
 ];
 
