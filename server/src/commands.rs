@@ -38,6 +38,7 @@ mod string;
 mod syntax;
 mod table;
 pub(crate) mod transaction;
+mod views;
 mod weibo;
 mod weight;
 
@@ -46,12 +47,14 @@ pub(crate) use call::{Call, id, integer};
 pub(crate) use cold::ask as ask_cold;
 pub(crate) use command::key_positions;
 pub(crate) use execute::{execute, must_wait};
+pub(crate) use keyspec::Uses;
 pub use reference::reference;
 pub(crate) use refusal::{Printable, Refusal, refuse};
 pub(crate) use session::{Replies, Scratch, Session};
 pub(crate) use spec::{ALL_KEYS, Handler, KeyArgs, NO_KEYS, ONE_KEY, Outcome, Spec, flag};
 pub(crate) use table::{Found, bit_of, bits, find, name_of, numbers_named, with_numbers};
 
+use channels::check_pattern;
 use execute::{Unreadable, checked, readable, row_readable, run, select};
 use spec::{help, help_row};
 use table::all;

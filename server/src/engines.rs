@@ -303,6 +303,24 @@ impl Engines {
         self.actions.iter().find(|a| a.name.as_bytes() == name)
     }
 
+    /// All views.
+    pub(crate) fn views(&self) -> &[View] {
+        &self.views
+    }
+
+    /// All actions.
+    pub(crate) fn actions(&self) -> &[Action] {
+        &self.actions
+    }
+
+    /// The counter that an action moves, as "space.field".
+    pub(crate) fn moved_by(&self, action: &Action) -> String {
+        let space = &self.counters[action.counter];
+        let schema = space.schema();
+        let field = schema.living().find(|(position, _)| *position == action.field);
+        format!("{}.{}", space.name, field.map_or("", |(_, field)| field.name.as_str()))
+    }
+
     /// All counter spaces.
     pub fn counters(&self) -> &[CounterSpace] {
         &self.counters

@@ -142,15 +142,15 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// All settings by name: ours, and those that Redis's tools ask for. Seeds are secret. `port`: which one the system gave.
-pub(crate) fn list(config: &Config, port: u16) -> Vec<(String, String)> {
+/// All settings by name: ours, and those that Redis's tools ask for. Seeds are never shown, passwords only `with_secrets`. `port`: which one the system gave.
+pub(crate) fn list(config: &Config, port: u16, with_secrets: bool) -> Vec<(String, String)> {
     let all = Table::try_from(config).unwrap_or_default();
     let mut out: Vec<(String, String)> = derived(config, port).map(|(name, value)| (name.to_owned(), value)).into();
     for (section, keys) in SECTIONS {
         let Some(values) = all.get(*section).and_then(Value::as_table) else { continue };
         for key in *keys {
             // ACL LIST has the users as they are now.
-            if key.name == "users" {
+            if key.name == "users" || key.secret && !with_secrets {
                 continue;
             }
             let text = values.get(key.name).map(shown).unwrap_or_default();
@@ -310,7 +310,7 @@ mod tests {
     #[test]
     fn every_key_is_listed_once_and_live_ones_take_their_own_value_back() {
         let settings = Settings::new(Config::default());
-        let all = list(&settings.now(), 7000);
+        let all = list(&settings.now(), 7000, true);
         let mut names: Vec<&String> = all.iter().map(|(n, _)| n).collect();
         names.sort();
         names.dedup();

@@ -74,12 +74,14 @@ enum Halt {
     Refused(Malformed),
 }
 
-/// What a client may send now.
-fn limits(config: &Config, session: &Session) -> Limits {
+/// What a client may send now; how much may wait for it is noted.
+fn limits(config: &Config, session: &mut Session) -> Limits {
     session.client.set_entered(session.access.user.is_some());
     if session.access.user.is_none() {
+        session.most_out = UNAUTHENTICATED_OUT_BYTES;
         return Limits::UNAUTHENTICATED;
     }
+    session.most_out = config.server.max_output_buffer_bytes;
     Limits { max_args: MAX_ARGS, max_bulk_bytes: config.server.max_bulk_bytes, unauthenticated: false }
 }
 
@@ -106,7 +108,7 @@ impl Talk {
         let mut session = Session::new(node, client, worker);
         let config = Arc::clone(&node.config());
         session.timed = slowlog::times_all(&config.server);
-        let limits = limits(&config, &session);
+        let limits = limits(&config, &mut session);
         Talk {
             config,
             session,
@@ -202,9 +204,9 @@ impl Talk {
                 self.replies += usize::from(out.len() > before);
                 at = request.bytes.end;
                 if self.limits.unauthenticated != self.session.access.user.is_none() {
-                    self.limits = limits(&self.config, &self.session);
+                    self.limits = limits(&self.config, &mut self.session);
                 }
-                if out.len() > self.most_out() {
+                if out.len() > self.session.most_out {
                     tracing::warn!("client {} asked for more than the output limit", self.session.client.peer);
                     node.clients.ended.by_output.fetch_add(1, Relaxed);
                     self.closing = Closing::AtOnce;
@@ -275,13 +277,8 @@ impl Talk {
         if !known {
             self.closing = Closing::AtOnce;
         }
-        self.limits = limits(&self.config, &self.session);
+        self.limits = limits(&self.config, &mut self.session);
         known
-    }
-
-    /// Most bytes of replies that may wait.
-    fn most_out(&self) -> usize {
-        if self.limits.unauthenticated { UNAUTHENTICATED_OUT_BYTES } else { self.config.server.max_output_buffer_bytes }
     }
 
     /// Scans some requests, from `at` on. Gives where they end, and why there are not more.

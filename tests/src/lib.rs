@@ -247,6 +247,14 @@ pub fn request(args: &[&str]) -> Vec<u8> {
     bytes
 }
 
+/// The rules that docs/security.md recommends for a user, as words of ACL SETUSER, with this password.
+pub fn recommended_user(name: &str, password: &str) -> Vec<String> {
+    let text = include_str!("../../docs/security.md");
+    let line = text.lines().map(str::trim).find(|line| line.starts_with(&format!("ACL SETUSER {name} ")));
+    let line = line.expect("the documentation has this user").replace("#<sha256>", &format!(">{password}"));
+    line.split(' ').map(str::to_owned).collect()
+}
+
 /// Waits until `done` holds.
 #[track_caller]
 pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {

@@ -45,7 +45,7 @@ pub(crate) fn of(spec: &Spec) -> Vec<&'static str> {
         group => CATEGORIES.iter().find(|c| **c == group).copied(),
     });
     let name = spec.name;
-    all.extend((name == "dbsize").then_some("keyspace"));
+    all.extend(["dbsize", "flushall", "flushdb"].contains(&name).then_some("keyspace"));
     let connection = ["command", "wait", "waitaof", "readonly", "readwrite", "asking"];
     all.extend((connection.contains(&name) || name.starts_with("command|")).then_some("connection"));
     all.extend(["role", "lastsave"].contains(&name).then_some("admin"));

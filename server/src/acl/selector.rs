@@ -1,10 +1,11 @@
 //! A selector: commands, and what they may touch. A bit per command and subcommand; globs for keys, names and channels.
 
 use super::category::{CATEGORIES, of as categories};
-use crate::commands::{self, Spec, flag, key_positions};
+use crate::commands::{self, Spec, Uses, flag, key_positions};
 use crate::engines::{Engines, KeyRef};
 use crate::glob;
 use crate::resp::Args;
+use std::cell::LazyCell;
 use std::fmt::Write as _;
 
 /// A request, as far as permissions go.
@@ -130,8 +131,10 @@ struct Pattern {
 }
 
 impl Pattern {
-    fn allows(&self, text: &[u8], read: bool, write: bool) -> bool {
-        (self.read || !read) && (self.write || !write) && glob::matches(self.glob.as_bytes(), text, false)
+    /// `needs`: whether it is read, and whether it is changed.
+    fn allows(&self, text: &[u8], needs: impl Fn() -> (bool, bool)) -> bool {
+        let suffices = |(read, write): (bool, bool)| (self.read || !read) && (self.write || !write);
+        glob::matches(self.glob.as_bytes(), text, false) && (self.read && self.write || suffices(needs()))
     }
 
     fn describe(&self, mark: char, out: &mut String) {
@@ -310,20 +313,21 @@ impl Selector {
             return Err(Denied::Command);
         }
         if !self.all_keys {
-            let write = spec.has(flag::WRITE);
-            let read = !write || spec.has(flag::READS);
-            if let Some(at) = key_positions(spec, args).find(|at| !self.allows_key(args.at(*at), read, write, engines))
-            {
+            let uses = LazyCell::new(|| Uses::of(spec, args));
+            let may = |at: &usize| self.allows_key(args.at(*at), || uses.needs(*at), engines);
+            if let Some(at) = key_positions(spec, args).find(|at| !may(at)) {
                 return Err(Denied::Key(at));
             }
             // Behind a subcommand's name the rest begins one later.
             let first = 1 + usize::from(spec.name.contains('|'));
-            if spec.has(flag::NAMED) && args.len() > first && !self.allows_name(args.at(first), read, write) {
+            let write = spec.has(flag::WRITE);
+            let needs = || (!write || spec.has(flag::READS), write);
+            if spec.has(flag::NAMED) && args.len() > first && !self.allows_name(args.at(first), needs) {
                 return Err(Denied::Name(first));
             }
             if spec.has(flag::MAY_WRITE)
                 && let Some(at) = mark(args)
-                && !self.allows_name(args.at(at), false, true)
+                && !self.allows_name(args.at(at), || (false, true))
             {
                 return Err(Denied::Name(at));
             }
@@ -337,8 +341,8 @@ impl Selector {
         Ok(())
     }
 
-    fn allows_key(&self, key: &[u8], read: bool, write: bool, engines: Option<&Engines>) -> bool {
-        if self.keys.iter().any(|p| p.allows(key, read, write)) {
+    fn allows_key(&self, key: &[u8], needs: impl Fn() -> (bool, bool), engines: Option<&Engines>) -> bool {
+        if self.keys.iter().any(|p| p.allows(key, &needs)) {
             return true;
         }
         // Of the keys of a space that may be used as a whole.
@@ -347,12 +351,12 @@ impl Selector {
             Some(Ok(KeyRef::Pair { space, .. })) => space.name(),
             _ => return false,
         };
-        self.names.iter().any(|p| p.allows(space.as_bytes(), read, write))
+        self.names.iter().any(|p| p.allows(space.as_bytes(), &needs))
     }
 
-    fn allows_name(&self, name: &[u8], read: bool, write: bool) -> bool {
+    fn allows_name(&self, name: &[u8], needs: impl Fn() -> (bool, bool)) -> bool {
         let all = |p: &&Pattern| p.glob == "*";
-        self.names.iter().chain(self.keys.iter().filter(all)).any(|p| p.allows(name, read, write))
+        self.names.iter().chain(self.keys.iter().filter(all)).any(|p| p.allows(name, &needs))
     }
 
     /// A pattern that is subscribed to must be one of ours as it stands: what it would match cannot be told.

@@ -97,6 +97,11 @@ fn check_name(kind: Kind, name: &[u8]) -> Outcome {
     if name.len() > most { Err(refuse!("ERR a {what} may have {most} bytes")) } else { Ok(()) }
 }
 
+/// Whether a client's pattern is short enough to be held against many names.
+pub(super) fn check_pattern(pattern: &[u8]) -> Outcome {
+    check_name(Kind::Pattern, pattern)
+}
+
 fn subscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
     let names = call.args.from(1);
     let most = call.node.config().server.max_subscriptions;
@@ -165,7 +170,7 @@ fn names(call: &mut Call<'_>, kind: Kind) -> Outcome {
         return Err(call.wrong_subcommand());
     }
     let pattern = (call.args.len() == 3).then(|| call.args.at(2));
-    pattern.map_or(Ok(()), |p| check_name(Kind::Pattern, p))?;
+    pattern.map_or(Ok(()), check_pattern)?;
     let names = call.node.channels.names(kind, pattern);
     call.reply.array(names.len());
     names.iter().for_each(|name| call.reply.bulk(name));

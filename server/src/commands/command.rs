@@ -1,6 +1,6 @@
 //! COMMAND: the table, as clients ask for it.
 
-use super::keyspec::{self, KeySpec};
+use super::keyspec::{self, KeySpec, Uses};
 use super::{Call, NO_KEYS, Outcome, Refusal, Spec, all, docs, find, flag, help_row, refuse};
 use crate::resp::{Args, Reply};
 
@@ -124,8 +124,17 @@ fn named(name: &[u8]) -> Option<&'static Spec> {
     }
 }
 
-fn info(call: &mut Call<'_>) -> Outcome {
+/// Most names in a request: what is told of one is a thousand times as long.
+const MOST_NAMES: usize = 1024;
+
+/// The names that a request gives behind its own, if they are not too many.
+pub(super) fn asked_names<'a>(call: &Call<'a>) -> Result<Args<'a>, Refusal> {
     let names = call.args.from(2);
+    if names.len() > MOST_NAMES { Err(refuse!("ERR there may be {MOST_NAMES} names")) } else { Ok(names) }
+}
+
+fn info(call: &mut Call<'_>) -> Outcome {
+    let names = asked_names(call)?;
     if names.is_empty() {
         return every(call);
     }
@@ -152,6 +161,7 @@ fn list(call: &mut Call<'_>) -> Outcome {
         } else if by.eq_ignore_ascii_case(b"aclcat") {
             specs.retain(|s| s.categories().iter().any(|c| c.as_bytes()[1..].eq_ignore_ascii_case(value)));
         } else if by.eq_ignore_ascii_case(b"pattern") {
+            super::check_pattern(value)?;
             specs.retain(|s| crate::glob::matches(value, s.name.as_bytes(), true));
         } else {
             return Err(Refusal::SYNTAX);
@@ -165,8 +175,14 @@ fn list(call: &mut Call<'_>) -> Outcome {
 }
 
 fn documentation(call: &mut Call<'_>) -> Outcome {
-    let names = call.args.from(2);
-    let specs: Vec<&Spec> = if names.is_empty() { all().to_vec() } else { names.iter().filter_map(named).collect() };
+    let names = asked_names(call)?;
+    let mut specs: Vec<&Spec> = if names.is_empty() { all().to_vec() } else { Vec::new() };
+    for spec in names.iter().filter_map(named) {
+        // A map has each name once.
+        if !specs.iter().any(|known| known.name == spec.name) {
+            specs.push(spec);
+        }
+    }
     call.reply.map(specs.len());
     for spec in specs {
         docs::write(&mut call.reply, spec);
@@ -218,10 +234,11 @@ fn asked<'a>(call: &Call<'a>) -> Result<(&'static Spec, Args<'a>), Refusal> {
 fn getkeysandflags(call: &mut Call<'_>) -> Outcome {
     let (spec, request) = asked(call)?;
     call.reply.array(key_positions(spec, request).count());
+    let uses = Uses::of(spec, request);
     for position in key_positions(spec, request) {
         call.reply.array(2);
         call.reply.bulk(request.at(position));
-        write_uses(&mut call.reply, keyspec::uses_in(spec, request, position));
+        write_uses(&mut call.reply, uses.at(position));
     }
     Ok(())
 }

@@ -25,7 +25,8 @@ pub(super) const CONFIG: Spec = Spec {
     summary: "A container for commands about the configuration.", run: help,
     subcommands: &[
         spec("config|get", -3, "parameter [parameter ...]", "2.0.0",
-            "Settings whose names match the patterns; our own by section and key (server.port), and those that Redis's tools ask for.", get),
+            "Settings whose names match the patterns; our own by section and key (server.port), and those that Redis's tools ask for. Passwords are shown only to \
+             users who may do everything.", get),
         help_row("config|help", "server", "5.0.0"),
         spec("config|resetstat", 2, "", "2.0.0", "Begins the counts of INFO stats, commandstats, latencystats and errorstats anew.", resetstat),
         spec("config|rewrite", 2, "", "2.8.0",
@@ -35,17 +36,21 @@ pub(super) const CONFIG: Spec = Spec {
     ],
 };
 
-/// Most bytes of a pattern or a value.
+/// Most bytes of a name or a value that is set.
 const MAX_LENGTH: usize = 64 << 10;
-/// Most patterns in a request.
-const MAX_PATTERNS: usize = 1024;
+/// Most names, values or patterns in a request.
+const MAX_ARGS: usize = 1024;
+/// Most bytes of the patterns of a request together: each of them is held against each name.
+const MAX_PATTERNS: usize = 8 << 10;
 
 fn get(call: &mut Call<'_>) -> Outcome {
     let patterns = call.args.from(2);
-    if patterns.iter().any(|p| p.len() > MAX_LENGTH) || patterns.len() > MAX_PATTERNS {
-        return Err(refuse!("ERR too many or too long patterns"));
+    if patterns.len() > MAX_ARGS || patterns.iter().map(<[u8]>::len).sum::<usize>() > MAX_PATTERNS {
+        return Err(refuse!("ERR there may be {MAX_ARGS} patterns, of {MAX_PATTERNS} bytes together"));
     }
-    let mut found = settings::list(&call.node.config(), call.node.port());
+    // Who may do everything could set them, too; for others a password would be the way to that.
+    let may_everything = call.session.access.user.as_ref().is_some_and(|user| user.may_everything());
+    let mut found = settings::list(&call.node.config(), call.node.port(), may_everything);
     found.retain(|(name, _)| patterns.iter().any(|p| glob::matches(p, name.as_bytes(), true)));
     call.reply.map(found.len());
     for (name, value) in found {
@@ -60,7 +65,7 @@ fn set(call: &mut Call<'_>) -> Outcome {
     if !args.len().is_multiple_of(2) {
         return Err(Refusal::SYNTAX);
     }
-    if args.len() > MAX_PATTERNS || args.iter().any(|a| a.len() > MAX_LENGTH) {
+    if args.len() > MAX_ARGS || args.iter().any(|a| a.len() > MAX_LENGTH) {
         return Err(refuse!("ERR too many or too long arguments"));
     }
     let text = |index| String::from_utf8_lossy(args.at(index)).into_owned();

@@ -69,6 +69,9 @@ pub(super) const TABLE: &[Spec] = &[
     },
 ];
 
+/// Rows that are read together, so that their waits for memory overlap: the values of more need not be in memory at a time.
+pub(super) const READ_TOGETHER: usize = 1024;
+
 fn space<'a>(call: &Call<'a>) -> Result<&'a CounterSpace, Refusal> {
     let name = call.args.at(1);
     call.node.engines.counter(name).ok_or_else(|| refuse!("ERR no such counter space '{}'", Printable(name)))
@@ -81,25 +84,31 @@ fn field(space: &CounterSpace, schema: &Schema, name: &[u8]) -> Result<usize, Re
 fn get(call: &mut Call<'_>) -> Outcome {
     let space = space(call)?;
     call.ids_from(2)?;
+    let most = call.session.most_out;
     let Scratch { ids, rows, found, .. } = &mut *call.scratch;
-    rows.clear();
-    found.clear();
-    let schema = space.schema();
-    space.get_batch(ids, rows, found);
-    let width = rows.len() / ids.len();
     call.reply.array(ids.len());
     let mut unreadable = super::Unreadable::default();
-    for ((row, found), &id) in rows.chunks_exact(width).zip(found.iter()).zip(ids.iter()) {
-        if !found {
-            match unreadable.refusal(call.node, id) {
-                Some(refusal) => call.reply.error(refusal.text()),
-                None => call.reply.null_array(),
-            }
-            continue;
+    let mut read = space.read();
+    for ids in ids.chunks(READ_TOGETHER) {
+        if call.reply.mark() > most {
+            break;
         }
-        call.reply.array(schema.living().count());
-        for (position, _) in schema.living() {
-            call.reply.int(row[position]);
+        rows.clear();
+        found.clear();
+        read.get_batch(ids, rows, found);
+        let schema = read.schema();
+        for ((row, found), &id) in rows.chunks_exact(schema.width()).zip(found.iter()).zip(ids) {
+            if !found {
+                match unreadable.refusal(call.node, id) {
+                    Some(refusal) => call.reply.error(refusal.text()),
+                    None => call.reply.null_array(),
+                }
+                continue;
+            }
+            call.reply.array(schema.living().count());
+            for (position, _) in schema.living() {
+                call.reply.int(row[position]);
+            }
         }
     }
     Ok(())

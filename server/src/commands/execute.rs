@@ -11,6 +11,7 @@ use crate::node::Node;
 use crate::pause::Paused;
 use crate::resp::{Args, Protocol, Reply};
 use crate::slowlog;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -29,7 +30,7 @@ pub(crate) fn execute(
     let outcome = match checked(found, args, session, node) {
         Err(refusal) => {
             note_rejected(found, args, session, node);
-            Err(spoil(args, session, refusal))
+            Err(spoil(args, session, node, refusal))
         }
         Ok((_, spec)) if session.transaction.is_some() && !spec.has(flag::AT_ONCE) => {
             queue(spec, args, &mut reply, session, node)
@@ -76,7 +77,9 @@ pub(super) fn checked(
     if !node.is_loaded() && !spec.has(flag::LOADING) {
         return Err(Refusal::LOADING);
     }
-    if session.listening && !spec.has(flag::LISTENER) && session.client.protocol() == Protocol::Resp2 {
+    // What was queued was asked before the transaction began to listen.
+    let listens = session.listening && !session.in_exec && session.client.protocol() == Protocol::Resp2;
+    if listens && !spec.has(flag::LISTENER) {
         return Err(channels::refuse_while_listening(spec));
     }
     Ok((u32::from(number) | sub << 16, spec))
@@ -198,17 +201,17 @@ fn queue(spec: &'static Spec, args: Args<'_>, reply: &mut Reply<'_>, session: &m
     Ok(())
 }
 
-/// After a command that could not be queued EXEC executes nothing; nor does an EXEC that is itself refused.
+/// After a command that could not be queued EXEC executes nothing; an EXEC that is itself refused ends the transaction.
 #[cold]
-fn spoil(args: Args<'_>, session: &mut Session, refusal: Refusal) -> Refusal {
-    let is_exec = args.at(0).eq_ignore_ascii_case(b"exec");
+fn spoil(args: Args<'_>, session: &mut Session, node: &Node, refusal: Refusal) -> Refusal {
+    if args.at(0).eq_ignore_ascii_case(b"exec") {
+        transaction::forget(session, node);
+        return transaction::discarded(&refusal);
+    }
     if let Some(transaction) = &mut session.transaction {
         transaction.spoil();
     }
-    if !is_exec {
-        return refusal;
-    }
-    transaction::discarded(&refusal)
+    refusal
 }
 
 /// Whether all rows that a command asked for could be read. A row that could not looked like none.
@@ -234,16 +237,18 @@ pub(super) fn row_readable(node: &Node, id: u64) -> Outcome {
 
 /// What is answered in the places of rows that could not be read: the same wherever a row stands.
 #[derive(Default)]
-pub(super) struct Unreadable(Vec<(u64, Refusal)>);
+pub(super) struct Unreadable(HashMap<u64, Refusal>);
 
 impl Unreadable {
     /// For a row that was not found: whether that is so because it could not be read.
     #[inline]
     pub(super) fn refusal(&mut self, node: &Node, id: u64) -> Option<&Refusal> {
-        if let Err(refusal) = row_readable(node, id) {
-            self.0.push((id, refusal));
+        if node.engines.get().is_some_and(Engines::has_cold) {
+            for (id, why) in crate::cold::take_failures() {
+                self.0.entry(id).or_insert_with(|| unreadable(id, &why));
+            }
         }
-        self.0.iter().find(|refused| refused.0 == id).map(|(_, refusal)| refusal)
+        self.0.get(&id)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Call, Outcome, Refusal, Scratch, Spec, flag, id, refuse};
 use crate::commands::Printable;
-use crate::engines::{Action, View};
+use crate::engines::{Action, Page, View};
 use crate::resp::IntRow;
 use phantom::{Answer, BATCH, Change, Member};
 
@@ -52,6 +52,9 @@ pub(super) const TABLE: &[Spec] = &[
     },
 ];
 
+/// Ids of a page that is looked at before it is made: it may be too long to be sent, and its memory is not kept.
+const LONG: usize = 4096;
+
 fn get(call: &mut Call<'_>) -> Outcome {
     let engines = &call.node.engines;
     let Some(view) = engines.view(call.args.at(1)) else {
@@ -68,6 +71,10 @@ fn get(call: &mut Call<'_>) -> Outcome {
         } else if arg.eq_ignore_ascii_case(b"BINARY") {
             binary = true;
         } else if arg.eq_ignore_ascii_case(b"MARK") {
+            // Once: what a user may do is asked of the first.
+            if mark.is_some() {
+                return Err(Refusal::SYNTAX);
+            }
             mark = Some(find_action(call, args.next().ok_or(Refusal::SYNTAX)?)?);
         } else {
             return Err(id(arg).err().unwrap_or(Refusal::SYNTAX));
@@ -75,6 +82,15 @@ fn get(call: &mut Call<'_>) -> Outcome {
     }
     if call.scratch.ids.is_empty() {
         return Err(call.wrong_arity());
+    }
+    let long = call.scratch.ids.len() > LONG;
+    if long {
+        let (counters, flags, most) = (engines.columns(view).len(), view.flags(), call.session.most_out);
+        // In integers each takes four bytes at least.
+        let least = if binary { counters * 8 + flags } else { (counters + flags) * 4 };
+        if call.scratch.ids.len().saturating_mul(least) > most {
+            return Err(refuse!("ERR the page takes more than {most} bytes (max_output_buffer_bytes)"));
+        }
     }
     engines.feed_get(view, &viewer, &call.scratch.ids, &mut call.scratch.page);
     if binary {
@@ -84,12 +100,9 @@ fn get(call: &mut Call<'_>) -> Outcome {
     // id's row only; a log that takes no changes costs none: its error stands behind the last row.
     let mut refused: Vec<(usize, Refusal)> = Vec::new();
     if engines.has_cold() {
+        let mut unreadable = super::Unreadable::default();
         for (index, &id) in call.scratch.ids.iter().enumerate() {
-            // What is told of an id is told of it wherever it stands.
-            let told = refused.iter().find(|(at, _)| call.scratch.ids[*at] == id).map(|(_, refusal)| refusal.clone());
-            if let Some(refusal) = told.or_else(|| super::row_readable(call.node, id).err()) {
-                refused.push((index, refusal));
-            }
+            refused.extend(unreadable.refusal(call.node, id).map(|refusal| (index, refusal.clone())));
         }
     }
     if let Some(action) = mark {
@@ -97,8 +110,10 @@ fn get(call: &mut Call<'_>) -> Outcome {
             Err(refusal) => refused.push((call.scratch.ids.len(), refusal)),
             Ok(()) => {
                 let Scratch { ids, row, .. } = call.scratch;
+                let unreadable: Vec<usize> = refused.iter().map(|(at, _)| *at).collect();
+                let mut unreadable = unreadable.into_iter().peekable();
                 for (index, &id) in ids.iter().enumerate() {
-                    if refused.iter().any(|(at, _)| *at == index) {
+                    if unreadable.next_if_eq(&index).is_some() {
                         continue;
                     }
                     if let Err(error) = engines.act(action, &viewer, id, row) {
@@ -122,6 +137,9 @@ fn get(call: &mut Call<'_>) -> Outcome {
         call.reply.error(refusal.text());
     } else {
         write_packed(call, view);
+    }
+    if long {
+        call.scratch.page = Page::default();
     }
     Ok(())
 }
@@ -149,7 +167,8 @@ fn write_rows(call: &mut Call<'_>, view: &View, refused: &[(usize, Refusal)]) {
             flags => flags.iter().for_each(|answers| row.flag(known(answers.at(index)))),
         }
     };
-    call.reply.int_rows(rows, page.counters() + view.flags(), page.bits(), write, |row| {
+    let most = call.session.most_out;
+    call.reply.int_rows(rows, page.counters() + view.flags(), page.bits(), most, write, |row| {
         if refused.is_empty() {
             return None;
         }

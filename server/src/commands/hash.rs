@@ -255,6 +255,7 @@ fn hscan(call: &mut Call<'_>) -> Outcome {
     while let Some(option) = options.next() {
         let value = options.next().ok_or(Refusal::SYNTAX)?;
         if option.eq_ignore_ascii_case(b"match") {
+            super::check_pattern(value)?;
             pattern = Some(value);
         } else if !option.eq_ignore_ascii_case(b"count") || integer(value)? < 1 {
             return Err(Refusal::SYNTAX);

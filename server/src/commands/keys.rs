@@ -51,10 +51,10 @@ pub(super) const TABLE: &[Spec] = &[
     spec("restore", -4, flag::WRITE | flag::DENYOOM, ONE_KEY, "2.6.0", "key ttl serialized-value [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]", "Refused, as DUMP is.", no_dump),
     spec("keys", 2, flag::READONLY | flag::NO_MULTI, NO_KEYS, "1.0.0", "pattern",
         "The keys of rows that match, if they are at most 10000 in all spaces: else an error that says so. Pairs cannot be listed.", keys),
-    spec("scan", -2, flag::READONLY, NO_KEYS, "2.8.0", "cursor [MATCH pattern] [COUNT count] [TYPE type]",
+    spec("scan", -2, flag::READONLY | flag::NO_MULTI, NO_KEYS, "2.8.0", "cursor [MATCH pattern] [COUNT count] [TYPE type]",
         "Some keys of rows, and the cursor for more; 0 begins and ends. A row that is there all the time comes at least once, maybe twice. \
          Pairs cannot be listed.", scan),
-    spec("randomkey", 1, flag::READONLY, NO_KEYS, "1.0.0", "", "The key of some row, nil if there is none.", randomkey),
+    spec("randomkey", 1, flag::READONLY | flag::NO_MULTI, NO_KEYS, "1.0.0", "", "The key of some row, nil if there is none.", randomkey),
     Spec {
         subcommands: &[
             spec("object|encoding", 3, flag::READONLY, (2, 2, 1), "2.2.3", "key", "packed for a row, int for a cell, filter for the pairs of an id.", encoding),
@@ -224,10 +224,8 @@ fn row_key(engines: &Engines, space: &CounterSpace, id: u64) -> Option<Vec<u8>> 
 const MOST_KEYS: u64 = 10_000;
 
 fn keys(call: &mut Call<'_>) -> Outcome {
+    super::check_pattern(call.args.at(1))?;
     let pattern = call.args.at(1).to_vec();
-    if pattern.len() > crate::channels::MAX_PATTERN {
-        return Err(refuse!("ERR a pattern may have {} bytes", crate::channels::MAX_PATTERN));
-    }
     let rows: u64 = call.node.engines.counters().iter().map(|space| space.all_rows()).sum();
     if rows > MOST_KEYS {
         return Err(refuse!("ERR there are {rows} rows, too many to list at once: use SCAN"));
@@ -293,9 +291,7 @@ fn scan(call: &mut Call<'_>) -> Outcome {
     while let Some(option) = options.next() {
         let value = options.next().ok_or(Refusal::SYNTAX)?;
         if option.eq_ignore_ascii_case(b"match") {
-            if value.len() > crate::channels::MAX_PATTERN {
-                return Err(refuse!("ERR a pattern may have {} bytes", crate::channels::MAX_PATTERN));
-            }
+            super::check_pattern(value)?;
             pattern = Some(value);
         } else if option.eq_ignore_ascii_case(b"count") {
             most = super::integer(value)?;

@@ -24,7 +24,7 @@ const OVERWRITE: &str = "OW update";
 const USES: &[(&str, &[&str])] = &[
     (LOOK, &["hexists", "hlen", "hstrlen", "strlen", "sismember", "scard", "exists", "type", "touch", "watch"]),
     (LOOK, &["object|encoding", "object|freq", "object|idletime", "object|refcount", "memory|usage"]),
-    (LOOK, &["bf.exists", "bf.card", "bf.info", "cf.exists"]),
+    (LOOK, &["bf.card", "bf.info"]),
     (EXCHANGE, &["getex", "hincrbyfloat", "incrbyfloat", "move"]),
     (INSERT, &["hsetnx", "append", "sadd", "bf.add", "bf.madd", "bf.insert", "bf.reserve", "cf.add", "cf.addnx"]),
     ("RW delete", &["hdel", "srem", "cf.del"]),
@@ -65,23 +65,49 @@ pub(super) fn of(spec: &Spec) -> Vec<KeySpec> {
     vec![KeySpec { keys: spec.keys, uses }]
 }
 
-/// What a request does with the key at this position.
-pub(super) fn uses_in(spec: &Spec, args: Args<'_>, position: usize) -> &'static str {
-    if spec.name == "set" {
-        // Whether SET also reads depends on its options.
-        let gets = args.from(3).iter().any(|word| word.eq_ignore_ascii_case(b"get"));
-        return if gets { EXCHANGE } else { OVERWRITE };
+/// What a request does with its keys, in the words of [`KeySpec::uses`].
+pub(crate) struct Uses {
+    /// Where the first key stands.
+    at: usize,
+    first: &'static str,
+    others: &'static str,
+}
+
+impl Uses {
+    /// Of a request of this command.
+    pub(crate) fn of(spec: &Spec, args: Args<'_>) -> Uses {
+        let at = usize::try_from(spec.keys.0).unwrap_or(0);
+        if spec.name == "set" {
+            // Whether SET also reads depends on its options.
+            let gets = args.from(3).iter().any(|word| word.eq_ignore_ascii_case(b"get"));
+            let uses = if gets { EXCHANGE } else { OVERWRITE };
+            return Uses { at, first: uses, others: uses };
+        }
+        let specs = of(spec);
+        let of = |keys: Option<&KeySpec>| keys.map_or("", |keys| keys.uses);
+        Uses { at, first: of(specs.first()), others: of(specs.last()) }
     }
-    let specs = of(spec);
-    let is_first = i32::try_from(position).is_ok_and(|position| position == spec.keys.0);
-    let chosen = if is_first { specs.first() } else { specs.last() };
-    chosen.map_or("", |keys| keys.uses)
+
+    /// What is done with the key at this position.
+    pub(super) fn at(&self, position: usize) -> &'static str {
+        if position == self.at { self.first } else { self.others }
+    }
+
+    /// Whether the content of the key at this position is read, and whether it is changed: the rights that this needs. Neither where it is only
+    /// looked whether something is there.
+    pub(crate) fn needs(&self, position: usize) -> (bool, bool) {
+        let uses = self.at(position);
+        let has = |word| uses.split(' ').any(|used| used == word);
+        (has("access"), ["insert", "update", "delete"].into_iter().any(has))
+    }
 }
 
 /// For clients of clusters: how to send a command to several servers, how to join the replies, and whether these are the same each time.
 const TIPS: &[(&str, &[&str])] = &[
     ("request_policy:multi_shard", &["mget", "mset", "msetnx", "del", "unlink", "exists", "touch"]),
     ("request_policy:all_shards", &["keys", "randomkey", "ping", "dbsize", "info", "wait"]),
+    ("request_policy:all_shards", &["flushall", "flushdb"]),
+    ("response_policy:all_succeeded", &["flushall", "flushdb"]),
     ("request_policy:all_shards", &["memory|doctor", "memory|malloc-stats", "memory|purge", "memory|stats"]),
     ("request_policy:all_nodes", &["config|set", "slowlog|get", "slowlog|len", "slowlog|reset", "latency|doctor"]),
     ("request_policy:all_nodes", &["latency|histogram", "latency|history", "latency|latest", "latency|reset"]),

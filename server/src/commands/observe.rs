@@ -137,7 +137,7 @@ fn latency_reset(call: &mut Call<'_>) -> Outcome {
 }
 
 fn latency_histogram(call: &mut Call<'_>) -> Outcome {
-    let wanted = call.args.from(2);
+    let wanted = super::command::asked_names(call)?;
     // A command with subcommands stands for all of them.
     let is_wanted = |name: &str| {
         let command = name.split('|').next().unwrap_or_default();

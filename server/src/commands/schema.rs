@@ -12,7 +12,7 @@ const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT;
 /// Canaries that TM.TABLES asks each table for; they add up over calls.
 const CANARIES: u64 = 1 << 16;
 
-const fn spec(
+pub(super) const fn spec(
     name: &'static str,
     arity: i32,
     flags: u32,
@@ -62,7 +62,7 @@ pub(super) const TABLE: &[Spec] = &[
 ];
 
 /// A value in one of the maps.
-enum Value {
+pub(super) enum Value {
     Count(u64),
     /// Ids may need 64 bits, which RESP's integers lack: they are strings.
     Id(u64),
@@ -72,7 +72,7 @@ enum Value {
     Nil,
 }
 
-fn count(value: usize) -> Value {
+pub(super) fn count(value: usize) -> Value {
     Value::Count(value as u64)
 }
 
@@ -80,7 +80,7 @@ fn number_or_nil(value: Option<f64>) -> Value {
     value.map_or(Value::Nil, Value::Number)
 }
 
-type Entries = Vec<(&'static str, Value)>;
+pub(super) type Entries = Vec<(&'static str, Value)>;
 
 fn write_map(reply: &mut Reply<'_>, entries: &[(&str, Value)]) {
     reply.map(entries.len());
@@ -100,7 +100,7 @@ fn write_map(reply: &mut Reply<'_>, entries: &[(&str, Value)]) {
     }
 }
 
-fn write_maps(reply: &mut Reply<'_>, maps: &[Entries]) {
+pub(super) fn write_maps(reply: &mut Reply<'_>, maps: &[Entries]) {
     reply.array(maps.len());
     maps.iter().for_each(|entries| write_map(reply, entries));
 }

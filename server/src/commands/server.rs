@@ -24,6 +24,8 @@ pub(super) const TABLE: &[Spec] = &[
     command::COMMAND,
     config::CONFIG,
     spec("dbsize", 1, flag::READONLY | flag::FAST, "1.0.0", "", "How many rows there are. Pairs are not counted.", dbsize),
+    spec("flushall", -1, flag::WRITE, "1.0.0", "[ASYNC|SYNC]", NO_FLUSH, no_flush),
+    spec("flushdb", -1, flag::WRITE, "1.0.0", "[ASYNC|SYNC]", NO_FLUSH, no_flush),
     spec("info", -1, ALWAYS, "1.0.0", "[section [section ...]]", "What the server knows of itself.", info::info),
     spec("bgsave", -1, flag::ADMIN | flag::NOSCRIPT, "1.0.0", "[SCHEDULE]",
         "Begins a snapshot. Reads and writes go on; INFO persistence and LASTSAVE tell when it is done.", bgsave),
@@ -39,6 +41,21 @@ fn dbsize(call: &mut Call<'_>) -> Outcome {
     let rows: u64 = call.node.engines.counters().iter().map(|s| s.all_rows()).sum();
     call.reply.int(i64::try_from(rows).unwrap_or(i64::MAX));
     Ok(())
+}
+
+const NO_FLUSH: &str =
+    "Refused: rows are deleted one by one, pairs are unset one by one; an empty server is one with a new data folder.";
+
+fn no_flush(call: &mut Call<'_>) -> Outcome {
+    let option = call.args.at(1);
+    let known = [&b"async"[..], b"sync"].iter().any(|word| option.eq_ignore_ascii_case(word));
+    if call.args.len() > 2 || call.args.len() == 2 && !known {
+        return Err(Refusal::SYNTAX);
+    }
+    Err(refuse!(
+        "ERR {} is not possible here: delete rows (DEL, CNT.DEL), unset pairs (SREM, PH.DEL), or start with a new data folder",
+        call.spec.name.to_ascii_uppercase()
+    ))
 }
 
 fn bgsave(call: &mut Call<'_>) -> Outcome {

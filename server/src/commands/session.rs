@@ -58,6 +58,8 @@ pub(crate) struct Session {
     pub(crate) replicates: bool,
     /// Close once the replies are written.
     pub(crate) leaving: bool,
+    /// Most bytes of replies that may wait: the rest of a longer one need not be made, as its connection ends.
+    pub(crate) most_out: usize,
 }
 
 impl Session {
@@ -82,6 +84,7 @@ impl Session {
             later: false,
             replicates: false,
             leaving: false,
+            most_out: usize::MAX,
         }
     }
 

@@ -1,5 +1,6 @@
 //! Single counters as Redis strings: a cell key (`post:17:like`) is a string that holds an integer.
 
+use super::counter::READ_TOGETHER;
 use super::{
     ALL_KEYS, Call, KeyArgs, ONE_KEY, Outcome, Refusal, Scratch, Spec, Unreadable, flag, integer, refuse, weight,
 };
@@ -122,19 +123,25 @@ fn mget(call: &mut Call<'_>) -> Outcome {
 
 /// Answers the cells and rows whose ids and fields are in the scratch, and forgets them.
 fn write_cells(call: &mut Call<'_>, space: &CounterSpace, unreadable: &mut Unreadable) {
+    let most = call.session.most_out;
     let Scratch { ids, fields, rows, found, .. } = &mut *call.scratch;
-    rows.clear();
-    found.clear();
     let mut read = space.read();
-    read.get_batch(ids, rows, found);
-    let width = read.schema().width();
-    for (index, (&field, &found)) in fields.iter().zip(found.iter()).enumerate() {
-        if !found && let Some(refusal) = unreadable.refusal(call.node, ids[index]) {
-            call.reply.error(refusal.text());
-            continue;
+    for (ids, fields) in ids.chunks(READ_TOGETHER).zip(fields.chunks(READ_TOGETHER)) {
+        if call.reply.mark() > most {
+            break;
         }
-        let row = found.then(|| &rows[index * width..][..width]);
-        write_one(&mut call.reply, read.schema(), field, row);
+        rows.clear();
+        found.clear();
+        read.get_batch(ids, rows, found);
+        let width = read.schema().width();
+        for (index, (&field, &found)) in fields.iter().zip(found.iter()).enumerate() {
+            if !found && let Some(refusal) = unreadable.refusal(call.node, ids[index]) {
+                call.reply.error(refusal.text());
+                continue;
+            }
+            let row = found.then(|| &rows[index * width..][..width]);
+            write_one(&mut call.reply, read.schema(), field, row);
+        }
     }
     ids.clear();
     fields.clear();

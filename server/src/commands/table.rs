@@ -2,7 +2,7 @@
 
 use super::{
     Spec, ahead, bloom, channels, client, cluster, counter, cuckoo, feed, hash, keys, observe, phantom, replication,
-    schema, server, set, string, transaction, weibo,
+    schema, server, set, string, transaction, views, weibo,
 };
 use std::sync::LazyLock;
 
@@ -19,6 +19,7 @@ pub(super) const FAMILIES: &[(&str, &[Spec])] = &[
     ("As the clients of Weibo's service", weibo::TABLE),
     ("Keys", keys::TABLE),
     ("Spaces and tables", schema::TABLE),
+    ("Views and actions", views::TABLE),
     ("Connection", client::TABLE),
     ("Channels", channels::TABLE),
     ("Transactions", transaction::TABLE),

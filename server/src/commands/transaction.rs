@@ -1,17 +1,28 @@
 //! MULTI and EXEC: commands that are executed together, and WATCH, which calls them off if something changed meanwhile.
 //!
 //! EXEC holds the stripes of the ids that its commands name while it executes (`store/src/commit`, C6), or all stripes if one of them may touch
-//! others (DBSIZE, TM.SPACE, ...): no other client's change of them comes between, on whichever worker, and all that changes goes
+//! others (DBSIZE, TM.ROLL, ...): no other client's change of them comes between, on whichever worker, and all that changes goes
 //! into one batch of the log, so that a crash leaves all of it or nothing. Pages of other clients are read meanwhile as ever; writes of the
-//! same ids wait. Whether changes are taken now is asked once, under the stripes: all that was queued is executed, or nothing. Commands that take their time (SAVE, TM.ADVISE, ...) are refused between MULTI and EXEC.
+//! same ids wait. Whether changes are taken now is asked once, under the stripes: all that was queued is executed, or nothing.
+//!
+//! As others wait, what takes its time (SAVE, SCAN, TM.ADVISE, ...) is refused between MULTI and EXEC, and what does not touch data but costs more
+//! than a few ids (COMMAND DOCS, INFO) gets [`ASIDE`] in all.
 
 use super::command::{id_positions, key_positions};
-use super::{ALL_KEYS, Call, NO_KEYS, Outcome, Refusal, Scratch, Session, Spec, checked, find, flag, id, run, weight};
+use super::{
+    ALL_KEYS, Call, NO_KEYS, Outcome, Refusal, Scratch, Session, Spec, checked, find, flag, id, run, select, weight,
+};
 use crate::engines::{Engines, KeyRef, Seen};
 use crate::node::Node;
 use crate::resp::{Args, Kept, Reply};
+use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// Processor time that one transaction's commands may take that neither touch data nor are an operator's nor take constant time. Any number of
+/// them fits into a transaction's bytes.
+const ASIDE: Duration = Duration::from_millis(100);
 
 const ALWAYS: u32 = flag::LOADING | flag::STALE | flag::FAST | flag::NOSCRIPT;
 
@@ -194,8 +205,9 @@ fn exec(call: &mut Call<'_>) -> Outcome {
     }
     call.session.in_exec = true;
     call.reply.array(transaction.len());
+    let mut aside = Duration::ZERO;
     for args in transaction.kept.iter() {
-        one(call, args);
+        one(call, args, &mut aside);
     }
     call.session.in_exec = false;
     call.session.admitted = None;
@@ -223,13 +235,13 @@ fn ids(engines: &Engines, transaction: &Transaction, watched: &[Seen]) -> Option
     }
     for args in transaction.requests() {
         let (_, spec) = find(args.at(0))?;
+        // Of a container it is the command in it that says what is touched.
+        let (spec, _) = select(spec, args).ok()?;
         if spec.keys == NO_KEYS {
             match id_positions(spec, args) {
                 // An argument that is no id is an option.
                 Some(positions) => ids.extend(positions.filter_map(|at| id(args.at(at)).ok())),
-                None if !spec.subcommands.is_empty() || spec.has(flag::READONLY) || spec.may_write(args) => {
-                    return None;
-                }
+                None if spec.has(flag::READONLY) || spec.may_write(args) => return None,
                 None => {}
             }
             continue;
@@ -245,15 +257,32 @@ fn ids(engines: &Engines, transaction: &Transaction, watched: &[Seen]) -> Option
     Some(ids)
 }
 
-/// Executes one of the queued commands: its reply, or its error, is the next element.
-fn one(call: &mut Call<'_>, args: Args<'_>) {
+/// The processor time that this thread has taken.
+fn thread_time() -> Duration {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
+}
+
+/// Executes one of the queued commands: its reply, or its error, is the next element. `aside`: see [`ASIDE`].
+fn one(call: &mut Call<'_>, args: Args<'_>, aside: &mut Duration) {
     let node: &Arc<Node> = call.node;
     let mark = call.reply.mark();
-    let full = mark > node.config().server.max_output_buffer_bytes;
+    let full = mark > call.session.most_out;
     // What was allowed when it was queued need not be now.
     let outcome = checked(find(args.at(0)), args, call.session, node).and_then(|(numbers, spec)| {
         let (session, scratch): (&mut Session, &mut Scratch) = (&mut *call.session, &mut *call.scratch);
-        run(spec, numbers, args, call.reply.again(), session, node, scratch)
+        if spec.has(flag::FAST | flag::ADMIN) || spec.keys != NO_KEYS || spec.may_write(args) {
+            return run(spec, numbers, args, call.reply.again(), session, node, scratch);
+        }
+        if full || *aside > ASIDE {
+            return Err(Refusal::fixed(
+                b"ERR too much that is not about data in one transaction: the rest of it is not executed",
+            ));
+        }
+        let began = thread_time();
+        let outcome = run(spec, numbers, args, call.reply.again(), session, node, scratch);
+        *aside += thread_time().saturating_sub(began);
+        outcome
     });
     let reply: &mut Reply<'_> = &mut call.reply;
     reply.set_protocol(call.session.client.protocol());

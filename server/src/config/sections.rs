@@ -16,13 +16,15 @@ pub(crate) struct Key {
     pub(crate) redis: &'static [&'static str],
     /// Whether CONFIG SET may change it: who uses it looks each time ([`crate::settings`]).
     pub(crate) live: bool,
+    /// A password: CONFIG GET shows it only to who may do everything.
+    pub(crate) secret: bool,
 }
 
 /// Declares a section: the struct, its defaults and its documentation, from one text. `#[redis = "..."]` gives Redis's name of a key, with the
-/// same unit; `#[live = true]` says that it may be changed while the server runs.
+/// same unit; `#[live = true]` says that it may be changed while the server runs, `#[secret = true]` that it is a password.
 macro_rules! section {
     ($(#[doc = $about:literal])+ $name:ident { $(
-        $(#[doc = $doc:literal])+ $(#[redis = $redis:literal])* $(#[live = $live:literal])? $field:ident: $type:ty = $default:expr,
+        $(#[doc = $doc:literal])+ $(#[redis = $redis:literal])* $(#[live = $live:literal])? $(#[secret = $secret:literal])? $field:ident: $type:ty = $default:expr,
     )* }) => {
         $(#[doc = $about])+
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -38,7 +40,7 @@ macro_rules! section {
         impl $name {
             pub(super) const ABOUT: &'static [&'static str] = &[$($about),+];
             pub(crate) const KEYS: &'static [Key] = &[$(
-                Key { name: stringify!($field), doc: &[$($doc),+], redis: &[$($redis),*], live: false $(|| $live)? },
+                Key { name: stringify!($field), doc: &[$($doc),+], redis: &[$($redis),*], live: false $(|| $live)?, secret: false $(|| $secret)? },
             )*];
         }
     };
@@ -158,6 +160,7 @@ section! {
         /// Password of the user `default`; empty: none is needed. ACL SETUSER default, and a line for it in `users` or `acl_file`, go before.
         #[redis = "requirepass"]
         #[live = true]
+        #[secret = true]
         password: String = String::new(),
         /// While the user `default` needs no password, connections from other machines are told so ("DENIED") and closed.
         #[redis = "protected-mode"]
@@ -228,6 +231,7 @@ section! {
         /// The password that the master asks for, and the user if not the default one.
         #[redis = "masterauth"]
         #[live = true]
+        #[secret = true]
         master_auth: String = String::new(),
         /// See master_auth.
         #[redis = "masteruser"]
@@ -392,7 +396,8 @@ section! {
     }
 }
 
-/// The sections that hold single values, as CONFIG knows them. (Spaces, views and actions are changed by the TM commands.)
+/// The sections that hold single values, as CONFIG knows them. (Fields of spaces are changed by TM.SPACE ALTER; spaces, views and actions by the
+/// file and a start.)
 pub(crate) const SECTIONS: &[(&str, &[Key])] = &[
     ("server", Server::KEYS),
     ("durability", Durability::KEYS),

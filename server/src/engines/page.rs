@@ -119,6 +119,20 @@ impl Page {
 }
 
 impl Engines {
+    /// The counters of a view as they stand in its rows, each as "space.field".
+    pub fn columns(&self, view: &View) -> Vec<String> {
+        let schemas: Vec<_> = self.sources(view).map(|space| (space.name(), space.schema())).collect();
+        let mut names = Vec::new();
+        for column in &view.columns {
+            let (Column::Field(source, _) | Column::All(source)) = *column;
+            let (space, schema) = &schemas[source];
+            let is_meant = |position: usize| !matches!(*column, Column::Field(_, field) if field != position);
+            let fields = schema.living().filter(|(position, _)| is_meant(*position));
+            names.extend(fields.map(|(_, field)| format!("{space}.{}", field.name)));
+        }
+        names
+    }
+
     /// Reads a page: one viewer, many ids. It allocates only if `page` has never been so large. All flags are asked for before the counters are
     /// read, so that they come into the cache meanwhile.
     pub fn feed_get(&self, view: &View, viewer: &Member<'_>, ids: &[u64], page: &mut Page) {

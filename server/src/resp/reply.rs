@@ -98,13 +98,15 @@ impl<'a> Reply<'a> {
     }
 
     /// An array of `rows` arrays of `width` integers, which `write` puts one after the other; none of them has a bit that is not in `bits`.
-    /// For a row of which `refused` has a text, that is the answer, as an error. Room is asked for once for many rows.
+    /// For a row of which `refused` has a text, that is the answer, as an error. Room is asked for once for many rows. With more than `most` bytes
+    /// in the buffer the rest is left out: nobody will get it.
     #[inline]
     pub fn int_rows<'t>(
         &mut self,
         rows: usize,
         width: usize,
         bits: u64,
+        most: usize,
         mut write: impl FnMut(usize, &mut IntRow<'_>),
         refused: impl Fn(usize) -> Option<&'t [u8]>,
     ) {
@@ -114,7 +116,7 @@ impl<'a> Reply<'a> {
         // Memory is cleared for what may come, so that is not taken for much more than will.
         let room = MAX_HEADER + width * if bits >> 19 == 0 { MAX_SMALL_INT } else { MAX_INT };
         let mut row = 0;
-        while row < rows {
+        while row < rows && self.out.len() <= most {
             let start = self.out.len();
             let together = (ROWS_BYTES / room).clamp(1, rows - row);
             self.out.resize(start + together * room + 8, 0);
@@ -524,6 +526,7 @@ mod tests {
                     1,
                     8,
                     value as u64,
+                    usize::MAX,
                     |_, row| {
                         row.int(value);
                         [None, Some(true), Some(false)].into_iter().for_each(|flag| row.flag(flag));
@@ -567,9 +570,16 @@ mod tests {
                         }
                     };
                     let bits = (0..rows * width).fold(0, |bits, i| bits | value(i / width, i % width) as u64);
-                    r.int_rows(rows, width, bits, write, refused);
+                    r.int_rows(rows, width, bits, usize::MAX, write, refused);
                 });
                 assert!(found == expected, "{rows} rows of {width}");
+                // Beyond a limit the rest is left out, and no more was made than is written together.
+                let most = expected.len() / 2;
+                let cut = written(protocol, |r| {
+                    r.int_rows(rows, width, u64::MAX, most, |_, to| (0..width).for_each(|_| to.int(-5)), refused);
+                });
+                assert!(rows == 0 || cut.len() > most.min(expected.len() / 2), "{rows} rows of {width}");
+                assert!(cut.len() <= most + ROWS_BYTES.max(width * MAX_INT + MAX_HEADER), "{rows} rows of {width}");
             }
         }
     }

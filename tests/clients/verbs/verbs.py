@@ -20,7 +20,7 @@ from resp import TIMEOUT, Client, Closed, parse, plain
 # Keys of each type, and of none: made anew before each call.
 ROW, CELL, PAIRS = "post:11", "post:12:like", "liked:13"
 MADE = [
-    ["FLUSHALL"],  # Redis
+    ["FLUSHALL"],  # Redis; here it is refused
     ["CONFIG", "SET", "slowlog-log-slower-than", "-1"],  # a busy machine makes anything slow
     ["SLOWLOG", "RESET"],
     ["DEL", ROW, "post:12", "post:14"],

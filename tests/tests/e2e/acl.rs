@@ -563,3 +563,94 @@ fn strangers_from_other_machines_are_denied() {
     assert_eq!(inline(&mut far, "AUTH x"), OK);
     server.stop().unwrap();
 }
+
+/// What SET with GET answers, and what SMOVE tells of its source, is read. Names of spaces ($) give the same rights as patterns of their keys.
+#[test]
+fn who_may_only_write_a_key_reads_nothing_of_it() {
+    let server = TestServer::start();
+    let (mut admin, mut raw) = (server.raw(), server.raw());
+    for rules in ["%W~post:* %W~liked:*", "%W$post %W$liked"] {
+        for line in ["DEL post:1", "HSET post:1 like 5", "SADD liked:1 7"] {
+            assert!(inline(&mut admin, line).starts_with(':'), "{line}");
+        }
+        assert_eq!(inline(&mut admin, &format!("ACL SETUSER u reset on nopass +@all -@dangerous {rules}")), OK);
+        assert_eq!(inline(&mut raw, "AUTH u x"), OK);
+        for line in [
+            "GET post:1:like",
+            "SET post:1:like 6 GET",
+            "SET post:1:like 6 XX get",
+            "GETSET post:1:like 6",
+            "GETDEL post:1:like",
+            "INCR post:1:like",
+            "HINCRBY post:1 like 1",
+            "MGET post:1:like",
+            "HGETALL post:1",
+            "SMOVE liked:1 liked:2 7",
+            "SMOVE liked:1 liked:2 8",
+            "BF.EXISTS liked:1 7",
+            "CF.EXISTS liked:1 7",
+            "BFGET liked:1",
+            "CNT.GET post 1",
+            "CNT.INCRBY post 1 like 1",
+            "PH.EXISTS liked 7 1",
+        ] {
+            assert!(inline(&mut raw, line).starts_with("-NOPERM"), "{rules}: {line}");
+        }
+        for (line, reply) in [
+            ("SET post:1:like 6", OK),
+            ("SET post:1:like 7 NX", "$-1"),
+            ("HSET post:1 like 7", ":0"),
+            ("MSET post:1:like 8 post:2:like 9", OK),
+            ("SADD liked:1 8", ":1"),
+            ("SREM liked:1 8", ":1"),
+            ("DEL post:2:like", ":1"),
+        ] {
+            assert_eq!(inline(&mut raw, line), reply, "{rules}: {line}");
+        }
+        assert_eq!(inline(&mut admin, "HGET post:1 like"), "$1");
+        assert_eq!(admin.line(), "8");
+    }
+}
+
+#[test]
+fn a_page_marks_once_and_what_is_allowed() {
+    let server = TestServer::start();
+    let mut raw = server.raw();
+    raw.request(&["ACL", "SETUSER", "u", "on", "nopass", "$home", "%W$like", "+feed.get"]).expect("+OK\r\n");
+    raw.request(&["AUTH", "u", "x"]).expect("+OK\r\n");
+    for line in ["FEED.GET home 7 1 MARK like MARK read", "FEED.GET home 7 1 MARK like MARK like"] {
+        assert_eq!(inline(&mut raw, line), "-ERR syntax error", "{line}");
+    }
+    assert!(inline(&mut raw, "FEED.GET home 7 1 MARK read MARK like").starts_with("-NOPERM"));
+    server.raw().request(&["PH.EXISTS", "read", "7", "1"]).expect("*1\r\n:0\r\n");
+}
+
+/// The user that docs/security.md recommends for metrics, by these very words, gets what an exporter asks for and no password.
+#[test]
+fn who_reads_metrics_learns_no_password() {
+    let server = TestServer::with(|config| {
+        config.security.password = "topsecret".to_owned();
+        config.replication.master_auth = "mpass".to_owned();
+    });
+    let (mut admin, mut raw) = (server.raw(), server.raw());
+    assert_eq!(inline(&mut admin, "AUTH topsecret"), OK);
+    let user = tidemark_tests::recommended_user("metrics", "m");
+    assert_eq!(admin.ask(&user.iter().map(String::as_str).collect::<Vec<_>>()), OK);
+    assert_eq!(inline(&mut raw, "AUTH metrics m"), OK);
+    let secrets = ["requirepass", "masterauth", "security.password", "replication.master_auth"];
+    for name in secrets {
+        assert_eq!(inline(&mut raw, &format!("CONFIG GET {name}")), "*0", "{name}");
+        assert_eq!(list(&mut admin, &format!("CONFIG GET {name}")).len(), 2, "{name}");
+    }
+    let all = list(&mut raw, "CONFIG GET *").join(" ");
+    assert!(all.contains("maxclients") && !all.contains("topsecret") && !all.contains("mpass"), "{all}");
+    // Nor is what is denied to everybody a reason to hide it from the administrator.
+    for line in ["CONFIG SET timeout 0", "LATENCY RESET", "SLOWLOG RESET", "CONFIG REWRITE", "ACL LIST", "MULTI"] {
+        assert!(inline(&mut raw, line).starts_with("-NOPERM"), "{line}");
+    }
+    for line in ["INFO", "PING", "SLOWLOG LEN", "SLOWLOG GET 1", "LATENCY LATEST", "LATENCY HISTOGRAM"] {
+        let mut raw = server.raw();
+        assert_eq!(inline(&mut raw, "AUTH metrics m"), OK);
+        assert!(!inline(&mut raw, line).starts_with('-'), "{line}");
+    }
+}

@@ -308,6 +308,9 @@ fn the_protocol_is_that_of_redis() {
         "WATCH post:1:like\r\nMULTI\r\nINCR post:1:like\r\nEXEC\r\nDEL post:1:like\r\n",
         "MULTI\r\nMULTI\r\nEXEC\r\nEXEC\r\n",
         "MULTI\r\nSUBSCRIBE a\r\nPING\r\nEXEC\r\nPING\r\nRESET\r\n",
+        "MULTI\r\nSUBSCRIBE a\r\nINCR post:1:like\r\nEXEC\r\nINCR post:1:like\r\nRESET\r\nDEL post:1:like\r\n",
+        "MULTI\r\nPING\r\nEXEC x\r\nEXEC\r\nPING\r\n",
+        "EXEC x\r\nMULTI\r\nEXEC x\r\nINCR post:1:like\r\nDEL post:1:like\r\n",
         "SUBSCRIBE a b a\r\nPING\r\nPING x\r\nGET post:1:like\r\nMULTI\r\nUNSUBSCRIBE a\r\nUNSUBSCRIBE\r\nPING\r\n",
         "PSUBSCRIBE a*\r\nSUBSCRIBE b\r\nPUNSUBSCRIBE\r\nUNSUBSCRIBE\r\nUNSUBSCRIBE\r\nPUNSUBSCRIBE\r\n",
         "SSUBSCRIBE a\r\nSUBSCRIBE c\r\nSUNSUBSCRIBE\r\nUNSUBSCRIBE x y\r\nUNSUBSCRIBE\r\n",
@@ -449,6 +452,10 @@ fn users_are_those_of_redis() {
         "ACL LOG x",
         "ACL LOG RESET",
         "ACL LOG",
+        "ACL SETUSER v on nopass ~* +@all -exec",
+        "AUTH v x\r\nMULTI\r\nINCR post:1:like\r\nEXEC\r\nINCR post:1:like\r\nGET post:1:like\r\nDEL post:1:like",
+        "AUTH v x\r\nWATCH post:1:like\r\nEXEC\r\nMULTI\r\nPING\r\nDISCARD",
+        "ACL DELUSER v",
         "ACL SETUSER u on >p +get +mget ~post:*",
         "AUTH u q",
         "AUTH u p",
@@ -575,4 +582,62 @@ fn counters_behave_as_hashes_and_strings_of_redis() {
         }
         assert_eq!(ours, theirs, "seed {seed}, step {step}: {args:?}");
     }
+}
+
+/// Which rights to a key a command needs: for every command with keys that both have, asked with a pattern that lets keys be read only, and one that
+/// lets them be written only.
+#[test]
+fn rights_to_keys_are_those_of_redis() {
+    let Some(redis) = redis() else {
+        eprintln!("SKIPPED: no redis-server on the PATH");
+        return;
+    };
+    let server = TestServer::start();
+    let mut theirs = redis::Client::open(("127.0.0.1", redis.port)).unwrap().get_connection().unwrap();
+    let mut ours = server.connection();
+    let ask = |c: &mut redis::Connection, words: &[&str]| -> Result<String, redis::RedisError> {
+        redis::cmd(words[0]).arg(&words[1..]).query(c)
+    };
+    for c in [&mut theirs, &mut ours] {
+        assert_eq!(ask(c, &["ACL", "SETUSER", "u", "on", "nopass", "+@all", "%R~r*", "%W~w*"]).unwrap(), "OK");
+    }
+    let mut names: Vec<String> = redis::cmd("COMMAND").arg("LIST").query(&mut ours).unwrap();
+    names.extend(["object|encoding", "object|refcount", "memory|usage"].map(str::to_owned));
+    let mut different = String::new();
+    let mut asked = 0;
+    for name in &names {
+        let info: Vec<redis::Value> = redis::cmd("COMMAND").arg("INFO").arg(name).query(&mut ours).unwrap();
+        let Some(redis::Value::Array(info)) = info.first() else { panic!("{name}") };
+        let number = |at: usize| redis::from_redis_value::<i64>(info[at].clone()).unwrap();
+        let (arity, first) = (number(1), number(3));
+        if first == 0 {
+            continue;
+        }
+        let length = arity.unsigned_abs() as usize;
+        let mut tails = vec![vec![]];
+        if name == "set" {
+            tails.extend([vec!["GET"], vec!["NX", "get"], vec!["XX"]]);
+        }
+        for (keys, tail) in ["r1", "w1"].iter().flat_map(|key| tails.iter().map(move |tail| (key, tail))) {
+            let mut words: Vec<&str> = vec!["ACL", "DRYRUN", "u"];
+            words.extend(name.split('|'));
+            // Keys everywhere: what is none is not looked at.
+            words.resize(3 + length, keys);
+            words.extend(tail);
+            let of = |c: &mut redis::Connection| match ask(c, &words) {
+                Ok(reply) => reply,
+                Err(error) => error.to_string(),
+            };
+            let (our, their) = (of(&mut ours), of(&mut theirs));
+            // Commands that Redis has not, or not with so many arguments.
+            if !their.contains("not found") {
+                asked += 1;
+                if our != their {
+                    different += &format!("\n{}\n   ours {our}\n  Redis {their}", words.join(" "));
+                }
+            }
+        }
+    }
+    assert!(different.is_empty(), "{different}");
+    assert!(asked > 100, "{asked}");
 }

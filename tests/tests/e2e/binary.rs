@@ -89,3 +89,48 @@ fn the_python_of_the_document_reads_what_the_integers_say() {
         assert_eq!(String::from_utf8_lossy(&done.stdout), lines, "{client}");
     }
 }
+
+/// TM.VIEW LIST says what a row of bytes holds, in which order; TM.ACTION LIST what an action moves.
+#[test]
+fn views_and_actions_say_what_they_are_made_of() {
+    use std::collections::BTreeMap;
+    let server = TestServer::with(|config| {
+        config.view.push(tidemark_server::config::View {
+            name: "mixed".to_owned(),
+            counters: ["user.following", "post.comment", "user"].map(str::to_owned).to_vec(),
+            flags: vec!["read".to_owned()],
+        });
+    });
+    let mut c = server.connection();
+    let list = |c: &mut redis::Connection, what: &str| {
+        redis::cmd(what).arg("LIST").query::<Vec<BTreeMap<String, redis::Value>>>(c).unwrap()
+    };
+    let text = |value: &redis::Value| redis::from_redis_value::<String>(value.clone()).unwrap();
+    let texts = |value: &redis::Value| redis::from_redis_value::<Vec<String>>(value.clone()).unwrap();
+    let views = list(&mut c, "TM.VIEW");
+    assert_eq!(views.iter().map(|view| text(&view["name"])).collect::<Vec<_>>(), ["home", "mixed"]);
+    assert_eq!(texts(&views[0]["counters"]), ["post.like", "post.repost", "post.comment", "post.read"]);
+    assert_eq!(texts(&views[0]["flags"]), ["liked", "read"]);
+    let mixed = texts(&views[1]["counters"]);
+    assert_eq!(mixed, ["user.following", "post.comment", "user.follower", "user.following", "user.post"]);
+    for (at, column) in mixed.iter().enumerate() {
+        // The order is that of the page.
+        let (space, field) = column.split_once('.').unwrap();
+        let value = at as i64 + 100;
+        redis::cmd("CNT.SET").arg(space).arg(1).arg(field).arg(value).query::<()>(&mut c).unwrap();
+        let page: Vec<Vec<i64>> = redis::cmd("FEED.GET").arg("mixed").arg(7).arg(1).query(&mut c).unwrap();
+        assert_eq!(page[0][at], value, "{column}");
+    }
+    for view in views {
+        let page: redis::Value =
+            redis::cmd("FEED.GET").arg(text(&view["name"])).arg(7).arg(1).arg("BINARY").query(&mut c).unwrap();
+        let redis::Value::BulkString(row) = page else { panic!("{page:?}") };
+        assert_eq!(redis::Value::Int(row.len() as i64), view["row_bytes"]);
+    }
+    let actions = list(&mut c, "TM.ACTION");
+    let shown = actions.iter().map(|a| ["name", "flag", "counter"].map(|key| text(&a[key])).join(" "));
+    assert_eq!(
+        shown.collect::<Vec<_>>(),
+        ["like liked post.like", "repost reposted post.repost", "read read post.read"]
+    );
+}

@@ -116,7 +116,7 @@ fn a_request_beyond_the_query_buffer_ends_its_connection() {
 fn a_reply_beyond_the_output_limit_ends_its_connection() {
     let server = TestServer::with(|config| config.server.max_output_buffer_bytes = 1 << 20);
     let mut args = vec!["FEED.GET".to_owned(), "home".into(), "7".into()];
-    args.extend((0..60_000).map(|i| i.to_string()));
+    args.extend((0..40_000).map(|i| i.to_string()));
     let mut raw = server.raw();
     raw.request(&args.iter().map(String::as_str).collect::<Vec<_>>());
     assert_eq!(raw.rest(), "");
@@ -211,4 +211,87 @@ fn junk_and_broken_requests_do_no_harm() {
     let grown = resident_bytes().saturating_sub(before);
     // Other tests of this binary run in the same process.
     assert!(grown < 256 << 20, "seed {seed}: {grown} bytes grown");
+}
+
+/// What a client's pattern is held against is short, and so is the pattern.
+#[test]
+fn patterns_are_bounded_wherever_a_client_sends_one() {
+    let server = TestServer::start();
+    let mut raw = server.raw();
+    raw.request(&["HSET", "post:1", "like", "1"]).expect(":1\r\n");
+    let (fits, long) = (format!("*[{}]x", "!".repeat(252)), format!("*[{}]x", "!".repeat(253)));
+    for words in [
+        &["COMMAND", "LIST", "FILTERBY", "PATTERN"][..],
+        &["HSCAN", "post:1", "0", "MATCH"],
+        &["SCAN", "0", "MATCH"],
+        &["KEYS"],
+        &["PUBSUB", "CHANNELS"],
+        &["PSUBSCRIBE"],
+    ] {
+        let mut raw = server.raw();
+        let with = |pattern: &str| [words, &[pattern]].concat().iter().map(|w| (*w).to_owned()).collect::<Vec<_>>();
+        let ask = |raw: &mut tidemark_tests::Raw, pattern| {
+            raw.ask(&with(pattern).iter().map(String::as_str).collect::<Vec<_>>())
+        };
+        assert_eq!(ask(&mut raw, &long), "-ERR a pattern may have 256 bytes", "{words:?}");
+        assert!(ask(&mut raw, &fits).starts_with('*'), "{words:?}");
+    }
+    // Each of these is held against each setting: what counts is how long they are together.
+    let refusal = "-ERR there may be 1024 patterns, of 8192 bytes together";
+    assert_eq!(raw.ask(&["CONFIG", "GET", &"[".repeat(8193)]), refusal);
+    let many = "[".repeat(64);
+    assert_eq!(raw.ask(&[&["CONFIG", "GET"][..], &[many.as_str(); 129]].concat()), refusal);
+    assert_eq!(raw.ask(&[&["CONFIG", "GET"][..], &[""; 1025]].concat()), refusal);
+    assert_eq!(raw.ask(&[&["CONFIG", "GET"][..], &["timeout"; 1024]].concat()), "*2");
+}
+
+/// What is told of one command is a thousand times as long as its name.
+#[test]
+fn descriptions_of_commands_are_asked_for_once_each() {
+    let server = TestServer::start();
+    let mut raw = server.raw();
+    for command in [&["COMMAND", "DOCS"][..], &["COMMAND", "INFO"], &["LATENCY", "HISTOGRAM"]] {
+        assert_eq!(raw.ask(&[command, &["client"; 1025]].concat()), "-ERR there may be 1024 names");
+    }
+    let mut c = server.connection();
+    let docs = |c: &mut redis::Connection, names: &[&str]| {
+        redis::cmd("COMMAND").arg("DOCS").arg(names).query::<redis::Value>(c).unwrap()
+    };
+    let once = docs(&mut c, &["client", "get"]);
+    assert_eq!(docs(&mut c, &["client", "get", "CLIENT", "client", "get"]), once);
+    // These answer in the order of the names.
+    let info: Vec<redis::Value> = redis::cmd("COMMAND").arg("INFO").arg(&["get", "nope", "get"]).query(&mut c).unwrap();
+    assert!(info.len() == 3 && info[0] == info[2] && info[1] == redis::Value::Nil);
+}
+
+/// Each id's refusal is found by its place, not looked for among all.
+#[test]
+fn many_refused_marks_cost_no_more_each_than_few() {
+    let server = TestServer::with(|config| config.existence[2].max_ahead = 1000);
+    let mut c = server.connection();
+    redis::cmd("PH.ADD").arg("read").arg(1).arg((1000..1200).collect::<Vec<u64>>()).query::<()>(&mut c).unwrap();
+    let ids: Vec<u64> = (0..200_000).map(|i| (1 << 40) + i).collect();
+    let began = std::time::Instant::now();
+    let page: redis::Value =
+        redis::cmd("FEED.GET").arg("home").arg(7).arg(&ids).arg("MARK").arg("read").query(&mut c).unwrap();
+    let redis::Value::Array(page) = page else { panic!("{page:?}") };
+    assert!(began.elapsed() < std::time::Duration::from_secs(10), "{:?}", began.elapsed());
+    assert_eq!(page.len(), ids.len());
+    assert!(page.iter().all(|row| matches!(row, redis::Value::ServerError(_))), "{:?}", page[0]);
+}
+
+/// Who begins by emptying the server is told that this one cannot be emptied, in an error of its own.
+#[test]
+fn what_is_there_cannot_be_flushed() {
+    let server = TestServer::start();
+    let mut raw = server.raw();
+    raw.request(&["HSET", "post:1", "like", "1"]).expect(":1\r\n");
+    for words in [&["FLUSHALL"][..], &["flushdb"], &["FLUSHALL", "ASYNC"], &["FLUSHDB", "sync"]] {
+        let reply = raw.ask(words);
+        let name = words[0].to_ascii_uppercase();
+        assert!(reply.starts_with(&format!("-ERR {name} is not possible here: delete rows")), "{reply}");
+    }
+    assert_eq!(raw.ask(&["FLUSHALL", "NOPE"]), "-ERR syntax error");
+    assert_eq!(raw.ask(&["FLUSHALL", "ASYNC", "SYNC"]), "-ERR syntax error");
+    raw.request(&["HGET", "post:1", "like"]).expect("$1\r\n1\r\n");
 }

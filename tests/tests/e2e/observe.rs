@@ -126,7 +126,7 @@ fn limits_have_metrics() {
     let mut greedy = server.raw();
     greedy.send(format!("*1\r\n$2000000\r\n{}", "x".repeat(1_100_000)));
     greedy.rest();
-    let ids: Vec<String> = (0..90_000).map(|i| i.to_string()).collect();
+    let ids: Vec<String> = (0..40_000).map(|i| i.to_string()).collect();
     let mut page = vec!["FEED.GET", "home", "7"];
     page.extend(ids.iter().map(String::as_str));
     let mut greedy = server.raw();

@@ -163,13 +163,21 @@ fn started(command: &mut Command, port: u16) -> Running {
 #[test]
 fn the_prometheus_exporter_scrapes_without_an_error() {
     use std::io::{Read, Write};
-    let server = TestServer::start();
-    server.raw().request(&["INCR", "post:1:like"]).expect(":1\r\n");
+    // As the user that docs/security.md recommends.
+    let server = TestServer::with(|config| config.security.password = "topsecret".to_owned());
+    let mut admin = server.raw();
+    admin.request(&["AUTH", "topsecret"]).expect("+OK\r\n").request(&["INCR", "post:1:like"]).expect(":1\r\n");
+    let user = tidemark_tests::recommended_user("metrics", "m");
+    admin.request(&user.iter().map(String::as_str).collect::<Vec<_>>()).expect("+OK\r\n");
     let port = free_port();
     let _exporter = started(
         Command::new("prometheus-redis-exporter").args([
             "-redis.addr",
             &server.url(),
+            "-redis.user",
+            "metrics",
+            "-redis.password",
+            "m",
             "-web.listen-address",
             &format!("127.0.0.1:{port}"),
         ]),

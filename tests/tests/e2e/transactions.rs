@@ -239,7 +239,16 @@ fn limits_hold_and_are_named() {
     raw.request(&["WATCH", "post:1", "post:2"]).expect("+OK\r\n");
     assert_eq!(raw.ask(&["WATCH", "post:3"]), "-ERR a client may watch 2 keys (max_watched_keys)");
     // Commands whose reply comes later are refused when they are queued.
-    for late in [&["SAVE"][..], &["TM.TABLES"], &["TM.SPACE", "LIST"], &["SHUTDOWN"]] {
+    // So are those that take their time.
+    for late in [
+        &["SAVE"][..],
+        &["TM.TABLES"],
+        &["TM.SPACE", "LIST"],
+        &["SHUTDOWN"],
+        &["KEYS", "*"],
+        &["SCAN", "0"],
+        &["RANDOMKEY"],
+    ] {
         raw.request(&["MULTI"]).expect("+OK\r\n");
         raw.request(late).expect("-ERR Command not allowed inside a transaction\r\n");
         raw.request(&["DISCARD"]).expect("+OK\r\n");
@@ -294,4 +303,49 @@ fn changes_that_fit_no_batch_of_the_log_are_refused_before_the_first_is_made() {
     // As many changes of fewer rows do fit.
     set("MSET", 1000).query::<()>(&mut c).unwrap();
     assert_eq!(int(&mut c, &["DBSIZE"]), 1000);
+}
+
+/// A connection that goes back to its pool after EXECABORT is in no transaction any more: what is sent then is done.
+#[test]
+fn an_exec_that_is_refused_ends_the_transaction() {
+    let server = TestServer::start();
+    let (mut admin, mut raw) = (server.raw(), server.raw());
+    admin.request(&["ACL", "SETUSER", "u", "on", "nopass", "~*", "+@all"]).expect("+OK\r\n");
+    raw.request(&["AUTH", "u", "x"]).expect("+OK\r\n").request(&["WATCH", "post:1"]).expect("+OK\r\n");
+    raw.request(&["MULTI"]).expect("+OK\r\n").request(&["INCR", "post:1:like"]).expect("+QUEUED\r\n");
+    admin.request(&["ACL", "SETUSER", "u", "-exec"]).expect("+OK\r\n");
+    let reply = raw.ask(&["EXEC"]);
+    assert!(reply.starts_with("-EXECABORT Transaction discarded because of: NOPERM"), "{reply}");
+    raw.request(&["INCR", "post:1:like"]).expect(":1\r\n");
+    let info: String = cmd("INFO").arg("clients").query(&mut server.connection()).unwrap();
+    assert!(info.contains("watching_clients:0"), "{info}");
+}
+
+/// Any number of commands about the server fits into a transaction, and others wait for all of them: after a while those are refused, and what
+/// is about data is still done.
+#[test]
+fn commands_about_the_server_do_not_keep_others_out_for_long() {
+    let server = TestServer::start();
+    let mut raw = server.raw();
+    let many = 20_000;
+    let mut bytes = b"MULTI\r\n".to_vec();
+    for _ in 0..many {
+        bytes.extend(b"COMMAND LIST\r\n");
+    }
+    bytes.extend(b"INCR post:1:like\r\nEXEC\r\nECHO end\r\n");
+    // So that it is read while it is sent.
+    let mut sender = raw.stream.try_clone().unwrap();
+    let sent = std::thread::spawn(move || std::io::Write::write_all(&mut sender, &bytes));
+    let mut reply = Vec::new();
+    while !reply.ends_with(b"$3\r\nend\r\n") {
+        let mut buf = [0; 65_536];
+        let read = std::io::Read::read(&mut raw.stream, &mut buf).unwrap();
+        assert!(read > 0);
+        reply.extend_from_slice(&buf[..read]);
+    }
+    sent.join().unwrap().unwrap();
+    let text = String::from_utf8_lossy(&reply);
+    assert!(text.ends_with(":1\r\n$3\r\nend\r\n"), "{}", &text[text.len() - 100..]);
+    let refused = text.matches("-ERR too much that is not about data in one transaction").count();
+    assert!((1..many).contains(&refused), "{refused}");
 }
