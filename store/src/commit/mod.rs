@@ -161,6 +161,11 @@ pub trait Source<K> {
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
     }
 
+    /// The clock by which rounds are begun, for how long one has taken so far.
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
     /// Whether a batch may end between these two keys, neighbours in their order, if it has to. Default: yes.
     fn may_part(&self, _before: &K, _after: &K) -> bool {
         true

@@ -153,7 +153,9 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             self.unsynced_since.get_or_insert(self.looked);
             self.last_write = Some(now);
         }
-        let second_is_over = || self.unsynced_since.is_some_and(|t| now.duration_since(t) >= EVERY_SECOND);
+        // By now: to append may have taken long (a roll syncs), and who waited for it is told after this.
+        let appended = source.now().max(now);
+        let second_is_over = || self.unsynced_since.is_some_and(|t| appended.duration_since(t) >= EVERY_SECOND);
         let due = match self.committer.policy() {
             SyncPolicy::Always => true,
             SyncPolicy::EverySecond => second_is_over(),

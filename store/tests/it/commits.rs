@@ -44,16 +44,31 @@ pub(crate) struct Reader<'a> {
     unreadable: usize,
     /// Writers of other threads are to come between two reads, if nothing keeps them out.
     yields: bool,
+    /// A simulated clock.
+    clock: Option<&'a (dyn Fn() -> Instant + Sync)>,
 }
 
 impl<'a> Reader<'a> {
     pub(crate) fn new(engine: &'a Engine) -> Reader<'a> {
-        Reader { engine, rows: Vec::new(), published: Arc::default(), errors: 0, unreadable: 0, yields: true }
+        Reader {
+            engine,
+            rows: Vec::new(),
+            published: Arc::default(),
+            errors: 0,
+            unreadable: 0,
+            yields: true,
+            clock: None,
+        }
     }
 
     /// Where there is no other thread: on a busy machine each yield costs milliseconds.
     pub(crate) fn alone(engine: &'a Engine) -> Reader<'a> {
         Reader { yields: false, ..Reader::new(engine) }
+    }
+
+    /// The same by a simulated clock.
+    pub(crate) fn by_clock(engine: &'a Engine, clock: &'a (dyn Fn() -> Instant + Sync)) -> Reader<'a> {
+        Reader { clock: Some(clock), ..Reader::alone(engine) }
     }
 }
 
@@ -86,6 +101,9 @@ impl Source<u32> for Reader<'_> {
     }
     fn now_ms(&mut self) -> u64 {
         7
+    }
+    fn now(&self) -> Instant {
+        self.clock.map_or_else(Instant::now, |now| now())
     }
     fn failed(&mut self, _: &Error) {
         self.errors += 1;
