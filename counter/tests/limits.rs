@@ -179,3 +179,18 @@ fn a_replay_is_not_refused() {
     space.set(next, &[(0, 5)]).unwrap();
     assert!((0..2 * next).all(|id| space.exists(id)), "what is there stays");
 }
+
+/// Ids that come in no order make their table grow, and split once it is larger than a table should be.
+#[test]
+fn a_backfill_ends_in_tables_of_the_usual_size() {
+    let space = Space::new(Options { rows_per_table: 2000, ..options("a:12") }).unwrap();
+    let mut out = vec![];
+    for i in (0..40_000u64).map(|i| i * 7919 % 40_000) {
+        space.add((1 << 40) + i * 100, &one(0, 1), &Bounds::default(), &mut out).unwrap();
+        space.maintain();
+    }
+    while space.maintain() {}
+    let tables = space.tables();
+    let most = tables.iter().map(|table| table.rows).max().unwrap();
+    assert!(most <= 3000 && tables.len() >= 14, "{} tables, one of {most} rows", tables.len());
+}
