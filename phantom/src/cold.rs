@@ -424,10 +424,11 @@ impl Late {
 }
 
 impl Space {
-    /// Whether there is no room in memory for the next table: the oldest is to be written elsewhere.
+    /// Whether there is no room in memory for the next table, or for as much of what comes late to others: the oldest is to be written elsewhere.
     pub fn is_short(&self) -> bool {
         let next = self.next_pages(self.ring.load().newest().table());
-        self.options.spill && self.pages_in_memory() + next > self.max_pages()
+        let is_full = || self.pages_in_memory() + next > self.max_pages() || !self.may_grow(next * PAGE_BYTES);
+        self.options.spill && is_full()
     }
 
     /// The lowest id of the oldest table that is in memory, and the bytes of its filters; `None`: that is the newest.

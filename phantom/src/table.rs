@@ -281,8 +281,11 @@ impl Table {
     }
 
     pub(crate) fn filter_bytes(&self) -> usize {
-        let below = self.cold().and_then(Cold::memory).map_or(0, |table| table.filter_bytes());
-        self.links().map(|link| link.filter.size_bytes()).sum::<usize>() + below
+        match self.cold() {
+            None => self.links().map(|link| link.filter.size_bytes()).sum(),
+            // Its own filter is empty, and nothing of it was ever touched.
+            Some(cold) => cold.memory().map_or(0, |table| table.filter_bytes()),
+        }
     }
 
     pub(crate) fn size_bytes(&self) -> usize {
