@@ -69,6 +69,12 @@ pub(crate) fn block_range(pages: usize, block: usize) -> std::ops::Range<usize> 
     start..(start + BLOCK_WORDS).min(words)
 }
 
+/// Pages of that block.
+pub(crate) fn block_pages(pages: usize, block: usize) -> std::ops::Range<usize> {
+    let words = block_range(pages, block);
+    words.start / PAGE_WORDS..words.end / PAGE_WORDS
+}
+
 /// The block of `filter` in which the bits of the pair lie.
 pub(crate) fn block_of(filter: &Filter, pair: &Pair) -> usize {
     filter.page(pair) / BLOCK_WORDS

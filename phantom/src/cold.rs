@@ -7,6 +7,8 @@
 //!   merge:  the same, with the pages that lie elsewhere
 //! ```
 //!
+//! A block of another site's filters that a log brings is kept beside them in the same way (`blocks`).
+//!
 //! Filters cannot be merged with a changed few pairs but by writing all of their pages anew. So pairs that are set late are kept exactly (`late`), as
 //! those that are unset are, until there are enough of them. They fill the last filter of the chain up to what its rate allows, as they would in
 //! memory; beyond that the chain gets one more. A check asks one page of each filter of the chain: of one, if the table was closed early enough.
@@ -16,6 +18,7 @@
 //! read again nothing is asked below: what is told is kept, and found to be there already when it is merged.
 
 use crate::Error;
+use crate::block::{BLOCK_WORDS, block_range};
 use crate::codec::{CHECK, DecodeError, Header, StoredTable, check_header, put_header, u64_at};
 use crate::filter::{Filter, PAGE_BYTES, page_has, page_of, page_set};
 use crate::hash::{Pair, Seed};
@@ -29,6 +32,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use xxhash_rust::xxh3::xxh3_64;
+
+mod blocks;
+
+use blocks::{BLOCK_PAIRS, LateBlock, LateBlocks};
 
 const NOTE_MAGIC: &[u8; 8] = b"TMPHCLD\x01";
 /// What a late pair is counted as: its hash, and its share of the set.
@@ -152,13 +159,20 @@ pub(crate) struct Cold {
     lower: RwLock<Arc<Lower>>,
     /// Pairs that were set since.
     late: Revoked,
-    /// Of all tables of the space.
+    /// Blocks that came since.
+    blocks: LateBlocks,
+    /// Of all tables of the space: pairs that were set since, and what blocks count for.
     total: OnceLock<Arc<AtomicUsize>>,
 }
 
 impl Cold {
     fn new(lower: Lower) -> Cold {
-        Cold { lower: RwLock::new(Arc::new(lower)), late: Revoked::small(), total: OnceLock::new() }
+        Cold {
+            lower: RwLock::new(Arc::new(lower)),
+            late: Revoked::small(),
+            blocks: LateBlocks::default(),
+            total: OnceLock::new(),
+        }
     }
 
     fn lower(&self) -> Arc<Lower> {
@@ -187,16 +201,17 @@ impl Cold {
     /// From now on its late pairs are counted with those of the space.
     pub(crate) fn count_in(&self, total: &Arc<AtomicUsize>) {
         if self.total.set(total.clone()).is_ok() {
-            total.fetch_add(self.late.len(), Relaxed);
+            total.fetch_add(self.late(), Relaxed);
         }
     }
 
+    /// Pairs that came late, and for each block as many as take its memory.
     pub(crate) fn late(&self) -> usize {
-        self.late.len()
+        self.late.len() + self.blocks.len() * BLOCK_PAIRS
     }
 
     pub(crate) fn late_bytes(&self) -> usize {
-        self.late.size_bytes()
+        self.late.size_bytes() + self.blocks.len() * BLOCK_PAIRS * LATE_BYTES as usize
     }
 
     pub(crate) fn pairs(&self) -> u64 {
@@ -211,15 +226,29 @@ impl Cold {
         }
     }
 
-    fn forget_late(&self, hashes: &[u128]) {
-        let gone = hashes.iter().filter(|&&hash| self.late.remove(hash)).count();
+    /// Keeps a block of the filter number `link`, which has as many words as one of its place.
+    pub(crate) fn keep_block(&self, link: usize, block: usize, words: Vec<u64>) {
+        let chain = self.chain();
+        if self.blocks.put((chain.rate, chain.first_pages()), &LateBlock { link, block, words: words.into() })
+            && let Some(total) = self.total.get()
+        {
+            total.fetch_add(BLOCK_PAIRS, Relaxed);
+        }
+    }
+
+    fn forget_late(&self, hashes: &[u128], blocks: &[LateBlock]) {
+        let gone =
+            hashes.iter().filter(|&&hash| self.late.remove(hash)).count() + self.blocks.forget(blocks) * BLOCK_PAIRS;
         if let Some(total) = self.total.get() {
             total.fetch_sub(gone, Relaxed);
         }
     }
 
     fn has(&self, pair: &Pair) -> Option<bool> {
-        // After `late` was asked: C1.
+        if self.blocks.have(pair) {
+            return Some(true);
+        }
+        // After `late` and blocks were asked: C1.
         match &*self.lower() {
             Lower::Memory(table) => Some(table.has(pair)),
             Lower::Elsewhere(below, _) => below.has(pair),
@@ -237,7 +266,7 @@ impl Cold {
 impl Drop for Cold {
     fn drop(&mut self) {
         if let Some(total) = self.total.get() {
-            total.fetch_sub(self.late.len(), Relaxed);
+            total.fetch_sub(self.late(), Relaxed);
         }
     }
 }
@@ -249,6 +278,8 @@ pub struct Rewrite {
     table: Arc<Table>,
     lower: Arc<Lower>,
     late: Vec<u128>,
+    /// In the order of their pages.
+    blocks: Vec<LateBlock>,
     /// The late pairs by their pages in the filter number `target`, those that come first at the end.
     by_page: Vec<(usize, u128)>,
     target: usize,
@@ -275,9 +306,9 @@ impl Rewrite {
         self.chain.pages()
     }
 
-    /// Pairs that were late, and are not any more.
+    /// Pairs that were late, and are not any more; blocks count as in [`Space::late`].
     pub fn late(&self) -> usize {
-        self.late.len()
+        self.late.len() + self.blocks.len() * BLOCK_PAIRS
     }
 
     /// The next page; false: there is none. `read` gives a page as it lies elsewhere.
@@ -301,6 +332,7 @@ impl Rewrite {
                 }
             }
         }
+        self.join_block(page);
         let part = &mut self.chain.parts[self.target];
         while let Some((_, hash)) = self.by_page.pop_if(|late| late.0 == self.at) {
             let pair = Pair::from_hash(0, hash);
@@ -311,6 +343,27 @@ impl Rewrite {
         }
         self.at += 1;
         Ok(true)
+    }
+
+    /// Adds to the page at hand what a block has for it.
+    fn join_block(&mut self, page: &mut [u8; PAGE_BYTES]) {
+        if self.blocks.is_empty() {
+            return;
+        }
+        let Some(number) = self.chain.parts.iter().rposition(|part| part.first <= self.at) else { return };
+        let part = &mut self.chain.parts[number];
+        let at = self.at - part.first;
+        let behind = self.blocks.partition_point(|b| (b.link, b.block) <= (number, at * PAGE_WORDS / BLOCK_WORDS));
+        let block = behind.checked_sub(1).map(|i| &self.blocks[i]).filter(|block| block.link == number);
+        let Some(words) = block.and_then(|block| block.page(at)) else { return };
+        let (mut before, mut after) = (0, 0);
+        for (bytes, more) in page.as_chunks_mut().0.iter_mut().zip(words) {
+            let word = u64::from_le_bytes(*bytes);
+            before += u64::from(word.count_ones());
+            after += u64::from((word | more).count_ones());
+            *bytes = (word | more).to_le_bytes();
+        }
+        part.pairs += part.sizing.pairs_of(after, 1) - part.sizing.pairs_of(before, 1);
     }
 
     /// What belongs to the pages, when all have been given: [`Note`]. It holds the pairs that are revoked now.
@@ -384,7 +437,13 @@ impl Note {
         let Header { rate, low, last, early, .. } = self.header;
         let late = late.filter(|late| late.identity == below.identity());
         let cold = Cold::new(Lower::Elsewhere(below, self.chain));
-        late.iter().for_each(|late| late.set.iter().for_each(|&hash| cold.keep_late(hash)));
+        if let Some(late) = late {
+            late.set.iter().for_each(|&hash| cold.keep_late(hash));
+            let chain = cold.chain();
+            for (link, block, words) in late.blocks_of(chain.rate, chain.first_pages())? {
+                cold.keep_block(link, block, words);
+            }
+        }
         let revoked = Revoked::small();
         for &hash in late.map_or(&self.revoked, |late| &late.revoked) {
             revoked.insert(hash);
@@ -402,6 +461,8 @@ pub struct Late {
     identity: u64,
     set: Vec<u128>,
     revoked: Vec<u128>,
+    /// Place in the chain, number there, words.
+    blocks: Vec<(usize, usize, Vec<u64>)>,
 }
 
 impl Late {
@@ -416,10 +477,25 @@ impl Late {
         let into = match u64_at(bytes, 16) {
             0 => &mut late.set,
             1 => &mut late.revoked,
+            2 if bytes.len() > 40 => {
+                let words = bytes[40..].as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+                late.blocks.push((u64_at(bytes, 24) as usize, u64_at(bytes, 32) as usize, words));
+                return Ok(());
+            }
             _ => return Err(corrupt(16, "neither late nor revoked pairs")),
         };
         into.extend(bytes[24..].as_chunks().0.iter().map(|hash| u128::from_le_bytes(*hash)));
         Ok(())
+    }
+
+    /// The blocks, if each of them is one that the table of this rate and size can have.
+    fn blocks_of(&self, rate: f64, first_pages: usize) -> Result<Vec<(usize, usize, Vec<u64>)>, DecodeError> {
+        let fits = |(link, block, words): &(usize, usize, Vec<u64>)| {
+            let pages = (*link < LINKS).then(|| Table::geometry(rate, first_pages, *link).1);
+            pages.is_some_and(|pages| !words.is_empty() && block_range(pages, *block).len() == words.len())
+        };
+        let all = self.blocks.iter().all(fits).then(|| self.blocks.clone());
+        all.ok_or(DecodeError::Corrupt { offset: 24, what: "a block that its table has not" })
     }
 }
 
@@ -455,10 +531,10 @@ impl Space {
     pub fn lies_elsewhere(&self, pair: &Pair) -> bool {
         let Some((_, table)) = self.table_over(pair.id) else { return false };
         let Some(cold) = table.cold().filter(|cold| cold.memory().is_none()) else { return false };
-        !table.revoked.contains(pair.hash()) && !cold.late.contains(pair.hash())
+        !table.revoked.contains(pair.hash()) && !cold.late.contains(pair.hash()) && !cold.blocks.have(pair)
     }
 
-    /// Late pairs of all tables, and the most that there may be.
+    /// Late pairs of all tables, and the most that there may be. A block of another site's table counts as 2,048.
     pub fn late(&self) -> (usize, usize) {
         let most = self.max_pages() as u64 * 4096 / LATE_PART / LATE_BYTES;
         (self.late.load(Relaxed), most.max(64) as usize)
@@ -467,7 +543,7 @@ impl Space {
     /// The lowest id of the table with the most late pairs, and how many; `None`: there are none.
     pub fn most_late(&self) -> Option<(u64, usize)> {
         let tables = self.ring.load();
-        let late = tables.entries().iter().filter_map(|e| Some((e.slot().low(), e.table().cold()?.late.len())));
+        let late = tables.entries().iter().filter_map(|e| Some((e.slot().low(), e.table().cold()?.late())));
         late.filter(|late| late.1 > 0).max_by_key(|late| late.1)
     }
 
@@ -481,6 +557,8 @@ impl Space {
             let cold = Cold::new(Lower::Memory(table.clone()));
             cold.count_in(&self.late);
             let frozen = Arc::new(Table::elsewhere(table.rate(), empty, cold, table.revoked.clone(), table.early()));
+            // Who merges takes no stripe: C2.
+            let _nobody_merges = self.merging.lock();
             // C2. Nothing moves between the two: the rewrite of the ring is over at once.
             let Ok(old) = self.ring.rewrite(low, vec![(low, frozen.clone())]) else { return Ok(None) };
             self.ring.finish(&old);
@@ -492,8 +570,18 @@ impl Space {
         let old_pages = chain.pages();
         let mut late = vec![];
         cold.late.for_each(|hash| late.push(hash));
-        let has_room = |part: &Part| part.pairs + late.len() as u64 <= part.sizing.capacity(part.pages);
-        while !late.is_empty() && !chain.parts.last().is_some_and(has_room) {
+        let blocks = cold.blocks.all();
+        while blocks.last().is_some_and(|block| block.link >= chain.links()) {
+            chain.extend(chain.first_pages(), 0);
+        }
+        let has_room = |chain: &Chain| {
+            chain.parts.last().is_some_and(|part| {
+                let ours = blocks.iter().filter(|block| block.link + 1 == chain.links());
+                let joined = ours.map(|block| block.pairs(part)).sum::<u64>();
+                part.pairs + joined + late.len() as u64 <= part.sizing.capacity(part.pages)
+            })
+        };
+        while !late.is_empty() && !has_room(&chain) {
             if chain.links() == LINKS {
                 return Err(Error::Full);
             }
@@ -506,7 +594,20 @@ impl Space {
         by_page.sort_unstable_by(|a, b| b.cmp(a));
         let next_pages = self.table_over(range.1 + 1).map_or(1, |(_, next)| next.pages());
         let seed = self.seed;
-        Ok(Some(Rewrite { range, seed, table, lower, late, by_page, target, chain, old_pages, at: 0, next_pages }))
+        Ok(Some(Rewrite {
+            range,
+            seed,
+            table,
+            lower,
+            late,
+            blocks,
+            by_page,
+            target,
+            chain,
+            old_pages,
+            at: 0,
+            next_pages,
+        }))
     }
 
     /// `below` has all pages that were given, and answers from now on.
@@ -515,7 +616,7 @@ impl Space {
         let lower = Lower::Elsewhere(below, Arc::new(rewrite.chain));
         *cold.lower.write() = Arc::new(lower);
         // C1.
-        cold.forget_late(&rewrite.late);
+        cold.forget_late(&rewrite.late, &rewrite.blocks);
         if let Lower::Memory(table) = &*rewrite.lower {
             // Readers may still be in it: its memory goes to the next table when they are not.
             self.upkeep.lock().retire(table.clone());
@@ -537,17 +638,24 @@ impl Space {
                     sink(&bytes)?;
                 }
             }
+            for LateBlock { link, block, words } in cold.blocks.all() {
+                let head = [entry.slot().low(), cold.identity(), 2, link as u64, block as u64];
+                let words = words.iter().copied();
+                sink(&head.into_iter().chain(words).flat_map(u64::to_le_bytes).collect::<Vec<u8>>())?;
+            }
         }
         Ok(())
     }
 
     /// A snapshot was taken while a table was frozen, but not yet elsewhere: what came late belongs into its filters again.
-    pub fn put_late(&self, all: &HashMap<u64, Late>) -> Result<(), Error> {
+    pub fn put_late(&self, all: &HashMap<u64, Late>) -> Result<(), DecodeError> {
         for (&low, late) in all.iter().filter(|(_, late)| late.identity == 0) {
-            if self.table_at(low).is_some_and(|(_, table)| table.cold().is_none()) {
-                let revoked: HashSet<u128> = late.revoked.iter().copied().collect();
-                let mut set = late.set.iter().filter(|hash| !revoked.contains(hash));
-                set.try_for_each(|&hash| self.put(&Pair::from_hash(low, hash), true))?;
+            let Some((_, table)) = self.table_at(low).filter(|(_, table)| table.cold().is_none()) else { continue };
+            let revoked: HashSet<u128> = late.revoked.iter().copied().collect();
+            let mut set = late.set.iter().filter(|hash| !revoked.contains(hash));
+            set.try_for_each(|&hash| self.put(&Pair::from_hash(low, hash), true)).map_err(|_| DecodeError::NoMemory)?;
+            for (link, block, words) in late.blocks_of(table.rate(), table.pages())? {
+                table.join(link, block, words).map_err(|_| DecodeError::NoMemory)?;
             }
         }
         Ok(())

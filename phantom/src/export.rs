@@ -3,11 +3,9 @@
 //! Pairs that are kept aside, as their ids lie far ahead, are in no table, so they are in no digest and no block: they go along when their ids have
 //! come to count as normal.
 
-use crate::block::{BLOCK_WORDS, Header, block_of, block_range, encode};
+use crate::block::{BLOCK_WORDS, Header, block_pages, block_range, encode};
 use crate::codec::block_sums;
-use crate::hash::Pair;
 use crate::space::Space;
-use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// What `TM.DIGEST` shows of a table: where two tables have equal ranges, rates and pages, their blocks can be compared.
@@ -63,15 +61,14 @@ impl Space {
             })
             .collect();
         let Some((range, highest)) = self.reach_of(low) else { return Ok(false) };
-        let mut revoked: HashMap<usize, Vec<u128>> = blocks.iter().map(|block| (block.0, vec![])).collect();
-        table.revoked.for_each(|hash| {
-            for (first, _, link) in &firsts {
-                let number = first + block_of(&link.filter, &Pair::from_hash(low, hash));
-                revoked.entry(number).and_modify(|hashes| hashes.push(hash));
-            }
-        });
+        let revoked_in = |(number, first, i, _): &(usize, usize, usize, Vec<u64>)| {
+            let (pages, mut hashes) = (table.link(*i).map_or(0, |link| link.filter.pages()), vec![]);
+            table.revoked.for_each_in(block_pages(pages, number - first), pages, |hash| hashes.push(hash));
+            hashes
+        };
+        let revoked: Vec<Vec<u128>> = blocks.iter().map(revoked_in).collect();
         let mut bytes = vec![];
-        for (number, first, link, words) in blocks {
+        for ((number, first, link, words), revoked) in blocks.into_iter().zip(revoked) {
             let header = Header {
                 rate: table.rate(),
                 fingerprint: self.seed.fingerprint(),
@@ -81,7 +78,7 @@ impl Space {
                 link,
                 block: number - first,
             };
-            encode(&header, &words, &revoked[&number], &mut bytes);
+            encode(&header, &words, &revoked, &mut bytes);
             sink(&bytes)?;
         }
         Ok(true)

@@ -20,6 +20,9 @@ pub(crate) struct Fill {
     line: LineRates,
     /// Per block, the rates of its pages, summed up.
     blocks: Vec<f64>,
+    /// Pairs that have come since, by writes, and are in none of these sums. They are taken to do what they would do if all had come evenly on top: more than
+    /// they do (Minkowski, as above).
+    pub(crate) since: u64,
 }
 
 /// For a line with so many ones, the chance that all bits of a pair are among them.
@@ -58,7 +61,7 @@ impl Fill {
     /// Of a filter without a bit.
     pub(crate) fn empty(sizing: Sizing, pages: usize) -> Fill {
         let blocks = vec![0.0; (pages * PAGE_WORDS).div_ceil(BLOCK_WORDS)];
-        Fill { sizing, pages, line: LineRates::new(sizing.bits), blocks }
+        Fill { sizing, pages, line: LineRates::new(sizing.bits), blocks, since: 0 }
     }
 
     /// Measures a whole filter: 0.1 s per GiB.
@@ -76,14 +79,23 @@ impl Fill {
 
     /// The filter's error rate.
     pub(crate) fn rate(&self) -> f64 {
-        self.blocks.iter().sum::<f64>() / self.pages as f64
+        self.now(self.blocks.iter().sum::<f64>())
     }
 
     /// The rates of one block and of the filter, if the block's words were these.
     pub(crate) fn rates_with(&self, block: usize, words: &[u64]) -> (f64, f64) {
         let sum = self.line.of_pages(words.iter().copied());
         let whole = self.blocks.iter().sum::<f64>() - self.blocks[block] + sum;
-        (sum / (words.len() / PAGE_WORDS) as f64, whole / self.pages as f64)
+        (sum / (words.len() / PAGE_WORDS) as f64, self.now(whole))
+    }
+
+    /// The filter's rate now, if the rates of its pages were this in sum when they were measured.
+    fn now(&self, sum: f64) -> f64 {
+        let rate = sum / self.pages as f64;
+        match self.since {
+            0 => rate,
+            since => self.sizing.rate(self.sizing.pairs_at(rate, self.pages) + since, self.pages),
+        }
     }
 
     /// The pairs that give this rate where they lie evenly.
@@ -122,6 +134,58 @@ mod tests {
         }
         let none = Fill::of(&Filter::new(Sizing::for_rate(0.01), 20).unwrap());
         assert_eq!((none.rate(), none.pairs(), none.blocks.len()), (0.0, 0, 2));
+    }
+
+    /// What chance does to pages, and to blocks of them, is what it is derived to be (`sizing`).
+    #[test]
+    fn full_pages_differ_by_what_chance_does() {
+        for rate in [0.01, 0.001, 0.0001] {
+            let pages = 1600;
+            let table = full(rate, pages);
+            let filter = table.first_filter();
+            let fill = Fill::of(filter);
+            let words: Vec<u64> = filter.words().iter().map(|word| word.load(Relaxed)).collect();
+            let of_pages = words.chunks(PAGE_WORDS).map(|page| fill.line.of_pages(page.iter().copied()).ln());
+            let logs: Vec<f64> = of_pages.collect();
+            let mean = logs.iter().sum::<f64>() / pages as f64;
+            let spread = (logs.iter().map(|log| (log - mean).powi(2)).sum::<f64>() / pages as f64).sqrt();
+            let derived = filter.sizing().chance(1, 1.0).ln();
+            assert!(spread < derived * 1.04 && spread > derived * 0.85, "{spread}, {derived} derived, at {rate}");
+            let allowed = filter.sizing().rate(filter.capacity(), pages);
+            let most = fill.blocks.iter().fold(0.0, |most: f64, sum| most.max(sum / 16.0));
+            assert!(most < allowed * filter.sizing().chance(16, 4.0) && most > allowed, "{most} in a block at {rate}");
+            assert!(fill.rate() < allowed * filter.sizing().chance(pages, 3.0), "{} at {rate}", fill.rate());
+        }
+    }
+
+    /// What was measured some time ago is taken for no less than it is by now, and hardly for more.
+    #[test]
+    fn a_stale_measure_is_no_less_than_the_rate() {
+        let rate = 0.0001;
+        let half = full(rate, 64);
+        let table = empty(rate, 160).unwrap();
+        let link = table.link(0).unwrap();
+        let seed = Seed::new(6);
+        (0..link.capacity() / 3).for_each(|n| Table::set(link, &seed.canary(1, n)));
+        // Some blocks have twice what the others have.
+        for block in 0..4 {
+            let words: Vec<u64> = half.first_filter().words()[block_range(64, block)]
+                .iter()
+                .enumerate()
+                .map(|(i, word)| if (i / PAGE_WORDS).is_multiple_of(2) { word.load(Relaxed) } else { 0 })
+                .collect();
+            link.join(block, &words, half.capacity() / 8);
+        }
+        let mut most_stale = 0;
+        for round in 0..40 {
+            let more = link.capacity() / 300;
+            (0..more).for_each(|n| Table::set(link, &seed.canary(2 + round, n)));
+            let (told, since) = link.with_fill(|fill| (fill.rate(), fill.since));
+            most_stale = most_stale.max(since);
+            let is = Fill::of(&link.filter).rate();
+            assert!(told >= is * 0.998 && told < is * 1.03, "{told} told, {is} is, {since} pairs since");
+        }
+        assert!(most_stale > 0);
     }
 
     /// Half a filter that is full, and half that is empty: pairs up to the capacity that is left keep the rate.

@@ -205,11 +205,7 @@ impl Filter {
 
     /// Whether all bits of the pair are set in `words`, which stand for this filter's from `start` on and hold the pair's page.
     pub(crate) fn contains_in(&self, pair: &Pair, words: &[u64], start: usize) -> bool {
-        let spot = self.spot(pair);
-        (0..2).all(|side| {
-            let line = &words[spot.page + spot.lines[side] - start..][..LINE_WORDS];
-            line.iter().zip(pattern(draws(pair, side), self.sizing.bits)).all(|(word, mask)| word & mask == mask)
-        })
+        words_have(&words[self.page(pair) - start..], pair, self.sizing.bits)
     }
 
     /// Sets in the words of `range` all bits that `more` has.
@@ -254,6 +250,11 @@ fn masks(pair: &Pair, bits: usize) -> impl Iterator<Item = (usize, u64)> {
 /// Whether all bits of a pair, so many in each of its lines, are set in its page: little-endian words, as a file has them.
 pub(crate) fn page_has(page: &[u8; PAGE_BYTES], pair: &Pair, bits: usize) -> bool {
     masks(pair, bits).all(|(at, mask)| crate::codec::u64_at(page, at) & mask == mask)
+}
+
+/// The same of a page's words.
+pub(crate) fn words_have(page: &[u64], pair: &Pair, bits: usize) -> bool {
+    masks(pair, bits).all(|(at, mask)| page[at / 8] & mask == mask)
 }
 
 /// Sets them.

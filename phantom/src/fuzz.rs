@@ -107,11 +107,11 @@ pub fn blocks(input: &[u8]) {
         assert_eq!(space.contains(id, &Member::Number(id)), crate::Answer::Yes, "P1");
     }
     let tables = space.tables_probed(0);
-    // Filters of two pages may be so much fuller by chance.
+    // Three deviations of two pages at 0.1 % are 1.40 times 95.2 % of the rate, and of one page of each extension, of which 4.8 % is the rate, 2.3 times.
     let (_, table) = space.table_at(0).expect("the first table");
     let rate: f64 = table.links().map(|link| Fill::of(&link.filter).rate()).sum();
-    assert!(rate <= table.rate() * 2.0, "M1, whatever the bits are: {rate}");
-    assert!(tables[0].expected_rate <= tables[0].configured_rate * 2.0, "M1: {tables:?}");
+    assert!(rate <= table.rate() * 1.45, "M1, whatever the bits are: {rate}");
+    assert!(tables[0].expected_rate <= tables[0].configured_rate * 1.5, "M1: {tables:?}");
 }
 
 #[cfg(test)]

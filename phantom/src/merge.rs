@@ -5,9 +5,11 @@
 //! the other side's filter can so bring back one revoked pair in 1 / rate.
 //!
 //! **M1** The error rate holds after a merge, too: a block that would give its filter more pairs, or by its bits a higher error rate, than the filter is
-//! made for is refused; what chance does to a filter of so many pages is allowed (5 % at 600 of them). So that bits are not gathered where they do the most
-//! harm, the rate of the block alone is bounded as well, with what chance does to 16 pages: a stranger can bring them to 1.6 times the rate, not to an
-//! answer of yes to everything. What is merged unevenly takes room from what is written later (`fill`). Filters of the same data, as in a repair, hardly grow.
+//! made for is refused. What chance does to a filter that is full of pairs is allowed (`sizing`): three deviations, so that one honest table of a thousand is
+//! refused its last block; for the first filter of 165 pages and more, at 0.01 %, that is within the twentieth of the configured rate that is left for extensions. So
+//! that bits are not gathered where they do the most harm, the rate of the block alone is bounded as well, with what chance does to the worst of a million:
+//! at 0.01 % a stranger can bring its 16 pages to 1.34 times the rate, not to an answer of yes to everything. What is merged unevenly takes room from what is
+//! written later (`fill`). Filters of the same data, as in a repair, hardly grow.
 //!
 //! **M2** A table is never closed below a pair that it got from another site: its ids count as normal before its bits come. A bad one makes no more
 //! of that than a bad id (promise 7): if it lies further ahead than the window of the frontier, the block is refused; and where no id counts as normal yet
@@ -18,7 +20,7 @@
 //! **M4** What a log says of a merge makes the same of a table that is as this one was: the block's bits, the pairs that are revoked there, and those that are
 //! not any more. That the table *is* the same one, and not one that begins elsewhere, is L1 (`rolls`).
 
-use crate::block::{Block, BlockPlace, block_of, block_range};
+use crate::block::{Block, BlockPlace, block_of, block_pages, block_range};
 use crate::fill::Fill;
 use crate::filter::Filter;
 use crate::hash::Pair;
@@ -26,8 +28,13 @@ use crate::sizing::{PAGE_WORDS, uncertainty};
 use crate::space::Space;
 use crate::table::{LINKS, Link, State, Table};
 use crate::{DecodeError, Error};
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
+
+/// So many standard deviations above what it is sized for a filter is taken for one of pairs: one of 740 is beyond that by chance.
+const FILTER_DEVIATIONS: f64 = 3.0;
+/// The same for a block: a filter of 1 GiB has 16,384 of them, and of a thousand such filters one has a block beyond that.
+const BLOCK_DEVIATIONS: f64 = 5.4;
 
 /// Why a block could not be merged. It has changed nothing.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +49,12 @@ pub enum MergeError {
         low: u64,
         /// Highest id of the range (inclusive).
         last: u64,
+    },
+    /// The filters of our table are not in memory.
+    #[error("our table that begins at {low} lies on the disk")]
+    Elsewhere {
+        /// Lowest id of its range.
+        low: u64,
     },
     /// Our table of that range has another error rate or size.
     #[error("our table of that range has another error rate or another size")]
@@ -80,6 +93,9 @@ impl Space {
         let _alone = self.merging.lock();
         let BlockPlace { low, link: at, block } = theirs.place;
         let Some((_, table)) = self.table_at(low) else { return Err(MergeError::NoTable { low, last: low }) };
+        if table.cold().is_some() {
+            return Err(MergeError::Elsewhere { low });
+        }
         // All that can fail (M3).
         let mut extension = None;
         let filter: &Filter = match table.link(at) {
@@ -100,37 +116,38 @@ impl Space {
             table.revoked.release_many(revoked.len());
             return Err(refused);
         }
-        // Revoked here, set there. All revoked pairs are looked at for this, which takes its time.
+        // Revoked here, set there.
         let mut liked = vec![];
         let start = block_range(filter.pages(), block).start;
-        table.revoked.for_each(|hash| {
-            let pair = pair_of(hash);
-            if block_of(filter, &pair) == block
-                && filter.contains_in(&pair, &theirs.words, start)
-                && theirs.revoked.binary_search(&hash).is_err()
-            {
+        table.revoked.for_each_in(block_pages(filter.pages(), block), filter.pages(), |hash| {
+            let is_set = filter.contains_in(&pair_of(hash), &theirs.words, start);
+            if is_set && theirs.revoked.binary_search(&hash).is_err() {
                 liked.push(hash);
             }
         });
+        // Those set here that have not left the aside are in no table. Whoever sets one from now on sets it in the table, and who moves it there does so
+        // before it leaves.
+        let mut aside = HashMap::new();
+        if !revoked.is_empty() {
+            self.for_each_aside(|pair| {
+                aside.insert(pair.hash(), pair.id);
+            });
+        }
+        let is_aside = |hash: u128| {
+            let id = aside.get(&hash);
+            id.is_some_and(|&id| self.aside.read(id, |held| held.contains(&hash)) == Some(true))
+        };
         let entered = enter();
         // Not for nothing: each costs every check two lines.
         if let Some(filter) = extension.filter(|_| added > 0) {
             table.extend(at, filter);
         }
         let mut changed = vec![];
-        // Revoked there, unknown here: revoked before its bits come. Each pair under its stripe, as every write is. One that is set but has not left the
-        // aside is in no table; who sets one from now on sets it in the table, and who moves it there does so before it leaves.
-        let mut aside = HashSet::new();
-        if !revoked.is_empty() {
-            self.for_each_aside(|pair| {
-                aside.insert(pair.hash());
-            });
-        }
+        // Revoked there, unknown here: revoked before its bits come. Each pair under its stripe, as every write is; the aside is locked before that.
         for hash in revoked {
-            let pair = pair_of(hash);
+            let (pair, is_aside) = (pair_of(hash), is_aside(hash));
             let is_revoked = self.under_stripe(&pair, |table| {
-                let is_new =
-                    table.state(&pair) == State::Unset && !table.revoked.contains(hash) && !aside.contains(&hash);
+                let is_new = table.state(&pair) == State::Unset && !table.revoked.contains(hash) && !is_aside;
                 if is_new {
                     table.revoked.insert_reserved(hash);
                 }
@@ -177,17 +194,19 @@ impl Space {
     /// pairs that are revoked there: who reads the log need not have had the bits of a pair that was set and unset again between two batches, and
     /// has them now. `None`: there is no such block any more. Nobody may write to the table meanwhile.
     pub fn block_state(&self, place: BlockPlace) -> Option<Vec<u8>> {
-        let (_, table) = self.table_at(place.low)?;
+        let (_, mut table) = self.table_at(place.low)?;
+        // It was frozen since. What was merged is logged before it leaves memory.
+        if let Some(cold) = table.cold() {
+            table = cold.memory()?;
+        }
         let filter = &table.link(place.link)?.filter;
         let words = filter.words().get(block_range(filter.pages(), place.block))?;
         let words: Vec<u64> = words.iter().map(|word| word.load(Relaxed)).collect();
         let (_, highest) = self.reach_of(place.low)?;
         let mut state: Vec<u8> =
             [highest, table.pages() as u64].into_iter().chain(words).flat_map(u64::to_le_bytes).collect();
-        table.revoked.for_each(|hash| {
-            if block_of(filter, &Pair::from_hash(place.low, hash)) == place.block {
-                state.extend_from_slice(&hash.to_le_bytes());
-            }
+        table.revoked.for_each_in(block_pages(filter.pages(), place.block), filter.pages(), |hash| {
+            state.extend_from_slice(&hash.to_le_bytes());
         });
         Some(state)
     }
@@ -219,7 +238,6 @@ impl Space {
                 "{size} bytes for block {block} of filter {link} of a table of {first_pages} pages; ours has {ours}"
             ));
         }
-        let link = table.extend_to(link, |_| true).map_err(|e| e.to_string())?;
         let theirs: Vec<u64> = numbers.collect();
         if !self.frontier.follows() {
             // A log of before frontiers were logged.
@@ -229,8 +247,21 @@ impl Space {
             table.revoked.reserve(usize::MAX);
             table.revoked.insert_reserved(hash);
         }
-        link.join(block, &theirs, added(&link.filter, block, &theirs));
+        table.join(link, block, theirs).map_err(|e| e.to_string())?;
         table.touch();
+        Ok(())
+    }
+}
+
+impl Table {
+    /// Sets the bits of a block, which has as many words as one of its place, whatever the bounds.
+    pub(crate) fn join(&self, link: usize, block: usize, words: Vec<u64>) -> Result<(), Error> {
+        if let Some(cold) = self.cold() {
+            cold.keep_block(link, block, words);
+            return Ok(());
+        }
+        let link = self.extend_to(link, |_| true)?;
+        link.join(block, &words, added(&link.filter, block, &words));
         Ok(())
     }
 }
@@ -249,17 +280,12 @@ fn room_for(filter: &Filter, link: Option<&Link>, theirs: &Block) -> Result<u64,
         None => Fill::empty(*sizing, pages).rates_with(block, &union),
     };
     let allowed = sizing.rate(capacity, pages);
-    let exceeds = pairs > capacity + uncertainty(capacity)
-        || of_block > allowed * (1.0 + 2.0 * by_chance(union.len() / PAGE_WORDS))
-        || of_filter > allowed * (1.0 + by_chance(pages));
+    // Both numbers are told by bits, which are hardly ever half as far off as a decoder allows.
+    let exceeds = pairs > capacity + uncertainty(capacity) / 2
+        || of_block > allowed * sizing.chance(union.len() / PAGE_WORDS, BLOCK_DEVIATIONS)
+        || of_filter > allowed * sizing.chance(pages, FILTER_DEVIATIONS);
     // What is there already does no more harm by coming again.
     if added > 0 && exceeds { Err(MergeError::Overfull) } else { Ok(added) }
-}
-
-/// By what part the rate of so many pages may exceed the one that their number of pairs gives, by chance: pages differ in their pairs by 2.5 %, and in
-/// their rate by ten to sixteen times that; three deviations.
-fn by_chance(pages: usize) -> f64 {
-    1.25 / (pages as f64).sqrt()
 }
 
 /// How many pairs the union of a block of a filter with `theirs` stands for, beyond those that were there.

@@ -40,7 +40,7 @@ pub(crate) struct Link {
     /// By how many pairs the filter is to be taken for fuller, since what was merged does not lie evenly (`fill`).
     uneven: AtomicU64,
     capacity: u64,
-    /// How full its blocks were when something was last merged.
+    /// How many pairs it had, and how full its blocks were, when something was last merged.
     fill: Mutex<Option<(u64, Fill)>>,
 }
 
@@ -62,18 +62,25 @@ impl Link {
 
     /// Runs `f` on how full each block is, by its bits.
     pub(crate) fn with_fill<R>(&self, f: impl FnOnce(&mut Fill) -> R) -> R {
+        self.with_known(|(_, fill)| f(fill))
+    }
+
+    /// The same, together with the number of pairs of which the fill knows.
+    fn with_known<R>(&self, f: impl FnOnce(&mut (u64, Fill)) -> R) -> R {
         let mut fill = self.fill.lock();
         let pairs = self.pairs();
         let known = fill.take().filter(|(then, _)| pairs <= then + then / FILL_IS_STALE);
-        let (_, known) = fill.insert(known.unwrap_or_else(|| (pairs, Fill::of(&self.filter))));
+        let known = fill.insert(known.unwrap_or_else(|| (pairs, Fill::of(&self.filter))));
+        known.1.since = pairs.saturating_sub(known.0);
         f(known)
     }
 
     /// Adds to block number `block` the bits of `theirs`, which stand for `added` pairs that it has not.
     pub(crate) fn join(&self, block: usize, theirs: &[u64], added: u64) {
-        self.with_fill(|fill| {
+        self.with_known(|(known, fill)| {
             self.filter.or(block_range(self.filter.pages(), block), theirs);
             fill.measure(&self.filter, block);
+            *known += added;
             let uneven = fill.pairs().saturating_sub(self.pairs() + added);
             let before = self.uneven.swap(uneven, Relaxed);
             self.load.fetch_add((added + uneven).wrapping_sub(before), Relaxed);

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Answer, Member, TableDecoder};
+use crate::{Answer, BlockPlace, Member, TableDecoder};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -326,6 +326,143 @@ fn a_frozen_table_survives_a_restart() {
     drop(rewrite);
     shelf.write(&space, 0, || ());
     assert!(right(&space) && right(&shelf.restored(&space)));
+}
+
+/// What a log has of a merge, told to a space that has the table elsewhere, or is about to: bits and all it has what the leader has in memory.
+#[test]
+fn a_block_of_a_table_elsewhere_is_not_lost() {
+    let site = || Space::new(Options { spill: false, pairs_per_table: 20_000 * 8, ..options(0.001) }).unwrap();
+    let (leader, there) = (site(), site());
+    let follower = Space::new(Options { spill: true, ..leader.options().clone() }).unwrap();
+    for space in [&leader, &there, &follower] {
+        (0..100).for_each(|id| assert_eq!(space.add(id, &member(id)).unwrap(), Change::Changed));
+        assert!(space.roll_now());
+    }
+    // More than the first filter holds, and some of them revoked.
+    let pair = |n: u64| (n % 100, member(1000 + n));
+    let (all, gone) = (60_000, 59_000);
+    (0..all).for_each(|n| assert_ne!(there.add(pair(n).0, &pair(n).1).unwrap(), Change::Unknown));
+    (gone..all).for_each(|n| assert_ne!(there.remove(pair(n).0, &pair(n).1).unwrap(), Change::Unknown));
+    (0..50).for_each(|n| assert_ne!(leader.add(pair(gone + n).0, &pair(gone + n).1).unwrap(), Change::Unknown));
+    (0..50).for_each(|n| assert_ne!(leader.remove(pair(gone + n).0, &pair(gone + n).1).unwrap(), Change::Unknown));
+    // Revoked here, set there.
+    for space in [&leader, &follower] {
+        (0..9).for_each(|n| assert_ne!(space.add(pair(n).0, &pair(n).1).unwrap(), Change::Unknown));
+        (0..9).for_each(|n| assert_ne!(space.remove(pair(n).0, &pair(n).1).unwrap(), Change::Unknown));
+    }
+    let mut bytes = vec![];
+    let sink = |block: &[u8]| {
+        bytes.extend_from_slice(block);
+        Ok::<(), ()>(())
+    };
+    assert!(there.export_blocks(0, &(0..100).collect::<Vec<_>>(), sink).unwrap());
+    let (mut rest, mut log) = (&bytes[..], vec![]);
+    while !rest.is_empty() {
+        let block = leader.read_block(&mut rest).unwrap();
+        let ((), changed) = leader.merge_block(&block, || ()).unwrap();
+        log.push((block.place(), leader.block_state(block.place()).unwrap(), changed));
+    }
+    assert!(log.len() >= 5 && log.iter().any(|(place, ..)| place.link > 1), "{} blocks", log.len());
+    let tell = |space: &Space, log: &[(BlockPlace, Vec<u8>, Vec<u128>)]| {
+        for (place, state, changed) in log {
+            assert_eq!(space.put_block(*place, state), Ok(()));
+            for &hash in changed {
+                let pair = Pair::from_hash(0, hash);
+                space.put(&pair, leader.contains_pair(&pair) == Answer::Yes).unwrap();
+            }
+        }
+    };
+    let right = |space: &Space, what: &str| {
+        for n in 0..all {
+            let (id, viewer) = pair(n);
+            assert_eq!(space.contains(id, &viewer), leader.contains(id, &viewer), "{what}: {n}");
+        }
+        assert!((0..gone).all(|n| space.contains(pair(n).0, &pair(n).1) == Answer::Yes), "{what}");
+    };
+    let shelf = Shelf::default();
+    // One comes before, one while the table is written for the first time, the rest later; told twice, as by a log that is read again.
+    tell(&follower, &log[..1]);
+    shelf.write(&follower, 0, || tell(&follower, &log[..2]));
+    assert_eq!(follower.late().0 % 2048, 9, "two blocks, and what is liked again");
+    let middle = log.len() - 2;
+    tell(&follower, &log[1..middle]);
+    tell(&follower, &log[1..middle]);
+    let waiting = follower.late().0;
+    assert_eq!(waiting / 2048, middle, "of one place they are one");
+    assert_eq!(follower.most_late(), Some((0, waiting)));
+    let restored = shelf.restored(&follower);
+    assert_eq!(restored.late().0, waiting);
+    tell(&restored, &log[middle..]);
+    right(&restored, "restored");
+    // The same block comes again with other bits while it is written.
+    let (place, state, _) = &log[0];
+    let place_and = |bits: u8| {
+        let mut state = state.clone();
+        state[16 + 77] |= bits;
+        assert_eq!(follower.put_block(*place, &state), Ok(()));
+    };
+    shelf.write(&follower, 0, || place_and(0xff));
+    assert_eq!(follower.late().0, 2048, "that one is still to be written");
+    tell(&follower, &log[middle..]);
+    right(&follower, "beside its pages");
+    shelf.write(&follower, 0, || ());
+    assert_eq!(follower.late(), (0, follower.late().1));
+    right(&follower, "in its pages");
+    right(&shelf.restored(&follower), "in its pages, restored");
+    let stored = shelf.tables.lock()[&0].clone();
+    let (_, table) = leader.table_at(0).unwrap();
+    let words = table.links().flat_map(|link| link.filter.words().iter().map(|word| word.load(Relaxed)));
+    let stored_words = stored.pages.as_flattened().as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+    let (mut more, mut missing) = (0, 0);
+    for (ours, theirs) in words.zip(stored_words) {
+        missing += (ours & !theirs).count_ones();
+        more += (theirs & !ours).count_ones();
+    }
+    assert_eq!(stored.chain.links(), table.links().count());
+    assert!(missing == 0 && more <= 8 + 9 * 14, "{missing} bits are missing, {more} are of what is liked again");
+    let (pairs, ours) = (stored.chain.pairs(), table.pairs());
+    assert!(pairs.abs_diff(ours) * 100 < ours, "{pairs} pairs for {ours}");
+    // Here it is not merged with another site's.
+    let block = follower.read_block(&mut &bytes[..]).unwrap();
+    assert!(matches!(follower.merge_block(&block, || ()), Err(crate::MergeError::Elsewhere { low: 0 })));
+}
+
+/// The same, while the table is frozen and still in memory: a snapshot of that moment has it.
+#[test]
+fn a_block_of_a_frozen_table_survives_a_restart() {
+    let (shelf, space, there) = (Shelf::default(), filled(0.001, 500), filled(0.001, 500));
+    let late = |n: u64| (100 + n % 500, member(n));
+    (500..700).for_each(|n| assert_eq!(there.add(late(n).0, &late(n).1).unwrap(), Change::Changed));
+    let mut state = None;
+    let sink = |bytes: &[u8]| {
+        let block = there.read_block(&mut &bytes[..]).unwrap();
+        state = Some((block.place(), there.block_state(block.place()).unwrap()));
+        Ok::<(), ()>(())
+    };
+    assert!(there.export_blocks(0, &[0], sink).unwrap());
+    let (place, state) = state.unwrap();
+    let rewrite = space.begin_rewrite(0).unwrap().unwrap();
+    space.put_block(place, &state).unwrap();
+    let right = |space: &Space| (0..700).all(|n| space.contains(late(n).0, &late(n).1) == Answer::Yes);
+    assert!(right(&space));
+    let restored = shelf.restored(&space);
+    assert!(right(&restored) && !restored.is_cold(100));
+    drop(rewrite);
+    shelf.write(&space, 0, || ());
+    assert!(right(&space) && right(&shelf.restored(&space)));
+    // What a snapshot says of a block is not believed if no table has such a one.
+    let mut late = HashMap::new();
+    let piece = |link: u64, words: usize| {
+        let mut bytes: Vec<u8> = [0, 0, 2, link, 0].iter().flat_map(|n: &u64| n.to_le_bytes()).collect();
+        bytes.resize(bytes.len() + words * 8, 7);
+        bytes
+    };
+    for (link, words) in [(0, 2), (16, 512), (u64::MAX, 512)] {
+        late.clear();
+        Late::take(&mut late, &piece(link, words)).unwrap();
+        assert!(there.put_late(&late).is_err(), "filter {link}, {words} words");
+    }
+    assert!(Late::take(&mut late, &piece(0, 1)[..40]).is_err(), "no words");
 }
 
 /// Part of the format: pages and note of a table are for ever what they were.

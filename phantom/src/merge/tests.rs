@@ -330,8 +330,8 @@ fn a_table_keeps_its_rate_however_its_blocks_are_filled() {
     let link = table.link(0).unwrap();
     let allowed = link.filter.sizing().rate(link.capacity(), link.filter.pages());
     let mut member = 0;
-    while Fill::of(&link.filter).rate() < allowed * 1.3 {
-        for _ in 0..link.capacity() / 50 {
+    while Fill::of(&link.filter).rate() < allowed * 1.1 {
+        for _ in 0..link.capacity() / 400 {
             member += 1;
             Table::set(link, &there.pair(member % 50, &Member::Number(member)));
         }
@@ -348,12 +348,19 @@ fn a_table_keeps_its_rate_however_its_blocks_are_filled() {
     };
     assert!(matches!(refused, MergeError::Overfull));
     assert!(merged > all / 2 && merged < all, "{merged} of {all}: each of them alone is within its bound");
+    let by_bits = || {
+        let (_, table) = here.table_at(0).unwrap();
+        table.links().map(|link| Fill::of(&link.filter).rate()).sum::<f64>()
+    };
+    // Three deviations of 180 pages are 3.6 %, and a twentieth of the rate was left for extensions.
+    assert!(by_bits() <= 0.001, "{} by its bits", by_bits());
     let table = &here.tables_probed(4_000_000)[0];
     assert!(table.measured_rate <= 0.00105, "{table:?}");
     // And however much comes afterwards.
     (0..400_000).for_each(|m| assert!(here.add(m % 50, &Member::Number(1 << 40 | m)).is_ok()));
+    assert!(by_bits() <= 0.00103, "{} by its bits", by_bits());
     let table = &here.tables_probed(4_000_000)[0];
-    assert!(table.extensions > 0 && table.measured_rate <= 0.0011, "{table:?}");
+    assert!(table.extensions > 0 && table.measured_rate <= 0.00108, "{table:?}");
     // As it is stored and read again it has no more room than before.
     let mut decoder = crate::TableDecoder::new(here.options(), 1 << 30);
     assert!(here.encode_table(0, |piece| decoder.feed(piece)).unwrap());

@@ -256,8 +256,8 @@ impl Run {
         }
         let tables = self.space.tables();
         self.events.rolls = self.space.changes();
-        // Filters of a page or two may be somewhat fuller by chance when they are joined (M1).
-        let most = if self.events.merged == 0 { 1.0 } else { 2.3 };
+        // When filters are joined (M1), three deviations of one page at 0.1 % are 1.6 times the 95.2 % that the first has, and 2.3 times the rest for extensions.
+        let most = if self.events.merged == 0 { 1.0 } else { 1.65 };
         assert!(tables.iter().all(|table| table.expected_rate <= table.configured_rate * most), "{tables:#?}");
         assert!(tables.iter().all(|table| table.revoked <= self.options.max_revoked));
     }

@@ -78,10 +78,6 @@ pub(crate) fn apply_record(
         Some(RecordKind::Block) => {
             let (place, state) = decode_block(payload)?;
             let space = existence()?;
-            // It was merged before the table was frozen, and is in its file; merges are refused since, and where a space spills at all.
-            if space.is_cold(place.low) {
-                return Ok(());
-            }
             // After the change, as with rows and pairs.
             let made = space.put_block(place, state);
             parts.touch(number, place.low);

@@ -131,12 +131,6 @@ impl From<phantom::DecodeError> for RestoreError {
     }
 }
 
-impl From<phantom::Error> for RestoreError {
-    fn from(error: phantom::Error) -> RestoreError {
-        RestoreError::Unsound(error.to_string())
-    }
-}
-
 impl RestoreError {
     /// As the store's, which names a file.
     fn of(self, store: &Store, name: &str) -> store::Error {
