@@ -102,20 +102,28 @@ impl<'a> Way<'a> {
 impl Read<'_> {
     /// See [`crate::Space::get_batch`].
     pub fn get_batch(&mut self, ids: &[u64], rows: &mut Vec<i64>, found: &mut Vec<bool>) {
+        self.chunks(ids, rows, |number, hits| found.extend((0..number).map(|i| hits >> i & 1 == 1)));
+    }
+
+    /// The same for who takes a row that does not exist for one of zeros.
+    pub fn get_rows(&mut self, ids: &[u64], rows: &mut Vec<i64>) {
+        self.chunks(ids, rows, |_, _| ());
+    }
+
+    /// Appends the rows, and tells of each chunk how many ids it had and, in bits, of which there is a row.
+    #[inline(always)]
+    fn chunks(&mut self, ids: &[u64], rows: &mut Vec<i64>, mut tell: impl FnMut(usize, u32)) {
         let width = self.shape.schema.width();
         let mut at = rows.len();
         rows.resize(at + ids.len() * width, 0);
         for ids in ids.chunks(CHUNK) {
             let rows = &mut rows[at..at + ids.len() * width];
             at += ids.len() * width;
-            let (hits, mut unsure) = self.get_chunk(ids, width, rows);
-            let first = found.len();
-            found.extend((0..ids.len()).map(|i| hits >> i & 1 == 1));
-            while unsure != 0 {
-                let i = unsure.trailing_zeros() as usize;
-                unsure &= unsure - 1;
-                found[first + i] = self.get(ids[i], &mut rows[i * width..][..width]);
+            let (mut hits, unsure) = self.get_chunk(ids, width, rows);
+            for i in members(unsure) {
+                hits |= u32::from(self.get(ids[i], &mut rows[i * width..][..width])) << i;
             }
+            tell(ids.len(), hits);
         }
     }
 

@@ -66,6 +66,9 @@ pub enum DecodeError {
     /// It was made with another secret: its pairs cannot be found with ours.
     #[error("made by a space with another seed")]
     OtherSeed,
+    /// It was made for another false-positive rate: its filters have other bits for a pair.
+    #[error("made by a space with another false-positive rate")]
+    OtherRate,
     /// It would take more memory than was allowed.
     #[error("takes {bytes} bytes, {limit} are allowed")]
     TooLarge {
@@ -481,6 +484,9 @@ impl Space {
         let high = is_known.then(|| u64_at(head, 24));
         if !(body - HEAD_FIXED).is_multiple_of(ASIDE_PAIR) {
             return Err(corrupt(HEAD_FIXED, "half a pair"));
+        }
+        if tables.iter().any(|stored| stored.table.rate() != options.false_positive_rate) {
+            return Err(DecodeError::OtherRate);
         }
         tables.sort_by_key(|stored| stored.low);
         // Where one is missing it was recycled, and all below it. (The newest of its time says that it has no end.)

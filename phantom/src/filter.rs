@@ -26,6 +26,9 @@ const LINE_WORDS: usize = LINE_BITS / 64;
 /// 9-bit draws in a word.
 const DRAWS: usize = 7;
 
+/// A line of a filter.
+pub(crate) type Line = [AtomicU64; LINE_WORDS];
+
 const _: () = assert!(MOST_BITS <= DRAWS && LINE_WORDS * LINES == PAGE_WORDS);
 
 /// Where a pair's bits are in one filter.
@@ -122,8 +125,14 @@ impl Filter {
         self.words.prefetch(first);
     }
 
+    /// The first line of all.
+    pub(crate) fn first(&self) -> &Line {
+        self.line(0)
+    }
+
+    /// The line that begins with word `first`.
     #[inline(always)]
-    fn line(&self, first: usize) -> &[AtomicU64; LINE_WORDS] {
+    pub(crate) fn line(&self, first: usize) -> &Line {
         self.words.get(first..).and_then(<[AtomicU64]>::first_chunk).expect("a line of eight words")
     }
 
@@ -136,35 +145,15 @@ impl Filter {
     /// What the first line alone says: no, to 99 of 100 pairs that are not set.
     #[inline(always)]
     pub(crate) fn may_contain(&self, pair: &Pair, spot: &Spot) -> bool {
-        self.may_contain_in(spot.line(0), draws(pair, 0))
-    }
-
-    /// The same for a pair of which the [first line](Filter::first_line) and its [draws](draws) are at hand.
-    #[inline(always)]
-    pub(crate) fn may_contain_in(&self, first: usize, draws: u64) -> bool {
-        self.has_draws(self.line(first), draws)
+        has_draws(self.sizing.bits, self.line(spot.line(0)), draws(pair, 0))
     }
 
     /// The rest of the check, for pairs that [`Filter::may_contain`].
     #[inline]
     pub(crate) fn does_contain(&self, pair: &Pair, spot: &Spot) -> bool {
         let sides = [draws(pair, 0), draws(pair, 1)];
-        self.has_draws(self.line(spot.line(1)), sides[1])
+        has_draws(self.sizing.bits, self.line(spot.line(1)), sides[1])
             && (0..2).all(|side| self.has_repeats(spot, side, sides[side]))
-    }
-
-    /// Whether the bits of the first draws are set, all looked at: to stop at the first zero is a jump that no processor can foresee, and
-    /// that costs more than five loads from a line at hand.
-    #[inline(always)]
-    fn has_draws(&self, line: &[AtomicU64; LINE_WORDS], draws: u64) -> bool {
-        // The usual numbers without a loop.
-        match self.sizing.bits {
-            6 => all_set::<6>(line, draws),
-            7 => all_set::<7>(line, draws),
-            5 => all_set::<5>(line, draws),
-            3 => all_set::<3>(line, draws),
-            bits => (0..bits).fold(1, |all, i| all & bit(line, draws >> (9 * i))) & 1 == 1,
-        }
     }
 
     /// The rest of the check, for a line in which the bits of the first draws are set.
@@ -267,17 +256,36 @@ pub(crate) fn page_set(page: &mut [u8; PAGE_BYTES], pair: &Pair, bits: usize) {
 
 /// The bit that a draw, the lowest nine bits, names; above it anything.
 #[inline(always)]
-fn bit(line: &[AtomicU64; LINE_WORDS], draw: u64) -> u64 {
+fn bit(line: &Line, draw: u64) -> u64 {
     line[draw as usize / 64 % LINE_WORDS].load(Relaxed) >> (draw % 64)
 }
 
+/// Whether the bits of the first draws are set, all looked at: to stop at the first zero is a jump that no processor can foresee, and
+/// that costs more than five loads from a line at hand.
 #[inline(always)]
-fn all_set<const BITS: usize>(line: &[AtomicU64; LINE_WORDS], draws: u64) -> bool {
-    let mut all = 1;
-    for i in 0..BITS {
-        all &= bit(line, draws >> (9 * i));
+fn has_draws(bits: usize, line: &Line, draws: u64) -> bool {
+    (0..bits).fold(1, |all, i| all & bit(line, draws >> (9 * i))) & 1 == 1
+}
+
+/// What the first lines of the first `number` pairs say, whose filters all have so many bits of a pair in a line: a bit for each pair that may be
+/// set.
+pub(crate) fn seem_set<const N: usize>(bits: usize, number: usize, lines: &[&Line; N], pairs: &[Pair; N]) -> u32 {
+    // So that no loop over bits is left.
+    match bits {
+        7 => all_seem_set::<7, N>(number, lines, pairs),
+        6 => all_seem_set::<6, N>(number, lines, pairs),
+        5 => all_seem_set::<5, N>(number, lines, pairs),
+        4 => all_seem_set::<4, N>(number, lines, pairs),
+        3 => all_seem_set::<3, N>(number, lines, pairs),
+        2 => all_seem_set::<2, N>(number, lines, pairs),
+        _ => all_seem_set::<1, N>(number, lines, pairs),
     }
-    all & 1 == 1
+}
+
+#[inline(always)]
+fn all_seem_set<const BITS: usize, const N: usize>(number: usize, lines: &[&Line; N], pairs: &[Pair; N]) -> u32 {
+    let seems = |i: usize| has_draws(BITS, lines[i], draws(&pairs[i], 0));
+    (0..number.min(N)).rev().fold(0, |seem, i| seem << 1 | u32::from(seems(i)))
 }
 
 /// The first `bits` different draws, as a mask over a line.

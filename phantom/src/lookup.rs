@@ -3,7 +3,7 @@
 //! The order matters. A pair aside moves into a table at any moment, first stored there, then deleted here. So a reader asks the
 //! aside first; and takes the list of tables only after that, or the list might lack the table into which the pair went (P1).
 //!
-//! A batch goes in two passes, as the counters do: [`Space::ask`] hashes all pairs and has the first line of each fetched; [`Space::answer`]
+//! A batch goes in two passes, as the counters do: [`Lookup::ask`] hashes all pairs and has the first line of each fetched; [`Asked::answer`]
 //! looks. The fetches overlap, and a check costs what two of them cost in a row of many, not the wait for one. Whoever has other
 //! memory to wait for does so between the two.
 //!
@@ -11,8 +11,8 @@
 //! filter has, so that no jump depends on what is found for one pair. Whether a pair is to be looked at is no jump either: its line has been
 //! fetched, so it is looked at, and the answer is left out.
 
-use crate::filter::draws;
-use crate::hash::{Member, Pair};
+use crate::filter::{Line, seem_set};
+use crate::hash::{Member, Pair, Ready};
 use crate::options::Answer;
 use crate::space::Space;
 use crate::table::{State, Table};
@@ -22,22 +22,23 @@ use std::sync::Arc;
 /// Most ids that are asked for together: enough for all fetches that a core has in flight, and a bit each in a u32.
 pub const BATCH: usize = 32;
 
-/// Ids that were asked for ([`Space::ask`]): what is known of them already, and where to look for the rest. Its memory is meant to be used
-/// again.
-#[derive(Default)]
-pub struct Asked {
-    tables: Option<Loaded<Arc<Table>>>,
-    /// How many they are.
-    number: usize,
-    pairs: [Pair; BATCH],
-    /// Where the first line of each is in the first filter of its table, and what its bits there are drawn from.
-    lines: [usize; BATCH],
-    draws: [u64; BATCH],
-    /// Indexes of their tables.
-    at: [u32; BATCH],
-    /// In bits: those that are set, as they are held aside; those below the horizon; those to be looked up; of these, those whose table has more
-    /// than one filter.
+/// One member and at most [`BATCH`] ids that are about to be looked up: what has to be asked before the list of tables is taken, and that list.
+pub struct Lookup<'s> {
+    space: &'s Space,
+    ids: &'s [u64],
+    member: Ready,
+    tables: Loaded<Arc<Table>>,
+    /// In bits: pairs that are set, as they are held aside.
     aside: u32,
+}
+
+/// A [`Lookup`] whose memory was asked for: what is known already, and where to look for the rest.
+pub struct Asked<'l> {
+    lookup: &'l Lookup<'l>,
+    /// Each pair, and its first line in the first filter of its table.
+    pairs: [Pair; BATCH],
+    lines: [&'l Line; BATCH],
+    /// In bits: ids below the horizon; pairs to be looked up; of these, those whose table has more than one filter.
     unknown: u32,
     open: u32,
     chained: u32,
@@ -97,68 +98,23 @@ impl Space {
     /// One member, many ids, the feed's shape: appends an answer per id. Faster per id than [`Space::contains`], as the memory
     /// of up to 32 pairs is fetched at once.
     pub fn contains_batch(&self, member: &Member, ids: &[u64], out: &mut Vec<Answer>) {
-        let mut asked = Asked::default();
         for ids in ids.chunks(BATCH) {
-            self.ask(member, ids, &mut asked);
-            let answers = self.answer(&mut asked, u32::MAX);
+            let answers = self.lookup(member, ids).ask().answer(u32::MAX);
             out.extend((0..ids.len()).map(|i| answers.at(i)));
         }
     }
 
-    /// The first pass over one member and at most [`BATCH`] ids. See the top of the file.
-    pub fn ask(&self, member: &Member, ids: &[u64], asked: &mut Asked) {
+    /// Begins to look up one member and at most [`BATCH`] ids. See the top of the file.
+    pub fn lookup<'s>(&'s self, member: &Member, ids: &'s [u64]) -> Lookup<'s> {
         assert!(ids.len() <= BATCH, "{} ids at once", ids.len());
         let member = self.seed.ready(member);
-        (asked.number, asked.aside) = (ids.len(), 0);
+        let mut aside = 0;
         if !self.aside.is_empty() {
             let are_aside = ids.iter().map(|&id| self.is_aside(&self.seed.pair(id, member)));
-            asked.aside = are_aside.enumerate().fold(0, |bits, (i, is_aside)| bits | u32::from(is_aside) << i);
+            aside = are_aside.enumerate().fold(0, |bits, (i, is_aside)| bits | u32::from(is_aside) << i);
         }
         // After the aside: see the top of the file.
-        let tables = asked.tables.insert(self.ring.load());
-        let (mut unknown, mut chained) = (0u32, 0u32);
-        for (i, &id) in ids.iter().enumerate() {
-            let pair = self.seed.pair(id, member);
-            let index = tables.index_of(id);
-            // Below the horizon anything may be looked at.
-            let at = index.unwrap_or_default();
-            let table: &Table = tables.entries()[at].table();
-            let filter = table.first_filter();
-            let line = filter.first_line(&pair);
-            filter.prefetch_line(line);
-            unknown |= u32::from(index.is_none()) << i;
-            if table.is_chained() {
-                chained |= 1 << i;
-                table.prefetch_for_no(&pair, &filter.spot(&pair));
-            }
-            (asked.at[i], asked.lines[i], asked.draws[i]) = (at as u32, line, draws(&pair, 0));
-            asked.pairs[i] = pair;
-        }
-        let all = u32::MAX.checked_shr((BATCH - ids.len()) as u32).unwrap_or(0);
-        (asked.unknown, asked.chained, asked.open) = (unknown, chained, all & !unknown & !asked.aside);
-    }
-
-    /// The second pass: the answers for the ids that were asked for. Those whose bit in `wanted` is not set are not looked up, but answered
-    /// with no, or with unknown below the horizon: for flags of which it is known that nobody has set them.
-    pub fn answer(&self, asked: &mut Asked, wanted: u32) -> Answers {
-        let Some(tables) = asked.tables.take() else { return Answers::default() };
-        let Asked { pairs, lines, draws, at, .. } = &*asked;
-        let table = |i: usize| -> &Table { tables.entries()[at[i] as usize].table() };
-        let open = asked.open & wanted;
-        let may = |i: usize| table(i).first_filter().may_contain_in(lines[i], draws[i]);
-        let maybe = open & (0..asked.number.min(BATCH)).fold(0, |bits, i| bits | u32::from(may(i)) << i);
-        let spot = |i: usize| table(i).first_filter().spot(&pairs[i]);
-        ones(maybe).for_each(|i| table(i).first_filter().prefetch(&spot(i), 1));
-        let mut found = ones(maybe)
-            .fold(0, |bits, i| bits | u32::from(table(i).first_filter().does_contain(&pairs[i], &spot(i))) << i);
-        for i in ones(open & !found & asked.chained) {
-            found |= u32::from(table(i).more_contain(&pairs[i], &spot(i))) << i;
-        }
-        let mut yes = asked.aside & wanted;
-        for i in ones(found) {
-            yes |= u32::from(table(i).found(true, &pairs[i]) == State::Set) << i;
-        }
-        Answers { yes, unknown: asked.unknown & !yes }
+        Lookup { space: self, ids, member, tables: self.ring.load(), aside }
     }
 
     #[inline]
@@ -175,6 +131,70 @@ impl Space {
             let table = entry.table();
             table.prefetch(&pair, &table.first_filter().spot(&pair));
         }
+    }
+}
+
+impl Lookup<'_> {
+    /// The first pass: hashes all pairs and has the first line of each fetched.
+    pub fn ask(&self) -> Asked<'_> {
+        let oldest = self.tables.oldest();
+        let (pairs, lines) = ([Pair::default(); BATCH], [oldest.table().first_filter().first(); BATCH]);
+        let mut asked = Asked { lookup: self, pairs, lines, unknown: 0, open: 0, chained: 0 };
+        let mut bit = 1u32;
+        for ((&id, pair), line) in self.ids.iter().zip(&mut asked.pairs).zip(&mut asked.lines) {
+            *pair = self.space.seed.pair(id, self.member);
+            let entry = self.tables.find(id);
+            // Below the horizon anything may be looked at.
+            let table: &Table = entry.unwrap_or(oldest).table();
+            let filter = table.first_filter();
+            let first = filter.first_line(pair);
+            filter.prefetch_line(first);
+            *line = filter.line(first);
+            if table.is_chained() {
+                asked.chained |= bit;
+                table.prefetch_for_no(pair, &filter.spot(pair));
+            }
+            asked.unknown |= if entry.is_none() { bit } else { 0 };
+            asked.open |= bit;
+            bit = bit.wrapping_shl(1);
+        }
+        asked.open &= !asked.unknown & !self.aside;
+        asked
+    }
+}
+
+impl Asked<'_> {
+    /// The pair at position `i`, which is not below the horizon, and its table: for those of which the first line does not say all. They are few.
+    fn pair(&self, i: usize) -> (&Pair, &Table) {
+        let (pair, tables) = (&self.pairs[i], &self.lookup.tables);
+        (pair, tables.find(pair.id).unwrap_or(tables.oldest()).table())
+    }
+
+    /// The second pass: the answers for the ids that were asked for. Those whose bit in `wanted` is not set are not looked up, but answered
+    /// with no, or with unknown below the horizon: for flags of which it is known that nobody has set them.
+    pub fn answer(&self, wanted: u32) -> Answers {
+        let Lookup { space, ids, aside, .. } = *self.lookup;
+        let open = self.open & wanted;
+        let maybe = open & seem_set(space.sizing.bits, ids.len(), &self.lines, &self.pairs);
+        for i in ones(maybe) {
+            let (pair, table) = self.pair(i);
+            table.first_filter().prefetch(&table.first_filter().spot(pair), 1);
+        }
+        let mut found = 0;
+        for i in ones(maybe) {
+            let (pair, table) = self.pair(i);
+            found |= u32::from(table.first_filter().does_contain(pair, &table.first_filter().spot(pair))) << i;
+        }
+        for i in ones(open & !found & self.chained) {
+            let (pair, table) = self.pair(i);
+            found |= u32::from(table.more_contain(pair, &table.first_filter().spot(pair))) << i;
+        }
+        let mut yes = aside & wanted;
+        for i in ones(found) {
+            let (pair, table) = self.pair(i);
+            yes |= u32::from(table.found(true, pair) == State::Set) << i;
+        }
+        Answers { yes, unknown: self.unknown & !yes }
     }
 }
 

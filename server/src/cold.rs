@@ -36,7 +36,7 @@ use reads::Reads;
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// A row's name: its file's identity, and its id; a pair's: that, and its hash.
@@ -123,6 +123,7 @@ pub(crate) struct Cold {
     pub(crate) figures: Figures,
     /// Why the last spill or merge failed, if it did.
     pub(crate) trouble: parking_lot::Mutex<Option<String>>,
+    any: AtomicBool,
 }
 
 impl Cold {
@@ -141,7 +142,20 @@ impl Cold {
             reads: Reads::new(threads),
             figures: Figures::default(),
             trouble: parking_lot::Mutex::default(),
+            any: AtomicBool::new(false),
         })
+    }
+
+    /// Whether any row or flag of any space may lie on the disk: asked several times for each command, so it is one load. Once it is so it stays so,
+    /// and whoever has learnt of such a row or flag has learnt of this.
+    #[inline]
+    pub(crate) fn any(&self) -> bool {
+        self.any.load(Relaxed)
+    }
+
+    /// To be called before the first of them does.
+    fn begins(&self) {
+        self.any.store(true, Relaxed);
     }
 
     /// Bytes of the cached rows, and the most that they may be.

@@ -380,7 +380,7 @@ impl Engines {
     /// Whether any row, or flag, may lie on the disk.
     #[inline]
     pub(crate) fn has_cold(&self) -> bool {
-        self.counters.iter().any(|space| space.cold_end() > 0) || self.existences.iter().any(|space| space.cold.any())
+        self.cold.any()
     }
 
     /// Whether writers are to wait, as a space is nearly full and will soon be less so.

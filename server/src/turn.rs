@@ -188,15 +188,15 @@ impl Talk {
                     self.more = true;
                     return request.bytes.start;
                 }
-                let mut fetching = Fetching::default();
                 if has_cold {
+                    let mut fetching = Fetching::default();
                     commands::ask_cold(args, session, &node.engines, &mut fetching);
-                }
-                if !fetching.is_ready() {
-                    tallies.commands.add(index as u64);
-                    self.scanner.restart();
-                    self.fetch(node, &buf[request.bytes.end..], fetching);
-                    return request.bytes.start;
+                    if !fetching.is_ready() {
+                        tallies.commands.add(index as u64);
+                        self.scanner.restart();
+                        self.fetch(node, &buf[request.bytes.end..], fetching);
+                        return request.bytes.start;
+                    }
                 }
                 if !commands::execute(request.found, args, session, node, out, scratch) {
                     tallies.errors.add(1);

@@ -229,11 +229,9 @@ impl Run {
         let ids: Vec<u64> = (0..self.rng.usize(0..100)).map(|_| self.id()).collect();
         let gated: Vec<bool> = ids.iter().map(|_| self.rng.u32(0..4) == 0).collect();
         let mut answers = vec![Answer::Yes];
-        let mut asked = phantom::Asked::default();
         for (ids, gated) in ids.chunks(phantom::BATCH).zip(gated.chunks(phantom::BATCH)) {
             let wanted = gated.iter().enumerate().fold(0, |bits, (i, gated)| bits | u32::from(!gated) << i);
-            self.space.ask(&Member::Number(member), ids, &mut asked);
-            let found = self.space.answer(&mut asked, wanted);
+            let found = self.space.lookup(&Member::Number(member), ids).ask().answer(wanted);
             answers.extend((0..ids.len()).map(|i| found.at(i)));
         }
         assert_eq!(answers.len(), ids.len() + 1, "answers are appended");

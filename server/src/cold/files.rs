@@ -81,6 +81,9 @@ impl ColdSpace {
         let files = Files::new(files.collect::<store::Result<_>>()?);
         let end = files.0.last().map_or(0, |file| file.entry().tag.high.saturating_add(1));
         let newest = files.0.last().map(|file| (file.head().first, file.head().last));
+        if end > 0 {
+            self.shared.begins();
+        }
         self.set_files(files);
         space.attach(Box::new(Reader(self.clone())), end, newest);
         Ok(())

@@ -224,6 +224,7 @@ impl<'a> Ground<'a> {
         let files = cold.files();
         let (low, last, old) = files.cover(low, last);
         let room = self.room(space, low, last, &old)?;
+        cold.shared().begins();
         let mut spill = space.begin_spill(low, last);
 
         let most = space.rows_per_table().saturating_mul(2);

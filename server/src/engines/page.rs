@@ -2,7 +2,8 @@
 
 use super::{Engines, Tie};
 use crate::cold;
-use phantom::{Answer, Answers, Asked, BATCH, Member};
+use phantom::{Answer, Answers, BATCH, Member};
+use std::ops::Range;
 
 /// A column of a view; the first number is an index into [`View::sources`].
 pub(super) enum Column {
@@ -63,13 +64,10 @@ pub struct Page {
     living: Vec<(usize, usize)>,
     /// Rows of the first source, then of the second, ...
     rows: Vec<i64>,
-    found: Vec<bool>,
     /// Flags of the view.
     flags: usize,
     /// Answers for the first ids: the first flag, the second, ...; then those for the next ids.
     answers: Vec<Answers>,
-    /// Per flag, the ids that are being looked up.
-    asked: Vec<Asked>,
 }
 
 impl Page {
@@ -118,6 +116,17 @@ impl Page {
     }
 }
 
+/// A page that is being read: what was asked for.
+struct Asking<'a> {
+    view: &'a View,
+    viewer: &'a Member<'a>,
+    ids: &'a [u64],
+}
+
+/// Flags whose memory is asked for together. Each keeps on the stack where it looks for the ids, and one of the eight snapshots that a thread may hold
+/// without counting them.
+const FLAGS_TOGETHER: usize = 4;
+
 impl Engines {
     /// The counters of a view as they stand in its rows, each as "space.field".
     pub fn columns(&self, view: &View) -> Vec<String> {
@@ -133,53 +142,68 @@ impl Engines {
         names
     }
 
-    /// Reads a page: one viewer, many ids. It allocates only if `page` has never been so large. All flags are asked for before the counters are
-    /// read, so that they come into the cache meanwhile.
+    /// Reads a page: one viewer, many ids. It allocates only if `page` has never been so large.
     pub fn feed_get(&self, view: &View, viewer: &Member<'_>, ids: &[u64], page: &mut Page) {
         page.flags = view.flags.len();
         page.rows.clear();
-        page.found.clear();
         page.sources.clear();
-        page.answers.clear();
         page.columns.clear();
         page.living.clear();
-        page.asked.resize_with(view.flags.len().max(page.asked.len()), Asked::default);
-        let first = &ids[..ids.len().min(BATCH)];
-        for (flag, asked) in view.flags.iter().zip(&mut page.asked) {
-            self.existences[flag.space].ask(viewer, first, asked);
+        page.answers.clear();
+        page.answers.resize(ids.len().div_ceil(BATCH) * page.flags, Answers::default());
+        let asking = Asking { view, viewer, ids };
+        if page.flags == 0 {
+            self.read_counters(&asking, page);
         }
-        for (source, &space) in view.sources.iter().enumerate() {
-            let start = page.rows.len();
+        for first in (0..ids.len()).step_by(BATCH) {
+            for flag in (0..page.flags).step_by(FLAGS_TOGETHER) {
+                self.read_flags(&asking, first, flag..page.flags.min(flag + FLAGS_TOGETHER), page);
+            }
+        }
+    }
+
+    /// Some flags of [`BATCH`] ids from the `first` on. All are asked for before any is looked at, and before the counters are read, so that they
+    /// come into the cache meanwhile: each asks for its own, has the others do the same, and looks when they have come back.
+    fn read_flags(&self, asking: &Asking<'_>, first: usize, flags: Range<usize>, page: &mut Page) {
+        let Some(flag) = asking.view.flags[flags.clone()].first() else {
+            if page.sources.is_empty() {
+                self.read_counters(asking, page);
+            }
+            return;
+        };
+        let ids = &asking.ids[first..asking.ids.len().min(first + BATCH)];
+        let space = &self.existences[flag.space];
+        let lookup = space.lookup(asking.viewer, ids);
+        let asked = lookup.ask();
+        self.read_flags(asking, first, flags.start + 1..flags.end, page);
+        let gate = flag.gate.as_ref().filter(|gate| space.tie() == Some(gate.tie));
+        let wanted = gate.map_or(u32::MAX, |gate| {
+            let (start, width) = page.sources[gate.source];
+            let rows = page.rows[start + first * width..].chunks_exact(width.max(1));
+            // A row that could not be read is 0 here, and proves nothing.
+            space.not_disproved(ids, rows, gate.field) | cold::failed_among(ids)
+        });
+        page.answers[first / BATCH * page.flags + flags.start] = asked.answer(wanted);
+    }
+
+    /// The counters of all ids.
+    fn read_counters(&self, asking: &Asking<'_>, page: &mut Page) {
+        let Page { columns, straight, sources, living, rows, .. } = page;
+        for (source, &space) in asking.view.sources.iter().enumerate() {
+            let start = rows.len();
             let mut read = self.counters[space].read();
-            read.get_batch(ids, &mut page.rows, &mut page.found);
+            read.get_rows(asking.ids, rows);
             let schema = read.schema();
-            page.sources.push((start, schema.width()));
-            page.living.extend(schema.living().map(|(position, _)| (source, position)));
+            sources.push((start, schema.width()));
+            living.extend(schema.living().map(|(position, _)| (source, position)));
         }
-        let Page { columns, straight, sources, living, rows, answers, asked, .. } = page;
         let place = |(source, position): (usize, usize)| (sources[source].0 + position, sources[source].1);
-        for column in &view.columns {
+        for column in &asking.view.columns {
             match *column {
                 Column::Field(source, position) => columns.push(place((source, position))),
                 Column::All(all) => columns.extend(living.iter().filter(|&&(s, _)| s == all).map(|&c| place(c))),
             }
         }
         *straight = columns.windows(2).all(|pair| pair[1] == (pair[0].0 + 1, pair[0].1));
-        for (at, ids) in ids.chunks(BATCH).enumerate() {
-            for (flag, asked) in view.flags.iter().zip(&mut *asked) {
-                let space = &self.existences[flag.space];
-                if at > 0 {
-                    space.ask(viewer, ids, asked);
-                }
-                let gate = flag.gate.as_ref().filter(|gate| space.tie() == Some(gate.tie));
-                let wanted = gate.map_or(u32::MAX, |gate| {
-                    let (start, width) = sources[gate.source];
-                    let rows = rows[start + at * BATCH * width..].chunks_exact(width.max(1));
-                    // A row that could not be read is 0 here, and proves nothing.
-                    space.not_disproved(ids, rows, gate.field) | cold::failed_among(ids)
-                });
-                answers.push(space.answer(asked, wanted));
-            }
-        }
     }
 }
