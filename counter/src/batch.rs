@@ -1,7 +1,8 @@
 //! Reads of many rows at once, so that their memory accesses overlap and the processor rarely guesses wrong.
 //!
 //! ```text
-//!   begin      for all ids: table, bucket; ask the cache for the bucket
+//!   begin      for all ids: table, bucket
+//!              for all ids: ask the cache for the bucket
 //!   round      for those that are looking: which slots have the right first byte? Some -> candidates. None, but the mark -> onward.
 //!              for those that go onward:   the next bucket; ask the cache for it
 //!              for the candidates:         the whole tag, the fields, of the first such slot: taken -> done
@@ -48,6 +49,12 @@ impl<'a> Way<'a> {
     #[inline(always)]
     fn main(&self) -> &'a Segment {
         self.entry.table().main()
+    }
+
+    /// Asks the cache for the bucket.
+    #[inline(always)]
+    fn prefetch(&self) {
+        self.main().prefetch(self.index);
     }
 
     /// Looks at the first bytes of the bucket; whether the row may have gone on from here.
@@ -102,24 +109,26 @@ impl<'a> Way<'a> {
 impl Read<'_> {
     /// See [`crate::Space::get_batch`].
     pub fn get_batch(&mut self, ids: &[u64], rows: &mut Vec<i64>, found: &mut Vec<bool>) {
-        self.chunks(ids, rows, |number, hits| found.extend((0..number).map(|i| hits >> i & 1 == 1)));
+        self.chunks(ids, rows, || (), |number, hits| found.extend((0..number).map(|i| hits >> i & 1 == 1)));
     }
 
-    /// The same for who takes a row that does not exist for one of zeros.
-    pub fn get_rows(&mut self, ids: &[u64], rows: &mut Vec<i64>) {
-        self.chunks(ids, rows, |_, _| ());
+    /// The same for who takes a row that does not exist for one of zeros, and has other memory to ask the cache for: `meanwhile` runs when the first
+    /// rows have been asked for, before they are read; not if there are no ids.
+    pub fn get_rows(&mut self, ids: &[u64], rows: &mut Vec<i64>, meanwhile: impl FnOnce()) {
+        self.chunks(ids, rows, meanwhile, |_, _| ());
     }
 
     /// Appends the rows, and tells of each chunk how many ids it had and, in bits, of which there is a row.
     #[inline(always)]
-    fn chunks(&mut self, ids: &[u64], rows: &mut Vec<i64>, mut tell: impl FnMut(usize, u32)) {
+    fn chunks(&mut self, ids: &[u64], rows: &mut Vec<i64>, meanwhile: impl FnOnce(), mut tell: impl FnMut(usize, u32)) {
+        let mut meanwhile = Some(meanwhile);
         let width = self.shape.schema.width();
         let mut at = rows.len();
         rows.resize(at + ids.len() * width, 0);
         for ids in ids.chunks(CHUNK) {
             let rows = &mut rows[at..at + ids.len() * width];
             at += ids.len() * width;
-            let (mut hits, unsure) = self.get_chunk(ids, width, rows);
+            let (mut hits, unsure) = self.get_chunk(ids, width, rows, meanwhile.take());
             for i in members(unsure) {
                 hits |= u32::from(self.get(ids[i], &mut rows[i * width..][..width])) << i;
             }
@@ -128,7 +137,7 @@ impl Read<'_> {
     }
 
     /// Fills `rows`, which are zero, as far as that is quick. Two sets: the ids whose rows were found, and those to ask again for one by one.
-    fn get_chunk(&self, ids: &[u64], width: usize, rows: &mut [i64]) -> (u32, u32) {
+    fn get_chunk(&self, ids: &[u64], width: usize, rows: &mut [i64], meanwhile: Option<impl FnOnce()>) -> (u32, u32) {
         let ids = &ids[..ids.len().min(CHUNK)];
         let living = self.shape.living;
         // In the order in which rows move: aside, drained table, table.
@@ -141,6 +150,11 @@ impl Read<'_> {
             bit = bit.wrapping_shl(1);
         }
         let all = bit.wrapping_sub(1);
+        // Together: see there.
+        ways[..ids.len()].iter().flatten().for_each(Way::prefetch);
+        if let Some(meanwhile) = meanwhile {
+            meanwhile();
+        }
         let (mut hits, mut unsure) = (0, all & !looking);
         // In two parts: the rows of the first are taken while the lines of the second are on their way.
         let mut early = all >> (ids.len() / 2);
@@ -189,7 +203,7 @@ impl Read<'_> {
         (hits, unsure)
     }
 
-    /// Where `id` is looked for first, and is asked for; `None` if that is a place which the quick way does not know.
+    /// Where `id` is looked for first; `None` if that is a place which the quick way does not know.
     #[inline(always)]
     fn way(&self, id: u64) -> Option<Way<'_>> {
         let entry = self.tables.find(id)?;
@@ -198,7 +212,6 @@ impl Read<'_> {
         if entry.drains().is_some() || main.layout.byte_lines > 1 {
             return None;
         }
-        main.prefetch(home.bucket);
         let tag = home.remainder | main.layout.probe_one;
         Some(Way { entry, index: home.bucket, tag, matches: Matches::default() })
     }

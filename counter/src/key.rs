@@ -136,10 +136,18 @@ impl Keys {
     }
 }
 
+fn is_prime(n: u64) -> bool {
+    n >= 2 && (2..).take_while(|d| d * d <= n).all(|d| !n.is_multiple_of(d))
+}
+
 /// The smallest prime that is at least `n`. Below 2^32 this is at most some 10 trial divisions of 65,536 each.
 pub(crate) fn prime_from(n: u64) -> u64 {
-    let is_prime = |n: u64| n >= 2 && (2..).take_while(|d| d * d <= n).all(|d| !n.is_multiple_of(d));
     (n..).find(|&n| is_prime(n)).unwrap_or(n)
+}
+
+/// The largest prime that is at most `n`; 2 if there is none.
+pub(crate) fn prime_to(n: u64) -> u64 {
+    (2..=n).rev().find(|&n| is_prime(n)).unwrap_or(2)
 }
 
 #[cfg(test)]
@@ -237,5 +245,6 @@ mod tests {
     #[test]
     fn primes() {
         assert_eq!([1, 2, 14, 90, 4_000_000_000].map(prime_from), [2, 2, 17, 97, 4_000_000_007]);
+        assert_eq!([0, 2, 3, 18, 96, 4_000_000_010].map(prime_to), [2, 2, 3, 17, 89, 4_000_000_009]);
     }
 }

@@ -1,8 +1,11 @@
 //! How large a table is made: as few bits as its rows and its id range allow.
 
-use crate::key::{LEAST_BITS, LEAST_BUCKETS, prime_from};
+use crate::key::{LEAST_BITS, LEAST_BUCKETS, prime_from, prime_to};
 use crate::layout::Layout;
 use crate::schema::Schema;
+
+/// A table has no more buckets.
+const MOST_BUCKETS: u64 = 1 << 31;
 
 /// The size of a table's buckets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,12 +25,24 @@ impl Plan {
         loop {
             let layout = Layout::new(schema, bits);
             let needed = rows as f64 / (layout.slots as f64 * layout.roll_fill());
-            let buckets = (needed.ceil() as u64).clamp(LEAST_BUCKETS, 1 << 31);
+            let buckets = (needed.ceil() as u64).clamp(LEAST_BUCKETS, MOST_BUCKETS);
             if u128::from(buckets) << bits >= span {
                 return Plan { base, buckets: prime_from(buckets), remainder_bits: bits };
             }
             bits += 1;
         }
+    }
+
+    /// The same, for so many rows more that the buckets fill the last of their huge pages, if they have any.
+    pub(crate) fn in_whole_pages(self, schema: &Schema) -> Plan {
+        let bucket = Layout::new(schema, self.remainder_bits).words as u64 * 8;
+        if self.bytes(schema) < rolling::HUGE_PAGE_BYTES as u64 {
+            return self;
+        }
+        // One word of them is the one behind the last bucket.
+        let whole = self.bytes(schema).next_multiple_of(rolling::HUGE_PAGE_BYTES as u64) / bucket - 1;
+        let buckets = prime_to(whole.min(MOST_BUCKETS));
+        Plan { buckets: buckets.max(self.buckets), ..self }
     }
 
     /// Bytes of the buckets, of a table of this schema.
@@ -68,6 +83,22 @@ mod tests {
         // A million posts, one in 4096 ids: 64 bits a row, all in all.
         let plan = Plan::new(&schema, 1 << 50, (1 << 50) + (1 << 32) - 1, 1 << 20);
         assert!(plan.bytes(&schema) < (1 << 20) * 19 / 2, "{}", plan.bytes(&schema) as f64 / f64::from(1 << 20));
+    }
+
+    #[test]
+    fn a_large_plan_fills_its_huge_pages() {
+        let schema = Schema::parse("like:12 repost:8 comment:8 read:16").unwrap();
+        for rows in [1000, 200_000, 300_000, 1 << 20, 5_000_000, 67_108_864] {
+            let exact = Plan::new(&schema, 0, rows << 12, rows);
+            let plan = exact.clone().in_whole_pages(&schema);
+            let (bytes, page) = (plan.bytes(&schema) + 8, rolling::HUGE_PAGE_BYTES as u64);
+            if exact.bytes(&schema) < page {
+                assert_eq!(plan, exact);
+                continue;
+            }
+            assert_eq!(bytes.div_ceil(page), exact.bytes(&schema).div_ceil(page), "{rows} rows");
+            assert!(bytes.next_multiple_of(page) - bytes < page / 8, "{rows} rows in {bytes} bytes");
+        }
     }
 
     #[test]

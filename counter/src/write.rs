@@ -452,7 +452,7 @@ impl Space {
         let expected = (u128::from(gap) * u128::from(rows) * 3 / 2).min(u128::from(u64::MAX)) as u64;
         let jump = id.map_or(0, |id| id - base);
         let span = if jump > expected { jump.saturating_mul(JUMPS) } else { expected };
-        let plan = Plan::new(&schema, base, base.saturating_add(span), rows);
+        let plan = Plan::new(&schema, base, base.saturating_add(span), rows).in_whole_pages(&schema);
         let next = Table::new(&plan, schema, self.seed, &self.budget)?;
         if let Ok(boundary) = self.ring.roll(newest_low, end, next) {
             self.frontier.widen((u128::from(gap) * u128::from(rows)).min(u128::from(boundary - newest_low)) as u64);

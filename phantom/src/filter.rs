@@ -55,6 +55,7 @@ pub(crate) fn draws(pair: &Pair, side: usize) -> u64 {
 }
 
 /// A filter of a fixed number of pages. See the top of the file.
+#[repr(C)]
 pub(crate) struct Filter {
     words: Words,
     pages: usize,
@@ -116,13 +117,7 @@ impl Filter {
     /// Hints that one line of `spot` will be asked for or set soon.
     #[inline(always)]
     pub(crate) fn prefetch(&self, spot: &Spot, side: usize) {
-        self.prefetch_line(spot.line(side));
-    }
-
-    /// The same for the line that begins with word `first`.
-    #[inline(always)]
-    pub(crate) fn prefetch_line(&self, first: usize) {
-        self.words.prefetch(first);
+        self.words.prefetch(spot.line(side));
     }
 
     /// The first line of all.

@@ -3,11 +3,11 @@
 //! The order matters. A pair aside moves into a table at any moment, first stored there, then deleted here. So a reader asks the
 //! aside first; and takes the list of tables only after that, or the list might lack the table into which the pair went (P1).
 //!
-//! A batch goes in two passes, as the counters do: [`Lookup::ask`] hashes all pairs and has the first line of each fetched; [`Asked::answer`]
-//! looks. The fetches overlap, and a check costs what two of them cost in a row of many, not the wait for one. Whoever has other
-//! memory to wait for does so between the two.
+//! A batch goes in three passes: [`Lookup::place`] hashes all pairs, and finds the first line of each; [`Placed::fetch`] has these lines fetched, one
+//! right after the other; [`Placed::answer`] looks. The fetches overlap, and a check costs what two of them cost in a row of many, not the wait for
+//! one. Whoever has other memory to wait for has it fetched together with this, and waits for it between the last two.
 //!
-//! The second pass goes filter by filter, in bits: what the first line says of all pairs, which of those that it leaves open the whole
+//! The last pass goes filter by filter, in bits: what the first line says of all pairs, which of those that it leaves open the whole
 //! filter has, so that no jump depends on what is found for one pair. Whether a pair is to be looked at is no jump either: its line has been
 //! fetched, so it is looked at, and the answer is left out.
 
@@ -32,8 +32,8 @@ pub struct Lookup<'s> {
     aside: u32,
 }
 
-/// A [`Lookup`] whose memory was asked for: what is known already, and where to look for the rest.
-pub struct Asked<'l> {
+/// A [`Lookup`] whose pairs were placed: what is known already, and where to look for the rest.
+pub struct Placed<'l> {
     lookup: &'l Lookup<'l>,
     /// Each pair, and its first line in the first filter of its table.
     pairs: [Pair; BATCH],
@@ -99,7 +99,10 @@ impl Space {
     /// of up to 32 pairs is fetched at once.
     pub fn contains_batch(&self, member: &Member, ids: &[u64], out: &mut Vec<Answer>) {
         for ids in ids.chunks(BATCH) {
-            let answers = self.lookup(member, ids).ask().answer(u32::MAX);
+            let lookup = self.lookup(member, ids);
+            let placed = lookup.place();
+            placed.fetch();
+            let answers = placed.answer(u32::MAX);
             out.extend((0..ids.len()).map(|i| answers.at(i)));
         }
     }
@@ -135,42 +138,46 @@ impl Space {
 }
 
 impl Lookup<'_> {
-    /// The first pass: hashes all pairs and has the first line of each fetched.
-    pub fn ask(&self) -> Asked<'_> {
+    /// The first pass: hashes all pairs, and finds the first line of each.
+    pub fn place(&self) -> Placed<'_> {
         let oldest = self.tables.oldest();
         let (pairs, lines) = ([Pair::default(); BATCH], [oldest.table().first_filter().first(); BATCH]);
-        let mut asked = Asked { lookup: self, pairs, lines, unknown: 0, open: 0, chained: 0 };
+        let mut placed = Placed { lookup: self, pairs, lines, unknown: 0, open: 0, chained: 0 };
         let mut bit = 1u32;
-        for ((&id, pair), line) in self.ids.iter().zip(&mut asked.pairs).zip(&mut asked.lines) {
+        for ((&id, pair), line) in self.ids.iter().zip(&mut placed.pairs).zip(&mut placed.lines) {
             *pair = self.space.seed.pair(id, self.member);
             let entry = self.tables.find(id);
             // Below the horizon anything may be looked at.
             let table: &Table = entry.unwrap_or(oldest).table();
             let filter = table.first_filter();
-            let first = filter.first_line(pair);
-            filter.prefetch_line(first);
-            *line = filter.line(first);
+            *line = filter.line(filter.first_line(pair));
             if table.is_chained() {
-                asked.chained |= bit;
+                placed.chained |= bit;
                 table.prefetch_for_no(pair, &filter.spot(pair));
             }
-            asked.unknown |= if entry.is_none() { bit } else { 0 };
-            asked.open |= bit;
+            placed.unknown |= if entry.is_none() { bit } else { 0 };
+            placed.open |= bit;
             bit = bit.wrapping_shl(1);
         }
-        asked.open &= !asked.unknown & !self.aside;
-        asked
+        placed.open &= !placed.unknown & !self.aside;
+        placed
     }
 }
 
-impl Asked<'_> {
+impl Placed<'_> {
     /// The pair at position `i`, which is not below the horizon, and its table: for those of which the first line does not say all. They are few.
     fn pair(&self, i: usize) -> (&Pair, &Table) {
         let (pair, tables) = (&self.pairs[i], &self.lookup.tables);
         (pair, tables.find(pair.id).unwrap_or(tables.oldest()).table())
     }
 
-    /// The second pass: the answers for the ids that were asked for. Those whose bit in `wanted` is not set are not looked up, but answered
+    /// The second pass: has the first lines fetched, one right after the other ([`rolling::prefetch`] says why).
+    #[inline]
+    pub fn fetch(&self) {
+        self.lines[..self.lookup.ids.len().min(BATCH)].iter().for_each(|line| rolling::prefetch(*line));
+    }
+
+    /// The last pass: the answers for the ids. Those whose bit in `wanted` is not set are not looked up, but answered
     /// with no, or with unknown below the horizon: for flags of which it is known that nobody has set them.
     pub fn answer(&self, wanted: u32) -> Answers {
         let Lookup { space, ids, aside, .. } = *self.lookup;

@@ -33,6 +33,7 @@ use std::sync::{Arc, OnceLock};
 pub(crate) const LINKS: usize = 16;
 
 /// One filter of the chain.
+#[repr(C)]
 pub(crate) struct Link {
     pub(crate) filter: Filter,
     /// Those in the filter, and `uneven`.
@@ -122,13 +123,14 @@ pub(crate) struct Canaries {
     next: u64,
 }
 
-/// See the top of the file.
+/// See the top of the file. A lookup needs the first two and no more, so they lie in one line of the cache: a page meets the tables of all its ids.
+#[repr(C, align(64))]
 pub(crate) struct Table {
-    rate: f64,
-    first: Link,
-    more: [OnceLock<Link>; LINKS - 1],
     /// Index of the last filter of the chain.
     last: AtomicUsize,
+    first: Link,
+    rate: f64,
+    more: [OnceLock<Link>; LINKS - 1],
     growing: Mutex<()>,
     pub(crate) revoked: Arc<Revoked>,
     /// What stands for its filters if they lie elsewhere. Then `first` is an empty page, so that the table looks like one with an extension, and

@@ -1,7 +1,7 @@
 //! Zeroed, huge-page-backed memory for tables, as atomic words.
 //!
 //! Fresh pages cost nothing until they are touched, so opening a table is instant whatever its size; a table of 2 MiB or more
-//! asks for huge pages, which makes random access a tenth to a third faster (fewer TLB misses).
+//! asks for huge pages: what is read at random waits for the translation of its address more than for the line itself.
 //!
 //! This is the one file of the workspace's engines with `unsafe`, for three things that safe Rust cannot say:
 //! - *View of the map as atomics.* The map is private, anonymous, zero-filled, page-aligned and owned by `Words`, which never
@@ -15,8 +15,8 @@
 use std::ops::Deref;
 use std::sync::atomic::AtomicU64;
 
-/// From this size on, tables ask for huge pages.
-const HUGE_PAGE_BYTES: usize = 2 << 20;
+/// From this size on, tables ask for huge pages, and a table of a whole number of them lies in nothing else.
+pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// A fixed number of zeroed `AtomicU64`, aligned to a page.
 pub struct Words {
@@ -32,11 +32,16 @@ impl Words {
             .max(1)
             .checked_mul(8)
             .ok_or_else(|| std::io::Error::new(std::io::ErrorKind::OutOfMemory, "table size overflows"))?;
-        let map = memmap2::MmapOptions::new().len(bytes).map_anon()?;
+        // Maps of whole huge pages are laid on their boundaries (by Linux since 6.7; before, the first and the last part would lie in small ones).
+        let is_large = bytes >= HUGE_PAGE_BYTES;
+        let mapped = if is_large { bytes.checked_next_multiple_of(HUGE_PAGE_BYTES).unwrap_or(bytes) } else { bytes };
+        let map = memmap2::MmapOptions::new().len(mapped).map_anon()?;
         #[cfg(target_os = "linux")]
-        if bytes >= HUGE_PAGE_BYTES {
+        if is_large {
+            // What is behind the last whole one gets one, too, if it fills nearly all of it.
+            let huge = (bytes + HUGE_PAGE_BYTES / 8) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
             // A kernel without transparent huge pages refuses; small pages serve as well, only slower.
-            let _ = map.advise(memmap2::Advice::HugePage);
+            let _ = map.advise_range(memmap2::Advice::HugePage, 0, huge);
         }
         Ok(Words { map: map.into(), len })
     }
@@ -65,6 +70,23 @@ impl Words {
         #[cfg(not(target_arch = "x86_64"))]
         let _ = index;
     }
+}
+
+/// Hints that the cache line of `at` will be read soon.
+///
+/// A hint for an address that the processor has no translation of holds up those behind it until that is found, and half a dozen translations are
+/// looked for at a time, of the few hundred instructions that are under way. So of many hints compute the addresses first, and then give them one
+/// right after the other: on memory of a gigabyte that takes a half to a quarter of the time.
+#[inline(always)]
+pub fn prefetch<T>(at: &T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint: it reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(at).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
 }
 
 /// A bit for each byte of `words`, lowest byte first, that is `byte`. At most eight words.

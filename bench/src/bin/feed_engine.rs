@@ -11,9 +11,11 @@
 
 use clap::Parser;
 use phantom::Member;
+use rolling::Words;
 use rustix::time::{ClockId, clock_gettime};
 use std::hint::black_box;
 use std::sync::Barrier;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use tidemark_server::engines::Page;
 use tidemark_server::resp::{Limits, Scan, Scanner};
@@ -128,6 +130,37 @@ fn measure(args: &Args, rng: &mut fastrand::Rng, mut block: impl FnMut(&[Asked])
     rounds[rounds.len() / 2]
 }
 
+/// Nanoseconds of a page's bare fetches: of two lines side by side for each row, and one for each of two flags, at random from so many bytes of
+/// huge pages. Where they are is known beforehand; all are asked for, then all are read.
+fn floor(args: &Args, bytes: u64, rng: &mut fastrand::Rng) -> std::io::Result<f64> {
+    let words = Words::zeroed(bytes as usize / 8)?;
+    words.iter().step_by(512).for_each(|word| word.store(1, Relaxed));
+    let mut rounds: Vec<f64> = (0..args.rounds)
+        .map(|_| {
+            let mut spent = 0.0;
+            for _ in 0..args.pages.div_ceil(BLOCK) {
+                let places: Vec<usize> =
+                    (0..BLOCK * args.size * 3).map(|_| rng.usize(..words.len() / 16) * 16).collect();
+                let begin = now_ns();
+                for page in places.chunks_exact(args.size * 3) {
+                    let (rows, flags) = page.split_at(args.size);
+                    rows.iter().for_each(|&row| words.prefetch_lines::<2>(row));
+                    flags.iter().for_each(|&flag| words.prefetch(flag));
+                    let line = |&at: &usize| words[at].load(Relaxed);
+                    black_box(
+                        flags.iter().map(line).sum::<u64>()
+                            + rows.iter().map(|&row| line(&row) + line(&(row + 8))).sum::<u64>(),
+                    );
+                }
+                spent += now_ns() - begin;
+            }
+            spent / (args.pages.div_ceil(BLOCK) * BLOCK) as f64
+        })
+        .collect();
+    rounds.sort_by(f64::total_cmp);
+    Ok(rounds[rounds.len() / 2])
+}
+
 /// Pages per second of the clock, whole turns of one page, by several threads at once. The making of the pages is not counted.
 fn together(args: &Args, server: &tidemark_server::Server, threads: u64) -> f64 {
     let ready = Barrier::new(threads as usize);
@@ -202,6 +235,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         let (all, huge) = memory_mb();
         println!("{all} MB of memory in all, {huge} of them in huge pages");
+        let bytes = posts.memory_bytes() + liked.memory_bytes() + read.memory_bytes();
+        println!("bare fetches {:.0} ns a page of {}", floor(&args, bytes, &mut rng)?, args.size);
     }
     let mut local = server.local().ok_or("no client")?;
     let engines = server.engines();

@@ -231,7 +231,11 @@ impl Run {
         let mut answers = vec![Answer::Yes];
         for (ids, gated) in ids.chunks(phantom::BATCH).zip(gated.chunks(phantom::BATCH)) {
             let wanted = gated.iter().enumerate().fold(0, |bits, (i, gated)| bits | u32::from(!gated) << i);
-            let found = self.space.lookup(&Member::Number(member), ids).ask().answer(wanted);
+            let member = Member::Number(member);
+            let lookup = self.space.lookup(&member, ids);
+            let placed = lookup.place();
+            placed.fetch();
+            let found = placed.answer(wanted);
             answers.extend((0..ids.len()).map(|i| found.at(i)));
         }
         assert_eq!(answers.len(), ids.len() + 1, "answers are appended");

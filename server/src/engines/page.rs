@@ -2,7 +2,7 @@
 
 use super::{Engines, Tie};
 use crate::cold;
-use phantom::{Answer, Answers, BATCH, Member};
+use phantom::{Answer, Answers, BATCH, Member, Placed};
 use std::ops::Range;
 
 /// A column of a view; the first number is an index into [`View::sources`].
@@ -123,6 +123,18 @@ struct Asking<'a> {
     ids: &'a [u64],
 }
 
+/// Flags whose pairs are placed, the last one first.
+struct Flags<'a> {
+    placed: &'a Placed<'a>,
+    before: Option<&'a Flags<'a>>,
+}
+
+impl Flags<'_> {
+    fn fetch(&self) {
+        std::iter::successors(Some(self), |flags| flags.before).for_each(|flags| flags.placed.fetch());
+    }
+}
+
 /// Flags whose memory is asked for together. Each keeps on the stack where it looks for the ids, and one of the eight snapshots that a thread may hold
 /// without counting them.
 const FLAGS_TOGETHER: usize = 4;
@@ -153,29 +165,40 @@ impl Engines {
         page.answers.resize(ids.len().div_ceil(BATCH) * page.flags, Answers::default());
         let asking = Asking { view, viewer, ids };
         if page.flags == 0 {
-            self.read_counters(&asking, page);
+            self.read_counters(&asking, page, None);
         }
         for first in (0..ids.len()).step_by(BATCH) {
             for flag in (0..page.flags).step_by(FLAGS_TOGETHER) {
-                self.read_flags(&asking, first, flag..page.flags.min(flag + FLAGS_TOGETHER), page);
+                self.read_flags(&asking, first, flag..page.flags.min(flag + FLAGS_TOGETHER), page, None);
             }
         }
     }
 
-    /// Some flags of [`BATCH`] ids from the `first` on. All are asked for before any is looked at, and before the counters are read, so that they
-    /// come into the cache meanwhile: each asks for its own, has the others do the same, and looks when they have come back.
-    fn read_flags(&self, asking: &Asking<'_>, first: usize, flags: Range<usize>, page: &mut Page) {
+    /// Some flags of [`BATCH`] ids from the `first` on. All are placed before any memory is asked for, that of the counters included; then it is
+    /// asked for in one go, and comes into the cache while the counters are read. So each flag places its pairs, leaves the rest to the next one,
+    /// and looks when that has come back.
+    fn read_flags(
+        &self,
+        asking: &Asking<'_>,
+        first: usize,
+        flags: Range<usize>,
+        page: &mut Page,
+        before: Option<&Flags<'_>>,
+    ) {
         let Some(flag) = asking.view.flags[flags.clone()].first() else {
             if page.sources.is_empty() {
-                self.read_counters(asking, page);
+                self.read_counters(asking, page, before);
+            } else if let Some(before) = before {
+                before.fetch();
             }
             return;
         };
         let ids = &asking.ids[first..asking.ids.len().min(first + BATCH)];
         let space = &self.existences[flag.space];
         let lookup = space.lookup(asking.viewer, ids);
-        let asked = lookup.ask();
-        self.read_flags(asking, first, flags.start + 1..flags.end, page);
+        let placed = lookup.place();
+        let placed = Flags { placed: &placed, before };
+        self.read_flags(asking, first, flags.start + 1..flags.end, page, Some(&placed));
         let gate = flag.gate.as_ref().filter(|gate| space.tie() == Some(gate.tie));
         let wanted = gate.map_or(u32::MAX, |gate| {
             let (start, width) = page.sources[gate.source];
@@ -183,16 +206,20 @@ impl Engines {
             // A row that could not be read is 0 here, and proves nothing.
             space.not_disproved(ids, rows, gate.field) | cold::failed_among(ids)
         });
-        page.answers[first / BATCH * page.flags + flags.start] = asked.answer(wanted);
+        page.answers[first / BATCH * page.flags + flags.start] = placed.placed.answer(wanted);
     }
 
-    /// The counters of all ids.
-    fn read_counters(&self, asking: &Asking<'_>, page: &mut Page) {
+    /// The counters of all ids; `flags` are asked for with the first of them.
+    fn read_counters(&self, asking: &Asking<'_>, page: &mut Page, flags: Option<&Flags<'_>>) {
         let Page { columns, straight, sources, living, rows, .. } = page;
+        if let (Some(flags), true) = (flags, asking.view.sources.is_empty()) {
+            flags.fetch();
+        }
         for (source, &space) in asking.view.sources.iter().enumerate() {
             let start = rows.len();
             let mut read = self.counters[space].read();
-            read.get_rows(asking.ids, rows);
+            let fetch = || flags.filter(|_| source == 0).map_or((), Flags::fetch);
+            read.get_rows(asking.ids, rows, fetch);
             let schema = read.schema();
             sources.push((start, schema.width()));
             living.extend(schema.living().map(|(position, _)| (source, position)));
