@@ -148,6 +148,7 @@ impl ColdPairs {
         // Once there were some it is asked for ever: who looks does so without a barrier.
         if !files.is_empty() {
             self.any.store(true, Relaxed);
+            self.shared.begins();
         }
         self.files.store(Arc::new(files));
     }
