@@ -17,7 +17,7 @@ const INSTRUCTIONS: [(&str, f64); 6] = [
     ("page", 32400.0),
     ("pages", 258600.0),
     ("binary", 33900.0),
-    ("stock", 138100.0),
+    ("stock", 119000.0),
     ("likes", 96300.0),
 ];
 
