@@ -311,8 +311,8 @@ impl Clients {
         self.all.lock().remove(&id);
     }
 
-    /// All, by rising id.
+    /// All, by rising id. Not who is being disconnected: for its client it is gone already.
     pub(crate) fn list(&self) -> Vec<Arc<Client>> {
-        self.all.lock().values().cloned().collect()
+        self.all.lock().values().filter(|client| !client.killed.load(SeqCst)).cloned().collect()
     }
 }

@@ -138,6 +138,7 @@ fn who_listens_follows_or_waits_is_not_idle() {
         let info = redis::cmd("INFO").query::<redis::InfoDict>(&mut replica.connection()).unwrap();
         ["master_link_status", "repl_continued", "repl_full_syncs"].map(|name| info.get::<String>(name).unwrap())
     };
+    eventually("its link is up", || link()[0] == "up");
     let before = link();
     let mut listener = server.raw();
     listener.request(&["SUBSCRIBE", "a"]).expect("*3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n");

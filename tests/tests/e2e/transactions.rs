@@ -327,7 +327,7 @@ fn an_exec_that_is_refused_ends_the_transaction() {
 fn commands_about_the_server_do_not_keep_others_out_for_long() {
     let server = TestServer::start();
     let mut raw = server.raw();
-    let many = 20_000;
+    let many = 60_000;
     let mut bytes = b"MULTI\r\n".to_vec();
     for _ in 0..many {
         bytes.extend(b"COMMAND LIST\r\n");
