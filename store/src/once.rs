@@ -13,6 +13,35 @@ use crate::manifest::{FileEntry, Role, Tag};
 /// for about this much at worst.
 const SYNC_EVERY: u64 = 2 << 20;
 
+/// How the files of one kind are called: by two numbers, of what they were written for (a manifest, say), and of the file in it.
+pub(crate) struct Naming {
+    pub(crate) prefix: &'static str,
+    pub(crate) suffix: &'static str,
+}
+
+impl Naming {
+    pub(crate) fn name(&self, number: u64, file: u64) -> String {
+        format!("{}{number:010}-{file:06}{}", self.prefix, self.suffix)
+    }
+
+    /// The two numbers in a file's name, if it is one of this kind.
+    pub(crate) fn numbers(&self, name: &str) -> Option<(u64, u64)> {
+        let (number, file) = name.strip_prefix(self.prefix)?.strip_suffix(self.suffix)?.split_once('-')?;
+        let numbers = (number.parse().ok()?, file.parse().ok()?);
+        (self.name(numbers.0, numbers.1) == name).then_some(numbers)
+    }
+
+    /// Whether a file of this name may say of itself that it is that one.
+    pub(crate) fn is_identity(&self, name: &str, identity: u64) -> bool {
+        self.numbers(name).is_some_and(|(number, file)| identity_of(number, file) == identity)
+    }
+}
+
+/// What a file's head has of its name's numbers.
+pub(crate) fn identity_of(number: u64, file: u64) -> u64 {
+    number.wrapping_shl(24) ^ file
+}
+
 /// A file under construction. Dropped before [`publish`](Draft::publish) it leaves nothing.
 #[derive(Debug)]
 pub(crate) struct Draft {

@@ -45,7 +45,7 @@ use crate::error::{Error, Result};
 use crate::frame::{Check, FRAME_BYTES, Frame, frame_head, read_frame, u32_at, u64_at};
 use crate::log::Position;
 use crate::manifest::{FileEntry, Role, Tag};
-use crate::once::{self, Draft, Opened};
+use crate::once::{self, Draft, Naming, Opened, identity_of};
 use crate::store::Store;
 
 const MAGIC: &[u8; 8] = b"TIDESNAP";
@@ -57,19 +57,15 @@ const FOOT: usize = 24;
 /// The longest chunk.
 pub const MAX_CHUNK_BYTES: usize = 16 << 20;
 
-pub(crate) fn snapshot_name(manifest: u64, file: u64) -> String {
-    format!("snap-{manifest:010}-{file:06}.tsnap")
-}
+const NAMING: Naming = Naming { prefix: "snap-", suffix: ".tsnap" };
 
-fn identity(manifest: u64, file: u64) -> u64 {
-    manifest.wrapping_shl(24) ^ file
+pub(crate) fn snapshot_name(manifest: u64, file: u64) -> String {
+    NAMING.name(manifest, file)
 }
 
 /// The two numbers in a snapshot file's name, if it is one.
 pub(crate) fn parse_snapshot_name(name: &str) -> Option<(u64, u64)> {
-    let (manifest, file) = name.strip_prefix("snap-")?.strip_suffix(".tsnap")?.split_once('-')?;
-    let numbers = (manifest.parse().ok()?, file.parse().ok()?);
-    (snapshot_name(numbers.0, numbers.1) == name).then_some(numbers)
+    NAMING.numbers(name)
 }
 
 fn chunk_context(identity: u64, chunk: u32) -> Check {
@@ -191,7 +187,7 @@ pub struct FileWriter {
 impl FileWriter {
     fn create(disk: Arc<dyn Disk>, lineage: Lineage, manifest: u64, number: u64, tag: Tag) -> Result<FileWriter> {
         let draft = Draft::create(disk, snapshot_name(manifest, number), HEAD)?;
-        Ok(FileWriter { draft, lineage, identity: identity(manifest, number), tag, chunks: 0, rows: 0 })
+        Ok(FileWriter { draft, lineage, identity: identity_of(manifest, number), tag, chunks: 0, rows: 0 })
     }
 
     /// Adds a chunk of whole rows, 1 to [`MAX_CHUNK_BYTES`] bytes; some 64 to 256 KiB are a good size.
@@ -320,7 +316,7 @@ impl SnapshotReader {
         let format = (MAGIC, SNAPSHOT_VERSION);
         let (Opened { file, path, size, head: bytes }, head) =
             once::open(disk, name, format, HEAD, SnapshotHead::decode)?;
-        if parse_snapshot_name(name).map(|(m, f)| identity(m, f)) != Some(head.identity) {
+        if !NAMING.is_identity(name, head.identity) {
             return Err(Error::corrupt(path, 32, "it was written under another name"));
         }
         if Some(size) != head.body_bytes.checked_add((HEAD + FOOT) as u64) {

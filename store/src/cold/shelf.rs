@@ -13,7 +13,7 @@ use crate::disk::{Disk, DiskFile, read_full_at};
 use crate::error::{Error, Result};
 use crate::frame::{Check, u32_at, u64_at};
 use crate::manifest::{FileEntry, Role, Tag};
-use crate::once::{self, Draft};
+use crate::once::{self, Draft, Naming, identity_of};
 
 /// Of both formats: the newest version that can be read; the one that is written.
 pub const COLD_VERSION: u32 = 1;
@@ -22,19 +22,15 @@ const CHECKED: usize = 124;
 /// Bytes of a head that are not zeros for ever.
 const HEAD: usize = 128;
 
-pub(crate) fn cold_name(number: u64, file: u64) -> String {
-    format!("cold-{number:010}-{file:06}.tcold")
-}
+const NAMING: Naming = Naming { prefix: "cold-", suffix: ".tcold" };
 
-fn identity_of(number: u64, file: u64) -> u64 {
-    number.wrapping_shl(24) ^ file
+pub(crate) fn cold_name(number: u64, file: u64) -> String {
+    NAMING.name(number, file)
 }
 
 /// The two numbers in a cold file's name, if it is one.
 pub(crate) fn parse_cold_name(name: &str) -> Option<(u64, u64)> {
-    let (number, file) = name.strip_prefix("cold-")?.strip_suffix(".tcold")?.split_once('-')?;
-    let numbers = (number.parse().ok()?, file.parse().ok()?);
-    (cold_name(numbers.0, numbers.1) == name).then_some(numbers)
+    NAMING.numbers(name)
 }
 
 /// The head of a file of one kind.
@@ -150,7 +146,7 @@ impl Shelf {
         let (opened, head) = once::open(disk, name, (H::MAGIC, COLD_VERSION), BLOCK_BYTES, H::decode)?;
         let once::Opened { file, path, size, .. } = opened;
         let (whose, length) = (head.whose(), head.length());
-        if parse_cold_name(name).map(|(n, f)| identity_of(n, f)) != Some(whose.identity) {
+        if !NAMING.is_identity(name, whose.identity) {
             return Err(Error::corrupt(path, 32, "it was written under another name"));
         }
         if size != length {
