@@ -253,14 +253,9 @@ fn a_newest_table_with_an_extension_is_closed() {
     there.roll_now();
     add(&there, 1..60_000);
     let blocks = differing(&here, &there, 0);
-    let mut rest = &blocks[..];
-    let extension = loop {
-        let block = here.read_block(&mut rest).unwrap();
-        if block.place.link == 1 {
-            break block;
-        }
-    };
-    let empty = Block { words: vec![0; extension.words.len()], revoked: vec![], ..block_at(&extension) };
+    let extension = first_extension(&here, &blocks, |_| ());
+    let words = vec![0; extension.words.len()];
+    let empty = Block { place: extension.place, highest: extension.highest, words, revoked: vec![] };
     here.merge_block(&empty, || ()).unwrap();
     assert_eq!(here.tables()[0].extensions, 0, "a filter without a bit is not chained");
     here.merge_block(&extension, || ()).unwrap();
@@ -276,8 +271,15 @@ fn a_newest_table_with_an_extension_is_closed() {
     assert!((100..40_000).all(|id| here.contains(id, &Member::Number(1)) == Answer::Yes));
 }
 
-fn block_at(block: &Block) -> Block {
-    Block { place: block.place, highest: block.highest, words: vec![], revoked: vec![] }
+/// The first block of an extension; `before` is told those that come before it.
+fn first_extension(space: &Space, mut blocks: &[u8], mut before: impl FnMut(&Block)) -> Block {
+    loop {
+        let block = space.read_block(&mut blocks).unwrap();
+        if block.place.link == 1 {
+            return block;
+        }
+        before(&block);
+    }
 }
 
 #[test]
@@ -380,15 +382,8 @@ fn a_refused_block_has_changed_nothing() {
     add(&there, 1..60_000);
     there.remove(7, &Member::Number(7)).unwrap();
     let blocks = differing(&here, &there, 0);
-    let mut rest = &blocks[..];
     // The first filter, and then the first extension, which is not there yet.
-    let extension = loop {
-        let block = here.read_block(&mut rest).unwrap();
-        if block.place.link == 1 {
-            break block;
-        }
-        here.merge_block(&block, || ()).unwrap();
-    };
+    let extension = first_extension(&here, &blocks, |block| _ = here.merge_block(block, || ()).unwrap());
     let state = |space: &Space| {
         (space.digest(0), space.highest_id(), space.memory_bytes(), space.tables_probed(0)[0].extensions)
     };
