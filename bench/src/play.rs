@@ -25,6 +25,17 @@ pub fn take(client: &mut Client, replies: usize) -> io::Result<()> {
     Ok(())
 }
 
+/// Takes all replies that are on their way.
+pub fn take_all(client: &mut Client) -> io::Result<()> {
+    let waiting = client.waiting();
+    take(client, waiting)
+}
+
+/// The same if so many wait that nothing should be pushed before.
+pub fn make_room(client: &mut Client) -> io::Result<()> {
+    if client.is_full() { take_all(client) } else { Ok(()) }
+}
+
 /// Runs one job on each of so many threads, and sums what they give.
 pub fn on_threads(threads: u64, job: impl Fn(u64) -> io::Result<u64> + Sync) -> io::Result<u64> {
     let job = &job;
@@ -62,13 +73,9 @@ pub fn fill(server: &Server, rows: u64, row: impl Fn(&mut Client, u64, [&[u8]; 4
         for index in (i..rows).step_by(2) {
             let counts = [40, 27, 21, 2900].map(|mean| text((rng.f64().powi(4) * 5.0 * f64::from(mean)) as u64));
             row(&mut client, post(index), [&counts[0], &counts[1], &counts[2], &counts[3]]);
-            if client.is_full() {
-                let waiting = client.waiting();
-                take(&mut client, waiting)?;
-            }
+            make_room(&mut client)?;
         }
-        let waiting = client.waiting();
-        take(&mut client, waiting)?;
+        take_all(&mut client)?;
         Ok(0)
     })?;
     Ok(())

@@ -18,7 +18,9 @@ use std::io;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use tidemark_bench::play::{fill, load, median, on_threads, percentile, post, row_redis, row_tidemark, take, text};
+use tidemark_bench::play::{
+    fill, load, make_room, median, on_threads, percentile, post, row_redis, row_tidemark, take, take_all, text,
+};
 use tidemark_bench::server::{Place, Server};
 use tidemark_server::cli::client::Client;
 
@@ -140,8 +142,7 @@ impl Kind {
                 client.push(&[b"HMGET", &[b"post:", &post[..]].concat(), b"like", b"repost", b"comment", b"read"]);
             }
         }
-        let waiting = client.waiting();
-        take(client, waiting)
+        take_all(client)
     }
 }
 
@@ -406,13 +407,9 @@ fn hot(args: &Args, writes: u64) -> io::Result<()> {
         let started = Instant::now();
         for _ in 0..writes {
             like(&mut client, post(7));
-            if client.is_full() {
-                let waiting = client.waiting();
-                take(&mut client, waiting)?;
-            }
+            make_room(&mut client)?;
         }
-        let waiting = client.waiting();
-        take(&mut client, waiting)?;
+        take_all(&mut client)?;
         let seconds = started.elapsed().as_secs_f64();
         if client.call(&[b"WAIT", b"1", b"60000"])? != OwnedFrame::Integer(1) {
             return Err(io::Error::other("the replica does not have it after a minute"));
@@ -446,13 +443,9 @@ fn away(args: &Args, segments: u64, rows: u64) -> io::Result<()> {
                 let mut words: Vec<&[u8]> = vec![b"CNT.MINCRBY", b"post"];
                 ids.iter().for_each(|id| words.extend([&id[..], b"like", b"1"]));
                 client.push(&words);
-                if client.is_full() {
-                    let waiting = client.waiting();
-                    take(&mut client, waiting)?;
-                }
+                make_room(&mut client)?;
             }
-            let waiting = client.waiting();
-            take(&mut client, waiting)?;
+            take_all(&mut client)?;
             Ok(0)
         })?;
     }

@@ -4,7 +4,7 @@ use crate::{Args, Size, redis, tidemark};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io;
 use std::time::Instant;
-use tidemark_bench::play::{fill, on_threads, post, row_redis, row_tidemark, take, text};
+use tidemark_bench::play::{fill, on_threads, post, row_redis, row_tidemark, take, take_all, text};
 use tidemark_bench::server::Server;
 
 /// Memory of the filters, as the server counts it.
@@ -43,8 +43,7 @@ pub(crate) fn filled(args: &Args, size: &Size) -> io::Result<Server> {
                 take(&mut client, 8)?;
             }
         }
-        let waiting = client.waiting();
-        take(&mut client, waiting)?;
+        take_all(&mut client)?;
         Ok(0)
     })?;
     println!(
