@@ -1,5 +1,5 @@
 //! The same requests to Tidemark and to redis-server: replies must be equal byte for byte, wherever Redis has words for what
-//! happens. Skipped, and said so, where there is no redis-server.
+//! happens.
 
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
@@ -20,7 +20,13 @@ impl Drop for Redis {
     }
 }
 
-pub(crate) fn redis() -> Option<Redis> {
+impl Redis {
+    fn connection(&self) -> redis::Connection {
+        redis::Client::open(("127.0.0.1", self.port)).unwrap().get_connection().unwrap()
+    }
+}
+
+pub(crate) fn redis() -> Redis {
     let folder = tempfile::tempdir().unwrap();
     let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
     let child = Command::new("redis-server")
@@ -29,10 +35,10 @@ pub(crate) fn redis() -> Option<Redis> {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
-        .ok()?;
+        .expect("redis-server runs: tests/clients/setup installs it");
     let redis = Redis { child, port, _folder: folder };
     eventually("redis-server is up", || TcpStream::connect(("127.0.0.1", port)).is_ok());
-    Some(redis)
+    redis
 }
 
 /// All that a server answers to `bytes`: what comes until it closes, or until the mark that is asked for at the end.
@@ -63,12 +69,9 @@ pub(crate) fn answer(port: u16, bytes: &[u8]) -> String {
 #[test]
 fn commands_are_described_as_redis_describes_them() {
     use redis::Value;
-    let Some(redis) = redis() else {
-        eprintln!("SKIPPED: no redis-server on the PATH");
-        return;
-    };
+    let redis = redis();
     let server = TestServer::start();
-    let mut theirs = redis::Client::open(("127.0.0.1", redis.port)).unwrap().get_connection().unwrap();
+    let mut theirs = redis.connection();
     let mut ours = server.connection();
     let list = |value: &Value| match value {
         Value::Array(items) => items.clone(),
@@ -117,10 +120,7 @@ fn commands_are_described_as_redis_describes_them() {
 /// Every verb that both have, called well and badly, in both protocols and through redis-cli: tests/clients/verbs says what differs, and why.
 #[test]
 fn every_verb_answers_as_that_of_redis_or_has_a_reason() {
-    let Some(redis) = redis() else {
-        eprintln!("SKIPPED: no redis-server on the PATH");
-        return;
-    };
+    let redis = redis();
     let server = TestServer::start();
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/verbs/verbs.py");
     let ports = [server.port(), redis.port].map(|port| port.to_string());
@@ -131,10 +131,7 @@ fn every_verb_answers_as_that_of_redis_or_has_a_reason() {
 
 #[test]
 fn the_protocol_is_that_of_redis() {
-    let Some(redis) = redis() else {
-        eprintln!("SKIPPED: no redis-server on the PATH");
-        return;
-    };
+    let redis = redis();
     let server = TestServer::with(|config| config.durability.snapshot_every_s = 0);
     let cases: Vec<Vec<u8>> = [
         "*-1\r\n",
@@ -357,10 +354,7 @@ fn compare(redis: &Redis, server: &TestServer, cases: Vec<Vec<u8>>, answer: fn(u
 
 #[test]
 fn users_are_those_of_redis() {
-    let Some(redis) = redis() else {
-        eprintln!("SKIPPED: no redis-server on the PATH");
-        return;
-    };
+    let redis = redis();
     let server = TestServer::start();
     // One after the other, the users stay. Left out on purpose: `+get|x` (first arguments, which Redis has deprecated), and ACL LIST
     // of several rules about commands, which Redis 7.0 orders by its table and spells out, and 7.2, as we, as they were given.
@@ -513,10 +507,7 @@ fn users_are_those_of_redis() {
 
 #[test]
 fn counters_behave_as_hashes_and_strings_of_redis() {
-    let Some(redis) = redis() else {
-        eprintln!("SKIPPED: no redis-server on the PATH");
-        return;
-    };
+    let redis = redis();
     let server = TestServer::start();
     let seed = 20_260_102;
     let mut random = fastrand::Rng::with_seed(seed);
@@ -588,12 +579,9 @@ fn counters_behave_as_hashes_and_strings_of_redis() {
 /// lets them be written only.
 #[test]
 fn rights_to_keys_are_those_of_redis() {
-    let Some(redis) = redis() else {
-        eprintln!("SKIPPED: no redis-server on the PATH");
-        return;
-    };
+    let redis = redis();
     let server = TestServer::start();
-    let mut theirs = redis::Client::open(("127.0.0.1", redis.port)).unwrap().get_connection().unwrap();
+    let mut theirs = redis.connection();
     let mut ours = server.connection();
     let ask = |c: &mut redis::Connection, words: &[&str]| -> Result<String, redis::RedisError> {
         redis::cmd(words[0]).arg(&words[1..]).query(c)
