@@ -234,10 +234,10 @@ impl Layout {
         roll_fill(self.slots)
     }
 
-    /// Bytes of buckets per row in a table that is about to roll, of rows with so many bits of fields and remainder.
-    pub(crate) fn bytes_per_row(bits: u32) -> f64 {
+    /// Of a table that is about to roll, of rows with so many bits of fields and remainder: bytes of a bucket, and rows in it.
+    pub(crate) fn bytes_and_rows(bits: u32) -> (f64, f64) {
         let (words, slots) = Layout::shape(bits + STATE_BITS);
-        words as f64 * 8.0 / (slots as f64 * roll_fill(slots))
+        (words as f64 * 8.0, slots as f64 * roll_fill(slots))
     }
 }
 
