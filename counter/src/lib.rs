@@ -53,6 +53,8 @@ mod sync;
 #[cfg(not(loom))]
 mod table;
 #[cfg(not(loom))]
+pub mod trace;
+#[cfg(not(loom))]
 mod walk;
 #[cfg(not(loom))]
 mod write;

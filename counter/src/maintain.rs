@@ -1,7 +1,8 @@
 //! Background work, in small steps, while reads and writes go on: the aside is taken in, and tables are rewritten that have become
 //! - *crowded*: more rows came into their range than they were made for (a backfill, random ids). They grow by a fifth, or are split when that
 //!   is too much for one table, so that memory per row stays near that of a full table;
-//! - *loose*: rolled before they were full, or opened when nothing was known of their ids;
+//! - *loose*: rolled before they were full, or opened when nothing was known of their ids; or grown for rows that did not come: once a table
+//!   [rests](Space::settle), any emptiness that is worth a rewrite is;
 //! - *dated*: packed by an older schema.
 //!
 //! A rewrite opens the new tables, then moves row by row (see rolling's ring.rs). There is one at a time per space: memory exceeds its steady
@@ -41,6 +42,9 @@ const SMALL_ROWS: u64 = 1 << 16;
 const LOOSE: f64 = 0.8;
 const LOOSE_SMALL: f64 = 0.4;
 const _: () = assert!(LOOSE * GROW < 1.0 && LOOSE_SMALL * GROW_SMALL < 1.0);
+/// ... but at rest it must be as full as one that rolls. A few rows may come before it is crowded then, so one into which a row comes now and then is
+/// not rewritten all the time: only a table at rest is, twice while a twentieth more rows come.
+const LOOSE_AT_REST: f64 = 0.99;
 /// A table of so few slots is not made smaller.
 const LEAST_SLOTS: u64 = 4096;
 /// Rows of a table for ids far below all others.
@@ -73,6 +77,15 @@ impl Space {
         let drained = self.drain_aside() > 0;
         let advanced = self.frontier.should_advance(self.aside.len()) && self.advance();
         self.rewrite_step(STEP_ROWS) || drained || advanced
+    }
+
+    /// Looks for tables that have come to rest: into which nearly nothing came since the last call. Such a table was made for more rows than it
+    /// got, if its ids came in no order, and is rewritten to fit by [`Space::maintain`]. To be called now and then, at least as far apart as
+    /// what rests may be rewritten twice.
+    pub fn settle(&self) {
+        self.ring.load().entries().iter().for_each(|entry| entry.table().settle());
+        // Deletions stir nobody: a table that they left empty is found here, too.
+        self.stirred.store(true, Relaxed);
     }
 
     /// A writer's contribution, if nobody else is at it.
@@ -130,7 +143,11 @@ impl Space {
                 worst = Some((entry, reason, weight));
             }
         }
-        let Some((entry, reason, _)) = worst else { return Ok(None) };
+        // One that was found loose would not be looked at again soon: so the first one is taken.
+        let loose = || tables.entries().iter().find(|entry| entry.drains().is_none() && self.is_loose(entry));
+        let worst = worst.map(|(entry, reason, _)| (entry, reason));
+        let worst = worst.or_else(|| loose().map(|entry| (entry, Reason::Loose)));
+        let Some((entry, reason)) = worst else { return Ok(None) };
         let schema = self.schema();
         let low = entry.slot().low();
         let parts = self
@@ -171,6 +188,7 @@ impl Space {
         Ok(())
     }
 
+    /// Why a table should be rewritten, but for looseness.
     fn reason(&self, entry: &Entry<Table>) -> Option<Reason> {
         let table = entry.table();
         let (rows, extend) = (table.rows(), table.extend_rows());
@@ -181,20 +199,31 @@ impl Space {
         if crowded && !(newest && table.rises()) {
             return Some(Reason::Crowded);
         }
-        if **table.schema() != *self.schema() {
-            return Some(Reason::Dated);
+        (**table.schema() != *self.schema()).then_some(Reason::Dated)
+    }
+
+    /// Whether a table has room that it does not need. Looks closely only if much has changed since the last time, or if it rests.
+    fn is_loose(&self, entry: &Entry<Table>) -> bool {
+        let table = entry.table();
+        let rests = table.take_rest() && (table.rows() as f64) < LOOSE_AT_REST * table.roll_at() as f64;
+        if entry.slot().last() == u64::MAX || !(table.review() | rests) {
+            return false;
         }
-        if !newest && table.review() {
-            let schema = self.schema();
-            let tight: u64 = self.parts(entry, Reason::Loose).iter().map(|(_, plan)| plan.bytes(&schema)).sum();
-            // Of its main segment: the extension, if it matters, makes a table crowded.
-            let bytes = table.bucket_bytes() - table.extend_bytes();
-            let loose = if self.is_small(rows) { LOOSE_SMALL } else { LOOSE };
-            if (tight as f64) < loose * bytes as f64 {
-                return Some(Reason::Loose);
-            }
-        }
-        None
+        let loose = match rests {
+            true => LOOSE_AT_REST,
+            false if self.is_small(table.rows()) => LOOSE_SMALL,
+            false => LOOSE,
+        };
+        self.would_take(entry) < loose
+    }
+
+    /// How much of a table's bytes a tight one would take.
+    fn would_take(&self, entry: &Entry<Table>) -> f64 {
+        let schema = self.schema();
+        let tight: u64 = self.parts(entry, Reason::Loose).iter().map(|(_, plan)| plan.bytes(&schema)).sum();
+        // Of its main segment: the extension, if it matters, makes a table crowded.
+        let bytes = entry.table().bucket_bytes() - entry.table().extend_bytes();
+        tight as f64 / bytes as f64
     }
 
     /// Whether a table of so many rows may take more memory than it needs: it is small, or all that the space has fits in one full table.

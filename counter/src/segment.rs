@@ -10,6 +10,7 @@ use crate::key::{Home, Keys, PROBES};
 use crate::layout::{Layout, USUAL_WORDS};
 use crate::plan::Plan;
 use crate::schema::Schema;
+use crate::trace::{self, Step};
 use rolling::Words;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -60,8 +61,16 @@ impl Segment {
 
     #[inline(always)]
     pub(crate) fn bucket(&self, index: u64) -> Bucket<'_> {
+        self.note(Step::Read, index);
         let at = (index as usize).wrapping_mul(self.layout.words);
         Bucket::new(&self.words[at..at.wrapping_add(self.layout.words).wrapping_add(1)], &self.layout)
+    }
+
+    #[inline(always)]
+    fn note(&self, step: fn(usize) -> Step, index: u64) {
+        if cfg!(debug_assertions) {
+            trace::note(step(self.words.as_ptr().addr().wrapping_add(index as usize * self.layout.words * 8)));
+        }
     }
 
     /// The words of a bucket of packed rows, and one more.
@@ -74,6 +83,7 @@ impl Segment {
     /// the same time, not one after the other.
     #[inline(always)]
     pub(crate) fn prefetch(&self, index: u64) {
+        self.note(Step::Asked, index);
         let at = (index as usize).wrapping_mul(self.layout.words);
         self.words.prefetch_lines::<2>(at);
         if self.layout.words > 16 {

@@ -24,7 +24,7 @@ use crate::plan::Plan;
 use crate::schema::Schema;
 use crate::segment::{Looked, Segment};
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 /// The main segment and so many for extension, the last of them 128 times as large as the main one.
@@ -56,6 +56,9 @@ pub(crate) struct Table {
     rising: AtomicU64,
     /// Rows at the last [`Table::review`], plus one.
     reviewed: AtomicU64,
+    /// Rows at the last [`Table::settle`], plus one; whether that were nearly as many as at the one before.
+    settled: AtomicU64,
+    rests: AtomicBool,
 }
 
 /// One row as a reader sees it: valid only inside the closure that it is handed to.
@@ -132,6 +135,8 @@ impl Table {
             high: AtomicU64::new(0),
             rising: AtomicU64::new(0),
             reviewed: AtomicU64::new(0),
+            settled: AtomicU64::new(0),
+            rests: AtomicBool::new(false),
         })
     }
 
@@ -224,6 +229,18 @@ impl Table {
             self.reviewed.store(rows, Relaxed);
         }
         due
+    }
+
+    /// Notes whether rows have nearly stopped to come since the last call: fewer than one in a thousand.
+    pub(crate) fn settle(&self) {
+        let rows = self.rows() + 1;
+        let came = rows.abs_diff(self.settled.swap(rows, Relaxed));
+        self.rests.store(came <= rows / 1024, Relaxed);
+    }
+
+    /// Whether rows had nearly stopped to come at the last [`Table::settle`]; says so once.
+    pub(crate) fn take_rest(&self) -> bool {
+        self.rests.load(Relaxed) && self.rests.swap(false, Relaxed)
     }
 
     /// Buckets of the main segment.

@@ -65,6 +65,7 @@ fn no_reader_sees_a_torn_or_missing_row(schema: &str, scale: i64, order: fn(u64)
             .collect();
         s.spawn(|| {
             while !stop.load(SeqCst) {
+                space.settle();
                 if !space.maintain() {
                     std::thread::yield_now();
                 }
@@ -293,6 +294,7 @@ impl Altering {
             s.spawn(|| self.alter(seed));
             s.spawn(|| {
                 while !self.stop.load(SeqCst) {
+                    self.space.settle();
                     if !self.space.maintain() {
                         std::thread::yield_now();
                     }

@@ -194,3 +194,94 @@ fn a_backfill_ends_in_tables_of_the_usual_size() {
     let most = tables.iter().map(|table| table.rows).max().unwrap();
     assert!(most <= 3000 && tables.len() >= 14, "{} tables, one of {most} rows", tables.len());
 }
+
+/// Ids in no order make tables grow by more than is needed at once. When no more come, none is left emptier than one that rolls.
+#[test]
+fn tables_that_rest_are_as_full_as_tables_that_roll() {
+    let space =
+        Space::new(Options { rows_per_table: 32_000, ..options("like:12 repost:8 comment:8 read:16") }).unwrap();
+    let id = |i: u64| (1 << 40) + i * 7919 % 343_000 * 100;
+    let mut out = vec![];
+    for i in 0..328_000 {
+        space.add(id(i), &one(0, 1), &Bounds::default(), &mut out).unwrap();
+        space.maintain();
+    }
+    let rest = || while space.maintain() {};
+    let shape = || space.tables().iter().map(|t| (t.low, t.capacity)).collect::<Vec<_>>();
+    // The newest goes on filling.
+    let closed = |t: &&counter::TableStats| t.last < u64::MAX && t.rows > 5000;
+    let least = || space.tables().iter().filter(closed).map(|t| t.fill).fold(1.0, f64::min);
+    rest();
+    let (grown, loose) = (shape(), least());
+    assert!(loose < 0.88, "there is nothing to gain: {loose}");
+    // The first call knows nothing, and between these two rows came.
+    space.settle();
+    rest();
+    for i in 328_000..330_000 {
+        space.add(id(i), &one(0, 1), &Bounds::default(), &mut out).unwrap();
+    }
+    let (came, before) = (shape(), space.memory_bytes());
+    space.settle();
+    rest();
+    assert!(came == grown && shape() == grown, "a table to which rows came does not rest");
+    space.settle();
+    rest();
+    // 91 %, to the next prime number of buckets.
+    assert!(least() > 0.885 && space.memory_bytes() < before, "{:#?}", space.tables());
+    let tight = shape();
+    space.settle();
+    space.settle();
+    rest();
+    assert_eq!(shape(), tight, "and that is that");
+    let mut row = [0; 4];
+    assert!((0..330_000).all(|i| space.get(id(i), &mut row) && row == [1, 0, 0, 0]));
+    assert_eq!(space.rows(), 330_000);
+}
+
+/// Each by itself, however many wait.
+#[test]
+fn tables_that_were_closed_early_are_made_tight_all_of_them() {
+    let space =
+        Space::new(Options { rows_per_table: 1 << 14, ..options("like:12 repost:8 comment:8 read:16") }).unwrap();
+    let mut out = vec![];
+    let mut ids = (1u64 << 40..).step_by(64);
+    let mut add = |n: usize| {
+        ids.by_ref().take(n).for_each(|id| space.add(id, &one(0, 1), &Bounds::default(), &mut out).unwrap());
+    };
+    add(60_000);
+    for _ in 0..4 {
+        add(700);
+        assert!(space.roll_now().unwrap());
+    }
+    let loose = || space.tables().iter().filter(|t| t.last < u64::MAX && t.rows > 200 && t.fill < 0.36).count();
+    assert!(loose() >= 4, "{:#?}", space.tables());
+    while space.maintain() {}
+    assert_eq!(loose(), 0, "{:#?}", space.tables());
+    // What deletions leave empty is found, too.
+    let full = space.tables().iter().find(|t| t.rows > 10_000).map(|t| (t.low, t.last)).unwrap();
+    (full.0.max(1 << 40)..=full.1)
+        .step_by(64)
+        .skip(700)
+        .filter(|id| id % 64 == 0)
+        .for_each(|id| assert!(space.delete(id)));
+    space.settle();
+    while space.maintain() {}
+    assert_eq!(loose(), 0, "{:#?}", space.tables());
+}
+
+/// Rows beyond all probes make a table grow by themselves, before it is as full as it may be.
+#[test]
+fn no_closed_table_keeps_many_rows_in_its_extend_dictionary() {
+    let space =
+        Space::new(Options { rows_per_table: 16_000, ..options("like:12 repost:8 comment:8 read:16") }).unwrap();
+    let mut out = vec![];
+    for i in 0..40_000u64 {
+        let id = (1 << 40) + i * 7919 % 40_000 * 100;
+        space.add(id, &one(0, 1), &Bounds::default(), &mut out).unwrap();
+        if i % 100 == 0 {
+            while space.maintain() {}
+            let over = |t: &&counter::TableStats| t.last < u64::MAX && t.extend_rows >= 16.max(t.rows / 200);
+            assert_eq!(space.tables().iter().find(over), None, "after {i}");
+        }
+    }
+}

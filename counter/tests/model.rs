@@ -221,6 +221,9 @@ fn run(seed: u64, steps: u64, seen: &mut Seen) {
         if maintained > 0 && step % (maintained * 37) == 0 {
             space.maintain();
         }
+        if step % 501 == 0 {
+            space.settle();
+        }
         if step % (steps / 10) == 0 {
             check_all(&space, &model, &what);
         }

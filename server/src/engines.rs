@@ -436,6 +436,11 @@ impl Engines {
         worked
     }
 
+    /// Looks for tables of counters that have come to rest: [`counter::Space::settle`].
+    pub fn settle(&self) {
+        self.counters.iter().for_each(|space| space.settle());
+    }
+
     /// Measures how fast pairs come. To be called about once a second, by one thread.
     pub(crate) fn measure(&self, elapsed: Duration) {
         self.existences.iter().for_each(|space| space.measure(elapsed));

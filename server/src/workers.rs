@@ -18,6 +18,8 @@ use tokio::sync::mpsc;
 
 /// How often the maintenance thread looks whether a space has work for it.
 const MAINTENANCE_EVERY: Duration = Duration::from_millis(20);
+/// How far apart it is looked for tables that have come to rest.
+const SETTLE_EVERY: Duration = Duration::from_secs(60);
 /// Threads per worker for what takes its time (statistics, digests, merges): more of it waits, so that pages do not.
 const SLOW_THREADS: usize = 2;
 /// Files that the process needs beside its clients: listeners, the log, cold files.
@@ -177,6 +179,7 @@ async fn accept(host: Arc<Host>, listeners: Vec<(tokio::net::TcpListener, bool)>
     let mut second = tokio::time::interval(Duration::from_secs(1));
     second.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut before = (Instant::now(), host.totals().commands);
+    let mut settled = Instant::now();
     loop {
         tokio::select! {
             () = host.stop.wait() => return,
@@ -187,6 +190,10 @@ async fn accept(host: Arc<Host>, listeners: Vec<(tokio::net::TcpListener, bool)>
                 host.commands_per_s.store(commands.wrapping_sub(before.1).saturating_mul(1_000_000) / elapsed_us, Relaxed);
                 if let Some(engines) = host.node().engines.get() {
                     engines.measure(now.duration_since(before.0));
+                    if now.duration_since(settled) >= SETTLE_EVERY {
+                        engines.settle();
+                        settled = now;
+                    }
                 }
                 before = (now, commands);
                 // A replica that has fallen silent does not say so.

@@ -11,7 +11,7 @@ const PREAMBLE: &str = "\
 # A key marked * can be changed while the server runs: CONFIG SET section.key value, then CONFIG REWRITE to keep it.
 #
 # Sizing. Memory grows by table as ids arrive, and stops at each space's limit:
-#   counter space     rows x (bits of all fields / 8 + 3.5) bytes; ids in random order: a tenth more
+#   counter space     rows x (bits of all fields / 8 + 3.5) bytes; a tenth more while ids come in random order
 #   existence space   pairs x 20 bits at a false-positive rate of 0.0001 when tables are full, 28 with all that goes on; tables x pairs_per_table are remembered
 # For a machine with 100 GB, say 2 billion posts and 20 billion flags: post 2e9 x 9 = 18 GB, flags 20e9 x 28 / 8 = 70 GB:
 #   counter.post      rows_per_table = 67_108_864      memory_limit_bytes = 22_000_000_000

@@ -205,6 +205,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     show("as loaded");
     while space.maintain() {}
     show("after background work");
+    // Twice: between the two nothing came.
+    let (begin, cpu) = (Instant::now(), tidemark_bench::cpu_ns());
+    space.settle();
+    space.settle();
+    while space.maintain() {}
+    let cpu = tidemark_bench::cpu_ns() - cpu;
+    show(&format!(
+        "at rest, after {:.1?} ({:.0} ns of processor time a row)",
+        begin.elapsed(),
+        cpu as f64 / space.rows() as f64
+    ));
     if let Some(program) = &arguments.redis {
         redis(program, arguments.redis_posts)?;
     }
