@@ -90,3 +90,64 @@ fn reads_allocate_nothing() {
     drop(local);
     server.stop();
 }
+
+/// Rows of one request, or of requests that arrive together, cost one wait for memory: a batch holds up to 32.
+#[cfg_attr(not(debug_assertions), ignore = "only builds with debug assertions note what they ask for")]
+#[test]
+fn rows_are_asked_for_together() {
+    let server = TestServer::start();
+    let mut local = server.server().local().unwrap();
+    // Few enough that all lie in their first buckets, and enough that the space knows them for the rule.
+    let ids: Vec<String> = (0..200).map(|i| (3_631_614_501_919_378u64 + i * 4194).to_string()).collect();
+    for id in &ids {
+        local.turn(&request(&["CNT.SET", "post", id, "like", "3", "read", "700"]));
+    }
+    let mut cost = |bytes: &[&[u8]]| {
+        let mut failed = Vec::new();
+        let steps = counter::trace::steps_of(|| {
+            for turn in bytes {
+                let reply = local.turn(turn);
+                if reply.starts_with(b"-") {
+                    failed.push(String::from_utf8_lossy(reply).into_owned());
+                }
+            }
+        });
+        assert!(failed.is_empty(), "{failed:?}");
+        counter::trace::waits(&steps)
+    };
+    let whole = |n: usize, head: &[&str], key: fn(&str) -> Vec<String>| {
+        let words: Vec<String> = ids[..n].iter().flat_map(|id| key(id)).collect();
+        request(&[head, &words.iter().map(String::as_str).collect::<Vec<_>>()].concat())
+    };
+    let itself: fn(&str) -> Vec<String> = |id| vec![id.to_owned()];
+    for n in [20, 50] {
+        for (name, bytes) in [
+            ("FEED.GET", whole(n, &["FEED.GET", "home", "42"], itself)),
+            ("CNT.GET", whole(n, &["CNT.GET", "post"], itself)),
+            ("MGET", whole(n, &["MGET"], |id| vec![format!("post:{id}:read")])),
+            ("CNT.MINCRBY", whole(n, &["CNT.MINCRBY", "post"], |id| [id, "read", "1"].map(str::to_owned).to_vec())),
+        ] {
+            assert_eq!(cost(&[&bytes]), n.div_ceil(32), "{name} of {n}");
+        }
+        let each: [(&str, fn(&str) -> Vec<u8>); 9] = [
+            ("HMGET", |id| request(&["HMGET", &format!("post:{id}"), "like", "read"])),
+            ("HGETALL", |id| request(&["HGETALL", &format!("post:{id}")])),
+            ("HGET", |id| request(&["HGET", &format!("post:{id}"), "like"])),
+            ("GET", |id| request(&["GET", &format!("post:{id}:like")])),
+            ("HINCRBY", |id| request(&["HINCRBY", &format!("post:{id}"), "like", "2"])),
+            ("INCR", |id| request(&["INCR", &format!("post:{id}:like")])),
+            ("CNT.INCRBY", |id| request(&["CNT.INCRBY", "post", id, "like", "2"])),
+            ("CNT.SET", |id| request(&["CNT.SET", "post", id, "like", "2"])),
+            ("FEED.ACT", |id| request(&["FEED.ACT", "like", "7", id])),
+        ];
+        for (name, of) in each {
+            let requests: Vec<Vec<u8>> = ids[..n].iter().map(|id| of(id)).collect();
+            assert_eq!(cost(&[&requests.concat()]), n.div_ceil(32), "{n} {name}");
+            let alone: Vec<&[u8]> = requests.iter().map(Vec::as_slice).collect();
+            // Some share a bucket.
+            assert!(cost(&alone) > n / 2, "{n} {name}, one by one");
+        }
+    }
+    drop(local);
+    server.stop();
+}

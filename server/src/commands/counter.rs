@@ -71,6 +71,8 @@ pub(super) const TABLE: &[Spec] = &[
 
 /// Rows that are read together, so that their waits for memory overlap: the values of more need not be in memory at a time.
 pub(super) const READ_TOGETHER: usize = 1024;
+/// Rows that are asked for together before they are changed: of more, some would be out of the first cache again before their turn comes.
+const WRITTEN_TOGETHER: usize = 32;
 
 fn space<'a>(call: &Call<'a>) -> Result<&'a CounterSpace, Refusal> {
     let name = call.args.at(1);
@@ -172,15 +174,18 @@ fn mincrby(call: &mut Call<'_>) -> Outcome {
         let field = field(space, &schema, triples.at(at + 1))?;
         changes.push(Change { field, delta: integer(triples.at(at + 2))? });
     }
-    space.read().prefetch(ids);
     let bounds = Bounds { min: None, max: None, saturate: false };
     call.reply.array(ids.len());
-    for (&id, change) in ids.iter().zip(changes.iter()) {
-        row.clear();
-        let added = call.node.engines.add(space, id, std::slice::from_ref(change), &bounds, row);
-        match super::row_readable(call.node, id).and(added.map_err(Refusal::from)) {
-            Ok(()) => call.reply.int(row.first().copied().unwrap_or(0)),
-            Err(refusal) => call.reply.error(refusal.text()),
+    for (ids, changes) in ids.chunks(WRITTEN_TOGETHER).zip(changes.chunks(WRITTEN_TOGETHER)) {
+        space.read().prefetch(ids);
+        ids.iter().for_each(|&id| call.node.engines.hint(id));
+        for (&id, change) in ids.iter().zip(changes) {
+            row.clear();
+            let added = call.node.engines.add(space, id, std::slice::from_ref(change), &bounds, row);
+            match super::row_readable(call.node, id).and(added.map_err(Refusal::from)) {
+                Ok(()) => call.reply.int(row.first().copied().unwrap_or(0)),
+                Err(refusal) => call.reply.error(refusal.text()),
+            }
         }
     }
     Ok(())

@@ -11,6 +11,7 @@ mod cold_pairs;
 mod commands;
 mod config;
 mod connections;
+mod exact;
 mod full_sync;
 mod gate;
 mod golden;
