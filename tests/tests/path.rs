@@ -129,7 +129,8 @@ fn rows_are_asked_for_together() {
         ] {
             assert_eq!(cost(&[&bytes]), n.div_ceil(32), "{name} of {n}");
         }
-        let each: [(&str, fn(&str) -> Vec<u8>); 9] = [
+        type Request = fn(&str) -> Vec<u8>;
+        let each: [(&str, Request); 9] = [
             ("HMGET", |id| request(&["HMGET", &format!("post:{id}"), "like", "read"])),
             ("HGETALL", |id| request(&["HGETALL", &format!("post:{id}")])),
             ("HGET", |id| request(&["HGET", &format!("post:{id}"), "like"])),
