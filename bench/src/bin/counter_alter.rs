@@ -63,7 +63,7 @@ fn ask(
 /// Changes the schema, and waits until no table has another one; how long the reply took, in microseconds.
 fn alter(client: &mut Client, words: &[&[u8]]) -> io::Result<f64> {
     let begun = Instant::now();
-    let reply = client.call(&[&[b"TM.SPACE", b"ALTER", b"post"], words].concat())?;
+    let reply = client.call(&[&[&b"TM.SPACE"[..], b"ALTER", b"post"], words].concat())?;
     let us = begun.elapsed().as_secs_f64() * 1e6;
     let OwnedFrame::BulkString(schema) = reply else { return Err(io::Error::other(format!("ALTER: {reply:?}"))) };
     while !tables(client)?.iter().all(|table| value(table, b"fields") == Some(&schema)) {
@@ -122,7 +122,7 @@ fn main() -> io::Result<()> {
                 }
             })
         });
-        let mut control = || -> io::Result<(Vec<f64>, f64)> {
+        let control = || -> io::Result<(Vec<f64>, f64)> {
             let mut client = server.client()?;
             let mut alters = Vec::new();
             std::thread::sleep(CALM);
