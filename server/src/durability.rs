@@ -107,6 +107,20 @@ impl Durability {
         }
     }
 
+    /// This node is to be a master, and its log cannot be begun: writes are refused with the reason. False if that was said already.
+    pub(crate) fn unable(&self, error: &store::Error) -> bool {
+        let reason: Arc<str> = error.to_string().into();
+        let is_new = self.committer.health() == Health::Good || self.release.look().reason != reason;
+        self.release.tell(|r| r.reason = reason);
+        self.committer.set_health(error.into());
+        is_new
+    }
+
+    /// It is begun, or is a replica's.
+    pub(crate) fn able(&self) {
+        self.committer.set_health(Health::Good);
+    }
+
     /// Whether so many changes wait for the log that a writer is to wait first: [`Durability::room`].
     #[inline]
     pub fn is_crowded(&self) -> bool {
@@ -271,6 +285,7 @@ impl Durability {
         self.reach(log.written(), log.durable());
         self.ends.begin(self.committer.durable(), log.written().offset);
         self.follows.store(false, SeqCst);
+        self.able();
         self.committer.run(log, &mut State::new(self, engines))
     }
 }

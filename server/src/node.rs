@@ -4,6 +4,7 @@ use crate::acl::Acl;
 use crate::calls::AllCalls;
 use crate::channels::Channels;
 use crate::clients::Clients;
+use crate::commands::Refusal;
 use crate::config::Config;
 use crate::durability::Durability;
 use crate::engines::Engines;
@@ -222,6 +223,15 @@ impl Node {
     #[inline]
     pub(crate) fn is_loaded(&self) -> bool {
         self.engines.get().is_some()
+    }
+
+    /// Why a write must be refused now, if it must. First what the disk says, as in Redis: of a node that is to be a master and cannot begin its log, too.
+    #[inline]
+    pub(crate) fn refusal(&self) -> Option<Refusal> {
+        if let Some(text) = self.durability.refusal() {
+            return Some(Refusal::new(text.into_bytes()));
+        }
+        self.replication.refusal().map(|text| Refusal::new(text.as_bytes().to_vec()))
     }
 
     /// Makes a changed configuration take effect where somebody holds a copy of it. An error: then nothing changes.

@@ -1,4 +1,4 @@
-//! Requests are left where they are for a while, all of them or those that may change something: CLIENT PAUSE, and FAILOVER.
+//! Requests are left where they are for a while, all of them or those that may change something: CLIENT PAUSE, FAILOVER, and a promotion.
 //!
 //! A paused connection keeps its place: what it has sent stays unread, nothing is refused. While nobody pauses, a turn pays for one load.
 
@@ -12,6 +12,8 @@ use tokio::sync::Notify;
 pub(crate) enum Paused {
     /// Nothing.
     Nothing,
+    /// What may change data.
+    Changes,
     /// What may change data, or what others get.
     Writes,
     /// Everything.
@@ -23,8 +25,8 @@ pub(crate) enum Paused {
 pub(crate) enum By {
     /// CLIENT PAUSE.
     Command,
-    /// FAILOVER.
-    Failover,
+    /// A role that is on its way.
+    Role,
 }
 
 /// Whether clients are paused. See the top of the file.
@@ -103,13 +105,13 @@ mod tests {
         let pause = Pause::default();
         let later = |s| Instant::now() + Duration::from_secs(s);
         assert_eq!(pause.now(), Paused::Nothing);
-        pause.begin(By::Failover, Paused::Writes, later(60));
+        pause.begin(By::Role, Paused::Writes, later(60));
         pause.begin(By::Command, Paused::All, later(60));
         assert_eq!(pause.now(), Paused::All);
         pause.end(By::Command);
         assert_eq!(pause.now(), Paused::Writes, "CLIENT UNPAUSE does not end a FAILOVER's");
         pause.begin(By::Command, Paused::Writes, later(60));
-        pause.end(By::Failover);
+        pause.end(By::Role);
         assert_eq!(pause.now(), Paused::Writes, "nor the other way round");
         pause.begin(By::Command, Paused::All, Instant::now());
         assert_eq!(pause.now(), Paused::All, "the later end and the wider kind hold");
@@ -123,7 +125,7 @@ mod tests {
     async fn who_waits_is_not_woken_by_what_others_pause() {
         let pause = Pause::default();
         let later = |s| Instant::now() + Duration::from_secs(s);
-        pause.begin(By::Failover, Paused::Writes, later(60));
+        pause.begin(By::Role, Paused::Writes, later(60));
         let eased = pause.eased();
         tokio::pin!(eased);
         let mut waits = async || tokio::time::timeout(Duration::from_millis(20), &mut eased).await.is_err();
@@ -132,11 +134,20 @@ mod tests {
         pause.end(By::Command);
         pause.begin(By::Command, Paused::Writes, Instant::now());
         assert!(waits().await, "a FAILOVER is still under way");
-        pause.end(By::Failover);
+        pause.end(By::Role);
         assert!(!waits().await);
         pause.begin(By::Command, Paused::All, Instant::now() + Duration::from_millis(1));
-        pause.begin(By::Failover, Paused::Writes, later(60));
+        pause.begin(By::Role, Paused::Writes, later(60));
         pause.eased().await;
         assert_eq!(pause.now(), Paused::Writes, "reads go on");
+        pause.begin(By::Command, Paused::Writes, later(60));
+        pause.end(By::Role);
+        pause.begin(By::Role, Paused::Changes, later(60));
+        let eased = pause.eased();
+        tokio::pin!(eased);
+        assert!(tokio::time::timeout(Duration::from_millis(20), &mut eased).await.is_err());
+        pause.end(By::Command);
+        eased.await;
+        assert_eq!(pause.now(), Paused::Changes, "who has a message for others goes on");
     }
 }

@@ -65,6 +65,8 @@ pub(crate) struct Link {
     pub(crate) down_since: Option<Instant>,
     /// The last reason why it was.
     pub(crate) error: String,
+    /// When the next attempt is due.
+    pub(crate) due: Option<Instant>,
     /// The master's end, as it last said.
     pub(crate) master_end: u64,
     /// Bytes that a full sync has brought.
@@ -113,6 +115,7 @@ impl Replication {
             heard: Instant::now(),
             down_since: Some(Instant::now()),
             error: String::new(),
+            due: None,
             master_end: 0,
             fetched: 0,
         };

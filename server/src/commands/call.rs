@@ -48,17 +48,12 @@ impl<'a> Call<'a> {
         if let Some(admitted) = &self.session.admitted {
             return admitted.clone();
         }
-        if let Some(text) = self.node.replication.refusal() {
-            return Err(Refusal::new(text.as_bytes().to_vec()));
+        // Nothing was written, so nobody has to wait for the disk to hear it.
+        if let Some(refusal) = self.node.refusal() {
+            return Err(refusal);
         }
-        match self.node.durability.refusal() {
-            None => {
-                self.session.wrote = true;
-                Ok(())
-            }
-            // Nothing was written, so nobody has to wait for the disk to hear it.
-            Some(text) => Err(Refusal::new(text.into_bytes())),
-        }
+        self.session.wrote = true;
+        Ok(())
     }
 
     /// Keeps other writers of these ids out until it is dropped, for changes that belong together. Inside EXEC they are out already, and a

@@ -98,16 +98,18 @@ fn note_rejected(found: Found, args: Args<'_>, session: &Session, node: &Node) {
 #[cold]
 pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused, node: &Node) -> bool {
     let Some((_, spec)) = find(args.at(0)) else { return false };
+    // As in Redis, who is refused whatever comes is refused at once: by a replica, too.
+    if session.client.kind() == Kind::Replica || (!node.is_loaded() && !spec.has(flag::LOADING)) {
+        return false;
+    }
+    let queued = session.transaction.as_ref().is_some_and(transaction::Transaction::writes);
+    let changes = spec.name == "exec" && queued || spec.may_write(args) && !spec.has(flag::MAY_REPLICATE);
     match paused {
-        _ if session.client.kind() == Kind::Replica => false,
         Paused::Nothing => false,
+        Paused::Changes => changes && node.replication.master().is_none(),
+        Paused::Writes if changes => node.replication.master().is_none(),
+        Paused::Writes => spec.may_write(args),
         Paused::All => true,
-        Paused::Writes => {
-            let queued = session.transaction.as_ref().is_some_and(transaction::Transaction::writes);
-            let writes = spec.name == "exec" && queued || spec.may_write(args) && !spec.has(flag::MAY_REPLICATE);
-            // As in Redis, a replica refuses at once.
-            if writes { node.replication.master().is_none() } else { spec.may_write(args) }
-        }
     }
 }
 
@@ -184,8 +186,7 @@ fn queue(spec: &'static Spec, args: Args<'_>, reply: &mut Reply<'_>, session: &m
     let refused = if spec.has(flag::NO_MULTI) {
         Some(refuse!("ERR Command not allowed inside a transaction"))
     } else if spec.has(flag::WRITE) {
-        let role = node.replication.refusal().map(|text| Refusal::new(text.as_bytes().to_vec()));
-        role.or_else(|| node.durability.refusal().map(|text| Refusal::new(text.into_bytes())))
+        node.refusal()
     } else {
         None
     };

@@ -76,11 +76,10 @@ fn replicaof(call: &mut Call<'_>) -> Outcome {
     };
     let node = call.node;
     let was_replica = node.replication.master().is_some();
-    let order = || node.replication.order(&node.config(), master.clone(), forced);
     let is_new = node
         .replication
         .failover
-        .beside(order)
+        .order(node, master.clone(), forced)
         .ok_or_else(|| refuse!("{FAILING_OVER}"))?
         .map_err(|e| refuse!("ERR the role cannot be written to the data folder: {e}"))?;
     match (is_new, &master) {
@@ -246,8 +245,10 @@ fn answer_settled(
 ) {
     if call.session.in_exec {
         // As in Redis: nobody can wait there, and what this transaction writes is not in the log yet.
-        let offset = call.node.durability.shown().offset;
-        write(&mut call.reply, false, call.node.replication.count(has(until, offset)));
+        let durability = &call.node.durability;
+        let is_synced = !call.session.wrote && durability.committer().synced() >= durability.committer().ticket();
+        let count = call.node.replication.count(has(until, durability.shown().offset));
+        write(&mut call.reply, is_synced, count);
         return;
     }
     let (node, protocol) = (call.node.clone(), call.reply.protocol());
@@ -383,8 +384,7 @@ fn take_over(call: &Call<'_>) -> Outcome {
         return Err(refuse!("ERR this replica has the log up to {ours} only, not up to {wanted}"));
     }
     tracing::info!("the master hands its role to us, by {}", call.session.client.peer);
-    let order = || node.replication.order(&node.config(), None, false);
-    let ordered = node.replication.failover.beside(order).ok_or_else(|| refuse!("{FAILING_OVER}"))?;
+    let ordered = node.replication.failover.order(node, None, false).ok_or_else(|| refuse!("{FAILING_OVER}"))?;
     ordered.map(|_| ()).map_err(|e| refuse!("ERR the role cannot be written to the data folder: {e}"))
 }
 
@@ -441,7 +441,12 @@ pub(super) fn info(node: &Node, out: &mut String) {
         }
         if !up {
             let down_s = link.down_since.map_or(0, |since| since.elapsed().as_secs());
-            let _ = write!(out, "master_link_down_since_seconds:{down_s}\r\nmaster_link_error:{}\r\n", link.error);
+            let retry_s = link.due.map_or(0, |due| due.saturating_duration_since(std::time::Instant::now()).as_secs());
+            let _ = write!(
+                out,
+                "master_link_down_since_seconds:{down_s}\r\nmaster_link_error:{}\r\nmaster_link_retry_seconds:{retry_s}\r\n",
+                link.error
+            );
         }
         // Who has no complete data set must not be promoted.
         let priority = if replication.is_fit() && node.is_loaded() { settings.replica_priority } else { 0 };
@@ -479,10 +484,11 @@ pub(super) fn info(node: &Node, out: &mut String) {
     let lineage = node.store.get().map_or_else(|| "0".repeat(32), |store| store.lineage().to_string());
     let _ = write!(
         out,
-        "master_failover_state:{}\r\nmaster_replid:{lineage}{:08x}\r\nmaster_repl_offset:{}\r\nsecond_repl_offset:-1\r\n\
-         repl_backlog_active:0\r\nrepl_term:{:016x}\r\nrepl_fenced:{}\r\nrepl_full_syncs:{}\r\nrepl_continued:{}\r\nrepl_max_replicas:{}\r\n",
+        "master_failover_state:{}\r\nmaster_replid:{lineage}{:08x}\r\nmaster_replid2:{:040}\r\nmaster_repl_offset:{}\r\nsecond_repl_offset:-1\r\n\
+         repl_backlog_active:0\r\nrepl_backlog_size:0\r\nrepl_backlog_first_byte_offset:0\r\nrepl_backlog_histlen:0\r\nrepl_term:{:016x}\r\nrepl_fenced:{}\r\nrepl_full_syncs:{}\r\nrepl_continued:{}\r\nrepl_max_replicas:{}\r\n",
         replication.failover.name(),
         replication.term.load(Relaxed) as u32,
+        0,
         end.offset,
         replication.term.load(Relaxed),
         u8::from(replication.is_fenced()),

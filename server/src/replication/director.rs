@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   master --REPLICAOF host port--> no write passes the gate, all turns under way have ended, last commit --> replica
-//!   replica --REPLICAOF NO ONE----> a segment with a higher term is on the disk --> writes pass the gate
+//!   replica --REPLICAOF NO ONE----> writes wait (failover.rs) --> a segment with a higher term is on the disk --> they pass the gate
 //!   replica --full sync complete--> the node is retired, the folder opened anew as another node --> replica
 //! ```
 
@@ -77,6 +77,7 @@ pub(crate) fn direct(host: &Arc<Host>, mut held: Held) -> store::Result<()> {
             (None, Held::Follows(log)) => promote(host, &node, *log),
             (Some(_), Held::Own(log)) => demote(host, node, *log),
             (Some(master), Held::Follows(log)) => {
+                node.durability.able();
                 settle(&node, false, log.term());
                 let (log, course) = follow::run(host, node.clone(), *log, &master);
                 match course {
@@ -173,8 +174,10 @@ fn promote(host: &Host, node: &Arc<Node>, mut log: FollowLog) -> Held {
             Held::Own(Box::new(log))
         }
         Err(error) => {
-            tracing::error!("cannot be promoted yet: {error}");
-            wait(host, RETRY);
+            if node.replication.failover.stuck(node, &error) {
+                tracing::error!("cannot be promoted yet, trying again: {error}");
+            }
+            wait(host, RETRY, || node.replication.master().is_some());
             Held::Follows(Box::new(reopen_log(host, node, end)))
         }
     }
@@ -198,9 +201,12 @@ fn reopen_log(host: &Host, node: &Arc<Node>, end: store::Position) -> FollowLog 
                 tracing::error!("the log cannot be opened: {error}");
                 std::process::exit(1);
             }
-            Err(error) => tracing::error!("the log cannot be opened, trying again: {error}"),
+            Err(error) => {
+                node.replication.failover.stuck(node, &error);
+                tracing::error!("the log cannot be opened, trying again: {error}");
+            }
         }
-        wait(host, RETRY);
+        wait(host, RETRY, || false);
     }
 }
 
@@ -242,13 +248,14 @@ fn reopened(host: &Arc<Host>, node: Arc<Node>) -> Held {
             std::process::exit(1);
         }
         host.replace_node();
-        wait(host, Duration::from_secs(5));
+        wait(host, Duration::from_secs(5), || false);
     }
 }
 
-fn wait(host: &Host, time: Duration) {
+/// Waits so long, or until the server stops, or until `enough`.
+fn wait(host: &Host, time: Duration, enough: impl Fn() -> bool) {
     let began = Instant::now();
-    while began.elapsed() < time && !host.stop.is_stopped() {
+    while began.elapsed() < time && !host.stop.is_stopped() && !enough() {
         std::thread::sleep(Duration::from_millis(10));
     }
 }

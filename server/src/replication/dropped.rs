@@ -13,7 +13,8 @@ use store::{MANIFEST, Position, SegmentName, parse_segment_name};
 /// While it is made. Whatever has the name at the beginning is left from an attempt that failed.
 const UNFINISHED: &str = ".tidemark-dropped.tmp";
 
-/// Keeps what the log holds from the offset `from` on, up to its end. Gives where it is; none if there was nothing to keep. Durable when it returns.
+/// Keeps what the log holds from the offset `from` on, up to its end. Gives where it is; none if that was said before, or if there was nothing to keep.
+/// Durable when it returns.
 pub(super) fn keep(node: &Node, from: u64, end: Position) -> Result<Option<PathBuf>, store::Error> {
     let folder = node.config().durability.dir.clone();
     let disk = node.store.disk().clone();
@@ -41,7 +42,7 @@ pub(super) fn keep(node: &Node, from: u64, end: Position) -> Result<Option<PathB
     }
     let kept = folder.join(format!("dropped-{from}-{}-{:08x}", end.offset, end.chain));
     if kept.is_dir() {
-        return Ok(Some(kept));
+        return Ok(None);
     }
     let unfinished = folder.join(UNFINISHED);
     match std::fs::remove_dir_all(&unfinished) {

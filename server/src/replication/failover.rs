@@ -9,6 +9,10 @@
 //! As in Redis, the master steps down first and its replica up afterwards, so there are never two. If the replica says no, or on FAILOVER
 //! ABORT, this node is the master again, and takes the writes that waited. If it cannot be reached, it is asked again and again. Who writes
 //! while this node is a replica already is refused at once. Meanwhile nobody else may change the role: REPLICAOF is refused.
+//!
+//! Who is to be a master, by REPLICAOF NO ONE or because its replica said no, is one when its log has begun, which takes a sync or two. From the answer to
+//! that command on no write is refused because of its role: it waits until then, or until this node is to be a replica after all. If the disk says
+//! no it is refused with what the disk says, until it is mended.
 
 use super::{Fed, Master};
 use crate::node::Node;
@@ -32,8 +36,8 @@ enum Stage {
     Waiting,
     /// The replica is to have the log up to here.
     Handing(u64),
-    /// It is over, and this node is to be the master again: writes wait until it is.
-    Resuming,
+    /// There is none, and this node is to be a master: writes wait until it is.
+    Settling,
 }
 
 /// The FAILOVER that is under way, if one is.
@@ -59,20 +63,33 @@ impl Failover {
     /// As INFO calls it.
     pub(crate) fn name(&self) -> &'static str {
         match *self.stage.lock() {
-            Stage::Nothing | Stage::Resuming => "no-failover",
+            Stage::Nothing | Stage::Settling => "no-failover",
             Stage::Waiting => "waiting-for-sync",
             Stage::Handing(_) => "failover-in-progress",
         }
     }
 
     pub(crate) fn is_under_way(&self) -> bool {
-        !matches!(*self.stage.lock(), Stage::Nothing | Stage::Resuming)
+        !matches!(*self.stage.lock(), Stage::Nothing | Stage::Settling)
     }
 
-    /// Does what must not be done while one is under way; nothing if one is.
-    pub(crate) fn beside<R>(&self, what: impl FnOnce() -> R) -> Option<R> {
-        let stage = self.stage.lock();
-        matches!(*stage, Stage::Nothing | Stage::Resuming).then(what)
+    /// REPLICAOF: as [`super::Replication::order`]. None while a FAILOVER is under way.
+    pub(crate) fn order(&self, node: &Node, master: Option<Master>, forced: bool) -> Option<std::io::Result<bool>> {
+        let mut stage = self.stage.lock();
+        if !matches!(*stage, Stage::Nothing | Stage::Settling) {
+            return None;
+        }
+        let is_master = master.is_none();
+        let ordered = node.replication.order(&node.config(), master, forced);
+        if matches!(ordered, Ok(true)) && is_master {
+            // Before the lock is let go: who obeys the order ends the pause under it.
+            *stage = Stage::Settling;
+            node.pause.begin(By::Role, Paused::Changes, std::time::Instant::now() + FAR);
+        } else if matches!(ordered, Ok(true)) {
+            *stage = Stage::Nothing;
+            node.pause.end(By::Role);
+        }
+        Some(ordered)
     }
 
     /// What the link to the new master is to ask for: that it takes over, if it has all up to this offset.
@@ -85,10 +102,12 @@ impl Failover {
 
     /// It is over: nobody waits for it any more. False if it has ended already.
     pub(super) fn end(&self, node: &Node) -> bool {
-        let was = std::mem::replace(&mut *self.stage.lock(), Stage::Nothing) != Stage::Nothing;
+        let mut stage = self.stage.lock();
+        let was = !matches!(*stage, Stage::Nothing | Stage::Settling);
         if was {
+            *stage = Stage::Nothing;
             self.ended.notify_waiters();
-            node.pause.end(By::Failover);
+            node.pause.end(By::Role);
         }
         was
     }
@@ -104,10 +123,10 @@ impl Failover {
     pub(crate) fn abort(&self, node: &Node, why: &str) -> Result<(), String> {
         let mut stage = self.stage.lock();
         match *stage {
-            Stage::Nothing | Stage::Resuming => return Err("ERR No failover in progress.".to_owned()),
+            Stage::Nothing | Stage::Settling => return Err("ERR No failover in progress.".to_owned()),
             // The one before was taken back a moment ago, and this node is not the master again yet.
             Stage::Waiting if !node.replication.is_settled() => {
-                *stage = Stage::Resuming;
+                *stage = Stage::Settling;
                 drop(stage);
                 self.ended.notify_waiters();
             }
@@ -116,10 +135,10 @@ impl Failover {
                 *stage = Stage::Nothing;
                 drop(stage);
                 self.ended.notify_waiters();
-                node.pause.end(By::Failover);
+                node.pause.end(By::Role);
             }
             Stage::Handing(_) => {
-                let was = std::mem::replace(&mut *stage, Stage::Resuming);
+                let was = std::mem::replace(&mut *stage, Stage::Settling);
                 if let Err(error) = node.replication.order(&node.config(), None, false) {
                     *stage = was;
                     return Err(format!("ERR the role cannot be written to the data folder: {error}"));
@@ -135,11 +154,22 @@ impl Failover {
     /// This node has the role that it was given last, if nobody has given it another meanwhile.
     pub(crate) fn settled(&self, node: &Node) {
         let mut stage = self.stage.lock();
-        if *stage == Stage::Resuming && node.replication.is_settled() {
+        if *stage == Stage::Settling && node.replication.is_settled() {
             *stage = Stage::Nothing;
-            drop(stage);
-            node.pause.end(By::Failover);
+            node.pause.end(By::Role);
         }
+    }
+
+    /// The log of a node that is to be a master cannot be begun, for this reason, which is told to whoever writes. True if that is news.
+    pub(super) fn stuck(&self, node: &Node, error: &store::Error) -> bool {
+        let mut stage = self.stage.lock();
+        // It may be a replica by now, and a replica's disk is its link's affair.
+        let is_news = node.replication.master().is_none() && node.durability.unable(error);
+        if *stage == Stage::Settling {
+            *stage = Stage::Nothing;
+            node.pause.end(By::Role);
+        }
+        is_news
     }
 }
 
@@ -147,12 +177,12 @@ impl Failover {
 pub(crate) fn begin(node: &Arc<Node>, wanted: Wanted) -> bool {
     {
         let mut stage = node.replication.failover.stage.lock();
-        if !matches!(*stage, Stage::Nothing | Stage::Resuming) || node.replication.master().is_some() {
+        if !matches!(*stage, Stage::Nothing | Stage::Settling) || node.replication.master().is_some() {
             return false;
         }
         *stage = Stage::Waiting;
     }
-    node.pause.begin(By::Failover, Paused::Writes, std::time::Instant::now() + FAR);
+    node.pause.begin(By::Role, Paused::Writes, std::time::Instant::now() + FAR);
     // A turn that does not see the pause is seen by `caught_up`.
     fence(SeqCst);
     tokio::spawn(run(node.clone(), wanted));

@@ -24,6 +24,8 @@ use tokio::net::TcpStream;
 
 /// Between two attempts.
 const RECONNECT: Duration = Duration::from_secs(1);
+/// As long as what the master has is refused here: each attempt may fetch all of it again. Until then twice as long as before.
+const MOST_RECONNECT: Duration = Duration::from_secs(60);
 /// A batch waits at most so long for room that is being made; then it goes beyond the limit.
 const SPILLED_WITHIN: Duration = Duration::from_secs(1);
 /// For a connection to come up, and for each answer of the handshake.
@@ -126,11 +128,11 @@ impl Local for Here {
 
     fn drops(&mut self, from: u64) -> Result<(), store::Error> {
         let end = self.log.written();
-        let kept = dropped::keep(&self.node, from, end)?;
+        let Some(kept) = dropped::keep(&self.node, from, end)? else { return Ok(()) };
         tracing::warn!(
             "our log from offset {from} to {} is dropped, of which the master does not have all; kept in {}",
             end.offset,
-            kept.map_or("no file: nothing was there".to_owned(), |folder| folder.display().to_string())
+            kept.display()
         );
         Ok(())
     }
@@ -221,6 +223,7 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> Course {
     };
     tokio::pin!(ordered);
     let mut said = String::new();
+    let mut patience = RECONNECT;
     loop {
         let result = tokio::select! {
             () = &mut ordered => {
@@ -241,28 +244,50 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> Course {
                 tracing::error!("{error}: the data are opened anew");
                 return Course::Replace;
             }
-            Err(error) => {
-                if matches!(error, LinkError::Unfit(_)) {
-                    node.replication.refuses();
-                }
-                error.to_string()
-            }
+            Err(error) => error,
         };
+        if matches!(error, LinkError::Unfit(_)) {
+            node.replication.refuses();
+        }
+        let is_refused = matches!(error, LinkError::Unready(_));
+        let error = error.to_string();
+        let due = Instant::now() + if is_refused { patience } else { RECONNECT };
         {
             let mut link = here.node.replication.link.lock();
             link.state = LinkState::Connect;
             link.down_since.get_or_insert_with(Instant::now);
             link.error.clone_from(&error);
+            link.due = Some(due);
         }
-        if error != said {
+        if is_refused {
+            tracing::warn!(
+                "what the master {master} has is refused here: {error}; tried again in {} s",
+                patience.as_secs()
+            );
+        } else if error != said {
             tracing::warn!("the link to the master {master} is down: {error}");
-            said = error;
         }
+        said = error;
         tokio::select! {
             () = &mut ordered => return Course::Ordered,
-            () = tokio::time::sleep(RECONNECT) => {}
+            is_same = stays_until(&node, due) => {
+                patience = if is_refused && is_same { (patience * 2).min(MOST_RECONNECT) } else { RECONNECT };
+            }
         }
     }
+}
+
+/// Waits; no longer, and false, if the configuration changes.
+async fn stays_until(node: &Node, due: Instant) -> bool {
+    let version = node.settings.version();
+    while node.settings.version() == version {
+        let left = due.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return true;
+        }
+        tokio::time::sleep(left.min(TICK)).await;
+    }
+    false
 }
 
 fn other(text: impl Into<String>) -> LinkError {

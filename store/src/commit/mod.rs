@@ -121,6 +121,12 @@ pub enum Health {
     Failing,
 }
 
+impl From<&Error> for Health {
+    fn from(error: &Error) -> Health {
+        if matches!(error, Error::Full { .. }) { Health::Full } else { Health::Failing }
+    }
+}
+
 /// How far commits have come.
 #[derive(Clone, Copy, Debug)]
 pub struct Committed {
@@ -445,7 +451,8 @@ impl<K: Copy + Ord> Committer<K> {
         self.stop();
     }
 
-    fn set_health(&self, health: Health) {
+    /// What [`health`](Committer::health) says until the next round: for who finds that there is no log to commit to.
+    pub fn set_health(&self, health: Health) {
         let code = match health {
             Health::Good => 0,
             Health::Full => 1,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::stripes::Stripe;
 use super::{Committed, Committer, Health, Source, SyncPolicy, Ticket};
 use crate::batch::MAX_BODY_BYTES;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::log::Log;
 use crate::record::Batch;
 
@@ -103,7 +103,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             }
             Err(error) => {
                 self.retry_at = Some(now + committer.options.retry);
-                committer.set_health(if matches!(error, Error::Full { .. }) { Health::Full } else { Health::Failing });
+                committer.set_health(error.into());
                 committer.failed.store(round, Ordering::Release);
                 committer.stats.lock().failed_rounds += 1;
                 let text = error.to_string();

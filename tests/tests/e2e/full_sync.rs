@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 use tidemark_server::config::Config;
 use tidemark_tests::{TestServer, eventually};
 
@@ -129,16 +130,49 @@ fn a_master_that_comes_back_empty_is_refused_though_it_was_forced_on_its_replica
     assert_eq!(redis::cmd("HGET").arg("post:1").arg("like").query::<u64>(&mut connection).unwrap(), 5);
 }
 
+/// Each attempt fetches again what was refused; a change of the configuration may be what it waits for.
+#[test]
+fn what_is_refused_is_asked_for_less_and_less_often() {
+    let has_more = |config: &mut Config| config.counter.push(shop(config));
+    let (master, replica) = (TestServer::with(has_more), TestServer::start());
+    let mut asks = master.connection();
+    let mut attempts = || {
+        let text: String = redis::cmd("INFO").arg("stats").query(&mut asks).unwrap();
+        let count = text.lines().find_map(|line| line.strip_prefix("total_connections_received:")).unwrap();
+        count.parse::<u64>().unwrap() - 1
+    };
+    super::replication::follow(&replica, &master);
+    let began = Instant::now();
+    let mut connection = replica.connection();
+    // One second after the first, then two, then four.
+    for (count, after_s) in [(2, 1), (3, 3), (4, 7)] {
+        eventually("another attempt", || attempts() == count);
+        assert!(began.elapsed() > Duration::from_millis(after_s * 1000 - 100), "{count}: {:?}", began.elapsed());
+    }
+    let said = |connection: &mut _, field: &str| info(connection, field).unwrap_or_default();
+    eventually("it says why", || said(&mut connection, "master_link_error").contains("has the counter space 'shop'"));
+    let left_s = |connection: &mut _| said(connection, "master_link_retry_seconds").parse::<u64>().ok();
+    eventually("it says when", || left_s(&mut connection).is_some_and(|s| (4..=8).contains(&s)));
+    let asked = Instant::now();
+    redis::cmd("CONFIG").arg(&["SET", "slowlog-max-len", "7"]).query::<()>(&mut connection).unwrap();
+    eventually("at once", || attempts() == 5);
+    assert!(asked.elapsed() < Duration::from_secs(4), "{:?}", asked.elapsed());
+    let asked = Instant::now();
+    eventually("and a second later", || attempts() == 6);
+    assert!(asked.elapsed() < Duration::from_secs(4), "{:?}", asked.elapsed());
+}
+
+fn shop(config: &Config) -> tidemark_server::config::Counter {
+    let mut shop = config.counter[0].clone();
+    (shop.name, shop.rows, shop.cells) = ("shop".to_owned(), "shop:{id}".to_owned(), "shop:{id}:{field}".to_owned());
+    shop
+}
+
 /// It would give up what it has, and come back with nothing.
 #[test]
 fn a_data_set_that_could_not_be_opened_here_is_not_taken() {
     let with = |change: fn(&mut Config)| TestServer::with(change);
-    let has_more: fn(&mut Config) = |config| {
-        let mut shop = config.counter[0].clone();
-        (shop.name, shop.rows, shop.cells) =
-            ("shop".to_owned(), "shop:{id}".to_owned(), "shop:{id}:{field}".to_owned());
-        config.counter.push(shop);
-    };
+    let has_more: fn(&mut Config) = |config| config.counter.push(shop(config));
     // Its view shows what the master's rows have not.
     let shows_more: fn(&mut Config) = |config| {
         config.counter[0].fields.push_str(" share:6");

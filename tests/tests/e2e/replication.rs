@@ -2,6 +2,7 @@
 
 mod failover;
 mod fence;
+mod lag;
 mod parting;
 mod role;
 mod stream;

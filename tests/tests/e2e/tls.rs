@@ -241,9 +241,12 @@ fn a_replica_follows_over_tls_and_only_whom_it_trusts() {
         TestServer::with(|config| {
             config.tls = of.settings("server", AuthClients::Yes);
             config.replication.tls = true;
+            (config.replication.master_user, config.replication.master_auth) = ("copy".to_owned(), "pw".to_owned());
         })
     };
     let mut at_master = master.connection();
+    let copy = ["SETUSER", "copy", "on", ">pw", "+tm.replicate"];
+    redis::cmd("ACL").arg(&copy).query::<()>(&mut at_master).unwrap();
     // More than one record of TLS, and more than one socket's buffer.
     let mut pipe = redis::pipe();
     (0..20_000u64).for_each(|id| {
@@ -264,14 +267,19 @@ fn a_replica_follows_over_tls_and_only_whom_it_trusts() {
     });
     redis::cmd("HSET").arg("post:1").arg("like").arg(77).query::<()>(&mut at_master).unwrap();
     assert_eq!(redis::cmd("WAIT").arg(1).arg(5000).query::<u64>(&mut at_master).unwrap(), 1);
+    let says = |replica: &TestServer, what: &str| {
+        let connection = redis::Client::open(replica.url()).unwrap().get_connection().ok();
+        let error = connection.and_then(|mut c| crate::replication::info(&mut c, "master_link_error"));
+        error.is_some_and(|e| e.to_lowercase().contains(what))
+    };
     let stranger = Authority::new();
     stranger.sign("server");
     let refuses = replica(&stranger);
     follow(&refuses, settings.port);
-    eventually("it does not trust that master", || {
-        let connection = redis::Client::open(refuses.url()).unwrap().get_connection().ok();
-        connection
-            .and_then(|mut c| crate::replication::info(&mut c, "master_link_error"))
-            .is_some_and(|e| e.to_lowercase().contains("certificate"))
-    });
+    eventually("it does not trust that master", || says(&refuses, "certificate"));
+    // A certificate is no password.
+    redis::cmd("ACL").arg(&["SETUSER", "copy", "resetpass", ">other"]).query::<()>(&mut at_master).unwrap();
+    let mistaken = replica(&authority);
+    follow(&mistaken, settings.port);
+    eventually("it has no password", || says(&mistaken, "wrongpass"));
 }

@@ -3,7 +3,7 @@
 use super::{follow, follow_port, in_step, info, likes, number, relay, small};
 use redis::Commands;
 use std::sync::atomic::Ordering::SeqCst;
-use tidemark_server::config::Config;
+use tidemark_server::config::{Config, Fsync};
 use tidemark_tests::{TestServer, eventually};
 
 fn priority(server: &TestServer) -> u64 {
@@ -27,7 +27,7 @@ fn who_gives_its_data_up_is_not_to_be_promoted() {
     assert_eq!(priority(&a), 100);
     // Both are masters for a while.
     redis::cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(&mut a.connection()).unwrap();
-    eventually("it takes writes", || fill(&a, 10..5000).is_ok());
+    fill(&a, 10..5000).unwrap();
     fill(&b, 10..20).unwrap();
     redis::cmd("WAITAOF").arg(1).arg(0).arg(5000).query::<()>(&mut a.connection()).unwrap();
     let link = relay(a.port());
@@ -70,6 +70,39 @@ fn a_foreign_master_is_refused_unless_forced_and_what_is_dropped_is_kept() {
     in_step(&master, &other);
     assert_eq!(likes(&other, 1..3), [Some(1), None]);
     assert_eq!(dropped(&other).len(), 1, "what was dropped is in a file");
+}
+
+/// Its disk came back from a backup, say. That it has the same name, and was the master, is no reason to forget what it has forgotten.
+#[test]
+fn a_master_that_has_less_than_its_replica_is_refused_unless_forced() {
+    let always = |config: &mut Config| {
+        small(config);
+        config.durability.fsync = Fsync::Always;
+    };
+    let (master, replica) = (TestServer::with(always), TestServer::with(always));
+    master.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap();
+    follow(&replica, &master);
+    in_step(&master, &replica);
+    let older = master.killed();
+    // Of the last batch a replica does not know whether its master had synced it.
+    for likes in [1, 2] {
+        master.connection().hset::<_, _, _, ()>("post:2", "like", likes).unwrap();
+    }
+    in_step(&master, &replica);
+    drop(master);
+    follow(&replica, &older);
+    let mut connection = replica.connection();
+    eventually("it refuses", || {
+        let error = info(&mut connection, "master_link_error");
+        error.is_some_and(|e| e.contains("history ends or parts before ours does"))
+    });
+    assert_eq!((priority(&replica), likes(&replica, 1..3)), (0, vec![Some(1), Some(2)]));
+    assert!(dropped(&replica).is_empty());
+    let port = older.port().to_string();
+    redis::cmd("REPLICAOF").arg("127.0.0.1").arg(port).arg("FORCE").query::<()>(&mut connection).unwrap();
+    in_step(&older, &replica);
+    assert_eq!((priority(&replica), likes(&replica, 1..3)), (100, vec![Some(1), None]));
+    assert_eq!(dropped(&replica).len(), 1, "what was dropped is in a file");
 }
 
 /// Folders with what a node gave up.
@@ -124,7 +157,7 @@ fn a_promoted_replica_goes_on_with_its_siblings_and_the_old_master_gives_up_what
     assert_eq!(likes(c, 1..2), [Some(1)]);
     redis::cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(&mut b.connection()).unwrap();
     // Both are masters for a while.
-    eventually("b takes writes", || b.connection().hset::<_, _, _, ()>("post:2", "like", 22).is_ok());
+    b.connection().hset::<_, _, _, ()>("post:2", "like", 22).unwrap();
     a.connection().hset::<_, _, _, ()>("post:3", "like", 33).unwrap();
     redis::cmd("WAITAOF").arg(1).arg(0).arg(5000).query::<()>(&mut a.connection()).unwrap();
     let full_syncs = number(c, "repl_full_syncs");

@@ -1,0 +1,192 @@
+//! The real program becomes a master while its disk is slow, or full: strace holds back, or refuses, the first segment of its own log. Whoever was told
+//! that it is a master writes, or waits, or hears what the disk says.
+
+#![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
+
+mod common;
+
+use common::{FIRST, Program, call, cannot, refusal, text, until};
+use redis_protocol::resp2::types::OwnedFrame;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// How long the first segment takes.
+const SLOW: Duration = Duration::from_secs(3);
+/// What does not wait for it takes less, on a busy machine, too.
+const AT_ONCE: Duration = Duration::from_millis(1_500);
+
+/// A master, and a replica of it that follows; what becomes of the first segment that the replica begins itself is `how`. None: strace is missing.
+fn pair(folders: &[tempfile::TempDir; 2], how: &str) -> Option<[Program; 2]> {
+    if Command::new("strace").arg("-V").output().is_err() {
+        cannot("a slow disk needs strace");
+        return None;
+    }
+    let [master, replica] = [0, 1].map(|n: usize| Program::start(folders[n].path(), "everysec"));
+    fine(&master, &format!("HINCRBY post:{FIRST} like 100"));
+    follow(&replica, &master);
+    in_step(&replica);
+    assert!(replica.terminate().success());
+    let newest = segments(folders[1].path()).pop().unwrap();
+    // A number is used once, whether that succeeds or not.
+    let paths = [1, 2].map(|more| folders[1].path().join(store::segment_name(newest + more)));
+    let inject = format!("inject=openat:{how}");
+    let mut under =
+        vec!["strace", "-D", "-f", "--seccomp-bpf", "-q", "-o", "/dev/null", "-e", "trace=openat", "-e", &inject];
+    paths.iter().for_each(|path| under.extend(["-P", path.to_str().unwrap()]));
+    let options = ["--fsync", "everysec"];
+    let replica = Program::start_as(&under, folders[1].path(), &options).unwrap_or_else(|said| panic!("{said:#?}"));
+    in_step(&replica);
+    Some([master, replica])
+}
+
+/// Numbers of the segments in a data folder, rising.
+fn segments(folder: &Path) -> Vec<u64> {
+    let names = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let number = |name: String| match store::parse_segment_name(&name) {
+        store::SegmentName::Segment(number) => Some(number),
+        _ => None,
+    };
+    let mut numbers: Vec<_> = names.filter_map(number).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+fn fine(program: &Program, words: &str) {
+    assert_eq!(refusal(&call(&mut program.client(), words)), "", "{words}");
+}
+
+fn follow(replica: &Program, master: &Program) {
+    fine(replica, &format!("REPLICAOF 127.0.0.1 {}", master.port));
+}
+
+/// The reply; none where clients are disconnected at this moment, as another data set takes the place of the old one.
+fn ask(program: &Program, words: &str) -> OwnedFrame {
+    let words: Vec<_> = words.split(' ').map(str::as_bytes).collect();
+    program.client().call(&words).unwrap_or(OwnedFrame::Null)
+}
+
+fn info(program: &Program, key: &str) -> String {
+    let OwnedFrame::BulkString(all) = ask(program, "INFO") else { return String::new() };
+    let all = String::from_utf8(all).unwrap();
+    all.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).unwrap_or_default().to_owned()
+}
+
+fn in_step(replica: &Program) {
+    until("the replica follows", || {
+        info(replica, "master_link_status") == "up" && likes(replica) == OwnedFrame::BulkString(text(100))
+    });
+}
+
+fn likes(program: &Program) -> OwnedFrame {
+    ask(program, &format!("HGET post:{FIRST} like"))
+}
+
+/// Sends a like without waiting for its reply.
+fn send_like(program: &Program) -> TcpStream {
+    let mut stream = TcpStream::connect(("127.0.0.1", program.port)).unwrap();
+    stream.write_all(format!("HINCRBY post:{FIRST} like 1\r\n").as_bytes()).unwrap();
+    stream
+}
+
+/// The line that comes.
+fn line(stream: TcpStream) -> String {
+    BufReader::new(stream).lines().next().unwrap().unwrap()
+}
+
+#[test]
+fn who_was_told_that_this_is_a_master_waits_for_its_log_and_for_nothing_else() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let how = format!("delay_enter={}:when=1", SLOW.as_micros());
+    let Some([master, replica]) = pair(&folders, &how) else { return };
+    // Both were there before, and stay connected.
+    let (mut reader, mut queues) = (replica.client(), replica.client());
+    fine(&replica, "REPLICAOF NO ONE");
+    let began = Instant::now();
+    let waits = send_like(&replica);
+    let leaves = send_like(&replica);
+    for words in ["MULTI", "PING"] {
+        assert_eq!(refusal(&call(&mut queues, words)), "");
+    }
+    for words in ["PING", &format!("HGET post:{FIRST} like"), "PUBLISH news 1", "WAIT 0 0", "INFO"] {
+        assert_eq!(refusal(&call(&mut reader, words)), "", "{words}");
+    }
+    assert_eq!(info(&replica, "role"), "master");
+    assert_eq!(likes(&replica), OwnedFrame::BulkString(text(100)));
+    drop(leaves);
+
+    // It is to be a replica after all.
+    fine(&replica, "REPLICAOF 127.0.0.1 1");
+    assert_eq!(line(waits), "-READONLY You can't write against a read only replica.");
+    assert!(began.elapsed() < AT_ONCE, "nobody has waited for the disk: {:?}", began.elapsed());
+
+    // And a master again, and again: no order waits for the log either.
+    for _ in 0..3 {
+        fine(&replica, "REPLICAOF NO ONE");
+        fine(&replica, "REPLICAOF 127.0.0.1 1");
+    }
+    fine(&replica, "REPLICAOF NO ONE");
+    assert!(began.elapsed() < SLOW, "{:?}", began.elapsed());
+    let waits = send_like(&replica);
+    assert_eq!(refusal(&call(&mut queues, &format!("HINCRBY post:{FIRST} like 1"))), "", "queued");
+    let OwnedFrame::Array(done) = call(&mut queues, "EXEC") else { panic!("EXEC is refused") };
+    assert!(matches!(done[1], OwnedFrame::Integer(101 | 102)), "{done:?}");
+    assert!([":101", ":102"].contains(&line(waits).as_str()));
+    assert!(began.elapsed() >= SLOW, "written before there was a log: {:?}", began.elapsed());
+    assert_eq!(likes(&replica), OwnedFrame::BulkString(text(102)), "who left is forgotten");
+    drop(master);
+    replica.kill();
+    let again = Program::start(folders[1].path(), "everysec");
+    assert_eq!(likes(&again), OwnedFrame::BulkString(text(102)));
+}
+
+#[test]
+fn a_node_that_cannot_begin_its_log_says_so_until_it_can() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    // Two numbers are tried at a time, twice a second.
+    let Some([master, replica]) = pair(&folders, "error=ENOSPC:when=1..24") else { return };
+    let mut client = replica.client();
+    let like = format!("HINCRBY post:{FIRST} like 1");
+    fine(&replica, "REPLICAOF NO ONE");
+    let reply = call(&mut client, &like);
+    let said = refusal(&reply);
+    assert!(
+        said.starts_with("MISCONF Tidemark cannot write its log, so changes are refused until it can: no room"),
+        "{said}"
+    );
+    for words in [&like, &"MULTI".to_owned(), &like, &"EXEC".to_owned(), &"PING".to_owned()] {
+        let reply = call(&mut client, words);
+        let said = refusal(&reply);
+        let wanted = match words.as_str() {
+            "MULTI" => "",
+            "EXEC" => "EXECABORT",
+            _ => "MISCONF",
+        };
+        assert!(said.starts_with(wanted) && said.is_empty() == wanted.is_empty(), "{words}: {said}");
+    }
+    assert_eq!(info(&replica, "role"), "master");
+    assert_eq!(info(&replica, "aof_last_write_status"), "err");
+    assert_eq!(likes(&replica), OwnedFrame::BulkString(text(100)));
+
+    // A replica has no log to begin.
+    follow(&replica, &master);
+    until("it refuses as a replica", || refusal(&call(&mut client, &like)).starts_with("READONLY"));
+    assert_eq!(refusal(&call(&mut client, "PING")), "");
+    in_step(&replica);
+    assert_eq!(info(&replica, "repl_full_syncs"), "0");
+
+    fine(&replica, "REPLICAOF NO ONE");
+    assert!(refusal(&call(&mut client, &like)).starts_with("MISCONF"));
+    let mut refused = vec![];
+    until("it takes writes", || {
+        let reply = call(&mut client, &like);
+        let is_fine = refusal(&reply).is_empty();
+        refused.extend((!is_fine).then(|| refusal(&reply).to_owned()));
+        is_fine
+    });
+    assert!(refused.iter().all(|said| said.starts_with("MISCONF")), "{refused:?}");
+    assert_eq!(refusal(&call(&mut client, "PING")), "");
+    assert_eq!(likes(&replica), OwnedFrame::BulkString(text(101)));
+}
