@@ -18,32 +18,30 @@
 //! read again nothing is asked below: what is told is kept, and found to be there already when it is merged.
 
 use crate::Error;
-use crate::block::{BLOCK_WORDS, block_range};
-use crate::codec::{CHECK, DecodeError, Header, StoredTable, check_header, put_header, u64_at};
-use crate::filter::{Filter, PAGE_BYTES, page_has, page_of, page_set};
-use crate::hash::{Pair, Seed};
-use crate::options::{Change, Options};
+use crate::filter::{PAGE_BYTES, page_has, page_of};
+use crate::hash::Pair;
+use crate::options::Change;
 use crate::revoked::Revoked;
-use crate::sizing::{PAGE_WORDS, Sizing};
+use crate::sizing::Sizing;
 use crate::space::Space;
-use crate::table::{LINKS, Table};
+use crate::table::Table;
 use parking_lot::RwLock;
-use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
-use xxhash_rust::xxh3::xxh3_64;
 
 mod blocks;
+mod note;
+mod rewrite;
+
+pub use note::{Late, Note};
+pub use rewrite::Rewrite;
 
 use blocks::{BLOCK_PAIRS, LateBlock, LateBlocks};
 
-const NOTE_MAGIC: &[u8; 8] = b"TMPHCLD\x01";
 /// What a late pair is counted as: its hash, and its share of the set.
 const LATE_BYTES: u64 = 32;
 /// Late pairs may take one part in so many of what the tables in memory may.
 const LATE_PART: u64 = 16;
-/// Hashes that are given out together.
-const HASHES: usize = 4096;
 
 /// Who has the filters of one table. May be called from any thread.
 pub trait Below: Send + Sync {
@@ -270,235 +268,6 @@ impl Drop for Cold {
         }
     }
 }
-
-/// A table that is about to be written elsewhere: its pages, one after the other, and a note without which they say nothing.
-pub struct Rewrite {
-    range: (u64, u64),
-    seed: Seed,
-    table: Arc<Table>,
-    lower: Arc<Lower>,
-    late: Vec<u128>,
-    /// In the order of their pages.
-    blocks: Vec<LateBlock>,
-    /// The late pairs by their pages in the filter number `target`, those that come first at the end.
-    by_page: Vec<(usize, u128)>,
-    target: usize,
-    chain: Chain,
-    /// Pages that there are already.
-    old_pages: usize,
-    at: usize,
-    next_pages: usize,
-}
-
-impl Rewrite {
-    /// The table's range of ids, both inclusive.
-    pub fn range(&self) -> (u64, u64) {
-        self.range
-    }
-
-    /// Whether its filters are in memory so far, and nobody is to be asked for pages.
-    pub fn is_spill(&self) -> bool {
-        matches!(&*self.lower, Lower::Memory(_))
-    }
-
-    /// Pages in all.
-    pub fn pages(&self) -> usize {
-        self.chain.pages()
-    }
-
-    /// Pairs that were late, and are not any more; blocks count as in [`Space::late`].
-    pub fn late(&self) -> usize {
-        self.late.len() + self.blocks.len() * BLOCK_PAIRS
-    }
-
-    /// The next page; false: there is none. `read` gives a page as it lies elsewhere.
-    pub fn next<E>(
-        &mut self,
-        page: &mut [u8; PAGE_BYTES],
-        read: impl FnOnce(usize, &mut [u8; PAGE_BYTES]) -> Result<(), E>,
-    ) -> Result<bool, E> {
-        if self.at == self.chain.pages() {
-            return Ok(false);
-        }
-        match &*self.lower {
-            _ if self.at >= self.old_pages => page.fill(0),
-            Lower::Elsewhere(..) => read(self.at, page)?,
-            Lower::Memory(table) => {
-                let part = self.chain.parts.iter().rposition(|part| part.first <= self.at).unwrap_or(0);
-                let first = (self.at - self.chain.parts[part].first) * PAGE_WORDS;
-                let words = table.link(part).map(|link| &link.filter.words()[first..first + PAGE_WORDS]);
-                for (bytes, word) in page.as_chunks_mut().0.iter_mut().zip(words.into_iter().flatten()) {
-                    *bytes = word.load(Relaxed).to_le_bytes();
-                }
-            }
-        }
-        self.join_block(page);
-        let part = &mut self.chain.parts[self.target];
-        while let Some((_, hash)) = self.by_page.pop_if(|late| late.0 == self.at) {
-            let pair = Pair::from_hash(0, hash);
-            if !page_has(page, &pair, part.sizing.bits) {
-                page_set(page, &pair, part.sizing.bits);
-                part.pairs += 1;
-            }
-        }
-        self.at += 1;
-        Ok(true)
-    }
-
-    /// Adds to the page at hand what a block has for it.
-    fn join_block(&mut self, page: &mut [u8; PAGE_BYTES]) {
-        if self.blocks.is_empty() {
-            return;
-        }
-        let Some(number) = self.chain.parts.iter().rposition(|part| part.first <= self.at) else { return };
-        let part = &mut self.chain.parts[number];
-        let at = self.at - part.first;
-        let behind = self.blocks.partition_point(|b| (b.link, b.block) <= (number, at * PAGE_WORDS / BLOCK_WORDS));
-        let block = behind.checked_sub(1).map(|i| &self.blocks[i]).filter(|block| block.link == number);
-        let Some(words) = block.and_then(|block| block.page(at)) else { return };
-        let (mut before, mut after) = (0, 0);
-        for (bytes, more) in page.as_chunks_mut().0.iter_mut().zip(words) {
-            let word = u64::from_le_bytes(*bytes);
-            before += u64::from(word.count_ones());
-            after += u64::from((word | more).count_ones());
-            *bytes = (word | more).to_le_bytes();
-        }
-        part.pairs += part.sizing.pairs_of(after, 1) - part.sizing.pairs_of(before, 1);
-    }
-
-    /// What belongs to the pages, when all have been given: [`Note`]. It holds the pairs that are revoked now.
-    pub fn note(&self) -> Vec<u8> {
-        let mut revoked = vec![];
-        self.table.revoked.for_each(|hash| revoked.push(hash));
-        let pairs: Vec<u64> = self.chain.parts.iter().map(|part| part.pairs).collect();
-        let mut bytes = Vec::new();
-        let header = Header {
-            rate: self.chain.rate,
-            low: self.range.0,
-            last: self.range.1,
-            pages: self.chain.first_pages(),
-            early: self.table.early(),
-            links: pairs.len(),
-            revoked: revoked.len(),
-            pairs: std::array::from_fn(|i| pairs.get(i).copied().unwrap_or(0)),
-        };
-        put_header(&mut bytes, NOTE_MAGIC, self.seed, &header);
-        bytes.extend_from_slice(&(self.next_pages as u64).to_le_bytes());
-        revoked.iter().for_each(|hash| bytes.extend_from_slice(&hash.to_le_bytes()));
-        bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
-        bytes
-    }
-}
-
-/// What [`Rewrite::note`] gave, **version 1**, little-endian: the header of a stored table (`codec`) with the magic "TMPHCLD" 01 and without its
-/// checksum, 192 bytes; 8 bytes, the pages of the first filter of the table that follows; the revoked pairs' hashes, 16 bytes each; XXH3-64 of all before.
-pub struct Note {
-    header: Header,
-    next_pages: usize,
-    revoked: Vec<u128>,
-    chain: Arc<Chain>,
-}
-
-impl Note {
-    /// Reads a note of a table of the space that `options` describe.
-    pub fn decode(options: &Options, bytes: &[u8]) -> Result<Note, DecodeError> {
-        let corrupt = |offset: usize, what| DecodeError::Corrupt { offset: offset as u64, what };
-        let header = check_header(bytes, NOTE_MAGIC, Seed::new(options.seed), u64::MAX)?;
-        let (at, end) = (Header::BYTES + 8, Header::BYTES + 8 + header.revoked * 16);
-        if bytes.len() != end + CHECK {
-            return Err(corrupt(bytes.len(), "a note of another length than its header says"));
-        }
-        if xxh3_64(&bytes[..end]) != u64_at(bytes, end) {
-            return Err(corrupt(end, "a checksum that does not match"));
-        }
-        let chain = Chain::new(header.rate, header.pages, &header.pairs[..header.links]);
-        let next_pages =
-            usize::try_from(u64_at(bytes, Header::BYTES)).ok().filter(|pages| (1..=1 << 36).contains(pages));
-        Ok(Note {
-            next_pages: next_pages.ok_or(corrupt(Header::BYTES, "an impossible size of the next table"))?,
-            revoked: bytes[at..end].as_chunks().0.iter().map(|hash| u128::from_le_bytes(*hash)).collect(),
-            chain: Arc::new(chain),
-            header,
-        })
-    }
-
-    /// The range of ids, both inclusive.
-    pub fn range(&self) -> (u64, u64) {
-        (self.header.low, self.header.last)
-    }
-
-    /// Where the bits of a pair are in the pages.
-    pub fn chain(&self) -> &Arc<Chain> {
-        &self.chain
-    }
-
-    /// A table whose filters `below` has; `late`: what a snapshot had of it besides, if it is of these very pages.
-    pub fn table(self, below: Arc<dyn Below>, late: Option<&Late>) -> Result<StoredTable, DecodeError> {
-        let Header { rate, low, last, early, .. } = self.header;
-        let late = late.filter(|late| late.identity == below.identity());
-        let cold = Cold::new(Lower::Elsewhere(below, self.chain));
-        if let Some(late) = late {
-            late.set.iter().for_each(|&hash| cold.keep_late(hash));
-            let chain = cold.chain();
-            for (link, block, words) in late.blocks_of(chain.rate, chain.first_pages())? {
-                cold.keep_block(link, block, words);
-            }
-        }
-        let revoked = Revoked::small();
-        for &hash in late.map_or(&self.revoked, |late| &late.revoked) {
-            revoked.insert(hash);
-        }
-        let empty = Filter::new(Table::first_sizing(rate), 1).map_err(|_| DecodeError::NoMemory)?;
-        let table = Table::elsewhere(rate, empty, cold, Arc::new(revoked), early);
-        Ok(StoredTable { low, last, table, next_pages: self.next_pages })
-    }
-}
-
-/// What a snapshot holds of a cold table: all that its pages and their note do not say.
-#[derive(Default)]
-pub struct Late {
-    /// The name of what lies below; 0: the table itself, which is in the snapshot, too.
-    identity: u64,
-    set: Vec<u128>,
-    revoked: Vec<u128>,
-    /// Place in the chain, number there, words.
-    blocks: Vec<(usize, usize, Vec<u64>)>,
-}
-
-impl Late {
-    /// Takes a piece of what [`Space::encode_late`] gave, into the tables by their lowest id.
-    pub fn take(all: &mut HashMap<u64, Late>, bytes: &[u8]) -> Result<(), DecodeError> {
-        let corrupt = |offset: usize, what| DecodeError::Corrupt { offset: offset as u64, what };
-        if bytes.len() < 24 || !(bytes.len() - 24).is_multiple_of(16) {
-            return Err(corrupt(bytes.len(), "half a pair"));
-        }
-        let late = all.entry(u64_at(bytes, 0)).or_default();
-        late.identity = u64_at(bytes, 8);
-        let into = match u64_at(bytes, 16) {
-            0 => &mut late.set,
-            1 => &mut late.revoked,
-            2 if bytes.len() > 40 => {
-                let words = bytes[40..].as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-                late.blocks.push((u64_at(bytes, 24) as usize, u64_at(bytes, 32) as usize, words));
-                return Ok(());
-            }
-            _ => return Err(corrupt(16, "neither late nor revoked pairs")),
-        };
-        into.extend(bytes[24..].as_chunks().0.iter().map(|hash| u128::from_le_bytes(*hash)));
-        Ok(())
-    }
-
-    /// The blocks, if each of them is one that the table of this rate and size can have.
-    fn blocks_of(&self, rate: f64, first_pages: usize) -> Result<Vec<(usize, usize, Vec<u64>)>, DecodeError> {
-        let fits = |(link, block, words): &(usize, usize, Vec<u64>)| {
-            let pages = (*link < LINKS).then(|| Table::geometry(rate, first_pages, *link).1);
-            pages.is_some_and(|pages| !words.is_empty() && block_range(pages, *block).len() == words.len())
-        };
-        let all = self.blocks.iter().all(fits).then(|| self.blocks.clone());
-        all.ok_or(DecodeError::Corrupt { offset: 24, what: "a block that its table has not" })
-    }
-}
-
 impl Space {
     /// Whether there is no room in memory for the next table, or for as much of what comes late to others: the oldest is to be written elsewhere.
     pub fn is_short(&self) -> bool {
@@ -545,120 +314,6 @@ impl Space {
         let tables = self.ring.load();
         let late = tables.entries().iter().filter_map(|e| Some((e.slot().low(), e.table().cold()?.late())));
         late.filter(|late| late.1 > 0).max_by_key(|late| late.1)
-    }
-
-    /// Begins to write the table that begins at `low` elsewhere: freezes it, if it is not. One at a time. `None`: there is none, or it is the newest.
-    pub fn begin_rewrite(&self, low: u64) -> Result<Option<Rewrite>, Error> {
-        let Some((range, mut table)) = self.table_at(low).filter(|(range, _)| range.1 < u64::MAX) else {
-            return Ok(None);
-        };
-        if table.cold().is_none() {
-            let empty = Filter::new(self.sizing, 1).map_err(Error::Memory)?;
-            let cold = Cold::new(Lower::Memory(table.clone()));
-            cold.count_in(&self.late);
-            let frozen = Arc::new(Table::elsewhere(table.rate(), empty, cold, table.revoked.clone(), table.early()));
-            // Who merges takes no stripe: C2.
-            let _nobody_merges = self.merging.lock();
-            // C2. Nothing moves between the two: the rewrite of the ring is over at once.
-            let Ok(old) = self.ring.rewrite(low, vec![(low, frozen.clone())]) else { return Ok(None) };
-            self.ring.finish(&old);
-            table = frozen;
-        }
-        let Some(cold) = table.cold() else { return Ok(None) };
-        let lower = cold.lower();
-        let mut chain = Chain::clone(&lower.chain());
-        let old_pages = chain.pages();
-        let mut late = vec![];
-        cold.late.for_each(|hash| late.push(hash));
-        let blocks = cold.blocks.all();
-        while blocks.last().is_some_and(|block| block.link >= chain.links()) {
-            chain.extend(chain.first_pages(), 0);
-        }
-        let has_room = |chain: &Chain| {
-            chain.parts.last().is_some_and(|part| {
-                let ours = blocks.iter().filter(|block| block.link + 1 == chain.links());
-                let joined = ours.map(|block| block.pairs(part)).sum::<u64>();
-                part.pairs + joined + late.len() as u64 <= part.sizing.capacity(part.pages)
-            })
-        };
-        while !late.is_empty() && !has_room(&chain) {
-            if chain.links() == LINKS {
-                return Err(Error::Full);
-            }
-            chain.extend(chain.first_pages(), 0);
-        }
-        let target = chain.links() - 1;
-        let Part { first, pages, .. } = chain.parts[target];
-        let place = |&hash: &u128| (first + page_of(&Pair::from_hash(0, hash), pages), hash);
-        let mut by_page: Vec<_> = late.iter().map(place).collect();
-        by_page.sort_unstable_by(|a, b| b.cmp(a));
-        let next_pages = self.table_over(range.1 + 1).map_or(1, |(_, next)| next.pages());
-        let seed = self.seed;
-        Ok(Some(Rewrite {
-            range,
-            seed,
-            table,
-            lower,
-            late,
-            blocks,
-            by_page,
-            target,
-            chain,
-            old_pages,
-            at: 0,
-            next_pages,
-        }))
-    }
-
-    /// `below` has all pages that were given, and answers from now on.
-    pub fn end_rewrite(&self, rewrite: Rewrite, below: Arc<dyn Below>) {
-        let Some(cold) = rewrite.table.cold() else { return };
-        let lower = Lower::Elsewhere(below, Arc::new(rewrite.chain));
-        *cold.lower.write() = Arc::new(lower);
-        // C1.
-        cold.forget_late(&rewrite.late, &rewrite.blocks);
-        if let Lower::Memory(table) = &*rewrite.lower {
-            // Readers may still be in it: its memory goes to the next table when they are not.
-            self.upkeep.lock().retire(table.clone());
-        }
-    }
-
-    /// What a snapshot must hold of the cold tables besides their pages, in pieces: [`Late::take`].
-    pub fn encode_late<E>(&self, mut sink: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
-        for entry in self.ring.load_full().entries() {
-            let Some(cold) = entry.table().cold() else { continue };
-            for (kind, set) in [(0u64, &cold.late), (1, &*entry.table().revoked)] {
-                let mut hashes = vec![];
-                set.for_each(|hash| hashes.push(hash));
-                // One at least: that it says of no pair that it is revoked says something, too.
-                for hashes in hashes.chunks(HASHES).chain(hashes.is_empty().then_some(&[][..])) {
-                    let head = [entry.slot().low(), cold.identity(), kind];
-                    let mut bytes: Vec<u8> = head.iter().flat_map(|n| n.to_le_bytes()).collect();
-                    hashes.iter().for_each(|hash| bytes.extend_from_slice(&hash.to_le_bytes()));
-                    sink(&bytes)?;
-                }
-            }
-            for LateBlock { link, block, words } in cold.blocks.all() {
-                let head = [entry.slot().low(), cold.identity(), 2, link as u64, block as u64];
-                let words = words.iter().copied();
-                sink(&head.into_iter().chain(words).flat_map(u64::to_le_bytes).collect::<Vec<u8>>())?;
-            }
-        }
-        Ok(())
-    }
-
-    /// A snapshot was taken while a table was frozen, but not yet elsewhere: what came late belongs into its filters again.
-    pub fn put_late(&self, all: &HashMap<u64, Late>) -> Result<(), DecodeError> {
-        for (&low, late) in all.iter().filter(|(_, late)| late.identity == 0) {
-            let Some((_, table)) = self.table_at(low).filter(|(_, table)| table.cold().is_none()) else { continue };
-            let revoked: HashSet<u128> = late.revoked.iter().copied().collect();
-            let mut set = late.set.iter().filter(|hash| !revoked.contains(hash));
-            set.try_for_each(|&hash| self.put(&Pair::from_hash(low, hash), true)).map_err(|_| DecodeError::NoMemory)?;
-            for (link, block, words) in late.blocks_of(table.rate(), table.pages())? {
-                table.join(link, block, words).map_err(|_| DecodeError::NoMemory)?;
-            }
-        }
-        Ok(())
     }
 
     /// As [`change_in`](Space::change_in), for a table whose filters lie elsewhere.

@@ -1,8 +1,10 @@
 use super::*;
-use crate::{Answer, BlockPlace, Member, TableDecoder};
+use crate::codec::{CHECK, Header};
+use crate::{Answer, BlockPlace, Member, Options, TableDecoder};
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use xxhash_rust::xxh3::xxh3_64;
 
 /// A disk: what was written of each table, by its name.
 #[derive(Default)]

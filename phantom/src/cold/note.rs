@@ -1,0 +1,192 @@
+//! What is kept of a table that lies elsewhere besides its pages: a note beside them ([`Note`]), and what a snapshot has of it ([`Late`]).
+
+use super::blocks::LateBlock;
+use super::{Below, Chain, Cold, Lower, Rewrite};
+use crate::block::block_range;
+use crate::codec::{CHECK, DecodeError, Header, StoredTable, check_header, put_header, u64_at};
+use crate::filter::Filter;
+use crate::hash::{Pair, Seed};
+use crate::options::Options;
+use crate::revoked::Revoked;
+use crate::space::Space;
+use crate::table::{LINKS, Table};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
+
+const NOTE_MAGIC: &[u8; 8] = b"TMPHCLD\x01";
+/// Hashes that are given out together.
+const HASHES: usize = 4096;
+
+impl Rewrite {
+    /// What belongs to the pages, when all have been given: [`Note`]. It holds the pairs that are revoked now.
+    pub fn note(&self) -> Vec<u8> {
+        let mut revoked = vec![];
+        self.table.revoked.for_each(|hash| revoked.push(hash));
+        let pairs: Vec<u64> = self.chain.parts.iter().map(|part| part.pairs).collect();
+        let mut bytes = Vec::new();
+        let header = Header {
+            rate: self.chain.rate,
+            low: self.range.0,
+            last: self.range.1,
+            pages: self.chain.first_pages(),
+            early: self.table.early(),
+            links: pairs.len(),
+            revoked: revoked.len(),
+            pairs: std::array::from_fn(|i| pairs.get(i).copied().unwrap_or(0)),
+        };
+        put_header(&mut bytes, NOTE_MAGIC, self.seed, &header);
+        bytes.extend_from_slice(&(self.next_pages as u64).to_le_bytes());
+        revoked.iter().for_each(|hash| bytes.extend_from_slice(&hash.to_le_bytes()));
+        bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
+        bytes
+    }
+}
+
+/// What [`Rewrite::note`] gave, **version 1**, little-endian: the header of a stored table (`codec`) with the magic "TMPHCLD" 01 and without its
+/// checksum, 192 bytes; 8 bytes, the pages of the first filter of the table that follows; the revoked pairs' hashes, 16 bytes each; XXH3-64 of all before.
+pub struct Note {
+    header: Header,
+    next_pages: usize,
+    revoked: Vec<u128>,
+    chain: Arc<Chain>,
+}
+
+impl Note {
+    /// Reads a note of a table of the space that `options` describe.
+    pub fn decode(options: &Options, bytes: &[u8]) -> Result<Note, DecodeError> {
+        let corrupt = |offset: usize, what| DecodeError::Corrupt { offset: offset as u64, what };
+        let header = check_header(bytes, NOTE_MAGIC, Seed::new(options.seed), u64::MAX)?;
+        let (at, end) = (Header::BYTES + 8, Header::BYTES + 8 + header.revoked * 16);
+        if bytes.len() != end + CHECK {
+            return Err(corrupt(bytes.len(), "a note of another length than its header says"));
+        }
+        if xxh3_64(&bytes[..end]) != u64_at(bytes, end) {
+            return Err(corrupt(end, "a checksum that does not match"));
+        }
+        let chain = Chain::new(header.rate, header.pages, &header.pairs[..header.links]);
+        let next_pages =
+            usize::try_from(u64_at(bytes, Header::BYTES)).ok().filter(|pages| (1..=1 << 36).contains(pages));
+        Ok(Note {
+            next_pages: next_pages.ok_or(corrupt(Header::BYTES, "an impossible size of the next table"))?,
+            revoked: bytes[at..end].as_chunks().0.iter().map(|hash| u128::from_le_bytes(*hash)).collect(),
+            chain: Arc::new(chain),
+            header,
+        })
+    }
+
+    /// The range of ids, both inclusive.
+    pub fn range(&self) -> (u64, u64) {
+        (self.header.low, self.header.last)
+    }
+
+    /// Where the bits of a pair are in the pages.
+    pub fn chain(&self) -> &Arc<Chain> {
+        &self.chain
+    }
+
+    /// A table whose filters `below` has; `late`: what a snapshot had of it besides, if it is of these very pages.
+    pub fn table(self, below: Arc<dyn Below>, late: Option<&Late>) -> Result<StoredTable, DecodeError> {
+        let Header { rate, low, last, early, .. } = self.header;
+        let late = late.filter(|late| late.identity == below.identity());
+        let cold = Cold::new(Lower::Elsewhere(below, self.chain));
+        if let Some(late) = late {
+            late.set.iter().for_each(|&hash| cold.keep_late(hash));
+            let chain = cold.chain();
+            for (link, block, words) in late.blocks_of(chain.rate, chain.first_pages())? {
+                cold.keep_block(link, block, words);
+            }
+        }
+        let revoked = Revoked::small();
+        for &hash in late.map_or(&self.revoked, |late| &late.revoked) {
+            revoked.insert(hash);
+        }
+        let empty = Filter::new(Table::first_sizing(rate), 1).map_err(|_| DecodeError::NoMemory)?;
+        let table = Table::elsewhere(rate, empty, cold, Arc::new(revoked), early);
+        Ok(StoredTable { low, last, table, next_pages: self.next_pages })
+    }
+}
+
+/// What a snapshot holds of a cold table: all that its pages and their note do not say.
+#[derive(Default)]
+pub struct Late {
+    /// The name of what lies below; 0: the table itself, which is in the snapshot, too.
+    identity: u64,
+    set: Vec<u128>,
+    revoked: Vec<u128>,
+    /// Place in the chain, number there, words.
+    blocks: Vec<(usize, usize, Vec<u64>)>,
+}
+
+impl Late {
+    /// Takes a piece of what [`Space::encode_late`] gave, into the tables by their lowest id.
+    pub fn take(all: &mut HashMap<u64, Late>, bytes: &[u8]) -> Result<(), DecodeError> {
+        let corrupt = |offset: usize, what| DecodeError::Corrupt { offset: offset as u64, what };
+        if bytes.len() < 24 || !(bytes.len() - 24).is_multiple_of(16) {
+            return Err(corrupt(bytes.len(), "half a pair"));
+        }
+        let late = all.entry(u64_at(bytes, 0)).or_default();
+        late.identity = u64_at(bytes, 8);
+        let into = match u64_at(bytes, 16) {
+            0 => &mut late.set,
+            1 => &mut late.revoked,
+            2 if bytes.len() > 40 => {
+                let words = bytes[40..].as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+                late.blocks.push((u64_at(bytes, 24) as usize, u64_at(bytes, 32) as usize, words));
+                return Ok(());
+            }
+            _ => return Err(corrupt(16, "neither late nor revoked pairs")),
+        };
+        into.extend(bytes[24..].as_chunks().0.iter().map(|hash| u128::from_le_bytes(*hash)));
+        Ok(())
+    }
+
+    /// The blocks, if each of them is one that the table of this rate and size can have.
+    fn blocks_of(&self, rate: f64, first_pages: usize) -> Result<Vec<(usize, usize, Vec<u64>)>, DecodeError> {
+        let fits = |(link, block, words): &(usize, usize, Vec<u64>)| {
+            let pages = (*link < LINKS).then(|| Table::geometry(rate, first_pages, *link).1);
+            pages.is_some_and(|pages| !words.is_empty() && block_range(pages, *block).len() == words.len())
+        };
+        let all = self.blocks.iter().all(fits).then(|| self.blocks.clone());
+        all.ok_or(DecodeError::Corrupt { offset: 24, what: "a block that its table has not" })
+    }
+}
+impl Space {
+    /// What a snapshot must hold of the cold tables besides their pages, in pieces: [`Late::take`].
+    pub fn encode_late<E>(&self, mut sink: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
+        for entry in self.ring.load_full().entries() {
+            let Some(cold) = entry.table().cold() else { continue };
+            for (kind, set) in [(0u64, &cold.late), (1, &*entry.table().revoked)] {
+                let mut hashes = vec![];
+                set.for_each(|hash| hashes.push(hash));
+                // One at least: that it says of no pair that it is revoked says something, too.
+                for hashes in hashes.chunks(HASHES).chain(hashes.is_empty().then_some(&[][..])) {
+                    let head = [entry.slot().low(), cold.identity(), kind];
+                    let mut bytes: Vec<u8> = head.iter().flat_map(|n| n.to_le_bytes()).collect();
+                    hashes.iter().for_each(|hash| bytes.extend_from_slice(&hash.to_le_bytes()));
+                    sink(&bytes)?;
+                }
+            }
+            for LateBlock { link, block, words } in cold.blocks.all() {
+                let head = [entry.slot().low(), cold.identity(), 2, link as u64, block as u64];
+                let words = words.iter().copied();
+                sink(&head.into_iter().chain(words).flat_map(u64::to_le_bytes).collect::<Vec<u8>>())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A snapshot was taken while a table was frozen, but not yet elsewhere: what came late belongs into its filters again.
+    pub fn put_late(&self, all: &HashMap<u64, Late>) -> Result<(), DecodeError> {
+        for (&low, late) in all.iter().filter(|(_, late)| late.identity == 0) {
+            let Some((_, table)) = self.table_at(low).filter(|(_, table)| table.cold().is_none()) else { continue };
+            let revoked: HashSet<u128> = late.revoked.iter().copied().collect();
+            let mut set = late.set.iter().filter(|hash| !revoked.contains(hash));
+            set.try_for_each(|&hash| self.put(&Pair::from_hash(low, hash), true)).map_err(|_| DecodeError::NoMemory)?;
+            for (link, block, words) in late.blocks_of(table.rate(), table.pages())? {
+                table.join(link, block, words).map_err(|_| DecodeError::NoMemory)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,187 @@
+//! Writing a table elsewhere, page by page: for the first time (a spill), or with what came late since (a merge).
+
+use super::blocks::{BLOCK_PAIRS, LateBlock};
+use super::{Below, Chain, Cold, Lower, Part};
+use crate::Error;
+use crate::block::BLOCK_WORDS;
+use crate::filter::{Filter, PAGE_BYTES, page_has, page_of, page_set};
+use crate::hash::{Pair, Seed};
+use crate::sizing::PAGE_WORDS;
+use crate::space::Space;
+use crate::table::{LINKS, Table};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// A table that is about to be written elsewhere: its pages, one after the other, and a note without which they say nothing.
+pub struct Rewrite {
+    pub(super) range: (u64, u64),
+    pub(super) seed: Seed,
+    pub(super) table: Arc<Table>,
+    lower: Arc<Lower>,
+    late: Vec<u128>,
+    /// In the order of their pages.
+    blocks: Vec<LateBlock>,
+    /// The late pairs by their pages in the filter number `target`, those that come first at the end.
+    by_page: Vec<(usize, u128)>,
+    target: usize,
+    pub(super) chain: Chain,
+    /// Pages that there are already.
+    old_pages: usize,
+    at: usize,
+    pub(super) next_pages: usize,
+}
+
+impl Rewrite {
+    /// The table's range of ids, both inclusive.
+    pub fn range(&self) -> (u64, u64) {
+        self.range
+    }
+
+    /// Whether its filters are in memory so far, and nobody is to be asked for pages.
+    pub fn is_spill(&self) -> bool {
+        matches!(&*self.lower, Lower::Memory(_))
+    }
+
+    /// Pages in all.
+    pub fn pages(&self) -> usize {
+        self.chain.pages()
+    }
+
+    /// Pairs that were late, and are not any more; blocks count as in [`Space::late`].
+    pub fn late(&self) -> usize {
+        self.late.len() + self.blocks.len() * BLOCK_PAIRS
+    }
+
+    /// The next page; false: there is none. `read` gives a page as it lies elsewhere.
+    pub fn next<E>(
+        &mut self,
+        page: &mut [u8; PAGE_BYTES],
+        read: impl FnOnce(usize, &mut [u8; PAGE_BYTES]) -> Result<(), E>,
+    ) -> Result<bool, E> {
+        if self.at == self.chain.pages() {
+            return Ok(false);
+        }
+        match &*self.lower {
+            _ if self.at >= self.old_pages => page.fill(0),
+            Lower::Elsewhere(..) => read(self.at, page)?,
+            Lower::Memory(table) => {
+                let part = self.chain.parts.iter().rposition(|part| part.first <= self.at).unwrap_or(0);
+                let first = (self.at - self.chain.parts[part].first) * PAGE_WORDS;
+                let words = table.link(part).map(|link| &link.filter.words()[first..first + PAGE_WORDS]);
+                for (bytes, word) in page.as_chunks_mut().0.iter_mut().zip(words.into_iter().flatten()) {
+                    *bytes = word.load(Relaxed).to_le_bytes();
+                }
+            }
+        }
+        self.join_block(page);
+        let part = &mut self.chain.parts[self.target];
+        while let Some((_, hash)) = self.by_page.pop_if(|late| late.0 == self.at) {
+            let pair = Pair::from_hash(0, hash);
+            if !page_has(page, &pair, part.sizing.bits) {
+                page_set(page, &pair, part.sizing.bits);
+                part.pairs += 1;
+            }
+        }
+        self.at += 1;
+        Ok(true)
+    }
+
+    /// Adds to the page at hand what a block has for it.
+    fn join_block(&mut self, page: &mut [u8; PAGE_BYTES]) {
+        if self.blocks.is_empty() {
+            return;
+        }
+        let Some(number) = self.chain.parts.iter().rposition(|part| part.first <= self.at) else { return };
+        let part = &mut self.chain.parts[number];
+        let at = self.at - part.first;
+        let behind = self.blocks.partition_point(|b| (b.link, b.block) <= (number, at * PAGE_WORDS / BLOCK_WORDS));
+        let block = behind.checked_sub(1).map(|i| &self.blocks[i]).filter(|block| block.link == number);
+        let Some(words) = block.and_then(|block| block.page(at)) else { return };
+        let (mut before, mut after) = (0, 0);
+        for (bytes, more) in page.as_chunks_mut().0.iter_mut().zip(words) {
+            let word = u64::from_le_bytes(*bytes);
+            before += u64::from(word.count_ones());
+            after += u64::from((word | more).count_ones());
+            *bytes = (word | more).to_le_bytes();
+        }
+        part.pairs += part.sizing.pairs_of(after, 1) - part.sizing.pairs_of(before, 1);
+    }
+}
+
+impl Space {
+    /// Begins to write the table that begins at `low` elsewhere: freezes it, if it is not. One at a time. `None`: there is none, or it is the newest.
+    pub fn begin_rewrite(&self, low: u64) -> Result<Option<Rewrite>, Error> {
+        let Some((range, mut table)) = self.table_at(low).filter(|(range, _)| range.1 < u64::MAX) else {
+            return Ok(None);
+        };
+        if table.cold().is_none() {
+            let empty = Filter::new(self.sizing, 1).map_err(Error::Memory)?;
+            let cold = Cold::new(Lower::Memory(table.clone()));
+            cold.count_in(&self.late);
+            let frozen = Arc::new(Table::elsewhere(table.rate(), empty, cold, table.revoked.clone(), table.early()));
+            // Who merges takes no stripe: C2.
+            let _nobody_merges = self.merging.lock();
+            // C2. Nothing moves between the two: the rewrite of the ring is over at once.
+            let Ok(old) = self.ring.rewrite(low, vec![(low, frozen.clone())]) else { return Ok(None) };
+            self.ring.finish(&old);
+            table = frozen;
+        }
+        let Some(cold) = table.cold() else { return Ok(None) };
+        let lower = cold.lower();
+        let mut chain = Chain::clone(&lower.chain());
+        let old_pages = chain.pages();
+        let mut late = vec![];
+        cold.late.for_each(|hash| late.push(hash));
+        let blocks = cold.blocks.all();
+        while blocks.last().is_some_and(|block| block.link >= chain.links()) {
+            chain.extend(chain.first_pages(), 0);
+        }
+        let has_room = |chain: &Chain| {
+            chain.parts.last().is_some_and(|part| {
+                let ours = blocks.iter().filter(|block| block.link + 1 == chain.links());
+                let joined = ours.map(|block| block.pairs(part)).sum::<u64>();
+                part.pairs + joined + late.len() as u64 <= part.sizing.capacity(part.pages)
+            })
+        };
+        while !late.is_empty() && !has_room(&chain) {
+            if chain.links() == LINKS {
+                return Err(Error::Full);
+            }
+            chain.extend(chain.first_pages(), 0);
+        }
+        let target = chain.links() - 1;
+        let Part { first, pages, .. } = chain.parts[target];
+        let place = |&hash: &u128| (first + page_of(&Pair::from_hash(0, hash), pages), hash);
+        let mut by_page: Vec<_> = late.iter().map(place).collect();
+        by_page.sort_unstable_by(|a, b| b.cmp(a));
+        let next_pages = self.table_over(range.1 + 1).map_or(1, |(_, next)| next.pages());
+        let seed = self.seed;
+        Ok(Some(Rewrite {
+            range,
+            seed,
+            table,
+            lower,
+            late,
+            blocks,
+            by_page,
+            target,
+            chain,
+            old_pages,
+            at: 0,
+            next_pages,
+        }))
+    }
+
+    /// `below` has all pages that were given, and answers from now on.
+    pub fn end_rewrite(&self, rewrite: Rewrite, below: Arc<dyn Below>) {
+        let Some(cold) = rewrite.table.cold() else { return };
+        let lower = Lower::Elsewhere(below, Arc::new(rewrite.chain));
+        *cold.lower.write() = Arc::new(lower);
+        // C1.
+        cold.forget_late(&rewrite.late, &rewrite.blocks);
+        if let Lower::Memory(table) = &*rewrite.lower {
+            // Readers may still be in it: its memory goes to the next table when they are not.
+            self.upkeep.lock().retire(table.clone());
+        }
+    }
+}
