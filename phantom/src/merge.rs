@@ -104,9 +104,13 @@ impl Space {
         };
         let added = room_for(filter, table.link(at), theirs)?;
         let pair_of = |hash: u128| Pair::from_hash(low, hash);
+        let start = block_range(filter.pages(), block).start;
+        // A pair that was revoked there has its bits in one of the filters there: with that block it is revoked here, and with no other. So who sends hashes
+        // of his own making fills nothing of ours with them.
         let is_new = |hash: &u128| {
             let pair = pair_of(*hash);
-            block_of(filter, &pair) == block && table.state(&pair) == State::Unset && !table.revoked.contains(*hash)
+            let has_bits = block_of(filter, &pair) == block && filter.contains_in(&pair, &theirs.words, start);
+            has_bits && table.state(&pair) == State::Unset && !table.revoked.contains(*hash)
         };
         let revoked: Vec<u128> = theirs.revoked.iter().copied().filter(is_new).collect();
         if !table.revoked.reserve_many(revoked.len(), self.options().max_revoked) {
@@ -118,7 +122,6 @@ impl Space {
         }
         // Revoked here, set there.
         let mut liked = vec![];
-        let start = block_range(filter.pages(), block).start;
         table.revoked.for_each_in(block_pages(filter.pages(), block), filter.pages(), |hash| {
             let is_set = filter.contains_in(&pair_of(hash), &theirs.words, start);
             if is_set && theirs.revoked.binary_search(&hash).is_err() {

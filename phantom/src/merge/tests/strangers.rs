@@ -1,7 +1,6 @@
 //! Blocks that are not to be believed, and what they leave behind: nothing.
 
 use super::*;
-use crate::block::BLOCK_WORDS;
 use xxhash_rust::xxh3::xxh3_64;
 
 #[test]
@@ -50,7 +49,9 @@ fn a_refused_block_has_changed_nothing() {
     here.roll_now();
     add(&here, 1..100);
     add(&there, 1..60_000);
-    there.remove(7, &Member::Number(7)).unwrap();
+    for m in (1..60_000).step_by(500) {
+        assert_eq!(there.remove(m % 50, &Member::Number(m)).unwrap(), Change::Changed);
+    }
     let blocks = differing(&here, &there, 0);
     // The first filter, and then the first extension, which is not there yet.
     let extension = first_extension(&here, &blocks, |block| _ = here.merge_block(block, || ()).unwrap());
@@ -62,22 +63,23 @@ fn a_refused_block_has_changed_nothing() {
     let refuse =
         |space: &Space, block: &Block| space.merge_block(block, entered).map(|((), _)| ()).unwrap_err().to_string();
     let last = 99;
-    let hostile = |words: u64, highest: u64| Block {
+    let hostile = |words: Vec<u64>, highest: u64| Block {
         place: extension.place,
         highest,
-        words: vec![words; extension.words.len()],
-        revoked: vec![here.pair(7, &Member::Number(1 << 40)).hash()],
+        words,
+        revoked: extension.revoked.clone(),
     };
-    assert!(refuse(&here, &hostile(u64::MAX, last)).contains("exceed the error rate"));
+    assert!(refuse(&here, &hostile(vec![u64::MAX; extension.words.len()], last)).contains("exceed the error rate"));
     assert_eq!(state(&here), before);
-    refuse(&here, &hostile(0, 1 << 40));
+    refuse(&here, &hostile(extension.words.clone(), 1 << 40));
     assert_eq!(state(&here), before);
     let tight = Options { memory_limit_bytes: Some(1), ..here.options().clone() };
     let full = Space::new(tight).unwrap();
     (0..100).for_each(|id| assert_eq!(full.add(id, &Member::Number(0)).unwrap(), Change::Changed));
     assert!(refuse(&full, &extension).contains("memory limit"));
     assert_eq!((state(&here), full.tables_probed(0)[0].extensions), (before, 0));
-    here.merge_block(&extension, || ()).unwrap();
+    let ((), changed) = here.merge_block(&extension, || ()).unwrap();
+    assert!(!changed.is_empty(), "some are revoked: they had a place each time");
     assert_eq!(here.tables_probed(0)[0].extensions, 1);
 }
 
@@ -137,23 +139,49 @@ fn a_block_that_reaches_beyond_its_table_is_refused() {
     assert_eq!((here.digest(0), here.highest_id()), (before, Some(99)));
 }
 
-/// What a stranger says is revoked fills no set of ours with pairs that his block says nothing of.
+/// What a stranger says is revoked fills no set of ours with pairs that his block says nothing of: they lie in another one, or nowhere.
 #[test]
-fn a_block_revokes_pairs_of_its_own_pages_only() {
-    let here = Space::new(Options { pairs_per_table: 400_000 * 8, ..site().options().clone() }).unwrap();
-    (0..100).for_each(|id| assert_eq!(here.add(id, &Member::Number(0)).unwrap(), Change::Changed));
+fn a_block_revokes_pairs_of_its_own_only() {
+    let options = || Options { pairs_per_table: 400_000 * 8, ..site().options().clone() };
+    let (here, there) = (Space::new(options()).unwrap(), Space::new(options()).unwrap());
+    for space in [&here, &there] {
+        (0..100).for_each(|id| assert_eq!(space.add(id, &Member::Number(0)).unwrap(), Change::Changed));
+    }
     let (_, table) = here.table_at(0).unwrap();
     let in_block = |block: usize| {
-        let mut pairs = (1..1000).map(|member| here.pair(1, &Member::Number(member)));
-        pairs.find(|pair| block_of(table.first_filter(), pair) == block).unwrap().hash()
+        let mut pairs = (1..1000).map(|member| (member, here.pair(1, &Member::Number(member))));
+        let (member, pair) = pairs.find(|(_, pair)| block_of(table.first_filter(), pair) == block).unwrap();
+        assert_eq!(there.add(1, &Member::Number(member)).unwrap(), Change::Changed);
+        assert_eq!(there.remove(1, &Member::Number(member)).unwrap(), Change::Changed);
+        pair.hash()
     };
-    let (ours, others) = (in_block(0), in_block(1));
-    let mut revoked = vec![ours, others];
-    revoked.sort_unstable();
-    let place = BlockPlace { low: 0, link: 0, block: 0 };
-    let block = Block { place, highest: 99, words: vec![0; BLOCK_WORDS], revoked };
+    let (ours, others, nowhere) = (in_block(0), in_block(1), here.pair(1, &Member::Number(1 << 40)).hash());
+    let blocks = differing(&here, &there, 0);
+    let mut block = here.read_block(&mut &blocks[..]).unwrap();
+    assert_eq!((block.place.block, &block.revoked[..]), (0, &[ours][..]));
+    block.revoked.extend([others, nowhere, nowhere ^ 1, 0, u128::MAX]);
+    block.revoked.sort_unstable();
     assert_eq!(here.merge_block(&block, || ()).unwrap().1, [ours]);
     assert_eq!(here.most_revoked(), 1);
+}
+
+/// Of a filter that is there, and of one that would come next in the chain.
+#[test]
+fn a_block_without_a_bit_changes_nothing() {
+    let here = site();
+    let state = || (here.digest(0), here.pairs(), here.memory_bytes(), here.tables_probed(0)[0].extensions);
+    let before = state();
+    let (_, table) = here.table_at(0).unwrap();
+    for link in [0, 1] {
+        let place = BlockPlace { low: 0, link, block: 0 };
+        let (_, pages) = Table::geometry(table.rate(), table.pages(), link);
+        let words = vec![0; block_range(pages, 0).len()];
+        let revoked = (1..50).map(|member| here.pair(7, &Member::Number(member)).hash());
+        let block = Block { place, highest: 99, words, revoked: revoked.collect() };
+        assert_eq!(here.merge_block(&block, || ()).unwrap(), ((), vec![]));
+        assert_eq!(state(), before);
+        assert_eq!(here.block_state(place).is_some(), link == 0, "there is nothing to tell of it");
+    }
 }
 
 /// The header of a block is a stranger's word: each field has to fit our table, whatever the checksum says.
