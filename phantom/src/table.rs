@@ -342,6 +342,10 @@ impl Table {
     pub(crate) fn prefetch(&self, pair: &Pair, spot: &Spot) {
         self.first.filter.prefetch(spot, 1);
         self.prefetch_for_no(pair, spot);
+        // A pair that is not set yet will be set in the last one.
+        if let Some(link) = self.chain().last() {
+            link.filter.prefetch(&link.filter.spot_again(pair, spot), 1);
+        }
     }
 
     /// Hints that `pair` will be asked for soon. If it is not set, the first line of each filter will say so; without this it would be
