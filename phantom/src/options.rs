@@ -1,7 +1,9 @@
 //! What a space is made of, and what it answers.
 
 use crate::Error;
+use crate::filter::PAGE_BYTES;
 use crate::sizing::RATES;
+use crate::table::Table;
 
 /// What a space is made of. The seed and the rate are part of its data; the rest may be changed at a restart.
 #[derive(Clone, Debug)]
@@ -45,6 +47,15 @@ impl Default for Options {
 }
 
 impl Options {
+    /// Bytes of memory that filters may take: as given, or what follows from the tables. The sizing is worked out anew, some 0.2 ms.
+    pub fn filter_bytes_limit(&self) -> u64 {
+        let full = || {
+            let pages = Table::first_sizing(self.false_positive_rate).pages(self.pairs_per_table);
+            (pages as u64).saturating_mul(PAGE_BYTES as u64).saturating_mul(self.max_tables as u64)
+        };
+        self.memory_limit_bytes.unwrap_or_else(|| full().saturating_mul(2))
+    }
+
     /// Refuses what cannot work.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if !RATES.contains(&self.false_positive_rate) {

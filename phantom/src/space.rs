@@ -27,6 +27,7 @@ pub struct Space {
     pub(crate) sizing: Sizing,
     /// Pages of a grown table's first filter.
     pub(crate) pages_per_table: usize,
+    filter_bytes_limit: u64,
     pub(crate) ring: Ring<Arc<Table>>,
     pub(crate) frontier: Frontier,
     pub(crate) aside: Aside<Hashes>,
@@ -71,6 +72,7 @@ impl Space {
             seed: Seed::new(options.seed),
             sizing,
             pages_per_table: sizing.pages(options.pairs_per_table),
+            filter_bytes_limit: options.filter_bytes_limit(),
             ring: Ring::from_parts(tables),
             frontier,
             aside: Aside::default(),
@@ -141,13 +143,7 @@ impl Space {
     /// Whether extensions may take so many more bytes.
     pub(crate) fn may_grow(&self, bytes: usize) -> bool {
         let used = self.ring.load().entries().iter().map(|entry| entry.table().filter_bytes()).sum::<usize>();
-        let limit = self.options.memory_limit_bytes.unwrap_or(self.full_bytes().saturating_mul(2));
-        (used as u64).saturating_add(bytes as u64) <= limit
-    }
-
-    /// Bytes of `max_tables` full tables.
-    fn full_bytes(&self) -> u64 {
-        (self.max_pages() as u64).saturating_mul(4096)
+        (used as u64).saturating_add(bytes as u64) <= self.filter_bytes_limit
     }
 
     /// Pages of the first filters that lie in memory.

@@ -4,6 +4,7 @@
 //! atomics that only the client's own worker writes.
 
 use crate::blocked::Blocked;
+use crate::budget::{Budget, Share};
 use crate::inbox::Inbox;
 use crate::resp::Protocol;
 use parking_lot::Mutex;
@@ -59,6 +60,10 @@ pub(crate) struct Client {
     pub(crate) query_bytes: AtomicUsize,
     /// Bytes of replies that the client has not taken.
     pub(crate) output_bytes: AtomicUsize,
+    /// Bytes of commands between MULTI and EXEC.
+    pub(crate) queued_bytes: AtomicUsize,
+    /// What its worker keeps for it.
+    pub(crate) buffers: Share,
     /// Messages of channels that it has not taken.
     pub(crate) inbox: Inbox,
     /// Channels, patterns and shard channels that it listens to.
@@ -91,12 +96,14 @@ pub(crate) struct Ended {
     pub(crate) by_handshake: AtomicU64,
     /// Nothing sent for `idle_timeout_s`.
     pub(crate) by_idleness: AtomicU64,
+    /// Took most when all together went beyond `max_clients_memory_bytes`.
+    pub(crate) by_memory: AtomicU64,
 }
 
 impl Ended {
     /// CONFIG RESETSTAT.
     pub(crate) fn reset(&self) {
-        for count in [&self.by_input, &self.by_output, &self.by_handshake, &self.by_idleness] {
+        for count in [&self.by_input, &self.by_output, &self.by_handshake, &self.by_idleness, &self.by_memory] {
             count.store(0, Relaxed);
         }
     }
@@ -158,6 +165,16 @@ impl Client {
     pub(crate) fn is_idle(&self, now: Instant, most_s: u64) -> bool {
         let is_here_to_hear = self.kind() != Kind::Normal || self.flags.load(Relaxed) & MONITOR != 0;
         !is_here_to_hear && !self.waits.load(Relaxed) && self.idle_s(now) >= most_s
+    }
+
+    /// Bytes that it counts with in the memory of all clients.
+    fn memory(&self) -> usize {
+        self.buffers.counted() + self.inbox.counted()
+    }
+
+    /// Whether it may be disconnected for what others take. As in Redis not who asked not to be, nor our replicas and our master.
+    fn makes_room(&self) -> bool {
+        self.flags.load(Relaxed) & (NO_EVICT | REPLICA | MASTER) == 0
     }
 
     /// Disconnects it at its next step; it may be in any state.
@@ -227,17 +244,18 @@ impl Client {
         let (query, output) = (self.query_bytes.load(Relaxed), self.output_bytes.load(Relaxed) + self.inbox.waiting());
         let [channels, patterns, shards] = [0, 1, 2].map(|kind: usize| self.subscriptions[kind].load(Relaxed));
         let (queued, watching) = (self.queued.load(Relaxed), self.watching.load(Relaxed));
+        let queued_bytes = self.queued_bytes.load(Relaxed);
         let _ = write!(out, "id={} addr={} laddr={} fd=-1 name=", self.id, self.peer, self.local);
         out.extend_from_slice(&names.name);
         let _ = write!(
             out,
             " age={} idle={} flags={marks} db=0 sub={channels} psub={patterns} ssub={shards} multi={queued} watch={watching} \
-             qbuf={query} qbuf-free=0 argv-mem=0 multi-mem=0 \
+             qbuf={query} qbuf-free=0 argv-mem=0 multi-mem={queued_bytes} \
              rbs=0 rbp=0 obl=0 oll={} omem={output} tot-mem={} events=r cmd={} user={} redir=-1 resp={} lib-name=",
             now.saturating_duration_since(self.since).as_secs(),
             self.idle_s(now),
             u8::from(output > 0),
-            query + output,
+            query + output + queued_bytes,
             crate::commands::name_of(self.last_command.load(Relaxed)),
             names.user,
             self.protocol.load(Relaxed),
@@ -259,6 +277,8 @@ pub(crate) struct Clients {
     pub(crate) accepted: AtomicU64,
     pub(crate) rejected: AtomicU64,
     pub(crate) ended: Arc<Ended>,
+    /// Memory of their buffers.
+    pub(crate) budget: Arc<Budget>,
 }
 
 impl Clients {
@@ -290,7 +310,9 @@ impl Clients {
             last_command: AtomicU32::new(u32::MAX),
             query_bytes: AtomicUsize::new(0),
             output_bytes: AtomicUsize::new(0),
-            inbox: Inbox::default(),
+            queued_bytes: AtomicUsize::new(0),
+            buffers: Share::of(&self.budget),
+            inbox: Inbox::new(Share::of(&self.budget)),
             blocked: Blocked::default(),
             subscriptions: Default::default(),
             queued: AtomicI64::new(-1),
@@ -304,6 +326,26 @@ impl Clients {
         });
         all.insert(id, client.clone());
         Some(client)
+    }
+
+    /// Disconnects those who take most memory, until all others together keep within the budget.
+    pub(crate) fn make_room(&self) {
+        let Some(most) = self.budget.most() else { return };
+        let mut all: Vec<_> = self.list().into_iter().map(|client| (client.memory(), client)).collect();
+        let mut taken: usize = all.iter().map(|(bytes, _)| bytes).sum();
+        all.retain(|(bytes, client)| *bytes > 0 && client.makes_room());
+        all.sort_unstable_by_key(|(bytes, _)| *bytes);
+        while taken > most {
+            let Some((bytes, client)) = all.pop() else { return };
+            tracing::warn!(
+                "client {} disconnected: of all it has most in its buffers, {bytes} bytes, and together they have more than \
+                 max_clients_memory_bytes",
+                client.peer
+            );
+            self.ended.by_memory.fetch_add(1, Relaxed);
+            client.kill();
+            taken -= bytes;
+        }
     }
 
     /// It has gone.

@@ -78,6 +78,7 @@ pub(crate) struct Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         self.talk.session.forget(&self.node);
+        self.talk.session.client.buffers.set(0);
     }
 }
 
@@ -130,6 +131,7 @@ impl Connection {
                 let Some(held) = &mut self.held else { continue };
                 let (mut out, replies) = (std::mem::take(&mut held.out), held.replies);
                 self.held = None;
+                self.note();
                 if let Ok(last) = &outcome {
                     out.extend_from_slice(last);
                 }
@@ -178,7 +180,7 @@ impl Connection {
                 if self.input.is_empty() {
                     let used = self.talk.execute(&self.node, &self.node.tallies[self.worker], &input[..length], turn);
                     self.input.extend_from_slice(&input[used..length]);
-                    self.note_input();
+                    self.note();
                 } else {
                     self.input.extend_from_slice(&input[..length]);
                     self.run_input(turn);
@@ -221,6 +223,7 @@ impl Connection {
                 });
                 let replies = self.talk.replies + usize::from(std::mem::take(&mut self.talk.session.later));
                 self.held = Some(Held { may_go, out: std::mem::take(&mut turn.out), replies });
+                self.note();
                 continue;
             }
             if !turn.out.is_empty() {
@@ -281,14 +284,24 @@ impl Connection {
         if !input.is_empty() || input.capacity() <= KEPT_INPUT_BYTES {
             self.input = input;
         }
-        self.note_input();
+        self.note();
     }
 
-    fn note_input(&self) {
-        let bytes = &self.talk.session.client.query_bytes;
-        if bytes.load(Relaxed) != self.input.len() {
-            bytes.store(self.input.len(), Relaxed);
+    /// Tells others what this connection has in its buffers.
+    fn note(&self) {
+        let Session { client, transaction, .. } = &self.talk.session;
+        let queued = transaction.as_ref().map_or(0, |transaction| transaction.bytes());
+        for (shown, is) in [
+            (&client.query_bytes, self.input.len()),
+            (&client.output_bytes, self.pending.len() - self.written),
+            (&client.queued_bytes, queued),
+        ] {
+            if shown.load(Relaxed) != is {
+                shown.store(is, Relaxed);
+            }
         }
+        let held = self.held.as_ref().map_or(0, |held| held.out.len());
+        client.buffers.set(self.input.capacity() + self.pending.capacity() + queued + held);
     }
 
     /// Writes replies; what the socket does not take becomes pending.
@@ -302,7 +315,7 @@ impl Connection {
                 Poll::Ready(_) => return Err(()),
                 Poll::Pending => {
                     self.pending.extend_from_slice(bytes);
-                    self.talk.session.client.output_bytes.store(self.pending.len(), Relaxed);
+                    self.note();
                     break;
                 }
             }
@@ -325,10 +338,11 @@ impl Connection {
                 }
                 _ => return Poll::Ready(Err(())),
             }
-            self.talk.session.client.output_bytes.store(self.pending.len() - self.written, Relaxed);
+            self.note();
         }
         self.pending = Vec::new();
         self.written = 0;
+        self.note();
         if ready!(Pin::new(&mut self.stream).poll_flush(cx)).is_err() {
             return Poll::Ready(Err(()));
         }

@@ -3,6 +3,7 @@
 //!
 //! A client that does not read makes it grow, so it has a limit: beyond it the client is disconnected, and whoever pushed goes on.
 
+use crate::budget::Share;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::Waker;
@@ -20,9 +21,15 @@ pub(crate) struct Inbox {
     state: Mutex<State>,
     /// Length of `bytes`, to be seen without the lock.
     waiting: AtomicUsize,
+    /// Changed under the lock only.
+    share: Share,
 }
 
 impl Inbox {
+    pub(crate) fn new(share: Share) -> Inbox {
+        Inbox { share, ..Inbox::default() }
+    }
+
     /// Adds bytes and wakes the client's task; false, and nothing is added, if there would be more than `most`.
     pub(crate) fn push(&self, message: &[u8], most: usize) -> bool {
         let mut state = self.state.lock();
@@ -31,6 +38,7 @@ impl Inbox {
         }
         state.bytes.extend_from_slice(message);
         self.waiting.store(state.bytes.len(), Relaxed);
+        self.share.set(state.bytes.capacity());
         let waker = state.waker.take();
         drop(state);
         if let Some(waker) = waker {
@@ -55,7 +63,13 @@ impl Inbox {
         }
         state.bytes = Vec::new();
         self.waiting.store(0, Relaxed);
+        self.share.set(0);
         true
+    }
+
+    /// Bytes that count as all clients' memory.
+    pub(crate) fn counted(&self) -> usize {
+        self.share.counted()
     }
 
     /// Bytes that wait.

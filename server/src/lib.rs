@@ -14,6 +14,7 @@
 
 mod acl;
 mod blocked;
+mod budget;
 mod calls;
 pub mod catalogue;
 mod channels;

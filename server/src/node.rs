@@ -23,7 +23,7 @@ use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// A counter that one thread writes and others read now and then: a load and a store instead of a locked addition.
 #[derive(Default)]
@@ -81,6 +81,30 @@ pub(crate) struct Totals {
     pub(crate) bytes_out: u64,
 }
 
+/// What the last second had, by the second.
+#[derive(Default)]
+pub(crate) struct Rates {
+    pub(crate) commands: AtomicU64,
+    pub(crate) bytes_in: AtomicU64,
+    pub(crate) bytes_out: AtomicU64,
+}
+
+impl Rates {
+    /// Between these two sums so much time went by.
+    pub(crate) fn measure(&self, before: &Totals, after: &Totals, elapsed: Duration) {
+        let elapsed_us = elapsed.as_micros().max(1);
+        for (rate, before, after) in [
+            (&self.commands, before.commands, after.commands),
+            (&self.bytes_in, before.bytes_in, after.bytes_in),
+            (&self.bytes_out, before.bytes_out, after.bytes_out),
+        ] {
+            // CONFIG RESETSTAT may come between.
+            let more = u128::from(after.saturating_sub(before));
+            rate.store(u64::try_from(more * 1_000_000 / elapsed_us).unwrap_or(u64::MAX), Relaxed);
+        }
+    }
+}
+
 /// Something that is there once the data are loaded. Until then the dispatcher lets only those commands through that do not ask.
 pub(crate) struct Loaded<T>(OnceLock<T>);
 
@@ -132,8 +156,7 @@ pub(crate) struct Process {
     pub(crate) started: Instant,
     /// 40 hexadecimal digits, new with every start.
     pub(crate) run_id: String,
-    /// Commands per second, measured over the last second.
-    pub(crate) commands_per_s: AtomicU64,
+    pub(crate) rates: Rates,
 }
 
 /// A data set, and the process around it. A replica that takes over another data set gets a new node ([`Host`]).
@@ -191,7 +214,7 @@ impl Host {
             addresses,
             started: Instant::now(),
             run_id: (0..40).map(|_| char::from(b"0123456789abcdef"[random.usize(..16)])).collect(),
-            commands_per_s: AtomicU64::new(0),
+            rates: Rates::default(),
             settings: Settings::new(config),
         });
         Host { node: ArcSwap::from_pointee(Node::new(process.clone())), process }
@@ -250,6 +273,7 @@ impl Node {
             self.acl.set_default_password(&after.security.password)?;
         }
         self.acl.log.lock().most = after.security.acl_log_entries;
+        self.clients.budget.set_most(after.server.max_clients_memory_bytes);
         self.durability.set_policy(after.durability.fsync);
         self.replication.judge(after);
         Ok(())

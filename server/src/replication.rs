@@ -104,6 +104,9 @@ pub(crate) struct Replication {
     pub(crate) full_syncs: AtomicU64,
     /// Links of ours that went on from where we were.
     pub(crate) continued: AtomicU64,
+    /// Replicas to which we sent files first; and those to which the log alone.
+    pub(crate) fed_files: AtomicU64,
+    pub(crate) fed_log: AtomicU64,
     /// Of the newest segment.
     pub(crate) term: AtomicU64,
 }
@@ -132,6 +135,8 @@ impl Replication {
             feeds: Mutex::default(),
             full_syncs: AtomicU64::new(0),
             continued: AtomicU64::new(0),
+            fed_files: AtomicU64::new(0),
+            fed_log: AtomicU64::new(0),
             term: AtomicU64::new(0),
         }
     }
@@ -382,6 +387,11 @@ impl Replication {
         }
         let now = (peer.sending, peer.written, peer.durable);
         let grown = (fed.sending, fed.written, fed.durable) != now;
+        match (fed.sending, peer.sending) {
+            (Sending::Nothing, Sending::Files) => _ = self.fed_files.fetch_add(1, Relaxed),
+            (Sending::Nothing, Sending::Log) => _ = self.fed_log.fetch_add(1, Relaxed),
+            _ => {}
+        }
         (fed.port, fed.heard) = (peer.port, heard);
         (fed.sending, fed.written, fed.durable) = now;
         grown

@@ -103,15 +103,24 @@ impl From<ConfigError> for SetError {
     }
 }
 
+/// Bytes that rows and filters may take, of all spaces together.
+pub(crate) fn memory_limit_bytes(config: &Config) -> u64 {
+    let rows = config.counter.iter().map(|made| made.memory_limit_bytes);
+    let filters = config
+        .existence
+        .iter()
+        .map(|made| crate::engines::existence_options(made, made.false_positive_rate, 0).filter_bytes_limit());
+    rows.chain(filters).fold(0, u64::saturating_add)
+}
+
 /// Names that are Redis's alone, with their values. They may be set to what they are; `save` to something else, too.
 fn derived(config: &Config, port: u16) -> [(&'static str, String); 8] {
-    let memory: u64 = config.counter.iter().map(|c| c.memory_limit_bytes).sum();
     let every_s = config.durability.snapshot_every_s;
     [
         ("appendonly", "yes".to_owned()),
         ("cluster-enabled", "no".to_owned()),
         ("databases", "1".to_owned()),
-        ("maxmemory", memory.to_string()),
+        ("maxmemory", memory_limit_bytes(config).to_string()),
         ("maxmemory-policy", "noeviction".to_owned()),
         ("port", port.to_string()),
         ("replica-read-only", "yes".to_owned()),

@@ -176,26 +176,27 @@ async fn accept(host: Arc<Host>, listeners: Vec<(tokio::net::TcpListener, bool)>
             }
         });
     }
+    host.clients.budget.set_most(host.config().server.max_clients_memory_bytes);
     let mut second = tokio::time::interval(Duration::from_secs(1));
     second.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut before = (Instant::now(), host.totals().commands);
+    let mut before = (Instant::now(), host.totals());
     let mut settled = Instant::now();
     loop {
         tokio::select! {
             () = host.stop.wait() => return,
+            () = host.clients.budget.exceeded() => host.clients.make_room(),
             _ = second.tick() => {
                 let now = Instant::now();
-                let commands = host.totals().commands;
-                let elapsed_us = u64::try_from(now.duration_since(before.0).as_micros()).unwrap_or(u64::MAX).max(1);
-                host.commands_per_s.store(commands.wrapping_sub(before.1).saturating_mul(1_000_000) / elapsed_us, Relaxed);
+                let (elapsed, totals) = (now.duration_since(before.0), host.totals());
+                host.rates.measure(&before.1, &totals, elapsed);
                 if let Some(engines) = host.node().engines.get() {
-                    engines.measure(now.duration_since(before.0));
+                    engines.measure(elapsed);
                     if now.duration_since(settled) >= SETTLE_EVERY {
                         engines.settle();
                         settled = now;
                     }
                 }
-                before = (now, commands);
+                before = (now, totals);
                 // A replica that has fallen silent does not say so.
                 host.replication.judge(&host.config());
                 let (idle_s, handshake_s) = {

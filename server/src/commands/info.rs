@@ -65,6 +65,7 @@ macro_rules! lines {
 fn server(node: &Node, out: &mut String) {
     let uptime = node.started.elapsed().as_secs();
     let port = node.addresses.first().map_or(0, std::net::SocketAddr::port);
+    let file = node.config().file.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
     let program = std::env::current_exe().map(|p| p.display().to_string()).unwrap_or_default();
     lines!(
         out,
@@ -83,7 +84,7 @@ fn server(node: &Node, out: &mut String) {
         "uptime_in_days" = uptime / 86_400,
         "io_threads_active" = node.tallies.len(),
         "executable" = program,
-        "config_file" = "",
+        "config_file" = file,
     );
 }
 
@@ -145,11 +146,12 @@ fn percent(part: u64, whole: u64) -> String {
 
 fn memory(node: &Node, out: &mut String) {
     let tables = node.engines.get().map_or(0, |engines| engines.memory_bytes());
-    let limit: u64 = node.config().counter.iter().map(|c| c.memory_limit_bytes).sum();
+    let limit = crate::settings::memory_limit_bytes(&node.config());
     let resident = resident_bytes();
     let (peak, system) = (kilobytes("/proc/self/status", "VmHWM"), kilobytes("/proc/meminfo", "MemTotal"));
     let buffers = |client: &std::sync::Arc<crate::clients::Client>| {
-        client.query_bytes.load(Relaxed) + client.output_bytes.load(Relaxed) + client.inbox.waiting()
+        let of_worker = [&client.query_bytes, &client.output_bytes, &client.queued_bytes];
+        of_worker.iter().map(|bytes| bytes.load(Relaxed)).sum::<usize>() + client.inbox.waiting()
     };
     lines!(
         out,
@@ -219,17 +221,22 @@ fn persistence(node: &Node, out: &mut String) {
 
 fn stats(node: &Node, out: &mut String) {
     let totals = node.totals();
+    let kbps = |bytes: &std::sync::atomic::AtomicU64| format!("{:.2}", bytes.load(Relaxed) as f64 / 1024.0);
     lines!(
         out,
         "total_connections_received" = node.clients.accepted.load(Relaxed),
         "total_commands_processed" = totals.commands,
-        "instantaneous_ops_per_sec" = node.commands_per_s.load(Relaxed),
+        "instantaneous_ops_per_sec" = node.rates.commands.load(Relaxed),
         "total_net_input_bytes" = totals.bytes_in,
         "total_net_output_bytes" = totals.bytes_out,
+        "instantaneous_input_kbps" = kbps(&node.rates.bytes_in),
+        "instantaneous_output_kbps" = kbps(&node.rates.bytes_out),
         "rejected_connections" = node.clients.rejected.load(Relaxed),
+        "sync_full" = node.replication.fed_files.load(Relaxed),
+        "sync_partial_ok" = node.replication.fed_log.load(Relaxed),
         "expired_keys" = 0,
         "evicted_keys" = 0,
-        "evicted_clients" = 0,
+        "evicted_clients" = node.clients.ended.by_memory.load(Relaxed),
         "pubsub_channels" = node.channels.len(Kind::Channel),
         "pubsub_patterns" = node.channels.len(Kind::Pattern),
         "pubsubshard_channels" = node.channels.len(Kind::Shard),

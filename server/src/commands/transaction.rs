@@ -91,6 +91,11 @@ impl Transaction {
         self.kept.len()
     }
 
+    /// Bytes that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.kept.bytes()
+    }
+
     /// What was queued.
     pub(super) fn requests(&self) -> impl Iterator<Item = Args<'_>> {
         self.kept.iter()

@@ -87,6 +87,11 @@ section! {
         /// Most bytes of messages (channels, MONITOR) that wait for one client. A client that goes beyond is disconnected.
         #[live = true]
         max_push_buffer_bytes: usize = 32 << 20,
+        /// Most bytes of all of that, of all clients together (requests, replies, messages, commands between MULTI and EXEC); 0 means any number. Beyond
+        /// it those who take most are disconnected, but not who sent CLIENT NO-EVICT ON, nor replicas.
+        #[redis = "maxmemory-clients"]
+        #[live = true]
+        max_clients_memory_bytes: usize = 1 << 30,
         /// Most channels, and patterns of channels, that one client listens to.
         #[live = true]
         max_subscriptions: usize = 10_000,

@@ -184,21 +184,21 @@ fn unconfigured(name: &str) -> BuildError {
 }
 
 fn existence_space(made: &config::Existence, known: &catalogue::Existence) -> Result<phantom::Space, BuildError> {
-    phantom::Space::new(existence_options(made, known))
+    phantom::Space::new(existence_options(made, known.false_positive_rate, known.seed))
         .map_err(|source| BuildError::Existence { name: made.name.clone(), source })
 }
 
 /// What an existence space is made of: the seed and the rate are data, the rest is configuration.
-pub fn existence_options(made: &config::Existence, known: &catalogue::Existence) -> phantom::Options {
+pub fn existence_options(made: &config::Existence, false_positive_rate: f64, seed: u64) -> phantom::Options {
     phantom::Options {
-        false_positive_rate: known.false_positive_rate,
+        false_positive_rate,
         pairs_per_table: made.pairs_per_table,
         max_tables: made.max_tables,
         spill: made.spill,
         max_revoked: made.max_revoked,
         max_aside: made.max_aside,
         max_ahead: (made.max_ahead > 0).then_some(made.max_ahead),
-        seed: known.seed,
+        seed,
         memory_limit_bytes: (made.memory_limit_bytes > 0).then_some(made.memory_limit_bytes),
     }
 }

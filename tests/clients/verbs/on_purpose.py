@@ -81,7 +81,7 @@ LACKING = re.compile(
     r"|used_memory_(startup|lua|lua_human|vm_.*|scripts.*|functions)|number_of_.*|allocator_.*|rss_overhead_.*|mem_(not_counted_for_evict|"
     r"replication_backlog|total_replication_buffers|clients_slaves|cluster_links|aof_buffer)|active_defrag_.*|lazyfreed_objects"
     r"|current_.*|rdb_(current_bgsave_time_sec|saves|last_load_.*)|aof_(rewrites.*|last_cow_size)|module_fork_.*"
-    r"|total_(net_repl_.*|eviction_.*|active_defrag_time|reads_processed|writes_processed)|instantaneous_.*_kbps|sync_(full|partial_.*)"
+    r"|total_(net_repl_.*|eviction_.*|active_defrag_time|reads_processed|writes_processed)|instantaneous_.*_repl_kbps|sync_partial_err"
     r"|expired_(stale_perc|time_cap_reached_count)|expire_cycle_cpu_milliseconds|keyspace_(hits|misses)|migrate_cached_sockets"
     r"|slave_expires_tracked_keys|tracking_total_(items|prefixes)|dump_payload_sanitizations|io_threaded_.*|reply_buffer_.*"
     r"|master_replid2|repl_backlog_.*|used_cpu_(sys|user)_main_thread|cmdstat_.*|latency_percentiles_.*|errorstat_.*"

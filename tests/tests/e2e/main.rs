@@ -6,6 +6,7 @@ mod beside_redis;
 mod binary;
 mod bounds;
 mod channels;
+mod client_memory;
 mod cold;
 mod cold_pairs;
 mod commands;
