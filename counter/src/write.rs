@@ -17,6 +17,9 @@ const WRITES_AT_START: usize = 4096;
 /// A writer who meets so many extension segments helps with the background work: it has fallen behind.
 const HELP_FROM_EXTENSIONS: usize = 3;
 
+/// Changes of a row that are stored as they are; of more each field's last one is looked for beforehand.
+const FEW: usize = 16;
+
 /// Ids that found no room in the aside before they are asked where the frontier should be.
 const TURNED_AWAY: usize = 1024;
 
@@ -78,6 +81,16 @@ impl From<Error> for Stop {
     }
 }
 
+/// The fields that are changed, each once, and their new values; `sums` has one for each change.
+fn last_of_each<'a>(changes: &'a [Change], sums: &'a [i64]) -> impl Iterator<Item = (usize, i64)> + Clone + 'a {
+    let mut seen = 0u64;
+    changes.iter().zip(sums).rev().filter_map(move |(change, &sum)| {
+        let is_new = seen >> change.field & 1 == 0;
+        seen |= 1 << change.field;
+        is_new.then_some((change.field, sum))
+    })
+}
+
 fn aside_value(row: Option<&AsideRow>, field: usize) -> i64 {
     row.and_then(|row| row.values.get(field).copied()).unwrap_or(0)
 }
@@ -98,8 +111,6 @@ impl Space {
             }
             Ok::<(), Error>(())
         };
-        let cells =
-            |out: &[i64]| -> Vec<(usize, i64)> { changes.iter().zip(out).map(|(c, &sum)| (c.field, sum)).collect() };
         let result = self.write(
             id,
             out,
@@ -112,11 +123,17 @@ impl Space {
                     }
                     None => sums(&|_| 0, out)?,
                 };
-                table.store(id, at, changes.iter().zip(out.iter()).map(|(c, &sum)| (c.field, sum)))
+                // Of a field that comes again and again the last value: what a bucket is locked for, and what is reserved, must not grow with that.
+                let cells = last_of_each(changes, out);
+                if changes.len() <= FEW {
+                    table.store(id, at, cells)
+                } else {
+                    table.store(id, at, cells.collect::<Vec<_>>().into_iter())
+                }
             },
             |row, out| {
                 sums(&|field| aside_value(row, field), out)?;
-                Ok(Some(cells(out)))
+                Ok(Some(last_of_each(changes, out).collect()))
             },
         );
         if result.is_err() {

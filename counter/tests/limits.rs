@@ -285,3 +285,27 @@ fn no_closed_table_keeps_many_rows_in_its_extend_dictionary() {
         }
     }
 }
+
+/// However often a request names a field, the row has it once: neither memory nor the time for which a bucket is locked grows with the request.
+#[test]
+fn a_field_that_is_named_again_and_again_is_stored_once() {
+    let space = Space::new(options("a:2 b:2 c:12")).unwrap();
+    let mut out = vec![];
+    for id in 0..200u64 {
+        space.add(id, &one(0, 1), &Bounds::default(), &mut out).unwrap();
+    }
+    let before = space.memory_bytes();
+    let changes: Vec<Change> = (0..100_000).map(|i| Change { field: i % 2, delta: 3 }).collect();
+    for few in [&changes[..9], &changes] {
+        space.add(7, few, &Bounds::default(), &mut out).unwrap();
+        assert_eq!(out.len(), few.len());
+    }
+    assert_eq!(out[99_998..], [1 + 5 * 3 + 50_000 * 3, 4 * 3 + 50_000 * 3]);
+    let mut row = [9; 3];
+    assert!(space.get(7, &mut row));
+    assert_eq!(row, [150_016, 150_012, 0]);
+    let entries: u64 = space.tables().iter().map(|t| t.aux_entries).sum();
+    assert_eq!(entries, 2);
+    let grown = space.memory_bytes() - before;
+    assert!(grown < 4096, "{grown} bytes for two values");
+}
