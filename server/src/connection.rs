@@ -71,7 +71,7 @@ pub(crate) struct Connection {
     /// TLS holds bytes that the socket did not take.
     unflushed: bool,
     held: Option<Held>,
-    /// The next look at who waits.
+    /// The next look at who waits. One for all that it waits for: with `always` each turn does, for milliseconds.
     look: Option<Pin<Box<Sleep>>>,
 }
 
@@ -245,18 +245,17 @@ impl Connection {
 
     /// Ready if who waits has gone: nobody is there for what it asked for, and what it would have changed stays as it is.
     fn look_after(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        loop {
-            let look = self.look.get_or_insert_with(|| Box::pin(tokio::time::sleep(LOOK_EVERY)));
-            ready!(look.as_mut().poll(cx));
-            self.look = None;
+        let look = self.look.get_or_insert_with(|| Box::pin(tokio::time::sleep(LOOK_EVERY)));
+        while look.as_mut().poll(cx).is_ready() {
             if self.stream.is_left(cx) {
                 return Poll::Ready(());
             }
+            look.as_mut().reset(tokio::time::Instant::now() + LOOK_EVERY);
         }
+        Poll::Pending
     }
 
-    fn waits_no_more(&mut self) {
-        self.look = None;
+    fn waits_no_more(&self) {
         let waits = &self.talk.session.client.waits;
         if waits.load(Relaxed) {
             waits.store(false, Relaxed);

@@ -23,6 +23,8 @@ use store::{CommitOptions, Committer, Health, Log, Position, SyncPolicy, Ticket}
 use tokio::sync::watch;
 
 mod apply;
+#[cfg(test)]
+mod crashes;
 mod ends;
 #[cfg(test)]
 mod merges;

@@ -42,7 +42,8 @@ fn nothing_acknowledged_is_lost_by_kill_9() {
                 .map(|i| {
                     let first_member = (round * 2 + i) * 1_000_000 + 1;
                     s.spawn(move || {
-                        like_from(port, first_post, first_member, seeds[i as usize], |words| panic!("{words}"))
+                        let how = (100, seeds[i as usize]);
+                        like_from(port, first_post, first_member, how, |words| panic!("{words}"))
                     })
                 })
                 .collect();

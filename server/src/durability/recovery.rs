@@ -9,7 +9,7 @@ use crate::records::RecordKind;
 use crate::replication::director::Held;
 use crate::snapshot;
 use std::sync::Arc;
-use store::{Batch, Log, Progress, RealDisk, Record, Records, Store, StoreOptions};
+use store::{Batch, Disk, Log, Progress, RealDisk, Record, Records, Store, StoreOptions};
 
 /// Why a data folder could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -64,10 +64,19 @@ pub(crate) fn recover(
 ) -> Result<Recovered, RecoverError> {
     let dir = &config.durability.dir;
     let disk = RealDisk::open(dir).map_err(|source| RecoverError::Folder { path: dir.clone(), source })?;
-    let store = Store::open(
-        Arc::new(disk),
-        StoreOptions { keep_log_bytes: config.durability.keep_log_bytes, ..StoreOptions::default() },
-    )?;
+    recover_from(Arc::new(disk), config, durability, follows, progress)
+}
+
+/// The same, from any disk.
+pub(super) fn recover_from(
+    disk: Arc<dyn Disk>,
+    config: &Config,
+    durability: &Arc<Durability>,
+    follows: bool,
+    progress: impl Fn(Progress) + Sync,
+) -> Result<Recovered, RecoverError> {
+    let options = StoreOptions { keep_log_bytes: config.durability.keep_log_bytes, ..StoreOptions::default() };
+    let store = Store::open(disk, options)?;
 
     // The catalogue comes first: in the snapshot, or as the first record of the log. Later ones tell what changed.
     let parts = &durability.parts;

@@ -28,7 +28,10 @@ use tokio::sync::watch;
 pub(crate) use load::{attach_pairs, lay_out, load, read_catalogue};
 pub(crate) use parts::Parts;
 #[cfg(test)]
-pub(crate) use {pace::Pace, write::write_pairs};
+pub(crate) use {
+    pace::Pace,
+    write::{Walk, write_pairs},
+};
 
 /// How often it is looked whether a snapshot is due.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -160,7 +163,6 @@ pub(crate) fn run(host: &Host) {
         last = Instant::now();
         if let Err(error) = &result {
             tracing::error!("the snapshot failed, the log is kept: {error}");
-            node.durability.parts.forget();
         }
         snapshots.saved.send_modify(|s| {
             s.ended += 1;

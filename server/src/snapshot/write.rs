@@ -2,12 +2,13 @@
 
 use super::pace::Pace;
 use super::parts::Parts;
-use crate::engines::ExistenceSpace;
+use crate::durability::Durability;
+use crate::engines::{Engines, ExistenceSpace};
 use crate::node::Node;
 use crate::records::{RecordKind, RowsWriter};
 use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
-use store::{FileWriter, SnapshotWriter, Tag};
+use store::{FileWriter, SnapshotWriter, Store, Tag};
 
 /// Rows that are sorted and written together.
 const CHUNK_ROWS: usize = 16 << 10;
@@ -20,58 +21,90 @@ fn text(e: store::Error) -> String {
     format!("{e}. {}", e.advice())
 }
 
+/// What a snapshot is made of.
+pub(crate) struct Walk<'a> {
+    pub(crate) engines: &'a Engines,
+    pub(crate) store: &'a Store,
+    pub(crate) durability: &'a Durability,
+    pub(crate) pace: &'a Pace<'a>,
+}
+
 /// One snapshot. Gives the bytes that were written.
 pub(super) fn write(node: &Node) -> Result<u64, String> {
     let mut alone = node.snapshots.alone.lock();
-    let (engines, store) = (&*node.engines, &*node.store);
-    let (durability, parts, pace) = (&node.durability, &node.durability.parts, &Pace::new(&node.snapshots.awaited));
-    parts.begin_all();
-    let changes = parts.changes.load(Relaxed);
-    // The synced end, not the written one: after a failed sync the written one may come to nothing.
-    let mut writer = store.begin_snapshot(durability.positions().1);
-    let stamp = writer.replay().offset.max(1);
-    let mut bytes = 0;
-    let mut add = |writer: &mut SnapshotWriter<'_>, file: FileWriter| -> Result<(), String> {
-        let entry = file.finish().map_err(text)?;
-        bytes += entry.bytes;
-        writer.add(entry);
-        Ok(())
-    };
-
-    for space in engines.counters() {
-        let tables: Vec<(u64, u64)> = space.tables().iter().map(|t| (t.low, t.last)).collect();
-        let kind = RecordKind::Rows;
-        for (low, high) in plan(parts, &mut writer, space.number(), kind, &tables, stamp) {
-            let kind = kind as u32;
-            let mut file = writer.file(Tag { space: space.number(), kind, low, high, stamp }).map_err(text)?;
-            write_rows(space, low, high, &mut file, pace).map_err(text)?;
-            add(&mut writer, file)?;
-            // A spill in between: see the end.
-            MutexGuard::bump(&mut alone);
-        }
-        // After the rows: what came in meanwhile is not ahead of the frontier then.
-        let tag = Tag { space: space.number(), kind: RecordKind::Head as u32, low: 0, high: 0, stamp };
-        let mut file = writer.file(tag).map_err(text)?;
-        file.write(&space.encode_head(), 0).map_err(text)?;
-        add(&mut writer, file)?;
-    }
-    for space in engines.existences() {
-        write_pairs(space, parts, &mut writer, stamp, pace, &mut add)?;
-        MutexGuard::bump(&mut alone);
-    }
-
-    // Last, as its schemas must not be older than those by which the rows were written.
-    let mut file = writer.file(Tag { kind: RecordKind::Catalogue as u32, ..Tag::default() }).map_err(text)?;
-    file.write(&engines.catalogue().encode(), 1).map_err(text)?;
-    add(&mut writer, file)?;
-
-    // What a spill has written since is there, and the log has all that was changed later: as if it had come before this began.
-    writer.leave_out(|tag| parts.is_gone(tag));
-    // What the walk has seen and the log has not must be in the log before anybody relies on the walk.
-    durability.flush().map_err(text)?;
-    writer.commit(durability.positions().1).map_err(text)?;
+    let (durability, pace) = (&node.durability, &Pace::new(&node.snapshots.awaited));
+    let changes = durability.parts.changes.load(Relaxed);
+    let walk = Walk { engines: &node.engines, store: &node.store, durability, pace };
+    // A spill between two files: see the end of the walk.
+    let bytes = walk.write(&mut || MutexGuard::bump(&mut alone), || durability.flush())?;
     node.snapshots.changes.store(changes, Relaxed);
     Ok(bytes)
+}
+
+impl Walk<'_> {
+    /// Walks, and has the manifest name what was written. Others may write data files in `between`; `flush` has all that was changed before it synced.
+    pub(crate) fn write(
+        &self,
+        between: &mut dyn FnMut(),
+        flush: impl FnOnce() -> store::Result<()>,
+    ) -> Result<u64, String> {
+        let written = self.walk(between, flush);
+        if written.is_err() {
+            // Nothing of it can be relied on.
+            self.durability.parts.forget();
+        }
+        written
+    }
+
+    fn walk(&self, between: &mut dyn FnMut(), flush: impl FnOnce() -> store::Result<()>) -> Result<u64, String> {
+        let Walk { engines, store, durability, pace } = *self;
+        let parts = &durability.parts;
+        parts.begin_all();
+        // The synced end, not the written one: after a failed sync the written one may come to nothing.
+        let mut writer = store.begin_snapshot(durability.positions().1);
+        let stamp = writer.replay().offset.max(1);
+        let mut bytes = 0;
+        let mut add = |writer: &mut SnapshotWriter<'_>, file: FileWriter| -> Result<(), String> {
+            let entry = file.finish().map_err(text)?;
+            bytes += entry.bytes;
+            writer.add(entry);
+            Ok(())
+        };
+
+        for space in engines.counters() {
+            let tables: Vec<(u64, u64)> = space.tables().iter().map(|t| (t.low, t.last)).collect();
+            let kind = RecordKind::Rows;
+            for (low, high) in plan(parts, &mut writer, space.number(), kind, &tables, stamp) {
+                let kind = kind as u32;
+                let mut file = writer.file(Tag { space: space.number(), kind, low, high, stamp }).map_err(text)?;
+                write_rows(space, low, high, &mut file, pace).map_err(text)?;
+                add(&mut writer, file)?;
+                // A spill in between: see the end.
+                between();
+            }
+            // After the rows: what came in meanwhile is not ahead of the frontier then.
+            let tag = Tag { space: space.number(), kind: RecordKind::Head as u32, low: 0, high: 0, stamp };
+            let mut file = writer.file(tag).map_err(text)?;
+            file.write(&space.encode_head(), 0).map_err(text)?;
+            add(&mut writer, file)?;
+        }
+        for space in engines.existences() {
+            write_pairs(space, parts, &mut writer, stamp, pace, &mut add)?;
+            between();
+        }
+
+        // Last, as its schemas must not be older than those by which the rows were written.
+        let mut file = writer.file(Tag { kind: RecordKind::Catalogue as u32, ..Tag::default() }).map_err(text)?;
+        file.write(&engines.catalogue().encode(), 1).map_err(text)?;
+        add(&mut writer, file)?;
+
+        // What a spill has written since is there, and the log has all that was changed later: as if it had come before this began.
+        writer.leave_out(|tag| parts.is_gone(tag));
+        // What the walk has seen and the log has not must be in the log before anybody relies on the walk.
+        flush().map_err(text)?;
+        writer.commit(durability.positions().1).map_err(text)?;
+        Ok(bytes)
+    }
 }
 
 /// Writes all that a space of pairs has in memory. `add` completes a file.

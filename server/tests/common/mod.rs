@@ -116,15 +116,15 @@ pub(crate) fn text(n: u64) -> Vec<u8> {
 /// Likes with members of its own until the connection breaks, or a like is refused and `on_refusal` (which sees the words) says
 /// that it is enough. Gives what was sent, and what was acknowledged.
 pub(crate) fn like(port: u16, first_member: u64, seed: u64, on_refusal: impl FnMut(&str) -> bool) -> Likes {
-    like_from(port, FIRST, first_member, seed, on_refusal)
+    like_from(port, FIRST, first_member, (20, seed), on_refusal)
 }
 
-/// The same, of [`POSTS`] posts from `first_post` on.
+/// The same, of [`POSTS`] posts from `first_post` on, by fewer than `most` (up to 100) at a time.
 pub(crate) fn like_from(
     port: u16,
     first_post: u64,
     first_member: u64,
-    seed: u64,
+    (most, seed): (u64, u64),
     mut on_refusal: impl FnMut(&str) -> bool,
 ) -> Likes {
     let mut rng = fastrand::Rng::with_seed(seed);
@@ -132,7 +132,7 @@ pub(crate) fn like_from(
     let Ok(mut client) = Client::connect(("127.0.0.1", port)) else { return likes };
     for member in first_member.. {
         let sent: Vec<(u64, u64)> =
-            (0..rng.u64(1..20)).map(|i| (first_post + rng.u64(0..POSTS) * 4096, member * 100 + i)).collect();
+            (0..rng.u64(1..most)).map(|i| (first_post + rng.u64(0..POSTS) * 4096, member * 100 + i)).collect();
         for &(post, member) in &sent {
             client.push(&[b"FEED.ACT", b"like", &text(member), &text(post)]);
         }

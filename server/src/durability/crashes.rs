@@ -1,0 +1,295 @@
+//! What a start makes of log and snapshots, whatever was changed and however often the disk failed on the way: what the engines mark, what the
+//! commit thread reads of them and keeps after a failure, what a snapshot walks while others write, and what a start makes of that. All of it is the
+//! server's own code, on the simulated disk. (`store/tests/it/clock.rs` and `crash.rs` have the store's part.)
+//!
+//! Each run is one seed: random changes, rounds of the commit thread, snapshots with changes and rounds between their files, on a disk that fails;
+//! and after each of these a power cut or a kill, on a copy of the disk. What a start finds there is the state after a round: after the last one
+//! that was synced, or one behind it. So nothing is lost that was synced, and no change is there by half.
+//!
+//! `TIDEMARK_CRASH_RUNS=5000 cargo test -p tidemark-server --lib crashes -- --nocapture` runs more of them; `TIDEMARK_CRASH_SEED=n` runs one.
+
+use super::recovery::recover_from;
+use super::*;
+use crate::config::Config;
+use crate::replication::director::Held;
+use crate::snapshot::{Pace, Walk};
+use counter::{Alteration, Bounds, Change};
+use phantom::{Answer, Member};
+use std::cell::RefCell;
+use std::sync::atomic::AtomicUsize;
+use store::{Faults, Rounds, SimDisk, Store};
+
+/// Neighbours, and two that are far from all others and from each other.
+const IDS: [u64; 24] = {
+    let mut ids = [0; 24];
+    let mut at = 0;
+    while at < 22 {
+        ids[at] = 1000 + at as u64 * 3;
+        at += 1;
+    }
+    (ids[22], ids[23]) = (1 << 50, u64::MAX);
+    ids
+};
+const MEMBERS: [Member<'static>; 5] =
+    [Member::Number(0), Member::Number(7), Member::Number(u64::MAX), Member::Bytes(b"ann"), Member::Bytes(b"")];
+
+fn config() -> Config {
+    let mut config = Config::default();
+    for existence in &mut config.existence {
+        existence.seed = 7;
+        // Small tables, so that there are several; few enough that none is recycled.
+        existence.pairs_per_table = 200;
+    }
+    config
+}
+
+/// All that a client can find out.
+#[derive(Clone, Debug, PartialEq)]
+struct Seen {
+    schemas: Vec<String>,
+    rows: Vec<Option<Vec<i64>>>,
+    /// Of each space and id whether a counter of 0 proves nothing.
+    loose: Vec<bool>,
+    /// Of each space, id and member.
+    flags: Vec<Answer>,
+    layouts: Vec<Vec<u64>>,
+}
+
+fn seen(engines: &Engines) -> Seen {
+    let row = |space: &crate::engines::CounterSpace, id| {
+        let mut row = vec![0; space.schema().width()];
+        space.get(id, &mut row).then_some(row)
+    };
+    let (counters, existences) = (engines.counters(), engines.existences());
+    let of_ids = || existences.iter().flat_map(|space| IDS.map(|id| (space, id)));
+    Seen {
+        schemas: counters.iter().map(|space| space.schema().to_string()).collect(),
+        rows: counters.iter().flat_map(|space| IDS.map(|id| row(space, id))).collect(),
+        loose: of_ids().map(|(space, id)| space.loose().read(space).holds(id)).collect(),
+        flags: of_ids().flat_map(|(space, id)| MEMBERS.map(|member| space.contains(id, &member))).collect(),
+        layouts: existences.iter().map(|space| space.layout().iter().map(|at| at.low).collect()).collect(),
+    }
+}
+
+/// A start on this disk: the engines, the store, and the log to go on with.
+fn start(disk: &SimDisk, durability: &Arc<Durability>) -> (Engines, Store, Log) {
+    let recovered = recover_from(Arc::new(disk.clone()), &config(), durability, false, |_| ()).unwrap();
+    let Held::Own(log) = recovered.log else { panic!("a master's log") };
+    durability.reach(log.written(), log.durable());
+    recovered.engines.lead();
+    (recovered.engines, recovered.store, *log)
+}
+
+/// One change of any kind; what is refused changes nothing.
+fn change(engines: &Engines, random: &mut fastrand::Rng) {
+    let id = IDS[random.usize(0..IDS.len())];
+    let member = &MEMBERS[random.usize(0..MEMBERS.len())];
+    let action = &engines.actions()[random.usize(0..engines.actions().len())];
+    let flags = &engines.existences()[random.usize(0..engines.existences().len())];
+    let rows = &engines.counters()[random.usize(0..engines.counters().len())];
+    let schema = rows.schema();
+    let fields: Vec<usize> = schema.living().map(|(position, _)| position).collect();
+    let field = fields[random.usize(0..fields.len())];
+    let value = [0, 1, 5, -1, 1 << 40][random.usize(0..5)];
+    let name = format!("f{}", random.u32(0..3));
+    match random.u32(0..100) {
+        0..=34 => drop(engines.act(action, member, id, &mut vec![])),
+        35..=49 => drop(engines.undo(action, member, id, &mut vec![])),
+        50..=59 => drop(engines.flag(flags, id, member)),
+        60..=66 => drop(engines.unflag(flags, id, member)),
+        67..=76 => drop(engines.add(rows, id, &[Change { field, delta: value }], &Bounds::default(), &mut vec![])),
+        77..=82 => drop(engines.set(rows, id, &[(field, value)])),
+        83..=85 => drop(engines.set_new(rows, id, &[(field, value)])),
+        86..=88 => drop(engines.clear(rows, id, field)),
+        89..=93 => _ = engines.delete(rows, id),
+        94..=95 => _ = engines.roll_pairs(flags),
+        96 => drop(engines.alter(rows, &Alteration::Add { name, width: random.u8(1..20) })),
+        97 => drop(engines.alter(rows, &Alteration::Drop { name })),
+        _ => while engines.maintain() {},
+    }
+}
+
+/// What has happened in all runs.
+#[derive(Default)]
+struct Sums {
+    rounds: u64,
+    failed: u64,
+    snapshots: u64,
+    failed_snapshots: u64,
+    starts: u64,
+}
+
+/// A process, from its start to its end.
+struct Life<'a> {
+    seed: u64,
+    engines: &'a Engines,
+    durability: &'a Durability,
+    disk: &'a SimDisk,
+    log: Log,
+    rounds: Rounds<'a, Mark>,
+    state: State<'a>,
+    /// What may be found after a crash: the state after the last round that was synced, and those behind it.
+    states: Vec<Seen>,
+    faults: Faults,
+    random: &'a mut fastrand::Rng,
+    sums: &'a mut Sums,
+}
+
+impl Life<'_> {
+    fn round(&mut self, must_sync: bool) -> store::Result<()> {
+        if must_sync {
+            self.durability.committer.sync_soon();
+        }
+        self.disk.set_faults(self.faults);
+        let outcome = self.rounds.turn(&mut self.log, &mut self.state, Instant::now(), false);
+        self.disk.set_faults(Faults::default());
+        self.sums.rounds += 1;
+        self.sums.failed += u64::from(outcome.is_err());
+        if outcome.is_ok() && self.log.durable().offset == self.log.written().offset {
+            self.states.clear();
+        }
+        // Even after a round that failed: it may have been written, though nobody may rely on it.
+        self.states.push(seen(self.engines));
+        outcome
+    }
+
+    fn others_write(&mut self) {
+        for _ in 0..self.random.u32(0..6) {
+            change(self.engines, self.random);
+        }
+        if self.random.bool() {
+            let must_sync = self.random.bool();
+            let _ = self.round(must_sync);
+            self.crash();
+        }
+    }
+
+    /// What a start would find now.
+    fn crash(&mut self) {
+        let copy = self.disk.fork(self.random.u64(..));
+        let left = if self.random.u32(0..4) == 0 { copy.kill() } else { copy.power_cut() };
+        let (engines, ..) = start(&left, &Arc::new(Durability::new(Fsync::Always)));
+        self.sums.starts += 1;
+        let found = seen(&engines);
+        let Some(last) = self.states.last() else { return };
+        assert!(
+            self.states.contains(&found),
+            "seed {}: {} states may be found; beside the last one{}",
+            self.seed,
+            self.states.len(),
+            difference(last, &found)
+        );
+    }
+}
+
+/// What is to be looked at.
+fn difference(held: &Seen, found: &Seen) -> String {
+    let mut said = String::new();
+    if (&held.schemas, &held.layouts) != (&found.schemas, &found.layouts) {
+        said += &format!("\n{:?} {:?}\n{:?} {:?}", held.schemas, held.layouts, found.schemas, found.layouts);
+    }
+    let other = |(at, (held, found)): (usize, (String, String))| {
+        (held != found).then(|| format!("\n{at}: {held}, {found} found"))
+    };
+    let texts = |rows: &[Option<Vec<i64>>]| rows.iter().map(|row| format!("{row:?}")).collect::<Vec<_>>();
+    let flags = |flags: &[Answer]| flags.iter().map(|flag| format!("{flag:?}")).collect::<Vec<_>>();
+    let loose = |loose: &[bool]| loose.iter().map(|loose| format!("{loose}")).collect::<Vec<_>>();
+    for (held, found) in [
+        (texts(&held.rows), texts(&found.rows)),
+        (flags(&held.flags), flags(&found.flags)),
+        (loose(&held.loose), loose(&found.loose)),
+    ] {
+        said.extend(held.into_iter().zip(found).enumerate().filter_map(other));
+    }
+    said
+}
+
+/// One process on this disk, until it dies.
+fn live(
+    seed: u64,
+    disk: &SimDisk,
+    before: Option<Vec<Seen>>,
+    random: &mut fastrand::Rng,
+    sums: &mut Sums,
+) -> Vec<Seen> {
+    let policy = if random.bool() { Fsync::Always } else { Fsync::Everysec };
+    let durability = &Arc::new(Durability::new(policy));
+    let (engines, store, log) = start(disk, durability);
+    let found = seen(&engines);
+    assert!(before.is_none_or(|states| states.contains(&found)), "seed {seed}: at a start");
+    let rate = if random.bool() { random.u32(1..400) } else { 0 };
+    let steps = random.u32(1..20);
+    let life = RefCell::new(Life {
+        seed,
+        engines: &engines,
+        durability,
+        disk,
+        log,
+        rounds: Rounds::new(durability.committer()),
+        state: State::new(durability, &engines),
+        states: vec![found],
+        faults: Faults { sync_error: rate, write_error: rate / 2, no_space: rate / 2, ..Faults::default() },
+        random,
+        sums,
+    });
+    let nobody = AtomicUsize::new(0);
+    let walk = Walk { engines: &engines, store: &store, durability, pace: &Pace::new(&nobody) };
+    for _ in 0..steps {
+        life.borrow_mut().others_write();
+        if life.borrow_mut().random.u32(0..5) > 0 {
+            continue;
+        }
+        let fails = life.borrow_mut().random.u32(0..3) == 0;
+        let faults = life.borrow().faults;
+        // Its own writes fail, too, now and then.
+        let spoil = || disk.set_faults(if fails { faults } else { Faults::default() });
+        spoil();
+        let mut between = || {
+            disk.set_faults(Faults::default());
+            life.borrow_mut().others_write();
+            spoil();
+        };
+        let flush = || {
+            let flushed = life.borrow_mut().round(true);
+            spoil();
+            flushed
+        };
+        let outcome = walk.write(&mut between, flush);
+        disk.set_faults(Faults::default());
+        let life = &mut *life.borrow_mut();
+        life.sums.snapshots += 1;
+        life.sums.failed_snapshots += u64::from(outcome.is_err());
+        life.crash();
+    }
+    life.into_inner().states
+}
+
+/// Up to three processes, one after the other.
+fn run(seed: u64, sums: &mut Sums) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut disk = SimDisk::new(seed);
+    let mut states = None;
+    for _ in 0..random.u32(1..4) {
+        states = Some(live(seed, &disk, states, &mut random, sums));
+        disk = if random.u32(0..4) == 0 { disk.kill() } else { disk.power_cut() };
+    }
+}
+
+#[test]
+fn what_was_synced_is_what_a_start_finds() {
+    let from_environment = |name| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
+    let mut sums = Sums::default();
+    if let Some(seed) = from_environment("TIDEMARK_CRASH_SEED") {
+        return run(seed, &mut sums);
+    }
+    let runs = from_environment("TIDEMARK_CRASH_RUNS").unwrap_or(150);
+    (0..runs).for_each(|seed| run(seed, &mut sums));
+    let Sums { rounds, failed, snapshots, failed_snapshots, starts } = sums;
+    println!(
+        "{runs} runs: {rounds} rounds, {failed} of them failed, {snapshots} snapshots, {failed_snapshots} of them failed, {starts} crashes"
+    );
+    assert!(
+        rounds > 5 * runs && failed > runs / 2 && snapshots > runs && failed_snapshots > runs / 20,
+        "they show nothing"
+    );
+}
