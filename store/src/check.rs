@@ -14,8 +14,8 @@ use crate::error::{Error, Result};
 use crate::frame::Check;
 use crate::manifest::{MANIFEST, Manifest, Role, Tag};
 use crate::record::Records;
-use crate::replay::{BatchReader, Found, find_path, read_segment_head, replay};
-use crate::segment::{SegmentName, parse_segment_name, segment_name};
+use crate::replay::{BatchReader, Found, Path, find_path, read_segment_head, replay, segments_back};
+use crate::segment::{SegmentHead, SegmentName, parse_segment_name, segment_name};
 use crate::snapshot::{SnapshotReader, parse_snapshot_name};
 use crate::store::is_ours;
 
@@ -179,8 +179,8 @@ fn check_log(disk: &dyn Disk, manifest: &Manifest, report: &mut Report) {
             "void: it was never finished, or left for a new one after a disk error",
         );
     }
-    for &n in &path.obsolete {
-        report.add(Severity::Good, &segment_name(n), "kept for replicas; a start does not need it");
+    if let Err(error) = check_kept(disk, manifest, &path, report) {
+        report.error("the log", &error);
     }
     let mut apply = |head: &crate::batch::BatchHead, body: &[u8]| {
         let mut n = 0;
@@ -219,6 +219,51 @@ fn check_log(disk: &dyn Disk, manifest: &Manifest, report: &mut Report) {
         }
         Err(error) => report.error("the log", &error),
     }
+}
+
+/// What lies before the replay position: no start reads it, but a replica may.
+fn check_kept(disk: &dyn Disk, manifest: &Manifest, path: &Path, report: &mut Report) -> Result<()> {
+    let Some(first) = path.segments.first() else { return Ok(()) };
+    let older = segments_back(disk, first.previous, usize::MAX)?;
+    for &n in path.obsolete.iter().filter(|&&n| older.iter().all(|head| head.segment != n)) {
+        let text = "continued by no sound segment: void, or in front of damage; neither a start nor a replica needs it";
+        report.add(Severity::Note, &segment_name(n), text);
+    }
+    // Each up to where the next one begins, and the one in which replay begins up to there.
+    let begins = |next: &SegmentHead| (next.base, next.chain);
+    let ends =
+        older.iter().rev().skip(1).chain([first]).map(begins).chain([(manifest.replay.offset, manifest.replay.chain)]);
+    for (head, (end, chain)) in older.iter().rev().chain([first]).zip(ends) {
+        let name = segment_name(head.segment);
+        let file = disk.open(&name).map_err(|e| Error::io(disk.path(&name), "opening", e))?;
+        let mut reader = BatchReader::new(file, disk.path(&name), *head, None)?;
+        let mut wrong = None;
+        while reader.position().offset < end && wrong.is_none() {
+            match reader.next()? {
+                Found::Batch(batch) => report.bytes += batch.bytes(),
+                Found::End => wrong = Some("it ends too early"),
+                Found::Bad(what) => wrong = Some(what),
+            }
+        }
+        let at = reader.position();
+        if wrong.is_none() && (at.offset, at.chain) != (end, chain) {
+            wrong = Some("what follows does not continue it");
+        }
+        match wrong {
+            Some(what) => {
+                let text = format!(
+                    "damaged at byte {}: {what}. A start does not read it; a replica that would gets a full sync",
+                    at.byte
+                );
+                report.add(Severity::Note, &name, text);
+            }
+            None if head.segment != first.segment => {
+                report.add(Severity::Good, &name, "kept for replicas; a start does not need it");
+            }
+            None => {}
+        }
+    }
+    Ok(())
 }
 
 /// Writes what a file of ours holds, as text, one structure a line; with `payloads` the bytes of records and chunks too, in hexadecimal.

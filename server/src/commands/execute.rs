@@ -130,6 +130,8 @@ pub(super) fn run(
         show(args, session, node);
     }
     let (calls, number) = (node.calls.of(session.worker), bit_of(numbers as u16, numbers >> 16));
+    // What an earlier request was about is not what this one shows.
+    scratch.ids.clear();
     let mut call = Call { spec, args, reply, session, node, scratch };
     if spec.has(flag::WRITE)
         && let Err(refusal) = call.admit_write()
@@ -153,7 +155,7 @@ pub(super) fn run(
     // Whatever the outcome: what failed is not the next command's.
     let all_read = readable(node);
     let outcome = outcome.and(all_read);
-    sight::note(spec, args, session, node.engines.get());
+    sight::note(spec, args, &scratch.ids, session, node.engines.get());
     if outcome.is_err() {
         calls.failed(number);
     }

@@ -4,21 +4,21 @@
 //! Asked here for all commands, after they have read, by the ids that they name.
 
 use super::command::{id_positions, key_positions};
-use super::{NO_KEYS, Session, Spec, flag, id};
+use super::{NO_KEYS, Session, Spec, flag};
 use crate::engines::{Engines, KeyRef};
 use crate::resp::Args;
 use store::Ticket;
 
-/// Notes what the request has shown.
+/// Notes what the request has shown. `ids`: those that it has read as such, if its arguments are ids.
 #[inline]
-pub(super) fn note(spec: &Spec, args: Args<'_>, session: &mut Session, engines: Option<&Engines>) {
+pub(super) fn note(spec: &Spec, args: Args<'_>, ids: &[u64], session: &mut Session, engines: Option<&Engines>) {
     if let Some(engines) = engines.filter(|engines| engines.durability().holds_reads() && spec.has(flag::READONLY)) {
-        session.shown = session.shown.max(shown(spec, args, engines));
+        session.shown = session.shown.max(shown(spec, args, ids, engines));
     }
 }
 
 /// The round with which it is safe.
-fn shown(spec: &Spec, args: Args<'_>, engines: &Engines) -> Ticket {
+fn shown(spec: &Spec, args: Args<'_>, ids: &[u64], engines: &Engines) -> Ticket {
     if spec.keys != NO_KEYS {
         let of_key = |at| match engines.resolve(args.at(at)) {
             Ok(KeyRef::Row { id, .. } | KeyRef::Cell { id, .. } | KeyRef::Pair { id, .. }) => engines.sight(id),
@@ -26,10 +26,10 @@ fn shown(spec: &Spec, args: Args<'_>, engines: &Engines) -> Ticket {
         };
         return key_positions(spec, args).map(of_key).max().unwrap_or(0);
     }
-    match id_positions(spec, args) {
-        // An argument that is no id is an option.
-        Some(at) => at.filter_map(|at| id(args.at(at)).ok()).map(|id| engines.sight(id)).max().unwrap_or(0),
+    if id_positions(spec, args).is_some() {
+        ids.iter().map(|&id| engines.sight(id)).max().unwrap_or(0)
+    } else {
         // It walks what is there.
-        None => Ticket::MAX,
+        Ticket::MAX
     }
 }

@@ -333,6 +333,41 @@ fn check_finds_a_sound_folder_good_and_dump_prints_every_file() {
     assert!(dump(&disk, "notes.txt", true, &mut Vec::new()).is_err());
 }
 
+/// What lies before the replay position serves replicas only: a start does not read it, `check` does.
+#[test]
+fn what_is_kept_for_replicas_is_checked_too() {
+    let disk = SimDisk::new(5);
+    let options = StoreOptions { keep_log_bytes: 1 << 20, ..options(200) };
+    let (store, mut log, _, _) = start(&disk, options).unwrap();
+    let mut append = |i| {
+        log.append(&batch(&[&payload(i)]), 0).unwrap();
+        log.sync().unwrap()
+    };
+    let replay = (0..20).map(&mut append).last().unwrap();
+    store.begin_snapshot(replay).commit(replay).unwrap();
+    (20..30).for_each(|i| _ = append(i));
+    log.seal(0).unwrap();
+    let disk = disk.kill();
+    let report = check(&disk).unwrap();
+    assert_eq!(report.severity(), Severity::Good, "{report:?}");
+    let kept = report.findings.iter().filter(|f| f.text.starts_with("kept for replicas")).count() as u64;
+    assert!(kept >= 3 && kept == replay.segment - 1 && replay.byte > 100, "{kept} segments, {replay}");
+    for number in 1..=replay.segment {
+        let name = segment(number);
+        let bytes = if number == replay.segment { replay.byte } else { disk.contents(&name).unwrap().len() as u64 };
+        for bit in (number % 3..bytes * 8).step_by(3) {
+            let disk = disk.fork(bit);
+            assert!(disk.flip_bit(&name, bit));
+            let report = check(&disk).unwrap();
+            let found = report.findings.iter().any(|f| f.file == name && f.severity == Severity::Note);
+            // The header of the segment in which replay begins is read by a start.
+            let refused = number == replay.segment && report.severity() == Severity::Damage;
+            assert!(found || refused, "{name}, bit {bit}: {report:?}");
+            assert_eq!(start(&disk, options).is_err(), refused, "{name}, bit {bit}");
+        }
+    }
+}
+
 /// Random bytes, and sound files changed at random with their checksums made to match: errors are fine, panics and endless loops are not.
 #[test]
 fn decoders_are_total() {
