@@ -24,7 +24,7 @@ use tokio::net::TcpStream;
 
 /// Between two attempts.
 const RECONNECT: Duration = Duration::from_secs(1);
-/// As long as what the master has is refused here: each attempt may fetch all of it again. Until then twice as long as before.
+/// As long as what the master has is refused here, or is damaged there: each attempt may fetch all of it again. Until then twice as long as before.
 const MOST_RECONNECT: Duration = Duration::from_secs(60);
 /// A batch waits at most so long for room that is being made; then it goes beyond the limit.
 const SPILLED_WITHIN: Duration = Duration::from_secs(1);
@@ -249,7 +249,7 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> Course {
         if matches!(error, LinkError::Unfit(_)) {
             node.replication.refuses();
         }
-        let is_refused = matches!(error, LinkError::Unready(_));
+        let is_refused = matches!(error, LinkError::Unready(_) | LinkError::Damaged);
         let error = error.to_string();
         let due = Instant::now() + if is_refused { patience } else { RECONNECT };
         {

@@ -1,6 +1,6 @@
 //! A full sync over a link that never lasts: what has come is not fetched again, whatever happens to either side meanwhile.
 
-use crate::replication::{follow_port, in_step, info, number};
+use crate::replication::{follow, follow_port, in_step, info, number};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -135,20 +135,10 @@ fn a_master_that_comes_back_empty_is_refused_though_it_was_forced_on_its_replica
 fn what_is_refused_is_asked_for_less_and_less_often() {
     let has_more = |config: &mut Config| config.counter.push(shop(config));
     let (master, replica) = (TestServer::with(has_more), TestServer::start());
-    let mut asks = master.connection();
-    let mut attempts = || {
-        let text: String = redis::cmd("INFO").arg("stats").query(&mut asks).unwrap();
-        let count = text.lines().find_map(|line| line.strip_prefix("total_connections_received:")).unwrap();
-        count.parse::<u64>().unwrap() - 1
-    };
-    super::replication::follow(&replica, &master);
-    let began = Instant::now();
+    let mut attempts = attempts_at(&master);
+    follow(&replica, &master);
     let mut connection = replica.connection();
-    // One second after the first, then two, then four.
-    for (count, after_s) in [(2, 1), (3, 3), (4, 7)] {
-        eventually("another attempt", || attempts() == count);
-        assert!(began.elapsed() > Duration::from_millis(after_s * 1000 - 100), "{count}: {:?}", began.elapsed());
-    }
+    less_and_less_often(&mut attempts, 4);
     let said = |connection: &mut _, field: &str| info(connection, field).unwrap_or_default();
     eventually("it says why", || said(&mut connection, "master_link_error").contains("has the counter space 'shop'"));
     let left_s = |connection: &mut _| said(connection, "master_link_retry_seconds").parse::<u64>().ok();
@@ -160,6 +150,51 @@ fn what_is_refused_is_asked_for_less_and_less_often() {
     let asked = Instant::now();
     eventually("and a second later", || attempts() == 6);
     assert!(asked.elapsed() < Duration::from_secs(4), "{:?}", asked.elapsed());
+}
+
+/// As long as it is damaged on the master's disk.
+#[test]
+fn what_is_damaged_is_asked_for_less_and_less_often() {
+    let (master, replica) = (TestServer::start(), TestServer::start());
+    redis::cmd("HSET").arg(&["post:1", "like", "5"]).query::<()>(&mut master.connection()).unwrap();
+    redis::cmd("SAVE").query::<()>(&mut master.connection()).unwrap();
+    let files = std::fs::read_dir(master.folder()).unwrap().map(|entry| entry.unwrap().path());
+    let snapshot = files.filter(|path| path.extension().is_some_and(|e| e == "tsnap"));
+    let largest = snapshot.max_by_key(|path| path.metadata().unwrap().len()).unwrap();
+    let mut bytes = std::fs::read(&largest).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&largest, &bytes).unwrap();
+    let mut attempts = attempts_at(&master);
+    follow(&replica, &master);
+    less_and_less_often(&mut attempts, 3);
+    let mut connection = replica.connection();
+    eventually("it says why", || info(&mut connection, "master_link_error").is_some_and(|e| e.contains("checksum")));
+    bytes[last] ^= 1;
+    std::fs::write(&largest, &bytes).unwrap();
+    in_step(&master, &replica);
+}
+
+/// How often somebody has connected to it from now on.
+fn attempts_at(master: &TestServer) -> impl FnMut() -> u64 {
+    let mut connection = master.connection();
+    let mut count = move || -> u64 {
+        let text: String = redis::cmd("INFO").arg("stats").query(&mut connection).unwrap();
+        let count = text.lines().find_map(|line| line.strip_prefix("total_connections_received:")).unwrap();
+        count.parse().unwrap()
+    };
+    let before = count();
+    move || count() - before
+}
+
+/// One second after the first, then two, then four, from now on.
+fn less_and_less_often(attempts: &mut impl FnMut() -> u64, most: u64) {
+    let began = Instant::now();
+    for count in 2..=most {
+        eventually("another attempt", || attempts() == count);
+        let after = Duration::from_secs((1 << (count - 1)) - 1);
+        assert!(began.elapsed() + Duration::from_millis(100) > after, "{count}: {:?}", began.elapsed());
+    }
 }
 
 fn shop(config: &Config) -> tidemark_server::config::Counter {
