@@ -136,6 +136,7 @@ fn who_was_told_that_this_is_a_master_waits_for_its_log_and_for_nothing_else() {
     assert!([":101", ":102"].contains(&line(waits).as_str()));
     assert!(began.elapsed() >= SLOW, "written before there was a log: {:?}", began.elapsed());
     assert_eq!(likes(&replica), OwnedFrame::BulkString(text(102)), "who left is forgotten");
+    fine(&replica, "WAITAOF 1 0 0");
     drop(master);
     replica.kill();
     let again = Program::start(folders[1].path(), "everysec");
