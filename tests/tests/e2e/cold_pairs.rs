@@ -26,7 +26,7 @@ fn call<T: redis::FromRedisValue>(connection: &mut Connection, text: &str) -> re
     command.query(connection)
 }
 
-fn info(connection: &mut Connection, name: &str) -> u64 {
+pub(crate) fn info(connection: &mut Connection, name: &str) -> u64 {
     let text: String = call(connection, "INFO cold").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     line.unwrap_or_else(|| panic!("{name} in {text}")).parse().unwrap()

@@ -1,10 +1,11 @@
 //! Filters on the way from one server to another: digest, export, merge. And what clients of sets and filters ask a filter that it cannot know.
 
+use crate::cold_pairs::info;
 use crate::commands::check;
 use crate::replication::{follow, in_step};
 use std::collections::HashMap;
 use tidemark_server::config::{Config, Fsync};
-use tidemark_tests::TestServer;
+use tidemark_tests::{TestServer, eventually};
 
 type Maps = Vec<HashMap<String, redis::Value>>;
 
@@ -242,6 +243,72 @@ fn replicas_get_what_their_master_merges() {
     follow(&late, &master);
     in_step(&master, &late);
     assert_eq!(digest(&late), digest(&master));
+}
+
+/// Where a table lies is each node's own affair: a replica that spills gets the blocks of a master that does not, and so does a start with `spill` switched
+/// on since they were merged.
+#[test]
+fn a_node_that_spills_gets_what_one_merged_that_does_not() {
+    let tables = |config: &mut Config, spill: bool, most: usize| {
+        joined(config);
+        let existence = &mut config.existence[0];
+        (existence.spill, existence.max_tables, existence.pairs_per_table) = (spill, most, 16_000);
+        config.durability.snapshot_every_s = 0;
+    };
+    let master = TestServer::with(|config| tables(config, false, 16));
+    let there = TestServer::with(|config| tables(config, false, 16));
+    let replica = TestServer::with(|config| tables(config, true, 2));
+    follow(&replica, &master);
+    follow(&there, &master);
+    let like = |server: &TestServer, viewer: u64, ids: std::ops::Range<u64>| {
+        let ids: Vec<u64> = ids.collect();
+        for ids in ids.chunks(1000) {
+            redis::cmd("PH.ADD").arg("liked").arg(viewer).arg(ids).query::<()>(&mut server.connection()).unwrap();
+        }
+    };
+    const IDS: u64 = 30_000;
+    like(&master, 1, 1..IDS);
+    like(&master, 2, 1..IDS);
+    in_step(&master, &there);
+    in_step(&master, &replica);
+    let cold = |server: &TestServer| info(&mut server.connection(), "cold_pairs");
+    eventually("the replica's tables move to its disk", || cold(&replica) > 10_000);
+    assert_eq!(cold(&master), 0);
+    redis::cmd("REPLICAOF").arg(&["NO", "ONE"]).query::<()>(&mut there.connection()).unwrap();
+    like(&there, 3, 1..IDS);
+    let blocks: Vec<u64> = (0..200).collect();
+    for low in layout(&master) {
+        let exported = redis::cmd("TM.EXPORT").arg("liked").arg(low).arg(&blocks).query(&mut there.connection());
+        let exported: Vec<u8> = exported.unwrap();
+        assert!(merge(&master, &exported).unwrap() > 0);
+    }
+    let lost = |server: &TestServer| {
+        let mut lost = 0;
+        for viewer in 1..=3 {
+            for first in (1..IDS).step_by(1000) {
+                let ids: Vec<u64> = (first..IDS.min(first + 1000)).collect();
+                let found = redis::cmd("PH.EXISTS").arg("liked").arg(viewer).arg(ids).query(&mut server.connection());
+                let found: Vec<i64> = found.unwrap();
+                lost += found.iter().filter(|found| **found != 1).count();
+            }
+        }
+        lost
+    };
+    assert_eq!(lost(&master), 0);
+    in_step(&master, &replica);
+    assert_eq!(lost(&replica), 0, "at the replica");
+    // From its log and its files; from a snapshot; from a copy of the moment.
+    let replica = replica.restart();
+    assert_eq!(lost(&replica), 0, "at the replica, started again");
+    redis::cmd("SAVE").query::<()>(&mut replica.connection()).unwrap();
+    let replica = replica.killed().restart();
+    assert_eq!(lost(&replica), 0, "at the replica, from a snapshot");
+    assert!(cold(&replica) > 10_000 && info(&mut replica.connection(), "spill_failures") == 0);
+    let master = master.killed().restart_with(|config| tables(config, true, 2));
+    eventually("the master's tables move to its disk", || cold(&master) > 10_000);
+    assert_eq!(lost(&master), 0, "at a start that spills");
+    let master = master.restart();
+    assert_eq!(lost(&master), 0, "at the next one");
 }
 
 /// Ids leap ahead, tables are closed, what was one parts and is joined again: a replica, one behind it, one that comes later, and the master after a kill have the same
