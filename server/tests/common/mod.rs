@@ -86,6 +86,10 @@ impl Program {
     }
 
     pub(crate) fn kill(mut self) {
+        self.sigkill();
+    }
+
+    pub(crate) fn sigkill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
