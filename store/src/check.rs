@@ -230,10 +230,9 @@ fn check_kept(disk: &dyn Disk, manifest: &Manifest, path: &Path, report: &mut Re
         report.add(Severity::Note, &segment_name(n), text);
     }
     // Each up to where the next one begins, and the one in which replay begins up to there.
-    let begins = |next: &SegmentHead| (next.base, next.chain);
-    let ends =
-        older.iter().rev().skip(1).chain([first]).map(begins).chain([(manifest.replay.offset, manifest.replay.chain)]);
-    for (head, (end, chain)) in older.iter().rev().chain([first]).zip(ends) {
+    let heads: Vec<SegmentHead> = older.iter().rev().chain([first]).copied().collect();
+    let begins = heads.iter().skip(1).map(|next| (next.base, next.chain));
+    for (head, (end, chain)) in heads.iter().zip(begins.chain([(manifest.replay.offset, manifest.replay.chain)])) {
         let name = segment_name(head.segment);
         let file = disk.open(&name).map_err(|e| Error::io(disk.path(&name), "opening", e))?;
         let mut reader = BatchReader::new(file, disk.path(&name), *head, None)?;
