@@ -21,6 +21,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Rows that one step moves, about: half a millisecond of work.
 const STEP_ROWS: usize = 2048;
+/// The same of a rewrite that nobody waits for: others, who want the processor, get it between two steps.
+const IDLE_STEP_ROWS: usize = 256;
 /// Rows that a writer moves who helps: a table of n rows is then rewritten within n / 32 writes.
 const HELP_ROWS: usize = 32;
 /// Rows whose new buckets are prefetched together.
@@ -54,6 +56,7 @@ const STRAY_ROWS: u64 = 64;
 pub(crate) struct Rewrite {
     old: Arc<Slot<Table>>,
     next_bucket: u64,
+    reason: Reason,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +80,12 @@ impl Space {
         let drained = self.drain_aside() > 0;
         let advanced = self.frontier.should_advance(self.aside.len()) && self.advance();
         self.rewrite_step(STEP_ROWS) || drained || advanced
+    }
+
+    /// Whether the background work that was done last is one that writers wait for: a table is crowded. Of any other work the thread that does it
+    /// should offer its processor after each step.
+    pub fn hurries(&self) -> bool {
+        self.hurries.load(Relaxed)
     }
 
     /// Looks for tables that have come to rest: into which nearly nothing came since the last call. Such a table was made for more rows than it
@@ -117,7 +126,9 @@ impl Space {
             }
         }
         let Some(rewrite) = &mut *rewriting else { return false };
-        match self.move_rows(rewrite, rows) {
+        let hurries = rewrite.reason == Reason::Crowded;
+        self.hurries.store(hurries, Relaxed);
+        match self.move_rows(rewrite, if hurries { rows } else { rows.min(IDLE_STEP_ROWS) }) {
             Ok(false) => true,
             Ok(true) => {
                 *rewriting = None;
@@ -155,7 +166,7 @@ impl Space {
             .into_iter()
             .map(|(low, plan)| Ok((low, Table::new(&plan, schema.clone(), self.seed, &self.budget)?)));
         let parts = parts.collect::<Result<Vec<_>, Error>>()?;
-        Ok(self.ring.rewrite(low, parts).ok().map(|old| Rewrite { old, next_bucket: 0 }))
+        Ok(self.ring.rewrite(low, parts).ok().map(|old| Rewrite { old, next_bucket: 0, reason }))
     }
 
     /// Rewrites the tables that begin in `low..=last` and are mostly empty, at once: their rows have gone below.
@@ -181,7 +192,7 @@ impl Space {
             let table = Table::new(&plan, self.schema(), self.seed, &self.budget)?;
             drop(tables);
             let Ok(old) = self.ring.rewrite(low, vec![(low, table)]) else { continue };
-            let rewrite = rewriting.insert(Rewrite { old, next_bucket: 0 });
+            let rewrite = rewriting.insert(Rewrite { old, next_bucket: 0, reason: Reason::Loose });
             while !self.move_rows(rewrite, usize::MAX)? {}
             *rewriting = None;
         }

@@ -97,6 +97,8 @@ pub struct Space {
     pub(crate) rolling: Mutex<()>,
     /// Held by whoever does background work; the rewrite under way.
     pub(crate) rewriting: Mutex<Option<Rewrite>>,
+    /// The rewrite that was worked at last is of a crowded table.
+    pub(crate) hurries: AtomicBool,
     /// Something has happened that background work may want to look at.
     pub(crate) stirred: AtomicBool,
     /// Serialises changes of the schema.
@@ -128,6 +130,7 @@ impl Space {
             seed: options.seed,
             rolling: Mutex::new(()),
             rewriting: Mutex::new(None),
+            hurries: AtomicBool::new(false),
             stirred: AtomicBool::new(false),
             altering: Mutex::new(()),
             below: OnceLock::new(),

@@ -436,6 +436,11 @@ impl Engines {
         worked
     }
 
+    /// Whether writers wait for what [`Engines::maintain`] does: [`counter::Space::hurries`].
+    pub fn hurries(&self) -> bool {
+        self.counters.iter().any(|space| space.hurries())
+    }
+
     /// Looks for tables of counters that have come to rest: [`counter::Space::settle`].
     pub fn settle(&self) {
         self.counters.iter().for_each(|space| space.settle());
