@@ -597,7 +597,7 @@ mod tests {
         assert_eq!(restored.aside_pairs(), 10);
         let (mut before, mut after) = (space.tables_probed(0), restored.tables_probed(0));
         for table in before.iter_mut().chain(&mut after) {
-            (table.version, table.canaries, table.measured_rate) = (0, 0, 0.0);
+            (table.version, table.canaries, table.measured_rate) = (0, 0, None);
         }
         assert_eq!(before, after);
         for space in [&space, &restored] {

@@ -121,7 +121,7 @@ impl Space {
     }
 
     #[inline]
-    fn is_aside(&self, pair: &Pair) -> bool {
+    pub(crate) fn is_aside(&self, pair: &Pair) -> bool {
         self.aside.may_hold(pair.id) && self.aside.read(pair.id, |set| set.contains(&pair.hash())) == Some(true)
     }
 

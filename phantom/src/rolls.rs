@@ -63,7 +63,7 @@ impl Space {
         if at.is_none() && self.options.spill && self.pages_in_memory() + pages > self.max_pages() {
             return Ok(false);
         }
-        let spare = self.upkeep.try_lock().and_then(|mut upkeep| upkeep.take_spare(pages));
+        let spare = self.upkeep.take_spare(pages);
         // Fresh memory is instant, if not as fast at first.
         let filter = spare.map_or_else(|| Filter::new(self.sizing, pages).map_err(Error::Memory), Ok)?;
         let next = Arc::new(Table::new(self.options.false_positive_rate, filter));
@@ -79,7 +79,7 @@ impl Space {
             }
             Err(next) => {
                 if let Ok(next) = Arc::try_unwrap(next) {
-                    self.upkeep.lock().keep_spare(next.into_first_filter());
+                    self.upkeep.keep_spare(next.into_first_filter());
                 }
                 return Ok(false);
             }
@@ -104,7 +104,7 @@ impl Space {
             }
             let Some(oldest) = self.ring.recycle() else { return };
             self.changes.fetch_add(1, SeqCst);
-            self.upkeep.lock().retire(oldest.table().clone());
+            self.upkeep.retire(oldest.table().clone());
         }
     }
 
@@ -213,7 +213,7 @@ impl Space {
             }
             if let Some(oldest) = self.ring.recycle() {
                 self.changes.fetch_add(1, SeqCst);
-                self.upkeep.lock().retire(oldest.table().clone());
+                self.upkeep.retire(oldest.table().clone());
             }
         }
     }
@@ -241,12 +241,7 @@ impl Space {
                 || self.frontier.high().is_some_and(|high| self.aside.may_hold(high)));
         let tables = self.ring.load();
         let newest = tables.newest().table();
-        early
-            || self.is_roll_due()
-            || self
-                .upkeep
-                .try_lock()
-                .is_some_and(|upkeep| upkeep.wants_step(self.next_pages(newest), needs_spare(newest)))
+        early || self.is_roll_due() || self.upkeep.wants_step(self.next_pages(newest), needs_spare(newest))
     }
 
     /// One small step of background work: [`Space::move_on`], then [`Space::tidy`]. Returns whether there may be more to do.
@@ -266,7 +261,7 @@ impl Space {
         let newest = self.ring.load().newest().table().clone();
         let pages = self.next_pages(&newest);
         let make = || Filter::new(self.sizing, pages).ok();
-        self.upkeep.lock().step(pages, needs_spare(&newest), make)
+        self.upkeep.step(pages, needs_spare(&newest), make)
     }
 
     fn is_roll_due(&self) -> bool {

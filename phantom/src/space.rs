@@ -34,7 +34,7 @@ pub struct Space {
     pub(crate) aside_pairs: AtomicUsize,
     /// Ids that found the aside full.
     pub(crate) turned_away: Mutex<Vec<u64>>,
-    pub(crate) upkeep: Mutex<Upkeep>,
+    pub(crate) upkeep: Upkeep,
     /// Held by who rolls, or looks at ring and frontier together. Never waited for by a writer.
     pub(crate) rolling: Mutex<()>,
     /// Held by who merges.
@@ -78,7 +78,7 @@ impl Space {
             aside: Aside::default(),
             aside_pairs: AtomicUsize::new(0),
             turned_away: Mutex::default(),
-            upkeep: Mutex::default(),
+            upkeep: Upkeep::default(),
             rolling: Mutex::new(()),
             merging: Mutex::new(()),
             late,

@@ -7,7 +7,8 @@
 //!
 //! A table normally has its first filter only. When that has taken all the pairs that its error rate allows, although the table was
 //! closed early enough by all experience, a further filter is chained to it. Their rates add up to the configured one at most
-//! (`sizing`), however long the chain. Only the last filter takes pairs.
+//! (`sizing`), however long the chain. The first filter that has room takes the pairs: another site may have brought an extension (`merge`) before
+//! the filters in front of it were full.
 //!
 //! The filters of an old table may lie elsewhere: `cold`. Then this file has an empty page in their place.
 //!
@@ -141,6 +142,8 @@ pub(crate) struct Table {
     /// With how many pairs the table is closed.
     roll_at: AtomicU64,
     canaries: Mutex<Canaries>,
+    /// Index of the first filter that may have room: those before it are full.
+    filling: AtomicUsize,
     /// Counts what changes the table but not its number of pairs.
     touched: AtomicU64,
 }
@@ -168,6 +171,7 @@ impl Table {
             early: AtomicU64::new(early),
             roll_at,
             canaries: Mutex::default(),
+            filling: AtomicUsize::new(0),
             touched: AtomicU64::new(0),
         }
     }
@@ -282,11 +286,12 @@ impl Table {
         self.roll_at.load(Relaxed)
     }
 
-    /// Whether the newest table has so many pairs that it is time to close it. With an extension, which another site's block has brought, it is:
-    /// pairs go to the last filter only, and the first one would never fill.
+    /// Whether the newest table has so many pairs that it is time to close it: as the first filter holds, or in all of the chain. That another site's
+    /// block has brought an extension is no reason, nor how unevenly: a block of one bit, or a few blocks, would close a table (P4).
     #[inline]
     pub(crate) fn is_due(&self) -> bool {
-        self.first.load() >= self.roll_at.load(Relaxed) || self.is_chained()
+        let roll_at = self.roll_at.load(Relaxed);
+        self.first.load() >= roll_at || (self.is_chained() && self.links().map(Link::pairs).sum::<u64>() >= roll_at)
     }
 
     pub(crate) fn filter_bytes(&self) -> usize {
@@ -342,8 +347,10 @@ impl Table {
     pub(crate) fn prefetch(&self, pair: &Pair, spot: &Spot) {
         self.first.filter.prefetch(spot, 1);
         self.prefetch_for_no(pair, spot);
-        // A pair that is not set yet will be set in the last one.
-        if let Some(link) = self.chain().last() {
+        // A pair that is not set yet will be set in the one that has room.
+        if self.is_chained()
+            && let Some(link) = self.link(self.filling.load(Relaxed))
+        {
             link.filter.prefetch(&link.filter.spot_again(pair, spot), 1);
         }
     }
@@ -369,16 +376,18 @@ impl Table {
         self.state_at(pair, &spot)
     }
 
-    /// The filter that takes the next pair. When the last one is full a further one is chained, if `may_grow` by so many bytes.
+    /// The filter that takes the next pair: the first that has room. When all are full a further one is chained, if `may_grow` by so many bytes.
     #[inline]
     pub(crate) fn room(&self, may_grow: impl Fn(usize) -> bool) -> Result<&Link, Error> {
         loop {
-            let last = self.last.load(Acquire);
-            let link = self.link(last).expect("the chain ends at `last`");
-            if link.load() < link.capacity {
-                return Ok(link);
+            let (at, last) = (self.filling.load(Relaxed), self.last.load(Acquire));
+            // Not what lies behind `last`, though it may be there already: readers do not know it yet (T1).
+            let link = self.link(at).filter(|_| at <= last);
+            match link {
+                Some(link) if link.load() < link.capacity => return Ok(link),
+                Some(_) => _ = self.filling.fetch_max(at + 1, Relaxed),
+                None => self.grow(last, &may_grow)?,
             }
-            self.grow(last, &may_grow)?;
         }
     }
 
@@ -526,6 +535,29 @@ mod tests {
             let measured = probe.yes as f64 / probe.probes as f64;
             assert!(measured < rate && measured > rate * 0.93, "{measured} for {rate}");
         }
+    }
+
+    /// A chain that was extended before its filters were full, as by another site's block, is filled from the front, and grows only behind the end.
+    #[test]
+    fn every_filter_of_a_chain_is_filled() {
+        let table = empty(0.001, 2).unwrap();
+        for i in 1..4 {
+            assert!(table.extend_to(i, |_| true).is_ok());
+        }
+        let mut member = 0;
+        for i in 0..5 {
+            let full = |link: &Link| link.load() == link.capacity();
+            while !table.link(i).is_some_and(full) {
+                fill(&table, member..member + 1);
+                member += 1;
+            }
+            assert!(
+                table.links().take(i + 1).all(full) && table.links().skip(i + 1).all(|link| link.load() == 0),
+                "{i}"
+            );
+        }
+        assert_eq!(table.links().count(), 5);
+        assert!((0..member).all(|member| table.state(&pair(1, member)) == State::Set));
     }
 
     #[test]

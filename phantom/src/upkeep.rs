@@ -5,7 +5,9 @@
 
 use crate::filter::Filter;
 use crate::table::Table;
+use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Words cleared in one step: 8 MiB, a millisecond or two.
 const STEP_WORDS: usize = 1 << 20;
@@ -13,73 +15,87 @@ const STEP_WORDS: usize = 1 << 20;
 /// See the top of the file.
 #[derive(Default)]
 pub(crate) struct Upkeep {
-    retired: Vec<Arc<Table>>,
-    clearing: Option<(Filter, usize)>,
-    spare: Option<Filter>,
+    /// Writers come here, as they roll: no memory is cleared or given back under this lock, nor under that of `spare`.
+    retired: Mutex<Vec<Arc<Table>>>,
+    spare: Mutex<Option<Filter>>,
+    /// A filter, and how many of its words are clear. Held by who makes a step, for as long as that takes.
+    clearing: Mutex<Option<(Filter, usize)>>,
+    clearing_bytes: AtomicUsize,
 }
 
 impl Upkeep {
     /// Takes over a table that left the ring.
-    pub(crate) fn retire(&mut self, table: Arc<Table>) {
-        self.retired.push(table);
+    pub(crate) fn retire(&self, table: Arc<Table>) {
+        self.retired.lock().push(table);
     }
 
     /// An empty filter of `pages`, if one is ready.
-    pub(crate) fn take_spare(&mut self, pages: usize) -> Option<Filter> {
-        self.spare.take_if(|spare| spare.pages() == pages)
+    pub(crate) fn take_spare(&self, pages: usize) -> Option<Filter> {
+        self.spare.lock().take_if(|spare| spare.pages() == pages)
     }
 
-    /// Gives back a filter that was not used.
-    pub(crate) fn keep_spare(&mut self, filter: Filter) {
-        self.spare.get_or_insert(filter);
+    /// Takes an empty filter for the next table, instead of another that was to be that.
+    pub(crate) fn keep_spare(&self, filter: Filter) {
+        let other = self.spare.lock().replace(filter);
+        drop(other);
     }
 
-    /// Whether [`Upkeep::step`] has something to do when the next table is to have `pages`.
+    /// Whether [`Upkeep::step`] has something to do when the next table is to have `pages`. While somebody makes a step there is nothing to do.
     pub(crate) fn wants_step(&self, pages: usize, soon: bool) -> bool {
-        self.clearing.is_some()
-            || self.retired.iter().any(|table| Arc::strong_count(table) == 1)
-            || (soon && !self.is_ready(pages))
+        self.clearing.try_lock().is_some_and(|clearing| {
+            clearing.is_some()
+                || self.retired.lock().iter().any(|table| Arc::strong_count(table) == 1)
+                || (soon && !self.is_ready(pages))
+        })
     }
 
     fn is_ready(&self, pages: usize) -> bool {
-        self.spare.as_ref().is_some_and(|spare| spare.pages() == pages)
+        self.spare.lock().as_ref().is_some_and(|spare| spare.pages() == pages)
+    }
+
+    /// A retired table that nobody reads any more.
+    fn take_retired(&self) -> Option<Arc<Table>> {
+        let mut retired = self.retired.lock();
+        let at = retired.iter().position(|table| Arc::strong_count(table) == 1)?;
+        Some(retired.swap_remove(at))
     }
 
     /// One small step towards a spare filter of `pages`; `soon`: it will be needed, so make one if none is coming. Returns whether
     /// it did something.
-    pub(crate) fn step(&mut self, pages: usize, soon: bool, make: impl FnOnce() -> Option<Filter>) -> bool {
-        if let Some((mut filter, done)) = self.clearing.take() {
+    pub(crate) fn step(&self, pages: usize, soon: bool, make: impl FnOnce() -> Option<Filter>) -> bool {
+        let mut clearing = self.clearing.lock();
+        let mut worked = true;
+        if let Some((mut filter, done)) = clearing.take() {
             filter.clear(done, STEP_WORDS);
             let done = done + STEP_WORDS;
             if done < filter.words().len() {
-                self.clearing = Some((filter, done));
+                *clearing = Some((filter, done));
             } else {
-                self.spare = Some(filter);
+                self.keep_spare(filter);
             }
-            return true;
-        }
-        if let Some(at) = self.retired.iter().position(|table| Arc::strong_count(table) == 1) {
-            match Arc::try_unwrap(self.retired.swap_remove(at)) {
+        } else if let Some(table) = self.take_retired() {
+            match Arc::try_unwrap(table) {
                 Ok(table) if table.first_filter().pages() == pages && !self.is_ready(pages) => {
-                    self.clearing = Some((table.into_first_filter(), 0));
+                    *clearing = Some((table.into_first_filter(), 0));
                 }
                 Ok(table) => drop(table),
-                Err(table) => self.retired.push(table),
+                Err(table) => self.retire(table),
             }
-            return true;
-        }
-        if soon && !self.is_ready(pages) {
+        } else if soon && !self.is_ready(pages) {
             // Writing zeros to fresh memory makes the kernel provide it now, not when a like waits for it.
-            self.clearing = make().map(|filter| (filter, 0));
-            return self.clearing.is_some();
+            *clearing = make().map(|filter| (filter, 0));
+            worked = clearing.is_some();
+        } else {
+            worked = false;
         }
-        false
+        self.clearing_bytes.store(clearing.as_ref().map_or(0, |(filter, _)| filter.size_bytes()), Relaxed);
+        worked
     }
 
     pub(crate) fn size_bytes(&self) -> usize {
-        let filters = self.clearing.iter().map(|(filter, _)| filter).chain(&self.spare);
-        self.retired.iter().map(|table| table.size_bytes()).sum::<usize>()
-            + filters.map(Filter::size_bytes).sum::<usize>()
+        let retired: usize = self.retired.lock().iter().map(|table| table.size_bytes()).sum();
+        let spare = self.spare.lock().as_ref().map_or(0, Filter::size_bytes);
+        retired + spare + self.clearing_bytes.load(Relaxed)
     }
 }
 
@@ -92,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_recycled_table_is_cleared_when_nobody_reads_it_any_more() {
-        let mut upkeep = Upkeep::default();
+        let upkeep = Upkeep::default();
         let table = Arc::new(empty(0.01, 3).unwrap());
         let seed = Seed::new(1);
         for i in 0..1000 {
@@ -111,9 +127,34 @@ mod tests {
         assert_eq!(upkeep.size_bytes(), 0);
     }
 
+    /// Who writes, and therefore rolls, waits for no step, however long it takes.
+    #[test]
+    fn a_table_is_retired_while_a_step_is_made() {
+        let upkeep = Upkeep::default();
+        let table = Arc::new(empty(0.01, 3).unwrap());
+        std::thread::scope(|scope| {
+            let in_the_middle_of_it = || {
+                let (done, ended) = std::sync::mpsc::channel();
+                let (upkeep, table) = (&upkeep, table.clone());
+                scope.spawn(move || {
+                    assert!(!upkeep.wants_step(5, true), "somebody is at it");
+                    upkeep.retire(table);
+                    assert!(upkeep.take_spare(5).is_none() && upkeep.size_bytes() > 0);
+                    done.send(()).unwrap();
+                });
+                assert_eq!(ended.recv_timeout(std::time::Duration::from_secs(10)), Ok(()));
+                Filter::new(Sizing::for_rate(0.01), 5).ok()
+            };
+            assert!(upkeep.step(5, true, in_the_middle_of_it));
+        });
+        drop(table);
+        while upkeep.step(5, false, || None) {}
+        assert_eq!(upkeep.size_bytes(), upkeep.take_spare(5).unwrap().size_bytes(), "the other one was given back");
+    }
+
     #[test]
     fn a_spare_is_made_only_when_it_will_be_needed() {
-        let mut upkeep = Upkeep::default();
+        let upkeep = Upkeep::default();
         let make = || Filter::new(Sizing::for_rate(0.01), 5).ok();
         assert!(!upkeep.step(5, false, make));
         while upkeep.step(5, true, make) {}

@@ -45,6 +45,14 @@ impl Space {
         self.change(&self.pair(id, member), false, false, first)
     }
 
+    /// Whether [`Space::remove`] would refuse a pair that is set, as its table's set of unset pairs is at its bound: for who has something else to change
+    /// before. Others may fill that set in between.
+    pub fn may_remove(&self, id: u64, member: &Member) -> Result<(), Error> {
+        let pair = self.pair(id, member);
+        let full = self.table_over(id).is_some_and(|(_, table)| table.revoked.len() >= self.options.max_revoked);
+        if full && !self.is_aside(&pair) { Err(Error::RevokedFull) } else { Ok(()) }
+    }
+
     /// Makes the pair what the log says it is. May be repeated, and come in any order relative to rolls. Bounds do not hold
     /// here: what was accepted once is accepted again. Nor does the ring roll, or the frontier move: [`Space::put_layout`] and
     /// [`Space::put_frontier`] say when they did.
@@ -75,7 +83,7 @@ impl Space {
             let done = self.ring.write(pair.id, pair.low, |entry| {
                 let table = entry.table();
                 let done = self.change_in(table, pair, set, replay, run_first);
-                if !replay && table.is_due() && table.early() == 0 {
+                if !replay && table.early() == 0 && table.is_due() {
                     due = Some(entry.slot().low());
                 }
                 done

@@ -181,7 +181,7 @@ impl Space {
         cold.forget_late(&rewrite.late, &rewrite.blocks);
         if let Lower::Memory(table) = &*rewrite.lower {
             // Readers may still be in it: its memory goes to the next table when they are not.
-            self.upkeep.lock().retire(table.clone());
+            self.upkeep.retire(table.clone());
         }
     }
 }

@@ -213,6 +213,8 @@ fn pairs_of_tables_elsewhere_are_found_and_changed() {
         for stats in space.tables_probed(100) {
             assert!(!stats.is_cold || stats.bytes <= 200_000, "{stats:?}");
             assert!(!stats.is_cold || (stats.canaries == 0 && stats.expected_rate <= 0.001), "{stats:?}");
+            let is_looked_at = (stats.measured_rate.is_some(), stats.bits_set.is_some());
+            assert_eq!(is_looked_at, (!stats.is_cold, !stats.is_cold), "{stats:?}");
         }
     }
 }

@@ -31,7 +31,7 @@ const SECTIONS: &[Section] = &[
 
 /// Sections that come with `all`, and by name.
 const LONG: &[Section] = &[("Commandstats", commandstats), ("Latencystats", latencystats)];
-/// Sections that are printed only when they are asked for by name: they look at every table.
+/// Sections that are printed only when they are asked for by name, and on another thread: they look at every table.
 const ON_DEMAND: &[Section] = &[("Tables", tables)];
 
 pub(super) fn info(call: &mut Call<'_>) -> Outcome {
@@ -39,20 +39,32 @@ pub(super) fn info(call: &mut Call<'_>) -> Outcome {
     let is_wanted = |names: &[&[u8]]| wanted.iter().any(|w| names.iter().any(|name| w.eq_ignore_ascii_case(name)));
     let all = is_wanted(&[b"all", b"everything"]);
     let every = all || wanted.is_empty() || is_wanted(&[b"default"]);
-    let mut out = String::with_capacity(4096);
-    let sections = SECTIONS.iter().map(|s| (s, every)).chain(LONG.iter().map(|s| (s, all)));
-    let sections = sections.chain(ON_DEMAND.iter().map(|s| (s, false)));
-    for ((name, write), every) in sections {
-        if every || is_wanted(&[name.as_bytes()]) {
-            if !out.is_empty() {
-                out.push_str("\r\n");
-            }
-            let _ = write!(out, "# {name}\r\n");
-            write(call.node, &mut out);
-        }
+    let named = |(name, _): &&Section| is_wanted(&[name.as_bytes()]);
+    let mut sections: Vec<&'static Section> = SECTIONS.iter().filter(|s| every || named(s)).collect();
+    sections.extend(LONG.iter().filter(|s| all || named(s)));
+    let short = sections.len();
+    sections.extend(ON_DEMAND.iter().filter(named));
+    if sections.len() > short {
+        return call.answer_later(move |node, reply| {
+            reply.text(&text(node, &sections));
+            Ok(())
+        });
     }
-    call.reply.text(&out);
+    let text = text(call.node, &sections);
+    call.reply.text(&text);
     Ok(())
+}
+
+fn text(node: &Node, sections: &[&Section]) -> String {
+    let mut out = String::with_capacity(4096);
+    for (name, write) in sections {
+        if !out.is_empty() {
+            out.push_str("\r\n");
+        }
+        let _ = write!(out, "# {name}\r\n");
+        write(node, &mut out);
+    }
+    out
 }
 
 /// Appends `name:value` lines.
@@ -370,7 +382,7 @@ fn cold(node: &Node, out: &mut String) {
     let overlay = engines.counters().iter().map(crate::cold::overlay);
     let (changed, of_bytes) = overlay.fold((0, 0), |sum, (rows, bytes)| (sum.0 + rows, sum.1 + bytes));
     let tombs = engines.counters().iter().map(|s| s.tombs().0).sum::<u64>();
-    let trouble = cold.trouble.lock().values().next().cloned();
+    let trouble = cold.trouble.lock().clone();
     lines!(
         out,
         "cold_files" = n,
@@ -435,8 +447,7 @@ fn tables(node: &Node, out: &mut String) {
         for (number, t) in space.tables().into_iter().enumerate() {
             let _ = write!(
                 out,
-                "table_{}_{number}:low={},last={},pairs={},fill={:.4},extensions={},revoked={},false_positive_rate={},measured_rate={:.7},\
-                 canaries={},bytes={}\r\n",
+                "table_{}_{number}:low={},last={},pairs={},fill={:.4},extensions={},revoked={},false_positive_rate={},bytes={}",
                 space.name(),
                 t.low,
                 t.last,
@@ -445,10 +456,13 @@ fn tables(node: &Node, out: &mut String) {
                 t.extensions,
                 t.revoked,
                 t.configured_rate,
-                t.measured_rate,
-                t.canaries,
                 t.bytes
             );
+            // A table on the disk has none: each canary would be a read.
+            if let Some(rate) = t.measured_rate {
+                let _ = write!(out, ",measured_rate={rate:.7},canaries={}", t.canaries);
+            }
+            out.push_str("\r\n");
         }
     }
 }

@@ -283,14 +283,14 @@ fn existence_tables(space: &ExistenceSpace, all: &mut Vec<Entries>) {
             ("capacity", Value::Count(table.capacity)),
             ("roll_at", Value::Count(table.roll_at)),
             ("fill", Value::Number(table.fill)),
-            ("bits_set", Value::Number(table.bits_set)),
+            ("bits_set", number_or_nil(table.bits_set)),
             ("extensions", count(table.extensions)),
             ("revoked", count(table.revoked)),
             ("bytes", count(table.bytes)),
             ("false_positive_rate", Value::Number(table.configured_rate)),
             ("expected_rate", Value::Number(table.expected_rate)),
-            ("measured_rate", Value::Number(table.measured_rate)),
-            ("canaries", Value::Count(table.canaries)),
+            ("measured_rate", number_or_nil(table.measured_rate)),
+            ("canaries", if table.is_cold { Value::Nil } else { Value::Count(table.canaries) }),
             ("recycled_in_s", number_or_nil(recycled_in_s)),
         ]);
         let file = files.iter().find(|file| table.is_cold && file.entry().tag.low == table.low);

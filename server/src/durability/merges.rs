@@ -361,21 +361,21 @@ fn what_a_refused_write_has_moved_is_in_the_log() {
     assert_eq!(moved(&replayed(&disk, |_| ())), moved(&here));
 }
 
-/// The same of a table that is due, as another site has brought it an extension; it is closed by an unlike for which there is no room among the revoked.
+/// The same of a table that is due, as another site's block has filled it; it is closed by an unlike for which there is no room among the revoked.
 #[test]
 fn a_table_that_a_refused_write_has_closed_is_in_the_log() {
     let here = Site::with(|existence| existence.max_revoked = 1);
     let disk = SimDisk::new(5);
     let mut log = new_log(&disk);
     (0..100).for_each(|id| here.like(1, id));
+    here.unlike(1, 0);
     let there = here.copied();
     there.engines.roll_pairs(there.liked_space());
     (0..40_000).for_each(|viewer| there.like(1 << 20 | viewer, viewer % 100));
-    here.unlike(1, 0);
-    // The only block of the first extension.
-    here.merge_blocks(&there, 0, &[1]);
+    // The only block of the first filter.
+    here.merge_blocks(&there, 0, &[0]);
     here.round(&mut log, &mut |_| ());
-    assert_eq!((here.liked().layout().len(), here.liked().tables_probed(0)[0].extensions), (1, 1));
+    assert_eq!((here.liked().layout().len(), here.liked().most_revoked()), (1, 1));
     let action = here.engines.action(b"like").unwrap();
     let undone = here.engines.undo(action, &Member::Number(1), 1, &mut vec![]).map_err(|e| e.to_string());
     assert_eq!(undone, Err(phantom::Error::RevokedFull.to_string()));

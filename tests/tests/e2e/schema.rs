@@ -297,7 +297,9 @@ fn tables_tell_of_themselves() {
 fn late_answers_keep_their_order() {
     let server = TestServer::start();
     let mut raw = server.raw();
-    raw.send("PING\r\nTM.TABLES nope\r\nTM.ADVISE post\r\nPING\r\nTM.DIGEST liked 5\r\nPING\r\n");
+    raw.send(
+        "PING\r\nTM.TABLES nope\r\nTM.ADVISE post\r\nPING\r\nTM.DIGEST liked 5\r\nPING\r\nINFO tables\r\nPING\r\n",
+    );
     for line in [
         "+PONG",
         "-ERR no such space 'nope'",
@@ -308,6 +310,12 @@ fn late_answers_keep_their_order() {
     ] {
         assert_eq!(raw.line(), line);
     }
+    let size: usize = raw.line().strip_prefix('$').unwrap().parse().unwrap();
+    let mut lines = vec![raw.line()];
+    while lines.iter().map(|line| line.len() + 2).sum::<usize>() < size + 2 {
+        lines.push(raw.line());
+    }
+    assert_eq!((&lines[0][..], raw.line()), ("# Tables", "+PONG".to_owned()));
     raw.send(
         "CLIENT REPLY SKIP\r\nTM.ADVISE post\r\nPING\r\nCLIENT REPLY OFF\r\nTM.TABLES\r\nCLIENT REPLY ON\r\nPING\r\n",
     );

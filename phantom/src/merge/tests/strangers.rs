@@ -13,7 +13,7 @@ fn a_union_that_would_break_the_rate_is_refused_whole() {
     let merged = merge(&here, &differing(&here, &there, 0));
     assert!(matches!(merged, Err(MergeError::Overfull)));
     let tables = here.tables_probed(100_000);
-    assert!(tables[0].measured_rate < 0.0015, "what came before the refusal is within the rate: {tables:?}");
+    assert!(tables[0].measured_rate.unwrap() < 0.0015, "what came before the refusal is within the rate: {tables:?}");
     assert!((1..15_000).all(|member| answer(&here, member) == Answer::Yes));
 }
 
@@ -81,6 +81,27 @@ fn a_refused_block_has_changed_nothing() {
     let ((), changed) = here.merge_block(&extension, || ()).unwrap();
     assert!(!changed.is_empty(), "some are revoked: they had a place each time");
     assert_eq!(here.tables_probed(0)[0].extensions, 1);
+}
+
+/// P4: extensions of one bit close no table, so they empty no ring; and its first filter goes on to take pairs.
+#[test]
+fn an_extension_of_one_bit_closes_no_table() {
+    let here = site();
+    (100..5_000).for_each(|id| assert_eq!(here.add(id, &Member::Number(1)).unwrap(), Change::Changed));
+    let (_, table) = here.table_at(0).unwrap();
+    for link in 1..4 {
+        let (_, pages) = Table::geometry(table.rate(), table.pages(), link);
+        let place = BlockPlace { low: 0, link, block: 0 };
+        let mut words = vec![0; block_range(pages, 0).len()];
+        words[0] = 1;
+        assert!(here.merge_block(&Block { place, highest: 4_999, words, revoked: vec![] }, || ()).is_ok());
+        assert_eq!(here.add(5_000 + link as u64, &Member::Number(1)).unwrap(), Change::Changed);
+        while here.maintain() {}
+        let tables = here.tables_probed(0);
+        assert_eq!((tables.len(), tables[0].extensions), (1, link), "{tables:?}");
+    }
+    assert!(table.links().skip(1).all(|link| link.pairs() <= 1), "the first filter has room");
+    assert_eq!(here.horizon(), 0);
 }
 
 /// A revoked set at its bound takes none of the block, and forgets what of it was in.
