@@ -20,7 +20,6 @@
 
 mod again;
 mod files;
-mod pace;
 mod pairs;
 mod reads;
 mod spill;
@@ -122,8 +121,8 @@ pub(crate) struct Cold {
     cache: Cache<Key, Row, Weight>,
     reads: Reads,
     pub(crate) figures: Figures,
-    /// By space: why its last spill or merge failed, if it did.
-    pub(crate) trouble: parking_lot::Mutex<std::collections::BTreeMap<String, String>>,
+    /// Why the last spill or merge failed, if it did.
+    pub(crate) trouble: parking_lot::Mutex<Option<String>>,
     any: AtomicBool,
 }
 

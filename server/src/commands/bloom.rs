@@ -30,6 +30,8 @@ pub(super) const TABLE: &[Spec] = &[
         "OK: filters need not be reserved. An error rate below the space's is refused.", reserve),
     spec("bf.card", 2, READ, "key", "Refused: a filter cannot tell how many items one id has.", super::set::unknowable),
     spec("bf.info", -2, READ, "key [field]", "Refused: a filter holds the items of all ids of its table together; see TM.TABLES.", super::set::unknowable),
+    spec("bf.scandump", 3, READ, "key iterator", "Refused: a filter holds the items of all ids of its table together; see TM.EXPORT.", super::set::unknowable),
+    spec("bf.loadchunk", 4, WRITE, "key iterator data", "Refused: a filter holds the items of all ids of its table together; see TM.MERGE.", super::set::unknowable),
 ];
 
 pub(super) fn add_one(call: &Call<'_>, item: &[u8]) -> Result<bool, Refusal> {

@@ -5,7 +5,7 @@
 
 use super::bloom::{add_one, exists, mexists};
 use super::{Call, ONE_KEY, Outcome, Refusal, Spec, flag};
-use phantom::{Change, Member};
+use phantom::{Answer, Change, Member};
 
 const fn spec(
     name: &'static str,
@@ -27,12 +27,21 @@ pub(super) const TABLE: &[Spec] = &[
     spec("cf.addnx", 3, WRITE, "key item", "Adds an item; 1 if it was not there, else 0.", super::bloom::add),
     spec("cf.exists", 3, READ, "key item", "1 if the item is there, 0 if not, or if the id lies below the horizon.", exists),
     spec("cf.mexists", -3, READ, "key item [item ...]", "Per item 1, or 0, also if the id lies below the horizon.", mexists),
+    spec("cf.count", 3, READ, "key item", "1 if the item is there, as it is there once, 0 if not, or if the id lies below the horizon.", count),
+    spec("cf.info", 2, READ, "key", "Refused: a filter holds the items of all ids of its table together; see TM.TABLES.", super::set::unknowable),
     spec("cf.del", 3, flag::WRITE | flag::FAST, "key item", "Removes an item; 1 if it was there, else 0.", del),
 ];
 
 fn add(call: &mut Call<'_>) -> Outcome {
     add_one(call, call.args.at(2))?;
     call.reply.bool(true);
+    Ok(())
+}
+
+fn count(call: &mut Call<'_>) -> Outcome {
+    let (space, id) = call.pairs(1)?;
+    let answer = space.contains(id, &Member::parse(call.args.at(2)));
+    call.reply.int(i64::from(answer == Answer::Yes));
     Ok(())
 }
 

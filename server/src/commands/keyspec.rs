@@ -24,7 +24,7 @@ const OVERWRITE: &str = "OW update";
 const USES: &[(&str, &[&str])] = &[
     (LOOK, &["hexists", "hlen", "hstrlen", "strlen", "sismember", "scard", "exists", "type", "touch", "watch"]),
     (LOOK, &["object|encoding", "object|freq", "object|idletime", "object|refcount", "memory|usage"]),
-    (LOOK, &["bf.card", "bf.info"]),
+    (LOOK, &["bf.card", "bf.info", "cf.info"]),
     (EXCHANGE, &["getex", "hincrbyfloat", "incrbyfloat", "move"]),
     (INSERT, &["hsetnx", "append", "sadd", "bf.add", "bf.madd", "bf.insert", "bf.reserve", "cf.add", "cf.addnx"]),
     ("RW delete", &["hdel", "srem", "cf.del"]),

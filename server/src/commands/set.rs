@@ -1,8 +1,9 @@
 //! The members of one id as a Redis set: a pair key (`liked:17`) is the set of those who liked 17. It can be asked and changed, not
 //! listed: a filter does not know its members.
 
-use super::{ALL_KEYS, Call, ONE_KEY, Outcome, Refusal, Spec, flag};
-use crate::resp::Reply;
+use super::{ALL_KEYS, Call, ONE_KEY, Outcome, Refusal, Spec, flag, refuse};
+use crate::engines::WriteError;
+use crate::resp::{self, Reply};
 use phantom::{Answer, Change, Member};
 
 const fn spec(
@@ -22,9 +23,9 @@ const READ: u32 = flag::READONLY | flag::FAST;
 #[rustfmt::skip]
 pub(super) const TABLE: &[Spec] = &[
     spec("sadd", -3, flag::WRITE | flag::DENYOOM | flag::FAST, "1.0.0", "key member [member ...]",
-        "Adds members; answers how many were not there before.", sadd),
+        "Adds members; answers how many were not there before. Ends at the first that is refused: those before it are added.", sadd),
     spec("srem", -3, flag::WRITE | flag::FAST, "1.0.0", "key member [member ...]",
-        "Removes members; answers how many were there.", srem),
+        "Removes members; answers how many were there. Ends at the first that is refused: those before it are removed.", srem),
     spec("sismember", 3, READ, "1.0.0", "key member",
         "1 if it is a member, 0 if not, nil if the id lies below the horizon.", sismember),
     spec("smismember", -3, READ, "6.2.0", "key member [member ...]",
@@ -35,6 +36,8 @@ pub(super) const TABLE: &[Spec] = &[
     spec("srandmember", -2, flag::READONLY, "1.0.0", "key [count]", UNKNOWABLE, unknowable),
     spec("sscan", -3, flag::READONLY, "2.8.0", "key cursor [MATCH pattern] [COUNT count]", UNKNOWABLE, unknowable),
     Spec { keys: ALL_KEYS, ..spec("sinter", -2, flag::READONLY, "1.0.0", "key [key ...]", UNKNOWABLE, unknowable) },
+    // The number of keys comes before them; all are refused by what the first one is.
+    Spec { keys: (2, 2, 1), ..spec("sintercard", -3, flag::READONLY, "7.0.0", "numkeys key [key ...] [LIMIT limit]", UNKNOWABLE, intercard) },
     Spec { keys: ALL_KEYS, ..spec("sunion", -2, flag::READONLY, "1.0.0", "key [key ...]", UNKNOWABLE, unknowable) },
     Spec { keys: ALL_KEYS, ..spec("sdiff", -2, flag::READONLY, "1.0.0", "key [key ...]", UNKNOWABLE, unknowable) },
     Spec { keys: ALL_KEYS, ..spec("sinterstore", -3, flag::WRITE, "1.0.0", "destination key [key ...]", UNKNOWABLE, unknowable) },
@@ -49,6 +52,23 @@ const UNKNOWABLE: &str = "Refused: a filter cannot tell how many or which member
 /// What a filter cannot know. A key that names no pairs is told so first.
 pub(super) fn unknowable(call: &mut Call<'_>) -> Outcome {
     call.pairs(1)?;
+    Err(Refusal::NOT_COUNTED)
+}
+
+/// [`unknowable`], once the request is one that Redis would take.
+fn intercard(call: &mut Call<'_>) -> Outcome {
+    let natural = |text: &[u8]| resp::integer(text).and_then(|number| usize::try_from(number).ok());
+    let keys = natural(call.args.at(1)).filter(|keys| *keys > 0);
+    let keys = keys.ok_or_else(|| refuse!("ERR numkeys should be greater than 0"))?;
+    if keys > call.args.len() - 2 {
+        return Err(refuse!("ERR Number of keys can't be greater than number of args"));
+    }
+    let mut options = call.args.from(2 + keys).iter();
+    while let Some(word) = options.next() {
+        let limit = options.next().filter(|_| word.eq_ignore_ascii_case(b"LIMIT")).ok_or(Refusal::SYNTAX)?;
+        natural(limit).ok_or_else(|| refuse!("ERR LIMIT can't be negative"))?;
+    }
+    call.pairs(2)?;
     Err(Refusal::NOT_COUNTED)
 }
 
@@ -89,11 +109,15 @@ fn smove(call: &mut Call<'_>) -> Outcome {
         call.reply.int(0);
         return Ok(());
     }
+    let stays = std::ptr::eq(from, to) && from_id == to_id;
+    if !stays {
+        from.may_remove(from_id, &member).map_err(WriteError::from)?;
+    }
     // There first: a refusal must not lose it.
     if engines.flag(to, to_id, &member)? == Change::Unknown {
         return Err(Refusal::BELOW_HORIZON);
     }
-    if !std::ptr::eq(from, to) || from_id != to_id {
+    if !stays {
         engines.unflag(from, from_id, &member)?;
     }
     call.reply.int(1);

@@ -18,7 +18,7 @@ purpose("nothing expires", "getex .* EX 1 EX 1", "syntax error")  # Redis takes 
 purpose("where a row lies follows from its id", "(rename|renamenx|copy|move) .*", "follows from its id")
 purpose("data leave by snapshots, replication and TM.EXPORT", "(dump|restore) .*", "is not possible here")
 purpose("what is there is deleted row by row", "flush(all|db).*", "is not possible here")
-purpose("a filter cannot tell which members one id has", "s(card|members|pop|randmember|scan|inter|union|diff|interstore|unionstore|diffstore) .*",
+purpose("a filter cannot tell which members one id has", "s(card|members|pop|randmember|scan|inter|intercard|union|diff|interstore|unionstore|diffstore) .*",
         "a filter cannot tell")
 purpose("the pairs of an id are asked for by their members", "(del|unlink|exists|touch) .*", "the pairs of an id")
 purpose("what a key holds follows from its name, also before anything is there", ".*", "^WRONGTYPE")

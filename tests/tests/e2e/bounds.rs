@@ -57,6 +57,10 @@ fn unlikes_beyond_the_bound_are_refused_and_change_neither_flag_nor_counter() {
         assert!(error.code() == Some("OOM") && error.to_string().contains(text), "{command}: {error}");
         assert_eq!(page(c, 20, 1001), (30, Some(1)), "{command}");
     }
+    // What cannot be taken away there is not put here.
+    let error = run::<Value>(c, "SMOVE liked:1001 liked:1002 20").and_then(Value::extract_error).unwrap_err();
+    assert!(error.code() == Some("OOM") && error.to_string().contains(text), "{error}");
+    assert_eq!(run::<Vec<i64>>(c, "PH.EXISTS liked 20 1001 1002").unwrap(), [1, 0]);
     // What was unset may be unset again, and what is set anew makes room.
     assert_eq!(run::<Vec<i64>>(c, "FEED.UNDO like 3 1001").unwrap(), [0]);
     assert_eq!(run::<Vec<i64>>(c, "FEED.ACT like 3 1001").unwrap(), [1]);
