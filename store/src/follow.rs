@@ -99,12 +99,10 @@ impl FollowLog {
         self.newest.as_ref().map_or(0, |(head, _)| head.term)
     }
 
-    /// The place to name to a master, and the term of its segment. A newest segment that holds nothing is given up: another master may
-    /// have begun another one there, or none. Unless replay begins in it.
+    /// The place to name to a master, and the term of its segment. Newest segments that hold nothing are given up: another master may
+    /// have begun others there, or none. Unless replay begins in them.
     pub fn resume_point(&mut self, replay: Position) -> Result<(Position, u64)> {
-        if self.newest.as_ref().is_some_and(|(head, _)| replay.segment < head.segment) {
-            self.step_back()?;
-        }
+        while self.newest.as_ref().is_some_and(|(head, _)| replay.segment < head.segment) && self.step_back()? {}
         Ok((self.written, self.term()))
     }
 
@@ -287,4 +285,36 @@ fn open_segment(disk: &Arc<dyn Disk>, end: Position) -> Result<(SegmentHead, Box
     }
     file.sync().map_err(|e| Error::io(&path, "syncing", e))?;
     Ok((head, file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Batch;
+    use crate::sim::SimDisk;
+
+    /// A node was promoted again and again, and has written nothing as a master.
+    #[test]
+    fn a_log_is_resumed_before_all_segments_that_hold_nothing() {
+        let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(1));
+        let lineage = Lineage([7; 16]);
+        let open = |end| FollowLog::open(disk.clone(), lineage, end).unwrap();
+        let mut log = open(Position::START).into_log(LogOptions::default(), 1).unwrap();
+        let mut batch = Batch::new();
+        batch.push(1, 1, b"a row");
+        log.append(&batch, 0).unwrap();
+        let held = log.sync().unwrap();
+        let mut end = held;
+        for term in 2..5 {
+            end = open(end).into_log(LogOptions::default(), term).unwrap().durable();
+        }
+        assert_eq!((end.segment, end.offset), (held.segment + 3, held.offset));
+
+        let replay = Position { segment: held.segment + 2, ..end };
+        assert_eq!(open(end).resume_point(replay).unwrap(), (replay, 3), "what replay begins in stays");
+        let mut log = open(replay);
+        assert_eq!(log.resume_point(Position::START).unwrap(), (held, 1));
+        assert_eq!(segment_numbers(&*disk).unwrap(), [held.segment]);
+        assert_eq!(log.resume_point(Position::START).unwrap(), (held, 1), "with something in it it stays");
+    }
 }
