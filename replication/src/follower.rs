@@ -6,7 +6,7 @@
 //!
 //! | the master | fetches if |
 //! |---|---|
-//! | has another data set (or an empty one) | this node has no data, or is forced |
+//! | has another data set (or an empty one) | this node holds nothing, or is forced |
 //! | has the same history, but the log before this position is gone | the master was promoted at least as often |
 //! | has the same history up to some place, then another | the master was promoted more often, or as often by another promotion; or it never was, and had promised nothing of what it lost: it was not synced there |
 //! | has the same history, but less of it | it is forced: somebody has lost something, or the master is not there yet |
@@ -32,7 +32,7 @@ pub trait Local {
     fn disk(&self) -> Arc<dyn Disk>;
     /// Its manifest.
     fn manifest(&self) -> Manifest;
-    /// Whether it holds nothing that anybody could miss.
+    /// Whether it holds nothing that anybody could miss, should another data set take its place.
     fn is_empty(&self) -> bool;
     /// How long what was applied may wait for its sync, in milliseconds; 0: it is durable before it is applied.
     fn sync_after_ms(&self) -> u64;
@@ -231,7 +231,8 @@ impl Follower {
                     self.state = State::Following;
                     self.acknowledge(local, out, now_ms);
                 } else {
-                    if !local.is_empty() {
+                    // Who has this data set has lost all rows of it by commands, which count as any others do.
+                    if verdict != Verdict::Foreign || !local.is_empty() {
                         self.give_up(verdict, (lineage, term, end), segments, local)?;
                     }
                     local.gives_up()?;

@@ -184,3 +184,41 @@ fn a_space_that_only_the_master_has_stops_the_link_and_not_the_replica() {
     assert_eq!(call(&mut replica.client(), "HGET extra:1 a"), bulk(5));
     assert_eq!(info(&replica, "repl_full_syncs"), "0", "it went on where it was");
 }
+
+/// All that it had is gone, by a command that counts as any other does: no older state of its master brings it back.
+#[test]
+fn a_replica_whose_rows_were_all_deleted_does_not_obey_a_master_that_has_lost_that() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), SPACES));
+    let old = tempfile::tempdir().unwrap();
+    fine(&master, &format!("CNT.SET post {FIRST} like 5"));
+    follow(&replica, &master);
+    in_step(&replica, &master);
+    // A copy of the folder is the master's state of then.
+    assert!(master.terminate().success());
+    for entry in std::fs::read_dir(folders[0].path()).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), old.path().join(entry.file_name())).unwrap();
+    }
+    let master = start(folders[0].path(), SPACES);
+    fine(&master, "REPLICAOF NO ONE");
+    follow(&replica, &master);
+    in_step(&replica, &master);
+    fine(&master, &format!("DEL post:{FIRST}"));
+    in_step(&replica, &master);
+    assert_eq!(like_of(&replica, FIRST), OwnedFrame::Null);
+    let full_syncs = info(&replica, "repl_full_syncs");
+    master.kill();
+
+    let master = start(old.path(), SPACES);
+    follow(&replica, &master);
+    let why = "the master's history ends or parts before ours does";
+    until("it refuses", || info(&replica, "master_link_error").contains(why));
+    assert_eq!(info(&replica, "slave_priority"), "0");
+    assert_eq!((like_of(&replica, FIRST), info(&replica, "repl_full_syncs")), (OwnedFrame::Null, full_syncs));
+    // An operator knows better; what is given up is kept all the same.
+    fine(&replica, &format!("REPLICAOF 127.0.0.1 {} FORCE", master.port));
+    until("it has what there was", || like_of(&replica, FIRST) == bulk(5));
+    let names = std::fs::read_dir(folders[1].path()).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(names.filter(|name| name.to_string_lossy().starts_with("dropped-")).count(), 1);
+}
