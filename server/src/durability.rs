@@ -282,12 +282,17 @@ impl Durability {
         self.positions().1.offset
     }
 
-    /// The commit thread's life, until [`Committer::stop`]. Gives the log back.
-    pub(crate) fn run(&self, log: Log, engines: &Engines) -> (Log, store::Result<()>) {
+    /// The log is a master's, which commits grow. To be called before anybody may write: of what is written the log's end says nothing until a round has
+    /// brought it there.
+    pub(crate) fn begin(&self, log: &Log) {
         self.reach(log.written(), log.durable());
         self.ends.begin(self.committer.durable(), log.written().offset);
         self.follows.store(false, SeqCst);
         self.able();
+    }
+
+    /// The commit thread's life, until [`Committer::stop`]. Gives the log back. [`Durability::begin`] comes first.
+    pub(crate) fn run(&self, log: Log, engines: &Engines) -> (Log, store::Result<()>) {
         self.committer.run(log, &mut State::new(self, engines))
     }
 }

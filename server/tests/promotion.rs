@@ -191,3 +191,54 @@ fn a_node_that_cannot_begin_its_log_says_so_until_it_can() {
     assert_eq!(refusal(&call(&mut client, "PING")), "");
     assert_eq!(likes(&replica), OwnedFrame::BulkString(text(101)));
 }
+
+/// Between the moment when writes are taken and the first round of commits there are none in any log, whatever WAIT knew of this node as a replica.
+#[test]
+fn what_is_written_just_after_a_promotion_is_counted_when_replicas_have_it() {
+    if Command::new("strace").arg("-V").output().is_err() {
+        return cannot("to hold back a new thread needs strace");
+    }
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    // A new master begins with a thread.
+    let under = ["strace", "-D", "-f", "--seccomp-bpf", "-q", "-o", "/dev/null", "-e", "trace=clone3,clone"];
+    let under = [&under[..], &["-e", "inject=clone3,clone:delay_exit=50000"]].concat();
+    let options = ["--fsync", "everysec"];
+    let node = Program::start_as(&under, folders[0].path(), &options).unwrap_or_else(|said| panic!("{said:#?}"));
+    let replica = Program::start(folders[1].path(), "everysec");
+    fine(&node, &format!("HINCRBY post:{FIRST} like 100"));
+    follow(&replica, &node);
+    in_step(&replica);
+    let signal = |signal| {
+        let pid = rustix::process::Pid::from_child(&replica.child);
+        rustix::process::kill_process(pid, signal).unwrap();
+    };
+    for round in 1..=3 {
+        fine(&node, "REPLICAOF 127.0.0.1 1");
+        until("the node is a replica, and its replica has all", || {
+            let (fed, end) = (info(&node, "slave0"), info(&node, "slave_synced_offset"));
+            info(&node, "master_link_error").contains("refused")
+                && fed.contains(&format!(",offset={end},"))
+                && fed.ends_with(&format!("synced_offset={end}"))
+        });
+        let mut clients: Vec<_> = (0..20).map(|_| TcpStream::connect(("127.0.0.1", node.port)).unwrap()).collect();
+        signal(rustix::process::Signal::STOP);
+        fine(&node, "REPLICAOF NO ONE");
+        for (number, client) in (0..).zip(&mut clients) {
+            let wait = ["WAIT 1 1", "WAITAOF 0 1 1"][number % 2];
+            let post = FIRST + (20 * round + number as u64) * 4096;
+            client.write_all(format!("HINCRBY post:{post} like 1\r\n{wait}\r\n").as_bytes()).unwrap();
+        }
+        for (number, client) in (0..).zip(clients) {
+            let mut lines = BufReader::new(client).lines().map(Result::unwrap);
+            assert_eq!(lines.next().unwrap(), ":1");
+            // Of WAITAOF: two numbers, of which the second counts the replicas.
+            let count = if number % 2 == 0 { lines.next() } else { lines.nth(2) };
+            assert_eq!(count.unwrap(), ":0", "round {round}: the only replica is stopped");
+        }
+        signal(rustix::process::Signal::CONT);
+    }
+    // And once it goes on it has them.
+    let mut client = node.client();
+    assert_eq!(refusal(&call(&mut client, &format!("HINCRBY post:{FIRST} like 1"))), "");
+    assert_eq!(call(&mut client, "WAIT 1 10000"), OwnedFrame::Integer(1));
+}

@@ -124,7 +124,8 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
         committer.stop();
     }
     let mut orders = node.replication.subscribe();
-    // Before anybody may write, or order us to follow.
+    // Before anybody may write, or order us to follow: what is written from now on is in no replica's log yet.
+    node.durability.begin(&log);
     node.engines.lead();
     settle(node, true, log.term());
     let over = tokio::sync::Notify::new();
