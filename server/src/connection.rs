@@ -105,10 +105,8 @@ impl Connection {
         if self.talk.closing == Closing::Lingering {
             self.linger().await;
         }
-        if self.talk.session.replicates {
-            let client = &self.talk.session.client;
-            let (id, peer) = (client.id, client.peer);
-            crate::replication::feed::serve(&self.node, id, peer, &mut self.stream).await;
+        if let Some(place) = self.talk.session.replicates.take() {
+            crate::replication::feed::serve(place, self.talk.session.client.peer, &mut self.stream).await;
         }
     }
 

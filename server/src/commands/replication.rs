@@ -3,6 +3,7 @@
 use super::call::answer;
 use super::{Call, NO_KEYS, Outcome, Refusal, Spec, flag, integer, refuse};
 use crate::node::Node;
+use crate::replication::feed::Place;
 use crate::replication::{Fed, LinkState, Master, failover};
 use crate::resp::Reply;
 use ::replication::{Sending, promotions};
@@ -400,14 +401,13 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
         take_over(call)?;
     }
     let client = &call.session.client;
-    let config = node.config();
-    node.replication.note_replicated(&config).map_err(|e| refuse!("ERR the role cannot be written down: {e}"))?;
-    if !node.replication.admit_feed(client.id, client.peer.ip(), config.replication.max_replicas) {
-        return Err(refuse!("ERR max number of replicas reached"));
-    }
+    node.replication
+        .note_replicated(&node.config())
+        .map_err(|e| refuse!("ERR the role cannot be written down: {e}"))?;
+    let place = Place::take(node, client).ok_or_else(|| refuse!("ERR max number of replicas reached"))?;
     client.flags.fetch_or(crate::clients::REPLICA, Relaxed);
     call.reply.ok();
-    call.session.replicates = true;
+    call.session.replicates = Some(place);
     call.session.leaving = true;
     Ok(())
 }

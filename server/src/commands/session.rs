@@ -5,6 +5,7 @@ use crate::acl::Access;
 use crate::clients::Client;
 use crate::engines::{Page, Seen};
 use crate::node::Node;
+use crate::replication::feed::Place;
 use std::pin::Pin;
 use std::sync::Arc;
 use store::Ticket;
@@ -55,7 +56,7 @@ pub(crate) struct Session {
     /// What the last command of this turn gives is its reply, which is missing from the others.
     pub(crate) later: bool,
     /// The connection becomes a replica's once the replies are written.
-    pub(crate) replicates: bool,
+    pub(crate) replicates: Option<Place>,
     /// Close once the replies are written.
     pub(crate) leaving: bool,
     /// Most bytes of replies that may wait: the rest of a longer one need not be made, as its connection ends.
@@ -82,7 +83,7 @@ impl Session {
             shown: 0,
             hold: None,
             later: false,
-            replicates: false,
+            replicates: None,
             leaving: false,
             most_out: usize::MAX,
         }

@@ -2,6 +2,7 @@
 //! clients do not wait for them; what was written a moment ago is at hand.
 
 use super::now_ms;
+use crate::clients::Client;
 use crate::node::Node;
 use replication::{Feed, LinkError, Origin, Times};
 use std::net::SocketAddr;
@@ -15,27 +16,33 @@ const TICK: Duration = Duration::from_millis(100);
 /// Bytes given to the socket in one go: it copies them while the worker's other clients wait, some 20 microseconds.
 const WRITE_BYTES: usize = 64 << 10;
 
-/// Ends a feed's entry, however it ends.
-struct Entry<'a>(&'a Node, u64);
+/// A replica's place among those that there may be, from the request for it until the connection ends, whichever way it does.
+pub(crate) struct Place {
+    node: Arc<Node>,
+    client: u64,
+}
 
-impl Drop for Entry<'_> {
+impl Place {
+    /// None if all are taken.
+    pub(crate) fn take(node: &Arc<Node>, client: &Client) -> Option<Place> {
+        let most = node.config().replication.max_replicas;
+        let is_admitted = node.replication.admit_feed(client.id, client.peer.ip(), most);
+        is_admitted.then(|| Place { node: node.clone(), client: client.id })
+    }
+}
+
+impl Drop for Place {
     fn drop(&mut self) {
-        self.0.replication.end_feed(self.1);
-        self.0.durability.acknowledged();
-        self.0.replication.judge(&self.0.config());
+        self.node.replication.end_feed(self.client);
+        self.node.durability.acknowledged();
+        self.node.replication.judge(&self.node.config());
     }
 }
 
 /// Feeds the replica until one of the two is done.
-pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
-    node: &Arc<Node>,
-    client: u64,
-    peer: SocketAddr,
-    stream: &mut S,
-) {
-    let _entry = Entry(node, client);
+pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(place: Place, peer: SocketAddr, stream: &mut S) {
     tracing::info!("replica {peer}: link up");
-    match run(node, client, stream).await {
+    match run(&place.node, place.client, stream).await {
         Ok(()) => tracing::info!("replica {peer}: it has gone"),
         Err(error) => tracing::warn!("replica {peer}: link down: {error}"),
     }
@@ -157,5 +164,39 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(node: &Arc<Node>, client: u64, s
                 node.replication.followed(&node.config());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::engines::Engines;
+    use crate::node::{Host, Tallies};
+    use crate::stop::Stop;
+    use crate::turn::{Talk, Turn};
+
+    /// A connection may end between the answer and the feed: while the answer waits for a peer that does not read, say.
+    #[test]
+    fn a_replica_that_goes_before_it_is_fed_leaves_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.durability.dir = folder.path().to_path_buf();
+        config.replication.max_replicas = 1;
+        let node = Host::new(config, Vec::new(), Stop::new()).node();
+        node.engines.fill(Engines::empty(&node.config(), node.durability.clone()));
+        let nowhere = SocketAddr::from(([127, 0, 0, 1], 1));
+        let asked = || {
+            let client = node.clients.admit(nowhere, nowhere, usize::MAX).unwrap();
+            let (mut talk, mut turn) = (Talk::new(&node, client, 0), Turn::default());
+            let request = format!("TM.REPLICATE {}\r\n", replication::PROTOCOL);
+            talk.execute(&node, &Tallies::default(), request.as_bytes(), &mut turn);
+            (talk, String::from_utf8(turn.out).unwrap())
+        };
+        let (first, said) = asked();
+        assert_eq!(said, "+OK\r\n");
+        assert_eq!(asked().1, "-ERR max number of replicas reached\r\n");
+        drop(first);
+        assert_eq!(asked().1, "+OK\r\n");
     }
 }
