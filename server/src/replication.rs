@@ -95,8 +95,6 @@ pub(crate) struct Replication {
     /// Rises with every change of the role.
     orders: watch::Sender<u64>,
     forced: AtomicBool,
-    /// The last answer of a master: its data and ours do not fit.
-    unfit: AtomicBool,
     pub(crate) failover: failover::Failover,
     pub(crate) link: Mutex<Link>,
     feeds: Mutex<BTreeMap<u64, Fed>>,
@@ -129,7 +127,6 @@ impl Replication {
             settled: AtomicBool::new(false),
             orders: watch::Sender::new(0),
             forced: AtomicBool::new(false),
-            unfit: AtomicBool::new(false),
             failover: failover::Failover::new(),
             link: Mutex::new(link),
             feeds: Mutex::default(),
@@ -148,7 +145,7 @@ impl Replication {
             None => Role { master: Master::parse(&config.replication.replicaof), ..Role::default() },
         };
         // Where there were never others there is nobody who could have become the master meanwhile.
-        let had_others = role.replicated || role.synced;
+        let had_others = role.clone().among_others().replicated;
         let fenced = role.master.is_none() && had_others && config.replication.fence;
         if fenced {
             let until = if role.sentinel.is_some() { "Sentinel names this node" } else { "a replica follows" };
@@ -174,8 +171,19 @@ impl Replication {
         self.orders.subscribe()
     }
 
-    /// REPLICAOF: durable when this returns; the director does the rest. False if nothing is new.
+    /// REPLICAOF: durable when this returns; the director does the rest. False if nothing is new. A master that is to follow is not fit to be promoted
+    /// before it has met who it follows: what it has written may be in nobody else's history, and much of theirs not in its own.
     pub(crate) fn order(&self, config: &Config, master: Option<Master>, forced: bool) -> std::io::Result<bool> {
+        self.give(config, master, forced, false)
+    }
+
+    /// FAILOVER: as `order`. `has_all`: the replica has all that there is here. Then so has this node of what the replica begins with, and it is fit to
+    /// take its place at once.
+    fn hand_over(&self, config: &Config, to: Master, has_all: bool) -> std::io::Result<bool> {
+        self.give(config, Some(to), false, has_all)
+    }
+
+    fn give(&self, config: &Config, master: Option<Master>, forced: bool, synced: bool) -> std::io::Result<bool> {
         let mut role = self.role.lock();
         if role.master == master && !forced {
             if master.is_none() {
@@ -191,7 +199,11 @@ impl Replication {
             }
             return Ok(false);
         }
-        let mut next = role.clone();
+        let mut next = Role { unfit: false, ..role.clone() };
+        if role.master.is_none() {
+            next = next.among_others();
+            next.synced = synced;
+        }
         next.master = master;
         next.write(&config.durability.dir)?;
         *role = next;
@@ -231,10 +243,9 @@ impl Replication {
     /// The replica is in step with its master, with a complete data set.
     pub(crate) fn synced(&self, config: &Config) {
         self.forced.store(false, SeqCst);
-        self.unfit.store(false, SeqCst);
         let mut role = self.role.lock();
-        if role.master.is_some() && !role.synced {
-            role.synced = true;
+        if role.master.is_some() && (!role.synced || role.unfit) {
+            (role.synced, role.unfit) = (true, false);
             if let Err(error) = role.write(&config.durability.dir) {
                 tracing::error!("the role cannot be written down: {error}");
             }
@@ -245,22 +256,28 @@ impl Replication {
     pub(crate) fn gives_up(&self, config: &Config) -> std::io::Result<()> {
         let mut role = self.role.lock();
         if role.synced {
-            let next = Role { synced: false, ..role.clone() };
+            let next = Role { synced: false, ..role.clone().among_others() };
             next.write(&config.durability.dir)?;
             *role = next;
         }
         Ok(())
     }
 
-    /// The replica's data and its master's do not fit, and neither gives way: only an operator may promote it.
-    pub(crate) fn refuses(&self) {
-        self.unfit.store(true, SeqCst);
+    /// The replica's data and this master's do not fit, and neither gives way: only an operator may promote it, also after a restart.
+    pub(crate) fn refuses(&self, config: &Config, master: &Master) {
+        let mut role = self.role.lock();
+        if role.master.as_ref() == Some(master) && !role.unfit {
+            role.unfit = true;
+            if let Err(error) = role.write(&config.durability.dir) {
+                tracing::error!("the role cannot be written down: {error}");
+            }
+        }
     }
 
     /// Whether this node could be promoted without losing what others have.
     pub(crate) fn is_fit(&self) -> bool {
         let role = self.role.lock();
-        role.master.is_none() || (role.synced && !self.unfit.load(SeqCst))
+        role.master.is_none() || (role.synced && !role.unfit)
     }
 
     pub(crate) fn is_fenced(&self) -> bool {
@@ -557,19 +574,52 @@ mod tests {
         assert_eq!((again.refusal(), kept()), (None, None));
     }
 
+    fn other(port: u16) -> Master {
+        Master { host: "127.0.0.1".to_owned(), port }
+    }
+
     #[test]
     fn who_gives_its_data_up_or_does_not_fit_is_not_to_be_promoted() {
-        let master = Some(Master { host: "127.0.0.1".to_owned(), port: 1 });
+        let master = Some(other(1));
         let (replication, config, folder) = started(Role { master, synced: true, ..Role::default() });
-        assert!(replication.is_fit());
-        replication.refuses();
-        assert!(!replication.is_fit());
+        let is_fit_after_a_start = || {
+            let again = Replication::new();
+            again.recall(&config).unwrap();
+            again.is_fit()
+        };
+        assert!(replication.is_fit() && is_fit_after_a_start());
+        replication.refuses(&config, &other(2));
+        assert!(replication.is_fit(), "who is not its master any more says nothing");
+        replication.refuses(&config, &other(1));
+        assert!(!replication.is_fit() && !is_fit_after_a_start());
         replication.synced(&config);
-        assert!(replication.is_fit());
+        assert!(replication.is_fit() && is_fit_after_a_start());
+        replication.refuses(&config, &other(1));
+        assert!(replication.order(&config, Some(other(2)), false).unwrap());
+        assert!(replication.is_fit() && is_fit_after_a_start(), "of another master nothing is known yet");
         replication.gives_up(&config).unwrap();
         assert!(!replication.is_fit());
         assert!(!Role::read(folder.path()).unwrap().unwrap().synced, "also after a start");
         replication.synced(&config);
         assert!(replication.is_fit());
+    }
+
+    #[test]
+    fn a_master_that_is_to_follow_is_fit_once_it_has_met_its_master() {
+        let was_replica = Role { synced: true, ..Role::default() };
+        let (replication, config, folder) = started(was_replica.clone());
+        assert!(replication.order(&config, Some(other(1)), false).unwrap());
+        assert!(!replication.is_fit());
+        let kept = || Role::read(folder.path()).unwrap().unwrap();
+        assert!(!kept().synced && kept().replicated, "there are others, as a master's start must know");
+        replication.synced(&config);
+        assert!(replication.order(&config, Some(other(2)), false).unwrap());
+        assert!(replication.is_fit(), "a replica that changes its master has a whole data set");
+
+        for has_all in [false, true] {
+            let (replication, config, _folder) = started(was_replica.clone());
+            assert!(replication.hand_over(&config, other(1), has_all).unwrap());
+            assert_eq!(replication.is_fit(), has_all);
+        }
     }
 }

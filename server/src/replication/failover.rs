@@ -160,13 +160,18 @@ impl Failover {
         }
     }
 
-    /// The log of a node that is to be a master cannot be begun, for this reason, which is told to whoever writes. True if that is news.
+    /// The log of a node that is to be a master cannot be begun, for this reason, which is told to whoever writes, or waits for a FAILOVER that cannot
+    /// get on without it. True if that is news.
     pub(super) fn stuck(&self, node: &Node, error: &store::Error) -> bool {
         let mut stage = self.stage.lock();
         // It may be a replica by now, and a replica's disk is its link's affair.
         let is_news = node.replication.master().is_none() && node.durability.unable(error);
-        if *stage == Stage::Settling {
+        if matches!(*stage, Stage::Settling | Stage::Waiting) {
+            if *stage == Stage::Waiting {
+                tracing::warn!("failover aborted: {error}");
+            }
             *stage = Stage::Nothing;
+            self.ended.notify_waiters();
             node.pause.end(By::Role);
         }
         is_news
@@ -197,11 +202,11 @@ async fn run(node: Arc<Node>, wanted: Wanted) {
         return;
     }
     let deadline = Instant::now() + wanted.timeout.unwrap_or(FAR);
-    let (target, offset) = tokio::select! {
-        caught_up = caught_up(&node, wanted.to.as_ref()) => caught_up,
+    let (target, offset, has_all) = tokio::select! {
+        (target, offset) = caught_up(&node, wanted.to.as_ref()) => (target, offset, true),
         () = &mut ended => return,
         () = tokio::time::sleep_until(deadline) => match wanted.to {
-            Some(to) if wanted.force => (to, 0),
+            Some(to) if wanted.force => (to, 0, false),
             _ => {
                 // It is not handed over yet, so this cannot fail.
                 let _ = failover.abort(&node, "no replica has caught up before the time was over");
@@ -216,7 +221,7 @@ async fn run(node: Arc<Node>, wanted: Wanted) {
     }
     tracing::info!("failover: {target} is to take over at offset {offset}");
     *stage = Stage::Handing(offset);
-    let order = node.replication.order(&node.config(), Some(target), false);
+    let order = node.replication.hand_over(&node.config(), target, has_all);
     drop(stage);
     if let Err(error) = order {
         failover.end(&node);
@@ -255,4 +260,27 @@ async fn caught_up(node: &Node, to: Option<&Master>) -> (Master, u64) {
     let found = || node.replication.feeds().into_iter().find(has_all);
     let fed = node.durability.until(found).await;
     (Master { host: fed.ip, port: fed.port }, fed.written)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::node::Host;
+    use crate::stop::Stop;
+
+    /// A node that is to be a master, and has replicas, is to hand its role over before it has a log.
+    #[tokio::test]
+    async fn a_failover_of_a_node_whose_log_cannot_begin_is_aborted() {
+        let node = Host::new(Config::default(), Vec::new(), Stop::new()).node();
+        let failover = &node.replication.failover;
+        assert!(begin(&node, Wanted { to: None, force: false, timeout: None }));
+        assert_eq!((failover.name(), node.pause.now()), ("waiting-for-sync", Paused::Writes));
+        assert!(failover.stuck(&node, &store::Error::Refused("no room".to_owned())));
+        assert_eq!((failover.name(), node.pause.now()), ("no-failover", Paused::Nothing));
+        assert!(node.durability.refusal().unwrap().contains("no room"), "so says whoever has waited");
+        // Who waits for the replica finds nothing to do any more.
+        tokio::task::yield_now().await;
+        assert_eq!((failover.name(), node.pause.now()), ("no-failover", Paused::Nothing));
+    }
 }

@@ -26,7 +26,7 @@ use tokio::net::TcpStream;
 const RECONNECT: Duration = Duration::from_secs(1);
 /// As long as what the master has is refused here, or is damaged there: each attempt may fetch all of it again. Until then twice as long as before.
 const MOST_RECONNECT: Duration = Duration::from_secs(60);
-/// A batch waits at most so long for room that is being made; then it goes beyond the limit.
+/// What came in a turn waits at most so long for room that is being made; then it goes beyond the limit.
 const SPILLED_WITHIN: Duration = Duration::from_secs(1);
 /// For a connection to come up, and for each answer of the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -52,6 +52,8 @@ struct Here {
     log: FollowLog,
     /// The last catalogue that came over this link.
     told: Option<Catalogue>,
+    /// Until when the batches of this turn wait for room, since the first of them had to.
+    waits_until: Option<Instant>,
 }
 
 impl Local for Here {
@@ -111,11 +113,7 @@ impl Local for Here {
     }
 
     fn apply(&mut self, head: &BatchHead, body: &[u8]) -> Result<bool, String> {
-        // A writer would wait for what is spilled at this moment; the master's batches do, too, for a while.
-        let began = Instant::now();
-        while self.node.engines.is_spilling() && began.elapsed() < SPILLED_WITHIN {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        self.wait_for_room();
         if let Ok(applied) = self.apply_once(head, body) {
             return Ok(applied);
         }
@@ -143,6 +141,7 @@ impl Local for Here {
     }
 
     fn settled(&mut self) {
+        self.waits_until = None;
         self.node.store.keep_files(false);
         self.node.durability.followed(self.log.written(), self.log.durable());
         self.node.replication.term.store(self.log.term(), Relaxed);
@@ -154,6 +153,19 @@ fn is_named(told: &Catalogue, config: &Config) -> Result<(), String> {
 }
 
 impl Here {
+    /// A writer would wait for what is spilled at this moment; the master's batches do, too, for a while. Not while somebody waits for this node to be
+    /// something else.
+    fn wait_for_room(&mut self) {
+        let node = &self.node;
+        while node.engines.is_spilling() && node.replication.is_settled() && !node.stop.is_stopped() {
+            let now = Instant::now();
+            if now >= *self.waits_until.get_or_insert(now + SPILLED_WITHIN) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// One attempt to make a batch true; false: the folder has to be opened anew.
     fn apply_once(&self, head: &BatchHead, body: &[u8]) -> Result<bool, String> {
         let (engines, parts) = (&*self.node.engines, &self.node.durability.parts);
@@ -194,7 +206,7 @@ impl Here {
 
 /// Follows the master until the role changes, the server stops, or the folder is to be opened anew.
 pub(crate) fn run(host: &Arc<Host>, node: Arc<Node>, log: FollowLog, master: &Master) -> (FollowLog, Course) {
-    let mut here = Here { node, log, told: None };
+    let mut here = Here { node, log, told: None, waits_until: None };
     here.settled();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -247,7 +259,7 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> Course {
             Err(error) => error,
         };
         if matches!(error, LinkError::Unfit(_)) {
-            node.replication.refuses();
+            node.replication.refuses(&node.config(), master);
         }
         let is_refused = matches!(error, LinkError::Unready(_) | LinkError::Damaged);
         let error = error.to_string();

@@ -4,8 +4,9 @@
 //!   tidemark role 2
 //!   master -                   or: master <host> <port>, for a replica
 //!   synced no                  as a replica it has its master's whole data set, as far as it has heard
-//!   replicated yes             as a master it has had replicas
+//!   replicated yes             there are others: as a master it has had replicas, or it has been a replica
 //!   sentinel 7                 the highest epoch of which a Sentinel has spoken; no line: none has
+//!   unfit                      its data and its master's do not fit; no line: they do, as far as it has heard
 //!   check 1f2e3d4c             CRC-32C of the lines before; version 1 had none, and is read
 //! ```
 
@@ -45,19 +46,27 @@ pub(crate) struct Role {
     pub(crate) master: Option<Master>,
     /// As a replica it has its master's whole data set, as far as it has heard.
     pub(crate) synced: bool,
-    /// As a master it has had replicas.
+    /// There are others: as a master it has had replicas, or it has been a replica and is not `synced` any more.
     pub(crate) replicated: bool,
     /// The highest configuration epoch of which a Sentinel has spoken here.
     pub(crate) sentinel: Option<u64>,
+    /// Its data and its master's do not fit, as that has said.
+    pub(crate) unfit: bool,
 }
 
 impl Role {
+    /// The same, which says that there are others, if it has met one as a replica: also when it is not `synced` any more.
+    pub(crate) fn among_others(self) -> Role {
+        Role { replicated: self.replicated || self.synced, ..self }
+    }
+
     fn encode(&self) -> String {
         let master = self.master.as_ref().map_or("-".to_owned(), Master::to_string);
         let word = |yes| if yes { "yes" } else { "no" };
         let sentinel = self.sentinel.map_or(String::new(), |epoch| format!("sentinel {epoch}\n"));
+        let unfit = if self.unfit { "unfit\n" } else { "" };
         let text = format!(
-            "tidemark role 2\nmaster {master}\nsynced {}\nreplicated {}\n{sentinel}",
+            "tidemark role 2\nmaster {master}\nsynced {}\nreplicated {}\n{sentinel}{unfit}",
             word(self.synced),
             word(self.replicated)
         );
@@ -86,12 +95,17 @@ impl Role {
             _ => None,
         };
         let (synced, replicated) = (flag("synced")?, flag("replicated")?);
-        // Files from before it was kept have no such line.
-        let sentinel = match lines.next().and_then(|line| line.strip_prefix("sentinel ")) {
+        // Files from before they were kept have no such lines.
+        let mut lines = lines.peekable();
+        let sentinel = match lines.peek().and_then(|line| line.strip_prefix("sentinel ")) {
             Some(epoch) => Some(epoch.parse().ok()?),
             None => None,
         };
-        Some(Role { master, synced, replicated, sentinel })
+        if sentinel.is_some() {
+            lines.next();
+        }
+        let unfit = lines.next() == Some("unfit");
+        Some(Role { master, synced, replicated, sentinel, unfit })
     }
 
     /// As the folder has it.
@@ -122,8 +136,10 @@ mod tests {
     #[test]
     fn a_role_reads_back() {
         let master = Master { host: "::1".into(), port: 6399 };
-        let full = Role { master: Some(master), synced: true, replicated: true, sentinel: Some(u64::MAX) };
-        for role in [Role::default(), Role { sentinel: None, ..full.clone() }, full] {
+        let full = Role { master: Some(master), synced: true, replicated: true, sentinel: Some(u64::MAX), unfit: true };
+        for role in
+            [Role::default(), Role { sentinel: None, ..full.clone() }, Role { unfit: false, ..full.clone() }, full]
+        {
             assert_eq!(Role::decode(&role.encode()), Some(role));
         }
         for text in ["", "tidemark role 3\n", "tidemark role 1\nmaster a\nsynced no\nreplicated no\n"] {
@@ -131,18 +147,16 @@ mod tests {
         }
         let first = "tidemark role 1\nmaster ::1 6399\nsynced yes\nreplicated no\n";
         let master = Master { host: "::1".into(), port: 6399 };
-        assert_eq!(
-            Role::decode(first),
-            Some(Role { master: Some(master), synced: true, replicated: false, sentinel: None })
-        );
+        assert_eq!(Role::decode(first), Some(Role { master: Some(master), synced: true, ..Role::default() }));
         assert_eq!(Master::parse("a b"), None);
         assert_eq!(Master::parse("no one else"), None);
     }
     #[test]
     fn a_role_with_any_bit_flipped_or_cut_off_is_damaged() {
         let master = Master { host: "10.0.0.17".into(), port: 6399 };
-        let text =
-            Role { master: Some(master), synced: true, replicated: true, sentinel: Some(7) }.encode().into_bytes();
+        let text = Role { master: Some(master), synced: true, replicated: true, sentinel: Some(7), unfit: true }
+            .encode()
+            .into_bytes();
         for at in 0..text.len() * 8 {
             let mut flipped = text.clone();
             flipped[at / 8] ^= 1 << (at % 8);
