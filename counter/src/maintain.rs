@@ -132,11 +132,15 @@ impl Space {
             Ok(false) => true,
             Ok(true) => {
                 *rewriting = None;
+                self.hurries.store(false, Relaxed);
                 self.stirred.store(true, Relaxed);
                 true
             }
             // Stays half done, which is a valid state; goes on when there is memory again.
-            Err(_) => false,
+            Err(_) => {
+                self.hurries.store(false, Relaxed);
+                false
+            }
         }
     }
 

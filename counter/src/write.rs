@@ -168,49 +168,40 @@ impl Space {
         self.delete_as(Origin::Client, id)
     }
 
+    /// A deletion needs no memory, opens no table and moves no frontier: nobody may be refused one, and a row that is not there leaves no trace.
     fn delete_as(&self, origin: Origin, id: u64) -> bool {
         loop {
-            let (mut was, mut to_fetch) = (false, false);
-            // A deletion needs no memory, and an id that is too far ahead has no row: nobody may be refused one for that.
-            let _ = self.write_as(
-                Origin::Log,
-                id,
-                &mut (&mut was, &mut to_fetch),
-                |table, (was, to_fetch)| {
-                    let at = table.locate(id);
-                    **was = at.is_some();
-                    if id < self.cold_end() {
-                        if at.is_none() && origin == Origin::Client {
-                            match self.below_at_hand(id) {
-                                BelowRow::Absent => return Ok(()),
-                                BelowRow::Found(_) => **was = true,
-                                BelowRow::ToFetch => {
-                                    **to_fetch = true;
-                                    return Ok(());
-                                }
-                            }
-                        }
-                        // Before the row goes, so that nobody sees what lies below (D2).
-                        self.tombs.add(id);
-                    }
-                    if let Some(at) = at {
-                        table.delete(id, at);
-                    }
-                    Ok(())
-                },
-                |row, (was, _)| {
-                    **was |= row.is_some();
-                    Ok(None)
-                },
-            );
-            if !to_fetch {
-                return was;
-            }
-            if self.fetch_below(id).is_err() {
-                // It has been reported, and nothing has changed.
-                return false;
+            // Nothing lies below the horizon: counter spaces do not recycle.
+            let inside = || self.ring.write(id, hash_of(id), |e| self.delete_in(origin, e, id)).unwrap_or(Ok(false));
+            match self.aside.delete(id, inside) {
+                Ok((aside, was)) => return was || aside.is_some(),
+                // If it cannot be read that has been reported, and nothing has changed.
+                Err(ToFetch) if self.fetch_below(id).is_err() => return false,
+                Err(ToFetch) => {}
             }
         }
+    }
+
+    /// Deletes a row where it lies; whether there was one. Called under its stripe.
+    fn delete_in(&self, origin: Origin, entry: &Entry<Table>, id: u64) -> Result<bool, ToFetch> {
+        let tables = [Some(entry.table()), entry.drains().map(rolling::Slot::table)];
+        let found = || tables.iter().flatten().find_map(|table| Some((table, table.locate(id)?)));
+        let mut was = found().is_some();
+        if id < self.cold_end() {
+            if !was && origin == Origin::Client {
+                match self.below_at_hand(id) {
+                    BelowRow::Absent => return Ok(false),
+                    BelowRow::Found(_) => was = true,
+                    BelowRow::ToFetch => return Err(ToFetch),
+                }
+            }
+            // Before the row goes, so that nobody sees what lies below (D2).
+            self.tombs.add(id);
+        }
+        if let Some((table, at)) = found() {
+            table.delete(id, at);
+        }
+        Ok(was)
     }
 
     /// Makes the row what it says, or nothing: replay. A shorter row is filled up with zeros, values at dropped positions are ignored.
@@ -534,6 +525,9 @@ enum Origin {
     /// A log or a snapshot: it was accepted once.
     Log,
 }
+
+/// What lies below the line must be read first, without locks.
+struct ToFetch;
 
 /// What a writer noticed about its table.
 enum Due {

@@ -309,3 +309,33 @@ fn a_field_that_is_named_again_and_again_is_stored_once() {
     let grown = space.memory_bytes() - before;
     assert!(grown < 4096, "{grown} bytes for two values");
 }
+
+/// Whatever the memory, and whether or not there is such a row.
+#[test]
+fn a_deletion_needs_no_memory_opens_no_table_and_moves_no_frontier() {
+    let schema = Schema::parse("like:10 read:10").unwrap();
+    let space = Space::new(Options { memory_limit_bytes: 1 << 20, ..Options::new(schema) }).unwrap();
+    let mut full = 0;
+    while space.set(full, &[(0, 1)]).is_ok() {
+        full += 1;
+    }
+    assert!(full > 50_000, "{full}");
+    // Far ahead: some of them get into the aside while there is room for them, and none into a table.
+    let ahead: Vec<u64> = (0..300).map(|i| (1 << 40) + i).collect();
+    for _ in 0..20 {
+        ahead.iter().for_each(|&id| drop(space.set(id, &[(0, 10)])));
+    }
+    while space.maintain() {}
+    let there: Vec<u64> = ahead.iter().copied().filter(|&id| space.exists(id)).collect();
+    for &id in &there {
+        assert!(space.delete(id) && !space.exists(id) && !space.delete(id), "{id}");
+    }
+    let (tables, high) = (space.tables().len(), space.frontier());
+    for id in (0..3_000).map(|i| full + i * 1_000_000).chain([u64::MAX]) {
+        assert!(!space.delete(id), "{id}");
+    }
+    while space.maintain() {}
+    assert_eq!((space.tables().len(), space.frontier()), (tables, high));
+    assert!(space.delete(7) && !space.exists(7));
+    space.set(7, &[(0, 1)]).expect("a deletion makes room");
+}

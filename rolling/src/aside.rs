@@ -111,6 +111,19 @@ impl<V> Aside<V> {
         self.write_admitted(frontier, id, frontier.admit_told(id), |_| Ok(()), inside, ahead)
     }
 
+    /// Deletes `id`, wherever it is: `inside` deletes what the tables have of it, and then its entry here goes, if there is one. Gives both. An id
+    /// that is deleted says nothing of the traffic: the frontier stays where it is. If `inside` fails nothing has changed here.
+    pub fn delete<R, E>(&self, id: u64, inside: impl FnOnce() -> Result<R, E>) -> Result<(Option<V>, R), E> {
+        if !self.may_hold(id) {
+            return inside().map(|deleted| (None, deleted));
+        }
+        let mut entries = self.entries.lock();
+        let deleted = inside()?;
+        let entry = entries.remove(&id);
+        self.settle(&entries);
+        Ok((entry, deleted))
+    }
+
     /// `allow` is handed the highest id that has an entry, and may refuse.
     #[inline]
     fn write_admitted<R, E>(
