@@ -32,7 +32,7 @@ pub(super) struct State<'a> {
 pub(super) const PREFETCHED: usize = 32;
 
 impl<'a> State<'a> {
-    /// For a log that says of these engines what the catalogue of a start says, and nothing yet of their rings.
+    /// For a log that says nothing yet of what these engines are: its first batch does.
     pub(super) fn new(shared: &'a Durability, engines: &'a Engines) -> State<'a> {
         State {
             shared,
@@ -41,8 +41,8 @@ impl<'a> State<'a> {
             unreadable: None,
             loose: Vec::new(),
             blocks: Vec::new(),
-            // Recovery has written the catalogue, if it was not what the log said.
-            schemas: engines.counters().iter().map(|s| Some(s.schema())).collect(),
+            // Recovery has written the catalogue, if it was not what the log said; but somebody may have changed a schema since then.
+            schemas: vec![None; engines.counters().len()],
             courses: vec![None; engines.existences().len()],
         }
     }
