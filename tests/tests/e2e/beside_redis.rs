@@ -599,7 +599,8 @@ fn rights_to_keys_are_those_of_redis() {
         let Some(redis::Value::Array(info)) = info.first() else { panic!("{name}") };
         let number = |at: usize| redis::from_redis_value::<i64>(info[at].clone()).unwrap();
         let (arity, first) = (number(1), number(3));
-        if first == 0 {
+        // The keys of SINTERCARD stand behind their number, which these words are not.
+        if first == 0 || name == "sintercard" {
             continue;
         }
         let length = arity.unsigned_abs() as usize;
