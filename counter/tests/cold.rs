@@ -1,7 +1,7 @@
 //! Rows that lie below the line, beside a model: whatever is done before, between and after the steps of a spill, every row is what it should be.
 #![allow(clippy::unwrap_used)] // the helpers of a test
 
-use counter::{Below, Bounds, Change, Error, Options, Schema, Space};
+use counter::{Alteration, Below, Bounds, Change, Error, Options, Schema, Space};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};
 
@@ -167,5 +167,45 @@ fn every_row_is_right_between_all_steps_of_a_spill() {
             case.verify(most);
         }
         assert!(case.shelf.rows.lock().unwrap().len() > 100, "seed {seed}");
+    }
+}
+
+/// A field that is added while rows leave memory: what is written to it is in no file.
+#[test]
+fn a_field_that_is_added_while_rows_leave_memory_keeps_what_is_written() {
+    let schema = Schema::parse("like:6").unwrap();
+    let space = Space::new(Options { rows_per_table: 50_000, ..Options::new(schema) }).unwrap();
+    let shelf = Shelf::default();
+    space.attach(Box::new(shelf.clone()), 0, None);
+    (0..200_000).for_each(|id| _ = space.set(id, &[(0, 1)]).unwrap());
+    while space.maintain() {}
+    let last = space.ranges().iter().rev().nth(1).expect("tables that are closed").last;
+    let ids: Vec<u64> = (0..=last).collect();
+    assert!(ids.len() > 50_000);
+    for round in 1..6 {
+        let mut spill = space.begin_spill(0, last);
+        while space.next_ids(&mut spill, 1 << 20, &mut Vec::new()) {}
+        let row: Vec<i64> = (0..round).map(|field| if field == 0 { 1 } else { 7 }).collect();
+        let rows = row.repeat(ids.len());
+        shelf.rows.lock().unwrap().extend(ids.iter().map(|&id| (id, row.clone())));
+        space.unbury(&spill);
+        let started = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                started.wait();
+                space.drop_spilled(&ids, &rows, round)
+            });
+            started.wait();
+            space.alter(&Alteration::Add { name: format!("f{round}"), width: 3 }).unwrap();
+            for &id in ids.iter().rev() {
+                let change = Change { field: round, delta: 7 };
+                space.add(id, &[change], &Bounds::default(), &mut Vec::new()).unwrap();
+            }
+        });
+        let mut row = vec![0; round + 1];
+        let lost = ids.iter().filter(|&&id| !space.get(id, &mut row) || row[round] != 7).count();
+        assert_eq!(lost, 0, "round {round}");
+        space.end_spill(&spill).unwrap();
+        while space.maintain() {}
     }
 }

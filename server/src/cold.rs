@@ -20,6 +20,7 @@
 
 mod again;
 mod files;
+mod pace;
 mod pairs;
 mod reads;
 mod spill;
@@ -121,8 +122,8 @@ pub(crate) struct Cold {
     cache: Cache<Key, Row, Weight>,
     reads: Reads,
     pub(crate) figures: Figures,
-    /// Why the last spill or merge failed, if it did.
-    pub(crate) trouble: parking_lot::Mutex<Option<String>>,
+    /// By space: why its last spill or merge failed, if it did.
+    pub(crate) trouble: parking_lot::Mutex<std::collections::BTreeMap<String, String>>,
     any: AtomicBool,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Each function must return, whatever it is given; what it accepts must mean the same when it is written and read again.
 
-mod commands;
+pub(crate) mod commands;
 
 pub use commands::commands;
 

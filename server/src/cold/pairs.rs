@@ -13,6 +13,7 @@
 //!
 //! A step that fails leaves a frozen table that is still in memory and answers as before; the next attempt goes on with it.
 
+use super::pace::Pace;
 use super::spill::{Ground, Spilled, no_room};
 use super::{Cold, Fetching, Key, Read, Values, note_failed};
 use crate::engines::{Engines, ExistenceSpace};
@@ -21,7 +22,7 @@ use arc_swap::ArcSwap;
 use phantom::{Below, Chain, Note, Pair};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use store::{BLOCK_BYTES, FileEntry, PageFile, Role, Store, Tag};
 
 /// Pages that are written together.
@@ -177,8 +178,10 @@ impl Ground<'_> {
     /// Writes the table that begins at `low` to the disk, or merges with its file what came late; `None`: there is no such table. `rate`: bytes per
     /// second. Nobody else may write files.
     pub(super) fn spill_pairs(&self, space: &ExistenceSpace, low: u64, rate: u64) -> store::Result<Option<Spilled>> {
-        let Ground { store, durability, is_logged, .. } = *self;
-        let (cold, started) = (space.cold(), Instant::now());
+        let Ground { store, durability, node, .. } = *self;
+        let hurries = || self.hurries();
+        let pace = Pace::new(rate, &hurries);
+        let cold = space.cold();
         let figures = &cold.shared.figures;
         let refused = |e: phantom::Error| store::Error::Refused(e.to_string());
         // Before the table is frozen: until then what comes late goes where it always went.
@@ -206,17 +209,14 @@ impl Ground<'_> {
             if pages.len() == PAGES_AT_ONCE * BLOCK_BYTES {
                 writer.put(&pages)?;
                 pages.clear();
-                if rate > 0 {
-                    let due = Duration::from_secs_f64(writer.bytes() as f64 / rate as f64);
-                    std::thread::sleep(due.saturating_sub(started.elapsed()));
-                }
+                pace.after(writer.bytes());
             }
         }
         writer.put(&pages)?;
         let entry = writer.finish(&rewrite.note())?;
         let published = || -> store::Result<Arc<PairFile>> {
             let (file, _) = PairFile::open(store, &entry, space.options(), &cold.shared)?;
-            if !is_logged {
+            if node.is_some() {
                 durability.flush()?;
             }
             let is_replaced = |file: &&FileEntry| match file.role {
@@ -243,7 +243,7 @@ impl Ground<'_> {
         figures.written_bytes.fetch_add(entry.bytes, Relaxed);
         figures.spilled_pairs.fetch_add(left, Relaxed);
         if is_spill { &figures.spilled_tables } else { &figures.merges }.fetch_add(1, Relaxed);
-        tracing::debug!("space '{}': pairs of {low} to {last}: {spilled:?} in {:.1?}", space.name(), started.elapsed());
+        tracing::debug!("space '{}': pairs of {low} to {last}: {spilled:?} in {:.1?}", space.name(), pace.elapsed());
         Ok(Some(spilled))
     }
 

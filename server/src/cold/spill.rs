@@ -17,15 +17,17 @@
 //! its own, as its snapshots are. Writes go on all the time; those that come after the walk stay in memory, as the file's overlay.
 
 use super::files::Files;
-use super::pairs;
+use super::pace::Pace;
+use super::pairs::{self, is_crowded};
 use crate::config::Config;
 use crate::durability::Durability;
 use crate::engines::{CounterSpace, Engines, ExistenceSpace};
 use crate::node::{Host, Node};
 use crate::records::RecordKind;
 use counter::RangeStats;
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use store::{ColdFile, ColdRows, ColdWriter, FileEntry, Role, Store, Tag};
 
@@ -107,9 +109,7 @@ struct Output<'a> {
     most: u64,
     /// Bytes that they may take.
     room: u64,
-    /// Bytes per second; 0: as fast as the disk takes them.
-    rate: u64,
-    started: Instant,
+    pace: &'a Pace<'a>,
     bytes: u64,
     writer: Option<ColdWriter>,
     entries: Vec<FileEntry>,
@@ -133,10 +133,7 @@ impl Output<'_> {
         if self.bytes + writer.bytes() > self.room {
             return Err(no_room(self.store));
         }
-        if self.rate > 0 {
-            let due = Duration::from_secs_f64((self.bytes + writer.bytes()) as f64 / self.rate as f64);
-            std::thread::sleep(due.saturating_sub(self.started.elapsed()));
-        }
+        self.pace.after(self.bytes + writer.bytes());
         Ok(())
     }
 
@@ -183,14 +180,25 @@ pub(crate) struct Ground<'a> {
     pub(crate) durability: &'a Durability,
     /// Bytes that all cold files may take; 0: as many as the disk has.
     pub(crate) most_bytes: u64,
-    /// All that is in memory comes from the log: recovery.
-    pub(crate) is_logged: bool,
+    /// None in recovery: all that is in memory comes from the log.
+    pub(crate) node: Option<&'a Node>,
 }
 
 impl<'a> Ground<'a> {
     fn of(node: &'a Node) -> Ground<'a> {
         let most_bytes = node.config().spill.max_bytes;
-        Ground { store: &node.store, durability: &node.durability, most_bytes, is_logged: false }
+        Ground { store: &node.store, durability: &node.durability, most_bytes, node: Some(node) }
+    }
+
+    /// Whether somebody waits until this thread is free: a space whose memory is short, or who stops the server.
+    pub(super) fn hurries(&self) -> bool {
+        self.node.is_some_and(|node| {
+            let counters = node.engines.counters().iter();
+            let existences = node.engines.existences().iter();
+            node.stop.is_stopped()
+                || counters.filter(|s| !s.cold().stuck.load(Relaxed)).any(|s| is_short(s, s.memory_limit_bytes()))
+                || existences.filter(|s| !s.cold().stuck.load(Relaxed)).any(|s| s.is_short() || is_crowded(s))
+        })
     }
 
     /// Bytes that new files of a range may take instead of the `old` ones. An error if the disk has too little room for them.
@@ -217,8 +225,10 @@ impl<'a> Ground<'a> {
     }
 
     /// Spills the rows of `low..=last`, together with the files that are there. `rate`: bytes per second. Nobody else may write files.
-    fn spill(&self, space: &CounterSpace, low: u64, last: u64, rate: u64) -> store::Result<Spilled> {
-        let Ground { store, durability, is_logged, .. } = *self;
+    pub(super) fn spill(&self, space: &CounterSpace, low: u64, last: u64, rate: u64) -> store::Result<Spilled> {
+        let Ground { store, durability, node, .. } = *self;
+        let hurries = || self.hurries();
+        let pace = Pace::new(rate, &hurries);
         let cold = space.cold();
         let figures = &cold.shared().figures;
         let files = cold.files();
@@ -229,9 +239,9 @@ impl<'a> Ground<'a> {
 
         let most = space.rows_per_table().saturating_mul(2);
         let tag = Tag { space: space.number(), kind: RecordKind::Rows as u32, low, high: last, stamp: 0 };
-        let (started, width) = (Instant::now(), spill.width);
+        let width = spill.width;
         let entries = Vec::new();
-        let mut out = Output { store, tag, width, most, room, rate, started, bytes: 0, writer: None, entries };
+        let mut out = Output { store, tag, width, most, room, pace: &pace, bytes: 0, writer: None, entries };
         let mut before = OldRows::new(old.clone())?;
         let piece = PIECE_IDS.max(space.rows_per_table() as usize / PIECES);
         let (mut ids, mut rows, mut found) = (Vec::new(), Vec::new(), Vec::new());
@@ -265,7 +275,7 @@ impl<'a> Ground<'a> {
         let fresh = out.entries.iter().map(|entry| store.open_cold(entry).map(Arc::new));
         let fresh = fresh.collect::<store::Result<Vec<_>>>()?;
 
-        if !is_logged {
+        if node.is_some() {
             durability.flush()?;
         }
         let is_replaced = |file: &&FileEntry| match file.role {
@@ -304,7 +314,7 @@ impl<'a> Ground<'a> {
         figures.written_bytes.fetch_add(spilled.bytes, Relaxed);
         figures.spilled_rows.fetch_add(spilled.left, Relaxed);
         if old.is_empty() { &figures.spilled_tables } else { &figures.merges }.fetch_add(1, Relaxed);
-        tracing::debug!("space '{}': {low} to {last}: {spilled:?} in {:.1?}", space.name(), started.elapsed());
+        tracing::debug!("space '{}': {low} to {last}: {spilled:?} in {:.1?}", space.name(), pace.elapsed());
         Ok(spilled)
     }
 }
@@ -378,7 +388,7 @@ fn note_trouble(engines: &Engines, name: &str, error: &store::Error) {
     let cold = &engines.cold;
     cold.figures.failures.fetch_add(1, Relaxed);
     let text = error.to_string();
-    let before = cold.trouble.lock().replace(text.clone());
+    let before = cold.trouble.lock().insert(name.to_owned(), text.clone());
     if before.is_none_or(|before| before != text) {
         tracing::error!("space '{name}' cannot spill: {text}. {}", error.advice());
     }
@@ -450,44 +460,59 @@ fn look_after_pairs(node: &Node, space: &ExistenceSpace) -> store::Result<Option
     ground.look_after_pairs(space, node.config().spill.merge_bytes_per_s)
 }
 
+/// When each space is to be looked after again, of those where it failed.
+#[derive(Default)]
+struct Retries(HashMap<u32, Instant>);
+
+impl Retries {
+    /// Looks after one space, if that is due. Whether there was anything to do.
+    fn look_after(
+        &mut self,
+        engines: &Engines,
+        (number, name): (u32, &str),
+        stuck: &AtomicBool,
+        look: impl FnOnce() -> store::Result<Option<bool>>,
+    ) -> bool {
+        if self.0.get(&number).is_some_and(|due| Instant::now() < *due) {
+            return false;
+        }
+        self.0.remove(&number);
+        match look() {
+            Ok(Some(true)) => {
+                stuck.store(false, Relaxed);
+                engines.cold.trouble.lock().remove(name);
+                return true;
+            }
+            Ok(Some(false)) => {}
+            Ok(None) => stuck.store(true, Relaxed),
+            Err(error) => {
+                note_trouble(engines, name, &error);
+                stuck.store(true, Relaxed);
+                self.0.insert(number, Instant::now() + RETRY);
+            }
+        }
+        false
+    }
+}
+
 /// The spill thread.
 pub(crate) fn run(host: &Host) {
-    let mut wait = LOOK_EVERY;
+    let (mut retries, mut wait) = (Retries::default(), LOOK_EVERY);
     while !host.stop.is_stopped() {
         std::thread::sleep(wait);
         wait = LOOK_EVERY;
         let node = &host.node();
         let Some(engines) = node.engines.get() else { continue };
-        let trouble = &engines.cold.trouble;
         for space in engines.existences() {
-            match look_after_pairs(node, space) {
-                Ok(Some(true)) => {
-                    space.cold().stuck.store(false, Relaxed);
-                    *trouble.lock() = None;
-                    wait = Duration::ZERO;
-                }
-                Ok(_) => {}
-                Err(error) => {
-                    note_trouble(engines, space.name(), &error);
-                    space.cold().stuck.store(true, Relaxed);
-                    wait = RETRY;
-                }
+            let (whose, stuck) = ((space.number(), space.name()), &space.cold().stuck);
+            if retries.look_after(engines, whose, stuck, || look_after_pairs(node, space)) {
+                wait = Duration::ZERO;
             }
         }
         for space in engines.counters() {
-            match look_after(node, space) {
-                Ok(Some(false)) => {}
-                Ok(Some(true)) => {
-                    space.cold().stuck.store(false, Relaxed);
-                    *trouble.lock() = None;
-                    wait = Duration::ZERO;
-                }
-                Ok(None) => space.cold().stuck.store(true, Relaxed),
-                Err(error) => {
-                    note_trouble(engines, space.name(), &error);
-                    space.cold().stuck.store(true, Relaxed);
-                    wait = RETRY;
-                }
+            let (whose, stuck) = ((space.number(), space.name()), &space.cold().stuck);
+            if retries.look_after(engines, whose, stuck, || look_after(node, space)) {
+                wait = Duration::ZERO;
             }
         }
     }

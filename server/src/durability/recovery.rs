@@ -107,7 +107,7 @@ pub(super) fn recover_from(
         }
         apply_record(&engines, parts, record.space, record.kind, record.payload)?;
         let most_bytes = config.spill.max_bytes;
-        cold::keep_within(&Ground { store: &store, durability, most_bytes, is_logged: true }, &engines, config);
+        cold::keep_within(&Ground { store: &store, durability, most_bytes, node: None }, &engines, config);
         Ok(())
     };
     let replayed = if follows {

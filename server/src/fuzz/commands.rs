@@ -22,7 +22,7 @@ use std::sync::{Arc, LazyLock};
 
 type Words = Vec<Vec<u8>>;
 
-/// A node without threads, sockets and files.
+/// The node that commands are sent to.
 fn node() -> Arc<Node> {
     static CONFIG: LazyLock<Config> = LazyLock::new(|| {
         let mut config = Config::default();
@@ -36,13 +36,18 @@ fn node() -> Arc<Node> {
         }
         config
     });
-    let host = Host::new(CONFIG.clone(), Vec::new(), Stop::new());
+    alone(&CONFIG)
+}
+
+/// A node without threads, sockets and files.
+pub(crate) fn alone(config: &Config) -> Arc<Node> {
+    let host = Host::new(config.clone(), Vec::new(), Stop::new());
     let node = host.node();
-    let catalogue = Catalogue::default().completed(&CONFIG).expect("a new folder fits any configuration");
-    node.engines.fill(Engines::new(&CONFIG, &catalogue, node.durability.clone()).expect("the default spaces"));
+    let catalogue = Catalogue::default().completed(config).expect("a new folder fits any configuration");
+    node.engines.fill(Engines::new(config, &catalogue, node.durability.clone()).expect("the default spaces"));
     let disk = Arc::new(store::SimDisk::new(1));
     node.store.fill(store::Store::open(disk, store::StoreOptions::default()).expect("an empty disk"));
-    node.replication.settle(&CONFIG, true, 0);
+    node.replication.settle(config, true, 0);
     node
 }
 

@@ -248,6 +248,50 @@ fn changes_are_merged_by_themselves() {
 }
 
 /// A file costs a descriptor and a step of each search: where nearly all rows of some have been deleted, they become one.
+/// A merge keeps to its bytes per second until somebody waits for its end: whose memory is short, or who stops the server.
+#[test]
+fn a_merge_that_takes_its_time_holds_nobody_up() {
+    let server = TestServer::with(|config| {
+        small(config);
+        config.counter[0].rows_per_table = 10_000;
+        config.counter[0].memory_limit_bytes = 2 << 20;
+        config.spill.merge_bytes_per_s = 500;
+    });
+    let mut connection = server.connection();
+    connection.set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
+    let mut truth = Truth::new();
+    fill(&mut connection, 100_000, &mut truth);
+    call::<Value>(&mut connection, &words("TM.SPILL post 100")).unwrap();
+    let changed: Vec<u64> = truth.keys().copied().take(60_000).collect();
+    let merges_or_tries = |connection: &mut Connection| {
+        let unfinished = |entry: std::io::Result<std::fs::DirEntry>| {
+            entry.is_ok_and(|entry| entry.file_name().to_string_lossy().ends_with(".tcold.tmp"))
+        };
+        info(connection, "merge_backlog_rows") > 0 && std::fs::read_dir(server.folder()).unwrap().any(unfinished)
+    };
+    for ids in changed.chunks(500) {
+        let mut pipe = redis::pipe();
+        for id in ids {
+            truth.get_mut(id).unwrap()[0] += 1;
+            pipe.cmd("HINCRBY").arg(format!("post:{id}")).arg("like").arg(1).ignore();
+        }
+        pipe.query::<()>(&mut connection).unwrap();
+    }
+    tidemark_tests::eventually("a merge is under way", || merges_or_tries(&mut connection));
+    let mut other = server.connection();
+    other.set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
+    // More than there is room for beside what waits for the merge.
+    for from in (100_000..400_000).step_by(10_000) {
+        fill_from(&mut connection, from, 10_000, &mut truth);
+        redis::cmd("HINCRBY").arg("user:1").arg("follower").arg(1).query::<i64>(&mut other).unwrap();
+    }
+    assert!(info(&mut connection, "merges") > 0);
+    verify(&server, &truth, &[]);
+    let began = std::time::Instant::now();
+    server.stop();
+    assert!(began.elapsed() < std::time::Duration::from_secs(10), "{:?}", began.elapsed());
+}
+
 #[test]
 fn small_neighbours_become_one_file() {
     let server = TestServer::with(|config| {
