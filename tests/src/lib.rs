@@ -2,12 +2,23 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::DirEntryExt;
 use std::time::{Duration, Instant};
 use tidemark_server::config::Config;
 use tidemark_server::{Server, start};
 
 /// How long a test waits for something that should take milliseconds.
 pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The files of a folder: their names, and which file each is. One that grows is the same; one that was replaced is not.
+fn files_of(folder: &std::path::Path) -> Vec<(std::ffi::OsString, u64)> {
+    let entries = std::fs::read_dir(folder).expect("the data folder").map(|entry| entry.expect("an entry"));
+    // What has gone meanwhile is not there.
+    let files = entries.filter(|entry| entry.file_type().is_ok_and(|of| of.is_file()));
+    let mut files: Vec<_> = files.map(|entry| (entry.file_name(), entry.ino())).collect();
+    files.sort();
+    files
+}
 
 /// A server that stops when the test ends.
 pub struct TestServer {
@@ -61,19 +72,28 @@ impl TestServer {
         self.restart_with(|_| {})
     }
 
-    /// Another server on what the disk holds at this moment: as if this one's process had been killed.
+    /// Another server on what the disk holds once it has all that was answered: as if this one's process had been killed then.
     pub fn killed(&self) -> TestServer {
+        // What was answered a moment ago may still be gathered for the log. Where it cannot get there, the disk is taken as it is.
+        if let Ok(mut connection) = redis::Client::open(self.url()).and_then(|client| client.get_connection()) {
+            _ = redis::cmd("WAITAOF").arg(1).arg(0).arg(2_000).exec(&mut connection);
+        }
         self.on_copy(self.folder())
     }
 
     /// Another server, configured like this one, on a copy of a folder.
     pub fn on_copy(&self, from: &std::path::Path) -> TestServer {
-        let to = tempfile::tempdir().expect("a temporary folder");
-        for entry in std::fs::read_dir(from).expect("the data folder").map(|e| e.expect("an entry")) {
-            if entry.file_type().expect("a type").is_file() {
-                std::fs::copy(entry.path(), to.path().join(entry.file_name())).expect("a copy");
+        let started = Instant::now();
+        let to = loop {
+            let to = tempfile::tempdir().expect("a temporary folder");
+            let before = files_of(from);
+            let copied = before.iter().all(|(name, _)| std::fs::copy(from.join(name), to.path().join(name)).is_ok());
+            // A process dies at one moment: all files are to be of it.
+            if copied && files_of(from) == before {
+                break to;
             }
-        }
+            assert!(started.elapsed() < PATIENCE, "the files in {} change all the time", from.display());
+        };
         TestServer::on(to, self.config.clone())
     }
 
