@@ -309,11 +309,11 @@ impl Space {
         (self.late.load(Relaxed), most.max(64) as usize)
     }
 
-    /// The lowest id of the table with the most late pairs, and how many; `None`: there are none.
-    pub fn most_late(&self) -> Option<(u64, usize)> {
+    /// The lowest id of the table with the most late pairs, and how many, of the tables of which `may` says yes to that id; `None`: there are none.
+    pub fn most_late(&self, may: impl Fn(u64) -> bool) -> Option<(u64, usize)> {
         let tables = self.ring.load();
         let late = tables.entries().iter().filter_map(|e| Some((e.slot().low(), e.table().cold()?.late())));
-        late.filter(|late| late.1 > 0).max_by_key(|late| late.1)
+        late.filter(|late| late.1 > 0 && may(late.0)).max_by_key(|late| late.1)
     }
 
     /// As [`change_in`](Space::change_in), for a table whose filters lie elsewhere.

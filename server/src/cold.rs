@@ -19,6 +19,7 @@
 //! What cannot be read is an error of the commands that ask for it: [`take_failures`]; it is never taken for a row that does not exist.
 
 mod again;
+mod damaged;
 mod files;
 mod pace;
 mod pairs;
@@ -26,6 +27,7 @@ mod reads;
 mod spill;
 
 pub(crate) use again::Again;
+use damaged::Damaged;
 pub(crate) use files::ColdSpace;
 pub(crate) use pairs::{ColdPairs, PairFile, files_of, is_crowded};
 pub(crate) use reads::{Fetching, Pins};

@@ -298,7 +298,7 @@ impl Connection {
             }
         }
         let held = self.held.as_ref().map_or(0, |held| held.out.len());
-        client.buffers.set(self.input.capacity() + self.pending.capacity() + queued + held);
+        client.buffers.set(self.input.capacity() + self.pending.capacity() + queued + held + self.talk.pinned_bytes);
     }
 
     /// Writes replies; what the socket does not take becomes pending.

@@ -101,6 +101,8 @@ pub(crate) struct Talk {
     pub(crate) stalled: Option<Pin<Box<dyn Future<Output = Pins> + Send>>>,
     /// Rows that were read for the requests that come next.
     pub(crate) pins: Pins,
+    /// Bytes that these take, or will.
+    pub(crate) pinned_bytes: usize,
 }
 
 impl Talk {
@@ -119,6 +121,7 @@ impl Talk {
             closing: Closing::No,
             stalled: None,
             pins: Pins::default(),
+            pinned_bytes: 0,
         }
     }
 
@@ -136,6 +139,8 @@ impl Talk {
         let pins = cold::unpin();
         if self.more && self.stalled.is_none() {
             self.pins = pins;
+        } else if self.stalled.is_none() {
+            self.pinned_bytes = 0;
         }
         used
     }
@@ -251,7 +256,7 @@ impl Talk {
     #[cold]
     fn fetch(&mut self, node: &Node, mut behind: &[u8], mut fetching: Fetching) {
         let mut scanner = Scanner::default();
-        loop {
+        while !fetching.is_enough() {
             match scanner.scan(behind, &self.limits) {
                 Scan::Nothing(length) => behind = &behind[length..],
                 Scan::Request(length) => {
@@ -262,6 +267,7 @@ impl Talk {
                 Scan::Incomplete | Scan::Refused(_) => break,
             }
         }
+        self.pinned_bytes += fetching.bytes();
         self.stalled = Some(Box::pin(node.engines.cold.fetch(fetching)));
         self.more = true;
     }

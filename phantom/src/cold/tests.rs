@@ -180,7 +180,7 @@ fn pairs_of_tables_elsewhere_are_found_and_changed() {
             let (late, most) = space.late();
             assert!(late <= most);
             if late > most / 2
-                && let Some((low, _)) = space.most_late()
+                && let Some((low, _)) = space.most_late(|_| true)
             {
                 shelf.write(&space, low, || ());
             }
@@ -393,7 +393,7 @@ fn a_block_of_a_table_elsewhere_is_not_lost() {
     tell(&follower, &log[1..middle]);
     let waiting = follower.late().0;
     assert_eq!(waiting / 2048, middle, "of one place they are one");
-    assert_eq!(follower.most_late(), Some((0, waiting)));
+    assert_eq!(follower.most_late(|_| true), Some((0, waiting)));
     let restored = shelf.restored(&follower);
     assert_eq!(restored.late().0, waiting);
     tell(&restored, &log[middle..]);

@@ -1,6 +1,6 @@
 //! The cold files of one space, by their ranges: one search finds the block that may hold a row.
 
-use super::{Cold, Fetching, Key, PINS, Read, Values, note_failed};
+use super::{Cold, Damaged, Fetching, Key, PINS, Read, Values, note_failed};
 use crate::engines::CounterSpace;
 use crate::records::RecordKind;
 use arc_swap::ArcSwap;
@@ -63,11 +63,14 @@ pub(crate) struct ColdSpace {
     files: ArcSwap<Files>,
     /// The last look for something to spill was in vain: nobody need wait for room.
     pub(crate) stuck: AtomicBool,
+    /// What cannot be merged.
+    pub(crate) damaged: Damaged,
 }
 
 impl ColdSpace {
     pub(crate) fn new(shared: Arc<Cold>) -> Arc<ColdSpace> {
-        Arc::new(ColdSpace { shared, files: ArcSwap::default(), stuck: AtomicBool::new(false) })
+        let (files, stuck, damaged) = Default::default();
+        Arc::new(ColdSpace { shared, files, stuck, damaged })
     }
 
     /// Opens the files that the manifest names for this space, once.

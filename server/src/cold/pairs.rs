@@ -15,7 +15,7 @@
 
 use super::pace::Pace;
 use super::spill::{Ground, Spilled, no_room};
-use super::{Cold, Fetching, Key, Read, Values, note_failed};
+use super::{Cold, Damaged, Fetching, Key, Read, Values, note_failed};
 use crate::engines::{Engines, ExistenceSpace};
 use crate::records::RecordKind;
 use arc_swap::ArcSwap;
@@ -126,11 +126,14 @@ pub(crate) struct ColdPairs {
     any: AtomicBool,
     /// The last attempt to write failed: nobody need wait for room.
     pub(crate) stuck: AtomicBool,
+    /// What cannot be merged.
+    pub(crate) damaged: Damaged,
 }
 
 impl ColdPairs {
     pub(crate) fn new(shared: Arc<Cold>) -> ColdPairs {
-        ColdPairs { shared, files: ArcSwap::default(), any: AtomicBool::new(false), stuck: AtomicBool::new(false) }
+        let (files, any, stuck, damaged) = Default::default();
+        ColdPairs { shared, files, any, stuck, damaged }
     }
 
     /// Whether there are any.
@@ -178,6 +181,11 @@ impl Ground<'_> {
     /// Writes the table that begins at `low` to the disk, or merges with its file what came late; `None`: there is no such table. `rate`: bytes per
     /// second. Nobody else may write files.
     pub(super) fn spill_pairs(&self, space: &ExistenceSpace, low: u64, rate: u64) -> store::Result<Option<Spilled>> {
+        // A table is known by its lowest id.
+        space.cold().damaged.note(low, low, self.write_pairs(space, low, rate))
+    }
+
+    fn write_pairs(&self, space: &ExistenceSpace, low: u64, rate: u64) -> store::Result<Option<Spilled>> {
         let Ground { store, durability, node, .. } = *self;
         let hurries = || self.hurries();
         let pace = Pace::new(rate, &hurries);
@@ -269,7 +277,7 @@ impl Ground<'_> {
             return Ok(self.spill_pairs(space, low, 0)?.map(|_| true));
         }
         let (late, most) = space.late();
-        match space.most_late() {
+        match most_late(space) {
             Some((low, _)) if late > most / 2 => {
                 let rate = if is_crowded(space) { 0 } else { rate };
                 Ok(Some(self.spill_pairs(space, low, rate)?.is_some()))
@@ -277,6 +285,11 @@ impl Ground<'_> {
             _ => Ok(Some(self.drop_recycled(space)?)),
         }
     }
+}
+
+/// The table with the most late pairs, of those that can be merged, and how many.
+fn most_late(space: &ExistenceSpace) -> Option<(u64, usize)> {
+    space.most_late(|low| !space.cold().damaged.has(low, low))
 }
 
 /// Whether so much has come late that writers are to wait for a merge.
@@ -296,7 +309,7 @@ pub(super) fn wants_care(space: &ExistenceSpace) -> bool {
 
 /// Spills the oldest table of pairs that is in memory, or else merges where most has come late; `None`: there is neither.
 pub(super) fn spill_oldest(ground: &Ground<'_>, space: &ExistenceSpace) -> store::Result<Option<Spilled>> {
-    let low = space.oldest_in_memory().or(space.most_late().map(|(low, late)| (low, late as u64)));
+    let low = space.oldest_in_memory().or(most_late(space).map(|(low, late)| (low, late as u64)));
     low.map_or(Ok(None), |(low, _)| ground.spill_pairs(space, low, 0))
 }
 

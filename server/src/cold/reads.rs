@@ -1,4 +1,7 @@
 //! Reading cold rows and flags for a turn: one job per block or pair, on threads of their own, all of them at the same time.
+//!
+//! Turns are served in their order, but one that wants more than [`SHARE`] goes to the end of the line after each so many: who asks for a million rows
+//! does not keep waiting who asks for a page.
 
 use super::{Cold, Key, PINS, PairFile, Read, Values};
 use parking_lot::{Condvar, Mutex};
@@ -11,6 +14,13 @@ use std::sync::atomic::{AtomicUsize, Ordering::AcqRel};
 use std::time::Instant;
 use store::{BLOCK_BYTES, ColdFile};
 use tokio::sync::oneshot;
+
+/// Jobs of a turn that are taken before another's: the page of fifty rows and two flags of each, and some.
+const SHARE: usize = 200;
+/// Rows and pairs beyond which a turn is not looked ahead of the request at hand: those behind it are read with the next one that needs to wait.
+const ENOUGH: usize = 4096;
+/// What one is counted with in the memory of its client: as it is asked for, and as it is at hand, in a table that is half empty.
+const WANTED_BYTES: usize = size_of::<(Arc<ColdFile>, u64, u64)>() + size_of::<What>() + 2 * size_of::<(Key, Read)>();
 
 /// Rows at hand for one turn; looked for several times each.
 pub(crate) type Pins = HashMap<Key, Read, DefaultHashBuilder>;
@@ -33,7 +43,21 @@ impl Fetching {
 
     /// Whether everything is at hand.
     pub(crate) fn is_ready(&self) -> bool {
-        self.wanted.is_empty() && self.pairs.is_empty()
+        self.len() == 0
+    }
+
+    fn len(&self) -> usize {
+        self.wanted.len() + self.pairs.len()
+    }
+
+    /// Whether no more is to be read at once.
+    pub(crate) fn is_enough(&self) -> bool {
+        self.len() >= ENOUGH
+    }
+
+    /// Bytes of memory that it will take until the requests have run.
+    pub(crate) fn bytes(&self) -> usize {
+        self.len() * WANTED_BYTES
     }
 }
 
@@ -53,6 +77,14 @@ enum What {
     Pair(Arc<PairFile>, Pair),
 }
 
+/// What of a turn is still to be done.
+struct Rest {
+    jobs: std::vec::IntoIter<What>,
+    turn: Arc<Waiting>,
+    /// Of its share.
+    taken: usize,
+}
+
 /// A turn that waits for its jobs.
 struct Waiting {
     pins: Mutex<Pins>,
@@ -70,8 +102,35 @@ pub(super) struct Reads {
 
 #[derive(Default)]
 struct Queue {
-    jobs: Mutex<(VecDeque<Job>, bool)>,
+    line: Mutex<Line>,
     nudge: Condvar,
+}
+
+/// The turns that wait, in the order in which they are served.
+#[derive(Default)]
+struct Line {
+    turns: VecDeque<Rest>,
+    closed: bool,
+}
+
+impl Line {
+    fn next(&mut self) -> Option<Job> {
+        loop {
+            let first = self.turns.front_mut()?;
+            // Nobody wants the rest of a connection that has gone.
+            let Some(what) = first.jobs.next().filter(|_| !first.turn.is_left()) else {
+                self.turns.pop_front();
+                continue;
+            };
+            let job = Job { what, turn: first.turn.clone() };
+            first.taken += 1;
+            if first.taken == SHARE {
+                first.taken = 0;
+                self.turns.rotate_left(1);
+            }
+            return Some(job);
+        }
+    }
 }
 
 impl Reads {
@@ -99,23 +158,41 @@ impl Reads {
 
 impl Drop for Reads {
     fn drop(&mut self) {
-        self.queue.jobs.lock().1 = true;
+        self.queue.line.lock().closed = true;
         self.queue.nudge.notify_all();
     }
 }
 
 impl Queue {
     fn take(&self) -> Option<Job> {
-        let mut jobs = self.jobs.lock();
+        let mut line = self.line.lock();
         loop {
-            if let Some(job) = jobs.0.pop_front() {
+            if let Some(job) = line.next() {
                 return Some(job);
             }
-            if jobs.1 {
+            if line.closed {
                 return None;
             }
-            self.nudge.wait(&mut jobs);
+            self.nudge.wait(&mut line);
         }
+    }
+}
+
+impl Waiting {
+    fn new(pins: Pins, jobs: usize) -> (Arc<Waiting>, oneshot::Receiver<Pins>) {
+        let (done, end) = oneshot::channel();
+        let turn = Waiting {
+            pins: Mutex::new(pins),
+            left: AtomicUsize::new(jobs),
+            done: Mutex::new(Some(done)),
+            asked: Instant::now(),
+        };
+        (Arc::new(turn), end)
+    }
+
+    /// Whether nobody waits for it any more.
+    fn is_left(&self) -> bool {
+        self.done.lock().as_ref().is_none_or(oneshot::Sender::is_closed)
     }
 }
 
@@ -174,27 +251,17 @@ impl Cold {
         let blocks: Vec<_> = wanted.chunk_by(same).collect();
         pairs.sort_unstable_by_key(|(file, pair)| file.key(pair));
         pairs.dedup_by_key(|(file, pair)| file.key(pair));
-        let (done, end) = oneshot::channel();
-        let turn = Arc::new(Waiting {
-            pins: Mutex::new(pins),
-            left: AtomicUsize::new(blocks.len() + pairs.len()),
-            done: Mutex::new(Some(done)),
-            asked: Instant::now(),
-        });
+        let more = blocks.len() + pairs.len();
+        let (turn, end) = Waiting::new(pins, more);
         let rows = blocks.into_iter().map(|rows| What::Rows {
             file: rows[0].0.clone(),
             block: rows[0].1,
             ids: rows.iter().map(|row| row.2).collect(),
         });
-        let pairs = pairs.into_iter().map(|(file, pair)| What::Pair(file, pair));
-        let jobs = rows.chain(pairs).map(|what| Job { what, turn: turn.clone() });
+        let wanted_pairs = pairs.into_iter().map(|(file, pair)| What::Pair(file, pair));
+        let jobs: Vec<What> = rows.chain(wanted_pairs).collect();
         let queue = &self.reads.queue;
-        let more = {
-            let mut waiting = queue.jobs.lock();
-            let before = waiting.0.len();
-            waiting.0.extend(jobs);
-            waiting.0.len() - before
-        };
+        queue.line.lock().turns.push_back(Rest { jobs: jobs.into_iter(), turn, taken: 0 });
         // Without the lock, which each that wakes up takes first.
         for _ in 0..more.min(self.reads.threads) {
             if !queue.nudge.notify_one() {
@@ -204,5 +271,61 @@ impl Cold {
         }
         // Whoever ends without an answer gets none: then the rows are read in place.
         async move { end.await.unwrap_or_default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file() -> Arc<ColdFile> {
+        let disk = Arc::new(store::SimDisk::new(1));
+        let store = store::Store::open(disk, store::StoreOptions::default()).unwrap();
+        let tag = store::Tag { space: 1, kind: 1, low: 0, high: 99, stamp: 0 };
+        let mut writer = store.begin_cold(tag, 1).unwrap();
+        writer.push(7, &[70]).unwrap();
+        Arc::new(store.open_cold(&writer.finish().unwrap().unwrap()).unwrap())
+    }
+
+    fn turn(line: &mut Line, file: &Arc<ColdFile>, jobs: usize) -> oneshot::Receiver<Pins> {
+        let (turn, end) = Waiting::new(Pins::default(), jobs);
+        let rows = |block| What::Rows { file: file.clone(), block, ids: vec![] };
+        let jobs: Vec<What> = (0..jobs as u64).map(rows).collect();
+        line.turns.push_back(Rest { jobs: jobs.into_iter(), turn, taken: 0 });
+        end
+    }
+
+    #[test]
+    fn who_wants_much_waits_for_who_wants_little() {
+        let file = file();
+        let mut line = Line::default();
+        let _much = turn(&mut line, &file, 100_000);
+        let (some, more) = (turn(&mut line, &file, 60), turn(&mut line, &file, 60));
+        let mut places = [vec![], vec![], vec![]];
+        let turns: Vec<_> = line.turns.iter().map(|rest| Arc::as_ptr(&rest.turn)).collect();
+        let mut at = 0;
+        while let Some(job) = line.next() {
+            let whose = turns.iter().position(|turn| *turn == Arc::as_ptr(&job.turn)).unwrap();
+            let What::Rows { block, .. } = job.what else { panic!("rows were asked for") };
+            assert_eq!(block, places[whose].len() as u64, "each turn's in their order");
+            places[whose].push(at);
+            at += 1;
+        }
+        assert_eq!(places.each_ref().map(Vec::len), [100_000, 60, 60]);
+        assert_eq!(places[1..].iter().flatten().copied().collect::<Vec<_>>(), (SHARE..SHARE + 120).collect::<Vec<_>>());
+        drop((some, more));
+    }
+
+    #[test]
+    fn nothing_is_read_for_who_has_gone() {
+        let file = file();
+        let mut line = Line::default();
+        let gone = turn(&mut line, &file, 1000);
+        let here = turn(&mut line, &file, 3);
+        assert!(line.next().is_some());
+        drop(gone);
+        let rest = std::iter::from_fn(|| line.next()).count();
+        assert_eq!(rest, 3);
+        drop(here);
     }
 }

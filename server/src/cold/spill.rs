@@ -16,6 +16,7 @@
 //! they are newer than the file. A replica spills as its master does, by its own memory: what it has applied its log has, and its files are
 //! its own, as its snapshots are. Writes go on all the time; those that come after the walk stay in memory, as the file's overlay.
 
+use super::damaged::Damaged;
 use super::files::Files;
 use super::pace::Pace;
 use super::pairs::{self, is_crowded};
@@ -226,6 +227,10 @@ impl<'a> Ground<'a> {
 
     /// Spills the rows of `low..=last`, together with the files that are there. `rate`: bytes per second. Nobody else may write files.
     pub(super) fn spill(&self, space: &CounterSpace, low: u64, last: u64, rate: u64) -> store::Result<Spilled> {
+        space.cold().damaged.note(low, last, self.write(space, low, last, rate))
+    }
+
+    fn write(&self, space: &CounterSpace, low: u64, last: u64, rate: u64) -> store::Result<Spilled> {
         let Ground { store, durability, node, .. } = *self;
         let hurries = || self.hurries();
         let pace = Pace::new(rate, &hurries);
@@ -326,21 +331,30 @@ pub(crate) fn overlay(space: &CounterSpace) -> (u64, u64) {
     space.ranges().iter().filter(changed).fold((0, 0), |sum, range| (sum.0 + range.rows, sum.1 + range.bytes))
 }
 
-/// The spilled range of which changes take most memory, and how much they take.
+/// Whether a range cannot be merged now.
+fn is_damaged(space: &CounterSpace, range: &RangeStats) -> bool {
+    space.cold().damaged.has(range.low, range.last)
+}
+
+/// The spilled range of which changes take most memory, of those that can be merged, and how much they take.
 fn most_changed(space: &CounterSpace) -> Option<(RangeStats, u64)> {
     let end = space.cold_end();
-    let weighed = space.ranges().into_iter().filter(|range| range.last < end).map(|range| {
-        let rows = if range.rows > 0 { range.bytes } else { 0 };
-        (range, rows + space.tombs_of(range.low, range.last).1)
-    });
+    let weighed =
+        space.ranges().into_iter().filter(|range| range.last < end && !is_damaged(space, range)).map(|range| {
+            let rows = if range.rows > 0 { range.bytes } else { 0 };
+            (range, rows + space.tombs_of(range.low, range.last).1)
+        });
     weighed.filter(|range| range.1 > 0).max_by_key(|range| range.1)
 }
 
 /// Spills the oldest range of which anything is in memory; `None` if there is none.
 pub(crate) fn spill_oldest(node: &Node, space: &CounterSpace) -> store::Result<Option<Spilled>> {
     let _alone = node.snapshots.interrupt();
-    let is_worth = |range: &&RangeStats| range.rows > 0 || space.tombs_of(range.low, range.last).0 > 0;
-    let oldest = space.ranges().into_iter().find(|range| range.last < u64::MAX && is_worth(&range));
+    let is_worth = |range: &RangeStats| range.rows > 0 || space.tombs_of(range.low, range.last).0 > 0;
+    let worth = |range: &&RangeStats| range.last < u64::MAX && is_worth(range);
+    let ranges = space.ranges();
+    let mut worth = ranges.iter().filter(worth);
+    let oldest = worth.clone().find(|range| !is_damaged(space, range)).or(worth.next());
     oldest.map(|range| Ground::of(node).spill(space, range.low, range.last, 0)).transpose()
 }
 
@@ -409,15 +423,16 @@ fn merge_most_changed(node: &Node, space: &CounterSpace) -> store::Result<bool> 
 /// Makes one file of neighbours that are small: a file costs a descriptor, and a step of each search. Whether there were any.
 fn merge_neighbours(node: &Node, space: &CounterSpace) -> store::Result<bool> {
     let files = space.cold().files();
-    let Some((low, last)) = small_neighbours(files.all(), space.rows_per_table()) else { return Ok(false) };
+    let damaged = |file: &ColdFile| space.cold().damaged.has(file.entry().tag.low, file.entry().tag.high);
+    let Some((low, last)) = small_neighbours(files.all(), space.rows_per_table(), damaged) else { return Ok(false) };
     let _alone = node.snapshots.interrupt();
     Ground::of(node).spill(space, low, last, node.config().spill.merge_bytes_per_s)?;
     Ok(true)
 }
 
-/// The range of some neighbours of which each is small, and all together not large.
-fn small_neighbours(files: &[Arc<ColdFile>], most: u64) -> Option<(u64, u64)> {
-    let is_small = |file: &Arc<ColdFile>| file.head().rows <= most / SMALL;
+/// The range of some neighbours of which each is small and not `damaged`, and all together not large.
+fn small_neighbours(files: &[Arc<ColdFile>], most: u64, damaged: impl Fn(&ColdFile) -> bool) -> Option<(u64, u64)> {
+    let is_small = |file: &Arc<ColdFile>| file.head().rows <= most / SMALL && !damaged(file);
     files.chunk_by(|a, b| is_small(a) && is_small(b)).filter(|run| run.len() >= NEIGHBOURS).find_map(|run| {
         let mut sum = 0;
         let fits = |file: &&Arc<ColdFile>| {
@@ -470,7 +485,7 @@ impl Retries {
         &mut self,
         engines: &Engines,
         (number, name): (u32, &str),
-        stuck: &AtomicBool,
+        (stuck, damaged): (&AtomicBool, &Damaged),
         look: impl FnOnce() -> store::Result<Option<bool>>,
     ) -> bool {
         if self.0.get(&number).is_some_and(|due| Instant::now() < *due) {
@@ -480,7 +495,9 @@ impl Retries {
         match look() {
             Ok(Some(true)) => {
                 stuck.store(false, Relaxed);
-                engines.cold.trouble.lock().remove(name);
+                if !damaged.any() {
+                    engines.cold.trouble.lock().remove(name);
+                }
                 return true;
             }
             Ok(Some(false)) => {}
@@ -504,14 +521,14 @@ pub(crate) fn run(host: &Host) {
         let node = &host.node();
         let Some(engines) = node.engines.get() else { continue };
         for space in engines.existences() {
-            let (whose, stuck) = ((space.number(), space.name()), &space.cold().stuck);
-            if retries.look_after(engines, whose, stuck, || look_after_pairs(node, space)) {
+            let (whose, cold) = ((space.number(), space.name()), space.cold());
+            if retries.look_after(engines, whose, (&cold.stuck, &cold.damaged), || look_after_pairs(node, space)) {
                 wait = Duration::ZERO;
             }
         }
         for space in engines.counters() {
-            let (whose, stuck) = ((space.number(), space.name()), &space.cold().stuck);
-            if retries.look_after(engines, whose, stuck, || look_after(node, space)) {
+            let (whose, cold) = ((space.number(), space.name()), space.cold());
+            if retries.look_after(engines, whose, (&cold.stuck, &cold.damaged), || look_after(node, space)) {
                 wait = Duration::ZERO;
             }
         }

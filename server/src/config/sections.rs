@@ -327,7 +327,7 @@ section! {
         /// Off until it has been shown at hundreds of millions of rows.
         spill: bool = false,
         /// Rows that a table is made for. A table is allocated when its range begins to be used, not before. A row takes its bits
-        /// plus about 3.5 bytes for its id and empty slots.
+        /// plus about 3.5 bytes for its id and empty slots. With spill = true fewer, if the memory limit has no room for four such tables.
         rows_per_table: u64 = 1 << 20,
         /// Most bytes of memory for this space's tables; beyond it, when nothing can be spilled, writes of new rows are refused with an OOM error.
         memory_limit_bytes: u64 = 1 << 30,

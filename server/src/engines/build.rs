@@ -57,6 +57,14 @@ pub enum BuildError {
 /// Options of CNT.INCRBY, which a field must not be called.
 const RESERVED: [&str; 5] = ["min", "max", "sat", "fail", "token"];
 
+/// Tables that the limit of a space that spills has room for, at least: the newest one, which must not spill, one that does, and as much again for
+/// what was changed of spilled rows.
+const TABLES_WITHIN_LIMIT: u64 = 4;
+/// Bits of a row beside its fields: its id, its share of the empty slots, and of dictionaries.
+const ROW_BITS: u64 = 32;
+/// Bits of each field for values that outgrow it.
+const FIELD_SPARE_BITS: u64 = 2;
+
 impl Engines {
     /// Makes the spaces of the configuration, empty, with what the catalogue says of each: it must have all of them.
     pub fn new(config: &Config, catalogue: &Catalogue, durability: Arc<Durability>) -> Result<Engines, BuildError> {
@@ -207,6 +215,23 @@ pub(super) fn is_reserved(field: &str) -> bool {
     RESERVED.contains(&field.to_ascii_lowercase().as_str())
 }
 
+/// What spills does so table by table, of those that are full: the limit must have room for some, or nothing ever could.
+fn rows_per_table(made: &config::Counter, schema: &counter::Schema) -> u64 {
+    let bits: u64 = schema.living().map(|(_, field)| u64::from(field.width) + FIELD_SPARE_BITS).sum();
+    let room = made.memory_limit_bytes / TABLES_WITHIN_LIMIT * 8 / (bits + ROW_BITS);
+    if made.spill && room < made.rows_per_table {
+        tracing::warn!(
+            "counter space '{}': tables are made for {room} rows instead of rows_per_table = {}, of which memory_limit_bytes = {} has no room for \
+             {TABLES_WITHIN_LIMIT}",
+            made.name,
+            made.rows_per_table,
+            made.memory_limit_bytes
+        );
+        return room.max(1);
+    }
+    made.rows_per_table
+}
+
 fn counter_space(made: &config::Counter, fields: &str) -> Result<counter::Space, BuildError> {
     let source = |source| BuildError::Counter { name: made.name.clone(), source };
     let schema = counter::Schema::parse(fields).map_err(source)?;
@@ -214,7 +239,7 @@ fn counter_space(made: &config::Counter, fields: &str) -> Result<counter::Space,
         return Err(BuildError::Reserved { space: made.name.clone(), field: field.name.clone() });
     }
     counter::Space::new(counter::Options {
-        rows_per_table: made.rows_per_table,
+        rows_per_table: rows_per_table(made, &schema),
         memory_limit_bytes: made.memory_limit_bytes,
         max_ahead: (made.max_ahead > 0).then_some(made.max_ahead),
         seed: fastrand::u64(..),

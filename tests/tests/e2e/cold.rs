@@ -582,6 +582,76 @@ fn a_spoiled_block_is_an_error_and_never_a_no() {
     assert!(info(&mut connection, "cold_corrupt_blocks") > 0);
 }
 
+/// Whatever the limit is, tables are so small that some fit, and the oldest can leave.
+#[test]
+fn a_limit_too_small_for_the_tables_makes_smaller_tables() {
+    for limit in [256 << 10, 1 << 20] {
+        let server = TestServer::with(|config| {
+            small(config);
+            config.counter[0].rows_per_table = 1 << 20;
+            config.counter[0].memory_limit_bytes = limit;
+        });
+        let mut connection = server.connection();
+        let mut truth = Truth::new();
+        // Nobody is refused.
+        fill(&mut connection, limit / 4, &mut truth);
+        assert!(info(&mut connection, "cold_rows") > limit / 8);
+        verify(&server, &truth, &[5, 999_999]);
+    }
+}
+
+/// A file that cannot be read keeps its own range from being merged, and no other; what was changed of it stays in memory, and is served.
+#[test]
+fn a_damaged_file_keeps_no_other_from_being_merged() {
+    let server = TestServer::with(|config| {
+        small(config);
+        config.counter[0].rows_per_table = 10_000;
+        config.counter[0].memory_limit_bytes = 1 << 20;
+    });
+    let mut connection = server.connection();
+    let mut truth = Truth::new();
+    fill(&mut connection, 50_000, &mut truth);
+    let _: u64 = call(&mut connection, &words("TM.SPILL post 9")).unwrap();
+    assert!(info(&mut connection, "cold_files") >= 3 && info(&mut connection, "cold_rows") > 40_000);
+    // The first whole table's file; its first block of rows is the one after the head's.
+    let tables: Vec<BTreeMap<String, Value>> = call(&mut connection, &words("TM.TABLES post")).unwrap();
+    let whole = tables.iter().find(|table| redis::from_redis_value::<u64>(table["rows"].clone()).unwrap() > 10_000);
+    let field = |name: &str| redis::from_redis_value::<String>(whole.unwrap()[name].clone()).unwrap();
+    let (low, last): (u64, u64) = (field("low").parse().unwrap(), field("last").parse().unwrap());
+    let file = std::fs::OpenOptions::new().write(true).open(server.folder().join(field("file"))).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[0x55; 4096], 4096).unwrap();
+    let ids: Vec<u64> = truth.range(low..=last).map(|(&id, _)| id).collect();
+    let told = call::<Value>(&mut connection, &words(&format!("HGET post:{} like", ids[0]))).unwrap_err().to_string();
+    assert!(told.contains("cannot be read"), "{told}");
+    // Behind the damaged block.
+    let change = |connection: &mut Connection, truth: &mut Truth, ids: &[u64]| {
+        for ids in ids.chunks(500) {
+            let mut pipe = redis::pipe();
+            for &id in ids {
+                pipe.cmd("HINCRBY").arg(format!("post:{id}")).arg("like").arg(1).ignore();
+                truth.get_mut(&id).unwrap()[0] += 1;
+            }
+            pipe.query::<()>(connection).unwrap();
+        }
+    };
+    change(&mut connection, &mut truth, &ids[2_000..]);
+    tidemark_tests::eventually("merging it fails", || info(&mut connection, "spill_failures") > 0);
+    let merges = info(&mut connection, "merges");
+    for round in 0..4 {
+        let others: Vec<u64> = truth.range(last + 1..).map(|(&id, _)| id).take(5_000).collect();
+        change(&mut connection, &mut truth, &others);
+        tidemark_tests::eventually("others are merged", || info(&mut connection, "merges") > merges + round);
+    }
+    let text: String = redis::cmd("INFO").arg("cold").query(&mut connection).unwrap();
+    assert!(text.contains("spill_last_status:err") && text.contains("is damaged"), "{text}");
+    // All but the block that is lost.
+    let mut readable: Truth = truth.into_iter().filter(|(id, _)| !ids[..2_000].contains(id)).collect();
+    verify(&server, &readable, &[]);
+    fill_from(&mut connection, 50_000, 30_000, &mut readable);
+    verify(&server, &readable, &[]);
+    verify(&server.killed(), &readable, &[]);
+}
+
 /// Rows on the disk go to a replica as they are; it reads them, spills by its own memory, and takes over.
 #[test]
 fn a_replica_has_the_spilled_rows_spills_by_itself_and_is_promoted() {
