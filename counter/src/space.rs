@@ -18,7 +18,7 @@ use crate::{Error, Field};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use rolling::{Aside, Frontier, Ring};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, OnceLock};
 
 /// The first table of a space, when nothing is known of its ids, is made for so many rows; each later one for up to
@@ -84,6 +84,8 @@ impl Shape {
 /// A named set of ids with one schema. All methods may be called from any thread.
 pub struct Space {
     pub(crate) shape: ArcSwap<Shape>,
+    /// [`Shape::living`] once more: what each write asks first.
+    pub(crate) living: AtomicU64,
     pub(crate) ring: Ring<Table>,
     pub(crate) frontier: Frontier,
     pub(crate) aside: Aside<AsideRow>,
@@ -119,6 +121,7 @@ impl Space {
         let plan = Plan::new(&shape.schema, 0, u64::MAX, FIRST_ROWS.min(rows_per_table));
         let first = Table::new(&plan, shape.schema.clone(), options.seed, &budget)?;
         Ok(Space {
+            living: AtomicU64::new(shape.living),
             shape: ArcSwap::new(shape),
             ring: Ring::new(0, first),
             frontier: Frontier::new(options.max_ahead),
@@ -155,9 +158,17 @@ impl Space {
     pub fn alter(&self, change: &Alteration) -> Result<Arc<Schema>, Error> {
         let _altering = self.altering.lock();
         let shape = Shape::new(self.shape.load().schema.altered(change)?);
-        self.shape.store(shape.clone());
-        self.stirred.store(true, Relaxed);
+        self.take_shape(shape.clone());
         Ok(shape.schema.clone())
+    }
+
+    /// With `altering` held. A field is known to readers before it is written, and to writers for a moment after it was dropped: as to one who had
+    /// looked just before.
+    fn take_shape(&self, shape: Arc<Shape>) {
+        let living = shape.living;
+        self.shape.store(shape);
+        self.living.store(living, Release);
+        self.stirred.store(true, Relaxed);
     }
 
     /// Takes over a schema that this space had, or its source has, as it is said in a log or a snapshot: a later one replaces ours, an earlier
@@ -171,8 +182,7 @@ impl Space {
         let earlier = told.width() < ours.width()
             || ours.fields().iter().zip(told.fields()).any(|(ours, told)| ours.dropped && !told.dropped);
         if !earlier && *told != *ours {
-            self.shape.store(Shape::new(told.clone()));
-            self.stirred.store(true, Relaxed);
+            self.take_shape(Shape::new(told.clone()));
         }
         Ok(())
     }

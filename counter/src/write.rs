@@ -10,7 +10,7 @@ use crate::plan::{self, Plan};
 use crate::space::{AsideRow, FIRST_ROWS, GROWTH, Space};
 use crate::table::{Table, hash_of};
 use rolling::{Entry, Refused};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// Writes after which a space without a frontier looks for one, however few its ids.
 const WRITES_AT_START: usize = 4096;
@@ -226,7 +226,7 @@ impl Space {
     }
 
     fn check_fields(&self, fields: impl Iterator<Item = usize>) -> Result<(), Error> {
-        let living = self.shape.load().living;
+        let living = self.living.load(Acquire);
         for field in fields {
             if field >= 64 || living >> field & 1 == 0 {
                 return Err(Error::NoField(format!("at position {field}")));

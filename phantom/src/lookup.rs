@@ -129,8 +129,28 @@ impl Space {
     /// addition to a large filter takes a third of the time then.
     #[inline]
     pub fn prefetch(&self, id: u64, member: &Member) {
-        let pair = self.pair(id, member);
-        if let Some(entry) = self.ring.load().find(id) {
+        self.hints().prefetch(id, member);
+    }
+
+    /// For many of them, of different requests: takes the list of tables once.
+    #[inline]
+    pub fn hints(&self) -> Hints<'_> {
+        Hints { space: self, tables: self.ring.load() }
+    }
+}
+
+/// See [`Space::hints`]. To be held for no longer than the requests at hand.
+pub struct Hints<'s> {
+    space: &'s Space,
+    tables: Loaded<Arc<Table>>,
+}
+
+impl Hints<'_> {
+    /// As [`Space::prefetch`].
+    #[inline]
+    pub fn prefetch(&self, id: u64, member: &Member) {
+        let pair = self.space.pair(id, member);
+        if let Some(entry) = self.tables.find(id) {
             let table = entry.table();
             table.prefetch(&pair, &table.first_filter().spot(&pair));
         }

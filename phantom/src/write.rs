@@ -89,8 +89,10 @@ impl Space {
                 done
             });
             let done = done.unwrap_or(Ok(Change::Unknown))?;
-            // Only a write that succeeds ends their stay in the aside.
-            self.aside_pairs.fetch_sub(settled, SeqCst);
+            // Only a write that succeeds ends their stay in the aside. Mostly none were there, and a line that all writers share is best left alone.
+            if settled > 0 {
+                self.aside_pairs.fetch_sub(settled, SeqCst);
+            }
             Ok(done)
         };
         let ahead = |entry: &mut Option<Hashes>| {

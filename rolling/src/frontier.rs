@@ -48,7 +48,7 @@ pub enum Admission {
 
 /// The highest id that counts as normal. See the top of the file. All methods may be called from any thread.
 ///
-/// Each write counts itself here, so it has two cache lines (which processors fetch in pairs) to itself: beside it lies what every read looks at.
+/// Writes may count themselves here, so it has two cache lines (which processors fetch in pairs) to itself: beside it lies what every read looks at.
 #[repr(align(128))]
 pub struct Frontier {
     /// The highest admitted id; 0 while `known` is false.
@@ -129,12 +129,11 @@ impl Frontier {
     /// Where a write of `id` goes. An id inside the window moves the frontier.
     #[inline]
     pub fn admit(&self, id: u64) -> Admission {
-        // Load and store, not fetch_add: a lost count harms nothing, and an atomic addition costs twenty times as much.
-        let recent = self.recent.load(Relaxed) + 1;
-        self.recent.store(recent, Relaxed);
-        if recent >= RECENT {
-            self.recent.store(recent / 2, Relaxed);
-            self.recent_ahead.store(self.recent_ahead.load(Relaxed) / 2, Relaxed);
+        // While nothing was ahead of late there is nothing to compare with, and half of the most says enough: nobody writes here then, and the line
+        // stays in the caches of all writers.
+        let recent = self.recent.load(Relaxed);
+        if recent < RECENT / 2 || self.recent_ahead.load(Relaxed) > 0 {
+            self.count(recent + 1);
         }
         // SeqCst (a plain load on x86): see the argument in aside.rs.
         let high = self.high.load(SeqCst);
@@ -142,6 +141,15 @@ impl Frontier {
             return Admission::Inside;
         }
         self.admit_above(id, high)
+    }
+
+    /// Notes one more recent write. Load and store, not fetch_add: a lost count harms nothing, and an atomic addition costs twenty times as much.
+    fn count(&self, recent: u32) {
+        self.recent.store(recent, Relaxed);
+        if recent >= RECENT {
+            self.recent.store(recent / 2, Relaxed);
+            self.recent_ahead.store(self.recent_ahead.load(Relaxed) / 2, Relaxed);
+        }
     }
 
     /// Whether `id` lies further than `max_ahead` above the frontier or, before there is one, above `highest`, the highest id in

@@ -25,5 +25,5 @@ mod ring;
 
 pub use aside::{Aside, Refused};
 pub use frontier::{Admission, Frontier};
-pub use memory::{HUGE_PAGE_BYTES, Words, equal_bytes, prefetch};
+pub use memory::{HUGE_PAGE_BYTES, Words, equal_bytes, prefetch, prefetch_to_write};
 pub use ring::{Entry, Loaded, Ring, STRIPES, Slot, Tables};

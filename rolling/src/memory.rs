@@ -89,6 +89,19 @@ pub fn prefetch<T>(at: &T) {
     let _ = at;
 }
 
+/// The same for a line that will be written: it comes without the others' copies, so that the write need not wait for these to go.
+#[inline(always)]
+pub fn prefetch_to_write<T>(at: &T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+        // SAFETY: a hint: it reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_ET0>(std::ptr::from_ref(at).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// A bit for each byte of `words`, lowest byte first, that is `byte`. At most eight words.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
