@@ -3,8 +3,10 @@
 //! ```text
 //!   word 0     id                                               so that marks of one id sort together, and one comparison usually decides
 //!   words 1, 2 member of a pair                                 a number and 0, or the hash of the pair; filter << 32 | number of a block; else 0
-//!   word 3     space << 8 | kind << 1 | state                   state: the pair is set
+//!   word 3     space << 32 | kind << 25 | counters << 1 | state counters: the row of this id there has changed, too, or 0; state: the pair is set
 //! ```
+//!
+//! A like, which sets a pair and moves a row of the same id, is one mark. So marks of one pair differ in the lowest 25 bits only, and lie side by side.
 //!
 //! Some hundred thousand a second are made, sorted and read, so a mark is small (two to a cache line) and plain: four words, no branch to compare them.
 //!
@@ -16,6 +18,7 @@ use phantom::{BlockPlace, Member};
 
 /// What a write has changed. See the top of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(align(32))]
 pub struct Mark {
     id: u64,
     member: [u64; 2],
@@ -25,14 +28,16 @@ pub struct Mark {
 const _: () = assert!(size_of::<Mark>() == 32);
 
 const STATE: u64 = 1;
-const KIND_BITS: u32 = 8;
+const COUNTERS_AT: u32 = 1;
+const KIND_AT: u32 = 25;
+const SPACE_AT: u32 = 32;
 
 const CATALOGUE: u64 = 0;
-const ROW: u64 = 1 << 1;
-const PAIR: u64 = 2 << 1;
-const HASHED_PAIR: u64 = 3 << 1;
-const LOOSE: u64 = 4 << 1;
-const BLOCK: u64 = 5 << 1;
+const ROW: u64 = 1;
+const PAIR: u64 = 2;
+const HASHED_PAIR: u64 = 3;
+const LOOSE: u64 = 4;
+const BLOCK: u64 = 5;
 
 /// A mark, read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,11 +56,11 @@ pub enum Marked {
 
 impl Mark {
     /// The catalogue or the layout of a ring.
-    pub const CATALOGUE: Mark = Mark { id: 0, member: [0; 2], what: CATALOGUE };
+    pub const CATALOGUE: Mark = Mark { id: 0, member: [0; 2], what: CATALOGUE << KIND_AT };
 
     #[inline]
     fn new(kind: u64, space: u32, id: u64, member: [u64; 2]) -> Mark {
-        Mark { id, member, what: u64::from(space) << KIND_BITS | kind }
+        Mark { id, member, what: u64::from(space) << SPACE_AT | kind << KIND_AT }
     }
 
     /// A row of a counter space.
@@ -71,7 +76,15 @@ impl Mark {
             MarkedMember::Number(n) => (PAIR, [n, 0]),
             MarkedMember::Hash(hash) => (HASHED_PAIR, hash),
         };
-        Mark::new(kind | u64::from(set), space, id, member)
+        let mark = Mark::new(kind, space, id, member);
+        Mark { what: mark.what | u64::from(set), ..mark }
+    }
+
+    /// The same, and the row of its id in the counter space with this number. `None`: the number is too high to be named beside the pair.
+    #[inline]
+    pub fn with_row(self, counters: u32) -> Option<Mark> {
+        let fits = counters < 1 << (KIND_AT - COUNTERS_AT);
+        fits.then_some(Mark { what: self.what | u64::from(counters) << COUNTERS_AT, ..self })
     }
 
     /// An id of an existence space that became loose.
@@ -88,7 +101,16 @@ impl Mark {
     /// The space's number and the id; of the catalogue 0.
     #[inline]
     pub fn place(&self) -> (u32, u64) {
-        ((self.what >> KIND_BITS) as u32, self.id)
+        ((self.what >> SPACE_AT) as u32, self.id)
+    }
+
+    /// The number of the counter space of which the row of this id has changed, beside what else the mark says.
+    #[inline]
+    pub fn row_beside(&self) -> Option<u32> {
+        match (self.what >> COUNTERS_AT) as u32 & ((1 << (KIND_AT - COUNTERS_AT)) - 1) {
+            0 => None,
+            counters => Some(counters),
+        }
     }
 
     /// What it says.
@@ -96,7 +118,7 @@ impl Mark {
     pub fn read(&self) -> Marked {
         let (space, id) = self.place();
         let pair = |member| Marked::Pair(space, id, member, self.what & STATE != 0);
-        match self.what & ((1 << KIND_BITS) - 1) & !STATE {
+        match self.what >> KIND_AT & ((1 << (SPACE_AT - KIND_AT)) - 1) {
             ROW => Marked::Row(space, id),
             PAIR => pair(MarkedMember::Number(self.member[0])),
             HASHED_PAIR => pair(MarkedMember::Hash(self.member)),
@@ -109,9 +131,10 @@ impl Mark {
         }
     }
 
-    /// Whether two different marks are of one pair.
-    fn contradicts(&self, other: &Mark) -> bool {
-        (self.id, self.member, self.what ^ STATE) == (other.id, other.member, other.what)
+    /// Whether two marks are of one pair, whatever they say of it.
+    #[inline]
+    fn is_beside(&self, other: &Mark) -> bool {
+        (self.id, self.member, self.what >> KIND_AT) == (other.id, other.member, other.what >> KIND_AT)
     }
 }
 
@@ -120,11 +143,11 @@ impl Mark {
 #[inline]
 pub(crate) fn told(marks: &[Mark], at: usize) -> Option<bool> {
     let mark = &marks[at];
-    if marks.get(at + 1).is_some_and(|next| mark.contradicts(next)) {
+    if marks.get(at + 1).is_some_and(|next| mark.is_beside(next)) {
         return Some(false);
     }
-    let is_alone = at == 0 || !mark.contradicts(&marks[at - 1]);
-    (is_alone && mark.what & STATE != 0).then_some(true)
+    let mut all = marks[..=at].iter().rev().take_while(|before| mark.is_beside(before));
+    all.all(|mark| mark.what & STATE != 0).then_some(true)
 }
 
 /// A member as the log names it: as short as it can be.
@@ -174,13 +197,52 @@ mod tests {
                     [MarkedMember::Number(u64::MAX), MarkedMember::Number(0), MarkedMember::of_hash(u128::MAX - 1)]
                 {
                     for set in [false, true] {
-                        assert_eq!(Mark::pair(space, id, member, set).read(), Marked::Pair(space, id, member, set));
+                        let mark = Mark::pair(space, id, member, set);
+                        assert_eq!((mark.read(), mark.row_beside()), (Marked::Pair(space, id, member, set), None));
+                        for counters in [1, (1 << 24) - 1] {
+                            let mark = mark.with_row(counters).unwrap();
+                            assert_eq!(mark.read(), Marked::Pair(space, id, member, set));
+                            assert_eq!((mark.row_beside(), mark.place()), (Some(counters), (space, id)));
+                        }
+                        assert_eq!(mark.with_row(1 << 24), None);
                     }
                 }
             }
         }
         assert_eq!(Mark::CATALOGUE.read(), Marked::Catalogue);
-        assert_eq!(Mark::CATALOGUE.place(), (0, 0));
+        assert_eq!((Mark::CATALOGUE.place(), Mark::CATALOGUE.row_beside()), ((0, 0), None));
+        assert_eq!(Mark::row(u32::MAX, 7).row_beside(), None);
+    }
+
+    /// Liked by one action, by another one that moves other counters, and without any; then by the first again, and taken back.
+    #[test]
+    fn marks_of_one_pair_are_told_once_whatever_rows_they_name() {
+        let number = MarkedMember::Number;
+        let like = |counters| Mark::pair(7, 1, number(5), true).with_row(counters).unwrap();
+        // What lies beside them: the same member as a hash and in another space, and a loose id.
+        let others = [
+            Mark::pair(7, 1, MarkedMember::Hash([5, 0]), true),
+            Mark::pair(8, 1, number(5), false),
+            Mark::loose(7, 1),
+            Mark::row(3, 1),
+        ];
+        let told_of = |of_it: &[Mark]| {
+            let mut marks = [of_it, &others].concat();
+            marks.sort_unstable();
+            marks.dedup();
+            let at = |mark: &Mark| told(&marks, marks.iter().position(|m| m == mark).unwrap());
+            let mut told: Vec<_> = of_it.iter().map(at).filter(|&told| told != Some(false)).collect();
+            told.dedup();
+            assert_eq!((at(&others[0]), at(&others[1])), (Some(true), None));
+            told
+        };
+        let bare = Mark::pair(7, 1, number(5), true);
+        let unset = Mark::pair(7, 1, number(5), false);
+        assert_eq!(told_of(&[like(3)]), [Some(true)]);
+        assert_eq!(told_of(&[like(3), bare, like(4)]), [Some(true)], "once");
+        assert_eq!(told_of(&[like(3), unset]), [None]);
+        assert_eq!(told_of(&[like(4), like(3), unset.with_row(3).unwrap(), bare]), [None]);
+        assert_eq!(told_of(&[unset.with_row(4).unwrap()]), [None]);
     }
 
     #[test]

@@ -65,6 +65,12 @@ pub fn natural(digits: &[u8]) -> Option<u64> {
     Some(value)
 }
 
+/// The second half of a pair, as [`phantom::Member::parse`] reads it.
+#[inline]
+pub(crate) fn member(text: &[u8]) -> phantom::Member<'_> {
+    natural(text).map_or(phantom::Member::Bytes(text), phantom::Member::Number)
+}
+
 #[cold]
 fn long_natural(digits: &[u8]) -> Option<u64> {
     if digits.len() > 20 {

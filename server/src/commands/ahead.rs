@@ -5,8 +5,8 @@
 
 use super::table::ahead_of;
 use super::{Found, flag};
-use crate::engines::{CounterSpace, Engines, KeyRef};
-use crate::resp::{Args, natural};
+use crate::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef};
+use crate::resp::{Args, member, natural};
 use phantom::Member;
 
 /// What a command's arguments name.
@@ -43,14 +43,15 @@ pub(super) fn of(name: &str) -> Option<Ahead> {
 /// Looks ahead over the requests of one batch. Most of them name ids of one space, so its tables are looked up once.
 pub(crate) struct LookAhead<'a> {
     engines: &'a Engines,
-    view: Option<(&'a CounterSpace, counter::Read<'a>)>,
+    rows: Option<(&'a CounterSpace, counter::Read<'a>)>,
+    pairs: Option<(&'a ExistenceSpace, phantom::Hints<'a>)>,
 }
 
 impl<'a> LookAhead<'a> {
     /// For requests to these engines.
     #[inline]
     pub(crate) fn new(engines: &'a Engines) -> LookAhead<'a> {
-        LookAhead { engines, view: None }
+        LookAhead { engines, rows: None, pairs: None }
     }
 
     /// Asks for what a request will need, if it is one of those that need little. Whatever is wrong with its arguments is for the command itself
@@ -69,11 +70,20 @@ impl<'a> LookAhead<'a> {
 
     #[inline]
     fn row(&mut self, space: &'a CounterSpace, id: u64) {
-        let view = match &self.view {
+        let view = match &self.rows {
             Some((of, view)) if std::ptr::eq(*of, space) => view,
-            _ => &self.view.insert((space, space.read())).1,
+            _ => &self.rows.insert((space, space.read())).1,
         };
         view.prefetch(&[id]);
+    }
+
+    #[inline]
+    fn pair(&mut self, space: &'a ExistenceSpace, id: u64, member: &Member<'_>) {
+        let hints = match &self.pairs {
+            Some((of, hints)) if std::ptr::eq(*of, space) => hints,
+            _ => &self.pairs.insert((space, space.hints())).1,
+        };
+        hints.prefetch(id, member);
     }
 
     fn fetch(&mut self, what: Ahead, args: Args<'_>) -> Option<u64> {
@@ -86,7 +96,7 @@ impl<'a> LookAhead<'a> {
             }
             Ahead::Pair => match engines.resolve(args.at(1)) {
                 Ok(KeyRef::Pair { space, id }) => {
-                    space.prefetch(id, &Member::parse(args.at(2)));
+                    self.pair(space, id, &member(args.at(2)));
                     Some(id)
                 }
                 _ => None,
@@ -98,12 +108,14 @@ impl<'a> LookAhead<'a> {
             }
             Ahead::SpaceMemberId => {
                 let (space, id) = (engines.existence(args.at(1))?, natural(args.at(3))?);
-                space.prefetch(id, &Member::parse(args.at(2)));
+                self.pair(space, id, &member(args.at(2)));
                 Some(id)
             }
             Ahead::ActionViewerId => {
                 let (action, id) = (engines.action(args.at(1))?, natural(args.at(3))?);
-                engines.prefetch(action, &Member::parse(args.at(2)), id);
+                let (flags, counters) = engines.spaces_of(action);
+                self.pair(flags, id, &member(args.at(2)));
+                self.row(counters, id);
                 Some(id)
             }
         }

@@ -2,11 +2,12 @@
 
 use super::Durability;
 use super::rings::{encode_block, encode_frontier, encode_layout};
-use crate::engines::Engines;
+use crate::engines::{CounterSpace, Engines};
 use crate::marks::{Mark, Marked, MarkedMember, told};
 use crate::records::{Commit, RecordKind};
 use counter::Schema;
 use phantom::{Answer, Frontier, Member, Pair};
+use smallvec::SmallVec;
 use std::sync::Arc;
 use store::{Batch, Committed, Health, Source};
 
@@ -26,6 +27,30 @@ pub(super) struct State<'a> {
     schemas: Vec<Option<Arc<Schema>>>,
     /// Of each existence space how often its ring had changed, and its frontier, when they were last logged.
     courses: Vec<Option<(u64, Frontier)>>,
+}
+
+/// How the rows of one stripe are read: its lock is held, so a list of tables that was taken under it has all that is marked there.
+#[derive(Default)]
+struct Views<'a> {
+    /// Of the counter space with this number.
+    last: Option<(u32, &'a CounterSpace, counter::Read<'a>)>,
+    /// Rows of the id at hand that have been read.
+    done: SmallVec<[(u32, u64); 4]>,
+}
+
+impl<'a> Views<'a> {
+    fn of(&mut self, engines: &'a Engines, number: u32) -> Option<(&'a CounterSpace, &mut counter::Read<'a>)> {
+        if self.last.as_ref().is_none_or(|last| last.0 != number) {
+            self.last = engines.counter_by_number(number).map(|space| (number, space, space.read()));
+        }
+        self.last.as_mut().map(|(_, space, view)| (*space, view))
+    }
+
+    fn prefetch(&mut self, engines: &'a Engines, number: u32, id: u64) {
+        if let Some((_, view)) = self.of(engines, number) {
+            view.prefetch(&[id]);
+        }
+    }
 }
 
 /// Marks, or recovered records, whose state is asked for together.
@@ -48,22 +73,38 @@ impl<'a> State<'a> {
     }
 }
 
-impl State<'_> {
+impl<'a> State<'a> {
     /// Asks the cache for what `read` will look at.
-    fn prefetch(&self, marks: &[Mark], at: usize) {
+    fn prefetch(&self, views: &mut Views<'a>, marks: &[Mark], at: usize) {
         match marks[at].read() {
-            Marked::Row(space, id) => {
-                if let Some(s) = self.engines.counter_by_number(space) {
-                    s.prefetch(id);
+            Marked::Row(space, id) => views.prefetch(self.engines, space, id),
+            Marked::Pair(space, id, member, _) => {
+                if let Some(counters) = marks[at].row_beside() {
+                    views.prefetch(self.engines, counters, id);
                 }
-            }
-            Marked::Pair(space, id, MarkedMember::Number(member), _) if told(marks, at).is_none() => {
-                if let Some(s) = self.engines.existence_by_number(space) {
+                if let MarkedMember::Number(member) = member
+                    && told(marks, at).is_none()
+                    && let Some(s) = self.engines.existence_by_number(space)
+                {
                     s.prefetch(id, &Member::Number(member));
                 }
             }
-            Marked::Pair(..) | Marked::Block(..) | Marked::Loose(..) | Marked::Catalogue => {}
+            Marked::Block(..) | Marked::Loose(..) | Marked::Catalogue => {}
         }
+    }
+
+    /// Reads a row, unless it was the last one: marks of one id lie side by side, and most of them name the same.
+    fn row(&mut self, views: &mut Views<'a>, number: u32, id: u64) {
+        if views.done.contains(&(number, id)) {
+            return;
+        }
+        views.done.retain(|&mut (_, other)| other == id);
+        views.done.push((number, id));
+        let Some((space, view)) = views.of(self.engines, number) else { return };
+        let width = view.schema().width();
+        let mut row = || self.commit.row(number, id, width, |values| view.get(id, values));
+        let read = crate::cold::if_readable(&mut row);
+        self.note_unreadable(space.name(), id, read);
     }
 
     fn note_unreadable(&mut self, space: &str, id: u64, read: Result<(), Arc<str>>) {
@@ -76,7 +117,10 @@ impl State<'_> {
         }
     }
 
-    fn read(&mut self, marks: &[Mark], at: usize) {
+    fn read(&mut self, views: &mut Views<'a>, marks: &[Mark], at: usize) {
+        if let (Some(counters), (_, id)) = (marks[at].row_beside(), marks[at].place()) {
+            self.row(views, counters, id);
+        }
         match marks[at].read() {
             // `encode` sees for itself.
             Marked::Catalogue => {}
@@ -88,14 +132,7 @@ impl State<'_> {
                     self.blocks.push((number, encode_block(place, &state)));
                 }
             }
-            Marked::Row(space, id) => {
-                if let Some(s) = self.engines.counter_by_number(space) {
-                    let width = s.schema().width();
-                    let mut row = || self.commit.row(space, id, width, |values| s.get(id, values));
-                    let read = crate::cold::if_readable(&mut row);
-                    self.note_unreadable(s.name(), id, read);
-                }
-            }
+            Marked::Row(space, id) => self.row(views, space, id),
             Marked::Pair(space, id, member, _) => match told(marks, at) {
                 Some(true) => self.commit.pair(space, id, member, true),
                 Some(false) => {}
@@ -113,12 +150,14 @@ impl State<'_> {
 
 impl Source<Mark> for State<'_> {
     fn collect(&mut self, marks: &[Mark]) -> usize {
-        self.shared.parts.touch_all(marks.iter().map(Mark::place));
+        let rows = marks.iter().filter_map(|mark| Some((mark.row_beside()?, mark.place().1)));
+        self.shared.parts.touch_all(marks.iter().map(Mark::place).chain(rows));
+        let mut views = Views::default();
         // Each state lies in cache lines of its own: asked for together, they do not wait for memory one by one.
         for first in (0..marks.len()).step_by(PREFETCHED) {
             let some = first..marks.len().min(first + PREFETCHED);
-            some.clone().for_each(|at| self.prefetch(marks, at));
-            some.for_each(|at| self.read(marks, at));
+            some.clone().for_each(|at| self.prefetch(&mut views, marks, at));
+            some.for_each(|at| self.read(&mut views, marks, at));
         }
         self.commit.bytes() + self.blocks.iter().map(|(_, block)| block.len()).sum::<usize>()
     }

@@ -12,7 +12,7 @@ use crate::marks::{Mark, MarkedMember};
 use crate::watch::Place;
 use counter::{Alteration, Bounds, Change as Delta, Schema};
 use phantom::{Change, Member};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use store::{Ticket, Turn};
@@ -98,7 +98,9 @@ impl Engines {
     /// Enters the stripe of an id.
     #[inline]
     fn turn(&self, id: u64) -> Turn<'_, Mark> {
-        self.durability.committer().enter(stripe_of(id))
+        let mut turn = self.durability.committer().enter(stripe_of(id));
+        turn.before_mark(rolling::prefetch_to_write);
+        turn
     }
 
     /// The same, for a write of pairs.
@@ -116,14 +118,13 @@ impl Engines {
     /// Asks the cache for what every write of an id needs, whatever it writes.
     #[inline]
     pub(crate) fn hint(&self, id: u64) {
-        self.durability.committer().hint(stripe_of(id));
+        self.durability.committer().stripe_lines(stripe_of(id)).into_iter().for_each(rolling::prefetch_to_write);
     }
 
-    /// Asks the cache for what an action on an id needs.
+    /// The spaces that an action changes.
     #[inline]
-    pub(crate) fn prefetch(&self, action: &Action, viewer: &Member<'_>, id: u64) {
-        self.existences[action.flag].prefetch(id, viewer);
-        self.counters[action.counter].prefetch(id);
+    pub(crate) fn spaces_of(&self, action: &Action) -> (&ExistenceSpace, &CounterSpace) {
+        (&self.existences[action.flag], &self.counters[action.counter])
     }
 
     /// Keeps other writers of this id out until it is dropped: for a change that depends on what is there.
@@ -332,7 +333,7 @@ impl Engines {
         if change != Change::Unknown {
             self.after_flagging(&mut turn, space, id);
         }
-        self.mark_pair(&mut turn, space, id, member, change, true);
+        self.mark_pair(&mut turn, space, id, member, change, true, None);
         Ok(change)
     }
 
@@ -341,7 +342,7 @@ impl Engines {
     pub fn unflag(&self, space: &ExistenceSpace, id: u64, member: &Member<'_>) -> Result<Change, WriteError> {
         let mut turn = self.pair_turn(space, id);
         let change = space.space.remove(id, member)?;
-        self.mark_pair(&mut turn, space, id, member, change, false);
+        self.mark_pair(&mut turn, space, id, member, change, false, None);
         Ok(change)
     }
 
@@ -356,31 +357,39 @@ impl Engines {
         id: u64,
         scratch: &mut Vec<i64>,
     ) -> Result<Change, WriteError> {
-        let (flags, counters) = (&self.existences[action.flag], &self.counters[action.counter]);
+        let (flags, counters) = self.spaces_of(action);
         let is_tied = self.is_tied(flags, counters, action.field);
         let turn = RefCell::new(self.pair_turn(flags, id));
+        let counted = Cell::new(false);
         let mut count = || {
             scratch.clear();
             let change = [Delta { field: action.field, delta: 1 }];
             counters.space.add(id, &change, &Bounds::default(), scratch)?;
-            let mut turn = turn.borrow_mut();
-            self.changed_row(&mut turn, counters, id);
+            counted.set(true);
+            self.watches.changed(counters.number, id);
             if is_tied && scratch.first().is_none_or(|&counted| counted <= 0) {
-                flags.loosen(&mut turn, id);
+                flags.loosen(&mut turn.borrow_mut(), id);
             }
             Ok::<(), WriteError>(())
         };
-        let mut change = flags.space.add_with(id, viewer, &mut count)?;
-        if change == Change::Unchanged && is_tied && self.is_proof(flags, id, self.counted(counters, id, action.field))
+        let mut change = flags.space.add_with(id, viewer, &mut count);
+        if matches!(change, Ok(Change::Unchanged))
+            && is_tied
+            && self.is_proof(flags, id, self.counted(counters, id, action.field))
         {
-            count()?;
-            change = Change::Changed;
+            change = count().map(|()| Change::Changed);
         }
         let mut turn = turn.into_inner();
+        let row = counted.get().then_some(counters.number);
+        let Ok(change) = change else {
+            // The engines promise that nothing has changed then. A row that was moved all the same is not to be missing from the log.
+            row.into_iter().for_each(|row| turn.mark(Mark::row(row, id)));
+            return change;
+        };
         if change != Change::Unknown && (change == Change::Unchanged || !is_tied) {
             self.after_flagging(&mut turn, flags, id);
         }
-        self.mark_pair(&mut turn, flags, id, viewer, change, true);
+        self.mark_pair(&mut turn, flags, id, viewer, change, true, row);
         Ok(change)
     }
 
@@ -404,7 +413,7 @@ impl Engines {
                 Stop::Refused(error.into())
             }
         }
-        let (flags, counters) = (&self.existences[action.flag], &self.counters[action.counter]);
+        let (flags, counters) = self.spaces_of(action);
         let is_tied = self.is_tied(flags, counters, action.field);
         let turn = RefCell::new(self.pair_turn(flags, id));
         let count = || {
@@ -426,13 +435,15 @@ impl Engines {
             Err(Stop::NotSet) => Change::Unchanged,
             Err(Stop::Refused(error)) => return Err(error),
         };
-        self.mark_pair(&mut turn.into_inner(), flags, id, viewer, change, false);
+        self.mark_pair(&mut turn.into_inner(), flags, id, viewer, change, false, None);
         Ok(change)
     }
 
     /// A pair that was to be set and seemed to be set is marked, too: it may only have seemed so, and a filter that is rebuilt from
-    /// the log need not have the same chance hits. Whoever was told that it is set must find it (promise 6).
+    /// the log need not have the same chance hits. Whoever was told that it is set must find it (promise 6). With it the row of the id in the
+    /// counter space `row`, if that has changed.
     #[inline]
+    #[expect(clippy::too_many_arguments, reason = "what a change of a pair is")]
     fn mark_pair(
         &self,
         turn: &mut Turn<'_, Mark>,
@@ -441,13 +452,23 @@ impl Engines {
         member: &Member<'_>,
         change: Change,
         to_set: bool,
+        row: Option<u32>,
     ) {
         if change == Change::Changed {
             self.watches.changed(space.number, id);
         }
-        if change == Change::Changed || (change == Change::Unchanged && to_set) {
-            let member = MarkedMember::new(space, id, member);
-            turn.mark_new(Mark::pair(space.number, id, member, to_set));
+        let is_marked = change == Change::Changed || (change == Change::Unchanged && to_set);
+        let mark = || Mark::pair(space.number, id, MarkedMember::new(space, id, member), to_set);
+        let alone = match row {
+            Some(row) if is_marked => match mark().with_row(row) {
+                Some(both) => return turn.mark_new(both),
+                None => Some(row),
+            },
+            other => other,
+        };
+        alone.into_iter().for_each(|row| turn.mark(Mark::row(row, id)));
+        if is_marked {
+            turn.mark_new(mark());
         }
     }
 }

@@ -4,6 +4,7 @@
 //! the top of the folder (`mod.rs`).
 
 use std::cell::RefCell;
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use parking_lot::{MutexGuard, ReentrantMutex, ReentrantMutexGuard};
@@ -42,10 +43,11 @@ thread_local! {
 }
 
 /// Stripes on cache lines of their own: two each.
-#[repr(align(128))]
+#[repr(C, align(128))]
 pub(super) struct Aligned<K> {
+    /// Only there to be [asked for](Committer::stripe_lines), as is `end`: they lie in the two lines.
+    begin: AtomicBool,
     pub(super) lock: Lock<K>,
-    /// Lies in the second line; only there to be [asked for](Committer::hint).
     end: AtomicBool,
 }
 
@@ -86,7 +88,11 @@ pub(super) fn empty<K>(stripes: usize) -> Box<[Aligned<K>]> {
     let stripe = || {
         let empty =
             Stripe { keys: Vec::new(), last: None, dedupe_at: FIRST_DEDUPE, counted: 0, touched: false, joined: false };
-        Aligned { lock: ReentrantMutex::new(RefCell::new(empty)), end: AtomicBool::new(false) }
+        Aligned {
+            begin: AtomicBool::new(false),
+            lock: ReentrantMutex::new(RefCell::new(empty)),
+            end: AtomicBool::new(false),
+        }
     };
     (0..stripes).map(|_| stripe()).collect()
 }
@@ -143,6 +149,12 @@ impl<K: Copy + Ord> Turn<'_, K> {
         }
     }
 
+    /// Where the next key will lie, if there is room for it: for who can have that line of the cache on its way while the change is made.
+    #[inline]
+    pub fn before_mark(&mut self, hint: impl Fn(&MaybeUninit<K>)) {
+        self.stripe.borrow_mut().keys.spare_capacity_mut().first().into_iter().for_each(hint);
+    }
+
     /// As [`mark`](Turn::mark), for a key that is hardly ever marked twice between two rounds: the stripe goes on remembering the one before.
     #[inline]
     pub fn mark_new(&mut self, key: K) {
@@ -187,15 +199,12 @@ impl<K> Drop for Turn<'_, K> {
 }
 
 impl<K: Copy + Ord> Committer<K> {
-    #[inline]
+    // Inlined, so that the key goes from registers to the list, whose end is rarely in the cache: loaded from where its caller has just stored it, word by
+    // word, it would wait for all stores before it.
+    #[inline(always)]
     fn push(&self, stripe: &mut Stripe<K>, index: usize, key: K) {
         if stripe.keys.is_empty() {
-            // Before the round is read, in `leave`.
-            self.set_dirty(index);
-            // With `always` somebody waits for it.
-            if self.policy() == SyncPolicy::Always {
-                self.nudge();
-            }
+            self.begin_list(index);
         }
         stripe.keys.push(key);
         // As in `leave`: after the bit. Written once a round, so it costs the others nothing.
@@ -205,6 +214,16 @@ impl<K: Copy + Ord> Committer<K> {
         }
         if stripe.keys.len() >= stripe.dedupe_at {
             self.dedupe(stripe);
+        }
+    }
+
+    /// The first key of a stripe in a round is about to come. Before the round is read, in `leave`.
+    #[inline(never)]
+    fn begin_list(&self, index: usize) {
+        self.set_dirty(index);
+        // With `always` somebody waits for it.
+        if self.policy() == SyncPolicy::Always {
+            self.nudge();
         }
     }
 
@@ -274,11 +293,11 @@ impl<K: Copy + Ord> Committer<K> {
         Exclusive { committer: self, joined, stripes, concerns_all: std::cell::Cell::new(false) }
     }
 
-    /// Asks the cache for the stripe of `hash`, which will be [entered](Committer::enter) soon: a load that nobody waits for.
+    /// Where the stripe of `hash` lies, which will be [entered](Committer::enter) soon: for who can have these two lines of the cache on their way.
     #[inline]
-    pub fn hint(&self, hash: u64) {
+    pub fn stripe_lines(&self, hash: u64) -> [&AtomicBool; 2] {
         let stripe = &self.stripes[self.stripe_of(hash)];
-        std::hint::black_box((stripe.lock.is_locked(), stripe.end.load(Ordering::Relaxed)));
+        [&stripe.begin, &stripe.end]
     }
 
     /// Lets all turns end that are under way.
