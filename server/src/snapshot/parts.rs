@@ -31,16 +31,21 @@ impl Parts {
         self.touch_all([(space, id)].into_iter());
     }
 
-    /// The same for many, under one lock.
+    /// The same for many, under one lock. Those of one part that come one after the other cost one search.
     pub(crate) fn touch_all(&self, ids: impl Iterator<Item = (u32, u64)>) {
         let mut spaces = self.spaces.lock();
         let mut changes = 0;
+        let mut touched = None;
         for (space, id) in ids {
             changes += 1;
+            if touched.is_some_and(|(of, low, high)| of == space && (low..=high).contains(&id)) {
+                continue;
+            }
             if let Some(parts) = spaces.get_mut(&space)
-                && let Some((_, part)) = parts.range_mut(..=id).next_back()
+                && let Some((&low, part)) = parts.range_mut(..=id).next_back()
             {
                 part.changed = true;
+                touched = Some((space, low, part.high));
             }
         }
         self.changes.fetch_add(changes, Relaxed);
