@@ -160,15 +160,21 @@ fn with_failing(call: &str, error: &str, when: &str, dir: &Path, fsync: &str) ->
 
 /// The program with a system call that is tampered with.
 fn with(call: &str, how: &str, dir: &Path, fsync: &str) -> Option<Program> {
+    Some(try_with(call, how, dir, fsync)?.unwrap_or_else(|said| panic!("{said:#?}")))
+}
+
+/// The same; the error is what it said if it ended before it was ready.
+fn try_with(call: &str, how: &str, dir: &Path, fsync: &str) -> Option<Result<Program, Vec<String>>> {
     let inject = format!("inject={call}:{how}");
     let trace = format!("trace={call}");
-    // With -D the program is our child, and strace its companion.
-    let strace = ["strace", "-D", "-f", "--seccomp-bpf", "-q", "-o", "/dev/null", "-e", &trace, "-e", &inject];
+    // With -D the program is our child, and strace its companion. With --seccomp-bpf other calls cost nothing, and no signal is sent but at a first call.
+    let filter = if how.starts_with("signal=") { "-f" } else { "--seccomp-bpf" };
+    let strace = ["strace", "-D", "-f", filter, "-q", "-o", "/dev/null", "-e", &trace, "-e", &inject];
     if Command::new("strace").arg("-V").output().is_err() {
         cannot("a failing disk needs strace");
         return None;
     }
-    Some(Program::start_as(&strace, dir, &["--fsync", fsync]).unwrap_or_else(|said| panic!("{said:#?}")))
+    Some(Program::start_as(&strace, dir, &["--fsync", fsync]))
 }
 
 /// Two clients like until each has been refused `enough` times, or the program ends.
@@ -260,6 +266,79 @@ fn a_failed_sync_or_write_never_costs_what_was_acknowledged() {
         }
         accepts_writes(&mut again.client(), &mut likes, 30_000_000);
     }
+}
+
+/// kill -9 as a file is made, written, synced, renamed or removed: at the n-th such call of a thread, so in the middle of a start, of a commit, of each
+/// file of a snapshot, of its manifest, and of what goes after it. `TIDEMARK_KILL_STEPS=60` takes all up to there.
+#[test]
+fn killed_at_any_step_it_loses_nothing_acknowledged() {
+    let all = std::env::var("TIDEMARK_KILL_STEPS").ok().and_then(|v| v.parse::<u64>().ok());
+    let (mut killed, mut snapshots) = (0, 0);
+    for (system_call, some) in [
+        ("fsync", &[1, 2, 3, 4][..]),
+        ("rename", &[1, 2, 9, 15, 16]),
+        ("unlink", &[1, 2, 9]),
+        ("fdatasync", &[2, 3, 16, 17]),
+        ("pwrite64", &[1, 4, 30]),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut likes = Likes::new();
+        for step in all.map_or(some.to_vec(), |last| (1..=last).collect()) {
+            let what = format!("{system_call} {step}");
+            let how = format!("signal=KILL:when={step}");
+            let Some(started) = try_with(system_call, &how, folder.path(), "always") else { return };
+            let survived = started.is_ok_and(|program| {
+                let Ok(mut client) = Client::connect(("127.0.0.1", program.port)) else { return false };
+                // Each is another start's: of a snapshot there is always something to write anew, and something to remove.
+                for member in 0..12 {
+                    let (post, member) = (FIRST + member % 5 * 4096, 1000 * likes.len() as u64 + member);
+                    let words: [&[u8]; 4] = [b"FEED.ACT", b"like", &text(member), &text(post)];
+                    let said = client.call(&words);
+                    likes.insert((post, member), said.is_ok());
+                    if said.is_err() || (member % 1000 % 5 == 4 && client.call(&[b"SAVE"]).is_err()) {
+                        return false;
+                    }
+                }
+                true
+            });
+            killed += u64::from(!survived);
+            snapshots += u64::from(names(folder.path()).iter().any(|name| name.ends_with(".tsnap")));
+            let again = Program::start_as(&[], folder.path(), &["--fsync", "always"]);
+            let again = again.unwrap_or_else(|said| panic!("{what}: {said:#?}"));
+            eprintln!(
+                "{what}: {}, {} acknowledged",
+                if survived { "not reached" } else { "killed" },
+                acknowledged(&likes)
+            );
+            check(again.port, &likes);
+            again.kill();
+            let found = tidemark(&["check", folder.path().to_str().unwrap()]);
+            assert!(found.status.success(), "{what}: {}", String::from_utf8_lossy(&found.stdout));
+        }
+    }
+    assert!(killed > 12 && snapshots > 8, "{killed} were killed, {snapshots} left a snapshot");
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_refused_by_name_and_left_as_it_is() {
+    let Some(disk) = SmallDisk::mount(96) else { return cannot("a read-only disk needs the right to mount a tmpfs") };
+    let program = Program::start(disk.path(), "always");
+    let likes = (1..50).map(|member| ((FIRST, member), true)).collect();
+    for member in 1..50 {
+        call(&mut program.client(), &format!("FEED.ACT like {member} {FIRST}"));
+    }
+    program.kill();
+    let before = names(disk.path());
+    disk.remount("ro");
+    let new = disk.path().join("new");
+    for folder in [disk.path(), &new] {
+        let said = Program::start_as(&[], folder, &[]).err().expect("it must not start").join("\n");
+        assert!(said.contains(folder.to_str().unwrap()) && said.contains("Read-only file system"), "{said}");
+    }
+    assert!(tidemark(&["check", disk.path().to_str().unwrap()]).status.success(), "who only looks needs no more");
+    disk.remount("rw");
+    assert_eq!(names(disk.path()), before);
+    check(Program::start(disk.path(), "always").port, &likes);
 }
 
 /// Nobody hears that his write is on the disk before it is: this holds of what a kill would not show, as the system keeps what was written.

@@ -144,55 +144,110 @@ fn snapshots_come_by_log_size_and_by_time_and_only_for_changes() {
     assert_eq!(call(&mut program.client(), &format!("HMGET post:{FIRST} like repost")), values(&["40000", "5"]));
 }
 
+/// Posts that lie in several tables of rows and of pairs: what they were first, and what some of them became.
+struct Tables {
+    ids: Vec<u64>,
+}
+
+impl Tables {
+    /// Writes them.
+    fn fill(client: &mut Client) -> Tables {
+        let ids: Vec<u64> = (0..1500).map(|i| FIRST + i * 4096).collect();
+        for (i, id) in ids.iter().enumerate() {
+            client.push(&[b"CNT.SET", b"post", &text(*id), b"read", &text(i as u64)]);
+            client.push(&[b"PH.ADD", b"liked", b"7", &text(*id)]);
+            client.push(&[b"PH.ADD", b"liked", b"8", &text(*id)]);
+            if i % 100 == 99 {
+                fine(client);
+            }
+            if i % 400 == 399 {
+                assert_eq!(refusal(&call(client, "TM.ROLL liked")), "");
+            }
+        }
+        Tables { ids }
+    }
+
+    /// One row and two pairs of each table.
+    fn change(&self, client: &mut Client) {
+        for id in self.ids.iter().step_by(100) {
+            client.push(&[b"CNT.INCRBY", b"post", &text(*id), b"like", b"3"]);
+            client.push(&[b"PH.ADD", b"liked", b"9", &text(*id)]);
+            client.push(&[b"PH.DEL", b"liked", b"8", &text(*id)]);
+        }
+        fine(client);
+    }
+
+    /// They are as they were changed.
+    fn check(&self, client: &mut Client) {
+        for (i, id) in self.ids.iter().enumerate() {
+            let changed = i % 100 == 0;
+            let likes = if changed { "3" } else { "0" };
+            assert_eq!(call(client, &format!("HMGET post:{id} like read")), values(&[likes, &i.to_string()]), "{id}");
+            let flags = ["7", "8", "9"].map(|member| call(client, &format!("PH.EXISTS liked {member} {id}")));
+            let bit = |set: bool| OwnedFrame::Array(vec![OwnedFrame::Integer(i64::from(set))]);
+            assert_eq!(flags, [bit(true), bit(!changed), bit(changed)], "{id}");
+        }
+    }
+}
+
+fn fine(client: &mut Client) {
+    (0..client.waiting()).for_each(|_| assert_eq!(refusal(&client.reply().unwrap()), ""));
+}
+
+/// Two snapshots of what does not change meanwhile: the second one keeps the files of the first.
+fn save_twice(client: &mut Client, dir: &Path) {
+    assert_eq!(refusal(&call(client, "SAVE")), "");
+    let first = snapshots(dir);
+    assert_eq!(refusal(&call(client, "SAVE")), "");
+    let kept = snapshots(dir).iter().filter(|name| first.contains(name)).count();
+    assert!(kept >= 5, "what has not changed is not written again: {first:?}");
+}
+
 /// What the last process wrote into the log, this one has only read there; its snapshot must have it all the same, as the log before it goes.
 #[test]
 fn what_a_start_reads_from_the_log_is_in_its_next_snapshot() {
     let folder = tempfile::tempdir().unwrap();
     let config = config(V1_CONFIG);
-    // Some tables of rows, and some of pairs.
-    let ids: Vec<u64> = (0..1500).map(|i| FIRST + i * 4096).collect();
     let program = start(folder.path(), config.path());
     let mut client = program.client();
-    let fine =
-        |client: &mut Client| (0..client.waiting()).for_each(|_| assert_eq!(refusal(&client.reply().unwrap()), ""));
-    for (i, id) in ids.iter().enumerate() {
-        client.push(&[b"CNT.SET", b"post", &text(*id), b"read", &text(i as u64)]);
-        client.push(&[b"PH.ADD", b"liked", b"7", &text(*id)]);
-        client.push(&[b"PH.ADD", b"liked", b"8", &text(*id)]);
-        if i % 100 == 99 {
-            fine(&mut client);
-        }
-        if i % 400 == 399 {
-            assert_eq!(refusal(&call(&mut client, "TM.ROLL liked")), "");
-        }
-    }
-    assert_eq!(refusal(&call(&mut client, "SAVE")), "");
-    let first = snapshots(folder.path());
-    assert_eq!(refusal(&call(&mut client, "SAVE")), "");
-    let kept = snapshots(folder.path()).iter().filter(|name| first.contains(name)).count();
-    assert!(kept >= 5, "what has not changed is not written again: {first:?}");
-    // One row and two pairs of each table.
-    let some: Vec<u64> = ids.iter().copied().step_by(100).collect();
-    for id in &some {
-        client.push(&[b"CNT.INCRBY", b"post", &text(*id), b"like", b"3"]);
-        client.push(&[b"PH.ADD", b"liked", b"9", &text(*id)]);
-        client.push(&[b"PH.DEL", b"liked", b"8", &text(*id)]);
-    }
-    fine(&mut client);
+    let tables = Tables::fill(&mut client);
+    save_twice(&mut client, folder.path());
+    tables.change(&mut client);
     program.kill();
     let program = start(folder.path(), config.path());
     assert_eq!(refusal(&call(&mut program.client(), "SAVE")), "");
     program.kill();
-    let program = start(folder.path(), config.path());
-    let mut client = program.client();
-    for (i, id) in ids.iter().enumerate() {
-        let changed = some.contains(id);
-        let likes = if changed { "3" } else { "0" };
-        assert_eq!(call(&mut client, &format!("HMGET post:{id} like read")), values(&[likes, &i.to_string()]), "{id}");
-        let flags = ["7", "8", "9"].map(|member| call(&mut client, &format!("PH.EXISTS liked {member} {id}")));
-        let bit = |set: bool| OwnedFrame::Array(vec![OwnedFrame::Integer(i64::from(set))]);
-        assert_eq!(flags, [bit(true), bit(!changed), bit(changed)], "{id}");
-    }
+    tables.check(&mut start(folder.path(), config.path()).client());
+}
+
+/// The same of what a replica's master tells it between two snapshots of the replica's own.
+#[test]
+fn what_a_replica_is_told_is_in_its_next_snapshot() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let config = config(V1_CONFIG);
+    let [master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), config.path()));
+    let tables = Tables::fill(&mut master.client());
+    assert_eq!(refusal(&call(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port))), "");
+    // Clients are disconnected once, when the master's data take the place of its own.
+    let offset = |program: &Program, key: &str| -> Option<u64> {
+        let mut client = Client::connect(("127.0.0.1", program.port)).ok()?;
+        let OwnedFrame::BulkString(all) = client.call(&[b"INFO", b"replication"]).ok()? else { return None };
+        let all = String::from_utf8(all).unwrap();
+        all.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')?.parse().ok())
+    };
+    let in_step = || {
+        let at = offset(&master, "master_repl_offset");
+        at.is_some() && offset(&replica, "slave_repl_offset") == at
+    };
+    until("it has all", in_step);
+    save_twice(&mut replica.client(), folders[1].path());
+    tables.change(&mut master.client());
+    until("it has the changes", in_step);
+    tables.check(&mut replica.client());
+    master.kill();
+    assert_eq!(refusal(&call(&mut replica.client(), "SAVE")), "");
+    replica.kill();
+    tables.check(&mut start(folders[1].path(), config.path()).client());
 }
 
 #[test]

@@ -255,6 +255,12 @@ impl SmallDisk {
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).unwrap();
     }
 
+    /// Read-only ("ro"), or no longer ("rw"); nobody may have a file of it open to write.
+    pub(crate) fn remount(&self, how: &str) {
+        let option = format!("remount,{how}");
+        assert!(Command::new("mount").args(["-o", &option]).arg(self.path()).status().unwrap().success());
+    }
+
     pub(crate) fn make_room(&self) {
         std::fs::remove_file(self.path().join("ballast")).unwrap();
     }
