@@ -16,6 +16,9 @@ pub struct Place {
     /// Data folders are made here, and removed. It must be on the disk that is to be measured.
     #[arg(long, global = true, default_value_os_t = std::env::temp_dir())]
     dir: PathBuf,
+    /// What takes long to load is kept in this folder, and copied from there by later runs of the same size.
+    #[arg(long, global = true)]
+    keep: Option<PathBuf>,
 }
 
 impl Place {
@@ -29,10 +32,52 @@ impl Place {
         Server::redis(Path::new("redis-server"), &self.dir, options)
     }
 
+    /// An empty server with what `fill` puts there, which the name says: now, or in an earlier run, if such data are kept. Data of another version may
+    /// lack what this one would write: the keeper removes them.
+    pub fn filled(
+        &self,
+        name: &str,
+        mut server: Server,
+        fill: impl FnOnce(&Server) -> io::Result<()>,
+    ) -> io::Result<Server> {
+        let Some(keep) = &self.keep else {
+            fill(&server)?;
+            return Ok(server);
+        };
+        let kept = keep.join(name);
+        if kept.exists() {
+            println!("{name}: as it was kept");
+            server.kill()?;
+            for file in std::fs::read_dir(server.folder.path())? {
+                std::fs::remove_file(file?.path())?;
+            }
+            copy_files(&kept, server.folder.path())?;
+        } else {
+            fill(&server)?;
+            server.client()?.call(&[b"SAVE"])?;
+            server.kill()?;
+            // Under its name once all of it is there.
+            let half = keep.join(format!("{name}.half"));
+            std::fs::create_dir_all(&half)?;
+            copy_files(server.folder.path(), &half)?;
+            std::fs::rename(half, kept)?;
+        }
+        server.again()?;
+        Ok(server)
+    }
+
     /// A new folder there.
     pub fn folder(&self) -> io::Result<tempfile::TempDir> {
         tempfile::tempdir_in(&self.dir)
     }
+}
+
+fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
+    for file in std::fs::read_dir(from)? {
+        let file = file?;
+        std::fs::copy(file.path(), to.join(file.file_name()))?;
+    }
+    Ok(())
 }
 
 /// A Tidemark in this very process, with room for many posts and nothing synced: for what is measured without sockets. Its folder goes with it.

@@ -9,6 +9,8 @@
 //! target/release/durability recover --rows 10000000   recovery alone
 //! ```
 //!
+//! With `--keep DIR` what was loaded for the last two is kept there, and the next run of the same size takes a minute where loading takes ten.
+//!
 //! A like is `FEED.ACT like USER POST` here and `MULTI, SADD liked:POST USER, HINCRBY post:POST like 1, EXEC` there. Posts are liked by
 //! Zipf's law with exponent 1. CPU time is what the kernel counts for the server process (`/proc/PID/stat`, user and system).
 

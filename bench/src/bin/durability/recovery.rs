@@ -24,9 +24,24 @@ pub(crate) fn filled(args: &Args, size: &Size) -> io::Result<Server> {
     };
     let rest = "[[view]]\nname = \"home\"\ncounters = [\"post\"]\nflags = [\"liked\", \"read\"]\n[[action]]\nname = \"like\"\nflag = \"liked\"\ncounter = \"post.like\"\n";
     let config = format!("{counters}{}{}{rest}", filter("liked", 16 << 20), filter("read", 1 << 20));
-    let server = tidemark(args, "everysec", &config)?;
+    // Segments that no start needs would only be copied.
+    let server = tidemark(args, "everysec", &format!("keep_log_bytes = 0\n{config}"))?;
     let started = Instant::now();
-    fill(&server, size.rows, row_tidemark)?;
+    let name = format!("tidemark-{}-{}", size.rows, size.pairs);
+    let server = args.place.filled(&name, server, |server| fill_tidemark(server, size))?;
+    println!(
+        "{} rows; {} pairs in filters of {:.0} MiB; there in {:.0} s, {:.0} MiB resident",
+        size.rows,
+        size.pairs,
+        filters_mib(&server)?,
+        started.elapsed().as_secs_f64(),
+        server.memory_mib()
+    );
+    Ok(server)
+}
+
+fn fill_tidemark(server: &Server, size: &Size) -> io::Result<()> {
+    fill(server, size.rows, row_tidemark)?;
     on_threads(2, |i| {
         let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(100 + i));
         let requests = size.pairs / 2 / 100;
@@ -46,22 +61,13 @@ pub(crate) fn filled(args: &Args, size: &Size) -> io::Result<Server> {
         take_all(&mut client)?;
         Ok(0)
     })?;
-    println!(
-        "{} rows; {} pairs in filters of {:.0} MiB; loaded in {:.0} s, {:.0} MiB resident",
-        size.rows,
-        size.pairs,
-        filters_mib(&server)?,
-        started.elapsed().as_secs_f64(),
-        server.memory_mib()
-    );
-    Ok(server)
+    Ok(())
 }
 
 /// Redis with the same rows, as hashes.
 pub(crate) fn filled_redis(args: &Args, size: &Size) -> io::Result<Server> {
     let server = redis(args, &["--appendonly", "no"])?;
-    fill(&server, size.redis_rows, row_redis)?;
-    Ok(server)
+    args.place.filled(&format!("redis-{}", size.redis_rows), server, |server| fill(server, size.redis_rows, row_redis))
 }
 
 /// Kills both and starts them again.
