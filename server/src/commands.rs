@@ -16,6 +16,7 @@ mod config;
 mod counter;
 mod cuckoo;
 mod docs;
+mod errand;
 mod execute;
 mod feed;
 mod hash;

@@ -184,13 +184,12 @@ pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Resu
 fn load(node: &Node) -> Result<Held, StartError> {
     let started = Instant::now();
     let said = Mutex::new(started);
-    let recovered =
-        durability::recover(&node.config(), &node.durability, node.replication.master().is_some(), |progress| {
-            let Some(mut said) = said.try_lock().filter(|said| said.elapsed() > Duration::from_secs(1)) else { return };
-            *said = Instant::now();
-            let share = progress.bytes as f64 / progress.of_bytes.max(1) as f64 * 100.0;
-            tracing::info!("loading: {share:.0} % of {} MB", progress.of_bytes >> 20);
-        })?;
+    let recovered = durability::recover(&node.config(), &node.durability, !node.replication.is_master(), |progress| {
+        let Some(mut said) = said.try_lock().filter(|said| said.elapsed() > Duration::from_secs(1)) else { return };
+        *said = Instant::now();
+        let share = progress.bytes as f64 / progress.of_bytes.max(1) as f64 * 100.0;
+        tracing::info!("loading: {share:.0} % of {} MB", progress.of_bytes >> 20);
+    })?;
     tracing::info!(
         "loaded in {:.1} s: {} log records; {} torn bytes cut; the log goes on at {}",
         started.elapsed().as_secs_f64(),

@@ -15,8 +15,10 @@ use toml::{Table, Value};
 /// The configuration as it is now.
 pub(crate) struct Settings {
     now: ArcSwap<Config>,
-    /// Held while a change is made: one at a time.
+    /// Held while a change is made: one at a time. Never across a wait.
     changing: Mutex<()>,
+    /// Held while the file is written.
+    writing: Mutex<()>,
     version: AtomicU64,
 }
 
@@ -35,7 +37,12 @@ pub(crate) enum SetError {
 
 impl Settings {
     pub(crate) fn new(config: Config) -> Settings {
-        Settings { now: ArcSwap::from_pointee(config), changing: Mutex::new(()), version: AtomicU64::new(0) }
+        Settings {
+            now: ArcSwap::from_pointee(config),
+            changing: Mutex::default(),
+            writing: Mutex::default(),
+            version: AtomicU64::new(0),
+        }
     }
 
     /// As it is now. Do not keep the guard across a wait.
@@ -76,7 +83,7 @@ impl Settings {
     /// Writes what has changed into the file that the configuration came from, and keeps the rest of it, comments too. When
     /// this returns the file is safe on the disk. `complete` adds what is kept elsewhere: the users.
     pub(crate) fn rewrite(&self, complete: impl FnOnce(&mut Config)) -> Result<(), SetError> {
-        let _one = self.changing.lock();
+        let _one = self.writing.lock();
         let mut config = Config::clone(&self.now.load());
         complete(&mut config);
         let path = config.file.as_deref().ok_or(SetError::NoFile)?;

@@ -97,7 +97,7 @@ pub(crate) struct Talk {
     /// Replies that the turn at hand has given.
     pub(crate) replies: usize,
     pub(crate) closing: Closing,
-    /// The next request has to wait: clients are paused, or it needs rows from the disk, which this gives.
+    /// The next request has to wait: clients are paused, or it has sent an errand, or it needs rows from the disk, which this gives.
     pub(crate) stalled: Option<Pin<Box<dyn Future<Output = Pins> + Send>>>,
     /// Rows that were read for the requests that come next.
     pub(crate) pins: Pins,
@@ -205,6 +205,18 @@ impl Talk {
                 }
                 if !commands::execute(request.found, args, session, node, out, scratch) {
                     tallies.errors.add(1);
+                }
+                if session.errand.is_asked() {
+                    let errand = session.errand.leave();
+                    session.client.waits.store(true, Relaxed);
+                    self.stalled = Some(Box::pin(async move {
+                        errand.await;
+                        Pins::default()
+                    }));
+                    tallies.commands.add(index as u64);
+                    self.scanner.restart();
+                    self.more = true;
+                    return request.bytes.start;
                 }
                 self.replies += usize::from(out.len() > before);
                 at = request.bytes.end;

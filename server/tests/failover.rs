@@ -30,3 +30,9 @@ fn sentinel_fails_over_and_no_write_that_wait_acknowledged_is_lost() {
 fn failover_goes_as_with_redis_word_for_word() {
     play("handover.py", &[]);
 }
+
+/// Two teams that watch the same node by two names.
+#[test]
+fn sentinels_of_two_groups_do_not_fence_each_others_master() {
+    play("groups.py", &[]);
+}

@@ -4,10 +4,13 @@
 
 mod common;
 
-use common::{FIRST, Program, SmallDisk, call, cannot, refusal};
+use common::{FIRST, Program, SmallDisk, call, cannot, refusal, text, until};
 use redis_protocol::resp2::types::OwnedFrame;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
+use std::sync::mpsc;
 
 /// The program with its configuration in a file, and with strace as its companion; none if there is no strace.
 fn under_strace(options: &[&str], dir: &Path, config: &Path) -> Option<Program> {
@@ -30,7 +33,7 @@ fn calls(trace: &str, name: &str) -> Vec<&'static str> {
     for line in trace.lines() {
         let call = match line {
             _ if line.contains("\"+OK") => Some("answer"),
-            _ if Some(thread_of(line)) != thread => None,
+            _ if Some(thread_of(line)) != thread => continue,
             _ if line.contains(" resumed>") => begun.take(),
             _ if line.contains("fsync(") && line.contains("/.tidemark-") => Some("file"),
             _ if line.contains("fsync(") => Some("folder"),
@@ -111,4 +114,183 @@ fn a_role_that_cannot_be_written_down_is_not_taken() {
     program.kill();
     let again = Program::start(disk.path(), "everysec");
     assert!(refusal(&call(&mut again.client(), &like)).starts_with("READONLY"), "after a kill, too");
+}
+
+/// Another client of the only worker goes on while the disk takes its time for what this one has sent. Gives how often it was answered before the last line
+/// of the reply has come, and `is_over`.
+fn answered_meanwhile(program: &Program, sent: &str, last: &str, is_over: impl Fn() -> bool) -> usize {
+    let mut others = program.client();
+    let mut stream = TcpStream::connect(("127.0.0.1", program.port)).unwrap();
+    stream.write_all(sent.as_bytes()).unwrap();
+    let (said, says) = mpsc::channel();
+    let reader = BufReader::new(stream.try_clone().unwrap());
+    let listens = std::thread::spawn(move || reader.lines().map_while(Result::ok).for_each(|line| _ = said.send(line)));
+    let (mut times, mut has_come) = (0, false);
+    while !has_come || !is_over() {
+        for words in ["INFO", "ROLE", "CONFIG SET slowlog-max-len 9", &format!("HGET post:{FIRST} like")] {
+            assert_eq!(refusal(&call(&mut others, words)), "", "{words}");
+        }
+        times += 1;
+        has_come |= says.try_iter().any(|line| {
+            assert!(!line.starts_with('-'), "{sent}: {line}");
+            line == last
+        });
+    }
+    stream.shutdown(std::net::Shutdown::Both).unwrap();
+    listens.join().unwrap();
+    times
+}
+
+#[test]
+fn nobody_waits_for_the_disk_of_an_order_but_who_gave_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, config) = (folder.path().join("data"), folder.path().join("tidemark.toml"));
+    std::fs::write(&config, "[server]\nworkers = 1\n").unwrap();
+    let slow = ["-o", "/dev/null", "-e", "trace=fsync", "-e", "inject=fsync:delay_enter=500000"];
+    let Some(program) = under_strace(&slow, &data, &config) else { return };
+    assert_eq!(refusal(&call(&mut program.client(), &format!("HINCRBY post:{FIRST} like 1"))), "");
+    let role = || std::fs::read_to_string(data.join("tidemark.role")).unwrap_or_default();
+    let goes_on = |sent: &str, last: &str, is_over: &dyn Fn() -> bool| {
+        let times = answered_meanwhile(&program, sent, last, is_over);
+        assert!(times >= 4, "{sent}: others were answered {times} times while the disk was written");
+    };
+    // As Sentinel sends it.
+    let sentinel = |order: &str| {
+        let order = format!("SLAVEOF {order}\r\nCONFIG REWRITE\r\nCLIENT KILL TYPE pubsub\r\n");
+        format!("MULTI\r\n{order}EXEC\r\nECHO done\r\n")
+    };
+    goes_on("CONFIG SET timeout 100\r\nCONFIG REWRITE\r\nECHO done\r\n", "done", &|| true);
+    goes_on("REPLICAOF 127.0.0.1 1\r\nECHO done\r\n", "done", &|| role().contains("master 127.0.0.1 1\n"));
+    goes_on("REPLICAOF NO ONE\r\nECHO done\r\n", "done", &|| role().contains("master -"));
+    goes_on(&sentinel("127.0.0.1 1"), "done", &|| role().contains("master 127.0.0.1 1\n"));
+    goes_on(&sentinel("NO ONE"), "done", &|| role().contains("master -"));
+    until("it is the master", || {
+        refusal(&call(&mut program.client(), &format!("HINCRBY post:{FIRST} like 1"))).is_empty()
+    });
+    let hello = format!("127.0.0.1,26379,{},7,mymaster,127.0.0.1,{},7", "a".repeat(40), program.port);
+    goes_on(&format!("PUBLISH __sentinel__:hello {hello}\r\n"), ":0", &|| role().contains("sentinel 7 mymaster\n"));
+    goes_on("TM.REPLICATE 3\r\n", "+OK", &|| role().contains("replicated yes"));
+}
+
+/// What Sentinel sends has its replies in their order, as with Redis, wherever it waits meanwhile; and no reply is missing or comes twice.
+#[test]
+fn a_transaction_that_waits_for_the_disk_is_answered_as_any_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, config) = (folder.path().join("data"), folder.path().join("tidemark.toml"));
+    std::fs::write(&config, "[server]\nworkers = 1\n").unwrap();
+    let program = Program::start_as(&[], &data, &["--config", config.to_str().unwrap()]).unwrap();
+    let mut stream = TcpStream::connect(("127.0.0.1", program.port)).unwrap();
+    let sent = "CLIENT ID\r\nMULTI\r\nPING\r\nSLAVEOF 127.0.0.1 1\r\nREPLICAOF 127.0.0.1 1\r\nROLE\r\nREPLICAOF no port\r\nCONFIG REWRITE\r\nSLAVEOF NO ONE\r\n\
+                FAILOVER ABORT\r\nFAILOVER\r\nCLIENT KILL TYPE normal\r\nECHO last\r\nEXEC\r\nROLE\r\nCLIENT REPLY SKIP\r\nCONFIG REWRITE\r\n\
+                ECHO end\r\n";
+    stream.write_all(sent.as_bytes()).unwrap();
+    let mut lines = BufReader::new(stream).lines().map(Result::unwrap);
+    let mut next = |count: usize| (0..count).map(|_| lines.next().unwrap()).collect::<Vec<_>>();
+    assert!(next(1)[0].starts_with(':'));
+    assert_eq!(next(1), ["+OK"]);
+    assert_eq!(next(11), ["+QUEUED"; 11]);
+    assert_eq!(next(4), ["*11", "+PONG", "+OK", "+OK Already connected to specified master"]);
+    let role = next(9);
+    assert_eq!((role[0].as_str(), role[2].as_str(), role[4].as_str()), ("*5", "slave", "127.0.0.1"), "{role:?}");
+    assert_eq!(next(1), ["-ERR Invalid master port"]);
+    assert_eq!(next(2), ["+OK", "+OK"]);
+    assert_eq!(next(1), ["-ERR No failover in progress."]);
+    assert_eq!(next(1), ["-ERR FAILOVER requires connected replicas."]);
+    assert_eq!(next(3), [":0", "$4", "last"]);
+    assert_eq!(next(5)[2], "master");
+    assert_eq!(next(2), ["$3", "end"]);
+    let mut client = program.client();
+    let OwnedFrame::BulkString(stats) = call(&mut client, "INFO commandstats") else { panic!("INFO is text") };
+    let stats = String::from_utf8(stats).unwrap();
+    for counted in ["cmdstat_exec:calls=1,", "cmdstat_slaveof:calls=2,", "cmdstat_config|rewrite:calls=2,"] {
+        assert!(stats.contains(counted), "{counted}: each is one call\n{stats}");
+    }
+}
+
+const ROWS: u64 = 3_000;
+
+/// A disk on which a role has room, and what the log lacks has none.
+fn nearly_full(disk: &SmallDisk, program: &Program) {
+    let mut client = program.client();
+    assert_eq!(refusal(&call(&mut client, &format!("HINCRBY post:{FIRST} like 1"))), "");
+    assert_eq!(refusal(&call(&mut client, "WAITAOF 1 0 0")), "");
+    disk.fill(12 << 10);
+}
+
+fn rows() -> String {
+    (0..ROWS).map(|row| format!("HINCRBY post:{} like 5\r\n", FIRST + row * 4096)).collect()
+}
+
+fn row(program: &Program, row: u64) -> OwnedFrame {
+    call(&mut program.client(), &format!("HGET post:{} like", FIRST + row * 4096))
+}
+
+fn info(program: &Program, key: &str) -> String {
+    let OwnedFrame::BulkString(all) = call(&mut program.client(), "INFO replication") else { panic!("INFO is text") };
+    let all = String::from_utf8(all).unwrap();
+    all.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).unwrap_or_default().to_owned()
+}
+
+/// Sends it, and gives the last line of the answer.
+fn last_line(program: &Program, sent: &str) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", program.port)).unwrap();
+    stream.write_all(sent.as_bytes()).unwrap();
+    stream.write_all(b"QUIT\r\n").unwrap();
+    let lines: Vec<String> = BufReader::new(stream).lines().map_while(Result::ok).collect();
+    assert_eq!(lines.last().map(String::as_str), Some("+OK"), "of QUIT");
+    lines[lines.len() - 2].clone()
+}
+
+#[test]
+fn a_master_whose_disk_is_full_does_not_follow_before_all_that_it_acknowledged_is_in_its_log() {
+    let Some(disk) = SmallDisk::mount(96) else { return cannot("a full disk needs the right to mount a tmpfs") };
+    let program = Program::start(disk.path(), "everysec");
+    nearly_full(&disk, &program);
+    let said = last_line(&program, &format!("{}REPLICAOF 127.0.0.1 1\r\n", rows()));
+    assert!(said.starts_with("-ERR what was written is not in the log yet, and would be lost: MISCONF"), "{said}");
+    assert_eq!((info(&program, "role"), row(&program, ROWS - 1)), ("master".into(), OwnedFrame::BulkString(text(5))));
+    disk.make_room();
+    until("there is room", || last_line(&program, "REPLICAOF 127.0.0.1 1\r\n") == "+OK");
+    assert_eq!((info(&program, "role"), row(&program, ROWS - 1)), ("slave".into(), OwnedFrame::BulkString(text(5))));
+    program.kill();
+    assert_eq!(row(&Program::start(disk.path(), "everysec"), ROWS - 1), OwnedFrame::BulkString(text(5)));
+}
+
+/// The same, where the order could not wait for what was written in one go with it.
+#[test]
+fn a_last_commit_that_fails_is_tried_until_it_is_in_the_log() {
+    for is_taken_back in [false, true] {
+        let Some(disk) = SmallDisk::mount(96) else { return cannot("a full disk needs the right to mount a tmpfs") };
+        let program = Program::start(disk.path(), "everysec");
+        nearly_full(&disk, &program);
+        let mut reader = program.client();
+        let transaction = format!("MULTI\r\n{}REPLICAOF 127.0.0.1 1\r\nEXEC\r\n", rows());
+        assert_eq!(last_line(&program, &transaction), "+OK");
+        let is_said = || info(&program, "master_link_error").contains("the last commit as a master failed");
+        until("it says so", is_said);
+        assert!(info(&program, "master_link_error").contains("no room"));
+        assert_eq!((info(&program, "role"), info(&program, "slave_priority")), ("slave".into(), "0".into()));
+        if is_taken_back {
+            // The role is smaller than what the log lacks.
+            assert_eq!(last_line(&program, "REPLICAOF NO ONE\r\n"), "+OK");
+            assert_eq!(row(&program, ROWS - 1), OwnedFrame::BulkString(text(5)));
+        }
+        assert_eq!(
+            call(&mut reader, &format!("HGET post:{FIRST} like")),
+            OwnedFrame::BulkString(text(6)),
+            "same connection"
+        );
+        disk.make_room();
+        if is_taken_back {
+            until("it takes writes", || {
+                refusal(&call(&mut reader, &format!("HINCRBY post:{FIRST} like 1"))).is_empty()
+            });
+            assert_eq!(refusal(&call(&mut reader, "WAITAOF 1 0 0")), "");
+        } else {
+            until("it goes on as a replica", || info(&program, "master_link_error").contains("refused"));
+        }
+        assert_eq!(row(&program, ROWS - 1), OwnedFrame::BulkString(text(5)));
+        program.kill();
+        assert_eq!(row(&Program::start(disk.path(), "everysec"), ROWS - 1), OwnedFrame::BulkString(text(5)));
+    }
 }

@@ -254,10 +254,16 @@ impl Staging {
         replace(&*self.main, NEXT, text.as_bytes()).map_err(|e| Error::io(self.main.path(NEXT), "writing", e))
     }
 
-    /// Throws away what was fetched.
+    /// Throws away what was fetched, where it is not wanted any more; not what takes the place of the old one already.
     pub fn clear(main: &Arc<dyn Disk>) -> Result<()> {
         let beside = Beside(main.clone());
-        list(&beside)?.iter().try_for_each(|name| remove(&beside, name))
+        let names = list(&beside)?;
+        if names.iter().any(|name| [NEXT, NOW].contains(&staged(name).as_str())) {
+            return Ok(());
+        }
+        // Of what is left the plan says what it is worth: it goes last.
+        let (plan, files): (Vec<_>, Vec<_>) = names.iter().partition(|name| staged(name) == PLAN);
+        files.into_iter().chain(plan).try_for_each(|name| remove(&beside, name))
     }
 
     /// The lineage that is being staged.

@@ -1,5 +1,6 @@
 //! One command being executed: its arguments, its reply, and what it may ask for.
 
+use super::errand::Came;
 use super::{Outcome, Printable, Refusal, Replies, Scratch, Session, Spec, refuse};
 use crate::engines::{CounterSpace, ExistenceSpace, KeyRef};
 use crate::marks::Mark;
@@ -62,20 +63,39 @@ impl<'a> Call<'a> {
         (!self.session.in_exec).then(|| self.node.engines.exclusive(Some(ids)))
     }
 
-    /// Does something that takes its time (walks all rows, reads a whole filter) on another thread, and answers when it is done. Others
-    /// go on; the requests behind this one wait. Inside EXEC nothing may wait, and what is slow is not let in: there it is done at once.
+    /// Does something that takes its time (walks all rows, reads a whole filter, syncs a file) on another thread, and answers when it is done. Others
+    /// go on; the requests behind this one wait. Inside EXEC the commands behind it do; but where EXEC keeps others out it must not wait, and it is done at once.
     pub(crate) fn answer_later(
         &mut self,
         work: impl FnOnce(&Arc<Node>, &mut Reply<'_>) -> Outcome + Send + 'static,
     ) -> Outcome {
-        if self.session.in_exec {
+        if self.session.in_exec && !self.session.may_leave {
             return work(self.node, &mut self.reply);
         }
-        let (node, protocol) = (self.node.clone(), self.reply.protocol());
+        let protocol = self.reply.protocol();
+        if self.session.in_exec {
+            let Some(bytes) = self.errand(move |node| Ok(answer(protocol, |reply| work(node, reply)))) else {
+                return Ok(());
+            };
+            self.reply.bytes().extend_from_slice(&bytes?);
+            return Ok(());
+        }
+        let node = self.node.clone();
         let work = tokio::task::spawn_blocking(move || answer(protocol, |reply| work(&node, reply)));
         let failed = move |error| answer(protocol, |_| Err(refuse!("ERR {error}")));
         self.answer_when(async move { work.await.unwrap_or_else(failed) });
         Ok(())
+    }
+
+    /// Does something on another thread before this request is executed: none at first, and the request is to do nothing; then what came of it.
+    pub(crate) fn errand(&mut self, work: impl FnOnce(&Arc<Node>) -> Came + Send + 'static) -> Option<Came> {
+        let came = self.session.errand.come();
+        if came.is_none() {
+            let node = self.node.clone();
+            let work = tokio::task::spawn_blocking(move || work(&node));
+            self.session.errand.ask(async move { work.await.unwrap_or_else(|error| Err(refuse!("ERR {error}"))) });
+        }
+        came
     }
 
     /// Gives the bytes of this request's reply when `reply` has them: [`answer`]. The replies before it wait, too, but stay what they are.

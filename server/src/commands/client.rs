@@ -163,7 +163,7 @@ fn hello(call: &mut Call<'_>) -> Outcome {
     reply.bulk(b"mode");
     reply.bulk(b"standalone");
     reply.bulk(b"role");
-    reply.bulk(if call.node.replication.master().is_none() { b"master" } else { b"replica" });
+    reply.bulk(if call.node.replication.is_master() { b"master" } else { b"replica" });
     reply.bulk(b"modules");
     reply.array(0);
     Ok(())

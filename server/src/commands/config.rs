@@ -2,8 +2,6 @@
 
 use super::{Call, NO_KEYS, Outcome, Refusal, Spec, flag, help, help_row, refuse};
 use crate::config::Config;
-use crate::node::Node;
-use crate::resp::Reply;
 use crate::{glob, settings};
 
 const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::LOADING | flag::STALE;
@@ -83,7 +81,7 @@ fn set(call: &mut Call<'_>) -> Outcome {
 }
 
 fn rewrite(call: &mut Call<'_>) -> Outcome {
-    let work = |node: &Node, reply: &mut Reply<'_>| {
+    call.answer_later(|node, reply| {
         let users = |config: &mut Config| {
             if config.security.acl_file.is_empty() {
                 config.security.users = node.acl.lines(&config.security);
@@ -93,13 +91,7 @@ fn rewrite(call: &mut Call<'_>) -> Outcome {
         tracing::info!("CONFIG REWRITE: done");
         reply.ok();
         Ok(())
-    };
-    // In a transaction (Sentinel's) its reply has its place between others.
-    if call.session.in_exec {
-        work(call.node, &mut call.reply)
-    } else {
-        call.answer_later(move |node, reply| work(node, reply))
-    }
+    })
 }
 
 fn resetstat(call: &mut Call<'_>) -> Outcome {

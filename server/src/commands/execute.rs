@@ -38,6 +38,11 @@ pub(crate) fn execute(
         Ok((numbers, spec)) => run(spec, numbers, args, reply.again(), session, node, scratch),
     };
     reply.set_protocol(session.client.protocol());
+    if session.errand.is_asked() {
+        // It will be executed again, and answered then.
+        reply.rewind(mark);
+        return true;
+    }
     let fine = match outcome {
         Ok(()) => true,
         Err(refusal) => {
@@ -106,8 +111,8 @@ pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused, node:
     let changes = spec.name == "exec" && queued || spec.may_write(args) && !spec.has(flag::MAY_REPLICATE);
     match paused {
         Paused::Nothing => false,
-        Paused::Changes => changes && node.replication.master().is_none(),
-        Paused::Writes if changes => node.replication.master().is_none(),
+        Paused::Changes => changes && node.replication.is_master(),
+        Paused::Writes if changes => node.replication.is_master(),
         Paused::Writes => spec.may_write(args),
         Paused::All => true,
     }
@@ -139,9 +144,17 @@ pub(super) fn run(
         calls.rejected(number);
         return Err(refusal);
     }
-    let timed = calls.begins(number) || call.session.timed || !spec.has(flag::FAST) || args.len() > slowlog::MANY_ARGS;
+    // Who comes back from an errand was counted when he left.
+    let timed = call.session.errand.is_back()
+        || calls.begins(number)
+        || call.session.timed
+        || !spec.has(flag::FAST)
+        || args.len() > slowlog::MANY_ARGS;
     let began = timed.then(Instant::now);
     let outcome = (spec.run)(&mut call);
+    if call.session.errand.is_asked() {
+        return Ok(());
+    }
     if is_watched && spec.name == "exec" {
         show(args, session, node);
     }

@@ -4,11 +4,12 @@ use super::call::answer;
 use super::{Call, NO_KEYS, Outcome, Refusal, Spec, flag, integer, refuse};
 use crate::node::Node;
 use crate::replication::feed::Place;
-use crate::replication::{Fed, LinkState, Master, failover};
+use crate::replication::{Fed, Hello, LinkState, Master, failover};
 use crate::resp::Reply;
 use ::replication::{Sending, promotions};
 use std::fmt::Write as _;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -57,9 +58,6 @@ fn foreign(_: &mut Call<'_>) -> Outcome {
 const FAILING_OVER: &str = "ERR REPLICAOF not allowed while failing over.";
 
 fn replicaof(call: &mut Call<'_>) -> Outcome {
-    if call.node.replication.failover.is_under_way() {
-        return Err(refuse!("{FAILING_OVER}"));
-    }
     let word = |index: usize| String::from_utf8_lossy(call.args.at(index)).into_owned();
     let (host, port) = (word(1), word(2));
     let forced = call.args.len() == 4 && call.args.at(3).eq_ignore_ascii_case(b"force");
@@ -75,28 +73,50 @@ fn replicaof(call: &mut Call<'_>) -> Outcome {
         }
         Some(Master::parse(&format!("{host} {port}")).ok_or_else(|| refuse!("ERR Invalid master host"))?)
     };
-    let node = call.node;
-    let was_replica = node.replication.master().is_some();
-    let is_new = node
-        .replication
-        .failover
-        .order(node, master.clone(), forced)
-        .ok_or_else(|| refuse!("{FAILING_OVER}"))?
-        .map_err(|e| refuse!("ERR the role cannot be written to the data folder: {e}"))?;
-    match (is_new, &master) {
-        (false, Some(_)) => call.reply.simple("OK Already connected to specified master"),
-        (_, Some(master)) => {
-            tracing::info!("REPLICAOF {master} by {}", call.session.client.peer);
-            call.reply.ok();
+    let peer = call.session.client.peer;
+    // Where EXEC keeps writers out nobody can wait for their commit.
+    let may_flush = !call.session.in_exec || call.session.may_leave;
+    call.answer_later(move |node, reply| {
+        if may_flush && master.is_some() {
+            all_logged(node)?;
         }
-        (_, None) => {
-            if was_replica {
-                tracing::info!("REPLICAOF NO ONE by {}", call.session.client.peer);
+        let is_new = node
+            .replication
+            .failover
+            .order(node, master.clone(), forced)
+            .ok_or_else(|| refuse!("{FAILING_OVER}"))?
+            .map_err(|e| refuse!("ERR the role cannot be written to the data folder: {e}"))?;
+        match (is_new, &master) {
+            (false, Some(_)) => reply.simple("OK Already connected to specified master"),
+            (false, None) => reply.ok(),
+            (true, Some(master)) => {
+                tracing::info!("REPLICAOF {master} by {peer}");
+                reply.ok();
             }
-            call.reply.ok();
+            (true, None) => {
+                tracing::info!("REPLICAOF NO ONE by {peer}");
+                reply.ok();
+            }
         }
+        Ok(())
+    })
+}
+
+/// A master that is to follow somebody has all that was acknowledged in its log; the error: the disk does not take it. What is written from now on until the
+/// order is given is tried until it is there (`director.rs`).
+fn all_logged(node: &Node) -> Outcome {
+    let is_writer = || node.replication.is_master() && node.replication.is_settled();
+    if !is_writer() {
+        return Ok(());
     }
-    Ok(())
+    match node.durability.committer().flush() {
+        // Somebody else's order was first.
+        Err(_) if is_writer() => {
+            let why = node.durability.refusal().unwrap_or_default();
+            Err(refuse!("ERR what was written is not in the log yet, and would be lost: {why}"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn role(call: &mut Call<'_>) -> Outcome {
@@ -104,7 +124,8 @@ fn role(call: &mut Call<'_>) -> Outcome {
     let offset = i64::try_from(node.durability.shown().offset).unwrap_or(i64::MAX);
     match node.replication.master() {
         None => {
-            let online: Vec<_> = node.replication.feeds().into_iter().filter(|f| f.sending == Sending::Log).collect();
+            let online: Vec<_> =
+                node.replication.feeds.reachable().into_iter().filter(|f| f.sending == Sending::Log).collect();
             call.reply.array(3);
             call.reply.bulk(b"master");
             call.reply.int(offset);
@@ -136,10 +157,10 @@ fn role(call: &mut Call<'_>) -> Outcome {
 
 /// Sentinel's hello names the master that it watches: `ip,port,runid,epoch,name,master-ip,master-port,master's epoch`. It is this node if that is the
 /// address at which Sentinel reaches it, or the one that it announces.
-pub(super) fn heard_sentinel(node: &Node, local: SocketAddr, message: &[u8]) {
+pub(super) fn heard_sentinel(node: &Arc<Node>, local: SocketAddr, message: &[u8]) {
     let text = String::from_utf8_lossy(message);
     let fields: Vec<&str> = text.split(',').collect();
-    let [_, _, _, _, name, ip, port, epoch] = fields[..] else { return };
+    let [_, _, _, _, group, ip, port, epoch] = fields[..] else { return };
     let (Ok(port), Ok(epoch)) = (port.parse::<u16>(), epoch.parse()) else { return };
     let config = node.config();
     let settings = &config.replication;
@@ -150,7 +171,12 @@ pub(super) fn heard_sentinel(node: &Node, local: SocketAddr, message: &[u8]) {
         settings.replica_announce_ip.clone()
     };
     let is_ours = port == own_port && ip == own_ip;
-    node.replication.named(&config, is_ours, epoch, &format!("'{name}' at {ip} {port}"));
+    let hello = Hello { group, is_ours, epoch, address: format!("{ip} {port}") };
+    if node.replication.named(&config, &hello) {
+        let node = node.clone();
+        // One at a time, and not on a worker: the disk may be slow.
+        tokio::task::spawn_blocking(move || node.replication.keep_epochs(&node.config()));
+    }
 }
 
 /// When a WAIT ends, at the latest: 0 milliseconds are for ever.
@@ -203,7 +229,7 @@ async fn settled(
     };
     let Ok(end) = tokio::time::timeout_at(deadline, own).await else { return (false, 0) };
     let now = || match end.map_or_else(|| node.durability.shown_at(ticket), |offset| Some(Ok(offset))) {
-        Some(Ok(offset)) => Some((true, node.replication.count(has(until, offset)))),
+        Some(Ok(offset)) => Some((true, node.replication.feeds.count(has(until, offset)))),
         Some(Err(())) => Some((false, 0)),
         None => None,
     };
@@ -214,7 +240,7 @@ async fn settled(
 
 /// Redis's words, which are not the same for both commands.
 fn refuse_on_replica(call: &Call<'_>, what: &str, since: &str) -> Outcome {
-    if call.node.replication.master().is_some() {
+    if !call.node.replication.is_master() {
         return Err(refuse!(
             "ERR {what} cannot be used with replica instances. Please also note that {since}writes to replicas are just local and are not \
              propagated."
@@ -230,7 +256,7 @@ const UNBLOCKED: &str = "UNBLOCKED client unblocked via CLIENT UNBLOCK";
 /// Until this node is to be a replica: then nobody can say any more whether others have what was written here.
 async fn demoted(node: &Node) {
     let mut orders = node.replication.subscribe();
-    let is_replica = |_: &u64| node.replication.master().is_some();
+    let is_replica = |_: &u64| !node.replication.is_master();
     if orders.wait_for(is_replica).await.is_err() {
         std::future::pending().await
     }
@@ -248,7 +274,7 @@ fn answer_settled(
         // As in Redis: nobody can wait there, and what this transaction writes is not in the log yet.
         let durability = &call.node.durability;
         let is_synced = !call.session.wrote && durability.committer().synced() >= durability.committer().ticket();
-        let count = call.node.replication.count(has(until, durability.shown().offset));
+        let count = call.node.replication.feeds.count(has(until, durability.shown().offset));
         write(&mut call.reply, is_synced, count);
         return;
     }
@@ -301,13 +327,15 @@ fn waitaof(call: &mut Call<'_>) -> Outcome {
 
 /// Redis's words.
 fn failover(call: &mut Call<'_>) -> Outcome {
-    let (node, words) = (call.node, call.args.len());
-    let replication = &node.replication;
+    let words = call.args.len();
     let is = |at: usize, word: &[u8]| call.args.at(at).eq_ignore_ascii_case(word);
     if words == 2 && is(1, b"abort") {
-        replication.failover.abort(node, "FAILOVER ABORT").map_err(|why| Refusal::new(why.into_bytes()))?;
-        call.reply.ok();
-        return Ok(());
+        return call.answer_later(|node, reply| {
+            let aborted = node.replication.failover.abort(node, "FAILOVER ABORT", false);
+            aborted.map_err(|why| Refusal::new(why.into_bytes()))?;
+            reply.ok();
+            Ok(())
+        });
     }
     let (mut to, mut force, mut timeout) = (None, false, None);
     let mut at = 1;
@@ -329,14 +357,26 @@ fn failover(call: &mut Call<'_>) -> Outcome {
             return Err(Refusal::SYNTAX);
         }
     }
+    let peer = call.session.client.peer;
+    // Behind an order that is on its way to the disk.
+    call.answer_later(move |node, reply| {
+        begin_failover(node, to, force, timeout)?;
+        tracing::info!("FAILOVER by {peer}");
+        reply.ok();
+        Ok(())
+    })
+}
+
+fn begin_failover(node: &Arc<Node>, to: Option<(String, String)>, force: bool, timeout: Option<Duration>) -> Outcome {
+    let replication = &node.replication;
     let is_late = || refuse!("ERR FAILOVER already in progress.");
     if replication.failover.is_under_way() {
         return Err(is_late());
     }
-    if replication.master().is_some() {
+    if !replication.is_master() {
         return Err(refuse!("ERR FAILOVER is not valid when server is a replica."));
     }
-    let feeds = replication.feeds();
+    let feeds = replication.feeds.reachable();
     if feeds.is_empty() {
         return Err(refuse!("ERR FAILOVER requires connected replicas."));
     }
@@ -354,39 +394,50 @@ fn failover(call: &mut Call<'_>) -> Outcome {
             Some(Master { host, port: fed.port })
         }
     };
-    if !failover::begin(node, failover::Wanted { to, force, timeout }) {
-        return Err(is_late());
-    }
-    tracing::info!("FAILOVER by {}", call.session.client.peer);
-    call.reply.ok();
-    Ok(())
+    if failover::begin(node, failover::Wanted { to, force, timeout }) { Ok(()) } else { Err(is_late()) }
 }
 
-/// A master hands its role to us, on the link on which it will follow us.
-fn take_over(call: &Call<'_>) -> Outcome {
-    let node = call.node;
-    if call.args.len() != 6 || !call.args.at(2).eq_ignore_ascii_case(b"failover") {
-        return Err(Refusal::SYNTAX);
+/// What a master sends that hands its role to us, on the link on which it will follow us.
+struct TakeOver {
+    offset: u64,
+    lineage: String,
+    term: u64,
+    peer: SocketAddr,
+}
+
+impl TakeOver {
+    fn read(call: &Call<'_>) -> Result<Option<TakeOver>, Refusal> {
+        if call.args.len() == 2 {
+            return Ok(None);
+        }
+        if call.args.len() != 6 || !call.args.at(2).eq_ignore_ascii_case(b"failover") {
+            return Err(Refusal::SYNTAX);
+        }
+        let offset = u64::try_from(integer(call.args.at(3))?).unwrap_or(u64::MAX);
+        let word = |at: usize| String::from_utf8_lossy(call.args.at(at)).into_owned();
+        let term = u64::from_str_radix(&word(5), 16).map_err(|_| Refusal::SYNTAX)?;
+        Ok(Some(TakeOver { offset, lineage: word(4), term, peer: call.session.client.peer }))
     }
-    let wanted = u64::try_from(integer(call.args.at(3))?).unwrap_or(u64::MAX);
-    let word = |at: usize| String::from_utf8_lossy(call.args.at(at)).into_owned();
-    let theirs = u64::from_str_radix(&word(5), 16).map_err(|_| Refusal::SYNTAX)?;
-    let (ours, is_master) = (node.replication.term.load(Relaxed), node.replication.master().is_none());
-    // It asks again if our answer was lost: by then we may have been promoted.
-    let is_after = is_master && promotions(ours) > promotions(theirs);
-    if word(4) != node.store.lineage().to_string() || !(ours == theirs || is_after) {
-        return Err(refuse!("ERR this replica has another history than who would hand its role to it"));
+
+    /// This node is to be a master; durable when this returns.
+    fn obey(&self, node: &Node) -> Outcome {
+        let (ours, is_master) = (node.replication.term.load(Relaxed), node.replication.is_master());
+        // It asks again if our answer was lost: by then we may have been promoted.
+        let is_after = is_master && promotions(ours) > promotions(self.term);
+        if self.lineage != node.store.lineage().to_string() || !(ours == self.term || is_after) {
+            return Err(refuse!("ERR this replica has another history than who would hand its role to it"));
+        }
+        if is_master {
+            return Ok(());
+        }
+        let ours = node.durability.shown().offset;
+        if ours < self.offset {
+            return Err(refuse!("ERR this replica has the log up to {ours} only, not up to {}", self.offset));
+        }
+        tracing::info!("the master hands its role to us, by {}", self.peer);
+        let ordered = node.replication.failover.order(node, None, false).ok_or_else(|| refuse!("{FAILING_OVER}"))?;
+        ordered.map(|_| ()).map_err(|e| refuse!("ERR the role cannot be written to the data folder: {e}"))
     }
-    if is_master {
-        return Ok(());
-    }
-    let ours = node.durability.shown().offset;
-    if ours < wanted {
-        return Err(refuse!("ERR this replica has the log up to {ours} only, not up to {wanted}"));
-    }
-    tracing::info!("the master hands its role to us, by {}", call.session.client.peer);
-    let ordered = node.replication.failover.order(node, None, false).ok_or_else(|| refuse!("{FAILING_OVER}"))?;
-    ordered.map(|_| ()).map_err(|e| refuse!("ERR the role cannot be written to the data folder: {e}"))
 }
 
 fn replicate(call: &mut Call<'_>) -> Outcome {
@@ -397,13 +448,20 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
     if !node.replication.is_fit() {
         return Err(refuse!("NOMASTERLINK Can't SYNC while not connected with my master"));
     }
-    if call.args.len() > 2 {
-        take_over(call)?;
+    let take_over = TakeOver::read(call)?;
+    if take_over.is_some() || !node.replication.is_replicated() {
+        let ready = call.errand(move |node| {
+            take_over.map_or(Ok(()), |take_over| take_over.obey(node))?;
+            let noted = node.replication.note_replicated(&node.config());
+            noted.map_err(|e| refuse!("ERR the role cannot be written down: {e}"))?;
+            Ok(Vec::new())
+        });
+        match ready {
+            Some(ready) => _ = ready?,
+            None => return Ok(()),
+        }
     }
     let client = &call.session.client;
-    node.replication
-        .note_replicated(&node.config())
-        .map_err(|e| refuse!("ERR the role cannot be written down: {e}"))?;
     let place = Place::take(node, client).ok_or_else(|| refuse!("ERR max number of replicas reached"))?;
     client.flags.fetch_or(crate::clients::REPLICA, Relaxed);
     call.reply.ok();
@@ -456,13 +514,11 @@ pub(super) fn info(node: &Node, out: &mut String) {
             link.master_end.saturating_sub(end.offset)
         );
     }
-    let feeds = replication.feeds();
+    let feeds = replication.feeds.reachable();
     let _ = write!(out, "connected_slaves:{}\r\n", feeds.len());
     if settings.min_replicas_to_write > 0 {
-        let close = |f: &&crate::replication::Fed| {
-            f.sending == Sending::Log && f.heard.elapsed().as_secs() <= settings.min_replicas_max_lag_s
-        };
-        let _ = write!(out, "min_slaves_good_slaves:{}\r\n", feeds.iter().filter(close).count());
+        let close = feeds.iter().filter(|fed| fed.is_close(settings.min_replicas_max_lag_s)).count();
+        let _ = write!(out, "min_slaves_good_slaves:{close}\r\n");
     }
     for (number, fed) in feeds.iter().enumerate() {
         let state = match fed.sending {
@@ -485,13 +541,14 @@ pub(super) fn info(node: &Node, out: &mut String) {
     let _ = write!(
         out,
         "master_failover_state:{}\r\nmaster_replid:{lineage}{:08x}\r\nmaster_replid2:{:040}\r\nmaster_repl_offset:{}\r\nsecond_repl_offset:-1\r\n\
-         repl_backlog_active:0\r\nrepl_backlog_size:0\r\nrepl_backlog_first_byte_offset:0\r\nrepl_backlog_histlen:0\r\nrepl_term:{:016x}\r\nrepl_fenced:{}\r\nrepl_full_syncs:{}\r\nrepl_continued:{}\r\nrepl_max_replicas:{}\r\n",
+         repl_backlog_active:0\r\nrepl_backlog_size:0\r\nrepl_backlog_first_byte_offset:0\r\nrepl_backlog_histlen:0\r\nrepl_term:{:016x}\r\nrepl_fenced:{}\r\nrepl_sentinel_groups:{}\r\nrepl_full_syncs:{}\r\nrepl_continued:{}\r\nrepl_max_replicas:{}\r\n",
         replication.failover.name(),
         replication.term.load(Relaxed) as u32,
         0,
         end.offset,
         replication.term.load(Relaxed),
         u8::from(replication.is_fenced()),
+        replication.sentinel_groups(),
         replication.full_syncs.load(Relaxed),
         replication.continued.load(Relaxed),
         settings.max_replicas,

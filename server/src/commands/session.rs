@@ -1,5 +1,6 @@
 //! What a connection remembers between commands, and what a worker lends to them.
 
+use super::errand::Errand;
 use super::{Outcome, channels, transaction};
 use crate::acl::Access;
 use crate::clients::Client;
@@ -34,8 +35,11 @@ pub(crate) struct Session {
     /// What comes between MULTI and EXEC.
     pub(crate) transaction: Option<transaction::Transaction>,
     pub(crate) watched: Vec<Seen>,
-    /// EXEC is executing: nothing may wait.
+    /// EXEC is executing: nothing may wait, but for errands, if `may_leave`.
     pub(crate) in_exec: bool,
+    /// The transaction keeps nobody out.
+    pub(crate) may_leave: bool,
+    pub(crate) errand: Errand,
     /// What EXEC was told for all its commands when it asked whether changes are taken.
     pub(crate) admitted: Option<Outcome>,
     /// All writers were kept out: the turn ends, so that they come in before it is done again.
@@ -73,6 +77,8 @@ impl Session {
             transaction: None,
             watched: Vec::new(),
             in_exec: false,
+            may_leave: false,
+            errand: Errand::default(),
             admitted: None,
             kept_all_out: false,
             subscriptions: channels::Subscriptions::default(),

@@ -5,6 +5,9 @@
 //! into one batch of the log, so that a crash leaves all of it or nothing. Pages of other clients are read meanwhile as ever; writes of the
 //! same ids wait. Whether changes are taken now is asked once, under the stripes: all that was queued is executed, or nothing.
 //!
+//! A transaction that touches no data, as Sentinel's is (SLAVEOF, CONFIG REWRITE, ...), keeps nobody out, and leaves its worker to others where one of its commands
+//! waits for the disk.
+//!
 //! As others wait, what takes its time (SAVE, SCAN, TM.ADVISE, ...) is refused between MULTI and EXEC, and what does not touch data but costs more
 //! than a few ids (COMMAND DOCS, INFO) gets [`ASIDE`] in all.
 
@@ -66,6 +69,16 @@ pub(crate) struct Transaction {
     writes: bool,
     /// One changes data, and does nothing else: it is refused while changes are.
     changes: bool,
+    /// EXEC has begun, and waits for an errand of the next one.
+    begun: Option<Begun>,
+}
+
+/// How far EXEC has come.
+#[derive(Default)]
+struct Begun {
+    done: usize,
+    replies: Vec<u8>,
+    aside: Duration,
 }
 
 impl Transaction {
@@ -171,9 +184,13 @@ fn watch(call: &mut Call<'_>) -> Outcome {
 }
 
 fn exec(call: &mut Call<'_>) -> Outcome {
-    let Some(transaction) = call.session.transaction.take() else {
+    let Some(mut transaction) = call.session.transaction.take() else {
         return Err(Refusal::fixed(b"ERR EXEC without MULTI"));
     };
+    if let Some(begun) = transaction.begun.take() {
+        go_on(call, transaction, begun, true);
+        return Ok(());
+    }
     call.session.client.queued.store(-1, Relaxed);
     let watched = std::mem::take(&mut call.session.watched);
     call.session.client.watching.store(0, Relaxed);
@@ -188,8 +205,10 @@ fn exec(call: &mut Call<'_>) -> Outcome {
         unwatch(watched);
         return Err(Refusal::fixed(b"EXECABORT Transaction discarded because of previous errors."));
     }
+    let mut may_leave = true;
     let alone = engines.filter(|_| transaction.len() > 0).map(|engines| {
         let ids = ids(engines, &transaction, &watched);
+        may_leave = !transaction.writes && ids.as_ref().is_some_and(Vec::is_empty);
         call.session.kept_all_out = ids.is_none();
         engines.exclusive(ids)
     });
@@ -208,16 +227,36 @@ fn exec(call: &mut Call<'_>) -> Outcome {
         }
         call.session.admitted = Some(admitted);
     }
-    call.session.in_exec = true;
-    call.reply.array(transaction.len());
-    let mut aside = Duration::ZERO;
-    for args in transaction.kept.iter() {
-        one(call, args, &mut aside);
-    }
-    call.session.in_exec = false;
-    call.session.admitted = None;
+    go_on(call, transaction, Begun::default(), may_leave);
     drop(alone);
     Ok(())
+}
+
+/// Executes what was queued and is not done yet, up to the first that sends an errand.
+fn go_on(call: &mut Call<'_>, mut transaction: Transaction, mut begun: Begun, may_leave: bool) {
+    let mark = call.reply.mark();
+    if begun.replies.is_empty() {
+        call.reply.array(transaction.len());
+    } else {
+        call.reply.bytes().append(&mut begun.replies);
+    }
+    (call.session.in_exec, call.session.may_leave) = (true, may_leave);
+    for args in transaction.kept.iter().skip(begun.done) {
+        one(call, args, &mut begun.aside);
+        if call.session.errand.is_asked() {
+            break;
+        }
+        // What came of it, if the command has not asked, is nobody else's.
+        call.session.errand.come();
+        begun.done += 1;
+    }
+    (call.session.in_exec, call.session.may_leave) = (false, false);
+    call.session.admitted = None;
+    if call.session.errand.is_asked() {
+        begun.replies = call.reply.bytes().split_off(mark);
+        transaction.begun = Some(begun);
+        call.session.transaction = Some(transaction);
+    }
 }
 
 /// What EXEC answers if it is refused itself: as in Redis, without the prefix if it is the common one.

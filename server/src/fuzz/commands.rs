@@ -90,7 +90,11 @@ impl Guest {
         while at < bytes.len() && self.talk.closing == Closing::No {
             self.turn.out.clear();
             let used = self.talk.execute(&self.node, &self.tallies, &bytes[at..], &mut self.turn);
-            assert!(used > 0, "a whole request was not taken");
+            let stalled = self.talk.stalled.take();
+            assert!(used > 0 || stalled.is_some(), "a whole request was not taken");
+            if let Some(stalled) = stalled {
+                self.talk.pins = RUNTIME.block_on(stalled);
+            }
             at += used;
             replies.append(&mut self.turn.out);
             if let Some(hold) = self.talk.session.hold.take() {

@@ -3,11 +3,11 @@
 //!
 //! ```text
 //!   master --REPLICAOF host port--> no write passes the gate, all turns under way have ended, last commit --> replica
+//!                                   (again and again, until the disk takes it: what was acknowledged is in memory until then)
 //!   replica --REPLICAOF NO ONE----> writes wait (failover.rs) --> a segment with a higher term is on the disk --> they pass the gate
 //!   replica --full sync complete--> the node is retired, the folder opened anew as another node --> replica
 //! ```
 
-use super::Gate;
 use super::follow::{self, Course};
 use crate::node::{Host, Node};
 use crate::{StartError, load};
@@ -65,14 +65,7 @@ pub(crate) fn direct(host: &Arc<Host>, mut held: Held) -> store::Result<()> {
                     outcome?;
                     return node.store.note_durable(&log);
                 }
-                if let Err(error) = outcome {
-                    // Memory holds what the log does not, and now never will: back to what the log says.
-                    tracing::error!("the last commit as a master failed: {error}");
-                    drop(log);
-                    reopened(host, node)
-                } else {
-                    Held::Own(Box::new(log))
-                }
+                Held::Own(Box::new(log))
             }
             (None, Held::Follows(log)) => promote(host, &node, *log),
             (Some(_), Held::Own(log)) => demote(host, node, *log),
@@ -106,6 +99,13 @@ fn settle(node: &Node, is_master: bool, term: u64) {
     }
 }
 
+/// Nobody wants any more what a full sync has brought that did not come to its end: this is a master, or goes on without one.
+pub(super) fn forget_full_sync(node: &Node) {
+    if let Err(error) = store::Staging::clear(node.store.disk()) {
+        tracing::warn!("what is left of a full sync cannot be removed: {error}");
+    }
+}
+
 /// Tells somebody that it is over, also if that is by a panic: else he would wait for ever.
 struct Told<'a>(&'a tokio::sync::Notify);
 
@@ -115,7 +115,7 @@ impl Drop for Told<'_> {
     }
 }
 
-/// Commits, until the role changes or the server stops.
+/// Commits, until the role changes or the server stops. An error: it has stopped, or it is to be a master again, and the last commit had failed.
 fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Result<()>) {
     let committer = node.durability.committer();
     committer.reopen();
@@ -128,14 +128,15 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
     node.durability.begin(&log);
     node.engines.lead();
     settle(node, true, log.term());
+    forget_full_sync(node);
     let over = tokio::sync::Notify::new();
-    let (log, outcome) = std::thread::scope(|scope| {
+    let (mut log, mut outcome) = std::thread::scope(|scope| {
         let watch = || {
             let Ok(runtime) = tokio::runtime::Builder::new_current_thread().build() else { return };
             runtime.block_on(async {
                 // Any order, be it taken back already: it has shut the gate, which is opened by beginning anew as a master.
                 // What `wait_for` gives locks the orders. It must be gone before the turns are waited for: one of them may be giving an order.
-                let is_ordered = |_: &u64| node.replication.master().is_some() || !node.replication.is_settled();
+                let is_ordered = |_: &u64| !node.replication.is_master() || !node.replication.is_settled();
                 let ordered = async { drop(orders.wait_for(is_ordered).await) };
                 tokio::select! {
                     () = over.notified() => {}
@@ -158,7 +159,32 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
         let _ = watcher.join();
         ended
     });
+    // What was acknowledged is in memory, and can be read there. Nobody may write, and what a master sends could not be written either.
+    while let Err(error) = &outcome {
+        if host.stop.is_stopped() || node.replication.is_master() {
+            break;
+        }
+        unfinished(host, node, error);
+        committer.reopen();
+        committer.step_down();
+        (log, outcome) = node.durability.run(log, &node.engines);
+    }
     (log, outcome)
+}
+
+/// The last commit of a master that is to follow has failed. Waits until the next attempt is due.
+fn unfinished(host: &Host, node: &Node, error: &store::Error) {
+    let why = format!("the last commit as a master failed, trying again: {error}");
+    let is_news = {
+        let mut link = node.replication.link.lock();
+        let is_news = link.error != why;
+        link.fail(why.clone(), Instant::now() + RETRY);
+        is_news
+    };
+    if is_news {
+        tracing::error!("{why}");
+    }
+    wait(host, RETRY, || node.replication.is_master());
 }
 
 /// A replica becomes a master.
@@ -178,7 +204,7 @@ fn promote(host: &Host, node: &Arc<Node>, mut log: FollowLog) -> Held {
             if node.replication.failover.stuck(node, &error) {
                 tracing::error!("cannot be promoted yet, trying again: {error}");
             }
-            wait(host, RETRY, || node.replication.master().is_some());
+            wait(host, RETRY, || !node.replication.is_master());
             Held::Follows(Box::new(reopen_log(host, node, end)))
         }
     }
@@ -273,5 +299,3 @@ impl Host {
         }
     }
 }
-
-const _: () = assert!(Gate::Open as u8 == 0);

@@ -14,7 +14,7 @@
 //! that command on no write is refused because of its role: it waits until then, or until this node is to be a replica after all. If the disk says
 //! no it is refused with what the disk says, until it is mended.
 
-use super::{Fed, Master};
+use super::{Fed, Handing, Master, Order};
 use crate::node::Node;
 use crate::pause::{By, Paused};
 use parking_lot::Mutex;
@@ -34,15 +34,21 @@ const LOOK: Duration = Duration::from_millis(1);
 enum Stage {
     Nothing,
     Waiting,
-    /// The replica is to have the log up to here.
-    Handing(u64),
+    /// The replica is to have the log up to here. Or was to, before this process began.
+    Handing {
+        offset: u64,
+        is_resumed: bool,
+    },
     /// There is none, and this node is to be a master: writes wait until it is.
     Settling,
 }
 
 /// The FAILOVER that is under way, if one is.
 pub(crate) struct Failover {
+    /// Never held across a wait.
     stage: Mutex<Stage>,
+    /// Held by who gives an order, until the disk has it. Not by workers.
+    ordering: Mutex<()>,
     ended: Notify,
 }
 
@@ -57,7 +63,7 @@ pub(crate) struct Wanted {
 
 impl Failover {
     pub(crate) fn new() -> Failover {
-        Failover { stage: Mutex::new(Stage::Nothing), ended: Notify::new() }
+        Failover { stage: Mutex::new(Stage::Nothing), ordering: Mutex::default(), ended: Notify::new() }
     }
 
     /// As INFO calls it.
@@ -65,7 +71,7 @@ impl Failover {
         match *self.stage.lock() {
             Stage::Nothing | Stage::Settling => "no-failover",
             Stage::Waiting => "waiting-for-sync",
-            Stage::Handing(_) => "failover-in-progress",
+            Stage::Handing { .. } => "failover-in-progress",
         }
     }
 
@@ -73,29 +79,41 @@ impl Failover {
         !matches!(*self.stage.lock(), Stage::Nothing | Stage::Settling)
     }
 
-    /// REPLICAOF: as [`super::Replication::order`]. None while a FAILOVER is under way.
+    /// At start: one was under way.
+    pub(super) fn resume(&self, offset: u64) {
+        *self.stage.lock() = Stage::Handing { offset, is_resumed: true };
+    }
+
+    /// REPLICAOF: as [`super::Replication::order`]. None while a FAILOVER is under way, unless that began before this process.
     pub(crate) fn order(&self, node: &Node, master: Option<Master>, forced: bool) -> Option<std::io::Result<bool>> {
-        let mut stage = self.stage.lock();
-        if !matches!(*stage, Stage::Nothing | Stage::Settling) {
+        let _one = self.ordering.lock();
+        if matches!(*self.stage.lock(), Stage::Waiting | Stage::Handing { is_resumed: false, .. }) {
             return None;
         }
-        let is_master = master.is_none();
-        let ordered = node.replication.order(&node.config(), master, forced);
-        if matches!(ordered, Ok(true)) && is_master {
-            // Before the lock is let go: who obeys the order ends the pause under it.
-            *stage = Stage::Settling;
-            node.pause.begin(By::Role, Paused::Changes, std::time::Instant::now() + FAR);
-        } else if matches!(ordered, Ok(true)) {
-            *stage = Stage::Nothing;
-            node.pause.end(By::Role);
-        }
-        Some(ordered)
+        let order = Order { master, forced, ..Order::default() };
+        Some(self.give(node, order))
+    }
+
+    /// Gives an order, with which a FAILOVER is over. The caller holds `ordering`.
+    fn give(&self, node: &Node, order: Order) -> std::io::Result<bool> {
+        let is_master = order.master.is_none();
+        node.replication.order(&node.config(), order, || {
+            // Before anybody obeys the order: who does ends the pause.
+            let mut stage = self.stage.lock();
+            if is_master {
+                *stage = Stage::Settling;
+                node.pause.begin(By::Role, Paused::Changes, std::time::Instant::now() + FAR);
+            } else {
+                *stage = Stage::Nothing;
+                node.pause.end(By::Role);
+            }
+        })
     }
 
     /// What the link to the new master is to ask for: that it takes over, if it has all up to this offset.
     pub(crate) fn handover(&self) -> Option<u64> {
         match *self.stage.lock() {
-            Stage::Handing(offset) => Some(offset),
+            Stage::Handing { offset, .. } => Some(offset),
             _ => None,
         }
     }
@@ -119,8 +137,9 @@ impl Failover {
         }
     }
 
-    /// Everything is as it was before; an error if there was nothing to abort.
-    pub(crate) fn abort(&self, node: &Node, why: &str) -> Result<(), String> {
+    /// Everything is as it was before; an error if there was nothing to abort. `by_peer`: because the replica says no.
+    pub(crate) fn abort(&self, node: &Node, why: &str, by_peer: bool) -> Result<(), String> {
+        let _one = self.ordering.lock();
         let mut stage = self.stage.lock();
         match *stage {
             Stage::Nothing | Stage::Settling => return Err("ERR No failover in progress.".to_owned()),
@@ -137,13 +156,15 @@ impl Failover {
                 self.ended.notify_waiters();
                 node.pause.end(By::Role);
             }
-            Stage::Handing(_) => {
-                let was = std::mem::replace(&mut *stage, Stage::Settling);
-                if let Err(error) = node.replication.order(&node.config(), None, false) {
-                    *stage = was;
+            was @ Stage::Handing { is_resumed, .. } => {
+                // Nobody asks the replica any more.
+                *stage = Stage::Settling;
+                drop(stage);
+                let order = Order { fenced: by_peer && is_resumed, ..Order::default() };
+                if let Err(error) = self.give(node, order) {
+                    *self.stage.lock() = was;
                     return Err(format!("ERR the role cannot be written to the data folder: {error}"));
                 }
-                drop(stage);
                 self.ended.notify_waiters();
             }
         }
@@ -165,7 +186,7 @@ impl Failover {
     pub(super) fn stuck(&self, node: &Node, error: &store::Error) -> bool {
         let mut stage = self.stage.lock();
         // It may be a replica by now, and a replica's disk is its link's affair.
-        let is_news = node.replication.master().is_none() && node.durability.unable(error);
+        let is_news = node.replication.is_master() && node.durability.unable(error);
         if matches!(*stage, Stage::Settling | Stage::Waiting) {
             if *stage == Stage::Waiting {
                 tracing::warn!("failover aborted: {error}");
@@ -178,15 +199,14 @@ impl Failover {
     }
 }
 
-/// Begins. The caller has checked what can be checked. False if another one, or an order, has come meanwhile.
+/// Begins. The caller has checked what can be checked. False if another one, or an order, has come meanwhile. May wait for an order's way to the disk.
 pub(crate) fn begin(node: &Arc<Node>, wanted: Wanted) -> bool {
-    {
-        let mut stage = node.replication.failover.stage.lock();
-        if !matches!(*stage, Stage::Nothing | Stage::Settling) || node.replication.master().is_some() {
-            return false;
-        }
-        *stage = Stage::Waiting;
+    let failover = &node.replication.failover;
+    let _one = failover.ordering.lock();
+    if failover.is_under_way() || !node.replication.is_master() {
+        return false;
     }
+    *failover.stage.lock() = Stage::Waiting;
     node.pause.begin(By::Role, Paused::Writes, std::time::Instant::now() + FAR);
     // A turn that does not see the pause is seen by `caught_up`.
     fence(SeqCst);
@@ -209,22 +229,33 @@ async fn run(node: Arc<Node>, wanted: Wanted) {
             Some(to) if wanted.force => (to, 0, false),
             _ => {
                 // It is not handed over yet, so this cannot fail.
-                let _ = failover.abort(&node, "no replica has caught up before the time was over");
+                let _ = failover.abort(&node, "no replica has caught up before the time was over", false);
                 return;
             }
         }
     };
-    // In one moment: an ABORT in between would take back an order that is yet to be given, and this node would be a replica for good.
-    let mut stage = failover.stage.lock();
-    if *stage != Stage::Waiting {
-        return;
+    let order = Order { master: Some(target), handing: Some(Handing { offset, has_all }), ..Order::default() };
+    let on_disk = node.clone();
+    // It goes on also if nobody waits for it any more.
+    let _ = tokio::task::spawn_blocking(move || hand_over(&on_disk, order, offset)).await;
+}
+
+fn hand_over(node: &Node, order: Order, offset: u64) {
+    let failover = &node.replication.failover;
+    // Until the disk has it: an ABORT in between would take back an order that is yet to be given, and this node would be a replica for good.
+    let _one = failover.ordering.lock();
+    {
+        let mut stage = failover.stage.lock();
+        if *stage != Stage::Waiting {
+            return;
+        }
+        *stage = Stage::Handing { offset, is_resumed: false };
     }
-    tracing::info!("failover: {target} is to take over at offset {offset}");
-    *stage = Stage::Handing(offset);
-    let order = node.replication.hand_over(&node.config(), target, has_all);
-    drop(stage);
-    if let Err(error) = order {
-        failover.end(&node);
+    if let Some(target) = &order.master {
+        tracing::info!("failover: {target} is to take over at offset {offset}");
+    }
+    if let Err(error) = node.replication.order(&node.config(), order, || ()) {
+        failover.end(node);
         tracing::error!("failover aborted: the role cannot be written down: {error}");
     }
 }
@@ -257,7 +288,7 @@ async fn caught_up(node: &Node, to: Option<&Master>) -> (Master, u64) {
             && fed.sending == Sending::Log
             && fed.written >= offset.max(node.durability.shown().offset)
     };
-    let found = || node.replication.feeds().into_iter().find(has_all);
+    let found = || node.replication.feeds.reachable().into_iter().find(has_all);
     let fed = node.durability.until(found).await;
     (Master { host: fed.ip, port: fed.port }, fed.written)
 }

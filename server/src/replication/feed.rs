@@ -26,14 +26,14 @@ impl Place {
     /// None if all are taken.
     pub(crate) fn take(node: &Arc<Node>, client: &Client) -> Option<Place> {
         let most = node.config().replication.max_replicas;
-        let is_admitted = node.replication.admit_feed(client.id, client.peer.ip(), most);
+        let is_admitted = node.replication.feeds.admit(client.id, client.peer.ip(), most);
         is_admitted.then(|| Place { node: node.clone(), client: client.id })
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.node.replication.end_feed(self.client);
+        self.node.replication.feeds.end(self.client);
         self.node.durability.acknowledged();
         self.node.replication.judge(&self.node.config());
     }
@@ -156,7 +156,7 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(node: &Arc<Node>, client: u64, s
             _ = ticks.tick() => fill = true,
         }
         if let Some(feed) = &feed {
-            if node.replication.update_feed(client, feed.peer(), heard) {
+            if node.replication.feeds.update(client, feed.peer(), heard) {
                 node.durability.acknowledged();
             }
             if feed.peer().sending == replication::Sending::Log && !is_known {
@@ -177,8 +177,8 @@ mod tests {
     use crate::turn::{Talk, Turn};
 
     /// A connection may end between the answer and the feed: while the answer waits for a peer that does not read, say.
-    #[test]
-    fn a_replica_that_goes_before_it_is_fed_leaves_its_place() {
+    #[tokio::test]
+    async fn a_replica_that_goes_before_it_is_fed_leaves_its_place() {
         let folder = tempfile::tempdir().unwrap();
         let mut config = Config::default();
         config.durability.dir = folder.path().to_path_buf();
@@ -186,17 +186,19 @@ mod tests {
         let node = Host::new(config, Vec::new(), Stop::new()).node();
         node.engines.fill(Engines::empty(&node.config(), node.durability.clone()));
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 1));
-        let asked = || {
+        let asked = async || {
             let client = node.clients.admit(nowhere, nowhere, usize::MAX).unwrap();
             let (mut talk, mut turn) = (Talk::new(&node, client, 0), Turn::default());
             let request = format!("TM.REPLICATE {}\r\n", replication::PROTOCOL);
-            talk.execute(&node, &Tallies::default(), request.as_bytes(), &mut turn);
+            while talk.execute(&node, &Tallies::default(), request.as_bytes(), &mut turn) == 0 {
+                talk.stalled.take().expect("it waits for the disk").await;
+            }
             (talk, String::from_utf8(turn.out).unwrap())
         };
-        let (first, said) = asked();
+        let (first, said) = asked().await;
         assert_eq!(said, "+OK\r\n");
-        assert_eq!(asked().1, "-ERR max number of replicas reached\r\n");
+        assert_eq!(asked().await.1, "-ERR max number of replicas reached\r\n");
         drop(first);
-        assert_eq!(asked().1, "+OK\r\n");
+        assert_eq!(asked().await.1, "+OK\r\n");
     }
 }

@@ -1,7 +1,7 @@
 //! A replica at work: the link to its master, and what comes over it made true in the own log and the engines.
 
 use super::role::Master;
-use super::{LinkState, dropped, now_ms};
+use super::{LinkState, director, dropped, now_ms};
 use crate::catalogue::Catalogue;
 use crate::config::{self, Config, Fsync};
 use crate::durability;
@@ -264,13 +264,7 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> Course {
         let is_refused = matches!(error, LinkError::Unready(_) | LinkError::Damaged);
         let error = error.to_string();
         let due = Instant::now() + if is_refused { patience } else { RECONNECT };
-        {
-            let mut link = here.node.replication.link.lock();
-            link.state = LinkState::Connect;
-            link.down_since.get_or_insert_with(Instant::now);
-            link.error.clone_from(&error);
-            link.due = Some(due);
-        }
+        here.node.replication.link.lock().fail(error.clone(), due);
         if is_refused {
             tracing::warn!(
                 "what the master {master} has is refused here: {error}; tried again in {} s",
@@ -363,7 +357,7 @@ async fn connect(node: &Node, master: &Master) -> Result<Socket, LinkError> {
             match ask(&mut stream, &request).await? {
                 Ok(()) => replication.failover.done(node),
                 Err(why) => {
-                    let aborted = replication.failover.abort(node, &why);
+                    let aborted = replication.failover.abort(node, &why, true);
                     return Err(other(aborted.err().unwrap_or(why)));
                 }
             }
@@ -480,6 +474,7 @@ async fn carry(
             drop(link);
             replication.continued.fetch_add(1, Relaxed);
             replication.synced(&node.config());
+            director::forget_full_sync(&node);
             tracing::info!("the link to the master {master} is up, from {}", here.log.written());
         }
     }
@@ -491,4 +486,59 @@ fn replaced(here: &Here, fetched: bool) -> Result<(), LinkError> {
         tracing::info!("a full sync is complete: the data are opened anew");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::replication::Order;
+    use store::Position;
+
+    /// A replica whose space has no room, which will be made: what its master sends waits, but neither for ever nor against an order.
+    #[test]
+    fn what_comes_waits_for_room_that_is_being_made_and_no_longer() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.durability.dir = folder.path().to_path_buf();
+        config.counter[0].spill = true;
+        let node = crate::fuzz::commands::alone(&config);
+        let space = &node.engines.counters()[0];
+        let log = FollowLog::open(node.store.disk().clone(), node.store.lineage(), Position::START).unwrap();
+        let mut here = Here { node: node.clone(), log, told: None, waits_until: None };
+        assert!(!node.engines.is_spilling());
+        here.wait_for_room();
+        assert_eq!(here.waits_until, None, "there is room");
+
+        space.set_memory_limit_bytes(1);
+        assert!(node.engines.is_spilling());
+        let began = Instant::now();
+        here.wait_for_room();
+        assert!(began.elapsed() >= SPILLED_WITHIN, "room was being made");
+        let deadline = here.waits_until.unwrap();
+        here.wait_for_room();
+        assert_eq!(here.waits_until, Some(deadline), "the batches of a turn wait once");
+        here.settled();
+        assert_eq!(here.waits_until, None, "and those of the next one again");
+
+        // Else the test does not end.
+        let far = Some(Instant::now() + Duration::from_secs(3600));
+        let ends = |here: &mut Here, end: &(dyn Fn() + Sync)| {
+            here.waits_until = far;
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(TICK);
+                    end();
+                });
+                here.wait_for_room();
+            });
+        };
+        ends(&mut here, &|| space.set_memory_limit_bytes(u64::MAX));
+        assert!(!node.engines.is_spilling());
+        space.set_memory_limit_bytes(1);
+        let master = Master { host: "127.0.0.1".to_owned(), port: 1 };
+        let order = || Order { master: Some(master.clone()), ..Order::default() };
+        ends(&mut here, &|| assert!(node.replication.order(&config, order(), || ()).unwrap()));
+        node.replication.settle(&config, false, 0);
+        ends(&mut here, &|| node.stop.now());
+    }
 }

@@ -1,14 +1,18 @@
 //! What a node is, kept in its data folder: `tidemark.role`, text, replaced as a whole and durably before anybody is told.
 //!
 //! ```text
-//!   tidemark role 2
+//!   tidemark role 3
 //!   master -                   or: master <host> <port>, for a replica
 //!   synced no                  as a replica it has its master's whole data set, as far as it has heard
 //!   replicated yes             there are others: as a master it has had replicas, or it has been a replica
-//!   sentinel 7                 the highest epoch of which a Sentinel has spoken; no line: none has
+//!   sentinel 7 mymaster        the highest epoch of which a Sentinel has spoken, that watches a master by this name; a line for each name
+//!   handing 4711               its master, a replica of it until now, is to take over with the log up to there, and has not said yet that it did
+//!   forced                     it gives its data up for whatever its master has, until it has that; no line: it does not
 //!   unfit                      its data and its master's do not fit; no line: they do, as far as it has heard
-//!   check 1f2e3d4c             CRC-32C of the lines before; version 1 had none, and is read
+//!   check 1f2e3d4c             CRC-32C of the lines before
 //! ```
+//!
+//! Older ones are read: version 2 had one epoch and no name for it, version 1 no check.
 
 use crate::files;
 use std::io;
@@ -39,6 +43,13 @@ impl std::fmt::Display for Master {
     }
 }
 
+/// What Sentinels are at that watch a master by one name. Others count by themselves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Epoch {
+    pub(crate) name: String,
+    pub(crate) epoch: u64,
+}
+
 /// See the top of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Role {
@@ -48,8 +59,12 @@ pub(crate) struct Role {
     pub(crate) synced: bool,
     /// There are others: as a master it has had replicas, or it has been a replica and is not `synced` any more.
     pub(crate) replicated: bool,
-    /// The highest configuration epoch of which a Sentinel has spoken here.
-    pub(crate) sentinel: Option<u64>,
+    /// The highest configuration epoch of which a Sentinel has spoken here, by the name that it has for what it watches.
+    pub(crate) sentinels: Vec<Epoch>,
+    /// FAILOVER: `master` is asked to take over, which is to have the log up to this offset, and has not said that it did.
+    pub(crate) handing: Option<u64>,
+    /// Its data are given up for whatever its master has. Until it has that: not once more.
+    pub(crate) forced: bool,
     /// Its data and its master's do not fit, as that has said.
     pub(crate) unfit: bool,
 }
@@ -63,22 +78,33 @@ impl Role {
     fn encode(&self) -> String {
         let master = self.master.as_ref().map_or("-".to_owned(), Master::to_string);
         let word = |yes| if yes { "yes" } else { "no" };
-        let sentinel = self.sentinel.map_or(String::new(), |epoch| format!("sentinel {epoch}\n"));
-        let unfit = if self.unfit { "unfit\n" } else { "" };
-        let text = format!(
-            "tidemark role 2\nmaster {master}\nsynced {}\nreplicated {}\n{sentinel}{unfit}",
+        let mut text = format!(
+            "tidemark role 3\nmaster {master}\nsynced {}\nreplicated {}\n",
             word(self.synced),
             word(self.replicated)
         );
+        for Epoch { name, epoch } in &self.sentinels {
+            text.push_str(&format!("sentinel {epoch} {name}\n"));
+        }
+        if let Some(offset) = self.handing {
+            text.push_str(&format!("handing {offset}\n"));
+        }
+        if self.forced {
+            text.push_str("forced\n");
+        }
+        if self.unfit {
+            text.push_str("unfit\n");
+        }
         let check = crc32c::crc32c(text.as_bytes());
         format!("{text}check {check:08x}\n")
     }
 
     fn decode(text: &str) -> Option<Role> {
         let mut lines = text.lines();
-        match lines.next()? {
+        let first = lines.next()?;
+        match first {
             "tidemark role 1" => {}
-            "tidemark role 2" => {
+            "tidemark role 2" | "tidemark role 3" => {
                 let (checked, _) = text.rsplit_once("check ")?;
                 let whole = format!("{checked}check {:08x}\n", crc32c::crc32c(checked.as_bytes()));
                 (text == whole).then_some(())?;
@@ -95,17 +121,23 @@ impl Role {
             _ => None,
         };
         let (synced, replicated) = (flag("synced")?, flag("replicated")?);
-        // Files from before they were kept have no such lines.
-        let mut lines = lines.peekable();
-        let sentinel = match lines.peek().and_then(|line| line.strip_prefix("sentinel ")) {
-            Some(epoch) => Some(epoch.parse().ok()?),
-            None => None,
-        };
-        if sentinel.is_some() {
-            lines.next();
+        let (mut sentinels, mut handing, mut forced, mut unfit) = (Vec::new(), None, false, false);
+        for line in lines {
+            match line.split_once(' ').unwrap_or((line, "")) {
+                // It ended here, so this is a later one that is damaged.
+                _ if first == "tidemark role 1" => return None,
+                ("sentinel", said) => {
+                    let (epoch, name) = said.split_once(' ').unwrap_or((said, ""));
+                    sentinels.push(Epoch { name: name.to_owned(), epoch: epoch.parse().ok()? });
+                }
+                ("handing", offset) => handing = Some(offset.parse().ok()?),
+                ("forced", "") => forced = true,
+                ("unfit", "") => unfit = true,
+                ("check", _) => break,
+                _ => return None,
+            }
         }
-        let unfit = lines.next() == Some("unfit");
-        Some(Role { master, synced, replicated, sentinel, unfit })
+        Some(Role { master, synced, replicated, sentinels, handing, forced, unfit })
     }
 
     /// As the folder has it.
@@ -136,27 +168,49 @@ mod tests {
     #[test]
     fn a_role_reads_back() {
         let master = Master { host: "::1".into(), port: 6399 };
-        let full = Role { master: Some(master), synced: true, replicated: true, sentinel: Some(u64::MAX), unfit: true };
-        for role in
-            [Role::default(), Role { sentinel: None, ..full.clone() }, Role { unfit: false, ..full.clone() }, full]
-        {
+        let full = Role { master: Some(master), unfit: true, ..busy() };
+        for role in [
+            Role::default(),
+            Role { sentinels: Vec::new(), ..full.clone() },
+            Role { handing: None, ..full.clone() },
+            Role { forced: false, ..full.clone() },
+            Role { unfit: false, ..full.clone() },
+            full,
+        ] {
             assert_eq!(Role::decode(&role.encode()), Some(role));
         }
-        for text in ["", "tidemark role 3\n", "tidemark role 1\nmaster a\nsynced no\nreplicated no\n"] {
+        for text in ["", "tidemark role 4\n", "tidemark role 1\nmaster a\nsynced no\nreplicated no\n"] {
             assert_eq!(Role::decode(text), None);
         }
         let first = "tidemark role 1\nmaster ::1 6399\nsynced yes\nreplicated no\n";
         let master = Master { host: "::1".into(), port: 6399 };
-        assert_eq!(Role::decode(first), Some(Role { master: Some(master), synced: true, ..Role::default() }));
+        let read = Role { master: Some(master), synced: true, ..Role::default() };
+        assert_eq!(Role::decode(first), Some(read.clone()));
+        let second = first.replace("role 1", "role 2") + "sentinel 7\nunfit\n";
+        let second = format!("{second}check {:08x}\n", crc32c::crc32c(second.as_bytes()));
+        let sentinels = vec![Epoch { name: String::new(), epoch: 7 }];
+        assert_eq!(Role::decode(&second), Some(Role { sentinels, unfit: true, ..read }));
         assert_eq!(Master::parse("a b"), None);
         assert_eq!(Master::parse("no one else"), None);
     }
+
+    fn busy() -> Role {
+        let sentinels =
+            [("mymaster", u64::MAX), ("a name of two", 0)].map(|(name, epoch)| Epoch { name: name.to_owned(), epoch });
+        Role {
+            synced: true,
+            replicated: true,
+            sentinels: sentinels.into(),
+            handing: Some(u64::MAX),
+            forced: true,
+            ..Role::default()
+        }
+    }
+
     #[test]
     fn a_role_with_any_bit_flipped_or_cut_off_is_damaged() {
         let master = Master { host: "10.0.0.17".into(), port: 6399 };
-        let text = Role { master: Some(master), synced: true, replicated: true, sentinel: Some(7), unfit: true }
-            .encode()
-            .into_bytes();
+        let text = Role { master: Some(master), unfit: true, ..busy() }.encode().into_bytes();
         for at in 0..text.len() * 8 {
             let mut flipped = text.clone();
             flipped[at / 8] ^= 1 << (at % 8);

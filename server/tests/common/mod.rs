@@ -51,7 +51,10 @@ impl Program {
         until: &str,
     ) -> Result<(Program, Lines<BufReader<ChildStderr>>), Vec<String>> {
         let mut words = under.to_vec();
-        words.extend([TIDEMARK, "serve", "--port", "0"]);
+        words.extend([TIDEMARK, "serve"]);
+        if !options.contains(&"--port") {
+            words.extend(["--port", "0"]);
+        }
         words.extend(options);
         let mut child = Command::new(words[0])
             .args(&words[1..])

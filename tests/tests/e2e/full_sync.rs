@@ -1,6 +1,6 @@
 //! A full sync over a link that never lasts: what has come is not fetched again, whatever happens to either side meanwhile.
 
-use crate::replication::{follow, follow_port, in_step, info, number};
+use crate::replication::{follow, in_step, info, number};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -80,7 +80,10 @@ fn a_full_sync_goes_on_where_it_was_cut() {
     assert!(bytes > 4 << 20, "{bytes} bytes");
     let link = short_link(master.port(), bytes / 6);
     let replica = TestServer::with(sized);
-    follow_port(&replica, link.port);
+    // It has something to give up, and is told once to do so: a start in between does not take that back.
+    redis::cmd("HSET").arg("post:77").arg(&["like", "1"]).query::<()>(&mut replica.connection()).unwrap();
+    let words = ["127.0.0.1", &link.port.to_string(), "FORCE"];
+    redis::cmd("REPLICAOF").arg(&words).query::<()>(&mut replica.connection()).unwrap();
     // Each attempt begins with a manifest, and this one is another than the one before.
     eventually("it is cut", || link.cuts.load(SeqCst) >= 2);
     call("HSET post:3 like 33");
@@ -104,6 +107,39 @@ fn a_full_sync_goes_on_where_it_was_cut() {
     }
     let late: [bool; 2] = redis::cmd("PH.EXISTS").arg("liked").arg(8).arg(&[4, 5]).query(&mut connection).unwrap();
     assert_eq!(late, [false, true]);
+}
+
+/// REPLICAOF NO ONE in the middle: it is the master of what it had, and what has come so far takes no room.
+#[test]
+fn a_full_sync_that_is_called_off_leaves_what_was_there_and_nothing_else() {
+    let sized = |config: &mut Config| {
+        config.durability.snapshot_every_s = 0;
+        config.existence.iter_mut().for_each(|space| space.pairs_per_table = 8 << 20);
+    };
+    let [master, replica] = [(); 2].map(|()| TestServer::with(sized));
+    let mut connection = master.connection();
+    for id in 0..6 {
+        redis::cmd("PH.ADD").arg("liked").arg(7).arg(id).query::<()>(&mut connection).unwrap();
+        redis::cmd("TM.ROLL").arg("liked").query::<()>(&mut connection).unwrap();
+    }
+    redis::cmd("SAVE").query::<()>(&mut connection).unwrap();
+    redis::cmd("HSET").arg("post:77").arg(&["like", "1"]).query::<()>(&mut replica.connection()).unwrap();
+    let link = short_link(master.port(), bytes_of_snapshot(&master) / 4);
+    let staged = || {
+        let names = std::fs::read_dir(replica.folder()).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.to_string_lossy().starts_with("staged-")).count()
+    };
+    let words = ["127.0.0.1", &link.port.to_string(), "FORCE"];
+    redis::cmd("REPLICAOF").arg(&words).query::<()>(&mut replica.connection()).unwrap();
+    eventually("some of it has come", || link.cuts.load(SeqCst) >= 1 && staged() > 1);
+    redis::cmd("REPLICAOF").arg(&["NO", "ONE"]).query::<()>(&mut replica.connection()).unwrap();
+    let like = || redis::cmd("HINCRBY").arg("post:77").arg(&["like", "1"]).query::<u64>(&mut replica.connection());
+    assert_eq!(like().unwrap(), 2);
+    eventually("the rest of it is gone", || staged() == 0);
+    let replica = replica.stopped().started();
+    assert_eq!(number(&replica, "repl_full_syncs"), 0);
+    let row: u64 = redis::cmd("HGET").arg("post:77").arg("like").query(&mut replica.connection()).unwrap();
+    assert_eq!(row, 2);
 }
 
 /// A replica gives its data up once, when it is told to; not again for whoever has the master's address a day later, with an empty disk.

@@ -1,0 +1,52 @@
+//! How the link to the master stands, as INFO and ROLE tell it.
+
+use std::time::Instant;
+
+/// What it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinkState {
+    Connect,
+    Connecting,
+    Sync,
+    Connected,
+}
+
+/// See the top of the file.
+#[derive(Clone, Debug)]
+pub(crate) struct Link {
+    pub(crate) state: LinkState,
+    pub(crate) heard: Instant,
+    /// Since when it has been down.
+    pub(crate) down_since: Option<Instant>,
+    /// The last reason why it was.
+    pub(crate) error: String,
+    /// When the next attempt is due.
+    pub(crate) due: Option<Instant>,
+    /// The master's end, as it last said.
+    pub(crate) master_end: u64,
+    /// Bytes that a full sync has brought.
+    pub(crate) fetched: u64,
+}
+
+impl Link {
+    /// Of somebody who is to be a replica from now on.
+    pub(crate) fn new() -> Link {
+        Link {
+            state: LinkState::Connect,
+            heard: Instant::now(),
+            down_since: Some(Instant::now()),
+            error: String::new(),
+            due: None,
+            master_end: 0,
+            fetched: 0,
+        }
+    }
+
+    /// It is down for this reason until `due`.
+    pub(crate) fn fail(&mut self, error: String, due: Instant) {
+        self.state = LinkState::Connect;
+        self.down_since.get_or_insert_with(Instant::now);
+        self.error = error;
+        self.due = Some(due);
+    }
+}

@@ -1,0 +1,95 @@
+"""One node that two teams of stock Sentinels watch, each by a name of its own and at an epoch of its own; then one team goes, and the node is started again.
+
+    groups.py --server PATH_TO_TIDEMARK
+
+What the one team has said is nothing to the other: who is gone keeps nobody out, who comes back at another epoch deposes nobody.
+"""
+import argparse, os, shutil, subprocess, sys, tempfile
+
+import redis
+
+from nodes import Node, until
+from proxy import free_port
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--server", required=True)
+    args = parser.parse_args()
+    folder = tempfile.mkdtemp(prefix="groups-")
+    nodes = [Node(args.server, folder, n) for n in range(2)]
+    master, replica = nodes
+    sentinels = {}
+
+    def watch(name, epoch):
+        port = free_port()
+        conf = os.path.join(folder, f"{name}.conf")
+        with open(conf, "w") as f:
+            f.write(f"port {port}\nbind 127.0.0.1\ndir {folder}\nsentinel monitor {name} 127.0.0.1 {master.proxy.port} 1\n")
+            # It is not to fail over: the node is away for longer than a second here.
+            f.write(f"sentinel down-after-milliseconds {name} 600000\n")
+            f.write(f"sentinel config-epoch {name} {epoch}\nsentinel current-epoch {epoch}\n")
+        sentinels[name] = subprocess.Popen(["redis-sentinel", conf], stdout=open(conf + ".log", "w"), stderr=subprocess.STDOUT)
+
+    def kept():
+        with open(os.path.join(master.folder, "data", "tidemark.role")) as f:
+            return {line.split()[2]: int(line.split()[1]) for line in f if line.startswith("sentinel ")}
+
+    def like():
+        return master.client().hincrby("post:1", "like", 1)
+
+    def again():
+        master.process.kill()
+        master.process.wait()
+        master.start()
+
+    ok = False
+    try:
+        master.start()
+        until("the master is up", lambda: master.client().ping())
+        replica.start(master.proxy.port)
+        until("the replica is up", replica.is_up)
+        watch("old", 100)
+        until("the old team has spoken", lambda: kept() == {"old": 100})
+        watch("new", 5)
+        until("the new team has, too", lambda: kept() == {"old": 100, "new": 5})
+        assert like() == 1, "nobody deposes anybody"
+        assert master.info()["repl_sentinel_groups"] == 2
+
+        # The old team is dismissed. The new one, at its lower epoch, is all that is left to say who the master is.
+        old = sentinels.pop("old")
+        old.kill()
+        old.wait()
+        again()
+        until("the new team lifts the fence", like)
+        # And the other way round: nobody has promoted anybody, so the higher epoch means nothing for the others.
+        new = sentinels.pop("new")
+        new.kill()
+        new.wait()
+        watch("old", 101)
+        until("the old team has spoken again", lambda: kept() == {"old": 101, "new": 5})
+        like()
+        again()
+        try:
+            like()
+            raise SystemExit("a master that was started again takes writes before anybody has said that it is one")
+        except redis.ConnectionError:
+            until("the old team lifts the fence", like)
+        except redis.ResponseError as error:
+            assert "fenced" in str(error), error
+            until("the old team lifts the fence", like)
+        print("ok")
+        ok = True
+    finally:
+        for process in sentinels.values():
+            process.kill()
+            process.wait()
+        for node in nodes:
+            node.end()
+        if ok:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            print(f"kept: {folder}", file=sys.stderr)
+
+
+main()
