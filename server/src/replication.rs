@@ -274,6 +274,7 @@ impl Replication {
             (role.master.is_some() && is_news).then(|| Role {
                 synced: true,
                 unfit: false,
+                forced: false,
                 handing: None,
                 ..role.clone()
             })

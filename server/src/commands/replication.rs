@@ -357,44 +357,64 @@ fn failover(call: &mut Call<'_>) -> Outcome {
             return Err(Refusal::SYNTAX);
         }
     }
-    let peer = call.session.client.peer;
-    // Behind an order that is on its way to the disk.
+    let asked = FailoverAsked { to, force, timeout, peer: call.session.client.peer };
+    // What comes behind it in this turn is to wait already.
+    if asked.begin(call.node, false)? {
+        call.reply.ok();
+        return Ok(());
+    }
     call.answer_later(move |node, reply| {
-        begin_failover(node, to, force, timeout)?;
-        tracing::info!("FAILOVER by {peer}");
+        asked.begin(node, true)?;
         reply.ok();
         Ok(())
     })
 }
 
-fn begin_failover(node: &Arc<Node>, to: Option<(String, String)>, force: bool, timeout: Option<Duration>) -> Outcome {
-    let replication = &node.replication;
-    let is_late = || refuse!("ERR FAILOVER already in progress.");
-    if replication.failover.is_under_way() {
-        return Err(is_late());
-    }
-    if !replication.is_master() {
-        return Err(refuse!("ERR FAILOVER is not valid when server is a replica."));
-    }
-    let feeds = replication.feeds.reachable();
-    if feeds.is_empty() {
-        return Err(refuse!("ERR FAILOVER requires connected replicas."));
-    }
-    if force && (to.is_none() || timeout.is_none()) {
-        return Err(refuse!("ERR FAILOVER with force option requires both a timeout and target HOST and IP."));
-    }
-    let to = match to {
-        None => None,
-        Some((host, port)) => {
-            let found = feeds.iter().find(|fed| fed.ip == host && Ok(fed.port) == port.parse());
-            let fed = found.ok_or_else(|| refuse!("ERR FAILOVER target HOST and PORT is not a replica."))?;
-            if fed.sending != Sending::Log {
-                return Err(refuse!("ERR FAILOVER target replica is not online."));
-            }
-            Some(Master { host, port: fed.port })
+/// What FAILOVER asks for.
+struct FailoverAsked {
+    to: Option<(String, String)>,
+    force: bool,
+    timeout: Option<Duration>,
+    peer: SocketAddr,
+}
+
+impl FailoverAsked {
+    /// False: an order is on its way to the disk, and this is to wait for it.
+    fn begin(&self, node: &Arc<Node>, may_wait: bool) -> Result<bool, Refusal> {
+        let replication = &node.replication;
+        let is_late = || refuse!("ERR FAILOVER already in progress.");
+        if replication.failover.is_under_way() {
+            return Err(is_late());
         }
-    };
-    if failover::begin(node, failover::Wanted { to, force, timeout }) { Ok(()) } else { Err(is_late()) }
+        if !replication.is_master() {
+            return Err(refuse!("ERR FAILOVER is not valid when server is a replica."));
+        }
+        let feeds = replication.feeds.reachable();
+        if feeds.is_empty() {
+            return Err(refuse!("ERR FAILOVER requires connected replicas."));
+        }
+        let (force, timeout) = (self.force, self.timeout);
+        if force && (self.to.is_none() || timeout.is_none()) {
+            return Err(refuse!("ERR FAILOVER with force option requires both a timeout and target HOST and IP."));
+        }
+        let to = match &self.to {
+            None => None,
+            Some((host, port)) => {
+                let found = feeds.iter().find(|fed| fed.ip == *host && Ok(fed.port) == port.parse());
+                let fed = found.ok_or_else(|| refuse!("ERR FAILOVER target HOST and PORT is not a replica."))?;
+                if fed.sending != Sending::Log {
+                    return Err(refuse!("ERR FAILOVER target replica is not online."));
+                }
+                Some(Master { host: host.clone(), port: fed.port })
+            }
+        };
+        match failover::begin(node, failover::Wanted { to, force, timeout }, may_wait) {
+            Some(true) => tracing::info!("FAILOVER by {}", self.peer),
+            Some(false) => return Err(is_late()),
+            None => return Ok(false),
+        }
+        Ok(true)
+    }
 }
 
 /// What a master sends that hands its role to us, on the link on which it will follow us.

@@ -199,19 +199,20 @@ impl Failover {
     }
 }
 
-/// Begins. The caller has checked what can be checked. False if another one, or an order, has come meanwhile. May wait for an order's way to the disk.
-pub(crate) fn begin(node: &Arc<Node>, wanted: Wanted) -> bool {
+/// Begins. The caller has checked what can be checked. False if another one, or an order, has come meanwhile; none if an order is on its way to the disk, which
+/// is waited for if `may_wait`.
+pub(crate) fn begin(node: &Arc<Node>, wanted: Wanted, may_wait: bool) -> Option<bool> {
     let failover = &node.replication.failover;
-    let _one = failover.ordering.lock();
+    let _one = if may_wait { failover.ordering.lock() } else { failover.ordering.try_lock()? };
     if failover.is_under_way() || !node.replication.is_master() {
-        return false;
+        return Some(false);
     }
     *failover.stage.lock() = Stage::Waiting;
     node.pause.begin(By::Role, Paused::Writes, std::time::Instant::now() + FAR);
     // A turn that does not see the pause is seen by `caught_up`.
     fence(SeqCst);
     tokio::spawn(run(node.clone(), wanted));
-    true
+    Some(true)
 }
 
 async fn run(node: Arc<Node>, wanted: Wanted) {
@@ -305,7 +306,7 @@ mod tests {
     async fn a_failover_of_a_node_whose_log_cannot_begin_is_aborted() {
         let node = Host::new(Config::default(), Vec::new(), Stop::new()).node();
         let failover = &node.replication.failover;
-        assert!(begin(&node, Wanted { to: None, force: false, timeout: None }));
+        assert_eq!(begin(&node, Wanted { to: None, force: false, timeout: None }, false), Some(true));
         assert_eq!((failover.name(), node.pause.now()), ("waiting-for-sync", Paused::Writes));
         assert!(failover.stuck(&node, &store::Error::Refused("no room".to_owned())));
         assert_eq!((failover.name(), node.pause.now()), ("no-failover", Paused::Nothing));

@@ -459,21 +459,28 @@ async fn carry(
             _ = ticks.tick() => {}
         }
         follower.tick(here, &mut out, now_ms(started))?;
-        let mut link = replication.link.lock();
-        link.master_end = follower.master_end();
-        link.heard = started + Duration::from_millis(follower.heard_ms());
-        if let Some(bytes) = follower.is_fetching() {
-            link.state = LinkState::Sync;
-            link.fetched = bytes;
-            counted = true;
-        } else if follower.is_following() && !was_following {
-            was_following = true;
-            link.state = LinkState::Connected;
-            link.down_since = None;
-            link.error.clear();
-            drop(link);
-            replication.continued.fetch_add(1, Relaxed);
+        let is_up = follower.is_following() && !was_following;
+        if is_up {
+            // Whoever sees that the link is up finds this node fit.
             replication.synced(&node.config());
+        }
+        {
+            let mut link = replication.link.lock();
+            link.master_end = follower.master_end();
+            link.heard = started + Duration::from_millis(follower.heard_ms());
+            if let Some(bytes) = follower.is_fetching() {
+                link.state = LinkState::Sync;
+                link.fetched = bytes;
+                counted = true;
+            } else if is_up {
+                link.state = LinkState::Connected;
+                link.down_since = None;
+                link.error.clear();
+            }
+        }
+        if is_up {
+            was_following = true;
+            replication.continued.fetch_add(1, Relaxed);
             director::forget_full_sync(&node);
             tracing::info!("the link to the master {master} is up, from {}", here.log.written());
         }

@@ -210,6 +210,14 @@ fn who_gives_its_data_up_or_does_not_fit_is_not_to_be_promoted() {
     assert!(!replication.is_fit() && !is_fit_after_a_start());
     replication.synced(&config);
     assert!(replication.is_fit() && is_fit_after_a_start());
+    // Once: not for whoever has the master's address later.
+    let forced = Order { master: Some(other(1)), forced: true, ..Order::default() };
+    assert!(replication.order(&config, forced, || ()).unwrap() && replication.is_forced());
+    let again = Replication::new();
+    again.recall(&config).unwrap();
+    assert!(again.is_forced(), "a start does not take it back");
+    replication.synced(&config);
+    assert!(!replication.is_forced() && !Role::read(folder.path()).unwrap().unwrap().forced);
     replication.refuses(&config, &other(1));
     assert!(order(&replication, &config, Some(other(2))));
     assert!(replication.is_fit() && is_fit_after_a_start(), "of another master nothing is known yet");

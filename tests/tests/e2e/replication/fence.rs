@@ -34,7 +34,7 @@ fn a_master_takes_writes_while_it_is_one_as_far_as_sentinels_know() {
     hello(&master, own, 5);
     refused("fenced until its role is known");
     hello(&master, own, 7);
-    write().unwrap();
+    eventually("the disk has it", || write().is_ok());
     hello(&master, other, 7);
     write().unwrap();
     hello(&master, other, 8);
@@ -47,7 +47,7 @@ fn a_master_takes_writes_while_it_is_one_as_far_as_sentinels_know() {
     hello(&master, own, 7);
     refused("Sentinel has made another node the master");
     hello(&master, own, 9);
-    write().unwrap();
+    eventually("the disk has it", || write().is_ok());
     assert_eq!(number(&master, "repl_fenced"), 0);
     // No Sentinel left, and none that could be asked: an operator says so, or a replica that follows.
     hello(&master, other, 10);
@@ -67,6 +67,9 @@ fn a_replica_that_follows_lifts_no_fence_where_sentinels_have_spoken() {
     follow(&replica, &master);
     in_step(&master, &replica);
     hello(&master, master.port(), 5);
+    let role = master.folder().join("tidemark.role");
+    let is_kept = || std::fs::read_to_string(&role).is_ok_and(|text| text.contains("sentinel 5 "));
+    eventually("the disk has it", is_kept);
     let master = master.stopped().started();
     in_step(&master, &replica);
     assert_eq!(number(&master, "connected_slaves"), 1);
@@ -85,5 +88,5 @@ fn a_replica_that_follows_lifts_no_fence_where_sentinels_have_spoken() {
     let replica = replica.stopped().started();
     refused(&replica);
     hello(&replica, replica.port(), 6);
-    write(&replica).unwrap();
+    eventually("the disk has it", || write(&replica).is_ok());
 }
