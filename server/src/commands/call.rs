@@ -98,6 +98,16 @@ impl<'a> Call<'a> {
         came
     }
 
+    /// This request is executed again when something is done on another thread.
+    pub(crate) fn again_when(&mut self, done: impl FnOnce(&Node) + Send + 'static) {
+        // The last time was for nothing.
+        self.session.errand.come();
+        self.errand(move |node| {
+            done(node);
+            Ok(Vec::new())
+        });
+    }
+
     /// Gives the bytes of this request's reply when `reply` has them: [`answer`]. The replies before it wait, too, but stay what they are.
     pub(crate) fn answer_when(&mut self, reply: impl Future<Output = Vec<u8>> + Send + 'static) {
         let wanted = self.session.replies == Replies::On;

@@ -358,16 +358,14 @@ fn failover(call: &mut Call<'_>) -> Outcome {
         }
     }
     let asked = FailoverAsked { to, force, timeout, peer: call.session.client.peer };
-    // What comes behind it in this turn is to wait already.
-    if asked.begin(call.node, false)? {
+    // What comes behind it in this turn is to wait already: so it begins on the worker.
+    let may_leave = !call.session.in_exec || call.session.may_leave;
+    if asked.begin(call.node, !may_leave)? {
         call.reply.ok();
-        return Ok(());
+    } else {
+        call.again_when(|node| node.replication.failover.wait_for_order());
     }
-    call.answer_later(move |node, reply| {
-        asked.begin(node, true)?;
-        reply.ok();
-        Ok(())
-    })
+    Ok(())
 }
 
 /// What FAILOVER asks for.

@@ -20,7 +20,7 @@ use crate::pause::{By, Paused};
 use parking_lot::Mutex;
 use replication::Sending;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering::SeqCst, fence};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst, fence};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -33,7 +33,8 @@ const LOOK: Duration = Duration::from_millis(1);
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Nothing,
-    Waiting,
+    /// The attempt of this number: one that was aborted may not have noticed yet.
+    Waiting(u64),
     /// The replica is to have the log up to here. Or was to, before this process began.
     Handing {
         offset: u64,
@@ -49,6 +50,7 @@ pub(crate) struct Failover {
     stage: Mutex<Stage>,
     /// Held by who gives an order, until the disk has it. Not by workers.
     ordering: Mutex<()>,
+    attempts: AtomicU64,
     ended: Notify,
 }
 
@@ -63,14 +65,19 @@ pub(crate) struct Wanted {
 
 impl Failover {
     pub(crate) fn new() -> Failover {
-        Failover { stage: Mutex::new(Stage::Nothing), ordering: Mutex::default(), ended: Notify::new() }
+        Failover {
+            stage: Mutex::new(Stage::Nothing),
+            ordering: Mutex::default(),
+            attempts: AtomicU64::new(0),
+            ended: Notify::new(),
+        }
     }
 
     /// As INFO calls it.
     pub(crate) fn name(&self) -> &'static str {
         match *self.stage.lock() {
             Stage::Nothing | Stage::Settling => "no-failover",
-            Stage::Waiting => "waiting-for-sync",
+            Stage::Waiting(_) => "waiting-for-sync",
             Stage::Handing { .. } => "failover-in-progress",
         }
     }
@@ -87,7 +94,7 @@ impl Failover {
     /// REPLICAOF: as [`super::Replication::order`]. None while a FAILOVER is under way, unless that began before this process.
     pub(crate) fn order(&self, node: &Node, master: Option<Master>, forced: bool) -> Option<std::io::Result<bool>> {
         let _one = self.ordering.lock();
-        if matches!(*self.stage.lock(), Stage::Waiting | Stage::Handing { is_resumed: false, .. }) {
+        if matches!(*self.stage.lock(), Stage::Waiting(_) | Stage::Handing { is_resumed: false, .. }) {
             return None;
         }
         let order = Order { master, forced, ..Order::default() };
@@ -108,6 +115,11 @@ impl Failover {
                 node.pause.end(By::Role);
             }
         })
+    }
+
+    /// Until the order that is on its way to the disk is there.
+    pub(crate) fn wait_for_order(&self) {
+        drop(self.ordering.lock());
     }
 
     /// What the link to the new master is to ask for: that it takes over, if it has all up to this offset.
@@ -144,12 +156,12 @@ impl Failover {
         match *stage {
             Stage::Nothing | Stage::Settling => return Err("ERR No failover in progress.".to_owned()),
             // The one before was taken back a moment ago, and this node is not the master again yet.
-            Stage::Waiting if !node.replication.is_settled() => {
+            Stage::Waiting(_) if !node.replication.is_settled() => {
                 *stage = Stage::Settling;
                 drop(stage);
                 self.ended.notify_waiters();
             }
-            Stage::Waiting => {
+            Stage::Waiting(_) => {
                 // While nobody else can hand it over.
                 *stage = Stage::Nothing;
                 drop(stage);
@@ -187,8 +199,8 @@ impl Failover {
         let mut stage = self.stage.lock();
         // It may be a replica by now, and a replica's disk is its link's affair.
         let is_news = node.replication.is_master() && node.durability.unable(error);
-        if matches!(*stage, Stage::Settling | Stage::Waiting) {
-            if *stage == Stage::Waiting {
+        if matches!(*stage, Stage::Settling | Stage::Waiting(_)) {
+            if matches!(*stage, Stage::Waiting(_)) {
                 tracing::warn!("failover aborted: {error}");
             }
             *stage = Stage::Nothing;
@@ -207,19 +219,21 @@ pub(crate) fn begin(node: &Arc<Node>, wanted: Wanted, may_wait: bool) -> Option<
     if failover.is_under_way() || !node.replication.is_master() {
         return Some(false);
     }
-    *failover.stage.lock() = Stage::Waiting;
+    let number = failover.attempts.fetch_add(1, SeqCst);
+    *failover.stage.lock() = Stage::Waiting(number);
     node.pause.begin(By::Role, Paused::Writes, std::time::Instant::now() + FAR);
     // A turn that does not see the pause is seen by `caught_up`.
     fence(SeqCst);
-    tokio::spawn(run(node.clone(), wanted));
+    tokio::spawn(run(node.clone(), wanted, number));
     Some(true)
 }
 
-async fn run(node: Arc<Node>, wanted: Wanted) {
+async fn run(node: Arc<Node>, wanted: Wanted, number: u64) {
     let failover = &node.replication.failover;
     let ended = failover.ended.notified();
     tokio::pin!(ended);
-    if !ended.as_mut().enable() && !failover.is_under_way() {
+    let is_wanted = || *failover.stage.lock() == Stage::Waiting(number);
+    if !ended.as_mut().enable() && !is_wanted() {
         return;
     }
     let deadline = Instant::now() + wanted.timeout.unwrap_or(FAR);
@@ -228,6 +242,7 @@ async fn run(node: Arc<Node>, wanted: Wanted) {
         () = &mut ended => return,
         () = tokio::time::sleep_until(deadline) => match wanted.to {
             Some(to) if wanted.force => (to, 0, false),
+            _ if !is_wanted() => return,
             _ => {
                 // It is not handed over yet, so this cannot fail.
                 let _ = failover.abort(&node, "no replica has caught up before the time was over", false);
@@ -238,16 +253,16 @@ async fn run(node: Arc<Node>, wanted: Wanted) {
     let order = Order { master: Some(target), handing: Some(Handing { offset, has_all }), ..Order::default() };
     let on_disk = node.clone();
     // It goes on also if nobody waits for it any more.
-    let _ = tokio::task::spawn_blocking(move || hand_over(&on_disk, order, offset)).await;
+    let _ = tokio::task::spawn_blocking(move || hand_over(&on_disk, order, offset, number)).await;
 }
 
-fn hand_over(node: &Node, order: Order, offset: u64) {
+fn hand_over(node: &Node, order: Order, offset: u64, number: u64) {
     let failover = &node.replication.failover;
     // Until the disk has it: an ABORT in between would take back an order that is yet to be given, and this node would be a replica for good.
     let _one = failover.ordering.lock();
     {
         let mut stage = failover.stage.lock();
-        if *stage != Stage::Waiting {
+        if *stage != Stage::Waiting(number) {
             return;
         }
         *stage = Stage::Handing { offset, is_resumed: false };
