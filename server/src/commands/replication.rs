@@ -58,6 +58,9 @@ fn foreign(_: &mut Call<'_>) -> Outcome {
 const FAILING_OVER: &str = "ERR REPLICAOF not allowed while failing over.";
 
 fn replicaof(call: &mut Call<'_>) -> Outcome {
+    if call.node.replication.failover.forbids_orders() {
+        return Err(refuse!("{FAILING_OVER}"));
+    }
     let word = |index: usize| String::from_utf8_lossy(call.args.at(index)).into_owned();
     let (host, port) = (word(1), word(2));
     let forced = call.args.len() == 4 && call.args.at(3).eq_ignore_ascii_case(b"force");

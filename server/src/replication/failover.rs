@@ -86,15 +86,20 @@ impl Failover {
         !matches!(*self.stage.lock(), Stage::Nothing | Stage::Settling)
     }
 
+    /// Nobody else may change the role, unless it began before this process.
+    pub(crate) fn forbids_orders(&self) -> bool {
+        matches!(*self.stage.lock(), Stage::Waiting(_) | Stage::Handing { is_resumed: false, .. })
+    }
+
     /// At start: one was under way.
     pub(super) fn resume(&self, offset: u64) {
         *self.stage.lock() = Stage::Handing { offset, is_resumed: true };
     }
 
-    /// REPLICAOF: as [`super::Replication::order`]. None while a FAILOVER is under way, unless that began before this process.
+    /// REPLICAOF: as [`super::Replication::order`]. None while a FAILOVER forbids it.
     pub(crate) fn order(&self, node: &Node, master: Option<Master>, forced: bool) -> Option<std::io::Result<bool>> {
         let _one = self.ordering.lock();
-        if matches!(*self.stage.lock(), Stage::Waiting(_) | Stage::Handing { is_resumed: false, .. }) {
+        if self.forbids_orders() {
             return None;
         }
         let order = Order { master, forced, ..Order::default() };
