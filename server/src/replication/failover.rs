@@ -40,6 +40,8 @@ enum Stage {
         offset: u64,
         is_resumed: bool,
     },
+    /// Nobody asks the replica any more; the disk is yet to hear of it.
+    Aborting,
     /// There is none, and this node is to be a master: writes wait until it is.
     Settling,
 }
@@ -78,7 +80,7 @@ impl Failover {
         match *self.stage.lock() {
             Stage::Nothing | Stage::Settling => "no-failover",
             Stage::Waiting(_) => "waiting-for-sync",
-            Stage::Handing { .. } => "failover-in-progress",
+            Stage::Handing { .. } | Stage::Aborting => "failover-in-progress",
         }
     }
 
@@ -88,7 +90,7 @@ impl Failover {
 
     /// Nobody else may change the role, unless it began before this process.
     pub(crate) fn forbids_orders(&self) -> bool {
-        matches!(*self.stage.lock(), Stage::Waiting(_) | Stage::Handing { is_resumed: false, .. })
+        matches!(*self.stage.lock(), Stage::Waiting(_) | Stage::Aborting | Stage::Handing { is_resumed: false, .. })
     }
 
     /// At start: one was under way.
@@ -159,7 +161,10 @@ impl Failover {
         let _one = self.ordering.lock();
         let mut stage = self.stage.lock();
         match *stage {
-            Stage::Nothing | Stage::Settling => return Err("ERR No failover in progress.".to_owned()),
+            // Nobody else aborts: this one is the only one that orders.
+            Stage::Nothing | Stage::Settling | Stage::Aborting => {
+                return Err("ERR No failover in progress.".to_owned());
+            }
             // The one before was taken back a moment ago, and this node is not the master again yet.
             Stage::Waiting(_) if !node.replication.is_settled() => {
                 *stage = Stage::Settling;
@@ -174,8 +179,7 @@ impl Failover {
                 node.pause.end(By::Role);
             }
             was @ Stage::Handing { is_resumed, .. } => {
-                // Nobody asks the replica any more.
-                *stage = Stage::Settling;
+                *stage = Stage::Aborting;
                 drop(stage);
                 let order = Order { fenced: by_peer && is_resumed, ..Order::default() };
                 if let Err(error) = self.give(node, order) {
