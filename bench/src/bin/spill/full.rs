@@ -102,6 +102,21 @@ fn fill_in_the_middle(disk: &Disk<'_>, data: &Path, mut attempt: impl FnMut() ->
     Err(error("each file was written before the disk was full"))
 }
 
+/// Whether the file that is being written, or the next one, comes to its end, and `figure` grows: else writing it fails.
+fn was_written(node: &Node, data: &Path, figure: &str) -> io::Result<bool> {
+    let (before, failures, began) = (node.info(figure)?, node.info("spill_failures")?, Instant::now());
+    while began.elapsed().as_secs() < 60 {
+        if node.info("spill_failures")? > failures {
+            return Ok(false);
+        }
+        if node.info(figure)? > before && !is_writing(data) {
+            return Ok(true);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Err(error(format!("{figure}: neither a file nor a failure in 60 s")))
+}
+
 pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
     let disk = Disk::mount(dir)?;
     let data = dir.join("data");
@@ -113,21 +128,7 @@ pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
     println!("full in the middle of a spill");
     node.begin_load(0, rows)?;
     wait_for("some spills", 60, || Ok(cold_rows(&node)? > 1e6))?;
-    let mut failures = node.info("spill_failures")?;
-    fill_in_the_middle(&disk, &data, || {
-        let (before, began) = (cold_rows(&node)?, Instant::now());
-        while began.elapsed().as_secs() < 60 {
-            if node.info("spill_failures")? > failures {
-                return Ok(false);
-            }
-            if cold_rows(&node)? > before && !is_writing(&data) {
-                failures = node.info("spill_failures")?;
-                return Ok(true);
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Err(error("neither a spill nor its failure in 60 s"))
-    })?;
+    fill_in_the_middle(&disk, &data, || was_written(&node, &data, "cold_rows"))?;
     println!("  a spill has failed: {}", node.text("spill_last_error")?);
     // The log is on the same disk.
     let mut told = String::new();
@@ -168,20 +169,16 @@ pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
     println!("  with room it goes on by itself; every one of {rows} rows is right");
 
     println!("full in the middle of a merge");
+    // So slowly that the disk can fill up meanwhile.
+    node.call(&["CONFIG", "SET", "spill.merge_bytes_per_s", "500000"])?;
     check::change(&node, &all, rows, 0)?;
     node.call(&["WAITAOF", "1", "0", "10000"])?;
-    let mut told = String::new();
-    fill_in_the_middle(&disk, &data, || match node.call(&["TM.SPILL", "post", "1"]) {
-        Ok(_) => Ok(true),
-        Err(why) => {
-            told = why.to_string();
-            Ok(false)
-        }
-    })?;
-    println!("  a merge is refused: {told}");
+    fill_in_the_middle(&disk, &data, || was_written(&node, &data, "merges"))?;
+    println!("  a merge has failed: {}", node.text("spill_last_error")?);
     check::every_row(&node, &all, rows, 1)?;
     println!("  every one of {rows} rows is right meanwhile");
     disk.relieve()?;
+    node.call(&["CONFIG", "SET", "spill.merge_bytes_per_s", "0"])?;
     wait_for("merges go on", 60, || Ok(node.call(&["TM.SPILL", "post", "100"]).is_ok()))?;
     check::every_row(&node, &all, rows, 1)?;
     println!("  and after merges with room again; {:.0} changed rows wait", node.info("merge_backlog_rows")?);
