@@ -288,7 +288,17 @@ impl Durability {
         self.reach(log.written(), log.durable());
         self.ends.begin(self.committer.durable(), log.written().offset);
         self.follows.store(false, SeqCst);
-        self.able();
+        self.look_at(log);
+    }
+
+    /// Until a log could be begun nothing is to be changed: the disk was full at the start.
+    pub(crate) fn look_at(&self, log: &Log) {
+        if log.has_failed() {
+            self.release.tell(|r| r.reason = "the disk had no room for the log at the start".into());
+            self.committer.set_health(Health::Full);
+        } else {
+            self.able();
+        }
     }
 
     /// The commit thread's life, until [`Committer::stop`]. Gives the log back. [`Durability::begin`] comes first.

@@ -157,6 +157,9 @@ pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Resu
         let (of_log, of_snapshots) = (host.clone(), host.clone());
         // Before anybody is told that the server is ready: writes are taken from the first moment, or refused for the right reason.
         host.replication.settle(&host.config(), log.is_own(), log.term());
+        if let Held::Own(log) = &log {
+            host.node().durability.look_at(log);
+        }
         let run = move || replication::director::direct(&of_log, log);
         let log = workers::thread(host.stop.vital(), "log".to_owned(), run)?;
         threads.push(workers::thread(host.stop.vital(), "snapshot".to_owned(), move || snapshot::run(&of_snapshots))?);

@@ -15,7 +15,7 @@ use redis_protocol::resp2::types::OwnedFrame;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tidemark_server::cli::client::Client;
 
 fn names(dir: &Path) -> Vec<String> {
@@ -179,7 +179,7 @@ fn try_with(call: &str, how: &str, dir: &Path, fsync: &str) -> Option<Result<Pro
 
 /// Two clients like until each has been refused `enough` times, or the program ends.
 fn like_from_two(port: u16, enough: usize, for_at_most: Duration) -> (Likes, usize) {
-    let started = std::time::Instant::now();
+    let started = Instant::now();
     std::thread::scope(|s| {
         let threads: Vec<_> = (0..2)
             .map(|i| {
@@ -351,7 +351,7 @@ fn a_slow_sync_keeps_back_who_was_promised_it_and_nobody_else() {
         let Some(program) = with("fdatasync", &slow, folder.path(), fsync) else { return };
         let took = |words: &str| {
             let mut client = program.client();
-            let began = std::time::Instant::now();
+            let began = Instant::now();
             let reply = call(&mut client, words);
             assert_eq!(refusal(&reply), "", "{words}");
             began.elapsed()
@@ -391,6 +391,128 @@ fn a_slow_sync_keeps_back_who_was_promised_it_and_nobody_else() {
         call(&mut program.client(), &format!("CNT.INCRBY post {FIRST} like 1"));
         assert!(fsync == "always" || took("WAITAOF 1 0 60000") >= SYNC / 2, "{fsync}: WAITAOF");
     }
+}
+
+/// Nobody is told that all is well, and nothing is changed that the log has no room for.
+#[test]
+fn a_start_without_room_refuses_writes_from_the_first_one_on() {
+    for fsync in ["always", "everysec"] {
+        let Some(disk) = SmallDisk::mount(96) else { return cannot("a full disk needs the right to mount a tmpfs") };
+        let program = Program::start(disk.path(), fsync);
+        let mut likes = Likes::new();
+        accepts_writes(&mut program.client(), &mut likes, 1);
+        assert!(program.terminate().success());
+        disk.fill(0);
+        let program = Program::start(disk.path(), fsync);
+        let mut client = program.client();
+        refused_without_trace(&mut client, 5_000_000);
+        let pong = call(&mut client, "PING");
+        assert!(refusal(&pong).starts_with("MISCONF "), "{pong:?}");
+        check(program.port, &likes);
+        disk.make_room();
+        accepts_writes(&mut client, &mut likes, 20_000_000);
+        assert!(program.terminate().success());
+        check(Program::start(disk.path(), "always").port, &likes);
+    }
+}
+
+/// Sets rows, some bytes of log each.
+fn rows(client: &mut Client, from: u64, to: u64) -> bool {
+    for first in (from..to).step_by(1000) {
+        let last = (first + 1000).min(to);
+        for id in first..last {
+            client.push(&[
+                b"CNT.SET",
+                b"post",
+                &text(FIRST + id),
+                b"like",
+                &text(id % 4000),
+                b"read",
+                &text(id % 60_000),
+            ]);
+        }
+        let refused = (first..last).filter(|_| !refusal(&client.reply().unwrap()).is_empty()).count();
+        if refused > 0 {
+            return false;
+        }
+    }
+    true
+}
+
+/// What is kept for replicas that may come back is worth less than what is written now.
+#[test]
+fn log_that_no_start_needs_gives_way_on_a_full_disk() {
+    let Some(disk) = SmallDisk::mount(96) else { return cannot("a full disk needs the right to mount a tmpfs") };
+    let segments = || names(disk.path()).into_iter().filter(|name| name.ends_with(".tlog")).collect::<Vec<_>>();
+    for round in 0..4 {
+        let program = Program::start(disk.path(), "everysec");
+        let mut client = program.client();
+        assert!(rows(&mut client, round * 100_000, (round + 1) * 100_000));
+        assert_eq!(refusal(&call(&mut client, "SAVE")), "");
+        assert!(program.terminate().success());
+    }
+    let program = Program::start(disk.path(), "always");
+    let mut client = program.client();
+    let before = segments();
+    assert!(before.len() >= 4, "{before:?}");
+    disk.fill(64 << 10);
+    // A refusal or two, while it is made.
+    let mut at = 400_000;
+    until("writes go on", || {
+        at += 20_000;
+        rows(&mut client, at - 20_000, at) && segments().first() > before.first()
+    });
+    assert_eq!(refusal(&call(&mut client, "PING")), "");
+    program.kill();
+    disk.make_room();
+    let program = Program::start(disk.path(), "always");
+    let mut client = program.client();
+    for id in (0..400_000).step_by(1013).chain([at - 1]) {
+        let row = call(&mut client, &format!("HMGET post:{} like read", FIRST + id));
+        let wanted = [id % 4000, id % 60_000].map(|n| OwnedFrame::BulkString(text(n)));
+        assert_eq!(row, OwnedFrame::Array(wanted.to_vec()), "{id}");
+    }
+}
+
+/// A snapshot that nobody asked for leaves the last bytes of the disk to the log, and does not come again and again.
+#[test]
+fn snapshots_that_fail_do_not_take_the_log_with_them() {
+    let Some(disk) = SmallDisk::mount(96) else { return cannot("a full disk needs the right to mount a tmpfs") };
+    let program = Program::start_until(&[], disk.path(), &["--fsync", "always"], "ready to accept");
+    let (program, said) = program.unwrap_or_else(|said| panic!("{said:#?}"));
+    let failures = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let counted = failures.clone();
+    std::thread::spawn(move || {
+        for line in said.map_while(Result::ok) {
+            counted.fetch_add(u32::from(line.contains("the snapshot failed")), std::sync::atomic::Ordering::Relaxed);
+        }
+    });
+    let mut client = program.client();
+    assert!(rows(&mut client, 0, 600_000));
+    disk.fill(18 << 20);
+    assert_eq!(refusal(&call(&mut client, "CONFIG SET durability.snapshot_log_bytes 1000")), "");
+    let failed = || failures.load(std::sync::atomic::Ordering::Relaxed);
+    let (mut id, mut least) = (600_000, u64::MAX);
+    let mut write = |client: &mut Client| {
+        assert!(rows(client, id, id + 10), "a write was refused");
+        id += 10;
+        let figures = rustix::fs::statvfs(disk.path()).unwrap();
+        least = least.min(figures.f_bavail * figures.f_frsize);
+    };
+    until("a snapshot fails", || {
+        write(&mut client);
+        failed() > 0
+    });
+    // Without a pause dozens would come in this time.
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(4) {
+        write(&mut client);
+    }
+    assert!(failed() <= 2, "{} failed", failed());
+    assert!(least > 12 << 20, "{least} bytes were free");
+    assert_eq!(refusal(&call(&mut client, "PING")), "");
+    // Who asks for one may have all.
+    assert_eq!(refusal(&call(&mut client, "SAVE")), "");
 }
 
 /// As Redis: who stops a server whose log fails loses what was acknowledged since; so he has to say it twice.
@@ -451,7 +573,7 @@ fn a_server_that_loads_is_stopped_at_once() {
     }
     let started = Program::start_until(&slowly, folder.path(), &[], "listening on");
     let (program, mut said) = started.unwrap_or_else(|said| panic!("{said:#?}"));
-    let began = std::time::Instant::now();
+    let began = Instant::now();
     assert!(program.terminate().success());
     assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
     assert!(said.all(|line| !line.unwrap().contains("ready to accept")), "it was not loading");
@@ -514,7 +636,7 @@ fn a_slow_sync_costs_every_second_no_more_than_its_second() {
         while let Ok(OwnedFrame::Integer(_)) =
             client.call(&[b"HINCRBY", format!("post:{FIRST}").as_bytes(), b"like", b"1"])
         {
-            times.push(std::time::Instant::now());
+            times.push(Instant::now());
             std::thread::sleep(Duration::from_millis(5));
         }
         times
@@ -580,7 +702,7 @@ fn what_others_are_shown_is_durable() {
         format!("DEL post:{FIRST}"),
     ] {
         let before: Vec<OwnedFrame> = same.iter().map(|words| ask(words)).collect();
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         let ask = |words: &str| (ask(words), began.elapsed());
         let ask = &ask;
         std::thread::scope(|s| {
@@ -608,7 +730,7 @@ fn what_others_are_shown_is_durable() {
     );
     // Nothing is on its way now; and who asks for less gets it: the same while nothing is promised.
     let took = |words: &str| {
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         assert_eq!(refusal(&ask(words)), "");
         began.elapsed()
     };
@@ -712,7 +834,7 @@ fn a_replica_gets_nothing_that_its_master_may_lose() {
         row.is_ok_and(|row| row == OwnedFrame::BulkString(text(value)))
     };
     for value in 1..4 {
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         std::thread::scope(|s| {
             let writer = s.spawn(|| call(&mut master.client(), "HINCRBY post:1 like 1"));
             until("the replica has it", || shows(value));

@@ -48,6 +48,23 @@ fn append_rows(dir: &Path, space: u32, rows: u64) {
     store.note_durable(&log).unwrap();
 }
 
+/// The lock is on the folder itself, too: whoever removes a file, as something that is in the way, does not make two servers of one.
+#[test]
+fn a_folder_is_one_servers_whatever_happens_to_its_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start(folder.path(), "always");
+    for removed in [false, true] {
+        if removed {
+            std::fs::remove_file(folder.path().join("tidemark.lock")).unwrap();
+        }
+        let told = Program::start_as(&[], folder.path(), &["--fsync", "always"]).err().unwrap_or_default();
+        assert!(told.iter().any(|line| line.contains("in use by another process")), "{told:?}");
+    }
+    assert_eq!(refusal(&call(&mut program.client(), &format!("CNT.SET post {FIRST} like 1"))), "");
+    assert!(program.terminate().success());
+    Program::start(folder.path(), "always");
+}
+
 #[test]
 fn a_long_start_says_how_far_it_is_and_tells_clients_to_wait() {
     const ROWS: u64 = 3_000_000;

@@ -21,6 +21,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Advice, FallocateFlags, FlockOperation};
+use rustix::io::Errno;
 
 /// A flat folder of files. Names are plain file names, without a folder.
 pub trait Disk: Send + Sync + Debug {
@@ -216,10 +217,15 @@ impl Disk for RealDisk {
     fn lock(&self) -> io::Result<Box<dyn Send + Sync>> {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(self.path(LOCK))?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        // The folder, too: a file can be removed, and one of the same name would be another lock. NFS locks no folders.
+        let folder = File::open(&self.folder)?;
+        if rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
+            return Err(Errno::WOULDBLOCK.into());
+        }
         // The lock is the flock; the number inside is for a person who wonders who has it.
         file.set_len(0)?;
         file.write_all_at(format!("{}\n", std::process::id()).as_bytes(), 0)?;
-        Ok(Box::new(file))
+        Ok(Box::new((file, folder)))
     }
 
     fn free_bytes(&self) -> io::Result<u64> {

@@ -97,6 +97,16 @@ impl Draft {
         Ok(())
     }
 
+    /// An error if less than so many bytes are free on the disk.
+    pub(crate) fn leave_free(&self, bytes: u64) -> Result<()> {
+        if bytes > 0 && self.disk.free_bytes().is_ok_and(|free| free < bytes) {
+            let why = format!("No space left on device but the last {bytes} bytes, which are for the log");
+            let source = std::io::Error::new(std::io::ErrorKind::StorageFull, why);
+            return Err(Error::Full { path: self.disk.path(&self.temporary()), doing: "writing", source });
+        }
+        Ok(())
+    }
+
     /// Hands what was written to the disk, if that has become much.
     pub(crate) fn sync_if_much(&mut self) -> Result<()> {
         if self.at - self.synced >= SYNC_EVERY {

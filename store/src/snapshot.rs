@@ -92,12 +92,19 @@ pub struct SnapshotWriter<'a> {
     next_file: u64,
     fresh: Vec<FileEntry>,
     carried: Vec<FileEntry>,
+    keep_free: u64,
     committed: bool,
 }
 
 impl<'a> SnapshotWriter<'a> {
     pub(crate) fn new(store: &'a Store, number: u64, replay: Position) -> SnapshotWriter<'a> {
-        SnapshotWriter { store, number, replay, next_file: 1, fresh: Vec::new(), carried: Vec::new(), committed: false }
+        let (fresh, carried) = Default::default();
+        SnapshotWriter { store, number, replay, next_file: 1, fresh, carried, keep_free: 0, committed: false }
+    }
+
+    /// Files that are begun from now on fail with [`Error::Full`] where they would leave the disk with less than so many bytes.
+    pub fn keep_free(&mut self, bytes: u64) {
+        self.keep_free = bytes;
     }
 
     /// Where replay will begin.
@@ -122,7 +129,9 @@ impl<'a> SnapshotWriter<'a> {
             return Err(Error::Refused("a snapshot of more than 16 million files".to_string()));
         }
         self.next_file += 1;
-        FileWriter::create(self.store.disk().clone(), self.store.lineage(), self.number, number, tag)
+        let mut file = FileWriter::create(self.store.disk().clone(), self.store.lineage(), self.number, number, tag)?;
+        file.keep_free = self.keep_free;
+        Ok(file)
     }
 
     /// Makes a finished file part of this snapshot.
@@ -182,12 +191,21 @@ pub struct FileWriter {
     tag: Tag,
     chunks: u32,
     rows: u64,
+    keep_free: u64,
 }
 
 impl FileWriter {
     fn create(disk: Arc<dyn Disk>, lineage: Lineage, manifest: u64, number: u64, tag: Tag) -> Result<FileWriter> {
         let draft = Draft::create(disk, snapshot_name(manifest, number), HEAD)?;
-        Ok(FileWriter { draft, lineage, identity: identity_of(manifest, number), tag, chunks: 0, rows: 0 })
+        Ok(FileWriter {
+            draft,
+            lineage,
+            identity: identity_of(manifest, number),
+            tag,
+            chunks: 0,
+            rows: 0,
+            keep_free: 0,
+        })
     }
 
     /// Adds a chunk of whole rows, 1 to [`MAX_CHUNK_BYTES`] bytes; some 64 to 256 KiB are a good size.
@@ -195,6 +213,7 @@ impl FileWriter {
         if chunk.is_empty() || chunk.len() > MAX_CHUNK_BYTES {
             return Err(Error::Refused(format!("a chunk of {} bytes; it must be 1 to {MAX_CHUNK_BYTES}", chunk.len())));
         }
+        self.draft.leave_free(self.keep_free)?;
         let head: [u8; FRAME_BYTES] = frame_head(chunk_context(self.identity, self.chunks), chunk);
         self.draft.put(&head)?;
         self.draft.put(chunk)?;

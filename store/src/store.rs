@@ -473,9 +473,26 @@ impl Store {
                 self.remove(name)?;
             }
         }
+        self.trim_log(self.needed_from())
+    }
+
+    /// Removes the oldest segment of the log, if no start needs it and nobody fetches it: what is kept for replicas that are away gives way to what is
+    /// written now. Gives its number, and its bytes.
+    pub fn give_up_oldest_segment(&self) -> Result<Option<(u64, u64)>> {
+        let replay = self.needed_from();
+        let numbers = segment_numbers(&*self.disk)?;
+        let Some(&oldest) = numbers.first().filter(|&&oldest| oldest < replay.segment) else { return Ok(None) };
+        let bytes = self.size_of(oldest).unwrap_or(0);
+        self.remove(&segment_name(oldest))?;
+        Ok(Some((oldest, bytes)))
+    }
+
+    /// Where the log begins that a start needs, or somebody who fetches files.
+    fn needed_from(&self) -> Position {
+        let replay = self.manifest.lock().replay;
         let pins: Vec<Arc<Pin>> = self.pins.lock().iter().filter_map(Weak::upgrade).collect();
-        let needed = pins.iter().map(|pin| pin.manifest.replay).chain([manifest.replay]);
-        self.trim_log(needed.min_by_key(|at| at.segment).unwrap_or(manifest.replay))
+        let needed = pins.iter().map(|pin| pin.manifest.replay).chain([replay]);
+        needed.min_by_key(|at| at.segment).unwrap_or(replay)
     }
 
     /// Removes the oldest segments before the replay position, until those kept fit `keep_log_bytes`.

@@ -151,6 +151,7 @@ section! {
         /// The log is kept for replicas that were away, up to so many bytes, though a snapshot has made it unnecessary. It lies in segments of 64 MiB,
         /// so this is 32 of them. Who was away while more was written needs a full sync: set what is written in the longest time that a replica may
         /// be away ("master_repl_offset" of INFO tells the bytes), the disk permitting. On replicas, too: one of them may be the next master.
+        /// On a full disk it gives way, oldest first.
         keep_log_bytes: u64 = 2 << 30,
         /// Whether PING answers an error while the log cannot be written, so that Sentinel lets a replica take over. Otherwise it
         /// answers PONG, and the server goes on answering reads.

@@ -249,7 +249,7 @@ fn live(
         sums,
     });
     let nobody = AtomicUsize::new(0);
-    let walk = Walk { engines: &engines, store: &store, durability, pace: &Pace::new(&nobody) };
+    let walk = Walk { engines: &engines, store: &store, durability, pace: &Pace::new(&nobody), keep_free: 0 };
     for _ in 0..steps {
         // A snapshot may be the first thing that a process does: of what it has read from the log.
         let (quiet, saves) = {

@@ -18,11 +18,12 @@ mod pace;
 mod parts;
 mod write;
 
-use crate::node::{Host, unix_us};
+use crate::node::{Host, Node, unix_us};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
+use store::Health;
 use tokio::sync::watch;
 
 pub(crate) use load::{attach_pairs, lay_out, load, read_catalogue};
@@ -35,6 +36,11 @@ pub(crate) use {
 
 /// How often it is looked whether a snapshot is due.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// After one that failed the next one that nobody asks for comes so much later, as in Redis: each writes much of what it would have, in vain.
+const RETRY: Duration = Duration::from_secs(5);
+/// What a snapshot that nobody asked for leaves free on the disk: the last bytes are the log's.
+const LOG_ROOM: u64 = 16 << 20;
 
 /// How the last snapshot went.
 #[derive(Clone, Debug, Default)]
@@ -130,7 +136,7 @@ impl Snapshots {
 
 /// The snapshot thread: waits until somebody asks, or one is due.
 pub(crate) fn run(host: &Host) {
-    let mut last = Instant::now();
+    let (mut last, mut not_before) = (Instant::now(), Instant::now());
     while !host.stop.is_stopped() {
         let node = &host.node();
         let snapshots = &node.snapshots;
@@ -145,6 +151,7 @@ pub(crate) fn run(host: &Host) {
             }
             std::mem::take(&mut *wanted)
         };
+        make_room(node);
         if !asked {
             let config = node.config();
             let settings = &config.durability;
@@ -153,15 +160,17 @@ pub(crate) fn run(host: &Host) {
             let log_bytes = node.durability.positions().1.offset.saturating_sub(last_offset);
             let by_size = settings.snapshot_log_bytes > 0 && log_bytes >= settings.snapshot_log_bytes;
             let by_time = settings.snapshot_every_s > 0 && last.elapsed().as_secs() >= settings.snapshot_every_s;
-            if !(changed && (by_size || by_time) && snapshots.begin().is_some()) {
+            let due = changed && (by_size || by_time) && Instant::now() >= not_before;
+            if !(due && snapshots.begin().is_some()) {
                 continue;
             }
             *snapshots.wanted.lock() = false;
         }
         let started = Instant::now();
-        let result = write::write(node);
+        let result = write::write(node, if asked { 0 } else { LOG_ROOM });
         last = Instant::now();
         if let Err(error) = &result {
+            not_before = last + RETRY;
             tracing::error!("the snapshot failed, the log is kept: {error}");
         }
         snapshots.saved.send_modify(|s| {
@@ -178,5 +187,21 @@ pub(crate) fn run(host: &Host) {
                 Err(error) => s.error = Some(error.into()),
             }
         });
+    }
+}
+
+/// While the log has no room, what is kept of it for replicas that are away gives way, segment by segment.
+fn make_room(node: &Node) {
+    if node.durability.committer().health() != Health::Full {
+        return;
+    }
+    match node.store.give_up_oldest_segment() {
+        Ok(None) => {}
+        Ok(Some((number, bytes))) => tracing::warn!(
+            "no room on the disk: segment {number} of the log, {bytes} bytes that were kept for replicas, was removed; one that was away since then is sent all data"
+        ),
+        Err(error) => {
+            tracing::warn!("no room on the disk, and the oldest segment of the log cannot be removed: {error}")
+        }
     }
 }

@@ -27,14 +27,16 @@ pub(crate) struct Walk<'a> {
     pub(crate) store: &'a Store,
     pub(crate) durability: &'a Durability,
     pub(crate) pace: &'a Pace<'a>,
+    /// Bytes that it leaves free on the disk.
+    pub(crate) keep_free: u64,
 }
 
-/// One snapshot. Gives the bytes that were written.
-pub(super) fn write(node: &Node) -> Result<u64, String> {
+/// One snapshot, that leaves so many bytes free on the disk. Gives the bytes that were written.
+pub(super) fn write(node: &Node, keep_free: u64) -> Result<u64, String> {
     let mut alone = node.snapshots.alone.lock();
     let (durability, pace) = (&node.durability, &Pace::new(&node.snapshots.awaited));
     let changes = durability.parts.changes.load(Relaxed);
-    let walk = Walk { engines: &node.engines, store: &node.store, durability, pace };
+    let walk = Walk { engines: &node.engines, store: &node.store, durability, pace, keep_free };
     // A spill between two files: see the end of the walk.
     let bytes = walk.write(&mut || MutexGuard::bump(&mut alone), || durability.flush())?;
     node.snapshots.changes.store(changes, Relaxed);
@@ -57,11 +59,12 @@ impl Walk<'_> {
     }
 
     fn walk(&self, between: &mut dyn FnMut(), flush: impl FnOnce() -> store::Result<()>) -> Result<u64, String> {
-        let Walk { engines, store, durability, pace } = *self;
+        let Walk { engines, store, durability, pace, keep_free } = *self;
         let parts = &durability.parts;
         parts.begin_all();
         // The synced end, not the written one: after a failed sync the written one may come to nothing.
         let mut writer = store.begin_snapshot(durability.positions().1);
+        writer.keep_free(keep_free);
         let stamp = writer.replay().offset.max(1);
         let mut bytes = 0;
         let mut add = |writer: &mut SnapshotWriter<'_>, file: FileWriter| -> Result<(), String> {

@@ -465,6 +465,10 @@ impl<K: Copy + Ord> Committer<K> {
     pub fn run(&self, mut log: Log, source: &mut dyn Source<K>) -> (Log, Result<()>) {
         let _ends = Ends(self);
         let mut rounds = Rounds::new(self);
+        if log.has_failed() {
+            // It could not be begun: said now, and tried again, before somebody writes.
+            let _ = rounds.turn(&mut log, source, Instant::now(), false);
+        }
         loop {
             let stop = self.sleep(&rounds);
             let last = rounds.turn(&mut log, source, Instant::now(), stop);
