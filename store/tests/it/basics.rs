@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use store::{Batch, Disk, Error, Faults, Lineage, Log, LogOptions, RealDisk, SimDisk, Store, StoreOptions, Tag};
+use store::{
+    Batch, Disk, Error, Faults, Lineage, Log, LogOptions, RealDisk, Severity, SimDisk, Store, StoreOptions, Tag, check,
+};
 
 pub(crate) const LINEAGE: Lineage = Lineage(*b"a test's lineage");
 
@@ -72,6 +74,27 @@ fn a_log_does_not_go_on_behind_a_header_that_the_disk_never_got() {
     drop((store, log));
     let (.., records) = start(&disk.power_cut(), options(1 << 20)).unwrap();
     assert_eq!(records, [b"acknowledged".to_vec()]);
+}
+
+/// What a batch says of the time is for people: the clock may be set back, or be years off, and nothing else depends on it.
+#[test]
+fn a_clock_that_jumps_costs_nothing() {
+    let disk = SimDisk::new(5);
+    let mut told = Vec::new();
+    // Each start goes on in a segment of its own, and they roll in between.
+    for life in 0..3u8 {
+        let (_, mut log, _, records) = start(&disk, options(256)).unwrap();
+        assert_eq!(records, told);
+        for (i, time_ms) in [1_700_000_000_000, 0, u64::MAX, 5, 1_700_000_000_000].into_iter().enumerate() {
+            told.push(vec![life, i as u8]);
+            log.append(&batch(&[&told[told.len() - 1]]), time_ms).unwrap();
+        }
+        log.seal(if life == 1 { u64::MAX } else { 0 }).unwrap();
+    }
+    let disk = disk.power_cut();
+    let (.., records) = start(&disk, options(256)).unwrap();
+    assert_eq!(records, told);
+    assert!(check(&disk).unwrap().severity() < Severity::Damage);
 }
 
 #[test]
