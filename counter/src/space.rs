@@ -124,7 +124,7 @@ impl Space {
             living: AtomicU64::new(shape.living),
             shape: ArcSwap::new(shape),
             ring: Ring::new(0, first),
-            frontier: Frontier::new(options.max_ahead),
+            frontier: Frontier::new(options.max_ahead, options.max_aside),
             aside: Aside::default(),
             budget,
             rows_per_table,

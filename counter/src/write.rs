@@ -20,9 +20,6 @@ const HELP_FROM_EXTENSIONS: usize = 3;
 /// Changes of a row that are stored as they are; of more each field's last one is looked for beforehand.
 const FEW: usize = 16;
 
-/// Ids that found no room in the aside before they are asked where the frontier should be.
-const TURNED_AWAY: usize = 1024;
-
 /// A table opened for an id beyond the expected span covers so many times its distance: two or three bits more per row.
 const JUMPS: u64 = 6;
 
@@ -256,8 +253,9 @@ impl Space {
         ahead: impl FnOnce(Option<&AsideRow>, &mut S) -> Result<Option<Vec<(usize, i64)>>, Error>,
     ) -> Result<(), Error> {
         let state = std::cell::RefCell::new(state);
-        let inside =
-            |row: Option<&AsideRow>| self.write_inside(origin, id, row, |table| inside(table, &mut state.borrow_mut()));
+        let inside = |row: &mut Option<AsideRow>| {
+            self.write_inside(origin, id, row, |table| inside(table, &mut state.borrow_mut()))
+        };
         let ahead = |entry: &mut Option<AsideRow>| {
             match ahead(entry.as_ref(), &mut state.borrow_mut())? {
                 None => *entry = None,
@@ -303,23 +301,28 @@ impl Space {
         Ok(())
     }
 
-    /// One write to the table that covers `id`, after storing there what the aside had of it.
+    /// One write to the table that covers `id`, after storing there what the aside had of it, which is taken away then.
     fn write_inside(
         &self,
         origin: Origin,
         id: u64,
-        aside: Option<&AsideRow>,
+        aside: &mut Option<AsideRow>,
         mut f: impl FnMut(&Table) -> Result<(), Error>,
     ) -> Result<(), Error> {
         loop {
             let written = self.ring.write(id, hash_of(id), |entry| {
                 let table = self.table_for(entry, id)?;
-                if let Some(row) = aside
-                    && table.locate(id).is_none()
-                {
-                    let living = self.shape.load().living;
-                    let cells = row.values.iter().copied().enumerate();
-                    table.store(id, None, cells.filter(|&(field, value)| value != 0 && living >> field & 1 == 1))?;
+                if let Some(row) = aside {
+                    if table.locate(id).is_none() {
+                        let living = self.shape.load().living;
+                        let cells = row.values.iter().copied().enumerate();
+                        table.store(
+                            id,
+                            None,
+                            cells.filter(|&(field, value)| value != 0 && living >> field & 1 == 1),
+                        )?;
+                    }
+                    *aside = None;
                 }
                 // A log tells whole rows.
                 if origin == Origin::Client && id < self.cold_end() && table.locate(id).is_none() {
@@ -482,9 +485,11 @@ impl Space {
         if self.aside.len() >= self.max_aside && self.frontier.high().is_some() {
             return false;
         }
-        // Few rows stand for all their writes, many for one each: the frontier wants a quorum of either.
-        let few = self.aside.len() < 64;
-        let weight = |row: &AsideRow| if few { (row.writes as usize).min(WRITES_AT_START) } else { 1 };
+        // Few rows stand for all their writes, more for some, many for one each: the frontier wants a quorum of either.
+        let rows = self.aside.len();
+        let few = rows < 64;
+        let most = if few { WRITES_AT_START } else { (WRITES_AT_START / rows).max(1) };
+        let weight = |row: &AsideRow| (row.writes as usize).min(most);
         if few {
             let mut writes = 0;
             self.aside.for_each(|_, row| writes += row.writes as usize);
@@ -501,11 +506,14 @@ impl Space {
 
     /// Notes an id for which the aside had no room. When many have gathered they may advance the frontier, as those aside would.
     fn turn_away(&self, id: u64) {
+        if id > self.frontier.reach() {
+            return;
+        }
         let mut ids = self.turned_away.lock();
         ids.push(id);
-        if ids.len() >= TURNED_AWAY {
+        if ids.len() >= self.frontier.sample() {
             let mut ids = std::mem::take(&mut *ids);
-            if self.frontier.advance(&mut ids).is_some() {
+            if self.frontier.should_advance(ids.len()) && self.frontier.advance(&mut ids).is_some() {
                 while self.drain_aside() > 0 {}
             }
         }
@@ -513,7 +521,8 @@ impl Space {
 
     /// Moves some rows that the frontier has reached; how many.
     pub(crate) fn drain_aside(&self) -> usize {
-        self.aside.drain(&self.frontier, |id, row| self.write_inside(Origin::Log, id, Some(row), |_| Ok(())).is_ok())
+        // One for which there is no memory stays.
+        self.aside.drain(&self.frontier, |id, row| _ = self.write_inside(Origin::Log, id, row, |_| Ok(())))
     }
 }
 

@@ -508,7 +508,7 @@ impl Space {
             stored.table.set_newest(i == newest);
             (stored.low, Arc::new(stored.table))
         });
-        let frontier = Frontier::restore(high, u64_at(head, 32), options.max_ahead);
+        let frontier = Frontier::restore(high, u64_at(head, 32), options.max_ahead, options.max_aside);
         if cold_last.is_some() {
             // The ids up to there were normal when the table was closed.
             frontier.adopt(cold_last, 0);
@@ -530,7 +530,14 @@ mod tests {
     use crate::{Answer, Change, Member};
 
     fn options() -> Options {
-        Options { false_positive_rate: 0.001, pairs_per_table: 4000, max_tables: 100, seed: 11, ..Options::default() }
+        Options {
+            false_positive_rate: 0.001,
+            pairs_per_table: 4000,
+            max_tables: 100,
+            max_aside: 1 << 10,
+            seed: 11,
+            ..Options::default()
+        }
     }
 
     type Pairs = Vec<(u64, u64)>;
@@ -597,7 +604,7 @@ mod tests {
         assert_eq!(restored.aside_pairs(), 10);
         let (mut before, mut after) = (space.tables_probed(0), restored.tables_probed(0));
         for table in before.iter_mut().chain(&mut after) {
-            (table.version, table.canaries, table.measured_rate) = (0, 0, None);
+            (table.version, table.measured) = (0, Default::default());
         }
         assert_eq!(before, after);
         for space in [&space, &restored] {

@@ -110,6 +110,9 @@ mod tests {
     use crate::hash::Seed;
     use crate::table::{Table, empty};
 
+    /// The part of a filter's pairs by which its measure becomes stale.
+    const FEW_OF: u64 = 128;
+
     fn full(rate: f64, pages: usize) -> Table {
         let table = empty(rate, pages).unwrap();
         let seed = Seed::new(3);
@@ -128,8 +131,7 @@ mod tests {
             let by_count = link.filter.sizing().rate(link.pairs(), 200);
             assert!((fill.rate() / by_count - 1.0).abs() < 0.06, "{} by bits, {by_count} by number", fill.rate());
             assert!((fill.pairs() as f64 / link.pairs() as f64 - 1.0).abs() < 0.01);
-            let probed = table.probe(Seed::new(4), 2, 4_000_000);
-            let probed = probed.yes as f64 / probed.probes as f64;
+            let probed = table.probe(Seed::new(4), 2, 4_000_000).rate().unwrap();
             assert!((fill.rate() / probed - 1.0).abs() < 0.06, "{} by bits, {probed} by probes", fill.rate());
         }
         let none = Fill::of(&Filter::new(Sizing::for_rate(0.01), 20).unwrap());
@@ -188,6 +190,27 @@ mod tests {
         assert!(most_stale > 0);
     }
 
+    /// What a block brought is known as soon as it is there, and is not taken for pairs that came since.
+    #[test]
+    fn what_was_joined_counts_once() {
+        let table = empty(0.001, 160).unwrap();
+        let link = table.link(0).unwrap();
+        let seed = Seed::new(7);
+        (0..link.capacity() / 2).for_each(|n| Table::set(link, &seed.canary(1, n)));
+        let before = link.with_fill(|fill| fill.pairs());
+        let other = empty(0.001, 160).unwrap();
+        // So few that the measure does not become stale by them.
+        let more = link.pairs() / (FEW_OF * 4);
+        let theirs = other.link(0).unwrap();
+        (0..more * 10).for_each(|n| Table::set(theirs, &seed.canary(2, n)));
+        let words = &theirs.filter.words()[block_range(160, 3)];
+        link.join(3, &words.iter().map(|word| word.load(Relaxed)).collect::<Vec<_>>(), more);
+        assert_eq!(link.with_fill(|fill| fill.since), 0);
+        assert!(link.with_fill(|fill| fill.pairs()) >= before);
+        (0..more).for_each(|n| Table::set(link, &seed.canary(3, n)));
+        assert_eq!(link.with_fill(|fill| fill.since), more);
+    }
+
     /// Half a filter that is full, and half that is empty: pairs up to the capacity that is left keep the rate.
     #[test]
     fn uneven_pairs_leave_the_room_that_keeps_the_rate() {
@@ -203,8 +226,7 @@ mod tests {
         assert!(link.load() > whole.capacity() * 9 / 10, "{} of {}", link.load(), whole.capacity());
         let seed = Seed::new(5);
         (link.load()..link.capacity()).for_each(|n| Table::set(link, &seed.canary(1, n)));
-        let probed = table.probe(Seed::new(4), 2, 4_000_000);
-        let probed = probed.yes as f64 / probed.probes as f64;
+        let probed = table.probe(Seed::new(4), 2, 4_000_000).rate().unwrap();
         assert!(probed < rate, "{probed}");
         // Without that: as many pairs as it has no bits of yet.
         (0..whole.capacity() / 2).for_each(|n| Table::set(link, &seed.canary(2, n)));

@@ -24,6 +24,7 @@
 //! This crate does no I/O, reads no clock and starts no thread: somebody calls [`Space::maintain`] now and then.
 
 mod block;
+mod canaries;
 mod codec;
 mod cold;
 mod export;
@@ -45,6 +46,7 @@ mod upkeep;
 mod write;
 
 pub use block::{Block, BlockPlace};
+pub use canaries::Measured;
 pub use codec::{DecodeError, StoredTable, TableDecoder};
 pub use cold::{Below, Chain, Late, Note, Rewrite};
 pub use export::TableDigest;

@@ -179,7 +179,7 @@ impl Space {
         if self.frontier.is_too_far(highest, None) {
             return Err(Error::KeyTooBig.into());
         }
-        if highest.saturating_sub(ours) > self.frontier.window() {
+        if highest.saturating_sub(ours) > self.frontier.window() || highest > self.frontier.reach() {
             return Err(MergeError::FarAhead { highest, ours });
         }
         // Among the table's writers: a roll sees the new frontier, or its boundary is seen here.

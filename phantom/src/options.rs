@@ -17,9 +17,9 @@ pub struct Options {
     /// The oldest table is not recycled, but waits to be written elsewhere by whoever drives the space (`cold`); while there is no room the newest
     /// one goes on, up to the memory limit.
     pub spill: bool,
-    /// Unset pairs held exactly, per table; 26 bytes each.
+    /// Unset pairs held exactly, per table; 26 bytes each when they are many.
     pub max_revoked: usize,
-    /// Pairs held exactly because their id lies far ahead of the ring; about 40 bytes each.
+    /// Pairs held exactly because their id lies far ahead of the ring: 26 bytes each, or some 190 if each has an id of its own.
     pub max_aside: usize,
     /// Ids further than this above the highest normal one are refused. `None`: they are kept aside.
     pub max_ahead: Option<u64>,

@@ -23,6 +23,13 @@ const FEW_SHARDS: usize = 16;
 /// A set of pair hashes, which need no further hashing.
 pub(crate) type Hashes = HashSet<u128, AsIs>;
 
+/// What so many sets that are not empty take on the heap, if they have so many hashes together, evenly: places of 16 bytes and a tag, a power of two of them
+/// at a load of 7/8 at most, and sixteen tags more.
+pub(crate) fn bytes_of(sets: usize, hashes: usize) -> usize {
+    let places = (hashes.div_ceil(sets.max(1)) * 8).div_ceil(7).next_power_of_two().max(4);
+    sets * (places * 17 + 16)
+}
+
 /// Takes the lower half of a pair hash as its hash.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct AsIs(u64);
@@ -72,8 +79,8 @@ impl Revoked {
     }
 
     pub(crate) fn size_bytes(&self) -> usize {
-        // 16 bytes and a tag, at a load between 7/16 and 7/8.
-        self.shards.get().map_or(0, |shards| shards.len() * size_of::<RwLock<Hashes>>() + self.len() * 26)
+        let of = |shards: usize| shards * size_of::<RwLock<Hashes>>() + bytes_of(self.len().min(shards), self.len());
+        self.shards.get().map_or(0, |shards| of(shards.len()))
     }
 
     fn shard(&self, hash: u128) -> Option<&RwLock<Hashes>> {

@@ -35,10 +35,8 @@ const LATE: std::ops::RangeInclusive<f64> = 0.05..=1.0;
 const TABLES_ASKED: usize = 5;
 /// Room is left for so many times the late pairs that were measured.
 const HEADROOM: f64 = 1.08;
-/// So many ids that found the aside full decide together whether the frontier advances.
-const TURNED_AWAY: usize = 512;
-/// Pairs that leave the aside in one step, while its mutex is held; but those of one id go together.
-const MOVED_AT_ONCE: usize = 1024;
+/// Pairs that leave the aside in one step, while its mutex is held: some ten microseconds, for which readers of ids aside may have to wait (P5).
+const MOVED_AT_ONCE: usize = 128;
 
 impl Space {
     /// Rolls, if nobody else does at this moment.
@@ -272,7 +270,7 @@ impl Space {
             && self.frontier.boundary().is_some_and(|boundary| boundary > newest.slot().low())
     }
 
-    /// Advances the frontier to the ids that are ahead, if they say so, and moves up to 256 ids that it has reached into tables.
+    /// Advances the frontier to the ids that are ahead, if they say so, and moves some pairs that it has reached into tables.
     pub(crate) fn take_in_early(&self) -> bool {
         let pairs = self.aside_pairs.load(SeqCst);
         if pairs == 0 {
@@ -289,24 +287,28 @@ impl Space {
 
     fn drain(&self) -> bool {
         let mut pairs = 0;
-        let moved = self.aside.drain(&self.frontier, |id, early| {
-            let settled = pairs < MOVED_AT_ONCE && self.settle(id, early).is_ok();
-            if settled {
-                self.aside_pairs.fetch_sub(early.len(), SeqCst);
-                pairs += early.len();
-            }
-            settled
+        self.aside.drain(&self.frontier, |id, early| {
+            let Some(held) = early.as_mut().filter(|_| pairs < MOVED_AT_ONCE) else { return };
+            let some: Vec<u128> = held.iter().copied().take(MOVED_AT_ONCE - pairs).collect();
+            let before = held.len();
+            // Where there is no memory for a table they stay.
+            let _ = self.settle(id, held, some);
+            pairs += before - held.len();
+            early.take_if(|held| held.is_empty());
         });
-        moved > 0
+        pairs > 0
     }
 
     /// Notes an id for which the aside had no room. When many have gathered they may advance the frontier, as those aside would.
     pub(crate) fn turn_away(&self, id: u64) {
+        if id > self.frontier.reach() {
+            return;
+        }
         let mut ids = self.turned_away.lock();
         ids.push(id);
-        if ids.len() >= TURNED_AWAY {
+        if ids.len() >= self.frontier.sample() {
             let mut ids = std::mem::take(&mut *ids);
-            if self.frontier.advance(&mut ids).is_some() {
+            if self.frontier.should_advance(ids.len()) && self.frontier.advance(&mut ids).is_some() {
                 self.drain();
             }
         }

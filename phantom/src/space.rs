@@ -41,6 +41,8 @@ pub struct Space {
     pub(crate) merging: Mutex<()>,
     /// Pairs set of tables that lie elsewhere, of all tables.
     pub(crate) late: Arc<AtomicUsize>,
+    /// Behind the table that had canaries last.
+    pub(crate) probed: AtomicUsize,
     /// How often the ring has changed.
     pub(crate) changes: AtomicU64,
     /// See [`Space::take_news`].
@@ -55,7 +57,7 @@ impl Space {
         let pages = sizing.pages(options.pairs_per_table).div_ceil(FIRST_TABLE_PART);
         let filter = Filter::new(sizing, pages).map_err(Error::Memory)?;
         let first = Arc::new(Table::new(options.false_positive_rate, filter));
-        let frontier = Frontier::new(options.max_ahead);
+        let frontier = Frontier::new(options.max_ahead, options.max_aside);
         Space::from_parts(options, vec![(0, first)], frontier)
     }
 
@@ -82,6 +84,7 @@ impl Space {
             rolling: Mutex::new(()),
             merging: Mutex::new(()),
             late,
+            probed: AtomicUsize::new(0),
             changes: AtomicU64::new(0),
             news: AtomicBool::new(false),
             options,

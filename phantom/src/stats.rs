@@ -1,9 +1,16 @@
 //! What an operator, a log and a forecast want to know of a space.
 
+use crate::canaries::Measured;
+use crate::revoked::bytes_of;
 use crate::space::Space;
 use crate::table::Table;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+
+/// A table without what it holds, with its place in the ring: stripes, and entries of two lists.
+const TABLE_BYTES: usize = size_of::<Table>() + 512;
+/// An id aside without its pairs: its place in a tree's node, which is half full where ids rise.
+const ASIDE_BYTES: usize = 96;
 
 /// One table, as `TM.TABLES` shows it.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,10 +47,8 @@ pub struct TableStats {
     pub configured_rate: f64,
     /// The error rate that its pairs give by calculation.
     pub expected_rate: f64,
-    /// Share of canaries (pairs that nobody can set) that were answered with yes; of [`TableStats::canaries`]. `None`: there were none.
-    pub measured_rate: Option<f64>,
-    /// Canaries asked for since the table last grew by a sixteenth.
-    pub canaries: u64,
+    /// What canaries (pairs that nobody can set) have said since the table last grew by a sixteenth.
+    pub measured: Measured,
 }
 
 /// One table's place in the ring: what a log records when the ring changes.
@@ -105,8 +110,9 @@ impl Space {
     /// Memory of all tables, spare ones, and pairs aside, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         let tables = self.ring.load();
-        let in_tables: usize = tables.entries().iter().map(|entry| entry.table().size_bytes()).sum();
-        (in_tables + self.upkeep.size_bytes() + self.aside_pairs() * 40) as u64
+        let in_tables: usize = tables.entries().iter().map(|entry| entry.table().size_bytes() + TABLE_BYTES).sum();
+        let aside = self.aside.len() * ASIDE_BYTES + bytes_of(self.aside.len(), self.aside_pairs());
+        (in_tables + self.upkeep.size_bytes() + aside) as u64
     }
 
     /// How many more pairs of new ids may come before the oldest table is recycled, or spills; with the rate at which they come, this is when.
@@ -125,9 +131,7 @@ impl Space {
         pairs
     }
 
-    /// All tables, oldest first. Asks each for `canaries` pairs that nobody can have set, to measure its error rate; counts add up
-    /// over calls while a table does not grow. 20 ns each: a few thousand are cheap, a million tell 0.01 % from 0.011 %. Counts the bits of all first
-    /// filters in memory, too: 0.1 s per GiB.
+    /// All tables, oldest first. Asks each for `canaries` more ([`Space::probe`]). Counts the bits of all first filters in memory, too: 0.1 s per GiB.
     pub fn tables_probed(&self, canaries: u64) -> Vec<TableStats> {
         self.table_stats(canaries, true)
     }
@@ -136,7 +140,7 @@ impl Space {
         let tables = self.ring.load();
         let stats = |entry: &rolling::Entry<Arc<Table>>| {
             let (slot, table) = (entry.slot(), entry.table());
-            let found = table.probe(self.seed, slot.low(), canaries);
+            let measured = table.probe(self.seed, slot.low(), canaries);
             let filter = table.first_filter();
             TableStats {
                 low: slot.low(),
@@ -156,15 +160,14 @@ impl Space {
                 bytes: table.size_bytes(),
                 configured_rate: table.rate(),
                 expected_rate: table.expected_rate(),
-                measured_rate: (found.probes > 0).then(|| found.yes as f64 / found.probes as f64),
-                canaries: found.probes,
+                measured,
             }
         };
         tables.entries().iter().map(stats).collect()
     }
 
-    /// [`Space::tables_probed`] with a few thousand canaries each, and without a walk through the filters for their bits.
+    /// [`Space::tables_probed`] without canaries, and without a walk through the filters for their bits: takes some microseconds.
     pub fn tables(&self) -> Vec<TableStats> {
-        self.table_stats(4096, false)
+        self.table_stats(0, false)
     }
 }

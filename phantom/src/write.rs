@@ -75,11 +75,14 @@ impl Space {
         let run_first = || first.take().map_or(Ok(()), |first| first());
         let mut due = None;
         let mut turned_away = false;
-        let inside = |early: Option<&Hashes>| {
-            if let Some(early) = early {
-                self.settle(pair.id, early)?;
+        let inside = |early: &mut Option<Hashes>| {
+            // Others of this id leave the aside one by one, too, or with `drain`: there may be many.
+            if let Some(held) = early
+                && held.contains(&pair.hash())
+            {
+                self.settle(pair.id, held, [pair.hash()])?;
+                early.take_if(|held| held.is_empty());
             }
-            let settled = early.map_or(0, Hashes::len);
             let done = self.ring.write(pair.id, pair.low, |entry| {
                 let table = entry.table();
                 let done = self.change_in(table, pair, set, replay, run_first);
@@ -88,12 +91,7 @@ impl Space {
                 }
                 done
             });
-            let done = done.unwrap_or(Ok(Change::Unknown))?;
-            // Only a write that succeeds ends their stay in the aside. Mostly none were there, and a line that all writers share is best left alone.
-            if settled > 0 {
-                self.aside_pairs.fetch_sub(settled, SeqCst);
-            }
-            Ok(done)
+            done.unwrap_or(Ok(Change::Unknown))
         };
         let ahead = |entry: &mut Option<Hashes>| {
             let held = entry.as_ref().is_some_and(|held| held.contains(&pair.hash()));
@@ -190,7 +188,7 @@ impl Space {
 
     /// Keeps a pair aside, as a snapshot had it: it has been counted for the frontier before.
     pub(crate) fn put_aside(&self, pair: &Pair) {
-        let nothing_is_normal = Frontier::new(None);
+        let nothing_is_normal = Frontier::new(None, 0);
         let ahead = |entry: &mut Option<Hashes>| {
             if entry.get_or_insert_default().insert(pair.hash()) {
                 self.aside_pairs.fetch_add(1, SeqCst);
@@ -201,17 +199,38 @@ impl Space {
         assert!(kept.is_ok(), "nothing is refused");
     }
 
-    /// Stores the pairs of `id` that were aside in tables. The caller holds the aside, and deletes them there afterwards.
-    pub(crate) fn settle(&self, id: u64, early: &Hashes) -> Result<(), Error> {
+    /// Moves some pairs of `id` from the aside, where they are `held`, into tables. The caller holds the aside.
+    pub(crate) fn settle(&self, id: u64, held: &mut Hashes, some: impl IntoIterator<Item = u128>) -> Result<(), Error> {
         // Before they are there, so that whoever finds one there and asks finds this, too.
         self.news.store(true, SeqCst);
-        for &hash in early {
+        for hash in some {
             let pair = Pair::from_hash(id, hash);
             let first = || Ok::<(), Error>(());
             self.ring
                 .write(id, pair.low, |entry| self.change_in(entry.table(), &pair, true, true, first))
                 .transpose()?;
+            held.remove(&hash);
+            self.aside_pairs.fetch_sub(1, SeqCst);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Answer, Options};
+
+    /// A merge may revoke a pair before the bits come by which it was set there; who sets it in between sets it.
+    #[test]
+    fn a_pair_that_is_revoked_before_it_has_bits_can_be_set() {
+        let space = Space::new(Options { seed: 1, ..Options::default() }).unwrap();
+        (0..100).for_each(|id| _ = space.add(id, &Member::Number(0)).unwrap());
+        let pair = space.pair(7, &Member::Number(1));
+        let (_, table) = space.table_over(7).unwrap();
+        assert!(table.revoked.insert(pair.hash()));
+        assert_eq!(space.contains_pair(&pair), Answer::No);
+        assert_eq!(space.add(7, &Member::Number(1)).unwrap(), Change::Changed);
+        assert_eq!((space.contains_pair(&pair), table.revoked.len()), (Answer::Yes, 0));
     }
 }

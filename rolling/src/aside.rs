@@ -77,13 +77,13 @@ impl<V> Aside<V> {
         self.entries.lock().get(&id).map(f)
     }
 
-    /// One write to `id`, wherever it belongs: `inside` writes to the tables (first storing there the entry that it is
-    /// handed, if any, which is then deleted here), `ahead` edits the entry kept here (`None`: there is none).
+    /// One write to `id`, wherever it belongs: `inside` writes to the tables, first storing there the entry that it is handed, if any, and taking it away
+    /// (`None`) once it is there, whether the write is done then or refused; `ahead` edits the entry kept here (`None`: there is none).
     pub fn write<R, E>(
         &self,
         frontier: &Frontier,
         id: u64,
-        inside: impl FnOnce(Option<&V>) -> Result<R, E>,
+        inside: impl FnOnce(&mut Option<V>) -> Result<R, E>,
         ahead: impl FnOnce(&mut Option<V>) -> Result<R, E>,
     ) -> Result<R, Refused<E>> {
         match frontier.admit(id) {
@@ -105,7 +105,7 @@ impl<V> Aside<V> {
         &self,
         frontier: &Frontier,
         id: u64,
-        inside: impl FnOnce(Option<&V>) -> Result<R, E>,
+        inside: impl FnOnce(&mut Option<V>) -> Result<R, E>,
         ahead: impl FnOnce(&mut Option<V>) -> Result<R, E>,
     ) -> Result<R, E> {
         self.write_admitted(frontier, id, frontier.admit_told(id), |_| Ok(()), inside, ahead)
@@ -132,11 +132,11 @@ impl<V> Aside<V> {
         id: u64,
         admission: Admission,
         allow: impl FnOnce(Option<u64>) -> Result<(), E>,
-        inside: impl FnOnce(Option<&V>) -> Result<R, E>,
+        inside: impl FnOnce(&mut Option<V>) -> Result<R, E>,
         ahead: impl FnOnce(&mut Option<V>) -> Result<R, E>,
     ) -> Result<R, E> {
         match admission {
-            Admission::Inside if !self.may_hold(id) => return inside(None),
+            Admission::Inside if !self.may_hold(id) => return inside(&mut None),
             Admission::Inside | Admission::Ahead | Admission::TooFar => {}
         }
         let mut entries = self.entries.lock();
@@ -144,20 +144,13 @@ impl<V> Aside<V> {
         self.lowest.fetch_min(id, SeqCst);
         // From here on an inside writer that comes later sees `may_hold`, if the map is not empty for it: count ourselves in.
         self.len.fetch_add(1, SeqCst);
-        let result = if frontier.high().is_some_and(|high| id <= high) {
-            let result = inside(entries.get(&id));
-            if result.is_ok() {
-                entries.remove(&id);
-            }
-            result
-        } else {
-            let mut entry = entries.remove(&id);
-            let result = ahead(&mut entry);
-            if let Some(entry) = entry {
-                entries.insert(id, entry);
-            }
-            result
-        };
+        // Whoever looks for it waits for the mutex.
+        let mut entry = entries.remove(&id);
+        let is_inside = frontier.high().is_some_and(|high| id <= high);
+        let result = if is_inside { inside(&mut entry) } else { ahead(&mut entry) };
+        if let Some(entry) = entry {
+            entries.insert(id, entry);
+        }
         self.settle(&entries);
         result
     }
@@ -182,17 +175,19 @@ impl<V> Aside<V> {
         frontier.advance(&mut ids).is_some()
     }
 
-    /// Hands up to 256 entries that the frontier has reached to `store`, which puts each into a table; those it did store
-    /// (`true`) are deleted here. Returns how many: call again until it is 0.
-    pub fn drain(&self, frontier: &Frontier, mut store: impl FnMut(u64, &V) -> bool) -> usize {
+    /// Hands up to 256 entries that the frontier has reached to `store`, which puts each into a table, and takes it away (`None`) once it is there.
+    /// Returns how many it took: call again until it is 0.
+    pub fn drain(&self, frontier: &Frontier, mut store: impl FnMut(u64, &mut Option<V>)) -> usize {
         let Some(high) = frontier.high().filter(|&high| self.may_hold(high)) else { return 0 };
         let mut entries = self.entries.lock();
         let reached: Vec<u64> = entries.range(..=high).take(CHUNK).map(|(&id, _)| id).collect();
         let mut moved = 0;
         for id in reached {
-            if entries.get(&id).is_some_and(|entry| store(id, entry)) {
-                entries.remove(&id);
-                moved += 1;
+            let mut entry = entries.remove(&id);
+            store(id, &mut entry);
+            match entry {
+                Some(entry) => _ = entries.insert(id, entry),
+                None => moved += 1,
             }
         }
         self.settle(&entries);
@@ -237,7 +232,7 @@ mod tests {
                 frontier,
                 id,
                 |entry| {
-                    *table.lock().entry(id).or_insert(0) += 1 + entry.copied().unwrap_or(0);
+                    *table.lock().entry(id).or_insert(0) += 1 + entry.take().unwrap_or(0);
                     Ok(())
                 },
                 |entry| {
@@ -249,16 +244,13 @@ mod tests {
     }
 
     fn drain(aside: &Aside<u64>, frontier: &Frontier, table: &Table) {
-        let store = |id, entry: &u64| {
-            *table.lock().entry(id).or_insert(0) += entry;
-            true
-        };
+        let store = |id, entry: &mut Option<u64>| *table.lock().entry(id).or_insert(0) += entry.take().unwrap_or(0);
         while aside.drain(frontier, store) > 0 {}
     }
 
     #[test]
     fn entries_stay_until_the_frontier_reaches_them() {
-        let (aside, frontier, table) = (Aside::default(), Frontier::new(None), Table::default());
+        let (aside, frontier, table) = (Aside::default(), Frontier::new(None, 1 << 16), Table::default());
         for id in 0..100 {
             increment(&aside, &frontier, &table, 1000 + id);
         }
@@ -276,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_refusal_changes_nothing() {
-        let (aside, frontier) = (Aside::<u64>::default(), Frontier::restore(Some(10), 0, Some(1 << 20)));
+        let (aside, frontier) = (Aside::<u64>::default(), Frontier::restore(Some(10), 0, Some(1 << 20), 1 << 16));
         assert_eq!(aside.write(&frontier, 1 << 30, |_| Ok::<_, ()>(()), |_| Ok(())), Err(Refused::TooFar));
         assert_eq!(aside.write(&frontier, 1 << 20, |_| Ok(()), |_| Err("no")), Err(Refused::Engine("no")));
         assert!(aside.is_empty());
@@ -289,7 +281,7 @@ mod tests {
     /// Before there is a frontier the highest id that is kept here is what `max_ahead` is measured from.
     #[test]
     fn a_young_space_refuses_what_is_too_far_above_its_highest_id() {
-        let (aside, frontier) = (Aside::<u64>::default(), Frontier::new(Some(100)));
+        let (aside, frontier) = (Aside::<u64>::default(), Frontier::new(Some(100), 1 << 16));
         let write = |id| {
             aside.write(
                 &frontier,
@@ -315,7 +307,7 @@ mod tests {
     #[test]
     fn nothing_is_lost_on_the_way_into_the_tables() {
         for round in 0..200 {
-            let (aside, frontier, table) = (Aside::default(), Frontier::new(None), Table::default());
+            let (aside, frontier, table) = (Aside::default(), Frontier::new(None, 1 << 16), Table::default());
             let ids: Vec<u64> = (0..200).map(|i| 5000 + i).collect();
             increment(&aside, &frontier, &table, ids[0]);
             std::thread::scope(|s| {

@@ -4,10 +4,18 @@
 //! took that for its end could never roll again. So an id that jumps more than a *window* beyond the frontier is *ahead*: the engine
 //! keeps it exactly, in a side dictionary, where it is found like any other, but it moves nothing.
 //!
-//! The ids that are ahead may be right, too: the service was idle for a month, or has just started. When there are many of them
-//! ([`QUORUM`] distinct ones, and at least an eighth of recent writes) the frontier advances to where they are. "Where they are" is
-//! the *shorth*, the shortest interval that holds half of them (Andrews et al., Robust Estimates of Location, 1972), so that a
-//! bad id among good ones has no say.
+//! The ids that are ahead may be right, too: the service was idle for a month, or has just started. When there are many of them the frontier
+//! advances to where they are. "Where they are" is the *shorth*, the shortest interval that holds half of them (Andrews et al., Robust Estimates of
+//! Location, 1972), so that a bad id among good ones has no say. How many are many:
+//!
+//! - before there is a frontier, [`QUORUM`] distinct ids, for nobody has a better claim;
+//! - then so many entries as a sixteenth of the side dictionary holds, [`LEAP`] by default, of so many ids; they must be an eighth of recent writes, and
+//!   most of the recent new ids: more than those by which the traffic has gone on where it is. There is no hurry, as they are found where they are; and an
+//!   advance is for ever: tables of filters cannot give back the pairs of ids above.
+//!
+//! However many they are, one step takes at most half of the ids that are left ([`Frontier::reach`]). A ring at the end of all ids could never roll again, and no
+//! traffic has a reason to leap there, but ids that are negative numbers do: a broken client's -1 is 2^64-1. They stay aside, up to the bound of that, and are
+//! refused then. Only a space that begins there, with as many entries as there is room for and hardly one lower, has its frontier there.
 //!
 //! A space may refuse ids that are far too high (`max_ahead`). They are measured from the frontier; before there is one all that was
 //! written is kept aside, and the highest id there is what they are measured from ([`Frontier::is_too_far`]).
@@ -29,6 +37,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ord
 const QUORUM: usize = 64;
 /// Before there is any frontier, so many entries will do, however few their ids: a service may have three posts.
 const QUORUM_ENTRIES_AT_START: usize = 4096;
+/// Entries that must be ahead before a frontier that is known advances to them, or a sixteenth of what the side dictionary holds, if that is less.
+const LEAP: usize = 4096;
+/// Of one id so many entries count for that.
+const LEAP_ENTRIES_OF_ID: usize = LEAP / QUORUM;
 /// Recent writes are counted up to here, then halved.
 const RECENT: u32 = 4096;
 /// The window is never narrower than this, nor than [`WINDOW_SPANS`] times the shorth.
@@ -58,14 +70,21 @@ pub struct Frontier {
     follows: AtomicBool,
     recent: AtomicU32,
     recent_ahead: AtomicU32,
+    /// Of the last new ids, of which so many are looked at as make two leaps, those that moved the frontier, and those that are ahead.
+    new_near: AtomicU32,
+    new_ahead: AtomicU32,
     max_ahead: Option<u64>,
+    /// Entries that must be ahead before it advances, once it is known.
+    leap: usize,
+    /// Entries that there may be.
+    max_aside: usize,
     /// Held while the frontier advances.
     advancing: Mutex<()>,
 }
 
 impl Frontier {
-    /// No id seen yet. `max_ahead`: see [`Frontier::is_too_far`].
-    pub fn new(max_ahead: Option<u64>) -> Frontier {
+    /// No id seen yet. `max_ahead`: see [`Frontier::is_too_far`]; `max_aside`: how many entries the side dictionary may hold.
+    pub fn new(max_ahead: Option<u64>, max_aside: usize) -> Frontier {
         Frontier {
             high: AtomicU64::new(0),
             window: AtomicU64::new(WINDOW_LEAST),
@@ -73,14 +92,18 @@ impl Frontier {
             follows: AtomicBool::new(false),
             recent: AtomicU32::new(0),
             recent_ahead: AtomicU32::new(0),
+            new_near: AtomicU32::new(0),
+            new_ahead: AtomicU32::new(0),
             max_ahead,
+            leap: (max_aside / 16).clamp(QUORUM, LEAP),
+            max_aside,
             advancing: Mutex::new(()),
         }
     }
 
     /// As recovered from a snapshot: what [`Frontier::high`] and [`Frontier::window`] said.
-    pub fn restore(high: Option<u64>, window: u64, max_ahead: Option<u64>) -> Frontier {
-        let frontier = Frontier::new(max_ahead);
+    pub fn restore(high: Option<u64>, window: u64, max_ahead: Option<u64>, max_aside: usize) -> Frontier {
+        let frontier = Frontier::new(max_ahead, max_aside);
         frontier.window.store(window.max(WINDOW_LEAST), Relaxed);
         if let Some(high) = high {
             frontier.high.store(high, Relaxed);
@@ -165,13 +188,30 @@ impl Frontier {
             if self.is_too_far(id, None) {
                 return Admission::TooFar;
             }
+            if id > reach(high) {
+                return Admission::Ahead;
+            }
             if id.saturating_sub(high) <= self.window.load(Relaxed) {
                 self.high.fetch_max(id, SeqCst);
+                self.count_new(&self.new_near);
                 return Admission::Inside;
             }
         }
         self.recent_ahead.store(self.recent_ahead.load(Relaxed) + 1, Relaxed);
+        self.count_new(&self.new_ahead);
         Admission::Ahead
+    }
+
+    fn count_new(&self, which: &AtomicU32) {
+        which.store(which.load(Relaxed) + 1, Relaxed);
+        if (self.new_near.load(Relaxed) + self.new_ahead.load(Relaxed)) as usize >= 2 * self.leap {
+            [&self.new_near, &self.new_ahead].into_iter().for_each(|new| new.store(new.load(Relaxed) / 2, Relaxed));
+        }
+    }
+
+    /// The highest id to which the frontier may go in one step: half of those above it are left.
+    pub fn reach(&self) -> u64 {
+        reach(self.high().unwrap_or(0))
     }
 
     /// The highest admitted id, if any was.
@@ -195,12 +235,18 @@ impl Frontier {
         self.window.fetch_max(span / 4, Relaxed);
     }
 
+    /// How many ids that found the side dictionary full are to be asked together by [`Frontier::advance`]: they are a sample of the traffic then, which
+    /// what is in there is not. Of ids beyond [`Frontier::reach`] none need be asked.
+    pub fn sample(&self) -> usize {
+        self.leap.max(8 * QUORUM)
+    }
+
     /// Whether the ids that are ahead have become so many that [`Frontier::advance`] may find a new frontier among them.
     /// `entries`: how many entries the side dictionary holds now.
     #[inline]
     pub fn should_advance(&self, entries: usize) -> bool {
         let enough = self.recent_ahead.load(Relaxed) >= (self.recent.load(Relaxed) / 8).max(QUORUM as u32);
-        enough && entries >= QUORUM
+        entries >= QUORUM && enough && self.new_ahead.load(Relaxed) > self.new_near.load(Relaxed)
     }
 
     /// Advances to where most of `ahead` are: the ids of all entries in the side dictionary, an id once per entry, in any
@@ -208,14 +254,9 @@ impl Frontier {
     /// changed, and a new quorum must gather before [`Frontier::should_advance`] says yes again.
     pub fn advance(&self, ahead: &mut Vec<u64>) -> Option<u64> {
         let _advancing = self.advancing.lock();
-        let known = self.known.load(SeqCst);
-        let entries = ahead.len();
         self.recent_ahead.store(0, Relaxed);
         ahead.sort_unstable();
-        ahead.dedup();
-        if ahead.len() < QUORUM && (known || entries < QUORUM_ENTRIES_AT_START) {
-            return None;
-        }
+        self.keep_candidates(ahead)?;
         let half = ahead.len() / 2;
         let start = (0..ahead.len() - half).min_by_key(|&i| ahead[i + half] - ahead[i])?;
         let span = ahead[start + half] - ahead[start];
@@ -234,6 +275,31 @@ impl Frontier {
         self.known.store(true, SeqCst);
         self.high()
     }
+
+    /// Leaves of `ahead`, which is sorted, those ids, once each, among which the frontier is to be looked for. `None`: they are too few.
+    fn keep_candidates(&self, ahead: &mut Vec<u64>) -> Option<()> {
+        let near = &ahead[..ahead.partition_point(|&id| id <= self.reach())];
+        let ids = |entries: &[u64]| entries.chunk_by(|a, b| a == b).count();
+        let is_quorum = |entries: &[u64]| ids(entries) >= QUORUM;
+        let is_quorum_at_start = |entries: &[u64]| is_quorum(entries) || entries.len() >= QUORUM_ENTRIES_AT_START;
+        let is_leap = |entries: &[u64]| {
+            let counted = entries.chunk_by(|a, b| a == b).map(|of_id| of_id.len().min(LEAP_ENTRIES_OF_ID));
+            is_quorum(entries) && counted.sum::<usize>() >= self.leap
+        };
+        match self.known.load(SeqCst) {
+            true if is_leap(near) => ahead.truncate(near.len()),
+            false if is_quorum_at_start(near) => ahead.truncate(near.len()),
+            // It begins there.
+            false if is_quorum_at_start(ahead) && ahead.len() >= self.max_aside => {}
+            _ => return None,
+        }
+        ahead.dedup();
+        Some(())
+    }
+}
+
+fn reach(high: u64) -> u64 {
+    high + (u64::MAX - high) / 2
 }
 
 #[cfg(test)]
@@ -241,9 +307,12 @@ mod tests {
     use super::*;
     use Admission::*;
 
+    /// Entries that a side dictionary may hold.
+    const MOST: usize = 1 << 16;
+
     /// A frontier that has seen `n` ids from `first`, `gap` apart.
     fn settled(first: u64, gap: u64, n: u64) -> Frontier {
-        let frontier = Frontier::new(None);
+        let frontier = Frontier::new(None, MOST);
         let mut ahead = vec![];
         for i in 0..n {
             if frontier.admit(first + i * gap) == Ahead {
@@ -264,7 +333,7 @@ mod tests {
     fn normal_traffic_is_admitted_after_a_quorum() {
         settled(0, 1, 100);
         settled(3_631_614_501_919_378, 4096, 10_000);
-        settled(u64::MAX - 99, 1, 100);
+        settled((1 << 63) - 100, 1, 10_000);
     }
 
     #[test]
@@ -281,7 +350,7 @@ mod tests {
 
     #[test]
     fn a_bad_id_at_the_very_start_has_no_say() {
-        let frontier = Frontier::new(None);
+        let frontier = Frontier::new(None, MOST);
         let mut ahead = vec![u64::MAX, u64::MAX, 1 << 62];
         ahead.iter().for_each(|&id| assert_eq!(frontier.admit(id), Ahead));
         for i in 0..QUORUM as u64 {
@@ -296,39 +365,102 @@ mod tests {
 
     #[test]
     fn a_service_with_three_posts_gets_a_frontier() {
-        let frontier = Frontier::new(None);
+        let frontier = Frontier::new(None, MOST);
         let mut ahead: Vec<u64> = (0..4096).map(|i| 5000 + i % 3).collect();
         assert_eq!(frontier.advance(&mut ahead[..4095].to_vec()), None);
         assert_eq!(frontier.advance(&mut ahead), Some(5002));
     }
 
-    #[test]
-    fn traffic_that_jumps_takes_the_frontier_along() {
-        let frontier = settled(1 << 50, 4096, 1000);
-        let mut ahead = vec![u64::MAX];
-        for i in 0..2 * RECENT as u64 {
-            let id = (1 << 51) + i * 4096;
+    /// Writes each id, and has the frontier moved when that is time; those that stay ahead.
+    fn write(frontier: &Frontier, ids: impl Iterator<Item = u64>) -> Vec<u64> {
+        let mut ahead: Vec<u64> = vec![];
+        for id in ids {
             if frontier.admit(id) == Ahead {
                 ahead.push(id);
                 if frontier.should_advance(ahead.len())
-                    && let Some(limit) = frontier.advance(&mut ahead)
+                    && let Some(high) = frontier.advance(&mut ahead.clone())
                 {
-                    ahead.retain(|&id| id > limit);
+                    ahead.retain(|&id| id > high);
                 }
             }
         }
-        assert_eq!(frontier.high(), Some((1 << 51) + (2 * RECENT as u64 - 1) * 4096));
-        assert_eq!(ahead, [u64::MAX]);
+        ahead
+    }
+
+    #[test]
+    fn traffic_that_jumps_takes_the_frontier_along() {
+        let frontier = settled(1 << 50, 4096, 1000);
+        let mut later = (0..4 * LEAP as u64).map(|i| (1 << 51) + i * 4096);
+        assert_eq!(write(&frontier, [u64::MAX].into_iter().chain(later.clone())), [u64::MAX]);
+        assert_eq!(frontier.high(), later.next_back());
+    }
+
+    /// Ids that are negative numbers, say: as many as there may be, before, among and after the others.
+    #[test]
+    fn ids_near_the_end_of_all_move_nothing() {
+        let bad = |n: u64| (0..n).map(|i| u64::MAX - i * 1000);
+        let good = |from: u64| (from..from + 1000).map(|i| (1 << 50) + i * 4096);
+        let frontier = Frontier::new(None, MOST);
+        assert_eq!(write(&frontier, bad(1000).chain(good(0)).chain(bad(100_000)).chain(good(1000))).len(), 101_000);
+        assert_eq!(frontier.high(), Some((1 << 50) + 1999 * 4096));
+        // Within its window, too, if that is as wide as can be.
+        let frontier = Frontier::restore(Some(1 << 50), u64::MAX, None, MOST);
+        assert_eq!((frontier.admit(u64::MAX), frontier.admit(1 << 63)), (Ahead, Inside));
+        assert_eq!((frontier.admit(u64::MAX), frontier.reach()), (Ahead, (1 << 63) + (1 << 62) - 1));
+        // As the last step leaves one id, there is always a place for the next table.
+        while frontier.high() < Some(frontier.reach()) {
+            assert_eq!(frontier.admit(frontier.reach()), Inside);
+        }
+        assert_eq!((frontier.boundary(), frontier.admit(u64::MAX)), (Some(u64::MAX), Ahead));
+    }
+
+    /// A space that begins at the end of all ids.
+    #[test]
+    fn where_nothing_is_lower_the_frontier_may_be_anywhere() {
+        let frontier = Frontier::new(None, MOST);
+        let begin = u64::MAX - (1 << 40);
+        assert_eq!(write(&frontier, begin..begin + MOST as u64 - 1).len(), MOST - 1);
+        assert_eq!(frontier.high(), None);
+        let frontier = Frontier::new(None, 5000);
+        assert!(write(&frontier, [7, 9].into_iter().chain(begin..begin + 10_000)).is_empty());
+        assert_eq!(frontier.high(), Some(begin + 9999));
+    }
+
+    /// Some thousand ids far ahead, at any place, are no traffic while there is some, however quickly they come; nor before they are many.
+    #[test]
+    fn strays_beside_traffic_move_nothing() {
+        let frontier = settled(1 << 50, 4096, 1000);
+        let few = LEAP as u64 - 1;
+        assert_eq!(write(&frontier, (1 << 55)..(1 << 55) + few).len(), LEAP - 1, "all at once, and too few");
+        let frontier = settled(1 << 50, 4096, 1000);
+        let mut ahead = vec![];
+        for i in 0..20_000u64 {
+            let new = (1 << 50) + (1000 + i) * 4096;
+            for id in [new, (1 << 55) + i] {
+                if frontier.admit(id) == Ahead {
+                    ahead.push(id);
+                }
+            }
+            assert!(!frontier.should_advance(ahead.len()) || i < few, "{i}: the traffic goes on where it is");
+        }
+        assert_eq!((ahead.len(), frontier.high()), (20_000, Some((1 << 50) + 20_999 * 4096)));
+        // One id counts for no more than one of sixty-four, however often it comes.
+        let frontier = settled(1 << 50, 4096, 1000);
+        let mut ahead: Vec<u64> = (0..QUORUM as u64 - 1).map(|i| (1 << 55) + i).collect();
+        ahead.extend([(1 << 55) + QUORUM as u64; 100_000]);
+        assert_eq!(frontier.advance(&mut ahead), None);
+        let mut ahead: Vec<u64> = (0..QUORUM as u64 * LEAP_ENTRIES_OF_ID as u64).map(|i| (1 << 55) + i % 64).collect();
+        assert_eq!(frontier.advance(&mut ahead), Some((1 << 55) + 63));
     }
 
     #[test]
     fn max_ahead_is_measured_from_the_frontier_or_from_the_highest_id() {
-        let frontier = Frontier::restore(Some(1000), 50, Some(5000));
+        let frontier = Frontier::restore(Some(1000), 50, Some(5000), MOST);
         assert_eq!(frontier.admit(6001), TooFar);
         assert_eq!(frontier.admit(6000), Ahead);
         assert_eq!(frontier.admit(1001), Inside);
         assert!(frontier.is_too_far(6002, Some(6000)), "what is ahead moves nothing");
-        let young = Frontier::new(Some(10));
+        let young = Frontier::new(Some(10), MOST);
         assert_eq!(young.admit(u64::MAX), Ahead, "for the side dictionary to judge");
         assert!(!young.is_too_far(u64::MAX, None), "nothing to measure from");
         assert!(young.is_too_far(18, Some(7)) && !young.is_too_far(17, Some(7)) && !young.is_too_far(3, Some(7)));
@@ -336,7 +468,7 @@ mod tests {
 
     #[test]
     fn who_follows_admits_nothing_by_itself() {
-        let frontier = Frontier::restore(Some(1000), 50, None);
+        let frontier = Frontier::restore(Some(1000), 50, None, MOST);
         assert_eq!((frontier.admit_told(1001), frontier.high()), (Inside, Some(1001)), "a log that does not tell");
         frontier.tell(Some(1000), 5000);
         assert_eq!((frontier.admit_told(1001), frontier.admit_told(1000)), (Ahead, Inside));
@@ -350,8 +482,8 @@ mod tests {
 
     #[test]
     fn the_last_id_leaves_no_boundary() {
-        assert_eq!(Frontier::restore(Some(u64::MAX), 0, None).boundary(), None);
-        assert_eq!(Frontier::restore(Some(7), 0, None).boundary(), Some(8));
-        assert_eq!(Frontier::new(None).boundary(), None);
+        assert_eq!(Frontier::restore(Some(u64::MAX), 0, None, MOST).boundary(), None);
+        assert_eq!(Frontier::restore(Some(7), 0, None, MOST).boundary(), Some(8));
+        assert_eq!(Frontier::new(None, MOST).boundary(), None);
     }
 }

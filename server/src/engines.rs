@@ -436,6 +436,11 @@ impl Engines {
         worked
     }
 
+    /// Asks each existence space for `count` canaries, so that its true error rate is known after a while: for who has nothing else to do.
+    pub fn probe(&self, count: u64) {
+        self.existences.iter().for_each(|space| _ = space.probe(count));
+    }
+
     /// Whether writers wait for what [`Engines::maintain`] does: [`counter::Space::hurries`].
     pub fn hurries(&self) -> bool {
         self.counters.iter().any(|space| space.hurries())

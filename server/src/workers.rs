@@ -18,6 +18,8 @@ use tokio::sync::mpsc;
 
 /// How often the maintenance thread looks whether a space has work for it.
 const MAINTENANCE_EVERY: Duration = Duration::from_millis(20);
+/// Canaries that each existence space is asked for then: 25,600 a second, a four-hundredth of a core, until its rate is known.
+const CANARIES: u64 = 512;
 /// How far apart it is looked for tables that have come to rest.
 const SETTLE_EVERY: Duration = Duration::from_secs(60);
 /// Threads per worker for what takes its time (statistics, digests, merges): more of it waits, so that pages do not.
@@ -331,7 +333,12 @@ fn maintain(host: &Host) {
         let node = host.node();
         let worked = node.engines.get().filter(|engines| engines.maintain());
         match worked {
-            None => std::thread::sleep(MAINTENANCE_EVERY),
+            None => {
+                if let Some(engines) = node.engines.get() {
+                    engines.probe(CANARIES);
+                }
+                std::thread::sleep(MAINTENANCE_EVERY);
+            }
             // Else pages that are woken on this processor would wait for the clock's tick: see snapshot/pace.rs.
             Some(engines) if !engines.hurries() => std::thread::yield_now(),
             Some(_) => {}

@@ -136,20 +136,20 @@ impl Space {
         while blocks.last().is_some_and(|block| block.link >= chain.links()) {
             chain.extend(chain.first_pages(), 0);
         }
-        let has_room = |chain: &Chain| {
-            chain.parts.last().is_some_and(|part| {
-                let ours = blocks.iter().filter(|block| block.link + 1 == chain.links());
-                let joined = ours.map(|block| block.pairs(part)).sum::<u64>();
-                part.pairs + joined + late.len() as u64 <= part.sizing.capacity(part.pages)
-            })
+        // All into one filter, so that each page gets the bits of its own pairs only.
+        let has_room = |link: usize, part: &Part| {
+            let ours = blocks.iter().filter(|block| block.link == link);
+            let joined = ours.map(|block| block.pairs(part)).sum::<u64>();
+            part.pairs + joined + late.len() as u64 <= part.sizing.capacity(part.pages)
         };
-        while !late.is_empty() && !has_room(&chain) {
-            if chain.links() == LINKS {
-                return Err(Error::Full);
+        let target = loop {
+            let room = (0..).zip(&chain.parts).position(|(link, part)| late.is_empty() || has_room(link, part));
+            match room {
+                Some(target) => break target,
+                None if chain.links() == LINKS => return Err(Error::Full),
+                None => chain.extend(chain.first_pages(), 0),
             }
-            chain.extend(chain.first_pages(), 0);
-        }
-        let target = chain.links() - 1;
+        };
         let Part { first, pages, .. } = chain.parts[target];
         let place = |&hash: &u128| (first + page_of(&Pair::from_hash(0, hash), pages), hash);
         let mut by_page: Vec<_> = late.iter().map(place).collect();

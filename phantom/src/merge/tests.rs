@@ -6,7 +6,13 @@ use crate::{Answer, Change, Layout, Member, Options};
 mod strangers;
 
 fn site() -> Space {
-    let options = Options { false_positive_rate: 0.001, pairs_per_table: 20_000 * 8, seed: 4, ..Options::default() };
+    let options = Options {
+        false_positive_rate: 0.001,
+        pairs_per_table: 20_000 * 8,
+        max_aside: 1 << 10,
+        seed: 4,
+        ..Options::default()
+    };
     let space = Space::new(options).unwrap();
     for id in 0..100 {
         space.add(id, &Member::Number(0)).unwrap();
@@ -322,12 +328,12 @@ fn a_table_keeps_its_rate_however_its_blocks_are_filled() {
     // Three deviations of 180 pages are 3.6 %, and a twentieth of the rate was left for extensions.
     assert!(by_bits() <= 0.001, "{} by its bits", by_bits());
     let table = &here.tables_probed(4_000_000)[0];
-    assert!(table.measured_rate.unwrap() <= 0.00105, "{table:?}");
+    assert!(table.measured.rate().unwrap() <= 0.00105, "{table:?}");
     // And however much comes afterwards.
     (0..400_000).for_each(|m| assert!(here.add(m % 50, &Member::Number(1 << 40 | m)).is_ok()));
     assert!(by_bits() <= 0.00103, "{} by its bits", by_bits());
     let table = &here.tables_probed(4_000_000)[0];
-    assert!(table.extensions > 0 && table.measured_rate.unwrap() <= 0.00108, "{table:?}");
+    assert!(table.extensions > 0 && table.measured.rate().unwrap() <= 0.00108, "{table:?}");
     // As it is stored and read again it has no more room than before.
     let mut decoder = crate::TableDecoder::new(here.options(), 1 << 30);
     assert!(here.encode_table(0, |piece| decoder.feed(piece)).unwrap());
@@ -489,4 +495,23 @@ fn a_merge_that_adds_no_pair_is_a_change() {
         assert!(version(space) > before);
         assert_eq!([liked, unliked].map(|member| space.contains(7, &member)), [Answer::Yes, Answer::No]);
     }
+}
+
+/// A log is read from before a table was recycled: what it says of that table's blocks is past.
+#[test]
+fn a_block_of_a_table_that_was_recycled_is_passed_over() {
+    let options = Options { pairs_per_table: 2000, max_tables: 2, seed: 4, ..Options::default() };
+    let space = Space::new(options).unwrap();
+    (0..100).for_each(|id| _ = space.add(id, &Member::Number(0)).unwrap());
+    let place = BlockPlace { low: 0, link: 0, block: 0 };
+    let state = space.block_state(place).unwrap();
+    let mut id = 100;
+    while space.horizon() == 0 {
+        space.add(id, &Member::Number(0)).unwrap();
+        id += 1;
+    }
+    assert_eq!(space.put_block(place, &state), Ok(()));
+    assert!(space.block_state(place).is_none());
+    let nowhere = BlockPlace { low: space.horizon() + 1, ..place };
+    assert!(space.put_block(nowhere, &state).unwrap_err().contains("where none does"));
 }

@@ -123,8 +123,6 @@ impl Run {
         }
         if self.rng.u32(0..10_000) == 0 {
             self.backfill ^= true;
-            let extensions = self.space.tables().iter().map(|table| table.extensions).max().unwrap_or(0);
-            self.events.extensions = self.events.extensions.max(extensions);
         }
         if self.rng.u32(0..5_000) == 0 {
             self.join_a_copy();
@@ -180,6 +178,8 @@ impl Run {
 
     /// What is set in either is set then.
     fn join_a_copy(&mut self) {
+        let extensions = self.space.tables().iter().map(|table| table.extensions).sum();
+        self.events.extensions = self.events.extensions.max(extensions);
         let there = copy(&self.space);
         let mut theirs = vec![];
         for _ in 0..self.rng.usize(0..500) {
@@ -203,7 +203,8 @@ impl Run {
                 "step {}: ({id}, {member}) was merged, and is not found",
                 self.step
             );
-            if found {
+            // An id far ahead may be found by mistake, and not be when the next table begins.
+            if found && self.space.highest_id().is_some_and(|high| id <= high) {
                 self.model.insert((id, member), true);
             }
         }
@@ -290,15 +291,9 @@ fn random_operations_agree_with_a_map() {
         happened.merged += run.events.merged;
     }
     if seeds().count() > 1 {
-        let each = [
-            happened.revoked,
-            happened.unknown,
-            happened.aside,
-            happened.extensions as u64,
-            happened.rolls,
-            happened.merged as u64,
-        ];
+        let each = [happened.revoked, happened.unknown, happened.aside, happened.rolls, happened.merged as u64];
         assert!(each.iter().all(|&count| count > 10), "not all of it happened: {happened:?}");
+        assert!(happened.extensions > 3, "hardly a table was overrun: {happened:?}");
         assert!(happened.aside_full > 0 && happened.revoked_full > 0, "no bound was met: {happened:?}");
     }
 }

@@ -32,7 +32,7 @@ fn measure(rate: f64, n: u64, pair: impl Fn(u64) -> (u64, u64), never: impl Iter
     assert!(bits <= 19.9, "{bits} bits per pair");
     // Canaries say the same as pairs that clients might ask for.
     let canaries = 1e6 * rate * SHARE_WHEN_FULL;
-    assert!((table.measured_rate.unwrap_or(1.0) * 1e6 - canaries).abs() < 4.0 * canaries.sqrt() + 0.1 * canaries);
+    assert!((table.measured.rate().unwrap_or(1.0) * 1e6 - canaries).abs() < 4.0 * canaries.sqrt() + 0.1 * canaries);
     assert!(set.iter().all(|(id, member)| space.contains(*id, &Member::Number(*member)) == Answer::Yes), "P1");
     let (mut asked, mut yes) = (0u64, 0u64);
     for (id, member) in never {

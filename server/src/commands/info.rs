@@ -338,7 +338,7 @@ fn spaces(node: &Node, out: &mut String) {
     for space in engines.existences() {
         let _ = write!(
             out,
-            "existence_{}:pairs={},memory_bytes={},tables={},aside={},most_revoked={},pairs_per_s={:.1},recycled_in_s={:.0},loose_ids={},horizon={}\r\n",
+            "existence_{}:pairs={},memory_bytes={},tables={},aside={},most_revoked={},pairs_per_s={:.1},recycled_in_s={:.0},loose_ids={},false_positive_rate={},{},horizon={}\r\n",
             space.name(),
             space.pairs(),
             space.memory_bytes(),
@@ -349,9 +349,21 @@ fn spaces(node: &Node, out: &mut String) {
             // Redis's tools read numbers: -1 for never.
             space.recycled_in_s().unwrap_or(-1.0),
             space.loose().size().0,
+            space.options().false_positive_rate,
+            measured(space.measured()),
             space.horizon()
         );
     }
+}
+
+/// The error rate as canaries have it, and how far they can be trusted: one that is kept has `measured_at_least` below `false_positive_rate`.
+fn measured(measured: phantom::Measured) -> String {
+    let (least, most) = (measured.at_least(), measured.at_most());
+    format!(
+        "measured_rate={:.7},measured_at_least={least:.7},measured_at_most={most:.7},canaries={}",
+        measured.rate().unwrap_or(0.0),
+        measured.canaries
+    )
 }
 
 fn cold(node: &Node, out: &mut String) {
@@ -459,8 +471,8 @@ fn tables(node: &Node, out: &mut String) {
                 t.bytes
             );
             // A table on the disk has none: each canary would be a read.
-            if let Some(rate) = t.measured_rate {
-                let _ = write!(out, ",measured_rate={rate:.7},canaries={}", t.canaries);
+            if !t.is_cold {
+                let _ = write!(out, ",{}", measured(t.measured));
             }
             out.push_str("\r\n");
         }

@@ -274,6 +274,8 @@ fn existence_tables(space: &ExistenceSpace, all: &mut Vec<Entries>) {
     for (index, table) in space.tables_probed(CANARIES).into_iter().enumerate() {
         // The others follow it, but who knows at which rate.
         let recycled_in_s = if index == 0 { space.recycled_in_s() } else { None };
+        // A table on the disk has none: each canary would be a read.
+        let known = (!table.is_cold).then_some(table.measured);
         all.push(vec![
             ("space", Value::Text(space.name().to_owned())),
             ("where", Value::Text(if table.is_cold { "disk" } else { "memory" }.to_owned())),
@@ -289,8 +291,10 @@ fn existence_tables(space: &ExistenceSpace, all: &mut Vec<Entries>) {
             ("bytes", count(table.bytes)),
             ("false_positive_rate", Value::Number(table.configured_rate)),
             ("expected_rate", Value::Number(table.expected_rate)),
-            ("measured_rate", number_or_nil(table.measured_rate)),
-            ("canaries", if table.is_cold { Value::Nil } else { Value::Count(table.canaries) }),
+            ("measured_rate", number_or_nil(table.measured.rate())),
+            ("measured_at_least", number_or_nil(known.map(|measured| measured.at_least()))),
+            ("measured_at_most", number_or_nil(known.map(|measured| measured.at_most()))),
+            ("canaries", known.map_or(Value::Nil, |measured| Value::Count(measured.canaries))),
             ("recycled_in_s", number_or_nil(recycled_in_s)),
         ]);
         let file = files.iter().find(|file| table.is_cold && file.entry().tag.low == table.low);

@@ -349,7 +349,8 @@ section! {
         /// EXISTS, DEL; commands that name a member are refused, and no view or action can show or move it.
         members: bool = true,
         /// Share of pairs that were never set and are still answered yes. A page of 32 posts with two flags shows a wrong one
-        /// on 0.64 % of pages at 0.0001, on 47 % at 0.01. Ten times fewer errors cost about five more bits per pair.
+        /// on 0.64 % of pages at 0.0001, on 47 % at 0.01. Ten times fewer errors cost about five more bits per pair. What it really is INFO says: whoever
+        /// wants to be woken when it is not kept looks whether measured_at_least is above it.
         false_positive_rate: f64 = 0.0001,
         /// Pairs that a table is made for; about 20 bits each at 0.0001.
         pairs_per_table: u64 = 4 << 20,
@@ -364,7 +365,8 @@ section! {
         memory_limit_bytes: u64 = 0,
         /// Most unset ("unliked") pairs per table, held exactly.
         max_revoked: usize = 1 << 20,
-        /// Most pairs of ids that are far ahead of all others, held exactly.
+        /// Most pairs of ids that are far ahead of all others, held exactly; beyond that they are refused with an OOM error. When a sixteenth of so many, or 4,096,
+        /// are there, and most new ids are, the others follow them.
         max_aside: usize = 1 << 16,
         /// Where an action ties the flag to a counter, a counter of 0 answers for the flag; but not at ids where that would not be certain, as after an
         /// undo. At most so many ids are known one by one, 16 bytes each; when there are more, the older half becomes "all ids up to here".

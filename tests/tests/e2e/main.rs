@@ -26,6 +26,7 @@ mod replication;
 mod restart;
 mod schema;
 mod stock_clients;
+mod strays;
 mod tables;
 mod tls;
 mod transactions;

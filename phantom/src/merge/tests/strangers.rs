@@ -13,7 +13,7 @@ fn a_union_that_would_break_the_rate_is_refused_whole() {
     let merged = merge(&here, &differing(&here, &there, 0));
     assert!(matches!(merged, Err(MergeError::Overfull)));
     let tables = here.tables_probed(100_000);
-    assert!(tables[0].measured_rate.unwrap() < 0.0015, "what came before the refusal is within the rate: {tables:?}");
+    assert!(tables[0].measured.rate().unwrap() < 0.0015, "what came before the refusal is within the rate: {tables:?}");
     assert!((1..15_000).all(|member| answer(&here, member) == Answer::Yes));
 }
 

@@ -1,0 +1,168 @@
+//! Floods of ids near 2^64, as a broken client sends (-1, -2, ...) or a hostile one: before, among and after the traffic, from which they take neither rolling,
+//! nor the error rate, nor the horizon; and nothing that was set is forgotten. No space sets `max_ahead` here.
+
+use redis::{Connection, ConnectionLike as _, Value, cmd};
+use std::collections::HashMap;
+use tidemark_server::config::Config;
+use tidemark_tests::{TestServer, eventually};
+
+const FIRST: u64 = 1 << 50;
+/// Pairs of a post.
+const LIKES: u64 = 10;
+
+fn small(config: &mut Config) {
+    let liked = &mut config.existence[0];
+    (liked.pairs_per_table, liked.max_tables, liked.false_positive_rate) = (8000, 6, 0.001);
+    config.counter[0].rows_per_table = 4096;
+}
+
+fn tables(c: &mut Connection, space: &str) -> Vec<HashMap<String, Value>> {
+    cmd("TM.TABLES").arg(space).query(c).unwrap()
+}
+
+fn number(table: &HashMap<String, Value>, name: &str) -> f64 {
+    redis::from_redis_value(table[name].clone()).unwrap_or_else(|_| panic!("{name} of {table:?}"))
+}
+
+/// So many ids from the end of all, each one liked by one viewer: how many were refused, each for want of room aside.
+fn flood(c: &mut Connection, from: u64, to: u64) -> usize {
+    let mut refused = 0;
+    for first in (from..to).step_by(500) {
+        let mut pipe = redis::pipe();
+        (first..to.min(first + 500)).for_each(|i| _ = pipe.cmd("PH.ADD").arg("liked").arg(i % 97).arg(u64::MAX - i));
+        let number = pipe.cmd_iter().count();
+        for reply in c.req_packed_commands(&pipe.get_packed_pipeline(), 0, number).unwrap() {
+            if let Err(error) = reply.extract_error() {
+                assert!(error.to_string().contains("too many pairs with ids far ahead (max_aside)"), "{error}");
+                refused += 1;
+            }
+        }
+    }
+    refused
+}
+
+/// Posts `from..to` as they come, one in five likes late by some posts.
+fn traffic(c: &mut Connection, from: u64, to: u64) {
+    for first in (from..to).step_by(50) {
+        let mut pipe = redis::pipe();
+        for post in first..first + 50 {
+            for like in 0..LIKES {
+                let late = if like < 2 { (like + 1) * 100 } else { 0 };
+                pipe.cmd("PH.ADD").arg("liked").arg(post * LIKES + like).arg(FIRST + post.saturating_sub(late));
+            }
+        }
+        pipe.query::<()>(c).unwrap();
+    }
+}
+
+/// The tables are as they would be without strays: full, within the rate, as many as there may be; and all pairs above the horizon are found.
+fn verify(c: &mut Connection, posts: u64, strays: u64, what: &str) {
+    let all = tables(c, "liked");
+    let horizon = number(&all[0], "low") as u64;
+    // Six full tables, of which each has 8,000 pairs at most.
+    let kept = 6 * 8000 / LIKES;
+    assert!(horizon > FIRST + posts - kept && horizon < FIRST + posts - kept / 3, "{what}: {horizon} {all:#?}");
+    let newest = number(&all[all.len() - 1], "low") as u64;
+    assert!(newest > FIRST + posts - 1000 && newest <= FIRST + posts, "{what}: {newest}");
+    for table in &all {
+        assert!(number(table, "expected_rate") <= 0.001 && number(table, "extensions") < 2.0, "{what}: {table:?}");
+        let (measured, canaries) = (number(table, "measured_rate"), number(table, "canaries"));
+        assert!(measured <= 0.001 + 5.0 * (0.001 / canaries).sqrt(), "{what}: {table:?}");
+    }
+    let yes = |c: &mut Connection, ids: &mut dyn Iterator<Item = (u64, u64)>| {
+        let ids: Vec<(u64, u64)> = ids.collect();
+        let mut found = 0;
+        for ids in ids.chunks(500) {
+            let mut pipe = redis::pipe();
+            ids.iter().for_each(|(viewer, id)| _ = pipe.cmd("PH.EXISTS").arg("liked").arg(viewer).arg(id));
+            let replies: Vec<Vec<Option<i64>>> = pipe.query(c).unwrap();
+            found += replies.iter().filter(|reply| reply[0] == Some(1)).count() as u64;
+        }
+        found
+    };
+    let from = horizon - FIRST + 1;
+    assert_eq!(yes(c, &mut (from..posts).map(|post| (post * LIKES + 5, FIRST + post))), posts - from, "{what}");
+    assert_eq!(yes(c, &mut (0..strays).map(|i| (i % 97, u64::MAX - i))), strays, "{what}: strays");
+    let wrong = yes(c, &mut (0..strays).map(|i| (98, u64::MAX - i)));
+    assert!(wrong as f64 <= strays as f64 * 0.001 + 5.0 * (strays as f64 * 0.001).sqrt(), "{what}: {wrong} wrong");
+    let below: Vec<Option<i64>> = cmd("PH.EXISTS").arg("liked").arg(1).arg(horizon - 1).query(c).unwrap();
+    assert_eq!(below, [None], "{what}");
+}
+
+#[test]
+fn pairs_of_ids_near_the_end_of_all_take_nothing_from_others() {
+    let server = TestServer::with(small);
+    let c = &mut server.connection();
+    // The very first that the space hears of; then by the hundred and by the thousand, all at once.
+    assert_eq!(flood(c, 0, 700), 0);
+    traffic(c, 0, 6000);
+    assert_eq!(flood(c, 700, 6000), 0);
+    traffic(c, 6000, 12_000);
+    verify(c, 12_000, 6000, "beside strays");
+    // More than there may be: they are refused, and nobody else.
+    let refused = flood(c, 6000, 80_000);
+    assert_eq!(refused, 80_000 - (1 << 16));
+    traffic(c, 12_000, 18_000);
+    verify(c, 18_000, 1 << 16, "at the bound");
+    let server = server.restart();
+    let c = &mut server.connection();
+    verify(c, 18_000, 1 << 16, "after a restart");
+    traffic(c, 18_000, 24_000);
+    verify(c, 24_000, 1 << 16, "and on");
+    // What is taken back makes room again.
+    let gone: Vec<i64> = cmd("PH.DEL").arg("liked").arg(5).arg(u64::MAX - 5).query(c).unwrap();
+    assert_eq!((gone, flood(c, 1 << 16, (1 << 16) + 2)), (vec![1], 1));
+}
+
+/// Some hundred strays at another place, at once: too few to be the traffic.
+#[test]
+fn hundreds_of_strays_anywhere_take_nothing_from_others() {
+    let server = TestServer::with(small);
+    let c = &mut server.connection();
+    traffic(c, 0, 1000);
+    for place in [FIRST << 1, FIRST << 5, 1 << 62] {
+        let ids: Vec<u64> = (0..900).map(|i| place + i * 64).collect();
+        let added: Vec<i64> = cmd("PH.ADD").arg("liked").arg(7).arg(ids).query(c).unwrap();
+        assert_eq!(added, [1; 900]);
+    }
+    traffic(c, 1000, 12_000);
+    verify(c, 12_000, 0, "beside strays");
+    let ids: Vec<u64> = (0..900).map(|i| (1 << 62) + i * 64).collect();
+    assert_eq!(cmd("PH.EXISTS").arg("liked").arg(7).arg(ids).query::<Vec<i64>>(c).unwrap(), [1; 900]);
+}
+
+#[test]
+fn rows_of_ids_near_the_end_of_all_take_nothing_from_others() {
+    let server = TestServer::with(small);
+    let c = &mut server.connection();
+    let count = |c: &mut Connection, ids: &mut dyn Iterator<Item = u64>| {
+        let ids: Vec<u64> = ids.collect();
+        for ids in ids.chunks(500) {
+            let mut pipe = redis::pipe();
+            ids.iter().for_each(|id| _ = pipe.cmd("CNT.INCRBY").arg("post").arg(*id).arg("like").arg(3));
+            pipe.query::<()>(c).unwrap();
+        }
+    };
+    let bad = |from: u64, to: u64| (from..to).map(|i| u64::MAX - i);
+    let good = |from: u64, to: u64| (from..to).map(|i| FIRST + i * 16);
+    count(c, &mut bad(0, 700));
+    count(c, &mut good(0, 20_000));
+    count(c, &mut bad(700, 6000));
+    count(c, &mut good(20_000, 60_000));
+    let mut before = vec![];
+    eventually("the tables come to rest", || {
+        let now: Vec<_> =
+            tables(c, "post").iter().map(|t| (number(t, "low") as u64, number(t, "rows") as u64)).collect();
+        std::mem::replace(&mut before, now.clone()) == now
+    });
+    let all = tables(c, "post");
+    let rows: f64 = all.iter().map(|table| number(table, "rows")).sum();
+    assert_eq!(rows, 60_000.0, "strays are in no table");
+    assert!(number(&all[all.len() - 1], "low") as u64 > FIRST + 50_000 * 16, "{all:#?}");
+    for table in &all[..all.len() - 1] {
+        assert!(number(table, "rows") > 1000.0 && number(table, "bytes_per_row") < 16.0, "{table:?}");
+    }
+    for id in bad(0, 6000).chain(good(0, 60_000)).step_by(7) {
+        assert_eq!(cmd("HGET").arg(format!("post:{id}")).arg("like").query::<i64>(c).unwrap(), 3, "{id}");
+    }
+}
