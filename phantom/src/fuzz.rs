@@ -70,7 +70,12 @@ fn check(space: &Space, stored: StoredTable) {
 /// Bits of the first byte: 1, the first block gets the right magic, fingerprint, rate, pages and range; 2, the end is filled up with zeros; 4, the
 /// highest id may be any.
 pub fn blocks(input: &[u8]) {
-    let Some((&help, bytes)) = input.split_first() else { return };
+    merged_blocks(input);
+}
+
+/// How many were merged.
+fn merged_blocks(input: &[u8]) -> u64 {
+    let Some((&help, bytes)) = input.split_first() else { return 0 };
     let mut bytes = bytes.to_vec();
     let space = space();
     let table = &space.tables_probed(0)[0];
@@ -116,28 +121,71 @@ pub fn blocks(input: &[u8]) {
     let rate: f64 = table.links().map(|link| Fill::of(&link.filter).rate()).sum();
     assert!(rate <= table.rate() * 1.45, "M1, whatever the bits are: {rate}");
     assert!(tables[0].expected_rate <= tables[0].configured_rate * 1.5, "M1: {tables:?}");
+    merged
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// A space that has what [`space`] has, and so many pairs more, of which some were unset again.
+    fn grown(pairs: u64, unset: u64) -> Space {
+        let other = space();
+        for member in 100..100 + pairs {
+            other.add(member % 100, &Member::Number(member)).unwrap();
+        }
+        for member in 100 + pairs - unset..100 + pairs {
+            other.remove(member % 100, &Member::Number(member)).unwrap();
+        }
+        other
+    }
+
+    fn exported(space: &Space, blocks: &[usize]) -> Vec<u8> {
+        let mut bytes = vec![];
+        let sink = |block: &[u8]| {
+            bytes.extend_from_slice(block);
+            Ok::<(), ()>(())
+        };
+        assert!(space.export_blocks(0, blocks, sink).unwrap());
+        bytes
+    }
+
+    /// What the fuzzer begins with: real blocks and tables, each of which is taken. `PHANTOM_FUZZ_SEEDS=fuzz/corpus` has them written there.
+    #[test]
+    fn real_blocks_and_tables_are_taken() {
+        let folder = std::env::var_os("PHANTOM_FUZZ_SEEDS").map(std::path::PathBuf::from);
+        let keep = |target: &str, name: &str, input: &[u8]| {
+            if let Some(folder) = &folder {
+                std::fs::create_dir_all(folder.join(target)).unwrap();
+                std::fs::write(folder.join(target).join(name), input).unwrap();
+            }
+        };
+        for (name, pairs, unset) in [("few", 10, 0), ("unset", 700, 100), ("full", 3500, 0), ("chained", 6300, 30)] {
+            let other = grown(pairs, unset);
+            let filters = other.tables()[0].extensions + 1;
+            assert_eq!(filters > 2, name == "chained");
+            for help in 0..2 {
+                // Each filter of this size is one block.
+                let all: Vec<usize> = (0..filters.min(if help == 0 { filters } else { 1 })).collect();
+                let input = [vec![help], exported(&other, &all)].concat();
+                assert_eq!(merged_blocks(&input), all.len() as u64, "{name}");
+                keep("blocks", &format!("{name}{help}"), &input);
+                let mut whole = vec![help];
+                let sink = |piece: &[u8]| {
+                    whole.extend_from_slice(piece);
+                    Ok::<(), ()>(())
+                };
+                assert!(other.encode_table(0, sink).unwrap());
+                assert!(decode(&whole[1..], help).is_ok(), "{name}");
+                keep("table", &format!("{name}{help}"), &whole);
+            }
+        }
+    }
+
     /// Blocks of a space with revoked pairs, damaged anywhere.
     #[test]
     fn seeded_rounds_of_blocks() {
-        let other = space();
-        for member in 100..900 {
-            other.add(member % 100, &Member::Number(member)).unwrap();
-        }
-        for member in 800..900 {
-            other.remove(member % 100, &Member::Number(member)).unwrap();
-        }
-        let mut whole = vec![];
-        let sink = |block: &[u8]| {
-            whole.extend_from_slice(block);
-            Ok::<(), ()>(())
-        };
-        assert!(other.export_blocks(0, &[0], sink).unwrap());
+        let whole = exported(&grown(800, 100), &[0]);
         let here = space();
         assert!(here.merge_block(&here.read_block(&mut &whole[..]).unwrap(), || ()).is_ok());
         for seed in 0..if cfg!(debug_assertions) { 2_000 } else { 50_000 } {

@@ -1,0 +1,122 @@
+//! Bytes per pair of a viewer and a post: ours, the sets of redis-server, and the filters of a module of it or of another server that takes its arguments.
+//!
+//! `cargo run --release -p tidemark-bench --bin phantom_memory -- [--module redisbloom.so | --program valkey-server --module libvalkey_bloom.so]`
+//!
+//! Servers say themselves what they take (`used_memory` before and after), with their allocator's rounding and their keys.
+
+use clap::Parser;
+use phantom::{Member, Options, Space};
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use tidemark_bench::play::{make_room, take_all};
+use tidemark_bench::server::Server;
+use tidemark_server::cli::client::Client;
+
+/// Fills each with the same pairs.
+#[derive(Parser)]
+struct Args {
+    /// Pairs.
+    #[arg(long, default_value_t = 4_000_000)]
+    pairs: u64,
+    /// The server of sets, and of filters if it has them.
+    #[arg(long, default_value = "redis-server")]
+    program: PathBuf,
+    /// A module that it loads, which has BF.RESERVE and BF.MADD.
+    #[arg(long)]
+    module: Option<PathBuf>,
+}
+
+type Outcome = Result<(), Box<dyn Error>>;
+
+/// A viewer's id, different for each pair: as short as redis-server can store it, or of eight bytes.
+fn viewer(i: u64, bits: u32) -> u64 {
+    // Odd: each once.
+    i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - bits)
+}
+
+fn ours(pairs: u64, rate: f64) -> Outcome {
+    let options =
+        Options { false_positive_rate: rate, pairs_per_table: pairs / 8, max_tables: 1000, ..Options::default() };
+    let space = Space::new(options)?;
+    for i in 0..pairs {
+        space.add((1 << 50) + i / 10, &Member::Number(viewer(i, 64)))?;
+    }
+    while space.maintain() {}
+    let tables = space.tables();
+    let full = tables.iter().rev().skip(1).max_by_key(|table| table.pairs).ok_or("no table was closed")?;
+    let whole = space.memory_bytes() as f64 / space.pairs() as f64;
+    let closed = full.bytes as f64 / full.pairs as f64;
+    println!(
+        "| phantom at {} %: a filter that is full; a table as it was closed; the whole space, newest table and spare included | {:.2}; {closed:.2}; {whole:.2} |",
+        rate * 100.0,
+        full.bytes as f64 / full.capacity as f64
+    );
+    Ok(())
+}
+
+/// What a server takes for all pairs, `per_key` of each key; `add` sends some of them to one key.
+fn theirs(
+    args: &Args,
+    per_key: u64,
+    add: impl Fn(&mut Client, &[u8], &mut dyn Iterator<Item = u64>),
+) -> Result<f64, Box<dyn Error>> {
+    let (program, module) = (args.program.clone(), args.module.clone());
+    let server = Server::new(&std::env::temp_dir(), move |folder, port| {
+        let mut command = Command::new(&program);
+        command.args(["--port", &port.to_string(), "--save", ""]).arg("--dir").arg(folder).stdout(Stdio::null());
+        module.iter().for_each(|module| _ = command.arg("--loadmodule").arg(module));
+        command
+    })?;
+    let used = || Ok::<f64, Box<dyn Error>>(server.info("used_memory")?.parse()?);
+    let before = used()?;
+    let mut client = server.client()?;
+    for first in (0..args.pairs).step_by(per_key as usize) {
+        let key = format!("liked:{}", (1u64 << 50) + first);
+        // A request has so many members at most.
+        let end = (first + per_key).min(args.pairs);
+        for first in (first..end).step_by(1000) {
+            make_room(&mut client)?;
+            add(&mut client, key.as_bytes(), &mut (first..end.min(first + 1000)));
+        }
+    }
+    take_all(&mut client)?;
+    drop(client);
+    Ok((used()? - before) / args.pairs as f64)
+}
+
+/// One command for some pairs of one key.
+fn push(client: &mut Client, command: &[u8], key: &[u8], bits: u32, pairs: &mut dyn Iterator<Item = u64>) {
+    let viewers: Vec<String> = pairs.map(|i| viewer(i, bits).to_string()).collect();
+    let mut words = vec![command, key];
+    words.extend(viewers.iter().map(|viewer| viewer.as_bytes()));
+    client.push(&words);
+}
+
+fn main() -> Outcome {
+    let args = Args::parse();
+    println!("{} pairs\n\n| | bytes per pair |\n|---|---|", args.pairs);
+    for rate in [0.01, 0.001, 0.0001] {
+        ours(args.pairs, rate)?;
+    }
+    for (bits, per_key) in [(32, 10), (32, 100), (32, 1000), (48, 10), (48, 100), (48, 1000)] {
+        let bytes = theirs(&args, per_key, |client, key, pairs| push(client, b"SADD", key, bits, pairs))?;
+        println!("| sets of {per_key} viewers, ids of {bits} bits | {bytes:.1} |");
+    }
+    if args.module.is_some() {
+        let all = args.pairs.to_string();
+        let one = theirs(&args, args.pairs, |client, key, pairs| {
+            let mut pairs = pairs.peekable();
+            if pairs.peek() == Some(&0) {
+                client.push(&[b"BF.RESERVE", key, b"0.01", all.as_bytes(), b"NONSCALING"]);
+            }
+            push(client, b"BF.MADD", key, 48, &mut pairs);
+        })?;
+        println!("| one filter at 1 % that does not scale | {one:.2} |");
+        let scaled = theirs(&args, args.pairs, |client, key, pairs| push(client, b"BF.MADD", key, 48, pairs))?;
+        println!("| one filter as by default, which scales | {scaled:.2} |");
+        let small = theirs(&args, 10, |client, key, pairs| push(client, b"BF.MADD", key, 48, pairs))?;
+        println!("| a filter for each 10 viewers | {small:.1} |");
+    }
+    Ok(())
+}
