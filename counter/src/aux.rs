@@ -18,7 +18,7 @@
 //! ever waits for it. Shards are small: one grows in microseconds.
 
 use crate::Error;
-use crate::budget::{Budget, Grant};
+use crate::budget::{Grant, Purse};
 use arc_swap::ArcSwap;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -31,8 +31,10 @@ const VALUE_MASK: u64 = (1 << VALUE_BITS) - 1;
 const GIANT: u64 = VALUE_MASK;
 const UNUSED: u64 = 0;
 const DELETED: u64 = 1 << VALUE_BITS;
-/// What one giant is counted as: key, value, and its share of the tree's nodes.
+/// What one giant is counted as: key, value, and its share of the tree's nodes, two thirds full.
 const GIANT_BYTES: u64 = 40;
+/// What an array is counted as beside its words.
+const ARRAY_BYTES: u64 = 64;
 /// Slots of a table per shard.
 const SLOTS_PER_SHARD: u64 = 1 << 16;
 const LEAST_WORDS: usize = 16;
@@ -42,13 +44,21 @@ pub(crate) struct Aux {
     shards: Box<[ShardData]>,
     /// Entries of fields that have no bits in this table. When 0, readers of such fields need not ask.
     outside: AtomicU64,
-    budget: Arc<Budget>,
+    purse: Purse,
+    _grant: Grant,
 }
 
 struct ShardData {
     array: ArcSwap<Array>,
     counts: Mutex<Counts>,
-    giants: Mutex<BTreeMap<u64, (i64, Grant)>>,
+    giants: Mutex<Giants>,
+}
+
+/// The values of giants, by key.
+struct Giants {
+    values: BTreeMap<u64, i64>,
+    /// For all of them and, while the shard is locked, for those that were reserved or have gone.
+    grant: Grant,
 }
 
 #[derive(Default)]
@@ -72,9 +82,13 @@ fn key_of(position: u64, field: usize) -> u64 {
 }
 
 impl Array {
-    fn new(len: usize, budget: &Arc<Budget>) -> Result<Arc<Array>, Error> {
-        let grant = budget.take(len as u64 * 8)?;
-        Ok(Arc::new(Array { words: (0..len).map(|_| AtomicU64::new(UNUSED)).collect(), _grant: grant }))
+    /// `grant`: for [`Array::bytes_of`] so many words.
+    fn new(len: usize, grant: Grant) -> Arc<Array> {
+        Arc::new(Array { words: (0..len).map(|_| AtomicU64::new(UNUSED)).collect(), _grant: grant })
+    }
+
+    fn bytes_of(len: usize) -> u64 {
+        len as u64 * 8 + ARRAY_BYTES
     }
 
     /// The index and content of the key's entry.
@@ -116,16 +130,18 @@ impl Array {
 }
 
 impl Aux {
-    pub(crate) fn new(slots: u64, budget: &Arc<Budget>) -> Result<Aux, Error> {
+    pub(crate) fn new(slots: u64, purse: &Purse) -> Result<Aux, Error> {
         let shards = (slots / SLOTS_PER_SHARD).next_power_of_two().min(256);
+        let grant = purse.take(shards * size_of::<ShardData>() as u64)?;
         let shards = (0..shards).map(|_| {
             Ok(ShardData {
-                array: ArcSwap::new(Array::new(0, budget)?),
+                array: ArcSwap::new(Array::new(0, purse.take(Array::bytes_of(0))?)),
                 counts: Mutex::default(),
-                giants: Mutex::default(),
+                giants: Mutex::new(Giants { values: BTreeMap::new(), grant: purse.take(0)? }),
             })
         });
-        Ok(Aux { shards: shards.collect::<Result<_, Error>>()?, outside: AtomicU64::new(0), budget: budget.clone() })
+        let shards = shards.collect::<Result<_, Error>>()?;
+        Ok(Aux { shards, outside: AtomicU64::new(0), purse: purse.clone(), _grant: grant })
     }
 
     /// The shard of a row: by its id's hash, which a writer knows before it knows the row's position.
@@ -138,7 +154,7 @@ impl Aux {
         let key = key_of(position, field);
         let (_, word) = shard.array.load().find(key)?;
         match word & VALUE_MASK {
-            GIANT => shard.giants.lock().get(&key).map(|g| g.0),
+            GIANT => shard.giants.lock().values.get(&key).copied(),
             value => Some(value as i64),
         }
     }
@@ -159,15 +175,16 @@ impl Aux {
     pub(crate) fn size(&self) -> (u64, u64) {
         self.shards.iter().fold((0, 0), |(entries, bytes), shard| {
             let live = shard.counts.lock().live as u64;
-            let giants = shard.giants.lock().len() as u64;
-            (entries + live, bytes + shard.array.load().words.len() as u64 * 8 + giants * GIANT_BYTES)
+            let giants = shard.giants.lock().values.len() as u64;
+            let array = Array::bytes_of(shard.array.load().words.len());
+            (entries + live, bytes + size_of::<ShardData>() as u64 + array + giants * GIANT_BYTES)
         })
     }
 
     /// Locks the shard that holds all entries of the rows whose ids have this hash.
     pub(crate) fn lock(&self, hash: u64) -> Shard<'_> {
         let data = self.data(hash);
-        Shard { data, counts: data.counts.lock(), grants: Vec::new(), aux: self }
+        Shard { data, counts: data.counts.lock(), giants_change: false, aux: self }
     }
 }
 
@@ -175,8 +192,8 @@ impl Aux {
 pub(crate) struct Shard<'a> {
     data: &'a ShardData,
     counts: MutexGuard<'a, Counts>,
-    /// Reserved for giants, or left over from some.
-    grants: Vec<Grant>,
+    /// Room for giants was reserved, or left over from some.
+    giants_change: bool,
     aux: &'a Aux,
 }
 
@@ -190,24 +207,29 @@ impl Shard<'_> {
     ) -> Result<(), Error> {
         let array = self.data.array.load();
         let len = array.words.len();
-        let mut needed = self.counts.live;
+        let (mut needed, mut giants) = (self.counts.live, 0);
         for (field, value) in cells {
             let old = position.and_then(|position| array.find(key_of(position, field))).map(|(_, word)| word);
             needed += usize::from(old.is_none());
-            if is_giant(value) && old.is_none_or(|word| word & VALUE_MASK != GIANT) {
-                self.grants.push(self.aux.budget.take(GIANT_BYTES)?);
-            }
+            giants += u64::from(is_giant(value) && old.is_none_or(|word| word & VALUE_MASK != GIANT));
+        }
+        if giants > 0 {
+            let grant = self.aux.purse.take(giants * GIANT_BYTES)?;
+            self.data.giants.lock().grant.absorb(grant);
+            self.giants_change = true;
         }
         // One word in eight stays unused: searches end there (A1).
         if needed + self.counts.deleted <= len - len / 8 {
             return Ok(());
         }
         let len = (needed + needed / 4 + needed / 8).max(LEAST_WORDS);
-        self.rebuild(len)
+        let grant = self.aux.purse.take(Array::bytes_of(len))?;
+        self.rebuild(len, grant);
+        Ok(())
     }
 
-    fn rebuild(&mut self, len: usize) -> Result<(), Error> {
-        let array = Array::new(len, &self.aux.budget)?;
+    fn rebuild(&mut self, len: usize, grant: Grant) {
+        let array = Array::new(len, grant);
         for word in &self.data.array.load().words {
             let word = word.load(Relaxed);
             if word != UNUSED && word != DELETED {
@@ -216,7 +238,6 @@ impl Shard<'_> {
         }
         self.counts.deleted = 0;
         self.data.array.store(array);
-        Ok(())
     }
 
     /// Stores a value. Room was reserved; the row's bucket is locked.
@@ -227,14 +248,12 @@ impl Shard<'_> {
         let was_giant = old.is_some_and(|(_, word)| word & VALUE_MASK == GIANT);
         let small = if is_giant(value) { GIANT } else { value as u64 };
         if is_giant(value) {
-            let mut giants = self.data.giants.lock();
-            match giants.get_mut(&key) {
-                Some(giant) => giant.0 = value,
-                None => {
-                    let Some(grant) = self.grants.pop() else { panic!("A2: a giant was stored that was not reserved") };
-                    giants.insert(key, (value, grant));
-                }
-            }
+            let giants = &mut *self.data.giants.lock();
+            giants.values.insert(key, value);
+            assert!(
+                giants.values.len() as u64 * GIANT_BYTES <= giants.grant.bytes(),
+                "A2: a giant that was not reserved"
+            );
         } else if was_giant {
             self.remove_giant(key);
         }
@@ -252,9 +271,9 @@ impl Shard<'_> {
         }
     }
 
-    /// Its grant is kept until the shard is unlocked: the same write may need it again (A2).
+    /// What it was granted is kept until the shard is unlocked: the same write may need it again (A2).
     fn remove_giant(&mut self, key: u64) {
-        self.grants.extend(self.data.giants.lock().remove(&key).map(|giant| giant.1));
+        self.giants_change |= self.data.giants.lock().values.remove(&key).is_some();
     }
 
     /// Deletes an entry, if there is one. The row's bucket is locked.
@@ -287,8 +306,18 @@ impl Shard<'_> {
     pub(crate) fn settle(&mut self) {
         let len = self.data.array.load().words.len();
         if len > 4 * LEAST_WORDS && self.counts.live < len / 4 {
-            // Without memory for the smaller array the larger one serves.
-            let _ = self.rebuild(self.counts.live + self.counts.live / 4 + LEAST_WORDS);
+            let len = self.counts.live + self.counts.live / 4 + LEAST_WORDS;
+            // Not to be refused: it gives back more than it takes.
+            self.rebuild(len, self.aux.purse.charge(Array::bytes_of(len)));
+        }
+    }
+}
+
+impl Drop for Shard<'_> {
+    fn drop(&mut self) {
+        if self.giants_change {
+            let giants = &mut *self.data.giants.lock();
+            giants.grant.shrink_to(giants.values.len() as u64 * GIANT_BYTES);
         }
     }
 }
@@ -296,7 +325,13 @@ impl Shard<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::Budget;
     use std::collections::HashMap;
+
+    /// Of an aux dictionary of one shard with an array of this many words.
+    fn bytes_with(words: usize) -> u64 {
+        size_of::<ShardData>() as u64 + 2 * ARRAY_BYTES + 8 * words as u64
+    }
 
     #[test]
     fn entries_against_a_map() {
@@ -304,7 +339,7 @@ mod tests {
         for seed in 0..seeds {
             let mut rng = fastrand::Rng::with_seed(seed);
             let budget = Budget::new(u64::MAX);
-            let aux = Aux::new(200_000, &budget).unwrap();
+            let aux = Aux::new(200_000, &budget.purse(0)).unwrap();
             let mut model: HashMap<(u64, usize), i64> = HashMap::new();
             for step in 0..5 * wave {
                 // Waves, so that it grows and shrinks.
@@ -337,18 +372,20 @@ mod tests {
                 shard.settle();
             }
             let (entries, bytes) = aux.size();
-            let least = aux.shards.len() * 4 * LEAST_WORDS * 8;
+            let least = aux.shards.len() * (4 * LEAST_WORDS * 8 + size_of::<ShardData>() + ARRAY_BYTES as usize);
             assert!(entries == 0 && bytes <= least as u64, "what is gone takes nothing, seed {seed}: {bytes}");
         }
     }
 
     #[test]
     fn a_giant_is_changed_without_memory() {
-        let budget = Budget::new(8 * LEAST_WORDS as u64 + GIANT_BYTES);
-        let aux = Aux::new(1, &budget).unwrap();
+        // The empty array is there until the first one is.
+        let budget = Budget::new(bytes_with(LEAST_WORDS) + GIANT_BYTES);
+        let aux = Aux::new(1, &budget.purse(0)).unwrap();
         let mut shard = aux.lock(0);
         shard.reserve(None, [(0, -1)].into_iter()).unwrap();
         shard.put(5, 0, -1, false);
+        budget.set_limit(budget.used());
         assert!(shard.reserve(None, [(1, -1)].into_iter()).is_err());
         // Twice in one write, small in between.
         shard.reserve(Some(5), [(0, -2), (0, 3), (0, i64::MAX)].into_iter()).unwrap();
@@ -356,17 +393,20 @@ mod tests {
             shard.put(5, 0, value, false);
         }
         drop(shard);
-        assert_eq!((aux.read(0, 5, 0), budget.used()), (Some(i64::MAX), 8 * LEAST_WORDS as u64 + GIANT_BYTES));
+        assert_eq!(
+            (aux.read(0, 5, 0), budget.used()),
+            (Some(i64::MAX), bytes_with(LEAST_WORDS) - ARRAY_BYTES + GIANT_BYTES)
+        );
         let mut shard = aux.lock(0);
         shard.put(5, 0, 1, false);
         drop(shard);
-        assert_eq!(budget.used(), 8 * LEAST_WORDS as u64, "given back");
+        assert_eq!(budget.used(), bytes_with(LEAST_WORDS) - ARRAY_BYTES, "given back");
     }
 
     #[test]
     fn without_memory_nothing_changes() {
-        let budget = Budget::new(8 * LEAST_WORDS as u64);
-        let aux = Aux::new(1, &budget).unwrap();
+        let budget = Budget::new(bytes_with(LEAST_WORDS));
+        let aux = Aux::new(1, &budget.purse(0)).unwrap();
         let mut shard = aux.lock(0);
         let mut stored = 0;
         while shard.reserve(None, [(0, 7)].into_iter()).is_ok() {

@@ -17,7 +17,7 @@
 
 use crate::bucket::{Matches, Taken, take};
 use crate::key::PROBES;
-use crate::read::{Read, is_current};
+use crate::read::Read;
 use crate::segment::{Looked, Segment};
 use crate::table::Table;
 use rolling::Entry;
@@ -197,8 +197,8 @@ impl Read<'_> {
             }
         }
         for i in members(all & !hits & !unsure) {
-            let current = ways[i].is_some_and(|way| is_current(way.entry, ids[i]));
-            unsure |= u32::from(!current || self.may_lie_below(ids[i])) << i;
+            let moved = ways[i].is_none_or(|way| way.entry.slot().has_moved(ids[i]));
+            unsure |= u32::from(moved || self.may_lie_below(ids[i])) << i;
         }
         (hits, unsure)
     }

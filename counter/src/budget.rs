@@ -1,4 +1,7 @@
-//! The memory of a space, counted: every table, aux array and aside row holds a grant for as long as it lives.
+//! The memory of a space, counted: every table, aux array, giant, tomb and aside row holds a grant for as long as it lives.
+//!
+//! **Loans.** In a full space the tables that deletions left empty could not be rewritten, since the smaller table is there before the larger one goes. So
+//! who gives back at least as much as it takes may go beyond the limit meanwhile, by what it will give back: one table at a time.
 
 use crate::Error;
 use std::sync::Arc;
@@ -9,12 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub(crate) struct Budget {
     limit: AtomicU64,
     used: AtomicU64,
-    /// How many stretches there are: see [`Budget::stretch`].
-    stretched: AtomicU64,
+    /// What was asked for last in vain.
+    refused: AtomicU64,
 }
-
-/// A stretch is this part of the limit.
-const STRETCH: u64 = 16;
 
 /// Some bytes of a budget; given back when dropped.
 #[derive(Debug)]
@@ -23,9 +23,17 @@ pub(crate) struct Grant {
     bytes: u64,
 }
 
+/// What a table takes its memory from: the space's budget and, while it replaces another table, a loan.
+#[derive(Clone, Debug)]
+pub(crate) struct Purse {
+    budget: Arc<Budget>,
+    /// So far beyond the limit.
+    loan: Arc<AtomicU64>,
+}
+
 impl Budget {
     pub(crate) fn new(limit: u64) -> Arc<Budget> {
-        Arc::new(Budget { limit: AtomicU64::new(limit), used: AtomicU64::new(0), stretched: AtomicU64::new(0) })
+        Arc::new(Budget { limit: AtomicU64::new(limit), used: AtomicU64::new(0), refused: AtomicU64::new(0) })
     }
 
     pub(crate) fn used(&self) -> u64 {
@@ -40,40 +48,82 @@ impl Budget {
         self.limit.store(limit, Relaxed);
     }
 
-    /// While the guard lives, a sixteenth more is granted: to those who are about to give back much more.
-    pub(crate) fn stretch(self: &Arc<Self>) -> Stretch {
-        self.stretched.fetch_add(1, Relaxed);
-        Stretch(self.clone())
-    }
-
-    pub(crate) fn full(&self) -> Error {
-        Error::Full { limit_bytes: self.limit() }
+    /// Whether what was refused last would be again.
+    pub(crate) fn is_short(&self) -> bool {
+        self.used().saturating_add(self.refused.load(Relaxed)) > self.limit()
     }
 
     /// Grants `bytes`, or refuses with [`Error::Full`].
     pub(crate) fn take(self: &Arc<Self>, bytes: u64) -> Result<Grant, Error> {
-        let spare = if self.stretched.load(Relaxed) > 0 { self.limit() / STRETCH } else { 0 };
-        let limit = self.limit().saturating_add(spare);
+        self.take_beyond(bytes, 0)
+    }
+
+    fn take_beyond(self: &Arc<Self>, bytes: u64, loan: u64) -> Result<Grant, Error> {
+        let limit = self.limit().saturating_add(loan);
         let within = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= limit);
         match self.used.fetch_update(Relaxed, Relaxed, within) {
             Ok(_) => Ok(Grant { budget: self.clone(), bytes }),
-            Err(_) => Err(self.full()),
+            Err(_) => {
+                self.refused.store(bytes, Relaxed);
+                Err(Error::Full { limit_bytes: self.limit() })
+            }
         }
+    }
+
+    /// Grants what cannot be refused: others will be, earlier.
+    pub(crate) fn charge(self: &Arc<Self>, bytes: u64) -> Grant {
+        self.used.fetch_add(bytes, Relaxed);
+        Grant { budget: self.clone(), bytes }
+    }
+
+    /// For a table: may go beyond the limit by `loan`, until that [ends](Purse::end_loan).
+    pub(crate) fn purse(self: &Arc<Self>, loan: u64) -> Purse {
+        Purse { budget: self.clone(), loan: Arc::new(AtomicU64::new(loan)) }
     }
 }
 
-/// See [`Budget::stretch`].
-pub(crate) struct Stretch(Arc<Budget>);
+impl Purse {
+    /// See [`Budget::take`].
+    pub(crate) fn take(&self, bytes: u64) -> Result<Grant, Error> {
+        self.budget.take_beyond(bytes, self.loan.load(Relaxed))
+    }
 
-impl Drop for Stretch {
-    fn drop(&mut self) {
-        self.0.stretched.fetch_sub(1, Relaxed);
+    /// See [`Budget::charge`].
+    pub(crate) fn charge(&self, bytes: u64) -> Grant {
+        self.budget.charge(bytes)
+    }
+
+    /// What a refusal says.
+    pub(crate) fn full(&self) -> Error {
+        Error::Full { limit_bytes: self.budget.limit() }
+    }
+
+    pub(crate) fn end_loan(&self) {
+        self.loan.store(0, Relaxed);
+    }
+}
+
+impl Grant {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Makes one grant of two.
+    pub(crate) fn absorb(&mut self, mut other: Grant) {
+        self.bytes += std::mem::take(&mut other.bytes);
+    }
+
+    /// Gives back all but `bytes`.
+    pub(crate) fn shrink_to(&mut self, bytes: u64) {
+        let rest = self.bytes.saturating_sub(bytes);
+        self.budget.used.fetch_sub(rest, Relaxed);
+        self.bytes -= rest;
     }
 }
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.bytes, Relaxed);
+        self.shrink_to(0);
     }
 }
 
@@ -84,12 +134,37 @@ mod tests {
     #[test]
     fn grants_end_at_the_limit_and_come_back() {
         let budget = Budget::new(100);
-        let grant = budget.take(60).unwrap();
+        let mut grant = budget.take(60).unwrap();
         assert_eq!(budget.take(41).unwrap_err(), Error::Full { limit_bytes: 100 });
         assert!(budget.take(u64::MAX).is_err());
-        assert_eq!(budget.used(), 60);
-        drop(grant);
-        assert_eq!(budget.take(100).unwrap().budget.used(), 100);
+        assert_eq!((budget.used(), budget.is_short()), (60, true));
+        grant.absorb(budget.take(40).unwrap());
+        assert!(budget.take(20).is_err());
+        assert_eq!((grant.bytes(), budget.used(), budget.is_short()), (100, 100, true));
+        grant.shrink_to(81);
+        assert!(budget.is_short());
+        grant.shrink_to(80);
+        grant.shrink_to(90);
+        assert_eq!((grant.bytes(), budget.used(), budget.is_short()), (80, 80, false));
+        let charged = budget.charge(1000);
+        assert!(budget.take(1).is_err());
+        drop((grant, charged));
+        assert_eq!(budget.take(100).unwrap().bytes(), 100);
         assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn a_loan_is_for_who_has_it_until_it_ends() {
+        let budget = Budget::new(100);
+        let (plain, lent) = (budget.purse(0), budget.purse(50));
+        let grant = lent.take(150).unwrap();
+        assert!(lent.clone().take(1).is_err() && plain.take(1).is_err());
+        drop(grant);
+        let grant = lent.take(120).unwrap();
+        assert_eq!(plain.take(1).unwrap_err(), plain.full());
+        lent.end_loan();
+        assert!(lent.take(1).is_err());
+        drop(grant);
+        assert_eq!(lent.take(100).unwrap().bytes(), 100);
     }
 }

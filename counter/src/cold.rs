@@ -16,10 +16,12 @@
 //! which that spill does not take away. **D4** A row whose id has a tomb stays in memory, whatever the file has: it came to be again.
 
 use crate::Error;
+use crate::budget::{Budget, Grant};
 use crate::space::Space;
 use crate::table::hash_of;
-use parking_lot::Mutex;
+use parking_lot::RwLock;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 /// Who keeps the rows below the line. All methods may be called from any thread.
@@ -36,34 +38,70 @@ pub trait Below: Send + Sync {
 }
 
 /// Ids whose rows below the line are dead, with the epoch in which they died. See D2.
-#[derive(Default)]
 pub(crate) struct Tombs {
-    ids: Mutex<BTreeMap<u64, u64>>,
+    /// Locked for a few of them at a time: readers ask here, too.
+    dead: RwLock<Dead>,
     len: AtomicUsize,
     epoch: AtomicU64,
 }
 
-/// What one tomb is counted as: two numbers, and its share of the tree's nodes.
-const TOMB_BYTES: u64 = 24;
+struct Dead {
+    ids: BTreeMap<u64, u64>,
+    grant: Grant,
+}
+
+/// What one tomb is counted as: two numbers, and its share of the tree's nodes, two thirds full.
+const TOMB_BYTES: u64 = 40;
+/// Tombs that are visited while they are locked.
+const TOMBS_AT_ONCE: usize = 64;
 
 impl Tombs {
-    pub(crate) fn holds(&self, id: u64) -> bool {
-        self.len.load(SeqCst) > 0 && self.ids.lock().contains_key(&id)
+    pub(crate) fn new(budget: &Arc<Budget>) -> Tombs {
+        let dead = Dead { ids: BTreeMap::new(), grant: budget.charge(0) };
+        Tombs { dead: RwLock::new(dead), len: AtomicUsize::new(0), epoch: AtomicU64::new(0) }
     }
 
-    pub(crate) fn add(&self, id: u64) {
-        let mut ids = self.ids.lock();
-        ids.insert(id, self.epoch.load(SeqCst));
-        self.len.store(ids.len(), SeqCst);
+    #[inline]
+    pub(crate) fn holds(&self, id: u64) -> bool {
+        self.len.load(SeqCst) > 0 && self.dead.read().ids.contains_key(&id)
+    }
+
+    /// Nobody is refused a deletion: so what it takes is counted, whatever the limit.
+    pub(crate) fn add(&self, id: u64, budget: &Arc<Budget>) {
+        let dead = &mut *self.dead.write();
+        dead.ids.insert(id, self.epoch.load(SeqCst));
+        if dead.ids.len() > self.len.load(SeqCst) {
+            dead.grant.absorb(budget.charge(TOMB_BYTES));
+        }
+        self.len.store(dead.ids.len(), SeqCst);
+    }
+
+    /// Hands those of a range to `f`, some at a time: id and epoch.
+    fn visit(&self, low: u64, last: u64, mut f: impl FnMut(u64, u64)) {
+        let mut next = Some(low);
+        while let Some(from) = next.filter(|&from| self.len.load(SeqCst) > 0 && from <= last) {
+            next = None;
+            for (&id, &epoch) in self.dead.read().ids.range(from..=last).take(TOMBS_AT_ONCE) {
+                f(id, epoch);
+                next = id.checked_add(1);
+            }
+        }
     }
 
     fn remove(&self, low: u64, last: u64, up_to: u64) {
-        let mut ids = self.ids.lock();
-        let dead: Vec<u64> = ids.range(low..=last).filter(|&(_, &epoch)| epoch <= up_to).map(|(&id, _)| id).collect();
-        for id in dead {
-            ids.remove(&id);
+        let mut dead = Vec::new();
+        self.visit(low, last, |id, epoch| dead.extend((epoch <= up_to).then_some(id)));
+        for ids in dead.chunks(TOMBS_AT_ONCE) {
+            let dead = &mut *self.dead.write();
+            for id in ids {
+                // It may have died again meanwhile.
+                if dead.ids.get(id).is_some_and(|&epoch| epoch <= up_to) {
+                    dead.ids.remove(id);
+                }
+            }
+            dead.grant.shrink_to(dead.ids.len() as u64 * TOMB_BYTES);
+            self.len.store(dead.ids.len(), SeqCst);
         }
-        self.len.store(ids.len(), SeqCst);
     }
 }
 
@@ -112,18 +150,15 @@ impl Space {
 
     /// Deleted ids whose rows may still be below the line, in a range.
     pub fn tombs_in(&self, low: u64, last: u64) -> Vec<u64> {
-        if self.tombs.len.load(SeqCst) == 0 {
-            return Vec::new();
-        }
-        self.tombs.ids.lock().range(low..=last).map(|(&id, _)| id).collect()
+        let mut ids = Vec::new();
+        self.tombs.visit(low, last, |id, _| ids.push(id));
+        ids
     }
 
     /// How many there are in a range, and their bytes.
     pub fn tombs_of(&self, low: u64, last: u64) -> (u64, u64) {
-        if self.tombs.len.load(SeqCst) == 0 {
-            return (0, 0);
-        }
-        let n = self.tombs.ids.lock().range(low..=last).count() as u64;
+        let mut n = 0;
+        self.tombs.visit(low, last, |_, _| n += 1);
         (n, n * TOMB_BYTES)
     }
 
@@ -135,7 +170,7 @@ impl Space {
     /// What lies below of `id` is dead: recovery.
     pub fn bury(&self, id: u64) {
         if id < self.cold_end() {
-            self.tombs.add(id);
+            self.tombs.add(id, &self.budget);
         }
     }
 

@@ -52,6 +52,19 @@ fn mix(x: u64, a: u64, b: u64) -> u64 {
     (x ^ (x >> 32)).wrapping_mul(b)
 }
 
+/// The seed of the `number`th table of a space (or segment of a table), from its secret: who has found out which ids meet in a bucket of one table knows
+/// nothing of the others.
+pub(crate) fn seed_of(secret: u64, number: u64) -> u64 {
+    let x = mix(secret ^ number.wrapping_mul(M1), M2, M3);
+    mix(x ^ (x >> 31) ^ secret, M4, M1)
+}
+
+/// A hash of an id, keyed.
+#[inline(always)]
+pub(crate) fn hash_by(seed: u64, id: u64) -> u64 {
+    mix(id ^ seed, M1, M4)
+}
+
 /// The high bits of `x`, spread evenly over `0..n`.
 #[inline(always)]
 fn reduce(x: u64, n: u64) -> u64 {

@@ -133,6 +133,9 @@ impl Packed {
 }
 
 impl Layout {
+    /// What a layout takes for each field.
+    pub(crate) const FIELD_BYTES: usize = size_of::<Option<Inline>>() + size_of::<(u32, u64)>();
+
     pub(crate) fn new(schema: &Schema, remainder_bits: u32) -> Layout {
         let tag_rest_bits = remainder_bits + STATE_BITS - 8;
         let mut offset = tag_rest_bits;

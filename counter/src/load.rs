@@ -145,7 +145,7 @@ impl Space {
             let part = LoadPart {
                 range: *range,
                 frontier: head.frontier,
-                table: Table::new(&plan, shape.schema.clone(), self.seed, &self.budget)?,
+                table: self.new_table(&plan, shape.schema.clone(), &self.purse)?,
                 shape: shape.clone(),
                 queue: Vec::with_capacity(QUEUE),
                 values: Vec::with_capacity(QUEUE * shape.schema.width()),
@@ -180,7 +180,7 @@ impl Loader<'_> {
             if low > 0 {
                 let schema = space.schema();
                 let plan = Plan::new(&schema, 0, low - 1, FIRST_ROWS.min(space.rows_per_table));
-                tables.insert(0, (0, Table::new(&plan, schema, space.seed, &space.budget)?));
+                tables.insert(0, (0, space.new_table(&plan, schema, &space.purse)?));
             }
             match space.ring.rewrite(0, tables) {
                 Ok(empty) => space.ring.finish(&empty),

@@ -3,19 +3,22 @@
 //!   is too much for one table, so that memory per row stays near that of a full table;
 //! - *loose*: rolled before they were full, or opened when nothing was known of their ids; or grown for rows that did not come: once a table
 //!   [rests](Space::settle), any emptiness that is worth a rewrite is;
-//! - *dated*: packed by an older schema.
+//! - *dated*: packed by an older schema;
+//! - *worn*: rows went and others came, and the marks of those that went (see bucket.rs) lead misses on in vain.
 //!
 //! A rewrite opens the new tables, then moves row by row (see rolling's ring.rs). There is one at a time per space: memory exceeds its steady
-//! state by one table.
+//! state by one table. In a full space that is lent to a rewrite that gives it back (see budget.rs).
 //!
 //! **C1** Every closed table, and every part of a rewrite, can hold every id of its range (of the newest: every id that the table it replaces
 //! could hold). Only a newest table may lack a place for an id of its range, and that opens a further table.
 
 use crate::Error;
+use crate::budget::Purse;
 use crate::plan::Plan;
 use crate::space::{FIRST_ROWS, Space};
 use crate::table::{Table, hash_of};
 use rolling::{Entry, Slot};
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -47,7 +50,12 @@ const _: () = assert!(LOOSE * GROW < 1.0 && LOOSE_SMALL * GROW_SMALL < 1.0);
 /// ... but at rest it must be as full as one that rolls. A few rows may come before it is crowded then, so one into which a row comes now and then is
 /// not rewritten all the time: only a table at rest is, twice while a twentieth more rows come.
 const LOOSE_AT_REST: f64 = 0.99;
-/// A table of so few slots is not made smaller.
+/// The extend dictionary counts for looseness where it takes more than this part of the main segment's bytes: a small one would come again.
+const LOOSE_EXTEND: u64 = 16;
+/// A table is worn when so many of the misses that come to a bucket with a free slot go on from there. While nothing is deleted none does; when a table
+/// rolls one of all misses in nine goes on, from full ones.
+const WORN: f64 = 0.15;
+/// A spilled table of so few slots is not made smaller.
 const LEAST_SLOTS: u64 = 4096;
 /// Rows of a table for ids far below all others.
 const STRAY_ROWS: u64 = 64;
@@ -57,6 +65,8 @@ pub(crate) struct Rewrite {
     old: Arc<Slot<Table>>,
     next_bucket: u64,
     reason: Reason,
+    /// What the new tables take their memory from.
+    purse: Purse,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,13 +74,18 @@ enum Reason {
     Crowded,
     Loose,
     Dated,
+    Worn,
 }
+
+/// A table, and why it should be rewritten.
+type Candidate<'a> = (&'a Entry<Table>, Reason);
 
 impl Space {
     /// Whether [`Space::maintain`] may find something to do.
     pub fn wants_maintenance(&self) -> bool {
         self.stirred.load(Relaxed)
             || self.rewriting.try_lock().is_none_or(|rewrite| rewrite.is_some())
+            || self.retired.try_lock().is_none_or(|retired| !retired.is_empty())
             || self.frontier.high().is_some_and(|high| self.aside.may_hold(high))
     }
 
@@ -79,7 +94,19 @@ impl Space {
     pub fn maintain(&self) -> bool {
         let drained = self.drain_aside() > 0;
         let advanced = self.frontier.should_advance(self.aside.len()) && self.advance();
-        self.rewrite_step(STEP_ROWS) || drained || advanced
+        let freed = self.free_retired();
+        self.rewrite_step(STEP_ROWS) || drained || advanced || freed
+    }
+
+    /// Frees the replaced tables that no reader has any more; whether there were any.
+    fn free_retired(&self) -> bool {
+        let mut retired = self.retired.lock();
+        // Nobody can get at them who has not got at them already.
+        let (free, held) = retired.drain(..).partition(|slot| Arc::strong_count(slot) == 1);
+        *retired = held;
+        drop(retired);
+        let free: Vec<Arc<Slot<Table>>> = free;
+        !free.is_empty()
     }
 
     /// Whether the background work that was done last is one that writers wait for: a table is crowded. Of any other work the thread that does it
@@ -97,9 +124,11 @@ impl Space {
         self.stirred.store(true, Relaxed);
     }
 
-    /// A writer's contribution, if nobody else is at it.
+    /// A writer's contribution, if nobody else is at it, and there is memory.
     pub(crate) fn help(&self) {
-        self.rewrite_step(HELP_ROWS);
+        if self.budget.used() < self.refused_at.load(Relaxed) {
+            self.rewrite_step(HELP_ROWS);
+        }
     }
 
     /// For a writer who found no place in a table that cannot be extended any more: a step of background work, or a wait while
@@ -122,8 +151,12 @@ impl Space {
             match self.begin_rewrite() {
                 Ok(rewrite) => *rewriting = rewrite,
                 // No memory to rewrite with; the next event asks again.
-                Err(_) => return false,
+                Err(_) => {
+                    self.refused_at.store(self.budget.used(), Relaxed);
+                    return false;
+                }
             }
+            self.refused_at.store(u64::MAX, Relaxed);
         }
         let Some(rewrite) = &mut *rewriting else { return false };
         let hurries = rewrite.reason == Reason::Crowded;
@@ -150,33 +183,39 @@ impl Space {
         // span of the new one would have no place anywhere: their writers would try for ever.
         let _rolling = self.rolling.lock();
         let tables = self.ring.load();
-        let mut worst = None;
-        for entry in tables.entries().iter().filter(|e| e.drains().is_none()) {
-            let Some(reason) = self.reason(entry) else { continue };
-            let weight = (reason == Reason::Crowded, entry.table().extend_rows());
-            if worst.is_none_or(|(_, _, most)| weight > most) {
-                worst = Some((entry, reason, weight));
+        let whole = || tables.entries().iter().filter(|entry| entry.drains().is_none());
+        let mut wanted: Vec<Candidate<'_>> = whole().filter_map(|entry| Some((entry, self.reason(entry)?))).collect();
+        wanted.sort_by_key(|(entry, reason)| Reverse((*reason == Reason::Crowded, entry.table().extend_rows())));
+        // One that was found loose or worn would not be looked at again soon: so only as many are looked at as it takes.
+        let loose = whole().filter(|entry| self.is_loose(entry)).map(|entry| (entry, Reason::Loose));
+        let worn = whole().filter(|entry| entry.table().is_worn(WORN)).map(|entry| (entry, Reason::Worn));
+        let mut refused = None;
+        for (entry, reason) in wanted.into_iter().chain(loose).chain(worn) {
+            let parts = self.parts(entry, reason);
+            match self.replace(entry, &parts, reason) {
+                Ok(Some(rewrite)) => return Ok(Some(rewrite)),
+                Ok(None) => {}
+                // Another one may need less, or give some back.
+                Err(error) => refused = Some(error),
             }
         }
-        // One that was found loose would not be looked at again soon: so the first one is taken.
-        let loose = || tables.entries().iter().find(|entry| entry.drains().is_none() && self.is_loose(entry));
-        let worst = worst.map(|(entry, reason, _)| (entry, reason));
-        let worst = worst.or_else(|| loose().map(|entry| (entry, Reason::Loose)));
-        let Some((entry, reason)) = worst else { return Ok(None) };
-        let schema = self.schema();
-        let low = entry.slot().low();
-        let parts = self
-            .parts(entry, reason)
-            .into_iter()
-            .map(|(low, plan)| Ok((low, Table::new(&plan, schema.clone(), self.seed, &self.budget)?)));
-        let parts = parts.collect::<Result<Vec<_>, Error>>()?;
-        Ok(self.ring.rewrite(low, parts).ok().map(|old| Rewrite { old, next_bucket: 0, reason }))
+        refused.map_or(Ok(None), Err)
+    }
+
+    /// Begins to replace a table by parts: the lowest id and the plan of each.
+    fn replace(&self, entry: &Entry<Table>, parts: &[(u64, Plan)], reason: Reason) -> Result<Option<Rewrite>, Error> {
+        let (schema, low) = (self.schema(), entry.slot().low());
+        let (old, new) = (entry.table().bytes(), parts.iter().map(|part| part.1.bytes(&schema)).sum::<u64>());
+        // What must come out of the old table's extend and aux dictionaries fits in what is lent, too.
+        let lent = if new <= entry.table().main_bytes() + entry.table().extend_bytes() { old } else { 0 };
+        let purse = self.budget.purse(lent);
+        let tables = parts.iter().map(|(low, plan)| Ok((*low, self.new_table(plan, schema.clone(), &purse)?)));
+        let tables = tables.collect::<Result<Vec<_>, Error>>()?;
+        Ok(self.ring.rewrite(low, tables).ok().map(|old| Rewrite { old, next_bucket: 0, reason, purse }))
     }
 
     /// Rewrites the tables that begin in `low..=last` and are mostly empty, at once: their rows have gone below.
     pub(crate) fn shrink(&self, low: u64, last: u64) -> Result<(), Error> {
-        // Until the old table is gone the new one needs memory, and there may be none left.
-        let _more = self.budget.stretch();
         let mut rewriting = self.rewriting.lock();
         if let Some(rewrite) = &mut *rewriting {
             while !self.move_rows(rewrite, usize::MAX)? {}
@@ -193,40 +232,39 @@ impl Space {
             let Some(entry) = tables.find(low).filter(|e| e.slot().low() == low) else { continue };
             let rows = (entry.table().rows() * 3 / 2).max(STRAY_ROWS);
             let plan = Plan::new(&self.schema(), low, entry.slot().last(), rows);
-            let table = Table::new(&plan, self.schema(), self.seed, &self.budget)?;
+            let Some(rewrite) = self.replace(entry, &[(low, plan)], Reason::Loose)? else { continue };
             drop(tables);
-            let Ok(old) = self.ring.rewrite(low, vec![(low, table)]) else { continue };
-            let rewrite = rewriting.insert(Rewrite { old, next_bucket: 0, reason: Reason::Loose });
+            let rewrite = rewriting.insert(rewrite);
             while !self.move_rows(rewrite, usize::MAX)? {}
             *rewriting = None;
+            self.free_retired();
         }
         Ok(())
     }
 
-    /// Why a table should be rewritten, but for looseness.
+    /// Why a table should be rewritten, as can be seen at a glance.
     fn reason(&self, entry: &Entry<Table>) -> Option<Reason> {
         let table = entry.table();
-        let (rows, extend) = (table.rows(), table.extend_rows());
-        let newest = entry.slot().last() == u64::MAX;
-        let crowded = extend >= CROWDED_EXTEND_LEAST.max(rows / CROWDED_EXTEND)
-            || rows as f64 > CROWDED_FILL * table.slots() as f64;
-        // A newest table that fills in order rolls.
-        if crowded && !(newest && table.rises()) {
+        if is_crowded(entry) {
             return Some(Reason::Crowded);
         }
-        (**table.schema() != *self.schema()).then_some(Reason::Dated)
+        // By the schema of today every field that lives has its bits: a value without was written by somebody who had not heard that its field was dropped.
+        (**table.schema() != *self.schema() || table.has_outside()).then_some(Reason::Dated)
     }
 
     /// Whether a table has room that it does not need. Looks closely only if much has changed since the last time, or if it rests.
     fn is_loose(&self, entry: &Entry<Table>) -> bool {
         let table = entry.table();
-        let rests = table.take_rest() && (table.rows() as f64) < LOOSE_AT_REST * table.roll_at() as f64;
-        if entry.slot().last() == u64::MAX || !(table.review() | rests) {
+        let fills = |most: f64| table.rows() as f64 >= most * table.roll_at() as f64 && !is_idle_extension(table);
+        let rests = table.take_rest() && !fills(LOOSE_AT_REST);
+        // Then there is none to grow with, either.
+        let needed = self.budget.is_short() && !fills(LOOSE);
+        if entry.slot().last() == u64::MAX || !(table.review() | rests | needed) {
             return false;
         }
         let loose = match rests {
             true => LOOSE_AT_REST,
-            false if self.is_small(table.rows()) => LOOSE_SMALL,
+            false if self.is_small(table.rows()) && !needed => LOOSE_SMALL,
             false => LOOSE,
         };
         self.would_take(entry) < loose
@@ -236,9 +274,8 @@ impl Space {
     fn would_take(&self, entry: &Entry<Table>) -> f64 {
         let schema = self.schema();
         let tight: u64 = self.parts(entry, Reason::Loose).iter().map(|(_, plan)| plan.bytes(&schema)).sum();
-        // Of its main segment: the extension, if it matters, makes a table crowded.
-        let bytes = entry.table().bucket_bytes() - entry.table().extend_bytes();
-        tight as f64 / bytes as f64
+        let (main, extend) = (entry.table().main_bytes(), entry.table().extend_bytes());
+        tight as f64 / (main + if is_idle_extension(entry.table()) { extend } else { 0 }) as f64
     }
 
     /// Whether a table of so many rows may take more memory than it needs: it is small, or all that the space has fits in one full table.
@@ -269,7 +306,7 @@ impl Space {
             // Not beyond a full table, so that it is not loose when the space is small no more.
             Reason::Crowded if self.is_small(rows) => (now * GROW_SMALL).min(most).max(now * GROW),
             Reason::Crowded => now * GROW,
-            Reason::Loose | Reason::Dated => now,
+            Reason::Loose | Reason::Dated | Reason::Worn => now,
         };
         let pieces = if target <= most * 1.25 { 1 } else { (target / most).ceil().max(2.0) as usize };
         // An unordered space: its ids lie below the highest known one, and some way beyond. What comes above that gets a small
@@ -347,8 +384,25 @@ impl Space {
             return Ok(false);
         }
         self.ring.finish(&rewrite.old);
+        rewrite.purse.end_loan();
+        self.retired.lock().push(rewrite.old.clone());
         Ok(true)
     }
+}
+
+/// Whether more rows came into a table's range than it was made for.
+pub(crate) fn is_crowded(entry: &Entry<Table>) -> bool {
+    let table = entry.table();
+    let (rows, extend) = (table.rows(), table.extend_rows());
+    let crowded =
+        extend >= CROWDED_EXTEND_LEAST.max(rows / CROWDED_EXTEND) || rows as f64 > CROWDED_FILL * table.slots() as f64;
+    // A newest table that fills in order rolls.
+    crowded && !(entry.slot().last() == u64::MAX && table.rises())
+}
+
+/// Whether a table has a large extend dictionary and has not much in it.
+fn is_idle_extension(table: &Table) -> bool {
+    table.extend_bytes() > table.main_bytes() / LOOSE_EXTEND && table.extend_rows() < table.extend_slots() / 4
 }
 
 #[cfg(test)]
@@ -409,5 +463,115 @@ mod tests {
             assert!(rewrite.join().unwrap());
         });
         assert_ne!(newest(), before, "nothing was to be rewritten: the test shows nothing");
+    }
+
+    fn space_of(schema: &str, rows_per_table: u64) -> Space {
+        Space::new(Options { rows_per_table, ..Options::new(Schema::parse(schema).unwrap()) }).unwrap()
+    }
+
+    /// A rewrite waits for a writer who is inside, and with it all writers of that range; but no reader does, of rows that are there or are not.
+    #[test]
+    fn no_reader_waits_for_a_rewrite_to_begin() {
+        let space = space_of("a:12", 1000);
+        (0..100u64).for_each(|id| _ = space.set(id * 10, &[(0, 1)]).unwrap());
+        space.alter(&Alteration::Add { name: "b".to_owned(), width: 3 }).unwrap();
+        let (inside, leave) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                space.ring.write(7, 0, |_| {
+                    inside.wait();
+                    leave.wait();
+                })
+            });
+            inside.wait();
+            let before = space.ring.load_full();
+            let rewrite = s.spawn(|| space.maintain());
+            // Until it has shut the table.
+            while before.newest().slot().is_open() {
+                assert!(!rewrite.is_finished());
+                std::thread::yield_now();
+            }
+            let (ids, mut rows, mut found) = ((0..1000).collect::<Vec<u64>>(), vec![], vec![]);
+            space.get_batch(&ids, &mut rows, &mut found);
+            assert!(ids.iter().all(|&id| space.exists(id) == (id % 10 == 0) && found[id as usize] == (id % 10 == 0)));
+            assert!(!rewrite.is_finished());
+            leave.wait();
+            assert!(rewrite.join().unwrap());
+        });
+    }
+
+    /// A reader may be the last who has a table that was replaced. To unmap it is not his work.
+    #[test]
+    fn a_replaced_table_is_freed_in_the_background() {
+        let space = space_of("a:12", 1000);
+        (0..100u64).for_each(|id| _ = space.set(id * 10, &[(0, 1)]).unwrap());
+        let before = space.memory_bytes();
+        space.alter(&Alteration::Add { name: "b".to_owned(), width: 3 }).unwrap();
+        let tables = space.ring.load_full();
+        while space.maintain() {}
+        assert!(space.tables()[0].schema == "a:12 b:3" && space.wants_maintenance());
+        assert!(space.memory_bytes() >= 2 * before - 8192, "as long as somebody reads there are two");
+        drop(tables);
+        assert!(space.memory_bytes() >= 2 * before - 8192, "nor when he has read");
+        assert!(space.maintain() && space.memory_bytes() < before + 8192);
+        assert!(!space.maintain() && !space.wants_maintenance());
+    }
+
+    /// A large extend dictionary that deletions have emptied.
+    #[test]
+    fn an_emptied_extend_dictionary_is_given_back() {
+        let space = space_of("a:60 b:60", 64);
+        let busy = space.rewriting.lock();
+        let rows = if cfg!(miri) { 400 } else { 20_000u64 };
+        let ids: Vec<u64> = (1..rows).map(|i| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 30) + 1).collect();
+        ids.iter().for_each(|&id| _ = space.set(id, &[(0, 1)]).unwrap());
+        ids[30..].iter().for_each(|&id| assert!(space.delete(id)));
+        drop(busy);
+        let full = space.memory_bytes();
+        for _ in 0..3 {
+            space.settle();
+            while space.maintain() {}
+        }
+        let (left, tables) = (space.memory_bytes(), space.tables().len() as u64);
+        assert!(left < full && left < 16_000 * tables, "{left} of {full} bytes for 30 rows: {:#?}", space.tables());
+        assert!(ids[..30].iter().all(|&id| space.exists(id)));
+    }
+
+    /// Somebody who writes has looked at the schema before, and a field may be dropped between. What he leaves in a table that has no bits for it is
+    /// no more than rubbish, but it makes all readers of fields without bits ask for it.
+    #[test]
+    fn a_value_that_came_after_its_field_was_dropped_is_thrown_away() {
+        let space = space_of("a:12 b:8", 1000);
+        (0..100u64).for_each(|id| _ = space.set(id * 10, &[(0, 1), (1, 2)]).unwrap());
+        space.alter(&Alteration::Drop { name: "b".to_owned() }).unwrap();
+        while space.maintain() {}
+        let outside = || space.ring.load().entries().iter().any(|entry| entry.table().has_outside());
+        assert!(!outside());
+        let late = |entry: &Entry<Table>| entry.table().store(70, entry.table().locate(70), [(1, 5)].into_iter());
+        space.ring.write(70, hash_of(70), late).unwrap().unwrap();
+        assert!(outside());
+        for _ in 0..2 {
+            space.settle();
+            while space.maintain() {}
+        }
+        let entries: u64 = space.tables().iter().map(|table| table.aux_entries).sum();
+        assert!(!outside() && entries == 0);
+        let mut row = [9; 2];
+        assert!((0..100u64).all(|id| space.get(id * 10, &mut row) && row == [1, 0]));
+    }
+
+    /// Whoever has found out which ids meet in a bucket of one table has not found out which do in another, of the same shape.
+    #[test]
+    fn ids_that_meet_in_one_table_do_not_in_another() {
+        let space = space_of("a:12", 1000);
+        let plan = Plan::new(&space.schema(), 0, 1 << 20, 10_000);
+        let table = || space.new_table(&plan, space.schema(), &space.purse).unwrap();
+        let (one, other) = (table(), table());
+        let meet: Vec<u64> = (0..1 << 20).filter(|&id| one.home(id).unwrap().bucket == 7).collect();
+        let there: std::collections::HashSet<u64> = meet.iter().map(|&id| other.home(id).unwrap().bucket).collect();
+        let buckets = one.main_buckets() as f64;
+        // As many as so many random numbers.
+        let expected = buckets * (1.0 - (1.0 - 1.0 / buckets).powi(meet.len() as i32));
+        assert!(meet.len() > 500 && there.len() as f64 > expected * 0.9, "{} in {}", meet.len(), there.len());
     }
 }

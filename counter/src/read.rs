@@ -7,7 +7,7 @@ use crate::Schema;
 use crate::space::{Shape, Space};
 use crate::table::{Row, Table};
 use arc_swap::Guard;
-use rolling::{Entry, Tables};
+use rolling::Tables;
 use std::sync::Arc;
 
 /// A view for one batch of reads; see [`Space::read`].
@@ -17,12 +17,6 @@ pub struct Read<'a> {
     pub(crate) tables: Guard<Arc<Tables<Table>>>,
     /// Whether rows that are not in memory count.
     pub(crate) below: bool,
-}
-
-/// Whether a miss in this entry is final. (A roll may have moved the entry's end below `id` since the snapshot was taken.)
-#[inline(always)]
-pub(crate) fn is_current(entry: &Entry<Table>, id: u64) -> bool {
-    !entry.slot().is_closed() && id <= entry.slot().last()
 }
 
 impl<'a> Read<'a> {
@@ -72,7 +66,7 @@ impl<'a> Read<'a> {
             if let Some(result) = entry.table().read(id, &mut inside) {
                 return Some(result);
             }
-            if is_current(entry, id) {
+            if !entry.slot().has_moved(id) {
                 return if self.may_lie_below(id) { self.space.look_below(id, values) } else { None };
             }
             self.tables = self.space.ring.load();

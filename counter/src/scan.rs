@@ -1,9 +1,10 @@
 //! Scanning: some rows at a time, by a cursor that the caller keeps and the space does not remember.
 //!
-//! A cursor names a table, by a hash of its range and size, and a bucket of it. If the table has been rewritten or has gone since, the
+//! A cursor names a table, by a hash of its seed, range and size, and a bucket of it. If the table has been rewritten or has gone since, the
 //! scan begins anew at the space's first table: rows may come twice, and none that is there all the time is missed.
 
-use crate::space::Space;
+use crate::key::{hash_by, seed_of};
+use crate::space::{Space, all_tables};
 use crate::table::Table;
 
 /// A cursor has so many bits: 32 for the bucket, the others for the table.
@@ -12,11 +13,19 @@ const BUCKET_BITS: u32 = 32;
 /// Buckets that one call looks at for each row that it is to give, at most.
 const BUCKETS_PER_ROW: u64 = 16;
 
-/// 23 bits, never 0.
-fn name_of(table: &Table) -> u64 {
+/// Names of a table: one that another table bears, too, is not used for it.
+const NAMES: u64 = 4;
+
+/// The `turn`th name of a table: 23 bits, never 0.
+fn name_of(table: &Table, turn: u64) -> u64 {
     let (low, last) = table.span();
-    let mixed = crate::table::hash_of(low ^ last.rotate_left(17) ^ table.buckets().rotate_left(40));
-    (mixed >> (64 - (CURSOR_BITS - BUCKET_BITS))).max(1)
+    let shape = low ^ last.rotate_left(17) ^ table.buckets().rotate_left(40);
+    (hash_by(seed_of(table.seed(), turn), shape) >> (64 - (CURSOR_BITS - BUCKET_BITS))).max(1)
+}
+
+/// The table that is meant by a name.
+fn named(tables: &[&Table], name: u64) -> Option<usize> {
+    (0..NAMES).find_map(|turn| tables.iter().position(|table| name_of(table, turn) == name))
 }
 
 impl Space {
@@ -27,13 +36,9 @@ impl Space {
         let (wanted, mut bucket) = (cursor >> BUCKET_BITS, cursor & ((1 << BUCKET_BITS) - 1));
         let mut given = 0;
         let tables = self.ring.load_full();
-        // A table that is drained comes before the one that it is drained into: so rows move only ahead of the scan.
-        let all = tables
-            .entries()
-            .iter()
-            .flat_map(|entry| entry.drains().map(|old| old.table()).into_iter().chain([entry.table()]));
-        let all: Vec<&Table> = all.collect();
-        let start = all.iter().position(|table| cursor != 0 && name_of(table) == wanted);
+        // A table that is drained comes before those that it is drained into, and once: so rows move only ahead of the scan, and it ends.
+        let all: Vec<&Table> = all_tables(&tables).collect();
+        let start = if cursor == 0 { None } else { named(&all, wanted) };
         if start.is_none() {
             bucket = 0;
             self.aside.for_each(|id, _| {
@@ -43,10 +48,14 @@ impl Space {
         }
         let mut room = Vec::new();
         let mut looked = 0;
-        for table in &all[start.unwrap_or(0)..] {
+        for (i, table) in all.iter().enumerate().skip(start.unwrap_or(0)) {
             while bucket < table.buckets() {
                 if given >= most || looked >= most.saturating_mul(BUCKETS_PER_ROW) {
-                    return name_of(table) << BUCKET_BITS | bucket.min((1 << BUCKET_BITS) - 1);
+                    let name = (0..NAMES).map(|turn| name_of(table, turn)).find(|&name| named(&all, name) == Some(i));
+                    // Without a name of its own, which does not happen, it is given whole.
+                    if let Some(name) = name {
+                        return name << BUCKET_BITS | bucket.min((1 << BUCKET_BITS) - 1);
+                    }
                 }
                 table.visit(bucket, shape.living, width, &mut room, |id, _, _| {
                     given += 1;

@@ -5,14 +5,13 @@
 
 use crate::Error;
 use crate::bucket::{Bucket, Narrow};
-use crate::budget::{Budget, Grant};
+use crate::budget::{Grant, Purse};
 use crate::key::{Home, Keys, PROBES};
 use crate::layout::{Layout, USUAL_WORDS};
 use crate::plan::Plan;
 use crate::schema::Schema;
 use crate::trace::{self, Step};
 use rolling::Words;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// See the top of the file.
@@ -23,7 +22,7 @@ pub(crate) struct Segment {
     pub(crate) rows: AtomicU64,
     /// The position of slot 0 of bucket 0.
     pub(crate) first_position: u64,
-    _grant: Grant,
+    grant: Grant,
 }
 
 /// What a search in one segment found.
@@ -40,23 +39,28 @@ impl Segment {
         schema: &Schema,
         seed: u64,
         first_position: u64,
-        budget: &Arc<Budget>,
+        purse: &Purse,
     ) -> Result<Segment, Error> {
         let layout = Layout::new(schema, plan.remainder_bits);
         if first_position + plan.buckets * layout.slots as u64 >= 1 << 32 {
-            return Err(budget.full());
+            return Err(purse.full());
         }
         // And one more, for whoever reads a word and its next without asking whether it needs that.
         let words = plan.buckets as usize * layout.words + 1;
-        let grant = budget.take(words as u64 * 8)?;
+        let grant = purse.take(Segment::fixed_bytes(schema) + Words::bytes_of(words) as u64)?;
         Ok(Segment {
             keys: Keys::new(plan.base, plan.buckets, plan.remainder_bits, seed),
             layout,
             words: Words::zeroed(words).map_err(|_| Error::NoMemory)?,
             rows: AtomicU64::new(0),
             first_position,
-            _grant: grant,
+            grant,
         })
+    }
+
+    /// Bytes of what is the same for any number of buckets.
+    fn fixed_bytes(schema: &Schema) -> u64 {
+        (size_of::<Segment>() + schema.width() * Layout::FIELD_BYTES) as u64
     }
 
     #[inline(always)]
@@ -95,8 +99,9 @@ impl Segment {
         self.keys.buckets() * self.layout.slots as u64
     }
 
+    /// All bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        self.words.size_bytes() as u64
+        self.grant.bytes()
     }
 
     #[inline(always)]

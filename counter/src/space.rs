@@ -7,8 +7,9 @@
 //!
 //! Reads are in read.rs, writes in write.rs, background work in maintain.rs; this file has what they share.
 
-use crate::budget::{Budget, Grant};
+use crate::budget::{Budget, Grant, Purse};
 use crate::cold::{Below, Tombs};
+use crate::key::seed_of;
 use crate::maintain::Rewrite;
 use crate::plan::Plan;
 use crate::read::Read;
@@ -17,7 +18,7 @@ use crate::table::Table;
 use crate::{Error, Field};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use rolling::{Aside, Frontier, Ring};
+use rolling::{Aside, Frontier, Ring, Slot, Tables};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, OnceLock};
 
@@ -34,7 +35,8 @@ pub struct Options {
     /// Rows after which a table rolls, or is split. More means fewer tables; a table is the unit of a spill, and is copied when
     /// it is rewritten. Default 1,048,576.
     pub rows_per_table: u64,
-    /// Bytes that the space may take, everything counted; beyond them writes that need memory fail with [`Error::Full`]. Default 16 GiB.
+    /// Bytes that the space may take, everything counted; beyond them writes that need memory fail with [`Error::Full`]. While a table is replaced
+    /// by a smaller one it may be more by that one. Default 16 GiB.
     pub memory_limit_bytes: u64,
     /// Ids further than this above the highest one are refused. Default: none are.
     pub max_ahead: Option<u64>,
@@ -64,7 +66,24 @@ pub(crate) struct AsideRow {
     pub(crate) values: Vec<i64>,
     /// Writes so far, for the frontier's start.
     pub(crate) writes: u32,
-    pub(crate) _grant: Grant,
+    pub(crate) grant: Grant,
+}
+
+impl AsideRow {
+    /// What a row of so many values is counted as: it, its key, and its share of the map's nodes.
+    pub(crate) fn bytes(width: usize) -> u64 {
+        144 + 8 * width as u64
+    }
+
+    /// Sets values of a row that has so many from now on.
+    pub(crate) fn set(&mut self, width: usize, cells: &[(usize, i64)]) {
+        self.values.reserve_exact(width - self.values.len());
+        self.values.resize(width, 0);
+        self.writes = self.writes.saturating_add(1);
+        for &(field, value) in cells {
+            self.values[field] = value;
+        }
+    }
 }
 
 /// The schema, and what readers need of it at hand.
@@ -90,19 +109,27 @@ pub struct Space {
     pub(crate) frontier: Frontier,
     pub(crate) aside: Aside<AsideRow>,
     pub(crate) budget: Arc<Budget>,
+    /// What tables take their memory from, but for those of a rewrite.
+    pub(crate) purse: Purse,
     pub(crate) rows_per_table: u64,
     pub(crate) max_aside: usize,
     /// Ids for which the aside had no room, until they are asked where the frontier should be.
     pub(crate) turned_away: Mutex<Vec<u64>>,
-    pub(crate) seed: u64,
+    seed: u64,
+    /// Tables that were made: each has a seed of its own.
+    tables_made: AtomicU64,
     /// Held while a table is opened above the newest.
     pub(crate) rolling: Mutex<()>,
     /// Held by whoever does background work; the rewrite under way.
     pub(crate) rewriting: Mutex<Option<Rewrite>>,
+    /// Tables that were replaced, while a reader may still have them: none is to unmap what he has just read.
+    pub(crate) retired: Mutex<Vec<Arc<Slot<Table>>>>,
     /// The rewrite that was worked at last is of a crowded table.
     pub(crate) hurries: AtomicBool,
     /// Something has happened that background work may want to look at.
     pub(crate) stirred: AtomicBool,
+    /// Bytes in use when there was no memory to begin a rewrite with: until some come back writers need not try.
+    pub(crate) refused_at: AtomicU64,
     /// Serialises changes of the schema.
     altering: Mutex<()>,
     /// Who keeps rows that are not in memory, once there is somebody.
@@ -119,27 +146,37 @@ impl Space {
         let shape = Shape::new(options.schema);
         let rows_per_table = options.rows_per_table.clamp(1, 1 << 31);
         let plan = Plan::new(&shape.schema, 0, u64::MAX, FIRST_ROWS.min(rows_per_table));
-        let first = Table::new(&plan, shape.schema.clone(), options.seed, &budget)?;
+        let purse = budget.purse(0);
+        let first = Table::new(&plan, shape.schema.clone(), seed_of(options.seed, 0), &purse)?;
         Ok(Space {
             living: AtomicU64::new(shape.living),
             shape: ArcSwap::new(shape),
             ring: Ring::new(0, first),
             frontier: Frontier::new(options.max_ahead, options.max_aside),
             aside: Aside::default(),
+            tombs: Tombs::new(&budget),
             budget,
+            purse,
             rows_per_table,
             max_aside: options.max_aside,
             turned_away: Mutex::default(),
             seed: options.seed,
+            tables_made: AtomicU64::new(1),
             rolling: Mutex::new(()),
             rewriting: Mutex::new(None),
+            retired: Mutex::default(),
             hurries: AtomicBool::new(false),
             stirred: AtomicBool::new(false),
+            refused_at: AtomicU64::new(u64::MAX),
             altering: Mutex::new(()),
             below: OnceLock::new(),
             cold_end: AtomicU64::new(0),
-            tombs: Tombs::default(),
         })
+    }
+
+    /// A table that nobody else knows yet.
+    pub(crate) fn new_table(&self, plan: &Plan, schema: Arc<Schema>, purse: &Purse) -> Result<Table, Error> {
+        Table::new(plan, schema, seed_of(self.seed, self.tables_made.fetch_add(1, Relaxed)), purse)
     }
 
     /// The schema as it is now.
@@ -220,21 +257,11 @@ impl Space {
     pub fn rows(&self) -> u64 {
         let tables = self.ring.load();
         let mut rows = self.aside.len() as u64;
-        let mut last_drained = std::ptr::null();
-        for entry in tables.entries() {
-            rows += entry.table().rows();
-            if let Some(old) = entry.drains() {
-                // Several parts drain one table.
-                if !std::ptr::eq(old, last_drained) {
-                    rows += old.table().rows();
-                }
-                last_drained = old;
-            }
-        }
+        all_tables(&tables).for_each(|table| rows += table.rows());
         rows
     }
 
-    /// Bytes taken: tables, extend and aux dictionaries, the aside. Counted when mapped, touched or not.
+    /// Bytes taken: tables, extend and aux dictionaries, the aside, deleted ids whose rows lie below the line. Counted when mapped, touched or not.
     pub fn memory_bytes(&self) -> u64 {
         self.budget.used()
     }
@@ -255,4 +282,14 @@ impl Space {
         let at = schema.index_of(name).ok_or_else(|| Error::NoField(String::from_utf8_lossy(name).into_owned()))?;
         Ok((at, schema.fields()[at].clone()))
     }
+}
+
+/// All tables, by rising ids; one that is drained before those that it is drained into, once.
+pub(crate) fn all_tables(tables: &Tables<Table>) -> impl Iterator<Item = &Table> {
+    let mut before = std::ptr::null();
+    tables.entries().iter().flat_map(move |entry| {
+        let drained = entry.drains().filter(|&old| !std::ptr::eq(old, before));
+        before = entry.drains().map_or(std::ptr::null(), std::ptr::from_ref);
+        drained.map(Slot::table).into_iter().chain([entry.table()])
+    })
 }

@@ -48,8 +48,10 @@ pub struct TableStats {
     pub bucket_slots: usize,
     /// The schema of its rows.
     pub schema: String,
-    /// Rows of a replaced table that have not moved here yet (counted for the first of several parts only).
+    /// Rows of a replaced table that have not moved here yet, and all bytes of that table (counted for the first of several parts only).
     pub draining_rows: u64,
+    /// See there.
+    pub draining_bytes: u64,
 }
 
 /// What [`Space::ranges`] says of a table.
@@ -69,30 +71,38 @@ impl Space {
     /// Statistics of all tables, oldest first. Looks at some hundred buckets of each.
     pub fn tables(&self) -> Vec<TableStats> {
         let tables = self.ring.load();
-        let mut drained = std::ptr::null();
+        let mut before = std::ptr::null();
         let stats = tables.entries().iter().map(|entry| {
-            let draining_rows = entry.drains().map_or(0, |old| match std::ptr::eq(old, drained) {
-                true => 0,
-                false => {
-                    drained = old;
-                    old.table().rows()
-                }
-            });
-            let stats = entry.table().stats();
-            TableStats { low: entry.slot().low(), last: entry.slot().last(), draining_rows, ..stats }
+            let old = entry.drains().filter(|&old| !std::ptr::eq(old, before)).map(rolling::Slot::table);
+            before = entry.drains().map_or(std::ptr::null(), std::ptr::from_ref);
+            TableStats {
+                low: entry.slot().low(),
+                last: entry.slot().last(),
+                draining_rows: old.map_or(0, Table::rows),
+                draining_bytes: old.map_or(0, Table::bytes),
+                ..entry.table().stats()
+            }
         });
         stats.collect()
     }
 
     /// The id ranges of all tables, oldest first, with what is in memory of each: cheap, for those who look often.
     pub fn ranges(&self) -> Vec<RangeStats> {
-        let range = |entry: &rolling::Entry<Table>| RangeStats {
-            low: entry.slot().low(),
-            last: entry.slot().last(),
-            rows: entry.table().rows() + entry.drains().map_or(0, |old| old.table().rows()),
-            bytes: entry.table().bucket_bytes() + entry.table().aux_size().1,
+        let tables = self.ring.load();
+        let mut before = std::ptr::null();
+        let range = |entry: &rolling::Entry<Table>| {
+            // Whichever part its rows are in: it counts for the first one.
+            let drained = entry.drains().filter(|&old| !std::ptr::eq(old, before)).map(rolling::Slot::table);
+            before = entry.drains().map_or(std::ptr::null(), std::ptr::from_ref);
+            let both = || [Some(entry.table()), drained].into_iter().flatten();
+            RangeStats {
+                low: entry.slot().low(),
+                last: entry.slot().last(),
+                rows: both().map(Table::rows).sum(),
+                bytes: both().map(Table::bytes).sum(),
+            }
         };
-        self.ring.load().entries().iter().map(range).collect()
+        tables.entries().iter().map(range).collect()
     }
 
     /// Rows after which a table rolls.
@@ -134,7 +144,7 @@ impl Table {
             below * 100 >= total * 99
         });
         let (aux_entries, aux_bytes) = self.aux_size();
-        let bytes = self.bucket_bytes() + aux_bytes;
+        let bytes = self.bytes();
         TableStats {
             low: 0,
             last: 0,
@@ -156,6 +166,7 @@ impl Table {
             bucket_slots: self.layout().slots,
             schema: self.schema().to_string(),
             draining_rows: 0,
+            draining_bytes: 0,
         }
     }
 }

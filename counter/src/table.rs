@@ -17,13 +17,14 @@
 use crate::Error;
 use crate::aux::{Aux, Shard};
 use crate::bucket::{Bucket, MARKS};
-use crate::budget::Budget;
-use crate::key::{Home, LEAST_BUCKETS, PROBES};
+use crate::budget::{Grant, Purse};
+use crate::key::{Home, LEAST_BUCKETS, PROBES, hash_by, seed_of};
 use crate::layout::Layout;
 use crate::plan::Plan;
 use crate::schema::Schema;
 use crate::segment::{Looked, Segment};
 use parking_lot::Mutex;
+use rolling::Slot;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
@@ -31,6 +32,8 @@ use std::sync::{Arc, OnceLock};
 const SEGMENTS: usize = 17;
 /// The first extension has this fraction of the main segment's slots.
 const EXTEND_SHARE: u64 = 256;
+/// Buckets that are looked at for how worn a table is.
+const WEAR_BUCKETS: u64 = 512;
 
 /// Where a row is.
 #[derive(Clone, Copy)]
@@ -47,16 +50,20 @@ pub(crate) struct Table {
     growing: Mutex<()>,
     aux: Aux,
     schema: Arc<Schema>,
-    budget: Arc<Budget>,
+    purse: Purse,
+    _grant: Grant,
     seed: u64,
     rows: AtomicU64,
+    /// Rows that were deleted since the table was opened, and how many had been when it was last looked at how worn it is.
+    deleted: AtomicU64,
+    wear_seen: AtomicU64,
     /// The highest id that was inserted, and how many inserted ones were higher than all before: a table that fills in
     /// the order of ids rolls, one that fills in any order must grow.
     high: AtomicU64,
     rising: AtomicU64,
     /// Rows at the last [`Table::review`], plus one.
     reviewed: AtomicU64,
-    /// Rows at the last [`Table::settle`], plus one; whether that were nearly as many as at the one before.
+    /// Insertions and deletions at the last [`Table::settle`], plus one; whether that were nearly as many as at the one before.
     settled: AtomicU64,
     rests: AtomicBool,
 }
@@ -112,7 +119,7 @@ impl Row<'_> {
     }
 }
 
-/// The hash that orders an id among stripes and aux shards.
+/// The hash that orders ids among stripes.
 #[inline(always)]
 pub(crate) fn hash_of(id: u64) -> u64 {
     let x = id.wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -120,24 +127,42 @@ pub(crate) fn hash_of(id: u64) -> u64 {
 }
 
 impl Table {
-    pub(crate) fn new(plan: &Plan, schema: Arc<Schema>, seed: u64, budget: &Arc<Budget>) -> Result<Table, Error> {
-        let main = Segment::new(plan, &schema, seed, 0, budget)?;
-        let aux = Aux::new(main.slots(), budget)?;
+    pub(crate) fn new(plan: &Plan, schema: Arc<Schema>, seed: u64, purse: &Purse) -> Result<Table, Error> {
+        let grant = purse.take(Table::FIXED_BYTES)?;
+        let main = Segment::new(plan, &schema, seed, 0, purse)?;
+        let aux = Aux::new(main.slots(), purse)?;
         Ok(Table {
             main,
             extend: Default::default(),
             growing: Mutex::new(()),
             aux,
             schema,
-            budget: budget.clone(),
+            purse: purse.clone(),
+            _grant: grant,
             seed,
             rows: AtomicU64::new(0),
+            deleted: AtomicU64::new(0),
+            wear_seen: AtomicU64::new(0),
             high: AtomicU64::new(0),
             rising: AtomicU64::new(0),
             reviewed: AtomicU64::new(0),
             settled: AtomicU64::new(0),
             rests: AtomicBool::new(false),
         })
+    }
+
+    /// What a table takes whatever its size: its place in the ring, beside the main segment's.
+    const FIXED_BYTES: u64 = (Slot::<Table>::BYTES - size_of::<Segment>()) as u64;
+
+    /// Differs from that of any other table.
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The hash that orders ids among aux shards.
+    #[inline(always)]
+    fn hash(&self, id: u64) -> u64 {
+        hash_by(self.seed, id)
     }
 
     #[inline(always)]
@@ -207,13 +232,28 @@ impl Table {
         self.extend().count()
     }
 
-    /// Bytes of buckets.
-    pub(crate) fn bucket_bytes(&self) -> u64 {
-        self.main().bytes() + self.extend_bytes()
+    /// Bytes of the main segment's buckets.
+    pub(crate) fn main_bytes(&self) -> u64 {
+        self.main_buckets() * self.layout().words as u64 * 8
+    }
+
+    /// All bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        Table::FIXED_BYTES + self.main().bytes() + self.extend_bytes() + self.aux_size().1
+    }
+
+    /// Slots of the extend dictionary.
+    pub(crate) fn extend_slots(&self) -> u64 {
+        self.extend().map(Segment::slots).sum()
     }
 
     pub(crate) fn extend_bytes(&self) -> u64 {
         self.extend().map(Segment::bytes).sum()
+    }
+
+    /// Whether there are values of fields that have no bits here.
+    pub(crate) fn has_outside(&self) -> bool {
+        self.aux.has_outside()
     }
 
     /// Aux entries and their bytes.
@@ -231,11 +271,31 @@ impl Table {
         due
     }
 
-    /// Notes whether rows have nearly stopped to come since the last call: fewer than one in a thousand.
+    /// Notes whether rows have nearly stopped to come and go since the last call: fewer than one in a thousand.
     pub(crate) fn settle(&self) {
         let rows = self.rows() + 1;
-        let came = rows.abs_diff(self.settled.swap(rows, Relaxed));
-        self.rests.store(came <= rows / 1024, Relaxed);
+        // What came, and what went: as many came as are there or have gone.
+        let changes = rows + 2 * self.deleted.load(Relaxed);
+        let since = changes.abs_diff(self.settled.swap(changes, Relaxed));
+        self.rests.store(since <= rows / 1024, Relaxed);
+    }
+
+    /// Whether deletions have left so many marks that of the misses that come to a bucket with a free slot more than `most` go on in vain. Looks closely
+    /// only if a quarter of the rows has gone since the last time.
+    pub(crate) fn is_worn(&self, most: f64) -> bool {
+        let deleted = self.deleted.load(Relaxed);
+        if deleted - self.wear_seen.load(Relaxed).min(deleted) <= self.rows() / 4 {
+            return false;
+        }
+        self.wear_seen.store(deleted, Relaxed);
+        let buckets = self.main_buckets();
+        let sampled = buckets.min(WEAR_BUCKETS);
+        // A bucket that never was full has none, and one that is full may need them.
+        let free = |bucket: &Bucket<'_>| bucket.free_slot().is_some();
+        let looked = (0..sampled).map(|i| self.main().bucket(i * buckets / sampled)).filter(free);
+        let (looked, marks) = looked.fold((0, 0), |(n, marks), bucket| (n + 1, marks + bucket.head().marks()));
+        // Of few nothing can be said.
+        looked >= sampled / 16 && f64::from(marks) > most * f64::from(MARKS) * looked as f64
     }
 
     /// Whether rows had nearly stopped to come at the last [`Table::settle`]; says so once.
@@ -274,7 +334,7 @@ impl Table {
     #[inline(always)]
     pub(crate) fn read_at<R>(&self, home: Home, id: u64, mut f: impl FnMut(Row<'_>) -> R) -> Option<R> {
         let main = self.main();
-        let hash = hash_of(id);
+        let hash = self.hash(id);
         match main.look(home, |bucket, index, slot| {
             f(Row { table: self, layout: &main.layout, bucket, slot, position: main.position(index, slot), hash })
         }) {
@@ -288,12 +348,19 @@ impl Table {
     #[inline(always)]
     pub(crate) fn row_in<'a>(&'a self, bucket: Bucket<'a>, index: u64, slot: usize, id: u64) -> Row<'a> {
         let main = &self.main;
-        Row { table: self, layout: &main.layout, bucket, slot, position: main.position(index, slot), hash: hash_of(id) }
+        Row {
+            table: self,
+            layout: &main.layout,
+            bucket,
+            slot,
+            position: main.position(index, slot),
+            hash: self.hash(id),
+        }
     }
 
     #[cold]
     fn read_extended<R>(&self, id: u64, mut f: impl FnMut(Row<'_>) -> R) -> Option<R> {
-        let hash = hash_of(id);
+        let hash = self.hash(id);
         for b in self.extend() {
             let look = b.look(b.keys.home(id)?, |bucket, index, slot| {
                 f(Row { table: self, layout: &b.layout, bucket, slot, position: b.position(index, slot), hash })
@@ -323,7 +390,14 @@ impl Table {
     pub(crate) fn row(&self, at: At, id: u64) -> Row<'_> {
         let b = self.segment(at.segment).unwrap_or_else(|| panic!("T1: a segment is never removed"));
         let position = b.position(at.bucket, at.slot);
-        Row { table: self, layout: &b.layout, bucket: b.bucket(at.bucket), slot: at.slot, position, hash: hash_of(id) }
+        Row {
+            table: self,
+            layout: &b.layout,
+            bucket: b.bucket(at.bucket),
+            slot: at.slot,
+            position,
+            hash: self.hash(id),
+        }
     }
 
     /// Stores `cells` (position and value) in the row of `id`: the one at `at`, as [`Table::locate`] said, or else a new one, of which the
@@ -343,7 +417,7 @@ impl Table {
         let row = at.map(|at| self.row(at, id));
         let mut shard = None;
         if needs || row.is_some_and(|row| row.uses_aux()) {
-            let mut locked = self.aux.lock(hash_of(id));
+            let mut locked = self.aux.lock(self.hash(id));
             locked.reserve(row.map(|row| row.position), cells.clone().filter(goes_to_aux))?;
             shard = Some(locked);
         }
@@ -385,7 +459,7 @@ impl Table {
                 return Ok(());
             }
         }
-        Err(self.budget.full())
+        Err(self.purse.full())
     }
 
     /// Stores a row in the main segment of a table that nobody else knows yet, and of which nothing was ever deleted: without a lock, and
@@ -437,7 +511,7 @@ impl Table {
             let slots = (self.slots() / EXTEND_SHARE).max(LEAST_BUCKETS * 12) << (index - 1);
             let plan = Plan::new(&self.schema, base, last, slots);
             let first_position = self.segment(index - 1).map_or(0, |b| b.first_position + b.slots());
-            let b = Segment::new(&plan, &self.schema, self.seed ^ index as u64, first_position, &self.budget)?;
+            let b = Segment::new(&plan, &self.schema, seed_of(self.seed, index as u64), first_position, &self.purse)?;
             let _ = self.extend[index - 1].set(Box::new(b));
         }
         self.segment(index).ok_or(Error::NoMemory)
@@ -476,7 +550,7 @@ impl Table {
     /// Deletes the row of `id` at `at`.
     pub(crate) fn delete(&self, id: u64, at: At) {
         let row = self.row(at, id);
-        let mut shard = row.uses_aux().then(|| self.aux.lock(hash_of(id)));
+        let mut shard = row.uses_aux().then(|| self.aux.lock(self.hash(id)));
         row.bucket.write(|b| {
             if let Some(shard) = &mut shard {
                 let fields = row.layout.fields.len().max(if self.aux.has_outside() { 64 } else { 0 });
@@ -492,6 +566,8 @@ impl Table {
         let segment = self.segment(at.segment).unwrap_or_else(|| panic!("T1: a segment is never removed"));
         segment.rows.fetch_sub(1, Relaxed);
         self.rows.fetch_sub(1, Relaxed);
+        // A lost count harms nothing.
+        self.deleted.store(self.deleted.load(Relaxed) + 1, Relaxed);
     }
 
     /// How many buckets [`Table::visit`] knows.
@@ -524,7 +600,7 @@ impl Table {
                     let probe = probe.min(PROBES - 1);
                     let id = b.keys.id(index, probe, remainder);
                     let position = b.position(index, slot);
-                    let row = Row { table: self, layout: &b.layout, bucket, slot, position, hash: hash_of(id) };
+                    let row = Row { table: self, layout: &b.layout, bucket, slot, position, hash: self.hash(id) };
                     room.extend([id as i64, probe as i64]);
                     let at = room.len();
                     room.resize(at + width, 0);

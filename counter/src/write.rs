@@ -6,6 +6,7 @@
 
 use crate::Error;
 use crate::cold::BelowRow;
+use crate::maintain::is_crowded;
 use crate::plan::{self, Plan};
 use crate::space::{AsideRow, FIRST_ROWS, GROWTH, Space};
 use crate::table::{Table, hash_of};
@@ -130,7 +131,7 @@ impl Space {
             },
             |row, out| {
                 sums(&|field| aside_value(row, field), out)?;
-                Ok(Some(last_of_each(changes, out).collect()))
+                Ok(last_of_each(changes, out).collect())
             },
         );
         if result.is_err() {
@@ -154,7 +155,7 @@ impl Space {
             },
             |row, created| {
                 *created = row.is_none();
-                Ok(Some(cells.to_vec()))
+                Ok(cells.to_vec())
             },
         )?;
         Ok(if created { self.shape.load().living.count_ones() as usize } else { 0 })
@@ -193,7 +194,7 @@ impl Space {
                 }
             }
             // Before the row goes, so that nobody sees what lies below (D2).
-            self.tombs.add(id);
+            self.tombs.add(id, &self.budget);
         }
         if let Some((table, at)) = found() {
             table.delete(id, at);
@@ -218,7 +219,7 @@ impl Space {
             id,
             &mut (),
             |table, ()| table.store(id, table.locate(id), cells()),
-            |_, ()| Ok(Some(cells().collect())),
+            |_, ()| Ok(cells().collect()),
         )
     }
 
@@ -233,13 +234,13 @@ impl Space {
     }
 
     /// One write, wherever `id` belongs. `inside` does it in a table, and may run several times, without effect but for the last;
-    /// `ahead` says what the fields of the row in the aside become, `None` to delete it. Both get `state`.
+    /// `ahead` says what fields of the row in the aside become. Both get `state`.
     fn write<S>(
         &self,
         id: u64,
         state: &mut S,
         inside: impl FnMut(&Table, &mut S) -> Result<(), Error>,
-        ahead: impl FnOnce(Option<&AsideRow>, &mut S) -> Result<Option<Vec<(usize, i64)>>, Error>,
+        ahead: impl FnOnce(Option<&AsideRow>, &mut S) -> Result<Vec<(usize, i64)>, Error>,
     ) -> Result<(), Error> {
         self.write_as(Origin::Client, id, state, inside, ahead)
     }
@@ -250,18 +251,15 @@ impl Space {
         id: u64,
         state: &mut S,
         mut inside: impl FnMut(&Table, &mut S) -> Result<(), Error>,
-        ahead: impl FnOnce(Option<&AsideRow>, &mut S) -> Result<Option<Vec<(usize, i64)>>, Error>,
+        ahead: impl FnOnce(Option<&AsideRow>, &mut S) -> Result<Vec<(usize, i64)>, Error>,
     ) -> Result<(), Error> {
         let state = std::cell::RefCell::new(state);
         let inside = |row: &mut Option<AsideRow>| {
             self.write_inside(origin, id, row, |table| inside(table, &mut state.borrow_mut()))
         };
         let ahead = |entry: &mut Option<AsideRow>| {
-            match ahead(entry.as_ref(), &mut state.borrow_mut())? {
-                None => *entry = None,
-                Some(cells) => self.write_aside(origin, entry, &cells)?,
-            }
-            Ok(())
+            let cells = ahead(entry.as_ref(), &mut state.borrow_mut())?;
+            self.write_aside(origin, entry, &cells)
         };
         let result = match origin {
             Origin::Client => self.aside.write(&self.frontier, id, inside, ahead),
@@ -271,8 +269,11 @@ impl Space {
         if waiting > 0 {
             self.look_ahead(waiting);
         }
-        if matches!(result, Err(Refused::Engine(Error::AsideFull { .. }))) {
-            self.turn_away(id);
+        match result {
+            Err(Refused::Engine(Error::AsideFull { .. })) => self.turn_away(id),
+            // Where deletions have left tables empty there is memory to be had.
+            Err(Refused::Engine(Error::Full { .. })) => self.stirred.store(true, Relaxed),
+            _ => {}
         }
         result.map_err(|refused| match refused {
             Refused::TooFar => Error::KeyTooBig,
@@ -281,22 +282,18 @@ impl Space {
     }
 
     fn write_aside(&self, origin: Origin, entry: &mut Option<AsideRow>, cells: &[(usize, i64)]) -> Result<(), Error> {
-        let width = cells.iter().map(|c| c.0 + 1).max().unwrap_or(0);
-        let old = entry.as_ref().map_or(0, |row| row.values.len());
-        if origin == Origin::Client && entry.is_none() && self.aside.len() > self.max_aside {
+        let old = entry.as_ref().map(|row| row.values.len());
+        if origin == Origin::Client && old.is_none() && self.aside.len() > self.max_aside {
             return Err(Error::AsideFull { limit: self.max_aside });
         }
-        if entry.is_none() || width > old {
-            // The row, its key, and its share of the map's nodes.
-            let _grant = self.budget.take(96 + 8 * width.max(old) as u64)?;
-            let (values, writes) = entry.take().map_or((Vec::new(), 0), |row| (row.values, row.writes));
-            *entry = Some(AsideRow { values, writes, _grant });
-        }
-        let Some(row) = entry else { return Ok(()) };
-        row.values.resize(width.max(old), 0);
-        row.writes = row.writes.saturating_add(1);
-        for &(field, value) in cells {
-            row.values[field] = value;
+        let width = cells.iter().map(|c| c.0 + 1).chain(old).max().unwrap_or(0);
+        let grant = self.budget.take(AsideRow::bytes(width) - old.map_or(0, AsideRow::bytes))?;
+        match entry {
+            Some(row) => {
+                row.grant.absorb(grant);
+                row.set(width, cells);
+            }
+            None => entry.insert(AsideRow { values: Vec::new(), writes: 0, grant }).set(width, cells),
         }
         Ok(())
     }
@@ -401,7 +398,7 @@ impl Space {
         }
         match table.extensions() {
             0 => None,
-            extensions => Some(Due::Relief(extensions)),
+            extensions => is_crowded(entry).then_some(Due::Relief(extensions)),
         }
     }
 
@@ -457,14 +454,20 @@ impl Space {
         let Some(base) = end() else { return Ok(()) };
         let sample = table.sample(1024);
         let gap = plan::gap(&sample, table.rows());
-        let rows = (table.rows().max(FIRST_ROWS) * GROWTH).min(self.rows_per_table);
-        // Half as many ids again as the rows should need: traffic has its tides. And far beyond an id that lies outside what the
-        // density would have needed: ids may come in clumps (a second's posts, then a gap) that are larger than a small table.
-        let expected = (u128::from(gap) * u128::from(rows) * 3 / 2).min(u128::from(u64::MAX)) as u64;
-        let jump = id.map_or(0, |id| id - base);
-        let span = if jump > expected { jump.saturating_mul(JUMPS) } else { expected };
-        let plan = Plan::new(&schema, base, base.saturating_add(span), rows).in_whole_pages(&schema);
-        let next = Table::new(&plan, schema, self.seed, &self.budget)?;
+        let mut rows = (table.rows().max(FIRST_ROWS) * GROWTH).min(self.rows_per_table);
+        let next = loop {
+            // Half as many ids again as the rows should need: traffic has its tides. And far beyond an id that lies outside what the
+            // density would have needed: ids may come in clumps (a second's posts, then a gap) that are larger than a small table.
+            let expected = (u128::from(gap) * u128::from(rows) * 3 / 2).min(u128::from(u64::MAX)) as u64;
+            let jump = id.map_or(0, |id| id - base);
+            let span = if jump > expected { jump.saturating_mul(JUMPS) } else { expected };
+            let plan = Plan::new(&schema, base, base.saturating_add(span), rows).in_whole_pages(&schema);
+            match self.new_table(&plan, schema.clone(), &self.purse) {
+                // What memory there is serves better as a smaller table than beside a full one.
+                Err(Error::Full { .. }) if rows > FIRST_ROWS => rows /= 2,
+                next => break next?,
+            }
+        };
         if let Ok(boundary) = self.ring.roll(newest_low, end, next) {
             self.frontier.widen((u128::from(gap) * u128::from(rows)).min(u128::from(boundary - newest_low)) as u64);
         }
@@ -542,7 +545,7 @@ struct ToFetch;
 enum Due {
     /// The newest table, which starts here, is full.
     Roll(u64),
-    /// The table has so many extension segments.
+    /// The table is crowded, and has so many extension segments.
     Relief(usize),
 }
 

@@ -147,7 +147,8 @@ fn a_loaded_space_is_no_larger_than_it_was() {
     let loaded = reload(&space, options(20_000), None, true, &mut fastrand::Rng::with_seed(1));
     settle(&loaded);
     let (before, after) = (space.memory_bytes() as f64, loaded.memory_bytes() as f64);
-    assert!(after < before * 1.03, "{before} bytes became {after}");
+    // A bit more, where that fills a page of an extend dictionary that was not needed before.
+    assert!(after < before * 1.04, "{before} bytes became {after}");
 }
 
 #[test]

@@ -18,6 +18,9 @@ use std::sync::atomic::AtomicU64;
 /// From this size on, tables ask for huge pages, and a table of a whole number of them lies in nothing else.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
+/// What the kernel gives memory in.
+const PAGE_BYTES: usize = 4096;
+
 /// A fixed number of zeroed `AtomicU64`, aligned to a page.
 pub struct Words {
     /// Raw: a view as `&[u8]`, even for a moment, would forbid all writes through what is derived from it.
@@ -46,9 +49,14 @@ impl Words {
         Ok(Words { map: map.into(), len })
     }
 
-    /// Size in bytes, touched or not.
+    /// Bytes of pages, touched or not.
     pub fn size_bytes(&self) -> usize {
-        self.len * 8
+        Words::bytes_of(self.len)
+    }
+
+    /// The same of `len` words.
+    pub fn bytes_of(len: usize) -> usize {
+        len.max(1).saturating_mul(8).div_ceil(PAGE_BYTES).saturating_mul(PAGE_BYTES)
     }
 
     /// Hints that the cache line holding word `index` will be read soon. An index out of bounds does no harm.

@@ -11,10 +11,13 @@
 //! 2. *barrier*: lock and unlock each of its stripes once: after this no writer that missed the mark is still inside;
 //! 3. *publish* the new list. Writers that met the mark have been waiting (a few microseconds) for this.
 //!
+//! Readers do not wait for it: until it is published nothing can be anywhere else, so what they miss is not there ([`Slot::has_moved`]). Only after that
+//! the slot says that it is closed, and only then those that replace it take writes (R6).
+//!
 //! **Rewriting** moves rows between tables while reads and writes go on: [`Ring::rewrite`] replaces one slot by several that
 //! cover the same range and *drain* the old one: rows are moved, one by one, under the stripe of the new slot, first stored in the new
 //! table, then deleted from the old. Hence the rule for readers of an [`Entry`] with [`Entry::drains`]: look in the old
-//! table first, then in the new one. Hence, too, the rule for readers who miss in a slot that [is closed](Slot::is_closed):
+//! table first, then in the new one. Hence, too, the rule for readers who miss in a slot [from which the id has moved](Slot::has_moved):
 //! take a new snapshot and look again, the row may have moved. [`Ring::finish`] forgets the old slot once it is empty.
 
 use arc_swap::{ArcSwap, Guard};
@@ -27,7 +30,7 @@ pub const STRIPES: usize = 256;
 
 /// Takes writes.
 const OPEN: u8 = 0;
-/// Writers wait: a roll is choosing the boundary.
+/// Writers wait for a list that is about to be published.
 const PAUSED: u8 = 1;
 /// Takes no more writes, ever: its rows move (or have moved) to the slots that replaced it, or it was recycled.
 const CLOSED: u8 = 2;
@@ -44,16 +47,20 @@ pub struct Slot<T> {
 }
 
 impl<T> Slot<T> {
-    fn new(low: u64, last: u64, table: T) -> Arc<Slot<T>> {
+    fn new(low: u64, last: u64, gate: u8, table: T) -> Arc<Slot<T>> {
         assert!(low <= last, "R1: table {low}..={last} is empty");
         Arc::new(Slot {
             low,
             last: AtomicU64::new(last),
-            gate: AtomicU8::new(OPEN),
+            gate: AtomicU8::new(gate),
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
             table,
         })
     }
+
+    /// Bytes of a slot, its table and stripes, and of its places in two lists: an old and a new one.
+    pub const BYTES: usize =
+        size_of::<Slot<T>>() + STRIPES * size_of::<Mutex<()>>() + 2 * (size_of::<Entry<T>>() + size_of::<u64>()) + 32;
 
     /// The lowest id of the range.
     #[inline]
@@ -73,10 +80,24 @@ impl<T> Slot<T> {
         &self.table
     }
 
-    /// Whether a rewrite has replaced this slot. A reader that holds an old snapshot and misses here must look again in a new one.
+    /// Whether it takes writes now.
+    pub fn is_open(&self) -> bool {
+        self.gate.load(SeqCst) == OPEN
+    }
+
+    /// Whether a rewrite has replaced this slot.
     #[inline]
     pub fn is_closed(&self) -> bool {
         self.gate.load(SeqCst) == CLOSED
+    }
+
+    /// Whether a reader who missed `id` here, in an old snapshot, must look again in a new one: then there is one. To be asked after the miss.
+    #[inline]
+    pub fn has_moved(&self, id: u64) -> bool {
+        match self.gate.load(SeqCst) {
+            OPEN => id > self.last(),
+            gate => gate == CLOSED,
+        }
     }
 
     #[inline]
@@ -211,7 +232,7 @@ impl<T> Ring<T> {
     /// A ring from tables with their lowest ids, rising, the last one open-ended: what recovery has read. Panics if `parts`
     /// is empty or does not rise.
     pub fn from_parts(parts: Vec<(u64, T)>) -> Ring<T> {
-        Ring { tables: ArcSwap::new(Tables::new(chain(parts, u64::MAX, None))), structure: Mutex::new(()) }
+        Ring { tables: ArcSwap::new(Tables::new(chain(parts, u64::MAX, OPEN, None))), structure: Mutex::new(()) }
     }
 
     /// The current snapshot. Take one per batch: the load costs about 11 ns.
@@ -257,17 +278,17 @@ impl<T> Ring<T> {
         if newest.slot.low != newest_low {
             return Err(next);
         }
+        let mut entries = Vec::with_capacity(tables.entries.len() + 1);
+        entries.extend_from_slice(&tables.entries);
         newest.slot.shut(PAUSED);
-        let boundary = boundary().filter(|&b| b > newest_low);
-        if let Some(boundary) = boundary {
-            newest.slot.last.store(boundary - 1, SeqCst);
-        }
-        // Writers of ids up to the boundary go on; those above it wait for the new list.
-        newest.slot.gate.store(OPEN, SeqCst);
-        let Some(boundary) = boundary else { return Err(next) };
-        let mut entries = tables.entries.clone();
-        entries.push(Entry { slot: Slot::new(boundary, u64::MAX, next), drains: None });
+        let Some(boundary) = boundary().filter(|&b| b > newest_low) else {
+            newest.slot.gate.store(OPEN, SeqCst);
+            return Err(next);
+        };
+        newest.slot.last.store(boundary - 1, SeqCst);
+        entries.push(Entry { slot: Slot::new(boundary, u64::MAX, OPEN, next), drains: None });
         self.tables.store(Tables::new(entries));
+        newest.slot.gate.store(OPEN, SeqCst);
         Ok(boundary)
     }
 
@@ -280,8 +301,10 @@ impl<T> Ring<T> {
             return None;
         }
         let oldest = tables.entries[0].clone();
-        oldest.slot.shut(CLOSED);
-        self.tables.store(Tables::new(tables.entries[1..].to_vec()));
+        let others = Tables::new(tables.entries[1..].to_vec());
+        oldest.slot.shut(PAUSED);
+        self.tables.store(others);
+        oldest.slot.gate.store(CLOSED, SeqCst);
         Some(oldest)
     }
 
@@ -299,10 +322,15 @@ impl<T> Ring<T> {
         if old.drains.is_some() || !rises || parts.last().is_some_and(|p| p.0 > old.slot.last()) {
             return Err(parts);
         }
-        old.slot.shut(CLOSED);
+        // All that takes time, first.
+        let parts = chain(parts, old.slot.last(), PAUSED, Some(&old.slot));
         let mut entries = tables.entries.clone();
-        entries.splice(at..=at, chain(parts, old.slot.last(), Some(&old.slot)));
-        self.tables.store(Tables::new(entries));
+        entries.splice(at..=at, parts.iter().cloned());
+        let next = Tables::new(entries);
+        old.slot.shut(PAUSED);
+        self.tables.store(next);
+        old.slot.gate.store(CLOSED, SeqCst);
+        parts.iter().for_each(|part| part.slot.gate.store(OPEN, SeqCst));
         Ok(old.slot)
     }
 
@@ -328,13 +356,13 @@ impl<T> Ring<T> {
 }
 
 /// Entries for `parts`, the last of them ending at `last`.
-fn chain<T>(parts: Vec<(u64, T)>, last: u64, drains: Option<&Arc<Slot<T>>>) -> Vec<Entry<T>> {
+fn chain<T>(parts: Vec<(u64, T)>, last: u64, gate: u8, drains: Option<&Arc<Slot<T>>>) -> Vec<Entry<T>> {
     let lows: Vec<u64> = parts.iter().map(|p| p.0).collect();
     let lasts = lows.iter().skip(1).map(|low| low - 1).chain([last]);
     parts
         .into_iter()
         .zip(lasts)
-        .map(|((low, table), last)| Entry { slot: Slot::new(low, last, table), drains: drains.cloned() })
+        .map(|((low, table), last)| Entry { slot: Slot::new(low, last, gate, table), drains: drains.cloned() })
         .collect()
 }
 
@@ -378,6 +406,56 @@ mod tests {
         assert!(ring.load().find(99).is_none());
         assert!(ring.write(99, 0, |_| ()).is_none());
         assert_eq!(ring.write(100, 0, |e| e.slot().last()), Some(149));
+    }
+
+    /// A writer who is inside holds up whoever changes the ring, and other writers, but no reader (R6).
+    #[test]
+    fn readers_do_not_wait_while_the_ring_changes() {
+        let ring = Ring::new(0, empty());
+        ring.roll(0, || Some(100), empty()).unwrap();
+        ring.roll(100, || Some(200), empty()).unwrap();
+        // A miss is final at the latest in the second snapshot that is looked at.
+        let misses = |id: u64| {
+            let tables = ring.load();
+            let found = tables.find(id).map(|entry| entry.slot().has_moved(id));
+            found.is_none() || found == Some(false) || ring.load().find(id).is_some_and(|e| !e.slot().has_moved(id))
+        };
+        let rewrite = || ring.rewrite(100, vec![(100, empty()), (150, empty())]).map(|old| ring.finish(&old)).is_ok();
+        let roll = || ring.roll(200, || Some(300), empty()).is_ok();
+        let recycle = || ring.recycle().is_some();
+        let changes: [(u64, &(dyn Fn() -> bool + Sync)); 3] = [(120, &rewrite), (220, &roll), (20, &recycle)];
+        for (id, change) in changes {
+            let (inside, leave) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+            let (inside, leave, ring, misses) = (&inside, &leave, &ring, &misses);
+            std::thread::scope(|s| {
+                let before = ring.load_full();
+                let slot = before.find(id).unwrap().slot();
+                s.spawn(move || {
+                    ring.write(id, 0, |_| {
+                        inside.wait();
+                        leave.wait();
+                    })
+                });
+                inside.wait();
+                let change = s.spawn(move || assert!(change(), "{id}"));
+                while slot.gate.load(SeqCst) == OPEN {
+                    std::thread::yield_now();
+                }
+                for id in [id, 20, 120, 170, 220, 320, u64::MAX] {
+                    assert!(misses(id), "{id}");
+                }
+                assert!(!change.is_finished());
+                leave.wait();
+                change.join().unwrap();
+                for id in [id, 20, 120, 170, 220, 320, u64::MAX] {
+                    assert!(misses(id), "{id}");
+                    // Whoever still has the old list looks again: the new one is there.
+                    let again = before.find(id).is_some_and(|entry| entry.slot().has_moved(id));
+                    let find = |tables: &Tables<Rows>| tables.find(id).map(|entry| std::ptr::from_ref(entry.slot()));
+                    assert_eq!(again, find(&before) != find(&ring.load()), "{id}");
+                }
+            });
+        }
     }
 
     /// R2 and R3 under fire: two writers count up keys, while the ring rolls, splits and drains under them.

@@ -261,6 +261,7 @@ fn counter_tables(space: &CounterSpace, all: &mut Vec<Entries>) {
             ("extend_rows", Value::Count(table.extend_rows)),
             ("extend_bytes", Value::Count(table.extend_bytes)),
             ("draining_rows", Value::Count(table.draining_rows)),
+            ("draining_bytes", Value::Count(table.draining_bytes)),
             ("bytes", Value::Count(table.bytes)),
             ("bytes_per_row", Value::Number(table.bytes_per_row)),
             ("slot_bits", Value::Count(u64::from(table.slot_bits))),

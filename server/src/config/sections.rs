@@ -331,6 +331,7 @@ section! {
         /// plus about 3.5 bytes for its id and empty slots. With spill = true fewer, if the memory limit has no room for four such tables.
         rows_per_table: u64 = 1 << 20,
         /// Most bytes of memory for this space's tables; beyond it, when nothing can be spilled, writes of new rows are refused with an OOM error.
+        /// While a table that deletions have emptied is replaced by a smaller one there may be more, by that one.
         memory_limit_bytes: u64 = 1 << 30,
         /// An id further than this above the highest one is refused ("ERR key too big"); 0 means never. The first id of a space may be any:
         /// where a first row with a low id (a test's) keeps the real ids out, delete it.
