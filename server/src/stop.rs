@@ -1,5 +1,6 @@
 //! The one way to stop a server: a signal, the SHUTDOWN command or a test says so, and everyone who waits hears it.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use tokio::sync::watch;
 
@@ -12,6 +13,8 @@ struct Shared {
     stopped: watch::Sender<bool>,
     /// Asked when a signal comes.
     ask: OnceLock<Box<Ask>>,
+    /// Signals stop it: it is the process's one server.
+    has_signals: AtomicBool,
 }
 
 type Ask = dyn Fn() -> Parting + Send + Sync;
@@ -59,6 +62,15 @@ impl Stop {
         let _ = self.0.stopped.subscribe().wait_for(|stopped| *stopped).await;
     }
 
+    /// Stops while the data are loaded: at once, since nothing can be lost yet. A server within another program stops when it has loaded.
+    pub(crate) fn while_loading(&self, who: &str) {
+        tracing::info!("{who} while the data are loaded: leaving at once");
+        if self.0.has_signals.load(Relaxed) {
+            std::process::exit(0);
+        }
+        self.now();
+    }
+
     /// For a thread to hold.
     pub(crate) fn vital(&self) -> Vital {
         Vital(self.clone())
@@ -79,6 +91,7 @@ impl Stop {
             let _in = runtime.enter();
             (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)
         };
+        self.0.has_signals.store(true, Relaxed);
         let stop = self.clone();
         std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
             runtime.block_on(async {
@@ -93,10 +106,7 @@ impl Stop {
                         std::process::exit(1);
                     }
                     match stop.0.ask.get().map_or(Parting::Well, |ask| ask()) {
-                        Parting::Loading => {
-                            tracing::info!("{name} while the data are loaded: leaving at once");
-                            std::process::exit(0);
-                        }
+                        Parting::Loading => stop.while_loading(name),
                         Parting::Unsaved(why) if !warned => {
                             tracing::error!("{name}: not stopping, as changes that were acknowledged would be lost; again to stop all the same. {why}");
                             warned = true;

@@ -574,12 +574,44 @@ fn a_server_that_loads_is_stopped_at_once() {
     if Command::new("strace").arg("-V").output().is_err() {
         return cannot("a slow disk needs strace");
     }
-    let started = Program::start_until(&slowly, folder.path(), &[], "listening on");
-    let (program, mut said) = started.unwrap_or_else(|said| panic!("{said:#?}"));
-    let began = Instant::now();
-    assert!(program.terminate().success());
-    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
-    assert!(said.all(|line| !line.unwrap().contains("ready to accept")), "it was not loading");
+    for how in ["", "SHUTDOWN", "SHUTDOWN NOSAVE"] {
+        let started = Program::start_until(&slowly, folder.path(), &[], "listening on");
+        let (mut program, mut said) = started.unwrap_or_else(|said| panic!("{said:#?}"));
+        if how.is_empty() {
+            program.sigterm();
+        } else {
+            let words: Vec<&[u8]> = how.split(' ').map(str::as_bytes).collect();
+            assert!(program.client().call(&words).is_err(), "the connection ends without a reply");
+        }
+        assert!(program.child.wait().unwrap().success());
+        assert!(said.all(|line| !line.unwrap().contains("ready to accept")), "{how}: it was not loading, or went on");
+    }
+    check(Program::start(folder.path(), "always").port, &likes);
+}
+
+/// The log has all that the snapshot would have had: nobody waits for it who wants the server to end.
+#[test]
+fn a_snapshot_that_is_being_written_is_given_up_at_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let inject = "inject=fdatasync:delay_enter=300000";
+    let slowly =
+        ["strace", "-D", "-f", "--seccomp-bpf", "-q", "-o", "/dev/null", "-e", "trace=fdatasync", "-e", inject];
+    if Command::new("strace").arg("-V").output().is_err() {
+        return cannot("a slow disk needs strace");
+    }
+    let started = Program::start_until(&slowly, folder.path(), &["--fsync", "always"], "ready to accept");
+    let (mut program, said) = started.unwrap_or_else(|said| panic!("{said:#?}"));
+    let mut likes = Likes::new();
+    let mut client = program.client();
+    accepts_writes(&mut client, &mut likes, 1);
+    assert_eq!(refusal(&call(&mut client, "BGSAVE")), "");
+    assert_eq!(info(&mut client, "rdb_bgsave_in_progress"), "1");
+    program.sigterm();
+    assert!(program.child.wait().unwrap().success());
+    let said: Vec<String> = said.map(Result::unwrap).collect();
+    assert!(said.iter().any(|line| line.contains("the snapshot is given up")), "{said:#?}");
+    assert!(said.iter().any(|line| line.contains("the log is complete")), "{said:#?}");
+    assert!(names(folder.path()).iter().all(|name| !name.starts_with("snap-")), "{:?}", names(folder.path()));
     check(Program::start(folder.path(), "always").port, &likes);
 }
 

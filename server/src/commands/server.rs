@@ -118,8 +118,12 @@ fn shutdown(call: &mut Call<'_>) -> Outcome {
         );
         return Err(refuse!("ERR Errors trying to SHUTDOWN. Check logs."));
     }
-    tracing::info!("SHUTDOWN from {}: stopping", call.session.client.peer);
-    call.node.stop.now();
+    if call.node.is_loaded() {
+        tracing::info!("SHUTDOWN from {}: stopping", call.session.client.peer);
+        call.node.stop.now();
+    } else {
+        call.node.stop.while_loading("SHUTDOWN");
+    }
     // As Redis: no reply, the connection closes.
     call.session.leaving = true;
     call.session.replies = super::Replies::Off;

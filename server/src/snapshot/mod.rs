@@ -169,7 +169,9 @@ pub(crate) fn run(host: &Host) {
         let started = Instant::now();
         let result = write::write(node, if asked { 0 } else { LOG_ROOM });
         last = Instant::now();
-        if let Err(error) = &result {
+        if result.is_err() && node.stop.is_stopped() {
+            tracing::info!("the snapshot is given up, as the server stops: the log is kept");
+        } else if let Err(error) = &result {
             not_before = last + RETRY;
             tracing::error!("the snapshot failed, the log is kept: {error}");
         }

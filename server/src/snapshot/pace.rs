@@ -5,6 +5,7 @@
 //! does not help, as it changes how much one gets and not when. So the offer is made in between. It costs half a microsecond if
 //! nobody waits.
 
+use crate::stop::Stop;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -15,13 +16,28 @@ const BURST: Duration = Duration::from_micros(100);
 /// When the last offer was made.
 pub(crate) struct Pace<'a> {
     since: Cell<Instant>,
+    /// What is being done is not wanted any more when this is stopped.
+    stop: Option<&'a Stop>,
     /// So many wait for the end of the work: then no offers are made, of which others may take a thousand times as much as the work needs.
     awaited: &'a AtomicUsize,
 }
 
-impl Pace<'_> {
+impl<'a> Pace<'a> {
     pub(crate) fn new(awaited: &AtomicUsize) -> Pace<'_> {
-        Pace { since: Cell::new(Instant::now()), awaited }
+        Pace { since: Cell::new(Instant::now()), stop: None, awaited }
+    }
+
+    /// The same, of work that is given up when the server stops.
+    pub(crate) fn until(stop: &'a Stop, awaited: &'a AtomicUsize) -> Pace<'a> {
+        Pace { stop: Some(stop), ..Pace::new(awaited) }
+    }
+
+    /// The error, if the work is to be given up. To be asked before what may take long.
+    pub(crate) fn goes_on(&self) -> store::Result<()> {
+        match self.stop {
+            Some(stop) if stop.is_stopped() => Err(store::Error::Refused("the server is stopping".to_owned())),
+            _ => Ok(()),
+        }
     }
 
     /// To be called every few microseconds of work, and before and after what takes longer.

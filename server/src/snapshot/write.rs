@@ -34,7 +34,7 @@ pub(crate) struct Walk<'a> {
 /// One snapshot, that leaves so many bytes free on the disk. Gives the bytes that were written.
 pub(super) fn write(node: &Node, keep_free: u64) -> Result<u64, String> {
     let mut alone = node.snapshots.alone.lock();
-    let (durability, pace) = (&node.durability, &Pace::new(&node.snapshots.awaited));
+    let (durability, pace) = (&node.durability, &Pace::until(&node.stop, &node.snapshots.awaited));
     let changes = durability.parts.changes.load(Relaxed);
     let walk = Walk { engines: &node.engines, store: &node.store, durability, pace, keep_free };
     // A spill between two files: see the end of the walk.
@@ -68,6 +68,8 @@ impl Walk<'_> {
         let stamp = writer.replay().offset.max(1);
         let mut bytes = 0;
         let mut add = |writer: &mut SnapshotWriter<'_>, file: FileWriter| -> Result<(), String> {
+            // Each file takes a sync, or two.
+            pace.goes_on().map_err(text)?;
             let entry = file.finish().map_err(text)?;
             bytes += entry.bytes;
             writer.add(entry);
@@ -104,6 +106,7 @@ impl Walk<'_> {
         // What a spill has written since is there, and the log has all that was changed later: as if it had come before this began.
         writer.leave_out(|tag| parts.is_gone(tag));
         // What the walk has seen and the log has not must be in the log before anybody relies on the walk.
+        pace.goes_on().map_err(text)?;
         flush().map_err(text)?;
         writer.commit(durability.positions().1).map_err(text)?;
         Ok(bytes)
@@ -205,6 +208,7 @@ fn write_rows(space: &counter::Space, low: u64, high: u64, file: &mut FileWriter
         if ids.is_empty() {
             return Ok(());
         }
+        pace.goes_on()?;
         pace.step();
         ids.sort_unstable();
         let mut writer = RowsWriter::new(width);
@@ -241,6 +245,7 @@ fn write_table(space: &phantom::Space, low: u64, file: &mut FileWriter, pace: &P
         chunk.extend_from_slice(bytes);
         pace.step();
         if chunk.len() >= CHUNK_BYTES {
+            pace.goes_on()?;
             file.write(&chunk, 0)?;
             chunk.clear();
             pace.step();
