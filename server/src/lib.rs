@@ -200,6 +200,12 @@ fn load(node: &Node) -> Result<Held, StartError> {
         recovered.end.torn_bytes,
         recovered.log.end(),
     );
+    if recovered.end.torn_bytes > 0 {
+        tracing::warn!(
+            "the log's last {} bytes were no whole batch and were cut off: a crash leaves such a tail, but so does damage of what was written last",
+            recovered.end.torn_bytes
+        );
+    }
     // INFO tells it from the first moment, not from when the log's thread runs.
     let end = recovered.log.end();
     node.durability.reach(end, end);

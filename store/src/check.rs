@@ -1,7 +1,7 @@
 //! `tidemark check` and `tidemark dump`: what is in a data folder, and what is wrong with it. Both only read.
 //!
-//! A start stops at the first damage; a check goes on, and lists all of it: every byte of every file that the manifest names, every batch of
-//! the log, and the files that nobody names.
+//! A start stops at the first damage; a check goes on: every byte of every file that the manifest names, every batch of the log, and the files that
+//! nobody names. Behind damage, of the manifest or of the log, each file is looked at by itself, by its own header: then it is not said what is missing.
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -14,9 +14,12 @@ use crate::error::{Error, Result};
 use crate::frame::Check;
 use crate::manifest::{MANIFEST, Manifest, Role, Tag};
 use crate::record::Records;
-use crate::replay::{BatchReader, Found, Path, find_path, read_segment_head, replay, segments_back};
+use crate::replay::{
+    BatchReader, Found, Path, Reader, find_path, read_segment_head, replay, segment_numbers, segments_back,
+};
 use crate::segment::{SegmentHead, SegmentName, parse_segment_name, segment_name};
 use crate::snapshot::{SnapshotReader, parse_snapshot_name};
+use crate::staging::pending;
 use crate::store::is_ours;
 
 /// How bad a finding is.
@@ -26,6 +29,8 @@ pub enum Severity {
     Good,
     /// Not as it should be in the long run, but nothing is lost: a start deals with it.
     Note,
+    /// It could not be looked at: the system refused. What is in it is not known.
+    Unread,
     /// A start will refuse it.
     Damage,
 }
@@ -65,7 +70,8 @@ impl Report {
     }
 
     fn error(&mut self, file: &str, error: &Error) {
-        self.add(Severity::Damage, file, format!("{error}. {}", error.advice()));
+        let severity = if error.is_transient() { Severity::Unread } else { Severity::Damage };
+        self.add(severity, file, format!("{error}. {}", error.advice()));
     }
 }
 
@@ -81,7 +87,7 @@ pub fn check(disk: &dyn Disk) -> Result<Report> {
         let report = look(disk)?;
         looks += 1;
         // What the older manifest named may be gone by right.
-        if report.severity() != Severity::Damage || number() == before || looks == LOOKS {
+        if report.severity() < Severity::Unread || number() == before || looks == LOOKS {
             return Ok(report);
         }
     }
@@ -90,6 +96,15 @@ pub fn check(disk: &dyn Disk) -> Result<Report> {
 /// One look at everything.
 fn look(disk: &dyn Disk) -> Result<Report> {
     let mut report = Report::default();
+    let pending = pending(disk)?;
+    let disk: &dyn Disk = match &pending {
+        Some(adopted) => {
+            let text = "a data set from a master is complete, and not in its place yet: the next start puts it there. It is what is looked at here";
+            report.add(Severity::Note, MANIFEST, text);
+            adopted
+        }
+        None => disk,
+    };
     let names = disk.list().map_err(|e| Error::io(disk.path(""), "listing", e))?;
     let manifest = match Manifest::read(disk) {
         Ok(Some(manifest)) => {
@@ -142,6 +157,10 @@ fn look(disk: &dyn Disk) -> Result<Report> {
             }
         }
         check_log(disk, manifest, &mut report);
+    } else {
+        for name in &names {
+            check_alone(disk, name, &mut report);
+        }
     }
     for name in names.iter().filter(|n| **n != MANIFEST && **n != LOCK) {
         let named = manifest.as_ref().is_some_and(|m| m.files.iter().any(|f| f.name == **name));
@@ -170,7 +189,10 @@ fn read_all(mut reader: SnapshotReader, report: &mut Report) -> Result<u64> {
 fn check_log(disk: &dyn Disk, manifest: &Manifest, report: &mut Report) {
     let path = match find_path(disk, manifest.lineage, manifest.replay, false) {
         Ok(path) => path,
-        Err(error) => return report.error("the log", &error),
+        Err(error) => {
+            report.error("the log", &error);
+            return check_segments_from(disk, manifest.replay.segment, report);
+        }
     };
     for &n in &path.void {
         report.add(
@@ -190,7 +212,7 @@ fn check_log(disk: &dyn Disk, manifest: &Manifest, report: &mut Report) {
         }
         if n == head.records { Ok(()) } else { Err(format!("a batch says {} records and holds {n}", head.records)) }
     };
-    match replay(disk, &path, manifest.replay, false, &mut apply, &mut |_| ()) {
+    match replay(disk, &path, manifest.replay, Reader::Check, &mut apply, &mut |_| ()) {
         Ok(end) => {
             report.bytes += end.bytes;
             report.batches += end.batches;
@@ -217,7 +239,66 @@ fn check_log(disk: &dyn Disk, manifest: &Manifest, report: &mut Report) {
             let text = format!("{} batches, {} records, up to {}", end.batches, end.records, end.position);
             report.add(Severity::Good, &last, text);
         }
-        Err(error) => report.error("the log", &error),
+        Err(error) => {
+            report.error("the log", &error);
+            // Up to there it is sound.
+            let damaged = path.segments.iter().map(|head| head.segment);
+            let damaged = damaged
+                .rev()
+                .find(|&n| matches!(&error, Error::Corrupt { path, .. } if *path == disk.path(&segment_name(n))));
+            check_segments_from(disk, damaged.map_or(manifest.replay.segment, |n| n + 1), report);
+        }
+    }
+}
+
+/// Segments behind damage, each by itself.
+fn check_segments_from(disk: &dyn Disk, first: u64, report: &mut Report) {
+    for n in segment_numbers(disk).unwrap_or_default().into_iter().filter(|&n| n >= first) {
+        check_alone(disk, &segment_name(n), report);
+    }
+}
+
+/// A file of which nothing is known but its name.
+fn check_alone(disk: &dyn Disk, name: &str, report: &mut Report) {
+    let looked = if let SegmentName::Segment(number) = parse_segment_name(name) {
+        check_segment_alone(disk, number, report)
+    } else if parse_snapshot_name(name).is_some() {
+        SnapshotReader::open(disk, name, None)
+            .and_then(|reader| read_all(reader, report))
+            .map(|rows| format!("{rows} rows"))
+    } else if parse_cold_name(name).is_some() && is_pages(disk, name) {
+        let verify = |(pages, note): (PageFile, Vec<u8>)| pages.verify(&note, None);
+        PageFile::open_any(disk, name).and_then(verify).map(|pages| format!("{pages} pages"))
+    } else if parse_cold_name(name).is_some() {
+        ColdFile::open_any(disk, name).and_then(|file| Arc::new(file).verify(None)).map(|rows| format!("{rows} rows"))
+    } else {
+        return;
+    };
+    match looked {
+        Ok(text) => report.add(Severity::Good, name, format!("sound in itself: {text}")),
+        Err(error) => report.error(name, &error),
+    }
+}
+
+fn check_segment_alone(disk: &dyn Disk, number: u64, report: &mut Report) -> Result<String> {
+    let name = segment_name(number);
+    let head = read_segment_head(disk, number)?.map_err(|bad| Error::corrupt(disk.path(&name), 0, bad.to_string()))?;
+    let file = disk.open(&name).map_err(|e| Error::io(disk.path(&name), "opening", e))?;
+    let mut reader = BatchReader::new(file, disk.path(&name), head, None)?;
+    loop {
+        match reader.next()? {
+            Found::Batch(batch) => report.bytes += batch.bytes(),
+            Found::End => return Ok(format!("offsets {} to {}", head.base, reader.position().offset)),
+            Found::Bad(what) => {
+                let byte = reader.position().byte;
+                if let Some(proof) = reader.proof_of_damage()? {
+                    let what =
+                        format!("{what}; the batch at byte {proof} was written when this place was already durable");
+                    return Err(Error::corrupt(disk.path(&name), byte, what));
+                }
+                return Ok(format!("up to byte {byte}; what follows is a torn tail, or void"));
+            }
+        }
     }
 }
 

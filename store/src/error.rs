@@ -96,9 +96,15 @@ impl Error {
                  do not delete the file: what it holds would be lost in silence."
             }
             Error::Full { .. } => "Make room on the disk; writes are accepted again by themselves.",
-            Error::Io { .. } => {
-                "Look at the disk and at the kernel's log; writes stay refused until the operation succeeds."
-            }
+            Error::Io { source, .. } => match source.kind() {
+                io::ErrorKind::PermissionDenied => {
+                    "Give the folder and all its files to the user under whom this runs."
+                }
+                io::ErrorKind::ReadOnlyFilesystem => "Mount the file system so that it can be written.",
+                _ => {
+                    "Look at the disk and at the kernel's log; a server that runs refuses writes until the operation succeeds."
+                }
+            },
             Error::Locked { .. } => "Stop the other process, or give this one a folder of its own.",
             Error::Version { .. } => "Start the release that wrote the file, or a newer one; the file was not touched.",
             Error::Refused(_) => "Correct the request.",

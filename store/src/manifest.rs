@@ -143,6 +143,15 @@ impl Manifest {
     /// Reads the text; on an error the byte and what is wrong there.
     pub fn decode(bytes: &[u8]) -> std::result::Result<Manifest, BadManifest> {
         let text = std::str::from_utf8(bytes).map_err(|e| bad(e.valid_up_to(), "not text"))?;
+        // Before the lines: a flipped byte would be told as what it makes of one. Of another version we do not know where it stands.
+        if text.starts_with(&format!("tidemark manifest {MANIFEST_VERSION}\n"))
+            && let Some(end) = text.trim_end_matches('\n').rfind('\n').map(|at| at + 1)
+            && let Some(check) =
+                text[end..].strip_prefix("check ").and_then(|check| hexadecimal(check.trim_end_matches('\n')))
+            && check != Check::new().bytes(&bytes[..end]).value()
+        {
+            return Err(bad(end, "the checksum does not match"));
+        }
         let mut lines = Lines { text, at: 0 };
         let first = lines.fields("tidemark", 2)?;
         if first[0] != "manifest" {

@@ -398,13 +398,23 @@ pub struct End {
     pub bytes: u64,
 }
 
-/// Replays the batches from `start` along the path; `apply` gets each batch whole. `following`: the log is a replica's, whose batches
-/// tell when they were durable on its master. Its tail is cut whatever follows (follow.rs, F3).
+/// Whose log is replayed, and what for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reader {
+    /// A start, of a log that is ours.
+    Owner,
+    /// A start, of a replica's log, whose batches tell when they were durable on its master: its tail is cut whatever follows (follow.rs, F3).
+    Follower,
+    /// A check, which has nothing synced: it may look at the folder of a running server, or at a disk that can only be read.
+    Check,
+}
+
+/// Replays the batches from `start` along the path; `apply` gets each batch whole.
 pub(crate) fn replay(
     disk: &dyn Disk,
     path: &Path,
     start: Position,
-    following: bool,
+    reader_is: Reader,
     apply: &mut ApplyBatch<'_>,
     progress: &mut dyn FnMut(Position),
 ) -> Result<End> {
@@ -414,7 +424,7 @@ pub(crate) fn replay(
         let name = segment_name(head.segment);
         let file_path = disk.path(&name);
         let file = disk.open(&name).map_err(|e| Error::io(&file_path, "opening", e))?;
-        if next.is_none() {
+        if next.is_none() && reader_is != Reader::Check {
             // The newest file may hold, in memory only, bytes of which an earlier process's sync failed. What is read must be on the disk.
             file.sync().map_err(|e| Error::io(&file_path, "syncing", e))?;
             file.drop_cache().map_err(|e| Error::io(&file_path, "reading", e))?;
@@ -472,7 +482,9 @@ pub(crate) fn replay(
                 }
                 Found::Bad(what) if next.is_some() => return Err(Error::corrupt(file_path, at.byte, what)),
                 Found::Bad(what) => {
-                    if !following && let Some(proof) = reader.proof_of_damage()? {
+                    if reader_is != Reader::Follower
+                        && let Some(proof) = reader.proof_of_damage()?
+                    {
                         let what = format!(
                             "{what}; the batch at byte {proof} was written when this place was already durable"
                         );

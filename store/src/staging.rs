@@ -308,6 +308,75 @@ pub(crate) fn adopt(main: &Arc<dyn Disk>) -> Result<()> {
     Ok(())
 }
 
+/// A folder as it will be when [`adopt`] is done with it: for who only looks.
+#[derive(Debug)]
+pub(crate) struct Adopted<'a> {
+    main: &'a dyn Disk,
+    names: Vec<String>,
+    /// (2) has been reached.
+    is_now: bool,
+}
+
+/// What a start will make of this folder first, if a staged data set is complete.
+pub(crate) fn pending(main: &dyn Disk) -> Result<Option<Adopted<'_>>> {
+    let names = list(main)?;
+    let has = |name: &str| names.iter().any(|n| n == name);
+    let is_now = has(NOW);
+    Ok((is_now || has(NEXT)).then_some(Adopted { main, names, is_now }))
+}
+
+impl Adopted<'_> {
+    /// What a file is called until then. `None`: there will be none of that name.
+    fn name_now(&self, name: &str) -> Option<String> {
+        if name == MANIFEST {
+            return Some(if self.is_now { NOW } else { NEXT }.to_owned());
+        }
+        let staged = staged(name);
+        if is_ours(name) && !name.ends_with(TEMPORARY) && self.names.contains(&staged) {
+            return Some(staged);
+        }
+        let is_old = !self.is_now && parse_segment_name(name) != SegmentName::Other;
+        (!is_old && self.names.iter().any(|n| n == name)).then(|| name.to_owned())
+    }
+}
+
+impl Disk for Adopted<'_> {
+    fn path(&self, name: &str) -> PathBuf {
+        self.main.path(&self.name_now(name).unwrap_or_else(|| name.to_owned()))
+    }
+    fn create(&self, _: &str) -> io::Result<Box<dyn DiskFile>> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+    fn open(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
+        self.main.open(&self.name_now(name).ok_or(io::ErrorKind::NotFound)?)
+    }
+    fn open_write(&self, _: &str) -> io::Result<Box<dyn DiskFile>> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+    fn list(&self) -> io::Result<Vec<String>> {
+        let whole = self.names.iter().map(|name| name.strip_prefix(STAGED).unwrap_or(name));
+        let mut names: Vec<String> = whole.filter(|name| self.name_now(name).is_some()).map(str::to_owned).collect();
+        names.sort_unstable();
+        names.dedup();
+        Ok(names)
+    }
+    fn rename(&self, _: &str, _: &str) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+    fn remove(&self, _: &str) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+    fn sync_dir(&self) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+    fn lock(&self) -> io::Result<Box<dyn Send + Sync>> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+    fn free_bytes(&self) -> io::Result<u64> {
+        self.main.free_bytes()
+    }
+}
+
 fn list(disk: &dyn Disk) -> Result<Vec<String>> {
     disk.list().map_err(|e| Error::io(disk.path(""), "listing", e))
 }

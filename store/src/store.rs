@@ -30,7 +30,7 @@ use crate::follow::FollowLog;
 use crate::log::{Log, LogOptions, Position, Resume};
 use crate::manifest::{FileEntry, MANIFEST, Manifest, Role, Tag};
 use crate::record::{Record, Records};
-use crate::replay::{ApplyBatch, End, find_path, read_segment_head, replay, segment_numbers, segments_back};
+use crate::replay::{ApplyBatch, End, Reader, find_path, read_segment_head, replay, segment_numbers, segments_back};
 use crate::segment::{SegmentHead, segment_name};
 use crate::snapshot::{SnapshotReader, SnapshotWriter, parse_snapshot_name};
 use crate::staging;
@@ -278,7 +278,8 @@ impl Store {
         let of_bytes = sizes.saturating_sub(manifest.replay.byte);
         let start = manifest.replay.offset;
         let mut report = |at: Position| progress(Progress { bytes: at.offset - start, of_bytes });
-        let end = replay(&*self.disk, &path, manifest.replay, following, apply, &mut report)?;
+        let reader = if following { Reader::Follower } else { Reader::Owner };
+        let end = replay(&*self.disk, &path, manifest.replay, reader, apply, &mut report)?;
         if end.position.offset < manifest.durable {
             let name = self.disk.path(&segment_name(end.position.segment));
             let what = format!(

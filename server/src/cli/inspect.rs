@@ -51,6 +51,7 @@ pub(super) fn check(args: &CheckArgs) -> Result<(), String> {
         let mark = match finding.severity {
             Severity::Good => "ok    ",
             Severity::Note => "note  ",
+            Severity::Unread => "UNREAD",
             Severity::Damage => "DAMAGE",
         };
         let _ = writeln!(out, "{mark}  {}: {}", finding.file, finding.text);
@@ -59,6 +60,7 @@ pub(super) fn check(args: &CheckArgs) -> Result<(), String> {
     let _ = writeln!(out, "{bytes} bytes verified, {batches} batches and {records} records in the log");
     match report.severity() {
         Severity::Damage => Err("the folder is damaged: a server would not start from it".to_owned()),
+        Severity::Unread => Err("not everything could be looked at: the system refused".to_owned()),
         _ => Ok(()),
     }
 }
@@ -69,6 +71,7 @@ fn check_ours(dir: &Path, report: &mut Report) {
     let (severity, text) = match Role::read(dir) {
         Ok(None) => return,
         Ok(Some(role)) => (Severity::Good, role.master.map_or("a master".to_owned(), |m| format!("a replica of {m}"))),
+        Err(error) if error.kind() != io::ErrorKind::Other => (Severity::Unread, error.to_string()),
         Err(error) => (Severity::Damage, error.to_string()),
     };
     report.findings.push(Finding { severity, file: role::NAME.to_owned(), text });
@@ -78,8 +81,13 @@ fn check_ours(dir: &Path, report: &mut Report) {
 pub(super) fn dump(args: &DumpArgs) -> Result<(), String> {
     let name = args.file.file_name().and_then(|n| n.to_str()).ok_or("the file's name is no text")?;
     let dir = args.file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(std::path::Path::new("."));
-    let mut text = Vec::new();
-    store::dump(&disk(dir)?, name, args.payloads, &mut text).map_err(|e| format!("{e}. {}", e.advice()))?;
-    let _ = io::stdout().lock().write_all(&text);
-    Ok(())
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let outcome = store::dump(&disk(dir)?, name, args.payloads, &mut out);
+    // First what is sound, then what is not.
+    let _ = out.flush();
+    match outcome {
+        // A reader that has seen enough is no error.
+        Err(store::Error::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        outcome => outcome.map_err(|e| format!("{e}. {}", e.advice())),
+    }
 }

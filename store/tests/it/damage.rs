@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use store::{Error, Finding, Severity, SimDisk, StoreOptions, check, dump};
+use store::{Error, Faults, Finding, Severity, SimDisk, StoreOptions, Tag, check, dump};
 
 use crate::basics::{batch, open, options, start};
 
@@ -331,6 +331,80 @@ fn check_finds_a_sound_folder_good_and_dump_prints_every_file() {
     let text = String::from_utf8(text).unwrap();
     assert!(text.contains("space 1 kind 7 8 bytes 0101010101010101"), "{text}");
     assert!(dump(&disk, "notes.txt", true, &mut Vec::new()).is_err());
+}
+
+/// Behind the first damage it goes on: each damaged file is named, of the log and beside a damaged manifest. And nothing is synced: it only reads.
+#[test]
+fn check_goes_on_behind_damage_and_syncs_nothing() {
+    let whole = many_segments(4);
+    whole.set_faults(Faults { sync_error: 1024, ..Faults::default() });
+    assert_eq!(check(&whole).unwrap().severity(), Severity::Good);
+    let names: Vec<String> = whole.list_names().into_iter().filter(|n| n.ends_with(".tlog")).collect();
+    assert!(names.len() > 5);
+    let damaged = |disk: &SimDisk| -> Vec<String> {
+        let report = check(disk).unwrap();
+        report.findings.into_iter().filter(|f| f.severity == Severity::Damage).map(|f| f.text).collect()
+    };
+    let disk = whole.fork(1);
+    for name in [&names[1], &names[3]] {
+        assert!(disk.flip_bit(name, 90 * 8));
+    }
+    for manifest_too in [false, true] {
+        if manifest_too {
+            assert!(disk.flip_bit("tidemark.manifest", 8 * 100));
+        }
+        let found = damaged(&disk);
+        let about = |name: &str| found.iter().filter(|text| text.contains(name)).count();
+        assert!(about(&names[1]) == 1 && about(&names[3]) == 1, "{found:?}");
+        assert_eq!(
+            about("tidemark.manifest: the checksum") + about("the checksum does not match"),
+            usize::from(manifest_too),
+            "{found:?}"
+        );
+        assert_eq!(found.len(), 2 + usize::from(manifest_too), "{found:?}");
+    }
+}
+
+/// A crash came between a complete full sync and its adoption: the next start goes on there, and a check says so, and looks at that data set.
+#[test]
+fn a_pending_adoption_is_no_damage() {
+    let disk = many_segments(2);
+    let names = disk.list_names();
+    for name in names.iter().filter(|n| n.ends_with(".tlog") || n.ends_with(".tsnap")) {
+        let bytes = disk.contents(name).unwrap();
+        disk.take(name);
+        disk.put(&format!("staged-{name}"), &bytes);
+    }
+    let manifest = disk.contents("tidemark.manifest").unwrap();
+    for marker in ["staged-next.manifest", "staged-now.manifest"] {
+        let disk = disk.fork(3);
+        disk.put(marker, &manifest);
+        let report = check(&disk).unwrap();
+        assert_eq!(report.severity(), Severity::Note, "{report:?}");
+        assert_eq!(report.records, 40);
+        let staged = names.iter().find(|n| n.ends_with(".tlog")).unwrap();
+        assert!(disk.flip_bit(&format!("staged-{staged}"), 90 * 8));
+        assert_eq!(check(&disk).unwrap().severity(), Severity::Damage);
+        assert!(disk.flip_bit(&format!("staged-{staged}"), 90 * 8));
+        start(&disk, options(1000)).unwrap();
+    }
+}
+
+/// What is sound comes before what is not.
+#[test]
+fn dump_prints_what_is_in_front_of_damage() {
+    let disk = SimDisk::new(9);
+    let (store, log, _, _) = start(&disk, options(1000)).unwrap();
+    let mut writer = store.begin_snapshot(log.durable());
+    let mut file = writer.file(Tag { space: 1, kind: 2, low: 0, high: 9, stamp: 1 }).unwrap();
+    (0..3).for_each(|i| file.write(&[i; 500], 1).unwrap());
+    let entry = file.finish().unwrap();
+    writer.add(entry.clone());
+    writer.commit(log.durable()).unwrap();
+    assert!(disk.flip_bit(&entry.name, (entry.bytes - 200) * 8));
+    let mut text = Vec::new();
+    assert!(matches!(dump(&disk, &entry.name, false, &mut text), Err(Error::Corrupt { .. })));
+    assert_eq!(String::from_utf8(text).unwrap().matches(" chunk, ").count(), 2);
 }
 
 /// What lies before the replay position serves replicas only: a start does not read it, `check` does.
