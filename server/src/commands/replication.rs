@@ -558,12 +558,17 @@ pub(super) fn info(node: &Node, out: &mut String) {
             fed.durable,
         );
     }
+    // Of one moment: while the order to hand over is on its way to the disk, this node is a master that waits.
+    let failover = match replication.failover.name() {
+        failover::HANDING if master.is_none() => failover::WAITING,
+        name => name,
+    };
     let lineage = node.store.get().map_or_else(|| "0".repeat(32), |store| store.lineage().to_string());
     let _ = write!(
         out,
         "master_failover_state:{}\r\nmaster_replid:{lineage}{:08x}\r\nmaster_replid2:{:040}\r\nmaster_repl_offset:{}\r\nsecond_repl_offset:-1\r\n\
          repl_backlog_active:0\r\nrepl_backlog_size:0\r\nrepl_backlog_first_byte_offset:0\r\nrepl_backlog_histlen:0\r\nrepl_term:{:016x}\r\nrepl_fenced:{}\r\nrepl_sentinel_groups:{}\r\nrepl_full_syncs:{}\r\nrepl_continued:{}\r\nrepl_max_replicas:{}\r\n",
-        replication.failover.name(),
+        failover,
         replication.term.load(Relaxed) as u32,
         0,
         end.offset,

@@ -56,6 +56,11 @@ pub(crate) struct Failover {
     ended: Notify,
 }
 
+/// What INFO says of a replica that has to catch up first.
+pub(crate) const WAITING: &str = "waiting-for-sync";
+/// What it says of one that is to take over.
+pub(crate) const HANDING: &str = "failover-in-progress";
+
 /// What was asked for.
 pub(crate) struct Wanted {
     /// Address of a replica; none: whichever has everything first.
@@ -79,8 +84,8 @@ impl Failover {
     pub(crate) fn name(&self) -> &'static str {
         match *self.stage.lock() {
             Stage::Nothing | Stage::Settling => "no-failover",
-            Stage::Waiting(_) => "waiting-for-sync",
-            Stage::Handing { .. } | Stage::Aborting => "failover-in-progress",
+            Stage::Waiting(_) => WAITING,
+            Stage::Handing { .. } | Stage::Aborting => HANDING,
         }
     }
 
