@@ -160,7 +160,9 @@ fn rows_of_ids_near_the_end_of_all_take_nothing_from_others() {
     assert_eq!(rows, 60_000.0, "strays are in no table");
     assert!(number(&all[all.len() - 1], "low") as u64 > FIRST + 50_000 * 16, "{all:#?}");
     for table in &all[..all.len() - 1] {
-        assert!(number(table, "rows") > 1000.0 && number(table, "bytes_per_row") < 16.0, "{table:?}");
+        // An extension of a small table may be a third of it.
+        let rows = number(table, "rows");
+        assert!(rows > 1000.0 && (rows < 10_000.0 || number(table, "bytes_per_row") < 16.0), "{table:?}");
     }
     for id in bad(0, 6000).chain(good(0, 60_000)).step_by(7) {
         assert_eq!(cmd("HGET").arg(format!("post:{id}")).arg("like").query::<i64>(c).unwrap(), 3, "{id}");
