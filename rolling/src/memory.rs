@@ -88,11 +88,7 @@ impl Words {
 #[inline(always)]
 pub fn prefetch<T>(at: &T) {
     #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint: it reads nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(at).cast()) };
-    }
+    hint::<{ std::arch::x86_64::_MM_HINT_T0 }, T>(at);
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;
 }
@@ -101,13 +97,16 @@ pub fn prefetch<T>(at: &T) {
 #[inline(always)]
 pub fn prefetch_to_write<T>(at: &T) {
     #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-        // SAFETY: a hint: it reads nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_ET0>(std::ptr::from_ref(at).cast()) };
-    }
+    hint::<{ std::arch::x86_64::_MM_HINT_ET0 }, T>(at);
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn hint<const KIND: i32, T>(at: &T) {
+    // SAFETY: a hint: it reads nothing.
+    unsafe { std::arch::x86_64::_mm_prefetch::<KIND>(std::ptr::from_ref(at).cast()) };
 }
 
 /// A bit for each byte of `words`, lowest byte first, that is `byte`. At most eight words.

@@ -351,10 +351,9 @@ fn most_changed(space: &CounterSpace) -> Option<(RangeStats, u64)> {
 pub(crate) fn spill_oldest(node: &Node, space: &CounterSpace) -> store::Result<Option<Spilled>> {
     let _alone = node.snapshots.interrupt();
     let is_worth = |range: &RangeStats| range.rows > 0 || space.tombs_of(range.low, range.last).0 > 0;
-    let worth = |range: &&RangeStats| range.last < u64::MAX && is_worth(range);
-    let ranges = space.ranges();
-    let mut worth = ranges.iter().filter(worth);
-    let oldest = worth.clone().find(|range| !is_damaged(space, range)).or(worth.next());
+    let worth = space.ranges().into_iter().filter(|range| range.last < u64::MAX && is_worth(range));
+    // The first of the least: one that is damaged if there are no others.
+    let oldest = worth.min_by_key(|range| is_damaged(space, range));
     oldest.map(|range| Ground::of(node).spill(space, range.low, range.last, 0)).transpose()
 }
 

@@ -83,12 +83,7 @@ fn replicaof(call: &mut Call<'_>) -> Outcome {
         if may_flush && master.is_some() {
             all_logged(node)?;
         }
-        let is_new = node
-            .replication
-            .failover
-            .order(node, master.clone(), forced)
-            .ok_or_else(|| refuse!("{FAILING_OVER}"))?
-            .map_err(|e| refuse!("ERR the role cannot be written to the data folder: {e}"))?;
+        let is_new = order(node, master.clone(), forced)?;
         match (is_new, &master) {
             (false, Some(_)) => reply.simple("OK Already connected to specified master"),
             (false, None) => reply.ok(),
@@ -103,6 +98,12 @@ fn replicaof(call: &mut Call<'_>) -> Outcome {
         }
         Ok(())
     })
+}
+
+/// This node is to follow `master`, or nobody; durable when this returns. Whether that is new.
+fn order(node: &Node, master: Option<Master>, forced: bool) -> Result<bool, Refusal> {
+    let given = node.replication.failover.order(node, master, forced).ok_or_else(|| refuse!("{FAILING_OVER}"))?;
+    given.map_err(|e| refuse!("ERR the role cannot be written to the data folder: {e}"))
 }
 
 /// A master that is to follow somebody has all that was acknowledged in its log; the error: the disk does not take it. What is written from now on until the
@@ -456,8 +457,7 @@ impl TakeOver {
             return Err(refuse!("ERR this replica has the log up to {ours} only, not up to {}", self.offset));
         }
         tracing::info!("the master hands its role to us, by {}", self.peer);
-        let ordered = node.replication.failover.order(node, None, false).ok_or_else(|| refuse!("{FAILING_OVER}"))?;
-        ordered.map(|_| ()).map_err(|e| refuse!("ERR the role cannot be written to the data folder: {e}"))
+        order(node, None, false).map(|_| ())
     }
 }
 
