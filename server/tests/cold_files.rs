@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{FIRST, Program, call, text};
+use common::{FIRST, Program, call, count, text};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::path::Path;
 use tidemark_server::cli::client::Client;
@@ -28,13 +28,6 @@ fn start(dir: &Path) -> Program {
 
 fn id(row: u64) -> u64 {
     FIRST + row * 4096
-}
-
-fn info(client: &mut Client, name: &str) -> u64 {
-    let OwnedFrame::BulkString(all) = call(client, "INFO cold") else { panic!("no text") };
-    let all = String::from_utf8(all).unwrap();
-    let line = all.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    line.unwrap_or_else(|| panic!("{name} in {all}")).parse().unwrap()
 }
 
 fn verify(client: &mut Client) {
@@ -64,19 +57,19 @@ fn thousands_of_files_are_opened_searched_and_opened_again() {
     }
     let OwnedFrame::Integer(left) = call(&mut client, &format!("TM.SPILL post {TABLES}")) else { panic!("no number") };
     assert!(left > 240_000, "{left} rows have left memory");
-    let files = info(&mut client, "cold_files");
+    let files = count(&mut client, "cold_files");
     assert!(files > 2000, "{files}");
     let descriptors = std::fs::read_dir(format!("/proc/{}/fd", program.child.id())).unwrap().count() as u64;
     assert!(descriptors > files, "{descriptors} descriptors of {files} files: the limit of 256 was raised");
     verify(&mut client);
     // Each row costs one read: one search finds its file and its block.
-    let (before, reads) = (info(&mut client, "cold_cache_misses"), info(&mut client, "cold_reads"));
+    let (before, reads) = (count(&mut client, "cold_cache_misses"), count(&mut client, "cold_reads"));
     call(&mut client, &format!("CNT.GET post {} {}", id(7), id(PER_TABLE * 900 + 3)));
-    assert!(info(&mut client, "cold_reads") - reads <= 2 && info(&mut client, "cold_cache_misses") - before <= 2);
+    assert!(count(&mut client, "cold_reads") - reads <= 2 && count(&mut client, "cold_cache_misses") - before <= 2);
     assert!(program.terminate().success());
     let program = start(folder.path());
     let mut client = program.client();
-    assert_eq!(info(&mut client, "cold_files"), files);
+    assert_eq!(count(&mut client, "cold_files"), files);
     verify(&mut client);
     program.kill();
     let program = start(folder.path());

@@ -7,7 +7,7 @@
 
 mod common;
 
-use common::{Program, text};
+use common::{Program, count, text};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -38,13 +38,6 @@ fn start(dir: &Path) -> Program {
 fn unfinished(dir: &Path) -> usize {
     let names = std::fs::read_dir(dir.join("data")).unwrap().map(|entry| entry.unwrap().file_name());
     names.filter(|name| name.to_string_lossy().ends_with(".tcold.tmp")).count()
-}
-
-fn info(client: &mut Client, name: &str) -> u64 {
-    let OwnedFrame::BulkString(all) = client.call(&[b"INFO", b"cold"]).unwrap() else { panic!("no text") };
-    let all = String::from_utf8(all).unwrap();
-    let line = all.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    line.unwrap_or_else(|| panic!("{name} in {all}")).parse().unwrap()
 }
 
 /// Sets or unsets pairs until the server is gone, or there are no more; gives what is known of them then.
@@ -161,8 +154,8 @@ fn flags_survive_a_kill_in_the_middle_of_a_spill_and_of_a_merge() {
     let mut client = program.client();
     // All that is left to do, and nothing is left over.
     client.call(&[b"TM.SPILL", b"liked", b"100"]).unwrap();
-    assert!(info(&mut client, "cold_files") >= 3 && info(&mut client, "spill_failures") == 0);
-    assert_eq!(info(&mut client, "overlay_pairs"), 0);
+    assert!(count(&mut client, "cold_files") >= 3 && count(&mut client, "spill_failures") == 0);
+    assert_eq!(count(&mut client, "overlay_pairs"), 0);
     verify(&program, &mut truth, 1);
     assert!(program.terminate().success());
     let report = store::check(&store::RealDisk::open(folder.path().join("data")).unwrap()).unwrap();

@@ -19,24 +19,12 @@ fn fine(program: &Program, words: &str) {
     assert_eq!(refusal(&call(&mut program.client(), words)), "", "{words}");
 }
 
-/// The reply; none where clients are disconnected at this moment.
-fn ask(program: &Program, words: &str) -> OwnedFrame {
-    let words: Vec<_> = words.split(' ').map(str::as_bytes).collect();
-    program.client().call(&words).unwrap_or(OwnedFrame::Null)
-}
-
-fn info(program: &Program, key: &str) -> String {
-    let OwnedFrame::BulkString(all) = ask(program, "INFO replication") else { return String::new() };
-    let all = String::from_utf8(all).unwrap();
-    all.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).unwrap_or_default().to_owned()
-}
-
 fn like() -> String {
     format!("HINCRBY post:{FIRST} like 1")
 }
 
 fn likes(program: &Program) -> OwnedFrame {
-    ask(program, &format!("HGET post:{FIRST} like"))
+    program.ask(&format!("HGET post:{FIRST} like"))
 }
 
 /// A master that was handing its role to a replica, and that replica, both killed before that has read what it was asked for. Gives their ports.
@@ -45,14 +33,14 @@ fn killed_between(folders: &[tempfile::TempDir; 2]) -> [u16; 2] {
     fine(&old, &like());
     fine(&new, &format!("REPLICAOF 127.0.0.1 {}", old.port));
     until("the replica has it all", || {
-        likes(&new) == OwnedFrame::BulkString(text(1)) && info(&old, "slave0").contains("lag_bytes=0")
+        likes(&new) == OwnedFrame::BulkString(text(1)) && old.info("slave0").contains("lag_bytes=0")
     });
     // So far, and not to the log's end, which may still come.
     fine(&old, "WAITAOF 1 1 10000");
     kill_process(Pid::from_child(&new.child), Signal::STOP).unwrap();
     fine(&old, "FAILOVER");
-    until("the replica is asked", || info(&old, "role") == "slave");
-    assert_eq!(info(&old, "master_failover_state"), "failover-in-progress");
+    until("the replica is asked", || old.info("role") == "slave");
+    assert_eq!(old.info("master_failover_state"), "failover-in-progress");
     old.sigkill();
     new.sigkill();
     [old.port, new.port]
@@ -63,22 +51,19 @@ fn a_handover_that_was_killed_goes_on() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let ports = killed_between(&folders);
     let old = start(&folders[0], Some(ports[0]));
-    assert_eq!(
-        (info(&old, "role"), info(&old, "master_failover_state")),
-        ("slave".into(), "failover-in-progress".into())
-    );
+    assert_eq!((old.info("role"), old.info("master_failover_state")), ("slave".into(), "failover-in-progress".into()));
     assert!(refusal(&call(&mut old.client(), &like())).starts_with("READONLY"));
     let new = start(&folders[1], Some(ports[1]));
-    until("the replica takes over", || info(&new, "role") == "master" && info(&old, "master_link_status") == "up");
-    assert_eq!(info(&old, "master_failover_state"), "no-failover");
+    until("the replica takes over", || new.info("role") == "master" && old.info("master_link_status") == "up");
+    assert_eq!(old.info("master_failover_state"), "no-failover");
     until("it takes writes", || refusal(&call(&mut new.client(), &like())).is_empty());
     until("the old one has them", || likes(&old) == OwnedFrame::BulkString(text(2)));
-    assert_eq!((info(&old, "repl_full_syncs"), info(&new, "repl_full_syncs")), ("0".into(), "0".into()));
+    assert_eq!((old.info("repl_full_syncs"), new.info("repl_full_syncs")), ("0".into(), "0".into()));
     // It is over: the next start asks for nothing.
     old.kill();
     let old = start(&folders[0], Some(ports[0]));
-    assert_eq!(info(&old, "master_failover_state"), "no-failover");
-    until("it follows", || info(&old, "master_link_status") == "up");
+    assert_eq!(old.info("master_failover_state"), "no-failover");
+    until("it follows", || old.info("master_link_status") == "up");
 }
 
 #[test]
@@ -94,13 +79,13 @@ fn a_handover_that_was_killed_is_aborted_if_the_replica_says_no_or_an_operator_d
             // The other has lost all, so it is nobody to hand a role to; but for all that is known somebody else has it.
             let empty = tempfile::tempdir().unwrap();
             let new = start(&empty, Some(ports[1]));
-            until("it is the master again", || info(&old, "role") == "master");
+            until("it is the master again", || old.info("role") == "master");
             let reply = call(&mut old.client(), &like());
             assert!(refusal(&reply).contains("fenced until its role is known"), "{reply:?}");
             fine(&new, &format!("REPLICAOF 127.0.0.1 {}", old.port));
             until("a replica follows", || refusal(&call(&mut old.client(), &like())).is_empty());
         }
-        assert_eq!(info(&old, "master_failover_state"), "no-failover");
+        assert_eq!(old.info("master_failover_state"), "no-failover");
         assert_eq!(likes(&old), OwnedFrame::BulkString(text(2)));
     }
 }

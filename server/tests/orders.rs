@@ -226,9 +226,7 @@ fn row(program: &Program, row: u64) -> OwnedFrame {
 }
 
 fn info(program: &Program, key: &str) -> String {
-    let OwnedFrame::BulkString(all) = call(&mut program.client(), "INFO replication") else { panic!("INFO is text") };
-    let all = String::from_utf8(all).unwrap();
-    all.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).unwrap_or_default().to_owned()
+    common::info(&mut program.client(), key)
 }
 
 /// Sends it, and gives the lines of the answer.

@@ -62,26 +62,14 @@ fn follow(replica: &Program, master: &Program) {
     fine(replica, &format!("REPLICAOF 127.0.0.1 {}", master.port));
 }
 
-/// The reply; none where clients are disconnected at this moment, as another data set takes the place of the old one.
-fn ask(program: &Program, words: &str) -> OwnedFrame {
-    let words: Vec<_> = words.split(' ').map(str::as_bytes).collect();
-    program.client().call(&words).unwrap_or(OwnedFrame::Null)
-}
-
-fn info(program: &Program, key: &str) -> String {
-    let OwnedFrame::BulkString(all) = ask(program, "INFO") else { return String::new() };
-    let all = String::from_utf8(all).unwrap();
-    all.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).unwrap_or_default().to_owned()
-}
-
 fn in_step(replica: &Program) {
     until("the replica follows", || {
-        info(replica, "master_link_status") == "up" && likes(replica) == OwnedFrame::BulkString(text(100))
+        replica.info("master_link_status") == "up" && likes(replica) == OwnedFrame::BulkString(text(100))
     });
 }
 
 fn likes(program: &Program) -> OwnedFrame {
-    ask(program, &format!("HGET post:{FIRST} like"))
+    program.ask(&format!("HGET post:{FIRST} like"))
 }
 
 /// Sends a like without waiting for its reply.
@@ -113,7 +101,7 @@ fn who_was_told_that_this_is_a_master_waits_for_its_log_and_for_nothing_else() {
     for words in ["PING", &format!("HGET post:{FIRST} like"), "PUBLISH news 1", "WAIT 0 0", "INFO"] {
         assert_eq!(refusal(&call(&mut reader, words)), "", "{words}");
     }
-    assert_eq!(info(&replica, "role"), "master");
+    assert_eq!(replica.info("role"), "master");
     assert_eq!(likes(&replica), OwnedFrame::BulkString(text(100)));
     drop(leaves);
 
@@ -167,8 +155,8 @@ fn a_node_that_cannot_begin_its_log_says_so_until_it_can() {
         };
         assert!(said.starts_with(wanted) && said.is_empty() == wanted.is_empty(), "{words}: {said}");
     }
-    assert_eq!(info(&replica, "role"), "master");
-    assert_eq!(info(&replica, "aof_last_write_status"), "err");
+    assert_eq!(replica.info("role"), "master");
+    assert_eq!(replica.info("aof_last_write_status"), "err");
     assert_eq!(likes(&replica), OwnedFrame::BulkString(text(100)));
 
     // A replica has no log to begin.
@@ -176,7 +164,7 @@ fn a_node_that_cannot_begin_its_log_says_so_until_it_can() {
     until("it refuses as a replica", || refusal(&call(&mut client, &like)).starts_with("READONLY"));
     assert_eq!(refusal(&call(&mut client, "PING")), "");
     in_step(&replica);
-    assert_eq!(info(&replica, "repl_full_syncs"), "0");
+    assert_eq!(replica.info("repl_full_syncs"), "0");
 
     fine(&replica, "REPLICAOF NO ONE");
     assert!(refusal(&call(&mut client, &like)).starts_with("MISCONF"));
@@ -215,8 +203,8 @@ fn what_is_written_just_after_a_promotion_is_counted_when_replicas_have_it() {
     for round in 1..=3 {
         fine(&node, "REPLICAOF 127.0.0.1 1");
         until("the node is a replica, and its replica has all", || {
-            let (fed, end) = (info(&node, "slave0"), info(&node, "slave_synced_offset"));
-            info(&node, "master_link_error").contains("refused")
+            let (fed, end) = (node.info("slave0"), node.info("slave_synced_offset"));
+            node.info("master_link_error").contains("refused")
                 && fed.contains(&format!(",offset={end},"))
                 && fed.ends_with(&format!("synced_offset={end}"))
         });

@@ -43,24 +43,12 @@ fn fine(program: &Program, words: &str) {
     assert_eq!(refusal(&call(&mut program.client(), words)), "", "{words}");
 }
 
-/// The reply; none where clients are disconnected at this moment, as another data set takes the place of the old one.
-fn ask(program: &Program, words: &str) -> OwnedFrame {
-    let words: Vec<_> = words.split(' ').map(str::as_bytes).collect();
-    program.client().call(&words).unwrap_or(OwnedFrame::Null)
-}
-
 fn like_of(program: &Program, post: u64) -> OwnedFrame {
-    ask(program, &format!("HGET post:{post} like"))
+    program.ask(&format!("HGET post:{post} like"))
 }
 
 fn bulk(n: u64) -> OwnedFrame {
     OwnedFrame::BulkString(text(n))
-}
-
-fn info(program: &Program, key: &str) -> String {
-    let OwnedFrame::BulkString(all) = ask(program, "INFO replication") else { return String::new() };
-    let all = String::from_utf8(all).unwrap();
-    all.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).unwrap_or_default().to_owned()
 }
 
 fn follow(replica: &Program, master: &Program) {
@@ -69,8 +57,8 @@ fn follow(replica: &Program, master: &Program) {
 
 fn in_step(replica: &Program, master: &Program) {
     until("the replica has it all", || {
-        info(replica, "master_link_status") == "up"
-            && info(replica, "slave_repl_offset") == info(master, "master_repl_offset")
+        replica.info("master_link_status") == "up"
+            && replica.info("slave_repl_offset") == master.info("master_repl_offset")
     });
 }
 
@@ -116,7 +104,7 @@ fn a_replica_with_a_full_disk_answers_reads_and_goes_on_when_there_is_room() {
     fine(&master, &format!("CNT.SET post {FIRST} like 7"));
     follow(&replica, &master);
     in_step(&replica, &master);
-    let full_syncs = info(&replica, "repl_full_syncs");
+    let full_syncs = replica.info("repl_full_syncs");
     disk.fill(256 << 10);
 
     // Through one connection: a node that is opened anew would close it.
@@ -133,18 +121,18 @@ fn a_replica_with_a_full_disk_answers_reads_and_goes_on_when_there_is_room() {
         }
         (0..client.waiting()).for_each(|_| assert_eq!(refusal(&client.reply().unwrap()), ""));
         assert_eq!(reads(FIRST), bulk(7));
-        info(&replica, "master_link_error").contains("no room on the disk")
+        replica.info("master_link_error").contains("no room on the disk")
     });
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(4) {
         assert_eq!(reads(FIRST), bulk(7), "for several attempts to go on");
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert!(info(&replica, "master_link_error").contains("no room on the disk"));
+    assert!(replica.info("master_link_error").contains("no room on the disk"));
     disk.make_room();
     in_step(&replica, &master);
     assert_eq!(reads(last), bulk(5));
-    assert_eq!(info(&replica, "repl_full_syncs"), full_syncs, "it went on where it was");
+    assert_eq!(replica.info("repl_full_syncs"), full_syncs, "it went on where it was");
     replica.kill();
     let replica = start(disk.path(), SPACES);
     in_step(&replica, &master);
@@ -164,14 +152,14 @@ fn a_space_that_only_the_master_has_stops_the_link_and_not_the_replica() {
 
     let mut reader = replica.client();
     follow(&replica, &master);
-    until("the replica says what it lacks", || info(&replica, "master_link_error").contains("'extra'"));
+    until("the replica says what it lacks", || replica.info("master_link_error").contains("'extra'"));
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(3) {
         let reply = call(&mut reader, &format!("HGET post:{FIRST} like"));
         assert_eq!(reply, bulk(7), "for several attempts to go on");
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert!(info(&replica, "master_link_error").contains("'extra'"));
+    assert!(replica.info("master_link_error").contains("'extra'"));
     // It has taken nothing of it: it starts as it is, and with the space it goes on.
     assert!(replica.terminate().success());
     let replica = start(folders[1].path(), SPACES);
@@ -182,7 +170,7 @@ fn a_space_that_only_the_master_has_stops_the_link_and_not_the_replica() {
     until("the master takes writes", || refusal(&call(&mut master.client(), "CNT.SET extra 1 a 5")).is_empty());
     in_step(&replica, &master);
     assert_eq!(call(&mut replica.client(), "HGET extra:1 a"), bulk(5));
-    assert_eq!(info(&replica, "repl_full_syncs"), "0", "it went on where it was");
+    assert_eq!(replica.info("repl_full_syncs"), "0", "it went on where it was");
 }
 
 /// All that it had is gone, by a command that counts as any other does: no older state of its master brings it back.
@@ -207,15 +195,15 @@ fn a_replica_whose_rows_were_all_deleted_does_not_obey_a_master_that_has_lost_th
     fine(&master, &format!("DEL post:{FIRST}"));
     in_step(&replica, &master);
     assert_eq!(like_of(&replica, FIRST), OwnedFrame::Null);
-    let full_syncs = info(&replica, "repl_full_syncs");
+    let full_syncs = replica.info("repl_full_syncs");
     master.kill();
 
     let master = start(old.path(), SPACES);
     follow(&replica, &master);
     let why = "the master's history ends or parts before ours does";
-    until("it refuses", || info(&replica, "master_link_error").contains(why));
-    assert_eq!(info(&replica, "slave_priority"), "0");
-    assert_eq!((like_of(&replica, FIRST), info(&replica, "repl_full_syncs")), (OwnedFrame::Null, full_syncs));
+    until("it refuses", || replica.info("master_link_error").contains(why));
+    assert_eq!(replica.info("slave_priority"), "0");
+    assert_eq!((like_of(&replica, FIRST), replica.info("repl_full_syncs")), (OwnedFrame::Null, full_syncs));
     // An operator knows better; what is given up is kept all the same.
     fine(&replica, &format!("REPLICAOF 127.0.0.1 {} FORCE", master.port));
     until("it has what there was", || like_of(&replica, FIRST) == bulk(5));

@@ -9,12 +9,12 @@ written into it, and that all nodes are equal.
 
 --redis: the same with redis-server in the nodes' place, to compare the times.
 """
-import argparse, os, random, shutil, signal, statistics, subprocess, sys, tempfile, threading, time
+import argparse, os, random, signal, statistics, subprocess, threading, time
 
 import redis
 from redis.sentinel import Sentinel
 
-from nodes import Node, until
+from nodes import Node, scratch, until
 from proxy import free_port
 
 
@@ -49,10 +49,13 @@ def main():
     parser.add_argument("--redis", action="store_true")
     parser.add_argument("--keep", action="store_true")
     args = parser.parse_args()
-    folder = tempfile.mkdtemp(prefix="failover-")
+    with scratch("failover-", args.keep) as folder:
+        play(args, folder)
+
+
+def play(args, folder):
     nodes = [Node(None if args.redis else args.server, folder, n) for n in range(3)]
     sentinels = []
-    ok = False
     try:
         nodes[0].start()
         until("the master is up", lambda: nodes[0].client().ping())
@@ -192,17 +195,12 @@ def main():
         assert total > 50 * args.rounds, "hardly anything was written"
         if not args.redis:
             assert lost == 0, f"{lost} acknowledged writes are lost: {missing[:20]}"
-        ok = True
     finally:
         for sentinel in sentinels:
             sentinel.kill()
             sentinel.wait()
         for node in nodes:
             node.end()
-        if ok and not args.keep:
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
-            print(f"kept: {folder}", file=sys.stderr)
 
 
 main()

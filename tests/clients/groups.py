@@ -4,11 +4,11 @@
 
 What the one team has said is nothing to the other: who is gone keeps nobody out, who comes back at another epoch deposes nobody.
 """
-import argparse, os, shutil, subprocess, sys, tempfile
+import argparse, os, subprocess
 
 import redis
 
-from nodes import Node, until
+from nodes import Node, scratch, until
 from proxy import free_port
 
 
@@ -16,7 +16,11 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--server", required=True)
     args = parser.parse_args()
-    folder = tempfile.mkdtemp(prefix="groups-")
+    with scratch("groups-") as folder:
+        play(args, folder)
+
+
+def play(args, folder):
     nodes = [Node(args.server, folder, n) for n in range(2)]
     master, replica = nodes
     sentinels = {}
@@ -43,7 +47,6 @@ def main():
         master.process.wait()
         master.start()
 
-    ok = False
     try:
         master.start()
         until("the master is up", lambda: master.client().ping())
@@ -79,17 +82,12 @@ def main():
             assert "fenced" in str(error), error
             until("the old team lifts the fence", like)
         print("ok")
-        ok = True
     finally:
         for process in sentinels.values():
             process.kill()
             process.wait()
         for node in nodes:
             node.end()
-        if ok:
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
-            print(f"kept: {folder}", file=sys.stderr)
 
 
 main()

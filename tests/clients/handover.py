@@ -3,11 +3,11 @@ transcripts must be equal, line by line.
 
     handover.py --server PATH_TO_TIDEMARK
 """
-import argparse, shutil, sys, tempfile, threading, time
+import argparse, threading, time
 
 import redis
 
-from nodes import Node, until
+from nodes import Node, scratch, until
 from proxy import Proxy
 
 
@@ -247,13 +247,8 @@ def main():
     args = parser.parse_args()
     transcripts = []
     for server in [None, args.server]:
-        folder = tempfile.mkdtemp(prefix="handover-")
-        try:
+        with scratch(f"handover-{'redis' if server is None else 'tidemark'}-") as folder:
             transcripts.append(Play(server, folder).run())
-        except BaseException:
-            print(f"{'redis-server' if server is None else 'tidemark'}, kept: {folder}", file=sys.stderr)
-            raise
-        shutil.rmtree(folder, ignore_errors=True)
     theirs, ours = transcripts
     differ = [f"redis-server  {a}\n  tidemark      {b}" for a, b in zip(theirs, ours) if a != b]
     print("\n".join(theirs))

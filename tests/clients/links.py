@@ -5,9 +5,9 @@ nodes must be equal, and each replica must have fetched everything just once: wh
 
     links.py --server PATH_TO_TIDEMARK [--seconds 20] [--seed 1]
 """
-import argparse, random, shutil, sys, tempfile, threading, time
+import argparse, random, threading, time
 
-from nodes import Node, until
+from nodes import Node, scratch, until
 from proxy import Proxy
 
 
@@ -17,9 +17,13 @@ def main():
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
+    with scratch("links-") as folder:
+        play(args, folder)
+
+
+def play(args, folder):
     rng = random.Random(args.seed)
-    folder = tempfile.mkdtemp(prefix="links-")
-    nodes, links, ok = [], [], False
+    nodes, links = [], []
     try:
         # Whom each follows.
         for number, master in enumerate([None, 0, 0, 1]):
@@ -84,14 +88,9 @@ def main():
         print(f"{args.seconds:.0f} s, seed {args.seed}: {done}; {[l.opened for l in links]} links, {written[0]} writes; full syncs {full[1:]}, at first {first[1:]}")
         assert full == first == [0, 1, 1, 1], "more full syncs than first attachments"
         assert sum(l.opened for l in links) > len(links), "no link was ever lost"
-        ok = True
     finally:
         for node in nodes:
             node.end()
-        if ok:
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
-            print(f"kept: {folder}", file=sys.stderr)
 
 
 main()

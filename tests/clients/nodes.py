@@ -1,5 +1,5 @@
 """A server as a process of its own: Tidemark, or redis-server in its place. Others reach it by its proxy, whose link can be cut."""
-import os, signal, subprocess, time
+import contextlib, os, shutil, signal, subprocess, sys, tempfile, time
 
 import redis
 
@@ -55,6 +55,22 @@ class Node:
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
             self.process.wait()
+
+
+@contextlib.contextmanager
+def scratch(prefix, keep=False):
+    """A folder that goes when all went well, unless it is to be kept."""
+    folder = tempfile.mkdtemp(prefix=prefix)
+    try:
+        yield folder
+    except BaseException:
+        keep = True
+        raise
+    finally:
+        if keep:
+            print(f"kept: {folder}", file=sys.stderr)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def until(what, done, seconds=90):

@@ -8,7 +8,7 @@ use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Lines};
 use std::path::Path;
-use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 use tidemark_server::cli::client::Client;
 
@@ -86,6 +86,20 @@ impl Program {
 
     pub(crate) fn client(&self) -> Client {
         Client::connect(("127.0.0.1", self.port)).unwrap()
+    }
+
+    /// The reply; none where clients are disconnected at this moment, as another data set takes the place of the old one.
+    pub(crate) fn ask(&self, words: &str) -> OwnedFrame {
+        let words: Vec<_> = words.split(' ').map(str::as_bytes).collect();
+        self.client().call(&words).unwrap_or(OwnedFrame::Null)
+    }
+
+    /// A line of INFO; empty where there is none, or no reply.
+    pub(crate) fn info(&self, key: &str) -> String {
+        match self.ask("INFO") {
+            OwnedFrame::BulkString(all) => info_line(all, key).unwrap_or_default(),
+            _ => String::new(),
+        }
     }
 
     pub(crate) fn kill(mut self) {
@@ -214,6 +228,22 @@ pub(crate) fn call(client: &mut Client, words: &str) -> OwnedFrame {
     client.call(&words.split(' ').map(str::as_bytes).collect::<Vec<_>>()).unwrap()
 }
 
+fn info_line(all: Vec<u8>, key: &str) -> Option<String> {
+    let all = String::from_utf8(all).unwrap();
+    all.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':').map(str::to_owned))
+}
+
+/// A line of INFO, which must be there.
+pub(crate) fn info(client: &mut Client, key: &str) -> String {
+    let OwnedFrame::BulkString(all) = call(client, "INFO") else { panic!("INFO is text") };
+    info_line(all, key).unwrap_or_else(|| panic!("there is no {key}"))
+}
+
+/// The same, a number.
+pub(crate) fn count(client: &mut Client, key: &str) -> u64 {
+    info(client, key).parse().unwrap()
+}
+
 /// The words of a refusal; empty for any other reply.
 pub(crate) fn refusal(reply: &OwnedFrame) -> &str {
     if let OwnedFrame::Error(words) = reply { words } else { "" }
@@ -274,4 +304,66 @@ impl Drop for SmallDisk {
         // Lazily: a failed test's server may still be on it.
         let _ = Command::new("umount").arg("-l").arg(self.path()).status();
     }
+}
+
+pub(crate) fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<String> =
+        std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// BGSAVE, and whether it went well.
+pub(crate) fn snapshot(client: &mut Client) -> bool {
+    assert_eq!(refusal(&call(client, "BGSAVE")), "");
+    until("the snapshot ends", || info(client, "rdb_bgsave_in_progress") == "0");
+    info(client, "rdb_last_bgsave_status") == "ok"
+}
+
+/// Likes that must all be refused, and must have changed nothing.
+pub(crate) fn refused_without_trace(client: &mut Client, member: u64) {
+    let key = format!("HGET post:{FIRST} like");
+    let before = call(client, &key);
+    let mut set = 0;
+    for member in member..member + 50 {
+        let reply = call(client, &format!("FEED.ACT like {member} {FIRST}"));
+        assert!(
+            refusal(&reply).starts_with("MISCONF Tidemark cannot write its log, so changes are refused"),
+            "{reply:?}"
+        );
+        set += u64::from(
+            call(client, &format!("PH.EXISTS liked {member} {FIRST}"))
+                == OwnedFrame::Array(vec![OwnedFrame::Integer(1)]),
+        );
+    }
+    // A page is answered all the same, and says of its mark that it failed.
+    let page = call(client, &format!("FEED.GET home {member} {FIRST}"));
+    let OwnedFrame::Array(mut rows) = call(client, &format!("FEED.GET home {member} {FIRST} MARK read")) else {
+        panic!("a page is an array")
+    };
+    assert!(rows.len() == 2 && refusal(&rows[1]).starts_with("MISCONF "), "{rows:?}");
+    rows.pop();
+    assert_eq!(OwnedFrame::Array(rows), page);
+    let OwnedFrame::Array(packed) = call(client, &format!("FEED.GET home {member} {FIRST} BINARY MARK read")) else {
+        panic!("a packed page with an error is an array")
+    };
+    assert_eq!(packed[0], call(client, &format!("FEED.GET home {member} {FIRST} BINARY")));
+    assert!(packed.len() == 2 && refusal(&packed[1]).starts_with("MISCONF "), "{packed:?}");
+    assert_eq!(call(client, &format!("FEED.GET home {member} {FIRST}")), page, "a refused mark was made");
+    assert!(set <= 1, "{set} of 50 refused likes are set (one may be a false yes)");
+    assert_eq!(call(client, &key), before, "a refused like was counted");
+}
+
+pub(crate) fn accepts_writes(client: &mut Client, likes: &mut Likes, member: u64) {
+    let mut tried = member;
+    until("writes are accepted again", || {
+        tried += 1;
+        let fine = refusal(&call(client, &format!("FEED.ACT like {tried} {FIRST}"))).is_empty();
+        likes.insert((FIRST, tried), fine);
+        fine
+    });
+}
+
+pub(crate) fn tidemark(words: &[&str]) -> Output {
+    Command::new(TIDEMARK).args(words).env("NO_COLOR", "1").output().unwrap()
 }

@@ -5,16 +5,23 @@ use std::collections::BTreeMap;
 use tidemark_server::config::Config;
 use tidemark_tests::TestServer;
 
-const FIELDS: [&str; 4] = ["like", "repost", "comment", "read"];
+pub(crate) const FIELDS: [&str; 4] = ["like", "repost", "comment", "read"];
 
-fn small(config: &mut Config) {
+pub(crate) fn small(config: &mut Config) {
     config.counter[0].spill = true;
     config.counter[0].rows_per_table = 2_000;
     config.counter[0].memory_limit_bytes = 64 << 20;
     config.durability.snapshot_every_s = 0;
 }
 
-fn call<T: redis::FromRedisValue>(connection: &mut Connection, words: &[String]) -> redis::RedisResult<T> {
+/// Small tables, of which the limit has room for a few.
+pub(crate) fn tight(config: &mut Config) {
+    small(config);
+    config.counter[0].rows_per_table = 10_000;
+    config.counter[0].memory_limit_bytes = 1 << 20;
+}
+
+pub(crate) fn call<T: redis::FromRedisValue>(connection: &mut Connection, words: &[String]) -> redis::RedisResult<T> {
     let mut command = redis::Cmd::new();
     for word in words {
         command.arg(word);
@@ -22,11 +29,11 @@ fn call<T: redis::FromRedisValue>(connection: &mut Connection, words: &[String])
     command.query(connection)
 }
 
-fn words(text: &str) -> Vec<String> {
+pub(crate) fn words(text: &str) -> Vec<String> {
     text.split(' ').map(str::to_owned).collect()
 }
 
-fn info(connection: &mut Connection, name: &str) -> u64 {
+pub(crate) fn info(connection: &mut Connection, name: &str) -> u64 {
     let text: String = redis::cmd("INFO").arg("cold").query(connection).unwrap();
     let line = text
         .lines()
@@ -35,10 +42,10 @@ fn info(connection: &mut Connection, name: &str) -> u64 {
     line.parse().unwrap()
 }
 
-type Truth = BTreeMap<u64, [i64; 4]>;
+pub(crate) type Truth = BTreeMap<u64, [i64; 4]>;
 
 /// Every row by itself, and pages of rows, must be as the model says; `absent` must not exist.
-fn verify(server: &TestServer, truth: &Truth, absent: &[u64]) {
+pub(crate) fn verify(server: &TestServer, truth: &Truth, absent: &[u64]) {
     let mut connection = server.connection();
     let ids: Vec<u64> = truth.keys().copied().chain(absent.iter().copied()).collect();
     for page in ids.chunks(100) {
@@ -58,11 +65,23 @@ fn verify(server: &TestServer, truth: &Truth, absent: &[u64]) {
     }
 }
 
-fn fill(connection: &mut Connection, n: u64, truth: &mut Truth) {
+/// Sends changes of which twice is once. Where the limit is small the next table may have to wait for room, for a moment: nothing is refused for good.
+pub(crate) fn patiently(pipe: &redis::Pipeline, connection: &mut Connection) {
+    let mut told = pipe.query::<Value>(connection);
+    let started = std::time::Instant::now();
+    while told.as_ref().is_err_and(|error| error.to_string().contains("OOM")) {
+        assert!(started.elapsed() < tidemark_tests::PATIENCE, "{told:?}");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        told = pipe.query(connection);
+    }
+    told.unwrap();
+}
+
+pub(crate) fn fill(connection: &mut Connection, n: u64, truth: &mut Truth) {
     fill_from(connection, 0, n, truth);
 }
 
-fn fill_from(connection: &mut Connection, from: u64, n: u64, truth: &mut Truth) {
+pub(crate) fn fill_from(connection: &mut Connection, from: u64, n: u64, truth: &mut Truth) {
     let ids: Vec<u64> = (from..from + n).map(|i| 1_000_000 + i * 37).collect();
     for ids in ids.chunks(500) {
         let mut pipe = redis::pipe();
@@ -76,15 +95,7 @@ fn fill_from(connection: &mut Connection, from: u64, n: u64, truth: &mut Truth) 
             }
             pipe.ignore();
         }
-        // Where the limit is small the next table may have to wait for room, for a moment: nothing is refused for good.
-        let mut told = pipe.query::<()>(connection);
-        let started = std::time::Instant::now();
-        while told.as_ref().is_err_and(|error| error.to_string().contains("OOM")) {
-            assert!(started.elapsed() < tidemark_tests::PATIENCE, "{told:?}");
-            std::thread::sleep(std::time::Duration::from_millis(5));
-            told = pipe.query::<()>(connection);
-        }
-        told.unwrap();
+        patiently(&pipe, connection);
     }
 }
 
@@ -232,11 +243,7 @@ fn spilled_rows_are_counted_and_listed_and_stay_when_spilling_is_switched_off() 
 /// What is changed and deleted on the disk takes memory until it is merged: that happens by itself, and bounds it.
 #[test]
 fn changes_are_merged_by_themselves() {
-    let server = TestServer::with(|config| {
-        small(config);
-        config.counter[0].rows_per_table = 10_000;
-        config.counter[0].memory_limit_bytes = 1 << 20;
-    });
+    let server = TestServer::with(tight);
     let mut connection = server.connection();
     let mut truth = Truth::new();
     fill(&mut connection, 150_000, &mut truth);
@@ -330,83 +337,6 @@ fn small_neighbours_become_one_file() {
     verify(&server.restart(), &truth, &ids[..2000]);
 }
 
-/// As a disk that fills up in the middle of a spill, and of a merge, while the log still has room: cold files have a limit of their own.
-#[test]
-fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_on_with_room() {
-    let server = TestServer::with(|config| {
-        small(config);
-        config.counter[0].rows_per_table = 10_000;
-        config.counter[0].memory_limit_bytes = 1 << 20;
-        // Two files and a half.
-        config.spill.max_bytes = 160_000;
-    });
-    let mut connection = server.connection();
-    let mut truth = Truth::new();
-    let mut next = 80_000;
-    fill(&mut connection, next, &mut truth);
-    let mut add = |connection: &mut Connection, truth: &mut Truth| -> redis::RedisResult<()> {
-        let (id, row) = (1_000_000 + next * 37, [next as i64 % 50, 3, next as i64 % 41, next as i64 % 5000]);
-        let mut command = redis::cmd("CNT.SET");
-        command.arg("post").arg(id);
-        for (field, value) in FIELDS.iter().zip(row) {
-            command.arg(field).arg(value);
-        }
-        command.exec(connection)?;
-        truth.insert(id, row);
-        next += 1;
-        Ok(())
-    };
-    let refused = loop {
-        if let Err(error) = add(&mut connection, &mut truth) {
-            break error.to_string();
-        }
-        assert!(truth.len() < 400_000, "nobody was refused");
-    };
-    assert!(refused.contains("OOM") && refused.contains("memory limit"), "{refused}");
-    let rows = info(&mut connection, "cold_rows");
-    assert!(rows > 10_000 && info(&mut connection, "spill_failures") > 0, "{rows}");
-    let text: String = redis::cmd("INFO").arg("cold").query(&mut connection).unwrap();
-    assert!(text.contains("spill_last_status:err") && text.contains("max_bytes"), "{text}");
-    // What failed has left nothing on the disk.
-    let files = || {
-        let names = std::fs::read_dir(server.folder()).unwrap().map(|entry| entry.unwrap().file_name());
-        names.filter(|name| name.to_string_lossy().contains(".tcold")).count() as u64
-    };
-    tidemark_tests::eventually("nothing is left over", || files() == info(&mut connection, "cold_files"));
-    // Old rows are read, changed and deleted meanwhile.
-    verify(&server, &truth, &[]);
-    let ids: Vec<u64> = truth.keys().copied().collect();
-    let some = |truth: &mut Truth, connection: &mut Connection| {
-        for &id in ids.iter().step_by(97) {
-            let _: i64 = redis::cmd("HINCRBY").arg(format!("post:{id}")).arg("like").arg(1).query(connection).unwrap();
-            truth.get_mut(&id).unwrap()[0] += 1;
-        }
-    };
-    some(&mut truth, &mut connection);
-    verify(&server, &truth, &[]);
-    let killed = server.killed();
-    verify(&killed, &truth, &[]);
-    // A merge has no room, either.
-    let _: Value = call(&mut connection, &words("CONFIG SET spill.max_bytes 1")).unwrap();
-    let told = call::<u64>(&mut connection, &words("TM.SPILL post 1")).unwrap_err().to_string();
-    assert!(told.contains("no room") && told.contains("max_bytes"), "{told}");
-    verify(&server, &truth, &[]);
-    let _: Value = call(&mut connection, &words("CONFIG SET spill.max_bytes 0")).unwrap();
-    tidemark_tests::eventually("it spills without an error", || {
-        let text: String = redis::cmd("INFO").arg("cold").query(&mut connection).unwrap();
-        text.contains("spill_last_status:ok")
-    });
-    add(&mut connection, &mut truth).unwrap();
-    let more = truth.len() as u64;
-    fill_from(&mut connection, more, 50_000, &mut truth);
-    tidemark_tests::eventually("it spills again", || info(&mut connection, "cold_rows") > rows + 10_000);
-    some(&mut truth, &mut connection);
-    verify(&server, &truth, &[]);
-    let text: String = redis::cmd("INFO").arg("cold").query(&mut connection).unwrap();
-    assert!(text.contains("spill_last_status:ok"), "{text}");
-    verify(&server.restart(), &truth, &[]);
-}
-
 /// A snapshot that takes its time keeps no spill waiting: it makes room between its files, and leaves out what has gone to the disk meanwhile.
 #[test]
 fn a_spill_does_not_wait_for_the_end_of_a_snapshot() {
@@ -465,11 +395,7 @@ fn a_spill_does_not_wait_for_the_end_of_a_snapshot() {
 /// Memory runs short while clients write: old tables go to the disk by themselves, and nobody is refused.
 #[test]
 fn a_full_space_goes_on_by_spilling() {
-    let server = TestServer::with(|config| {
-        small(config);
-        config.counter[0].rows_per_table = 10_000;
-        config.counter[0].memory_limit_bytes = 1 << 20;
-    });
+    let server = TestServer::with(tight);
     let mut connection = server.connection();
     let used = |connection: &mut Connection| {
         let text: String = redis::cmd("INFO").arg("memory").query(connection).unwrap();
@@ -489,7 +415,7 @@ fn a_full_space_goes_on_by_spilling() {
     verify(&server, &truth, &[]);
 }
 
-fn likes(connection: &mut Connection, viewer: u64, ids: &[u64]) -> Vec<[i64; 2]> {
+pub(crate) fn likes(connection: &mut Connection, viewer: u64, ids: &[u64]) -> Vec<[i64; 2]> {
     let rows: Vec<Vec<i64>> = redis::cmd("FEED.GET").arg("home").arg(viewer).arg(ids).query(connection).unwrap();
     rows.iter().map(|row| [row[0], row[4]]).collect()
 }
@@ -527,69 +453,6 @@ fn flags_of_spilled_posts_are_shown() {
     assert_eq!(likes(&mut connection, 8, &ids[..50]), [[1, 1]; 50]);
 }
 
-/// A block that the disk has spoiled is no row of zeros: pages and commands that need it are refused, all others are served.
-#[test]
-fn a_spoiled_block_is_an_error_and_never_a_no() {
-    let server = TestServer::with(|config| {
-        small(config);
-        // So small that nothing of what follows is read from it.
-        config.spill.cache_bytes = 4096;
-    });
-    let mut connection = server.connection();
-    let ids: Vec<u64> = (0..12_000).map(|i| 1_000_000 + i * 37).collect();
-    for page in ids.chunks(500) {
-        redis::cmd("FEED.ACT").arg("like").arg(7).arg(page).query::<Value>(&mut connection).unwrap();
-    }
-    let _: u64 = call(&mut connection, &words("TM.SPILL post 4")).unwrap();
-    for entry in std::fs::read_dir(server.folder()).unwrap().map(Result::unwrap) {
-        if entry.file_name().to_string_lossy().ends_with(".tcold") {
-            let file = std::fs::OpenOptions::new().write(true).open(entry.path()).unwrap();
-            // The first block of rows, after the head's.
-            std::os::unix::fs::FileExt::write_all_at(&file, &[0x55; 4096], 4096).unwrap();
-        }
-    }
-    let [spoiled, other] = [ids[0], ids[11_999]];
-    for text in [
-        format!("FEED.GET home 7 {spoiled} BINARY"),
-        format!("HINCRBY post:{spoiled} like 1"),
-        format!("HGET post:{spoiled} like"),
-        format!("EXISTS post:{spoiled}"),
-    ] {
-        let told = format!("{:?}", call::<Value>(&mut connection, &words(&text)));
-        assert!(told.contains("cannot be read"), "{text}: {told}");
-        // What failed is not told to the next command.
-        assert_eq!(likes(&mut connection, 7, &[other]), [[1, 1]], "after {text}");
-    }
-    // Where many rows are asked for together it is an error in the place of the row, and of no other.
-    for (text, wanted) in [
-        (format!("FEED.GET home 7 {other} {spoiled} {other} {spoiled} MARK like"), 4),
-        (format!("CNT.GET post {other} {spoiled} {other} {spoiled}"), 4),
-        (format!("FEED.ACT like 8 {other} {spoiled}"), 2),
-        (format!("FEED.UNDO like 7 {other} {spoiled}"), 2),
-        (format!("CNT.MINCRBY post {other} repost 1 {spoiled} repost 1"), 2),
-        (format!("MGET post:{other}:like post:{spoiled}:like post:{other}:read post:{spoiled}:read"), 4),
-        (format!("MINCR post:{other}:repost post:{spoiled}:repost"), 2),
-    ] {
-        let mut raw = server.raw();
-        raw.send(tidemark_tests::request(&text.split(' ').collect::<Vec<_>>()));
-        raw.send(tidemark_tests::request(&["PING"]));
-        let mut told = String::new();
-        while !told.contains("PONG") {
-            told += &raw.line();
-            told.push('|');
-        }
-        assert!(told.starts_with(&format!("*{wanted}|")), "{text}: {told}");
-        assert_eq!(told.matches("cannot be read").count(), wanted / 2, "{text}: {told}");
-    }
-    assert_eq!(likes(&mut connection, 7, &[other]), [[1, 0]], "liked by 8, and not by 7 any more");
-    // A flag without its counter needs the row only to know whether a 0 would prove anything: then it proves nothing.
-    let _: Value = call(&mut connection, &words(&format!("PH.ADD liked 9 {spoiled}"))).unwrap();
-    // A like that was there already needs the row no more than that.
-    let again: Vec<i64> = call(&mut connection, &words(&format!("FEED.ACT like 7 {spoiled}"))).unwrap();
-    assert_eq!(again, [0]);
-    assert!(info(&mut connection, "cold_corrupt_blocks") > 0);
-}
-
 /// Whatever the limit is, tables are so small that some fit, and the oldest can leave.
 #[test]
 fn a_limit_too_small_for_the_tables_makes_smaller_tables() {
@@ -606,58 +469,6 @@ fn a_limit_too_small_for_the_tables_makes_smaller_tables() {
         assert!(info(&mut connection, "cold_rows") > limit / 8);
         verify(&server, &truth, &[5, 999_999]);
     }
-}
-
-/// A file that cannot be read keeps its own range from being merged, and no other; what was changed of it stays in memory, and is served.
-#[test]
-fn a_damaged_file_keeps_no_other_from_being_merged() {
-    let server = TestServer::with(|config| {
-        small(config);
-        config.counter[0].rows_per_table = 10_000;
-        config.counter[0].memory_limit_bytes = 1 << 20;
-    });
-    let mut connection = server.connection();
-    let mut truth = Truth::new();
-    fill(&mut connection, 50_000, &mut truth);
-    let _: u64 = call(&mut connection, &words("TM.SPILL post 9")).unwrap();
-    assert!(info(&mut connection, "cold_files") >= 3 && info(&mut connection, "cold_rows") > 40_000);
-    // The first whole table's file; its first block of rows is the one after the head's.
-    let tables: Vec<BTreeMap<String, Value>> = call(&mut connection, &words("TM.TABLES post")).unwrap();
-    let whole = tables.iter().find(|table| redis::from_redis_value::<u64>(table["rows"].clone()).unwrap() > 10_000);
-    let field = |name: &str| redis::from_redis_value::<String>(whole.unwrap()[name].clone()).unwrap();
-    let (low, last): (u64, u64) = (field("low").parse().unwrap(), field("last").parse().unwrap());
-    let file = std::fs::OpenOptions::new().write(true).open(server.folder().join(field("file"))).unwrap();
-    std::os::unix::fs::FileExt::write_all_at(&file, &[0x55; 4096], 4096).unwrap();
-    let ids: Vec<u64> = truth.range(low..=last).map(|(&id, _)| id).collect();
-    let told = call::<Value>(&mut connection, &words(&format!("HGET post:{} like", ids[0]))).unwrap_err().to_string();
-    assert!(told.contains("cannot be read"), "{told}");
-    // Behind the damaged block.
-    let change = |connection: &mut Connection, truth: &mut Truth, ids: &[u64]| {
-        for ids in ids.chunks(500) {
-            let mut pipe = redis::pipe();
-            for &id in ids {
-                pipe.cmd("HINCRBY").arg(format!("post:{id}")).arg("like").arg(1).ignore();
-                truth.get_mut(&id).unwrap()[0] += 1;
-            }
-            pipe.query::<()>(connection).unwrap();
-        }
-    };
-    change(&mut connection, &mut truth, &ids[2_000..]);
-    tidemark_tests::eventually("merging it fails", || info(&mut connection, "spill_failures") > 0);
-    let merges = info(&mut connection, "merges");
-    for round in 0..4 {
-        let others: Vec<u64> = truth.range(last + 1..).map(|(&id, _)| id).take(5_000).collect();
-        change(&mut connection, &mut truth, &others);
-        tidemark_tests::eventually("others are merged", || info(&mut connection, "merges") > merges + round);
-    }
-    let text: String = redis::cmd("INFO").arg("cold").query(&mut connection).unwrap();
-    assert!(text.contains("spill_last_status:err") && text.contains("is damaged"), "{text}");
-    // All but the block that is lost.
-    let mut readable: Truth = truth.into_iter().filter(|(id, _)| !ids[..2_000].contains(id)).collect();
-    verify(&server, &readable, &[]);
-    fill_from(&mut connection, 50_000, 30_000, &mut readable);
-    verify(&server, &readable, &[]);
-    verify(&server.killed(), &readable, &[]);
 }
 
 /// Rows on the disk go to a replica as they are; it reads them, spills by its own memory, and takes over.
@@ -679,11 +490,7 @@ fn a_replica_has_the_spilled_rows_spills_by_itself_and_is_promoted() {
         let _: i64 = call(&mut connection, &words(&format!("DEL post:{id}"))).unwrap();
         truth.remove(id);
     }
-    let replica = TestServer::with(|config| {
-        small(config);
-        config.counter[0].rows_per_table = 10_000;
-        config.counter[0].memory_limit_bytes = 1 << 20;
-    });
+    let replica = TestServer::with(tight);
     super::replication::follow(&replica, &master);
     super::replication::in_step(&master, &replica);
     assert!(info(&mut replica.connection(), "cold_rows") > 4_000);

@@ -1,5 +1,6 @@
 //! Flags of old posts on the disk: what was spilled is asked for, set, unset, merged and restarted like everything else, and nobody is told a false no.
 
+use super::cold::{info, patiently};
 use super::replication::{follow, in_step};
 use redis::{Connection, Value, cmd};
 use std::collections::BTreeMap;
@@ -26,12 +27,6 @@ fn call<T: redis::FromRedisValue>(connection: &mut Connection, text: &str) -> re
     command.query(connection)
 }
 
-pub(crate) fn info(connection: &mut Connection, name: &str) -> u64 {
-    let text: String = call(connection, "INFO cold").unwrap();
-    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    line.unwrap_or_else(|| panic!("{name} in {text}")).parse().unwrap()
-}
-
 fn horizon(connection: &mut Connection) -> u64 {
     let text: String = call(connection, "INFO spaces").unwrap();
     let line = text.lines().find(|line| line.starts_with("existence_liked:")).unwrap();
@@ -53,15 +48,7 @@ fn fill(connection: &mut Connection, from: u64, to: u64, truth: &mut Truth) {
                 truth.insert((FIRST + post, viewer), true);
             }
         }
-        // As in `cold.rs`: what is at its limit may have to wait for room, for a moment. Twice is once.
-        let mut told = pipe.query::<Vec<Vec<i64>>>(connection);
-        let started = std::time::Instant::now();
-        while told.as_ref().is_err_and(|error| error.to_string().contains("OOM")) {
-            assert!(started.elapsed() < tidemark_tests::PATIENCE, "{told:?}");
-            std::thread::sleep(std::time::Duration::from_millis(5));
-            told = pipe.query::<Vec<Vec<i64>>>(connection);
-        }
-        told.unwrap();
+        patiently(&pipe, connection);
     }
 }
 
@@ -116,18 +103,6 @@ fn change(connection: &mut Connection, truth: &mut Truth, round: u64) {
     }
 }
 
-/// As after kill -9, when no file is being written.
-fn killed(server: &TestServer) -> TestServer {
-    let mut connection = server.connection();
-    let mut now = || ["cold_files", "merges", "spilled_tables"].map(|name| info(&mut connection, name));
-    eventually("nothing is written", || {
-        let before = now();
-        std::thread::sleep(std::time::Duration::from_millis(100));
-        before == now()
-    });
-    server.killed()
-}
-
 #[test]
 fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
     let mut server = TestServer::with(small);
@@ -155,7 +130,7 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
                 server = server.restart();
             }
             _ => {
-                verify(&killed(&server), &truth);
+                verify(&server.killed(), &truth);
             }
         }
         verify(&server, &truth);
@@ -167,7 +142,7 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
     assert!(info(&mut connection, "merges") > 0);
     assert_eq!(info(&mut connection, "overlay_pairs"), 0);
     verify(&server, &truth);
-    verify(&killed(&server), &truth);
+    verify(&server.killed(), &truth);
     // Where each range lives.
     let tables: Vec<BTreeMap<String, Value>> = call(&mut connection, "TM.TABLES liked").unwrap();
     let place = |table: &BTreeMap<String, Value>| redis::from_redis_value::<String>(table["where"].clone()).unwrap();
@@ -301,7 +276,7 @@ fn without_room_for_cold_files_nothing_is_lost_and_it_goes_on_with_room() {
     assert!(refused.contains("OOM") && refused.contains("memory limit"), "{refused}");
     verify(&server, &truth);
     let _: Value = call(&mut connection, "SAVE").unwrap();
-    verify(&killed(&server), &truth);
+    verify(&server.killed(), &truth);
     let _: Value = call(&mut connection, "CONFIG SET spill.max_bytes 0").unwrap();
     eventually("it spills", || info(&mut connection, "cold_files") > 0);
     eventually("without an error", || {

@@ -8,6 +8,7 @@ mod bounds;
 mod channels;
 mod client_memory;
 mod cold;
+mod cold_disk;
 mod cold_pairs;
 mod commands;
 mod config;

@@ -1,6 +1,6 @@
 //! Filters on the way from one server to another: digest, export, merge. And what clients of sets and filters ask a filter that it cannot know.
 
-use crate::cold_pairs::info;
+use crate::cold::info;
 use crate::commands::check;
 use crate::replication::{follow, in_step};
 use std::collections::HashMap;
