@@ -465,6 +465,17 @@ mod tests {
         assert_ne!(newest(), before, "nothing was to be rewritten: the test shows nothing");
     }
 
+    /// A writer finds no place for his id in the newest table and asks for another one; meanwhile a rewrite has put a table with a longer span in its place.
+    #[test]
+    fn no_table_is_opened_for_an_id_that_has_a_place_by_now() {
+        let space = space_of("a:12", 1000);
+        (0..100u64).for_each(|id| _ = space.set(id * 10, &[(0, 1)]).unwrap());
+        let newest = || (space.ring.load().newest().slot().low(), space.ring.load().newest().table().span().1);
+        let before = newest();
+        space.open_for(before.0, before.0 + 5).unwrap();
+        assert_eq!(newest(), before, "opened though the id had a place");
+    }
+
     fn space_of(schema: &str, rows_per_table: u64) -> Space {
         Space::new(Options { rows_per_table, ..Options::new(Schema::parse(schema).unwrap()) }).unwrap()
     }

@@ -432,9 +432,12 @@ impl Space {
         Ok(newest(&self.ring.load()).0 != low)
     }
 
-    /// Opens a table that has a place for `id`, unless somebody else just did.
-    fn open_for(&self, newest_low: u64, id: u64) -> Result<(), Error> {
+    /// Opens a table that has a place for `id`, unless somebody else just did: another above, or one with a longer span in place of the newest.
+    pub(crate) fn open_for(&self, newest_low: u64, id: u64) -> Result<(), Error> {
         let _rolling = self.rolling.lock();
+        if self.ring.load().newest().table().home(id).is_some() {
+            return Ok(());
+        }
         self.open_above(newest_low, Some(id))
     }
 
