@@ -1,7 +1,7 @@
 //! The memory of a space, counted: every table, aux array, giant, tomb and aside row holds a grant for as long as it lives.
 //!
 //! **Loans.** In a full space the tables that deletions left empty could not be rewritten, since the smaller table is there before the larger one goes. So
-//! who gives back at least as much as it takes may go beyond the limit meanwhile, by what it will give back: one table at a time.
+//! who gives back at least as much as it takes may go beyond the limit meanwhile, by what it will give back: one table, or row of the aside, at a time.
 
 use crate::Error;
 use std::sync::Arc;
@@ -53,12 +53,8 @@ impl Budget {
         self.used().saturating_add(self.refused.load(Relaxed)) > self.limit()
     }
 
-    /// Grants `bytes`, or refuses with [`Error::Full`].
-    pub(crate) fn take(self: &Arc<Self>, bytes: u64) -> Result<Grant, Error> {
-        self.take_beyond(bytes, 0)
-    }
-
-    fn take_beyond(self: &Arc<Self>, bytes: u64, loan: u64) -> Result<Grant, Error> {
+    /// Grants `bytes`, or refuses with [`Error::Full`]. Who will give back `loan` may go so far beyond the limit.
+    pub(crate) fn take(self: &Arc<Self>, bytes: u64, loan: u64) -> Result<Grant, Error> {
         let limit = self.limit().saturating_add(loan);
         let within = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= limit);
         match self.used.fetch_update(Relaxed, Relaxed, within) {
@@ -85,7 +81,7 @@ impl Budget {
 impl Purse {
     /// See [`Budget::take`].
     pub(crate) fn take(&self, bytes: u64) -> Result<Grant, Error> {
-        self.budget.take_beyond(bytes, self.loan.load(Relaxed))
+        self.budget.take(bytes, self.loan.load(Relaxed))
     }
 
     /// See [`Budget::charge`].
@@ -134,12 +130,12 @@ mod tests {
     #[test]
     fn grants_end_at_the_limit_and_come_back() {
         let budget = Budget::new(100);
-        let mut grant = budget.take(60).unwrap();
-        assert_eq!(budget.take(41).unwrap_err(), Error::Full { limit_bytes: 100 });
-        assert!(budget.take(u64::MAX).is_err());
+        let mut grant = budget.take(60, 0).unwrap();
+        assert_eq!(budget.take(41, 0).unwrap_err(), Error::Full { limit_bytes: 100 });
+        assert!(budget.take(u64::MAX, 0).is_err());
         assert_eq!((budget.used(), budget.is_short()), (60, true));
-        grant.absorb(budget.take(40).unwrap());
-        assert!(budget.take(20).is_err());
+        grant.absorb(budget.take(40, 0).unwrap());
+        assert!(budget.take(20, 0).is_err());
         assert_eq!((grant.bytes(), budget.used(), budget.is_short()), (100, 100, true));
         grant.shrink_to(81);
         assert!(budget.is_short());
@@ -147,9 +143,9 @@ mod tests {
         grant.shrink_to(90);
         assert_eq!((grant.bytes(), budget.used(), budget.is_short()), (80, 80, false));
         let charged = budget.charge(1000);
-        assert!(budget.take(1).is_err());
+        assert!(budget.take(1, 0).is_err());
         drop((grant, charged));
-        assert_eq!(budget.take(100).unwrap().bytes(), 100);
+        assert_eq!(budget.take(100, 0).unwrap().bytes(), 100);
         assert_eq!(budget.used(), 0);
     }
 

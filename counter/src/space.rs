@@ -63,26 +63,32 @@ impl Options {
 /// A row in the aside.
 pub(crate) struct AsideRow {
     /// By position; may be shorter or longer than the schema is now.
-    pub(crate) values: Vec<i64>,
+    pub(crate) values: Box<[i64]>,
     /// Writes so far, for the frontier's start.
     pub(crate) writes: u32,
-    pub(crate) grant: Grant,
+    _grant: Grant,
 }
 
 impl AsideRow {
     /// What a row of so many values is counted as: it, its key, and its share of the map's nodes.
-    pub(crate) fn bytes(width: usize) -> u64 {
+    fn bytes(width: usize) -> u64 {
         144 + 8 * width as u64
     }
 
-    /// Sets values of a row that has so many from now on.
-    pub(crate) fn set(&mut self, width: usize, cells: &[(usize, i64)]) {
-        self.values.reserve_exact(width - self.values.len());
-        self.values.resize(width, 0);
-        self.writes = self.writes.saturating_add(1);
-        for &(field, value) in cells {
-            self.values[field] = value;
-        }
+    /// The row that comes of `old` by setting `cells`, as readers see it whole: before that the old one, and then this one.
+    pub(crate) fn after(
+        old: Option<&AsideRow>,
+        cells: &[(usize, i64)],
+        budget: &Arc<Budget>,
+    ) -> Result<AsideRow, Error> {
+        let before: &[i64] = old.map_or(&[], |row| &row.values);
+        let width = cells.iter().map(|c| c.0 + 1).max().unwrap_or(0).max(before.len());
+        // Both are there for a moment only.
+        let grant = budget.take(AsideRow::bytes(width), old.map_or(0, |row| AsideRow::bytes(row.values.len())))?;
+        let mut values = vec![0; width].into_boxed_slice();
+        values[..before.len()].copy_from_slice(before);
+        cells.iter().for_each(|&(field, value)| values[field] = value);
+        Ok(AsideRow { values, writes: old.map_or(0, |row| row.writes).saturating_add(1), _grant: grant })
     }
 }
 

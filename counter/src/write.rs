@@ -11,6 +11,7 @@ use crate::plan::{self, Plan};
 use crate::space::{AsideRow, FIRST_ROWS, GROWTH, Space};
 use crate::table::{Table, hash_of};
 use rolling::{Entry, Refused};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// Writes after which a space without a frontier looks for one, however few its ids.
@@ -254,11 +255,11 @@ impl Space {
         ahead: impl FnOnce(Option<&AsideRow>, &mut S) -> Result<Vec<(usize, i64)>, Error>,
     ) -> Result<(), Error> {
         let state = std::cell::RefCell::new(state);
-        let inside = |row: &mut Option<AsideRow>| {
+        let inside = |row: &mut Option<Arc<AsideRow>>| {
             self.write_inside(origin, id, row, |table| inside(table, &mut state.borrow_mut()))
         };
-        let ahead = |entry: &mut Option<AsideRow>| {
-            let cells = ahead(entry.as_ref(), &mut state.borrow_mut())?;
+        let ahead = |entry: &mut Option<Arc<AsideRow>>| {
+            let cells = ahead(entry.as_deref(), &mut state.borrow_mut())?;
             self.write_aside(origin, entry, &cells)
         };
         let result = match origin {
@@ -281,20 +282,16 @@ impl Space {
         })
     }
 
-    fn write_aside(&self, origin: Origin, entry: &mut Option<AsideRow>, cells: &[(usize, i64)]) -> Result<(), Error> {
-        let old = entry.as_ref().map(|row| row.values.len());
-        if origin == Origin::Client && old.is_none() && self.aside.len() > self.max_aside {
+    fn write_aside(
+        &self,
+        origin: Origin,
+        entry: &mut Option<Arc<AsideRow>>,
+        cells: &[(usize, i64)],
+    ) -> Result<(), Error> {
+        if origin == Origin::Client && entry.is_none() && self.aside.len() > self.max_aside {
             return Err(Error::AsideFull { limit: self.max_aside });
         }
-        let width = cells.iter().map(|c| c.0 + 1).chain(old).max().unwrap_or(0);
-        let grant = self.budget.take(AsideRow::bytes(width) - old.map_or(0, AsideRow::bytes))?;
-        match entry {
-            Some(row) => {
-                row.grant.absorb(grant);
-                row.set(width, cells);
-            }
-            None => entry.insert(AsideRow { values: Vec::new(), writes: 0, grant }).set(width, cells),
-        }
+        *entry = Some(Arc::new(AsideRow::after(entry.as_deref(), cells, &self.budget)?));
         Ok(())
     }
 
@@ -303,7 +300,7 @@ impl Space {
         &self,
         origin: Origin,
         id: u64,
-        aside: &mut Option<AsideRow>,
+        aside: &mut Option<Arc<AsideRow>>,
         mut f: impl FnMut(&Table) -> Result<(), Error>,
     ) -> Result<(), Error> {
         loop {

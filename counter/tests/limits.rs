@@ -92,6 +92,26 @@ fn ids_too_far_ahead_and_too_many_asides_are_refused() {
     assert!(refused == 0 || space.aside_rows() <= 101, "{refused} refused");
 }
 
+/// A row that is there can be counted on, though a version of it that takes its place is made first; a new one, or a wider one, is refused.
+#[test]
+fn rows_aside_are_counted_on_in_a_full_space() {
+    let space = Space::new(options("a:4 b:4")).unwrap();
+    (0..5000u64).for_each(|id| _ = space.set(id, &[(0, 1)]).unwrap());
+    let far = 1 << 60;
+    space.set(far, &[(0, 1)]).unwrap();
+    while space.maintain() {}
+    assert_eq!(space.aside_rows(), 1);
+    space.set_memory_limit_bytes(space.memory_bytes());
+    let (used, mut out) = (space.memory_bytes(), vec![]);
+    for i in 2..1000 {
+        space.add(far, &one(0, 1), &Bounds::default(), &mut out).unwrap();
+        assert_eq!((&out[..], space.memory_bytes()), (&[i][..], used));
+    }
+    let full = Err(Error::Full { limit_bytes: used });
+    assert_eq!((space.set(far + 1, &[(0, 1)]), space.set(far, &[(1, 1)])), (full.clone(), full));
+    assert_eq!((space.aside_rows(), space.memory_bytes()), (1, used));
+}
+
 /// Whoever fills the aside with bad ids neither moves the frontier to them nor keeps real traffic out that jumps.
 #[test]
 fn a_full_aside_says_nothing_of_the_traffic() {

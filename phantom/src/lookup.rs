@@ -122,7 +122,7 @@ impl Space {
 
     #[inline]
     pub(crate) fn is_aside(&self, pair: &Pair) -> bool {
-        self.aside.may_hold(pair.id) && self.aside.read(pair.id, |set| set.contains(&pair.hash())) == Some(true)
+        self.aside.may_hold(pair.id) && self.aside.read(pair.id, |set| set.read().contains(&pair.hash())) == Some(true)
     }
 
     /// Hints that the pair will be asked for, set or unset soon: call it for all pairs of a request, then do what is asked. An

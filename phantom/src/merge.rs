@@ -138,7 +138,7 @@ impl Space {
         }
         let is_aside = |hash: u128| {
             let id = aside.get(&hash);
-            id.is_some_and(|&id| self.aside.read(id, |held| held.contains(&hash)) == Some(true))
+            id.is_some_and(|&id| self.aside.read(id, |held| held.read().contains(&hash)) == Some(true))
         };
         let entered = enter();
         // Not for nothing: each costs every check two lines.

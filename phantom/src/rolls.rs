@@ -19,7 +19,6 @@
 
 use crate::Error;
 use crate::filter::Filter;
-use crate::revoked::Hashes;
 use crate::space::Space;
 use crate::stats::{Course, Frontier, Layout};
 use crate::table::Table;
@@ -35,7 +34,7 @@ const LATE: std::ops::RangeInclusive<f64> = 0.05..=1.0;
 const TABLES_ASKED: usize = 5;
 /// Room is left for so many times the late pairs that were measured.
 const HEADROOM: f64 = 1.08;
-/// Pairs that leave the aside in one step, while its mutex is held: some ten microseconds, for which readers of ids aside may have to wait (P5).
+/// Pairs that leave the aside in one step, while its mutex is held: some ten microseconds, for which writers of ids aside may have to wait.
 const MOVED_AT_ONCE: usize = 128;
 
 impl Space {
@@ -281,20 +280,20 @@ impl Space {
         let advanced = !full
             && !self.frontier.follows()
             && self.frontier.should_advance(pairs)
-            && self.aside.advance(&self.frontier, Hashes::len);
+            && self.aside.advance(&self.frontier, |held| held.read().len());
         advanced || self.drain()
     }
 
     fn drain(&self) -> bool {
         let mut pairs = 0;
         self.aside.drain(&self.frontier, |id, early| {
-            let Some(held) = early.as_mut().filter(|_| pairs < MOVED_AT_ONCE) else { return };
-            let some: Vec<u128> = held.iter().copied().take(MOVED_AT_ONCE - pairs).collect();
-            let before = held.len();
+            let Some(held) = early.as_ref().filter(|_| pairs < MOVED_AT_ONCE) else { return };
+            let some: Vec<u128> = held.read().iter().copied().take(MOVED_AT_ONCE - pairs).collect();
+            let before = held.read().len();
             // Where there is no memory for a table they stay.
             let _ = self.settle(id, held, some);
-            pairs += before - held.len();
-            early.take_if(|held| held.is_empty());
+            pairs += before - held.read().len();
+            early.take_if(|held| held.read().is_empty());
         });
         pairs > 0
     }

@@ -11,7 +11,7 @@ use crate::revoked::Hashes;
 use crate::sizing::Sizing;
 use crate::table::Table;
 use crate::upkeep::Upkeep;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use rolling::{Aside, Frontier, Ring};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
@@ -19,6 +19,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 /// The first table of a space is so many times smaller than a grown one: it may close long before what its ids get has come, and each
 /// extension that takes the rest costs every check two more lines.
 const FIRST_TABLE_PART: usize = 8;
+
+/// The pairs of one id aside. Of them, too, a reader waits for a few memory writes at most (P5).
+pub(crate) type Early = RwLock<Hashes>;
 
 /// Pairs of (id, member). See the top of the file; all methods may be called from any thread.
 pub struct Space {
@@ -30,7 +33,7 @@ pub struct Space {
     filter_bytes_limit: u64,
     pub(crate) ring: Ring<Arc<Table>>,
     pub(crate) frontier: Frontier,
-    pub(crate) aside: Aside<Hashes>,
+    pub(crate) aside: Aside<Early>,
     pub(crate) aside_pairs: AtomicUsize,
     /// Ids that found the aside full.
     pub(crate) turned_away: Mutex<Vec<u64>>,
@@ -140,7 +143,11 @@ impl Space {
     }
 
     pub(crate) fn for_each_aside(&self, mut f: impl FnMut(Pair)) {
-        self.aside.for_each(|id, hashes| hashes.iter().for_each(|&hash| f(Pair::from_hash(id, hash))));
+        self.aside.for_each(|id, early| {
+            // Nobody waits for `f`.
+            let hashes: Vec<u128> = early.read().iter().copied().collect();
+            hashes.into_iter().for_each(|hash| f(Pair::from_hash(id, hash)));
+        });
     }
 
     /// Whether extensions may take so many more bytes.

@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering::SeqCst;
 
 /// A table without what it holds, with its place in the ring: stripes, and entries of two lists.
 const TABLE_BYTES: usize = size_of::<Table>() + 512;
-/// An id aside without its pairs: its place in a tree's node, which is half full where ids rise.
-const ASIDE_BYTES: usize = 96;
+/// An id aside without its pairs: its place in the map, a branch of it, and the set.
+const ASIDE_BYTES: usize = 128;
 
 /// One table, as `TM.TABLES` shows it.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,10 +3,10 @@
 use crate::Error;
 use crate::hash::{Member, Pair};
 use crate::options::Change;
-use crate::revoked::Hashes;
-use crate::space::Space;
+use crate::space::{Early, Space};
 use crate::table::{State, Table};
 use rolling::{Frontier, Refused};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 /// Up to so many pairs aside, a writer that finds it is time moves them itself; more are left to `maintain`.
@@ -75,13 +75,13 @@ impl Space {
         let run_first = || first.take().map_or(Ok(()), |first| first());
         let mut due = None;
         let mut turned_away = false;
-        let inside = |early: &mut Option<Hashes>| {
+        let inside = |early: &mut Option<Arc<Early>>| {
             // Others of this id leave the aside one by one, too, or with `drain`: there may be many.
             if let Some(held) = early
-                && held.contains(&pair.hash())
+                && held.read().contains(&pair.hash())
             {
                 self.settle(pair.id, held, [pair.hash()])?;
-                early.take_if(|held| held.is_empty());
+                early.take_if(|held| held.read().is_empty());
             }
             let done = self.ring.write(pair.id, pair.low, |entry| {
                 let table = entry.table();
@@ -93,8 +93,8 @@ impl Space {
             });
             done.unwrap_or(Ok(Change::Unknown))
         };
-        let ahead = |entry: &mut Option<Hashes>| {
-            let held = entry.as_ref().is_some_and(|held| held.contains(&pair.hash()));
+        let ahead = |entry: &mut Option<Arc<Early>>| {
+            let held = entry.as_ref().is_some_and(|held| held.read().contains(&pair.hash()));
             if held == set {
                 return Ok(Change::Unchanged);
             }
@@ -104,12 +104,12 @@ impl Space {
             }
             run_first()?;
             if set {
-                entry.get_or_insert_default().insert(pair.hash());
+                entry.get_or_insert_default().write().insert(pair.hash());
                 self.aside_pairs.fetch_add(1, SeqCst);
             } else if let Some(held) = entry {
-                held.remove(&pair.hash());
+                held.write().remove(&pair.hash());
                 self.aside_pairs.fetch_sub(1, SeqCst);
-                entry.take_if(|held| held.is_empty());
+                entry.take_if(|held| held.read().is_empty());
             }
             Ok(Change::Changed)
         };
@@ -189,8 +189,8 @@ impl Space {
     /// Keeps a pair aside, as a snapshot had it: it has been counted for the frontier before.
     pub(crate) fn put_aside(&self, pair: &Pair) {
         let nothing_is_normal = Frontier::new(None, 0);
-        let ahead = |entry: &mut Option<Hashes>| {
-            if entry.get_or_insert_default().insert(pair.hash()) {
+        let ahead = |entry: &mut Option<Arc<Early>>| {
+            if entry.get_or_insert_default().write().insert(pair.hash()) {
                 self.aside_pairs.fetch_add(1, SeqCst);
             }
             Ok::<(), Error>(())
@@ -200,7 +200,7 @@ impl Space {
     }
 
     /// Moves some pairs of `id` from the aside, where they are `held`, into tables. The caller holds the aside.
-    pub(crate) fn settle(&self, id: u64, held: &mut Hashes, some: impl IntoIterator<Item = u128>) -> Result<(), Error> {
+    pub(crate) fn settle(&self, id: u64, held: &Early, some: impl IntoIterator<Item = u128>) -> Result<(), Error> {
         // Before they are there, so that whoever finds one there and asks finds this, too.
         self.news.store(true, SeqCst);
         for hash in some {
@@ -209,7 +209,7 @@ impl Space {
             self.ring
                 .write(id, pair.low, |entry| self.change_in(entry.table(), &pair, true, true, first))
                 .transpose()?;
-            held.remove(&hash);
+            held.write().remove(&hash);
             self.aside_pairs.fetch_sub(1, SeqCst);
         }
         Ok(())

@@ -1,10 +1,10 @@
 //! The aside: what a space keeps for ids that are ahead of its frontier, exactly, until the frontier reaches them.
 //!
-//! It is normally empty, or holds a handful of bad ids, so it is a plain ordered map under a mutex that is held for a few memory
-//! writes at a time; an atomic lower bound lets everybody else pass without touching it.
+//! It is normally empty, or holds a handful of bad ids. Writers change it one at a time, under a mutex; readers look at the map that was published
+//! last, and wait for nobody, though a writer may be opening a table. An atomic lower bound lets everybody else pass without touching either.
 //!
 //! An entry may move into a table at any moment. Nobody misses it, because
-//! - a mover stores it in the table first and deletes it here second, under the mutex;
+//! - a mover stores it in the table first and deletes it here second, under the mutex; until then nobody else writes to it;
 //! - a reader asks here first, and in the tables second;
 //! - a writer of an id that may be here holds the mutex through its write, wherever that goes. An "ahead" writer announces
 //!   its id (the lower bound) before it looks at the frontier again, an "inside" writer has moved the frontier before it
@@ -13,17 +13,20 @@
 //! Order of locks: aside, then a ring's stripe. A closure that runs under a stripe must not come here.
 
 use crate::frontier::{Admission, Frontier};
+use crate::map::Map;
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
-use std::ops::Bound::{Excluded, Unbounded};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
-/// How many entries are visited while the mutex is held.
+/// How many entries are visited in one version of the map, or moved while the mutex is held.
 const CHUNK: usize = 256;
 
 /// Entries of type `V` by id. See the top of the file.
 pub struct Aside<V> {
-    entries: Mutex<BTreeMap<u64, V>>,
+    entries: ArcSwap<Map<V>>,
+    /// Held by whoever changes `entries`, through all of a write.
+    writing: Mutex<()>,
     /// No entry has a lower id. `u64::MAX` when empty.
     lowest: AtomicU64,
     len: AtomicUsize,
@@ -31,7 +34,12 @@ pub struct Aside<V> {
 
 impl<V> Default for Aside<V> {
     fn default() -> Self {
-        Aside { entries: Mutex::default(), lowest: AtomicU64::new(u64::MAX), len: AtomicUsize::new(0) }
+        Aside {
+            entries: ArcSwap::default(),
+            writing: Mutex::default(),
+            lowest: AtomicU64::new(u64::MAX),
+            len: AtomicUsize::new(0),
+        }
     }
 }
 
@@ -45,7 +53,7 @@ pub enum Refused<E> {
 }
 
 impl<V> Aside<V> {
-    /// Whether `id` may have an entry. When not, no lock need be taken.
+    /// Whether `id` may have an entry.
     #[inline]
     pub fn may_hold(&self, id: u64) -> bool {
         id >= self.lowest.load(SeqCst) && !self.is_empty()
@@ -68,23 +76,24 @@ impl<V> Aside<V> {
         self.len() == 0
     }
 
-    /// Looks at the entry of `id`. Ask here before the tables.
+    /// Looks at the entry of `id`, and waits for nobody. Ask here before the tables.
     #[inline]
     pub fn read<R>(&self, id: u64, f: impl FnOnce(&V) -> R) -> Option<R> {
         if !self.may_hold(id) {
             return None;
         }
-        self.entries.lock().get(&id).map(f)
+        self.entries.load().get(id).map(|value| f(value))
     }
 
     /// One write to `id`, wherever it belongs: `inside` writes to the tables, first storing there the entry that it is handed, if any, and taking it away
-    /// (`None`) once it is there, whether the write is done then or refused; `ahead` edits the entry kept here (`None`: there is none).
+    /// (`None`) once it is there, whether the write is done then or refused; `ahead` replaces the entry kept here (`None`: there is none). Readers see
+    /// neither before it has returned.
     pub fn write<R, E>(
         &self,
         frontier: &Frontier,
         id: u64,
-        inside: impl FnOnce(&mut Option<V>) -> Result<R, E>,
-        ahead: impl FnOnce(&mut Option<V>) -> Result<R, E>,
+        inside: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
+        ahead: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
     ) -> Result<R, Refused<E>> {
         match frontier.admit(id) {
             Admission::TooFar => Err(Refused::TooFar),
@@ -105,22 +114,26 @@ impl<V> Aside<V> {
         &self,
         frontier: &Frontier,
         id: u64,
-        inside: impl FnOnce(&mut Option<V>) -> Result<R, E>,
-        ahead: impl FnOnce(&mut Option<V>) -> Result<R, E>,
+        inside: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
+        ahead: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
     ) -> Result<R, E> {
         self.write_admitted(frontier, id, frontier.admit_told(id), |_| Ok(()), inside, ahead)
     }
 
     /// Deletes `id`, wherever it is: `inside` deletes what the tables have of it, and then its entry here goes, if there is one. Gives both. An id
     /// that is deleted says nothing of the traffic: the frontier stays where it is. If `inside` fails nothing has changed here.
-    pub fn delete<R, E>(&self, id: u64, inside: impl FnOnce() -> Result<R, E>) -> Result<(Option<V>, R), E> {
+    pub fn delete<R, E>(&self, id: u64, inside: impl FnOnce() -> Result<R, E>) -> Result<(Option<Arc<V>>, R), E> {
         if !self.may_hold(id) {
             return inside().map(|deleted| (None, deleted));
         }
-        let mut entries = self.entries.lock();
+        let _writing = self.writing.lock();
         let deleted = inside()?;
-        let entry = entries.remove(&id);
-        self.settle(&entries);
+        let mut entries = Map::clone(&self.entries.load());
+        let entry = entries.get(id).cloned();
+        if entry.is_some() {
+            entries.remove(id);
+            self.publish(entries);
+        }
         Ok((entry, deleted))
     }
 
@@ -132,26 +145,35 @@ impl<V> Aside<V> {
         id: u64,
         admission: Admission,
         allow: impl FnOnce(Option<u64>) -> Result<(), E>,
-        inside: impl FnOnce(&mut Option<V>) -> Result<R, E>,
-        ahead: impl FnOnce(&mut Option<V>) -> Result<R, E>,
+        inside: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
+        ahead: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
     ) -> Result<R, E> {
         match admission {
             Admission::Inside if !self.may_hold(id) => return inside(&mut None),
             Admission::Inside | Admission::Ahead | Admission::TooFar => {}
         }
-        let mut entries = self.entries.lock();
-        allow(entries.keys().next_back().copied())?;
+        let _writing = self.writing.lock();
+        let mut entries = Map::clone(&self.entries.load());
+        allow(entries.last())?;
         self.lowest.fetch_min(id, SeqCst);
         // From here on an inside writer that comes later sees `may_hold`, if the map is not empty for it: count ourselves in.
         self.len.fetch_add(1, SeqCst);
-        // Whoever looks for it waits for the mutex.
-        let mut entry = entries.remove(&id);
+        let before = entries.get(id).cloned();
+        let mut entry = before.clone();
         let is_inside = frontier.high().is_some_and(|high| id <= high);
         let result = if is_inside { inside(&mut entry) } else { ahead(&mut entry) };
-        if let Some(entry) = entry {
-            entries.insert(id, entry);
+        match (before, entry) {
+            (Some(before), Some(after)) if Arc::ptr_eq(&before, &after) => self.settle(&entries),
+            (None, None) => self.settle(&entries),
+            (_, Some(after)) => {
+                entries.set(id, after);
+                self.publish(entries);
+            }
+            (Some(_), None) => {
+                entries.remove(id);
+                self.publish(entries);
+            }
         }
-        self.settle(&entries);
         result
     }
 
@@ -159,62 +181,66 @@ impl<V> Aside<V> {
     /// [`Aside::drain`] has work.
     pub fn advance(&self, frontier: &Frontier, weight: impl Fn(&V) -> usize) -> bool {
         let mut ids = Vec::new();
-        let mut after = None;
-        loop {
-            let entries = self.entries.lock();
-            let from = after.map_or(Unbounded, Excluded);
-            let before = ids.len();
-            for (&id, entry) in entries.range((from, Unbounded)).take(CHUNK) {
-                ids.extend(std::iter::repeat_n(id, weight(entry)));
-                after = Some(id);
-            }
-            if ids.len() == before {
-                break;
-            }
-        }
+        self.for_each(|id, entry| ids.extend(std::iter::repeat_n(id, weight(entry))));
         frontier.advance(&mut ids).is_some()
     }
 
     /// Hands up to 256 entries that the frontier has reached to `store`, which puts each into a table, and takes it away (`None`) once it is there.
     /// Returns how many it took: call again until it is 0.
-    pub fn drain(&self, frontier: &Frontier, mut store: impl FnMut(u64, &mut Option<V>)) -> usize {
+    pub fn drain(&self, frontier: &Frontier, mut store: impl FnMut(u64, &mut Option<Arc<V>>)) -> usize {
         let Some(high) = frontier.high().filter(|&high| self.may_hold(high)) else { return 0 };
-        let mut entries = self.entries.lock();
-        let reached: Vec<u64> = entries.range(..=high).take(CHUNK).map(|(&id, _)| id).collect();
-        let mut moved = 0;
-        for id in reached {
-            let mut entry = entries.remove(&id);
-            store(id, &mut entry);
-            match entry {
-                Some(entry) => _ = entries.insert(id, entry),
-                None => moved += 1,
+        let _writing = self.writing.lock();
+        let before = self.entries.load_full();
+        let mut entries = Map::clone(&before);
+        let mut visited = 0;
+        before.visit(0, |id, entry| {
+            if id > high || visited == CHUNK {
+                return false;
             }
+            visited += 1;
+            let mut entry = Some(entry.clone());
+            store(id, &mut entry);
+            if entry.is_none() {
+                entries.remove(id);
+            }
+            true
+        });
+        let moved = before.len() - entries.len();
+        if moved > 0 {
+            self.publish(entries);
         }
-        self.settle(&entries);
         moved
     }
 
-    /// Visits all entries, 256 per turn of the mutex; one that moves into a table meanwhile may be missed here.
+    /// Visits all entries, and waits for nobody; one that moves into a table meanwhile may be missed here.
     pub fn for_each(&self, mut f: impl FnMut(u64, &V)) {
-        let mut after = None;
-        loop {
-            let entries = self.entries.lock();
+        let mut from = Some(0);
+        while let Some(first) = from.take() {
             let mut visited = 0;
-            for (&id, entry) in entries.range((after.map_or(Unbounded, Excluded), Unbounded)).take(CHUNK) {
-                f(id, entry);
-                after = Some(id);
+            // Not all of them in one version of the map, or it would keep what has gone for as long as `f` takes.
+            self.entries.load_full().visit(first, |id, entry| {
+                if visited == CHUNK {
+                    from = Some(id);
+                    return false;
+                }
                 visited += 1;
-            }
-            if visited == 0 {
-                return;
-            }
+                f(id, entry);
+                true
+            });
         }
     }
 
+    /// Shows readers the map, in which an entry was set, or lacks one that is in a table or gone; called with the mutex held.
+    fn publish(&self, entries: Map<V>) {
+        let entries = Arc::new(entries);
+        self.entries.store(entries.clone());
+        self.settle(&entries);
+    }
+
     /// Brings the atomics in line with the map; called with the mutex held.
-    fn settle(&self, entries: &BTreeMap<u64, V>) {
+    fn settle(&self, entries: &Map<V>) {
         self.len.store(entries.len(), SeqCst);
-        self.lowest.store(entries.keys().next().copied().unwrap_or(u64::MAX), SeqCst);
+        self.lowest.store(entries.first().unwrap_or(u64::MAX), SeqCst);
     }
 }
 
@@ -222,6 +248,8 @@ impl<V> Aside<V> {
 mod tests {
     use super::*;
     use std::collections::HashMap;
+    use std::sync::mpsc;
+    use std::time::Duration;
 
     type Table = Mutex<HashMap<u64, u64>>;
 
@@ -232,11 +260,11 @@ mod tests {
                 frontier,
                 id,
                 |entry| {
-                    *table.lock().entry(id).or_insert(0) += 1 + entry.take().unwrap_or(0);
+                    *table.lock().entry(id).or_insert(0) += 1 + entry.take().map_or(0, |v| *v);
                     Ok(())
                 },
                 |entry| {
-                    *entry = Some(entry.unwrap_or(0) + 1);
+                    *entry = Some(Arc::new(entry.as_deref().unwrap_or(&0) + 1));
                     Ok(())
                 },
             )
@@ -244,7 +272,9 @@ mod tests {
     }
 
     fn drain(aside: &Aside<u64>, frontier: &Frontier, table: &Table) {
-        let store = |id, entry: &mut Option<u64>| *table.lock().entry(id).or_insert(0) += entry.take().unwrap_or(0);
+        let store = |id, entry: &mut Option<Arc<u64>>| {
+            *table.lock().entry(id).or_insert(0) += entry.take().map_or(0, |v| *v);
+        };
         while aside.drain(frontier, store) > 0 {}
     }
 
@@ -273,8 +303,16 @@ mod tests {
         assert_eq!(aside.write(&frontier, 1 << 20, |_| Ok(()), |_| Err("no")), Err(Refused::Engine("no")));
         assert!(aside.is_empty());
         assert!(!aside.may_hold(u64::MAX));
-        let kept = aside.replay(&frontier, 1 << 30, |_| Err(()), |entry| Ok(entry.insert(7) == &7));
-        assert_eq!(kept, Ok(true), "what a log replays is not refused");
+        let kept = aside.replay(
+            &frontier,
+            1 << 30,
+            |_| Err(()),
+            |entry| {
+                *entry = Some(Arc::new(7));
+                Ok(())
+            },
+        );
+        assert_eq!(kept, Ok(()), "what a log replays is not refused");
         assert_eq!(aside.read(1 << 30, |v| *v), Some(7));
     }
 
@@ -288,7 +326,7 @@ mod tests {
                 id,
                 |_| Err(()),
                 |entry| {
-                    *entry = Some(7);
+                    *entry = Some(Arc::new(7));
                     Ok(())
                 },
             )
@@ -300,6 +338,77 @@ mod tests {
         assert_eq!(aside.len(), 4);
         frontier.adopt(Some(1000), 10);
         assert_eq!(write(1200), Err(Refused::TooFar), "from now on only the frontier counts");
+    }
+
+    /// A writer or a mover who is inside, opening a table for example, holds up other writers, but no reader: he sees what was there before.
+    #[test]
+    fn readers_do_not_wait_for_a_writer_who_is_inside() {
+        const A: u64 = 1 << 40;
+        const B: u64 = 1 << 41;
+        const C: u64 = 1 << 42;
+        let (aside, frontier, table) =
+            (Aside::default(), Frontier::restore(Some(10), 0, None, 1 << 16), Table::default());
+        for id in [A, C, C] {
+            increment(&aside, &frontier, &table, id);
+        }
+        let all = || {
+            let mut all = vec![];
+            aside.for_each(|id, v| all.push((id, *v)));
+            all
+        };
+        let read = |id| aside.read(id, |v| *v);
+        let (read, all) = (&read, &all);
+        // In turn: an entry is replaced, a new one comes, one goes, and one moves. What readers see before, and after.
+        let held = |id, before: Option<u64>, after: Option<u64>, write: &(dyn Fn(&dyn Fn()) + Sync)| {
+            let (inside, leave) = (mpsc::channel(), mpsc::channel());
+            let (entered, left) = (inside.1, leave.1);
+            std::thread::scope(|s| {
+                let left = Mutex::new(left);
+                s.spawn(move || {
+                    write(&|| {
+                        inside.0.send(()).unwrap();
+                        // Nobody is left waiting when the test has failed.
+                        let _: Result<(), _> = left.lock().recv();
+                    })
+                });
+                entered.recv().unwrap();
+                let (done, seen) = mpsc::channel();
+                s.spawn(move || done.send((read(id), read(C), all())));
+                let seen = seen.recv_timeout(Duration::from_secs(60));
+                drop(leave.0);
+                let (value, other, all) = seen.unwrap_or_else(|_| panic!("{id}: a reader waits"));
+                assert_eq!((value, other), (before, Some(2)), "{id}");
+                assert_eq!(all.iter().find(|(at, _)| *at == id).map(|&(_, v)| v), before);
+            });
+            assert_eq!(read(id), after, "{id}");
+        };
+        let ahead = |id: u64, stay: &dyn Fn()| {
+            let ahead = |entry: &mut Option<Arc<u64>>| {
+                *entry = Some(Arc::new(5));
+                stay();
+                Ok::<_, ()>(())
+            };
+            aside.write(&frontier, id, |_| Err(()), ahead).unwrap();
+        };
+        held(A, Some(1), Some(5), &|stay| ahead(A, stay));
+        held(B, None, Some(5), &|stay| ahead(B, stay));
+        held(B, Some(5), None, &|stay| {
+            let inside = || {
+                stay();
+                Ok::<_, ()>(())
+            };
+            aside.delete(B, inside).unwrap();
+        });
+        frontier.adopt(Some(B), 0);
+        held(A, Some(5), None, &|stay| {
+            let moved = aside.drain(&frontier, |id, entry| {
+                table.lock().insert(id, **entry.as_ref().unwrap());
+                stay();
+                *entry = None;
+            });
+            assert_eq!(moved, 1);
+        });
+        assert_eq!((all(), table.lock()[&A]), (vec![(C, 2)], 5));
     }
 
     /// Two writers and a mover race while the frontier advances over the entries: no increment is lost, and no reader
@@ -331,7 +440,8 @@ mod tests {
             });
             drain(&aside, &frontier, &table);
             let total = table.lock().values().sum::<u64>();
-            let left: u64 = aside.entries.lock().values().sum();
+            let mut left = 0;
+            aside.for_each(|_, v| left += v);
             assert_eq!(total + left, 1001, "round {round}");
         }
     }

@@ -16,10 +16,11 @@
 //! - **R3** All writes of one key are serialised, and happen in the table that covers its id at that moment, through rolls and rewrites.
 //! - **R4** Only [`Ring::recycle`] raises the horizon; nothing that a client sends does.
 //! - **R5** An id far ahead of all others does not move boundaries ([`Frontier`]);
-//!   it is kept exactly, in the [`Aside`].
+//!   it is kept exactly, in the [`Aside`], of which readers wait for nobody, either.
 
 mod aside;
 mod frontier;
+mod map;
 mod memory;
 mod ring;
 
