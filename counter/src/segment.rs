@@ -73,7 +73,7 @@ impl Segment {
     #[inline(always)]
     fn note(&self, step: fn(usize) -> Step, index: u64) {
         if cfg!(debug_assertions) {
-            trace::note(step(self.words.as_ptr().addr().wrapping_add(index as usize * self.layout.words * 8)));
+            trace::note(|| step(self.words.as_ptr().addr().wrapping_add(index as usize * self.layout.words * 8)));
         }
     }
 

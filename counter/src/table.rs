@@ -76,7 +76,7 @@ pub(crate) struct Row<'a> {
     bucket: Bucket<'a>,
     slot: usize,
     position: u64,
-    hash: u64,
+    id: u64,
 }
 
 impl Row<'_> {
@@ -91,7 +91,7 @@ impl Row<'_> {
         } else if !self.table.aux.has_outside() {
             return 0;
         }
-        self.table.aux.value(self.hash, self.position, field)
+        self.table.aux.value(self.table.hash(self.id), self.position, field)
     }
 
     /// Fills `out`, one value per position; those whose bit in `living` is not set are 0.
@@ -334,9 +334,8 @@ impl Table {
     #[inline(always)]
     pub(crate) fn read_at<R>(&self, home: Home, id: u64, mut f: impl FnMut(Row<'_>) -> R) -> Option<R> {
         let main = self.main();
-        let hash = self.hash(id);
         match main.look(home, |bucket, index, slot| {
-            f(Row { table: self, layout: &main.layout, bucket, slot, position: main.position(index, slot), hash })
+            f(Row { table: self, layout: &main.layout, bucket, slot, position: main.position(index, slot), id })
         }) {
             Looked::Found(result) => Some(result),
             Looked::Absent => None,
@@ -348,22 +347,14 @@ impl Table {
     #[inline(always)]
     pub(crate) fn row_in<'a>(&'a self, bucket: Bucket<'a>, index: u64, slot: usize, id: u64) -> Row<'a> {
         let main = &self.main;
-        Row {
-            table: self,
-            layout: &main.layout,
-            bucket,
-            slot,
-            position: main.position(index, slot),
-            hash: self.hash(id),
-        }
+        Row { table: self, layout: &main.layout, bucket, slot, position: main.position(index, slot), id }
     }
 
     #[cold]
     fn read_extended<R>(&self, id: u64, mut f: impl FnMut(Row<'_>) -> R) -> Option<R> {
-        let hash = self.hash(id);
         for b in self.extend() {
             let look = b.look(b.keys.home(id)?, |bucket, index, slot| {
-                f(Row { table: self, layout: &b.layout, bucket, slot, position: b.position(index, slot), hash })
+                f(Row { table: self, layout: &b.layout, bucket, slot, position: b.position(index, slot), id })
             });
             match look {
                 Looked::Found(result) => return Some(result),
@@ -390,14 +381,7 @@ impl Table {
     pub(crate) fn row(&self, at: At, id: u64) -> Row<'_> {
         let b = self.segment(at.segment).unwrap_or_else(|| panic!("T1: a segment is never removed"));
         let position = b.position(at.bucket, at.slot);
-        Row {
-            table: self,
-            layout: &b.layout,
-            bucket: b.bucket(at.bucket),
-            slot: at.slot,
-            position,
-            hash: self.hash(id),
-        }
+        Row { table: self, layout: &b.layout, bucket: b.bucket(at.bucket), slot: at.slot, position, id }
     }
 
     /// Stores `cells` (position and value) in the row of `id`: the one at `at`, as [`Table::locate`] said, or else a new one, of which the
@@ -600,7 +584,7 @@ impl Table {
                     let probe = probe.min(PROBES - 1);
                     let id = b.keys.id(index, probe, remainder);
                     let position = b.position(index, slot);
-                    let row = Row { table: self, layout: &b.layout, bucket, slot, position, hash: self.hash(id) };
+                    let row = Row { table: self, layout: &b.layout, bucket, slot, position, id };
                     room.extend([id as i64, probe as i64]);
                     let at = room.len();
                     room.resize(at + width, 0);

@@ -1,7 +1,7 @@
 //! Which buckets are asked for and which are read, in order: so that a test can count the waits for memory that a command costs, whatever
 //! the machine. Builds without debug assertions note nothing.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 /// What a thread did to one bucket of a table's main segment, named by its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,14 +13,17 @@ pub enum Step {
 }
 
 thread_local! {
-    static STEPS: RefCell<Option<Vec<Step>>> = const { RefCell::new(None) };
+    /// Apart, as each look at a bucket asks for it, in builds of which instructions are counted, too.
+    static NOTES: Cell<bool> = const { Cell::new(false) };
+    static STEPS: RefCell<Vec<Step>> = const { RefCell::new(Vec::new()) };
 }
 
 /// What this thread does while `f` runs.
 pub fn steps_of(f: impl FnOnce()) -> Vec<Step> {
-    STEPS.set(Some(Vec::new()));
+    NOTES.set(true);
     f();
-    STEPS.take().unwrap_or_default()
+    NOTES.set(false);
+    STEPS.take()
 }
 
 /// Waits for memory: how often something was read that had been asked for, if at all, only after something else had been read. Rows whose buckets are asked
@@ -43,8 +46,10 @@ pub fn waits(steps: &[Step]) -> usize {
 }
 
 #[inline(always)]
-pub(crate) fn note(step: Step) {
-    STEPS.with_borrow_mut(|steps| steps.iter_mut().for_each(|steps| steps.push(step)));
+pub(crate) fn note(step: impl FnOnce() -> Step) {
+    if NOTES.get() {
+        STEPS.with_borrow_mut(|steps| steps.push(step()));
+    }
 }
 
 #[cfg(test)]

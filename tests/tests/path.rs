@@ -8,17 +8,17 @@
 use std::process::Command;
 use tidemark_tests::{TestServer, request};
 
-/// A count may be so much higher than the one written down.
-const TOLERANCE: f64 = 1.10;
+/// A count may be so much higher than the one written down. From run to run they differ by up to 0.7 %, as a process's secrets decide which rows meet.
+const TOLERANCE: f64 = 1.03;
 
 /// Instructions of one turn, its first ones included, by what is in it: see `src/bin/page_path.rs`.
 const INSTRUCTIONS: [(&str, f64); 6] = [
-    ("ping", 1540.0),
-    ("page", 32400.0),
-    ("pages", 258600.0),
-    ("binary", 33900.0),
-    ("stock", 119000.0),
-    ("likes", 92700.0),
+    ("ping", 1560.0),
+    ("page", 32700.0),
+    ("pages", 260800.0),
+    ("binary", 34300.0),
+    ("stock", 115600.0),
+    ("likes", 90100.0),
 ];
 
 /// Turns of each.
