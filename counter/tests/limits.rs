@@ -352,11 +352,15 @@ fn a_deletion_needs_no_memory_opens_no_table_and_moves_no_frontier() {
         assert!(space.delete(id) && !space.exists(id) && !space.delete(id), "{id}");
     }
     let (tables, high) = (space.tables().len(), space.frontier());
-    for id in (0..3_000).map(|i| full + i * 1_000_000).chain([u64::MAX]) {
-        assert!(!space.delete(id), "{id}");
+    // Near what is there, where a write would go into its table, and far from it; without memory and with it.
+    let near = high.unwrap() + 1;
+    for limit in [1 << 20, u64::MAX, 1 << 20] {
+        space.set_memory_limit_bytes(limit);
+        for id in (near..near + 50).chain((0..3_000).map(|i| full + i * 1_000_000)).chain([u64::MAX]) {
+            assert!(!space.delete(id), "{id}");
+        }
+        assert_eq!((space.tables().len(), space.frontier()), (tables, high));
     }
-    while space.maintain() {}
-    assert_eq!((space.tables().len(), space.frontier()), (tables, high));
     assert!(space.delete(7) && !space.exists(7));
     space.set(7, &[(0, 1)]).expect("a deletion makes room");
 }
