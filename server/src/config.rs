@@ -153,6 +153,11 @@ impl Config {
         if server.max_transaction_bytes > 64 << 20 {
             return invalid("server.max_transaction_bytes must be at most 67108864".to_owned());
         }
+        // As in Redis.
+        let timeout_s = self.replication.timeout_s;
+        if !(1..=i32::MAX as u64).contains(&timeout_s) {
+            return invalid(format!("replication.timeout_s is {timeout_s}: must be 1 to {}", i32::MAX));
+        }
         let names = |kind, names: Vec<&str>| check_names(kind, &names);
         names("counter or existence space", {
             let counters = self.counter.iter().map(|c| c.name.as_str());
@@ -298,6 +303,8 @@ mod tests {
             ("[server]\nbind = []", "server.bind is empty"),
             ("[server]\nmax_clients = 0", "max_clients"),
             ("[server]\nmax_query_buffer_bytes = 10", "max_query_buffer_bytes is 10"),
+            ("[replication]\ntimeout_s = 0", "timeout_s is 0"),
+            ("[replication]\ntimeout_s = 2147483648", "timeout_s is 2147483648"),
             ("[[counter]]\nfields = \"a:1\"", "is named ''"),
             ("[[counter]]\nname = \"A b\"", "is named 'A b'"),
             (

@@ -100,7 +100,7 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(node: &Arc<Node>, client: u64, s
     let (times, pinned_bytes) = {
         let config = node.config();
         let settings = &config.replication;
-        let times = Times { timeout_ms: settings.timeout_s.max(1) * 1000, ..Times::default() };
+        let times = Times { timeout_ms: settings.timeout_s * 1000, ..Times::default() };
         (times, settings.sync_log_bytes)
     };
     let mut feed = Some(Feed::new(times, pinned_bytes, 0));

@@ -378,7 +378,7 @@ async fn link(here: &mut Here, master: &Master) -> Result<(), LinkError> {
             0 => node.port(),
             port => port,
         };
-        let times = Times { timeout_ms: settings.timeout_s.max(1) * 1000, ..Times::default() };
+        let times = Times { timeout_ms: settings.timeout_s * 1000, ..Times::default() };
         (times, settings.replica_announce_ip.clone(), port)
     };
     let started = Instant::now();
