@@ -203,11 +203,8 @@ impl Feed {
     /// Adds messages to `out` until it holds [`WINDOW_BYTES`], or there is nothing more to say now. To be called whenever there is room, whenever
     /// the log has grown, and with each tick.
     pub fn fill(&mut self, out: &mut Vec<u8>, origin: &Origin<'_>, now_ms: u64) -> Result<(), LinkError> {
+        self.tick(origin.end, now_ms)?;
         self.said_end = self.said_end.max(origin.end.offset);
-        let silent_ms = now_ms.saturating_sub(self.peer.heard_ms);
-        if silent_ms >= self.times.timeout_ms {
-            return Err(LinkError::Timeout(silent_ms));
-        }
         if self.welcome.is_none()
             && let Some(hello) = self.hello.clone()
         {
@@ -216,11 +213,6 @@ impl Feed {
         }
         if self.welcome.is_none() {
             return Ok(());
-        }
-        if self.pin.is_some() && origin.end.offset.saturating_sub(self.pinned_from) > self.pinned_bytes {
-            self.pin = None;
-            self.given_up = true;
-            self.work = Work::Gone;
         }
         while out.len() < WINDOW_BYTES {
             match &mut self.work {
@@ -267,6 +259,21 @@ impl Feed {
         if is_due && !matches!(self.work, Work::File { .. }) {
             self.writer.master_says(out, &ToReplica::Beat { end: origin.end.offset, time_ms: now_ms });
             self.said_ms = now_ms;
+        }
+        Ok(())
+    }
+
+    /// Time goes by, and the log grows. To be called also while there is no room to send: who reads nothing is given up as who says nothing is, and keeps no
+    /// more of the log than others.
+    pub fn tick(&mut self, end: Position, now_ms: u64) -> Result<(), LinkError> {
+        let silent_ms = now_ms.saturating_sub(self.peer.heard_ms);
+        if silent_ms >= self.times.timeout_ms {
+            return Err(LinkError::Timeout(silent_ms));
+        }
+        if self.pin.is_some() && end.offset.saturating_sub(self.pinned_from) > self.pinned_bytes {
+            self.pin = None;
+            self.given_up = true;
+            self.work = Work::Gone;
         }
         Ok(())
     }

@@ -280,6 +280,7 @@ fn messages(body: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use store::Position;
 
     #[test]
     fn seeded_rounds_of_links() {
@@ -319,6 +320,31 @@ mod tests {
         let mut here = replica(&disk).expect("an empty disk");
         let course = talk(&mut here, &store, &log, &mut Input(&[])).expect("an honest link");
         assert_eq!(course, Course::Adopt);
+    }
+
+    /// A replica that takes nothing for so long that the log has outgrown what is kept for it: what it was promised goes, though there is no room to tell it.
+    #[test]
+    fn a_full_sync_that_is_not_read_keeps_no_more_of_the_log_than_others() {
+        let (store, log) = master();
+        let disk = SimDisk::new(2);
+        let mut here = replica(&disk).expect("an empty disk");
+        let times = Times { beat_ms: 10, timeout_ms: 1_000 };
+        let (end, mut feed) = (log.durable(), Feed::new(times, 100, 0));
+        let origin = Origin { store: &store, end, term: log.term() };
+        let (mut up, mut down) = (Vec::new(), Vec::new());
+        let mut follower = Follower::new(times, false, ("", 1), &mut here, &mut up, 0).expect("a link");
+        for _ in 0..2 {
+            feed.receive(&std::mem::take(&mut up), &origin, 0).expect("an honest replica");
+            feed.fill(&mut down, &origin, 0).expect("an honest replica");
+            follower.receive(&std::mem::take(&mut down), &mut here, &mut up, 0).expect("an honest master");
+        }
+        let name = store.manifest().files[0].name.clone();
+        let grown = |bytes| Position { offset: end.offset + bytes, ..end };
+        feed.tick(grown(100), 999).expect("it was heard a moment ago");
+        assert!(store.is_pinned(&name));
+        feed.tick(grown(101), 999).expect("it was heard a moment ago");
+        assert!(!store.is_pinned(&name));
+        assert!(matches!(feed.tick(grown(101), 1_000), Err(LinkError::Timeout(1_000))));
     }
 
     /// A link that nobody tampers with brings everything.

@@ -14,6 +14,8 @@ pub(crate) struct Link {
     pub(crate) follower: Option<Follower>,
     pub(crate) to_master: VecDeque<(u64, Vec<u8>)>,
     pub(crate) to_replica: VecDeque<(u64, Vec<u8>)>,
+    /// It takes nothing while bytes to the replica are on their way.
+    pub(crate) narrow: bool,
     pub(crate) was_following: bool,
     /// Where the master's log ended when it answered Hello.
     pub(crate) answered: Option<Place>,
@@ -67,6 +69,7 @@ impl World {
                 follower: Some(follower),
                 to_master: VecDeque::new(),
                 to_replica: VecDeque::new(),
+                narrow: self.random.u32(0..4) == 0,
                 was_following: false,
                 answered: None,
                 data_sets: self.nodes[n].data_sets,
@@ -121,7 +124,12 @@ impl World {
                     }
                 }
                 let mut out = Vec::new();
-                let filled = result.and_then(|()| f.fill(&mut out, &origin, self.now));
+                // Where nothing more can be sent before the last bytes have arrived.
+                let is_full = self.links[i].narrow && !self.links[i].to_replica.is_empty();
+                let filled = result.and_then(|()| match is_full {
+                    true => f.tick(end, self.now),
+                    false => f.fill(&mut out, &origin, self.now),
+                });
                 if let Err(error) = &filled
                     && matches!(error, LinkError::Protocol(_))
                 {

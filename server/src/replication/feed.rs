@@ -153,7 +153,13 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(node: &Arc<Node>, client: u64, s
                 }
                 fill = true;
             }
-            _ = ticks.tick() => fill = true,
+            _ = ticks.tick() => {
+                fill = true;
+                // The replica may read nothing, and then it is never asked to be filled.
+                if let Some(feed) = &mut feed {
+                    feed.tick(node.durability.shown(), now_ms(started)).map_err(Ended::Link)?;
+                }
+            }
         }
         if let Some(feed) = &feed {
             if node.replication.feeds.update(client, feed.peer(), heard) {
@@ -175,6 +181,33 @@ mod tests {
     use crate::node::{Host, Tallies};
     use crate::stop::Stop;
     use crate::turn::{Talk, Turn};
+    use store::{Check, frame_head};
+
+    /// A replica that was stopped, say, in the middle of what it was sent: its system takes no more, and nobody says that it has gone.
+    #[tokio::test]
+    async fn a_replica_that_neither_reads_nor_speaks_is_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.durability.dir = folder.path().to_path_buf();
+        config.replication.timeout_s = 1;
+        let node = crate::fuzz::commands::alone(&config);
+        // Of another data set, so that it is answered whatever there is here.
+        let hello = [&[1][..], &replication::PROTOCOL.to_le_bytes(), &[7; 16], &[0; 44], &[1, 0]].concat();
+        // Less than the answer has.
+        let (mut replica, mut here) = tokio::io::duplex(32);
+        let greets = async {
+            replica.write_all(&frame_head(Check::new().u64(0), &hello)).await.unwrap();
+            replica.write_all(&hello).await.unwrap();
+            std::future::pending().await
+        };
+        let ended = tokio::select! {
+            ended = run(&node, 1, &mut here) => ended,
+            () = greets => unreachable!(),
+            () = tokio::time::sleep(Duration::from_secs(60)) => panic!("it is still being fed"),
+        };
+        assert!(ended.is_err_and(|e| e.to_string().contains("nothing was heard")));
+        assert!(replica.read_u8().await.is_ok(), "the answer had begun");
+    }
 
     /// A connection may end between the answer and the feed: while the answer waits for a peer that does not read, say.
     #[tokio::test]
