@@ -244,7 +244,7 @@ impl Follower {
                     .map_err(|e| LinkError::Protocol(format!("a manifest that cannot be read: {e:?}")))?;
                 let staging = Staging::begin(local.disk(), manifest, &local.manifest())?;
                 self.state = State::Fetching(Box::new(staging));
-                self.want_next(local, out)?;
+                self.look(local, out)?;
             }
             (ToReplica::Chunk(bytes), State::Fetching(staging)) => {
                 self.fetched_bytes += bytes.len() as u64;
@@ -320,6 +320,19 @@ impl Follower {
     fn want_manifest(&mut self, out: &mut Vec<u8>) {
         self.writer.replica_says(out, &ToMaster::WantManifest);
         self.state = State::AwaitManifest;
+    }
+
+    /// Whether [`Follower::look`] has something to do.
+    pub fn is_looking(&self) -> bool {
+        matches!(&self.state, State::Fetching(staging) if !staging.is_known())
+    }
+
+    /// Looks at some of what an earlier link has left, and when that is known asks for the rest. To be called again and again, with all else in between: a
+    /// peer that waits for all of it would give this one up, and the next link begin anew with it.
+    pub fn look(&mut self, local: &mut impl Local, out: &mut Vec<u8>) -> Result<(), LinkError> {
+        let State::Fetching(staging) = &mut self.state else { return Ok(()) };
+        staging.look()?;
+        if staging.is_known() { self.want_next(local, out) } else { Ok(()) }
     }
 
     fn want_next(&mut self, local: &mut impl Local, out: &mut Vec<u8>) -> Result<(), LinkError> {

@@ -252,6 +252,9 @@ fn talk(here: &mut Here, store: &Store, log: &Log, input: &mut Input<'_>) -> Res
         if course != Course::On {
             return Ok(course);
         }
+        if follower.is_looking() {
+            follower.look(here, &mut to_master)?;
+        }
         let course = follower.settle(here, &mut to_master, now_ms)?;
         if course != Course::On {
             return Ok(course);

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{FIRST, Program, SmallDisk, call, cannot, refusal, text, until};
+use common::{FIRST, Program, SmallDisk, call, cannot, count, names, refusal, text, until};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io::Write;
 use std::path::Path;
@@ -33,10 +33,31 @@ counter = "post.like"
 "#;
 
 fn start(dir: &Path, config: &str) -> Program {
+    start_as(&[], dir, config)
+}
+
+fn start_as(under: &[&str], dir: &Path, config: &str) -> Program {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(config.as_bytes()).unwrap();
     let options = ["--fsync", "always", "--config", file.path().to_str().unwrap()];
-    Program::start_as(&[], dir, &options).unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+    Program::start_as(under, dir, &options).unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+}
+
+/// Rows of so many tables, each of which is a file of the snapshot.
+fn fill(program: &Program, tables: u64) {
+    let mut client = program.client();
+    for id in (0..tables * 1000).map(|row| text(FIRST + row * 4096)) {
+        client.push(&[b"CNT.SET", b"post", &id, b"like", b"5", b"read", b"300"]);
+        if client.is_full() {
+            (0..client.waiting()).for_each(|_| assert_eq!(refusal(&client.reply().unwrap()), ""));
+        }
+    }
+    (0..client.waiting()).for_each(|_| assert_eq!(refusal(&client.reply().unwrap()), ""));
+    fine(program, "SAVE");
+}
+
+fn staged(dir: &Path) -> usize {
+    names(dir).iter().filter(|name| name.starts_with("staged-snap") && name.ends_with(".tsnap")).count()
 }
 
 fn fine(program: &Program, words: &str) {
@@ -209,4 +230,75 @@ fn a_replica_whose_rows_were_all_deleted_does_not_obey_a_master_that_has_lost_th
     until("it has what there was", || like_of(&replica, FIRST) == bulk(5));
     let names = std::fs::read_dir(folders[1].path()).unwrap().map(|entry| entry.unwrap().file_name());
     assert_eq!(names.filter(|name| name.to_string_lossy().starts_with("dropped-")).count(), 1);
+}
+
+#[test]
+fn a_full_sync_for_which_there_is_no_room_is_asked_for_less_and_less_often() {
+    let Some(disk) = SmallDisk::mount(16) else { return cannot("a full disk needs the right to mount a tmpfs") };
+    let folder = tempfile::tempdir().unwrap();
+    let config = SPACES.replace("fields =", "rows_per_table = 1000\nfields =");
+    let (master, replica) = (start(folder.path(), &config), start(disk.path(), &config));
+    fill(&master, 30);
+    disk.fill(96 << 10);
+    let mut client = master.client();
+    let mut attempts = {
+        let before = count(&mut client, "total_connections_received");
+        move || count(&mut client, "total_connections_received") - before
+    };
+    let mut reader = replica.client();
+    let began = Instant::now();
+    follow(&replica, &master);
+    for number in 1..=3u32 {
+        until("another attempt", || attempts() >= u64::from(number));
+        let after = Duration::from_secs((1 << (number - 1)) - 1);
+        assert!(began.elapsed() >= after, "{number}: {:?}", began.elapsed());
+        assert_eq!(call(&mut reader, &format!("HGET post:{FIRST} like")), OwnedFrame::Null, "as before");
+    }
+    assert!(replica.info("master_link_error").contains("no room on the disk"));
+    let left = staged(disk.path());
+    assert!(left > 0, "what has come is kept");
+    disk.make_room();
+    until("the next attempt, after four seconds", || attempts() > 3);
+    in_step(&replica, &master);
+    assert_eq!(like_of(&replica, FIRST), bulk(5));
+}
+
+/// What a link has brought is looked at when the next one goes on with it. On a slow disk that takes longer than a master waits for a word.
+#[test]
+fn a_full_sync_goes_on_though_what_is_there_takes_long_to_look_at() {
+    if std::process::Command::new("strace").arg("-V").output().is_err() {
+        return cannot("a slow disk needs strace");
+    }
+    const FILES: usize = 15;
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let config = SPACES.replace("fields =", "rows_per_table = 1000\nfields =") + "[replication]\ntimeout_s = 2\n";
+    let master = start(folders[0].path(), &config);
+    fill(&master, FILES as u64 + 3);
+    let slow = ["strace", "-D", "-f", "--seccomp-bpf", "-q", "-o", "/dev/null", "-e", "trace=pread64"];
+    let slow = [&slow[..], &["-e", "inject=pread64:delay_enter=200000"]].concat();
+    let mut replica = start_as(&slow, folders[1].path(), &config);
+    follow(&replica, &master);
+    let began = Instant::now();
+    while staged(folders[1].path()) < FILES {
+        assert!(began.elapsed() < Duration::from_secs(120), "{} files have come", staged(folders[1].path()));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    replica.sigkill();
+    drop(replica);
+    assert!(staged(folders[1].path()) >= FILES, "there is much to look at");
+    let replica = start_as(&slow, folders[1].path(), &config);
+    let began = Instant::now();
+    while staged(folders[1].path()) > 0 {
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "it does not come to an end: {}",
+            replica.info("master_link_error")
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let began = Instant::now();
+    while !(replica.info("master_link_status") == "up" && like_of(&replica, FIRST) == bulk(5)) {
+        assert!(began.elapsed() < Duration::from_secs(120), "{}", replica.info("master_link_error"));
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }

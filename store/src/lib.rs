@@ -125,6 +125,6 @@ pub use sim::{Faults, SimDisk};
 pub use snapshot::{
     FileWriter, MAX_CHUNK_BYTES, SNAPSHOT_VERSION, SnapshotHead, SnapshotReader, SnapshotWriter, read_small, row_hint,
 };
-pub use staging::{Fetched, STAGED, Staging};
+pub use staging::{Fetched, LOOK_BYTES, STAGED, Staging};
 pub use store::{Pin, Progress, Store, StoreOptions};
 pub use tail::{Absent, Step, Tail};

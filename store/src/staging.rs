@@ -15,6 +15,7 @@
 //! Files that the old data set has too, of the same lineage and the same entry, are not fetched and stay where they are.
 
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -27,6 +28,9 @@ use crate::manifest::{FileEntry, MANIFEST, Manifest, Role, Tag};
 use crate::segment::{SegmentName, parse_segment_name};
 use crate::snapshot::{MAX_CHUNK_BYTES, read_small};
 use crate::store::is_ours;
+
+/// Files are looked at in pieces of so many bytes.
+pub const LOOK_BYTES: u64 = 1 << 20;
 
 /// What the names of staged files begin with.
 pub const STAGED: &str = "staged-";
@@ -87,6 +91,10 @@ pub struct Staging {
     manifest: Manifest,
     /// Files to fetch, the last one first, which is the smallest.
     missing: Vec<FileEntry>,
+    /// Of these: what an earlier link has left whole, unless it was damaged since.
+    left: Vec<FileEntry>,
+    /// The last of them, as far as it was read, and the check of that.
+    looked: (u64, u32),
     /// The one that is being fetched.
     file: Option<(Box<dyn DiskFile>, u64)>,
     log: Option<FollowLog>,
@@ -105,10 +113,10 @@ pub enum Fetched {
 
 impl Staging {
     /// Begins, or goes on after the link was cut: `manifest` is the master's; what an earlier one has left is kept as far as it
-    /// is still wanted. `own` is the manifest of the data set that is there now.
+    /// is still wanted; it is to be looked at first ([`Staging::look`]). `own` is the manifest of the data set that is there now.
     pub fn begin(main: Arc<dyn Disk>, manifest: Manifest, own: &Manifest) -> Result<Staging> {
         let beside: Arc<dyn Disk> = Arc::new(Beside(main.clone()));
-        let mut missing = manifest.files.clone();
+        let (mut missing, mut found) = (manifest.files.clone(), Vec::new());
         // A checksum does not tell two files apart of which only the headers differ; a whole entry and the lineage do.
         let left = Manifest::read_as(&*main, PLAN).ok().flatten();
         let left = left.filter(|plan| plan.lineage == manifest.lineage);
@@ -122,19 +130,44 @@ impl Staging {
             if !is_same {
                 remove(&*beside, &name)?;
             } else if name == whole {
-                let size = beside.open(&name).and_then(|f| f.size()).unwrap_or(0);
-                if size == entry.bytes && check_of(&*beside, &name, size)? == entry.check {
-                    missing.retain(|f| f.name != name);
-                } else {
-                    remove(&*beside, &name)?;
-                }
+                found.push(entry.clone());
             }
         }
         replace(&*main, PLAN, manifest.encode().as_bytes()).map_err(|e| Error::io(main.path(PLAN), "writing", e))?;
         missing.retain(|f| own.lineage != manifest.lineage || own.file(&f.name) != Some(f));
         // The last one comes first: the smallest. One of these says what the others are, and whether they are of use here.
         missing.sort_by_key(|f| std::cmp::Reverse(f.bytes));
-        Ok(Staging { beside, main, manifest, missing, file: None, log: None })
+        Ok(Staging { beside, main, manifest, missing, left: found, looked: (0, 0), file: None, log: None })
+    }
+
+    /// Whether what an earlier link has left is known.
+    pub fn is_known(&self) -> bool {
+        self.left.is_empty()
+    }
+
+    /// Looks at some of what an earlier link has left, at most at [`LOOK_BYTES`]: all of it may take longer than a peer waits for a word. What is as the
+    /// manifest says need not come again, the rest is thrown away.
+    pub fn look(&mut self) -> Result<()> {
+        let Some(entry) = self.left.last() else { return Ok(()) };
+        let (at, check) = self.looked;
+        let size = self.beside.open(&entry.name).and_then(|f| f.size()).unwrap_or(0);
+        let (to, mut is_same) = ((at + LOOK_BYTES).min(entry.bytes), size == entry.bytes);
+        if is_same {
+            let check = check_on(&*self.beside, &entry.name, at..to, check)?;
+            if to < entry.bytes {
+                self.looked = (to, check);
+                return Ok(());
+            }
+            is_same = check == entry.check;
+        }
+        if is_same {
+            self.missing.retain(|f| f.name != entry.name);
+        } else {
+            remove(&*self.beside, &entry.name)?;
+        }
+        self.left.pop();
+        self.looked = (0, 0);
+        Ok(())
     }
 
     /// What is being staged.
@@ -142,13 +175,16 @@ impl Staging {
         &self.manifest
     }
 
-    /// Files that are still to come.
+    /// Files that are still to come, as far as is known.
     pub fn missing(&self) -> usize {
         self.missing.len()
     }
 
-    /// The file to fetch next, and from which byte on.
+    /// The file to fetch next, and from which byte on. What was not looked at yet is looked at first.
     pub fn wanted(&mut self) -> Result<Option<(FileEntry, u64)>> {
+        while !self.is_known() {
+            self.look()?;
+        }
         let Some(entry) = self.missing.last().cloned() else { return Ok(None) };
         let name = format!("{}{TEMPORARY}", entry.name);
         let io = |e| Error::io(self.beside.path(&name), "opening", e);
@@ -390,12 +426,17 @@ fn remove(disk: &dyn Disk, name: &str) -> Result<()> {
 
 /// CRC-32C of a file's first bytes.
 fn check_of(disk: &dyn Disk, name: &str, bytes: u64) -> Result<u32> {
+    check_on(disk, name, 0..bytes, 0)
+}
+
+/// The same, of these bytes and those before them, whose check is `check`.
+fn check_on(disk: &dyn Disk, name: &str, bytes: Range<u64>, mut check: u32) -> Result<u32> {
     let io = |e| Error::io(disk.path(name), "reading", e);
     let file = disk.open(name).map_err(io)?;
-    let mut buffer = vec![0; (1 << 20).min(bytes as usize).max(1)];
-    let (mut at, mut check) = (0, 0);
-    while at < bytes {
-        let want = buffer.len().min((bytes - at) as usize);
+    let mut buffer = vec![0; LOOK_BYTES.min(bytes.end - bytes.start).max(1) as usize];
+    let mut at = bytes.start;
+    while at < bytes.end {
+        let want = buffer.len().min((bytes.end - at) as usize);
         let n = read_full_at(&*file, &mut buffer[..want], at).map_err(io)?;
         if n == 0 {
             break;
@@ -404,4 +445,46 @@ fn check_of(disk: &dyn Disk, name: &str, bytes: u64) -> Result<u32> {
         at += n as u64;
     }
     Ok(check)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::SimDisk;
+
+    #[test]
+    fn what_an_earlier_link_has_left_is_looked_at_piece_by_piece() {
+        let main: Arc<dyn Disk> = Arc::new(SimDisk::new(1));
+        let long = vec![7u8; 2 * LOOK_BYTES as usize + 5];
+        let mut manifest = Manifest::new(Lineage([1; 16]));
+        let contents: [(&str, &[u8]); 3] =
+            [("snap-1.tsnap", &long), ("snap-2.tsnap", &long[..9]), ("snap-3.tsnap", &long)];
+        for (name, content) in contents {
+            let check = crc32c::crc32c(content);
+            let bytes = content.len() as u64;
+            let name = name.to_owned();
+            manifest.files.push(FileEntry { name, bytes, check, role: Role::Snapshot, tag: Tag::default() });
+        }
+        let own = Manifest::new(Lineage([2; 16]));
+        let mut staging = Staging::begin(main.clone(), manifest.clone(), &own).unwrap();
+        assert!(staging.is_known(), "nothing is there");
+        while let Some((entry, 0)) = staging.wanted().unwrap() {
+            assert_eq!(staging.write(&long[..entry.bytes as usize]).unwrap(), Fetched::Whole);
+        }
+        assert_eq!(staging.missing(), 0);
+        let file = main.open_write("staged-snap-3.tsnap").unwrap();
+        write_all_at(&*file, &[8], long.len() as u64 - 1).unwrap();
+
+        let mut staging = Staging::begin(main.clone(), manifest.clone(), &own).unwrap();
+        let mut looks = 0;
+        while !staging.is_known() {
+            staging.look().unwrap();
+            looks += 1;
+        }
+        assert_eq!(looks, 3 + 1 + 3);
+        assert_eq!(staging.missing, [manifest.files[2].clone()]);
+        // Who asks at once is answered all the same.
+        let mut staging = Staging::begin(main, manifest.clone(), &own).unwrap();
+        assert_eq!(staging.wanted().unwrap(), Some((manifest.files[2].clone(), 0)));
+    }
 }

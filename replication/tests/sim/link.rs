@@ -208,6 +208,9 @@ impl World {
                     other => return Ok(other),
                 }
             }
+            if follower.is_looking() {
+                follower.look(local, &mut out)?;
+            }
             let course = follower.settle(local, &mut out, now)?;
             follower.tick(local, &mut out, now)?;
             Ok(course)

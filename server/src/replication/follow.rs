@@ -24,7 +24,7 @@ use tokio::net::TcpStream;
 
 /// Between two attempts.
 const RECONNECT: Duration = Duration::from_secs(1);
-/// As long as what the master has is refused here, or is damaged there: each attempt may fetch all of it again. Until then twice as long as before.
+/// As long as what the master has is refused here, has no room here, or is damaged there: each attempt may fetch all of it again. Until then twice as long as before.
 const MOST_RECONNECT: Duration = Duration::from_secs(60);
 /// What came in a turn waits at most so long for room that is being made; then it goes beyond the limit.
 const SPILLED_WITHIN: Duration = Duration::from_secs(1);
@@ -261,7 +261,12 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> Course {
         if matches!(error, LinkError::Unfit(_)) {
             node.replication.refuses(&node.config(), master);
         }
-        let is_refused = matches!(error, LinkError::Unready(_) | LinkError::Damaged);
+        let is_refused = match &error {
+            LinkError::Unready(_) | LinkError::Damaged => true,
+            // No room for it, say. What was there already is looked at again each time.
+            LinkError::Store(_) => node.replication.link.lock().state == LinkState::Sync,
+            _ => false,
+        };
         let error = error.to_string();
         let due = Instant::now() + if is_refused { patience } else { RECONNECT };
         here.node.replication.link.lock().fail(error.clone(), due);
@@ -457,6 +462,7 @@ async fn carry(
                 }
             }
             _ = ticks.tick() => {}
+            () = tokio::task::yield_now(), if follower.is_looking() => follower.look(here, &mut out)?,
         }
         follower.tick(here, &mut out, now_ms(started))?;
         let is_up = follower.is_following() && !was_following;
