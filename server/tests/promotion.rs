@@ -230,3 +230,28 @@ fn what_is_written_just_after_a_promotion_is_counted_when_replicas_have_it() {
     assert_eq!(refusal(&call(&mut client, &format!("HINCRBY post:{FIRST} like 1"))), "");
     assert_eq!(call(&mut client, "WAIT 1 10000"), OwnedFrame::Integer(1));
 }
+
+/// A name that nobody resolves: who was to follow it is the master as soon as it is told so.
+#[test]
+fn who_becomes_a_master_does_not_wait_for_the_name_of_the_last_one() {
+    if Command::new("strace").arg("-V").output().is_err() {
+        return cannot("a name server that does not answer needs strace");
+    }
+    const FOR_EVER: &str = "inject=openat:delay_enter=15000000";
+    let folder = tempfile::tempdir().unwrap();
+    let options = ["-e", "trace=openat", "-e", FOR_EVER, "-P", "/etc/hosts"];
+    let under = [&["strace", "-D", "-f", "-q", "-o", "/dev/null"], &options[..]].concat();
+    let node = Program::start_as(&under, folder.path(), &["--fsync", "everysec"]).unwrap();
+    let mut client = node.client();
+    assert_eq!(refusal(&call(&mut client, "REPLICAOF nowhere.invalid 6399")), "");
+    let connecting = OwnedFrame::BulkString(b"connecting".to_vec());
+    until(
+        "it looks for its master",
+        || matches!(call(&mut client, "ROLE"), OwnedFrame::Array(role) if role[3] == connecting),
+    );
+    std::thread::sleep(Duration::from_millis(200));
+    fine(&node, "REPLICAOF NO ONE");
+    let began = Instant::now();
+    fine(&node, &format!("HINCRBY post:{FIRST} like 1"));
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+}

@@ -217,6 +217,8 @@ pub(crate) fn run(host: &Arc<Host>, node: Arc<Node>, log: FollowLog, master: &Ma
         }
     };
     let course = runtime.block_on(keep_up(host, &mut here, master));
+    // The master's name may still be looked up, which takes long where nobody answers. Who is to be a master does not wait for that.
+    runtime.shutdown_background();
     let Here { log, .. } = here;
     (log, course)
 }
