@@ -7,7 +7,8 @@ mod common;
 
 use common::{FIRST, Program, SmallDisk, call, cannot, count, names, refusal, text, until};
 use redis_protocol::resp2::types::OwnedFrame;
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -301,4 +302,55 @@ fn a_full_sync_goes_on_though_what_is_there_takes_long_to_look_at() {
         assert!(began.elapsed() < Duration::from_secs(120), "{}", replica.info("master_link_error"));
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+/// A master says why it does not serve us, in words that are more lines of INFO, and many.
+#[test]
+fn what_a_master_says_is_one_line_of_info() {
+    const FORGED: &str = "no\r\nrole:master\nrole:master\u{85}role:master\u{2028}role:master\r\n";
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        // What it says to TM.REPLICATE, and in place of Welcome.
+        let error = format!("-ERR {}\r\n", FORGED.trim_end().replace('\r', ""));
+        let refused = [&[72][..], b"frames ", FORGED.as_bytes(), &[b'x'; 1 << 20]].concat();
+        let frame = store::frame_head(store::Check::new().u64(0), &refused);
+        let answers = [error.into_bytes(), [b"+OK\r\n", &frame[..], &refused].concat()];
+        for (stream, answer) in listener.incoming().zip(answers.iter().cycle()) {
+            let mut stream = stream.unwrap();
+            // It may have gone.
+            let _ = stream.read(&mut [0; 1000]);
+            let _ = stream.write_all(answer);
+            std::thread::spawn(move || stream.read_to_end(&mut Vec::new()));
+        }
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let replica = start(folder.path(), SPACES);
+    fine(&replica, &format!("REPLICAOF 127.0.0.1 {port}"));
+    for said in ["TM.REPLICATE was answered -ERR no", "the peer refused: frames no"] {
+        until("it is told why", || replica.info("master_link_error").contains(said));
+        let OwnedFrame::BulkString(info) = replica.ask("INFO replication") else { panic!("INFO is text") };
+        let info = String::from_utf8(info).unwrap();
+        let lines = info.split(['\r', '\n', '\u{85}', '\u{2028}']);
+        let roles: Vec<_> = lines.filter(|line| line.starts_with("role:")).collect();
+        assert_eq!(roles, ["role:slave"], "{said}");
+        assert!(info.len() < 4096, "{}", info.len());
+    }
+}
+
+/// As a replica of Redis's, which says so, too.
+#[test]
+fn who_is_told_to_follow_itself_has_no_link_and_goes_on_with_its_master() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), SPACES));
+    fine(&master, &format!("CNT.SET post {FIRST} like 7"));
+    follow(&replica, &master);
+    in_step(&replica, &master);
+    follow(&replica, &replica);
+    until("it finds out", || replica.info("master_link_error").contains("NOMASTERLINK"));
+    assert_eq!(replica.info("master_link_status"), "down");
+    fine(&master, &format!("CNT.SET post {FIRST} like 8"));
+    follow(&replica, &master);
+    in_step(&replica, &master);
+    assert_eq!((like_of(&replica, FIRST), replica.info("repl_full_syncs")), (bulk(8), "1".to_owned()));
 }

@@ -466,7 +466,9 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
     if integer(call.args.at(1))? != i64::from(::replication::PROTOCOL) {
         return Err(refuse!("ERR this server speaks version {} of the replication protocol", ::replication::PROTOCOL));
     }
-    if !node.replication.is_fit() {
+    // A replica of itself would be in step with a master that there is not.
+    let is_self = node.replication.link.lock().local == Some(call.session.client.peer);
+    if is_self || !node.replication.is_fit() {
         return Err(refuse!("NOMASTERLINK Can't SYNC while not connected with my master"));
     }
     let take_over = TakeOver::read(call)?;

@@ -36,6 +36,8 @@ const TICK: Duration = Duration::from_millis(100);
 const SYNC_AFTER_MS: u64 = 800;
 /// Bytes read before what came is made durable and acknowledged, if more is there.
 const READ_BYTES: usize = 256 << 10;
+/// The most characters of an error of the link that are told.
+const MOST_SAID: usize = 512;
 const ROUND_BYTES: usize = 4 << 20;
 
 /// How following ended.
@@ -255,7 +257,7 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> Course {
             Ok(()) => return Course::Replace,
             // The log has it, memory has half of it.
             Err(error @ LinkError::Apply(_)) => {
-                tracing::error!("{error}: the data are opened anew");
+                tracing::error!("{}: the data are opened anew", one_line(&error.to_string()));
                 return Course::Replace;
             }
             Err(error) => error,
@@ -269,7 +271,7 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> Course {
             LinkError::Store(_) => node.replication.link.lock().state == LinkState::Sync,
             _ => false,
         };
-        let error = error.to_string();
+        let error = one_line(&error.to_string());
         let due = Instant::now() + if is_refused { patience } else { RECONNECT };
         here.node.replication.link.lock().fail(error.clone(), due);
         if is_refused {
@@ -303,6 +305,12 @@ async fn stays_until(node: &Node, due: Instant) -> bool {
     false
 }
 
+/// What is told of an error: it may quote a master's words, which are to forge no lines of INFO and of the server's log, nor to fill them.
+fn one_line(error: &str) -> String {
+    let ends_a_line = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
+    error.chars().take(MOST_SAID).map(|c| if ends_a_line(c) { ' ' } else { c }).collect()
+}
+
 fn other(text: impl Into<String>) -> LinkError {
     LinkError::Refused(text.into())
 }
@@ -333,7 +341,7 @@ async fn ask(stream: &mut Socket, words: &[&str]) -> Result<Result<(), String>, 
         }
         line.push(within(stream.read_u8()).await?);
     }
-    let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+    let text = one_line(String::from_utf8_lossy(&line).trim_end());
     Ok(if text.starts_with('+') { Ok(()) } else { Err(format!("{} was answered {text}", words[0])) })
 }
 
@@ -348,6 +356,7 @@ async fn connect(node: &Node, master: &Master) -> Result<Socket, LinkError> {
     replication.link.lock().state = LinkState::Connecting;
     let stream = within(TcpStream::connect((master.host.as_str(), master.port))).await?;
     stream.set_nodelay(true).map_err(|e| net(&e))?;
+    replication.link.lock().local = Some(stream.local_addr().map_err(|e| net(&e))?);
     let mut stream =
         if encrypted { within(node.tls.connect(&master.host, stream)).await? } else { Socket::Plain(stream) };
     match (user.as_str(), password.as_str()) {

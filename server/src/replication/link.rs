@@ -1,5 +1,6 @@
 //! How the link to the master stands, as INFO and ROLE tell it.
 
+use std::net::SocketAddr;
 use std::time::Instant;
 
 /// What it does.
@@ -15,6 +16,8 @@ pub(crate) enum LinkState {
 #[derive(Clone, Debug)]
 pub(crate) struct Link {
     pub(crate) state: LinkState,
+    /// This node's end of the connection, if there is one.
+    pub(crate) local: Option<SocketAddr>,
     pub(crate) heard: Instant,
     /// Since when it has been down.
     pub(crate) down_since: Option<Instant>,
@@ -33,6 +36,7 @@ impl Link {
     pub(crate) fn new() -> Link {
         Link {
             state: LinkState::Connect,
+            local: None,
             heard: Instant::now(),
             down_since: Some(Instant::now()),
             error: String::new(),
@@ -45,6 +49,7 @@ impl Link {
     /// It is down for this reason until `due`.
     pub(crate) fn fail(&mut self, error: String, due: Instant) {
         self.state = LinkState::Connect;
+        self.local = None;
         self.down_since.get_or_insert_with(Instant::now);
         self.error = error;
         self.due = Some(due);
