@@ -409,6 +409,8 @@ fn is_idle_extension(table: &Table) -> bool {
 mod tests {
     use super::*;
     use crate::{Alteration, Bounds, Change, Options, Schema};
+    use std::sync::mpsc;
+    use std::time::Duration;
 
     /// Whoever rewrites may be busy with another table, for long.
     #[test]
@@ -486,15 +488,17 @@ mod tests {
         let space = space_of("a:12", 1000);
         (0..100u64).for_each(|id| _ = space.set(id * 10, &[(0, 1)]).unwrap());
         space.alter(&Alteration::Add { name: "b".to_owned(), width: 3 }).unwrap();
-        let (inside, leave) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
         std::thread::scope(|s| {
-            s.spawn(|| {
+            // A sender that is dropped, when the test fails too, lets the writer leave.
+            let ((entered, inside), (leave, left)) = (mpsc::channel(), mpsc::channel::<()>());
+            let space = &space;
+            s.spawn(move || {
                 space.ring.write(7, 0, |_| {
-                    inside.wait();
-                    leave.wait();
+                    entered.send(()).unwrap();
+                    left.recv().unwrap_err();
                 })
             });
-            inside.wait();
+            inside.recv().unwrap();
             let before = space.ring.load_full();
             let rewrite = s.spawn(|| space.maintain());
             // Until it has shut the table.
@@ -502,11 +506,16 @@ mod tests {
                 assert!(!rewrite.is_finished());
                 std::thread::yield_now();
             }
-            let (ids, mut rows, mut found) = ((0..1000).collect::<Vec<u64>>(), vec![], vec![]);
-            space.get_batch(&ids, &mut rows, &mut found);
-            assert!(ids.iter().all(|&id| space.exists(id) == (id % 10 == 0) && found[id as usize] == (id % 10 == 0)));
+            let (done, looked) = mpsc::channel();
+            s.spawn(move || {
+                let (ids, mut rows, mut found) = ((0..1000).collect::<Vec<u64>>(), vec![], vec![]);
+                space.get_batch(&ids, &mut rows, &mut found);
+                let right = |&id: &u64| space.exists(id) == (id % 10 == 0) && found[id as usize] == (id % 10 == 0);
+                let _ = done.send(ids.iter().all(right));
+            });
+            assert_eq!(looked.recv_timeout(Duration::from_secs(60)), Ok(true));
             assert!(!rewrite.is_finished());
-            leave.wait();
+            drop(leave);
             assert!(rewrite.join().unwrap());
         });
     }

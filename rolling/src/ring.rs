@@ -371,6 +371,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
     use std::sync::atomic::{AtomicBool, AtomicUsize};
+    use std::sync::mpsc;
 
     type Rows = Mutex<BTreeMap<u64, u64>>;
 
@@ -425,18 +426,19 @@ mod tests {
         let recycle = || ring.recycle().is_some();
         let changes: [(u64, &(dyn Fn() -> bool + Sync)); 3] = [(120, &rewrite), (220, &roll), (20, &recycle)];
         for (id, change) in changes {
-            let (inside, leave) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
-            let (inside, leave, ring, misses) = (&inside, &leave, &ring, &misses);
+            let (ring, misses) = (&ring, &misses);
             std::thread::scope(|s| {
+                // A sender that is dropped, when the test fails too, lets the writer leave.
+                let ((entered, inside), (leave, left)) = (mpsc::channel(), mpsc::channel::<()>());
                 let before = ring.load_full();
                 let slot = before.find(id).unwrap().slot();
                 s.spawn(move || {
                     ring.write(id, 0, |_| {
-                        inside.wait();
-                        leave.wait();
+                        entered.send(()).unwrap();
+                        left.recv().unwrap_err();
                     })
                 });
-                inside.wait();
+                inside.recv().unwrap();
                 let change = s.spawn(move || assert!(change(), "{id}"));
                 while slot.gate.load(SeqCst) == OPEN {
                     std::thread::yield_now();
@@ -445,7 +447,7 @@ mod tests {
                     assert!(misses(id), "{id}");
                 }
                 assert!(!change.is_finished());
-                leave.wait();
+                drop(leave);
                 change.join().unwrap();
                 for id in [id, 20, 120, 170, 220, 320, u64::MAX] {
                     assert!(misses(id), "{id}");
