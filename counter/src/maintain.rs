@@ -245,7 +245,7 @@ impl Space {
     /// Why a table should be rewritten, as can be seen at a glance.
     fn reason(&self, entry: &Entry<Table>) -> Option<Reason> {
         let table = entry.table();
-        if is_crowded(entry) {
+        if self.is_crowded(entry) {
             return Some(Reason::Crowded);
         }
         // By the schema of today every field that lives has its bits: a value without was written by somebody who had not heard that its field was dropped.
@@ -291,7 +291,7 @@ impl Space {
         let (low, last) = (entry.slot().low(), entry.slot().last());
         let newest = last == u64::MAX;
         let whole = |rows| vec![(low, Plan::new(&schema, low, last, rows))];
-        if newest && (reason != Reason::Crowded || table.rises()) {
+        if newest && (reason != Reason::Crowded || self.rolls(entry)) {
             // It goes on filling as it did.
             let rows = rows.max(table.roll_at());
             return vec![(low, Plan::new(&schema, low, table.span().1.max(low), rows))];
@@ -388,16 +388,21 @@ impl Space {
         self.retired.lock().push(rewrite.old.clone());
         Ok(true)
     }
-}
 
-/// Whether more rows came into a table's range than it was made for.
-pub(crate) fn is_crowded(entry: &Entry<Table>) -> bool {
-    let table = entry.table();
-    let (rows, extend) = (table.rows(), table.extend_rows());
-    let crowded =
-        extend >= CROWDED_EXTEND_LEAST.max(rows / CROWDED_EXTEND) || rows as f64 > CROWDED_FILL * table.slots() as f64;
-    // A newest table that fills in order rolls.
-    crowded && !(entry.slot().last() == u64::MAX && table.rises())
+    /// Whether more rows came into a table's range than it was made for.
+    pub(crate) fn is_crowded(&self, entry: &Entry<Table>) -> bool {
+        let table = entry.table();
+        let (rows, extend) = (table.rows(), table.extend_rows());
+        let crowded = extend >= CROWDED_EXTEND_LEAST.max(rows / CROWDED_EXTEND)
+            || rows as f64 > CROWDED_FILL * table.slots() as f64;
+        crowded && !self.rolls(entry)
+    }
+
+    /// Whether a table is the newest, and fills in order: then it rolls. One that has the last id of all cannot, as there is none for the next one.
+    pub(crate) fn rolls(&self, entry: &Entry<Table>) -> bool {
+        let is_newest = entry.slot().last() == u64::MAX;
+        is_newest && entry.table().rises() && self.frontier.high() != Some(u64::MAX)
+    }
 }
 
 /// Whether a table has a large extend dictionary and has not much in it.

@@ -6,7 +6,6 @@
 
 use crate::Error;
 use crate::cold::BelowRow;
-use crate::maintain::is_crowded;
 use crate::plan::{self, Plan};
 use crate::space::{AsideRow, FIRST_ROWS, GROWTH, Space};
 use crate::table::{Table, hash_of};
@@ -390,12 +389,12 @@ impl Space {
     /// Whether the table of a write wants something done, after it.
     fn is_due(&self, entry: &Entry<Table>) -> Option<Due> {
         let table = entry.table();
-        if table.rows() >= table.roll_at() && entry.slot().last() == u64::MAX && table.rises() {
+        if table.rows() >= table.roll_at() && self.rolls(entry) {
             return Some(Due::Roll(entry.slot().low()));
         }
         match table.extensions() {
             0 => None,
-            extensions => is_crowded(entry).then_some(Due::Relief(extensions)),
+            extensions => self.is_crowded(entry).then_some(Due::Relief(extensions)),
         }
     }
 
@@ -468,7 +467,7 @@ impl Space {
                 next => break next?,
             }
         };
-        if let Ok(boundary) = self.ring.roll(newest_low, end, next) {
+        if let Ok(boundary) = self.ring.roll((newest_low, u64::MAX), end, next) {
             self.frontier.widen((u128::from(gap) * u128::from(rows)).min(u128::from(boundary - newest_low)) as u64);
         }
         self.stirred.store(true, Relaxed);
@@ -477,7 +476,9 @@ impl Space {
 
     /// Asks whether the ids that wait in the aside have become the rule, and if so takes them in.
     fn look_ahead(&self, waiting: usize) {
-        if self.frontier.should_advance(waiting) || (self.frontier.high().is_none() && waiting < 64) {
+        // At the start nobody is to be refused while a quorum is there: of few ids, or of as many as there is room for.
+        let begins = self.frontier.high().is_none() && (waiting < 64 || waiting >= self.max_aside);
+        if begins || self.frontier.should_advance(waiting) {
             self.advance();
         }
     }

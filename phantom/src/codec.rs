@@ -37,7 +37,7 @@ use crate::options::Options;
 use crate::sizing::{PAGE_WORDS, RATES, uncertainty};
 use crate::space::Space;
 use crate::table::{LINKS, Link, Table};
-use rolling::Frontier;
+use rolling::{Frontier, MIDDLE};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use xxhash_rust::xxh3::xxh3_64;
@@ -434,6 +434,18 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes[at..at + 8].iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
 }
 
+/// What follows a table that lies elsewhere, up to the id `end`, was empty, or is known to the log.
+fn follow_up(tables: &mut Vec<StoredTable>, end: u64, rate: f64) -> Result<(), DecodeError> {
+    let at = tables.partition_point(|stored| stored.low <= end);
+    let Some(before) = tables[..at].last().filter(|stored| stored.table.cold().is_some() && stored.last != end) else {
+        return Ok(());
+    };
+    let filter = Filter::new(Table::first_sizing(rate), before.next_pages).map_err(|_| DecodeError::NoMemory)?;
+    let low = before.last.checked_add(1).ok_or(DecodeError::NoRing)?;
+    tables.insert(at, StoredTable { low, last: end, table: Table::new(rate, filter), next_pages: 0 });
+    Ok(())
+}
+
 impl Space {
     /// What belongs to no table: the frontier, and the pairs aside. Take it before the tables: a pair that moves into one meanwhile is
     /// then in both, not in neither.
@@ -489,30 +501,30 @@ impl Space {
             return Err(DecodeError::OtherRate);
         }
         tables.sort_by_key(|stored| stored.low);
+        let is_parted = tables.iter().any(|stored| stored.low == MIDDLE) && tables[0].low < MIDDLE;
+        if is_parted {
+            follow_up(&mut tables, MIDDLE - 1, options.false_positive_rate)?;
+        }
         // Where one is missing it was recycled, and all below it. (The newest of its time says that it has no end.)
         let is_gap = |pair: &[StoredTable]| pair[0].last.checked_add(1).is_some_and(|next| next < pair[1].low);
         if let Some(gap) = tables.windows(2).rposition(is_gap) {
             tables.drain(..=gap);
         }
         let follow = tables.windows(2).all(|pair| pair[0].low < pair[1].low);
-        // What follows a table that lies elsewhere was empty, or is known to the log.
-        if let Some(last) = tables.last().filter(|stored| stored.table.cold().is_some()) {
-            let rate = options.false_positive_rate;
-            let filter = Filter::new(Table::first_sizing(rate), last.next_pages).map_err(|_| DecodeError::NoMemory)?;
-            let low = last.last.checked_add(1).ok_or(DecodeError::NoRing)?;
-            tables.push(StoredTable { low, last: u64::MAX, table: Table::new(rate, filter), next_pages: 0 });
+        follow_up(&mut tables, u64::MAX, options.false_positive_rate)?;
+        if tables.is_empty() || !follow {
+            return Err(DecodeError::NoRing);
         }
-        let Some(newest) = tables.len().checked_sub(1).filter(|_| follow) else { return Err(DecodeError::NoRing) };
-        let cold_last = tables.iter().filter(|stored| stored.table.cold().is_some()).map(|stored| stored.last).max();
-        let parts = tables.into_iter().enumerate().map(|(i, stored)| {
-            stored.table.set_newest(i == newest);
+        let frontier = Frontier::restore(high, u64_at(head, 32), options.max_ahead, options.max_aside).indivisible();
+        frontier.part(is_parted);
+        for cold in tables.iter().filter(|stored| stored.table.cold().is_some()) {
+            // The ids up to there were normal when the table was closed.
+            frontier.adopt(Some(cold.last), 0);
+        }
+        let parts = tables.into_iter().map(|stored| {
+            stored.table.set_active(false);
             (stored.low, Arc::new(stored.table))
         });
-        let frontier = Frontier::restore(high, u64_at(head, 32), options.max_ahead, options.max_aside);
-        if cold_last.is_some() {
-            // The ids up to there were normal when the table was closed.
-            frontier.adopt(cold_last, 0);
-        }
         frontier.follow(is_told);
         let space = Space::from_parts(options, parts.collect(), frontier)
             .map_err(|_| corrupt(0, "options that cannot work"))?;

@@ -5,7 +5,7 @@ use crate::hash::{Member, Pair};
 use crate::options::Change;
 use crate::space::{Early, Space};
 use crate::table::{State, Table};
-use rolling::{Frontier, Refused};
+use rolling::{Frontier, MIDDLE, Refused};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -74,7 +74,7 @@ impl Space {
         let first = std::cell::Cell::new(Some(first));
         let run_first = || first.take().map_or(Ok(()), |first| first());
         let mut due = None;
-        let mut turned_away = false;
+        let (mut turned_away, mut is_late) = (false, false);
         let inside = |early: &mut Option<Arc<Early>>| {
             // Others of this id leave the aside one by one, too, or with `drain`: there may be many.
             if let Some(held) = early
@@ -84,6 +84,11 @@ impl Space {
                 early.take_if(|held| held.read().is_empty());
             }
             let done = self.ring.write(pair.id, pair.low, |entry| {
+                // The frontier has turned since it let this in; now it is far ahead. Others may have found it in no table, under this stripe, and keep it aside.
+                if pair.id >= MIDDLE && !replay && !self.frontier.takes(pair.id) {
+                    is_late = true;
+                    return Ok(Change::Unchanged);
+                }
                 let table = entry.table();
                 let done = self.change_in(table, pair, set, replay, run_first);
                 if !replay && table.early() == 0 && table.is_due() {
@@ -95,6 +100,12 @@ impl Space {
         };
         let ahead = |entry: &mut Option<Arc<Early>>| {
             let held = entry.as_ref().is_some_and(|held| held.read().contains(&pair.hash()));
+            if !held
+                && self.frontier.is_parted()
+                && let Some(done) = self.change_across(pair, set, replay, run_first)
+            {
+                return done;
+            }
             if held == set {
                 return Ok(Change::Unchanged);
             }
@@ -118,6 +129,9 @@ impl Space {
         } else {
             self.aside.write(&self.frontier, pair.id, inside, ahead)
         };
+        if is_late && let Some(first) = first.take() {
+            return self.change(pair, set, replay, first);
+        }
         if let Some(low) = due {
             self.try_roll(low);
         }
@@ -131,6 +145,21 @@ impl Space {
             Refused::TooFar => Error::KeyTooBig.into(),
             Refused::Engine(error) => error,
         })
+    }
+
+    /// The change of a pair whose id tables do not take (any more), if one has it: it was set before the frontier turned. Called with the aside held.
+    #[cold]
+    fn change_across<E: From<Error>>(
+        &self,
+        pair: &Pair,
+        set: bool,
+        replay: bool,
+        first: impl FnOnce() -> Result<(), E>,
+    ) -> Option<Result<Change, E>> {
+        self.ring.write(pair.id, pair.low, |entry| {
+            let is_there = entry.table().state(pair) != State::Unset;
+            is_there.then(|| self.change_in(entry.table(), pair, set, replay, first))
+        })?
     }
 
     /// The change of one pair in the table that covers it; called under its stripe. `replay`: bounds do not hold, the pair was accepted.

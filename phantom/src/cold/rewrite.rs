@@ -109,9 +109,10 @@ impl Rewrite {
 }
 
 impl Space {
-    /// Begins to write the table that begins at `low` elsewhere: freezes it, if it is not. One at a time. `None`: there is none, or it is the newest.
+    /// Begins to write the table that begins at `low` elsewhere: freezes it, if it is not. One at a time. `None`: there is none, or it has no end yet.
     pub fn begin_rewrite(&self, low: u64) -> Result<Option<Rewrite>, Error> {
-        let Some((range, mut table)) = self.table_at(low).filter(|(range, _)| range.1 < u64::MAX) else {
+        let has_end = |last: u64| last < self.frontier.end();
+        let Some((range, mut table)) = self.table_at(low).filter(|(range, _)| has_end(range.1)) else {
             return Ok(None);
         };
         if table.cold().is_none() {

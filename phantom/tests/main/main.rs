@@ -1,5 +1,6 @@
 //! The engine from outside: a model, threads, and rates.
 
+mod above;
 mod behaviour;
 mod memory;
 mod model;
