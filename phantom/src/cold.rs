@@ -280,8 +280,14 @@ impl Space {
     pub fn oldest_in_memory(&self) -> Option<(u64, u64)> {
         let tables = self.ring.load();
         let (_active, old) = self.served(&tables).split_last()?;
-        let entry = old.iter().find(|entry| entry.table().pages_in_memory() > 0)?;
+        let entry =
+            old.iter().find(|entry| entry.table().pages_in_memory() > 0 && self.takes_from(entry.slot().low()))?;
         Some((entry.slot().low(), entry.table().filter_bytes() as u64))
+    }
+
+    /// Whether the table that begins at `low` takes ids by now: the one below a frontier that is above the middle may become the active one, and has to stay.
+    pub(crate) fn takes_from(&self, low: u64) -> bool {
+        self.frontier.taken().is_none_or(|(lowest, _)| low >= lowest)
     }
 
     /// The ranges of the tables that are in memory, both ends inclusive, oldest first.
