@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
-use store::{CommitOptions, Committer, Health, Log, Position, SyncPolicy, Ticket};
+use store::{CommitOptions, Committer, Health, Log, MAX_BODY_BYTES, Position, Reserved, SyncPolicy, Ticket};
 use tokio::sync::watch;
 
 mod apply;
@@ -41,6 +41,9 @@ use state::State;
 
 /// A replica syncs at least every second, if its disk lets it.
 const FOLLOWER_SYNCS: Duration = Duration::from_secs(30);
+
+/// Most bytes of changes that belong together. The rest of a batch is for schemas, layouts and heads of records, and for a little of others.
+pub(crate) const MOST_BYTES: usize = MAX_BODY_BYTES / 16 * 15;
 
 /// How often a reader looks whether a writer's turn, of some microseconds, has ended.
 const TURN_ENDS: Duration = Duration::from_millis(1);
@@ -139,6 +142,33 @@ impl Durability {
             may_go().then_some(())
         };
         self.release.wait(asked).await;
+    }
+
+    /// Waits until so much could be reserved for changes that belong together ([`Committer::reserve`]); or until they are refused anyway. For tasks of the workers.
+    pub(crate) async fn room_for(&self, bytes: usize) {
+        let is_refused = || self.committer.health() != Health::Good || self.follows.load(SeqCst);
+        let may_go = || self.committer.has_room(bytes) || is_refused();
+        let asked = |_: &Reached| {
+            if !may_go() {
+                self.committer.nudge();
+            }
+            may_go().then_some(())
+        };
+        self.release.wait(asked).await;
+    }
+
+    /// Has everything in the log, and nothing else reserved there until this is dropped: for changes with which all that waits is to be in one batch.
+    /// Not for tasks of the workers.
+    pub(crate) fn merging(&self) -> store::Result<Reserved<'_, Mark>> {
+        loop {
+            self.flush()?;
+            if let Some(reserved) = self.committer.reserve(MOST_BYTES) {
+                return Ok(reserved);
+            }
+            if self.follows.load(SeqCst) {
+                return Err(store::Error::Refused("the log is a replica's now".to_owned()));
+            }
+        }
     }
 
     /// Whether replies to writes wait for the disk.

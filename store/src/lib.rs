@@ -108,7 +108,8 @@ pub use cold::{
     PageWriter,
 };
 pub use commit::{
-    CommitOptions, CommitStats, Committed, Committer, Exclusive, Health, Rounds, Source, SyncPolicy, Ticket, Turn,
+    CommitOptions, CommitStats, Committed, Committer, Exclusive, Health, Reserved, Rounds, Source, SyncPolicy, Ticket,
+    Turn,
 };
 pub use disk::{Disk, DiskFile, LOCK, RealDisk, TEMPORARY, create_folder, read_full_at, write_all_at};
 pub use error::{Error, Result};

@@ -2,6 +2,7 @@
 
 use super::errand::Came;
 use super::{Outcome, Printable, Refusal, Replies, Scratch, Session, Spec, refuse};
+use crate::durability::MOST_BYTES;
 use crate::engines::{CounterSpace, ExistenceSpace, KeyRef};
 use crate::marks::Mark;
 use crate::node::Node;
@@ -18,6 +19,9 @@ pub(crate) fn answer(protocol: Protocol, write: impl FnOnce(&mut Reply<'_>) -> O
     }
     out
 }
+
+/// Other writers are kept out, if that is not EXEC's affair.
+pub(crate) type Alone<'a> = Option<store::Exclusive<'a, Mark>>;
 
 /// One command being executed.
 pub(crate) struct Call<'a> {
@@ -57,10 +61,36 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// Keeps other writers of these ids out until it is dropped, for changes that belong together. Inside EXEC they are out already, and a
-    /// thread must not ask twice.
-    pub(crate) fn alone(&self, ids: Vec<u64>) -> Option<store::Exclusive<'a, Mark>> {
-        (!self.session.in_exec).then(|| self.node.engines.exclusive(Some(ids)))
+    /// Keeps other writers of these ids out until it is dropped, for changes that belong together and take so many bytes of the log at most (`weight.rs`).
+    /// Inside EXEC they are out already, and a thread must not ask twice. `None`: the log has no room for them yet, and the request is executed again when it has.
+    pub(crate) fn alone(&mut self, ids: Vec<u64>, bytes: usize) -> Option<Alone<'a>> {
+        if self.session.in_exec {
+            return Some(None);
+        }
+        let reserved = self.reserve(bytes)?;
+        Some(Some(self.node.engines.exclusive(Some(ids), Some(reserved))))
+    }
+
+    /// Sees to it that nearly nothing that was reserved waits for the log until this is dropped. `None`: it does, and the request is executed again. Inside EXEC
+    /// that is so already ([`weight::reshapes`](super::weight::reshapes)).
+    pub(crate) fn room_beside_none(&mut self) -> Option<Option<store::Reserved<'a, Mark>>> {
+        if self.session.in_exec { Some(None) } else { self.reserve(MOST_BYTES).map(Some) }
+    }
+
+    /// Room in the log for changes that belong together. `None`: there is none yet, and the request is executed again when there is.
+    pub(super) fn reserve(&mut self, bytes: usize) -> Option<store::Reserved<'a, Mark>> {
+        // The last time was for nothing, or for this.
+        self.session.errand.come();
+        let node: &'a Arc<Node> = self.node;
+        let reserved = node.durability.committer().reserve(bytes);
+        if reserved.is_none() {
+            let node = node.clone();
+            self.session.errand.ask(async move {
+                node.durability.room_for(bytes).await;
+                Ok(Vec::new())
+            });
+        }
+        reserved
     }
 
     /// Does something that takes its time (walks all rows, reads a whole filter, syncs a file) on another thread, and answers when it is done. Others

@@ -131,7 +131,9 @@ pub(super) fn run(
     session.client.last_command.store(numbers, Relaxed);
     // EXEC is shown behind what it executes.
     let is_watched = node.monitors.any() && !spec.has(flag::ADMIN | flag::SKIP_MONITOR);
-    if is_watched && spec.name != "exec" {
+    // Who comes back from an errand was shown, and counted, when he left.
+    let is_back = session.errand.is_back();
+    if is_watched && spec.name != "exec" && !is_back {
         show(args, session, node);
     }
     let (calls, number) = (node.calls.of(session.worker), bit_of(numbers as u16, numbers >> 16));
@@ -144,8 +146,7 @@ pub(super) fn run(
         calls.rejected(number);
         return Err(refusal);
     }
-    // Who comes back from an errand was counted when he left.
-    let timed = call.session.errand.is_back()
+    let timed = is_back
         || calls.begins(number)
         || call.session.timed
         || !spec.has(flag::FAST)

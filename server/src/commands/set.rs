@@ -1,6 +1,7 @@
 //! The members of one id as a Redis set: a pair key (`liked:17`) is the set of those who liked 17. It can be asked and changed, not
 //! listed: a filter does not know its members.
 
+use super::weight::PAIR_BYTES;
 use super::{ALL_KEYS, Call, ONE_KEY, Outcome, Refusal, Spec, flag, refuse};
 use crate::engines::WriteError;
 use crate::resp::{self, Reply};
@@ -104,7 +105,7 @@ fn smove(call: &mut Call<'_>) -> Outcome {
     let ((from, from_id), (to, to_id)) = (call.pairs(1)?, call.pairs(2)?);
     let member = Member::parse(call.args.at(3));
     let engines = &call.node.engines;
-    let _alone = call.alone(vec![from_id, to_id]);
+    let Some(_alone) = call.alone(vec![from_id, to_id], 2 * PAIR_BYTES) else { return Ok(()) };
     if from.contains(from_id, &member) != Answer::Yes {
         call.reply.int(0);
         return Ok(());

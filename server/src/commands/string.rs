@@ -271,8 +271,13 @@ fn ids(pairs: &[(&CounterSpace, u64, usize, i64)]) -> Vec<u64> {
 fn mset(call: &mut Call<'_>) -> Outcome {
     let pairs = pairs(call)?;
     let engines = &call.node.engines;
-    weight::check(engines, || std::iter::once(call.args))?;
-    let _alone = if pairs.len() > 1 { call.alone(ids(&pairs)) } else { None };
+    let bytes = weight::of(engines, || std::iter::once(call.args))?;
+    let _alone = if pairs.len() > 1 {
+        let Some(alone) = call.alone(ids(&pairs), bytes) else { return Ok(()) };
+        alone
+    } else {
+        None
+    };
     for (space, id, field, value) in pairs {
         engines.set(space, id, &[(field, value)])?;
     }
@@ -283,8 +288,8 @@ fn mset(call: &mut Call<'_>) -> Outcome {
 fn msetnx(call: &mut Call<'_>) -> Outcome {
     let pairs = pairs(call)?;
     let engines = &call.node.engines;
-    weight::check(engines, || std::iter::once(call.args))?;
-    let _alone = call.alone(ids(&pairs));
+    let bytes = weight::of(engines, || std::iter::once(call.args))?;
+    let Some(_alone) = call.alone(ids(&pairs), bytes) else { return Ok(()) };
     let absent = pairs.iter().all(|(space, id, ..)| !space.exists(*id));
     if absent {
         for (space, id, field, value) in pairs {

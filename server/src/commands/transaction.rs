@@ -2,8 +2,8 @@
 //!
 //! EXEC holds the stripes of the ids that its commands name while it executes (`store/src/commit`, C6), or all stripes if one of them may touch
 //! others (DBSIZE, TM.ROLL, ...): no other client's change of them comes between, on whichever worker, and all that changes goes
-//! into one batch of the log, so that a crash leaves all of it or nothing. Pages of other clients are read meanwhile as ever; writes of the
-//! same ids wait. Whether changes are taken now is asked once, under the stripes: all that was queued is executed, or nothing.
+//! into one batch of the log, so that a crash leaves all of it or nothing; if what waits for the log leaves no room for it there, EXEC waits, before it begins
+//! (C8). Pages of other clients are read meanwhile as ever; writes of the same ids wait. Whether changes are taken now is asked once, under the stripes: all that was queued is executed, or nothing.
 //!
 //! A transaction that touches no data, as Sentinel's is (SLAVEOF, CONFIG REWRITE, ...), keeps nobody out, and leaves its worker to others where one of its commands
 //! waits for the disk.
@@ -15,6 +15,7 @@ use super::command::{id_positions, key_positions};
 use super::{
     ALL_KEYS, Call, NO_KEYS, Outcome, Refusal, Scratch, Session, Spec, checked, find, flag, id, run, select, weight,
 };
+use crate::durability::MOST_BYTES;
 use crate::engines::{Engines, KeyRef, Seen};
 use crate::node::Node;
 use crate::resp::{Args, Kept, Reply};
@@ -191,37 +192,53 @@ fn exec(call: &mut Call<'_>) -> Outcome {
         go_on(call, transaction, begun, true);
         return Ok(());
     }
-    call.session.client.queued.store(-1, Relaxed);
-    let watched = std::mem::take(&mut call.session.watched);
-    call.session.client.watching.store(0, Relaxed);
     let node: &Arc<Node> = call.node;
     let engines = node.engines.get();
-    let unwatch = |watched: Vec<Seen>| {
+    let unwatch = |session: &mut Session| {
+        session.client.watching.store(0, Relaxed);
+        let watched = std::mem::take(&mut session.watched);
         if let Some(engines) = engines {
             watched.iter().for_each(|seen| engines.unwatch(seen));
         }
     };
     if transaction.spoilt {
-        unwatch(watched);
+        call.session.client.queued.store(-1, Relaxed);
+        unwatch(call.session);
         return Err(Refusal::fixed(b"EXECABORT Transaction discarded because of previous errors."));
     }
-    let mut may_leave = true;
-    let alone = engines.filter(|_| transaction.len() > 0).map(|engines| {
-        let ids = ids(engines, &transaction, &watched);
+    let (mut may_leave, mut taken, mut alone) = (true, Ok(()), None);
+    if let Some(engines) = engines.filter(|_| transaction.len() > 0) {
+        let ids = ids(engines, &transaction, &call.session.watched);
         may_leave = !transaction.writes && ids.as_ref().is_some_and(Vec::is_empty);
+        let mut reserved = None;
+        if transaction.writes {
+            let reshapes = ids.is_none() && transaction.requests().any(weight::reshapes);
+            let bytes = weight::of(engines, || transaction.requests());
+            // Who is refused waits for nothing.
+            match bytes.and_then(|bytes| node.refusal().map_or(Ok(bytes), Err)) {
+                Ok(bytes) => {
+                    reserved = call.reserve(if reshapes { MOST_BYTES } else { bytes });
+                    if reserved.is_none() {
+                        call.session.transaction = Some(transaction);
+                        return Ok(());
+                    }
+                }
+                Err(refusal) => taken = Err(refusal),
+            }
+        }
         call.session.kept_all_out = ids.is_none();
-        engines.exclusive(ids)
-    });
-    let changed = engines.is_some_and(|engines| watched.iter().any(|seen| engines.has_changed(seen)));
-    unwatch(watched);
+        alone = Some(engines.exclusive(ids, reserved));
+    }
+    call.session.client.queued.store(-1, Relaxed);
+    let changed = engines.is_some_and(|engines| call.session.watched.iter().any(|seen| engines.has_changed(seen)));
+    unwatch(call.session);
     if changed {
         call.reply.null_array();
         return Ok(());
     }
     if transaction.writes {
         // Once for all of them: a disk that fails, or a role that changes, while they are executed does not part them.
-        let fits = engines.map_or(Ok(()), |engines| weight::check(engines, || transaction.requests()));
-        let admitted = fits.and_then(|()| call.admit_write());
+        let admitted = taken.and_then(|()| call.admit_write());
         if transaction.changes {
             admitted.as_ref().map_err(discarded)?;
         }

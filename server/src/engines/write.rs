@@ -15,7 +15,7 @@ use phantom::{Change, Member};
 use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use store::{Ticket, Turn};
+use store::{Exclusive, Reserved, Ticket, Turn};
 
 /// A watched place, and its state when it began to be watched.
 pub(crate) struct Seen {
@@ -170,13 +170,21 @@ impl Engines {
     }
 
     /// Keeps other writers of these ids out, and whoever changes the shape of a space, until it is dropped; without ids, all writers. What is marked
-    /// meanwhile goes into one batch of the log. Who has it must not write other ids.
-    pub(crate) fn exclusive(&self, ids: Option<Vec<u64>>) -> store::Exclusive<'_, Mark> {
+    /// meanwhile goes into one batch of the log, in which `reserved` has room for it. Who has it must not write other ids, and who has reserved nothing
+    /// nothing.
+    pub(crate) fn exclusive<'a>(
+        &'a self,
+        ids: Option<Vec<u64>>,
+        reserved: Option<Reserved<'a, Mark>>,
+    ) -> Exclusive<'a, Mark> {
         let committer = self.durability.committer();
-        match ids {
-            // 0: the stripe of the catalogue.
-            Some(ids) => committer.several(ids.into_iter().chain([0]).map(stripe_of)),
-            None => committer.exclusive(),
+        // 0: the stripe of the catalogue.
+        let hashes = ids.map(|ids| ids.into_iter().chain([0]).map(stripe_of));
+        match (hashes, reserved) {
+            (Some(hashes), None) => committer.several(hashes),
+            (Some(hashes), Some(reserved)) => reserved.several(hashes),
+            (None, None) => committer.exclusive(),
+            (None, Some(reserved)) => reserved.exclusive(),
         }
     }
 
@@ -236,6 +244,8 @@ impl Engines {
     /// A block names its pairs by their hashes and bits, not by their ids, while writers mark the same pairs in the stripes of their ids. So it takes
     /// all stripes, and they are read in one moment: else a batch could have a pair twice, as it was before the merge and after it, or a flag
     /// among the block's bits of which the counter comes only later.
+    ///
+    /// As all that waits for the log goes with it, the caller sees to it that there is room: [`Durability::merging`](crate::durability::Durability::merging).
     pub(crate) fn merge(&self, space: &ExistenceSpace, block: &phantom::Block) -> Result<(), phantom::MergeError> {
         let place = block.place();
         let enter = || {

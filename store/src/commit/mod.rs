@@ -18,15 +18,17 @@
 //!   an increment of which the flag comes only in the next batch.
 //! - **C3** A key marked any number of times within a round costs one record, and memory for few: stripes dedupe themselves as they grow.
 //! - **C4** A failed round loses nothing: its keys are taken up by the next one, which reads their state anew.
-//! - **C5** Keys waiting are bounded: above [`CommitOptions::crowded_keys`] in any stripe, or [`CommitOptions::queued_keys`] in all, [`Committer::is_crowded`] says so, and the
-//!   server stops taking writes until it does not.
+//! - **C5** Keys waiting are bounded: above [`CommitOptions::crowded_keys`] in any stripe, or [`CommitOptions::queued_keys`] in all, or beside what belongs together and is
+//!   large, [`Committer::is_crowded`] says so, and the server stops taking writes until it does not.
 //! - **C6** All that was marked during one [`Exclusive`] is in one batch, and no other writer's change comes between in the stripes that it holds.
 //!   The stripes in which it marked, if there are several, are read together, in one moment, by the round that comes to the first of them; or all
 //!   that it holds, if it says so ([`Exclusive::join`]): where a change is of ids that nobody knows.
 //! - **C7** A batch holds each key once: a source may sort what it has read as it likes, and the last state of a key is in the last batch that has it.
-//! - **C8** A batch has a limit ([`MAX_BODY_BYTES`](crate::MAX_BODY_BYTES)); if what meets in a batch is more, it
-//!   is parted: C6 does not hold for it then, nor C2 beyond what [`Source::may_part`] keeps together. It is never
-//!   tried again as it is: that would be for ever.
+//! - **C8** A batch has a limit ([`MAX_BODY_BYTES`](crate::MAX_BODY_BYTES)), and C6 holds all the same: who makes changes that belong together says
+//!   before the first of them how many bytes they may take, and waits while what waits for the log leaves no room for them
+//!   ([`Committer::reserve`]). If other writers' changes of the same stripes are more than what is left, theirs go into batches of their own,
+//!   those of the same ids excepted ([`Source::may_part`]). Only what was reserved by nobody, or takes more than was reserved, is parted, down to what
+//!   [`Source::may_part`] keeps together. It is never tried again as it is: that would be for ever.
 //! - **C9** Under `always`: whoever reads a changed id, and then asks [`Committer::sight`], learns which round he has to wait for (`sight.rs`).
 //!
 //! A writer holds its stripe for as long as its change takes, the commit thread for as long as reading the state of the stripe's few keys takes. Readers
@@ -51,8 +53,8 @@ use crate::record::Batch;
 
 pub use rounds::Rounds;
 use sight::Sights;
-use stripes::Aligned;
-pub use stripes::{Exclusive, Turn};
+use stripes::{Aligned, Joined};
+pub use stripes::{Exclusive, Reserved, Turn};
 
 /// A round of the commit thread: what was marked under it is safe when [`Committer::durable`] has reached it.
 pub type Ticket = u64;
@@ -189,8 +191,10 @@ pub struct Committer<K> {
     options: CommitOptions,
     stripes: Box<[Aligned<K>]>,
     sights: Sights,
-    /// The stripes that are `joined`. Taken before any stripe by whoever needs several at a time.
-    joined: Mutex<Vec<usize>>,
+    /// What is to be read in one moment. Taken before any stripe by whoever needs several at a time.
+    joined: Mutex<Joined<K>>,
+    /// Bytes of what is to be read in one moment, or is read and not appended yet, or will be marked.
+    reserved: AtomicUsize,
     /// A bit for each stripe that may have keys.
     dirty: Box<[AtomicU64]>,
     /// The round that a mark made now belongs to, at the latest.
@@ -280,6 +284,7 @@ impl<K: Copy + Ord> Committer<K> {
             stripes: stripes::empty(options.stripes),
             sights: Sights::new(options.stripes),
             joined: Mutex::default(),
+            reserved: AtomicUsize::new(0),
             dirty: (0..options.stripes.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             round: AtomicU64::new(1),
             last_marked: AtomicU64::new(0),
@@ -373,7 +378,8 @@ impl<K: Copy + Ord> Committer<K> {
     /// Bytes of memory that keys take which wait, or have waited: each stripe keeps some room.
     pub fn queue_bytes(&self) -> usize {
         let room = |stripe: &Aligned<K>| stripe.lock.lock().borrow().keys.capacity();
-        self.stripes.iter().map(room).sum::<usize>() * size_of::<K>()
+        let stripes = self.stripes.iter().map(room).sum::<usize>();
+        (stripes + self.joined.lock().units.capacity()) * size_of::<K>()
     }
 
     /// Can the log take writes? Ask before a change is made: if not, refuse it.

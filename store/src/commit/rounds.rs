@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::stripes::Stripe;
+use super::stripes::{Guard, Joined, Stripe};
 use super::{Committed, Committer, Health, Source, SyncPolicy, Ticket};
 use crate::batch::MAX_BODY_BYTES;
 use crate::error::Result;
@@ -24,6 +24,9 @@ pub struct Rounds<'a, K> {
     /// Keys that were collected and are not appended yet, stripe by stripe: (stripe, end of its keys, was it joined).
     taken: Vec<K>,
     spans: Vec<(usize, usize, bool)>,
+    /// What of them belongs together, if they were joined, and what was reserved for it.
+    units: Vec<K>,
+    reserved: usize,
     /// A list to swap with a stripe's, so that neither allocates.
     spare: Vec<K>,
     /// When the last round began that went well: all that was marked by then is appended.
@@ -50,6 +53,8 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             waiting: Vec::new(),
             taken: Vec::new(),
             spans: Vec::new(),
+            units: Vec::new(),
+            reserved: 0,
             spare: Vec::new(),
             looked: now,
             unsynced_since: None,
@@ -230,21 +235,28 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
     fn take_joined(&mut self, index: usize, source: &mut dyn Source<K>) {
         let committer = self.committer;
         let mut joined = committer.joined.lock();
-        if !joined.contains(&index) {
+        if !joined.stripes.contains(&index) {
             // They went with another one meanwhile.
-            joined.push(index);
+            joined.stripes.push(index);
         }
+        for (index, stripe) in self.hold_joined(&mut joined) {
+            self.take(index, &mut stripe.borrow_mut(), source);
+        }
+    }
+
+    /// Enters all joined stripes, which are none from now on; and takes with them what belongs together there.
+    fn hold_joined(&mut self, joined: &mut Joined<K>) -> Vec<(usize, Guard<'a, K>)> {
+        let committer = self.committer;
         // In the order in which others lock several.
-        joined.sort_unstable();
-        let stripes: Vec<_> = joined.iter().map(|&index| (index, committer.stripes[index].lock.lock())).collect();
-        joined.clear();
-        for (index, stripe) in &stripes {
-            self.take(*index, &mut stripe.borrow_mut(), source);
-        }
+        joined.stripes.sort_unstable();
+        self.units.append(&mut joined.units);
+        self.reserved += std::mem::take(&mut joined.bytes);
+        joined.stripes.drain(..).map(|index| (index, committer.stripes[index].lock.lock())).collect()
     }
 
     fn append(&mut self, log: &mut Log, source: &mut dyn Source<K>) -> Result<()> {
         if self.taken.is_empty() {
+            self.appended();
             return Ok(());
         }
         self.batch.clear();
@@ -252,34 +264,64 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         if self.batch.bytes() > MAX_BODY_BYTES {
             return self.append_parted(log, source);
         }
+        self.append_batch(log, source)
+    }
+
+    /// Appends what was encoded of all that is taken.
+    fn append_batch(&mut self, log: &mut Log, source: &mut dyn Source<K>) -> Result<()> {
         if !self.batch.is_empty() {
             log.append(&self.batch, source.now_ms())?;
         }
         let mut stats = self.committer.stats.lock();
         stats.batches += 1;
         stats.keys += self.taken.len() as u64;
-        self.taken.clear();
-        self.spans.clear();
+        drop(stats);
+        self.appended();
         Ok(())
     }
 
-    /// What is too much for one batch goes stripe by stripe, each in as many batches as it takes: better parted by a crash in between than never
-    /// in the log (C8).
+    /// What is taken is in the log, and need not come again.
+    fn appended(&mut self) {
+        self.taken.clear();
+        self.spans.clear();
+        self.units = Vec::new();
+        if self.reserved > 0 {
+            self.committer.reserved.fetch_sub(std::mem::take(&mut self.reserved), Ordering::SeqCst);
+        }
+    }
+
+    /// What is too much for one batch (C8).
     fn append_parted(&mut self, log: &mut Log, source: &mut dyn Source<K>) -> Result<()> {
         source.forget();
-        source.parted(self.batch.bytes());
-        let committer = self.committer;
-        // Back into their stripes first, to be taken with what was marked there meanwhile.
         let stripes: Vec<usize> = self.spans.iter().map(|span| span.0).collect();
-        self.spans.iter_mut().for_each(|span| span.2 = false);
+        let were_joined = self.spans.iter().any(|span| span.2);
+        // Back into their stripes first, to be taken with what was marked there meanwhile.
         self.put_back();
+        if were_joined {
+            self.take_units(source);
+            self.batch.clear();
+            source.encode(&mut self.batch)?;
+            if self.batch.bytes() <= MAX_BODY_BYTES {
+                self.append_batch(log, source)?;
+                // For what stayed there.
+                self.waiting.extend(stripes);
+                return Ok(());
+            }
+            source.forget();
+            self.put_back();
+            self.dissolve();
+        }
+        source.parted(self.batch.bytes());
+        // Each stripe in as many batches as it takes: better parted by a crash in between than never in the log.
+        let committer = self.committer;
         for index in stripes {
             let stripe = committer.stripes[index].lock.lock();
-            {
-                let stripe = &mut *stripe.borrow_mut();
-                stripe.take(&mut self.taken, committer);
-                stripe.joined = false;
+            if stripe.borrow().joined {
+                // Meanwhile.
+                self.waiting.push(index);
+                continue;
             }
+            stripe.borrow_mut().take(&mut self.taken, committer);
             self.taken.sort_unstable();
             self.taken.dedup();
             self.spans.push((index, self.taken.len(), false));
@@ -290,6 +332,42 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             self.spans.clear();
         }
         Ok(())
+    }
+
+    /// What belongs together is too much for one batch: it does not any more.
+    fn dissolve(&mut self) {
+        let committer = self.committer;
+        for (_, stripe) in self.hold_joined(&mut committer.joined.lock()) {
+            stripe.borrow_mut().joined = false;
+        }
+        self.appended();
+    }
+
+    /// Takes of the joined stripes in one moment what belongs together there. What others have marked of other ids stays, to be visited by this round.
+    fn take_units(&mut self, source: &mut dyn Source<K>) {
+        let committer = self.committer;
+        let mut joined = committer.joined.lock();
+        let stripes = self.hold_joined(&mut joined);
+        self.units.sort_unstable();
+        for (index, stripe) in stripes {
+            let stripe = &mut *stripe.borrow_mut();
+            stripe.take(&mut self.spare, committer);
+            stripe.joined = false;
+            self.spare.sort_unstable();
+            self.spare.dedup();
+            let start = self.taken.len();
+            for of_one in self.spare.chunk_by(|before, after| !source.may_part(before, after)) {
+                let is_ours = of_one.iter().any(|key| self.units.binary_search(key).is_ok());
+                if is_ours { &mut self.taken } else { &mut stripe.keys }.extend_from_slice(of_one);
+            }
+            self.spare.clear();
+            if self.taken.len() > start {
+                source.collect(&self.taken[start..]);
+                self.spans.push((index, self.taken.len(), true));
+            }
+            // Also what came after the others, which nobody visits but for this.
+            self.waiting.push(index);
+        }
     }
 
     /// Puts all keys of a failed round back into their stripes (C4).
@@ -305,12 +383,14 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         let mut start = 0;
         // What was to be in one batch still is to be.
         let mut joined = self.committer.joined.lock();
+        joined.units.append(&mut self.units);
+        joined.bytes += std::mem::take(&mut self.reserved);
         for (index, end, was_joined) in self.spans.drain(..) {
             let stripe = self.committer.stripes[index].lock.lock();
             let stripe = &mut *stripe.borrow_mut();
             if was_joined && !stripe.joined {
                 stripe.joined = true;
-                joined.push(index);
+                joined.stripes.push(index);
             }
             stripe.keys.extend_from_slice(&self.taken[start..end]);
             self.committer.set_dirty(index);

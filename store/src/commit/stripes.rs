@@ -11,6 +11,7 @@ use parking_lot::{MutexGuard, ReentrantMutex, ReentrantMutexGuard};
 
 use super::sight::CHANGING;
 use super::{Committer, SyncPolicy, Ticket};
+use crate::batch::MAX_BODY_BYTES;
 
 /// What was marked of some ids and is not logged yet.
 pub(super) struct Stripe<K> {
@@ -23,18 +24,29 @@ pub(super) struct Stripe<K> {
     counted: usize,
     /// Something was marked since an [`Exclusive`] began.
     touched: bool,
+    /// Its keys were deduped since then: they are in another order.
+    mixed: bool,
     /// To be read in one moment with all stripes of which this is true (C6).
     pub(super) joined: bool,
 }
 
 /// Re-entrant: who has several stripes enters single ones as usual.
 type Lock<K> = ReentrantMutex<RefCell<Stripe<K>>>;
-type Guard<'a, K> = ReentrantMutexGuard<'a, RefCell<Stripe<K>>>;
+pub(super) type Guard<'a, K> = ReentrantMutexGuard<'a, RefCell<Stripe<K>>>;
 
 const FIRST_DEDUPE: usize = 256;
 
 /// With so many keys in a joined stripe the committer is crowded (C5): what all of them hold then still fits into one batch several times.
 const JOINED_KEYS: usize = 256;
+
+/// Most bytes that may be [reserved](Committer::reserve) together: what is not is for heads of records and for what a source logs unasked.
+const RESERVED_BYTES: usize = MAX_BODY_BYTES / 32 * 31;
+
+/// Beyond so many bytes of changes that wait other writers wait for the log, too: meanwhile nothing is added to what has to go with them.
+const HEAVY_BYTES: usize = MAX_BODY_BYTES / 4;
+
+/// Changes of one stripe that take no more than this need not be [`Joined`]: they are read in one moment anyway, and a batch has room for them.
+const LIGHT_BYTES: usize = 64 << 10;
 
 #[cfg(debug_assertions)]
 thread_local! {
@@ -51,6 +63,48 @@ pub(super) struct Aligned<K> {
     end: AtomicBool,
 }
 
+/// What is to be read in one moment, into one batch (C6).
+pub(super) struct Joined<K> {
+    /// The stripes that are `joined`.
+    pub(super) stripes: Vec<usize>,
+    /// The keys that belong together, each [`Exclusive`]'s with one another's: their stripes may hold others.
+    pub(super) units: Vec<K>,
+    /// What was [reserved](Committer::reserve) for them.
+    pub(super) bytes: usize,
+}
+
+impl<K> Default for Joined<K> {
+    fn default() -> Joined<K> {
+        Joined { stripes: Vec::new(), units: Vec::new(), bytes: 0 }
+    }
+}
+
+/// Room in a batch for changes that belong together, until they are logged, or this is dropped: see [`Committer::reserve`].
+pub struct Reserved<'a, K> {
+    committer: &'a Committer<K>,
+    bytes: usize,
+}
+
+impl<K> Drop for Reserved<'_, K> {
+    fn drop(&mut self) {
+        self.committer.reserved.fetch_sub(self.bytes, Ordering::SeqCst);
+    }
+}
+
+impl<'a, K: Copy + Ord> Reserved<'a, K> {
+    /// [`Committer::several`], for changes that take no more than what was reserved: it stays so until they are logged.
+    pub fn several(self, hashes: impl IntoIterator<Item = u64>) -> Exclusive<'a, K> {
+        let several = self.committer.several(hashes);
+        several.with(self)
+    }
+
+    /// [`Committer::exclusive`], for changes that take no more than what was reserved: it stays so until they are logged.
+    pub fn exclusive(self) -> Exclusive<'a, K> {
+        let all = self.committer.exclusive();
+        all.with(self)
+    }
+}
+
 /// A writer's stay in its stripe: nothing of the stripe is read for the log meanwhile.
 pub struct Turn<'a, K> {
     committer: &'a Committer<K>,
@@ -64,10 +118,12 @@ pub struct Turn<'a, K> {
 
 /// A stay in several stripes at once, or in all: no other writer changes anything there meanwhile, and all that is marked goes into one batch (C6).
 /// The thread that has it may enter these stripes as usual, and no others.
-pub struct Exclusive<'a, K> {
+pub struct Exclusive<'a, K: Copy> {
     committer: &'a Committer<K>,
-    joined: MutexGuard<'a, Vec<usize>>,
-    stripes: Vec<(usize, Guard<'a, K>)>,
+    joined: MutexGuard<'a, Joined<K>>,
+    /// Each with how many keys it had.
+    stripes: Vec<(usize, Guard<'a, K>, usize)>,
+    reserved: Option<Reserved<'a, K>>,
     /// It changes what nobody can name: readers of any id wait for it.
     concerns_all: std::cell::Cell<bool>,
 }
@@ -86,8 +142,15 @@ impl<K> Stripe<K> {
 /// So many stripes, with nothing in them.
 pub(super) fn empty<K>(stripes: usize) -> Box<[Aligned<K>]> {
     let stripe = || {
-        let empty =
-            Stripe { keys: Vec::new(), last: None, dedupe_at: FIRST_DEDUPE, counted: 0, touched: false, joined: false };
+        let empty = Stripe {
+            keys: Vec::new(),
+            last: None,
+            dedupe_at: FIRST_DEDUPE,
+            counted: 0,
+            touched: false,
+            mixed: false,
+            joined: false,
+        };
         Aligned {
             begin: AtomicBool::new(false),
             lock: ReentrantMutex::new(RefCell::new(empty)),
@@ -97,40 +160,59 @@ pub(super) fn empty<K>(stripes: usize) -> Box<[Aligned<K>]> {
     (0..stripes).map(|_| stripe()).collect()
 }
 
-impl<K> Exclusive<'_, K> {
+impl<'a, K: Copy> Exclusive<'a, K> {
+    fn with(mut self, reserved: Reserved<'a, K>) -> Exclusive<'a, K> {
+        self.reserved = Some(reserved);
+        self
+    }
+
     /// All that waits in its stripes is to be read in one moment, into one batch, with what is marked now: then no other writer's change is in the log
     /// with one half, or as it was before, because the state that is read here shows it, too.
     pub fn join(&self) {
-        self.stripes.iter().for_each(|(_, stripe)| stripe.borrow_mut().touched = true);
+        for (_, stripe, _) in &self.stripes {
+            let stripe = &mut *stripe.borrow_mut();
+            (stripe.touched, stripe.mixed) = (true, true);
+        }
         self.committer.sights.begin_all();
         self.concerns_all.set(true);
     }
 }
 
-impl<K> Drop for Exclusive<'_, K> {
+impl<K: Copy> Drop for Exclusive<'_, K> {
     fn drop(&mut self) {
         #[cfg(debug_assertions)]
         HOLDS_SEVERAL.set(false);
+        let committer = self.committer;
         if self.concerns_all.get() {
-            self.committer.sights.end_all(self.committer.round.load(Ordering::SeqCst));
+            committer.sights.end_all(committer.round.load(Ordering::SeqCst));
         }
-        let touched = || self.stripes.iter().filter(|(_, stripe)| stripe.borrow().touched);
-        // One alone is read in one moment anyway.
-        if touched().nth(1).is_none() {
-            return;
+        let touched = || self.stripes.iter().filter(|(_, stripe, _)| stripe.borrow().touched);
+        let bytes = self.reserved.as_ref().map_or(0, |reserved| reserved.bytes);
+        match touched().take(2).count() {
+            0 => return,
+            // One alone is read in one moment anyway.
+            1 if bytes <= LIGHT_BYTES => return,
+            _ => {}
         }
+        let Joined { stripes, units, .. } = &mut *self.joined;
         let mut most = 0;
-        for (index, stripe) in touched() {
+        for (index, stripe, before) in touched() {
             let mut stripe = stripe.borrow_mut();
+            // If nobody can say which of them are ours, all are.
+            let ours = if stripe.mixed { 0 } else { *before };
+            units.extend_from_slice(&stripe.keys[ours..]);
             if !std::mem::replace(&mut stripe.joined, true) {
-                self.joined.push(*index);
+                stripes.push(*index);
             }
             most = most.max(stripe.keys.len());
         }
-        if most >= JOINED_KEYS {
-            // What is read together must fit into one batch: writers wait until it is logged.
-            self.committer.crowded.store(true, Ordering::Relaxed);
-            self.committer.nudge();
+        // From here on it is the commit thread's to give back.
+        self.reserved.take().into_iter().for_each(std::mem::forget);
+        self.joined.bytes += bytes;
+        if most >= JOINED_KEYS || self.joined.bytes > HEAVY_BYTES {
+            // Writers wait until it is logged.
+            committer.crowded.store(true, Ordering::Relaxed);
+            committer.nudge();
         }
     }
 }
@@ -231,6 +313,7 @@ impl<K: Copy + Ord> Committer<K> {
     fn dedupe(&self, stripe: &mut Stripe<K>) {
         stripe.keys.sort_unstable();
         stripe.keys.dedup();
+        stripe.mixed = true;
         // At least as many pushes as there are keys go by until the next time: amortised, a mark sorts O(log n) keys.
         let keys = stripe.keys.len();
         stripe.dedupe_at = (keys * 2).max(FIRST_DEDUPE);
@@ -283,14 +366,36 @@ impl<K: Copy + Ord> Committer<K> {
         // Only who has this lock waits for a stripe while it holds another one: no circle of waiting.
         let joined = self.joined.lock();
         let enter = |index: usize| {
-            let stripe = self.stripes[index].lock.lock();
-            stripe.borrow_mut().touched = false;
-            (index, stripe)
+            let guard = self.stripes[index].lock.lock();
+            let mut stripe = guard.borrow_mut();
+            (stripe.touched, stripe.mixed) = (false, false);
+            let keys = stripe.keys.len();
+            drop(stripe);
+            (index, guard, keys)
         };
         let stripes = indexes.into_iter().map(enter).collect();
         #[cfg(debug_assertions)]
         HOLDS_SEVERAL.set(true);
-        Exclusive { committer: self, joined, stripes, concerns_all: std::cell::Cell::new(false) }
+        Exclusive { committer: self, joined, stripes, reserved: None, concerns_all: std::cell::Cell::new(false) }
+    }
+
+    /// Room for changes that belong together (C6) and take so many bytes of the log, at most: all that is to be read in one moment is one batch, which has a limit
+    /// (C8). `None`: there is none until the commit thread has logged what waits, or what was reserved is given back. To be asked before the stripes are entered:
+    /// who has to ask again waits for the disk, and is to hold nothing meanwhile.
+    pub fn reserve(&self, bytes: usize) -> Option<Reserved<'_, K>> {
+        let room = |reserved: usize| self.fits(reserved, bytes).then(|| reserved + bytes);
+        self.reserved.fetch_update(Ordering::SeqCst, Ordering::SeqCst, room).ok()?;
+        Some(Reserved { committer: self, bytes })
+    }
+
+    /// Whether so much could be [reserved](Committer::reserve) now.
+    pub fn has_room(&self, bytes: usize) -> bool {
+        self.fits(self.reserved.load(Ordering::SeqCst), bytes)
+    }
+
+    /// What fits into no batch is not to wait for ever.
+    fn fits(&self, reserved: usize, bytes: usize) -> bool {
+        reserved == 0 || reserved.saturating_add(bytes) <= RESERVED_BYTES
     }
 
     /// Where the stripe of `hash` lies, which will be [entered](Committer::enter) soon: for who can have these two lines of the cache on their way.
