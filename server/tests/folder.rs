@@ -8,7 +8,7 @@
 
 mod common;
 
-use common::{FIRST, Program, TIDEMARK, call, refusal, text, until};
+use common::{FIRST, Program, TIDEMARK, call, count, refusal, text, until};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -204,6 +204,53 @@ impl Tables {
             let bit = |set: bool| OwnedFrame::Array(vec![OwnedFrame::Integer(i64::from(set))]);
             assert_eq!(flags, [bit(true), bit(!changed), bit(changed)], "{id}");
         }
+    }
+}
+
+/// Its data would be hidden. A replica's folder, too, whose configuration is completed only when it is promoted.
+#[test]
+fn a_folder_with_a_space_that_the_configuration_lacks_is_refused() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let whole =
+        config(&format!("{V1_CONFIG}\n[[counter]]\nname = \"extra\"\nfields = \"n:8\"\nrows = \"extra:{{id}}\"\n"));
+    let lacking = config(V1_CONFIG);
+    let [master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), whole.path()));
+    assert_eq!(refusal(&call(&mut master.client(), "HSET extra:1 n 7")), "");
+    assert_eq!(refusal(&call(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port))), "");
+    until("it has all", || replica.ask("HGET extra:1 n") == OwnedFrame::BulkString(text(7)));
+    for (program, folder) in [replica, master].into_iter().zip(folders.iter().rev()) {
+        assert!(program.terminate().success());
+        let options = ["--config", lacking.path().to_str().unwrap()];
+        let said = Program::start_as(&[], folder.path(), &options).err().expect("it must not start").join("\n");
+        let why = "the data folder has the counter space 'extra', which the configuration lacks";
+        assert!(said.contains(why), "{said}");
+        let again = start(folder.path(), whole.path());
+        assert_eq!(again.ask("HGET extra:1 n"), OwnedFrame::BulkString(text(7)));
+    }
+}
+
+/// For INFO, and for whoever has snapshots made by it, as Redis's clients do.
+#[test]
+fn changes_since_the_last_snapshot_are_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start(folder.path(), "always");
+    let mut client = program.client();
+    let changes = |client: &mut Client| count(client, "rdb_changes_since_last_save");
+    let add = |client: &mut Client, first: u64, members: u64| {
+        let members: Vec<String> = (first..first + members).map(|member| member.to_string()).collect();
+        let added = call(client, &format!("SADD liked:{FIRST} {}", members.join(" ")));
+        assert_eq!(added, OwnedFrame::Integer(members.len() as i64));
+    };
+    // The first one says more than itself: of the space.
+    add(&mut client, 0, 1);
+    for round in 0..3 {
+        let before = changes(&mut client);
+        add(&mut client, 100 + round * 100, 10 + round);
+        assert_eq!(changes(&mut client), before + 10 + round);
+        call(&mut client, &format!("MSET post:{FIRST}:like 5 post:{}:like {round}", FIRST + 4096));
+        assert_eq!(changes(&mut client), before + 12 + round);
+        assert_eq!(refusal(&call(&mut client, "SAVE")), "");
+        assert_eq!(changes(&mut client), 0);
     }
 }
 

@@ -306,3 +306,44 @@ fn nothing_merged_is_lost_by_kill_9() {
         merged.len()
     );
 }
+
+/// A replica's snapshot has the blocks that its master's log tells it of, though it has written their table before. (`folder.rs` has the same of rows and pairs.)
+#[test]
+fn a_block_that_a_replica_is_told_of_is_in_its_next_snapshot() {
+    let folder = tempfile::tempdir().unwrap();
+    let [here, replica, there] = ["here", "replica", "there"].map(|name| site(&folder.path().join(name)));
+    let mut client = here.client();
+    let ids: Vec<String> = (FIRST - 200..FIRST).map(|id| id.to_string()).collect();
+    call(&mut client, &format!("PH.ADD liked 1 {}", ids.join(" ")));
+    let port = text(u64::from(here.port));
+    // Clients are disconnected once, when the master's data take the place of its own.
+    let mut in_step = |program: &Program| {
+        until("it has the same filters", || {
+            let theirs = digests(&mut program.client());
+            theirs.is_some() && theirs == digests(&mut client)
+        });
+    };
+    for program in [&replica, &there] {
+        assert_eq!(refusal(&program.client().call(&[b"REPLICAOF", b"127.0.0.1", &port]).unwrap()), "");
+        in_step(program);
+    }
+    call(&mut there.client(), "REPLICAOF NO ONE");
+    let mut other = there.client();
+    let add = format!("PH.ADD liked 2 {}", FIRST - 1);
+    until("the other site takes writes", || refusal(&call(&mut other, &add)).is_empty());
+    let merged: BTreeSet<(u64, u64)> = (0..150).map(|n| (FIRST - 200 + n, 1_000 + n)).collect();
+    for (post, member) in &merged {
+        assert_eq!(refusal(&call(&mut other, &format!("PH.ADD liked {member} {post}"))), "");
+    }
+    // The first one writes everything, as it is not known what was aside; the second nothing of this table.
+    for _ in 0..2 {
+        assert_eq!(refusal(&call(&mut replica.client(), "SAVE")), "");
+    }
+    assert_eq!(merge_all(&mut other, &mut here.client()).len(), 1);
+    in_step(&replica);
+    here.kill();
+    assert_eq!(refusal(&call(&mut replica.client(), "SAVE")), "");
+    replica.kill();
+    let again = site(&folder.path().join("replica"));
+    assert_eq!(lost(&mut again.client(), &merged), Some((0, None)));
+}

@@ -316,3 +316,25 @@ fn what_was_synced_is_what_a_start_finds() {
         "they show nothing"
     );
 }
+
+/// A failed sync leaves what was written in the system's memory, where a kill would find it: nobody hears that it is safe.
+#[test]
+fn what_is_written_and_could_not_be_synced_is_safe_to_nobody() {
+    let disk = SimDisk::new(1);
+    let durability = &Arc::new(Durability::new(Fsync::Always));
+    let (engines, _store, mut log) = start(&disk, durability);
+    let (mut rounds, mut state) = (Rounds::new(durability.committer()), State::new(durability, &engines));
+    engines.set(&engines.counters()[0], 7, &[(0, 1)]).unwrap();
+    let ticket = durability.committer().ticket();
+    let mut round = |faults| {
+        disk.set_faults(faults);
+        rounds.turn(&mut log, &mut state, Instant::now(), false)
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let safe = || runtime.block_on(durability.safe(ticket));
+    round(Faults { sync_error: 1024, ..Faults::default() }).unwrap_err();
+    assert!(durability.positions().0.offset > durability.positions().1.offset, "it is written");
+    assert!(safe().unwrap_err().starts_with("MISCONF "));
+    round(Faults::default()).unwrap();
+    assert_eq!(safe(), Ok(()));
+}

@@ -138,3 +138,30 @@ impl Parts {
         self.spaces.lock().clear();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Else a start would read into memory what had gone from there.
+    #[test]
+    fn what_went_to_the_disk_is_not_kept_and_left_out_of_the_snapshot_under_way() {
+        let tables = [(0, 9), (10, 19), (20, 29)];
+        let parts = Parts::default();
+        parts.begin_all();
+        assert_eq!(parts.begin(1, &tables, 5), [None; 3]);
+        parts.forget_range(1, 10, 19);
+        let gone = |space, low, high| {
+            let tag = Tag { space, kind: RecordKind::Rows as u32, low, high, stamp: 5 };
+            parts.is_gone(&tag)
+        };
+        assert!(gone(1, 10, 19) && gone(1, 12, 15), "what lies in it");
+        assert!(!gone(1, 0, 9) && !gone(1, 10, 20) && !gone(2, 10, 19));
+        parts.begin_all();
+        assert!(!gone(1, 10, 19), "that was the last one's");
+        assert_eq!(parts.begin(1, &tables, 6), [Some(5), None, Some(5)]);
+        // Who changes meanwhile is written again.
+        parts.touch_all([(1, 3), (1, 4)].into_iter());
+        assert_eq!(parts.begin(1, &tables, 7), [None, Some(6), Some(5)]);
+    }
+}

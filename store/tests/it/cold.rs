@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use store::{ColdFile, Error, FileEntry, SimDisk, Store, StoreOptions, Tag, check, dump};
+use store::{ColdFile, Error, Faults, FileEntry, SimDisk, Store, StoreOptions, Tag, check, dump};
 
 fn tag(low: u64, high: u64) -> Tag {
     Tag { space: 1, kind: 2, low, high, stamp: 0 }
@@ -242,4 +242,52 @@ fn version_1_is_read_and_written() {
         assert_eq!(row, values);
     }
     assert!(!file.get(5_000_001, &mut row).unwrap());
+}
+
+/// A manifest whose replacing failed may be on the disk all the same: what either of the two names stays, until one was written well.
+#[test]
+fn nothing_is_removed_while_two_manifests_may_be_the_one_on_the_disk() {
+    let (mut old_ones, mut new_ones) = (0, 0);
+    for seed in 0..60 {
+        let is_snapshot = seed % 2 == 0;
+        let disk = SimDisk::new(seed);
+        let store = open(&disk);
+        let (log, _) = store.replay(|_| Ok(()), |_| ()).unwrap();
+        let old = write(&store, tag(0, u64::MAX), &posts(10));
+        store.replace_files(vec![old.clone()], &[]).unwrap();
+        // From the sync of the new manifest on the folder is not synced any more: that is behind its rename.
+        let fail = || {
+            let faults = Faults { sync_dir_error: 1024, ..Faults::default() };
+            let other = disk.clone();
+            disk.set_meanwhile(move || other.set_faults(faults));
+        };
+        if is_snapshot {
+            let mut snapshot = store.begin_snapshot(log.durable());
+            let mut file = snapshot.file(tag(0, u64::MAX)).unwrap();
+            file.write(b"rows", 1).unwrap();
+            snapshot.add(file.finish().unwrap());
+            fail();
+            snapshot.commit(log.durable()).unwrap_err();
+        } else {
+            let new = write(&store, tag(0, u64::MAX), &posts(20));
+            fail();
+            store.replace_files(vec![new.clone()], std::slice::from_ref(&old.name)).unwrap_err();
+            // As who has failed to publish it does.
+            store.discard(&[new]);
+        }
+        disk.set_meanwhile(|| ());
+        disk.set_faults(Faults::default());
+        store.trim().unwrap();
+        drop((log, store));
+        let left = disk.power_cut();
+        let store = open(&left);
+        let names = left.list_names();
+        for file in store.manifest().files.clone() {
+            assert!(names.contains(&file.name), "seed {seed}: {} is named and was removed", file.name);
+            let is_new = if is_snapshot { file.name.ends_with(".tsnap") } else { file.name != old.name };
+            new_ones += u64::from(is_new);
+        }
+        old_ones += u64::from(!is_snapshot && store.cold_files().iter().any(|file| file.name == old.name));
+    }
+    assert!(old_ones > 5 && new_ones > 5, "{old_ones} starts found the old manifest, {new_ones} the new one");
 }

@@ -227,7 +227,10 @@ fn what_is_exclusive_is_in_one_batch() {
 
 #[test]
 fn flush_waits_and_stop_seals() {
-    let meeting = Meeting::new(10, CommitOptions { policy: SyncPolicy::No, stripes: 4, ..CommitOptions::default() });
+    // Nothing is written unasked.
+    let gather = Duration::from_secs(3600);
+    let options = CommitOptions { policy: SyncPolicy::No, stripes: 4, gather, ..CommitOptions::default() };
+    let meeting = Meeting::new(10, options);
     let (log, _) = recover(&meeting.disk);
     let committer = &meeting.committer;
     std::thread::scope(|scope| {
@@ -235,13 +238,15 @@ fn flush_waits_and_stop_seals() {
         let ticket = meeting.set(2, 9);
         committer.flush().unwrap();
         assert!(committer.synced() >= ticket);
+        // The last commit has it.
+        meeting.set(5, 7);
         committer.stop();
         let (log, result) = thread.join().unwrap();
         result.unwrap();
         assert_eq!(log.durable(), log.written());
         assert!(committer.flush().is_err());
     });
-    assert_eq!(meeting.left(), BTreeMap::from([(2, 9)]));
+    assert_eq!(meeting.left(), BTreeMap::from([(2, 9), (5, 7)]));
 }
 
 /// As above, with snapshots going on all the time beside the writers; what is loaded is snapshot and log together.
