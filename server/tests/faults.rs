@@ -1,8 +1,8 @@
 //! The real program on disks that say no: one whose syncs or writes fail (strace lies to the program), or that takes no writes; `full_disk.rs` has a full
 //! one. And its end: by SIGTERM under load, and what it says of a damaged log.
 //!
-//! The failing disk needs strace (`tests/clients/setup` installs it), the other root for a mount; where one is missing the test says
-//! so and passes, except with `CI` or `TIDEMARK_ALL_FAULTS` set. The sync that fails first is chosen by `TIDEMARK_SEED`.
+//! The failing disk needs strace (`tests/clients/setup` installs it), the other the right to mount a tmpfs, if only in a namespace of its own; where one is missing
+//! the test says so, loudly, and passes, except with `CI` or `TIDEMARK_ALL_FAULTS` set. The sync that fails first is chosen by `TIDEMARK_SEED`.
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
@@ -187,7 +187,9 @@ fn killed_at_any_step_it_loses_nothing_acknowledged() {
 
 #[test]
 fn a_folder_that_cannot_be_written_is_refused_by_name_and_left_as_it_is() {
-    let Some(disk) = SmallDisk::mount(96) else { return cannot("a read-only disk needs the right to mount a tmpfs") };
+    let Some(mut disk) = SmallDisk::mount(96) else {
+        return cannot("a read-only disk needs the right to mount a tmpfs");
+    };
     let program = Program::start(disk.path(), "always");
     let likes = (1..50).map(|member| ((FIRST, member), true)).collect();
     for member in 1..50 {

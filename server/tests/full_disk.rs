@@ -1,6 +1,7 @@
 //! The real program on a full disk: what it refuses, what it keeps, and what makes room.
 //!
-//! A small tmpfs needs root for the mount; where that is missing a test says so and passes, except with `CI` or `TIDEMARK_ALL_FAULTS` set.
+//! A small tmpfs needs the right to mount it: root's, or that of a namespace of one's own (`SmallDisk`). Where there is neither a test says so, loudly, and passes,
+//! except with `CI` or `TIDEMARK_ALL_FAULTS` set.
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 

@@ -10,6 +10,17 @@ use tidemark_server::{Server, start};
 /// How long a test waits for something that should take milliseconds.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
+/// Says that a test cannot run here: past libtest, which shows nothing of what passes, and in the file that `./test` prints at its end.
+pub fn cannot(why: &str) {
+    let name = std::thread::current().name().unwrap_or_default().to_owned();
+    let said = format!("SKIPPED: {name}: {why}\n");
+    std::io::stderr().write_all(said.as_bytes()).expect("somewhere to say it");
+    if let Some(path) = std::env::var_os("TIDEMARK_SKIPPED") {
+        let file = std::fs::OpenOptions::new().append(true).create(true).open(path);
+        file.and_then(|mut file| file.write_all(said.as_bytes())).expect("the list of what is skipped");
+    }
+}
+
 /// The files of a folder: their names, and which file each is. One that grows is the same; one that was replaced is not.
 fn files_of(folder: &std::path::Path) -> Vec<(std::ffi::OsString, u64)> {
     let entries = std::fs::read_dir(folder).expect("the data folder").map(|entry| entry.expect("an entry"));

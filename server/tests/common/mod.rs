@@ -6,9 +6,9 @@
 
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Lines};
-use std::path::Path;
-use std::process::{Child, ChildStderr, Command, ExitStatus, Output, Stdio};
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 use tidemark_server::cli::client::Client;
 
@@ -258,26 +258,79 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Says that a test cannot run here; fails where it must be able to.
+/// Says that a test cannot run here, past libtest, which shows nothing of what passes, and in the file that `./test` prints at its end; fails where it must be able to.
 pub(crate) fn cannot(why: &str) {
     let must = ["CI", "TIDEMARK_ALL_FAULTS"].iter().any(|name| std::env::var_os(name).is_some());
     assert!(!must, "{why}");
-    eprintln!("SKIPPED: {why}");
+    let name = std::thread::current().name().unwrap_or_default().to_owned();
+    let said = format!("SKIPPED: {name}: {why}\n");
+    std::io::stderr().write_all(said.as_bytes()).unwrap();
+    if let Some(path) = std::env::var_os("TIDEMARK_SKIPPED") {
+        let file = std::fs::OpenOptions::new().append(true).create(true).open(path);
+        file.unwrap().write_all(said.as_bytes()).unwrap();
+    }
 }
 
-/// A file system of its own in memory, unmounted when dropped.
-pub(crate) struct SmallDisk(tempfile::TempDir);
+/// A file system of its own in memory, gone when dropped. It needs the right to mount one: root's, or, for anybody, that of a namespace of his own.
+pub(crate) struct SmallDisk {
+    folder: tempfile::TempDir,
+    /// Where it is for those outside the namespace, too.
+    path: PathBuf,
+    namespace: Option<Namespace>,
+}
+
+/// A shell that is root in a namespace, and keeps it alive.
+struct Namespace {
+    shell: Child,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Namespace {
+    fn new() -> Option<Namespace> {
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--user", "--map-root-user", "--mount", "sh"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut shell = unshare.spawn().ok()?;
+        let answers = BufReader::new(shell.stdout.take().unwrap());
+        let mut namespace = Namespace { shell, answers };
+        // Where it must not be made `unshare` ends.
+        namespace.run("true").then_some(namespace)
+    }
+
+    fn run(&mut self, command: &str) -> bool {
+        let asked = writeln!(self.shell.stdin.as_mut().unwrap(), "{command}; echo $?");
+        let mut answer = String::new();
+        asked.and_then(|()| self.answers.read_line(&mut answer)).is_ok() && answer == "0\n"
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = self.shell.kill();
+        let _ = self.shell.wait();
+    }
+}
 
 impl SmallDisk {
     pub(crate) fn mount(mib: u32) -> Option<SmallDisk> {
         let folder = tempfile::tempdir().unwrap();
         let size = format!("size={mib}m");
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "none"]).arg(folder.path()).status();
-        mounted.is_ok_and(|s| s.success()).then(|| SmallDisk(folder))
+        let outside = folder.path().to_owned();
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &size, "none"])
+            .arg(&outside)
+            .stderr(Stdio::null())
+            .status();
+        if mounted.is_ok_and(|s| s.success()) {
+            return Some(SmallDisk { folder, path: outside, namespace: None });
+        }
+        let mut namespace = Namespace::new()?;
+        let path = PathBuf::from(format!("/proc/{}/root{}", namespace.shell.id(), outside.display()));
+        let mounted = namespace.run(&format!("mount -t tmpfs -o {size} none {}", outside.display()));
+        mounted.then_some(SmallDisk { folder, path, namespace: Some(namespace) })
     }
 
     pub(crate) fn path(&self) -> &Path {
-        self.0.path()
+        &self.path
     }
 
     /// Takes all room but `leave` bytes.
@@ -289,9 +342,12 @@ impl SmallDisk {
     }
 
     /// Read-only ("ro"), or no longer ("rw"); nobody may have a file of it open to write.
-    pub(crate) fn remount(&self, how: &str) {
-        let option = format!("remount,{how}");
-        assert!(Command::new("mount").args(["-o", &option]).arg(self.path()).status().unwrap().success());
+    pub(crate) fn remount(&mut self, how: &str) {
+        let command = format!("mount -o remount,bind,{how} {}", self.folder.path().display());
+        assert!(match &mut self.namespace {
+            Some(namespace) => namespace.run(&command),
+            None => Command::new("sh").args(["-c", &command]).status().unwrap().success(),
+        });
     }
 
     pub(crate) fn make_room(&self) {
@@ -301,8 +357,10 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // Lazily: a failed test's server may still be on it.
-        let _ = Command::new("umount").arg("-l").arg(self.path()).status();
+        if self.namespace.is_none() {
+            // Lazily: a failed test's server may still be on it.
+            let _ = Command::new("umount").arg("-l").arg(self.folder.path()).status();
+        }
     }
 }
 

@@ -37,7 +37,7 @@ fn import(server: &TestServer, file: PathBuf) -> tidemark_server::cli::import::S
 #[test]
 fn real_reposts_are_counted_once_per_user() {
     let Some(path) = data() else {
-        eprintln!("SKIPPED: ../shared/data/weibo_reposts.csv.gz is absent");
+        tidemark_tests::cannot("../shared/data/weibo_reposts.csv.gz is absent");
         return;
     };
     // What is true, by plain sets.
