@@ -7,15 +7,24 @@ use phantom::{Answer, Member, Options, Space};
 use std::collections::HashSet;
 use std::io::Read;
 
-/// Measures error rates at the moment when a table is full.
+/// Measures error rates at the moment when a table is full: for each shape of pairs in one table for each seed, and in all of these together.
 #[derive(Parser)]
 struct Args {
-    /// Pairs in the table, about; and as many that were never set are asked for.
+    /// Pairs in the table, about.
     #[arg(long, default_value_t = 10_000_000)]
     pairs: u64,
-    /// Secret of the hash.
+    /// Pairs that were never set, and are asked for; when there are more than pairs in the table, by other users of the same ids.
+    #[arg(long, default_value_t = 10_000_000)]
+    probes: u64,
+    /// Secret of the hash: the first.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// So many seeds.
+    #[arg(long, default_value_t = 1)]
+    seeds: u64,
+    /// The configured rates.
+    #[arg(long, value_delimiter = ',', default_value = "0.01,0.001,0.0001")]
+    rates: Vec<f64>,
 }
 
 type Pairs = Vec<(u64, u64)>;
@@ -36,12 +45,26 @@ fn main() {
         "{:<10} {:<28} {:>9} {:>7} {:>11} {:>10} {:>9}",
         "configured", "pairs", "in table", "fill", "bits/pair", "measured", "share"
     );
-    for rate in [0.01, 0.001, 0.0001] {
+    let seeds = || args.seed..args.seed + args.seeds;
+    for rate in args.rates.iter().copied() {
+        let mut all = (0, 0);
         for (name, shape) in shapes {
-            // Every other one is set; those between are as alike as can be.
-            let never = (0..n).map(|i| shape(2 * i + 1));
-            measure(args.seed, rate, name, n, |i| shape(2 * i), never);
+            let mut of_shape = (0, 0);
+            for seed in seeds() {
+                // Every other one is set; those between are as alike as can be.
+                let never = (0..args.probes).map(|i| {
+                    let (id, member) = shape(2 * (i % n) + 1);
+                    (id, member ^ (i / n) << 56)
+                });
+                let (yes, asked) = measure(seed, rate, name, n, |i| shape(2 * i), never);
+                of_shape = (of_shape.0 + yes, of_shape.1 + asked);
+            }
+            if args.seeds > 1 {
+                sum_up(rate, name, of_shape);
+            }
+            all = (all.0 + of_shape.0, all.1 + of_shape.1);
         }
+        sum_up(rate, "all of these shapes", all);
         match real_pairs() {
             None => println!("skipped: shared/data/weibo_reposts.csv.gz is not here"),
             Some(pairs) => {
@@ -52,16 +75,31 @@ fn main() {
                 ids.sort_unstable();
                 users.sort_unstable();
                 let never = users.iter().flat_map(|user| ids.iter().map(move |id| (*id, *user)));
-                let never = never.filter(|pair| !known.contains(pair)).take(n as usize);
+                let never = never.filter(|pair| !known.contains(pair)).take(args.probes as usize);
                 let count = pairs.len() as u64;
-                // Fewer by 5 %, as those that are taken for set at once leave the table short.
-                measure(args.seed, rate, "real reposts", count * 19 / 20, |i| pairs[(i % count) as usize], never);
+                let mut of_shape = (0, 0);
+                for seed in seeds() {
+                    // Fewer by 5 %, as those that are taken for set at once leave the table short.
+                    let pair = |i| pairs[(i % count) as usize];
+                    let (yes, asked) = measure(seed, rate, "real reposts", count * 19 / 20, pair, never.clone());
+                    of_shape = (of_shape.0 + yes, of_shape.1 + asked);
+                }
+                if args.seeds > 1 {
+                    sum_up(rate, "real reposts", of_shape);
+                }
             }
         }
     }
 }
 
-/// Fills one table of about `n` pairs to the brim, and asks for pairs that are not in it.
+/// What is known of the rate of a shape: with one chance in 1,000 it lies outside of this.
+fn sum_up(rate: f64, name: &str, (yes, asked): (u64, u64)) {
+    let (expected, measured) = (asked as f64 * rate, yes as f64);
+    let (low, high) = (measured - 3.3 * measured.sqrt(), measured + 3.3 * measured.sqrt());
+    println!("{rate:<10} {name:<28} together: {yes} of {asked}, share {:.3} to {:.3}", low / expected, high / expected);
+}
+
+/// Fills one table of about `n` pairs to the brim, and asks for pairs that are not in it: how many were answered with yes, of how many.
 fn measure(
     seed: u64,
     rate: f64,
@@ -69,7 +107,7 @@ fn measure(
     n: u64,
     pair: impl Fn(u64) -> (u64, u64),
     never: impl Iterator<Item = (u64, u64)>,
-) {
+) -> (u64, u64) {
     // The first table of a space is an eighth of a grown one.
     let options =
         Options { false_positive_rate: rate, pairs_per_table: n * 8, max_tables: 2, seed, ..Options::default() };
@@ -103,6 +141,7 @@ fn measure(
         table.fill,
         measured / rate
     );
+    (yes, asked)
 }
 
 /// The distinct (origin, user) pairs of the real data.

@@ -2,16 +2,16 @@
 //!
 //! `cargo run --release -p tidemark-bench --bin phantom_memory -- [--module redisbloom.so | --program valkey-server --module libvalkey_bloom.so]`
 //!
-//! Servers say themselves what they take (`used_memory` before and after), with their allocator's rounding and their keys.
+//! Servers say themselves what they take (`used_memory` before and after), with their allocator's rounding and their keys; of a filter they say its own size, too.
 
 use clap::Parser;
 use phantom::{Member, Options, Space};
+use redis_protocol::resp2::types::OwnedFrame;
 use std::error::Error;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use tidemark_bench::play::{make_room, take_all};
 use tidemark_bench::server::Server;
-use tidemark_server::cli::client::Client;
 
 /// Fills each with the same pairs.
 #[derive(Parser)]
@@ -55,12 +55,14 @@ fn ours(pairs: u64, rate: f64) -> Outcome {
     Ok(())
 }
 
-/// What a server takes for all pairs, `per_key` of each key; `add` sends some of them to one key.
+/// What a server takes for all pairs, `per_key` of each key, by its memory and, if that says it, by a filter's own size. What `reserve` says is sent for
+/// each key first, if it says anything, and then its pairs by `command`.
 fn theirs(
     args: &Args,
-    per_key: u64,
-    add: impl Fn(&mut Client, &[u8], &mut dyn Iterator<Item = u64>),
-) -> Result<f64, Box<dyn Error>> {
+    (bits, per_key): (u32, u64),
+    command: &[u8],
+    reserve: &[&str],
+) -> Result<(f64, Option<f64>), Box<dyn Error>> {
     let (program, module) = (args.program.clone(), args.module.clone());
     let server = Server::new(&std::env::temp_dir(), move |folder, port| {
         let mut command = Command::new(&program);
@@ -68,29 +70,42 @@ fn theirs(
         module.iter().for_each(|module| _ = command.arg("--loadmodule").arg(module));
         command
     })?;
-    let used = || Ok::<f64, Box<dyn Error>>(server.info("used_memory")?.parse()?);
+    // A connection has buffers until it is gone.
+    let used = || loop {
+        if server.info("connected_clients")? == "1" {
+            return Ok::<f64, Box<dyn Error>>(server.info("used_memory")?.parse()?);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    };
     let before = used()?;
     let mut client = server.client()?;
     for first in (0..args.pairs).step_by(per_key as usize) {
         let key = format!("liked:{}", (1u64 << 50) + first);
+        if !reserve.is_empty() {
+            let words: Vec<&[u8]> =
+                [b"BF.RESERVE", key.as_bytes()].into_iter().chain(reserve.iter().map(|word| word.as_bytes())).collect();
+            client.push(&words);
+        }
         // A request has so many members at most.
         let end = (first + per_key).min(args.pairs);
         for first in (first..end).step_by(1000) {
             make_room(&mut client)?;
-            add(&mut client, key.as_bytes(), &mut (first..end.min(first + 1000)));
+            let viewers: Vec<String> = (first..end.min(first + 1000)).map(|i| viewer(i, bits).to_string()).collect();
+            let mut words = vec![command, key.as_bytes()];
+            words.extend(viewers.iter().map(|viewer| viewer.as_bytes()));
+            client.push(&words);
         }
     }
     take_all(&mut client)?;
+    let key = format!("liked:{}", 1u64 << 50);
+    let size = match client.call(&[b"BF.INFO", key.as_bytes(), b"SIZE"]) {
+        Ok(OwnedFrame::Array(size)) => {
+            size.first().and_then(|size| if let OwnedFrame::Integer(size) = size { Some(*size) } else { None })
+        }
+        _ => None,
+    };
     drop(client);
-    Ok((used()? - before) / args.pairs as f64)
-}
-
-/// One command for some pairs of one key.
-fn push(client: &mut Client, command: &[u8], key: &[u8], bits: u32, pairs: &mut dyn Iterator<Item = u64>) {
-    let viewers: Vec<String> = pairs.map(|i| viewer(i, bits).to_string()).collect();
-    let mut words = vec![command, key];
-    words.extend(viewers.iter().map(|viewer| viewer.as_bytes()));
-    client.push(&words);
+    Ok(((used()? - before) / args.pairs as f64, size.map(|size| size as f64 / per_key.min(args.pairs) as f64)))
 }
 
 fn main() -> Outcome {
@@ -100,23 +115,23 @@ fn main() -> Outcome {
         ours(args.pairs, rate)?;
     }
     for (bits, per_key) in [(32, 10), (32, 100), (32, 1000), (48, 10), (48, 100), (48, 1000)] {
-        let bytes = theirs(&args, per_key, |client, key, pairs| push(client, b"SADD", key, bits, pairs))?;
+        let (bytes, _) = theirs(&args, (bits, per_key), b"SADD", &[])?;
         println!("| sets of {per_key} viewers, ids of {bits} bits | {bytes:.1} |");
     }
     if args.module.is_some() {
         let all = args.pairs.to_string();
-        let one = theirs(&args, args.pairs, |client, key, pairs| {
-            let mut pairs = pairs.peekable();
-            if pairs.peek() == Some(&0) {
-                client.push(&[b"BF.RESERVE", key, b"0.01", all.as_bytes(), b"NONSCALING"]);
-            }
-            push(client, b"BF.MADD", key, 48, &mut pairs);
-        })?;
-        println!("| one filter at 1 % that does not scale | {one:.2} |");
-        let scaled = theirs(&args, args.pairs, |client, key, pairs| push(client, b"BF.MADD", key, 48, pairs))?;
-        println!("| one filter as by default, which scales | {scaled:.2} |");
-        let small = theirs(&args, 10, |client, key, pairs| push(client, b"BF.MADD", key, 48, pairs))?;
-        println!("| a filter for each 10 viewers | {small:.1} |");
+        let kinds: [(&str, u64, &[&str]); 6] = [
+            ("one filter for 1 % and all pairs that does not scale", args.pairs, &["0.01", &all, "NONSCALING"]),
+            ("the same for 0.1 %", args.pairs, &["0.001", &all, "NONSCALING"]),
+            ("the same for 0.01 %", args.pairs, &["0.0001", &all, "NONSCALING"]),
+            ("one filter for 1 % and all pairs, which might scale", args.pairs, &["0.01", &all]),
+            ("one filter that nobody has reserved", args.pairs, &[]),
+            ("a filter for 1 % and 10 viewers for each post", 10, &["0.01", "10"]),
+        ];
+        for (kind, per_key, reserve) in kinds {
+            let (bytes, size) = theirs(&args, (48, per_key), b"BF.MADD", reserve)?;
+            println!("| {kind}; by BF.INFO | {bytes:.2}; {:.2} |", size.unwrap_or(f64::NAN));
+        }
     }
     Ok(())
 }
