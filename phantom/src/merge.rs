@@ -182,10 +182,7 @@ impl Space {
         if highest.saturating_sub(ours) > self.frontier.window() || highest > self.frontier.reach() {
             return Err(MergeError::FarAhead { highest, ours });
         }
-        if self.frontier.taken().is_some_and(|(lowest, _)| highest < lowest) {
-            return Err(MergeError::NoTable { low, last: highest });
-        }
-        // Among the table's writers: a roll sees the new frontier, or its boundary is seen here.
+        // Among the table's writers: a roll sees the new frontier, or its boundary is seen here. Below a frontier that is above the middle no table takes any.
         let reached =
             self.ring.write(low, 0, |entry| highest <= entry.slot().last() && self.frontier.adopt(Some(highest), 0));
         if reached == Some(true) { Ok(()) } else { Err(MergeError::NoTable { low, last: highest }) }

@@ -249,6 +249,45 @@ impl Space {
 mod tests {
     use super::*;
     use crate::{Answer, Options};
+    use rolling::STRIPES;
+    use std::sync::Barrier;
+
+    /// Who was let in above the middle, and waits there while the frontier turns, writes where all others look for what is far ahead.
+    #[test]
+    fn who_waits_while_the_frontier_turns_writes_aside() {
+        let space = Space::new(Options { max_aside: 500, seed: 1, ..Options::default() }).unwrap();
+        (0..500).for_each(|n| _ = space.add(u64::MAX - n, &Member::Number(n)).unwrap());
+        while space.maintain() {}
+        assert_eq!((space.aside_pairs(), space.layout().len()), (0, 2));
+        let pair = |n: u64| space.pair(u64::MAX - n, &Member::Number(1000));
+        let late =
+            (1..5000).map(pair).find(|late| late.low as usize % STRIPES == pair(0).low as usize % STRIPES).unwrap();
+        let (inside, leave) = (Barrier::new(2), Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                space.add_with(u64::MAX, &Member::Number(1000), || {
+                    inside.wait();
+                    leave.wait();
+                    Ok::<(), Error>(())
+                })
+            });
+            inside.wait();
+            let late = scope.spawn(|| space.add(late.id, &Member::Number(1000)).unwrap());
+            // It ends there in any case; so it is, most often, let in before.
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            for n in 0.. {
+                assert_eq!(space.add(n, &Member::Number(1)).unwrap(), Change::Changed);
+                if space.frontier.taken().is_some_and(|(low, _)| low == 0) {
+                    break;
+                }
+            }
+            leave.wait();
+            assert_eq!(late.join().unwrap(), Change::Changed);
+        });
+        assert!(space.is_aside(&late) && !space.is_aside(&pair(0)));
+        assert_eq!((space.contains_pair(&late), space.contains_pair(&pair(0))), (Answer::Yes, Answer::Yes));
+        assert_eq!(space.add(late.id, &Member::Number(1000)).unwrap(), Change::Unchanged);
+    }
 
     /// A merge may revoke a pair before the bits come by which it was set there; who sets it in between sets it.
     #[test]
