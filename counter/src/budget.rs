@@ -1,7 +1,8 @@
-//! The memory of a space, counted: every table, aux array, giant, tomb and aside row holds a grant for as long as it lives.
+//! The memory of a space, counted: every table, aux array, giant and tomb holds a grant for as long as it lives, and
+//! each id aside one, which passes from version to version of its row.
 //!
 //! **Loans.** In a full space the tables that deletions left empty could not be rewritten, since the smaller table is there before the larger one goes. So
-//! who gives back at least as much as it takes may go beyond the limit meanwhile, by what it will give back: one table, or row of the aside, at a time.
+//! who gives back at least as much as it takes may go beyond the limit meanwhile, by what it will give back: one table at a time.
 
 use crate::Error;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ pub(crate) struct Grant {
     bytes: u64,
 }
 
-/// What a table takes its memory from: the space's budget and, while it replaces another table, a loan.
+/// What a table takes its memory from, or a row of the aside: the space's budget and, while it replaces another table, a loan.
 #[derive(Clone, Debug)]
 pub(crate) struct Purse {
     budget: Arc<Budget>,
@@ -54,7 +55,7 @@ impl Budget {
     }
 
     /// Grants `bytes`, or refuses with [`Error::Full`]. Who will give back `loan` may go so far beyond the limit.
-    pub(crate) fn take(self: &Arc<Self>, bytes: u64, loan: u64) -> Result<Grant, Error> {
+    fn take(self: &Arc<Self>, bytes: u64, loan: u64) -> Result<Grant, Error> {
         let limit = self.limit().saturating_add(loan);
         let within = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= limit);
         match self.used.fetch_update(Relaxed, Relaxed, within) {

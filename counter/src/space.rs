@@ -66,7 +66,9 @@ pub(crate) struct AsideRow {
     pub(crate) values: Box<[i64]>,
     /// Writes so far, for the frontier's start.
     pub(crate) writes: u32,
-    _grant: Grant,
+    /// What the id is counted as; empty once a later version has it. Only the version that writers see is counted: another one is there
+    /// for as long as a reader looks at it, a map's worth for each of them at most, and keeps no memory from those who write meanwhile.
+    grant: Mutex<Grant>,
 }
 
 impl AsideRow {
@@ -75,20 +77,22 @@ impl AsideRow {
         144 + 8 * width as u64
     }
 
-    /// The row that comes of `old` by setting `cells`, as readers see it whole: before that the old one, and then this one.
-    pub(crate) fn after(
-        old: Option<&AsideRow>,
-        cells: &[(usize, i64)],
-        budget: &Arc<Budget>,
-    ) -> Result<AsideRow, Error> {
+    /// The row that comes of `old` by setting `cells`, as readers see it whole: before that the old one, and then this one. It takes over what `old`
+    /// is counted as, and is to replace it: `old` must be the version that writers see.
+    pub(crate) fn after(old: Option<&AsideRow>, cells: &[(usize, i64)], purse: &Purse) -> Result<AsideRow, Error> {
         let before: &[i64] = old.map_or(&[], |row| &row.values);
         let width = cells.iter().map(|c| c.0 + 1).max().unwrap_or(0).max(before.len());
-        // Both are there for a moment only.
-        let grant = budget.take(AsideRow::bytes(width), old.map_or(0, |row| AsideRow::bytes(row.values.len())))?;
+        let more = AsideRow::bytes(width) - old.map_or(0, |row| AsideRow::bytes(row.values.len()));
+        // What needs no memory is refused to nobody, however much is in use.
+        let mut grant = if more > 0 { purse.take(more)? } else { purse.charge(0) };
+        if let Some(old) = old {
+            grant.absorb(std::mem::replace(&mut *old.grant.lock(), purse.charge(0)));
+        }
         let mut values = vec![0; width].into_boxed_slice();
         values[..before.len()].copy_from_slice(before);
         cells.iter().for_each(|&(field, value)| values[field] = value);
-        Ok(AsideRow { values, writes: old.map_or(0, |row| row.writes).saturating_add(1), _grant: grant })
+        let writes = old.map_or(0, |row| row.writes).saturating_add(1);
+        Ok(AsideRow { values, writes, grant: Mutex::new(grant) })
     }
 }
 
@@ -115,7 +119,7 @@ pub struct Space {
     pub(crate) frontier: Frontier,
     pub(crate) aside: Aside<AsideRow>,
     pub(crate) budget: Arc<Budget>,
-    /// What tables take their memory from, but for those of a rewrite.
+    /// What tables, but for those of a rewrite, and rows of the aside take their memory from.
     pub(crate) purse: Purse,
     pub(crate) rows_per_table: u64,
     pub(crate) max_aside: usize,

@@ -290,7 +290,7 @@ impl Space {
         if origin == Origin::Client && entry.is_none() && self.aside.len() > self.max_aside {
             return Err(Error::AsideFull { limit: self.max_aside });
         }
-        *entry = Some(Arc::new(AsideRow::after(entry.as_deref(), cells, &self.budget)?));
+        *entry = Some(Arc::new(AsideRow::after(entry.as_deref(), cells, &self.purse)?));
         Ok(())
     }
 

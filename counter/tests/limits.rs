@@ -112,6 +112,53 @@ fn rows_aside_are_counted_on_in_a_full_space() {
     assert_eq!((space.aside_rows(), space.memory_bytes()), (1, used));
 }
 
+/// Nor does it matter that a walk holds the versions before: their memory passes to those that take their place, and is given back once.
+#[test]
+fn rows_aside_are_counted_on_in_a_full_space_while_somebody_walks() {
+    let space = Space::new(options("a:4 b:4")).unwrap();
+    (0..5000u64).for_each(|id| _ = space.set(id, &[(0, 1)]).unwrap());
+    while space.maintain() {}
+    let without = space.memory_bytes();
+    let far = |i: u64| (1 << 60) + i;
+    (0..5).for_each(|i| _ = space.set(far(i), &[(0, 1)]).unwrap());
+    let used = space.memory_bytes();
+    let each = (used - without) / 5;
+    let inc = |i| {
+        let mut out = vec![];
+        space.add(far(i), &one(0, 1), &Bounds::default(), &mut out).map(|()| out[0])
+    };
+    let full = |limit_bytes| Error::Full { limit_bytes };
+    let mut visited = vec![];
+    space.for_each_in(far(0), u64::MAX, |id, row| {
+        visited.push((id, row.to_vec()));
+        if visited.len() > 1 {
+            return;
+        }
+        space.set_memory_limit_bytes(used);
+        for n in 2..10 {
+            assert_eq!((0..5).map(inc).collect::<Vec<_>>(), vec![Ok(n); 5]);
+            assert_eq!(space.memory_bytes(), used);
+        }
+        assert_eq!((space.set(far(0), &[(1, 1)]), inc(0), inc(5)), (Err(full(used)), Ok(10), Err(full(used))));
+        // A wider one takes what it has more.
+        space.set_memory_limit_bytes(used + 8);
+        assert_eq!((space.set(far(0), &[(1, 1)]), space.set(far(1), &[(1, 1)])), (Ok(0), Err(full(used + 8))));
+        assert_eq!(space.memory_bytes(), used + 8);
+        // What needs no memory works, however low the limit is.
+        space.set_memory_limit_bytes(without);
+        assert_eq!((inc(0), inc(1)), (Ok(11), Ok(10)));
+        assert_eq!(space.memory_bytes(), used + 8);
+        // Changed since the walk began, and as it was then.
+        assert!(space.delete(far(1)) && space.delete(far(2)));
+    });
+    assert_eq!(visited, (0..5).map(|i| (far(i), vec![1, 0])).collect::<Vec<_>>(), "one version of the map");
+    assert_eq!((space.aside_rows(), space.memory_bytes()), (3, used + 8 - 2 * each));
+    for i in [0, 3, 4] {
+        assert!(space.delete(far(i)));
+    }
+    assert_eq!((space.aside_rows(), space.memory_bytes()), (0, without));
+}
+
 /// Whoever fills the aside with bad ids neither moves the frontier to them nor keeps real traffic out that jumps.
 #[test]
 fn a_full_aside_says_nothing_of_the_traffic() {
