@@ -85,8 +85,9 @@ impl Space {
         if is_parted {
             follow_up(&mut tables, MIDDLE - 1, options.false_positive_rate)?;
         }
-        // Where one is missing it was recycled, and all below it. (The newest of its time says that it has no end.)
-        let is_gap = |pair: &[StoredTable]| pair[0].last.checked_add(1).is_some_and(|next| next < pair[1].low);
+        // Where one is missing it was recycled, and all below it. (The newest of its time says that it has no end.) But directly below the middle it came
+        // while the others were encoded: the one before was the active one when they were listed. The log tells where it ends.
+        let is_gap = |pair: &[StoredTable]| pair[1].low != MIDDLE && pair[0].last.saturating_add(1) < pair[1].low;
         if let Some(gap) = tables.windows(2).rposition(is_gap) {
             tables.drain(..=gap);
         }

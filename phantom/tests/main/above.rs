@@ -1,6 +1,6 @@
 //! Spaces whose first ids all lie above the middle: a broken client's, before the traffic comes, which lies below; or a service's own.
 
-use phantom::{Answer, Change, Error, Member, Options, Space};
+use phantom::{Answer, Change, Error, Member, Options, Space, TableDecoder};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const FIRST: u64 = 1 << 50;
@@ -135,4 +135,37 @@ fn of_two_that_set_a_pair_while_the_frontier_turns_one_is_told() {
         assert!(changed <= found && changed + 3 >= found, "{changed} of {found} in round {round}");
         assert!(space.layout().iter().any(|at| at.low == 1 << 63));
     }
+}
+
+/// The active table rolls between the list of the tables and its turn to be encoded: the one above it is in no snapshot, and nothing was recycled.
+#[test]
+fn a_roll_below_the_middle_during_a_snapshot_loses_nothing() {
+    let options =
+        Options { pairs_per_table: 20_000, max_tables: 40, max_aside: MOST_ASIDE, seed: 3, ..Options::default() };
+    let space = Space::new(options.clone()).expect("small tables");
+    (0..MOST_ASIDE as u64).for_each(|i| _ = add(&space, bad(i).0, bad(i).1).expect("it begins there"));
+    while space.maintain() {}
+    traffic(&space, 0..10_000);
+    let (before, head, list) = (space.layout(), space.encode_head(), space.ranges_in_memory());
+    assert!(before.len() > 3 && space.roll_now());
+    let mut tables = vec![];
+    for (low, _) in list {
+        let mut decoder = TableDecoder::new(&options, u64::MAX);
+        assert!(space.encode_table(low, |bytes| decoder.feed(bytes)).expect("what was encoded"));
+        tables.push(decoder.finish().expect("a table"));
+    }
+    let back = Space::restore(options, &head, tables).expect("a ring");
+    assert_eq!(back.layout(), before);
+    // What the log tells after it.
+    traffic(&space, 10_000..10_050);
+    let course = space.course(u64::MAX);
+    back.put_layout(&course.layout.expect("asked for")).expect("memory");
+    back.put_frontier(course.frontier);
+    assert_eq!(back.layout(), space.layout());
+    back.lead();
+    for post in 0..10_000 {
+        assert_eq!(contains(&back, FIRST + post * 64, post * 10 + 5), Answer::Yes, "post {post}");
+    }
+    traffic(&back, 10_050..20_000);
+    assert!((0..MOST_ASIDE as u64).all(|i| contains(&back, bad(i).0, bad(i).1) == Answer::Yes));
 }
