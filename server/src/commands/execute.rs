@@ -43,6 +43,10 @@ pub(crate) fn execute(
         reply.rewind(mark);
         return true;
     }
+    if session.errand.is_back() {
+        // It was refused before it asked what came of it, which is nobody else's.
+        session.errand.come();
+    }
     let fine = match outcome {
         Ok(()) => true,
         Err(refusal) => {

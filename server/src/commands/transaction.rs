@@ -229,6 +229,8 @@ fn exec(call: &mut Call<'_>) -> Outcome {
         call.session.kept_all_out = ids.is_none();
         alone = Some(engines.exclusive(ids, reserved));
     }
+    // It waits for nothing any more: also if it was refused before it could ask again.
+    call.session.errand.come();
     call.session.client.queued.store(-1, Relaxed);
     let changed = engines.is_some_and(|engines| call.session.watched.iter().any(|seen| engines.has_changed(seen)));
     unwatch(call.session);

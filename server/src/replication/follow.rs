@@ -409,6 +409,7 @@ async fn link(here: &mut Here, master: &Master) -> Result<(), LinkError> {
         here.settled();
         return Err(error);
     }
+    let error = one_line(&error.to_string());
     tracing::error!("the data are opened anew, since what came cannot be made true or durable: {error}");
     Ok(())
 }

@@ -375,11 +375,13 @@ impl<K: Copy + Ord> Committer<K> {
         self.crowded.load(Ordering::Relaxed)
     }
 
-    /// Bytes of memory that keys take which wait, or have waited: each stripe keeps some room.
+    /// Bytes of memory that keys take which wait, or have waited: each stripe keeps some room. Those that belong together are not counted while
+    /// somebody has an [`Exclusive`]; the thread that asks may be the one.
     pub fn queue_bytes(&self) -> usize {
         let room = |stripe: &Aligned<K>| stripe.lock.lock().borrow().keys.capacity();
         let stripes = self.stripes.iter().map(room).sum::<usize>();
-        (stripes + self.joined.lock().units.capacity()) * size_of::<K>()
+        let units = self.joined.try_lock().map_or(0, |joined| joined.units.capacity());
+        (stripes + units) * size_of::<K>()
     }
 
     /// Can the log take writes? Ask before a change is made: if not, refuse it.

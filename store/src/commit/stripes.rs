@@ -369,6 +369,8 @@ impl<K: Copy + Ord> Committer<K> {
             let guard = self.stripes[index].lock.lock();
             let mut stripe = guard.borrow_mut();
             (stripe.touched, stripe.mixed) = (false, false);
+            // What is marked from here on is pushed from here on.
+            stripe.last = None;
             let keys = stripe.keys.len();
             drop(stripe);
             (index, guard, keys)

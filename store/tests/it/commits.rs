@@ -580,6 +580,8 @@ fn what_belongs_together_is_not_parted_by_what_others_change_beside_it() {
             turn.mark(key);
         };
         (20..30).for_each(set);
+        // What is changed again together was the last that was changed before.
+        set(6);
         let several = meeting.committer.reserve(bytes_of(8)).unwrap().several(0..4);
         (0..8).step_by(2).for_each(set);
         drop(several);

@@ -321,6 +321,21 @@ fn an_exec_that_is_refused_ends_the_transaction() {
     assert!(info.contains("watching_clients:0"), "{info}");
 }
 
+/// INFO looks at what waits for the log, which who executes a transaction holds.
+#[test]
+fn info_in_a_transaction_waits_for_nobody() {
+    let server = TestServer::start();
+    let mut c = server.connection();
+    let (info,): (String,) = redis::pipe().atomic().cmd("INFO").query(&mut c).unwrap();
+    assert!(info.contains("log_queue_bytes:"), "{info}");
+    let mut all = redis::pipe();
+    all.atomic().cmd("INCR").arg("post:1:like").cmd("INFO").arg("everything").cmd("INCR").arg("post:2:like");
+    let (one, info, two): (i64, String, i64) = all.query(&mut c).unwrap();
+    assert!((one, two) == (1, 1) && info.contains("log_queue_bytes:"), "{info}");
+    // Nor does anybody wait for it.
+    cmd("MSET").arg(&["post:1:read", "1", "post:2:read", "1"]).query::<()>(&mut server.connection()).unwrap();
+}
+
 /// Any number of commands about the server fits into a transaction, and others wait for all of them: after a while those are refused, and what
 /// is about data is still done.
 #[test]
