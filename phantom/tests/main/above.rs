@@ -169,3 +169,46 @@ fn a_roll_below_the_middle_during_a_snapshot_loses_nothing() {
     traffic(&back, 10_050..20_000);
     assert!((0..MOST_ASIDE as u64).all(|i| contains(&back, bad(i).0, bad(i).1) == Answer::Yes));
 }
+
+/// The aside is full when the traffic comes, which has a popular post; and the broken client goes on.
+#[test]
+fn traffic_below_takes_over_behind_a_full_aside() {
+    for (strays, popular) in [(false, false), (false, true), (true, false), (true, true)] {
+        let space = space(20_000);
+        (0..MOST_ASIDE as u64).for_each(|i| _ = add(&space, (1 << 63) + i, 1).expect("it begins there"));
+        while space.maintain() {}
+        let full = (0..MOST_ASIDE as u64 + 100).filter(|&i| add(&space, u64::MAX - i, 1).is_err()).count();
+        assert_eq!((full, space.aside_pairs(), space.highest_id()), (100, MOST_ASIDE, Some((1 << 63) + 1999)));
+        let mut rng = fastrand::Rng::with_seed(7);
+        let mut refused = 0;
+        for i in 0..20_000u64 {
+            if strays {
+                // As far as the frontier may go, and nowhere near each other.
+                _ = add(&space, (1 << 63) + rng.u64(1 << 50..1 << 62), i);
+            }
+            let post = FIRST + if popular && i % 20 == 0 { 7 } else { i / 10 };
+            refused += u64::from(add(&space, post, i).is_err());
+        }
+        assert!(refused < 6000, "{refused} refused, strays: {strays}, a popular post: {popular}");
+        assert_eq!(contains(&space, FIRST + 1999, 19_999), Answer::Yes);
+    }
+}
+
+/// Who followed when the frontier turned closes the lower table where the one that wrote the log would.
+#[test]
+fn a_follower_knows_when_the_lower_table_is_full() {
+    let (here, there) = (space(20_000), space(20_000));
+    there.follow();
+    let tell = || {
+        let course = here.course(u64::MAX);
+        there.put_layout(&course.layout.expect("asked for")).expect("memory");
+        there.put_frontier(course.frontier);
+    };
+    (0..MOST_ASIDE as u64).for_each(|i| _ = add(&here, bad(i).0, bad(i).1).expect("it begins there"));
+    while here.maintain() {}
+    tell();
+    traffic(&here, 0..150);
+    assert!(here.highest_id() == Some(u64::MAX) && here.layout().len() == 2, "it has turned, and not rolled");
+    tell();
+    assert_eq!(there.tables()[0].roll_at, here.tables()[0].roll_at);
+}
