@@ -23,7 +23,7 @@
 
 use crate::Error;
 use crate::filter::Filter;
-use crate::space::{Early, Space};
+use crate::space::Space;
 use crate::stats::{Course, Frontier, Layout};
 use crate::table::Table;
 use parking_lot::MutexGuard;
@@ -246,8 +246,8 @@ impl Space {
     /// Makes the frontier what the log says it was, and lets in what it has reached.
     pub fn put_frontier(&self, frontier: Frontier) {
         self.frontier.tell(frontier.high, frontier.window);
-        if self.frontier.is_parted() && self.set_active(&self.rolling.lock()) {
-            self.estimate();
+        if self.frontier.is_parted() {
+            self.set_active(&self.rolling.lock());
         }
         while self.drain() {}
     }
@@ -343,26 +343,18 @@ impl Space {
         if pairs == 0 {
             return false;
         }
-        // When it is full those that still get in are no sample of the traffic: `Aside::turn_away` asks those that do not.
+        // When it is full those that still get in are no sample of the traffic: `turn_away` asks those that do not.
         let full = pairs >= self.options.max_aside && self.frontier.high().is_some();
-        let weight = |held: &Early| held.read().len();
-        let advance = || self.aside.advance(&self.frontier, weight);
-        let part = || self.aside.wants_parting(&self.frontier, weight) && self.part();
+        let advance = || self.aside.advance(&self.frontier, |held| held.read().len());
         let advanced = !self.frontier.follows()
-            && match self.frontier.may_want_parting(pairs) {
-                true => advance() || (part() && advance()),
+            && match self.frontier.wants_parting(pairs) {
+                true => advance() || (self.part() && advance()),
                 false => !full && self.frontier.should_advance(pairs) && advance(),
             };
         if advanced {
             self.note_turn();
         }
         advanced || self.drain()
-    }
-
-    /// After the frontier has advanced.
-    pub(crate) fn take_in(&self) {
-        self.note_turn();
-        self.drain();
     }
 
     fn drain(&self) -> bool {
@@ -377,6 +369,22 @@ impl Space {
             early.take_if(|held| held.read().is_empty());
         });
         pairs > 0
+    }
+
+    /// Notes an id for which the aside had no room. When many have gathered they may advance the frontier, as those aside would.
+    pub(crate) fn turn_away(&self, id: u64) {
+        if id > self.frontier.reach() {
+            return;
+        }
+        let mut ids = self.turned_away.lock();
+        ids.push(id);
+        if ids.len() >= self.frontier.sample() {
+            let mut ids = std::mem::take(&mut *ids);
+            if self.frontier.should_advance(ids.len()) && self.frontier.advance(&mut ids).is_some() {
+                self.note_turn();
+                self.drain();
+            }
+        }
     }
 }
 

@@ -14,7 +14,6 @@
 
 use crate::frontier::{Admission, Frontier};
 use crate::map::Map;
-use crate::turned_away::TurnedAway;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -31,7 +30,6 @@ pub struct Aside<V> {
     /// No entry has a lower id. `u64::MAX` when empty.
     lowest: AtomicU64,
     len: AtomicUsize,
-    turned_away: Mutex<TurnedAway>,
 }
 
 impl<V> Default for Aside<V> {
@@ -41,7 +39,6 @@ impl<V> Default for Aside<V> {
             writing: Mutex::default(),
             lowest: AtomicU64::new(u64::MAX),
             len: AtomicUsize::new(0),
-            turned_away: Mutex::default(),
         }
     }
 }
@@ -183,26 +180,9 @@ impl<V> Aside<V> {
     /// Advances the frontier if the entries say so; `weight` is how many writes an entry stands for, at most. Afterwards
     /// [`Aside::drain`] has work.
     pub fn advance(&self, frontier: &Frontier, weight: impl Fn(&V) -> usize) -> bool {
-        frontier.advance(&mut self.ids(weight)).is_some()
-    }
-
-    /// Whether the space is to be [parted](Frontier::part) before [`Aside::advance`] finds a frontier. `weight` as there.
-    pub fn wants_parting(&self, frontier: &Frontier, weight: impl Fn(&V) -> usize) -> bool {
-        frontier.wants_parting(&mut self.ids(weight))
-    }
-
-    /// Each as often as its weight.
-    fn ids(&self, weight: impl Fn(&V) -> usize) -> Vec<u64> {
         let mut ids = Vec::new();
         self.for_each(|id, entry| ids.extend(std::iter::repeat_n(id, weight(entry))));
-        ids
-    }
-
-    /// Notes an id for which the engine had no room here. When many have gathered they may advance the frontier, as they would from here; whether they
-    /// did. Afterwards [`Aside::drain`] has work.
-    pub fn turn_away(&self, frontier: &Frontier, id: u64) -> bool {
-        let asked = self.turned_away.lock().note(frontier, id);
-        asked.is_some_and(|mut ids| frontier.advance(&mut ids).is_some())
+        frontier.advance(&mut ids).is_some()
     }
 
     /// Whether [`Aside::drain`] would find any.

@@ -40,8 +40,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ord
 
 /// Distinct ids that must be ahead before the frontier advances to them.
 const QUORUM: usize = 64;
-/// Before there is any frontier, so many entries will do, or half of what the side dictionary holds, however few their ids: a service may have three
-/// posts. (Half: when it is full there is a quorum on either side of the middle.)
+/// Before there is any frontier, so many entries will do, however few their ids: a service may have three posts.
 const QUORUM_ENTRIES_AT_START: usize = 4096;
 /// Entries that must be ahead before a frontier that is known advances to them, or a sixteenth of what the side dictionary holds, if that is less.
 const LEAP: usize = 4096;
@@ -149,11 +148,6 @@ impl Frontier {
     fn set_known(&self, known: bool) {
         self.known.store(known, SeqCst);
         self.plain.store(known && !self.is_parted(), SeqCst);
-    }
-
-    /// Whether `id` lies on the other side of the middle than the frontier, if that matters.
-    pub(crate) fn lies_across(&self, id: u64) -> bool {
-        self.high().is_some_and(|high| self.is_across(id, high))
     }
 
     /// Whether `id` lies on the other side of the middle than a frontier at `high`, if that matters.
@@ -319,11 +313,10 @@ impl Frontier {
         self.window.fetch_max(span / 4, Relaxed);
     }
 
-    /// How many ids that found the side dictionary full are to be asked together by [`Frontier::advance`], and how often one of them at most. Of ids beyond
-    /// [`Frontier::reach`] none need be asked. So many of them are enough for a leap.
-    pub(crate) fn sample(&self) -> (usize, usize) {
-        let most = self.leap.max(8 * QUORUM);
-        (most, most / QUORUM)
+    /// How many ids that found the side dictionary full are to be asked together by [`Frontier::advance`]: they are a sample of the traffic then, which
+    /// what is in there is not. Of ids beyond [`Frontier::reach`] none need be asked.
+    pub fn sample(&self) -> usize {
+        self.leap.max(8 * QUORUM)
     }
 
     /// Whether the ids that are ahead have become so many that [`Frontier::advance`] may find a new frontier among them.
@@ -334,23 +327,10 @@ impl Frontier {
         entries >= QUORUM && enough && self.new_ahead.load(Relaxed) > self.new_near.load(Relaxed)
     }
 
-    /// Whether the space may have to be [parted](Frontier::part) before [`Frontier::advance`] finds a frontier: there are so many entries that there is room
-    /// for no more, and none is known. No table has any id then.
-    pub fn may_want_parting(&self, entries: usize) -> bool {
+    /// Whether the space is to be [parted](Frontier::part) before [`Frontier::advance`] is asked again: hardly one of the entries, so many that there is room
+    /// for no more, lies below the middle. No table has any id then.
+    pub fn wants_parting(&self, entries: usize) -> bool {
         self.indivisible && !self.is_parted() && self.high().is_none() && entries >= self.max_aside
-    }
-
-    /// Whether it has to be: of the entries, of which `ahead` has the ids as for [`Frontier::advance`], a quorum lies above the middle, and none below.
-    pub fn wants_parting(&self, ahead: &mut [u64]) -> bool {
-        ahead.sort_unstable();
-        let (below, above) = ahead.split_at(ahead.partition_point(|&id| id < MIDDLE));
-        self.may_want_parting(ahead.len()) && !self.is_quorum_at_start(below) && self.is_quorum_at_start(above)
-    }
-
-    /// Whether so many may say where the frontier is if nobody else has a claim. Sorted.
-    fn is_quorum_at_start(&self, entries: &[u64]) -> bool {
-        let enough = QUORUM_ENTRIES_AT_START.min(self.max_aside.div_ceil(2)).max(1);
-        is_quorum(entries) || entries.len() >= enough
     }
 
     /// Advances to where most of `ahead` are: the ids of all entries in the side dictionary, an id once per entry, in any
@@ -393,6 +373,9 @@ impl Frontier {
 
     /// Leaves of `ahead`, which is sorted, those ids, once each, among which the frontier is to be looked for. `None`: they are too few.
     fn keep_candidates(&self, ahead: &mut Vec<u64>) -> Option<()> {
+        let ids = |entries: &[u64]| entries.chunk_by(|a, b| a == b).count();
+        let is_quorum = |entries: &[u64]| ids(entries) >= QUORUM;
+        let is_quorum_at_start = |entries: &[u64]| is_quorum(entries) || entries.len() >= QUORUM_ENTRIES_AT_START;
         let is_leap = |entries: &[u64]| {
             let counted = entries.chunk_by(|a, b| a == b).map(|of_id| of_id.len().min(LEAP_ENTRIES_OF_ID));
             is_quorum(entries) && counted.sum::<usize>() >= self.leap
@@ -409,9 +392,9 @@ impl Frontier {
         let near = &ahead[..ahead.partition_point(|&id| id <= self.reach())];
         match self.known.load(SeqCst) {
             true if is_leap(near) => ahead.truncate(near.len()),
-            false if self.is_quorum_at_start(near) => ahead.truncate(near.len()),
+            false if is_quorum_at_start(near) => ahead.truncate(near.len()),
             // It begins there.
-            false if self.is_quorum_at_start(&ahead[near.len()..]) && ahead.len() >= self.max_aside => {
+            false if is_quorum_at_start(ahead) && ahead.len() >= self.max_aside => {
                 if self.indivisible && !self.is_parted() {
                     return None;
                 }
@@ -421,11 +404,6 @@ impl Frontier {
         ahead.dedup();
         Some(())
     }
-}
-
-/// Whether they are of so many ids that no few have a say. Sorted.
-fn is_quorum(entries: &[u64]) -> bool {
-    entries.chunk_by(|a, b| a == b).count() >= QUORUM
 }
 
 #[cfg(test)]
@@ -558,19 +536,11 @@ mod tests {
         let bad = |from: u64, to: u64| (from..to).map(|i| u64::MAX - i * 1000);
         let frontier = Frontier::new(None, 5000).indivisible();
         let ahead = write(&frontier, bad(0, 5000));
-        assert_eq!((ahead.len(), frontier.high(), frontier.may_want_parting(4999)), (5000, None, false));
-        assert!(!frontier.wants_parting(&mut ahead[1..].to_vec()) && frontier.wants_parting(&mut ahead.clone()));
-        assert!(!Frontier::new(None, 5000).wants_parting(&mut ahead.clone()), "of tables that can be divided");
-        // Not for three posts, nor for those with hardly anything above.
-        for above in [0, 2499, 2500] {
-            let mut few: Vec<u64> = (0..5000).map(|i| if i < above { u64::MAX - i % 3 } else { i % 3 }).collect();
-            assert!(!frontier.wants_parting(&mut few), "{above}");
-            let young = Frontier::new(None, 5000).indivisible();
-            assert_eq!(young.advance(&mut few), Some(2), "{above}");
-        }
+        assert_eq!((ahead.len(), frontier.high(), frontier.wants_parting(4999)), (5000, None, false));
+        assert!(frontier.wants_parting(5000) && !Frontier::new(None, 5000).wants_parting(5000));
         frontier.part(true);
         assert_eq!(frontier.advance(&mut ahead.clone()), Some(u64::MAX));
-        assert_eq!((frontier.taken(), frontier.may_want_parting(5000)), (Some((MIDDLE, u64::MAX)), false));
+        assert_eq!((frontier.taken(), frontier.wants_parting(5000)), (Some((MIDDLE, u64::MAX)), false));
         assert_eq!((frontier.admit(MIDDLE), frontier.admit(MIDDLE - 1), frontier.admit(0)), (Inside, Ahead, Ahead));
         // Few are no traffic; nor one id.
         assert_eq!(write(&frontier, 0..300).len(), 300);

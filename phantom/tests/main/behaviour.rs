@@ -260,30 +260,3 @@ fn a_full_aside_lets_traffic_move_on() {
     assert!(newest > Some(later) && newest < Some(later + 3 * 5000), "the ring is where the traffic is: {newest:?}");
     assert!((0..200).all(|i| contains(&space, FIRST + i, i) == Answer::Yes));
 }
-
-/// One in twenty is for the post of the day, far more than its share of what is asked for a leap.
-#[test]
-fn one_popular_post_does_not_keep_the_traffic_out_of_a_full_aside() {
-    for max_aside in [500, 1 << 16] {
-        let space = Space::new(Options { max_aside, seed: 3, ..Options::default() }).expect("small tables");
-        (0..2000).for_each(|i| _ = add(&space, 1000 + i / 10, i));
-        let full = (0..max_aside as u64 + 100).filter(|i| space.add(u64::MAX - i, &Member::Number(1)).is_err());
-        assert_eq!((full.count(), space.aside_pairs()), (100, max_aside));
-        let post = |i: u64| (1u64 << 40) + if i.is_multiple_of(20) { 7 } else { i / 10 };
-        let refused = (0..20_000).filter(|&i| space.add(post(i), &Member::Number(i)).is_err()).count();
-        assert!(refused < 6000, "{refused} refused with room for {max_aside}");
-        assert!((10_000..20_000).all(|i| contains(&space, post(i), i) == Answer::Yes));
-    }
-}
-
-/// A young service has forty posts, and room aside for fewer pairs than usually say where its ids are.
-#[test]
-fn few_posts_fill_an_aside_and_are_the_frontier() {
-    for max_aside in [1, 2, 1000] {
-        let space = Space::new(Options { max_aside, seed: 3, ..Options::default() }).expect("small tables");
-        (0..20_000).for_each(|i| _ = add(&space, 5000 + i % 40, i));
-        assert_eq!((space.layout()[0].low, space.layout().len()), (0, 1), "nothing is above");
-        while space.maintain() {}
-        assert!(space.aside_pairs() == 0 && space.highest_id() >= Some(5000), "{:?}", space.highest_id());
-    }
-}

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 fn seeds() -> std::ops::Range<u64> {
     match std::env::var("PHANTOM_SEED").ok().and_then(|seed| seed.parse().ok()) {
         Some(seed) => seed..seed + 1,
-        None => 0..if cfg!(debug_assertions) { 8 } else { 40 },
+        None => 0..if cfg!(debug_assertions) { 6 } else { 40 },
     }
 }
 
