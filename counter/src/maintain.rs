@@ -472,6 +472,17 @@ mod tests {
         assert_ne!(newest(), before, "nothing was to be rewritten: the test shows nothing");
     }
 
+    /// Who has read the name of a new field may write to it, though the one who adds it has got no further yet.
+    #[test]
+    fn a_field_that_has_a_name_can_be_written() {
+        let space = space_of("a:12", 1000);
+        let before = space.living.load(Relaxed);
+        space.alter(&Alteration::Add { name: "b".to_owned(), width: 3 }).unwrap();
+        space.living.store(before, Relaxed);
+        space.set(7, &[(1, 5)]).unwrap();
+        assert!(matches!(space.set(7, &[(2, 5)]), Err(Error::NoField(_))));
+    }
+
     /// A writer finds no place for his id in the newest table and asks for another one; meanwhile a rewrite has put a table with a longer span in its place.
     #[test]
     fn no_table_is_opened_for_an_id_that_has_a_place_by_now() {

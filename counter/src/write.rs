@@ -226,7 +226,9 @@ impl Space {
     fn check_fields(&self, fields: impl Iterator<Item = usize>) -> Result<(), Error> {
         let living = self.living.load(Acquire);
         for field in fields {
-            if field >= 64 || living >> field & 1 == 0 {
+            let lacks = |living: u64| field >= 64 || living >> field & 1 == 0;
+            // Its name is known a moment before `living` has it.
+            if lacks(living) && lacks(self.shape.load().living) {
                 return Err(Error::NoField(format!("at position {field}")));
             }
         }
@@ -467,7 +469,7 @@ impl Space {
                 next => break next?,
             }
         };
-        if let Ok(boundary) = self.ring.roll((newest_low, u64::MAX), end, next) {
+        if let Ok(boundary) = self.ring.roll(newest_low, end, next) {
             self.frontier.widen((u128::from(gap) * u128::from(rows)).min(u128::from(boundary - newest_low)) as u64);
         }
         self.stirred.store(true, Relaxed);

@@ -271,23 +271,17 @@ impl Drop for Cold {
 impl Space {
     /// Whether there is no room in memory for the next table, or for as much of what comes late to others: the oldest is to be written elsewhere.
     pub fn is_short(&self) -> bool {
-        let next = self.next_pages(self.active(&self.ring.load()).table());
+        let next = self.next_pages(self.ring.load().newest().table());
         let is_full = || self.pages_in_memory() + next > self.max_pages() || !self.may_grow(next * PAGE_BYTES);
         self.options.spill && is_full()
     }
 
-    /// The lowest id of the oldest table that is in memory, and the bytes of its filters; `None`: that is the active one.
+    /// The lowest id of the oldest table that is in memory, and the bytes of its filters; `None`: that is the newest.
     pub fn oldest_in_memory(&self) -> Option<(u64, u64)> {
         let tables = self.ring.load();
-        let (_active, old) = self.served(&tables).split_last()?;
-        let entry =
-            old.iter().find(|entry| entry.table().pages_in_memory() > 0 && self.takes_from(entry.slot().low()))?;
+        let (_newest, old) = tables.entries().split_last()?;
+        let entry = old.iter().find(|entry| entry.table().pages_in_memory() > 0)?;
         Some((entry.slot().low(), entry.table().filter_bytes() as u64))
-    }
-
-    /// Whether the table that begins at `low` takes ids by now: the one below a frontier that is above the middle may become the active one, and has to stay.
-    pub(crate) fn takes_from(&self, low: u64) -> bool {
-        self.frontier.taken().is_none_or(|(lowest, _)| low >= lowest)
     }
 
     /// The ranges of the tables that are in memory, both ends inclusive, oldest first.

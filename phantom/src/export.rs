@@ -89,7 +89,7 @@ impl Space {
         // Who set a bit had moved the frontier, and held a stripe since then or took one after it: once that was free again we see what he saw.
         let ((low, last), _) = self.table_at(low)?;
         self.ring.barrier(low, last);
-        let high = if low > self.frontier.end() { Some(last) } else { self.frontier.high() };
+        let high = self.frontier.high();
         // A table that was closed meanwhile was closed above all of them.
         let ((low, last), _) = self.table_at(low)?;
         Some(((low, last), high.unwrap_or(0).clamp(low, last)))

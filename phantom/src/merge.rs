@@ -182,9 +182,14 @@ impl Space {
         if highest.saturating_sub(ours) > self.frontier.window() || highest > self.frontier.reach() {
             return Err(MergeError::FarAhead { highest, ours });
         }
-        // Among the table's writers: a roll sees the new frontier, or its boundary is seen here. Below a frontier that is above the middle no table takes any.
-        let reached =
-            self.ring.write(low, 0, |entry| highest <= entry.slot().last() && self.frontier.adopt(Some(highest), 0));
+        // Among the table's writers: a roll sees the new frontier, or its boundary is seen here.
+        let reached = self.ring.write(low, 0, |entry| {
+            let covers = highest <= entry.slot().last();
+            if covers {
+                self.frontier.adopt(Some(highest), 0);
+            }
+            covers
+        });
         if reached == Some(true) { Ok(()) } else { Err(MergeError::NoTable { low, last: highest }) }
     }
 

@@ -13,10 +13,6 @@
 //! **Early ids.** The frontier (see `rolling`) decides which ids are normal, from those that are aside. When the aside is full of bad ids,
 //! good ones that leap ahead could no more get in to be counted; so those that are turned away are counted, too.
 //!
-//! **A space that began above.** Where the first ids were all of the upper half ([`rolling::MIDDLE`]), as many as there is room for aside, a table begins there, and what is lower
-//! is kept aside until the frontier turns to it (see `rolling`). From then on the lower table is the *active* one, which takes new ids and rolls, as
-//! otherwise the newest does; the upper ones stay as they are: none of them is divided, as nobody can say which of a filter's pairs lie where.
-//!
 //! **Who decides.** Where tables begin, and which ids they take, is decided by whoever takes writes ([`Space::lead`]), and logged ([`Space::course`]). Who
 //! replays that log ([`Space::follow`]: a start, a replica) makes the same tables, to the id and to the page, and decides nothing. **L1** So the table
 //! that takes a pair is a function of the log: a block of a filter (`merge`) finds there all the pairs whose bits it has.
@@ -27,7 +23,6 @@ use crate::space::Space;
 use crate::stats::{Course, Frontier, Layout};
 use crate::table::Table;
 use parking_lot::MutexGuard;
-use rolling::{Entry, MIDDLE};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -48,24 +43,20 @@ impl Space {
         self.rolling.try_lock().is_some_and(|rolling| self.roll(&rolling, low, None).unwrap_or(false))
     }
 
-    /// Closes the active table, if it still starts at `low`, and opens one above all normal ids; or that one, where a log says.
+    /// Closes the newest table, if it still starts at `low`, and opens one above all normal ids, or where a log says.
     fn roll(&self, _alone: &MutexGuard<'_, ()>, low: u64, at: Option<Layout>) -> Result<bool, Error> {
         let boundary = || match (self.frontier.high(), at) {
             (_, Some(at)) if self.frontier.follows() => Some(at.low),
             // A log of which the writer did not say what it admitted: pairs above may be here already.
-            (Some(high), at) => {
-                let next = high.checked_add(1)?.max(at.map_or(0, |at| at.low));
-                // That one is for a space that begins there.
-                Some(if next == MIDDLE { next + 1 } else { next })
-            }
+            (Some(high), at) => Some(high.checked_add(1)?.max(at.map_or(0, |at| at.low))),
             (None, at) => at.map(|at| at.low),
         };
-        let Some((range, table)) = self.table_at(low) else { return Ok(false) };
-        let is_active = || self.active(&self.ring.load()).slot().low() == low;
-        if !(at.is_some() || is_active()) || boundary().is_none_or(|boundary| boundary <= low) {
+        let newest = self.ring.load().newest().clone();
+        if newest.slot().low() != low || boundary().is_none_or(|boundary| boundary <= low) {
             return Ok(false);
         }
-        let pages = at.map_or(self.next_pages(&table), |at| at.pages.max(1));
+        let newest = newest.table();
+        let pages = at.map_or(self.next_pages(newest), |at| at.pages.max(1));
         if at.is_none() && self.options.spill && self.pages_in_memory() + pages > self.max_pages() {
             return Ok(false);
         }
@@ -73,11 +64,11 @@ impl Space {
         // Fresh memory is instant, if not as fast at first.
         let filter = spare.map_or_else(|| Filter::new(self.sizing, pages).map_err(Error::Memory), Ok)?;
         let next = Arc::new(Table::new(self.options.false_positive_rate, filter));
-        match self.ring.roll(range, boundary, next) {
+        match self.ring.roll(low, boundary, next) {
             Ok(boundary) => {
-                table.close();
-                if low > 0 && low != MIDDLE {
-                    // The first table begins at 0 or in the middle, wherever its ids do.
+                newest.close();
+                if low > 0 {
+                    // The first table begins at 0, wherever its ids do.
                     self.frontier.widen(boundary - low);
                 }
                 self.changes.fetch_add(1, SeqCst);
@@ -104,77 +95,25 @@ impl Space {
         }
         loop {
             let tables = self.ring.load();
-            let pages: usize = self.served(&tables).iter().map(|entry| entry.table().pages()).sum();
+            let pages: usize = tables.entries().iter().map(|entry| entry.table().pages()).sum();
             if pages <= self.max_pages() {
                 return;
             }
             let Some(oldest) = self.ring.recycle() else { return };
             self.changes.fetch_add(1, SeqCst);
             self.upkeep.retire(oldest.table().clone());
-            self.note_parting();
         }
     }
 
-    /// Divides a space of which no table has a pair in the middle, and says whether it did: hardly an id is lower.
-    fn part(&self) -> bool {
-        let Some(_alone) = self.rolling.try_lock() else { return false };
-        let Some((range, table)) = self.table_over(MIDDLE).filter(|(_, table)| table.pairs() == 0) else {
-            return false;
-        };
-        if self.frontier.high().is_some() || range.0 >= MIDDLE {
-            return false;
-        }
-        let Ok(filter) = Filter::new(self.sizing, table.pages()) else { return false };
-        let next = Arc::new(Table::new(self.options.false_positive_rate, filter));
-        if self.ring.roll(range, || Some(MIDDLE), next).is_err() {
-            return false;
-        }
-        table.close();
-        self.changes.fetch_add(1, SeqCst);
-        self.news.store(true, SeqCst);
-        self.note_parting();
-        true
+    pub(crate) fn next_pages(&self, newest: &Table) -> usize {
+        newest.pages().saturating_mul(2).min(self.pages_per_table)
     }
 
-    /// Tells the frontier whether a table begins in the middle, with one below it.
-    pub(crate) fn note_parting(&self) {
-        let tables = self.ring.load();
-        let is_parted = tables.horizon() < MIDDLE && tables.find(MIDDLE).is_some_and(|e| e.slot().low() == MIDDLE);
-        if self.frontier.is_parted() != is_parted {
-            self.frontier.part(is_parted);
-        }
-    }
-
-    /// Makes the table active that is it by the frontier, and no other. Whether there was something to do.
-    pub(crate) fn set_active(&self, _alone: &MutexGuard<'_, ()>) -> bool {
-        let tables = self.ring.load();
-        let active = self.active(&tables).slot().low();
-        let is_wrong = |entry: &&Entry<Arc<Table>>| (entry.table().early() == 0) != (entry.slot().low() == active);
-        let wrong = tables.entries().iter().filter(is_wrong);
-        wrong.map(|entry| entry.table().set_active(entry.slot().low() == active)).count() > 0
-    }
-
-    /// After the frontier may have turned.
-    fn note_turn(&self) {
-        if self.frontier.is_parted()
-            && let Some(alone) = self.rolling.try_lock()
-            && self.set_active(&alone)
-        {
-            self.news.store(true, SeqCst);
-            self.estimate();
-        }
-    }
-
-    pub(crate) fn next_pages(&self, active: &Table) -> usize {
-        active.pages().saturating_mul(2).min(self.pages_per_table)
-    }
-
-    /// Decides at how many pairs the active table is to be closed, from how many came late to the others: as many as to the second of
+    /// Decides at how many pairs the newest table is to be closed, from how many came late to the others: as many as to the second of
     /// the last five in this respect. So neither one that got an import decides for all, nor those that are not over yet.
     pub(crate) fn estimate(&self) {
         let tables = self.ring.load();
-        let closed = self.served(&tables).iter().rev().skip(1).map(|entry| entry.table());
-        let closed = closed.filter(|table| table.early() > 0 && table.pairs() > 0);
+        let closed = tables.entries().iter().rev().skip(1).map(|entry| entry.table()).filter(|table| table.early() > 0);
         let mut late: Vec<f64> = closed
             .map(|table| table.pairs().saturating_sub(table.early()) as f64 / table.early() as f64)
             .take(1 + TABLES_ASKED)
@@ -184,16 +123,16 @@ impl Space {
         }
         late.sort_unstable_by(|a, b| b.total_cmp(a));
         let measured = late.get(usize::from(late.len() > 2)).map_or(LATE_AT_START, |late| late * HEADROOM);
-        let active = self.active(&tables).table();
-        let roll_at = active.capacity() as f64 / (1.0 + measured.clamp(*LATE.start(), *LATE.end()));
-        active.set_roll_at((roll_at as u64).max(1));
+        let newest = tables.newest().table();
+        let roll_at = newest.capacity() as f64 / (1.0 + measured.clamp(*LATE.start(), *LATE.end()));
+        newest.set_roll_at((roll_at as u64).max(1));
     }
 
-    /// Closes the active table now, if it has any pair. Returns whether it did.
+    /// Closes the newest table now, if it has any pair. Returns whether it did.
     pub fn roll_now(&self) -> bool {
         let tables = self.ring.load();
-        let active = self.active(&tables);
-        active.table().pairs() > 0 && self.roll(&self.rolling.lock(), active.slot().low(), None).unwrap_or(false)
+        let newest = tables.newest();
+        newest.table().pairs() > 0 && self.roll(&self.rolling.lock(), newest.slot().low(), None).unwrap_or(false)
     }
 
     /// How often the ring has changed.
@@ -246,25 +185,20 @@ impl Space {
     /// Makes the frontier what the log says it was, and lets in what it has reached.
     pub fn put_frontier(&self, frontier: Frontier) {
         self.frontier.tell(frontier.high, frontier.window);
-        if self.frontier.is_parted() {
-            self.set_active(&self.rolling.lock());
-        }
         while self.drain() {}
     }
 
-    /// Makes the ring what the log says it was: opens the tables that it lacks where it takes new ids, and recycles those below
+    /// Makes the ring what the log says it was: opens the tables that it lacks above its newest, and recycles those below
     /// the first of `layout`. May be repeated, and be told to a ring that is further on. (A log of before frontiers were logged has let in ids
     /// on its own: then a table opens higher than recorded if pairs above that were already put.)
     pub fn put_layout(&self, layout: &[Layout]) -> Result<(), Error> {
         for &at in layout {
-            match self.range_over(at.low) {
-                // It has no end yet.
-                Some((low, last)) if low < at.low && (last == u64::MAX || last == MIDDLE - 1) => {
-                    _ = self.roll(&self.rolling.lock(), low, Some(at))?;
-                }
-                _ => self.resize_empty(at)?,
+            let newest = self.ring.load().newest().slot().low();
+            if at.low > newest {
+                self.roll(&self.rolling.lock(), newest, Some(at))?;
+            } else {
+                self.resize_empty(at)?;
             }
-            self.note_parting();
         }
         let horizon = layout.first().map_or(0, |at| at.low);
         loop {
@@ -277,7 +211,6 @@ impl Space {
             if let Some(oldest) = self.ring.recycle() {
                 self.changes.fetch_add(1, SeqCst);
                 self.upkeep.retire(oldest.table().clone());
-                self.note_parting();
             }
         }
     }
@@ -302,10 +235,10 @@ impl Space {
         let pairs = self.aside_pairs.load(SeqCst);
         let early = pairs > 0
             && ((pairs < self.options.max_aside && !self.frontier.follows() && self.frontier.should_advance(pairs))
-                || self.aside.is_reached(&self.frontier));
+                || self.frontier.high().is_some_and(|high| self.aside.may_hold(high)));
         let tables = self.ring.load();
-        let active = self.active(&tables).table();
-        early || self.is_roll_due() || self.upkeep.wants_step(self.next_pages(active), needs_spare(active))
+        let newest = tables.newest().table();
+        early || self.is_roll_due() || self.upkeep.wants_step(self.next_pages(newest), needs_spare(newest))
     }
 
     /// One small step of background work: [`Space::move_on`], then [`Space::tidy`]. Returns whether there may be more to do.
@@ -316,25 +249,24 @@ impl Space {
     /// Moves some early pairs into the ring, and rolls if that is due.
     pub fn move_on(&self) -> bool {
         let worked = self.take_in_early();
-        self.note_turn();
-        let active = self.active(&self.ring.load()).slot().low();
-        worked | (self.is_roll_due() && self.try_roll(active))
+        let newest = self.ring.load().newest().slot().low();
+        worked | (self.is_roll_due() && self.try_roll(newest))
     }
 
     /// Clears and prepares some memory.
     pub fn tidy(&self) -> bool {
-        let active = self.active(&self.ring.load()).table().clone();
-        let pages = self.next_pages(&active);
+        let newest = self.ring.load().newest().table().clone();
+        let pages = self.next_pages(&newest);
         let make = || Filter::new(self.sizing, pages).ok();
-        self.upkeep.step(pages, needs_spare(&active), make)
+        self.upkeep.step(pages, needs_spare(&newest), make)
     }
 
     fn is_roll_due(&self) -> bool {
         let tables = self.ring.load();
-        let active = self.active(&tables);
-        active.table().is_due()
+        let newest = tables.newest();
+        newest.table().is_due()
             && !self.frontier.follows()
-            && self.frontier.boundary().is_some_and(|boundary| boundary > active.slot().low())
+            && self.frontier.boundary().is_some_and(|boundary| boundary > newest.slot().low())
     }
 
     /// Advances the frontier to the ids that are ahead, if they say so, and moves some pairs that it has reached into tables.
@@ -345,15 +277,10 @@ impl Space {
         }
         // When it is full those that still get in are no sample of the traffic: `turn_away` asks those that do not.
         let full = pairs >= self.options.max_aside && self.frontier.high().is_some();
-        let advance = || self.aside.advance(&self.frontier, |held| held.read().len());
-        let advanced = !self.frontier.follows()
-            && match self.frontier.wants_parting(pairs) {
-                true => advance() || (self.part() && advance()),
-                false => !full && self.frontier.should_advance(pairs) && advance(),
-            };
-        if advanced {
-            self.note_turn();
-        }
+        let advanced = !full
+            && !self.frontier.follows()
+            && self.frontier.should_advance(pairs)
+            && self.aside.advance(&self.frontier, |held| held.read().len());
         advanced || self.drain()
     }
 
@@ -381,7 +308,6 @@ impl Space {
         if ids.len() >= self.frontier.sample() {
             let mut ids = std::mem::take(&mut *ids);
             if self.frontier.should_advance(ids.len()) && self.frontier.advance(&mut ids).is_some() {
-                self.note_turn();
                 self.drain();
             }
         }
@@ -389,6 +315,6 @@ impl Space {
 }
 
 /// A table that is half full will need a successor.
-fn needs_spare(active: &Table) -> bool {
-    active.pairs() >= active.roll_at() / 2
+fn needs_spare(newest: &Table) -> bool {
+    newest.pairs() >= newest.roll_at() / 2
 }

@@ -12,7 +12,7 @@ use crate::sizing::Sizing;
 use crate::table::Table;
 use crate::upkeep::Upkeep;
 use parking_lot::{Mutex, RwLock};
-use rolling::{Aside, Entry, Frontier, Ring, Tables};
+use rolling::{Aside, Frontier, Ring};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
@@ -60,7 +60,7 @@ impl Space {
         let pages = sizing.pages(options.pairs_per_table).div_ceil(FIRST_TABLE_PART);
         let filter = Filter::new(sizing, pages).map_err(Error::Memory)?;
         let first = Arc::new(Table::new(options.false_positive_rate, filter));
-        let frontier = Frontier::new(options.max_ahead, options.max_aside).indivisible();
+        let frontier = Frontier::new(options.max_ahead, options.max_aside);
         Space::from_parts(options, vec![(0, first)], frontier)
     }
 
@@ -92,8 +92,6 @@ impl Space {
             news: AtomicBool::new(false),
             options,
         };
-        space.note_parting();
-        space.set_active(&space.rolling.lock());
         space.estimate();
         Ok(space)
     }
@@ -129,21 +127,7 @@ impl Space {
 
     /// No table has a pair of a higher id. `None`: no table has any.
     pub fn highest_id(&self) -> Option<u64> {
-        let high = self.frontier.high()?;
-        // Tables above the frontier's end have what was set there before it turned.
-        Some(if self.frontier.end() < u64::MAX { u64::MAX } else { high })
-    }
-
-    /// The table that takes new ids, and is closed when it is full: the newest, or that below the middle once the frontier has turned.
-    pub(crate) fn active<'t>(&self, tables: &'t Tables<Arc<Table>>) -> &'t Entry<Arc<Table>> {
-        tables.find(self.frontier.end()).unwrap_or(tables.newest())
-    }
-
-    /// The tables up to the active one, which is the last: all, but for those above the middle once the frontier has turned. These take no room
-    /// from the others, and stay.
-    pub(crate) fn served<'t>(&self, tables: &'t Tables<Arc<Table>>) -> &'t [Entry<Arc<Table>>] {
-        let active = tables.index_of(self.frontier.end()).unwrap_or(tables.entries().len() - 1);
-        &tables.entries()[..=active]
+        self.frontier.high()
     }
 
     /// The ids of pairs that are held aside, as they lie far ahead; one may come several times.
@@ -174,7 +158,7 @@ impl Space {
 
     /// Pages of the first filters that lie in memory.
     pub(crate) fn pages_in_memory(&self) -> usize {
-        self.served(&self.ring.load()).iter().map(|entry| entry.table().pages_in_memory()).sum()
+        self.ring.load().entries().iter().map(|entry| entry.table().pages_in_memory()).sum()
     }
 
     /// Pages that the first filters of all tables may have together.

@@ -21,7 +21,7 @@ pub struct TableStats {
     pub last: u64,
     /// Pairs set, those unset again included.
     pub pairs: u64,
-    /// Pairs that had been set when the table was closed; 0 while it is the active one.
+    /// Pairs that had been set when the table was closed; 0 while it is the newest.
     pub early: u64,
     /// Pairs that its first filter holds at the configured rate.
     pub capacity: u64,
@@ -118,11 +118,11 @@ impl Space {
     /// How many more pairs of new ids may come before the oldest table is recycled, or spills; with the rate at which they come, this is when.
     pub fn pairs_until_recycled(&self) -> u64 {
         let tables = self.ring.load();
-        let active = self.active(&tables).table();
-        let early_share = active.roll_at() as f64 / active.capacity().max(1) as f64;
+        let newest = tables.newest().table();
+        let early_share = newest.roll_at() as f64 / newest.capacity().max(1) as f64;
         let mut pages = self.pages_in_memory();
-        let mut pairs = active.roll_at().saturating_sub(active.pairs());
-        let mut next = self.next_pages(active);
+        let mut pairs = newest.roll_at().saturating_sub(newest.pairs());
+        let mut next = self.next_pages(newest);
         while pages + next <= self.max_pages() {
             pages += next;
             pairs += (self.sizing.capacity(next) as f64 * early_share) as u64;

@@ -127,7 +127,7 @@ pub(crate) struct Table {
     /// What stands for its filters if they lie elsewhere. Then `first` is an empty page, so that the table looks like one with an extension, and
     /// nobody pays for the question.
     cold: Option<Box<Cold>>,
-    /// Pairs that were set before the table was closed; 0 while it is the active one.
+    /// Pairs that were set before the table was closed; 0 while it is the newest.
     early: AtomicU64,
     /// With how many pairs the table is closed.
     roll_at: AtomicU64,
@@ -254,18 +254,18 @@ impl Table {
         self.early.load(Relaxed)
     }
 
-    /// Says that the table is no longer the active one.
+    /// Says that the table is no longer the newest.
     pub(crate) fn close(&self) {
         let early = self.pairs().max(1);
         self.early.store(early, Relaxed);
         self.roll_at.store(early, Relaxed);
     }
 
-    /// Says whether a table is the active one.
-    pub(crate) fn set_active(&self, active: bool) {
-        let early = if active { 0 } else { self.early().max(1) };
+    /// Says whether a restored table is the newest.
+    pub(crate) fn set_newest(&self, newest: bool) {
+        let early = if newest { 0 } else { self.early().max(1) };
         self.early.store(early, Relaxed);
-        self.roll_at.store(if active { self.capacity() } else { early }, Relaxed);
+        self.roll_at.store(if newest { self.capacity() } else { early }, Relaxed);
     }
 
     pub(crate) fn set_roll_at(&self, pairs: u64) {

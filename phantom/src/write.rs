@@ -5,7 +5,7 @@ use crate::hash::{Member, Pair};
 use crate::options::Change;
 use crate::space::{Early, Space};
 use crate::table::{State, Table};
-use rolling::{Frontier, MIDDLE, Refused};
+use rolling::{Frontier, Refused};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -74,7 +74,7 @@ impl Space {
         let first = std::cell::Cell::new(Some(first));
         let run_first = || first.take().map_or(Ok(()), |first| first());
         let mut due = None;
-        let (mut turned_away, mut is_late) = (false, false);
+        let mut turned_away = false;
         let inside = |early: &mut Option<Arc<Early>>| {
             // Others of this id leave the aside one by one, too, or with `drain`: there may be many.
             if let Some(held) = early
@@ -84,11 +84,6 @@ impl Space {
                 early.take_if(|held| held.read().is_empty());
             }
             let done = self.ring.write(pair.id, pair.low, |entry| {
-                // The frontier has turned since it let this in; now it is far ahead. Others may have found it in no table, under this stripe, and keep it aside.
-                if pair.id >= MIDDLE && !replay && !self.frontier.takes(pair.id) {
-                    is_late = true;
-                    return Ok(Change::Unchanged);
-                }
                 let table = entry.table();
                 let done = self.change_in(table, pair, set, replay, run_first);
                 if !replay && table.early() == 0 && table.is_due() {
@@ -100,12 +95,6 @@ impl Space {
         };
         let ahead = |entry: &mut Option<Arc<Early>>| {
             let held = entry.as_ref().is_some_and(|held| held.read().contains(&pair.hash()));
-            if !held
-                && self.frontier.is_parted()
-                && let Some(done) = self.change_across(pair, set, replay, run_first)
-            {
-                return done;
-            }
             if held == set {
                 return Ok(Change::Unchanged);
             }
@@ -129,9 +118,6 @@ impl Space {
         } else {
             self.aside.write(&self.frontier, pair.id, inside, ahead)
         };
-        if is_late && let Some(first) = first.take() {
-            return self.change(pair, set, replay, first);
-        }
         if let Some(low) = due {
             self.try_roll(low);
         }
@@ -145,21 +131,6 @@ impl Space {
             Refused::TooFar => Error::KeyTooBig.into(),
             Refused::Engine(error) => error,
         })
-    }
-
-    /// The change of a pair whose id tables do not take (any more), if one has it: it was set before the frontier turned. Called with the aside held.
-    #[cold]
-    fn change_across<E: From<Error>>(
-        &self,
-        pair: &Pair,
-        set: bool,
-        replay: bool,
-        first: impl FnOnce() -> Result<(), E>,
-    ) -> Option<Result<Change, E>> {
-        self.ring.write(pair.id, pair.low, |entry| {
-            let is_there = entry.table().state(pair) != State::Unset;
-            is_there.then(|| self.change_in(entry.table(), pair, set, replay, first))
-        })?
     }
 
     /// The change of one pair in the table that covers it; called under its stripe. `replay`: bounds do not hold, the pair was accepted.
@@ -249,45 +220,6 @@ impl Space {
 mod tests {
     use super::*;
     use crate::{Answer, Options};
-    use rolling::STRIPES;
-    use std::sync::Barrier;
-
-    /// Who was let in above the middle, and waits there while the frontier turns, writes where all others look for what is far ahead.
-    #[test]
-    fn who_waits_while_the_frontier_turns_writes_aside() {
-        let space = Space::new(Options { max_aside: 500, seed: 1, ..Options::default() }).unwrap();
-        (0..500).for_each(|n| _ = space.add(u64::MAX - n, &Member::Number(n)).unwrap());
-        while space.maintain() {}
-        assert_eq!((space.aside_pairs(), space.layout().len()), (0, 2));
-        let pair = |n: u64| space.pair(u64::MAX - n, &Member::Number(1000));
-        let late =
-            (1..5000).map(pair).find(|late| late.low as usize % STRIPES == pair(0).low as usize % STRIPES).unwrap();
-        let (inside, leave) = (Barrier::new(2), Barrier::new(2));
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                space.add_with(u64::MAX, &Member::Number(1000), || {
-                    inside.wait();
-                    leave.wait();
-                    Ok::<(), Error>(())
-                })
-            });
-            inside.wait();
-            let late = scope.spawn(|| space.add(late.id, &Member::Number(1000)).unwrap());
-            // It ends there in any case; so it is, most often, let in before.
-            std::thread::sleep(std::time::Duration::from_millis(50));
-            for n in 0.. {
-                assert_eq!(space.add(n, &Member::Number(1)).unwrap(), Change::Changed);
-                if space.frontier.taken().is_some_and(|(low, _)| low == 0) {
-                    break;
-                }
-            }
-            leave.wait();
-            assert_eq!(late.join().unwrap(), Change::Changed);
-        });
-        assert!(space.is_aside(&late) && !space.is_aside(&pair(0)));
-        assert_eq!((space.contains_pair(&late), space.contains_pair(&pair(0))), (Answer::Yes, Answer::Yes));
-        assert_eq!(space.add(late.id, &Member::Number(1000)).unwrap(), Change::Unchanged);
-    }
 
     /// A merge may revoke a pair before the bits come by which it was set there; who sets it in between sets it.
     #[test]

@@ -160,7 +160,7 @@ impl<V> Aside<V> {
         self.len.fetch_add(1, SeqCst);
         let before = entries.get(id).cloned();
         let mut entry = before.clone();
-        let is_inside = frontier.takes(id);
+        let is_inside = frontier.high().is_some_and(|high| id <= high);
         let result = if is_inside { inside(&mut entry) } else { ahead(&mut entry) };
         match (before, entry) {
             (Some(before), Some(after)) if Arc::ptr_eq(&before, &after) => self.settle(&entries),
@@ -185,29 +185,15 @@ impl<V> Aside<V> {
         frontier.advance(&mut ids).is_some()
     }
 
-    /// Whether [`Aside::drain`] would find any.
-    pub fn is_reached(&self, frontier: &Frontier) -> bool {
-        frontier.taken().is_some_and(|(low, high)| {
-            let mut is_reached = false;
-            if self.may_hold(high) {
-                self.entries.load().visit(low, |id, _| {
-                    is_reached = id <= high;
-                    false
-                });
-            }
-            is_reached
-        })
-    }
-
     /// Hands up to 256 entries that the frontier has reached to `store`, which puts each into a table, and takes it away (`None`) once it is there.
     /// Returns how many it took: call again until it is 0.
     pub fn drain(&self, frontier: &Frontier, mut store: impl FnMut(u64, &mut Option<Arc<V>>)) -> usize {
-        let Some((low, high)) = frontier.taken().filter(|&(_, high)| self.may_hold(high)) else { return 0 };
+        let Some(high) = frontier.high().filter(|&high| self.may_hold(high)) else { return 0 };
         let _writing = self.writing.lock();
         let before = self.entries.load_full();
         let mut entries = Map::clone(&before);
         let mut visited = 0;
-        before.visit(low, |id, entry| {
+        before.visit(0, |id, entry| {
             if id > high || visited == CHUNK {
                 return false;
             }

@@ -17,11 +17,6 @@
 //! traffic has a reason to leap there, but ids that are negative numbers do: a broken client's -1 is 2^64-1. They stay aside, up to the bound of that, and are
 //! refused then. Only a space that begins there, with as many entries as there is room for and hardly one lower, has its frontier there.
 //!
-//! Those may have been a broken client's, and the traffic be yet to come, far below. Where tables can be divided between any two ids they are, as for
-//! any backfill. Where they cannot ([`Frontier::indivisible`]) such a space is *parted* first: a table begins at [`MIDDLE`], and only ids on the
-//! frontier's side of that go into tables; those on the other side are kept aside. When the ones below become the traffic, by the rule of a leap, the frontier
-//! *turns* to them, for good. What tables have above the middle stays there, and is found; further ids there are far ahead.
-//!
 //! A space may refuse ids that are far too high (`max_ahead`). They are measured from the frontier; before there is one all that was
 //! written is kept aside, and the highest id there is what they are measured from ([`Frontier::is_too_far`]).
 //!
@@ -52,9 +47,6 @@ const RECENT: u32 = 4096;
 const WINDOW_LEAST: u64 = 1024;
 const WINDOW_SPANS: u64 = 16;
 
-/// The lowest id of the upper half of all: so far the first step takes no frontier. A space that is parted has a table that begins here.
-pub const MIDDLE: u64 = 1 << 63;
-
 /// What the frontier says of an id that is about to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
@@ -75,11 +67,6 @@ pub struct Frontier {
     high: AtomicU64,
     window: AtomicU64,
     known: AtomicBool,
-    /// Known, and not parted: tables take all ids up to `high`.
-    plain: AtomicBool,
-    /// A table begins at [`MIDDLE`]; see the top of the file.
-    parted: AtomicBool,
-    indivisible: bool,
     follows: AtomicBool,
     recent: AtomicU32,
     recent_ahead: AtomicU32,
@@ -102,9 +89,6 @@ impl Frontier {
             high: AtomicU64::new(0),
             window: AtomicU64::new(WINDOW_LEAST),
             known: AtomicBool::new(false),
-            plain: AtomicBool::new(false),
-            parted: AtomicBool::new(false),
-            indivisible: false,
             follows: AtomicBool::new(false),
             recent: AtomicU32::new(0),
             recent_ahead: AtomicU32::new(0),
@@ -123,70 +107,17 @@ impl Frontier {
         frontier.window.store(window.max(WINDOW_LEAST), Relaxed);
         if let Some(high) = high {
             frontier.high.store(high, Relaxed);
-            frontier.set_known(true);
+            frontier.known.store(true, Relaxed);
         }
         frontier
     }
 
-    /// Of tables that cannot be divided between two of the ids that they have.
-    pub fn indivisible(self) -> Frontier {
-        Frontier { indivisible: true, ..self }
-    }
-
-    /// Says that a table begins at [`MIDDLE`], and that none has ids of both sides; or that none of this is so.
-    pub fn part(&self, parted: bool) {
-        self.plain.store(false, SeqCst);
-        self.parted.store(parted, SeqCst);
-        self.set_known(self.known.load(SeqCst));
-    }
-
-    /// Whether a table begins at [`MIDDLE`].
-    pub fn is_parted(&self) -> bool {
-        self.parted.load(SeqCst)
-    }
-
-    fn set_known(&self, known: bool) {
-        self.known.store(known, SeqCst);
-        self.plain.store(known && !self.is_parted(), SeqCst);
-    }
-
-    /// Whether `id` lies on the other side of the middle than a frontier at `high`, if that matters.
-    fn is_across(&self, id: u64, high: u64) -> bool {
-        (id < MIDDLE) != (high < MIDDLE) && self.is_parted()
-    }
-
-    /// The ids that tables take, both ends inclusive. `None`: none yet.
-    pub fn taken(&self) -> Option<(u64, u64)> {
-        let high = self.high()?;
-        Some((if high >= MIDDLE && self.is_parted() { MIDDLE } else { 0 }, high))
-    }
-
-    /// Whether tables take `id`: it is on the frontier's side, and not above it.
-    pub fn takes(&self, id: u64) -> bool {
-        self.taken().is_some_and(|(low, high)| low <= id && id <= high)
-    }
-
-    /// The last id to which the frontier may ever come.
-    pub fn end(&self) -> u64 {
-        if self.is_parted() && self.high().is_some_and(|high| high < MIDDLE) { MIDDLE - 1 } else { u64::MAX }
-    }
-
-    /// Moves up to `id`, unless that is across by now. Whether it is up there.
-    fn rise(&self, id: u64) -> bool {
-        self.high.fetch_update(SeqCst, SeqCst, |high| (!self.is_across(id, high)).then_some(high.max(id))).is_ok()
-    }
-
-    /// Takes over what [`Frontier::high`] and [`Frontier::window`] of another one said, where that is further on. `false`: it lies across the middle.
-    pub fn adopt(&self, high: Option<u64>, window: u64) -> bool {
+    /// Takes over what [`Frontier::high`] and [`Frontier::window`] of another one said, where that is further on.
+    pub fn adopt(&self, high: Option<u64>, window: u64) {
         self.window.fetch_max(window, Relaxed);
-        match high {
-            Some(high) if self.known.load(SeqCst) => self.rise(high),
-            Some(high) => {
-                self.high.fetch_max(high, SeqCst);
-                self.set_known(true);
-                true
-            }
-            None => true,
+        if let Some(high) = high {
+            self.high.fetch_max(high, SeqCst);
+            self.known.store(true, SeqCst);
         }
     }
 
@@ -205,17 +136,16 @@ impl Frontier {
     pub fn tell(&self, high: Option<u64>, window: u64) {
         self.follow(true);
         self.window.store(window.max(WINDOW_LEAST), Relaxed);
-        self.plain.store(false, SeqCst);
         self.high.store(high.unwrap_or(0), SeqCst);
-        self.set_known(high.is_some());
+        self.known.store(high.is_some(), SeqCst);
     }
 
     /// Where a write of `id` goes that a log tells of.
     pub(crate) fn admit_told(&self, id: u64) -> Admission {
-        match self.takes(id) {
+        match self.high() {
             _ if !self.follows() => self.admit(id),
-            true => Admission::Inside,
-            false => Admission::Ahead,
+            Some(high) if id <= high => Admission::Inside,
+            _ => Admission::Ahead,
         }
     }
 
@@ -230,7 +160,7 @@ impl Frontier {
         }
         // SeqCst (a plain load on x86): see the argument in aside.rs.
         let high = self.high.load(SeqCst);
-        if id <= high && self.plain.load(SeqCst) {
+        if id <= high && self.known.load(SeqCst) {
             return Admission::Inside;
         }
         self.admit_above(id, high)
@@ -258,14 +188,11 @@ impl Frontier {
             if self.is_too_far(id, None) {
                 return Admission::TooFar;
             }
-            if id > self.reach_from(high) {
+            if id > reach(high) {
                 return Admission::Ahead;
             }
-            let across = self.is_across(id, high);
-            if id <= high && !across {
-                return Admission::Inside;
-            }
-            if id.saturating_sub(high) <= self.window.load(Relaxed) && !across && self.rise(id) {
+            if id.saturating_sub(high) <= self.window.load(Relaxed) {
+                self.high.fetch_max(id, SeqCst);
                 self.count_new(&self.new_near);
                 return Admission::Inside;
             }
@@ -284,12 +211,7 @@ impl Frontier {
 
     /// The highest id to which the frontier may go in one step: half of those above it are left.
     pub fn reach(&self) -> u64 {
-        self.reach_from(self.high().unwrap_or(0))
-    }
-
-    fn reach_from(&self, high: u64) -> u64 {
-        let reach = high + (u64::MAX - high) / 2;
-        if high < MIDDLE && self.is_parted() { reach.min(MIDDLE - 1) } else { reach }
+        reach(self.high().unwrap_or(0))
     }
 
     /// The highest admitted id, if any was.
@@ -327,14 +249,8 @@ impl Frontier {
         entries >= QUORUM && enough && self.new_ahead.load(Relaxed) > self.new_near.load(Relaxed)
     }
 
-    /// Whether the space is to be [parted](Frontier::part) before [`Frontier::advance`] is asked again: hardly one of the entries, so many that there is room
-    /// for no more, lies below the middle. No table has any id then.
-    pub fn wants_parting(&self, entries: usize) -> bool {
-        self.indivisible && !self.is_parted() && self.high().is_none() && entries >= self.max_aside
-    }
-
     /// Advances to where most of `ahead` are: the ids of all entries in the side dictionary, an id once per entry, in any
-    /// order; or turns. Returns the highest id that is now inside; the engine moves all entries that are [taken](Frontier::taken) now into tables. `None`: nothing
+    /// order. Returns the highest id that is now inside; the engine moves all entries up to it into tables. `None`: nothing
     /// changed, and a new quorum must gather before [`Frontier::should_advance`] says yes again.
     pub fn advance(&self, ahead: &mut Vec<u64>) -> Option<u64> {
         let _advancing = self.advancing.lock();
@@ -344,10 +260,7 @@ impl Frontier {
         let half = ahead.len() / 2;
         let start = (0..ahead.len() - half).min_by_key(|&i| ahead[i + half] - ahead[i])?;
         let span = ahead[start + half] - ahead[start];
-        let begins = !self.known.load(SeqCst);
-        let turns = !begins && self.is_across(ahead[start], self.high.load(SeqCst));
-        let least = if turns { WINDOW_LEAST } else { self.window.load(Relaxed) };
-        let window = span.saturating_mul(WINDOW_SPANS).max(least);
+        let window = span.saturating_mul(WINDOW_SPANS).max(self.window.load(Relaxed));
         let limit = ahead[start + half].saturating_add(window);
         // The window lets a chain of ids reach further, each within the window of the one before.
         let mut high = ahead[start + half];
@@ -358,21 +271,14 @@ impl Frontier {
             high = id;
         }
         self.window.store(window, Relaxed);
-        if begins || turns {
-            // What came until now has found its place.
-            [&self.new_near, &self.new_ahead].into_iter().for_each(|new| new.store(0, Relaxed));
-        }
-        if turns {
-            self.high.store(high, SeqCst);
-        } else {
-            self.high.fetch_max(high, SeqCst);
-        }
-        self.set_known(true);
+        self.high.fetch_max(high, SeqCst);
+        self.known.store(true, SeqCst);
         self.high()
     }
 
     /// Leaves of `ahead`, which is sorted, those ids, once each, among which the frontier is to be looked for. `None`: they are too few.
     fn keep_candidates(&self, ahead: &mut Vec<u64>) -> Option<()> {
+        let near = &ahead[..ahead.partition_point(|&id| id <= self.reach())];
         let ids = |entries: &[u64]| entries.chunk_by(|a, b| a == b).count();
         let is_quorum = |entries: &[u64]| ids(entries) >= QUORUM;
         let is_quorum_at_start = |entries: &[u64]| is_quorum(entries) || entries.len() >= QUORUM_ENTRIES_AT_START;
@@ -380,30 +286,20 @@ impl Frontier {
             let counted = entries.chunk_by(|a, b| a == b).map(|of_id| of_id.len().min(LEAP_ENTRIES_OF_ID));
             is_quorum(entries) && counted.sum::<usize>() >= self.leap
         };
-        if self.taken().is_some_and(|(low, _)| low == MIDDLE) {
-            let below = ahead.partition_point(|&id| id < MIDDLE);
-            if is_leap(&ahead[..below]) {
-                ahead.truncate(below);
-                ahead.dedup();
-                return Some(());
-            }
-            ahead.drain(..below);
-        }
-        let near = &ahead[..ahead.partition_point(|&id| id <= self.reach())];
         match self.known.load(SeqCst) {
             true if is_leap(near) => ahead.truncate(near.len()),
             false if is_quorum_at_start(near) => ahead.truncate(near.len()),
             // It begins there.
-            false if is_quorum_at_start(ahead) && ahead.len() >= self.max_aside => {
-                if self.indivisible && !self.is_parted() {
-                    return None;
-                }
-            }
+            false if is_quorum_at_start(ahead) && ahead.len() >= self.max_aside => {}
             _ => return None,
         }
         ahead.dedup();
         Some(())
     }
+}
+
+fn reach(high: u64) -> u64 {
+    high + (u64::MAX - high) / 2
 }
 
 #[cfg(test)]
@@ -528,56 +424,6 @@ mod tests {
         let frontier = Frontier::new(None, 5000);
         assert!(write(&frontier, [7, 9].into_iter().chain(begin..begin + 10_000)).is_empty());
         assert_eq!(frontier.high(), Some(begin + 9999));
-    }
-
-    /// Filters of a broken client's ids, which came first; what comes below is the traffic, and stays it.
-    #[test]
-    fn a_parted_frontier_turns_to_the_traffic_below() {
-        let bad = |from: u64, to: u64| (from..to).map(|i| u64::MAX - i * 1000);
-        let frontier = Frontier::new(None, 5000).indivisible();
-        let ahead = write(&frontier, bad(0, 5000));
-        assert_eq!((ahead.len(), frontier.high(), frontier.wants_parting(4999)), (5000, None, false));
-        assert!(frontier.wants_parting(5000) && !Frontier::new(None, 5000).wants_parting(5000));
-        frontier.part(true);
-        assert_eq!(frontier.advance(&mut ahead.clone()), Some(u64::MAX));
-        assert_eq!((frontier.taken(), frontier.wants_parting(5000)), (Some((MIDDLE, u64::MAX)), false));
-        assert_eq!((frontier.admit(MIDDLE), frontier.admit(MIDDLE - 1), frontier.admit(0)), (Inside, Ahead, Ahead));
-        // Few are no traffic; nor one id.
-        assert_eq!(write(&frontier, 0..300).len(), 300);
-        assert_eq!(frontier.advance(&mut [vec![5; 5000], (0..62).collect()].concat()), None);
-        let good = |n: u64| (0..n).map(|i| (1 << 50) + i * 4096);
-        assert!(write(&frontier, good(2000)).is_empty());
-        assert_eq!(frontier.taken(), Some((0, (1 << 50) + 1999 * 4096)));
-        assert_eq!((frontier.end(), frontier.reach()), (MIDDLE - 1, MIDDLE - 1));
-        // What is above is far ahead for ever; who had seen the frontier there does not take it back.
-        assert_eq!(write(&frontier, bad(5000, 100_000)).len(), 95_000);
-        assert!(!frontier.rise(u64::MAX) && !frontier.adopt(Some(MIDDLE), 0));
-        assert_eq!(frontier.high(), Some((1 << 50) + 1999 * 4096));
-        // Even where the traffic comes near: the table there has others' pairs.
-        frontier.tell(Some(MIDDLE - 2), u64::MAX);
-        frontier.follow(false);
-        assert_eq!((frontier.admit(MIDDLE - 1), frontier.admit(MIDDLE)), (Inside, Ahead));
-        assert_eq!(frontier.taken(), Some((0, MIDDLE - 1)));
-        frontier.part(false);
-        assert_eq!((frontier.admit(MIDDLE), frontier.taken()), (Inside, Some((0, MIDDLE))));
-    }
-
-    #[test]
-    fn a_service_above_the_middle_is_not_taken_elsewhere_by_strays() {
-        let frontier = Frontier::new(None, 5000).indivisible();
-        let begin = MIDDLE + (1 << 62);
-        let mut ahead = write(&frontier, begin..begin + 5000);
-        frontier.part(true);
-        assert_eq!(frontier.advance(&mut ahead), Some(begin + 4999));
-        let mut below = vec![];
-        for i in 0..20_000 {
-            assert_eq!((frontier.admit(begin + 5000 + i), frontier.admit(i)), (Inside, Ahead));
-            below.push(i);
-            assert!(!frontier.should_advance(below.len()) || i < 312, "{i}: the traffic goes on where it is");
-        }
-        assert_eq!(frontier.taken(), Some((MIDDLE, begin + 24_999)));
-        // It leaps on like any other.
-        assert!(write(&frontier, begin + (1 << 60)..begin + (1 << 60) + 5000).is_empty());
     }
 
     /// Some thousand ids far ahead, at any place, are no traffic while there is some, however quickly they come; nor before they are many.

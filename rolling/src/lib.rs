@@ -25,6 +25,6 @@ mod memory;
 mod ring;
 
 pub use aside::{Aside, Refused};
-pub use frontier::{Admission, Frontier, MIDDLE};
+pub use frontier::{Admission, Frontier};
 pub use memory::{HUGE_PAGE_BYTES, Words, equal_bytes, prefetch, prefetch_to_write};
 pub use ring::{Entry, Loaded, Ring, STRIPES, Slot, Tables};

@@ -265,31 +265,30 @@ impl<T> Ring<T> {
         }
     }
 
-    /// Closes the table that begins at `low`, usually the newest, below a boundary and opens `next` from there to where that one ended; returns the
-    /// boundary. Nothing happens, and `next` is handed back, if none begins at `low`, if it ends below `last` (somebody else rolled first), or if `boundary`
-    /// gives `None` or an id that is not above `low` or above `last`.
+    /// Closes the newest table below a boundary and opens `next` from there on; returns the boundary. Nothing happens, and `next`
+    /// is handed back, if the newest table no longer starts at `newest_low` (somebody else rolled first), or `boundary`
+    /// gives `None` or an id that is not above `newest_low`.
     ///
-    /// `boundary` is asked while no writer is inside, and must lie above every id in the table and in the one that it
+    /// `boundary` is asked while no writer is inside, and must lie above every id in the newest table and in the one that it
     /// drains: [`Frontier::boundary`](crate::Frontier::boundary), usually.
-    pub fn roll(&self, (low, last): (u64, u64), boundary: impl FnOnce() -> Option<u64>, next: T) -> Result<u64, T> {
+    pub fn roll(&self, newest_low: u64, boundary: impl FnOnce() -> Option<u64>, next: T) -> Result<u64, T> {
         let _structure = self.structure.lock();
         let tables = self.load();
-        let at = tables.index_of(low).unwrap_or(0);
-        let slot = &tables.entries[at].slot;
-        if (slot.low, slot.last()) != (low, last) {
+        let newest = tables.newest();
+        if newest.slot.low != newest_low {
             return Err(next);
         }
         let mut entries = Vec::with_capacity(tables.entries.len() + 1);
         entries.extend_from_slice(&tables.entries);
-        slot.shut(PAUSED);
-        let Some(boundary) = boundary().filter(|&b| b > low && b <= last) else {
-            slot.gate.store(OPEN, SeqCst);
+        newest.slot.shut(PAUSED);
+        let Some(boundary) = boundary().filter(|&b| b > newest_low) else {
+            newest.slot.gate.store(OPEN, SeqCst);
             return Err(next);
         };
-        slot.last.store(boundary - 1, SeqCst);
-        entries.insert(at + 1, Entry { slot: Slot::new(boundary, last, OPEN, next), drains: None });
+        newest.slot.last.store(boundary - 1, SeqCst);
+        entries.push(Entry { slot: Slot::new(boundary, u64::MAX, OPEN, next), drains: None });
         self.tables.store(Tables::new(entries));
-        slot.gate.store(OPEN, SeqCst);
+        newest.slot.gate.store(OPEN, SeqCst);
         Ok(boundary)
     }
 
@@ -389,12 +388,12 @@ mod tests {
         let ring = Ring::new(0, empty());
         assert_eq!(ranges(&ring), [(0, u64::MAX)]);
         assert!(ring.recycle().is_none(), "the only table is never recycled");
-        ring.roll((0, u64::MAX), || Some(100), empty()).unwrap();
-        assert!(ring.roll((0, u64::MAX), || Some(200), empty()).is_err(), "somebody else rolled first");
-        assert!(ring.roll((100, u64::MAX), || Some(100), empty()).is_err(), "an empty range");
-        ring.roll((100, u64::MAX), || Some(u64::MAX), empty()).unwrap();
+        ring.roll(0, || Some(100), empty()).unwrap();
+        assert!(ring.roll(0, || Some(200), empty()).is_err(), "somebody else rolled first");
+        assert!(ring.roll(100, || Some(100), empty()).is_err(), "an empty range");
+        ring.roll(100, || Some(u64::MAX), empty()).unwrap();
         assert_eq!(ranges(&ring), [(0, 99), (100, u64::MAX - 1), (u64::MAX, u64::MAX)]);
-        assert!(ring.roll((u64::MAX, u64::MAX), || Some(u64::MAX), empty()).is_err(), "nothing lies above the last id");
+        assert!(ring.roll(u64::MAX, || Some(u64::MAX), empty()).is_err(), "nothing lies above the last id");
         let old = ring.rewrite(100, vec![(100, empty()), (150, empty())]).unwrap();
         assert!(ring.rewrite(100, vec![(100, empty())]).is_err(), "still draining");
         assert_eq!(ranges(&ring), [(0, 99), (100, 149), (150, u64::MAX - 1), (u64::MAX, u64::MAX)]);
@@ -414,8 +413,8 @@ mod tests {
     #[test]
     fn readers_do_not_wait_while_the_ring_changes() {
         let ring = Ring::new(0, empty());
-        ring.roll((0, u64::MAX), || Some(100), empty()).unwrap();
-        ring.roll((100, u64::MAX), || Some(200), empty()).unwrap();
+        ring.roll(0, || Some(100), empty()).unwrap();
+        ring.roll(100, || Some(200), empty()).unwrap();
         // A miss is final at the latest in the second snapshot that is looked at.
         let misses = |id: u64| {
             let tables = ring.load();
@@ -423,7 +422,7 @@ mod tests {
             found.is_none() || found == Some(false) || ring.load().find(id).is_some_and(|e| !e.slot().has_moved(id))
         };
         let rewrite = || ring.rewrite(100, vec![(100, empty()), (150, empty())]).map(|old| ring.finish(&old)).is_ok();
-        let roll = || ring.roll((200, u64::MAX), || Some(300), empty()).is_ok();
+        let roll = || ring.roll(200, || Some(300), empty()).is_ok();
         let recycle = || ring.recycle().is_some();
         let changes: [(u64, &(dyn Fn() -> bool + Sync)); 3] = [(120, &rewrite), (220, &roll), (20, &recycle)];
         for (id, change) in changes {

@@ -109,10 +109,9 @@ impl Rewrite {
 }
 
 impl Space {
-    /// Begins to write the table that begins at `low` elsewhere: freezes it, if it is not. One at a time. `None`: there is none, or it has no end yet, or no beginning.
+    /// Begins to write the table that begins at `low` elsewhere: freezes it, if it is not. One at a time. `None`: there is none, or it is the newest.
     pub fn begin_rewrite(&self, low: u64) -> Result<Option<Rewrite>, Error> {
-        let may_go = |last: u64| last != self.frontier.end() && last < u64::MAX && self.takes_from(low);
-        let Some((range, mut table)) = self.table_at(low).filter(|(range, _)| may_go(range.1)) else {
+        let Some((range, mut table)) = self.table_at(low).filter(|(range, _)| range.1 < u64::MAX) else {
             return Ok(None);
         };
         if table.cold().is_none() {

@@ -1,9 +1,8 @@
 use super::*;
 use crate::codec::{CHECK, Header};
 use crate::filter::Filter;
-use crate::{Answer, BlockPlace, Layout, Member, Options, TableDecoder};
+use crate::{Answer, BlockPlace, Member, Options, TableDecoder};
 use parking_lot::Mutex;
-use rolling::MIDDLE;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use xxhash_rust::xxh3::xxh3_64;
@@ -139,62 +138,6 @@ fn verify(space: &Space, truth: &Truth, what: &str) {
         space.contains_batch(&member(*viewer), &[*id, id + 1, *id], &mut out);
         assert_eq!((out[0] == Answer::Yes, out[2] == Answer::Yes), (*set, *set), "{what}: a page of {id}");
     }
-}
-
-/// Tables above the middle lie elsewhere by the time the frontier turns to what comes below; a start knows of that.
-#[test]
-fn a_space_that_began_above_goes_on_below() {
-    let shelf = Shelf::default();
-    let mut space = Space::new(Options { max_aside: 500, ..options(0.001) }).unwrap();
-    let mut truth = Truth::new();
-    let mut write = |space: &Space, from: u64, pairs: std::ops::Range<u64>| {
-        for n in pairs {
-            assert_ne!(space.add(from + n / 3, &member(n % 3)).unwrap(), Change::Unknown);
-            truth.insert((from + n / 3, n % 3), true);
-            while n % 500 == 0 && space.maintain() {}
-            while n % 500 == 0 && space.is_short() {
-                shelf.write(space, space.oldest_in_memory().unwrap().0, || ());
-            }
-        }
-        truth.clone()
-    };
-    let truth = write(&space, MIDDLE, 0..40_000);
-    verify(&space, &truth, "above");
-    let above = shelf.tables.lock().len();
-    assert!(above > 1 && shelf.tables.lock().keys().all(|&low| low >= MIDDLE), "what is below has to stay");
-    assert!(space.begin_rewrite(0).unwrap().is_none());
-    let truth = [write(&space, 1000, 0..40_000), truth].into_iter().flatten().collect();
-    verify(&space, &truth, "below");
-    assert!(shelf.tables.lock().len() > above + 1 && space.begin_rewrite(MIDDLE + (1 << 62)).unwrap().is_none());
-    let course = space.course(u64::MAX);
-    assert!(course.frontier.high < Some(MIDDLE));
-    space = shelf.restored(&space);
-    assert_eq!(space.course(u64::MAX).frontier, course.frontier);
-    assert_eq!(Some(space.layout()), course.layout);
-    verify(&space, &truth, "after a start");
-    // The active table was empty, and no snapshot has it; the one before it lies elsewhere.
-    for rolls in [true, false] {
-        while let Some((low, _)) = space.oldest_in_memory() {
-            shelf.write(&space, low, || ());
-        }
-        assert!(!rolls || space.roll_now());
-    }
-    let layout = space.layout();
-    let active = layout.iter().rev().map(|at| at.low).find(|&low| low < MIDDLE).unwrap();
-    let mut tables = vec![];
-    for (low, _) in space.ranges_in_memory().into_iter().filter(|&(low, _)| low != active) {
-        let mut decoder = TableDecoder::new(space.options(), u64::MAX);
-        assert!(space.encode_table(low, |bytes| decoder.feed(bytes)).unwrap());
-        tables.push(decoder.finish().unwrap());
-    }
-    for stored in shelf.tables.lock().values() {
-        let note = Note::decode(space.options(), &stored.note).unwrap();
-        tables.retain(|table| table.range().0 != note.range().0);
-        tables.push(note.table(stored.clone(), None).unwrap());
-    }
-    let without = Space::restore(space.options().clone(), &space.encode_head(), tables).unwrap();
-    let lows = |layout: Vec<Layout>| layout.into_iter().map(|at| at.low).collect::<Vec<_>>();
-    assert_eq!(lows(without.layout()), lows(layout));
 }
 
 /// Promise P1 and P2 of a space of which all old tables lie elsewhere, through late likes, unlikes, merges, chains and restarts.

@@ -238,26 +238,6 @@ fn a_block_of_ids_far_ahead_is_refused_until_there_are_such_ids() {
     assert_eq!(here.contains(50_100, &Member::Number(1)), Answer::Yes);
 }
 
-/// While the frontier is above the middle what is lower waits aside: nobody knows yet where the table below will be divided.
-#[test]
-fn a_block_from_below_is_refused_while_the_frontier_is_above() {
-    let here = Space::new(site().options().clone()).unwrap();
-    let there = site();
-    (0..2000).for_each(|n| assert_ne!(here.add(u64::MAX - n, &Member::Number(n)).unwrap(), Change::Unknown));
-    add(&there, 0..500);
-    assert!(there.roll_now());
-    assert!(matches!(merge(&here, &differing(&here, &there, 0)), Err(MergeError::NoTable { low: 0, last: 99 })));
-    (0..2000).for_each(|n| assert_ne!(here.add(n % 500, &Member::Number(1000 + n)).unwrap(), Change::Unknown));
-    assert!(merge(&here, &differing(&here, &there, 0)).unwrap() > 0);
-    assert!((1..500).all(|member| answer(&here, member) == Answer::Yes));
-    assert!((0..2000).all(|n| here.contains(u64::MAX - n, &Member::Number(n)) == Answer::Yes));
-    // Nor is there a place by now for what the other one has above.
-    let above = Space::new(site().options().clone()).unwrap();
-    (0..3000).for_each(|n| assert_ne!(above.add(u64::MAX - n, &Member::Number(n)).unwrap(), Change::Unknown));
-    let refused = merge(&here, &differing(&here, &above, 1 << 63));
-    assert!(matches!(refused, Err(MergeError::FarAhead { highest: u64::MAX, .. })));
-}
-
 #[test]
 fn an_overrun_table_brings_its_extensions() {
     let (here, there) = (site(), site());

@@ -1,6 +1,5 @@
 //! The engine from outside: a model, threads, and rates.
 
-mod above;
 mod behaviour;
 mod memory;
 mod model;

@@ -41,7 +41,6 @@ struct Events {
     revoked_full: u64,
     extensions: usize,
     rolls: u64,
-    turns: u64,
     horizon: u64,
     merged: usize,
 }
@@ -121,11 +120,6 @@ impl Run {
         if self.rng.u32(0..30_000) == 0 {
             // Traffic moves on by a leap.
             self.now = self.now.saturating_add(1 << self.rng.u32(10..45));
-        }
-        if self.now >= 1 << 63 && self.rng.u32(0..10_000) == 0 {
-            // That was a broken client, and now the traffic comes.
-            self.now = 1 << 41;
-            self.events.turns += u64::from(self.space.horizon() == 0);
         }
         if self.rng.u32(0..10_000) == 0 {
             self.backfill ^= true;
@@ -295,12 +289,10 @@ fn random_operations_agree_with_a_map() {
         happened.extensions += run.events.extensions;
         happened.rolls += run.events.rolls;
         happened.merged += run.events.merged;
-        happened.turns += run.events.turns;
     }
     if seeds().count() > 1 {
         let each = [happened.revoked, happened.unknown, happened.aside, happened.rolls, happened.merged as u64];
         assert!(each.iter().all(|&count| count > 10), "not all of it happened: {happened:?}");
-        assert!(happened.turns > 0, "traffic never came behind others: {happened:?}");
         assert!(happened.extensions > 3, "hardly a table was overrun: {happened:?}");
         assert!(happened.aside_full > 0 && happened.revoked_full > 0, "no bound was met: {happened:?}");
     }

@@ -7,8 +7,6 @@ use tidemark_server::config::Config;
 use tidemark_tests::{TestServer, eventually};
 
 const FIRST: u64 = 1 << 50;
-/// Where the upper half of all ids begins.
-const END: f64 = (1u64 << 63) as f64;
 /// Pairs of a post.
 const LIKES: u64 = 10;
 
@@ -59,12 +57,10 @@ fn traffic(c: &mut Connection, from: u64, to: u64) {
 
 /// The tables are as they would be without strays: full, within the rate, as many as there may be; and all pairs above the horizon are found.
 fn verify(c: &mut Connection, posts: u64, strays: u64, what: &str) {
-    let mut all = tables(c, "liked");
-    // Those of a flood that came first.
-    all.retain(|table| number(table, "low") < END);
+    let all = tables(c, "liked");
     let horizon = number(&all[0], "low") as u64;
-    // Six full tables, of which each has 8,909 pairs at most: 8,000 and what that many pages hold more.
-    let kept = 6 * 8909 / LIKES;
+    // Six full tables, of which each has 8,000 pairs at most.
+    let kept = 6 * 8000 / LIKES;
     assert!(horizon > FIRST + posts - kept && horizon < FIRST + posts - kept / 3, "{what}: {horizon} {all:#?}");
     let newest = number(&all[all.len() - 1], "low") as u64;
     assert!(newest > FIRST + posts - 1000 && newest <= FIRST + posts, "{what}: {newest}");
@@ -118,36 +114,6 @@ fn pairs_of_ids_near_the_end_of_all_take_nothing_from_others() {
     assert_eq!((gone, flood(c, 1 << 16, (1 << 16) + 2)), (vec![1], 1));
 }
 
-/// They come first, more than there is room for aside, so the space begins there; then comes its traffic.
-#[test]
-fn pairs_of_ids_near_the_end_of_all_that_come_first_take_nothing_from_others() {
-    let server = TestServer::with(|config| {
-        small(config);
-        config.existence[0].max_aside = 4096;
-    });
-    let c = &mut server.connection();
-    assert_eq!(flood(c, 0, 12_000), 0);
-    traffic(c, 0, 12_000);
-    verify(c, 12_000, 12_000, "behind strays");
-    // No more than there may be aside, and what the tables above take for set.
-    let refused = flood(c, 12_000, 40_000);
-    assert!((20_000..=28_000 - 4096).contains(&refused), "{refused}");
-    let server = server.restart();
-    let c = &mut server.connection();
-    verify(c, 12_000, 12_000, "after a restart");
-    traffic(c, 12_000, 24_000);
-    verify(c, 24_000, 12_000, "and on");
-    let above = tables(c, "liked").into_iter().filter(|table| number(table, "low") >= END).collect::<Vec<_>>();
-    assert!(!above.is_empty() && above.iter().all(|table| number(table, "expected_rate") <= 0.001), "{above:#?}");
-    // Likes of these are taken back and given again like any other.
-    for (command, ids) in [("PH.ADD", 0), ("PH.DEL", 1), ("PH.DEL", 0), ("PH.ADD", 1)] {
-        let done: Vec<i64> = cmd(command).arg("liked").arg(5).arg(u64::MAX - 5).query(c).unwrap();
-        assert_eq!(done, [ids], "{command}");
-    }
-    let server = server.restart();
-    verify(&mut server.connection(), 24_000, 12_000, "and after a restart");
-}
-
 /// Some hundred strays at another place, at once: too few to be the traffic.
 #[test]
 fn hundreds_of_strays_anywhere_take_nothing_from_others() {
@@ -165,67 +131,31 @@ fn hundreds_of_strays_anywhere_take_nothing_from_others() {
     assert_eq!(cmd("PH.EXISTS").arg("liked").arg(7).arg(ids).query::<Vec<i64>>(c).unwrap(), [1; 900]);
 }
 
-fn count(c: &mut Connection, ids: impl Iterator<Item = u64>) {
-    let ids: Vec<u64> = ids.collect();
-    for ids in ids.chunks(500) {
-        let mut pipe = redis::pipe();
-        ids.iter().for_each(|id| _ = pipe.cmd("CNT.INCRBY").arg("post").arg(*id).arg("like").arg(3));
-        pipe.query::<()>(c).unwrap();
-    }
-}
-
-fn bad(from: u64, to: u64) -> impl Iterator<Item = u64> {
-    (from..to).map(|i| u64::MAX - i)
-}
-
-fn good(from: u64, to: u64) -> impl Iterator<Item = u64> {
-    (from..to).map(|i| FIRST + i * 16)
-}
-
-/// The tables of rows once their background work is done.
-fn rested(c: &mut Connection) -> Vec<HashMap<String, Value>> {
+#[test]
+fn rows_of_ids_near_the_end_of_all_take_nothing_from_others() {
+    let server = TestServer::with(small);
+    let c = &mut server.connection();
+    let count = |c: &mut Connection, ids: &mut dyn Iterator<Item = u64>| {
+        let ids: Vec<u64> = ids.collect();
+        for ids in ids.chunks(500) {
+            let mut pipe = redis::pipe();
+            ids.iter().for_each(|id| _ = pipe.cmd("CNT.INCRBY").arg("post").arg(*id).arg("like").arg(3));
+            pipe.query::<()>(c).unwrap();
+        }
+    };
+    let bad = |from: u64, to: u64| (from..to).map(|i| u64::MAX - i);
+    let good = |from: u64, to: u64| (from..to).map(|i| FIRST + i * 16);
+    count(c, &mut bad(0, 700));
+    count(c, &mut good(0, 20_000));
+    count(c, &mut bad(700, 6000));
+    count(c, &mut good(20_000, 60_000));
     let mut before = vec![];
     eventually("the tables come to rest", || {
         let now: Vec<_> =
             tables(c, "post").iter().map(|t| (number(t, "low") as u64, number(t, "rows") as u64)).collect();
         std::mem::replace(&mut before, now.clone()) == now
     });
-    tables(c, "post")
-}
-
-/// They come first, more than there is room for aside. Tables of rows can be divided wherever there are ids.
-#[test]
-fn rows_of_ids_near_the_end_of_all_that_come_first_take_nothing_from_others() {
-    let server = TestServer::with(small);
-    let c = &mut server.connection();
-    count(c, bad(0, 70_000));
-    count(c, good(0, 30_000));
-    count(c, bad(70_000, 80_000));
-    count(c, good(30_000, 60_000));
-    eventually("each has a table of the usual size", || {
-        let all = tables(c, "post");
-        let rows: f64 = all.iter().map(|table| number(table, "rows")).sum();
-        assert_eq!(rows, 140_000.0);
-        // 140,000 rows are thirty-four times as many as a table is to have.
-        all.len() > 20 && all.iter().all(|table| number(table, "rows") <= 4096.0 * 1.25)
-    });
-    let all = rested(c);
-    let bytes: f64 = all.iter().map(|table| number(table, "rows") * number(table, "bytes_per_row")).sum();
-    assert!(bytes < 140_000.0 * 14.0, "{all:#?}");
-    for id in bad(0, 80_000).chain(good(0, 60_000)).step_by(7) {
-        assert_eq!(cmd("HGET").arg(format!("post:{id}")).arg("like").query::<i64>(c).unwrap(), 3, "{id}");
-    }
-}
-
-#[test]
-fn rows_of_ids_near_the_end_of_all_take_nothing_from_others() {
-    let server = TestServer::with(small);
-    let c = &mut server.connection();
-    count(c, bad(0, 700));
-    count(c, good(0, 20_000));
-    count(c, bad(700, 6000));
-    count(c, good(20_000, 60_000));
-    let all = rested(c);
+    let all = tables(c, "post");
     let rows: f64 = all.iter().map(|table| number(table, "rows")).sum();
     assert_eq!(rows, 60_000.0, "strays are in no table");
     assert!(number(&all[all.len() - 1], "low") as u64 > FIRST + 50_000 * 16, "{all:#?}");
