@@ -113,8 +113,11 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
     eventually("it spills by itself", || info(&mut connection, "cold_pairs") > 5_000);
     assert_eq!((horizon(&mut connection), info(&mut connection, "spill_failures")), (0, 0));
     verify(&server, &truth);
-    assert!(info(&mut connection, "cold_reads") > 1000);
-    assert_eq!(info(&mut connection, "cold_reads_in_place"), 0, "everything was read ahead");
+    let reads = info(&mut connection, "cold_reads");
+    assert!(reads > 1000);
+    // A table may go to the disk after it was looked for what is to be read ahead.
+    let in_place = info(&mut connection, "cold_reads_in_place");
+    assert!(in_place < reads / 50, "{in_place} of {reads} were not read ahead");
     for round in 0..3 {
         let mut connection = server.connection();
         let merges = info(&mut connection, "merges");
