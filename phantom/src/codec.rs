@@ -29,23 +29,26 @@
 //! **D4** counts are held against the bits themselves. It can be fed in pieces of any size, and with its checksums switched off it
 //! must still do no more harm than refuse, or hold other bits than were meant.
 
-mod decoder;
-mod head;
-#[cfg(test)]
-mod tests;
-
 use crate::block::{BLOCK_WORDS, block_of};
+use crate::fill::Fill;
+use crate::filter::Filter;
 use crate::hash::{Pair, Seed, mix};
-use crate::sizing::{PAGE_WORDS, RATES};
+use crate::options::Options;
+use crate::sizing::{PAGE_WORDS, RATES, uncertainty};
+use crate::space::Space;
 use crate::table::{LINKS, Link, Table};
-pub use decoder::TableDecoder;
+use rolling::Frontier;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use xxhash_rust::xxh3::xxh3_64;
 
 const TABLE_MAGIC: &[u8; 8] = b"TMPHTAB\x01";
+const HEAD_MAGIC: &[u8; 8] = b"TMPHEAD\x01";
 pub(crate) const CHECK: usize = 8;
 const HEADER: usize = 64 + 8 * LINKS;
 const BLOCK_HASHES: usize = 4096;
+const HEAD_FIXED: usize = 40;
+const ASIDE_PAIR: usize = 24;
 
 const _: () = assert!(HEADER == 192);
 
@@ -88,7 +91,7 @@ pub enum DecodeError {
     NoMemory,
 }
 
-/// A table that was decoded, and belongs to no space yet: for [`Space::restore`](crate::Space::restore).
+/// A table that was decoded, and belongs to no space yet: for [`Space::restore`].
 pub struct StoredTable {
     pub(crate) low: u64,
     pub(crate) last: u64,
@@ -172,6 +175,22 @@ pub(crate) fn block_sums(table: &Table) -> Vec<u64> {
     sums
 }
 
+/// What comes next in the stream.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Next {
+    Header,
+    /// Words from `at` on, in the filter at `link`.
+    Words {
+        link: usize,
+        at: usize,
+    },
+    /// Hashes from number `at` on.
+    Hashes {
+        at: usize,
+    },
+    End,
+}
+
 /// A header that was checked (D1, D2).
 pub(crate) struct Header {
     pub(crate) rate: f64,
@@ -243,6 +262,443 @@ pub(crate) fn check_header(body: &[u8], magic: &[u8; 8], seed: Seed, limit: u64)
     Ok(Header { rate, low, last, pages, early: field(48), links, revoked, pairs })
 }
 
+/// Decodes one table from pieces of any size. See the top of the file.
+pub struct TableDecoder {
+    seed: Seed,
+    limit_bytes: u64,
+    verify: bool,
+    next: Next,
+    offset: u64,
+    /// The part of the next header or block that has come.
+    buffer: Vec<u8>,
+    header: Option<Header>,
+    filters: Vec<Filter>,
+    revoked: Vec<u128>,
+}
+
+impl TableDecoder {
+    /// A decoder for a table of the space that `options` describe, which may take `limit_bytes` of memory.
+    pub fn new(options: &Options, limit_bytes: u64) -> TableDecoder {
+        TableDecoder {
+            seed: Seed::new(options.seed),
+            limit_bytes,
+            verify: true,
+            next: Next::Header,
+            offset: 0,
+            buffer: vec![],
+            header: None,
+            filters: vec![],
+            revoked: vec![],
+        }
+    }
+
+    /// Switches checksums off: for fuzzing, which could not get past them.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn without_checksums(mut self) -> TableDecoder {
+        self.verify = false;
+        self
+    }
+
+    /// Whether all of a table has come.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn is_whole(&self) -> bool {
+        self.next == Next::End
+    }
+
+    /// Bytes that complete the next header or block.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn needs_bytes(&self) -> usize {
+        self.needs() - self.buffer.len()
+    }
+
+    fn corrupt(&self, what: &'static str) -> DecodeError {
+        DecodeError::Corrupt { offset: self.offset, what }
+    }
+
+    /// Bytes of the next header or block, with its checksum.
+    fn needs(&self) -> usize {
+        let body = match self.next {
+            Next::Header => HEADER,
+            Next::Words { link, at } => (self.filters[link].words().len() - at).min(BLOCK_WORDS) * 8,
+            Next::Hashes { at } => {
+                (self.header.as_ref().map_or(0, |header| header.revoked) - at).min(BLOCK_HASHES) * 16
+            }
+            Next::End => return 0,
+        };
+        body + CHECK
+    }
+
+    /// Takes the next bytes.
+    pub fn feed(&mut self, mut bytes: &[u8]) -> Result<(), DecodeError> {
+        while !bytes.is_empty() {
+            let needs = self.needs();
+            if needs == 0 {
+                return Err(self.corrupt("bytes after the end"));
+            }
+            let (now, later) = bytes.split_at(bytes.len().min(needs - self.buffer.len()));
+            self.buffer.extend_from_slice(now);
+            bytes = later;
+            if self.buffer.len() == needs {
+                let buffer = std::mem::take(&mut self.buffer);
+                let (body, check) = buffer.split_at(needs - CHECK);
+                if self.verify && xxh3_64(body).to_le_bytes() != check {
+                    return Err(self.corrupt("a checksum that does not match"));
+                }
+                self.take(body)?;
+                self.offset += needs as u64;
+                self.buffer = buffer;
+                self.buffer.clear();
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, body: &[u8]) -> Result<(), DecodeError> {
+        match self.next {
+            Next::Header => self.header(body),
+            Next::Words { link, at } => {
+                let words = self.filters[link].words();
+                for (word, bytes) in words[at..].iter().zip(body.as_chunks().0) {
+                    word.store(u64::from_le_bytes(*bytes), Relaxed);
+                }
+                let at = at + body.len() / 8;
+                self.next = if at < words.len() {
+                    Next::Words { link, at }
+                } else if link + 1 < self.filters.len() {
+                    Next::Words { link: link + 1, at: 0 }
+                } else {
+                    self.hashes_or_end()
+                };
+                Ok(())
+            }
+            Next::Hashes { .. } => {
+                self.revoked.extend(body.as_chunks().0.iter().map(|bytes| u128::from_le_bytes(*bytes)));
+                self.next = self.hashes_or_end();
+                Ok(())
+            }
+            Next::End => Err(self.corrupt("bytes after the end")),
+        }
+    }
+
+    fn hashes_or_end(&self) -> Next {
+        let at = self.revoked.len();
+        if self.header.as_ref().is_some_and(|header| at < header.revoked) { Next::Hashes { at } } else { Next::End }
+    }
+
+    fn header(&mut self, body: &[u8]) -> Result<(), DecodeError> {
+        let header = check_header(body, TABLE_MAGIC, self.seed, self.limit_bytes)?;
+        let new = |i| {
+            let (sizing, pages) = Table::geometry(header.rate, header.pages, i);
+            Filter::new(sizing, pages).map_err(|_| DecodeError::NoMemory)
+        };
+        self.filters = (0..header.links).map(new).collect::<Result<_, _>>()?;
+        self.header = Some(header);
+        self.next = Next::Words { link: 0, at: 0 };
+        Ok(())
+    }
+
+    /// The table, if all of it has come.
+    pub fn finish(self) -> Result<StoredTable, DecodeError> {
+        let Some(header) = self.header.as_ref().filter(|_| self.next == Next::End) else {
+            return Err(self.corrupt("the end, too early"));
+        };
+        assert!(header.links == self.filters.len() && header.pages == self.filters[0].pages(), "D1");
+        let (low, last, rate) = (header.low, header.last, header.rate);
+        let (claimed, early) = (header.pairs, header.early);
+        let mut links = vec![];
+        for (i, filter) in self.filters.into_iter().enumerate() {
+            // D4: the bits tell how many pairs set them.
+            let counted = filter.sizing().pairs_of(filter.ones(), filter.pages());
+            let slack = uncertainty(counted);
+            // Up to as many as come, not only as are counted: version 0.1.0 did not know the difference.
+            if counted > filter.sizing().pairs(filter.pages()).saturating_add(slack) {
+                return Err(DecodeError::Overfull { filter: i });
+            }
+            let pairs = claimed[i].clamp(counted.saturating_sub(slack), counted + slack);
+            // Where they lie so unevenly that no chance explains it, they leave less room than their number says (`fill`).
+            let weighed = Fill::of(&filter).pairs();
+            let weighed = if weighed > counted + slack { weighed } else { 0 };
+            links.push(Link::uneven(filter, pairs, weighed));
+        }
+        let first = links.remove(0);
+        let table = Table::from_links(rate, first, links, early);
+        for hash in self.revoked {
+            table.revoked.reserve(usize::MAX);
+            table.revoked.insert_reserved(hash);
+        }
+        Ok(StoredTable { low, last, table, next_pages: 0 })
+    }
+}
+
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes[at..at + 8].iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
+}
+
+impl Space {
+    /// What belongs to no table: the frontier, and the pairs aside. Take it before the tables: a pair that moves into one meanwhile is
+    /// then in both, not in neither.
+    pub fn encode_head(&self) -> Vec<u8> {
+        let (frontier, seed) = (&self.frontier, self.seed);
+        let high = frontier.high();
+        let mut bytes = HEAD_MAGIC.to_vec();
+        for field in [seed.fingerprint(), u64::from(high.is_some()) | 2, high.unwrap_or(0), frontier.window()] {
+            bytes.extend_from_slice(&field.to_le_bytes());
+        }
+        self.for_each_aside(|pair| {
+            bytes.extend_from_slice(&pair.id.to_le_bytes());
+            bytes.extend_from_slice(&pair.hash().to_le_bytes());
+        });
+        bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
+        bytes
+    }
+
+    /// The table that begins at `low`, in pieces of at most 64 KiB and a checksum, while writes go on. `false`: there is none.
+    pub fn encode_table<E>(&self, low: u64, sink: impl FnMut(&[u8]) -> Result<(), E>) -> Result<bool, E> {
+        let Some((range, mut table)) = self.table_at(low) else { return Ok(false) };
+        if let Some(cold) = table.cold() {
+            // Until it lies elsewhere the table below is the one that is to be kept.
+            let Some(memory) = cold.memory() else { return Ok(false) };
+            table = memory;
+        }
+        encode_table(self.seed, range, &table, sink)?;
+        Ok(true)
+    }
+
+    /// A space as it was when [`Space::encode_head`] and [`Space::encode_table`] were called, in this order; the log tells the rest, and until
+    /// [`Space::lead`] it is the log that decides where tables begin.
+    pub fn restore(options: Options, head: &[u8], mut tables: Vec<StoredTable>) -> Result<Space, DecodeError> {
+        let corrupt = |offset: usize, what| DecodeError::Corrupt { offset: offset as u64, what };
+        let Some(body) = head.len().checked_sub(CHECK).filter(|&body| body >= HEAD_FIXED) else {
+            return Err(corrupt(0, "a head that is too short"));
+        };
+        if head[..8] != HEAD_MAGIC[..] {
+            return Err(corrupt(0, "no head of version 1"));
+        }
+        if xxh3_64(&head[..body]) != u64_at(head, body) {
+            return Err(corrupt(0, "a checksum that does not match"));
+        }
+        if u64_at(head, 8) != Seed::new(options.seed).fingerprint() {
+            return Err(DecodeError::OtherSeed);
+        }
+        let (is_known, is_told) = (u64_at(head, 16) & 1 == 1, u64_at(head, 16) & 2 == 2);
+        let high = is_known.then(|| u64_at(head, 24));
+        if !(body - HEAD_FIXED).is_multiple_of(ASIDE_PAIR) {
+            return Err(corrupt(HEAD_FIXED, "half a pair"));
+        }
+        if tables.iter().any(|stored| stored.table.rate() != options.false_positive_rate) {
+            return Err(DecodeError::OtherRate);
+        }
+        tables.sort_by_key(|stored| stored.low);
+        // Where one is missing it was recycled, and all below it. (The newest of its time says that it has no end.)
+        let is_gap = |pair: &[StoredTable]| pair[0].last.checked_add(1).is_some_and(|next| next < pair[1].low);
+        if let Some(gap) = tables.windows(2).rposition(is_gap) {
+            tables.drain(..=gap);
+        }
+        let follow = tables.windows(2).all(|pair| pair[0].low < pair[1].low);
+        // What follows a table that lies elsewhere was empty, or is known to the log.
+        if let Some(last) = tables.last().filter(|stored| stored.table.cold().is_some()) {
+            let rate = options.false_positive_rate;
+            let filter = Filter::new(Table::first_sizing(rate), last.next_pages).map_err(|_| DecodeError::NoMemory)?;
+            let low = last.last.checked_add(1).ok_or(DecodeError::NoRing)?;
+            tables.push(StoredTable { low, last: u64::MAX, table: Table::new(rate, filter), next_pages: 0 });
+        }
+        let Some(newest) = tables.len().checked_sub(1).filter(|_| follow) else { return Err(DecodeError::NoRing) };
+        let cold_last = tables.iter().filter(|stored| stored.table.cold().is_some()).map(|stored| stored.last).max();
+        let parts = tables.into_iter().enumerate().map(|(i, stored)| {
+            stored.table.set_newest(i == newest);
+            (stored.low, Arc::new(stored.table))
+        });
+        let frontier = Frontier::restore(high, u64_at(head, 32), options.max_ahead, options.max_aside);
+        if cold_last.is_some() {
+            // The ids up to there were normal when the table was closed.
+            frontier.adopt(cold_last, 0);
+        }
+        frontier.follow(is_told);
+        let space = Space::from_parts(options, parts.collect(), frontier)
+            .map_err(|_| corrupt(0, "options that cannot work"))?;
+        for pair in head[HEAD_FIXED..body].chunks_exact(ASIDE_PAIR) {
+            let hash = u128::from(u64_at(pair, 16)) << 64 | u128::from(u64_at(pair, 8));
+            space.put_aside(&Pair::from_hash(u64_at(pair, 0), hash));
+        }
+        Ok(space)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Answer, Change, Member};
+
+    fn options() -> Options {
+        Options {
+            false_positive_rate: 0.001,
+            pairs_per_table: 4000,
+            max_tables: 100,
+            max_aside: 1 << 10,
+            seed: 11,
+            ..Options::default()
+        }
+    }
+
+    type Pairs = Vec<(u64, u64)>;
+
+    /// A space with closed tables, an extension, revoked pairs and strays.
+    fn busy() -> (Space, Pairs, Pairs) {
+        let space = Space::new(options()).unwrap();
+        let (mut set, mut unset) = (vec![], vec![]);
+        for i in 0..30_000u64 {
+            // The first ids get much that comes late.
+            let id = if i % 3 == 0 { 5 } else { 1000 + i };
+            if space.add(id, &Member::Number(i)).unwrap() == Change::Changed {
+                set.push((id, i));
+            }
+            if i % 10 == 9
+                && let Some((id, member)) = set.pop()
+            {
+                assert_eq!(space.remove(id, &Member::Number(member)).unwrap(), Change::Changed);
+                unset.push((id, member));
+            }
+        }
+        for i in 0..10 {
+            space.add(u64::MAX - i, &Member::Number(i)).unwrap();
+            set.push((u64::MAX - i, i));
+        }
+        let tables = space.tables();
+        assert!(tables.len() > 3 && tables[0].extensions > 0 && tables[0].revoked > 0 && space.aside_pairs() == 10);
+        (space, set, unset)
+    }
+
+    fn encoded(space: &Space, low: u64) -> Vec<u8> {
+        let mut bytes = vec![];
+        let sink = |piece: &[u8]| {
+            assert!(piece.len() <= 64 * 1024 + CHECK);
+            bytes.extend_from_slice(piece);
+            Ok::<(), ()>(())
+        };
+        assert!(space.encode_table(low, sink).unwrap());
+        bytes
+    }
+
+    fn decoded(options: &Options, bytes: &[u8]) -> Result<StoredTable, DecodeError> {
+        let mut decoder = TableDecoder::new(options, 1 << 30);
+        decoder.feed(bytes)?;
+        decoder.finish()
+    }
+
+    #[test]
+    fn what_is_restored_is_what_was_stored() {
+        let (space, set, unset) = busy();
+        let head = space.encode_head();
+        let mut tables = vec![];
+        for (i, at) in space.layout().iter().enumerate() {
+            let mut decoder = TableDecoder::new(&options(), 1 << 30);
+            for piece in encoded(&space, at.low).chunks(i * 977 + 1) {
+                decoder.feed(piece).unwrap();
+            }
+            tables.push(decoder.finish().unwrap());
+        }
+        tables.reverse();
+        let restored = Space::restore(options(), &head, tables).unwrap();
+        assert_eq!(restored.layout(), space.layout());
+        assert_eq!(restored.pairs(), space.pairs());
+        assert_eq!(restored.aside_pairs(), 10);
+        let (mut before, mut after) = (space.tables_probed(0), restored.tables_probed(0));
+        for table in before.iter_mut().chain(&mut after) {
+            (table.version, table.measured) = (0, Default::default());
+        }
+        assert_eq!(before, after);
+        for space in [&space, &restored] {
+            for &(id, member) in &set {
+                assert_eq!(space.contains(id, &Member::Number(member)), Answer::Yes);
+            }
+            for &(id, member) in &unset {
+                assert_eq!(space.contains(id, &Member::Number(member)), Answer::No);
+            }
+        }
+        // It goes on like the other.
+        restored.lead();
+        for i in 0..10_000 {
+            space.add(40_000 + i, &Member::Number(i)).unwrap();
+            restored.add(40_000 + i, &Member::Number(i)).unwrap();
+        }
+        assert_eq!(restored.layout(), space.layout());
+        assert!(!space.encode_table(3, |_| Ok::<(), ()>(())).unwrap(), "no table begins there");
+    }
+
+    /// A table that a snapshot lacks was recycled while it was written: with all below it, of which it may have some. What was the newest then has no end.
+    #[test]
+    fn a_ring_begins_above_what_is_missing_in_it() {
+        let (space, ..) = busy();
+        let mut lows: Vec<u64> = space.layout().iter().map(|at| at.low).collect();
+        let restored = |lows: &[u64], endless: u64| {
+            let stored = |&low: &u64| {
+                let mut stored = decoded(&options(), &encoded(&space, low)).unwrap();
+                stored.last = if low == endless { u64::MAX } else { stored.last };
+                stored
+            };
+            let tables = lows.iter().map(stored).collect();
+            let restored = Space::restore(options(), &space.encode_head(), tables).unwrap();
+            restored.layout().iter().map(|at| at.low).collect::<Vec<_>>()
+        };
+        assert!(lows.len() > 3);
+        assert_eq!(restored(&lows, 1), lows);
+        assert_eq!(restored(&lows[1..], 1), lows[1..]);
+        let newest = lows[lows.len() - 1];
+        assert_eq!(restored(&[lows[0], lows[1], newest], 1), [newest]);
+        assert_eq!(restored(&lows[..2], lows[1]), lows[..2]);
+        let missing = lows.remove(1);
+        assert_eq!(restored(&lows, 1), lows[1..], "{missing} is missing");
+        assert_eq!(restored(&lows, lows[0]), lows);
+    }
+
+    #[test]
+    fn damage_is_found_and_named() {
+        let (space, ..) = busy();
+        let bytes = encoded(&space, 0);
+        assert!(decoded(&options(), &bytes).is_ok());
+        for cut in [0, 1, 199, 200, bytes.len() - 1] {
+            assert!(matches!(decoded(&options(), &bytes[..cut]), Err(DecodeError::Corrupt { .. })), "cut at {cut}");
+        }
+        let mut longer = bytes.clone();
+        longer.push(0);
+        assert!(matches!(decoded(&options(), &longer), Err(DecodeError::Corrupt { what: "bytes after the end", .. })));
+        for at in (0..300).chain((300..bytes.len()).step_by(997)) {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1;
+            let error = decoded(&options(), &damaged).err().unwrap();
+            let DecodeError::Corrupt { offset, .. } = error else { panic!("byte {at}: {error}") };
+            assert!(offset <= at as u64 && at as u64 - offset < 66_000, "byte {at} named as {offset}");
+        }
+        let other = Options { seed: 12, ..options() };
+        assert_eq!(decoded(&other, &bytes).err(), Some(DecodeError::OtherSeed));
+        // Where the bits of a pair are in a line is known for all tables of a space at once.
+        let other = Options { false_positive_rate: 0.01, ..options() };
+        let stored = vec![decoded(&other, &bytes).unwrap()];
+        assert_eq!(Space::restore(other, &space.encode_head(), stored).err(), Some(DecodeError::OtherRate));
+        let mut small = TableDecoder::new(&options(), 4096);
+        assert!(matches!(small.feed(&bytes), Err(DecodeError::TooLarge { limit: 4096, .. })));
+
+        let head = space.encode_head();
+        for at in 0..head.len() {
+            let mut damaged = head.clone();
+            damaged[at] ^= 1;
+            assert!(Space::restore(options(), &damaged, vec![]).is_err());
+            assert!(Space::restore(options(), &head[..at], vec![]).is_err());
+        }
+        assert_eq!(Space::restore(options(), &head, vec![]).err(), Some(DecodeError::NoRing));
+        let twice = (0..2).map(|_| decoded(&options(), &bytes).unwrap()).collect();
+        assert_eq!(Space::restore(options(), &head, twice).err(), Some(DecodeError::NoRing));
+    }
+
+    /// A filter of ones would answer everything with yes.
+    #[test]
+    fn a_filter_that_is_too_full_is_refused() {
+        let (space, ..) = busy();
+        let mut bytes = encoded(&space, 0);
+        let end = bytes.len().min(200 + 4096);
+        bytes[200..end].fill(0xff);
+        let mut decoder = TableDecoder::new(&options(), 1 << 30).without_checksums();
+        decoder.feed(&bytes).unwrap();
+        assert_eq!(decoder.finish().err(), Some(DecodeError::Overfull { filter: 0 }));
+    }
 }

@@ -23,7 +23,6 @@ mod frontier;
 mod map;
 mod memory;
 mod ring;
-mod turned_away;
 
 pub use aside::{Aside, Refused};
 pub use frontier::{Admission, Frontier};

@@ -1,4 +1,4 @@
-//! A client that waits for the reply to WAIT or WAITAOF, and who ends that before its time: CLIENT UNBLOCK, or a change of the role.
+//! A client that waits for the reply to WAIT, WAITAOF or SHUTDOWN, and who ends that before its time: CLIENT UNBLOCK, or a change of the role.
 
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use tokio::sync::Notify;
@@ -11,6 +11,8 @@ const TIMED_OUT: u8 = 2;
 const FAILED: u8 = 3;
 /// Its connection ends with this reply.
 const LEAVES: u8 = 4;
+/// It waits, and CLIENT UNBLOCK does not end that.
+const STAYS: u8 = 5;
 
 /// Of one client. See the top of the file.
 #[derive(Default)]
@@ -20,9 +22,9 @@ pub(crate) struct Blocked {
 }
 
 impl Blocked {
-    /// It waits from now on.
-    pub(crate) fn begin(&self) {
-        self.state.store(WAITS, SeqCst);
+    /// It waits from now on; whether CLIENT UNBLOCK may end that.
+    pub(crate) fn begin(&self, may_be_let_go: bool) {
+        self.state.store(if may_be_let_go { WAITS } else { STAYS }, SeqCst);
     }
 
     /// It has its reply, which is its last one if it `leaves`.
@@ -31,7 +33,7 @@ impl Blocked {
     }
 
     pub(crate) fn is_waiting(&self) -> bool {
-        self.state.load(SeqCst) == WAITS
+        matches!(self.state.load(SeqCst), WAITS | STAYS)
     }
 
     pub(crate) fn leaves(&self) -> bool {

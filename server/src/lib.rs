@@ -32,6 +32,7 @@ pub mod fuzz;
 mod glob;
 mod inbox;
 pub mod keys;
+mod leave;
 mod local;
 pub mod marks;
 mod monitors;
@@ -52,7 +53,6 @@ mod workers;
 
 pub use engines::Engines;
 pub use local::Local;
-use stop::Parting;
 pub use stop::Stop;
 
 use config::Config;
@@ -63,6 +63,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -146,10 +147,12 @@ pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Resu
     host.tls.configure(&host.config().tls).map_err(StartError::Tls)?;
     host.acl.configure(&host.config().security).map_err(StartError::Users)?;
     let asked = Arc::downgrade(&host);
-    host.stop.on_parting(move || match asked.upgrade().map(|host| host.node()) {
-        None => Parting::Well,
-        Some(node) if !node.is_loaded() => Parting::Loading,
-        Some(node) => node.durability.refusal().map_or(Parting::Well, Parting::Unsaved),
+    let refused = AtomicBool::new(false);
+    host.stop.on_signal(move |signal| {
+        let Some(host) = asked.upgrade() else { return false };
+        let how = leave::How { now: false, forced: refused.load(Relaxed) };
+        refused.fetch_or(!leave::leave(&host.node(), signal, how), Relaxed);
+        true
     });
     let mut threads = workers::start(&host, listeners, encrypted)?;
     let recalled = host.replication.recall(&host.config()).map_err(StartError::System);

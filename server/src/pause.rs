@@ -1,9 +1,10 @@
-//! Requests are left where they are for a while, all of them or those that may change something: CLIENT PAUSE, FAILOVER, and a promotion.
+//! Requests are left where they are for a while, all of them or those that may change something: CLIENT PAUSE, FAILOVER, a promotion,
+//! and a stop.
 //!
 //! A paused connection keeps its place: what it has sent stays unread, nothing is refused. While nobody pauses, a turn pays for one load.
 
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed, Ordering::SeqCst, fence};
 use std::time::Instant;
 use tokio::sync::Notify;
 
@@ -27,6 +28,8 @@ pub(crate) enum By {
     Command,
     /// A role that is on its way.
     Role,
+    /// A stop that waits for replicas.
+    Stop,
 }
 
 /// Whether clients are paused. See the top of the file.
@@ -35,7 +38,7 @@ pub(crate) struct Pause {
     /// The widest kind of what is below.
     level: AtomicU8,
     /// By whom: the end, and the kind.
-    pauses: Mutex<[Option<(Instant, Paused)>; 2]>,
+    pauses: Mutex<[Option<(Instant, Paused)>; 3]>,
     changed: Notify,
 }
 
@@ -52,7 +55,7 @@ impl Pause {
     }
 
     /// Changes the pauses, forgets those that are over, and gives what is paused now.
-    fn change(&self, change: impl FnOnce(&mut [Option<(Instant, Paused)>; 2])) -> Paused {
+    fn change(&self, change: impl FnOnce(&mut [Option<(Instant, Paused)>; 3])) -> Paused {
         let mut pauses = self.pauses.lock();
         change(&mut pauses);
         let now = Instant::now();
@@ -62,13 +65,15 @@ impl Pause {
         widest
     }
 
-    /// Pauses until `end`. Of two pauses by the same the later end and the wider kind hold, as in Redis.
+    /// Pauses until `end`. Of two pauses by the same the later end and the wider kind hold, as in Redis. A turn that does not see it has begun before this
+    /// returns, and is seen by who waits for turns.
     pub(crate) fn begin(&self, by: By, kind: Paused, end: Instant) {
         let _ = self.now();
         self.change(|pauses| {
             let pause = &mut pauses[by as usize];
             *pause = Some(pause.map_or((end, kind), |(e, k)| (end.max(e), kind.max(k))));
         });
+        fence(SeqCst);
         self.changed.notify_waiters();
     }
 

@@ -165,6 +165,12 @@ impl Replication {
         self.orders.subscribe()
     }
 
+    /// Until this node is to be a replica: then nobody can say any more whether others have what was written here.
+    pub(crate) async fn demoted(&self) {
+        // An error means that no sender is left, and `self` is one.
+        let _ = self.subscribe().wait_for(|_| !self.is_master()).await;
+    }
+
     /// Another role, if `next` gives one: durable when this returns. `told` is done as others begin to see it.
     fn change(
         &self,

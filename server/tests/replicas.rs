@@ -8,8 +8,10 @@ mod common;
 use common::{FIRST, Program, SmallDisk, call, cannot, count, names, refusal, text, until};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 const SPACES: &str = r#"[durability]
@@ -353,4 +355,229 @@ fn who_is_told_to_follow_itself_has_no_link_and_goes_on_with_its_master() {
     follow(&replica, &master);
     in_step(&replica, &master);
     assert_eq!((like_of(&replica, FIRST), replica.info("repl_full_syncs")), (bulk(8), "1".to_owned()));
+}
+
+/// A port that leads to a server, and whether what comes from there waits on the way.
+fn gate_to(server: u16) -> (u16, Arc<AtomicBool>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (port, is_shut) = (listener.local_addr().unwrap().port(), Arc::new(AtomicBool::new(false)));
+    let gate = is_shut.clone();
+    std::thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let Ok(server) = TcpStream::connect(("127.0.0.1", server)) else { continue };
+            for (from, to, is_held) in [(&client, &server, false), (&server, &client, true)] {
+                let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                let gate = gate.clone();
+                std::thread::spawn(move || {
+                    let mut buffer = [0; 4096];
+                    loop {
+                        let read = from.read(&mut buffer).unwrap_or(0);
+                        while is_held && gate.load(SeqCst) {
+                            std::thread::sleep(Duration::from_millis(5));
+                        }
+                        if read == 0 || to.write_all(&buffer[..read]).is_err() {
+                            let _ = to.shutdown(std::net::Shutdown::Both);
+                            return;
+                        }
+                    }
+                });
+            }
+        }
+    });
+    (port, is_shut)
+}
+
+/// What it is told while somebody goes on with something else; none where the connection ends without a reply.
+fn told(program: &Program, words: &str) -> std::thread::JoinHandle<Option<OwnedFrame>> {
+    let (mut client, words) = (program.client(), words.to_owned());
+    std::thread::spawn(move || client.call(&words.split(' ').map(str::as_bytes).collect::<Vec<_>>()).ok())
+}
+
+/// A master that is to stop, and waits for a replica that does not hear of its last row, like 3. Nobody who writes is to wait longer than that.
+struct Leaving {
+    folders: [tempfile::TempDir; 2],
+    master: Program,
+    replica: Program,
+    /// Keeps from the replica what the master sends.
+    gate: Arc<AtomicBool>,
+    /// SHUTDOWN's reply; none: it was a signal.
+    asked: Option<std::thread::JoinHandle<Option<OwnedFrame>>>,
+    /// The reply to a write that was sent since.
+    paused: std::thread::JoinHandle<Option<OwnedFrame>>,
+}
+
+impl Leaving {
+    fn by(how: &str) -> Leaving {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let [master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), SPACES));
+        let (port, gate) = gate_to(master.port);
+        fine(&replica, &format!("REPLICAOF 127.0.0.1 {port}"));
+        in_step(&replica, &master);
+        fine(&master, "CONFIG SET shutdown-timeout 600");
+        gate.store(true, SeqCst);
+        fine(&master, &format!("CNT.SET post {FIRST} like 3"));
+        let asked = match how {
+            "SIGTERM" => {
+                master.sigterm();
+                None
+            }
+            words => Some(told(&master, words)),
+        };
+        until("it waits for its replica", || is_leaving(&master));
+        let paused = told(&master, &format!("CNT.SET post {FIRST} read 8"));
+        let is_sent = |line: &str| line.contains(" qbuf=") && !line.contains(" qbuf=0 ");
+        until("what was written has come", || match master.ask("CLIENT LIST") {
+            OwnedFrame::BulkString(list) => String::from_utf8(list).unwrap().lines().any(is_sent),
+            other => panic!("{other:?}"),
+        });
+        Leaving { folders, master, replica, gate, asked, paused }
+    }
+}
+
+fn is_leaving(master: &Program) -> bool {
+    master.info("shutdown_in_milliseconds").parse::<u64>().is_ok_and(|ms| ms > 0)
+}
+
+/// It ends of its own accord, and well, in less than a minute; gives how long that took.
+fn ends(program: &mut Program) -> Duration {
+    let began = Instant::now();
+    loop {
+        match program.child.try_wait().unwrap() {
+            Some(status) => {
+                assert!(status.success(), "{status}");
+                return began.elapsed();
+            }
+            None => assert!(began.elapsed() < Duration::from_secs(60), "it goes on"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A planned restart under Sentinel: the replica that takes over has what the master had acknowledged.
+#[test]
+fn a_master_that_is_told_to_stop_gives_its_replicas_what_was_written_last() {
+    for how in ["SIGTERM", "SHUTDOWN", "SHUTDOWN NOSAVE"] {
+        let Leaving { mut master, replica, gate, asked, paused, folders: _folders } = Leaving::by(how);
+        assert_eq!(like_of(&master, FIRST), bulk(3), "it is read meanwhile");
+        assert_eq!(like_of(&replica, FIRST), OwnedFrame::Null);
+        assert_eq!(master.info("blocked_clients"), if asked.is_some() { "1" } else { "0" });
+        assert!(master.child.try_wait().unwrap().is_none() && !paused.is_finished());
+        gate.store(false, SeqCst);
+        ends(&mut master);
+        assert_eq!(asked.and_then(|asked| asked.join().unwrap()), None, "the connection ends without a reply");
+        assert_eq!(paused.join().unwrap(), None, "what no replica would have is not acknowledged");
+        assert_eq!(like_of(&replica, FIRST), bulk(3), "{how}");
+        assert_eq!(replica.ask(&format!("HGET post:{FIRST} read")), bulk(0));
+    }
+}
+
+#[test]
+fn a_stop_that_waits_can_be_taken_back() {
+    let Leaving { mut master, replica, gate, asked, paused, folders: _folders } = Leaving::by("SHUTDOWN");
+    let also = told(&master, "SHUTDOWN NOW");
+    until("as in Redis, both wait", || master.info("blocked_clients") == "2");
+    // As in Redis 7.2; before it, that crashed.
+    let unblocked = (1..20).map(|id| master.ask(&format!("CLIENT UNBLOCK {id}")));
+    assert!(unblocked.into_iter().all(|reply| reply == OwnedFrame::Integer(0)));
+    for words in ["SHUTDOWN ABORT NOW", "SHUTDOWN NOSAVE ABORT", "SHUTDOWN SAVE NOSAVE"] {
+        assert_eq!(refusal(&master.ask(words)), "ERR syntax error", "{words}");
+    }
+    fine(&master, "SHUTDOWN ABORT ABORT");
+    for reply in [asked.unwrap(), also] {
+        until("who said so hears it", || reply.is_finished());
+        assert_eq!(reply.join().unwrap().as_ref().map(refusal), Some("ERR Errors trying to SHUTDOWN. Check logs."));
+    }
+    until("writes go on", || paused.is_finished());
+    assert_eq!(paused.join().unwrap().as_ref().map(refusal), Some(""), "it waited, and was not refused");
+    assert_eq!((master.info("blocked_clients"), is_leaving(&master)), ("0".to_owned(), false));
+    assert_eq!(refusal(&master.ask("SHUTDOWN ABORT")), "ERR No shutdown in progress.");
+    fine(&master, &format!("CNT.SET post {FIRST} like 4"));
+
+    // And then it is stopped all the same.
+    master.sigterm();
+    until("it waits again", || is_leaving(&master));
+    gate.store(false, SeqCst);
+    ends(&mut master);
+    assert_eq!(like_of(&replica, FIRST), bulk(4));
+    assert_eq!(replica.ask(&format!("HGET post:{FIRST} read")), bulk(8));
+}
+
+#[test]
+fn a_replica_that_lags_keeps_a_stop_no_longer_than_is_wanted() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let replica = start(folders[1].path(), SPACES);
+    let stopped = |is_stopped| {
+        let signal = if is_stopped { rustix::process::Signal::STOP } else { rustix::process::Signal::CONT };
+        rustix::process::kill_process(rustix::process::Pid::from_child(&replica.child), signal).unwrap();
+    };
+    for (seconds, how) in
+        [("1", "SIGTERM"), ("1", "SHUTDOWN"), ("600", "SHUTDOWN NOW"), ("0", "SHUTDOWN"), ("600", "SIGINT")]
+    {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        write!(file, "[server]\nshutdown_timeout_s = {seconds}\n{SPACES}").unwrap();
+        let options = ["--fsync", "always", "--config", file.path().to_str().unwrap()];
+        let started = Program::start_until(&[], folders[0].path(), &options, "ready to accept");
+        let (mut master, said) = started.unwrap_or_else(|said| panic!("{said:#?}"));
+        let said = std::thread::spawn(|| said.map_while(Result::ok).collect::<Vec<_>>());
+        fine(&master, "REPLICAOF NO ONE");
+        follow(&replica, &master);
+        in_step(&replica, &master);
+        stopped(true);
+        fine(&master, &format!("HINCRBY post:{FIRST} like 1"));
+        let (began, mut asked) = (Instant::now(), None);
+        match how {
+            "SIGTERM" => master.sigterm(),
+            // Each waits but for SIGINT at last: who has hit ctrl-C twice, say.
+            "SIGINT" => {
+                master.sigterm();
+                until("it waits", || is_leaving(&master));
+                master.sigterm();
+                std::thread::sleep(Duration::from_millis(300));
+                assert!(is_leaving(&master), "a second SIGTERM changes nothing");
+                let pid = rustix::process::Pid::from_child(&master.child);
+                rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+            }
+            words => asked = Some(told(&master, words)),
+        }
+        ends(&mut master);
+        assert_eq!(asked.and_then(|asked| asked.join().unwrap()), None, "no reply");
+        assert!(seconds != "1" || began.elapsed() >= Duration::from_secs(1), "{how}: {:?}", began.elapsed());
+        stopped(false);
+        let said = said.join().unwrap();
+        if how != "SIGINT" {
+            let lags = format!("Lagging replica 127.0.0.1:{} reported offset ", replica.port);
+            assert!(said.iter().any(|line| line.contains(&lags)), "{said:#?}");
+            assert!(said.iter().any(|line| line.contains("0 of 1 replicas are in sync")), "{said:#?}");
+        }
+    }
+}
+
+#[test]
+fn a_server_that_nobody_follows_any_more_stops_at_once() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [mut master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), SPACES));
+    fine(&master, "CONFIG SET shutdown-timeout 600");
+    follow(&replica, &master);
+    in_step(&replica, &master);
+    replica.kill();
+    until("it has gone", || master.info("connected_slaves") == "0");
+    fine(&master, &format!("CNT.SET post {FIRST} like 1"));
+    master.sigterm();
+    ends(&mut master);
+}
+
+#[test]
+fn a_master_that_is_killed_while_it_waits_loses_nothing() {
+    let Leaving { mut master, replica, gate, paused, folders, asked: _ } = Leaving::by("SIGTERM");
+    master.sigkill();
+    assert_eq!(paused.join().unwrap(), None);
+    gate.store(false, SeqCst);
+    let master = start(folders[0].path(), SPACES);
+    assert_eq!(like_of(&master, FIRST), bulk(3));
+    assert!(!is_leaving(&master));
+    fine(&master, "REPLICAOF NO ONE");
+    fine(&master, &format!("CNT.SET post {FIRST} read 9"));
+    follow(&replica, &master);
+    in_step(&replica, &master);
+    assert_eq!((like_of(&replica, FIRST), replica.info("repl_full_syncs")), (bulk(3), "1".to_owned()));
 }

@@ -98,6 +98,10 @@ fn server(node: &Node, out: &mut String) {
         "executable" = program,
         "config_file" = file,
     );
+    if let Some(until) = node.stop.leaves() {
+        let left = until.saturating_duration_since(std::time::Instant::now());
+        lines!(out, "shutdown_in_milliseconds" = left.as_millis());
+    }
 }
 
 fn clients(node: &Node, out: &mut String) {

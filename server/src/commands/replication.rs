@@ -257,15 +257,6 @@ fn refuse_on_replica(call: &Call<'_>, what: &str, since: &str) -> Outcome {
 const DEMOTED: &str = "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)";
 const UNBLOCKED: &str = "UNBLOCKED client unblocked via CLIENT UNBLOCK";
 
-/// Until this node is to be a replica: then nobody can say any more whether others have what was written here.
-async fn demoted(node: &Node) {
-    let mut orders = node.replication.subscribe();
-    let is_replica = |_: &u64| !node.replication.is_master();
-    if orders.wait_for(is_replica).await.is_err() {
-        std::future::pending().await
-    }
-}
-
 /// Answers with what `write` makes of it, once it is known.
 fn answer_settled(
     call: &mut Call<'_>,
@@ -287,10 +278,10 @@ fn answer_settled(
     let ticket = node.durability.committer().ticket();
     let client = call.session.client.clone();
     call.answer_when(async move {
-        client.blocked.begin();
+        client.blocked.begin(true);
         let ended = tokio::select! {
             biased;
-            () = demoted(&node) => Err(DEMOTED),
+            () = node.replication.demoted() => Err(DEMOTED),
             known = settled(&node, ticket, until, replicas, deadline) => Ok(known),
             with_error = client.blocked.is_let_go() => match with_error {
                 true => Err(UNBLOCKED),
@@ -544,16 +535,12 @@ pub(super) fn info(node: &Node, out: &mut String) {
         let _ = write!(out, "min_slaves_good_slaves:{close}\r\n");
     }
     for (number, fed) in feeds.iter().enumerate() {
-        let state = match fed.sending {
-            Sending::Nothing => "wait_bgsave",
-            Sending::Files => "send_bulk",
-            Sending::Log => "online",
-        };
         let _ = write!(
             out,
-            "slave{number}:ip={},port={},state={state},offset={},lag={},lag_bytes={},synced_offset={}\r\n",
+            "slave{number}:ip={},port={},state={},offset={},lag={},lag_bytes={},synced_offset={}\r\n",
             fed.ip,
             fed.port,
+            fed.state(),
             fed.written,
             fed.heard.elapsed().as_secs(),
             end.offset.saturating_sub(fed.written),

@@ -2,6 +2,7 @@
 
 use super::call::answer;
 use super::{Call, NO_KEYS, Outcome, Refusal, Spec, acl, command, config, flag, info, refuse};
+use crate::leave::{self, How};
 use crate::node::unix_us;
 
 const fn spec(
@@ -33,7 +34,7 @@ pub(super) const TABLE: &[Spec] = &[
     spec("save", 1, flag::ADMIN | flag::NO_MULTI | flag::NOSCRIPT, "1.0.0", "",
         "Writes a snapshot, and answers when it is complete. Nobody else waits for it.", save),
     spec("shutdown", -1, ALWAYS | flag::ADMIN | flag::NO_MULTI | flag::NOSCRIPT, "1.0.0", "[NOSAVE|SAVE] [NOW] [FORCE] [ABORT]",
-        "Stops the server. Replies that are on their way still arrive.", shutdown),
+        "Stops the server. A master first waits until its replicas have everything (shutdown_timeout_s), but for NOW. ABORT ends that.", shutdown),
     spec("time", 1, ALWAYS | flag::FAST, "2.6.0", "", "Seconds since 1970, and microseconds in this second.", time),
 ];
 
@@ -96,33 +97,41 @@ fn time(call: &mut Call<'_>) -> Outcome {
 }
 
 fn shutdown(call: &mut Call<'_>) -> Outcome {
-    for option in call.args.from(1).iter() {
-        let known: [&[u8]; 4] = [b"nosave", b"save", b"now", b"force"];
-        if option.eq_ignore_ascii_case(b"abort") {
-            return Err(refuse!("ERR No shutdown in progress."));
-        }
-        if !known.iter().any(|k| option.eq_ignore_ascii_case(k)) {
+    // Else it has waited for replicas.
+    if call.session.errand.come().is_none() {
+        let has = |option: &[u8]| call.args.from(1).iter().any(|o| o.eq_ignore_ascii_case(option));
+        let known: [&[u8]; 5] = [b"nosave", b"save", b"now", b"force", b"abort"];
+        let is_known = |option: &[u8]| known.iter().any(|k| option.eq_ignore_ascii_case(k));
+        let aborts = has(b"abort");
+        let contradicts = has(b"save") && has(b"nosave") || aborts && known[..4].iter().any(|k| has(k));
+        if contradicts || !call.args.from(1).iter().all(is_known) {
             return Err(Refusal::SYNTAX);
         }
+        let peer = call.session.client.peer;
+        if aborts {
+            if !leave::abort(call.node) {
+                return Err(refuse!("ERR No shutdown in progress."));
+            }
+            tracing::warn!("SHUTDOWN ABORT from {peer}: not stopping");
+            call.reply.ok();
+            return Ok(());
+        }
+        let how = How { now: has(b"now"), forced: has(b"nosave") || has(b"force") };
+        if leave::leave(call.node, &format!("SHUTDOWN from {peer}"), how)
+            && let Some(until) = call.node.stop.leaves()
+        {
+            call.session.client.blocked.begin(false);
+            let stop = call.node.stop.clone();
+            call.session.errand.ask(async move {
+                stop.waited(until).await;
+                Ok(Vec::new())
+            });
+            return Ok(());
+        }
     }
-    let has = |option: &[u8]| call.args.from(1).iter().any(|o| o.eq_ignore_ascii_case(option));
-    if has(b"save") && has(b"nosave") {
-        return Err(Refusal::SYNTAX);
-    }
-    if !has(b"nosave")
-        && !has(b"force")
-        && let Some(why) = call.node.durability.refusal()
-    {
-        tracing::error!(
-            "SHUTDOWN refused, as changes that were acknowledged would be lost (SHUTDOWN FORCE stops all the same). {why}"
-        );
+    call.session.client.blocked.end(false);
+    if !call.node.stop.is_stopped() {
         return Err(refuse!("ERR Errors trying to SHUTDOWN. Check logs."));
-    }
-    if call.node.is_loaded() {
-        tracing::info!("SHUTDOWN from {}: stopping", call.session.client.peer);
-        call.node.stop.now();
-    } else {
-        call.node.stop.while_loading("SHUTDOWN");
     }
     // As Redis: no reply, the connection closes.
     call.session.leaving = true;

@@ -20,7 +20,7 @@ use crate::pause::{By, Paused};
 use parking_lot::Mutex;
 use replication::Sending;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst, fence};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -236,8 +236,6 @@ pub(crate) fn begin(node: &Arc<Node>, wanted: Wanted, may_wait: bool) -> Option<
     let number = failover.attempts.fetch_add(1, SeqCst);
     *failover.stage.lock() = Stage::Waiting(number);
     node.pause.begin(By::Role, Paused::Writes, std::time::Instant::now() + FAR);
-    // A turn that does not see the pause is seen by `caught_up`.
-    fence(SeqCst);
     tokio::spawn(run(node.clone(), wanted, number));
     Some(true)
 }
@@ -290,8 +288,8 @@ fn hand_over(node: &Node, order: Order, offset: u64, number: u64) {
     }
 }
 
-/// Waits until a replica has all that was written.
-async fn caught_up(node: &Node, to: Option<&Master>) -> (Master, u64) {
+/// Waits until all that was written before writes were paused is in the log, and may be had by replicas; gives where that ends.
+pub(crate) async fn all_written(node: &Node) -> u64 {
     for tallies in &node.tallies {
         let seen = tallies.turn.load(SeqCst);
         while seen % 2 == 1 && tallies.turn.load(SeqCst) == seen {
@@ -303,13 +301,18 @@ async fn caught_up(node: &Node, to: Option<&Master>) -> (Master, u64) {
         tokio::time::sleep(LOOK).await;
     }
     let ticket = node.durability.committer().ticket();
-    let offset = loop {
+    loop {
         match node.durability.shown_offset(ticket).await {
-            Ok(offset) => break offset,
+            Ok(offset) => return offset,
             // The disk says no; it may say yes before the time is over.
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
         }
-    };
+    }
+}
+
+/// Waits until a replica has all that was written.
+async fn caught_up(node: &Node, to: Option<&Master>) -> (Master, u64) {
+    let offset = all_written(node).await;
     // The log may still be sealed, and so become longer.
     let has_all = |fed: &Fed| {
         let is_wanted = to.is_none_or(|to| (&fed.ip, fed.port) == (&to.host, to.port));

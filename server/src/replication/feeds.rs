@@ -20,6 +20,15 @@ pub(crate) struct Fed {
 }
 
 impl Fed {
+    /// As Redis calls it.
+    pub(crate) fn state(&self) -> &'static str {
+        match self.sending {
+            Sending::Nothing => "wait_bgsave",
+            Sending::Files => "send_bulk",
+            Sending::Log => "online",
+        }
+    }
+
     /// It is in step, and was heard of within so many seconds.
     pub(crate) fn is_close(&self, max_lag_s: u64) -> bool {
         self.sending == Sending::Log && self.heard.elapsed().as_secs() <= max_lag_s
