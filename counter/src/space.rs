@@ -123,8 +123,6 @@ pub struct Space {
     pub(crate) purse: Purse,
     pub(crate) rows_per_table: u64,
     pub(crate) max_aside: usize,
-    /// Ids for which the aside had no room, until they are asked where the frontier should be.
-    pub(crate) turned_away: Mutex<Vec<u64>>,
     seed: u64,
     /// Tables that were made: each has a seed of its own.
     tables_made: AtomicU64,
@@ -169,7 +167,6 @@ impl Space {
             purse,
             rows_per_table,
             max_aside: options.max_aside,
-            turned_away: Mutex::default(),
             seed: options.seed,
             tables_made: AtomicU64::new(1),
             rolling: Mutex::new(()),

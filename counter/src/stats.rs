@@ -3,9 +3,13 @@
 use crate::key::PROBES;
 use crate::space::Space;
 use crate::table::Table;
+use rolling::Tables;
+use std::sync::Arc;
 
 /// Buckets looked at for the probe lengths of one table.
 const SAMPLED_BUCKETS: u64 = 512;
+/// How often figures are taken again because the tables have changed meanwhile.
+const TRIES: usize = 10;
 
 /// One table.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,20 +74,19 @@ pub struct RangeStats {
 impl Space {
     /// Statistics of all tables, oldest first. Looks at some hundred buckets of each.
     pub fn tables(&self) -> Vec<TableStats> {
-        let tables = self.ring.load();
-        let mut before = std::ptr::null();
-        let stats = tables.entries().iter().map(|entry| {
-            let old = entry.drains().filter(|&old| !std::ptr::eq(old, before)).map(rolling::Slot::table);
-            before = entry.drains().map_or(std::ptr::null(), std::ptr::from_ref);
-            TableStats {
-                low: entry.slot().low(),
-                last: entry.slot().last(),
-                draining_rows: old.map_or(0, Table::rows),
-                draining_bytes: old.map_or(0, Table::bytes),
-                ..entry.table().stats()
+        let mut tables = self.ring.load_full();
+        let mut stats = stats_of(&tables);
+        // Rows leave a table from the moment at which a rewrite of it begins, and these are the figures of one that nobody leaves. Where one begins
+        // all the time they are those of many moments.
+        for _ in 0..TRIES {
+            let now = self.ring.load_full();
+            if Arc::ptr_eq(&now, &tables) {
+                break;
             }
-        });
-        stats.collect()
+            tables = now;
+            stats = stats_of(&tables);
+        }
+        stats
     }
 
     /// The id ranges of all tables, oldest first, with what is in memory of each: cheap, for those who look often.
@@ -119,6 +122,22 @@ impl Space {
     pub fn frontier(&self) -> Option<u64> {
         self.frontier.high()
     }
+}
+
+fn stats_of(tables: &Tables<Table>) -> Vec<TableStats> {
+    let mut before = std::ptr::null();
+    let stats = tables.entries().iter().map(|entry| {
+        let old = entry.drains().filter(|&old| !std::ptr::eq(old, before)).map(rolling::Slot::table);
+        before = entry.drains().map_or(std::ptr::null(), std::ptr::from_ref);
+        TableStats {
+            low: entry.slot().low(),
+            last: entry.slot().last(),
+            draining_rows: old.map_or(0, Table::rows),
+            draining_bytes: old.map_or(0, Table::bytes),
+            ..entry.table().stats()
+        }
+    });
+    stats.collect()
 }
 
 impl Table {

@@ -272,7 +272,9 @@ impl Space {
             self.look_ahead(waiting);
         }
         match result {
-            Err(Refused::Engine(Error::AsideFull { .. })) => self.turn_away(id),
+            Err(Refused::Engine(Error::AsideFull { .. })) if self.aside.turn_away(&self.frontier, id) => {
+                while self.drain_aside() > 0 {}
+            }
             // Where deletions have left tables empty there is memory to be had.
             Err(Refused::Engine(Error::Full { .. })) => self.stirred.store(true, Relaxed),
             _ => {}
@@ -487,7 +489,7 @@ impl Space {
 
     /// Advances the frontier, if it should be, and moves rows of the aside into tables.
     pub(crate) fn advance(&self) -> bool {
-        // When it is full those that still get in are no sample of the traffic: `turn_away` asks those that do not.
+        // When it is full those that still get in are no sample of the traffic: `Aside::turn_away` asks those that do not.
         if self.aside.len() >= self.max_aside && self.frontier.high().is_some() {
             return false;
         }
@@ -508,21 +510,6 @@ impl Space {
             while self.drain_aside() > 0 {}
         }
         advanced
-    }
-
-    /// Notes an id for which the aside had no room. When many have gathered they may advance the frontier, as those aside would.
-    fn turn_away(&self, id: u64) {
-        if id > self.frontier.reach() {
-            return;
-        }
-        let mut ids = self.turned_away.lock();
-        ids.push(id);
-        if ids.len() >= self.frontier.sample() {
-            let mut ids = std::mem::take(&mut *ids);
-            if self.frontier.should_advance(ids.len()) && self.frontier.advance(&mut ids).is_some() {
-                while self.drain_aside() > 0 {}
-            }
-        }
     }
 
     /// Moves some rows that the frontier has reached; how many.

@@ -1,9 +1,10 @@
 //! Readers and writers at full speed on tables that roll, are rewritten and split all the time.
 #![allow(clippy::unwrap_used)]
 
-use counter::{Alteration, Bounds, Change, Error, Options, Schema, Space};
+use counter::{Alteration, Bounds, Change, Error, Options, Schema, Space, TableStats};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
 
 fn space(schema: &str, rows_per_table: u64) -> Space {
     Space::new(Options { rows_per_table, ..Options::new(Schema::parse(schema).unwrap()) }).unwrap()
@@ -33,6 +34,33 @@ fn a_stock_is_never_oversold() {
     let mut row = [9];
     assert!(space.get(7, &mut row));
     assert_eq!((sold.into_inner(), row), (100, [0]));
+}
+
+/// Whoever asks for figures while rewrites begin and end sees rows and what belongs to them in one table, or that a table is drained.
+#[test]
+fn figures_of_a_table_are_of_one_moment() {
+    const ROWS: u64 = 20_000;
+    let space = space("a:12", 1 << 20);
+    (0..ROWS).for_each(|id| _ = space.set(id, &[(0, -1)]).unwrap());
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        let (space, stop) = (&space, &stop);
+        s.spawn(move || {
+            for width in (12..14).cycle().take_while(|_| !stop.load(SeqCst)) {
+                space.alter(&Alteration::Widen { name: "a".to_owned(), width }).unwrap();
+                while space.maintain() {}
+                // As there are in earnest.
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let looks = std::iter::repeat_with(|| space.tables());
+        let whole = looks.filter(|tables| tables.iter().all(|table| table.draining_bytes == 0));
+        let sum = |tables: &[TableStats], f: fn(&TableStats) -> u64| tables.iter().map(f).sum::<u64>();
+        let figures = whole.map(|tables| (sum(&tables, |t| t.rows), sum(&tables, |t| t.aux_entries)));
+        let wrong = figures.take(300).find(|&figures| figures != (ROWS, ROWS));
+        stop.store(true, SeqCst);
+        assert_eq!(wrong, None);
+    });
 }
 
 /// Every field of a row says the same, whatever mix of bits and aux entries holds it; ids come in every order, so that tables roll and

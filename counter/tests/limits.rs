@@ -190,6 +190,43 @@ fn a_full_aside_says_nothing_of_the_traffic() {
     assert!(bad[..100].iter().all(|&id| space.get(id, &mut row) && row[0] == 201), "{row:?}");
 }
 
+/// A space with rows at 0..5000, whose aside is full of ids near the end of all.
+fn behind_a_full_aside(max_aside: usize) -> Space {
+    let space = Space::new(Options { max_aside, ..options("a:20") }).unwrap();
+    (0..5000).for_each(|id| _ = space.set(id, &[(0, 1)]).unwrap());
+    let full = (0..max_aside as u64 + 100).filter(|i| space.set(u64::MAX - i, &[(0, 1)]).is_err()).count();
+    assert_eq!((full, space.aside_rows()), (100, max_aside as u64));
+    space
+}
+
+/// Three in ten are for the post of the day: far more than one id may count for.
+#[test]
+fn a_popular_row_keeps_no_traffic_out_of_a_full_aside() {
+    for max_aside in [500, 1 << 16] {
+        let space = behind_a_full_aside(max_aside);
+        let mut out = vec![];
+        let post = |i: u64| (1u64 << 40) + if i % 10 < 3 { 7 } else { i / 10 };
+        let mut add = |i| space.add(post(i), &one(0, 1), &Bounds::default(), &mut out);
+        let refused = (0..30_000).filter(|&i| add(i).is_err()).count();
+        assert!(refused < 6500, "{refused} refused with room for {max_aside}");
+        let mut row = [0];
+        assert!(space.get((1 << 40) + 2999, &mut row) && row == [7], "{row:?}");
+        assert_eq!((space.frontier(), space.aside_rows()), (Some((1 << 40) + 2999), max_aside as u64));
+    }
+}
+
+/// However often they come.
+#[test]
+fn few_rows_that_find_the_aside_full_move_nothing() {
+    for (max_aside, ids) in [(500, 1), (500, 63), (1 << 16, 1), (1 << 16, 63)] {
+        let space = behind_a_full_aside(max_aside);
+        for i in 0..200_000 {
+            assert_eq!(space.set((1 << 40) + i % ids, &[(0, 1)]), Err(Error::AsideFull { limit: max_aside }));
+        }
+        assert_eq!(space.frontier(), Some(4999));
+    }
+}
+
 #[test]
 fn a_new_schema_reads_old_rows_at_once() {
     let space = Space::new(options("like:12 repost:8")).unwrap();

@@ -275,7 +275,7 @@ impl Space {
         if pairs == 0 {
             return false;
         }
-        // When it is full those that still get in are no sample of the traffic: `turn_away` asks those that do not.
+        // When it is full those that still get in are no sample of the traffic: `Aside::turn_away` asks those that do not.
         let full = pairs >= self.options.max_aside && self.frontier.high().is_some();
         let advanced = !full
             && !self.frontier.follows()
@@ -284,7 +284,7 @@ impl Space {
         advanced || self.drain()
     }
 
-    fn drain(&self) -> bool {
+    pub(crate) fn drain(&self) -> bool {
         let mut pairs = 0;
         self.aside.drain(&self.frontier, |id, early| {
             let Some(held) = early.as_ref().filter(|_| pairs < MOVED_AT_ONCE) else { return };
@@ -296,21 +296,6 @@ impl Space {
             early.take_if(|held| held.read().is_empty());
         });
         pairs > 0
-    }
-
-    /// Notes an id for which the aside had no room. When many have gathered they may advance the frontier, as those aside would.
-    pub(crate) fn turn_away(&self, id: u64) {
-        if id > self.frontier.reach() {
-            return;
-        }
-        let mut ids = self.turned_away.lock();
-        ids.push(id);
-        if ids.len() >= self.frontier.sample() {
-            let mut ids = std::mem::take(&mut *ids);
-            if self.frontier.should_advance(ids.len()) && self.frontier.advance(&mut ids).is_some() {
-                self.drain();
-            }
-        }
     }
 }
 

@@ -35,8 +35,6 @@ pub struct Space {
     pub(crate) frontier: Frontier,
     pub(crate) aside: Aside<Early>,
     pub(crate) aside_pairs: AtomicUsize,
-    /// Ids that found the aside full.
-    pub(crate) turned_away: Mutex<Vec<u64>>,
     pub(crate) upkeep: Upkeep,
     /// Held by who rolls, or looks at ring and frontier together. Never waited for by a writer.
     pub(crate) rolling: Mutex<()>,
@@ -82,7 +80,6 @@ impl Space {
             frontier,
             aside: Aside::default(),
             aside_pairs: AtomicUsize::new(0),
-            turned_away: Mutex::default(),
             upkeep: Upkeep::default(),
             rolling: Mutex::new(()),
             merging: Mutex::new(()),

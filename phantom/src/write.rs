@@ -124,8 +124,8 @@ impl Space {
         if !self.aside.is_empty() && self.aside_pairs.load(SeqCst) <= MOVED_BY_WRITER {
             self.take_in_early();
         }
-        if turned_away {
-            self.turn_away(pair.id);
+        if turned_away && self.aside.turn_away(&self.frontier, pair.id) {
+            self.drain();
         }
         result.map_err(|refused| match refused {
             Refused::TooFar => Error::KeyTooBig.into(),

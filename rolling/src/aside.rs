@@ -14,6 +14,7 @@
 
 use crate::frontier::{Admission, Frontier};
 use crate::map::Map;
+use crate::turned_away::TurnedAway;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -30,6 +31,7 @@ pub struct Aside<V> {
     /// No entry has a lower id. `u64::MAX` when empty.
     lowest: AtomicU64,
     len: AtomicUsize,
+    turned_away: Mutex<TurnedAway>,
 }
 
 impl<V> Default for Aside<V> {
@@ -39,6 +41,7 @@ impl<V> Default for Aside<V> {
             writing: Mutex::default(),
             lowest: AtomicU64::new(u64::MAX),
             len: AtomicUsize::new(0),
+            turned_away: Mutex::default(),
         }
     }
 }
@@ -183,6 +186,25 @@ impl<V> Aside<V> {
         let mut ids = Vec::new();
         self.for_each(|id, entry| ids.extend(std::iter::repeat_n(id, weight(entry))));
         frontier.advance(&mut ids).is_some()
+    }
+
+    /// Notes an id that the engine had no room for here. When many have gathered they may advance the frontier, as they would from here; whether they did.
+    /// Afterwards [`Aside::drain`] has work. Not to be called in a closure of [`Aside::write`].
+    pub fn turn_away(&self, frontier: &Frontier, id: u64) -> bool {
+        // There the frontier does not go.
+        if id > frontier.reach() {
+            return false;
+        }
+        let sample = self.turned_away.lock().note(frontier, id);
+        sample.is_some_and(|sample| {
+            let mut ids = sample.ahead(frontier);
+            frontier.should_advance(ids.len()) && frontier.advance(&mut ids).is_some()
+        })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn turned_away(&self) -> parking_lot::MutexGuard<'_, TurnedAway> {
+        self.turned_away.lock()
     }
 
     /// Hands up to 256 entries that the frontier has reached to `store`, which puts each into a table, and takes it away (`None`) once it is there.

@@ -34,15 +34,17 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 /// Distinct ids that must be ahead before the frontier advances to them.
-const QUORUM: usize = 64;
+pub(crate) const QUORUM: usize = 64;
 /// Before there is any frontier, so many entries will do, however few their ids: a service may have three posts.
 const QUORUM_ENTRIES_AT_START: usize = 4096;
 /// Entries that must be ahead before a frontier that is known advances to them, or a sixteenth of what the side dictionary holds, if that is less.
 const LEAP: usize = 4096;
 /// Of one id so many entries count for that.
-const LEAP_ENTRIES_OF_ID: usize = LEAP / QUORUM;
-/// Recent writes are counted up to here, then halved.
+pub(crate) const LEAP_ENTRIES_OF_ID: usize = LEAP / QUORUM;
+/// Recent writes are counted up to here, then halved: an era ends.
 const RECENT: u32 = 4096;
+/// So many go by at once when nothing was ahead in one, or it was another who admitted: from then on nobody counts.
+const LULL: u32 = 1 << 16;
 /// The window is never narrower than this, nor than [`WINDOW_SPANS`] times the shorth.
 const WINDOW_LEAST: u64 = 1024;
 const WINDOW_SPANS: u64 = 16;
@@ -70,6 +72,8 @@ pub struct Frontier {
     follows: AtomicBool,
     recent: AtomicU32,
     recent_ahead: AtomicU32,
+    /// See [`Frontier::era`].
+    era: AtomicU32,
     /// Of the last new ids, of which so many are looked at as make two leaps, those that moved the frontier, and those that are ahead.
     new_near: AtomicU32,
     new_ahead: AtomicU32,
@@ -92,6 +96,7 @@ impl Frontier {
             follows: AtomicBool::new(false),
             recent: AtomicU32::new(0),
             recent_ahead: AtomicU32::new(0),
+            era: AtomicU32::new(0),
             new_near: AtomicU32::new(0),
             new_ahead: AtomicU32::new(0),
             max_ahead,
@@ -123,7 +128,9 @@ impl Frontier {
 
     /// From now on a log says how far it reaches, and nothing else moves it; or (`false`) what is written does.
     pub fn follow(&self, follows: bool) {
-        self.follows.store(follows, SeqCst);
+        if self.follows.swap(follows, SeqCst) != follows {
+            self.era.fetch_add(LULL, Relaxed);
+        }
     }
 
     /// Whether a log says how far it reaches.
@@ -170,8 +177,10 @@ impl Frontier {
     fn count(&self, recent: u32) {
         self.recent.store(recent, Relaxed);
         if recent >= RECENT {
+            let ahead = self.recent_ahead.load(Relaxed) / 2;
             self.recent.store(recent / 2, Relaxed);
-            self.recent_ahead.store(self.recent_ahead.load(Relaxed) / 2, Relaxed);
+            self.recent_ahead.store(ahead, Relaxed);
+            self.era.fetch_add(if ahead == 0 { LULL } else { 1 }, Relaxed);
         }
     }
 
@@ -235,10 +244,21 @@ impl Frontier {
         self.window.fetch_max(span / 4, Relaxed);
     }
 
-    /// How many ids that found the side dictionary full are to be asked together by [`Frontier::advance`]: they are a sample of the traffic then, which
-    /// what is in there is not. Of ids beyond [`Frontier::reach`] none need be asked.
-    pub fn sample(&self) -> usize {
+    /// How many ids that found the side dictionary full are to be asked together by [`Frontier::advance`], if there are [`QUORUM`] different ones among them
+    /// and no more than [`LEAP_ENTRIES_OF_ID`] of each: they are enough for a leap.
+    pub(crate) fn sample(&self) -> usize {
         self.leap.max(8 * QUORUM)
+    }
+
+    /// How many eras (of [`Frontier::era`]) it may take until they are there: sixty-four times as many writes. The others may be where the traffic was, or of
+    /// ids that are popular.
+    pub(crate) fn sample_eras(&self) -> u32 {
+        (QUORUM * self.sample()) as u32 / (RECENT / 2)
+    }
+
+    /// Rises by one with every 2,048 writes while some of them are ahead, and far when there were none among so many, or a log said what is. It wraps.
+    pub(crate) fn era(&self) -> u32 {
+        self.era.load(Relaxed)
     }
 
     /// Whether the ids that are ahead have become so many that [`Frontier::advance`] may find a new frontier among them.
@@ -254,7 +274,8 @@ impl Frontier {
     /// changed, and a new quorum must gather before [`Frontier::should_advance`] says yes again.
     pub fn advance(&self, ahead: &mut Vec<u64>) -> Option<u64> {
         let _advancing = self.advancing.lock();
-        self.recent_ahead.store(0, Relaxed);
+        // Not 0: eras go on, so that a lull is noticed.
+        self.recent_ahead.store(1, Relaxed);
         ahead.sort_unstable();
         self.keep_candidates(ahead)?;
         let half = ahead.len() / 2;

@@ -23,6 +23,7 @@ mod frontier;
 mod map;
 mod memory;
 mod ring;
+mod turned_away;
 
 pub use aside::{Aside, Refused};
 pub use frontier::{Admission, Frontier};

@@ -116,9 +116,16 @@ impl Durability {
     pub(crate) fn unable(&self, error: &store::Error) -> bool {
         let reason: Arc<str> = error.to_string().into();
         let is_new = self.committer.health() == Health::Good || self.release.look().reason != reason;
-        self.release.tell(|r| r.reason = reason);
-        self.committer.set_health(error.into());
+        self.refuse(reason, error.into());
         is_new
+    }
+
+    /// Writes are refused from now on.
+    fn refuse(&self, reason: Arc<str>, health: Health) {
+        self.release.tell(|r| r.reason = reason);
+        self.committer.set_health(health);
+        // Who was woken before that, and sleeps again.
+        self.release.tell(|_| ());
     }
 
     /// It is begun, or is a replica's.
@@ -324,8 +331,7 @@ impl Durability {
     /// Until a log could be begun nothing is to be changed: the disk was full at the start.
     pub(crate) fn look_at(&self, log: &Log) {
         if log.has_failed() {
-            self.release.tell(|r| r.reason = "the disk had no room for the log at the start".into());
-            self.committer.set_health(Health::Full);
+            self.refuse("the disk had no room for the log at the start".into(), Health::Full);
         } else {
             self.able();
         }

@@ -7,7 +7,7 @@
 
 mod common;
 
-use common::{Program, count, text};
+use common::{Program, count, rounds, text};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -93,9 +93,7 @@ fn verify(program: &Program, truth: &mut Truth, some: usize) {
 
 #[test]
 fn flags_survive_a_kill_in_the_middle_of_a_spill_and_of_a_merge() {
-    let number = |name: &str, default: u64| std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default);
-    let (rounds, seed) = (number("TIDEMARK_KILL_ROUNDS", 6), number("TIDEMARK_SEED", 1));
-    eprintln!("TIDEMARK_SEED={seed}, {rounds} rounds");
+    let (rounds, seed) = rounds(6);
     let mut rng = fastrand::Rng::with_seed(seed);
     let folder = tempfile::tempdir().unwrap();
     let (mut truth, mut next_post) = (Truth::new(), FIRST);

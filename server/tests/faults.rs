@@ -9,8 +9,8 @@
 mod common;
 
 use common::{
-    FIRST, Likes, Program, SmallDisk, accepts_writes, acknowledged, call, cannot, check, info, like, names, refusal,
-    refused_without_trace, text, tidemark, until,
+    FIRST, Likes, Program, SmallDisk, accepts_writes, acknowledged, call, cannot, check, given, info, like, names,
+    refusal, refused_without_trace, text, tidemark, until,
 };
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io::Write;
@@ -84,7 +84,7 @@ fn like_some(port: u16, first_member: u64, refused: &mut usize) -> Likes {
 
 #[test]
 fn a_failed_sync_or_write_never_costs_what_was_acknowledged() {
-    let seed = std::env::var("TIDEMARK_SEED").ok().and_then(|v| v.parse().ok()).unwrap_or(1);
+    let seed = given("TIDEMARK_SEED").unwrap_or(1);
     eprintln!("TIDEMARK_SEED={seed}");
     let mut rng = fastrand::Rng::with_seed(seed);
     // The thread that starts the program makes fewer such calls than these, so the first that fails is the commit thread's.
@@ -138,7 +138,7 @@ fn a_failed_sync_or_write_never_costs_what_was_acknowledged() {
 /// file of a of its manifest, and of what goes after it. `TIDEMARK_KILL_STEPS=60` takes all up to there.
 #[test]
 fn killed_at_any_step_it_loses_nothing_acknowledged() {
-    let all = std::env::var("TIDEMARK_KILL_STEPS").ok().and_then(|v| v.parse::<u64>().ok());
+    let all = given("TIDEMARK_KILL_STEPS");
     let (mut killed, mut snapshots) = (0, 0);
     for (system_call, some) in [
         ("fsync", &[1, 2, 3, 4][..]),

@@ -7,7 +7,9 @@
 
 mod common;
 
-use common::{FIRST, Likes, POSTS, Program, TIDEMARK, acknowledged, call, check, like_from, refusal, text, until};
+use common::{
+    FIRST, Likes, POSTS, Program, TIDEMARK, acknowledged, call, check, like_from, refusal, rounds, text, until,
+};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -21,9 +23,7 @@ const ERA: u64 = 10;
 
 #[test]
 fn nothing_acknowledged_is_lost_by_kill_9() {
-    let number = |name: &str, default: u64| std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default);
-    let (rounds, seed) = (number("TIDEMARK_KILL_ROUNDS", 8), number("TIDEMARK_SEED", 1));
-    eprintln!("TIDEMARK_SEED={seed}, {rounds} rounds");
+    let (rounds, seed) = rounds(8);
     let mut rng = fastrand::Rng::with_seed(seed);
     let folder = tempfile::tempdir().unwrap();
     let mut eras: Vec<Likes> = vec![];
@@ -202,9 +202,7 @@ fn lost(client: &mut Client, likes: &BTreeSet<(u64, u64)>) -> Option<(usize, Opt
 /// was acknowledged there, exported, and acknowledged as merged, is found after each start, and the replica has the same filters, bit by bit.
 #[test]
 fn nothing_merged_is_lost_by_kill_9() {
-    let number = |name: &str, default: u64| std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default);
-    let (rounds, seed) = (number("TIDEMARK_KILL_ROUNDS", 6), number("TIDEMARK_SEED", 1));
-    eprintln!("TIDEMARK_SEED={seed}, {rounds} rounds");
+    let (rounds, seed) = rounds(6);
     let mut rng = fastrand::Rng::with_seed(seed);
     let folder = tempfile::tempdir().unwrap();
     let [master_dir, replica_dir, there_dir] = ["master", "replica", "there"].map(|name| folder.path().join(name));

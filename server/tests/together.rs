@@ -8,7 +8,7 @@
 
 mod common;
 
-use common::{FIRST, Program, call, cannot, names, refusal, text};
+use common::{FIRST, Program, call, cannot, names, refusal, rounds, text};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::path::Path;
 use std::process::Command;
@@ -180,9 +180,7 @@ impl Actor {
 
 #[test]
 fn what_belongs_together_is_never_parted_by_kill_9() {
-    let number = |name: &str, default: u64| std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default);
-    let (rounds, seed) = (number("TIDEMARK_KILL_ROUNDS", 6), number("TIDEMARK_SEED", 1));
-    eprintln!("TIDEMARK_SEED={seed}, {rounds} rounds");
+    let (rounds, seed) = rounds(6);
     let mut rng = fastrand::Rng::with_seed(seed);
     let folder = tempfile::tempdir().unwrap();
     let kinds = [Kind::Mset, Kind::Mset, Kind::Exec, Kind::Exec, Kind::Del, Kind::Flag, Kind::Act, Kind::Alter];

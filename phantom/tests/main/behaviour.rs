@@ -260,3 +260,38 @@ fn a_full_aside_lets_traffic_move_on() {
     assert!(newest > Some(later) && newest < Some(later + 3 * 5000), "the ring is where the traffic is: {newest:?}");
     assert!((0..200).all(|i| contains(&space, FIRST + i, i) == Answer::Yes));
 }
+
+/// A space with pairs of ids near [`FIRST`], whose aside is full of ids near the end of all.
+fn behind_a_full_aside(max_aside: usize) -> Space {
+    let space = Space::new(Options { pairs_per_table: 20_000, max_aside, seed: 1, ..Options::default() });
+    let space = space.expect("small tables");
+    (0..200).for_each(|i| _ = add(&space, FIRST + i, i));
+    let full = (0..max_aside as u64 + 100).filter(|i| space.add(u64::MAX - i, &Member::Number(1)).is_err()).count();
+    assert_eq!((full, space.aside_pairs()), (100, max_aside));
+    space
+}
+
+/// Three in ten are for the post of the day: far more than one id may count for.
+#[test]
+fn a_popular_id_keeps_no_traffic_out_of_a_full_aside() {
+    for max_aside in [500, 1 << 16] {
+        let space = behind_a_full_aside(max_aside);
+        let post = |i: u64| FIRST + (1 << 40) + if i % 10 < 3 { 7 } else { i / 10 };
+        let refused: Vec<u64> = (0..30_000).filter(|&i| space.add(post(i), &Member::Number(i)).is_err()).collect();
+        assert!(refused.len() < 6500, "{} refused with room for {max_aside}", refused.len());
+        assert_eq!((space.highest_id(), space.aside_pairs()), (Some(post(29_999)), max_aside));
+        let after = refused.last().map_or(0, |&last| last + 1);
+        assert!((after..30_000).all(|i| contains(&space, post(i), i) == Answer::Yes));
+    }
+}
+
+/// However often they come.
+#[test]
+fn few_ids_that_find_the_aside_full_move_nothing() {
+    for (max_aside, ids) in [(500, 1), (500, 63), (1 << 16, 1), (1 << 16, 63)] {
+        let space = behind_a_full_aside(max_aside);
+        let post = |i: u64| FIRST + (1 << 40) + i % ids;
+        assert!((0..200_000).all(|i| space.add(post(i), &Member::Number(i)).is_err()));
+        assert_eq!((space.highest_id(), space.aside_pairs()), (Some(FIRST + 199), max_aside));
+    }
+}

@@ -23,6 +23,18 @@ pub(crate) type Likes = BTreeMap<(u64, u64), bool>;
 /// The program under test.
 pub(crate) const TIDEMARK: &str = env!("CARGO_BIN_EXE_tidemark");
 
+/// A number from the environment, if it is there.
+pub(crate) fn given(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|given| given.parse().unwrap_or_else(|_| panic!("{name}={given} is no number")))
+}
+
+/// How often the program is to be killed (`TIDEMARK_KILL_ROUNDS`), and the seed of that (`TIDEMARK_SEED`), which is said.
+pub(crate) fn rounds(default: u64) -> (u64, u64) {
+    let (rounds, seed) = (given("TIDEMARK_KILL_ROUNDS").unwrap_or(default), given("TIDEMARK_SEED").unwrap_or(1));
+    eprintln!("TIDEMARK_SEED={seed}, {rounds} rounds");
+    (rounds, seed)
+}
+
 /// The program as a server, and the port that it has chosen. Killed when dropped.
 pub(crate) struct Program {
     pub(crate) child: Child,

@@ -21,16 +21,29 @@ pub(crate) fn tight(config: &mut Config) {
     config.counter[0].memory_limit_bytes = 1 << 20;
 }
 
-pub(crate) fn call<T: redis::FromRedisValue>(connection: &mut Connection, words: &[String]) -> redis::RedisResult<T> {
-    let mut command = redis::Cmd::new();
-    for word in words {
-        command.arg(word);
-    }
-    command.query(connection)
+/// Sends a command, its words divided by blanks.
+pub(crate) fn call<T: redis::FromRedisValue>(connection: &mut Connection, text: &str) -> redis::RedisResult<T> {
+    let mut words = text.split(' ');
+    redis::cmd(words.next().unwrap()).arg(words.collect::<Vec<_>>()).query(connection)
 }
 
-pub(crate) fn words(text: &str) -> Vec<String> {
-    text.split(' ').map(str::to_owned).collect()
+/// All that is answered to a command, line by line with a `|` behind each, up to the answer to a PING.
+pub(crate) fn lines(server: &TestServer, text: &str) -> String {
+    let mut raw = server.raw();
+    raw.send(tidemark_tests::request(&text.split(' ').collect::<Vec<_>>()));
+    raw.send(tidemark_tests::request(&["PING"]));
+    let mut told = String::new();
+    while !told.contains("PONG") {
+        told += &raw.line();
+        told.push('|');
+    }
+    told
+}
+
+/// Overwrites a part of a file, as a disk does that spoils what it has.
+pub(crate) fn spoil(path: &std::path::Path, at: u64, bytes: usize) {
+    let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &vec![0x55; bytes], at).unwrap();
 }
 
 pub(crate) fn info(connection: &mut Connection, name: &str) -> u64 {
@@ -105,7 +118,7 @@ fn spilled_rows_are_read_changed_deleted_merged_and_restarted() {
     let mut connection = server.connection();
     let mut truth = Truth::new();
     fill(&mut connection, 12_000, &mut truth);
-    let spilled: u64 = call(&mut connection, &words("TM.SPILL post 4")).unwrap();
+    let spilled: u64 = call(&mut connection, "TM.SPILL post 4").unwrap();
     assert!(spilled > 4_000, "{spilled}");
     assert!(info(&mut connection, "cold_files") >= 3);
     verify(&server, &truth, &[1_000_001, 1_000_036, 5, 999_999]);
@@ -131,12 +144,12 @@ fn spilled_rows_are_read_changed_deleted_merged_and_restarted() {
             (format!("HINCRBY post:{} comment 6", id(o + 6)), 6),
             (format!("HSET post:{} like 0", id(o + 7)), 0),
         ] {
-            assert_eq!(call::<i64>(c, &words(&text)).unwrap(), reply, "{text}");
+            assert_eq!(call::<i64>(c, &text).unwrap(), reply, "{text}");
         }
-        let acts: Vec<i64> = call(c, &words(&format!("FEED.ACT like 42 {} {}", id(o + 8), id(o + 9)))).unwrap();
+        let acts: Vec<i64> = call(c, &format!("FEED.ACT like 42 {} {}", id(o + 8), id(o + 9))).unwrap();
         assert_eq!(acts, [1, 1]);
         let cells: Vec<Option<i64>> =
-            call(c, &words(&format!("MGET post:{}:like post:{}:like", id(o + 8), id(o + 3)))).unwrap();
+            call(c, &format!("MGET post:{}:like post:{}:like", id(o + 8), id(o + 3))).unwrap();
         assert_eq!(cells, [Some(truth[&id(o + 8)][0] + 1), None]);
         truth.get_mut(&id(o)).unwrap()[0] += 5;
         truth.get_mut(&id(o + 1)).unwrap()[1] = 77;
@@ -153,7 +166,7 @@ fn spilled_rows_are_read_changed_deleted_merged_and_restarted() {
             // From the log and the cold files; then by a snapshot, too.
             0 => server = server.restart(),
             1 => {
-                let _: Value = call(&mut server.connection(), &words("SAVE")).unwrap();
+                let _: Value = call(&mut server.connection(), "SAVE").unwrap();
                 server = server.restart();
             }
             _ => {}
@@ -163,7 +176,7 @@ fn spilled_rows_are_read_changed_deleted_merged_and_restarted() {
     // Merging makes the changes part of the files.
     let mut connection = server.connection();
     assert!(info(&mut connection, "overlay_rows") > 0);
-    let _: u64 = call(&mut connection, &words("TM.SPILL post 20")).unwrap();
+    let _: u64 = call(&mut connection, "TM.SPILL post 20").unwrap();
     assert_eq!(info(&mut connection, "overlay_deleted"), 0);
     verify(&server, &truth, &absent);
     let killed = server.killed();
@@ -197,26 +210,26 @@ fn spilled_rows_are_counted_and_listed_and_stay_when_spilling_is_switched_off() 
     fill(&mut connection, 9_000, &mut truth);
     // Far beyond, and where they are dense: so many that they are the traffic.
     for id in (2_000_000..2_005_000).chain((1 << 62)..(1 << 62) + 5000) {
-        let _: Value = call(&mut connection, &words(&format!("CNT.SET post {id} like 3"))).unwrap();
+        let _: Value = call(&mut connection, &format!("CNT.SET post {id} like 3")).unwrap();
         truth.insert(id, [3, 0, 0, 0]);
     }
-    let _: u64 = call(&mut connection, &words("TM.SPILL post 50")).unwrap();
+    let _: u64 = call(&mut connection, "TM.SPILL post 50").unwrap();
     assert!(info(&mut connection, "cold_rows") > 8_000);
     let ids: Vec<u64> = truth.keys().copied().collect();
-    let count: u64 = call(&mut connection, &words("DBSIZE")).unwrap();
+    let count: u64 = call(&mut connection, "DBSIZE").unwrap();
     assert_eq!(count, ids.len() as u64);
     for count in [1, 10, 700] {
         assert!(scanned(&mut connection, count) == ids, "by {count}");
     }
     for id in &ids[100..200] {
-        let _: i64 = call(&mut connection, &words(&format!("DEL post:{id}"))).unwrap();
+        let _: i64 = call(&mut connection, &format!("DEL post:{id}")).unwrap();
         truth.remove(id);
     }
-    let _: i64 = call(&mut connection, &words(&format!("HINCRBY post:{} like 1", ids[300]))).unwrap();
+    let _: i64 = call(&mut connection, &format!("HINCRBY post:{} like 1", ids[300])).unwrap();
     truth.get_mut(&ids[300]).unwrap()[0] += 1;
     let left: Vec<u64> = truth.keys().copied().collect();
     assert!(scanned(&mut connection, 100) == left);
-    let count: u64 = call(&mut connection, &words("DBSIZE")).unwrap();
+    let count: u64 = call(&mut connection, "DBSIZE").unwrap();
     assert_eq!(count, left.len() as u64);
     // Any of them may be drawn, and is advised on.
     let drawn: Vec<u64> = (0..40)
@@ -227,7 +240,7 @@ fn spilled_rows_are_counted_and_listed_and_stay_when_spilling_is_switched_off() 
         .collect();
     assert!(drawn.iter().all(|id| truth.contains_key(id)), "{drawn:?}");
     assert!(drawn.iter().any(|&id| id < ids[8_000]), "most of them are on the disk: {drawn:?}");
-    let advice: redis::Value = call(&mut connection, &words("TM.ADVISE post")).unwrap();
+    let advice: redis::Value = call(&mut connection, "TM.ADVISE post").unwrap();
     let redis::Value::Array(advice) = advice else { panic!("{advice:?}") };
     let redis::Value::Int(looked_at) = advice[1] else { panic!("{advice:?}") };
     assert!(looked_at.unsigned_abs() > left.len() as u64 * 9 / 10, "{looked_at} of {}", left.len());
@@ -235,7 +248,7 @@ fn spilled_rows_are_counted_and_listed_and_stay_when_spilling_is_switched_off() 
     verify(&server, &truth, &ids[100..200]);
     let mut connection = server.connection();
     assert!(scanned(&mut connection, 100) == left);
-    let _: i64 = call(&mut connection, &words(&format!("HINCRBY post:{} like 1", ids[301]))).unwrap();
+    let _: i64 = call(&mut connection, &format!("HINCRBY post:{} like 1", ids[301])).unwrap();
     truth.get_mut(&ids[301]).unwrap()[0] += 1;
     verify(&server.restart(), &truth, &ids[100..200]);
 }
@@ -276,7 +289,7 @@ fn a_merge_that_takes_its_time_holds_nobody_up() {
     connection.set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
     let mut truth = Truth::new();
     fill(&mut connection, 100_000, &mut truth);
-    call::<Value>(&mut connection, &words("TM.SPILL post 100")).unwrap();
+    call::<Value>(&mut connection, "TM.SPILL post 100").unwrap();
     let changed: Vec<u64> = truth.keys().copied().take(60_000).collect();
     let merges_or_tries = |connection: &mut Connection| {
         let unfinished = |entry: std::io::Result<std::fs::DirEntry>| {
@@ -316,7 +329,7 @@ fn small_neighbours_become_one_file() {
     let mut connection = server.connection();
     let mut truth = Truth::new();
     fill(&mut connection, 120_000, &mut truth);
-    let spilled: u64 = call(&mut connection, &words("TM.SPILL post 8")).unwrap();
+    let spilled: u64 = call(&mut connection, "TM.SPILL post 8").unwrap();
     let before = info(&mut connection, "cold_files");
     assert!(before >= 8 && spilled > 60_000, "{before} files, {spilled} rows");
     // One row in a hundred stays: those of some files together are not a table's.
@@ -326,7 +339,7 @@ fn small_neighbours_become_one_file() {
         let _: Value = redis::cmd("CNT.DEL").arg("post").arg(&some).query(&mut connection).unwrap();
         truth.retain(|id, _| !(some[0]..=some[some.len() - 1]).contains(id) || id % 100 == 0);
     }
-    let _: u64 = call(&mut connection, &words("TM.SPILL post 8")).unwrap();
+    let _: u64 = call(&mut connection, "TM.SPILL post 8").unwrap();
     tidemark_tests::eventually("neighbours are one", || {
         info(&mut connection, "merge_backlog_rows") == 0 && info(&mut connection, "cold_files") + 4 <= before
     });
@@ -356,21 +369,21 @@ fn a_spill_does_not_wait_for_the_end_of_a_snapshot() {
             for _ in 0..40 {
                 let id = 1_000_000 + random.u64(..60_000) * 37;
                 if random.u32(..4) == 0 {
-                    let _: i64 = call(connection, &words(&format!("DEL post:{id}"))).unwrap();
+                    let _: i64 = call(connection, &format!("DEL post:{id}")).unwrap();
                     truth.remove(&id);
                     gone.push(id);
                 } else {
-                    let _: i64 = call(connection, &words(&format!("HINCRBY post:{id} read 3"))).unwrap();
+                    let _: i64 = call(connection, &format!("HINCRBY post:{id} read 3")).unwrap();
                     truth.entry(id).or_default()[3] += 3;
                 }
             }
         };
         change(&mut connection, &mut truth);
-        let _: Value = call(&mut connection, &words("BGSAVE")).unwrap();
+        let _: Value = call(&mut connection, "BGSAVE").unwrap();
         for _ in 0..3 {
             change(&mut connection, &mut truth);
             let before = saving(&mut connection);
-            let _: u64 = call(&mut connection, &words("TM.SPILL post 1")).unwrap();
+            let _: u64 = call(&mut connection, "TM.SPILL post 1").unwrap();
             // Of one snapshot, as nobody has asked for another.
             between += u32::from(before && saving(&mut connection));
             change(&mut connection, &mut truth);
@@ -430,7 +443,7 @@ fn flags_of_spilled_posts_are_shown() {
         let liked: Vec<i64> = redis::cmd("FEED.ACT").arg("like").arg(7).arg(page).query(&mut connection).unwrap();
         assert_eq!(liked, vec![1; page.len()]);
     }
-    let _: u64 = call(&mut connection, &words("TM.SPILL post 4")).unwrap();
+    let _: u64 = call(&mut connection, "TM.SPILL post 4").unwrap();
     // Row by row, so that some are read from the disk and some are cached; then as pages.
     for _ in 0..2 {
         let mut connection = server.connection();
@@ -449,7 +462,7 @@ fn flags_of_spilled_posts_are_shown() {
     assert_eq!(undone, [1; 50]);
     let again: Vec<i64> = redis::cmd("FEED.ACT").arg("like").arg(8).arg(&ids[..50]).query(&mut connection).unwrap();
     assert_eq!(again, [1; 50]);
-    let _: u64 = call(&mut connection, &words("TM.SPILL post 9")).unwrap();
+    let _: u64 = call(&mut connection, "TM.SPILL post 9").unwrap();
     assert_eq!(likes(&mut connection, 8, &ids[..50]), [[1, 1]; 50]);
 }
 
@@ -478,16 +491,16 @@ fn a_replica_has_the_spilled_rows_spills_by_itself_and_is_promoted() {
     let mut connection = master.connection();
     let mut truth = Truth::new();
     fill(&mut connection, 12_000, &mut truth);
-    let _: u64 = call(&mut connection, &words("TM.SPILL post 4")).unwrap();
+    let _: u64 = call(&mut connection, "TM.SPILL post 4").unwrap();
     let ids: Vec<u64> = truth.keys().copied().collect();
     // Changed and deleted since.
     for &id in &ids[..50] {
-        let _: i64 = call(&mut connection, &words(&format!("HINCRBY post:{id} like 1000"))).unwrap();
+        let _: i64 = call(&mut connection, &format!("HINCRBY post:{id} like 1000")).unwrap();
         truth.get_mut(&id).unwrap()[0] += 1000;
     }
     let gone = &ids[50..100];
     for id in gone {
-        let _: i64 = call(&mut connection, &words(&format!("DEL post:{id}"))).unwrap();
+        let _: i64 = call(&mut connection, &format!("DEL post:{id}")).unwrap();
         truth.remove(id);
     }
     let replica = TestServer::with(tight);
@@ -500,9 +513,9 @@ fn a_replica_has_the_spilled_rows_spills_by_itself_and_is_promoted() {
     fill(&mut connection, 150_000, &mut more);
     truth.extend(more);
     for &id in &ids[100..150] {
-        let _: i64 = call(&mut connection, &words(&format!("HINCRBY post:{id} read 5"))).unwrap();
+        let _: i64 = call(&mut connection, &format!("HINCRBY post:{id} read 5")).unwrap();
         truth.get_mut(&id).unwrap()[3] += 5;
-        let _: i64 = call(&mut connection, &words(&format!("DEL post:{}", id + 37 * 100_000))).unwrap();
+        let _: i64 = call(&mut connection, &format!("DEL post:{}", id + 37 * 100_000)).unwrap();
         truth.remove(&(id + 37 * 100_000));
     }
     super::replication::in_step(&master, &replica);
@@ -510,15 +523,15 @@ fn a_replica_has_the_spilled_rows_spills_by_itself_and_is_promoted() {
     assert_eq!(info(&mut replica.connection(), "spill_failures"), 0);
     verify(&replica, &truth, &[]);
     // A snapshot beside its own cold files, and a start from both.
-    let _: Value = call(&mut replica.connection(), &words("SAVE")).unwrap();
+    let _: Value = call(&mut replica.connection(), "SAVE").unwrap();
     let replica = replica.stopped().started();
     super::replication::in_step(&master, &replica);
     verify(&replica, &truth, &[]);
-    let _: Value = call(&mut replica.connection(), &words("REPLICAOF NO ONE")).unwrap();
+    let _: Value = call(&mut replica.connection(), "REPLICAOF NO ONE").unwrap();
     let mut connection = replica.connection();
-    let _: i64 = call(&mut connection, &words(&format!("HINCRBY post:{} like 1", ids[200]))).unwrap();
+    let _: i64 = call(&mut connection, &format!("HINCRBY post:{} like 1", ids[200])).unwrap();
     truth.get_mut(&ids[200]).unwrap()[0] += 1;
-    let _: u64 = call(&mut connection, &words("TM.SPILL post 50")).unwrap();
+    let _: u64 = call(&mut connection, "TM.SPILL post 50").unwrap();
     verify(&replica, &truth, &[]);
     let replica = replica.restart();
     verify(&replica, &truth, &[]);

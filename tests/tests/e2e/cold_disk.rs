@@ -1,6 +1,6 @@
 //! Old posts on a disk that has no room, or that spoils what it has.
 
-use super::cold::{FIELDS, Truth, call, fill, fill_from, info, likes, small, tight, verify, words};
+use super::cold::{FIELDS, Truth, call, fill, fill_from, info, likes, lines, small, spoil, tight, verify};
 use redis::{Connection, Value};
 use std::collections::BTreeMap;
 use tidemark_tests::TestServer;
@@ -60,11 +60,11 @@ fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_
     let killed = server.killed();
     verify(&killed, &truth, &[]);
     // A merge has no room, either.
-    let _: Value = call(&mut connection, &words("CONFIG SET spill.max_bytes 1")).unwrap();
-    let told = call::<u64>(&mut connection, &words("TM.SPILL post 1")).unwrap_err().to_string();
+    let _: Value = call(&mut connection, "CONFIG SET spill.max_bytes 1").unwrap();
+    let told = call::<u64>(&mut connection, "TM.SPILL post 1").unwrap_err().to_string();
     assert!(told.contains("no room") && told.contains("max_bytes"), "{told}");
     verify(&server, &truth, &[]);
-    let _: Value = call(&mut connection, &words("CONFIG SET spill.max_bytes 0")).unwrap();
+    let _: Value = call(&mut connection, "CONFIG SET spill.max_bytes 0").unwrap();
     tidemark_tests::eventually("it spills without an error", || {
         let text: String = redis::cmd("INFO").arg("cold").query(&mut connection).unwrap();
         text.contains("spill_last_status:ok")
@@ -93,12 +93,11 @@ fn a_spoiled_block_is_an_error_and_never_a_no() {
     for page in ids.chunks(500) {
         redis::cmd("FEED.ACT").arg("like").arg(7).arg(page).query::<Value>(&mut connection).unwrap();
     }
-    let _: u64 = call(&mut connection, &words("TM.SPILL post 4")).unwrap();
+    let _: u64 = call(&mut connection, "TM.SPILL post 4").unwrap();
     for entry in std::fs::read_dir(server.folder()).unwrap().map(Result::unwrap) {
         if entry.file_name().to_string_lossy().ends_with(".tcold") {
-            let file = std::fs::OpenOptions::new().write(true).open(entry.path()).unwrap();
             // The first block of rows, after the head's.
-            std::os::unix::fs::FileExt::write_all_at(&file, &[0x55; 4096], 4096).unwrap();
+            spoil(&entry.path(), 4096, 4096);
         }
     }
     let [spoiled, other] = [ids[0], ids[11_999]];
@@ -108,7 +107,7 @@ fn a_spoiled_block_is_an_error_and_never_a_no() {
         format!("HGET post:{spoiled} like"),
         format!("EXISTS post:{spoiled}"),
     ] {
-        let told = format!("{:?}", call::<Value>(&mut connection, &words(&text)));
+        let told = format!("{:?}", call::<Value>(&mut connection, &text));
         assert!(told.contains("cannot be read"), "{text}: {told}");
         // What failed is not told to the next command.
         assert_eq!(likes(&mut connection, 7, &[other]), [[1, 1]], "after {text}");
@@ -123,22 +122,15 @@ fn a_spoiled_block_is_an_error_and_never_a_no() {
         (format!("MGET post:{other}:like post:{spoiled}:like post:{other}:read post:{spoiled}:read"), 4),
         (format!("MINCR post:{other}:repost post:{spoiled}:repost"), 2),
     ] {
-        let mut raw = server.raw();
-        raw.send(tidemark_tests::request(&text.split(' ').collect::<Vec<_>>()));
-        raw.send(tidemark_tests::request(&["PING"]));
-        let mut told = String::new();
-        while !told.contains("PONG") {
-            told += &raw.line();
-            told.push('|');
-        }
+        let told = lines(&server, &text);
         assert!(told.starts_with(&format!("*{wanted}|")), "{text}: {told}");
         assert_eq!(told.matches("cannot be read").count(), wanted / 2, "{text}: {told}");
     }
     assert_eq!(likes(&mut connection, 7, &[other]), [[1, 0]], "liked by 8, and not by 7 any more");
     // A flag without its counter needs the row only to know whether a 0 would prove anything: then it proves nothing.
-    let _: Value = call(&mut connection, &words(&format!("PH.ADD liked 9 {spoiled}"))).unwrap();
+    let _: Value = call(&mut connection, &format!("PH.ADD liked 9 {spoiled}")).unwrap();
     // A like that was there already needs the row no more than that.
-    let again: Vec<i64> = call(&mut connection, &words(&format!("FEED.ACT like 7 {spoiled}"))).unwrap();
+    let again: Vec<i64> = call(&mut connection, &format!("FEED.ACT like 7 {spoiled}")).unwrap();
     assert_eq!(again, [0]);
     assert!(info(&mut connection, "cold_corrupt_blocks") > 0);
 }
@@ -150,17 +142,16 @@ fn a_damaged_file_keeps_no_other_from_being_merged() {
     let mut connection = server.connection();
     let mut truth = Truth::new();
     fill(&mut connection, 50_000, &mut truth);
-    let _: u64 = call(&mut connection, &words("TM.SPILL post 9")).unwrap();
+    let _: u64 = call(&mut connection, "TM.SPILL post 9").unwrap();
     assert!(info(&mut connection, "cold_files") >= 3 && info(&mut connection, "cold_rows") > 40_000);
     // The first whole table's file; its first block of rows is the one after the head's.
-    let tables: Vec<BTreeMap<String, Value>> = call(&mut connection, &words("TM.TABLES post")).unwrap();
+    let tables: Vec<BTreeMap<String, Value>> = call(&mut connection, "TM.TABLES post").unwrap();
     let whole = tables.iter().find(|table| redis::from_redis_value::<u64>(table["rows"].clone()).unwrap() > 10_000);
     let field = |name: &str| redis::from_redis_value::<String>(whole.unwrap()[name].clone()).unwrap();
     let (low, last): (u64, u64) = (field("low").parse().unwrap(), field("last").parse().unwrap());
-    let file = std::fs::OpenOptions::new().write(true).open(server.folder().join(field("file"))).unwrap();
-    std::os::unix::fs::FileExt::write_all_at(&file, &[0x55; 4096], 4096).unwrap();
+    spoil(&server.folder().join(field("file")), 4096, 4096);
     let ids: Vec<u64> = truth.range(low..=last).map(|(&id, _)| id).collect();
-    let told = call::<Value>(&mut connection, &words(&format!("HGET post:{} like", ids[0]))).unwrap_err().to_string();
+    let told = call::<Value>(&mut connection, &format!("HGET post:{} like", ids[0])).unwrap_err().to_string();
     assert!(told.contains("cannot be read"), "{told}");
     // Behind the damaged block.
     let change = |connection: &mut Connection, truth: &mut Truth, ids: &[u64]| {

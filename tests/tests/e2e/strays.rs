@@ -168,3 +168,42 @@ fn rows_of_ids_near_the_end_of_all_take_nothing_from_others() {
         assert_eq!(cmd("HGET").arg(format!("post:{id}")).arg("like").query::<i64>(c).unwrap(), 3, "{id}");
     }
 }
+
+/// Behind an aside full of ids near 2^64 the traffic leaps, and three in ten of it are for the post of the day: it is let in, and stays through two starts.
+#[test]
+fn a_popular_post_keeps_no_traffic_out_behind_a_full_aside() {
+    let server = TestServer::with(small);
+    let c = &mut server.connection();
+    traffic(c, 0, 1000);
+    assert_eq!(flood(c, 0, (1 << 16) + 100), 100);
+    let there = FIRST + (1 << 40);
+    let post = |i: u64| there + if i % 10 < 3 { 7 } else { i / 10 };
+    let mut set: Vec<u64> = vec![];
+    for from in (0..30_000u64).step_by(500) {
+        let mut pipe = redis::pipe();
+        (from..from + 500).for_each(|i| _ = pipe.cmd("PH.ADD").arg("liked").arg(i).arg(post(i)));
+        let replies = c.req_packed_commands(&pipe.get_packed_pipeline(), 0, 500).unwrap();
+        set.extend(
+            (from..from + 500).zip(replies).filter(|(_, reply)| reply.clone().extract_error().is_ok()).map(|p| p.0),
+        );
+    }
+    assert!(set.len() > 23_500, "{} of 30,000", set.len());
+    let verify = |c: &mut Connection, what: &str| {
+        for some in set.chunks(500) {
+            let mut pipe = redis::pipe();
+            some.iter().for_each(|&i| _ = pipe.cmd("PH.EXISTS").arg("liked").arg(i).arg(post(i)));
+            let replies: Vec<Vec<Option<i64>>> = pipe.query(c).unwrap();
+            assert!(replies.iter().all(|reply| reply[0] == Some(1)), "{what}: {replies:?}");
+        }
+        let strays: Vec<u64> = (0..1 << 16).step_by(97).map(|i| u64::MAX - i).collect();
+        let held: Vec<Option<i64>> = cmd("PH.EXISTS").arg("liked").arg(0).arg(&strays).query(c).unwrap();
+        assert_eq!(held, vec![Some(1); strays.len()], "{what}: strays");
+        let all = tables(c, "liked");
+        assert!(number(&all[all.len() - 1], "low") as u64 > there, "{what}: tables follow the traffic: {all:#?}");
+    };
+    verify(c, "at once");
+    let server = server.restart();
+    verify(&mut server.connection(), "after a start");
+    let server = server.restart();
+    verify(&mut server.connection(), "after another");
+}

@@ -1,0 +1,105 @@
+//! A space as its head and its tables, and back.
+
+use super::{CHECK, DecodeError, StoredTable, encode_table, u64_at};
+use crate::filter::Filter;
+use crate::hash::{Pair, Seed};
+use crate::options::Options;
+use crate::space::Space;
+use crate::table::Table;
+use rolling::Frontier;
+use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
+
+const HEAD_MAGIC: &[u8; 8] = b"TMPHEAD\x01";
+const HEAD_FIXED: usize = 40;
+const ASIDE_PAIR: usize = 24;
+
+impl Space {
+    /// What belongs to no table: the frontier, and the pairs aside. Take it before the tables: a pair that moves into one meanwhile is
+    /// then in both, not in neither.
+    pub fn encode_head(&self) -> Vec<u8> {
+        let (frontier, seed) = (&self.frontier, self.seed);
+        let high = frontier.high();
+        let mut bytes = HEAD_MAGIC.to_vec();
+        for field in [seed.fingerprint(), u64::from(high.is_some()) | 2, high.unwrap_or(0), frontier.window()] {
+            bytes.extend_from_slice(&field.to_le_bytes());
+        }
+        self.for_each_aside(|pair| {
+            bytes.extend_from_slice(&pair.id.to_le_bytes());
+            bytes.extend_from_slice(&pair.hash().to_le_bytes());
+        });
+        bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
+        bytes
+    }
+
+    /// The table that begins at `low`, in pieces of at most 64 KiB and a checksum, while writes go on. `false`: there is none.
+    pub fn encode_table<E>(&self, low: u64, sink: impl FnMut(&[u8]) -> Result<(), E>) -> Result<bool, E> {
+        let Some((range, mut table)) = self.table_at(low) else { return Ok(false) };
+        if let Some(cold) = table.cold() {
+            // Until it lies elsewhere the table below is the one that is to be kept.
+            let Some(memory) = cold.memory() else { return Ok(false) };
+            table = memory;
+        }
+        encode_table(self.seed, range, &table, sink)?;
+        Ok(true)
+    }
+
+    /// A space as it was when [`Space::encode_head`] and [`Space::encode_table`] were called, in this order; the log tells the rest, and until
+    /// [`Space::lead`] it is the log that decides where tables begin.
+    pub fn restore(options: Options, head: &[u8], mut tables: Vec<StoredTable>) -> Result<Space, DecodeError> {
+        let corrupt = |offset: usize, what| DecodeError::Corrupt { offset: offset as u64, what };
+        let Some(body) = head.len().checked_sub(CHECK).filter(|&body| body >= HEAD_FIXED) else {
+            return Err(corrupt(0, "a head that is too short"));
+        };
+        if head[..8] != HEAD_MAGIC[..] {
+            return Err(corrupt(0, "no head of version 1"));
+        }
+        if xxh3_64(&head[..body]) != u64_at(head, body) {
+            return Err(corrupt(0, "a checksum that does not match"));
+        }
+        if u64_at(head, 8) != Seed::new(options.seed).fingerprint() {
+            return Err(DecodeError::OtherSeed);
+        }
+        let (is_known, is_told) = (u64_at(head, 16) & 1 == 1, u64_at(head, 16) & 2 == 2);
+        let high = is_known.then(|| u64_at(head, 24));
+        if !(body - HEAD_FIXED).is_multiple_of(ASIDE_PAIR) {
+            return Err(corrupt(HEAD_FIXED, "half a pair"));
+        }
+        if tables.iter().any(|stored| stored.table.rate() != options.false_positive_rate) {
+            return Err(DecodeError::OtherRate);
+        }
+        tables.sort_by_key(|stored| stored.low);
+        // Where one is missing it was recycled, and all below it. (The newest of its time says that it has no end.)
+        let is_gap = |pair: &[StoredTable]| pair[0].last.checked_add(1).is_some_and(|next| next < pair[1].low);
+        if let Some(gap) = tables.windows(2).rposition(is_gap) {
+            tables.drain(..=gap);
+        }
+        let follow = tables.windows(2).all(|pair| pair[0].low < pair[1].low);
+        // What follows a table that lies elsewhere was empty, or is known to the log.
+        if let Some(last) = tables.last().filter(|stored| stored.table.cold().is_some()) {
+            let rate = options.false_positive_rate;
+            let filter = Filter::new(Table::first_sizing(rate), last.next_pages).map_err(|_| DecodeError::NoMemory)?;
+            let low = last.last.checked_add(1).ok_or(DecodeError::NoRing)?;
+            tables.push(StoredTable { low, last: u64::MAX, table: Table::new(rate, filter), next_pages: 0 });
+        }
+        let Some(newest) = tables.len().checked_sub(1).filter(|_| follow) else { return Err(DecodeError::NoRing) };
+        let cold_last = tables.iter().filter(|stored| stored.table.cold().is_some()).map(|stored| stored.last).max();
+        let parts = tables.into_iter().enumerate().map(|(i, stored)| {
+            stored.table.set_newest(i == newest);
+            (stored.low, Arc::new(stored.table))
+        });
+        let frontier = Frontier::restore(high, u64_at(head, 32), options.max_ahead, options.max_aside);
+        if cold_last.is_some() {
+            // The ids up to there were normal when the table was closed.
+            frontier.adopt(cold_last, 0);
+        }
+        frontier.follow(is_told);
+        let space = Space::from_parts(options, parts.collect(), frontier)
+            .map_err(|_| corrupt(0, "options that cannot work"))?;
+        for pair in head[HEAD_FIXED..body].chunks_exact(ASIDE_PAIR) {
+            let hash = u128::from(u64_at(pair, 16)) << 64 | u128::from(u64_at(pair, 8));
+            space.put_aside(&Pair::from_hash(u64_at(pair, 0), hash));
+        }
+        Ok(space)
+    }
+}

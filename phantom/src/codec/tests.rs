@@ -1,0 +1,175 @@
+use super::*;
+use crate::{Answer, Change, Member, Options, Space};
+
+fn options() -> Options {
+    Options {
+        false_positive_rate: 0.001,
+        pairs_per_table: 4000,
+        max_tables: 100,
+        max_aside: 1 << 10,
+        seed: 11,
+        ..Options::default()
+    }
+}
+
+type Pairs = Vec<(u64, u64)>;
+
+/// A space with closed tables, an extension, revoked pairs and strays.
+fn busy() -> (Space, Pairs, Pairs) {
+    let space = Space::new(options()).unwrap();
+    let (mut set, mut unset) = (vec![], vec![]);
+    for i in 0..30_000u64 {
+        // The first ids get much that comes late.
+        let id = if i % 3 == 0 { 5 } else { 1000 + i };
+        if space.add(id, &Member::Number(i)).unwrap() == Change::Changed {
+            set.push((id, i));
+        }
+        if i % 10 == 9
+            && let Some((id, member)) = set.pop()
+        {
+            assert_eq!(space.remove(id, &Member::Number(member)).unwrap(), Change::Changed);
+            unset.push((id, member));
+        }
+    }
+    for i in 0..10 {
+        space.add(u64::MAX - i, &Member::Number(i)).unwrap();
+        set.push((u64::MAX - i, i));
+    }
+    let tables = space.tables();
+    assert!(tables.len() > 3 && tables[0].extensions > 0 && tables[0].revoked > 0 && space.aside_pairs() == 10);
+    (space, set, unset)
+}
+
+fn encoded(space: &Space, low: u64) -> Vec<u8> {
+    let mut bytes = vec![];
+    let sink = |piece: &[u8]| {
+        assert!(piece.len() <= 64 * 1024 + CHECK);
+        bytes.extend_from_slice(piece);
+        Ok::<(), ()>(())
+    };
+    assert!(space.encode_table(low, sink).unwrap());
+    bytes
+}
+
+fn decoded(options: &Options, bytes: &[u8]) -> Result<StoredTable, DecodeError> {
+    let mut decoder = TableDecoder::new(options, 1 << 30);
+    decoder.feed(bytes)?;
+    decoder.finish()
+}
+
+#[test]
+fn what_is_restored_is_what_was_stored() {
+    let (space, set, unset) = busy();
+    let head = space.encode_head();
+    let mut tables = vec![];
+    for (i, at) in space.layout().iter().enumerate() {
+        let mut decoder = TableDecoder::new(&options(), 1 << 30);
+        for piece in encoded(&space, at.low).chunks(i * 977 + 1) {
+            decoder.feed(piece).unwrap();
+        }
+        tables.push(decoder.finish().unwrap());
+    }
+    tables.reverse();
+    let restored = Space::restore(options(), &head, tables).unwrap();
+    assert_eq!(restored.layout(), space.layout());
+    assert_eq!(restored.pairs(), space.pairs());
+    assert_eq!(restored.aside_pairs(), 10);
+    let (mut before, mut after) = (space.tables_probed(0), restored.tables_probed(0));
+    for table in before.iter_mut().chain(&mut after) {
+        (table.version, table.measured) = (0, Default::default());
+    }
+    assert_eq!(before, after);
+    for space in [&space, &restored] {
+        for &(id, member) in &set {
+            assert_eq!(space.contains(id, &Member::Number(member)), Answer::Yes);
+        }
+        for &(id, member) in &unset {
+            assert_eq!(space.contains(id, &Member::Number(member)), Answer::No);
+        }
+    }
+    // It goes on like the other.
+    restored.lead();
+    for i in 0..10_000 {
+        space.add(40_000 + i, &Member::Number(i)).unwrap();
+        restored.add(40_000 + i, &Member::Number(i)).unwrap();
+    }
+    assert_eq!(restored.layout(), space.layout());
+    assert!(!space.encode_table(3, |_| Ok::<(), ()>(())).unwrap(), "no table begins there");
+}
+
+/// A table that a snapshot lacks was recycled while it was written: with all below it, of which it may have some. What was the newest then has no end.
+#[test]
+fn a_ring_begins_above_what_is_missing_in_it() {
+    let (space, ..) = busy();
+    let mut lows: Vec<u64> = space.layout().iter().map(|at| at.low).collect();
+    let restored = |lows: &[u64], endless: u64| {
+        let stored = |&low: &u64| {
+            let mut stored = decoded(&options(), &encoded(&space, low)).unwrap();
+            stored.last = if low == endless { u64::MAX } else { stored.last };
+            stored
+        };
+        let tables = lows.iter().map(stored).collect();
+        let restored = Space::restore(options(), &space.encode_head(), tables).unwrap();
+        restored.layout().iter().map(|at| at.low).collect::<Vec<_>>()
+    };
+    assert!(lows.len() > 3);
+    assert_eq!(restored(&lows, 1), lows);
+    assert_eq!(restored(&lows[1..], 1), lows[1..]);
+    let newest = lows[lows.len() - 1];
+    assert_eq!(restored(&[lows[0], lows[1], newest], 1), [newest]);
+    assert_eq!(restored(&lows[..2], lows[1]), lows[..2]);
+    let missing = lows.remove(1);
+    assert_eq!(restored(&lows, 1), lows[1..], "{missing} is missing");
+    assert_eq!(restored(&lows, lows[0]), lows);
+}
+
+#[test]
+fn damage_is_found_and_named() {
+    let (space, ..) = busy();
+    let bytes = encoded(&space, 0);
+    assert!(decoded(&options(), &bytes).is_ok());
+    for cut in [0, 1, 199, 200, bytes.len() - 1] {
+        assert!(matches!(decoded(&options(), &bytes[..cut]), Err(DecodeError::Corrupt { .. })), "cut at {cut}");
+    }
+    let mut longer = bytes.clone();
+    longer.push(0);
+    assert!(matches!(decoded(&options(), &longer), Err(DecodeError::Corrupt { what: "bytes after the end", .. })));
+    for at in (0..300).chain((300..bytes.len()).step_by(997)) {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 1;
+        let error = decoded(&options(), &damaged).err().unwrap();
+        let DecodeError::Corrupt { offset, .. } = error else { panic!("byte {at}: {error}") };
+        assert!(offset <= at as u64 && at as u64 - offset < 66_000, "byte {at} named as {offset}");
+    }
+    let other = Options { seed: 12, ..options() };
+    assert_eq!(decoded(&other, &bytes).err(), Some(DecodeError::OtherSeed));
+    // Where the bits of a pair are in a line is known for all tables of a space at once.
+    let other = Options { false_positive_rate: 0.01, ..options() };
+    let stored = vec![decoded(&other, &bytes).unwrap()];
+    assert_eq!(Space::restore(other, &space.encode_head(), stored).err(), Some(DecodeError::OtherRate));
+    let mut small = TableDecoder::new(&options(), 4096);
+    assert!(matches!(small.feed(&bytes), Err(DecodeError::TooLarge { limit: 4096, .. })));
+
+    let head = space.encode_head();
+    for at in 0..head.len() {
+        let mut damaged = head.clone();
+        damaged[at] ^= 1;
+        assert!(Space::restore(options(), &damaged, vec![]).is_err());
+        assert!(Space::restore(options(), &head[..at], vec![]).is_err());
+    }
+    assert_eq!(Space::restore(options(), &head, vec![]).err(), Some(DecodeError::NoRing));
+    let twice = (0..2).map(|_| decoded(&options(), &bytes).unwrap()).collect();
+    assert_eq!(Space::restore(options(), &head, twice).err(), Some(DecodeError::NoRing));
+}
+
+/// A filter of ones would answer everything with yes.
+#[test]
+fn a_filter_that_is_too_full_is_refused() {
+    let (space, ..) = busy();
+    let mut bytes = encoded(&space, 0);
+    let end = bytes.len().min(200 + 4096);
+    bytes[200..end].fill(0xff);
+    let mut decoder = TableDecoder::new(&options(), 1 << 30).without_checksums();
+    decoder.feed(&bytes).unwrap();
+    assert_eq!(decoder.finish().err(), Some(DecodeError::Overfull { filter: 0 }));
+}
