@@ -338,3 +338,43 @@ fn what_is_written_and_could_not_be_synced_is_safe_to_nobody() {
     round(Faults::default()).unwrap();
     assert_eq!(safe(), Ok(()));
 }
+
+/// What is written when a snapshot begins may come to nothing, and other records come to its place: the snapshot replays them, too.
+#[test]
+fn a_snapshot_replays_from_what_was_synced_when_it_began() {
+    let disk = SimDisk::new(1);
+    let durability = &Arc::new(Durability::new(Fsync::No));
+    let (engines, store, log) = start(&disk, durability);
+    let rows = &engines.counters()[0];
+    let (log, state) = (RefCell::new(log), RefCell::new(State::new(durability, &engines)));
+    let rounds = RefCell::new(Rounds::new(durability.committer()));
+    let round = |faults| {
+        disk.set_faults(faults);
+        let outcome = rounds.borrow_mut().turn(&mut log.borrow_mut(), &mut *state.borrow_mut(), Instant::now(), false);
+        disk.set_faults(Faults::default());
+        outcome
+    };
+    IDS.iter().for_each(|&id| _ = engines.set(rows, id, &[(0, 1)]).unwrap());
+    round(Faults::default()).unwrap();
+    assert!(durability.positions().0.offset > durability.positions().1.offset + 1000, "much is written and not synced");
+    let nobody = AtomicUsize::new(0);
+    let walk = Walk { engines: &engines, store: &store, durability, pace: &Pace::new(&nobody), keep_free: 0 };
+    // Behind each file of the snapshot: so the rows of the one that has them are older.
+    let written = std::cell::Cell::new(2);
+    let mut between = || {
+        engines.set(rows, IDS[0], &[(0, written.get())]).unwrap();
+        durability.committer().sync_soon();
+        round(Faults { sync_error: 1024, ..Faults::default() }).unwrap_err();
+        written.set(written.get() + 1);
+    };
+    let flush = || {
+        durability.committer().sync_soon();
+        round(Faults::default())
+    };
+    walk.write(&mut between, flush).unwrap();
+    assert!(written.get() > 2, "nothing came between two files");
+    let held = seen(&engines);
+    let (found, ..) = start(&disk.power_cut(), &Arc::new(Durability::new(Fsync::No)));
+    let found = seen(&found);
+    assert!(found == held, "{}", difference(&held, &found));
+}
