@@ -40,7 +40,7 @@ pub struct Options {
     pub memory_limit_bytes: u64,
     /// Ids further than this above the highest one are refused. Default: none are.
     pub max_ahead: Option<u64>,
-    /// Rows that may wait far ahead of all others. Default 65,536.
+    /// Rows that may wait far ahead of all others; 0 counts as 1. Default 65,536.
     pub max_aside: usize,
     /// Keys the hash of the tables, so that nobody outside can choose ids that meet in one bucket. In memory only. Default 0.
     pub seed: u64,
@@ -153,6 +153,7 @@ impl Space {
         let budget = Budget::new(options.memory_limit_bytes);
         let shape = Shape::new(options.schema);
         let rows_per_table = options.rows_per_table.clamp(1, 1 << 31);
+        let max_aside = options.max_aside.max(1);
         let plan = Plan::new(&shape.schema, 0, u64::MAX, FIRST_ROWS.min(rows_per_table));
         let purse = budget.purse(0);
         let first = Table::new(&plan, shape.schema.clone(), seed_of(options.seed, 0), &purse)?;
@@ -160,13 +161,13 @@ impl Space {
             living: AtomicU64::new(shape.living),
             shape: ArcSwap::new(shape),
             ring: Ring::new(0, first),
-            frontier: Frontier::new(options.max_ahead, options.max_aside),
+            frontier: Frontier::new(options.max_ahead, max_aside),
             aside: Aside::default(),
             tombs: Tombs::new(&budget),
             budget,
             purse,
             rows_per_table,
-            max_aside: options.max_aside,
+            max_aside,
             seed: options.seed,
             tables_made: AtomicU64::new(1),
             rolling: Mutex::new(()),

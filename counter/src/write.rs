@@ -493,12 +493,12 @@ impl Space {
         if self.aside.len() >= self.max_aside && self.frontier.high().is_some() {
             return false;
         }
-        // Few rows stand for all their writes, more for some, many for one each: the frontier wants a quorum of either.
+        // Few rows stand for all their writes, more for some, many for one each: the frontier wants a quorum of either, if there is room for that.
         let rows = self.aside.len();
         let few = rows < 64;
         let most = if few { WRITES_AT_START } else { (WRITES_AT_START / rows).max(1) };
         let weight = |row: &AsideRow| (row.writes as usize).min(most);
-        if few {
+        if few && rows < self.max_aside {
             let mut writes = 0;
             self.aside.for_each(|_, row| writes += row.writes as usize);
             if writes < WRITES_AT_START {

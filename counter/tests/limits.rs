@@ -227,6 +227,23 @@ fn few_rows_that_find_the_aside_full_move_nothing() {
     }
 }
 
+/// A space without a frontier takes it from what it has, when that is all that it has room for: of few rows, of strays, of rows that are written once.
+#[test]
+fn a_space_begins_however_few_rows_may_be_aside() {
+    for max_aside in [0, 1, 2, 10, 63, 64, 100, 5000] {
+        for posts in [1, 3, 30, 5000] {
+            for strays in [0, max_aside as u64 / 3, max_aside as u64 / 2] {
+                let space = Space::new(Options { max_aside, ..options("a:12") }).unwrap();
+                let mut out = vec![];
+                let mut add = |id| space.add(id, &one(0, 1), &Bounds::default(), &mut out).is_err();
+                (0..strays).for_each(|i| _ = add(u64::MAX - i));
+                let refused = (0..10_000).filter(|i| add((1 << 40) + i % posts)).count();
+                assert!(refused < 100, "{refused} of {posts} posts refused, room for {max_aside}, {strays} strays");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_new_schema_reads_old_rows_at_once() {
     let space = Space::new(options("like:12 repost:8")).unwrap();

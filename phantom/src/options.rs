@@ -19,7 +19,8 @@ pub struct Options {
     pub spill: bool,
     /// Unset pairs held exactly, per table; 26 bytes each when they are many.
     pub max_revoked: usize,
-    /// Pairs held exactly because their id lies far ahead of the ring: 26 bytes each, or some 190 if each has an id of its own.
+    /// Pairs held exactly because their id lies far ahead of the ring: 26 bytes each, or some 190 if each has an id of its own. At least 1: a space begins with
+    /// what is there.
     pub max_aside: usize,
     /// Ids further than this above the highest normal one are refused. `None`: they are kept aside.
     pub max_ahead: Option<u64>,
@@ -66,6 +67,9 @@ impl Options {
         }
         if self.max_tables < 2 || self.max_tables > 1 << 16 {
             return Err(Error::BadOption("max_tables must lie between 2 and 65536"));
+        }
+        if self.max_aside == 0 {
+            return Err(Error::BadOption("max_aside must be at least 1"));
         }
         Ok(())
     }

@@ -8,14 +8,15 @@
 //! advances to where they are. "Where they are" is the *shorth*, the shortest interval that holds half of them (Andrews et al., Robust Estimates of
 //! Location, 1972), so that a bad id among good ones has no say. How many are many:
 //!
-//! - before there is a frontier, [`QUORUM`] distinct ids, for nobody has a better claim;
+//! - before there is a frontier, [`QUORUM`] distinct ids, for nobody has a better claim; or [`QUORUM_ENTRIES_AT_START`] entries, or as many as the side
+//!   dictionary holds, if that is less;
 //! - then so many entries as a sixteenth of the side dictionary holds, [`LEAP`] by default, of so many ids; they must be an eighth of recent writes, and
 //!   most of the recent new ids: more than those by which the traffic has gone on where it is. There is no hurry, as they are found where they are; and an
 //!   advance is for ever: tables of filters cannot give back the pairs of ids above.
 //!
 //! However many they are, one step takes at most half of the ids that are left ([`Frontier::reach`]). A ring at the end of all ids could never roll again, and no
 //! traffic has a reason to leap there, but ids that are negative numbers do: a broken client's -1 is 2^64-1. They stay aside, up to the bound of that, and are
-//! refused then. Only a space that begins there, with as many entries as there is room for and hardly one lower, has its frontier there.
+//! refused then. Only a space that begins there, with as many entries as there is room for, a quorum, and hardly one lower, has its frontier there.
 //!
 //! A space may refuse ids that are far too high (`max_ahead`). They are measured from the frontier; before there is one all that was
 //! written is kept aside, and the highest id there is what they are measured from ([`Frontier::is_too_far`]).
@@ -266,7 +267,7 @@ impl Frontier {
     #[inline]
     pub fn should_advance(&self, entries: usize) -> bool {
         let enough = self.recent_ahead.load(Relaxed) >= (self.recent.load(Relaxed) / 8).max(QUORUM as u32);
-        entries >= QUORUM && enough && self.new_ahead.load(Relaxed) > self.new_near.load(Relaxed)
+        entries >= QUORUM.min(self.max_aside) && enough && self.new_ahead.load(Relaxed) > self.new_near.load(Relaxed)
     }
 
     /// Advances to where most of `ahead` are: the ids of all entries in the side dictionary, an id once per entry, in any
@@ -307,11 +308,15 @@ impl Frontier {
             let counted = entries.chunk_by(|a, b| a == b).map(|of_id| of_id.len().min(LEAP_ENTRIES_OF_ID));
             is_quorum(entries) && counted.sum::<usize>() >= self.leap
         };
+        // Where there is room for no more nobody is to be waited for.
+        let full = ahead.len() >= self.max_aside;
         match self.known.load(SeqCst) {
             true if is_leap(near) => ahead.truncate(near.len()),
             false if is_quorum_at_start(near) => ahead.truncate(near.len()),
             // It begins there.
-            false if is_quorum_at_start(ahead) && ahead.len() >= self.max_aside => {}
+            false if full && is_quorum_at_start(ahead) && near.len() < ahead.len().div_ceil(2) => {}
+            // Few as they may be: those beyond are no quorum, or no more than they.
+            false if full => ahead.truncate(near.len()),
             _ => return None,
         }
         ahead.dedup();
@@ -390,6 +395,32 @@ mod tests {
         let mut ahead: Vec<u64> = (0..4096).map(|i| 5000 + i % 3).collect();
         assert_eq!(frontier.advance(&mut ahead[..4095].to_vec()), None);
         assert_eq!(frontier.advance(&mut ahead), Some(5002));
+    }
+
+    /// Nor is one that may hold fewer entries than that refused for ever.
+    #[test]
+    fn a_side_dictionary_of_any_size_gets_a_frontier() {
+        for most in [1, 2, 10, 63, 64, 100, 1000, 5000] {
+            let posts = |n: usize| (0..n as u64).map(|i| 5000 + i % 3);
+            let few = most.min(QUORUM_ENTRIES_AT_START) - 1;
+            let frontier = Frontier::new(None, most);
+            assert_eq!((write(&frontier, posts(few)).len(), frontier.high()), (few, None), "{most}");
+            assert!(write(&frontier, posts(2 * 5000)).is_empty() && frontier.high() < Some(5003), "{most}");
+            // Half of what there is, or few beside few, or many beside none, at the end of all ids.
+            let begins = |ids: &dyn Fn(u64) -> u64| {
+                let frontier = Frontier::new(None, most);
+                (frontier.advance(&mut (0..most as u64).map(ids).collect()), frontier.admit(u64::MAX))
+            };
+            assert_eq!(begins(&|i| if i % 2 == 0 { 5000 } else { u64::MAX - i }), (Some(5000), Ahead), "{most}");
+            if most < QUORUM_ENTRIES_AT_START {
+                assert_eq!(begins(&|i| if i == 0 { 5000 } else { u64::MAX - i % 3 }), (Some(5000), Ahead), "{most}");
+                assert_eq!(begins(&|i| u64::MAX - i % 3), (None, Ahead), "{most}: few there move nothing");
+            }
+            if most > QUORUM {
+                let high = begins(&|i| if i == 0 { 5000 } else { u64::MAX - i }).0;
+                assert!(high > Some(u64::MAX / 2), "{most}: {high:?}");
+            }
+        }
     }
 
     /// Writes each id, and has the frontier moved when that is time; those that stay ahead.

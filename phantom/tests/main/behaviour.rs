@@ -236,6 +236,7 @@ fn bad_options_are_refused() {
     assert!(bad(|o| o.pairs_per_table = u64::MAX));
     assert!(bad(|o| o.max_tables = 1));
     assert!(bad(|o| o.max_tables = usize::MAX));
+    assert!(bad(|o| o.max_aside = 0));
 }
 
 /// An aside that is full of bad ids does not keep good ones, which leap ahead, out for ever.
@@ -293,5 +294,22 @@ fn few_ids_that_find_the_aside_full_move_nothing() {
         let post = |i: u64| FIRST + (1 << 40) + i % ids;
         assert!((0..200_000).all(|i| space.add(post(i), &Member::Number(i)).is_err()));
         assert_eq!((space.highest_id(), space.aside_pairs()), (Some(FIRST + 199), max_aside));
+    }
+}
+
+/// A space without a frontier takes it from what it has, when that is all that it has room for, however few their ids: a service may have three posts.
+#[test]
+fn a_space_begins_however_few_pairs_may_be_aside() {
+    for max_aside in [1, 2, 10, 63, 64, 100, 1000, 5000] {
+        for posts in [1, 3, 30, 5000] {
+            for strays in [0, max_aside as u64 / 3, max_aside as u64 / 2] {
+                let options = Options { pairs_per_table: 20_000, max_aside, seed: 1, ..Options::default() };
+                let space = Space::new(options).expect("small tables");
+                (0..strays).for_each(|i| _ = space.add(u64::MAX - i, &Member::Number(i)));
+                let add = |i: u64| space.add(FIRST + i % posts, &Member::Number(i));
+                let refused = (0..10_000).filter(|&i| add(i).is_err()).count();
+                assert!(refused < 600, "{refused} of {posts} posts refused, room for {max_aside}, {strays} strays");
+            }
+        }
     }
 }

@@ -370,7 +370,7 @@ section! {
         memory_limit_bytes: u64 = 0,
         /// Most unset ("unliked") pairs per table, held exactly.
         max_revoked: usize = 1 << 20,
-        /// Most pairs of ids that are far ahead of all others, held exactly; beyond that they are refused with an OOM error. When a sixteenth of so many, or 4,096,
+        /// Most pairs of ids that are far ahead of all others, held exactly, at least 1; beyond that they are refused with an OOM error. When a sixteenth of so many, or 4,096,
         /// are there, and most new ids are, the others follow them.
         max_aside: usize = 1 << 16,
         /// Where an action ties the flag to a counter, a counter of 0 answers for the flag; but not at ids where that would not be certain, as after an
