@@ -387,8 +387,8 @@ impl Engines {
     #[inline]
     pub(crate) fn is_spilling(&self) -> bool {
         self.counters.iter().any(|space| {
-            space.memory_bytes() > space.memory_limit_bytes() / 32 * 31
-                && space.spills
+            space.spills
+                && space.memory_bytes() > space.memory_limit_bytes() / 32 * 31
                 && !space.cold.stuck.load(Relaxed)
         }) || self
             .existences

@@ -229,7 +229,12 @@ impl Talk {
                     self.closing = Closing::AtOnce;
                 } else if self.session.leaving {
                     self.closing = Closing::Politely;
-                } else if out.len() < WRITE_BYTES && self.session.hold.is_none() && !self.session.kept_all_out {
+                } else if out.len() < WRITE_BYTES
+                    && self.session.hold.is_none()
+                    && !self.session.kept_all_out
+                    // The next one waits with the replies until there is room, and is not refused.
+                    && !(self.session.wrote && node.engines.is_spilling())
+                {
                     continue;
                 }
                 self.session.kept_all_out = false;

@@ -95,21 +95,26 @@ pub(crate) fn fill(connection: &mut Connection, n: u64, truth: &mut Truth) {
 }
 
 pub(crate) fn fill_from(connection: &mut Connection, from: u64, n: u64, truth: &mut Truth) {
-    let ids: Vec<u64> = (from..from + n).map(|i| 1_000_000 + i * 37).collect();
+    let ids: Vec<u64> = (from..from + n).collect();
     for ids in ids.chunks(500) {
-        let mut pipe = redis::pipe();
-        for &id in ids {
-            let row =
-                [id as i64 % 50, id as i64 % 3, if id % 41 == 0 { id as i64 * 1_000_000 } else { 0 }, id as i64 % 5000];
-            truth.insert(id, row);
-            pipe.cmd("CNT.SET").arg("post").arg(id);
-            for (field, value) in FIELDS.iter().zip(row) {
-                pipe.arg(field).arg(value);
-            }
-            pipe.ignore();
-        }
-        patiently(&pipe, connection);
+        patiently(&rows(ids.iter().copied(), truth), connection);
     }
+}
+
+/// New rows, the n-th ones of all.
+fn rows(numbers: impl Iterator<Item = u64>, truth: &mut Truth) -> redis::Pipeline {
+    let mut pipe = redis::pipe();
+    for id in numbers.map(|n| 1_000_000 + n * 37) {
+        let row =
+            [id as i64 % 50, id as i64 % 3, if id % 41 == 0 { id as i64 * 1_000_000 } else { 0 }, id as i64 % 5000];
+        truth.insert(id, row);
+        pipe.cmd("CNT.SET").arg("post").arg(id);
+        for (field, value) in FIELDS.iter().zip(row) {
+            pipe.arg(field).arg(value);
+        }
+        pipe.ignore();
+    }
+    pipe
 }
 
 #[test]
@@ -464,6 +469,17 @@ fn flags_of_spilled_posts_are_shown() {
     assert_eq!(again, [1; 50]);
     let _: u64 = call(&mut connection, "TM.SPILL post 9").unwrap();
     assert_eq!(likes(&mut connection, 8, &ids[..50]), [[1, 1]; 50]);
+}
+
+/// Who sends far more than there is memory for, all at once, waits while the oldest goes to the disk.
+#[test]
+fn a_long_pipeline_waits_for_room_and_nothing_of_it_is_refused() {
+    let server = TestServer::with(tight);
+    let mut connection = server.connection();
+    let mut truth = Truth::new();
+    rows(0..300_000, &mut truth).query::<()>(&mut connection).unwrap();
+    assert!(info(&mut connection, "cold_rows") > 100_000);
+    verify(&server, &truth, &[]);
 }
 
 /// Whatever the limit is, tables are so small that some fit, and the oldest can leave.
