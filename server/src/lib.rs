@@ -157,6 +157,10 @@ pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Resu
     let mut threads = workers::start(&host, listeners, encrypted)?;
     let recalled = host.replication.recall(&host.config()).map_err(StartError::System);
     let opened = recalled.and_then(|()| load(&host.node())).and_then(|log| {
+        // Now that the folder is this process's.
+        if let Err(error) = files::remove_unfinished(&host.config().durability.dir) {
+            tracing::warn!("what a kill has left in the data folder cannot be removed: {error}");
+        }
         let (of_log, of_snapshots) = (host.clone(), host.clone());
         // Before anybody is told that the server is ready: writes are taken from the first moment, or refused for the right reason.
         host.replication.settle(&host.config(), log.is_own(), log.term());

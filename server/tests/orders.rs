@@ -303,3 +303,21 @@ fn a_last_commit_that_fails_is_tried_until_it_is_in_the_log() {
         assert_eq!(row(&Program::start(disk.path(), "everysec"), ROWS - 1), OwnedFrame::BulkString(text(5)));
     }
 }
+
+/// A kill while a role was written: what it has left does not stay for ever. What others have there does.
+#[test]
+fn a_start_removes_what_a_kill_has_left_of_a_role() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    assert!(Program::start(folder.path(), "always").terminate().success());
+    let (left, other) = (path(".tidemark-a1B2c3.tmp"), path(".tidemark-notes.txt"));
+    [&left, &other].into_iter().for_each(|file| std::fs::write(file, "tidemark role 3\n").unwrap());
+    std::fs::create_dir(path(".tidemark-folder.tmp")).unwrap();
+    let program = Program::start(folder.path(), "always");
+    assert!(!left.exists() && other.exists() && path(".tidemark-folder.tmp").exists());
+    // A folder in use is nobody else's to tidy up.
+    std::fs::write(&left, "").unwrap();
+    assert!(Program::start_as(&[], folder.path(), &[]).is_err());
+    assert!(left.exists());
+    drop(program);
+}
