@@ -304,6 +304,21 @@ fn a_last_commit_that_fails_is_tried_until_it_is_in_the_log() {
     }
 }
 
+/// What Redis reads as no number between 0 and 65535 is no port, whatever else would read it as one.
+#[test]
+fn what_is_no_port_is_no_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start(folder.path(), "always");
+    let mut client = program.client();
+    for port in ["+1", " 1", "1 ", "01", "-1", "-0", "65536", "1e3", ""] {
+        let reply = client.call(&[b"REPLICAOF", b"127.0.0.1", port.as_bytes()]).unwrap();
+        assert_eq!(refusal(&reply), "ERR Invalid master port", "{port:?}");
+    }
+    assert_eq!(info(&program, "role"), "master");
+    assert_eq!(refusal(&call(&mut client, "REPLICAOF 127.0.0.1 65535")), "");
+    assert_eq!((info(&program, "role"), info(&program, "master_port")), ("slave".to_owned(), "65535".to_owned()));
+}
+
 /// A kill while a role was written: what it has left does not stay for ever. What others have there does.
 #[test]
 fn a_start_removes_what_a_kill_has_left_of_a_role() {

@@ -71,7 +71,8 @@ fn replicaof(call: &mut Call<'_>) -> Outcome {
     let master = if is_nobody && !forced {
         None
     } else {
-        if port.parse::<u16>().is_err() {
+        // As Redis reads numbers: no sign, no zero in front.
+        if !integer(call.args.at(2)).is_ok_and(|port| u16::try_from(port).is_ok()) {
             return Err(refuse!("ERR Invalid master port"));
         }
         Some(Master::parse(&format!("{host} {port}")).ok_or_else(|| refuse!("ERR Invalid master host"))?)
