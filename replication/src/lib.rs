@@ -91,12 +91,33 @@ pub enum LinkError {
 }
 
 /// The term of the node that is promoted out of `term`: the upper half counts promotions, the lower half is random, so that two nodes that were
-/// promoted out of one history at the same time can be told apart.
+/// promoted out of one history at the same time can be told apart. Where no more promotions can be counted, as only a master's word and not
+/// promotions can make it, the lower half rises, until the last term there is stays: a node can always be promoted, and no term falls.
 pub fn next_term(term: u64, random: u32) -> u64 {
-    (((term >> 32) + 1) << 32) | u64::from(random)
+    match promotions(term).checked_add(1) {
+        Some(count) => u64::from(count) << 32 | u64::from(random),
+        None => term.saturating_add(u64::from(random | 1)),
+    }
 }
 
 /// How many promotions led to a term.
 pub fn promotions(term: u64) -> u32 {
     (term >> 32) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_term_rises_as_long_as_there_is_a_higher_one() {
+        let last = u64::from(u32::MAX) << 32;
+        for term in [0, 1, u64::from(u32::MAX), 1 << 32, last - 1, last, last + 1, u64::MAX - 1, u64::MAX] {
+            for random in [0, 1, u32::MAX] {
+                let next = next_term(term, random);
+                assert!(next > term || next == u64::MAX, "{term:x} and {random:x}: {next:x}");
+                assert!(promotions(next) > promotions(term) || term >= last, "{term:x} and {random:x}: {next:x}");
+            }
+        }
+    }
 }

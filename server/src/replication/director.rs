@@ -299,3 +299,36 @@ impl Host {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::stop::Stop;
+    use store::{Position, SEGMENT_HEAD_BYTES, SegmentHead, SimDisk, Store, StoreOptions};
+
+    /// A master is believed what it says of its own history. Who followed it can be promoted all the same, and again.
+    #[test]
+    fn a_term_that_a_master_names_stops_no_promotion() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.durability.dir = folder.path().to_path_buf();
+        for term in [u64::from(u32::MAX) << 32, u64::MAX] {
+            let host = Host::new(config.clone(), Vec::new(), Stop::new());
+            let node = host.node();
+            node.store.fill(Store::open(Arc::new(SimDisk::new(1)), StoreOptions::default()).unwrap());
+            let (disk, lineage) = (node.store.disk().clone(), node.store.lineage());
+            let mut log = FollowLog::open(disk.clone(), lineage, Position::START).unwrap();
+            let head =
+                SegmentHead { void: false, lineage, segment: 1, previous: 0, base: 0, sequence: 0, term, chain: 0 };
+            log.begin(head).unwrap();
+            for _ in 0..2 {
+                let Held::Own(own) = promote(&host, &node, log) else { panic!("it is no master") };
+                assert!(own.term() >= term && own.written().byte == SEGMENT_HEAD_BYTES);
+                let end = own.durable();
+                drop(own);
+                log = FollowLog::open(disk.clone(), lineage, end).unwrap();
+            }
+        }
+    }
+}
