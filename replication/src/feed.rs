@@ -203,7 +203,7 @@ impl Feed {
     /// Adds messages to `out` until it holds [`WINDOW_BYTES`], or there is nothing more to say now. To be called whenever there is room, whenever
     /// the log has grown, and with each tick.
     pub fn fill(&mut self, out: &mut Vec<u8>, origin: &Origin<'_>, now_ms: u64) -> Result<(), LinkError> {
-        self.tick(origin.end, now_ms)?;
+        self.tick(origin.end);
         self.said_end = self.said_end.max(origin.end.offset);
         if self.welcome.is_none()
             && let Some(hello) = self.hello.clone()
@@ -263,19 +263,19 @@ impl Feed {
         Ok(())
     }
 
-    /// Time goes by, and the log grows. To be called also while there is no room to send: who reads nothing is given up as who says nothing is, and keeps no
-    /// more of the log than others.
-    pub fn tick(&mut self, end: Position, now_ms: u64) -> Result<(), LinkError> {
-        let silent_ms = now_ms.saturating_sub(self.peer.heard_ms);
-        if silent_ms >= self.times.timeout_ms {
-            return Err(LinkError::Timeout(silent_ms));
-        }
+    /// An error if the replica has said nothing for too long. To be called now and then, also while there is no room to send, and where nothing is there to be
+    /// read: what it has said in time may be read late, as this end was busy.
+    pub fn hears(&self, now_ms: u64) -> Result<(), LinkError> {
+        self.times.hears(self.peer.heard_ms, now_ms)
+    }
+
+    /// The log grows. To be called also while there is no room to send: who reads nothing keeps no more of it than others.
+    pub fn tick(&mut self, end: Position) {
         if self.pin.is_some() && end.offset.saturating_sub(self.pinned_from) > self.pinned_bytes {
             self.pin = None;
             self.given_up = true;
             self.work = Work::Gone;
         }
-        Ok(())
     }
 
     fn answer(&mut self, hello: &Hello, out: &mut Vec<u8>, origin: &Origin<'_>) -> Result<(), LinkError> {

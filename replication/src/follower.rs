@@ -429,12 +429,14 @@ impl Follower {
         self.writer.replica_says(out, &ToMaster::Ack { written, durable });
     }
 
+    /// An error if the master has said nothing for too long. To be called now and then, where nothing is there to be read: what it has said in time may be
+    /// read late, as this end was busy.
+    pub fn hears(&self, now_ms: u64) -> Result<(), LinkError> {
+        self.times.hears(self.heard_ms, now_ms)
+    }
+
     /// Time goes by.
     pub fn tick(&mut self, local: &mut impl Local, out: &mut Vec<u8>, now_ms: u64) -> Result<(), LinkError> {
-        let silent_ms = now_ms.saturating_sub(self.heard_ms);
-        if silent_ms >= self.times.timeout_ms {
-            return Err(LinkError::Timeout(silent_ms));
-        }
         let before = local.log().durable();
         if self.is_following() {
             self.sync_if_due(local, now_ms)?;

@@ -259,6 +259,7 @@ fn talk(here: &mut Here, store: &Store, log: &Log, input: &mut Input<'_>) -> Res
         if course != Course::On {
             return Ok(course);
         }
+        follower.hears(now_ms)?;
         follower.tick(here, &mut to_master, now_ms)?;
     }
     Ok(Course::On)
@@ -343,11 +344,17 @@ mod tests {
         }
         let name = store.manifest().files[0].name.clone();
         let grown = |bytes| Position { offset: end.offset + bytes, ..end };
-        feed.tick(grown(100), 999).expect("it was heard a moment ago");
+        feed.tick(grown(100));
         assert!(store.is_pinned(&name));
-        feed.tick(grown(101), 999).expect("it was heard a moment ago");
+        feed.tick(grown(101));
         assert!(!store.is_pinned(&name));
-        assert!(matches!(feed.tick(grown(101), 1_000), Err(LinkError::Timeout(1_000))));
+        feed.hears(999).expect("it was heard a moment ago");
+        assert!(matches!(feed.hears(1_000), Err(LinkError::Timeout(1_000))));
+        // Whoever was busy for as long has not looked yet whether something was said meanwhile.
+        feed.fill(&mut down, &origin, 5_000).expect("nobody is given up by who has not listened");
+        follower.hears(999).expect("it was heard a moment ago");
+        assert!(matches!(follower.hears(1_000), Err(LinkError::Timeout(1_000))));
+        follower.tick(&mut here, &mut up, 5_000).expect("nobody is given up by who has not listened");
     }
 
     /// A link that nobody tampers with brings everything.

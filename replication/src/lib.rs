@@ -61,6 +61,14 @@ impl Default for Times {
     }
 }
 
+impl Times {
+    /// An error if a peer that was heard then has been silent for too long.
+    fn hears(&self, heard_ms: u64, now_ms: u64) -> Result<(), LinkError> {
+        let silent_ms = now_ms.saturating_sub(heard_ms);
+        if silent_ms < self.timeout_ms { Ok(()) } else { Err(LinkError::Timeout(silent_ms)) }
+    }
+}
+
 /// Why a link is to be closed.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {

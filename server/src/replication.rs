@@ -35,10 +35,14 @@ use role::Role;
 use crate::config::Config;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
+use std::future::poll_fn;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::task::Poll;
 use std::time::Instant;
+use tokio::io::{AsyncRead, ReadBuf};
 use tokio::sync::watch;
 
 /// What a node is to be.
@@ -399,6 +403,18 @@ impl Replication {
         let replicated = |role: &Role| (!role.replicated).then(|| Role { replicated: true, ..role.clone() });
         self.change(config, replicated, || ()).map(|_| ())
     }
+}
+
+/// What is there to be read already, if anything.
+async fn more(stream: &mut (impl AsyncRead + Unpin), input: &mut [u8]) -> io::Result<Option<usize>> {
+    poll_fn(|cx| {
+        let mut buffer = ReadBuf::new(input);
+        Poll::Ready(match Pin::new(&mut *stream).poll_read(cx, &mut buffer) {
+            Poll::Ready(read) => read.map(|()| Some(buffer.filled().len())),
+            Poll::Pending => Ok(None),
+        })
+    })
+    .await
 }
 
 /// Milliseconds of a clock that never goes back.

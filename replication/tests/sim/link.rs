@@ -126,9 +126,9 @@ impl World {
                 let mut out = Vec::new();
                 // Where nothing more can be sent before the last bytes have arrived.
                 let is_full = self.links[i].narrow && !self.links[i].to_replica.is_empty();
-                let filled = result.and_then(|()| match is_full {
-                    true => f.tick(end, self.now),
-                    false => f.fill(&mut out, &origin, self.now),
+                let filled = result.and_then(|()| f.hears(self.now)).and_then(|()| {
+                    f.tick(end);
+                    if is_full { Ok(()) } else { f.fill(&mut out, &origin, self.now) }
                 });
                 if let Err(error) = &filled
                     && matches!(error, LinkError::Protocol(_))
@@ -212,6 +212,7 @@ impl World {
                 follower.look(local, &mut out)?;
             }
             let course = follower.settle(local, &mut out, now)?;
+            follower.hears(now)?;
             follower.tick(local, &mut out, now)?;
             Ok(course)
         });

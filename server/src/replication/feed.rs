@@ -1,7 +1,7 @@
 //! A connection that has become a replica's: [`replication::Feed`] on its socket. Files are read on another thread, so that the worker's other
 //! clients do not wait for them; what was written a moment ago is at hand.
 
-use super::now_ms;
+use super::{more, now_ms};
 use crate::clients::Client;
 use crate::node::Node;
 use replication::{Feed, LinkError, Origin, Times};
@@ -126,17 +126,8 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(node: &Arc<Node>, client: u64, s
             // As long as there is something to say, there may be more.
             fill = !out.is_empty();
         }
-        tokio::select! {
-            read = reader.read(&mut input) => {
-                let length = read.map_err(Ended::Io)?;
-                if length == 0 {
-                    return Ok(());
-                }
-                heard = Instant::now();
-                let (bytes, now) = (input[..length].to_vec(), now_ms(started));
-                step(node, &mut feed, move |feed, origin| feed.receive(&bytes, origin, now)).await?;
-                fill = true;
-            }
+        let read = tokio::select! {
+            read = reader.read(&mut input) => Some(read.map_err(Ended::Io)?),
             written = push(&mut writer, &out[sent..out.len().min(sent + WRITE_BYTES)]), if sent < out.len() || unflushed => {
                 let written = written.map_err(Ended::Io)?;
                 sent += written;
@@ -146,20 +137,36 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(node: &Arc<Node>, client: u64, s
                     // There is more: others first.
                     tokio::task::yield_now().await;
                 }
+                None
             }
             changed = grown.changed(), if sent == out.len() => {
                 if changed.is_err() {
                     return Ok(());
                 }
                 fill = true;
+                None
             }
             _ = ticks.tick() => {
                 fill = true;
-                // The replica may read nothing, and then it is never asked to be filled.
+                let unread = more(&mut reader, &mut input).await.map_err(Ended::Io)?;
                 if let Some(feed) = &mut feed {
-                    feed.tick(node.durability.shown(), now_ms(started)).map_err(Ended::Link)?;
+                    // The replica may read nothing, and then it is never asked to be filled.
+                    feed.tick(node.durability.shown());
+                    if unread.is_none() {
+                        feed.hears(now_ms(started)).map_err(Ended::Link)?;
+                    }
                 }
+                unread
             }
+        };
+        if let Some(length) = read {
+            if length == 0 {
+                return Ok(());
+            }
+            heard = Instant::now();
+            let (bytes, now) = (input[..length].to_vec(), now_ms(started));
+            step(node, &mut feed, move |feed, origin| feed.receive(&bytes, origin, now)).await?;
+            fill = true;
         }
         if let Some(feed) = &feed {
             if node.replication.feeds.update(client, feed.peer(), heard) {
@@ -207,6 +214,45 @@ mod tests {
         };
         assert!(ended.is_err_and(|e| e.to_string().contains("nothing was heard")));
         assert!(replica.read_u8().await.is_ok(), "the answer had begun");
+    }
+
+    /// A slow disk keeps the feed busy for longer than a replica may be silent: what that has said meanwhile is read before it is given up.
+    #[tokio::test]
+    async fn a_replica_whose_words_wait_unread_is_not_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.durability.dir = folder.path().to_path_buf();
+        config.replication.timeout_s = 3;
+        let node = crate::fuzz::commands::alone(&config);
+        let message = |number, body: &[u8]| [&frame_head(Check::new().u64(number), body)[..], body].concat();
+        let hello = [&[1][..], &replication::PROTOCOL.to_le_bytes(), &[7; 16], &[0; 44], &[1, 0]].concat();
+        let (want_manifest, acknowledges) = (message(1, &[3]), message(2, &[&[2][..], &[0; 16]].concat()));
+        let (mut replica, mut here) = tokio::io::duplex(64 << 10);
+        let of_disk = node.clone();
+        let talks = async move {
+            replica.write_all(&message(0, &hello)).await.unwrap();
+            let mut input = [0; 4096];
+            assert!(replica.read(&mut input).await.unwrap() > 0, "it is welcome");
+            let (tell_busy, busy) = tokio::sync::oneshot::channel();
+            let (end, ended) = std::sync::mpsc::channel::<()>();
+            std::thread::spawn(move || {
+                let _held = of_disk.store.manifest();
+                tell_busy.send(()).unwrap();
+                ended.recv().unwrap();
+            });
+            busy.await.unwrap();
+            replica.write_all(&want_manifest).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            replica.write_all(&acknowledges).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            end.send(()).unwrap();
+            // It is answered, and goes.
+            assert!(replica.read(&mut input).await.unwrap() > 0, "it is given up");
+        };
+        // The replica hears when this has ended.
+        let feeds = async move { run(&node, 1, &mut here).await };
+        let (ended, ()) = tokio::join!(feeds, talks);
+        assert!(ended.is_ok(), "{}", ended.err().map(|e| e.to_string()).unwrap_or_default());
     }
 
     /// A connection may end between the answer and the feed: while the answer waits for a peer that does not read, say.

@@ -1,7 +1,7 @@
 //! A replica at work: the link to its master, and what comes over it made true in the own log and the engines.
 
 use super::role::Master;
-use super::{LinkState, director, dropped, now_ms};
+use super::{LinkState, director, dropped, more, now_ms};
 use crate::catalogue::Catalogue;
 use crate::config::{self, Config, Fsync};
 use crate::durability;
@@ -11,15 +11,12 @@ use crate::records::RecordKind;
 use crate::tls::Socket;
 use counter::Schema;
 use replication::{Follower, LinkError, Local, Times};
-use std::future::poll_fn;
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::task::Poll;
 use std::time::{Duration, Instant};
 use store::{BatchHead, Disk, FollowLog, Manifest, Records, Staging};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 /// Between two attempts.
@@ -414,18 +411,6 @@ async fn link(here: &mut Here, master: &Master) -> Result<(), LinkError> {
     Ok(())
 }
 
-/// What is there already, if anything.
-async fn more(stream: &mut Socket, input: &mut [u8]) -> io::Result<Option<usize>> {
-    poll_fn(|cx| {
-        let mut buffer = ReadBuf::new(input);
-        Poll::Ready(match Pin::new(&mut *stream).poll_read(cx, &mut buffer) {
-            Poll::Ready(read) => read.map(|()| Some(buffer.filled().len())),
-            Poll::Pending => Ok(None),
-        })
-    })
-    .await
-}
-
 /// Carries bytes between the socket and the follower. May be dropped wherever it waits: all that came is applied then.
 async fn carry(
     here: &mut Here,
@@ -448,33 +433,42 @@ async fn carry(
             within(stream.flush()).await?;
             out.clear();
         }
-        tokio::select! {
-            read = stream.read(&mut input) => {
-                let mut length = read.map_err(|e| net(&e))?;
-                let mut taken = 0;
-                loop {
-                    if length == 0 {
-                        return Err(other("the master has closed the link"));
-                    }
-                    taken += length;
-                    let course = follower.receive(&input[..length], here, &mut out, now_ms(started))?;
-                    if course != replication::Course::On {
-                        return replaced(here, counted);
-                    }
-                    if taken >= ROUND_BYTES {
-                        break;
-                    }
-                    match more(stream, &mut input).await.map_err(|e| net(&e))? {
-                        Some(read) => length = read,
-                        None => break,
-                    }
+        let read = tokio::select! {
+            read = stream.read(&mut input) => Some(read.map_err(|e| net(&e))?),
+            _ = ticks.tick() => {
+                let unread = more(stream, &mut input).await.map_err(|e| net(&e))?;
+                if unread.is_none() {
+                    follower.hears(now_ms(started))?;
                 }
-                if follower.settle(here, &mut out, now_ms(started))? != replication::Course::On {
+                unread
+            }
+            () = tokio::task::yield_now(), if follower.is_looking() => {
+                follower.look(here, &mut out)?;
+                None
+            }
+        };
+        if let Some(mut length) = read {
+            let mut taken = 0;
+            loop {
+                if length == 0 {
+                    return Err(other("the master has closed the link"));
+                }
+                taken += length;
+                let course = follower.receive(&input[..length], here, &mut out, now_ms(started))?;
+                if course != replication::Course::On {
                     return replaced(here, counted);
                 }
+                if taken >= ROUND_BYTES {
+                    break;
+                }
+                match more(stream, &mut input).await.map_err(|e| net(&e))? {
+                    Some(read) => length = read,
+                    None => break,
+                }
             }
-            _ = ticks.tick() => {}
-            () = tokio::task::yield_now(), if follower.is_looking() => follower.look(here, &mut out)?,
+            if follower.settle(here, &mut out, now_ms(started))? != replication::Course::On {
+                return replaced(here, counted);
+            }
         }
         follower.tick(here, &mut out, now_ms(started))?;
         let is_up = follower.is_following() && !was_following;
