@@ -14,7 +14,7 @@
 //! **What it acknowledges**: as *written* what is in its log and applied, as *durable* what is synced, too. Which of the two has to come
 //! first is its node's choice ([`Local::sync_after_ms`]).
 
-use store::{BatchHead, Disk, Error, Fetched, FollowLog, Lineage, Manifest, SegmentHead, Staging};
+use store::{BatchHead, Disk, Error, Fetched, FileEntry, FollowLog, Lineage, Manifest, SegmentHead, Staging};
 
 use crate::parting::{Parting, headers, parting};
 use crate::wire::{Hello, MAX_MESSAGE_BYTES, Reader, ToMaster, ToReplica, Verdict, Writer, read_to_replica};
@@ -99,8 +99,8 @@ enum State {
     Greeted,
     /// The log comes in.
     Following,
-    /// WantManifest was sent.
-    AwaitManifest,
+    /// WantManifest was sent; of an earlier one these files are here.
+    AwaitManifest(Vec<FileEntry>),
     /// A file, or the log of a full sync, comes in.
     Fetching(Box<Staging>),
 }
@@ -168,7 +168,7 @@ impl Follower {
 
     /// Whether a full sync is under way, and how many bytes it has brought.
     pub fn is_fetching(&self) -> Option<u64> {
-        matches!(self.state, State::AwaitManifest | State::Fetching(_)).then_some(self.fetched_bytes)
+        matches!(self.state, State::AwaitManifest(_) | State::Fetching(_)).then_some(self.fetched_bytes)
     }
 
     /// The master's end, as it last said.
@@ -239,10 +239,10 @@ impl Follower {
                     self.want_manifest(out);
                 }
             }
-            (ToReplica::Manifest(text), State::AwaitManifest) => {
+            (ToReplica::Manifest(text), State::AwaitManifest(here)) => {
                 let manifest = Manifest::decode(text)
                     .map_err(|e| LinkError::Protocol(format!("a manifest that cannot be read: {e:?}")))?;
-                let staging = Staging::begin(local.disk(), manifest, &local.manifest())?;
+                let staging = Staging::begin(local.disk(), manifest, &local.manifest(), std::mem::take(here))?;
                 self.state = State::Fetching(Box::new(staging));
                 self.look(local, out)?;
             }
@@ -254,7 +254,7 @@ impl Follower {
                     Fetched::Damaged => return Err(LinkError::Damaged),
                 }
             }
-            (ToReplica::Gone, State::Fetching(_) | State::AwaitManifest) => self.want_manifest(out),
+            (ToReplica::Gone, State::Fetching(_) | State::AwaitManifest(_)) => self.want_manifest(out),
             (ToReplica::Segment(bytes), State::Fetching(staging)) => {
                 self.fetched_bytes += bytes.len() as u64;
                 let head = segment(bytes)?;
@@ -319,7 +319,13 @@ impl Follower {
 
     fn want_manifest(&mut self, out: &mut Vec<u8>) {
         self.writer.replica_says(out, &ToMaster::WantManifest);
-        self.state = State::AwaitManifest;
+        // Where the master's log grows faster than what is here can be looked at, looking at all of it again would never end.
+        let here = match std::mem::replace(&mut self.state, State::Greeted) {
+            State::Fetching(staging) => staging.into_whole(),
+            State::AwaitManifest(here) => here,
+            State::Greeted | State::Following => Vec::new(),
+        };
+        self.state = State::AwaitManifest(here);
     }
 
     /// Whether [`Follower::look`] has something to do.
@@ -370,7 +376,7 @@ impl Follower {
                 let end = staging.log()?.sync()?;
                 if staging.is_whole() && end.offset >= self.master_end {
                     local.may_open(staging).map_err(LinkError::Unready)?;
-                    let State::Fetching(staging) = std::mem::replace(&mut self.state, State::AwaitManifest) else {
+                    let State::Fetching(staging) = std::mem::replace(&mut self.state, State::Greeted) else {
                         return Ok(Course::On);
                     };
                     staging.commit()?;

@@ -357,6 +357,62 @@ mod tests {
         follower.tick(&mut here, &mut up, 5_000).expect("nobody is given up by who has not listened");
     }
 
+    /// The master's log outgrows what is kept for a full sync again and again, while what an earlier link has left is looked at: each time there is less to
+    /// look at.
+    #[test]
+    fn what_was_looked_at_is_known_when_the_manifest_is_asked_for_again() {
+        let (store, log) = master();
+        let made = || -> Result<(), Error> {
+            let mut snapshot = store.begin_snapshot(log.durable());
+            let mut file = snapshot.file(Tag { space: 1, kind: 2, low: 0, high: 9, stamp: 1 })?;
+            for _ in 0..8 {
+                file.write(&[7; 300 << 10], 3)?;
+            }
+            snapshot.add(file.finish()?);
+            snapshot.commit(log.durable())
+        };
+        made().expect("this disk has no faults");
+        let (end, times) = (log.durable(), Times::default());
+        let origin = Origin { store: &store, end, term: log.term() };
+        let disk = SimDisk::new(2);
+        let grown = Position { offset: end.offset + 101, ..end };
+        for link in 0..2 {
+            let mut here = replica(&disk).expect("a replica");
+            let (mut up, mut feed) = (Vec::new(), Feed::new(times, 100, 0));
+            let mut follower = Follower::new(times, false, ("", 1), &mut here, &mut up, 0).expect("a link");
+            let mut exchange = |feed: &mut Feed, follower: &mut Follower| {
+                let mut down = Vec::new();
+                feed.receive(&std::mem::take(&mut up), &origin, 0).expect("an honest replica");
+                feed.fill(&mut down, &origin, 0).expect("an honest replica");
+                follower.receive(&down, &mut here, &mut up, 0).expect("an honest master");
+                if follower.is_looking() {
+                    follower.look(&mut here, &mut up).expect("its own disk");
+                }
+                // The first link brings the files, and is cut.
+                if link == 0 { Course::On } else { follower.settle(&mut here, &mut up, 0).expect("its own disk") }
+            };
+            if link == 0 {
+                (0..100).for_each(|_| _ = exchange(&mut feed, &mut follower));
+                continue;
+            }
+            // Until all that there is was looked at.
+            let mut looks = 0;
+            while looks == 0 || follower.is_looking() {
+                exchange(&mut feed, &mut follower);
+                looks += usize::from(follower.is_looking());
+                assert!(follower.is_fetching().is_some_and(|bytes| bytes == 0), "it looks first");
+            }
+            for _ in 0..3 {
+                feed.tick(grown);
+                exchange(&mut feed, &mut follower);
+                exchange(&mut feed, &mut follower);
+                assert!(follower.is_fetching().is_some() && !follower.is_looking());
+            }
+            let mut courses = (0..10).map(|_| exchange(&mut feed, &mut follower));
+            assert!(courses.any(|course| course == Course::Adopt));
+        }
+    }
+
     /// A link that nobody tampers with brings everything.
     #[test]
     fn an_honest_link_ends_with_the_masters_data() {

@@ -93,6 +93,8 @@ pub struct Staging {
     missing: Vec<FileEntry>,
     /// Of these: what an earlier link has left whole, unless it was damaged since.
     left: Vec<FileEntry>,
+    /// What is whole here, and was read.
+    whole: Vec<FileEntry>,
     /// The last of them, as far as it was read, and the check of that.
     looked: (u64, u32),
     /// The one that is being fetched.
@@ -113,31 +115,37 @@ pub enum Fetched {
 
 impl Staging {
     /// Begins, or goes on after the link was cut: `manifest` is the master's; what an earlier one has left is kept as far as it
-    /// is still wanted; it is to be looked at first ([`Staging::look`]). `own` is the manifest of the data set that is there now.
-    pub fn begin(main: Arc<dyn Disk>, manifest: Manifest, own: &Manifest) -> Result<Staging> {
+    /// is still wanted; it is to be looked at first ([`Staging::look`]), but for what this link has already seen to be `whole`
+    /// ([`Staging::into_whole`]). `own` is the manifest of the data set that is there now.
+    pub fn begin(main: Arc<dyn Disk>, manifest: Manifest, own: &Manifest, whole: Vec<FileEntry>) -> Result<Staging> {
         let beside: Arc<dyn Disk> = Arc::new(Beside(main.clone()));
-        let (mut missing, mut found) = (manifest.files.clone(), Vec::new());
+        let (mut missing, mut found, mut seen) = (manifest.files.clone(), Vec::new(), whole);
+        seen.sort();
+        let mut whole = Vec::new();
         // A checksum does not tell two files apart of which only the headers differ; a whole entry and the lineage do.
         let left = Manifest::read_as(&*main, PLAN).ok().flatten();
         let left = left.filter(|plan| plan.lineage == manifest.lineage);
         for name in list(&*beside)? {
-            let whole = name.strip_suffix(TEMPORARY).unwrap_or(&name);
-            let Some(entry) = manifest.file(whole) else {
+            let named = name.strip_suffix(TEMPORARY).unwrap_or(&name);
+            let Some(entry) = manifest.file(named) else {
                 remove(&*beside, &name)?;
                 continue;
             };
-            let is_same = left.as_ref().is_some_and(|plan| plan.file(whole) == Some(entry));
+            let is_same = left.as_ref().is_some_and(|plan| plan.file(named) == Some(entry));
             if !is_same {
                 remove(&*beside, &name)?;
-            } else if name == whole {
-                found.push(entry.clone());
+            } else if name == named {
+                let to = if seen.binary_search(entry).is_ok() { &mut whole } else { &mut found };
+                to.push(entry.clone());
             }
         }
         replace(&*main, PLAN, manifest.encode().as_bytes()).map_err(|e| Error::io(main.path(PLAN), "writing", e))?;
         missing.retain(|f| own.lineage != manifest.lineage || own.file(&f.name) != Some(f));
+        whole.sort();
+        missing.retain(|f| whole.binary_search(f).is_err());
         // The last one comes first: the smallest. One of these says what the others are, and whether they are of use here.
         missing.sort_by_key(|f| std::cmp::Reverse(f.bytes));
-        Ok(Staging { beside, main, manifest, missing, left: found, looked: (0, 0), file: None, log: None })
+        Ok(Staging { beside, main, manifest, missing, left: found, whole, looked: (0, 0), file: None, log: None })
     }
 
     /// Whether what an earlier link has left is known.
@@ -148,7 +156,7 @@ impl Staging {
     /// Looks at some of what an earlier link has left, at most at [`LOOK_BYTES`]: all of it may take longer than a peer waits for a word. What is as the
     /// manifest says need not come again, the rest is thrown away.
     pub fn look(&mut self) -> Result<()> {
-        let Some(entry) = self.left.last() else { return Ok(()) };
+        let Some(entry) = self.left.last().cloned() else { return Ok(()) };
         let (at, check) = self.looked;
         let size = self.beside.open(&entry.name).and_then(|f| f.size()).unwrap_or(0);
         let (to, mut is_same) = ((at + LOOK_BYTES).min(entry.bytes), size == entry.bytes);
@@ -162,6 +170,7 @@ impl Staging {
         }
         if is_same {
             self.missing.retain(|f| f.name != entry.name);
+            self.whole.push(entry);
         } else {
             remove(&*self.beside, &entry.name)?;
         }
@@ -231,6 +240,7 @@ impl Staging {
         }
         self.beside.rename(&name, &entry.name).map_err(io)?;
         self.missing.pop();
+        self.whole.push(entry);
         Ok(Fetched::Whole)
     }
 
@@ -300,6 +310,11 @@ impl Staging {
         // Of what is left the plan says what it is worth: it goes last.
         let (plan, files): (Vec<_>, Vec<_>) = names.iter().partition(|name| staged(name) == PLAN);
         files.into_iter().chain(plan).try_for_each(|name| remove(&beside, name))
+    }
+
+    /// What is whole here, for the one that begins with a later manifest of the same master, on the same link.
+    pub fn into_whole(self) -> Vec<FileEntry> {
+        self.whole
     }
 
     /// The lineage that is being staged.
@@ -466,7 +481,7 @@ mod tests {
             manifest.files.push(FileEntry { name, bytes, check, role: Role::Snapshot, tag: Tag::default() });
         }
         let own = Manifest::new(Lineage([2; 16]));
-        let mut staging = Staging::begin(main.clone(), manifest.clone(), &own).unwrap();
+        let mut staging = Staging::begin(main.clone(), manifest.clone(), &own, Vec::new()).unwrap();
         assert!(staging.is_known(), "nothing is there");
         while let Some((entry, 0)) = staging.wanted().unwrap() {
             assert_eq!(staging.write(&long[..entry.bytes as usize]).unwrap(), Fetched::Whole);
@@ -475,7 +490,7 @@ mod tests {
         let file = main.open_write("staged-snap-3.tsnap").unwrap();
         write_all_at(&*file, &[8], long.len() as u64 - 1).unwrap();
 
-        let mut staging = Staging::begin(main.clone(), manifest.clone(), &own).unwrap();
+        let mut staging = Staging::begin(main.clone(), manifest.clone(), &own, Vec::new()).unwrap();
         let mut looks = 0;
         while !staging.is_known() {
             staging.look().unwrap();
@@ -484,7 +499,24 @@ mod tests {
         assert_eq!(looks, 3 + 1 + 3);
         assert_eq!(staging.missing, [manifest.files[2].clone()]);
         // Who asks at once is answered all the same.
-        let mut staging = Staging::begin(main, manifest.clone(), &own).unwrap();
+        let mut staging = Staging::begin(main.clone(), manifest.clone(), &own, Vec::new()).unwrap();
         assert_eq!(staging.wanted().unwrap(), Some((manifest.files[2].clone(), 0)));
+
+        // The master's log has outgrown what is kept for this: there is another manifest, and what was looked at is known.
+        assert_eq!(staging.write(&long).unwrap(), Fetched::Whole);
+        let whole = staging.into_whole();
+        assert_eq!(whole.len(), 3, "looked at, or fetched");
+        let half = Staging::begin(main.clone(), manifest.clone(), &own, whole[1..].to_vec()).unwrap();
+        assert_eq!(half.left, whole[..1]);
+        // A file of the same name that is another one is fetched, whatever was known of the first.
+        manifest.number += 1;
+        let old = std::mem::replace(&mut manifest.files[0].check, 0);
+        let mut staging = Staging::begin(main.clone(), manifest.clone(), &own, whole.clone()).unwrap();
+        assert!(staging.is_known() && staging.missing == [manifest.files[0].clone()]);
+        assert_eq!(staging.wanted().unwrap(), Some((manifest.files[0].clone(), 0)));
+        // Nor is what has gone meanwhile taken for here.
+        manifest.files[0].check = old;
+        let staging = Staging::begin(main, manifest.clone(), &own, whole).unwrap();
+        assert!(staging.missing.contains(&manifest.files[0]));
     }
 }
