@@ -438,6 +438,15 @@ fn is_leaving(master: &Program) -> bool {
     master.info("shutdown_in_milliseconds").parse::<u64>().is_ok_and(|ms| ms > 0)
 }
 
+/// Whether all threads of a process are stopped.
+fn stands_still(process: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let state = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+    tasks
+        .map(|task| state(task.unwrap()))
+        .all(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')))
+}
+
 /// It ends of its own accord, and well, in less than a minute; gives how long that took.
 fn ends(program: &mut Program) -> Duration {
     let began = Instant::now();
@@ -509,6 +518,8 @@ fn a_replica_that_lags_keeps_a_stop_no_longer_than_is_wanted() {
     let stopped = |is_stopped| {
         let signal = if is_stopped { rustix::process::Signal::STOP } else { rustix::process::Signal::CONT };
         rustix::process::kill_process(rustix::process::Pid::from_child(&replica.child), signal).unwrap();
+        // One of its threads takes the signal when it runs next, and until then the others go on.
+        until("it stands still", || !is_stopped || stands_still(replica.child.id()));
     };
     for (seconds, how) in
         [("1", "SIGTERM"), ("1", "SHUTDOWN"), ("600", "SHUTDOWN NOW"), ("0", "SHUTDOWN"), ("600", "SIGINT")]
