@@ -113,10 +113,10 @@ impl Space {
             }
             Ok(Change::Changed)
         };
-        let result = if replay {
-            self.aside.replay(&self.frontier, pair.id, inside, ahead).map_err(Refused::Engine)
-        } else {
-            self.aside.write(&self.frontier, pair.id, inside, ahead)
+        let result = match (set, replay) {
+            (_, true) => self.aside.replay(&self.frontier, pair.id, inside, ahead).map_err(Refused::Engine),
+            (false, false) => self.aside.take_away(&self.frontier, pair.id, inside, ahead).map_err(Refused::Engine),
+            (true, false) => self.aside.write(&self.frontier, pair.id, inside, ahead),
         };
         if let Some(low) = due {
             self.try_roll(low);

@@ -123,6 +123,17 @@ impl<V> Aside<V> {
         self.write_admitted(frontier, id, frontier.admit_told(id), |_| Ok(()), inside, ahead)
     }
 
+    /// [`Aside::write`] for what takes something of `id` away: it says nothing of the traffic, so the frontier stays where it is, and no id is too far ahead.
+    pub fn take_away<R, E>(
+        &self,
+        frontier: &Frontier,
+        id: u64,
+        inside: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
+        ahead: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
+    ) -> Result<R, E> {
+        self.write_admitted(frontier, id, frontier.look_up(id), |_| Ok(()), inside, ahead)
+    }
+
     /// Deletes `id`, wherever it is: `inside` deletes what the tables have of it, and then its entry here goes, if there is one. Gives both. An id
     /// that is deleted says nothing of the traffic: the frontier stays where it is. If `inside` fails nothing has changed here.
     pub fn delete<R, E>(&self, id: u64, inside: impl FnOnce() -> Result<R, E>) -> Result<(Option<Arc<V>>, R), E> {
@@ -198,7 +209,9 @@ impl<V> Aside<V> {
         let sample = self.turned_away.lock().note(frontier, id);
         sample.is_some_and(|sample| {
             let mut ids = sample.ahead(frontier);
-            frontier.should_advance(ids.len()) && frontier.advance(&mut ids).is_some()
+            // Before anything is normal whoever asks in vain, with what is here, has just had that noted; and a sample is enough.
+            let asks = frontier.high().is_none() || frontier.should_advance(ids.len());
+            asks && frontier.advance(&mut ids).is_some()
         })
     }
 

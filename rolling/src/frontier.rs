@@ -150,11 +150,12 @@ impl Frontier {
 
     /// Where a write of `id` goes that a log tells of.
     pub(crate) fn admit_told(&self, id: u64) -> Admission {
-        match self.high() {
-            _ if !self.follows() => self.admit(id),
-            Some(high) if id <= high => Admission::Inside,
-            _ => Admission::Ahead,
-        }
+        if self.follows() { self.look_up(id) } else { self.admit(id) }
+    }
+
+    /// Where `id` is, if it is anywhere: for who writes nothing new, and says nothing of the traffic.
+    pub(crate) fn look_up(&self, id: u64) -> Admission {
+        if self.high().is_some_and(|high| id <= high) { Admission::Inside } else { Admission::Ahead }
     }
 
     /// Where a write of `id` goes. An id inside the window moves the frontier.

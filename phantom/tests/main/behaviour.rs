@@ -313,3 +313,33 @@ fn a_space_begins_however_few_pairs_may_be_aside() {
         }
     }
 }
+
+/// One bad id, near the end of all, has filled the aside before anything was normal.
+#[test]
+fn a_space_begins_behind_an_aside_that_one_id_has_filled() {
+    for max_aside in [1, 2, 10, 63, 64, 100, 1000, 4000] {
+        let options = Options { pairs_per_table: 20_000, max_aside, seed: 1, ..Options::default() };
+        let space = Space::new(options).expect("small tables");
+        (0..max_aside as u64).for_each(|i| _ = space.add(u64::MAX, &Member::Number(i)).unwrap());
+        let refused = (0..10_000).filter(|&i| space.add(FIRST + i, &Member::Number(i)).is_err()).count();
+        assert!(refused < 600, "{refused} posts refused, room for {max_aside}");
+    }
+}
+
+/// What is taken away from an id says nothing of the traffic: whoever undoes what nobody did, far ahead, moves nothing, and no id is too far ahead for that.
+#[test]
+fn who_takes_away_moves_no_frontier() {
+    for max_ahead in [None, Some(10)] {
+        let space = Space::new(Options { pairs_per_table: 20_000, max_ahead, seed: 1, ..Options::default() }).unwrap();
+        (0..100_000).for_each(|i| _ = space.add(FIRST + i / 50, &Member::Number(i)).unwrap());
+        let high = space.highest_id();
+        assert!(high.is_some());
+        for step in [1, 3, 1024, 1 << 40] {
+            for i in 1..5000 {
+                let done = space.remove(FIRST + 2000 + i * step, &Member::Number(1));
+                assert!(matches!(done, Ok(Change::Unchanged)), "{done:?}");
+            }
+        }
+        assert_eq!((space.highest_id(), space.aside_pairs()), (high, 0));
+    }
+}
