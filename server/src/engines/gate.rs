@@ -148,8 +148,8 @@ impl Engines {
         }
     }
 
-    /// To be called after a flag was set without its counter, or was found set, before anybody is told.
-    pub(super) fn after_flagging(&self, turn: &mut Turn<'_, Mark>, space: &ExistenceSpace, id: u64) {
+    /// To be called before a flag is set without its counter, and where one was found set, before anybody is told.
+    pub(super) fn loosen_uncounted(&self, turn: &mut Turn<'_, Mark>, space: &ExistenceSpace, id: u64) {
         let Some((number, field)) = space.tie() else { return };
         let counters = self.counter_by_number(number);
         let counted = counters.and_then(|counters| self.counted(counters, id, field as usize));

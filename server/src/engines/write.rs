@@ -280,7 +280,9 @@ impl Engines {
         let mut turn = self.turn(id);
         self.before_lowering(&mut turn, space, id, |field, now| {
             let falls = changes.iter().filter(|change| change.field == field && change.delta < 0);
-            falls.fold(now, |now, change| now.saturating_add(change.delta))
+            let lowest = falls.fold(now, |now, change| now.saturating_add(change.delta));
+            // Further down it is refused, or stops there.
+            bounds.min.map_or(lowest, |min| lowest.max(min.min(now)))
         });
         space.space.add(id, changes, bounds, out)?;
         self.changed_row(&mut turn, space, id);
@@ -339,9 +341,14 @@ impl Engines {
     #[inline]
     pub fn flag(&self, space: &ExistenceSpace, id: u64, member: &Member<'_>) -> Result<Change, WriteError> {
         let mut turn = self.pair_turn(space, id);
-        let change = space.space.add(id, member)?;
-        if change != Change::Unknown {
-            self.after_flagging(&mut turn, space, id);
+        let first = || {
+            self.loosen_uncounted(&mut turn, space, id);
+            Ok::<(), WriteError>(())
+        };
+        let change = space.space.add_with(id, member, first)?;
+        if change == Change::Unchanged {
+            // It may only seem to be set, or be so without its counter for another reason.
+            self.loosen_uncounted(&mut turn, space, id);
         }
         self.mark_pair(&mut turn, space, id, member, change, true, None);
         Ok(change)
@@ -377,7 +384,9 @@ impl Engines {
             counters.space.add(id, &change, &Bounds::default(), scratch)?;
             counted.set(true);
             self.watches.changed(counters.number, id);
-            if is_tied && scratch.first().is_none_or(|&counted| counted <= 0) {
+            if !is_tied {
+                self.loosen_uncounted(&mut turn.borrow_mut(), flags, id);
+            } else if scratch.first().is_none_or(|&counted| counted <= 0) {
                 flags.loosen(&mut turn.borrow_mut(), id);
             }
             Ok::<(), WriteError>(())
@@ -396,8 +405,8 @@ impl Engines {
             row.into_iter().for_each(|row| turn.mark(Mark::row(row, id)));
             return change;
         };
-        if change != Change::Unknown && (change == Change::Unchanged || !is_tied) {
-            self.after_flagging(&mut turn, flags, id);
+        if change == Change::Unchanged {
+            self.loosen_uncounted(&mut turn, flags, id);
         }
         self.mark_pair(&mut turn, flags, id, viewer, change, true, row);
         Ok(change)

@@ -227,9 +227,33 @@ fn run(seed: u64) -> (usize, u64) {
         check(&server, &told, &format!("{what}, started again"));
     }
     assert!(asked > 0);
+    (spared, loose(&server))
+}
+
+/// Ids of `liked` of which a counter of 0 proves nothing.
+fn loose(server: &TestServer) -> u64 {
     let maps: Vec<HashMap<String, Value>> = cmd("TM.SPACE").arg("LIST").query(&mut server.connection()).unwrap();
     let liked = maps.into_iter().find(|map| map["name"] == Value::BulkString(b"liked".to_vec())).unwrap();
-    (spared, redis::from_redis_value(liked["loose_ids"].clone()).unwrap())
+    redis::from_redis_value(liked["loose_ids"].clone()).unwrap()
+}
+
+/// A counter that is refused to fall, or stops at its bound, proves what it did.
+#[test]
+fn what_does_not_lower_a_counter_opens_no_gate() {
+    let server = TestServer::with(configure);
+    let connection = &mut server.connection();
+    fill(&server, 1000, HALF);
+    let before = loose(&server);
+    for id in (5000..5040).chain(u64::MAX - 100..=u64::MAX) {
+        for bound in ["MIN 0 FAIL", "MIN 0 SAT"] {
+            let told = of(&format!("CNT.INCRBY post {id} like -1 {bound}")).query::<Value>(connection);
+            assert_eq!(told.is_err(), bound.contains("FAIL"), "{id}: {told:?}");
+        }
+    }
+    assert_eq!(loose(&server), before);
+    // One that does fall.
+    of("CNT.INCRBY post 5000 like -1").query::<Value>(connection).unwrap();
+    assert_eq!(loose(&server), before + 1);
 }
 
 #[test]
