@@ -19,7 +19,7 @@ use crate::disk::{Disk, DiskFile, replace, write_all_at};
 use crate::error::{Error, Result};
 use crate::log::{Log, LogOptions, Position, Resume};
 use crate::replay::{BatchReader, Found, read_segment_head, segment_numbers};
-use crate::segment::{SEGMENT_HEAD_BYTES, SegmentHead, segment_name};
+use crate::segment::{MAX_NUMBER, SEGMENT_HEAD_BYTES, SegmentHead, segment_name};
 
 /// The writing end of a replica's log. One thread owns it.
 #[derive(Debug)]
@@ -32,6 +32,8 @@ pub struct FollowLog {
     durable: Position,
     /// A sync has failed: nothing behind `durable` can be trusted.
     failed: bool,
+    /// It is to begin where a snapshot does, and not where the history did.
+    staged: bool,
 }
 
 impl FollowLog {
@@ -58,12 +60,17 @@ impl FollowLog {
             disk.remove(&name).map_err(|e| Error::io(disk.path(&name), "removing", e))?;
         }
         disk.sync_dir().map_err(|e| Error::io(disk.path(""), "syncing the folder", e))?;
-        Ok(FollowLog { disk, lineage, newest, written: end, durable: end, failed: false })
+        Ok(FollowLog { disk, lineage, newest, written: end, durable: end, failed: false, staged: false })
+    }
+
+    /// An empty one beside a snapshot, of which the first segment is whichever the master has.
+    pub fn staged(disk: Arc<dyn Disk>, lineage: Lineage) -> Result<FollowLog> {
+        Ok(FollowLog { staged: true, ..FollowLog::open(disk, lineage, Position::START)? })
     }
 
     /// After a failure: forgets what is not durable.
     pub fn reopen(&mut self) -> Result<()> {
-        *self = FollowLog::open(self.disk.clone(), self.lineage, self.durable)?;
+        *self = FollowLog { staged: self.staged, ..FollowLog::open(self.disk.clone(), self.lineage, self.durable)? };
         Ok(())
     }
 
@@ -117,7 +124,7 @@ impl FollowLog {
             && let Some(byte) = before.byte_of(at.offset)
         {
             let end = Position { segment: before.segment, byte, ..at };
-            *self = FollowLog::open(self.disk.clone(), self.lineage, end)?;
+            *self = FollowLog { staged: self.staged, ..FollowLog::open(self.disk.clone(), self.lineage, end)? };
             return Ok(true);
         }
         Ok(false)
@@ -133,8 +140,10 @@ impl FollowLog {
         };
         let fits = (head.lineage, head.base, head.sequence, head.chain)
             == (self.lineage, at.offset, at.sequence, at.chain)
-            || (self.newest.is_none() && head.lineage == self.lineage);
-        if !follows || !fits {
+            || (self.newest.is_none() && (self.staged || at != Position::START) && head.lineage == self.lineage);
+        // Else this node could not go on as a master, or what it wrote could not be read.
+        let leaves_room = [head.segment, head.base, head.sequence].iter().all(|&n| n <= MAX_NUMBER / 2);
+        if !follows || !fits || !leaves_room {
             return Err(Error::Refused(format!("segment {} does not continue the log at {at}", head.segment)));
         }
         self.sync()?;
@@ -316,5 +325,30 @@ mod tests {
         assert_eq!(log.resume_point(Position::START).unwrap(), (held, 1));
         assert_eq!(segment_numbers(&*disk).unwrap(), [held.segment]);
         assert_eq!(log.resume_point(Position::START).unwrap(), (held, 1), "with something in it it stays");
+    }
+
+    /// A master may say what it likes. What this node has taken it must be able to read, and to go on with.
+    #[test]
+    fn a_first_segment_begins_where_the_history_does_and_leaves_room_for_others() {
+        let lineage = Lineage([7; 16]);
+        let empty = || -> Arc<dyn Disk> { Arc::new(SimDisk::new(1)) };
+        let chain = Position::START.chain;
+        let first = SegmentHead { void: false, lineage, segment: 1, previous: 0, base: 0, sequence: 0, term: 1, chain };
+        let begins = |log: &mut FollowLog, head: &SegmentHead| log.begin(*head).is_ok();
+        let open = || FollowLog::open(empty(), lineage, Position::START).unwrap();
+        for wrong in [
+            SegmentHead { base: 5, ..first },
+            SegmentHead { segment: 2, sequence: 7, ..first },
+            SegmentHead { segment: MAX_NUMBER, ..first },
+            SegmentHead { sequence: MAX_NUMBER, ..first },
+        ] {
+            assert!(!begins(&mut open(), &wrong), "{wrong:?}");
+        }
+        assert!(begins(&mut open(), &first));
+        // Beside a snapshot it begins where that does.
+        let mut staged = FollowLog::staged(empty(), lineage).unwrap();
+        assert!(!begins(&mut staged, &SegmentHead { base: MAX_NUMBER, ..first }));
+        staged.reopen().unwrap();
+        assert!(begins(&mut staged, &SegmentHead { segment: 9, base: 5, sequence: 7, ..first }));
     }
 }

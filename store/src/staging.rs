@@ -23,7 +23,6 @@ use crate::batch::Lineage;
 use crate::disk::{Disk, DiskFile, TEMPORARY, read_full_at, replace, write_all_at};
 use crate::error::{Error, Result};
 use crate::follow::FollowLog;
-use crate::log::Position;
 use crate::manifest::{FileEntry, MANIFEST, Manifest, Role, Tag};
 use crate::segment::{SegmentName, parse_segment_name};
 use crate::snapshot::{MAX_CHUNK_BYTES, read_small};
@@ -263,7 +262,7 @@ impl Staging {
                     remove(&*self.beside, &name)?;
                 }
             }
-            self.log = Some(FollowLog::open(self.beside.clone(), self.manifest.lineage, Position::START)?);
+            self.log = Some(FollowLog::staged(self.beside.clone(), self.manifest.lineage)?);
         }
         self.log.as_mut().ok_or_else(|| Error::Refused("no log".to_owned()))
     }
