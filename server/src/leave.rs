@@ -16,6 +16,13 @@ pub(crate) struct How {
     pub(crate) now: bool,
     /// Also if changes that were acknowledged are lost with it.
     pub(crate) forced: bool,
+    /// If it is refused for them, the next one is forced.
+    pub(crate) insists: bool,
+}
+
+/// A signal to stop came.
+pub(crate) fn signalled(node: &Arc<Node>, signal: &str) {
+    leave(node, signal, How { now: false, forced: node.stop.is_warned(), insists: true });
 }
 
 /// Stops the server: at once, or when its replicas have everything; until then [`Stop::leaves`](crate::Stop). False: it goes on, since changes that were
@@ -62,6 +69,9 @@ fn is_refused(node: &Node, who: &str, how: How) -> bool {
         tracing::error!(
             "{who}: not stopping, as changes that were acknowledged would be lost; SHUTDOWN FORCE, or a second signal, stops all the same. {why}"
         );
+        if how.insists {
+            node.stop.warn();
+        }
     }
     why.is_some()
 }
@@ -128,7 +138,8 @@ mod tests {
         node.replication.feeds.update(1, &peer, Instant::now());
         for (forced, is_stopped) in [(false, false), (true, true)] {
             node.durability.able();
-            assert!(leave(&node, "a test", How { now: false, forced }));
+            assert_eq!(node.stop.is_warned(), forced, "who says so twice knows");
+            signalled(&node, "a test");
             assert_eq!(node.pause.now(), Paused::Writes);
             let until = node.stop.leaves().expect("it waits");
             node.durability.unable(&store::Error::Refused("no room".to_owned()));

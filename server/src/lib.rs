@@ -63,7 +63,6 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -147,12 +146,9 @@ pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Resu
     host.tls.configure(&host.config().tls).map_err(StartError::Tls)?;
     host.acl.configure(&host.config().security).map_err(StartError::Users)?;
     let asked = Arc::downgrade(&host);
-    let refused = AtomicBool::new(false);
     host.stop.on_signal(move |signal| {
-        let Some(host) = asked.upgrade() else { return false };
-        let how = leave::How { now: false, forced: refused.load(Relaxed) };
-        refused.fetch_or(!leave::leave(&host.node(), signal, how), Relaxed);
-        true
+        let host = asked.upgrade();
+        host.inspect(|host| leave::signalled(&host.node(), signal)).is_some()
     });
     let mut threads = workers::start(&host, listeners, encrypted)?;
     let recalled = host.replication.recall(&host.config()).map_err(StartError::System);

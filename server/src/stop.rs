@@ -16,6 +16,8 @@ struct Shared {
     leave: OnceLock<Box<Leave>>,
     /// Signals stop it: it is the process's one server.
     has_signals: AtomicBool,
+    /// One was refused, as something would be lost.
+    warned: AtomicBool,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -60,6 +62,16 @@ impl Stop {
     pub async fn wait(&self) {
         // An error means that no sender is left, and `self` is one.
         let _ = self.0.stage.subscribe().wait_for(|stage| *stage == Stage::Stopped).await;
+    }
+
+    /// A signal was refused, as something would be lost: whoever sends another one knows.
+    pub(crate) fn warn(&self) {
+        self.0.warned.store(true, Relaxed);
+    }
+
+    /// Whether one was.
+    pub(crate) fn is_warned(&self) -> bool {
+        self.0.warned.load(Relaxed)
     }
 
     /// Stops while the data are loaded: at once, since nothing can be lost yet. A server within another program stops when it has loaded.

@@ -58,7 +58,7 @@ pub(super) const TABLE: &[Spec] = &[
          server: at most 256. Pairs of ids far ahead of the others (aside_pairs in TM.SPACE LIST) are in no table yet, so in no digest and no block.", export),
     spec("tm.merge", 3, flag::NAMED | flag::WRITE | flag::NO_MULTI | flag::DENYOOM | ADMIN, "space blocks",
         "Adds the pairs of exported blocks to our table: what is set in either is set then. Range, rate, size and the space's seed must be \
-         the same, and its ids must not reach far above ours (so there must be some here). Answers how many blocks were merged; to repair a table, compare its TM.DIGEST on both servers and move those that differ. (One may differ and be sound: of a pair that was set and unset within one batch of the log only the server that did so has bits.)", merge),
+         the same, and its ids must not reach far above ours (so there must be some here). Answers how many blocks were merged; to repair a table, compare its TM.DIGEST on both servers and move those that differ. One may differ and be sound: of a pair that was set and unset within one batch of the log only the server that did so has bits.", merge),
 ];
 
 /// A value in one of the maps.

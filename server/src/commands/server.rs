@@ -116,7 +116,7 @@ fn shutdown(call: &mut Call<'_>) -> Outcome {
             call.reply.ok();
             return Ok(());
         }
-        let how = How { now: has(b"now"), forced: has(b"nosave") || has(b"force") };
+        let how = How { now: has(b"now"), forced: has(b"nosave") || has(b"force"), insists: false };
         if leave::leave(call.node, &format!("SHUTDOWN from {peer}"), how)
             && let Some(until) = call.node.stop.leaves()
         {
