@@ -65,45 +65,10 @@ impl Errand {
 #[cfg(test)]
 mod tests {
     use crate::config::Config;
-    use crate::fuzz::commands::alone;
-    use crate::node::{Node, Tallies};
+    use crate::fuzz::commands::{Guest, alone};
+    use crate::node::Node;
     use crate::replication::{Master, Order};
-    use crate::turn::{Talk, Turn};
-    use std::sync::Arc;
     use std::time::Duration;
-
-    /// A client without a socket.
-    struct Guest(Arc<Node>, Talk, Turn);
-
-    impl Guest {
-        fn new(node: &Arc<Node>) -> Guest {
-            let nowhere = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
-            let client = node.clients.admit(nowhere, nowhere, usize::MAX).unwrap();
-            Guest(node.clone(), Talk::new(node, client, 0), Turn::default())
-        }
-
-        /// One step with what is left of these requests; the rest of them.
-        fn step<'a>(&mut self, requests: &'a str) -> &'a str {
-            let Guest(node, talk, turn) = self;
-            &requests[talk.execute(node, &Tallies::default(), requests.as_bytes(), turn)..]
-        }
-
-        /// The replies to these requests, whatever they wait for.
-        async fn ask(&mut self, mut requests: &str) -> String {
-            let mut told = Vec::new();
-            while !requests.is_empty() {
-                requests = self.step(requests);
-                told.append(&mut self.2.out);
-                if let Some(stalled) = self.1.stalled.take() {
-                    self.1.pins = stalled.await;
-                }
-                if let Some(hold) = self.1.session.hold.take() {
-                    told.extend(hold.await);
-                }
-            }
-            String::from_utf8(told).unwrap()
-        }
-    }
 
     /// Changes that belong together wait for room in the log, which somebody else has; then the disk fails, or this is no master any more.
     #[tokio::test]
@@ -129,19 +94,20 @@ mod tests {
             let node = alone(&config);
             let all = node.durability.committer().reserve(usize::MAX / 2).unwrap();
             let mut guest = Guest::new(&node);
-            let rest = guest.step(requests);
-            assert_eq!((String::from_utf8_lossy(&guest.2.out), rest.is_empty()), (queued.into(), false), "{refusal}");
-            guest.2.out.clear();
-            let mut waits = guest.1.stalled.take().unwrap();
+            let (used, told) = guest.step(requests.as_bytes());
+            let rest = &requests[used..];
+            assert_eq!((String::from_utf8_lossy(&told), rest.is_empty()), (queued.into(), false), "{refusal}");
+            let mut waits = guest.talk.stalled.take().unwrap();
             assert!(tokio::time::timeout(Duration::from_millis(20), &mut waits).await.is_err(), "there is no room");
             change(&node);
             tokio::time::timeout(Duration::from_secs(60), waits).await.unwrap();
-            let told = guest.ask(rest).await;
+            let told = String::from_utf8(guest.answers(rest.as_bytes()).await).unwrap();
             assert!(told.starts_with('-') && told.contains(refusal), "{told}");
-            assert!(!guest.1.session.errand.is_back(), "it is nobody's any more");
+            assert!(!guest.talk.session.errand.is_back(), "it is nobody's any more");
             drop(all);
             // The next one asks for something of its own, and gets that.
-            let told = guest.ask("MULTI\r\nINFO tables\r\nECHO there\r\nEXEC\r\n").await;
+            let told = guest.answers(b"MULTI\r\nINFO tables\r\nECHO there\r\nEXEC\r\n").await;
+            let told = String::from_utf8(told).unwrap();
             assert!(
                 told.starts_with("+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n$") && told.ends_with("$5\r\nthere\r\n"),
                 "{told}"

@@ -52,9 +52,9 @@ pub(crate) fn alone(config: &Config) -> Arc<Node> {
 }
 
 /// A client without a socket, which waits for what its replies wait for.
-struct Guest {
+pub(crate) struct Guest {
     node: Arc<Node>,
-    talk: Talk,
+    pub(crate) talk: Talk,
     turn: Turn,
     tallies: Tallies,
 }
@@ -63,7 +63,7 @@ static RUNTIME: LazyLock<tokio::runtime::Runtime> =
     LazyLock::new(|| tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime"));
 
 impl Guest {
-    fn new(node: &Arc<Node>) -> Guest {
+    pub(crate) fn new(node: &Arc<Node>) -> Guest {
         let nowhere = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
         let client = node.clients.admit(nowhere, nowhere, usize::MAX).expect("room for a client");
         Guest {
@@ -85,20 +85,30 @@ impl Guest {
                 bytes.extend_from_slice(b"\r\n");
             }
         }
+        RUNTIME.block_on(self.answers(&bytes))
+    }
+
+    /// One step with these requests: the bytes of them that it took, and the replies that it gave. What the rest waits for is [`Talk::stalled`].
+    pub(crate) fn step(&mut self, bytes: &[u8]) -> (usize, Vec<u8>) {
+        self.turn.out.clear();
+        let used = self.talk.execute(&self.node, &self.tallies, bytes, &mut self.turn);
+        (used, std::mem::take(&mut self.turn.out))
+    }
+
+    /// The replies to these requests, whatever they wait for.
+    pub(crate) async fn answers(&mut self, bytes: &[u8]) -> Vec<u8> {
         let (mut at, mut replies) = (0, Vec::new());
-        let _runtime = RUNTIME.enter();
         while at < bytes.len() && self.talk.closing == Closing::No {
-            self.turn.out.clear();
-            let used = self.talk.execute(&self.node, &self.tallies, &bytes[at..], &mut self.turn);
+            let (used, mut given) = self.step(&bytes[at..]);
             let stalled = self.talk.stalled.take();
             assert!(used > 0 || stalled.is_some(), "a whole request was not taken");
             if let Some(stalled) = stalled {
-                self.talk.pins = RUNTIME.block_on(stalled);
+                self.talk.pins = stalled.await;
             }
             at += used;
-            replies.append(&mut self.turn.out);
+            replies.append(&mut given);
             if let Some(hold) = self.talk.session.hold.take() {
-                replies.extend(RUNTIME.block_on(hold));
+                replies.extend(hold.await);
             }
         }
         replies

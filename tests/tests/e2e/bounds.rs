@@ -1,13 +1,9 @@
 //! What clients can make grow in an existence space: each bound over the wire, with its error, its metric, and nothing changed.
 
-use redis::{Connection, RedisResult, Value, cmd};
+use super::cold::call;
+use redis::{Connection, Value, cmd};
 use std::collections::HashMap;
 use tidemark_tests::TestServer;
-
-fn run<T: redis::FromRedisValue>(c: &mut Connection, words: &str) -> RedisResult<T> {
-    let words: Vec<&str> = words.split(' ').collect();
-    cmd(words[0]).arg(&words[1..]).query(c)
-}
 
 /// A figure of the space `liked`, by TM.SPACE LIST.
 fn figure(c: &mut Connection, name: &str) -> u64 {
@@ -15,13 +11,13 @@ fn figure(c: &mut Connection, name: &str) -> u64 {
 }
 
 fn figure_of(c: &mut Connection, space: &str, name: &str) -> u64 {
-    let spaces: Vec<HashMap<String, Value>> = run(c, "TM.SPACE LIST").unwrap();
+    let spaces: Vec<HashMap<String, Value>> = call(c, "TM.SPACE LIST").unwrap();
     let found = spaces.into_iter().find(|s| s["name"] == Value::BulkString(space.into())).unwrap();
     redis::from_redis_value(found[name].clone()).unwrap()
 }
 
 fn in_info(c: &mut Connection, field: &str) -> u64 {
-    let info: String = run(c, "INFO").unwrap();
+    let info: String = call(c, "INFO").unwrap();
     let line = info.lines().find(|line| line.starts_with("existence_liked:")).unwrap();
     let value = line.split([':', ',']).find_map(|pair| pair.strip_prefix(&format!("{field}=")));
     value.unwrap_or_else(|| panic!("no {field} in {line}")).parse().unwrap()
@@ -29,7 +25,7 @@ fn in_info(c: &mut Connection, field: &str) -> u64 {
 
 /// What the page shows of post 1001 for a member: likes, and the own flag.
 fn page(c: &mut Connection, member: u64, id: u64) -> (i64, Option<i64>) {
-    let rows: Vec<Vec<Option<i64>>> = run(c, &format!("FEED.GET home {member} {id}")).unwrap();
+    let rows: Vec<Vec<Option<i64>>> = call(c, &format!("FEED.GET home {member} {id}")).unwrap();
     (rows[0][0].unwrap(), rows[0][4])
 }
 
@@ -45,39 +41,39 @@ fn unlikes_beyond_the_bound_are_refused_and_change_neither_flag_nor_counter() {
     let c = &mut server.connection();
     settle(c, "liked");
     for member in 0..50 {
-        assert_eq!(run::<Vec<i64>>(c, &format!("FEED.ACT like {member} 1001")).unwrap(), [1]);
+        assert_eq!(call::<Vec<i64>>(c, &format!("FEED.ACT like {member} 1001")).unwrap(), [1]);
     }
     for member in 0..20 {
-        assert_eq!(run::<Vec<i64>>(c, &format!("FEED.UNDO like {member} 1001")).unwrap(), [1]);
+        assert_eq!(call::<Vec<i64>>(c, &format!("FEED.UNDO like {member} 1001")).unwrap(), [1]);
     }
     assert_eq!((figure(c, "most_revoked"), in_info(c, "most_revoked")), (20, 20));
     let text = "too many pairs were unset in this table (max_revoked)";
     for command in ["FEED.UNDO like 20 1001", "PH.DEL liked 20 1001", "SREM liked:1001 20", "CF.DEL liked:1001 20"] {
-        let error = run::<Value>(c, command).and_then(Value::extract_error).unwrap_err();
+        let error = call::<Value>(c, command).and_then(Value::extract_error).unwrap_err();
         assert!(error.code() == Some("OOM") && error.to_string().contains(text), "{command}: {error}");
         assert_eq!(page(c, 20, 1001), (30, Some(1)), "{command}");
     }
     // What cannot be taken away there is not put here.
-    let error = run::<Value>(c, "SMOVE liked:1001 liked:1002 20").and_then(Value::extract_error).unwrap_err();
+    let error = call::<Value>(c, "SMOVE liked:1001 liked:1002 20").and_then(Value::extract_error).unwrap_err();
     assert!(error.code() == Some("OOM") && error.to_string().contains(text), "{error}");
-    assert_eq!(run::<Vec<i64>>(c, "PH.EXISTS liked 20 1001 1002").unwrap(), [1, 0]);
+    assert_eq!(call::<Vec<i64>>(c, "PH.EXISTS liked 20 1001 1002").unwrap(), [1, 0]);
     // What was unset may be unset again, and what is set anew makes room.
-    assert_eq!(run::<Vec<i64>>(c, "FEED.UNDO like 3 1001").unwrap(), [0]);
-    assert_eq!(run::<Vec<i64>>(c, "FEED.ACT like 3 1001").unwrap(), [1]);
+    assert_eq!(call::<Vec<i64>>(c, "FEED.UNDO like 3 1001").unwrap(), [0]);
+    assert_eq!(call::<Vec<i64>>(c, "FEED.ACT like 3 1001").unwrap(), [1]);
     assert_eq!(figure(c, "most_revoked"), 19);
-    assert_eq!(run::<Vec<i64>>(c, "FEED.UNDO like 20 1001").unwrap(), [1]);
+    assert_eq!(call::<Vec<i64>>(c, "FEED.UNDO like 20 1001").unwrap(), [1]);
     assert_eq!(page(c, 20, 1001), (30, Some(0)));
     // The bound is the table's; the next one has its own.
-    run::<()>(c, "TM.ROLL liked").unwrap();
-    assert_eq!(run::<Vec<i64>>(c, "FEED.ACT like 7 2001").unwrap(), [1]);
-    assert_eq!(run::<Vec<i64>>(c, "FEED.UNDO like 7 2001").unwrap(), [1]);
+    call::<()>(c, "TM.ROLL liked").unwrap();
+    assert_eq!(call::<Vec<i64>>(c, "FEED.ACT like 7 2001").unwrap(), [1]);
+    assert_eq!(call::<Vec<i64>>(c, "FEED.UNDO like 7 2001").unwrap(), [1]);
     // And it holds after a start from a snapshot. (From the log alone what was unset was never set, and needs no place.)
-    run::<()>(c, "SAVE").unwrap();
+    call::<()>(c, "SAVE").unwrap();
     let server = server.restart();
     let c = &mut server.connection();
     assert_eq!(figure(c, "most_revoked"), 20);
     assert_eq!((page(c, 20, 1001), page(c, 3, 1001), page(c, 7, 2001)), ((30, Some(0)), (30, Some(1)), (0, Some(0))));
-    assert!(run::<Vec<i64>>(c, "FEED.UNDO like 21 1001").unwrap_err().to_string().contains(text));
+    assert!(call::<Vec<i64>>(c, "FEED.UNDO like 21 1001").unwrap_err().to_string().contains(text));
 }
 
 #[test]
@@ -93,12 +89,12 @@ fn ids_too_far_ahead_are_refused_if_so_configured_and_else_kept_aside() {
     for id in [u64::MAX, 1 << 63, 1200 + (1 << 20)] {
         for command in [format!("PH.ADD liked 7 {id}"), format!("FEED.ACT like 7 {id}"), format!("BF.ADD liked:{id} 7")]
         {
-            let error = run::<Value>(c, &command).and_then(Value::extract_error).unwrap_err().to_string();
+            let error = call::<Value>(c, &command).and_then(Value::extract_error).unwrap_err().to_string();
             assert!(error.contains("key too big"), "{command}: {error}");
         }
         assert_eq!(page(c, 7, id), (0, Some(0)), "neither flag nor counter");
     }
-    assert_eq!(run::<Vec<i64>>(c, &format!("PH.ADD liked 7 {}", 1100 + (1 << 20))).unwrap(), [1]);
+    assert_eq!(call::<Vec<i64>>(c, &format!("PH.ADD liked 7 {}", 1100 + (1 << 20))).unwrap(), [1]);
     // Without max_ahead they are kept exactly, so many, and answered for, and move nothing.
     let mut rng = fastrand::Rng::with_seed(1);
     let mut far = vec![u64::MAX];
@@ -111,14 +107,14 @@ fn ids_too_far_ahead_are_refused_if_so_configured_and_else_kept_aside() {
     }
     assert_eq!(pipe.query::<Vec<Vec<i64>>>(c).unwrap(), vec![[1]; 500]);
     assert_eq!(figure_of(c, "reposted", "aside_pairs"), 500);
-    let error = run::<Value>(c, &format!("PH.ADD reposted 7 {}", 1u64 << 62)).and_then(Value::extract_error);
+    let error = call::<Value>(c, &format!("PH.ADD reposted 7 {}", 1u64 << 62)).and_then(Value::extract_error);
     let error = error.unwrap_err().to_string();
     assert!(error.contains("too many pairs with ids far ahead (max_aside)"), "{error}");
     let server = server.restart();
     let c = &mut server.connection();
     let held: Vec<i64> = cmd("PH.EXISTS").arg("reposted").arg(7).arg(&far[..500]).query(c).unwrap();
     assert_eq!(held, [1; 500]);
-    assert_eq!(run::<Vec<i64>>(c, &format!("PH.EXISTS reposted 1000000 {} 1100", u64::MAX)).unwrap(), [0, 1]);
-    assert_eq!(run::<Vec<i64>>(c, &format!("PH.EXISTS reposted 8 {} 1100", u64::MAX)).unwrap(), [0, 0]);
-    assert_eq!(run::<Vec<i64>>(c, "PH.ADD reposted 7 1201").unwrap(), [1], "new ids are taken as ever");
+    assert_eq!(call::<Vec<i64>>(c, &format!("PH.EXISTS reposted 1000000 {} 1100", u64::MAX)).unwrap(), [0, 1]);
+    assert_eq!(call::<Vec<i64>>(c, &format!("PH.EXISTS reposted 8 {} 1100", u64::MAX)).unwrap(), [0, 0]);
+    assert_eq!(call::<Vec<i64>>(c, "PH.ADD reposted 7 1201").unwrap(), [1], "new ids are taken as ever");
 }
