@@ -63,7 +63,7 @@ pub struct Durability {
     committer: Committer<Mark>,
     release: Release<Reached>,
     ends: Ends,
-    /// What WAIT waits for: a replica has acknowledged something, or a round has failed or added nothing.
+    /// What WAIT and a stop wait for: a replica has acknowledged something, a round has failed or added nothing, the role is another.
     acknowledged: Release<()>,
     /// End of the log: appended, synced.
     positions: Mutex<(Position, Position)>,
@@ -297,12 +297,12 @@ impl Durability {
         self.ends.of(ticket).map(Ok).or_else(failed)
     }
 
-    /// Waits until `asked` has an answer, of what replicas have acknowledged or of [`Durability::shown_at`].
+    /// Waits until `asked` has an answer, of what replicas have acknowledged, of [`Durability::shown_at`], or of who is to be the master.
     pub(crate) async fn until<R>(&self, asked: impl Fn() -> Option<R>) -> R {
         self.acknowledged.wait(|()| asked()).await
     }
 
-    /// A replica has acknowledged something, or has gone.
+    /// A replica has acknowledged something, or has gone; or another role was given, or a FAILOVER has ended. What `asked` asks for must not be locked.
     pub(crate) fn acknowledged(&self) {
         self.acknowledged.tell(|()| ());
     }

@@ -1,6 +1,9 @@
 //! Told to stop, by SHUTDOWN or by a signal, a master first gives its replicas what was written last, as Redis does: one of them may be the master before this
 //! one is back. Writes are paused meanwhile, and reads go on. It waits until all that are in step have everything, for `server.shutdown_timeout_s` at most, or
 //! until SHUTDOWN ABORT, after which all goes on. A replica does not wait: it has nothing that its master has not.
+//!
+//! A FAILOVER that is under way, or comes meanwhile, is waited for, too: else the replica that is to take over might never hear of it, and there would be no
+//! master until this node is back. Redis does not wait for that. If the time is over first, the next start asks the replica again.
 
 use crate::node::Node;
 use crate::pause::{By, Paused};
@@ -42,16 +45,18 @@ pub(crate) fn leave(node: &Arc<Node>, who: &str, how: How) -> bool {
     }
     let timeout = Duration::from_secs(node.config().server.shutdown_timeout_s).min(FAR);
     let replication = &node.replication;
-    let is_fed = replication.is_master() && replication.is_settled() && replication.feeds.count(|_| true) > 0;
-    if how.now || timeout.is_zero() || !is_fed {
+    let is_fed = replication.is_master() && replication.feeds.count(|_| true) > 0;
+    if how.now || timeout.is_zero() || !(is_fed || replication.failover.is_under_way()) {
         tracing::info!("{who}: stopping");
-        say_who_lags(node, node.durability.shown().offset);
+        say_what_is_left(node, node.durability.shown().offset);
         node.stop.now();
         return true;
     }
     let until = Instant::now() + timeout;
     if node.stop.leave_by(until, || node.pause.begin(By::Stop, Paused::Writes, Instant::now() + FAR)) {
-        tracing::info!("{who}: stopping when the replicas have everything, or after {} s", timeout.as_secs());
+        let what =
+            if replication.failover.is_under_way() { "the FAILOVER is over" } else { "the replicas have everything" };
+        tracing::info!("{who}: stopping when {what}, or after {} s", timeout.as_secs());
         tokio::spawn(wait(node.clone(), who.to_owned(), how, until));
     }
     true
@@ -78,8 +83,7 @@ fn is_refused(node: &Node, who: &str, how: How) -> bool {
 
 async fn wait(node: Arc<Node>, who: String, how: How, until: Instant) {
     let end = tokio::select! {
-        end = fed(&node) => end,
-        () = node.replication.demoted() => node.durability.shown().offset,
+        end = over(&node, how) => end,
         () = tokio::time::sleep_until(until.into()) => node.durability.shown().offset,
         // Aborted.
         () = node.stop.waited(until) => return,
@@ -89,20 +93,29 @@ async fn wait(node: Arc<Node>, who: String, how: How, until: Instant) {
         abort(&node);
         return;
     }
-    say_who_lags(&node, end);
+    say_what_is_left(&node, end);
     // Writes stay paused: nobody would have them.
     node.stop.left(until);
 }
 
-/// Until every replica in step has all that was written; gives where the log ends with that.
-async fn fed(node: &Node) -> u64 {
-    let end = failover::all_written(node).await;
-    let has_all = || (node.replication.feeds.count(|fed| fed.written < end) == 0).then_some(end);
-    node.durability.until(has_all).await
+/// Until nobody is left who will get more of what was written; gives where the log ends with that.
+async fn over(node: &Node, how: How) -> u64 {
+    // What the disk does not take by now it may take before the time is over, but who forces a stop does not wait for that.
+    let end = failover::all_written(node, how.forced).await;
+    let replication = &node.replication;
+    let is_over = || {
+        // A replica has nothing that its master has not.
+        let is_known = || !replication.is_master() || replication.feeds.count(|fed| fed.written < end) == 0;
+        (!replication.failover.is_under_way() && is_known()).then_some(end)
+    };
+    node.durability.until(is_over).await
 }
 
-/// In Redis's words.
-fn say_who_lags(node: &Node, end: u64) {
+/// In Redis's words, as far as it has such.
+fn say_what_is_left(node: &Node, end: u64) {
+    if node.replication.failover.handover().is_some() {
+        tracing::warn!("a FAILOVER is under way: the replica is asked again to take over when this node is back");
+    }
     let all = node.replication.feeds.reachable();
     let behind: Vec<_> = all.iter().filter(|fed| fed.sending != Sending::Log || fed.written < end).collect();
     for fed in &behind {

@@ -447,19 +447,29 @@ fn stands_still(process: u32) -> bool {
         .all(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')))
 }
 
-/// It ends of its own accord, and well, in less than a minute; gives how long that took.
-fn ends(program: &mut Program) -> Duration {
+/// It ends of its own accord in less than a minute; gives whether well.
+fn ended(program: &mut Program) -> bool {
     let began = Instant::now();
     loop {
-        match program.child.try_wait().unwrap() {
-            Some(status) => {
-                assert!(status.success(), "{status}");
-                return began.elapsed();
-            }
-            None => assert!(began.elapsed() < Duration::from_secs(60), "it goes on"),
+        if let Some(status) = program.child.try_wait().unwrap() {
+            return status.success();
         }
+        assert!(began.elapsed() < Duration::from_secs(60), "it goes on");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// The same, and well.
+fn ends(program: &mut Program) {
+    assert!(ended(program));
+}
+
+/// Freezes a process, or lets it go on.
+fn freeze(program: &Program, is_frozen: bool) {
+    let signal = if is_frozen { rustix::process::Signal::STOP } else { rustix::process::Signal::CONT };
+    rustix::process::kill_process(rustix::process::Pid::from_child(&program.child), signal).unwrap();
+    // One of its threads takes the signal when it runs next, and until then the others go on.
+    until("it stands still", || !is_frozen || stands_still(program.child.id()));
 }
 
 /// A planned restart under Sentinel: the replica that takes over has what the master had acknowledged.
@@ -515,12 +525,6 @@ fn a_stop_that_waits_can_be_taken_back() {
 fn a_replica_that_lags_keeps_a_stop_no_longer_than_is_wanted() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let replica = start(folders[1].path(), SPACES);
-    let stopped = |is_stopped| {
-        let signal = if is_stopped { rustix::process::Signal::STOP } else { rustix::process::Signal::CONT };
-        rustix::process::kill_process(rustix::process::Pid::from_child(&replica.child), signal).unwrap();
-        // One of its threads takes the signal when it runs next, and until then the others go on.
-        until("it stands still", || !is_stopped || stands_still(replica.child.id()));
-    };
     for (seconds, how) in
         [("1", "SIGTERM"), ("1", "SHUTDOWN"), ("600", "SHUTDOWN NOW"), ("0", "SHUTDOWN"), ("600", "SIGINT")]
     {
@@ -533,7 +537,7 @@ fn a_replica_that_lags_keeps_a_stop_no_longer_than_is_wanted() {
         fine(&master, "REPLICAOF NO ONE");
         follow(&replica, &master);
         in_step(&replica, &master);
-        stopped(true);
+        freeze(&replica, true);
         fine(&master, &format!("HINCRBY post:{FIRST} like 1"));
         let (began, mut asked) = (Instant::now(), None);
         match how {
@@ -553,7 +557,7 @@ fn a_replica_that_lags_keeps_a_stop_no_longer_than_is_wanted() {
         ends(&mut master);
         assert_eq!(asked.and_then(|asked| asked.join().unwrap()), None, "no reply");
         assert!(seconds != "1" || began.elapsed() >= Duration::from_secs(1), "{how}: {:?}", began.elapsed());
-        stopped(false);
+        freeze(&replica, false);
         let said = said.join().unwrap();
         if how != "SIGINT" {
             let lags = format!("Lagging replica 127.0.0.1:{} reported offset ", replica.port);
@@ -591,4 +595,122 @@ fn a_master_that_is_killed_while_it_waits_loses_nothing() {
     follow(&replica, &master);
     in_step(&replica, &master);
     assert_eq!((like_of(&replica, FIRST), replica.info("repl_full_syncs")), (bulk(3), "1".to_owned()));
+}
+
+/// A master that has handed its role to its replica, which is frozen and has not read that; it is to stop within so many seconds.
+fn handing(shutdown_timeout_s: u32) -> ([tempfile::TempDir; 2], Program, Program) {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [old, new] = [0, 1].map(|n: usize| start(folders[n].path(), SPACES));
+    fine(&old, &format!("CONFIG SET shutdown-timeout {shutdown_timeout_s}"));
+    fine(&old, &format!("CNT.SET post {FIRST} like 3"));
+    follow(&new, &old);
+    in_step(&new, &old);
+    until("the master knows", || old.info("slave0").contains("lag_bytes=0"));
+    freeze(&new, true);
+    fine(&old, "FAILOVER");
+    until("the replica is asked", || old.info("role") == "slave");
+    assert_eq!(old.info("master_failover_state"), "failover-in-progress");
+    (folders, old, new)
+}
+
+fn is_master(program: &Program, likes: u64) {
+    until("it is the master", || program.info("role") == "master");
+    let more = format!("HINCRBY post:{FIRST} like 1");
+    until("it takes writes", || program.ask(&more) == OwnedFrame::Integer(likes as i64 + 1));
+}
+
+/// A planned restart that begins with FAILOVER: when the old master has gone there is a new one.
+#[test]
+fn a_stop_waits_for_the_replica_that_is_to_take_over() {
+    for how in ["SIGTERM", "SHUTDOWN"] {
+        let (_folders, mut old, new) = handing(600);
+        let asked = match how {
+            "SIGTERM" => {
+                old.sigterm();
+                None
+            }
+            words => Some(told(&old, words)),
+        };
+        until("it waits for its successor", || is_leaving(&old));
+        freeze(&new, false);
+        ends(&mut old);
+        assert_eq!(asked.and_then(|asked| asked.join().unwrap()), None, "no reply");
+        is_master(&new, 3);
+    }
+}
+
+#[test]
+fn a_failover_while_a_master_stops_leaves_a_master() {
+    for how in ["SIGTERM", "SHUTDOWN"] {
+        let Leaving { mut master, replica, gate, asked: _, paused, folders: _folders } = Leaving::by(how);
+        fine(&master, "FAILOVER");
+        assert_eq!(master.info("master_failover_state"), "waiting-for-sync");
+        gate.store(false, SeqCst);
+        ends(&mut master);
+        assert_eq!(paused.join().unwrap(), None, "nobody is told anything of what the new one does not have");
+        is_master(&replica, 3);
+    }
+}
+
+/// Then this one is the master when it starts again, or asks the other one again.
+#[test]
+fn a_failover_that_does_not_end_keeps_a_stop_no_longer_than_is_wanted() {
+    for is_aborted in [true, false] {
+        let (folders, mut old, new) = handing(if is_aborted { 600 } else { 1 });
+        old.sigterm();
+        if is_aborted {
+            until("it waits for its successor", || is_leaving(&old));
+            // It may have stopped before it says so.
+            told(&old, "FAILOVER ABORT");
+        }
+        ends(&mut old);
+        let port = old.port.to_string();
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(SPACES.as_bytes()).unwrap();
+        let options = ["--fsync", "always", "--config", file.path().to_str().unwrap(), "--port", &port];
+        let old = Program::start_as(&[], folders[0].path(), &options).unwrap_or_else(|said| panic!("{said:#?}"));
+        let state = ["role", "master_failover_state"].map(|line| old.info(line));
+        let (master, replica) = if is_aborted {
+            assert_eq!(state, ["master", "no-failover"]);
+            (&old, &new)
+        } else {
+            assert_eq!(state, ["slave", "failover-in-progress"]);
+            (&new, &old)
+        };
+        freeze(&new, false);
+        is_master(master, 3);
+        in_step(replica, master);
+        assert_eq!(like_of(replica, FIRST), bulk(4));
+    }
+}
+
+/// What is not in the log by then nobody will be given; what is there the replica still gets.
+#[test]
+fn a_forced_stop_does_not_wait_for_a_disk_that_takes_nothing() {
+    let Some(disk) = SmallDisk::mount(16) else { return cannot("a full disk needs the right to mount a tmpfs") };
+    let folder = tempfile::tempdir().unwrap();
+    let [mut master, replica] = [disk.path(), folder.path()].map(|path| start(path, SPACES));
+    fine(&master, "CONFIG SET shutdown-timeout 600");
+    let (port, gate) = gate_to(master.port);
+    fine(&replica, &format!("REPLICAOF 127.0.0.1 {port}"));
+    in_step(&replica, &master);
+    gate.store(true, SeqCst);
+    fine(&master, &format!("CNT.SET post {FIRST} like 3"));
+    disk.fill(256 << 10);
+    let (mut last, mut client) = (FIRST, master.client());
+    let mut is_taken = || {
+        last += 4096;
+        refusal(&call(&mut client, &format!("CNT.SET post {last} like 5"))).is_empty()
+    };
+    while is_taken() {}
+    assert_eq!(refusal(&master.ask("SHUTDOWN")), "ERR Errors trying to SHUTDOWN. Check logs.");
+    let asked = told(&master, "SHUTDOWN FORCE");
+    until("it waits for the replica", || is_leaving(&master));
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(is_leaving(&master) && like_of(&replica, FIRST) == OwnedFrame::Null);
+    gate.store(false, SeqCst);
+    assert!(!ended(&mut master), "it says that something is lost");
+    assert_eq!(asked.join().unwrap(), None, "no reply");
+    assert_eq!(like_of(&replica, FIRST), bulk(3));
+    assert_eq!(like_of(&replica, last - 4096), bulk(5), "the last one that was taken");
 }

@@ -117,7 +117,7 @@ section! {
         /// On shutdown, replies that are on their way get so many milliseconds to arrive.
         #[live = true]
         shutdown_grace_ms: u64 = 1_000,
-        /// On shutdown a master waits at most so many seconds until its replicas have what was written last; 0 means not at all.
+        /// On shutdown a master waits at most so many seconds until its replicas have what was written last, and a FAILOVER is over; 0 means not at all.
         #[redis = "shutdown-timeout"]
         #[live = true]
         shutdown_timeout_s: u64 = 10,

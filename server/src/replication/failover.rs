@@ -7,8 +7,9 @@
 //! ```
 //!
 //! As in Redis, the master steps down first and its replica up afterwards, so there are never two. If the replica says no, or on FAILOVER
-//! ABORT, this node is the master again, and takes the writes that waited. If it cannot be reached, it is asked again and again. Who writes
-//! while this node is a replica already is refused at once. Meanwhile nobody else may change the role: REPLICAOF is refused.
+//! ABORT, this node is the master again, and takes the writes that waited. If it cannot be reached, it is asked again and again; and only when it has just
+//! answered a PING, for what it is sent and does not read it would read after an ABORT, and then there would be two. Who writes while this node is a replica
+//! already is refused at once. Meanwhile nobody else may change the role: REPLICAOF is refused.
 //!
 //! Who is to be a master, by REPLICAOF NO ONE or because its replica said no, is one when its log has begun, which takes a sync or two. From the answer to
 //! that command on no write is refused because of its role: it waits until then, or until this node is to be a replica after all. If the disk says
@@ -29,6 +30,8 @@ use tokio::time::Instant;
 pub(crate) const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Between two looks at what cannot be waited for.
 const LOOK: Duration = Duration::from_millis(1);
+/// Between two looks at a disk that says no.
+const RETRY: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
@@ -116,7 +119,7 @@ impl Failover {
     /// Gives an order, with which a FAILOVER is over. The caller holds `ordering`.
     fn give(&self, node: &Node, order: Order) -> std::io::Result<bool> {
         let is_master = order.master.is_none();
-        node.replication.order(&node.config(), order, || {
+        let given = node.replication.order(&node.config(), order, || {
             // Before anybody obeys the order: who does ends the pause.
             let mut stage = self.stage.lock();
             if is_master {
@@ -126,7 +129,9 @@ impl Failover {
                 *stage = Stage::Nothing;
                 node.pause.end(By::Role);
             }
-        })
+        });
+        node.durability.acknowledged();
+        given
     }
 
     /// Until the order that is on its way to the disk is there.
@@ -151,6 +156,9 @@ impl Failover {
             self.ended.notify_waiters();
             node.pause.end(By::Role);
         }
+        // Who looks then asks for the stage.
+        drop(stage);
+        node.durability.acknowledged();
         was
     }
 
@@ -194,6 +202,7 @@ impl Failover {
                 self.ended.notify_waiters();
             }
         }
+        node.durability.acknowledged();
         tracing::warn!("failover aborted: {why}");
         Ok(())
     }
@@ -221,6 +230,8 @@ impl Failover {
             self.ended.notify_waiters();
             node.pause.end(By::Role);
         }
+        drop(stage);
+        node.durability.acknowledged();
         is_news
     }
 }
@@ -274,7 +285,8 @@ fn hand_over(node: &Node, order: Order, offset: u64, number: u64) {
     let _one = failover.ordering.lock();
     {
         let mut stage = failover.stage.lock();
-        if *stage != Stage::Waiting(number) {
+        // Who has stopped asks nobody any more.
+        if *stage != Stage::Waiting(number) || node.stop.is_stopped() {
             return;
         }
         *stage = Stage::Handing { offset, is_resumed: false };
@@ -288,8 +300,9 @@ fn hand_over(node: &Node, order: Order, offset: u64, number: u64) {
     }
 }
 
-/// Waits until all that was written before writes were paused is in the log, and may be had by replicas; gives where that ends.
-pub(crate) async fn all_written(node: &Node) -> u64 {
+/// Waits until all that was written before writes were paused is in the log, and may be had by replicas; gives where that ends. While the disk says no it waits
+/// for it to say yes, unless `gives_up`: then for what is there.
+pub(crate) async fn all_written(node: &Node, gives_up: bool) -> u64 {
     for tallies in &node.tallies {
         let seen = tallies.turn.load(SeqCst);
         while seen % 2 == 1 && tallies.turn.load(SeqCst) == seen {
@@ -304,15 +317,15 @@ pub(crate) async fn all_written(node: &Node) -> u64 {
     loop {
         match node.durability.shown_offset(ticket).await {
             Ok(offset) => return offset,
-            // The disk says no; it may say yes before the time is over.
-            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            Err(_) if gives_up => return node.durability.shown().offset,
+            Err(_) => tokio::time::sleep(RETRY).await,
         }
     }
 }
 
 /// Waits until a replica has all that was written.
 async fn caught_up(node: &Node, to: Option<&Master>) -> (Master, u64) {
-    let offset = all_written(node).await;
+    let offset = all_written(node, false).await;
     // The log may still be sealed, and so become longer.
     let has_all = |fed: &Fed| {
         let is_wanted = to.is_none_or(|to| (&fed.ip, fed.port) == (&to.host, to.port));
@@ -346,5 +359,22 @@ mod tests {
         // Who waits for the replica finds nothing to do any more.
         tokio::task::yield_now().await;
         assert_eq!((failover.name(), node.pause.now()), ("no-failover", Paused::Nothing));
+    }
+
+    #[tokio::test]
+    async fn who_has_stopped_hands_nothing_over() {
+        for is_stopped in [true, false] {
+            let folder = tempfile::tempdir().unwrap();
+            let mut config = Config::default();
+            config.durability.dir = folder.path().to_path_buf();
+            let node = Host::new(config, Vec::new(), Stop::new()).node();
+            assert_eq!(begin(&node, Wanted { to: None, force: false, timeout: None }, false), Some(true));
+            if is_stopped {
+                node.stop.now();
+            }
+            let master = Some(Master { host: "127.0.0.1".to_owned(), port: 1 });
+            hand_over(&node, Order { master, ..Order::default() }, 0, 0);
+            assert_eq!(node.replication.is_master(), is_stopped, "a replica that is asked when this node is back");
+        }
     }
 }
