@@ -513,7 +513,62 @@ fn replaced(here: &Here, fetched: bool) -> Result<(), LinkError> {
 mod tests {
     use super::*;
     use crate::replication::Order;
-    use store::Position;
+    use std::io::{Read, Write};
+    use store::{Check, Position, frame_head};
+
+    /// How a link ends to a master that says OK to TM.REPLICATE, while nothing else of the node is locked, and then does this.
+    fn link_to(timeout_s: u64, does: impl FnOnce(&Node, &mut std::net::TcpStream) + Send + 'static) -> LinkError {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.durability.dir = folder.path().to_path_buf();
+        config.replication.timeout_s = timeout_s;
+        let node = crate::fuzz::commands::alone(&config);
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let master = Master { host: "127.0.0.1".to_owned(), port: listener.local_addr().unwrap().port() };
+        let log = FollowLog::open(node.store.disk().clone(), node.store.lineage(), Position::START).unwrap();
+        let mut here = Here { node: node.clone(), log, told: None, waits_until: None };
+        let plays = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            assert!(stream.read(&mut [0; 1000]).unwrap() > 0, "it asks for the log");
+            does(&node, &mut stream);
+            // Until the replica has gone.
+            let _ = stream.read_to_end(&mut Vec::new());
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let linked = async { tokio::time::timeout(Duration::from_secs(60), link(&mut here, &master)).await };
+        let ended = runtime.block_on(linked).expect("it does not end").expect_err("it brought nothing");
+        plays.join().unwrap();
+        ended
+    }
+
+    #[test]
+    fn a_master_that_does_not_speak_is_given_up() {
+        let ended = link_to(1, |_, stream| stream.write_all(b"+OK\r\n").unwrap());
+        assert!(matches!(ended, LinkError::Timeout(1_000..)), "{ended}");
+    }
+
+    /// What keeps the link busy (a slow disk, say) for longer than a master may be silent: what that has said meanwhile is read before it is given up.
+    #[test]
+    fn a_master_whose_words_wait_unread_is_not_given_up() {
+        const TIMEOUT_S: u64 = 2;
+        let busy = |node: &Node, stream: &mut std::net::TcpStream| {
+            let began = Instant::now();
+            let _busy = node.replication.link.lock();
+            stream.write_all(b"+OK\r\n").unwrap();
+            assert!(stream.read(&mut [0; 1000]).unwrap() > 0, "it greets");
+            std::thread::sleep(Duration::from_secs(1));
+            let words = [&[72][..], b"not today"].concat();
+            stream.write_all(&frame_head(Check::new().u64(0), &words)).unwrap();
+            stream.write_all(&words).unwrap();
+            std::thread::sleep(Duration::from_secs(TIMEOUT_S + 1).saturating_sub(began.elapsed()));
+        };
+        // Whether it looks at the clock or at the socket first is chance.
+        let links: Vec<_> = (0..16).map(|_| std::thread::spawn(move || link_to(TIMEOUT_S, busy))).collect();
+        for link in links {
+            let ended = link.join().unwrap();
+            assert!(matches!(&ended, LinkError::Refused(words) if words == "not today"), "{ended}");
+        }
+    }
 
     /// A replica whose space has no room, which will be made: what its master sends waits, but neither for ever nor against an order.
     #[test]
