@@ -17,10 +17,10 @@
 use std::fmt::Debug;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Advice, FallocateFlags, FlockOperation};
+use rustix::fs::{Advice, FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
 
 /// A flat folder of files. Names are plain file names, without a folder.
@@ -29,6 +29,11 @@ pub trait Disk: Send + Sync + Debug {
     fn path(&self, name: &str) -> PathBuf;
     /// Creates a file for reading and writing; an error of kind `AlreadyExists` if the name is taken.
     fn create(&self, name: &str) -> io::Result<Box<dyn DiskFile>>;
+    /// The same for a file that is written once, from its beginning to its end, and not read soon: whole [`BLOCK`]s, from memory that begins at
+    /// a multiple of it, go past the system's cache where the file system can do that. What is durable when is the same.
+    fn create_uncached(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
+        self.create(name)
+    }
     /// Opens a file for reading.
     fn open(&self, name: &str) -> io::Result<Box<dyn DiskFile>>;
     /// Opens a file for reading and writing.
@@ -152,6 +157,10 @@ pub fn create_folder(folder: &Path) -> io::Result<()> {
     File::open(above)?.sync_all()
 }
 
+/// What is written past the system's cache begins and ends at multiples of so many bytes, in the file and in memory: enough for every
+/// device, of which most want 512.
+pub(crate) const BLOCK: usize = 4096;
+
 /// A folder of the file system.
 #[derive(Debug)]
 pub struct RealDisk {
@@ -179,15 +188,24 @@ impl Disk for RealDisk {
 
     fn create(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(self.path(name))?;
-        Ok(Box::new(RealFile { file }))
+        Ok(Box::new(RealFile { file, uncached: None }))
+    }
+
+    fn create_uncached(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
+        let path = self.path(name);
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
+        // A second handle, as the flag holds for all that goes through one; the kernel keeps what both do to the file in agreement.
+        let uncached = OpenOptions::new().write(true).custom_flags(OFlags::DIRECT.bits() as i32).open(&path).ok();
+        Ok(Box::new(RealFile { file, uncached }))
     }
 
     fn open(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
-        Ok(Box::new(RealFile { file: File::open(self.path(name))? }))
+        Ok(Box::new(RealFile { file: File::open(self.path(name))?, uncached: None }))
     }
 
     fn open_write(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
-        Ok(Box::new(RealFile { file: OpenOptions::new().read(true).write(true).open(self.path(name))? }))
+        let file = OpenOptions::new().read(true).write(true).open(self.path(name))?;
+        Ok(Box::new(RealFile { file, uncached: None }))
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
@@ -237,6 +255,8 @@ impl Disk for RealDisk {
 #[derive(Debug)]
 struct RealFile {
     file: File,
+    /// The same file, past the system's cache.
+    uncached: Option<File>,
 }
 
 impl DiskFile for RealFile {
@@ -245,7 +265,16 @@ impl DiskFile for RealFile {
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
-        self.file.write_at(bytes, offset)
+        let blocks = bytes.len() - bytes.len() % BLOCK;
+        let begins_whole = offset.is_multiple_of(BLOCK as u64) && bytes.as_ptr().addr().is_multiple_of(BLOCK);
+        match &self.uncached {
+            Some(file) if blocks > 0 && begins_whole => match file.write_at(&bytes[..blocks], offset) {
+                // There are file systems that take the flag and then refuse the write.
+                Err(e) if Errno::from_io_error(&e) == Some(Errno::INVAL) => self.file.write_at(bytes, offset),
+                written => written,
+            },
+            _ => self.file.write_at(bytes, offset),
+        }
     }
 
     fn size(&self) -> io::Result<u64> {
@@ -289,5 +318,25 @@ mod tests {
         for no_folder in ["file", "file/a"] {
             assert!(create_folder(&folder.path().join(no_folder)).is_err(), "{no_folder}");
         }
+    }
+    #[test]
+    fn whole_blocks_go_past_the_cache() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = RealDisk::open(folder.path()).unwrap();
+        let mut memory = vec![0; 5 * BLOCK];
+        memory.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i % 251) as u8);
+        let start = memory.as_ptr().align_offset(BLOCK);
+        let bytes = &memory[start..start + 3 * BLOCK + 10];
+
+        let file = disk.create_uncached("file").unwrap();
+        // This file system may have no such writes. Then all of it is taken at once.
+        let can =
+            OpenOptions::new().write(true).custom_flags(OFlags::DIRECT.bits() as i32).open(disk.path("file")).is_ok();
+        assert_eq!(file.write_at(bytes, 0).unwrap(), if can { 3 * BLOCK } else { bytes.len() });
+        for (from, at, taken) in [(0, 7, bytes.len()), (1, 0, bytes.len() - 1), (3 * BLOCK, 3 * BLOCK as u64, 10)] {
+            assert_eq!(file.write_at(&bytes[from..], at).unwrap(), taken, "from {from} to {at}");
+        }
+        write_all_at(&*file, bytes, 0).unwrap();
+        assert_eq!(std::fs::read(disk.path("file")).unwrap()[..bytes.len()], *bytes);
     }
 }

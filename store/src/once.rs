@@ -1,10 +1,13 @@
 //! Files that are written once and never changed, snapshot files and cold files: under a temporary name until they are whole, with a head
 //! that is written last, and then named by the manifest.
+//!
+//! They are large, and nobody reads them soon, so they go past the system's cache (`Disk::create_uncached`): in it they would drive out what others need, and
+//! the kernel's work for each of its pages, which no other thread of that processor can interrupt, would be time that requests wait.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::disk::{Disk, DiskFile, TEMPORARY, read_full_at, write_all_at};
+use crate::disk::{BLOCK, Disk, DiskFile, TEMPORARY, read_full_at, write_all_at};
 use crate::error::{Error, Result};
 use crate::frame::u32_at;
 use crate::manifest::{FileEntry, Role, Tag};
@@ -12,6 +15,45 @@ use crate::manifest::{FileEntry, Role, Tag};
 /// Dirty bytes are handed to the disk this often, so that they do not pile up and the log's sync waits for them: a sync of the log waits
 /// for about this much at worst.
 const SYNC_EVERY: u64 = 2 << 20;
+
+/// Bytes that are written together.
+const PIECE: usize = 1 << 20;
+
+/// What a file's next bytes are gathered in, at an address from which they can go past the system's cache.
+struct Piece {
+    /// Never grows, so it stays where it is.
+    memory: Vec<u8>,
+    /// Where in `memory` the bytes begin.
+    start: usize,
+}
+
+impl Piece {
+    fn new() -> Piece {
+        let mut memory: Vec<u8> = Vec::with_capacity(PIECE + BLOCK);
+        let start = memory.as_ptr().align_offset(BLOCK).min(BLOCK);
+        memory.resize(start, 0);
+        Piece { memory, start }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.memory[self.start..]
+    }
+
+    /// Takes as many bytes as it has room for; gives the others.
+    fn take<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
+        let (taken, rest) = bytes.split_at(bytes.len().min(PIECE - self.bytes().len()));
+        self.memory.extend_from_slice(taken);
+        rest
+    }
+
+    fn is_full(&self) -> bool {
+        self.bytes().len() == PIECE
+    }
+
+    fn clear(&mut self) {
+        self.memory.truncate(self.start);
+    }
+}
 
 /// How the files of one kind are called: by two numbers, of what they were written for (a manifest, say), and of the file in it.
 pub(crate) struct Naming {
@@ -43,15 +85,16 @@ pub(crate) fn identity_of(number: u64, file: u64) -> u64 {
 }
 
 /// A file under construction. Dropped before [`publish`](Draft::publish) it leaves nothing.
-#[derive(Debug)]
 pub(crate) struct Draft {
     disk: Arc<dyn Disk>,
     file: Option<Box<dyn DiskFile>>,
     name: String,
     head_bytes: u64,
-    /// Length so far, head included.
-    at: u64,
+    /// Bytes that were written, head included.
+    written: u64,
     synced: u64,
+    /// What follows them.
+    piece: Piece,
     /// Of the bytes behind the head.
     body_check: u32,
 }
@@ -60,22 +103,38 @@ impl Draft {
     /// Begins a file whose head will take `head_bytes`.
     pub(crate) fn create(disk: Arc<dyn Disk>, name: String, head_bytes: usize) -> Result<Draft> {
         let temporary = format!("{name}{TEMPORARY}");
-        let file = disk.create(&temporary).map_err(|e| Error::io(disk.path(&temporary), "creating", e))?;
-        let head_bytes = head_bytes as u64;
-        Ok(Draft { disk, file: Some(file), name, head_bytes, at: head_bytes, synced: 0, body_check: 0 })
+        let file = disk.create_uncached(&temporary).map_err(|e| Error::io(disk.path(&temporary), "creating", e))?;
+        let mut draft = Draft {
+            disk,
+            file: Some(file),
+            name,
+            head_bytes: head_bytes as u64,
+            written: 0,
+            synced: 0,
+            piece: Piece::new(),
+            body_check: 0,
+        };
+        // Its place. It is no head: a file that was not finished is none.
+        draft.append(&vec![0; head_bytes])?;
+        Ok(draft)
     }
 
     fn temporary(&self) -> String {
         format!("{}{TEMPORARY}", self.name)
     }
 
-    /// Does something to the file. After a failure the file is gone: a later sync that succeeds would prove nothing.
-    fn attempt(&mut self, doing: &'static str, act: impl FnOnce(&dyn DiskFile) -> std::io::Result<()>) -> Result<()> {
+    /// Does something to the file, with the piece that is to be written next. After a failure the file is gone: a later sync that succeeds would
+    /// prove nothing.
+    fn attempt(
+        &mut self,
+        doing: &'static str,
+        act: impl FnOnce(&dyn DiskFile, &Piece) -> std::io::Result<()>,
+    ) -> Result<()> {
         let path = self.disk.path(&self.temporary());
         let Some(file) = self.file.take() else {
             return Err(Error::io(path, doing, std::io::Error::other("an earlier operation on this file failed")));
         };
-        match act(&*file) {
+        match act(&*file, &self.piece) {
             Ok(()) => {
                 self.file = Some(file);
                 Ok(())
@@ -90,10 +149,26 @@ impl Draft {
 
     /// Appends to the body.
     pub(crate) fn put(&mut self, bytes: &[u8]) -> Result<()> {
-        let at = self.at;
-        self.attempt("writing", |file| write_all_at(file, bytes, at))?;
+        self.append(bytes)?;
         self.body_check = crc32c::crc32c_append(self.body_check, bytes);
-        self.at += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn append(&mut self, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            bytes = self.piece.take(bytes);
+            if self.piece.is_full() {
+                self.write_piece()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_piece(&mut self) -> Result<()> {
+        let at = self.written;
+        self.attempt("writing", |file, piece| write_all_at(file, piece.bytes(), at))?;
+        self.written = self.bytes();
+        self.piece.clear();
         Ok(())
     }
 
@@ -109,21 +184,21 @@ impl Draft {
 
     /// Hands what was written to the disk, if that has become much.
     pub(crate) fn sync_if_much(&mut self) -> Result<()> {
-        if self.at - self.synced >= SYNC_EVERY {
-            self.attempt("syncing", |file| file.sync())?;
-            self.synced = self.at;
+        if self.written - self.synced >= SYNC_EVERY {
+            self.attempt("syncing", |file, _| file.sync())?;
+            self.synced = self.written;
         }
         Ok(())
     }
 
     /// Bytes so far, head included.
     pub(crate) fn bytes(&self) -> u64 {
-        self.at
+        self.written + self.piece.bytes().len() as u64
     }
 
     /// Bytes behind the head so far.
     pub(crate) fn body_bytes(&self) -> u64 {
-        self.at - self.head_bytes
+        self.bytes() - self.head_bytes
     }
 
     /// CRC-32C of the bytes behind the head so far.
@@ -138,11 +213,19 @@ impl Draft {
 
     /// Writes the head, makes the file durable and gives it its name. The folder is not synced.
     pub(crate) fn publish(mut self, head: &[u8], role: Role, tag: Tag) -> Result<FileEntry> {
-        self.attempt("finishing", |file| write_all_at(file, head, 0).and_then(|()| file.sync()))?;
+        let bytes = self.bytes();
+        self.write_piece()?;
+        self.attempt("finishing", |file, _| write_all_at(file, head, 0).and_then(|()| file.sync()))?;
         let (disk, from, to) = (self.disk.clone(), self.temporary(), self.name.clone());
-        self.attempt("publishing", |_| disk.rename(&from, &to))?;
+        self.attempt("publishing", |_, _| disk.rename(&from, &to))?;
         self.file = None; // nothing is left to clean up
-        Ok(FileEntry { name: to, bytes: self.at, check: self.check(head), role, tag })
+        Ok(FileEntry { name: to, bytes, check: self.check(head), role, tag })
+    }
+}
+
+impl std::fmt::Debug for Draft {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Draft").field("name", &self.name).field("bytes", &self.bytes()).finish_non_exhaustive()
     }
 }
 
@@ -191,4 +274,40 @@ pub(crate) fn open<H, W: Into<String>>(
         return Err(Error::corrupt(path, 8, "there is no such format version"));
     }
     Ok((Opened { file, path, size, head }, decoded))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::RealDisk;
+
+    #[test]
+    fn a_file_is_what_was_put_into_it() {
+        // In memory, too, where the kernel's own rules for such writes are others.
+        for folder in [tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap()] {
+            let disk: Arc<dyn Disk> = Arc::new(RealDisk::open(folder.path()).unwrap());
+            let sizes = [0, 1, BLOCK, PIECE, PIECE + 1, 3 * PIECE].into_iter();
+            for (number, size) in
+                sizes.flat_map(|n| [n.saturating_sub(HEAD + 1), n.saturating_sub(HEAD), n]).enumerate()
+            {
+                let body: Vec<u8> = (0..size).map(|i| (i % 251) as u8).collect();
+                let name = format!("file-{number}");
+                let mut draft = Draft::create(disk.clone(), name.clone(), HEAD).unwrap();
+                let place = draft.piece.bytes().as_ptr();
+                assert!(place.addr().is_multiple_of(BLOCK));
+                for some in body.chunks(300_007) {
+                    draft.put(some).unwrap();
+                    draft.sync_if_much().unwrap();
+                    assert_eq!(draft.piece.bytes().as_ptr(), place);
+                }
+                assert_eq!(draft.body_bytes(), size as u64);
+                let entry = draft.publish(&[7; HEAD], Role::Snapshot, Tag::default()).unwrap();
+                let file = std::fs::read(disk.path(&name)).unwrap();
+                assert!(file[..HEAD] == [7; HEAD] && file[HEAD..] == body, "a body of {size} bytes");
+                assert_eq!((entry.bytes, entry.check), (file.len() as u64, crc32c::crc32c(&file)));
+            }
+        }
+    }
+
+    const HEAD: usize = 88;
 }
