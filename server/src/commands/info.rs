@@ -336,7 +336,7 @@ fn spaces(node: &Node, out: &mut String) {
             space.name(),
             space.rows(),
             space.memory_bytes(),
-            space.tables().len()
+            space.ranges().len()
         );
     }
     for space in engines.existences() {

@@ -184,7 +184,7 @@ fn list(call: &mut Call<'_>) -> Outcome {
                 ("cold_rows", Value::Count(space.cold().rows())),
                 ("cold_files", count(space.cold().files().all().len())),
                 ("aside_rows", Value::Count(space.aside_rows())),
-                ("tables", count(space.tables().len())),
+                ("tables", count(space.ranges().len())),
                 ("memory_bytes", Value::Count(space.memory_bytes())),
                 ("memory_limit_bytes", Value::Count(space.memory_limit_bytes())),
             ]
