@@ -62,7 +62,7 @@ pub(crate) struct Snapshots {
     nudge: Condvar,
     /// Held by whoever writes the folder's data files: a snapshot, which lets others in between its files, or a spill.
     alone: Mutex<()>,
-    /// Spills that wait for that.
+    /// Those who wait for the end of what it does: spills for that lock, and SAVE.
     awaited: AtomicUsize,
     /// Changes that the last snapshot has seen.
     changes: AtomicU64,
@@ -79,6 +79,22 @@ impl Default for Snapshots {
             awaited: AtomicUsize::new(0),
             changes: AtomicU64::new(0),
         }
+    }
+}
+
+/// One who waits, until it is dropped.
+struct Waits<'a>(&'a AtomicUsize);
+
+impl Waits<'_> {
+    fn new(awaited: &AtomicUsize) -> Waits<'_> {
+        awaited.fetch_add(1, Relaxed);
+        Waits(awaited)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
     }
 }
 
@@ -103,6 +119,7 @@ impl Snapshots {
 
     /// Waits for the end of a snapshot that begins after this call.
     pub(crate) async fn save(&self) -> Result<(), String> {
+        let _waits = Waits::new(&self.awaited);
         let mut saved = self.saved.subscribe();
         let before = loop {
             saved.borrow_and_update();
@@ -122,10 +139,8 @@ impl Snapshots {
     /// For a spill: nobody else writes data files until the guard is dropped. A snapshot under way makes room at the end of its file: whoever
     /// writes may wait for the memory that a spill gives back.
     pub(crate) fn interrupt(&self) -> MutexGuard<'_, ()> {
-        self.awaited.fetch_add(1, Relaxed);
-        let alone = self.alone.lock();
-        self.awaited.fetch_sub(1, Relaxed);
-        alone
+        let _waits = Waits::new(&self.awaited);
+        self.alone.lock()
     }
 
     /// Changed rows and pairs since the last snapshot, about.

@@ -1,24 +1,25 @@
-//! Stepping back: whoever computes for long offers its processor, again and again, to those who wait for it.
+//! Stepping back: whoever computes for long in the background rests after every tenth of a millisecond for as long, so that there is a
+//! processor for those who are woken meanwhile.
 //!
 //! A scheduler lets a thread that is running go on for a slice, and looks at the end of slices only when its clock ticks: up to 4 ms with
 //! 250 ticks a second. A worker that is woken on the same processor meanwhile waits for that long, and its page with it; a lower priority
-//! does not help, as it changes how much one gets and not when. So the offer is made in between. It costs half a microsecond if
-//! nobody waits.
+//! does not help, as it changes how much one gets and not when. So the processor is given up in between, and not only offered (`sched_yield`): what
+//! is woken then finds one that does nothing, also where something else holds up the one it ran on before.
 
 use crate::stop::Stop;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// How long one computes between two offers, about.
+/// How long one computes between two rests, about, and how long a rest is at least.
 const BURST: Duration = Duration::from_micros(100);
 
-/// When the last offer was made.
+/// When the last rest was over.
 pub(crate) struct Pace<'a> {
     since: Cell<Instant>,
     /// What is being done is not wanted any more when this is stopped.
     stop: Option<&'a Stop>,
-    /// So many wait for the end of the work: then no offers are made, of which others may take a thousand times as much as the work needs.
+    /// So many wait for the end of the work: then there are no rests.
     awaited: &'a AtomicUsize,
 }
 
@@ -45,7 +46,7 @@ impl<'a> Pace<'a> {
     pub(crate) fn step(&self) {
         if self.since.get().elapsed() >= BURST {
             if self.awaited.load(Relaxed) == 0 {
-                std::thread::yield_now();
+                std::thread::sleep(BURST);
             }
             self.since.set(Instant::now());
         }

@@ -14,6 +14,8 @@ use store::{FileWriter, SnapshotWriter, Store, Tag};
 const CHUNK_ROWS: usize = 16 << 10;
 /// Rows between two looks at the pace.
 const STEP_ROWS: usize = 256;
+/// Rows that are sorted without one.
+const SORT_ROWS: usize = 2 << 10;
 /// Bytes of a filter that are written together.
 const CHUNK_BYTES: usize = 256 << 10;
 
@@ -77,7 +79,7 @@ impl Walk<'_> {
         };
 
         for space in engines.counters() {
-            let tables: Vec<(u64, u64)> = space.tables().iter().map(|t| (t.low, t.last)).collect();
+            let tables: Vec<(u64, u64)> = space.ranges().iter().map(|t| (t.low, t.last)).collect();
             let kind = RecordKind::Rows;
             for (low, high) in plan(parts, &mut writer, space.number(), kind, &tables, stamp) {
                 let kind = kind as u32;
@@ -194,6 +196,18 @@ fn plan(
     to_write
 }
 
+/// Sorts, and looks at the pace in between: the quick sort, as far as parts are not small.
+fn sort(ids: &mut [(u64, usize)], pace: &Pace<'_>) {
+    pace.step();
+    if ids.len() <= SORT_ROWS {
+        return ids.sort_unstable();
+    }
+    ids.select_nth_unstable(ids.len() / 2);
+    let (low, high) = ids.split_at_mut(ids.len() / 2);
+    sort(low, pace);
+    sort(high, pace);
+}
+
 fn write_rows(space: &counter::Space, low: u64, high: u64, file: &mut FileWriter, pace: &Pace) -> store::Result<()> {
     let width = space.schema().width();
     let (mut ids, mut values): (Vec<(u64, usize)>, Vec<i64>) = (Vec::new(), Vec::new());
@@ -210,7 +224,7 @@ fn write_rows(space: &counter::Space, low: u64, high: u64, file: &mut FileWriter
         }
         pace.goes_on()?;
         pace.step();
-        ids.sort_unstable();
+        sort(ids, pace);
         let mut writer = RowsWriter::new(width);
         for some in ids.chunks(STEP_ROWS) {
             pace.step();
