@@ -106,7 +106,8 @@ impl Connection {
         if self.talk.closing == Closing::Lingering {
             self.linger().await;
         }
-        if let Some(place) = self.talk.session.replicates.take() {
+        let session = &mut self.talk.session;
+        if let Some(place) = session.replicates.take().filter(|_| session.leaving) {
             crate::replication::feed::serve(place, self.talk.session.client.peer, &mut self.stream).await;
         }
     }

@@ -11,7 +11,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 const SPACES: &str = r#"[durability]
@@ -713,4 +713,59 @@ fn a_forced_stop_does_not_wait_for_a_disk_that_takes_nothing() {
     assert_eq!(asked.join().unwrap(), None, "no reply");
     assert_eq!(like_of(&replica, FIRST), bulk(3));
     assert_eq!(like_of(&replica, last - 4096), bulk(5), "the last one that was taken");
+}
+
+/// A master with a replica that has everything, and this in its configuration.
+fn in_step_with(more: &str) -> ([tempfile::TempDir; 2], Program, Program) {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let master = start(folders[0].path(), SPACES);
+    let replica = start(folders[1].path(), &format!("{SPACES}[replication]\n{more}\n"));
+    fine(&master, &format!("CNT.SET post {FIRST} like 3"));
+    follow(&replica, &master);
+    in_step(&replica, &master);
+    until("the master knows", || master.info("slave0").contains("lag_bytes=0"));
+    (folders, master, replica)
+}
+
+/// It would be told no by a new master, and be one again itself.
+#[test]
+fn who_has_no_room_for_the_old_master_does_not_take_its_place() {
+    let (_folders, old, new) = in_step_with("max_replicas = 1");
+    let folder = tempfile::tempdir().unwrap();
+    let last = start(folder.path(), SPACES);
+    follow(&last, &new);
+    in_step(&last, &new);
+    fine(&old, "FAILOVER");
+    until("it is over", || old.info("master_failover_state") == "no-failover" && old.info("role") == "master");
+    assert_eq!(new.info("role"), "slave");
+    is_master(&old, 3);
+    in_step(&new, &old);
+    assert_eq!((like_of(&new, FIRST), new.info("role")), (bulk(4), "slave".to_owned()));
+}
+
+/// It may have taken over before it was started again.
+#[test]
+fn a_replica_that_loads_is_asked_again_whether_it_takes_over() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (port, asked) = (listener.local_addr().unwrap().port(), Arc::new(AtomicUsize::new(0)));
+    let count = asked.clone();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut request = [0; 1000];
+            let is_loading = count.fetch_add(1, SeqCst) == 0;
+            while let Ok(length @ 1..) = stream.read(&mut request) {
+                let reply: &[u8] = match &request[..length] {
+                    _ if is_loading => b"-LOADING Redis is loading the dataset in memory\r\n",
+                    b"*1\r\n$4\r\nPING\r\n" => b"+PONG\r\n",
+                    _ => b"-ERR no\r\n",
+                };
+                let _ = stream.write_all(reply);
+            }
+        }
+    });
+    let (_folders, old, _new) = in_step_with(&format!("replica_announce_port = {port}"));
+    fine(&old, "FAILOVER");
+    until("it has said no", || old.info("master_failover_state") == "no-failover");
+    assert_eq!(asked.load(SeqCst), 2);
+    is_master(&old, 3);
 }

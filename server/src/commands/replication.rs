@@ -458,27 +458,32 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
     if integer(call.args.at(1))? != i64::from(::replication::PROTOCOL) {
         return Err(refuse!("ERR this server speaks version {} of the replication protocol", ::replication::PROTOCOL));
     }
+    let place = call.session.replicates.take();
     // A replica of itself would be in step with a master that there is not.
     let is_self = node.replication.link.lock().local == Some(call.session.client.peer);
     if is_self || !node.replication.is_fit() {
         return Err(refuse!("NOMASTERLINK Can't SYNC while not connected with my master"));
     }
     let take_over = TakeOver::read(call)?;
+    // Whatever may be refused comes before taking over: who is told no is the master again.
+    let place = place.or_else(|| Place::take(node, &call.session.client));
+    let place = place.ok_or_else(|| refuse!("ERR max number of replicas reached"))?;
     if take_over.is_some() || !node.replication.is_replicated() {
         let ready = call.errand(move |node| {
-            take_over.map_or(Ok(()), |take_over| take_over.obey(node))?;
             let noted = node.replication.note_replicated(&node.config());
             noted.map_err(|e| refuse!("ERR the role cannot be written down: {e}"))?;
+            take_over.map_or(Ok(()), |take_over| take_over.obey(node))?;
             Ok(Vec::new())
         });
         match ready {
             Some(ready) => _ = ready?,
-            None => return Ok(()),
+            None => {
+                call.session.replicates = Some(place);
+                return Ok(());
+            }
         }
     }
-    let client = &call.session.client;
-    let place = Place::take(node, client).ok_or_else(|| refuse!("ERR max number of replicas reached"))?;
-    client.flags.fetch_or(crate::clients::REPLICA, Relaxed);
+    call.session.client.flags.fetch_or(crate::clients::REPLICA, Relaxed);
     call.reply.ok();
     call.session.replicates = Some(place);
     call.session.leaving = true;

@@ -59,7 +59,7 @@ pub(crate) struct Session {
     pub(crate) hold: Option<Later>,
     /// What the last command of this turn gives is its reply, which is missing from the others.
     pub(crate) later: bool,
-    /// The connection becomes a replica's once the replies are written.
+    /// The connection becomes a replica's once the replies are written, if it is `leaving` then; else it has asked for that.
     pub(crate) replicates: Option<Place>,
     /// Close once the replies are written.
     pub(crate) leaving: bool,

@@ -365,8 +365,12 @@ async fn connect(node: &Node, master: &Master) -> Result<Socket, LinkError> {
     match replication.failover.handover() {
         None => ask(&mut stream, &["TM.REPLICATE", &protocol]).await?.map_err(other)?,
         Some(offset) => {
-            // Whatever it says to that, it reads what we send. Who is frozen is not to find the request when we are the master again.
-            let _ = ask(&mut stream, &["PING"]).await?;
+            // Who is frozen is not to find the request when we are the master again. Who loads has perhaps taken over before.
+            if let Err(why) = ask(&mut stream, &["PING"]).await?
+                && why.contains(" -LOADING ")
+            {
+                return Err(other(why));
+            }
             let (lineage, term) = (node.store.lineage().to_string(), format!("{:x}", replication.term.load(Relaxed)));
             let request = ["TM.REPLICATE", &protocol, "FAILOVER", &offset.to_string(), &lineage, &term];
             match ask(&mut stream, &request).await? {
