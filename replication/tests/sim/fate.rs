@@ -151,7 +151,10 @@ impl World {
         }
         if self.chance(25) {
             let mut random = self.random.fork();
-            let _ = self.nodes[n].snapshot(&mut random);
+            if self.nodes[n].snapshot(&mut random).is_err() {
+                // Perhaps it was the sync of its log, after which nobody knows what of that the disk has.
+                self.reopen(n);
+            }
         }
         let rate = if self.chance(4) { self.random.u32(0..60) } else { 0 };
         let faults = Faults {

@@ -81,7 +81,7 @@ impl World {
     }
 
     /// After the disk of a replica has failed.
-    fn reopen(&mut self, n: usize) {
+    pub(crate) fn reopen(&mut self, n: usize) {
         let Some(Life { kind: Kind::Replica(log), .. }) = &mut self.nodes[n].life else { return };
         if log.secure().is_err() {
             // Memory shows what the log has lost: it is read anew.
