@@ -120,6 +120,11 @@ impl Space {
         Lookup { space: self, ids, member, tables: self.ring.load(), aside }
     }
 
+    /// Whether the pair is set, and held aside, as its id lies far ahead: exact. It may move into a table at any moment ([`Space::on_arrival`]).
+    pub fn is_early(&self, id: u64, member: &Member) -> bool {
+        self.is_aside(&self.pair(id, member))
+    }
+
     #[inline]
     pub(crate) fn is_aside(&self, pair: &Pair) -> bool {
         self.aside.may_hold(pair.id) && self.aside.read(pair.id, |set| set.read().contains(&pair.hash())) == Some(true)
@@ -197,8 +202,9 @@ impl Placed<'_> {
         self.lines[..self.lookup.ids.len().min(BATCH)].iter().for_each(|line| rolling::prefetch(*line));
     }
 
-    /// The last pass: the answers for the ids. Those whose bit in `wanted` is not set are not looked up, but answered
-    /// with no, or with unknown below the horizon: for flags of which it is known that nobody has set them.
+    /// The last pass: the answers for the ids. Those whose bit in `wanted` is not set are not looked up in the tables, but answered
+    /// with no, or with unknown below the horizon: for flags of which it is known that nobody has set them there. What is held aside is exact, and
+    /// answered with yes all the same.
     pub fn answer(&self, wanted: u32) -> Answers {
         let Lookup { space, ids, aside, .. } = *self.lookup;
         let open = self.open & wanted;
@@ -216,7 +222,7 @@ impl Placed<'_> {
             let (pair, table) = self.pair(i);
             found |= u32::from(table.more_contain(pair, &table.first_filter().spot(pair))) << i;
         }
-        let mut yes = aside & wanted;
+        let mut yes = aside;
         for i in ones(found) {
             let (pair, table) = self.pair(i);
             yes |= u32::from(table.found(true, pair) == State::Set) << i;

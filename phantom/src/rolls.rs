@@ -182,6 +182,11 @@ impl Space {
         drop(self.rolling.lock());
     }
 
+    /// Whether a log decides: [`Space::follow`].
+    pub fn follows(&self) -> bool {
+        self.frontier.follows()
+    }
+
     /// Makes the frontier what the log says it was, and lets in what it has reached.
     pub fn put_frontier(&self, frontier: Frontier) {
         self.frontier.tell(frontier.high, frontier.window);

@@ -13,8 +13,8 @@ use crate::table::Table;
 use crate::upkeep::Upkeep;
 use parking_lot::{Mutex, RwLock};
 use rolling::{Aside, Frontier, Ring};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::{Arc, OnceLock};
 
 /// The first table of a space is so many times smaller than a grown one: it may close long before what its ids get has come, and each
 /// extension that takes the rest costs every check two more lines.
@@ -22,6 +22,9 @@ const FIRST_TABLE_PART: usize = 8;
 
 /// The pairs of one id aside. Of them, too, a reader waits for a few memory writes at most (P5).
 pub(crate) type Early = RwLock<Hashes>;
+
+/// See [`Space::on_arrival`].
+type Arrival = Box<dyn Fn(&Space, u64) + Send + Sync>;
 
 /// Pairs of (id, member). See the top of the file; all methods may be called from any thread.
 pub struct Space {
@@ -35,6 +38,7 @@ pub struct Space {
     pub(crate) frontier: Frontier,
     pub(crate) aside: Aside<Early>,
     pub(crate) aside_pairs: AtomicUsize,
+    arrival: OnceLock<Arrival>,
     pub(crate) upkeep: Upkeep,
     /// Held by who rolls, or looks at ring and frontier together. Never waited for by a writer.
     pub(crate) rolling: Mutex<()>,
@@ -80,6 +84,7 @@ impl Space {
             frontier,
             aside: Aside::default(),
             aside_pairs: AtomicUsize::new(0),
+            arrival: OnceLock::new(),
             upkeep: Upkeep::default(),
             rolling: Mutex::new(()),
             merging: Mutex::new(()),
@@ -132,6 +137,19 @@ impl Space {
         let mut ids = Vec::new();
         self.for_each_aside(|pair| ids.push(pair.id));
         ids
+    }
+
+    /// From now on `arrival` is told the id of each pair that moves from the aside into a table, before it is found there. It runs under locks: it must
+    /// be short, and must not write to this space. To be called once, before the space is used.
+    pub fn on_arrival(&self, arrival: impl Fn(&Space, u64) + Send + Sync + 'static) {
+        assert!(self.arrival.set(Box::new(arrival)).is_ok(), "somebody is told already");
+    }
+
+    /// Pairs of this id are about to move from the aside into a table.
+    pub(crate) fn arrives(&self, id: u64) {
+        if let Some(arrival) = self.arrival.get() {
+            arrival(self, id);
+        }
     }
 
     /// Runs `f` on the table of `pair`, alone among its writers.

@@ -203,6 +203,7 @@ impl Space {
     pub(crate) fn settle(&self, id: u64, held: &Early, some: impl IntoIterator<Item = u128>) -> Result<(), Error> {
         // Before they are there, so that whoever finds one there and asks finds this, too.
         self.news.store(true, SeqCst);
+        self.arrives(id);
         for hash in some {
             let pair = Pair::from_hash(id, hash);
             let first = || Ok::<(), Error>(());

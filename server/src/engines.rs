@@ -96,8 +96,8 @@ pub struct ExistenceSpace {
     pub(crate) has_members: bool,
     space: phantom::Space,
     /// What its flags are tied to by the catalogue: see `gate`.
-    kept_tie: AtomicU64,
-    loose: Loose,
+    kept_tie: Arc<AtomicU64>,
+    loose: Arc<Loose>,
     cold: ColdPairs,
     /// [`phantom::Space::pairs_until_recycled`] when the rate was last measured.
     until: AtomicU64,
@@ -347,6 +347,7 @@ impl Engines {
     pub(crate) fn restore(&mut self, number: u32, space: phantom::Space, files: Vec<Arc<PairFile>>) {
         if let Some(existence) = self.existences.iter_mut().find(|s| s.number == number) {
             existence.space = space;
+            existence.loosen_arrivals();
             existence.cold.set_files(files);
         }
     }

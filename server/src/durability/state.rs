@@ -21,6 +21,9 @@ pub(super) struct State<'a> {
     unreadable: Option<store::Error>,
     /// Ids that became loose, by space.
     loose: Vec<(u32, u64)>,
+    /// Of each existence space, beside these, what has become loose in nobody's turn: the ids of the last batch, and the ranges that were logged last.
+    arrived: Vec<Vec<u64>>,
+    ranges: Vec<Option<(Option<u64>, Option<u64>)>>,
     /// Blocks that were merged, as records.
     blocks: Vec<(u32, Vec<u8>)>,
     /// The schema of each counter space when the catalogue was last logged; `None`: it has to be logged.
@@ -65,6 +68,8 @@ impl<'a> State<'a> {
             commit: Commit::default(),
             unreadable: None,
             loose: Vec::new(),
+            arrived: vec![Vec::new(); engines.existences().len()],
+            ranges: vec![None; engines.existences().len()],
             blocks: Vec::new(),
             // Recovery has written the catalogue, if it was not what the log said; but somebody may have changed a schema since then.
             schemas: vec![None; engines.counters().len()],
@@ -105,6 +110,28 @@ impl<'a> State<'a> {
         let mut row = || self.commit.row(number, id, width, |values| view.get(id, values));
         let read = crate::cold::if_readable(&mut row);
         self.note_unreadable(space.name(), id, read);
+    }
+
+    /// Before the rows: who applies them one by one sees no counter of 0 whose id is not yet loose. After the frontiers, as those ids above need not be
+    /// told that are held aside by whoever has read so far.
+    fn encode_loose(&mut self, batch: &mut Batch) {
+        self.loose.sort_unstable();
+        for (at, space) in self.engines.existences().iter().enumerate() {
+            let high = self.courses[at].and_then(|(_, frontier)| frontier.high);
+            let mut ids = space.loose().take_arrived();
+            self.arrived[at].clone_from(&ids);
+            let marked = &self.loose[self.loose.partition_point(|&(number, _)| number < space.number())..];
+            let marked = marked.iter().take_while(|&&(number, id)| number == space.number() && Some(id) <= high);
+            ids.extend(marked.map(|&(_, id)| id));
+            let ranges = space.loose().ranges();
+            if !ids.is_empty() || self.ranges[at].map_or(ranges != (None, None), |logged| logged != ranges) {
+                ids.sort_unstable();
+                ids.dedup();
+                batch.push(space.number(), RecordKind::Loose as u8, &space.loose().encode(Some(&ids)));
+            }
+            self.ranges[at] = Some(ranges);
+        }
+        self.loose.clear();
     }
 
     fn note_unreadable(&mut self, space: &str, id: u64, read: Result<(), Arc<str>>) {
@@ -188,15 +215,7 @@ impl Source<Mark> for State<'_> {
             }
             *seen = Some((now.changes, now.frontier));
         }
-        // Before the rows: who applies them one by one sees no counter of 0 whose id is not yet loose.
-        self.loose.sort_unstable();
-        for group in self.loose.chunk_by(|a, b| a.0 == b.0) {
-            if let Some(space) = self.engines.existence_by_number(group[0].0) {
-                let ids: Vec<u64> = group.iter().map(|&(_, id)| id).collect();
-                batch.push(space.number(), RecordKind::Loose as u8, &space.loose().encode(Some(&ids)));
-            }
-        }
-        self.loose.clear();
+        self.encode_loose(batch);
         // Before the pairs: some of them say what is revoked in a block.
         for (number, block) in self.blocks.drain(..) {
             batch.push(number, RecordKind::Block as u8, &block);
@@ -211,6 +230,11 @@ impl Source<Mark> for State<'_> {
         self.loose.clear();
         self.blocks.clear();
         // What was encoded may not have been appended.
+        for (arrived, space) in self.arrived.iter_mut().zip(self.engines.existences()) {
+            space.loose().give_back(arrived);
+            arrived.clear();
+        }
+        self.ranges.fill(None);
         self.courses.fill(None);
         self.schemas.fill(None);
     }

@@ -135,17 +135,19 @@ impl Engines {
             if !made.pairs.is_empty() {
                 self.patterns.push((Pattern::parse(Kind::Pair, &made.pairs)?, Kind::Pair, self.existences.len()));
             }
-            self.existences.push(ExistenceSpace {
+            let space = ExistenceSpace {
                 number: known.number,
                 name: made.name.clone(),
                 has_members: made.members,
                 space,
-                kept_tie: AtomicU64::new(tie_word(known.tie)),
-                loose: Loose::new(made.max_loose),
+                kept_tie: Arc::new(AtomicU64::new(tie_word(known.tie))),
+                loose: Arc::new(Loose::new(made.max_loose)),
                 cold: ColdPairs::new(self.cold.clone()),
                 until: AtomicU64::new(0),
                 rate: AtomicU64::new(0),
-            });
+            };
+            space.loosen_arrivals();
+            self.existences.push(space);
             self.catalogue.existence.push(known.clone());
         }
         Ok(())

@@ -2,9 +2,10 @@
 //!
 //! Where an action ties a flag to a counter, this holds of every id, at every moment that a reader can see:
 //!
-//! > **G** If anybody was told that a flag is set, its counter is above 0, or the id is *loose* (`loose.rs`).
+//! > **G** If anybody was told that a flag is set, it is held aside, or its counter is above 0, or the id is *loose* (`loose.rs`).
 //!
-//! So where the counter is 0 and the id not loose, nobody's flag is set. Every way to break it, and what keeps it:
+//! So where the counter is 0 and the id not loose, nobody's flag is set but for those that are held aside, far ahead of all tables; they are exact, and
+//! looked up always. Every way to break it, and what keeps it:
 //!
 //! | what | then |
 //! |---|---|
@@ -14,10 +15,13 @@
 //! | the counter is lowered to 0 or less by anything else: CNT.INCRBY, CNT.SET, HSET, HDEL, DEL, GETSET, ... | loose, *before* the counter changes: whoever reads the 0 then finds the id loose |
 //! | the flag is set without the action: PH.ADD, SADD, BF.ADD, CF.ADD, another action's | if the counter is not above 0: loose |
 //! | the counter is not known: its row lies on the disk, and cannot be read | as if it were 0, where that makes the id loose; as if it were not, where 0 would be a proof |
+//! | the id lies above all that tables have | its flags are held aside, so it need not be loose: else flags of such ids, of which there may be any number that have no counter, would fill the set |
+//! | a flag moves from the aside into a table | loose, *before* it is there, whatever its counter is |
 //! | TM.MERGE | the whole table is loose, as long as it is there |
 //! | a flag whose actions name different counters | it has no gate |
 //! | the configuration ties a flag that was not tied so before | all ids that there are become loose. What a folder's flags are tied to is in the catalogue |
-//! | crash, restart, snapshot, replica | loose ids are logged, before the rows of their batch; a snapshot has them |
+//! | crash, restart, snapshot, replica | loose ids are logged, before the rows of their batch; a snapshot has them, as they are after it has read the tables |
+//! | who replays a log has a flag in a table that was held aside when it was set | the frontier is logged, before all else of a batch. An id above it is held aside there, too, and becomes loose as it moves; any other is logged as loose, whether it lay above the frontier when it was set or not |
 //!
 //! Loose ids are never taken back. They go when the horizon passes them, and when there are too many all up to the middle one are loose.
 //!
@@ -25,6 +29,7 @@
 
 use super::{CounterSpace, Engines, ExistenceSpace};
 use crate::marks::Mark;
+use phantom::Member;
 use std::sync::atomic::Ordering::SeqCst;
 use store::Turn;
 
@@ -75,20 +80,26 @@ impl ExistenceSpace {
         wanted
     }
 
-    /// Makes an id loose, and the log know it with the rest of the turn.
+    /// Makes an id loose, and the log know it with the rest of the turn; one above all that tables have only for those who will find it in a table.
     pub(super) fn loosen(&self, turn: &mut Turn<'_, Mark>, id: u64) {
-        if self.loose.insert(id, self.space.horizon()) {
+        if Some(id) > self.space.highest_id() || self.loose.insert(id, self.space.horizon()) {
             turn.mark(Mark::loose(self.number, id));
         }
     }
 
-    /// Makes every id loose that may have a flag now.
+    /// Has the ids become loose whose flags move from the aside into a table.
+    pub(super) fn loosen_arrivals(&self) {
+        let (loose, tie) = (self.loose.clone(), self.kept_tie.clone());
+        self.space.on_arrival(move |space, id| {
+            if tie.load(SeqCst) != NO_TIE {
+                loose.arrive(id, space.horizon(), space.follows());
+            }
+        });
+    }
+
+    /// Makes every id loose that may have a flag in a table now.
     fn loosen_all(&self) {
         self.loose.widen(self.space.highest_id(), None);
-        let horizon = self.space.horizon();
-        for id in self.space.ids_aside() {
-            self.loose.insert(id, horizon);
-        }
     }
 
     /// The table that begins at `low` is about to get flags that nobody counted.
@@ -120,9 +131,10 @@ impl Engines {
         space.tie() == Some((counters.number, field as u32))
     }
 
-    /// Whether nobody's flag on `id` is set, by this counter; its value is what [`Engines::counted`] gave.
-    pub(super) fn is_proof(&self, space: &ExistenceSpace, id: u64, counted: Option<i64>) -> bool {
-        counted == Some(0) && !space.loose.read(&space.space).holds(id)
+    /// Whether this flag on `id` is not set, by its counter; its value is what [`Engines::counted`] gave.
+    pub(super) fn is_proof(&self, space: &ExistenceSpace, id: u64, member: &Member<'_>, counted: Option<i64>) -> bool {
+        // In this order: what is no more aside has become loose before.
+        counted == Some(0) && !space.space.is_early(id, member) && !space.loose.read(&space.space).holds(id)
     }
 
     /// To be called before the counters of a row change: `lowest` gives for the position and the value of a field the least that it may

@@ -1,7 +1,8 @@
 //! The ids of an existence space at which a counter of 0 proves nothing of its flag (see `gate`): a set that only grows.
 //!
 //! It errs to one side: an id too many costs a probe of the filter, an id too few would be a false no. So it may forget which ids
-//! exactly, and is bounded without ever refusing: when it is full, the older half becomes "all ids up to here", as ids rise with time.
+//! exactly, and is bounded without ever refusing: when it is full, the older half becomes "all ids up to here", as ids rise with time. An id is in it only
+//! once some table may have its flags (`gate`), so "here" is where tables are, and ids that lie far ahead, however many, do not move it there.
 //!
 //! Pages read it: without a lock, one load or two for an id. Writers add an id in place; what needs more is made beside and exchanged.
 //!
@@ -32,6 +33,8 @@ pub struct Loose {
     now: ArcSwap<Now>,
     /// Held by who changes it.
     writing: Mutex<()>,
+    /// Ids that came into it with nobody to mark them for the log.
+    arrived: Mutex<Vec<u64>>,
     /// Most ids that are known one by one.
     most: usize,
     /// Nobody can choose ids that meet in one slot.
@@ -103,6 +106,7 @@ impl Loose {
         Loose {
             now: ArcSwap::from_pointee(Now::default()),
             writing: Mutex::new(()),
+            arrived: Mutex::new(Vec::new()),
             most: most.max(FEWEST_SLOTS),
             seed: fastrand::u64(..),
         }
@@ -164,6 +168,30 @@ impl Loose {
             now.put(self.seed, id);
         }
         true
+    }
+
+    /// Adds an id whose flags come from the aside into a table, in whoever's turn; the log is to be told by who takes it ([`Loose::take_arrived`]).
+    /// `follows`: not so, as whoever reads the log that we follow does the same by itself.
+    pub fn arrive(&self, id: u64, horizon: u64, follows: bool) {
+        if self.insert(id, horizon) && !follows {
+            self.arrived.lock().push(id);
+        }
+    }
+
+    /// Takes the ids that have arrived since. Whatever the caller has read before he calls this, if it depends on them, needs to be logged with them.
+    pub fn take_arrived(&self) -> Vec<u64> {
+        std::mem::take(&mut self.arrived.lock())
+    }
+
+    /// They could not be logged: they will be taken again.
+    pub fn give_back(&self, arrived: &[u64]) {
+        self.arrived.lock().extend_from_slice(arrived);
+    }
+
+    /// What it holds beside single ids: see the top of the file.
+    pub fn ranges(&self) -> (Option<u64>, Option<u64>) {
+        let now = self.now.load();
+        (now.through, now.table)
     }
 
     /// Adds all ids up to `through`, and all of the table that covers the id `table`.

@@ -394,7 +394,7 @@ impl Engines {
         let mut change = flags.space.add_with(id, viewer, &mut count);
         if matches!(change, Ok(Change::Unchanged))
             && is_tied
-            && self.is_proof(flags, id, self.counted(counters, id, action.field))
+            && self.is_proof(flags, id, viewer, self.counted(counters, id, action.field))
         {
             change = count().map(|()| Change::Changed);
         }
@@ -437,7 +437,7 @@ impl Engines {
         let turn = RefCell::new(self.pair_turn(flags, id));
         let count = || {
             let mut turn = turn.borrow_mut();
-            if is_tied && self.is_proof(flags, id, self.counted(counters, id, action.field)) {
+            if is_tied && self.is_proof(flags, id, viewer, self.counted(counters, id, action.field)) {
                 return Err(Stop::NotSet);
             }
             self.before_lowering(&mut turn, counters, id, |field, now| {
