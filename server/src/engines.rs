@@ -223,6 +223,8 @@ pub struct Engines {
     /// Patterns with what they name and the index of the space. No two match one key.
     patterns: Vec<(Pattern, Kind, usize)>,
     durability: Arc<Durability>,
+    /// Whether old tables of any counter space move to the disk.
+    spills: bool,
     pub(crate) watches: Watches,
     /// Held while another site's blocks are merged.
     pub(crate) merging: parking_lot::Mutex<()>,
@@ -384,9 +386,14 @@ impl Engines {
         self.cold.any()
     }
 
-    /// Whether writers are to wait, as a space is nearly full and will soon be less so.
+    /// Whether writers are to wait, as a space is nearly full and will soon be less so. Asked behind every write of a pipeline, so one load or two say that
+    /// nothing spills.
     #[inline]
     pub(crate) fn is_spilling(&self) -> bool {
+        (self.spills || self.has_cold()) && self.is_any_crowded()
+    }
+
+    fn is_any_crowded(&self) -> bool {
         self.counters.iter().any(|space| {
             space.spills
                 && space.memory_bytes() > space.memory_limit_bytes() / 32 * 31

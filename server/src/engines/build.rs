@@ -87,6 +87,7 @@ impl Engines {
             ties: Vec::new(),
             patterns: Vec::new(),
             durability,
+            spills: false,
             watches: Default::default(),
             merging: Default::default(),
             catalogue: Catalogue::default(),
@@ -113,6 +114,7 @@ impl Engines {
             let space = counter_space(made, &known.fields)?;
             let cold = ColdSpace::new(self.cold.clone());
             let (number, name, spills) = (known.number, made.name.clone(), made.spill);
+            self.spills |= spills;
             self.counters.push(CounterSpace {
                 number,
                 name,
