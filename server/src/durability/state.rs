@@ -178,7 +178,9 @@ impl<'a> State<'a> {
 impl Source<Mark> for State<'_> {
     fn collect(&mut self, marks: &[Mark]) -> usize {
         let rows = marks.iter().filter_map(|mark| Some((mark.row_beside()?, mark.place().1)));
-        self.shared.parts.touch_all(marks.iter().map(Mark::place).chain(rows));
+        // That an id is loose changes no table, and is no change that anybody asked for.
+        let changes = marks.iter().filter(|mark| !matches!(mark.read(), Marked::Loose(..)));
+        self.shared.parts.touch_all(changes.map(Mark::place).chain(rows));
         let mut views = Views::default();
         // Each state lies in cache lines of its own: asked for together, they do not wait for memory one by one.
         for first in (0..marks.len()).step_by(PREFETCHED) {
