@@ -309,6 +309,7 @@ section! {
         #[live = true]
         max_bytes: u64 = 0,
         /// Most bytes per second that merging writes to the disk; 0 means as fast as it goes. Spilling when memory runs short is never slowed down.
+        #[live = true]
         merge_bytes_per_s: u64 = 32 << 20,
     }
 }

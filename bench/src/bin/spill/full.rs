@@ -130,12 +130,13 @@ pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
     wait_for("some spills", 60, || Ok(cold_rows(&node)? > 1e6))?;
     fill_in_the_middle(&disk, &data, || was_written(&node, &data, "cold_rows"))?;
     println!("  a spill has failed: {}", node.text("spill_last_error")?);
-    // The log is on the same disk.
-    let mut told = String::new();
+    // The log is on the same disk, and fills what it has there, whether the load is at its end or not.
+    let mut told = None;
     wait_for("new rows are refused", 60, || {
-        told = set(&node, &all, rows, rows + 1)?.1.unwrap_or_default();
-        Ok(!told.is_empty())
+        (rows, told) = set(&node, &all, rows, rows + 1000)?;
+        Ok(told.is_some())
     })?;
+    let told = told.unwrap_or_default();
     println!("  a new row is refused: {told}");
     let there = cold_rows(&node)? as u64;
     let read = check::whole_or_absent(&node, &all, 0, there)?;
