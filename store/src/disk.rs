@@ -29,7 +29,7 @@ pub trait Disk: Send + Sync + Debug {
     fn path(&self, name: &str) -> PathBuf;
     /// Creates a file for reading and writing; an error of kind `AlreadyExists` if the name is taken.
     fn create(&self, name: &str) -> io::Result<Box<dyn DiskFile>>;
-    /// The same for a file that is written once, from its beginning to its end, and not read soon: whole [`BLOCK`]s, from memory that begins at
+    /// The same for a file that is written once, from its beginning to its end, and not read soon: whole blocks of 4 KiB, from memory that begins at
     /// a multiple of it, go past the system's cache where the file system can do that. What is durable when is the same.
     fn create_uncached(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
         self.create(name)
