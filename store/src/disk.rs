@@ -270,7 +270,9 @@ impl DiskFile for RealFile {
         match &self.uncached {
             Some(file) if blocks > 0 && begins_whole => match file.write_at(&bytes[..blocks], offset) {
                 // There are file systems that take the flag and then refuse the write.
-                Err(e) if Errno::from_io_error(&e) == Some(Errno::INVAL) => self.file.write_at(bytes, offset),
+                Err(e) if matches!(Errno::from_io_error(&e), Some(Errno::INVAL | Errno::OPNOTSUPP)) => {
+                    self.file.write_at(bytes, offset)
+                }
                 written => written,
             },
             _ => self.file.write_at(bytes, offset),

@@ -386,6 +386,30 @@ fn what_becomes_loose_in_the_turn_of_others_is_logged_in_time() {
     }
 }
 
+/// Whoever follows a log tells nobody what becomes loose as flags leave his aside; and who reads that log may never have held them aside. So the first
+/// batch of a leadership says it.
+#[test]
+fn what_became_loose_before_it_led_is_logged_by_who_leads() {
+    let disk = SimDisk::new(1);
+    let durability = &Arc::new(Durability::new(Fsync::No));
+    let (engines, _store, mut log) = start(&disk, durability);
+    let (liked, rows, like) = (&engines.existences()[0], &engines.counters()[0], &engines.actions()[0]);
+    let (id, (_, field)) = (IDS[80], liked.tie().unwrap());
+    let mut rounds = Rounds::new(durability.committer());
+    let mut lead = || {
+        let mut state = State::new(durability, &engines);
+        rounds.turn(&mut log, &mut state, Instant::now(), false).unwrap();
+    };
+    IDS[..110].iter().for_each(|&id| _ = engines.act(like, &MEMBERS[0], id, &mut vec![]).unwrap());
+    lead();
+    assert!(!liked.is_early(id, &MEMBERS[0]));
+    liked.loose().arrive(id, 0, true);
+    engines.set(rows, id, &[(field as usize, 0)]).unwrap();
+    lead();
+    // Nothing is denied there.
+    start(&disk.fork(1).kill(), &Arc::new(Durability::new(Fsync::No)));
+}
+
 /// A failed sync leaves what was written in the system's memory, where a kill would find it: nobody hears that it is safe.
 #[test]
 fn what_is_written_and_could_not_be_synced_is_safe_to_nobody() {

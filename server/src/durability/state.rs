@@ -124,6 +124,10 @@ impl<'a> State<'a> {
             let marked = marked.iter().take_while(|&&(number, id)| number == space.number() && Some(id) <= high);
             ids.extend(marked.map(|&(_, id)| id));
             let ranges = space.loose().ranges();
+            // What became loose before we led, as flags left the aside, is in no log: who reads it may have such a flag in a table from the beginning.
+            if self.ranges[at].is_none() && space.loose().size() != (0, None) {
+                batch.push(space.number(), RecordKind::Loose as u8, &space.loose().encode(None));
+            }
             if !ids.is_empty() || self.ranges[at].map_or(ranges != (None, None), |logged| logged != ranges) {
                 ids.sort_unstable();
                 ids.dedup();
