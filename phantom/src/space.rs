@@ -132,13 +132,6 @@ impl Space {
         self.frontier.high()
     }
 
-    /// The ids of pairs that are held aside, as they lie far ahead; one may come several times.
-    pub fn ids_aside(&self) -> Vec<u64> {
-        let mut ids = Vec::new();
-        self.for_each_aside(|pair| ids.push(pair.id));
-        ids
-    }
-
     /// From now on `arrival` is told the id of each pair that moves from the aside into a table, before it is found there. It runs under locks: it must
     /// be short, and must not write to this space. To be called once, before the space is used.
     pub fn on_arrival(&self, arrival: impl Fn(&Space, u64) + Send + Sync + 'static) {

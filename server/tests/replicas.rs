@@ -393,6 +393,15 @@ fn told(program: &Program, words: &str) -> std::thread::JoinHandle<Option<OwnedF
     std::thread::spawn(move || client.call(&words.split(' ').map(str::as_bytes).collect::<Vec<_>>()).ok())
 }
 
+/// The reply to SHUTDOWN; none: it is a signal.
+fn told_to_stop(program: &Program, how: &str) -> Option<std::thread::JoinHandle<Option<OwnedFrame>>> {
+    if how == "SIGTERM" {
+        program.sigterm();
+        return None;
+    }
+    Some(told(program, how))
+}
+
 /// A master that is to stop, and waits for a replica that does not hear of its last row, like 3. Nobody who writes is to wait longer than that.
 struct Leaving {
     folders: [tempfile::TempDir; 2],
@@ -416,13 +425,7 @@ impl Leaving {
         fine(&master, "CONFIG SET shutdown-timeout 600");
         gate.store(true, SeqCst);
         fine(&master, &format!("CNT.SET post {FIRST} like 3"));
-        let asked = match how {
-            "SIGTERM" => {
-                master.sigterm();
-                None
-            }
-            words => Some(told(&master, words)),
-        };
+        let asked = told_to_stop(&master, how);
         until("it waits for its replica", || is_leaving(&master));
         let paused = told(&master, &format!("CNT.SET post {FIRST} read 8"));
         let is_sent = |line: &str| line.contains(" qbuf=") && !line.contains(" qbuf=0 ");
@@ -599,13 +602,8 @@ fn a_master_that_is_killed_while_it_waits_loses_nothing() {
 
 /// A master that has handed its role to its replica, which is frozen and has not read that; it is to stop within so many seconds.
 fn handing(shutdown_timeout_s: u32) -> ([tempfile::TempDir; 2], Program, Program) {
-    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let [old, new] = [0, 1].map(|n: usize| start(folders[n].path(), SPACES));
+    let (folders, old, new) = in_step_with("");
     fine(&old, &format!("CONFIG SET shutdown-timeout {shutdown_timeout_s}"));
-    fine(&old, &format!("CNT.SET post {FIRST} like 3"));
-    follow(&new, &old);
-    in_step(&new, &old);
-    until("the master knows", || old.info("slave0").contains("lag_bytes=0"));
     freeze(&new, true);
     fine(&old, "FAILOVER");
     until("the replica is asked", || old.info("role") == "slave");
@@ -624,13 +622,7 @@ fn is_master(program: &Program, likes: u64) {
 fn a_stop_waits_for_the_replica_that_is_to_take_over() {
     for how in ["SIGTERM", "SHUTDOWN"] {
         let (_folders, mut old, new) = handing(600);
-        let asked = match how {
-            "SIGTERM" => {
-                old.sigterm();
-                None
-            }
-            words => Some(told(&old, words)),
-        };
+        let asked = told_to_stop(&old, how);
         until("it waits for its successor", || is_leaving(&old));
         freeze(&new, false);
         ends(&mut old);
@@ -715,7 +707,7 @@ fn a_forced_stop_does_not_wait_for_a_disk_that_takes_nothing() {
     assert_eq!(like_of(&replica, last - 4096), bulk(5), "the last one that was taken");
 }
 
-/// A master with a replica that has everything, and this in its configuration.
+/// A master with a replica that has everything, and this in the replica's configuration.
 fn in_step_with(more: &str) -> ([tempfile::TempDir; 2], Program, Program) {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let master = start(folders[0].path(), SPACES);

@@ -187,25 +187,22 @@ impl Disk for RealDisk {
     }
 
     fn create(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(self.path(name))?;
-        Ok(Box::new(RealFile { file, uncached: None }))
+        Ok(Box::new(RealFile::from(create_new(&self.path(name))?)))
     }
 
     fn create_uncached(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
         let path = self.path(name);
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
+        let file = create_new(&path)?;
         // A second handle, as the flag holds for all that goes through one; the kernel keeps what both do to the file in agreement.
-        let uncached = OpenOptions::new().write(true).custom_flags(OFlags::DIRECT.bits() as i32).open(&path).ok();
-        Ok(Box::new(RealFile { file, uncached }))
+        Ok(Box::new(RealFile { uncached: open_uncached(&path).ok(), ..RealFile::from(file) }))
     }
 
     fn open(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
-        Ok(Box::new(RealFile { file: File::open(self.path(name))?, uncached: None }))
+        Ok(Box::new(RealFile::from(File::open(self.path(name))?)))
     }
 
     fn open_write(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
-        let file = OpenOptions::new().read(true).write(true).open(self.path(name))?;
-        Ok(Box::new(RealFile { file, uncached: None }))
+        Ok(Box::new(RealFile::from(OpenOptions::new().read(true).write(true).open(self.path(name))?)))
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
@@ -257,6 +254,21 @@ struct RealFile {
     file: File,
     /// The same file, past the system's cache.
     uncached: Option<File>,
+}
+
+impl From<File> for RealFile {
+    fn from(file: File) -> RealFile {
+        RealFile { file, uncached: None }
+    }
+}
+
+fn create_new(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create_new(true).open(path)
+}
+
+/// An error where the file system has no writes past its cache.
+fn open_uncached(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).custom_flags(OFlags::DIRECT.bits() as i32).open(path)
 }
 
 impl DiskFile for RealFile {
@@ -332,8 +344,7 @@ mod tests {
 
         let file = disk.create_uncached("file").unwrap();
         // This file system may have no such writes. Then all of it is taken at once.
-        let can =
-            OpenOptions::new().write(true).custom_flags(OFlags::DIRECT.bits() as i32).open(disk.path("file")).is_ok();
+        let can = open_uncached(&disk.path("file")).is_ok();
         assert_eq!(file.write_at(bytes, 0).unwrap(), if can { 3 * BLOCK } else { bytes.len() });
         for (from, at, taken) in [(0, 7, bytes.len()), (1, 0, bytes.len() - 1), (3 * BLOCK, 3 * BLOCK as u64, 10)] {
             assert_eq!(file.write_at(&bytes[from..], at).unwrap(), taken, "from {from} to {at}");

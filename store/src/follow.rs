@@ -70,7 +70,12 @@ impl FollowLog {
 
     /// After a failure: forgets what is not durable.
     pub fn reopen(&mut self) -> Result<()> {
-        *self = FollowLog { staged: self.staged, ..FollowLog::open(self.disk.clone(), self.lineage, self.durable)? };
+        self.open_again(self.durable)
+    }
+
+    /// The same one, which ends there.
+    fn open_again(&mut self, end: Position) -> Result<()> {
+        *self = FollowLog { staged: self.staged, ..FollowLog::open(self.disk.clone(), self.lineage, end)? };
         Ok(())
     }
 
@@ -124,7 +129,7 @@ impl FollowLog {
             && let Some(byte) = before.byte_of(at.offset)
         {
             let end = Position { segment: before.segment, byte, ..at };
-            *self = FollowLog { staged: self.staged, ..FollowLog::open(self.disk.clone(), self.lineage, end)? };
+            self.open_again(end)?;
             return Ok(true);
         }
         Ok(false)

@@ -193,9 +193,9 @@ impl Run {
         }
         let merged = merge(&self.space, &there);
         self.events.merged += merged.blocks.len();
-        let aside = there.ids_aside();
         for (id, member) in theirs {
-            let is_there = there.contains(id, &Member::Number(member)) == Answer::Yes && !aside.contains(&id);
+            let is_there = there.contains(id, &Member::Number(member)) == Answer::Yes
+                && !there.is_early(id, &Member::Number(member));
             let is_whole = merged.whole.iter().any(|&(low, last)| (low..=last).contains(&id));
             let found = self.space.contains(id, &Member::Number(member)) == Answer::Yes;
             assert!(
@@ -242,10 +242,12 @@ impl Run {
         assert_eq!(answers.len(), ids.len() + 1, "answers are appended");
         for (i, &id) in ids.iter().enumerate() {
             if gated[i] {
-                let gated = match () {
-                    () if self.space.is_early(id, &Member::Number(member)) => Answer::Yes,
-                    () if id < self.space.horizon() => Answer::Unknown,
-                    () => Answer::No,
+                let gated = if self.space.is_early(id, &Member::Number(member)) {
+                    Answer::Yes
+                } else if id < self.space.horizon() {
+                    Answer::Unknown
+                } else {
+                    Answer::No
                 };
                 assert_eq!(answers[i + 1], gated);
             } else {

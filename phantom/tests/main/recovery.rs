@@ -150,11 +150,10 @@ impl Traffic {
                 other => panic!("{other}"),
             }
         }
-        let there_aside = there.ids_aside();
         for (&(id, member), _) in theirs.iter().filter(|(_, set)| **set) {
             let found = self.space.contains(id, &Member::Number(member)) == Answer::Yes;
-            let whole =
-                merged.whole.iter().any(|&(low, last)| (low..=last).contains(&id)) && !there_aside.contains(&id);
+            let whole = merged.whole.iter().any(|&(low, last)| (low..=last).contains(&id))
+                && !there.is_early(id, &Member::Number(member));
             assert!(found || !whole, "({id}, {member}) was merged, and is not found");
             if found {
                 self.model.insert((id, member), true);

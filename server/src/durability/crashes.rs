@@ -180,9 +180,8 @@ impl Life<'_> {
         if must_sync {
             self.durability.committer.sync_soon();
         }
-        self.disk.set_faults(self.faults);
-        let outcome = self.rounds.turn(&mut self.log, &mut self.state, Instant::now(), false);
-        self.disk.set_faults(Faults::default());
+        let turn = || self.rounds.turn(&mut self.log, &mut self.state, Instant::now(), false);
+        let outcome = under(self.disk, self.faults, turn);
         self.sums.rounds += 1;
         self.sums.failed += u64::from(outcome.is_err());
         if outcome.is_ok() && self.log.durable().offset == self.log.written().offset {
@@ -347,6 +346,14 @@ fn what_was_synced_is_what_a_start_finds() {
     );
 }
 
+/// Does this while the disk fails so.
+fn under<R>(disk: &SimDisk, faults: Faults, does: impl FnOnce() -> R) -> R {
+    disk.set_faults(faults);
+    let done = does();
+    disk.set_faults(Faults::default());
+    done
+}
+
 /// Where others make room in a full set of loose ids, or take flags out of the aside, an id may become loose that nobody marks then: whose counter falls
 /// next relies on it, so it is in the log with that, whichever round has the others' marks.
 #[test]
@@ -360,12 +367,7 @@ fn what_becomes_loose_in_the_turn_of_others_is_logged_in_time() {
     for id in IDS[..110].iter().copied() {
         engines.act(like, &MEMBERS[0], id, &mut vec![]).unwrap();
     }
-    let mut round = |faults| {
-        disk.set_faults(faults);
-        let done = rounds.turn(&mut log, &mut state, Instant::now(), false);
-        disk.set_faults(Faults::default());
-        done
-    };
+    let mut round = |faults| under(&disk, faults, || rounds.turn(&mut log, &mut state, Instant::now(), false));
     round(Faults::default()).unwrap();
     type Others<'a> = &'a dyn Fn(u64);
     let others: [Others<'_>; 2] = [&|id| liked.loose().arrive(id, 0, false), &|id| liked.loose().widen(Some(id), None)];
@@ -419,10 +421,7 @@ fn what_is_written_and_could_not_be_synced_is_safe_to_nobody() {
     let (mut rounds, mut state) = (Rounds::new(durability.committer()), State::new(durability, &engines));
     engines.set(&engines.counters()[0], 7, &[(0, 1)]).unwrap();
     let ticket = durability.committer().ticket();
-    let mut round = |faults| {
-        disk.set_faults(faults);
-        rounds.turn(&mut log, &mut state, Instant::now(), false)
-    };
+    let mut round = |faults| under(&disk, faults, || rounds.turn(&mut log, &mut state, Instant::now(), false));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let safe = || runtime.block_on(durability.safe(ticket));
     round(Faults { sync_error: 1024, ..Faults::default() }).unwrap_err();
@@ -442,10 +441,8 @@ fn a_snapshot_replays_from_what_was_synced_when_it_began() {
     let (log, state) = (RefCell::new(log), RefCell::new(State::new(durability, &engines)));
     let rounds = RefCell::new(Rounds::new(durability.committer()));
     let round = |faults| {
-        disk.set_faults(faults);
-        let outcome = rounds.borrow_mut().turn(&mut log.borrow_mut(), &mut *state.borrow_mut(), Instant::now(), false);
-        disk.set_faults(Faults::default());
-        outcome
+        let turn = || rounds.borrow_mut().turn(&mut log.borrow_mut(), &mut *state.borrow_mut(), Instant::now(), false);
+        under(&disk, faults, turn)
     };
     IDS.iter().for_each(|&id| _ = engines.set(rows, id, &[(0, 1)]).unwrap());
     round(Faults::default()).unwrap();

@@ -124,16 +124,16 @@ impl<'a> State<'a> {
             let marked = marked.iter().take_while(|&&(number, id)| number == space.number() && Some(id) <= high);
             ids.extend(marked.map(|&(_, id)| id));
             let ranges = space.loose().ranges();
+            let logged = self.ranges[at].replace(ranges);
             // What became loose before we led, as flags left the aside, is in no log: who reads it may have such a flag in a table from the beginning.
-            if self.ranges[at].is_none() && space.loose().size() != (0, None) {
+            if logged.is_none() && (space.loose().size().0 > 0 || ranges != (None, None)) {
                 batch.push(space.number(), RecordKind::Loose as u8, &space.loose().encode(None));
             }
-            if !ids.is_empty() || self.ranges[at].map_or(ranges != (None, None), |logged| logged != ranges) {
+            if !ids.is_empty() || logged.is_some_and(|logged| logged != ranges) {
                 ids.sort_unstable();
                 ids.dedup();
                 batch.push(space.number(), RecordKind::Loose as u8, &space.loose().encode(Some(&ids)));
             }
-            self.ranges[at] = Some(ranges);
         }
         self.loose.clear();
     }

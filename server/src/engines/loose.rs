@@ -171,7 +171,7 @@ impl Loose {
     }
 
     /// Adds an id whose flags come from the aside into a table, in whoever's turn; the log is to be told by who takes it ([`Loose::take_arrived`]).
-    /// `follows`: not so, as whoever reads the log that we follow does the same by itself.
+    /// `follows`: not so, as nothing is logged here now, and who begins to lead tells all that it holds.
     pub fn arrive(&self, id: u64, horizon: u64, follows: bool) {
         // Over both: who finds it in here and leaves the telling to us comes to the log after this.
         let mut arrived = self.arrived.lock();
