@@ -145,7 +145,9 @@ impl Replication {
         }
         if let Some((to, offset)) = role.master.as_ref().zip(role.handing) {
             if role.sentinels.is_empty() {
-                tracing::warn!("a FAILOVER was under way: {to} is asked again to take over, unless FAILOVER ABORT");
+                tracing::warn!(
+                    "a FAILOVER was under way: {to} is asked again to take over, unless REPLICAOF says who is the master"
+                );
                 self.failover.resume(offset);
             } else {
                 // By now they may have chosen another one.

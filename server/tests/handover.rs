@@ -73,7 +73,10 @@ fn a_handover_that_was_killed_is_aborted_if_the_replica_says_no_or_an_operator_d
         let ports = killed_between(&folders);
         let old = start(&folders[0], Some(ports[0]));
         if by_operator {
-            fine(&old, "FAILOVER ABORT");
+            // Nobody knows whether the other has been asked.
+            let refused = old.ask("FAILOVER ABORT");
+            assert!(refusal(&refused).contains("it may be the master by now"), "{refused:?}");
+            fine(&old, "REPLICAOF NO ONE");
             until("it takes writes", || refusal(&call(&mut old.client(), &like())).is_empty());
         } else {
             // The other has lost all, so it is nobody to hand a role to; but for all that is known somebody else has it.

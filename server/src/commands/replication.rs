@@ -40,7 +40,7 @@ pub(super) const TABLE: &[Spec] = &[
     Spec { group: "generic", ..spec("waitaof", 4, flag::NOSCRIPT, "7.2.0", "numlocal numreplicas timeout",
         "Waits for disks, the own one and those of replicas: answers with 1 or 0 for it, and with how many replicas have all synced.", waitaof) },
     spec("failover", -1, flag::ADMIN | flag::NOSCRIPT | flag::STALE, "6.2.0", "[TO host port [FORCE]] [ABORT] [TIMEOUT milliseconds]",
-        "Pauses writes until a replica has everything, and makes it the master; this node follows it. ABORT ends that.", failover),
+        "Pauses writes until a replica has everything, and makes it the master; this node follows it. ABORT ends that, unless the replica was asked and its answer is missing.", failover),
     spec("tm.replicate", -2, ADMIN | flag::NO_MULTI, "0.1.0", "protocol [FAILOVER offset lineage term]",
         "Turns the connection into a replica's. For Tidemark's own replicas. FAILOVER: takes over first, if this node has that history, up to the offset.", replicate),
     spec("replconf", -1, ADMIN, "3.0.0", "[option value [option value ...]]",
@@ -327,7 +327,7 @@ fn failover(call: &mut Call<'_>) -> Outcome {
     let is = |at: usize, word: &[u8]| call.args.at(at).eq_ignore_ascii_case(word);
     if words == 2 && is(1, b"abort") {
         return call.answer_later(|node, reply| {
-            let aborted = node.replication.failover.abort(node, "FAILOVER ABORT", false);
+            let aborted = node.replication.failover.abort(node, "FAILOVER ABORT");
             aborted.map_err(|why| Refusal::new(why.into_bytes()))?;
             reply.ok();
             Ok(())
@@ -436,17 +436,24 @@ impl TakeOver {
     /// This node is to be a master; durable when this returns.
     fn obey(&self, node: &Node) -> Outcome {
         let (ours, is_master) = (node.replication.term.load(Relaxed), node.replication.is_master());
-        // It asks again if our answer was lost: by then we may have been promoted.
-        let is_after = is_master && promotions(ours) > promotions(self.term);
+        // It asks again if our answer was lost: by then we may have been promoted, and have handed the role on.
+        let is_after = promotions(ours) > promotions(self.term);
         if self.lineage != node.store.lineage().to_string() || !(ours == self.term || is_after) {
-            return Err(refuse!("ERR this replica has another history than who would hand its role to it"));
+            return Err(refuse!(
+                "{} this replica has another history than who would hand its role to it",
+                failover::NO
+            ));
         }
-        if is_master {
+        if is_master || is_after {
             return Ok(());
         }
         let ours = node.durability.shown().offset;
         if ours < self.offset {
-            return Err(refuse!("ERR this replica has the log up to {ours} only, not up to {}", self.offset));
+            return Err(refuse!(
+                "{} this replica has the log up to {ours} only, not up to {}",
+                failover::NO,
+                self.offset
+            ));
         }
         tracing::info!("the master hands its role to us, by {}", self.peer);
         order(node, None, false).map(|_| ())

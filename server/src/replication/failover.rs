@@ -6,10 +6,14 @@
 //!   no-failover            it has; the pause ends, and writes are answered -READONLY
 //! ```
 //!
-//! As in Redis, the master steps down first and its replica up afterwards, so there are never two. If the replica says no, or on FAILOVER
-//! ABORT, this node is the master again, and takes the writes that waited. If it cannot be reached, it is asked again and again; and only when it has just
-//! answered a PING, for what it is sent and does not read it would read after an ABORT, and then there would be two. Who writes while this node is a replica
-//! already is refused at once. Meanwhile nobody else may change the role: REPLICAOF is refused.
+//! As in Redis, the master steps down first and its replica up afterwards. If the replica says no, or on FAILOVER ABORT, this node is the master again, and
+//! takes the writes that waited. If it cannot be reached, it is asked again and again. Who writes while this node is a replica already is refused at once.
+//! Meanwhile nobody else may change the role: REPLICAOF is refused.
+//!
+//! That there are never two: from the moment the request leaves until it is answered the replica may have obeyed, or be about to. So it is sent only to who
+//! has just answered a PING (it would wait in the socket of a frozen one), and while its answer is missing ([`Asked`]) neither ABORT nor a refusal for a
+//! reason of the moment, a lack of room say, makes this node the master: only the replica's word that it has not taken over and will not (-NOFAILOVER), or
+//! an operator's that it does not matter, which is REPLICAOF NO ONE.
 //!
 //! Who is to be a master, by REPLICAOF NO ONE or because its replica said no, is one when its log has begun, which takes a sync or two. From the answer to
 //! that command on no write is refused because of its role: it waits until then, or until this node is to be a replica after all. If the disk says
@@ -38,15 +42,25 @@ enum Stage {
     Nothing,
     /// The attempt of this number: one that was aborted may not have noticed yet.
     Waiting(u64),
-    /// The replica is to have the log up to here. Or was to, before this process began.
+    /// The replica is to have the log up to here.
     Handing {
         offset: u64,
-        is_resumed: bool,
+        asked: Asked,
     },
     /// Nobody asks the replica any more; the disk is yet to hear of it.
     Aborting,
     /// There is none, and this node is to be a master: writes wait until it is.
     Settling,
+}
+
+/// Whether the replica has been asked to take over.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    /// Or it has said no.
+    No,
+    Now,
+    /// No answer came, or this process cannot know: it began later than the FAILOVER.
+    Lost,
 }
 
 /// The FAILOVER that is under way, if one is.
@@ -63,6 +77,13 @@ pub(crate) struct Failover {
 pub(crate) const WAITING: &str = "waiting-for-sync";
 /// What it says of one that is to take over.
 pub(crate) const HANDING: &str = "failover-in-progress";
+/// The code of a refusal by who has not taken over, and will not, whatever it was asked before.
+pub(crate) const NO: &str = "NOFAILOVER";
+/// Of those by who may be asked again.
+const LATER: [&str; 2] = ["LOADING", "NOMASTERLINK"];
+/// Why there is no way back by ABORT.
+const IN_DOUBT: &str = "ERR The replica was asked to take over and has not answered, so it may be the master by now. It is asked again. \
+    REPLICAOF NO ONE makes this node a master all the same.";
 
 /// What was asked for.
 pub(crate) struct Wanted {
@@ -96,14 +117,18 @@ impl Failover {
         !matches!(*self.stage.lock(), Stage::Nothing | Stage::Settling)
     }
 
-    /// Nobody else may change the role, unless it began before this process.
+    /// Nobody else may change the role, unless nobody knows how this goes on.
     pub(crate) fn forbids_orders(&self) -> bool {
-        matches!(*self.stage.lock(), Stage::Waiting(_) | Stage::Aborting | Stage::Handing { is_resumed: false, .. })
+        match *self.stage.lock() {
+            Stage::Nothing | Stage::Settling => false,
+            Stage::Waiting(_) | Stage::Aborting => true,
+            Stage::Handing { asked, .. } => asked != Asked::Lost,
+        }
     }
 
     /// At start: one was under way.
     pub(super) fn resume(&self, offset: u64) {
-        *self.stage.lock() = Stage::Handing { offset, is_resumed: true };
+        *self.stage.lock() = Stage::Handing { offset, asked: Asked::Lost };
     }
 
     /// REPLICAOF: as [`super::Replication::order`]. None while a FAILOVER forbids it.
@@ -147,6 +172,21 @@ impl Failover {
         }
     }
 
+    /// The request is about to leave. None: this node does not hand its role over any more.
+    pub(crate) fn asking(&self) -> Option<Asking<'_>> {
+        let mut stage = self.stage.lock();
+        let Stage::Handing { offset, asked: before } = *stage else { return None };
+        *stage = Stage::Handing { offset, asked: Asked::Now };
+        Some(Asking { failover: self, before })
+    }
+
+    /// What is known of the request that has left, if it is still open.
+    fn answered(&self, now: Asked) {
+        if let Stage::Handing { asked: asked @ Asked::Now, .. } = &mut *self.stage.lock() {
+            *asked = now;
+        }
+    }
+
     /// It is over: nobody waits for it any more. False if it has ended already.
     pub(super) fn end(&self, node: &Node) -> bool {
         let mut stage = self.stage.lock();
@@ -169,8 +209,8 @@ impl Failover {
         }
     }
 
-    /// Everything is as it was before; an error if there was nothing to abort. `by_peer`: because the replica says no.
-    pub(crate) fn abort(&self, node: &Node, why: &str, by_peer: bool) -> Result<(), String> {
+    /// Everything is as it was before; an error if there was nothing to abort, or too late. `refused`: by the replica, which had been asked like this before.
+    fn take_back(&self, node: &Node, why: &str, refused: Option<Asked>) -> Result<(), String> {
         let _one = self.ordering.lock();
         let mut stage = self.stage.lock();
         match *stage {
@@ -191,10 +231,12 @@ impl Failover {
                 self.ended.notify_waiters();
                 node.pause.end(By::Role);
             }
-            was @ Stage::Handing { is_resumed, .. } => {
+            Stage::Handing { asked, .. } if asked != Asked::No && refused.is_none() => return Err(IN_DOUBT.to_owned()),
+            was @ Stage::Handing { .. } => {
                 *stage = Stage::Aborting;
                 drop(stage);
-                let order = Order { fenced: by_peer && is_resumed, ..Order::default() };
+                // Not this replica, but perhaps another one, while this node was away or heard nothing.
+                let order = Order { fenced: refused == Some(Asked::Lost), ..Order::default() };
                 if let Err(error) = self.give(node, order) {
                     *self.stage.lock() = was;
                     return Err(format!("ERR the role cannot be written to the data folder: {error}"));
@@ -205,6 +247,11 @@ impl Failover {
         node.durability.acknowledged();
         tracing::warn!("failover aborted: {why}");
         Ok(())
+    }
+
+    /// FAILOVER ABORT, or its time is over: everything is as it was before; an error if there was nothing to abort, or too late.
+    pub(crate) fn abort(&self, node: &Node, why: &str) -> Result<(), String> {
+        self.take_back(node, why, None)
     }
 
     /// This node has the role that it was given last, if nobody has given it another meanwhile.
@@ -233,6 +280,31 @@ impl Failover {
         drop(stage);
         node.durability.acknowledged();
         is_news
+    }
+}
+
+/// A request to take over, from before it leaves until it is answered. Dropped without an answer it stays open for good.
+pub(crate) struct Asking<'a> {
+    failover: &'a Failover,
+    before: Asked,
+}
+
+impl Asking<'_> {
+    /// The replica's error reply: this node is the master again, if that means no. Gives what is to be told.
+    pub(crate) fn refused(self, node: &Node, reply: &str) -> String {
+        let code = reply.trim_start_matches('-').split(' ').next().unwrap_or_default();
+        // What refuses this request says nothing of one that is still on its way.
+        let is_no = code == NO || (self.before == Asked::No && !LATER.contains(&code));
+        let why = format!("TM.REPLICATE was answered {reply}");
+        let failed = is_no.then(|| self.failover.take_back(node, &why, Some(self.before)).err()).flatten();
+        self.failover.answered(self.before);
+        failed.unwrap_or(why)
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.failover.answered(Asked::Lost);
     }
 }
 
@@ -268,7 +340,7 @@ async fn run(node: Arc<Node>, wanted: Wanted, number: u64) {
             _ if !is_wanted() => return,
             _ => {
                 // It is not handed over yet, so this cannot fail.
-                let _ = failover.abort(&node, "no replica has caught up before the time was over", false);
+                let _ = failover.abort(&node, "no replica has caught up before the time was over");
                 return;
             }
         }
@@ -289,7 +361,7 @@ fn hand_over(node: &Node, order: Order, offset: u64, number: u64) {
         if *stage != Stage::Waiting(number) || node.stop.is_stopped() {
             return;
         }
-        *stage = Stage::Handing { offset, is_resumed: false };
+        *stage = Stage::Handing { offset, asked: Asked::No };
     }
     if let Some(target) = &order.master {
         tracing::info!("failover: {target} is to take over at offset {offset}");

@@ -323,7 +323,7 @@ async fn within<T>(what: impl Future<Output = io::Result<T>>) -> Result<T, LinkE
     }
 }
 
-/// Sends a request and expects a simple reply; the inner error is the master's.
+/// Sends a request and expects a simple reply; the inner error is the master's, as it came.
 async fn ask(stream: &mut Socket, words: &[&str]) -> Result<Result<(), String>, LinkError> {
     let mut request = format!("*{}\r\n", words.len());
     for word in words {
@@ -339,7 +339,7 @@ async fn ask(stream: &mut Socket, words: &[&str]) -> Result<Result<(), String>, 
         line.push(within(stream.read_u8()).await?);
     }
     let text = one_line(String::from_utf8_lossy(&line).trim_end());
-    Ok(if text.starts_with('+') { Ok(()) } else { Err(format!("{} was answered {text}", words[0])) })
+    Ok(if text.starts_with('+') { Ok(()) } else { Err(text) })
 }
 
 /// A connection to the master that has become a link.
@@ -356,29 +356,35 @@ async fn connect(node: &Node, master: &Master) -> Result<Socket, LinkError> {
     replication.link.lock().local = Some(stream.local_addr().map_err(|e| net(&e))?);
     let mut stream =
         if encrypted { within(node.tls.connect(&master.host, stream)).await? } else { Socket::Plain(stream) };
-    match (user.as_str(), password.as_str()) {
-        (_, "") => {}
-        ("", password) => ask(&mut stream, &["AUTH", password]).await?.map_err(other)?,
-        (user, password) => ask(&mut stream, &["AUTH", user, password]).await?.map_err(other)?,
+    let refused = |verb: &str, reply: String| other(format!("{verb} was answered {reply}"));
+    let login: &[&str] = match (user.as_str(), password.as_str()) {
+        (_, "") => &[],
+        ("", password) => &["AUTH", password],
+        (user, password) => &["AUTH", user, password],
+    };
+    if !login.is_empty() {
+        ask(&mut stream, login).await?.map_err(|reply| refused("AUTH", reply))?;
     }
     let protocol = replication::PROTOCOL.to_string();
     match replication.failover.handover() {
-        None => ask(&mut stream, &["TM.REPLICATE", &protocol]).await?.map_err(other)?,
+        None => {
+            let asked = ask(&mut stream, &["TM.REPLICATE", &protocol]).await?;
+            asked.map_err(|reply| refused("TM.REPLICATE", reply))?;
+        }
         Some(offset) => {
             // Who is frozen is not to find the request when we are the master again. Who loads has perhaps taken over before.
-            if let Err(why) = ask(&mut stream, &["PING"]).await?
-                && why.contains(" -LOADING ")
+            if let Err(reply) = ask(&mut stream, &["PING"]).await?
+                && reply.starts_with("-LOADING ")
             {
-                return Err(other(why));
+                return Err(refused("PING", reply));
             }
+            let asking = replication.failover.asking();
+            let asking = asking.ok_or_else(|| other("the failover was taken back"))?;
             let (lineage, term) = (node.store.lineage().to_string(), format!("{:x}", replication.term.load(Relaxed)));
             let request = ["TM.REPLICATE", &protocol, "FAILOVER", &offset.to_string(), &lineage, &term];
             match ask(&mut stream, &request).await? {
                 Ok(()) => replication.failover.done(node),
-                Err(why) => {
-                    let aborted = replication.failover.abort(node, &why, true);
-                    return Err(other(aborted.err().unwrap_or(why)));
-                }
+                Err(reply) => return Err(other(asking.refused(node, &reply))),
             }
         }
     }

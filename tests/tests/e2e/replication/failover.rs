@@ -110,7 +110,7 @@ fn a_role_is_taken_over_from_the_own_master_only() {
         [(&replica, &"0".repeat(32), &term), (&replica, &lineage, &other_term), (&stranger, &lineage, &term)]
     {
         let answer = hand(to, lineage, term);
-        assert!(answer.starts_with("-ERR this replica has another history"), "{answer}");
+        assert!(answer.starts_with("-NOFAILOVER this replica has another history"), "{answer}");
     }
     let role = || info(&mut replica.connection(), "role");
     let by_hello = |server: &TestServer| {
@@ -122,4 +122,15 @@ fn a_role_is_taken_over_from_the_own_master_only() {
     assert_eq!(hand(&replica, &lineage, &term), "+OK");
     assert_eq!((role().as_deref(), by_hello(&replica).as_str()), (Some("master"), "master"));
     assert_eq!(hand(&replica, &lineage, &term), "+OK", "once more, as if our answer had been lost");
+
+    // By now it has handed the role on.
+    let next = TestServer::with(small);
+    follow(&next, &replica);
+    in_step(&replica, &next);
+    redis::cmd("FAILOVER").query::<()>(&mut replica.connection()).unwrap();
+    let is_over = || [&replica, &next].map(|node| info(&mut node.connection(), "role").unwrap()) == ["slave", "master"];
+    tidemark_tests::eventually("the next one is the master", is_over);
+    in_step(&next, &replica);
+    assert_eq!(hand(&replica, &lineage, &term), "+OK", "it has taken over, though it is none any more");
+    assert_eq!(role().as_deref(), Some("slave"));
 }

@@ -1,0 +1,354 @@
+//! A master that is to stop waits for its replicas, and for the one that is to take over, as long as it was told and no longer.
+
+use super::{SPACES, bulk, fine, follow, in_step, in_step_with, is_master, like_of, start};
+use crate::common::{FIRST, Program, SmallDisk, call, cannot, refusal, until};
+use redis_protocol::resp2::types::OwnedFrame;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+/// A port that leads to a server, and whether what comes from there waits on the way.
+fn gate_to(server: u16) -> (u16, Arc<AtomicBool>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (port, is_shut) = (listener.local_addr().unwrap().port(), Arc::new(AtomicBool::new(false)));
+    let gate = is_shut.clone();
+    std::thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let Ok(server) = TcpStream::connect(("127.0.0.1", server)) else { continue };
+            for (from, to, is_held) in [(&client, &server, false), (&server, &client, true)] {
+                let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                let gate = gate.clone();
+                std::thread::spawn(move || {
+                    let mut buffer = [0; 4096];
+                    loop {
+                        let read = from.read(&mut buffer).unwrap_or(0);
+                        while is_held && gate.load(SeqCst) {
+                            std::thread::sleep(Duration::from_millis(5));
+                        }
+                        if read == 0 || to.write_all(&buffer[..read]).is_err() {
+                            let _ = to.shutdown(std::net::Shutdown::Both);
+                            return;
+                        }
+                    }
+                });
+            }
+        }
+    });
+    (port, is_shut)
+}
+
+/// What it is told while somebody goes on with something else; none where the connection ends without a reply.
+fn told(program: &Program, words: &str) -> std::thread::JoinHandle<Option<OwnedFrame>> {
+    let (mut client, words) = (program.client(), words.to_owned());
+    std::thread::spawn(move || client.call(&words.split(' ').map(str::as_bytes).collect::<Vec<_>>()).ok())
+}
+
+/// The reply to SHUTDOWN; none: it is a signal.
+fn told_to_stop(program: &Program, how: &str) -> Option<std::thread::JoinHandle<Option<OwnedFrame>>> {
+    if how == "SIGTERM" {
+        program.sigterm();
+        return None;
+    }
+    Some(told(program, how))
+}
+
+/// A master that is to stop, and waits for a replica that does not hear of its last row, like 3. Nobody who writes is to wait longer than that.
+struct Leaving {
+    folders: [tempfile::TempDir; 2],
+    master: Program,
+    replica: Program,
+    /// Keeps from the replica what the master sends.
+    gate: Arc<AtomicBool>,
+    /// SHUTDOWN's reply; none: it was a signal.
+    asked: Option<std::thread::JoinHandle<Option<OwnedFrame>>>,
+    /// The reply to a write that was sent since.
+    paused: std::thread::JoinHandle<Option<OwnedFrame>>,
+}
+
+impl Leaving {
+    fn by(how: &str) -> Leaving {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let [master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), SPACES));
+        let (port, gate) = gate_to(master.port);
+        fine(&replica, &format!("REPLICAOF 127.0.0.1 {port}"));
+        in_step(&replica, &master);
+        fine(&master, "CONFIG SET shutdown-timeout 600");
+        gate.store(true, SeqCst);
+        fine(&master, &format!("CNT.SET post {FIRST} like 3"));
+        let asked = told_to_stop(&master, how);
+        until("it waits for its replica", || is_leaving(&master));
+        let paused = told(&master, &format!("CNT.SET post {FIRST} read 8"));
+        let is_sent = |line: &str| line.contains(" qbuf=") && !line.contains(" qbuf=0 ");
+        until("what was written has come", || match master.ask("CLIENT LIST") {
+            OwnedFrame::BulkString(list) => String::from_utf8(list).unwrap().lines().any(is_sent),
+            other => panic!("{other:?}"),
+        });
+        Leaving { folders, master, replica, gate, asked, paused }
+    }
+}
+
+fn is_leaving(master: &Program) -> bool {
+    master.info("shutdown_in_milliseconds").parse::<u64>().is_ok_and(|ms| ms > 0)
+}
+
+/// Whether all threads of a process are stopped.
+fn stands_still(process: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let state = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+    tasks
+        .map(|task| state(task.unwrap()))
+        .all(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')))
+}
+
+/// It ends of its own accord in less than a minute; gives whether well.
+fn ended(program: &mut Program) -> bool {
+    let began = Instant::now();
+    loop {
+        if let Some(status) = program.child.try_wait().unwrap() {
+            return status.success();
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "it goes on");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The same, and well.
+fn ends(program: &mut Program) {
+    assert!(ended(program));
+}
+
+/// Freezes a process, or lets it go on.
+fn freeze(program: &Program, is_frozen: bool) {
+    let signal = if is_frozen { rustix::process::Signal::STOP } else { rustix::process::Signal::CONT };
+    rustix::process::kill_process(rustix::process::Pid::from_child(&program.child), signal).unwrap();
+    // One of its threads takes the signal when it runs next, and until then the others go on.
+    until("it stands still", || !is_frozen || stands_still(program.child.id()));
+}
+
+/// A planned restart under Sentinel: the replica that takes over has what the master had acknowledged.
+#[test]
+fn a_master_that_is_told_to_stop_gives_its_replicas_what_was_written_last() {
+    for how in ["SIGTERM", "SHUTDOWN", "SHUTDOWN NOSAVE"] {
+        let Leaving { mut master, replica, gate, asked, paused, folders: _folders } = Leaving::by(how);
+        assert_eq!(like_of(&master, FIRST), bulk(3), "it is read meanwhile");
+        assert_eq!(like_of(&replica, FIRST), OwnedFrame::Null);
+        assert_eq!(master.info("blocked_clients"), if asked.is_some() { "1" } else { "0" });
+        assert!(master.child.try_wait().unwrap().is_none() && !paused.is_finished());
+        gate.store(false, SeqCst);
+        ends(&mut master);
+        assert_eq!(asked.and_then(|asked| asked.join().unwrap()), None, "the connection ends without a reply");
+        assert_eq!(paused.join().unwrap(), None, "what no replica would have is not acknowledged");
+        assert_eq!(like_of(&replica, FIRST), bulk(3), "{how}");
+        assert_eq!(replica.ask(&format!("HGET post:{FIRST} read")), bulk(0));
+    }
+}
+
+#[test]
+fn a_stop_that_waits_can_be_taken_back() {
+    let Leaving { mut master, replica, gate, asked, paused, folders: _folders } = Leaving::by("SHUTDOWN");
+    let also = told(&master, "SHUTDOWN NOW");
+    until("as in Redis, both wait", || master.info("blocked_clients") == "2");
+    // As in Redis 7.2; before it, that crashed.
+    let unblocked = (1..20).map(|id| master.ask(&format!("CLIENT UNBLOCK {id}")));
+    assert!(unblocked.into_iter().all(|reply| reply == OwnedFrame::Integer(0)));
+    for words in ["SHUTDOWN ABORT NOW", "SHUTDOWN NOSAVE ABORT", "SHUTDOWN SAVE NOSAVE"] {
+        assert_eq!(refusal(&master.ask(words)), "ERR syntax error", "{words}");
+    }
+    fine(&master, "SHUTDOWN ABORT ABORT");
+    for reply in [asked.unwrap(), also] {
+        until("who said so hears it", || reply.is_finished());
+        assert_eq!(reply.join().unwrap().as_ref().map(refusal), Some("ERR Errors trying to SHUTDOWN. Check logs."));
+    }
+    until("writes go on", || paused.is_finished());
+    assert_eq!(paused.join().unwrap().as_ref().map(refusal), Some(""), "it waited, and was not refused");
+    assert_eq!((master.info("blocked_clients"), is_leaving(&master)), ("0".to_owned(), false));
+    assert_eq!(refusal(&master.ask("SHUTDOWN ABORT")), "ERR No shutdown in progress.");
+    fine(&master, &format!("CNT.SET post {FIRST} like 4"));
+
+    // And then it is stopped all the same.
+    master.sigterm();
+    until("it waits again", || is_leaving(&master));
+    gate.store(false, SeqCst);
+    ends(&mut master);
+    assert_eq!(like_of(&replica, FIRST), bulk(4));
+    assert_eq!(replica.ask(&format!("HGET post:{FIRST} read")), bulk(8));
+}
+
+#[test]
+fn a_replica_that_lags_keeps_a_stop_no_longer_than_is_wanted() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let replica = start(folders[1].path(), SPACES);
+    for (seconds, how) in
+        [("1", "SIGTERM"), ("1", "SHUTDOWN"), ("600", "SHUTDOWN NOW"), ("0", "SHUTDOWN"), ("600", "SIGINT")]
+    {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        write!(file, "[server]\nshutdown_timeout_s = {seconds}\n{SPACES}").unwrap();
+        let options = ["--fsync", "always", "--config", file.path().to_str().unwrap()];
+        let started = Program::start_until(&[], folders[0].path(), &options, "ready to accept");
+        let (mut master, said) = started.unwrap_or_else(|said| panic!("{said:#?}"));
+        let said = std::thread::spawn(|| said.map_while(Result::ok).collect::<Vec<_>>());
+        fine(&master, "REPLICAOF NO ONE");
+        follow(&replica, &master);
+        in_step(&replica, &master);
+        freeze(&replica, true);
+        fine(&master, &format!("HINCRBY post:{FIRST} like 1"));
+        let (began, mut asked) = (Instant::now(), None);
+        match how {
+            "SIGTERM" => master.sigterm(),
+            // Each waits but for SIGINT at last: who has hit ctrl-C twice, say.
+            "SIGINT" => {
+                master.sigterm();
+                until("it waits", || is_leaving(&master));
+                master.sigterm();
+                std::thread::sleep(Duration::from_millis(300));
+                assert!(is_leaving(&master), "a second SIGTERM changes nothing");
+                let pid = rustix::process::Pid::from_child(&master.child);
+                rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+            }
+            words => asked = Some(told(&master, words)),
+        }
+        ends(&mut master);
+        assert_eq!(asked.and_then(|asked| asked.join().unwrap()), None, "no reply");
+        assert!(seconds != "1" || began.elapsed() >= Duration::from_secs(1), "{how}: {:?}", began.elapsed());
+        freeze(&replica, false);
+        let said = said.join().unwrap();
+        if how != "SIGINT" {
+            let lags = format!("Lagging replica 127.0.0.1:{} reported offset ", replica.port);
+            assert!(said.iter().any(|line| line.contains(&lags)), "{said:#?}");
+            assert!(said.iter().any(|line| line.contains("0 of 1 replicas are in sync")), "{said:#?}");
+        }
+    }
+}
+
+#[test]
+fn a_server_that_nobody_follows_any_more_stops_at_once() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [mut master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), SPACES));
+    fine(&master, "CONFIG SET shutdown-timeout 600");
+    follow(&replica, &master);
+    in_step(&replica, &master);
+    replica.kill();
+    until("it has gone", || master.info("connected_slaves") == "0");
+    fine(&master, &format!("CNT.SET post {FIRST} like 1"));
+    master.sigterm();
+    ends(&mut master);
+}
+
+#[test]
+fn a_master_that_is_killed_while_it_waits_loses_nothing() {
+    let Leaving { mut master, replica, gate, paused, folders, asked: _ } = Leaving::by("SIGTERM");
+    master.sigkill();
+    assert_eq!(paused.join().unwrap(), None);
+    gate.store(false, SeqCst);
+    let master = start(folders[0].path(), SPACES);
+    assert_eq!(like_of(&master, FIRST), bulk(3));
+    assert!(!is_leaving(&master));
+    fine(&master, "REPLICAOF NO ONE");
+    fine(&master, &format!("CNT.SET post {FIRST} read 9"));
+    follow(&replica, &master);
+    in_step(&replica, &master);
+    assert_eq!((like_of(&replica, FIRST), replica.info("repl_full_syncs")), (bulk(3), "1".to_owned()));
+}
+
+/// A master that has handed its role to its replica, which is frozen and has not read that; it is to stop within so many seconds.
+fn handing(shutdown_timeout_s: u32) -> ([tempfile::TempDir; 2], Program, Program) {
+    let (folders, old, new) = in_step_with("");
+    fine(&old, &format!("CONFIG SET shutdown-timeout {shutdown_timeout_s}"));
+    freeze(&new, true);
+    fine(&old, "FAILOVER");
+    until("the replica is asked", || old.info("role") == "slave");
+    assert_eq!(old.info("master_failover_state"), "failover-in-progress");
+    (folders, old, new)
+}
+
+/// A planned restart that begins with FAILOVER: when the old master has gone there is a new one.
+#[test]
+fn a_stop_waits_for_the_replica_that_is_to_take_over() {
+    for how in ["SIGTERM", "SHUTDOWN"] {
+        let (_folders, mut old, new) = handing(600);
+        let asked = told_to_stop(&old, how);
+        until("it waits for its successor", || is_leaving(&old));
+        freeze(&new, false);
+        ends(&mut old);
+        assert_eq!(asked.and_then(|asked| asked.join().unwrap()), None, "no reply");
+        is_master(&new, 3);
+    }
+}
+
+#[test]
+fn a_failover_while_a_master_stops_leaves_a_master() {
+    for how in ["SIGTERM", "SHUTDOWN"] {
+        let Leaving { mut master, replica, gate, asked: _, paused, folders: _folders } = Leaving::by(how);
+        fine(&master, "FAILOVER");
+        assert_eq!(master.info("master_failover_state"), "waiting-for-sync");
+        gate.store(false, SeqCst);
+        ends(&mut master);
+        assert_eq!(paused.join().unwrap(), None, "nobody is told anything of what the new one does not have");
+        is_master(&replica, 3);
+    }
+}
+
+/// Then this one is the master when it starts again, or asks the other one again.
+#[test]
+fn a_failover_that_does_not_end_keeps_a_stop_no_longer_than_is_wanted() {
+    for is_aborted in [true, false] {
+        let (folders, mut old, new) = handing(if is_aborted { 600 } else { 1 });
+        old.sigterm();
+        if is_aborted {
+            until("it waits for its successor", || is_leaving(&old));
+            // It may have stopped before it says so.
+            told(&old, "FAILOVER ABORT");
+        }
+        ends(&mut old);
+        let port = old.port.to_string();
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(SPACES.as_bytes()).unwrap();
+        let options = ["--fsync", "always", "--config", file.path().to_str().unwrap(), "--port", &port];
+        let old = Program::start_as(&[], folders[0].path(), &options).unwrap_or_else(|said| panic!("{said:#?}"));
+        let state = ["role", "master_failover_state"].map(|line| old.info(line));
+        let (master, replica) = if is_aborted {
+            assert_eq!(state, ["master", "no-failover"]);
+            (&old, &new)
+        } else {
+            assert_eq!(state, ["slave", "failover-in-progress"]);
+            (&new, &old)
+        };
+        freeze(&new, false);
+        is_master(master, 3);
+        in_step(replica, master);
+        assert_eq!(like_of(replica, FIRST), bulk(4));
+    }
+}
+
+/// What is not in the log by then nobody will be given; what is there the replica still gets.
+#[test]
+fn a_forced_stop_does_not_wait_for_a_disk_that_takes_nothing() {
+    let Some(disk) = SmallDisk::mount(16) else { return cannot("a full disk needs the right to mount a tmpfs") };
+    let folder = tempfile::tempdir().unwrap();
+    let [mut master, replica] = [disk.path(), folder.path()].map(|path| start(path, SPACES));
+    fine(&master, "CONFIG SET shutdown-timeout 600");
+    let (port, gate) = gate_to(master.port);
+    fine(&replica, &format!("REPLICAOF 127.0.0.1 {port}"));
+    in_step(&replica, &master);
+    gate.store(true, SeqCst);
+    fine(&master, &format!("CNT.SET post {FIRST} like 3"));
+    disk.fill(256 << 10);
+    let (mut last, mut client) = (FIRST, master.client());
+    let mut is_taken = || {
+        last += 4096;
+        refusal(&call(&mut client, &format!("CNT.SET post {last} like 5"))).is_empty()
+    };
+    while is_taken() {}
+    assert_eq!(refusal(&master.ask("SHUTDOWN")), "ERR Errors trying to SHUTDOWN. Check logs.");
+    let asked = told(&master, "SHUTDOWN FORCE");
+    until("it waits for the replica", || is_leaving(&master));
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(is_leaving(&master) && like_of(&replica, FIRST) == OwnedFrame::Null);
+    gate.store(false, SeqCst);
+    assert!(!ended(&mut master), "it says that something is lost");
+    assert_eq!(asked.join().unwrap(), None, "no reply");
+    assert_eq!(like_of(&replica, FIRST), bulk(3));
+    assert_eq!(like_of(&replica, last - 4096), bulk(5), "the last one that was taken");
+}
