@@ -3,7 +3,8 @@
 //! until SHUTDOWN ABORT, after which all goes on. A replica does not wait: it has nothing that its master has not.
 //!
 //! A FAILOVER that is under way, or comes meanwhile, is waited for, too: else the replica that is to take over might never hear of it, and there would be no
-//! master until this node is back. Redis does not wait for that. If the time is over first, the next start asks the replica again.
+//! master until this node is back. Redis does not wait for that. If the time is over first, the next start asks the replica again, or
+//! leaves it to Sentinel where one has spoken.
 
 use crate::node::Node;
 use crate::pause::{By, Paused};
@@ -114,7 +115,11 @@ async fn over(node: &Node, how: How) -> u64 {
 /// In Redis's words, as far as it has such.
 fn say_what_is_left(node: &Node, end: u64) {
     if node.replication.failover.handover().is_some() {
-        tracing::warn!("a FAILOVER is under way: the replica is asked again to take over when this node is back");
+        let then = match node.replication.sentinel_groups() {
+            0 => "the replica is asked again to take over when this node is back",
+            _ => "it is Sentinel's to say who is the master when this node is back",
+        };
+        tracing::warn!("a FAILOVER is under way: {then}");
     }
     let all = node.replication.feeds.reachable();
     let behind: Vec<_> = all.iter().filter(|fed| fed.sending != Sending::Log || fed.written < end).collect();

@@ -190,7 +190,9 @@ pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Resu
 fn load(node: &Node) -> Result<Held, StartError> {
     let started = Instant::now();
     let said = Mutex::new(started);
-    let recovered = durability::recover(&node.config(), &node.durability, !node.replication.is_master(), |progress| {
+    // The log of who was stopped before it could begin as a master is its last master's, and goes on with a higher term.
+    let follows = !node.replication.is_master() || node.replication.is_promoting();
+    let recovered = durability::recover(&node.config(), &node.durability, follows, |progress| {
         let Some(mut said) = said.try_lock().filter(|said| said.elapsed() > Duration::from_secs(1)) else { return };
         *said = Instant::now();
         let share = progress.bytes as f64 / progress.of_bytes.max(1) as f64 * 100.0;
@@ -212,8 +214,10 @@ fn load(node: &Node) -> Result<Held, StartError> {
     // INFO tells it from the first moment, not from when the log's thread runs.
     let end = recovered.log.end();
     node.durability.reach(end, end);
-    node.engines.fill(recovered.engines);
+    // Before anybody is served: who asks us to take over hears which history this is.
+    node.replication.term.store(recovered.log.term(), std::sync::atomic::Ordering::Relaxed);
     node.store.fill(recovered.store);
+    node.engines.fill(recovered.engines);
     Ok(recovered.log)
 }
 

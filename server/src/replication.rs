@@ -90,6 +90,8 @@ pub(crate) struct Replication {
     keeping: AtomicBool,
     /// The role has been made true: the log is the node's own, or its master's.
     settled: AtomicBool,
+    /// It was told in this process whom to follow, and has not been in step with them.
+    unmet: AtomicBool,
     /// Rises with every change of the role.
     orders: watch::Sender<u64>,
     pub(crate) failover: failover::Failover,
@@ -113,6 +115,7 @@ impl Replication {
             fence: Fence::default(),
             keeping: AtomicBool::new(false),
             settled: AtomicBool::new(false),
+            unmet: AtomicBool::new(false),
             orders: watch::Sender::new(0),
             failover: failover::Failover::new(),
             link: Mutex::new(Link::new()),
@@ -211,8 +214,11 @@ impl Replication {
         if master.is_none() && !forced && self.remains_master(config)? {
             return Ok(false);
         }
+        let is_master = master.is_none();
         let next = |role: &Role| {
-            if role.master == master && !forced {
+            // To follow the one that it asks to take over, though: it is not asked any more.
+            let is_handing = role.handing.is_some() && handing.is_none();
+            if role.master == master && !forced && !is_handing {
                 return None;
             }
             let handing_to = handing.map(|handing| handing.offset);
@@ -221,6 +227,7 @@ impl Replication {
                 next = next.among_others();
                 next.synced = handing.is_some_and(|handing| handing.has_all);
             }
+            next.promoting = master.is_none() && (role.master.is_some() || role.promoting);
             next.master.clone_from(&master);
             Some(next)
         };
@@ -230,6 +237,7 @@ impl Replication {
                 self.fence.raise();
             }
             self.settled.store(false, SeqCst);
+            self.unmet.store(!is_master, SeqCst);
             self.gate.set(Shut::Replica);
             told();
         })?;
@@ -281,6 +289,7 @@ impl Replication {
 
     /// The replica is in step with its master, with a complete data set. So whoever was to take over has done so.
     pub(crate) fn synced(&self, config: &Config) {
+        self.unmet.store(false, SeqCst);
         self.note(config, |role| {
             let is_news = !role.synced || role.unfit || role.forced || role.handing.is_some();
             (role.master.is_some() && is_news).then(|| Role {
@@ -291,6 +300,21 @@ impl Replication {
                 ..role.clone()
             })
         });
+    }
+
+    /// As a replica: it has been in step with who it was told to follow, if that was in this process.
+    pub(crate) fn has_met_its_master(&self) -> bool {
+        !self.unmet.load(SeqCst)
+    }
+
+    /// It is to be a master, and its log is still the one of a replica.
+    pub(crate) fn is_promoting(&self) -> bool {
+        self.role.load().promoting
+    }
+
+    /// Its log has begun as a master's.
+    pub(crate) fn promoted(&self, config: &Config) {
+        self.note(config, |role| role.promoting.then(|| Role { promoting: false, ..role.clone() }));
     }
 
     /// The replica gives its data up for its master's, which begin to come. Durable when this returns.

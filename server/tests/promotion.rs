@@ -131,6 +131,33 @@ fn who_was_told_that_this_is_a_master_waits_for_its_log_and_for_nothing_else() {
     assert_eq!(likes(&again), OwnedFrame::BulkString(text(102)));
 }
 
+/// Its role was on the disk, and no segment of its own was. With its old master's term both would be one writer's for whoever compares them.
+#[test]
+fn who_is_killed_before_its_log_begins_leads_with_a_term_of_its_own() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let Some([master, mut replica]) = pair(&folders, "error=ENOSPC:when=1..60000") else { return };
+    let term = |node: &Program| u64::from_str_radix(&node.info("repl_term"), 16).unwrap();
+    fine(&replica, "REPLICAOF NO ONE");
+    assert_eq!((replica.info("role"), term(&replica)), ("master".to_owned(), term(&master)));
+    replica.sigkill();
+    let again = Program::start(folders[1].path(), "everysec");
+    until("it leads with a term of its own", || term(&again) >> 32 == (term(&master) >> 32) + 1);
+    assert_eq!(likes(&again), OwnedFrame::BulkString(text(100)));
+    // It is done: another start changes nothing.
+    let own = term(&again);
+    fine(&again, "REPLICAOF NO ONE");
+    until("it takes writes", || {
+        refusal(&call(&mut again.client(), &format!("HINCRBY post:{FIRST} like 1"))).is_empty()
+    });
+    fine(&again, "WAITAOF 1 0 0");
+    until("it is written down", || {
+        !std::fs::read_to_string(folders[1].path().join("tidemark.role")).unwrap().contains("promoting")
+    });
+    again.kill();
+    let again = Program::start(folders[1].path(), "everysec");
+    assert_eq!((term(&again), likes(&again)), (own, OwnedFrame::BulkString(text(101))));
+}
+
 #[test]
 fn a_node_that_cannot_begin_its_log_says_so_until_it_can() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];

@@ -55,10 +55,11 @@ fn foreign(_: &mut Call<'_>) -> Outcome {
 }
 
 /// Redis's words.
+const NO_LINK: &str = "NOMASTERLINK Can't SYNC while not connected with my master";
 const FAILING_OVER: &str = "ERR REPLICAOF not allowed while failing over.";
 
 fn replicaof(call: &mut Call<'_>) -> Outcome {
-    if call.node.replication.failover.forbids_orders() {
+    if call.node.replication.failover.forbids_orders(&call.node.replication) {
         return Err(refuse!("{FAILING_OVER}"));
     }
     let word = |index: usize| String::from_utf8_lossy(call.args.at(index)).into_owned();
@@ -383,6 +384,9 @@ impl FailoverAsked {
         if !replication.is_master() {
             return Err(refuse!("ERR FAILOVER is not valid when server is a replica."));
         }
+        if replication.is_fenced() {
+            return Err(refuse!("ERR FAILOVER is not valid on a fenced node: {}.", failover::FENCED));
+        }
         let feeds = replication.feeds.reachable();
         if feeds.is_empty() {
             return Err(refuse!("ERR FAILOVER requires connected replicas."));
@@ -447,6 +451,10 @@ impl TakeOver {
         if is_master || is_after {
             return Ok(());
         }
+        // It was sent when we followed them, and read when somebody else had told us whom to follow.
+        if !node.replication.has_met_its_master() {
+            return Err(refuse!("{NO_LINK}"));
+        }
         let ours = node.durability.shown().offset;
         if ours < self.offset {
             return Err(refuse!(
@@ -468,10 +476,13 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
     let place = call.session.replicates.take();
     // A replica of itself would be in step with a master that there is not.
     let is_self = node.replication.link.lock().local == Some(call.session.client.peer);
-    if is_self || !node.replication.is_fit() {
-        return Err(refuse!("NOMASTERLINK Can't SYNC while not connected with my master"));
-    }
     let take_over = TakeOver::read(call)?;
+    if is_self && take_over.is_some() {
+        return Err(refuse!("{} a node cannot take over from itself", failover::NO));
+    }
+    if is_self || !node.replication.is_fit() {
+        return Err(refuse!("{NO_LINK}"));
+    }
     // Whatever may be refused comes before taking over: who is told no is the master again.
     let place = place.or_else(|| Place::take(node, &call.session.client));
     let place = place.ok_or_else(|| refuse!("ERR max number of replicas reached"))?;

@@ -477,6 +477,10 @@ fn merge(call: &mut Call<'_>) -> Outcome {
         if let Some(why) = node.durability.refusal() {
             return Err(refuse!("{why}"));
         }
+        // It has no turn. Who hands the role over waits for it from when it is `_alone`, and must not have looked before that.
+        if node.replication.failover.is_under_way() {
+            return Err(refuse!("ERR a FAILOVER is under way: try again"));
+        }
         // Elsewhere, on a replica or at a start, the table may lie on the disk when the log comes to the block.
         if space.options().spill || space.cold().any() {
             return Err(refuse!("ERR the space '{}' spills: other sites cannot be merged with it", space.name()));

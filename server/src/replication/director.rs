@@ -128,6 +128,7 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
     node.durability.begin(&log);
     node.engines.lead();
     settle(node, true, log.term());
+    node.replication.promoted(&node.config());
     forget_full_sync(node);
     let over = tokio::sync::Notify::new();
     let (mut log, mut outcome) = std::thread::scope(|scope| {

@@ -8,7 +8,8 @@
 //!
 //! As in Redis, the master steps down first and its replica up afterwards. If the replica says no, or on FAILOVER ABORT, this node is the master again, and
 //! takes the writes that waited. If it cannot be reached, it is asked again and again. Who writes while this node is a replica already is refused at once.
-//! Meanwhile nobody else may change the role: REPLICAOF is refused.
+//! Meanwhile nobody else may change the role, REPLICAOF is refused; but for Sentinels, where they have spoken: the replica may answer long after they have
+//! made another one the master.
 //!
 //! That there are never two: from the moment the request leaves until it is answered the replica may have obeyed, or be about to. So it is sent only to who
 //! has just answered a PING (it would wait in the socket of a frozen one), and while its answer is missing ([`Asked`]) neither ABORT nor a refusal for a
@@ -19,7 +20,8 @@
 //! that command on no write is refused because of its role: it waits until then, or until this node is to be a replica after all. If the disk says
 //! no it is refused with what the disk says, until it is mended.
 
-use super::{Fed, Handing, Master, Order};
+use super::{Fed, Handing, Master, Order, Replication};
+use crate::clients::{Client, REPLICA};
 use crate::node::Node;
 use crate::pause::{By, Paused};
 use parking_lot::Mutex;
@@ -81,6 +83,8 @@ pub(crate) const HANDING: &str = "failover-in-progress";
 pub(crate) const NO: &str = "NOFAILOVER";
 /// Of those by who may be asked again.
 const LATER: [&str; 2] = ["LOADING", "NOMASTERLINK"];
+/// Who may not be the master any more hands nothing over.
+pub(crate) const FENCED: &str = "another node may be the master by now";
 /// Why there is no way back by ABORT.
 const IN_DOUBT: &str = "ERR The replica was asked to take over and has not answered, so it may be the master by now. It is asked again. \
     REPLICAOF NO ONE makes this node a master all the same.";
@@ -117,12 +121,12 @@ impl Failover {
         !matches!(*self.stage.lock(), Stage::Nothing | Stage::Settling)
     }
 
-    /// Nobody else may change the role, unless nobody knows how this goes on.
-    pub(crate) fn forbids_orders(&self) -> bool {
+    /// Nobody else may change the role, unless nobody knows how this goes on, or Sentinels watch.
+    pub(crate) fn forbids_orders(&self, replication: &Replication) -> bool {
         match *self.stage.lock() {
             Stage::Nothing | Stage::Settling => false,
             Stage::Waiting(_) | Stage::Aborting => true,
-            Stage::Handing { asked, .. } => asked != Asked::Lost,
+            Stage::Handing { asked, .. } => asked != Asked::Lost && replication.sentinel_groups() == 0,
         }
     }
 
@@ -134,11 +138,27 @@ impl Failover {
     /// REPLICAOF: as [`super::Replication::order`]. None while a FAILOVER forbids it.
     pub(crate) fn order(&self, node: &Node, master: Option<Master>, forced: bool) -> Option<std::io::Result<bool>> {
         let _one = self.ordering.lock();
-        if self.forbids_orders() {
+        if self.forbids_orders(&node.replication) {
             return None;
         }
+        let asked_before = {
+            let mut stage = self.stage.lock();
+            let was = *stage;
+            if let Stage::Handing { .. } = was {
+                // Who is asked while the order is on its way to the disk might be a master beside the one that it names.
+                *stage = Stage::Aborting;
+            }
+            was
+        };
         let order = Order { master, forced, ..Order::default() };
-        Some(self.give(node, order))
+        let given = self.give(node, order);
+        let mut stage = self.stage.lock();
+        if let (Stage::Aborting, Stage::Handing { offset, asked }) = (*stage, asked_before) {
+            let asked = if asked == Asked::No { asked } else { Asked::Lost };
+            *stage = Stage::Handing { offset, asked };
+        }
+        drop(stage);
+        Some(given)
     }
 
     /// Gives an order, with which a FAILOVER is over. The caller holds `ordering`.
@@ -242,6 +262,11 @@ impl Failover {
                     return Err(format!("ERR the role cannot be written to the data folder: {error}"));
                 }
                 self.ended.notify_waiters();
+                if refused == Some(Asked::Lost) {
+                    // Who follows once more lifts the fence, where no Sentinel does.
+                    let is_fed = |client: &Arc<Client>| client.flags.load(SeqCst) & REPLICA != 0;
+                    node.clients.list().into_iter().filter(is_fed).for_each(|client| client.kill());
+                }
             }
         }
         node.durability.acknowledged();
@@ -361,7 +386,14 @@ fn hand_over(node: &Node, order: Order, offset: u64, number: u64) {
         if *stage != Stage::Waiting(number) || node.stop.is_stopped() {
             return;
         }
-        *stage = Stage::Handing { offset, asked: Asked::No };
+        if !node.replication.is_fenced() {
+            *stage = Stage::Handing { offset, asked: Asked::No };
+        }
+    }
+    if node.replication.is_fenced() {
+        failover.end(node);
+        tracing::warn!("failover aborted: {FENCED}");
+        return;
     }
     if let Some(target) = &order.master {
         tracing::info!("failover: {target} is to take over at offset {offset}");

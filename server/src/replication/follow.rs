@@ -373,8 +373,11 @@ async fn connect(node: &Node, master: &Master) -> Result<Socket, LinkError> {
         }
         Some(offset) => {
             // Who is frozen is not to find the request when we are the master again. Who loads has perhaps taken over before.
+            // Who says that it has no place, say, closes the connection and reads nothing.
+            let is_read =
+                |reply: &str| ["-NOAUTH ", "-NOPERM ", "-MISCONF "].iter().any(|code| reply.starts_with(code));
             if let Err(reply) = ask(&mut stream, &["PING"]).await?
-                && reply.starts_with("-LOADING ")
+                && !is_read(&reply)
             {
                 return Err(refused("PING", reply));
             }

@@ -8,6 +8,7 @@
 //!   sentinel 7 mymaster        the highest epoch of which a Sentinel has spoken, that watches a master by this name; a line for each name
 //!   handing 4711               its master, a replica of it until now, is to take over with the log up to there, and has not said yet that it did
 //!   forced                     it gives its data up for whatever its master has, until it has that; no line: it does not
+//!   promoting                  a master whose log is yet to begin as one, with a higher term; no line: it has
 //!   unfit                      its data and its master's do not fit; no line: they do, as far as it has heard
 //!   check 1f2e3d4c             CRC-32C of the lines before
 //! ```
@@ -65,6 +66,8 @@ pub(crate) struct Role {
     pub(crate) handing: Option<u64>,
     /// Its data are given up for whatever its master has. Until it has that: not once more.
     pub(crate) forced: bool,
+    /// It is to be a master, and its log may still be the one that it had as a replica: with its master's term.
+    pub(crate) promoting: bool,
     /// Its data and its master's do not fit, as that has said.
     pub(crate) unfit: bool,
 }
@@ -91,6 +94,9 @@ impl Role {
         }
         if self.forced {
             text.push_str("forced\n");
+        }
+        if self.promoting {
+            text.push_str("promoting\n");
         }
         if self.unfit {
             text.push_str("unfit\n");
@@ -121,7 +127,8 @@ impl Role {
             _ => None,
         };
         let (synced, replicated) = (flag("synced")?, flag("replicated")?);
-        let (mut sentinels, mut handing, mut forced, mut unfit) = (Vec::new(), None, false, false);
+        let (mut sentinels, mut handing) = (Vec::new(), None);
+        let (mut forced, mut promoting, mut unfit) = (false, false, false);
         for line in lines {
             match line.split_once(' ').unwrap_or((line, "")) {
                 // It ended here, so this is a later one that is damaged.
@@ -132,12 +139,13 @@ impl Role {
                 }
                 ("handing", offset) => handing = Some(offset.parse().ok()?),
                 ("forced", "") => forced = true,
+                ("promoting", "") => promoting = true,
                 ("unfit", "") => unfit = true,
                 ("check", _) => break,
                 _ => return None,
             }
         }
-        Some(Role { master, synced, replicated, sentinels, handing, forced, unfit })
+        Some(Role { master, synced, replicated, sentinels, handing, forced, promoting, unfit })
     }
 
     /// As the folder has it.
@@ -177,6 +185,7 @@ mod tests {
             Role { sentinels: Vec::new(), ..full.clone() },
             Role { handing: None, ..full.clone() },
             Role { forced: false, ..full.clone() },
+            Role { promoting: false, ..full.clone() },
             Role { unfit: false, ..full.clone() },
             full,
         ] {
@@ -206,6 +215,7 @@ mod tests {
             sentinels: sentinels.into(),
             handing: Some(u64::MAX),
             forced: true,
+            promoting: true,
             ..Role::default()
         }
     }

@@ -120,7 +120,7 @@ fn ends(program: &mut Program) {
 }
 
 /// Freezes a process, or lets it go on.
-fn freeze(program: &Program, is_frozen: bool) {
+pub(super) fn freeze(program: &Program, is_frozen: bool) {
     let signal = if is_frozen { rustix::process::Signal::STOP } else { rustix::process::Signal::CONT };
     rustix::process::kill_process(rustix::process::Pid::from_child(&program.child), signal).unwrap();
     // One of its threads takes the signal when it runs next, and until then the others go on.

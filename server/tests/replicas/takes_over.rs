@@ -1,11 +1,13 @@
 //! What a replica that is to take over answers, or does not, and what its master makes of it. Two masters there are never.
 
+use super::stops::freeze;
 use super::{SPACES, bulk, fine, follow, in_step, in_step_with, is_master, like_of, start};
 use crate::common::{FIRST, Program, refusal, until};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// It would be told no by a new master, and be one again itself.
 #[test]
@@ -85,10 +87,11 @@ fn a_replica_that_loads_is_asked_again_whether_it_takes_over() {
 /// Who was asked to take over and was not heard may have done so: there is no way back but its own word, and an operator's.
 #[test]
 fn a_replica_that_may_have_taken_over_is_not_overruled_by_chance() {
-    for by_operator in [false, true] {
+    for end in ["no", "NO ONE", "the same"] {
         let (played, _folders, old, new) = Played::instead_of_a_replica();
         fine(&old, "FAILOVER");
         played.is_asked_again();
+        // Its master has not parted with it: it is fed all the while.
         let is_in_doubt = |says: &str| {
             let state = ["role", "master_failover_state"].map(|line| old.info(line));
             assert_eq!(state, ["slave", "failover-in-progress"], "{says}");
@@ -101,17 +104,24 @@ fn a_replica_that_may_have_taken_over_is_not_overruled_by_chance() {
             played.is_asked_again();
             is_in_doubt(says);
         }
-        if by_operator {
-            fine(&old, "REPLICAOF NO ONE");
-        } else {
-            *played.says.lock().unwrap() = b"-NOFAILOVER this replica has another history\r\n";
-            until("it is the master again", || old.info("role") == "master");
-            // It is not known who is: somebody whom others follow, say.
-            let refused = old.ask(&format!("HINCRBY post:{FIRST} like 1"));
-            assert!(refusal(&refused).contains("fenced until its role is known"), "{refused:?}");
-            assert_eq!(refusal(&old.ask("FAILOVER ABORT")), "ERR No failover in progress.");
-            fine(&new, "REPLICAOF NO ONE");
-            follow(&new, &old);
+        match end {
+            "no" => {
+                freeze(&new, true);
+                *played.says.lock().unwrap() = b"-NOFAILOVER this replica has another history\r\n";
+                until("it is the master again", || old.info("role") == "master");
+                // It is not known who is: somebody whom others follow, say.
+                let refused = old.ask(&format!("HINCRBY post:{FIRST} like 1"));
+                assert!(refusal(&refused).contains("fenced until its role is known"), "{refused:?}");
+                assert_eq!(refusal(&old.ask("FAILOVER ABORT")), "ERR No failover in progress.");
+                // One that was there all the time follows anew.
+                freeze(&new, false);
+            }
+            "NO ONE" => fine(&old, "REPLICAOF NO ONE"),
+            _ => {
+                fine(&old, &format!("REPLICAOF 127.0.0.1 {}", old.info("master_port")));
+                assert_eq!(old.info("master_failover_state"), "no-failover", "an operator knows that it has");
+                fine(&old, "REPLICAOF NO ONE");
+            }
         }
         is_master(&old, 3);
         assert_eq!(old.info("master_failover_state"), "no-failover");
@@ -130,11 +140,53 @@ fn a_replica_that_was_asked_once_and_refuses_does_not_take_over() {
         *played.says.lock().unwrap() = format!("{says}\r\n").leak().as_bytes();
         is_master(&old, 3);
     }
-    // And while it is asked later it is not asked now.
-    let (played, _folders, old, _new) = Played::instead_of_a_replica();
-    *played.says.lock().unwrap() = b"-NOMASTERLINK not now\r\n";
+    // And while it is asked later it is not asked now. Who has no room for a client says so to its PING, and reads nothing.
+    for (greets, says) in [("", "-NOMASTERLINK not now\r\n"), ("-ERR max number of clients reached\r\n", "")] {
+        let (played, _folders, old, _new) = Played::instead_of_a_replica();
+        *played.greets.lock().unwrap() = greets.as_bytes();
+        *played.says.lock().unwrap() = says.as_bytes();
+        fine(&old, "FAILOVER");
+        played.is_asked_again();
+        fine(&old, "FAILOVER ABORT");
+        is_master(&old, 3);
+    }
+}
+
+/// A frozen one may wake up, and obey, long after Sentinels have chosen.
+#[test]
+fn sentinels_are_obeyed_while_a_replica_is_to_take_over() {
+    for speaks in [false, true] {
+        let (played, _folders, old, _new) = Played::instead_of_a_replica();
+        *played.greets.lock().unwrap() = b"-LOADING Redis is loading the dataset in memory\r\n";
+        if speaks {
+            let hello = format!("127.0.0.1,26379,{},9,m,127.0.0.1,{},7", "a".repeat(40), old.port);
+            fine(&old, &format!("PUBLISH __sentinel__:hello {hello}"));
+        }
+        fine(&old, "FAILOVER");
+        played.is_asked_again();
+        let reply = old.ask("REPLICAOF 127.0.0.1 1");
+        assert_eq!(refusal(&reply).is_empty(), speaks, "{reply:?}");
+        if !speaks {
+            continue;
+        }
+        assert_eq!((old.info("master_port"), old.info("master_failover_state")), ("1".into(), "no-failover".into()));
+        let asked = played.asked.load(SeqCst);
+        std::thread::sleep(Duration::from_millis(1500));
+        assert_eq!(played.asked.load(SeqCst), asked, "nobody asks it any more");
+    }
+}
+
+/// Its configuration was copied, with what it announces of itself.
+#[test]
+fn who_is_asked_by_itself_says_no() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let old = start(folders[0].path(), SPACES);
+    let new = start(folders[1].path(), &format!("{SPACES}[replication]\nreplica_announce_port = {}\n", old.port));
+    fine(&old, &format!("CNT.SET post {FIRST} like 3"));
+    follow(&new, &old);
+    in_step(&new, &old);
+    until("the master knows", || old.info("slave0").contains("lag_bytes=0"));
     fine(&old, "FAILOVER");
-    played.is_asked_again();
-    fine(&old, "FAILOVER ABORT");
+    until("it was asked", || old.info("master_failover_state") == "no-failover" && old.info("role") == "master");
     is_master(&old, 3);
 }

@@ -113,6 +113,12 @@ fn a_role_is_taken_over_from_the_own_master_only() {
         assert!(answer.starts_with("-NOFAILOVER this replica has another history"), "{answer}");
     }
     let role = || info(&mut replica.connection(), "role");
+    // What its master has asked it is read when it has been told to follow somebody else.
+    redis::cmd("REPLICAOF").arg("127.0.0.1").arg("1").query::<()>(&mut replica.connection()).unwrap();
+    assert!(hand(&replica, &lineage, &term).starts_with("-NOMASTERLINK"));
+    assert_eq!(role().as_deref(), Some("slave"));
+    follow(&replica, &master);
+    in_step(&master, &replica);
     let by_hello = |server: &TestServer| {
         let said: std::collections::HashMap<String, redis::Value> =
             redis::cmd("HELLO").arg(3).query(&mut server.connection()).unwrap();

@@ -40,6 +40,8 @@ fn a_master_takes_writes_while_it_is_one_as_far_as_sentinels_know() {
     hello(&master, other, 8);
     refused("Sentinel has made another node the master");
     assert_eq!(number(&master, "repl_fenced"), 1);
+    let given_away = redis::cmd("FAILOVER").query::<()>(&mut master.connection()).unwrap_err().to_string();
+    assert!(given_away.contains("not valid on a fenced node"), "what may be another's: {given_away}");
     // A replica that nobody has told yet does not know better; a newer epoch does.
     let late = TestServer::with(small);
     follow(&late, &master);
