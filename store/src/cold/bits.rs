@@ -18,6 +18,22 @@ pub(super) fn get(bytes: &[u8], at: usize, width: u32) -> u64 {
     (u128::from_le_bytes(word) >> (at % 8)) as u64 & (u64::MAX >> (64 - width))
 }
 
+/// Hands `n` numbers of `width` bits each, which begin at bit `at`, to `f`, in order, until that says that it has enough: whether it never did.
+/// Bits beyond the end are 0.
+#[inline]
+pub(super) fn each(bytes: &[u8], at: usize, width: u32, n: usize, mut f: impl FnMut(usize, u64) -> bool) -> bool {
+    // Eight bytes have all of such a number, wherever in a byte it begins.
+    let mask = if (1..=57).contains(&width) { u64::MAX >> (64 - width) } else { 0 };
+    (0..n).all(|index| {
+        let bit = at + index * width as usize;
+        let number = match bytes.get(bit / 8..).and_then(<[u8]>::first_chunk) {
+            Some(word) if mask != 0 => u64::from_le_bytes(*word) >> (bit % 8) & mask,
+            _ => get(bytes, bit, width),
+        };
+        f(index, number)
+    })
+}
+
 /// Sets the `width` bits from bit `at` on, which are zero and lie within `bytes`.
 #[inline]
 pub(super) fn put(bytes: &mut [u8], at: usize, width: u32, number: u64) {
@@ -54,10 +70,20 @@ mod tests {
                 for (i, &n) in (0..).zip(&numbers) {
                     assert_eq!(get(&bytes, start + i * width as usize, width), n, "{width} bits, {i}");
                 }
+                // The last of them has fewer than eight bytes behind its beginning.
+                let bytes = &bytes[..(start + 4 * width as usize).div_ceil(8)];
+                let mut seen = vec![];
+                assert!(each(bytes, start, width, 4, |index, n| {
+                    seen.push((index, n));
+                    true
+                }));
+                assert_eq!(seen, (0..).zip(numbers).collect::<Vec<_>>(), "{width} bits from {start}");
+                assert!(!each(bytes, start, width, 4, |index, _| index < 2), "it is enough");
             }
         }
         assert_eq!(get(&[0xff], 4, 64), 0xf, "beyond the end are zeros");
         assert_eq!(get(&[0xff], 400, 64), 0);
+        assert!(each(&[0xff; 16], 0, 0, 3, |_, n| n == 0), "of no bits");
         assert_eq!([width_of(0), width_of(1), width_of(u64::MAX)], [0, 1, 64]);
     }
 }

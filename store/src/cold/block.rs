@@ -243,17 +243,18 @@ impl Run {
 
     /// All numbers in order, until `f` says that it has enough.
     fn each(&self, bytes: &[u8], mut f: impl FnMut(usize, u64) -> bool) {
-        let mut exception = 0;
-        for index in 0..self.n {
-            let mut number = self.low(bytes, index);
-            if exception < self.packing.exceptions && self.position(bytes, exception) == index {
+        let Packing { width, exceptions, .. } = self.packing;
+        let place = |exception| if exception < exceptions { self.position(bytes, exception) } else { usize::MAX };
+        let (mut exception, mut next) = (0, place(0));
+        bits::each(bytes, self.numbers, width, self.n, |index, low| {
+            let mut number = low;
+            if index == next {
                 number |= self.high(bytes, exception);
                 exception += 1;
+                next = place(exception);
             }
-            if !f(index, number) {
-                return;
-            }
-        }
+            f(index, number)
+        });
     }
 }
 
@@ -357,7 +358,12 @@ impl<'a> Block<'a> {
         let mut ids = ids.iter().copied().peekable();
         let mut values = [0; MAX_COLUMNS];
         let values = &mut values[..self.columns.len()];
+        let mut next = ids.peek().copied();
         let mut visit = |row: usize, at: u64| {
+            // Nearly all of them.
+            if next.is_some_and(|id| at < id) {
+                return true;
+            }
             while let Some(absent) = ids.next_if(|&id| id < at) {
                 each(absent, None);
             }
@@ -367,7 +373,8 @@ impl<'a> Block<'a> {
                 }
                 each(id, Some(values));
             }
-            ids.peek().is_some()
+            next = ids.peek().copied();
+            next.is_some()
         };
         let mut at = self.first;
         if visit(0, at) {
