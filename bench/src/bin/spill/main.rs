@@ -50,7 +50,7 @@ enum What {
     },
     /// Cold rows one by one.
     Reads {
-        /// Rounds of changes that `fill` has done.
+        /// Rounds of changes that `fill` has done; it says how many at its end.
         #[arg(long, default_value_t = 1)]
         rounds: u64,
         /// Reads of each measurement.
@@ -62,7 +62,7 @@ enum What {
     },
     /// Hot pages beside cold ones.
     Hot {
-        /// Rounds of changes that `fill` has done.
+        /// Rounds of changes that `fill` has done; it says how many at its end.
         #[arg(long, default_value_t = 1)]
         rounds: u64,
         /// Pages per second.
@@ -269,6 +269,12 @@ fn fill(dir: &Path, setup: &Setup, rows: u64, sample: u64) -> io::Result<()> {
         return Err(error(format!("{worst:.2} of the memory that was planned, {MOST} were asked")));
     }
     println!("  {worst:.2} of the memory that was planned, at most");
+    println!(
+        "to go on with this folder: spill reads (or hot) --dir {} --rows {rows} --rounds {rounds} --limit-mib {} --per-table {}",
+        dir.display(),
+        setup.limit_mib,
+        setup.per_table
+    );
     Ok(())
 }
 
