@@ -421,7 +421,7 @@ impl Space {
         self.open_above(low, None)
     }
 
-    /// Closes the newest table now, if it has any row. Returns whether it did.
+    /// Closes the newest table now, if it has any row. Returns whether it did: not if very many ids come at this moment.
     pub fn roll_now(&self) -> Result<bool, Error> {
         let _rolling = self.rolling.lock();
         let newest = |tables: &rolling::Tables<Table>| (tables.newest().slot().low(), tables.newest().table().rows());
@@ -449,12 +449,7 @@ impl Space {
         }
         let table = newest.table();
         let schema = self.schema();
-        // All ids in the table, and in one that it drains, lie below both.
-        let end = || {
-            let beyond_span = table.span().1.checked_add(1);
-            [self.frontier.boundary(), beyond_span].into_iter().flatten().min().filter(|&b| b > newest_low)
-        };
-        let Some(base) = end() else { return Ok(()) };
+        let Some(base) = self.end_of(newest_low, table) else { return Ok(()) };
         let sample = table.sample(1024);
         let gap = plan::gap(&sample, table.rows());
         let mut rows = (table.rows().max(FIRST_ROWS) * GROWTH).min(self.rows_per_table);
@@ -471,11 +466,24 @@ impl Space {
                 next => break next?,
             }
         };
-        if let Ok(boundary) = self.ring.roll(newest_low, end, next) {
+        if let Some(boundary) = self.roll_to(newest_low, table, next) {
             self.frontier.widen((u128::from(gap) * u128::from(rows)).min(u128::from(boundary - newest_low)) as u64);
         }
         self.stirred.store(true, Relaxed);
         Ok(())
+    }
+
+    /// Where the newest table, which starts at `low`, may be closed: all ids in it, and in one that it drains, lie below.
+    fn end_of(&self, low: u64, newest: &Table) -> Option<u64> {
+        let beyond_span = newest.span().1.checked_add(1);
+        [self.frontier.boundary(), beyond_span].into_iter().flatten().min().filter(|&b| b > low)
+    }
+
+    /// Closes the newest table and opens `next`; gives where. None: somebody else did, or so many ids have come while `next` was made that it would begin
+    /// beyond its own span. No id would have a place in it, nor could it be closed: all who write above would try for ever. The next one is made for more.
+    fn roll_to(&self, low: u64, newest: &Table, next: Table) -> Option<u64> {
+        let last = next.span().1;
+        self.ring.roll(low, || self.end_of(low, newest).filter(|&boundary| boundary <= last), next).ok()
     }
 
     /// Asks whether the ids that wait in the aside have become the rule, and if so takes them in.
@@ -542,6 +550,32 @@ enum Due {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Options, Schema};
+
+    /// Between the look at the frontier and the roll others write, as many as they can.
+    #[test]
+    fn no_table_is_opened_beyond_its_own_span() {
+        let schema = Schema::parse("a:12").unwrap();
+        let space = Space::new(Options { rows_per_table: 1000, ..Options::new(schema) }).unwrap();
+        let set = |id: u64| _ = space.set(id, &[(0, 1)]).unwrap();
+        (1000..1100).for_each(set);
+        let tables = space.ring.load();
+        let newest = tables.newest();
+        let (low, base) = (newest.slot().low(), 1100);
+        assert_eq!(space.end_of(low, newest.table()), Some(base));
+        let next =
+            |last| space.new_table(&Plan::new(&space.schema(), base, last, 64), space.schema(), &space.purse).unwrap();
+        let short = next(base + 40);
+        let last = short.span().1 + 20;
+        set(last - 1);
+        assert_eq!(space.frontier.boundary(), Some(last));
+        assert_eq!(space.roll_to(low, newest.table(), short), None);
+        // It takes all that have come, and one more.
+        assert_eq!(space.roll_to(low, newest.table(), next(last)), Some(last));
+        (last..last + 3000).for_each(set);
+        let ids: Vec<u64> = (1000..base).chain(last - 1..last + 3000).collect();
+        assert!(ids.iter().all(|&id| space.get(id, &mut [0])));
+    }
 
     #[test]
     fn bounds_restrain_the_way_towards_them() {
