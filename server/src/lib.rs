@@ -63,6 +63,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -215,7 +216,7 @@ fn load(node: &Node) -> Result<Held, StartError> {
     let end = recovered.log.end();
     node.durability.reach(end, end);
     // Before anybody is served: who asks us to take over hears which history this is.
-    node.replication.term.store(recovered.log.term(), std::sync::atomic::Ordering::Relaxed);
+    node.replication.term.store(recovered.log.term(), Relaxed);
     node.store.fill(recovered.store);
     node.engines.fill(recovered.engines);
     Ok(recovered.log)

@@ -56,6 +56,7 @@ fn foreign(_: &mut Call<'_>) -> Outcome {
 
 /// Redis's words.
 const NO_LINK: &str = "NOMASTERLINK Can't SYNC while not connected with my master";
+/// The same.
 const FAILING_OVER: &str = "ERR REPLICAOF not allowed while failing over.";
 
 fn replicaof(call: &mut Call<'_>) -> Outcome {

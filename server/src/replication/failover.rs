@@ -20,11 +20,12 @@
 //! that command on no write is refused because of its role: it waits until then, or until this node is to be a replica after all. If the disk says
 //! no it is refused with what the disk says, until it is mended.
 
+use super::follow::was_answered;
 use super::{Fed, Handing, Master, Order, Replication};
 use crate::clients::{Client, REPLICA};
 use crate::node::Node;
 use crate::pause::{By, Paused};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use replication::Sending;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -63,6 +64,15 @@ enum Asked {
     Now,
     /// No answer came, or this process cannot know: it began later than the FAILOVER.
     Lost,
+}
+
+impl Stage {
+    /// What is known of the request that has left, if it is still open.
+    fn answered(&mut self, now: Asked) {
+        if let Stage::Handing { asked: asked @ Asked::Now, .. } = self {
+            *asked = now;
+        }
+    }
 }
 
 /// The FAILOVER that is under way, if one is.
@@ -141,28 +151,21 @@ impl Failover {
         if self.forbids_orders(&node.replication) {
             return None;
         }
-        let asked_before = {
-            let mut stage = self.stage.lock();
-            let was = *stage;
-            if let Stage::Handing { .. } = was {
-                // Who is asked while the order is on its way to the disk might be a master beside the one that it names.
-                *stage = Stage::Aborting;
-            }
-            was
-        };
         let order = Order { master, forced, ..Order::default() };
-        let given = self.give(node, order);
         let mut stage = self.stage.lock();
-        if let (Stage::Aborting, Stage::Handing { offset, asked }) = (*stage, asked_before) {
-            let asked = if asked == Asked::No { asked } else { Asked::Lost };
-            *stage = Stage::Handing { offset, asked };
-        }
-        drop(stage);
-        Some(given)
+        // If nothing comes of the order: what is under way may have ended by then, unheard.
+        stage.answered(Asked::Lost);
+        Some(self.give(node, order, stage))
     }
 
-    /// Gives an order, with which a FAILOVER is over. The caller holds `ordering`.
-    fn give(&self, node: &Node, order: Order) -> std::io::Result<bool> {
+    /// Gives an order, with which a FAILOVER is over. Until the disk has it nobody is asked to take over: there would be a master beside the one that the
+    /// order names. The caller holds `ordering`.
+    fn give(&self, node: &Node, order: Order, mut stage: MutexGuard<'_, Stage>) -> std::io::Result<bool> {
+        let was = *stage;
+        if let Stage::Handing { .. } = was {
+            *stage = Stage::Aborting;
+        }
+        drop(stage);
         let is_master = order.master.is_none();
         let given = node.replication.order(&node.config(), order, || {
             // Before anybody obeys the order: who does ends the pause.
@@ -175,6 +178,12 @@ impl Failover {
                 node.pause.end(By::Role);
             }
         });
+        let mut stage = self.stage.lock();
+        if *stage == Stage::Aborting {
+            // Nothing came of it.
+            *stage = was;
+        }
+        drop(stage);
         node.durability.acknowledged();
         given
     }
@@ -198,13 +207,6 @@ impl Failover {
         let Stage::Handing { offset, asked: before } = *stage else { return None };
         *stage = Stage::Handing { offset, asked: Asked::Now };
         Some(Asking { failover: self, before })
-    }
-
-    /// What is known of the request that has left, if it is still open.
-    fn answered(&self, now: Asked) {
-        if let Stage::Handing { asked: asked @ Asked::Now, .. } = &mut *self.stage.lock() {
-            *asked = now;
-        }
     }
 
     /// It is over: nobody waits for it any more. False if it has ended already.
@@ -252,15 +254,11 @@ impl Failover {
                 node.pause.end(By::Role);
             }
             Stage::Handing { asked, .. } if asked != Asked::No && refused.is_none() => return Err(IN_DOUBT.to_owned()),
-            was @ Stage::Handing { .. } => {
-                *stage = Stage::Aborting;
-                drop(stage);
+            Stage::Handing { .. } => {
                 // Not this replica, but perhaps another one, while this node was away or heard nothing.
                 let order = Order { fenced: refused == Some(Asked::Lost), ..Order::default() };
-                if let Err(error) = self.give(node, order) {
-                    *self.stage.lock() = was;
-                    return Err(format!("ERR the role cannot be written to the data folder: {error}"));
-                }
+                let unwritten = |error| format!("ERR the role cannot be written to the data folder: {error}");
+                self.give(node, order, stage).map_err(unwritten)?;
                 self.ended.notify_waiters();
                 if refused == Some(Asked::Lost) {
                     // Who follows once more lifts the fence, where no Sentinel does.
@@ -320,16 +318,16 @@ impl Asking<'_> {
         let code = reply.trim_start_matches('-').split(' ').next().unwrap_or_default();
         // What refuses this request says nothing of one that is still on its way.
         let is_no = code == NO || (self.before == Asked::No && !LATER.contains(&code));
-        let why = format!("TM.REPLICATE was answered {reply}");
+        let why = was_answered("TM.REPLICATE", reply);
         let failed = is_no.then(|| self.failover.take_back(node, &why, Some(self.before)).err()).flatten();
-        self.failover.answered(self.before);
+        self.failover.stage.lock().answered(self.before);
         failed.unwrap_or(why)
     }
 }
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
-        self.failover.answered(Asked::Lost);
+        self.failover.stage.lock().answered(Asked::Lost);
     }
 }
 
@@ -380,17 +378,18 @@ fn hand_over(node: &Node, order: Order, offset: u64, number: u64) {
     let failover = &node.replication.failover;
     // Until the disk has it: an ABORT in between would take back an order that is yet to be given, and this node would be a replica for good.
     let _one = failover.ordering.lock();
+    let is_fenced = node.replication.is_fenced();
     {
         let mut stage = failover.stage.lock();
         // Who has stopped asks nobody any more.
         if *stage != Stage::Waiting(number) || node.stop.is_stopped() {
             return;
         }
-        if !node.replication.is_fenced() {
+        if !is_fenced {
             *stage = Stage::Handing { offset, asked: Asked::No };
         }
     }
-    if node.replication.is_fenced() {
+    if is_fenced {
         failover.end(node);
         tracing::warn!("failover aborted: {FENCED}");
         return;

@@ -342,6 +342,11 @@ async fn ask(stream: &mut Socket, words: &[&str]) -> Result<Result<(), String>, 
     Ok(if text.starts_with('+') { Ok(()) } else { Err(text) })
 }
 
+/// What is told of a reply that says no.
+pub(super) fn was_answered(verb: &str, reply: &str) -> String {
+    format!("{verb} was answered {reply}")
+}
+
 /// A connection to the master that has become a link.
 async fn connect(node: &Node, master: &Master) -> Result<Socket, LinkError> {
     let (user, password, encrypted) = {
@@ -356,20 +361,20 @@ async fn connect(node: &Node, master: &Master) -> Result<Socket, LinkError> {
     replication.link.lock().local = Some(stream.local_addr().map_err(|e| net(&e))?);
     let mut stream =
         if encrypted { within(node.tls.connect(&master.host, stream)).await? } else { Socket::Plain(stream) };
-    let refused = |verb: &str, reply: String| other(format!("{verb} was answered {reply}"));
+    let refused = |verb: &str, reply: &str| other(was_answered(verb, reply));
     let login: &[&str] = match (user.as_str(), password.as_str()) {
         (_, "") => &[],
         ("", password) => &["AUTH", password],
         (user, password) => &["AUTH", user, password],
     };
     if !login.is_empty() {
-        ask(&mut stream, login).await?.map_err(|reply| refused("AUTH", reply))?;
+        ask(&mut stream, login).await?.map_err(|reply| refused("AUTH", &reply))?;
     }
     let protocol = replication::PROTOCOL.to_string();
     match replication.failover.handover() {
         None => {
             let asked = ask(&mut stream, &["TM.REPLICATE", &protocol]).await?;
-            asked.map_err(|reply| refused("TM.REPLICATE", reply))?;
+            asked.map_err(|reply| refused("TM.REPLICATE", &reply))?;
         }
         Some(offset) => {
             // Who is frozen is not to find the request when we are the master again. Who loads has perhaps taken over before.
@@ -379,7 +384,7 @@ async fn connect(node: &Node, master: &Master) -> Result<Socket, LinkError> {
             if let Err(reply) = ask(&mut stream, &["PING"]).await?
                 && !is_read(&reply)
             {
-                return Err(refused("PING", reply));
+                return Err(refused("PING", &reply));
             }
             let asking = replication.failover.asking();
             let asking = asking.ok_or_else(|| other("the failover was taken back"))?;

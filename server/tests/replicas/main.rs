@@ -360,9 +360,14 @@ fn who_is_told_to_follow_itself_has_no_link_and_goes_on_with_its_master() {
 
 /// A master with a replica that has everything, and this in the replica's configuration.
 fn in_step_with(more: &str) -> ([tempfile::TempDir; 2], Program, Program) {
+    in_step_as(|_| more.to_owned())
+}
+
+/// The same, with what depends on the master.
+fn in_step_as(more: impl FnOnce(&Program) -> String) -> ([tempfile::TempDir; 2], Program, Program) {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let master = start(folders[0].path(), SPACES);
-    let replica = start(folders[1].path(), &format!("{SPACES}[replication]\n{more}\n"));
+    let replica = start(folders[1].path(), &format!("{SPACES}[replication]\n{}\n", more(&master)));
     fine(&master, &format!("CNT.SET post {FIRST} like 3"));
     follow(&replica, &master);
     in_step(&replica, &master);

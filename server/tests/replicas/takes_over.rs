@@ -1,7 +1,7 @@
 //! What a replica that is to take over answers, or does not, and what its master makes of it. Two masters there are never.
 
 use super::stops::freeze;
-use super::{SPACES, bulk, fine, follow, in_step, in_step_with, is_master, like_of, start};
+use super::{SPACES, bulk, fine, follow, in_step, in_step_as, in_step_with, is_master, like_of, start};
 use crate::common::{FIRST, Program, refusal, until};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -25,21 +25,29 @@ fn who_has_no_room_for_the_old_master_does_not_take_its_place() {
     assert_eq!((like_of(&new, FIRST), new.info("role")), (bulk(4), "slave".to_owned()));
 }
 
+const LOADING: &str = "-LOADING Redis is loading the dataset in memory";
+const NOT_NOW: &str = "-NOMASTERLINK not now";
+
 /// What a play of a replica answers to TM.REPLICATE, so long as it says this, and how often it was asked.
 #[derive(Default)]
 struct Played {
     /// Nothing, and the connection ends.
-    says: Mutex<&'static [u8]>,
+    says: Mutex<&'static str>,
     /// What it says to PING, if not +PONG.
-    greets: Mutex<&'static [u8]>,
+    greets: Mutex<&'static str>,
     asked: AtomicUsize,
 }
 
 impl Played {
-    /// A master and its replica, which has everything; the address that it announces is that of this play.
-    fn instead_of_a_replica() -> (Arc<Played>, [tempfile::TempDir; 2], Program, Program) {
+    /// A master and its replica, which has everything; the address that it announces is that of this play, which greets and says this.
+    fn instead_of_a_replica(
+        greets: &'static str,
+        says: &'static str,
+    ) -> (Arc<Played>, [tempfile::TempDir; 2], Program, Program) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (port, played) = (listener.local_addr().unwrap().port(), Arc::new(Played::default()));
+        played.greets(greets);
+        played.says(says);
         let plays = played.clone();
         std::thread::spawn(move || listener.incoming().flatten().for_each(|stream| plays.answer(stream)));
         let (folders, old, new) = in_step_with(&format!("replica_announce_port = {port}"));
@@ -50,17 +58,31 @@ impl Played {
         let mut request = [0; 1000];
         while let Ok(length @ 1..) = stream.read(&mut request) {
             let is_ping = &request[..length] == b"*1\r\n$4\r\nPING\r\n";
-            let reply: &[u8] = match *self.greets.lock().unwrap() {
-                b"" if is_ping => b"+PONG\r\n",
-                b"" => *self.says.lock().unwrap(),
+            let reply = match *self.greets.lock().unwrap() {
+                "" if is_ping => "+PONG",
+                "" => *self.says.lock().unwrap(),
                 greets => greets,
             };
             // Whoever counts finds what it has said to the one before.
-            self.asked.fetch_add(usize::from(!is_ping || !reply.starts_with(b"+")), SeqCst);
-            if reply.is_empty() || stream.write_all(reply).is_err() {
+            self.asked.fetch_add(usize::from(!is_ping || !reply.starts_with('+')), SeqCst);
+            if reply.is_empty() || stream.write_all(format!("{reply}\r\n").as_bytes()).is_err() {
                 return;
             }
         }
+    }
+
+    fn greets(&self, reply: &'static str) {
+        *self.greets.lock().unwrap() = reply;
+    }
+
+    fn says(&self, reply: &'static str) {
+        *self.says.lock().unwrap() = reply;
+    }
+
+    /// FAILOVER, by which it is asked and asked again.
+    fn is_asked_by(&self, old: &Program) {
+        fine(old, "FAILOVER");
+        self.is_asked_again();
     }
 
     /// It is asked twice since, so it has answered once like this, and that has been read.
@@ -73,13 +95,10 @@ impl Played {
 /// It may have taken over before it was started again.
 #[test]
 fn a_replica_that_loads_is_asked_again_whether_it_takes_over() {
-    let (played, _folders, old, _new) = Played::instead_of_a_replica();
-    *played.says.lock().unwrap() = b"-ERR no\r\n";
-    *played.greets.lock().unwrap() = b"-LOADING Redis is loading the dataset in memory\r\n";
-    fine(&old, "FAILOVER");
-    played.is_asked_again();
+    let (played, _folders, old, _new) = Played::instead_of_a_replica(LOADING, "-ERR no");
+    played.is_asked_by(&old);
     assert_eq!((old.info("role"), old.info("master_failover_state")), ("slave".into(), "failover-in-progress".into()));
-    *played.greets.lock().unwrap() = b"";
+    played.greets("");
     until("it has said no", || old.info("master_failover_state") == "no-failover");
     is_master(&old, 3);
 }
@@ -88,9 +107,8 @@ fn a_replica_that_loads_is_asked_again_whether_it_takes_over() {
 #[test]
 fn a_replica_that_may_have_taken_over_is_not_overruled_by_chance() {
     for end in ["no", "NO ONE", "the same"] {
-        let (played, _folders, old, new) = Played::instead_of_a_replica();
-        fine(&old, "FAILOVER");
-        played.is_asked_again();
+        let (played, _folders, old, new) = Played::instead_of_a_replica("", "");
+        played.is_asked_by(&old);
         // Its master has not parted with it: it is fed all the while.
         let is_in_doubt = |says: &str| {
             let state = ["role", "master_failover_state"].map(|line| old.info(line));
@@ -100,14 +118,14 @@ fn a_replica_that_may_have_taken_over_is_not_overruled_by_chance() {
         };
         is_in_doubt("nothing");
         for says in ["-ERR max number of replicas reached", "-NOMASTERLINK no", "-LOADING yes", "-NOPERM no"] {
-            *played.says.lock().unwrap() = format!("{says}\r\n").leak().as_bytes();
+            played.says(says);
             played.is_asked_again();
             is_in_doubt(says);
         }
         match end {
             "no" => {
                 freeze(&new, true);
-                *played.says.lock().unwrap() = b"-NOFAILOVER this replica has another history\r\n";
+                played.says("-NOFAILOVER this replica has another history");
                 until("it is the master again", || old.info("role") == "master");
                 // It is not known who is: somebody whom others follow, say.
                 let refused = old.ask(&format!("HINCRBY post:{FIRST} like 1"));
@@ -132,21 +150,16 @@ fn a_replica_that_may_have_taken_over_is_not_overruled_by_chance() {
 #[test]
 fn a_replica_that_was_asked_once_and_refuses_does_not_take_over() {
     for says in ["-ERR max number of replicas reached", "-NOPERM no", "-NOFAILOVER no"] {
-        let (played, _folders, old, _new) = Played::instead_of_a_replica();
-        *played.says.lock().unwrap() = b"-NOMASTERLINK not now\r\n";
-        fine(&old, "FAILOVER");
-        played.is_asked_again();
+        let (played, _folders, old, _new) = Played::instead_of_a_replica("", NOT_NOW);
+        played.is_asked_by(&old);
         assert_eq!(old.info("role"), "slave");
-        *played.says.lock().unwrap() = format!("{says}\r\n").leak().as_bytes();
+        played.says(says);
         is_master(&old, 3);
     }
     // And while it is asked later it is not asked now. Who has no room for a client says so to its PING, and reads nothing.
-    for (greets, says) in [("", "-NOMASTERLINK not now\r\n"), ("-ERR max number of clients reached\r\n", "")] {
-        let (played, _folders, old, _new) = Played::instead_of_a_replica();
-        *played.greets.lock().unwrap() = greets.as_bytes();
-        *played.says.lock().unwrap() = says.as_bytes();
-        fine(&old, "FAILOVER");
-        played.is_asked_again();
+    for (greets, says) in [("", NOT_NOW), ("-ERR max number of clients reached", "")] {
+        let (played, _folders, old, _new) = Played::instead_of_a_replica(greets, says);
+        played.is_asked_by(&old);
         fine(&old, "FAILOVER ABORT");
         is_master(&old, 3);
     }
@@ -156,14 +169,12 @@ fn a_replica_that_was_asked_once_and_refuses_does_not_take_over() {
 #[test]
 fn sentinels_are_obeyed_while_a_replica_is_to_take_over() {
     for speaks in [false, true] {
-        let (played, _folders, old, _new) = Played::instead_of_a_replica();
-        *played.greets.lock().unwrap() = b"-LOADING Redis is loading the dataset in memory\r\n";
+        let (played, _folders, old, _new) = Played::instead_of_a_replica(LOADING, "");
         if speaks {
             let hello = format!("127.0.0.1,26379,{},9,m,127.0.0.1,{},7", "a".repeat(40), old.port);
             fine(&old, &format!("PUBLISH __sentinel__:hello {hello}"));
         }
-        fine(&old, "FAILOVER");
-        played.is_asked_again();
+        played.is_asked_by(&old);
         let reply = old.ask("REPLICAOF 127.0.0.1 1");
         assert_eq!(refusal(&reply).is_empty(), speaks, "{reply:?}");
         if !speaks {
@@ -179,13 +190,7 @@ fn sentinels_are_obeyed_while_a_replica_is_to_take_over() {
 /// Its configuration was copied, with what it announces of itself.
 #[test]
 fn who_is_asked_by_itself_says_no() {
-    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let old = start(folders[0].path(), SPACES);
-    let new = start(folders[1].path(), &format!("{SPACES}[replication]\nreplica_announce_port = {}\n", old.port));
-    fine(&old, &format!("CNT.SET post {FIRST} like 3"));
-    follow(&new, &old);
-    in_step(&new, &old);
-    until("the master knows", || old.info("slave0").contains("lag_bytes=0"));
+    let (_folders, old, _new) = in_step_as(|old| format!("replica_announce_port = {}", old.port));
     fine(&old, "FAILOVER");
     until("it was asked", || old.info("master_failover_state") == "no-failover" && old.info("role") == "master");
     is_master(&old, 3);
