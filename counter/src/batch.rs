@@ -1,8 +1,9 @@
 //! Reads of many rows at once, so that their memory accesses overlap and the processor rarely guesses wrong.
 //!
 //! ```text
-//!   begin      for all ids: table, bucket
-//!              for all ids: ask the cache for the bucket
+//!   begin      for each quarter of the ids:
+//!                for all of them: table, bucket
+//!                for all of them: ask the cache for the bucket
 //!   round      for those that are looking: which slots have the right first byte? Some -> candidates. None, but the mark -> onward.
 //!              for those that go onward:   the next bucket; ask the cache for it
 //!              for the candidates:         the whole tag, the fields, of the first such slot: taken -> done
@@ -143,15 +144,19 @@ impl Read<'_> {
         // In the order in which rows move: aside, drained table, table.
         let aside_from = self.space.aside.lowest();
         let mut ways = [None; CHUNK];
-        let (mut looking, mut bit) = (0u32, 1u32);
-        for (way, &id) in ways.iter_mut().zip(ids) {
-            *way = if id < aside_from { self.way(id) } else { None };
-            looking |= if way.is_some() { bit } else { 0 };
-            bit = bit.wrapping_shl(1);
+        let mut looking = 0u32;
+        // In four parts: a part is placed while the lines of those before are on their way.
+        let mut begin = 0;
+        for end in (1..=4).map(|part| ids.len() * part / 4) {
+            for i in begin..end {
+                ways[i] = if ids[i] < aside_from { self.way(ids[i]) } else { None };
+                looking |= u32::from(ways[i].is_some()) << i;
+            }
+            // Together: see there.
+            ways[begin..end].iter().flatten().for_each(Way::prefetch);
+            begin = end;
         }
-        let all = bit.wrapping_sub(1);
-        // Together: see there.
-        ways[..ids.len()].iter().flatten().for_each(Way::prefetch);
+        let all = ((1u64 << ids.len()) - 1) as u32;
         if let Some(meanwhile) = meanwhile {
             meanwhile();
         }
