@@ -3,7 +3,7 @@
 //! ```text
 //!   turn of a connection -> which ids are cold, and not at hand?  --none--> commands run, as ever
 //!        |  some: the turn stops there                                   ^
-//!        '-> reads: one job per 4 KiB block, on threads of their own ----' pinned for the turn, and in the cache
+//!        '-> one job per 4 KiB block: io_uring, else threads (reads.rs) -' pinned for the turn, and in the cache
 //!   a command -> counter::Space -> misses the row in memory -> Below::get -> pins, cache, else one read in place
 //! ```
 //!
@@ -24,6 +24,7 @@ mod files;
 mod pace;
 mod pairs;
 mod reads;
+mod ring;
 mod spill;
 
 pub(crate) use again::Again;
@@ -31,8 +32,10 @@ use damaged::Damaged;
 pub(crate) use files::ColdSpace;
 pub(crate) use pairs::{ColdPairs, PairFile, files_of, is_crowded};
 pub(crate) use reads::{Fetching, Pins};
+pub use ring::ReadsHere;
 pub(crate) use spill::{Ground, keep_within, overlay, run, spill_oldest, spill_oldest_pairs};
 
+use crate::config::IoMethod;
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder};
 use reads::Reads;
@@ -76,7 +79,9 @@ impl quick_cache::Weighter<Key, Row> for Weight {
 pub(crate) struct Figures {
     /// Blocks read.
     pub(crate) reads: AtomicU64,
-    /// Of these, by a worker in place.
+    /// Of these, by io_uring.
+    pub(crate) reads_by_ring: AtomicU64,
+    /// By a worker in place.
     pub(crate) reads_in_place: AtomicU64,
     /// Their time, from the request to the row.
     pub(crate) read_ns: AtomicU64,
@@ -119,7 +124,7 @@ impl Figures {
     }
 }
 
-/// What all spaces share: the cache, the threads that read, and figures.
+/// What all spaces share: the cache, who reads, and figures.
 pub(crate) struct Cold {
     cache: Cache<Key, Row, Weight>,
     reads: Reads,
@@ -131,7 +136,7 @@ pub(crate) struct Cold {
 
 impl Cold {
     /// Threads start with the first read.
-    pub(crate) fn new(cache_bytes: u64, threads: usize) -> Arc<Cold> {
+    pub(crate) fn new(cache_bytes: u64, threads: usize, method: IoMethod) -> Arc<Cold> {
         let items = (cache_bytes / ROW_BYTES).max(16) as usize;
         let mut options = OptionsBuilder::new();
         options.estimated_items_capacity(items).weight_capacity(cache_bytes).ghost_allocation(GHOSTS);
@@ -142,7 +147,7 @@ impl Cold {
         cache.reserve((cache_bytes.min(SET_ASIDE) / ROW_BYTES) as usize + SLACK);
         Arc::new(Cold {
             cache,
-            reads: Reads::new(threads),
+            reads: Reads::new(threads, method),
             figures: Figures::default(),
             trouble: parking_lot::Mutex::default(),
             any: AtomicBool::new(false),
@@ -164,6 +169,11 @@ impl Cold {
     /// Bytes of the cached rows, and the most that they may be.
     pub(crate) fn cache_bytes(&self) -> (u64, u64) {
         (self.cache.weight(), self.cache.capacity())
+    }
+
+    /// How it is read: the name that INFO has for it.
+    pub(crate) fn io_method(&self) -> &'static str {
+        if self.reads.may_ring() { "io_uring" } else { "threads" }
     }
 
     /// What is at hand of a row: pinned for this turn, or cached.
@@ -263,7 +273,7 @@ mod tests {
     #[test]
     fn the_cache_takes_no_more_than_it_may() {
         const BYTES: u64 = 16 << 20;
-        let cold = Cold::new(BYTES, 1);
+        let cold = Cold::new(BYTES, 1, IoMethod::Threads);
         let map = cold.cache.memory_used().map;
         let row = Values::from_slice(&[1, 2, 3, 4]);
         for id in 0..BYTES / ROW_BYTES * 3 {

@@ -7,8 +7,8 @@ mod print;
 mod sections;
 
 pub use sections::{
-    Action, AuthClients, Counter, DEFAULT_PORT, Durability, Existence, Fsync, Replication, Security, Server, Spill,
-    Tls, View,
+    Action, AuthClients, Counter, DEFAULT_PORT, Durability, Existence, Fsync, IoMethod, Replication, Security, Server,
+    Spill, Tls, View,
 };
 pub(crate) use sections::{Key, SECTIONS};
 

@@ -51,6 +51,7 @@ mod turn;
 mod watch;
 mod workers;
 
+pub use cold::ReadsHere;
 pub use engines::Engines;
 pub use local::Local;
 pub use stop::Stop;

@@ -3,6 +3,7 @@
 //! Each worker runs a current-thread runtime of its own, and a connection stays on the worker that it was given, so that nothing
 //! moves between cores on the way from request to reply. New connections go to the worker that has the fewest.
 
+use crate::cold::ReadsHere;
 use crate::config::{Config, ConfigError};
 use crate::connection::Connection;
 use crate::node::{Host, Process};
@@ -268,6 +269,7 @@ fn admit(
 
 /// A worker thread: serves its connections until the node stops.
 async fn work(host: Arc<Host>, index: usize, mut arrivals: mpsc::UnboundedReceiver<Arrival>, load: Arc<AtomicUsize>) {
+    let _reads = ReadsHere::begin();
     let stop = host.stop.clone();
     let stopped = stop.wait();
     tokio::pin!(stopped);

@@ -17,6 +17,7 @@
 use std::fmt::Debug;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -71,6 +72,10 @@ pub trait DiskFile: Send + Sync + Debug {
     fn drop_cache(&self) -> io::Result<()>;
     /// Tells the system that reads will come in no order, so that it reads nothing ahead.
     fn expect_random(&self) -> io::Result<()>;
+    /// The system's own name of it, by which it reads the file without [`DiskFile::read_at`]; none: it cannot.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 /// Writes all bytes, through short writes and interruptions.
@@ -314,6 +319,10 @@ impl DiskFile for RealFile {
 
     fn expect_random(&self) -> io::Result<()> {
         Ok(rustix::fs::fadvise(&self.file, 0, None, Advice::Random)?)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.file.as_fd())
     }
 }
 

@@ -77,7 +77,7 @@
 //!
 //! All of it runs on a [`Disk`]: the real one, or the simulated one that tests crash at every step (`sim`).
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod batch;
 mod check;
@@ -94,6 +94,7 @@ mod manifest;
 mod once;
 mod record;
 mod replay;
+mod ring;
 mod segment;
 mod sim;
 mod snapshot;
@@ -119,6 +120,7 @@ pub use log::{Log, LogOptions, LogStats, Position};
 pub use manifest::{BadManifest, FileEntry, MANIFEST, MANIFEST_VERSION, MAX_FILES, Manifest, Role, Tag};
 pub use record::{Batch, Record, Records};
 pub use replay::{ApplyBatch, End, segments_back};
+pub use ring::{BlockPlace, Ring};
 pub use segment::{
     BadHead, LOG_VERSION, SEGMENT_HEAD_BYTES, SegmentHead, SegmentName, parse_segment_name, segment_name,
 };

@@ -23,7 +23,7 @@ use phantom::{Below, Chain, Note, Pair};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
-use store::{BLOCK_BYTES, FileEntry, PageFile, Role, Store, Tag};
+use store::{BLOCK_BYTES, BlockPlace, FileEntry, PageFile, Role, Store, Tag};
 
 /// Pages that are written together.
 const PAGES_AT_ONCE: usize = 16;
@@ -84,9 +84,31 @@ impl PairFile {
         Ok(None)
     }
 
+    /// Where the page lies that this filter of the chain has for it; none: there is no such filter.
+    pub(super) fn place(&self, pair: &Pair, filter: usize) -> Option<BlockPlace> {
+        self.chain.places(pair).nth(filter).map(|number| self.file.place(number as u64))
+    }
+
+    /// What that page, as it was read, says of it; nothing if the next filter may have it.
+    pub(super) fn answer(&self, pair: &Pair, filter: usize, page: &[u8; BLOCK_BYTES]) -> Option<Read> {
+        let mut left = self.chain.places(pair).skip(filter);
+        let number = left.next()?;
+        let told = match self.file.verify_page(number as u64, page) {
+            Ok(()) if self.chain.has(filter, pair, page) => Ok(Some(Values::new())),
+            Ok(()) if left.next().is_some() => return None,
+            Ok(()) => Ok(None),
+            Err(error) => Err(error),
+        };
+        Some(self.noted(pair, told))
+    }
+
     /// Reads it, and has it cached. What cannot be read is reported.
     pub(super) fn read(&self, pair: &Pair) -> Read {
-        match self.look(pair) {
+        self.noted(pair, self.look(pair))
+    }
+
+    fn noted(&self, pair: &Pair, told: store::Result<super::Row>) -> Read {
+        match told {
             Ok(row) => {
                 self.shared.cache.insert(self.key(pair), row.clone());
                 Ok(row)

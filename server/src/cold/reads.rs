@@ -1,18 +1,23 @@
-//! Reading cold rows and flags for a turn: one job per block or pair, on threads of their own, all of them at the same time.
+//! Reading cold rows and flags for a turn: one job per block or pair, all of them at the same time. By io_uring from the worker itself (`ring.rs`), or by
+//! threads of their own, which also read what the ring could not, and say what is wrong with it.
 //!
 //! Turns are served in their order, but one that wants more than [`SHARE`] goes to the end of the line after each so many: who asks for a million rows
 //! does not keep waiting who asks for a page.
 
-use super::{Cold, Key, PINS, PairFile, Read, Values};
+use super::{Cold, Key, PINS, PairFile, Read, Values, ring};
+use crate::config::IoMethod;
 use parking_lot::{Condvar, Mutex};
 use phantom::Pair;
 use quick_cache::DefaultHashBuilder;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering::AcqRel};
+use std::sync::atomic::{
+    AtomicUsize,
+    Ordering::{AcqRel, Relaxed},
+};
 use std::time::Instant;
-use store::{BLOCK_BYTES, ColdFile};
+use store::{BLOCK_BYTES, Block, BlockPlace, ColdFile};
 use tokio::sync::oneshot;
 
 /// Jobs of a turn that are taken before another's: the page of fifty rows and two flags of each, and some.
@@ -62,31 +67,29 @@ impl Fetching {
 }
 
 /// What is to be read, and for whom.
-struct Job {
-    what: What,
-    turn: Arc<Waiting>,
+pub(super) struct Job {
+    pub(super) what: What,
+    pub(super) turn: Arc<Waiting>,
 }
 
-enum What {
+pub(super) enum What {
     /// One block, and the rows that are wanted of it.
-    Rows {
-        file: Arc<ColdFile>,
-        block: u64,
-        ids: Vec<u64>,
-    },
-    Pair(Arc<PairFile>, Pair),
+    Rows { file: Arc<ColdFile>, block: u64, ids: Vec<u64> },
+    /// The page of a pair in this filter of its chain; those before it have not got the pair.
+    Pair { file: Arc<PairFile>, pair: Pair, filter: usize },
 }
 
 /// What of a turn is still to be done.
-struct Rest {
-    jobs: std::vec::IntoIter<What>,
-    turn: Arc<Waiting>,
+pub(super) struct Rest {
+    pub(super) jobs: std::vec::IntoIter<What>,
+    pub(super) turn: Arc<Waiting>,
     /// Of its share.
     taken: usize,
 }
 
 /// A turn that waits for its jobs.
-struct Waiting {
+pub(super) struct Waiting {
+    pub(super) cold: Arc<Cold>,
     pins: Mutex<Pins>,
     left: AtomicUsize,
     done: Mutex<Option<oneshot::Sender<Pins>>>,
@@ -95,6 +98,7 @@ struct Waiting {
 
 /// The threads that read. They start with the first job, and end with this.
 pub(super) struct Reads {
+    method: IoMethod,
     threads: usize,
     started: OnceLock<()>,
     queue: Arc<Queue>,
@@ -108,13 +112,13 @@ struct Queue {
 
 /// The turns that wait, in the order in which they are served.
 #[derive(Default)]
-struct Line {
-    turns: VecDeque<Rest>,
+pub(super) struct Line {
+    pub(super) turns: VecDeque<Rest>,
     closed: bool,
 }
 
 impl Line {
-    fn next(&mut self) -> Option<Job> {
+    pub(super) fn next(&mut self) -> Option<Job> {
         loop {
             let first = self.turns.front_mut()?;
             // Nobody wants the rest of a connection that has gone.
@@ -124,7 +128,9 @@ impl Line {
             };
             let job = Job { what, turn: first.turn.clone() };
             first.taken += 1;
-            if first.taken == SHARE {
+            if first.jobs.len() == 0 {
+                self.turns.pop_front();
+            } else if first.taken == SHARE {
                 first.taken = 0;
                 self.turns.rotate_left(1);
             }
@@ -134,18 +140,36 @@ impl Line {
 }
 
 impl Reads {
-    pub(super) fn new(threads: usize) -> Reads {
-        Reads { threads: threads.max(1), started: OnceLock::new(), queue: Arc::default() }
+    pub(super) fn new(threads: usize, method: IoMethod) -> Reads {
+        Reads { method, threads: threads.max(1), started: OnceLock::new(), queue: Arc::default() }
     }
 
-    fn start(&self, cold: &Arc<Cold>) {
+    /// Whether a worker is to read by its ring.
+    pub(super) fn may_ring(&self) -> bool {
+        self.method == IoMethod::Auto && ring::is_allowed()
+    }
+
+    /// Has the threads do this, behind what they were told before.
+    pub(super) fn add(&self, rest: Rest) {
+        self.start();
+        let jobs = rest.jobs.len();
+        self.queue.line.lock().turns.push_back(rest);
+        // Without the lock, which each that wakes up takes first.
+        for _ in 0..jobs.min(self.threads) {
+            if !self.queue.nudge.notify_one() {
+                // All are awake, and look for more when they have read.
+                break;
+            }
+        }
+    }
+
+    fn start(&self) {
         self.started.get_or_init(|| {
             for index in 0..self.threads {
-                let (queue, cold) = (self.queue.clone(), Arc::downgrade(cold));
+                let queue = self.queue.clone();
                 let body = move || {
                     while let Some(job) = queue.take() {
-                        let Some(cold) = cold.upgrade() else { return };
-                        job.run(&cold);
+                        job.run();
                     }
                 };
                 if let Err(error) = std::thread::Builder::new().name(format!("cold-{index}")).spawn(body) {
@@ -179,9 +203,10 @@ impl Queue {
 }
 
 impl Waiting {
-    fn new(pins: Pins, jobs: usize) -> (Arc<Waiting>, oneshot::Receiver<Pins>) {
+    fn new(cold: &Arc<Cold>, pins: Pins, jobs: usize) -> (Arc<Waiting>, oneshot::Receiver<Pins>) {
         let (done, end) = oneshot::channel();
         let turn = Waiting {
+            cold: cold.clone(),
             pins: Mutex::new(pins),
             left: AtomicUsize::new(jobs),
             done: Mutex::new(Some(done)),
@@ -194,25 +219,13 @@ impl Waiting {
     fn is_left(&self) -> bool {
         self.done.lock().as_ref().is_none_or(oneshot::Sender::is_closed)
     }
-}
 
-impl Job {
-    fn run(self, cold: &Cold) {
-        let turn = self.turn;
-        match self.what {
-            What::Rows { file, block, ids } => {
-                let rows = read_rows(cold, &file, block, &ids);
-                turn.pins.lock().extend(rows);
-                cold.figures.note_read(turn.asked.elapsed());
-            }
-            What::Pair(file, pair) => {
-                let read = file.read(&pair);
-                turn.pins.lock().insert(file.key(&pair), read);
-            }
-        }
-        if turn.left.fetch_sub(1, AcqRel) == 1 {
-            let pins = std::mem::take(&mut *turn.pins.lock());
-            if let Some(done) = turn.done.lock().take() {
+    /// This is what came of one of its jobs.
+    fn add(&self, reads: impl IntoIterator<Item = (Key, Read)>) {
+        self.pins.lock().extend(reads);
+        if self.left.fetch_sub(1, AcqRel) == 1 {
+            let pins = std::mem::take(&mut *self.pins.lock());
+            if let Some(done) = self.done.lock().take() {
                 // A connection that has gone does not want them any more.
                 let _ = done.send(pins);
             }
@@ -220,10 +233,64 @@ impl Job {
     }
 }
 
-fn read_rows(cold: &Cold, file: &ColdFile, block: u64, ids: &[u64]) -> Vec<(Key, Read)> {
+impl What {
+    /// Where the block or page lies that is to be read next; none: it is for a thread to find out what is wrong.
+    pub(super) fn place(&self) -> Option<BlockPlace> {
+        match self {
+            What::Rows { file, block, .. } => Some(file.place(*block)),
+            What::Pair { file, pair, filter } => file.place(pair, *filter),
+        }
+    }
+}
+
+impl Job {
+    /// Reads and waits for the disk.
+    fn run(self) {
+        let Job { what, turn } = self;
+        match what {
+            What::Rows { file, block, ids } => {
+                let mut buffer = [0; BLOCK_BYTES];
+                let rows = rows(&turn.cold, &file, &ids, file.read(block, &mut buffer));
+                turn.cold.figures.note_read(turn.asked.elapsed());
+                turn.add(rows);
+            }
+            What::Pair { file, pair, .. } => turn.add([(file.key(&pair), file.read(&pair))]),
+        }
+    }
+
+    /// Gets the block that was read; without it a thread reads it, and says what is wrong. Gives what is to be read next, if the job is not done.
+    pub(super) fn take(self, bytes: Option<&[u8; BLOCK_BYTES]>) -> Option<Job> {
+        let Some(bytes) = bytes else {
+            self.by_thread();
+            return None;
+        };
+        let Job { what, turn } = self;
+        let figures = &turn.cold.figures;
+        figures.note_read(turn.asked.elapsed());
+        figures.reads_by_ring.fetch_add(1, Relaxed);
+        match what {
+            What::Rows { file, block, ids } => turn.add(rows(&turn.cold, &file, &ids, file.verified(block, bytes))),
+            What::Pair { file, pair, filter } => match file.answer(&pair, filter, bytes) {
+                Some(read) => turn.add([(file.key(&pair), read)]),
+                None => return Some(Job { what: What::Pair { file, pair, filter: filter + 1 }, turn }),
+            },
+        }
+        None
+    }
+
+    /// Has a thread do it.
+    pub(super) fn by_thread(self) {
+        let Job { what, turn } = self;
+        let cold = turn.cold.clone();
+        cold.reads.add(Rest { jobs: vec![what].into_iter(), turn, taken: 0 });
+    }
+}
+
+/// The rows that are wanted of a block, which are cached; or why there are none, which is reported.
+fn rows(cold: &Cold, file: &ColdFile, ids: &[u64], block: store::Result<Block<'_>>) -> Vec<(Key, Read)> {
     let identity = file.head().identity;
     let mut rows = Vec::with_capacity(ids.len());
-    match file.read(block, &mut [0; BLOCK_BYTES]) {
+    match block {
         Ok(block) => block.get_all(ids, |id, values| {
             let key = (identity, u128::from(id));
             let row: super::Row = values.map(Values::from_slice);
@@ -244,30 +311,24 @@ impl Cold {
     pub(crate) fn fetch(self: &Arc<Self>, fetching: Fetching) -> impl Future<Output = Pins> + Send + use<> {
         let Fetching { mut wanted, mut pairs } = fetching;
         let pins = PINS.take();
-        self.reads.start(self);
         wanted.sort_unstable_by_key(|(file, block, id)| (file.head().identity, *block, *id));
         wanted.dedup_by_key(|(file, _, id)| (file.head().identity, *id));
         let same = |a: &(Arc<ColdFile>, u64, u64), b: &(Arc<ColdFile>, u64, u64)| Arc::ptr_eq(&a.0, &b.0) && a.1 == b.1;
         let blocks: Vec<_> = wanted.chunk_by(same).collect();
         pairs.sort_unstable_by_key(|(file, pair)| file.key(pair));
         pairs.dedup_by_key(|(file, pair)| file.key(pair));
-        let more = blocks.len() + pairs.len();
-        let (turn, end) = Waiting::new(pins, more);
+        let (turn, end) = Waiting::new(self, pins, blocks.len() + pairs.len());
         let rows = blocks.into_iter().map(|rows| What::Rows {
             file: rows[0].0.clone(),
             block: rows[0].1,
             ids: rows.iter().map(|row| row.2).collect(),
         });
-        let wanted_pairs = pairs.into_iter().map(|(file, pair)| What::Pair(file, pair));
+        let wanted_pairs = pairs.into_iter().map(|(file, pair)| What::Pair { file, pair, filter: 0 });
         let jobs: Vec<What> = rows.chain(wanted_pairs).collect();
-        let queue = &self.reads.queue;
-        queue.line.lock().turns.push_back(Rest { jobs: jobs.into_iter(), turn, taken: 0 });
-        // Without the lock, which each that wakes up takes first.
-        for _ in 0..more.min(self.reads.threads) {
-            if !queue.nudge.notify_one() {
-                // All are awake, and look for more when they have read.
-                break;
-            }
+        let rest = Rest { jobs: jobs.into_iter(), turn, taken: 0 };
+        match ring::here(self) {
+            Some(ring) => ring.lock().serve(rest),
+            None => self.reads.add(rest),
         }
         // Whoever ends without an answer gets none: then the rows are read in place.
         async move { end.await.unwrap_or_default() }
@@ -288,7 +349,7 @@ mod tests {
     }
 
     fn turn(line: &mut Line, file: &Arc<ColdFile>, jobs: usize) -> oneshot::Receiver<Pins> {
-        let (turn, end) = Waiting::new(Pins::default(), jobs);
+        let (turn, end) = Waiting::new(&Cold::new(0, 1, IoMethod::Threads), Pins::default(), jobs);
         let rows = |block| What::Rows { file: file.clone(), block, ids: vec![] };
         let jobs: Vec<What> = (0..jobs as u64).map(rows).collect();
         line.turns.push_back(Rest { jobs: jobs.into_iter(), turn, taken: 0 });

@@ -294,15 +294,29 @@ section! {
     }
 }
 
+/// How what lies on the disk is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum IoMethod {
+    /// By io_uring where the system allows it, else by threads.
+    Auto,
+    /// By threads.
+    Threads,
+}
+
 section! {
     /// Rows of old posts on the disk: tables of a counter space that reaches its memory limit. What that takes beside the spaces' limits: cache_bytes;
     /// about 6 bytes per 4 KiB of files (their index, INFO cold_index_bytes); 24 bytes per row that was deleted on the disk and not merged yet, at
     /// most a sixteenth of the limit; while a table is written one byte per row of it, at least 1 MiB, and 1 MiB of buffers; while many rows are
-    /// written at all, 16 MiB of log that is not synced yet, and 32 bytes per change that waits to be logged, at most 24 MiB (INFO log_queue_bytes).
+    /// written at all, 16 MiB of log that is not synced yet, and 32 bytes per change that waits to be logged, at most 24 MiB (INFO log_queue_bytes);
+    /// per worker 128 KiB into which io_uring reads.
     Spill {
         /// Most bytes of memory for rows that were read from the disk.
         cache_bytes: u64 = 64 << 20,
-        /// Threads that read from the disk: as many reads as the disk serves well at a time.
+        /// How the disk is read: "auto" (each worker reads by itself, by io_uring, where the system allows that, else as by "threads"), "threads" (by
+        /// threads of their own). INFO cold_io_method says which it is.
+        io_method: IoMethod = IoMethod::Auto,
+        /// Threads that read from the disk: as many reads as the disk serves well at a time. Where io_uring reads they are for what it could not.
         read_threads: usize = 16,
         /// Most bytes that cold files may take on the disk; 0 means as many as it has. At the limit, as on a full disk, tables stay in memory: then new rows
         /// are refused with an OOM error, and it goes on by itself when there is room. A merge needs room for what it writes anew on top.

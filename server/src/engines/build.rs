@@ -79,7 +79,7 @@ impl Engines {
     pub(crate) fn empty(config: &Config, durability: Arc<Durability>) -> Engines {
         let spill = &config.spill;
         Engines {
-            cold: Cold::new(spill.cache_bytes, spill.read_threads),
+            cold: Cold::new(spill.cache_bytes, spill.read_threads, spill.io_method),
             counters: Vec::new(),
             existences: Vec::new(),
             views: Vec::new(),

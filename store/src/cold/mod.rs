@@ -51,6 +51,7 @@ use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::frame::{Check, u32_at, u64_at};
 use crate::manifest::{FileEntry, Tag};
+use crate::ring::BlockPlace;
 use shelf::{Head, Shelf, Whose, place, put, put_numbers, seal};
 
 pub use block::{BLOCK_BYTES, Block, MAX_BLOCK_ROWS, MAX_COLUMNS};
@@ -263,7 +264,17 @@ impl ColdFile {
     /// Reads and verifies a block: one read of 4 KiB at a multiple of 4 KiB.
     pub fn read<'a>(&self, number: u64, buffer: &'a mut [u8; BLOCK_BYTES]) -> Result<Block<'a>> {
         let n = self.shelf.read_at(buffer, place(number))?;
-        let block = Block::read(&buffer[..n], self.head.identity, number, self.head.columns);
+        self.verified(number, &buffer[..n])
+    }
+
+    /// Where a block lies, for who reads it by a [`Ring`](crate::Ring).
+    pub fn place(&self, number: u64) -> BlockPlace {
+        self.shelf.place(number)
+    }
+
+    /// Verifies a block that was read.
+    pub fn verified<'a>(&self, number: u64, bytes: &'a [u8]) -> Result<Block<'a>> {
+        let block = Block::read(bytes, self.head.identity, number, self.head.columns);
         block.map_err(|what| self.corrupt(number, what))
     }
 

@@ -42,6 +42,7 @@ use crate::error::Result;
 use crate::frame::{Check, u32_at, u64_at};
 use crate::manifest::{FileEntry, Role, Tag};
 use crate::once::Draft;
+use crate::ring::BlockPlace;
 
 /// Most bytes of a note.
 const MAX_NOTE: u64 = 1 << 30;
@@ -226,9 +227,19 @@ impl PageFile {
             return Err(self.shelf.corrupt(at, "it has no such page"));
         }
         let n = self.shelf.read_at(page, at)?;
-        let expected = u32_at(&self.sums, 4 * number as usize);
-        if n != BLOCK_BYTES || check_of(self.identity(), number, page) != expected {
-            return Err(self.shelf.corrupt(at, "the page's checksum does not match"));
+        self.verify_page(number, &page[..n])
+    }
+
+    /// Where a page lies, for who reads it by a [`Ring`](crate::Ring).
+    pub fn place(&self, number: u64) -> BlockPlace {
+        self.shelf.place(number)
+    }
+
+    /// Verifies a page that was read.
+    pub fn verify_page(&self, number: u64, page: &[u8]) -> Result<()> {
+        let expected = (number < self.head.pages).then(|| u32_at(&self.sums, 4 * number as usize));
+        if page.len() != BLOCK_BYTES || expected != Some(check_of(self.identity(), number, page)) {
+            return Err(self.shelf.corrupt(place(number), "the page's checksum does not match"));
         }
         Ok(())
     }

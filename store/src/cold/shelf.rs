@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::frame::{Check, u32_at, u64_at};
 use crate::manifest::{FileEntry, Role, Tag};
 use crate::once::{self, Draft, Naming, identity_of};
+use crate::ring::BlockPlace;
 
 /// Of both formats: the newest version that can be read; the one that is written.
 pub const COLD_VERSION: u32 = 1;
@@ -135,7 +136,7 @@ pub(super) struct Shelf {
     pub(super) path: PathBuf,
     pub(super) entry: FileEntry,
     whose: Whose,
-    file: Box<dyn DiskFile>,
+    file: Arc<dyn DiskFile>,
     /// Where it is removed, once it is retired.
     retired: OnceLock<Arc<dyn Disk>>,
 }
@@ -155,7 +156,7 @@ impl Shelf {
         // Only a hint: without it a lookup may read more than its 4 KiB.
         let _ = file.expect_random();
         let entry = FileEntry { name: name.to_string(), bytes: size, check: 0, role: Role::Cold, tag: whose.tag };
-        Ok((Shelf { path, entry, whose, file, retired: OnceLock::new() }, head))
+        Ok((Shelf { path, entry, whose, file: file.into(), retired: OnceLock::new() }, head))
     }
 
     /// It must be the file that the manifest names.
@@ -177,6 +178,11 @@ impl Shelf {
     /// Reads as much as there is from a byte on, at most a buffer full.
     pub(super) fn read_at(&self, buffer: &mut [u8], at: u64) -> Result<usize> {
         read_full_at(&*self.file, buffer, at).map_err(|e| Error::io(&self.path, "reading", e))
+    }
+
+    /// Where a block or page lies, for a [`Ring`](crate::Ring) to read.
+    pub(super) fn place(&self, number: u64) -> BlockPlace {
+        BlockPlace { file: self.file.clone(), at: place(number) }
     }
 
     /// An error that says what is wrong at a byte.

@@ -2,8 +2,34 @@
 
 use redis::{Commands, Connection, Value};
 use std::collections::BTreeMap;
-use tidemark_server::config::Config;
+use tidemark_server::config::{Config, IoMethod};
 use tidemark_tests::TestServer;
+
+/// Runs these by each of the ways to read what is on the disk.
+macro_rules! by_both_ways {
+    ($($name:ident),*) => { $(
+        mod $name {
+            use tidemark_server::config::IoMethod;
+
+            #[test]
+            fn by_the_ring() {
+                super::$name(IoMethod::Auto);
+            }
+
+            #[test]
+            fn by_threads() {
+                super::$name(IoMethod::Threads);
+            }
+        }
+    )* };
+}
+pub(crate) use by_both_ways;
+
+by_both_ways!(
+    spilled_rows_are_read_changed_deleted_merged_and_restarted,
+    flags_of_spilled_posts_are_shown,
+    hundreds_of_connections_read_cold_pages
+);
 
 pub(crate) const FIELDS: [&str; 4] = ["like", "repost", "comment", "read"];
 
@@ -53,6 +79,18 @@ pub(crate) fn info(connection: &mut Connection, name: &str) -> u64 {
         .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
         .unwrap_or_else(|| panic!("{name} in {text}"));
     line.parse().unwrap()
+}
+
+/// What was read ahead was read in this way; by threads, too, where there is no io_uring.
+pub(crate) fn was_read_by(connection: &mut Connection, method: IoMethod) {
+    let text: String = redis::cmd("INFO").arg("cold").query(connection).unwrap();
+    let allowed = text.contains("cold_io_method:io_uring");
+    if method == IoMethod::Auto && !allowed {
+        return tidemark_tests::cannot("reading by io_uring needs a system that allows it");
+    }
+    assert_eq!(allowed, method == IoMethod::Auto, "{text}");
+    assert_eq!(info(connection, "cold_reads_by_ring") > 0, allowed, "{text}");
+    assert!(info(connection, "cold_reads") > 0, "{text}");
 }
 
 pub(crate) type Truth = BTreeMap<u64, [i64; 4]>;
@@ -117,9 +155,11 @@ fn rows(numbers: impl Iterator<Item = u64>, truth: &mut Truth) -> redis::Pipelin
     pipe
 }
 
-#[test]
-fn spilled_rows_are_read_changed_deleted_merged_and_restarted() {
-    let mut server = TestServer::with(small);
+fn spilled_rows_are_read_changed_deleted_merged_and_restarted(method: IoMethod) {
+    let mut server = TestServer::with(|config| {
+        small(config);
+        config.spill.io_method = method;
+    });
     let mut connection = server.connection();
     let mut truth = Truth::new();
     fill(&mut connection, 12_000, &mut truth);
@@ -129,6 +169,7 @@ fn spilled_rows_are_read_changed_deleted_merged_and_restarted() {
     verify(&server, &truth, &[1_000_001, 1_000_036, 5, 999_999]);
     assert!(info(&mut connection, "cold_reads") > 10);
     assert_eq!(info(&mut connection, "cold_reads_in_place"), 0, "everything was read ahead");
+    was_read_by(&mut connection, method);
 
     // Every way to change a row, on cold ones.
     let id = |i: u64| 1_000_000 + i * 37;
@@ -439,9 +480,11 @@ pub(crate) fn likes(connection: &mut Connection, viewer: u64, ids: &[u64]) -> Ve
 }
 
 /// A counter of 0 spares a page the filter: a row that is on the disk has to count as what it is there.
-#[test]
-fn flags_of_spilled_posts_are_shown() {
-    let mut server = TestServer::with(small);
+fn flags_of_spilled_posts_are_shown(method: IoMethod) {
+    let mut server = TestServer::with(|config| {
+        small(config);
+        config.spill.io_method = method;
+    });
     let mut connection = server.connection();
     let ids: Vec<u64> = (0..12_000).map(|i| 1_000_000 + i * 37).collect();
     for page in ids.chunks(500) {
@@ -551,4 +594,43 @@ fn a_replica_has_the_spilled_rows_spills_by_itself_and_is_promoted() {
     verify(&replica, &truth, &[]);
     let replica = replica.restart();
     verify(&replica, &truth, &[]);
+}
+
+/// Hundreds of connections want cold pages at once, some of which go before theirs have come; whoever stays gets every row of its own.
+fn hundreds_of_connections_read_cold_pages(method: IoMethod) {
+    const LINKS: usize = 300;
+    let server = TestServer::with(|config| {
+        small(config);
+        config.spill.io_method = method;
+        // So small that nearly all of it is read from the disk.
+        config.spill.cache_bytes = 4096;
+    });
+    let mut connection = server.connection();
+    let mut truth = Truth::new();
+    fill(&mut connection, 12_000, &mut truth);
+    let _: u64 = call(&mut connection, "TM.SPILL post 9").unwrap();
+    let ids: Vec<u64> = truth.keys().copied().filter(|id| id % 3 > 0).collect();
+    let page_of = |n: usize| ids.iter().copied().cycle().skip(n * 101).step_by(7).take(50);
+    let mut links: Vec<_> = (0..LINKS).map(|_| server.raw()).collect();
+    for round in 0..3 {
+        for (n, link) in links.iter_mut().enumerate() {
+            let words: Vec<String> = page_of(n + round).map(|id| id.to_string()).collect();
+            let words: Vec<&str> = ["CNT.GET", "post"].into_iter().chain(words.iter().map(String::as_str)).collect();
+            link.send(tidemark_tests::request(&words));
+        }
+        for (n, link) in links.iter_mut().enumerate().rev() {
+            if n % 5 == round {
+                *link = server.raw();
+                continue;
+            }
+            assert_eq!(link.line(), "*50");
+            for id in page_of(n + round) {
+                let row = [(); 5].map(|()| link.line());
+                let expected = truth[&id].map(|value| format!(":{value}"));
+                assert_eq!((row[0].as_str(), &row[1..]), ("*4", &expected[..]), "{id}");
+            }
+        }
+    }
+    assert_eq!(info(&mut connection, "cold_reads_in_place"), 0, "everything was read ahead");
+    was_read_by(&mut connection, method);
 }

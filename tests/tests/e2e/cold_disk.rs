@@ -1,9 +1,14 @@
 //! Old posts on a disk that has no room, or that spoils what it has.
 
-use super::cold::{FIELDS, Truth, call, fill, fill_from, info, likes, lines, small, spoil, tight, verify};
+use super::cold::{
+    FIELDS, Truth, by_both_ways, call, fill, fill_from, info, likes, lines, small, spoil, tight, verify, was_read_by,
+};
 use redis::{Connection, Value};
 use std::collections::BTreeMap;
+use tidemark_server::config::IoMethod;
 use tidemark_tests::TestServer;
+
+by_both_ways!(a_spoiled_block_is_an_error_and_never_a_no, a_damaged_file_keeps_no_other_from_being_merged);
 
 /// As a disk that fills up in the middle of a spill, and of a merge, while the log still has room: cold files have a limit of their own.
 #[test]
@@ -81,10 +86,10 @@ fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_
 }
 
 /// A block that the disk has spoiled is no row of zeros: pages and commands that need it are refused, all others are served.
-#[test]
-fn a_spoiled_block_is_an_error_and_never_a_no() {
+fn a_spoiled_block_is_an_error_and_never_a_no(method: IoMethod) {
     let server = TestServer::with(|config| {
         small(config);
+        config.spill.io_method = method;
         // So small that nothing of what follows is read from it.
         config.spill.cache_bytes = 4096;
     });
@@ -133,12 +138,15 @@ fn a_spoiled_block_is_an_error_and_never_a_no() {
     let again: Vec<i64> = call(&mut connection, &format!("FEED.ACT like 7 {spoiled}")).unwrap();
     assert_eq!(again, [0]);
     assert!(info(&mut connection, "cold_corrupt_blocks") > 0);
+    was_read_by(&mut connection, method);
 }
 
 /// A file that cannot be read keeps its own range from being merged, and no other; what was changed of it stays in memory, and is served.
-#[test]
-fn a_damaged_file_keeps_no_other_from_being_merged() {
-    let server = TestServer::with(tight);
+fn a_damaged_file_keeps_no_other_from_being_merged(method: IoMethod) {
+    let server = TestServer::with(|config| {
+        tight(config);
+        config.spill.io_method = method;
+    });
     let mut connection = server.connection();
     let mut truth = Truth::new();
     fill(&mut connection, 50_000, &mut truth);

@@ -1,11 +1,17 @@
 //! Flags of old posts on the disk: what was spilled is asked for, set, unset, merged and restarted like everything else, and nobody is told a false no.
 
-use super::cold::{call, info, lines, patiently, spoil};
+use super::cold::{by_both_ways, call, info, lines, patiently, spoil, was_read_by};
 use super::replication::{follow, in_step};
 use redis::{Connection, Value, cmd};
 use std::collections::BTreeMap;
-use tidemark_server::config::Config;
+use tidemark_server::config::{Config, IoMethod};
 use tidemark_tests::{TestServer, eventually};
+
+by_both_ways!(
+    spilled_flags_are_asked_for_changed_merged_and_restarted,
+    a_cold_flag_is_one_read,
+    a_spoiled_page_is_an_error_and_never_a_no
+);
 
 const FIRST: u64 = 1_000_000;
 /// Likes per post.
@@ -94,9 +100,11 @@ fn change(connection: &mut Connection, truth: &mut Truth, round: u64) {
     }
 }
 
-#[test]
-fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
-    let mut server = TestServer::with(small);
+fn spilled_flags_are_asked_for_changed_merged_and_restarted(method: IoMethod) {
+    let mut server = TestServer::with(|config| {
+        small(config);
+        config.spill.io_method = method;
+    });
     let mut connection = server.connection();
     let mut truth = Truth::new();
     fill(&mut connection, 0, 6_000, &mut truth);
@@ -160,9 +168,11 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
 }
 
 /// A check of a flag on the disk is one read of 4 KiB, as the kernel counts them; asked again it is none.
-#[test]
-fn a_cold_flag_is_one_read() {
-    let server = TestServer::with(small);
+fn a_cold_flag_is_one_read(method: IoMethod) {
+    let server = TestServer::with(|config| {
+        small(config);
+        config.spill.io_method = method;
+    });
     let mut connection = server.connection();
     fill(&mut connection, 0, 6_000, &mut Truth::new());
     eventually("it spills", || info(&mut connection, "cold_pairs") > 10_000);
@@ -180,13 +190,14 @@ fn a_cold_flag_is_one_read() {
     assert_eq!(info(&mut connection, "cold_reads") - before, 50);
     let _: Value = cmd("PH.EXISTS").arg("liked").arg(777_777).arg(&page).query(&mut connection).unwrap();
     assert_eq!(info(&mut connection, "cold_reads") - before, 50, "they are cached");
+    was_read_by(&mut connection, method);
 }
 
 /// A page that the disk has spoiled is an error for its flags, and no *no*.
-#[test]
-fn a_spoiled_page_is_an_error_and_never_a_no() {
+fn a_spoiled_page_is_an_error_and_never_a_no(method: IoMethod) {
     let server = TestServer::with(|config| {
         small(config);
+        config.spill.io_method = method;
         // So small that nothing of what follows is read from it.
         config.spill.cache_bytes = 4096;
     });

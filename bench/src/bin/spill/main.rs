@@ -4,7 +4,8 @@
 //! cargo build --release -p tidemark-bench --bin spill
 //! target/release/spill fill  --dir DIR --rows 200000000    loads them over a limit of 512 MiB, killed three times in the middle of a spill;
 //!                                                          every row is checked then, after a restart, and around a kill in the middle of a merge
-//! target/release/spill reads --dir DIR --rows 200000000    one cold row: reads by the kernel's count; 1 to 16 readers beside plain pread
+//! target/release/spill reads --dir DIR --rows 200000000    one cold row: reads by the kernel's count; 1 to 16 readers beside plain pread; with
+//!                                                          --io-method threads not by io_uring
 //! target/release/spill hot   --dir DIR --rows 200000000    hot pages without and with 5 % cold ones
 //! target/release/spill full  --dir DIR                     a disk that fills up in the middle of a spill and of a merge (a tmpfs: as root)
 //! ```
@@ -290,18 +291,21 @@ fn read(dir: &Path, setup: &Setup, (rows, rounds): (u64, u64), number: u64, turn
     let cold = (node.info("cold_rows")? as u64).min(rows) / 10 * 9;
     let files = Arc::new(reads::Files::open(dir)?);
     println!(
-        "{number} random reads each, by turns: pread, rows inside the server by its reader threads, rows over sockets"
+        "{number} random reads each, by turns: pread by as many threads, rows inside the server by {} (readers are tasks of as many threads as there \
+         are processors), rows over sockets",
+        node.text("cold_io_method")?
     );
     for readers in [1, 2, 4, 8, 16] {
         let mut ratios = [vec![], vec![], vec![], vec![]];
         for turn in 0..turns {
-            let pattern = &reads::Pattern { cold, rounds, readers, number, seed: readers << 8 | turn as u64 };
-            files.drop_cache()?;
-            let plain = reads::plain(&files, pattern)?;
-            files.drop_cache()?;
-            let inside = node.read_inside(pattern)?;
-            files.drop_cache()?;
-            let served = reads::served(&node, &all, pattern)?;
+            // Each its own rows: what of the last one's were left in the system's memory is not to help.
+            let pattern = |way: u64| {
+                let seed = readers << 16 | (turn as u64) << 8 | way;
+                files.drop_cache().map(|()| reads::Pattern { cold, rounds, readers, number, seed })
+            };
+            let plain = reads::plain(&files, &pattern(0)?)?;
+            let inside = node.read_inside(&pattern(1)?)?;
+            let served = reads::served(&node, &all, &pattern(2)?)?;
             for (name, m) in [("pread", &plain), ("inside", &inside), ("served", &served)] {
                 let reads::Measured { per_s, p50_us, p99_us, device_bytes, calls, busy_us } = m;
                 println!(

@@ -3,6 +3,7 @@
 
 use crate::reads::{self, Measured, Pattern};
 use crate::rows::{FIELDS, Rows, SPACE, id};
+use clap::ValueEnum;
 use redis_protocol::resp2::types::OwnedFrame::{BulkString, Error, Integer, SimpleString};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,7 +12,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tidemark_server::cli::client::Client;
-use tidemark_server::config::Config;
+use tidemark_server::config::{Config, IoMethod};
 use tidemark_server::engines::WriteError;
 
 /// How the node is configured.
@@ -29,6 +30,9 @@ pub(crate) struct Setup {
     /// Threads that read.
     #[arg(long, default_value_t = 16, global = true)]
     pub(crate) read_threads: usize,
+    /// How the disk is read.
+    #[arg(long, value_enum, default_value_t = IoMethod::Auto, global = true)]
+    pub(crate) io_method: IoMethod,
 }
 
 /// The process itself: serves the folder until its standard input ends.
@@ -37,6 +41,7 @@ pub(crate) fn serve(dir: &Path, setup: &Setup) -> io::Result<()> {
     config.durability.dir = dir.to_owned();
     config.spill.cache_bytes = setup.cache_mib << 20;
     config.spill.read_threads = setup.read_threads;
+    config.spill.io_method = setup.io_method;
     let space = &mut config.counter[0];
     (space.spill, space.rows_per_table, space.memory_limit_bytes) = (true, setup.per_table, setup.limit_mib << 20);
     let server = tidemark_server::start(config, TcpListener::bind("127.0.0.1:0")?).map_err(io::Error::other)?;
@@ -116,6 +121,7 @@ impl Node {
             .arg(dir)
             .args(["--limit-mib", &setup.limit_mib.to_string(), "--cache-mib", &setup.cache_mib.to_string()])
             .args(["--per-table", &setup.per_table.to_string(), "--read-threads", &setup.read_threads.to_string()])
+            .args(["--io-method", setup.io_method.to_possible_value().as_ref().map_or("auto", |v| v.get_name())])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;

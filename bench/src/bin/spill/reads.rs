@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Instant;
 use tidemark_server::Engines;
 
@@ -64,7 +65,7 @@ pub(crate) struct Measured {
     /// Microseconds that half of them, and 99 of 100, do not exceed.
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
-    /// Bytes that the device gave, and calls of `read` and its like, per read; by the kernel's count.
+    /// Bytes that the device gave, and calls of `read` and its like, among which io_uring's do not count, per read; by the kernel's count.
     pub(crate) device_bytes: f64,
     pub(crate) calls: f64,
     /// Processor time per read, in microseconds.
@@ -101,37 +102,15 @@ pub(crate) fn percentile(ns: &mut [u64], share: f64) -> f64 {
 /// One reader's next read.
 type Read<'a> = Box<dyn FnMut() -> io::Result<()> + 'a>;
 
-/// The reads of a pattern: each reader does one after the other. `process`: whose calls and time are counted.
-fn measure<'a>(
-    pattern: &Pattern,
-    process: u32,
-    reader: impl Fn(fastrand::Rng) -> io::Result<Read<'a>> + Sync,
-) -> io::Result<Measured> {
-    let Pattern { readers, number, .. } = *pattern;
+/// What some reads cost, of which `read` gives the times in nanoseconds. `process`: whose calls and time are counted.
+fn measure(process: u32, read: impl FnOnce() -> io::Result<Vec<u64>>) -> io::Result<Measured> {
     let figures = || {
         let ticks = times_of(process);
         [proc_of(process, "io", "read_bytes"), proc_of(process, "io", "syscr"), ticks]
     };
     let before = figures();
     let began = Instant::now();
-    let mut ns = std::thread::scope(|scope| {
-        let run = |n: u64| {
-            let mut read = reader(pattern.random(n))?;
-            let mut ns = Vec::with_capacity((number / readers) as usize);
-            for _ in 0..number / readers {
-                let began = Instant::now();
-                read()?;
-                ns.push(began.elapsed().as_nanos() as u64);
-            }
-            Ok::<_, io::Error>(ns)
-        };
-        let threads: Vec<_> = (0..readers).map(|n| scope.spawn(move || run(n))).collect();
-        let mut all = Vec::new();
-        for thread in threads {
-            all.append(&mut thread.join().map_err(|_| io::Error::other("a reader panicked"))??);
-        }
-        Ok::<_, io::Error>(all)
-    })?;
+    let mut ns = read()?;
     let (took, after) = (began.elapsed(), figures());
     let n = ns.len() as f64;
     let per = |i: usize| (after[i] - before[i]) / n;
@@ -145,9 +124,42 @@ fn measure<'a>(
     })
 }
 
+/// Runs this on so many threads, and gives all that they gave.
+fn on_threads(threads: u64, run: impl Fn(u64) -> io::Result<Vec<u64>> + Sync) -> io::Result<Vec<u64>> {
+    let run = &run;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|n| scope.spawn(move || run(n))).collect();
+        let mut all = Vec::new();
+        for thread in threads {
+            all.append(&mut thread.join().map_err(|_| io::Error::other("a reader panicked"))??);
+        }
+        Ok(all)
+    })
+}
+
+/// The reads of a pattern, by a thread for each reader: it does one after the other.
+fn by_threads<'a>(
+    pattern: &Pattern,
+    process: u32,
+    reader: impl Fn(fastrand::Rng) -> io::Result<Read<'a>> + Sync,
+) -> io::Result<Measured> {
+    let Pattern { readers, number, .. } = *pattern;
+    let run = |n: u64| {
+        let mut read = reader(pattern.random(n))?;
+        let mut ns = Vec::with_capacity((number / readers) as usize);
+        for _ in 0..number / readers {
+            let began = Instant::now();
+            read()?;
+            ns.push(began.elapsed().as_nanos() as u64);
+        }
+        Ok(ns)
+    };
+    measure(process, || on_threads(readers, run))
+}
+
 /// Random cold rows, each asked for alone, over sockets.
 pub(crate) fn served(node: &Node, all: &Rows, pattern: &Pattern) -> io::Result<Measured> {
-    measure(pattern, node.process(), |mut rng| {
+    by_threads(pattern, node.process(), |mut rng| {
         let (mut link, all) = (node.connect()?, all.clone());
         let (cold, rounds) = (pattern.cold, pattern.rounds);
         let (mut bytes, mut text) = (Vec::new(), Vec::new());
@@ -164,30 +176,61 @@ pub(crate) fn served(node: &Node, all: &Rows, pattern: &Pattern) -> io::Result<M
     })
 }
 
-/// The same rows by the server's reader threads, without sockets: each of the process's own threads has one fetched, and looks.
+/// The same rows without sockets: as many threads as the server would have workers, each with a runtime, its share of the readers as tasks of that, as
+/// connections are. A reader has a row fetched, as a turn does, and looks.
 pub(crate) fn inside(engines: &Engines, all: &Rows, pattern: &Pattern) -> io::Result<Measured> {
-    measure(pattern, std::process::id(), |mut rng| {
-        let all = all.clone();
-        let (cold, rounds) = (pattern.cold, pattern.rounds);
-        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-        Ok(Box::new(move || {
-            let number = rng.u64(..cold);
-            let space = engines.counter(SPACE.as_bytes()).ok_or_else(|| io::Error::other("no space"))?;
-            runtime.block_on(space.fetch(&[id(number)]));
-            let mut row = [0; FIELDS];
-            let found = space.get(id(number), &mut row).then_some(row);
-            if found == all.after(number, rounds) {
-                Ok(())
-            } else {
-                Err(io::Error::other(format!("row {number} is {found:?}")))
-            }
-        }))
+    let workers = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    measure(std::process::id(), || {
+        on_threads(workers, |worker| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+            let _reads = tidemark_server::ReadsHere::begin();
+            let readers = (worker..pattern.readers).step_by(workers as usize);
+            runtime.block_on(all_of(readers.map(|n| reader(engines, all, pattern, n)).collect()))
+        })
     })
+}
+
+async fn reader(engines: &Engines, all: &Rows, pattern: &Pattern, n: u64) -> io::Result<Vec<u64>> {
+    let (mut rng, mut ns) = (pattern.random(n), Vec::new());
+    for _ in 0..pattern.number / pattern.readers {
+        let began = Instant::now();
+        let number = rng.u64(..pattern.cold);
+        let space = engines.counter(SPACE.as_bytes()).ok_or_else(|| io::Error::other("no space"))?;
+        space.fetch(&[id(number)]).await;
+        let mut row = [0; FIELDS];
+        let found = space.get(id(number), &mut row).then_some(row);
+        if found != all.after(number, pattern.rounds) {
+            return Err(io::Error::other(format!("row {number} is {found:?}")));
+        }
+        ns.push(began.elapsed().as_nanos() as u64);
+    }
+    Ok(ns)
+}
+
+/// What all of these give, when all are done.
+async fn all_of<F: Future<Output = io::Result<Vec<u64>>>>(readers: Vec<F>) -> io::Result<Vec<u64>> {
+    let mut left: Vec<_> = readers.into_iter().map(Box::pin).collect();
+    let mut all = Ok(Vec::new());
+    std::future::poll_fn(|context| {
+        left.retain_mut(|reader| match reader.as_mut().poll(context) {
+            Poll::Pending => true,
+            Poll::Ready(given) => {
+                all = std::mem::replace(&mut all, Ok(Vec::new())).and_then(|mut all| {
+                    all.append(&mut given?);
+                    Ok(all)
+                });
+                false
+            }
+        });
+        if left.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    all
 }
 
 /// Random blocks of the same files by `pread`.
 pub(crate) fn plain(files: &Arc<Files>, pattern: &Pattern) -> io::Result<Measured> {
-    measure(pattern, std::process::id(), |mut rng| {
+    by_threads(pattern, std::process::id(), |mut rng| {
         let files = files.clone();
         let mut buffer = vec![0; BLOCK as usize];
         Ok(Box::new(move || files.read(&mut rng, &mut buffer)))
