@@ -16,7 +16,7 @@
 //! The search itself needs no version: the tag of a row that is there all the time is there at every moment (B1, T1). Its fields do, and that they
 //! are its own.
 
-use crate::bucket::{Matches, Taken, take};
+use crate::bucket::{Glance, take};
 use crate::key::PROBES;
 use crate::read::Read;
 use crate::segment::{Looked, Segment};
@@ -43,7 +43,7 @@ struct Way<'a> {
     /// The bucket's number.
     index: u64,
     tag: u64,
-    matches: Matches,
+    seen: Glance,
 }
 
 impl<'a> Way<'a> {
@@ -58,25 +58,29 @@ impl<'a> Way<'a> {
         self.main().prefetch(self.index);
     }
 
-    /// Looks at the first bytes of the bucket; whether the row may have gone on from here.
+    /// Looks at the first bytes of the bucket.
     #[inline(always)]
-    fn look(&mut self) -> bool {
-        let bucket = self.main().bucket(self.index);
-        self.matches = bucket.matches(self.tag as u8, 0);
-        bucket.head().is_past(self.tag)
+    fn look(&mut self) {
+        self.seen = self.main().glance(self.index, self.tag as u8);
     }
 
-    /// Fills `out` with the row if it is the first match, else with zeros.
+    /// Whether the row, which is not in this bucket, may have gone on from here.
     #[inline(always)]
-    fn take(&self, living: u64, out: &mut [i64]) -> Taken {
+    fn is_past(&self) -> bool {
+        self.seen.head().is_past(self.tag)
+    }
+
+    /// Fills `out` with the row, and says so, if that is quick; else with anything.
+    #[inline(always)]
+    fn take(&self, living: u64, out: &mut [i64]) -> bool {
         let main = self.main();
         match (main.layout.usual(living, out.len()), main.narrow(self.index)) {
-            (Some(packed), Some(words)) => take(words, &main.layout, packed, self.tag, self.matches, out),
-            _ => Taken { found: 0, unsure: 1 },
+            (Some(packed), Some(words)) => take(words, &main.layout, packed, self.tag, self.seen, out),
+            _ => false,
         }
     }
 
-    /// Looks slot by slot, and fills `out` with the row of `id` if it is there; else says whether it may have gone on from here.
+    /// Looks slot by slot, and fills `out` with the row of `id` if it is there, else with zeros; then says whether it may have gone on from here.
     #[inline(never)]
     fn look_closely(&self, id: u64, living: u64, out: &mut [i64]) -> Looked<()> {
         let (table, main) = (self.entry.table(), self.main());
@@ -88,9 +92,9 @@ impl<'a> Way<'a> {
         if found.is_some() {
             return Looked::Found(());
         }
-        // A row that was deleted under the search may have left something.
+        // Another row may have left something, or this one, if it was deleted under the search.
         out.fill(0);
-        if head.is_past(main.layout.remainder(self.tag)) { Looked::Past } else { Looked::Absent }
+        if head.is_past(self.tag) { Looked::Past } else { Looked::Absent }
     }
 
     /// Goes on to the next bucket; whether there is one. Asks for the one after that, too: where it will lead is known, and a third wait for
@@ -169,11 +173,12 @@ impl Read<'_> {
             // Those that go on are few.
             early = all;
             for part in parts {
-                let (mut candidates, mut past, mut close) = (0u32, 0u32, 0u32);
+                let (mut candidates, mut past) = (0u32, 0u32);
                 for i in members(part) {
                     let Some(way) = &mut ways[i] else { continue };
-                    past |= u32::from(way.look()) << i;
-                    candidates |= u32::from(!way.matches.is_empty()) << i;
+                    way.look();
+                    past |= u32::from(way.is_past()) << i;
+                    candidates |= u32::from(!way.seen.is_empty()) << i;
                 }
                 let mut go_on = |ways: &mut [Option<Way<'_>>; CHUNK], i: usize| {
                     let more = ways[i].as_mut().is_some_and(Way::go_on);
@@ -183,17 +188,11 @@ impl Read<'_> {
                 members(past & !candidates).for_each(|i| go_on(&mut ways, i));
                 for i in members(candidates) {
                     let Some(way) = &ways[i] else { continue };
-                    let taken = way.take(living, &mut rows[i * width..][..width]);
-                    hits |= taken.found << i;
-                    close |= taken.unsure << i;
+                    hits |= u32::from(way.take(living, &mut rows[i * width..][..width])) << i;
                 }
-                for i in members(candidates & !hits & (close | past)) {
-                    let out = &mut rows[i * width..][..width];
-                    let looked = match &ways[i] {
-                        Some(way) if close >> i & 1 == 1 => way.look_closely(ids[i], living, out),
-                        _ => Looked::Past,
-                    };
-                    match looked {
+                for i in members(candidates & !hits) {
+                    let Some(way) = &ways[i] else { continue };
+                    match way.look_closely(ids[i], living, &mut rows[i * width..][..width]) {
                         Looked::Found(()) => hits |= 1 << i,
                         Looked::Absent => {}
                         Looked::Past => go_on(&mut ways, i),
@@ -218,6 +217,6 @@ impl Read<'_> {
             return None;
         }
         let tag = home.remainder | main.layout.probe_one;
-        Some(Way { entry, index: home.bucket, tag, matches: Matches::default() })
+        Some(Way { entry, index: home.bucket, tag, seen: Glance::default() })
     }
 }

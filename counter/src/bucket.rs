@@ -59,15 +59,6 @@ impl Head {
     }
 }
 
-/// What [`take`] found.
-#[derive(Clone, Copy)]
-pub(crate) struct Taken {
-    /// 1 if the row was there, and has been taken; else 0.
-    pub(crate) found: u32,
-    /// 1 if the row has to be looked for slot by slot, unless it was found; else 0.
-    pub(crate) unsure: u32,
-}
-
 /// The words of a bucket of packed rows ([`Layout::packed`]), and one more.
 pub(crate) type Narrow = [AtomicU64; USUAL_WORDS + 1];
 
@@ -83,33 +74,55 @@ fn equal_in_line(words: &[AtomicU64], byte: u8) -> u64 {
     words.first_chunk::<8>().map_or(0, |words| equal_bytes(words, byte))
 }
 
-/// Fills `out` with the fields of the row with this tag, if it is in the first of these matches, else with zeros. Without a branch that depends
-/// on data, and without waiting for a writer: what the one slot, taken as a word, does not settle is unsure. For layouts that have all first
-/// bytes in one line.
-#[inline(always)]
-pub(crate) fn take(
-    words: &Narrow,
-    layout: &Layout,
-    packed: &Packed,
-    tag: u64,
+/// What [`glance`] saw.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Glance {
+    head: u64,
     matches: Matches,
-    out: &mut [i64],
-) -> Taken {
-    let before = words[0].load(Acquire);
-    // Of a slot that lies in the bucket, or of any place in it if there was no match.
-    let byte_at = matches.0.trailing_zeros();
-    let at = layout.rest_at.wrapping_add((matches.first(0) as u32).wrapping_mul(layout.rest_bits));
+}
+
+impl Glance {
+    /// Whether no slot has the right first byte: then the row is not here, whoever was writing.
+    #[inline(always)]
+    pub(crate) fn is_empty(self) -> bool {
+        self.matches.is_empty()
+    }
+
+    /// The first word as it was then.
+    #[inline(always)]
+    pub(crate) fn head(self) -> Head {
+        Head(self.head)
+    }
+}
+
+/// Looks which slots have this first byte. For layouts that have all first bytes in one line.
+#[inline(always)]
+pub(crate) fn glance(words: &Narrow, layout: &Layout, byte: u8) -> Glance {
+    let head = words[0].load(Acquire);
+    let load = |i: usize| if i == 0 { head } else { words[i].load(Relaxed) };
+    let equal = if layout.byte_words <= 4 {
+        rolling::equal_bytes(std::array::from_fn::<u64, 4, _>(load), byte)
+    } else {
+        equal_in_line(words, byte)
+    };
+    Glance { head, matches: Matches(equal & layout.lanes[0]) }
+}
+
+/// Fills `out` with the fields of the row with this tag, and says so, if it is in the first slot that a glance at this bucket found, no writer
+/// came since, and none of its fields has escaped; else with anything. The glance must have found one. Without a branch that depends on data, and
+/// without waiting for a writer.
+#[inline(always)]
+pub(crate) fn take(words: &Narrow, layout: &Layout, packed: &Packed, tag: u64, seen: Glance, out: &mut [i64]) -> bool {
+    debug_assert!(!seen.is_empty(), "no slot to look at");
+    let at = layout.rest_at.wrapping_add((seen.matches.first(0) as u32).wrapping_mul(layout.rest_bits));
     let (word, shift) = (at as usize / 64 % USUAL_WORDS, at % 64);
-    let low = words[word].load(Relaxed) >> shift;
-    let rest = (low | (words[word + 1].load(Relaxed) << 1 << (63 - shift))) & layout.rest_mask;
-    // Matches are older than the version, and another row may have come since.
-    let byte = words[byte_at as usize / 8 % USUAL_WORDS].load(Relaxed) >> (byte_at % 8 * 8);
+    // What follows the second part is masked away.
+    let rest = (words[word].load(Relaxed) >> shift) | (words[word + 1].load(Relaxed) << 1 << (63 - shift));
     fence(Acquire);
-    let after = words[0].load(Relaxed);
-    let is = (!matches.is_empty()) & (byte as u8 == tag as u8) & (rest & layout.tag_rest_mask == tag >> 8);
-    let found = u32::from(is & ((before ^ after) | (before & LOCKED) == 0) & packed.is_whole(rest));
-    packed.fill(rest & 0u64.wrapping_sub(u64::from(found)), out);
-    Taken { found, unsure: u32::from(is | matches.are_several()) }
+    let changed = (words[0].load(Relaxed) ^ seen.head) | (seen.head & LOCKED);
+    packed.fill(rest, out);
+    // Of all that has this first byte at this moment one has this tag.
+    (changed | ((rest ^ (tag >> 8)) & layout.tag_rest_mask) == 0) & packed.is_whole(rest)
 }
 
 impl<'a> Bucket<'a> {
@@ -315,11 +328,6 @@ impl Matches {
         self.0 == 0
     }
 
-    #[inline(always)]
-    fn are_several(self) -> bool {
-        self.0 & self.0.wrapping_sub(1) != 0
-    }
-
     /// The first of them, if there is one, else nonsense.
     #[inline(always)]
     fn first(self, line: usize) -> usize {
@@ -387,18 +395,18 @@ mod tests {
                 }
                 if let (Some(packed), 1) = (&layout.packed, layout.byte_lines) {
                     let mut out = vec![9; packed.width()];
-                    let matches = bucket.matches(tag as u8, 0);
-                    let seen = take(words.first_chunk().unwrap(), &layout, packed, tag, matches, &mut out);
+                    let narrow = words.first_chunk().unwrap();
+                    let seen = glance(narrow, &layout, tag as u8);
+                    let found = !seen.is_empty() && take(narrow, &layout, packed, tag, seen, &mut out);
                     let escaped = |values: &[u64]| inlines.iter().zip(values).any(|(i, &v)| v == i.escape());
                     match model.get(&tag) {
-                        Some(values) if seen.found == 1 => {
+                        Some(values) if found => {
                             assert!(!escaped(values), "seed {seed} step {step}");
                             assert!(out.iter().zip(values).all(|(&o, &v)| o as u64 == v), "seed {seed} step {step}");
                             taken += 1;
                         }
                         row => {
-                            assert_eq!((seen.found, out), (0, vec![0; packed.width()]), "seed {seed} step {step}");
-                            assert!(row.is_none() || seen.unsure == 1, "seed {seed} step {step}");
+                            assert!(!found && (row.is_none() || !seen.is_empty()), "seed {seed} step {step}");
                             missed += u32::from(row.is_some_and(|values| !escaped(values)));
                         }
                     }
@@ -424,15 +432,14 @@ mod tests {
         let bucket = Bucket::new(&words, &layout);
         let (tag, other) = (layout.tag(0x0AB12, 0), layout.tag(0x0AB34, 0));
         let mut out = [9; 4];
-        let mut look = |matches| {
-            take(words.first_chunk().unwrap(), &layout, layout.packed.as_ref().unwrap(), tag, matches, &mut out)
-        };
+        let narrow = words.first_chunk().unwrap();
+        let mut look = |seen| take(narrow, &layout, layout.packed.as_ref().unwrap(), tag, seen, &mut out);
         bucket.write(|b| b.occupy(0, tag));
-        let matches = bucket.matches(tag as u8, 0);
-        assert_eq!(look(matches).found, 1);
+        let seen = glance(narrow, &layout, tag as u8);
+        assert!(look(seen));
         bucket.write(|b| b.vacate(0));
         bucket.write(|b| b.occupy(0, other));
-        assert_eq!(look(matches).found, 0);
+        assert!(!look(seen));
     }
 }
 
@@ -526,16 +533,16 @@ mod interleavings {
                 loom::thread::spawn(move || {
                     let (words, packed) = (shared.words.first_chunk(), shared.layout.packed.as_ref());
                     let mut out = [9, 9];
-                    let matches = shared.bucket().matches(tag as u8, 0);
                     let (words, packed) = (words.expect("words"), packed.expect("packed"));
-                    let seen = take(words, &shared.layout, packed, tag, matches, &mut out);
-                    (seen.found, seen.unsure, out)
+                    let seen = glance(words, &shared.layout, tag as u8);
+                    assert!(!seen.is_empty(), "it is there all the time");
+                    take(words, &shared.layout, packed, tag, seen, &mut out).then_some(out)
                 })
             };
             shared.put(tag, (1 << 19) | 7);
             let seen = reader.join().expect("reader");
-            let whole = [6, (1 << 19) | 7].map(|value| (1, 1, [value, value]));
-            assert!(whole.contains(&seen) || seen == (0, 1, [0, 0]), "torn: {seen:?}");
+            let whole = [6, (1 << 19) | 7].map(|value| [value, value]);
+            assert!(seen.is_none_or(|seen| whole.contains(&seen)), "torn: {seen:?}");
         });
     }
 

@@ -60,8 +60,6 @@ pub(crate) struct Layout {
     pub(crate) rest_at: u32,
     /// Bits of one second part.
     pub(crate) rest_bits: u32,
-    /// So many ones, at most a word.
-    pub(crate) rest_mask: u64,
     /// Bits of the tag in a second part, and so many ones.
     pub(crate) tag_rest_bits: u32,
     pub(crate) tag_rest_mask: u64,
@@ -83,6 +81,8 @@ pub(crate) struct Layout {
 pub(crate) struct Packed {
     /// Shift and mask by position; the mask is 0 for one that has no bits.
     fields: Vec<(u32, u64)>,
+    /// The first ones, at hand.
+    four: [(u32, u64); 4],
     /// The lowest bit of every field, and the bit above the highest.
     lowest: u64,
     above: u64,
@@ -91,8 +91,10 @@ pub(crate) struct Packed {
 impl Packed {
     fn new(fields: &[Option<Inline>]) -> Packed {
         let bits = |of: fn(&Inline) -> u32| fields.iter().flatten().fold(0, |bits, i| bits | (1u128 << of(i)) as u64);
+        let take = |f: &Option<Inline>| f.map_or((0, 0), |i| (i.offset, i.escape()));
         Packed {
-            fields: fields.iter().map(|f| f.map_or((0, 0), |i| (i.offset, i.escape()))).collect(),
+            fields: fields.iter().map(take).collect(),
+            four: std::array::from_fn(|i| fields.get(i).map_or((0, 0), take)),
             lowest: bits(|i| i.offset),
             above: bits(|i| i.offset + i.width),
         }
@@ -111,21 +113,22 @@ impl Packed {
         self.is_whole(rest)
     }
 
-    /// Whether no field of a second part has escaped.
+    /// Whether no field of a second part has escaped. What is above it in the word does not matter.
     #[inline(always)]
     pub(crate) fn is_whole(&self, rest: u64) -> bool {
-        // One more in each field at once: only from one of all ones, or from above such a one, something is carried on.
+        // One more in each field at once: only from one of all ones, or from above such a one, something is carried on; through what is above the
+        // fields, too, only then.
         let (sum, carried) = rest.overflowing_add(self.lowest);
         ((sum ^ rest ^ self.lowest) & self.above == 0) & !carried
     }
 
-    /// The fields of a second part.
+    /// The fields of a second part: as many as there are, [`Packed::width`].
     #[inline(always)]
     pub(crate) fn fill(&self, rest: u64, out: &mut [i64]) {
         let take = |&(shift, mask): &(u32, u64)| (rest.wrapping_shr(shift) & mask) as i64;
         // So many fields are usual, and without a loop they take half the instructions.
-        if let (Ok(four), Ok(fields)) = (<&mut [i64; 4]>::try_from(&mut *out), <&[_; 4]>::try_from(&self.fields[..])) {
-            *four = fields.each_ref().map(take);
+        if let Ok(four) = <&mut [i64; 4]>::try_from(&mut *out) {
+            *four = self.four.each_ref().map(take);
         } else {
             out.iter_mut().zip(&self.fields).for_each(|(value, field)| *value = take(field));
         }
@@ -163,7 +166,6 @@ impl Layout {
             slots,
             rest_at: HEADER_BITS + 8 * slots as u32,
             rest_bits: offset,
-            rest_mask: u64::MAX >> 64u32.saturating_sub(offset).min(63),
             tag_rest_bits,
             tag_rest_mask: (1 << tag_rest_bits) - 1,
             fields,

@@ -4,10 +4,10 @@
 //! until it has found the row or a bucket without the mark.
 
 use crate::Error;
-use crate::bucket::{Bucket, Narrow};
+use crate::bucket::{Bucket, Glance, Narrow, glance};
 use crate::budget::{Grant, Purse};
 use crate::key::{Home, Keys, PROBES};
-use crate::layout::{Layout, USUAL_WORDS};
+use crate::layout::Layout;
 use crate::plan::Plan;
 use crate::schema::Schema;
 use crate::trace::{self, Step};
@@ -77,10 +77,17 @@ impl Segment {
         }
     }
 
-    /// The words of a bucket of packed rows, and one more.
+    /// The first words of a bucket: all of them, and one more, if it is no wide one.
     #[inline(always)]
     pub(crate) fn narrow(&self, index: u64) -> Option<&Narrow> {
-        self.words.get((index as usize).wrapping_mul(USUAL_WORDS)..)?.first_chunk()
+        self.words.get((index as usize).wrapping_mul(self.layout.words)..)?.first_chunk()
+    }
+
+    /// [`glance`] at a bucket that has all first bytes in one line.
+    #[inline(always)]
+    pub(crate) fn glance(&self, index: u64, byte: u8) -> Glance {
+        self.note(Step::Read, index);
+        self.narrow(index).map_or_else(Glance::default, |words| glance(words, &self.layout, byte))
     }
 
     /// Asks the cache for all lines of a bucket. The slot that is looked for will be in another line than the first bytes: they should come at
