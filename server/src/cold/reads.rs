@@ -118,12 +118,13 @@ pub(super) struct Line {
 }
 
 impl Line {
-    pub(super) fn next(&mut self) -> Option<Job> {
+    /// The next one. What nobody waits for any more is moved to `left`, for the caller to drop when he has no lock: the last turn may have all of [`Cold`].
+    pub(super) fn next(&mut self, left: &mut Vec<Rest>) -> Option<Job> {
         loop {
             let first = self.turns.front_mut()?;
             // Nobody wants the rest of a connection that has gone.
             let Some(what) = first.jobs.next().filter(|_| !first.turn.is_left()) else {
-                self.turns.pop_front();
+                left.extend(self.turns.pop_front());
                 continue;
             };
             let job = Job { what, turn: first.turn.clone() };
@@ -189,15 +190,17 @@ impl Drop for Reads {
 
 impl Queue {
     fn take(&self) -> Option<Job> {
-        let mut line = self.line.lock();
         loop {
-            if let Some(job) = line.next() {
-                return Some(job);
+            // Goes after the lock has gone.
+            let mut left = Vec::new();
+            let mut line = self.line.lock();
+            let job = line.next(&mut left);
+            if job.is_some() || line.closed {
+                return job;
             }
-            if line.closed {
-                return None;
+            if left.is_empty() {
+                self.nudge.wait(&mut line);
             }
-            self.nudge.wait(&mut line);
         }
     }
 }
@@ -330,7 +333,7 @@ impl Cold {
             Some(ring) => ring.lock().serve(rest),
             None => self.reads.add(rest),
         }
-        // Whoever ends without an answer gets none: then the rows are read in place.
+        // Whoever ends without an answer gets none: then the turn asks for them again.
         async move { end.await.unwrap_or_default() }
     }
 }
@@ -338,6 +341,20 @@ impl Cold {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A node that is given up while turns wait that were never begun, and whose connections have gone.
+    #[test]
+    fn the_last_turn_takes_the_threads_with_it() {
+        let cold = Cold::new(4096, 1, IoMethod::Threads);
+        let queue = cold.reads.queue.clone();
+        let (turn, _) = Waiting::new(&cold, Pins::default(), 1);
+        let what = What::Rows { file: file(), block: 0, ids: vec![0] };
+        queue.line.lock().turns.push_back(Rest { jobs: vec![what].into_iter(), turn, taken: 0 });
+        drop(cold);
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || tell.send(queue.take().is_none()));
+        assert_eq!(told.recv_timeout(std::time::Duration::from_secs(60)), Ok(true), "it waits for itself");
+    }
 
     fn file() -> Arc<ColdFile> {
         let disk = Arc::new(store::SimDisk::new(1));
@@ -365,7 +382,7 @@ mod tests {
         let mut places = [vec![], vec![], vec![]];
         let turns: Vec<_> = line.turns.iter().map(|rest| Arc::as_ptr(&rest.turn)).collect();
         let mut at = 0;
-        while let Some(job) = line.next() {
+        while let Some(job) = line.next(&mut Vec::new()) {
             let whose = turns.iter().position(|turn| *turn == Arc::as_ptr(&job.turn)).unwrap();
             let What::Rows { block, .. } = job.what else { panic!("rows were asked for") };
             assert_eq!(block, places[whose].len() as u64, "each turn's in their order");
@@ -383,9 +400,9 @@ mod tests {
         let mut line = Line::default();
         let gone = turn(&mut line, &file, 1000);
         let here = turn(&mut line, &file, 3);
-        assert!(line.next().is_some());
+        assert!(line.next(&mut Vec::new()).is_some());
         drop(gone);
-        let rest = std::iter::from_fn(|| line.next()).count();
+        let rest = std::iter::from_fn(|| line.next(&mut Vec::new())).count();
         assert_eq!(rest, 3);
         drop(here);
     }

@@ -24,10 +24,14 @@ use tokio::sync::Notify;
 /// Reads of one worker at a time; what they take of memory the configuration says.
 const DEPTH: u32 = 32;
 /// Blocks that are asked for in one go, and then at most that are checked, before the worker's other tasks are served: about 30 and 20 microseconds,
-/// so that the pages of others hardly notice a page of cold rows.
+/// so that the pages of others hardly notice a page of cold rows. How many more after a long turn of the others: [`EVERY`].
 const AT_ONCE: usize = 4;
 /// How long blocks are checked in one go: one of which thousands of rows are wanted is the last.
 const BURST: Duration = Duration::from_micros(50);
+/// Who comes to it again only after so long may do as much again, for each time: an eighth of the worker is for what is cold, however long the others'
+/// turns are. So much at most, which fills the ring.
+const EVERY: Duration = Duration::from_micros(400);
+const MOST: u32 = DEPTH / AT_ONCE as u32;
 
 /// A worker's ring, and the turns that wait for it.
 pub(super) struct Hub {
@@ -35,6 +39,8 @@ pub(super) struct Hub {
     line: Line,
     /// There is more to be done, without anything being complete.
     nudge: Arc<Notify>,
+    /// When it was left with something to be done.
+    left: Option<Instant>,
     /// That the system takes no more reads was said.
     said: bool,
 }
@@ -106,13 +112,24 @@ fn open() -> io::Result<Arc<Mutex<Hub>>> {
     )]
     let event = AsyncFd::with_interest(event, Interest::READABLE)?;
     let nudge = Arc::new(Notify::new());
-    let hub = Arc::new(Mutex::new(Hub { ring, line: Line::default(), nudge: nudge.clone(), said: false }));
+    let hub = Arc::new(Mutex::new(Hub { ring, line: Line::default(), nudge: nudge.clone(), left: None, said: false }));
     tokio::spawn(drive(hub.clone(), event, nudge));
     Ok(hub)
 }
 
+/// The ring of this thread ends with whoever drives it, in a panic, too: what it has goes, and is asked for again, of threads.
+struct Driver;
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // What was there goes when it is not borrowed any more; it may have gone with the thread.
+        let _ring = HERE.try_with(|here| here.try_borrow_mut().map(|mut here| std::mem::replace(&mut *here, Here::No)));
+    }
+}
+
 /// Goes on whenever something is complete, until the runtime ends.
 async fn drive(hub: Arc<Mutex<Hub>>, event: AsyncFd<OwnedFd>, nudge: Arc<Notify>) {
+    let _driver = Driver;
     loop {
         tokio::select! {
             ready = event.readable() => match ready {
@@ -145,17 +162,21 @@ impl Hub {
 
     /// Has some blocks read, and takes some of those that are complete. Whether there is more to be done at once.
     fn go_on(&mut self) -> bool {
-        for _ in 0..AT_ONCE {
+        let since = self.left.take().map_or(Duration::ZERO, |left| left.elapsed());
+        let times = (since.as_micros() / EVERY.as_micros()).clamp(1, u128::from(MOST)) as u32;
+        let (at_once, burst) = (AT_ONCE * times as usize, BURST * times);
+        let mut left = Vec::new();
+        for _ in 0..at_once {
             if !self.ring.has_room() {
                 break;
             }
-            let Some(job) = self.line.next() else { break };
+            let Some(job) = self.line.next(&mut left) else { break };
             self.push(job);
         }
         self.submit();
         let began = Instant::now();
         let (mut taken, mut more) = (0, true);
-        while more && taken < AT_ONCE && (taken == 0 || began.elapsed() < BURST) {
+        while more && taken < at_once && (taken == 0 || began.elapsed() < burst) {
             match self.ring.take(Job::take) {
                 Some(next) => next.into_iter().for_each(|job| self.push(job)),
                 None => more = false,
@@ -164,7 +185,9 @@ impl Hub {
         }
         self.submit();
         // A full ring goes on when something of it is complete.
-        more || self.ring.has_room() && !self.line.turns.is_empty()
+        let more = more || self.ring.has_room() && !self.line.turns.is_empty();
+        self.left = more.then(Instant::now);
+        more
     }
 
     fn push(&mut self, job: Job) {
@@ -296,6 +319,35 @@ mod tests {
     }
 
     #[test]
+    fn long_turns_of_others_leave_it_its_share() {
+        in_a_worker(async || {
+            let some = Some::new(IoMethod::Auto).at_hand();
+            let blocks = some.file.head().blocks;
+            let mut much = pin!(some.cold.fetch(some.wanted(0..blocks)));
+            let mut turns = 0;
+            while !is_over(much.as_mut()).await {
+                turns += 1;
+                std::thread::sleep(EVERY * MOST);
+                tokio::task::yield_now().await;
+            }
+            assert!(turns <= blocks / u64::from(DEPTH) * 2, "{turns} turns of others while {blocks} blocks were read");
+            assert_eq!(some.by_ring(), blocks);
+        });
+    }
+
+    /// The one whose runtime has lost its driver; nobody else would ever be woken.
+    #[test]
+    fn who_drives_no_more_leaves_it_to_threads() {
+        in_a_worker(async || {
+            let some = Some::new(IoMethod::Auto);
+            assert_eq!(some.cold.fetch(some.wanted(0..1)).await.len(), 1);
+            drop(Driver);
+            assert_eq!(some.cold.fetch(some.wanted(1..4)).await.len(), 3);
+            assert_eq!(some.by_ring(), 1);
+        });
+    }
+
+    #[test]
     fn threads_read_what_no_ring_is_for() {
         // The thread has no runtime of a worker; and it has, but is told not to.
         for method in [IoMethod::Auto, IoMethod::Threads] {
@@ -338,7 +390,8 @@ mod tests {
                 turns += 1;
                 tokio::task::yield_now().await;
             }
-            assert!(turns >= blocks / AT_ONCE as u64 - 1, "{turns} turns while {blocks} blocks were read");
+            // More at a time where this thread had to wait for its processor.
+            assert!(turns >= blocks / u64::from(DEPTH), "{turns} turns while {blocks} blocks were read");
             assert_eq!(some.by_ring(), blocks);
         });
     }
