@@ -223,6 +223,7 @@ mod tests {
             &[
                 b"user alice on >a ~post:* %R~x* &c* +@read -@dangerous +config|get (~q +get)\nuser default on nopass ~* &* +@all\n",
                 b"# c\n\nuser bob off #2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881 $home %W$like -@all +feed.get\n",
+                b"user d ~a %wrr~* ~b\n",
                 b"user c reset resetkeys resetchannels allkeys allchannels allcommands nocommands clearselectors\n",
             ],
             &[b" ", b"\n", b"user ", b"(~q))", b"+", b"-@", b"~", b"%RW~", b"$*", b"(", b")", b"|", b"on", b"\xc3\xa9", b"&*", b"~*", b"\x0b", b"\xc2\xa0"],

@@ -191,10 +191,7 @@ impl Selector {
         match lower.as_str() {
             "allcommands" | "+@all" => self.all_or_none(true),
             "nocommands" | "-@all" => self.all_or_none(false),
-            "allkeys" | "~*" | "%rw~*" | "%wr~*" => {
-                self.keys.clear();
-                self.all_keys = true;
-            }
+            "allkeys" => self.allow_all_keys(),
             "resetkeys" => {
                 self.keys.clear();
                 self.all_keys = false;
@@ -233,6 +230,11 @@ impl Selector {
         self.rules.clear();
     }
 
+    fn allow_all_keys(&mut self) {
+        self.keys.clear();
+        self.all_keys = true;
+    }
+
     /// `~keys`, `$names`, and either behind `%R`, `%W` or `%RW`.
     fn allow_pattern(&mut self, rule: &str) -> Result<(), &'static str> {
         let (mut read, mut write) = (true, true);
@@ -244,6 +246,10 @@ impl Selector {
                 return Err("Syntax error");
             }
             (read, write, rest) = (flags.contains(['r', 'R']), flags.contains(['w', 'W']), pattern);
+        }
+        if rest == "~*" && read && write {
+            self.allow_all_keys();
+            return Ok(());
         }
         let pattern = Pattern { glob: rest[1..].to_owned(), read, write };
         if rest.starts_with('~') && self.all_keys {
