@@ -592,7 +592,7 @@ fn ids_with_a_pattern_are_found_as_fast_as_others() {
         ("every 2^20th", |i| i << 20),
         ("one half of the bits alone", |i| (i & 0x3ff) << 40 | i >> 10),
     ];
-    let (mut probes, mut grown) = (Vec::new(), Vec::new());
+    let mut grown = Vec::new();
     for (pattern, id) in PATTERNS {
         let victim = Victim::start("");
         let mut client = victim.program.client();
@@ -605,13 +605,24 @@ fn ids_with_a_pattern_are_found_as_fast_as_others() {
             assert!(matches!(&reply, OwnedFrame::Array(all) if all.iter().all(|one| *one == OwnedFrame::Integer(1))));
         }
         grown.push((pattern, victim.resident().saturating_sub(before)));
-        let OwnedFrame::Array(tables) = call(&mut client, "TM.TABLES post") else { panic!("no tables") };
-        // Buckets that a lookup touches, by table.
-        let looked_at = |name: &[u8]| tables.iter().map(|table| figure(table, name)).fold(0.0, f64::max);
-        probes.push((pattern, looked_at(b"probes_mean"), looked_at(b"probes_p99")));
+        // Once the rows are where they stay: while a table is rewritten its figures are those of a moment, and whoever writes faster than it is
+        // rewritten fills the old one to the brim.
+        let until = Instant::now() + Duration::from_secs(30);
+        let (mean, p99) = loop {
+            let OwnedFrame::Array(tables) = call(&mut client, "TM.TABLES post") else { panic!("no tables") };
+            let sum = |name: &[u8]| tables.iter().map(|table| figure(table, name)).sum::<f64>();
+            // All but those that wait aside, far ahead of the others.
+            if sum(b"rows") >= ROWS as f64 * 0.999 && sum(b"draining_rows") == 0.0 {
+                // Buckets that a lookup touches, by table.
+                let most = |name: &[u8]| tables.iter().map(|table| figure(table, name)).fold(0.0, f64::max);
+                break (most(b"probes_mean"), most(b"probes_p99"));
+            }
+            assert!(Instant::now() < until, "{pattern}: {} rows, {} more", sum(b"rows"), sum(b"draining_rows"));
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        // Which is what could make them slower.
+        assert!((1.0..1.3).contains(&mean) && p99 <= 5.0, "{pattern}: {mean} {p99}");
     }
-    // Which is what could make them slower.
-    assert!(probes.iter().all(|(_, mean, p99)| (1.0..1.3).contains(mean) && *p99 <= 5.0), "{probes:?}");
     // Nor do they take much more memory.
     assert!(grown.iter().all(|(_, bytes)| *bytes < 200 * MB), "{grown:?}");
 }
