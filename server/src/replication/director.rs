@@ -9,15 +9,19 @@
 //! ```
 
 use super::follow::{self, Course};
+use crate::clients::Client;
 use crate::node::{Host, Node};
 use crate::{StartError, load};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 use store::{FollowLog, Log};
 
 /// How often a retry looks whether it may try again.
 const RETRY: Duration = Duration::from_millis(500);
+
+/// How long a node that is replaced goes on for those who wait for a reply.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The log, as one of two.
 pub(crate) enum Held {
@@ -238,7 +242,8 @@ fn reopen_log(host: &Host, node: &Arc<Node>, end: store::Position) -> FollowLog 
     }
 }
 
-/// Retires the node and opens its folder anew, which may hold another data set now. Clients are disconnected: they would see another history.
+/// Retires the node and opens its folder anew, which may hold another data set now. Clients are disconnected: they would see another history. Whoever
+/// waits for a reply has a moment to get it: the order to follow may have led here faster than its own reply to whoever gave it.
 fn reopened(host: &Arc<Host>, node: Arc<Node>) -> Held {
     host.replace_node();
     let began = Instant::now();
@@ -248,7 +253,8 @@ fn reopened(host: &Arc<Host>, node: Arc<Node>) -> Held {
     loop {
         // So does a FAILOVER that waits for a replica.
         node.replication.failover.end(&node);
-        host.clients.list().iter().for_each(|client| client.kill());
+        let is_served = |client: &&Arc<Client>| client.waits.load(Relaxed) && began.elapsed() < PATIENCE;
+        host.clients.list().iter().filter(|client| !is_served(client)).for_each(|client| client.kill());
         match Arc::try_unwrap(node) {
             Ok(last) => {
                 drop(last);
