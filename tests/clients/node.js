@@ -23,6 +23,14 @@ async function nodeRedis(RESP, id) {
   const got = new Promise((resolve) => listener.subscribe(`news${id}`, resolve));
   while ((await client.publish(`news${id}`, "hello")) === 0);
   assert.equal(await got, "hello");
+  if (RESP === 3) {
+    // One connection listens and sends: what it sends itself must not come in the middle of a reply.
+    const own = new Promise((resolve) => client.subscribe(`own${id}`, resolve));
+    while ((await client.publish(`own${id}`, "alone")) === 0);
+    assert.equal(await own, "alone");
+    assert.deepEqual(await client.multi().ping().publish(`own${id}`, "within").echo("x").exec(), ["PONG", 1, "x"]);
+    await client.unsubscribe(`own${id}`);
+  }
   await assert.rejects(client.get("no such key"), /Invalid key/);
   await listener.close();
   await client.close();

@@ -1,6 +1,6 @@
 //! Channels: SUBSCRIBE, PUBLISH and their like.
 
-use super::{Call, NO_KEYS, Outcome, Refusal, Session, Spec, flag, help_row, refuse};
+use super::{Call, NO_KEYS, Outcome, Refusal, Replies, Session, Spec, flag, help_row, refuse};
 use crate::channels::{Kind, MAX_CHANNEL, MAX_PATTERN};
 use crate::node::Node;
 use crate::resp::Reply;
@@ -115,7 +115,7 @@ fn subscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
         }
         confirm(&mut call.reply, words(kind).0, Some(name), call.session.subscriptions.counted(kind));
     }
-    note(call.session);
+    note_pushed(call.session);
     Ok(())
 }
 
@@ -125,18 +125,27 @@ fn unsubscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
         1 => own.0[kind as usize].iter().cloned().collect(),
         _ => call.args.from(1).iter().map(Box::from).collect(),
     };
-    // What came before is not to arrive after it has ended.
-    call.session.client.inbox.take(call.reply.bytes(), None);
-    if names.is_empty() {
-        confirm(&mut call.reply, words(kind).1, None, own.counted(kind));
-    }
+    let mut ended = Vec::with_capacity(names.len());
     for name in names {
         if own.0[kind as usize].remove(&name) {
             call.node.channels.unsubscribe(kind, &name, call.session.client.id);
         }
-        confirm(&mut call.reply, words(kind).1, Some(&name), own.counted(kind));
+        ended.push((name, own.counted(kind)));
     }
-    note(call.session);
+    let left = own.counted(kind);
+    // What came before is not to arrive after it has ended; but no message is an element of what EXEC answers.
+    if call.session.in_exec {
+        call.session.messages_due = true;
+    } else {
+        call.session.client.inbox.take(call.reply.bytes(), None);
+    }
+    if ended.is_empty() {
+        confirm(&mut call.reply, words(kind).1, None, left);
+    }
+    for (name, left) in ended {
+        confirm(&mut call.reply, words(kind).1, Some(&name), left);
+    }
+    note_pushed(call.session);
     Ok(())
 }
 
@@ -150,6 +159,12 @@ pub(crate) fn forget(session: &mut Session, node: &Node) {
     note(session);
 }
 
+/// What [`subscribe`] and [`unsubscribe`] answer are pushes.
+fn note_pushed(session: &mut Session) {
+    note(session);
+    session.reply_is_push = session.replies != Replies::On && !session.in_exec;
+}
+
 fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
     check_name(kind, call.args.at(1))?;
     if call.args.at(1) == b"__sentinel__:hello" {
@@ -157,10 +172,8 @@ fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
     }
     let most = call.node.config().server.max_push_buffer_bytes;
     let got = call.node.channels.publish(kind, call.args.at(1), call.args.at(2), most);
-    if call.session.listens() {
-        // As in Redis, its own message comes before the reply.
-        call.session.client.inbox.take(call.reply.bytes(), None);
-    }
+    // As in Redis since 7.2 its own message comes behind the reply, and behind all of EXEC's.
+    call.session.messages_due = call.session.listens();
     call.reply.count(got);
     Ok(())
 }

@@ -60,12 +60,18 @@ pub(crate) fn execute(
         }
     };
     if session.replies != Replies::On {
-        reply.rewind(mark);
+        if !std::mem::take(&mut session.reply_is_push) {
+            reply.rewind(mark);
+        }
         session.replies = match session.replies {
             Replies::SkipNext => Replies::SkipThis,
             Replies::SkipThis => Replies::On,
             other => other,
         };
+    }
+    if session.messages_due {
+        session.messages_due = false;
+        session.client.inbox.take(reply.bytes(), None);
     }
     fine
 }

@@ -47,6 +47,10 @@ pub(crate) struct Session {
     pub(crate) subscriptions: channels::Subscriptions,
     /// It has subscriptions.
     pub(crate) listening: bool,
+    /// There are messages for it that come right behind the reply at hand: it has sent them itself, or listens no more.
+    pub(crate) messages_due: bool,
+    /// The reply at hand is a push, which CLIENT REPLY does not silence.
+    pub(crate) reply_is_push: bool,
     /// It is shown what others send.
     pub(crate) monitoring: bool,
     /// All its commands are timed: see `slowlog`.
@@ -83,6 +87,8 @@ impl Session {
             kept_all_out: false,
             subscriptions: channels::Subscriptions::default(),
             listening: false,
+            messages_due: false,
+            reply_is_push: false,
             monitoring: false,
             timed: false,
             wrote: false,

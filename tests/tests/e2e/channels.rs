@@ -12,13 +12,19 @@ fn message(marker: char, parts: &[&str]) -> String {
     format!("{marker}{}\r\n{}", parts.len(), parts.iter().map(|p| bulk(p)).collect::<String>())
 }
 
-fn listener(server: &TestServer, hello: bool, words: &[&str]) -> Raw {
+/// A client, in RESP3 if it says HELLO.
+fn client(server: &TestServer, hello: bool) -> Raw {
     let mut raw = server.raw();
     if hello {
         raw.request(&["HELLO", "3"]);
         while raw.line() != "modules" {}
         raw.expect("*0\r\n");
     }
+    raw
+}
+
+fn listener(server: &TestServer, hello: bool, words: &[&str]) -> Raw {
+    let mut raw = client(server, hello);
     raw.request(words);
     for (n, name) in words[1..].iter().enumerate() {
         let marker = if hello { '>' } else { '*' };
@@ -78,10 +84,51 @@ fn a_listener_in_resp2_may_send_little_and_in_resp3_everything() {
 
     let mut three = listener(&server, true, &["SUBSCRIBE", "a"]);
     three.request(&["INCR", "post:1:like"]).expect(":1\r\n");
-    // Its own message, then the reply.
-    three.request(&["PUBLISH", "a", "x"]).expect(&message('>', &["message", "a", "x"])).expect(":1\r\n");
+    // The reply, then its own message.
+    three.request(&["PUBLISH", "a", "x"]).expect(":1\r\n").expect(&message('>', &["message", "a", "x"]));
     three.request(&["RESET"]).expect("+RESET\r\n");
     three.request(&["PUBLISH", "a", "x"]).expect(":0\r\n");
+}
+
+/// A push is no element of an array, whatever was done in the transaction: clients would not know how to read it.
+#[test]
+fn messages_to_oneself_come_behind_all_of_a_transaction() {
+    let server = TestServer::start();
+    let own = message('>', &["message", "a", "x"]);
+    let mut three = listener(&server, true, &["SUBSCRIBE", "a"]);
+    let queue = |raw: &mut Raw, commands: &[&[&str]]| {
+        raw.request(&["MULTI"]).expect("+OK\r\n");
+        commands.iter().for_each(|words| _ = raw.request(words).expect("+QUEUED\r\n"));
+        raw.request(&["EXEC"]);
+    };
+    queue(&mut three, &[&["PUBLISH", "a", "x"], &["PING"]]);
+    three.expect("*2\r\n:1\r\n+PONG\r\n").expect(&own);
+    // Also if it does not listen any more by then.
+    queue(&mut three, &[&["PUBLISH", "a", "x"], &["UNSUBSCRIBE", "a"], &["PING"]]);
+    three.expect("*3\r\n:1\r\n>3\r\n$11\r\nunsubscribe\r\n$1\r\na\r\n:0\r\n+PONG\r\n").expect(&own);
+    three.request(&["PING"]).expect("+PONG\r\n");
+}
+
+/// It silences replies; who wants messages alone sends it.
+#[test]
+fn messages_come_though_replies_are_off() {
+    let server = TestServer::start();
+    for (hello, sign) in [(false, '*'), (true, '>')] {
+        let mut raw = client(&server, hello);
+        raw.request(&["CLIENT", "REPLY", "OFF"]).request(&["PING"]).request(&["SUBSCRIBE", "b"]);
+        raw.expect(&format!("{sign}3\r\n$9\r\nsubscribe\r\n$1\r\nb\r\n:1\r\n"));
+        let mut other = server.raw();
+        other.request(&["PUBLISH", "b", "x"]).expect(":1\r\n");
+        raw.expect(&message(sign, &["message", "b", "x"]));
+        if hello {
+            raw.request(&["PUBLISH", "b", "y"]).expect(&message(sign, &["message", "b", "y"]));
+        }
+        // What has come before is there before the end.
+        other.request(&["PUBLISH", "b", "z"]).expect(":1\r\n");
+        raw.request(&["UNSUBSCRIBE"]).request(&["PING"]).request(&["CLIENT", "REPLY", "ON"]);
+        raw.expect(&message(sign, &["message", "b", "z"]));
+        raw.expect(&format!("{sign}3\r\n$11\r\nunsubscribe\r\n$1\r\nb\r\n:0\r\n+OK\r\n"));
+    }
 }
 
 #[test]
