@@ -203,6 +203,8 @@ pub enum KeyError<'a> {
     NoPattern(&'a [u8]),
     /// It fits one, but for an id of more than 64 bits.
     IdTooBig(&'a [u8]),
+    /// It fits one, but for zeros in front of the id.
+    IdPadded(&'a [u8]),
     /// The schema has no such field.
     NoField {
         /// The space's name.
@@ -249,6 +251,7 @@ impl Engines {
             let (id, field) = match pattern.read(key) {
                 Match::No => continue,
                 Match::IdTooBig => return Err(KeyError::IdTooBig(key)),
+                Match::IdPadded => return Err(KeyError::IdPadded(key)),
                 Match::Yes(id, field) => (id, field),
             };
             return Ok(match kind {

@@ -50,6 +50,8 @@ pub enum Match<'k> {
     No,
     /// The shape fits, but the id does not fit in 64 bits.
     IdTooBig,
+    /// The shape fits, but the id begins with zeros: it would be another name of the same row.
+    IdPadded,
     /// The id, and the field if the pattern has one (else empty).
     Yes(u64, &'k [u8]),
 }
@@ -117,6 +119,7 @@ impl Pattern {
             Some(id) => Match::Yes(id, field),
             // Canonical digits that are too many or too large.
             None if digits.len() >= 20 && digits[0] != b'0' => Match::IdTooBig,
+            None if digits.len() >= 2 => Match::IdPadded,
             None => Match::No,
         }
     }
@@ -167,8 +170,9 @@ mod tests {
             (&row, "post:0", Match::Yes(0, b"")),
             (&row, "post:18446744073709551615", Match::Yes(u64::MAX, b"")),
             (&row, "post:18446744073709551616", Match::IdTooBig),
-            (&row, "post:017", Match::No),
-            (&row, "post:00000000000000000000000001", Match::No),
+            (&row, "post:017", Match::IdPadded),
+            (&row, "post:00000000000000000000000001", Match::IdPadded),
+            (&cell, "post:017:like", Match::IdPadded),
             (&row, "post:", Match::No),
             (&row, "post:-1", Match::No),
             (&row, "post:17:like", Match::No),

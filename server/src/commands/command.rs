@@ -194,7 +194,15 @@ fn documentation(call: &mut Call<'_>) -> Outcome {
 pub(crate) fn key_positions(spec: &Spec, args: Args<'_>) -> impl Iterator<Item = usize> {
     let (first, last, step) = spec.keys;
     let count = i64::try_from(args.len()).unwrap_or(i64::MAX);
-    let last = if last < 0 { count + i64::from(last) } else { i64::from(last) }.min(count - 1);
+    // Of a request that cannot be taken all words count as keys.
+    let numbered =
+        || crate::resp::natural(args.at(1)).and_then(|keys| i64::try_from(keys).ok()).filter(|&keys| keys > 0);
+    let last = match last {
+        _ if spec.name == "sintercard" => numbered().map_or(count, |keys| keys.saturating_add(1)),
+        ..0 => count + i64::from(last),
+        _ => i64::from(last),
+    };
+    let last = last.min(count - 1);
     let mut at = i64::from(first);
     std::iter::from_fn(move || {
         let position = usize::try_from(at).ok().filter(|_| step > 0 && at <= last)?;

@@ -39,7 +39,8 @@ pub(super) const TABLE: &[Spec] = &[
         group: "counter",
         since: "0.1.0",
         usage: "space id field delta [id field delta ...]",
-        summary: "Adds to one counter of each of many rows. Per triple the new value, or an error that concerns only this triple.",
+        summary: "Adds to one counter of each of many rows. Per triple the new value, or an error (an overflow, no memory) that concerns only this \
+                  triple; one that names no counter refuses all.",
         run: mincrby,
         subcommands: &[],
     },

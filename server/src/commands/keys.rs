@@ -146,10 +146,9 @@ fn persist(call: &mut Call<'_>) -> Outcome {
 /// For every command that would let something expire.
 pub(super) fn no_expiry(call: &mut Call<'_>) -> Outcome {
     call.node.engines.resolve(call.args.at(1))?;
-    Err(refuse!(
-        "ERR {} is not possible here: counters, rows and pairs do not expire",
-        call.spec.name.to_ascii_uppercase()
-    ))
+    let name = call.spec.name.to_ascii_uppercase();
+    let with = if matches!(call.spec.name, "set" | "getex") { " with an expiry" } else { "" };
+    Err(refuse!("ERR {name}{with} is not possible here: counters, rows and pairs do not expire"))
 }
 
 fn no_move(call: &mut Call<'_>) -> Outcome {

@@ -11,7 +11,7 @@ pub fn reference() -> String {
          Printed by `tidemark commands` from the command table; a test keeps this file equal to it.\n\n\
          `space`, `view` and `action` are names from the configuration. An id is a decimal number from 0 to 2^64-1. Keys of Redis's kind\n\
          (`post:17`, `post:17:like`, `liked:17`) name rows, cells and pairs by the patterns that each space declares. Names of commands and\n\
-         options may be written in any case.\n",
+         options may be written in any case. An id has no zeros in front, which `redis-benchmark -r` writes: `post:1__rand_int__` is a key.\n",
     );
     for (title, table) in FAMILIES {
         let _ = write!(out, "\n## {title}\n");

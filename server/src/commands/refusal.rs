@@ -65,6 +65,9 @@ impl From<KeyError<'_>> for Refusal {
             KeyError::IdTooBig(key) => {
                 refuse!("ERR Invalid key '{}': its id is larger than 18446744073709551615", Printable(key))
             }
+            KeyError::IdPadded(key) => {
+                refuse!("ERR Invalid key '{}': its id begins with zeros", Printable(key))
+            }
             KeyError::NoField { space, field } => no_field(space, field),
         }
     }

@@ -45,9 +45,9 @@ pub(super) const TABLE: &[Spec] = &[
         "Turns the connection into a replica's. For Tidemark's own replicas. FAILOVER: takes over first, if this node has that history, up to the offset.", replicate),
     spec("replconf", -1, ADMIN, "3.0.0", "[option value [option value ...]]",
         "Refused: a Redis server cannot replicate from Tidemark.", foreign),
-    spec("psync", -3, ADMIN, "2.8.0", "replicationid offset",
+    spec("psync", -3, ADMIN | flag::NO_MULTI, "2.8.0", "replicationid offset",
         "Refused: a Redis server cannot replicate from Tidemark.", foreign),
-    spec("sync", 1, ADMIN, "1.0.0", "", "Refused: a Redis server cannot replicate from Tidemark.", foreign),
+    spec("sync", 1, ADMIN | flag::NO_MULTI, "1.0.0", "", "Refused: a Redis server cannot replicate from Tidemark.", foreign),
 ];
 
 fn foreign(_: &mut Call<'_>) -> Outcome {

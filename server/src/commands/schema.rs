@@ -30,7 +30,8 @@ pub(super) const TABLE: &[Spec] = &[
             spec("tm.space|alter", -5, flag::NAMED | flag::WRITE | ADMIN, "space <ADD field:bits|WIDEN field:bits|DROP field>",
                 "Changes the schema of a counter space, at once and without a pause: a new field is 0 in all rows; WIDEN sets the bits that a \
                  field has inside a row (more or fewer: what does not fit is kept beside, exactly); DROP removes a field and its values. Older tables \
-                 are rewritten in the background. Answers the new schema, dropped fields with a '!'.", alter),
+                 are rewritten in the background. Answers the new schema, dropped fields with a '!'. A space has at most 64 fields in its life, dropped \
+                 ones included.", alter),
             help_row("tm.space|help", "schema", "0.1.0"),
             spec("tm.space|list", 2, flag::STALE | flag::NO_MULTI, "",
                 "All spaces, a map each: what they hold and how much memory that takes; for existence spaces also the horizon, and in how many \
@@ -352,12 +353,20 @@ fn spill(call: &mut Call<'_>) -> Outcome {
         return Err(call.wrong_arity());
     }
     let name = call.args.at(1).to_vec();
-    if let AnySpace::Existence(space) = any_space(&call.node.engines, &name)?
-        && !space.options().spill
-    {
-        return Err(refuse!("ERR the space '{}' recycles its tables: it is not configured to spill", space.name()));
+    let instead = match any_space(&call.node.engines, &name)? {
+        AnySpace::Counter(space) if !space.spills() => Some("keeps its tables in memory"),
+        AnySpace::Existence(space) if !space.options().spill => Some("recycles its tables"),
+        _ => None,
+    };
+    if let Some(instead) = instead {
+        return Err(refuse!("ERR the space '{}' {instead}: it is not configured to spill", Printable(&name)));
     }
-    let tables = if call.args.len() == 3 { call.id(2)? } else { 1 };
+    let tables = match call.args.from(2).iter().next() {
+        Some(text) => {
+            crate::resp::natural(text).ok_or_else(|| refuse!("ERR Invalid number of tables '{}'", Printable(text)))?
+        }
+        None => 1,
+    };
     call.answer_later(move |node, reply| {
         let mut left = 0;
         for _ in 0..tables {

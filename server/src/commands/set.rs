@@ -37,7 +37,7 @@ pub(super) const TABLE: &[Spec] = &[
     spec("srandmember", -2, flag::READONLY, "1.0.0", "key [count]", UNKNOWABLE, unknowable),
     spec("sscan", -3, flag::READONLY, "2.8.0", "key cursor [MATCH pattern] [COUNT count]", UNKNOWABLE, unknowable),
     Spec { keys: ALL_KEYS, ..spec("sinter", -2, flag::READONLY, "1.0.0", "key [key ...]", UNKNOWABLE, unknowable) },
-    // The number of keys comes before them; all are refused by what the first one is.
+    // The number of keys comes before them: see `key_positions`.
     Spec { keys: (2, 2, 1), ..spec("sintercard", -3, flag::READONLY, "7.0.0", "numkeys key [key ...] [LIMIT limit]", UNKNOWABLE, intercard) },
     Spec { keys: ALL_KEYS, ..spec("sunion", -2, flag::READONLY, "1.0.0", "key [key ...]", UNKNOWABLE, unknowable) },
     Spec { keys: ALL_KEYS, ..spec("sdiff", -2, flag::READONLY, "1.0.0", "key [key ...]", UNKNOWABLE, unknowable) },

@@ -24,7 +24,8 @@ const fn spec(
 #[rustfmt::skip]
 pub(super) const TABLE: &[Spec] = &[
     spec("mincr", -2, WRITE, ALL_KEYS, "key [key ...]",
-        "Adds 1 to each of these counters. Per key the new value, or an error that concerns only this key.", mincr),
+        "Adds 1 to each of these counters. Per key the new value, or an error (an overflow, no memory) that concerns only this key; one that names no \
+         counter refuses all.", mincr),
     spec("bfset", 2, WRITE, ONE_KEY, "key",
         "Sets the pair of this id and no member; answers what it was: 1 set, 0 not, -1 below the oldest table (nothing is set then), -2 no such key.", bfset),
     spec("bfget", 2, READ, ONE_KEY, "key", "Whether it is set: 1, 0, -1 below the oldest table, -2 no such key.", bfget),

@@ -335,6 +335,7 @@ section! {
         name: String = String::new(),
         /// The counters of a row, in order, each with its width in bits (1 to 64). A value that needs more bits is still held
         /// exactly, in the aux dictionary: pick the width that most rows need, not the largest. `TM.ADVISE` will compute it.
+        /// At most 64 in the space's life, with those that were dropped.
         fields: String = String::new(),
         /// Keys of rows, for the hash commands (`HGETALL post:17`). Empty: rows have no keys.
         rows: String = String::new(),

@@ -175,6 +175,8 @@ fn the_protocol_is_that_of_redis() {
         "COMMAND GETKEYSANDFLAGS DEL a b\r\n",
         "COMMAND GETKEYSANDFLAGS PING a\r\n",
         "COMMAND GETKEYSANDFLAGS\r\n",
+        "COMMAND GETKEYS SINTERCARD 2 a b LIMIT 3\r\n",
+        "COMMAND GETKEYS SINTERCARD 1 a LIMIT 3\r\n",
         "COMMAND GETKEYS MEMORY USAGE a\r\n",
         "CLIENT REPLY x\r\n",
         "CLIENT REPLY OFF\r\nPING\r\nCLIENT REPLY ON\r\n",

@@ -163,8 +163,12 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted(method: IoMethod) {
         let told = call::<Value>(&mut connection, text).unwrap_err().to_string();
         assert!(told.contains("lies on the disk") || told.contains("spills"), "{text}: {told}");
     }
-    let told = call::<Value>(&mut connection, "TM.SPILL read").unwrap_err().to_string();
-    assert!(told.contains("not configured to spill"), "{told}");
+    for space in ["read", "user"] {
+        let told = call::<Value>(&mut connection, &format!("TM.SPILL {space}")).unwrap_err().to_string();
+        assert!(told.contains("not configured to spill"), "{told}");
+    }
+    let told = call::<Value>(&mut connection, "TM.SPILL liked -1").unwrap_err().to_string();
+    assert!(told.contains("Invalid number of tables '-1'"), "{told}");
 }
 
 /// A check of a flag on the disk is one read of 4 KiB, as the kernel counts them; asked again it is none.
