@@ -173,7 +173,7 @@ fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
     let most = call.node.config().server.max_push_buffer_bytes;
     let got = call.node.channels.publish(kind, call.args.at(1), call.args.at(2), most);
     // As in Redis since 7.2 its own message comes behind the reply, and behind all of EXEC's.
-    call.session.messages_due = call.session.listens();
+    call.session.messages_due |= call.session.listens();
     call.reply.count(got);
     Ok(())
 }

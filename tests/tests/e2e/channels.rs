@@ -107,6 +107,10 @@ fn messages_to_oneself_come_behind_all_of_a_transaction() {
     queue(&mut three, &[&["PUBLISH", "a", "x"], &["UNSUBSCRIBE", "a"], &["PING"]]);
     three.expect("*3\r\n:1\r\n>3\r\n$11\r\nunsubscribe\r\n$1\r\na\r\n:0\r\n+PONG\r\n").expect(&own);
     three.request(&["PING"]).expect("+PONG\r\n");
+    // And then sends what nobody hears.
+    three.request(&["SUBSCRIBE", "a"]).expect(">3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n");
+    queue(&mut three, &[&["PUBLISH", "a", "x"], &["UNSUBSCRIBE", "a"], &["PUBLISH", "a", "y"]]);
+    three.expect("*3\r\n:1\r\n>3\r\n$11\r\nunsubscribe\r\n$1\r\na\r\n:0\r\n:0\r\n").expect(&own);
 }
 
 /// It silences replies; who wants messages alone sends it.
