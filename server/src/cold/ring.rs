@@ -270,6 +270,21 @@ mod tests {
             self
         }
 
+        /// How many turns others have, each so long, while all blocks are read; and how many blocks those are.
+        async fn turns_of_others(&self, each: Duration) -> (u64, u64) {
+            let blocks = self.file.head().blocks;
+            let mut much = pin!(self.cold.fetch(self.wanted(0..blocks)));
+            let mut turns = 0;
+            while !is_over(much.as_mut()).await {
+                turns += 1;
+                if !each.is_zero() {
+                    std::thread::sleep(each);
+                }
+                tokio::task::yield_now().await;
+            }
+            (turns, blocks)
+        }
+
         fn by_ring(&self) -> u64 {
             self.cold.figures.reads_by_ring.load(Relaxed)
         }
@@ -322,14 +337,7 @@ mod tests {
     fn long_turns_of_others_leave_it_its_share() {
         in_a_worker(async || {
             let some = Some::new(IoMethod::Auto).at_hand();
-            let blocks = some.file.head().blocks;
-            let mut much = pin!(some.cold.fetch(some.wanted(0..blocks)));
-            let mut turns = 0;
-            while !is_over(much.as_mut()).await {
-                turns += 1;
-                std::thread::sleep(EVERY * MOST);
-                tokio::task::yield_now().await;
-            }
+            let (turns, blocks) = some.turns_of_others(EVERY * MOST).await;
             assert!(turns <= blocks / u64::from(DEPTH) * 2, "{turns} turns of others while {blocks} blocks were read");
             assert_eq!(some.by_ring(), blocks);
         });
@@ -383,13 +391,7 @@ mod tests {
     fn others_have_their_turn_between_a_few_blocks() {
         in_a_worker(async || {
             let some = Some::new(IoMethod::Auto).at_hand();
-            let blocks = some.file.head().blocks;
-            let mut much = pin!(some.cold.fetch(some.wanted(0..blocks)));
-            let mut turns = 0;
-            while !is_over(much.as_mut()).await {
-                turns += 1;
-                tokio::task::yield_now().await;
-            }
+            let (turns, blocks) = some.turns_of_others(Duration::ZERO).await;
             // More at a time where this thread had to wait for its processor.
             assert!(turns >= blocks / u64::from(DEPTH), "{turns} turns while {blocks} blocks were read");
             assert_eq!(some.by_ring(), blocks);
