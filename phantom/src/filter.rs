@@ -50,8 +50,16 @@ impl Spot {
 
 /// What the bits of a pair in one of its lines are drawn from; the same in every filter.
 #[inline(always)]
-pub(crate) fn draws(pair: &Pair, side: usize) -> u64 {
-    mix(if side == 0 { pair.high ^ pair.low } else { pair.high.wrapping_add(pair.low.rotate_left(32)) })
+fn draws(pair: &Pair, side: usize) -> u64 {
+    if side == 0 { pair.first_draws() } else { mix(pair.high.wrapping_add(pair.low.rotate_left(32))) }
+}
+
+impl Pair {
+    /// What its bits in a first line are drawn from.
+    #[inline(always)]
+    pub(crate) fn first_draws(&self) -> u64 {
+        mix(self.high ^ self.low)
+    }
 }
 
 /// A filter of a fixed number of pages. See the top of the file.
@@ -108,10 +116,10 @@ impl Filter {
         Spot { page: self.page(pair), ..*spot }
     }
 
-    /// First word of the first line of `pair` here: all of its spot that is needed for most pairs that are not set.
+    /// The first line of `pair` here: all of its spot that is needed for most pairs that are not set.
     #[inline(always)]
-    pub(crate) fn first_line(&self, pair: &Pair) -> usize {
-        self.page(pair).wrapping_add(pair.low as usize % LINES * LINE_WORDS)
+    pub(crate) fn first_line(&self, pair: &Pair) -> &Line {
+        self.line(self.page(pair).wrapping_add(pair.low as usize % LINES * LINE_WORDS))
     }
 
     /// Hints that one line of `spot` will be asked for or set soon.
@@ -262,24 +270,24 @@ fn has_draws(bits: usize, line: &Line, draws: u64) -> bool {
     (0..bits).fold(1, |all, i| all & bit(line, draws >> (9 * i))) & 1 == 1
 }
 
-/// What the first lines of the first `number` pairs say, whose filters all have so many bits of a pair in a line: a bit for each pair that may be
-/// set.
-pub(crate) fn seem_set<const N: usize>(bits: usize, number: usize, lines: &[&Line; N], pairs: &[Pair; N]) -> u32 {
+/// What the first lines of the first `number` pairs say, whose filters all have so many bits of a pair in a line ([`Pair::first_draws`]): a bit for each
+/// pair that may be set.
+pub(crate) fn seem_set<const N: usize>(bits: usize, number: usize, lines: &[&Line; N], draws: &[u64; N]) -> u32 {
     // So that no loop over bits is left.
     match bits {
-        7 => all_seem_set::<7, N>(number, lines, pairs),
-        6 => all_seem_set::<6, N>(number, lines, pairs),
-        5 => all_seem_set::<5, N>(number, lines, pairs),
-        4 => all_seem_set::<4, N>(number, lines, pairs),
-        3 => all_seem_set::<3, N>(number, lines, pairs),
-        2 => all_seem_set::<2, N>(number, lines, pairs),
-        _ => all_seem_set::<1, N>(number, lines, pairs),
+        7 => all_seem_set::<7, N>(number, lines, draws),
+        6 => all_seem_set::<6, N>(number, lines, draws),
+        5 => all_seem_set::<5, N>(number, lines, draws),
+        4 => all_seem_set::<4, N>(number, lines, draws),
+        3 => all_seem_set::<3, N>(number, lines, draws),
+        2 => all_seem_set::<2, N>(number, lines, draws),
+        _ => all_seem_set::<1, N>(number, lines, draws),
     }
 }
 
 #[inline(always)]
-fn all_seem_set<const BITS: usize, const N: usize>(number: usize, lines: &[&Line; N], pairs: &[Pair; N]) -> u32 {
-    let seems = |i: usize| has_draws(BITS, lines[i], draws(&pairs[i], 0));
+fn all_seem_set<const BITS: usize, const N: usize>(number: usize, lines: &[&Line; N], draws: &[u64; N]) -> u32 {
+    let seems = |i: usize| has_draws(BITS, lines[i], draws[i]);
     (0..number.min(N)).rev().fold(0, |seem, i| seem << 1 | u32::from(seems(i)))
 }
 

@@ -105,7 +105,7 @@ impl Number {
     }
 
     #[inline(always)]
-    fn pair(self, id: u64) -> Pair {
+    pub(crate) fn pair(self, id: u64) -> Pair {
         let (low, high) = multiply(id ^ self.flip, PRIME64_1);
         let high = high.wrapping_add(self.add);
         // 15: one less than the bytes.
@@ -155,7 +155,7 @@ impl Seed {
     }
 
     #[inline(never)]
-    fn pair_of_bytes(self, id: u64, digest: u128) -> Pair {
+    pub(crate) fn pair_of_bytes(self, id: u64, digest: u128) -> Pair {
         let mut input = [0; 24];
         input[..8].copy_from_slice(&id.to_le_bytes());
         input[8..].copy_from_slice(&digest.to_le_bytes());

@@ -15,7 +15,7 @@ use crate::filter::{Line, seem_set};
 use crate::hash::{Member, Pair, Ready};
 use crate::options::Answer;
 use crate::space::Space;
-use crate::table::{State, Table};
+use crate::table::{LINKS, Link, State, Table};
 use rolling::Loaded;
 use std::sync::Arc;
 
@@ -35,8 +35,10 @@ pub struct Lookup<'s> {
 /// A [`Lookup`] whose pairs were placed: what is known already, and where to look for the rest.
 pub struct Placed<'l> {
     lookup: &'l Lookup<'l>,
-    /// Each pair, and its first line in the first filter of its table.
+    /// Each pair, what its bits in a first line are drawn from, its table, and its first line in the first filter of that.
     pairs: [Pair; BATCH],
+    draws: [u64; BATCH],
+    tables: [&'l Table; BATCH],
     lines: [&'l Line; BATCH],
     /// In bits: ids below the horizon; pairs to be looked up; of these, those whose table has more than one filter.
     unknown: u32,
@@ -165,37 +167,52 @@ impl Hints<'_> {
 impl Lookup<'_> {
     /// The first pass: hashes all pairs, and finds the first line of each.
     pub fn place(&self) -> Placed<'_> {
-        let oldest = self.tables.oldest();
-        let (pairs, lines) = ([Pair::default(); BATCH], [oldest.table().first_filter().first(); BATCH]);
-        let mut placed = Placed { lookup: self, pairs, lines, unknown: 0, open: 0, chained: 0 };
-        let mut bit = 1u32;
-        for ((&id, pair), line) in self.ids.iter().zip(&mut placed.pairs).zip(&mut placed.lines) {
-            *pair = self.space.seed.pair(id, self.member);
-            let entry = self.tables.find(id);
+        let seed = self.space.seed;
+        // Two loops: whether members are numbers is asked once.
+        match self.member {
+            Ready::Number(number) => self.place_by(|id| number.pair(id)),
+            Ready::Bytes(digest) => self.place_by(|id| seed.pair_of_bytes(id, digest)),
+        }
+    }
+
+    #[inline(always)]
+    fn place_by(&self, pair_of: impl Fn(u64) -> Pair) -> Placed<'_> {
+        let oldest: &Table = self.tables.oldest().table();
+        let mut placed = Placed {
+            lookup: self,
+            pairs: [Pair::default(); BATCH],
+            draws: [0; BATCH],
+            tables: [oldest; BATCH],
+            lines: [oldest.first_filter().first(); BATCH],
+            unknown: 0,
+            open: 0,
+            chained: 0,
+        };
+        let Placed { pairs, draws, tables, lines, .. } = &mut placed;
+        let (mut unknown, mut chained, mut bit) = (0, 0, 1u32);
+        for ((((&id, pair), draws), table), line) in self.ids.iter().zip(pairs).zip(draws).zip(tables).zip(lines) {
+            *pair = pair_of(id);
+            *draws = pair.first_draws();
             // Below the horizon anything may be looked at.
-            let table: &Table = entry.unwrap_or(oldest).table();
-            let filter = table.first_filter();
-            *line = filter.line(filter.first_line(pair));
+            let entry = self.tables.find(id);
+            unknown |= if entry.is_none() { bit } else { 0 };
+            *table = entry.map_or(oldest, |entry| entry.table());
+            *line = table.first_filter().first_line(pair);
             if table.is_chained() {
-                placed.chained |= bit;
-                table.prefetch_for_no(pair, &filter.spot(pair));
+                chained |= bit;
+                table.chain().for_each(|link| rolling::prefetch(link.filter.first_line(pair)));
             }
-            placed.unknown |= if entry.is_none() { bit } else { 0 };
-            placed.open |= bit;
             bit = bit.wrapping_shl(1);
         }
-        placed.open &= !placed.unknown & !self.aside;
+        let all = ((1u64 << self.ids.len().min(BATCH)) - 1) as u32;
+        placed.unknown = unknown;
+        placed.chained = chained;
+        placed.open = all & !unknown & !self.aside;
         placed
     }
 }
 
 impl Placed<'_> {
-    /// The pair at position `i`, which is not below the horizon, and its table: for those of which the first line does not say all. They are few.
-    fn pair(&self, i: usize) -> (&Pair, &Table) {
-        let (pair, tables) = (&self.pairs[i], &self.lookup.tables);
-        (pair, tables.find(pair.id).unwrap_or(tables.oldest()).table())
-    }
-
     /// The second pass: has the first lines fetched, one right after the other ([`rolling::prefetch`] says why).
     #[inline]
     pub fn fetch(&self) {
@@ -208,26 +225,55 @@ impl Placed<'_> {
     pub fn answer(&self, wanted: u32) -> Answers {
         let Lookup { space, ids, aside, .. } = *self.lookup;
         let open = self.open & wanted;
-        let maybe = open & seem_set(space.sizing.bits, ids.len(), &self.lines, &self.pairs);
+        let maybe = open & seem_set(space.sizing.bits, ids.len(), &self.lines, &self.draws);
         for i in ones(maybe) {
-            let (pair, table) = self.pair(i);
-            table.first_filter().prefetch(&table.first_filter().spot(pair), 1);
+            let filter = self.tables[i].first_filter();
+            filter.prefetch(&filter.spot(&self.pairs[i]), 1);
         }
         let mut found = 0;
         for i in ones(maybe) {
-            let (pair, table) = self.pair(i);
-            found |= u32::from(table.first_filter().does_contain(pair, &table.first_filter().spot(pair))) << i;
+            let filter = self.tables[i].first_filter();
+            found |= u32::from(filter.does_contain(&self.pairs[i], &filter.spot(&self.pairs[i]))) << i;
         }
-        for i in ones(open & !found & self.chained) {
-            let (pair, table) = self.pair(i);
-            found |= u32::from(table.more_contain(pair, &table.first_filter().spot(pair))) << i;
+        let chained = open & !found & self.chained;
+        if chained != 0 {
+            found |= self.in_chains(chained);
         }
         let mut yes = aside;
         for i in ones(found) {
-            let (pair, table) = self.pair(i);
-            yes |= u32::from(table.found(true, pair) == State::Set) << i;
+            yes |= u32::from(self.tables[i].found(true, &self.pairs[i]) == State::Set) << i;
         }
         Answers { yes, unknown: self.unknown & !yes }
+    }
+
+    /// Which of these pairs some filter behind the first has: all second filters are looked at, then all third ones, ...
+    fn in_chains(&self, asked: u32) -> u32 {
+        let (mut left, mut found) = (asked, 0);
+        for place in 1..LINKS {
+            // Those whose chain is so long, one right behind the other.
+            let (mut at, mut lines, mut draws) = ([0u8; BATCH], self.lines, [0; BATCH]);
+            let (mut here, mut number, mut bits) = (0, 0, 1);
+            for i in ones(left) {
+                let Some(link) = self.tables[i].chain().nth(place - 1) else { continue };
+                (at[number % BATCH], lines[number % BATCH]) = (i as u8, link.filter.first_line(&self.pairs[i]));
+                draws[number % BATCH] = self.draws[i];
+                (here, number, bits) = (here | 1 << i, number + 1, link.filter.sizing().bits);
+            }
+            if here == 0 {
+                break;
+            }
+            for j in ones(seem_set(bits, number, &lines, &draws)) {
+                let i = usize::from(at[j]) % BATCH;
+                let (table, pair) = (self.tables[i], &self.pairs[i]);
+                let has = |link: &Link| link.filter.does_contain(pair, &link.filter.spot(pair));
+                found |= u32::from(table.chain().nth(place - 1).is_some_and(has)) << i;
+            }
+            left = here & !found;
+        }
+        for i in ones(asked & !found) {
+            found |= u32::from(self.tables[i].seems_set_elsewhere(&self.pairs[i])) << i;
+        }
+        found
     }
 }
 

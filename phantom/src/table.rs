@@ -320,7 +320,7 @@ impl Table {
 
     /// The filters behind the first.
     #[inline(always)]
-    fn chain(&self) -> impl Iterator<Item = &Link> {
+    pub(crate) fn chain(&self) -> impl Iterator<Item = &Link> {
         let last = self.last.load(Acquire).min(LINKS - 1);
         self.more[..last].iter().map_while(OnceLock::get)
     }
@@ -329,28 +329,28 @@ impl Table {
     #[inline]
     pub(crate) fn more_contain(&self, pair: &Pair, spot: &Spot) -> bool {
         self.chain().any(|link| link.filter.contains(pair, &link.filter.spot_again(pair, spot)))
-            || self.cold().is_some_and(|cold| cold.seems_set(pair, &self.revoked))
+            || self.seems_set_elsewhere(pair)
     }
 
-    /// Hints that `pair`, whose place in the first filter is `spot`, will be set soon, or asked for and probably set.
+    /// Whether what stands for filters that lie elsewhere has `pair`.
+    #[inline]
+    pub(crate) fn seems_set_elsewhere(&self, pair: &Pair) -> bool {
+        self.cold().is_some_and(|cold| cold.seems_set(pair, &self.revoked))
+    }
+
+    /// Hints that `pair`, whose place in the first filter is `spot`, will be asked for, set or unset soon. If it is not set, the first line of each
+    /// filter will say so; without this it would be waited for in one after the other.
     #[inline]
     pub(crate) fn prefetch(&self, pair: &Pair, spot: &Spot) {
         self.first.filter.prefetch(spot, 1);
-        self.prefetch_for_no(pair, spot);
+        self.first.filter.prefetch(spot, 0);
+        self.chain().for_each(|link| link.filter.prefetch(&link.filter.spot_again(pair, spot), 0));
         // A pair that is not set yet will be set in the one that has room.
         if self.is_chained()
             && let Some(link) = self.link(self.filling.load(Relaxed))
         {
             link.filter.prefetch(&link.filter.spot_again(pair, spot), 1);
         }
-    }
-
-    /// Hints that `pair` will be asked for soon. If it is not set, the first line of each filter will say so; without this it would be
-    /// waited for in one after the other.
-    #[inline(always)]
-    pub(crate) fn prefetch_for_no(&self, pair: &Pair, spot: &Spot) {
-        self.first.filter.prefetch(spot, 0);
-        self.chain().for_each(|link| link.filter.prefetch(&link.filter.spot_again(pair, spot), 0));
     }
 
     /// Whether some filter has the pair.
