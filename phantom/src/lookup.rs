@@ -167,16 +167,6 @@ impl Hints<'_> {
 impl Lookup<'_> {
     /// The first pass: hashes all pairs, and finds the first line of each.
     pub fn place(&self) -> Placed<'_> {
-        let seed = self.space.seed;
-        // Two loops: whether members are numbers is asked once.
-        match self.member {
-            Ready::Number(number) => self.place_by(|id| number.pair(id)),
-            Ready::Bytes(digest) => self.place_by(|id| seed.pair_of_bytes(id, digest)),
-        }
-    }
-
-    #[inline(always)]
-    fn place_by(&self, pair_of: impl Fn(u64) -> Pair) -> Placed<'_> {
         let oldest: &Table = self.tables.oldest().table();
         let mut placed = Placed {
             lookup: self,
@@ -188,15 +178,30 @@ impl Lookup<'_> {
             open: 0,
             chained: 0,
         };
-        let Placed { pairs, draws, tables, lines, .. } = &mut placed;
+        let seed = self.space.seed;
+        // Two loops: whether members are numbers is asked once.
+        match self.member {
+            Ready::Number(number) => placed.place(|id| number.pair(id)),
+            Ready::Bytes(digest) => placed.place(|id| seed.pair_of_bytes(id, digest)),
+        }
+        placed
+    }
+}
+
+impl Placed<'_> {
+    #[inline(always)]
+    fn place(&mut self, pair_of: impl Fn(u64) -> Pair) {
+        let Lookup { ids, tables: ring, aside, .. } = self.lookup;
+        let Placed { pairs, draws, tables, lines, .. } = self;
         let (mut unknown, mut chained, mut bit) = (0, 0, 1u32);
-        for ((((&id, pair), draws), table), line) in self.ids.iter().zip(pairs).zip(draws).zip(tables).zip(lines) {
+        for ((((&id, pair), draws), table), line) in ids.iter().zip(pairs).zip(draws).zip(tables).zip(lines) {
             *pair = pair_of(id);
             *draws = pair.first_draws();
-            // Below the horizon anything may be looked at.
-            let entry = self.tables.find(id);
-            unknown |= if entry.is_none() { bit } else { 0 };
-            *table = entry.map_or(oldest, |entry| entry.table());
+            // Below the horizon anything may be looked at: the oldest is there already.
+            match ring.find(id) {
+                Some(entry) => *table = entry.table(),
+                None => unknown |= bit,
+            }
             *line = table.first_filter().first_line(pair);
             if table.is_chained() {
                 chained |= bit;
@@ -204,15 +209,10 @@ impl Lookup<'_> {
             }
             bit = bit.wrapping_shl(1);
         }
-        let all = ((1u64 << self.ids.len().min(BATCH)) - 1) as u32;
-        placed.unknown = unknown;
-        placed.chained = chained;
-        placed.open = all & !unknown & !self.aside;
-        placed
+        let all = ((1u64 << ids.len().min(BATCH)) - 1) as u32;
+        (self.unknown, self.chained, self.open) = (unknown, chained, all & !unknown & !aside);
     }
-}
 
-impl Placed<'_> {
     /// The second pass: has the first lines fetched, one right after the other ([`rolling::prefetch`] says why).
     #[inline]
     pub fn fetch(&self) {

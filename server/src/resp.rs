@@ -31,22 +31,30 @@ pub fn integer(text: &[u8]) -> Option<i64> {
 }
 
 /// Reads a canonical decimal `u64`: digits only, no leading zero. `None` if it is not one or does not fit.
-#[inline]
+#[inline(always)]
 pub fn natural(digits: &[u8]) -> Option<u64> {
+    // Most ids.
+    if let (9..=16, Some(first), Some(last)) = (digits.len(), digits.first_chunk(), digits.last_chunk()) {
+        // Of the first eight those that are not among the last eight, with zeros before them.
+        let zeros = 8 * (16 - digits.len() as u32);
+        let first = u64::from_le_bytes(*first) << zeros | ZEROS & !(u64::MAX << zeros);
+        let halves = [first, u64::from_le_bytes(*last)].map(|text| text ^ ZEROS);
+        if halves.map(no_digits) != [0, 0] || digits[0] == b'0' {
+            return None;
+        }
+        let [high, low] = halves.map(eight_digits);
+        return Some(high.wrapping_mul(100_000_000).wrapping_add(low));
+    }
+    natural_of_any_length(digits)
+}
+
+fn natural_of_any_length(digits: &[u8]) -> Option<u64> {
     match digits {
         [b'0'] => return Some(0),
         [] | [b'0', ..] => return None,
         _ => {}
     }
-    let length = digits.len();
-    // Most ids.
-    if let (9..=16, Some(&first), Some(&last)) = (length, digits.first_chunk(), digits.last_chunk()) {
-        // Of the first eight those that are not among the last eight, with zeros before them.
-        let zeros = 8 * (16 - length as u32);
-        let head = eight_digits(u64::from_le_bytes(first) << zeros | ZEROS & !(u64::MAX << zeros))?;
-        return Some(head.wrapping_mul(100_000_000).wrapping_add(eight_digits(u64::from_le_bytes(last))?));
-    }
-    if length > 19 {
+    if digits.len() > 19 {
         return long_natural(digits);
     }
     // 19 digits cannot overflow.
@@ -60,7 +68,11 @@ pub fn natural(digits: &[u8]) -> Option<u64> {
         value = value.wrapping_mul(10).wrapping_add(u64::from(digit));
     }
     for &eight in eights {
-        value = value.wrapping_mul(100_000_000).wrapping_add(eight_digits(u64::from_le_bytes(eight))?);
+        let eight = u64::from_le_bytes(eight) ^ ZEROS;
+        if no_digits(eight) != 0 {
+            return None;
+        }
+        value = value.wrapping_mul(100_000_000).wrapping_add(eight_digits(eight));
     }
     Some(value)
 }
@@ -87,19 +99,21 @@ const ALL: u64 = 0x0101_0101_0101_0101;
 /// Eight digits 0.
 const ZEROS: u64 = ALL * 0x30;
 
+/// 0 if all bytes of a text, xored with [`ZEROS`], are digits.
+#[inline(always)]
+fn no_digits(digits: u64) -> u64 {
+    // A byte of 10 or more gets its high bit by the addition, or has it already; a carry comes from such a byte only.
+    (digits.wrapping_add(ALL * 0x76) | digits) & (ALL * 0x80)
+}
+
 /// Eight digits in three multiplications: neighbours are joined to pairs, pairs to fours, fours to the whole (Lamport's multiple byte
 /// processing; the decimal form is Lemire's, 2018). The first digit is the lowest byte.
 #[inline(always)]
-fn eight_digits(text: u64) -> Option<u64> {
-    let digits = text ^ ZEROS;
-    // A byte of 10 or more gets its high bit by the addition, or has it already; a carry comes from such a byte only.
-    if (digits.wrapping_add(ALL * 0x76) | digits) & (ALL * 0x80) != 0 {
-        return None;
-    }
+fn eight_digits(digits: u64) -> u64 {
     // Nothing is lost by wrapping: what a multiplication carries beyond the word is not looked at.
     let pairs = digits.wrapping_mul(10).wrapping_add(digits >> 8) & 0x00ff_00ff_00ff_00ff;
     let fours = pairs.wrapping_mul(100).wrapping_add(pairs >> 16) & 0x0000_ffff_0000_ffff;
-    Some(fours.wrapping_mul(10_000).wrapping_add(fours >> 32) & 0xffff_ffff)
+    fours.wrapping_mul(10_000).wrapping_add(fours >> 32) & 0xffff_ffff
 }
 
 #[cfg(test)]

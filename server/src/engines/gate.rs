@@ -60,13 +60,14 @@ impl ExistenceSpace {
         &self.loose
     }
 
-    /// The ids, in bits, at which a flag may be set by their counters: by the one at `field` of each row. To be asked after these were read.
+    /// The ids, in bits, at which a flag may be set by their counters: by the one at `field` of each row, of which each has so many. To be asked after
+    /// these were read.
     #[inline]
-    pub(super) fn not_disproved<'r>(&self, ids: &[u64], rows: impl Iterator<Item = &'r [i64]>, field: usize) -> u32 {
-        let (mut zero, mut bit) = (0u32, 1u32);
-        for row in rows.take(ids.len()) {
-            zero |= if row.get(field) == Some(&0) { bit } else { 0 };
-            bit = bit.wrapping_shl(1);
+    pub(super) fn not_disproved(&self, ids: &[u64], rows: &[i64], width: usize, field: usize) -> u32 {
+        let (mut zero, mut at) = (0u32, field);
+        for i in 0..ids.len().min(u32::BITS as usize) {
+            zero |= u32::from(rows.get(at) == Some(&0)) << i;
+            at = at.wrapping_add(width);
         }
         if zero == 0 {
             return u32::MAX;

@@ -96,6 +96,13 @@ impl Page {
         self.rows.iter().fold(0, |bits, &value| bits | value as u64)
     }
 
+    /// The usual page, four counters side by side and two flags that are all known.
+    pub(crate) fn usual(&self) -> Option<UsualPage<'_>> {
+        let is_usual = self.straight && self.columns.len() == 4 && self.columns[0] == (0, 4) && self.flags == 2;
+        (is_usual && self.answers.iter().all(|answers| answers.unknown == 0))
+            .then(|| (self.rows.as_chunks().0, self.answers.as_chunks().0))
+    }
+
     /// The answers in which the flags of the id at position `index` are, at that position, modulo [`BATCH`].
     #[inline(always)]
     pub fn answers_of(&self, index: usize) -> &[Answers] {
@@ -115,6 +122,9 @@ impl Page {
         self.answers[index / BATCH * self.flags + flag].at(index)
     }
 }
+
+/// See [`Page::usual`]: the counters of each id, and the answers for each [`BATCH`] of them.
+pub(crate) type UsualPage<'a> = (&'a [[i64; 4]], &'a [[Answers; 2]]);
 
 /// A page that is being read: what was asked for.
 struct Asking<'a> {
@@ -202,9 +212,9 @@ impl Engines {
         let gate = flag.gate.as_ref().filter(|gate| space.tie() == Some(gate.tie));
         let wanted = gate.map_or(u32::MAX, |gate| {
             let (start, width) = page.sources[gate.source];
-            let rows = page.rows[start + first * width..].chunks_exact(width.max(1));
+            let rows = &page.rows[start + first * width..];
             // A row that could not be read is 0 here, and proves nothing.
-            space.not_disproved(ids, rows, gate.field) | cold::failed_among(ids)
+            space.not_disproved(ids, rows, width, gate.field) | cold::failed_among(ids)
         });
         page.answers[first / BATCH * page.flags + flags.start] = placed.placed.answer(wanted);
     }

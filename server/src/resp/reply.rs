@@ -97,7 +97,7 @@ impl<'a> Reply<'a> {
         self.out.extend_from_slice(&buf[at - 1..]);
     }
 
-    /// An array of `rows` arrays of `width` integers, which `write` puts one after the other; none of them has a bit that is not in `bits`.
+    /// An array of `rows` arrays of `width` integers, which `write` puts one after the other, header and integers; none of them has a bit that is not in `bits`.
     /// For a row of which `refused` has a text, that is the answer, as an error. Room is asked for once for many rows. With more than `most` bytes
     /// in the buffer the rest is left out: nobody will get it.
     #[inline]
@@ -112,23 +112,23 @@ impl<'a> Reply<'a> {
     ) {
         self.array(rows);
         let null = if self.protocol == Protocol::Resp3 { (b"_\r\n\0\0", 3) } else { (b"$-1\r\n", 5) };
-        let head = SMALL.get(width).map_or(0, |word| word ^ u64::from(b':' ^ b'*'));
+        let head = SMALL.get(width).map(|word| word ^ u64::from(b':' ^ b'*'));
         // Memory is cleared for what may come, so that is not taken for much more than will.
-        let room = MAX_HEADER + width * if bits >> 19 == 0 { MAX_SMALL_INT } else { MAX_INT };
+        let small = bits >> 19 == 0;
+        let room = MAX_HEADER + width * if small { MAX_SMALL_INT } else { MAX_INT };
         let mut row = 0;
         while row < rows && self.out.len() <= most {
             let start = self.out.len();
             let together = (ROWS_BYTES / room).clamp(1, rows - row);
             self.out.resize(start + together * room + 8, 0);
-            let mut writer = IntRow { out: &mut self.out[start..], at: 0, null, head };
+            let mut writer = IntRow { out: &mut self.out[start..], at: 0, null, width, head, small };
             let mut refusal = None;
             for _ in 0..together {
                 refusal = refused(row);
                 if refusal.is_none() {
-                    writer.header(width);
                     write(row, &mut writer);
                 }
-                row += 1;
+                row = row.wrapping_add(1);
                 if refusal.is_some() {
                     break;
                 }
@@ -286,9 +286,15 @@ pub struct IntRow<'a> {
     at: usize,
     /// A null, and its length.
     null: (&'static [u8; 5], usize),
-    /// The row's header as [`SMALL`] has integers; 0 if it is longer.
-    head: u64,
+    width: usize,
+    /// The row's header as [`SMALL`] has integers, if it is no longer.
+    head: Option<u64>,
+    /// All integers are 0 to 2^19 - 1.
+    small: bool,
 }
+
+/// A header and four integers below 2^19 and two flags take 56 bytes at most, and are put eight bytes at a time.
+const USUAL_ROW: usize = 64 + 8;
 
 impl IntRow<'_> {
     /// The next integer of the row.
@@ -315,25 +321,50 @@ impl IntRow<'_> {
         }
     }
 
-    /// Two flags that are known, as one word.
+    /// A row's header: what an integer says, with another marker.
     #[inline(always)]
-    pub fn two_flags(&mut self, first: bool, second: bool) {
-        let both = u64::from_le_bytes(*b":0\r\n:0\r\n") + (u64::from(first) << 8) + (u64::from(second) << 40);
-        put(self.out, self.at, both);
-        self.at = self.at.wrapping_add(8);
-    }
-
-    /// What an integer says, with another marker.
-    #[inline(always)]
-    fn header(&mut self, width: usize) {
+    pub fn header(&mut self) {
         let start = self.at;
-        if self.head != 0 {
-            put(self.out, start, self.head);
-            self.at = start.wrapping_add((self.head >> 56) as usize);
+        if let Some(head) = self.head {
+            put(self.out, start, head);
+            self.at = start.wrapping_add(length(head));
         } else {
-            self.int(width as i64);
+            self.int(self.width as i64);
             self.out[start] = b'*';
         }
+    }
+
+    /// A row of four integers and two flags that are known, header and all: the same as one by one, but it is asked once whether there is room.
+    #[inline(always)]
+    pub fn usual(&mut self, ints: &[i64; 4], flags: [bool; 2]) {
+        debug_assert_eq!(self.width, 6);
+        let from = self.at;
+        let room = self.out.get_mut(from..).and_then(<[u8]>::first_chunk_mut::<USUAL_ROW>);
+        let (Some(room), Some(head), true) = (room, self.head, self.small) else {
+            self.header();
+            ints.iter().for_each(|&value| self.int(value));
+            return flags.iter().for_each(|&flag| self.flag(Some(flag)));
+        };
+        // Eight bytes more than may be put at: no place has to be looked at.
+        let mut put = |at: usize, word: u64| room[at % 64..][..8].copy_from_slice(&word.to_le_bytes());
+        put(0, head);
+        let mut at = length(head);
+        for &value in ints {
+            let value = value as u32 as usize;
+            if value < 1000 {
+                let word = SMALL[value];
+                put(at, word);
+                at = at.wrapping_add(length(word));
+            } else {
+                let head = SMALL[value / 1000 % SMALL.len()];
+                put(at, head);
+                // Over the line end of the head.
+                put(at.wrapping_add(length(head)).wrapping_sub(2), THREE[value % 1000]);
+                at = at.wrapping_add(length(head)).wrapping_add(3);
+            }
+        }
+        put(at, two_flags(flags[0], flags[1]));
+        self.at = from.wrapping_add(at).wrapping_add(8);
     }
 }
 
@@ -361,22 +392,15 @@ const MAX_SMALL_INT: usize = 9;
 /// The longest header of a row.
 const MAX_HEADER: usize = MAX_INT;
 
-/// `:0\r\n` to `:999\r\n`, first byte lowest, and the length in the highest byte.
-const SMALL: [u64; 1000] = {
-    let mut small = [0; 1000];
+/// `:0\r\n` to `:1023\r\n`, first byte lowest, and the length in the highest byte.
+static SMALL: [u64; 1024] = {
+    let mut small = [0; 1024];
     let mut i = 0;
-    while i < 1000 {
-        let (mut word, mut length, mut power) = (
-            b':' as u64,
-            1,
-            if i > 99 {
-                100
-            } else if i > 9 {
-                10
-            } else {
-                1
-            },
-        );
+    while i < 1024 {
+        let (mut word, mut length, mut power) = (b':' as u64, 1, 1);
+        while i / power > 9 {
+            power *= 10;
+        }
         while power > 0 {
             word |= ((i / power % 10) as u64 + 0x30) << (8 * length);
             length += 1;
@@ -390,7 +414,7 @@ const SMALL: [u64; 1000] = {
 };
 
 /// `000\r\n` to `999\r\n`, first byte lowest.
-const THREE: [u64; 1000] = {
+static THREE: [u64; 1000] = {
     let mut three = [0; 1000];
     let mut i = 0;
     while i < 1000 {
@@ -400,6 +424,18 @@ const THREE: [u64; 1000] = {
     }
     three
 };
+
+/// How long a word of [`SMALL`] is.
+#[inline(always)]
+fn length(word: u64) -> usize {
+    (word >> 56) as usize
+}
+
+/// Two flags, first byte lowest.
+#[inline(always)]
+fn two_flags(first: bool, second: bool) -> u64 {
+    u64::from_le_bytes(*b":0\r\n:0\r\n") | u64::from(first) << 8 | u64::from(second) << 40
+}
 
 /// Puts eight bytes at `out[at..]`, which has room for them.
 #[inline(always)]
@@ -412,13 +448,13 @@ fn put(out: &mut [u8], at: usize, word: u64) {
 fn put_int(out: &mut [u8], at: usize, value: i64) -> usize {
     if let Some(&word) = SMALL.get(value as usize) {
         put(out, at, word);
-        return at.wrapping_add((word >> 56) as usize);
+        return at.wrapping_add(length(word));
     }
     if let 1000..=999_999 = value {
         let head = SMALL[value as usize / 1000];
         put(out, at, head);
         // Over the line end of the head.
-        let at = at.wrapping_add((head >> 56) as usize - 2);
+        let at = at.wrapping_add(length(head) - 2);
         put(out, at, THREE[value as usize % 1000]);
         return at.wrapping_add(5);
     }
@@ -524,22 +560,50 @@ mod tests {
             assert_eq!(
                 written(Protocol::Resp2, |r| r.int_rows(
                     1,
-                    8,
+                    4,
                     value as u64,
                     usize::MAX,
                     |_, row| {
+                        row.header();
                         row.int(value);
                         [None, Some(true), Some(false)].into_iter().for_each(|flag| row.flag(flag));
-                        row.two_flags(false, true);
-                        row.two_flags(true, false);
                     },
                     |_| None
                 )),
-                format!("*1\r\n*8\r\n:{value}\r\n$-1\r\n:1\r\n:0\r\n:0\r\n:1\r\n:1\r\n:0\r\n")
+                format!("*1\r\n*4\r\n:{value}\r\n$-1\r\n:1\r\n:0\r\n")
             );
             let mut out = Vec::new();
             decimal(value, &mut out);
             assert_eq!(out, value.to_string().into_bytes());
+        }
+    }
+
+    /// Rows of four integers and two flags, some of them with integers too large for the quick way: as one by one.
+    #[test]
+    fn usual_rows_are_written_as_others_are() {
+        let mut random = fastrand::Rng::with_seed(9);
+        for most in [10, 1_000, 1_001, 100_000, (1 << 19) - 1, 1 << 19, i64::MAX] {
+            for rows in [0, 1, 2, 200] {
+                let mut value = || {
+                    let edge = 10i64.pow(random.u32(0..6)) - random.i64(0..2);
+                    [random.i64(0..=most), edge.min(most), most][random.usize(0..3)]
+                };
+                let data: Vec<[i64; 4]> = (0..rows).map(|_| std::array::from_fn(|_| value())).collect();
+                let flags = |row: usize| [row.is_multiple_of(2), row.is_multiple_of(3)];
+                let bits = data.as_flattened().iter().fold(0, |bits, &value| bits | value as u64);
+                let found = written(Protocol::Resp2, |r| {
+                    r.int_rows(rows, 6, bits, usize::MAX, |row, out| out.usual(&data[row], flags(row)), |_| None);
+                });
+                let expected = written(Protocol::Resp2, |r| {
+                    r.array(rows);
+                    for (row, values) in data.iter().enumerate() {
+                        r.array(6);
+                        values.iter().for_each(|&value| r.int(value));
+                        flags(row).iter().for_each(|&flag| r.bool(flag));
+                    }
+                });
+                assert_eq!(found, expected);
+            }
         }
     }
 
@@ -565,6 +629,7 @@ mod tests {
                 });
                 let found = written(protocol, |r| {
                     let write = |row: usize, to: &mut IntRow<'_>| {
+                        to.header();
                         for column in 0..width {
                             if column % 3 == 2 { to.flag(None) } else { to.int(value(row, column)) }
                         }
@@ -576,7 +641,11 @@ mod tests {
                 // Beyond a limit the rest is left out, and no more was made than is written together.
                 let most = expected.len() / 2;
                 let cut = written(protocol, |r| {
-                    r.int_rows(rows, width, u64::MAX, most, |_, to| (0..width).for_each(|_| to.int(-5)), refused);
+                    let write = |_, to: &mut IntRow<'_>| {
+                        to.header();
+                        (0..width).for_each(|_| to.int(-5));
+                    };
+                    r.int_rows(rows, width, u64::MAX, most, write, refused);
                 });
                 assert!(rows == 0 || cut.len() > most.min(expected.len() / 2), "{rows} rows of {width}");
                 assert!(cut.len() <= most + ROWS_BYTES.max(width * MAX_INT + MAX_HEADER), "{rows} rows of {width}");

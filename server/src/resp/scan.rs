@@ -261,37 +261,42 @@ impl Scanner {
     /// else it leaves to the states.
     #[inline]
     fn scan_short(&mut self, buf: &[u8], limits: &Limits) -> bool {
-        if limits.max_bulk_bytes < 99 {
+        if limits.max_bulk_bytes < 99 || u32::try_from(buf.len()).is_err() {
             return false;
         }
         let (mut pos, mut missing) = (self.pos, self.missing);
         let mut rest = buf.get(pos..).unwrap_or_default();
+        // The last header, its bytes, and what it said: arguments are often as long as the one before.
+        let (mut last, mut bytes, mut length, mut header) = (0, u64::MAX, 0, 0);
         while missing > 0 {
             // "$dd\r\n" or "$d\r\n", looked at as one number. With what must follow there are never fewer than eight bytes, but at the very end.
             let Some(&head) = rest.first_chunk() else { break };
             let word = u64::from_le_bytes(head);
-            let (one, two) =
-                (word ^ u64::from_le_bytes(*b"$0\r\n\0\0\0\0"), word ^ u64::from_le_bytes(*b"$00\r\n\0\0\0"));
-            let (length, header) = if two & 0xff_ff00_00ff == 0 {
-                let (tens, ones) = (two >> 8 & 0xff, two >> 16 & 0xff);
-                if tens.wrapping_sub(1) > 8 || ones > 9 {
-                    break;
+            if (word ^ last) & bytes != 0 {
+                let (one, two) =
+                    (word ^ u64::from_le_bytes(*b"$0\r\n\0\0\0\0"), word ^ u64::from_le_bytes(*b"$00\r\n\0\0\0"));
+                if two & 0xff_ff00_00ff == 0 {
+                    let (tens, ones) = (two >> 8 & 0xff, two >> 16 & 0xff);
+                    if tens.wrapping_sub(1) > 8 || ones > 9 {
+                        break;
+                    }
+                    (length, header) = ((tens * 10 + ones) as usize, 5);
+                } else {
+                    // One digit may be none.
+                    let ones = one >> 8 & 0xff;
+                    if one & 0xffff_00ff != 0 || ones > 9 {
+                        break;
+                    }
+                    (length, header) = (ones as usize, 4);
                 }
-                (tens * 10 + ones, 5)
-            } else {
-                // One digit may be none.
-                let ones = one >> 8 & 0xff;
-                if one & 0xffff_00ff != 0 || ones > 9 {
-                    break;
-                }
-                (ones, 4)
-            };
-            let text = header + length as usize;
+                (last, bytes) = (word, u64::MAX >> (64 - 8 * header));
+            }
+            let text = header + length;
             let Some((argument, behind)) = rest.split_at_checked(text + 2) else { break };
             if argument.last_chunk() != Some(b"\r\n") {
                 break;
             }
-            self.spans.push(Span::new(pos + header, pos + text));
+            self.spans.push(Span { start: (pos + header) as u32, end: (pos + text) as u32 });
             pos += text + 2;
             missing -= 1;
             rest = behind;
