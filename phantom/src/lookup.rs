@@ -3,8 +3,8 @@
 //! The order matters. A pair aside moves into a table at any moment, first stored there, then deleted here. So a reader asks the
 //! aside first; and takes the list of tables only after that, or the list might lack the table into which the pair went (P1).
 //!
-//! A batch goes in three passes: [`Lookup::place`] hashes all pairs, and finds the first line of each; [`Placed::fetch`] has these lines fetched, one
-//! right after the other; [`Placed::answer`] looks. The fetches overlap, and a check costs what two of them cost in a row of many, not the wait for
+//! A batch goes in three passes: [`Pairs::place`] hashes all pairs, and finds the first line of each; [`Pairs::fetch`] has these lines fetched, one
+//! right after the other; [`Pairs::answer`] looks. The fetches overlap, and a check costs what two of them cost in a row of many, not the wait for
 //! one. Whoever has other memory to wait for has it fetched together with this, and waits for it between the last two.
 //!
 //! The last pass goes filter by filter, in bits: what the first line says of all pairs, which of those that it leaves open the whole
@@ -32,8 +32,8 @@ pub struct Lookup<'s> {
     aside: u32,
 }
 
-/// A [`Lookup`] whose pairs were placed: what is known already, and where to look for the rest.
-pub struct Placed<'l> {
+/// The pairs of a [`Lookup`]: what is known of them already, and where to look for the rest.
+pub struct Pairs<'l> {
     lookup: &'l Lookup<'l>,
     /// Each pair, what its bits in a first line are drawn from, its table, and its first line in the first filter of that.
     pairs: [Pair; BATCH],
@@ -102,9 +102,10 @@ impl Space {
     pub fn contains_batch(&self, member: &Member, ids: &[u64], out: &mut Vec<Answer>) {
         for ids in ids.chunks(BATCH) {
             let lookup = self.lookup(member, ids);
-            let placed = lookup.place();
-            placed.fetch();
-            let answers = placed.answer(u32::MAX);
+            let mut pairs = lookup.pairs();
+            pairs.place();
+            pairs.fetch();
+            let answers = pairs.answer(u32::MAX);
             out.extend((0..ids.len()).map(|i| answers.at(i)));
         }
     }
@@ -165,10 +166,11 @@ impl Hints<'_> {
 }
 
 impl Lookup<'_> {
-    /// The first pass: hashes all pairs, and finds the first line of each.
-    pub fn place(&self) -> Placed<'_> {
+    /// Its pairs, not placed yet: they take 1.6 kB, which would be copied if they were handed out placed.
+    #[inline(always)]
+    pub fn pairs(&self) -> Pairs<'_> {
         let oldest: &Table = self.tables.oldest().table();
-        let mut placed = Placed {
+        Pairs {
             lookup: self,
             pairs: [Pair::default(); BATCH],
             draws: [0; BATCH],
@@ -177,22 +179,25 @@ impl Lookup<'_> {
             unknown: 0,
             open: 0,
             chained: 0,
-        };
-        let seed = self.space.seed;
-        // Two loops: whether members are numbers is asked once.
-        match self.member {
-            Ready::Number(number) => placed.place(|id| number.pair(id)),
-            Ready::Bytes(digest) => placed.place(|id| seed.pair_of_bytes(id, digest)),
         }
-        placed
     }
 }
 
-impl Placed<'_> {
+impl Pairs<'_> {
+    /// The first pass: hashes all pairs, and finds the first line of each.
+    pub fn place(&mut self) {
+        let seed = self.lookup.space.seed;
+        // Two loops: whether members are numbers is asked once.
+        match self.lookup.member {
+            Ready::Number(number) => self.place_by(|id| number.pair(id)),
+            Ready::Bytes(digest) => self.place_by(|id| seed.pair_of_bytes(id, digest)),
+        }
+    }
+
     #[inline(always)]
-    fn place(&mut self, pair_of: impl Fn(u64) -> Pair) {
+    fn place_by(&mut self, pair_of: impl Fn(u64) -> Pair) {
         let Lookup { ids, tables: ring, aside, .. } = self.lookup;
-        let Placed { pairs, draws, tables, lines, .. } = self;
+        let Pairs { pairs, draws, tables, lines, .. } = self;
         let (mut unknown, mut chained, mut bit) = (0, 0, 1u32);
         for ((((&id, pair), draws), table), line) in ids.iter().zip(pairs).zip(draws).zip(tables).zip(lines) {
             *pair = pair_of(id);

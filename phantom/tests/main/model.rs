@@ -234,9 +234,10 @@ impl Run {
             let wanted = gated.iter().enumerate().fold(0, |bits, (i, gated)| bits | u32::from(!gated) << i);
             let member = Member::Number(member);
             let lookup = self.space.lookup(&member, ids);
-            let placed = lookup.place();
-            placed.fetch();
-            let found = placed.answer(wanted);
+            let mut pairs = lookup.pairs();
+            pairs.place();
+            pairs.fetch();
+            let found = pairs.answer(wanted);
             answers.extend((0..ids.len()).map(|i| found.at(i)));
         }
         assert_eq!(answers.len(), ids.len() + 1, "answers are appended");

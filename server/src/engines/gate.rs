@@ -64,10 +64,13 @@ impl ExistenceSpace {
     /// these were read.
     #[inline]
     pub(super) fn not_disproved(&self, ids: &[u64], rows: &[i64], width: usize, field: usize) -> u32 {
-        let (mut zero, mut at) = (0u32, field);
-        for i in 0..ids.len().min(u32::BITS as usize) {
-            zero |= u32::from(rows.get(at) == Some(&0)) << i;
-            at = at.wrapping_add(width);
+        if field >= width {
+            return u32::MAX;
+        }
+        let (mut zero, mut bit) = (0u32, 1u32);
+        for row in rows.chunks_exact(width).take(ids.len()) {
+            zero |= if row[field] == 0 { bit } else { 0 };
+            bit = bit.wrapping_shl(1);
         }
         if zero == 0 {
             return u32::MAX;

@@ -2,7 +2,7 @@
 
 use super::{Engines, Tie};
 use crate::cold;
-use phantom::{Answer, Answers, BATCH, Member, Placed};
+use phantom::{Answer, Answers, BATCH, Member, Pairs};
 use std::ops::Range;
 
 /// A column of a view; the first number is an index into [`View::sources`].
@@ -135,13 +135,13 @@ struct Asking<'a> {
 
 /// Flags whose pairs are placed, the last one first.
 struct Flags<'a> {
-    placed: &'a Placed<'a>,
+    pairs: &'a Pairs<'a>,
     before: Option<&'a Flags<'a>>,
 }
 
 impl Flags<'_> {
     fn fetch(&self) {
-        std::iter::successors(Some(self), |flags| flags.before).for_each(|flags| flags.placed.fetch());
+        std::iter::successors(Some(self), |flags| flags.before).for_each(|flags| flags.pairs.fetch());
     }
 }
 
@@ -206,8 +206,9 @@ impl Engines {
         let ids = &asking.ids[first..asking.ids.len().min(first + BATCH)];
         let space = &self.existences[flag.space];
         let lookup = space.lookup(asking.viewer, ids);
-        let placed = lookup.place();
-        let placed = Flags { placed: &placed, before };
+        let mut pairs = lookup.pairs();
+        pairs.place();
+        let placed = Flags { pairs: &pairs, before };
         self.read_flags(asking, first, flags.start + 1..flags.end, page, Some(&placed));
         let gate = flag.gate.as_ref().filter(|gate| space.tie() == Some(gate.tie));
         let wanted = gate.map_or(u32::MAX, |gate| {
@@ -216,7 +217,7 @@ impl Engines {
             // A row that could not be read is 0 here, and proves nothing.
             space.not_disproved(ids, rows, width, gate.field) | cold::failed_among(ids)
         });
-        page.answers[first / BATCH * page.flags + flags.start] = placed.placed.answer(wanted);
+        page.answers[first / BATCH * page.flags + flags.start] = pairs.answer(wanted);
     }
 
     /// The counters of all ids; `flags` are asked for with the first of them.
