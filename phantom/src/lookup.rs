@@ -105,7 +105,7 @@ impl Space {
             let mut pairs = lookup.pairs();
             pairs.place();
             pairs.fetch();
-            let answers = pairs.answer(u32::MAX);
+            let answers = pairs.answer(|found| found);
             out.extend((0..ids.len()).map(|i| answers.at(i)));
         }
     }
@@ -224,13 +224,12 @@ impl Pairs<'_> {
         self.lines[..self.lookup.ids.len().min(BATCH)].iter().for_each(|line| rolling::prefetch(*line));
     }
 
-    /// The last pass: the answers for the ids. Those whose bit in `wanted` is not set are not looked up in the tables, but answered
-    /// with no, or with unknown below the horizon: for flags of which it is known that nobody has set them there. What is held aside is exact, and
-    /// answered with yes all the same.
-    pub fn answer(&self, wanted: u32) -> Answers {
+    /// The last pass: the answers for the ids. `may_be_set` leaves out of pairs, in bits, those of which it is known that nobody has set them: they are
+    /// answered with no, or with unknown below the horizon. It is asked only of those that the filters in memory have, which are few, and of those that
+    /// would be looked for elsewhere. What is held aside is exact, and answered with yes all the same.
+    pub fn answer(&self, may_be_set: impl Fn(u32) -> u32) -> Answers {
         let Lookup { space, ids, aside, .. } = *self.lookup;
-        let open = self.open & wanted;
-        let maybe = open & seem_set(space.sizing.bits, ids.len(), &self.lines, &self.draws);
+        let maybe = self.open & seem_set(space.sizing.bits, ids.len(), &self.lines, &self.draws);
         for i in ones(maybe) {
             let filter = self.tables[i].first_filter();
             filter.prefetch(&filter.spot(&self.pairs[i]), 1);
@@ -240,19 +239,21 @@ impl Pairs<'_> {
             let filter = self.tables[i].first_filter();
             found |= u32::from(filter.does_contain(&self.pairs[i], &filter.spot(&self.pairs[i]))) << i;
         }
-        let chained = open & !found & self.chained;
+        let chained = self.open & !found & self.chained;
         if chained != 0 {
-            found |= self.in_chains(chained);
+            found |= self.in_chains(chained, &may_be_set);
         }
         let mut yes = aside;
-        for i in ones(found) {
-            yes |= u32::from(self.tables[i].found(true, &self.pairs[i]) == State::Set) << i;
+        if found != 0 {
+            for i in ones(may_be_set(found)) {
+                yes |= u32::from(self.tables[i].found(true, &self.pairs[i]) == State::Set) << i;
+            }
         }
         Answers { yes, unknown: self.unknown & !yes }
     }
 
     /// Which of these pairs some filter behind the first has: all second filters are looked at, then all third ones, ...
-    fn in_chains(&self, asked: u32) -> u32 {
+    fn in_chains(&self, asked: u32, may_be_set: &impl Fn(u32) -> u32) -> u32 {
         let (mut left, mut found) = (asked, 0);
         for place in 1..LINKS {
             // Those whose chain is so long, one right behind the other.
@@ -275,8 +276,11 @@ impl Pairs<'_> {
             }
             left = here & !found;
         }
-        for i in ones(asked & !found) {
-            found |= u32::from(self.tables[i].seems_set_elsewhere(&self.pairs[i])) << i;
+        let elsewhere = ones(asked & !found).filter(|&i| self.tables[i].cold().is_some()).fold(0, |bits, i| bits | 1 << i);
+        if elsewhere != 0 {
+            for i in ones(may_be_set(elsewhere)) {
+                found |= u32::from(self.tables[i].seems_set_elsewhere(&self.pairs[i])) << i;
+            }
         }
         found
     }

@@ -237,7 +237,7 @@ impl Run {
             let mut pairs = lookup.pairs();
             pairs.place();
             pairs.fetch();
-            let found = pairs.answer(wanted);
+            let found = pairs.answer(|found| found & wanted);
             answers.extend((0..ids.len()).map(|i| found.at(i)));
         }
         assert_eq!(answers.len(), ids.len() + 1, "answers are appended");

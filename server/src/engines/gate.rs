@@ -60,28 +60,17 @@ impl ExistenceSpace {
         &self.loose
     }
 
-    /// The ids, in bits, at which a flag may be set by their counters: by the one at `field` of each row, of which each has so many. To be asked after
-    /// these were read.
-    #[inline]
-    pub(super) fn not_disproved(&self, ids: &[u64], rows: &[i64], width: usize, field: usize) -> u32 {
-        if field >= width {
-            return u32::MAX;
+    /// Which of these ids, in bits, may have a flag by their counters. To be asked after the counters were read.
+    pub(super) fn not_disproved(&self, ids: &[u64], mut asked: u32, counted: impl Fn(usize) -> i64) -> u32 {
+        let loose = self.loose.read(&self.space);
+        let mut left = 0;
+        while asked != 0 {
+            let i = asked.trailing_zeros() as usize;
+            asked &= asked - 1;
+            let is_proof = counted(i) == 0 && !ids.get(i).is_some_and(|&id| loose.holds(id));
+            left |= u32::from(!is_proof) << i;
         }
-        let (mut zero, mut bit) = (0u32, 1u32);
-        for row in rows.chunks_exact(width).take(ids.len()) {
-            zero |= if row[field] == 0 { bit } else { 0 };
-            bit = bit.wrapping_shl(1);
-        }
-        if zero == 0 {
-            return u32::MAX;
-        }
-        let (loose, mut wanted) = (self.loose.read(&self.space), !zero);
-        while zero != 0 && !loose.is_empty() {
-            let i = zero.trailing_zeros();
-            zero &= zero - 1;
-            wanted |= u32::from(ids.get(i as usize).is_some_and(|&id| loose.holds(id))) << i;
-        }
-        wanted
+        left
     }
 
     /// Makes an id loose, and the log know it with the rest of the turn; one above all that tables have only for those who will find it in a table.

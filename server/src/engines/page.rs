@@ -211,13 +211,15 @@ impl Engines {
         let placed = Flags { pairs: &pairs, before };
         self.read_flags(asking, first, flags.start + 1..flags.end, page, Some(&placed));
         let gate = flag.gate.as_ref().filter(|gate| space.tie() == Some(gate.tie));
-        let wanted = gate.map_or(u32::MAX, |gate| {
-            let (start, width) = page.sources[gate.source];
-            let rows = &page.rows[start + first * width..];
-            // A row that could not be read is 0 here, and proves nothing.
-            space.not_disproved(ids, rows, width, gate.field) | cold::failed_among(ids)
-        });
-        page.answers[first / BATCH * page.flags + flags.start] = pairs.answer(wanted);
+        let may_be_set = |found| {
+            gate.map_or(found, |gate| {
+                let (start, width) = page.sources[gate.source];
+                let counted = |i: usize| page.rows[start + (first + i) * width + gate.field];
+                // A row that could not be read is 0 here, and proves nothing.
+                space.not_disproved(ids, found, counted) | found & cold::failed_among(ids)
+            })
+        };
+        page.answers[first / BATCH * page.flags + flags.start] = pairs.answer(may_be_set);
     }
 
     /// The counters of all ids; `flags` are asked for with the first of them.
