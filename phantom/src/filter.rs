@@ -285,10 +285,24 @@ pub(crate) fn seem_set<const N: usize>(bits: usize, number: usize, lines: &[&Lin
     }
 }
 
+/// Of pairs that are not set most are known by so few draws; the others are looked at for pairs that these leave open.
+const FIRST_DRAWS: usize = 3;
+
 #[inline(always)]
 fn all_seem_set<const BITS: usize, const N: usize>(number: usize, lines: &[&Line; N], draws: &[u64; N]) -> u32 {
-    let seems = |i: usize| has_draws(BITS, lines[i], draws[i]);
-    (0..number.min(N)).rev().fold(0, |seem, i| seem << 1 | u32::from(seems(i)))
+    let first = BITS.min(FIRST_DRAWS);
+    let seems = |i: usize| has_draws(first, lines[i], draws[i]);
+    let open = (0..number.min(N)).rev().fold(0, |open, i| open << 1 | u32::from(seems(i)));
+    if first == BITS {
+        return open;
+    }
+    let (mut left, mut seem) = (open, 0);
+    while left != 0 {
+        let i = left.trailing_zeros() as usize % N;
+        left &= left.wrapping_sub(1);
+        seem |= u32::from(has_draws(BITS - first, lines[i], draws[i] >> (9 * first))) << i;
+    }
+    seem
 }
 
 /// The first `bits` different draws, as a mask over a line.
