@@ -276,7 +276,8 @@ impl Pairs<'_> {
             }
             left = here & !found;
         }
-        let elsewhere = ones(asked & !found).filter(|&i| self.tables[i].cold().is_some()).fold(0, |bits, i| bits | 1 << i);
+        let elsewhere =
+            ones(asked & !found).filter(|&i| self.tables[i].cold().is_some()).fold(0, |bits, i| bits | 1 << i);
         if elsewhere != 0 {
             for i in ones(may_be_set(elsewhere)) {
                 found |= u32::from(self.tables[i].seems_set_elsewhere(&self.pairs[i])) << i;
