@@ -15,7 +15,7 @@ use crate::filter::{Line, seem_set};
 use crate::hash::{Member, Pair, Ready};
 use crate::options::Answer;
 use crate::space::Space;
-use crate::table::{LINKS, Link, State, Table};
+use crate::table::{State, Table};
 use rolling::Loaded;
 use std::sync::Arc;
 
@@ -208,20 +208,34 @@ impl Pairs<'_> {
                 None => unknown |= bit,
             }
             *line = table.first_filter().first_line(pair);
-            if table.is_chained() {
-                chained |= bit;
-                table.chain().for_each(|link| rolling::prefetch(link.filter.first_line(pair)));
-            }
+            chained |= if table.is_chained() { bit } else { 0 };
             bit = bit.wrapping_shl(1);
         }
         let all = ((1u64 << ids.len().min(BATCH)) - 1) as u32;
         (self.unknown, self.chained, self.open) = (unknown, chained, all & !unknown & !aside);
     }
 
-    /// The second pass: has the first lines fetched, one right after the other ([`rolling::prefetch`] says why).
+    /// The second pass: has the first lines of all filters fetched, one right after the other ([`rolling::prefetch`] says why).
     #[inline]
     pub fn fetch(&self) {
         self.lines[..self.lookup.ids.len().min(BATCH)].iter().for_each(|line| rolling::prefetch(*line));
+        for (table, here) in self.by_table(self.chained) {
+            for link in table.chain() {
+                ones(here).for_each(|i| rolling::prefetch(link.filter.first_line(&self.pairs[i])));
+            }
+        }
+    }
+
+    /// The tables of these pairs, with the pairs of each: one or two, mostly.
+    #[inline(always)]
+    fn by_table(&self, mut left: u32) -> impl Iterator<Item = (&Table, u32)> {
+        std::iter::from_fn(move || {
+            let table = self.tables[ones(left).next()?];
+            let is_here = |&i: &usize| std::ptr::eq(self.tables[i], table);
+            let here = ones(left).filter(is_here).fold(0, |bits, i| bits | 1 << i);
+            left &= !here;
+            Some((table, here))
+        })
     }
 
     /// The last pass: the answers for the ids. `may_be_set` leaves out of pairs, in bits, those of which it is known that nobody has set them: they are
@@ -252,35 +266,29 @@ impl Pairs<'_> {
         Answers { yes, unknown: self.unknown & !yes }
     }
 
-    /// Which of these pairs some filter behind the first has: all second filters are looked at, then all third ones, ...
+    /// Which of these pairs something behind the first filter of their table has: filter by filter, as the first ones are looked at.
     fn in_chains(&self, asked: u32, may_be_set: &impl Fn(u32) -> u32) -> u32 {
-        let (mut left, mut found) = (asked, 0);
-        for place in 1..LINKS {
-            // Those whose chain is so long, one right behind the other.
-            let (mut at, mut lines, mut draws) = ([0u8; BATCH], self.lines, [0; BATCH]);
-            let (mut here, mut number, mut bits) = (0, 0, 1);
-            for i in ones(left) {
-                let Some(link) = self.tables[i].chain().nth(place - 1) else { continue };
-                (at[number % BATCH], lines[number % BATCH]) = (i as u8, link.filter.first_line(&self.pairs[i]));
-                draws[number % BATCH] = self.draws[i];
-                (here, number, bits) = (here | 1 << i, number + 1, link.filter.sizing().bits);
+        // Those that are looked at, one right behind the other.
+        let (mut at, mut lines, mut draws) = ([0u8; BATCH], self.lines, [0; BATCH]);
+        let mut found = 0;
+        for (table, here) in self.by_table(asked) {
+            for link in table.chain() {
+                let left = here & !found;
+                for (((i, at), line), draws) in ones(left).zip(&mut at).zip(&mut lines).zip(&mut draws) {
+                    (*at, *line, *draws) = (i as u8, link.filter.first_line(&self.pairs[i]), self.draws[i]);
+                }
+                let number = left.count_ones() as usize;
+                for j in ones(seem_set(link.filter.sizing().bits, number, &lines, &draws)) {
+                    let i = usize::from(at[j]);
+                    let (filter, pair) = (&link.filter, &self.pairs[i]);
+                    found |= u32::from(filter.does_contain(pair, &filter.spot(pair))) << i;
+                }
             }
-            if here == 0 {
-                break;
-            }
-            for j in ones(seem_set(bits, number, &lines, &draws)) {
-                let i = usize::from(at[j]) % BATCH;
-                let (table, pair) = (self.tables[i], &self.pairs[i]);
-                let has = |link: &Link| link.filter.does_contain(pair, &link.filter.spot(pair));
-                found |= u32::from(table.chain().nth(place - 1).is_some_and(has)) << i;
-            }
-            left = here & !found;
-        }
-        let elsewhere =
-            ones(asked & !found).filter(|&i| self.tables[i].cold().is_some()).fold(0, |bits, i| bits | 1 << i);
-        if elsewhere != 0 {
-            for i in ones(may_be_set(elsewhere)) {
-                found |= u32::from(self.tables[i].seems_set_elsewhere(&self.pairs[i])) << i;
+            let left = here & !found;
+            if left != 0 && table.cold().is_some() {
+                for i in ones(may_be_set(left)) {
+                    found |= u32::from(table.seems_set_elsewhere(&self.pairs[i])) << i;
+                }
             }
         }
         found
