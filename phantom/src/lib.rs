@@ -52,7 +52,7 @@ pub use cold::{Below, Chain, Late, Note, Rewrite};
 pub use export::TableDigest;
 pub use filter::PAGE_BYTES;
 pub use hash::{Member, Pair};
-pub use lookup::{Answers, BATCH, Hints, Lookup, Pairs};
+pub use lookup::{Answers, BATCH, Hints, Lookup, Pairs, Placed};
 pub use merge::MergeError;
 pub use options::{Answer, Change, Options};
 pub use sizing::RATES;

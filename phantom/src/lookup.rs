@@ -8,7 +8,7 @@
 //! one. Whoever has other memory to wait for has it fetched together with this, and waits for it between the last two.
 //!
 //! The last pass goes filter by filter, in bits: what the first line says of all pairs, which of those that it leaves open the whole
-//! filter has, so that no jump depends on what is found for one pair. Whether a pair is to be looked at is no jump either: its line has been
+//! filter has, so that few jumps depend on what is found for one pair. Whether a pair is to be looked at is no jump either: its line has been
 //! fetched, so it is looked at, and the answer is left out.
 
 use crate::filter::{Line, seem_set};
@@ -45,6 +45,10 @@ pub struct Pairs<'l> {
     open: u32,
     chained: u32,
 }
+
+/// [`Pairs`] that were placed.
+#[derive(Clone, Copy)]
+pub struct Placed<'p>(&'p Pairs<'p>);
 
 /// Answers for at most [`BATCH`] ids, a bit each, the first id's the lowest: what is neither is no.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -103,9 +107,9 @@ impl Space {
         for ids in ids.chunks(BATCH) {
             let lookup = self.lookup(member, ids);
             let mut pairs = lookup.pairs();
-            pairs.place();
-            pairs.fetch();
-            let answers = pairs.answer(|found| found);
+            let placed = pairs.place();
+            placed.fetch();
+            let answers = placed.answer(|found| found);
             out.extend((0..ids.len()).map(|i| answers.at(i)));
         }
     }
@@ -185,13 +189,14 @@ impl Lookup<'_> {
 
 impl Pairs<'_> {
     /// The first pass: hashes all pairs, and finds the first line of each.
-    pub fn place(&mut self) {
+    pub fn place(&mut self) -> Placed<'_> {
         let seed = self.lookup.space.seed;
         // Two loops: whether members are numbers is asked once.
         match self.lookup.member {
             Ready::Number(number) => self.place_by(|id| number.pair(id)),
             Ready::Bytes(digest) => self.place_by(|id| seed.pair_of_bytes(id, digest)),
         }
+        Placed(self)
     }
 
     #[inline(always)]
@@ -215,17 +220,6 @@ impl Pairs<'_> {
         (self.unknown, self.chained, self.open) = (unknown, chained, all & !unknown & !aside);
     }
 
-    /// The second pass: has the first lines of all filters fetched, one right after the other ([`rolling::prefetch`] says why).
-    #[inline]
-    pub fn fetch(&self) {
-        self.lines[..self.lookup.ids.len().min(BATCH)].iter().for_each(|line| rolling::prefetch(*line));
-        for (table, here) in self.by_table(self.chained) {
-            for link in table.chain() {
-                ones(here).for_each(|i| rolling::prefetch(link.filter.first_line(&self.pairs[i])));
-            }
-        }
-    }
-
     /// The tables of these pairs, with the pairs of each: one or two, mostly.
     #[inline(always)]
     fn by_table(&self, mut left: u32) -> impl Iterator<Item = (&Table, u32)> {
@@ -237,57 +231,70 @@ impl Pairs<'_> {
             Some((table, here))
         })
     }
+}
+
+impl Placed<'_> {
+    /// The second pass: has the first lines of all filters fetched, one right after the other ([`rolling::prefetch`] says why).
+    #[inline]
+    pub fn fetch(&self) {
+        self.0.lines[..self.0.lookup.ids.len().min(BATCH)].iter().for_each(|line| rolling::prefetch(*line));
+        for (table, here) in self.0.by_table(self.0.chained) {
+            for link in table.chain() {
+                ones(here).for_each(|i| rolling::prefetch(link.filter.first_line(&self.0.pairs[i])));
+            }
+        }
+    }
 
     /// The last pass: the answers for the ids. `may_be_set` leaves out of pairs, in bits, those of which it is known that nobody has set them: they are
     /// answered with no, or with unknown below the horizon. It is asked only of those that the filters in memory have, which are few, and of those that
-    /// would be looked for elsewhere. What is held aside is exact, and answered with yes all the same.
+    /// would be looked for elsewhere; of these once more if they are found. What is held aside is exact, and answered with yes all the same.
     pub fn answer(&self, may_be_set: impl Fn(u32) -> u32) -> Answers {
-        let Lookup { space, ids, aside, .. } = *self.lookup;
-        let maybe = self.open & seem_set(space.sizing.bits, ids.len(), &self.lines, &self.draws);
+        let Lookup { space, ids, aside, .. } = *self.0.lookup;
+        let maybe = self.0.open & seem_set(space.sizing.bits, ids.len(), &self.0.lines, &self.0.draws);
         for i in ones(maybe) {
-            let filter = self.tables[i].first_filter();
-            filter.prefetch(&filter.spot(&self.pairs[i]), 1);
+            let filter = self.0.tables[i].first_filter();
+            filter.prefetch(&filter.spot(&self.0.pairs[i]), 1);
         }
         let mut found = 0;
         for i in ones(maybe) {
-            let filter = self.tables[i].first_filter();
-            found |= u32::from(filter.does_contain(&self.pairs[i], &filter.spot(&self.pairs[i]))) << i;
+            let filter = self.0.tables[i].first_filter();
+            found |= u32::from(filter.does_contain(&self.0.pairs[i], &filter.spot(&self.0.pairs[i]))) << i;
         }
-        let chained = self.open & !found & self.chained;
+        let chained = self.0.open & !found & self.0.chained;
         if chained != 0 {
             found |= self.in_chains(chained, &may_be_set);
         }
         let mut yes = aside;
         if found != 0 {
             for i in ones(may_be_set(found)) {
-                yes |= u32::from(self.tables[i].found(true, &self.pairs[i]) == State::Set) << i;
+                yes |= u32::from(self.0.tables[i].found(true, &self.0.pairs[i]) == State::Set) << i;
             }
         }
-        Answers { yes, unknown: self.unknown & !yes }
+        Answers { yes, unknown: self.0.unknown & !yes }
     }
 
     /// Which of these pairs something behind the first filter of their table has: filter by filter, as the first ones are looked at.
     fn in_chains(&self, asked: u32, may_be_set: &impl Fn(u32) -> u32) -> u32 {
         // Those that are looked at, one right behind the other.
-        let (mut at, mut lines, mut draws) = ([0u8; BATCH], self.lines, [0; BATCH]);
+        let (mut at, mut lines, mut draws) = ([0u8; BATCH], self.0.lines, [0; BATCH]);
         let mut found = 0;
-        for (table, here) in self.by_table(asked) {
+        for (table, here) in self.0.by_table(asked) {
             for link in table.chain() {
                 let left = here & !found;
                 for (((i, at), line), draws) in ones(left).zip(&mut at).zip(&mut lines).zip(&mut draws) {
-                    (*at, *line, *draws) = (i as u8, link.filter.first_line(&self.pairs[i]), self.draws[i]);
+                    (*at, *line, *draws) = (i as u8, link.filter.first_line(&self.0.pairs[i]), self.0.draws[i]);
                 }
                 let number = left.count_ones() as usize;
                 for j in ones(seem_set(link.filter.sizing().bits, number, &lines, &draws)) {
                     let i = usize::from(at[j]);
-                    let (filter, pair) = (&link.filter, &self.pairs[i]);
+                    let (filter, pair) = (&link.filter, &self.0.pairs[i]);
                     found |= u32::from(filter.does_contain(pair, &filter.spot(pair))) << i;
                 }
             }
             let left = here & !found;
             if left != 0 && table.cold().is_some() {
                 for i in ones(may_be_set(left)) {
-                    found |= u32::from(table.seems_set_elsewhere(&self.pairs[i])) << i;
+                    found |= u32::from(table.seems_set_elsewhere(&self.0.pairs[i])) << i;
                 }
             }
         }

@@ -198,6 +198,7 @@ mod tests {
             scanner,
             &[
                 b"\x10*2\r\n$4\r\nECHO\r\n$2\r\nhi\r\n*1\r\n$4\r\nPING\r\n",
+                b"\x08*3\r\n$4\r\nECHO\r\n$4\r\nfour\r\n$4\r\nfive\r\n",
                 b"\x03SET \"a b\" 'c'\r\n\r\n*0\r\n*-1\r\nPING\n",
                 b"\x00*3\r\n$0\r\n\r\n$10\r\n0123456789\r\n$1\r\n\r\r\n",
             ],

@@ -1,5 +1,5 @@
-//! What counters of 0 spare a feed page: how many flags need no look at a filter, and how many wrong hearts a page shows, beside a
-//! page that asks the filter for every flag.
+//! What counters of 0 spare a feed page: how many flags they disprove, and how many wrong hearts a page shows, beside a page that believes the
+//! filter for every flag.
 //!
 //! `cargo run --release -p tidemark-bench --bin phantom_gate`
 
@@ -94,7 +94,7 @@ fn main() {
         "{} posts, {undone} undone, {} pages of {PAGE} posts with two flags, rate {}",
         args.posts, args.pages, args.rate
     );
-    println!("probes spared: liked {:.1} %, reposted {:.1} %", share(spared[0], flags), share(spared[1], flags));
+    println!("flags disproved: liked {:.1} %, reposted {:.1} %", share(spared[0], flags), share(spared[1], flags));
     println!(
         "wrong hearts per page: {:.4} gated, {:.4} not",
         wrong_gated as f64 / args.pages as f64,

@@ -235,9 +235,9 @@ impl Run {
             let member = Member::Number(member);
             let lookup = self.space.lookup(&member, ids);
             let mut pairs = lookup.pairs();
-            pairs.place();
-            pairs.fetch();
-            let found = pairs.answer(|found| found & wanted);
+            let placed = pairs.place();
+            placed.fetch();
+            let found = placed.answer(|found| found & wanted);
             answers.extend((0..ids.len()).map(|i| found.at(i)));
         }
         assert_eq!(answers.len(), ids.len() + 1, "answers are appended");

@@ -51,17 +51,22 @@ fn of_two_equal_writes_one_changes() {
     assert!(space.tables().len() > 1, "it rolled");
 }
 
+/// Ids of a page.
+const PAGE: u64 = 40;
+
 /// P1, while the ring rolls under the readers: what one thread has set is found by another, at once.
 #[test]
 fn readers_find_what_was_set_before_they_asked() {
     let space = small();
     let written = AtomicU64::new(0);
     let done = AtomicBool::new(false);
-    let member = |i: u64| Member::Number(i.wrapping_mul(77));
+    // The same of a page of ids, which are asked for one by one and together.
+    let member = |i: u64| Member::Number((i / PAGE).wrapping_mul(77));
+    let id = |i: u64| 1 << 40 | (i * 5);
     std::thread::scope(|s| {
         s.spawn(|| {
             for i in 0..400_000u64 {
-                assert_ne!(space.add(1 << 40 | (i * 5), &member(i)).unwrap(), Change::Unknown);
+                assert_ne!(space.add(id(i), &member(i)).unwrap(), Change::Unknown);
                 written.store(i + 1, SeqCst);
             }
             done.store(true, SeqCst);
@@ -78,8 +83,12 @@ fn readers_find_what_was_set_before_they_asked() {
             let n = written.load(SeqCst);
             if n > 0 {
                 let i = n - 1 - rng.u64(0..n.min(10_000));
-                let answer = space.contains(1 << 40 | (i * 5), &member(i));
-                assert!(answer == Answer::Yes || space.horizon() > 1 << 40 | (i * 5), "{i} of {n}: {answer:?}");
+                let page: Vec<u64> = (i / PAGE * PAGE..n.min((i / PAGE + 1) * PAGE)).map(id).collect();
+                let mut answers = vec![space.contains(id(i), &member(i))];
+                space.contains_batch(&member(i), &page, &mut answers);
+                for (id, answer) in [id(i)].iter().chain(&page).zip(answers) {
+                    assert!(answer == Answer::Yes || space.horizon() > *id, "{id}, {n} written: {answer:?}");
+                }
             }
         }
     });

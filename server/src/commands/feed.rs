@@ -149,10 +149,8 @@ fn write_rows(call: &mut Call<'_>, view: &View, refused: &[(usize, Refusal)]) {
     let (width, bits, most) = (page.counters() + view.flags(), page.bits(), call.session.most_out);
     if let (Some((counters, flags)), true) = (page.usual(), refused.is_empty()) {
         let write = |index: usize, row: &mut IntRow<'_>| {
-            if let (Some(counters), Some([first, second])) = (counters.get(index), flags.get(index / BATCH)) {
-                let at = index % BATCH;
-                row.usual(counters, [first.yes >> at & 1 != 0, second.yes >> at & 1 != 0]);
-            }
+            let ([first, second], at) = (flags[index / BATCH], index % BATCH);
+            row.usual(&counters[index], [first.yes >> at & 1 != 0, second.yes >> at & 1 != 0]);
         };
         return call.reply.int_rows(rows, width, bits, most, write, |_| None);
     }

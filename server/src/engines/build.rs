@@ -281,7 +281,7 @@ fn view(
     for name in &made.flags {
         let space = existences.iter().position(|s| s.name == *name);
         let space = space.ok_or_else(|| missing(format!("existence space '{name}'")))?;
-        // Only a counter that the page reads anyway can spare a look at the flag.
+        // Only a counter that the page reads anyway is asked about the flag.
         let gate = ties[space].and_then(|(counter, field)| {
             let source = built.sources.iter().position(|&source| source == counter)?;
             Some(Gate { tie: (counters[counter].number, field as u32), source, field })

@@ -1,4 +1,4 @@
-//! When a counter of 0 proves that a flag is not set, so that a page need not ask the filter, and cannot get a false yes from it.
+//! When a counter of 0 proves that a flag is not set, so that a page cannot get a false yes from the filter, and need not ask one on the disk.
 //!
 //! Where an action ties a flag to a counter, this holds of every id, at every moment that a reader can see:
 //!

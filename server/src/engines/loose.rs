@@ -1,6 +1,6 @@
 //! The ids of an existence space at which a counter of 0 proves nothing of its flag (see `gate`): a set that only grows.
 //!
-//! It errs to one side: an id too many costs a probe of the filter, an id too few would be a false no. So it may forget which ids
+//! It errs to one side: an id too many may cost a false yes, an id too few would be a false no. So it may forget which ids
 //! exactly, and is bounded without ever refusing: when it is full, the older half becomes "all ids up to here", as ids rise with time. An id is in it only
 //! once some table may have its flags (`gate`), so "here" is where tables are, and ids that lie far ahead, however many, do not move it there.
 //!
@@ -128,7 +128,8 @@ impl Loose {
     pub fn read(&self, space: &phantom::Space) -> LooseIds {
         let now = self.now.load();
         let table = now.table.and_then(|id| space.range_over(id));
-        LooseIds { now, table, seed: self.seed }
+        // After both: what they have forgotten lies below it.
+        LooseIds { now, table, horizon: space.horizon(), seed: self.seed }
     }
 
     /// Adds an id. Those below `horizon` need not be kept: nothing is known of them anyway. False if it was in it.
@@ -256,20 +257,18 @@ impl Loose {
 pub struct LooseIds {
     now: Guard<Arc<Now>>,
     table: Option<(u64, u64)>,
+    /// Below it nothing is known any more; a page that began before it rose may have found something there.
+    horizon: u64,
     seed: u64,
 }
 
 impl LooseIds {
-    /// Whether it holds no id at all.
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.table.is_none() && self.now.through.is_none() && self.now.slots.is_empty()
-    }
-
     /// Whether a counter of 0 proves nothing at this id.
     #[inline]
     pub fn holds(&self, id: u64) -> bool {
-        self.table.is_some_and(|(low, last)| (low..=last).contains(&id)) || self.now.holds(self.seed, id)
+        id < self.horizon
+            || self.table.is_some_and(|(low, last)| (low..=last).contains(&id))
+            || self.now.holds(self.seed, id)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Engines, Tie};
 use crate::cold;
-use phantom::{Answer, Answers, BATCH, Member, Pairs};
+use phantom::{Answer, Answers, BATCH, Member, Placed};
 use std::ops::Range;
 
 /// A column of a view; the first number is an index into [`View::sources`].
@@ -103,17 +103,11 @@ impl Page {
             .then(|| (self.rows.as_chunks().0, self.answers.as_chunks().0))
     }
 
-    /// The answers in which the flags of the id at position `index` are, at that position, modulo [`BATCH`].
-    #[inline(always)]
-    pub fn answers_of(&self, index: usize) -> &[Answers] {
-        let first = index / BATCH * self.flags;
-        &self.answers[first..first + self.flags]
-    }
-
     /// All flags of the id at position `index`.
     #[inline(always)]
     pub fn flags_of(&self, index: usize) -> impl Iterator<Item = Answer> {
-        self.answers_of(index).iter().map(move |answers| answers.at(index))
+        let first = index / BATCH * self.flags;
+        self.answers[first..first + self.flags].iter().map(move |answers| answers.at(index))
     }
 
     /// Flag `flag` of the id at position `index`.
@@ -135,13 +129,13 @@ struct Asking<'a> {
 
 /// Flags whose pairs are placed, the last one first.
 struct Flags<'a> {
-    pairs: &'a Pairs<'a>,
+    placed: Placed<'a>,
     before: Option<&'a Flags<'a>>,
 }
 
 impl Flags<'_> {
     fn fetch(&self) {
-        std::iter::successors(Some(self), |flags| flags.before).for_each(|flags| flags.pairs.fetch());
+        std::iter::successors(Some(self), |flags| flags.before).for_each(|flags| flags.placed.fetch());
     }
 }
 
@@ -207,9 +201,8 @@ impl Engines {
         let space = &self.existences[flag.space];
         let lookup = space.lookup(asking.viewer, ids);
         let mut pairs = lookup.pairs();
-        pairs.place();
-        let placed = Flags { pairs: &pairs, before };
-        self.read_flags(asking, first, flags.start + 1..flags.end, page, Some(&placed));
+        let placed = pairs.place();
+        self.read_flags(asking, first, flags.start + 1..flags.end, page, Some(&Flags { placed, before }));
         let gate = flag.gate.as_ref().filter(|gate| space.tie() == Some(gate.tie));
         let may_be_set = |found| {
             gate.map_or(found, |gate| {
@@ -219,7 +212,7 @@ impl Engines {
                 space.not_disproved(ids, found, counted) | found & cold::failed_among(ids)
             })
         };
-        page.answers[first / BATCH * page.flags + flags.start] = pairs.answer(may_be_set);
+        page.answers[first / BATCH * page.flags + flags.start] = placed.answer(may_be_set);
     }
 
     /// The counters of all ids; `flags` are asked for with the first of them.

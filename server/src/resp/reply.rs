@@ -293,7 +293,7 @@ pub struct IntRow<'a> {
     small: bool,
 }
 
-/// A header and four integers below 2^19 and two flags take 56 bytes at most, and are put eight bytes at a time.
+/// A header, four integers below 2^19 and two flags take 48 bytes at most, and are put eight at a time.
 const USUAL_ROW: usize = 64 + 8;
 
 impl IntRow<'_> {

@@ -266,7 +266,8 @@ impl Scanner {
         }
         let (mut pos, mut missing) = (self.pos, self.missing);
         let mut rest = buf.get(pos..).unwrap_or_default();
-        // The last header, its bytes, and what it said: arguments are often as long as the one before.
+        // The last header, its bytes, and what it said: arguments are often as long as the one before. (Before the first one eight zero bytes pass
+        // for it, and are no end of a line.)
         let (mut last, mut bytes, mut length, mut header) = (0, u64::MAX, 0, 0);
         while missing > 0 {
             // "$dd\r\n" or "$d\r\n", looked at as one number. With what must follow there are never fewer than eight bytes, but at the very end.
@@ -523,6 +524,31 @@ mod tests {
         };
         let cases: Vec<(Vec<u8>, Limits, &str)> = vec![
             (b"*2147483648\r\n".to_vec(), LIMITS, "Protocol error: invalid multibulk length"),
+            // Where the first header was right, and the next one is the same but for a byte.
+            (b"*2\r\n$4\r\nPING\r\n#4\r\nPING\r\n".to_vec(), LIMITS, "Protocol error: expected '$', got '#'"),
+            (b"*2\r\n$4\r\nPING\r\n$4\rxPING\r\n".to_vec(), LIMITS, "Protocol error: invalid bulk length"),
+            (b"*2\r\n$4\r\nPING\r\n$4x\nPING\r\n".to_vec(), LIMITS, "Protocol error: invalid bulk length"),
+            (
+                b"*2\r\n$10\r\n0123456789\r\n$10\rx0123456789\r\n".to_vec(),
+                LIMITS,
+                "Protocol error: invalid bulk length",
+            ),
+            (
+                b"*2\r\n$10\r\n0123456789\r\n$10x\n0123456789\r\n".to_vec(),
+                LIMITS,
+                "Protocol error: invalid bulk length",
+            ),
+            (
+                b"*2\r\n$10\r\n0123456789\r\n$1a\r\n0123456789\r\n".to_vec(),
+                LIMITS,
+                "Protocol error: invalid bulk length",
+            ),
+            (
+                b"*2\r\n$10\r\n0123456789\r\n$11\r\n0123456789\r\n\0".to_vec(),
+                LIMITS,
+                "Protocol error: expected CRLF after a bulk string",
+            ),
+            (b"*1\r\n\0\0\0\0\0\0\0\0\0\0".to_vec(), LIMITS, "Protocol error: expected '$', got '\0'"),
             (b"*1048577\r\n".to_vec(), LIMITS, "Protocol error: invalid multibulk length"),
             (b"*abc\r\n".to_vec(), LIMITS, "Protocol error: invalid multibulk length"),
             (b"*\r\n".to_vec(), LIMITS, "Protocol error: invalid multibulk length"),
