@@ -168,6 +168,67 @@ fn a_page_may_be_longer_than_a_batch() {
     }
 }
 
+/// Four counters side by side with two flags are written in a way of their own. Whatever comes near to that shape shows the same.
+#[test]
+fn views_of_any_shape_show_the_same_numbers() {
+    let counters: [&[&str]; 6] = [
+        &["post"],
+        &["post.like", "post.repost", "post.comment", "post.read"],
+        &["post.read", "post.comment", "post.repost", "post.like"],
+        &["post.repost", "post.comment", "post.read"],
+        &["post.like", "post", "post.read"],
+        &["user", "post"],
+    ];
+    let flags: [&[&str]; 4] = [&["liked", "read"], &["read", "liked"], &["read"], &["liked", "read", "liked"]];
+    let server = TestServer::with(|config| {
+        for (at, counters) in counters.iter().enumerate() {
+            for (of, flags) in flags.iter().enumerate() {
+                let own = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+                let name = format!("view_{at}_{of}");
+                config.view.push(tidemark_server::config::View { name, counters: own(counters), flags: own(flags) });
+            }
+        }
+    });
+    let c = &mut server.connection();
+    let ids: Vec<u64> = (1..=70).collect();
+    // Digits of all lengths, and what does not fit in a row's bits; at last beyond 2^19, and below 0.
+    let value = |id: u64, field: u64| (id * 7919 + field * 104_729) as i64 % 10i64.pow((id + field) as u32 % 6 + 1);
+    for last in [1, 1 << 19, -3] {
+        for &id in &ids {
+            for (at, field) in ["like", "repost", "comment", "read"].into_iter().enumerate() {
+                let value = if id == 70 && at == 3 { last } else { value(id, at as u64) };
+                cmd("CNT.SET").arg("post").arg(id).arg(field).arg(value).exec(c).unwrap();
+            }
+            cmd("CNT.SET").arg("user").arg(id).arg("following").arg(id).exec(c).unwrap();
+            if id % 3 == 0 {
+                act(c, "FEED.ACT", "like", "7", &[id]);
+            }
+        }
+        let mut fields = |space: &str| -> Vec<Vec<i64>> { cmd("CNT.GET").arg(space).arg(&ids).query(c).unwrap() };
+        let (posts, users) = (fields("post"), fields("user"));
+        let names = ["like", "repost", "comment", "read"];
+        for (at, counters) in counters.iter().enumerate() {
+            for (of, flags) in flags.iter().enumerate() {
+                let page: Vec<Vec<i64>> =
+                    cmd("FEED.GET").arg(format!("view_{at}_{of}")).arg(7).arg(&ids).query(c).unwrap();
+                for (row, &id) in ids.iter().enumerate() {
+                    let mut expected = Vec::new();
+                    for counter in *counters {
+                        match counter.split_once('.') {
+                            Some((_, name)) => {
+                                expected.push(posts[row][names.iter().position(|n| *n == name).unwrap()])
+                            }
+                            None => expected.extend(if *counter == "post" { &posts[row] } else { &users[row] }),
+                        }
+                    }
+                    expected.extend(flags.iter().map(|flag| i64::from(*flag == "liked" && id % 3 == 0)));
+                    assert_eq!(page[row], expected, "{counters:?} {flags:?} {id}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn the_order_of_loading_does_not_matter() {
     let mut orders: Vec<Vec<u64>> = vec![(1..=3000).map(|i| i * 1000).collect(); 3];
