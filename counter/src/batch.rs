@@ -21,20 +21,10 @@ use crate::key::PROBES;
 use crate::read::Read;
 use crate::segment::{Looked, Segment};
 use crate::table::Table;
-use rolling::Entry;
+use rolling::{Entry, ones};
 
 /// Ids that are looked up together: enough to overlap memory latencies, few enough to stay in the first cache; one bit each in a u32.
 const CHUNK: usize = 32;
-
-/// The numbers of a set, which are below [`CHUNK`].
-#[inline(always)]
-fn members(mut set: u32) -> impl Iterator<Item = usize> {
-    std::iter::from_fn(move || {
-        let first = (set != 0).then(|| set.trailing_zeros() as usize % CHUNK);
-        set &= set.wrapping_sub(1);
-        first
-    })
-}
 
 /// Where the search for one row stands.
 #[derive(Clone, Copy)]
@@ -134,7 +124,7 @@ impl Read<'_> {
             let rows = &mut rows[at..at + ids.len() * width];
             at += ids.len() * width;
             let (mut hits, unsure) = self.get_chunk(ids, width, rows, meanwhile.take());
-            for i in members(unsure) {
+            for i in ones(unsure) {
                 hits |= u32::from(self.get(ids[i], &mut rows[i * width..][..width])) << i;
             }
             tell(ids.len(), hits);
@@ -174,7 +164,7 @@ impl Read<'_> {
             early = all;
             for part in parts {
                 let (mut candidates, mut past) = (0u32, 0u32);
-                for i in members(part) {
+                for i in ones(part) {
                     let Some(way) = &mut ways[i] else { continue };
                     way.look();
                     past |= u32::from(way.is_past()) << i;
@@ -185,12 +175,12 @@ impl Read<'_> {
                     looking |= u32::from(more) << i;
                     unsure |= u32::from(!more) << i;
                 };
-                members(past & !candidates).for_each(|i| go_on(&mut ways, i));
-                for i in members(candidates) {
+                ones(past & !candidates).for_each(|i| go_on(&mut ways, i));
+                for i in ones(candidates) {
                     let Some(way) = &ways[i] else { continue };
                     hits |= u32::from(way.take(living, &mut rows[i * width..][..width])) << i;
                 }
-                for i in members(candidates & !hits) {
+                for i in ones(candidates & !hits) {
                     let Some(way) = &ways[i] else { continue };
                     match way.look_closely(ids[i], living, &mut rows[i * width..][..width]) {
                         Looked::Found(()) => hits |= 1 << i,
@@ -200,7 +190,7 @@ impl Read<'_> {
                 }
             }
         }
-        for i in members(all & !hits & !unsure) {
+        for i in ones(all & !hits & !unsure) {
             let moved = ways[i].is_none_or(|way| way.entry.slot().has_moved(ids[i]));
             unsure |= u32::from(moved || self.may_lie_below(ids[i])) << i;
         }

@@ -18,7 +18,7 @@
 
 use crate::hash::{Pair, mix};
 use crate::sizing::{LINE_BITS, LINES, MOST_BITS, PAGE_WORDS, Sizing};
-use rolling::Words;
+use rolling::{Words, ones};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -50,16 +50,8 @@ impl Spot {
 
 /// What the bits of a pair in one of its lines are drawn from; the same in every filter.
 #[inline(always)]
-fn draws(pair: &Pair, side: usize) -> u64 {
-    if side == 0 { pair.first_draws() } else { mix(pair.high.wrapping_add(pair.low.rotate_left(32))) }
-}
-
-impl Pair {
-    /// What its bits in a first line are drawn from.
-    #[inline(always)]
-    pub(crate) fn first_draws(&self) -> u64 {
-        mix(self.high ^ self.low)
-    }
+pub(crate) fn draws(pair: &Pair, side: usize) -> u64 {
+    mix(if side == 0 { pair.high ^ pair.low } else { pair.high.wrapping_add(pair.low.rotate_left(32)) })
 }
 
 /// A filter of a fixed number of pages. See the top of the file.
@@ -270,8 +262,8 @@ fn has_draws(bits: usize, line: &Line, draws: u64) -> bool {
     (0..bits).fold(1, |all, i| all & bit(line, draws >> (9 * i))) & 1 == 1
 }
 
-/// What the first lines of the first `number` pairs say, whose filters all have so many bits of a pair in a line ([`Pair::first_draws`]): a bit for each
-/// pair that may be set.
+/// What the first lines of the first `number` pairs say, whose filters all have so many bits of a pair in a line, by their [`draws`]: a bit for each pair
+/// that may be set.
 pub(crate) fn seem_set<const N: usize>(bits: usize, number: usize, lines: &[&Line; N], draws: &[u64; N]) -> u32 {
     // So that no loop over bits is left.
     match bits {
@@ -296,13 +288,8 @@ fn all_seem_set<const BITS: usize, const N: usize>(number: usize, lines: &[&Line
     if first == BITS {
         return open;
     }
-    let (mut left, mut seem) = (open, 0);
-    while left != 0 {
-        let i = left.trailing_zeros() as usize % N;
-        left &= left.wrapping_sub(1);
-        seem |= u32::from(has_draws(BITS - first, lines[i], draws[i] >> (9 * first))) << i;
-    }
-    seem
+    let still = |i: usize| has_draws(BITS - first, lines[i], draws[i] >> (9 * first));
+    ones(open).fold(0, |seem, i| seem | u32::from(still(i)) << i)
 }
 
 /// The first `bits` different draws, as a mask over a line.

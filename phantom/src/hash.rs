@@ -105,7 +105,7 @@ impl Number {
     }
 
     #[inline(always)]
-    pub(crate) fn pair(self, id: u64) -> Pair {
+    fn pair(self, id: u64) -> Pair {
         let (low, high) = multiply(id ^ self.flip, PRIME64_1);
         let high = high.wrapping_add(self.add);
         // 15: one less than the bytes.
@@ -154,8 +154,19 @@ impl Seed {
         }
     }
 
+    /// The pairs of one member and many ids, as far as there are both ids and places.
+    #[inline(always)]
+    pub(crate) fn pairs(self, ids: &[u64], member: Ready, pairs: &mut [Pair]) {
+        let places = ids.iter().zip(pairs);
+        // Two loops: whether the member is a number is asked once.
+        match member {
+            Ready::Number(number) => places.for_each(|(&id, pair)| *pair = number.pair(id)),
+            Ready::Bytes(digest) => places.for_each(|(&id, pair)| *pair = self.pair_of_bytes(id, digest)),
+        }
+    }
+
     #[inline(never)]
-    pub(crate) fn pair_of_bytes(self, id: u64, digest: u128) -> Pair {
+    fn pair_of_bytes(self, id: u64, digest: u128) -> Pair {
         let mut input = [0; 24];
         input[..8].copy_from_slice(&id.to_le_bytes());
         input[8..].copy_from_slice(&digest.to_le_bytes());

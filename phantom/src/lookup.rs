@@ -3,20 +3,20 @@
 //! The order matters. A pair aside moves into a table at any moment, first stored there, then deleted here. So a reader asks the
 //! aside first; and takes the list of tables only after that, or the list might lack the table into which the pair went (P1).
 //!
-//! A batch goes in three passes: [`Pairs::place`] hashes all pairs, and finds the first line of each; [`Pairs::fetch`] has these lines fetched, one
-//! right after the other; [`Pairs::answer`] looks. The fetches overlap, and a check costs what two of them cost in a row of many, not the wait for
+//! A batch goes in three passes: [`Pairs::place`] hashes all pairs, and finds the first line of each; [`Placed::fetch`] has these lines fetched, one
+//! right after the other; [`Placed::answer`] looks. The fetches overlap, and a check costs what two of them cost in a row of many, not the wait for
 //! one. Whoever has other memory to wait for has it fetched together with this, and waits for it between the last two.
 //!
 //! The last pass goes filter by filter, in bits: what the first line says of all pairs, which of those that it leaves open the whole
 //! filter has, so that few jumps depend on what is found for one pair. Whether a pair is to be looked at is no jump either: its line has been
 //! fetched, so it is looked at, and the answer is left out.
 
-use crate::filter::{Line, seem_set};
+use crate::filter::{self, Line, seem_set};
 use crate::hash::{Member, Pair, Ready};
 use crate::options::Answer;
 use crate::space::Space;
 use crate::table::{State, Table};
-use rolling::Loaded;
+use rolling::{Loaded, ones};
 use std::sync::Arc;
 
 /// Most ids that are asked for together: enough for all fetches that a core has in flight, and a bit each in a u32.
@@ -69,16 +69,6 @@ impl Answers {
             _ => Answer::Yes,
         }
     }
-}
-
-/// The positions of the bits of a word.
-#[inline(always)]
-fn ones(mut bits: u32) -> impl Iterator<Item = usize> {
-    std::iter::from_fn(move || {
-        let at = bits.trailing_zeros() as usize;
-        bits &= bits.wrapping_sub(1);
-        (at < BATCH).then_some(at)
-    })
 }
 
 impl Space {
@@ -190,23 +180,12 @@ impl Lookup<'_> {
 impl Pairs<'_> {
     /// The first pass: hashes all pairs, and finds the first line of each.
     pub fn place(&mut self) -> Placed<'_> {
-        let seed = self.lookup.space.seed;
-        // Two loops: whether members are numbers is asked once.
-        match self.lookup.member {
-            Ready::Number(number) => self.place_by(|id| number.pair(id)),
-            Ready::Bytes(digest) => self.place_by(|id| seed.pair_of_bytes(id, digest)),
-        }
-        Placed(self)
-    }
-
-    #[inline(always)]
-    fn place_by(&mut self, pair_of: impl Fn(u64) -> Pair) {
-        let Lookup { ids, tables: ring, aside, .. } = self.lookup;
+        let Lookup { space, ids, member, tables: ring, aside } = self.lookup;
         let Pairs { pairs, draws, tables, lines, .. } = self;
+        space.seed.pairs(ids, *member, pairs);
         let (mut unknown, mut chained, mut bit) = (0, 0, 1u32);
         for ((((&id, pair), draws), table), line) in ids.iter().zip(pairs).zip(draws).zip(tables).zip(lines) {
-            *pair = pair_of(id);
-            *draws = pair.first_draws();
+            *draws = filter::draws(pair, 0);
             // Below the horizon anything may be looked at: the oldest is there already.
             match ring.find(id) {
                 Some(entry) => *table = entry.table(),
@@ -218,6 +197,7 @@ impl Pairs<'_> {
         }
         let all = ((1u64 << ids.len().min(BATCH)) - 1) as u32;
         (self.unknown, self.chained, self.open) = (unknown, chained, all & !unknown & !aside);
+        Placed(self)
     }
 
     /// The tables of these pairs, with the pairs of each: one or two, mostly.
@@ -231,16 +211,45 @@ impl Pairs<'_> {
             Some((table, here))
         })
     }
+
+    /// Which of these pairs something behind the first filter of their table has: filter by filter, as the first ones are looked at.
+    fn in_chains(&self, asked: u32, may_be_set: &impl Fn(u32) -> u32) -> u32 {
+        // Those that are looked at, one right behind the other.
+        let (mut at, mut lines, mut draws) = ([0u8; BATCH], self.lines, [0; BATCH]);
+        let mut found = 0;
+        for (table, here) in self.by_table(asked) {
+            for link in table.chain() {
+                let left = here & !found;
+                for (((i, at), line), draws) in ones(left).zip(&mut at).zip(&mut lines).zip(&mut draws) {
+                    (*at, *line, *draws) = (i as u8, link.filter.first_line(&self.pairs[i]), self.draws[i]);
+                }
+                let number = left.count_ones() as usize;
+                for j in ones(seem_set(link.filter.sizing().bits, number, &lines, &draws)) {
+                    let i = usize::from(at[j]);
+                    let (filter, pair) = (&link.filter, &self.pairs[i]);
+                    found |= u32::from(filter.does_contain(pair, &filter.spot(pair))) << i;
+                }
+            }
+            let left = here & !found;
+            if left != 0 && table.cold().is_some() {
+                for i in ones(may_be_set(left)) {
+                    found |= u32::from(table.seems_set_elsewhere(&self.pairs[i])) << i;
+                }
+            }
+        }
+        found
+    }
 }
 
 impl Placed<'_> {
     /// The second pass: has the first lines of all filters fetched, one right after the other ([`rolling::prefetch`] says why).
     #[inline]
     pub fn fetch(&self) {
-        self.0.lines[..self.0.lookup.ids.len().min(BATCH)].iter().for_each(|line| rolling::prefetch(*line));
-        for (table, here) in self.0.by_table(self.0.chained) {
+        let Placed(pairs) = *self;
+        pairs.lines[..pairs.lookup.ids.len().min(BATCH)].iter().for_each(|line| rolling::prefetch(*line));
+        for (table, here) in pairs.by_table(pairs.chained) {
             for link in table.chain() {
-                ones(here).for_each(|i| rolling::prefetch(link.filter.first_line(&self.0.pairs[i])));
+                ones(here).for_each(|i| rolling::prefetch(link.filter.first_line(&pairs.pairs[i])));
             }
         }
     }
@@ -249,56 +258,29 @@ impl Placed<'_> {
     /// answered with no, or with unknown below the horizon. It is asked only of those that the filters in memory have, which are few, and of those that
     /// would be looked for elsewhere; of these once more if they are found. What is held aside is exact, and answered with yes all the same.
     pub fn answer(&self, may_be_set: impl Fn(u32) -> u32) -> Answers {
-        let Lookup { space, ids, aside, .. } = *self.0.lookup;
-        let maybe = self.0.open & seem_set(space.sizing.bits, ids.len(), &self.0.lines, &self.0.draws);
+        let Placed(pairs) = *self;
+        let Lookup { space, ids, aside, .. } = *pairs.lookup;
+        let maybe = pairs.open & seem_set(space.sizing.bits, ids.len(), &pairs.lines, &pairs.draws);
         for i in ones(maybe) {
-            let filter = self.0.tables[i].first_filter();
-            filter.prefetch(&filter.spot(&self.0.pairs[i]), 1);
+            let filter = pairs.tables[i].first_filter();
+            filter.prefetch(&filter.spot(&pairs.pairs[i]), 1);
         }
         let mut found = 0;
         for i in ones(maybe) {
-            let filter = self.0.tables[i].first_filter();
-            found |= u32::from(filter.does_contain(&self.0.pairs[i], &filter.spot(&self.0.pairs[i]))) << i;
+            let filter = pairs.tables[i].first_filter();
+            found |= u32::from(filter.does_contain(&pairs.pairs[i], &filter.spot(&pairs.pairs[i]))) << i;
         }
-        let chained = self.0.open & !found & self.0.chained;
+        let chained = pairs.open & !found & pairs.chained;
         if chained != 0 {
-            found |= self.in_chains(chained, &may_be_set);
+            found |= pairs.in_chains(chained, &may_be_set);
         }
         let mut yes = aside;
         if found != 0 {
             for i in ones(may_be_set(found)) {
-                yes |= u32::from(self.0.tables[i].found(true, &self.0.pairs[i]) == State::Set) << i;
+                yes |= u32::from(pairs.tables[i].found(true, &pairs.pairs[i]) == State::Set) << i;
             }
         }
-        Answers { yes, unknown: self.0.unknown & !yes }
-    }
-
-    /// Which of these pairs something behind the first filter of their table has: filter by filter, as the first ones are looked at.
-    fn in_chains(&self, asked: u32, may_be_set: &impl Fn(u32) -> u32) -> u32 {
-        // Those that are looked at, one right behind the other.
-        let (mut at, mut lines, mut draws) = ([0u8; BATCH], self.0.lines, [0; BATCH]);
-        let mut found = 0;
-        for (table, here) in self.0.by_table(asked) {
-            for link in table.chain() {
-                let left = here & !found;
-                for (((i, at), line), draws) in ones(left).zip(&mut at).zip(&mut lines).zip(&mut draws) {
-                    (*at, *line, *draws) = (i as u8, link.filter.first_line(&self.0.pairs[i]), self.0.draws[i]);
-                }
-                let number = left.count_ones() as usize;
-                for j in ones(seem_set(link.filter.sizing().bits, number, &lines, &draws)) {
-                    let i = usize::from(at[j]);
-                    let (filter, pair) = (&link.filter, &self.0.pairs[i]);
-                    found |= u32::from(filter.does_contain(pair, &filter.spot(pair))) << i;
-                }
-            }
-            let left = here & !found;
-            if left != 0 && table.cold().is_some() {
-                for i in ones(may_be_set(left)) {
-                    found |= u32::from(table.seems_set_elsewhere(&self.0.pairs[i])) << i;
-                }
-            }
-        }
-        found
+        Answers { yes, unknown: pairs.unknown & !yes }
     }
 }
 

@@ -19,6 +19,7 @@
 //!   it is kept exactly, in the [`Aside`], of which readers wait for nobody, either.
 
 mod aside;
+mod bits;
 mod frontier;
 mod map;
 mod memory;
@@ -26,6 +27,7 @@ mod ring;
 mod turned_away;
 
 pub use aside::{Aside, Refused};
+pub use bits::ones;
 pub use frontier::{Admission, Frontier};
 pub use memory::{HUGE_PAGE_BYTES, Words, equal_bytes, prefetch, prefetch_to_write};
 pub use ring::{Entry, Loaded, Ring, STRIPES, Slot, Tables};

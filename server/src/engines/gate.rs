@@ -30,6 +30,7 @@
 use super::{CounterSpace, Engines, ExistenceSpace};
 use crate::marks::Mark;
 use phantom::Member;
+use rolling::ones;
 use std::sync::atomic::Ordering::SeqCst;
 use store::Turn;
 
@@ -61,16 +62,13 @@ impl ExistenceSpace {
     }
 
     /// Which of these ids, in bits, may have a flag by their counters. To be asked after the counters were read.
-    pub(super) fn not_disproved(&self, ids: &[u64], mut asked: u32, counted: impl Fn(usize) -> i64) -> u32 {
-        let loose = self.loose.read(&self.space);
-        let mut left = 0;
-        while asked != 0 {
-            let i = asked.trailing_zeros() as usize;
-            asked &= asked - 1;
-            let is_proof = counted(i) == 0 && !ids.get(i).is_some_and(|&id| loose.holds(id));
-            left |= u32::from(!is_proof) << i;
+    pub(super) fn not_disproved(&self, ids: &[u64], asked: u32, counted: impl Fn(usize) -> i64) -> u32 {
+        let zero = ones(asked).filter(|&i| counted(i) == 0).fold(0, |bits, i| bits | 1 << i);
+        if zero == 0 {
+            return asked;
         }
-        left
+        let loose = self.loose.read(&self.space);
+        ones(zero).filter(|&i| !loose.holds(ids[i])).fold(asked, |left, i| left & !(1 << i))
     }
 
     /// Makes an id loose, and the log know it with the rest of the turn; one above all that tables have only for those who will find it in a table.

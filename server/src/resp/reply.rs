@@ -350,20 +350,11 @@ impl IntRow<'_> {
         put(0, head);
         let mut at = length(head);
         for &value in ints {
-            let value = value as u32 as usize;
-            if value < 1000 {
-                let word = SMALL[value];
-                put(at, word);
-                at = at.wrapping_add(length(word));
-            } else {
-                let head = SMALL[value / 1000 % SMALL.len()];
-                put(at, head);
-                // Over the line end of the head.
-                put(at.wrapping_add(length(head)).wrapping_sub(2), THREE[value % 1000]);
-                at = at.wrapping_add(length(head)).wrapping_add(3);
-            }
+            at = put_small(&mut put, at, value as u32 as usize);
         }
-        put(at, two_flags(flags[0], flags[1]));
+        // As `flag` makes one, two of them.
+        let [first, second] = flags.map(u64::from);
+        put(at, u64::from_le_bytes(*b":0\r\n:0\r\n") + (first << 8) + (second << 40));
         self.at = from.wrapping_add(at).wrapping_add(8);
     }
 }
@@ -431,32 +422,33 @@ fn length(word: u64) -> usize {
     (word >> 56) as usize
 }
 
-/// Two flags, first byte lowest.
-#[inline(always)]
-fn two_flags(first: bool, second: bool) -> u64 {
-    u64::from_le_bytes(*b":0\r\n:0\r\n") | u64::from(first) << 8 | u64::from(second) << 40
-}
-
 /// Puts eight bytes at `out[at..]`, which has room for them.
 #[inline(always)]
 fn put(out: &mut [u8], at: usize, word: u64) {
     *out.get_mut(at..).and_then(<[u8]>::first_chunk_mut).expect("room was made") = word.to_le_bytes();
 }
 
+/// Puts an integer of 0 to 999,999 at `at`, eight bytes at a time, by `put`; returns where it ends.
+#[inline(always)]
+fn put_small(mut put: impl FnMut(usize, u64), at: usize, value: usize) -> usize {
+    if value < 1000 {
+        let word = SMALL[value];
+        put(at, word);
+        return at.wrapping_add(length(word));
+    }
+    let head = SMALL[value / 1000 % SMALL.len()];
+    put(at, head);
+    // Over the line end of the head.
+    let at = at.wrapping_add(length(head)).wrapping_sub(2);
+    put(at, THREE[value % 1000]);
+    at.wrapping_add(5)
+}
+
 /// Puts an integer at `out[at..]`, which has room for [`MAX_INT`] bytes and eight more; returns where it ends.
 #[inline(always)]
 fn put_int(out: &mut [u8], at: usize, value: i64) -> usize {
-    if let Some(&word) = SMALL.get(value as usize) {
-        put(out, at, word);
-        return at.wrapping_add(length(word));
-    }
-    if let 1000..=999_999 = value {
-        let head = SMALL[value as usize / 1000];
-        put(out, at, head);
-        // Over the line end of the head.
-        let at = at.wrapping_add(length(head) - 2);
-        put(out, at, THREE[value as usize % 1000]);
-        return at.wrapping_add(5);
+    if let 0..=999_999 = value {
+        return put_small(|at, word| put(out, at, word), at, value as usize);
     }
     let mut buf = [0; 24];
     buf[22..].copy_from_slice(b"\r\n");

@@ -266,9 +266,8 @@ impl Scanner {
         }
         let (mut pos, mut missing) = (self.pos, self.missing);
         let mut rest = buf.get(pos..).unwrap_or_default();
-        // The last header, its bytes, and what it said: arguments are often as long as the one before. (Before the first one eight zero bytes pass
-        // for it, and are no end of a line.)
-        let (mut last, mut bytes, mut length, mut header) = (0, u64::MAX, 0, 0);
+        // The last header, its bytes, and what it said: arguments are often as long as the one before; before the first, the header of PING.
+        let (mut last, mut bytes, mut length, mut header) = (u64::from_le_bytes(*b"$4\r\n\0\0\0\0"), 0xffff_ffff, 4, 4);
         while missing > 0 {
             // "$dd\r\n" or "$d\r\n", looked at as one number. With what must follow there are never fewer than eight bytes, but at the very end.
             let Some(&head) = rest.first_chunk() else { break };

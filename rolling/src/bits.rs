@@ -1,0 +1,23 @@
+//! Sets of up to 32 numbers, a bit each: what a batch knows of its ids.
+
+/// The numbers of a set, lowest first.
+#[inline(always)]
+pub fn ones(mut set: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        // The remainder says to the compiler that it is below 32.
+        let first = (set != 0).then(|| set.trailing_zeros() as usize % 32);
+        set &= set.wrapping_sub(1);
+        first
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_set_has_the_numbers_of_its_bits() {
+        for set in [0, 1, 1 << 31, 0b1010_0110, u32::MAX] {
+            let expected: Vec<usize> = (0..32).filter(|i| set >> i & 1 == 1).collect();
+            assert_eq!(super::ones(set).collect::<Vec<_>>(), expected);
+        }
+    }
+}
