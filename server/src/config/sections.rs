@@ -373,10 +373,10 @@ section! {
         /// on 0.64 % of pages at 0.0001, on 47 % at 0.01. Ten times fewer errors cost about five more bits per pair. What it really is INFO says: whoever
         /// wants to be woken when it is not kept looks whether measured_at_least is above it.
         false_positive_rate: f64 = 0.0001,
-        /// Pairs that a table is made for; about 20 bits each at 0.0001.
-        pairs_per_table: u64 = 4 << 20,
+        /// Pairs that a table is made for; about 20 bits each at 0.0001. The first table of a space is an eighth of that, then each is twice the one before.
+        pairs_per_table: u64 = 8 << 20,
         /// Most tables in memory. When one more would be needed, the oldest is recycled: its ids answer "unknown" from then on. Or it moves to the disk: see spill.
-        max_tables: usize = 64,
+        max_tables: usize = 32,
         /// Whether the oldest table moves to the disk instead of being recycled: one 4 KiB read per flag of an old post then, and the horizon stays where it
         /// is. What is set late of such tables is held exactly until it is merged, in at most a sixteenth of the memory that the tables may take; beyond
         /// that it is refused with an OOM error. While there is no room on the disk the newest table goes on, up to the memory limit. TM.MERGE is refused.
