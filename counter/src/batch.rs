@@ -132,6 +132,8 @@ impl Read<'_> {
     }
 
     /// Fills `rows`, which are zero, as far as that is quick. Two sets: the ids whose rows were found, and those to ask again for one by one.
+    // Its loops need all registers: inside another function they lose ten instructions a row to the stack.
+    #[inline(never)]
     fn get_chunk(&self, ids: &[u64], width: usize, rows: &mut [i64], meanwhile: Option<impl FnOnce()>) -> (u32, u32) {
         let ids = &ids[..ids.len().min(CHUNK)];
         let living = self.shape.living;

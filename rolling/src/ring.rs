@@ -150,6 +150,9 @@ impl<T> Entry<T> {
 
 /// A snapshot of a ring: its entries in id order.
 pub struct Tables<T> {
+    /// The newest one and its lowest id, once more: most traffic is for the newest posts.
+    newest: Entry<T>,
+    newest_low: u64,
     entries: Vec<Entry<T>>,
     /// `lows[i]` is `entries[i].slot.low`, kept apart so that a search touches one or two cache lines.
     lows: Vec<u64>,
@@ -168,10 +171,10 @@ impl<T> Tables<T> {
                 right.low
             );
         }
-        let newest = &entries[entries.len() - 1].slot;
-        assert!(newest.last() == u64::MAX, "R1: the newest table ends at {}", newest.last());
+        let newest = entries[entries.len() - 1].clone();
+        assert!(newest.slot.last() == u64::MAX, "R1: the newest table ends at {}", newest.slot.last());
         let lows = entries.iter().map(|e| e.slot.low).collect();
-        Arc::new(Tables { entries, lows })
+        Arc::new(Tables { newest_low: newest.slot.low, newest, entries, lows })
     }
 
     /// The lowest id that the ring answers for; below it the answer is *unknown*.
@@ -183,17 +186,15 @@ impl<T> Tables<T> {
     /// The entry that covers `id`, or `None` below the horizon.
     #[inline]
     pub fn find(&self, id: u64) -> Option<&Entry<T>> {
+        if id >= self.newest_low {
+            return Some(&self.newest);
+        }
         self.index_of(id).map(|i| &self.entries[i])
     }
 
     /// The index in [`Tables::entries`] of the entry that covers `id`, or `None` below the horizon.
     #[inline]
     pub fn index_of(&self, id: u64) -> Option<usize> {
-        // Most traffic is for the newest posts.
-        let newest = self.lows.len() - 1;
-        if id >= self.lows[newest] {
-            return Some(newest);
-        }
         self.lows.partition_point(|&low| low <= id).checked_sub(1)
     }
 
@@ -204,7 +205,7 @@ impl<T> Tables<T> {
 
     /// The newest entry: the open-ended one.
     pub fn newest(&self) -> &Entry<T> {
-        &self.entries[self.entries.len() - 1]
+        &self.newest
     }
 
     /// The oldest entry: the one that starts at the horizon.

@@ -5,7 +5,7 @@
 
 use crate::clients::Client;
 use crate::cold::{self, Fetching, Pins};
-use crate::commands::{self, Found, LookAhead, Scratch, Session};
+use crate::commands::{self, Found, LookAhead, Lookup, Scratch, Session};
 use crate::config::Config;
 use crate::engines::Engines;
 use crate::node::{Node, Tallies};
@@ -89,6 +89,7 @@ fn limits(config: &Config, session: &mut Session) -> Limits {
 pub(crate) struct Talk {
     pub(crate) session: Session,
     scanner: Scanner,
+    lookup: Lookup,
     limits: Limits,
     /// As it was at this version of the settings.
     pub(crate) config: Arc<Config>,
@@ -115,6 +116,7 @@ impl Talk {
             config,
             session,
             scanner: Scanner::default(),
+            lookup: Lookup::default(),
             limits,
             more: false,
             replies: 0,
@@ -320,7 +322,7 @@ impl Talk {
                         bytes,
                         spans: self.scanner.last_spans(),
                         is_inline,
-                        found: commands::find(name),
+                        found: self.lookup.find(name),
                     });
                     at += length;
                     // The words of an inline request are kept until the next one. What a client may send after it has

@@ -91,6 +91,33 @@ pub(crate) fn find(name: &[u8]) -> Found {
     }
 }
 
+/// The longest name that [`Lookup`] knows again, in bytes.
+const KNOWN_BYTES: usize = 16;
+
+/// [`find`] for one connection, which mostly asks for what it asked for before.
+#[derive(Default)]
+pub(crate) struct Lookup {
+    name: [u8; KNOWN_BYTES],
+    length: usize,
+    found: Found,
+}
+
+impl Lookup {
+    /// As [`find`].
+    #[inline]
+    pub(crate) fn find(&mut self, name: &[u8]) -> Found {
+        if self.name.get(..self.length) == Some(name) {
+            return self.found;
+        }
+        let found = find(name);
+        if let Some(place) = self.name.get_mut(..name.len()) {
+            place.copy_from_slice(name);
+            (self.length, self.found) = (name.len(), found);
+        }
+        found
+    }
+}
+
 /// What to fetch for a request of the command with this number, before it is its turn.
 #[inline]
 pub(super) fn ahead_of(number: u16) -> Option<ahead::Ahead> {
@@ -156,6 +183,25 @@ mod tests {
         }
         for name in [&b""[..], b"\0", b"no such command", b"GE\x14", &[b'A'; 10_000]] {
             assert!(find(name).is_none());
+        }
+    }
+
+    /// Whatever was asked for before: the same, another case, a part of it, more than it, what is none, what is too long to be known again.
+    #[test]
+    fn what_is_known_again_is_what_is_found() {
+        let mut names: Vec<Vec<u8>> = all().iter().map(|spec| spec.name.as_bytes().to_vec()).collect();
+        names.extend(
+            ["GET", "get", "ge", "getx", "", "\0", "sixteen letters.", "sixteen letters.."]
+                .map(|n| n.as_bytes().to_vec()),
+        );
+        names.push(vec![b'A'; 10_000]);
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut lookup = Lookup::default();
+        for _ in 0..20_000 {
+            let name = &names[random.usize(..names.len())];
+            for _ in 0..random.usize(1..3) {
+                assert_eq!(lookup.find(name).map(|(number, _)| number), find(name).map(|(number, _)| number));
+            }
         }
     }
 

@@ -115,12 +115,12 @@ impl<'a> Reply<'a> {
         let head = SMALL.get(width).map(|word| word ^ u64::from(b':' ^ b'*'));
         // Memory is cleared for what may come, so that is not taken for much more than will.
         let small = bits >> 19 == 0;
-        let room = MAX_HEADER + width * if small { MAX_SMALL_INT } else { MAX_INT };
+        let room = head.map_or(MAX_HEADER, length) + width * if small { MAX_SMALL_INT } else { MAX_INT };
         let mut row = 0;
         while row < rows && self.out.len() <= most {
             let start = self.out.len();
             let together = (ROWS_BYTES / room).clamp(1, rows - row);
-            self.out.resize(start + together * room + 8, 0);
+            self.out.resize(start + together * room + USUAL_ROW, 0);
             let mut writer = IntRow { out: &mut self.out[start..], at: 0, null, width, head, small };
             let mut refusal = None;
             for _ in 0..together {
@@ -281,7 +281,7 @@ impl<'a> Reply<'a> {
 
 /// One row of [`Reply::int_rows`].
 pub struct IntRow<'a> {
-    /// Has room for all that may come, and eight bytes more.
+    /// Has room for all that may come, and [`USUAL_ROW`] more.
     out: &'a mut [u8],
     at: usize,
     /// A null, and its length.
