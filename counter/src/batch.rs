@@ -180,11 +180,11 @@ impl Read<'_> {
                 ones(past & !candidates).for_each(|i| go_on(&mut ways, i));
                 for i in ones(candidates) {
                     let Some(way) = &ways[i] else { continue };
-                    hits |= u32::from(way.take(living, &mut rows[i * width..][..width])) << i;
+                    hits |= u32::from(way.take(living, row(rows, i, width))) << i;
                 }
                 for i in ones(candidates & !hits) {
                     let Some(way) = &ways[i] else { continue };
-                    match way.look_closely(ids[i], living, &mut rows[i * width..][..width]) {
+                    match way.look_closely(ids[i], living, row(rows, i, width)) {
                         Looked::Found(()) => hits |= 1 << i,
                         Looked::Absent => {}
                         Looked::Past => go_on(&mut ways, i),
@@ -211,4 +211,10 @@ impl Read<'_> {
         let tag = home.remainder | main.layout.probe_one;
         Some(Way { entry, index: home.bucket, tag, seen: Glance::default() })
     }
+}
+
+/// The `i`-th of rows of so many values. That the product fits is not asked: `rows` has that row.
+#[inline(always)]
+fn row(rows: &mut [i64], i: usize, width: usize) -> &mut [i64] {
+    &mut rows[i.wrapping_mul(width)..][..width]
 }

@@ -93,7 +93,7 @@ impl Filter {
     /// First word of the page of `pair` here.
     #[inline(always)]
     pub(crate) fn page(&self, pair: &Pair) -> usize {
-        page_of(pair, self.pages) * PAGE_WORDS
+        page_of(pair, self.pages).wrapping_mul(PAGE_WORDS)
     }
 
     /// Where `pair` is here (F2).

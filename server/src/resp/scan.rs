@@ -296,8 +296,10 @@ impl Scanner {
             if argument.last_chunk() != Some(b"\r\n") {
                 break;
             }
-            self.spans.push(Span { start: (pos + header) as u32, end: (pos + text) as u32 });
-            pos += text + 2;
+            // All below the buffer's length: nothing wraps.
+            let (start, end) = (pos.wrapping_add(header), pos.wrapping_add(text));
+            self.spans.push(Span { start: start as u32, end: end as u32 });
+            pos = end.wrapping_add(2);
             missing -= 1;
             rest = behind;
         }
