@@ -16,7 +16,7 @@
 //! The search itself needs no version: the tag of a row that is there all the time is there at every moment (B1, T1). Its fields do, and that they
 //! are its own.
 
-use crate::bucket::{Glance, Narrow, take};
+use crate::bucket::{Glance, take};
 use crate::key::PROBES;
 use crate::read::Read;
 use crate::segment::{Looked, Segment};
@@ -30,9 +30,8 @@ const CHUNK: usize = 32;
 #[derive(Clone, Copy)]
 struct Way<'a> {
     entry: &'a Entry<Table>,
-    /// The bucket's number, and its first words.
+    /// The bucket's number.
     index: u64,
-    words: &'a Narrow,
     tag: u64,
     seen: Glance,
 }
@@ -46,13 +45,13 @@ impl<'a> Way<'a> {
     /// Asks the cache for the bucket.
     #[inline(always)]
     fn prefetch(&self) {
-        self.main().prefetch_narrow(self.index, self.words);
+        self.main().prefetch(self.index);
     }
 
     /// Looks at the first bytes of the bucket.
     #[inline(always)]
     fn look(&mut self) {
-        self.seen = self.main().glance(self.index, self.words, self.tag as u8);
+        self.seen = self.main().glance(self.index, self.tag as u8);
     }
 
     /// Whether the row, which is not in this bucket, may have gone on from here.
@@ -65,9 +64,9 @@ impl<'a> Way<'a> {
     #[inline(always)]
     fn take(&self, living: u64, out: &mut [i64]) -> bool {
         let main = self.main();
-        match main.layout.usual(living, out.len()) {
-            Some(packed) => take(self.words, &main.layout, packed, self.tag, self.seen, out),
-            None => false,
+        match (main.layout.usual(living, out.len()), main.narrow(self.index)) {
+            (Some(packed), Some(words)) => take(words, &main.layout, packed, self.tag, self.seen, out),
+            _ => false,
         }
     }
 
@@ -95,9 +94,7 @@ impl<'a> Way<'a> {
         let main = self.main();
         let step = main.keys.step(main.layout.remainder(self.tag));
         self.index = main.keys.next(self.index, step);
-        let Some(words) = main.narrow(self.index) else { return false };
-        self.words = words;
-        self.prefetch();
+        main.prefetch(self.index);
         main.prefetch(main.keys.next(self.index, step));
         self.tag = self.tag.wrapping_add(main.layout.probe_one);
         self.tag < main.layout.tag(0, PROBES)
@@ -212,7 +209,7 @@ impl Read<'_> {
             return None;
         }
         let tag = home.remainder | main.layout.probe_one;
-        Some(Way { entry, index: home.bucket, words: main.narrow(home.bucket)?, tag, seen: Glance::default() })
+        Some(Way { entry, index: home.bucket, tag, seen: Glance::default() })
     }
 }
 

@@ -83,35 +83,22 @@ impl Segment {
         self.words.get((index as usize).wrapping_mul(self.layout.words)..)?.first_chunk()
     }
 
-    /// [`glance`] at a bucket that has all first bytes in one line; `words`: its first ones.
+    /// [`glance`] at a bucket that has all first bytes in one line.
     #[inline(always)]
-    pub(crate) fn glance(&self, index: u64, words: &Narrow, byte: u8) -> Glance {
+    pub(crate) fn glance(&self, index: u64, byte: u8) -> Glance {
         self.note(Step::Read, index);
-        glance(words, &self.layout, byte)
+        self.narrow(index).map_or_else(Glance::default, |words| glance(words, &self.layout, byte))
     }
 
     /// Asks the cache for all lines of a bucket. The slot that is looked for will be in another line than the first bytes: they should come at
     /// the same time, not one after the other.
     #[inline(always)]
     pub(crate) fn prefetch(&self, index: u64) {
+        self.note(Step::Asked, index);
         let at = (index as usize).wrapping_mul(self.layout.words);
         self.words.prefetch_lines::<2>(at);
-        self.prefetch_rest(index);
-    }
-
-    /// The same for who has its first words at hand.
-    #[inline(always)]
-    pub(crate) fn prefetch_narrow(&self, index: u64, words: &Narrow) {
-        rolling::prefetch(&words[0]);
-        rolling::prefetch(&words[8]);
-        self.prefetch_rest(index);
-    }
-
-    #[inline(always)]
-    fn prefetch_rest(&self, index: u64) {
-        self.note(Step::Asked, index);
         if self.layout.words > 16 {
-            self.words.prefetch_lines::<2>((index as usize).wrapping_mul(self.layout.words).wrapping_add(16));
+            self.words.prefetch_lines::<2>(at.wrapping_add(16));
         }
     }
 
