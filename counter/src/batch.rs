@@ -104,26 +104,24 @@ impl<'a> Way<'a> {
 impl Read<'_> {
     /// See [`crate::Space::get_batch`].
     pub fn get_batch(&mut self, ids: &[u64], rows: &mut Vec<i64>, found: &mut Vec<bool>) {
-        self.chunks(ids, rows, || (), |number, hits| found.extend((0..number).map(|i| hits >> i & 1 == 1)));
+        self.chunks(ids, rows, |number, hits| found.extend((0..number).map(|i| hits >> i & 1 == 1)));
     }
 
-    /// The same for who takes a row that does not exist for one of zeros, and has other memory to ask the cache for: `meanwhile` runs when the first
-    /// rows have been asked for, before they are read; not if there are no ids.
-    pub fn get_rows(&mut self, ids: &[u64], rows: &mut Vec<i64>, meanwhile: impl FnOnce()) {
-        self.chunks(ids, rows, meanwhile, |_, _| ());
+    /// The same for who takes a row that does not exist for one of zeros.
+    pub fn get_rows(&mut self, ids: &[u64], rows: &mut Vec<i64>) {
+        self.chunks(ids, rows, |_, _| ());
     }
 
     /// Appends the rows, and tells of each chunk how many ids it had and, in bits, of which there is a row.
     #[inline(always)]
-    fn chunks(&mut self, ids: &[u64], rows: &mut Vec<i64>, meanwhile: impl FnOnce(), mut tell: impl FnMut(usize, u32)) {
-        let mut meanwhile = Some(meanwhile);
+    fn chunks(&mut self, ids: &[u64], rows: &mut Vec<i64>, mut tell: impl FnMut(usize, u32)) {
         let width = self.shape.schema.width();
         let mut at = rows.len();
         rows.resize(at + ids.len() * width, 0);
         for ids in ids.chunks(CHUNK) {
             let rows = &mut rows[at..at + ids.len() * width];
             at += ids.len() * width;
-            let (mut hits, unsure) = self.get_chunk(ids, width, rows, meanwhile.take());
+            let (mut hits, unsure) = self.get_chunk(ids, width, rows);
             for i in ones(unsure) {
                 hits |= u32::from(self.get(ids[i], &mut rows[i * width..][..width])) << i;
             }
@@ -134,7 +132,7 @@ impl Read<'_> {
     /// Fills `rows`, which are zero, as far as that is quick. Two sets: the ids whose rows were found, and those to ask again for one by one.
     // Its loops need all registers: inside another function they lose ten instructions a row to the stack.
     #[inline(never)]
-    fn get_chunk(&self, ids: &[u64], width: usize, rows: &mut [i64], meanwhile: Option<impl FnOnce()>) -> (u32, u32) {
+    fn get_chunk(&self, ids: &[u64], width: usize, rows: &mut [i64]) -> (u32, u32) {
         let ids = &ids[..ids.len().min(CHUNK)];
         let living = self.shape.living;
         // In the order in which rows move: aside, drained table, table.
@@ -153,9 +151,6 @@ impl Read<'_> {
             begin = end;
         }
         let all = ((1u64 << ids.len()) - 1) as u32;
-        if let Some(meanwhile) = meanwhile {
-            meanwhile();
-        }
         let (mut hits, mut unsure) = (0, all & !looking);
         // In two parts: the rows of the first are taken while the lines of the second are on their way.
         let mut early = all >> (ids.len() / 2);

@@ -3,11 +3,11 @@
 //! The order matters. A pair aside moves into a table at any moment, first stored there, then deleted here. So a reader asks the
 //! aside first; and takes the list of tables only after that, or the list might lack the table into which the pair went (P1).
 //!
-//! A batch goes in three passes: [`Pairs::place`] hashes all pairs, and finds the first line of each; [`Placed::fetch`] has these lines fetched, one
-//! right after the other; [`Placed::answer`] looks. The fetches overlap, and a check costs what two of them cost in a row of many, not the wait for
-//! one. Whoever has other memory to wait for has it fetched together with this, and waits for it between the last two.
+//! A batch goes in two passes: [`Pairs::place`] hashes all pairs, finds the first line of each, and has it fetched; [`Placed::answer`] looks. The
+//! fetches overlap, and a check costs what two of them cost in a row of many, not the wait for one. Whoever has other memory to wait for does that
+//! between the two.
 //!
-//! The last pass goes filter by filter, in bits: what the first line says of all pairs, which of those that it leaves open the whole
+//! The second pass goes filter by filter, in bits: what the first line says of all pairs, which of those that it leaves open the whole
 //! filter has, so that few jumps depend on what is found for one pair. Whether a pair is to be looked at is no jump either: its line has been
 //! fetched, so it is looked at, and the answer is left out.
 
@@ -21,6 +21,9 @@ use std::sync::Arc;
 
 /// Most ids that are asked for together: enough for all fetches that a core has in flight, and a bit each in a u32.
 pub const BATCH: usize = 32;
+
+/// Lines that are asked for one right after the other, at most: [`rolling::prefetch`] says why.
+const ASKED_AT_ONCE: usize = 24;
 
 /// One member and at most [`BATCH`] ids that are about to be looked up: what has to be asked before the list of tables is taken, and that list.
 pub struct Lookup<'s> {
@@ -46,7 +49,7 @@ pub struct Pairs<'l> {
     chained: u32,
 }
 
-/// [`Pairs`] that were placed.
+/// [`Pairs`] that were placed, their lines on the way into the cache.
 #[derive(Clone, Copy)]
 pub struct Placed<'p>(&'p Pairs<'p>);
 
@@ -98,7 +101,6 @@ impl Space {
             let lookup = self.lookup(member, ids);
             let mut pairs = lookup.pairs();
             let placed = pairs.place();
-            placed.fetch();
             let answers = placed.answer(|found| found);
             out.extend((0..ids.len()).map(|i| answers.at(i)));
         }
@@ -178,25 +180,37 @@ impl Lookup<'_> {
 }
 
 impl Pairs<'_> {
-    /// The first pass: hashes all pairs, and finds the first line of each.
+    /// The first pass: hashes all pairs, finds the first line of each, and has these fetched.
     pub fn place(&mut self) -> Placed<'_> {
         let Lookup { space, ids, member, tables: ring, aside } = self.lookup;
         let Pairs { pairs, draws, tables, lines, .. } = self;
         space.seed.pairs(ids, *member, pairs);
         let (mut unknown, mut chained, mut bit) = (0, 0, 1u32);
-        for ((((&id, pair), draws), table), line) in ids.iter().zip(pairs).zip(draws).zip(tables).zip(lines) {
-            *draws = filter::draws(pair, 0);
-            // Below the horizon anything may be looked at: the oldest is there already.
-            match ring.find(id) {
-                Some(entry) => *table = entry.table(),
-                None => unknown |= bit,
+        let number = ids.len().min(BATCH);
+        let middle = if number > ASKED_AT_ONCE { number / 2 } else { 0 };
+        for part in [0..middle, middle..number] {
+            let placed = draws[part.clone()].iter_mut().zip(&mut tables[part.clone()]).zip(&mut lines[part.clone()]);
+            for ((&id, pair), ((draws, table), line)) in ids[part.clone()].iter().zip(&pairs[part.clone()]).zip(placed)
+            {
+                *draws = filter::draws(pair, 0);
+                // Below the horizon anything may be looked at: the oldest is there already.
+                match ring.find(id) {
+                    Some(entry) => *table = entry.table(),
+                    None => unknown |= bit,
+                }
+                *line = table.first_filter().first_line(pair);
+                chained |= if table.is_chained() { bit } else { 0 };
+                bit = bit.wrapping_shl(1);
             }
-            *line = table.first_filter().first_line(pair);
-            chained |= if table.is_chained() { bit } else { 0 };
-            bit = bit.wrapping_shl(1);
+            lines[part].iter().for_each(|line| rolling::prefetch(*line));
         }
-        let all = ((1u64 << ids.len().min(BATCH)) - 1) as u32;
+        let all = ((1u64 << number) - 1) as u32;
         (self.unknown, self.chained, self.open) = (unknown, chained, all & !unknown & !aside);
+        for (table, here) in self.by_table(chained) {
+            for link in table.chain() {
+                ones(here).for_each(|i| rolling::prefetch(link.filter.first_line(&self.pairs[i])));
+            }
+        }
         Placed(self)
     }
 
@@ -242,19 +256,7 @@ impl Pairs<'_> {
 }
 
 impl Placed<'_> {
-    /// The second pass: has the first lines of all filters fetched, one right after the other ([`rolling::prefetch`] says why).
-    #[inline]
-    pub fn fetch(&self) {
-        let Placed(pairs) = *self;
-        pairs.lines[..pairs.lookup.ids.len().min(BATCH)].iter().for_each(|line| rolling::prefetch(*line));
-        for (table, here) in pairs.by_table(pairs.chained) {
-            for link in table.chain() {
-                ones(here).for_each(|i| rolling::prefetch(link.filter.first_line(&pairs.pairs[i])));
-            }
-        }
-    }
-
-    /// The last pass: the answers for the ids. `may_be_set` leaves out of pairs, in bits, those of which it is known that nobody has set them: they are
+    /// The second pass: the answers for the ids. `may_be_set` leaves out of pairs, in bits, those of which it is known that nobody has set them: they are
     /// answered with no, or with unknown below the horizon. It is asked only of those that the filters in memory have, which are few, and of those that
     /// would be looked for elsewhere; of these once more if they are found. What is held aside is exact, and answered with yes all the same.
     pub fn answer(&self, may_be_set: impl Fn(u32) -> u32) -> Answers {

@@ -82,9 +82,13 @@ impl Words {
 
 /// Hints that the cache line of `at` will be read soon.
 ///
-/// A hint for an address that the processor has no translation of holds up those behind it until that is found, and half a dozen translations are
-/// looked for at a time, of the few hundred instructions that are under way. So of many hints compute the addresses first, and then give them one
-/// right after the other: on memory of a gigabyte that takes a half to a quarter of the time.
+/// Many hints are best given in short bursts, a dozen lines or two, with computing between them:
+///
+/// - A processor has room for some two dozen lines that are on their way, and one may drop what goes beyond: on Zen 4 a third of 40 lines of 4 MiB that
+///   are asked for one right after the other never comes (`bench/src/bin/hints.rs`), and each is a whole wait later.
+/// - A hint for an address that the processor has no translation of holds up those behind it until that is found, and half a dozen translations are
+///   looked for at a time, of the few hundred instructions that are under way. So hints far apart, each behind the computing of its address, take
+///   two to four times as long on memory of a gigabyte as those of a burst.
 #[inline(always)]
 pub fn prefetch<T>(at: &T) {
     #[cfg(target_arch = "x86_64")]

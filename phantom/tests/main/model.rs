@@ -236,7 +236,6 @@ impl Run {
             let lookup = self.space.lookup(&member, ids);
             let mut pairs = lookup.pairs();
             let placed = pairs.place();
-            placed.fetch();
             let found = placed.answer(|found| found & wanted);
             answers.extend((0..ids.len()).map(|i| found.at(i)));
         }

@@ -2,7 +2,7 @@
 
 use super::{Engines, Tie};
 use crate::cold;
-use phantom::{Answer, Answers, BATCH, Member, Placed};
+use phantom::{Answer, Answers, BATCH, Member};
 use std::ops::Range;
 
 /// A column of a view; the first number is an index into [`View::sources`].
@@ -127,21 +127,9 @@ struct Asking<'a> {
     ids: &'a [u64],
 }
 
-/// Flags whose pairs are placed, the last one first.
-struct Flags<'a> {
-    placed: Placed<'a>,
-    before: Option<&'a Flags<'a>>,
-}
-
-impl Flags<'_> {
-    fn fetch(&self) {
-        std::iter::successors(Some(self), |flags| flags.before).for_each(|flags| flags.placed.fetch());
-    }
-}
-
-/// Flags whose memory is asked for together. Each keeps on the stack where it looks for the ids, and one of the eight snapshots that a thread may hold
-/// without counting them.
-const FLAGS_TOGETHER: usize = 4;
+/// Lookups, each of one flag and [`BATCH`] ids, whose memory is asked for together. Each keeps on the stack where it looks, and one of the eight
+/// snapshots that a thread may hold without counting them.
+const TOGETHER: usize = 4;
 
 impl Engines {
     /// The counters of a view as they stand in its rows, each as "space.field".
@@ -166,43 +154,31 @@ impl Engines {
         page.columns.clear();
         page.living.clear();
         page.answers.clear();
-        page.answers.resize(ids.len().div_ceil(BATCH) * page.flags, Answers::default());
         let asking = Asking { view, viewer, ids };
-        if page.flags == 0 {
-            self.read_counters(&asking, page, None);
-        }
-        for first in (0..ids.len()).step_by(BATCH) {
-            for flag in (0..page.flags).step_by(FLAGS_TOGETHER) {
-                self.read_flags(&asking, first, flag..page.flags.min(flag + FLAGS_TOGETHER), page, None);
-            }
+        let lookups = ids.len().div_ceil(BATCH) * page.flags;
+        page.answers.resize(lookups, Answers::default());
+        self.read_flags(&asking, 0..lookups.min(TOGETHER), page);
+        for first in (TOGETHER..lookups).step_by(TOGETHER) {
+            self.read_flags(&asking, first..lookups.min(first + TOGETHER), page);
         }
     }
 
-    /// Some flags of [`BATCH`] ids from the `first` on. All are placed before any memory is asked for, that of the counters included; then it is
-    /// asked for in one go, and comes into the cache while the counters are read. So each flag places its pairs, leaves the rest to the next one,
-    /// and looks when that has come back.
-    fn read_flags(
-        &self,
-        asking: &Asking<'_>,
-        first: usize,
-        flags: Range<usize>,
-        page: &mut Page,
-        before: Option<&Flags<'_>>,
-    ) {
-        let Some(flag) = asking.view.flags[flags.clone()].first() else {
+    /// Some of the lookups, which are numbered as [`Page::answers`] are; with the first ones the counters. Each places its pairs, which asks for
+    /// their memory, leaves the rest to the next one, and looks when that has come back. So all comes into the cache while the counters are read.
+    fn read_flags(&self, asking: &Asking<'_>, lookups: Range<usize>, page: &mut Page) {
+        if lookups.is_empty() {
             if page.sources.is_empty() {
-                self.read_counters(asking, page, before);
-            } else if let Some(before) = before {
-                before.fetch();
+                self.read_counters(asking, page);
             }
             return;
-        };
+        }
+        let (first, flag) = (lookups.start / page.flags * BATCH, &asking.view.flags[lookups.start % page.flags]);
         let ids = &asking.ids[first..asking.ids.len().min(first + BATCH)];
         let space = &self.existences[flag.space];
         let lookup = space.lookup(asking.viewer, ids);
         let mut pairs = lookup.pairs();
         let placed = pairs.place();
-        self.read_flags(asking, first, flags.start + 1..flags.end, page, Some(&Flags { placed, before }));
+        self.read_flags(asking, lookups.start + 1..lookups.end, page);
         let gate = flag.gate.as_ref().filter(|gate| space.tie() == Some(gate.tie));
         let may_be_set = |found| {
             gate.map_or(found, |gate| {
@@ -212,20 +188,16 @@ impl Engines {
                 space.not_disproved(ids, found, counted) | found & cold::failed_among(ids)
             })
         };
-        page.answers[first / BATCH * page.flags + flags.start] = placed.answer(may_be_set);
+        page.answers[lookups.start] = placed.answer(may_be_set);
     }
 
-    /// The counters of all ids; `flags` are asked for with the first of them.
-    fn read_counters(&self, asking: &Asking<'_>, page: &mut Page, flags: Option<&Flags<'_>>) {
+    /// The counters of all ids.
+    fn read_counters(&self, asking: &Asking<'_>, page: &mut Page) {
         let Page { columns, straight, sources, living, rows, .. } = page;
-        if let (Some(flags), true) = (flags, asking.view.sources.is_empty()) {
-            flags.fetch();
-        }
         for (source, &space) in asking.view.sources.iter().enumerate() {
             let start = rows.len();
             let mut read = self.counters[space].read();
-            let fetch = || flags.filter(|_| source == 0).map_or((), Flags::fetch);
-            read.get_rows(asking.ids, rows, fetch);
+            read.get_rows(asking.ids, rows);
             let schema = read.schema();
             sources.push((start, schema.width()));
             living.extend(schema.living().map(|(position, _)| (source, position)));
