@@ -22,7 +22,8 @@ use std::sync::Arc;
 /// Most ids that are asked for together: enough for all fetches that a core has in flight, and a bit each in a u32.
 pub const BATCH: usize = 32;
 
-/// Lines that are asked for one right after the other, at most: [`rolling::prefetch`] says why.
+/// First lines of pairs that are asked for one right after the other, at most: [`rolling::prefetch`] says why. Those of further filters, which few
+/// tables have, follow in one go.
 const ASKED_AT_ONCE: usize = 24;
 
 /// One member and at most [`BATCH`] ids that are about to be looked up: what has to be asked before the list of tables is taken, and that list.

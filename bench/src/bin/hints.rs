@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Random lines of memory of several sizes are asked for, one right after the other; a microsecond later all are read, which takes next to nothing
-//! if all have come, and a wait for memory if one has not. Beside it the same lines read with no hint. Nanoseconds, medians.
+//! if all have come, and a wait for memory if one has not. Beside it as many lines read with no hint. Nanoseconds, medians.
 
 use clap::Parser;
 use rolling::Words;
@@ -34,7 +34,8 @@ const LATER: Duration = Duration::from_micros(1);
 const LINE: usize = 8;
 
 /// Nanoseconds that the reading of `number` random lines takes.
-fn read(words: &Words, number: usize, times: usize, hint: bool, rng: &mut fastrand::Rng) -> u128 {
+fn read(words: &Words, number: usize, times: usize, hint: bool) -> u128 {
+    let mut rng = fastrand::Rng::with_seed(1);
     let mut took: Vec<u128> = (0..times)
         .map(|_| {
             let at: Vec<usize> = (0..number).map(|_| rng.usize(..words.len() / LINE) * LINE).collect();
@@ -56,13 +57,12 @@ fn read(words: &Words, number: usize, times: usize, hint: bool, rng: &mut fastra
 
 fn main() -> std::io::Result<()> {
     let args = Args::parse();
-    let mut rng = fastrand::Rng::with_seed(1);
     println!("{:>8} {:>6} {:>12} {:>12}", "MiB", "lines", "asked for", "not asked");
     for mib in args.mib {
-        let words = Words::zeroed(mib << 17)?;
+        let words = Words::zeroed(mib.max(1) << 17)?;
         words.iter().step_by(LINE).for_each(|word| word.store(1, Relaxed));
         for &number in &args.lines {
-            let took = [true, false].map(|hint| read(&words, number, args.times.max(1), hint, &mut rng));
+            let took = [true, false].map(|hint| read(&words, number, args.times.max(1), hint));
             println!("{mib:>8} {number:>6} {:>12} {:>12}", took[0], took[1]);
         }
     }

@@ -164,7 +164,8 @@ impl Engines {
     }
 
     /// Some of the lookups, which are numbered as [`Page::answers`] are; with the first ones the counters. Each places its pairs, which asks for
-    /// their memory, leaves the rest to the next one, and looks when that has come back. So all comes into the cache while the counters are read.
+    /// their memory, leaves the rest to the next one, and looks when that has come back. So what the first ones need, all of a page of 64 ids with two flags,
+    /// comes into the cache while the counters are read.
     fn read_flags(&self, asking: &Asking<'_>, lookups: Range<usize>, page: &mut Page) {
         if lookups.is_empty() {
             if page.sources.is_empty() {

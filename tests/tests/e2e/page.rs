@@ -171,7 +171,8 @@ fn a_page_may_be_longer_than_a_batch() {
 /// Four counters side by side with two flags are written in a way of their own. Whatever comes near to that shape shows the same.
 #[test]
 fn views_of_any_shape_show_the_same_numbers() {
-    let counters: [&[&str]; 6] = [
+    let counters: [&[&str]; 7] = [
+        &[],
         &["post"],
         &["post.like", "post.repost", "post.comment", "post.read"],
         &["post.read", "post.comment", "post.repost", "post.like"],
@@ -179,7 +180,14 @@ fn views_of_any_shape_show_the_same_numbers() {
         &["post.like", "post", "post.read"],
         &["user", "post"],
     ];
-    let flags: [&[&str]; 4] = [&["liked", "read"], &["read", "liked"], &["read"], &["liked", "read", "liked"]];
+    let flags: [&[&str]; 6] = [
+        &["liked", "read"],
+        &["read", "liked"],
+        &["read"],
+        &["liked", "read", "liked"],
+        &["read", "liked", "read", "liked", "liked"],
+        &[],
+    ];
     let server = TestServer::with(|config| {
         for (at, counters) in counters.iter().enumerate() {
             for (of, flags) in flags.iter().enumerate() {
