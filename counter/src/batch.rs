@@ -146,7 +146,7 @@ impl Read<'_> {
                 ways[i] = if ids[i] < aside_from { self.way(ids[i]) } else { None };
                 looking |= u32::from(ways[i].is_some()) << i;
             }
-            // Together: see there.
+            // In one go: `rolling::prefetch` says why.
             ways[begin..end].iter().flatten().for_each(Way::prefetch);
             begin = end;
         }

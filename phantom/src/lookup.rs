@@ -51,7 +51,6 @@ pub struct Pairs<'l> {
 }
 
 /// [`Pairs`] that were placed, their lines on the way into the cache.
-#[derive(Clone, Copy)]
 pub struct Placed<'p>(&'p Pairs<'p>);
 
 /// Answers for at most [`BATCH`] ids, a bit each, the first id's the lowest: what is neither is no.
@@ -260,8 +259,8 @@ impl Placed<'_> {
     /// The second pass: the answers for the ids. `may_be_set` leaves out of pairs, in bits, those of which it is known that nobody has set them: they are
     /// answered with no, or with unknown below the horizon. It is asked only of those that the filters in memory have, which are few, and of those that
     /// would be looked for elsewhere; of these once more if they are found. What is held aside is exact, and answered with yes all the same.
-    pub fn answer(&self, may_be_set: impl Fn(u32) -> u32) -> Answers {
-        let Placed(pairs) = *self;
+    pub fn answer(self, may_be_set: impl Fn(u32) -> u32) -> Answers {
+        let Placed(pairs) = self;
         let Lookup { space, ids, aside, .. } = *pairs.lookup;
         let maybe = pairs.open & seem_set(space.sizing.bits, ids.len(), &pairs.lines, &pairs.draws);
         for i in ones(maybe) {

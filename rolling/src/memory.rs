@@ -84,8 +84,8 @@ impl Words {
 ///
 /// Many hints are best given in short bursts, a dozen lines or two, with computing between them:
 ///
-/// - A processor has room for some two dozen lines that are on their way, and one may drop what goes beyond: on Zen 4 a third of 40 lines of 4 MiB that
-///   are asked for one right after the other never comes (`bench/src/bin/hints.rs`), and each is a whole wait later.
+/// - A processor has room for some two dozen lines that are on their way, and one may drop what goes beyond: on Zen 4 20 lines that are asked for one
+///   right after the other all come, of 24 some do not (`bench/src/bin/hints.rs`), which is a whole wait later.
 /// - A hint for an address that the processor has no translation of holds up those behind it until that is found, and half a dozen translations are
 ///   looked for at a time, of the few hundred instructions that are under way. So hints far apart, each behind the computing of its address, take
 ///   two to four times as long on memory of a gigabyte as those of a burst.

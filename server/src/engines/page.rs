@@ -157,8 +157,8 @@ impl Engines {
         let asking = Asking { view, viewer, ids };
         let lookups = ids.len().div_ceil(BATCH) * page.flags;
         page.answers.resize(lookups, Answers::default());
-        self.read_flags(&asking, 0..lookups.min(TOGETHER), page);
-        for first in (TOGETHER..lookups).step_by(TOGETHER) {
+        // Once at least: the counters are read with the first lookups.
+        for first in (0..lookups.max(1)).step_by(TOGETHER) {
             self.read_flags(&asking, first..lookups.min(first + TOGETHER), page);
         }
     }
