@@ -22,9 +22,9 @@ use std::sync::Arc;
 /// Most ids that are asked for together: enough for all fetches that a core has in flight, and a bit each in a u32.
 pub const BATCH: usize = 32;
 
-/// First lines of pairs that are asked for one right after the other, at most: [`rolling::prefetch`] says why. Those of further filters, which few
-/// tables have, follow in one go.
-const ASKED_AT_ONCE: usize = 24;
+/// First lines of pairs that are asked for in one go: [`rolling::prefetch`] says why not more. Those of further filters, which few tables have, follow
+/// without a limit.
+const ASKED_AT_ONCE: usize = 10;
 
 /// One member and at most [`BATCH`] ids that are about to be looked up: what has to be asked before the list of tables is taken, and that list.
 pub struct Lookup<'s> {
@@ -186,12 +186,12 @@ impl Pairs<'_> {
         let Pairs { pairs, draws, tables, lines, .. } = self;
         space.seed.pairs(ids, *member, pairs);
         let (mut unknown, mut chained, mut bit) = (0, 0, 1u32);
-        let number = ids.len().min(BATCH);
-        let middle = if number > ASKED_AT_ONCE { number / 2 } else { 0 };
-        for part in [0..middle, middle..number] {
-            let placed = draws[part.clone()].iter_mut().zip(&mut tables[part.clone()]).zip(&mut lines[part.clone()]);
-            for ((&id, pair), ((draws, table), line)) in ids[part.clone()].iter().zip(&pairs[part.clone()]).zip(placed)
-            {
+        let places = draws.chunks_mut(ASKED_AT_ONCE).zip(tables.chunks_mut(ASKED_AT_ONCE));
+        let places = places.zip(lines.chunks_mut(ASKED_AT_ONCE));
+        let parts = ids.chunks(ASKED_AT_ONCE).zip(pairs.chunks(ASKED_AT_ONCE)).zip(places);
+        for ((ids, pairs), ((draws, tables), lines)) in parts {
+            let places = draws.iter_mut().zip(tables).zip(&mut *lines);
+            for ((&id, pair), ((draws, table), line)) in ids.iter().zip(pairs).zip(places) {
                 *draws = filter::draws(pair, 0);
                 // Below the horizon anything may be looked at: the oldest is there already.
                 match ring.find(id) {
@@ -202,9 +202,9 @@ impl Pairs<'_> {
                 chained |= if table.is_chained() { bit } else { 0 };
                 bit = bit.wrapping_shl(1);
             }
-            lines[part].iter().for_each(|line| rolling::prefetch(*line));
+            lines[..ids.len()].iter().for_each(|line| rolling::prefetch(*line));
         }
-        let all = ((1u64 << number) - 1) as u32;
+        let all = ((1u64 << ids.len()) - 1) as u32;
         (self.unknown, self.chained, self.open) = (unknown, chained, all & !unknown & !aside);
         for (table, here) in self.by_table(chained) {
             for link in table.chain() {

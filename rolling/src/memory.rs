@@ -82,10 +82,11 @@ impl Words {
 
 /// Hints that the cache line of `at` will be read soon.
 ///
-/// Many hints are best given in short bursts, a dozen lines or two, with computing between them:
+/// Many hints are best given in short bursts, ten lines or twenty, with computing between them:
 ///
-/// - A processor has room for some two dozen lines that are on their way, and one may drop what goes beyond: on Zen 4 20 lines that are asked for one
-///   right after the other all come, of 24 some do not (`bench/src/bin/hints.rs`), which is a whole wait later.
+/// - A processor has room for some two dozen lines that are on their way, those of others among them, and one may drop what goes beyond: on Zen 4 16
+///   lines that are asked for one right after the other all come, of 20 sometimes, of 24 always some do not (`bench/src/bin/hints.rs`), which is a
+///   whole wait later.
 /// - A hint for an address that the processor has no translation of holds up those behind it until that is found, and half a dozen translations are
 ///   looked for at a time, of the few hundred instructions that are under way. So hints far apart, each behind the computing of its address, take
 ///   two to four times as long on memory of a gigabyte as those of a burst.
