@@ -447,9 +447,11 @@ impl Engines {
         worked
     }
 
-    /// Asks each existence space for `count` canaries, so that its true error rate is known after a while: for who has nothing else to do.
-    pub fn probe(&self, count: u64) {
-        self.existences.iter().for_each(|space| _ = space.probe(count));
+    /// Asks one existence space for `count` canaries, so that its true error rate is known after a while: for who has nothing else to do. It is the next
+    /// from the `turn`-th on whose rate is not known, so that many spaces cost no more than one.
+    pub fn probe(&self, turn: usize, count: u64) {
+        let number = self.existences.len();
+        let _ = (0..number).any(|next| self.existences[(turn % number + next) % number].probe(count));
     }
 
     /// Whether writers wait for what [`Engines::maintain`] does: [`counter::Space::hurries`].
@@ -465,5 +467,31 @@ impl Engines {
     /// Measures how fast pairs come. To be called about once a second, by one thread.
     pub(crate) fn measure(&self, elapsed: Duration) {
         self.existences.iter().for_each(|space| space.measure(elapsed));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::durability::Durability;
+
+    /// However many spaces there are: idle, they take no more of a processor than one.
+    #[test]
+    fn canaries_go_to_one_space_at_a_time_and_to_all_in_turn() {
+        let config = Config::default();
+        let catalogue = Catalogue::default().completed(&config).unwrap();
+        let engines = Engines::new(&config, &catalogue, Arc::new(Durability::new(config.durability.fsync))).unwrap();
+        engines.probe(usize::MAX, 10);
+        let asked = || engines.existences().iter().map(|space| space.measured().canaries).collect::<Vec<_>>();
+        assert_eq!(asked(), [0, 0, 0], "nobody is there");
+        // The one in the middle has nothing to be wrong about.
+        for space in [&engines.existences()[0], &engines.existences()[2]] {
+            (0..1000).for_each(|id| _ = space.add(id, &phantom::Member::Number(1)).unwrap());
+        }
+        (0..6).for_each(|turn| engines.probe(turn, 10));
+        assert_eq!(asked(), [20, 0, 40], "one a turn, and who has none passes it on");
+        engines.probe(usize::MAX, 10);
+        assert_eq!(asked().iter().sum::<u64>(), 70);
     }
 }

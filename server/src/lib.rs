@@ -36,6 +36,7 @@ mod leave;
 mod local;
 pub mod marks;
 mod monitors;
+mod naps;
 mod node;
 mod pause;
 pub mod records;

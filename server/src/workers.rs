@@ -6,6 +6,7 @@
 use crate::cold::ReadsHere;
 use crate::config::{Config, ConfigError};
 use crate::connection::Connection;
+use crate::naps::Naps;
 use crate::node::{Host, Process};
 use crate::stop::Vital;
 use crate::tls::Socket;
@@ -17,10 +18,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// How often the maintenance thread looks whether a space has work for it.
-const MAINTENANCE_EVERY: Duration = Duration::from_millis(20);
-/// Canaries that each existence space is asked for then: 25,600 a second, a four-hundredth of a core, until its rate is known.
-const CANARIES: u64 = 512;
+/// Canaries that one existence space is asked for by the maintenance thread for each millisecond it sleeps, the next one the next time: 5,000 a second in
+/// all, a thousandth of a core, until all rates are known.
+const CANARIES_PER_MS: u64 = 5;
 /// How far apart it is looked for tables that have come to rest.
 const SETTLE_EVERY: Duration = Duration::from_secs(60);
 /// Threads per worker for what takes its time (statistics, digests, merges): more of it waits, so that pages do not.
@@ -331,19 +331,27 @@ impl Drop for Departure {
 
 /// The maintenance thread.
 fn maintain(host: &Host) {
+    let (mut naps, mut turn) = (Naps::default(), 0usize);
     while !host.stop.is_stopped() {
         let node = host.node();
-        let worked = node.engines.get().filter(|engines| engines.maintain());
-        match worked {
+        let engines = node.engines.get();
+        match engines.filter(|engines| engines.maintain()) {
             None => {
-                if let Some(engines) = node.engines.get() {
-                    engines.probe(CANARIES);
+                let nap = naps.next(&node);
+                if let Some(engines) = engines {
+                    engines.probe(turn, nap.as_millis() as u64 * CANARIES_PER_MS);
+                    turn = turn.wrapping_add(1);
                 }
-                std::thread::sleep(MAINTENANCE_EVERY);
+                drop(node);
+                std::thread::sleep(nap);
             }
-            // Else pages that are woken on this processor would wait for the clock's tick: see snapshot/pace.rs.
-            Some(engines) if !engines.hurries() => std::thread::yield_now(),
-            Some(_) => {}
+            Some(engines) => {
+                naps.worked();
+                // Else pages that are woken on this processor would wait for the clock's tick: see snapshot/pace.rs.
+                if !engines.hurries() {
+                    std::thread::yield_now();
+                }
+            }
         }
     }
 }

@@ -23,6 +23,7 @@ use super::pairs::{self, is_crowded};
 use crate::config::Config;
 use crate::durability::Durability;
 use crate::engines::{CounterSpace, Engines, ExistenceSpace};
+use crate::naps::Naps;
 use crate::node::{Host, Node};
 use crate::records::RecordKind;
 use counter::RangeStats;
@@ -32,8 +33,6 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use store::{ColdFile, ColdRows, ColdWriter, FileEntry, Role, Store, Tag};
 
-/// How often it is looked whether memory runs short.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// After a failure it is tried again so much later.
 const RETRY: Duration = Duration::from_secs(1);
 /// Rows that are looked up together.
@@ -509,27 +508,35 @@ impl Retries {
         }
         false
     }
+
+    /// Looks after all spaces. Whether there was anything to do.
+    fn look_after_all(&mut self, node: &Node, engines: &Engines) -> bool {
+        let mut worked = false;
+        for space in engines.existences() {
+            let (whose, cold) = ((space.number(), space.name()), space.cold());
+            worked |= self.look_after(engines, whose, (&cold.stuck, &cold.damaged), || look_after_pairs(node, space));
+        }
+        for space in engines.counters() {
+            let (whose, cold) = ((space.number(), space.name()), space.cold());
+            worked |= self.look_after(engines, whose, (&cold.stuck, &cold.damaged), || look_after(node, space));
+        }
+        worked
+    }
 }
 
 /// The spill thread.
 pub(crate) fn run(host: &Host) {
-    let (mut retries, mut wait) = (Retries::default(), LOOK_EVERY);
+    let (mut retries, mut naps) = (Retries::default(), Naps::default());
     while !host.stop.is_stopped() {
-        std::thread::sleep(wait);
-        wait = LOOK_EVERY;
-        let node = &host.node();
-        let Some(engines) = node.engines.get() else { continue };
-        for space in engines.existences() {
-            let (whose, cold) = ((space.number(), space.name()), space.cold());
-            if retries.look_after(engines, whose, (&cold.stuck, &cold.damaged), || look_after_pairs(node, space)) {
-                wait = Duration::ZERO;
+        let node = host.node();
+        let nap = match node.engines.get() {
+            Some(engines) if retries.look_after_all(&node, engines) => {
+                naps.worked();
+                continue;
             }
-        }
-        for space in engines.counters() {
-            let (whose, cold) = ((space.number(), space.name()), space.cold());
-            if retries.look_after(engines, whose, (&cold.stuck, &cold.damaged), || look_after(node, space)) {
-                wait = Duration::ZERO;
-            }
-        }
+            _ => naps.next(&node),
+        };
+        drop(node);
+        std::thread::sleep(nap);
     }
 }

@@ -145,7 +145,7 @@ impl Snapshots {
 
     /// Changed rows and pairs since the last snapshot, about.
     pub(crate) fn changes(&self, parts: &Parts) -> u64 {
-        parts.changes.load(Relaxed).saturating_sub(self.changes.load(Relaxed))
+        parts.changes().saturating_sub(self.changes.load(Relaxed))
     }
 }
 

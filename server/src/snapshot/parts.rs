@@ -15,7 +15,7 @@ pub(crate) struct Parts {
     aside: Mutex<HashSet<u32>>,
     /// Ranges of spaces that went to the disk since the snapshot under way began.
     gone: Mutex<Vec<(u32, u64, u64)>>,
-    pub(super) changes: AtomicU64,
+    changes: AtomicU64,
 }
 
 #[derive(Clone, Copy)]
@@ -49,6 +49,11 @@ impl Parts {
             }
         }
         self.changes.fetch_add(changes, Relaxed);
+    }
+
+    /// Changed rows and pairs since the process began, about; the commit thread's last round is in it.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Relaxed)
     }
 
     /// Takes over what a manifest names.

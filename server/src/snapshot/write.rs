@@ -37,7 +37,7 @@ pub(crate) struct Walk<'a> {
 pub(super) fn write(node: &Node, keep_free: u64) -> Result<u64, String> {
     let mut alone = node.snapshots.alone.lock();
     let (durability, pace) = (&node.durability, &Pace::until(&node.stop, &node.snapshots.awaited));
-    let changes = durability.parts.changes.load(Relaxed);
+    let changes = durability.parts.changes();
     let walk = Walk { engines: &node.engines, store: &node.store, durability, pace, keep_free };
     // A spill between two files: see the end of the walk.
     let bytes = walk.write(&mut || MutexGuard::bump(&mut alone), || durability.flush())?;
