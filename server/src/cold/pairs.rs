@@ -179,9 +179,15 @@ impl ColdPairs {
         self.files.store(Arc::new(files));
     }
 
-    /// Notes what must be read before it can be said whether a pair is set; nothing if it is at hand, or in memory.
-    pub(crate) fn ask(&self, space: &phantom::Space, pair: &Pair, fetching: &mut Fetching) {
-        if !space.lies_elsewhere(pair) {
+    /// Notes what must be read before it can be said whether a pair is set; nothing if it is at hand, or in memory, or `asks` says that nobody asks.
+    pub(crate) fn ask(
+        &self,
+        space: &phantom::Space,
+        pair: &Pair,
+        fetching: &mut Fetching,
+        asks: impl FnOnce() -> bool,
+    ) {
+        if !space.lies_elsewhere(pair) || !asks() {
             return;
         }
         let files = self.files.load();

@@ -40,8 +40,8 @@ fn ask_one(spec: &Spec, args: Args<'_>, engines: &Engines, fetching: &mut Fetchi
             for space in engines.sources(view) {
                 ask_ids(space, spec, args, fetching);
             }
-            for space in engines.flags(view) {
-                ask_flags(space, spec, args, fetching);
+            for (flag, space) in engines.flags(view).enumerate() {
+                ask_flags(space, spec, args, fetching, |id, viewer| engines.page_asks(view, flag, id, viewer));
             }
             let mark = args.from(3).iter().position(|arg| arg.eq_ignore_ascii_case(b"MARK"));
             let action = mark.filter(|at| at + 4 < args.len()).and_then(|at| engines.action(args.at(at + 4)));
@@ -55,7 +55,7 @@ fn ask_one(spec: &Spec, args: Args<'_>, engines: &Engines, fetching: &mut Fetchi
         }
         name if name.starts_with("ph.") => {
             let Some(space) = engines.existence(args.at(1)) else { return };
-            ask_flags(space, spec, args, fetching);
+            ask_flags(space, spec, args, fetching, |_, _| true);
         }
         name if name.starts_with("cnt.") => {
             let Some(space) = engines.counter(args.at(1)) else { return };
@@ -85,24 +85,30 @@ fn ask_keys(spec: &Spec, args: Args<'_>, engines: &Engines, fetching: &mut Fetch
 
 fn ask_action(action: &Action, engines: &Engines, spec: &Spec, args: Args<'_>, fetching: &mut Fetching) {
     ask_ids(engines.counter_of(action), spec, args, fetching);
-    ask_flags(engines.flag_of(action), spec, args, fetching);
+    ask_flags(engines.flag_of(action), spec, args, fetching, |_, _| true);
 }
 
-/// The member is the argument before the first id.
-fn ask_flags(space: &ExistenceSpace, spec: &Spec, args: Args<'_>, fetching: &mut Fetching) {
+/// The member is the argument before the first id. `asks` gives whether the request asks for a flag that is not at hand.
+fn ask_flags(
+    space: &ExistenceSpace,
+    spec: &Spec,
+    args: Args<'_>,
+    fetching: &mut Fetching,
+    asks: impl Fn(u64, &Member<'_>) -> bool,
+) {
     if !space.cold().any() {
         return;
     }
     let member = Member::parse(args.at(2));
     for at in id_positions(spec, args).into_iter().flatten() {
         if let Ok(id) = id(args.at(at)) {
-            ask_pair(space, id, &member, fetching);
+            space.cold().ask(space, &space.pair(id, &member), fetching, || asks(id, &member));
         }
     }
 }
 
 fn ask_pair(space: &ExistenceSpace, id: u64, member: &Member<'_>, fetching: &mut Fetching) {
-    space.cold().ask(space, &space.pair(id, member), fetching);
+    space.cold().ask(space, &space.pair(id, member), fetching, || true);
 }
 
 /// Arguments that are no ids are options.

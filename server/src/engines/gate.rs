@@ -27,7 +27,7 @@
 //!
 //! All writes of one id hold its stripe of the committer, so what is read here before a write is true until it is done.
 
-use super::{CounterSpace, Engines, ExistenceSpace};
+use super::{CounterSpace, Engines, ExistenceSpace, View};
 use crate::marks::Mark;
 use phantom::Member;
 use rolling::ones;
@@ -126,6 +126,19 @@ impl Engines {
     pub(super) fn is_proof(&self, space: &ExistenceSpace, id: u64, member: &Member<'_>, counted: Option<i64>) -> bool {
         // In this order: what is no more aside has become loose before.
         counted == Some(0) && !space.space.is_early(id, member) && !space.loose.read(&space.space).holds(id)
+    }
+
+    /// Whether a page of `view` asks for its flag number `flag` at `id`: not where the counter, as it is in memory, proves that it is not set. A counter that
+    /// would have to be read first is read together with the flag instead. Another answer by the time the page is read costs a read in place.
+    pub(crate) fn page_asks(&self, view: &View, flag: usize, id: u64, viewer: &Member<'_>) -> bool {
+        let flag = &view.flags[flag];
+        let space = &self.existences[flag.space];
+        let Some(gate) = flag.gate(space) else { return true };
+        let counters = &self.counters[view.sources[gate.source]];
+        if counters.is_cold(id) && !counters.cold().is_at_hand(id) {
+            return true;
+        }
+        !self.is_proof(space, id, viewer, self.counted(counters, id, gate.field))
     }
 
     /// To be called before the counters of a row change: `lowest` gives for the position and the value of a field the least that it may

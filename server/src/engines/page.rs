@@ -1,6 +1,6 @@
 //! How a page is read: what a view names, for one viewer and many ids.
 
-use super::{Engines, Tie};
+use super::{Engines, ExistenceSpace, Tie};
 use crate::cold;
 use phantom::{Answer, Answers, BATCH, Member};
 use std::ops::Range;
@@ -18,6 +18,13 @@ pub(super) struct Flag {
     /// Index of the existence space.
     pub(super) space: usize,
     pub(super) gate: Option<Gate>,
+}
+
+impl Flag {
+    /// Its gate, if that holds now.
+    pub(super) fn gate(&self, space: &ExistenceSpace) -> Option<&Gate> {
+        self.gate.as_ref().filter(|gate| space.tie() == Some(gate.tie))
+    }
 }
 
 /// The counter that answers for a flag where it is 0: see `gate.rs`.
@@ -180,7 +187,7 @@ impl Engines {
         let mut pairs = lookup.pairs();
         let placed = pairs.place();
         self.read_flags(asking, lookups.start + 1..lookups.end, page);
-        let gate = flag.gate.as_ref().filter(|gate| space.tie() == Some(gate.tie));
+        let gate = flag.gate(space);
         let may_be_set = |found| {
             gate.map_or(found, |gate| {
                 let (start, width) = page.sources[gate.source];

@@ -10,6 +10,7 @@ use tidemark_tests::{TestServer, eventually};
 by_both_ways!(
     spilled_flags_are_asked_for_changed_merged_and_restarted,
     a_cold_flag_is_one_read,
+    a_cold_flag_whose_counter_is_0_is_no_read,
     a_spoiled_page_is_an_error_and_never_a_no
 );
 
@@ -35,7 +36,10 @@ type Truth = BTreeMap<(u64, u64), bool>;
 
 /// Posts `from..to` are liked by some viewers each.
 fn fill(connection: &mut Connection, from: u64, to: u64, truth: &mut Truth) {
-    let posts: Vec<u64> = (from..to).collect();
+    fill_some(connection, (from..to).collect(), truth);
+}
+
+fn fill_some(connection: &mut Connection, posts: Vec<u64>, truth: &mut Truth) {
     for posts in posts.chunks(100) {
         let mut pipe = redis::pipe();
         for post in posts {
@@ -171,6 +175,16 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted(method: IoMethod) {
     assert!(told.contains("Invalid number of tables '-1'"), "{told}");
 }
 
+/// The lowest id of a table on the disk that is neither the first one, which is small and overrun, nor has further filters.
+fn a_cold_id(connection: &mut Connection) -> u64 {
+    let tables: Vec<BTreeMap<String, Value>> = call(connection, "TM.TABLES liked").unwrap();
+    let number =
+        |table: &BTreeMap<String, Value>, name: &str| redis::from_redis_value::<u64>(table[name].clone()).unwrap();
+    let table = tables.iter().find(|t| number(t, "extensions") == 0 && number(t, "low") > 0).unwrap();
+    assert!(table.contains_key("file"), "{table:?}");
+    number(table, "low").max(FIRST)
+}
+
 /// A check of a flag on the disk is one read of 4 KiB, as the kernel counts them; asked again it is none.
 fn a_cold_flag_is_one_read(method: IoMethod) {
     let server = TestServer::with(|config| {
@@ -180,13 +194,7 @@ fn a_cold_flag_is_one_read(method: IoMethod) {
     let mut connection = server.connection();
     fill(&mut connection, 0, 6_000, &mut Truth::new());
     eventually("it spills", || info(&mut connection, "cold_pairs") > 10_000);
-    // The first table of a space is small, and overrun: the next one is as it should be.
-    let tables: Vec<BTreeMap<String, Value>> = call(&mut connection, "TM.TABLES liked").unwrap();
-    let number =
-        |table: &BTreeMap<String, Value>, name: &str| redis::from_redis_value::<u64>(table[name].clone()).unwrap();
-    let table = tables.iter().find(|t| number(t, "extensions") == 0 && number(t, "low") > 0).unwrap();
-    assert!(table.contains_key("file"), "{table:?}");
-    let low = number(table, "low").max(FIRST);
+    let low = a_cold_id(&mut connection);
     let before = info(&mut connection, "cold_reads");
     let page: Vec<u64> = (low..low + 50).collect();
     let flags: Vec<i64> = cmd("PH.EXISTS").arg("liked").arg(777_777).arg(&page).query(&mut connection).unwrap();
@@ -194,6 +202,41 @@ fn a_cold_flag_is_one_read(method: IoMethod) {
     assert_eq!(info(&mut connection, "cold_reads") - before, 50);
     let _: Value = cmd("PH.EXISTS").arg("liked").arg(777_777).arg(&page).query(&mut connection).unwrap();
     assert_eq!(info(&mut connection, "cold_reads") - before, 50, "they are cached");
+    was_read_by(&mut connection, method);
+}
+
+/// A page reads nothing for flags that their counters answer for: nobody has liked the post, so nobody's flag is there. What asks for the flag alone does.
+fn a_cold_flag_whose_counter_is_0_is_no_read(method: IoMethod) {
+    let server = TestServer::with(|config| {
+        small(config);
+        super::cold::small(config);
+        config.spill.io_method = method;
+    });
+    let mut connection = server.connection();
+    fill_some(&mut connection, (0..12_000).step_by(2).collect(), &mut Truth::new());
+    eventually("it spills", || info(&mut connection, "cold_pairs") > 10_000);
+    let low = a_cold_id(&mut connection).next_multiple_of(2);
+    let [liked, not_liked] = [0, 1].map(|odd| (low + odd..low + 100).step_by(2).collect::<Vec<u64>>());
+    for id in &not_liked {
+        call::<Value>(&mut connection, &format!("CNT.INCRBY post {id} repost 1")).unwrap();
+    }
+    let unset = Value::Array([0, 1, 0, 0, 0, 0].map(Value::Int).into());
+    let mut ask = |words: &str, ids: &[u64]| -> (Value, u64) {
+        let before = info(&mut connection, "cold_reads");
+        let ids: String = ids.iter().map(|id| format!(" {id}")).collect();
+        let told = call(&mut connection, &(words.to_owned() + &ids)).unwrap();
+        (told, info(&mut connection, "cold_reads") - before)
+    };
+    let (page, reads) = ask("FEED.GET home 777", &not_liked);
+    assert_eq!((page, reads), (Value::Array(vec![unset.clone(); 50]), 0));
+    assert_eq!(ask("FEED.GET home 777", &liked).1, 50);
+    assert_eq!(ask("PH.EXISTS liked 777", &not_liked).1, 50, "the gate, and no cache, has saved the page its reads");
+    // Counters that must be read, too, are read together with the flags; those that are cached are proofs again.
+    let (Value::Int(spilled), _) = ask("TM.SPILL post 50", &[]) else { panic!("it spills") };
+    assert!(spilled > 0);
+    assert!(ask("FEED.GET home 888", &not_liked).1 > 50);
+    let (page, reads) = ask("FEED.GET home 999", &not_liked);
+    assert_eq!((page, reads), (Value::Array(vec![unset; 50]), 0));
     was_read_by(&mut connection, method);
 }
 
