@@ -227,8 +227,9 @@ pub(crate) fn unpin() -> Pins {
 }
 
 /// Ids that this thread could not read since the last call, and why.
+#[inline]
 pub(crate) fn take_failures() -> Vec<(u64, Arc<str>)> {
-    FAILED.take()
+    FAILED.with_borrow_mut(|failed| if failed.is_empty() { Vec::new() } else { std::mem::take(failed) })
 }
 
 /// Why this id could not be read since the last call, if it could not; then that is told.

@@ -197,7 +197,7 @@ impl Talk {
                 }
                 if has_cold {
                     let mut fetching = Fetching::default();
-                    commands::ask_cold(args, session, &node.engines, &mut fetching);
+                    commands::ask_cold(request.found, args, session, &node.engines, &mut fetching);
                     if !fetching.is_ready() {
                         tallies.commands.add(index as u64);
                         self.scanner.restart();
@@ -279,7 +279,8 @@ impl Talk {
             match scanner.scan(behind, &self.limits) {
                 Scan::Nothing(length) => behind = &behind[length..],
                 Scan::Request(length) => {
-                    commands::ask_cold(scanner.args(behind), &self.session, &node.engines, &mut fetching);
+                    let args = scanner.args(behind);
+                    commands::ask_cold(commands::find(args.at(0)), args, &self.session, &node.engines, &mut fetching);
                     behind = &behind[length..];
                     scanner.restart();
                 }

@@ -19,9 +19,9 @@ use super::{Cold, Damaged, Fetching, Key, Read, Values, note_failed};
 use crate::engines::{Engines, ExistenceSpace};
 use crate::records::RecordKind;
 use arc_swap::ArcSwap;
-use phantom::{Below, Chain, Note, Pair};
+use phantom::{Below, Chain, Member, Note, Pair};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 use store::{BLOCK_BYTES, BlockPlace, FileEntry, PageFile, Role, Store, Tag};
 
@@ -145,7 +145,8 @@ impl Below for PairFile {
 pub(crate) struct ColdPairs {
     shared: Arc<Cold>,
     files: ArcSwap<Vec<Arc<PairFile>>>,
-    any: AtomicBool,
+    /// See [`ColdPairs::end`].
+    end: AtomicU64,
     /// The last attempt to write failed: nobody need wait for room.
     pub(crate) stuck: AtomicBool,
     /// What cannot be merged.
@@ -154,14 +155,20 @@ pub(crate) struct ColdPairs {
 
 impl ColdPairs {
     pub(crate) fn new(shared: Arc<Cold>) -> ColdPairs {
-        let (files, any, stuck, damaged) = Default::default();
-        ColdPairs { shared, files, any, stuck, damaged }
+        let (files, end, stuck, damaged) = Default::default();
+        ColdPairs { shared, files, end, stuck, damaged }
     }
 
-    /// Whether there are any.
+    /// Whether there are any, or were.
     #[inline]
     pub(crate) fn any(&self) -> bool {
-        self.any.load(Relaxed)
+        self.end() > 0
+    }
+
+    /// Pairs of ids from here on have never been on the disk, so that a page of young posts costs one look per id.
+    #[inline]
+    pub(crate) fn end(&self) -> u64 {
+        self.end.load(Relaxed)
     }
 
     pub(crate) fn files(&self) -> Arc<Vec<Arc<PairFile>>> {
@@ -172,8 +179,8 @@ impl ColdPairs {
     pub(crate) fn set_files(&self, mut files: Vec<Arc<PairFile>>) {
         files.sort_by_key(|file| file.entry().tag.low);
         // Once there were some it is asked for ever: who looks does so without a barrier.
-        if !files.is_empty() {
-            self.any.store(true, Relaxed);
+        if let Some(last) = files.last() {
+            self.end.fetch_max(last.entry().tag.high.saturating_add(1), Relaxed);
             self.shared.begins();
         }
         self.files.store(Arc::new(files));
@@ -183,10 +190,14 @@ impl ColdPairs {
     pub(crate) fn ask(
         &self,
         space: &phantom::Space,
-        pair: &Pair,
+        (id, member): (u64, &Member<'_>),
         fetching: &mut Fetching,
         asks: impl FnOnce() -> bool,
     ) {
+        if id >= self.end() {
+            return;
+        }
+        let pair = &space.pair(id, member);
         if !space.lies_elsewhere(pair) || !asks() {
             return;
         }

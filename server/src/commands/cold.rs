@@ -4,15 +4,15 @@
 
 use super::command::{id_positions, key_positions};
 use super::weibo::NOBODY;
-use super::{NO_KEYS, Session, Spec, find, id};
+use super::{Found, NO_KEYS, Session, Spec, find};
 use crate::cold::Fetching;
-use crate::engines::{Action, CounterSpace, Engines, ExistenceSpace, KeyRef};
-use crate::resp::Args;
+use crate::engines::{Action, CounterSpace, Engines, ExistenceSpace, KeyRef, View};
+use crate::resp::{Args, natural};
 use phantom::Member;
 
 /// Notes the rows of a request that must be read from the disk first.
-pub(crate) fn ask(args: Args<'_>, session: &Session, engines: &Engines, fetching: &mut Fetching) {
-    let Some((_, spec)) = find(args.at(0)) else { return };
+pub(crate) fn ask(found: Found, args: Args<'_>, session: &Session, engines: &Engines, fetching: &mut Fetching) {
+    let Some((_, spec)) = found else { return };
     match &session.transaction {
         Some(transaction) if spec.name == "exec" => {
             for args in transaction.requests() {
@@ -37,12 +37,7 @@ fn ask_one(spec: &Spec, args: Args<'_>, engines: &Engines, fetching: &mut Fetchi
     match spec.name {
         "feed.get" => {
             let Some(view) = engines.view(args.at(1)) else { return };
-            for space in engines.sources(view) {
-                ask_ids(space, spec, args, fetching);
-            }
-            for (flag, space) in engines.flags(view).enumerate() {
-                ask_flags(space, spec, args, fetching, |id, viewer| engines.page_asks(view, flag, id, viewer));
-            }
+            ask_page(engines, view, spec, args, fetching);
             let mark = args.from(3).iter().position(|arg| arg.eq_ignore_ascii_case(b"MARK"));
             let action = mark.filter(|at| at + 4 < args.len()).and_then(|at| engines.action(args.at(at + 4)));
             if let Some(action) = action {
@@ -55,7 +50,7 @@ fn ask_one(spec: &Spec, args: Args<'_>, engines: &Engines, fetching: &mut Fetchi
         }
         name if name.starts_with("ph.") => {
             let Some(space) = engines.existence(args.at(1)) else { return };
-            ask_flags(space, spec, args, fetching, |_, _| true);
+            ask_flags(space, spec, args, fetching);
         }
         name if name.starts_with("cnt.") => {
             let Some(space) = engines.counter(args.at(1)) else { return };
@@ -83,48 +78,47 @@ fn ask_keys(spec: &Spec, args: Args<'_>, engines: &Engines, fetching: &mut Fetch
     }
 }
 
-fn ask_action(action: &Action, engines: &Engines, spec: &Spec, args: Args<'_>, fetching: &mut Fetching) {
-    ask_ids(engines.counter_of(action), spec, args, fetching);
-    ask_flags(engines.flag_of(action), spec, args, fetching, |_, _| true);
-}
-
-/// The member is the argument before the first id. `asks` gives whether the request asks for a flag that is not at hand.
-fn ask_flags(
-    space: &ExistenceSpace,
-    spec: &Spec,
-    args: Args<'_>,
-    fetching: &mut Fetching,
-    asks: impl Fn(u64, &Member<'_>) -> bool,
-) {
-    if !space.cold().any() {
-        return;
-    }
-    let member = Member::parse(args.at(2));
-    for at in id_positions(spec, args).into_iter().flatten() {
-        if let Ok(id) = id(args.at(at)) {
-            space.cold().ask(space, &space.pair(id, &member), fetching, || asks(id, &member));
+/// All of an id, then all of the next one. Most posts of most pages are young, and lie in memory: these cost one look.
+fn ask_page(engines: &Engines, view: &View, spec: &Spec, args: Args<'_>, fetching: &mut Fetching) {
+    let rows = engines.sources(view).map(|space| space.cold_end());
+    let end = rows.chain(engines.flags(view).map(|space| space.cold().end())).max().unwrap_or(0);
+    let viewer = Member::parse(args.at(2));
+    for id in ids_below(end, spec, args) {
+        engines.sources(view).for_each(|space| ask_row(space, id, fetching));
+        for (flag, space) in engines.flags(view).enumerate() {
+            let asks = || engines.page_asks(view, flag, id, &viewer);
+            space.cold().ask(space, (id, &viewer), fetching, asks);
         }
     }
+}
+
+fn ask_action(action: &Action, engines: &Engines, spec: &Spec, args: Args<'_>, fetching: &mut Fetching) {
+    ask_ids(engines.counter_of(action), spec, args, fetching);
+    ask_flags(engines.flag_of(action), spec, args, fetching);
+}
+
+/// The member is the argument before the first id.
+fn ask_flags(space: &ExistenceSpace, spec: &Spec, args: Args<'_>, fetching: &mut Fetching) {
+    let member = Member::parse(args.at(2));
+    ids_below(space.cold().end(), spec, args).for_each(|id| ask_pair(space, id, &member, fetching));
 }
 
 fn ask_pair(space: &ExistenceSpace, id: u64, member: &Member<'_>, fetching: &mut Fetching) {
-    space.cold().ask(space, &space.pair(id, member), fetching, || true);
+    space.cold().ask(space, (id, member), fetching, || true);
 }
 
-/// Arguments that are no ids are options.
 fn ask_ids(space: &CounterSpace, spec: &Spec, args: Args<'_>, fetching: &mut Fetching) {
-    if space.cold_end() == 0 {
-        return;
-    }
-    for at in id_positions(spec, args).into_iter().flatten() {
-        if let Ok(id) = id(args.at(at)) {
-            ask_row(space, id, fetching);
-        }
-    }
+    ids_below(space.cold_end(), spec, args).for_each(|id| ask_row(space, id, fetching));
 }
 
 fn ask_row(space: &CounterSpace, id: u64, fetching: &mut Fetching) {
     if space.is_cold(id) {
         space.cold().ask(id, fetching);
     }
+}
+
+/// The ids of a request below `end`. Arguments that are no ids are options.
+fn ids_below<'a>(end: u64, spec: &Spec, args: Args<'a>) -> impl Iterator<Item = u64> + use<'a> {
+    let positions = if end > 0 { id_positions(spec, args) } else { None };
+    positions.into_iter().flatten().filter_map(move |at| natural(args.at(at)).filter(|&id| id < end))
 }

@@ -267,15 +267,21 @@ pub(super) fn row_readable(node: &Node, id: u64) -> Outcome {
 pub(super) struct Unreadable(HashMap<u64, Refusal>);
 
 impl Unreadable {
-    /// For a row that was not found: whether that is so because it could not be read.
+    /// Notes what could not be read since the last time; whether there is anything by now.
     #[inline]
-    pub(super) fn refusal(&mut self, node: &Node, id: u64) -> Option<&Refusal> {
+    pub(super) fn note(&mut self, node: &Node) -> bool {
         if node.engines.get().is_some_and(Engines::has_cold) {
             for (id, why) in crate::cold::take_failures() {
                 self.0.entry(id).or_insert_with(|| unreadable(id, &why));
             }
         }
-        self.0.get(&id)
+        !self.0.is_empty()
+    }
+
+    /// For a row that was not found: whether that is so because it could not be read.
+    #[inline]
+    pub(super) fn refusal(&mut self, node: &Node, id: u64) -> Option<&Refusal> {
+        if self.note(node) { self.0.get(&id) } else { None }
     }
 }
 

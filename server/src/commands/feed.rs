@@ -100,8 +100,10 @@ fn get(call: &mut Call<'_>) -> Outcome {
     let mut refused: Vec<(usize, Refusal)> = Vec::new();
     if engines.has_cold() {
         let mut unreadable = super::Unreadable::default();
-        for (index, &id) in call.scratch.ids.iter().enumerate() {
-            refused.extend(unreadable.refusal(call.node, id).map(|refusal| (index, refusal.clone())));
+        if unreadable.note(call.node) {
+            for (index, &id) in call.scratch.ids.iter().enumerate() {
+                refused.extend(unreadable.refusal(call.node, id).map(|refusal| (index, refusal.clone())));
+            }
         }
     }
     if let Some(action) = mark {

@@ -4,7 +4,7 @@
 //! valgrind --tool=callgrind --collect-atstart=no --toggle-collect='*Local*turn*' target/debug/page_path page 1000
 //! ```
 //!
-//! Words: `page` (20 posts, unpipelined), `pages` (8 of them in a turn), `binary`, `stock` (20 HMGET and 2 PH.EXISTS), `likes` (16 FEED.ACT of
+//! Words: `page` (20 posts, unpipelined), `young` (the same, in spaces whose old tables lie on the disk), `pages` (8 of them in a turn), `binary`, `stock` (20 HMGET and 2 PH.EXISTS), `likes` (16 FEED.ACT of
 //! new likes in a turn), `ping`. Prints how many requests it made, in all and after the first turn.
 
 use std::error::Error;
@@ -13,19 +13,46 @@ use tidemark_tests::{TestServer, request};
 /// Posts that the pages show.
 const POSTS: u64 = 4_000;
 
+const FIRST: u64 = 3_631_614_501_919_378;
+
 fn post(index: u64) -> String {
-    (3_631_614_501_919_378 + index * 4194).to_string()
+    (FIRST + index * 4194).to_string()
+}
+
+fn words_of(request: &str) -> Vec<&str> {
+    request.split(' ').collect()
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut words = std::env::args().skip(1);
     let (Some(what), Some(turns)) = (words.next(), words.next()) else { return Err("page_path WHAT TURNS".into()) };
     let turns: u64 = turns.parse()?;
-    let server = TestServer::start();
+    let spills = what == "young";
+    let server = TestServer::with(|config| {
+        config.counter[0].spill = spills;
+        config.existence.iter_mut().for_each(|space| space.spill = spills);
+    });
     let mut local = server.server().local().ok_or("no client")?;
     let mut rng = fastrand::Rng::with_seed(1);
     // Not through `Local`, so that a tool may count that from its first call on.
     let mut raw = server.raw();
+    if spills {
+        let spaces =
+            [("post", "CNT.INCRBY post {} like 1"), ("liked", "PH.ADD liked 42 {}"), ("read", "PH.ADD read 42 {}")];
+        for (space, add) in spaces {
+            for id in (1..=100).rev().map(|before| FIRST - before * 4194) {
+                let told = raw.ask(&words_of(&add.replace("{}", &id.to_string()))) + &raw.line();
+                if told != "*1:1" {
+                    return Err(format!("{space}: {told}").into());
+                }
+            }
+            raw.ask(&["TM.ROLL", space]);
+            let spilled = raw.ask(&["TM.SPILL", space]);
+            if spilled != ":100" {
+                return Err(format!("{space}: {spilled} instead of 100 were spilled").into());
+            }
+        }
+    }
     for first in (0..POSTS).step_by(100) {
         let mut bytes = Vec::new();
         for index in first..first + 100 {
@@ -56,7 +83,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for _ in 0..turns {
         let bytes = match &*what {
             "ping" => request(&["PING"]),
-            "page" => get(&mut rng, &[]),
+            "page" | "young" => get(&mut rng, &[]),
             "binary" => get(&mut rng, &["BINARY"]),
             "pages" => (0..8).flat_map(|_| get(&mut rng, &[])).collect(),
             "stock" => {
