@@ -78,29 +78,37 @@ fn ask_keys(spec: &Spec, args: Args<'_>, engines: &Engines, fetching: &mut Fetch
     }
 }
 
-/// All of an id, then all of the next one. Most posts of most pages are young, and lie in memory: these cost one look.
 fn ask_page(engines: &Engines, view: &View, spec: &Spec, args: Args<'_>, fetching: &mut Fetching) {
     let rows = engines.sources(view).map(|space| space.cold_end());
     let end = rows.chain(engines.flags(view).map(|space| space.cold().end())).max().unwrap_or(0);
-    let viewer = Member::parse(args.at(2));
-    for id in ids_below(end, spec, args) {
+    ask_pairs(end, spec, args, |id, viewer| {
         engines.sources(view).for_each(|space| ask_row(space, id, fetching));
         for (flag, space) in engines.flags(view).enumerate() {
-            let asks = || engines.page_asks(view, flag, id, &viewer);
-            space.cold().ask(space, (id, &viewer), fetching, asks);
+            let asks = || engines.page_asks(view, flag, id, viewer);
+            space.cold().ask(space, (id, viewer), fetching, asks);
         }
-    }
+    });
 }
 
 fn ask_action(action: &Action, engines: &Engines, spec: &Spec, args: Args<'_>, fetching: &mut Fetching) {
-    ask_ids(engines.counter_of(action), spec, args, fetching);
-    ask_flags(engines.flag_of(action), spec, args, fetching);
+    let (counters, flags) = (engines.counter_of(action), engines.flag_of(action));
+    ask_pairs(counters.cold_end().max(flags.cold().end()), spec, args, |id, viewer| {
+        ask_row(counters, id, fetching);
+        ask_pair(flags, id, viewer, fetching);
+    });
 }
 
-/// The member is the argument before the first id.
 fn ask_flags(space: &ExistenceSpace, spec: &Spec, args: Args<'_>, fetching: &mut Fetching) {
-    let member = Member::parse(args.at(2));
-    ids_below(space.cold().end(), spec, args).for_each(|id| ask_pair(space, id, &member, fetching));
+    ask_pairs(space.cold().end(), spec, args, |id, member| ask_pair(space, id, member, fetching));
+}
+
+/// Has `ask` ask for the ids of a request below `end`, and its member, which is the argument before the first id. Most ids of most requests are young, and
+/// lie in memory: these cost one look.
+fn ask_pairs(end: u64, spec: &Spec, args: Args<'_>, mut ask: impl FnMut(u64, &Member<'_>)) {
+    let mut member = None;
+    for id in ids_below(end, spec, args) {
+        ask(id, member.get_or_insert_with(|| Member::parse(args.at(2))));
+    }
 }
 
 fn ask_pair(space: &ExistenceSpace, id: u64, member: &Member<'_>, fetching: &mut Fetching) {
