@@ -1,4 +1,5 @@
-//! What the plays of several benchmarks share: ids and rows as microblogs have them, clients on threads, percentiles.
+//! What the plays of several benchmarks share: ids and rows as microblogs have them, clients on
+//! threads, percentiles.
 
 use crate::server::Server;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -41,7 +42,9 @@ pub fn on_threads(threads: u64, job: impl Fn(u64) -> io::Result<u64> + Sync) -> 
     let job = &job;
     std::thread::scope(|s| {
         let all: Vec<_> = (0..threads).map(|i| s.spawn(move || job(i))).collect();
-        all.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(io::Error::other("a client panicked")))).sum()
+        all.into_iter()
+            .map(|t| t.join().unwrap_or_else(|_| Err(io::Error::other("a client panicked"))))
+            .sum()
     })
 }
 
@@ -66,12 +69,18 @@ pub fn percentile(values: &mut [f64], share: f64) -> f64 {
         .unwrap_or(f64::NAN)
 }
 
-/// Sets `rows` rows by the command that `row` makes of a post and its four counts, over two connections.
-pub fn fill(server: &Server, rows: u64, row: impl Fn(&mut Client, u64, [&[u8]; 4]) + Sync) -> io::Result<()> {
+/// Sets `rows` rows by the command that `row` makes of a post and its four counts, over two
+/// connections.
+pub fn fill(
+    server: &Server,
+    rows: u64,
+    row: impl Fn(&mut Client, u64, [&[u8]; 4]) + Sync,
+) -> io::Result<()> {
     on_threads(2, |i| {
         let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(i));
         for index in (i..rows).step_by(2) {
-            let counts = [40, 27, 21, 2900].map(|mean| text((rng.f64().powi(4) * 5.0 * f64::from(mean)) as u64));
+            let counts = [40, 27, 21, 2900]
+                .map(|mean| text((rng.f64().powi(4) * 5.0 * f64::from(mean)) as u64));
             row(&mut client, post(index), [&counts[0], &counts[1], &counts[2], &counts[3]]);
             make_room(&mut client)?;
         }
@@ -84,11 +93,16 @@ pub fn fill(server: &Server, rows: u64, row: impl Fn(&mut Client, u64, [&[u8]; 4
 /// A row of [`fill`], as Tidemark's space `post` takes it.
 pub fn row_tidemark(client: &mut Client, post: u64, [like, repost, comment, read]: [&[u8]; 4]) {
     let id = text(post);
-    client.push(&[b"CNT.SET", b"post", &id, b"like", like, b"repost", repost, b"comment", comment, b"read", read]);
+    client.push(&[
+        b"CNT.SET", b"post", &id, b"like", like, b"repost", repost, b"comment", comment, b"read",
+        read,
+    ]);
 }
 
 /// The same as Redis's hash.
 pub fn row_redis(client: &mut Client, post: u64, [like, repost, comment, read]: [&[u8]; 4]) {
     let key = [b"post:", &text(post)[..]].concat();
-    client.push(&[b"HSET", &key, b"like", like, b"repost", repost, b"comment", comment, b"read", read]);
+    client.push(&[
+        b"HSET", &key, b"like", like, b"repost", repost, b"comment", comment, b"read", read,
+    ]);
 }

@@ -16,7 +16,8 @@ pub struct Place {
     /// Data folders are made here, and removed. It must be on the disk that is to be measured.
     #[arg(long, global = true, default_value_os_t = std::env::temp_dir())]
     dir: PathBuf,
-    /// What takes long to load is kept in this folder, and copied from there by later runs of the same size.
+    /// What takes long to load is kept in this folder, and copied from there by later runs of the
+    /// same size.
     #[arg(long, global = true)]
     keep: Option<PathBuf>,
 }
@@ -32,8 +33,9 @@ impl Place {
         Server::redis(Path::new("redis-server"), &self.dir, options)
     }
 
-    /// An empty server with what `fill` puts there, which the name says: now, or in an earlier run, if such data are kept. Data of another version may
-    /// lack what this one would write: the keeper removes them.
+    /// An empty server with what `fill` puts there, which the name says: now, or in an earlier run,
+    /// if such data are kept. Data of another version may lack what this one would write: the
+    /// keeper removes them.
     pub fn filled(
         &self,
         name: &str,
@@ -80,8 +82,10 @@ fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A Tidemark in this very process, with room for many posts and nothing synced: for what is measured without sockets. Its folder goes with it.
-pub fn in_process() -> Result<(tidemark_server::Server, tempfile::TempDir), Box<dyn std::error::Error>> {
+/// A Tidemark in this very process, with room for many posts and nothing synced: for what is
+/// measured without sockets. Its folder goes with it.
+pub fn in_process()
+-> Result<(tidemark_server::Server, tempfile::TempDir), Box<dyn std::error::Error>> {
     let mut config = tidemark_server::config::Config::default();
     let folder = tempfile::tempdir()?;
     config.durability.dir = folder.path().to_path_buf();
@@ -105,7 +109,10 @@ pub struct Server {
 
 impl Server {
     /// Starts what `start` says, in a new folder under `dir`, and waits until it answers.
-    pub fn new(dir: &Path, start: impl Fn(&Path, u16) -> Command + Send + Sync + 'static) -> io::Result<Server> {
+    pub fn new(
+        dir: &Path,
+        start: impl Fn(&Path, u16) -> Command + Send + Sync + 'static,
+    ) -> io::Result<Server> {
         let folder = tempfile::tempdir_in(dir)?;
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let child = start(folder.path(), port).spawn()?;
@@ -114,8 +121,14 @@ impl Server {
         Ok(server)
     }
 
-    /// Tidemark: the program, or the one beside this one; `more` is what its configuration says beside durability.
-    pub fn tidemark(program: Option<&Path>, dir: &Path, fsync: &'static str, more: &str) -> io::Result<Server> {
+    /// Tidemark: the program, or the one beside this one; `more` is what its configuration says
+    /// beside durability.
+    pub fn tidemark(
+        program: Option<&Path>,
+        dir: &Path,
+        fsync: &'static str,
+        more: &str,
+    ) -> io::Result<Server> {
         let beside = || Ok::<_, io::Error>(std::env::current_exe()?.with_file_name("tidemark"));
         let program = program.map(PathBuf::from).map_or_else(beside, Ok)?;
         let config = format!("[durability]\nsnapshot_every_s = 0\nsnapshot_log_bytes = 0\n{more}");
@@ -124,19 +137,32 @@ impl Server {
             // Without it the server says what is missing.
             let _ = std::fs::write(&file, &config);
             let mut command = Command::new(&program);
-            command.args(["serve", "--fsync", fsync, "--port", &port.to_string(), "--config"]).arg(file);
+            command
+                .args(["serve", "--fsync", fsync, "--port", &port.to_string(), "--config"])
+                .arg(file);
             command.arg("--dir").arg(folder).env("RUST_LOG", "warn");
             command
         })
     }
 
     /// A server that takes redis-server's arguments.
-    pub fn redis(program: &Path, dir: &Path, options: &'static [&'static str]) -> io::Result<Server> {
+    pub fn redis(
+        program: &Path,
+        dir: &Path,
+        options: &'static [&'static str],
+    ) -> io::Result<Server> {
         let program = program.to_owned();
         Server::new(dir, move |folder, port| {
             let mut command = Command::new(&program);
             command
-                .args(["--port", &port.to_string(), "--save", "", "--auto-aof-rewrite-percentage", "0"])
+                .args([
+                    "--port",
+                    &port.to_string(),
+                    "--save",
+                    "",
+                    "--auto-aof-rewrite-percentage",
+                    "0",
+                ])
                 .args(options);
             command.arg("--dir").arg(folder).stdout(Stdio::null());
             command
@@ -156,7 +182,11 @@ impl Server {
     /// Waits until it has loaded its data.
     fn ready(&self) -> io::Result<()> {
         let started = Instant::now();
-        while !self.client().and_then(|mut c| c.call(&[b"PING"])).is_ok_and(|r| !matches!(r, OwnedFrame::Error(_))) {
+        while !self
+            .client()
+            .and_then(|mut c| c.call(&[b"PING"]))
+            .is_ok_and(|r| !matches!(r, OwnedFrame::Error(_)))
+        {
             if started.elapsed() > Duration::from_secs(600) {
                 return Err(io::Error::other("the server does not get ready"));
             }
@@ -188,23 +218,37 @@ impl Server {
     /// Waits until it has ended by itself.
     pub fn wait(&mut self) -> io::Result<()> {
         let status = self.child.wait()?;
-        if status.success() { Ok(()) } else { Err(io::Error::other(format!("the server ended with {status}"))) }
+        if status.success() {
+            Ok(())
+        } else {
+            Err(io::Error::other(format!("the server ended with {status}")))
+        }
     }
 
-    /// User and system time of the process so far, in seconds, to a hundredth; threads that have ended included.
+    /// User and system time of the process so far, in seconds, to a hundredth; threads that have
+    /// ended included.
     pub fn cpu_s(&self) -> f64 {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
+        let stat =
+            std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
         // Behind the program's name, which may hold spaces: fields 14 and 15 of the whole.
-        let fields: Vec<f64> =
-            stat.rsplit(')').next().unwrap_or("").split(' ').filter_map(|f| f.parse().ok()).collect();
+        let fields: Vec<f64> = stat
+            .rsplit(')')
+            .next()
+            .unwrap_or("")
+            .split(' ')
+            .filter_map(|f| f.parse().ok())
+            .collect();
         // The state, a letter, is not among them; a server whose fields are missing shows as NaN.
-        let ticks = fields.get(10).zip(fields.get(11)).map_or(f64::NAN, |(user, system)| user + system);
+        let ticks =
+            fields.get(10).zip(fields.get(11)).map_or(f64::NAN, |(user, system)| user + system);
         ticks / rustix::param::clock_ticks_per_second() as f64
     }
 
     /// Time on a processor of all threads that it has now, in seconds, to a few milliseconds.
     pub fn threads_cpu_s(&self) -> f64 {
-        let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", self.child.id())) else { return f64::NAN };
+        let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", self.child.id())) else {
+            return f64::NAN;
+        };
         let of_thread = |dir: PathBuf| {
             let text = std::fs::read_to_string(dir.join("schedstat")).ok()?;
             text.split(' ').next()?.parse::<f64>().ok()
@@ -215,17 +259,23 @@ impl Server {
     /// A line of INFO.
     pub fn info(&self, name: &str) -> io::Result<String> {
         let reply = self.client()?.call(&[b"INFO"])?;
-        let OwnedFrame::BulkString(text) = reply else { return Err(io::Error::other(format!("INFO: {reply:?}"))) };
+        let OwnedFrame::BulkString(text) = reply else {
+            return Err(io::Error::other(format!("INFO: {reply:?}")));
+        };
         let text = String::from_utf8_lossy(&text).into_owned();
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        value.map(|v| v.trim().to_owned()).ok_or_else(|| io::Error::other(format!("INFO has no {name}")))
+        value
+            .map(|v| v.trim().to_owned())
+            .ok_or_else(|| io::Error::other(format!("INFO has no {name}")))
     }
 
     /// Resident anonymous memory, in MiB: without the page cache.
     pub fn memory_mib(&self) -> f64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))
+            .unwrap_or_default();
         let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:"));
-        line.and_then(|l| l.trim().strip_suffix(" kB")?.trim().parse::<f64>().ok()).map_or(f64::NAN, |kib| kib / 1024.0)
+        line.and_then(|l| l.trim().strip_suffix(" kB")?.trim().parse::<f64>().ok())
+            .map_or(f64::NAN, |kib| kib / 1024.0)
     }
 
     /// Bytes of its files whose names end so, in this folder and those in it.
@@ -236,7 +286,9 @@ impl Server {
                 .flatten()
                 .map(|e| match e.path() {
                     path if path.is_dir() => sum(&path, ending),
-                    path if path.to_string_lossy().ends_with(ending) => e.metadata().map_or(0, |m| m.len()),
+                    path if path.to_string_lossy().ends_with(ending) => {
+                        e.metadata().map_or(0, |m| m.len())
+                    }
                     _ => 0,
                 })
                 .sum()

@@ -1,8 +1,10 @@
 //! Advice: the widths that take the fewest bytes for the values that are there.
 //!
-//! A bit more per row costs a bit of every row; a bit less sends more values to the aux dictionary, at [`AUX_BITS`] each. But a bucket holds a whole
-//! number of rows, so that most single bits change nothing: what counts is the sum of all widths, and only where one more row fits. So the
-//! best widths are found for *every* sum (a knapsack over fields, by dynamic programming), then the sum is chosen by its real bytes.
+//! A bit more per row costs a bit of every row; a bit less sends more values to the aux dictionary,
+//! at [`AUX_BITS`] each. But a bucket holds a whole number of rows, so that most single bits change
+//! nothing: what counts is the sum of all widths, and only where one more row fits. So the best
+//! widths are found for *every* sum (a knapsack over fields, by dynamic programming), then the sum
+//! is chosen by its real bytes.
 
 use crate::plan;
 use crate::schema::MAX_ROW_BITS;
@@ -11,7 +13,8 @@ use crate::table::Table;
 use rolling::Entry;
 use std::fmt;
 
-/// What an aux entry costs, in bits: one word at the usual fill of its array, and a little for the branch that it takes.
+/// What an aux entry costs, in bits: one word at the usual fill of its array, and a little for the
+/// branch that it takes.
 const AUX_BITS: f64 = 84.0;
 /// What a value of 2^26 and more, or a negative one, costs on top of that.
 const GIANT_BITS: f64 = 320.0;
@@ -53,7 +56,8 @@ pub struct Advice {
 impl Advice {
     /// The recommended widths as a schema reads: `like:10 repost:5`.
     pub fn schema(&self) -> String {
-        let fields: Vec<String> = self.fields.iter().map(|f| format!("{}:{}", f.name, f.best)).collect();
+        let fields: Vec<String> =
+            self.fields.iter().map(|f| format!("{}:{}", f.name, f.best)).collect();
         fields.join(" ")
     }
 
@@ -65,7 +69,11 @@ impl Advice {
 
 impl fmt::Display for Advice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:16} {:>5} {:>5} {:>10} {:>10} {:>12}", "field", "bits", "best", "in aux", "then", "mean")?;
+        writeln!(
+            f,
+            "{:16} {:>5} {:>5} {:>10} {:>10} {:>12}",
+            "field", "bits", "best", "in aux", "then", "mean"
+        )?;
         for field in &self.fields {
             writeln!(
                 f,
@@ -100,7 +108,8 @@ struct Distribution {
 }
 
 impl Distribution {
-    const EMPTY: Distribution = Distribution { by_bits: [0; 66], giants: 0, sum: 0.0, max: i64::MIN };
+    const EMPTY: Distribution =
+        Distribution { by_bits: [0; 66], giants: 0, sum: 0.0, max: i64::MIN };
 
     fn note(&mut self, value: i64) {
         // Fits in w bits if value + 1 < 2^w (all ones is the escape); a negative value never does.
@@ -129,7 +138,8 @@ fn best_by_sum(fields: &[Distribution], rows: f64) -> Vec<Option<(f64, Vec<u8>)>
     let mut best: Vec<Option<(f64, Vec<u8>)>> = vec![None; most + 1];
     best[0] = Some((0.0, vec![]));
     for field in fields {
-        let costs: Vec<f64> = (0..=64).map(|w| if w == 0 { 0.0 } else { field.cost(w, rows) }).collect();
+        let costs: Vec<f64> =
+            (0..=64).map(|w| if w == 0 { 0.0 } else { field.cost(w, rows) }).collect();
         let mut next = vec![None; most + 1];
         for (sum, entry) in best.iter().enumerate() {
             let Some((cost, widths)) = entry else { continue };
@@ -149,13 +159,15 @@ fn best_by_sum(fields: &[Distribution], rows: f64) -> Vec<Option<(f64, Vec<u8>)>
 }
 
 impl Space {
-    /// Recommends widths from the rows that are there (a sample of about a million); `None` if there are none.
+    /// Recommends widths from the rows that are there (a sample of about a million); `None` if
+    /// there are none.
     pub fn advise(&self) -> Option<Advice> {
         let Ok(advice) = self.advise_with(0, |_, _| Ok::<_, std::convert::Infallible>(()));
         advice
     }
 
-    /// The same with rows that are not in memory: how many there are, and who hands about so many of them as it is asked for to a function.
+    /// The same with rows that are not in memory: how many there are, and who hands about so many
+    /// of them as it is asked for to a function.
     pub fn advise_with<E>(
         &self,
         elsewhere: u64,
@@ -201,7 +213,8 @@ impl Space {
             };
             crowds.push(((ids as f64 + 1.0) / most.max(1) as f64, here));
         }
-        // What an id takes is known of tables only: of that in which the row in the middle is; of the newest one, if all rows are elsewhere.
+        // What an id takes is known of tables only: of that in which the row in the middle is; of
+        // the newest one, if all rows are elsewhere.
         let newest = crowds.last().map_or(1.0, |crowd| crowd.0);
         crowds.sort_by(|a, b| a.0.total_cmp(&b.0));
         let (mut below, in_tables) = (0, crowds.iter().map(|crowd| crowd.1).sum::<u64>());
@@ -213,15 +226,20 @@ impl Space {
         if elsewhere > 0 {
             sample(elsewhere / stride, &mut |row| {
                 rows += 1;
-                fields.iter_mut().zip(&living).for_each(|(d, (at, _, _))| d.note(row.get(*at).copied().unwrap_or(0)));
+                fields
+                    .iter_mut()
+                    .zip(&living)
+                    .for_each(|(d, (at, _, _))| d.note(row.get(*at).copied().unwrap_or(0)));
             })?;
         }
         if rows == 0 {
             return Ok(None);
         }
         let n = rows as f64;
-        let bytes = |sum: u32, aux_bits: f64| plan::bytes_per_row(sum, ids_per_row) + aux_bits / 8.0;
-        let now: f64 = fields.iter().zip(&living).map(|(d, (_, w, _))| d.cost(usize::from(*w), n)).sum();
+        let bytes =
+            |sum: u32, aux_bits: f64| plan::bytes_per_row(sum, ids_per_row) + aux_bits / 8.0;
+        let now: f64 =
+            fields.iter().zip(&living).map(|(d, (_, w, _))| d.cost(usize::from(*w), n)).sum();
         let bytes_per_row = bytes(shape.schema.row_bits(), now);
         let mut best = (bytes_per_row, living.iter().map(|l| l.1).collect::<Vec<u8>>());
         for (sum, entry) in best_by_sum(&fields, n).into_iter().enumerate() {
@@ -231,16 +249,24 @@ impl Space {
                 best = (bytes, widths);
             }
         }
-        let advice = living.into_iter().zip(&fields).zip(&best.1).map(|(((_, width, name), d), &best)| FieldAdvice {
-            name,
-            width,
-            best,
-            aux_share: d.escapes(usize::from(width)) as f64 / n,
-            best_aux_share: d.escapes(usize::from(best)) as f64 / n,
-            mean: d.sum / n,
-            max: d.max,
-        });
-        Ok(Some(Advice { fields: advice.collect(), rows, bytes_per_row, best_bytes_per_row: best.0 }))
+        let advice =
+            living.into_iter().zip(&fields).zip(&best.1).map(|(((_, width, name), d), &best)| {
+                FieldAdvice {
+                    name,
+                    width,
+                    best,
+                    aux_share: d.escapes(usize::from(width)) as f64 / n,
+                    best_aux_share: d.escapes(usize::from(best)) as f64 / n,
+                    mean: d.sum / n,
+                    max: d.max,
+                }
+            });
+        Ok(Some(Advice {
+            fields: advice.collect(),
+            rows,
+            bytes_per_row,
+            best_bytes_per_row: best.0,
+        }))
     }
 }
 
@@ -253,7 +279,8 @@ mod tests {
     fn what_fits_is_counted_as_the_layout_stores_it() {
         let mut d = Distribution::EMPTY;
         [0, 1, 2, 3, 254, 255, -1, i64::MAX].into_iter().for_each(|v| d.note(v));
-        // One bit holds 0 only; eight hold up to 254; 63 all but the largest, and 64 all but the negative.
+        // One bit holds 0 only; eight hold up to 254; 63 all but the largest, and 64 all but the
+        // negative.
         assert_eq!([1, 2, 8, 9, 63, 64].map(|w| d.escapes(w)), [7, 5, 3, 2, 2, 1]);
         assert_eq!(d.giants, 2);
     }
@@ -263,7 +290,8 @@ mod tests {
     #[test]
     fn advice_saves_what_it_says() {
         let schema = Schema::parse("a:30 b:2").unwrap();
-        let space = Space::new(Options { rows_per_table: 1 << 14, ..Options::new(schema) }).unwrap();
+        let space =
+            Space::new(Options { rows_per_table: 1 << 14, ..Options::new(schema) }).unwrap();
         assert!(space.advise().is_none());
         let mut rng = fastrand::Rng::with_seed(1);
         for id in 0..60_000 {
@@ -289,13 +317,15 @@ mod tests {
         let closed = space.tables();
         let big = closed.iter().max_by_key(|t| t.rows).unwrap();
         // Without what a table has one of, which is something beside so few rows.
-        let off = (big.bytes - big.extend_bytes) as f64 / big.rows as f64 / advice.best_bytes_per_row;
+        let off =
+            (big.bytes - big.extend_bytes) as f64 / big.rows as f64 / advice.best_bytes_per_row;
         assert!((0.9..1.1).contains(&off), "{advice}\n{big:?}");
         assert!(space.advise().unwrap().saving() < 0.02);
     }
 
-    /// All widths of three fields tried one by one, each costed by the table that would really be made and by the values that would not fit there: no
-    /// choice is better than the advice by more than what an id takes from one size of table to another.
+    /// All widths of three fields tried one by one, each costed by the table that would really be
+    /// made and by the values that would not fit there: no choice is better than the advice by more
+    /// than what an id takes from one size of table to another.
     #[cfg_attr(miri, ignore)]
     #[test]
     fn no_widths_are_better_than_those_advised() {
@@ -303,8 +333,10 @@ mod tests {
         for seed in 0..6 {
             let mut rng = fastrand::Rng::with_seed(seed);
             let schema = Schema::parse("a:13 b:5 c:16").unwrap();
-            let space = Space::new(Options { rows_per_table: 1 << 12, ..Options::new(schema) }).unwrap();
-            // Each field has a scale of its own, a long tail, and now and then a giant or a negative value.
+            let space =
+                Space::new(Options { rows_per_table: 1 << 12, ..Options::new(schema) }).unwrap();
+            // Each field has a scale of its own, a long tail, and now and then a giant or a
+            // negative value.
             let scales: [f64; 3] = std::array::from_fn(|_| rng.f64() * 8.0);
             let rows: Vec<[i64; 3]> = (0..ROWS as u64)
                 .map(|i| {
@@ -320,11 +352,14 @@ mod tests {
             let fits = |value: i64, width: usize| value >= 0 && value < (1 << width) - 1;
             let aux_bits = |field: usize, width: usize| {
                 let out = rows.iter().map(|row| row[field]).filter(|&value| !fits(value, width));
-                out.map(|value| if fits(value, 26) { AUX_BITS } else { AUX_BITS + GIANT_BITS }).sum::<f64>()
+                out.map(|value| if fits(value, 26) { AUX_BITS } else { AUX_BITS + GIANT_BITS })
+                    .sum::<f64>()
             };
             let aux: Vec<[f64; 25]> = (0..3)
                 .map(|field| {
-                    std::array::from_fn(|width| if width > 0 { aux_bits(field, width) } else { f64::INFINITY })
+                    std::array::from_fn(|width| {
+                        if width > 0 { aux_bits(field, width) } else { f64::INFINITY }
+                    })
                 })
                 .collect();
             let (last, n) = ((1 << 40) + ROWS as u64 * 100, ROWS as f64);
@@ -334,7 +369,9 @@ mod tests {
                 (table as f64 + (aux[0][a] + aux[1][b] + aux[2][c]) / 8.0) / n
             };
             let mut best = (f64::INFINITY, [0; 3]);
-            for (a, b, c) in (1..=24).flat_map(|a| (1..=24).flat_map(move |b| (1..=24).map(move |c| (a, b, c)))) {
+            for (a, b, c) in
+                (1..=24).flat_map(|a| (1..=24).flat_map(move |b| (1..=24).map(move |c| (a, b, c))))
+            {
                 let bytes = bytes(a, b, c);
                 if bytes < best.0 {
                     best = (bytes, [a, b, c]);
@@ -343,9 +380,18 @@ mod tests {
             let advice = space.advise().unwrap();
             let widths: Vec<usize> = advice.fields.iter().map(|f| usize::from(f.best)).collect();
             let advised = bytes(widths[0], widths[1], widths[2]);
-            println!("seed {seed}: advised {widths:?}, {advised:.3} bytes; best {best:?}; now {:.3}", bytes(13, 5, 16));
-            assert!(advised <= best.0 * 1.005, "seed {seed}: {widths:?} {advised}, {best:?}\n{advice}");
-            assert!((advice.best_bytes_per_row / advised - 1.0).abs() < 0.05, "seed {seed}: {advised}\n{advice}");
+            println!(
+                "seed {seed}: advised {widths:?}, {advised:.3} bytes; best {best:?}; now {:.3}",
+                bytes(13, 5, 16)
+            );
+            assert!(
+                advised <= best.0 * 1.005,
+                "seed {seed}: {widths:?} {advised}, {best:?}\n{advice}"
+            );
+            assert!(
+                (advice.best_bytes_per_row / advised - 1.0).abs() < 0.05,
+                "seed {seed}: {advised}\n{advice}"
+            );
         }
     }
 }

@@ -1,21 +1,24 @@
 //! The aux dictionary: the exact value of every field of a table that outgrew its bits.
 //!
-//! An entry is one word: which field of which slot, and the value, if it is below 2^26 - 1. Larger and negative ones are rare
-//! (they wait in an ordered map, `giants`); ten bytes for a common one, at the usual fill, are what makes narrow fields pay.
+//! An entry is one word: which field of which slot, and the value, if it is below 2^26 - 1. Larger
+//! and negative ones are rare (they wait in an ordered map, `giants`); ten bytes for a common one,
+//! at the usual fill, are what makes narrow fields pay.
 //!
 //! ```text
 //!   bit 63                          26                      0
 //!   | 2 + (position * 64 + field)   |  value, or all ones   |        0: never used    1 << 26: deleted
 //! ```
 //!
-//! Arrays are searched linearly from the key's hash. They are read without a lock, under the version of the row's bucket: the
-//! entries of a row change only while its bucket is locked, so a reader who saw half a change reads again. What must not harm
-//! it are changes for *other* rows: an entry never moves inside an array, and growing copies into a fresh array, while
-//! readers finish in the old one. **A1** An entry stands between its hash's place and the first never-used word.
+//! Arrays are searched linearly from the key's hash. They are read without a lock, under the
+//! version of the row's bucket: the entries of a row change only while its bucket is locked, so a
+//! reader who saw half a change reads again. What must not harm it are changes for *other* rows: an
+//! entry never moves inside an array, and growing copies into a fresh array, while readers finish
+//! in the old one. **A1** An entry stands between its hash's place and the first never-used word.
 //! **A2** Nothing is stored that was not reserved: a write that has begun cannot fail.
 //!
-//! Writers of one shard take its lock, before they lock any bucket: growing happens there, in [`Shard::reserve`], so that no reader
-//! ever waits for it. Shards are small: one grows in microseconds.
+//! Writers of one shard take its lock, before they lock any bucket: growing happens there, in
+//! [`Shard::reserve`], so that no reader ever waits for it. Shards are small: one grows in
+//! microseconds.
 
 use crate::Error;
 use crate::budget::{Grant, Purse};
@@ -42,7 +45,8 @@ const LEAST_WORDS: usize = 16;
 /// One table's aux dictionary. See the top of the file.
 pub(crate) struct Aux {
     shards: Box<[ShardData]>,
-    /// Entries of fields that have no bits in this table. When 0, readers of such fields need not ask.
+    /// Entries of fields that have no bits in this table. When 0, readers of such fields need not
+    /// ask.
     outside: AtomicU64,
     purse: Purse,
     _grant: Grant,
@@ -115,7 +119,8 @@ impl Array {
         ((u128::from(hash) * self.words.len() as u128) >> 64) as usize
     }
 
-    /// Stores an entry that is not there yet in the first word that is free; says whether that was a deleted one.
+    /// Stores an entry that is not there yet in the first word that is free; says whether that was
+    /// a deleted one.
     fn insert(&self, word: u64) -> bool {
         let mut at = self.home((word >> VALUE_BITS) - 2);
         loop {
@@ -144,7 +149,8 @@ impl Aux {
         Ok(Aux { shards, outside: AtomicU64::new(0), purse: purse.clone(), _grant: grant })
     }
 
-    /// The shard of a row: by its id's hash, which a writer knows before it knows the row's position.
+    /// The shard of a row: by its id's hash, which a writer knows before it knows the row's
+    /// position.
     fn data(&self, hash: u64) -> &ShardData {
         &self.shards[(hash >> 32) as usize & (self.shards.len() - 1)]
     }
@@ -159,7 +165,8 @@ impl Aux {
         }
     }
 
-    /// The value of an entry. Under the version of its row's bucket; 0 if it is not there, which then is a torn read.
+    /// The value of an entry. Under the version of its row's bucket; 0 if it is not there, which
+    /// then is a torn read.
     #[cold]
     pub(crate) fn value(&self, hash: u64, position: u64, field: usize) -> i64 {
         self.read(hash, position, field).unwrap_or(0)
@@ -198,8 +205,9 @@ pub(crate) struct Shard<'a> {
 }
 
 impl Shard<'_> {
-    /// Makes room for these values of fields, so that storing them cannot fail; `position` is the row's, if it has one already: what it has
-    /// here needs no more room. Call it before locking a bucket.
+    /// Makes room for these values of fields, so that storing them cannot fail; `position` is the
+    /// row's, if it has one already: what it has here needs no more room. Call it before locking a
+    /// bucket.
     pub(crate) fn reserve(
         &mut self,
         position: Option<u64>,
@@ -209,9 +217,12 @@ impl Shard<'_> {
         let len = array.words.len();
         let (mut needed, mut giants) = (self.counts.live, 0);
         for (field, value) in cells {
-            let old = position.and_then(|position| array.find(key_of(position, field))).map(|(_, word)| word);
+            let old = position
+                .and_then(|position| array.find(key_of(position, field)))
+                .map(|(_, word)| word);
             needed += usize::from(old.is_none());
-            giants += u64::from(is_giant(value) && old.is_none_or(|word| word & VALUE_MASK != GIANT));
+            giants +=
+                u64::from(is_giant(value) && old.is_none_or(|word| word & VALUE_MASK != GIANT));
         }
         if giants > 0 {
             let grant = self.aux.purse.take(giants * GIANT_BYTES)?;
@@ -271,7 +282,8 @@ impl Shard<'_> {
         }
     }
 
-    /// What it was granted is kept until the shard is unlocked: the same write may need it again (A2).
+    /// What it was granted is kept until the shard is unlocked: the same write may need it again
+    /// (A2).
     fn remove_giant(&mut self, key: u64) {
         self.giants_change |= self.data.giants.lock().values.remove(&key).is_some();
     }
@@ -346,7 +358,9 @@ mod tests {
                 let (position, field) = (rng.u64(0..500), rng.usize(0..3));
                 let mut shard = aux.lock(position << 32);
                 if rng.usize(0..100) < if step / wave % 2 == 0 { 70 } else { 25 } {
-                    let value = [5, 1 << 26, (1 << 26) - 2, -1, i64::MAX, i64::MIN, rng.i64(0..100)][rng.usize(0..7)];
+                    let value =
+                        [5, 1 << 26, (1 << 26) - 2, -1, i64::MAX, i64::MIN, rng.i64(0..100)]
+                            [rng.usize(0..7)];
                     shard.reserve(Some(position), [(field, value)].into_iter()).unwrap();
                     shard.put(position, field, value, field == 2);
                     model.insert((position, field), value);
@@ -372,8 +386,12 @@ mod tests {
                 shard.settle();
             }
             let (entries, bytes) = aux.size();
-            let least = aux.shards.len() * (4 * LEAST_WORDS * 8 + size_of::<ShardData>() + ARRAY_BYTES as usize);
-            assert!(entries == 0 && bytes <= least as u64, "what is gone takes nothing, seed {seed}: {bytes}");
+            let least = aux.shards.len()
+                * (4 * LEAST_WORDS * 8 + size_of::<ShardData>() + ARRAY_BYTES as usize);
+            assert!(
+                entries == 0 && bytes <= least as u64,
+                "what is gone takes nothing, seed {seed}: {bytes}"
+            );
         }
     }
 

@@ -1,4 +1,5 @@
-//! Reads of many rows at once, so that their memory accesses overlap and the processor rarely guesses wrong.
+//! Reads of many rows at once, so that their memory accesses overlap and the processor rarely
+//! guesses wrong.
 //!
 //! ```text
 //!   begin      for each quarter of the ids:
@@ -10,11 +11,12 @@
 //!              for those that were not:    look slot by slot; not there, but the mark -> onward
 //! ```
 //!
-//! Where an id goes next cannot be predicted, so it is no jump: each has a bit in a set, and the sets are walked bit by bit. What is left to
-//! jumps is a set's end. Each pass is short, so that the processor has many rows under way in it.
+//! Where an id goes next cannot be predicted, so it is no jump: each has a bit in a set, and the
+//! sets are walked bit by bit. What is left to jumps is a set's end. Each pass is short, so that
+//! the processor has many rows under way in it.
 //!
-//! The search itself needs no version: the tag of a row that is there all the time is there at every moment (B1, T1). Its fields do, and that they
-//! are its own.
+//! The search itself needs no version: the tag of a row that is there all the time is there at
+//! every moment (B1, T1). Its fields do, and that they are its own.
 
 use crate::bucket::{Glance, take};
 use crate::key::PROBES;
@@ -23,7 +25,8 @@ use crate::segment::{Looked, Segment};
 use crate::table::Table;
 use rolling::{Entry, ones};
 
-/// Ids that are looked up together: enough to overlap memory latencies, few enough to stay in the first cache; one bit each in a u32.
+/// Ids that are looked up together: enough to overlap memory latencies, few enough to stay in the
+/// first cache; one bit each in a u32.
 const CHUNK: usize = 32;
 
 /// Where the search for one row stands.
@@ -65,12 +68,15 @@ impl<'a> Way<'a> {
     fn take(&self, living: u64, out: &mut [i64]) -> bool {
         let main = self.main();
         match (main.layout.usual(living, out.len()), main.narrow(self.index)) {
-            (Some(packed), Some(words)) => take(words, &main.layout, packed, self.tag, self.seen, out),
+            (Some(packed), Some(words)) => {
+                take(words, &main.layout, packed, self.tag, self.seen, out)
+            }
             _ => false,
         }
     }
 
-    /// Looks slot by slot, and fills `out` with the row of `id` if it is there, else with zeros; then says whether it may have gone on from here.
+    /// Looks slot by slot, and fills `out` with the row of `id` if it is there, else with zeros;
+    /// then says whether it may have gone on from here.
     #[inline(never)]
     fn look_closely(&self, id: u64, living: u64, out: &mut [i64]) -> Looked<()> {
         let (table, main) = (self.entry.table(), self.main());
@@ -87,8 +93,9 @@ impl<'a> Way<'a> {
         if head.is_past(self.tag) { Looked::Past } else { Looked::Absent }
     }
 
-    /// Goes on to the next bucket; whether there is one. Asks for the one after that, too: where it will lead is known, and a third wait for
-    /// memory would be one more for the whole batch, though one row in eighty goes there.
+    /// Goes on to the next bucket; whether there is one. Asks for the one after that, too: where it
+    /// will lead is known, and a third wait for memory would be one more for the whole batch,
+    /// though one row in eighty goes there.
     #[inline(always)]
     fn go_on(&mut self) -> bool {
         let main = self.main();
@@ -104,7 +111,9 @@ impl<'a> Way<'a> {
 impl Read<'_> {
     /// See [`crate::Space::get_batch`].
     pub fn get_batch(&mut self, ids: &[u64], rows: &mut Vec<i64>, found: &mut Vec<bool>) {
-        self.chunks(ids, rows, |number, hits| found.extend((0..number).map(|i| hits >> i & 1 == 1)));
+        self.chunks(ids, rows, |number, hits| {
+            found.extend((0..number).map(|i| hits >> i & 1 == 1))
+        });
     }
 
     /// The same for who takes a row that does not exist for one of zeros.
@@ -112,7 +121,8 @@ impl Read<'_> {
         self.chunks(ids, rows, |_, _| ());
     }
 
-    /// Appends the rows, and tells of each chunk how many ids it had and, in bits, of which there is a row.
+    /// Appends the rows, and tells of each chunk how many ids it had and, in bits, of which there
+    /// is a row.
     #[inline(always)]
     fn chunks(&mut self, ids: &[u64], rows: &mut Vec<i64>, mut tell: impl FnMut(usize, u32)) {
         let width = self.shape.schema.width();
@@ -129,8 +139,10 @@ impl Read<'_> {
         }
     }
 
-    /// Fills `rows`, which are zero, as far as that is quick. Two sets: the ids whose rows were found, and those to ask again for one by one.
-    // Its loops need all registers: inside another function they lose ten instructions a row to the stack.
+    /// Fills `rows`, which are zero, as far as that is quick. Two sets: the ids whose rows were
+    /// found, and those to ask again for one by one.
+    // Its loops need all registers: inside another function they lose ten instructions a row to the
+    // stack.
     #[inline(never)]
     fn get_chunk(&self, ids: &[u64], width: usize, rows: &mut [i64]) -> (u32, u32) {
         let ids = &ids[..ids.len().min(CHUNK)];
@@ -152,7 +164,8 @@ impl Read<'_> {
         }
         let all = ((1u64 << ids.len()) - 1) as u32;
         let (mut hits, mut unsure) = (0, all & !looking);
-        // In two parts: the rows of the first are taken while the lines of the second are on their way.
+        // In two parts: the rows of the first are taken while the lines of the second are on their
+        // way.
         let mut early = all >> (ids.len() / 2);
         while looking != 0 {
             let parts = [looking & early, looking & !early];

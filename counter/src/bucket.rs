@@ -1,4 +1,5 @@
-//! One bucket: a few cache lines of rows with a version, read by everybody without a lock, written by one at a time.
+//! One bucket: a few cache lines of rows with a version, read by everybody without a lock, written
+//! by one at a time.
 //!
 //! ```text
 //!   header:  bit  0       locked: a writer is inside
@@ -6,21 +7,26 @@
 //!            bits 24..40  marks: a row whose remainder ends in these four bits found no place here and went on to its next probe
 //! ```
 //!
-//! **Marks.** Nearly half of all buckets turn a row away before the table rolls; one mark for all would send nearly half of the misses on.
-//! With one in sixteen for the remainder that is asked for, one miss in ten goes on (simulated and measured: docs/performance.md).
+//! **Marks.** Nearly half of all buckets turn a row away before the table rolls; one mark for all
+//! would send nearly half of the misses on. With one in sixteen for the remainder that is asked
+//! for, one miss in ten goes on (simulated and measured: docs/performance.md).
 //!
-//! **Reading** (a sequence lock; Boehm, Can Seqlocks Get Along With Programming Language Memory Models?, 2012): take the first
-//! word, read what you like with relaxed loads, fence, take the first word again; if it is locked or has changed, nothing that was
-//! read counts, so read again. What is read in between may be torn, hence nothing that is read there may be trusted with
-//! more than arithmetic. A writer is inside for some nanoseconds, so readers wait for nobody (promise 1).
+//! **Reading** (a sequence lock; Boehm, Can Seqlocks Get Along With Programming Language Memory
+//! Models?, 2012): take the first word, read what you like with relaxed loads, fence, take the
+//! first word again; if it is locked or has changed, nothing that was read counts, so read again.
+//! What is read in between may be torn, hence nothing that is read there may be trusted with more
+//! than arithmetic. A writer is inside for some nanoseconds, so readers wait for nobody (promise
+//! 1).
 //!
-//! **Writing**: set the lock bit (compare and swap), store, clear it while raising the version. The 23 bits of the version come round
-//! after 2^23 writes; a reader would have to sleep through exactly a multiple of that, inside one lookup: through a third of a second
-//! in which this one bucket is written at full speed.
+//! **Writing**: set the lock bit (compare and swap), store, clear it while raising the version. The
+//! 23 bits of the version come round after 2^23 writes; a reader would have to sleep through
+//! exactly a multiple of that, inside one lookup: through a third of a second in which this one
+//! bucket is written at full speed.
 //!
-//! **B1** A slot's bits, outside its own writes, are never changed by writes to its neighbours: those read-modify-write words under
-//! the same lock. **B2** An empty slot is all zero. **B3** A mark is never taken back: so a search that meets a
-//! bucket without its mark may stop. (A rewrite of the table starts with fresh buckets.)
+//! **B1** A slot's bits, outside its own writes, are never changed by writes to its neighbours:
+//! those read-modify-write words under the same lock. **B2** An empty slot is all zero. **B3** A
+//! mark is never taken back: so a search that meets a bucket without its mark may stop. (A rewrite
+//! of the table starts with fresh buckets.)
 
 use crate::layout::{HEADER_BITS, Inline, Layout, Packed, USUAL_WORDS};
 use crate::sync::{AtomicU64, fence, wait};
@@ -68,7 +74,8 @@ fn equal_bytes<const N: usize>(words: &[AtomicU64; N], byte: u8) -> u64 {
     rolling::equal_bytes(std::array::from_fn::<u64, N, _>(|i| words[i].load(Relaxed)), byte)
 }
 
-/// The same for a whole line. Apart, so that what both have in common stays in registers where it is not called.
+/// The same for a whole line. Apart, so that what both have in common stays in registers where it
+/// is not called.
 #[inline(never)]
 fn equal_in_line(words: &[AtomicU64], byte: u8) -> u64 {
     words.first_chunk::<8>().map_or(0, |words| equal_bytes(words, byte))
@@ -108,16 +115,26 @@ pub(crate) fn glance(words: &Narrow, layout: &Layout, byte: u8) -> Glance {
     Glance { head, matches: Matches(equal & layout.lanes[0]) }
 }
 
-/// Fills `out` with the fields of the row with this tag, and says so, if it is in the first slot that a glance at this bucket found, no writer
-/// came since, and none of its fields has escaped; else with anything. The glance must have found one. Without a branch that depends on data, and
+/// Fills `out` with the fields of the row with this tag, and says so, if it is in the first slot
+/// that a glance at this bucket found, no writer came since, and none of its fields has escaped;
+/// else with anything. The glance must have found one. Without a branch that depends on data, and
 /// without waiting for a writer.
 #[inline(always)]
-pub(crate) fn take(words: &Narrow, layout: &Layout, packed: &Packed, tag: u64, seen: Glance, out: &mut [i64]) -> bool {
+pub(crate) fn take(
+    words: &Narrow,
+    layout: &Layout,
+    packed: &Packed,
+    tag: u64,
+    seen: Glance,
+    out: &mut [i64],
+) -> bool {
     debug_assert!(!seen.is_empty(), "no slot to look at");
-    let at = layout.rest_at.wrapping_add((seen.matches.first(0) as u32).wrapping_mul(layout.rest_bits));
+    let at =
+        layout.rest_at.wrapping_add((seen.matches.first(0) as u32).wrapping_mul(layout.rest_bits));
     let (word, shift) = (at as usize / 64 % USUAL_WORDS, at % 64);
     // What follows the second part is masked away.
-    let rest = (words[word].load(Relaxed) >> shift) | (words[word + 1].load(Relaxed) << 1 << (63 - shift));
+    let rest =
+        (words[word].load(Relaxed) >> shift) | (words[word + 1].load(Relaxed) << 1 << (63 - shift));
     fence(Acquire);
     let changed = (words[0].load(Relaxed) ^ seen.head) | (seen.head & LOCKED);
     packed.fill(rest, out);
@@ -138,8 +155,8 @@ impl<'a> Bucket<'a> {
         Head(self.words[0].load(Relaxed))
     }
 
-    /// Reads consistently: runs `f`, again if a writer came in between, and returns what it made of an untorn bucket, with the
-    /// first word.
+    /// Reads consistently: runs `f`, again if a writer came in between, and returns what it made of
+    /// an untorn bucket, with the first word.
     #[inline(always)]
     pub(crate) fn read<R>(self, mut f: impl FnMut(Bucket<'a>) -> R) -> (R, Head) {
         let mut turn = 0;
@@ -162,7 +179,10 @@ impl<'a> Bucket<'a> {
         let mut turn = 0;
         loop {
             let word = self.words[0].load(Relaxed);
-            if word & LOCKED == 0 && self.words[0].compare_exchange_weak(word, word | LOCKED, Acquire, Relaxed).is_ok()
+            if word & LOCKED == 0
+                && self.words[0]
+                    .compare_exchange_weak(word, word | LOCKED, Acquire, Relaxed)
+                    .is_ok()
             {
                 break;
             }
@@ -200,7 +220,8 @@ impl<'a> Bucket<'a> {
         self.words[word].store((low & !(mask << shift)) | (value << shift), Relaxed);
         if shift + width > 64 {
             let high = self.words[word + 1].load(Relaxed);
-            self.words[word + 1].store((high & !(mask >> (64 - shift))) | (value >> (64 - shift)), Relaxed);
+            self.words[word + 1]
+                .store((high & !(mask >> (64 - shift))) | (value >> (64 - shift)), Relaxed);
         }
     }
 
@@ -217,12 +238,14 @@ impl<'a> Bucket<'a> {
         }
     }
 
-    /// The slots whose first byte is `byte`, among those whose first bytes lie in the bucket's line `line`; see [`Matches`]. Without a
-    /// branch that depends on data: which word a match is in cannot be predicted.
+    /// The slots whose first byte is `byte`, among those whose first bytes lie in the bucket's line
+    /// `line`; see [`Matches`]. Without a branch that depends on data: which word a match is in
+    /// cannot be predicted.
     #[inline(always)]
     pub(crate) fn matches(self, byte: u8, line: usize) -> Matches {
         let words = &self.words[8 * line..];
-        // A loop over as many words as needed costs more than looking at some in vain: unless the slots are many, four will do.
+        // A loop over as many words as needed costs more than looking at some in vain: unless the
+        // slots are many, four will do.
         let equal = match words.first_chunk::<4>() {
             Some(words) if self.layout.byte_words <= 4 => equal_bytes(words, byte),
             _ => equal_in_line(words, byte),
@@ -244,7 +267,8 @@ impl<'a> Bucket<'a> {
         None
     }
 
-    /// The whole second part of a slot: the rest of its tag and its fields. For layouts that are [packed](Layout::packed).
+    /// The whole second part of a slot: the rest of its tag and its fields. For layouts that are
+    /// [packed](Layout::packed).
     #[inline(always)]
     pub(crate) fn rest(self, slot: usize) -> u64 {
         self.bits(self.rest_at(slot), self.layout.rest_bits)
@@ -299,7 +323,8 @@ impl<'a> Bucket<'a> {
         }
     }
 
-    /// Takes an empty slot for a row with these fields ([`Layout::pack`]), as the bucket's only user.
+    /// Takes an empty slot for a row with these fields ([`Layout::pack`]), as the bucket's only
+    /// user.
     #[inline]
     pub(crate) fn fill(self, slot: usize, tag: u64, fields: u64) {
         self.set_bits(Bucket::byte_at(slot), 8, tag & 0xFF);
@@ -318,7 +343,8 @@ impl<'a> Bucket<'a> {
     }
 }
 
-/// Slots that may be the one that is looked for: a bit for the first byte of each, by its place in a line.
+/// Slots that may be the one that is looked for: a bit for the first byte of each, by its place in
+/// a line.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Matches(u64);
 
@@ -354,11 +380,14 @@ mod tests {
         (0..=layout.words).map(|_| AtomicU64::new(0)).collect()
     }
 
-    /// Random rows come and go in one bucket, against a map; after every step all of it is compared (B1, B2).
+    /// Random rows come and go in one bucket, against a map; after every step all of it is compared
+    /// (B1, B2).
     #[test]
     fn a_bucket_keeps_rows_apart() {
         for (seed, (text, remainder_bits)) in
-            [("a:12 b:8 c:8 d:16", 17), ("a:1", 5), ("a:64 b:64 c:3", 60), ("a:5 b:33", 6)].into_iter().enumerate()
+            [("a:12 b:8 c:8 d:16", 17), ("a:1", 5), ("a:64 b:64 c:3", 60), ("a:5 b:33", 6)]
+                .into_iter()
+                .enumerate()
         {
             let mut rng = fastrand::Rng::with_seed(seed as u64);
             let layout = Layout::new(&Schema::parse(text).unwrap(), remainder_bits);
@@ -369,7 +398,8 @@ mod tests {
             let steps = if cfg!(miri) { 48 } else { 20_000 };
             let (mut taken, mut missed) = (0, 0);
             for step in 0..steps {
-                let tag = layout.tag(rng.u64(0..(1 << remainder_bits)) % 300, rng.u64(0..crate::key::PROBES));
+                let tag = layout
+                    .tag(rng.u64(0..(1 << remainder_bits)) % 300, rng.u64(0..crate::key::PROBES));
                 let found = bucket.find(tag);
                 assert_eq!(found.is_some(), model.contains_key(&tag), "seed {seed} step {step}");
                 let values: Vec<u64> = inlines.iter().map(|i| rng.u64(..) & i.escape()).collect();
@@ -388,7 +418,10 @@ mod tests {
                                 assert!(inlines.iter().all(|&i| b.field(slot, i) == 0), "B2");
                                 b.occupy(slot, tag);
                             }
-                            inlines.iter().zip(&values).for_each(|(&i, &v)| b.set_field(slot, i, v));
+                            inlines
+                                .iter()
+                                .zip(&values)
+                                .for_each(|(&i, &v)| b.set_field(slot, i, v));
                         });
                         model.insert(tag, values);
                     }
@@ -397,16 +430,24 @@ mod tests {
                     let mut out = vec![9; packed.width()];
                     let narrow = words.first_chunk().unwrap();
                     let seen = glance(narrow, &layout, tag as u8);
-                    let found = !seen.is_empty() && take(narrow, &layout, packed, tag, seen, &mut out);
-                    let escaped = |values: &[u64]| inlines.iter().zip(values).any(|(i, &v)| v == i.escape());
+                    let found =
+                        !seen.is_empty() && take(narrow, &layout, packed, tag, seen, &mut out);
+                    let escaped =
+                        |values: &[u64]| inlines.iter().zip(values).any(|(i, &v)| v == i.escape());
                     match model.get(&tag) {
                         Some(values) if found => {
                             assert!(!escaped(values), "seed {seed} step {step}");
-                            assert!(out.iter().zip(values).all(|(&o, &v)| o as u64 == v), "seed {seed} step {step}");
+                            assert!(
+                                out.iter().zip(values).all(|(&o, &v)| o as u64 == v),
+                                "seed {seed} step {step}"
+                            );
                             taken += 1;
                         }
                         row => {
-                            assert!(!found && (row.is_none() || !seen.is_empty()), "seed {seed} step {step}");
+                            assert!(
+                                !found && (row.is_none() || !seen.is_empty()),
+                                "seed {seed} step {step}"
+                            );
                             missed += u32::from(row.is_some_and(|values| !escaped(values)));
                         }
                     }
@@ -424,7 +465,8 @@ mod tests {
         }
     }
 
-    /// A row goes, and another one with the same second part of its tag comes to its slot, between the look at the first bytes and the taking.
+    /// A row goes, and another one with the same second part of its tag comes to its slot, between
+    /// the look at the first bytes and the taking.
     #[test]
     fn another_row_in_the_same_slot_is_not_taken() {
         let layout = Layout::new(&Schema::parse("a:12 b:8 c:8 d:16").unwrap(), 17);
@@ -433,7 +475,8 @@ mod tests {
         let (tag, other) = (layout.tag(0x0AB12, 0), layout.tag(0x0AB34, 0));
         let mut out = [9; 4];
         let narrow = words.first_chunk().unwrap();
-        let mut look = |seen| take(narrow, &layout, layout.packed.as_ref().unwrap(), tag, seen, &mut out);
+        let mut look =
+            |seen| take(narrow, &layout, layout.packed.as_ref().unwrap(), tag, seen, &mut out);
         bucket.write(|b| b.occupy(0, tag));
         let seen = glance(narrow, &layout, tag as u8);
         assert!(look(seen));
@@ -459,7 +502,10 @@ mod interleavings {
         fn new() -> Arc<Shared> {
             // Rows so wide that a bucket has two, and a row's two fields lie in different words.
             let layout = Layout::new(&Schema::parse("a:64 b:64").expect("a schema"), 8);
-            Arc::new(Shared { words: (0..=layout.words).map(|_| AtomicU64::new(0)).collect(), layout })
+            Arc::new(Shared {
+                words: (0..=layout.words).map(|_| AtomicU64::new(0)).collect(),
+                layout,
+            })
         }
 
         fn bucket(&self) -> Bucket<'_> {
@@ -484,7 +530,9 @@ mod interleavings {
         }
 
         fn get(&self, tag: u64) -> Option<(u64, u64)> {
-            let read = |b: Bucket<'_>| b.find(tag).map(|s| (b.field(s, self.field(0)), b.field(s, self.field(1))));
+            let read = |b: Bucket<'_>| {
+                b.find(tag).map(|s| (b.field(s, self.field(0)), b.field(s, self.field(1))))
+            };
             self.bucket().read(read).0
         }
     }
@@ -531,7 +579,8 @@ mod interleavings {
             let reader = {
                 let shared = shared.clone();
                 loom::thread::spawn(move || {
-                    let (words, packed) = (shared.words.first_chunk(), shared.layout.packed.as_ref());
+                    let (words, packed) =
+                        (shared.words.first_chunk(), shared.layout.packed.as_ref());
                     let mut out = [9, 9];
                     let (words, packed) = (words.expect("words"), packed.expect("packed"));
                     let seen = glance(words, &shared.layout, tag as u8);

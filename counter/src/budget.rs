@@ -1,8 +1,9 @@
-//! The memory of a space, counted: every table, aux array, giant and tomb holds a grant for as long as it lives, and
-//! each id aside one, which passes from version to version of its row.
+//! The memory of a space, counted: every table, aux array, giant and tomb holds a grant for as long
+//! as it lives, and each id aside one, which passes from version to version of its row.
 //!
-//! **Loans.** In a full space the tables that deletions left empty could not be rewritten, since the smaller table is there before the larger one goes. So
-//! who gives back at least as much as it takes may go beyond the limit meanwhile, by what it will give back: one table at a time.
+//! **Loans.** In a full space the tables that deletions left empty could not be rewritten, since
+//! the smaller table is there before the larger one goes. So who gives back at least as much as it
+//! takes may go beyond the limit meanwhile, by what it will give back: one table at a time.
 
 use crate::Error;
 use std::sync::Arc;
@@ -24,7 +25,8 @@ pub(crate) struct Grant {
     bytes: u64,
 }
 
-/// What a table takes its memory from, or a row of the aside: the space's budget and, while it replaces another table, a loan.
+/// What a table takes its memory from, or a row of the aside: the space's budget and, while it
+/// replaces another table, a loan.
 #[derive(Clone, Debug)]
 pub(crate) struct Purse {
     budget: Arc<Budget>,
@@ -34,7 +36,11 @@ pub(crate) struct Purse {
 
 impl Budget {
     pub(crate) fn new(limit: u64) -> Arc<Budget> {
-        Arc::new(Budget { limit: AtomicU64::new(limit), used: AtomicU64::new(0), refused: AtomicU64::new(0) })
+        Arc::new(Budget {
+            limit: AtomicU64::new(limit),
+            used: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        })
     }
 
     pub(crate) fn used(&self) -> u64 {
@@ -54,7 +60,8 @@ impl Budget {
         self.used().saturating_add(self.refused.load(Relaxed)) > self.limit()
     }
 
-    /// Grants `bytes`, or refuses with [`Error::Full`]. Who will give back `loan` may go so far beyond the limit.
+    /// Grants `bytes`, or refuses with [`Error::Full`]. Who will give back `loan` may go so far
+    /// beyond the limit.
     fn take(self: &Arc<Self>, bytes: u64, loan: u64) -> Result<Grant, Error> {
         let limit = self.limit().saturating_add(loan);
         let within = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= limit);

@@ -6,14 +6,18 @@
 //!   spill:  line rises, barrier -> sorted walk, a piece at a time -> Below publishes a file -> rows that are as in the file leave the tables
 //! ```
 //!
-//! What is in a table is newer than what lies below. So the tables of a range that was spilled are the *overlay* of its
-//! file: rows that were changed since. A spill of such a range merges the two; there is no second mechanism.
+//! What is in a table is newer than what lies below. So the tables of a range that was spilled are
+//! the *overlay* of its file: rows that were changed since. A spill of such a range merges the two;
+//! there is no second mechanism.
 //!
-//! **D1** A row leaves a table only after `Below` answers for it, and under its stripe; a reader asks `Below` only after it has missed the
-//! row in the tables. So nobody misses it. **D2** A row that was deleted above the line leaves a *tomb*, which says that what lies below
-//! is dead; it is put there before the row goes, and taken away by the next spill of its range, which leaves the row out. **D3** A deletion
-//! that began before a spill's walk is over before the walk begins (the barrier); one that began later leaves a tomb of a later epoch,
-//! which that spill does not take away. **D4** A row whose id has a tomb stays in memory, whatever the file has: it came to be again.
+//! **D1** A row leaves a table only after `Below` answers for it, and under its stripe; a reader
+//! asks `Below` only after it has missed the row in the tables. So nobody misses it. **D2** A row
+//! that was deleted above the line leaves a *tomb*, which says that what lies below is dead; it is
+//! put there before the row goes, and taken away by the next spill of its range, which leaves the
+//! row out. **D3** A deletion that began before a spill's walk is over before the walk begins (the
+//! barrier); one that began later leaves a tomb of a later epoch, which that spill does not take
+//! away. **D4** A row whose id has a tomb stays in memory, whatever the file has: it came to be
+//! again.
 
 use crate::Error;
 use crate::budget::{Budget, Grant};
@@ -26,11 +30,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 /// Who keeps the rows below the line. All methods may be called from any thread.
 pub trait Below: Send + Sync {
-    /// Fills `out` with the row's values by position (missing ones with 0), if there is such a row. May take as long as a read of the disk. What
-    /// cannot be read is reported elsewhere, and is no row here.
+    /// Fills `out` with the row's values by position (missing ones with 0), if there is such a row.
+    /// May take as long as a read of the disk. What cannot be read is reported elsewhere, and is no
+    /// row here.
     fn get(&self, id: u64, out: &mut [i64]) -> bool;
 
-    /// The same for a writer who holds locks: what is in memory, and not outdated. `None`: it must be [fetched](Below::fetch) first.
+    /// The same for a writer who holds locks: what is in memory, and not outdated. `None`: it must
+    /// be [fetched](Below::fetch) first.
     fn at_hand(&self, id: u64, out: &mut [i64]) -> Option<bool>;
 
     /// Reads the row, so that this thread's next [`Below::at_hand`] has it.
@@ -121,8 +127,9 @@ pub struct Spill {
 }
 
 impl Space {
-    /// From now on rows may be kept by `below`: those of the ids below `end`, for which it answers already; `newest`: the first and the last
-    /// one of its newest rows. Once per space, before any row comes.
+    /// From now on rows may be kept by `below`: those of the ids below `end`, for which it answers
+    /// already; `newest`: the first and the last one of its newest rows. Once per space, before any
+    /// row comes.
     pub fn attach(&self, below: Box<dyn Below>, end: u64, newest: Option<(u64, u64)>) {
         assert!(self.below.set(below).is_ok(), "a space is attached once");
         self.cold_end.fetch_max(end, SeqCst);
@@ -191,7 +198,8 @@ impl Space {
         found.then(|| f(&row[..self.shape.load().schema.width()]))
     }
 
-    /// For a writer who holds the row's stripe and has not found it in a table: its values below the line, if it has any there.
+    /// For a writer who holds the row's stripe and has not found it in a table: its values below
+    /// the line, if it has any there.
     pub(crate) fn below_at_hand(&self, id: u64) -> BelowRow {
         if id >= self.cold_end() || self.tombs.holds(id) {
             return BelowRow::Absent;
@@ -209,8 +217,8 @@ impl Space {
         self.below.get().map_or(Ok(()), |below| below.fetch(id))
     }
 
-    /// Begins to spill the rows of `low..=last`, which the newest table must not cover. From here on deletions in the range leave tombs.
-    /// One at a time per space.
+    /// Begins to spill the rows of `low..=last`, which the newest table must not cover. From here
+    /// on deletions in the range leave tombs. One at a time per space.
     pub fn begin_spill(&self, low: u64, last: u64) -> Spill {
         assert!(last < u64::MAX, "the newest table is not spilled");
         let epoch = self.tombs.epoch.fetch_add(1, SeqCst);
@@ -219,8 +227,9 @@ impl Space {
         Spill { low, last, width: self.schema().width(), next: Some(low), epoch }
     }
 
-    /// The next of the spill's ids that are in memory, rising: `most` of them, or the last ones. False: there are no more. Each call walks the
-    /// tables once, and `ids` takes 16 bytes for each of `most`: sorting all of a table's at once would take as much memory as its rows.
+    /// The next of the spill's ids that are in memory, rising: `most` of them, or the last ones.
+    /// False: there are no more. Each call walks the tables once, and `ids` takes 16 bytes for each
+    /// of `most`: sorting all of a table's at once would take as much memory as its rows.
     pub fn next_ids(&self, spill: &mut Spill, most: usize, ids: &mut Vec<u64>) -> bool {
         ids.clear();
         let Some(from) = spill.next else { return false };
@@ -247,7 +256,8 @@ impl Space {
         !ids.is_empty()
     }
 
-    /// The rows of some of the spill's ids as they are now: `found` says which still exist; the others were deleted.
+    /// The rows of some of the spill's ids as they are now: `found` says which still exist; the
+    /// others were deleted.
     pub fn spill_rows(&self, ids: &[u64], rows: &mut Vec<i64>, found: &mut Vec<bool>) {
         let mut read = self.read();
         read.leave_out_below();
@@ -259,7 +269,8 @@ impl Space {
         self.tombs.remove(spill.low, spill.last, spill.epoch);
     }
 
-    /// After [`Space::unbury`]: rows that are in memory as they are in the file need not stay. `rows`: some of the file's.
+    /// After [`Space::unbury`]: rows that are in memory as they are in the file need not stay.
+    /// `rows`: some of the file's.
     pub fn drop_spilled(&self, ids: &[u64], rows: &[i64], width: usize) -> usize {
         let mut dropped = 0;
         for (&id, row) in ids.iter().zip(rows.chunks(width.max(1))) {
@@ -267,12 +278,17 @@ impl Space {
                 if self.tombs.holds(id) {
                     return false;
                 }
-                for table in [entry.drains().map(rolling::Slot::table), Some(entry.table())].into_iter().flatten() {
+                for table in [entry.drains().map(rolling::Slot::table), Some(entry.table())]
+                    .into_iter()
+                    .flatten()
+                {
                     let Some(at) = table.locate(id) else { continue };
                     let now = table.row(at, id);
-                    // Asked for now that nobody writes the row: what it has in a field that was added meanwhile is not in the file.
+                    // Asked for now that nobody writes the row: what it has in a field that was
+                    // added meanwhile is not in the file.
                     let shape = self.shape.load();
-                    let same = |(field, _)| now.value(field) == row.get(field).copied().unwrap_or(0);
+                    let same =
+                        |(field, _)| now.value(field) == row.get(field).copied().unwrap_or(0);
                     if shape.schema.living().all(same) {
                         table.delete(id, at);
                         return true;

@@ -1,26 +1,30 @@
 //! Which bucket an id belongs to, and how little of the id a slot must then store.
 //!
-//! A table covers ids from `base` on. An id's offset is cut in two: `hi`, a digit of radix `buckets` (any number, not only a
-//! power of two), and `lo`, `bits` binary digits. Two Feistel rounds mix them, each undone by whoever knows the other half:
+//! A table covers ids from `base` on. An id's offset is cut in two: `hi`, a digit of radix
+//! `buckets` (any number, not only a power of two), and `lo`, `bits` binary digits. Two Feistel
+//! rounds mix them, each undone by whoever knows the other half:
 //!
 //! ```text
 //!   offset = hi * 2^bits + lo          lo' = lo XOR f(hi)              stored in the slot: the remainder
 //!                                      bucket = (hi + g(lo')) mod buckets     stored nowhere: it is where the slot is
 //! ```
 //!
-//! This is quotienting (Cleary, Compact Hash Tables Using Bidirectional Linear Probing, 1984; Knuth vol. 3, 6.4 exercise 13) with a
-//! mixed radix, so that a table of any size loses no fraction of a bit on its bucket number. A row that finds its bucket full goes on by
-//! double hashing, `bucket + probe * step` with a step that depends on the remainder only; the slot stores the probe number, so
-//! the id is still known exactly. The number of buckets is prime: all probes differ.
+//! This is quotienting (Cleary, Compact Hash Tables Using Bidirectional Linear Probing, 1984; Knuth
+//! vol. 3, 6.4 exercise 13) with a mixed radix, so that a table of any size loses no fraction of a
+//! bit on its bucket number. A row that finds its bucket full goes on by double hashing, `bucket +
+//! probe * step` with a step that depends on the remainder only; the slot stores the probe number,
+//! so the id is still known exactly. The number of buckets is prime: all probes differ.
 
-/// A slot is at most this many buckets away from home, home included. One more is the state "empty": three bits.
+/// A slot is at most this many buckets away from home, home included. One more is the state
+/// "empty": three bits.
 pub(crate) const PROBES: u64 = 7;
 /// Fewer buckets than this are never used: the remainder of a 64-bit id then has at most 60 bits.
 pub(crate) const LEAST_BUCKETS: u64 = 17;
 /// The remainder and the probe number fill at least one byte, the one that is compared first.
 pub(crate) const LEAST_BITS: u32 = 5;
 
-// Odd constants with well-spread bits: 2^64 / golden ratio, and multipliers from the finalisers of SplitMix64 and MurmurHash3.
+// Odd constants with well-spread bits: 2^64 / golden ratio, and multipliers from the finalisers of
+// SplitMix64 and MurmurHash3.
 const M1: u64 = 0x9E37_79B9_7F4A_7C15;
 const M2: u64 = 0xBF58_476D_1CE4_E5B9;
 const M3: u64 = 0x94D0_49BB_1331_11EB;
@@ -52,8 +56,8 @@ fn mix(x: u64, a: u64, b: u64) -> u64 {
     (x ^ (x >> 32)).wrapping_mul(b)
 }
 
-/// The seed of the `number`th table of a space (or segment of a table), from its secret: who has found out which ids meet in a bucket of one table knows
-/// nothing of the others.
+/// The seed of the `number`th table of a space (or segment of a table), from its secret: who has
+/// found out which ids meet in a bucket of one table knows nothing of the others.
 pub(crate) fn seed_of(secret: u64, number: u64) -> u64 {
     let x = mix(secret ^ number.wrapping_mul(M1), M2, M3);
     mix(x ^ (x >> 31) ^ secret, M4, M1)
@@ -153,7 +157,8 @@ fn is_prime(n: u64) -> bool {
     n >= 2 && (2..).take_while(|d| d * d <= n).all(|d| !n.is_multiple_of(d))
 }
 
-/// The smallest prime that is at least `n`. Below 2^32 this is at most some 10 trial divisions of 65,536 each.
+/// The smallest prime that is at least `n`. Below 2^32 this is at most some 10 trial divisions of
+/// 65,536 each.
 pub(crate) fn prime_from(n: u64) -> u64 {
     (n..).find(|&n| is_prime(n)).unwrap_or(n)
 }
@@ -167,25 +172,32 @@ pub(crate) fn prime_to(n: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Whoever knew a table's seed could fill its buckets one by one. Under another seed the same ids are like any others.
+    /// Whoever knew a table's seed could fill its buckets one by one. Under another seed the same
+    /// ids are like any others.
     #[test]
     fn ids_that_were_chosen_to_meet_do_so_under_their_seed_only() {
         let (buckets, bits) = (10_007, 30);
         let guessed = Keys::new(0, buckets, bits, 41);
         let mut rng = fastrand::Rng::with_seed(41);
         // All in ten buckets of ten thousand.
-        let chosen: Vec<u64> = (0..10_000).map(|i| guessed.id(i % 10, 0, rng.u64(0..1 << bits))).collect();
+        let chosen: Vec<u64> =
+            (0..10_000).map(|i| guessed.id(i % 10, 0, rng.u64(0..1 << bits))).collect();
         let fullest = |seed: u64, ids: &[u64]| {
             let keys = Keys::new(0, buckets, bits, seed);
             let mut load = vec![0u32; buckets as usize];
-            ids.iter().filter_map(|&id| keys.home(id)).for_each(|home| load[home.bucket as usize] += 1);
+            ids.iter()
+                .filter_map(|&id| keys.home(id))
+                .for_each(|home| load[home.bucket as usize] += 1);
             load.into_iter().max().unwrap()
         };
         assert_eq!(fullest(41, &chosen), 1000);
         let random: Vec<u64> = (0..10_000).map(|_| rng.u64(0..=guessed.last())).collect();
         for seed in 42..if cfg!(miri) { 43 } else { 142 } {
             let (chosen, random) = (fullest(seed, &chosen), fullest(seed, &random));
-            assert!(chosen <= 12 && random <= 12, "seed {seed}: {chosen} in one bucket; of random ids {random}");
+            assert!(
+                chosen <= 12 && random <= 12,
+                "seed {seed}: {chosen} in one bucket; of random ids {random}"
+            );
         }
     }
 
@@ -214,7 +226,11 @@ mod tests {
                 assert!(home.bucket < buckets && home.remainder >> bits == 0);
                 let (mut bucket, step) = (home.bucket, keys.step(home.remainder));
                 for probe in 0..PROBES {
-                    assert_eq!(keys.id(bucket, probe, home.remainder), id, "base {base} probe {probe}");
+                    assert_eq!(
+                        keys.id(bucket, probe, home.remainder),
+                        id,
+                        "base {base} probe {probe}"
+                    );
                     bucket = keys.next(bucket, step);
                 }
             }
@@ -224,7 +240,8 @@ mod tests {
         assert_eq!(Keys::new(0, 17, 60, 0).last(), u64::MAX, "a table can hold every id there is");
     }
 
-    /// How far bucket loads vary, as variance over mean: 1 for random numbers (Poisson), 0 for a perfect spread.
+    /// How far bucket loads vary, as variance over mean: 1 for random numbers (Poisson), 0 for a
+    /// perfect spread.
     fn unevenness(ids: impl Iterator<Item = u64>, keys: &Keys) -> f64 {
         let mut loads = vec![0u32; keys.buckets() as usize];
         let mut n = 0;
@@ -233,7 +250,9 @@ mod tests {
             n += 1;
         }
         let mean = f64::from(n) / loads.len() as f64;
-        loads.iter().map(|&l| (f64::from(l) - mean).powi(2)).sum::<f64>() / loads.len() as f64 / mean
+        loads.iter().map(|&l| (f64::from(l) - mean).powi(2)).sum::<f64>()
+            / loads.len() as f64
+            / mean
     }
 
     // Much arithmetic and no memory: nothing for Miri to find.
@@ -258,6 +277,9 @@ mod tests {
     #[test]
     fn primes() {
         assert_eq!([1, 2, 14, 90, 4_000_000_000].map(prime_from), [2, 2, 17, 97, 4_000_000_007]);
-        assert_eq!([0, 2, 3, 18, 96, 4_000_000_010].map(prime_to), [2, 2, 3, 17, 89, 4_000_000_009]);
+        assert_eq!(
+            [0, 2, 3, 18, 96, 4_000_000_010].map(prime_to),
+            [2, 2, 3, 17, 89, 4_000_000_009]
+        );
     }
 }

@@ -5,9 +5,10 @@
 //!   | header     | n bytes  | n times: rest of the tag, field, field, ...        | unused, less than one slot |
 //! ```
 //!
-//! A slot is cut in two. Its *tag* is the remainder of its id and, above it, its *state*: 0 for an empty slot, else 1 + the
-//! number of its probe. The low byte of every tag lies in front, so that one pass over a few words finds the candidates among all
-//! slots of the bucket, many bytes compared at a time; the rest of the tag and the fields follow, bit behind bit.
+//! A slot is cut in two. Its *tag* is the remainder of its id and, above it, its *state*: 0 for an
+//! empty slot, else 1 + the number of its probe. The low byte of every tag lies in front, so that
+//! one pass over a few words finds the candidates among all slots of the bucket, many bytes
+//! compared at a time; the rest of the tag and the fields follow, bit behind bit.
 //!
 //! A field holds 0..=2^width-2. All ones is the *escape*: the value is in the aux dictionary.
 
@@ -90,7 +91,9 @@ pub(crate) struct Packed {
 
 impl Packed {
     fn new(fields: &[Option<Inline>]) -> Packed {
-        let bits = |of: fn(&Inline) -> u32| fields.iter().flatten().fold(0, |bits, i| bits | (1u128 << of(i)) as u64);
+        let bits = |of: fn(&Inline) -> u32| {
+            fields.iter().flatten().fold(0, |bits, i| bits | (1u128 << of(i)) as u64)
+        };
         let take = |f: &Option<Inline>| f.map_or((0, 0), |i| (i.offset, i.escape()));
         Packed {
             fields: fields.iter().map(take).collect(),
@@ -116,8 +119,8 @@ impl Packed {
     /// Whether no field of a second part has escaped. What is above it in the word does not matter.
     #[inline(always)]
     pub(crate) fn is_whole(&self, rest: u64) -> bool {
-        // One more in each field at once: only from one of all ones, or from above such a one, something is carried on; through what is above the
-        // fields, too, only then.
+        // One more in each field at once: only from one of all ones, or from above such a one,
+        // something is carried on; through what is above the fields, too, only then.
         let (sum, carried) = rest.overflowing_add(self.lowest);
         ((sum ^ rest ^ self.lowest) & self.above == 0) & !carried
     }
@@ -150,7 +153,8 @@ impl Layout {
             })
         });
         let fields: Vec<Option<Inline>> = fields.collect();
-        let inline_fields = fields.iter().enumerate().fold(0, |bits, (i, f)| bits | u64::from(f.is_some()) << i);
+        let inline_fields =
+            fields.iter().enumerate().fold(0, |bits, (i, f)| bits | u64::from(f.is_some()) << i);
         let (words, slots) = Layout::shape(offset + 8);
         let bytes = HEADER_BITS as usize / 8 + slots;
         let byte_words = bytes.div_ceil(8);
@@ -189,8 +193,8 @@ impl Layout {
         self.rest_bits + 8
     }
 
-    /// The fields of a row (by position; missing ones are 0) as bits of a second part. `None` if one does not fit, or the second part
-    /// is wider than a word.
+    /// The fields of a row (by position; missing ones are 0) as bits of a second part. `None` if
+    /// one does not fit, or the second part is wider than a word.
     #[inline]
     pub(crate) fn pack(&self, row: &[i64]) -> Option<u64> {
         if self.rest_bits > 64 {
@@ -215,10 +219,13 @@ impl Layout {
         tag & (self.probe_one - 1)
     }
 
-    /// How to take a row of so many fields at once, if exactly the `living` ones have bits here: the usual case.
+    /// How to take a row of so many fields at once, if exactly the `living` ones have bits here:
+    /// the usual case.
     #[inline(always)]
     pub(crate) fn usual(&self, living: u64, width: usize) -> Option<&Packed> {
-        self.packed.as_ref().filter(|packed| packed.width() == width && living == self.inline_fields)
+        self.packed
+            .as_ref()
+            .filter(|packed| packed.width() == width && living == self.inline_fields)
     }
 
     /// The inline part of the field at `position`, if this table has one.
@@ -233,13 +240,15 @@ impl Layout {
         remainder | (probe + 1).wrapping_shl(self.remainder_bits)
     }
 
-    /// How full a table of this layout may become before it rolls: where one row in a thousand goes beyond the last probe (simulated; see
-    /// docs/performance.md), less a hundredth for those that come late. More slots per bucket even out more.
+    /// How full a table of this layout may become before it rolls: where one row in a thousand goes
+    /// beyond the last probe (simulated; see docs/performance.md), less a hundredth for those that
+    /// come late. More slots per bucket even out more.
     pub(crate) fn roll_fill(&self) -> f64 {
         roll_fill(self.slots)
     }
 
-    /// Of a table that is about to roll, of rows with so many bits of fields and remainder: bytes of a bucket, and rows in it.
+    /// Of a table that is about to roll, of rows with so many bits of fields and remainder: bytes
+    /// of a bucket, and rows in it.
     pub(crate) fn bytes_and_rows(bits: u32) -> (f64, f64) {
         let (words, slots) = Layout::shape(bits + STATE_BITS);
         (words as f64 * 8.0, slots as f64 * roll_fill(slots))
@@ -275,7 +284,8 @@ mod tests {
         ] {
             let layout = Layout::new(&Schema::parse(schema).unwrap(), remainder_bits);
             assert_eq!(layout.slots, slots, "{schema}");
-            let (end, bits) = (layout.rest_at + layout.slots as u32 * layout.rest_bits, 64 * layout.words as u32);
+            let (end, bits) =
+                (layout.rest_at + layout.slots as u32 * layout.rest_bits, 64 * layout.words as u32);
             assert!(end <= bits && end + layout.slot_bits() > bits);
             assert_eq!(layout.lanes.iter().map(|l| l.count_ones()).sum::<u32>(), slots as u32);
             let mut next = layout.tag_rest_bits;
@@ -287,7 +297,8 @@ mod tests {
         }
     }
 
-    /// A few fields of all widths, of values at both ends of what fits: taken together as one by one.
+    /// A few fields of all widths, of values at both ends of what fits: taken together as one by
+    /// one.
     #[test]
     fn fields_of_a_word_come_out_as_they_went_in() {
         let mut rng = fastrand::Rng::with_seed(7);
@@ -307,8 +318,9 @@ mod tests {
             let mut rest = rng.u64(..) & layout.tag_rest_mask;
             let (mut values, mut escaped) = (Vec::new(), false);
             for inline in &layout.fields {
-                let value =
-                    inline.map_or(0, |i| [0, i.escape() - 1, i.escape(), rng.u64(0..=i.escape())][rng.usize(0..4)]);
+                let value = inline.map_or(0, |i| {
+                    [0, i.escape() - 1, i.escape(), rng.u64(0..=i.escape())][rng.usize(0..4)]
+                });
                 rest |= inline.map_or(0, |i| value << i.offset);
                 escaped |= inline.is_some_and(|i| value == i.escape());
                 values.push(value as i64);
@@ -324,7 +336,10 @@ mod tests {
     #[test]
     fn what_fits_is_itself_and_the_rest_escapes() {
         let inline = Inline { offset: 0, width: 8 };
-        assert_eq!([0, 254, 255, 256, -1, i64::MIN].map(|v| inline.encode(v)), [0, 254, 255, 255, 255, 255]);
+        assert_eq!(
+            [0, 254, 255, 256, -1, i64::MIN].map(|v| inline.encode(v)),
+            [0, 254, 255, 255, 255, 255]
+        );
         let widest = Inline { offset: 0, width: 64 };
         assert_eq!(widest.encode(i64::MAX), i64::MAX as u64);
         assert_eq!(widest.encode(-1), widest.escape());

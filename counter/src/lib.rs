@@ -1,7 +1,7 @@
 //! The counter engine: one 64-bit id, several counters, packed to the bit.
 //!
-//! A [`Space`] holds rows; a row is the counters of one id, by a [`Schema`]. Rows lie in tables, each for a range of ids, and inside a
-//! table in buckets of a few cache lines:
+//! A [`Space`] holds rows; a row is the counters of one id, by a [`Schema`]. Rows lie in tables,
+//! each for a range of ids, and inside a table in buckets of a few cache lines:
 //!
 //! ```text
 //!   space    aside, ring of tables         space.rs, read.rs, batch.rs, write.rs, load.rs, maintain.rs, walk.rs, advise.rs
@@ -11,12 +11,17 @@
 //! ```
 //!
 //! What it promises (the numbers are the project's):
-//! 1. *Reads wait for nobody.* A read takes no lock; it repeats the few loads of one bucket if a writer was in it.
-//! 5. *Exact counters.* Any i64 is held exactly: in its bits, or in the aux dictionary. Overflow is an error.
-//! 7. *One bad id harms nobody*, and ids may come in any order: crowded tables are rewritten in the background, in small steps.
-//! 8. *What can grow has a limit*: [`Options::memory_limit_bytes`] counts everything, [`Options::max_aside`] the ids far ahead.
+//! 1. *Reads wait for nobody.* A read takes no lock; it repeats the few loads of one bucket if a
+//!    writer was in it.
+//! 5. *Exact counters.* Any i64 is held exactly: in its bits, or in the aux dictionary. Overflow is
+//!    an error.
+//! 7. *One bad id harms nobody*, and ids may come in any order: crowded tables are rewritten in the
+//!    background, in small steps.
+//! 8. *What can grow has a limit*: [`Options::memory_limit_bytes`] counts everything,
+//!    [`Options::max_aside`] the ids far ahead.
 //!
-//! Deliberately absent: files, clocks, threads, sockets. [`Space::maintain`] is called by whoever has time.
+//! Deliberately absent: files, clocks, threads, sockets. [`Space::maintain`] is called by whoever
+//! has time.
 
 #[cfg(not(loom))]
 mod advise;

@@ -6,14 +6,16 @@
 //!   Loader::install                 all tables become the ring at once; then what lies ahead of the frontier is put
 //! ```
 //!
-//! Three things make it fast. A table that nobody else knows needs no stripe, no bucket lock and no atomic count. It is made as large as it
-//! will be, so nothing is rewritten. And rows wait in a short queue from the moment their bucket is known and asked for until
-//! it is in the cache, so memory is waited for once for [`QUEUE`] rows, not once each.
+//! Three things make it fast. A table that nobody else knows needs no stripe, no bucket lock and no
+//! atomic count. It is made as large as it will be, so nothing is rewritten. And rows wait in a
+//! short queue from the moment their bucket is known and asked for until it is in the cache, so
+//! memory is waited for once for [`QUEUE`] rows, not once each.
 //!
-//! The usual row is packed into one word and stored by two ([`Table::fill`]); one that escapes, comes twice or finds its
-//! probes full goes the way of all writes.
+//! The usual row is packed into one word and stored by two ([`Table::fill`]); one that escapes,
+//! comes twice or finds its probes full goes the way of all writes.
 //!
-//! The *head* says of a space what its rows do not: how far its frontier was, and what its newest table was made for.
+//! The *head* says of a space what its rows do not: how far its frontier was, and what its newest
+//! table was made for.
 //!
 //! ```text
 //!   offset  size  field                              little-endian
@@ -91,7 +93,9 @@ impl Default for LoadRange {
 impl Head {
     fn decode(bytes: &[u8]) -> Result<Head, Error> {
         let (fields, rest) = bytes.as_chunks::<8>();
-        let &[magic, known, high, window, low, last, rows, rises] = fields else { return Err(Error::BadHead) };
+        let &[magic, known, high, window, low, last, rows, rises] = fields else {
+            return Err(Error::BadHead);
+        };
         if &magic != MAGIC || !rest.is_empty() {
             return Err(Error::BadHead);
         }
@@ -106,7 +110,8 @@ impl Head {
 }
 
 impl Space {
-    /// What the rows do not say, for [`Space::loader`]. Take it after the rows: a row that has come in meanwhile is then not ahead of it.
+    /// What the rows do not say, for [`Space::loader`]. Take it after the rows: a row that has come
+    /// in meanwhile is then not ahead of it.
     pub fn encode_head(&self) -> Vec<u8> {
         let tables = self.ring.load();
         let (slot, table) = (tables.newest().slot(), tables.newest().table());
@@ -126,12 +131,17 @@ impl Space {
         bytes
     }
 
-    /// Begins a bulk load of an empty space: `head` is what [`Space::encode_head`] gave (empty: nothing is known), `ranges` rise and do not
-    /// overlap. Nobody may write to the space before [`Loader::install`].
+    /// Begins a bulk load of an empty space: `head` is what [`Space::encode_head`] gave (empty:
+    /// nothing is known), `ranges` rise and do not overlap. Nobody may write to the space before
+    /// [`Loader::install`].
     pub fn loader(&self, head: &[u8], ranges: &[LoadRange]) -> Result<Loader<'_>, Error> {
         let head = if head.is_empty() { Head::default() } else { Head::decode(head)? };
-        let rises = ranges.windows(2).all(|w| w[0].last < w[1].low) && ranges.iter().all(|r| r.low <= r.last);
-        assert!(rises && self.rows() == 0, "a bulk load is for an empty space, and its ranges rise");
+        let rises = ranges.windows(2).all(|w| w[0].last < w[1].low)
+            && ranges.iter().all(|r| r.low <= r.last);
+        assert!(
+            rises && self.rows() == 0,
+            "a bulk load is for an empty space, and its ranges rise"
+        );
         let shape = self.shape.load_full();
         let part = |range: &LoadRange| {
             let mut made_for = *range;
@@ -165,7 +175,8 @@ impl Loader<'_> {
         Some(self.parts[at].1.lock())
     }
 
-    /// Ends the load: what was pushed is in the space. Returns how many rows were put one by one, because they are ahead.
+    /// Ends the load: what was pushed is in the space. Returns how many rows were put one by one,
+    /// because they are ahead.
     pub fn install(self) -> Result<u64, Error> {
         let Loader { space, head, parts } = self;
         let (mut tables, mut strays) = (Vec::new(), Vec::new());
@@ -205,7 +216,9 @@ impl LoadPart {
         if row.len() > width {
             return Err(Error::BadSchema(format!("a row of {} values, {width} fields", row.len())));
         }
-        let inside = id >= self.range.low && id <= self.range.last && self.frontier.is_some_and(|high| id <= high);
+        let inside = id >= self.range.low
+            && id <= self.range.last
+            && self.frontier.is_some_and(|high| id <= high);
         let Some(home) = self.table.home(id).filter(|_| inside) else {
             self.strays.push((id, row.into()));
             return Ok(());
@@ -219,7 +232,9 @@ impl LoadPart {
 
     fn flush(&mut self) -> Result<(), Error> {
         let (mut rows, mut high) = (0, 0);
-        for (&(id, home), row) in self.queue.iter().zip(self.values.chunks_exact(self.shape.schema.width())) {
+        for (&(id, home), row) in
+            self.queue.iter().zip(self.values.chunks_exact(self.shape.schema.width()))
+        {
             if self.table.fill(home, row) {
                 rows += 1;
                 high = high.max(id);

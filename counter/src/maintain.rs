@@ -1,16 +1,22 @@
-//! Background work, in small steps, while reads and writes go on: the aside is taken in, and tables are rewritten that have become
-//! - *crowded*: more rows came into their range than they were made for (a backfill, random ids). They grow by a fifth, or are split when that
-//!   is too much for one table, so that memory per row stays near that of a full table;
-//! - *loose*: rolled before they were full, or opened when nothing was known of their ids; or grown for rows that did not come: once a table
-//!   [rests](Space::settle), any emptiness that is worth a rewrite is;
+//! Background work, in small steps, while reads and writes go on: the aside is taken in, and tables
+//! are rewritten that have become
+//! - *crowded*: more rows came into their range than they were made for (a backfill, random ids).
+//!   They grow by a fifth, or are split when that is too much for one table, so that memory per row
+//!   stays near that of a full table;
+//! - *loose*: rolled before they were full, or opened when nothing was known of their ids; or grown
+//!   for rows that did not come: once a table [rests](Space::settle), any emptiness that is worth a
+//!   rewrite is;
 //! - *dated*: packed by an older schema;
-//! - *worn*: rows went and others came, and the marks of those that went (see bucket.rs) lead misses on in vain.
+//! - *worn*: rows went and others came, and the marks of those that went (see bucket.rs) lead
+//!   misses on in vain.
 //!
-//! A rewrite opens the new tables, then moves row by row (see rolling's ring.rs). There is one at a time per space: memory exceeds its steady
-//! state by one table. In a full space that is lent to a rewrite that gives it back (see budget.rs).
+//! A rewrite opens the new tables, then moves row by row (see rolling's ring.rs). There is one at a
+//! time per space: memory exceeds its steady state by one table. In a full space that is lent to a
+//! rewrite that gives it back (see budget.rs).
 //!
-//! **C1** Every closed table, and every part of a rewrite, can hold every id of its range (of the newest: every id that the table it replaces
-//! could hold). Only a newest table may lack a place for an id of its range, and that opens a further table.
+//! **C1** Every closed table, and every part of a rewrite, can hold every id of its range (of the
+//! newest: every id that the table it replaces could hold). Only a newest table may lack a place
+//! for an id of its range, and that opens a further table.
 
 use crate::Error;
 use crate::budget::Purse;
@@ -24,7 +30,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Rows that one step moves, about: half a millisecond of work.
 const STEP_ROWS: usize = 2048;
-/// The same of a rewrite that nobody waits for: others, who want the processor, get it between two steps.
+/// The same of a rewrite that nobody waits for: others, who want the processor, get it between two
+/// steps.
 const IDLE_STEP_ROWS: usize = 256;
 /// Rows that a writer moves who helps: a table of n rows is then rewritten within n / 32 writes.
 const HELP_ROWS: usize = 32;
@@ -36,24 +43,29 @@ const CROWDED_EXTEND: u64 = 200;
 const CROWDED_EXTEND_LEAST: u64 = 16;
 /// ... or when so much of its slots are taken.
 const CROWDED_FILL: f64 = 0.965;
-/// A crowded table grows by this factor: near that many bytes per row more than a full one has, for as long as it grows ...
+/// A crowded table grows by this factor: near that many bytes per row more than a full one has, for
+/// as long as it grows ...
 const GROW: f64 = 1.2;
-/// ... but a [small](Space::is_small) one by more. Each row moves 1 / (factor - 1) times while a space grows in no order: once instead of five
-/// times. What that wastes is less than one full table takes.
+/// ... but a [small](Space::is_small) one by more. Each row moves 1 / (factor - 1) times while a
+/// space grows in no order: once instead of five times. What that wastes is less than one full
+/// table takes.
 const GROW_SMALL: f64 = 2.0;
 const SMALL_ROWS: u64 = 1 << 16;
-/// A table is loose when a tight one would take less than so much of its bytes. One that has just grown must not be: it would shrink, be
-/// crowded again, and so on for ever.
+/// A table is loose when a tight one would take less than so much of its bytes. One that has just
+/// grown must not be: it would shrink, be crowded again, and so on for ever.
 const LOOSE: f64 = 0.8;
 const LOOSE_SMALL: f64 = 0.4;
 const _: () = assert!(LOOSE * GROW < 1.0 && LOOSE_SMALL * GROW_SMALL < 1.0);
-/// ... but at rest it must be as full as one that rolls. A few rows may come before it is crowded then, so one into which a row comes now and then is
-/// not rewritten all the time: only a table at rest is, twice while a twentieth more rows come.
+/// ... but at rest it must be as full as one that rolls. A few rows may come before it is crowded
+/// then, so one into which a row comes now and then is not rewritten all the time: only a table at
+/// rest is, twice while a twentieth more rows come.
 const LOOSE_AT_REST: f64 = 0.99;
-/// The extend dictionary counts for looseness where it takes more than this part of the main segment's bytes: a small one would come again.
+/// The extend dictionary counts for looseness where it takes more than this part of the main
+/// segment's bytes: a small one would come again.
 const LOOSE_EXTEND: u64 = 16;
-/// A table is worn when so many of the misses that come to a bucket with a free slot go on from there. While nothing is deleted none does; when a table
-/// rolls one of all misses in nine goes on, from full ones.
+/// A table is worn when so many of the misses that come to a bucket with a free slot go on from
+/// there. While nothing is deleted none does; when a table rolls one of all misses in nine goes on,
+/// from full ones.
 const WORN: f64 = 0.15;
 /// A spilled table of so few slots is not made smaller.
 const LEAST_SLOTS: u64 = 4096;
@@ -89,8 +101,9 @@ impl Space {
             || self.frontier.high().is_some_and(|high| self.aside.may_hold(high))
     }
 
-    /// One small step of background work (about a millisecond); whether there was one: then call it again. For a thread that
-    /// has nothing better to do; several may call it. Nothing depends on it but memory and speed.
+    /// One small step of background work (about a millisecond); whether there was one: then call it
+    /// again. For a thread that has nothing better to do; several may call it. Nothing depends on
+    /// it but memory and speed.
     pub fn maintain(&self) -> bool {
         let drained = self.drain_aside() > 0;
         let advanced = self.frontier.should_advance(self.aside.len()) && self.advance();
@@ -109,14 +122,16 @@ impl Space {
         !free.is_empty()
     }
 
-    /// Whether the background work that was done last is one that writers wait for: a table is crowded. Of any other work the thread that does it
-    /// should offer its processor after each step.
+    /// Whether the background work that was done last is one that writers wait for: a table is
+    /// crowded. Of any other work the thread that does it should offer its processor after each
+    /// step.
     pub fn hurries(&self) -> bool {
         self.hurries.load(Relaxed)
     }
 
-    /// Looks for tables that have come to rest: into which nearly nothing came since the last call. Such a table was made for more rows than it
-    /// got, if its ids came in no order, and is rewritten to fit by [`Space::maintain`]. To be called now and then, at least as far apart as
+    /// Looks for tables that have come to rest: into which nearly nothing came since the last call.
+    /// Such a table was made for more rows than it got, if its ids came in no order, and is
+    /// rewritten to fit by [`Space::maintain`]. To be called now and then, at least as far apart as
     /// what rests may be rewritten twice.
     pub fn settle(&self) {
         self.ring.load().entries().iter().for_each(|entry| entry.table().settle());
@@ -131,8 +146,9 @@ impl Space {
         }
     }
 
-    /// For a writer who found no place in a table that cannot be extended any more: a step of background work, or a wait while
-    /// somebody else does one. `false`: there is nothing to do, or no memory to do it with.
+    /// For a writer who found no place in a table that cannot be extended any more: a step of
+    /// background work, or a wait while somebody else does one. `false`: there is nothing to do, or
+    /// no memory to do it with.
     pub(crate) fn rewrite_for_room(&self) -> bool {
         if self.rewriting.is_locked() {
             std::thread::yield_now();
@@ -179,16 +195,23 @@ impl Space {
 
     /// Starts the most useful rewrite, if any is.
     fn begin_rewrite(&self) -> Result<Option<Rewrite>, Error> {
-        // Nobody rolls meanwhile: the newest table would be closed by the span of the one that was there, and ids between that and the
-        // span of the new one would have no place anywhere: their writers would try for ever.
+        // Nobody rolls meanwhile: the newest table would be closed by the span of the one that was
+        // there, and ids between that and the span of the new one would have no place anywhere:
+        // their writers would try for ever.
         let _rolling = self.rolling.lock();
         let tables = self.ring.load();
         let whole = || tables.entries().iter().filter(|entry| entry.drains().is_none());
-        let mut wanted: Vec<Candidate<'_>> = whole().filter_map(|entry| Some((entry, self.reason(entry)?))).collect();
-        wanted.sort_by_key(|(entry, reason)| Reverse((*reason == Reason::Crowded, entry.table().extend_rows())));
-        // One that was found loose or worn would not be looked at again soon: so only as many are looked at as it takes.
-        let loose = whole().filter(|entry| self.is_loose(entry)).map(|entry| (entry, Reason::Loose));
-        let worn = whole().filter(|entry| entry.table().is_worn(WORN)).map(|entry| (entry, Reason::Worn));
+        let mut wanted: Vec<Candidate<'_>> =
+            whole().filter_map(|entry| Some((entry, self.reason(entry)?))).collect();
+        wanted.sort_by_key(|(entry, reason)| {
+            Reverse((*reason == Reason::Crowded, entry.table().extend_rows()))
+        });
+        // One that was found loose or worn would not be looked at again soon: so only as many are
+        // looked at as it takes.
+        let loose =
+            whole().filter(|entry| self.is_loose(entry)).map(|entry| (entry, Reason::Loose));
+        let worn =
+            whole().filter(|entry| entry.table().is_worn(WORN)).map(|entry| (entry, Reason::Worn));
         let mut refused = None;
         for (entry, reason) in wanted.into_iter().chain(loose).chain(worn) {
             let parts = self.parts(entry, reason);
@@ -203,18 +226,34 @@ impl Space {
     }
 
     /// Begins to replace a table by parts: the lowest id and the plan of each.
-    fn replace(&self, entry: &Entry<Table>, parts: &[(u64, Plan)], reason: Reason) -> Result<Option<Rewrite>, Error> {
+    fn replace(
+        &self,
+        entry: &Entry<Table>,
+        parts: &[(u64, Plan)],
+        reason: Reason,
+    ) -> Result<Option<Rewrite>, Error> {
         let (schema, low) = (self.schema(), entry.slot().low());
-        let (old, new) = (entry.table().bytes(), parts.iter().map(|part| part.1.bytes(&schema)).sum::<u64>());
-        // What must come out of the old table's extend and aux dictionaries fits in what is lent, too.
-        let lent = if new <= entry.table().main_bytes() + entry.table().extend_bytes() { old } else { 0 };
+        let (old, new) =
+            (entry.table().bytes(), parts.iter().map(|part| part.1.bytes(&schema)).sum::<u64>());
+        // What must come out of the old table's extend and aux dictionaries fits in what is lent,
+        // too.
+        let lent =
+            if new <= entry.table().main_bytes() + entry.table().extend_bytes() { old } else { 0 };
         let purse = self.budget.purse(lent);
-        let tables = parts.iter().map(|(low, plan)| Ok((*low, self.new_table(plan, schema.clone(), &purse)?)));
+        let tables = parts
+            .iter()
+            .map(|(low, plan)| Ok((*low, self.new_table(plan, schema.clone(), &purse)?)));
         let tables = tables.collect::<Result<Vec<_>, Error>>()?;
-        Ok(self.ring.rewrite(low, tables).ok().map(|old| Rewrite { old, next_bucket: 0, reason, purse }))
+        Ok(self.ring.rewrite(low, tables).ok().map(|old| Rewrite {
+            old,
+            next_bucket: 0,
+            reason,
+            purse,
+        }))
     }
 
-    /// Rewrites the tables that begin in `low..=last` and are mostly empty, at once: their rows have gone below.
+    /// Rewrites the tables that begin in `low..=last` and are mostly empty, at once: their rows
+    /// have gone below.
     pub(crate) fn shrink(&self, low: u64, last: u64) -> Result<(), Error> {
         let mut rewriting = self.rewriting.lock();
         if let Some(rewrite) = &mut *rewriting {
@@ -223,8 +262,12 @@ impl Space {
         *rewriting = None;
         let lows: Vec<u64> = {
             let tables = self.ring.load();
-            let within = |e: &&Entry<Table>| (low..=last).contains(&e.slot().low()) && e.slot().last() < u64::MAX;
-            let roomy = |e: &&Entry<Table>| e.table().rows() * 2 < e.table().slots() && e.table().slots() > LEAST_SLOTS;
+            let within = |e: &&Entry<Table>| {
+                (low..=last).contains(&e.slot().low()) && e.slot().last() < u64::MAX
+            };
+            let roomy = |e: &&Entry<Table>| {
+                e.table().rows() * 2 < e.table().slots() && e.table().slots() > LEAST_SLOTS
+            };
             tables.entries().iter().filter(within).filter(roomy).map(|e| e.slot().low()).collect()
         };
         for low in lows {
@@ -232,7 +275,9 @@ impl Space {
             let Some(entry) = tables.find(low).filter(|e| e.slot().low() == low) else { continue };
             let rows = (entry.table().rows() * 3 / 2).max(STRAY_ROWS);
             let plan = Plan::new(&self.schema(), low, entry.slot().last(), rows);
-            let Some(rewrite) = self.replace(entry, &[(low, plan)], Reason::Loose)? else { continue };
+            let Some(rewrite) = self.replace(entry, &[(low, plan)], Reason::Loose)? else {
+                continue;
+            };
             drop(tables);
             let rewrite = rewriting.insert(rewrite);
             while !self.move_rows(rewrite, usize::MAX)? {}
@@ -248,14 +293,18 @@ impl Space {
         if self.is_crowded(entry) {
             return Some(Reason::Crowded);
         }
-        // By the schema of today every field that lives has its bits: a value without was written by somebody who had not heard that its field was dropped.
+        // By the schema of today every field that lives has its bits: a value without was written
+        // by somebody who had not heard that its field was dropped.
         (**table.schema() != *self.schema() || table.has_outside()).then_some(Reason::Dated)
     }
 
-    /// Whether a table has room that it does not need. Looks closely only if much has changed since the last time, or if it rests.
+    /// Whether a table has room that it does not need. Looks closely only if much has changed since
+    /// the last time, or if it rests.
     fn is_loose(&self, entry: &Entry<Table>) -> bool {
         let table = entry.table();
-        let fills = |most: f64| table.rows() as f64 >= most * table.roll_at() as f64 && !is_idle_extension(table);
+        let fills = |most: f64| {
+            table.rows() as f64 >= most * table.roll_at() as f64 && !is_idle_extension(table)
+        };
         let rests = table.take_rest() && !fills(LOOSE_AT_REST);
         // Then there is none to grow with, either.
         let needed = self.budget.is_short() && !fills(LOOSE);
@@ -273,12 +322,14 @@ impl Space {
     /// How much of a table's bytes a tight one would take.
     fn would_take(&self, entry: &Entry<Table>) -> f64 {
         let schema = self.schema();
-        let tight: u64 = self.parts(entry, Reason::Loose).iter().map(|(_, plan)| plan.bytes(&schema)).sum();
+        let tight: u64 =
+            self.parts(entry, Reason::Loose).iter().map(|(_, plan)| plan.bytes(&schema)).sum();
         let (main, extend) = (entry.table().main_bytes(), entry.table().extend_bytes());
         tight as f64 / (main + if is_idle_extension(entry.table()) { extend } else { 0 }) as f64
     }
 
-    /// Whether a table of so many rows may take more memory than it needs: it is small, or all that the space has fits in one full table.
+    /// Whether a table of so many rows may take more memory than it needs: it is small, or all that
+    /// the space has fits in one full table.
     fn is_small(&self, rows: u64) -> bool {
         rows < SMALL_ROWS || self.rows() <= self.rows_per_table
     }
@@ -308,9 +359,11 @@ impl Space {
             Reason::Crowded => now * GROW,
             Reason::Loose | Reason::Dated | Reason::Worn => now,
         };
-        let pieces = if target <= most * 1.25 { 1 } else { (target / most).ceil().max(2.0) as usize };
-        // An unordered space: its ids lie below the highest known one, and some way beyond. What comes above that gets a small
-        // table, which takes any id (C1): one may come in while this is planned.
+        let pieces =
+            if target <= most * 1.25 { 1 } else { (target / most).ceil().max(2.0) as usize };
+        // An unordered space: its ids lie below the highest known one, and some way beyond. What
+        // comes above that gets a small table, which takes any id (C1): one may come in while this
+        // is planned.
         let end = if newest {
             let high = table.high().max(highest);
             high.saturating_add((high - first.max(low)) / 4)
@@ -318,7 +371,8 @@ impl Space {
             last
         };
         let mut lows = vec![low];
-        // Many ids of a first table lie near each other, far above its lowest possible one: do not pay for the emptiness below.
+        // Many ids of a first table lie near each other, far above its lowest possible one: do not
+        // pay for the emptiness below.
         let start = first.saturating_sub((highest - first) / 16 + 1);
         if start > low && start - low > (end - start) / 2 {
             lows.push(start);
@@ -367,7 +421,9 @@ impl Space {
                 }
             }
             let moved = self.ring.write(id, hash_of(id), |entry| match entry.drains() {
-                Some(drained) if std::ptr::eq(drained, &*rewrite.old) => self.move_row(id, old, entry.table()),
+                Some(drained) if std::ptr::eq(drained, &*rewrite.old) => {
+                    self.move_row(id, old, entry.table())
+                }
                 _ => Ok(()),
             });
             if let Some(Err(error)) = moved {
@@ -398,7 +454,8 @@ impl Space {
         crowded && !self.rolls(entry)
     }
 
-    /// Whether a table is the newest, and fills in order: then it rolls. One that has the last id of all cannot, as there is none for the next one.
+    /// Whether a table is the newest, and fills in order: then it rolls. One that has the last id
+    /// of all cannot, as there is none for the next one.
     pub(crate) fn rolls(&self, entry: &Entry<Table>) -> bool {
         let is_newest = entry.slot().last() == u64::MAX;
         is_newest && entry.table().rises() && self.frontier.high() != Some(u64::MAX)
@@ -407,7 +464,8 @@ impl Space {
 
 /// Whether a table has a large extend dictionary and has not much in it.
 fn is_idle_extension(table: &Table) -> bool {
-    table.extend_bytes() > table.main_bytes() / LOOSE_EXTEND && table.extend_rows() < table.extend_slots() / 4
+    table.extend_bytes() > table.main_bytes() / LOOSE_EXTEND
+        && table.extend_rows() < table.extend_slots() / 4
 }
 
 #[cfg(test)]
@@ -425,7 +483,8 @@ mod tests {
         let busy = space.rewriting.lock();
         let mut out = vec![];
         let rows = if cfg!(miri) { 400 } else { 20_000u64 };
-        let ids: Vec<u64> = (1..rows).map(|i| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 30) + 1).collect();
+        let ids: Vec<u64> =
+            (1..rows).map(|i| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 30) + 1).collect();
         for &id in &ids {
             space.add(id, &[Change { field: 0, delta: 1 }], &Bounds::default(), &mut out).unwrap();
         }
@@ -438,7 +497,10 @@ mod tests {
             steps += 1;
         }
         let left: u64 = space.tables().iter().map(|t| t.extend_rows).sum();
-        assert!(steps > if cfg!(miri) { 0 } else { 3 } && left < rows / 20, "{steps} steps, {left} rows left");
+        assert!(
+            steps > if cfg!(miri) { 0 } else { 3 } && left < rows / 20,
+            "{steps} steps, {left} rows left"
+        );
         let mut row = [0; 2];
         assert!(ids.iter().all(|&id| space.get(id, &mut row) && row[0] >= 1));
         let (mut values, mut found) = (vec![], vec![]);
@@ -446,8 +508,9 @@ mod tests {
         assert!(found.iter().all(|f| *f) && values.chunks(2).all(|row| row[0] >= 1));
     }
 
-    /// Whoever rolls has looked at the newest table before it closes it. If a rewrite put one with a shorter span into its place meanwhile, ids between the
-    /// two spans would have no place anywhere, and their writers would try for ever.
+    /// Whoever rolls has looked at the newest table before it closes it. If a rewrite put one with
+    /// a shorter span into its place meanwhile, ids between the two spans would have no place
+    /// anywhere, and their writers would try for ever.
     #[test]
     fn the_newest_table_is_not_replaced_while_somebody_rolls() {
         let space = Space::new(Options::new(Schema::parse("a:12").unwrap())).unwrap();
@@ -472,7 +535,8 @@ mod tests {
         assert_ne!(newest(), before, "nothing was to be rewritten: the test shows nothing");
     }
 
-    /// Who has read the name of a new field may write to it, though the one who adds it has got no further yet.
+    /// Who has read the name of a new field may write to it, though the one who adds it has got no
+    /// further yet.
     #[test]
     fn a_field_that_has_a_name_can_be_written() {
         let space = space_of("a:12", 1000);
@@ -483,22 +547,27 @@ mod tests {
         assert!(matches!(space.set(7, &[(2, 5)]), Err(Error::NoField(_))));
     }
 
-    /// A writer finds no place for his id in the newest table and asks for another one; meanwhile a rewrite has put a table with a longer span in its place.
+    /// A writer finds no place for his id in the newest table and asks for another one; meanwhile a
+    /// rewrite has put a table with a longer span in its place.
     #[test]
     fn no_table_is_opened_for_an_id_that_has_a_place_by_now() {
         let space = space_of("a:12", 1000);
         (0..100u64).for_each(|id| _ = space.set(id * 10, &[(0, 1)]).unwrap());
-        let newest = || (space.ring.load().newest().slot().low(), space.ring.load().newest().table().span().1);
+        let newest = || {
+            (space.ring.load().newest().slot().low(), space.ring.load().newest().table().span().1)
+        };
         let before = newest();
         space.open_for(before.0, before.0 + 5).unwrap();
         assert_eq!(newest(), before, "opened though the id had a place");
     }
 
     fn space_of(schema: &str, rows_per_table: u64) -> Space {
-        Space::new(Options { rows_per_table, ..Options::new(Schema::parse(schema).unwrap()) }).unwrap()
+        Space::new(Options { rows_per_table, ..Options::new(Schema::parse(schema).unwrap()) })
+            .unwrap()
     }
 
-    /// A rewrite waits for a writer who is inside, and with it all writers of that range; but no reader does, of rows that are there or are not.
+    /// A rewrite waits for a writer who is inside, and with it all writers of that range; but no
+    /// reader does, of rows that are there or are not.
     #[test]
     fn no_reader_waits_for_a_rewrite_to_begin() {
         let space = space_of("a:12", 1000);
@@ -526,7 +595,9 @@ mod tests {
             s.spawn(move || {
                 let (ids, mut rows, mut found) = ((0..1000).collect::<Vec<u64>>(), vec![], vec![]);
                 space.get_batch(&ids, &mut rows, &mut found);
-                let right = |&id: &u64| space.exists(id) == (id % 10 == 0) && found[id as usize] == (id % 10 == 0);
+                let right = |&id: &u64| {
+                    space.exists(id) == (id % 10 == 0) && found[id as usize] == (id % 10 == 0)
+                };
                 let _ = done.send(ids.iter().all(right));
             });
             assert_eq!(looked.recv_timeout(Duration::from_secs(60)), Ok(true));
@@ -546,7 +617,10 @@ mod tests {
         let tables = space.ring.load_full();
         while space.maintain() {}
         assert!(space.tables()[0].schema == "a:12 b:3" && space.wants_maintenance());
-        assert!(space.memory_bytes() >= 2 * before - 8192, "as long as somebody reads there are two");
+        assert!(
+            space.memory_bytes() >= 2 * before - 8192,
+            "as long as somebody reads there are two"
+        );
         drop(tables);
         assert!(space.memory_bytes() >= 2 * before - 8192, "nor when he has read");
         assert!(space.maintain() && space.memory_bytes() < before + 8192);
@@ -559,7 +633,8 @@ mod tests {
         let space = space_of("a:60 b:60", 64);
         let busy = space.rewriting.lock();
         let rows = if cfg!(miri) { 400 } else { 20_000u64 };
-        let ids: Vec<u64> = (1..rows).map(|i| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 30) + 1).collect();
+        let ids: Vec<u64> =
+            (1..rows).map(|i| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 30) + 1).collect();
         ids.iter().for_each(|&id| _ = space.set(id, &[(0, 1)]).unwrap());
         ids[30..].iter().for_each(|&id| assert!(space.delete(id)));
         drop(busy);
@@ -569,21 +644,29 @@ mod tests {
             while space.maintain() {}
         }
         let (left, tables) = (space.memory_bytes(), space.tables().len() as u64);
-        assert!(left < full && left < 16_000 * tables, "{left} of {full} bytes for 30 rows: {:#?}", space.tables());
+        assert!(
+            left < full && left < 16_000 * tables,
+            "{left} of {full} bytes for 30 rows: {:#?}",
+            space.tables()
+        );
         assert!(ids[..30].iter().all(|&id| space.exists(id)));
     }
 
-    /// Somebody who writes has looked at the schema before, and a field may be dropped between. What he leaves in a table that has no bits for it is
-    /// no more than rubbish, but it makes all readers of fields without bits ask for it.
+    /// Somebody who writes has looked at the schema before, and a field may be dropped between.
+    /// What he leaves in a table that has no bits for it is no more than rubbish, but it makes all
+    /// readers of fields without bits ask for it.
     #[test]
     fn a_value_that_came_after_its_field_was_dropped_is_thrown_away() {
         let space = space_of("a:12 b:8", 1000);
         (0..100u64).for_each(|id| _ = space.set(id * 10, &[(0, 1), (1, 2)]).unwrap());
         space.alter(&Alteration::Drop { name: "b".to_owned() }).unwrap();
         while space.maintain() {}
-        let outside = || space.ring.load().entries().iter().any(|entry| entry.table().has_outside());
+        let outside =
+            || space.ring.load().entries().iter().any(|entry| entry.table().has_outside());
         assert!(!outside());
-        let late = |entry: &Entry<Table>| entry.table().store(70, entry.table().locate(70), [(1, 5)].into_iter());
+        let late = |entry: &Entry<Table>| {
+            entry.table().store(70, entry.table().locate(70), [(1, 5)].into_iter())
+        };
         space.ring.write(70, hash_of(70), late).unwrap().unwrap();
         assert!(outside());
         for _ in 0..2 {
@@ -596,7 +679,8 @@ mod tests {
         assert!((0..100u64).all(|id| space.get(id * 10, &mut row) && row == [1, 0]));
     }
 
-    /// Whoever has found out which ids meet in a bucket of one table has not found out which do in another, of the same shape.
+    /// Whoever has found out which ids meet in a bucket of one table has not found out which do in
+    /// another, of the same shape.
     #[test]
     fn ids_that_meet_in_one_table_do_not_in_another() {
         let space = space_of("a:12", 1000);
@@ -604,10 +688,16 @@ mod tests {
         let table = || space.new_table(&plan, space.schema(), &space.purse).unwrap();
         let (one, other) = (table(), table());
         let meet: Vec<u64> = (0..1 << 20).filter(|&id| one.home(id).unwrap().bucket == 7).collect();
-        let there: std::collections::HashSet<u64> = meet.iter().map(|&id| other.home(id).unwrap().bucket).collect();
+        let there: std::collections::HashSet<u64> =
+            meet.iter().map(|&id| other.home(id).unwrap().bucket).collect();
         let buckets = one.main_buckets() as f64;
         // As many as so many random numbers.
         let expected = buckets * (1.0 - (1.0 - 1.0 / buckets).powi(meet.len() as i32));
-        assert!(meet.len() > 500 && there.len() as f64 > expected * 0.9, "{} in {}", meet.len(), there.len());
+        assert!(
+            meet.len() > 500 && there.len() as f64 > expected * 0.9,
+            "{} in {}",
+            meet.len(),
+            there.len()
+        );
     }
 }

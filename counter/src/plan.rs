@@ -33,14 +33,16 @@ impl Plan {
         }
     }
 
-    /// The same, for so many rows more that the buckets fill the last of their huge pages, if they have any.
+    /// The same, for so many rows more that the buckets fill the last of their huge pages, if they
+    /// have any.
     pub(crate) fn in_whole_pages(self, schema: &Schema) -> Plan {
         let bucket = Layout::new(schema, self.remainder_bits).words as u64 * 8;
         if self.bytes(schema) < rolling::HUGE_PAGE_BYTES as u64 {
             return self;
         }
         // One word of them is the one behind the last bucket.
-        let whole = self.bytes(schema).next_multiple_of(rolling::HUGE_PAGE_BYTES as u64) / bucket - 1;
+        let whole =
+            self.bytes(schema).next_multiple_of(rolling::HUGE_PAGE_BYTES as u64) / bucket - 1;
         let buckets = prime_to(whole.min(MOST_BUCKETS));
         Plan { buckets: buckets.max(self.buckets), ..self }
     }
@@ -51,22 +53,26 @@ impl Plan {
     }
 }
 
-/// Bytes of buckets per row in a large table that is about to roll: of rows with so many bits of fields, one in so many ids. The more of them
-/// fit in a bucket, the fewer buckets there are, and the more of an id each row has to keep.
+/// Bytes of buckets per row in a large table that is about to roll: of rows with so many bits of
+/// fields, one in so many ids. The more of them fit in a bucket, the fewer buckets there are, and
+/// the more of an id each row has to keep.
 pub(crate) fn bytes_per_row(field_bits: u32, ids_per_row: f64) -> f64 {
     let plans = (LEAST_BITS..=60).map(|bits| (bits, Layout::bytes_and_rows(field_bits + bits)));
-    let wide_enough = |&(bits, (_, rows)): &(u32, (f64, f64))| rows * ids_per_row <= 2f64.powi(bits as i32);
+    let wide_enough =
+        |&(bits, (_, rows)): &(u32, (f64, f64))| rows * ids_per_row <= 2f64.powi(bits as i32);
     plans.into_iter().find(wide_enough).map_or(f64::INFINITY, |(_, (bytes, rows))| bytes / rows)
 }
 
-/// The mean gap between the ids of a table, from a rising sample of them, leaving out the tenths at both ends, where strays are.
+/// The mean gap between the ids of a table, from a rising sample of them, leaving out the tenths at
+/// both ends, where strays are.
 pub(crate) fn gap(sample: &[u64], rows: u64) -> u64 {
     let n = sample.len();
     if n < 20 {
         return 1 << 12;
     }
     let (low, high) = (sample[n / 10], sample[n - 1 - n / 10]);
-    ((u128::from(high - low) * 10 / 8) / u128::from(rows.max(1))).clamp(1, u128::from(u64::MAX)) as u64
+    ((u128::from(high - low) * 10 / 8) / u128::from(rows.max(1))).clamp(1, u128::from(u64::MAX))
+        as u64
 }
 
 #[cfg(test)]
@@ -85,12 +91,22 @@ mod tests {
         ] {
             let plan = Plan::new(&schema, base, last, rows);
             let layout = Layout::new(&schema, plan.remainder_bits);
-            assert!(u128::from(plan.buckets) << plan.remainder_bits > u128::from(last - base), "{plan:?}");
-            assert!((plan.buckets * layout.slots as u64) as f64 * layout.roll_fill() >= rows as f64 - 1.0);
+            assert!(
+                u128::from(plan.buckets) << plan.remainder_bits > u128::from(last - base),
+                "{plan:?}"
+            );
+            assert!(
+                (plan.buckets * layout.slots as u64) as f64 * layout.roll_fill()
+                    >= rows as f64 - 1.0
+            );
         }
         // A million posts, one in 4096 ids: 64 bits a row, all in all.
         let plan = Plan::new(&schema, 1 << 50, (1 << 50) + (1 << 32) - 1, 1 << 20);
-        assert!(plan.bytes(&schema) < (1 << 20) * 19 / 2, "{}", plan.bytes(&schema) as f64 / f64::from(1 << 20));
+        assert!(
+            plan.bytes(&schema) < (1 << 20) * 19 / 2,
+            "{}",
+            plan.bytes(&schema) as f64 / f64::from(1 << 20)
+        );
     }
 
     #[test]
@@ -105,7 +121,10 @@ mod tests {
                 continue;
             }
             assert_eq!(bytes.div_ceil(page), exact.bytes(&schema).div_ceil(page), "{rows} rows");
-            assert!(bytes.next_multiple_of(page) - bytes < page / 8, "{rows} rows in {bytes} bytes");
+            assert!(
+                bytes.next_multiple_of(page) - bytes < page / 8,
+                "{rows} rows in {bytes} bytes"
+            );
         }
     }
 

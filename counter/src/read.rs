@@ -1,7 +1,8 @@
 //! Reads: no lock, and no wait for anybody (promise 1).
 //!
-//! A row may be moving while it is looked for, so the places are visited in the order in which rows move: aside, drained table, table. A miss
-//! counts only if the table still is the one that takes the id; else a fresh snapshot of the ring is taken and searched.
+//! A row may be moving while it is looked for, so the places are visited in the order in which rows
+//! move: aside, drained table, table. A miss counts only if the table still is the one that takes
+//! the id; else a fresh snapshot of the ring is taken and searched.
 
 use crate::Schema;
 use crate::space::{Shape, Space};
@@ -40,13 +41,15 @@ impl<'a> Read<'a> {
         self.exists(id)
     }
 
-    /// Whether a row that was missed in memory may lie below the line. To be asked after the miss (D1).
+    /// Whether a row that was missed in memory may lie below the line. To be asked after the miss
+    /// (D1).
     #[inline(always)]
     pub(crate) fn may_lie_below(&self, id: u64) -> bool {
         self.below && id < self.space.cold_end()
     }
 
-    /// Runs `inside` on the row of `id` in a table (maybe several times, the last counts), or `values` on its values in the aside or below.
+    /// Runs `inside` on the row of `id` in a table (maybe several times, the last counts), or
+    /// `values` on its values in the aside or below.
     fn look<R>(
         &mut self,
         id: u64,
@@ -67,7 +70,11 @@ impl<'a> Read<'a> {
                 return Some(result);
             }
             if !entry.slot().has_moved(id) {
-                return if self.may_lie_below(id) { self.space.look_below(id, values) } else { None };
+                return if self.may_lie_below(id) {
+                    self.space.look_below(id, values)
+                } else {
+                    None
+                };
             }
             self.tables = self.space.ring.load();
         }
@@ -94,7 +101,8 @@ impl<'a> Read<'a> {
         self.look(id, |_| (), |_| ()).is_some()
     }
 
-    /// Asks the cache for the rows of some ids: before a batch of writes, each of which would else wait for memory alone.
+    /// Asks the cache for the rows of some ids: before a batch of writes, each of which would else
+    /// wait for memory alone.
     pub fn prefetch(&self, ids: &[u64]) {
         ids.iter().for_each(|&id| prefetch(&self.tables, id));
     }
@@ -104,7 +112,8 @@ impl<'a> Read<'a> {
 #[inline]
 pub(crate) fn prefetch(tables: &Tables<Table>, id: u64) {
     let Some(entry) = tables.find(id) else { return };
-    for table in [Some(entry.table()), entry.drains().map(|old| old.table())].into_iter().flatten() {
+    for table in [Some(entry.table()), entry.drains().map(|old| old.table())].into_iter().flatten()
+    {
         if let Some(home) = table.home(id) {
             table.prefetch(home);
         }

@@ -1,7 +1,9 @@
-//! Scanning: some rows at a time, by a cursor that the caller keeps and the space does not remember.
+//! Scanning: some rows at a time, by a cursor that the caller keeps and the space does not
+//! remember.
 //!
-//! A cursor names a table, by a hash of its seed, range and size, and a bucket of it. If the table has been rewritten or has gone since, the
-//! scan begins anew at the space's first table: rows may come twice, and none that is there all the time is missed.
+//! A cursor names a table, by a hash of its seed, range and size, and a bucket of it. If the table
+//! has been rewritten or has gone since, the scan begins anew at the space's first table: rows may
+//! come twice, and none that is there all the time is missed.
 
 use crate::key::{hash_by, seed_of};
 use crate::space::{Space, all_tables};
@@ -29,14 +31,16 @@ fn named(tables: &[&Table], name: u64) -> Option<usize> {
 }
 
 impl Space {
-    /// Hands the ids of about `most` rows to `f`, and gives the cursor for the next call: below 2^55, 0 at the end. 0 begins.
+    /// Hands the ids of about `most` rows to `f`, and gives the cursor for the next call: below
+    /// 2^55, 0 at the end. 0 begins.
     pub fn scan(&self, cursor: u64, most: u64, mut f: impl FnMut(u64)) -> u64 {
         let shape = self.shape.load_full();
         let width = shape.schema.width();
         let (wanted, mut bucket) = (cursor >> BUCKET_BITS, cursor & ((1 << BUCKET_BITS) - 1));
         let mut given = 0;
         let tables = self.ring.load_full();
-        // A table that is drained comes before those that it is drained into, and once: so rows move only ahead of the scan, and it ends.
+        // A table that is drained comes before those that it is drained into, and once: so rows
+        // move only ahead of the scan, and it ends.
         let all: Vec<&Table> = all_tables(&tables).collect();
         let start = if cursor == 0 { None } else { named(&all, wanted) };
         if start.is_none() {
@@ -51,7 +55,9 @@ impl Space {
         for (i, table) in all.iter().enumerate().skip(start.unwrap_or(0)) {
             while bucket < table.buckets() {
                 if given >= most || looked >= most.saturating_mul(BUCKETS_PER_ROW) {
-                    let name = (0..NAMES).map(|turn| name_of(table, turn)).find(|&name| named(&all, name) == Some(i));
+                    let name = (0..NAMES)
+                        .map(|turn| name_of(table, turn))
+                        .find(|&name| named(&all, name) == Some(i));
                     // Without a name of its own, which does not happen, it is given whole.
                     if let Some(name) = name {
                         return name << BUCKET_BITS | bucket.min((1 << BUCKET_BITS) - 1);
@@ -74,8 +80,12 @@ impl Space {
         let tables = self.ring.load_full();
         let shape = self.shape.load_full();
         let width = shape.schema.width();
-        let all: Vec<&Table> =
-            tables.entries().iter().map(|entry| entry.table()).filter(|table| table.rows() > 0).collect();
+        let all: Vec<&Table> = tables
+            .entries()
+            .iter()
+            .map(|entry| entry.table())
+            .filter(|table| table.rows() > 0)
+            .collect();
         let (mut room, mut found) = (Vec::new(), None);
         let first = usize::try_from(drawn % (all.len().max(1) as u64)).unwrap_or(0);
         for table in all[first..].iter().chain(&all[..first]) {

@@ -1,11 +1,14 @@
-//! The schema: which counters a row has, in which order, and how many bits each gets inside the row.
+//! The schema: which counters a row has, in which order, and how many bits each gets inside the
+//! row.
 //!
-//! A field has a *position*, which it keeps for ever: adding appends, dropping leaves a hole that reads as 0, and nothing
-//! is ever renumbered. So a row in an old table, in a log record or in a request that was parsed a moment before the schema changed
-//! means the same under every later schema, and no reader needs to know which schema a row was written under.
+//! A field has a *position*, which it keeps for ever: adding appends, dropping leaves a hole that
+//! reads as 0, and nothing is ever renumbered. So a row in an old table, in a log record or in a
+//! request that was parsed a moment before the schema changed means the same under every later
+//! schema, and no reader needs to know which schema a row was written under.
 //!
-//! A width is how much of a value is held *inside* the row. It is no limit on the value: what does not fit (the value
-//! 2^width - 1 and above, and every negative one) goes to the table's aux dictionary, exactly.
+//! A width is how much of a value is held *inside* the row. It is no limit on the value: what does
+//! not fit (the value 2^width - 1 and above, and every negative one) goes to the table's aux
+//! dictionary, exactly.
 
 use crate::Error;
 use std::fmt;
@@ -59,14 +62,18 @@ pub enum Alteration {
 }
 
 impl Schema {
-    /// Reads `"like:12 repost:8"`: names with widths in bits, divided by blanks or commas. A `!` before a name marks a dropped field, so
-    /// that what [`fmt::Display`] prints reads back as the same schema.
+    /// Reads `"like:12 repost:8"`: names with widths in bits, divided by blanks or commas. A `!`
+    /// before a name marks a dropped field, so that what [`fmt::Display`] prints reads back as the
+    /// same schema.
     pub fn parse(text: &str) -> Result<Schema, Error> {
         let mut fields = Vec::new();
         for word in text.split([' ', '\t', '\n', ',']).filter(|w| !w.is_empty()) {
-            let (name, width) =
-                word.split_once(':').ok_or_else(|| Error::BadSchema(format!("'{word}' is not name:bits")))?;
-            let width = width.parse().map_err(|_| Error::BadSchema(format!("'{width}' is no number of bits")))?;
+            let (name, width) = word
+                .split_once(':')
+                .ok_or_else(|| Error::BadSchema(format!("'{word}' is not name:bits")))?;
+            let width = width
+                .parse()
+                .map_err(|_| Error::BadSchema(format!("'{width}' is no number of bits")))?;
             let (name, dropped) = name.strip_prefix('!').map_or((name, false), |n| (n, true));
             fields.push(Field { name: name.to_owned(), width, dropped });
         }
@@ -83,12 +90,19 @@ impl Schema {
             return bad(format!("more than {MAX_FIELDS} fields, dropped ones included"));
         }
         for (i, field) in fields.iter().enumerate() {
-            let letters = field.name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+            let letters =
+                field.name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
             if !letters || field.name.is_empty() || field.name.len() > MAX_NAME_BYTES {
-                return bad(format!("'{}' is no field name: 1 to {MAX_NAME_BYTES} of a-z A-Z 0-9 _ -", field.name));
+                return bad(format!(
+                    "'{}' is no field name: 1 to {MAX_NAME_BYTES} of a-z A-Z 0-9 _ -",
+                    field.name
+                ));
             }
             if !(1..=64).contains(&field.width) {
-                return bad(format!("field '{}' has {} bits, not 1 to 64", field.name, field.width));
+                return bad(format!(
+                    "field '{}' has {} bits, not 1 to 64",
+                    field.name, field.width
+                ));
             }
             if !field.dropped && fields[..i].iter().any(|f| !f.dropped && f.name == field.name) {
                 return bad(format!("field '{}' twice", field.name));
@@ -96,7 +110,9 @@ impl Schema {
         }
         let schema = Schema { fields };
         match schema.row_bits() {
-            bits if bits > MAX_ROW_BITS => bad(format!("{bits} bits per row, more than {MAX_ROW_BITS}")),
+            bits if bits > MAX_ROW_BITS => {
+                bad(format!("{bits} bits per row, more than {MAX_ROW_BITS}"))
+            }
             _ => Ok(schema),
         }
     }
@@ -128,7 +144,9 @@ impl Schema {
 
     /// The schema after a change.
     pub fn altered(&self, change: &Alteration) -> Result<Schema, Error> {
-        let find = |name: &str| self.index_of(name.as_bytes()).ok_or_else(|| Error::NoField(name.to_owned()));
+        let find = |name: &str| {
+            self.index_of(name.as_bytes()).ok_or_else(|| Error::NoField(name.to_owned()))
+        };
         let mut fields = self.fields.clone();
         match change {
             Alteration::Add { name, width } => {
@@ -163,7 +181,18 @@ mod tests {
         assert_eq!((schema.width(), schema.row_bits()), (4, 44));
         assert_eq!(schema.index_of(b"comment"), Some(2));
         assert_eq!(schema.index_of(b"comments"), None);
-        for bad in ["", "like", "like:0", "like:65", "like:x", "like:1 like:2", ":3", "a.b:3", "!a:3", "x:1 y z:1"] {
+        for bad in [
+            "",
+            "like",
+            "like:0",
+            "like:65",
+            "like:x",
+            "like:1 like:2",
+            ":3",
+            "a.b:3",
+            "!a:3",
+            "x:1 y z:1",
+        ] {
             assert!(matches!(Schema::parse(bad), Err(Error::BadSchema(_))), "{bad}");
         }
         let wide: String = (0..9).map(|i| format!("f{i}:64 ")).collect();
@@ -177,9 +206,15 @@ mod tests {
         let three = two.altered(&Alteration::Add { name: "a".into(), width: 9 }).unwrap();
         assert_eq!(three.to_string(), "!a:4 b:5 a:9");
         assert_eq!(Schema::parse(&three.to_string()).unwrap(), three);
-        assert_eq!((three.index_of(b"b"), three.index_of(b"a"), three.row_bits()), (Some(1), Some(2), 14));
+        assert_eq!(
+            (three.index_of(b"b"), three.index_of(b"a"), three.row_bits()),
+            (Some(1), Some(2), 14)
+        );
         assert!(three.altered(&Alteration::Add { name: "b".into(), width: 1 }).is_err());
-        assert_eq!(two.altered(&Alteration::Widen { name: "a".into(), width: 7 }), Err(Error::NoField("a".into())));
+        assert_eq!(
+            two.altered(&Alteration::Widen { name: "a".into(), width: 7 }),
+            Err(Error::NoField("a".into()))
+        );
         let widened = three.altered(&Alteration::Widen { name: "b".into(), width: 64 }).unwrap();
         assert_eq!(widened.to_string(), "!a:4 b:64 a:9");
         assert!(

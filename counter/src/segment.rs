@@ -1,7 +1,7 @@
 //! A segment: a fixed number of buckets, and the way of a row through them.
 //!
-//! A row is in the first bucket of its way that had a free slot when it came; each one before bears its mark. So a search goes on
-//! until it has found the row or a bucket without the mark.
+//! A row is in the first bucket of its way that had a free slot when it came; each one before bears
+//! its mark. So a search goes on until it has found the row or a bucket without the mark.
 
 use crate::Error;
 use crate::bucket::{Bucket, Glance, Narrow, glance};
@@ -67,13 +67,20 @@ impl Segment {
     pub(crate) fn bucket(&self, index: u64) -> Bucket<'_> {
         self.note(Step::Read, index);
         let at = (index as usize).wrapping_mul(self.layout.words);
-        Bucket::new(&self.words[at..at.wrapping_add(self.layout.words).wrapping_add(1)], &self.layout)
+        Bucket::new(
+            &self.words[at..at.wrapping_add(self.layout.words).wrapping_add(1)],
+            &self.layout,
+        )
     }
 
     #[inline(always)]
     fn note(&self, step: fn(usize) -> Step, index: u64) {
         if cfg!(debug_assertions) {
-            trace::note(|| step(self.words.as_ptr().addr().wrapping_add(index as usize * self.layout.words * 8)));
+            trace::note(|| {
+                step(
+                    self.words.as_ptr().addr().wrapping_add(index as usize * self.layout.words * 8),
+                )
+            });
         }
     }
 
@@ -90,8 +97,8 @@ impl Segment {
         self.narrow(index).map_or_else(Glance::default, |words| glance(words, &self.layout, byte))
     }
 
-    /// Asks the cache for all lines of a bucket. The slot that is looked for will be in another line than the first bytes: they should come at
-    /// the same time, not one after the other.
+    /// Asks the cache for all lines of a bucket. The slot that is looked for will be in another
+    /// line than the first bytes: they should come at the same time, not one after the other.
     #[inline(always)]
     pub(crate) fn prefetch(&self, index: u64) {
         self.note(Step::Asked, index);
@@ -113,17 +120,24 @@ impl Segment {
 
     #[inline(always)]
     pub(crate) fn position(&self, bucket: u64, slot: usize) -> u64 {
-        self.first_position.wrapping_add(bucket.wrapping_mul(self.layout.slots as u64)).wrapping_add(slot as u64)
+        self.first_position
+            .wrapping_add(bucket.wrapping_mul(self.layout.slots as u64))
+            .wrapping_add(slot as u64)
     }
 
     /// Runs `f(bucket, its number, slot)` on the row of `home`, again if it was torn.
     #[inline(always)]
-    pub(crate) fn look<'a, R>(&'a self, home: Home, mut f: impl FnMut(Bucket<'a>, u64, usize) -> R) -> Looked<R> {
+    pub(crate) fn look<'a, R>(
+        &'a self,
+        home: Home,
+        mut f: impl FnMut(Bucket<'a>, u64, usize) -> R,
+    ) -> Looked<R> {
         let (mut index, mut step) = (home.bucket, 0);
         for probe in 0..PROBES {
             let tag = self.layout.tag(home.remainder, probe);
             self.prefetch(index);
-            let (found, head) = self.bucket(index).read(|b| b.find(tag).map(|slot| f(b, index, slot)));
+            let (found, head) =
+                self.bucket(index).read(|b| b.find(tag).map(|slot| f(b, index, slot)));
             if let Some(result) = found {
                 return Looked::Found(result);
             }
@@ -138,7 +152,8 @@ impl Segment {
         Looked::Past
     }
 
-    /// Takes a slot for a row that is not there, and has `fill` write its fields. `false`: all its probes are full.
+    /// Takes a slot for a row that is not there, and has `fill` write its fields. `false`: all its
+    /// probes are full.
     pub(crate) fn claim(&self, home: Home, mut fill: impl FnMut(Bucket<'_>, u64)) -> bool {
         let (mut index, step) = (home.bucket, self.keys.step(home.remainder));
         for probe in 0..PROBES {

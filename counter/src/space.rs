@@ -5,7 +5,8 @@
 //!      \-> ring --> entry --> [drained table, during a rewrite] --> table --> segments --> bucket --> slot
 //! ```
 //!
-//! Reads are in read.rs, writes in write.rs, background work in maintain.rs; this file has what they share.
+//! Reads are in read.rs, writes in write.rs, background work in maintain.rs; this file has what
+//! they share.
 
 use crate::budget::{Budget, Grant, Purse};
 use crate::cold::{Below, Tombs};
@@ -22,7 +23,8 @@ use rolling::{Aside, Frontier, Ring, Slot, Tables};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, OnceLock};
 
-/// The first table of a space, when nothing is known of its ids, is made for so many rows; each later one for up to
+/// The first table of a space, when nothing is known of its ids, is made for so many rows; each
+/// later one for up to
 /// [`GROWTH`] times the one before.
 pub(crate) const FIRST_ROWS: u64 = 1024;
 pub(crate) const GROWTH: u64 = 4;
@@ -32,17 +34,19 @@ pub(crate) const GROWTH: u64 = 4;
 pub struct Options {
     /// The fields.
     pub schema: Schema,
-    /// Rows after which a table rolls, or is split. More means fewer tables; a table is the unit of a spill, and is copied when
-    /// it is rewritten. Default 1,048,576.
+    /// Rows after which a table rolls, or is split. More means fewer tables; a table is the unit of
+    /// a spill, and is copied when it is rewritten. Default 1,048,576.
     pub rows_per_table: u64,
-    /// Bytes that the space may take, everything counted; beyond them writes that need memory fail with [`Error::Full`]. While a table is replaced
-    /// by a smaller one it may be more by that one. Default 16 GiB.
+    /// Bytes that the space may take, everything counted; beyond them writes that need memory fail
+    /// with [`Error::Full`]. While a table is replaced by a smaller one it may be more by that one.
+    /// Default 16 GiB.
     pub memory_limit_bytes: u64,
     /// Ids further than this above the highest one are refused. Default: none are.
     pub max_ahead: Option<u64>,
     /// Rows that may wait far ahead of all others; 0 counts as 1. Default 65,536.
     pub max_aside: usize,
-    /// Keys the hash of the tables, so that nobody outside can choose ids that meet in one bucket. In memory only. Default 0.
+    /// Keys the hash of the tables, so that nobody outside can choose ids that meet in one bucket.
+    /// In memory only. Default 0.
     pub seed: u64,
 }
 
@@ -66,8 +70,9 @@ pub(crate) struct AsideRow {
     pub(crate) values: Box<[i64]>,
     /// Writes so far, for the frontier's start.
     pub(crate) writes: u32,
-    /// What the id is counted as; empty once a later version has it. Only the version that writers see is counted: another one is there
-    /// for as long as a reader looks at it, a map's worth for each of them at most, and keeps no memory from those who write meanwhile.
+    /// What the id is counted as; empty once a later version has it. Only the version that writers
+    /// see is counted: another one is there for as long as a reader looks at it, a map's worth for
+    /// each of them at most, and keeps no memory from those who write meanwhile.
     grant: Mutex<Grant>,
 }
 
@@ -77,9 +82,14 @@ impl AsideRow {
         144 + 8 * width as u64
     }
 
-    /// The row that comes of `old` by setting `cells`, as readers see it whole: before that the old one, and then this one. It takes over what `old`
-    /// is counted as, and is to replace it: `old` must be the version that writers see.
-    pub(crate) fn after(old: Option<&AsideRow>, cells: &[(usize, i64)], purse: &Purse) -> Result<AsideRow, Error> {
+    /// The row that comes of `old` by setting `cells`, as readers see it whole: before that the old
+    /// one, and then this one. It takes over what `old` is counted as, and is to replace it: `old`
+    /// must be the version that writers see.
+    pub(crate) fn after(
+        old: Option<&AsideRow>,
+        cells: &[(usize, i64)],
+        purse: &Purse,
+    ) -> Result<AsideRow, Error> {
         let before: &[i64] = old.map_or(&[], |row| &row.values);
         let width = cells.iter().map(|c| c.0 + 1).max().unwrap_or(0).max(before.len());
         let more = AsideRow::bytes(width) - old.map_or(0, |row| AsideRow::bytes(row.values.len()));
@@ -130,13 +140,15 @@ pub struct Space {
     pub(crate) rolling: Mutex<()>,
     /// Held by whoever does background work; the rewrite under way.
     pub(crate) rewriting: Mutex<Option<Rewrite>>,
-    /// Tables that were replaced, while a reader may still have them: none is to unmap what he has just read.
+    /// Tables that were replaced, while a reader may still have them: none is to unmap what he has
+    /// just read.
     pub(crate) retired: Mutex<Vec<Arc<Slot<Table>>>>,
     /// The rewrite that was worked at last is of a crowded table.
     pub(crate) hurries: AtomicBool,
     /// Something has happened that background work may want to look at.
     pub(crate) stirred: AtomicBool,
-    /// Bytes in use when there was no memory to begin a rewrite with: until some come back writers need not try.
+    /// Bytes in use when there was no memory to begin a rewrite with: until some come back writers
+    /// need not try.
     pub(crate) refused_at: AtomicU64,
     /// Serialises changes of the schema.
     altering: Mutex<()>,
@@ -183,7 +195,12 @@ impl Space {
     }
 
     /// A table that nobody else knows yet.
-    pub(crate) fn new_table(&self, plan: &Plan, schema: Arc<Schema>, purse: &Purse) -> Result<Table, Error> {
+    pub(crate) fn new_table(
+        &self,
+        plan: &Plan,
+        schema: Arc<Schema>,
+        purse: &Purse,
+    ) -> Result<Table, Error> {
         Table::new(plan, schema, seed_of(self.seed, self.tables_made.fetch_add(1, Relaxed)), purse)
     }
 
@@ -198,8 +215,9 @@ impl Space {
         self.shape.load().schema.index_of(name)
     }
 
-    /// Changes the schema, at once and without a pause: tables that are there keep the bits that they have, answer 0 for a new field and
-    /// keep what is written to it in their aux dictionary, until background work has rewritten them. Returns the new schema.
+    /// Changes the schema, at once and without a pause: tables that are there keep the bits that
+    /// they have, answer 0 for a new field and keep what is written to it in their aux dictionary,
+    /// until background work has rewritten them. Returns the new schema.
     pub fn alter(&self, change: &Alteration) -> Result<Arc<Schema>, Error> {
         let _altering = self.altering.lock();
         let shape = Shape::new(self.shape.load().schema.altered(change)?);
@@ -207,8 +225,8 @@ impl Space {
         Ok(shape.schema.clone())
     }
 
-    /// With `altering` held. A field is known to readers before it is written, and to writers for a moment after it was dropped: as to one who had
-    /// looked just before.
+    /// With `altering` held. A field is known to readers before it is written, and to writers for a
+    /// moment after it was dropped: as to one who had looked just before.
     fn take_shape(&self, shape: Arc<Shape>) {
         let living = shape.living;
         self.shape.store(shape);
@@ -216,36 +234,44 @@ impl Space {
         self.stirred.store(true, Relaxed);
     }
 
-    /// Takes over a schema that this space had, or its source has, as it is said in a log or a snapshot: a later one replaces ours, an earlier
-    /// one changes nothing. So a history may be told again from any point, as for rows.
+    /// Takes over a schema that this space had, or its source has, as it is said in a log or a
+    /// snapshot: a later one replaces ours, an earlier one changes nothing. So a history may be
+    /// told again from any point, as for rows.
     pub fn adopt(&self, told: &Schema) -> Result<(), Error> {
         let _altering = self.altering.lock();
         let ours = self.schema();
-        if let Some((a, b)) = ours.fields().iter().zip(told.fields()).find(|(a, b)| a.name != b.name) {
+        if let Some((a, b)) =
+            ours.fields().iter().zip(told.fields()).find(|(a, b)| a.name != b.name)
+        {
             return Err(Error::BadSchema(format!("field '{}' where '{}' is", b.name, a.name)));
         }
         let earlier = told.width() < ours.width()
-            || ours.fields().iter().zip(told.fields()).any(|(ours, told)| ours.dropped && !told.dropped);
+            || ours
+                .fields()
+                .iter()
+                .zip(told.fields())
+                .any(|(ours, told)| ours.dropped && !told.dropped);
         if !earlier && *told != *ours {
             self.take_shape(Shape::new(told.clone()));
         }
         Ok(())
     }
 
-    /// A view for one batch of reads: one schema, one snapshot of the ring. Short-lived; it keeps memory that a rewrite has
-    /// replaced from being freed.
+    /// A view for one batch of reads: one schema, one snapshot of the ring. Short-lived; it keeps
+    /// memory that a rewrite has replaced from being freed.
     pub fn read(&self) -> Read<'_> {
         Read::new(self)
     }
 
-    /// Fills `out` with the row's values by position and returns `true`; or with zeros, and `false`, if there is no such row. A longer
-    /// `out` than the schema is filled up with zeros.
+    /// Fills `out` with the row's values by position and returns `true`; or with zeros, and
+    /// `false`, if there is no such row. A longer `out` than the schema is filled up with zeros.
     pub fn get(&self, id: u64, out: &mut [i64]) -> bool {
         self.read().get(id, out)
     }
 
-    /// Appends `schema().width()` values per id to `rows`, and to `found` whether the row exists. Bucket addresses of all ids are computed and
-    /// prefetched first, then read. When the schema may change meanwhile, use [`Space::read`] and its schema.
+    /// Appends `schema().width()` values per id to `rows`, and to `found` whether the row exists.
+    /// Bucket addresses of all ids are computed and prefetched first, then read. When the schema
+    /// may change meanwhile, use [`Space::read`] and its schema.
     pub fn get_batch(&self, ids: &[u64], rows: &mut Vec<i64>, found: &mut Vec<bool>) {
         self.read().get_batch(ids, rows, found);
     }
@@ -269,7 +295,8 @@ impl Space {
         rows
     }
 
-    /// Bytes taken: tables, extend and aux dictionaries, the aside, deleted ids whose rows lie below the line. Counted when mapped, touched or not.
+    /// Bytes taken: tables, extend and aux dictionaries, the aside, deleted ids whose rows lie
+    /// below the line. Counted when mapped, touched or not.
     pub fn memory_bytes(&self) -> u64 {
         self.budget.used()
     }
@@ -279,7 +306,8 @@ impl Space {
         self.budget.limit()
     }
 
-    /// Changes the limit: rows that are there stay, whatever it is. A recovery lifts it, so that what was accepted once is accepted again.
+    /// Changes the limit: rows that are there stay, whatever it is. A recovery lifts it, so that
+    /// what was accepted once is accepted again.
     pub fn set_memory_limit_bytes(&self, limit: u64) {
         self.budget.set_limit(limit);
     }
@@ -287,7 +315,9 @@ impl Space {
     /// The position and definition of a living field.
     pub fn field(&self, name: &[u8]) -> Result<(usize, Field), Error> {
         let schema = self.schema();
-        let at = schema.index_of(name).ok_or_else(|| Error::NoField(String::from_utf8_lossy(name).into_owned()))?;
+        let at = schema
+            .index_of(name)
+            .ok_or_else(|| Error::NoField(String::from_utf8_lossy(name).into_owned()))?;
         Ok((at, schema.fields()[at].clone()))
     }
 }

@@ -1,4 +1,5 @@
-//! What a space says about itself: a plain snapshot per table, for INFO, TM.TABLES and the benchmarks.
+//! What a space says about itself: a plain snapshot per table, for INFO, TM.TABLES and the
+//! benchmarks.
 
 use crate::key::PROBES;
 use crate::space::Space;
@@ -52,7 +53,8 @@ pub struct TableStats {
     pub bucket_slots: usize,
     /// The schema of its rows.
     pub schema: String,
-    /// Rows of a replaced table that have not moved here yet, and all bytes of that table (counted for the first of several parts only).
+    /// Rows of a replaced table that have not moved here yet, and all bytes of that table (counted
+    /// for the first of several parts only).
     pub draining_rows: u64,
     /// See there.
     pub draining_bytes: u64,
@@ -76,8 +78,9 @@ impl Space {
     pub fn tables(&self) -> Vec<TableStats> {
         let mut tables = self.ring.load_full();
         let mut stats = stats_of(&tables);
-        // Rows leave a table from the moment at which a rewrite of it begins, and these are the figures of one that nobody leaves. Where one begins
-        // all the time they are those of many moments.
+        // Rows leave a table from the moment at which a rewrite of it begins, and these are the
+        // figures of one that nobody leaves. Where one begins all the time they are those of many
+        // moments.
         for _ in 0..TRIES {
             let now = self.ring.load_full();
             if Arc::ptr_eq(&now, &tables) {
@@ -89,13 +92,15 @@ impl Space {
         stats
     }
 
-    /// The id ranges of all tables, oldest first, with what is in memory of each: cheap, for those who look often.
+    /// The id ranges of all tables, oldest first, with what is in memory of each: cheap, for those
+    /// who look often.
     pub fn ranges(&self) -> Vec<RangeStats> {
         let tables = self.ring.load();
         let mut before = std::ptr::null();
         let range = |entry: &rolling::Entry<Table>| {
             // Whichever part its rows are in: it counts for the first one.
-            let drained = entry.drains().filter(|&old| !std::ptr::eq(old, before)).map(rolling::Slot::table);
+            let drained =
+                entry.drains().filter(|&old| !std::ptr::eq(old, before)).map(rolling::Slot::table);
             before = entry.drains().map_or(std::ptr::null(), std::ptr::from_ref);
             let both = || [Some(entry.table()), drained].into_iter().flatten();
             RangeStats {
@@ -127,7 +132,8 @@ impl Space {
 fn stats_of(tables: &Tables<Table>) -> Vec<TableStats> {
     let mut before = std::ptr::null();
     let stats = tables.entries().iter().map(|entry| {
-        let old = entry.drains().filter(|&old| !std::ptr::eq(old, before)).map(rolling::Slot::table);
+        let old =
+            entry.drains().filter(|&old| !std::ptr::eq(old, before)).map(rolling::Slot::table);
         before = entry.drains().map_or(std::ptr::null(), std::ptr::from_ref);
         TableStats {
             low: entry.slot().low(),
@@ -172,7 +178,12 @@ impl Table {
             fill: rows.saturating_sub(extend_rows) as f64 / slots as f64,
             probes_mean: sum as f64 / total.max(1) as f64,
             probes_p99: if total == 0 { 0 } else { p99.map_or(0, |p| p.0) },
-            probes_max: (1..).zip(&histogram).filter(|(_, n)| **n > 0).map(|p| p.0).max().unwrap_or(0),
+            probes_max: (1..)
+                .zip(&histogram)
+                .filter(|(_, n)| **n > 0)
+                .map(|p| p.0)
+                .max()
+                .unwrap_or(0),
             past_share: past / sampled as f64,
             extend_rows,
             extend_bytes: self.extend_bytes(),

@@ -7,12 +7,15 @@
 //!   aux      the exact values of fields that outgrew their bits
 //! ```
 //!
-//! All segments hold ids of the same range; a search goes on to the next segment only where it was led past all its probes.
+//! All segments hold ids of the same range; a search goes on to the next segment only where it was
+//! led past all its probes.
 //!
-//! **T1** A row is in one slot of one segment, and stays there until it is deleted. (So it can be named by its *position*, and
-//! a reader cannot miss it.) **T2** Writes of one key are serialised by the caller (the ring's stripe); different keys may be
-//! written at once. **T3** An aux entry exists exactly for the fields whose bits are the escape, and for the non-zero
-//! ones that have no bits here; both change under the lock of the row's bucket. **T4** A write that fails has changed nothing.
+//! **T1** A row is in one slot of one segment, and stays there until it is deleted. (So it can be
+//! named by its *position*, and a reader cannot miss it.) **T2** Writes of one key are serialised
+//! by the caller (the ring's stripe); different keys may be written at once. **T3** An aux entry
+//! exists exactly for the fields whose bits are the escape, and for the non-zero ones that have no
+//! bits here; both change under the lock of the row's bucket. **T4** A write that fails has changed
+//! nothing.
 
 use crate::Error;
 use crate::aux::{Aux, Shard};
@@ -54,16 +57,18 @@ pub(crate) struct Table {
     _grant: Grant,
     seed: u64,
     rows: AtomicU64,
-    /// Rows that were deleted since the table was opened, and how many had been when it was last looked at how worn it is.
+    /// Rows that were deleted since the table was opened, and how many had been when it was last
+    /// looked at how worn it is.
     deleted: AtomicU64,
     wear_seen: AtomicU64,
-    /// The highest id that was inserted, and how many inserted ones were higher than all before: a table that fills in
-    /// the order of ids rolls, one that fills in any order must grow.
+    /// The highest id that was inserted, and how many inserted ones were higher than all before: a
+    /// table that fills in the order of ids rolls, one that fills in any order must grow.
     high: AtomicU64,
     rising: AtomicU64,
     /// Rows at the last [`Table::review`], plus one.
     reviewed: AtomicU64,
-    /// Insertions and deletions at the last [`Table::settle`], plus one; whether that were nearly as many as at the one before.
+    /// Insertions and deletions at the last [`Table::settle`], plus one; whether that were nearly
+    /// as many as at the one before.
     settled: AtomicU64,
     rests: AtomicBool,
 }
@@ -115,7 +120,8 @@ impl Row<'_> {
     /// Whether some value of the row may be in the aux dictionary.
     fn uses_aux(&self) -> bool {
         let escaped = |inline| self.bucket.field(self.slot, inline) == inline.escape();
-        self.table.aux.has_outside() || self.layout.fields.iter().flatten().any(|&inline| escaped(inline))
+        self.table.aux.has_outside()
+            || self.layout.fields.iter().flatten().any(|&inline| escaped(inline))
     }
 }
 
@@ -127,7 +133,12 @@ pub(crate) fn hash_of(id: u64) -> u64 {
 }
 
 impl Table {
-    pub(crate) fn new(plan: &Plan, schema: Arc<Schema>, seed: u64, purse: &Purse) -> Result<Table, Error> {
+    pub(crate) fn new(
+        plan: &Plan,
+        schema: Arc<Schema>,
+        seed: u64,
+        purse: &Purse,
+    ) -> Result<Table, Error> {
         let grant = purse.take(Table::FIXED_BYTES)?;
         let main = Segment::new(plan, &schema, seed, 0, purse)?;
         let aux = Aux::new(main.slots(), purse)?;
@@ -271,7 +282,8 @@ impl Table {
         due
     }
 
-    /// Notes whether rows have nearly stopped to come and go since the last call: fewer than one in a thousand.
+    /// Notes whether rows have nearly stopped to come and go since the last call: fewer than one in
+    /// a thousand.
     pub(crate) fn settle(&self) {
         let rows = self.rows() + 1;
         // What came, and what went: as many came as are there or have gone.
@@ -280,8 +292,9 @@ impl Table {
         self.rests.store(since <= rows / 1024, Relaxed);
     }
 
-    /// Whether deletions have left so many marks that of the misses that come to a bucket with a free slot more than `most` go on in vain. Looks closely
-    /// only if a quarter of the rows has gone since the last time.
+    /// Whether deletions have left so many marks that of the misses that come to a bucket with a
+    /// free slot more than `most` go on in vain. Looks closely only if a quarter of the rows has
+    /// gone since the last time.
     pub(crate) fn is_worn(&self, most: f64) -> bool {
         let deleted = self.deleted.load(Relaxed);
         if deleted - self.wear_seen.load(Relaxed).min(deleted) <= self.rows() / 4 {
@@ -293,7 +306,8 @@ impl Table {
         // A bucket that never was full has none, and one that is full may need them.
         let free = |bucket: &Bucket<'_>| bucket.free_slot().is_some();
         let looked = (0..sampled).map(|i| self.main().bucket(i * buckets / sampled)).filter(free);
-        let (looked, marks) = looked.fold((0, 0), |(n, marks), bucket| (n + 1, marks + bucket.head().marks()));
+        let (looked, marks) =
+            looked.fold((0, 0), |(n, marks), bucket| (n + 1, marks + bucket.head().marks()));
         // Of few nothing can be said.
         looked >= sampled / 16 && f64::from(marks) > most * f64::from(MARKS) * looked as f64
     }
@@ -324,7 +338,8 @@ impl Table {
         self.main().prefetch(home.bucket);
     }
 
-    /// Runs `f` on the row of `id`, if there is one; `f` may run several times, and what it makes of a torn row is thrown away.
+    /// Runs `f` on the row of `id`, if there is one; `f` may run several times, and what it makes
+    /// of a torn row is thrown away.
     #[inline(always)]
     pub(crate) fn read<R>(&self, id: u64, f: impl FnMut(Row<'_>) -> R) -> Option<R> {
         self.read_at(self.home(id)?, id, f)
@@ -332,10 +347,22 @@ impl Table {
 
     /// [`Table::read`] with the place already computed.
     #[inline(always)]
-    pub(crate) fn read_at<R>(&self, home: Home, id: u64, mut f: impl FnMut(Row<'_>) -> R) -> Option<R> {
+    pub(crate) fn read_at<R>(
+        &self,
+        home: Home,
+        id: u64,
+        mut f: impl FnMut(Row<'_>) -> R,
+    ) -> Option<R> {
         let main = self.main();
         match main.look(home, |bucket, index, slot| {
-            f(Row { table: self, layout: &main.layout, bucket, slot, position: main.position(index, slot), id })
+            f(Row {
+                table: self,
+                layout: &main.layout,
+                bucket,
+                slot,
+                position: main.position(index, slot),
+                id,
+            })
         }) {
             Looked::Found(result) => Some(result),
             Looked::Absent => None,
@@ -345,16 +372,36 @@ impl Table {
 
     /// The row of `id` in this slot of the main segment, for a reader that has found it.
     #[inline(always)]
-    pub(crate) fn row_in<'a>(&'a self, bucket: Bucket<'a>, index: u64, slot: usize, id: u64) -> Row<'a> {
+    pub(crate) fn row_in<'a>(
+        &'a self,
+        bucket: Bucket<'a>,
+        index: u64,
+        slot: usize,
+        id: u64,
+    ) -> Row<'a> {
         let main = &self.main;
-        Row { table: self, layout: &main.layout, bucket, slot, position: main.position(index, slot), id }
+        Row {
+            table: self,
+            layout: &main.layout,
+            bucket,
+            slot,
+            position: main.position(index, slot),
+            id,
+        }
     }
 
     #[cold]
     fn read_extended<R>(&self, id: u64, mut f: impl FnMut(Row<'_>) -> R) -> Option<R> {
         for b in self.extend() {
             let look = b.look(b.keys.home(id)?, |bucket, index, slot| {
-                f(Row { table: self, layout: &b.layout, bucket, slot, position: b.position(index, slot), id })
+                f(Row {
+                    table: self,
+                    layout: &b.layout,
+                    bucket,
+                    slot,
+                    position: b.position(index, slot),
+                    id,
+                })
             });
             match look {
                 Looked::Found(result) => return Some(result),
@@ -377,15 +424,25 @@ impl Table {
         None
     }
 
-    /// The row at a place, for its writer: it needs no version, since nobody else changes these bits (B1, T2).
+    /// The row at a place, for its writer: it needs no version, since nobody else changes these
+    /// bits (B1, T2).
     pub(crate) fn row(&self, at: At, id: u64) -> Row<'_> {
-        let b = self.segment(at.segment).unwrap_or_else(|| panic!("T1: a segment is never removed"));
+        let b =
+            self.segment(at.segment).unwrap_or_else(|| panic!("T1: a segment is never removed"));
         let position = b.position(at.bucket, at.slot);
-        Row { table: self, layout: &b.layout, bucket: b.bucket(at.bucket), slot: at.slot, position, id }
+        Row {
+            table: self,
+            layout: &b.layout,
+            bucket: b.bucket(at.bucket),
+            slot: at.slot,
+            position,
+            id,
+        }
     }
 
-    /// Stores `cells` (position and value) in the row of `id`: the one at `at`, as [`Table::locate`] said, or else a new one, of which the
-    /// other fields are 0. The caller has seen to it that the id lies within the span.
+    /// Stores `cells` (position and value) in the row of `id`: the one at `at`, as
+    /// [`Table::locate`] said, or else a new one, of which the other fields are 0. The caller has
+    /// seen to it that the id lies within the span.
     pub(crate) fn store(
         &self,
         id: u64,
@@ -407,7 +464,9 @@ impl Table {
         }
         match row {
             Some(row) => {
-                row.bucket.write(|b| self.write_cells(row.layout, b, row.slot, row.position, cells, shard.as_mut()));
+                row.bucket.write(|b| {
+                    self.write_cells(row.layout, b, row.slot, row.position, cells, shard.as_mut())
+                });
                 if let Some(shard) = &mut shard {
                     shard.settle();
                 }
@@ -428,7 +487,10 @@ impl Table {
                 Some(b) => b,
                 None => self.grow(index)?,
             };
-            let home = b.keys.home(id).unwrap_or_else(|| panic!("T2: id {id} is outside {:?}", self.span()));
+            let home = b
+                .keys
+                .home(id)
+                .unwrap_or_else(|| panic!("T2: id {id} is outside {:?}", self.span()));
             let fill = |bucket: Bucket<'_>, position: u64| {
                 let slot = ((position - b.first_position) % b.layout.slots as u64) as usize;
                 self.write_cells(&b.layout, bucket, slot, position, cells.clone(), shard.as_mut());
@@ -446,9 +508,10 @@ impl Table {
         Err(self.purse.full())
     }
 
-    /// Stores a row in the main segment of a table that nobody else knows yet, and of which nothing was ever deleted: without a lock, and
-    /// uncounted ([`Table::count`]). False, and nothing has changed, if that is not all there is to it: a value that escapes, a row that
-    /// is there already, probes that are all full. Then [`Table::store`] has the means.
+    /// Stores a row in the main segment of a table that nobody else knows yet, and of which nothing
+    /// was ever deleted: without a lock, and uncounted ([`Table::count`]). False, and nothing has
+    /// changed, if that is not all there is to it: a value that escapes, a row that is there
+    /// already, probes that are all full. Then [`Table::store`] has the means.
     #[inline]
     pub(crate) fn fill(&self, home: Home, row: &[i64]) -> bool {
         let main = self.main();
@@ -494,14 +557,22 @@ impl Table {
             // At least as many as the fewest buckets have, so that each is twice the one before.
             let slots = (self.slots() / EXTEND_SHARE).max(LEAST_BUCKETS * 12) << (index - 1);
             let plan = Plan::new(&self.schema, base, last, slots);
-            let first_position = self.segment(index - 1).map_or(0, |b| b.first_position + b.slots());
-            let b = Segment::new(&plan, &self.schema, seed_of(self.seed, index as u64), first_position, &self.purse)?;
+            let first_position =
+                self.segment(index - 1).map_or(0, |b| b.first_position + b.slots());
+            let b = Segment::new(
+                &plan,
+                &self.schema,
+                seed_of(self.seed, index as u64),
+                first_position,
+                &self.purse,
+            )?;
             let _ = self.extend[index - 1].set(Box::new(b));
         }
         self.segment(index).ok_or(Error::NoMemory)
     }
 
-    /// Writes fields under the lock of their bucket; `shard` is locked if any of them was or becomes an aux entry (T3).
+    /// Writes fields under the lock of their bucket; `shard` is locked if any of them was or
+    /// becomes an aux entry (T3).
     fn write_cells(
         &self,
         layout: &Layout,
@@ -526,7 +597,10 @@ impl Table {
                 Some(shard) if keep => shard.put(position, field, value, inline.is_none()),
                 Some(shard) if drop => shard.remove(position, field, inline.is_none()),
                 Some(_) => {}
-                None => assert!(!keep && (!drop || inline.is_none()), "T3: field {field} needs its aux shard"),
+                None => assert!(
+                    !keep && (!drop || inline.is_none()),
+                    "T3: field {field} needs its aux shard"
+                ),
             }
         }
     }
@@ -537,7 +611,8 @@ impl Table {
         let mut shard = row.uses_aux().then(|| self.aux.lock(self.hash(id)));
         row.bucket.write(|b| {
             if let Some(shard) = &mut shard {
-                let fields = row.layout.fields.len().max(if self.aux.has_outside() { 64 } else { 0 });
+                let fields =
+                    row.layout.fields.len().max(if self.aux.has_outside() { 64 } else { 0 });
                 for field in 0..fields {
                     shard.remove(row.position, field, row.layout.inline(field).is_none());
                 }
@@ -547,7 +622,8 @@ impl Table {
         if let Some(shard) = &mut shard {
             shard.settle();
         }
-        let segment = self.segment(at.segment).unwrap_or_else(|| panic!("T1: a segment is never removed"));
+        let segment =
+            self.segment(at.segment).unwrap_or_else(|| panic!("T1: a segment is never removed"));
         segment.rows.fetch_sub(1, Relaxed);
         self.rows.fetch_sub(1, Relaxed);
         // A lost count harms nothing.
@@ -559,8 +635,8 @@ impl Table {
         (0..SEGMENTS).map_while(|i| self.segment(i)).map(|b| b.keys.buckets()).sum()
     }
 
-    /// Hands the rows of the bucket with this number (over all segments) to `f`: id, probe and the row as it was at one moment, by
-    /// `living`. `ids` and `values` are room to work in.
+    /// Hands the rows of the bucket with this number (over all segments) to `f`: id, probe and the
+    /// row as it was at one moment, by `living`. `ids` and `values` are room to work in.
     pub(crate) fn visit(
         &self,
         number: u64,
@@ -605,7 +681,8 @@ impl Table {
         let buckets = self.buckets();
         let wanted = (buckets * least).checked_div(self.rows()).unwrap_or(0) + 1;
         for i in 0..wanted.min(buckets) {
-            let number = (u128::from(i) * u128::from(buckets) / u128::from(wanted.min(buckets))) as u64;
+            let number =
+                (u128::from(i) * u128::from(buckets) / u128::from(wanted.min(buckets))) as u64;
             self.visit(number, 0, 0, &mut room, |id, _, _| ids.push(id));
         }
         ids.sort_unstable();

@@ -1,5 +1,5 @@
-//! Which buckets are asked for and which are read, in order: so that a test can count the waits for memory that a command costs, whatever
-//! the machine. Builds without debug assertions note nothing.
+//! Which buckets are asked for and which are read, in order: so that a test can count the waits for
+//! memory that a command costs, whatever the machine. Builds without debug assertions note nothing.
 
 use std::cell::{Cell, RefCell};
 
@@ -13,7 +13,8 @@ pub enum Step {
 }
 
 thread_local! {
-    /// Apart, as each look at a bucket asks for it, in builds of which instructions are counted, too.
+    /// Apart, as each look at a bucket asks for it, in builds of which instructions are counted,
+    /// too.
     static NOTES: Cell<bool> = const { Cell::new(false) };
     static STEPS: RefCell<Vec<Step>> = const { RefCell::new(Vec::new()) };
 }
@@ -26,8 +27,8 @@ pub fn steps_of(f: impl FnOnce()) -> Vec<Step> {
     STEPS.take()
 }
 
-/// Waits for memory: how often something was read that had been asked for, if at all, only after something else had been read. Rows whose buckets are asked
-/// for together and then read cost one.
+/// Waits for memory: how often something was read that had been asked for, if at all, only after
+/// something else had been read. Rows whose buckets are asked for together and then read cost one.
 pub fn waits(steps: &[Step]) -> usize {
     let (mut asked, mut fetched) = (Vec::new(), Vec::new());
     let mut waits = 0;
@@ -63,6 +64,9 @@ mod tests {
         assert_eq!(waits(&[Asked(1), Asked(2), Read(1), Asked(1), Read(2), Read(1)]), 1);
         assert_eq!(waits(&[Asked(1), Read(1), Asked(2), Read(2)]), 2);
         assert_eq!(waits(&[Read(1), Read(2)]), 2);
-        assert_eq!(waits(&[Asked(1), Asked(2), Read(1), Asked(3), Asked(4), Read(2), Read(3), Read(4)]), 2);
+        assert_eq!(
+            waits(&[Asked(1), Asked(2), Read(1), Asked(3), Asked(4), Read(2), Read(3), Read(4)]),
+            2
+        );
     }
 }

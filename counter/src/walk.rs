@@ -1,15 +1,17 @@
 //! Walking all rows while writes go on: for snapshots, spills and advice.
 //!
-//! The walk goes by ids, not by a list of tables, since tables may be replaced meanwhile: each range is walked in the order in which rows
-//! move (aside, drained table, table), and walked again if its table was replaced while it was walked. So a row that lives through the
-//! walk is visited at least once, maybe twice, each time as it was at one moment.
+//! The walk goes by ids, not by a list of tables, since tables may be replaced meanwhile: each
+//! range is walked in the order in which rows move (aside, drained table, table), and walked again
+//! if its table was replaced while it was walked. So a row that lives through the walk is visited
+//! at least once, maybe twice, each time as it was at one moment.
 
 use crate::space::{Shape, Space};
 use crate::table::Table;
 
 impl Space {
-    /// Visits every row: id and values by position (of the schema at the start). Every row that exists from before the call until
-    /// its end is visited at least once. In no particular order, but for tables, which come by rising ids.
+    /// Visits every row: id and values by position (of the schema at the start). Every row that
+    /// exists from before the call until its end is visited at least once. In no particular order,
+    /// but for tables, which come by rising ids.
     pub fn for_each(&self, f: impl FnMut(u64, &[i64])) {
         self.for_each_in(0, u64::MAX, f);
     }
@@ -25,7 +27,14 @@ impl Space {
         self.walk(&self.shape.load_full(), 0, low, last, |id, _| f(id));
     }
 
-    fn walk(&self, shape: &Shape, width: usize, low: u64, last: u64, mut f: impl FnMut(u64, &[i64])) {
+    fn walk(
+        &self,
+        shape: &Shape,
+        width: usize,
+        low: u64,
+        last: u64,
+        mut f: impl FnMut(u64, &[i64]),
+    ) {
         let mut row = vec![0; width];
         self.aside.for_each(|id, aside| {
             if (low..=last).contains(&id) {

@@ -1,8 +1,10 @@
-//! Writes. One key's writes are serialised by its stripe of the ring (or by the aside); each is all or nothing.
+//! Writes. One key's writes are serialised by its stripe of the ring (or by the aside); each is all
+//! or nothing.
 //!
-//! A write first makes sure of everything that it may need (memory, bounds, a table that takes the id), then changes the row under the lock
-//! of one bucket. A table that has become full is rolled by the writer who filled it: opening one costs some microseconds,
-//! its memory is mapped, not touched.
+//! A write first makes sure of everything that it may need (memory, bounds, a table that takes the
+//! id), then changes the row under the lock of one bucket. A table that has become full is rolled
+//! by the writer who filled it: opening one costs some microseconds, its memory is mapped, not
+//! touched.
 
 use crate::Error;
 use crate::cold::BelowRow;
@@ -15,13 +17,16 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// Writes after which a space without a frontier looks for one, however few its ids.
 const WRITES_AT_START: usize = 4096;
-/// A writer who meets so many extension segments helps with the background work: it has fallen behind.
+/// A writer who meets so many extension segments helps with the background work: it has fallen
+/// behind.
 const HELP_FROM_EXTENSIONS: usize = 3;
 
-/// Changes of a row that are stored as they are; of more each field's last one is looked for beforehand.
+/// Changes of a row that are stored as they are; of more each field's last one is looked for
+/// beforehand.
 const FEW: usize = 16;
 
-/// A table opened for an id beyond the expected span covers so many times its distance: two or three bits more per row.
+/// A table opened for an id beyond the expected span covers so many times its distance: two or
+/// three bits more per row.
 const JUMPS: u64 = 6;
 
 /// One field's change.
@@ -33,7 +38,8 @@ pub struct Change {
     pub delta: i64,
 }
 
-/// What an addition may lead to. A bound restrains the way towards it and beyond, never the way back.
+/// What an addition may lead to. A bound restrains the way towards it and beyond, never the way
+/// back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bounds {
     /// No decrement leads below.
@@ -48,7 +54,8 @@ impl Bounds {
     /// `old + delta` within the bounds.
     pub(crate) fn add(&self, old: i64, delta: i64) -> Result<i64, Error> {
         let sum = old.checked_add(delta);
-        // The bound that this delta moves towards; where `old` is beyond it already, it must not get further.
+        // The bound that this delta moves towards; where `old` is beyond it already, it must not
+        // get further.
         let (bound, beyond) = if delta < 0 {
             let bound = self.min.map(|min| min.min(old));
             (bound, bound.is_some_and(|b| sum.is_none_or(|s| s < b)))
@@ -67,7 +74,8 @@ impl Bounds {
 /// Why a write did not happen in the table that it was offered.
 enum Stop {
     Error(Error),
-    /// The newest table (with this lowest id) has no place for the id: a further one must be opened.
+    /// The newest table (with this lowest id) has no place for the id: a further one must be
+    /// opened.
     Outside(u64),
     /// The row must be read from below first.
     Below,
@@ -80,7 +88,10 @@ impl From<Error> for Stop {
 }
 
 /// The fields that are changed, each once, and their new values; `sums` has one for each change.
-fn last_of_each<'a>(changes: &'a [Change], sums: &'a [i64]) -> impl Iterator<Item = (usize, i64)> + Clone + 'a {
+fn last_of_each<'a>(
+    changes: &'a [Change],
+    sums: &'a [i64],
+) -> impl Iterator<Item = (usize, i64)> + Clone + 'a {
     let mut seen = 0u64;
     changes.iter().zip(sums).rev().filter_map(move |(change, &sum)| {
         let is_new = seen >> change.field & 1 == 0;
@@ -94,9 +105,15 @@ fn aside_value(row: Option<&AsideRow>, field: usize) -> i64 {
 }
 
 impl Space {
-    /// Adds to fields of a row, all or none, and puts their new values into `out`, in the order of `changes`. Creates the row.
-    /// A field may come more than once.
-    pub fn add(&self, id: u64, changes: &[Change], bounds: &Bounds, out: &mut Vec<i64>) -> Result<(), Error> {
+    /// Adds to fields of a row, all or none, and puts their new values into `out`, in the order of
+    /// `changes`. Creates the row. A field may come more than once.
+    pub fn add(
+        &self,
+        id: u64,
+        changes: &[Change],
+        bounds: &Bounds,
+        out: &mut Vec<i64>,
+    ) -> Result<(), Error> {
         self.check_fields(changes.iter().map(|c| c.field))?;
         // Fills `out`.
         let sums = |old: &dyn Fn(usize) -> i64, out: &mut Vec<i64>| {
@@ -121,7 +138,8 @@ impl Space {
                     }
                     None => sums(&|_| 0, out)?,
                 };
-                // Of a field that comes again and again the last value: what a bucket is locked for, and what is reserved, must not grow with that.
+                // Of a field that comes again and again the last value: what a bucket is locked
+                // for, and what is reserved, must not grow with that.
                 let cells = last_of_each(changes, out);
                 if changes.len() <= FEW {
                     table.store(id, at, cells)
@@ -140,8 +158,8 @@ impl Space {
         result
     }
 
-    /// Sets fields of a row, all or none; creates the row. Returns how many fields came into being: all of the schema's if the
-    /// row did, else none.
+    /// Sets fields of a row, all or none; creates the row. Returns how many fields came into being:
+    /// all of the schema's if the row did, else none.
     pub fn set(&self, id: u64, cells: &[(usize, i64)]) -> Result<usize, Error> {
         self.check_fields(cells.iter().map(|c| c.0))?;
         let mut created = false;
@@ -166,11 +184,16 @@ impl Space {
         self.delete_as(Origin::Client, id)
     }
 
-    /// A deletion needs no memory, opens no table and moves no frontier: nobody may be refused one, and a row that is not there leaves no trace.
+    /// A deletion needs no memory, opens no table and moves no frontier: nobody may be refused one,
+    /// and a row that is not there leaves no trace.
     fn delete_as(&self, origin: Origin, id: u64) -> bool {
         loop {
             // Nothing lies below the horizon: counter spaces do not recycle.
-            let inside = || self.ring.write(id, hash_of(id), |e| self.delete_in(origin, e, id)).unwrap_or(Ok(false));
+            let inside = || {
+                self.ring
+                    .write(id, hash_of(id), |e| self.delete_in(origin, e, id))
+                    .unwrap_or(Ok(false))
+            };
             match self.aside.delete(id, inside) {
                 Ok((aside, was)) => return was || aside.is_some(),
                 // If it cannot be read that has been reported, and nothing has changed.
@@ -202,8 +225,9 @@ impl Space {
         Ok(was)
     }
 
-    /// Makes the row what it says, or nothing: replay. A shorter row is filled up with zeros, values at dropped positions are ignored.
-    /// Idempotent, and independent of order between ids: bounds on early ids do not hold here, what was accepted once is accepted again.
+    /// Makes the row what it says, or nothing: replay. A shorter row is filled up with zeros,
+    /// values at dropped positions are ignored. Idempotent, and independent of order between ids:
+    /// bounds on early ids do not hold here, what was accepted once is accepted again.
     pub fn put(&self, id: u64, row: Option<&[i64]>) -> Result<(), Error> {
         let Some(row) = row else {
             self.delete_as(Origin::Log, id);
@@ -211,9 +235,15 @@ impl Space {
         };
         let shape = self.shape.load();
         if row.len() > shape.schema.width() {
-            return Err(Error::BadSchema(format!("a row of {} values, {} fields", row.len(), shape.schema.width())));
+            return Err(Error::BadSchema(format!(
+                "a row of {} values, {} fields",
+                row.len(),
+                shape.schema.width()
+            )));
         }
-        let cells = || shape.schema.living().map(|(field, _)| (field, row.get(field).copied().unwrap_or(0)));
+        let cells = || {
+            shape.schema.living().map(|(field, _)| (field, row.get(field).copied().unwrap_or(0)))
+        };
         self.write_as(
             Origin::Log,
             id,
@@ -235,8 +265,9 @@ impl Space {
         Ok(())
     }
 
-    /// One write, wherever `id` belongs. `inside` does it in a table, and may run several times, without effect but for the last;
-    /// `ahead` says what fields of the row in the aside become. Both get `state`.
+    /// One write, wherever `id` belongs. `inside` does it in a table, and may run several times,
+    /// without effect but for the last; `ahead` says what fields of the row in the aside become.
+    /// Both get `state`.
     fn write<S>(
         &self,
         id: u64,
@@ -265,14 +296,18 @@ impl Space {
         };
         let result = match origin {
             Origin::Client => self.aside.write(&self.frontier, id, inside, ahead),
-            Origin::Log => self.aside.replay(&self.frontier, id, inside, ahead).map_err(Refused::Engine),
+            Origin::Log => {
+                self.aside.replay(&self.frontier, id, inside, ahead).map_err(Refused::Engine)
+            }
         };
         let waiting = self.aside.len();
         if waiting > 0 {
             self.look_ahead(waiting);
         }
         match result {
-            Err(Refused::Engine(Error::AsideFull { .. })) if self.aside.turn_away(&self.frontier, id) => {
+            Err(Refused::Engine(Error::AsideFull { .. }))
+                if self.aside.turn_away(&self.frontier, id) =>
+            {
                 while self.drain_aside() > 0 {}
             }
             // Where deletions have left tables empty there is memory to be had.
@@ -298,7 +333,8 @@ impl Space {
         Ok(())
     }
 
-    /// One write to the table that covers `id`, after storing there what the aside had of it, which is taken away then.
+    /// One write to the table that covers `id`, after storing there what the aside had of it, which
+    /// is taken away then.
     fn write_inside(
         &self,
         origin: Origin,
@@ -330,7 +366,8 @@ impl Space {
             });
             match written {
                 // Only a rewrite makes room: do some of it, or wait for whoever does.
-                Some(Err(Stop::Error(Error::Full { .. }))) if self.is_used_up(id) && self.rewrite_for_room() => {}
+                Some(Err(Stop::Error(Error::Full { .. })))
+                    if self.is_used_up(id) && self.rewrite_for_room() => {}
                 // Nothing lies below the horizon: counter spaces do not recycle.
                 None => return Err(Error::KeyTooBig),
                 Some(Ok(due)) => {
@@ -365,7 +402,8 @@ impl Space {
         Ok(())
     }
 
-    /// The table in which `id` is written: the entry's, after moving the row there if the entry is draining another.
+    /// The table in which `id` is written: the entry's, after moving the row there if the entry is
+    /// draining another.
     fn table_for<'a>(&self, entry: &'a Entry<Table>, id: u64) -> Result<&'a Table, Stop> {
         let table = entry.table();
         if table.home(id).is_none() {
@@ -384,7 +422,11 @@ impl Space {
         let Some(at) = old.locate(id) else { return Ok(()) };
         let row = old.row(at, id);
         let shape = self.shape.load();
-        let cells = shape.schema.living().map(|(field, _)| (field, row.value(field))).filter(|cell| cell.1 != 0);
+        let cells = shape
+            .schema
+            .living()
+            .map(|(field, _)| (field, row.value(field)))
+            .filter(|cell| cell.1 != 0);
         new.store(id, None, cells)?;
         old.delete(id, at);
         Ok(())
@@ -404,7 +446,8 @@ impl Space {
 
     fn attend(&self, due: Due) {
         match due {
-            // Without memory for another table this one goes on taking rows; it says so when it is full.
+            // Without memory for another table this one goes on taking rows; it says so when it is
+            // full.
             Due::Roll(low) => drop(self.roll_full(low)),
             Due::Relief(extensions) => {
                 self.stirred.store(true, Relaxed);
@@ -421,10 +464,13 @@ impl Space {
         self.open_above(low, None)
     }
 
-    /// Closes the newest table now, if it has any row. Returns whether it did: not if very many ids come at this moment.
+    /// Closes the newest table now, if it has any row. Returns whether it did: not if very many ids
+    /// come at this moment.
     pub fn roll_now(&self) -> Result<bool, Error> {
         let _rolling = self.rolling.lock();
-        let newest = |tables: &rolling::Tables<Table>| (tables.newest().slot().low(), tables.newest().table().rows());
+        let newest = |tables: &rolling::Tables<Table>| {
+            (tables.newest().slot().low(), tables.newest().table().rows())
+        };
         let (low, rows) = newest(&self.ring.load());
         if rows > 0 {
             self.open_above(low, None)?;
@@ -432,7 +478,8 @@ impl Space {
         Ok(newest(&self.ring.load()).0 != low)
     }
 
-    /// Opens a table that has a place for `id`, unless somebody else just did: another above, or one with a longer span in place of the newest.
+    /// Opens a table that has a place for `id`, unless somebody else just did: another above, or
+    /// one with a longer span in place of the newest.
     pub(crate) fn open_for(&self, newest_low: u64, id: u64) -> Result<(), Error> {
         let _rolling = self.rolling.lock();
         if self.ring.load().newest().table().home(id).is_some() {
@@ -454,12 +501,15 @@ impl Space {
         let gap = plan::gap(&sample, table.rows());
         let mut rows = (table.rows().max(FIRST_ROWS) * GROWTH).min(self.rows_per_table);
         let next = loop {
-            // Half as many ids again as the rows should need: traffic has its tides. And far beyond an id that lies outside what the
-            // density would have needed: ids may come in clumps (a second's posts, then a gap) that are larger than a small table.
-            let expected = (u128::from(gap) * u128::from(rows) * 3 / 2).min(u128::from(u64::MAX)) as u64;
+            // Half as many ids again as the rows should need: traffic has its tides. And far beyond
+            // an id that lies outside what the density would have needed: ids may come in clumps (a
+            // second's posts, then a gap) that are larger than a small table.
+            let expected =
+                (u128::from(gap) * u128::from(rows) * 3 / 2).min(u128::from(u64::MAX)) as u64;
             let jump = id.map_or(0, |id| id - base);
             let span = if jump > expected { jump.saturating_mul(JUMPS) } else { expected };
-            let plan = Plan::new(&schema, base, base.saturating_add(span), rows).in_whole_pages(&schema);
+            let plan =
+                Plan::new(&schema, base, base.saturating_add(span), rows).in_whole_pages(&schema);
             match self.new_table(&plan, schema.clone(), &self.purse) {
                 // What memory there is serves better as a smaller table than beside a full one.
                 Err(Error::Full { .. }) if rows > FIRST_ROWS => rows /= 2,
@@ -467,28 +517,36 @@ impl Space {
             }
         };
         if let Some(boundary) = self.roll_to(newest_low, table, next) {
-            self.frontier.widen((u128::from(gap) * u128::from(rows)).min(u128::from(boundary - newest_low)) as u64);
+            self.frontier
+                .widen((u128::from(gap) * u128::from(rows)).min(u128::from(boundary - newest_low))
+                    as u64);
         }
         self.stirred.store(true, Relaxed);
         Ok(())
     }
 
-    /// Where the newest table, which starts at `low`, may be closed: all ids in it, and in one that it drains, lie below.
+    /// Where the newest table, which starts at `low`, may be closed: all ids in it, and in one that
+    /// it drains, lie below.
     fn end_of(&self, low: u64, newest: &Table) -> Option<u64> {
         let beyond_span = newest.span().1.checked_add(1);
         [self.frontier.boundary(), beyond_span].into_iter().flatten().min().filter(|&b| b > low)
     }
 
-    /// Closes the newest table and opens `next`; gives where. None: somebody else did, or so many ids have come while `next` was made that it would begin
-    /// beyond its own span. No id would have a place in it, nor could it be closed: all who write above would try for ever. The next one is made for more.
+    /// Closes the newest table and opens `next`; gives where. None: somebody else did, or so many
+    /// ids have come while `next` was made that it would begin beyond its own span. No id would
+    /// have a place in it, nor could it be closed: all who write above would try for ever. The next
+    /// one is made for more.
     fn roll_to(&self, low: u64, newest: &Table, next: Table) -> Option<u64> {
         let last = next.span().1;
-        self.ring.roll(low, || self.end_of(low, newest).filter(|&boundary| boundary <= last), next).ok()
+        self.ring
+            .roll(low, || self.end_of(low, newest).filter(|&boundary| boundary <= last), next)
+            .ok()
     }
 
     /// Asks whether the ids that wait in the aside have become the rule, and if so takes them in.
     fn look_ahead(&self, waiting: usize) {
-        // At the start nobody is to be refused while a quorum is there: of few ids, or of as many as there is room for.
+        // At the start nobody is to be refused while a quorum is there: of few ids, or of as many
+        // as there is room for.
         let begins = self.frontier.high().is_none() && (waiting < 64 || waiting >= self.max_aside);
         if begins || self.frontier.should_advance(waiting) {
             self.advance();
@@ -497,11 +555,13 @@ impl Space {
 
     /// Advances the frontier, if it should be, and moves rows of the aside into tables.
     pub(crate) fn advance(&self) -> bool {
-        // When it is full those that still get in are no sample of the traffic: `Aside::turn_away` asks those that do not.
+        // When it is full those that still get in are no sample of the traffic: `Aside::turn_away`
+        // asks those that do not.
         if self.aside.len() >= self.max_aside && self.frontier.high().is_some() {
             return false;
         }
-        // Few rows stand for all their writes, more for some, many for one each: the frontier wants a quorum of either, if there is room for that.
+        // Few rows stand for all their writes, more for some, many for one each: the frontier wants
+        // a quorum of either, if there is room for that.
         let rows = self.aside.len();
         let few = rows < 64;
         let most = if few { WRITES_AT_START } else { (WRITES_AT_START / rows).max(1) };
@@ -523,7 +583,9 @@ impl Space {
     /// Moves some rows that the frontier has reached; how many.
     pub(crate) fn drain_aside(&self) -> usize {
         // One for which there is no memory stays.
-        self.aside.drain(&self.frontier, |id, row| _ = self.write_inside(Origin::Log, id, row, |_| Ok(())))
+        self.aside.drain(&self.frontier, |id, row| {
+            _ = self.write_inside(Origin::Log, id, row, |_| Ok(()))
+        })
     }
 }
 
@@ -563,8 +625,15 @@ mod tests {
         let newest = tables.newest();
         let (low, base) = (newest.slot().low(), 1100);
         assert_eq!(space.end_of(low, newest.table()), Some(base));
-        let next =
-            |last| space.new_table(&Plan::new(&space.schema(), base, last, 64), space.schema(), &space.purse).unwrap();
+        let next = |last| {
+            space
+                .new_table(
+                    &Plan::new(&space.schema(), base, last, 64),
+                    space.schema(),
+                    &space.purse,
+                )
+                .unwrap()
+        };
         let short = next(base + 40);
         let last = short.span().1 + 20;
         set(last - 1);

@@ -1,4 +1,5 @@
-//! Rows that lie below the line, beside a model: whatever is done before, between and after the steps of a spill, every row is what it should be.
+//! Rows that lie below the line, beside a model: whatever is done before, between and after the
+//! steps of a spill, every row is what it should be.
 #![allow(clippy::unwrap_used)] // the helpers of a test
 
 use counter::{Alteration, Below, Bounds, Change, Error, Options, Schema, Space};
@@ -58,7 +59,9 @@ impl Case {
                     let row = self.model.entry(id).or_default();
                     row[field] += delta;
                     let mut out = Vec::new();
-                    self.space.add(id, &[Change { field, delta }], &Bounds::default(), &mut out).unwrap();
+                    self.space
+                        .add(id, &[Change { field, delta }], &Bounds::default(), &mut out)
+                        .unwrap();
                     assert_eq!(out, [row[field]], "{id}");
                 }
             }
@@ -85,15 +88,25 @@ impl Case {
         let mut spill = self.space.begin_spill(low, last);
         between(self);
         let mut file = BTreeMap::new();
-        let mut old: Vec<(u64, Vec<i64>)> =
-            self.shelf.rows.lock().unwrap().range(low..=last).map(|(&id, row)| (id, row.clone())).collect();
+        let mut old: Vec<(u64, Vec<i64>)> = self
+            .shelf
+            .rows
+            .lock()
+            .unwrap()
+            .range(low..=last)
+            .map(|(&id, row)| (id, row.clone()))
+            .collect();
         old.reverse();
         between(self);
         // Some, one or all at a time.
         let at_once = [7, 1, 100_000][self.rng.usize(..3)];
         let (mut ids, mut before) = (Vec::new(), None);
         while self.space.next_ids(&mut spill, at_once, &mut ids) {
-            assert!(ids.len() <= at_once && ids.is_sorted_by(|a, b| a < b) && before < ids.first().copied());
+            assert!(
+                ids.len() <= at_once
+                    && ids.is_sorted_by(|a, b| a < b)
+                    && before < ids.first().copied()
+            );
             assert!((low..=last).contains(&ids[0]) && ids[ids.len() - 1] <= last);
             before = ids.last().copied();
             let (mut rows, mut found) = (Vec::new(), Vec::new());
@@ -147,7 +160,8 @@ fn every_row_is_right_between_all_steps_of_a_spill() {
         let space = Space::new(Options { rows_per_table: 200, ..Options::new(schema) }).unwrap();
         let shelf = Shelf::default();
         space.attach(Box::new(shelf.clone()), 0, None);
-        let mut case = Case { space, shelf, model: BTreeMap::new(), rng: fastrand::Rng::with_seed(seed) };
+        let mut case =
+            Case { space, shelf, model: BTreeMap::new(), rng: fastrand::Rng::with_seed(seed) };
         let most = 1500;
         // In the order of ids, so that tables roll.
         for i in 0..most {

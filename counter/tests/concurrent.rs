@@ -10,7 +10,8 @@ fn space(schema: &str, rows_per_table: u64) -> Space {
     Space::new(Options { rows_per_table, ..Options::new(Schema::parse(schema).unwrap()) }).unwrap()
 }
 
-/// A stock that must not be oversold: of a million concurrent decrements on 100 items exactly 100 succeed.
+/// A stock that must not be oversold: of a million concurrent decrements on 100 items exactly 100
+/// succeed.
 #[test]
 fn a_stock_is_never_oversold() {
     let space = space("left:4", 1 << 10);
@@ -36,7 +37,8 @@ fn a_stock_is_never_oversold() {
     assert_eq!((sold.into_inner(), row), (100, [0]));
 }
 
-/// Whoever asks for figures while rewrites begin and end sees rows and what belongs to them in one table, or that a table is drained.
+/// Whoever asks for figures while rewrites begin and end sees rows and what belongs to them in one
+/// table, or that a table is drained.
 #[test]
 fn figures_of_a_table_are_of_one_moment() {
     const ROWS: u64 = 20_000;
@@ -55,16 +57,19 @@ fn figures_of_a_table_are_of_one_moment() {
         });
         let looks = std::iter::repeat_with(|| space.tables());
         let whole = looks.filter(|tables| tables.iter().all(|table| table.draining_bytes == 0));
-        let sum = |tables: &[TableStats], f: fn(&TableStats) -> u64| tables.iter().map(f).sum::<u64>();
-        let figures = whole.map(|tables| (sum(&tables, |t| t.rows), sum(&tables, |t| t.aux_entries)));
+        let sum =
+            |tables: &[TableStats], f: fn(&TableStats) -> u64| tables.iter().map(f).sum::<u64>();
+        let figures =
+            whole.map(|tables| (sum(&tables, |t| t.rows), sum(&tables, |t| t.aux_entries)));
         let wrong = figures.take(300).find(|&figures| figures != (ROWS, ROWS));
         stop.store(true, SeqCst);
         assert_eq!(wrong, None);
     });
 }
 
-/// Every field of a row says the same, whatever mix of bits and aux entries holds it; ids come in every order, so that tables roll and
-/// are rewritten under the readers. No reader sees fields that disagree, an id that vanished, or a counter that went back.
+/// Every field of a row says the same, whatever mix of bits and aux entries holds it; ids come in
+/// every order, so that tables roll and are rewritten under the readers. No reader sees fields that
+/// disagree, an id that vanished, or a counter that went back.
 fn no_reader_sees_a_torn_or_missing_row(schema: &str, scale: i64, order: fn(u64) -> u64) {
     const IDS: u64 = 20_000;
     let space = space(schema, 1500);
@@ -84,7 +89,9 @@ fn no_reader_sees_a_torn_or_missing_row(schema: &str, scale: i64, order: fn(u64)
                         space.add(order(i), changes, &Bounds::default(), &mut out).unwrap();
                         written.fetch_max(i, SeqCst);
                         for _ in 0..4 {
-                            space.add(order(rng.u64(0..=i)), changes, &Bounds::default(), &mut out).unwrap();
+                            space
+                                .add(order(rng.u64(0..=i)), changes, &Bounds::default(), &mut out)
+                                .unwrap();
                             assert!(out.iter().all(|v| *v == out[0]));
                         }
                     }
@@ -151,7 +158,9 @@ fn rising_ids() {
 
 #[test]
 fn shuffled_ids_whose_counters_outgrow_their_bits() {
-    no_reader_sees_a_torn_or_missing_row("a:2 b:30 c:5 d:64", 1, |i| i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20);
+    no_reader_sees_a_torn_or_missing_row("a:2 b:30 c:5 d:64", 1, |i| {
+        i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20
+    });
 }
 
 #[test]
@@ -170,8 +179,9 @@ struct Told {
     fields: AtomicU64,
 }
 
-/// Fields are added, widened, narrowed and dropped while rows are written, deleted, rewritten, split, read and walked. A row's first two fields are
-/// always there and always equal; any other has the same value, or 0 if the row has not been written since the field came.
+/// Fields are added, widened, narrowed and dropped while rows are written, deleted, rewritten,
+/// split, read and walked. A row's first two fields are always there and always equal; any other
+/// has the same value, or 0 if the row has not been written since the field came.
 struct Altering {
     space: Space,
     rows: Vec<Told>,
@@ -183,11 +193,17 @@ struct Altering {
 
 impl Altering {
     fn new(seed: u64) -> Altering {
-        let schema = Schema::parse(["a:4 b:6", "a:12 b:8 c:8 d:16", "a:1 b:64 c:30"][seed as usize % 3]).unwrap();
-        let orders: [fn(u64) -> u64; 3] =
-            [|i| (1 << 50) + i * 4096, |i| i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20, |i| (1 << 40) - i * 100];
+        let schema =
+            Schema::parse(["a:4 b:6", "a:12 b:8 c:8 d:16", "a:1 b:64 c:30"][seed as usize % 3])
+                .unwrap();
+        let orders: [fn(u64) -> u64; 3] = [
+            |i| (1 << 50) + i * 4096,
+            |i| i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20,
+            |i| (1 << 40) - i * 100,
+        ];
         Altering {
-            space: Space::new(Options { rows_per_table: 1500, seed, ..Options::new(schema) }).unwrap(),
+            space: Space::new(Options { rows_per_table: 1500, seed, ..Options::new(schema) })
+                .unwrap(),
             rows: (0..12_000).map(|_| Told::default()).collect(),
             order: orders[seed as usize / 3 % 3],
             written: AtomicU64::new(0),
@@ -196,14 +212,16 @@ impl Altering {
         }
     }
 
-    /// Writes rows `which`, `which + 2`, ..., each value higher than the one before; gives what they must hold in the end.
+    /// Writes rows `which`, `which + 2`, ..., each value higher than the one before; gives what
+    /// they must hold in the end.
     fn write(&self, seed: u64, which: u64, steps: u64) -> HashMap<u64, (i64, u64)> {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut model = HashMap::new();
         let mut value = 0;
         for step in 0..steps {
             value += rng.i64(1..200);
-            let upto = (step * 2 * self.rows.len() as u64 / steps).clamp(1, self.rows.len() as u64 / 2);
+            let upto =
+                (step * 2 * self.rows.len() as u64 / steps).clamp(1, self.rows.len() as u64 / 2);
             let i = 2 * rng.u64(0..upto) + which;
             let (told, id) = (&self.rows[i as usize], (self.order)(i));
             if rng.u32(0..50) == 0 {
@@ -215,7 +233,8 @@ impl Altering {
             }
             let fields = loop {
                 let schema = self.space.schema();
-                let cells: Vec<(usize, i64)> = schema.living().map(|(field, _)| (field, value)).collect();
+                let cells: Vec<(usize, i64)> =
+                    schema.living().map(|(field, _)| (field, value)).collect();
                 let fields = cells.iter().fold(0, |bits, cell| bits | 1 << cell.0);
                 let written = if rng.u32(0..5) == 0 {
                     let mut row = vec![0; schema.width()];
@@ -251,11 +270,19 @@ impl Altering {
             }
             next = self.written.load(SeqCst) + rng.u64(1..4000);
             let schema = self.space.schema();
-            let living: Vec<String> = schema.living().map(|(_, field)| field.name.clone()).collect();
+            let living: Vec<String> =
+                schema.living().map(|(_, field)| field.name.clone()).collect();
             let change = match rng.u32(0..4) {
-                0 | 1 => Alteration::Add { name: format!("n{}", schema.width()), width: rng.u8(1..20) },
-                2 => Alteration::Widen { name: rng.choice(&living).unwrap().clone(), width: rng.u8(1..40) },
-                _ if living.len() > 2 => Alteration::Drop { name: living[rng.usize(2..living.len())].clone() },
+                0 | 1 => {
+                    Alteration::Add { name: format!("n{}", schema.width()), width: rng.u8(1..20) }
+                }
+                2 => Alteration::Widen {
+                    name: rng.choice(&living).unwrap().clone(),
+                    width: rng.u8(1..40),
+                },
+                _ if living.len() > 2 => {
+                    Alteration::Drop { name: living[rng.usize(2..living.len())].clone() }
+                }
                 _ => continue,
             };
             // Refused when there are too many fields, or too many bits.
@@ -301,7 +328,11 @@ impl Altering {
                 assert!(row[0] >= value, "{} went back from {value}: {row:?}", ids[i]);
                 for (field, _) in schema.living().filter(|(field, _)| fields >> field & 1 == 1) {
                     let dropped = still.fields()[field].dropped;
-                    assert!(dropped || row[field] == row[0], "{} has lost field {field}: {row:?}", ids[i]);
+                    assert!(
+                        dropped || row[field] == row[0],
+                        "{} has lost field {field}: {row:?}",
+                        ids[i]
+                    );
                 }
             }
         }
@@ -312,13 +343,17 @@ impl Altering {
         // Read after the row: whoever writes no more to a dropped field knew of it before.
         let still = self.space.schema();
         let fields = row.iter().zip(still.fields()).filter(|(_, field)| !field.dropped);
-        assert!(row[0] == row[1] && fields.map(|f| f.0).all(|v| *v == row[0] || *v == 0), "{id} is torn: {row:?}");
+        assert!(
+            row[0] == row[1] && fields.map(|f| f.0).all(|v| *v == row[0] || *v == 0),
+            "{id} is torn: {row:?}"
+        );
     }
 
     fn run(&self, seed: u64, steps: u64) -> u64 {
         let reads = AtomicU64::new(0);
         let models = std::thread::scope(|s| {
-            let writers = [0, 1].map(|which| s.spawn(move || self.write(seed * 10 + which, which, steps / 2)));
+            let writers = [0, 1]
+                .map(|which| s.spawn(move || self.write(seed * 10 + which, which, steps / 2)));
             s.spawn(|| self.alter(seed));
             s.spawn(|| {
                 while !self.stop.load(SeqCst) {
@@ -351,15 +386,23 @@ impl Altering {
         for (i, (value, fields)) in model {
             assert!(self.space.get((self.order)(i), &mut row));
             for (field, _) in schema.living() {
-                assert_eq!(row[field], if fields >> field & 1 == 1 { value } else { 0 }, "field {field} of {i}");
+                assert_eq!(
+                    row[field],
+                    if fields >> field & 1 == 1 { value } else { 0 },
+                    "field {field} of {i}"
+                );
             }
         }
-        assert!(self.space.tables().iter().all(|table| table.schema == schema.to_string()), "modern in the end");
+        assert!(
+            self.space.tables().iter().all(|table| table.schema == schema.to_string()),
+            "modern in the end"
+        );
         reads.into_inner()
     }
 }
 
-/// `CONCURRENT_SEEDS=n` runs more seeds, `CONCURRENT_SEED=n` one of them, `CONCURRENT_STEPS=n` so many writes for each.
+/// `CONCURRENT_SEEDS=n` runs more seeds, `CONCURRENT_SEED=n` one of them, `CONCURRENT_STEPS=n` so
+/// many writes for each.
 #[test]
 fn fields_agree_while_the_schema_changes() {
     let number = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
@@ -371,13 +414,16 @@ fn fields_agree_while_the_schema_changes() {
     let (mut alterations, mut reads, runs) = (0, 0, seeds.end - seeds.start);
     for seed in seeds {
         let altering = Altering::new(seed);
-        let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| altering.run(seed, steps)));
+        let run =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| altering.run(seed, steps)));
         reads += run.unwrap_or_else(|panic| {
             eprintln!("failed with CONCURRENT_SEED={seed} CONCURRENT_STEPS={steps}");
             std::panic::resume_unwind(panic)
         });
         alterations += altering.alterations.load(SeqCst);
     }
-    eprintln!("{runs} runs of {steps} writes, {reads} rows read beside them, {alterations} alterations");
+    eprintln!(
+        "{runs} runs of {steps} writes, {reads} rows read beside them, {alterations} alterations"
+    );
     assert!(alterations > 5 * runs, "{alterations}");
 }

@@ -14,7 +14,12 @@ fn one(field: usize, delta: i64) -> [Change; 1] {
 #[test]
 fn a_full_space_refuses_new_rows_and_goes_on_with_the_old_ones() {
     let limit = 300_000;
-    let space = Space::new(Options { memory_limit_bytes: limit, rows_per_table: 2000, ..options("a:12 b:4") }).unwrap();
+    let space = Space::new(Options {
+        memory_limit_bytes: limit,
+        rows_per_table: 2000,
+        ..options("a:12 b:4")
+    })
+    .unwrap();
     let mut out = vec![];
     let mut ids = vec![];
     let full = Error::Full { limit_bytes: limit };
@@ -43,7 +48,10 @@ fn a_full_space_refuses_new_rows_and_goes_on_with_the_old_ones() {
         assert_eq!(row, [1, 7], "what needs no memory works");
     }
     // Outgrowing the bits needs memory: refused sooner or later, and then nothing has changed.
-    let outgrown = ids.iter().filter(|&&id| space.add(id, &one(1, 100), &Bounds::default(), &mut out).is_ok()).count();
+    let outgrown = ids
+        .iter()
+        .filter(|&&id| space.add(id, &one(1, 100), &Bounds::default(), &mut out).is_ok())
+        .count();
     assert!(outgrown < ids.len());
     let sum: i64 = ids.iter().map(|&id| if space.get(id, &mut row) { row[1] } else { 0 }).sum();
     assert_eq!(sum, 7 * ids.len() as i64 + 100 * outgrown as i64);
@@ -80,7 +88,8 @@ fn one_bad_id_harms_nobody() {
 
 #[test]
 fn ids_too_far_ahead_and_too_many_asides_are_refused() {
-    let space = Space::new(Options { max_ahead: Some(1 << 30), max_aside: 100, ..options("a:12") }).unwrap();
+    let space = Space::new(Options { max_ahead: Some(1 << 30), max_aside: 100, ..options("a:12") })
+        .unwrap();
     let mut out = vec![];
     for i in 0..200 {
         space.add(1000 + i, &one(0, 1), &Bounds::default(), &mut out).unwrap();
@@ -92,7 +101,8 @@ fn ids_too_far_ahead_and_too_many_asides_are_refused() {
     assert!(refused == 0 || space.aside_rows() <= 101, "{refused} refused");
 }
 
-/// A row that is there can be counted on, though a version of it that takes its place is made first; a new one, or a wider one, is refused.
+/// A row that is there can be counted on, though a version of it that takes its place is made
+/// first; a new one, or a wider one, is refused.
 #[test]
 fn rows_aside_are_counted_on_in_a_full_space() {
     let space = Space::new(options("a:4 b:4")).unwrap();
@@ -112,7 +122,8 @@ fn rows_aside_are_counted_on_in_a_full_space() {
     assert_eq!((space.aside_rows(), space.memory_bytes()), (1, used));
 }
 
-/// Nor does it matter that a walk holds the versions before: their memory passes to those that take their place, and is given back once.
+/// Nor does it matter that a walk holds the versions before: their memory passes to those that take
+/// their place, and is given back once.
 #[test]
 fn rows_aside_are_counted_on_in_a_full_space_while_somebody_walks() {
     let space = Space::new(options("a:4 b:4")).unwrap();
@@ -139,10 +150,16 @@ fn rows_aside_are_counted_on_in_a_full_space_while_somebody_walks() {
             assert_eq!((0..5).map(inc).collect::<Vec<_>>(), vec![Ok(n); 5]);
             assert_eq!(space.memory_bytes(), used);
         }
-        assert_eq!((space.set(far(0), &[(1, 1)]), inc(0), inc(5)), (Err(full(used)), Ok(10), Err(full(used))));
+        assert_eq!(
+            (space.set(far(0), &[(1, 1)]), inc(0), inc(5)),
+            (Err(full(used)), Ok(10), Err(full(used)))
+        );
         // A wider one takes what it has more.
         space.set_memory_limit_bytes(used + 8);
-        assert_eq!((space.set(far(0), &[(1, 1)]), space.set(far(1), &[(1, 1)])), (Ok(0), Err(full(used + 8))));
+        assert_eq!(
+            (space.set(far(0), &[(1, 1)]), space.set(far(1), &[(1, 1)])),
+            (Ok(0), Err(full(used + 8)))
+        );
         assert_eq!(space.memory_bytes(), used + 8);
         // What needs no memory works, however low the limit is.
         space.set_memory_limit_bytes(without);
@@ -151,7 +168,11 @@ fn rows_aside_are_counted_on_in_a_full_space_while_somebody_walks() {
         // Changed since the walk began, and as it was then.
         assert!(space.delete(far(1)) && space.delete(far(2)));
     });
-    assert_eq!(visited, (0..5).map(|i| (far(i), vec![1, 0])).collect::<Vec<_>>(), "one version of the map");
+    assert_eq!(
+        visited,
+        (0..5).map(|i| (far(i), vec![1, 0])).collect::<Vec<_>>(),
+        "one version of the map"
+    );
     assert_eq!((space.aside_rows(), space.memory_bytes()), (3, used + 8 - 2 * each));
     for i in [0, 3, 4] {
         assert!(space.delete(far(i)));
@@ -159,7 +180,8 @@ fn rows_aside_are_counted_on_in_a_full_space_while_somebody_walks() {
     assert_eq!((space.aside_rows(), space.memory_bytes()), (0, without));
 }
 
-/// Whoever fills the aside with bad ids neither moves the frontier to them nor keeps real traffic out that jumps.
+/// Whoever fills the aside with bad ids neither moves the frontier to them nor keeps real traffic
+/// out that jumps.
 #[test]
 fn a_full_aside_says_nothing_of_the_traffic() {
     let space = Space::new(Options { max_aside: 100, ..options("a:12") }).unwrap();
@@ -194,7 +216,8 @@ fn a_full_aside_says_nothing_of_the_traffic() {
 fn behind_a_full_aside(max_aside: usize) -> Space {
     let space = Space::new(Options { max_aside, ..options("a:20") }).unwrap();
     (0..5000).for_each(|id| _ = space.set(id, &[(0, 1)]).unwrap());
-    let full = (0..max_aside as u64 + 100).filter(|i| space.set(u64::MAX - i, &[(0, 1)]).is_err()).count();
+    let full =
+        (0..max_aside as u64 + 100).filter(|i| space.set(u64::MAX - i, &[(0, 1)]).is_err()).count();
     assert_eq!((full, space.aside_rows()), (100, max_aside as u64));
     space
 }
@@ -211,7 +234,10 @@ fn a_popular_row_keeps_no_traffic_out_of_a_full_aside() {
         assert!(refused < 6500, "{refused} refused with room for {max_aside}");
         let mut row = [0];
         assert!(space.get((1 << 40) + 2999, &mut row) && row == [7], "{row:?}");
-        assert_eq!((space.frontier(), space.aside_rows()), (Some((1 << 40) + 2999), max_aside as u64));
+        assert_eq!(
+            (space.frontier(), space.aside_rows()),
+            (Some((1 << 40) + 2999), max_aside as u64)
+        );
     }
 }
 
@@ -221,13 +247,17 @@ fn few_rows_that_find_the_aside_full_move_nothing() {
     for (max_aside, ids) in [(500, 1), (500, 63), (1 << 16, 1), (1 << 16, 63)] {
         let space = behind_a_full_aside(max_aside);
         for i in 0..200_000 {
-            assert_eq!(space.set((1 << 40) + i % ids, &[(0, 1)]), Err(Error::AsideFull { limit: max_aside }));
+            assert_eq!(
+                space.set((1 << 40) + i % ids, &[(0, 1)]),
+                Err(Error::AsideFull { limit: max_aside })
+            );
         }
         assert_eq!(space.frontier(), Some(4999));
     }
 }
 
-/// A space without a frontier takes it from what it has, when that is all that it has room for: of few rows, of strays, of rows that are written once.
+/// A space without a frontier takes it from what it has, when that is all that it has room for: of
+/// few rows, of strays, of rows that are written once.
 #[test]
 fn a_space_begins_however_few_rows_may_be_aside() {
     for max_aside in [0, 1, 2, 10, 63, 64, 100, 5000] {
@@ -238,7 +268,10 @@ fn a_space_begins_however_few_rows_may_be_aside() {
                 let mut add = |id| space.add(id, &one(0, 1), &Bounds::default(), &mut out).is_err();
                 (0..strays).for_each(|i| _ = add(u64::MAX - i));
                 let refused = (0..10_000).filter(|i| add((1 << 40) + i % posts)).count();
-                assert!(refused < 100, "{refused} of {posts} posts refused, room for {max_aside}, {strays} strays");
+                assert!(
+                    refused < 100,
+                    "{refused} of {posts} posts refused, room for {max_aside}, {strays} strays"
+                );
             }
         }
     }
@@ -266,15 +299,24 @@ fn a_new_schema_reads_old_rows_at_once() {
     check();
     while space.maintain() {}
     check();
-    assert!(space.tables().iter().all(|t| t.schema == "like:12 !repost:8 share:14" && t.aux_entries == 0));
+    assert!(
+        space
+            .tables()
+            .iter()
+            .all(|t| t.schema == "like:12 !repost:8 share:14" && t.aux_entries == 0)
+    );
 }
 
-/// What was accepted once is accepted again when a log is replayed, in whatever order its rows come.
+/// What was accepted once is accepted again when a log is replayed, in whatever order its rows
+/// come.
 #[test]
 fn a_replay_is_not_refused() {
     let schema = counter::Schema::parse("like:12 read:16").unwrap();
-    let options =
-        counter::Options { max_ahead: Some(1000), memory_limit_bytes: 1 << 20, ..counter::Options::new(schema) };
+    let options = counter::Options {
+        max_ahead: Some(1000),
+        memory_limit_bytes: 1 << 20,
+        ..counter::Options::new(schema)
+    };
     let space = counter::Space::new(options).unwrap();
     for id in 0..100 {
         space.set(id, &[(0, 1)]).unwrap();
@@ -302,7 +344,8 @@ fn a_replay_is_not_refused() {
     assert!((0..2 * next).all(|id| space.exists(id)), "what is there stays");
 }
 
-/// Ids that come in no order make their table grow, and split once it is larger than a table should be.
+/// Ids that come in no order make their table grow, and split once it is larger than a table should
+/// be.
 #[test]
 fn a_backfill_ends_in_tables_of_the_usual_size() {
     let space = Space::new(Options { rows_per_table: 2000, ..options("a:12") }).unwrap();
@@ -317,11 +360,15 @@ fn a_backfill_ends_in_tables_of_the_usual_size() {
     assert!(most <= 3000 && tables.len() >= 14, "{} tables, one of {most} rows", tables.len());
 }
 
-/// Ids in no order make tables grow by more than is needed at once. When no more come, none is left emptier than one that rolls.
+/// Ids in no order make tables grow by more than is needed at once. When no more come, none is left
+/// emptier than one that rolls.
 #[test]
 fn tables_that_rest_are_as_full_as_tables_that_roll() {
-    let space =
-        Space::new(Options { rows_per_table: 32_000, ..options("like:12 repost:8 comment:8 read:16") }).unwrap();
+    let space = Space::new(Options {
+        rows_per_table: 32_000,
+        ..options("like:12 repost:8 comment:8 read:16")
+    })
+    .unwrap();
     let id = |i: u64| (1 << 40) + i * 7919 % 343_000 * 100;
     let mut out = vec![];
     for i in 0..328_000 {
@@ -363,19 +410,26 @@ fn tables_that_rest_are_as_full_as_tables_that_roll() {
 /// Each by itself, however many wait.
 #[test]
 fn tables_that_were_closed_early_are_made_tight_all_of_them() {
-    let space =
-        Space::new(Options { rows_per_table: 1 << 14, ..options("like:12 repost:8 comment:8 read:16") }).unwrap();
+    let space = Space::new(Options {
+        rows_per_table: 1 << 14,
+        ..options("like:12 repost:8 comment:8 read:16")
+    })
+    .unwrap();
     let mut out = vec![];
     let mut ids = (1u64 << 40..).step_by(64);
     let mut add = |n: usize| {
-        ids.by_ref().take(n).for_each(|id| space.add(id, &one(0, 1), &Bounds::default(), &mut out).unwrap());
+        ids.by_ref()
+            .take(n)
+            .for_each(|id| space.add(id, &one(0, 1), &Bounds::default(), &mut out).unwrap());
     };
     add(60_000);
     for _ in 0..4 {
         add(700);
         assert!(space.roll_now().unwrap());
     }
-    let loose = || space.tables().iter().filter(|t| t.last < u64::MAX && t.rows > 200 && t.fill < 0.36).count();
+    let loose = || {
+        space.tables().iter().filter(|t| t.last < u64::MAX && t.rows > 200 && t.fill < 0.36).count()
+    };
     assert!(loose() >= 4, "{:#?}", space.tables());
     while space.maintain() {}
     assert_eq!(loose(), 0, "{:#?}", space.tables());
@@ -394,21 +448,27 @@ fn tables_that_were_closed_early_are_made_tight_all_of_them() {
 /// Rows beyond all probes make a table grow by themselves, before it is as full as it may be.
 #[test]
 fn no_closed_table_keeps_many_rows_in_its_extend_dictionary() {
-    let space =
-        Space::new(Options { rows_per_table: 16_000, ..options("like:12 repost:8 comment:8 read:16") }).unwrap();
+    let space = Space::new(Options {
+        rows_per_table: 16_000,
+        ..options("like:12 repost:8 comment:8 read:16")
+    })
+    .unwrap();
     let mut out = vec![];
     for i in 0..40_000u64 {
         let id = (1 << 40) + i * 7919 % 40_000 * 100;
         space.add(id, &one(0, 1), &Bounds::default(), &mut out).unwrap();
         if i % 100 == 0 {
             while space.maintain() {}
-            let over = |t: &&counter::TableStats| t.last < u64::MAX && t.extend_rows >= 16.max(t.rows / 200);
+            let over = |t: &&counter::TableStats| {
+                t.last < u64::MAX && t.extend_rows >= 16.max(t.rows / 200)
+            };
             assert_eq!(space.tables().iter().find(over), None, "after {i}");
         }
     }
 }
 
-/// However often a request names a field, the row has it once: neither memory nor the time for which a bucket is locked grows with the request.
+/// However often a request names a field, the row has it once: neither memory nor the time for
+/// which a bucket is locked grows with the request.
 #[test]
 fn a_field_that_is_named_again_and_again_is_stored_once() {
     let space = Space::new(options("a:2 b:2 c:12")).unwrap();
@@ -436,13 +496,15 @@ fn a_field_that_is_named_again_and_again_is_stored_once() {
 #[test]
 fn a_deletion_needs_no_memory_opens_no_table_and_moves_no_frontier() {
     let schema = Schema::parse("like:10 read:10").unwrap();
-    let space = Space::new(Options { memory_limit_bytes: 1 << 20, ..Options::new(schema) }).unwrap();
+    let space =
+        Space::new(Options { memory_limit_bytes: 1 << 20, ..Options::new(schema) }).unwrap();
     let mut full = 0;
     while space.set(full, &[(0, 1)]).is_ok() {
         full += 1;
     }
     assert!(full > 50_000, "{full}");
-    // Far ahead: some of them get into the aside while there is room for them, and none into a table.
+    // Far ahead: some of them get into the aside while there is room for them, and none into a
+    // table.
     let ahead: Vec<u64> = (0..300).map(|i| (1 << 40) + i).collect();
     for _ in 0..20 {
         ahead.iter().for_each(|&id| drop(space.set(id, &[(0, 10)])));
@@ -452,7 +514,8 @@ fn a_deletion_needs_no_memory_opens_no_table_and_moves_no_frontier() {
     for &id in &there {
         assert!(space.delete(id) && !space.exists(id) && !space.delete(id), "{id}");
     }
-    // Without memory and, once there is a row in the newest table, so that it could be closed, with it.
+    // Without memory and, once there is a row in the newest table, so that it could be closed, with
+    // it.
     for limit in [1 << 20, u64::MAX] {
         space.set_memory_limit_bytes(limit);
         let mut near = space.frontier().unwrap() + 1;
@@ -462,7 +525,9 @@ fn a_deletion_needs_no_memory_opens_no_table_and_moves_no_frontier() {
         }
         let (tables, high) = (space.tables().len(), space.frontier());
         // Near what is there, where a write would go into its table, and far from it.
-        for id in (near..near + 50).chain((0..3_000).map(|i| full + i * 1_000_000)).chain([u64::MAX]) {
+        for id in
+            (near..near + 50).chain((0..3_000).map(|i| full + i * 1_000_000)).chain([u64::MAX])
+        {
             assert!(!space.delete(id), "{id}");
         }
         assert_eq!((space.tables().len(), space.frontier()), (tables, high), "{limit}");
@@ -472,16 +537,20 @@ fn a_deletion_needs_no_memory_opens_no_table_and_moves_no_frontier() {
     space.set(7, &[(0, 1)]).expect("a deletion makes room");
 }
 
-/// While a smaller table takes the place of a larger one there may be more than the limit: by that one.
+/// While a smaller table takes the place of a larger one there may be more than the limit: by that
+/// one.
 #[test]
 fn a_full_space_gets_back_what_deletions_leave_empty() {
     let limit = 3_000_000;
     let options = options("like:12 repost:8 comment:8 read:16");
-    let space = Space::new(Options { memory_limit_bytes: limit, rows_per_table: 65_536, ..options }).unwrap();
+    let space =
+        Space::new(Options { memory_limit_bytes: limit, rows_per_table: 65_536, ..options })
+            .unwrap();
     let id = |i: u64| (1 << 40) + i * 1000;
     let mut rng = fastrand::Rng::with_seed(1);
     let mut out = vec![];
-    let mut add = |i: u64, delta: i64| space.add(id(i), &one(0, delta), &Bounds::default(), &mut out);
+    let mut add =
+        |i: u64, delta: i64| space.add(id(i), &one(0, delta), &Bounds::default(), &mut out);
     let mut next = 0;
     while add(next, 1).is_ok() {
         next += 1;
@@ -506,7 +575,12 @@ fn a_full_space_gets_back_what_deletions_leave_empty() {
     });
     let came = came.count();
     while space.maintain() {}
-    assert!(came * 10 > dead.len() * 7, "{came} rows came for {} that went: {:#?}", dead.len(), space.tables());
+    assert!(
+        came * 10 > dead.len() * 7,
+        "{came} rows came for {} that went: {:#?}",
+        dead.len(),
+        space.tables()
+    );
     assert!(space.memory_bytes() <= limit);
     let mut row = [0; 4];
     let dead: std::collections::HashSet<u64> = dead.into_iter().collect();
@@ -517,11 +591,15 @@ fn a_full_space_gets_back_what_deletions_leave_empty() {
     }
 }
 
-/// Ids come and go, as many as each other: the marks of those that went do not lead misses on for ever, and a table with such traffic does not rest.
+/// Ids come and go, as many as each other: the marks of those that went do not lead misses on for
+/// ever, and a table with such traffic does not rest.
 #[test]
 fn misses_stay_short_where_rows_come_and_go() {
-    let space =
-        Space::new(Options { rows_per_table: 20_000, ..options("like:12 repost:8 comment:8 read:16") }).unwrap();
+    let space = Space::new(Options {
+        rows_per_table: 20_000,
+        ..options("like:12 repost:8 comment:8 read:16")
+    })
+    .unwrap();
     let mut rng = fastrand::Rng::with_seed(3);
     let mut live: Vec<u64> = Vec::new();
     let mut out = vec![];
@@ -582,7 +660,10 @@ fn a_table_that_is_split_counts_once() {
     let mut seen = 0;
     for i in 0..40_000u64 {
         let id = (1 << 40) + i * 7919 % 40_000 * 100;
-        let changes = [Change { field: 0, delta: rng.i64(0..60) }, Change { field: 1, delta: rng.i64(0..1000) }];
+        let changes = [
+            Change { field: 0, delta: rng.i64(0..60) },
+            Change { field: 1, delta: rng.i64(0..1000) },
+        ];
         space.add(id, &changes, &Bounds::default(), &mut out).unwrap();
         if i % 16 != 0 {
             continue;
@@ -595,11 +676,17 @@ fn a_table_that_is_split_counts_once() {
         }
         seen += 1;
         let rows = i + 1;
-        assert_eq!((space.rows(), tables.iter().map(|t| t.rows + t.draining_rows).sum::<u64>()), (rows, rows));
+        assert_eq!(
+            (space.rows(), tables.iter().map(|t| t.rows + t.draining_rows).sum::<u64>()),
+            (rows, rows)
+        );
         let ranges = space.ranges();
         assert_eq!(ranges.iter().map(|range| range.rows).sum::<u64>(), rows);
         let bytes: u64 = tables.iter().map(|t| t.bytes + t.draining_bytes).sum();
-        assert_eq!((bytes, ranges.iter().map(|range| range.bytes).sum()), (space.memory_bytes(), bytes));
+        assert_eq!(
+            (bytes, ranges.iter().map(|range| range.bytes).sum()),
+            (space.memory_bytes(), bytes)
+        );
         let advice = space.advise().unwrap();
         assert_eq!(advice.rows, rows);
         assert_eq!(advice.schema(), "a:6 b:10", "{advice}");
@@ -613,8 +700,11 @@ fn a_write_stirs_nobody_where_nothing_is_crowded() {
     let space = Space::new(options("like:12 repost:8 comment:8 read:16")).unwrap();
     let mut out = vec![];
     let mut next = 0u64;
-    let mut add = |i: u64| space.add((1 << 40) + i * 64, &one(0, 1), &Bounds::default(), &mut out).unwrap();
-    let extended = || space.tables().iter().find(|t| (1..10).contains(&t.extend_rows)).map(|t| t.low.max(1 << 40));
+    let mut add =
+        |i: u64| space.add((1 << 40) + i * 64, &one(0, 1), &Bounds::default(), &mut out).unwrap();
+    let extended = || {
+        space.tables().iter().find(|t| (1..10).contains(&t.extend_rows)).map(|t| t.low.max(1 << 40))
+    };
     while extended().is_none() {
         add(next);
         next += 1;

@@ -1,4 +1,5 @@
-//! A space that is written out and loaded again is the same, whatever was in it, and goes on as it did.
+//! A space that is written out and loaded again is the same, whatever was in it, and goes on as it
+//! did.
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
@@ -8,7 +9,10 @@ use std::collections::BTreeMap;
 const BASE: u64 = 3_631_614_501_919_378;
 
 fn options(rows_per_table: u64) -> Options {
-    Options { rows_per_table, ..Options::new(Schema::parse("like:12 repost:8 comment:8 read:16").unwrap()) }
+    Options {
+        rows_per_table,
+        ..Options::new(Schema::parse("like:12 repost:8 comment:8 read:16").unwrap())
+    }
 }
 
 fn settle(space: &Space) {
@@ -25,12 +29,19 @@ fn value(rng: &mut fastrand::Rng) -> i64 {
 }
 
 /// As a snapshot does it: table by table, then the head.
-fn reload(from: &Space, into: Options, wrong_rows: Option<u64>, with_head: bool, rng: &mut fastrand::Rng) -> Space {
+fn reload(
+    from: &Space,
+    into: Options,
+    wrong_rows: Option<u64>,
+    with_head: bool,
+    rng: &mut fastrand::Rng,
+) -> Space {
     let tables: Vec<(u64, u64)> = from.tables().iter().map(|t| (t.low, t.last)).collect();
     let rows_of = |&(low, last): &(u64, u64)| {
         let mut rows: Vec<(u64, Vec<i64>)> = vec![];
         from.for_each_in(low, last, |id, row| rows.push((id, row.to_vec())));
-        // A walk may meet a row twice, as it was at two moments: the later one holds, if not the log.
+        // A walk may meet a row twice, as it was at two moments: the later one holds, if not the
+        // log.
         for _ in 0..rows.len() / 50 {
             let (id, row) = rows[rng.usize(0..rows.len())].clone();
             rows.insert(0, (id, row.iter().map(|v| v ^ 1).collect()));
@@ -112,7 +123,9 @@ fn a_loaded_space_is_the_one_that_was_written_out() {
         }
         assert_same(&space, &model, "before");
         let schema = (*space.schema()).clone();
-        for (wrong_rows, with_head) in [(None, true), (Some(0), true), (Some(1 << 16), true), (None, false)] {
+        for (wrong_rows, with_head) in
+            [(None, true), (Some(0), true), (Some(1 << 16), true), (None, false)]
+        {
             let what = format!("seed {seed}, rows {wrong_rows:?}, head {with_head}");
             let mut model = model.clone();
             let made = Options { schema: schema.clone(), ..options(4096) };
@@ -122,8 +135,9 @@ fn a_loaded_space_is_the_one_that_was_written_out() {
             let newest = loaded.tables().len();
             for i in 20_000..40_000u64 {
                 let id = BASE + if i % 20 == 0 { rng.u64(0..i) } else { i } * 4096;
-                let row: Vec<i64> =
-                    (0..schema.width()).map(|f| if schema.fields()[f].dropped { 0 } else { value(&mut rng) }).collect();
+                let row: Vec<i64> = (0..schema.width())
+                    .map(|f| if schema.fields()[f].dropped { 0 } else { value(&mut rng) })
+                    .collect();
                 loaded.put(id, Some(&row)).unwrap();
                 model.insert(id, row);
                 settle(&loaded);

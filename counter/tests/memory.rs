@@ -1,4 +1,5 @@
-//! What a space says it takes is what it takes: its bytes beside the allocator's and the pages of its tables.
+//! What a space says it takes is what it takes: its bytes beside the allocator's and the pages of
+//! its tables.
 #![allow(clippy::unwrap_used)]
 
 use counter::{Below, Bounds, Change, Error, Options, Schema, Space};
@@ -28,8 +29,10 @@ fn values_that_outgrow_26_bits() {
     }
     while space.maintain() {}
     // Larger than an aux word, so that the arrays do not grow any more.
-    let fill =
-        |value| (0..10_000u64).for_each(|id| _ = space.set((1 << 40) + id * 37 % 10_000, &[(0, value)]).unwrap());
+    let fill = |value| {
+        (0..10_000u64)
+            .for_each(|id| _ = space.set((1 << 40) + id * 37 % 10_000, &[(0, value)]).unwrap())
+    };
     fill(1 << 20);
     assert_counted("giants", growth(&space, || fill(-1)));
     let (taken, said) = growth(&space, || fill(1));
@@ -48,7 +51,9 @@ fn rows_far_ahead() {
             space.set((1 << 60) + i * 7919 % 5000, &[(2, 1)]).unwrap();
             for j in 0..16 {
                 let change = [Change { field: 1, delta: 1 }];
-                space.add((1 << 40) + (i + j) % 5000, &change, &Bounds::default(), &mut out).unwrap();
+                space
+                    .add((1 << 40) + (i + j) % 5000, &change, &Bounds::default(), &mut out)
+                    .unwrap();
             }
         }
     });

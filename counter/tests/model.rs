@@ -1,5 +1,6 @@
-//! Random calls against a plain map. Tables are so small that they roll, are rewritten and split, overflow their probes and their bits, and ids
-//! stray far ahead, all the time; the schema changes now and then. A failure prints the seed: `MODEL_SEED=n cargo test -p counter --test model`.
+//! Random calls against a plain map. Tables are so small that they roll, are rewritten and split,
+//! overflow their probes and their bits, and ids stray far ahead, all the time; the schema changes
+//! now and then. A failure prints the seed: `MODEL_SEED=n cargo test -p counter --test model`.
 //! `MODEL_STEPS=n` sets the steps per seed, `MODEL_SEEDS=n` the seeds.
 #![allow(clippy::unwrap_used)]
 
@@ -117,14 +118,18 @@ fn check_all(space: &Space, model: &Model, what: &str) {
         assert_eq!(rows[i * width..][..width], model.row(id), "{what}: row {id}");
         assert_eq!(walked[&id], model.row(id), "{what}: walked row {id}");
     }
-    // Neighbours, most of which are not there: many of these meet a slot that looks like theirs at first.
+    // Neighbours, most of which are not there: many of these meet a slot that looks like theirs at
+    // first.
     let asked: Vec<u64> = ids.iter().flat_map(|&id| [id, id.wrapping_add(1)]).collect();
     (rows, found) = (vec![], vec![]);
     space.get_batch(&asked, &mut rows, &mut found);
     for (i, id) in asked.iter().enumerate() {
         let row = &rows[i * model.schema.width()..][..model.schema.width()];
         assert_eq!(found[i], model.rows.contains_key(id), "{what}: whether {id} is there");
-        assert!(found[i] || row.iter().all(|&value| value == 0), "{what}: {id} is not there, and has {row:?}");
+        assert!(
+            found[i] || row.iter().all(|&value| value == 0),
+            "{what}: {id} is not there, and has {row:?}"
+        );
     }
     let tables = space.tables();
     let counted: u64 = tables.iter().map(|t| t.rows + t.draining_rows).sum();
@@ -146,7 +151,8 @@ fn run(seed: u64, steps: u64, seen: &mut Seen) {
     let mut rng = fastrand::Rng::with_seed(seed);
     let schemas = ["a:4 b:3", "like:12 repost:8 comment:8 read:16", "a:1", "a:64 b:1 c:30 d:2 e:5"];
     let schema = Schema::parse(schemas[rng.usize(0..schemas.len())]).unwrap();
-    let options = Options { rows_per_table: rng.u64(50..1500), seed, ..Options::new(schema.clone()) };
+    let options =
+        Options { rows_per_table: rng.u64(50..1500), seed, ..Options::new(schema.clone()) };
     let space = Space::new(options).unwrap();
     let mut model = Model { rows: BTreeMap::new(), schema };
     let start = [0, 1 << 20, 3_631_614_501_919_378, u64::MAX >> 1][rng.usize(0..4)] + (1 << 40);
@@ -160,8 +166,9 @@ fn run(seed: u64, steps: u64, seen: &mut Seen) {
         let field = living[rng.usize(0..living.len())];
         match rng.u32(0..100) {
             0..55 => {
-                let mut changes: Vec<Change> =
-                    (0..rng.usize(1..3)).map(|_| Change { field, delta: value(&mut rng) }).collect();
+                let mut changes: Vec<Change> = (0..rng.usize(1..3))
+                    .map(|_| Change { field, delta: value(&mut rng) })
+                    .collect();
                 changes.push(Change { field: living[rng.usize(0..living.len())], delta: 1 });
                 let mut bounds = Bounds { min: None, max: None, saturate: rng.bool() };
                 if rng.u32(0..5) == 0 {
@@ -183,20 +190,32 @@ fn run(seed: u64, steps: u64, seen: &mut Seen) {
                 }
             }
             55..65 => {
-                let cells = [(field, value(&mut rng)), (living[rng.usize(0..living.len())], value(&mut rng))];
+                let cells = [
+                    (field, value(&mut rng)),
+                    (living[rng.usize(0..living.len())], value(&mut rng)),
+                ];
                 let created = !model.rows.contains_key(&id);
                 let mut row = model.row(id);
                 cells.iter().for_each(|c| row[c.0] = c.1);
-                assert_eq!(space.set(id, &cells), Ok(if created { living.len() } else { 0 }), "{what}");
+                assert_eq!(
+                    space.set(id, &cells),
+                    Ok(if created { living.len() } else { 0 }),
+                    "{what}"
+                );
                 model.rows.insert(id, row);
             }
-            65..72 => assert_eq!(space.delete(id), model.rows.remove(&id).is_some(), "{what}: delete {id}"),
+            65..72 => assert_eq!(
+                space.delete(id),
+                model.rows.remove(&id).is_some(),
+                "{what}: delete {id}"
+            ),
             72..80 => {
                 if rng.u32(0..4) == 0 {
                     space.put(id, None).unwrap();
                     model.rows.remove(&id);
                 } else {
-                    let row: Vec<i64> = (0..rng.usize(0..=model.schema.width())).map(|_| value(&mut rng)).collect();
+                    let row: Vec<i64> =
+                        (0..rng.usize(0..=model.schema.width())).map(|_| value(&mut rng)).collect();
                     space.put(id, Some(&row)).unwrap();
                     model.rows.insert(id, row);
                     let row = model.row(id);
@@ -253,8 +272,14 @@ fn run(seed: u64, steps: u64, seen: &mut Seen) {
     }
     check_all(&space, &model, &format!("seed {seed} maintained"));
     for table in space.tables() {
-        assert!(table.extend_rows <= 16.max(table.rows / 200) || table.last == u64::MAX, "seed {seed}: {table:?}");
-        assert!(table.schema == model.schema.to_string(), "seed {seed}: modern in the end: {table:?}");
+        assert!(
+            table.extend_rows <= 16.max(table.rows / 200) || table.last == u64::MAX,
+            "seed {seed}: {table:?}"
+        );
+        assert!(
+            table.schema == model.schema.to_string(),
+            "seed {seed}: modern in the end: {table:?}"
+        );
     }
     if std::env::var("MODEL_TALK").is_ok() {
         let kind = ids.kind;
@@ -284,7 +309,8 @@ fn everything_against_a_map() {
     }
     let mut seen = Seen::default();
     for seed in 0..number("MODEL_SEEDS", 40) {
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(seed, steps, &mut seen)));
+        let result =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(seed, steps, &mut seen)));
         if let Err(panic) = result {
             eprintln!("failed with MODEL_SEED={seed} MODEL_STEPS={steps}");
             std::panic::resume_unwind(panic);
@@ -292,7 +318,11 @@ fn everything_against_a_map() {
     }
     eprintln!("{seen:?}");
     assert!(
-        seen.tables > 10 && seen.splits > 0 && seen.extend_rows > 16 && seen.aside > 60 && seen.alters > 10,
+        seen.tables > 10
+            && seen.splits > 0
+            && seen.extend_rows > 16
+            && seen.aside > 60
+            && seen.alters > 10,
         "{seen:?}"
     );
 }

@@ -5,7 +5,8 @@ use counter::{Options, Schema, Space};
 use std::collections::BTreeMap;
 
 fn space(rows_per_table: u64) -> Space {
-    Space::new(Options { rows_per_table, ..Options::new(Schema::parse("a:12 b:8").unwrap()) }).unwrap()
+    Space::new(Options { rows_per_table, ..Options::new(Schema::parse("a:12 b:8").unwrap()) })
+        .unwrap()
 }
 
 /// How often each id was given, `most` at a time.
@@ -18,7 +19,11 @@ fn scanned(space: &Space, most: u64) -> BTreeMap<u64, u32> {
         if cursor == 0 {
             return given;
         }
-        assert!(cursor < 1 << 55 && calls < 200_000, "it goes round: {} ids given so far", given.len());
+        assert!(
+            cursor < 1 << 55 && calls < 200_000,
+            "it goes round: {} ids given so far",
+            given.len()
+        );
     }
 }
 
@@ -35,7 +40,11 @@ fn a_scan_ends_while_a_split_stands_still() {
     }
     for most in [1, 10, 1000, 100_000] {
         let given = scanned(&space, most);
-        assert!(given.len() == ids.len() && given.values().all(|&times| times == 1), "{most}: {}", given.len());
+        assert!(
+            given.len() == ids.len() && given.values().all(|&times| times == 1),
+            "{most}: {}",
+            given.len()
+        );
     }
 }
 

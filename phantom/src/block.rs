@@ -1,6 +1,8 @@
-//! A block: 64 KiB of one filter of a table's chain, with the revoked pairs whose bits lie in it, on its way from one site to another.
+//! A block: 64 KiB of one filter of a table's chain, with the revoked pairs whose bits lie in it,
+//! on its way from one site to another.
 //!
-//! As no pair's bits leave a page, a block says all there is to say of its pairs; whoever moves blocks needs memory for one at a time.
+//! As no pair's bits leave a page, a block says all there is to say of its pairs; whoever moves
+//! blocks needs memory for one at a time.
 //!
 //! ```text
 //!   block  offset  size  field
@@ -15,7 +17,8 @@
 //!                     8  XXH3-64 of all before
 //! ```
 //!
-//! Nothing that a stranger sends is believed, as in `codec`: the sizes of everything are those of *our* table, with which the header has to agree.
+//! Nothing that a stranger sends is believed, as in `codec`: the sizes of everything are those of
+//! *our* table, with which the header has to agree.
 
 use crate::codec::u64_at;
 use crate::filter::Filter;
@@ -96,7 +99,9 @@ pub(crate) fn encode(header: &Header, words: &[u64], revoked: &[u128], bytes: &m
     bytes.clear();
     bytes.extend_from_slice(MAGIC);
     let (low, last) = header.range;
-    for field in [header.rate.to_bits(), header.fingerprint, low, last, header.highest, header.pages as u64] {
+    for field in
+        [header.rate.to_bits(), header.fingerprint, low, last, header.highest, header.pages as u64]
+    {
         bytes.extend_from_slice(&field.to_le_bytes());
     }
     for field in [header.link as u32, header.block as u32, revoked.len() as u32, 0] {
@@ -113,7 +118,11 @@ impl Space {
         self.read_block_as(bytes, true)
     }
 
-    pub(crate) fn read_block_as(&self, bytes: &mut &[u8], verify: bool) -> Result<Block, MergeError> {
+    pub(crate) fn read_block_as(
+        &self,
+        bytes: &mut &[u8],
+        verify: bool,
+    ) -> Result<Block, MergeError> {
         let corrupt = |offset: usize, what| DecodeError::Corrupt { offset: offset as u64, what };
         if bytes.len() < HEADER {
             return Err(corrupt(bytes.len(), "the end, too early").into());
@@ -125,11 +134,15 @@ impl Space {
             return Err(DecodeError::OtherSeed.into());
         }
         let (low, last) = (u64_at(bytes, 24), u64_at(bytes, 32));
-        let halves = |at: usize| (u64_at(bytes, at) as u32 as usize, (u64_at(bytes, at) >> 32) as usize);
+        let halves =
+            |at: usize| (u64_at(bytes, at) as u32 as usize, (u64_at(bytes, at) >> 32) as usize);
         let highest = u64_at(bytes, 40);
         let ((link, block), (revoked, zero)) = (halves(56), halves(64));
-        let ours = self.table_over(low).filter(|((_, our_last), _)| (low..=*our_last).contains(&last));
-        let Some(((our_low, _), ours)) = ours else { return Err(MergeError::NoTable { low, last }) };
+        let ours =
+            self.table_over(low).filter(|((_, our_last), _)| (low..=*our_last).contains(&last));
+        let Some(((our_low, _), ours)) = ours else {
+            return Err(MergeError::NoTable { low, last });
+        };
         if ours.rate().to_bits() != u64_at(bytes, 8) || ours.pages() as u64 != u64_at(bytes, 48) {
             return Err(MergeError::OtherLayout);
         }
@@ -158,7 +171,8 @@ impl Space {
         }
         *bytes = rest;
         let (words, hashes) = body[HEADER..].split_at(words * 8);
-        let mut revoked: Vec<u128> = hashes.as_chunks().0.iter().map(|hash| u128::from_le_bytes(*hash)).collect();
+        let mut revoked: Vec<u128> =
+            hashes.as_chunks().0.iter().map(|hash| u128::from_le_bytes(*hash)).collect();
         revoked.sort_unstable();
         revoked.dedup();
         Ok(Block {

@@ -1,10 +1,13 @@
 //! The true error rate: *canaries* are pairs that nobody can have set, so each yes is a wrong one.
 //!
-//! At a rate of 0.01 % ten thousand of them bring one yes, which says nothing. So somebody who has time asks for some now and then ([`Space::probe`]), of one
-//! table after the other, until each has had so many that [`YES_WANTED`] wrong answers are to be expected; then the rate is known to a third. What was
-//! asked adds up, but for a table that has grown by a sixteenth: its rate is another one by then.
+//! At a rate of 0.01 % ten thousand of them bring one yes, which says nothing. So somebody who has
+//! time asks for some now and then ([`Space::probe`]), of one table after the other, until each has
+//! had so many that [`YES_WANTED`] wrong answers are to be expected; then the rate is known to a
+//! third. What was asked adds up, but for a table that has grown by a sixteenth: its rate is
+//! another one by then.
 //!
-//! Of few canaries the bounds say more than the rate: whoever wants to be woken when a rate is not kept looks at [`Measured::at_least`].
+//! Of few canaries the bounds say more than the rate: whoever wants to be woken when a rate is not
+//! kept looks at [`Measured::at_least`].
 
 use crate::hash::Seed;
 use crate::space::Space;
@@ -33,11 +36,13 @@ impl Measured {
 
     /// The rate is no lower than this, but for one in 740: an upper bound of nothing is 0.
     ///
-    /// This and the next are Byar's bounds of a Poisson mean (Breslow and Day, Statistical Methods in Cancer Research II, 1987): within some percent of
-    /// the exact ones for any number, 0 included.
+    /// This and the next are Byar's bounds of a Poisson mean (Breslow and Day, Statistical Methods
+    /// in Cancer Research II, 1987): within some percent of the exact ones for any number, 0
+    /// included.
     pub fn at_least(&self) -> f64 {
         let yes = self.yes as f64;
-        let bound = yes * (1.0 - 1.0 / (9.0 * yes) - DEVIATIONS / (3.0 * yes.sqrt())).max(0.0).powi(3);
+        let bound =
+            yes * (1.0 - 1.0 / (9.0 * yes) - DEVIATIONS / (3.0 * yes.sqrt())).max(0.0).powi(3);
         if self.yes == 0 { 0.0 } else { bound / self.canaries as f64 }
     }
 
@@ -79,7 +84,9 @@ impl Table {
             *canaries = Canaries { pairs, next: canaries.next, ..Canaries::default() };
         }
         let from = canaries.next;
-        let yes = (from..from + count).filter(|&n| self.state(&seed.canary(low, n)) != State::Unset).count();
+        let yes = (from..from + count)
+            .filter(|&n| self.state(&seed.canary(low, n)) != State::Unset)
+            .count();
         canaries.next += count;
         canaries.measured.canaries += count;
         canaries.measured.yes += yes as u64;
@@ -95,7 +102,8 @@ impl Table {
 }
 
 impl Space {
-    /// Asks one of the tables for `count` canaries, a tenth of a microsecond each: the next that has not had enough of them. `false`: there is none.
+    /// Asks one of the tables for `count` canaries, a tenth of a microsecond each: the next that
+    /// has not had enough of them. `false`: there is none.
     pub fn probe(&self, count: u64) -> bool {
         let tables = self.ring.load();
         let entries = tables.entries();
@@ -130,7 +138,10 @@ mod tests {
     fn fill(table: &Table, members: std::ops::Range<u64>) {
         let seed = Seed::new(9);
         for member in members {
-            Table::set(table.room(|_| true).unwrap(), &seed.pair(1, seed.ready(&Member::Number(member))));
+            Table::set(
+                table.room(|_| true).unwrap(),
+                &seed.pair(1, seed.ready(&Member::Number(member))),
+            );
         }
     }
 
@@ -162,16 +173,25 @@ mod tests {
             let above = no_more_than(yes, most);
             assert!(above < 1.5 / 740.0 && above > 0.5 / 740.0, "{yes}: {above} above {most}");
             let below = if yes == 0 { 1.0 / 740.0 } else { 1.0 - no_more_than(yes - 1, least) };
-            assert!(below < 1.5 / 740.0 && (yes < 5 || below > 0.5 / 740.0), "{yes}: {below} below {least}");
+            assert!(
+                below < 1.5 / 740.0 && (yes < 5 || below > 0.5 / 740.0),
+                "{yes}: {below} below {least}"
+            );
         }
         let nothing = Measured::default();
         assert_eq!((nothing.rate(), nothing.at_least(), nothing.at_most()), (None, 0.0, 1.0));
     }
 
-    /// Each table gets what it needs, and no more; what they say is what was derived, and an alarm goes off when a filter is too full.
+    /// Each table gets what it needs, and no more; what they say is what was derived, and an alarm
+    /// goes off when a filter is too full.
     #[test]
     fn each_table_is_asked_until_its_rate_is_known() {
-        let options = Options { false_positive_rate: 0.001, pairs_per_table: 4000, seed: 9, ..Options::default() };
+        let options = Options {
+            false_positive_rate: 0.001,
+            pairs_per_table: 4000,
+            seed: 9,
+            ..Options::default()
+        };
         let space = Space::new(options).unwrap();
         assert!(!space.probe(1000), "there is nothing to be wrong about");
         for i in 0..20_000 {
@@ -194,7 +214,8 @@ mod tests {
         assert!(space.measured().at_least() < 0.001);
         let (low, full) = space.table_at(0).map(|(range, table)| (range.0, table)).unwrap();
         // As many again as it has room for, in a filter that has none.
-        (0..full.capacity()).for_each(|n| Table::set(full.link(0).unwrap(), &space.seed.canary(low + 1, n)));
+        (0..full.capacity())
+            .for_each(|n| Table::set(full.link(0).unwrap(), &space.seed.canary(low + 1, n)));
         while space.probe(1000) {}
         assert!(space.tables()[0].measured.at_least() > 0.001, "{:?}", space.tables()[0]);
     }

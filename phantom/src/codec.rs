@@ -1,4 +1,5 @@
-//! Tables and the rest of a space as bytes: for snapshots, for repair, for joining two sites. **Version 1, little-endian.**
+//! Tables and the rest of a space as bytes: for snapshots, for repair, for joining two sites.
+//! **Version 1, little-endian.**
 //!
 //! ```text
 //!   table   offset  size  field
@@ -22,12 +23,15 @@
 //!               40        pairs aside: id 8, hash 16     then 8  XXH3-64 of all before
 //! ```
 //!
-//! **There is one decoder**, [`TableDecoder`], for what a disk gives back or another server ships (single blocks of a stranger: `merge`). A Bloom filter that comes
-//! from outside is the most attacked thing of this product class, so nothing in it is believed: **D1** the size of everything that is
-//! allocated is derived, by the formulas that make a new table, from a rate and a page count that were checked first; **D2** the sum is
-//! held against a limit before the first allocation; **D3** no other number of the header decides where anything is read or written;
-//! **D4** counts are held against the bits themselves. It can be fed in pieces of any size, and with its checksums switched off it
-//! must still do no more harm than refuse, or hold other bits than were meant.
+//! **There is one decoder**, [`TableDecoder`], for what a disk gives back or another server ships
+//! (single blocks of a stranger: `merge`). A Bloom filter that comes from outside is the most
+//! attacked thing of this product class, so nothing in it is believed: **D1** the size of
+//! everything that is allocated is derived, by the formulas that make a new table, from a rate and
+//! a page count that were checked first; **D2** the sum is held against a limit before the first
+//! allocation; **D3** no other number of the header decides where anything is read or written;
+//! **D4** counts are held against the bits themselves. It can be fed in pieces of any size, and
+//! with its checksums switched off it must still do no more harm than refuse, or hold other bits
+//! than were meant.
 
 mod decoder;
 mod head;
@@ -88,7 +92,8 @@ pub enum DecodeError {
     NoMemory,
 }
 
-/// A table that was decoded, and belongs to no space yet: for [`Space::restore`](crate::Space::restore).
+/// A table that was decoded, and belongs to no space yet: for
+/// [`Space::restore`](crate::Space::restore).
 pub struct StoredTable {
     pub(crate) low: u64,
     pub(crate) last: u64,
@@ -112,8 +117,8 @@ fn block<const N: usize>(items: impl Iterator<Item = [u8; N]>, bytes: &mut Vec<u
     bytes.extend_from_slice(&check.to_le_bytes());
 }
 
-/// Encodes `table` into pieces of at most 64 KiB and a checksum. Writes may go on: what is set when this begins is in it, and
-/// what is unset later is told by the log.
+/// Encodes `table` into pieces of at most 64 KiB and a checksum. Writes may go on: what is set when
+/// this begins is in it, and what is unset later is told by the log.
 pub(crate) fn encode_table<E>(
     seed: Seed,
     (low, last): (u64, u64),
@@ -148,8 +153,8 @@ pub(crate) fn encode_table<E>(
     Ok(())
 }
 
-/// XXH3-64 of each 64 KiB block of each filter, plus the mixed hashes of the revoked pairs that lie there, in whatever order: two tables of equal
-/// layout differ where these differ.
+/// XXH3-64 of each 64 KiB block of each filter, plus the mixed hashes of the revoked pairs that lie
+/// there, in whatever order: two tables of equal layout differ where these differ.
 pub(crate) fn block_sums(table: &Table) -> Vec<u64> {
     let mut bytes = Vec::with_capacity(BLOCK_WORDS * 8);
     let blocks = table.links().flat_map(|link| link.filter.words().chunks(BLOCK_WORDS));
@@ -201,7 +206,12 @@ pub(crate) fn put_header(bytes: &mut Vec<u8>, magic: &[u8; 8], seed: Seed, heade
 }
 
 /// Reads a header, whose checksum was compared or is not asked for: D1, D2.
-pub(crate) fn check_header(body: &[u8], magic: &[u8; 8], seed: Seed, limit: u64) -> Result<Header, DecodeError> {
+pub(crate) fn check_header(
+    body: &[u8],
+    magic: &[u8; 8],
+    seed: Seed,
+    limit: u64,
+) -> Result<Header, DecodeError> {
     let corrupt = |what| Err(DecodeError::Corrupt { offset: 0, what });
     let field = |at: usize| u64_at(body, at);
     if body.len() < HEADER {
@@ -234,8 +244,10 @@ pub(crate) fn check_header(body: &[u8], magic: &[u8; 8], seed: Seed, limit: u64)
     }
     let pages = pages as usize;
     let mut sizes = (0..links).map(|i| Table::geometry(rate, pages, i).1 as u64);
-    let filters = sizes.try_fold(0u64, |sum, pages| sum.checked_add(pages.checked_mul(PAGE_WORDS as u64 * 8)?));
-    let bytes = filters.and_then(|bytes| bytes.checked_add(revoked as u64 * 32)).unwrap_or(u64::MAX);
+    let filters = sizes
+        .try_fold(0u64, |sum, pages| sum.checked_add(pages.checked_mul(PAGE_WORDS as u64 * 8)?));
+    let bytes =
+        filters.and_then(|bytes| bytes.checked_add(revoked as u64 * 32)).unwrap_or(u64::MAX);
     if bytes > limit {
         return too_large(bytes);
     }

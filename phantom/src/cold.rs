@@ -1,4 +1,5 @@
-//! Tables whose filters lie elsewhere: on a disk, of which this crate knows nothing but that somebody ([`Below`]) can ask it.
+//! Tables whose filters lie elsewhere: on a disk, of which this crate knows nothing but that
+//! somebody ([`Below`]) can ask it.
 //!
 //! ```text
 //!   read:   revoked? late? -> yes, or no;  else Below::has
@@ -7,15 +8,20 @@
 //!   merge:  the same, with the pages that lie elsewhere
 //! ```
 //!
-//! A block of another site's filters that a log brings is kept beside them in the same way (`blocks`).
+//! A block of another site's filters that a log brings is kept beside them in the same way
+//! (`blocks`).
 //!
-//! Filters cannot be merged with a changed few pairs but by writing all of their pages anew. So pairs that are set late are kept exactly (`late`), as
-//! those that are unset are, until there are enough of them. They go into the first filter of the chain that has room for all of them; if none has, the
-//! chain gets one more. A check asks one page of each filter of the chain: of one, if the table was closed early enough.
+//! Filters cannot be merged with a changed few pairs but by writing all of their pages anew. So
+//! pairs that are set late are kept exactly (`late`), as those that are unset are, until there are
+//! enough of them. They go into the first filter of the chain that has room for all of them; if
+//! none has, the chain gets one more. A check asks one page of each filter of the chain: of one, if
+//! the table was closed early enough.
 //!
-//! **C1** A pair leaves `late` only after what lies below has its bits; a reader asks `late` first. **C2** A filter that is below never changes: a
-//! table is frozen behind the barrier that keeps its writers out, and readers with the old list see the table that it was. **C3** While a log is
-//! read again nothing is asked below: what is told is kept, and found to be there already when it is merged.
+//! **C1** A pair leaves `late` only after what lies below has its bits; a reader asks `late` first.
+//! **C2** A filter that is below never changes: a table is frozen behind the barrier that keeps its
+//! writers out, and readers with the old list see the table that it was. **C3** While a log is read
+//! again nothing is asked below: what is told is kept, and found to be there already when it is
+//! merged.
 
 use crate::Error;
 use crate::filter::{PAGE_BYTES, page_has, page_of};
@@ -45,8 +51,8 @@ const LATE_PART: u64 = 16;
 
 /// Who has the filters of one table. May be called from any thread.
 pub trait Below: Send + Sync {
-    /// Whether all bits of the pair are set in one of the filters. May take as long as a read of the disk. `None`: it cannot be read, which is reported
-    /// elsewhere.
+    /// Whether all bits of the pair are set in one of the filters. May take as long as a read of
+    /// the disk. `None`: it cannot be read, which is reported elsewhere.
     fn has(&self, pair: &Pair) -> Option<bool>;
 
     /// What it is called: not 0, and never again the name of others.
@@ -80,7 +86,8 @@ impl Chain {
     fn of(table: &Table) -> Chain {
         let mut chain = Chain { rate: table.rate(), parts: Vec::new() };
         for link in table.links() {
-            let (sizing, pages, first) = (*link.filter.sizing(), link.filter.pages(), chain.pages());
+            let (sizing, pages, first) =
+                (*link.filter.sizing(), link.filter.pages(), chain.pages());
             // What was merged unevenly leaves less room than its number says.
             chain.parts.push(Part { sizing, pages, first, pairs: link.load() });
         }
@@ -97,7 +104,8 @@ impl Chain {
         self.parts.last().map_or(0, |part| part.first + part.pages)
     }
 
-    /// The page of a pair in each filter, by its number among those of all. It is set if one of them has it.
+    /// The page of a pair in each filter, by its number among those of all. It is set if one of
+    /// them has it.
     pub fn places(&self, pair: &Pair) -> impl Iterator<Item = usize> {
         self.parts.iter().map(|part| part.first + page_of(pair, part.pages))
     }
@@ -227,7 +235,9 @@ impl Cold {
     /// Keeps a block of the filter number `link`, which has as many words as one of its place.
     pub(crate) fn keep_block(&self, link: usize, block: usize, words: Vec<u64>) {
         let chain = self.chain();
-        if self.blocks.put((chain.rate, chain.first_pages()), &LateBlock { link, block, words: words.into() })
+        if self
+            .blocks
+            .put((chain.rate, chain.first_pages()), &LateBlock { link, block, words: words.into() })
             && let Some(total) = self.total.get()
         {
             total.fetch_add(BLOCK_PAIRS, Relaxed);
@@ -235,8 +245,8 @@ impl Cold {
     }
 
     fn forget_late(&self, hashes: &[u128], blocks: &[LateBlock]) {
-        let gone =
-            hashes.iter().filter(|&&hash| self.late.remove(hash)).count() + self.blocks.forget(blocks) * BLOCK_PAIRS;
+        let gone = hashes.iter().filter(|&&hash| self.late.remove(hash)).count()
+            + self.blocks.forget(blocks) * BLOCK_PAIRS;
         if let Some(total) = self.total.get() {
             total.fetch_sub(gone, Relaxed);
         }
@@ -269,14 +279,18 @@ impl Drop for Cold {
     }
 }
 impl Space {
-    /// Whether there is no room in memory for the next table, or for as much of what comes late to others: the oldest is to be written elsewhere.
+    /// Whether there is no room in memory for the next table, or for as much of what comes late to
+    /// others: the oldest is to be written elsewhere.
     pub fn is_short(&self) -> bool {
         let next = self.next_pages(self.ring.load().newest().table());
-        let is_full = || self.pages_in_memory() + next > self.max_pages() || !self.may_grow(next * PAGE_BYTES);
+        let is_full = || {
+            self.pages_in_memory() + next > self.max_pages() || !self.may_grow(next * PAGE_BYTES)
+        };
         self.options.spill && is_full()
     }
 
-    /// The lowest id of the oldest table that is in memory, and the bytes of its filters; `None`: that is the newest.
+    /// The lowest id of the oldest table that is in memory, and the bytes of its filters; `None`:
+    /// that is the newest.
     pub fn oldest_in_memory(&self) -> Option<(u64, u64)> {
         let tables = self.ring.load();
         let (_newest, old) = tables.entries().split_last()?;
@@ -291,7 +305,8 @@ impl Space {
         here.map(|entry| (entry.slot().low(), entry.slot().last())).collect()
     }
 
-    /// Whether the filters of the table over `id` are to be left alone: they lie elsewhere, or soon will.
+    /// Whether the filters of the table over `id` are to be left alone: they lie elsewhere, or soon
+    /// will.
     pub fn is_cold(&self, id: u64) -> bool {
         self.table_over(id).is_some_and(|(_, table)| table.cold().is_some())
     }
@@ -300,19 +315,26 @@ impl Space {
     pub fn lies_elsewhere(&self, pair: &Pair) -> bool {
         let Some((_, table)) = self.table_over(pair.id) else { return false };
         let Some(cold) = table.cold().filter(|cold| cold.memory().is_none()) else { return false };
-        !table.revoked.contains(pair.hash()) && !cold.late.contains(pair.hash()) && !cold.blocks.have(pair)
+        !table.revoked.contains(pair.hash())
+            && !cold.late.contains(pair.hash())
+            && !cold.blocks.have(pair)
     }
 
-    /// Late pairs of all tables, and the most that there may be. A block of another site's table counts as 2,048.
+    /// Late pairs of all tables, and the most that there may be. A block of another site's table
+    /// counts as 2,048.
     pub fn late(&self) -> (usize, usize) {
         let most = self.max_pages() as u64 * 4096 / LATE_PART / LATE_BYTES;
         (self.late.load(Relaxed), most.max(64) as usize)
     }
 
-    /// The lowest id of the table with the most late pairs, and how many, of the tables of which `may` says yes to that id; `None`: there are none.
+    /// The lowest id of the table with the most late pairs, and how many, of the tables of which
+    /// `may` says yes to that id; `None`: there are none.
     pub fn most_late(&self, may: impl Fn(u64) -> bool) -> Option<(u64, usize)> {
         let tables = self.ring.load();
-        let late = tables.entries().iter().filter_map(|e| Some((e.slot().low(), e.table().cold()?.late())));
+        let late = tables
+            .entries()
+            .iter()
+            .filter_map(|e| Some((e.slot().low(), e.table().cold()?.late())));
         late.filter(|late| late.1 > 0 && may(late.0)).max_by_key(|late| late.1)
     }
 

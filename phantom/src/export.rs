@@ -1,14 +1,16 @@
-//! What another site needs of a table: a checksum of each block (`block`), so that only those that differ are moved, and the blocks.
+//! What another site needs of a table: a checksum of each block (`block`), so that only those that
+//! differ are moved, and the blocks.
 //!
-//! Pairs that are kept aside, as their ids lie far ahead, are in no table, so they are in no digest and no block: they go along when their ids have
-//! come to count as normal.
+//! Pairs that are kept aside, as their ids lie far ahead, are in no table, so they are in no digest
+//! and no block: they go along when their ids have come to count as normal.
 
 use crate::block::{BLOCK_WORDS, Header, block_pages, block_range, encode};
 use crate::codec::block_sums;
 use crate::space::Space;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What `TM.DIGEST` shows of a table: where two tables have equal ranges, rates and pages, their blocks can be compared.
+/// What `TM.DIGEST` shows of a table: where two tables have equal ranges, rates and pages, their
+/// blocks can be compared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableDigest {
     /// Lowest id of the range.
@@ -21,7 +23,8 @@ pub struct TableDigest {
     pub pages: usize,
     /// Pairs that are revoked (their filter bits remain).
     pub revoked: usize,
-    /// A checksum of each 64 KiB of each filter of the chain, in order, with the pairs that are revoked there.
+    /// A checksum of each 64 KiB of each filter of the chain, in order, with the pairs that are
+    /// revoked there.
     pub blocks: Vec<u64>,
 }
 
@@ -33,8 +36,9 @@ impl Space {
         Some(TableDigest { low, last, rate, pages, revoked, blocks: block_sums(&table) })
     }
 
-    /// The blocks with these numbers, in the order of [`TableDigest::blocks`], of the table that begins at `low`, one after the other.
-    /// `false`: there is no such table (any more). Numbers that there are not are left out. Takes 64 KiB of memory for each.
+    /// The blocks with these numbers, in the order of [`TableDigest::blocks`], of the table that
+    /// begins at `low`, one after the other. `false`: there is no such table (any more). Numbers
+    /// that there are not are left out. Takes 64 KiB of memory for each.
     pub fn export_blocks<E>(
         &self,
         low: u64,
@@ -50,20 +54,26 @@ impl Space {
             end += link.filter.words().len().div_ceil(BLOCK_WORDS);
         }
         let numbers = numbers.iter().filter(|&&number| number < end);
-        let blocks =
-            numbers.filter_map(|&number| Some((number, firsts.iter().rev().find(|(first, ..)| *first <= number)?)));
-        // The words of all blocks first: of a pair that is set and unset meanwhile the bits would come without what revokes it.
+        let blocks = numbers.filter_map(|&number| {
+            Some((number, firsts.iter().rev().find(|(first, ..)| *first <= number)?))
+        });
+        // The words of all blocks first: of a pair that is set and unset meanwhile the bits would
+        // come without what revokes it.
         let blocks: Vec<_> = blocks
             .map(|(number, &(first, i, link))| {
                 let range = block_range(link.filter.pages(), number - first);
-                let words: Vec<u64> = link.filter.words()[range].iter().map(|word| word.load(Relaxed)).collect();
+                let words: Vec<u64> =
+                    link.filter.words()[range].iter().map(|word| word.load(Relaxed)).collect();
                 (number, first, i, words)
             })
             .collect();
         let Some((range, highest)) = self.reach_of(low) else { return Ok(false) };
         let revoked_in = |(number, first, i, _): &(usize, usize, usize, Vec<u64>)| {
-            let (pages, mut hashes) = (table.link(*i).map_or(0, |link| link.filter.pages()), vec![]);
-            table.revoked.for_each_in(block_pages(pages, number - first), pages, |hash| hashes.push(hash));
+            let (pages, mut hashes) =
+                (table.link(*i).map_or(0, |link| link.filter.pages()), vec![]);
+            table
+                .revoked
+                .for_each_in(block_pages(pages, number - first), pages, |hash| hashes.push(hash));
             hashes
         };
         let revoked: Vec<Vec<u128>> = blocks.iter().map(revoked_in).collect();
@@ -84,9 +94,11 @@ impl Space {
         Ok(true)
     }
 
-    /// The range of the table that begins at `low`, and the highest id that a pair can have of which a bit was seen in it before this was called.
+    /// The range of the table that begins at `low`, and the highest id that a pair can have of
+    /// which a bit was seen in it before this was called.
     pub(crate) fn reach_of(&self, low: u64) -> Option<((u64, u64), u64)> {
-        // Who set a bit had moved the frontier, and held a stripe since then or took one after it: once that was free again we see what he saw.
+        // Who set a bit had moved the frontier, and held a stripe since then or took one after it:
+        // once that was free again we see what he saw.
         let ((low, last), _) = self.table_at(low)?;
         self.ring.barrier(low, last);
         let high = self.frontier.high();

@@ -1,12 +1,16 @@
 //! How full a filter is, by its bits alone, block by block.
 //!
-//! Pairs that were written lie evenly, so their number tells the error rate (`sizing`). What is merged need not: blocks come one by one, perhaps not all
-//! of them, and a stranger may put bits where they do the most harm. But the bits tell the rate exactly, whatever set them: a pair that is not set is
-//! dealt a page and two of its lines at random, and has all its bits in a line of which `ones` are set with the chance C(ones, h) / C(512, h).
+//! Pairs that were written lie evenly, so their number tells the error rate (`sizing`). What is
+//! merged need not: blocks come one by one, perhaps not all of them, and a stranger may put bits
+//! where they do the most harm. But the bits tell the rate exactly, whatever set them: a pair that
+//! is not set is dealt a page and two of its lines at random, and has all its bits in a line of
+//! which `ones` are set with the chance C(ones, h) / C(512, h).
 //!
-//! A filter with uneven blocks has less room than its number of pairs says, as the rate rises with about the fourteenth power of the load. [`Fill::pairs`] is the
-//! number that would give the same rate if they lay evenly. Pairs that come evenly on top, up to the capacity, keep the rate then: of loads x, the
-//! mean of (x + d)^p to the power of 1/p is at most d more than that of x^p (Minkowski's inequality).
+//! A filter with uneven blocks has less room than its number of pairs says, as the rate rises with
+//! about the fourteenth power of the load. [`Fill::pairs`] is the number that would give the same
+//! rate if they lay evenly. Pairs that come evenly on top, up to the capacity, keep the rate then:
+//! of loads x, the mean of (x + d)^p to the power of 1/p is at most d more than that of x^p
+//! (Minkowski's inequality).
 
 use crate::block::{BLOCK_WORDS, block_range};
 use crate::filter::Filter;
@@ -20,8 +24,8 @@ pub(crate) struct Fill {
     line: LineRates,
     /// Per block, the rates of its pages, summed up.
     blocks: Vec<f64>,
-    /// Pairs that have come since, by writes, and are in none of these sums. They are taken to do what they would do if all had come evenly on top: more than
-    /// they do (Minkowski, as above).
+    /// Pairs that have come since, by writes, and are in none of these sums. They are taken to do
+    /// what they would do if all had come evenly on top: more than they do (Minkowski, as above).
     pub(crate) since: u64,
 }
 
@@ -30,7 +34,9 @@ struct LineRates(Vec<f64>);
 
 impl LineRates {
     fn new(bits: usize) -> LineRates {
-        let chance = |ones: usize| (0..bits).map(|i| ones.saturating_sub(i) as f64 / (LINE_BITS - i) as f64).product();
+        let chance = |ones: usize| {
+            (0..bits).map(|i| ones.saturating_sub(i) as f64 / (LINE_BITS - i) as f64).product()
+        };
         LineRates((0..=LINE_BITS).map(chance).collect())
     }
 
@@ -129,10 +135,18 @@ mod tests {
             let link = table.link(0).unwrap();
             let fill = Fill::of(&link.filter);
             let by_count = link.filter.sizing().rate(link.pairs(), 200);
-            assert!((fill.rate() / by_count - 1.0).abs() < 0.06, "{} by bits, {by_count} by number", fill.rate());
+            assert!(
+                (fill.rate() / by_count - 1.0).abs() < 0.06,
+                "{} by bits, {by_count} by number",
+                fill.rate()
+            );
             assert!((fill.pairs() as f64 / link.pairs() as f64 - 1.0).abs() < 0.01);
             let probed = table.probe(Seed::new(4), 2, 4_000_000).rate().unwrap();
-            assert!((fill.rate() / probed - 1.0).abs() < 0.06, "{} by bits, {probed} by probes", fill.rate());
+            assert!(
+                (fill.rate() / probed - 1.0).abs() < 0.06,
+                "{} by bits, {probed} by probes",
+                fill.rate()
+            );
         }
         let none = Fill::of(&Filter::new(Sizing::for_rate(0.01), 20).unwrap());
         assert_eq!((none.rate(), none.pairs(), none.blocks.len()), (0.0, 0, 2));
@@ -147,16 +161,28 @@ mod tests {
             let filter = table.first_filter();
             let fill = Fill::of(filter);
             let words: Vec<u64> = filter.words().iter().map(|word| word.load(Relaxed)).collect();
-            let of_pages = words.chunks(PAGE_WORDS).map(|page| fill.line.of_pages(page.iter().copied()).ln());
+            let of_pages =
+                words.chunks(PAGE_WORDS).map(|page| fill.line.of_pages(page.iter().copied()).ln());
             let logs: Vec<f64> = of_pages.collect();
             let mean = logs.iter().sum::<f64>() / pages as f64;
-            let spread = (logs.iter().map(|log| (log - mean).powi(2)).sum::<f64>() / pages as f64).sqrt();
+            let spread =
+                (logs.iter().map(|log| (log - mean).powi(2)).sum::<f64>() / pages as f64).sqrt();
             let derived = filter.sizing().chance(1, 1.0).ln();
-            assert!(spread < derived * 1.04 && spread > derived * 0.85, "{spread}, {derived} derived, at {rate}");
+            assert!(
+                spread < derived * 1.04 && spread > derived * 0.85,
+                "{spread}, {derived} derived, at {rate}"
+            );
             let allowed = filter.sizing().rate(filter.capacity(), pages);
             let most = fill.blocks.iter().fold(0.0, |most: f64, sum| most.max(sum / 16.0));
-            assert!(most < allowed * filter.sizing().chance(16, 4.0) && most > allowed, "{most} in a block at {rate}");
-            assert!(fill.rate() < allowed * filter.sizing().chance(pages, 3.0), "{} at {rate}", fill.rate());
+            assert!(
+                most < allowed * filter.sizing().chance(16, 4.0) && most > allowed,
+                "{most} in a block at {rate}"
+            );
+            assert!(
+                fill.rate() < allowed * filter.sizing().chance(pages, 3.0),
+                "{} at {rate}",
+                fill.rate()
+            );
         }
     }
 
@@ -174,7 +200,11 @@ mod tests {
             let words: Vec<u64> = half.first_filter().words()[block_range(64, block)]
                 .iter()
                 .enumerate()
-                .map(|(i, word)| if (i / PAGE_WORDS).is_multiple_of(2) { word.load(Relaxed) } else { 0 })
+                .map(
+                    |(i, word)| {
+                        if (i / PAGE_WORDS).is_multiple_of(2) { word.load(Relaxed) } else { 0 }
+                    },
+                )
                 .collect();
             link.join(block, &words, half.capacity() / 8);
         }
@@ -185,12 +215,16 @@ mod tests {
             let (told, since) = link.with_fill(|fill| (fill.rate(), fill.since));
             most_stale = most_stale.max(since);
             let is = Fill::of(&link.filter).rate();
-            assert!(told >= is * 0.998 && told < is * 1.03, "{told} told, {is} is, {since} pairs since");
+            assert!(
+                told >= is * 0.998 && told < is * 1.03,
+                "{told} told, {is} is, {since} pairs since"
+            );
         }
         assert!(most_stale > 0);
     }
 
-    /// What a block brought is known as soon as it is there, and is not taken for pairs that came since.
+    /// What a block brought is known as soon as it is there, and is not taken for pairs that came
+    /// since.
     #[test]
     fn what_was_joined_counts_once() {
         let table = empty(0.001, 160).unwrap();
@@ -211,7 +245,8 @@ mod tests {
         assert_eq!(link.with_fill(|fill| fill.since), more);
     }
 
-    /// Half a filter that is full, and half that is empty: pairs up to the capacity that is left keep the rate.
+    /// Half a filter that is full, and half that is empty: pairs up to the capacity that is left
+    /// keep the rate.
     #[test]
     fn uneven_pairs_leave_the_room_that_keeps_the_rate() {
         let rate = 0.001;

@@ -6,15 +6,17 @@
 //!   bits  the first h *different* 9-bit draws of a word mixed from the whole hash, one word per line
 //! ```
 //!
-//! **F1** Bits are only ever set while the filter is shared: a pair that was set stays set. **F2** A pair's bits depend on its
-//! hash, the number of pages and h, on nothing else (they are part of the format).
+//! **F1** Bits are only ever set while the filter is shared: a pair that was set stays set. **F2**
+//! A pair's bits depend on its hash, the number of pages and h, on nothing else (they are part of
+//! the format).
 //!
-//! Draws are distinct because a repeated draw would leave 3 % of the pairs a bit short in each line (and the rate 2 % higher). A
-//! check first asks for the first h draws, whatever they are: they are among the pair's bits in any case. Only when all are set, rarely
-//! for a pair that is not, it looks whether a draw was repeated.
+//! Draws are distinct because a repeated draw would leave 3 % of the pairs a bit short in each line
+//! (and the rate 2 % higher). A check first asks for the first h draws, whatever they are: they are
+//! among the pair's bits in any case. Only when all are set, rarely for a pair that is not, it
+//! looks whether a draw was repeated.
 //!
-//! Sets and checks take no lock. Words are read and written relaxed: whoever was told that a pair is set synchronised
-//! with the teller, and each bit is a fact of its own.
+//! Sets and checks take no lock. Words are read and written relaxed: whoever was told that a pair
+//! is set synchronised with the teller, and each bit is a fact of its own.
 
 use crate::hash::{Pair, mix};
 use crate::sizing::{LINE_BITS, LINES, MOST_BITS, PAGE_WORDS, Sizing};
@@ -51,7 +53,11 @@ impl Spot {
 /// What the bits of a pair in one of its lines are drawn from; the same in every filter.
 #[inline(always)]
 pub(crate) fn draws(pair: &Pair, side: usize) -> u64 {
-    mix(if side == 0 { pair.high ^ pair.low } else { pair.high.wrapping_add(pair.low.rotate_left(32)) })
+    mix(if side == 0 {
+        pair.high ^ pair.low
+    } else {
+        pair.high.wrapping_add(pair.low.rotate_left(32))
+    })
 }
 
 /// A filter of a fixed number of pages. See the top of the file.
@@ -108,7 +114,8 @@ impl Filter {
         Spot { page: self.page(pair), ..*spot }
     }
 
-    /// The first line of `pair` here: all of its spot that is needed for most pairs that are not set.
+    /// The first line of `pair` here: all of its spot that is needed for most pairs that are not
+    /// set.
     #[inline(always)]
     pub(crate) fn first_line(&self, pair: &Pair) -> &Line {
         self.line(self.page(pair).wrapping_add(pair.low as usize % LINES * LINE_WORDS))
@@ -154,7 +161,8 @@ impl Filter {
     /// The rest of the check, for a line in which the bits of the first draws are set.
     #[inline]
     fn has_repeats(&self, spot: &Spot, side: usize, draws: u64) -> bool {
-        // Draws that differ in their low, or in their high, six bits are all different: that is so for nineteen lines of twenty.
+        // Draws that differ in their low, or in their high, six bits are all different: that is so
+        // for nineteen lines of twenty.
         let (mut low, mut high, mut left) = (0u64, 0u64, draws);
         for _ in 0..self.sizing.bits {
             low |= 1 << (left % 64);
@@ -163,7 +171,10 @@ impl Filter {
         }
         low.count_ones().max(high.count_ones()) as usize == self.sizing.bits || {
             let mask = pattern(draws, self.sizing.bits);
-            self.line(spot.line(side)).iter().zip(mask).all(|(word, mask)| word.load(Relaxed) & mask == mask)
+            self.line(spot.line(side))
+                .iter()
+                .zip(mask)
+                .all(|(word, mask)| word.load(Relaxed) & mask == mask)
         }
     }
 
@@ -173,7 +184,8 @@ impl Filter {
             let line = self.line(spot.line(side));
             let mask = pattern(draws(pair, side), self.sizing.bits);
             for (word, mask) in line.iter().zip(mask) {
-                // Most are set already: a load costs a tenth of an atomic or, and keeps the line shared.
+                // Most are set already: a load costs a tenth of an atomic or, and keeps the line
+                // shared.
                 if word.load(Relaxed) & mask != mask {
                     word.fetch_or(mask, Relaxed);
                 }
@@ -181,13 +193,15 @@ impl Filter {
         }
     }
 
-    /// Zeroes `count` words from `from` on: an empty filter when all are done. Needs the filter for itself (F1).
+    /// Zeroes `count` words from `from` on: an empty filter when all are done. Needs the filter for
+    /// itself (F1).
     pub(crate) fn clear(&mut self, from: usize, count: usize) {
         let end = from.saturating_add(count).min(self.words.len());
         self.words[from.min(end)..end].iter().for_each(|word| word.store(0, Relaxed));
     }
 
-    /// Whether all bits of the pair are set in `words`, which stand for this filter's from `start` on and hold the pair's page.
+    /// Whether all bits of the pair are set in `words`, which stand for this filter's from `start`
+    /// on and hold the pair's page.
     pub(crate) fn contains_in(&self, pair: &Pair, words: &[u64], start: usize) -> bool {
         words_have(&words[self.page(pair) - start..], pair, self.sizing.bits)
     }
@@ -227,11 +241,15 @@ pub const PAGE_BYTES: usize = PAGE_WORDS * 8;
 /// The words of `pair` in its page, by the byte at which each begins, and its bits in them.
 fn masks(pair: &Pair, bits: usize) -> impl Iterator<Item = (usize, u64)> {
     (0..2).zip(lines_of(pair)).flat_map(move |(side, line)| {
-        (line..).zip(pattern(draws(pair, side), bits)).filter(|word| word.1 != 0).map(|(word, mask)| (word * 8, mask))
+        (line..)
+            .zip(pattern(draws(pair, side), bits))
+            .filter(|word| word.1 != 0)
+            .map(|(word, mask)| (word * 8, mask))
     })
 }
 
-/// Whether all bits of a pair, so many in each of its lines, are set in its page: little-endian words, as a file has them.
+/// Whether all bits of a pair, so many in each of its lines, are set in its page: little-endian
+/// words, as a file has them.
 pub(crate) fn page_has(page: &[u8; PAGE_BYTES], pair: &Pair, bits: usize) -> bool {
     masks(pair, bits).all(|(at, mask)| crate::codec::u64_at(page, at) & mask == mask)
 }
@@ -255,16 +273,21 @@ fn bit(line: &Line, draw: u64) -> u64 {
     line[draw as usize / 64 % LINE_WORDS].load(Relaxed) >> (draw % 64)
 }
 
-/// Whether the bits of the first draws are set, all looked at: to stop at the first zero is a jump that no processor can foresee, and
-/// that costs more than five loads from a line at hand.
+/// Whether the bits of the first draws are set, all looked at: to stop at the first zero is a jump
+/// that no processor can foresee, and that costs more than five loads from a line at hand.
 #[inline(always)]
 fn has_draws(bits: usize, line: &Line, draws: u64) -> bool {
     (0..bits).fold(1, |all, i| all & bit(line, draws >> (9 * i))) & 1 == 1
 }
 
-/// What the first lines of the first `number` pairs say, whose filters all have so many bits of a pair in a line, by their [`draws`]: a bit for each pair
-/// that may be set.
-pub(crate) fn seem_set<const N: usize>(bits: usize, number: usize, lines: &[&Line; N], draws: &[u64; N]) -> u32 {
+/// What the first lines of the first `number` pairs say, whose filters all have so many bits of a
+/// pair in a line, by their [`draws`]: a bit for each pair that may be set.
+pub(crate) fn seem_set<const N: usize>(
+    bits: usize,
+    number: usize,
+    lines: &[&Line; N],
+    draws: &[u64; N],
+) -> u32 {
     // So that no loop over bits is left.
     match bits {
         7 => all_seem_set::<7, N>(number, lines, draws),
@@ -277,11 +300,16 @@ pub(crate) fn seem_set<const N: usize>(bits: usize, number: usize, lines: &[&Lin
     }
 }
 
-/// Of pairs that are not set most are known by so few draws; the others are looked at for pairs that these leave open.
+/// Of pairs that are not set most are known by so few draws; the others are looked at for pairs
+/// that these leave open.
 const FIRST_DRAWS: usize = 3;
 
 #[inline(always)]
-fn all_seem_set<const BITS: usize, const N: usize>(number: usize, lines: &[&Line; N], draws: &[u64; N]) -> u32 {
+fn all_seem_set<const BITS: usize, const N: usize>(
+    number: usize,
+    lines: &[&Line; N],
+    draws: &[u64; N],
+) -> u32 {
     let first = BITS.min(FIRST_DRAWS);
     let seems = |i: usize| has_draws(first, lines[i], draws[i]);
     let open = (0..number.min(N)).rev().fold(0, |open, i| open << 1 | u32::from(seems(i)));
@@ -330,7 +358,9 @@ mod tests {
                 let spot = filter.spot(&pair);
                 assert_ne!(spot.lines[0], spot.lines[1]);
                 assert!(spot.page.is_multiple_of(PAGE_WORDS) && spot.page < 1000 * PAGE_WORDS);
-                assert!(spot.lines.iter().all(|at| at.is_multiple_of(LINE_WORDS) && *at < PAGE_WORDS));
+                assert!(
+                    spot.lines.iter().all(|at| at.is_multiple_of(LINE_WORDS) && *at < PAGE_WORDS)
+                );
                 for draws in [draws(&pair, 0), draws(&pair, 1)] {
                     let mask = pattern(draws, bits);
                     assert_eq!(mask.iter().map(|m| m.count_ones()).sum::<u32>() as usize, bits);
@@ -413,7 +443,8 @@ mod tests {
                     })
                     .count() as f64;
                 let expected = rate * probes as f64;
-                // Four deviations of the count, and as much for the filter itself, of which this is only one.
+                // Four deviations of the count, and as much for the filter itself, of which this is
+                // only one.
                 let slack = 4.0 * expected.sqrt() + 0.03 * expected;
                 assert!((yes - expected).abs() < slack, "{name}, {rate}: {yes} for {expected}");
             }

@@ -1,7 +1,9 @@
-//! What the fuzzer calls, and a stable test with seeded random bytes: the decoder of tables, as a stranger may feed it.
+//! What the fuzzer calls, and a stable test with seeded random bytes: the decoder of tables, as a
+//! stranger may feed it.
 //!
-//! Random bytes would never get past a magic number, a secret fingerprint and checksums, so the first byte of the input says what
-//! help it gets: the damage that follows is then damage of what those protect.
+//! Random bytes would never get past a magic number, a secret fingerprint and checksums, so the
+//! first byte of the input says what help it gets: the damage that follows is then damage of what
+//! those protect.
 
 use crate::fill::Fill;
 use crate::{DecodeError, Member, Options, Space, StoredTable, TableDecoder};
@@ -12,13 +14,19 @@ const LIMIT: u64 = 1 << 20;
 const ZEROS: [u8; 4104] = [0; 4104];
 
 fn options() -> Options {
-    Options { false_positive_rate: 0.001, pairs_per_table: 4000 * 8, seed: 11, ..Options::default() }
+    Options {
+        false_positive_rate: 0.001,
+        pairs_per_table: 4000 * 8,
+        seed: 11,
+        ..Options::default()
+    }
 }
 
-/// Decodes a table without checksums, and uses what comes out. It must refuse, or work; never panic, never take
-/// more memory than was allowed.
+/// Decodes a table without checksums, and uses what comes out. It must refuse, or work; never
+/// panic, never take more memory than was allowed.
 ///
-/// Bits of the first byte: 1, the header gets the right magic and fingerprint; 2, the end is filled up with zeros; 4, the bytes come in pieces.
+/// Bits of the first byte: 1, the header gets the right magic and fingerprint; 2, the end is filled
+/// up with zeros; 4, the bytes come in pieces.
 pub fn table(input: &[u8]) {
     let Some((&help, bytes)) = input.split_first() else { return };
     let mut bytes = bytes.to_vec();
@@ -51,24 +59,27 @@ fn space() -> Space {
     space
 }
 
-/// What is decoded must work as a table of a space does: it can be stored and read again, checksums and all, and asked.
+/// What is decoded must work as a table of a space does: it can be stored and read again, checksums
+/// and all, and asked.
 fn check(space: &Space, stored: StoredTable) {
     let (low, last) = stored.range();
     assert!(low <= last);
     assert!(stored.table.size_bytes() as u64 <= LIMIT * 2, "D2");
     let mut whole = TableDecoder::new(space.options(), LIMIT * 2);
-    let fed = crate::codec::encode_table(space.seed, (low, last), &stored.table, |piece| whole.feed(piece));
+    let fed = crate::codec::encode_table(space.seed, (low, last), &stored.table, |piece| {
+        whole.feed(piece)
+    });
     assert_eq!(fed, Ok(()), "what we write we can read");
     let again = whole.finish().expect("what we write we can read");
     assert_eq!(again.range(), (low, last));
     assert_eq!(crate::codec::block_sums(&again.table), crate::codec::block_sums(&stored.table));
 }
 
-/// Reads and merges blocks as TM.MERGE gets them, checksums aside. It must refuse, or work; never panic, never lose a pair, and never
-/// break the error rate.
+/// Reads and merges blocks as TM.MERGE gets them, checksums aside. It must refuse, or work; never
+/// panic, never lose a pair, and never break the error rate.
 ///
-/// Bits of the first byte: 1, the first block gets the right magic, fingerprint, rate, pages and range; 2, the end is filled up with zeros; 4, the
-/// highest id may be any.
+/// Bits of the first byte: 1, the first block gets the right magic, fingerprint, rate, pages and
+/// range; 2, the end is filled up with zeros; 4, the highest id may be any.
 pub fn blocks(input: &[u8]) {
     merged_blocks(input);
 }
@@ -88,7 +99,14 @@ fn merged_blocks(input: &[u8]) -> u64 {
         // Some highest id: near ours, or anywhere.
         let highest = u64::from_le_bytes(bytes[40..48].try_into().expect("eight bytes"));
         let highest = if help & 4 == 4 { highest } else { highest % 1000 };
-        let fields = [table.configured_rate.to_bits(), space.seed.fingerprint(), table.low, table.last, highest, pages];
+        let fields = [
+            table.configured_rate.to_bits(),
+            space.seed.fingerprint(),
+            table.low,
+            table.last,
+            highest,
+            pages,
+        ];
         for (at, field) in fields.into_iter().enumerate() {
             bytes[8 + 8 * at..][..8].copy_from_slice(&field.to_le_bytes());
         }
@@ -101,7 +119,10 @@ fn merged_blocks(input: &[u8]) -> u64 {
                     let told = self::space().put_block(block.place(), &state);
                     assert_eq!(told, Ok(()), "what was merged can be told");
                 }
-                None => assert!(changed.is_empty() && block.words.iter().all(|word| *word == 0), "there was nothing"),
+                None => assert!(
+                    changed.is_empty() && block.words.iter().all(|word| *word == 0),
+                    "there was nothing"
+                ),
             }
             assert!(changed.len() <= space.options().max_revoked);
             merged += 1;
@@ -110,13 +131,17 @@ fn merged_blocks(input: &[u8]) -> u64 {
             break;
         }
     }
-    assert!(space.highest_id().is_some_and(|high| high <= 99 + merged * 1024), "M2: a window further with each");
+    assert!(
+        space.highest_id().is_some_and(|high| high <= 99 + merged * 1024),
+        "M2: a window further with each"
+    );
     // A stranger may revoke what is set nowhere, never what is set here.
     for id in 0..100 {
         assert_eq!(space.contains(id, &Member::Number(id)), crate::Answer::Yes, "P1");
     }
     let tables = space.tables_probed(0);
-    // Three deviations of two pages at 0.1 % are 1.40 times 95.2 % of the rate, and of one page of each extension, of which 4.8 % is the rate, 2.3 times.
+    // Three deviations of two pages at 0.1 % are 1.40 times 95.2 % of the rate, and of one page of
+    // each extension, of which 4.8 % is the rate, 2.3 times.
     let (_, table) = space.table_at(0).expect("the first table");
     let rate: f64 = table.links().map(|link| Fill::of(&link.filter).rate()).sum();
     assert!(rate <= table.rate() * 1.45, "M1, whatever the bits are: {rate}");
@@ -150,7 +175,8 @@ mod tests {
         bytes
     }
 
-    /// What the fuzzer begins with: real blocks and tables, each of which is taken. `PHANTOM_FUZZ_SEEDS=fuzz/corpus` has them written there.
+    /// What the fuzzer begins with: real blocks and tables, each of which is taken.
+    /// `PHANTOM_FUZZ_SEEDS=fuzz/corpus` has them written there.
     #[test]
     fn real_blocks_and_tables_are_taken() {
         let folder = std::env::var_os("PHANTOM_FUZZ_SEEDS").map(std::path::PathBuf::from);
@@ -160,13 +186,16 @@ mod tests {
                 std::fs::write(folder.join(target).join(name), input).unwrap();
             }
         };
-        for (name, pairs, unset) in [("few", 10, 0), ("unset", 700, 100), ("full", 3500, 0), ("chained", 6300, 30)] {
+        for (name, pairs, unset) in
+            [("few", 10, 0), ("unset", 700, 100), ("full", 3500, 0), ("chained", 6300, 30)]
+        {
             let other = grown(pairs, unset);
             let filters = other.tables()[0].extensions + 1;
             assert_eq!(filters > 2, name == "chained");
             for help in 0..2 {
                 // Each filter of this size is one block.
-                let all: Vec<usize> = (0..filters.min(if help == 0 { filters } else { 1 })).collect();
+                let all: Vec<usize> =
+                    (0..filters.min(if help == 0 { filters } else { 1 })).collect();
                 let input = [vec![help], exported(&other, &all)].concat();
                 assert_eq!(merged_blocks(&input), all.len() as u64, "{name}");
                 keep("blocks", &format!("{name}{help}"), &input);
@@ -193,7 +222,11 @@ mod tests {
             let mut input = vec![rng.u8(0..4)];
             input.extend_from_slice(&whole);
             for _ in 0..rng.u32(0..4) {
-                let at = 1 + if rng.u32(0..4) > 0 { rng.usize(0..64) } else { rng.usize(0..whole.len()) };
+                let at = 1 + if rng.u32(0..4) > 0 {
+                    rng.usize(0..64)
+                } else {
+                    rng.usize(0..whole.len())
+                };
                 match rng.u32(0..3) {
                     0 => input[at] ^= 1 << rng.u32(0..8),
                     1 => input[at] = rng.u8(..),
@@ -228,12 +261,18 @@ mod tests {
             input.extend_from_slice(&whole);
             for _ in 0..rng.u32(0..4) {
                 // The header is where harm would be done.
-                let at = 1 + if rng.u32(0..4) > 0 { rng.usize(0..200) } else { rng.usize(0..whole.len()) };
+                let at = 1 + if rng.u32(0..4) > 0 {
+                    rng.usize(0..200)
+                } else {
+                    rng.usize(0..whole.len())
+                };
                 match rng.u32(0..4) {
                     0 => input[at] ^= 1 << rng.u32(0..8),
                     1 => input[at] = rng.u8(..),
                     2 => {
-                        let word = [0, 1, u64::MAX, 1 << 63, 1 << 36, u64::MAX >> 20][rng.usize(0..6)].to_le_bytes();
+                        let word = [0, 1, u64::MAX, 1 << 63, 1 << 36, u64::MAX >> 20]
+                            [rng.usize(0..6)]
+                        .to_le_bytes();
                         let at = (at / 8 * 8 + 1).min(input.len() - 8);
                         input[at..at + 8].copy_from_slice(&word);
                     }

@@ -1,13 +1,15 @@
-//! Pairs and their hashes. **Frozen: part of the format**, a change here makes every stored filter unreadable.
+//! Pairs and their hashes. **Frozen: part of the format**, a change here makes every stored filter
+//! unreadable.
 //!
 //! ```text
 //!   member is a number:  XXH3-128( id LE 8 | member LE 8 )                      16 bytes in
 //!   member is bytes:     XXH3-128( id LE 8 | XXH3-128(member) LE 16 )           24 bytes in
 //!   canary (no member):  XXH3-128( id LE 8 | "no client says this" | n LE 8 )   35 bytes in
 //! ```
-//! all with the space's secret seed. The three domains differ in length, so no pair of one can be a pair of another, and no
-//! client can name a canary. The pair is hashed as a whole: packing an id and a member into one word would let different
-//! pairs collide for certain. Without the seed nobody can choose pairs that crowd one page of a filter.
+//! all with the space's secret seed. The three domains differ in length, so no pair of one can be a
+//! pair of another, and no client can name a canary. The pair is hashed as a whole: packing an id
+//! and a member into one word would let different pairs collide for certain. Without the seed
+//! nobody can choose pairs that crowd one page of a filter.
 
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
@@ -21,15 +23,18 @@ pub enum Member<'a> {
 }
 
 impl<'a> Member<'a> {
-    /// A canonical decimal u64 (`0`, `17`, not `017`, `+17` or `2^64`) is a number, anything else is bytes.
+    /// A canonical decimal u64 (`0`, `17`, not `017`, `+17` or `2^64`) is a number, anything else
+    /// is bytes.
     pub fn parse(text: &'a [u8]) -> Member<'a> {
         let canonical = match text {
             [b'0'] => true,
             [b'1'..=b'9', rest @ ..] => rest.len() < 20 && rest.iter().all(u8::is_ascii_digit),
             _ => false,
         };
-        let number = canonical
-            .then(|| text.iter().try_fold(0u64, |n, &digit| n.checked_mul(10)?.checked_add(u64::from(digit - b'0'))));
+        let number = canonical.then(|| {
+            text.iter()
+                .try_fold(0u64, |n, &digit| n.checked_mul(10)?.checked_add(u64::from(digit - b'0')))
+        });
         match number.flatten() {
             Some(number) => Member::Number(number),
             None => Member::Bytes(text),
@@ -43,7 +48,8 @@ impl From<u64> for Member<'_> {
     }
 }
 
-/// A pair as the engine knows it: its id, which chooses the table, and the hash of the whole. This is what the log stores.
+/// A pair as the engine knows it: its id, which chooses the table, and the hash of the whole. This
+/// is what the log stores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Pair {
     /// The first half of the pair, unhashed.
@@ -75,8 +81,9 @@ pub(crate) enum Ready {
     Bytes(u128),
 }
 
-/// What XXH3-128 of 16 bytes takes from the seed and the second eight of them, which are the same for all ids of a page. Half of the
-/// work, so it is done once: the rest is [`Number::pair`]. The tests hold it against the library.
+/// What XXH3-128 of 16 bytes takes from the seed and the second eight of them, which are the same
+/// for all ids of a page. Half of the work, so it is done once: the rest is [`Number::pair`]. The
+/// tests hold it against the library.
 #[derive(Clone, Copy)]
 pub(crate) struct Number {
     /// Xored with the id.
@@ -111,7 +118,11 @@ impl Number {
         // 15: one less than the bytes.
         let low = low.wrapping_add(15 << 54) ^ high.swap_bytes();
         let (low, more) = multiply(low, PRIME64_2);
-        Pair { id, high: avalanche(more.wrapping_add(high.wrapping_mul(PRIME64_2))), low: avalanche(low) }
+        Pair {
+            id,
+            high: avalanche(more.wrapping_add(high.wrapping_mul(PRIME64_2))),
+            low: avalanche(low),
+        }
     }
 }
 
@@ -133,7 +144,8 @@ fn avalanche(x: u64) -> u64 {
 pub(crate) struct Seed(u64);
 
 impl Seed {
-    /// Mixed, because XXH3 only adds its seed to 16-byte inputs: with neighbouring seeds, neighbouring pairs would have the same hash.
+    /// Mixed, because XXH3 only adds its seed to 16-byte inputs: with neighbouring seeds,
+    /// neighbouring pairs would have the same hash.
     pub(crate) fn new(secret: u64) -> Seed {
         Seed(mix(secret.wrapping_add(0x9e37_79b9_7f4a_7c15)))
     }
@@ -161,7 +173,9 @@ impl Seed {
         // Two loops: whether the member is a number is asked once.
         match member {
             Ready::Number(number) => places.for_each(|(&id, pair)| *pair = number.pair(id)),
-            Ready::Bytes(digest) => places.for_each(|(&id, pair)| *pair = self.pair_of_bytes(id, digest)),
+            Ready::Bytes(digest) => {
+                places.for_each(|(&id, pair)| *pair = self.pair_of_bytes(id, digest))
+            }
         }
     }
 
@@ -188,7 +202,8 @@ impl Seed {
     }
 }
 
-/// Spreads every bit of `x` over the whole word (multiply and shift, twice; constants of Stafford's thirteenth mixer).
+/// Spreads every bit of `x` over the whole word (multiply and shift, twice; constants of Stafford's
+/// thirteenth mixer).
 #[inline(always)]
 pub(crate) fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -238,17 +253,23 @@ mod tests {
         assert_eq!(found, FROZEN);
     }
 
-    /// Numbers are hashed by our own hand, with the member's half prepared: the same as the library does.
+    /// Numbers are hashed by our own hand, with the member's half prepared: the same as the library
+    /// does.
     #[test]
     fn numbers_are_hashed_as_the_library_does() {
         let mut rng = fastrand::Rng::with_seed(16);
-        let edge =
-            |rng: &mut fastrand::Rng| [0, 1, u64::MAX, 1 << 32, u64::from(u32::MAX), rng.u64(..)][rng.usize(0..6)];
+        let edge = |rng: &mut fastrand::Rng| {
+            [0, 1, u64::MAX, 1 << 32, u64::from(u32::MAX), rng.u64(..)][rng.usize(0..6)]
+        };
         for _ in 0..if cfg!(miri) { 50 } else { 50_000 } {
             let (seed, id, number) = (Seed(edge(&mut rng)), edge(&mut rng), edge(&mut rng));
             let input = [id.to_le_bytes(), number.to_le_bytes()].concat();
             let expected = Pair::from_hash(id, xxh3_128_with_seed(&input, seed.0));
-            assert_eq!(seed.pair(id, seed.ready(&Member::Number(number))), expected, "{id} {number}");
+            assert_eq!(
+                seed.pair(id, seed.ready(&Member::Number(number))),
+                expected,
+                "{id} {number}"
+            );
         }
     }
 
@@ -267,7 +288,12 @@ mod tests {
         let mut seen = std::collections::HashSet::new();
         for seed in [Seed::new(0), Seed::new(1)] {
             for id in [0, 1, u64::MAX] {
-                for member in [Member::Number(0), Member::Number(1), Member::Bytes(b""), Member::Bytes(&[0; 8])] {
+                for member in [
+                    Member::Number(0),
+                    Member::Number(1),
+                    Member::Bytes(b""),
+                    Member::Bytes(&[0; 8]),
+                ] {
                     let hash = seed.pair(id, seed.ready(&member)).hash();
                     assert!(seen.insert(hash), "{id} {member:?} {}", seed.0);
                 }

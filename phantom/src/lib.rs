@@ -1,8 +1,9 @@
 //! The existence engine: which pairs (id, member) are set, in Bloom filters over id ranges.
 //!
-//! "Has this viewer liked this post" takes about 20 bits per like here, where a set takes 16 to 37 bytes. A space is a ring of tables
-//! (`rolling`), one per id range; a table is a Bloom filter, a chain of extensions if it was overrun, and the exact set of pairs that
-//! were set and unset again. Old tables are recycled: below the *horizon* the answer is *unknown*, never *no*.
+//! "Has this viewer liked this post" takes about 20 bits per like here, where a set takes 16 to 37
+//! bytes. A space is a ring of tables (`rolling`), one per id range; a table is a Bloom filter, a
+//! chain of extensions if it was overrun, and the exact set of pairs that were set and unset again.
+//! Old tables are recycled: below the *horizon* the answer is *unknown*, never *no*.
 //!
 //! ```text
 //!   id below the horizon   -> Unknown
@@ -12,16 +13,21 @@
 //!
 //! What it promises (the code and the tests name these by number):
 //!
-//! - **P1** No false no: a pair that was set, not unset since, and lies at or above the horizon, is found; through rolls, extension,
-//!   recycling of other tables, and the move of early ids into the ring.
-//! - **P2** A pair that is not set is answered with yes at the configured rate at most, at every moment: however much arrives late,
-//!   early, or in whatever order.
-//! - **P3** Test and set of a pair are one step: of two threads that set the same pair one is told `Changed`.
-//! - **P4** The horizon rises only when the ring rolls, because it has filled up; nothing that is sent for one id can do that.
+//! - **P1** No false no: a pair that was set, not unset since, and lies at or above the horizon, is
+//!   found; through rolls, extension, recycling of other tables, and the move of early ids into the
+//!   ring.
+//! - **P2** A pair that is not set is answered with yes at the configured rate at most, at every
+//!   moment: however much arrives late, early, or in whatever order.
+//! - **P3** Test and set of a pair are one step: of two threads that set the same pair one is told
+//!   `Changed`.
+//! - **P4** The horizon rises only when the ring rolls, because it has filled up; nothing that is
+//!   sent for one id can do that.
 //! - **P5** A lookup waits for nobody for longer than a few memory writes.
-//! - **P6** What grows is bounded: pairs aside, revoked pairs per table, memory; at the bound there is an error and nothing has changed.
+//! - **P6** What grows is bounded: pairs aside, revoked pairs per table, memory; at the bound there
+//!   is an error and nothing has changed.
 //!
-//! This crate does no I/O, reads no clock and starts no thread: somebody calls [`Space::maintain`] now and then.
+//! This crate does no I/O, reads no clock and starts no thread: somebody calls [`Space::maintain`]
+//! now and then.
 
 mod block;
 mod canaries;
@@ -62,7 +68,8 @@ pub use stats::{Course, Frontier, Layout, TableStats};
 /// Why a write was refused, or a space could not be made. In each case nothing has changed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The table's set of unset pairs is at its bound (`max_revoked`): wait until the table is recycled, or raise the bound.
+    /// The table's set of unset pairs is at its bound (`max_revoked`): wait until the table is
+    /// recycled, or raise the bound.
     #[error("too many pairs were unset in this table (max_revoked)")]
     RevokedFull,
     /// There are already `max_aside` pairs whose ids lie far ahead of the ring.
@@ -74,7 +81,8 @@ pub enum Error {
     /// The table is full and may not be extended: the space's memory limit is reached.
     #[error("the space is at its memory limit")]
     Full,
-    /// There are already so many pairs set of tables that lie elsewhere as may wait to be merged there.
+    /// There are already so many pairs set of tables that lie elsewhere as may wait to be merged
+    /// there.
     #[error("too many pairs of tables on the disk wait to be merged")]
     LateFull,
     /// Whether the pair is set cannot be read from where its table lies.

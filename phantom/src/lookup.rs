@@ -1,15 +1,18 @@
 //! Reading: one pair, or one member and many ids.
 //!
-//! The order matters. A pair aside moves into a table at any moment, first stored there, then deleted here. So a reader asks the
-//! aside first; and takes the list of tables only after that, or the list might lack the table into which the pair went (P1).
+//! The order matters. A pair aside moves into a table at any moment, first stored there, then
+//! deleted here. So a reader asks the aside first; and takes the list of tables only after that, or
+//! the list might lack the table into which the pair went (P1).
 //!
-//! A batch goes in two passes: [`Pairs::place`] hashes all pairs, finds the first line of each, and has it fetched; [`Placed::answer`] looks. The
-//! fetches overlap, and a check costs what two of them cost in a row of many, not the wait for one. Whoever has other memory to wait for does that
+//! A batch goes in two passes: [`Pairs::place`] hashes all pairs, finds the first line of each, and
+//! has it fetched; [`Placed::answer`] looks. The fetches overlap, and a check costs what two of
+//! them cost in a row of many, not the wait for one. Whoever has other memory to wait for does that
 //! between the two.
 //!
-//! The second pass goes filter by filter, in bits: what the first line says of all pairs, which of those that it leaves open the whole
-//! filter has, so that few jumps depend on what is found for one pair. Whether a pair is to be looked at is no jump either: its line has been
-//! fetched, so it is looked at, and the answer is left out.
+//! The second pass goes filter by filter, in bits: what the first line says of all pairs, which of
+//! those that it leaves open the whole filter has, so that few jumps depend on what is found for
+//! one pair. Whether a pair is to be looked at is no jump either: its line has been fetched, so it
+//! is looked at, and the answer is left out.
 
 use crate::filter::{self, Line, seem_set};
 use crate::hash::{Member, Pair, Ready};
@@ -19,14 +22,16 @@ use crate::table::{State, Table};
 use rolling::{Loaded, ones};
 use std::sync::Arc;
 
-/// Most ids that are asked for together: enough for all fetches that a core has in flight, and a bit each in a u32.
+/// Most ids that are asked for together: enough for all fetches that a core has in flight, and a
+/// bit each in a u32.
 pub const BATCH: usize = 32;
 
-/// First lines of pairs that are asked for in one go: [`rolling::prefetch`] says why not more. Those of further filters, which few tables have, follow
-/// without a limit.
+/// First lines of pairs that are asked for in one go: [`rolling::prefetch`] says why not more.
+/// Those of further filters, which few tables have, follow without a limit.
 const ASKED_AT_ONCE: usize = 10;
 
-/// One member and at most [`BATCH`] ids that are about to be looked up: what has to be asked before the list of tables is taken, and that list.
+/// One member and at most [`BATCH`] ids that are about to be looked up: what has to be asked before
+/// the list of tables is taken, and that list.
 pub struct Lookup<'s> {
     space: &'s Space,
     ids: &'s [u64],
@@ -39,12 +44,14 @@ pub struct Lookup<'s> {
 /// The pairs of a [`Lookup`]: what is known of them already, and where to look for the rest.
 pub struct Pairs<'l> {
     lookup: &'l Lookup<'l>,
-    /// Each pair, what its bits in a first line are drawn from, its table, and its first line in the first filter of that.
+    /// Each pair, what its bits in a first line are drawn from, its table, and its first line in
+    /// the first filter of that.
     pairs: [Pair; BATCH],
     draws: [u64; BATCH],
     tables: [&'l Table; BATCH],
     lines: [&'l Line; BATCH],
-    /// In bits: ids below the horizon; pairs to be looked up; of these, those whose table has more than one filter.
+    /// In bits: ids below the horizon; pairs to be looked up; of these, those whose table has more
+    /// than one filter.
     unknown: u32,
     open: u32,
     chained: u32,
@@ -94,8 +101,8 @@ impl Space {
         }
     }
 
-    /// One member, many ids, the feed's shape: appends an answer per id. Faster per id than [`Space::contains`], as the memory
-    /// of up to 32 pairs is fetched at once.
+    /// One member, many ids, the feed's shape: appends an answer per id. Faster per id than
+    /// [`Space::contains`], as the memory of up to 32 pairs is fetched at once.
     pub fn contains_batch(&self, member: &Member, ids: &[u64], out: &mut Vec<Answer>) {
         for ids in ids.chunks(BATCH) {
             let lookup = self.lookup(member, ids);
@@ -113,24 +120,29 @@ impl Space {
         let mut aside = 0;
         if !self.aside.is_empty() {
             let are_aside = ids.iter().map(|&id| self.is_aside(&self.seed.pair(id, member)));
-            aside = are_aside.enumerate().fold(0, |bits, (i, is_aside)| bits | u32::from(is_aside) << i);
+            aside = are_aside
+                .enumerate()
+                .fold(0, |bits, (i, is_aside)| bits | u32::from(is_aside) << i);
         }
         // After the aside: see the top of the file.
         Lookup { space: self, ids, member, tables: self.ring.load(), aside }
     }
 
-    /// Whether the pair is set, and held aside, as its id lies far ahead: exact. It may move into a table at any moment ([`Space::on_arrival`]).
+    /// Whether the pair is set, and held aside, as its id lies far ahead: exact. It may move into a
+    /// table at any moment ([`Space::on_arrival`]).
     pub fn is_early(&self, id: u64, member: &Member) -> bool {
         self.is_aside(&self.pair(id, member))
     }
 
     #[inline]
     pub(crate) fn is_aside(&self, pair: &Pair) -> bool {
-        self.aside.may_hold(pair.id) && self.aside.read(pair.id, |set| set.read().contains(&pair.hash())) == Some(true)
+        self.aside.may_hold(pair.id)
+            && self.aside.read(pair.id, |set| set.read().contains(&pair.hash())) == Some(true)
     }
 
-    /// Hints that the pair will be asked for, set or unset soon: call it for all pairs of a request, then do what is asked. An
-    /// addition to a large filter takes a third of the time then.
+    /// Hints that the pair will be asked for, set or unset soon: call it for all pairs of a
+    /// request, then do what is asked. An addition to a large filter takes a third of the time
+    /// then.
     #[inline]
     pub fn prefetch(&self, id: u64, member: &Member) {
         self.hints().prefetch(id, member);
@@ -162,7 +174,8 @@ impl Hints<'_> {
 }
 
 impl Lookup<'_> {
-    /// Its pairs, not placed yet: they take 1.6 kB, which would be copied if they were handed out placed.
+    /// Its pairs, not placed yet: they take 1.6 kB, which would be copied if they were handed out
+    /// placed.
     #[inline(always)]
     pub fn pairs(&self) -> Pairs<'_> {
         let oldest: &Table = self.tables.oldest().table();
@@ -226,7 +239,8 @@ impl Pairs<'_> {
         })
     }
 
-    /// Which of these pairs something behind the first filter of their table has: filter by filter, as the first ones are looked at.
+    /// Which of these pairs something behind the first filter of their table has: filter by filter,
+    /// as the first ones are looked at.
     fn in_chains(&self, asked: u32, may_be_set: &impl Fn(u32) -> u32) -> u32 {
         // Those that are looked at, one right behind the other.
         let (mut at, mut lines, mut draws) = ([0u8; BATCH], self.lines, [0; BATCH]);
@@ -234,8 +248,11 @@ impl Pairs<'_> {
         for (table, here) in self.by_table(asked) {
             for link in table.chain() {
                 let left = here & !found;
-                for (((i, at), line), draws) in ones(left).zip(&mut at).zip(&mut lines).zip(&mut draws) {
-                    (*at, *line, *draws) = (i as u8, link.filter.first_line(&self.pairs[i]), self.draws[i]);
+                for (((i, at), line), draws) in
+                    ones(left).zip(&mut at).zip(&mut lines).zip(&mut draws)
+                {
+                    (*at, *line, *draws) =
+                        (i as u8, link.filter.first_line(&self.pairs[i]), self.draws[i]);
                 }
                 let number = left.count_ones() as usize;
                 for j in ones(seem_set(link.filter.sizing().bits, number, &lines, &draws)) {
@@ -256,9 +273,11 @@ impl Pairs<'_> {
 }
 
 impl Placed<'_> {
-    /// The second pass: the answers for the ids. `may_be_set` leaves out of pairs, in bits, those of which it is known that nobody has set them: they are
-    /// answered with no, or with unknown below the horizon. It is asked only of those that the filters in memory have, which are few, and of those that
-    /// would be looked for elsewhere; of these once more if they are found. What is held aside is exact, and answered with yes all the same.
+    /// The second pass: the answers for the ids. `may_be_set` leaves out of pairs, in bits, those
+    /// of which it is known that nobody has set them: they are answered with no, or with unknown
+    /// below the horizon. It is asked only of those that the filters in memory have, which are few,
+    /// and of those that would be looked for elsewhere; of these once more if they are found. What
+    /// is held aside is exact, and answered with yes all the same.
     pub fn answer(self, may_be_set: impl Fn(u32) -> u32) -> Answers {
         let Placed(pairs) = self;
         let Lookup { space, ids, aside, .. } = *pairs.lookup;
@@ -270,7 +289,8 @@ impl Placed<'_> {
         let mut found = 0;
         for i in ones(maybe) {
             let filter = pairs.tables[i].first_filter();
-            found |= u32::from(filter.does_contain(&pairs.pairs[i], &filter.spot(&pairs.pairs[i]))) << i;
+            found |=
+                u32::from(filter.does_contain(&pairs.pairs[i], &filter.spot(&pairs.pairs[i]))) << i;
         }
         let chained = pairs.open & !found & pairs.chained;
         if chained != 0 {

@@ -1,24 +1,32 @@
-//! Joining a table of another site into ours, block by block (`block`): two sites become one, or a replica is repaired from another.
+//! Joining a table of another site into ours, block by block (`block`): two sites become one, or a
+//! replica is repaired from another.
 //!
-//! Filters of equal layout are or-ed: what either has is then found. A pair is set afterwards if it is set on either side; where one
-//! side revoked it and the other still has it, it is set: a like that is lost is worse than one that comes back. A false yes of
-//! the other side's filter can so bring back one revoked pair in 1 / rate.
+//! Filters of equal layout are or-ed: what either has is then found. A pair is set afterwards if it
+//! is set on either side; where one side revoked it and the other still has it, it is set: a like
+//! that is lost is worse than one that comes back. A false yes of the other side's filter can so
+//! bring back one revoked pair in 1 / rate.
 //!
-//! **M1** The error rate holds after a merge, too: a block that would give its filter more pairs, or by its bits a higher error rate, than the filter is
-//! made for is refused. What chance does to a filter that is full of pairs is allowed (`sizing`): three deviations, so that one honest table of a thousand is
-//! refused its last block; for the first filter of 165 pages and more, at 0.01 %, that is within the twentieth of the configured rate that is left for extensions. So
-//! that bits are not gathered where they do the most harm, the rate of the block alone is bounded as well, with what chance does to the worst of a million:
-//! at 0.01 % a stranger can bring its 16 pages to 1.34 times the rate, not to an answer of yes to everything. What is merged unevenly takes room from what is
-//! written later (`fill`). Filters of the same data, as in a repair, hardly grow.
+//! **M1** The error rate holds after a merge, too: a block that would give its filter more pairs,
+//! or by its bits a higher error rate, than the filter is made for is refused. What chance does to
+//! a filter that is full of pairs is allowed (`sizing`): three deviations, so that one honest table
+//! of a thousand is refused its last block; for the first filter of 165 pages and more, at 0.01 %,
+//! that is within the twentieth of the configured rate that is left for extensions. So that bits
+//! are not gathered where they do the most harm, the rate of the block alone is bounded as well,
+//! with what chance does to the worst of a million: at 0.01 % a stranger can bring its 16 pages to
+//! 1.34 times the rate, not to an answer of yes to everything. What is merged unevenly takes room
+//! from what is written later (`fill`). Filters of the same data, as in a repair, hardly grow.
 //!
-//! **M2** A table is never closed below a pair that it got from another site: its ids count as normal before its bits come. A bad one makes no more
-//! of that than a bad id (promise 7): if it lies further ahead than the window of the frontier, the block is refused; and where no id counts as normal yet
-//! nothing is merged, as nobody can tell what is far.
+//! **M2** A table is never closed below a pair that it got from another site: its ids count as
+//! normal before its bits come. A bad one makes no more of that than a bad id (promise 7): if it
+//! lies further ahead than the window of the frontier, the block is refused; and where no id counts
+//! as normal yet nothing is merged, as nobody can tell what is far.
 //!
-//! **M3** A block that is refused has changed nothing: all that can fail is done, or held ready, before the first change.
+//! **M3** A block that is refused has changed nothing: all that can fail is done, or held ready,
+//! before the first change.
 //!
-//! **M4** What a log says of a merge makes the same of a table that is as this one was: the block's bits, the pairs that are revoked there, and those that are
-//! not any more. That the table *is* the same one, and not one that begins elsewhere, is L1 (`rolls`).
+//! **M4** What a log says of a merge makes the same of a table that is as this one was: the block's
+//! bits, the pairs that are revoked there, and those that are not any more. That the table *is* the
+//! same one, and not one that begins elsewhere, is L1 (`rolls`).
 
 use crate::block::{Block, BlockPlace, block_of, block_pages, block_range};
 use crate::fill::Fill;
@@ -31,9 +39,11 @@ use crate::{DecodeError, Error};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// So many standard deviations above what it is sized for a filter is taken for one of pairs: one of 740 is beyond that by chance.
+/// So many standard deviations above what it is sized for a filter is taken for one of pairs: one
+/// of 740 is beyond that by chance.
 const FILTER_DEVIATIONS: f64 = 3.0;
-/// The same for a block: a filter of 1 GiB has 16,384 of them, and of a thousand such filters one has a block beyond that.
+/// The same for a block: a filter of 1 GiB has 16,384 of them, and of a thousand such filters one
+/// has a block beyond that.
 const BLOCK_DEVIATIONS: f64 = 5.4;
 
 /// Why a block could not be merged. It has changed nothing.
@@ -86,13 +96,20 @@ pub enum MergeError {
 }
 
 impl Space {
-    /// Adds all pairs of a block to our table, while reads go on; writes, too, for most of the time: `enter` is called before bits and revoked pairs
-    /// change, and what it gives is kept until the end, and returned. With it come the hashes of pairs that were revoked, or are not any more, by this: a
-    /// log has to hold them besides the block itself.
-    pub fn merge_block<G>(&self, theirs: &Block, enter: impl FnOnce() -> G) -> Result<(G, Vec<u128>), MergeError> {
+    /// Adds all pairs of a block to our table, while reads go on; writes, too, for most of the
+    /// time: `enter` is called before bits and revoked pairs change, and what it gives is kept
+    /// until the end, and returned. With it come the hashes of pairs that were revoked, or are not
+    /// any more, by this: a log has to hold them besides the block itself.
+    pub fn merge_block<G>(
+        &self,
+        theirs: &Block,
+        enter: impl FnOnce() -> G,
+    ) -> Result<(G, Vec<u128>), MergeError> {
         let _alone = self.merging.lock();
         let BlockPlace { low, link: at, block } = theirs.place;
-        let Some((_, table)) = self.table_at(low) else { return Err(MergeError::NoTable { low, last: low }) };
+        let Some((_, table)) = self.table_at(low) else {
+            return Err(MergeError::NoTable { low, last: low });
+        };
         if table.cold().is_some() {
             return Err(MergeError::Elsewhere { low });
         }
@@ -105,11 +122,13 @@ impl Space {
         let added = room_for(filter, table.link(at), theirs)?;
         let pair_of = |hash: u128| Pair::from_hash(low, hash);
         let start = block_range(filter.pages(), block).start;
-        // A pair that was revoked there has its bits in one of the filters there: with that block it is revoked here, and with no other. So who sends hashes
-        // of his own making fills nothing of ours with them.
+        // A pair that was revoked there has its bits in one of the filters there: with that block
+        // it is revoked here, and with no other. So who sends hashes of his own making fills
+        // nothing of ours with them.
         let is_new = |hash: &u128| {
             let pair = pair_of(*hash);
-            let has_bits = block_of(filter, &pair) == block && filter.contains_in(&pair, &theirs.words, start);
+            let has_bits =
+                block_of(filter, &pair) == block && filter.contains_in(&pair, &theirs.words, start);
             has_bits && table.state(&pair) == State::Unset && !table.revoked.contains(*hash)
         };
         let revoked: Vec<u128> = theirs.revoked.iter().copied().filter(is_new).collect();
@@ -128,8 +147,8 @@ impl Space {
                 liked.push(hash);
             }
         });
-        // Those set here that have not left the aside are in no table. Whoever sets one from now on sets it in the table, and who moves it there does so
-        // before it leaves.
+        // Those set here that have not left the aside are in no table. Whoever sets one from now on
+        // sets it in the table, and who moves it there does so before it leaves.
         let mut aside = HashMap::new();
         if !revoked.is_empty() {
             self.for_each_aside(|pair| {
@@ -138,7 +157,9 @@ impl Space {
         }
         let is_aside = |hash: u128| {
             let id = aside.get(&hash);
-            id.is_some_and(|&id| self.aside.read(id, |held| held.read().contains(&hash)) == Some(true))
+            id.is_some_and(|&id| {
+                self.aside.read(id, |held| held.read().contains(&hash)) == Some(true)
+            })
         };
         let entered = enter();
         // Not for nothing: each costs every check two lines.
@@ -146,11 +167,14 @@ impl Space {
             table.extend(at, filter);
         }
         let mut changed = vec![];
-        // Revoked there, unknown here: revoked before its bits come. Each pair under its stripe, as every write is; the aside is locked before that.
+        // Revoked there, unknown here: revoked before its bits come. Each pair under its stripe, as
+        // every write is; the aside is locked before that.
         for hash in revoked {
             let (pair, is_aside) = (pair_of(hash), is_aside(hash));
             let is_revoked = self.under_stripe(&pair, |table| {
-                let is_new = table.state(&pair) == State::Unset && !table.revoked.contains(hash) && !is_aside;
+                let is_new = table.state(&pair) == State::Unset
+                    && !table.revoked.contains(hash)
+                    && !is_aside;
                 if is_new {
                     table.revoked.insert_reserved(hash);
                 }
@@ -173,13 +197,15 @@ impl Space {
         Ok((entered, changed))
     }
 
-    /// From now on ids up to `highest` are normal, so that the table at `low`, which covers them, is not closed below them (M2).
+    /// From now on ids up to `highest` are normal, so that the table at `low`, which covers them,
+    /// is not closed below them (M2).
     fn reach(&self, low: u64, highest: u64) -> Result<(), MergeError> {
         let Some(ours) = self.frontier.high() else { return Err(MergeError::NoIds { highest }) };
         if self.frontier.is_too_far(highest, None) {
             return Err(Error::KeyTooBig.into());
         }
-        if highest.saturating_sub(ours) > self.frontier.window() || highest > self.frontier.reach() {
+        if highest.saturating_sub(ours) > self.frontier.window() || highest > self.frontier.reach()
+        {
             return Err(MergeError::FarAhead { highest, ours });
         }
         // Among the table's writers: a roll sees the new frontier, or its boundary is seen here.
@@ -193,9 +219,11 @@ impl Space {
         if reached == Some(true) { Ok(()) } else { Err(MergeError::NoTable { low, last: highest }) }
     }
 
-    /// A block as it is now, for a log: the highest id that a pair of it can have, the pages of its table's first filter, its words, and the hashes of the
-    /// pairs that are revoked there: who reads the log need not have had the bits of a pair that was set and unset again between two batches, and
-    /// has them now. `None`: there is no such block any more. Nobody may write to the table meanwhile.
+    /// A block as it is now, for a log: the highest id that a pair of it can have, the pages of its
+    /// table's first filter, its words, and the hashes of the pairs that are revoked there: who
+    /// reads the log need not have had the bits of a pair that was set and unset again between two
+    /// batches, and has them now. `None`: there is no such block any more. Nobody may write to the
+    /// table meanwhile.
     pub fn block_state(&self, place: BlockPlace) -> Option<Vec<u8>> {
         let (_, mut table) = self.table_at(place.low)?;
         // It was frozen since. What was merged is logged before it leaves memory.
@@ -206,16 +234,24 @@ impl Space {
         let words = filter.words().get(block_range(filter.pages(), place.block))?;
         let words: Vec<u64> = words.iter().map(|word| word.load(Relaxed)).collect();
         let (_, highest) = self.reach_of(place.low)?;
-        let mut state: Vec<u8> =
-            [highest, table.pages() as u64].into_iter().chain(words).flat_map(u64::to_le_bytes).collect();
-        table.revoked.for_each_in(block_pages(filter.pages(), place.block), filter.pages(), |hash| {
-            state.extend_from_slice(&hash.to_le_bytes());
-        });
+        let mut state: Vec<u8> = [highest, table.pages() as u64]
+            .into_iter()
+            .chain(words)
+            .flat_map(u64::to_le_bytes)
+            .collect();
+        table.revoked.for_each_in(
+            block_pages(filter.pages(), place.block),
+            filter.pages(),
+            |hash| {
+                state.extend_from_slice(&hash.to_le_bytes());
+            },
+        );
         Some(state)
     }
 
-    /// Makes true what [`Space::block_state`] said of a block: its bits are set, and what was revoked there is. What is not revoked any more is told apart.
-    /// Bounds do not hold here, what was accepted once is accepted again; a table that was recycled needs it no more.
+    /// Makes true what [`Space::block_state`] said of a block: its bits are set, and what was
+    /// revoked there is. What is not revoked any more is told apart. Bounds do not hold here, what
+    /// was accepted once is accepted again; a table that was recycled needs it no more.
     pub fn put_block(&self, place: BlockPlace, bytes: &[u8]) -> Result<(), String> {
         let _alone = self.merging.lock();
         let BlockPlace { low, link, block } = place;
@@ -269,15 +305,19 @@ impl Table {
     }
 }
 
-/// How many pairs the block adds to the filter (`link`, or one that is not chained yet), if it may (M1).
+/// How many pairs the block adds to the filter (`link`, or one that is not chained yet), if it may
+/// (M1).
 fn room_for(filter: &Filter, link: Option<&Link>, theirs: &Block) -> Result<u64, MergeError> {
     let block = theirs.place.block;
     let added = added(filter, block, &theirs.words);
     let (sizing, pages, capacity) = (filter.sizing(), filter.pages(), filter.capacity());
     let pairs = link.map_or(0, Link::pairs) + added;
     let range = block_range(pages, block);
-    let union: Vec<u64> =
-        filter.words()[range].iter().zip(&theirs.words).map(|(ours, theirs)| ours.load(Relaxed) | theirs).collect();
+    let union: Vec<u64> = filter.words()[range]
+        .iter()
+        .zip(&theirs.words)
+        .map(|(ours, theirs)| ours.load(Relaxed) | theirs)
+        .collect();
     let (of_block, of_filter) = match link {
         Some(link) => link.with_fill(|fill| fill.rates_with(block, &union)),
         None => Fill::empty(*sizing, pages).rates_with(block, &union),
@@ -291,7 +331,8 @@ fn room_for(filter: &Filter, link: Option<&Link>, theirs: &Block) -> Result<u64,
     if added > 0 && exceeds { Err(MergeError::Overfull) } else { Ok(added) }
 }
 
-/// How many pairs the union of a block of a filter with `theirs` stands for, beyond those that were there.
+/// How many pairs the union of a block of a filter with `theirs` stands for, beyond those that were
+/// there.
 fn added(filter: &Filter, block: usize, theirs: &[u64]) -> u64 {
     let range = block_range(filter.pages(), block);
     let pages = range.len() / PAGE_WORDS;

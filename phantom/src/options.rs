@@ -5,29 +5,34 @@ use crate::filter::PAGE_BYTES;
 use crate::sizing::RATES;
 use crate::table::Table;
 
-/// What a space is made of. The seed and the rate are part of its data; the rest may be changed at a restart.
+/// What a space is made of. The seed and the rate are part of its data; the rest may be changed at
+/// a restart.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How many of the pairs that are not set may be answered with yes: 0.0001 is one in ten thousand. Within [`RATES`].
+    /// How many of the pairs that are not set may be answered with yes: 0.0001 is one in ten
+    /// thousand. Within [`RATES`].
     pub false_positive_rate: f64,
     /// Pairs that a grown table holds at the rate; at 0.0001 one takes 19.9 bits.
     pub pairs_per_table: u64,
-    /// Tables' worth of pairs that are kept in memory; when there are more the oldest table is recycled, or [spills](Options::spill). At least 2.
+    /// Tables' worth of pairs that are kept in memory; when there are more the oldest table is
+    /// recycled, or [spills](Options::spill). At least 2.
     pub max_tables: usize,
-    /// The oldest table is not recycled, but waits to be written elsewhere by whoever drives the space (`cold`); while there is no room the newest
-    /// one goes on, up to the memory limit.
+    /// The oldest table is not recycled, but waits to be written elsewhere by whoever drives the
+    /// space (`cold`); while there is no room the newest one goes on, up to the memory limit.
     pub spill: bool,
     /// Unset pairs held exactly, per table; 26 bytes each when they are many.
     pub max_revoked: usize,
-    /// Pairs held exactly because their id lies far ahead of the ring: 26 bytes each, or some 190 if each has an id of its own. At least 1: a space begins with
-    /// what is there.
+    /// Pairs held exactly because their id lies far ahead of the ring: 26 bytes each, or some 190
+    /// if each has an id of its own. At least 1: a space begins with what is there.
     pub max_aside: usize,
     /// Ids further than this above the highest normal one are refused. `None`: they are kept aside.
     pub max_ahead: Option<u64>,
-    /// The secret key of the hash, stored with the space and replicated: who knows it can choose pairs that collide.
+    /// The secret key of the hash, stored with the space and replicated: who knows it can choose
+    /// pairs that collide.
     pub seed: u64,
-    /// Memory for filters, in bytes. `None`: twice what `max_tables` full tables take. At the limit tables that are overrun are not
-    /// extended any more ([`Error::Full`]); rolling goes on. (Revoked pairs and pairs aside have limits of their own.)
+    /// Memory for filters, in bytes. `None`: twice what `max_tables` full tables take. At the limit
+    /// tables that are overrun are not extended any more ([`Error::Full`]); rolling goes on.
+    /// (Revoked pairs and pairs aside have limits of their own.)
     pub memory_limit_bytes: Option<u64>,
 }
 
@@ -48,7 +53,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Bytes of memory that filters may take: as given, or what follows from the tables. The sizing is worked out anew, some 0.2 ms.
+    /// Bytes of memory that filters may take: as given, or what follows from the tables. The sizing
+    /// is worked out anew, some 0.2 ms.
     pub fn filter_bytes_limit(&self) -> u64 {
         let full = || {
             let pages = Table::first_sizing(self.false_positive_rate).pages(self.pairs_per_table);
@@ -60,7 +66,9 @@ impl Options {
     /// Refuses what cannot work.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if !RATES.contains(&self.false_positive_rate) {
-            return Err(Error::BadOption("false_positive_rate must lie between 0.0000001 and 0.25"));
+            return Err(Error::BadOption(
+                "false_positive_rate must lie between 0.0000001 and 0.25",
+            ));
         }
         if self.pairs_per_table == 0 || self.pairs_per_table > 1 << 40 {
             return Err(Error::BadOption("pairs_per_table must lie between 1 and 2^40"));

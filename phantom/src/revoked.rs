@@ -1,11 +1,14 @@
 //! The exact set of pairs that were set in a table's filters and are not set any more.
 //!
-//! A Bloom filter cannot delete. So *unlike* puts the pair here, *like again* takes it out, and a check that the filters answer with
-//! yes asks here, too; it is a small part of all checks. The set goes with its table.
+//! A Bloom filter cannot delete. So *unlike* puts the pair here, *like again* takes it out, and a
+//! check that the filters answer with yes asks here, too; it is a small part of all checks. The set
+//! goes with its table.
 //!
-//! It is cut into many shards, so that a reader never waits for more than the few writes of one insertion, or the move of
-//! one shard when that grows (a thousandth of the set). A table without an unlike has no shards. A shard has the pairs of neighbouring pages, whatever the
-//! filter's size, as pages and shards both go by the upper bits of the hash: who wants those of some pages looks at no others.
+//! It is cut into many shards, so that a reader never waits for more than the few writes of one
+//! insertion, or the move of one shard when that grows (a thousandth of the set). A table without
+//! an unlike has no shards. A shard has the pairs of neighbouring pages, whatever the filter's
+//! size, as pages and shards both go by the upper bits of the hash: who wants those of some pages
+//! looks at no others.
 
 use crate::filter::page_of;
 use crate::hash::Pair;
@@ -23,8 +26,9 @@ const FEW_SHARDS: usize = 16;
 /// A set of pair hashes, which need no further hashing.
 pub(crate) type Hashes = HashSet<u128, AsIs>;
 
-/// What so many sets that are not empty take on the heap, if they have so many hashes together, evenly: places of 16 bytes and a tag, a power of two of them
-/// at a load of 7/8 at most, and sixteen tags more.
+/// What so many sets that are not empty take on the heap, if they have so many hashes together,
+/// evenly: places of 16 bytes and a tag, a power of two of them at a load of 7/8 at most, and
+/// sixteen tags more.
 pub(crate) fn bytes_of(sets: usize, hashes: usize) -> usize {
     let places = (hashes.div_ceil(sets.max(1)) * 8).div_ceil(7).next_power_of_two().max(4);
     sets * (places * 17 + 16)
@@ -79,7 +83,9 @@ impl Revoked {
     }
 
     pub(crate) fn size_bytes(&self) -> usize {
-        let of = |shards: usize| shards * size_of::<RwLock<Hashes>>() + bytes_of(self.len().min(shards), self.len());
+        let of = |shards: usize| {
+            shards * size_of::<RwLock<Hashes>>() + bytes_of(self.len().min(shards), self.len())
+        };
         self.shards.get().map_or(0, |shards| of(shards.len()))
     }
 
@@ -92,7 +98,8 @@ impl Revoked {
         self.len() > 0 && self.shard(hash).is_some_and(|shard| shard.read().contains(&hash))
     }
 
-    /// Takes a place for one more, unless there are already `most`. An insertion must follow, or [`Revoked::release`].
+    /// Takes a place for one more, unless there are already `most`. An insertion must follow, or
+    /// [`Revoked::release`].
     pub(crate) fn reserve(&self, most: usize) -> bool {
         self.reserve_many(1, most)
     }
@@ -113,7 +120,8 @@ impl Revoked {
 
     /// Puts `hash` in the place that was reserved.
     pub(crate) fn insert_reserved(&self, hash: u128) {
-        let shards = self.shards.get_or_init(|| (0..self.most_shards).map(|_| RwLock::default()).collect());
+        let shards =
+            self.shards.get_or_init(|| (0..self.most_shards).map(|_| RwLock::default()).collect());
         if !shards[shard_of(hash, shards.len())].write().insert(hash) {
             self.release();
         }
@@ -128,7 +136,8 @@ impl Revoked {
     }
 
     pub(crate) fn remove(&self, hash: u128) -> bool {
-        let removed = self.len() > 0 && self.shard(hash).is_some_and(|shard| shard.write().remove(&hash));
+        let removed =
+            self.len() > 0 && self.shard(hash).is_some_and(|shard| shard.write().remove(&hash));
         if removed {
             self.release();
         }
@@ -190,19 +199,24 @@ mod tests {
         assert_eq!(revoked.len(), 2);
     }
 
-    /// A thousand unset pairs of a million are looked at for a block of a thousand, not all of them.
+    /// A thousand unset pairs of a million are looked at for a block of a thousand, not all of
+    /// them.
     #[test]
     fn the_pairs_of_some_pages_are_in_few_shards() {
         let (mut revoked, mut rng) = (Revoked::default(), fastrand::Rng::with_seed(1));
         for few in [false, true] {
-            let hashes: Vec<u128> = (0..20_000).map(|_| rng.u128(..)).chain([0, u128::MAX]).collect();
+            let hashes: Vec<u128> =
+                (0..20_000).map(|_| rng.u128(..)).chain([0, u128::MAX]).collect();
             hashes.iter().for_each(|&hash| assert!(revoked.insert(hash)));
             for pages in [1, 2, 15, 16, 17, 1000, 1024, 50_000] {
                 let mut all = vec![];
                 for first in (0..pages).step_by(16) {
                     let range = first..pages.min(first + 16);
                     let shards = shards_of(&range, pages, SHARDS).len();
-                    assert!(shards <= range.len() * SHARDS / pages + 2, "{shards} shards for {range:?} of {pages}");
+                    assert!(
+                        shards <= range.len() * SHARDS / pages + 2,
+                        "{shards} shards for {range:?} of {pages}"
+                    );
                     revoked.for_each_in(range.clone(), pages, |hash| {
                         assert!(range.contains(&page_of(&Pair::from_hash(0, hash), pages)));
                         all.push(hash);

@@ -1,21 +1,28 @@
-//! When the ring changes: rolling, recycling, taking early ids in; and the background work that goes with it.
+//! When the ring changes: rolling, recycling, taking early ids in; and the background work that
+//! goes with it.
 //!
-//! **Rolling.** The newest table is closed when its pairs reach capacity / (1 + late), where `late` is the measured ratio of the pairs that
-//! came after a table was closed to those that came before (30 % until there is a measurement), so that late pairs fit, too. The first
-//! table of a space is small, and each next one twice as large, up to `pairs_per_table`: a small space costs little.
+//! **Rolling.** The newest table is closed when its pairs reach capacity / (1 + late), where `late`
+//! is the measured ratio of the pairs that came after a table was closed to those that came before
+//! (30 % until there is a measurement), so that late pairs fit, too. The first table of a space is
+//! small, and each next one twice as large, up to `pairs_per_table`: a small space costs little.
 //!
-//! **Recycling.** The ring keeps filters for `max_tables * pairs_per_table` pairs; when a roll brings more, the oldest tables go.
-//! Extensions do not count: what is sent for one id extends its table, and costs memory up to the limit, but moves no horizon (P4).
+//! **Recycling.** The ring keeps filters for `max_tables * pairs_per_table` pairs; when a roll
+//! brings more, the oldest tables go. Extensions do not count: what is sent for one id extends its
+//! table, and costs memory up to the limit, but moves no horizon (P4).
 //!
-//! A space that [spills](crate::Options::spill) recycles nothing: somebody moves its oldest tables elsewhere before there is no room for the next
-//! one (`cold`). If he does not, the ring does not roll, and the newest table is extended.
+//! A space that [spills](crate::Options::spill) recycles nothing: somebody moves its oldest tables
+//! elsewhere before there is no room for the next one (`cold`). If he does not, the ring does not
+//! roll, and the newest table is extended.
 //!
-//! **Early ids.** The frontier (see `rolling`) decides which ids are normal, from those that are aside. When the aside is full of bad ids,
-//! good ones that leap ahead could no more get in to be counted; so those that are turned away are counted, too.
+//! **Early ids.** The frontier (see `rolling`) decides which ids are normal, from those that are
+//! aside. When the aside is full of bad ids, good ones that leap ahead could no more get in to be
+//! counted; so those that are turned away are counted, too.
 //!
-//! **Who decides.** Where tables begin, and which ids they take, is decided by whoever takes writes ([`Space::lead`]), and logged ([`Space::course`]). Who
-//! replays that log ([`Space::follow`]: a start, a replica) makes the same tables, to the id and to the page, and decides nothing. **L1** So the table
-//! that takes a pair is a function of the log: a block of a filter (`merge`) finds there all the pairs whose bits it has.
+//! **Who decides.** Where tables begin, and which ids they take, is decided by whoever takes writes
+//! ([`Space::lead`]), and logged ([`Space::course`]). Who replays that log ([`Space::follow`]: a
+//! start, a replica) makes the same tables, to the id and to the page, and decides nothing. **L1**
+//! So the table that takes a pair is a function of the log: a block of a filter (`merge`) finds
+//! there all the pairs whose bits it has.
 
 use crate::Error;
 use crate::filter::Filter;
@@ -34,20 +41,30 @@ const LATE: std::ops::RangeInclusive<f64> = 0.05..=1.0;
 const TABLES_ASKED: usize = 5;
 /// Room is left for so many times the late pairs that were measured.
 const HEADROOM: f64 = 1.08;
-/// Pairs that leave the aside in one step, while its mutex is held: some ten microseconds, for which writers of ids aside may have to wait.
+/// Pairs that leave the aside in one step, while its mutex is held: some ten microseconds, for
+/// which writers of ids aside may have to wait.
 const MOVED_AT_ONCE: usize = 128;
 
 impl Space {
     /// Rolls, if nobody else does at this moment.
     pub(crate) fn try_roll(&self, low: u64) -> bool {
-        self.rolling.try_lock().is_some_and(|rolling| self.roll(&rolling, low, None).unwrap_or(false))
+        self.rolling
+            .try_lock()
+            .is_some_and(|rolling| self.roll(&rolling, low, None).unwrap_or(false))
     }
 
-    /// Closes the newest table, if it still starts at `low`, and opens one above all normal ids, or where a log says.
-    fn roll(&self, _alone: &MutexGuard<'_, ()>, low: u64, at: Option<Layout>) -> Result<bool, Error> {
+    /// Closes the newest table, if it still starts at `low`, and opens one above all normal ids, or
+    /// where a log says.
+    fn roll(
+        &self,
+        _alone: &MutexGuard<'_, ()>,
+        low: u64,
+        at: Option<Layout>,
+    ) -> Result<bool, Error> {
         let boundary = || match (self.frontier.high(), at) {
             (_, Some(at)) if self.frontier.follows() => Some(at.low),
-            // A log of which the writer did not say what it admitted: pairs above may be here already.
+            // A log of which the writer did not say what it admitted: pairs above may be here
+            // already.
             (Some(high), at) => Some(high.checked_add(1)?.max(at.map_or(0, |at| at.low))),
             (None, at) => at.map(|at| at.low),
         };
@@ -62,7 +79,8 @@ impl Space {
         }
         let spare = self.upkeep.take_spare(pages);
         // Fresh memory is instant, if not as fast at first.
-        let filter = spare.map_or_else(|| Filter::new(self.sizing, pages).map_err(Error::Memory), Ok)?;
+        let filter =
+            spare.map_or_else(|| Filter::new(self.sizing, pages).map_err(Error::Memory), Ok)?;
         let next = Arc::new(Table::new(self.options.false_positive_rate, filter));
         match self.ring.roll(low, boundary, next) {
             Ok(boundary) => {
@@ -109,11 +127,18 @@ impl Space {
         newest.pages().saturating_mul(2).min(self.pages_per_table)
     }
 
-    /// Decides at how many pairs the newest table is to be closed, from how many came late to the others: as many as to the second of
-    /// the last five in this respect. So neither one that got an import decides for all, nor those that are not over yet.
+    /// Decides at how many pairs the newest table is to be closed, from how many came late to the
+    /// others: as many as to the second of the last five in this respect. So neither one that got
+    /// an import decides for all, nor those that are not over yet.
     pub(crate) fn estimate(&self) {
         let tables = self.ring.load();
-        let closed = tables.entries().iter().rev().skip(1).map(|entry| entry.table()).filter(|table| table.early() > 0);
+        let closed = tables
+            .entries()
+            .iter()
+            .rev()
+            .skip(1)
+            .map(|entry| entry.table())
+            .filter(|table| table.early() > 0);
         let mut late: Vec<f64> = closed
             .map(|table| table.pairs().saturating_sub(table.early()) as f64 / table.early() as f64)
             .take(1 + TABLES_ASKED)
@@ -122,7 +147,8 @@ impl Space {
             late.remove(0); // the youngest has only begun to get late pairs
         }
         late.sort_unstable_by(|a, b| b.total_cmp(a));
-        let measured = late.get(usize::from(late.len() > 2)).map_or(LATE_AT_START, |late| late * HEADROOM);
+        let measured =
+            late.get(usize::from(late.len() > 2)).map_or(LATE_AT_START, |late| late * HEADROOM);
         let newest = tables.newest().table();
         let roll_at = newest.capacity() as f64 / (1.0 + measured.clamp(*LATE.start(), *LATE.end()));
         newest.set_roll_at((roll_at as u64).max(1));
@@ -132,7 +158,8 @@ impl Space {
     pub fn roll_now(&self) -> bool {
         let tables = self.ring.load();
         let newest = tables.newest();
-        newest.table().pairs() > 0 && self.roll(&self.rolling.lock(), newest.slot().low(), None).unwrap_or(false)
+        newest.table().pairs() > 0
+            && self.roll(&self.rolling.lock(), newest.slot().low(), None).unwrap_or(false)
     }
 
     /// How often the ring has changed.
@@ -143,14 +170,20 @@ impl Space {
     /// The tables' places, oldest first.
     pub fn layout(&self) -> Vec<Layout> {
         let tables = self.ring.load();
-        tables.entries().iter().map(|entry| Layout { low: entry.slot().low(), pages: entry.table().pages() }).collect()
+        tables
+            .entries()
+            .iter()
+            .map(|entry| Layout { low: entry.slot().low(), pages: entry.table().pages() })
+            .collect()
     }
 
-    /// What is to be logged of where pairs go, read in one moment, in this order and before the pairs that were read before it was. The
-    /// layout only if the ring has changed since `changes`.
+    /// What is to be logged of where pairs go, read in one moment, in this order and before the
+    /// pairs that were read before it was. The layout only if the ring has changed since `changes`.
     ///
-    /// Whoever has made true all of the batches before has let no id in that lies in a table which comes new with this one: it began above all ids that
-    /// were let in by the time the last batch's frontier was read. And whatever was in a table when its state was read is let in by this frontier.
+    /// Whoever has made true all of the batches before has let no id in that lies in a table which
+    /// comes new with this one: it began above all ids that were let in by the time the last
+    /// batch's frontier was read. And whatever was in a table when its state was read is let in by
+    /// this frontier.
     pub fn course(&self, changes: u64) -> Course {
         let _nobody_rolls = self.rolling.lock();
         let now = self.changes();
@@ -159,8 +192,9 @@ impl Space {
         Course { changes: now, layout: (now != changes).then(|| self.layout()), frontier }
     }
 
-    /// Whether the ring has changed, or pairs have gone into tables, by something else than a write that changed something, since this was last asked:
-    /// then [`Space::course`] is to be logged, even if nothing else is. Never for who follows.
+    /// Whether the ring has changed, or pairs have gone into tables, by something else than a write
+    /// that changed something, since this was last asked: then [`Space::course`] is to be logged,
+    /// even if nothing else is. Never for who follows.
     #[inline]
     pub fn take_news(&self) -> bool {
         self.news.load(Relaxed) && self.news.swap(false, SeqCst) && !self.frontier.follows()
@@ -176,7 +210,8 @@ impl Space {
         self.frontier.follow(false);
     }
 
-    /// From now on a log does ([`Space::put_layout`], [`Space::put_frontier`]). Nothing rolls by itself any more when this returns.
+    /// From now on a log does ([`Space::put_layout`], [`Space::put_frontier`]). Nothing rolls by
+    /// itself any more when this returns.
     pub fn follow(&self) {
         self.frontier.follow(true);
         drop(self.rolling.lock());
@@ -193,9 +228,10 @@ impl Space {
         while self.drain() {}
     }
 
-    /// Makes the ring what the log says it was: opens the tables that it lacks above its newest, and recycles those below
-    /// the first of `layout`. May be repeated, and be told to a ring that is further on. (A log of before frontiers were logged has let in ids
-    /// on its own: then a table opens higher than recorded if pairs above that were already put.)
+    /// Makes the ring what the log says it was: opens the tables that it lacks above its newest,
+    /// and recycles those below the first of `layout`. May be repeated, and be told to a ring that
+    /// is further on. (A log of before frontiers were logged has let in ids on its own: then a
+    /// table opens higher than recorded if pairs above that were already put.)
     pub fn put_layout(&self, layout: &[Layout]) -> Result<(), Error> {
         for &at in layout {
             let newest = self.ring.load().newest().slot().low();
@@ -208,7 +244,8 @@ impl Space {
         let horizon = layout.first().map_or(0, |at| at.low);
         loop {
             let tables = self.ring.load();
-            let recycles = tables.entries().get(1).is_some_and(|second| second.slot().low() <= horizon);
+            let recycles =
+                tables.entries().get(1).is_some_and(|second| second.slot().low() <= horizon);
             drop(tables);
             if !recycles {
                 return Ok(());
@@ -220,7 +257,8 @@ impl Space {
         }
     }
 
-    /// A space begins with an empty table as large as its options say, and they may have changed since the log began.
+    /// A space begins with an empty table as large as its options say, and they may have changed
+    /// since the log began.
     fn resize_empty(&self, at: Layout) -> Result<(), Error> {
         let Some((_, table)) = self.table_at(at.low) else { return Ok(()) };
         if table.pages() == at.pages.max(1) || table.pairs() > 0 {
@@ -239,14 +277,19 @@ impl Space {
     pub fn wants_maintenance(&self) -> bool {
         let pairs = self.aside_pairs.load(SeqCst);
         let early = pairs > 0
-            && ((pairs < self.options.max_aside && !self.frontier.follows() && self.frontier.should_advance(pairs))
+            && ((pairs < self.options.max_aside
+                && !self.frontier.follows()
+                && self.frontier.should_advance(pairs))
                 || self.frontier.high().is_some_and(|high| self.aside.may_hold(high)));
         let tables = self.ring.load();
         let newest = tables.newest().table();
-        early || self.is_roll_due() || self.upkeep.wants_step(self.next_pages(newest), needs_spare(newest))
+        early
+            || self.is_roll_due()
+            || self.upkeep.wants_step(self.next_pages(newest), needs_spare(newest))
     }
 
-    /// One small step of background work: [`Space::move_on`], then [`Space::tidy`]. Returns whether there may be more to do.
+    /// One small step of background work: [`Space::move_on`], then [`Space::tidy`]. Returns whether
+    /// there may be more to do.
     pub fn maintain(&self) -> bool {
         self.move_on() | self.tidy()
     }
@@ -274,13 +317,15 @@ impl Space {
             && self.frontier.boundary().is_some_and(|boundary| boundary > newest.slot().low())
     }
 
-    /// Advances the frontier to the ids that are ahead, if they say so, and moves some pairs that it has reached into tables.
+    /// Advances the frontier to the ids that are ahead, if they say so, and moves some pairs that
+    /// it has reached into tables.
     pub(crate) fn take_in_early(&self) -> bool {
         let pairs = self.aside_pairs.load(SeqCst);
         if pairs == 0 {
             return false;
         }
-        // When it is full those that still get in are no sample of the traffic: `Aside::turn_away` asks those that do not.
+        // When it is full those that still get in are no sample of the traffic: `Aside::turn_away`
+        // asks those that do not.
         let full = pairs >= self.options.max_aside && self.frontier.high().is_some();
         let advanced = !full
             && !self.frontier.follows()

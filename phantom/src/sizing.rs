@@ -1,20 +1,24 @@
-//! How large a filter must be for its error rate: derived for this layout, not for the textbook filter.
+//! How large a filter must be for its error rate: derived for this layout, not for the textbook
+//! filter.
 //!
-//! **Layout.** A filter is P pages of 64 lines of 512 bits. A pair goes to one page, to two distinct lines of it, and sets h
-//! distinct bits in each.
+//! **Layout.** A filter is P pages of 64 lines of 512 bits. A pair goes to one page, to two
+//! distinct lines of it, and sets h distinct bits in each.
 //!
-//! **Derivation.** With n pairs, and hashes that spread evenly, the number X of pairs that have bits in a given line is Poisson with
-//! mean λ = 2n / 64P = n / 32P. (Pages vary, too, but a Poisson number of pairs dealt to lines at random gives Poisson lines; the
-//! page only ties lines together, weakly.) Let G_h(x) be the chance that h distinct random bits are all set in a line that x
-//! pairs have written to. A pair never set is answered *yes* if that happens in both of its lines, hence
+//! **Derivation.** With n pairs, and hashes that spread evenly, the number X of pairs that have
+//! bits in a given line is Poisson with mean λ = 2n / 64P = n / 32P. (Pages vary, too, but a
+//! Poisson number of pairs dealt to lines at random gives Poisson lines; the page only ties lines
+//! together, weakly.) Let G_h(x) be the chance that h distinct random bits are all set in a line
+//! that x pairs have written to. A pair never set is answered *yes* if that happens in both of its
+//! lines, hence
 //!
 //! ```text
 //!   rate(λ, h) = ( Σ_x  Poisson(x; λ) G_h(x) )²            bits per pair = 32768 P / n = 1024 / λ
 //! ```
 //!
-//! G_h(x) comes from the distribution of the number j of set bits after x pairs: a pair adds a new ones with probability
-//! C(j, h-a) C(512-j, a) / C(512, h), a Markov chain of 513 states; then G_h(x) = Σ_j P(j) C(j, h) / C(512, h). No term is approximated.
-//! That the mix over x lies above the rate of a mean line (G is convex) is what cache-line blocks cost.
+//! G_h(x) comes from the distribution of the number j of set bits after x pairs: a pair adds a new
+//! ones with probability C(j, h-a) C(512-j, a) / C(512, h), a Markov chain of 513 states; then
+//! G_h(x) = Σ_j P(j) C(j, h) / C(512, h). No term is approximated. That the mix over x lies above
+//! the rate of a mean line (G is convex) is what cache-line blocks cost.
 //!
 //! What the best h then needs, in bits per pair, beside the textbook's n/m with its best k:
 //!
@@ -25,13 +29,16 @@
 //!   0.01 %   6 + 6     19.78        21.92       19.17
 //! ```
 //!
-//! **Counting.** A pair that the filter takes for set is not set again, and not counted. So those that are counted are the ones that found a
-//! bit unset, and fill the filter faster than pairs at random: as fast as all that came. Of those that lead to a load Λ the share
-//! 1 - (∫₀^Λ rate(λ) dλ) / Λ is counted: 0.9985 at 1 %, 0.92 at 25 %. What is held against counts here is converted by that.
+//! **Counting.** A pair that the filter takes for set is not set again, and not counted. So those
+//! that are counted are the ones that found a bit unset, and fill the filter faster than pairs at
+//! random: as fast as all that came. Of those that lead to a load Λ the share 1 - (∫₀^Λ rate(λ) dλ)
+//! / Λ is counted: 0.9985 at 1 %, 0.92 at 25 %. What is held against counts here is converted by
+//! that.
 //!
-//! **Budget.** A table that is overrun gets extension filters, and a lookup says yes if any of them does: their rates add up. So the
-//! first filter of a table is sized for [`FIRST_SHARE`] of the configured rate, and the i-th extension for a part of the rest that
-//! falls with the square of i, so that the sum never exceeds what is configured, however long the chain.
+//! **Budget.** A table that is overrun gets extension filters, and a lookup says yes if any of them
+//! does: their rates add up. So the first filter of a table is sized for [`FIRST_SHARE`] of the
+//! configured rate, and the i-th extension for a part of the rest that falls with the square of i,
+//! so that the sum never exceeds what is configured, however long the chain.
 
 use parking_lot::RwLock;
 use std::sync::LazyLock;
@@ -47,14 +54,15 @@ pub(crate) const MOST_BITS: usize = 7;
 
 /// The rates that may be configured.
 pub const RATES: std::ops::RangeInclusive<f64> = 1e-7..=0.25;
-/// The share of the configured rate that a table's first filter may use when it is full. It costs 0.1 bits per pair; more than 19.9
-/// bits per pair at 0.01 % were not wanted.
+/// The share of the configured rate that a table's first filter may use when it is full. It costs
+/// 0.1 bits per pair; more than 19.9 bits per pair at 0.01 % were not wanted.
 pub(crate) const FIRST_SHARE: f64 = 0.952;
 
 /// Lines with more pairs than this are taken to be full.
 const MOST_LOAD: usize = 1024;
 
-/// `COVER[h][x]`: the chance that h distinct random bits are all set in a line that x pairs have written to.
+/// `COVER[h][x]`: the chance that h distinct random bits are all set in a line that x pairs have
+/// written to.
 static COVER: LazyLock<Vec<Vec<f64>>> = LazyLock::new(|| (0..=MOST_BITS).map(cover).collect());
 
 fn choose(n: usize, k: usize) -> f64 {
@@ -65,7 +73,8 @@ fn cover(h: usize) -> Vec<f64> {
     let all = choose(LINE_BITS, h);
     let hit: Vec<f64> = (0..=LINE_BITS).map(|j| choose(j, h) / all).collect();
     let step = |j: usize, new: usize| choose(j, h - new) * choose(LINE_BITS - j, new) / all;
-    let steps: Vec<Vec<f64>> = (0..=LINE_BITS).map(|j| (0..=h).map(|new| step(j, new)).collect()).collect();
+    let steps: Vec<Vec<f64>> =
+        (0..=LINE_BITS).map(|j| (0..=h).map(|new| step(j, new)).collect()).collect();
     let mut set = vec![0.0; LINE_BITS + 1];
     set[0] = 1.0;
     (0..=MOST_LOAD)
@@ -127,7 +136,8 @@ fn counted(load: f64, bits: usize) -> f64 {
 
 /// The load at which a filter has the rate `target`.
 fn load_at(target: f64, bits: usize) -> f64 {
-    // A line that no load under 700 fills to the rate would be wasted; exp(-load) is still a number there.
+    // A line that no load under 700 fills to the rate would be wasted; exp(-load) is still a number
+    // there.
     let (mut low, mut high) = (0.0, 700.0);
     for _ in 0..60 {
         let middle = (low + high) / 2.0;
@@ -146,8 +156,9 @@ impl Sizing {
         Sizing { bits, pairs_per_page: load * (LINES / 2) as f64, counted: counted(load, bits) }
     }
 
-    /// The sizing of the `i`-th filter of a table's chain, 0 being the first, for the configured `rate` of the whole chain. What was worked out lately, some
-    /// 0.2 ms each, is kept: a process has few rates, but whoever sends tables may name any.
+    /// The sizing of the `i`-th filter of a table's chain, 0 being the first, for the configured
+    /// `rate` of the whole chain. What was worked out lately, some 0.2 ms each, is kept: a process
+    /// has few rates, but whoever sends tables may name any.
     pub(crate) fn in_chain(rate: f64, i: usize) -> Sizing {
         /// Of four rates all filters.
         const KEPT: usize = 64;
@@ -188,12 +199,14 @@ impl Sizing {
         rate(load, self.bits)
     }
 
-    /// What chance does to the rate of `pages` when they are full: by what factor it exceeds the one that it was sized for, in a filter that is so many standard
-    /// deviations off.
+    /// What chance does to the rate of `pages` when they are full: by what factor it exceeds the
+    /// one that it was sized for, in a filter that is so many standard deviations off.
     ///
-    /// A page gets m pairs, give or take √m, so that the logarithm of its rate r deviates by e / √m, where e = d ln r / d ln λ: 4.3 / √3353 at 1 %, 6.8 / √2228
-    /// at 0.1 %, 8.4 / √1647 at 0.01 %. That a page's pairs are dealt unevenly to its lines adds to that: a tenth at most, by the exact variance over the lines, from
-    /// 25 % to 0.00001 %. The mean of P pages deviates by 1 / √P of it, and is taken for log-normal as they are, which for few pages is more than normal.
+    /// A page gets m pairs, give or take √m, so that the logarithm of its rate r deviates by e /
+    /// √m, where e = d ln r / d ln λ: 4.3 / √3353 at 1 %, 6.8 / √2228 at 0.1 %, 8.4 / √1647 at 0.01
+    /// %. That a page's pairs are dealt unevenly to its lines adds to that: a tenth at most, by the
+    /// exact variance over the lines, from 25 % to 0.00001 %. The mean of P pages deviates by 1 /
+    /// √P of it, and is taken for log-normal as they are, which for few pages is more than normal.
     pub(crate) fn chance(&self, pages: usize, deviations: f64) -> f64 {
         const STEP: f64 = 1.01;
         let load = self.pairs_per_page / (LINES / 2) as f64;
@@ -202,13 +215,15 @@ impl Sizing {
         (deviations * of_page / (pages as f64).sqrt()).exp()
     }
 
-    /// The pairs that were counted when evenly laid ones give `rate` in `pages`: the inverse of [`Sizing::rate`].
+    /// The pairs that were counted when evenly laid ones give `rate` in `pages`: the inverse of
+    /// [`Sizing::rate`].
     pub(crate) fn pairs_at(&self, target: f64, pages: usize) -> u64 {
         let load = load_at(target, self.bits);
         (load * counted(load, self.bits) * (pages * LINES / 2) as f64) as u64
     }
 
-    /// The pairs that were counted when `ones` bits are set in `pages`, most likely: the mean share of zeros is exp(-λ h / 512), exactly.
+    /// The pairs that were counted when `ones` bits are set in `pages`, most likely: the mean share
+    /// of zeros is exp(-λ h / 512), exactly.
     pub(crate) fn pairs_of(&self, ones: u64, pages: usize) -> u64 {
         let bits = (pages * LINES * LINE_BITS) as f64;
         let zeros = ((bits - ones as f64) / bits).max(1.0 / bits);
@@ -217,7 +232,8 @@ impl Sizing {
     }
 }
 
-/// How far [`Sizing::pairs_of`] may be off: the number of set bits tells `pairs` with a deviation below their square root.
+/// How far [`Sizing::pairs_of`] may be off: the number of set bits tells `pairs` with a deviation
+/// below their square root.
 pub(crate) fn uncertainty(pairs: u64) -> u64 {
     6 * pairs.isqrt() + 16
 }
@@ -237,7 +253,9 @@ mod tests {
 
     #[test]
     fn a_full_table_takes_no_more_memory_than_was_allowed() {
-        for (rate, allowed, textbook) in [(0.01, 9.8, 9.59), (0.001, 14.9, 14.38), (0.0001, 19.9, 19.17)] {
+        for (rate, allowed, textbook) in
+            [(0.01, 9.8, 9.59), (0.001, 14.9, 14.38), (0.0001, 19.9, 19.17)]
+        {
             let sizing = Sizing::in_chain(rate, 0);
             let bits_per_pair = (PAGE_WORDS * 64) as f64 / sizing.pairs_per_page;
             assert!(bits_per_pair <= allowed, "{rate}: {bits_per_pair}");
@@ -267,7 +285,10 @@ mod tests {
                 hits += u32::from(draw(&mut rng).iter().all(|&b| line[b]));
             }
             let (found, expected) = (f64::from(hits) / f64::from(tries), COVER[bits][load]);
-            assert!((found / expected - 1.0).abs() < 0.05, "{bits} bits, {load} pairs: {found} for {expected}");
+            assert!(
+                (found / expected - 1.0).abs() < 0.05,
+                "{bits} bits, {load} pairs: {found} for {expected}"
+            );
         }
     }
 
@@ -281,7 +302,8 @@ mod tests {
                     assert!(sizing.pages(capacity) <= pages);
                     assert!(sizing.rate(capacity, pages) <= rate * share(i) * 1.001);
                     let load = sizing.pairs(pages) as f64 / (pages * 32) as f64;
-                    let ones = (1.0 - (-load * sizing.bits as f64 / 512.0).exp()) * (pages * 32768) as f64;
+                    let ones =
+                        (1.0 - (-load * sizing.bits as f64 / 512.0).exp()) * (pages * 32768) as f64;
                     let back = sizing.pairs_of(ones as u64, pages) as f64;
                     assert!((back / capacity as f64 - 1.0).abs() < 0.01, "{back} for {capacity}");
                 }

@@ -1,7 +1,9 @@
-//! A space: the ring of tables and the pairs aside. Reading is in `lookup`, writing in `write`, rolling in `rolls`.
+//! A space: the ring of tables and the pairs aside. Reading is in `lookup`, writing in `write`,
+//! rolling in `rolls`.
 //!
-//! **Locks**, in this order: aside, a stripe of the ring, a table's growth or a shard of its revoked pairs. All that happens to one
-//! pair happens under its stripe (or, for an id far ahead, under the mutex of the aside), so test and set are one step (P3).
+//! **Locks**, in this order: aside, a stripe of the ring, a table's growth or a shard of its
+//! revoked pairs. All that happens to one pair happens under its stripe (or, for an id far ahead,
+//! under the mutex of the aside), so test and set are one step (P3).
 
 use crate::Error;
 use crate::filter::Filter;
@@ -16,8 +18,9 @@ use rolling::{Aside, Frontier, Ring};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 
-/// The first table of a space is so many times smaller than a grown one: it may close long before what its ids get has come, and each
-/// extension that takes the rest costs every check two more lines.
+/// The first table of a space is so many times smaller than a grown one: it may close long before
+/// what its ids get has come, and each extension that takes the rest costs every check two more
+/// lines.
 const FIRST_TABLE_PART: usize = 8;
 
 /// The pairs of one id aside. Of them, too, a reader waits for a few memory writes at most (P5).
@@ -121,7 +124,8 @@ impl Space {
         Some(((entry.slot().low(), entry.slot().last()), entry.table().clone()))
     }
 
-    /// The range of ids, both ends inclusive, of the table that covers `id`; that of the newest ends at 2^64-1. `None`: it lies below the horizon.
+    /// The range of ids, both ends inclusive, of the table that covers `id`; that of the newest
+    /// ends at 2^64-1. `None`: it lies below the horizon.
     pub fn range_over(&self, id: u64) -> Option<(u64, u64)> {
         let tables = self.ring.load();
         tables.find(id).map(|entry| (entry.slot().low(), entry.slot().last()))
@@ -132,8 +136,9 @@ impl Space {
         self.frontier.high()
     }
 
-    /// From now on `arrival` is told the id of each pair that moves from the aside into a table, before it is found there. It runs under locks: it must
-    /// be short, and must not write to this space. To be called once, before the space is used.
+    /// From now on `arrival` is told the id of each pair that moves from the aside into a table,
+    /// before it is found there. It runs under locks: it must be short, and must not write to this
+    /// space. To be called once, before the space is used.
     pub fn on_arrival(&self, arrival: impl Fn(&Space, u64) + Send + Sync + 'static) {
         assert!(self.arrival.set(Box::new(arrival)).is_ok(), "somebody is told already");
     }
@@ -160,7 +165,13 @@ impl Space {
 
     /// Whether extensions may take so many more bytes.
     pub(crate) fn may_grow(&self, bytes: usize) -> bool {
-        let used = self.ring.load().entries().iter().map(|entry| entry.table().filter_bytes()).sum::<usize>();
+        let used = self
+            .ring
+            .load()
+            .entries()
+            .iter()
+            .map(|entry| entry.table().filter_bytes())
+            .sum::<usize>();
         (used as u64).saturating_add(bytes as u64) <= self.filter_bytes_limit
     }
 

@@ -39,7 +39,8 @@ pub struct TableStats {
     pub extensions: usize,
     /// Pairs unset, held exactly.
     pub revoked: usize,
-    /// Rises with every change: a table with the version it had at the last snapshot need not be written again.
+    /// Rises with every change: a table with the version it had at the last snapshot need not be
+    /// written again.
     pub version: u64,
     /// Memory of filters and revoked pairs.
     pub bytes: usize,
@@ -47,7 +48,8 @@ pub struct TableStats {
     pub configured_rate: f64,
     /// The error rate that its pairs give by calculation.
     pub expected_rate: f64,
-    /// What canaries (pairs that nobody can set) have said since the table last grew by a sixteenth.
+    /// What canaries (pairs that nobody can set) have said since the table last grew by a
+    /// sixteenth.
     pub measured: Measured,
 }
 
@@ -104,18 +106,26 @@ impl Space {
 
     /// Unset pairs of the table that has most of them: none may have more than `max_revoked`.
     pub fn most_revoked(&self) -> usize {
-        self.ring.load().entries().iter().map(|entry| entry.table().revoked.len()).max().unwrap_or(0)
+        self.ring
+            .load()
+            .entries()
+            .iter()
+            .map(|entry| entry.table().revoked.len())
+            .max()
+            .unwrap_or(0)
     }
 
     /// Memory of all tables, spare ones, and pairs aside, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         let tables = self.ring.load();
-        let in_tables: usize = tables.entries().iter().map(|entry| entry.table().size_bytes() + TABLE_BYTES).sum();
+        let in_tables: usize =
+            tables.entries().iter().map(|entry| entry.table().size_bytes() + TABLE_BYTES).sum();
         let aside = self.aside.len() * ASIDE_BYTES + bytes_of(self.aside.len(), self.aside_pairs());
         (in_tables + self.upkeep.size_bytes() + aside) as u64
     }
 
-    /// How many more pairs of new ids may come before the oldest table is recycled, or spills; with the rate at which they come, this is when.
+    /// How many more pairs of new ids may come before the oldest table is recycled, or spills; with
+    /// the rate at which they come, this is when.
     pub fn pairs_until_recycled(&self) -> u64 {
         let tables = self.ring.load();
         let newest = tables.newest().table();
@@ -131,7 +141,8 @@ impl Space {
         pairs
     }
 
-    /// All tables, oldest first. Asks each for `canaries` more ([`Space::probe`]). Counts the bits of all first filters in memory, too: 0.1 s per GiB.
+    /// All tables, oldest first. Asks each for `canaries` more ([`Space::probe`]). Counts the bits
+    /// of all first filters in memory, too: 0.1 s per GiB.
     pub fn tables_probed(&self, canaries: u64) -> Vec<TableStats> {
         self.table_stats(canaries, true)
     }
@@ -154,7 +165,8 @@ impl Space {
                     .then(|| filter.ones() as f64 / (filter.words().len() * 64) as f64),
                 is_cold: table.cold().is_some(),
                 late: table.cold().map_or(0, |cold| cold.late()),
-                extensions: table.cold().map_or(table.links().count(), |cold| cold.chain().links()) - 1,
+                extensions: table.cold().map_or(table.links().count(), |cold| cold.chain().links())
+                    - 1,
                 revoked: table.revoked.len(),
                 version: table.version(),
                 bytes: table.size_bytes(),

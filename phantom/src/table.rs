@@ -5,15 +5,18 @@
 //!   [ C pairs ]  ->  [ C/8 ]      ->  [ C/4 ]     -> ...    { exact }
 //! ```
 //!
-//! A table normally has its first filter only. When that has taken all the pairs that its error rate allows, although the table was
-//! closed early enough by all experience, a further filter is chained to it. Their rates add up to the configured one at most
-//! (`sizing`), however long the chain. The first filter that has room takes the pairs: another site may have brought an extension (`merge`) before
-//! the filters in front of it were full.
+//! A table normally has its first filter only. When that has taken all the pairs that its error
+//! rate allows, although the table was closed early enough by all experience, a further filter is
+//! chained to it. Their rates add up to the configured one at most (`sizing`), however long the
+//! chain. The first filter that has room takes the pairs: another site may have brought an
+//! extension (`merge`) before the filters in front of it were full.
 //!
-//! The filters of an old table may lie elsewhere: `cold`. Then this file has an empty page in their place.
+//! The filters of an old table may lie elsewhere: `cold`. Then this file has an empty page in their
+//! place.
 //!
 //! - **T1** A pair that was set and not revoked since is found, at every moment.
-//! - **T2** No filter takes more pairs than its rate allows, but for one per writer that was inside when it filled up.
+//! - **T2** No filter takes more pairs than its rate allows, but for one per writer that was inside
+//!   when it filled up.
 
 use crate::Error;
 use crate::block::block_range;
@@ -40,7 +43,8 @@ pub(crate) struct Link {
     pub(crate) filter: Filter,
     /// Those in the filter, and `uneven`.
     load: AtomicU64,
-    /// By how many pairs the filter is to be taken for fuller, since what was merged does not lie evenly (`fill`).
+    /// By how many pairs the filter is to be taken for fuller, since what was merged does not lie
+    /// evenly (`fill`).
     uneven: AtomicU64,
     capacity: u64,
     /// How many pairs it had, and how full its blocks were, when something was last merged.
@@ -53,7 +57,13 @@ const FILL_IS_STALE: u64 = 128;
 impl Link {
     pub(crate) fn new(filter: Filter, pairs: u64) -> Link {
         let capacity = filter.capacity();
-        Link { filter, load: AtomicU64::new(pairs), uneven: AtomicU64::new(0), capacity, fill: Mutex::default() }
+        Link {
+            filter,
+            load: AtomicU64::new(pairs),
+            uneven: AtomicU64::new(0),
+            capacity,
+            fill: Mutex::default(),
+        }
     }
 
     /// What was stored; `weighed`: the pairs that would give its error rate if they lay evenly.
@@ -78,7 +88,8 @@ impl Link {
         f(known)
     }
 
-    /// Adds to block number `block` the bits of `theirs`, which stand for `added` pairs that it has not.
+    /// Adds to block number `block` the bits of `theirs`, which stand for `added` pairs that it has
+    /// not.
     pub(crate) fn join(&self, block: usize, theirs: &[u64], added: u64) {
         self.with_known(|(known, fill)| {
             self.filter.or(block_range(self.filter.pages(), block), theirs);
@@ -95,7 +106,8 @@ impl Link {
         self.load().saturating_sub(self.uneven.load(Relaxed))
     }
 
-    /// The pairs that it is as full as if it had, evenly: when they reach the capacity it takes no more.
+    /// The pairs that it is as full as if it had, evenly: when they reach the capacity it takes no
+    /// more.
     pub(crate) fn load(&self) -> u64 {
         self.load.load(Relaxed)
     }
@@ -114,7 +126,8 @@ pub(crate) enum State {
     Revoked,
 }
 
-/// See the top of the file. A lookup needs the first two and no more, so they lie in one line of the cache: a page meets the tables of all its ids.
+/// See the top of the file. A lookup needs the first two and no more, so they lie in one line of
+/// the cache: a page meets the tables of all its ids.
 #[repr(C, align(64))]
 pub(crate) struct Table {
     /// Index of the last filter of the chain.
@@ -124,8 +137,8 @@ pub(crate) struct Table {
     more: [OnceLock<Link>; LINKS - 1],
     growing: Mutex<()>,
     pub(crate) revoked: Arc<Revoked>,
-    /// What stands for its filters if they lie elsewhere. Then `first` is an empty page, so that the table looks like one with an extension, and
-    /// nobody pays for the question.
+    /// What stands for its filters if they lie elsewhere. Then `first` is an empty page, so that
+    /// the table looks like one with an extension, and nobody pays for the question.
     cold: Option<Box<Cold>>,
     /// Pairs that were set before the table was closed; 0 while it is the newest.
     early: AtomicU64,
@@ -167,7 +180,13 @@ impl Table {
     }
 
     /// A table whose filters lie elsewhere; `empty`: one page.
-    pub(crate) fn elsewhere(rate: f64, empty: Filter, cold: Cold, revoked: Arc<Revoked>, early: u64) -> Table {
+    pub(crate) fn elsewhere(
+        rate: f64,
+        empty: Filter,
+        cold: Cold,
+        revoked: Arc<Revoked>,
+        early: u64,
+    ) -> Table {
         let mut table = Table::from_links(rate, Link::new(empty, 0), vec![], early.max(1));
         table.last = AtomicUsize::new(1);
         table.roll_at = AtomicU64::new(early);
@@ -178,7 +197,8 @@ impl Table {
         Sizing::in_chain(rate, 0)
     }
 
-    /// Layout and pages of the `i`-th filter, from what a table is made of: nothing else decides it (part of the format).
+    /// Layout and pages of the `i`-th filter, from what a table is made of: nothing else decides it
+    /// (part of the format).
     pub(crate) fn geometry(rate: f64, first_pages: usize, i: usize) -> (Sizing, usize) {
         let sizing = Sizing::in_chain(rate, i);
         if i == 0 {
@@ -276,12 +296,14 @@ impl Table {
         self.roll_at.load(Relaxed)
     }
 
-    /// Whether the newest table has so many pairs that it is time to close it: as the first filter holds, or in all of the chain. That another site's
-    /// block has brought an extension is no reason, nor how unevenly: a block of one bit, or a few blocks, would close a table (P4).
+    /// Whether the newest table has so many pairs that it is time to close it: as the first filter
+    /// holds, or in all of the chain. That another site's block has brought an extension is no
+    /// reason, nor how unevenly: a block of one bit, or a few blocks, would close a table (P4).
     #[inline]
     pub(crate) fn is_due(&self) -> bool {
         let roll_at = self.roll_at.load(Relaxed);
-        self.first.load() >= roll_at || (self.is_chained() && self.links().map(Link::pairs).sum::<u64>() >= roll_at)
+        self.first.load() >= roll_at
+            || (self.is_chained() && self.links().map(Link::pairs).sum::<u64>() >= roll_at)
     }
 
     pub(crate) fn filter_bytes(&self) -> usize {
@@ -338,8 +360,9 @@ impl Table {
         self.cold().is_some_and(|cold| cold.seems_set(pair, &self.revoked))
     }
 
-    /// Hints that `pair`, whose place in the first filter is `spot`, will be asked for, set or unset soon. If it is not set, the first line of each
-    /// filter will say so; without this it would be waited for in one after the other.
+    /// Hints that `pair`, whose place in the first filter is `spot`, will be asked for, set or
+    /// unset soon. If it is not set, the first line of each filter will say so; without this it
+    /// would be waited for in one after the other.
     #[inline]
     pub(crate) fn prefetch(&self, pair: &Pair, spot: &Spot) {
         self.first.filter.prefetch(spot, 1);
@@ -366,12 +389,14 @@ impl Table {
         self.state_at(pair, &spot)
     }
 
-    /// The filter that takes the next pair: the first that has room. When all are full a further one is chained, if `may_grow` by so many bytes.
+    /// The filter that takes the next pair: the first that has room. When all are full a further
+    /// one is chained, if `may_grow` by so many bytes.
     #[inline]
     pub(crate) fn room(&self, may_grow: impl Fn(usize) -> bool) -> Result<&Link, Error> {
         loop {
             let (at, last) = (self.filling.load(Relaxed), self.last.load(Acquire));
-            // Not what lies behind `last`, though it may be there already: readers do not know it yet (T1).
+            // Not what lies behind `last`, though it may be there already: readers do not know it
+            // yet (T1).
             let link = self.link(at).filter(|_| at <= last);
             match link {
                 Some(link) if link.load() < link.capacity => return Ok(link),
@@ -401,7 +426,8 @@ impl Table {
         Filter::new(sizing, pages).map_err(Error::Memory)
     }
 
-    /// Chains `filter`, which [`Table::make`] made for the place behind the last one, unless somebody else has come first.
+    /// Chains `filter`, which [`Table::make`] made for the place behind the last one, unless
+    /// somebody else has come first.
     pub(crate) fn extend(&self, i: usize, filter: Filter) {
         let _growing = self.growing.lock();
         if self.last.load(Acquire) + 1 == i {
@@ -411,7 +437,10 @@ impl Table {
 
     /// With `growing` held.
     fn chain_up(&self, last: usize, filter: Filter) {
-        assert!(self.more[last].set(Link::new(filter, 0)).is_ok(), "only this extends the chain, under a lock");
+        assert!(
+            self.more[last].set(Link::new(filter, 0)).is_ok(),
+            "only this extends the chain, under a lock"
+        );
         self.last.store(last + 1, Release);
     }
 
@@ -422,8 +451,13 @@ impl Table {
         link.load.fetch_add(1, Relaxed);
     }
 
-    /// The `i`-th filter of the chain, which is extended up to there if `may_grow` by so many bytes.
-    pub(crate) fn extend_to(&self, i: usize, may_grow: impl Fn(usize) -> bool) -> Result<&Link, Error> {
+    /// The `i`-th filter of the chain, which is extended up to there if `may_grow` by so many
+    /// bytes.
+    pub(crate) fn extend_to(
+        &self,
+        i: usize,
+        may_grow: impl Fn(usize) -> bool,
+    ) -> Result<&Link, Error> {
         loop {
             if let Some(link) = self.link(i) {
                 return Ok(link);
@@ -434,7 +468,8 @@ impl Table {
 
     /// The error rate that the pairs in the filters give, by the formula.
     pub(crate) fn expected_rate(&self) -> f64 {
-        let here = self.links().map(|link| link.filter.sizing().rate(link.load(), link.filter.pages()));
+        let here =
+            self.links().map(|link| link.filter.sizing().rate(link.load(), link.filter.pages()));
         here.sum::<f64>() + self.cold().map_or(0.0, |cold| cold.chain().rate())
     }
 }
@@ -481,8 +516,8 @@ mod tests {
         }
     }
 
-    /// Pairs that are taken for set are not set again, so a table that is full by its count would be fuller by its bits: at a high
-    /// rate, or in a large table, by more than a decoder believes.
+    /// Pairs that are taken for set are not set again, so a table that is full by its count would
+    /// be fuller by its bits: at a high rate, or in a large table, by more than a decoder believes.
     #[test]
     fn a_full_table_is_as_full_as_its_count_says() {
         for (rate, pages) in [(0.25, 100), (0.05, 100)] {
@@ -495,7 +530,11 @@ mod tests {
             let (sizing, ones) = (table.first_filter().sizing(), table.first_filter().ones());
             let by_bits = sizing.pairs_of(ones, pages);
             let slack = crate::sizing::uncertainty(by_bits) + 1000;
-            assert!(by_bits.abs_diff(table.capacity()) < slack, "{by_bits} for {} at {rate}", table.capacity());
+            assert!(
+                by_bits.abs_diff(table.capacity()) < slack,
+                "{by_bits} for {} at {rate}",
+                table.capacity()
+            );
             assert!(
                 member.abs_diff(sizing.pairs(pages)) < slack,
                 "{member} came for {} at {rate}",
@@ -506,7 +545,8 @@ mod tests {
         }
     }
 
-    /// A chain that was extended before its filters were full, as by another site's block, is filled from the front, and grows only behind the end.
+    /// A chain that was extended before its filters were full, as by another site's block, is
+    /// filled from the front, and grows only behind the end.
     #[test]
     fn every_filter_of_a_chain_is_filled() {
         let table = empty(0.001, 2).unwrap();
@@ -521,7 +561,8 @@ mod tests {
                 member += 1;
             }
             assert!(
-                table.links().take(i + 1).all(full) && table.links().skip(i + 1).all(|link| link.load() == 0),
+                table.links().take(i + 1).all(full)
+                    && table.links().skip(i + 1).all(|link| link.load() == 0),
                 "{i}"
             );
         }

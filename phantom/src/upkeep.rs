@@ -1,7 +1,9 @@
-//! The memory of tables, between tables: recycled ones are cleared, fresh ones prepared, in the background and in small steps.
+//! The memory of tables, between tables: recycled ones are cleared, fresh ones prepared, in the
+//! background and in small steps.
 //!
-//! A recycled table may still be read by somebody who took the ring's list before. So it waits here until nobody else holds it,
-//! and only then is its memory cleared for the next table, or given back. That is also why no reader ever pays for unmapping it.
+//! A recycled table may still be read by somebody who took the ring's list before. So it waits here
+//! until nobody else holds it, and only then is its memory cleared for the next table, or given
+//! back. That is also why no reader ever pays for unmapping it.
 
 use crate::filter::Filter;
 use crate::table::Table;
@@ -15,10 +17,12 @@ const STEP_WORDS: usize = 1 << 20;
 /// See the top of the file.
 #[derive(Default)]
 pub(crate) struct Upkeep {
-    /// Writers come here, as they roll: no memory is cleared or given back under this lock, nor under that of `spare`.
+    /// Writers come here, as they roll: no memory is cleared or given back under this lock, nor
+    /// under that of `spare`.
     retired: Mutex<Vec<Arc<Table>>>,
     spare: Mutex<Option<Filter>>,
-    /// A filter, and how many of its words are clear. Held by who makes a step, for as long as that takes.
+    /// A filter, and how many of its words are clear. Held by who makes a step, for as long as that
+    /// takes.
     clearing: Mutex<Option<(Filter, usize)>>,
     clearing_bytes: AtomicUsize,
 }
@@ -40,7 +44,8 @@ impl Upkeep {
         drop(other);
     }
 
-    /// Whether [`Upkeep::step`] has something to do when the next table is to have `pages`. While somebody makes a step there is nothing to do.
+    /// Whether [`Upkeep::step`] has something to do when the next table is to have `pages`. While
+    /// somebody makes a step there is nothing to do.
     pub(crate) fn wants_step(&self, pages: usize, soon: bool) -> bool {
         self.clearing.try_lock().is_some_and(|clearing| {
             clearing.is_some()
@@ -60,9 +65,14 @@ impl Upkeep {
         Some(retired.swap_remove(at))
     }
 
-    /// One small step towards a spare filter of `pages`; `soon`: it will be needed, so make one if none is coming. Returns whether
-    /// it did something.
-    pub(crate) fn step(&self, pages: usize, soon: bool, make: impl FnOnce() -> Option<Filter>) -> bool {
+    /// One small step towards a spare filter of `pages`; `soon`: it will be needed, so make one if
+    /// none is coming. Returns whether it did something.
+    pub(crate) fn step(
+        &self,
+        pages: usize,
+        soon: bool,
+        make: impl FnOnce() -> Option<Filter>,
+    ) -> bool {
         let mut clearing = self.clearing.lock();
         let mut worked = true;
         if let Some((mut filter, done)) = clearing.take() {
@@ -82,13 +92,15 @@ impl Upkeep {
                 Err(table) => self.retire(table),
             }
         } else if soon && !self.is_ready(pages) {
-            // Writing zeros to fresh memory makes the kernel provide it now, not when a like waits for it.
+            // Writing zeros to fresh memory makes the kernel provide it now, not when a like waits
+            // for it.
             *clearing = make().map(|filter| (filter, 0));
             worked = clearing.is_some();
         } else {
             worked = false;
         }
-        self.clearing_bytes.store(clearing.as_ref().map_or(0, |(filter, _)| filter.size_bytes()), Relaxed);
+        self.clearing_bytes
+            .store(clearing.as_ref().map_or(0, |(filter, _)| filter.size_bytes()), Relaxed);
         worked
     }
 
@@ -149,7 +161,11 @@ mod tests {
         });
         drop(table);
         while upkeep.step(5, false, || None) {}
-        assert_eq!(upkeep.size_bytes(), upkeep.take_spare(5).unwrap().size_bytes(), "the other one was given back");
+        assert_eq!(
+            upkeep.size_bytes(),
+            upkeep.take_spare(5).unwrap().size_bytes(),
+            "the other one was given back"
+        );
     }
 
     #[test]

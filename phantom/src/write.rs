@@ -9,7 +9,8 @@ use rolling::{Frontier, Refused};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Up to so many pairs aside, a writer that finds it is time moves them itself; more are left to `maintain`.
+/// Up to so many pairs aside, a writer that finds it is time moves them itself; more are left to
+/// `maintain`.
 const MOVED_BY_WRITER: usize = 8192;
 
 impl Space {
@@ -23,9 +24,10 @@ impl Space {
         self.remove_with(id, member, || Ok::<(), Error>(()))
     }
 
-    /// If the pair is not set, runs `first` and, if that succeeds, sets it: in one step, as nobody else tests or changes this pair
-    /// meanwhile (P3). `first` runs under a lock: it must be short, and must not write to this space. All that can be refused is
-    /// checked before, so when `first` has run the pair is set.
+    /// If the pair is not set, runs `first` and, if that succeeds, sets it: in one step, as nobody
+    /// else tests or changes this pair meanwhile (P3). `first` runs under a lock: it must be short,
+    /// and must not write to this space. All that can be refused is checked before, so when `first`
+    /// has run the pair is set.
     pub fn add_with<E: From<Error>>(
         &self,
         id: u64,
@@ -35,7 +37,8 @@ impl Space {
         self.change(&self.pair(id, member), true, false, first)
     }
 
-    /// If the pair is set, runs `first` and, if that succeeds, unsets it; otherwise as [`Space::add_with`].
+    /// If the pair is set, runs `first` and, if that succeeds, unsets it; otherwise as
+    /// [`Space::add_with`].
     pub fn remove_with<E: From<Error>>(
         &self,
         id: u64,
@@ -45,16 +48,20 @@ impl Space {
         self.change(&self.pair(id, member), false, false, first)
     }
 
-    /// Whether [`Space::remove`] would refuse a pair that is set, as its table's set of unset pairs is at its bound: for who has something else to change
-    /// before. Others may fill that set in between.
+    /// Whether [`Space::remove`] would refuse a pair that is set, as its table's set of unset pairs
+    /// is at its bound: for who has something else to change before. Others may fill that set in
+    /// between.
     pub fn may_remove(&self, id: u64, member: &Member) -> Result<(), Error> {
         let pair = self.pair(id, member);
-        let full = self.table_over(id).is_some_and(|(_, table)| table.revoked.len() >= self.options.max_revoked);
+        let full = self
+            .table_over(id)
+            .is_some_and(|(_, table)| table.revoked.len() >= self.options.max_revoked);
         if full && !self.is_aside(&pair) { Err(Error::RevokedFull) } else { Ok(()) }
     }
 
-    /// Makes the pair what the log says it is. May be repeated, and come in any order relative to rolls. Bounds do not hold
-    /// here: what was accepted once is accepted again. Nor does the ring roll, or the frontier move: [`Space::put_layout`] and
+    /// Makes the pair what the log says it is. May be repeated, and come in any order relative to
+    /// rolls. Bounds do not hold here: what was accepted once is accepted again. Nor does the ring
+    /// roll, or the frontier move: [`Space::put_layout`] and
     /// [`Space::put_frontier`] say when they did.
     pub fn put(&self, pair: &Pair, set: bool) -> Result<(), Error> {
         self.change(pair, set, true, || Ok::<(), Error>(())).map(|_| ())
@@ -76,7 +83,8 @@ impl Space {
         let mut due = None;
         let mut turned_away = false;
         let inside = |early: &mut Option<Arc<Early>>| {
-            // Others of this id leave the aside one by one, too, or with `drain`: there may be many.
+            // Others of this id leave the aside one by one, too, or with `drain`: there may be
+            // many.
             if let Some(held) = early
                 && held.read().contains(&pair.hash())
             {
@@ -114,8 +122,13 @@ impl Space {
             Ok(Change::Changed)
         };
         let result = match (set, replay) {
-            (_, true) => self.aside.replay(&self.frontier, pair.id, inside, ahead).map_err(Refused::Engine),
-            (false, false) => self.aside.take_away(&self.frontier, pair.id, inside, ahead).map_err(Refused::Engine),
+            (_, true) => {
+                self.aside.replay(&self.frontier, pair.id, inside, ahead).map_err(Refused::Engine)
+            }
+            (false, false) => self
+                .aside
+                .take_away(&self.frontier, pair.id, inside, ahead)
+                .map_err(Refused::Engine),
             (true, false) => self.aside.write(&self.frontier, pair.id, inside, ahead),
         };
         if let Some(low) = due {
@@ -133,7 +146,8 @@ impl Space {
         })
     }
 
-    /// The change of one pair in the table that covers it; called under its stripe. `replay`: bounds do not hold, the pair was accepted.
+    /// The change of one pair in the table that covers it; called under its stripe. `replay`:
+    /// bounds do not hold, the pair was accepted.
     #[inline]
     fn change_in<E: From<Error>>(
         &self,
@@ -150,7 +164,9 @@ impl Space {
         let spot = table.first_filter().spot(pair);
         table.prefetch(pair, &spot);
         match (table.state_at(pair, &spot), set) {
-            (State::Set, true) | (State::Unset | State::Revoked, false) => return Ok(Change::Unchanged),
+            (State::Set, true) | (State::Unset | State::Revoked, false) => {
+                return Ok(Change::Unchanged);
+            }
             (State::Unset, true) => {
                 let link = table.room(|bytes| replay || self.may_grow(bytes))?;
                 first()?;
@@ -168,7 +184,8 @@ impl Space {
         Ok(Change::Changed)
     }
 
-    /// Keeps a pair that is set in a table's filters as one that is not set any more, once `first` has run.
+    /// Keeps a pair that is set in a table's filters as one that is not set any more, once `first`
+    /// has run.
     pub(crate) fn revoke<E: From<Error>>(
         &self,
         table: &Table,
@@ -199,8 +216,14 @@ impl Space {
         assert!(kept.is_ok(), "nothing is refused");
     }
 
-    /// Moves some pairs of `id` from the aside, where they are `held`, into tables. The caller holds the aside.
-    pub(crate) fn settle(&self, id: u64, held: &Early, some: impl IntoIterator<Item = u128>) -> Result<(), Error> {
+    /// Moves some pairs of `id` from the aside, where they are `held`, into tables. The caller
+    /// holds the aside.
+    pub(crate) fn settle(
+        &self,
+        id: u64,
+        held: &Early,
+        some: impl IntoIterator<Item = u128>,
+    ) -> Result<(), Error> {
         // Before they are there, so that whoever finds one there and asks finds this, too.
         self.news.store(true, SeqCst);
         self.arrives(id);
@@ -208,7 +231,9 @@ impl Space {
             let pair = Pair::from_hash(id, hash);
             let first = || Ok::<(), Error>(());
             self.ring
-                .write(id, pair.low, |entry| self.change_in(entry.table(), &pair, true, true, first))
+                .write(id, pair.low, |entry| {
+                    self.change_in(entry.table(), &pair, true, true, first)
+                })
                 .transpose()?;
             held.write().remove(&hash);
             self.aside_pairs.fetch_sub(1, SeqCst);
@@ -222,7 +247,8 @@ mod tests {
     use super::*;
     use crate::{Answer, Options};
 
-    /// A merge may revoke a pair before the bits come by which it was set there; who sets it in between sets it.
+    /// A merge may revoke a pair before the bits come by which it was set there; who sets it in
+    /// between sets it.
     #[test]
     fn a_pair_that_is_revoked_before_it_has_bits_can_be_set() {
         let space = Space::new(Options { seed: 1, ..Options::default() }).unwrap();

@@ -1,14 +1,18 @@
-//! The master's end of a link: one replica is fed from the files of the log, and of the snapshot if it needs that.
+//! The master's end of a link: one replica is fed from the files of the log, and of the snapshot if
+//! it needs that.
 //!
-//! A feed keeps no copy of anything: it reads when there is room to send (R4). What a full sync needs is pinned in the store until the link
-//! is closed, or until the log that is kept for it exceeds a limit; then the replica is told to begin that part anew, and keeps the files
-//! that it has.
+//! A feed keeps no copy of anything: it reads when there is room to send (R4). What a full sync
+//! needs is pinned in the store until the link is closed, or until the log that is kept for it
+//! exceeds a limit; then the replica is told to begin that part anew, and keeps the files that it
+//! has.
 
 use std::sync::Arc;
 
 use store::{Absent, DiskFile, Pin, Position, SegmentHead, Step, Store, Tail, read_full_at};
 
-use crate::wire::{Hello, MAX_MESSAGE_BYTES, Reader, ToMaster, ToReplica, Verdict, Writer, read_to_master};
+use crate::wire::{
+    Hello, MAX_MESSAGE_BYTES, Reader, ToMaster, ToReplica, Verdict, Writer, read_to_master,
+};
 use crate::{LinkError, Times, promotions};
 
 /// A feed adds messages to its output until so many bytes wait there.
@@ -31,7 +35,8 @@ const REPLICA_MESSAGE_BYTES: usize = 4 << 10;
 pub struct Origin<'a> {
     /// The data folder.
     pub store: &'a Store,
-    /// Replicas get what lies before. It is written, at least: whether it has to be durable first is the node's choice.
+    /// Replicas get what lies before. It is written, at least: whether it has to be durable first
+    /// is the node's choice.
     pub end: Position,
     /// Of the newest segment.
     pub term: u64,
@@ -98,15 +103,25 @@ pub struct Feed {
 
 impl std::fmt::Debug for Feed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Feed").field("peer", &self.peer).field("welcome", &self.welcome).finish_non_exhaustive()
+        f.debug_struct("Feed")
+            .field("peer", &self.peer)
+            .field("welcome", &self.welcome)
+            .finish_non_exhaustive()
     }
 }
 
 impl Feed {
-    /// A link that has just come up. For a full sync at most `pinned_bytes` of the log are kept beyond what is kept anyway.
+    /// A link that has just come up. For a full sync at most `pinned_bytes` of the log are kept
+    /// beyond what is kept anyway.
     pub fn new(times: Times, pinned_bytes: u64, now_ms: u64) -> Feed {
-        let peer =
-            Peer { ip: String::new(), port: 0, sending: Sending::Nothing, written: 0, durable: 0, heard_ms: now_ms };
+        let peer = Peer {
+            ip: String::new(),
+            port: 0,
+            sending: Sending::Nothing,
+            written: 0,
+            durable: 0,
+            heard_ms: now_ms,
+        };
         Feed {
             times,
             pinned_bytes,
@@ -131,7 +146,12 @@ impl Feed {
     }
 
     /// Takes bytes that came from the replica.
-    pub fn receive(&mut self, bytes: &[u8], origin: &Origin<'_>, now_ms: u64) -> Result<(), LinkError> {
+    pub fn receive(
+        &mut self,
+        bytes: &[u8],
+        origin: &Origin<'_>,
+        now_ms: u64,
+    ) -> Result<(), LinkError> {
         self.peer.heard_ms = now_ms;
         self.said_end = self.said_end.max(origin.end.offset);
         self.reader.feed(bytes);
@@ -184,7 +204,8 @@ impl Feed {
                 Ok(())
             }
             ToMaster::WantLog { segment } => {
-                let is_known = self.pin.as_ref().is_some_and(|pin| pin.manifest.replay.segment == segment);
+                let is_known =
+                    self.pin.as_ref().is_some_and(|pin| pin.manifest.replay.segment == segment);
                 if !is_known && segment != Position::START.segment {
                     return protocol("a log before the manifest");
                 }
@@ -200,9 +221,14 @@ impl Feed {
         }
     }
 
-    /// Adds messages to `out` until it holds [`WINDOW_BYTES`], or there is nothing more to say now. To be called whenever there is room, whenever
-    /// the log has grown, and with each tick.
-    pub fn fill(&mut self, out: &mut Vec<u8>, origin: &Origin<'_>, now_ms: u64) -> Result<(), LinkError> {
+    /// Adds messages to `out` until it holds [`WINDOW_BYTES`], or there is nothing more to say now.
+    /// To be called whenever there is room, whenever the log has grown, and with each tick.
+    pub fn fill(
+        &mut self,
+        out: &mut Vec<u8>,
+        origin: &Origin<'_>,
+        now_ms: u64,
+    ) -> Result<(), LinkError> {
         self.tick(origin.end);
         self.said_end = self.said_end.max(origin.end.offset);
         if self.welcome.is_none()
@@ -222,7 +248,8 @@ impl Feed {
                     self.work = Work::Nothing;
                 }
                 Work::Manifest => {
-                    let text = self.pin.as_ref().map(|pin| pin.manifest.encode()).unwrap_or_default();
+                    let text =
+                        self.pin.as_ref().map(|pin| pin.manifest.encode()).unwrap_or_default();
                     self.writer.master_says(out, &ToReplica::Manifest(text.as_bytes()));
                     self.work = Work::Nothing;
                 }
@@ -245,8 +272,12 @@ impl Feed {
                         self.writer.master_says(out, &ToReplica::Segment(&head.encode()));
                     }
                     match tail.next(origin.end) {
-                        Ok(Step::Segment(head)) => self.writer.master_says(out, &ToReplica::Segment(&head.encode())),
-                        Ok(Step::Batch(_, frame)) => self.writer.master_says(out, &ToReplica::Batch(frame)),
+                        Ok(Step::Segment(head)) => {
+                            self.writer.master_says(out, &ToReplica::Segment(&head.encode()))
+                        }
+                        Ok(Step::Batch(_, frame)) => {
+                            self.writer.master_says(out, &ToReplica::Batch(frame))
+                        }
                         Ok(Step::End) => break,
                         // Removed under it: the next link learns that it is gone.
                         Err(error) => return Err(error.into()),
@@ -255,21 +286,25 @@ impl Feed {
             }
         }
         let is_due = now_ms.saturating_sub(self.said_ms) >= self.times.beat_ms;
-        // In the middle of a file nothing else is heard anyway, and a beat would only part two chunks.
+        // In the middle of a file nothing else is heard anyway, and a beat would only part two
+        // chunks.
         if is_due && !matches!(self.work, Work::File { .. }) {
-            self.writer.master_says(out, &ToReplica::Beat { end: origin.end.offset, time_ms: now_ms });
+            self.writer
+                .master_says(out, &ToReplica::Beat { end: origin.end.offset, time_ms: now_ms });
             self.said_ms = now_ms;
         }
         Ok(())
     }
 
-    /// An error if the replica has said nothing for too long. To be called now and then, also while there is no room to send, and where nothing is there to be
-    /// read: what it has said in time may be read late, as this end was busy.
+    /// An error if the replica has said nothing for too long. To be called now and then, also while
+    /// there is no room to send, and where nothing is there to be read: what it has said in time
+    /// may be read late, as this end was busy.
     pub fn hears(&self, now_ms: u64) -> Result<(), LinkError> {
         self.times.hears(self.peer.heard_ms, now_ms)
     }
 
-    /// The log grows. To be called also while there is no room to send: who reads nothing keeps no more of it than others.
+    /// The log grows. To be called also while there is no room to send: who reads nothing keeps no
+    /// more of it than others.
     pub fn tick(&mut self, end: Position) {
         if self.pin.is_some() && end.offset.saturating_sub(self.pinned_from) > self.pinned_bytes {
             self.pin = None;
@@ -278,15 +313,23 @@ impl Feed {
         }
     }
 
-    fn answer(&mut self, hello: &Hello, out: &mut Vec<u8>, origin: &Origin<'_>) -> Result<(), LinkError> {
+    fn answer(
+        &mut self,
+        hello: &Hello,
+        out: &mut Vec<u8>,
+        origin: &Origin<'_>,
+    ) -> Result<(), LinkError> {
         let store = origin.store;
         let is_other = |term: u64| term != hello.term && promotions(term) >= promotions(hello.term);
         let verdict = if hello.lineage != store.lineage() {
             Verdict::Foreign
         } else {
             match Tail::find(store.disk(), hello.position, origin.end)? {
-                Ok(tail) if tail.segment().term == hello.term || hello.position == Position::START => {
-                    let first = (hello.position.byte == store::SEGMENT_HEAD_BYTES).then_some(tail.segment());
+                Ok(tail)
+                    if tail.segment().term == hello.term || hello.position == Position::START =>
+                {
+                    let first = (hello.position.byte == store::SEGMENT_HEAD_BYTES)
+                        .then_some(tail.segment());
                     self.work = Work::Log { tail: Box::new(tail), first };
                     self.peer.sending = Sending::Log;
                     // How much of it is durable the replica says with its next word.
@@ -306,18 +349,22 @@ impl Feed {
             }
         }
         let (lineage, term, end) = (store.lineage(), origin.term, origin.end.offset);
-        self.writer.master_says(out, &ToReplica::Welcome { verdict, lineage, term, end, segments: &segments });
+        self.writer.master_says(
+            out,
+            &ToReplica::Welcome { verdict, lineage, term, end, segments: &segments },
+        );
         self.welcome = Some(verdict);
         Ok(())
     }
 
-    /// Whether all that it has to do now is quick: to say what was written a moment ago, which is still in memory, and to take
-    /// an acknowledgement.
+    /// Whether all that it has to do now is quick: to say what was written a moment ago, which is
+    /// still in memory, and to take an acknowledgement.
     pub fn is_at_hand(&self, origin: &Origin<'_>) -> bool {
         match &self.work {
             Work::Log { tail, first: None } => {
                 let at = tail.position();
-                at.segment == origin.end.segment && origin.end.offset.saturating_sub(at.offset) < AT_HAND_BYTES
+                at.segment == origin.end.segment
+                    && origin.end.offset.saturating_sub(at.offset) < AT_HAND_BYTES
             }
             _ => false,
         }
@@ -329,7 +376,8 @@ impl Feed {
     }
 }
 
-/// The first place of a segment, if it is still there; of the first one: where the log begins, whichever number that has.
+/// The first place of a segment, if it is still there; of the first one: where the log begins,
+/// whichever number that has.
 fn first_place(origin: &Origin<'_>, segment: u64) -> Result<Option<Position>, LinkError> {
     let store = origin.store;
     let head = if segment == Position::START.segment {

@@ -1,8 +1,10 @@
-//! The replica's end of a link: appends what comes to its own log, applies it, acknowledges it; or fetches a whole data set.
+//! The replica's end of a link: appends what comes to its own log, applies it, acknowledges it; or
+//! fetches a whole data set.
 //!
 //! **When it follows** (R1): the master's log passes through the end of its own.
 //!
-//! **When it fetches everything** (R3), and otherwise refuses, so that a mistake or a lost disk on the other side costs nothing here:
+//! **When it fetches everything** (R3), and otherwise refuses, so that a mistake or a lost disk on
+//! the other side costs nothing here:
 //!
 //! | the master | fetches if |
 //! |---|---|
@@ -11,13 +13,17 @@
 //! | has the same history up to some place, then another | the master was promoted more often, or as often by another promotion; or it never was, and had promised nothing of what it lost: it was not synced there |
 //! | has the same history, but less of it | it is forced: somebody has lost something, or the master is not there yet |
 //!
-//! **What it acknowledges**: as *written* what is in its log and applied, as *durable* what is synced, too. Which of the two has to come
-//! first is its node's choice ([`Local::sync_after_ms`]).
+//! **What it acknowledges**: as *written* what is in its log and applied, as *durable* what is
+//! synced, too. Which of the two has to come first is its node's choice ([`Local::sync_after_ms`]).
 
-use store::{BatchHead, Disk, Error, Fetched, FileEntry, FollowLog, Lineage, Manifest, SegmentHead, Staging};
+use store::{
+    BatchHead, Disk, Error, Fetched, FileEntry, FollowLog, Lineage, Manifest, SegmentHead, Staging,
+};
 
 use crate::parting::{Parting, headers, parting};
-use crate::wire::{Hello, MAX_MESSAGE_BYTES, Reader, ToMaster, ToReplica, Verdict, Writer, read_to_replica};
+use crate::wire::{
+    Hello, MAX_MESSAGE_BYTES, Reader, ToMaster, ToReplica, Verdict, Writer, read_to_replica,
+};
 use crate::{LinkError, Times, promotions};
 use std::sync::Arc;
 
@@ -34,21 +40,27 @@ pub trait Local {
     fn manifest(&self) -> Manifest;
     /// Whether it holds nothing that anybody could miss, should another data set take its place.
     fn is_empty(&self) -> bool;
-    /// How long what was applied may wait for its sync, in milliseconds; 0: it is durable before it is applied.
+    /// How long what was applied may wait for its sync, in milliseconds; 0: it is durable before it
+    /// is applied.
     fn sync_after_ms(&self) -> u64;
-    /// Whether a batch with this body, not checked yet, could be made true here. If not, the link ends with the reason, and the log stays without it.
+    /// Whether a batch with this body, not checked yet, could be made true here. If not, the link
+    /// ends with the reason, and the log stays without it.
     fn may_take(&mut self, _body: &[u8]) -> Result<(), String> {
         Ok(())
     }
-    /// Whether this data set, as far as it is here, could be opened here. If not, the link ends with the reason, and this node keeps what it has.
+    /// Whether this data set, as far as it is here, could be opened here. If not, the link ends
+    /// with the reason, and this node keeps what it has.
     fn may_open(&mut self, _staged: &Staging) -> Result<(), String> {
         Ok(())
     }
-    /// Makes a batch true, which is in the log already. False: the data set must be opened anew to do so.
+    /// Makes a batch true, which is in the log already. False: the data set must be opened anew to
+    /// do so.
     fn apply(&mut self, head: &BatchHead, body: &[u8]) -> Result<bool, String>;
-    /// Batches from this offset on, of which the master does not have all, will be dropped: they are to be put into safety.
+    /// Batches from this offset on, of which the master does not have all, will be dropped: they
+    /// are to be put into safety.
     fn drops(&mut self, from: u64) -> Result<(), Error>;
-    /// The data are to be replaced by the master's: from now on they are not what this node is to be promoted with.
+    /// The data are to be replaced by the master's: from now on they are not what this node is to
+    /// be promoted with.
     fn gives_up(&mut self) -> Result<(), Error> {
         Ok(())
     }
@@ -168,7 +180,8 @@ impl Follower {
 
     /// Whether a full sync is under way, and how many bytes it has brought.
     pub fn is_fetching(&self) -> Option<u64> {
-        matches!(self.state, State::AwaitManifest(_) | State::Fetching(_)).then_some(self.fetched_bytes)
+        matches!(self.state, State::AwaitManifest(_) | State::Fetching(_))
+            .then_some(self.fetched_bytes)
     }
 
     /// The master's end, as it last said.
@@ -231,7 +244,8 @@ impl Follower {
                     self.state = State::Following;
                     self.acknowledge(local, out, now_ms);
                 } else {
-                    // Who has this data set has lost all rows of it by commands, which count as any others do.
+                    // Who has this data set has lost all rows of it by commands, which count as any
+                    // others do.
                     if verdict != Verdict::Foreign || !local.is_empty() {
                         self.give_up(verdict, (lineage, term, end), segments, local)?;
                     }
@@ -240,9 +254,15 @@ impl Follower {
                 }
             }
             (ToReplica::Manifest(text), State::AwaitManifest(here)) => {
-                let manifest = Manifest::decode(text)
-                    .map_err(|e| LinkError::Protocol(format!("a manifest that cannot be read: {e:?}")))?;
-                let staging = Staging::begin(local.disk(), manifest, &local.manifest(), std::mem::take(here))?;
+                let manifest = Manifest::decode(text).map_err(|e| {
+                    LinkError::Protocol(format!("a manifest that cannot be read: {e:?}"))
+                })?;
+                let staging = Staging::begin(
+                    local.disk(),
+                    manifest,
+                    &local.manifest(),
+                    std::mem::take(here),
+                )?;
                 self.state = State::Fetching(Box::new(staging));
                 self.look(local, out)?;
             }
@@ -254,7 +274,9 @@ impl Follower {
                     Fetched::Damaged => return Err(LinkError::Damaged),
                 }
             }
-            (ToReplica::Gone, State::Fetching(_) | State::AwaitManifest(_)) => self.want_manifest(out),
+            (ToReplica::Gone, State::Fetching(_) | State::AwaitManifest(_)) => {
+                self.want_manifest(out)
+            }
             (ToReplica::Segment(bytes), State::Fetching(staging)) => {
                 self.fetched_bytes += bytes.len() as u64;
                 let head = segment(bytes)?;
@@ -287,14 +309,16 @@ impl Follower {
                 }
             }
             (message, state) => {
-                return Err(LinkError::Protocol(format!("{message:.40?} in the state {state:.20?}")));
+                return Err(LinkError::Protocol(format!(
+                    "{message:.40?} in the state {state:.20?}"
+                )));
             }
         }
         Ok(Course::On)
     }
 
-    /// All that there is, for what the master has, if that may be (the table at the top of the file). What it has not is handed out first, whatever
-    /// may be of that.
+    /// All that there is, for what the master has, if that may be (the table at the top of the
+    /// file). What it has not is handed out first, whatever may be of that.
     fn give_up(
         &self,
         verdict: Verdict,
@@ -302,7 +326,8 @@ impl Follower {
         segments: &[u8],
         local: &mut impl Local,
     ) -> Result<(), LinkError> {
-        let theirs = headers(segments).ok_or_else(|| LinkError::Protocol("segments that cannot be read".to_owned()))?;
+        let theirs = headers(segments)
+            .ok_or_else(|| LinkError::Protocol("segments that cannot be read".to_owned()))?;
         let log = local.log();
         let parting = match verdict {
             Verdict::Foreign => Parting { at_least: 0, at_most: 0 },
@@ -319,7 +344,8 @@ impl Follower {
 
     fn want_manifest(&mut self, out: &mut Vec<u8>) {
         self.writer.replica_says(out, &ToMaster::WantManifest);
-        // Where the master's log grows faster than what is here can be looked at, looking at all of it again would never end.
+        // Where the master's log grows faster than what is here can be looked at, looking at all of
+        // it again would never end.
         let here = match std::mem::replace(&mut self.state, State::Greeted) {
             State::Fetching(staging) => staging.into_whole(),
             State::AwaitManifest(here) => here,
@@ -333,8 +359,9 @@ impl Follower {
         matches!(&self.state, State::Fetching(staging) if !staging.is_known())
     }
 
-    /// Looks at some of what an earlier link has left, and when that is known asks for the rest. To be called again and again, with all else in between: a
-    /// peer that waits for all of it would give this one up, and the next link begin anew with it.
+    /// Looks at some of what an earlier link has left, and when that is known asks for the rest. To
+    /// be called again and again, with all else in between: a peer that waits for all of it would
+    /// give this one up, and the next link begin anew with it.
     pub fn look(&mut self, local: &mut impl Local, out: &mut Vec<u8>) -> Result<(), LinkError> {
         let State::Fetching(staging) = &mut self.state else { return Ok(()) };
         staging.look()?;
@@ -358,7 +385,12 @@ impl Follower {
     }
 
     /// To be called when no more bytes are there at the moment: makes true what came, and says so.
-    pub fn settle(&mut self, local: &mut impl Local, out: &mut Vec<u8>, now_ms: u64) -> Result<Course, LinkError> {
+    pub fn settle(
+        &mut self,
+        local: &mut impl Local,
+        out: &mut Vec<u8>,
+        now_ms: u64,
+    ) -> Result<Course, LinkError> {
         match &mut self.state {
             State::Following => {
                 if local.sync_after_ms() == 0 {
@@ -368,7 +400,8 @@ impl Follower {
                     return Ok(Course::Reopen);
                 }
                 self.sync_if_due(local, now_ms)?;
-                if (local.log().written().offset, local.log().durable().offset) != self.acknowledged {
+                if (local.log().written().offset, local.log().durable().offset) != self.acknowledged
+                {
                     self.acknowledge(local, out, now_ms);
                 }
             }
@@ -376,7 +409,9 @@ impl Follower {
                 let end = staging.log()?.sync()?;
                 if staging.is_whole() && end.offset >= self.master_end {
                     local.may_open(staging).map_err(LinkError::Unready)?;
-                    let State::Fetching(staging) = std::mem::replace(&mut self.state, State::Greeted) else {
+                    let State::Fetching(staging) =
+                        std::mem::replace(&mut self.state, State::Greeted)
+                    else {
                         return Ok(Course::On);
                     };
                     staging.commit()?;
@@ -408,7 +443,9 @@ impl Follower {
         let waiting = log.written().offset - log.durable().offset;
         if waiting == 0 {
             self.unsynced_ms = None;
-        } else if now_ms - *self.unsynced_ms.get_or_insert(now_ms) >= after_ms || waiting >= 2 * UNSYNCED_BYTES as u64 {
+        } else if now_ms - *self.unsynced_ms.get_or_insert(now_ms) >= after_ms
+            || waiting >= 2 * UNSYNCED_BYTES as u64
+        {
             log.sync()?;
             self.unsynced_ms = None;
             local.settled();
@@ -416,7 +453,8 @@ impl Follower {
         Ok(())
     }
 
-    /// The link has ended: applies what is in the log and not applied yet. If it cannot, the data set must be opened anew.
+    /// The link has ended: applies what is in the log and not applied yet. If it cannot, the data
+    /// set must be opened anew.
     pub fn finish(&mut self, local: &mut impl Local) -> Result<Course, LinkError> {
         Ok(if self.is_following() && !self.apply(local)? { Course::Reopen } else { Course::On })
     }
@@ -429,25 +467,35 @@ impl Follower {
             State::Greeted => return,
             _ => (0, 0),
         };
-        // Written counts when it is applied. A beat may come between a batch and the moment when it is.
-        let written = if self.pending.is_empty() { written } else { self.acknowledged.0.max(durable) };
+        // Written counts when it is applied. A beat may come between a batch and the moment when it
+        // is.
+        let written =
+            if self.pending.is_empty() { written } else { self.acknowledged.0.max(durable) };
         self.acknowledged = (written, durable);
         self.writer.replica_says(out, &ToMaster::Ack { written, durable });
     }
 
-    /// An error if the master has said nothing for too long. To be called now and then, where nothing is there to be read: what it has said in time may be
-    /// read late, as this end was busy.
+    /// An error if the master has said nothing for too long. To be called now and then, where
+    /// nothing is there to be read: what it has said in time may be read late, as this end was
+    /// busy.
     pub fn hears(&self, now_ms: u64) -> Result<(), LinkError> {
         self.times.hears(self.heard_ms, now_ms)
     }
 
     /// Time goes by.
-    pub fn tick(&mut self, local: &mut impl Local, out: &mut Vec<u8>, now_ms: u64) -> Result<(), LinkError> {
+    pub fn tick(
+        &mut self,
+        local: &mut impl Local,
+        out: &mut Vec<u8>,
+        now_ms: u64,
+    ) -> Result<(), LinkError> {
         let before = local.log().durable();
         if self.is_following() {
             self.sync_if_due(local, now_ms)?;
         }
-        if now_ms.saturating_sub(self.said_ms) >= self.times.beat_ms || local.log().durable() != before {
+        if now_ms.saturating_sub(self.said_ms) >= self.times.beat_ms
+            || local.log().durable() != before
+        {
             self.acknowledge(local, out, now_ms);
         }
         Ok(())
@@ -455,7 +503,9 @@ impl Follower {
 }
 
 fn may_take(local: &mut impl Local, frame: &[u8]) -> Result<(), LinkError> {
-    local.may_take(frame.get(store::BATCH_HEAD_BYTES..).unwrap_or_default()).map_err(LinkError::Unready)
+    local
+        .may_take(frame.get(store::BATCH_HEAD_BYTES..).unwrap_or_default())
+        .map_err(LinkError::Unready)
 }
 
 fn segment(bytes: &[u8]) -> Result<SegmentHead, LinkError> {
@@ -482,11 +532,14 @@ fn may_fetch(
     let (theirs, ours) = (promotions(term), promotions(own_term));
     match verdict {
         Verdict::Continue => Ok(()),
-        Verdict::Foreign => Err(LinkError::Unfit(Refusal::Foreign { ours: log.lineage(), theirs: lineage })),
+        Verdict::Foreign => {
+            Err(LinkError::Unfit(Refusal::Foreign { ours: log.lineage(), theirs: lineage }))
+        }
         Verdict::Removed if theirs >= ours && end >= position.offset => Ok(()),
         Verdict::Removed if theirs > ours => Ok(()),
         Verdict::Diverged if theirs > ours || (theirs == ours && term != own_term) => Ok(()),
-        // Its power failed, say: what it had not synced is gone there, and others may have been told what it wrote since.
+        // Its power failed, say: what it had not synced is gone there, and others may have been
+        // told what it wrote since.
         Verdict::Diverged if theirs == ours && parting >= log.durable_at_master()? => Ok(()),
         Verdict::Removed | Verdict::Diverged | Verdict::Short => Err(LinkError::Unfit(behind)),
     }

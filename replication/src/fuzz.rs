@@ -1,17 +1,20 @@
-//! What the fuzzer calls, and a stable test with seeded random input: a link of which either end may be hostile.
+//! What the fuzzer calls, and a stable test with seeded random input: a link of which either end
+//! may be hostile.
 //!
-//! A real master feeds a real replica; between them the input drops, repeats, changes and forges messages, whose checksums are right: those of
-//! the frames, and of the segments, batches and manifests within. Both ends must go on, or end the link with an error.
+//! A real master feeds a real replica; between them the input drops, repeats, changes and forges
+//! messages, whose checksums are right: those of the frames, and of the segments, batches and
+//! manifests within. Both ends must go on, or end the link with an error.
 
 use crate::wire::{Reader, Writer, read_to_master, read_to_replica};
 use crate::{Course, Feed, Follower, LinkError, Local, Origin, Times};
 use std::sync::Arc;
 use store::{
-    Batch, BatchHead, Check, Disk, Error, FollowLog, Lineage, Log, Manifest, Records, SegmentHead, SimDisk, Store,
-    StoreOptions, Tag, frame_head,
+    Batch, BatchHead, Check, Disk, Error, FollowLog, Lineage, Log, Manifest, Records, SegmentHead,
+    SimDisk, Store, StoreOptions, Tag, frame_head,
 };
 
-const NUMBERS: [u64; 10] = [0, 1, 2, 80, 4096, 1 << 32, 1 << 63, u64::MAX - 100, u64::MAX - 1, u64::MAX];
+const NUMBERS: [u64; 10] =
+    [0, 1, 2, 80, 4096, 1 << 32, 1 << 63, u64::MAX - 100, u64::MAX - 1, u64::MAX];
 
 /// What the input chooses next; 0 when it is used up.
 struct Input<'a>(&'a [u8]);
@@ -44,7 +47,8 @@ impl<'a> Input<'a> {
 struct Way {
     reader: Reader,
     sent: u64,
-    /// Of the newest segment that went by, and where its batches are: what a forged one is made to fit.
+    /// Of the newest segment that went by, and where its batches are: what a forged one is made to
+    /// fit.
     segment: Option<SegmentHead>,
     byte: u64,
 }
@@ -135,7 +139,9 @@ fn batch(segment: &SegmentHead, byte: u64, honest: &[u8], input: &mut Input<'_>)
     let mut head: Vec<u8> = honest.iter().copied().take(40).collect();
     head.resize(40, 0);
     let body = input.bytes();
-    let old = |head: &[u8], at: usize| u64::from_le_bytes(head[at..at + 8].try_into().unwrap_or_default());
+    let old = |head: &[u8], at: usize| {
+        u64::from_le_bytes(head[at..at + 8].try_into().unwrap_or_default())
+    };
     let (sequence, unsynced) = (input.number(old(&head, 8)), input.number(0) as u32);
     head[..4].copy_from_slice(&(body.len() as u32).to_le_bytes());
     head[8..16].copy_from_slice(&sequence.to_le_bytes());
@@ -184,10 +190,16 @@ impl Local for Here {
 }
 
 fn replica(disk: &SimDisk) -> Result<Here, Error> {
-    let store = Store::open_with(Arc::new(disk.clone()), StoreOptions::default(), || Ok(Lineage([2; 16])))?;
+    let store =
+        Store::open_with(Arc::new(disk.clone()), StoreOptions::default(), || Ok(Lineage([2; 16])))?;
     store.load(1, |_, _| Ok(()), |_| ())?;
     let (log, end) = store.replay_following(&mut |_, _| Ok(()), |_| ())?;
-    Ok(Here { is_empty: end.position.offset == 0 && store.manifest().files.is_empty(), sync_after_ms: 0, log, store })
+    Ok(Here {
+        is_empty: end.position.offset == 0 && store.manifest().files.is_empty(),
+        sync_after_ms: 0,
+        log,
+        store,
+    })
 }
 
 /// A master with a log, of which a part is in a snapshot.
@@ -205,7 +217,8 @@ fn master() -> (Store, Log) {
                 1 | 4 => log.roll(0)?,
                 2 => {
                     let mut snapshot = store.begin_snapshot(durable);
-                    let mut file = snapshot.file(Tag { space: 1, kind: 1, low: 0, high: 9, stamp: 1 })?;
+                    let mut file =
+                        snapshot.file(Tag { space: 1, kind: 1, low: 0, high: 9, stamp: 1 })?;
                     file.write(&[7; 300], 3)?;
                     snapshot.add(file.finish()?);
                     snapshot.commit(durable)?;
@@ -236,12 +249,19 @@ pub fn link(input: &[u8]) {
     }
 }
 
-fn talk(here: &mut Here, store: &Store, log: &Log, input: &mut Input<'_>) -> Result<Course, LinkError> {
+fn talk(
+    here: &mut Here,
+    store: &Store,
+    log: &Log,
+    input: &mut Input<'_>,
+) -> Result<Course, LinkError> {
     let origin = Origin { store, end: log.durable(), term: log.term() };
     let times = Times { beat_ms: 10, timeout_ms: 1_000 };
-    let (mut feed, mut down, mut up) = (Feed::new(times, 1 << 20, 0), Way::default(), Way::default());
+    let (mut feed, mut down, mut up) =
+        (Feed::new(times, 1 << 20, 0), Way::default(), Way::default());
     let mut to_master = Vec::new();
-    let mut follower = Follower::new(times, input.byte() % 2 == 1, ("::1", 1), here, &mut to_master, 0)?;
+    let mut follower =
+        Follower::new(times, input.byte() % 2 == 1, ("::1", 1), here, &mut to_master, 0)?;
     for now_ms in (0..400).step_by(20) {
         let arrives = up.pass(&std::mem::take(&mut to_master), input);
         feed.receive(&arrives, &origin, now_ms)?;
@@ -301,18 +321,22 @@ mod tests {
         for seed in 0..30_000 {
             let mut random = fastrand::Rng::with_seed(seed);
             let kinds = [1, 2, 3, 4, 5, 65, 66, 67, 68, 69, 70, 71, 72];
-            let mut body: Vec<u8> =
-                (0..random.usize(1..100)).map(|_| random.choice([0, 1, 7, 255, b'a']).unwrap_or(0)).collect();
+            let mut body: Vec<u8> = (0..random.usize(1..100))
+                .map(|_| random.choice([0, 1, 7, 255, b'a']).unwrap_or(0))
+                .collect();
             body[0] = random.choice(kinds).unwrap_or(1);
             messages(&body);
         }
     }
 
-    /// A power cut while the very first segment was begun leaves a file that nothing continues: the log begins behind it.
+    /// A power cut while the very first segment was begun leaves a file that nothing continues: the
+    /// log begins behind it.
     #[test]
     fn a_log_that_does_not_begin_with_its_oldest_file_is_fetched() {
         let disk = Arc::new(SimDisk::new(1));
-        let store = Store::open_with(disk.clone(), StoreOptions::default(), || Ok(Lineage([1; 16]))).expect("a store");
+        let store =
+            Store::open_with(disk.clone(), StoreOptions::default(), || Ok(Lineage([1; 16])))
+                .expect("a store");
         drop(disk.create("log-0000000000000001.tlog").expect("this disk has no faults"));
         let (mut log, _) = store.replay(|_| Ok(()), |_| ()).expect("nothing to read");
         let mut batch = Batch::new();
@@ -326,7 +350,8 @@ mod tests {
         assert_eq!(course, Course::Adopt);
     }
 
-    /// A replica that takes nothing for so long that the log has outgrown what is kept for it: what it was promised goes, though there is no room to tell it.
+    /// A replica that takes nothing for so long that the log has outgrown what is kept for it: what
+    /// it was promised goes, though there is no room to tell it.
     #[test]
     fn a_full_sync_that_is_not_read_keeps_no_more_of_the_log_than_others() {
         let (store, log) = master();
@@ -336,11 +361,14 @@ mod tests {
         let (end, mut feed) = (log.durable(), Feed::new(times, 100, 0));
         let origin = Origin { store: &store, end, term: log.term() };
         let (mut up, mut down) = (Vec::new(), Vec::new());
-        let mut follower = Follower::new(times, false, ("", 1), &mut here, &mut up, 0).expect("a link");
+        let mut follower =
+            Follower::new(times, false, ("", 1), &mut here, &mut up, 0).expect("a link");
         for _ in 0..2 {
             feed.receive(&std::mem::take(&mut up), &origin, 0).expect("an honest replica");
             feed.fill(&mut down, &origin, 0).expect("an honest replica");
-            follower.receive(&std::mem::take(&mut down), &mut here, &mut up, 0).expect("an honest master");
+            follower
+                .receive(&std::mem::take(&mut down), &mut here, &mut up, 0)
+                .expect("an honest master");
         }
         let name = store.manifest().files[0].name.clone();
         let grown = |bytes| Position { offset: end.offset + bytes, ..end };
@@ -354,11 +382,13 @@ mod tests {
         feed.fill(&mut down, &origin, 5_000).expect("nobody is given up by who has not listened");
         follower.hears(999).expect("it was heard a moment ago");
         assert!(matches!(follower.hears(1_000), Err(LinkError::Timeout(1_000))));
-        follower.tick(&mut here, &mut up, 5_000).expect("nobody is given up by who has not listened");
+        follower
+            .tick(&mut here, &mut up, 5_000)
+            .expect("nobody is given up by who has not listened");
     }
 
-    /// The master's log outgrows what is kept for a full sync again and again, while what an earlier link has left is looked at: each time there is less to
-    /// look at.
+    /// The master's log outgrows what is kept for a full sync again and again, while what an
+    /// earlier link has left is looked at: each time there is less to look at.
     #[test]
     fn what_was_looked_at_is_known_when_the_manifest_is_asked_for_again() {
         let (store, log) = master();
@@ -379,7 +409,8 @@ mod tests {
         for link in 0..2 {
             let mut here = replica(&disk).expect("a replica");
             let (mut up, mut feed) = (Vec::new(), Feed::new(times, 100, 0));
-            let mut follower = Follower::new(times, false, ("", 1), &mut here, &mut up, 0).expect("a link");
+            let mut follower =
+                Follower::new(times, false, ("", 1), &mut here, &mut up, 0).expect("a link");
             let mut exchange = |feed: &mut Feed, follower: &mut Follower| {
                 let mut down = Vec::new();
                 feed.receive(&std::mem::take(&mut up), &origin, 0).expect("an honest replica");
@@ -389,7 +420,11 @@ mod tests {
                     follower.look(&mut here, &mut up).expect("its own disk");
                 }
                 // The first link brings the files, and is cut.
-                if link == 0 { Course::On } else { follower.settle(&mut here, &mut up, 0).expect("its own disk") }
+                if link == 0 {
+                    Course::On
+                } else {
+                    follower.settle(&mut here, &mut up, 0).expect("its own disk")
+                }
             };
             if link == 0 {
                 (0..100).for_each(|_| _ = exchange(&mut feed, &mut follower));
@@ -423,7 +458,10 @@ mod tests {
         assert_eq!(course, Course::Adopt);
         drop(here);
         let mut here = replica(&disk).expect("a whole data set");
-        assert_eq!(talk(&mut here, &store, &log, &mut Input(&[])).expect("an honest link"), Course::On);
+        assert_eq!(
+            talk(&mut here, &store, &log, &mut Input(&[])).expect("an honest link"),
+            Course::On
+        );
         assert_eq!(here.log.durable(), log.durable());
     }
 }

@@ -1,4 +1,5 @@
-//! Replication by log position: the two ends of a link, as state machines without sockets, threads and clocks.
+//! Replication by log position: the two ends of a link, as state machines without sockets, threads
+//! and clocks.
 //!
 //! ```text
 //!   replica (Follower)                                   master (Feed)
@@ -17,21 +18,27 @@
 //!
 //! What holds:
 //!
-//! - **R1** A position is a place in one history: lineage, term of the segment, segment, byte, offset, number and chain value of the last
-//!   batch. If a master's log passes through it, both have the same bytes up to there. Only then the link goes on from it.
-//! - **R2** A master sends what it has written (or, if its node says so, only what is durable there): whatever is sent survives the end of its
-//!   process. A replica appends a batch, applies it, and acknowledges it as written; syncs, and acknowledges it as durable. So what it
-//!   shows it will still have after a kill, and may be promoted at any moment. Only power that fails can part the two: a master that lost what
-//!   it had not synced begins another segment there, and its replica, told apart from it by R1, follows R3.
-//! - **R3** A log that does not pass through is never merged: the replica fetches everything anew, and only from a master that may take its data
-//!   away ([`Follower`] has the rules). What it drops is handed to its owner first.
-//! - **R4** Nothing that a replica does makes its master's memory grow: a feed reads from files, when there is room to send, up to [`WINDOW_BYTES`]
-//!   and one batch. Nothing that a master sends makes its replica's memory grow beyond [`MAX_MESSAGE_BYTES`].
-//! - **R5** A promoted node begins a segment with a higher term ([`next_term`]): positions stay what they are, and two branches
-//!   of one history are told apart even where they have the same offsets.
+//! - **R1** A position is a place in one history: lineage, term of the segment, segment, byte,
+//!   offset, number and chain value of the last batch. If a master's log passes through it, both
+//!   have the same bytes up to there. Only then the link goes on from it.
+//! - **R2** A master sends what it has written (or, if its node says so, only what is durable
+//!   there): whatever is sent survives the end of its process. A replica appends a batch, applies
+//!   it, and acknowledges it as written; syncs, and acknowledges it as durable. So what it shows it
+//!   will still have after a kill, and may be promoted at any moment. Only power that fails can
+//!   part the two: a master that lost what it had not synced begins another segment there, and its
+//!   replica, told apart from it by R1, follows R3.
+//! - **R3** A log that does not pass through is never merged: the replica fetches everything anew,
+//!   and only from a master that may take its data away ([`Follower`] has the rules). What it drops
+//!   is handed to its owner first.
+//! - **R4** Nothing that a replica does makes its master's memory grow: a feed reads from files,
+//!   when there is room to send, up to [`WINDOW_BYTES`] and one batch. Nothing that a master sends
+//!   makes its replica's memory grow beyond [`MAX_MESSAGE_BYTES`].
+//! - **R5** A promoted node begins a segment with a higher term ([`next_term`]): positions stay
+//!   what they are, and two branches of one history are told apart even where they have the same
+//!   offsets.
 //!
-//! Both ends are driven by bytes that come in, and by ticks of the caller's clock. A link that fails in any way is closed; the next one begins
-//! with Hello again.
+//! Both ends are driven by bytes that come in, and by ticks of the caller's clock. A link that
+//! fails in any way is closed; the next one begins with Hello again.
 
 #![forbid(unsafe_code)]
 
@@ -49,9 +56,11 @@ pub use wire::{Hello, MAX_MESSAGE_BYTES, PROTOCOL, Verdict};
 /// Times of a link, in milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
-    /// A master says so often how far it is, a replica how far it is; both also when something happens. Default 1,000.
+    /// A master says so often how far it is, a replica how far it is; both also when something
+    /// happens. Default 1,000.
     pub beat_ms: u64,
-    /// A peer that has said nothing for so long is given up. Default 60,000, as Redis's repl-timeout.
+    /// A peer that has said nothing for so long is given up. Default 60,000, as Redis's
+    /// repl-timeout.
     pub timeout_ms: u64,
 }
 
@@ -87,7 +96,8 @@ pub enum LinkError {
     /// The own disk, or log.
     #[error(transparent)]
     Store(#[from] store::Error),
-    /// A file came wrongly, or what an earlier link left of it was torn by a crash. It is fetched anew.
+    /// A file came wrongly, or what an earlier link left of it was torn by a crash. It is fetched
+    /// anew.
     #[error("a file does not match its checksum: it is fetched anew")]
     Damaged,
     /// What the master has next could not be made true here; it was not taken.
@@ -98,9 +108,11 @@ pub enum LinkError {
     Apply(String),
 }
 
-/// The term of the node that is promoted out of `term`: the upper half counts promotions, the lower half is random, so that two nodes that were
-/// promoted out of one history at the same time can be told apart. Where no more promotions can be counted, as only a master's word and not
-/// promotions can make it, the lower half rises, until the last term there is stays: a node can always be promoted, and no term falls.
+/// The term of the node that is promoted out of `term`: the upper half counts promotions, the lower
+/// half is random, so that two nodes that were promoted out of one history at the same time can be
+/// told apart. Where no more promotions can be counted, as only a master's word and not promotions
+/// can make it, the lower half rises, until the last term there is stays: a node can always be
+/// promoted, and no term falls.
 pub fn next_term(term: u64, random: u32) -> u64 {
     match promotions(term).checked_add(1) {
         Some(count) => u64::from(count) << 32 | u64::from(random),
@@ -120,11 +132,16 @@ mod tests {
     #[test]
     fn a_term_rises_as_long_as_there_is_a_higher_one() {
         let last = u64::from(u32::MAX) << 32;
-        for term in [0, 1, u64::from(u32::MAX), 1 << 32, last - 1, last, last + 1, u64::MAX - 1, u64::MAX] {
+        for term in
+            [0, 1, u64::from(u32::MAX), 1 << 32, last - 1, last, last + 1, u64::MAX - 1, u64::MAX]
+        {
             for random in [0, 1, u32::MAX] {
                 let next = next_term(term, random);
                 assert!(next > term || next == u64::MAX, "{term:x} and {random:x}: {next:x}");
-                assert!(promotions(next) > promotions(term) || term >= last, "{term:x} and {random:x}: {next:x}");
+                assert!(
+                    promotions(next) > promotions(term) || term >= last,
+                    "{term:x} and {random:x}: {next:x}"
+                );
             }
         }
     }

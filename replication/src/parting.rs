@@ -1,7 +1,9 @@
-//! Where two histories part: what a replica that does not go on from its own position has alone, and is about to drop.
+//! Where two histories part: what a replica that does not go on from its own position has alone,
+//! and is about to drop.
 //!
-//! A segment has one writer, and a header (number, term, base, chain before it) that no other writer's has. So two logs that have a segment with the
-//! same header have the same batches in it, as far as both go; and the newest such segment is where they part. Each knows its own segments:
+//! A segment has one writer, and a header (number, term, base, chain before it) that no other
+//! writer's has. So two logs that have a segment with the same header have the same batches in it,
+//! as far as both go; and the newest such segment is where they part. Each knows its own segments:
 //! the master names its own in Welcome, the replica compares.
 //!
 //! | the newest segment that both have | they part |

@@ -1,5 +1,6 @@
-//! The messages of a link, as bytes: frames of the store (length, CRC-32C, body), whose context is the message's number on its way, from 0, so that
-//! a lost or repeated message is found. The body is a kind and its fields, little-endian.
+//! The messages of a link, as bytes: frames of the store (length, CRC-32C, body), whose context is
+//! the message's number on its way, from 0, so that a lost or repeated message is found. The body
+//! is a kind and its fields, little-endian.
 
 use store::{Check, FRAME_BYTES, Frame, Lineage, MAX_BODY_BYTES, Position, frame_head, read_frame};
 
@@ -57,8 +58,8 @@ pub(crate) enum ToReplica<'a> {
         lineage: Lineage,
         term: u64,
         end: u64,
-        /// If it does not go on: headers of the master's segments, the newest first, as far back as there is room; the replica finds
-        /// in them where the histories part.
+        /// If it does not go on: headers of the master's segments, the newest first, as far back as
+        /// there is room; the replica finds in them where the histories part.
         segments: &'a [u8],
     },
     Manifest(&'a [u8]),
@@ -112,7 +113,9 @@ impl Writer {
                 self.put(out, 2, &[&written.to_le_bytes(), &durable.to_le_bytes()]);
             }
             ToMaster::WantManifest => self.put(out, 3, &[]),
-            ToMaster::WantFile { name, from } => self.put(out, 4, &[&from.to_le_bytes(), name.as_bytes()]),
+            ToMaster::WantFile { name, from } => {
+                self.put(out, 4, &[&from.to_le_bytes(), name.as_bytes()])
+            }
             ToMaster::WantLog { segment } => self.put(out, 5, &[&segment.to_le_bytes()]),
         }
     }
@@ -121,7 +124,11 @@ impl Writer {
         match *message {
             ToReplica::Welcome { verdict, lineage, term, end, segments } => {
                 let numbers: Vec<u8> = [term, end].iter().flat_map(|n| n.to_le_bytes()).collect();
-                self.put(out, 65, &[&PROTOCOL.to_le_bytes(), &[verdict as u8], &lineage.0, &numbers, segments]);
+                self.put(
+                    out,
+                    65,
+                    &[&PROTOCOL.to_le_bytes(), &[verdict as u8], &lineage.0, &numbers, segments],
+                );
             }
             ToReplica::Manifest(text) => self.put(out, 66, &[text]),
             ToReplica::Chunk(bytes) => self.put(out, 67, &[bytes]),
@@ -207,7 +214,8 @@ pub(crate) fn read_to_master(body: &[u8]) -> Result<ToMaster, String> {
                     return None;
                 }
                 let lineage = Lineage(f.array()?);
-                let [segment, byte, offset, sequence, term] = [f.u64()?, f.u64()?, f.u64()?, f.u64()?, f.u64()?];
+                let [segment, byte, offset, sequence, term] =
+                    [f.u64()?, f.u64()?, f.u64()?, f.u64()?, f.u64()?];
                 let chain = f.u32()?;
                 let port = f.array().map(u16::from_le_bytes)?;
                 let position = Position { segment, byte, offset, sequence, chain };
@@ -222,7 +230,9 @@ pub(crate) fn read_to_master(body: &[u8]) -> Result<ToMaster, String> {
         f.end()?;
         Some(message)
     };
-    read(&mut f).ok_or_else(|| format!("a message of kind {kind} that does not belong here, or of another version"))
+    read(&mut f).ok_or_else(|| {
+        format!("a message of kind {kind} that does not belong here, or of another version")
+    })
 }
 
 /// Reads a master's message.
@@ -265,7 +275,9 @@ pub(crate) fn read_to_replica(body: &[u8]) -> Result<ToReplica<'_>, String> {
             _ => return None,
         })
     };
-    read(&mut f).ok_or_else(|| format!("a message of kind {kind} that does not belong here, or of another version"))
+    read(&mut f).ok_or_else(|| {
+        format!("a message of kind {kind} that does not belong here, or of another version")
+    })
 }
 
 #[cfg(test)]
@@ -274,7 +286,13 @@ mod tests {
 
     fn hello() -> ToMaster {
         let position = Position { segment: 1, byte: 2, offset: u64::MAX, sequence: 4, chain: 5 };
-        ToMaster::Hello(Hello { lineage: Lineage([7; 16]), position, term: 9, ip: "::1".to_owned(), port: 6399 })
+        ToMaster::Hello(Hello {
+            lineage: Lineage([7; 16]),
+            position,
+            term: 9,
+            ip: "::1".to_owned(),
+            port: 6399,
+        })
     }
 
     #[test]
@@ -314,7 +332,8 @@ mod tests {
             ToReplica::Gone,
             ToReplica::Refused("no"),
         ];
-        let (mut writer, mut reader, mut bytes) = (Writer::default(), Reader::default(), Vec::new());
+        let (mut writer, mut reader, mut bytes) =
+            (Writer::default(), Reader::default(), Vec::new());
         answers.iter().for_each(|m| writer.master_says(&mut bytes, m));
         reader.feed(&bytes);
         for answer in &answers {
@@ -351,16 +370,15 @@ mod tests {
     fn no_bytes_make_a_reader_panic() {
         let mut rng = fastrand::Rng::with_seed(5);
         for _ in 0..100_000 {
-            let body: Vec<u8> =
-                (0..rng.usize(0..80))
-                    .map(|i| {
-                        if i == 0 {
-                            rng.choice([1, 2, 3, 4, 5, 65, 66, 68, 70, 72, 90]).unwrap_or(0)
-                        } else {
-                            rng.u8(..)
-                        }
-                    })
-                    .collect();
+            let body: Vec<u8> = (0..rng.usize(0..80))
+                .map(|i| {
+                    if i == 0 {
+                        rng.choice([1, 2, 3, 4, 5, 65, 66, 68, 70, 72, 90]).unwrap_or(0)
+                    } else {
+                        rng.u8(..)
+                    }
+                })
+                .collect();
             let _ = (read_to_master(&body), read_to_replica(&body));
         }
     }

@@ -1,16 +1,21 @@
-//! The aside: what a space keeps for ids that are ahead of its frontier, exactly, until the frontier reaches them.
+//! The aside: what a space keeps for ids that are ahead of its frontier, exactly, until the
+//! frontier reaches them.
 //!
-//! It is normally empty, or holds a handful of bad ids. Writers change it one at a time, under a mutex; readers look at the map that was published
-//! last, and wait for nobody, though a writer may be opening a table. An atomic lower bound lets everybody else pass without touching either.
+//! It is normally empty, or holds a handful of bad ids. Writers change it one at a time, under a
+//! mutex; readers look at the map that was published last, and wait for nobody, though a writer may
+//! be opening a table. An atomic lower bound lets everybody else pass without touching either.
 //!
 //! An entry may move into a table at any moment. Nobody misses it, because
-//! - a mover stores it in the table first and deletes it here second, under the mutex; until then nobody else writes to it;
+//! - a mover stores it in the table first and deletes it here second, under the mutex; until then
+//!   nobody else writes to it;
 //! - a reader asks here first, and in the tables second;
-//! - a writer of an id that may be here holds the mutex through its write, wherever that goes. An "ahead" writer announces
-//!   its id (the lower bound) before it looks at the frontier again, an "inside" writer has moved the frontier before it
-//!   looks at the lower bound: one of the two sees the other (Dekker's argument; hence the `SeqCst`).
+//! - a writer of an id that may be here holds the mutex through its write, wherever that goes. An
+//!   "ahead" writer announces its id (the lower bound) before it looks at the frontier again, an
+//!   "inside" writer has moved the frontier before it looks at the lower bound: one of the two sees
+//!   the other (Dekker's argument; hence the `SeqCst`).
 //!
-//! Order of locks: aside, then a ring's stripe. A closure that runs under a stripe must not come here.
+//! Order of locks: aside, then a ring's stripe. A closure that runs under a stripe must not come
+//! here.
 
 use crate::frontier::{Admission, Frontier};
 use crate::map::Map;
@@ -62,7 +67,8 @@ impl<V> Aside<V> {
         id >= self.lowest.load(SeqCst) && !self.is_empty()
     }
 
-    /// No id below this has an entry: for those who have many to ask for. Goes for as long as [`Aside::may_hold`], asked now, would.
+    /// No id below this has an entry: for those who have many to ask for. Goes for as long as
+    /// [`Aside::may_hold`], asked now, would.
     #[inline]
     pub fn lowest(&self) -> u64 {
         self.lowest.load(SeqCst)
@@ -88,9 +94,10 @@ impl<V> Aside<V> {
         self.entries.load().get(id).map(|value| f(value))
     }
 
-    /// One write to `id`, wherever it belongs: `inside` writes to the tables, first storing there the entry that it is handed, if any, and taking it away
-    /// (`None`) once it is there, whether the write is done then or refused; `ahead` replaces the entry kept here (`None`: there is none). Readers see
-    /// neither before it has returned.
+    /// One write to `id`, wherever it belongs: `inside` writes to the tables, first storing there
+    /// the entry that it is handed, if any, and taking it away (`None`) once it is there, whether
+    /// the write is done then or refused; `ahead` replaces the entry kept here (`None`: there is
+    /// none). Readers see neither before it has returned.
     pub fn write<R, E>(
         &self,
         frontier: &Frontier,
@@ -104,7 +111,9 @@ impl<V> Aside<V> {
                 frontier,
                 id,
                 admission,
-                |highest| if frontier.is_too_far(id, highest) { Err(Refused::TooFar) } else { Ok(()) },
+                |highest| {
+                    if frontier.is_too_far(id, highest) { Err(Refused::TooFar) } else { Ok(()) }
+                },
                 |entry| inside(entry).map_err(Refused::Engine),
                 |entry| ahead(entry).map_err(Refused::Engine),
             ),
@@ -134,9 +143,14 @@ impl<V> Aside<V> {
         self.write_admitted(frontier, id, frontier.look_up(id), |_| Ok(()), inside, ahead)
     }
 
-    /// Deletes `id`, wherever it is: `inside` deletes what the tables have of it, and then its entry here goes, if there is one. Gives both. An id
-    /// that is deleted says nothing of the traffic: the frontier stays where it is. If `inside` fails nothing has changed here.
-    pub fn delete<R, E>(&self, id: u64, inside: impl FnOnce() -> Result<R, E>) -> Result<(Option<Arc<V>>, R), E> {
+    /// Deletes `id`, wherever it is: `inside` deletes what the tables have of it, and then its
+    /// entry here goes, if there is one. Gives both. An id that is deleted says nothing of the
+    /// traffic: the frontier stays where it is. If `inside` fails nothing has changed here.
+    pub fn delete<R, E>(
+        &self,
+        id: u64,
+        inside: impl FnOnce() -> Result<R, E>,
+    ) -> Result<(Option<Arc<V>>, R), E> {
         if !self.may_hold(id) {
             return inside().map(|deleted| (None, deleted));
         }
@@ -170,7 +184,8 @@ impl<V> Aside<V> {
         let mut entries = Map::clone(&self.entries.load());
         allow(entries.last())?;
         self.lowest.fetch_min(id, SeqCst);
-        // From here on an inside writer that comes later sees `may_hold`, if the map is not empty for it: count ourselves in.
+        // From here on an inside writer that comes later sees `may_hold`, if the map is not empty
+        // for it: count ourselves in.
         self.len.fetch_add(1, SeqCst);
         let before = entries.get(id).cloned();
         let mut entry = before.clone();
@@ -191,7 +206,8 @@ impl<V> Aside<V> {
         result
     }
 
-    /// Advances the frontier if the entries say so; `weight` is how many writes an entry stands for, at most. Afterwards
+    /// Advances the frontier if the entries say so; `weight` is how many writes an entry stands
+    /// for, at most. Afterwards
     /// [`Aside::drain`] has work.
     pub fn advance(&self, frontier: &Frontier, weight: impl Fn(&V) -> usize) -> bool {
         let mut ids = Vec::new();
@@ -199,8 +215,9 @@ impl<V> Aside<V> {
         frontier.advance(&mut ids).is_some()
     }
 
-    /// Notes an id that the engine had no room for here. When many have gathered they may advance the frontier, as they would from here; whether they did.
-    /// Afterwards [`Aside::drain`] has work. Not to be called in a closure of [`Aside::write`].
+    /// Notes an id that the engine had no room for here. When many have gathered they may advance
+    /// the frontier, as they would from here; whether they did. Afterwards [`Aside::drain`] has
+    /// work. Not to be called in a closure of [`Aside::write`].
     pub fn turn_away(&self, frontier: &Frontier, id: u64) -> bool {
         // There the frontier does not go.
         if id > frontier.reach() {
@@ -209,7 +226,8 @@ impl<V> Aside<V> {
         let sample = self.turned_away.lock().note(frontier, id);
         sample.is_some_and(|sample| {
             let mut ids = sample.ahead(frontier);
-            // Before anything is normal whoever asks in vain, with what is here, has just had that noted; and a sample is enough.
+            // Before anything is normal whoever asks in vain, with what is here, has just had that
+            // noted; and a sample is enough.
             let asks = frontier.high().is_none() || frontier.should_advance(ids.len());
             asks && frontier.advance(&mut ids).is_some()
         })
@@ -220,9 +238,14 @@ impl<V> Aside<V> {
         self.turned_away.lock()
     }
 
-    /// Hands up to 256 entries that the frontier has reached to `store`, which puts each into a table, and takes it away (`None`) once it is there.
-    /// Returns how many it took: call again until it is 0.
-    pub fn drain(&self, frontier: &Frontier, mut store: impl FnMut(u64, &mut Option<Arc<V>>)) -> usize {
+    /// Hands up to 256 entries that the frontier has reached to `store`, which puts each into a
+    /// table, and takes it away (`None`) once it is there. Returns how many it took: call again
+    /// until it is 0.
+    pub fn drain(
+        &self,
+        frontier: &Frontier,
+        mut store: impl FnMut(u64, &mut Option<Arc<V>>),
+    ) -> usize {
         let Some(high) = frontier.high().filter(|&high| self.may_hold(high)) else { return 0 };
         let _writing = self.writing.lock();
         let before = self.entries.load_full();
@@ -247,12 +270,14 @@ impl<V> Aside<V> {
         moved
     }
 
-    /// Visits all entries, and waits for nobody; one that moves into a table meanwhile may be missed here.
+    /// Visits all entries, and waits for nobody; one that moves into a table meanwhile may be
+    /// missed here.
     pub fn for_each(&self, mut f: impl FnMut(u64, &V)) {
         let mut from = Some(0);
         while let Some(first) = from.take() {
             let mut visited = 0;
-            // Not all of them in one version of the map, or it would keep what has gone for as long as `f` takes.
+            // Not all of them in one version of the map, or it would keep what has gone for as long
+            // as `f` takes.
             self.entries.load_full().visit(first, |id, entry| {
                 if visited == CHUNK {
                     from = Some(id);
@@ -265,7 +290,8 @@ impl<V> Aside<V> {
         }
     }
 
-    /// Shows readers the map, in which an entry was set, or lacks one that is in a table or gone; called with the mutex held.
+    /// Shows readers the map, in which an entry was set, or lacks one that is in a table or gone;
+    /// called with the mutex held.
     fn publish(&self, entries: Map<V>) {
         let entries = Arc::new(entries);
         self.entries.store(entries.clone());
@@ -315,7 +341,8 @@ mod tests {
 
     #[test]
     fn entries_stay_until_the_frontier_reaches_them() {
-        let (aside, frontier, table) = (Aside::default(), Frontier::new(None, 1 << 16), Table::default());
+        let (aside, frontier, table) =
+            (Aside::default(), Frontier::new(None, 1 << 16), Table::default());
         for id in 0..100 {
             increment(&aside, &frontier, &table, 1000 + id);
         }
@@ -333,9 +360,16 @@ mod tests {
 
     #[test]
     fn a_refusal_changes_nothing() {
-        let (aside, frontier) = (Aside::<u64>::default(), Frontier::restore(Some(10), 0, Some(1 << 20), 1 << 16));
-        assert_eq!(aside.write(&frontier, 1 << 30, |_| Ok::<_, ()>(()), |_| Ok(())), Err(Refused::TooFar));
-        assert_eq!(aside.write(&frontier, 1 << 20, |_| Ok(()), |_| Err("no")), Err(Refused::Engine("no")));
+        let (aside, frontier) =
+            (Aside::<u64>::default(), Frontier::restore(Some(10), 0, Some(1 << 20), 1 << 16));
+        assert_eq!(
+            aside.write(&frontier, 1 << 30, |_| Ok::<_, ()>(()), |_| Ok(())),
+            Err(Refused::TooFar)
+        );
+        assert_eq!(
+            aside.write(&frontier, 1 << 20, |_| Ok(()), |_| Err("no")),
+            Err(Refused::Engine("no"))
+        );
         assert!(aside.is_empty());
         assert!(!aside.may_hold(u64::MAX));
         let kept = aside.replay(
@@ -351,7 +385,8 @@ mod tests {
         assert_eq!(aside.read(1 << 30, |v| *v), Some(7));
     }
 
-    /// Before there is a frontier the highest id that is kept here is what `max_ahead` is measured from.
+    /// Before there is a frontier the highest id that is kept here is what `max_ahead` is measured
+    /// from.
     #[test]
     fn a_young_space_refuses_what_is_too_far_above_its_highest_id() {
         let (aside, frontier) = (Aside::<u64>::default(), Frontier::new(Some(100), 1 << 16));
@@ -375,7 +410,8 @@ mod tests {
         assert_eq!(write(1200), Err(Refused::TooFar), "from now on only the frontier counts");
     }
 
-    /// A writer or a mover who is inside, opening a table for example, holds up other writers, but no reader: he sees what was there before.
+    /// A writer or a mover who is inside, opening a table for example, holds up other writers, but
+    /// no reader: he sees what was there before.
     #[test]
     fn readers_do_not_wait_for_a_writer_who_is_inside() {
         const A: u64 = 1 << 40;
@@ -393,30 +429,33 @@ mod tests {
         };
         let read = |id| aside.read(id, |v| *v);
         let (read, all) = (&read, &all);
-        // In turn: an entry is replaced, a new one comes, one goes, and one moves. What readers see before, and after.
-        let held = |id, before: Option<u64>, after: Option<u64>, write: &(dyn Fn(&dyn Fn()) + Sync)| {
-            let (inside, leave) = (mpsc::channel(), mpsc::channel());
-            let (entered, left) = (inside.1, leave.1);
-            std::thread::scope(|s| {
-                let left = Mutex::new(left);
-                s.spawn(move || {
-                    write(&|| {
-                        inside.0.send(()).unwrap();
-                        // Nobody is left waiting when the test has failed.
-                        let _: Result<(), _> = left.lock().recv();
-                    })
+        // In turn: an entry is replaced, a new one comes, one goes, and one moves. What readers see
+        // before, and after.
+        let held =
+            |id, before: Option<u64>, after: Option<u64>, write: &(dyn Fn(&dyn Fn()) + Sync)| {
+                let (inside, leave) = (mpsc::channel(), mpsc::channel());
+                let (entered, left) = (inside.1, leave.1);
+                std::thread::scope(|s| {
+                    let left = Mutex::new(left);
+                    s.spawn(move || {
+                        write(&|| {
+                            inside.0.send(()).unwrap();
+                            // Nobody is left waiting when the test has failed.
+                            let _: Result<(), _> = left.lock().recv();
+                        })
+                    });
+                    entered.recv().unwrap();
+                    let (done, seen) = mpsc::channel();
+                    s.spawn(move || done.send((read(id), read(C), all())));
+                    let seen = seen.recv_timeout(Duration::from_secs(60));
+                    drop(leave.0);
+                    let (value, other, all) =
+                        seen.unwrap_or_else(|_| panic!("{id}: a reader waits"));
+                    assert_eq!((value, other), (before, Some(2)), "{id}");
+                    assert_eq!(all.iter().find(|(at, _)| *at == id).map(|&(_, v)| v), before);
                 });
-                entered.recv().unwrap();
-                let (done, seen) = mpsc::channel();
-                s.spawn(move || done.send((read(id), read(C), all())));
-                let seen = seen.recv_timeout(Duration::from_secs(60));
-                drop(leave.0);
-                let (value, other, all) = seen.unwrap_or_else(|_| panic!("{id}: a reader waits"));
-                assert_eq!((value, other), (before, Some(2)), "{id}");
-                assert_eq!(all.iter().find(|(at, _)| *at == id).map(|&(_, v)| v), before);
-            });
-            assert_eq!(read(id), after, "{id}");
-        };
+                assert_eq!(read(id), after, "{id}");
+            };
         let ahead = |id: u64, stay: &dyn Fn()| {
             let ahead = |entry: &mut Option<Arc<u64>>| {
                 *entry = Some(Arc::new(5));
@@ -446,12 +485,13 @@ mod tests {
         assert_eq!((all(), table.lock()[&A]), (vec![(C, 2)], 5));
     }
 
-    /// Two writers and a mover race while the frontier advances over the entries: no increment is lost, and no reader
-    /// ever misses an id that was written.
+    /// Two writers and a mover race while the frontier advances over the entries: no increment is
+    /// lost, and no reader ever misses an id that was written.
     #[test]
     fn nothing_is_lost_on_the_way_into_the_tables() {
         for round in 0..200 {
-            let (aside, frontier, table) = (Aside::default(), Frontier::new(None, 1 << 16), Table::default());
+            let (aside, frontier, table) =
+                (Aside::default(), Frontier::new(None, 1 << 16), Table::default());
             let ids: Vec<u64> = (0..200).map(|i| 5000 + i).collect();
             increment(&aside, &frontier, &table, ids[0]);
             std::thread::scope(|s| {
@@ -461,7 +501,8 @@ mod tests {
                         let mut rng = fastrand::Rng::with_seed(seed * 1000 + round);
                         for _ in 0..500 {
                             increment(aside, frontier, table, ids[rng.usize(0..ids.len())]);
-                            let seen = aside.read(ids[0], |_| ()).is_some() || table.lock().contains_key(&ids[0]);
+                            let seen = aside.read(ids[0], |_| ()).is_some()
+                                || table.lock().contains_key(&ids[0]);
                             assert!(seen, "round {round}: an id was missed while it moved");
                         }
                     });

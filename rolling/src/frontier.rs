@@ -1,28 +1,37 @@
-//! The frontier: the highest id that counts as normal, so that one bad id moves no boundary (R5, promise 7).
+//! The frontier: the highest id that counts as normal, so that one bad id moves no boundary (R5,
+//! promise 7).
 //!
-//! Ids rise with time, so the end of the traffic is near the highest id seen. But a broken client may send 2^64-1, and a ring that
-//! took that for its end could never roll again. So an id that jumps more than a *window* beyond the frontier is *ahead*: the engine
-//! keeps it exactly, in a side dictionary, where it is found like any other, but it moves nothing.
+//! Ids rise with time, so the end of the traffic is near the highest id seen. But a broken client
+//! may send 2^64-1, and a ring that took that for its end could never roll again. So an id that
+//! jumps more than a *window* beyond the frontier is *ahead*: the engine keeps it exactly, in a
+//! side dictionary, where it is found like any other, but it moves nothing.
 //!
-//! The ids that are ahead may be right, too: the service was idle for a month, or has just started. When there are many of them the frontier
-//! advances to where they are. "Where they are" is the *shorth*, the shortest interval that holds half of them (Andrews et al., Robust Estimates of
+//! The ids that are ahead may be right, too: the service was idle for a month, or has just started.
+//! When there are many of them the frontier advances to where they are. "Where they are" is the
+//! *shorth*, the shortest interval that holds half of them (Andrews et al., Robust Estimates of
 //! Location, 1972), so that a bad id among good ones has no say. How many are many:
 //!
-//! - before there is a frontier, [`QUORUM`] distinct ids, for nobody has a better claim; or [`QUORUM_ENTRIES_AT_START`] entries, or as many as the side
-//!   dictionary holds, if that is less;
-//! - then so many entries as a sixteenth of the side dictionary holds, [`LEAP`] by default, of so many ids; they must be an eighth of recent writes, and
-//!   most of the recent new ids: more than those by which the traffic has gone on where it is. There is no hurry, as they are found where they are; and an
-//!   advance is for ever: tables of filters cannot give back the pairs of ids above.
+//! - before there is a frontier, [`QUORUM`] distinct ids, for nobody has a better claim; or
+//!   [`QUORUM_ENTRIES_AT_START`] entries, or as many as the side dictionary holds, if that is less;
+//! - then so many entries as a sixteenth of the side dictionary holds, [`LEAP`] by default, of so
+//!   many ids; they must be an eighth of recent writes, and most of the recent new ids: more than
+//!   those by which the traffic has gone on where it is. There is no hurry, as they are found where
+//!   they are; and an advance is for ever: tables of filters cannot give back the pairs of ids
+//!   above.
 //!
-//! However many they are, one step takes at most half of the ids that are left ([`Frontier::reach`]). A ring at the end of all ids could never roll again, and no
-//! traffic has a reason to leap there, but ids that are negative numbers do: a broken client's -1 is 2^64-1. They stay aside, up to the bound of that, and are
-//! refused then. Only a space that begins there, with as many entries as there is room for, a quorum, and hardly one lower, has its frontier there.
+//! However many they are, one step takes at most half of the ids that are left
+//! ([`Frontier::reach`]). A ring at the end of all ids could never roll again, and no traffic has a
+//! reason to leap there, but ids that are negative numbers do: a broken client's -1 is 2^64-1. They
+//! stay aside, up to the bound of that, and are refused then. Only a space that begins there, with
+//! as many entries as there is room for, a quorum, and hardly one lower, has its frontier there.
 //!
-//! A space may refuse ids that are far too high (`max_ahead`). They are measured from the frontier; before there is one all that was
-//! written is kept aside, and the highest id there is what they are measured from ([`Frontier::is_too_far`]).
+//! A space may refuse ids that are far too high (`max_ahead`). They are measured from the frontier;
+//! before there is one all that was written is kept aside, and the highest id there is what they
+//! are measured from ([`Frontier::is_too_far`]).
 //!
-//! Whoever replays a log (a start, a replica) follows what the writer of the log said of its frontier ([`Frontier::tell`]) and admits nothing by
-//! itself: batches come in another order than the writes did, so it would admit ids earlier, and tables would begin elsewhere.
+//! Whoever replays a log (a start, a replica) follows what the writer of the log said of its
+//! frontier ([`Frontier::tell`]) and admits nothing by itself: batches come in another order than
+//! the writes did, so it would admit ids earlier, and tables would begin elsewhere.
 //!
 //! ```text
 //!        low ids, late traffic           high        high + window
@@ -36,15 +45,18 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ord
 
 /// Distinct ids that must be ahead before the frontier advances to them.
 pub(crate) const QUORUM: usize = 64;
-/// Before there is any frontier, so many entries will do, however few their ids: a service may have three posts.
+/// Before there is any frontier, so many entries will do, however few their ids: a service may have
+/// three posts.
 const QUORUM_ENTRIES_AT_START: usize = 4096;
-/// Entries that must be ahead before a frontier that is known advances to them, or a sixteenth of what the side dictionary holds, if that is less.
+/// Entries that must be ahead before a frontier that is known advances to them, or a sixteenth of
+/// what the side dictionary holds, if that is less.
 const LEAP: usize = 4096;
 /// Of one id so many entries count for that.
 pub(crate) const LEAP_ENTRIES_OF_ID: usize = LEAP / QUORUM;
 /// Recent writes are counted up to here, then halved: an era ends.
 const RECENT: u32 = 4096;
-/// So many go by at once when nothing was ahead in one, or it was another who admitted: from then on nobody counts.
+/// So many go by at once when nothing was ahead in one, or it was another who admitted: from then
+/// on nobody counts.
 const LULL: u32 = 1 << 16;
 /// The window is never narrower than this, nor than [`WINDOW_SPANS`] times the shorth.
 const WINDOW_LEAST: u64 = 1024;
@@ -61,9 +73,11 @@ pub enum Admission {
     TooFar,
 }
 
-/// The highest id that counts as normal. See the top of the file. All methods may be called from any thread.
+/// The highest id that counts as normal. See the top of the file. All methods may be called from
+/// any thread.
 ///
-/// Writes may count themselves here, so it has two cache lines (which processors fetch in pairs) to itself: beside it lies what every read looks at.
+/// Writes may count themselves here, so it has two cache lines (which processors fetch in pairs) to
+/// itself: beside it lies what every read looks at.
 #[repr(align(128))]
 pub struct Frontier {
     /// The highest admitted id; 0 while `known` is false.
@@ -75,7 +89,8 @@ pub struct Frontier {
     recent_ahead: AtomicU32,
     /// See [`Frontier::era`].
     era: AtomicU32,
-    /// Of the last new ids, of which so many are looked at as make two leaps, those that moved the frontier, and those that are ahead.
+    /// Of the last new ids, of which so many are looked at as make two leaps, those that moved the
+    /// frontier, and those that are ahead.
     new_near: AtomicU32,
     new_ahead: AtomicU32,
     max_ahead: Option<u64>,
@@ -88,7 +103,8 @@ pub struct Frontier {
 }
 
 impl Frontier {
-    /// No id seen yet. `max_ahead`: see [`Frontier::is_too_far`]; `max_aside`: how many entries the side dictionary may hold.
+    /// No id seen yet. `max_ahead`: see [`Frontier::is_too_far`]; `max_aside`: how many entries the
+    /// side dictionary may hold.
     pub fn new(max_ahead: Option<u64>, max_aside: usize) -> Frontier {
         Frontier {
             high: AtomicU64::new(0),
@@ -108,7 +124,12 @@ impl Frontier {
     }
 
     /// As recovered from a snapshot: what [`Frontier::high`] and [`Frontier::window`] said.
-    pub fn restore(high: Option<u64>, window: u64, max_ahead: Option<u64>, max_aside: usize) -> Frontier {
+    pub fn restore(
+        high: Option<u64>,
+        window: u64,
+        max_ahead: Option<u64>,
+        max_aside: usize,
+    ) -> Frontier {
         let frontier = Frontier::new(max_ahead, max_aside);
         frontier.window.store(window.max(WINDOW_LEAST), Relaxed);
         if let Some(high) = high {
@@ -118,7 +139,8 @@ impl Frontier {
         frontier
     }
 
-    /// Takes over what [`Frontier::high`] and [`Frontier::window`] of another one said, where that is further on.
+    /// Takes over what [`Frontier::high`] and [`Frontier::window`] of another one said, where that
+    /// is further on.
     pub fn adopt(&self, high: Option<u64>, window: u64) {
         self.window.fetch_max(window, Relaxed);
         if let Some(high) = high {
@@ -127,7 +149,8 @@ impl Frontier {
         }
     }
 
-    /// From now on a log says how far it reaches, and nothing else moves it; or (`false`) what is written does.
+    /// From now on a log says how far it reaches, and nothing else moves it; or (`false`) what is
+    /// written does.
     pub fn follow(&self, follows: bool) {
         if self.follows.swap(follows, SeqCst) != follows {
             self.era.fetch_add(LULL, Relaxed);
@@ -139,8 +162,8 @@ impl Frontier {
         self.follows.load(SeqCst)
     }
 
-    /// What a log says: [`Frontier::high`] and [`Frontier::window`] of the one that wrote it. From now on it follows. It may fall: what was admitted
-    /// here and came to nothing is taken back.
+    /// What a log says: [`Frontier::high`] and [`Frontier::window`] of the one that wrote it. From
+    /// now on it follows. It may fall: what was admitted here and came to nothing is taken back.
     pub fn tell(&self, high: Option<u64>, window: u64) {
         self.follow(true);
         self.window.store(window.max(WINDOW_LEAST), Relaxed);
@@ -153,16 +176,21 @@ impl Frontier {
         if self.follows() { self.look_up(id) } else { self.admit(id) }
     }
 
-    /// Where `id` is, if it is anywhere: for who writes nothing new, and says nothing of the traffic.
+    /// Where `id` is, if it is anywhere: for who writes nothing new, and says nothing of the
+    /// traffic.
     pub(crate) fn look_up(&self, id: u64) -> Admission {
-        if self.high().is_some_and(|high| id <= high) { Admission::Inside } else { Admission::Ahead }
+        if self.high().is_some_and(|high| id <= high) {
+            Admission::Inside
+        } else {
+            Admission::Ahead
+        }
     }
 
     /// Where a write of `id` goes. An id inside the window moves the frontier.
     #[inline]
     pub fn admit(&self, id: u64) -> Admission {
-        // While nothing was ahead of late there is nothing to compare with, and half of the most says enough: nobody writes here then, and the line
-        // stays in the caches of all writers.
+        // While nothing was ahead of late there is nothing to compare with, and half of the most
+        // says enough: nobody writes here then, and the line stays in the caches of all writers.
         let recent = self.recent.load(Relaxed);
         if recent < RECENT / 2 || self.recent_ahead.load(Relaxed) > 0 {
             self.count(recent + 1);
@@ -175,7 +203,8 @@ impl Frontier {
         self.admit_above(id, high)
     }
 
-    /// Notes one more recent write. Load and store, not fetch_add: a lost count harms nothing, and an atomic addition costs twenty times as much.
+    /// Notes one more recent write. Load and store, not fetch_add: a lost count harms nothing, and
+    /// an atomic addition costs twenty times as much.
     fn count(&self, recent: u32) {
         self.recent.store(recent, Relaxed);
         if recent >= RECENT {
@@ -186,8 +215,8 @@ impl Frontier {
         }
     }
 
-    /// Whether `id` lies further than `max_ahead` above the frontier or, before there is one, above `highest`, the highest id in
-    /// the side dictionary. Nothing is too far for the very first id.
+    /// Whether `id` lies further than `max_ahead` above the frontier or, before there is one, above
+    /// `highest`, the highest id in the side dictionary. Nothing is too far for the very first id.
     pub fn is_too_far(&self, id: u64, highest: Option<u64>) -> bool {
         let Some(most) = self.max_ahead else { return false };
         self.high().or(highest).is_some_and(|from| id.saturating_sub(from) > most)
@@ -216,7 +245,9 @@ impl Frontier {
     fn count_new(&self, which: &AtomicU32) {
         which.store(which.load(Relaxed) + 1, Relaxed);
         if (self.new_near.load(Relaxed) + self.new_ahead.load(Relaxed)) as usize >= 2 * self.leap {
-            [&self.new_near, &self.new_ahead].into_iter().for_each(|new| new.store(new.load(Relaxed) / 2, Relaxed));
+            [&self.new_near, &self.new_ahead]
+                .into_iter()
+                .for_each(|new| new.store(new.load(Relaxed) / 2, Relaxed));
         }
     }
 
@@ -230,7 +261,8 @@ impl Frontier {
         self.known.load(SeqCst).then(|| self.high.load(SeqCst))
     }
 
-    /// The first id above all admitted ones: where the newest table may be closed. `None` if there is none.
+    /// The first id above all admitted ones: where the newest table may be closed. `None` if there
+    /// is none.
     pub fn boundary(&self) -> Option<u64> {
         self.high().and_then(|high| high.checked_add(1))
     }
@@ -240,40 +272,46 @@ impl Frontier {
         self.window.load(Relaxed)
     }
 
-    /// Widens the window to a quarter of `span`, the id range of a table that has filled up: gaps that are small beside a
-    /// table are normal.
+    /// Widens the window to a quarter of `span`, the id range of a table that has filled up: gaps
+    /// that are small beside a table are normal.
     pub fn widen(&self, span: u64) {
         self.window.fetch_max(span / 4, Relaxed);
     }
 
-    /// How many ids that found the side dictionary full are to be asked together by [`Frontier::advance`], if there are [`QUORUM`] different ones among them
-    /// and no more than [`LEAP_ENTRIES_OF_ID`] of each: they are enough for a leap.
+    /// How many ids that found the side dictionary full are to be asked together by
+    /// [`Frontier::advance`], if there are [`QUORUM`] different ones among them and no more than
+    /// [`LEAP_ENTRIES_OF_ID`] of each: they are enough for a leap.
     pub(crate) fn sample(&self) -> usize {
         self.leap.max(8 * QUORUM)
     }
 
-    /// How many eras (of [`Frontier::era`]) it may take until they are there: sixty-four times as many writes. The others may be where the traffic was, or of
-    /// ids that are popular.
+    /// How many eras (of [`Frontier::era`]) it may take until they are there: sixty-four times as
+    /// many writes. The others may be where the traffic was, or of ids that are popular.
     pub(crate) fn sample_eras(&self) -> u32 {
         (QUORUM * self.sample()) as u32 / (RECENT / 2)
     }
 
-    /// Rises by one with every 2,048 writes while some of them are ahead, and far when there were none among so many, or a log said what is. It wraps.
+    /// Rises by one with every 2,048 writes while some of them are ahead, and far when there were
+    /// none among so many, or a log said what is. It wraps.
     pub(crate) fn era(&self) -> u32 {
         self.era.load(Relaxed)
     }
 
-    /// Whether the ids that are ahead have become so many that [`Frontier::advance`] may find a new frontier among them.
-    /// `entries`: how many entries the side dictionary holds now.
+    /// Whether the ids that are ahead have become so many that [`Frontier::advance`] may find a new
+    /// frontier among them. `entries`: how many entries the side dictionary holds now.
     #[inline]
     pub fn should_advance(&self, entries: usize) -> bool {
-        let enough = self.recent_ahead.load(Relaxed) >= (self.recent.load(Relaxed) / 8).max(QUORUM as u32);
-        entries >= QUORUM.min(self.max_aside) && enough && self.new_ahead.load(Relaxed) > self.new_near.load(Relaxed)
+        let enough =
+            self.recent_ahead.load(Relaxed) >= (self.recent.load(Relaxed) / 8).max(QUORUM as u32);
+        entries >= QUORUM.min(self.max_aside)
+            && enough
+            && self.new_ahead.load(Relaxed) > self.new_near.load(Relaxed)
     }
 
-    /// Advances to where most of `ahead` are: the ids of all entries in the side dictionary, an id once per entry, in any
-    /// order. Returns the highest id that is now inside; the engine moves all entries up to it into tables. `None`: nothing
-    /// changed, and a new quorum must gather before [`Frontier::should_advance`] says yes again.
+    /// Advances to where most of `ahead` are: the ids of all entries in the side dictionary, an id
+    /// once per entry, in any order. Returns the highest id that is now inside; the engine moves
+    /// all entries up to it into tables. `None`: nothing changed, and a new quorum must gather
+    /// before [`Frontier::should_advance`] says yes again.
     pub fn advance(&self, ahead: &mut Vec<u64>) -> Option<u64> {
         let _advancing = self.advancing.lock();
         // Not 0: eras go on, so that a lull is noticed.
@@ -299,14 +337,17 @@ impl Frontier {
         self.high()
     }
 
-    /// Leaves of `ahead`, which is sorted, those ids, once each, among which the frontier is to be looked for. `None`: they are too few.
+    /// Leaves of `ahead`, which is sorted, those ids, once each, among which the frontier is to be
+    /// looked for. `None`: they are too few.
     fn keep_candidates(&self, ahead: &mut Vec<u64>) -> Option<()> {
         let near = &ahead[..ahead.partition_point(|&id| id <= self.reach())];
         let ids = |entries: &[u64]| entries.chunk_by(|a, b| a == b).count();
         let is_quorum = |entries: &[u64]| ids(entries) >= QUORUM;
-        let is_quorum_at_start = |entries: &[u64]| is_quorum(entries) || entries.len() >= QUORUM_ENTRIES_AT_START;
+        let is_quorum_at_start =
+            |entries: &[u64]| is_quorum(entries) || entries.len() >= QUORUM_ENTRIES_AT_START;
         let is_leap = |entries: &[u64]| {
-            let counted = entries.chunk_by(|a, b| a == b).map(|of_id| of_id.len().min(LEAP_ENTRIES_OF_ID));
+            let counted =
+                entries.chunk_by(|a, b| a == b).map(|of_id| of_id.len().min(LEAP_ENTRIES_OF_ID));
             is_quorum(entries) && counted.sum::<usize>() >= self.leap
         };
         // Where there is room for no more nobody is to be waited for.
@@ -405,17 +446,39 @@ mod tests {
             let posts = |n: usize| (0..n as u64).map(|i| 5000 + i % 3);
             let few = most.min(QUORUM_ENTRIES_AT_START) - 1;
             let frontier = Frontier::new(None, most);
-            assert_eq!((write(&frontier, posts(few)).len(), frontier.high()), (few, None), "{most}");
-            assert!(write(&frontier, posts(2 * 5000)).is_empty() && frontier.high() < Some(5003), "{most}");
+            assert_eq!(
+                (write(&frontier, posts(few)).len(), frontier.high()),
+                (few, None),
+                "{most}"
+            );
+            assert!(
+                write(&frontier, posts(2 * 5000)).is_empty() && frontier.high() < Some(5003),
+                "{most}"
+            );
             // Half of what there is, or few beside few, or many beside none, at the end of all ids.
             let begins = |ids: &dyn Fn(u64) -> u64| {
                 let frontier = Frontier::new(None, most);
-                (frontier.advance(&mut (0..most as u64).map(ids).collect()), frontier.admit(u64::MAX))
+                (
+                    frontier.advance(&mut (0..most as u64).map(ids).collect()),
+                    frontier.admit(u64::MAX),
+                )
             };
-            assert_eq!(begins(&|i| if i % 2 == 0 { 5000 } else { u64::MAX - i }), (Some(5000), Ahead), "{most}");
+            assert_eq!(
+                begins(&|i| if i % 2 == 0 { 5000 } else { u64::MAX - i }),
+                (Some(5000), Ahead),
+                "{most}"
+            );
             if most < QUORUM_ENTRIES_AT_START {
-                assert_eq!(begins(&|i| if i == 0 { 5000 } else { u64::MAX - i % 3 }), (Some(5000), Ahead), "{most}");
-                assert_eq!(begins(&|i| u64::MAX - i % 3), (None, Ahead), "{most}: few there move nothing");
+                assert_eq!(
+                    begins(&|i| if i == 0 { 5000 } else { u64::MAX - i % 3 }),
+                    (Some(5000), Ahead),
+                    "{most}"
+                );
+                assert_eq!(
+                    begins(&|i| u64::MAX - i % 3),
+                    (None, Ahead),
+                    "{most}: few there move nothing"
+                );
             }
             if most > QUORUM {
                 let high = begins(&|i| if i == 0 { 5000 } else { u64::MAX - i }).0;
@@ -448,18 +511,25 @@ mod tests {
         assert_eq!(frontier.high(), later.next_back());
     }
 
-    /// Ids that are negative numbers, say: as many as there may be, before, among and after the others.
+    /// Ids that are negative numbers, say: as many as there may be, before, among and after the
+    /// others.
     #[test]
     fn ids_near_the_end_of_all_move_nothing() {
         let bad = |n: u64| (0..n).map(|i| u64::MAX - i * 1000);
         let good = |from: u64| (from..from + 1000).map(|i| (1 << 50) + i * 4096);
         let frontier = Frontier::new(None, MOST);
-        assert_eq!(write(&frontier, bad(1000).chain(good(0)).chain(bad(100_000)).chain(good(1000))).len(), 101_000);
+        assert_eq!(
+            write(&frontier, bad(1000).chain(good(0)).chain(bad(100_000)).chain(good(1000))).len(),
+            101_000
+        );
         assert_eq!(frontier.high(), Some((1 << 50) + 1999 * 4096));
         // Within its window, too, if that is as wide as can be.
         let frontier = Frontier::restore(Some(1 << 50), u64::MAX, None, MOST);
         assert_eq!((frontier.admit(u64::MAX), frontier.admit(1 << 63)), (Ahead, Inside));
-        assert_eq!((frontier.admit(u64::MAX), frontier.reach()), (Ahead, (1 << 63) + (1 << 62) - 1));
+        assert_eq!(
+            (frontier.admit(u64::MAX), frontier.reach()),
+            (Ahead, (1 << 63) + (1 << 62) - 1)
+        );
         // As the last step leaves one id, there is always a place for the next table.
         while frontier.high() < Some(frontier.reach()) {
             assert_eq!(frontier.admit(frontier.reach()), Inside);
@@ -479,12 +549,17 @@ mod tests {
         assert_eq!(frontier.high(), Some(begin + 9999));
     }
 
-    /// Some thousand ids far ahead, at any place, are no traffic while there is some, however quickly they come; nor before they are many.
+    /// Some thousand ids far ahead, at any place, are no traffic while there is some, however
+    /// quickly they come; nor before they are many.
     #[test]
     fn strays_beside_traffic_move_nothing() {
         let frontier = settled(1 << 50, 4096, 1000);
         let few = LEAP as u64 - 1;
-        assert_eq!(write(&frontier, (1 << 55)..(1 << 55) + few).len(), LEAP - 1, "all at once, and too few");
+        assert_eq!(
+            write(&frontier, (1 << 55)..(1 << 55) + few).len(),
+            LEAP - 1,
+            "all at once, and too few"
+        );
         let frontier = settled(1 << 50, 4096, 1000);
         let mut ahead = vec![];
         for i in 0..20_000u64 {
@@ -494,7 +569,10 @@ mod tests {
                     ahead.push(id);
                 }
             }
-            assert!(!frontier.should_advance(ahead.len()) || i < few, "{i}: the traffic goes on where it is");
+            assert!(
+                !frontier.should_advance(ahead.len()) || i < few,
+                "{i}: the traffic goes on where it is"
+            );
         }
         assert_eq!((ahead.len(), frontier.high()), (20_000, Some((1 << 50) + 20_999 * 4096)));
         // One id counts for no more than one of sixty-four, however often it comes.
@@ -502,7 +580,8 @@ mod tests {
         let mut ahead: Vec<u64> = (0..QUORUM as u64 - 1).map(|i| (1 << 55) + i).collect();
         ahead.extend([(1 << 55) + QUORUM as u64; 100_000]);
         assert_eq!(frontier.advance(&mut ahead), None);
-        let mut ahead: Vec<u64> = (0..QUORUM as u64 * LEAP_ENTRIES_OF_ID as u64).map(|i| (1 << 55) + i % 64).collect();
+        let mut ahead: Vec<u64> =
+            (0..QUORUM as u64 * LEAP_ENTRIES_OF_ID as u64).map(|i| (1 << 55) + i % 64).collect();
         assert_eq!(frontier.advance(&mut ahead), Some((1 << 55) + 63));
     }
 
@@ -516,16 +595,27 @@ mod tests {
         let young = Frontier::new(Some(10), MOST);
         assert_eq!(young.admit(u64::MAX), Ahead, "for the side dictionary to judge");
         assert!(!young.is_too_far(u64::MAX, None), "nothing to measure from");
-        assert!(young.is_too_far(18, Some(7)) && !young.is_too_far(17, Some(7)) && !young.is_too_far(3, Some(7)));
+        assert!(
+            young.is_too_far(18, Some(7))
+                && !young.is_too_far(17, Some(7))
+                && !young.is_too_far(3, Some(7))
+        );
     }
 
     #[test]
     fn who_follows_admits_nothing_by_itself() {
         let frontier = Frontier::restore(Some(1000), 50, None, MOST);
-        assert_eq!((frontier.admit_told(1001), frontier.high()), (Inside, Some(1001)), "a log that does not tell");
+        assert_eq!(
+            (frontier.admit_told(1001), frontier.high()),
+            (Inside, Some(1001)),
+            "a log that does not tell"
+        );
         frontier.tell(Some(1000), 5000);
         assert_eq!((frontier.admit_told(1001), frontier.admit_told(1000)), (Ahead, Inside));
-        assert_eq!((frontier.high(), frontier.window(), frontier.follows()), (Some(1000), 5000, true));
+        assert_eq!(
+            (frontier.high(), frontier.window(), frontier.follows()),
+            (Some(1000), 5000, true)
+        );
         frontier.tell(None, 0);
         assert_eq!((frontier.admit_told(0), frontier.high()), (Ahead, None));
         frontier.tell(Some(7), 0);

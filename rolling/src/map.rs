@@ -1,4 +1,5 @@
-//! An ordered map of which every version is whole for as long as somebody holds it: what the aside publishes.
+//! An ordered map of which every version is whole for as long as somebody holds it: what the aside
+//! publishes.
 //!
 //! ```text
 //!   branch, split 1100     ids below 1100 are on the left, others on the right; the lowest bit that is set says where they part,
@@ -6,8 +7,8 @@
 //!   1011      branch, split 1110
 //! ```
 //!
-//! A change makes new branches from the root to its place, at most 64 of them, and shares all others with the version before. The form depends on the
-//! ids alone, not on their order.
+//! A change makes new branches from the root to its place, at most 64 of them, and shares all
+//! others with the version before. The form depends on the ids alone, not on their order.
 
 use std::sync::Arc;
 
@@ -121,7 +122,9 @@ impl<V> Node<V> {
     fn visit(&self, from: u64, f: &mut impl FnMut(u64, &Arc<V>) -> bool) -> bool {
         match self {
             Node::Leaf(id, value) => *id < from || f(*id, value),
-            Node::Branch(branch) => (from >= branch.split || branch.left.visit(from, f)) && branch.right.visit(from, f),
+            Node::Branch(branch) => {
+                (from >= branch.split || branch.left.visit(from, f)) && branch.right.visit(from, f)
+            }
         }
     }
 
@@ -143,7 +146,11 @@ impl<V> Node<V> {
         let part = 1 << (like ^ id).ilog2();
         let split = (id | part) & !(part - 1);
         let leaf = Node::Leaf(id, value);
-        if id < split { Node::branch(split, leaf, self.clone()) } else { Node::branch(split, self.clone(), leaf) }
+        if id < split {
+            Node::branch(split, leaf, self.clone())
+        } else {
+            Node::branch(split, self.clone(), leaf)
+        }
     }
 
     /// Without `id`, which is here; `None` if that leaves nothing.
@@ -151,9 +158,12 @@ impl<V> Node<V> {
         let Node::Branch(branch) = self else { return None };
         let Branch { split, left, right } = &**branch;
         Some(if id < *split {
-            left.without(id).map_or_else(|| right.clone(), |left| Node::branch(*split, left, right.clone()))
+            left.without(id)
+                .map_or_else(|| right.clone(), |left| Node::branch(*split, left, right.clone()))
         } else {
-            right.without(id).map_or_else(|| left.clone(), |right| Node::branch(*split, left.clone(), right))
+            right
+                .without(id)
+                .map_or_else(|| left.clone(), |right| Node::branch(*split, left.clone(), right))
         })
     }
 }
@@ -183,7 +193,8 @@ mod tests {
         seen
     }
 
-    /// Beside a plain map, with ids that share none, some and nearly all of their bits; and every version stays what it was.
+    /// Beside a plain map, with ids that share none, some and nearly all of their bits; and every
+    /// version stays what it was.
     #[test]
     fn it_is_an_ordered_map_and_stays_what_it_was() {
         let mut rng = fastrand::Rng::with_seed(3);
@@ -208,8 +219,12 @@ mod tests {
             }
             let from = if rng.bool() { id } else { id.wrapping_add(1) };
             assert_eq!(map.get(from).map(|value| **value), plain.get(&from).copied());
-            assert_eq!((map.first(), map.last()), (plain.keys().next().copied(), plain.keys().next_back().copied()));
-            let expected: Vec<_> = plain.range(from..).take(5).map(|(&id, &value)| (id, value)).collect();
+            assert_eq!(
+                (map.first(), map.last()),
+                (plain.keys().next().copied(), plain.keys().next_back().copied())
+            );
+            let expected: Vec<_> =
+                plain.range(from..).take(5).map(|(&id, &value)| (id, value)).collect();
             assert_eq!(entries(&map, from, 5), expected, "step {step}");
             assert_eq!(map.len(), plain.len());
             if step % 1000 == 0 {

@@ -1,21 +1,26 @@
 //! Zeroed, huge-page-backed memory for tables, as atomic words.
 //!
-//! Fresh pages cost nothing until they are touched, so opening a table is instant whatever its size; a table of 2 MiB or more
-//! asks for huge pages: what is read at random waits for the translation of its address more than for the line itself.
+//! Fresh pages cost nothing until they are touched, so opening a table is instant whatever its
+//! size; a table of 2 MiB or more asks for huge pages: what is read at random waits for the
+//! translation of its address more than for the line itself.
 //!
-//! This is the one file of the workspace's engines with `unsafe`, for three things that safe Rust cannot say:
-//! - *View of the map as atomics.* The map is private, anonymous, zero-filled, page-aligned and owned by `Words`, which never
-//!   hands out its bytes: all access goes through `&[AtomicU64]`, for which any bit pattern is valid. It is unmapped on drop only,
-//!   when no borrow is left. Anonymous memory has no file behind it, so there is no SIGBUS from a truncated file; when the
-//!   machine has no memory left the kernel's out-of-memory killer acts, as it does for any allocation.
+//! This is the one file of the workspace's engines with `unsafe`, for three things that safe Rust
+//! cannot say:
+//! - *View of the map as atomics.* The map is private, anonymous, zero-filled, page-aligned and
+//!   owned by `Words`, which never hands out its bytes: all access goes through `&[AtomicU64]`, for
+//!   which any bit pattern is valid. It is unmapped on drop only, when no borrow is left. Anonymous
+//!   memory has no file behind it, so there is no SIGBUS from a truncated file; when the machine
+//!   has no memory left the kernel's out-of-memory killer acts, as it does for any allocation.
 //! - *Prefetch.* A hint; it reads nothing, whatever the address.
-//! - *Bytes compared sixteen at a time.* Instructions that every x86-64 processor has; Rust wants that said where they are used.
+//! - *Bytes compared sixteen at a time.* Instructions that every x86-64 processor has; Rust wants
+//!   that said where they are used.
 #![allow(unsafe_code)]
 
 use std::ops::Deref;
 use std::sync::atomic::AtomicU64;
 
-/// From this size on, tables ask for huge pages, and a table of a whole number of them lies in nothing else.
+/// From this size on, tables ask for huge pages, and a table of a whole number of them lies in
+/// nothing else.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// What the kernel gives memory in.
@@ -23,7 +28,8 @@ const PAGE_BYTES: usize = 4096;
 
 /// A fixed number of zeroed `AtomicU64`, aligned to a page.
 pub struct Words {
-    /// Raw: a view as `&[u8]`, even for a moment, would forbid all writes through what is derived from it.
+    /// Raw: a view as `&[u8]`, even for a moment, would forbid all writes through what is derived
+    /// from it.
     map: memmap2::MmapRaw,
     len: usize,
 }
@@ -31,19 +37,24 @@ pub struct Words {
 impl Words {
     /// `len` zeroed words. Fails only when the address space or the commit limit is exhausted.
     pub fn zeroed(len: usize) -> std::io::Result<Words> {
-        let bytes = len
-            .max(1)
-            .checked_mul(8)
-            .ok_or_else(|| std::io::Error::new(std::io::ErrorKind::OutOfMemory, "table size overflows"))?;
-        // Maps of whole huge pages are laid on their boundaries (by Linux since 6.7; before, the first and the last part would lie in small ones).
+        let bytes = len.max(1).checked_mul(8).ok_or_else(|| {
+            std::io::Error::new(std::io::ErrorKind::OutOfMemory, "table size overflows")
+        })?;
+        // Maps of whole huge pages are laid on their boundaries (by Linux since 6.7; before, the
+        // first and the last part would lie in small ones).
         let is_large = bytes >= HUGE_PAGE_BYTES;
-        let mapped = if is_large { bytes.checked_next_multiple_of(HUGE_PAGE_BYTES).unwrap_or(bytes) } else { bytes };
+        let mapped = if is_large {
+            bytes.checked_next_multiple_of(HUGE_PAGE_BYTES).unwrap_or(bytes)
+        } else {
+            bytes
+        };
         let map = memmap2::MmapOptions::new().len(mapped).map_anon()?;
         #[cfg(target_os = "linux")]
         if is_large {
             // What is behind the last whole one gets one, too, if it fills nearly all of it.
             let huge = (bytes + HUGE_PAGE_BYTES / 8) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
-            // A kernel without transparent huge pages refuses; small pages serve as well, only slower.
+            // A kernel without transparent huge pages refuses; small pages serve as well, only
+            // slower.
             let _ = map.advise_range(memmap2::Advice::HugePage, 0, huge);
         }
         Ok(Words { map: map.into(), len })
@@ -59,7 +70,8 @@ impl Words {
         len.max(1).saturating_mul(8).div_ceil(PAGE_BYTES).saturating_mul(PAGE_BYTES)
     }
 
-    /// Hints that the cache line holding word `index` will be read soon. An index out of bounds does no harm.
+    /// Hints that the cache line holding word `index` will be read soon. An index out of bounds
+    /// does no harm.
     #[inline(always)]
     pub fn prefetch(&self, index: usize) {
         self.prefetch_lines::<1>(index);
@@ -71,7 +83,8 @@ impl Words {
         #[cfg(target_arch = "x86_64")]
         for line in 0..LINES {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let address = self.map.as_ptr().wrapping_add(index.wrapping_mul(8).wrapping_add(64 * line));
+            let address =
+                self.map.as_ptr().wrapping_add(index.wrapping_mul(8).wrapping_add(64 * line));
             // SAFETY: a hint: it reads nothing, and raises no fault whatever the address.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
         }
@@ -84,12 +97,14 @@ impl Words {
 ///
 /// Many hints are best given in short bursts, ten lines or twenty, with computing between them:
 ///
-/// - A processor has room for some two dozen lines that are on their way, those of others among them, and one may drop what goes beyond: on Zen 4 16
-///   lines that are asked for one right after the other all come, of 20 sometimes, of 24 always some do not (`bench/src/bin/hints.rs`), which is a
-///   whole wait later.
-/// - A hint for an address that the processor has no translation of holds up those behind it until that is found, and half a dozen translations are
-///   looked for at a time, of the few hundred instructions that are under way. So hints far apart, each behind the computing of its address, take
-///   two to four times as long on memory of a gigabyte as those of a burst.
+/// - A processor has room for some two dozen lines that are on their way, those of others among
+///   them, and one may drop what goes beyond: on Zen 4 16 lines that are asked for one right after
+///   the other all come, of 20 sometimes, of 24 always some do not (`bench/src/bin/hints.rs`),
+///   which is a whole wait later.
+/// - A hint for an address that the processor has no translation of holds up those behind it until
+///   that is found, and half a dozen translations are looked for at a time, of the few hundred
+///   instructions that are under way. So hints far apart, each behind the computing of its address,
+///   take two to four times as long on memory of a gigabyte as those of a burst.
 #[inline(always)]
 pub fn prefetch<T>(at: &T) {
     #[cfg(target_arch = "x86_64")]
@@ -98,7 +113,8 @@ pub fn prefetch<T>(at: &T) {
     let _ = at;
 }
 
-/// The same for a line that will be written: it comes without the others' copies, so that the write need not wait for these to go.
+/// The same for a line that will be written: it comes without the others' copies, so that the write
+/// need not wait for these to go.
 #[inline(always)]
 pub fn prefetch_to_write<T>(at: &T) {
     #[cfg(target_arch = "x86_64")]
@@ -135,7 +151,8 @@ pub fn equal_bytes<const N: usize>(words: [u64; N], byte: u8) -> u64 {
 #[cfg(not(target_arch = "x86_64"))]
 pub use equal_bytes_by_word as equal_bytes;
 
-/// The same anywhere, eight bytes at a time (Lamport, Multiple Byte Processing with Full-Word Instructions, 1975).
+/// The same anywhere, eight bytes at a time (Lamport, Multiple Byte Processing with Full-Word
+/// Instructions, 1975).
 #[cfg(any(test, not(target_arch = "x86_64")))]
 #[inline(always)]
 pub(crate) fn equal_bytes_by_word<const N: usize>(words: [u64; N], byte: u8) -> u64 {
@@ -157,8 +174,8 @@ impl Deref for Words {
 
     #[inline(always)]
     fn deref(&self) -> &[AtomicU64] {
-        // SAFETY: the map is page-aligned, at least `len * 8` bytes long, lives as long as `self`, and is only ever accessed as
-        // atomics (see the top of the file).
+        // SAFETY: the map is page-aligned, at least `len * 8` bytes long, lives as long as `self`,
+        // and is only ever accessed as atomics (see the top of the file).
         unsafe { std::slice::from_raw_parts(self.map.as_mut_ptr().cast::<AtomicU64>(), self.len) }
     }
 }
@@ -196,13 +213,18 @@ mod tests {
         let mut rng = fastrand::Rng::with_seed(3);
         for _ in 0..if cfg!(miri) { 50 } else { 50_000 } {
             let some = [0, 1, 0x7F, 0x80, 0xFF, rng.u8(..)];
-            let bytes: [[u8; 8]; 8] = std::array::from_fn(|_| std::array::from_fn(|_| some[rng.usize(0..6)]));
+            let bytes: [[u8; 8]; 8] =
+                std::array::from_fn(|_| std::array::from_fn(|_| some[rng.usize(0..6)]));
             let byte = some[rng.usize(0..6)];
             let words = bytes.map(u64::from_le_bytes);
-            let expected = (0..64).fold(0, |bits, i| bits | u64::from(bytes.as_flattened()[i] == byte) << i);
+            let expected =
+                (0..64).fold(0, |bits, i| bits | u64::from(bytes.as_flattened()[i] == byte) << i);
             assert_eq!(equal_bytes(words, byte), expected, "{byte} in {bytes:?}");
             assert_eq!(equal_bytes_by_word(words, byte), expected, "{byte} in {bytes:?}");
-            assert_eq!(equal_bytes(*words.first_chunk::<4>().unwrap(), byte), expected & 0xFFFF_FFFF);
+            assert_eq!(
+                equal_bytes(*words.first_chunk::<4>().unwrap(), byte),
+                expected & 0xFFFF_FFFF
+            );
         }
     }
 }

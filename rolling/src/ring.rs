@@ -1,24 +1,31 @@
 //! The ring: a space's tables in id order, read through snapshots, written under stripes.
 //!
-//! **Reading.** [`Ring::load`] gives the current [`Tables`], an immutable list. A snapshot stays valid for as long as it is held.
+//! **Reading.** [`Ring::load`] gives the current [`Tables`], an immutable list. A snapshot stays
+//! valid for as long as it is held.
 //!
-//! **Writing.** [`Ring::write`] finds the slot that covers the id, locks one of its [`STRIPES`] by the key's hash, and checks
-//! that the slot still takes this id; if the ring changed meanwhile it starts again. Writes of one key are thus serialised, writes of
-//! different keys rarely meet, and readers do not know stripes at all.
+//! **Writing.** [`Ring::write`] finds the slot that covers the id, locks one of its [`STRIPES`] by
+//! the key's hash, and checks that the slot still takes this id; if the ring changed meanwhile it
+//! starts again. Writes of one key are thus serialised, writes of different keys rarely meet, and
+//! readers do not know stripes at all.
 //!
 //! **Changing the ring** goes in three steps, always the same (R3):
 //! 1. *close*: mark the slot, so that it takes no more writes of the ids that move away;
-//! 2. *barrier*: lock and unlock each of its stripes once: after this no writer that missed the mark is still inside;
-//! 3. *publish* the new list. Writers that met the mark have been waiting (a few microseconds) for this.
+//! 2. *barrier*: lock and unlock each of its stripes once: after this no writer that missed the
+//!    mark is still inside;
+//! 3. *publish* the new list. Writers that met the mark have been waiting (a few microseconds) for
+//!    this.
 //!
-//! Readers do not wait for it: until it is published nothing can be anywhere else, so what they miss is not there ([`Slot::has_moved`]). Only after that
-//! the slot says that it is closed, and only then those that replace it take writes (R6).
+//! Readers do not wait for it: until it is published nothing can be anywhere else, so what they
+//! miss is not there ([`Slot::has_moved`]). Only after that the slot says that it is closed, and
+//! only then those that replace it take writes (R6).
 //!
-//! **Rewriting** moves rows between tables while reads and writes go on: [`Ring::rewrite`] replaces one slot by several that
-//! cover the same range and *drain* the old one: rows are moved, one by one, under the stripe of the new slot, first stored in the new
-//! table, then deleted from the old. Hence the rule for readers of an [`Entry`] with [`Entry::drains`]: look in the old
-//! table first, then in the new one. Hence, too, the rule for readers who miss in a slot [from which the id has moved](Slot::has_moved):
-//! take a new snapshot and look again, the row may have moved. [`Ring::finish`] forgets the old slot once it is empty.
+//! **Rewriting** moves rows between tables while reads and writes go on: [`Ring::rewrite`] replaces
+//! one slot by several that cover the same range and *drain* the old one: rows are moved, one by
+//! one, under the stripe of the new slot, first stored in the new table, then deleted from the old.
+//! Hence the rule for readers of an [`Entry`] with [`Entry::drains`]: look in the old table first,
+//! then in the new one. Hence, too, the rule for readers who miss in a slot [from which the id has
+//! moved](Slot::has_moved): take a new snapshot and look again, the row may have moved.
+//! [`Ring::finish`] forgets the old slot once it is empty.
 
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
@@ -32,13 +39,15 @@ pub const STRIPES: usize = 256;
 const OPEN: u8 = 0;
 /// Writers wait for a list that is about to be published.
 const PAUSED: u8 = 1;
-/// Takes no more writes, ever: its rows move (or have moved) to the slots that replaced it, or it was recycled.
+/// Takes no more writes, ever: its rows move (or have moved) to the slots that replaced it, or it
+/// was recycled.
 const CLOSED: u8 = 2;
 
 /// One table, the id range it takes, and the stripes under which it is written.
 pub struct Slot<T> {
     low: u64,
-    /// Inclusive, so that the whole of u64 can be covered. Shrinks when the slot is closed at a boundary, never grows.
+    /// Inclusive, so that the whole of u64 can be covered. Shrinks when the slot is closed at a
+    /// boundary, never grows.
     last: AtomicU64,
     /// [`OPEN`], [`PAUSED`] or [`CLOSED`].
     gate: AtomicU8,
@@ -58,9 +67,12 @@ impl<T> Slot<T> {
         })
     }
 
-    /// Bytes of a slot, its table and stripes, and of its places in two lists: an old and a new one.
-    pub const BYTES: usize =
-        size_of::<Slot<T>>() + STRIPES * size_of::<Mutex<()>>() + 2 * (size_of::<Entry<T>>() + size_of::<u64>()) + 32;
+    /// Bytes of a slot, its table and stripes, and of its places in two lists: an old and a new
+    /// one.
+    pub const BYTES: usize = size_of::<Slot<T>>()
+        + STRIPES * size_of::<Mutex<()>>()
+        + 2 * (size_of::<Entry<T>>() + size_of::<u64>())
+        + 32;
 
     /// The lowest id of the range.
     #[inline]
@@ -91,7 +103,8 @@ impl<T> Slot<T> {
         self.gate.load(SeqCst) == CLOSED
     }
 
-    /// Whether a reader who missed `id` here, in an old snapshot, must look again in a new one: then there is one. To be asked after the miss.
+    /// Whether a reader who missed `id` here, in an old snapshot, must look again in a new one:
+    /// then there is one. To be asked after the miss.
     #[inline]
     pub fn has_moved(&self, id: u64) -> bool {
         match self.gate.load(SeqCst) {
@@ -114,7 +127,8 @@ impl<T> Slot<T> {
     }
 }
 
-/// One position of a ring: a slot and, while it is being filled by a rewrite, the slot that it drains.
+/// One position of a ring: a slot and, while it is being filled by a rewrite, the slot that it
+/// drains.
 pub struct Entry<T> {
     slot: Arc<Slot<T>>,
     drains: Option<Arc<Slot<T>>>,
@@ -140,8 +154,8 @@ impl<T> Entry<T> {
         &self.slot.table
     }
 
-    /// The slot whose rows are moving here. Readers look there first. Writers move the row that they touch: they hold its
-    /// stripe, so nobody else moves it at the same time.
+    /// The slot whose rows are moving here. Readers look there first. Writers move the row that
+    /// they touch: they hold its stripe, so nobody else moves it at the same time.
     #[inline]
     pub fn drains(&self) -> Option<&Slot<T>> {
         self.drains.as_deref()
@@ -154,7 +168,8 @@ pub struct Tables<T> {
     newest: Entry<T>,
     newest_low: u64,
     entries: Vec<Entry<T>>,
-    /// `lows[i]` is `entries[i].slot.low`, kept apart so that a search touches one or two cache lines.
+    /// `lows[i]` is `entries[i].slot.low`, kept apart so that a search touches one or two cache
+    /// lines.
     lows: Vec<u64>,
 }
 
@@ -172,7 +187,11 @@ impl<T> Tables<T> {
             );
         }
         let newest = entries[entries.len() - 1].clone();
-        assert!(newest.slot.last() == u64::MAX, "R1: the newest table ends at {}", newest.slot.last());
+        assert!(
+            newest.slot.last() == u64::MAX,
+            "R1: the newest table ends at {}",
+            newest.slot.last()
+        );
         let lows = entries.iter().map(|e| e.slot.low).collect();
         Arc::new(Tables { newest_low: newest.slot.low, newest, entries, lows })
     }
@@ -230,10 +249,13 @@ impl<T> Ring<T> {
         Ring::from_parts(vec![(horizon, first)])
     }
 
-    /// A ring from tables with their lowest ids, rising, the last one open-ended: what recovery has read. Panics if `parts`
-    /// is empty or does not rise.
+    /// A ring from tables with their lowest ids, rising, the last one open-ended: what recovery has
+    /// read. Panics if `parts` is empty or does not rise.
     pub fn from_parts(parts: Vec<(u64, T)>) -> Ring<T> {
-        Ring { tables: ArcSwap::new(Tables::new(chain(parts, u64::MAX, OPEN, None))), structure: Mutex::new(()) }
+        Ring {
+            tables: ArcSwap::new(Tables::new(chain(parts, u64::MAX, OPEN, None))),
+            structure: Mutex::new(()),
+        }
     }
 
     /// The current snapshot. Take one per batch: the load costs about 11 ns.
@@ -247,8 +269,8 @@ impl<T> Ring<T> {
         self.tables.load_full()
     }
 
-    /// Runs `f` on the entry that covers `id`, alone among the writers of all keys with the same `key_hash % STRIPES` there.
-    /// `None`, without running it, if `id` lies below the horizon.
+    /// Runs `f` on the entry that covers `id`, alone among the writers of all keys with the same
+    /// `key_hash % STRIPES` there. `None`, without running it, if `id` lies below the horizon.
     ///
     /// `f` must be short, and must not write to the same ring (it would wait for itself).
     #[inline]
@@ -266,13 +288,20 @@ impl<T> Ring<T> {
         }
     }
 
-    /// Closes the newest table below a boundary and opens `next` from there on; returns the boundary. Nothing happens, and `next`
-    /// is handed back, if the newest table no longer starts at `newest_low` (somebody else rolled first), or `boundary`
-    /// gives `None` or an id that is not above `newest_low`.
+    /// Closes the newest table below a boundary and opens `next` from there on; returns the
+    /// boundary. Nothing happens, and `next` is handed back, if the newest table no longer starts
+    /// at `newest_low` (somebody else rolled first), or `boundary` gives `None` or an id that is
+    /// not above `newest_low`.
     ///
-    /// `boundary` is asked while no writer is inside, and must lie above every id in the newest table and in the one that it
-    /// drains: [`Frontier::boundary`](crate::Frontier::boundary), usually.
-    pub fn roll(&self, newest_low: u64, boundary: impl FnOnce() -> Option<u64>, next: T) -> Result<u64, T> {
+    /// `boundary` is asked while no writer is inside, and must lie above every id in the newest
+    /// table and in the one that it drains: [`Frontier::boundary`](crate::Frontier::boundary),
+    /// usually.
+    pub fn roll(
+        &self,
+        newest_low: u64,
+        boundary: impl FnOnce() -> Option<u64>,
+        next: T,
+    ) -> Result<u64, T> {
         let _structure = self.structure.lock();
         let tables = self.load();
         let newest = tables.newest();
@@ -293,8 +322,9 @@ impl<T> Ring<T> {
         Ok(boundary)
     }
 
-    /// Forgets the oldest table: the horizon rises to the next one's lowest id (R4). `None` if it is the only one. Readers with
-    /// an older snapshot may go on using it; its memory is freed with the last of them.
+    /// Forgets the oldest table: the horizon rises to the next one's lowest id (R4). `None` if it
+    /// is the only one. Readers with an older snapshot may go on using it; its memory is freed with
+    /// the last of them.
     pub fn recycle(&self) -> Option<Entry<T>> {
         let _structure = self.structure.lock();
         let tables = self.load();
@@ -309,8 +339,9 @@ impl<T> Ring<T> {
         Some(oldest)
     }
 
-    /// Replaces the slot that starts at `low` by `parts` (lowest id and empty table each, rising, the first at `low`), which
-    /// cover the same range and drain it. Returns the closed slot, whose rows the caller now moves, each under
+    /// Replaces the slot that starts at `low` by `parts` (lowest id and empty table each, rising,
+    /// the first at `low`), which cover the same range and drain it. Returns the closed slot, whose
+    /// rows the caller now moves, each under
     /// [`Ring::write`]; then it calls [`Ring::finish`].
     ///
     /// Hands the parts back if there is no such slot, or it is itself still draining another.
@@ -319,7 +350,8 @@ impl<T> Ring<T> {
         let tables = self.load();
         let Ok(at) = tables.lows.binary_search(&low) else { return Err(parts) };
         let old = tables.entries[at].clone();
-        let rises = parts.first().is_some_and(|p| p.0 == low) && parts.windows(2).all(|w| w[0].0 < w[1].0);
+        let rises =
+            parts.first().is_some_and(|p| p.0 == low) && parts.windows(2).all(|w| w[0].0 < w[1].0);
         if old.drains.is_some() || !rises || parts.last().is_some_and(|p| p.0 > old.slot.last()) {
             return Err(parts);
         }
@@ -335,10 +367,13 @@ impl<T> Ring<T> {
         Ok(old.slot)
     }
 
-    /// Waits until every writer of `low..=last` that is inside now has left: whoever comes after this sees what was written before it.
+    /// Waits until every writer of `low..=last` that is inside now has left: whoever comes after
+    /// this sees what was written before it.
     pub fn barrier(&self, low: u64, last: u64) {
         let _structure = self.structure.lock();
-        for entry in self.load().entries.iter().filter(|e| e.slot.low <= last && low <= e.slot.last()) {
+        for entry in
+            self.load().entries.iter().filter(|e| e.slot.low <= last && low <= e.slot.last())
+        {
             entry.slot.stripes.iter().for_each(|stripe| drop(stripe.lock()));
         }
     }
@@ -357,13 +392,21 @@ impl<T> Ring<T> {
 }
 
 /// Entries for `parts`, the last of them ending at `last`.
-fn chain<T>(parts: Vec<(u64, T)>, last: u64, gate: u8, drains: Option<&Arc<Slot<T>>>) -> Vec<Entry<T>> {
+fn chain<T>(
+    parts: Vec<(u64, T)>,
+    last: u64,
+    gate: u8,
+    drains: Option<&Arc<Slot<T>>>,
+) -> Vec<Entry<T>> {
     let lows: Vec<u64> = parts.iter().map(|p| p.0).collect();
     let lasts = lows.iter().skip(1).map(|low| low - 1).chain([last]);
     parts
         .into_iter()
         .zip(lasts)
-        .map(|((low, table), last)| Entry { slot: Slot::new(low, last, gate, table), drains: drains.cloned() })
+        .map(|((low, table), last)| Entry {
+            slot: Slot::new(low, last, gate, table),
+            drains: drains.cloned(),
+        })
         .collect()
 }
 
@@ -394,7 +437,10 @@ mod tests {
         assert!(ring.roll(100, || Some(100), empty()).is_err(), "an empty range");
         ring.roll(100, || Some(u64::MAX), empty()).unwrap();
         assert_eq!(ranges(&ring), [(0, 99), (100, u64::MAX - 1), (u64::MAX, u64::MAX)]);
-        assert!(ring.roll(u64::MAX, || Some(u64::MAX), empty()).is_err(), "nothing lies above the last id");
+        assert!(
+            ring.roll(u64::MAX, || Some(u64::MAX), empty()).is_err(),
+            "nothing lies above the last id"
+        );
         let old = ring.rewrite(100, vec![(100, empty()), (150, empty())]).unwrap();
         assert!(ring.rewrite(100, vec![(100, empty())]).is_err(), "still draining");
         assert_eq!(ranges(&ring), [(0, 99), (100, 149), (150, u64::MAX - 1), (u64::MAX, u64::MAX)]);
@@ -402,7 +448,10 @@ mod tests {
         ring.finish(&old);
         assert!(ring.load().find(120).unwrap().drains().is_none());
         assert!(ring.rewrite(7, vec![(7, empty())]).is_err(), "no table starts there");
-        assert!(ring.rewrite(100, vec![(100, empty()), (150, empty())]).is_err(), "a part above the range");
+        assert!(
+            ring.rewrite(100, vec![(100, empty()), (150, empty())]).is_err(),
+            "a part above the range"
+        );
         ring.recycle().unwrap();
         assert_eq!(ring.load().horizon(), 100);
         assert!(ring.load().find(99).is_none());
@@ -410,7 +459,8 @@ mod tests {
         assert_eq!(ring.write(100, 0, |e| e.slot().last()), Some(149));
     }
 
-    /// A writer who is inside holds up whoever changes the ring, and other writers, but no reader (R6).
+    /// A writer who is inside holds up whoever changes the ring, and other writers, but no reader
+    /// (R6).
     #[test]
     fn readers_do_not_wait_while_the_ring_changes() {
         let ring = Ring::new(0, empty());
@@ -420,12 +470,19 @@ mod tests {
         let misses = |id: u64| {
             let tables = ring.load();
             let found = tables.find(id).map(|entry| entry.slot().has_moved(id));
-            found.is_none() || found == Some(false) || ring.load().find(id).is_some_and(|e| !e.slot().has_moved(id))
+            found.is_none()
+                || found == Some(false)
+                || ring.load().find(id).is_some_and(|e| !e.slot().has_moved(id))
         };
-        let rewrite = || ring.rewrite(100, vec![(100, empty()), (150, empty())]).map(|old| ring.finish(&old)).is_ok();
+        let rewrite = || {
+            ring.rewrite(100, vec![(100, empty()), (150, empty())])
+                .map(|old| ring.finish(&old))
+                .is_ok()
+        };
         let roll = || ring.roll(200, || Some(300), empty()).is_ok();
         let recycle = || ring.recycle().is_some();
-        let changes: [(u64, &(dyn Fn() -> bool + Sync)); 3] = [(120, &rewrite), (220, &roll), (20, &recycle)];
+        let changes: [(u64, &(dyn Fn() -> bool + Sync)); 3] =
+            [(120, &rewrite), (220, &roll), (20, &recycle)];
         for (id, change) in changes {
             let (ring, misses) = (&ring, &misses);
             std::thread::scope(|s| {
@@ -454,14 +511,17 @@ mod tests {
                     assert!(misses(id), "{id}");
                     // Whoever still has the old list looks again: the new one is there.
                     let again = before.find(id).is_some_and(|entry| entry.slot().has_moved(id));
-                    let find = |tables: &Tables<Rows>| tables.find(id).map(|entry| std::ptr::from_ref(entry.slot()));
+                    let find = |tables: &Tables<Rows>| {
+                        tables.find(id).map(|entry| std::ptr::from_ref(entry.slot()))
+                    };
                     assert_eq!(again, find(&before) != find(&ring.load()), "{id}");
                 }
             });
         }
     }
 
-    /// R2 and R3 under fire: two writers count up keys, while the ring rolls, splits and drains under them.
+    /// R2 and R3 under fire: two writers count up keys, while the ring rolls, splits and drains
+    /// under them.
     #[test]
     fn no_increment_is_lost_while_the_ring_changes() {
         const KEYS: u64 = 512;
@@ -491,7 +551,8 @@ mod tests {
             s.spawn(|| {
                 let mut rng = fastrand::Rng::with_seed(7);
                 while done.load(SeqCst) < 2 {
-                    let lows: Vec<u64> = ring.load().entries().iter().map(|e| e.slot().low()).collect();
+                    let lows: Vec<u64> =
+                        ring.load().entries().iter().map(|e| e.slot().low()).collect();
                     let low = lows[rng.usize(0..lows.len())];
                     let entry_last = ring.load().find(low).unwrap().slot().last();
                     let cut = low + 1 + rng.u64(0..64);
@@ -516,7 +577,8 @@ mod tests {
             });
         });
         assert!(stop.load(SeqCst));
-        let total: u64 = ring.load().entries().iter().map(|e| e.table().lock().values().sum::<u64>()).sum();
+        let total: u64 =
+            ring.load().entries().iter().map(|e| e.table().lock().values().sum::<u64>()).sum();
         assert_eq!(total, 400_000);
     }
 }

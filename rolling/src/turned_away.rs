@@ -1,9 +1,10 @@
-//! Ids for which an aside had no room. When many have gathered they are asked where the frontier should be: they are a sample of the traffic then, which
-//! what is aside is not.
+//! Ids for which an aside had no room. When many have gathered they are asked where the frontier
+//! should be: they are a sample of the traffic then, which what is aside is not.
 //!
-//! Of one id no more are gathered than count: else a popular one, of which there are more in every sample, would keep the others from ever being enough. So
-//! few ids, however often they come, make no sample. And what does not become one in time ([`Frontier::sample_eras`]) is of strays that came long ago, or now
-//! and then, and is begun anew: they do not speak for the traffic of today.
+//! Of one id no more are gathered than count: else a popular one, of which there are more in every
+//! sample, would keep the others from ever being enough. So few ids, however often they come, make
+//! no sample. And what does not become one in time ([`Frontier::sample_eras`]) is of strays that
+//! came long ago, or now and then, and is begun anew: they do not speak for the traffic of today.
 
 use crate::frontier::{Frontier, LEAP_ENTRIES_OF_ID, QUORUM};
 use std::collections::BTreeMap;
@@ -11,7 +12,8 @@ use std::collections::BTreeMap;
 /// See the top of the file. It takes some 100 KB at most, and none once they were asked.
 #[derive(Default)]
 pub(crate) struct TurnedAway {
-    /// How often each was noted. (In order, and by no hash, whose seed a hostile client might guess.)
+    /// How often each was noted. (In order, and by no hash, whose seed a hostile client might
+    /// guess.)
     times: BTreeMap<u64, u8>,
     /// The sum of those.
     noted: usize,
@@ -35,7 +37,8 @@ impl TurnedAway {
         enough.then(|| std::mem::take(self))
     }
 
-    /// The ids of a sample, each as often as it was noted, but for those that the frontier has reached meanwhile.
+    /// The ids of a sample, each as often as it was noted, but for those that the frontier has
+    /// reached meanwhile.
     pub(crate) fn ahead(self, frontier: &Frontier) -> Vec<u64> {
         let high = frontier.high();
         let ahead = self.times.into_iter().filter(|&(id, _)| Some(id) > high);
@@ -60,7 +63,10 @@ mod tests {
 
     impl Full {
         fn new(max_aside: usize) -> Full {
-            Full { frontier: Frontier::restore(Some(HIGH), 1024, None, max_aside), aside: Aside::default() }
+            Full {
+                frontier: Frontier::restore(Some(HIGH), 1024, None, max_aside),
+                aside: Aside::default(),
+            }
         }
 
         /// Writes each id; how many are refused.
@@ -85,15 +91,21 @@ mod tests {
             for (popular, ids) in [(0, 1), (2, 1), (30, 1), (90, 1), (30, 20), (90, 20)] {
                 let space = Full::new(max_aside);
                 let posts = 50 * sample as u64;
-                let refused = space.write((0..posts).map(|i| FAR + if i % 100 < popular { i % ids } else { i / 4 }));
+                let refused = space.write(
+                    (0..posts).map(|i| FAR + if i % 100 < popular { i % ids } else { i / 4 }),
+                );
                 let most = 100 * sample / (100 - popular as usize) + 100;
-                assert!(refused <= most, "{refused} refused, {popular} % for {ids}, room for {max_aside}");
+                assert!(
+                    refused <= most,
+                    "{refused} refused, {popular} % for {ids}, room for {max_aside}"
+                );
                 assert_eq!((space.high(), space.gathered()), (FAR + (posts - 1) / 4, 0));
             }
         }
     }
 
-    /// However often they come; and they take no memory. Sixty-four would be many, as they are for an aside that has room.
+    /// However often they come; and they take no memory. Sixty-four would be many, as they are for
+    /// an aside that has room.
     #[test]
     fn few_ids_are_no_sample() {
         for max_aside in [500, 1 << 16] {
@@ -122,8 +134,9 @@ mod tests {
     #[test]
     fn strays_beside_traffic_move_nothing() {
         let space = Full::new(1 << 16);
-        let refused =
-            space.write((0..100_000).flat_map(|i| [HIGH + i, FAR + i / 2].into_iter().take(1 + i as usize % 2)));
+        let refused = space.write(
+            (0..100_000).flat_map(|i| [HIGH + i, FAR + i / 2].into_iter().take(1 + i as usize % 2)),
+        );
         assert_eq!((refused, space.high()), (50_000, HIGH + 99_999));
     }
 
@@ -175,7 +188,11 @@ mod tests {
             let writers: Vec<_> = (0..4)
                 .map(|n| {
                     let space = &space;
-                    s.spawn(move || space.write((0..40_000).map(|i| FAR + if i % 3 == 0 { 0 } else { i * 4 + n })))
+                    s.spawn(move || {
+                        space.write(
+                            (0..40_000).map(|i| FAR + if i % 3 == 0 { 0 } else { i * 4 + n }),
+                        )
+                    })
                 })
                 .collect();
             writers.into_iter().map(|writer| writer.join().expect("no panic")).sum()

@@ -1,14 +1,17 @@
 //! Users: who may do what, in Redis's words (ACL).
 //!
-//! A user has passwords (kept as SHA-256 only) and *selectors*, each a set of commands with patterns of keys, spaces and channels
-//! that they may touch; a request is allowed if one selector allows all of it. What a request touches comes from the command
-//! table and nowhere else: its key arguments, the space, view or action that it names, its channels.
+//! A user has passwords (kept as SHA-256 only) and *selectors*, each a set of commands with
+//! patterns of keys, spaces and channels that they may touch; a request is allowed if one selector
+//! allows all of it. What a request touches comes from the command table and nowhere else: its key
+//! arguments, the space, view or action that it names, its channels.
 //!
-//! `$home` is ours: the space, view or action named so, for our own commands, which have no keys (`CNT.GET post 17`). `$post` allows the keys
-//! of the space post, too (`HGETALL post:17`). Who may use all keys (`~*`) may use everything.
+//! `$home` is ours: the space, view or action named so, for our own commands, which have no keys
+//! (`CNT.GET post 17`). `$post` allows the keys of the space post, too (`HGETALL post:17`). Who may
+//! use all keys (`~*`) may use everything.
 //!
-//! A connection holds its user ([`Access`]); when users change it takes the new one before its next request. The user `default` as it is at first
-//! may do everything, and then a request costs one test of a flag.
+//! A connection holds its user ([`Access`]); when users change it takes the new one before its next
+//! request. The user `default` as it is at first may do everything, and then a request costs one
+//! test of a flag.
 
 mod category;
 mod log;
@@ -59,7 +62,10 @@ pub(crate) struct Acl {
 impl Default for Acl {
     fn default() -> Acl {
         Acl {
-            users: ArcSwap::from_pointee(Users::from([(DEFAULT.to_owned(), Arc::new(User::default_user()))])),
+            users: ArcSwap::from_pointee(Users::from([(
+                DEFAULT.to_owned(),
+                Arc::new(User::default_user()),
+            )])),
             changing: Mutex::new(()),
             denied: ArcSwap::from_pointee(Commands::none()),
             log: Mutex::default(),
@@ -77,14 +83,17 @@ impl Acl {
     pub(crate) fn configure(&self, security: &Security) -> Result<(), String> {
         let mut denied = Commands::none();
         for name in &security.deny_commands {
-            denied.set_named(name, true).map_err(|e| format!("security.deny_commands: '{name}': {e}"))?;
+            denied
+                .set_named(name, true)
+                .map_err(|e| format!("security.deny_commands: '{name}': {e}"))?;
         }
         self.denied.store(Arc::new(denied));
         self.log.lock().most = security.acl_log_entries;
         let users = if security.acl_file.is_empty() {
             let mut users = fresh(security);
             for line in &security.users {
-                add_line(&mut users, line, security).map_err(|e| format!("security.users: '{line}': {e}"))?;
+                add_line(&mut users, line, security)
+                    .map_err(|e| format!("security.users: '{line}': {e}"))?;
             }
             users
         } else {
@@ -109,14 +118,17 @@ impl Acl {
         self.users.load().values().cloned().collect()
     }
 
-    /// The users as a configuration file has them. The user default is left out where it is what `security.password` makes of it.
+    /// The users as a configuration file has them. The user default is left out where it is what
+    /// `security.password` makes of it.
     pub(crate) fn lines(&self, security: &Security) -> Vec<String> {
         let plain = fresh(security);
-        let differs = |user: &User| plain.get(user.name()).is_none_or(|p| p.describe() != user.describe());
+        let differs =
+            |user: &User| plain.get(user.name()).is_none_or(|p| p.describe() != user.describe());
         self.users.load().values().filter(|user| differs(user)).map(|user| user.line()).collect()
     }
 
-    /// Changes the users: `change` edits a copy. The caller is to tell the connections ([`crate::settings::Settings::touch`]).
+    /// Changes the users: `change` edits a copy. The caller is to tell the connections
+    /// ([`crate::settings::Settings::touch`]).
     fn change<T>(&self, change: impl FnOnce(&mut Users) -> Result<T, String>) -> Result<T, String> {
         let _one = self.changing.lock();
         let mut users = Users::clone(&self.users.load());
@@ -172,7 +184,8 @@ impl Acl {
         if security.acl_file.is_empty() {
             return Err(NO_FILE.to_owned());
         }
-        let text: String = self.users.load().values().map(|user| format!("user {}\n", user.line())).collect();
+        let text: String =
+            self.users.load().values().map(|user| format!("user {}\n", user.line())).collect();
         files::replace(Path::new(&security.acl_file), text.as_bytes()).map_err(|e| {
             tracing::error!("ACL SAVE: {}: {e}", security.acl_file);
             "There was an error trying to save the ACLs. Please check the server logs for more information".to_owned()
@@ -205,7 +218,10 @@ fn fresh(security: &Security) -> Users {
 }
 
 fn changed(known: Option<&Arc<User>>, name: &str, rules: &[&str]) -> Result<User, String> {
-    if name.is_empty() || name.len() > MAX_WORD || name.chars().any(|c| c.is_whitespace() || c.is_control()) {
+    if name.is_empty()
+        || name.len() > MAX_WORD
+        || name.chars().any(|c| c.is_whitespace() || c.is_control())
+    {
         return Err("Usernames can't contain spaces or null characters".to_owned());
     }
     let mut user = known.map_or_else(|| User::new(name), |user| User::clone(user));
@@ -234,7 +250,10 @@ fn add_line(users: &mut Users, line: &str, security: &Security) -> Result<(), St
 }
 
 /// The text of a file of users: lines `user name rules`, empty ones, and comments.
-pub(crate) fn parse_file(text: &str, security: &Security) -> Result<BTreeMap<String, Arc<User>>, String> {
+pub(crate) fn parse_file(
+    text: &str,
+    security: &Security,
+) -> Result<BTreeMap<String, Arc<User>>, String> {
     let mut users = fresh(security);
     let mut errors = String::new();
     for (number, line) in (1..).zip(text.lines().map(str::trim)) {
@@ -254,7 +273,8 @@ pub(crate) fn parse_file(text: &str, security: &Security) -> Result<BTreeMap<Str
     if errors.is_empty() {
         Ok(users)
     } else {
-        Err(errors + "WARNING: ACL errors detected, no change to the previously active ACL rules was performed")
+        Err(errors
+            + "WARNING: ACL errors detected, no change to the previously active ACL rules was performed")
     }
 }
 
@@ -284,7 +304,8 @@ impl Access {
 
     /// It is this user from now on.
     pub(crate) fn enter(&mut self, node: &Node, user: Option<Arc<User>>) {
-        self.free = user.as_ref().is_some_and(|u| u.may_everything()) && node.acl.denied.load().is_empty();
+        self.free =
+            user.as_ref().is_some_and(|u| u.may_everything()) && node.acl.denied.load().is_empty();
         self.user = user;
     }
 
@@ -302,15 +323,23 @@ impl Access {
 
     /// Whether a request may be executed; if not, that is noted.
     #[cold]
-    pub(crate) fn check(&self, node: &Node, client: &Client, request: &Request<'_>) -> Result<(), Refusal> {
+    pub(crate) fn check(
+        &self,
+        node: &Node,
+        client: &Client,
+        request: &Request<'_>,
+    ) -> Result<(), Refusal> {
         if request.is_for_everybody() {
             return Ok(());
         }
         let Some(user) = &self.user else { return Err(Refusal::NO_AUTH) };
         if node.acl.denied.load().has(request.number) {
             return Err(Refusal::new(
-                format!("ERR {} command not allowed: the configuration denies it to everybody", request.name())
-                    .into_bytes(),
+                format!(
+                    "ERR {} command not allowed: the configuration denies it to everybody",
+                    request.name()
+                )
+                .into_bytes(),
             ));
         }
         let Err(denied) = user.check(request, node.engines.get()) else { return Ok(()) };
@@ -320,6 +349,9 @@ impl Access {
             Denied::Channel(at) => (Reason::Channel, request.args.at(at)),
         };
         node.acl.note(reason, object, user.name().as_bytes(), client);
-        Err(Refusal::new(format!("NOPERM this user has no permissions to {}", denied.words(request)).into_bytes()))
+        Err(Refusal::new(
+            format!("NOPERM this user has no permissions to {}", denied.words(request))
+                .into_bytes(),
+        ))
     }
 }

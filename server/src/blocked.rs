@@ -1,4 +1,5 @@
-//! A client that waits for the reply to WAIT, WAITAOF or SHUTDOWN, and who ends that before its time: CLIENT UNBLOCK, or a change of the role.
+//! A client that waits for the reply to WAIT, WAITAOF or SHUTDOWN, and who ends that before its
+//! time: CLIENT UNBLOCK, or a change of the role.
 
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use tokio::sync::Notify;

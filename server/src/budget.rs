@@ -1,8 +1,11 @@
-//! What the buffers of all clients take together. Each client's have limits of their own, but thousands of clients that stay within theirs could
-//! take all memory: so there is a limit of the sum, too (`max_clients_memory_bytes`, Redis's `maxmemory-clients`), and who takes most makes room.
+//! What the buffers of all clients take together. Each client's have limits of their own, but
+//! thousands of clients that stay within theirs could take all memory: so there is a limit of the
+//! sum, too (`max_clients_memory_bytes`, Redis's `maxmemory-clients`), and who takes most makes
+//! room.
 //!
-//! Every owner of buffers has a [`Share`], which says how much it has. Only whole [`GRAIN`]s are counted: what a usual turn leaves behind is less than
-//! one, so it changes nothing that others read.
+//! Every owner of buffers has a [`Share`], which says how much it has. Only whole [`GRAIN`]s are
+//! counted: what a usual turn leaves behind is less than one, so it changes nothing that others
+//! read.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -47,7 +50,8 @@ impl Budget {
     }
 }
 
-/// What one owner takes of a [`Budget`]; nothing any more once it is dropped. One thread at a time may change it.
+/// What one owner takes of a [`Budget`]; nothing any more once it is dropped. One thread at a time
+/// may change it.
 #[derive(Default)]
 pub(crate) struct Share {
     of: Arc<Budget>,
@@ -128,7 +132,8 @@ mod tests {
         share.set(2 << 20);
         budget.exceeded().await;
         share.set(1 << 20);
-        let told = tokio::time::timeout(std::time::Duration::from_millis(20), budget.exceeded()).await;
+        let told =
+            tokio::time::timeout(std::time::Duration::from_millis(20), budget.exceeded()).await;
         assert!(told.is_err(), "less is no reason to look");
     }
 }

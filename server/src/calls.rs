@@ -1,9 +1,12 @@
-//! What commands come to, by command: how often each was called, rejected and failed, how long it took, and with which errors. For INFO
-//! commandstats, latencystats and errorstats, and LATENCY HISTOGRAM.
+//! What commands come to, by command: how often each was called, rejected and failed, how long it
+//! took, and with which errors. For INFO commandstats, latencystats and errorstats, and LATENCY
+//! HISTOGRAM.
 //!
-//! Each worker counts in cells that only it writes. Counts are exact. Time is sampled: two looks at the clock cost as much as a small command
-//! itself, so of commands that take constant time one call in [`SAMPLED`] is timed, and every call of the others, and of all while a
-//! threshold of SLOWLOG or LATENCY asks for it. What is told of time is that of the timed calls, as if the others had been like them.
+//! Each worker counts in cells that only it writes. Counts are exact. Time is sampled: two looks at
+//! the clock cost as much as a small command itself, so of commands that take constant time one
+//! call in [`SAMPLED`] is timed, and every call of the others, and of all while a threshold of
+//! SLOWLOG or LATENCY asks for it. What is told of time is that of the timed calls, as if the
+//! others had been like them.
 
 use crate::commands;
 use crate::node::Tally;
@@ -56,7 +59,10 @@ fn end_of(class: usize) -> u64 {
 
 impl Calls {
     pub(crate) fn new() -> Calls {
-        Calls { cells: (0..commands::bits()).map(|_| Cell::default()).collect(), errors: Mutex::default() }
+        Calls {
+            cells: (0..commands::bits()).map(|_| Cell::default()).collect(),
+            errors: Mutex::default(),
+        }
     }
 
     /// A command is called; true if it is this call's turn to be timed.
@@ -90,7 +96,8 @@ impl Calls {
         let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         cell.timed.add(1);
         cell.ns.add(ns);
-        let histogram = cell.histogram.get_or_init(|| Box::new([const { AtomicU64::new(0) }; CLASSES]));
+        let histogram =
+            cell.histogram.get_or_init(|| Box::new([const { AtomicU64::new(0) }; CLASSES]));
         histogram[class_of(ns)].fetch_add(1, Relaxed);
     }
 
@@ -120,7 +127,8 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    const NOTHING: Sums = Sums { calls: 0, rejected: 0, failed: 0, timed: 0, ns: 0, classes: Vec::new() };
+    const NOTHING: Sums =
+        Sums { calls: 0, rejected: 0, failed: 0, timed: 0, ns: 0, classes: Vec::new() };
 
     /// Whether there is anything to tell.
     pub(crate) fn is_nothing(&self) -> bool {
@@ -137,7 +145,8 @@ impl Sums {
         self.ns as f64 / 1000.0 / self.timed.max(1) as f64
     }
 
-    /// So many microseconds are not exceeded by this share of the calls, to a quarter of an octave; `None` if none was timed.
+    /// So many microseconds are not exceeded by this share of the calls, to a quarter of an octave;
+    /// `None` if none was timed.
     pub(crate) fn percentile_us(&self, share: f64) -> Option<f64> {
         let wanted = ((self.timed as f64 * share).ceil() as u64).max(1);
         let mut below = 0;
@@ -148,12 +157,17 @@ impl Sums {
         Some(end_of(class) as f64 / 1000.0)
     }
 
-    /// For powers of two of (1.024) microseconds: how many calls took no longer. Those that add nothing are left out, as in Redis.
+    /// For powers of two of (1.024) microseconds: how many calls took no longer. Those that add
+    /// nothing are left out, as in Redis.
     pub(crate) fn distribution(&self) -> Vec<(u64, u64)> {
         let (mut told, mut before) = (Vec::new(), 0);
         let mut limit_us = 1u64;
         while before < self.timed && limit_us < 1 << 40 {
-            let within = self.classes.iter().enumerate().filter(|(class, _)| end_of(*class) <= limit_us << 10);
+            let within = self
+                .classes
+                .iter()
+                .enumerate()
+                .filter(|(class, _)| end_of(*class) <= limit_us << 10);
             let sum: u64 = within.map(|(_, count)| count).sum();
             // What lasts longer than the last class is in it.
             if sum > before {
@@ -177,7 +191,8 @@ impl Sums {
     }
 }
 
-/// What all workers have counted, and where that stood at the last CONFIG RESETSTAT: only a worker writes its cells.
+/// What all workers have counted, and where that stood at the last CONFIG RESETSTAT: only a worker
+/// writes its cells.
 pub(crate) struct AllCalls {
     by_worker: Vec<Calls>,
     base: Mutex<Vec<Sums>>,
@@ -197,12 +212,16 @@ impl AllCalls {
     fn ever(&self, number: usize) -> Sums {
         let mut sums = Sums::NOTHING;
         for cell in self.by_worker.iter().filter_map(|calls| calls.cells.get(number)) {
-            // Time before calls: a call that ends meanwhile is not timed oftener than it was called.
+            // Time before calls: a call that ends meanwhile is not timed oftener than it was
+            // called.
             sums.timed += cell.timed.get();
             sums.ns = sums.ns.saturating_add(cell.ns.get());
             if let Some(histogram) = cell.histogram.get() {
                 sums.classes.resize(CLASSES, 0);
-                sums.classes.iter_mut().zip(histogram.iter()).for_each(|(sum, count)| *sum += count.load(Relaxed));
+                sums.classes
+                    .iter_mut()
+                    .zip(histogram.iter())
+                    .for_each(|(sum, count)| *sum += count.load(Relaxed));
             }
             sums.failed += cell.failed.get();
             sums.rejected += cell.rejected.get();
@@ -244,7 +263,9 @@ mod tests {
 
     #[test]
     fn a_duration_lies_within_its_class() {
-        for ns in (0..40).flat_map(|bit| [1 << bit, (1 << bit) + 1, (1u64 << bit) * 3 / 2]).filter(|ns| *ns < 60 << 30)
+        for ns in (0..40)
+            .flat_map(|bit| [1 << bit, (1 << bit) + 1, (1u64 << bit) * 3 / 2])
+            .filter(|ns| *ns < 60 << 30)
         {
             let class = class_of(ns);
             assert!(ns < end_of(class), "{ns}");
@@ -272,10 +293,17 @@ mod tests {
         assert_eq!(sums.percentile_us(0.5), Some(3.072));
         assert!((5000.0..6300.0).contains(&sums.percentile_us(0.999).unwrap()));
         assert_eq!(sums.distribution(), [(4, 941), (8192, 1000)]);
-        assert_eq!(all.errors().into_iter().collect::<Vec<_>>(), [("ERR".to_owned(), 2), ("NOAUTH".to_owned(), 1)]);
+        assert_eq!(
+            all.errors().into_iter().collect::<Vec<_>>(),
+            [("ERR".to_owned(), 2), ("NOAUTH".to_owned(), 1)]
+        );
         assert!(all.sums(4).is_nothing() && all.sums(4).percentile_us(0.5).is_none());
         all.reset();
-        assert!(all.sums(3).is_nothing() && all.errors().is_empty() && all.sums(3).distribution().is_empty());
+        assert!(
+            all.sums(3).is_nothing()
+                && all.errors().is_empty()
+                && all.sums(3).distribution().is_empty()
+        );
         all.of(0).rejected(3);
         assert_eq!(all.sums(3).rejected, 1);
     }

@@ -1,8 +1,10 @@
-//! The catalogue: which spaces the data folder holds, under which numbers, with which schemas and seeds.
+//! The catalogue: which spaces the data folder holds, under which numbers, with which schemas and
+//! seeds.
 //!
-//! Records name spaces by number, and filters are unreadable without their seed, so both are data: written to the log before the first
-//! record that needs them, and read back before anything else. The configuration says which spaces there should be; once a
-//! space exists, what the catalogue says of it holds.
+//! Records name spaces by number, and filters are unreadable without their seed, so both are data:
+//! written to the log before the first record that needs them, and read back before anything else.
+//! The configuration says which spaces there should be; once a space exists, what the catalogue
+//! says of it holds.
 
 use crate::config::Config;
 use serde::{Deserialize, Serialize};
@@ -25,7 +27,8 @@ pub struct Counter {
     pub number: u32,
     /// Names it for clients.
     pub name: String,
-    /// Its schema: at first as in the configuration, later as it was altered, dropped fields marked.
+    /// Its schema: at first as in the configuration, later as it was altered, dropped fields
+    /// marked.
     pub fields: String,
 }
 
@@ -42,8 +45,8 @@ pub struct Existence {
     pub seed: u64,
     /// What its filters are made for.
     pub false_positive_rate: f64,
-    /// The counter that its flags are tied to (number of the counter space, position of the field), since it was made or since the ids that
-    /// there were became loose: `engines/gate.rs`.
+    /// The counter that its flags are tied to (number of the counter space, position of the field),
+    /// since it was made or since the ids that there were became loose: `engines/gate.rs`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tie: Option<(u32, u32)>,
 }
@@ -58,14 +61,16 @@ mod seed_as_text {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
         let text = String::deserialize(from)?;
-        u64::from_str_radix(&text, 16).map_err(|_| D::Error::custom("a seed is 16 hexadecimal digits"))
+        u64::from_str_radix(&text, 16)
+            .map_err(|_| D::Error::custom("a seed is 16 hexadecimal digits"))
     }
 }
 
 /// Configuration and data folder do not fit together.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Mismatch {
-    /// The folder holds a space that the configuration does not name. Starting without it would hide its data.
+    /// The folder holds a space that the configuration does not name. Starting without it would
+    /// hide its data.
     #[error(
         "the data folder has the {kind} space '{name}', which the configuration lacks: add it, or use another folder"
     )]
@@ -75,21 +80,25 @@ pub enum Mismatch {
         /// The space.
         name: String,
     },
-    /// The catalogue's own text is wrong: damage that the checksums did not see, or a newer release.
+    /// The catalogue's own text is wrong: damage that the checksums did not see, or a newer
+    /// release.
     #[error("the catalogue cannot be read: {0}")]
     Unreadable(String),
 }
 
 /// Whether two texts are the same schema.
 fn is_same(a: &str, b: &str) -> bool {
-    a == b || matches!((counter::Schema::parse(a), counter::Schema::parse(b)), (Ok(a), Ok(b)) if a == b)
+    a == b
+        || matches!((counter::Schema::parse(a), counter::Schema::parse(b)), (Ok(a), Ok(b)) if a == b)
 }
 
 impl Catalogue {
-    /// The catalogue for this configuration: `self` and what is new. Spaces get the seeds that the configuration gives, or random ones.
+    /// The catalogue for this configuration: `self` and what is new. Spaces get the seeds that the
+    /// configuration gives, or random ones.
     pub fn completed(&self, config: &Config) -> Result<Catalogue, Mismatch> {
         let mut next = self.clone();
-        let numbers = self.counter.iter().map(|c| c.number).chain(self.existence.iter().map(|e| e.number));
+        let numbers =
+            self.counter.iter().map(|c| c.number).chain(self.existence.iter().map(|e| e.number));
         let mut number = numbers.max().unwrap_or(0);
         for made in &config.counter {
             match next.counter.iter().find(|c| c.name == made.name) {
@@ -102,18 +111,24 @@ impl Catalogue {
                 Some(_) => {}
                 None => {
                     number += 1;
-                    next.counter.push(Counter { number, name: made.name.clone(), fields: made.fields.clone() });
+                    next.counter.push(Counter {
+                        number,
+                        name: made.name.clone(),
+                        fields: made.fields.clone(),
+                    });
                 }
             }
         }
         for made in &config.existence {
             match next.existence.iter().find(|e| e.name == made.name) {
-                Some(known) if known.false_positive_rate != made.false_positive_rate => tracing::warn!(
-                    "existence space '{}' was made for a false-positive rate of {}; the configuration's {} is for a new space",
-                    made.name,
-                    known.false_positive_rate,
-                    made.false_positive_rate
-                ),
+                Some(known) if known.false_positive_rate != made.false_positive_rate => {
+                    tracing::warn!(
+                        "existence space '{}' was made for a false-positive rate of {}; the configuration's {} is for a new space",
+                        made.name,
+                        known.false_positive_rate,
+                        made.false_positive_rate
+                    )
+                }
                 Some(_) => {}
                 None => {
                     number += 1;
@@ -135,10 +150,14 @@ impl Catalogue {
     /// Whether the configuration names all of its spaces.
     pub fn named_by(&self, config: &Config) -> Result<(), Mismatch> {
         let unnamed = |kind, name: &str| Mismatch::Unnamed { kind, name: name.to_owned() };
-        if let Some(lost) = self.counter.iter().find(|c| !config.counter.iter().any(|m| m.name == c.name)) {
+        if let Some(lost) =
+            self.counter.iter().find(|c| !config.counter.iter().any(|m| m.name == c.name))
+        {
             return Err(unnamed("counter", &lost.name));
         }
-        if let Some(lost) = self.existence.iter().find(|e| !config.existence.iter().any(|m| m.name == e.name)) {
+        if let Some(lost) =
+            self.existence.iter().find(|e| !config.existence.iter().any(|m| m.name == e.name))
+        {
             return Err(unnamed("existence", &lost.name));
         }
         Ok(())
@@ -172,7 +191,8 @@ mod tests {
 
         // Another order and a new space: the old ones stay what they are.
         config.counter.reverse();
-        let new = crate::config::Existence { name: "saved".into(), seed: u64::MAX, ..Default::default() };
+        let new =
+            crate::config::Existence { name: "saved".into(), seed: u64::MAX, ..Default::default() };
         config.existence.insert(0, new);
         let second = first.completed(&config).unwrap();
         assert_eq!(second.counter, first.counter);

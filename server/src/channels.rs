@@ -1,7 +1,9 @@
-//! Channels: who listens to what, and how a message gets there (SUBSCRIBE, PSUBSCRIBE, SSUBSCRIBE, PUBLISH).
+//! Channels: who listens to what, and how a message gets there (SUBSCRIBE, PSUBSCRIBE, SSUBSCRIBE,
+//! PUBLISH).
 //!
-//! One registry for all workers. Whoever publishes writes the message into each listener's [inbox](crate::inbox) and wakes its worker; a
-//! listener that does not keep up is disconnected. A message is not kept for anybody who listens later.
+//! One registry for all workers. Whoever publishes writes the message into each listener's
+//! [inbox](crate::inbox) and wakes its worker; a listener that does not keep up is disconnected. A
+//! message is not kept for anybody who listens later.
 
 use crate::clients::Client;
 use crate::glob;
@@ -10,7 +12,8 @@ use parking_lot::RwLock;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// Longest name of a channel, in bytes; with the next one it bounds what matching a message with one pattern costs.
+/// Longest name of a channel, in bytes; with the next one it bounds what matching a message with
+/// one pattern costs.
 pub(crate) const MAX_CHANNEL: usize = 4096;
 /// Longest pattern, in bytes.
 pub(crate) const MAX_PATTERN: usize = 256;
@@ -56,15 +59,16 @@ impl Channels {
         }
     }
 
-    /// Sends a message to all who listen; gives how many got it (one that listens twice gets it twice). Who has more than `most` bytes
-    /// waiting is disconnected instead.
+    /// Sends a message to all who listen; gives how many got it (one that listens twice gets it
+    /// twice). Who has more than `most` bytes waiting is disconnected instead.
     pub(crate) fn publish(&self, kind: Kind, channel: &[u8], message: &[u8], most: usize) -> usize {
         let mut got = 0;
         let mut written = Written::default();
         let word: &[u8] = if kind == Kind::Shard { b"smessage" } else { b"message" };
         if let Some(listeners) = self.of(kind).read().get(channel) {
             for client in listeners.values() {
-                got += usize::from(client.push(written.of(client, &[word, channel, message]), most));
+                got +=
+                    usize::from(client.push(written.of(client, &[word, channel, message]), most));
             }
         }
         if kind == Kind::Channel {
@@ -75,7 +79,10 @@ impl Channels {
                 let mut written = Written::default();
                 for client in listeners.values() {
                     got +=
-                        usize::from(client.push(written.of(client, &[b"pmessage", pattern, channel, message]), most));
+                        usize::from(client.push(
+                            written.of(client, &[b"pmessage", pattern, channel, message]),
+                            most,
+                        ));
                 }
             }
         }
@@ -85,7 +92,10 @@ impl Channels {
     /// Names that have listeners and match `pattern`, if there is one.
     pub(crate) fn names(&self, kind: Kind, pattern: Option<&[u8]>) -> Vec<Box<[u8]>> {
         let all = self.of(kind).read();
-        all.keys().filter(|name| pattern.is_none_or(|p| glob::matches(p, name, false))).cloned().collect()
+        all.keys()
+            .filter(|name| pattern.is_none_or(|p| glob::matches(p, name, false)))
+            .cloned()
+            .collect()
     }
 
     /// How many listen to this name.

@@ -1,7 +1,8 @@
-//! Who is connected: what CLIENT LIST shows of each client, and the handle by which it can be disconnected.
+//! Who is connected: what CLIENT LIST shows of each client, and the handle by which it can be
+//! disconnected.
 //!
-//! The list is locked when a client comes, goes or is asked for; never while it sends commands. What changes with every turn lies in
-//! atomics that only the client's own worker writes.
+//! The list is locked when a client comes, goes or is asked for; never while it sends commands.
+//! What changes with every turn lies in atomics that only the client's own worker writes.
 
 use crate::blocked::Blocked;
 use crate::budget::{Budget, Share};
@@ -11,7 +12,8 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{
-    AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst,
+    AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed,
+    Ordering::SeqCst,
 };
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -28,7 +30,12 @@ pub(crate) struct Names {
 
 impl Default for Names {
     fn default() -> Names {
-        Names { user: crate::acl::DEFAULT.to_owned(), name: Vec::new(), lib_name: Vec::new(), lib_version: Vec::new() }
+        Names {
+            user: crate::acl::DEFAULT.to_owned(),
+            name: Vec::new(),
+            lib_name: Vec::new(),
+            lib_version: Vec::new(),
+        }
     }
 }
 
@@ -103,7 +110,13 @@ pub(crate) struct Ended {
 impl Ended {
     /// CONFIG RESETSTAT.
     pub(crate) fn reset(&self) {
-        for count in [&self.by_input, &self.by_output, &self.by_handshake, &self.by_idleness, &self.by_memory] {
+        for count in [
+            &self.by_input,
+            &self.by_output,
+            &self.by_handshake,
+            &self.by_idleness,
+            &self.by_memory,
+        ] {
             count.store(0, Relaxed);
         }
     }
@@ -135,7 +148,8 @@ impl Client {
 
     /// Since when it is to log in, or to make its TLS handshake; nothing if it has.
     pub(crate) fn outside_s(&self, now: Instant) -> Option<u64> {
-        (!self.has_entered()).then(|| self.age_ms(now).saturating_sub(self.left_ms.load(Relaxed)) / 1000)
+        (!self.has_entered())
+            .then(|| self.age_ms(now).saturating_sub(self.left_ms.load(Relaxed)) / 1000)
     }
 
     fn age_ms(&self, now: Instant) -> u64 {
@@ -161,9 +175,11 @@ impl Client {
         self.age_ms(now).saturating_sub(self.last_active_ms.load(Relaxed)) / 1000
     }
 
-    /// Whether it could send something, and has not for so long. As in Redis that is not said of who listens, follows or waits.
+    /// Whether it could send something, and has not for so long. As in Redis that is not said of
+    /// who listens, follows or waits.
     pub(crate) fn is_idle(&self, now: Instant, most_s: u64) -> bool {
-        let is_here_to_hear = self.kind() != Kind::Normal || self.flags.load(Relaxed) & MONITOR != 0;
+        let is_here_to_hear =
+            self.kind() != Kind::Normal || self.flags.load(Relaxed) & MONITOR != 0;
         !is_here_to_hear && !self.waits.load(Relaxed) && self.idle_s(now) >= most_s
     }
 
@@ -172,7 +188,8 @@ impl Client {
         self.buffers.counted() + self.inbox.counted()
     }
 
-    /// Whether it may be disconnected for what others take. As in Redis not who asked not to be, nor our replicas and our master.
+    /// Whether it may be disconnected for what others take. As in Redis not who asked not to be,
+    /// nor our replicas and our master.
     fn makes_room(&self) -> bool {
         self.flags.load(Relaxed) & (NO_EVICT | REPLICA | MASTER) == 0
     }
@@ -194,12 +211,16 @@ impl Client {
         }
     }
 
-    /// Sends it a message, whenever it was not asked for; false if it does not keep up and is disconnected: `most` is the limit.
+    /// Sends it a message, whenever it was not asked for; false if it does not keep up and is
+    /// disconnected: `most` is the limit.
     pub(crate) fn push(&self, message: &[u8], most: usize) -> bool {
         let taken = self.inbox.push(message, most);
         if !taken && !self.killed.load(Relaxed) {
             self.ended.by_output.fetch_add(1, Relaxed);
-            tracing::warn!("client {} does not read its messages: disconnected (max_push_buffer_bytes)", self.peer);
+            tracing::warn!(
+                "client {} does not read its messages: disconnected (max_push_buffer_bytes)",
+                self.peer
+            );
             self.kill();
         }
         taken
@@ -232,17 +253,23 @@ impl Client {
             ('e', flags & NO_EVICT != 0),
             ('T', flags & NO_TOUCH != 0),
         ];
-        let marks: String = letters.iter().filter(|(_, is)| *is).map(|(letter, _)| *letter).collect();
+        let marks: String =
+            letters.iter().filter(|(_, is)| *is).map(|(letter, _)| *letter).collect();
         if marks.is_empty() { "N".to_owned() } else { marks }
     }
 
-    /// The line that CLIENT LIST shows, in Redis's form, without its end. Names cannot hold spaces or line ends: SETNAME refuses them.
+    /// The line that CLIENT LIST shows, in Redis's form, without its end. Names cannot hold spaces
+    /// or line ends: SETNAME refuses them.
     pub(crate) fn describe(&self, now: Instant, out: &mut Vec<u8>) {
         use std::io::Write as _;
         let names = self.names.lock();
         let marks = self.marks();
-        let (query, output) = (self.query_bytes.load(Relaxed), self.output_bytes.load(Relaxed) + self.inbox.waiting());
-        let [channels, patterns, shards] = [0, 1, 2].map(|kind: usize| self.subscriptions[kind].load(Relaxed));
+        let (query, output) = (
+            self.query_bytes.load(Relaxed),
+            self.output_bytes.load(Relaxed) + self.inbox.waiting(),
+        );
+        let [channels, patterns, shards] =
+            [0, 1, 2].map(|kind: usize| self.subscriptions[kind].load(Relaxed));
         let (queued, watching) = (self.queued.load(Relaxed), self.watching.load(Relaxed));
         let queued_bytes = self.queued_bytes.load(Relaxed);
         let _ = write!(out, "id={} addr={} laddr={} fd=-1 name=", self.id, self.peer, self.local);
@@ -282,14 +309,21 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    /// Adds a client, unless there are `most` already. Then the oldest of those who have not logged in makes room, or who have never sent a
-    /// whole request, so that whoever only holds connections cannot lock the others out.
-    pub(crate) fn admit(&self, peer: SocketAddr, local: SocketAddr, most: usize) -> Option<Arc<Client>> {
+    /// Adds a client, unless there are `most` already. Then the oldest of those who have not logged
+    /// in makes room, or who have never sent a whole request, so that whoever only holds
+    /// connections cannot lock the others out.
+    pub(crate) fn admit(
+        &self,
+        peer: SocketAddr,
+        local: SocketAddr,
+        most: usize,
+    ) -> Option<Arc<Client>> {
         let mut all = self.all.lock();
         if all.len() >= most {
             self.rejected.fetch_add(1, Relaxed);
-            let never_asked =
-                |c: &&Arc<Client>| c.last_command.load(Relaxed) == u32::MAX && c.since.elapsed() >= TIME_TO_ASK;
+            let never_asked = |c: &&Arc<Client>| {
+                c.last_command.load(Relaxed) == u32::MAX && c.since.elapsed() >= TIME_TO_ASK
+            };
             // However young: else whoever comes often enough would lock the others out.
             let stranger = all.values().find(|c| !c.has_entered());
             let least = stranger.or_else(|| all.values().find(never_asked))?.clone();
@@ -331,7 +365,8 @@ impl Clients {
     /// Disconnects those who take most memory, until all others together keep within the budget.
     pub(crate) fn make_room(&self) {
         let Some(most) = self.budget.most() else { return };
-        let mut all: Vec<_> = self.list().into_iter().map(|client| (client.memory(), client)).collect();
+        let mut all: Vec<_> =
+            self.list().into_iter().map(|client| (client.memory(), client)).collect();
         let mut taken: usize = all.iter().map(|(bytes, _)| bytes).sum();
         all.retain(|(bytes, client)| *bytes > 0 && client.makes_room());
         all.sort_unstable_by_key(|(bytes, _)| *bytes);

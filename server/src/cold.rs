@@ -9,14 +9,17 @@
 //!
 //! Flags of old posts go the same way (`pairs.rs`).
 //!
-//! So no command knows of cold rows: the engine finds them below (`counter/src/cold.rs`), and what the connection has fetched beforehand is
-//! there. If something was not (a file was replaced in between) the row is read in place, which costs the worker one read of the disk.
+//! So no command knows of cold rows: the engine finds them below (`counter/src/cold.rs`), and what
+//! the connection has fetched beforehand is there. If something was not (a file was replaced in
+//! between) the row is read in place, which costs the worker one read of the disk.
 //!
-//! The cache holds rows, not blocks: cold traffic is spread over old posts, and a block would bring six hundred rows for one. Rows are
-//! named by their file, so nothing in it is ever outdated: after a merge the same id has another name. quick_cache: a hit takes some 12 ns, it
-//! is bounded by weight, and a scan of many rows once does not drive out those that are read again and again.
+//! The cache holds rows, not blocks: cold traffic is spread over old posts, and a block would bring
+//! six hundred rows for one. Rows are named by their file, so nothing in it is ever outdated: after
+//! a merge the same id has another name. quick_cache: a hit takes some 12 ns, it is bounded by
+//! weight, and a scan of many rows once does not drive out those that are read again and again.
 //!
-//! What cannot be read is an error of the commands that ask for it: [`take_failures`]; it is never taken for a row that does not exist.
+//! What cannot be read is an error of the commands that ask for it: [`take_failures`]; it is never
+//! taken for a row that does not exist.
 
 mod again;
 mod damaged;
@@ -47,9 +50,11 @@ use std::time::Duration;
 
 /// A row's name: its file's identity, and its id; a pair's: that, and its hash.
 pub(crate) type Key = (u64, u128);
-/// Values of a row; those of a usual one take no memory of their own, so that the cache's bytes can be counted.
+/// Values of a row; those of a usual one take no memory of their own, so that the cache's bytes can
+/// be counted.
 pub(crate) type Values = SmallVec<[i64; INLINE]>;
-/// What a file says of an id: its values, or that there is no such row; of a pair, which has no values, whether it is set.
+/// What a file says of an id: its values, or that there is no such row; of a pair, which has no
+/// values, whether it is set.
 pub(crate) type Row = Option<Values>;
 /// A row that was read, or why not.
 pub(crate) type Read = Result<Row, Arc<str>>;
@@ -58,13 +63,15 @@ pub(crate) type Read = Result<Row, Arc<str>>;
 struct Weight;
 
 const INLINE: usize = 4;
-/// What a cached row is counted as: its place in the cache, with the share of places that only remember what was there, and of the table.
+/// What a cached row is counted as: its place in the cache, with the share of places that only
+/// remember what was there, and of the table.
 const ROW_BYTES: u64 = 152;
 /// Rows that are in the cache for the moment in which others leave it.
 const SLACK: usize = 1024;
 /// Memory for the cache is set aside at once up to here; a larger cache grows into its own.
 const SET_ASIDE: u64 = 1 << 30;
-/// Places that remember rows that went, so that those that come back are kept longer: per row that is there.
+/// Places that remember rows that went, so that those that come back are kept longer: per row that
+/// is there.
 const GHOSTS: f64 = 0.2;
 
 impl quick_cache::Weighter<Key, Row> for Weight {
@@ -139,11 +146,20 @@ impl Cold {
     pub(crate) fn new(cache_bytes: u64, threads: usize, method: IoMethod) -> Arc<Cold> {
         let items = (cache_bytes / ROW_BYTES).max(16) as usize;
         let mut options = OptionsBuilder::new();
-        options.estimated_items_capacity(items).weight_capacity(cache_bytes).ghost_allocation(GHOSTS);
+        options
+            .estimated_items_capacity(items)
+            .weight_capacity(cache_bytes)
+            .ghost_allocation(GHOSTS);
         // Only a missing number is an error.
         let options = options.build().expect("both capacities are given");
-        let cache = Cache::with_options(options, Weight, DefaultHashBuilder::default(), DefaultLifecycle::default());
-        // At once: growing step by step it would leave holes of half its size in the heap. Pages that no row has reached yet are not resident.
+        let cache = Cache::with_options(
+            options,
+            Weight,
+            DefaultHashBuilder::default(),
+            DefaultLifecycle::default(),
+        );
+        // At once: growing step by step it would leave holes of half its size in the heap. Pages
+        // that no row has reached yet are not resident.
         cache.reserve((cache_bytes.min(SET_ASIDE) / ROW_BYTES) as usize + SLACK);
         Arc::new(Cold {
             cache,
@@ -154,8 +170,9 @@ impl Cold {
         })
     }
 
-    /// Whether any row or flag of any space may lie on the disk: asked several times for each command, so it is one load. Once it is so it stays so,
-    /// and whoever has learnt of such a row or flag has learnt of this.
+    /// Whether any row or flag of any space may lie on the disk: asked several times for each
+    /// command, so it is one load. Once it is so it stays so, and whoever has learnt of such a row
+    /// or flag has learnt of this.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.any.load(Relaxed)
@@ -184,7 +201,8 @@ impl Cold {
         self.cache.get(key).map(Ok)
     }
 
-    /// Whether a turn need not have it read. What is cached stays at hand for the turn, whatever happens in the cache.
+    /// Whether a turn need not have it read. What is cached stays at hand for the turn, whatever
+    /// happens in the cache.
     fn is_at_hand(&self, key: Key) -> bool {
         if PINS.with_borrow(|pins| pins.contains_key(&key)) {
             return true;
@@ -229,7 +247,9 @@ pub(crate) fn unpin() -> Pins {
 /// Ids that this thread could not read since the last call, and why.
 #[inline]
 pub(crate) fn take_failures() -> Vec<(u64, Arc<str>)> {
-    FAILED.with_borrow_mut(|failed| if failed.is_empty() { Vec::new() } else { std::mem::take(failed) })
+    FAILED.with_borrow_mut(
+        |failed| if failed.is_empty() { Vec::new() } else { std::mem::take(failed) },
+    )
 }
 
 /// Why this id could not be read since the last call, if it could not; then that is told.
@@ -241,8 +261,8 @@ pub(crate) fn take_failure(id: u64) -> Option<Arc<str>> {
     })
 }
 
-/// Runs `ask`, which asks for rows. An error if one of them could not be read: then what it gave says nothing. The caller answers for that, so
-/// it is no failure of the command.
+/// Runs `ask`, which asks for rows. An error if one of them could not be read: then what it gave
+/// says nothing. The caller answers for that, so it is no failure of the command.
 pub(crate) fn if_readable<T>(ask: impl FnOnce() -> T) -> Result<T, Arc<str>> {
     let before = FAILED.with_borrow(Vec::len);
     let answer = ask();
@@ -270,7 +290,8 @@ fn note_failed(id: u64, why: Arc<str>) {
 mod tests {
     use super::*;
 
-    /// What the configuration allows is what the cache takes, its tables and what it only remembers included.
+    /// What the configuration allows is what the cache takes, its tables and what it only remembers
+    /// included.
     #[test]
     fn the_cache_takes_no_more_than_it_may() {
         const BYTES: u64 = 16 << 20;
@@ -283,7 +304,11 @@ mod tests {
             cold.cache.get(&(7, u128::from(id / 2)));
         }
         let used = cold.cache.memory_used();
-        assert!(cold.cache.weight() > BYTES / 10 * 9, "{} of {BYTES} are used", cold.cache.weight());
+        assert!(
+            cold.cache.weight() > BYTES / 10 * 9,
+            "{} of {BYTES} are used",
+            cold.cache.weight()
+        );
         assert_eq!(used.map, map, "it has not grown");
         let taken = (used.entries + used.map) as u64;
         assert!(taken <= BYTES && taken > BYTES / 2, "{taken} of {BYTES}");

@@ -1,7 +1,8 @@
-//! The command table: what a command is called, how many arguments it takes, which of them are keys, what it does.
+//! The command table: what a command is called, how many arguments it takes, which of them are
+//! keys, what it does.
 //!
-//! A command is one row in its family's file and one function. From the rows come dispatch, arity errors, COMMAND and its
-//! subcommands, HELP, and docs/commands.md: nothing is said twice.
+//! A command is one row in its family's file and one function. From the rows come dispatch, arity
+//! errors, COMMAND and its subcommands, HELP, and docs/commands.md: nothing is said twice.
 
 mod acl;
 mod ahead;

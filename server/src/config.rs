@@ -1,14 +1,16 @@
-//! The configuration: one TOML file. Each setting is declared once, in `sections`, with its unit, its default and its documentation;
-//! `tidemark config` prints the file from these declarations, and `config/tidemark.toml` is what it prints (a test compares).
+//! The configuration: one TOML file. Each setting is declared once, in `sections`, with its unit,
+//! its default and its documentation; `tidemark config` prints the file from these declarations,
+//! and `config/tidemark.toml` is what it prints (a test compares).
 //!
-//! A key that is not declared is refused with its name and line: a misspelt limit must not go unnoticed.
+//! A key that is not declared is refused with its name and line: a misspelt limit must not go
+//! unnoticed.
 
 mod print;
 mod sections;
 
 pub use sections::{
-    Action, AuthClients, Counter, DEFAULT_PORT, Durability, Existence, Fsync, IoMethod, Replication, Security, Server,
-    Spill, Tls, View,
+    Action, AuthClients, Counter, DEFAULT_PORT, Durability, Existence, Fsync, IoMethod,
+    Replication, Security, Server, Spill, Tls, View,
 };
 pub(crate) use sections::{Key, SECTIONS};
 
@@ -40,7 +42,8 @@ pub enum ConfigError {
     Invalid(String),
 }
 
-/// The whole configuration. `Config::default()` is what the program runs with when no file is given.
+/// The whole configuration. `Config::default()` is what the program runs with when no file is
+/// given.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
@@ -72,10 +75,16 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         let text = str::to_owned;
-        let existence =
-            |name: &str| Existence { name: text(name), pairs: format!("{name}:{{id}}"), ..Existence::default() };
-        let action =
-            |name: &str, flag: &str| Action { name: text(name), flag: text(flag), counter: format!("post.{name}") };
+        let existence = |name: &str| Existence {
+            name: text(name),
+            pairs: format!("{name}:{{id}}"),
+            ..Existence::default()
+        };
+        let action = |name: &str, flag: &str| Action {
+            name: text(name),
+            flag: text(flag),
+            counter: format!("post.{name}"),
+        };
         Config {
             server: Server::default(),
             durability: Durability::default(),
@@ -105,7 +114,11 @@ impl Default for Config {
                 counters: vec![text("post")],
                 flags: vec![text("liked"), text("read")],
             }],
-            action: vec![action("like", "liked"), action("repost", "reposted"), action("read", "read")],
+            action: vec![
+                action("like", "liked"),
+                action("repost", "reposted"),
+                action("read", "read"),
+            ],
             file: None,
         }
     }
@@ -114,8 +127,8 @@ impl Default for Config {
 impl Config {
     /// Reads and checks a file.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
-        let text =
-            std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         let mut config = Config::parse(&text, path)?;
         config.file = Some(std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
         Ok(config)
@@ -123,8 +136,10 @@ impl Config {
 
     /// Reads and checks the text of a file; `path` is named in errors.
     pub fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
-        let config: Config = toml::from_str(text)
-            .map_err(|source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) })?;
+        let config: Config = toml::from_str(text).map_err(|source| ConfigError::Parse {
+            path: path.to_owned(),
+            source: Box::new(source),
+        })?;
         config.validate()?;
         Ok(config)
     }
@@ -146,7 +161,10 @@ impl Config {
             ("max_output_buffer_bytes", server.max_output_buffer_bytes, 1 << 20),
         ] {
             if !(least..=2 << 30).contains(&value) {
-                return invalid(format!("server.{name} is {value}: must be {least} to {}", 2u64 << 30));
+                return invalid(format!(
+                    "server.{name} is {value}: must be {least} to {}",
+                    2u64 << 30
+                ));
             }
         }
         // What it changes becomes one batch of the log.
@@ -156,7 +174,10 @@ impl Config {
         // As in Redis.
         let timeout_s = self.replication.timeout_s;
         if !(1..=i32::MAX as u64).contains(&timeout_s) {
-            return invalid(format!("replication.timeout_s is {timeout_s}: must be 1 to {}", i32::MAX));
+            return invalid(format!(
+                "replication.timeout_s is {timeout_s}: must be 1 to {}",
+                i32::MAX
+            ));
         }
         let names = |kind, names: Vec<&str>| check_names(kind, &names);
         names("counter or existence space", {
@@ -167,14 +188,18 @@ impl Config {
         names("action", self.action.iter().map(|a| a.name.as_str()).collect())?;
 
         let mut patterns: Vec<(String, Pattern)> = Vec::new();
-        let counters = self.counter.iter().flat_map(|c| [(Kind::Row, &c.rows), (Kind::Cell, &c.cells)]);
+        let counters =
+            self.counter.iter().flat_map(|c| [(Kind::Row, &c.rows), (Kind::Cell, &c.cells)]);
         for (kind, text) in counters.chain(self.existence.iter().map(|e| (Kind::Pair, &e.pairs))) {
             if text.is_empty() {
                 continue;
             }
-            let pattern = Pattern::parse(kind, text).map_err(|e| ConfigError::Invalid(e.to_string()))?;
+            let pattern =
+                Pattern::parse(kind, text).map_err(|e| ConfigError::Invalid(e.to_string()))?;
             if let Some((other, _)) = patterns.iter().find(|(_, p)| p.overlaps(&pattern)) {
-                return invalid(format!("key patterns '{other}' and '{text}' could both match one key"));
+                return invalid(format!(
+                    "key patterns '{other}' and '{text}' could both match one key"
+                ));
             }
             patterns.push((text.clone(), pattern));
         }
@@ -187,7 +212,8 @@ impl Config {
                 ));
             }
         }
-        let has_no_members = |name: &String| self.existence.iter().any(|e| e.name == *name && !e.members);
+        let has_no_members =
+            |name: &String| self.existence.iter().any(|e| e.name == *name && !e.members);
         let is_existence = |name: &str| self.existence.iter().any(|e| e.name == name);
         for view in &self.view {
             if let Some(flag) = view.flags.iter().find(|f| has_no_members(f)) {
@@ -197,12 +223,18 @@ impl Config {
                 ));
             }
             if let Some(flag) = view.flags.iter().find(|f| !is_existence(f)) {
-                return invalid(format!("view '{}': there is no existence space '{flag}'", view.name));
+                return invalid(format!(
+                    "view '{}': there is no existence space '{flag}'",
+                    view.name
+                ));
             }
             for counter in &view.counters {
                 let space = counter.split_once('.').map_or(counter.as_str(), |(space, _)| space);
                 if !self.counter.iter().any(|c| c.name == space) {
-                    return invalid(format!("view '{}': there is no counter space '{space}'", view.name));
+                    return invalid(format!(
+                        "view '{}': there is no counter space '{space}'",
+                        view.name
+                    ));
                 }
             }
         }
@@ -214,7 +246,10 @@ impl Config {
                 ));
             }
             if !is_existence(&action.flag) {
-                return invalid(format!("action '{}': there is no existence space '{}'", action.name, action.flag));
+                return invalid(format!(
+                    "action '{}': there is no existence space '{}'",
+                    action.name, action.flag
+                ));
             }
             let Some((space, _)) = action.counter.split_once('.') else {
                 return invalid(format!(
@@ -223,7 +258,10 @@ impl Config {
                 ));
             };
             if !self.counter.iter().any(|c| c.name == space) {
-                return invalid(format!("action '{}': there is no counter space '{space}'", action.name));
+                return invalid(format!(
+                    "action '{}': there is no counter space '{space}'",
+                    action.name
+                ));
             }
         }
         Ok(())
@@ -312,17 +350,38 @@ mod tests {
                 "two counter or existence spaces are named 'read'",
             ),
             ("[[counter]]\nname = \"post\"\nrows = \"p\"", "must have one {id}"),
-            ("[[counter]]\nname = \"post\"\nrows = \"liked:{id}\"", "'liked:{id}' and 'liked:{id}' could both match"),
-            ("[[existence]]\nname = \"liked\"\nfalse_positive_rate = 0.7", "false_positive_rate is 0.7"),
+            (
+                "[[counter]]\nname = \"post\"\nrows = \"liked:{id}\"",
+                "'liked:{id}' and 'liked:{id}' could both match",
+            ),
+            (
+                "[[existence]]\nname = \"liked\"\nfalse_positive_rate = 0.7",
+                "false_positive_rate is 0.7",
+            ),
             (
                 "[[existence]]\nname = \"x\"\nmembers = false\n[[view]]\nname = \"v\"\nflags = [\"x\"]",
                 "view 'v': the existence space 'x' has no members",
             ),
-            ("[[view]]\nname = \"v\"\nflags = [\"x\"]", "view 'v': there is no existence space 'x'"),
-            ("[[view]]\nname = \"v\"\ncounters = [\"x.y\"]", "view 'v': there is no counter space 'x'"),
-            ("[[action]]\nname = \"a\"\nflag = \"x\"", "action 'a': there is no existence space 'x'"),
-            ("[[action]]\nname = \"a\"\nflag = \"read\"\ncounter = \"post\"", "write it as space.field"),
-            ("[[action]]\nname = \"a\"\nflag = \"read\"\ncounter = \"x.like\"", "there is no counter space 'x'"),
+            (
+                "[[view]]\nname = \"v\"\nflags = [\"x\"]",
+                "view 'v': there is no existence space 'x'",
+            ),
+            (
+                "[[view]]\nname = \"v\"\ncounters = [\"x.y\"]",
+                "view 'v': there is no counter space 'x'",
+            ),
+            (
+                "[[action]]\nname = \"a\"\nflag = \"x\"",
+                "action 'a': there is no existence space 'x'",
+            ),
+            (
+                "[[action]]\nname = \"a\"\nflag = \"read\"\ncounter = \"post\"",
+                "write it as space.field",
+            ),
+            (
+                "[[action]]\nname = \"a\"\nflag = \"read\"\ncounter = \"x.like\"",
+                "there is no counter space 'x'",
+            ),
             ("[[view]]\nname = \"v\"\n[[view]]\nname = \"v\"", "two views are named 'v'"),
         ];
         for (text, expected) in cases {

@@ -1,11 +1,13 @@
 //! One client: its socket, the bytes that wait, and the turns that serve it.
 //!
-//! A *turn* is one read, all the whole requests in it, one write. It runs in one go on the client's worker, in buffers that
-//! belong to the worker. Only what is left over stays with the connection: the beginning of a request that has not come whole
-//! (`input`), and replies that the socket did not take (`pending`).
+//! A *turn* is one read, all the whole requests in it, one write. It runs in one go on the client's
+//! worker, in buffers that belong to the worker. Only what is left over stays with the connection:
+//! the beginning of a request that has not come whole (`input`), and replies that the socket did
+//! not take (`pending`).
 //!
-//! Who is too slow is waited for, at no cost: while replies are pending nothing is read, so neither side's buffer grows. What one
-//! request can make grow has a limit ([`Server`](crate::config::Server)): a client beyond it is disconnected.
+//! Who is too slow is waited for, at no cost: while replies are pending nothing is read, so neither
+//! side's buffer grows. What one request can make grow has a limit
+//! ([`Server`](crate::config::Server)): a client beyond it is disconnected.
 
 use crate::clients::Client;
 use crate::commands::Session;
@@ -23,8 +25,9 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::Sleep;
 
-/// Bytes read at a time, twice what Redis takes: hundreds of small commands, which take a millisecond at most. A read and a write of the socket cost as much
-/// as ten likes, so with half as many a like costs a twentieth more.
+/// Bytes read at a time, twice what Redis takes: hundreds of small commands, which take a
+/// millisecond at most. A read and a write of the socket cost as much as ten likes, so with half as
+/// many a like costs a twentieth more.
 const READ_BYTES: usize = 32 << 10;
 /// Buffers that grew beyond this are given back when they are empty.
 const KEPT_BYTES: usize = 1 << 20;
@@ -49,10 +52,12 @@ thread_local! {
 /// How often who waits is looked after: it may have gone.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What ends with a reply that is yet to come, or with an error that all replies of the turn become.
+/// What ends with a reply that is yet to come, or with an error that all replies of the turn
+/// become.
 type MayGo = Pin<Box<dyn Future<Output = Result<Vec<u8>, String>> + Send>>;
 
-/// Replies of a turn, until the log has what it wrote and what it has shown; or of one whose last reply takes its time.
+/// Replies of a turn, until the log has what it wrote and what it has shown; or of one whose last
+/// reply takes its time.
 struct Held {
     may_go: MayGo,
     out: Vec<u8>,
@@ -72,7 +77,8 @@ pub(crate) struct Connection {
     /// TLS holds bytes that the socket did not take.
     unflushed: bool,
     held: Option<Held>,
-    /// The next look at who waits. One for all that it waits for: with `always` each turn does, for milliseconds.
+    /// The next look at who waits. One for all that it waits for: with `always` each turn does, for
+    /// milliseconds.
     look: Option<Pin<Box<Sleep>>>,
 }
 
@@ -84,7 +90,12 @@ impl Drop for Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(node: Arc<Node>, worker: usize, stream: Socket, client: Arc<Client>) -> Connection {
+    pub(crate) fn new(
+        node: Arc<Node>,
+        worker: usize,
+        stream: Socket,
+        client: Arc<Client>,
+    ) -> Connection {
         let talk = Talk::new(&node, client, worker);
         Connection {
             node,
@@ -108,12 +119,13 @@ impl Connection {
         }
         let session = &mut self.talk.session;
         if let Some(place) = session.replicates.take().filter(|_| session.leaving) {
-            crate::replication::feed::serve(place, self.talk.session.client.peer, &mut self.stream).await;
+            crate::replication::feed::serve(place, self.talk.session.client.peer, &mut self.stream)
+                .await;
         }
     }
 
-    /// Closing a socket that has unread bytes makes the system send a reset, which may overtake the error that we wrote. So
-    /// the rest is read and dropped, for a moment.
+    /// Closing a socket that has unread bytes makes the system send a reset, which may overtake the
+    /// error that we wrote. So the rest is read and dropped, for a moment.
     async fn linger(&mut self) {
         let _ = self.stream.shutdown().await;
         let mut rest = [0; 4096];
@@ -121,12 +133,15 @@ impl Connection {
         let _ = tokio::time::timeout(Duration::from_millis(250), drop_rest).await;
     }
 
-    /// Runs turns until the socket has nothing to read or takes nothing more. Ready: the connection is over.
+    /// Runs turns until the socket has nothing to read or takes nothing more. Ready: the connection
+    /// is over.
     fn poll(&mut self, cx: &mut Context<'_>, buffers: &mut Buffers) -> Poll<()> {
         let Buffers { input, turn } = buffers;
         for _ in 0..TURNS_IN_A_ROW {
             if let Some(held) = &mut self.held {
-                let Poll::Ready(outcome) = held.may_go.as_mut().poll(cx) else { return self.look_after(cx) };
+                let Poll::Ready(outcome) = held.may_go.as_mut().poll(cx) else {
+                    return self.look_after(cx);
+                };
                 self.waits_no_more();
                 let Some(held) = &mut self.held else { continue };
                 let (mut out, replies) = (std::mem::take(&mut held.out), held.replies);
@@ -136,7 +151,8 @@ impl Connection {
                     out.extend_from_slice(last);
                 }
                 if let Err(text) = outcome {
-                    // Whoever wrote must not believe that it is safe. Which replies were to writes is not known any more.
+                    // Whoever wrote must not believe that it is safe. Which replies were to writes
+                    // is not known any more.
                     out.clear();
                     for _ in 0..replies {
                         Reply::new(&mut out, self.talk.session.client.protocol()).error(&text);
@@ -150,14 +166,18 @@ impl Connection {
                 }
                 continue;
             }
-            if (self.written < self.pending.len() || self.unflushed) && ready!(self.poll_flush(cx)).is_err() {
+            if (self.written < self.pending.len() || self.unflushed)
+                && ready!(self.poll_flush(cx)).is_err()
+            {
                 return Poll::Ready(());
             }
             if self.talk.closing != Closing::No {
                 return Poll::Ready(());
             }
             if let Some(stalled) = &mut self.talk.stalled {
-                let Poll::Ready(pins) = stalled.as_mut().poll(cx) else { return self.look_after(cx) };
+                let Poll::Ready(pins) = stalled.as_mut().poll(cx) else {
+                    return self.look_after(cx);
+                };
                 self.waits_no_more();
                 self.talk.pins = pins;
                 self.talk.stalled = None;
@@ -178,7 +198,12 @@ impl Connection {
                 self.talk.session.client.touch(Instant::now());
                 self.tallies().bytes_in.add(length as u64);
                 if self.input.is_empty() {
-                    let used = self.talk.execute(&self.node, &self.node.tallies[self.worker], &input[..length], turn);
+                    let used = self.talk.execute(
+                        &self.node,
+                        &self.node.tallies[self.worker],
+                        &input[..length],
+                        turn,
+                    );
                     self.input.extend_from_slice(&input[used..length]);
                     self.note();
                 } else {
@@ -221,7 +246,8 @@ impl Connection {
                     }
                     Ok(last)
                 });
-                let replies = self.talk.replies + usize::from(std::mem::take(&mut self.talk.session.later));
+                let replies =
+                    self.talk.replies + usize::from(std::mem::take(&mut self.talk.session.later));
                 self.held = Some(Held { may_go, out: std::mem::take(&mut turn.out), replies });
                 self.note();
                 continue;
@@ -237,13 +263,15 @@ impl Connection {
                 }
             }
         }
-        // Others wait, too. By its waker it would come again before the runtime looks at the sockets, dozens of times: a client that never stops
-        // sending would keep the worker for seconds.
+        // Others wait, too. By its waker it would come again before the runtime looks at the
+        // sockets, dozens of times: a client that never stops sending would keep the worker for
+        // seconds.
         let _ = std::pin::pin!(tokio::task::yield_now()).poll(cx);
         Poll::Pending
     }
 
-    /// Ready if who waits has gone: nobody is there for what it asked for, and what it would have changed stays as it is.
+    /// Ready if who waits has gone: nobody is there for what it asked for, and what it would have
+    /// changed stays as it is.
     fn look_after(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let look = self.look.get_or_insert_with(|| Box::pin(tokio::time::sleep(LOOK_EVERY)));
         while look.as_mut().poll(cx).is_ready() {
@@ -262,11 +290,13 @@ impl Connection {
         }
     }
 
-    /// Whether the replies to a write have to wait: for the disk, with `always` or if that is late; or for room in the log's queue. A repeated like waits, too, if
-    /// the first one is not safe yet.
+    /// Whether the replies to a write have to wait: for the disk, with `always` or if that is late;
+    /// or for room in the log's queue. A repeated like waits, too, if the first one is not safe
+    /// yet.
     fn must_hold(&self, ticket: store::Ticket) -> bool {
         let durability = &self.node.durability;
-        (durability.committer().durable() < ticket && (durability.holds_replies() || durability.committer().is_late()))
+        (durability.committer().durable() < ticket
+            && (durability.holds_replies() || durability.committer().is_late()))
             || durability.is_crowded()
             || self.node.engines.is_spilling()
     }
@@ -300,7 +330,13 @@ impl Connection {
             }
         }
         let held = self.held.as_ref().map_or(0, |held| held.out.len());
-        client.buffers.set(self.input.capacity() + self.pending.capacity() + queued + held + self.talk.pinned_bytes);
+        client.buffers.set(
+            self.input.capacity()
+                + self.pending.capacity()
+                + queued
+                + held
+                + self.talk.pinned_bytes,
+        );
     }
 
     /// Writes replies; what the socket does not take becomes pending.

@@ -6,9 +6,10 @@
 //! ```
 //!
 //! [`store::Committer`] has the rules of commits; here is what is ours: how marks become records (`state.rs`, `rings.rs`), how a recovered
-//! record becomes state (`apply.rs`, `recovery.rs`), and what clients are told while the disk says no: writes are refused
-//! ([`Durability::refusal`]), reads go on, and whoever waits for a commit is told that it is not safe. Nothing that was applied is
-//! forgotten: it will be in the log when there is room, but nobody was told that it was safe.
+//! record becomes state (`apply.rs`, `recovery.rs`), and what clients are told while the disk says
+//! no: writes are refused ([`Durability::refusal`]), reads go on, and whoever waits for a commit is
+//! told that it is not safe. Nothing that was applied is forgotten: it will be in the log when
+//! there is room, but nobody was told that it was safe.
 
 use crate::config::Fsync;
 use crate::engines::Engines;
@@ -19,7 +20,9 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
-use store::{CommitOptions, Committer, Health, Log, MAX_BODY_BYTES, Position, Reserved, SyncPolicy, Ticket};
+use store::{
+    CommitOptions, Committer, Health, Log, MAX_BODY_BYTES, Position, Reserved, SyncPolicy, Ticket,
+};
 use tokio::sync::watch;
 
 mod apply;
@@ -42,7 +45,8 @@ use state::State;
 /// A replica syncs at least every second, if its disk lets it.
 const FOLLOWER_SYNCS: Duration = Duration::from_secs(30);
 
-/// Most bytes of changes that belong together. The rest of a batch is for schemas, layouts and heads of records, and for a little of others.
+/// Most bytes of changes that belong together. The rest of a batch is for schemas, layouts and
+/// heads of records, and for a little of others.
 pub(crate) const MOST_BYTES: usize = MAX_BODY_BYTES / 16 * 15;
 
 /// How often a reader looks whether a writer's turn, of some microseconds, has ended.
@@ -63,7 +67,8 @@ pub struct Durability {
     committer: Committer<Mark>,
     release: Release<Reached>,
     ends: Ends,
-    /// What WAIT and a stop wait for: a replica has acknowledged something, a round has failed or added nothing, the role is another.
+    /// What WAIT and a stop wait for: a replica has acknowledged something, a round has failed or
+    /// added nothing, the role is another.
     acknowledged: Release<()>,
     /// End of the log: appended, synced.
     positions: Mutex<(Position, Position)>,
@@ -78,9 +83,13 @@ pub struct Durability {
 impl Durability {
     /// Nothing is committed before `run`.
     pub fn new(policy: Fsync) -> Durability {
-        let reached = Reached { durable: 0, synced: 0, failed: 0, health: Health::Good, reason: "".into() };
+        let reached =
+            Reached { durable: 0, synced: 0, failed: 0, health: Health::Good, reason: "".into() };
         Durability {
-            committer: Committer::new(CommitOptions { policy: policy_of_store(policy), ..CommitOptions::default() }),
+            committer: Committer::new(CommitOptions {
+                policy: policy_of_store(policy),
+                ..CommitOptions::default()
+            }),
             release: Release::new(reached),
             ends: Ends::default(),
             acknowledged: Release::new(()),
@@ -91,10 +100,15 @@ impl Durability {
         }
     }
 
-    /// Waits for what the replies to a write have to wait for: room in the log's queue, and with `always`, or if `everysec` is late, the disk.
+    /// Waits for what the replies to a write have to wait for: room in the log's queue, and with
+    /// `always`, or if `everysec` is late, the disk.
     pub async fn replies_may_go(&self, ticket: Ticket) -> Result<(), String> {
         self.room().await;
-        if self.holds_replies() || self.committer.is_late() { self.safe(ticket).await } else { Ok(()) }
+        if self.holds_replies() || self.committer.is_late() {
+            self.safe(ticket).await
+        } else {
+            Ok(())
+        }
     }
 
     /// Where writers mark what they change.
@@ -112,10 +126,12 @@ impl Durability {
         }
     }
 
-    /// This node is to be a master, and its log cannot be begun: writes are refused with the reason. False if that was said already.
+    /// This node is to be a master, and its log cannot be begun: writes are refused with the
+    /// reason. False if that was said already.
     pub(crate) fn unable(&self, error: &store::Error) -> bool {
         let reason: Arc<str> = error.to_string().into();
-        let is_new = self.committer.health() == Health::Good || self.release.look().reason != reason;
+        let is_new =
+            self.committer.health() == Health::Good || self.release.look().reason != reason;
         self.refuse(reason, error.into());
         is_new
     }
@@ -133,7 +149,8 @@ impl Durability {
         self.committer.set_health(Health::Good);
     }
 
-    /// Whether so many changes wait for the log that a writer is to wait first: [`Durability::room`].
+    /// Whether so many changes wait for the log that a writer is to wait first:
+    /// [`Durability::room`].
     #[inline]
     pub fn is_crowded(&self) -> bool {
         self.committer.is_crowded()
@@ -151,7 +168,8 @@ impl Durability {
         self.release.wait(asked).await;
     }
 
-    /// Waits until so much could be reserved for changes that belong together ([`Committer::reserve`]); or until they are refused anyway. For tasks of the workers.
+    /// Waits until so much could be reserved for changes that belong together
+    /// ([`Committer::reserve`]); or until they are refused anyway. For tasks of the workers.
     pub(crate) async fn room_for(&self, bytes: usize) {
         let is_refused = || self.committer.health() != Health::Good || self.follows.load(SeqCst);
         let may_go = || self.committer.has_room(bytes) || is_refused();
@@ -164,8 +182,8 @@ impl Durability {
         self.release.wait(asked).await;
     }
 
-    /// Has everything in the log, and nothing else reserved there until this is dropped: for changes with which all that waits is to be in one batch.
-    /// Not for tasks of the workers.
+    /// Has everything in the log, and nothing else reserved there until this is dropped: for
+    /// changes with which all that waits is to be in one batch. Not for tasks of the workers.
     pub(crate) fn merging(&self) -> store::Result<Reserved<'_, Mark>> {
         loop {
             self.flush()?;
@@ -184,8 +202,8 @@ impl Durability {
         self.committer.policy() == SyncPolicy::Always
     }
 
-    /// Whether replies to reads do, if what they show is not there yet. What a replica shows its master has synced, and so has the replica itself: with
-    /// `always` it syncs before it applies.
+    /// Whether replies to reads do, if what they show is not there yet. What a replica shows its
+    /// master has synced, and so has the replica itself: with `always` it syncs before it applies.
     #[inline]
     pub(crate) fn holds_reads(&self) -> bool {
         self.holds_replies() && !self.follows.load(Relaxed)
@@ -196,7 +214,8 @@ impl Durability {
         self.committer.set_policy(policy_of_store(policy));
     }
 
-    /// Waits until everything up to `ticket` is safe. The error is what to tell those who wrote. For tasks of the workers.
+    /// Waits until everything up to `ticket` is safe. The error is what to tell those who wrote.
+    /// For tasks of the workers.
     pub async fn safe(&self, ticket: Ticket) -> Result<(), String> {
         self.committer.hurry(ticket);
         self.release
@@ -210,8 +229,9 @@ impl Durability {
             .await
     }
 
-    /// Waits until what was read is safe: with the round that [`Committer::sight`] gave, or with all that has been changed, if that is not known. Reads
-    /// go on while the disk fails, so it does not wait for more than an attempt. For tasks of the workers.
+    /// Waits until what was read is safe: with the round that [`Committer::sight`] gave, or with
+    /// all that has been changed, if that is not known. Reads go on while the disk fails, so it
+    /// does not wait for more than an attempt. For tasks of the workers.
     pub(crate) async fn settled(&self, shown: Ticket) {
         let ticket = if shown < Ticket::MAX {
             shown
@@ -225,7 +245,8 @@ impl Durability {
         };
         if self.committer.synced() < ticket {
             self.committer.hurry(ticket);
-            let is_safe = |r: &Reached| r.synced.max(r.failed) >= ticket || self.follows.load(SeqCst);
+            let is_safe =
+                |r: &Reached| r.synced.max(r.failed) >= ticket || self.follows.load(SeqCst);
             self.release.wait(|r| is_safe(r).then_some(())).await;
         }
     }
@@ -235,8 +256,8 @@ impl Durability {
         *self.positions.lock()
     }
 
-    /// Up to where others may have the log: what is written, which a kill does not take; with `always` what is synced. A replica shows
-    /// what it has applied.
+    /// Up to where others may have the log: what is written, which a kill does not take; with
+    /// `always` what is synced. A replica shows what it has applied.
     pub(crate) fn shown(&self) -> Position {
         let (written, synced) = self.positions();
         if self.holds_replies() && !self.follows.load(SeqCst) { synced } else { written }
@@ -272,7 +293,9 @@ impl Durability {
                 return Ok(());
             }
             if began.elapsed() > FOLLOWER_SYNCS {
-                return Err(store::Error::Refused("the replica's log was not synced in time".to_owned()));
+                return Err(store::Error::Refused(
+                    "the replica's log was not synced in time".to_owned(),
+                ));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -287,28 +310,34 @@ impl Durability {
         Ok(self.shown().offset)
     }
 
-    /// Where the log ended with everything up to `ticket` in it, once others may have that; the error: it could not be written.
+    /// Where the log ended with everything up to `ticket` in it, once others may have that; the
+    /// error: it could not be written.
     pub(crate) fn shown_at(&self, ticket: Ticket) -> Option<Result<u64, ()>> {
         if self.follows.load(SeqCst) {
             return Some(Ok(self.shown().offset));
         }
         // A round that failed and was made good may not have been noted yet.
-        let failed = || (self.committer.failed() >= ticket && ticket > self.committer.durable()).then_some(Err(()));
+        let failed = || {
+            (self.committer.failed() >= ticket && ticket > self.committer.durable())
+                .then_some(Err(()))
+        };
         self.ends.of(ticket).map(Ok).or_else(failed)
     }
 
-    /// Waits until `asked` has an answer, of what replicas have acknowledged, of [`Durability::shown_at`], or of who is to be the master.
+    /// Waits until `asked` has an answer, of what replicas have acknowledged, of
+    /// [`Durability::shown_at`], or of who is to be the master.
     pub(crate) async fn until<R>(&self, asked: impl Fn() -> Option<R>) -> R {
         self.acknowledged.wait(|()| asked()).await
     }
 
-    /// A replica has acknowledged something, or has gone; or another role was given, or a FAILOVER has ended. What `asked` asks for must not be locked.
+    /// A replica has acknowledged something, or has gone; or another role was given, or a FAILOVER
+    /// has ended. What `asked` asks for must not be locked.
     pub(crate) fn acknowledged(&self) {
         self.acknowledged.tell(|()| ());
     }
 
-    /// Waits until everything up to `ticket` is synced, whatever the policy, and gives the log's end then. To be given up by the
-    /// caller if it takes too long.
+    /// Waits until everything up to `ticket` is synced, whatever the policy, and gives the log's
+    /// end then. To be given up by the caller if it takes too long.
     pub(crate) async fn synced_offset(&self, ticket: Ticket) -> u64 {
         let mut grown = self.grown.subscribe();
         while !self.follows.load(SeqCst) && self.committer.synced() < ticket {
@@ -319,8 +348,8 @@ impl Durability {
         self.positions().1.offset
     }
 
-    /// The log is a master's, which commits grow. To be called before anybody may write: of what is written the log's end says nothing until a round has
-    /// brought it there.
+    /// The log is a master's, which commits grow. To be called before anybody may write: of what is
+    /// written the log's end says nothing until a round has brought it there.
     pub(crate) fn begin(&self, log: &Log) {
         self.reach(log.written(), log.durable());
         self.ends.begin(self.committer.durable(), log.written().offset);
@@ -337,7 +366,8 @@ impl Durability {
         }
     }
 
-    /// The commit thread's life, until [`Committer::stop`]. Gives the log back. [`Durability::begin`] comes first.
+    /// The commit thread's life, until [`Committer::stop`]. Gives the log back.
+    /// [`Durability::begin`] comes first.
     pub(crate) fn run(&self, log: Log, engines: &Engines) -> (Log, store::Result<()>) {
         self.committer.run(log, &mut State::new(self, engines))
     }
@@ -351,7 +381,8 @@ fn policy_of_store(policy: Fsync) -> SyncPolicy {
     }
 }
 
-/// For who changed something that is not safe yet, and may not wait for ever. He must neither believe that it is safe nor that it was not made.
+/// For who changed something that is not safe yet, and may not wait for ever. He must neither
+/// believe that it is safe nor that it was not made.
 fn doubt_text(reason: &str) -> String {
     format!(
         "MISCONF Tidemark cannot write its log: what was changed is in memory, and will be logged when it can be; if the server stops before that, it is lost: {reason}"

@@ -1,7 +1,8 @@
 //! The engines of this server: its spaces, views and actions, and which keys name what.
 //!
-//! How they are made from configuration and catalogue is in `build`, how a page is read in `page`, the one path by which
-//! data change in `write`, and when a counter of 0 answers for a flag in `gate`.
+//! How they are made from configuration and catalogue is in `build`, how a page is read in `page`,
+//! the one path by which data change in `write`, and when a counter of 0 answers for a flag in
+//! `gate`.
 
 mod build;
 mod gate;
@@ -56,8 +57,9 @@ impl CounterSpace {
         self.spills
     }
 
-    /// Rows in memory and on the disk. Of those that have been changed since they went to the disk, and new ones among them, it is
-    /// not known which are which before they are merged: they are counted as there were none new.
+    /// Rows in memory and on the disk. Of those that have been changed since they went to the disk,
+    /// and new ones among them, it is not known which are which before they are merged: they are
+    /// counted as there were none new.
     pub(crate) fn all_rows(&self) -> u64 {
         let changed = crate::cold::overlay(self).0;
         (self.space.rows() + self.cold.rows()).saturating_sub(changed + self.space.tombs().0)
@@ -68,8 +70,9 @@ impl CounterSpace {
         &self.cold
     }
 
-    /// Has those of these rows read that lie on the disk, all at the same time, as a connection's turn does before its commands run. They are at hand
-    /// on the thread that has waited, until it calls this again. For who drives the engines without a connection.
+    /// Has those of these rows read that lie on the disk, all at the same time, as a connection's
+    /// turn does before its commands run. They are at hand on the thread that has waited, until it
+    /// calls this again. For who drives the engines without a connection.
     pub async fn fetch(&self, ids: &[u64]) {
         cold::unpin();
         let mut fetching = Fetching::default();
@@ -128,10 +131,12 @@ impl ExistenceSpace {
         f64::from_bits(self.rate.load(Relaxed))
     }
 
-    /// At the present rate the oldest table is recycled after so many seconds; `None` if nothing comes, or nothing is recycled.
+    /// At the present rate the oldest table is recycled after so many seconds; `None` if nothing
+    /// comes, or nothing is recycled.
     pub fn recycled_in_s(&self) -> Option<f64> {
         let rate = self.pairs_per_s();
-        (rate > 1e-6 && !self.space.options().spill).then(|| self.space.pairs_until_recycled() as f64 / rate)
+        (rate > 1e-6 && !self.space.options().spill)
+            .then(|| self.space.pairs_until_recycled() as f64 / rate)
     }
 
     /// To be called now and then, by one thread.
@@ -141,7 +146,8 @@ impl ExistenceSpace {
         let Some(come) = self.until.swap(until, Relaxed).checked_sub(until) else { return };
         let now = come as f64 / elapsed.as_secs_f64().max(1e-3);
         let before = self.pairs_per_s();
-        let weight = if before == 0.0 { 1.0 } else { 1.0 - (-elapsed.as_secs_f64() / RATE_OVER_S).exp() };
+        let weight =
+            if before == 0.0 { 1.0 } else { 1.0 - (-elapsed.as_secs_f64() / RATE_OVER_S).exp() };
         self.rate.store((before + (now - before) * weight).to_bits(), Relaxed);
     }
 }
@@ -281,7 +287,10 @@ impl Engines {
     /// The pattern of a counter space's row keys, if it has one.
     pub(crate) fn row_pattern(&self, space: &CounterSpace) -> Option<&Pattern> {
         let is_it = |index: usize| std::ptr::eq(&self.counters[index], space);
-        self.patterns.iter().find(|(_, kind, index)| *kind == Kind::Row && is_it(*index)).map(|(pattern, ..)| pattern)
+        self.patterns
+            .iter()
+            .find(|(_, kind, index)| *kind == Kind::Row && is_it(*index))
+            .map(|(pattern, ..)| pattern)
     }
 
     /// The counter space of that name.
@@ -349,7 +358,12 @@ impl Engines {
     }
 
     /// Replaces an existence space by what a snapshot held of it, and its files on the disk.
-    pub(crate) fn restore(&mut self, number: u32, space: phantom::Space, files: Vec<Arc<PairFile>>) {
+    pub(crate) fn restore(
+        &mut self,
+        number: u32,
+        space: phantom::Space,
+        files: Vec<Arc<PairFile>>,
+    ) {
         if let Some(existence) = self.existences.iter_mut().find(|s| s.number == number) {
             existence.space = space;
             existence.loosen_arrivals();
@@ -375,7 +389,8 @@ impl Engines {
         &self.durability
     }
 
-    /// The cold files of rows that the store's manifest names answer from now on, for spaces that do not have theirs yet.
+    /// The cold files of rows that the store's manifest names answer from now on, for spaces that
+    /// do not have theirs yet.
     pub(crate) fn attach_cold(&self, store: &store::Store) -> store::Result<()> {
         for space in &self.counters {
             space.cold.attach(space, store)?;
@@ -389,8 +404,8 @@ impl Engines {
         self.cold.any()
     }
 
-    /// Whether writers are to wait, as a space is nearly full and will soon be less so. Asked behind every write of a pipeline, so one load or two say that
-    /// nothing spills.
+    /// Whether writers are to wait, as a space is nearly full and will soon be less so. Asked
+    /// behind every write of a pipeline, so one load or two say that nothing spills.
     #[inline]
     pub(crate) fn is_spilling(&self) -> bool {
         (self.spills || self.has_cold()) && self.is_any_crowded()
@@ -401,10 +416,9 @@ impl Engines {
             space.spills
                 && space.memory_bytes() > space.memory_limit_bytes() / 32 * 31
                 && !space.cold.stuck.load(Relaxed)
-        }) || self
-            .existences
-            .iter()
-            .any(|space| space.cold.any() && crate::cold::is_crowded(space) && !space.cold.stuck.load(Relaxed))
+        }) || self.existences.iter().any(|space| {
+            space.cold.any() && crate::cold::is_crowded(space) && !space.cold.stuck.load(Relaxed)
+        })
     }
 
     /// The counter spaces of a view.
@@ -430,7 +444,8 @@ impl Engines {
     /// Bytes of memory that all tables take.
     pub fn memory_bytes(&self) -> u64 {
         let counters: u64 = self.counters.iter().map(|s| s.memory_bytes()).sum();
-        counters + self.existences.iter().map(|s| s.memory_bytes() + s.loose.memory_bytes()).sum::<u64>()
+        counters
+            + self.existences.iter().map(|s| s.memory_bytes() + s.loose.memory_bytes()).sum::<u64>()
     }
 
     /// Does some of the work that the spaces have put off. True if there was any: call again.
@@ -447,11 +462,13 @@ impl Engines {
         worked
     }
 
-    /// Asks one existence space for `count` canaries, so that its true error rate is known after a while: for who has nothing else to do. It is the next
-    /// from the `turn`-th on whose rate is not known, so that many spaces cost no more than one.
+    /// Asks one existence space for `count` canaries, so that its true error rate is known after a
+    /// while: for who has nothing else to do. It is the next from the `turn`-th on whose rate is
+    /// not known, so that many spaces cost no more than one.
     pub fn probe(&self, turn: usize, count: u64) {
         let number = self.existences.len();
-        let _ = (0..number).any(|next| self.existences[(turn % number + next) % number].probe(count));
+        let _ =
+            (0..number).any(|next| self.existences[(turn % number + next) % number].probe(count));
     }
 
     /// Whether writers wait for what [`Engines::maintain`] does: [`counter::Space::hurries`].
@@ -481,9 +498,13 @@ mod tests {
     fn canaries_go_to_one_space_at_a_time_and_to_all_in_turn() {
         let config = Config::default();
         let catalogue = Catalogue::default().completed(&config).unwrap();
-        let engines = Engines::new(&config, &catalogue, Arc::new(Durability::new(config.durability.fsync))).unwrap();
+        let engines =
+            Engines::new(&config, &catalogue, Arc::new(Durability::new(config.durability.fsync)))
+                .unwrap();
         engines.probe(usize::MAX, 10);
-        let asked = || engines.existences().iter().map(|space| space.measured().canaries).collect::<Vec<_>>();
+        let asked = || {
+            engines.existences().iter().map(|space| space.measured().canaries).collect::<Vec<_>>()
+        };
         assert_eq!(asked(), [0, 0, 0], "nobody is there");
         // The one in the middle has nothing to be wrong about.
         for space in [&engines.existences()[0], &engines.existences()[2]] {

@@ -6,13 +6,15 @@ use std::io::{self, Write as _};
 use std::path::Path;
 use tempfile::NamedTempFile;
 
-/// A file that is to take another's place is called so until it does, with some random letters in between.
+/// A file that is to take another's place is called so until it does, with some random letters in
+/// between.
 const UNFINISHED: [&str; 2] = [".tidemark-", ".tmp"];
 /// Held while there may be such a file of this process.
 static REPLACING: Mutex<()> = Mutex::new(());
 
-/// Replaces a file: after a crash at any moment it has the old text or the new one, and once this has returned the new one. Its
-/// permissions stay; a new one can be read by its owner alone, for it may hold passwords.
+/// Replaces a file: after a crash at any moment it has the old text or the new one, and once this
+/// has returned the new one. Its permissions stay; a new one can be read by its owner alone, for it
+/// may hold passwords.
 pub(crate) fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     // The file that a link points to is meant, not the link.
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
@@ -33,7 +35,8 @@ fn unfinished(folder: &Path) -> io::Result<NamedTempFile> {
     tempfile::Builder::new().prefix(prefix).suffix(suffix).tempfile_in(folder)
 }
 
-/// Removes what a kill in the middle of [`replace`] has left in a folder that is no other process's.
+/// Removes what a kill in the middle of [`replace`] has left in a folder that is no other
+/// process's.
 pub(crate) fn remove_unfinished(folder: &Path) -> io::Result<()> {
     let _one = REPLACING.lock();
     let [prefix, suffix] = UNFINISHED;
@@ -42,8 +45,9 @@ pub(crate) fn remove_unfinished(folder: &Path) -> io::Result<()> {
         let name = entry.file_name();
         let random = name.to_str().and_then(|name| name.strip_prefix(prefix)?.strip_suffix(suffix));
         // As many letters as tempfile takes: what looks like it only is somebody else's.
-        let is_ours =
-            random.is_some_and(|random| random.len() == 6 && random.bytes().all(|b| b.is_ascii_alphanumeric()));
+        let is_ours = random.is_some_and(|random| {
+            random.len() == 6 && random.bytes().all(|b| b.is_ascii_alphanumeric())
+        });
         if is_ours && entry.file_type()?.is_file() {
             std::fs::remove_file(entry.path())?;
         }

@@ -1,6 +1,8 @@
-//! What the fuzzer calls, and a stable test with seeded random bytes: everything in this crate that reads bytes of strangers.
+//! What the fuzzer calls, and a stable test with seeded random bytes: everything in this crate that
+//! reads bytes of strangers.
 //!
-//! Each function must return, whatever it is given; what it accepts must mean the same when it is written and read again.
+//! Each function must return, whatever it is given; what it accepts must mean the same when it is
+//! written and read again.
 
 pub(crate) mod commands;
 
@@ -16,7 +18,8 @@ use std::path::Path;
 
 type Requests = Vec<Vec<Vec<u8>>>;
 
-/// The requests that a scanner finds in bytes that arrive in pieces, and its refusal. Finds it all through one buffer, as connections do.
+/// The requests that a scanner finds in bytes that arrive in pieces, and its refusal. Finds it all
+/// through one buffer, as connections do.
 fn scan(pieces: &[&[u8]], limits: &Limits) -> (Requests, Option<String>) {
     let (mut scanner, mut buf, mut found) = (Scanner::default(), Vec::new(), Vec::new());
     for piece in pieces {
@@ -44,7 +47,8 @@ fn scan(pieces: &[&[u8]], limits: &Limits) -> (Requests, Option<String>) {
     (found, None)
 }
 
-/// The request scanner: pieces change nothing, and redis-protocol finds the same in what both accept. The first byte says where to cut.
+/// The request scanner: pieces change nothing, and redis-protocol finds the same in what both
+/// accept. The first byte says where to cut.
 pub fn scanner(input: &[u8]) {
     use redis_protocol::resp2::{decode::decode, types::OwnedFrame};
     let Some((&cut, bytes)) = input.split_first() else { return };
@@ -66,7 +70,13 @@ pub fn scanner(input: &[u8]) {
             assert_eq!(length, first);
             let theirs: Vec<Vec<u8>> = frames
                 .into_iter()
-                .map(|frame| if let OwnedFrame::BulkString(bytes) = frame { bytes } else { panic!("{frame:?}") })
+                .map(|frame| {
+                    if let OwnedFrame::BulkString(bytes) = frame {
+                        bytes
+                    } else {
+                        panic!("{frame:?}")
+                    }
+                })
                 .collect();
             assert_eq!(theirs, whole.0[0]);
         }
@@ -74,17 +84,19 @@ pub fn scanner(input: &[u8]) {
     }
 }
 
-/// A file of users: what is accepted describes itself, and describes the same users when it is read again.
+/// A file of users: what is accepted describes itself, and describes the same users when it is read
+/// again.
 pub fn users(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
-    let security = Security { acl_file: "users.acl".to_owned(), max_users: 100, ..Security::default() };
+    let security =
+        Security { acl_file: "users.acl".to_owned(), max_users: 100, ..Security::default() };
     let Ok(users) = acl::parse_file(text, &security) else { return };
     let lines = |users: &std::collections::BTreeMap<String, std::sync::Arc<acl::User>>| {
         users.values().map(|user| format!("user {}\n", user.line())).collect::<String>()
     };
     let written = lines(&users);
-    let again =
-        acl::parse_file(&written, &security).unwrap_or_else(|e| panic!("{text:?} was read, and {written:?} not: {e}"));
+    let again = acl::parse_file(&written, &security)
+        .unwrap_or_else(|e| panic!("{text:?} was read, and {written:?} not: {e}"));
     assert_eq!(lines(&again), written);
 }
 
@@ -93,12 +105,16 @@ pub fn config(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     let Ok(config) = Config::parse(text, Path::new("fuzz.toml")) else { return };
     // Empty lists have no sections to print; they are the default then.
-    if config.counter.is_empty() || config.existence.is_empty() || config.view.is_empty() || config.action.is_empty() {
+    if config.counter.is_empty()
+        || config.existence.is_empty()
+        || config.view.is_empty()
+        || config.action.is_empty()
+    {
         return;
     }
     let printed = config.print();
-    let again =
-        Config::parse(&printed, Path::new("printed.toml")).unwrap_or_else(|e| panic!("{text:?}: {e}\n{printed}"));
+    let again = Config::parse(&printed, Path::new("printed.toml"))
+        .unwrap_or_else(|e| panic!("{text:?}: {e}\n{printed}"));
     assert_eq!(again, config);
 }
 
@@ -115,7 +131,10 @@ pub fn records(input: &[u8]) {
     let _ = crate::durability::rings::decode_block(input);
     let _ = crate::durability::rings::decode_frontier(input);
     if let Ok(catalogue) = Catalogue::decode(input) {
-        assert_eq!(Catalogue::decode(&catalogue.encode()).map(|c| c.encode()).ok(), Some(catalogue.encode()));
+        assert_eq!(
+            Catalogue::decode(&catalogue.encode()).map(|c| c.encode()).ok(),
+            Some(catalogue.encode())
+        );
     }
 }
 
@@ -266,7 +285,13 @@ mod tests {
                 &[0, 1, 4, 9, 200, 1, 5],
                 b"[[counter]]\nnumber = 1\nname = \"post\"\nfields = \"like:12\"\n",
             ],
-            &[&[0xff; 9], &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1], &[0], &[0x80], &[1; 20]],
+            &[
+                &[0xff; 9],
+                &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1],
+                &[0],
+                &[0x80],
+                &[1; 20],
+            ],
         );
     }
 
@@ -274,7 +299,12 @@ mod tests {
     fn seeded_rounds_of_words() {
         rounds(
             words,
-            &[b"a*b[c-d]?\\*\xffaxbc*", b"18446744073709551615", b"-9223372036854775808", b"*****[^a\xffbbbbb"],
+            &[
+                b"a*b[c-d]?\\*\xffaxbc*",
+                b"18446744073709551615",
+                b"-9223372036854775808",
+                b"*****[^a\xffbbbbb",
+            ],
             &[b"*", b"?", b"[", b"]", b"-", b"\\", b"^", b"[^d]", b"D", b"\xff", b"0"],
         );
     }

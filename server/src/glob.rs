@@ -1,5 +1,5 @@
-//! Redis's glob patterns (`*`, `?`, `[a-z]`, `[^x]`, `\` to quote), matched without recursion: a pattern from a client can cost
-//! pattern length times text length at most, and no stack.
+//! Redis's glob patterns (`*`, `?`, `[a-z]`, `[^x]`, `\` to quote), matched without recursion: a
+//! pattern from a client can cost pattern length times text length at most, and no stack.
 
 /// Whether the whole of `text` matches. With `fold`, upper and lower case are the same.
 pub(crate) fn matches(pattern: &[u8], text: &[u8], fold: bool) -> bool {
@@ -105,7 +105,11 @@ mod tests {
             ("***a", "bca", true),
         ];
         for (pattern, text, expected) in cases {
-            assert_eq!(matches(pattern.as_bytes(), text.as_bytes(), false), expected, "{pattern} {text}");
+            assert_eq!(
+                matches(pattern.as_bytes(), text.as_bytes(), false),
+                expected,
+                "{pattern} {text}"
+            );
         }
         assert!(matches(b"MAX*", b"maxmemory", true));
         assert!(!matches(b"MAX*", b"maxmemory", false));

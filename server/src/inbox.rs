@@ -1,7 +1,8 @@
-//! What others send to a client: messages of channels, lines for MONITOR. Anybody may push, from any thread; the client's own worker
-//! writes it to the socket between two turns.
+//! What others send to a client: messages of channels, lines for MONITOR. Anybody may push, from
+//! any thread; the client's own worker writes it to the socket between two turns.
 //!
-//! A client that does not read makes it grow, so it has a limit: beyond it the client is disconnected, and whoever pushed goes on.
+//! A client that does not read makes it grow, so it has a limit: beyond it the client is
+//! disconnected, and whoever pushed goes on.
 
 use crate::budget::Share;
 use parking_lot::Mutex;
@@ -30,7 +31,8 @@ impl Inbox {
         Inbox { share, ..Inbox::default() }
     }
 
-    /// Adds bytes and wakes the client's task; false, and nothing is added, if there would be more than `most`.
+    /// Adds bytes and wakes the client's task; false, and nothing is added, if there would be more
+    /// than `most`.
     pub(crate) fn push(&self, message: &[u8], most: usize) -> bool {
         let mut state = self.state.lock();
         if state.bytes.len() + message.len() > most {
@@ -47,7 +49,8 @@ impl Inbox {
         true
     }
 
-    /// Moves what is there to the end of `out`; true if there was something. If not, `waker` is woken when something comes.
+    /// Moves what is there to the end of `out`; true if there was something. If not, `waker` is
+    /// woken when something comes.
     pub(crate) fn take(&self, out: &mut Vec<u8>, waker: Option<&Waker>) -> bool {
         let mut state = self.state.lock();
         if state.bytes.is_empty() {

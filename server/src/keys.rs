@@ -1,8 +1,10 @@
-//! Key patterns: how keys of Redis's kind (`post:17`, `post:17:like`, `liked:17`) name rows, cells and pairs.
+//! Key patterns: how keys of Redis's kind (`post:17`, `post:17:like`, `liked:17`) name rows, cells
+//! and pairs.
 //!
-//! A pattern is fixed text around `{id}` and, for cells, `{field}` behind it. An id is a canonical decimal `u64`: `017` names nothing, so
-//! that one row has one key. Patterns that could both match one key are refused when the configuration is read, so the order
-//! in which they are tried does not matter.
+//! A pattern is fixed text around `{id}` and, for cells, `{field}` behind it. An id is a canonical
+//! decimal `u64`: `017` names nothing, so that one row has one key. Patterns that could both match
+//! one key are refused when the configuration is read, so the order in which they are tried does
+//! not matter.
 
 /// What a pattern's keys name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,10 +35,14 @@ pub enum PatternError {
     #[error("key pattern '{0}' must have one {{id}}")]
     NoId(String),
     /// A cell's pattern without `{field}` behind `{id}`, or another one with it.
-    #[error("key pattern '{0}' must have one {{field}} behind {{id}} if it names cells, and none otherwise")]
+    #[error(
+        "key pattern '{0}' must have one {{field}} behind {{id}} if it names cells, and none otherwise"
+    )]
     Field(String),
     /// Text behind `{id}` that begins with a digit, or none between `{id}` and `{field}`.
-    #[error("key pattern '{0}' does not show where the id ends: put a character that is no digit behind {{id}}")]
+    #[error(
+        "key pattern '{0}' does not show where the id ends: put a character that is no digit behind {{id}}"
+    )]
     Open(String),
     /// Spaces or control characters.
     #[error("key pattern '{0}' must not have spaces or control characters")]
@@ -56,8 +62,9 @@ pub enum Match<'k> {
     Yes(u64, &'k [u8]),
 }
 
-/// What stands behind `start` in `text`. Nothing is compared with an empty one: its pointer leads nowhere, and a memcmp that loads from there under an
-/// empty mask, as glibc's for AVX-512 does, costs a hundred nanoseconds, since the processor has to hide a fault.
+/// What stands behind `start` in `text`. Nothing is compared with an empty one: its pointer leads
+/// nowhere, and a memcmp that loads from there under an empty mask, as glibc's for AVX-512 does,
+/// costs a hundred nanoseconds, since the processor has to hide a fault.
 #[inline]
 fn behind<'k>(text: &'k [u8], start: &[u8]) -> Option<&'k [u8]> {
     if start.is_empty() { Some(text) } else { text.strip_prefix(start) }
@@ -69,7 +76,9 @@ impl Pattern {
         if text.bytes().any(|b| b.is_ascii_whitespace() || b.is_ascii_control()) {
             return Err(PatternError::Space(text.to_owned()));
         }
-        let Some((prefix, rest)) = text.split_once("{id}") else { return Err(PatternError::NoId(text.to_owned())) };
+        let Some((prefix, rest)) = text.split_once("{id}") else {
+            return Err(PatternError::NoId(text.to_owned()));
+        };
         if rest.contains("{id}") {
             return Err(PatternError::NoId(text.to_owned()));
         }
@@ -82,7 +91,8 @@ impl Pattern {
         if prefix.contains("{field}") || end.is_some_and(|e| e.contains("{field}")) {
             return Err(field());
         }
-        let open = middle.bytes().next().is_some_and(|b| b.is_ascii_digit()) || (end.is_some() && middle.is_empty());
+        let open = middle.bytes().next().is_some_and(|b| b.is_ascii_digit())
+            || (end.is_some() && middle.is_empty());
         if open {
             return Err(PatternError::Open(text.to_owned()));
         }
@@ -135,9 +145,11 @@ impl Pattern {
         }
     }
 
-    /// Whether some key could match both. Errs on the safe side: it may say yes for patterns that only an odd field name would confuse.
+    /// Whether some key could match both. Errs on the safe side: it may say yes for patterns that
+    /// only an odd field name would confuse.
     pub fn overlaps(&self, other: &Pattern) -> bool {
-        let (short, long) = if self.prefix.len() <= other.prefix.len() { (self, other) } else { (other, self) };
+        let (short, long) =
+            if self.prefix.len() <= other.prefix.len() { (self, other) } else { (other, self) };
         let Some(beyond) = long.prefix.strip_prefix(&*short.prefix) else { return false };
         if let Some(first) = beyond.first() {
             // Where the longer pattern has more text, the shorter one has its id.
@@ -145,7 +157,9 @@ impl Pattern {
         }
         match (&short.end, &long.end) {
             (None, None) => short.middle == long.middle,
-            (Some(_), Some(_)) => short.middle.starts_with(&long.middle) || long.middle.starts_with(&short.middle),
+            (Some(_), Some(_)) => {
+                short.middle.starts_with(&long.middle) || long.middle.starts_with(&short.middle)
+            }
             (Some(_), None) => long.middle.starts_with(&short.middle),
             (None, Some(_)) => short.middle.starts_with(&long.middle),
         }

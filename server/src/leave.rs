@@ -1,9 +1,12 @@
-//! Told to stop, by SHUTDOWN or by a signal, a master first gives its replicas what was written last, as Redis does: one of them may be the master before this
-//! one is back. Writes are paused meanwhile, and reads go on. It waits until all that are in step have everything, for `server.shutdown_timeout_s` at most, or
-//! until SHUTDOWN ABORT, after which all goes on. A replica does not wait: it has nothing that its master has not.
+//! Told to stop, by SHUTDOWN or by a signal, a master first gives its replicas what was written
+//! last, as Redis does: one of them may be the master before this one is back. Writes are paused
+//! meanwhile, and reads go on. It waits until all that are in step have everything, for
+//! `server.shutdown_timeout_s` at most, or until SHUTDOWN ABORT, after which all goes on. A replica
+//! does not wait: it has nothing that its master has not.
 //!
-//! A FAILOVER that is under way, or comes meanwhile, is waited for, too: else the replica that is to take over might never hear of it, and there would be no
-//! master until this node is back. Redis does not wait for that. If the time is over first, the next start asks the replica again, or
+//! A FAILOVER that is under way, or comes meanwhile, is waited for, too: else the replica that is
+//! to take over might never hear of it, and there would be no master until this node is back. Redis
+//! does not wait for that. If the time is over first, the next start asks the replica again, or
 //! leaves it to Sentinel where one has spoken.
 
 use crate::node::Node;
@@ -29,8 +32,9 @@ pub(crate) fn signalled(node: &Arc<Node>, signal: &str) {
     leave(node, signal, How { now: false, forced: node.stop.is_warned(), insists: true });
 }
 
-/// Stops the server: at once, or when its replicas have everything; until then [`Stop::leaves`](crate::Stop). False: it goes on, since changes that were
-/// acknowledged would be lost. To be called in a runtime. `who` says so.
+/// Stops the server: at once, or when its replicas have everything; until then
+/// [`Stop::leaves`](crate::Stop). False: it goes on, since changes that were acknowledged would be
+/// lost. To be called in a runtime. `who` says so.
 pub(crate) fn leave(node: &Arc<Node>, who: &str, how: How) -> bool {
     if !node.is_loaded() {
         node.stop.while_loading(who);
@@ -54,9 +58,15 @@ pub(crate) fn leave(node: &Arc<Node>, who: &str, how: How) -> bool {
         return true;
     }
     let until = Instant::now() + timeout;
-    if node.stop.leave_by(until, || node.pause.begin(By::Stop, Paused::Writes, Instant::now() + FAR)) {
-        let what =
-            if replication.failover.is_under_way() { "the FAILOVER is over" } else { "the replicas have everything" };
+    if node
+        .stop
+        .leave_by(until, || node.pause.begin(By::Stop, Paused::Writes, Instant::now() + FAR))
+    {
+        let what = if replication.failover.is_under_way() {
+            "the FAILOVER is over"
+        } else {
+            "the replicas have everything"
+        };
         tracing::info!("{who}: stopping when {what}, or after {} s", timeout.as_secs());
         tokio::spawn(wait(node.clone(), who.to_owned(), how, until));
     }
@@ -101,12 +111,14 @@ async fn wait(node: Arc<Node>, who: String, how: How, until: Instant) {
 
 /// Until nobody is left who will get more of what was written; gives where the log ends with that.
 async fn over(node: &Node, how: How) -> u64 {
-    // What the disk does not take by now it may take before the time is over, but who forces a stop does not wait for that.
+    // What the disk does not take by now it may take before the time is over, but who forces a stop
+    // does not wait for that.
     let end = failover::all_written(node, how.forced).await;
     let replication = &node.replication;
     let is_over = || {
         // A replica has nothing that its master has not.
-        let is_known = || !replication.is_master() || replication.feeds.count(|fed| fed.written < end) == 0;
+        let is_known =
+            || !replication.is_master() || replication.feeds.count(|fed| fed.written < end) == 0;
         (!replication.failover.is_under_way() && is_known()).then_some(end)
     };
     node.durability.until(is_over).await
@@ -122,7 +134,8 @@ fn say_what_is_left(node: &Node, end: u64) {
         tracing::warn!("a FAILOVER is under way: {then}");
     }
     let all = node.replication.feeds.reachable();
-    let behind: Vec<_> = all.iter().filter(|fed| fed.sending != Sending::Log || fed.written < end).collect();
+    let behind: Vec<_> =
+        all.iter().filter(|fed| fed.sending != Sending::Log || fed.written < end).collect();
     for fed in &behind {
         tracing::warn!(
             "Lagging replica {}:{} reported offset {} behind master, lag={}, state={}.",
@@ -134,7 +147,11 @@ fn say_what_is_left(node: &Node, end: u64) {
         );
     }
     if !all.is_empty() {
-        tracing::info!("{} of {} replicas are in sync when shutting down.", all.len() - behind.len(), all.len());
+        tracing::info!(
+            "{} of {} replicas are in sync when shutting down.",
+            all.len() - behind.len(),
+            all.len()
+        );
     }
 }
 
@@ -144,7 +161,8 @@ mod tests {
     use crate::config::Config;
     use replication::Peer;
 
-    /// A master whose disk says no after it was told to stop goes on with what it has in memory; who says so twice knows.
+    /// A master whose disk says no after it was told to stop goes on with what it has in memory;
+    /// who says so twice knows.
     #[tokio::test]
     async fn a_stop_that_would_lose_something_by_now_is_none() {
         let mut config = Config::default();
@@ -152,7 +170,14 @@ mod tests {
         let node = crate::fuzz::commands::alone(&config);
         let nowhere = std::net::IpAddr::from([127, 0, 0, 1]);
         assert!(node.replication.feeds.admit(1, nowhere, 1));
-        let peer = Peer { ip: String::new(), port: 0, sending: Sending::Log, written: 0, durable: 0, heard_ms: 0 };
+        let peer = Peer {
+            ip: String::new(),
+            port: 0,
+            sending: Sending::Log,
+            written: 0,
+            durable: 0,
+            heard_ms: 0,
+        };
         node.replication.feeds.update(1, &peer, Instant::now());
         for (forced, is_stopped) in [(false, false), (true, true)] {
             node.durability.able();
@@ -163,7 +188,11 @@ mod tests {
             node.durability.unable(&store::Error::Refused("no room".to_owned()));
             node.stop.waited(until).await;
             assert_eq!(node.stop.is_stopped(), is_stopped);
-            assert_eq!(node.pause.now() == Paused::Writes, is_stopped, "nobody would have what is written then");
+            assert_eq!(
+                node.pause.now() == Paused::Writes,
+                is_stopped,
+                "nobody would have what is written then"
+            );
         }
         assert!(!abort(&node));
     }

@@ -6,8 +6,9 @@
 //!                <- resp::Reply   <-
 //! ```
 //!
-//! One *turn* of a connection is one read, all the requests in it, one write. Buffers belong to the worker, not to the connection: an idle
-//! client costs a few hundred bytes. No command waits for anything, so a worker needs no locks between its clients.
+//! One *turn* of a connection is one read, all the requests in it, one write. Buffers belong to the
+//! worker, not to the connection: an idle client costs a few hundred bytes. No command waits for
+//! anything, so a worker needs no locks between its clients.
 //!
 //! [`start`] runs a server inside this process, as the tests and the demo do; the program's `tidemark serve` does the same.
 #![forbid(unsafe_code)]
@@ -133,18 +134,25 @@ pub struct Server {
     log: JoinHandle<store::Result<()>>,
 }
 
-/// Starts a server on one listening socket (port 0 is fine: [`Server::port`] tells which it became).
+/// Starts a server on one listening socket (port 0 is fine: [`Server::port`] tells which it
+/// became).
 pub fn start(config: Config, listener: TcpListener) -> Result<Server, StartError> {
     start_on(config, vec![listener], Stop::new())
 }
 
-/// Starts a server on several listening sockets; `stop` will stop it. Returns when the data are loaded; clients that come before
-/// are told so (`-LOADING`).
-pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Result<Server, StartError> {
+/// Starts a server on several listening sockets; `stop` will stop it. Returns when the data are
+/// loaded; clients that come before are told so (`-LOADING`).
+pub fn start_on(
+    config: Config,
+    listeners: Vec<TcpListener>,
+    stop: Stop,
+) -> Result<Server, StartError> {
     config.validate()?;
     durability::try_spaces(&config)?;
-    let addresses = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<SocketAddr>>>()?;
-    let encrypted = if config.tls.port == 0 { Vec::new() } else { listen_at(&config, config.tls.port)? };
+    let addresses =
+        listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<SocketAddr>>>()?;
+    let encrypted =
+        if config.tls.port == 0 { Vec::new() } else { listen_at(&config, config.tls.port)? };
     let host = Arc::new(Host::new(config, addresses, stop));
     host.tls.configure(&host.config().tls).map_err(StartError::Tls)?;
     host.acl.configure(&host.config().security).map_err(StartError::Users)?;
@@ -161,16 +169,21 @@ pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Resu
             tracing::warn!("what a kill has left in the data folder cannot be removed: {error}");
         }
         let (of_log, of_snapshots) = (host.clone(), host.clone());
-        // Before anybody is told that the server is ready: writes are taken from the first moment, or refused for the right reason.
+        // Before anybody is told that the server is ready: writes are taken from the first moment,
+        // or refused for the right reason.
         host.replication.settle(&host.config(), log.is_own(), log.term());
         if let Held::Own(log) = &log {
             host.node().durability.look_at(log);
         }
         let run = move || replication::director::direct(&of_log, log);
         let log = workers::thread(host.stop.vital(), "log".to_owned(), run)?;
-        threads.push(workers::thread(host.stop.vital(), "snapshot".to_owned(), move || snapshot::run(&of_snapshots))?);
+        threads.push(workers::thread(host.stop.vital(), "snapshot".to_owned(), move || {
+            snapshot::run(&of_snapshots)
+        })?);
         let of_spills = host.clone();
-        threads.push(workers::thread(host.stop.vital(), "spill".to_owned(), move || cold::run(&of_spills))?);
+        threads.push(workers::thread(host.stop.vital(), "spill".to_owned(), move || {
+            cold::run(&of_spills)
+        })?);
         Ok(log)
     });
     match opened {
@@ -193,10 +206,14 @@ pub fn start_on(config: Config, listeners: Vec<TcpListener>, stop: Stop) -> Resu
 fn load(node: &Node) -> Result<Held, StartError> {
     let started = Instant::now();
     let said = Mutex::new(started);
-    // The log of who was stopped before it could begin as a master is its last master's, and goes on with a higher term.
+    // The log of who was stopped before it could begin as a master is its last master's, and goes
+    // on with a higher term.
     let follows = !node.replication.is_master() || node.replication.is_promoting();
     let recovered = durability::recover(&node.config(), &node.durability, follows, |progress| {
-        let Some(mut said) = said.try_lock().filter(|said| said.elapsed() > Duration::from_secs(1)) else { return };
+        let Some(mut said) = said.try_lock().filter(|said| said.elapsed() > Duration::from_secs(1))
+        else {
+            return;
+        };
         *said = Instant::now();
         let share = progress.bytes as f64 / progress.of_bytes.max(1) as f64 * 100.0;
         tracing::info!("loading: {share:.0} % of {} MB", progress.of_bytes >> 20);
@@ -283,7 +300,9 @@ impl Server {
         self.host.node().durability.committer().stop();
         match self.log.join() {
             Ok(Ok(())) => tracing::info!("the log is complete"),
-            Ok(Err(error)) => outcome = Err(io::Error::other(format!("the last commit failed: {error}"))),
+            Ok(Err(error)) => {
+                outcome = Err(io::Error::other(format!("the last commit failed: {error}")))
+            }
             Err(_) => outcome = Err(io::Error::other("the log thread panicked")),
         }
         outcome

@@ -1,11 +1,12 @@
-//! A client without a socket, on the caller's thread: requests in, replies out, by the very turn that a connection runs. For tests and
-//! measurements of that path alone.
+//! A client without a socket, on the caller's thread: requests in, replies out, by the very turn
+//! that a connection runs. For tests and measurements of that path alone.
 
 use crate::node::{Node, Tallies};
 use crate::turn::{Talk, Turn};
 use std::sync::Arc;
 
-/// See the top of the file. What its replies would have to wait for (the disk, with `always`) is not waited for.
+/// See the top of the file. What its replies would have to wait for (the disk, with `always`) is
+/// not waited for.
 pub struct Local {
     node: Arc<Node>,
     talk: Talk,
@@ -17,7 +18,12 @@ impl Local {
     pub(crate) fn new(node: Arc<Node>) -> Option<Local> {
         let nowhere = std::net::SocketAddr::from(([0, 0, 0, 0], 0));
         let client = node.clients.admit(nowhere, nowhere, usize::MAX)?;
-        Some(Local { talk: Talk::new(&node, client, 0), node, turn: Turn::default(), tallies: Tallies::default() })
+        Some(Local {
+            talk: Talk::new(&node, client, 0),
+            node,
+            turn: Turn::default(),
+            tallies: Tallies::default(),
+        })
     }
 
     /// One turn: executes the requests, which must have come whole, and gives the replies.
@@ -26,7 +32,8 @@ impl Local {
         self.turn.out.clear();
         let mut at = 0;
         while at < requests.len() {
-            let used = self.talk.execute(&self.node, &self.tallies, &requests[at..], &mut self.turn);
+            let used =
+                self.talk.execute(&self.node, &self.tallies, &requests[at..], &mut self.turn);
             assert!(used > 0, "the requests end with half a one");
             at += used;
         }

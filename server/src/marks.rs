@@ -6,13 +6,16 @@
 //!   word 3     space << 32 | kind << 25 | counters << 1 | state counters: the row of this id there has changed, too, or 0; state: the pair is set
 //! ```
 //!
-//! A like, which sets a pair and moves a row of the same id, is one mark. So marks of one pair differ in the lowest 25 bits only, and lie side by side.
+//! A like, which sets a pair and moves a row of the same id, is one mark. So marks of one pair
+//! differ in the lowest 25 bits only, and lie side by side.
 //!
-//! Some hundred thousand a second are made, sorted and read, so a mark is small (two to a cache line) and plain: four words, no branch to compare them.
+//! Some hundred thousand a second are made, sorted and read, so a mark is small (two to a cache
+//! line) and plain: four words, no branch to compare them.
 //!
-//! A mark names what changed; its state is read when it is logged. One thing it says itself: *this pair is set*. Only a write that is
-//! marked, too, unsets a pair, and marks of one id meet in one stripe of the committer. So if nothing else is marked of the pair, it is
-//! still set, and its filter, which is rarely in the cache, need not be asked (`told`).
+//! A mark names what changed; its state is read when it is logged. One thing it says itself: *this
+//! pair is set*. Only a write that is marked, too, unsets a pair, and marks of one id meet in one
+//! stripe of the committer. So if nothing else is marked of the pair, it is still set, and its
+//! filter, which is rarely in the cache, need not be asked (`told`).
 
 use phantom::{BlockPlace, Member};
 
@@ -42,11 +45,13 @@ const BLOCK: u64 = 5;
 /// A mark, read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Marked {
-    /// The catalogue or the layout of a ring: the commit thread looks at them with every batch, and this makes that there is one.
+    /// The catalogue or the layout of a ring: the commit thread looks at them with every batch, and
+    /// this makes that there is one.
     Catalogue,
     /// The row of this id in the counter space with this number.
     Row(u32, u64),
-    /// One pair of the existence space with this number, by its id and its other half; whether it is set, as far as its writer knew.
+    /// One pair of the existence space with this number, by its id and its other half; whether it
+    /// is set, as far as its writer knew.
     Pair(u32, u64, MarkedMember, bool),
     /// This id of the existence space with this number became loose.
     Loose(u32, u64),
@@ -80,7 +85,8 @@ impl Mark {
         Mark { what: mark.what | u64::from(set), ..mark }
     }
 
-    /// The same, and the row of its id in the counter space with this number. `None`: the number is too high to be named beside the pair.
+    /// The same, and the row of its id in the counter space with this number. `None`: the number is
+    /// too high to be named beside the pair.
     #[inline]
     pub fn with_row(self, counters: u32) -> Option<Mark> {
         let fits = counters < 1 << (KIND_AT - COUNTERS_AT);
@@ -104,7 +110,8 @@ impl Mark {
         ((self.what >> SPACE_AT) as u32, self.id)
     }
 
-    /// The number of the counter space of which the row of this id has changed, beside what else the mark says.
+    /// The number of the counter space of which the row of this id has changed, beside what else
+    /// the mark says.
     #[inline]
     pub fn row_beside(&self) -> Option<u32> {
         match (self.what >> COUNTERS_AT) as u32 & ((1 << (KIND_AT - COUNTERS_AT)) - 1) {
@@ -125,7 +132,10 @@ impl Mark {
             LOOSE => Marked::Loose(space, id),
             BLOCK => {
                 let (link, block) = (self.member[0] >> 32, self.member[0] as u32);
-                Marked::Block(space, BlockPlace { low: id, link: link as usize, block: block as usize })
+                Marked::Block(
+                    space,
+                    BlockPlace { low: id, link: link as usize, block: block as usize },
+                )
             }
             _ => Marked::Catalogue,
         }
@@ -134,12 +144,14 @@ impl Mark {
     /// Whether two marks are of one pair, whatever they say of it.
     #[inline]
     fn is_beside(&self, other: &Mark) -> bool {
-        (self.id, self.member, self.what >> KIND_AT) == (other.id, other.member, other.what >> KIND_AT)
+        (self.id, self.member, self.what >> KIND_AT)
+            == (other.id, other.member, other.what >> KIND_AT)
     }
 }
 
-/// What the marks of one stripe (sorted, each once) tell of the pair that is marked at `at`: `Some(true)` that it is set. `Some(false)`: that this mark
-/// is to be passed over, as the next one is of the same pair. `None`: nothing, its state must be read.
+/// What the marks of one stripe (sorted, each once) tell of the pair that is marked at `at`:
+/// `Some(true)` that it is set. `Some(false)`: that this mark is to be passed over, as the next one
+/// is of the same pair. `None`: nothing, its state must be read.
 #[inline]
 pub(crate) fn told(marks: &[Mark], at: usize) -> Option<bool> {
     let mark = &marks[at];
@@ -155,7 +167,8 @@ pub(crate) fn told(marks: &[Mark], at: usize) -> Option<bool> {
 pub enum MarkedMember {
     /// A member that is a number.
     Number(u64),
-    /// Any other: the hash of the whole pair under the space's seed, as the phantom engine gives it; high half first.
+    /// Any other: the hash of the whole pair under the space's seed, as the phantom engine gives
+    /// it; high half first.
     Hash([u64; 2]),
 }
 
@@ -193,16 +206,24 @@ mod tests {
                 assert_eq!(Mark::row(space, id).place(), (space, id));
                 let place = BlockPlace { low: id, link: 15, block: u32::MAX as usize };
                 assert_eq!(Mark::block(space, place).read(), Marked::Block(space, place));
-                for member in
-                    [MarkedMember::Number(u64::MAX), MarkedMember::Number(0), MarkedMember::of_hash(u128::MAX - 1)]
-                {
+                for member in [
+                    MarkedMember::Number(u64::MAX),
+                    MarkedMember::Number(0),
+                    MarkedMember::of_hash(u128::MAX - 1),
+                ] {
                     for set in [false, true] {
                         let mark = Mark::pair(space, id, member, set);
-                        assert_eq!((mark.read(), mark.row_beside()), (Marked::Pair(space, id, member, set), None));
+                        assert_eq!(
+                            (mark.read(), mark.row_beside()),
+                            (Marked::Pair(space, id, member, set), None)
+                        );
                         for counters in [1, (1 << 24) - 1] {
                             let mark = mark.with_row(counters).unwrap();
                             assert_eq!(mark.read(), Marked::Pair(space, id, member, set));
-                            assert_eq!((mark.row_beside(), mark.place()), (Some(counters), (space, id)));
+                            assert_eq!(
+                                (mark.row_beside(), mark.place()),
+                                (Some(counters), (space, id))
+                            );
                         }
                         assert_eq!(mark.with_row(1 << 24), None);
                     }
@@ -214,7 +235,8 @@ mod tests {
         assert_eq!(Mark::row(u32::MAX, 7).row_beside(), None);
     }
 
-    /// Liked by one action, by another one that moves other counters, and without any; then by the first again, and taken back.
+    /// Liked by one action, by another one that moves other counters, and without any; then by the
+    /// first again, and taken back.
     #[test]
     fn marks_of_one_pair_are_told_once_whatever_rows_they_name() {
         let number = MarkedMember::Number;
@@ -231,7 +253,8 @@ mod tests {
             marks.sort_unstable();
             marks.dedup();
             let at = |mark: &Mark| told(&marks, marks.iter().position(|m| m == mark).unwrap());
-            let mut told: Vec<_> = of_it.iter().map(at).filter(|&told| told != Some(false)).collect();
+            let mut told: Vec<_> =
+                of_it.iter().map(at).filter(|&told| told != Some(false)).collect();
             told.dedup();
             assert_eq!((at(&others[0]), at(&others[1])), (Some(true), None));
             told

@@ -1,7 +1,9 @@
-//! How long a thread sleeps that now and then looks for work, when there was none. A look costs little, but to be woken for it does: 20 to 60 us of a
-//! processor that had nothing else to do, so that two threads at fifty looks a second each took most of what an idle server took. Nearly all of that
-//! work comes from writes, so where none come it is looked less often. What comes first after that waits for a long nap at most; writers who need
-//! memory before that wait for it, and those who need a rewritten table do some of that themselves.
+//! How long a thread sleeps that now and then looks for work, when there was none. A look costs
+//! little, but to be woken for it does: 20 to 60 us of a processor that had nothing else to do, so
+//! that two threads at fifty looks a second each took most of what an idle server took. Nearly all
+//! of that work comes from writes, so where none come it is looked less often. What comes first
+//! after that waits for a long nap at most; writers who need memory before that wait for it, and
+//! those who need a rewritten table do some of that themselves.
 
 use crate::node::Node;
 use std::time::Duration;
@@ -10,7 +12,8 @@ use std::time::Duration;
 const SHORT: Duration = Duration::from_millis(20);
 /// Between two looks when nothing has happened for a while.
 const LONG: Duration = Duration::from_millis(200);
-/// So many looks in vain are a while: a second. The log thread says what was changed every tenth of a second.
+/// So many looks in vain are a while: a second. The log thread says what was changed every tenth of
+/// a second.
 const QUIET_LOOKS: u32 = 50;
 
 /// The naps of one thread.
@@ -49,7 +52,8 @@ mod tests {
     #[test]
     fn naps_are_long_when_nothing_has_happened_for_a_second() {
         let mut naps = Naps::default();
-        let mut short = |changes: u64| (0..1000).take_while(|_| naps.after(changes) == SHORT).count();
+        let mut short =
+            |changes: u64| (0..1000).take_while(|_| naps.after(changes) == SHORT).count();
         assert_eq!(short(0), 49);
         assert_eq!(short(0), 0, "and they stay so");
         assert_eq!(short(1), 49, "a change");

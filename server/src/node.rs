@@ -25,7 +25,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// A counter that one thread writes and others read now and then: a load and a store instead of a locked addition.
+/// A counter that one thread writes and others read now and then: a load and a store instead of a
+/// locked addition.
 #[derive(Default)]
 pub(crate) struct Tally(AtomicU64);
 
@@ -105,7 +106,8 @@ impl Rates {
     }
 }
 
-/// Something that is there once the data are loaded. Until then the dispatcher lets only those commands through that do not ask.
+/// Something that is there once the data are loaded. Until then the dispatcher lets only those
+/// commands through that do not ask.
 pub(crate) struct Loaded<T>(OnceLock<T>);
 
 impl<T> Default for Loaded<T> {
@@ -159,7 +161,8 @@ pub(crate) struct Process {
     pub(crate) rates: Rates,
 }
 
-/// A data set, and the process around it. A replica that takes over another data set gets a new node ([`Host`]).
+/// A data set, and the process around it. A replica that takes over another data set gets a new
+/// node ([`Host`]).
 pub(crate) struct Node {
     pub(crate) engines: Loaded<Engines>,
     pub(crate) store: Loaded<store::Store>,
@@ -225,7 +228,8 @@ impl Host {
         self.node.store(Arc::new(Node::new(self.process.clone())));
     }
 
-    /// The node of this moment. It is not to be kept for long: the next one waits until nobody has it any more.
+    /// The node of this moment. It is not to be kept for long: the next one waits until nobody has
+    /// it any more.
     pub(crate) fn node(&self) -> Arc<Node> {
         self.node.load_full()
     }
@@ -248,7 +252,8 @@ impl Node {
         self.engines.get().is_some()
     }
 
-    /// Why a write must be refused now, if it must. First what the disk says, as in Redis: of a node that is to be a master and cannot begin its log, too.
+    /// Why a write must be refused now, if it must. First what the disk says, as in Redis: of a
+    /// node that is to be a master and cannot begin its log, too.
     #[inline]
     pub(crate) fn refusal(&self) -> Option<Refusal> {
         if let Some(text) = self.durability.refusal() {
@@ -257,8 +262,14 @@ impl Node {
         self.replication.refusal().map(|text| Refusal::new(text.as_bytes().to_vec()))
     }
 
-    /// Makes a changed configuration take effect where somebody holds a copy of it. An error: then nothing changes.
-    pub(crate) fn apply(&self, before: &Config, after: &Config, certificates: bool) -> Result<(), String> {
+    /// Makes a changed configuration take effect where somebody holds a copy of it. An error: then
+    /// nothing changes.
+    pub(crate) fn apply(
+        &self,
+        before: &Config,
+        after: &Config,
+        certificates: bool,
+    ) -> Result<(), String> {
         let wanted = after.server.max_clients;
         let allowed = allowed_clients(wanted);
         if wanted > before.server.max_clients && allowed < wanted {

@@ -1,7 +1,8 @@
-//! Requests are left where they are for a while, all of them or those that may change something: CLIENT PAUSE, FAILOVER, a promotion,
-//! and a stop.
+//! Requests are left where they are for a while, all of them or those that may change something:
+//! CLIENT PAUSE, FAILOVER, a promotion, and a stop.
 //!
-//! A paused connection keeps its place: what it has sent stays unread, nothing is refused. While nobody pauses, a turn pays for one load.
+//! A paused connection keeps its place: what it has sent stays unread, nothing is refused. While
+//! nobody pauses, a turn pays for one load.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed, Ordering::SeqCst, fence};
@@ -60,13 +61,15 @@ impl Pause {
         change(&mut pauses);
         let now = Instant::now();
         pauses.iter_mut().for_each(|pause| *pause = pause.filter(|(end, _)| now < *end));
-        let widest = pauses.iter().flatten().map(|(_, kind)| *kind).max().unwrap_or(Paused::Nothing);
+        let widest =
+            pauses.iter().flatten().map(|(_, kind)| *kind).max().unwrap_or(Paused::Nothing);
         self.level.store(widest as u8, Relaxed);
         widest
     }
 
-    /// Pauses until `end`. Of two pauses by the same the later end and the wider kind hold, as in Redis. A turn that does not see it has begun before this
-    /// returns, and is seen by who waits for turns.
+    /// Pauses until `end`. Of two pauses by the same the later end and the wider kind hold, as in
+    /// Redis. A turn that does not see it has begun before this returns, and is seen by who waits
+    /// for turns.
     pub(crate) fn begin(&self, by: By, kind: Paused, end: Instant) {
         let _ = self.now();
         self.change(|pauses| {
@@ -83,8 +86,9 @@ impl Pause {
         self.changed.notify_waiters();
     }
 
-    /// Waits until less is paused than now, or nothing. Who waits for the end of a FAILOVER must not be woken by what others pause meanwhile: while
-    /// the role is on its way he would be refused.
+    /// Waits until less is paused than now, or nothing. Who waits for the end of a FAILOVER must
+    /// not be woken by what others pause meanwhile: while the role is on its way he would be
+    /// refused.
     pub(crate) async fn eased(&self) {
         let was = self.now();
         loop {
@@ -133,7 +137,8 @@ mod tests {
         pause.begin(By::Role, Paused::Writes, later(60));
         let eased = pause.eased();
         tokio::pin!(eased);
-        let mut waits = async || tokio::time::timeout(Duration::from_millis(20), &mut eased).await.is_err();
+        let mut waits =
+            async || tokio::time::timeout(Duration::from_millis(20), &mut eased).await.is_err();
         assert!(waits().await);
         pause.begin(By::Command, Paused::All, later(60));
         pause.end(By::Command);

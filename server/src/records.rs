@@ -1,4 +1,5 @@
-//! Records: what the log and the snapshots hold of the engines, as bytes. State, never deltas (promise 2).
+//! Records: what the log and the snapshots hold of the engines, as bytes. State, never deltas
+//! (promise 2).
 //!
 //! | kind | space | payload |
 //! |---|---|---|
@@ -13,9 +14,10 @@
 //! | 9 frontier | existence | how far the ids reach that tables take: nothing if they take none yet, else the highest, and how far above it an id may jump |
 //! | 10 late | existence | snapshots only: what came late to its tables on the disk, in the phantom engine's own format |
 //!
-//! All numbers are LEB128 unless something else is said. Ids rise within a payload, so a like costs its id's distance from the
-//! one before, its member, and nothing for a counter that the same batch holds anyway. A number of more than 64 bits, a
-//! payload that ends within a row, an id above 2^64-1: damage. (An id may come twice: a row then holds as it was written last.)
+//! All numbers are LEB128 unless something else is said. Ids rise within a payload, so a like costs
+//! its id's distance from the one before, its member, and nothing for a counter that the same batch
+//! holds anyway. A number of more than 64 bits, a payload that ends within a row, an id above
+//! 2^64-1: damage. (An id may come twice: a row then holds as it was written last.)
 
 use crate::marks::MarkedMember;
 use store::Batch;
@@ -69,12 +71,14 @@ pub fn put_number(out: &mut Vec<u8>, mut n: u64) {
 #[inline]
 pub fn take_number(bytes: &mut &[u8]) -> Result<u64, String> {
     const LAST_BITS: u64 = 0x8080_8080_8080_8080;
-    // Up to eight bytes at once, without a branch that depends on how many: lengths are hard to predict.
+    // Up to eight bytes at once, without a branch that depends on how many: lengths are hard to
+    // predict.
     if let Some(eight) = bytes.first_chunk() {
         let word = u64::from_le_bytes(*eight);
         let ends = !word & LAST_BITS;
         if ends != 0 {
-            // Everything up to the first end; then groups of 7 bits are moved together: pairs, fours, eight.
+            // Everything up to the first end; then groups of 7 bits are moved together: pairs,
+            // fours, eight.
             let x = word & (ends ^ (ends - 1)) & !LAST_BITS;
             let x = (x & 0x007f_007f_007f_007f) | ((x & 0x7f00_7f00_7f00_7f00) >> 1);
             let x = (x & 0x0000_3fff_0000_3fff) | ((x & 0x3fff_0000_3fff_0000) >> 2);
@@ -112,8 +116,9 @@ fn unzigzag(n: u64) -> i64 {
     (n >> 1) as i64 ^ -((n & 1) as i64)
 }
 
-/// The next id, `bits` flags below it. Ids rise, so the distance is at most 2^64-1; with flags it may need 66 bits, so a huge
-/// one is written apart: all flags bits as usual, distance 2^62-1 as an escape, then the distance itself.
+/// The next id, `bits` flags below it. Ids rise, so the distance is at most 2^64-1; with flags it
+/// may need 66 bits, so a huge one is written apart: all flags bits as usual, distance 2^62-1 as an
+/// escape, then the distance itself.
 fn put_step(out: &mut Vec<u8>, step: u64, bits: u32, flags: u64) {
     let escape = (1u64 << 61) - 1;
     if step < escape {
@@ -268,7 +273,8 @@ pub fn read_pairs(
     Ok(())
 }
 
-/// A row, and where its values lie. Rows of a space may differ in width when its schema changes between two of them.
+/// A row, and where its values lie. Rows of a space may differ in width when its schema changes
+/// between two of them.
 struct ReadRow {
     space: u32,
     /// Of the first value.
@@ -306,14 +312,25 @@ impl Commit {
     }
 
     /// A row as it is now. `read` fills in the values, and says whether there is such a row.
-    pub fn row(&mut self, space: u32, id: u64, fields: usize, read: impl FnOnce(&mut [i64]) -> bool) {
+    pub fn row(
+        &mut self,
+        space: u32,
+        id: u64,
+        fields: usize,
+        read: impl FnOnce(&mut [i64]) -> bool,
+    ) {
         let start = self.values.len();
         self.values.resize(start + fields, 0);
         let exists = read(&mut self.values[start..]);
         if !exists {
             self.values.truncate(start);
         }
-        self.rows.push(ReadRow { space, at: start as u32, id, fields: if exists { fields as u32 } else { 0 } });
+        self.rows.push(ReadRow {
+            space,
+            at: start as u32,
+            id,
+            fields: if exists { fields as u32 } else { 0 },
+        });
     }
 
     /// A pair as it is now.
@@ -326,8 +343,9 @@ impl Commit {
         self.rows.len() * 4 + self.values.len() * 3 + self.pairs.len() * 12
     }
 
-    /// Adds the records to a batch, one per space and kind, and forgets them. Each row and pair is there once: the committer sees to that (C7),
-    /// and the order in which two states of one were read would be lost here.
+    /// Adds the records to a batch, one per space and kind, and forgets them. Each row and pair is
+    /// there once: the committer sees to that (C7), and the order in which two states of one were
+    /// read would be lost here.
     pub fn encode(&mut self, batch: &mut Batch) {
         self.rows.sort_unstable_by_key(|row| order(row.space, row.id));
         self.pairs.sort_unstable_by_key(|pair| order(pair.space, pair.id));
@@ -439,7 +457,8 @@ mod tests {
     fn no_bytes_make_a_decoder_panic() {
         let mut rng = fastrand::Rng::with_seed(3);
         for _ in 0..200_000 {
-            let bytes: Vec<u8> = (0..rng.usize(0..40)).map(|_| if rng.bool() { 0xff } else { rng.u8(..) }).collect();
+            let bytes: Vec<u8> =
+                (0..rng.usize(0..40)).map(|_| if rng.bool() { 0xff } else { rng.u8(..) }).collect();
             let _ = read_rows(&bytes, |_, _| Ok(()));
             let _ = read_pairs(&bytes, |_, _, _| Ok(()));
         }
@@ -484,7 +503,10 @@ mod tests {
         commit.encode(&mut batch);
         assert!(commit.is_empty());
         let records: Vec<_> = store::Records::new(batch.body()).map(Result::unwrap).collect();
-        assert_eq!(records.iter().map(|r| (r.space, r.kind)).collect::<Vec<_>>(), [(1, 2), (2, 2), (3, 3)]);
+        assert_eq!(
+            records.iter().map(|r| (r.space, r.kind)).collect::<Vec<_>>(),
+            [(1, 2), (2, 2), (3, 3)]
+        );
         let mut rows = vec![];
         read_rows(records[0].payload, |id, values| {
             rows.push((id, values.map(<[i64]>::to_vec)));
@@ -499,6 +521,9 @@ mod tests {
         })
         .unwrap();
         assert_eq!(pairs.len(), 6);
-        assert!(pairs.contains(&(3, MarkedMember::Number(5), true)) && pairs.is_sorted_by_key(|pair| pair.0));
+        assert!(
+            pairs.contains(&(3, MarkedMember::Number(5), true))
+                && pairs.is_sorted_by_key(|pair| pair.0)
+        );
     }
 }

@@ -1,17 +1,20 @@
-//! Waiting for another thread (that of the log, say), on the worker threads, for one wake-up of each worker a change.
+//! Waiting for another thread (that of the log, say), on the worker threads, for one wake-up of
+//! each worker a change.
 //!
 //! ```text
 //!   commit thread --tell--> relay of worker 0 --> its connections that wait
 //!                      '--> relay of worker 1 --> its connections that wait
 //! ```
 //!
-//! Waking a task of another thread takes a system call (the thread may sleep in its poll), waking one of the own thread is a push to a
-//! list. With 64 clients that wait for one sync the calls cost more than all else that was done for them. So only one task of each
-//! worker, its *relay*, waits for the commit thread; the others leave their wakers in a list of their thread.
+//! Waking a task of another thread takes a system call (the thread may sleep in its poll), waking
+//! one of the own thread is a push to a list. With 64 clients that wait for one sync the calls cost
+//! more than all else that was done for them. So only one task of each worker, its *relay*, waits
+//! for the commit thread; the others leave their wakers in a list of their thread.
 //!
 //! Where nobody waits nobody is woken: who is about to wait says so, and then looks once more.
 //!
-//! This relies on each worker being a runtime of one thread: a task stays on the thread that it was spawned on.
+//! This relies on each worker being a runtime of one thread: a task stays on the thread that it was
+//! spawned on.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -57,12 +60,14 @@ impl<T: Send + Sync + 'static> Release<T> {
         });
     }
 
-    /// Waits until `asked` has an answer; what it asks beside the state must have changed before somebody tells so.
+    /// Waits until `asked` has an answer; what it asks beside the state must have changed before
+    /// somebody tells so.
     pub(crate) async fn wait<R>(&self, asked: impl Fn(&T) -> Option<R>) -> R {
         poll_fn(|cx| {
             let look = || asked(&self.state.borrow());
-            // The second look sees all that was told before the flag was up. A relay of this thread cannot run between it and the entry in the
-            // list, and is told of all that changes later.
+            // The second look sees all that was told before the flag was up. A relay of this thread
+            // cannot run between it and the entry in the list, and is told of all that changes
+            // later.
             let raise = || self.awaited.store(true, SeqCst);
             match look().or_else(|| {
                 raise();
@@ -113,7 +118,8 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(f)
     }
 
-    /// Tasks of two threads wait for numbers that a third one tells, as fast as it can: nobody sleeps through his.
+    /// Tasks of two threads wait for numbers that a third one tells, as fast as it can: nobody
+    /// sleeps through his.
     #[test]
     fn everybody_gets_his_number() {
         const LAST: u64 = 4_000;
@@ -131,14 +137,18 @@ mod tests {
                                     let mut want = 0;
                                     while want < LAST {
                                         want = (want + rng.u64(1..100)).min(LAST);
-                                        let got = release.wait(|&now| (now >= want).then_some(now)).await;
+                                        let got =
+                                            release.wait(|&now| (now >= want).then_some(now)).await;
                                         assert!(got >= want);
                                     }
                                 })
                             })
                             .collect();
                         for task in tasks {
-                            tokio::time::timeout(Duration::from_secs(60), task).await.expect("woken").unwrap();
+                            tokio::time::timeout(Duration::from_secs(60), task)
+                                .await
+                                .expect("woken")
+                                .unwrap();
                         }
                     });
                 })

@@ -1,4 +1,5 @@
-//! Replication: what a process knows of its role, its master and its replicas. The protocol is the crate `replication`'s.
+//! Replication: what a process knows of its role, its master and its replicas. The protocol is the
+//! crate `replication`'s.
 //!
 //! ```text
 //!   command REPLICAOF --> Role (on the disk) --> director (thread "log", director.rs): who owns the log, and what becomes of it
@@ -6,11 +7,13 @@
 //!   command TM.REPLICATE --> the connection becomes a feed (feed.rs) that sends the log's files
 //! ```
 //!
-//! FAILOVER hands the role to a replica (failover.rs). Who is fed, and how far, is in feeds.rs; how the link to the master stands in link.rs.
+//! FAILOVER hands the role to a replica (failover.rs). Who is fed, and how far, is in feeds.rs; how
+//! the link to the master stands in link.rs.
 //!
-//! The role is on the disk before anybody hears of it, and a disk may take its time: so who changes it is never a worker (`Call::answer_later`), and who
-//! reads it waits for nobody. Whether writes are taken is one atomic, the [`Gate`]: a replica takes none, nor does a master of which it is not known
-//! whether it still is one (fence.rs), nor one that has too few replicas.
+//! The role is on the disk before anybody hears of it, and a disk may take its time: so who changes
+//! it is never a worker (`Call::answer_later`), and who reads it waits for nobody. Whether writes
+//! are taken is one atomic, the [`Gate`]: a replica takes none, nor does a master of which it is
+//! not known whether it still is one (fence.rs), nor one that has too few replicas.
 
 pub(crate) mod director;
 mod dropped;
@@ -63,7 +66,8 @@ pub(crate) struct Order {
 pub(crate) struct Handing {
     /// It is to have the log up to here.
     pub(crate) offset: u64,
-    /// It has all that there is here. Then so has this node of what the replica begins with, and it is fit to take its place at once.
+    /// It has all that there is here. Then so has this node of what the replica begins with, and it
+    /// is fit to take its place at once.
     pub(crate) has_all: bool,
 }
 
@@ -83,7 +87,8 @@ pub(crate) struct Replication {
     /// Held by who changes the role, its way to the disk included.
     changing: Mutex<()>,
     gate: Gate,
-    /// Held while the gate is set, so that what was true before an order is not said after it. Never across a wait.
+    /// Held while the gate is set, so that what was true before an order is not said after it.
+    /// Never across a wait.
     gating: Mutex<()>,
     fence: Fence,
     /// Somebody is about to write down what Sentinels have said.
@@ -131,7 +136,10 @@ impl Replication {
         let role = match Role::read(&config.durability.dir)? {
             Some(role) => role,
             None => {
-                let role = Role { master: Master::parse(&config.replication.replicaof), ..Role::default() };
+                let role = Role {
+                    master: Master::parse(&config.replication.replicaof),
+                    ..Role::default()
+                };
                 if role.master.is_some() {
                     role.write(&config.durability.dir)?;
                 }
@@ -142,8 +150,14 @@ impl Replication {
         // Where there were never others there is nobody who could have become the master meanwhile.
         let had_others = role.clone().among_others().replicated;
         if role.master.is_none() && had_others && config.replication.fence {
-            let until = if role.sentinels.is_empty() { "a replica follows" } else { "Sentinel names this node" };
-            tracing::warn!("this was one of several nodes: writes are refused until {until}, or REPLICAOF NO ONE");
+            let until = if role.sentinels.is_empty() {
+                "a replica follows"
+            } else {
+                "Sentinel names this node"
+            };
+            tracing::warn!(
+                "this was one of several nodes: writes are refused until {until}, or REPLICAOF NO ONE"
+            );
             self.fence.raise();
         }
         if let Some((to, offset)) = role.master.as_ref().zip(role.handing) {
@@ -154,7 +168,9 @@ impl Replication {
                 self.failover.resume(offset);
             } else {
                 // By now they may have chosen another one.
-                tracing::warn!("a FAILOVER was under way: it is Sentinel's to say who is the master");
+                tracing::warn!(
+                    "a FAILOVER was under way: it is Sentinel's to say who is the master"
+                );
             }
         }
         self.role.store(Arc::new(role));
@@ -174,13 +190,15 @@ impl Replication {
         self.orders.subscribe()
     }
 
-    /// Until this node is to be a replica: then nobody can say any more whether others have what was written here.
+    /// Until this node is to be a replica: then nobody can say any more whether others have what
+    /// was written here.
     pub(crate) async fn demoted(&self) {
         // An error means that no sender is left, and `self` is one.
         let _ = self.subscribe().wait_for(|_| !self.is_master()).await;
     }
 
-    /// Another role, if `next` gives one: durable when this returns. `told` is done as others begin to see it.
+    /// Another role, if `next` gives one: durable when this returns. `told` is done as others begin
+    /// to see it.
     fn change(
         &self,
         config: &Config,
@@ -207,9 +225,16 @@ impl Replication {
         }
     }
 
-    /// REPLICAOF, and FAILOVER: durable when this returns; the director does the rest. False if nothing is new. A master that is to follow is not fit to be
-    /// promoted before it has met who it follows: what it has written may be in nobody else's history, and much of theirs not in its own. `told`: see `change`.
-    pub(crate) fn order(&self, config: &Config, order: Order, told: impl FnOnce()) -> io::Result<bool> {
+    /// REPLICAOF, and FAILOVER: durable when this returns; the director does the rest. False if
+    /// nothing is new. A master that is to follow is not fit to be promoted before it has met who
+    /// it follows: what it has written may be in nobody else's history, and much of theirs not in
+    /// its own. `told`: see `change`.
+    pub(crate) fn order(
+        &self,
+        config: &Config,
+        order: Order,
+        told: impl FnOnce(),
+    ) -> io::Result<bool> {
         let Order { master, forced, handing, fenced } = order;
         if master.is_none() && !forced && self.remains_master(config)? {
             return Ok(false);
@@ -248,7 +273,8 @@ impl Replication {
         Ok(is_new)
     }
 
-    /// REPLICAOF NO ONE to a master. Sentinel does not say this: an operator does. False if it is none.
+    /// REPLICAOF NO ONE to a master. Sentinel does not say this: an operator does. False if it is
+    /// none.
     fn remains_master(&self, config: &Config) -> io::Result<bool> {
         let forget = |role: &Role| {
             (role.master.is_none() && !role.sentinels.is_empty())
@@ -269,7 +295,8 @@ impl Replication {
         self.role.load().forced
     }
 
-    /// The director has made the log a master's, or a replica's. False if this node is to be the other meanwhile: then it is not settled.
+    /// The director has made the log a master's, or a replica's. False if this node is to be the
+    /// other meanwhile: then it is not settled.
     pub(crate) fn settle(&self, config: &Config, is_master: bool, term: u64) -> bool {
         self.term.store(term, Relaxed);
         let _gate = self.gating.lock();
@@ -287,7 +314,8 @@ impl Replication {
         self.settled.load(SeqCst)
     }
 
-    /// The replica is in step with its master, with a complete data set. So whoever was to take over has done so.
+    /// The replica is in step with its master, with a complete data set. So whoever was to take
+    /// over has done so.
     pub(crate) fn synced(&self, config: &Config) {
         self.unmet.store(false, SeqCst);
         self.note(config, |role| {
@@ -302,7 +330,8 @@ impl Replication {
         });
     }
 
-    /// As a replica: it has been in step with who it was told to follow, if that was in this process.
+    /// As a replica: it has been in step with who it was told to follow, if that was in this
+    /// process.
     pub(crate) fn has_met_its_master(&self) -> bool {
         !self.unmet.load(SeqCst)
     }
@@ -317,16 +346,21 @@ impl Replication {
         self.note(config, |role| role.promoting.then(|| Role { promoting: false, ..role.clone() }));
     }
 
-    /// The replica gives its data up for its master's, which begin to come. Durable when this returns.
+    /// The replica gives its data up for its master's, which begin to come. Durable when this
+    /// returns.
     pub(crate) fn gives_up(&self, config: &Config) -> io::Result<()> {
-        let gives_up = |role: &Role| role.synced.then(|| Role { synced: false, ..role.clone().among_others() });
+        let gives_up = |role: &Role| {
+            role.synced.then(|| Role { synced: false, ..role.clone().among_others() })
+        };
         self.change(config, gives_up, || ()).map(|_| ())
     }
 
-    /// The replica's data and this master's do not fit, and neither gives way: only an operator may promote it, also after a restart.
+    /// The replica's data and this master's do not fit, and neither gives way: only an operator may
+    /// promote it, also after a restart.
     pub(crate) fn refuses(&self, config: &Config, master: &Master) {
         self.note(config, |role| {
-            (role.master.as_ref() == Some(master) && !role.unfit).then(|| Role { unfit: true, ..role.clone() })
+            (role.master.as_ref() == Some(master) && !role.unfit)
+                .then(|| Role { unfit: true, ..role.clone() })
         });
     }
 
@@ -353,8 +387,9 @@ impl Replication {
         self.judge(config);
     }
 
-    /// A Sentinel has said who is the master. True if a start must know it, too, and nobody is about to write that down: [`Replication::keep_epochs`] is to be
-    /// called where the disk may be waited for.
+    /// A Sentinel has said who is the master. True if a start must know it, too, and nobody is
+    /// about to write that down: [`Replication::keep_epochs`] is to be called where the disk may be
+    /// waited for.
     pub(crate) fn named(&self, config: &Config, hello: &Hello<'_>) -> bool {
         if !config.replication.fence {
             return false;
@@ -393,7 +428,8 @@ impl Replication {
         }
     }
 
-    /// Looks again whether writes are to be taken. To be called whenever something of that has changed, and now and then, as time goes by.
+    /// Looks again whether writes are to be taken. To be called whenever something of that has
+    /// changed, and now and then, as time goes by.
     pub(crate) fn judge(&self, config: &Config) {
         let _gate = self.gating.lock();
         self.look(config, self.settled.load(SeqCst));
@@ -426,13 +462,17 @@ impl Replication {
 
     /// From now on a restart of this node must not take it for granted that it is the master.
     pub(crate) fn note_replicated(&self, config: &Config) -> io::Result<()> {
-        let replicated = |role: &Role| (!role.replicated).then(|| Role { replicated: true, ..role.clone() });
+        let replicated =
+            |role: &Role| (!role.replicated).then(|| Role { replicated: true, ..role.clone() });
         self.change(config, replicated, || ()).map(|_| ())
     }
 }
 
 /// What is there to be read already, if anything.
-async fn more(stream: &mut (impl AsyncRead + Unpin), input: &mut [u8]) -> io::Result<Option<usize>> {
+async fn more(
+    stream: &mut (impl AsyncRead + Unpin),
+    input: &mut [u8],
+) -> io::Result<Option<usize>> {
     poll_fn(|cx| {
         let mut buffer = ReadBuf::new(input);
         Poll::Ready(match Pin::new(&mut *stream).poll_read(cx, &mut buffer) {

@@ -1,7 +1,9 @@
-//! RESP, the protocol that Redis's clients speak: bytes in, arguments out ([`Scanner`]); answers in, bytes out ([`Reply`]).
+//! RESP, the protocol that Redis's clients speak: bytes in, arguments out ([`Scanner`]); answers
+//! in, bytes out ([`Reply`]).
 //!
-//! Nothing here does I/O. Requests are scanned where they lie: the scanner yields the range of each argument in the read
-//! buffer and copies nothing. Replies are written straight into the connection's output buffer.
+//! Nothing here does I/O. Requests are scanned where they lie: the scanner yields the range of each
+//! argument in the read buffer and copies nothing. Replies are written straight into the
+//! connection's output buffer.
 
 mod args;
 mod inline;
@@ -14,8 +16,8 @@ pub use kept::Kept;
 pub use reply::{IntRow, Protocol, Reply, decimal};
 pub use scan::{Limits, Malformed, Scan, Scanner};
 
-/// Reads a decimal integer as Redis does for arguments: an optional minus, digits, no leading zero, no plus sign, no spaces.
-/// `None` if it is not one or does not fit.
+/// Reads a decimal integer as Redis does for arguments: an optional minus, digits, no leading zero,
+/// no plus sign, no spaces. `None` if it is not one or does not fit.
 pub fn integer(text: &[u8]) -> Option<i64> {
     let (negative, digits) = match text {
         [b'-', rest @ ..] => (true, rest),
@@ -30,11 +32,14 @@ pub fn integer(text: &[u8]) -> Option<i64> {
     }
 }
 
-/// Reads a canonical decimal `u64`: digits only, no leading zero. `None` if it is not one or does not fit.
+/// Reads a canonical decimal `u64`: digits only, no leading zero. `None` if it is not one or does
+/// not fit.
 #[inline(always)]
 pub fn natural(digits: &[u8]) -> Option<u64> {
     // Most ids.
-    if let (9..=16, Some(first), Some(last)) = (digits.len(), digits.first_chunk(), digits.last_chunk()) {
+    if let (9..=16, Some(first), Some(last)) =
+        (digits.len(), digits.first_chunk(), digits.last_chunk())
+    {
         // Of the first eight those that are not among the last eight, with zeros before them.
         let zeros = 8 * (16 - digits.len() as u32);
         let first = u64::from_le_bytes(*first) << zeros | ZEROS & !(u64::MAX << zeros);
@@ -102,12 +107,14 @@ const ZEROS: u64 = ALL * 0x30;
 /// 0 if all bytes of a text, xored with [`ZEROS`], are digits.
 #[inline(always)]
 fn no_digits(digits: u64) -> u64 {
-    // A byte of 10 or more gets its high bit by the addition, or has it already; a carry comes from such a byte only.
+    // A byte of 10 or more gets its high bit by the addition, or has it already; a carry comes from
+    // such a byte only.
     (digits.wrapping_add(ALL * 0x76) | digits) & (ALL * 0x80)
 }
 
-/// Eight digits in three multiplications: neighbours are joined to pairs, pairs to fours, fours to the whole (Lamport's multiple byte
-/// processing; the decimal form is Lemire's, 2018). The first digit is the lowest byte.
+/// Eight digits in three multiplications: neighbours are joined to pairs, pairs to fours, fours to
+/// the whole (Lamport's multiple byte processing; the decimal form is Lemire's, 2018). The first
+/// digit is the lowest byte.
 #[inline(always)]
 fn eight_digits(digits: u64) -> u64 {
     // Nothing is lost by wrapping: what a multiplication carries beyond the word is not looked at.
@@ -137,7 +144,9 @@ mod tests {
             };
             assert_eq!(natural(&text), None, "{text:?}");
         }
-        for text in ["18446744073709551616", "99999999999999999999", "100000000000000000000", "0123456789"] {
+        for text in
+            ["18446744073709551616", "99999999999999999999", "100000000000000000000", "0123456789"]
+        {
             assert_eq!(natural(text.as_bytes()), None, "{text}");
         }
     }

@@ -1,8 +1,10 @@
-//! The configuration while the server runs: which of it may change, how a change takes effect, and how it is kept.
+//! The configuration while the server runs: which of it may change, how a change takes effect, and
+//! how it is kept.
 //!
-//! Everybody reads the whole [`Config`] as one immutable value; a change publishes another one. So nobody sees half a change, and
-//! nobody waits. A setting has two names: ours, `section.key` as in the file, and for some Redis's. A few names are Redis's alone:
-//! what they say follows from ours, or never changes ([`derived`]).
+//! Everybody reads the whole [`Config`] as one immutable value; a change publishes another one. So
+//! nobody sees half a change, and nobody waits. A setting has two names: ours, `section.key` as in
+//! the file, and for some Redis's. A few names are Redis's alone: what they say follows from ours,
+//! or never changes ([`derived`]).
 
 use crate::config::{Config, ConfigError, Key, SECTIONS};
 use crate::files;
@@ -51,7 +53,8 @@ impl Settings {
         self.now.load()
     }
 
-    /// Rises with every change, of the configuration or of what a connection is allowed: who keeps a copy looks again.
+    /// Rises with every change, of the configuration or of what a connection is allowed: who keeps
+    /// a copy looks again.
     #[inline]
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Relaxed)
@@ -62,8 +65,8 @@ impl Settings {
         self.version.fetch_add(1, Relaxed);
     }
 
-    /// Changes the configuration as a whole, or not at all: `change` edits a copy, which is checked and given to `apply` with the
-    /// old one; if that succeeds it becomes the configuration.
+    /// Changes the configuration as a whole, or not at all: `change` edits a copy, which is checked
+    /// and given to `apply` with the old one; if that succeeds it becomes the configuration.
     pub(crate) fn change<E: From<ConfigError>>(
         &self,
         change: impl FnOnce(&mut Config) -> Result<(), E>,
@@ -80,8 +83,9 @@ impl Settings {
         Ok(())
     }
 
-    /// Writes what has changed into the file that the configuration came from, and keeps the rest of it, comments too. When
-    /// this returns the file is safe on the disk. `complete` adds what is kept elsewhere: the users.
+    /// Writes what has changed into the file that the configuration came from, and keeps the rest
+    /// of it, comments too. When this returns the file is safe on the disk. `complete` adds what is
+    /// kept elsewhere: the users.
     pub(crate) fn rewrite(&self, complete: impl FnOnce(&mut Config)) -> Result<(), SetError> {
         let _one = self.writing.lock();
         let mut config = Config::clone(&self.now.load());
@@ -113,14 +117,14 @@ impl From<ConfigError> for SetError {
 /// Bytes that rows and filters may take, of all spaces together.
 pub(crate) fn memory_limit_bytes(config: &Config) -> u64 {
     let rows = config.counter.iter().map(|made| made.memory_limit_bytes);
-    let filters = config
-        .existence
-        .iter()
-        .map(|made| crate::engines::existence_options(made, made.false_positive_rate, 0).filter_bytes_limit());
+    let filters = config.existence.iter().map(|made| {
+        crate::engines::existence_options(made, made.false_positive_rate, 0).filter_bytes_limit()
+    });
     rows.chain(filters).fold(0, u64::saturating_add)
 }
 
-/// Names that are Redis's alone, with their values. They may be set to what they are; `save` to something else, too.
+/// Names that are Redis's alone, with their values. They may be set to what they are; `save` to
+/// something else, too.
 fn derived(config: &Config, port: u16) -> [(&'static str, String); 8] {
     let every_s = config.durability.snapshot_every_s;
     [
@@ -135,7 +139,8 @@ fn derived(config: &Config, port: u16) -> [(&'static str, String); 8] {
     ]
 }
 
-/// `save` is our `snapshot_every_s`: nothing, or seconds and a number of changes (of which one is enough for us).
+/// `save` is our `snapshot_every_s`: nothing, or seconds and a number of changes (of which one is
+/// enough for us).
 fn save_every(value: &str) -> Result<u64, String> {
     let words: Vec<&str> = value.split_ascii_whitespace().collect();
     match words[..] {
@@ -158,10 +163,12 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// All settings by name: ours, and those that Redis's tools ask for. Seeds are never shown, passwords only `with_secrets`. `port`: which one the system gave.
+/// All settings by name: ours, and those that Redis's tools ask for. Seeds are never shown,
+/// passwords only `with_secrets`. `port`: which one the system gave.
 pub(crate) fn list(config: &Config, port: u16, with_secrets: bool) -> Vec<(String, String)> {
     let all = Table::try_from(config).unwrap_or_default();
-    let mut out: Vec<(String, String)> = derived(config, port).map(|(name, value)| (name.to_owned(), value)).into();
+    let mut out: Vec<(String, String)> =
+        derived(config, port).map(|(name, value)| (name.to_owned(), value)).into();
     for (section, keys) in SECTIONS {
         let Some(values) = all.get(*section).and_then(Value::as_table) else { continue };
         for key in *keys {
@@ -171,11 +178,18 @@ pub(crate) fn list(config: &Config, port: u16, with_secrets: bool) -> Vec<(Strin
             }
             let text = values.get(key.name).map(shown).unwrap_or_default();
             // The port is listed already, as it really is.
-            out.extend(key.redis.iter().filter(|r| **r != "port").map(|redis| ((*redis).to_owned(), text.clone())));
+            out.extend(
+                key.redis
+                    .iter()
+                    .filter(|r| **r != "port")
+                    .map(|redis| ((*redis).to_owned(), text.clone())),
+            );
             out.push((format!("{section}.{}", key.name), text));
         }
     }
-    for (section, items) in all.iter().filter_map(|(section, value)| Some((section, value.as_array()?))) {
+    for (section, items) in
+        all.iter().filter_map(|(section, value)| Some((section, value.as_array()?)))
+    {
         for item in items.iter().filter_map(Value::as_table) {
             let name = item.get("name").and_then(Value::as_str).unwrap_or_default();
             let keys = item.iter().filter(|(key, _)| *key != "name" && *key != "seed");
@@ -189,12 +203,15 @@ pub(crate) fn list(config: &Config, port: u16, with_secrets: bool) -> Vec<(Strin
 /// A key by either of its names, in any case.
 fn find(name: &str) -> Option<(&'static str, &'static Key)> {
     let ours = |section: &str, key: &Key| {
-        name.split_once('.').is_some_and(|(s, k)| s.eq_ignore_ascii_case(section) && k.eq_ignore_ascii_case(key.name))
+        name.split_once('.').is_some_and(|(s, k)| {
+            s.eq_ignore_ascii_case(section) && k.eq_ignore_ascii_case(key.name)
+        })
     };
-    SECTIONS
-        .iter()
-        .flat_map(|(section, keys)| keys.iter().map(move |key| (*section, key)))
-        .find(|(section, key)| ours(section, key) || key.redis.iter().any(|r| r.eq_ignore_ascii_case(name)))
+    SECTIONS.iter().flat_map(|(section, keys)| keys.iter().map(move |key| (*section, key))).find(
+        |(section, key)| {
+            ours(section, key) || key.redis.iter().any(|r| r.eq_ignore_ascii_case(name))
+        },
+    )
 }
 
 /// CONFIG SET: all of the pairs take effect, or none. `apply`: see [`Settings::change`].
@@ -204,11 +221,13 @@ pub(crate) fn set(
     port: u16,
     apply: impl FnOnce(&Config, &Config) -> Result<(), String>,
 ) -> Result<(), SetError> {
-    let refused = |name: &str, why: &str| SetError::Refused { name: name.to_owned(), why: why.to_owned() };
+    let refused =
+        |name: &str, why: &str| SetError::Refused { name: name.to_owned(), why: why.to_owned() };
     let change = |config: &mut Config| {
         let mut all = Table::try_from(&*config).unwrap_or_default();
         for (i, (name, value)) in pairs.iter().enumerate() {
-            let fixed = derived(config, port).into_iter().find(|(n, _)| n.eq_ignore_ascii_case(name));
+            let fixed =
+                derived(config, port).into_iter().find(|(n, _)| n.eq_ignore_ascii_case(name));
             let known = find(name);
             if known.is_none() && fixed.is_none() {
                 return Err(SetError::Unknown(name.clone()));
@@ -237,7 +256,8 @@ pub(crate) fn set(
         Ok(())
     };
     let names = || pairs.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join("', '");
-    settings.change(change, |before, after| apply(before, after).map_err(|why| refused(&names(), &why)))
+    settings
+        .change(change, |before, after| apply(before, after).map_err(|why| refused(&names(), &why)))
 }
 
 /// Reads a value that is to replace `like`.
@@ -249,11 +269,15 @@ fn parsed(like: &Value, key: &str, text: &str) -> Result<Value, &'static str> {
         Value::Integer(_) if key.ends_with("_bytes") => {
             Value::Integer(bytes(text).ok_or("argument must be a memory value")?)
         }
-        Value::Integer(_) => Value::Integer(text.parse().map_err(|_| "argument couldn't be parsed into an integer")?),
-        Value::Float(_) => Value::Float(text.parse().map_err(|_| "argument couldn't be parsed into a number")?),
-        Value::Array(_) => {
-            Value::Array(text.split_ascii_whitespace().map(|word| Value::String(word.to_owned())).collect())
+        Value::Integer(_) => {
+            Value::Integer(text.parse().map_err(|_| "argument couldn't be parsed into an integer")?)
         }
+        Value::Float(_) => {
+            Value::Float(text.parse().map_err(|_| "argument couldn't be parsed into a number")?)
+        }
+        Value::Array(_) => Value::Array(
+            text.split_ascii_whitespace().map(|word| Value::String(word.to_owned())).collect(),
+        ),
         _ => Value::String(text.to_owned()),
     })
 }
@@ -261,7 +285,9 @@ fn parsed(like: &Value, key: &str, text: &str) -> Result<Value, &'static str> {
 /// Redis's words for a word that is none of those allowed.
 fn worded(message: &str) -> String {
     match message.split_once(", expected one of ") {
-        Some((_, words)) => format!("argument(s) must be one of the following: {}", words.replace('`', "")),
+        Some((_, words)) => {
+            format!("argument(s) must be one of the following: {}", words.replace('`', ""))
+        }
         None => message.to_owned(),
     }
 }
@@ -283,10 +309,11 @@ fn bytes(text: &str) -> Option<i64> {
     number.parse::<i64>().ok()?.checked_mul(unit)
 }
 
-/// The text of a configuration file, with the present values where they differ from the file's, or, if the file does not have them, from the
-/// defaults.
+/// The text of a configuration file, with the present values where they differ from the file's, or,
+/// if the file does not have them, from the defaults.
 fn rewritten(text: &str, config: &Config) -> Result<String, String> {
-    let mut file: toml_edit::DocumentMut = text.parse().map_err(|e: toml_edit::TomlError| e.message().to_owned())?;
+    let mut file: toml_edit::DocumentMut =
+        text.parse().map_err(|e: toml_edit::TomlError| e.message().to_owned())?;
     let written: Table = toml::from_str(text).map_err(|e| e.message().to_owned())?;
     let values = Table::try_from(config).map_err(|e| e.to_string())?;
     let defaults = Table::try_from(Config::default()).map_err(|e| e.to_string())?;
@@ -298,9 +325,12 @@ fn rewritten(text: &str, config: &Config) -> Result<String, String> {
                 continue;
             }
             let table = file.entry(section).or_insert_with(toml_edit::table);
-            let table = table.as_table_like_mut().ok_or_else(|| format!("'{section}' is no table"))?;
-            let mut value: toml_edit::Value =
-                value.to_string().parse().map_err(|e: toml_edit::TomlError| e.message().to_owned())?;
+            let table =
+                table.as_table_like_mut().ok_or_else(|| format!("'{section}' is no table"))?;
+            let mut value: toml_edit::Value = value
+                .to_string()
+                .parse()
+                .map_err(|e: toml_edit::TomlError| e.message().to_owned())?;
             if let Some(old) = table.get(key.name).and_then(toml_edit::Item::as_value) {
                 // The comment behind it stays.
                 *value.decor_mut() = old.decor().clone();
@@ -335,9 +365,11 @@ mod tests {
             for key in keys.iter().filter(|key| key.name != "users") {
                 let ours = format!("{section}.{}", key.name);
                 for name in key.redis.iter().map(|r| (*r).to_owned()).chain([ours]) {
-                    let (_, value) = all.iter().find(|(n, _)| *n == name).unwrap_or_else(|| panic!("{name}"));
+                    let (_, value) =
+                        all.iter().find(|(n, _)| *n == name).unwrap_or_else(|| panic!("{name}"));
                     let outcome = change(&settings, &[(&name, value)]);
-                    let immutable = outcome.as_ref().is_err_and(|e| e.ends_with("can't set immutable config"));
+                    let immutable =
+                        outcome.as_ref().is_err_and(|e| e.ends_with("can't set immutable config"));
                     assert!(
                         if key.live || name == "port" { outcome.is_ok() } else { immutable },
                         "{name}: {outcome:?}"
@@ -352,12 +384,17 @@ mod tests {
     fn a_change_is_whole_or_not_at_all() {
         let settings = Settings::new(Config::default());
         let before = settings.version();
-        change(&settings, &[("MAXCLIENTS", "5"), ("server.idle_timeout_s", "7"), ("save", "")]).unwrap();
+        change(&settings, &[("MAXCLIENTS", "5"), ("server.idle_timeout_s", "7"), ("save", "")])
+            .unwrap();
         assert!(settings.version() > before);
         let now = settings.now();
-        assert_eq!((now.server.max_clients, now.server.idle_timeout_s, now.durability.snapshot_every_s), (5, 7, 0));
-        let set_failed =
-            |name: &str, why: &str| format!("ERR CONFIG SET failed (possibly related to argument '{name}') - {why}");
+        assert_eq!(
+            (now.server.max_clients, now.server.idle_timeout_s, now.durability.snapshot_every_s),
+            (5, 7, 0)
+        );
+        let set_failed = |name: &str, why: &str| {
+            format!("ERR CONFIG SET failed (possibly related to argument '{name}') - {why}")
+        };
         let cases: &[(&[(&str, &str)], String)] = &[
             (
                 &[("maxclients", "9"), ("nope", "1")],
@@ -377,7 +414,10 @@ mod tests {
             ),
             (&[("timeout", "9"), ("TIMEOUT", "9")], set_failed("TIMEOUT", "duplicate parameter")),
             (&[("timeout", "9"), ("dir", "/")], set_failed("dir", "can't set immutable config")),
-            (&[("timeout", "9"), ("appendonly", "no")], set_failed("appendonly", "can't set immutable config")),
+            (
+                &[("timeout", "9"), ("appendonly", "no")],
+                set_failed("appendonly", "can't set immutable config"),
+            ),
             (
                 &[("timeout", "9"), ("proto-max-bulk-len", "1x")],
                 set_failed("proto-max-bulk-len", "argument must be a memory value"),
@@ -392,7 +432,8 @@ mod tests {
             let error = change(&settings, pairs).unwrap_err();
             assert!(error.starts_with(expected.as_str()), "{pairs:?}: {error}");
         }
-        let error = set(&settings, &pairs(&[("timeout", "9")]), 1, |_, _| Err("no".to_owned())).unwrap_err();
+        let error = set(&settings, &pairs(&[("timeout", "9")]), 1, |_, _| Err("no".to_owned()))
+            .unwrap_err();
         assert_eq!(error.to_string(), set_failed("timeout", "no"));
         assert_eq!(settings.now().server.idle_timeout_s, 7);
         change(&settings, &[("proto-max-bulk-len", "1MB"), ("appendonly", "yes")]).unwrap();
@@ -409,9 +450,11 @@ mod tests {
         let settings = Settings::new(Config::load(&path).unwrap());
         settings.rewrite(|_| ()).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text, "nothing has changed");
-        change(&settings, &[("maxclients", "10"), ("appendfsync", "no"), ("timeout", "3")]).unwrap();
+        change(&settings, &[("maxclients", "10"), ("appendfsync", "no"), ("timeout", "3")])
+            .unwrap();
         settings.rewrite(|_| ()).unwrap();
-        let expected = text.replace("max_clients = 9  # nine\n", "max_clients = 10  # nine\nidle_timeout_s = 3\n")
+        let expected = text
+            .replace("max_clients = 9  # nine\n", "max_clients = 10  # nine\nidle_timeout_s = 3\n")
             + "\n[durability]\nfsync = \"no\"\n";
         assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
         assert_eq!(Config::load(&path).unwrap(), **settings.now());
@@ -430,7 +473,13 @@ mod tests {
         change(&settings, &[("timeout", "3")]).unwrap();
         for broken in ["[server\n", "server = 3\n", "[server]\nnope = 3\n"] {
             std::fs::write(&path, broken).unwrap();
-            assert!(settings.rewrite(|_| ()).unwrap_err().to_string().starts_with("ERR Rewriting config file: "));
+            assert!(
+                settings
+                    .rewrite(|_| ())
+                    .unwrap_err()
+                    .to_string()
+                    .starts_with("ERR Rewriting config file: ")
+            );
             assert_eq!(std::fs::read_to_string(&path).unwrap(), broken);
         }
         std::fs::remove_file(&path).unwrap();

@@ -1,8 +1,9 @@
 //! What took long: SLOWLOG's entries, and the history of latencies of LATENCY.
 //!
-//! Both are fed by the dispatcher, and only with what was timed and exceeded a threshold, so a lock is good enough. Which commands are timed:
-//! those that do not take constant time, those with many arguments, and all of them while a threshold lies below [`COARSE_US`]. A
-//! page of the usual size costs no look at the clock.
+//! Both are fed by the dispatcher, and only with what was timed and exceeded a threshold, so a lock
+//! is good enough. Which commands are timed: those that do not take constant time, those with many
+//! arguments, and all of them while a threshold lies below [`COARSE_US`]. A page of the usual size
+//! costs no look at the clock.
 
 use crate::clients::Client;
 use crate::config::Server;
@@ -71,7 +72,8 @@ impl SlowLog {
         event: &'static str,
     ) {
         let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        if server.slowlog_max_len > 0 && u64::try_from(server.slowlog_slower_than_us).is_ok_and(|most| took_us >= most)
+        if server.slowlog_max_len > 0
+            && u64::try_from(server.slowlog_slower_than_us).is_ok_and(|most| took_us >= most)
         {
             let mut slow = self.slow.lock();
             let id = slow.next;
@@ -141,7 +143,10 @@ fn kept(args: Args<'_>, secret: bool) -> Vec<Vec<u8>> {
         kept.push(match arg.len() {
             _ if secret && index > 0 => b"(redacted)".to_vec(),
             0..=KEPT_BYTES => arg.to_vec(),
-            more => [&arg[..KEPT_BYTES], format!("... ({} more bytes)", more - KEPT_BYTES).as_bytes()].concat(),
+            more => {
+                [&arg[..KEPT_BYTES], format!("... ({} more bytes)", more - KEPT_BYTES).as_bytes()]
+                    .concat()
+            }
         });
     }
     if shown < args.len() {

@@ -1,4 +1,5 @@
-//! The one way to stop a server: a signal, the SHUTDOWN command or a test says so, and everyone who waits hears it.
+//! The one way to stop a server: a signal, the SHUTDOWN command or a test says so, and everyone who
+//! waits hears it.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -24,7 +25,8 @@ struct Shared {
 enum Stage {
     #[default]
     Runs,
-    /// It is to stop when its replicas have everything (`leave.rs`), at this moment at the latest, by which one such wait is told from the next.
+    /// It is to stop when its replicas have everything (`leave.rs`), at this moment at the latest,
+    /// by which one such wait is told from the next.
     Leaves(Instant),
     Stopped,
 }
@@ -74,7 +76,8 @@ impl Stop {
         self.0.warned.load(Relaxed)
     }
 
-    /// Stops while the data are loaded: at once, since nothing can be lost yet. A server within another program stops when it has loaded.
+    /// Stops while the data are loaded: at once, since nothing can be lost yet. A server within
+    /// another program stops when it has loaded.
     pub(crate) fn while_loading(&self, who: &str) {
         tracing::info!("{who} while the data are loaded: leaving at once");
         if self.0.has_signals.load(Relaxed) {
@@ -88,7 +91,8 @@ impl Stop {
         Vital(self.clone())
     }
 
-    /// It is to stop at `until` at the latest: `begun` is done before anybody sees that. False if it leaves, or has stopped, already.
+    /// It is to stop at `until` at the latest: `begun` is done before anybody sees that. False if
+    /// it leaves, or has stopped, already.
     pub(crate) fn leave_by(&self, until: Instant, begun: impl FnOnce()) -> bool {
         self.change(|stage| stage == Stage::Runs, Stage::Leaves(until), begun)
     }
@@ -103,7 +107,8 @@ impl Stop {
         self.change(|stage| stage == Stage::Leaves(until), Stage::Stopped, || ())
     }
 
-    /// It goes on after all: `ended` is done before it can be told to stop again. False if it waits for no replicas.
+    /// It goes on after all: `ended` is done before it can be told to stop again. False if it waits
+    /// for no replicas.
     pub(crate) fn stay(&self, ended: impl FnOnce()) -> bool {
         self.change(|stage| matches!(stage, Stage::Leaves(_)), Stage::Runs, ended)
     }
@@ -131,8 +136,8 @@ impl Stop {
         let _ = self.0.leave.set(Box::new(leave));
     }
 
-    /// Stops at SIGINT or SIGTERM, as `leave.rs` has it; at a SIGINT that comes while replicas are waited for, at once. A signal while it stops ends the
-    /// process, for a stop that hangs.
+    /// Stops at SIGINT or SIGTERM, as `leave.rs` has it; at a SIGINT that comes while replicas are
+    /// waited for, at once. A signal while it stops ends the process, for a stop that hangs.
     pub fn on_signals(&self) -> std::io::Result<()> {
         use tokio::signal::unix::{SignalKind, signal};
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

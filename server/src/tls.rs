@@ -1,7 +1,8 @@
 //! TLS, by rustls: the port that speaks it, and a client's side, which is a replica's.
 //!
-//! Certificates are read at the start, and again whenever CONFIG SET names a key of `[tls]`: new connections use the new ones, those that
-//! are there go on. If they cannot be read, nothing changes.
+//! Certificates are read at the start, and again whenever CONFIG SET names a key of `[tls]`: new
+//! connections use the new ones, those that are there go on. If they cannot be read, nothing
+//! changes.
 
 use crate::config::{AuthClients, Tls as Settings};
 use arc_swap::ArcSwapOption;
@@ -32,8 +33,13 @@ pub struct Tls {
 impl Tls {
     /// Reads the certificates that the settings name. An error: then everything is as before.
     pub fn configure(&self, settings: &Settings) -> Result<(), String> {
-        let server = if settings.port == 0 { None } else { Some(Arc::new(server_config(settings)?)) };
-        let client = if settings.ca_file.is_empty() { None } else { Some(Arc::new(client_config(settings)?)) };
+        let server =
+            if settings.port == 0 { None } else { Some(Arc::new(server_config(settings)?)) };
+        let client = if settings.ca_file.is_empty() {
+            None
+        } else {
+            Some(Arc::new(client_config(settings)?))
+        };
         self.server.store(server);
         self.client.store(client);
         Ok(())
@@ -41,13 +47,16 @@ impl Tls {
 
     /// Makes the handshake with a client.
     pub async fn accept(&self, stream: TcpStream) -> io::Result<Socket> {
-        let config = self.server.load_full().ok_or_else(|| io::Error::other("TLS is not configured"))?;
+        let config =
+            self.server.load_full().ok_or_else(|| io::Error::other("TLS is not configured"))?;
         Ok(Socket::Tls(Box::new(TlsAcceptor::from(config).accept(stream).await?.into())))
     }
 
-    /// Makes the handshake with a server, whose certificate must be for `host` and signed by `tls.ca_file`. We show ours if there is one.
+    /// Makes the handshake with a server, whose certificate must be for `host` and signed by
+    /// `tls.ca_file`. We show ours if there is one.
     pub async fn connect(&self, host: &str, stream: TcpStream) -> io::Result<Socket> {
-        let config = self.client.load_full().ok_or_else(|| io::Error::other("tls.ca_file is not set"))?;
+        let config =
+            self.client.load_full().ok_or_else(|| io::Error::other("tls.ca_file is not set"))?;
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
         Ok(Socket::Tls(Box::new(TlsConnector::from(config).connect(name, stream).await?.into())))
     }
@@ -73,21 +82,27 @@ fn roots(path: &str) -> Result<Arc<RootCertStore>, String> {
 type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
 fn identity(settings: &Settings) -> Result<Identity, String> {
-    let key =
-        PrivateKeyDer::from_pem_file(&settings.key_file).map_err(|e| format!("tls: {}: {e}", settings.key_file))?;
+    let key = PrivateKeyDer::from_pem_file(&settings.key_file)
+        .map_err(|e| format!("tls: {}: {e}", settings.key_file))?;
     Ok((certificates(&settings.cert_file)?, key))
 }
 
 fn server_config(settings: &Settings) -> Result<ServerConfig, String> {
     let text = |e: tokio_rustls::rustls::Error| format!("tls: {e}");
     let (chain, key) = identity(settings)?;
-    let builder =
-        ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions().map_err(text)?;
+    let builder = ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(text)?;
     let builder = match settings.auth_clients {
         AuthClients::No => builder.with_no_client_auth(),
         ask => {
-            let verifier = WebPkiClientVerifier::builder_with_provider(roots(&settings.ca_file)?, provider());
-            let verifier = if ask == AuthClients::Optional { verifier.allow_unauthenticated() } else { verifier };
+            let verifier =
+                WebPkiClientVerifier::builder_with_provider(roots(&settings.ca_file)?, provider());
+            let verifier = if ask == AuthClients::Optional {
+                verifier.allow_unauthenticated()
+            } else {
+                verifier
+            };
             builder.with_client_cert_verifier(verifier.build().map_err(|e| format!("tls: {e}"))?)
         }
     };
@@ -96,8 +111,9 @@ fn server_config(settings: &Settings) -> Result<ServerConfig, String> {
 
 fn client_config(settings: &Settings) -> Result<ClientConfig, String> {
     let text = |e: tokio_rustls::rustls::Error| format!("tls: {e}");
-    let builder =
-        ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions().map_err(text)?;
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(text)?;
     let builder = builder.with_root_certificates(roots(&settings.ca_file)?);
     if settings.cert_file.is_empty() {
         return Ok(builder.with_no_client_auth());
@@ -115,7 +131,8 @@ pub enum Socket {
 }
 
 impl Socket {
-    /// Whether the peer has closed its side, as far as the system has said; what it sent before may still be unread.
+    /// Whether the peer has closed its side, as far as the system has said; what it sent before may
+    /// still be unread.
     pub(crate) fn is_left(&self, cx: &mut Context<'_>) -> bool {
         let stream = match self {
             Socket::Plain(stream) => stream,
@@ -128,7 +145,11 @@ impl Socket {
 
 impl AsyncRead for Socket {
     #[inline]
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Socket::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
             Socket::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
@@ -138,7 +159,11 @@ impl AsyncRead for Socket {
 
 impl AsyncWrite for Socket {
     #[inline]
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Socket::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
             Socket::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),

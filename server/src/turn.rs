@@ -1,7 +1,8 @@
 //! A turn without its socket: the bytes of requests in, the bytes of replies out.
 //!
-//! Requests are taken a few at a time, in three passes: all are scanned, then for each of them the memory that it will need is asked for, then
-//! they are executed. So the waits for memory of a pipeline's small commands overlap (`commands/ahead`).
+//! Requests are taken a few at a time, in three passes: all are scanned, then for each of them the
+//! memory that it will need is asked for, then they are executed. So the waits for memory of a
+//! pipeline's small commands overlap (`commands/ahead`).
 
 use crate::clients::Client;
 use crate::cold::{self, Fetching, Pins};
@@ -19,13 +20,15 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Once so many bytes of replies are there, they are written before more requests are looked at.
 const WRITE_BYTES: usize = 256 << 10;
-/// Most bytes of replies that wait for a client that has not logged in: nobody is to keep us busy with refusals.
+/// Most bytes of replies that wait for a client that has not logged in: nobody is to keep us busy
+/// with refusals.
 const UNAUTHENTICATED_OUT_BYTES: usize = 16 << 10;
 /// First room for replies.
 const OUT_BYTES: usize = 64 << 10;
 /// Most arguments of one request, as in Redis.
 const MAX_ARGS: usize = 1 << 20;
-/// Requests that are scanned before the first of them is executed: a page's, so that its rows are waited for once.
+/// Requests that are scanned before the first of them is executed: a page's, so that its rows are
+/// waited for once.
 const AHEAD: usize = 32;
 /// Their arguments; with more, no further request is looked at.
 const AHEAD_ARGS: usize = 1024;
@@ -39,7 +42,11 @@ pub(crate) struct Turn {
 
 impl Default for Turn {
     fn default() -> Turn {
-        Turn { out: Vec::with_capacity(OUT_BYTES), scratch: Scratch::default(), batch: Vec::with_capacity(AHEAD) }
+        Turn {
+            out: Vec::with_capacity(OUT_BYTES),
+            scratch: Scratch::default(),
+            batch: Vec::with_capacity(AHEAD),
+        }
     }
 }
 
@@ -82,7 +89,11 @@ fn limits(config: &Config, session: &mut Session) -> Limits {
         return Limits::UNAUTHENTICATED;
     }
     session.most_out = config.server.max_output_buffer_bytes;
-    Limits { max_args: MAX_ARGS, max_bulk_bytes: config.server.max_bulk_bytes, unauthenticated: false }
+    Limits {
+        max_args: MAX_ARGS,
+        max_bulk_bytes: config.server.max_bulk_bytes,
+        unauthenticated: false,
+    }
 }
 
 /// One client's requests and replies. See the top of the file.
@@ -98,7 +109,8 @@ pub(crate) struct Talk {
     /// Replies that the turn at hand has given.
     pub(crate) replies: usize,
     pub(crate) closing: Closing,
-    /// The next request has to wait: clients are paused, or it has sent an errand, or it needs rows from the disk, which this gives.
+    /// The next request has to wait: clients are paused, or it has sent an errand, or it needs rows
+    /// from the disk, which this gives.
     pub(crate) stalled: Option<Pin<Box<dyn Future<Output = Pins> + Send>>>,
     /// Rows that were read for the requests that come next.
     pub(crate) pins: Pins,
@@ -128,8 +140,15 @@ impl Talk {
     }
 
     /// Executes the whole requests at the start of `buf`; gives the bytes that they took.
-    pub(crate) fn execute(&mut self, node: &Arc<Node>, tallies: &Tallies, buf: &[u8], turn: &mut Turn) -> usize {
-        // Before anything is asked: who has changed something for all waits for the turns that may not have seen it.
+    pub(crate) fn execute(
+        &mut self,
+        node: &Arc<Node>,
+        tallies: &Tallies,
+        buf: &[u8],
+        turn: &mut Turn,
+    ) -> usize {
+        // Before anything is asked: who has changed something for all waits for the turns that may
+        // not have seen it.
         let _turn = tallies.enter();
         // Who has not logged in reads nothing.
         if self.limits.unauthenticated || !node.engines.get().is_some_and(Engines::has_cold) {
@@ -175,12 +194,17 @@ impl Talk {
             }
             for (index, request) in batch.iter().enumerate() {
                 // The request before this one may have changed it, too.
-                if self.session.access.version != node.settings.version() && !self.look_again(node) {
+                if self.session.access.version != node.settings.version() && !self.look_again(node)
+                {
                     return buf.len();
                 }
                 let before = out.len();
                 let Talk { session, scanner, .. } = self;
-                let args = scanner.args_in(&buf[request.bytes.clone()], request.spans.clone(), request.is_inline);
+                let args = scanner.args_in(
+                    &buf[request.bytes.clone()],
+                    request.spans.clone(),
+                    request.is_inline,
+                );
                 // The request before this one may have been what pauses.
                 let paused = node.pause.now();
                 if paused != Paused::Nothing && commands::must_wait(args, session, paused, node) {
@@ -226,7 +250,10 @@ impl Talk {
                     self.limits = limits(&self.config, &mut self.session);
                 }
                 if out.len() > self.session.most_out {
-                    tracing::warn!("client {} asked for more than the output limit", self.session.client.peer);
+                    tracing::warn!(
+                        "client {} asked for more than the output limit",
+                        self.session.client.peer
+                    );
                     node.clients.ended.by_output.fetch_add(1, Relaxed);
                     self.closing = Closing::AtOnce;
                 } else if self.session.leaving {
@@ -256,7 +283,10 @@ impl Talk {
                 Halt::Enough => {}
                 Halt::Incomplete => return at,
                 Halt::Refused(Malformed::Http) => {
-                    tracing::warn!("client {} speaks HTTP: closed (a cross-site attack?)", self.session.client.peer);
+                    tracing::warn!(
+                        "client {} speaks HTTP: closed (a cross-site attack?)",
+                        self.session.client.peer
+                    );
                     self.closing = Closing::Politely;
                     return buf.len();
                 }
@@ -271,7 +301,8 @@ impl Talk {
         }
     }
 
-    /// Lets the rows be read that the next request needs, together with those of the requests behind it.
+    /// Lets the rows be read that the next request needs, together with those of the requests
+    /// behind it.
     #[cold]
     fn fetch(&mut self, node: &Node, mut behind: &[u8], mut fetching: Fetching) {
         let mut scanner = Scanner::default();
@@ -280,7 +311,13 @@ impl Talk {
                 Scan::Nothing(length) => behind = &behind[length..],
                 Scan::Request(length) => {
                     let args = scanner.args(behind);
-                    commands::ask_cold(commands::find(args.at(0)), args, &self.session, &node.engines, &mut fetching);
+                    commands::ask_cold(
+                        commands::find(args.at(0)),
+                        args,
+                        &self.session,
+                        &node.engines,
+                        &mut fetching,
+                    );
                     behind = &behind[length..];
                     scanner.restart();
                 }
@@ -292,7 +329,8 @@ impl Talk {
         self.more = true;
     }
 
-    /// Settings or users have changed. False: the connection's user is no more, and the connection neither.
+    /// Settings or users have changed. False: the connection's user is no more, and the connection
+    /// neither.
     #[cold]
     fn look_again(&mut self, node: &Node) -> bool {
         // Before the look: what changes meanwhile is looked at once more.
@@ -326,9 +364,10 @@ impl Talk {
                         found: self.lookup.find(name),
                     });
                     at += length;
-                    // The words of an inline request are kept until the next one. What a client may send after it has
-                    // logged in is not to be judged before it has.
-                    let enough = batch.len() == AHEAD || is_inline || self.scanner.kept() >= AHEAD_ARGS;
+                    // The words of an inline request are kept until the next one. What a client may
+                    // send after it has logged in is not to be judged before it has.
+                    let enough =
+                        batch.len() == AHEAD || is_inline || self.scanner.kept() >= AHEAD_ARGS;
                     if enough || self.limits.unauthenticated {
                         return (at, Halt::Enough);
                     }

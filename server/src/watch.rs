@@ -1,11 +1,13 @@
 //! WATCH: notices that something changed between a client's look and its EXEC.
 //!
-//! What is watched is a place: a row (for its row key and the keys of its cells), or the pairs of an id. A writer that changes a place
-//! while anybody watches anything raises the number of the place, if it is among those watched; EXEC compares numbers. Without watchers a
-//! writer pays for one load.
+//! What is watched is a place: a row (for its row key and the keys of its cells), or the pairs of
+//! an id. A writer that changes a place while anybody watches anything raises the number of the
+//! place, if it is among those watched; EXEC compares numbers. Without watchers a writer pays for
+//! one load.
 //!
-//! Nothing is missed: whoever begins to watch enters the id's stripe once, so a writer has either finished by then (and the watcher
-//! will read what it wrote) or begins later (and sees the watcher). Both ends of it run under stripes, so nothing else is needed.
+//! Nothing is missed: whoever begins to watch enters the id's stripe once, so a writer has either
+//! finished by then (and the watcher will read what it wrote) or begins later (and sees the
+//! watcher). Both ends of it run under stripes, so nothing else is needed.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;

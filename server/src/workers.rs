@@ -1,7 +1,8 @@
 //! The threads: one that accepts, several that serve, one that maintains the tables.
 //!
-//! Each worker runs a current-thread runtime of its own, and a connection stays on the worker that it was given, so that nothing
-//! moves between cores on the way from request to reply. New connections go to the worker that has the fewest.
+//! Each worker runs a current-thread runtime of its own, and a connection stays on the worker that
+//! it was given, so that nothing moves between cores on the way from request to reply. New
+//! connections go to the worker that has the fewest.
 
 use crate::cold::ReadsHere;
 use crate::config::{Config, ConfigError};
@@ -18,16 +19,19 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Canaries that one existence space is asked for by the maintenance thread for each millisecond it sleeps, the next one the next time: 5,000 a second in
-/// all, a thousandth of a core, until all rates are known.
+/// Canaries that one existence space is asked for by the maintenance thread for each millisecond it
+/// sleeps, the next one the next time: 5,000 a second in all, a thousandth of a core, until all
+/// rates are known.
 const CANARIES_PER_MS: u64 = 5;
 /// How far apart it is looked for tables that have come to rest.
 const SETTLE_EVERY: Duration = Duration::from_secs(60);
-/// Threads per worker for what takes its time (statistics, digests, merges): more of it waits, so that pages do not.
+/// Threads per worker for what takes its time (statistics, digests, merges): more of it waits, so
+/// that pages do not.
 const SLOW_THREADS: usize = 2;
 /// Files that the process needs beside its clients: listeners, the log, cold files.
 const RESERVED_FILES: u64 = 64;
-/// More open files than this are not asked for: what Linux allows a process at most, unless told otherwise.
+/// More open files than this are not asked for: what Linux allows a process at most, unless told
+/// otherwise.
 const MOST_FILES: u64 = 1 << 20;
 
 /// Opens one listening socket.
@@ -36,7 +40,8 @@ pub(crate) fn listen_on(host: &str, port: u16, backlog: i32) -> io::Result<TcpLi
         .to_socket_addrs()?
         .next()
         .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the name has no address"))?;
-    let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
+    let socket =
+        socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
     // A restarted server takes over the port though old connections linger in TIME_WAIT.
     socket.set_reuse_address(true)?;
     if address.is_ipv6() {
@@ -70,8 +75,10 @@ pub(crate) fn start(
     lower_max_clients(host)?;
     let mut threads = Vec::new();
     let mut workers = Vec::new();
-    let encrypted_addresses: Vec<_> = encrypted.iter().filter_map(|listener| listener.local_addr().ok()).collect();
-    let all = listeners.into_iter().map(|l| (l, false)).chain(encrypted.into_iter().map(|l| (l, true)));
+    let encrypted_addresses: Vec<_> =
+        encrypted.iter().filter_map(|listener| listener.local_addr().ok()).collect();
+    let all =
+        listeners.into_iter().map(|l| (l, false)).chain(encrypted.into_iter().map(|l| (l, true)));
     // If a later thread cannot start, the earlier ones must not stay.
     let spawned = (|| {
         for index in 0..host.tallies.len() {
@@ -88,7 +95,8 @@ pub(crate) fn start(
             })?);
         }
         let maintained = host.clone();
-        threads.push(thread(host.stop.vital(), "maintain".to_owned(), move || maintain(&maintained))?);
+        threads
+            .push(thread(host.stop.vital(), "maintain".to_owned(), move || maintain(&maintained))?);
         let host = host.clone();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let listeners = {
@@ -134,7 +142,9 @@ fn lower_max_clients(process: &Process) -> io::Result<()> {
     let wanted = process.config().server.max_clients;
     let allowed = allowed_clients(wanted);
     if allowed < wanted {
-        tracing::warn!("the limit of open files leaves room for {allowed} clients instead of {wanted}");
+        tracing::warn!(
+            "the limit of open files leaves room for {allowed} clients instead of {wanted}"
+        );
         let change = |config: &mut Config| {
             config.server.max_clients = allowed;
             Ok::<(), ConfigError>(())
@@ -144,21 +154,29 @@ fn lower_max_clients(process: &Process) -> io::Result<()> {
     Ok(())
 }
 
-/// Clients that the limit of open files has room for. Raises that limit as far as it may: cold files are opened as they come, one descriptor each.
+/// Clients that the limit of open files has room for. Raises that limit as far as it may: cold
+/// files are opened as they come, one descriptor each.
 pub(crate) fn allowed_clients(wanted: usize) -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let needed = wanted as u64 + RESERVED_FILES;
     let limit = getrlimit(Resource::Nofile);
     let mut current = limit.current.unwrap_or(u64::MAX);
     let raised = limit.maximum.unwrap_or(MOST_FILES).min(MOST_FILES.max(needed));
-    if raised > current && setrlimit(Resource::Nofile, Rlimit { current: Some(raised), ..limit }).is_ok() {
+    if raised > current
+        && setrlimit(Resource::Nofile, Rlimit { current: Some(raised), ..limit }).is_ok()
+    {
         current = raised;
     }
     usize::try_from(current.saturating_sub(RESERVED_FILES)).unwrap_or(usize::MAX).clamp(1, wanted)
 }
 
-/// The accepting thread: takes connections, hands them out, and looks after the clients once a second.
-async fn accept(host: Arc<Host>, listeners: Vec<(tokio::net::TcpListener, bool)>, workers: Vec<Worker>) {
+/// The accepting thread: takes connections, hands them out, and looks after the clients once a
+/// second.
+async fn accept(
+    host: Arc<Host>,
+    listeners: Vec<(tokio::net::TcpListener, bool)>,
+    workers: Vec<Worker>,
+) {
     let workers = Arc::new(workers);
     for (listener, encrypted) in listeners {
         let (host, workers) = (host.clone(), workers.clone());
@@ -245,7 +263,9 @@ fn admit(
     let keepalive_s = config.server.tcp_keepalive_s;
     if keepalive_s > 0 {
         let third = Duration::from_secs((keepalive_s / 3).max(1));
-        let probes = socket2::TcpKeepalive::new().with_time(Duration::from_secs(keepalive_s)).with_interval(third);
+        let probes = socket2::TcpKeepalive::new()
+            .with_time(Duration::from_secs(keepalive_s))
+            .with_interval(third);
         socket2::SockRef::from(&stream).set_tcp_keepalive(&probes.with_retries(3))?;
     }
     let local = stream.local_addr()?;
@@ -255,7 +275,11 @@ fn admit(
     }
     let Some(client) = process.clients.admit(peer, local, config.server.max_clients) else {
         // The socket's buffer is empty: this does not block.
-        return if encrypted { Ok(()) } else { stream.write_all(b"-ERR max number of clients reached\r\n") };
+        return if encrypted {
+            Ok(())
+        } else {
+            stream.write_all(b"-ERR max number of clients reached\r\n")
+        };
     };
     let Some(worker) = workers.iter().min_by_key(|w| w.load.load(Relaxed)) else { return Ok(()) };
     worker.load.fetch_add(1, Relaxed);
@@ -268,7 +292,12 @@ fn admit(
 }
 
 /// A worker thread: serves its connections until the node stops.
-async fn work(host: Arc<Host>, index: usize, mut arrivals: mpsc::UnboundedReceiver<Arrival>, load: Arc<AtomicUsize>) {
+async fn work(
+    host: Arc<Host>,
+    index: usize,
+    mut arrivals: mpsc::UnboundedReceiver<Arrival>,
+    load: Arc<AtomicUsize>,
+) {
     let _reads = ReadsHere::begin();
     let stop = host.stop.clone();
     let stopped = stop.wait();
@@ -288,9 +317,15 @@ async fn work(host: Arc<Host>, index: usize, mut arrivals: mpsc::UnboundedReceiv
                 let task = tokio::spawn(async move {
                     let _departure = departure;
                     // Who takes too long for it is ended as one who does not log in.
-                    let socket = if encrypted { host.tls.accept(stream).await } else { Ok(Socket::Plain(stream)) };
+                    let socket = if encrypted {
+                        host.tls.accept(stream).await
+                    } else {
+                        Ok(Socket::Plain(stream))
+                    };
                     match socket {
-                        Ok(socket) => Connection::new(host.node(), index, socket, of_task).serve().await,
+                        Ok(socket) => {
+                            Connection::new(host.node(), index, socket, of_task).serve().await
+                        }
                         Err(error) => {
                             host.tls.failed.fetch_add(1, Relaxed);
                             tracing::debug!("no TLS with {}: {error}", of_task.peer);
@@ -302,8 +337,8 @@ async fn work(host: Arc<Host>, index: usize, mut arrivals: mpsc::UnboundedReceiv
             Err(error) => tracing::warn!("cannot serve {}: {error}", client.peer),
         }
     }
-    // No client is in the middle of a command: commands do not wait. Those whose replies are all sent go now, the others may
-    // take theirs for a while.
+    // No client is in the middle of a command: commands do not wait. Those whose replies are all
+    // sent go now, the others may take theirs for a while.
     let deadline = Instant::now() + Duration::from_millis(host.config().server.shutdown_grace_ms);
     while load.load(Relaxed) > 0 && Instant::now() < deadline {
         for client in host.clients.list() {
@@ -347,7 +382,8 @@ fn maintain(host: &Host) {
             }
             Some(engines) => {
                 naps.worked();
-                // Else pages that are woken on this processor would wait for the clock's tick: see snapshot/pace.rs.
+                // Else pages that are woken on this processor would wait for the clock's tick: see
+                // snapshot/pace.rs.
                 if !engines.hurries() {
                     std::thread::yield_now();
                 }

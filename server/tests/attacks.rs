@@ -1,5 +1,6 @@
-//! What attackers of servers of this kind do, against the real program: its memory stays within bounds, and other clients' replies
-//! come about as fast as without them. docs/security.md names the guard behind each.
+//! What attackers of servers of this kind do, against the real program: its memory stays within
+//! bounds, and other clients' replies come about as fast as without them. docs/security.md names
+//! the guard behind each.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where it stopped")]
 
 mod common;
@@ -42,8 +43,9 @@ impl Victim {
 
     /// Bytes that the program has in RAM.
     fn resident(&self) -> u64 {
-        let status =
-            std::fs::read_to_string(Path::new("/proc").join(self.program.child.id().to_string()).join("status"));
+        let status = std::fs::read_to_string(
+            Path::new("/proc").join(self.program.child.id().to_string()).join("status"),
+        );
         let status = status.unwrap();
         let line = status.lines().find(|l| l.starts_with("VmRSS:")).unwrap();
         line.split_ascii_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
@@ -63,9 +65,15 @@ impl Victim {
                 let mut times = Vec::new();
                 while !stop.load(Relaxed) || times.len() < 200 {
                     let started = Instant::now();
-                    let page = call(&mut client, "FEED.GET home 7 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20");
+                    let page = call(
+                        &mut client,
+                        "FEED.GET home 7 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20",
+                    );
                     times.push(started.elapsed());
-                    assert!(matches!(&page, OwnedFrame::Array(rows) if rows.len() == 20), "{page:?}");
+                    assert!(
+                        matches!(&page, OwnedFrame::Array(rows) if rows.len() == 20),
+                        "{page:?}"
+                    );
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 times.sort();
@@ -83,7 +91,10 @@ impl Victim {
         let attacked = attacked.join().unwrap();
         // Both share the machine with the attacker and with other tests.
         let bound = quiet * 10 + Duration::from_millis(40);
-        assert!(attacked < bound, "a page took {quiet:?} without the attack and {attacked:?} with it");
+        assert!(
+            attacked < bound,
+            "a page took {quiet:?} without the attack and {attacked:?} with it"
+        );
     }
 
     fn alive(&self, password: Option<&str>) {
@@ -117,7 +128,13 @@ fn announced_sizes_of_strangers_cost_nothing() {
     victim.alive(Some("secret"));
     let before = victim.resident();
     victim.bystander(Some("secret"), || {
-        let heads = ["*1048576\r\n", "*1\r\n$536870912\r\n", "*10\r\n$16384\r\nx", "PI", "*10\r\n$16384\r\n"];
+        let heads = [
+            "*1048576\r\n",
+            "*1\r\n$536870912\r\n",
+            "*10\r\n$16384\r\nx",
+            "PI",
+            "*10\r\n$16384\r\n",
+        ];
         let strangers: Vec<TcpStream> = (0..MANY)
             .map(|i| {
                 let mut stream = victim.connect();
@@ -209,7 +226,8 @@ fn a_client_who_does_not_read_costs_a_bounded_amount() {
     victim.alive(None);
 }
 
-/// Attack 34: replies that are much longer than their requests. What is beyond the limit is not made, whether it is never read or thrown away.
+/// Attack 34: replies that are much longer than their requests. What is beyond the limit is not
+/// made, whether it is never read or thrown away.
 #[test]
 fn a_reply_that_is_too_long_is_not_made() {
     let fields: Vec<String> = (0..60).map(|i| format!("field{i}:8")).collect();
@@ -290,9 +308,11 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Clients that never stop sending, on the worker of everybody else, and never wait for a reply: others' reads and writes come in between. So they do
-/// when it is transactions that are sent, each of which keeps writers out for a moment. (The worker has no time to spare, and shares two cores with
-/// its attackers: it is the median that tells whether others come in after a few turns, or after all.)
+/// Clients that never stop sending, on the worker of everybody else, and never wait for a reply:
+/// others' reads and writes come in between. So they do when it is transactions that are sent, each
+/// of which keeps writers out for a moment. (The worker has no time to spare, and shares two cores
+/// with its attackers: it is the median that tells whether others come in after a few turns, or
+/// after all.)
 #[test]
 fn who_never_stops_sending_keeps_nobody_out() {
     let victim = Victim::start("[server]\nworkers = 1\n");
@@ -321,8 +341,11 @@ fn who_never_stops_sending_keeps_nobody_out() {
                 .map(|id| {
                     std::thread::sleep(Duration::from_millis(2));
                     let started = Instant::now();
-                    let what =
-                        if id % 2 == 0 { "HINCRBY post:9 read 1" } else { "FEED.GET home 7 1 2 3 4 5 6 7 8 9 10" };
+                    let what = if id % 2 == 0 {
+                        "HINCRBY post:9 read 1"
+                    } else {
+                        "FEED.GET home 7 1 2 3 4 5 6 7 8 9 10"
+                    };
                     let reply = call(&mut client, what);
                     assert!(!matches!(reply, OwnedFrame::Error(_)), "{reply:?}");
                     started.elapsed()
@@ -330,8 +353,14 @@ fn who_never_stops_sending_keeps_nobody_out() {
                 .collect();
             times.sort();
             let (half, most) = (times[100], times[198]);
-            assert!(half < Duration::from_millis(40), "{batch:?}: half of the replies took {half:?}");
-            assert!(most < Duration::from_secs(1), "{batch:?}: one reply in a hundred took {most:?}");
+            assert!(
+                half < Duration::from_millis(40),
+                "{batch:?}: half of the replies took {half:?}"
+            );
+            assert!(
+                most < Duration::from_secs(1),
+                "{batch:?}: one reply in a hundred took {most:?}"
+            );
         });
     }
     victim.alive(None);
@@ -345,7 +374,9 @@ fn forged_blocks_are_refused() {
     for id in 1..200 {
         call(&mut client, &format!("PH.ADD liked 7 {id}"));
     }
-    let OwnedFrame::BulkString(table) = call(&mut client, "TM.EXPORT liked 0 0") else { panic!("no table") };
+    let OwnedFrame::BulkString(table) = call(&mut client, "TM.EXPORT liked 0 0") else {
+        panic!("no table")
+    };
     let before = victim.resident();
     let seed = 36;
     let mut random = fastrand::Rng::with_seed(seed);
@@ -368,18 +399,28 @@ fn forged_blocks_are_refused() {
                 }
             }
             let reply = client.call(&[b"TM.MERGE", b"liked", &forged]).unwrap();
-            assert!(forged == table || !refusal(&reply).is_empty(), "seed {seed}, round {round}: {reply:?}");
+            assert!(
+                forged == table || !refusal(&reply).is_empty(),
+                "seed {seed}, round {round}: {reply:?}"
+            );
         }
     });
     let grown = victim.resident().saturating_sub(before);
     assert!(grown < 200 * MB, "{grown}");
     // Nothing of it has come in: a member that nobody set is still not there.
-    assert_eq!(call(&mut client, "PH.EXISTS liked 8 1"), OwnedFrame::Array(vec![OwnedFrame::Integer(0)]));
-    assert_eq!(call(&mut client, "PH.EXISTS liked 7 1"), OwnedFrame::Array(vec![OwnedFrame::Integer(1)]));
+    assert_eq!(
+        call(&mut client, "PH.EXISTS liked 8 1"),
+        OwnedFrame::Array(vec![OwnedFrame::Integer(0)])
+    );
+    assert_eq!(
+        call(&mut client, "PH.EXISTS liked 7 1"),
+        OwnedFrame::Array(vec![OwnedFrame::Integer(1)])
+    );
 }
 
-/// Attack 37: every command, but those named below, with arguments that make sizes overflow: none to seven, now and then thousands, and one of
-/// them long. (What a request that is made for one command may cost: `a_reply_that_is_too_long_is_not_made`, and `hostile.rs` end to end.)
+/// Attack 37: every command, but those named below, with arguments that make sizes overflow: none
+/// to seven, now and then thousands, and one of them long. (What a request that is made for one
+/// command may cost: `a_reply_that_is_too_long_is_not_made`, and `hostile.rs` end to end.)
 #[test]
 fn hostile_arguments_are_refused_or_cost_little() {
     let victim = Victim::start("");
@@ -390,7 +431,8 @@ fn hostile_arguments_are_refused_or_cost_little() {
         .map(|name| if let OwnedFrame::BulkString(name) = name { name } else { panic!("{name:?}") })
         .collect();
     assert!(names.len() > 60);
-    // Those end the connection or the server, change who may do what, change what replies look like, stop others on purpose, or wait.
+    // Those end the connection or the server, change who may do what, change what replies look
+    // like, stop others on purpose, or wait.
     let left_out: [&[u8]; 26] = [
         b"quit",
         b"shutdown",
@@ -476,12 +518,20 @@ fn hostile_arguments_are_refused_or_cost_little() {
                 let last = args[args.len() - 1];
                 args.resize(args.len() + 3000, last);
             }
-            let line = args.iter().take(10).map(|a| String::from_utf8_lossy(a)).collect::<Vec<_>>().join(" ");
+            let line = args
+                .iter()
+                .take(10)
+                .map(|a| String::from_utf8_lossy(a))
+                .collect::<Vec<_>>()
+                .join(" ");
             // Now and then in a transaction: there nothing may wait, for itself least of all.
             let together = random.u8(..8) == 0;
-            let requests: &[&[&[u8]]] = if together { &[&[b"MULTI"], &args, &[b"EXEC"]] } else { &[&args] };
+            let requests: &[&[&[u8]]] =
+                if together { &[&[b"MULTI"], &args, &[b"EXEC"]] } else { &[&args] };
             for request in requests {
-                client.call(request).unwrap_or_else(|e| panic!("seed {seed}: {line:?} after {before_it:?}: {e}"));
+                client
+                    .call(request)
+                    .unwrap_or_else(|e| panic!("seed {seed}: {line:?} after {before_it:?}: {e}"));
             }
             before_it = line;
         }
@@ -505,12 +555,14 @@ fn who_guesses_passwords_slows_nobody_down() {
                 scope.spawn(move || {
                     let until = Instant::now() + Duration::from_secs(2);
                     let mut guess = 0u64;
-                    // A connection that does not log in is ended after a while: the next one goes on.
+                    // A connection that does not log in is ended after a while: the next one goes
+                    // on.
                     while Instant::now() < until {
                         let mut client = victim.program.client();
                         for _ in 0..500 {
                             guess += 1;
-                            let reply = call(&mut client, &format!("AUTH user{guesser} guess{guess}"));
+                            let reply =
+                                call(&mut client, &format!("AUTH user{guesser} guess{guess}"));
                             assert!(refusal(&reply).starts_with("WRONGPASS"), "{reply:?}");
                         }
                     }
@@ -523,7 +575,8 @@ fn who_guesses_passwords_slows_nobody_down() {
     victim.alive(Some("secret"));
 }
 
-/// Attack 39: the time that AUTH takes does not tell a name from a name, or how much of a password was right.
+/// Attack 39: the time that AUTH takes does not tell a name from a name, or how much of a password
+/// was right.
 #[test]
 fn the_time_of_a_login_tells_nothing() {
     let victim = Victim::start(PASSWORD);
@@ -531,8 +584,11 @@ fn the_time_of_a_login_tells_nothing() {
     call(&mut admin, "AUTH secret");
     call(&mut admin, "ACL SETUSER alice on >correct-horse-battery");
     let mut client = victim.program.client();
-    let tries =
-        ["AUTH alice correct-horse-batterz", "AUTH alice xorrect-horse-battery", "AUTH nobody correct-horse-battery"];
+    let tries = [
+        "AUTH alice correct-horse-batterz",
+        "AUTH alice xorrect-horse-battery",
+        "AUTH nobody correct-horse-battery",
+    ];
     let mut times: [Vec<Duration>; 3] = Default::default();
     for _ in 0..3000 {
         for (line, times) in tries.iter().zip(&mut times) {
@@ -550,7 +606,8 @@ fn the_time_of_a_login_tells_nothing() {
     assert!(*most < *least * 3 / 2, "{low:?}");
 }
 
-/// Attack 41: names of a space cannot be aimed at a filter, for its seed is secret and no other has it.
+/// Attack 41: names of a space cannot be aimed at a filter, for its seed is secret and no other has
+/// it.
 #[test]
 fn seeds_of_filters_are_secret_and_differ() {
     let victim = Victim::start("");
@@ -560,20 +617,26 @@ fn seeds_of_filters_are_secret_and_differ() {
             call(&mut client, &format!("PH.ADD {space} 7 {id}"));
         }
     }
-    let export = |client: &mut Client, space: &str| match call(client, &format!("TM.EXPORT {space} 0 0")) {
-        OwnedFrame::BulkString(table) => table,
-        other => panic!("{other:?}"),
-    };
+    let export =
+        |client: &mut Client, space: &str| match call(client, &format!("TM.EXPORT {space} 0 0")) {
+            OwnedFrame::BulkString(table) => table,
+            other => panic!("{other:?}"),
+        };
     let (liked, read) = (export(&mut client, "liked"), export(&mut client, "read"));
     assert_ne!(liked, read, "the same pairs set the same bits: the seeds are equal");
     let OwnedFrame::Array(all) = call(&mut client, "CONFIG GET *") else { panic!("no list") };
-    assert!(!all.iter().any(|item| matches!(item, OwnedFrame::BulkString(b) if b.windows(4).any(|w| w == b"seed"))));
+    assert!(!all.iter().any(
+        |item| matches!(item, OwnedFrame::BulkString(b) if b.windows(4).any(|w| w == b"seed"))
+    ));
 }
 
 /// A number of what TM.TABLES says of a table.
 fn figure(table: &OwnedFrame, name: &[u8]) -> f64 {
     let OwnedFrame::Array(items) = table else { panic!("{table:?}") };
-    let at = items.iter().position(|item| matches!(item, OwnedFrame::BulkString(bytes) if bytes == name)).unwrap();
+    let at = items
+        .iter()
+        .position(|item| matches!(item, OwnedFrame::BulkString(bytes) if bytes == name))
+        .unwrap();
     match &items[at + 1] {
         OwnedFrame::Integer(number) => *number as f64,
         OwnedFrame::BulkString(bytes) => std::str::from_utf8(bytes).unwrap().parse().unwrap(),
@@ -581,8 +644,8 @@ fn figure(table: &OwnedFrame, name: &[u8]) -> f64 {
     }
 }
 
-/// Attack 41: a million ids of whatever pattern are found as fast as a million random ones. (Ids that were chosen to meet under a seed that somebody
-/// guessed: `counter/src/key.rs`.)
+/// Attack 41: a million ids of whatever pattern are found as fast as a million random ones. (Ids
+/// that were chosen to meet under a seed that somebody guessed: `counter/src/key.rs`.)
 #[test]
 fn ids_with_a_pattern_are_found_as_fast_as_others() {
     const ROWS: u64 = 1_000_000;
@@ -599,17 +662,24 @@ fn ids_with_a_pattern_are_found_as_fast_as_others() {
         let before = victim.resident();
         for from in (0..ROWS).step_by(1000) {
             let mut words = vec!["CNT.MINCRBY".to_owned(), "post".to_owned()];
-            words.extend((from..from + 1000).flat_map(|i| [id(i).to_string(), "like".to_owned(), "1".to_owned()]));
+            words.extend(
+                (from..from + 1000)
+                    .flat_map(|i| [id(i).to_string(), "like".to_owned(), "1".to_owned()]),
+            );
             let words: Vec<&[u8]> = words.iter().map(String::as_bytes).collect();
             let reply = client.call(&words).unwrap();
-            assert!(matches!(&reply, OwnedFrame::Array(all) if all.iter().all(|one| *one == OwnedFrame::Integer(1))));
+            assert!(
+                matches!(&reply, OwnedFrame::Array(all) if all.iter().all(|one| *one == OwnedFrame::Integer(1)))
+            );
         }
         grown.push((pattern, victim.resident().saturating_sub(before)));
-        // Once the rows are where they stay: while a table is rewritten its figures are those of a moment, and whoever writes faster than it is
-        // rewritten fills the old one to the brim.
+        // Once the rows are where they stay: while a table is rewritten its figures are those of a
+        // moment, and whoever writes faster than it is rewritten fills the old one to the brim.
         let mut tables = Vec::new();
         until(pattern, || {
-            let OwnedFrame::Array(now) = call(&mut client, "TM.TABLES post") else { panic!("no tables") };
+            let OwnedFrame::Array(now) = call(&mut client, "TM.TABLES post") else {
+                panic!("no tables")
+            };
             tables = now;
             let sum = |name: &[u8]| tables.iter().map(|table| figure(table, name)).sum::<f64>();
             // All but those that wait aside, far ahead of the others.

@@ -1,4 +1,5 @@
-//! The real program with thousands of cold files, under a limit of open files that is lower than their number until it raises it.
+//! The real program with thousands of cold files, under a limit of open files that is lower than
+//! their number until it raises it.
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
@@ -23,7 +24,8 @@ fn start(dir: &Path) -> Program {
     let few = ["sh", "-c", "ulimit -Sn 256; exec \"$@\"", "sh"];
     let data = dir.join("data");
     let options = ["--config", config.to_str().unwrap()];
-    Program::start_as(&few, &data, &options).unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+    Program::start_as(&few, &data, &options)
+        .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
 }
 
 fn id(row: u64) -> u64 {
@@ -33,10 +35,18 @@ fn id(row: u64) -> u64 {
 fn verify(client: &mut Client) {
     for first in (0..ROWS).step_by(500) {
         let ids: Vec<Vec<u8>> = (first..first + 500).map(|row| text(id(row))).collect();
-        let words: Vec<&[u8]> = [&b"CNT.GET"[..], b"post"].into_iter().chain(ids.iter().map(Vec::as_slice)).collect();
-        let rows = (first..first + 500)
-            .map(|row| OwnedFrame::Array([row as i64, (row % 7) as i64, 0, 0].map(OwnedFrame::Integer).to_vec()));
-        assert_eq!(client.call(&words).unwrap(), OwnedFrame::Array(rows.collect()), "from row {first}");
+        let words: Vec<&[u8]> =
+            [&b"CNT.GET"[..], b"post"].into_iter().chain(ids.iter().map(Vec::as_slice)).collect();
+        let rows = (first..first + 500).map(|row| {
+            OwnedFrame::Array(
+                [row as i64, (row % 7) as i64, 0, 0].map(OwnedFrame::Integer).to_vec(),
+            )
+        });
+        assert_eq!(
+            client.call(&words).unwrap(),
+            OwnedFrame::Array(rows.collect()),
+            "from row {first}"
+        );
     }
 }
 
@@ -44,28 +54,40 @@ fn verify(client: &mut Client) {
 fn thousands_of_files_are_opened_searched_and_opened_again() {
     // So many syncs of a disk would take minutes, and are not what this is about.
     let memory = Path::new("/dev/shm");
-    let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
+    let folder =
+        if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
     let program = start(folder.path());
     let mut client = program.client();
     for row in 0..ROWS {
         let (like, repost) = (text(row), text(row % 7));
         client.push(&[b"CNT.SET", b"post", &text(id(row)), b"like", &like, b"repost", &repost]);
         if client.is_full() || row == ROWS - 1 {
-            (0..client.waiting())
-                .for_each(|_| assert_eq!(client.reply().unwrap(), OwnedFrame::SimpleString(b"OK".to_vec())));
+            (0..client.waiting()).for_each(|_| {
+                assert_eq!(client.reply().unwrap(), OwnedFrame::SimpleString(b"OK".to_vec()))
+            });
         }
     }
-    let OwnedFrame::Integer(left) = call(&mut client, &format!("TM.SPILL post {TABLES}")) else { panic!("no number") };
+    let OwnedFrame::Integer(left) = call(&mut client, &format!("TM.SPILL post {TABLES}")) else {
+        panic!("no number")
+    };
     assert!(left > 240_000, "{left} rows have left memory");
     let files = count(&mut client, "cold_files");
     assert!(files > 2000, "{files}");
-    let descriptors = std::fs::read_dir(format!("/proc/{}/fd", program.child.id())).unwrap().count() as u64;
-    assert!(descriptors > files, "{descriptors} descriptors of {files} files: the limit of 256 was raised");
+    let descriptors =
+        std::fs::read_dir(format!("/proc/{}/fd", program.child.id())).unwrap().count() as u64;
+    assert!(
+        descriptors > files,
+        "{descriptors} descriptors of {files} files: the limit of 256 was raised"
+    );
     verify(&mut client);
     // Each row costs one read: one search finds its file and its block.
-    let (before, reads) = (count(&mut client, "cold_cache_misses"), count(&mut client, "cold_reads"));
+    let (before, reads) =
+        (count(&mut client, "cold_cache_misses"), count(&mut client, "cold_reads"));
     call(&mut client, &format!("CNT.GET post {} {}", id(7), id(PER_TABLE * 900 + 3)));
-    assert!(count(&mut client, "cold_reads") - reads <= 2 && count(&mut client, "cold_cache_misses") - before <= 2);
+    assert!(
+        count(&mut client, "cold_reads") - reads <= 2
+            && count(&mut client, "cold_cache_misses") - before <= 2
+    );
     assert!(program.terminate().success());
     let program = start(folder.path());
     let mut client = program.client();

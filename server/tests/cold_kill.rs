@@ -1,7 +1,9 @@
-//! The real program, killed (SIGKILL) while it writes flags to the disk: in the middle of a spill, and of a merge of what came late. Every pair that was
-//! set or unset, and acknowledged, is as it was after the next start, and what was written of the file is gone.
+//! The real program, killed (SIGKILL) while it writes flags to the disk: in the middle of a spill,
+//! and of a merge of what came late. Every pair that was set or unset, and acknowledged, is as it
+//! was after the next start, and what was written of the file is gone.
 //!
-//! `TIDEMARK_KILL_ROUNDS` (default 6, half of them in spills; more until both were hit) and `TIDEMARK_SEED`.
+//! `TIDEMARK_KILL_ROUNDS` (default 6, half of them in spills; more until both were hit) and
+//! `TIDEMARK_SEED`.
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
@@ -31,16 +33,19 @@ fn start(dir: &Path) -> Program {
                 [\"post\"]\nflags = [\"liked\"]\n[[action]]\nname = \"like\"\nflag = \"liked\"\ncounter = \"post.like\"\n";
     std::fs::write(&config, text).unwrap();
     let options = ["--config", config.to_str().unwrap()];
-    Program::start_as(&[], &dir.join("data"), &options).unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+    Program::start_as(&[], &dir.join("data"), &options)
+        .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
 }
 
 /// Cold files that are being written.
 fn unfinished(dir: &Path) -> usize {
-    let names = std::fs::read_dir(dir.join("data")).unwrap().map(|entry| entry.unwrap().file_name());
+    let names =
+        std::fs::read_dir(dir.join("data")).unwrap().map(|entry| entry.unwrap().file_name());
     names.filter(|name| name.to_string_lossy().ends_with(".tcold.tmp")).count()
 }
 
-/// Sets or unsets pairs until the server is gone, or there are no more; gives what is known of them then.
+/// Sets or unsets pairs until the server is gone, or there are no more; gives what is known of them
+/// then.
 fn write(port: u16, changes: impl Iterator<Item = ((u64, u64), bool)>) -> Truth {
     let mut told = Truth::new();
     let mut changes = changes.peekable();
@@ -68,7 +73,8 @@ fn write(port: u16, changes: impl Iterator<Item = ((u64, u64), bool)>) -> Truth 
     told
 }
 
-/// Every pair (or one in `some`, and those of which nobody knows) must be as it was acknowledged. What nobody knows is found out.
+/// Every pair (or one in `some`, and those of which nobody knows) must be as it was acknowledged.
+/// What nobody knows is found out.
 fn verify(program: &Program, truth: &mut Truth, some: usize) {
     let mut client = program.client();
     let (mut pairs, mut number) = (Vec::new(), 0);
@@ -86,7 +92,10 @@ fn verify(program: &Program, truth: &mut Truth, some: usize) {
             let OwnedFrame::Array(flags) = client.reply().unwrap() else { panic!("no flags") };
             let is_set = flags[0] == OwnedFrame::Integer(1);
             let known = truth.insert(*pair, Some(is_set)).flatten();
-            assert!(known.is_none_or(|known| known == is_set), "{pair:?} was {known:?}, and is {is_set}");
+            assert!(
+                known.is_none_or(|known| known == is_set),
+                "{pair:?} was {known:?}, and is {is_set}"
+            );
         }
     }
 }
@@ -100,7 +109,8 @@ fn flags_survive_a_kill_in_the_middle_of_a_spill_and_of_a_merge() {
     let mut in_the_middle = [0, 0];
     let begun = start(folder.path());
     // Tables of full size: the first one is small.
-    let fresh = |from: u64| (from..).flat_map(|post| (0..LIKES).map(move |member| ((post, member), true)));
+    let fresh =
+        |from: u64| (from..).flat_map(|post| (0..LIKES).map(move |member| ((post, member), true)));
     truth.extend(write(begun.port, fresh(next_post).take(150_000)));
     next_post += 150_000 / LIKES;
     begun.kill();
@@ -115,17 +125,27 @@ fn flags_survive_a_kill_in_the_middle_of_a_spill_and_of_a_merge() {
         let is_merge = round % 2 == 1;
         let pause = Duration::from_micros(rng.u64(..if is_merge { 600_000 } else { 1_000 }));
         let port = program.port;
-        let late: Vec<_> =
-            truth.iter().filter(|(pair, _)| pair.0 < next_post - 10_000).map(|(p, s)| (*p, *s)).collect();
+        let late: Vec<_> = truth
+            .iter()
+            .filter(|(pair, _)| pair.0 < next_post - 10_000)
+            .map(|(p, s)| (*p, *s))
+            .collect();
         let late: Vec<((u64, u64), bool)> = (0..3000u64)
             .map(|n| match (rng.choice(&late), rng.bool()) {
                 (Some((pair, Some(set))), true) => (*pair, !set),
-                _ => ((FIRST + rng.u64(..next_post - FIRST - 5_000), LATE + round * 10_000 + n), true),
+                _ => (
+                    (FIRST + rng.u64(..next_post - FIRST - 5_000), LATE + round * 10_000 + n),
+                    true,
+                ),
             })
             .collect();
         let told = std::thread::scope(|scope| {
             let writer = scope.spawn(move || {
-                if is_merge { write(port, late.into_iter()) } else { write(port, fresh(next_post).take(1_000_000)) }
+                if is_merge {
+                    write(port, late.into_iter())
+                } else {
+                    write(port, fresh(next_post).take(1_000_000))
+                }
             });
             let began = Instant::now();
             while unfinished(folder.path()) == 0 && began.elapsed() < Duration::from_secs(60) {
@@ -137,7 +157,10 @@ fn flags_survive_a_kill_in_the_middle_of_a_spill_and_of_a_merge() {
         });
         in_the_middle[usize::from(is_merge)] += usize::from(unfinished(folder.path()) > 0);
         next_post = next_post.max(told.keys().map(|pair| pair.0 + 1).max().unwrap_or(0));
-        eprintln!("round {round}: {} pairs written, killed {pause:?} after a file was begun", told.len());
+        eprintln!(
+            "round {round}: {} pairs written, killed {pause:?} after a file was begun",
+            told.len()
+        );
         truth.extend(told);
     }
     eprintln!(

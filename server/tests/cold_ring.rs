@@ -1,5 +1,6 @@
-//! The real program where io_uring is refused, by whom so ever (seccomp, kernel.io_uring_disabled, an old kernel: strace plays them), and where it is
-//! refused later, in the middle of reads: cold rows are read all the same.
+//! The real program where io_uring is refused, by whom so ever (seccomp, kernel.io_uring_disabled,
+//! an old kernel: strace plays them), and where it is refused later, in the middle of reads: cold
+//! rows are read all the same.
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
@@ -37,8 +38,9 @@ fn start(under: &[&str], dir: &Path) -> Running {
                 comment:8 read:16\"\nspill = true\nrows_per_table = 2000\n";
     std::fs::write(&config, text).unwrap();
     let options = ["--config", config.to_str().unwrap()];
-    let (program, lines) = Program::start_until(under, &dir.join("data"), &options, "ready to accept")
-        .unwrap_or_else(|said| panic!("it did not start: {said:#?}"));
+    let (program, lines) =
+        Program::start_until(under, &dir.join("data"), &options, "ready to accept")
+            .unwrap_or_else(|said| panic!("it did not start: {said:#?}"));
     Running { program, said: std::thread::spawn(|| lines.map_while(Result::ok).collect()) }
 }
 
@@ -51,8 +53,9 @@ fn fill(client: &mut Client) {
         let (like, repost) = (text(row % 4000), text(row % 7));
         client.push(&[b"CNT.SET", b"post", &text(id(row)), b"like", &like, b"repost", &repost]);
         if client.is_full() || row == ROWS - 1 {
-            (0..client.waiting())
-                .for_each(|_| assert_eq!(client.reply().unwrap(), OwnedFrame::SimpleString(b"OK".to_vec())));
+            (0..client.waiting()).for_each(|_| {
+                assert_eq!(client.reply().unwrap(), OwnedFrame::SimpleString(b"OK".to_vec()))
+            });
         }
     }
     call(client, "TM.SPILL post 100");
@@ -61,10 +64,17 @@ fn fill(client: &mut Client) {
 /// These rows, in one request, are as they were written.
 fn ask(client: &mut Client, rows: std::ops::Range<u64>) {
     let ids: Vec<Vec<u8>> = rows.clone().map(|row| text(id(row))).collect();
-    let words: Vec<&[u8]> = [&b"CNT.GET"[..], b"post"].into_iter().chain(ids.iter().map(Vec::as_slice)).collect();
-    let row = |row: u64| [(row % 4000) as i64, (row % 7) as i64, 0, 0].map(OwnedFrame::Integer).to_vec();
+    let words: Vec<&[u8]> =
+        [&b"CNT.GET"[..], b"post"].into_iter().chain(ids.iter().map(Vec::as_slice)).collect();
+    let row =
+        |row: u64| [(row % 4000) as i64, (row % 7) as i64, 0, 0].map(OwnedFrame::Integer).to_vec();
     let expected = rows.clone().map(|n| OwnedFrame::Array(row(n))).collect();
-    assert_eq!(client.call(&words).unwrap(), OwnedFrame::Array(expected), "from row {}", rows.start);
+    assert_eq!(
+        client.call(&words).unwrap(),
+        OwnedFrame::Array(expected),
+        "from row {}",
+        rows.start
+    );
 }
 
 fn verify(program: &Program) {
@@ -98,7 +108,8 @@ fn where_io_uring_is_refused_threads_read() {
         ("io_uring_setup:error=EPERM", "threads"),
         ("io_uring_setup:error=ENOSYS", "threads"),
         ("io_uring_setup:error=ENOMEM", "threads"),
-        // Counted for each thread: the worker that has tried whether there is one gets none of its own, the other does.
+        // Counted for each thread: the worker that has tried whether there is one gets none of its
+        // own, the other does.
         ("io_uring_setup:error=ENOMEM:when=2+", "io_uring"),
         ("io_uring_register:error=EINVAL", "threads"),
         // Nothing is ever read by it; or one of a few times, for want of memory.
@@ -110,16 +121,28 @@ fn where_io_uring_is_refused_threads_read() {
         let inject = format!("inject={injection}");
         let trace = ["strace", "-D", "-f", "--seccomp-bpf", "-q", "-o", "/dev/null", "-e"];
         let running = start(
-            &[&trace[..], &["trace=io_uring_setup,io_uring_register,io_uring_enter", "-e", &inject]].concat(),
+            &[
+                &trace[..],
+                &["trace=io_uring_setup,io_uring_register,io_uring_enter", "-e", &inject],
+            ]
+            .concat(),
             folder.path(),
         );
         let program = &running.program;
         verify(program);
         let mut client = program.client();
-        assert_eq!(info(&mut client, "cold_io_method"), if has { method } else { "threads" }, "{injection}");
+        assert_eq!(
+            info(&mut client, "cold_io_method"),
+            if has { method } else { "threads" },
+            "{injection}"
+        );
         assert_eq!(count(&mut client, "cold_reads_in_place"), 0, "{injection}");
-        let (reads, by_ring) = (count(&mut client, "cold_reads"), count(&mut client, "cold_reads_by_ring"));
-        assert!(by_ring < reads || injection.contains("EINTR"), "{injection}: {by_ring} of {reads}");
+        let (reads, by_ring) =
+            (count(&mut client, "cold_reads"), count(&mut client, "cold_reads_by_ring"));
+        assert!(
+            by_ring < reads || injection.contains("EINTR"),
+            "{injection}: {by_ring} of {reads}"
+        );
         let most_by_ring = method == "io_uring" && !injection.ends_with("EAGAIN") && has;
         assert_eq!(by_ring > 0, most_by_ring, "{injection}: {by_ring} of {reads}");
         let said = running.end();
@@ -133,7 +156,8 @@ fn where_io_uring_is_refused_threads_read() {
     }
 }
 
-/// All of them by one request, and each by one of a pipeline, of which nobody reads the replies for a while.
+/// All of them by one request, and each by one of a pipeline, of which nobody reads the replies for
+/// a while.
 #[test]
 fn twenty_thousand_rows_at_once() {
     let folder = tempfile::tempdir().unwrap();
@@ -155,7 +179,8 @@ fn twenty_thousand_rows_at_once() {
     assert_eq!(count(&mut client, "cold_reads_in_place"), 0, "all of it is read ahead");
 }
 
-/// Killed, or told to end, with reads under way: that takes nobody's time, and nothing is missing at the next start.
+/// Killed, or told to end, with reads under way: that takes nobody's time, and nothing is missing
+/// at the next start.
 #[test]
 fn it_ends_in_the_middle_of_reads() {
     let folder = tempfile::tempdir().unwrap();
@@ -165,7 +190,8 @@ fn it_ends_in_the_middle_of_reads() {
     for is_killed in [true, false, true, false] {
         let Running { program, .. } = start(&[], folder.path());
         let ids: Vec<String> = (0..ROWS).map(|row| id(row).to_string()).collect();
-        let mut pipes: Vec<_> = (0..4).map(|_| TcpStream::connect(("127.0.0.1", program.port)).unwrap()).collect();
+        let mut pipes: Vec<_> =
+            (0..4).map(|_| TcpStream::connect(("127.0.0.1", program.port)).unwrap()).collect();
         for (n, pipe) in pipes.iter_mut().enumerate() {
             // From different rows on.
             let ids = ids.iter().cycle().skip(n * 5_000).take(ids.len());

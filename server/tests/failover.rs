@@ -1,7 +1,8 @@
-//! Failovers by the stock redis-sentinel, and FAILOVER beside redis-server's: `tests/clients/{failover,handover}.py` have the plays, this starts them with the
-//! real program.
+//! Failovers by the stock redis-sentinel, and FAILOVER beside redis-server's:
+//! `tests/clients/{failover,handover}.py` have the plays, this starts them with the real program.
 //!
-//! `TIDEMARK_FAILOVERS=20 cargo test -p tidemark-server --test failover -- --nocapture` plays 20 rounds.
+//! `TIDEMARK_FAILOVERS=20 cargo test -p tidemark-server --test failover -- --nocapture` plays 20
+//! rounds.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,16 +1,19 @@
-//! The real program on disks that say no: one whose syncs or writes fail (strace lies to the program), or that takes no writes; `full_disk.rs` has a full
-//! one. And its end: by SIGTERM under load, and what it says of a damaged log.
+//! The real program on disks that say no: one whose syncs or writes fail (strace lies to the
+//! program), or that takes no writes; `full_disk.rs` has a full one. And its end: by SIGTERM under
+//! load, and what it says of a damaged log.
 //!
-//! The failing disk needs strace (`tests/clients/setup` installs it), the other the right to mount a tmpfs, if only in a namespace of its own; where one is missing
-//! the test says so, loudly, and passes, except with `CI` or `TIDEMARK_ALL_FAULTS` set. The sync that fails first is chosen by `TIDEMARK_SEED`.
+//! The failing disk needs strace (`tests/clients/setup` installs it), the other the right to mount
+//! a tmpfs, if only in a namespace of its own; where one is missing the test says so, loudly, and
+//! passes, except with `CI` or `TIDEMARK_ALL_FAULTS` set. The sync that fails first is chosen by
+//! `TIDEMARK_SEED`.
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
 mod common;
 
 use common::{
-    FIRST, Likes, Program, SmallDisk, accepts_writes, acknowledged, call, cannot, check, given, info, like, names,
-    refusal, refused_without_trace, text, tidemark, until,
+    FIRST, Likes, Program, SmallDisk, accepts_writes, acknowledged, call, cannot, check, given,
+    info, like, names, refusal, refused_without_trace, text, tidemark, until,
 };
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io::Write;
@@ -30,12 +33,19 @@ fn with(call: &str, how: &str, dir: &Path, fsync: &str) -> Option<Program> {
 }
 
 /// The same; the error is what it said if it ended before it was ready.
-fn try_with(call: &str, how: &str, dir: &Path, fsync: &str) -> Option<Result<Program, Vec<String>>> {
+fn try_with(
+    call: &str,
+    how: &str,
+    dir: &Path,
+    fsync: &str,
+) -> Option<Result<Program, Vec<String>>> {
     let inject = format!("inject={call}:{how}");
     let trace = format!("trace={call}");
-    // With -D the program is our child, and strace its companion. With --seccomp-bpf other calls cost nothing, and no signal is sent but at a first call.
+    // With -D the program is our child, and strace its companion. With --seccomp-bpf other calls
+    // cost nothing, and no signal is sent but at a first call.
     let filter = if how.starts_with("signal=") { "-f" } else { "--seccomp-bpf" };
-    let strace = ["strace", "-D", "-f", filter, "-q", "-o", "/dev/null", "-e", &trace, "-e", &inject];
+    let strace =
+        ["strace", "-D", "-f", filter, "-q", "-o", "/dev/null", "-e", &trace, "-e", &inject];
     if Command::new("strace").arg("-V").output().is_err() {
         cannot("a failing disk needs strace");
         return None;
@@ -61,10 +71,13 @@ fn like_from_two(port: u16, enough: usize, for_at_most: Duration) -> (Likes, usi
                 })
             })
             .collect();
-        threads.into_iter().map(|t| t.join().unwrap()).fold((Likes::new(), 0), |(mut all, sum), (likes, refused)| {
-            all.extend(likes);
-            (all, sum + refused)
-        })
+        threads.into_iter().map(|t| t.join().unwrap()).fold(
+            (Likes::new(), 0),
+            |(mut all, sum), (likes, refused)| {
+                all.extend(likes);
+                (all, sum + refused)
+            },
+        )
     })
 }
 
@@ -87,7 +100,8 @@ fn a_failed_sync_or_write_never_costs_what_was_acknowledged() {
     let seed = given("TIDEMARK_SEED").unwrap_or(1);
     eprintln!("TIDEMARK_SEED={seed}");
     let mut rng = fastrand::Rng::with_seed(seed);
-    // The thread that starts the program makes fewer such calls than these, so the first that fails is the commit thread's.
+    // The thread that starts the program makes fewer such calls than these, so the first that fails
+    // is the commit thread's.
     for (system_call, error, lasts) in [
         ("fdatasync", "EIO", Some(0)),
         ("fdatasync", "EIO", Some(12)),
@@ -103,7 +117,9 @@ fn a_failed_sync_or_write_never_costs_what_was_acknowledged() {
             None => format!("{first}+"),
         };
         let what = format!("{system_call} {error} {when}");
-        let Some(program) = with_failing(system_call, error, &when, folder.path(), "always") else { return };
+        let Some(program) = with_failing(system_call, error, &when, folder.path(), "always") else {
+            return;
+        };
         // A busy machine may need seconds until the call that fails.
         let at_most = Duration::from_secs(if lasts == Some(0) { 3 } else { 15 });
         let (mut likes, refused) = like_from_two(program.port, 10, at_most);
@@ -134,8 +150,9 @@ fn a_failed_sync_or_write_never_costs_what_was_acknowledged() {
     }
 }
 
-/// kill -9 as a file is made, written, synced, renamed or removed: at the n-th such call of a thread, so in the middle of a start, of a commit, of each
-/// file of a of its manifest, and of what goes after it. `TIDEMARK_KILL_STEPS=60` takes all up to there.
+/// kill -9 as a file is made, written, synced, renamed or removed: at the n-th such call of a
+/// thread, so in the middle of a start, of a commit, of each file of a of its manifest, and of what
+/// goes after it. `TIDEMARK_KILL_STEPS=60` takes all up to there.
 #[test]
 fn killed_at_any_step_it_loses_nothing_acknowledged() {
     let all = given("TIDEMARK_KILL_STEPS");
@@ -152,23 +169,31 @@ fn killed_at_any_step_it_loses_nothing_acknowledged() {
         for step in all.map_or(some.to_vec(), |last| (1..=last).collect()) {
             let what = format!("{system_call} {step}");
             let how = format!("signal=KILL:when={step}");
-            let Some(started) = try_with(system_call, &how, folder.path(), "always") else { return };
+            let Some(started) = try_with(system_call, &how, folder.path(), "always") else {
+                return;
+            };
             let survived = started.is_ok_and(|program| {
-                let Ok(mut client) = Client::connect(("127.0.0.1", program.port)) else { return false };
-                // Each is another start's: of a snapshot there is always something to write anew, and something to remove.
+                let Ok(mut client) = Client::connect(("127.0.0.1", program.port)) else {
+                    return false;
+                };
+                // Each is another start's: of a snapshot there is always something to write anew,
+                // and something to remove.
                 for member in 0..12 {
-                    let (post, member) = (FIRST + member % 5 * 4096, 1000 * likes.len() as u64 + member);
+                    let (post, member) =
+                        (FIRST + member % 5 * 4096, 1000 * likes.len() as u64 + member);
                     let words: [&[u8]; 4] = [b"FEED.ACT", b"like", &text(member), &text(post)];
                     let said = client.call(&words);
                     likes.insert((post, member), said.is_ok());
-                    if said.is_err() || (member % 1000 % 5 == 4 && client.call(&[b"SAVE"]).is_err()) {
+                    if said.is_err() || (member % 1000 % 5 == 4 && client.call(&[b"SAVE"]).is_err())
+                    {
                         return false;
                     }
                 }
                 true
             });
             killed += u64::from(!survived);
-            snapshots += u64::from(names(folder.path()).iter().any(|name| name.ends_with(".tsnap")));
+            snapshots +=
+                u64::from(names(folder.path()).iter().any(|name| name.ends_with(".tsnap")));
             let again = Program::start_as(&[], folder.path(), &["--fsync", "always"]);
             let again = again.unwrap_or_else(|said| panic!("{what}: {said:#?}"));
             eprintln!(
@@ -201,15 +226,22 @@ fn a_folder_that_cannot_be_written_is_refused_by_name_and_left_as_it_is() {
     let new = disk.path().join("new");
     for folder in [disk.path(), &new] {
         let said = Program::start_as(&[], folder, &[]).err().expect("it must not start").join("\n");
-        assert!(said.contains(folder.to_str().unwrap()) && said.contains("Read-only file system"), "{said}");
+        assert!(
+            said.contains(folder.to_str().unwrap()) && said.contains("Read-only file system"),
+            "{said}"
+        );
     }
-    assert!(tidemark(&["check", disk.path().to_str().unwrap()]).status.success(), "who only looks needs no more");
+    assert!(
+        tidemark(&["check", disk.path().to_str().unwrap()]).status.success(),
+        "who only looks needs no more"
+    );
     disk.remount("rw");
     assert_eq!(names(disk.path()), before);
     check(Program::start(disk.path(), "always").port, &likes);
 }
 
-/// Nobody hears that his write is on the disk before it is: this holds of what a kill would not show, as the system keeps what was written.
+/// Nobody hears that his write is on the disk before it is: this holds of what a kill would not
+/// show, as the system keeps what was written.
 #[test]
 fn a_slow_sync_keeps_back_who_was_promised_it_and_nobody_else() {
     const SYNC: Duration = Duration::from_millis(400);
@@ -265,7 +297,8 @@ fn a_slow_sync_keeps_back_who_was_promised_it_and_nobody_else() {
 #[test]
 fn who_cannot_say_what_happens_goes_on() {
     let folder = tempfile::tempdir().unwrap();
-    let started = Program::start_until(&[], folder.path(), &["--fsync", "always"], "ready to accept");
+    let started =
+        Program::start_until(&[], folder.path(), &["--fsync", "always"], "ready to accept");
     let (program, pipe) = started.unwrap_or_else(|said| panic!("{said:#?}"));
     drop(pipe);
     let mut client = program.client();
@@ -284,7 +317,19 @@ fn a_server_that_loads_is_stopped_at_once() {
     accepts_writes(&mut program.client(), &mut likes, 1);
     assert!(program.terminate().success());
     let inject = "inject=pread64:delay_enter=1000000";
-    let slowly = ["strace", "-D", "-f", "--seccomp-bpf", "-q", "-o", "/dev/null", "-e", "trace=pread64", "-e", inject];
+    let slowly = [
+        "strace",
+        "-D",
+        "-f",
+        "--seccomp-bpf",
+        "-q",
+        "-o",
+        "/dev/null",
+        "-e",
+        "trace=pread64",
+        "-e",
+        inject,
+    ];
     if Command::new("strace").arg("-V").output().is_err() {
         return cannot("a slow disk needs strace");
     }
@@ -298,22 +343,38 @@ fn a_server_that_loads_is_stopped_at_once() {
             assert!(program.client().call(&words).is_err(), "the connection ends without a reply");
         }
         assert!(program.child.wait().unwrap().success());
-        assert!(said.all(|line| !line.unwrap().contains("ready to accept")), "{how}: it was not loading, or went on");
+        assert!(
+            said.all(|line| !line.unwrap().contains("ready to accept")),
+            "{how}: it was not loading, or went on"
+        );
     }
     check(Program::start(folder.path(), "always").port, &likes);
 }
 
-/// The log has all that the snapshot would have had: nobody waits for it who wants the server to end.
+/// The log has all that the snapshot would have had: nobody waits for it who wants the server to
+/// end.
 #[test]
 fn a_snapshot_that_is_being_written_is_given_up_at_the_end() {
     let folder = tempfile::tempdir().unwrap();
     let inject = "inject=fdatasync:delay_enter=300000";
-    let slowly =
-        ["strace", "-D", "-f", "--seccomp-bpf", "-q", "-o", "/dev/null", "-e", "trace=fdatasync", "-e", inject];
+    let slowly = [
+        "strace",
+        "-D",
+        "-f",
+        "--seccomp-bpf",
+        "-q",
+        "-o",
+        "/dev/null",
+        "-e",
+        "trace=fdatasync",
+        "-e",
+        inject,
+    ];
     if Command::new("strace").arg("-V").output().is_err() {
         return cannot("a slow disk needs strace");
     }
-    let started = Program::start_until(&slowly, folder.path(), &["--fsync", "always"], "ready to accept");
+    let started =
+        Program::start_until(&slowly, folder.path(), &["--fsync", "always"], "ready to accept");
     let (mut program, said) = started.unwrap_or_else(|said| panic!("{said:#?}"));
     let mut likes = Likes::new();
     let mut client = program.client();
@@ -325,18 +386,24 @@ fn a_snapshot_that_is_being_written_is_given_up_at_the_end() {
     let said: Vec<String> = said.map(Result::unwrap).collect();
     assert!(said.iter().any(|line| line.contains("the snapshot is given up")), "{said:#?}");
     assert!(said.iter().any(|line| line.contains("the log is complete")), "{said:#?}");
-    assert!(names(folder.path()).iter().all(|name| !name.starts_with("snap-")), "{:?}", names(folder.path()));
+    assert!(
+        names(folder.path()).iter().all(|name| !name.starts_with("snap-")),
+        "{:?}",
+        names(folder.path())
+    );
     check(Program::start(folder.path(), "always").port, &likes);
 }
 
-/// `tidemark check` beside a server that publishes one manifest after the other, and removes what the ones before named.
+/// `tidemark check` beside a server that publishes one manifest after the other, and removes what
+/// the ones before named.
 #[test]
 fn a_folder_in_use_is_not_called_damaged() {
     let folder = tempfile::tempdir().unwrap();
     let config = tempfile::NamedTempFile::new().unwrap();
     writeln!(&config, "[durability]\nkeep_log_bytes = 0").unwrap();
     let options = ["--fsync", "no", "--config", config.path().to_str().unwrap()];
-    let program = Program::start_as(&[], folder.path(), &options).unwrap_or_else(|said| panic!("{said:#?}"));
+    let program =
+        Program::start_as(&[], folder.path(), &options).unwrap_or_else(|said| panic!("{said:#?}"));
     let mut client = program.client();
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -358,7 +425,8 @@ fn a_folder_in_use_is_not_called_damaged() {
     });
 }
 
-/// A disk that takes long for a sync does not make `everysec` lose more than its second: neither what is not synced nor what is not even written.
+/// A disk that takes long for a sync does not make `everysec` lose more than its second: neither
+/// what is not synced nor what is not even written.
 #[test]
 fn a_slow_sync_costs_every_second_no_more_than_its_second() {
     const SYNC: Duration = Duration::from_secs(6);
@@ -373,7 +441,9 @@ fn a_slow_sync_costs_every_second_no_more_than_its_second() {
     loop {
         assert_eq!(refusal(&call(&mut client, &like)), "");
         acknowledged += 1;
-        if call(&mut client, "WAITAOF 1 0 300") == OwnedFrame::Array(vec![OwnedFrame::Integer(0); 2]) {
+        if call(&mut client, "WAITAOF 1 0 300")
+            == OwnedFrame::Array(vec![OwnedFrame::Integer(0); 2])
+        {
             break;
         }
         assert!(acknowledged < 1000, "no sync was slow");
@@ -394,17 +464,29 @@ fn a_slow_sync_costs_every_second_no_more_than_its_second() {
     program.kill();
     let times = writer.join().unwrap();
     let again = Program::start(folder.path(), "everysec");
-    let OwnedFrame::BulkString(held) = call(&mut again.client(), &format!("HGET post:{FIRST} like")) else {
+    let OwnedFrame::BulkString(held) =
+        call(&mut again.client(), &format!("HGET post:{FIRST} like"))
+    else {
         panic!("it is lost altogether")
     };
     let held: usize = String::from_utf8(held).unwrap().parse().unwrap();
     let lost = &times[held.saturating_sub(acknowledged).min(times.len())..];
-    let span = lost.first().map_or(Duration::ZERO, |first| lost[lost.len() - 1].duration_since(*first));
-    eprintln!("{} acknowledged beside the slow sync, {} lost, of {span:?}", times.len(), lost.len());
-    assert!(span < Duration::from_millis(1200), "{} acknowledged writes of {span:?} are lost", lost.len());
+    let span =
+        lost.first().map_or(Duration::ZERO, |first| lost[lost.len() - 1].duration_since(*first));
+    eprintln!(
+        "{} acknowledged beside the slow sync, {} lost, of {span:?}",
+        times.len(),
+        lost.len()
+    );
+    assert!(
+        span < Duration::from_millis(1200),
+        "{} acknowledged writes of {span:?} are lost",
+        lost.len()
+    );
 }
 
-/// With `always` nobody is shown what a power cut would take, by whatever command; and who reads other ids does not wait.
+/// With `always` nobody is shown what a power cut would take, by whatever command; and who reads
+/// other ids does not wait.
 #[test]
 fn what_others_are_shown_is_durable() {
     const SYNC: Duration = Duration::from_millis(800);
@@ -431,7 +513,8 @@ fn what_others_are_shown_is_durable() {
             format!("TYPE post:{id}"),
         ]
     };
-    let same = [&reads(FIRST)[..], &["SCAN 0", "DBSIZE", "KEYS post:*"].map(str::to_owned)].concat();
+    let same =
+        [&reads(FIRST)[..], &["SCAN 0", "DBSIZE", "KEYS post:*"].map(str::to_owned)].concat();
     // In a transaction as alone.
     let ask = |words: &str| {
         let mut client = program.client();
@@ -459,14 +542,22 @@ fn what_others_are_shown_is_durable() {
             let writer = s.spawn(move || ask(change));
             // Now the sync has begun, if the machine is not too busy.
             std::thread::sleep(SYNC / 4);
-            let others: Vec<_> = reads(OTHER).into_iter().map(|words| s.spawn(move || ask(&words))).collect();
+            let others: Vec<_> =
+                reads(OTHER).into_iter().map(|words| s.spawn(move || ask(&words))).collect();
             let readers: Vec<_> = same.iter().map(|words| s.spawn(move || ask(words))).collect();
             for ((reader, words), before) in readers.into_iter().zip(&same).zip(&before) {
                 let (shown, at) = reader.join().unwrap();
-                assert!(at >= SYNC || shown == *before, "{change}: {words} showed {shown:?} after {at:?}");
+                assert!(
+                    at >= SYNC || shown == *before,
+                    "{change}: {words} showed {shown:?} after {at:?}"
+                );
                 kept_back += usize::from(at >= SYNC);
             }
-            quick += others.into_iter().map(|other| other.join().unwrap()).filter(|other| other.1 < SYNC).count();
+            quick += others
+                .into_iter()
+                .map(|other| other.join().unwrap())
+                .filter(|other| other.1 < SYNC)
+                .count();
             let (reply, at) = writer.join().unwrap();
             assert!(refusal(&reply).is_empty() && at >= SYNC, "{change}: {reply:?} after {at:?}");
         });
@@ -499,7 +590,13 @@ fn sigterm_under_load_keeps_all_that_was_acknowledged() {
         let port = program.port;
         let fresh: Vec<Likes> = std::thread::scope(|s| {
             let threads: Vec<_> = (0..2)
-                .map(|i| s.spawn(move || like(port, (round * 2 + i) * 1_000_000 + 1, round, |words| panic!("{words}"))))
+                .map(|i| {
+                    s.spawn(move || {
+                        like(port, (round * 2 + i) * 1_000_000 + 1, round, |words| {
+                            panic!("{words}")
+                        })
+                    })
+                })
                 .collect();
             std::thread::sleep(Duration::from_millis(60 + round * 70));
             assert!(program.terminate().success(), "a clean end");
@@ -531,9 +628,11 @@ fn a_damaged_log_is_refused_by_name_and_explained() {
     bytes[at] ^= 0x10;
     std::fs::write(&path, &bytes).unwrap();
 
-    let said = Program::start_as(&[], folder.path(), &[]).err().expect("it must not start").join("\n");
+    let said =
+        Program::start_as(&[], folder.path(), &[]).err().expect("it must not start").join("\n");
     let offset = |words: &str| {
-        let numbers = words.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse::<usize>().ok());
+        let numbers =
+            words.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse::<usize>().ok());
         numbers.into_iter().any(|n| n <= at && n > at - 200)
     };
     assert!(said.contains(&name) && offset(&said) && said.contains("tidemark check"), "{said}");
@@ -556,11 +655,15 @@ fn a_damaged_role_is_refused_by_name_and_explained() {
     program.kill();
     let check = || tidemark(&["check", folder.path().to_str().unwrap()]);
     let said = String::from_utf8(check().stdout).unwrap();
-    assert!(check().status.success() && said.contains("tidemark.role: a replica of 127.0.0.1 17\n"), "{said}");
+    assert!(
+        check().status.success() && said.contains("tidemark.role: a replica of 127.0.0.1 17\n"),
+        "{said}"
+    );
     let path = folder.path().join("tidemark.role");
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, text.replace(" 17\n", " 16\n")).unwrap();
-    let said = Program::start_as(&[], folder.path(), &[]).err().expect("it must not start").join("\n");
+    let said =
+        Program::start_as(&[], folder.path(), &[]).err().expect("it must not start").join("\n");
     assert!(said.contains("tidemark.role is damaged"), "{said}");
     let said = String::from_utf8(check().stdout).unwrap();
     assert!(!check().status.success() && said.contains("DAMAGE  tidemark.role"), "{said}");
@@ -568,7 +671,8 @@ fn a_damaged_role_is_refused_by_name_and_explained() {
     assert!(Program::start_as(&[], folder.path(), &[]).is_ok());
 }
 
-/// With `always` nobody gets what is not on the disk here: a replica might be asked to take over by somebody who never had it.
+/// With `always` nobody gets what is not on the disk here: a replica might be asked to take over by
+/// somebody who never had it.
 #[test]
 fn a_replica_gets_nothing_that_its_master_may_lose() {
     const SYNC: Duration = Duration::from_millis(400);
@@ -577,9 +681,13 @@ fn a_replica_gets_nothing_that_its_master_may_lose() {
     let Some(master) = with("fdatasync", &slow, folders[0].path(), "always") else { return };
     let replica = Program::start(folders[1].path(), "everysec");
     let mut at_replica = replica.client();
-    assert_eq!(refusal(&call(&mut at_replica, &format!("REPLICAOF 127.0.0.1 {}", master.port))), "");
+    assert_eq!(
+        refusal(&call(&mut at_replica, &format!("REPLICAOF 127.0.0.1 {}", master.port))),
+        ""
+    );
     let shows = |value: u64| {
-        let row = Client::connect(("127.0.0.1", replica.port)).and_then(|mut c| c.call(&[b"HGET", b"post:1", b"like"]));
+        let row = Client::connect(("127.0.0.1", replica.port))
+            .and_then(|mut c| c.call(&[b"HGET", b"post:1", b"like"]));
         row.is_ok_and(|row| row == OwnedFrame::BulkString(text(value)))
     };
     for value in 1..4 {

@@ -1,8 +1,8 @@
-//! The real program and its data folder beyond faults: a start that takes long, snapshots that come by themselves, and folders that
-//! earlier releases left.
+//! The real program and its data folder beyond faults: a start that takes long, snapshots that come
+//! by themselves, and folders that earlier releases left.
 //!
-//! `TIDEMARK_WRITE_FIXTURES=1 cargo test -p tidemark-server --test folder` writes the folder of a version anew: only when a version is added, into a
-//! new one.
+//! `TIDEMARK_WRITE_FIXTURES=1 cargo test -p tidemark-server --test folder` writes the folder of a
+//! version anew: only when a version is added, into a new one.
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
@@ -20,7 +20,8 @@ use tidemark_server::records::{RecordKind, RowsWriter};
 
 fn start(dir: &Path, config: &Path) -> Program {
     let options = ["--fsync", "always", "--config", config.to_str().unwrap()];
-    Program::start_as(&[], dir, &options).unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+    Program::start_as(&[], dir, &options)
+        .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
 }
 
 /// A file with this configuration.
@@ -33,7 +34,8 @@ fn config(text: &str) -> tempfile::NamedTempFile {
 /// Appends rows to the log of a folder that nobody has open, much faster than clients could.
 fn append_rows(dir: &Path, space: u32, rows: u64) {
     const PER_BATCH: u64 = 20_000;
-    let store = Store::open(Arc::new(RealDisk::open(dir).unwrap()), StoreOptions::default()).unwrap();
+    let store =
+        Store::open(Arc::new(RealDisk::open(dir).unwrap()), StoreOptions::default()).unwrap();
     let (mut log, _) = store.replay(|_| Ok(()), |_| ()).unwrap();
     for first in (0..rows).step_by(PER_BATCH as usize) {
         let mut writer = RowsWriter::new(4);
@@ -48,7 +50,8 @@ fn append_rows(dir: &Path, space: u32, rows: u64) {
     store.note_durable(&log).unwrap();
 }
 
-/// The lock is on the folder itself, too: whoever removes a file, as something that is in the way, does not make two servers of one.
+/// The lock is on the folder itself, too: whoever removes a file, as something that is in the way,
+/// does not make two servers of one.
 #[test]
 fn a_folder_is_one_servers_whatever_happens_to_its_files() {
     let folder = tempfile::tempdir().unwrap();
@@ -57,7 +60,8 @@ fn a_folder_is_one_servers_whatever_happens_to_its_files() {
         if removed {
             std::fs::remove_file(folder.path().join("tidemark.lock")).unwrap();
         }
-        let told = Program::start_as(&[], folder.path(), &["--fsync", "always"]).err().unwrap_or_default();
+        let told =
+            Program::start_as(&[], folder.path(), &["--fsync", "always"]).err().unwrap_or_default();
         assert!(told.iter().any(|line| line.contains("in use by another process")), "{told:?}");
     }
     assert_eq!(refusal(&call(&mut program.client(), &format!("CNT.SET post {FIRST} like 1"))), "");
@@ -84,7 +88,9 @@ fn a_long_start_says_how_far_it_is_and_tells_clients_to_wait() {
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
     let port = lines
         .by_ref()
-        .find_map(|line| line.split_once("listening on 127.0.0.1:")?.1.split(',').next()?.parse::<u16>().ok())
+        .find_map(|line| {
+            line.split_once("listening on 127.0.0.1:")?.1.split(',').next()?.parse::<u16>().ok()
+        })
         .unwrap();
     let program = Program { child, port };
     // While it loads it answers, and says why it does not do more.
@@ -100,17 +106,31 @@ fn a_long_start_says_how_far_it_is_and_tells_clients_to_wait() {
         assert!(refusal(&reply).starts_with("LOADING "), "{reply:?}");
         let pong = call(&mut client, "PING");
         assert!(refusal(&pong).is_empty() || refusal(&pong).starts_with("LOADING "), "{pong:?}");
-        let OwnedFrame::BulkString(info) = call(&mut client, "INFO persistence") else { panic!("INFO while it loads") };
+        let OwnedFrame::BulkString(info) = call(&mut client, "INFO persistence") else {
+            panic!("INFO while it loads")
+        };
         told += u64::from(String::from_utf8(info).unwrap().contains("loading:1"));
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    assert!(asked > 10 && told > 10, "{asked} times asked, {told} times told: the start was too short to see anything");
-    let said: Vec<String> = lines.by_ref().take_while(|line| !line.contains("ready to accept")).collect();
-    let shares: Vec<u64> =
-        said.iter().filter_map(|line| line.split_once("loading: ")?.1.split(' ').next()?.parse().ok()).collect();
-    assert!(!shares.is_empty() && shares.is_sorted() && shares.iter().all(|&share| share <= 100), "{said:#?}");
+    assert!(
+        asked > 10 && told > 10,
+        "{asked} times asked, {told} times told: the start was too short to see anything"
+    );
+    let said: Vec<String> =
+        lines.by_ref().take_while(|line| !line.contains("ready to accept")).collect();
+    let shares: Vec<u64> = said
+        .iter()
+        .filter_map(|line| line.split_once("loading: ")?.1.split(' ').next()?.parse().ok())
+        .collect();
+    assert!(
+        !shares.is_empty() && shares.is_sorted() && shares.iter().all(|&share| share <= 100),
+        "{said:#?}"
+    );
     let last = FIRST + (ROWS - 1) * 4096;
-    assert_eq!(call(&mut client, &format!("HGET post:{last} like")), OwnedFrame::BulkString(text(ROWS - 1)));
+    assert_eq!(
+        call(&mut client, &format!("HGET post:{last} like")),
+        OwnedFrame::BulkString(text(ROWS - 1))
+    );
 }
 
 fn snapshots(dir: &Path) -> Vec<String> {
@@ -144,7 +164,8 @@ fn snapshots_come_by_log_size_and_by_time_and_only_for_changes() {
     assert_eq!(snapshots(folder.path()), [] as [&str; 0], "10 kB are not enough");
     like(&mut client, 1000..40_000);
     until("the log is large enough", || !snapshots(folder.path()).is_empty());
-    // That one may have begun before the last like. What only the log has would be written after the next start.
+    // That one may have begun before the last like. What only the log has would be written after
+    // the next start.
     until("it is saved", || refusal(&call(&mut client, "SAVE")).is_empty());
     assert!(program.terminate().success());
 
@@ -158,10 +179,14 @@ fn snapshots_come_by_log_size_and_by_time_and_only_for_changes() {
     until("a second is over", || snapshots(folder.path()) != before);
     program.kill();
     let program = start(folder.path(), by_time.path());
-    assert_eq!(call(&mut program.client(), &format!("HMGET post:{FIRST} like repost")), values(&["40000", "5"]));
+    assert_eq!(
+        call(&mut program.client(), &format!("HMGET post:{FIRST} like repost")),
+        values(&["40000", "5"])
+    );
 }
 
-/// Posts that lie in several tables of rows and of pairs: what they were first, and what some of them became.
+/// Posts that lie in several tables of rows and of pairs: what they were first, and what some of
+/// them became.
 struct Tables {
     ids: Vec<u64>,
 }
@@ -199,29 +224,42 @@ impl Tables {
         for (i, id) in self.ids.iter().enumerate() {
             let changed = i % 100 == 0;
             let likes = if changed { "3" } else { "0" };
-            assert_eq!(call(client, &format!("HMGET post:{id} like read")), values(&[likes, &i.to_string()]), "{id}");
-            let flags = ["7", "8", "9"].map(|member| call(client, &format!("PH.EXISTS liked {member} {id}")));
+            assert_eq!(
+                call(client, &format!("HMGET post:{id} like read")),
+                values(&[likes, &i.to_string()]),
+                "{id}"
+            );
+            let flags = ["7", "8", "9"]
+                .map(|member| call(client, &format!("PH.EXISTS liked {member} {id}")));
             let bit = |set: bool| OwnedFrame::Array(vec![OwnedFrame::Integer(i64::from(set))]);
             assert_eq!(flags, [bit(true), bit(!changed), bit(changed)], "{id}");
         }
     }
 }
 
-/// Its data would be hidden. A replica's folder, too, whose configuration is completed only when it is promoted.
+/// Its data would be hidden. A replica's folder, too, whose configuration is completed only when it
+/// is promoted.
 #[test]
 fn a_folder_with_a_space_that_the_configuration_lacks_is_refused() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let whole =
-        config(&format!("{V1_CONFIG}\n[[counter]]\nname = \"extra\"\nfields = \"n:8\"\nrows = \"extra:{{id}}\"\n"));
+    let whole = config(&format!(
+        "{V1_CONFIG}\n[[counter]]\nname = \"extra\"\nfields = \"n:8\"\nrows = \"extra:{{id}}\"\n"
+    ));
     let lacking = config(V1_CONFIG);
     let [master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), whole.path()));
     assert_eq!(refusal(&call(&mut master.client(), "HSET extra:1 n 7")), "");
-    assert_eq!(refusal(&call(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port))), "");
+    assert_eq!(
+        refusal(&call(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port))),
+        ""
+    );
     until("it has all", || replica.ask("HGET extra:1 n") == OwnedFrame::BulkString(text(7)));
     for (program, folder) in [replica, master].into_iter().zip(folders.iter().rev()) {
         assert!(program.terminate().success());
         let options = ["--config", lacking.path().to_str().unwrap()];
-        let said = Program::start_as(&[], folder.path(), &options).err().expect("it must not start").join("\n");
+        let said = Program::start_as(&[], folder.path(), &options)
+            .err()
+            .expect("it must not start")
+            .join("\n");
         let why = "the data folder has the counter space 'extra', which the configuration lacks";
         assert!(said.contains(why), "{said}");
         let again = start(folder.path(), whole.path());
@@ -237,7 +275,8 @@ fn changes_since_the_last_snapshot_are_counted() {
     let mut client = program.client();
     let changes = |client: &mut Client| count(client, "rdb_changes_since_last_save");
     let add = |client: &mut Client, first: u64, members: u64| {
-        let members: Vec<String> = (first..first + members).map(|member| member.to_string()).collect();
+        let members: Vec<String> =
+            (first..first + members).map(|member| member.to_string()).collect();
         let added = call(client, &format!("SADD liked:{FIRST} {}", members.join(" ")));
         assert_eq!(added, OwnedFrame::Integer(members.len() as i64));
     };
@@ -267,7 +306,8 @@ fn save_twice(client: &mut Client, dir: &Path) {
     assert!(kept >= 5, "what has not changed is not written again: {first:?}");
 }
 
-/// What the last process wrote into the log, this one has only read there; its snapshot must have it all the same, as the log before it goes.
+/// What the last process wrote into the log, this one has only read there; its snapshot must have
+/// it all the same, as the log before it goes.
 #[test]
 fn what_a_start_reads_from_the_log_is_in_its_next_snapshot() {
     let folder = tempfile::tempdir().unwrap();
@@ -291,11 +331,16 @@ fn what_a_replica_is_told_is_in_its_next_snapshot() {
     let config = config(V1_CONFIG);
     let [master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), config.path()));
     let tables = Tables::fill(&mut master.client());
-    assert_eq!(refusal(&call(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port))), "");
+    assert_eq!(
+        refusal(&call(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port))),
+        ""
+    );
     // Clients are disconnected once, when the master's data take the place of its own.
     let offset = |program: &Program, key: &str| -> Option<u64> {
         let mut client = Client::connect(("127.0.0.1", program.port)).ok()?;
-        let OwnedFrame::BulkString(all) = client.call(&[b"INFO", b"replication"]).ok()? else { return None };
+        let OwnedFrame::BulkString(all) = client.call(&[b"INFO", b"replication"]).ok()? else {
+            return None;
+        };
         let all = String::from_utf8(all).unwrap();
         all.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')?.parse().ok())
     };
@@ -380,7 +425,8 @@ flag = "liked"
 counter = "post.like"
 "#;
 
-/// The folder of version 1: a cold file, a snapshot of tables, heads and loose ids, and a log behind it with records of every kind.
+/// The folder of version 1: a cold file, a snapshot of tables, heads and loose ids, and a log
+/// behind it with records of every kind.
 fn write_v1(program: &Program) {
     let mut client = program.client();
     let mut done = |words: &str| {
@@ -420,8 +466,11 @@ fn answers_of_v1() -> Vec<(String, OwnedFrame)> {
         let ids: Vec<String> = ids.iter().map(|i| (FIRST + i * 4096).to_string()).collect();
         format!("PH.EXISTS {space} {member} {}", ids.join(" "))
     };
-    let bits = |bits: &[i64]| OwnedFrame::Array(bits.iter().map(|&bit| OwnedFrame::Integer(bit)).collect());
-    // 43 likes of each of the first six posts, 42 of the seventh: 300 in turn. One of the first is undone, one more comes and one goes.
+    let bits = |bits: &[i64]| {
+        OwnedFrame::Array(bits.iter().map(|&bit| OwnedFrame::Integer(bit)).collect())
+    };
+    // 43 likes of each of the first six posts, 42 of the seventh: 300 in turn. One of the first is
+    // undone, one more comes and one goes.
     vec![
         (row(0), values(&["42", "0", "0", "0"])),
         (row(1), values(&["44", "9223372036854775807", "-7", "100"])),
@@ -456,7 +505,8 @@ fn check_v1(program: &Program, when: &str) {
     }
 }
 
-/// What the store's own fixtures do for the files' frames, this does for all that the server puts into them.
+/// What the store's own fixtures do for the files' frames, this does for all that the server puts
+/// into them.
 #[test]
 fn a_folder_of_version_1_opens_for_ever() {
     let kept = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/v1");

@@ -1,15 +1,16 @@
 //! The real program on a full disk: what it refuses, what it keeps, and what makes room.
 //!
-//! A small tmpfs needs the right to mount it: root's, or that of a namespace of one's own (`SmallDisk`). Where there is neither a test says so, loudly, and passes,
-//! except with `CI` or `TIDEMARK_ALL_FAULTS` set.
+//! A small tmpfs needs the right to mount it: root's, or that of a namespace of one's own
+//! (`SmallDisk`). Where there is neither a test says so, loudly, and passes, except with `CI` or
+//! `TIDEMARK_ALL_FAULTS` set.
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
 mod common;
 
 use common::{
-    FIRST, Likes, Program, SmallDisk, accepts_writes, acknowledged, call, cannot, check, like, names, refusal,
-    refused_without_trace, snapshot, text, tidemark, until,
+    FIRST, Likes, Program, SmallDisk, accepts_writes, acknowledged, call, cannot, check, like,
+    names, refusal, refused_without_trace, snapshot, text, tidemark, until,
 };
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io::Write;
@@ -19,11 +20,15 @@ use tidemark_server::cli::client::Client;
 #[test]
 fn a_full_disk_refuses_writes_and_loses_nothing() {
     for ping_fails in [true, false] {
-        let Some(disk) = SmallDisk::mount(96) else { return cannot("a full disk needs the right to mount a tmpfs") };
+        let Some(disk) = SmallDisk::mount(96) else {
+            return cannot("a full disk needs the right to mount a tmpfs");
+        };
         let config = tempfile::NamedTempFile::new().unwrap();
         writeln!(&config, "[durability]\nping_fails_with_log = {ping_fails}").unwrap();
         let options = ["--fsync", "always", "--config", config.path().to_str().unwrap()];
-        let start = || Program::start_as(&[], disk.path(), &options).unwrap_or_else(|said| panic!("{said:#?}"));
+        let start = || {
+            Program::start_as(&[], disk.path(), &options).unwrap_or_else(|said| panic!("{said:#?}"))
+        };
         let program = start();
         let mut client = program.client();
         let mut transaction = program.client();
@@ -38,7 +43,12 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
             true
         });
         // The first who is told has made his change.
-        assert!(said.starts_with("MISCONF Tidemark cannot write its log: what was changed is in memory"), "{said}");
+        assert!(
+            said.starts_with(
+                "MISCONF Tidemark cannot write its log: what was changed is in memory"
+            ),
+            "{said}"
+        );
         assert!(acknowledged(&likes) > 100, "the disk was full too early");
         refused_without_trace(&mut client, 5_000_000);
         // What was queued before is refused as a whole, not command by command.
@@ -54,17 +64,33 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
         assert!(!snapshot(&mut client), "a snapshot succeeded on a full disk");
         assert_eq!(names(disk.path()), before, "a failed snapshot left files");
         let save = call(&mut client, "SAVE");
-        assert!(refusal(&save).starts_with("ERR ") && refusal(&save).contains("No space left"), "{save:?}");
+        assert!(
+            refusal(&save).starts_with("ERR ") && refusal(&save).contains("No space left"),
+            "{save:?}"
+        );
         refused_without_trace(&mut client, 6_000_000);
 
         // An import is told line by line.
         let mut rows = tempfile::Builder::new().suffix(".csv").tempfile().unwrap();
         writeln!(rows, "id,like,repost,comment,read\n1,2,3,4,5\n6,7,8,9,10").unwrap();
-        let import = tidemark(&["import", "--port", &program.port.to_string(), rows.path().to_str().unwrap()]);
-        let words = format!("{}{}", String::from_utf8_lossy(&import.stdout), String::from_utf8_lossy(&import.stderr));
-        assert!(import.status.success() && words.contains("2 bad lines") && words.contains("MISCONF"), "{words}");
+        let import = tidemark(&[
+            "import",
+            "--port",
+            &program.port.to_string(),
+            rows.path().to_str().unwrap(),
+        ]);
+        let words = format!(
+            "{}{}",
+            String::from_utf8_lossy(&import.stdout),
+            String::from_utf8_lossy(&import.stderr)
+        );
+        assert!(
+            import.status.success() && words.contains("2 bad lines") && words.contains("MISCONF"),
+            "{words}"
+        );
 
-        // What is refused now may still be logged, what was acknowledged is: killed, and started while there is no room.
+        // What is refused now may still be logged, what was acknowledged is: killed, and started
+        // while there is no room.
         program.kill();
         let program = start();
         let mut client = program.client();
@@ -86,7 +112,9 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
 #[test]
 fn a_start_without_room_refuses_writes_from_the_first_one_on() {
     for fsync in ["always", "everysec"] {
-        let Some(disk) = SmallDisk::mount(96) else { return cannot("a full disk needs the right to mount a tmpfs") };
+        let Some(disk) = SmallDisk::mount(96) else {
+            return cannot("a full disk needs the right to mount a tmpfs");
+        };
         let program = Program::start(disk.path(), fsync);
         let mut likes = Likes::new();
         accepts_writes(&mut program.client(), &mut likes, 1);
@@ -120,7 +148,8 @@ fn rows(client: &mut Client, from: u64, to: u64) -> bool {
                 &text(id % 60_000),
             ]);
         }
-        let refused = (first..last).filter(|_| !refusal(&client.reply().unwrap()).is_empty()).count();
+        let refused =
+            (first..last).filter(|_| !refusal(&client.reply().unwrap()).is_empty()).count();
         if refused > 0 {
             return false;
         }
@@ -131,8 +160,12 @@ fn rows(client: &mut Client, from: u64, to: u64) -> bool {
 /// What is kept for replicas that may come back is worth less than what is written now.
 #[test]
 fn log_that_no_start_needs_gives_way_on_a_full_disk() {
-    let Some(disk) = SmallDisk::mount(96) else { return cannot("a full disk needs the right to mount a tmpfs") };
-    let segments = || names(disk.path()).into_iter().filter(|name| name.ends_with(".tlog")).collect::<Vec<_>>();
+    let Some(disk) = SmallDisk::mount(96) else {
+        return cannot("a full disk needs the right to mount a tmpfs");
+    };
+    let segments = || {
+        names(disk.path()).into_iter().filter(|name| name.ends_with(".tlog")).collect::<Vec<_>>()
+    };
     for round in 0..4 {
         let program = Program::start(disk.path(), "everysec");
         let mut client = program.client();
@@ -163,17 +196,23 @@ fn log_that_no_start_needs_gives_way_on_a_full_disk() {
     }
 }
 
-/// A snapshot that nobody asked for leaves the last bytes of the disk to the log, and does not come again and again.
+/// A snapshot that nobody asked for leaves the last bytes of the disk to the log, and does not come
+/// again and again.
 #[test]
 fn snapshots_that_fail_do_not_take_the_log_with_them() {
-    let Some(disk) = SmallDisk::mount(96) else { return cannot("a full disk needs the right to mount a tmpfs") };
+    let Some(disk) = SmallDisk::mount(96) else {
+        return cannot("a full disk needs the right to mount a tmpfs");
+    };
     let program = Program::start_until(&[], disk.path(), &["--fsync", "always"], "ready to accept");
     let (program, said) = program.unwrap_or_else(|said| panic!("{said:#?}"));
     let failures = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
     let counted = failures.clone();
     std::thread::spawn(move || {
         for line in said.map_while(Result::ok) {
-            counted.fetch_add(u32::from(line.contains("the snapshot failed")), std::sync::atomic::Ordering::Relaxed);
+            counted.fetch_add(
+                u32::from(line.contains("the snapshot failed")),
+                std::sync::atomic::Ordering::Relaxed,
+            );
         }
     });
     let mut client = program.client();
@@ -207,17 +246,24 @@ fn snapshots_that_fail_do_not_take_the_log_with_them() {
     assert_eq!(refusal(&call(&mut client, "SAVE")), "");
 }
 
-/// As Redis: who stops a server whose log fails loses what was acknowledged since; so he has to say it twice.
+/// As Redis: who stops a server whose log fails loses what was acknowledged since; so he has to say
+/// it twice.
 #[test]
 fn a_server_that_cannot_save_is_not_stopped_by_chance() {
-    let Some(disk) = SmallDisk::mount(96) else { return cannot("a full disk needs the right to mount a tmpfs") };
+    let Some(disk) = SmallDisk::mount(96) else {
+        return cannot("a full disk needs the right to mount a tmpfs");
+    };
     let start = || Program::start(disk.path(), "everysec");
     let program = start();
     disk.fill(256 << 10);
     let mut likes = like(program.port, 1, 7, |words| words.starts_with("MISCONF "));
     let mut client = program.client();
     for words in ["SHUTDOWN", "SHUTDOWN SAVE", "SHUTDOWN NOW"] {
-        assert_eq!(refusal(&call(&mut client, words)), "ERR Errors trying to SHUTDOWN. Check logs.", "{words}");
+        assert_eq!(
+            refusal(&call(&mut client, words)),
+            "ERR Errors trying to SHUTDOWN. Check logs.",
+            "{words}"
+        );
     }
     program.sigterm();
     std::thread::sleep(Duration::from_millis(500));
@@ -233,5 +279,9 @@ fn a_server_that_cannot_save_is_not_stopped_by_chance() {
     program.sigterm();
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(program.child.try_wait().unwrap(), None);
-    assert_eq!(program.terminate().code(), Some(1), "at the second signal it ends, and says that it lost something");
+    assert_eq!(
+        program.terminate().code(),
+        Some(1),
+        "at the second signal it ends, and says that it lost something"
+    );
 }

@@ -1,4 +1,5 @@
-//! FAILOVER, and kill -9 in the middle: of two that were each other's replica for a moment one is the master again, and it has everything.
+//! FAILOVER, and kill -9 in the middle: of two that were each other's replica for a moment one is
+//! the master again, and it has everything.
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
@@ -10,8 +11,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 fn start(folder: &tempfile::TempDir, port: Option<u16>) -> Program {
     let port = port.map(|port| port.to_string());
-    let options: Vec<&str> =
-        ["--fsync", "everysec"].into_iter().chain(port.iter().flat_map(|p| ["--port", p])).collect();
+    let options: Vec<&str> = ["--fsync", "everysec"]
+        .into_iter()
+        .chain(port.iter().flat_map(|p| ["--port", p]))
+        .collect();
     Program::start_as(&[], folder.path(), &options).unwrap_or_else(|said| panic!("{said:#?}"))
 }
 
@@ -27,7 +30,8 @@ fn likes(program: &Program) -> OwnedFrame {
     program.ask(&format!("HGET post:{FIRST} like"))
 }
 
-/// A master that was handing its role to a replica, and that replica, both killed before that has read what it was asked for. Gives their ports.
+/// A master that was handing its role to a replica, and that replica, both killed before that has
+/// read what it was asked for. Gives their ports.
 fn killed_between(folders: &[tempfile::TempDir; 2]) -> [u16; 2] {
     let [mut old, mut new] = [start(&folders[0], None), start(&folders[1], None)];
     fine(&old, &like());
@@ -51,14 +55,22 @@ fn a_handover_that_was_killed_goes_on() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let ports = killed_between(&folders);
     let old = start(&folders[0], Some(ports[0]));
-    assert_eq!((old.info("role"), old.info("master_failover_state")), ("slave".into(), "failover-in-progress".into()));
+    assert_eq!(
+        (old.info("role"), old.info("master_failover_state")),
+        ("slave".into(), "failover-in-progress".into())
+    );
     assert!(refusal(&call(&mut old.client(), &like())).starts_with("READONLY"));
     let new = start(&folders[1], Some(ports[1]));
-    until("the replica takes over", || new.info("role") == "master" && old.info("master_link_status") == "up");
+    until("the replica takes over", || {
+        new.info("role") == "master" && old.info("master_link_status") == "up"
+    });
     assert_eq!(old.info("master_failover_state"), "no-failover");
     until("it takes writes", || refusal(&call(&mut new.client(), &like())).is_empty());
     until("the old one has them", || likes(&old) == OwnedFrame::BulkString(text(2)));
-    assert_eq!((old.info("repl_full_syncs"), new.info("repl_full_syncs")), ("0".into(), "0".into()));
+    assert_eq!(
+        (old.info("repl_full_syncs"), new.info("repl_full_syncs")),
+        ("0".into(), "0".into())
+    );
     // It is over: the next start asks for nothing.
     old.kill();
     let old = start(&folders[0], Some(ports[0]));
@@ -79,7 +91,8 @@ fn a_handover_that_was_killed_is_aborted_if_the_replica_says_no_or_an_operator_d
             fine(&old, "REPLICAOF NO ONE");
             until("it takes writes", || refusal(&call(&mut old.client(), &like())).is_empty());
         } else {
-            // The other has lost all, so it is nobody to hand a role to; but for all that is known somebody else has it.
+            // The other has lost all, so it is nobody to hand a role to; but for all that is known
+            // somebody else has it.
             let empty = tempfile::tempdir().unwrap();
             let new = start(&empty, Some(ports[1]));
             until("it is the master again", || old.info("role") == "master");

@@ -1,5 +1,6 @@
-//! The real program, killed (SIGKILL) under load, again and again: with `--fsync always` every acknowledged like is there after
-//! the restart, and no crash parts a flag from its counter. Snapshots are taken in between.
+//! The real program, killed (SIGKILL) under load, again and again: with `--fsync always` every
+//! acknowledged like is there after the restart, and no crash parts a flag from its counter.
+//! Snapshots are taken in between.
 //!
 //! `TIDEMARK_KILL_ROUNDS` (default 8; 200 before a release) and `TIDEMARK_SEED`.
 
@@ -8,7 +9,8 @@
 mod common;
 
 use common::{
-    FIRST, Likes, POSTS, Program, TIDEMARK, acknowledged, call, check, like_from, refusal, rounds, text, until,
+    FIRST, Likes, POSTS, Program, TIDEMARK, acknowledged, call, check, like_from, refusal, rounds,
+    text, until,
 };
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeSet;
@@ -18,7 +20,8 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 use tidemark_server::cli::client::Client;
 
-/// Rounds that like the same posts. What older ones left is checked era by era, so that a round costs the same however many there were.
+/// Rounds that like the same posts. What older ones left is checked era by era, so that a round
+/// costs the same however many there were.
 const ERA: u64 = 10;
 
 #[test]
@@ -54,7 +57,8 @@ fn nothing_acknowledged_is_lost_by_kill_9() {
             if round % 3 == 1 {
                 s.spawn(move || {
                     // The kill may come first.
-                    let _ = Client::connect(("127.0.0.1", port)).and_then(|mut c| c.call(&[b"BGSAVE"]));
+                    let _ =
+                        Client::connect(("127.0.0.1", port)).and_then(|mut c| c.call(&[b"BGSAVE"]));
                 });
             }
             std::thread::sleep(pause);
@@ -98,8 +102,11 @@ fn a_clean_end_loses_nothing_whatever_the_policy() {
         let all = (0..500).map(|member| ((FIRST, member), true)).collect();
         check(again.port, &all);
         // The same folder, a second time: refused, and the first goes on.
-        let second =
-            Command::new(TIDEMARK).args(["serve", "--port", "0", "--dir"]).arg(folder.path()).output().unwrap();
+        let second = Command::new(TIDEMARK)
+            .args(["serve", "--port", "0", "--dir"])
+            .arg(folder.path())
+            .output()
+            .unwrap();
         assert!(!second.status.success());
         assert!(String::from_utf8_lossy(&second.stderr).contains("in use by another process"));
         check(again.port, &all);
@@ -116,23 +123,27 @@ fn site(dir: &Path) -> Program {
                 [[action]]\nname = \"like\"\nflag = \"liked\"\ncounter = \"post.like\"\n";
     std::fs::write(&config, text).unwrap();
     let options = ["--config", config.to_str().unwrap()];
-    Program::start_as(&[], &dir.join("data"), &options).unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+    Program::start_as(&[], &dir.join("data"), &options)
+        .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
 }
 
-/// Likes posts from `from` on, each a little higher than the one before, until the connection breaks, or `most` are liked. Gives what was sent, and what was
-/// acknowledged.
+/// Likes posts from `from` on, each a little higher than the one before, until the connection
+/// breaks, or `most` are liked. Gives what was sent, and what was acknowledged.
 fn like_on(port: u16, from: u64, first_member: u64, most: usize) -> Likes {
     let mut likes = Likes::new();
     let Ok(mut client) = Client::connect(("127.0.0.1", port)) else { return likes };
     for first in (0..).step_by(20) {
-        let some: Vec<(u64, u64)> = (first..first + 20).map(|n| (from + n / 40, first_member + n)).collect();
+        let some: Vec<(u64, u64)> =
+            (first..first + 20).map(|n| (from + n / 40, first_member + n)).collect();
         for &(post, member) in &some {
             client.push(&[b"FEED.ACT", b"like", &text(member), &text(post)]);
         }
         likes.extend(some.iter().map(|&like| (like, false)));
         for like in some {
             match client.reply() {
-                Ok(OwnedFrame::Array(items)) => drop(likes.insert(like, items[0] == OwnedFrame::Integer(1))),
+                Ok(OwnedFrame::Array(items)) => {
+                    likes.insert(like, items[0] == OwnedFrame::Integer(1));
+                }
                 Ok(other) => panic!("{other:?}"),
                 Err(_) => return likes,
             }
@@ -146,11 +157,15 @@ fn like_on(port: u16, from: u64, first_member: u64, most: usize) -> Likes {
 
 /// Where the tables of a server begin, and what they hold.
 fn digests(client: &mut Client) -> Option<Vec<(u64, OwnedFrame)>> {
-    let OwnedFrame::Array(tables) = client.call(&[b"TM.DIGEST", b"liked"]).ok()? else { return None };
+    let OwnedFrame::Array(tables) = client.call(&[b"TM.DIGEST", b"liked"]).ok()? else {
+        return None;
+    };
     let of = |table: &OwnedFrame| {
         let OwnedFrame::Array(fields) = table else { panic!("{table:?}") };
         let field = |name: &[u8]| {
-            let at = fields.iter().position(|field| matches!(field, OwnedFrame::BulkString(text) if text == name));
+            let at = fields
+                .iter()
+                .position(|field| matches!(field, OwnedFrame::BulkString(text) if text == name));
             fields[at.unwrap() + 1].clone()
         };
         let low = match field(b"low") {
@@ -163,14 +178,16 @@ fn digests(client: &mut Client) -> Option<Vec<(u64, OwnedFrame)>> {
     Some(tables.iter().map(of).collect())
 }
 
-/// Exports all tables of one server and merges them into another. Gives the tables' lowest ids that were merged; stops when one of them is gone.
+/// Exports all tables of one server and merges them into another. Gives the tables' lowest ids that
+/// were merged; stops when one of them is gone.
 fn merge_all(from: &mut Client, to: &mut Client) -> BTreeSet<u64> {
     let mut merged = BTreeSet::new();
     let numbers: Vec<Vec<u8>> = (0..64).map(text).collect();
     for (low, _) in digests(from).unwrap_or_default() {
         let low_text = text(low);
         let words = [&b"TM.EXPORT"[..], b"liked", &low_text];
-        let words: Vec<&[u8]> = words.into_iter().chain(numbers.iter().map(Vec::as_slice)).collect();
+        let words: Vec<&[u8]> =
+            words.into_iter().chain(numbers.iter().map(Vec::as_slice)).collect();
         let Ok(OwnedFrame::BulkString(blocks)) = from.call(&words) else { break };
         match to.call(&[b"TM.MERGE", b"liked", &blocks]) {
             Ok(OwnedFrame::Integer(_)) => drop(merged.insert(low)),
@@ -198,14 +215,17 @@ fn lost(client: &mut Client, likes: &BTreeSet<(u64, u64)>) -> Option<(usize, Opt
     Some(lost)
 }
 
-/// Another site's blocks are merged under load, and the server is killed in the middle, again and again; its replica, too. What was acknowledged here, and what
-/// was acknowledged there, exported, and acknowledged as merged, is found after each start, and the replica has the same filters, bit by bit.
+/// Another site's blocks are merged under load, and the server is killed in the middle, again and
+/// again; its replica, too. What was acknowledged here, and what was acknowledged there, exported,
+/// and acknowledged as merged, is found after each start, and the replica has the same filters, bit
+/// by bit.
 #[test]
 fn nothing_merged_is_lost_by_kill_9() {
     let (rounds, seed) = rounds(6);
     let mut rng = fastrand::Rng::with_seed(seed);
     let folder = tempfile::tempdir().unwrap();
-    let [master_dir, replica_dir, there_dir] = ["master", "replica", "there"].map(|name| folder.path().join(name));
+    let [master_dir, replica_dir, there_dir] =
+        ["master", "replica", "there"].map(|name| folder.path().join(name));
     let there = site(&there_dir);
     let mut replica = site(&replica_dir);
     let (mut ours, mut merged, mut tables, mut merges) = (Likes::new(), BTreeSet::new(), 0, 0);
@@ -218,7 +238,8 @@ fn nothing_merged_is_lost_by_kill_9() {
         );
         let mut client = master.client();
         if round == 0 {
-            // So many ids that it is known which are normal: else all would be kept aside, and be in no block.
+            // So many ids that it is known which are normal: else all would be kept aside, and be
+            // in no block.
             let ids: Vec<String> = (FIRST - 200..FIRST).map(|id| id.to_string()).collect();
             call(&mut client, &format!("PH.ADD liked 1 {}", ids.join(" ")));
         }
@@ -228,12 +249,17 @@ fn nothing_merged_is_lost_by_kill_9() {
             let theirs = digests(&mut replica.client());
             theirs.is_some() && theirs == digests(&mut client)
         });
-        assert_eq!(lost(&mut replica.client(), &merged), Some((0, None)), "round {round}: lost at the replica");
+        assert_eq!(
+            lost(&mut replica.client(), &merged),
+            Some((0, None)),
+            "round {round}: lost at the replica"
+        );
         tables = digests(&mut client).unwrap().len();
         if round == rounds {
             break;
         }
-        // The other site has its tables where we have them when it begins as a copy of us. What it has of its own from before it gives up.
+        // The other site has its tables where we have them when it begins as a copy of us. What it
+        // has of its own from before it gives up.
         let at = there.client().call(&[b"REPLICAOF", b"127.0.0.1", &port, b"FORCE"]).unwrap();
         assert_eq!(at, OwnedFrame::SimpleString(b"OK".to_vec()));
         until("the other site has the same filters", || {
@@ -242,7 +268,9 @@ fn nothing_merged_is_lost_by_kill_9() {
         });
         call(&mut there.client(), "REPLICAOF NO ONE");
         let add = format!("PH.ADD liked 1 {FIRST}");
-        until("the other site takes writes", || refusal(&call(&mut there.client(), &add)).is_empty());
+        until("the other site takes writes", || {
+            refusal(&call(&mut there.client(), &add)).is_empty()
+        });
         let (from, master_port, there_port) = (FIRST + round * 200, master.port, there.port);
         let member = |who: u64| (round * 3 + who + 1) * 1_000_000;
         let pause = Duration::from_millis(rng.u64(..400));
@@ -251,25 +279,37 @@ fn nothing_merged_is_lost_by_kill_9() {
             let likes = scope.spawn(move || like_on(master_port, from, member(0), usize::MAX));
             let merges = scope.spawn(move || {
                 let mut done = (BTreeSet::new(), 0);
-                let mut clients = [there_port, master_port].map(|port| Client::connect(("127.0.0.1", port)).unwrap());
+                let mut clients = [there_port, master_port]
+                    .map(|port| Client::connect(("127.0.0.1", port)).unwrap());
                 for step in 0.. {
                     // New likes of posts of before and of now, there.
                     let posts = [from, from.saturating_sub(300).max(FIRST)];
-                    let some =
-                        posts.map(|post| like_on(there_port, post, member(1) + step * 10_000 + post % 1000 * 10, 200));
+                    let some = posts.map(|post| {
+                        like_on(there_port, post, member(1) + step * 10_000 + post % 1000 * 10, 200)
+                    });
                     let [there, here] = &mut clients;
                     let lows = merge_all(there, here);
                     if lows.is_empty() && here.call(&[b"PING"]).is_err() {
                         break;
                     }
-                    let begins: BTreeSet<u64> = digests(there).unwrap().iter().map(|table| table.0).collect();
-                    let acknowledged = some.iter().flatten().filter(|like| *like.1).map(|like| *like.0);
-                    let is_merged =
-                        |like: &(u64, u64)| begins.range(..=like.0).next_back().is_some_and(|low| lows.contains(low));
+                    let begins: BTreeSet<u64> =
+                        digests(there).unwrap().iter().map(|table| table.0).collect();
+                    let acknowledged =
+                        some.iter().flatten().filter(|like| *like.1).map(|like| *like.0);
+                    let is_merged = |like: &(u64, u64)| {
+                        begins.range(..=like.0).next_back().is_some_and(|low| lows.contains(low))
+                    };
                     let merged: BTreeSet<(u64, u64)> = acknowledged.filter(is_merged).collect();
-                    assert_eq!(lost(there, &merged), Some((0, None)), "round {round}, step {step}: there");
+                    assert_eq!(
+                        lost(there, &merged),
+                        Some((0, None)),
+                        "round {round}, step {step}: there"
+                    );
                     let found = lost(here, &merged);
-                    assert!(found.is_none_or(|lost| lost == (0, None)), "round {round}, step {step}: {found:?}");
+                    assert!(
+                        found.is_none_or(|lost| lost == (0, None)),
+                        "round {round}, step {step}: {found:?}"
+                    );
                     done.0.extend(merged);
                     done.1 += lows.len();
                     has_merged.store(done.1 > 0, SeqCst);
@@ -305,11 +345,13 @@ fn nothing_merged_is_lost_by_kill_9() {
     );
 }
 
-/// A replica's snapshot has the blocks that its master's log tells it of, though it has written their table before. (`folder.rs` has the same of rows and pairs.)
+/// A replica's snapshot has the blocks that its master's log tells it of, though it has written
+/// their table before. (`folder.rs` has the same of rows and pairs.)
 #[test]
 fn a_block_that_a_replica_is_told_of_is_in_its_next_snapshot() {
     let folder = tempfile::tempdir().unwrap();
-    let [here, replica, there] = ["here", "replica", "there"].map(|name| site(&folder.path().join(name)));
+    let [here, replica, there] =
+        ["here", "replica", "there"].map(|name| site(&folder.path().join(name)));
     let mut client = here.client();
     let ids: Vec<String> = (FIRST - 200..FIRST).map(|id| id.to_string()).collect();
     call(&mut client, &format!("PH.ADD liked 1 {}", ids.join(" ")));
@@ -322,7 +364,10 @@ fn a_block_that_a_replica_is_told_of_is_in_its_next_snapshot() {
         });
     };
     for program in [&replica, &there] {
-        assert_eq!(refusal(&program.client().call(&[b"REPLICAOF", b"127.0.0.1", &port]).unwrap()), "");
+        assert_eq!(
+            refusal(&program.client().call(&[b"REPLICAOF", b"127.0.0.1", &port]).unwrap()),
+            ""
+        );
         in_step(program);
     }
     call(&mut there.client(), "REPLICAOF NO ONE");
@@ -333,7 +378,8 @@ fn a_block_that_a_replica_is_told_of_is_in_its_next_snapshot() {
     for (post, member) in &merged {
         assert_eq!(refusal(&call(&mut other, &format!("PH.ADD liked {member} {post}"))), "");
     }
-    // The first one writes everything, as it is not known what was aside; the second nothing of this table.
+    // The first one writes everything, as it is not known what was aside; the second nothing of
+    // this table.
     for _ in 0..2 {
         assert_eq!(refusal(&call(&mut replica.client(), "SAVE")), "");
     }

@@ -1,6 +1,8 @@
-//! Bad links between a master and its replicas, under load: `tests/clients/links.py` has the play, this starts it with the real program.
+//! Bad links between a master and its replicas, under load: `tests/clients/links.py` has the play,
+//! this starts it with the real program.
 //!
-//! `TIDEMARK_LINKS_SECONDS=300 cargo test -p tidemark-server --test links -- --nocapture` plays for five minutes.
+//! `TIDEMARK_LINKS_SECONDS=300 cargo test -p tidemark-server --test links -- --nocapture` plays for
+//! five minutes.
 
 use std::path::Path;
 use std::process::Command;

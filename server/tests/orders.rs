@@ -1,4 +1,5 @@
-//! What an operator, or Sentinel, orders is on the disk before the answer: seen from outside, by strace, of the real program.
+//! What an operator, or Sentinel, orders is on the disk before the answer: seen from outside, by
+//! strace, of the real program.
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
@@ -12,7 +13,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::mpsc;
 
-/// The program with its configuration in a file, and with strace as its companion; none if there is no strace.
+/// The program with its configuration in a file, and with strace as its companion; none if there is
+/// no strace.
 fn under_strace(options: &[&str], dir: &Path, config: &Path) -> Option<Program> {
     if Command::new("strace").arg("-V").output().is_err() {
         cannot("to see the order of system calls needs strace");
@@ -24,7 +26,8 @@ fn under_strace(options: &[&str], dir: &Path, config: &Path) -> Option<Program> 
     Some(started.unwrap_or_else(|said| panic!("{said:#?}")))
 }
 
-/// What the thread that gives a file of this name its name does, as each call is done, and when the first answer begins.
+/// What the thread that gives a file of this name its name does, as each call is done, and when the
+/// first answer begins.
 fn calls(trace: &str, name: &str) -> Vec<&'static str> {
     let thread_of = |line: &str| line.split_whitespace().next().unwrap_or_default().to_owned();
     let renames = |line: &str| line.contains("rename") && line.contains(&format!("/{name}\""));
@@ -52,7 +55,8 @@ fn calls(trace: &str, name: &str) -> Vec<&'static str> {
 #[test]
 fn an_order_is_on_the_disk_before_it_is_answered() {
     let folder = tempfile::tempdir().unwrap();
-    let [data, trace, config] = ["data", "trace", "tidemark.toml"].map(|name| folder.path().join(name));
+    let [data, trace, config] =
+        ["data", "trace", "tidemark.toml"].map(|name| folder.path().join(name));
     std::fs::write(&config, "[server]\nworkers = 1\n").unwrap();
     let watched = "trace=fsync,rename,renameat,renameat2,write,writev,sendto,sendmsg";
     let options = ["-y", "-s", "64", "-o", trace.to_str().unwrap(), "-e", watched];
@@ -82,21 +86,33 @@ fn an_order_that_is_not_on_the_disk_is_answered_with_an_error() {
     let (data, config) = (folder.path().join("data"), own.path().join("tidemark.toml"));
     std::fs::write(&config, "[server]\nworkers = 1\n").unwrap();
     // The folder of the file; the file itself has another path.
-    let fails =
-        ["-o", "/dev/null", "-P", own.path().to_str().unwrap(), "-e", "trace=fsync", "-e", "inject=fsync:error=EIO"];
+    let fails = [
+        "-o",
+        "/dev/null",
+        "-P",
+        own.path().to_str().unwrap(),
+        "-e",
+        "trace=fsync",
+        "-e",
+        "inject=fsync:error=EIO",
+    ];
     let Some(program) = under_strace(&fails, &data, &config) else { return };
     let mut client = program.client();
     for words in ["MULTI", "REPLICAOF 127.0.0.1 1", "CONFIG REWRITE"] {
         assert_eq!(refusal(&call(&mut client, words)), "");
     }
-    let OwnedFrame::Array(done) = call(&mut client, "EXEC") else { panic!("EXEC has a reply for each") };
+    let OwnedFrame::Array(done) = call(&mut client, "EXEC") else {
+        panic!("EXEC has a reply for each")
+    };
     assert_eq!(refusal(&done[0]), "");
     assert!(refusal(&done[1]).starts_with("ERR Rewriting config file: "), "{done:?}");
 }
 
 #[test]
 fn a_role_that_cannot_be_written_down_is_not_taken() {
-    let Some(disk) = SmallDisk::mount(96) else { return cannot("a full disk needs the right to mount a tmpfs") };
+    let Some(disk) = SmallDisk::mount(96) else {
+        return cannot("a full disk needs the right to mount a tmpfs");
+    };
     let program = Program::start(disk.path(), "everysec");
     let mut client = program.client();
     let like = format!("HINCRBY post:{FIRST} like 1");
@@ -104,7 +120,10 @@ fn a_role_that_cannot_be_written_down_is_not_taken() {
     assert_eq!(refusal(&call(&mut client, "WAITAOF 1 0 0")), "");
     disk.fill(0);
     let reply = call(&mut client, "REPLICAOF 127.0.0.1 1");
-    assert!(refusal(&reply).starts_with("ERR the role cannot be written to the data folder: "), "{reply:?}");
+    assert!(
+        refusal(&reply).starts_with("ERR the role cannot be written to the data folder: "),
+        "{reply:?}"
+    );
     let OwnedFrame::Array(role) = call(&mut client, "ROLE") else { panic!("ROLE has several") };
     assert_eq!(role[0], OwnedFrame::BulkString(b"master".to_vec()));
     disk.make_room();
@@ -113,21 +132,33 @@ fn a_role_that_cannot_be_written_down_is_not_taken() {
     assert!(refusal(&call(&mut client, &like)).starts_with("READONLY"));
     program.kill();
     let again = Program::start(disk.path(), "everysec");
-    assert!(refusal(&call(&mut again.client(), &like)).starts_with("READONLY"), "after a kill, too");
+    assert!(
+        refusal(&call(&mut again.client(), &like)).starts_with("READONLY"),
+        "after a kill, too"
+    );
 }
 
-/// Another client of the only worker goes on while the disk takes its time for what this one has sent. Gives how often it was answered before the last line
-/// of the reply has come, and `is_over`.
-fn answered_meanwhile(program: &Program, sent: &str, last: &str, is_over: impl Fn() -> bool) -> usize {
+/// Another client of the only worker goes on while the disk takes its time for what this one has
+/// sent. Gives how often it was answered before the last line of the reply has come, and `is_over`.
+fn answered_meanwhile(
+    program: &Program,
+    sent: &str,
+    last: &str,
+    is_over: impl Fn() -> bool,
+) -> usize {
     let mut others = program.client();
     let mut stream = TcpStream::connect(("127.0.0.1", program.port)).unwrap();
     stream.write_all(sent.as_bytes()).unwrap();
     let (said, says) = mpsc::channel();
     let reader = BufReader::new(stream.try_clone().unwrap());
-    let listens = std::thread::spawn(move || reader.lines().map_while(Result::ok).for_each(|line| _ = said.send(line)));
+    let listens = std::thread::spawn(move || {
+        reader.lines().map_while(Result::ok).for_each(|line| _ = said.send(line))
+    });
     let (mut times, mut has_come) = (0, false);
     while !has_come || !is_over() {
-        for words in ["INFO", "ROLE", "CONFIG SET slowlog-max-len 9", &format!("HGET post:{FIRST} like")] {
+        for words in
+            ["INFO", "ROLE", "CONFIG SET slowlog-max-len 9", &format!("HGET post:{FIRST} like")]
+        {
             assert_eq!(refusal(&call(&mut others, words)), "", "{words}");
         }
         times += 1;
@@ -152,7 +183,10 @@ fn nobody_waits_for_the_disk_of_an_order_but_who_gave_it() {
     let role = || std::fs::read_to_string(data.join("tidemark.role")).unwrap_or_default();
     let goes_on = |sent: &str, last: &str, is_over: &dyn Fn() -> bool| {
         let times = answered_meanwhile(&program, sent, last, is_over);
-        assert!(times >= 4, "{sent}: others were answered {times} times while the disk was written");
+        assert!(
+            times >= 4,
+            "{sent}: others were answered {times} times while the disk was written"
+        );
     };
     // As Sentinel sends it.
     let sentinel = |order: &str| {
@@ -160,19 +194,25 @@ fn nobody_waits_for_the_disk_of_an_order_but_who_gave_it() {
         format!("MULTI\r\n{order}EXEC\r\nECHO done\r\n")
     };
     goes_on("CONFIG SET timeout 100\r\nCONFIG REWRITE\r\nECHO done\r\n", "done", &|| true);
-    goes_on("REPLICAOF 127.0.0.1 1\r\nECHO done\r\n", "done", &|| role().contains("master 127.0.0.1 1\n"));
+    goes_on("REPLICAOF 127.0.0.1 1\r\nECHO done\r\n", "done", &|| {
+        role().contains("master 127.0.0.1 1\n")
+    });
     goes_on("REPLICAOF NO ONE\r\nECHO done\r\n", "done", &|| role().contains("master -"));
     goes_on(&sentinel("127.0.0.1 1"), "done", &|| role().contains("master 127.0.0.1 1\n"));
     goes_on(&sentinel("NO ONE"), "done", &|| role().contains("master -"));
     until("it is the master", || {
         refusal(&call(&mut program.client(), &format!("HINCRBY post:{FIRST} like 1"))).is_empty()
     });
-    let hello = format!("127.0.0.1,26379,{},7,mymaster,127.0.0.1,{},7", "a".repeat(40), program.port);
-    goes_on(&format!("PUBLISH __sentinel__:hello {hello}\r\n"), ":0", &|| role().contains("sentinel 7 mymaster\n"));
+    let hello =
+        format!("127.0.0.1,26379,{},7,mymaster,127.0.0.1,{},7", "a".repeat(40), program.port);
+    goes_on(&format!("PUBLISH __sentinel__:hello {hello}\r\n"), ":0", &|| {
+        role().contains("sentinel 7 mymaster\n")
+    });
     goes_on("TM.REPLICATE 3\r\n", "+OK", &|| role().contains("replicated yes"));
 }
 
-/// What Sentinel sends has its replies in their order, as with Redis, wherever it waits meanwhile; and no reply is missing or comes twice.
+/// What Sentinel sends has its replies in their order, as with Redis, wherever it waits meanwhile;
+/// and no reply is missing or comes twice.
 #[test]
 fn a_transaction_that_waits_for_the_disk_is_answered_as_any_other() {
     let folder = tempfile::tempdir().unwrap();
@@ -191,7 +231,11 @@ fn a_transaction_that_waits_for_the_disk_is_answered_as_any_other() {
     assert_eq!(next(11), ["+QUEUED"; 11]);
     assert_eq!(next(4), ["*11", "+PONG", "+OK", "+OK Already connected to specified master"]);
     let role = next(9);
-    assert_eq!((role[0].as_str(), role[2].as_str(), role[4].as_str()), ("*5", "slave", "127.0.0.1"), "{role:?}");
+    assert_eq!(
+        (role[0].as_str(), role[2].as_str(), role[4].as_str()),
+        ("*5", "slave", "127.0.0.1"),
+        "{role:?}"
+    );
     assert_eq!(next(1), ["-ERR Invalid master port"]);
     assert_eq!(next(2), ["+OK", "+OK"]);
     assert_eq!(next(1), ["-ERR No failover in progress."]);
@@ -200,9 +244,13 @@ fn a_transaction_that_waits_for_the_disk_is_answered_as_any_other() {
     assert_eq!(next(5)[2], "master");
     assert_eq!(next(2), ["$3", "end"]);
     let mut client = program.client();
-    let OwnedFrame::BulkString(stats) = call(&mut client, "INFO commandstats") else { panic!("INFO is text") };
+    let OwnedFrame::BulkString(stats) = call(&mut client, "INFO commandstats") else {
+        panic!("INFO is text")
+    };
     let stats = String::from_utf8(stats).unwrap();
-    for counted in ["cmdstat_exec:calls=1,", "cmdstat_slaveof:calls=2,", "cmdstat_config|rewrite:calls=2,"] {
+    for counted in
+        ["cmdstat_exec:calls=1,", "cmdstat_slaveof:calls=2,", "cmdstat_config|rewrite:calls=2,"]
+    {
         assert!(stats.contains(counted), "{counted}: each is one call\n{stats}");
     }
 }
@@ -245,13 +293,16 @@ fn last_line(program: &Program, sent: &str) -> String {
 
 #[test]
 fn a_master_whose_disk_is_full_does_not_follow_before_all_that_it_acknowledged_is_in_its_log() {
-    let Some(disk) = SmallDisk::mount(96) else { return cannot("a full disk needs the right to mount a tmpfs") };
+    let Some(disk) = SmallDisk::mount(96) else {
+        return cannot("a full disk needs the right to mount a tmpfs");
+    };
     let program = Program::start(disk.path(), "everysec");
     nearly_full(&disk, &program);
     let said = lines(&program, &format!("{}REPLICAOF 127.0.0.1 1\r\n", rows()));
     let refusal = said.last().unwrap();
     assert!(
-        refusal.starts_with("-ERR what was written is not in the log yet, and would be lost: MISCONF"),
+        refusal
+            .starts_with("-ERR what was written is not in the log yet, and would be lost: MISCONF"),
         "{refusal}"
     );
     // Once a round of commits has failed nothing more is accepted.
@@ -269,16 +320,22 @@ fn a_master_whose_disk_is_full_does_not_follow_before_all_that_it_acknowledged_i
 #[test]
 fn a_last_commit_that_fails_is_tried_until_it_is_in_the_log() {
     for is_taken_back in [false, true] {
-        let Some(disk) = SmallDisk::mount(96) else { return cannot("a full disk needs the right to mount a tmpfs") };
+        let Some(disk) = SmallDisk::mount(96) else {
+            return cannot("a full disk needs the right to mount a tmpfs");
+        };
         let program = Program::start(disk.path(), "everysec");
         nearly_full(&disk, &program);
         let mut reader = program.client();
         let transaction = format!("MULTI\r\n{}REPLICAOF 127.0.0.1 1\r\nEXEC\r\n", rows());
         assert_eq!(last_line(&program, &transaction), "+OK");
-        let is_said = || info(&program, "master_link_error").contains("the last commit as a master failed");
+        let is_said =
+            || info(&program, "master_link_error").contains("the last commit as a master failed");
         until("it says so", is_said);
         assert!(info(&program, "master_link_error").contains("no room"));
-        assert_eq!((info(&program, "role"), info(&program, "slave_priority")), ("slave".into(), "0".into()));
+        assert_eq!(
+            (info(&program, "role"), info(&program, "slave_priority")),
+            ("slave".into(), "0".into())
+        );
         if is_taken_back {
             // The role is smaller than what the log lacks.
             assert_eq!(last_line(&program, "REPLICAOF NO ONE\r\n"), "+OK");
@@ -296,15 +353,21 @@ fn a_last_commit_that_fails_is_tried_until_it_is_in_the_log() {
             });
             assert_eq!(refusal(&call(&mut reader, "WAITAOF 1 0 0")), "");
         } else {
-            until("it goes on as a replica", || info(&program, "master_link_error").contains("refused"));
+            until("it goes on as a replica", || {
+                info(&program, "master_link_error").contains("refused")
+            });
         }
         assert_eq!(row(&program, ROWS - 1), OwnedFrame::BulkString(text(5)));
         program.kill();
-        assert_eq!(row(&Program::start(disk.path(), "everysec"), ROWS - 1), OwnedFrame::BulkString(text(5)));
+        assert_eq!(
+            row(&Program::start(disk.path(), "everysec"), ROWS - 1),
+            OwnedFrame::BulkString(text(5))
+        );
     }
 }
 
-/// What Redis reads as no number between 0 and 65535 is no port, whatever else would read it as one.
+/// What Redis reads as no number between 0 and 65535 is no port, whatever else would read it as
+/// one.
 #[test]
 fn what_is_no_port_is_no_order() {
     let folder = tempfile::tempdir().unwrap();
@@ -316,10 +379,14 @@ fn what_is_no_port_is_no_order() {
     }
     assert_eq!(info(&program, "role"), "master");
     assert_eq!(refusal(&call(&mut client, "REPLICAOF 127.0.0.1 65535")), "");
-    assert_eq!((info(&program, "role"), info(&program, "master_port")), ("slave".to_owned(), "65535".to_owned()));
+    assert_eq!(
+        (info(&program, "role"), info(&program, "master_port")),
+        ("slave".to_owned(), "65535".to_owned())
+    );
 }
 
-/// A kill while a role was written: what it has left does not stay for ever. What others have there does.
+/// A kill while a role was written: what it has left does not stay for ever. What others have there
+/// does.
 #[test]
 fn a_start_removes_what_a_kill_has_left_of_a_role() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,6 @@
-//! The real program becomes a master while its disk is slow, or full: strace holds back, or refuses, the first segment of its own log. Whoever was told
-//! that it is a master writes, or waits, or hears what the disk says.
+//! The real program becomes a master while its disk is slow, or full: strace holds back, or
+//! refuses, the first segment of its own log. Whoever was told that it is a master writes, or
+//! waits, or hears what the disk says.
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
@@ -18,7 +19,8 @@ const SLOW: Duration = Duration::from_secs(3);
 /// What does not wait for it takes less, on a busy machine, too.
 const AT_ONCE: Duration = Duration::from_millis(1_500);
 
-/// A master, and a replica of it that follows; what becomes of the first segment that the replica begins itself is `how`. None: strace is missing.
+/// A master, and a replica of it that follows; what becomes of the first segment that the replica
+/// begins itself is `how`. None: strace is missing.
 fn pair(folders: &[tempfile::TempDir; 2], how: &str) -> Option<[Program; 2]> {
     if Command::new("strace").arg("-V").output().is_err() {
         cannot("a slow disk needs strace");
@@ -33,18 +35,32 @@ fn pair(folders: &[tempfile::TempDir; 2], how: &str) -> Option<[Program; 2]> {
     // A number is used once, whether that succeeds or not.
     let paths = [1, 2].map(|more| folders[1].path().join(store::segment_name(newest + more)));
     let inject = format!("inject=openat:{how}");
-    let mut under =
-        vec!["strace", "-D", "-f", "--seccomp-bpf", "-q", "-o", "/dev/null", "-e", "trace=openat", "-e", &inject];
+    let mut under = vec![
+        "strace",
+        "-D",
+        "-f",
+        "--seccomp-bpf",
+        "-q",
+        "-o",
+        "/dev/null",
+        "-e",
+        "trace=openat",
+        "-e",
+        &inject,
+    ];
     paths.iter().for_each(|path| under.extend(["-P", path.to_str().unwrap()]));
     let options = ["--fsync", "everysec"];
-    let replica = Program::start_as(&under, folders[1].path(), &options).unwrap_or_else(|said| panic!("{said:#?}"));
+    let replica = Program::start_as(&under, folders[1].path(), &options)
+        .unwrap_or_else(|said| panic!("{said:#?}"));
     in_step(&replica);
     Some([master, replica])
 }
 
 /// Numbers of the segments in a data folder, rising.
 fn segments(folder: &Path) -> Vec<u64> {
-    let names = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let names = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let number = |name: String| match store::parse_segment_name(&name) {
         store::SegmentName::Segment(number) => Some(number),
         _ => None,
@@ -64,7 +80,8 @@ fn follow(replica: &Program, master: &Program) {
 
 fn in_step(replica: &Program) {
     until("the replica follows", || {
-        replica.info("master_link_status") == "up" && likes(replica) == OwnedFrame::BulkString(text(100))
+        replica.info("master_link_status") == "up"
+            && likes(replica) == OwnedFrame::BulkString(text(100))
     });
 }
 
@@ -98,7 +115,8 @@ fn who_was_told_that_this_is_a_master_waits_for_its_log_and_for_nothing_else() {
     for words in ["MULTI", "PING"] {
         assert_eq!(refusal(&call(&mut queues, words)), "");
     }
-    for words in ["PING", &format!("HGET post:{FIRST} like"), "PUBLISH news 1", "WAIT 0 0", "INFO"] {
+    for words in ["PING", &format!("HGET post:{FIRST} like"), "PUBLISH news 1", "WAIT 0 0", "INFO"]
+    {
         assert_eq!(refusal(&call(&mut reader, words)), "", "{words}");
     }
     assert_eq!(replica.info("role"), "master");
@@ -131,7 +149,8 @@ fn who_was_told_that_this_is_a_master_waits_for_its_log_and_for_nothing_else() {
     assert_eq!(likes(&again), OwnedFrame::BulkString(text(102)));
 }
 
-/// Its role was on the disk, and no segment of its own was. With its old master's term both would be one writer's for whoever compares them.
+/// Its role was on the disk, and no segment of its own was. With its old master's term both would
+/// be one writer's for whoever compares them.
 #[test]
 fn who_is_killed_before_its_log_begins_leads_with_a_term_of_its_own() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -151,7 +170,9 @@ fn who_is_killed_before_its_log_begins_leads_with_a_term_of_its_own() {
     });
     fine(&again, "WAITAOF 1 0 0");
     until("it is written down", || {
-        !std::fs::read_to_string(folders[1].path().join("tidemark.role")).unwrap().contains("promoting")
+        !std::fs::read_to_string(folders[1].path().join("tidemark.role"))
+            .unwrap()
+            .contains("promoting")
     });
     again.kill();
     let again = Program::start(folders[1].path(), "everysec");
@@ -169,7 +190,9 @@ fn a_node_that_cannot_begin_its_log_says_so_until_it_can() {
     let reply = call(&mut client, &like);
     let said = refusal(&reply);
     assert!(
-        said.starts_with("MISCONF Tidemark cannot write its log, so changes are refused until it can: no room"),
+        said.starts_with(
+            "MISCONF Tidemark cannot write its log, so changes are refused until it can: no room"
+        ),
         "{said}"
     );
     for words in [&like, &"MULTI".to_owned(), &like, &"EXEC".to_owned(), &"PING".to_owned()] {
@@ -180,7 +203,10 @@ fn a_node_that_cannot_begin_its_log_says_so_until_it_can() {
             "EXEC" => "EXECABORT",
             _ => "MISCONF",
         };
-        assert!(said.starts_with(wanted) && said.is_empty() == wanted.is_empty(), "{words}: {said}");
+        assert!(
+            said.starts_with(wanted) && said.is_empty() == wanted.is_empty(),
+            "{words}: {said}"
+        );
     }
     assert_eq!(replica.info("role"), "master");
     assert_eq!(replica.info("aof_last_write_status"), "err");
@@ -207,7 +233,8 @@ fn a_node_that_cannot_begin_its_log_says_so_until_it_can() {
     assert_eq!(likes(&replica), OwnedFrame::BulkString(text(101)));
 }
 
-/// Between the moment when writes are taken and the first round of commits there are none in any log, whatever WAIT knew of this node as a replica.
+/// Between the moment when writes are taken and the first round of commits there are none in any
+/// log, whatever WAIT knew of this node as a replica.
 #[test]
 fn what_is_written_just_after_a_promotion_is_counted_when_replicas_have_it() {
     if Command::new("strace").arg("-V").output().is_err() {
@@ -215,10 +242,21 @@ fn what_is_written_just_after_a_promotion_is_counted_when_replicas_have_it() {
     }
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     // A new master begins with a thread.
-    let under = ["strace", "-D", "-f", "--seccomp-bpf", "-q", "-o", "/dev/null", "-e", "trace=clone3,clone"];
+    let under = [
+        "strace",
+        "-D",
+        "-f",
+        "--seccomp-bpf",
+        "-q",
+        "-o",
+        "/dev/null",
+        "-e",
+        "trace=clone3,clone",
+    ];
     let under = [&under[..], &["-e", "inject=clone3,clone:delay_exit=50000"]].concat();
     let options = ["--fsync", "everysec"];
-    let node = Program::start_as(&under, folders[0].path(), &options).unwrap_or_else(|said| panic!("{said:#?}"));
+    let node = Program::start_as(&under, folders[0].path(), &options)
+        .unwrap_or_else(|said| panic!("{said:#?}"));
     let replica = Program::start(folders[1].path(), "everysec");
     fine(&node, &format!("HINCRBY post:{FIRST} like 100"));
     follow(&replica, &node);
@@ -235,13 +273,16 @@ fn what_is_written_just_after_a_promotion_is_counted_when_replicas_have_it() {
                 && fed.contains(&format!(",offset={end},"))
                 && fed.ends_with(&format!("synced_offset={end}"))
         });
-        let mut clients: Vec<_> = (0..20).map(|_| TcpStream::connect(("127.0.0.1", node.port)).unwrap()).collect();
+        let mut clients: Vec<_> =
+            (0..20).map(|_| TcpStream::connect(("127.0.0.1", node.port)).unwrap()).collect();
         signal(rustix::process::Signal::STOP);
         fine(&node, "REPLICAOF NO ONE");
         for (number, client) in (0..).zip(&mut clients) {
             let wait = ["WAIT 1 1", "WAITAOF 0 1 1"][number % 2];
             let post = FIRST + (20 * round + number as u64) * 4096;
-            client.write_all(format!("HINCRBY post:{post} like 1\r\n{wait}\r\n").as_bytes()).unwrap();
+            client
+                .write_all(format!("HINCRBY post:{post} like 1\r\n{wait}\r\n").as_bytes())
+                .unwrap();
         }
         for (number, client) in (0..).zip(clients) {
             let mut lines = BufReader::new(client).lines().map(Result::unwrap);

@@ -1,8 +1,9 @@
-//! The real program, killed (SIGKILL) at random times under a mix of changes, snapshots among them: what belongs together is there as a whole or not at all, and what
-//! was acknowledged is there: with `always` all of it, with `everysec` what was acknowledged a second before, at the latest.
+//! The real program, killed (SIGKILL) at random times under a mix of changes, snapshots among them:
+//! what belongs together is there as a whole or not at all, and what was acknowledged is there:
+//! with `always` all of it, with `everysec` what was acknowledged a second before, at the latest.
 //!
-//! Each *actor* makes one change after the other, numbered; what it finds after a start says which was the last one. `TIDEMARK_KILL_ROUNDS` (default 6; 200
-//! before a release) and `TIDEMARK_SEED`.
+//! Each *actor* makes one change after the other, numbered; what it finds after a start says which
+//! was the last one. `TIDEMARK_KILL_ROUNDS` (default 6; 200 before a release) and `TIDEMARK_SEED`.
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
@@ -53,12 +54,15 @@ struct Actor {
 /// A flag, a counter, a row, a cell.
 const IDS: u64 = 32;
 
-/// Requests that are one change, if they are answered: the last reply is to be no error, and what is in front of it neither.
+/// Requests that are one change, if they are answered: the last reply is to be no error, and what
+/// is in front of it neither.
 fn requests(kind: Kind, at: u64, n: u64) -> Vec<String> {
     let odd = n % 2 == 1;
     match kind {
         Kind::Mset => {
-            let cells = (0..IDS).flat_map(|i| ["repost", "read"].map(|field| format!("post:{}:{field} {n}", at + i)));
+            let cells = (0..IDS).flat_map(|i| {
+                ["repost", "read"].map(|field| format!("post:{}:{field} {n}", at + i))
+            });
             vec![format!("MSET {}", cells.collect::<Vec<_>>().join(" "))]
         }
         Kind::Exec => vec![
@@ -69,7 +73,13 @@ fn requests(kind: Kind, at: u64, n: u64) -> Vec<String> {
             "EXEC".into(),
         ],
         Kind::Del => {
-            let one = |id: u64| if odd { format!("HSET post:{id} read {n} like 3") } else { format!("DEL post:{id}") };
+            let one = |id: u64| {
+                if odd {
+                    format!("HSET post:{id} read {n} like 3")
+                } else {
+                    format!("DEL post:{id}")
+                }
+            };
             vec!["MULTI".into(), one(at), one(at + 1), "EXEC".into()]
         }
         Kind::Flag => vec![format!("PH.{} liked 7 {at}", if odd { "ADD" } else { "DEL" })],
@@ -108,7 +118,8 @@ impl Actor {
     /// What a start after a kill at `killed` has to have found.
     fn check(&mut self, client: &mut Client, killed: Option<Instant>, what: &str) {
         let safe = |at: &Instant| killed.is_none_or(|killed| *at + A_SECOND < killed);
-        let least = self.acknowledged.iter().rev().find(|(_, at)| safe(at)).map_or(self.found, |&(n, _)| n);
+        let least =
+            self.acknowledged.iter().rev().find(|(_, at)| safe(at)).map_or(self.found, |&(n, _)| n);
         let what = format!("{what}: {:?}: {least} is safe, {} sent", self.kind, self.sent);
         let in_bounds = |n: u64| assert!((least..=self.sent).contains(&n), "{what}: {n} was found");
         let mut ask = |words: String| call(client, &words);
@@ -125,13 +136,19 @@ impl Actor {
         let at = self.at;
         // Of what says only whether it is there: the last such change that may have been made.
         let parity = |is_set: bool| {
-            let n = if (self.sent % 2 == 1) == is_set { self.sent } else { self.sent.saturating_sub(1) };
+            let n = if (self.sent % 2 == 1) == is_set {
+                self.sent
+            } else {
+                self.sent.saturating_sub(1)
+            };
             assert!(n >= least && (n % 2 == 1) == is_set, "{what}: it is set: {is_set}");
             n
         };
         self.found = match self.kind {
             Kind::Mset => {
-                let cells = (0..IDS).flat_map(|i| ["repost", "read"].map(|field| format!("post:{}:{field}", at + i)));
+                let cells = (0..IDS).flat_map(|i| {
+                    ["repost", "read"].map(|field| format!("post:{}:{field}", at + i))
+                });
                 let found = numbers(ask(format!("MGET {}", cells.collect::<Vec<_>>().join(" "))));
                 assert!(found.iter().all(|&n| n == found[0]), "{what}: torn: {found:?}");
                 in_bounds(found[0]);
@@ -158,16 +175,29 @@ impl Actor {
             }
             Kind::Flag => parity(numbers(ask(format!("PH.EXISTS liked 7 {at}"))) == [1]),
             Kind::Act => {
-                let (set, count) =
-                    (numbers(ask(format!("PH.EXISTS liked 7 {at}"))) == [1], ask(format!("HGET post:{at} like")));
-                assert_eq!(u64::from(set), number(&count), "{what}: the flag is torn from its counter");
+                let (set, count) = (
+                    numbers(ask(format!("PH.EXISTS liked 7 {at}"))) == [1],
+                    ask(format!("HGET post:{at} like")),
+                );
+                assert_eq!(
+                    u64::from(set),
+                    number(&count),
+                    "{what}: the flag is torn from its counter"
+                );
                 parity(set)
             }
             Kind::Alter => {
-                let OwnedFrame::Array(all) = ask(format!("HKEYS post:{at}")) else { panic!("{what}: no fields") };
-                let has = |n: &u64| all.contains(&OwnedFrame::BulkString(format!("f{n}").into_bytes()));
+                let OwnedFrame::Array(all) = ask(format!("HKEYS post:{at}")) else {
+                    panic!("{what}: no fields")
+                };
+                let has =
+                    |n: &u64| all.contains(&OwnedFrame::BulkString(format!("f{n}").into_bytes()));
                 let n = (1..=self.sent).take_while(has).last().unwrap_or(0);
-                assert_eq!(all.len() as u64, 4 + n, "{what}: fields are missing in between: {all:?}");
+                assert_eq!(
+                    all.len() as u64,
+                    4 + n,
+                    "{what}: fields are missing in between: {all:?}"
+                );
                 in_bounds(n);
                 // Who was not told that it is there may add it again.
                 self.sent = n;
@@ -183,7 +213,16 @@ fn what_belongs_together_is_never_parted_by_kill_9() {
     let (rounds, seed) = rounds(6);
     let mut rng = fastrand::Rng::with_seed(seed);
     let folder = tempfile::tempdir().unwrap();
-    let kinds = [Kind::Mset, Kind::Mset, Kind::Exec, Kind::Exec, Kind::Del, Kind::Flag, Kind::Act, Kind::Alter];
+    let kinds = [
+        Kind::Mset,
+        Kind::Mset,
+        Kind::Exec,
+        Kind::Exec,
+        Kind::Del,
+        Kind::Flag,
+        Kind::Act,
+        Kind::Alter,
+    ];
     let mut actors: Vec<Actor> =
         kinds.iter().zip(0..).map(|(&kind, i)| Actor::new(kind, FIRST + i * 100_000)).collect();
     let (mut all, mut in_snapshots, mut killed) = (0, 0, None);
@@ -192,12 +231,21 @@ fn what_belongs_together_is_never_parted_by_kill_9() {
         let program = Program::start(folder.path(), fsync);
         let mut client = program.client();
         if round == 0 {
-            // The row whose fields are asked for, and so many ids that it is known which are normal.
+            // The row whose fields are asked for, and so many ids that it is known which are
+            // normal.
             let ids: Vec<String> = (0..300).map(|i| (FIRST + i * 3000).to_string()).collect();
-            assert_eq!(refusal(&call(&mut client, &format!("PH.ADD liked 1 {}", ids.join(" ")))), "");
-            assert_eq!(refusal(&call(&mut client, &format!("HSET post:{} like 1", FIRST + 700_000))), "");
+            assert_eq!(
+                refusal(&call(&mut client, &format!("PH.ADD liked 1 {}", ids.join(" ")))),
+                ""
+            );
+            assert_eq!(
+                refusal(&call(&mut client, &format!("HSET post:{} like 1", FIRST + 700_000))),
+                ""
+            );
         }
-        actors.iter_mut().for_each(|actor| actor.check(&mut client, killed, &format!("round {round}, seed {seed}")));
+        actors.iter_mut().for_each(|actor| {
+            actor.check(&mut client, killed, &format!("round {round}, seed {seed}"))
+        });
         if round == rounds {
             break;
         }
@@ -239,12 +287,15 @@ fn what_belongs_together_is_never_parted_by_kill_9() {
 
 /// Fields of a row that takes some 600 bytes of the log, however few of them change.
 const WIDE: usize = 60;
-/// Rows of one client, so many that those of two are too much for one batch, and those of one are not.
+/// Rows of one client, so many that those of two are too much for one batch, and those of one are
+/// not.
 const ROWS: u64 = 58_000;
 
-/// Rows as of old, of both clients: written into the log of a folder that nobody has open, much faster than clients could.
+/// Rows as of old, of both clients: written into the log of a folder that nobody has open, much
+/// faster than clients could.
 fn append_wide_rows(dir: &Path) {
-    let store = Store::open(Arc::new(RealDisk::open(dir).unwrap()), StoreOptions::default()).unwrap();
+    let store =
+        Store::open(Arc::new(RealDisk::open(dir).unwrap()), StoreOptions::default()).unwrap();
     let (mut log, _) = store.replay(|_| Ok(()), |_| ()).unwrap();
     for first in (0..2 * ROWS).step_by(10_000) {
         let mut writer = RowsWriter::new(WIDE);
@@ -260,7 +311,8 @@ fn append_wide_rows(dir: &Path) {
     store.note_durable(&log).unwrap();
 }
 
-/// Sets a field of all rows of one client, by one command or in a transaction. The connection may break.
+/// Sets a field of all rows of one client, by one command or in a transaction. The connection may
+/// break.
 fn set_all(port: u16, first: u64, value: u64, by_exec: bool) -> bool {
     let Ok(mut client) = Client::connect(("127.0.0.1", port)) else { return false };
     let value = text(value);
@@ -284,15 +336,19 @@ fn set_all(port: u16, first: u64, value: u64, by_exec: bool) -> bool {
         }
     }
     client.push(&[b"EXEC"]);
-    (0..replies).all(|_| client.reply().is_ok()) && client.reply().is_ok_and(|reply| refusal(&reply).is_empty())
+    (0..replies).all(|_| client.reply().is_ok())
+        && client.reply().is_ok_and(|reply| refusal(&reply).is_empty())
 }
 
 /// The values of that field, each once.
 fn values(client: &mut Client, first: u64) -> Vec<OwnedFrame> {
     let mut all = vec![];
     for from in (first..first + ROWS).step_by(1000) {
-        let keys: Vec<String> = (from..(from + 1000).min(first + ROWS)).map(|id| format!("w:{id}:like")).collect();
-        let OwnedFrame::Array(some) = call(client, &format!("MGET {}", keys.join(" "))) else { panic!("MGET") };
+        let keys: Vec<String> =
+            (from..(from + 1000).min(first + ROWS)).map(|id| format!("w:{id}:like")).collect();
+        let OwnedFrame::Array(some) = call(client, &format!("MGET {}", keys.join(" "))) else {
+            panic!("MGET")
+        };
         for value in some {
             if !all.contains(&value) {
                 all.push(value);
@@ -302,8 +358,8 @@ fn values(client: &mut Client, first: u64) -> Vec<OwnedFrame> {
     all
 }
 
-/// Two clients' changes that belong together meet in one round of the log, while its sync of another one takes long, and are too much for one batch of it; kill -9 at
-/// each of its writes.
+/// Two clients' changes that belong together meet in one round of the log, while its sync of
+/// another one takes long, and are too much for one batch of it; kill -9 at each of its writes.
 #[test]
 fn two_that_are_too_much_for_one_batch_are_each_whole_after_kill_9() {
     if Command::new("strace").arg("-V").output().is_err() {
@@ -319,7 +375,8 @@ fn two_that_are_too_much_for_one_batch_are_each_whole_after_kill_9() {
     );
     std::fs::write(&config, text_of).unwrap();
     let options = ["--config", config.to_str().unwrap()];
-    let start = || Program::start_as(&[], &dir, &options).unwrap_or_else(|said| panic!("{said:#?}"));
+    let start =
+        || Program::start_as(&[], &dir, &options).unwrap_or_else(|said| panic!("{said:#?}"));
     assert!(start().terminate().success());
     append_wide_rows(&dir);
     let (mut written, mut before) = (0, None);
@@ -339,11 +396,13 @@ fn two_that_are_too_much_for_one_batch_are_each_whole_after_kill_9() {
     for (step, by_exec) in [(8, [false, true]), (9, [true, false])] {
         let kill = format!("inject=pwrite64:signal=KILL:when={step}");
         let strace = [
-            ["strace", "-D", "-f", "-q", "-o", "/dev/null", "-e", "trace=fdatasync,pwrite64", "-e"].as_slice(),
+            ["strace", "-D", "-f", "-q", "-o", "/dev/null", "-e", "trace=fdatasync,pwrite64", "-e"]
+                .as_slice(),
             &["inject=fdatasync:delay_enter=1500000:when=6+", "-e", &kill],
         ]
         .concat();
-        let mut program = Program::start_as(&strace, &dir, &options).unwrap_or_else(|said| panic!("{said:#?}"));
+        let mut program =
+            Program::start_as(&strace, &dir, &options).unwrap_or_else(|said| panic!("{said:#?}"));
         check(&program, before);
         let mut client = program.client();
         for _ in 0..5 {
@@ -352,7 +411,8 @@ fn two_that_are_too_much_for_one_batch_are_each_whole_after_kill_9() {
         let (port, value) = (program.port, 1000 + step);
         let said = std::thread::scope(|scope| {
             scope.spawn(move || client.call(&[b"INCR", b"w:4000000000:read"]));
-            let both = [0, 1].map(|i| scope.spawn(move || set_all(port, i * ROWS, value, by_exec[i as usize])));
+            let both = [0, 1]
+                .map(|i| scope.spawn(move || set_all(port, i * ROWS, value, by_exec[i as usize])));
             both.map(|one| one.join().unwrap())
         });
         before = Some((value, said));

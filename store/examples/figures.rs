@@ -1,6 +1,7 @@
 //! What the store costs on this machine: `cargo run --release -p store --example figures [folder]`.
 //!
-//! Prints one line a figure; the raw disk's own speed stands beside each that depends on it, measured in the same run.
+//! Prints one line a figure; the raw disk's own speed stands beside each that depends on it,
+//! measured in the same run.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -8,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use store::{
-    Batch, CommitOptions, Committed, Committer, Disk, RealDisk, SimDisk, Source, Store, StoreOptions, SyncPolicy, Tag,
-    write_all_at,
+    Batch, CommitOptions, Committed, Committer, Disk, RealDisk, SimDisk, Source, Store,
+    StoreOptions, SyncPolicy, Tag, write_all_at,
 };
 
 type Failure = Box<dyn std::error::Error>;
@@ -161,7 +162,10 @@ fn log_and_replay(disk: &Arc<dyn Disk>) -> Result<(), Failure> {
     log.sync()?;
     let time = start.elapsed();
     let bytes = log.stats().bytes;
-    println!("append of {n} batches of 2000 records: {:.0} MB/s, synced", mb_per_second(bytes, time));
+    println!(
+        "append of {n} batches of 2000 records: {:.0} MB/s, synced",
+        mb_per_second(bytes, time)
+    );
     drop((store, log));
     let store = Store::open(disk.clone(), StoreOptions::default())?;
     let start = Instant::now();
@@ -199,7 +203,11 @@ fn snapshot(disk: &Arc<dyn Disk>) -> Result<(), Failure> {
     }
     snapshot.commit(log.durable())?;
     let bytes = files * chunks * chunk.len() as u64;
-    println!("snapshot of {} MB: {:.0} MB/s, synced", bytes / 1_000_000, mb_per_second(bytes, start.elapsed()));
+    println!(
+        "snapshot of {} MB: {:.0} MB/s, synced",
+        bytes / 1_000_000,
+        mb_per_second(bytes, start.elapsed())
+    );
     for threads in [1, 2] {
         let start = Instant::now();
         let sum = AtomicU64::new(0);
@@ -222,8 +230,9 @@ fn snapshot(disk: &Arc<dyn Disk>) -> Result<(), Failure> {
 fn main() -> Result<(), Failure> {
     let parent = std::env::args().nth(1).unwrap_or_else(|| ".".to_string());
     let folder = tempfile::Builder::new().prefix("tidemark-figures-").tempdir_in(parent)?;
-    let disk =
-        |name: &str| -> Result<Arc<dyn Disk>, Failure> { Ok(Arc::new(RealDisk::open(folder.path().join(name))?)) };
+    let disk = |name: &str| -> Result<Arc<dyn Disk>, Failure> {
+        Ok(Arc::new(RealDisk::open(folder.path().join(name))?))
+    };
     marks();
     marks_with_commits()?;
     always(&disk("always")?)?;

@@ -1,4 +1,5 @@
-//! One batch of the log: the unit that is written, synced, shipped to a replica and replayed, whole or not at all.
+//! One batch of the log: the unit that is written, synced, shipped to a replica and replayed, whole
+//! or not at all.
 //!
 //! ```text
 //!   offset  size  field
@@ -13,13 +14,16 @@
 //!       40     n  body      records, see record.rs
 //! ```
 //!
-//! Little-endian. `offset` is the batch's place in the whole lineage, `byte` its place in the segment's file (see segment.rs); neither is stored.
+//! Little-endian. `offset` is the batch's place in the whole lineage, `byte` its place in the
+//! segment's file (see segment.rs); neither is stored.
 //!
-//! Valid only if: (1) `check` matches, so that the head can be believed; (2) `n` is at most [`MAX_BODY_BYTES`] and the body is
-//! there; (3) `previous` is the chain value before it; (4) `sequence` is the one before it plus one; (5) `chain` matches.
+//! Valid only if: (1) `check` matches, so that the head can be believed; (2) `n` is at most
+//! [`MAX_BODY_BYTES`] and the body is there; (3) `previous` is the chain value before it; (4)
+//! `sequence` is the one before it plus one; (5) `chain` matches.
 //!
-//! Why two checks: `check` and the stored `previous` let a reader recognise a batch that lies behind damage, and `unsynced` tells it whether
-//! the damaged bytes were known to be durable by then. That is the difference between a torn tail and damage; see replay.rs.
+//! Why two checks: `check` and the stored `previous` let a reader recognise a batch that lies
+//! behind damage, and `unsynced` tells it whether the damaged bytes were known to be durable by
+//! then. That is the difference between a torn tail and damage; see replay.rs.
 
 use crate::frame::{Check, u32_at, u64_at};
 
@@ -39,14 +43,19 @@ impl Lineage {
         let mut bytes = [0; 16];
         let mut filled = 0;
         while filled < bytes.len() {
-            filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
+            filled += rustix::rand::getrandom(
+                &mut bytes[filled..],
+                rustix::rand::GetRandomFlags::empty(),
+            )?;
         }
         Ok(Lineage(bytes))
     }
 
     /// Reads the 32 hexadecimal digits that [`Display`](std::fmt::Display) writes.
     pub fn parse(text: &str) -> Option<Lineage> {
-        if text.len() != 32 || !text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)) {
+        if text.len() != 32
+            || !text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+        {
             return None;
         }
         u128::from_str_radix(text, 16).ok().map(|n| Lineage(n.to_be_bytes()))
@@ -109,15 +118,27 @@ pub(crate) struct Place {
 
 impl Place {
     fn chain(&self, head: &[u8], body: &[u8]) -> u32 {
-        Check::new().bytes(&self.lineage.0).u64(self.segment).u64(self.offset).bytes(&head[..32]).bytes(body).value()
+        Check::new()
+            .bytes(&self.lineage.0)
+            .u64(self.segment)
+            .u64(self.offset)
+            .bytes(&head[..32])
+            .bytes(body)
+            .value()
     }
 
     fn check(&self, head: &[u8]) -> u32 {
-        Check::new().bytes(&self.lineage.0).u64(self.segment).u64(self.byte).bytes(&head[..36]).value()
+        Check::new()
+            .bytes(&self.lineage.0)
+            .u64(self.segment)
+            .u64(self.byte)
+            .bytes(&head[..36])
+            .value()
     }
 }
 
-/// Appends the batch to `out`; the head's `body_bytes` and `chain` are computed. Returns the chain value.
+/// Appends the batch to `out`; the head's `body_bytes` and `chain` are computed. Returns the chain
+/// value.
 pub(crate) fn put_batch(out: &mut Vec<u8>, place: &Place, head: &BatchHead, body: &[u8]) -> u32 {
     assert!(body.len() <= MAX_BODY_BYTES, "a batch of {} bytes", body.len());
     let mut bytes = [0; BATCH_HEAD_BYTES];
@@ -136,7 +157,8 @@ pub(crate) fn put_batch(out: &mut Vec<u8>, place: &Place, head: &BatchHead, body
     chain
 }
 
-/// Reads the fields of a head, if its `check` matches the place. `bytes` holds at least [`BATCH_HEAD_BYTES`].
+/// Reads the fields of a head, if its `check` matches the place. `bytes` holds at least
+/// [`BATCH_HEAD_BYTES`].
 pub(crate) fn read_head(bytes: &[u8], place: &Place) -> Option<BatchHead> {
     if place.check(bytes) != u32_at(bytes, 36) {
         return None;
@@ -190,7 +212,8 @@ mod tests {
         assert!(read_head(&bytes, &place(81)).is_none(), "moved by a byte");
         for bit in 0..bytes.len() * 8 {
             bytes[bit / 8] ^= 1 << (bit % 8);
-            let seen = read_head(&bytes, &place(80)).is_none() || !body_matches(&bytes[..40], &bytes[40..], &place(80));
+            let seen = read_head(&bytes, &place(80)).is_none()
+                || !body_matches(&bytes[..40], &bytes[40..], &place(80));
             assert!(seen, "bit {bit}");
             bytes[bit / 8] ^= 1 << (bit % 8);
         }

@@ -1,7 +1,10 @@
-//! `tidemark check` and `tidemark dump`: what is in a data folder, and what is wrong with it. Both only read.
+//! `tidemark check` and `tidemark dump`: what is in a data folder, and what is wrong with it. Both
+//! only read.
 //!
-//! A start stops at the first damage; a check goes on: every byte of every file that the manifest names, every batch of the log, and the files that
-//! nobody names. Behind damage, of the manifest or of the log, each file is looked at by itself, by its own header: then it is not said what is missing.
+//! A start stops at the first damage; a check goes on: every byte of every file that the manifest
+//! names, every batch of the log, and the files that nobody names. Behind damage, of the manifest
+//! or of the log, each file is looked at by itself, by its own header: then it is not said what is
+//! missing.
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -15,7 +18,8 @@ use crate::frame::Check;
 use crate::manifest::{MANIFEST, Manifest, Role, Tag};
 use crate::record::Records;
 use crate::replay::{
-    BatchReader, Found, Path, Reader, find_path, read_segment_head, replay, segment_numbers, segments_back,
+    BatchReader, Found, Path, Reader, find_path, read_segment_head, replay, segment_numbers,
+    segments_back,
 };
 use crate::segment::{SegmentHead, SegmentName, parse_segment_name, segment_name};
 use crate::snapshot::{SnapshotReader, parse_snapshot_name};
@@ -75,10 +79,12 @@ impl Report {
     }
 }
 
-/// A folder whose server publishes a manifest while it is being looked at is looked at again, so often at most.
+/// A folder whose server publishes a manifest while it is being looked at is looked at again, so
+/// often at most.
 const LOOKS: usize = 5;
 
-/// Verifies a data folder. A running server may have it; then the end of the log is that of the moment.
+/// Verifies a data folder. A running server may have it; then the end of the log is that of the
+/// moment.
 pub fn check(disk: &dyn Disk) -> Result<Report> {
     let number = || Manifest::read(disk).ok().flatten().map(|manifest| manifest.number);
     let mut looks = 0;
@@ -108,8 +114,12 @@ fn look(disk: &dyn Disk) -> Result<Report> {
     let names = disk.list().map_err(|e| Error::io(disk.path(""), "listing", e))?;
     let manifest = match Manifest::read(disk) {
         Ok(Some(manifest)) => {
-            let text =
-                format!("manifest {} of lineage {}, {} files", manifest.number, manifest.lineage, manifest.files.len());
+            let text = format!(
+                "manifest {} of lineage {}, {} files",
+                manifest.number,
+                manifest.lineage,
+                manifest.files.len()
+            );
             report.add(Severity::Good, MANIFEST, text);
             Some(manifest)
         }
@@ -130,8 +140,10 @@ fn look(disk: &dyn Disk) -> Result<Report> {
     if let Some(manifest) = &manifest {
         for file in &manifest.files {
             let rows = match file.role {
-                Role::Snapshot => SnapshotReader::open(disk, &file.name, Some((file, manifest.lineage)))
-                    .and_then(|r| read_all(r, &mut report)),
+                Role::Snapshot => {
+                    SnapshotReader::open(disk, &file.name, Some((file, manifest.lineage)))
+                        .and_then(|r| read_all(r, &mut report))
+                }
                 Role::Cold if is_pages(disk, &file.name) => {
                     PageFile::open(disk, file, manifest.lineage).and_then(|(pages, note)| {
                         report.bytes += file.bytes;
@@ -146,7 +158,11 @@ fn look(disk: &dyn Disk) -> Result<Report> {
             match rows {
                 Ok(rows) => {
                     let tag = &file.tag;
-                    let unit = if file.role == Role::Cold && is_pages(disk, &file.name) { "pages" } else { "rows" };
+                    let unit = if file.role == Role::Cold && is_pages(disk, &file.name) {
+                        "pages"
+                    } else {
+                        "rows"
+                    };
                     let text = format!(
                         "{rows} {unit} of space {} kind {}, ids {} to {}",
                         tag.space, tag.kind, tag.low, tag.high
@@ -210,7 +226,11 @@ fn check_log(disk: &dyn Disk, manifest: &Manifest, report: &mut Report) {
             record?;
             n += 1;
         }
-        if n == head.records { Ok(()) } else { Err(format!("a batch says {} records and holds {n}", head.records)) }
+        if n == head.records {
+            Ok(())
+        } else {
+            Err(format!("a batch says {} records and holds {n}", head.records))
+        }
     };
     match replay(disk, &path, manifest.replay, Reader::Check, &mut apply, &mut |_| ()) {
         Ok(end) => {
@@ -236,7 +256,8 @@ fn check_log(disk: &dyn Disk, manifest: &Manifest, report: &mut Report) {
                 );
                 report.add(Severity::Note, &last, text);
             }
-            let text = format!("{} batches, {} records, up to {}", end.batches, end.records, end.position);
+            let text =
+                format!("{} batches, {} records, up to {}", end.batches, end.records, end.position);
             report.add(Severity::Good, &last, text);
         }
         Err(error) => {
@@ -270,7 +291,9 @@ fn check_alone(disk: &dyn Disk, name: &str, report: &mut Report) {
         let verify = |(pages, note): (PageFile, Vec<u8>)| pages.verify(&note, None);
         PageFile::open_any(disk, name).and_then(verify).map(|pages| format!("{pages} pages"))
     } else if parse_cold_name(name).is_some() {
-        ColdFile::open_any(disk, name).and_then(|file| Arc::new(file).verify(None)).map(|rows| format!("{rows} rows"))
+        ColdFile::open_any(disk, name)
+            .and_then(|file| Arc::new(file).verify(None))
+            .map(|rows| format!("{rows} rows"))
     } else {
         return;
     };
@@ -282,18 +305,22 @@ fn check_alone(disk: &dyn Disk, name: &str, report: &mut Report) {
 
 fn check_segment_alone(disk: &dyn Disk, number: u64, report: &mut Report) -> Result<String> {
     let name = segment_name(number);
-    let head = read_segment_head(disk, number)?.map_err(|bad| Error::corrupt(disk.path(&name), 0, bad.to_string()))?;
+    let head = read_segment_head(disk, number)?
+        .map_err(|bad| Error::corrupt(disk.path(&name), 0, bad.to_string()))?;
     let file = disk.open(&name).map_err(|e| Error::io(disk.path(&name), "opening", e))?;
     let mut reader = BatchReader::new(file, disk.path(&name), head, None)?;
     loop {
         match reader.next()? {
             Found::Batch(batch) => report.bytes += batch.bytes(),
-            Found::End => return Ok(format!("offsets {} to {}", head.base, reader.position().offset)),
+            Found::End => {
+                return Ok(format!("offsets {} to {}", head.base, reader.position().offset));
+            }
             Found::Bad(what) => {
                 let byte = reader.position().byte;
                 if let Some(proof) = reader.proof_of_damage()? {
-                    let what =
-                        format!("{what}; the batch at byte {proof} was written when this place was already durable");
+                    let what = format!(
+                        "{what}; the batch at byte {proof} was written when this place was already durable"
+                    );
                     return Err(Error::corrupt(disk.path(&name), byte, what));
                 }
                 return Ok(format!("up to byte {byte}; what follows is a torn tail, or void"));
@@ -303,7 +330,12 @@ fn check_segment_alone(disk: &dyn Disk, number: u64, report: &mut Report) -> Res
 }
 
 /// What lies before the replay position: no start reads it, but a replica may.
-fn check_kept(disk: &dyn Disk, manifest: &Manifest, path: &Path, report: &mut Report) -> Result<()> {
+fn check_kept(
+    disk: &dyn Disk,
+    manifest: &Manifest,
+    path: &Path,
+    report: &mut Report,
+) -> Result<()> {
     let Some(first) = path.segments.first() else { return Ok(()) };
     let older = segments_back(disk, first.previous, usize::MAX)?;
     for &n in path.obsolete.iter().filter(|&&n| older.iter().all(|head| head.segment != n)) {
@@ -313,7 +345,9 @@ fn check_kept(disk: &dyn Disk, manifest: &Manifest, path: &Path, report: &mut Re
     // Each up to where the next one begins, and the one in which replay begins up to there.
     let heads: Vec<SegmentHead> = older.iter().rev().chain([first]).copied().collect();
     let begins = heads.iter().skip(1).map(|next| (next.base, next.chain));
-    for (head, (end, chain)) in heads.iter().zip(begins.chain([(manifest.replay.offset, manifest.replay.chain)])) {
+    for (head, (end, chain)) in
+        heads.iter().zip(begins.chain([(manifest.replay.offset, manifest.replay.chain)]))
+    {
         let name = segment_name(head.segment);
         let file = disk.open(&name).map_err(|e| Error::io(disk.path(&name), "opening", e))?;
         let mut reader = BatchReader::new(file, disk.path(&name), *head, None)?;
@@ -346,12 +380,13 @@ fn check_kept(disk: &dyn Disk, manifest: &Manifest, path: &Path, report: &mut Re
     Ok(())
 }
 
-/// Writes what a file of ours holds, as text, one structure a line; with `payloads` the bytes of records and chunks too, in hexadecimal.
-/// Stops at damage, after saying where it is.
+/// Writes what a file of ours holds, as text, one structure a line; with `payloads` the bytes of
+/// records and chunks too, in hexadecimal. Stops at damage, after saying where it is.
 pub fn dump(disk: &dyn Disk, name: &str, payloads: bool, out: &mut dyn Write) -> Result<()> {
     let mut text = Dump { out, payloads, path: disk.path(name) };
     if name == MANIFEST {
-        let manifest = Manifest::read(disk)?.ok_or_else(|| Error::Refused(format!("there is no {MANIFEST}")))?;
+        let manifest = Manifest::read(disk)?
+            .ok_or_else(|| Error::Refused(format!("there is no {MANIFEST}")))?;
         return text.line(manifest.encode().trim_end());
     }
     if let SegmentName::Segment(number) = parse_segment_name(name) {
@@ -430,7 +465,12 @@ fn dump_segment(disk: &dyn Disk, number: u64, text: &mut Dump<'_>) -> Result<()>
                 ))?;
                 for record in Records::new(reader.body()) {
                     let line = match record {
-                        Ok(r) => format!("  space {} kind {} {}", r.space, r.kind, text.payload(r.payload)),
+                        Ok(r) => format!(
+                            "  space {} kind {} {}",
+                            r.space,
+                            r.kind,
+                            text.payload(r.payload)
+                        ),
                         Err(what) => format!("  {what}"),
                     };
                     text.line(&line)?;
@@ -440,10 +480,13 @@ fn dump_segment(disk: &dyn Disk, number: u64, text: &mut Dump<'_>) -> Result<()>
             Found::Bad(what) => {
                 let rest = reader.size().saturating_sub(at.byte);
                 let verdict = match reader.proof_of_damage()? {
-                    Some(proof) => format!("damage: the batch at byte {proof} was written when this place was durable"),
+                    Some(proof) => format!(
+                        "damage: the batch at byte {proof} was written when this place was durable"
+                    ),
                     None => "a torn tail, or the part that the next segment makes void".to_string(),
                 };
-                return text.line(&format!("byte {} {what}; {rest} bytes follow; {verdict}", at.byte));
+                return text
+                    .line(&format!("byte {} {what}; {rest} bytes follow; {verdict}", at.byte));
             }
         }
     }
@@ -467,7 +510,8 @@ fn dump_snapshot(disk: &dyn Disk, name: &str, text: &mut Dump<'_>) -> Result<()>
             return text.line(&format!("byte {at} end, {} rows", reader.rows()));
         }
         let check = Check::new().bytes(&chunk).value();
-        let line = format!("byte {at} chunk, CRC-32C of its body {check:08x}, {}", text.payload(&chunk));
+        let line =
+            format!("byte {at} chunk, CRC-32C of its body {check:08x}, {}", text.payload(&chunk));
         text.line(&line)?;
     }
 }
@@ -482,7 +526,12 @@ fn dump_cold(file: &Arc<ColdFile>, text: &mut Dump<'_>) -> Result<()> {
     let (mut rows, mut ids, mut values) = (file.rows(), Vec::new(), Vec::new());
     while rows.next(&mut ids, &mut values)? {
         let byte = rows.at() * crate::cold::BLOCK_BYTES as u64;
-        text.line(&format!("byte {byte} block {}, {} rows from {}", rows.at() - 1, ids.len(), ids[0]))?;
+        text.line(&format!(
+            "byte {byte} block {}, {} rows from {}",
+            rows.at() - 1,
+            ids.len(),
+            ids[0]
+        ))?;
         if text.payloads {
             for (i, id) in ids.iter().enumerate() {
                 text.line(&format!("  {id} {:?}", &values[i * head.columns..][..head.columns]))?;

@@ -1,18 +1,23 @@
-//! The disk as the store sees it: one flat folder of files, written at explicit offsets, synced explicitly.
+//! The disk as the store sees it: one flat folder of files, written at explicit offsets, synced
+//! explicitly.
 //!
-//! Two implementations: [`RealDisk`] here, and the simulated one in `sim`, which loses, tears and reorders whatever was
-//! not synced. All of the store runs on either, through `Arc<dyn Disk>`.
+//! Two implementations: [`RealDisk`] here, and the simulated one in `sim`, which loses, tears and
+//! reorders whatever was not synced. All of the store runs on either, through `Arc<dyn Disk>`.
 //!
 //! What the store assumes of a disk, and nothing more (the simulator grants exactly this):
 //!
-//! 1. Bytes are durable once [`DiskFile::sync`] on their file has returned `Ok` after they were written. Before that any subset of
-//!    512-byte sectors may reach the disk, in any order, and the file's length may be any that was set on the way.
-//! 2. A name (created, renamed, removed) is durable once [`Disk::sync_dir`] has returned `Ok` after it. A rename is atomic.
-//! 3. After a failed `sync` nothing is known about the bytes that were not durable before it, and a later `Ok` on the same file
-//!    says nothing about them: the kernel marks the pages clean and drops the error once it was told.
+//! 1. Bytes are durable once [`DiskFile::sync`] on their file has returned `Ok` after they were
+//!    written. Before that any subset of 512-byte sectors may reach the disk, in any order, and the
+//!    file's length may be any that was set on the way.
+//! 2. A name (created, renamed, removed) is durable once [`Disk::sync_dir`] has returned `Ok` after
+//!    it. A rename is atomic.
+//! 3. After a failed `sync` nothing is known about the bytes that were not durable before it, and a
+//!    later `Ok` on the same file says nothing about them: the kernel marks the pages clean and
+//!    drops the error once it was told.
 //! 4. Read errors and flipped bits may happen at any time, anywhere.
 //!
-//! Left out on purpose: writing through a memory map. A full disk shows there as SIGBUS, which no program can handle well.
+//! Left out on purpose: writing through a memory map. A full disk shows there as SIGBUS, which no
+//! program can handle well.
 
 use std::fmt::Debug;
 use std::fs::{File, OpenOptions};
@@ -28,10 +33,12 @@ use rustix::io::Errno;
 pub trait Disk: Send + Sync + Debug {
     /// How a file of the folder is called in messages.
     fn path(&self, name: &str) -> PathBuf;
-    /// Creates a file for reading and writing; an error of kind `AlreadyExists` if the name is taken.
+    /// Creates a file for reading and writing; an error of kind `AlreadyExists` if the name is
+    /// taken.
     fn create(&self, name: &str) -> io::Result<Box<dyn DiskFile>>;
-    /// The same for a file that is written once, from its beginning to its end, and not read soon: whole blocks of 4 KiB, from memory that begins at
-    /// a multiple of it, go past the system's cache where the file system can do that. What is durable when is the same.
+    /// The same for a file that is written once, from its beginning to its end, and not read soon:
+    /// whole blocks of 4 KiB, from memory that begins at a multiple of it, go past the system's
+    /// cache where the file system can do that. What is durable when is the same.
     fn create_uncached(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
         self.create(name)
     }
@@ -47,13 +54,15 @@ pub trait Disk: Send + Sync + Debug {
     fn remove(&self, name: &str) -> io::Result<()>;
     /// Makes creations, renames and removals durable.
     fn sync_dir(&self) -> io::Result<()>;
-    /// Takes the folder for this process until the guard is dropped; an error of kind `WouldBlock` if another has it.
+    /// Takes the folder for this process until the guard is dropped; an error of kind `WouldBlock`
+    /// if another has it.
     fn lock(&self) -> io::Result<Box<dyn Send + Sync>>;
     /// Bytes that could still be written, as far as the file system tells.
     fn free_bytes(&self) -> io::Result<u64>;
 }
 
-/// One open file. Reads and writes name their offset, so that a handle can be shared between threads.
+/// One open file. Reads and writes name their offset, so that a handle can be shared between
+/// threads.
 pub trait DiskFile: Send + Sync + Debug {
     /// Reads up to `buffer.len()` bytes; 0 at the end of the file.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
@@ -65,14 +74,17 @@ pub trait DiskFile: Send + Sync + Debug {
     fn set_size(&self, bytes: u64) -> io::Result<()>;
     /// Makes the contents durable. After an error the handle is not to be trusted again.
     fn sync(&self) -> io::Result<()>;
-    /// Reserves room for the first `bytes` bytes without changing the file's length, so that writes there do not meet a full disk.
+    /// Reserves room for the first `bytes` bytes without changing the file's length, so that writes
+    /// there do not meet a full disk.
     fn allocate(&self, bytes: u64) -> io::Result<()>;
-    /// Makes later reads come from the device rather than from memory, where the system can: a page of which the sync failed in an
-    /// earlier process may still be in memory, whole, while the device never got it.
+    /// Makes later reads come from the device rather than from memory, where the system can: a page
+    /// of which the sync failed in an earlier process may still be in memory, whole, while the
+    /// device never got it.
     fn drop_cache(&self) -> io::Result<()>;
     /// Tells the system that reads will come in no order, so that it reads nothing ahead.
     fn expect_random(&self) -> io::Result<()>;
-    /// The system's own name of it, by which it reads the file without [`DiskFile::read_at`]; none: it cannot.
+    /// The system's own name of it, by which it reads the file without [`DiskFile::read_at`]; none:
+    /// it cannot.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -82,7 +94,9 @@ pub trait DiskFile: Send + Sync + Debug {
 pub fn write_all_at(file: &dyn DiskFile, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
     while !bytes.is_empty() {
         match file.write_at(bytes, offset) {
-            Ok(0) => return Err(io::Error::new(io::ErrorKind::WriteZero, "the disk took no bytes")),
+            Ok(0) => {
+                return Err(io::Error::new(io::ErrorKind::WriteZero, "the disk took no bytes"));
+            }
             Ok(n) => {
                 bytes = &bytes[n..];
                 offset += n as u64;
@@ -113,7 +127,10 @@ pub(crate) fn read_whole(disk: &dyn Disk, name: &str, limit: u64) -> io::Result<
     let file = disk.open(name)?;
     let size = file.size()?;
     if size > limit {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("{size} bytes, expected at most {limit}")));
+        return Err(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            format!("{size} bytes, expected at most {limit}"),
+        ));
     }
     let mut bytes = vec![0; size as usize];
     let n = read_full_at(&*file, &mut bytes, 0)?;
@@ -121,8 +138,8 @@ pub(crate) fn read_whole(disk: &dyn Disk, name: &str, limit: u64) -> io::Result<
     Ok(bytes)
 }
 
-/// Replaces `name` by `bytes` so that a crash at any step leaves the old file or the new one, whole (promise 4): write under a
-/// temporary name, sync, rename, sync the folder.
+/// Replaces `name` by `bytes` so that a crash at any step leaves the old file or the new one, whole
+/// (promise 4): write under a temporary name, sync, rename, sync the folder.
 pub(crate) fn replace(disk: &dyn Disk, name: &str, bytes: &[u8]) -> io::Result<()> {
     let temporary = format!("{name}{TEMPORARY}");
     match disk.remove(&temporary) {
@@ -146,7 +163,8 @@ pub const TEMPORARY: &str = ".tmp";
 /// Name of the file that carries the folder's lock.
 pub const LOCK: &str = "tidemark.lock";
 
-/// Creates a folder, and those above it, where they are missing, durably: each new name is synced in the folder that holds it.
+/// Creates a folder, and those above it, where they are missing, durably: each new name is synced
+/// in the folder that holds it.
 pub fn create_folder(folder: &Path) -> io::Result<()> {
     if folder.as_os_str().is_empty() || folder.is_dir() {
         return Ok(());
@@ -158,12 +176,13 @@ pub fn create_folder(folder: &Path) -> io::Result<()> {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists || !folder.is_dir() => return Err(e),
         _ => {}
     }
-    let above = folder.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let above =
+        folder.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(above)?.sync_all()
 }
 
-/// What is written past the system's cache begins and ends at multiples of so many bytes, in the file and in memory: enough for every
-/// device, of which most want 512.
+/// What is written past the system's cache begins and ends at multiples of so many bytes, in the
+/// file and in memory: enough for every device, of which most want 512.
 pub(crate) const BLOCK: usize = 4096;
 
 /// A folder of the file system.
@@ -198,7 +217,8 @@ impl Disk for RealDisk {
     fn create_uncached(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
         let path = self.path(name);
         let file = create_new(&path)?;
-        // A second handle, as the flag holds for all that goes through one; the kernel keeps what both do to the file in agreement.
+        // A second handle, as the flag holds for all that goes through one; the kernel keeps what
+        // both do to the file in agreement.
         Ok(Box::new(RealFile { uncached: open_uncached(&path).ok(), ..RealFile::from(file) }))
     }
 
@@ -207,7 +227,9 @@ impl Disk for RealDisk {
     }
 
     fn open_write(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
-        Ok(Box::new(RealFile::from(OpenOptions::new().read(true).write(true).open(self.path(name))?)))
+        Ok(Box::new(RealFile::from(
+            OpenOptions::new().read(true).write(true).open(self.path(name))?,
+        )))
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
@@ -235,11 +257,19 @@ impl Disk for RealDisk {
     }
 
     fn lock(&self) -> io::Result<Box<dyn Send + Sync>> {
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(self.path(LOCK))?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(self.path(LOCK))?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        // The folder, too: a file can be removed, and one of the same name would be another lock. NFS locks no folders.
+        // The folder, too: a file can be removed, and one of the same name would be another lock.
+        // NFS locks no folders.
         let folder = File::open(&self.folder)?;
-        if rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
+        if rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive)
+            == Err(Errno::WOULDBLOCK)
+        {
             return Err(Errno::WOULDBLOCK.into());
         }
         // The lock is the flock; the number inside is for a person who wonders who has it.
@@ -283,15 +313,23 @@ impl DiskFile for RealFile {
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
         let blocks = bytes.len() - bytes.len() % BLOCK;
-        let begins_whole = offset.is_multiple_of(BLOCK as u64) && bytes.as_ptr().addr().is_multiple_of(BLOCK);
+        let begins_whole =
+            offset.is_multiple_of(BLOCK as u64) && bytes.as_ptr().addr().is_multiple_of(BLOCK);
         match &self.uncached {
-            Some(file) if blocks > 0 && begins_whole => match file.write_at(&bytes[..blocks], offset) {
-                // There are file systems that take the flag and then refuse the write.
-                Err(e) if matches!(Errno::from_io_error(&e), Some(Errno::INVAL | Errno::OPNOTSUPP)) => {
-                    self.file.write_at(bytes, offset)
+            Some(file) if blocks > 0 && begins_whole => {
+                match file.write_at(&bytes[..blocks], offset) {
+                    // There are file systems that take the flag and then refuse the write.
+                    Err(e)
+                        if matches!(
+                            Errno::from_io_error(&e),
+                            Some(Errno::INVAL | Errno::OPNOTSUPP)
+                        ) =>
+                    {
+                        self.file.write_at(bytes, offset)
+                    }
+                    written => written,
                 }
-                written => written,
-            },
+            }
             _ => self.file.write_at(bytes, offset),
         }
     }
@@ -355,7 +393,9 @@ mod tests {
         // This file system may have no such writes. Then all of it is taken at once.
         let can = open_uncached(&disk.path("file")).is_ok();
         assert_eq!(file.write_at(bytes, 0).unwrap(), if can { 3 * BLOCK } else { bytes.len() });
-        for (from, at, taken) in [(0, 7, bytes.len()), (1, 0, bytes.len() - 1), (3 * BLOCK, 3 * BLOCK as u64, 10)] {
+        for (from, at, taken) in
+            [(0, 7, bytes.len()), (1, 0, bytes.len() - 1), (3 * BLOCK, 3 * BLOCK as u64, 10)]
+        {
             assert_eq!(file.write_at(&bytes[from..], at).unwrap(), taken, "from {from} to {at}");
         }
         write_all_at(&*file, bytes, 0).unwrap();

@@ -74,11 +74,14 @@ impl Error {
         Error::Corrupt { path: path.into(), offset, what: what.into() }
     }
 
-    /// Sorts an I/O error by what it asks of the caller. A full disk shows as ENOSPC, a full quota as EDQUOT.
+    /// Sorts an I/O error by what it asks of the caller. A full disk shows as ENOSPC, a full quota
+    /// as EDQUOT.
     pub(crate) fn io(path: impl AsRef<Path>, doing: &'static str, source: io::Error) -> Error {
         let path = path.as_ref().to_path_buf();
         match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::Full { path, doing, source },
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                Error::Full { path, doing, source }
+            }
             _ => Error::Io { path, doing, source },
         }
     }
@@ -100,13 +103,17 @@ impl Error {
                 io::ErrorKind::PermissionDenied => {
                     "Give the folder and all its files to the user under whom this runs."
                 }
-                io::ErrorKind::ReadOnlyFilesystem => "Mount the file system so that it can be written.",
+                io::ErrorKind::ReadOnlyFilesystem => {
+                    "Mount the file system so that it can be written."
+                }
                 _ => {
                     "Look at the disk and at the kernel's log; a server that runs refuses writes until the operation succeeds."
                 }
             },
             Error::Locked { .. } => "Stop the other process, or give this one a folder of its own.",
-            Error::Version { .. } => "Start the release that wrote the file, or a newer one; the file was not touched.",
+            Error::Version { .. } => {
+                "Start the release that wrote the file, or a newer one; the file was not touched."
+            }
             Error::Refused(_) => "Correct the request.",
         }
     }

@@ -1,16 +1,22 @@
 //! The log of a replica: its master's batches, byte for byte, in segments of the same numbers.
 //!
-//! Since the bytes are the same, positions mean the same on both: a replica goes on where it stopped whichever node it finds, and when it
-//! is promoted its siblings go on with it. So nothing here may differ from the master's log by as much as a number:
+//! Since the bytes are the same, positions mean the same on both: a replica goes on where it
+//! stopped whichever node it finds, and when it is promoted its siblings go on with it. So nothing
+//! here may differ from the master's log by as much as a number:
 //!
-//! - **F1** What is appended is checked against the place first: it follows the last batch, by number and chain, or is refused.
-//! - **F2** What is not durable after a failure is not written elsewhere, as a master does it (`log.rs`, L3): it is cut off, for good,
-//!   and asked for again. The file is shortened and synced before anything is written there; that needs no room, so a full disk costs a replica
-//!   nothing that it has. If the power undoes a cut, there is a torn tail again (F3): what counts lies before it, and was durable before it.
-//!   Who has shown it to others already, in the hope that it will be synced, must read everything anew then ([`FollowLog::secure`] fails).
-//! - **F3** A torn tail is cut the same way at the next start, whatever follows it: the master has those bytes.
+//! - **F1** What is appended is checked against the place first: it follows the last batch, by
+//!   number and chain, or is refused.
+//! - **F2** What is not durable after a failure is not written elsewhere, as a master does it
+//!   (`log.rs`, L3): it is cut off, for good, and asked for again. The file is shortened and synced
+//!   before anything is written there; that needs no room, so a full disk costs a replica nothing
+//!   that it has. If the power undoes a cut, there is a torn tail again (F3): what counts lies
+//!   before it, and was durable before it. Who has shown it to others already, in the hope that it
+//!   will be synced, must read everything anew then ([`FollowLog::secure`] fails).
+//! - **F3** A torn tail is cut the same way at the next start, whatever follows it: the master has
+//!   those bytes.
 //!
-//! Promotion is [`FollowLog::into_log`]: the next segment, with a higher term, is the first one of the node's own.
+//! Promotion is [`FollowLog::into_log`]: the next segment, with a higher term, is the first one of
+//! the node's own.
 
 use std::sync::Arc;
 
@@ -37,16 +43,22 @@ pub struct FollowLog {
 }
 
 impl FollowLog {
-    /// Goes on behind `end`: the last place that is known to be good. Whatever lies behind it is cut off.
+    /// Goes on behind `end`: the last place that is known to be good. Whatever lies behind it is
+    /// cut off.
     pub fn open(disk: Arc<dyn Disk>, lineage: Lineage, end: Position) -> Result<FollowLog> {
         let numbers = segment_numbers(&*disk)?;
         let newest = match numbers.contains(&end.segment) {
             false if numbers.iter().all(|&n| n > end.segment) => None,
             false => {
                 let path = disk.path(&segment_name(end.segment));
-                return Err(Error::corrupt(path, 0, format!("missing; the log is to go on at {end}")));
+                return Err(Error::corrupt(
+                    path,
+                    0,
+                    format!("missing; the log is to go on at {end}"),
+                ));
             }
-            // The very first one was never finished, so it holds nothing; recovery has passed it over, too.
+            // The very first one was never finished, so it holds nothing; recovery has passed it
+            // over, too.
             true if end == Position::START && read_segment_head(&*disk, end.segment)?.is_err() => {
                 let name = segment_name(end.segment);
                 disk.remove(&name).map_err(|e| Error::io(disk.path(&name), "removing", e))?;
@@ -60,7 +72,15 @@ impl FollowLog {
             disk.remove(&name).map_err(|e| Error::io(disk.path(&name), "removing", e))?;
         }
         disk.sync_dir().map_err(|e| Error::io(disk.path(""), "syncing the folder", e))?;
-        Ok(FollowLog { disk, lineage, newest, written: end, durable: end, failed: false, staged: false })
+        Ok(FollowLog {
+            disk,
+            lineage,
+            newest,
+            written: end,
+            durable: end,
+            failed: false,
+            staged: false,
+        })
     }
 
     /// An empty one beside a snapshot, of which the first segment is whichever the master has.
@@ -75,11 +95,15 @@ impl FollowLog {
 
     /// The same one, which ends there.
     fn open_again(&mut self, end: Position) -> Result<()> {
-        *self = FollowLog { staged: self.staged, ..FollowLog::open(self.disk.clone(), self.lineage, end)? };
+        *self = FollowLog {
+            staged: self.staged,
+            ..FollowLog::open(self.disk.clone(), self.lineage, end)?
+        };
         Ok(())
     }
 
-    /// After a link has ended: makes durable what was appended, and cuts off what was not whole. An error: what lies between
+    /// After a link has ended: makes durable what was appended, and cuts off what was not whole. An
+    /// error: what lies between
     /// [`FollowLog::durable`] and [`FollowLog::written`] is lost, and is cut off by [`FollowLog::reopen`].
     pub fn secure(&mut self) -> Result<()> {
         self.sync()?;
@@ -111,14 +135,18 @@ impl FollowLog {
         self.newest.as_ref().map_or(0, |(head, _)| head.term)
     }
 
-    /// The place to name to a master, and the term of its segment. Newest segments that hold nothing are given up: another master may
-    /// have begun others there, or none. Unless replay begins in them.
+    /// The place to name to a master, and the term of its segment. Newest segments that hold
+    /// nothing are given up: another master may have begun others there, or none. Unless replay
+    /// begins in them.
     pub fn resume_point(&mut self, replay: Position) -> Result<(Position, u64)> {
-        while self.newest.as_ref().is_some_and(|(head, _)| replay.segment < head.segment) && self.step_back()? {}
+        while self.newest.as_ref().is_some_and(|(head, _)| replay.segment < head.segment)
+            && self.step_back()?
+        {}
         Ok((self.written, self.term()))
     }
 
-    /// Gives up a newest segment that holds nothing; false if there is none such, or none before it.
+    /// Gives up a newest segment that holds nothing; false if there is none such, or none before
+    /// it.
     fn step_back(&mut self) -> Result<bool> {
         let at = self.written;
         if let Some((head, _)) = &self.newest
@@ -145,11 +173,17 @@ impl FollowLog {
         };
         let fits = (head.lineage, head.base, head.sequence, head.chain)
             == (self.lineage, at.offset, at.sequence, at.chain)
-            || (self.newest.is_none() && (self.staged || at != Position::START) && head.lineage == self.lineage);
+            || (self.newest.is_none()
+                && (self.staged || at != Position::START)
+                && head.lineage == self.lineage);
         // Else this node could not go on as a master, or what it wrote could not be read.
-        let leaves_room = [head.segment, head.base, head.sequence].iter().all(|&n| n <= MAX_NUMBER / 2);
+        let leaves_room =
+            [head.segment, head.base, head.sequence].iter().all(|&n| n <= MAX_NUMBER / 2);
         if !follows || !fits || !leaves_room {
-            return Err(Error::Refused(format!("segment {} does not continue the log at {at}", head.segment)));
+            return Err(Error::Refused(format!(
+                "segment {} does not continue the log at {at}",
+                head.segment
+            )));
         }
         self.sync()?;
         // Whether the name is taken or not: an unfinished one may have been left.
@@ -169,7 +203,8 @@ impl FollowLog {
         Ok(())
     }
 
-    /// Appends a batch as the master has it (F1). After an error that is not [`Error::Refused`], [`FollowLog::reopen`] is to be called.
+    /// Appends a batch as the master has it (F1). After an error that is not [`Error::Refused`],
+    /// [`FollowLog::reopen`] is to be called.
     pub fn append(&mut self, frame: &[u8]) -> Result<BatchHead> {
         let at = self.written;
         let Some((segment, file)) = &self.newest else {
@@ -180,7 +215,8 @@ impl FollowLog {
             return Err(refused("it is cut short"));
         }
         let place = segment.place(at.byte);
-        let head = read_head(frame, &place).ok_or_else(|| refused("its head does not match its checksum"))?;
+        let head = read_head(frame, &place)
+            .ok_or_else(|| refused("its head does not match its checksum"))?;
         if head.bytes() != frame.len() as u64 {
             return Err(refused("it is not as long as it says"));
         }
@@ -194,7 +230,8 @@ impl FollowLog {
             return Err(self.failure());
         }
         let name = segment_name(segment.segment);
-        write_all_at(&**file, frame, at.byte).map_err(|e| Error::io(self.disk.path(&name), "appending to", e))?;
+        write_all_at(&**file, frame, at.byte)
+            .map_err(|e| Error::io(self.disk.path(&name), "appending to", e))?;
         self.written = Position {
             segment: at.segment,
             byte: at.byte + head.bytes(),
@@ -205,18 +242,22 @@ impl FollowLog {
         Ok(head)
     }
 
-    /// Up to where the log was durable on the master that wrote it, at least, as the batches of the newest segment tell.
+    /// Up to where the log was durable on the master that wrote it, at least, as the batches of the
+    /// newest segment tell.
     pub fn durable_at_master(&self) -> Result<u64> {
         let Some((head, _)) = &self.newest else { return Ok(self.written.offset) };
         let mut known = head.base;
-        self.newest_batches(|before, batch| known = known.max(before.saturating_sub(u64::from(batch.unsynced_bytes))))?;
+        self.newest_batches(|before, batch| {
+            known = known.max(before.saturating_sub(u64::from(batch.unsynced_bytes)))
+        })?;
         Ok(known)
     }
 
     /// Whether anything lies behind this offset that somebody could miss: a seal is nothing.
     pub fn holds_after(&self, offset: u64) -> Result<bool> {
         // Older segments are not looked into.
-        let mut holds = offset < self.newest.as_ref().map_or(self.written.offset, |(head, _)| head.base);
+        let mut holds =
+            offset < self.newest.as_ref().map_or(self.written.offset, |(head, _)| head.base);
         self.newest_batches(|before, batch| holds |= before >= offset && !batch.is_seal())?;
         Ok(holds)
     }
@@ -260,11 +301,13 @@ impl FollowLog {
         Error::io(self.disk.path(&segment_name(self.written.segment)), "syncing", failed)
     }
 
-    /// The log of a node that writes for itself from now on: it begins a new segment, of this term. Everything must be durable.
+    /// The log of a node that writes for itself from now on: it begins a new segment, of this term.
+    /// Everything must be durable.
     pub fn into_log(self, options: LogOptions, term: u64) -> Result<Log> {
         assert!(self.written == self.durable, "F2: what is not durable is not ours to keep");
         assert!(term >= self.term(), "a term never falls: {} to {term}", self.term());
-        let next_segment = segment_numbers(&*self.disk)?.last().map_or(self.written.segment, |n| n + 1);
+        let next_segment =
+            segment_numbers(&*self.disk)?.last().map_or(self.written.segment, |n| n + 1);
         let found = Resume {
             lineage: self.lineage,
             term,
@@ -275,7 +318,8 @@ impl FollowLog {
         };
         let mut log = Log::resume(self.disk, options, found)?;
         if log.has_failed() {
-            // A term that is not on the disk would be forgotten in a crash, and given to another history.
+            // A term that is not on the disk would be forgotten in a crash, and given to another
+            // history.
             log.sync()?;
         }
         Ok(log)
@@ -292,7 +336,11 @@ fn open_segment(disk: &Arc<dyn Disk>, end: Position) -> Result<(SegmentHead, Box
     let file = disk.open_write(&name).map_err(|e| Error::io(&path, "opening", e))?;
     let size = file.size().map_err(|e| Error::io(&path, "measuring", e))?;
     if size < end.byte {
-        return Err(Error::corrupt(path, size, format!("it ends here; the log is to go on at {end}")));
+        return Err(Error::corrupt(
+            path,
+            size,
+            format!("it ends here; the log is to go on at {end}"),
+        ));
     }
     if size > end.byte {
         file.set_size(end.byte).map_err(|e| Error::io(&path, "cutting", e))?;
@@ -325,20 +373,38 @@ mod tests {
         assert_eq!((end.segment, end.offset), (held.segment + 3, held.offset));
 
         let replay = Position { segment: held.segment + 2, ..end };
-        assert_eq!(open(end).resume_point(replay).unwrap(), (replay, 3), "what replay begins in stays");
+        assert_eq!(
+            open(end).resume_point(replay).unwrap(),
+            (replay, 3),
+            "what replay begins in stays"
+        );
         let mut log = open(replay);
         assert_eq!(log.resume_point(Position::START).unwrap(), (held, 1));
         assert_eq!(segment_numbers(&*disk).unwrap(), [held.segment]);
-        assert_eq!(log.resume_point(Position::START).unwrap(), (held, 1), "with something in it it stays");
+        assert_eq!(
+            log.resume_point(Position::START).unwrap(),
+            (held, 1),
+            "with something in it it stays"
+        );
     }
 
-    /// A master may say what it likes. What this node has taken it must be able to read, and to go on with.
+    /// A master may say what it likes. What this node has taken it must be able to read, and to go
+    /// on with.
     #[test]
     fn a_first_segment_begins_where_the_history_does_and_leaves_room_for_others() {
         let lineage = Lineage([7; 16]);
         let empty = || -> Arc<dyn Disk> { Arc::new(SimDisk::new(1)) };
         let chain = Position::START.chain;
-        let first = SegmentHead { void: false, lineage, segment: 1, previous: 0, base: 0, sequence: 0, term: 1, chain };
+        let first = SegmentHead {
+            void: false,
+            lineage,
+            segment: 1,
+            previous: 0,
+            base: 0,
+            sequence: 0,
+            term: 1,
+            chain,
+        };
         let begins = |log: &mut FollowLog, head: &SegmentHead| log.begin(*head).is_ok();
         let open = || FollowLog::open(empty(), lineage, Position::START).unwrap();
         for wrong in [

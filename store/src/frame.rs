@@ -7,11 +7,13 @@
 //!        8     n  body
 //! ```
 //!
-//! The *context* is not stored: it is what the reader knows anyway (which file, which chunk of it). Bytes that are intact but belong
-//! elsewhere (a sector written to the wrong place, an old file under a new name) therefore fail the check.
+//! The *context* is not stored: it is what the reader knows anyway (which file, which chunk of it).
+//! Bytes that are intact but belong elsewhere (a sector written to the wrong place, an old file
+//! under a new name) therefore fail the check.
 //!
-//! Snapshots, cold files and the messages of the replication link use this envelope; the log's batches have one of their own (`batch.rs`),
-//! since a reader of the log must be able to tell a torn tail from damage. The polynomial is the same everywhere.
+//! Snapshots, cold files and the messages of the replication link use this envelope; the log's
+//! batches have one of their own (`batch.rs`), since a reader of the log must be able to tell a
+//! torn tail from damage. The polynomial is the same everywhere.
 
 /// Bytes that the envelope adds.
 pub const FRAME_BYTES: usize = 8;
@@ -53,7 +55,11 @@ fn check(context: Check, body: &[u8]) -> u32 {
 
 /// The eight bytes that go before `body`. A body is 1..=`u32::MAX` bytes long.
 pub fn frame_head(context: Check, body: &[u8]) -> [u8; FRAME_BYTES] {
-    assert!(!body.is_empty() && u32::try_from(body.len()).is_ok(), "a frame holds 1..2^32 bytes, not {}", body.len());
+    assert!(
+        !body.is_empty() && u32::try_from(body.len()).is_ok(),
+        "a frame holds 1..2^32 bytes, not {}",
+        body.len()
+    );
     let mut head = [0; FRAME_BYTES];
     head[..4].copy_from_slice(&(body.len() as u32).to_le_bytes());
     head[4..].copy_from_slice(&check(context, body).to_le_bytes());
@@ -73,7 +79,9 @@ pub enum Frame<'a> {
 
 /// Reads the frame at the start of `bytes`, for bodies of at most `limit` bytes.
 pub fn read_frame(context: Check, bytes: &[u8], limit: usize) -> Frame<'_> {
-    let Some((head, rest)) = bytes.split_first_chunk::<FRAME_BYTES>() else { return Frame::Part(FRAME_BYTES) };
+    let Some((head, rest)) = bytes.split_first_chunk::<FRAME_BYTES>() else {
+        return Frame::Part(FRAME_BYTES);
+    };
     let n = u32_at(head, 0) as usize;
     if n == 0 || n > limit {
         return Frame::Bad("a length out of bounds");
@@ -119,10 +127,16 @@ mod tests {
         bytes.extend_from_slice(b"next");
         assert_eq!(read_frame(context, &bytes, 100), Frame::Whole(body, b"next"));
         for cut in 0..FRAME_BYTES + body.len() {
-            assert!(matches!(read_frame(context, &bytes[..cut], 100), Frame::Part(n) if n > cut), "{cut}");
+            assert!(
+                matches!(read_frame(context, &bytes[..cut], 100), Frame::Part(n) if n > cut),
+                "{cut}"
+            );
         }
         assert!(matches!(read_frame(context, &bytes, 9), Frame::Bad(_)));
-        assert!(matches!(read_frame(Check::new().u64(8), &bytes, 100), Frame::Bad(_)), "another place");
+        assert!(
+            matches!(read_frame(Check::new().u64(8), &bytes, 100), Frame::Bad(_)),
+            "another place"
+        );
     }
 
     #[test]
@@ -132,7 +146,10 @@ mod tests {
         bytes.extend_from_slice(body);
         for bit in 0..bytes.len() * 8 {
             bytes[bit / 8] ^= 1 << (bit % 8);
-            assert!(!matches!(read_frame(Check::new(), &bytes, 1 << 20), Frame::Whole(..)), "bit {bit}");
+            assert!(
+                !matches!(read_frame(Check::new(), &bytes, 1 << 20), Frame::Whole(..)),
+                "bit {bit}"
+            );
             bytes[bit / 8] ^= 1 << (bit % 8);
         }
     }

@@ -1,7 +1,9 @@
-//! What the fuzzer calls, and a stable test with seeded random input: every file of the store, as a bad disk or a stranger's backup has it.
+//! What the fuzzer calls, and a stable test with seeded random input: every file of the store, as a
+//! bad disk or a stranger's backup has it.
 //!
-//! Checksums would stop nearly all of it at the door. So they are made right after the damage is done: what is tried is what lies behind
-//! them. A function must return, whatever it is given; what was not damaged must be read as it was written.
+//! Checksums would stop nearly all of it at the door. So they are made right after the damage is
+//! done: what is tried is what lies behind them. A function must return, whatever it is given; what
+//! was not damaged must be read as it was written.
 
 use std::sync::Arc;
 
@@ -21,8 +23,20 @@ use crate::store::{Store, StoreOptions};
 use crate::tail::{Step, Tail};
 
 const LINEAGE: Lineage = Lineage([7; 16]);
-const NUMBERS: [u64; 12] =
-    [0, 1, 2, 79, 80, 4096, u32::MAX as u64, 1 << 32, 1 << 63, u64::MAX - 80, u64::MAX - 1, u64::MAX];
+const NUMBERS: [u64; 12] = [
+    0,
+    1,
+    2,
+    79,
+    80,
+    4096,
+    u32::MAX as u64,
+    1 << 32,
+    1 << 63,
+    u64::MAX - 80,
+    u64::MAX - 1,
+    u64::MAX,
+];
 
 /// What the input chooses next; 0 when it is used up.
 struct Input<'a>(&'a [u8]);
@@ -60,8 +74,8 @@ impl<'a> Input<'a> {
 /// A batch of the log: its number, and its body.
 type Read = Vec<(u64, Vec<u8>)>;
 
-/// Segments of a log with right checksums, and whatever else in them, through recovery (twice: what it leaves must be whole), the tail that feeds
-/// replicas, `check` and `dump`.
+/// Segments of a log with right checksums, and whatever else in them, through recovery (twice: what
+/// it leaves must be whole), the tail that feeds replicas, `check` and `dump`.
 pub fn log(input: &[u8]) {
     let mut input = Input(input);
     let disk = SimDisk::new(1);
@@ -89,7 +103,8 @@ pub fn log(input: &[u8]) {
         };
         sound &= head == expected;
         let mut file = head.encode().to_vec();
-        (at.segment, at.byte, at.offset, at.sequence) = (head.segment, SEGMENT_HEAD_BYTES, head.base, head.sequence);
+        (at.segment, at.byte, at.offset, at.sequence) =
+            (head.segment, SEGMENT_HEAD_BYTES, head.base, head.sequence);
         for _ in 0..input.byte() % 5 {
             if input.rarely(16) {
                 // Not a batch: a torn tail, if it is the end.
@@ -99,7 +114,8 @@ pub fn log(input: &[u8]) {
             }
             let body = input.bytes();
             let sequence = at.sequence.wrapping_add(1);
-            let place = Place { lineage: LINEAGE, segment: head.segment, byte: at.byte, offset: at.offset };
+            let place =
+                Place { lineage: LINEAGE, segment: head.segment, byte: at.byte, offset: at.offset };
             let named = BatchHead {
                 body_bytes: 0,
                 records: input.number(Records::new(body).count() as u64) as u32,
@@ -169,17 +185,24 @@ fn inspect(disk: &SimDisk) {
     }
 }
 
-/// A manifest; with its last line right, whatever it says. What is accepted has one spelling, and names nothing outside of the folder.
+/// A manifest; with its last line right, whatever it says. What is accepted has one spelling, and
+/// names nothing outside of the folder.
 pub fn manifest(input: &[u8]) {
     let line = format!("check {:08x}\n", Check::new().bytes(input).value());
     for text in [input.to_vec(), [input, line.as_bytes()].concat()] {
         let Ok(manifest) = Manifest::decode(&text) else { continue };
         assert_eq!(manifest.encode().as_bytes(), text);
-        assert!(manifest.files.iter().all(|file| !file.name.contains('/') && !file.name.starts_with('.')));
+        assert!(
+            manifest
+                .files
+                .iter()
+                .all(|file| !file.name.contains('/') && !file.name.starts_with('.'))
+        );
         let disk = SimDisk::new(1);
         disk.put(MANIFEST, &text);
         inspect(&disk);
-        let store = Store::open_with(Arc::new(disk), StoreOptions::default(), || Ok(LINEAGE)).expect("it was read");
+        let store = Store::open_with(Arc::new(disk), StoreOptions::default(), || Ok(LINEAGE))
+            .expect("it was read");
         let _ = store.load(1, |_, _| Ok(()), |_| ());
         let _ = store.replay(|_| Ok(()), |_| ());
     }
@@ -207,7 +230,10 @@ pub fn snapshot(input: &[u8]) {
     for _ in 0..input.byte() % 5 {
         let chunk = input.bytes();
         if !chunk.is_empty() {
-            body.extend_from_slice(&frame_head(Check::new().u64(identity).u32(chunks.len() as u32), chunk));
+            body.extend_from_slice(&frame_head(
+                Check::new().u64(identity).u32(chunks.len() as u32),
+                chunk,
+            ));
             body.extend_from_slice(chunk);
             chunks.push(chunk.to_vec());
         }
@@ -276,7 +302,8 @@ pub fn cold(input: &[u8]) {
             for row in 0..=u64::from(input.byte()) * 4 / (1 + columns as u64 / 4) {
                 let Some(next) = id.checked_add(step) else { break };
                 id = next;
-                let values: Vec<i64> = (0..columns as u64).map(|c| value.wrapping_mul(row ^ c) as i64).collect();
+                let values: Vec<i64> =
+                    (0..columns as u64).map(|c| value.wrapping_mul(row ^ c) as i64).collect();
                 writer.push(id, &values)?;
                 rows.push((id, values));
             }
@@ -286,7 +313,9 @@ pub fn cold(input: &[u8]) {
     let Some(rows) = written.expect("this disk takes everything") else { return };
     let name = cold_name(1, 1);
     let mut file = disk.contents(&name).expect("it was just written");
-    let number = |file: &[u8], at: usize| u64::from_le_bytes(file[at..at + 8].try_into().expect("eight bytes"));
+    let number = |file: &[u8], at: usize| {
+        u64::from_le_bytes(file[at..at + 8].try_into().expect("eight bytes"))
+    };
     let index_at = (1 + number(&file, 72) as usize) * BLOCK_BYTES;
     let length = file.len() - index_at;
     let mut sound = !change(&mut input, &mut file[index_at..], length / 4 * 4);
@@ -326,7 +355,10 @@ pub fn cold(input: &[u8]) {
     while walk.next(&mut ids, &mut values).is_ok_and(|more| more) {
         if sound {
             let there = rows[walked..][..ids.len()].iter();
-            assert!(there.clone().map(|row| row.0).eq(ids.iter().copied()), "ids behind row {walked}");
+            assert!(
+                there.clone().map(|row| row.0).eq(ids.iter().copied()),
+                "ids behind row {walked}"
+            );
             assert!(there.flat_map(|row| &row.1).eq(&values), "values behind row {walked}");
         }
         walked += ids.len();
@@ -338,7 +370,8 @@ pub fn cold(input: &[u8]) {
 mod tests {
     use super::*;
 
-    /// Short inputs are read as if zeros followed, which damage nothing; so random ones damage a little.
+    /// Short inputs are read as if zeros followed, which damage nothing; so random ones damage a
+    /// little.
     fn rounds(target: fn(&[u8]), rounds: u64) {
         for seed in 0..rounds {
             let mut random = fastrand::Rng::with_seed(seed);

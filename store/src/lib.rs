@@ -1,7 +1,8 @@
 //! What outlives the process: the log, snapshots, the manifest, and recovery from them.
 //!
-//! The store knows bytes, files and positions. It does not know counters or filters: a record is a space's number, a kind and the
-//! server's bytes. It opens no socket, knows no RESP and no tokio; it blocks, and the server decides on which thread.
+//! The store knows bytes, files and positions. It does not know counters or filters: a record is a
+//! space's number, a kind and the server's bytes. It opens no socket, knows no RESP and no tokio;
+//! it blocks, and the server decides on which thread.
 //!
 //! ```text
 //!   connections -- mark what changed --> Committer -- one thread: collect, encode the state now, append, sync --> Log
@@ -11,11 +12,14 @@
 //!
 //! The design's promises that this crate keeps, by number:
 //!
-//! - **2** The log holds state, not deltas: replay from any earlier position converges, so a snapshot needs no pause (`snapshot.rs`).
+//! - **2** The log holds state, not deltas: replay from any earlier position converges, so a
+//!   snapshot needs no pause (`snapshot.rs`).
 //! - **3** Acknowledged is durable, as configured (`commit`, `log.rs`).
-//! - **4** A published file never changes; damage is found, named (file, offset) and never served (`segment.rs`, `snapshot.rs`, `manifest.rs`).
+//! - **4** A published file never changes; damage is found, named (file, offset) and never served
+//!   (`segment.rs`, `snapshot.rs`, `manifest.rs`).
 //!
-//! From start to stop, with a counter as the only state (a real server has its engines in its place):
+//! From start to stop, with a counter as the only state (a real server has its engines in its
+//! place):
 //!
 //! ```
 //! use std::sync::{Arc, atomic::{AtomicU64, Ordering}};
@@ -75,7 +79,8 @@
 //! # }
 //! ```
 //!
-//! All of it runs on a [`Disk`]: the real one, or the simulated one that tests crash at every step (`sim`).
+//! All of it runs on a [`Disk`]: the real one, or the simulated one that tests crash at every step
+//! (`sim`).
 
 #![deny(unsafe_code)]
 
@@ -105,28 +110,34 @@ mod tail;
 pub use batch::{BATCH_HEAD_BYTES, BatchHead, Lineage, MAX_BODY_BYTES};
 pub use check::{Finding, Report, Severity, check, dump, lineage_of};
 pub use cold::{
-    BLOCK_BYTES, Block, COLD_VERSION, ColdFile, ColdHead, ColdRows, ColdWriter, MAX_BLOCK_ROWS, MAX_COLUMNS, PageFile,
-    PageWriter,
+    BLOCK_BYTES, Block, COLD_VERSION, ColdFile, ColdHead, ColdRows, ColdWriter, MAX_BLOCK_ROWS,
+    MAX_COLUMNS, PageFile, PageWriter,
 };
 pub use commit::{
-    CommitOptions, CommitStats, Committed, Committer, Exclusive, Health, Reserved, Rounds, Source, SyncPolicy, Ticket,
-    Turn,
+    CommitOptions, CommitStats, Committed, Committer, Exclusive, Health, Reserved, Rounds, Source,
+    SyncPolicy, Ticket, Turn,
 };
-pub use disk::{Disk, DiskFile, LOCK, RealDisk, TEMPORARY, create_folder, read_full_at, write_all_at};
+pub use disk::{
+    Disk, DiskFile, LOCK, RealDisk, TEMPORARY, create_folder, read_full_at, write_all_at,
+};
 pub use error::{Error, Result};
 pub use follow::FollowLog;
 pub use frame::{Check, FRAME_BYTES, Frame, frame_head, read_frame};
 pub use log::{Log, LogOptions, LogStats, Position};
-pub use manifest::{BadManifest, FileEntry, MANIFEST, MANIFEST_VERSION, MAX_FILES, Manifest, Role, Tag};
+pub use manifest::{
+    BadManifest, FileEntry, MANIFEST, MANIFEST_VERSION, MAX_FILES, Manifest, Role, Tag,
+};
 pub use record::{Batch, Record, Records};
 pub use replay::{ApplyBatch, End, segments_back};
 pub use ring::{BlockPlace, Ring};
 pub use segment::{
-    BadHead, LOG_VERSION, SEGMENT_HEAD_BYTES, SegmentHead, SegmentName, parse_segment_name, segment_name,
+    BadHead, LOG_VERSION, SEGMENT_HEAD_BYTES, SegmentHead, SegmentName, parse_segment_name,
+    segment_name,
 };
 pub use sim::{Faults, SimDisk};
 pub use snapshot::{
-    FileWriter, MAX_CHUNK_BYTES, SNAPSHOT_VERSION, SnapshotHead, SnapshotReader, SnapshotWriter, read_small, row_hint,
+    FileWriter, MAX_CHUNK_BYTES, SNAPSHOT_VERSION, SnapshotHead, SnapshotReader, SnapshotWriter,
+    read_small, row_hint,
 };
 pub use staging::{Fetched, LOOK_BYTES, STAGED, Staging};
 pub use store::{Pin, Progress, Store, StoreOptions};

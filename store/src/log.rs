@@ -1,4 +1,5 @@
-//! The rolling log, written by one thread: batches appended to the newest segment, synced when the caller says, rolled by size.
+//! The rolling log, written by one thread: batches appended to the newest segment, synced when the
+//! caller says, rolled by size.
 //!
 //! ```text
 //!   log-..11.tlog   [header][batch][batch][batch]            base 0
@@ -8,18 +9,23 @@
 //!
 //! What holds at all times:
 //!
-//! - **L1** Bytes before [`Log::durable`] were covered by a successful sync of a file of which no sync had failed before.
-//! - **L2** A segment's header and its name are durable before its first batch is written; the previous segment is synced before.
-//! - **L3** Batches between `durable` and `written` are also in memory ([`LogOptions::unsynced_bytes`] bounds them), so that no failure of
-//!   the file can lose them while the process lives.
-//! - **L4** A failed `append` leaves nothing of its batch behind that a recovery could take for an acknowledged write, and a later
-//!   `append` continues where the last successful one ended.
+//! - **L1** Bytes before [`Log::durable`] were covered by a successful sync of a file of which no
+//!   sync had failed before.
+//! - **L2** A segment's header and its name are durable before its first batch is written; the
+//!   previous segment is synced before.
+//! - **L3** Batches between `durable` and `written` are also in memory
+//!   ([`LogOptions::unsynced_bytes`] bounds them), so that no failure of the file can lose them
+//!   while the process lives.
+//! - **L4** A failed `append` leaves nothing of its batch behind that a recovery could take for an
+//!   acknowledged write, and a later `append` continues where the last successful one ended.
 //!
-//! - **L5** Nothing is written to a segment once a successor was begun, even if beginning it failed.
+//! - **L5** Nothing is written to a segment once a successor was begun, even if beginning it
+//!   failed.
 //!
-//! A file of which a sync or a write failed (other than for want of room) is never written or synced again: the batches that were not
-//! durable go to a new segment. Why not try again: the kernel marks the pages clean and answers `Ok` the next time, with the data lost
-//! (Rebello and others, "Can applications recover from fsync failures?", ATC 2020).
+//! A file of which a sync or a write failed (other than for want of room) is never written or
+//! synced again: the batches that were not durable go to a new segment. Why not try again: the
+//! kernel marks the pages clean and answers `Ok` the next time, with the data lost (Rebello and
+//! others, "Can applications recover from fsync failures?", ATC 2020).
 
 use std::sync::Arc;
 
@@ -40,13 +46,15 @@ pub struct Position {
     pub offset: u64,
     /// Number of the last batch before this place.
     pub sequence: u64,
-    /// Chain value of the last batch before this place: two logs that agree on offset and chain agree on all before.
+    /// Chain value of the last batch before this place: two logs that agree on offset and chain
+    /// agree on all before.
     pub chain: u32,
 }
 
 impl Position {
     /// The start of a new lineage.
-    pub const START: Position = Position { segment: 1, byte: SEGMENT_HEAD_BYTES, offset: 0, sequence: 0, chain: 0 };
+    pub const START: Position =
+        Position { segment: 1, byte: SEGMENT_HEAD_BYTES, offset: 0, sequence: 0, chain: 0 };
 }
 
 impl std::fmt::Display for Position {
@@ -60,7 +68,8 @@ impl std::fmt::Display for Position {
 pub struct LogOptions {
     /// A segment that has reached this size is followed by a new one. Default 64 MiB.
     pub segment_bytes: u64,
-    /// At most this many bytes are written before a sync, whatever the policy: they are kept in memory until then (L3). Default 16 MiB.
+    /// At most this many bytes are written before a sync, whatever the policy: they are kept in
+    /// memory until then (L3). Default 16 MiB.
     pub unsynced_bytes: usize,
 }
 
@@ -121,7 +130,8 @@ pub struct Log {
     next_segment: u64,
     frame: Vec<u8>,
     sealed: bool,
-    /// Bytes of a failed append were cut off, but may come back after a power cut: the next segment has to call them void.
+    /// Bytes of a failed append were cut off, but may come back after a power cut: the next segment
+    /// has to call them void.
     scarred: bool,
     /// Does `durable` lie in a segment? Not before a new lineage has its first one.
     has_segment: bool,
@@ -159,9 +169,11 @@ impl Log {
             has_segment: !is_first,
             stats: LogStats::default(),
         };
-        // Always a segment of its own, even behind an empty one: that one may have lost, with the power, what replicas have of it.
+        // Always a segment of its own, even behind an empty one: that one may have lost, with the
+        // power, what replicas have of it.
         match log.open_segment(end, void) {
-            // A full disk must not keep the data from being read: the first append or sync tries again.
+            // A full disk must not keep the data from being read: the first append or sync tries
+            // again.
             Ok(()) | Err(Error::Full { .. }) => Ok(log),
             Err(error) => Err(error),
         }
@@ -187,7 +199,8 @@ impl Log {
         self.durable
     }
 
-    /// Has the newest segment failed, with no new one yet? The next call of [`Log::sync`] or [`Log::append`] tries to begin one.
+    /// Has the newest segment failed, with no new one yet? The next call of [`Log::sync`] or
+    /// [`Log::append`] tries to begin one.
     pub fn has_failed(&self) -> bool {
         self.file.is_none()
     }
@@ -197,12 +210,17 @@ impl Log {
         self.stats
     }
 
-    /// Appends a batch and returns the place after it. `time_ms` is the caller's clock, milliseconds since 1970.
+    /// Appends a batch and returns the place after it. `time_ms` is the caller's clock,
+    /// milliseconds since 1970.
     ///
-    /// On [`Error::Full`] and [`Error::Io`] nothing was appended and nothing before is lost; the call may be repeated.
+    /// On [`Error::Full`] and [`Error::Io`] nothing was appended and nothing before is lost; the
+    /// call may be repeated.
     pub fn append(&mut self, batch: &Batch, time_ms: u64) -> Result<Position> {
         if batch.bytes() > MAX_BODY_BYTES {
-            return Err(Error::Refused(format!("a batch of {} bytes; the limit is {MAX_BODY_BYTES}", batch.bytes())));
+            return Err(Error::Refused(format!(
+                "a batch of {} bytes; the limit is {MAX_BODY_BYTES}",
+                batch.bytes()
+            )));
         }
         self.write(batch.body(), batch.count(), time_ms)?;
         self.sealed = false;
@@ -211,8 +229,8 @@ impl Log {
 
     /// Makes all that was appended durable.
     ///
-    /// On an error nothing is known of what lies between [`Log::durable`] and [`Log::written`], but it is still in memory: the next
-    /// call of `sync` or `append` writes it to a new segment.
+    /// On an error nothing is known of what lies between [`Log::durable`] and [`Log::written`], but
+    /// it is still in memory: the next call of `sync` or `append` writes it to a new segment.
     pub fn sync(&mut self) -> Result<Position> {
         let Some(file) = &self.file else {
             self.heal()?;
@@ -228,7 +246,8 @@ impl Log {
                 self.unsynced.clear();
             }
             Err(_) => {
-                // What it was will be known when the new segment fails too; if it does not, the data is safe.
+                // What it was will be known when the new segment fails too; if it does not, the
+                // data is safe.
                 self.stats.failures += 1;
                 self.file = None;
                 self.heal()?;
@@ -237,7 +256,8 @@ impl Log {
         Ok(self.durable)
     }
 
-    /// Syncs, and adds an empty batch that says so. Damage before a seal can be told from a torn tail, so an idle or a closing log is sealed.
+    /// Syncs, and adds an empty batch that says so. Damage before a seal can be told from a torn
+    /// tail, so an idle or a closing log is sealed.
     pub fn seal(&mut self, time_ms: u64) -> Result<()> {
         self.sync()?;
         if !self.sealed {
@@ -248,7 +268,8 @@ impl Log {
         Ok(())
     }
 
-    /// Ends the newest segment and begins the next one, even if it is small; `term` of the new one must not be lower than the present.
+    /// Ends the newest segment and begins the next one, even if it is small; `term` of the new one
+    /// must not be lower than the present.
     pub fn roll(&mut self, term: u64) -> Result<()> {
         assert!(term >= self.term, "a term never falls: {} to {term}", self.term);
         self.sync()?;
@@ -264,7 +285,8 @@ impl Log {
         if self.file.is_none() {
             self.heal()?;
         }
-        if self.written.byte >= self.options.segment_bytes && self.written.byte > SEGMENT_HEAD_BYTES {
+        if self.written.byte >= self.options.segment_bytes && self.written.byte > SEGMENT_HEAD_BYTES
+        {
             self.roll(self.term)?;
         }
         if !self.unsynced.is_empty()
@@ -273,7 +295,8 @@ impl Log {
             self.sync()?;
         }
         match self.try_write(body, records, time_ms) {
-            // A file that fails to take bytes is left at once; the batch gets one chance in a new one.
+            // A file that fails to take bytes is left at once; the batch gets one chance in a new
+            // one.
             Err(Error::Io { .. }) if self.file.is_none() => {
                 self.heal()?;
                 self.try_write(body, records, time_ms)
@@ -290,7 +313,9 @@ impl Log {
             Some(file) => write_all_at(&**file, &frame, self.written.byte),
             None => Err(std::io::Error::other("no segment is open")),
         };
-        let result = result.map_err(|e| Error::io(self.disk.path(&segment_name(self.head.segment)), "appending to", e));
+        let result = result.map_err(|e| {
+            Error::io(self.disk.path(&segment_name(self.head.segment)), "appending to", e)
+        });
         match &result {
             Ok(()) => {
                 self.unsynced.extend_from_slice(&frame);
@@ -300,7 +325,8 @@ impl Log {
                 self.stats.bytes += frame.len() as u64;
             }
             Err(error) => {
-                // L4: cut off what arrived of the batch. It would read as a torn tail anyway; cutting makes the room usable by others.
+                // L4: cut off what arrived of the batch. It would read as a torn tail anyway;
+                // cutting makes the room usable by others.
                 self.scarred = true;
                 let cut = self.file.as_ref().is_some_and(|f| f.set_size(self.written.byte).is_ok());
                 if !cut || !matches!(error, Error::Full { .. }) {
@@ -328,14 +354,21 @@ impl Log {
         };
         let chain = put_batch(out, &self.head.place(at.byte), &head, body);
         let bytes = (BATCH_HEAD_BYTES + body.len()) as u64;
-        Position { byte: at.byte + bytes, offset: at.offset + bytes, sequence: head.sequence, chain, ..at }
+        Position {
+            byte: at.byte + bytes,
+            offset: at.offset + bytes,
+            sequence: head.sequence,
+            chain,
+            ..at
+        }
     }
 
     /// Begins a new segment at `start`, an already durable place (L2).
     fn open_segment(&mut self, start: Position, void: bool) -> Result<()> {
         let previous = if self.has_segment { start.segment } else { 0 };
         let segment = self.next_segment;
-        // The number is used up even if this fails: a file of that name may come back after a power cut.
+        // The number is used up even if this fails: a file of that name may come back after a power
+        // cut.
         self.next_segment += 1;
         let head = SegmentHead {
             void: void || self.scarred || segment != previous + 1,
@@ -347,8 +380,9 @@ impl Log {
             term: self.term,
             chain: start.chain,
         };
-        // From here on the segment before takes no more bytes, whether this succeeds or not: an unfinished successor may come back after a
-        // power cut, and would say that the log goes on at its base.
+        // From here on the segment before takes no more bytes, whether this succeeds or not: an
+        // unfinished successor may come back after a power cut, and would say that the log goes on
+        // at its base.
         self.file = None;
         self.file = Some(create_segment(&*self.disk, &head)?);
         self.scarred = false;
@@ -360,14 +394,16 @@ impl Log {
         Ok(())
     }
 
-    /// Leaves a failed file: opens a new segment where the log is certain, and writes there, durably, what was not.
+    /// Leaves a failed file: opens a new segment where the log is certain, and writes there,
+    /// durably, what was not.
     fn heal(&mut self) -> Result<()> {
         let before = (self.durable, self.written, self.head, self.has_segment);
         let durable = self.durable;
         let unsynced = std::mem::take(&mut self.unsynced);
         let result = self.rewrite(durable, &unsynced);
         if let Err(error) = result {
-            // Back to where we were: nothing is open, all is in memory; the next call tries again with yet another number.
+            // Back to where we were: nothing is open, all is in memory; the next call tries again
+            // with yet another number.
             if let Some(file) = self.file.take() {
                 drop(file);
                 let _ = self.disk.remove(&segment_name(self.head.segment));
@@ -388,12 +424,14 @@ impl Log {
         while !rest.is_empty() {
             let head = fields(rest);
             let (batch, after) = rest.split_at(head.bytes() as usize);
-            self.written = self.put(&mut out, &batch[BATCH_HEAD_BYTES..], head.records, head.time_ms);
+            self.written =
+                self.put(&mut out, &batch[BATCH_HEAD_BYTES..], head.records, head.time_ms);
             rest = after;
         }
         let path = self.disk.path(&segment_name(self.head.segment));
         let file = self.file.as_ref().expect("open_segment opened it");
-        write_all_at(&**file, &out, SEGMENT_HEAD_BYTES).map_err(|e| Error::io(&path, "appending to", e))?;
+        write_all_at(&**file, &out, SEGMENT_HEAD_BYTES)
+            .map_err(|e| Error::io(&path, "appending to", e))?;
         file.sync().map_err(|e| Error::io(&path, "syncing", e))?;
         self.stats.syncs += 1;
         self.durable = self.written;

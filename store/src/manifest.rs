@@ -1,4 +1,5 @@
-//! `tidemark.manifest`: which files make up the data. Text, one fact a line, so that a recovery can be followed with `cat`.
+//! `tidemark.manifest`: which files make up the data. Text, one fact a line, so that a recovery can
+//! be followed with `cat`.
 //!
 //! ```text
 //!   tidemark manifest 1
@@ -23,11 +24,12 @@
 //! | `file` | name, bytes, CRC-32C of all its bytes, role (`snapshot` or `cold`), space, kind, lowest id, highest id, stamp |
 //! | `check` | CRC-32C of all bytes before this line |
 //!
-//! Lines come in this order, `file` lines as often as needed, sorted by name; numbers in decimal without leading zeros; each line ends
-//! in one newline; nothing follows. So a manifest has exactly one spelling, and any change of a byte is found.
+//! Lines come in this order, `file` lines as often as needed, sorted by name; numbers in decimal
+//! without leading zeros; each line ends in one newline; nothing follows. So a manifest has exactly
+//! one spelling, and any change of a byte is found.
 //!
-//! Written as a whole to `tidemark.manifest.tmp`, synced, renamed, folder synced. What it names was durable before. What the previous one
-//! named and this one does not is removed after.
+//! Written as a whole to `tidemark.manifest.tmp`, synced, renamed, folder synced. What it names was
+//! durable before. What the previous one named and this one does not is removed after.
 
 use crate::batch::Lineage;
 use crate::disk::{Disk, read_whole, replace};
@@ -70,7 +72,8 @@ pub struct Tag {
     pub low: u64,
     /// Highest id that it may hold.
     pub high: u64,
-    /// The table's version when its walk began: a table that still has it need not be written again.
+    /// The table's version when its walk began: a table that still has it need not be written
+    /// again.
     pub stamp: u64,
 }
 
@@ -109,7 +112,14 @@ pub struct Manifest {
 impl Manifest {
     /// The manifest of an empty data folder.
     pub fn new(lineage: Lineage) -> Manifest {
-        Manifest { lineage, number: 1, term: 0, replay: Position::START, durable: 0, files: Vec::new() }
+        Manifest {
+            lineage,
+            number: 1,
+            term: 0,
+            replay: Position::START,
+            durable: 0,
+            files: Vec::new(),
+        }
     }
 
     /// The file of that name.
@@ -122,7 +132,15 @@ impl Manifest {
         let at = &self.replay;
         let mut text = format!(
             "tidemark manifest {MANIFEST_VERSION}\nlineage {}\nnumber {}\nterm {}\nreplay {} {} {} {} {:08x}\ndurable {}\n",
-            self.lineage, self.number, self.term, at.segment, at.byte, at.offset, at.sequence, at.chain, self.durable,
+            self.lineage,
+            self.number,
+            self.term,
+            at.segment,
+            at.byte,
+            at.offset,
+            at.sequence,
+            at.chain,
+            self.durable,
         );
         for file in &self.files {
             let role = match file.role {
@@ -132,7 +150,14 @@ impl Manifest {
             let tag = &file.tag;
             text.push_str(&format!(
                 "file {} {} {:08x} {role} {} {} {} {} {}\n",
-                file.name, file.bytes, file.check, tag.space, tag.kind, tag.low, tag.high, tag.stamp,
+                file.name,
+                file.bytes,
+                file.check,
+                tag.space,
+                tag.kind,
+                tag.low,
+                tag.high,
+                tag.stamp,
             ));
         }
         let check = Check::new().bytes(text.as_bytes()).value();
@@ -143,11 +168,13 @@ impl Manifest {
     /// Reads the text; on an error the byte and what is wrong there.
     pub fn decode(bytes: &[u8]) -> std::result::Result<Manifest, BadManifest> {
         let text = std::str::from_utf8(bytes).map_err(|e| bad(e.valid_up_to(), "not text"))?;
-        // Before the lines: a flipped byte would be told as what it makes of one. Of another version we do not know where it stands.
+        // Before the lines: a flipped byte would be told as what it makes of one. Of another
+        // version we do not know where it stands.
         if text.starts_with(&format!("tidemark manifest {MANIFEST_VERSION}\n"))
             && let Some(end) = text.trim_end_matches('\n').rfind('\n').map(|at| at + 1)
-            && let Some(check) =
-                text[end..].strip_prefix("check ").and_then(|check| hexadecimal(check.trim_end_matches('\n')))
+            && let Some(check) = text[end..]
+                .strip_prefix("check ")
+                .and_then(|check| hexadecimal(check.trim_end_matches('\n')))
             && check != Check::new().bytes(&bytes[..end]).value()
         {
             return Err(bad(end, "the checksum does not match"));
@@ -180,7 +207,9 @@ impl Manifest {
         })();
         let possible = |p: &Position| {
             let numbers = [p.segment, p.byte, p.offset, p.sequence];
-            p.segment > 0 && p.byte >= SEGMENT_HEAD_BYTES && numbers.iter().all(|&n| n <= MAX_NUMBER)
+            p.segment > 0
+                && p.byte >= SEGMENT_HEAD_BYTES
+                && numbers.iter().all(|&n| n <= MAX_NUMBER)
         };
         let replay = replay.filter(possible);
         let replay = replay.ok_or_else(|| bad(lines.at, "no position"))?;
@@ -205,7 +234,13 @@ impl Manifest {
                     high: number(f[7])?,
                     stamp: number(f[8])?,
                 };
-                Some(FileEntry { name: f[0].to_string(), bytes: number(f[1])?, check: hexadecimal(f[2])?, role, tag })
+                Some(FileEntry {
+                    name: f[0].to_string(),
+                    bytes: number(f[1])?,
+                    check: hexadecimal(f[2])?,
+                    role,
+                    tag,
+                })
             })();
             let possible = |e: &FileEntry| is_plain_name(&e.name) && e.bytes <= MAX_FILE_BYTES;
             let entry = entry.filter(possible).ok_or_else(|| bad(start, "no file"))?;
@@ -240,18 +275,29 @@ impl Manifest {
         };
         match Manifest::decode(&bytes) {
             Ok(manifest) => Ok(Some(manifest)),
-            Err(BadManifest::Version(found)) => Err(Error::Version { path, found, newest: MANIFEST_VERSION }),
-            Err(BadManifest::Corrupt(offset, what)) => Err(Error::corrupt(path, offset as u64, what)),
+            Err(BadManifest::Version(found)) => {
+                Err(Error::Version { path, found, newest: MANIFEST_VERSION })
+            }
+            Err(BadManifest::Corrupt(offset, what)) => {
+                Err(Error::corrupt(path, offset as u64, what))
+            }
         }
     }
 
     /// Makes this the folder's manifest, durably.
     pub(crate) fn write(&self, disk: &dyn Disk) -> Result<()> {
         if self.files.len() > MAX_FILES {
-            return Err(Error::Refused(format!("{} files; the limit is {MAX_FILES}", self.files.len())));
+            return Err(Error::Refused(format!(
+                "{} files; the limit is {MAX_FILES}",
+                self.files.len()
+            )));
         }
-        debug_assert!(self.files.is_sorted_by(|a, b| a.name < b.name), "a manifest's files are sorted");
-        replace(disk, MANIFEST, self.encode().as_bytes()).map_err(|e| Error::io(disk.path(MANIFEST), "replacing", e))
+        debug_assert!(
+            self.files.is_sorted_by(|a, b| a.name < b.name),
+            "a manifest's files are sorted"
+        );
+        replace(disk, MANIFEST, self.encode().as_bytes())
+            .map_err(|e| Error::io(disk.path(MANIFEST), "replacing", e))
     }
 }
 
@@ -279,11 +325,13 @@ fn is_plain_name(name: &str) -> bool {
 /// A decimal number in its one spelling.
 fn number<N: std::str::FromStr + std::fmt::Display>(text: &str) -> Option<N> {
     let n: N = text.parse().ok()?;
-    (text.bytes().all(|b| b.is_ascii_digit()) && (text.len() == 1 || !text.starts_with('0'))).then_some(n)
+    (text.bytes().all(|b| b.is_ascii_digit()) && (text.len() == 1 || !text.starts_with('0')))
+        .then_some(n)
 }
 
 fn hexadecimal(text: &str) -> Option<u32> {
-    let proper = text.len() == 8 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+    let proper =
+        text.len() == 8 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
     if proper { u32::from_str_radix(text, 16).ok() } else { None }
 }
 
@@ -298,7 +346,11 @@ impl<'a> Lines<'a> {
     }
 
     /// The fields of the next line, which begins with `word` and has `count` more.
-    fn fields(&mut self, word: &str, count: usize) -> std::result::Result<Vec<&'a str>, BadManifest> {
+    fn fields(
+        &mut self,
+        word: &str,
+        count: usize,
+    ) -> std::result::Result<Vec<&'a str>, BadManifest> {
         let rest = &self.text[self.at..];
         let line = &rest[..rest.find('\n').ok_or_else(|| bad(self.at, "the text ends early"))?];
         let fields: Vec<&str> = line.split(' ').collect();
@@ -328,12 +380,24 @@ pub(crate) mod tests {
 
     pub(crate) fn example() -> Manifest {
         let tag = Tag { space: 1, kind: 2, low: 0, high: 999, stamp: 41 };
-        let file = |name: &str, role| FileEntry { name: name.to_string(), bytes: 1000, check: 0xc0ff_ee00, role, tag };
+        let file = |name: &str, role| FileEntry {
+            name: name.to_string(),
+            bytes: 1000,
+            check: 0xc0ff_ee00,
+            role,
+            tag,
+        };
         Manifest {
             lineage: Lineage([0xab; 16]),
             number: 17,
             term: 3,
-            replay: Position { segment: 12, byte: 4096, offset: 1_234_567, sequence: 8841, chain: 0x9a },
+            replay: Position {
+                segment: 12,
+                byte: 4096,
+                offset: 1_234_567,
+                sequence: 8841,
+                chain: 0x9a,
+            },
             durable: 1_239_999,
             files: vec![file("cold-1.tcold", Role::Cold), file("snap-1.tsnap", Role::Snapshot)],
         }

@@ -1,8 +1,10 @@
-//! Files that are written once and never changed, snapshot files and cold files: under a temporary name until they are whole, with a head
-//! that is written last, and then named by the manifest.
+//! Files that are written once and never changed, snapshot files and cold files: under a temporary
+//! name until they are whole, with a head that is written last, and then named by the manifest.
 //!
-//! They are large, and nobody reads them soon, so they go past the system's cache (`Disk::create_uncached`): in it they would drive out what others need, and
-//! the kernel's work for each of its pages, which no other thread of that processor can interrupt, would be time that requests wait.
+//! They are large, and nobody reads them soon, so they go past the system's cache
+//! (`Disk::create_uncached`): in it they would drive out what others need, and the kernel's work
+//! for each of its pages, which no other thread of that processor can interrupt, would be time that
+//! requests wait.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,14 +14,15 @@ use crate::error::{Error, Result};
 use crate::frame::u32_at;
 use crate::manifest::{FileEntry, Role, Tag};
 
-/// Dirty bytes are handed to the disk this often, so that they do not pile up and the log's sync waits for them: a sync of the log waits
-/// for about this much at worst.
+/// Dirty bytes are handed to the disk this often, so that they do not pile up and the log's sync
+/// waits for them: a sync of the log waits for about this much at worst.
 const SYNC_EVERY: u64 = 2 << 20;
 
 /// Bytes that are written together.
 const PIECE: usize = 1 << 20;
 
-/// What a file's next bytes are gathered in, at an address from which they can go past the system's cache.
+/// What a file's next bytes are gathered in, at an address from which they can go past the system's
+/// cache.
 struct Piece {
     /// Never grows, so it stays where it is.
     memory: Vec<u8>,
@@ -55,7 +58,8 @@ impl Piece {
     }
 }
 
-/// How the files of one kind are called: by two numbers, of what they were written for (a manifest, say), and of the file in it.
+/// How the files of one kind are called: by two numbers, of what they were written for (a manifest,
+/// say), and of the file in it.
 pub(crate) struct Naming {
     pub(crate) prefix: &'static str,
     pub(crate) suffix: &'static str,
@@ -68,7 +72,8 @@ impl Naming {
 
     /// The two numbers in a file's name, if it is one of this kind.
     pub(crate) fn numbers(&self, name: &str) -> Option<(u64, u64)> {
-        let (number, file) = name.strip_prefix(self.prefix)?.strip_suffix(self.suffix)?.split_once('-')?;
+        let (number, file) =
+            name.strip_prefix(self.prefix)?.strip_suffix(self.suffix)?.split_once('-')?;
         let numbers = (number.parse().ok()?, file.parse().ok()?);
         (self.name(numbers.0, numbers.1) == name).then_some(numbers)
     }
@@ -103,7 +108,9 @@ impl Draft {
     /// Begins a file whose head will take `head_bytes`.
     pub(crate) fn create(disk: Arc<dyn Disk>, name: String, head_bytes: usize) -> Result<Draft> {
         let temporary = format!("{name}{TEMPORARY}");
-        let file = disk.create_uncached(&temporary).map_err(|e| Error::io(disk.path(&temporary), "creating", e))?;
+        let file = disk
+            .create_uncached(&temporary)
+            .map_err(|e| Error::io(disk.path(&temporary), "creating", e))?;
         let mut draft = Draft {
             disk,
             file: Some(file),
@@ -123,8 +130,8 @@ impl Draft {
         format!("{}{TEMPORARY}", self.name)
     }
 
-    /// Does something to the file, with the piece that is to be written next. After a failure the file is gone: a later sync that succeeds would
-    /// prove nothing.
+    /// Does something to the file, with the piece that is to be written next. After a failure the
+    /// file is gone: a later sync that succeeds would prove nothing.
     fn attempt(
         &mut self,
         doing: &'static str,
@@ -132,7 +139,11 @@ impl Draft {
     ) -> Result<()> {
         let path = self.disk.path(&self.temporary());
         let Some(file) = self.file.take() else {
-            return Err(Error::io(path, doing, std::io::Error::other("an earlier operation on this file failed")));
+            return Err(Error::io(
+                path,
+                doing,
+                std::io::Error::other("an earlier operation on this file failed"),
+            ));
         };
         match act(&*file, &self.piece) {
             Ok(()) => {
@@ -175,9 +186,15 @@ impl Draft {
     /// An error if less than so many bytes are free on the disk.
     pub(crate) fn leave_free(&self, bytes: u64) -> Result<()> {
         if bytes > 0 && self.disk.free_bytes().is_ok_and(|free| free < bytes) {
-            let why = format!("No space left on device but the last {bytes} bytes, which are for the log");
+            let why = format!(
+                "No space left on device but the last {bytes} bytes, which are for the log"
+            );
             let source = std::io::Error::new(std::io::ErrorKind::StorageFull, why);
-            return Err(Error::Full { path: self.disk.path(&self.temporary()), doing: "writing", source });
+            return Err(Error::Full {
+                path: self.disk.path(&self.temporary()),
+                doing: "writing",
+                source,
+            });
         }
         Ok(())
     }
@@ -215,7 +232,9 @@ impl Draft {
     pub(crate) fn publish(mut self, head: &[u8], role: Role, tag: Tag) -> Result<FileEntry> {
         let bytes = self.bytes();
         self.write_piece()?;
-        self.attempt("finishing", |file, _| write_all_at(file, head, 0).and_then(|()| file.sync()))?;
+        self.attempt("finishing", |file, _| {
+            write_all_at(file, head, 0).and_then(|()| file.sync())
+        })?;
         let (disk, from, to) = (self.disk.clone(), self.temporary(), self.name.clone());
         self.attempt("publishing", |_, _| disk.rename(&from, &to))?;
         self.file = None; // nothing is left to clean up
@@ -225,7 +244,10 @@ impl Draft {
 
 impl std::fmt::Debug for Draft {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Draft").field("name", &self.name).field("bytes", &self.bytes()).finish_non_exhaustive()
+        f.debug_struct("Draft")
+            .field("name", &self.name)
+            .field("bytes", &self.bytes())
+            .finish_non_exhaustive()
     }
 }
 
@@ -245,8 +267,8 @@ pub(crate) struct Opened {
     pub(crate) head: Vec<u8>,
 }
 
-/// Opens a file and reads its head with `decode`, which says at which offset what is wrong. Every head begins with eight bytes that name the
-/// format, and its version in the next four.
+/// Opens a file and reads its head with `decode`, which says at which offset what is wrong. Every
+/// head begins with eight bytes that name the format, and its version in the next four.
 pub(crate) fn open<H, W: Into<String>>(
     disk: &dyn Disk,
     name: &str,
@@ -287,8 +309,9 @@ mod tests {
         for folder in [tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap()] {
             let disk: Arc<dyn Disk> = Arc::new(RealDisk::open(folder.path()).unwrap());
             let sizes = [0, 1, BLOCK, PIECE, PIECE + 1, 3 * PIECE].into_iter();
-            for (number, size) in
-                sizes.flat_map(|n| [n.saturating_sub(HEAD + 1), n.saturating_sub(HEAD), n]).enumerate()
+            for (number, size) in sizes
+                .flat_map(|n| [n.saturating_sub(HEAD + 1), n.saturating_sub(HEAD), n])
+                .enumerate()
             {
                 let body: Vec<u8> = (0..size).map(|i| (i % 251) as u8).collect();
                 let name = format!("file-{number}");
@@ -303,7 +326,10 @@ mod tests {
                 assert_eq!(draft.body_bytes(), size as u64);
                 let entry = draft.publish(&[7; HEAD], Role::Snapshot, Tag::default()).unwrap();
                 let file = std::fs::read(disk.path(&name)).unwrap();
-                assert!(file[..HEAD] == [7; HEAD] && file[HEAD..] == body, "a body of {size} bytes");
+                assert!(
+                    file[..HEAD] == [7; HEAD] && file[HEAD..] == body,
+                    "a body of {size} bytes"
+                );
                 assert_eq!((entry.bytes, entry.check), (file.len() as u64, crc32c::crc32c(&file)));
             }
         }

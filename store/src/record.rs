@@ -7,7 +7,8 @@
 //!   payload  n bytes      the server's
 //! ```
 //!
-//! The envelope costs three bytes. One record may describe many rows: a payload that packs a thousand pairs shares them.
+//! The envelope costs three bytes. One record may describe many rows: a payload that packs a
+//! thousand pairs shares them.
 
 /// One record of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +38,10 @@ impl Batch {
     pub fn push(&mut self, space: u32, kind: u8, payload: &[u8]) {
         put_varint(&mut self.body, space);
         self.body.push(kind);
-        put_varint(&mut self.body, u32::try_from(payload.len()).expect("a payload is shorter than 4 GiB"));
+        put_varint(
+            &mut self.body,
+            u32::try_from(payload.len()).expect("a payload is shorter than 4 GiB"),
+        );
         self.body.extend_from_slice(payload);
         self.count += 1;
     }
@@ -86,7 +90,8 @@ impl<'a> Records<'a> {
         let (&kind, rest) = self.rest.split_first().ok_or("a record ends before its kind")?;
         self.rest = rest;
         let n = self.varint()? as usize;
-        let (payload, rest) = self.rest.split_at_checked(n).ok_or("a record is longer than its batch")?;
+        let (payload, rest) =
+            self.rest.split_at_checked(n).ok_or("a record is longer than its batch")?;
         self.rest = rest;
         Ok(Record { space, kind, payload })
     }
@@ -122,7 +127,8 @@ fn put_varint(out: &mut Vec<u8>, mut n: u32) {
     out.push(n as u8);
 }
 
-/// The number at the start of `bytes` and its length. One number has one spelling: a needless zero byte is refused.
+/// The number at the start of `bytes` and its length. One number has one spelling: a needless zero
+/// byte is refused.
 fn get_varint(bytes: &[u8]) -> Option<(u32, usize)> {
     let mut n = 0u32;
     for (i, &byte) in bytes.iter().take(5).enumerate() {

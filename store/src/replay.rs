@@ -1,11 +1,13 @@
 //! Reading the log: which segments count, which batches are valid, and where it ends.
 //!
-//! **Which segments.** From the newest one back: each names the one it continues (segment.rs). Files beside that path are void if the
-//! path says so, and otherwise a mistake that is reported. A newest file without a valid header and without a batch is a segment whose
-//! creation was cut short: nothing can have been acknowledged from it.
+//! **Which segments.** From the newest one back: each names the one it continues (segment.rs).
+//! Files beside that path are void if the path says so, and otherwise a mistake that is reported. A
+//! newest file without a valid header and without a batch is a segment whose creation was cut
+//! short: nothing can have been acknowledged from it.
 //!
-//! **Which batches.** All that are valid, in order. A segment that has a successor must be valid exactly up to the successor's base.
-//! The newest one ends at its first invalid batch, at byte P, and then:
+//! **Which batches.** All that are valid, in order. A segment that has a successor must be valid
+//! exactly up to the successor's base. The newest one ends at its first invalid batch, at byte P,
+//! and then:
 //!
 //! | what follows P | verdict |
 //! |---|---|
@@ -14,9 +16,10 @@
 //! | the valid head of a batch that was written when the bytes at P were not yet known to be durable | a torn tail too: sectors arrived out of order |
 //! | the valid head of a batch that was written when the bytes at P were known to be durable | damage: the start is refused |
 //!
-//! So a torn tail never holds a batch that `always` acknowledged, with one exception that no format can exclude: damage to the very
-//! last sync's batches, before anything was written after it, looks exactly like a torn write. An idle log is sealed for that reason.
-//! The manifest also names a durable offset; a log that ends before it is refused.
+//! So a torn tail never holds a batch that `always` acknowledged, with one exception that no format
+//! can exclude: damage to the very last sync's batches, before anything was written after it, looks
+//! exactly like a torn write. An idle log is sealed for that reason. The manifest also names a
+//! durable offset; a log that ends before it is refused.
 
 use std::path::PathBuf;
 
@@ -25,7 +28,8 @@ use crate::disk::{Disk, DiskFile, read_full_at};
 use crate::error::{Error, Result};
 use crate::log::Position;
 use crate::segment::{
-    BadHead, LOG_VERSION, SEGMENT_HEAD_BYTES, SegmentHead, SegmentName, parse_segment_name, segment_name,
+    BadHead, LOG_VERSION, SEGMENT_HEAD_BYTES, SegmentHead, SegmentName, parse_segment_name,
+    segment_name,
 };
 
 /// How much is read at once; larger batches enlarge the buffer, within their limit.
@@ -43,9 +47,15 @@ pub(crate) struct Path {
     pub(crate) next_segment: u64,
 }
 
-/// Finds the segments from the newest one back to `start`. An empty path means a lineage of which no segment was created yet. `at_rest`: nobody writes to
-/// the log, and the caller is about to go on with it; then what is read is [settled](settle).
-pub(crate) fn find_path(disk: &dyn Disk, lineage: Lineage, start: Position, at_rest: bool) -> Result<Path> {
+/// Finds the segments from the newest one back to `start`. An empty path means a lineage of which
+/// no segment was created yet. `at_rest`: nobody writes to the log, and the caller is about to go
+/// on with it; then what is read is [settled](settle).
+pub(crate) fn find_path(
+    disk: &dyn Disk,
+    lineage: Lineage,
+    start: Position,
+    at_rest: bool,
+) -> Result<Path> {
     let numbers = segment_numbers(disk)?;
     let next_segment = numbers.last().map_or(start.segment, |n| n + 1);
     let obsolete: Vec<u64> = numbers.iter().copied().filter(|&n| n < start.segment).collect();
@@ -56,7 +66,11 @@ pub(crate) fn find_path(disk: &dyn Disk, lineage: Lineage, start: Position, at_r
         if start == Position::START && path.obsolete.is_empty() {
             return Ok(path);
         }
-        return Err(Error::corrupt(first, 0, format!("missing; the manifest says that replay begins at {start}")));
+        return Err(Error::corrupt(
+            first,
+            0,
+            format!("missing; the manifest says that replay begins at {start}"),
+        ));
     }
     let mut rest = &numbers[..];
     let mut wanted: Option<SegmentHead> = None; // the successor, whose predecessor we look for
@@ -76,8 +90,10 @@ pub(crate) fn find_path(disk: &dyn Disk, lineage: Lineage, start: Position, at_r
             }
             if !next.void {
                 let name = disk.path(&segment_name(number));
-                let what =
-                    format!("segment {} continues {}, so this one should not exist", next.segment, next.previous);
+                let what = format!(
+                    "segment {} continues {}, so this one should not exist",
+                    next.segment, next.previous
+                );
                 return Err(Error::corrupt(name, 0, what));
             }
             path.void.push(number);
@@ -105,8 +121,10 @@ pub(crate) fn find_path(disk: &dyn Disk, lineage: Lineage, start: Position, at_r
                     ));
                 }
                 path.segments.push(head);
-                // The very first segment may have a later number, if the first attempts to create it were cut short.
-                let is_first = number == start.segment || (start == Position::START && head.previous == 0);
+                // The very first segment may have a later number, if the first attempts to create
+                // it were cut short.
+                let is_first =
+                    number == start.segment || (start == Position::START && head.previous == 0);
                 if is_first {
                     if number > start.segment {
                         path.void.extend_from_slice(below);
@@ -123,12 +141,21 @@ pub(crate) fn find_path(disk: &dyn Disk, lineage: Lineage, start: Position, at_r
                 wanted = Some(head);
             }
             Err(BadHead::Version(found)) => {
-                return Err(Error::Version { path: disk.path(&segment_name(number)), found, newest: LOG_VERSION });
+                return Err(Error::Version {
+                    path: disk.path(&segment_name(number)),
+                    found,
+                    newest: LOG_VERSION,
+                });
             }
             Err(bad) => {
-                // Only the newest can be a creation that was cut short, and only if no batch was ever written behind its header (L2).
+                // Only the newest can be a creation that was cut short, and only if no batch was
+                // ever written behind its header (L2).
                 if wanted.is_some() || holds_a_batch(disk, lineage, number)? {
-                    return Err(Error::corrupt(disk.path(&segment_name(number)), 0, bad.to_string()));
+                    return Err(Error::corrupt(
+                        disk.path(&segment_name(number)),
+                        0,
+                        bad.to_string(),
+                    ));
                 }
                 path.void.push(number);
             }
@@ -137,7 +164,8 @@ pub(crate) fn find_path(disk: &dyn Disk, lineage: Lineage, start: Position, at_r
     }
     path.segments.reverse();
     let head = path.segments[0];
-    let agrees = start.byte > SEGMENT_HEAD_BYTES || (head.sequence, head.chain) == (start.sequence, start.chain);
+    let agrees = start.byte > SEGMENT_HEAD_BYTES
+        || (head.sequence, head.chain) == (start.sequence, start.chain);
     if head.byte_of(start.offset) != Some(start.byte) || !agrees {
         let what = format!("its base is {}, so replay cannot begin at {start}", head.base);
         return Err(Error::corrupt(disk.path(&segment_name(head.segment)), 48, what));
@@ -147,7 +175,11 @@ pub(crate) fn find_path(disk: &dyn Disk, lineage: Lineage, start: Position, at_r
 
 fn missing(disk: &dyn Disk, next: &SegmentHead) -> Error {
     let name = disk.path(&segment_name(next.previous));
-    Error::corrupt(name, 0, format!("missing; segment {} continues it at offset {}", next.segment, next.base))
+    Error::corrupt(
+        name,
+        0,
+        format!("missing; segment {} continues it at offset {}", next.segment, next.base),
+    )
 }
 
 /// The numbers of all segments in the folder, sorted. A name that is almost one is refused.
@@ -170,7 +202,10 @@ pub(crate) fn segment_numbers(disk: &dyn Disk) -> Result<Vec<u64>> {
     Ok(numbers)
 }
 
-pub(crate) fn read_segment_head(disk: &dyn Disk, number: u64) -> Result<std::result::Result<SegmentHead, BadHead>> {
+pub(crate) fn read_segment_head(
+    disk: &dyn Disk,
+    number: u64,
+) -> Result<std::result::Result<SegmentHead, BadHead>> {
     let name = segment_name(number);
     let path = disk.path(&name);
     let file = disk.open(&name).map_err(|e| Error::io(&path, "opening", e))?;
@@ -179,7 +214,8 @@ pub(crate) fn read_segment_head(disk: &dyn Disk, number: u64) -> Result<std::res
     Ok(SegmentHead::decode(&bytes[..n]))
 }
 
-/// The segments of a log from `newest` back, as far as they are there, `most` at most. Void ones are passed over, as no segment continues them.
+/// The segments of a log from `newest` back, as far as they are there, `most` at most. Void ones
+/// are passed over, as no segment continues them.
 pub fn segments_back(disk: &dyn Disk, newest: u64, most: usize) -> Result<Vec<SegmentHead>> {
     let numbers = segment_numbers(disk)?;
     let (mut heads, mut wanted) = (Vec::new(), newest);
@@ -193,9 +229,10 @@ pub fn segments_back(disk: &dyn Disk, newest: u64, most: usize) -> Result<Vec<Se
     Ok(heads)
 }
 
-/// Makes what is read of a segment what the disk has. Of the newest file, or of several if they were all cut short, even the header may be in memory
-/// only: its sync failed, and the process that wrote it was killed before it could remove the file. A log that went on behind such a header would be
-/// lost with it. Older segments are safe: a successor was begun only after they were.
+/// Makes what is read of a segment what the disk has. Of the newest file, or of several if they
+/// were all cut short, even the header may be in memory only: its sync failed, and the process that
+/// wrote it was killed before it could remove the file. A log that went on behind such a header
+/// would be lost with it. Older segments are safe: a successor was begun only after they were.
 fn settle(disk: &dyn Disk, number: u64) -> Result<()> {
     let name = segment_name(number);
     let path = disk.path(&name);
@@ -209,8 +246,16 @@ fn holds_a_batch(disk: &dyn Disk, lineage: Lineage, number: u64) -> Result<bool>
     let name = segment_name(number);
     let path = disk.path(&name);
     let file = disk.open(&name).map_err(|e| Error::io(&path, "opening", e))?;
-    let head =
-        SegmentHead { void: false, lineage, segment: number, previous: 0, base: 0, sequence: 0, term: 0, chain: 0 };
+    let head = SegmentHead {
+        void: false,
+        lineage,
+        segment: number,
+        previous: 0,
+        base: 0,
+        sequence: 0,
+        term: 0,
+        chain: 0,
+    };
     let mut reader = BatchReader::new(file, path, head, None)?;
     Ok(reader.scan(SEGMENT_HEAD_BYTES, |head, _| head.sequence > 0)?.is_some())
 }
@@ -258,7 +303,16 @@ impl BatchReader {
             chain: head.chain,
         };
         let at = start.unwrap_or(first);
-        Ok(BatchReader { file, path, head, size, at, buffer: Vec::new(), buffer_at: 0, batch: (0, 0) })
+        Ok(BatchReader {
+            file,
+            path,
+            head,
+            size,
+            at,
+            buffer: Vec::new(),
+            buffer_at: 0,
+            batch: (0, 0),
+        })
     }
 
     /// The place after the last batch found.
@@ -271,8 +325,9 @@ impl BatchReader {
         self.size
     }
 
-    /// Looks at the file's length again, since it may have grown, and reads nothing behind `limit`: what is there now may be cut off and
-    /// written anew, so it must not get into the buffer either.
+    /// Looks at the file's length again, since it may have grown, and reads nothing behind `limit`:
+    /// what is there now may be cut off and written anew, so it must not get into the buffer
+    /// either.
     pub(crate) fn read_up_to(&mut self, limit: u64) -> Result<()> {
         let size = self.file.size().map_err(|e| Error::io(&self.path, "measuring", e))?;
         self.size = size.min(limit);
@@ -293,7 +348,11 @@ impl BatchReader {
     pub(crate) fn next(&mut self) -> Result<Found> {
         let byte = self.at.byte;
         if byte >= self.size {
-            return Ok(if byte == self.size { Found::End } else { Found::Bad("the file ends before this place") });
+            return Ok(if byte == self.size {
+                Found::End
+            } else {
+                Found::Bad("the file ends before this place")
+            });
         }
         let Some(start) = self.fill(byte, BATCH_HEAD_BYTES)? else {
             return Ok(Found::Bad("it ends inside a batch's head"));
@@ -312,7 +371,8 @@ impl BatchReader {
             return Ok(Found::Bad("it ends inside a batch"));
         };
         let end = start + head.bytes() as usize;
-        if !body_matches(&self.buffer[start..], &self.buffer[start + BATCH_HEAD_BYTES..end], &place) {
+        if !body_matches(&self.buffer[start..], &self.buffer[start + BATCH_HEAD_BYTES..end], &place)
+        {
             return Ok(Found::Bad("a batch does not match its checksum"));
         }
         self.batch = (start, end);
@@ -326,7 +386,8 @@ impl BatchReader {
         Ok(Found::Batch(head))
     }
 
-    /// Makes sure that `need` bytes from `byte` are in the buffer; returns where, or `None` if the file is too short.
+    /// Makes sure that `need` bytes from `byte` are in the buffer; returns where, or `None` if the
+    /// file is too short.
     fn fill(&mut self, byte: u64, need: usize) -> Result<Option<usize>> {
         if byte + need as u64 > self.size {
             return Ok(None);
@@ -349,8 +410,8 @@ impl BatchReader {
         Ok((self.buffer.len() >= need).then_some(0))
     }
 
-    /// Looks from `byte` on for the head of a batch whose check matches its place and that `accept`s. The body is not looked at: that the
-    /// head was written there is all that is asked.
+    /// Looks from `byte` on for the head of a batch whose check matches its place and that
+    /// `accept`s. The body is not looked at: that the head was written there is all that is asked.
     fn scan(&mut self, byte: u64, accept: impl Fn(&BatchHead, u64) -> bool) -> Result<Option<u64>> {
         let mut byte = byte;
         while let Some(start) = self.fill(byte, BATCH_HEAD_BYTES)? {
@@ -365,17 +426,20 @@ impl BatchReader {
         Ok(None)
     }
 
-    /// After [`Found::Bad`] in the newest segment: is it damage, rather than a torn tail? Returns the place of the batch that proves it.
+    /// After [`Found::Bad`] in the newest segment: is it damage, rather than a torn tail? Returns
+    /// the place of the batch that proves it.
     pub(crate) fn proof_of_damage(&mut self) -> Result<Option<u64>> {
         let bad = self.at;
         if bad.byte >= self.size {
             return Ok(None);
         }
-        // The head at the bad place itself may be intact, with a damaged body: it says how much of what lies before it was durable, not more.
+        // The head at the bad place itself may be intact, with a damaged body: it says how much of
+        // what lies before it was durable, not more.
         let base = self.head.base;
         self.scan(bad.byte + 1, |head, byte| {
             let offset = base.wrapping_add(byte - SEGMENT_HEAD_BYTES);
-            head.sequence > bad.sequence && offset.saturating_sub(u64::from(head.unsynced_bytes)) > bad.offset
+            head.sequence > bad.sequence
+                && offset.saturating_sub(u64::from(head.unsynced_bytes)) > bad.offset
         })
     }
 }
@@ -403,9 +467,11 @@ pub struct End {
 pub(crate) enum Reader {
     /// A start, of a log that is ours.
     Owner,
-    /// A start, of a replica's log, whose batches tell when they were durable on its master: its tail is cut whatever follows (follow.rs, F3).
+    /// A start, of a replica's log, whose batches tell when they were durable on its master: its
+    /// tail is cut whatever follows (follow.rs, F3).
     Follower,
-    /// A check, which has nothing synced: it may look at the folder of a running server, or at a disk that can only be read.
+    /// A check, which has nothing synced: it may look at the folder of a running server, or at a
+    /// disk that can only be read.
     Check,
 }
 
@@ -425,13 +491,15 @@ pub(crate) fn replay(
         let file_path = disk.path(&name);
         let file = disk.open(&name).map_err(|e| Error::io(&file_path, "opening", e))?;
         if next.is_none() && reader_is != Reader::Check {
-            // The newest file may hold, in memory only, bytes of which an earlier process's sync failed. What is read must be on the disk.
+            // The newest file may hold, in memory only, bytes of which an earlier process's sync
+            // failed. What is read must be on the disk.
             file.sync().map_err(|e| Error::io(&file_path, "syncing", e))?;
             file.drop_cache().map_err(|e| Error::io(&file_path, "reading", e))?;
         }
         let at = end.position;
         if i > 0 && (head.base, head.sequence, head.chain) != (at.offset, at.sequence, at.chain) {
-            let what = format!("it begins at offset {}, its predecessor ends at {}", head.base, at.offset);
+            let what =
+                format!("it begins at offset {}, its predecessor ends at {}", head.base, at.offset);
             return Err(Error::corrupt(file_path, 48, what));
         }
         let mut reader = BatchReader::new(
@@ -443,8 +511,10 @@ pub(crate) fn replay(
         if let Some(next) = next
             && next.base < reader.position().offset
         {
-            let what =
-                format!("it says that segment {} ends at offset {}, before replay begins", head.segment, next.base);
+            let what = format!(
+                "it says that segment {} ends at offset {}, before replay begins",
+                head.segment, next.base
+            );
             return Err(Error::corrupt(disk.path(&segment_name(next.segment)), 48, what));
         }
         let mut reported = reader.position().byte;
@@ -462,7 +532,8 @@ pub(crate) fn replay(
                             "a batch crosses the place where the next segment begins",
                         ));
                     }
-                    apply(&batch, reader.body()).map_err(|what| Error::corrupt(&file_path, at.byte, what))?;
+                    apply(&batch, reader.body())
+                        .map_err(|what| Error::corrupt(&file_path, at.byte, what))?;
                     end.batches += 1;
                     end.records += u64::from(batch.records);
                     end.bytes += batch.bytes();
@@ -480,7 +551,9 @@ pub(crate) fn replay(
                     );
                     return Err(Error::corrupt(file_path, at.byte, what));
                 }
-                Found::Bad(what) if next.is_some() => return Err(Error::corrupt(file_path, at.byte, what)),
+                Found::Bad(what) if next.is_some() => {
+                    return Err(Error::corrupt(file_path, at.byte, what));
+                }
                 Found::Bad(what) => {
                     if reader_is != Reader::Follower
                         && let Some(proof) = reader.proof_of_damage()?

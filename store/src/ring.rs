@@ -1,16 +1,19 @@
-//! Blocks that are read by io_uring: many of them in one system call, and nobody waits in the meantime.
+//! Blocks that are read by io_uring: many of them in one system call, and nobody waits in the
+//! meantime.
 //!
 //! ```text
 //!   push, push, push -> submit -> ... the disk reads ... -> the event fd -> take, take, take
 //! ```
 //!
-//! Whoever asks gets what it asked for together with the block, or with the word that it was not read whole: an error, a file that ends, an
-//! interruption. What that was is for an ordinary read to find out, which is tried again as such reads are.
+//! Whoever asks gets what it asked for together with the block, or with the word that it was not
+//! read whole: an error, a file that ends, an interruption. What that was is for an ordinary read
+//! to find out, which is tried again as such reads are.
 //!
-//! This is the one file of the store with `unsafe`, for what safe Rust cannot say: the kernel writes to a buffer that is ours. The rule that
-//! all of it rests on: **from its submission until its completion is taken a buffer is the kernel's**, and nobody here reads it, writes it or
-//! frees it. So buffers belong to the ring, and not to who asks; its drop waits until the kernel has given all of them back, and those of a disk
-//! that does not answer are never freed.
+//! This is the one file of the store with `unsafe`, for what safe Rust cannot say: the kernel
+//! writes to a buffer that is ours. The rule that all of it rests on: **from its submission until
+//! its completion is taken a buffer is the kernel's**, and nobody here reads it, writes it or frees
+//! it. So buffers belong to the ring, and not to who asks; its drop waits until the kernel has
+//! given all of them back, and those of a disk that does not answer are never freed.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
@@ -41,12 +44,14 @@ pub struct BlockPlace {
 #[repr(align(4096))]
 struct Buffer(UnsafeCell<[u8; BLOCK_BYTES]>);
 
-// SAFETY: `Ring` alone has buffers, and reads one only by `&mut Ring`, when the kernel has given it back.
+// SAFETY: `Ring` alone has buffers, and reads one only by `&mut Ring`, when the kernel has given it
+// back.
 unsafe impl Sync for Buffer {}
 
 /// What a buffer is used for.
 struct Slot<T> {
-    /// Open until the kernel has taken the file over, and a little longer: a number that was closed may be another file's.
+    /// Open until the kernel has taken the file over, and a little longer: a number that was closed
+    /// may be another file's.
     _file: Arc<dyn DiskFile>,
     /// Nothing: who asked has taken that back.
     job: Option<T>,
@@ -67,14 +72,17 @@ pub struct Ring<T> {
 }
 
 impl<T> Ring<T> {
-    /// A ring for so many reads at a time, a power of two, and a descriptor that becomes readable whenever one is complete. An error: this system
-    /// does not allow it, or does not know it.
+    /// A ring for so many reads at a time, a power of two, and a descriptor that becomes readable
+    /// whenever one is complete. An error: this system does not allow it, or does not know it.
     pub fn new(depth: u32) -> io::Result<(Ring<T>, OwnedFd)> {
         let flags = rustix::event::EventfdFlags::NONBLOCK | rustix::event::EventfdFlags::CLOEXEC;
         let event = rustix::event::eventfd(0, flags)?;
-        // What completes interrupts nobody who is at work: it is noticed with the next system call, of which a worker has many. Linux before 5.19
-        // does not know that.
-        let uring = IoUring::builder().setup_coop_taskrun().build(depth).or_else(|_| IoUring::new(depth))?;
+        // What completes interrupts nobody who is at work: it is noticed with the next system call,
+        // of which a worker has many. Linux before 5.19 does not know that.
+        let uring = IoUring::builder()
+            .setup_coop_taskrun()
+            .build(depth)
+            .or_else(|_| IoUring::new(depth))?;
         let mut probe = io_uring::Probe::new();
         uring.submitter().register_probe(&mut probe)?;
         if !probe.is_supported(opcode::Read::CODE) {
@@ -110,16 +118,21 @@ impl<T> Ring<T> {
         self.len() == 0
     }
 
-    /// Asks for a block, from the next [`submit`](Ring::submit) on. Gives the job back if there is no room, or if the file is not the kernel's.
+    /// Asks for a block, from the next [`submit`](Ring::submit) on. Gives the job back if there is
+    /// no room, or if the file is not the kernel's.
     pub fn push(&mut self, place: BlockPlace, job: T) -> Result<(), T> {
-        let (Some(file), Some(&slot)) = (place.file.descriptor(), self.free.last()) else { return Err(job) };
+        let (Some(file), Some(&slot)) = (place.file.descriptor(), self.free.last()) else {
+            return Err(job);
+        };
         let buffer = self.buffers[slot].0.get();
-        let read = opcode::Read::new(types::Fd(file.as_raw_fd()), buffer.cast(), BLOCK_BYTES as u32)
-            .offset(place.at)
-            .build()
-            .user_data(slot as u64);
-        // SAFETY: the buffer is free, hence not the kernel's already; from here on it is not free until its completion is taken, and it is not
-        // freed before that. The file is kept in the slot for as long. The entry names no other memory.
+        let read =
+            opcode::Read::new(types::Fd(file.as_raw_fd()), buffer.cast(), BLOCK_BYTES as u32)
+                .offset(place.at)
+                .build()
+                .user_data(slot as u64);
+        // SAFETY: the buffer is free, hence not the kernel's already; from here on it is not free
+        // until its completion is taken, and it is not freed before that. The file is kept in the
+        // slot for as long. The entry names no other memory.
         let pushed = unsafe { self.uring.submission().push(&read) };
         if pushed.is_err() {
             // Not while there are as many entries as buffers.
@@ -131,7 +144,8 @@ impl<T> Ring<T> {
         Ok(())
     }
 
-    /// Tells the kernel of what was pushed. On an error some of it may still be untold: [`take_back`](Ring::take_back).
+    /// Tells the kernel of what was pushed. On an error some of it may still be untold:
+    /// [`take_back`](Ring::take_back).
     pub fn submit(&mut self) -> io::Result<()> {
         while !self.pushed.is_empty() {
             match self.uring.submit() {
@@ -147,7 +161,8 @@ impl<T> Ring<T> {
         Ok(())
     }
 
-    /// Jobs of which the kernel was not told. Their buffers stay taken: it may yet read them, for nobody.
+    /// Jobs of which the kernel was not told. Their buffers stay taken: it may yet read them, for
+    /// nobody.
     pub fn take_back(&mut self) -> Vec<T> {
         let slots = &mut self.slots;
         self.pushed.iter().filter_map(|&slot| slots[slot].as_mut()?.job.take()).collect()
@@ -163,7 +178,8 @@ impl<T> Ring<T> {
             self.free.push(at);
             let Some(job) = slot.and_then(|slot| slot.job) else { continue };
             let whole = entry.result() == BLOCK_BYTES as i32;
-            // SAFETY: its completion has come, so the kernel writes to it no more, and nothing is pushed into it while this borrows the ring.
+            // SAFETY: its completion has come, so the kernel writes to it no more, and nothing is
+            // pushed into it while this borrows the ring.
             let block = unsafe { &*self.buffers[at].0.get() };
             return Some(with(job, whole.then_some(block)));
         }
@@ -189,7 +205,10 @@ impl<T> Drop for Ring<T> {
 /// What the kernel has of it is not told.
 impl<T> std::fmt::Debug for Ring<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ring").field("depth", &self.slots.len()).field("under_way", &self.under_way).finish()
+        f.debug_struct("Ring")
+            .field("depth", &self.slots.len())
+            .field("under_way", &self.under_way)
+            .finish()
     }
 }
 
@@ -238,7 +257,9 @@ mod tests {
 
     /// None where the system allows no ring, which is said.
     fn ring<T>(depth: u32) -> Option<(Ring<T>, OwnedFd)> {
-        Ring::new(depth).inspect_err(|error| eprintln!("NOT TESTED: no io_uring here: {error}")).ok()
+        Ring::new(depth)
+            .inspect_err(|error| eprintln!("NOT TESTED: no io_uring here: {error}"))
+            .ok()
     }
 
     /// Waits until something is complete.
@@ -267,8 +288,9 @@ mod tests {
         let (_folder, file) = file_of(100, 1000);
         let (mut asked, mut seen) = (0..102u64, vec![None; 102]);
         // The ring holds it open.
-        let mut places =
-            (0..102).map(|n| BlockPlace { file: file.clone(), at: n * BLOCK_BYTES as u64 }).collect::<Vec<_>>();
+        let mut places = (0..102)
+            .map(|n| BlockPlace { file: file.clone(), at: n * BLOCK_BYTES as u64 })
+            .collect::<Vec<_>>();
         drop(file);
         places.reverse();
         while seen.contains(&None) {
@@ -294,7 +316,10 @@ mod tests {
         let Some((mut ring, event)) = ring(2) else { return };
         let (_folder, file) = file_of(4, 0);
         let place = |n| BlockPlace { file: file.clone(), at: n * BLOCK_BYTES as u64 };
-        assert_eq!([ring.push(place(0), 0), ring.push(place(1), 1), ring.push(place(2), 2)], [Ok(()), Ok(()), Err(2)]);
+        assert_eq!(
+            [ring.push(place(0), 0), ring.push(place(1), 1), ring.push(place(2), 2)],
+            [Ok(()), Ok(()), Err(2)]
+        );
         assert!(!ring.has_room());
         ring.submit().unwrap();
         assert_eq!(ring.push(place(3), 3), Err(3), "its buffers are the kernel's");

@@ -1,4 +1,5 @@
-//! One file of the log, `log-0000000000000001.tlog`: a header, then batches up to the end of the file.
+//! One file of the log, `log-0000000000000001.tlog`: a header, then batches up to the end of the
+//! file.
 //!
 //! ```text
 //!   offset  size  field
@@ -16,17 +17,22 @@
 //!       80        batches, see batch.rs
 //! ```
 //!
-//! *Offset* counts the bytes of all batches of the lineage, headers of segments not included: it never falls, and it can be compared
-//! between nodes that share a lineage. Byte `b` of a segment has offset `base + b - 80`.
+//! *Offset* counts the bytes of all batches of the lineage, headers of segments not included: it
+//! never falls, and it can be compared between nodes that share a lineage. Byte `b` of a segment
+//! has offset `base + b - 80`.
 //!
-//! **A segment says where its predecessor ends**: at the successor's `base`. That is how a log is cut without ever shortening a file.
-//! After a failed sync, or after a start that found a torn tail, the next segment begins at the last offset that is certain and has the
-//! void flag; bytes of the predecessor past that offset, and segments with numbers in between, hold nothing.
+//! **A segment says where its predecessor ends**: at the successor's `base`. That is how a log is
+//! cut without ever shortening a file. After a failed sync, or after a start that found a torn
+//! tail, the next segment begins at the last offset that is certain and has the void flag; bytes of
+//! the predecessor past that offset, and segments with numbers in between, hold nothing.
 //!
-//! Valid only if: (1) magic, version, flags; segment, base and sequence at most 2^62 (2) check (3) number = the file's name, lineage = the manifest's (4) `previous` exists unless
-//! the manifest's replay position lies in this segment, and holds valid batches exactly up to `base`, with `chain` and `sequence`.
+//! Valid only if: (1) magic, version, flags; segment, base and sequence at most 2^62 (2) check (3)
+//! number = the file's name, lineage = the manifest's (4) `previous` exists unless the manifest's
+//! replay position lies in this segment, and holds valid batches exactly up to `base`, with `chain`
+//! and `sequence`.
 //!
-//! Created, synced and its folder synced before its first batch is written; never renamed; removed once no manifest needs it.
+//! Created, synced and its folder synced before its first batch is written; never renamed; removed
+//! once no manifest needs it.
 
 use crate::batch::{Lineage, Place};
 use crate::frame::{Check, u32_at, u64_at};
@@ -34,8 +40,8 @@ use crate::frame::{Check, u32_at, u64_at};
 /// Bytes before the first batch.
 pub const SEGMENT_HEAD_BYTES: u64 = 80;
 
-/// No log of ours comes to larger offsets and numbers. Forged ones are refused where they are read, so that nothing that is counted on from
-/// them can overflow.
+/// No log of ours comes to larger offsets and numbers. Forged ones are refused where they are read,
+/// so that nothing that is counted on from them can overflow.
 pub(crate) const MAX_NUMBER: u64 = 1 << 62;
 
 /// The newest version of the log that can be read; the one that is written.
@@ -107,12 +113,17 @@ impl SegmentHead {
         }
         let (version, flags) = (u32_at(bytes, 8), u32_at(bytes, 12));
         let sound = Check::new().bytes(&bytes[..76]).value() == u32_at(bytes, 76);
-        // A newer version may have a longer header with its check elsewhere: it is told apart first, but not a damaged 1.
+        // A newer version may have a longer header with its check elsewhere: it is told apart
+        // first, but not a damaged 1.
         if version > LOG_VERSION && version < 1 << 16 && !sound {
             return Err(BadHead::Version(version));
         }
         if !sound || version != LOG_VERSION || flags & !VOID != 0 {
-            return Err(if sound && version > LOG_VERSION { BadHead::Version(version) } else { BadHead::Check });
+            return Err(if sound && version > LOG_VERSION {
+                BadHead::Version(version)
+            } else {
+                BadHead::Check
+            });
         }
         let mut lineage = [0; 16];
         lineage.copy_from_slice(&bytes[16..32]);
@@ -127,7 +138,9 @@ impl SegmentHead {
             chain: u32_at(bytes, 72),
         };
         let numbers = [head.segment, head.base, head.sequence];
-        let possible = head.segment > 0 && head.previous < head.segment && numbers.iter().all(|&n| n <= MAX_NUMBER);
+        let possible = head.segment > 0
+            && head.previous < head.segment
+            && numbers.iter().all(|&n| n <= MAX_NUMBER);
         if possible { Ok(head) } else { Err(BadHead::Check) }
     }
 

@@ -1,4 +1,5 @@
-//! Snapshot file v1, `snap-<snapshot number>-<file number>.tsnap`: one table, or one part of one, as it was during a walk.
+//! Snapshot file v1, `snap-<snapshot number>-<file number>.tsnap`: one table, or one part of one,
+//! as it was during a walk.
 //!
 //! ```text
 //!   offset  size  field
@@ -23,19 +24,24 @@
 //!              4  check     CRC-32C of (identity, the footer's first 20 bytes)
 //! ```
 //!
-//! Little-endian. A chunk holds whole rows, so that chunks can be decoded on any thread, in any order.
+//! Little-endian. A chunk holds whole rows, so that chunks can be decoded on any thread, in any
+//! order.
 //!
-//! Valid only if: (1) magic, version, check of the header (2) lineage and tag are those that the manifest names (3) file length = 88 + body +
-//! 24 = the manifest's (4) every chunk's check (5) chunks, total and check of the footer (6) the CRC-32C of the whole file = the manifest's.
+//! Valid only if: (1) magic, version, check of the header (2) lineage and tag are those that the
+//! manifest names (3) file length = 88 + body + 24 = the manifest's (4) every chunk's check (5)
+//! chunks, total and check of the footer (6) the CRC-32C of the whole file = the manifest's.
 //!
-//! Written under the name plus `.tmp` (the header last, since it holds the body's length), synced, renamed, folder synced, then named in
-//! a manifest; never changed. Removed when no manifest names it any more.
+//! Written under the name plus `.tmp` (the header last, since it holds the body's length), synced,
+//! renamed, folder synced, then named in a manifest; never changed. Removed when no manifest names
+//! it any more.
 //!
-//! **Why a walk beside running writes gives a correct snapshot** (promise 2). The manifest names a log position P, the log's
-//! durable end at some moment before the walk began. A change that the walk of its row did not see was made after that, so its record lies behind P and is replayed; a change
-//! that the walk saw may be replayed too, which changes nothing, for records are state. One thing is left: the walk may have seen a
-//! change that has not reached the log, one half of an action even. So a snapshot is published only when the log is durable
-//! past everything that was marked when the walk ended ([`SnapshotWriter::commit`] asks for that position).
+//! **Why a walk beside running writes gives a correct snapshot** (promise 2). The manifest names a
+//! log position P, the log's durable end at some moment before the walk began. A change that the
+//! walk of its row did not see was made after that, so its record lies behind P and is replayed; a
+//! change that the walk saw may be replayed too, which changes nothing, for records are state. One
+//! thing is left: the walk may have seen a change that has not reached the log, one half of an
+//! action even. So a snapshot is published only when the log is durable past everything that was
+//! marked when the walk ended ([`SnapshotWriter::commit`] asks for that position).
 
 use std::sync::Arc;
 
@@ -72,8 +78,8 @@ fn chunk_context(identity: u64, chunk: u32) -> Check {
     Check::new().u64(identity).u32(chunk)
 }
 
-/// How many rows a published file's footer claims to hold: a hint, for sizing what will take them up, given before anything
-/// is verified; hence never more than a row for every two bytes.
+/// How many rows a published file's footer claims to hold: a hint, for sizing what will take them
+/// up, given before anything is verified; hence never more than a row for every two bytes.
 pub fn row_hint(disk: &dyn Disk, entry: &FileEntry) -> u64 {
     let mut foot = [0; FOOT];
     let at = entry.bytes.saturating_sub(FOOT as u64);
@@ -83,7 +89,8 @@ pub fn row_hint(disk: &dyn Disk, entry: &FileEntry) -> u64 {
     }
 }
 
-/// One snapshot under construction. Dropped without [`commit`](SnapshotWriter::commit) it leaves no trace but files that are swept.
+/// One snapshot under construction. Dropped without [`commit`](SnapshotWriter::commit) it leaves no
+/// trace but files that are swept.
 #[derive(Debug)]
 pub struct SnapshotWriter<'a> {
     store: &'a Store,
@@ -99,10 +106,20 @@ pub struct SnapshotWriter<'a> {
 impl<'a> SnapshotWriter<'a> {
     pub(crate) fn new(store: &'a Store, number: u64, replay: Position) -> SnapshotWriter<'a> {
         let (fresh, carried) = Default::default();
-        SnapshotWriter { store, number, replay, next_file: 1, fresh, carried, keep_free: 0, committed: false }
+        SnapshotWriter {
+            store,
+            number,
+            replay,
+            next_file: 1,
+            fresh,
+            carried,
+            keep_free: 0,
+            committed: false,
+        }
     }
 
-    /// Files that are begun from now on fail with [`Error::Full`] where they would leave the disk with less than so many bytes.
+    /// Files that are begun from now on fail with [`Error::Full`] where they would leave the disk
+    /// with less than so many bytes.
     pub fn keep_free(&mut self, bytes: u64) {
         self.keep_free = bytes;
     }
@@ -112,24 +129,34 @@ impl<'a> SnapshotWriter<'a> {
         self.replay
     }
 
-    /// The files of the last snapshot that hold this space, kind and version of a table, if it has them: then the table has not changed,
-    /// and they become part of this snapshot too. Returns how many.
+    /// The files of the last snapshot that hold this space, kind and version of a table, if it has
+    /// them: then the table has not changed, and they become part of this snapshot too. Returns how
+    /// many.
     pub fn carry_over(&mut self, tag: &Tag) -> usize {
-        let same = |f: &&FileEntry| f.role == Role::Snapshot && f.tag == *tag && !self.carried.contains(f);
-        let files: Vec<FileEntry> = self.store.manifest().files.iter().filter(same).cloned().collect();
+        let same =
+            |f: &&FileEntry| f.role == Role::Snapshot && f.tag == *tag && !self.carried.contains(f);
+        let files: Vec<FileEntry> =
+            self.store.manifest().files.iter().filter(same).cloned().collect();
         let n = files.len();
         self.carried.extend(files);
         n
     }
 
-    /// Begins a file. Several may be written at once, on several threads; each is handed back by [`add`](SnapshotWriter::add).
+    /// Begins a file. Several may be written at once, on several threads; each is handed back by
+    /// [`add`](SnapshotWriter::add).
     pub fn file(&mut self, tag: Tag) -> Result<FileWriter> {
         let number = self.next_file;
         if number >= 1 << 24 {
             return Err(Error::Refused("a snapshot of more than 16 million files".to_string()));
         }
         self.next_file += 1;
-        let mut file = FileWriter::create(self.store.disk().clone(), self.store.lineage(), self.number, number, tag)?;
+        let mut file = FileWriter::create(
+            self.store.disk().clone(),
+            self.store.lineage(),
+            self.number,
+            number,
+            tag,
+        )?;
         file.keep_free = self.keep_free;
         Ok(file)
     }
@@ -147,8 +174,8 @@ impl<'a> SnapshotWriter<'a> {
         }
     }
 
-    /// Publishes the snapshot and removes what it replaces. `durable` is where the log is durable now: past every change that was made
-    /// before the walk's end (see the top of this file).
+    /// Publishes the snapshot and removes what it replaces. `durable` is where the log is durable
+    /// now: past every change that was made before the walk's end (see the top of this file).
     pub fn commit(mut self, durable: Position) -> Result<()> {
         if durable.offset < self.replay.offset {
             return Err(Error::Refused(format!(
@@ -182,7 +209,8 @@ impl Drop for SnapshotWriter<'_> {
     }
 }
 
-/// One file of a snapshot under construction. Dropped before [`finish`](FileWriter::finish) it leaves nothing.
+/// One file of a snapshot under construction. Dropped before [`finish`](FileWriter::finish) it
+/// leaves nothing.
 #[derive(Debug)]
 pub struct FileWriter {
     draft: Draft,
@@ -195,7 +223,13 @@ pub struct FileWriter {
 }
 
 impl FileWriter {
-    fn create(disk: Arc<dyn Disk>, lineage: Lineage, manifest: u64, number: u64, tag: Tag) -> Result<FileWriter> {
+    fn create(
+        disk: Arc<dyn Disk>,
+        lineage: Lineage,
+        manifest: u64,
+        number: u64,
+        tag: Tag,
+    ) -> Result<FileWriter> {
         let draft = Draft::create(disk, snapshot_name(manifest, number), HEAD)?;
         Ok(FileWriter {
             draft,
@@ -208,16 +242,23 @@ impl FileWriter {
         })
     }
 
-    /// Adds a chunk of whole rows, 1 to [`MAX_CHUNK_BYTES`] bytes; some 64 to 256 KiB are a good size.
+    /// Adds a chunk of whole rows, 1 to [`MAX_CHUNK_BYTES`] bytes; some 64 to 256 KiB are a good
+    /// size.
     pub fn write(&mut self, chunk: &[u8], rows: u64) -> Result<()> {
         if chunk.is_empty() || chunk.len() > MAX_CHUNK_BYTES {
-            return Err(Error::Refused(format!("a chunk of {} bytes; it must be 1 to {MAX_CHUNK_BYTES}", chunk.len())));
+            return Err(Error::Refused(format!(
+                "a chunk of {} bytes; it must be 1 to {MAX_CHUNK_BYTES}",
+                chunk.len()
+            )));
         }
         self.draft.leave_free(self.keep_free)?;
         let head: [u8; FRAME_BYTES] = frame_head(chunk_context(self.identity, self.chunks), chunk);
         self.draft.put(&head)?;
         self.draft.put(chunk)?;
-        self.chunks = self.chunks.checked_add(1).ok_or_else(|| Error::Refused("more than 2^32 chunks".to_string()))?;
+        self.chunks = self
+            .chunks
+            .checked_add(1)
+            .ok_or_else(|| Error::Refused("more than 2^32 chunks".to_string()))?;
         self.rows += rows;
         self.draft.sync_if_much()
     }
@@ -299,7 +340,12 @@ impl SnapshotHead {
             high: u64_at(bytes, 56),
             stamp: u64_at(bytes, 64),
         };
-        Ok(SnapshotHead { lineage: Lineage(lineage), identity: u64_at(bytes, 32), tag, body_bytes: u64_at(bytes, 72) })
+        Ok(SnapshotHead {
+            lineage: Lineage(lineage),
+            identity: u64_at(bytes, 32),
+            tag,
+            body_bytes: u64_at(bytes, 72),
+        })
     }
 }
 
@@ -330,8 +376,13 @@ pub fn read_small(disk: &dyn Disk, entry: &FileEntry, lineage: Lineage) -> Resul
 }
 
 impl SnapshotReader {
-    /// Opens a file by its name; `entry` is what the manifest says of it, `lineage` the history it must belong to.
-    pub fn open(disk: &dyn Disk, name: &str, expect: Option<(&FileEntry, Lineage)>) -> Result<SnapshotReader> {
+    /// Opens a file by its name; `entry` is what the manifest says of it, `lineage` the history it
+    /// must belong to.
+    pub fn open(
+        disk: &dyn Disk,
+        name: &str,
+        expect: Option<(&FileEntry, Lineage)>,
+    ) -> Result<SnapshotReader> {
         let format = (MAGIC, SNAPSHOT_VERSION);
         let (Opened { file, path, size, head: bytes }, head) =
             once::open(disk, name, format, HEAD, SnapshotHead::decode)?;
@@ -361,7 +412,11 @@ impl SnapshotReader {
                 ));
             }
             if head.tag != entry.tag {
-                return Err(Error::corrupt(path, 12, "it holds something else than the manifest says"));
+                return Err(Error::corrupt(
+                    path,
+                    12,
+                    "it holds something else than the manifest says",
+                ));
             }
         }
         let running = crc32c::crc32c(&bytes);
@@ -457,7 +512,8 @@ impl SnapshotReader {
     }
 
     fn read(&self, buffer: &mut [u8], at: u64) -> Result<()> {
-        let n = crate::disk::read_full_at(&*self.file, buffer, at).map_err(|e| Error::io(&self.path, "reading", e))?;
+        let n = crate::disk::read_full_at(&*self.file, buffer, at)
+            .map_err(|e| Error::io(&self.path, "reading", e))?;
         if n == buffer.len() { Ok(()) } else { Err(self.corrupt(at + n as u64, "it ends early")) }
     }
 }

@@ -1,4 +1,5 @@
-//! A data set on its way in: a full sync lays it beside the one that is there, and at the end takes its place in one step.
+//! A data set on its way in: a full sync lays it beside the one that is there, and at the end takes
+//! its place in one step.
 //!
 //! ```text
 //!   staged-plan.manifest          the master's manifest: what is being fetched
@@ -10,9 +11,10 @@
 //!   tidemark.manifest             everything has its name
 //! ```
 //!
-//! A crash before (1) leaves the old data set as it was, and what was fetched. After (1), [`adopt`] goes on where it stopped, at the next
-//! start: between (1) and (2) no staged file has its final name yet, so all segments that have one are old; after (2) none are.
-//! Files that the old data set has too, of the same lineage and the same entry, are not fetched and stay where they are.
+//! A crash before (1) leaves the old data set as it was, and what was fetched. After (1), [`adopt`]
+//! goes on where it stopped, at the next start: between (1) and (2) no staged file has its final
+//! name yet, so all segments that have one are old; after (2) none are. Files that the old data set
+//! has too, of the same lineage and the same entry, are not fetched and stay where they are.
 
 use std::io;
 use std::ops::Range;
@@ -63,7 +65,13 @@ impl Disk for Beside {
         self.0.open_write(&staged(name))
     }
     fn list(&self) -> io::Result<Vec<String>> {
-        Ok(self.0.list()?.iter().filter_map(|name| name.strip_prefix(STAGED)).map(str::to_owned).collect())
+        Ok(self
+            .0
+            .list()?
+            .iter()
+            .filter_map(|name| name.strip_prefix(STAGED))
+            .map(str::to_owned)
+            .collect())
     }
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         self.0.rename(&staged(from), &staged(to))
@@ -113,15 +121,22 @@ pub enum Fetched {
 }
 
 impl Staging {
-    /// Begins, or goes on after the link was cut: `manifest` is the master's; what an earlier one has left is kept as far as it
-    /// is still wanted; it is to be looked at first ([`Staging::look`]), but for what this link has already seen to be `whole`
+    /// Begins, or goes on after the link was cut: `manifest` is the master's; what an earlier one
+    /// has left is kept as far as it is still wanted; it is to be looked at first
+    /// ([`Staging::look`]), but for what this link has already seen to be `whole`
     /// ([`Staging::into_whole`]). `own` is the manifest of the data set that is there now.
-    pub fn begin(main: Arc<dyn Disk>, manifest: Manifest, own: &Manifest, whole: Vec<FileEntry>) -> Result<Staging> {
+    pub fn begin(
+        main: Arc<dyn Disk>,
+        manifest: Manifest,
+        own: &Manifest,
+        whole: Vec<FileEntry>,
+    ) -> Result<Staging> {
         let beside: Arc<dyn Disk> = Arc::new(Beside(main.clone()));
         let (mut missing, mut found, mut seen) = (manifest.files.clone(), Vec::new(), whole);
         seen.sort();
         let mut whole = Vec::new();
-        // A checksum does not tell two files apart of which only the headers differ; a whole entry and the lineage do.
+        // A checksum does not tell two files apart of which only the headers differ; a whole entry
+        // and the lineage do.
         let left = Manifest::read_as(&*main, PLAN).ok().flatten();
         let left = left.filter(|plan| plan.lineage == manifest.lineage);
         for name in list(&*beside)? {
@@ -138,13 +153,25 @@ impl Staging {
                 to.push(entry.clone());
             }
         }
-        replace(&*main, PLAN, manifest.encode().as_bytes()).map_err(|e| Error::io(main.path(PLAN), "writing", e))?;
+        replace(&*main, PLAN, manifest.encode().as_bytes())
+            .map_err(|e| Error::io(main.path(PLAN), "writing", e))?;
         missing.retain(|f| own.lineage != manifest.lineage || own.file(&f.name) != Some(f));
         whole.sort();
         missing.retain(|f| whole.binary_search(f).is_err());
-        // The last one comes first: the smallest. One of these says what the others are, and whether they are of use here.
+        // The last one comes first: the smallest. One of these says what the others are, and
+        // whether they are of use here.
         missing.sort_by_key(|f| std::cmp::Reverse(f.bytes));
-        Ok(Staging { beside, main, manifest, missing, left: found, whole, looked: (0, 0), file: None, log: None })
+        Ok(Staging {
+            beside,
+            main,
+            manifest,
+            missing,
+            left: found,
+            whole,
+            looked: (0, 0),
+            file: None,
+            log: None,
+        })
     }
 
     /// Whether what an earlier link has left is known.
@@ -152,8 +179,9 @@ impl Staging {
         self.left.is_empty()
     }
 
-    /// Looks at some of what an earlier link has left, at most at [`LOOK_BYTES`]: all of it may take longer than a peer waits for a word. What is as the
-    /// manifest says need not come again, the rest is thrown away.
+    /// Looks at some of what an earlier link has left, at most at [`LOOK_BYTES`]: all of it may
+    /// take longer than a peer waits for a word. What is as the manifest says need not come again,
+    /// the rest is thrown away.
     pub fn look(&mut self) -> Result<()> {
         let Some(entry) = self.left.last().cloned() else { return Ok(()) };
         let (at, check) = self.looked;
@@ -188,7 +216,8 @@ impl Staging {
         self.missing.len()
     }
 
-    /// The file to fetch next, and from which byte on. What was not looked at yet is looked at first.
+    /// The file to fetch next, and from which byte on. What was not looked at yet is looked at
+    /// first.
     pub fn wanted(&mut self) -> Result<Option<(FileEntry, u64)>> {
         while !self.is_known() {
             self.look()?;
@@ -198,7 +227,9 @@ impl Staging {
         let io = |e| Error::io(self.beside.path(&name), "opening", e);
         let file = match self.beside.open_write(&name) {
             Ok(file) => file,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => self.beside.create(&name).map_err(io)?,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                self.beside.create(&name).map_err(io)?
+            }
             Err(e) => return Err(io(e)),
         };
         let mut size = file.size().map_err(io)?;
@@ -221,7 +252,8 @@ impl Staging {
         let name = format!("{}{TEMPORARY}", entry.name);
         let io = |e| Error::io(self.beside.path(&name), "writing", e);
         let is_last = *at + bytes.len() as u64 == entry.bytes;
-        let written = write_all_at(&**file, bytes, *at).and_then(|()| if is_last { file.sync() } else { Ok(()) });
+        let written = write_all_at(&**file, bytes, *at)
+            .and_then(|()| if is_last { file.sync() } else { Ok(()) });
         *at += bytes.len() as u64;
         if let Err(e) = written {
             // A later sync that succeeds would prove nothing.
@@ -245,13 +277,18 @@ impl Staging {
 
     /// The content of the small snapshot file that `is` points out, as soon as it is here.
     pub fn small(&self, is: impl Fn(&Tag) -> bool) -> Result<Option<Vec<u8>>> {
-        let mut files = self.manifest.files.iter().filter(|f| f.role == Role::Snapshot && is(&f.tag));
+        let mut files =
+            self.manifest.files.iter().filter(|f| f.role == Role::Snapshot && is(&f.tag));
         let Some(file) = files.find(|f| !self.missing.contains(f)) else { return Ok(None) };
         if file.bytes > MAX_CHUNK_BYTES as u64 {
-            return Err(Error::Refused(format!("{} of {} bytes is too long for what it is", file.name, file.bytes)));
+            return Err(Error::Refused(format!(
+                "{} of {} bytes is too long for what it is",
+                file.name, file.bytes
+            )));
         }
         let is_beside = self.beside.open(&file.name).is_ok();
-        read_small(if is_beside { &*self.beside } else { &*self.main }, file, self.manifest.lineage).map(Some)
+        read_small(if is_beside { &*self.beside } else { &*self.main }, file, self.manifest.lineage)
+            .map(Some)
     }
 
     /// The staged log: empty at first, and again after the link was cut.
@@ -282,7 +319,8 @@ impl Staging {
         self.missing.is_empty() && self.log.as_ref().is_some_and(reaches)
     }
 
-    /// From now on this is the data set: what `adopt` does next, in this process or a later one, cannot be refused any more.
+    /// From now on this is the data set: what `adopt` does next, in this process or a later one,
+    /// cannot be refused any more.
     pub fn commit(mut self) -> Result<()> {
         let log = self.log.take();
         let term = log.as_ref().map_or(0, FollowLog::term);
@@ -293,13 +331,17 @@ impl Staging {
         }) {
             return Err(Error::Refused(format!("{} is not there any more", gone.name)));
         }
-        self.beside.sync_dir().map_err(|e| Error::io(self.main.path(""), "syncing the folder", e))?;
+        self.beside
+            .sync_dir()
+            .map_err(|e| Error::io(self.main.path(""), "syncing the folder", e))?;
         self.manifest.term = self.manifest.term.max(term);
         let text = self.manifest.encode();
-        replace(&*self.main, NEXT, text.as_bytes()).map_err(|e| Error::io(self.main.path(NEXT), "writing", e))
+        replace(&*self.main, NEXT, text.as_bytes())
+            .map_err(|e| Error::io(self.main.path(NEXT), "writing", e))
     }
 
-    /// Throws away what was fetched, where it is not wanted any more; not what takes the place of the old one already.
+    /// Throws away what was fetched, where it is not wanted any more; not what takes the place of
+    /// the old one already.
     pub fn clear(main: &Arc<dyn Disk>) -> Result<()> {
         let beside = Beside(main.clone());
         let names = list(&beside)?;
@@ -311,7 +353,8 @@ impl Staging {
         files.into_iter().chain(plan).try_for_each(|name| remove(&beside, name))
     }
 
-    /// What is whole here, for the one that begins with a later manifest of the same master, on the same link.
+    /// What is whole here, for the one that begins with a later manifest of the same master, on the
+    /// same link.
     pub fn into_whole(self) -> Vec<FileEntry> {
         self.whole
     }
@@ -350,7 +393,8 @@ pub(crate) fn adopt(main: &Arc<dyn Disk>) -> Result<()> {
     main.sync_dir().map_err(io("adopting a data set"))?;
     main.rename(NOW, MANIFEST).and_then(|()| main.sync_dir()).map_err(io("adopting a data set"))?;
     for name in list(&**main)? {
-        let is_old = is_ours(&name) && name != MANIFEST && parse_segment_name(&name) == SegmentName::Other;
+        let is_old =
+            is_ours(&name) && name != MANIFEST && parse_segment_name(&name) == SegmentName::Other;
         if is_old && manifest.file(&name).is_none() {
             remove(&**main, &name)?;
         }
@@ -405,7 +449,8 @@ impl Disk for Adopted<'_> {
     }
     fn list(&self) -> io::Result<Vec<String>> {
         let whole = self.names.iter().map(|name| name.strip_prefix(STAGED).unwrap_or(name));
-        let mut names: Vec<String> = whole.filter(|name| self.name_now(name).is_some()).map(str::to_owned).collect();
+        let mut names: Vec<String> =
+            whole.filter(|name| self.name_now(name).is_some()).map(str::to_owned).collect();
         names.sort_unstable();
         names.dedup();
         Ok(names)
@@ -433,7 +478,9 @@ fn list(disk: &dyn Disk) -> Result<Vec<String>> {
 
 fn remove(disk: &dyn Disk, name: &str) -> Result<()> {
     match disk.remove(name) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::io(disk.path(name), "removing", e)),
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            Err(Error::io(disk.path(name), "removing", e))
+        }
         _ => Ok(()),
     }
 }
@@ -477,7 +524,13 @@ mod tests {
             let check = crc32c::crc32c(content);
             let bytes = content.len() as u64;
             let name = name.to_owned();
-            manifest.files.push(FileEntry { name, bytes, check, role: Role::Snapshot, tag: Tag::default() });
+            manifest.files.push(FileEntry {
+                name,
+                bytes,
+                check,
+                role: Role::Snapshot,
+                tag: Tag::default(),
+            });
         }
         let own = Manifest::new(Lineage([2; 16]));
         let mut staging = Staging::begin(main.clone(), manifest.clone(), &own, Vec::new()).unwrap();
@@ -501,16 +554,19 @@ mod tests {
         let mut staging = Staging::begin(main.clone(), manifest.clone(), &own, Vec::new()).unwrap();
         assert_eq!(staging.wanted().unwrap(), Some((manifest.files[2].clone(), 0)));
 
-        // The master's log has outgrown what is kept for this: there is another manifest, and what was looked at is known.
+        // The master's log has outgrown what is kept for this: there is another manifest, and what
+        // was looked at is known.
         assert_eq!(staging.write(&long).unwrap(), Fetched::Whole);
         let whole = staging.into_whole();
         assert_eq!(whole.len(), 3, "looked at, or fetched");
-        let half = Staging::begin(main.clone(), manifest.clone(), &own, whole[1..].to_vec()).unwrap();
+        let half =
+            Staging::begin(main.clone(), manifest.clone(), &own, whole[1..].to_vec()).unwrap();
         assert_eq!(half.left, whole[..1]);
         // A file of the same name that is another one is fetched, whatever was known of the first.
         manifest.number += 1;
         let old = std::mem::replace(&mut manifest.files[0].check, 0);
-        let mut staging = Staging::begin(main.clone(), manifest.clone(), &own, whole.clone()).unwrap();
+        let mut staging =
+            Staging::begin(main.clone(), manifest.clone(), &own, whole.clone()).unwrap();
         assert!(staging.is_known() && staging.missing == [manifest.files[0].clone()]);
         assert_eq!(staging.wanted().unwrap(), Some((manifest.files[0].clone(), 0)));
         // Nor is what has gone meanwhile taken for here.

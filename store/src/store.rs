@@ -30,7 +30,9 @@ use crate::follow::FollowLog;
 use crate::log::{Log, LogOptions, Position, Resume};
 use crate::manifest::{FileEntry, MANIFEST, Manifest, Role, Tag};
 use crate::record::{Record, Records};
-use crate::replay::{ApplyBatch, End, Reader, find_path, read_segment_head, replay, segment_numbers, segments_back};
+use crate::replay::{
+    ApplyBatch, End, Reader, find_path, read_segment_head, replay, segment_numbers, segments_back,
+};
 use crate::segment::{SegmentHead, segment_name};
 use crate::snapshot::{SnapshotReader, SnapshotWriter, parse_snapshot_name};
 use crate::staging;
@@ -40,8 +42,8 @@ use crate::staging;
 pub struct StoreOptions {
     /// The log's.
     pub log: LogOptions,
-    /// Segments that a snapshot has made unnecessary are kept up to this many bytes in all, so that replicas that were away
-    /// can go on where they stopped. Default 2 GiB.
+    /// Segments that a snapshot has made unnecessary are kept up to this many bytes in all, so that
+    /// replicas that were away can go on where they stopped. Default 2 GiB.
     pub keep_log_bytes: u64,
 }
 
@@ -74,7 +76,8 @@ pub struct Store {
     options: StoreOptions,
     lineage: Lineage,
     manifest: Mutex<Manifest>,
-    /// The number of the next manifest, or of the next snapshot's files; never used twice, even if writing one failed half way.
+    /// The number of the next manifest, or of the next snapshot's files; never used twice, even if
+    /// writing one failed half way.
     next_number: AtomicU64,
     /// Numbers of snapshots under construction: their files are not swept.
     building: Mutex<Vec<u64>>,
@@ -82,7 +85,8 @@ pub struct Store {
     pins: Mutex<Vec<Weak<Pin>>>,
     /// See [`Store::keep_files`].
     kept: Mutex<Option<Arc<Pin>>>,
-    /// Writing a manifest failed, and perhaps only after its rename: what either manifest names is kept until one was written well.
+    /// Writing a manifest failed, and perhaps only after its rename: what either manifest names is
+    /// kept until one was written well.
     in_doubt: AtomicBool,
     is_new: bool,
     _lock: Lock,
@@ -103,7 +107,8 @@ impl Store {
         Store::open_with(disk, options, lineage)
     }
 
-    /// As [`Store::open`], with the lineage that a new data set gets: tests need it to be the same each time.
+    /// As [`Store::open`], with the lineage that a new data set gets: tests need it to be the same
+    /// each time.
     pub fn open_with(
         disk: Arc<dyn Disk>,
         options: StoreOptions,
@@ -145,8 +150,12 @@ impl Store {
             is_new,
             _lock: lock,
         };
-        // The name of the manifest we read may not be durable yet, if the last process died right after the rename.
-        store.disk.sync_dir().map_err(|e| Error::io(store.disk.path(""), "syncing the folder", e))?;
+        // The name of the manifest we read may not be durable yet, if the last process died right
+        // after the rename.
+        store
+            .disk
+            .sync_dir()
+            .map_err(|e| Error::io(store.disk.path(""), "syncing the folder", e))?;
         store.sweep()?;
         Ok(store)
     }
@@ -171,8 +180,9 @@ impl Store {
         self.manifest.lock()
     }
 
-    /// Reads all snapshot files, on `threads` threads. `apply` gets each chunk, checked: those of one file in order, on one thread; files
-    /// begin in the order of their spaces, kinds and lowest ids. Its error names what is wrong with the bytes.
+    /// Reads all snapshot files, on `threads` threads. `apply` gets each chunk, checked: those of
+    /// one file in order, on one thread; files begin in the order of their spaces, kinds and lowest
+    /// ids. Its error names what is wrong with the bytes.
     pub fn load(
         &self,
         threads: usize,
@@ -181,7 +191,8 @@ impl Store {
     ) -> Result<u64> {
         let mut files: Vec<FileEntry> =
             self.manifest().files.iter().filter(|f| f.role == Role::Snapshot).cloned().collect();
-        // In the order of their ids, as they once arrived: an engine's tables then roll as they did.
+        // In the order of their ids, as they once arrived: an engine's tables then roll as they
+        // did.
         files.sort_by_key(|f| (f.tag.space, f.tag.kind, f.tag.low));
         let of_bytes = files.iter().map(|f| f.bytes).sum();
         let (next, bytes, rows) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicU64::new(0));
@@ -190,15 +201,19 @@ impl Store {
             let mut chunk = Vec::new();
             while let Some(file) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let mut read = || -> Result<()> {
-                    let mut reader = SnapshotReader::open(&*self.disk, &file.name, Some((file, self.lineage)))?;
+                    let mut reader =
+                        SnapshotReader::open(&*self.disk, &file.name, Some((file, self.lineage)))?;
                     let mut before = 0;
                     loop {
                         let at = reader.at();
                         if !reader.next(&mut chunk)? || failed.lock().is_some() {
                             break;
                         }
-                        apply(file, &chunk).map_err(|what| Error::corrupt(self.disk.path(&file.name), at, what))?;
-                        let done = bytes.fetch_add(reader.at() - before, Ordering::Relaxed) + reader.at() - before;
+                        apply(file, &chunk)
+                            .map_err(|what| Error::corrupt(self.disk.path(&file.name), at, what))?;
+                        let done = bytes.fetch_add(reader.at() - before, Ordering::Relaxed)
+                            + reader.at()
+                            - before;
                         before = reader.at();
                         progress(Progress { bytes: done, of_bytes });
                     }
@@ -225,7 +240,8 @@ impl Store {
         }
     }
 
-    /// Replays the log behind the snapshot and opens it for writing. `apply` gets each record; what it refuses is damage.
+    /// Replays the log behind the snapshot and opens it for writing. `apply` gets each record; what
+    /// it refuses is damage.
     pub fn replay(
         &self,
         mut apply: impl FnMut(&Record<'_>) -> std::result::Result<(), String>,
@@ -247,7 +263,11 @@ impl Store {
     }
 
     /// As [`Store::replay`], batch by batch.
-    pub fn replay_batches(&self, apply: &mut ApplyBatch<'_>, progress: impl FnMut(Progress)) -> Result<(Log, End)> {
+    pub fn replay_batches(
+        &self,
+        apply: &mut ApplyBatch<'_>,
+        progress: impl FnMut(Progress),
+    ) -> Result<(Log, End)> {
         let (found, end) = self.read_log(false, apply, progress)?;
         let log = Log::resume(self.disk.clone(), self.options.log, found)?;
         match self.note_durable(&log) {
@@ -302,13 +322,14 @@ impl Store {
         Ok((found, end))
     }
 
-    /// Notes in the manifest how far the log is durable, so that a log that lost its end is recognised. Done at each start; to be
-    /// done when the log is closed, too.
+    /// Notes in the manifest how far the log is durable, so that a log that lost its end is
+    /// recognised. Done at each start; to be done when the log is closed, too.
     pub fn note_durable(&self, log: &Log) -> Result<()> {
         self.note(log.durable(), log.term())
     }
 
-    /// As [`Store::note_durable`], for a log that is a replica's: up to where it is durable, and its term.
+    /// As [`Store::note_durable`], for a log that is a replica's: up to where it is durable, and
+    /// its term.
     pub fn note(&self, durable: Position, term: u64) -> Result<()> {
         if self.manifest().durable >= durable.offset && self.manifest().term >= term {
             return Ok(());
@@ -324,7 +345,8 @@ impl Store {
         self.options.log
     }
 
-    /// Keeps everything that the manifest names now, and the log behind it, until the pin is dropped: a replica fetches it.
+    /// Keeps everything that the manifest names now, and the log behind it, until the pin is
+    /// dropped: a replica fetches it.
     pub fn pin(&self) -> Arc<Pin> {
         let mut pins = self.pins.lock();
         pins.retain(|pin| pin.strong_count() > 0);
@@ -333,24 +355,30 @@ impl Store {
         pin
     }
 
-    /// Keeps what the manifest names now until this is called with false, or the store is closed: a data set that is on its way in shares files
-    /// with this one.
+    /// Keeps what the manifest names now until this is called with false, or the store is closed: a
+    /// data set that is on its way in shares files with this one.
     pub fn keep_files(&self, keep: bool) {
         let pin = keep.then(|| self.pin());
         *self.kept.lock() = pin;
     }
 
-    /// Whether a replica still fetches the file: then it is not to be removed, though no manifest names it any more.
+    /// Whether a replica still fetches the file: then it is not to be removed, though no manifest
+    /// names it any more.
     pub fn is_pinned(&self, name: &str) -> bool {
-        self.pins.lock().iter().filter_map(Weak::upgrade).any(|pin| pin.manifest.file(name).is_some())
+        self.pins
+            .lock()
+            .iter()
+            .filter_map(Weak::upgrade)
+            .any(|pin| pin.manifest.file(name).is_some())
     }
 
     fn size_of(&self, segment: u64) -> Option<u64> {
         self.disk.open(&segment_name(segment)).ok()?.size().ok()
     }
 
-    /// Begins a snapshot. `replay` is the log's durable end, taken before the walk begins: [`Log::durable`], or what the committer last
-    /// published as synced. Not its written end: after a failed sync that place would be void.
+    /// Begins a snapshot. `replay` is the log's durable end, taken before the walk begins:
+    /// [`Log::durable`], or what the committer last published as synced. Not its written end: after
+    /// a failed sync that place would be void.
     pub fn begin_snapshot(&self, replay: Position) -> SnapshotWriter<'_> {
         let mut building = self.building.lock();
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
@@ -359,7 +387,8 @@ impl Store {
         SnapshotWriter::new(self, number, replay)
     }
 
-    /// Begins a cold file for rows of `columns` values each. Rows are pushed, the file is finished, and [`Store::replace_files`] names it.
+    /// Begins a cold file for rows of `columns` values each. Rows are pushed, the file is finished,
+    /// and [`Store::replace_files`] names it.
     pub fn begin_cold(&self, tag: Tag, columns: usize) -> Result<ColdWriter> {
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         ColdWriter::create(self.disk.clone(), self.lineage, (number, 1), tag, columns)
@@ -370,7 +399,8 @@ impl Store {
         ColdFile::open(&*self.disk, entry, self.lineage)
     }
 
-    /// Begins a page file. Pages are put, the file is finished, and [`Store::replace_files`] names it.
+    /// Begins a page file. Pages are put, the file is finished, and [`Store::replace_files`] names
+    /// it.
     pub fn begin_pages(&self, tag: Tag) -> Result<PageWriter> {
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         PageWriter::create(self.disk.clone(), self.lineage, (number, 1), tag)
@@ -390,10 +420,14 @@ impl Store {
         self.building.lock().retain(|&n| n != number);
     }
 
-    /// Can replay begin there? A place that was written but not durable may have become void by a failed sync; a manifest must not name it.
+    /// Can replay begin there? A place that was written but not durable may have become void by a
+    /// failed sync; a manifest must not name it.
     pub(crate) fn check_replay(&self, replay: Position) -> Result<()> {
-        let void =
-            || Error::Refused(format!("the log does not pass through {replay} any more; begin the snapshot again"));
+        let void = || {
+            Error::Refused(format!(
+                "the log does not pass through {replay} any more; begin the snapshot again"
+            ))
+        };
         let path = match find_path(&*self.disk, self.lineage, replay, false) {
             Ok(path) => path,
             Err(Error::Corrupt { .. }) => return Err(void()),
@@ -403,7 +437,12 @@ impl Store {
         if ends_before { Err(void()) } else { Ok(()) }
     }
 
-    pub(crate) fn publish_snapshot(&self, replay: Position, durable: Position, fresh: Vec<FileEntry>) -> Result<()> {
+    pub(crate) fn publish_snapshot(
+        &self,
+        replay: Position,
+        durable: Position,
+        fresh: Vec<FileEntry>,
+    ) -> Result<()> {
         self.publish(|manifest| {
             manifest.files.retain(|f| f.role != Role::Snapshot);
             manifest.files.extend(fresh);
@@ -414,8 +453,9 @@ impl Store {
         })
     }
 
-    /// Adds files to the manifest and takes others out of it, in one step. The files to add are complete, synced and have their names; those
-    /// taken out may be removed by the caller once this has returned, and no reader has them open.
+    /// Adds files to the manifest and takes others out of it, in one step. The files to add are
+    /// complete, synced and have their names; those taken out may be removed by the caller once
+    /// this has returned, and no reader has them open.
     pub fn replace_files(&self, add: Vec<FileEntry>, remove: &[String]) -> Result<()> {
         self.disk.sync_dir().map_err(|e| Error::io(self.disk.path(""), "syncing the folder", e))?;
         self.publish(|manifest| {
@@ -424,8 +464,9 @@ impl Store {
         })
     }
 
-    /// Removes files that were to be [added](Store::replace_files) and will not be: they have their names, and no manifest names them. What cannot
-    /// be removed now is only clutter: [`Store::trim`] and the next start look for it.
+    /// Removes files that were to be [added](Store::replace_files) and will not be: they have their
+    /// names, and no manifest names them. What cannot be removed now is only clutter:
+    /// [`Store::trim`] and the next start look for it.
     pub fn discard(&self, files: &[FileEntry]) {
         let manifest = self.manifest.lock();
         if self.in_doubt.load(Ordering::Relaxed) {
@@ -453,10 +494,12 @@ impl Store {
         Ok(())
     }
 
-    /// Removes data files that the manifest does not name and segments that nobody needs. Safe beside a running snapshot, but not beside whoever
-    /// has written a cold file that the manifest does not name yet.
+    /// Removes data files that the manifest does not name and segments that nobody needs. Safe
+    /// beside a running snapshot, but not beside whoever has written a cold file that the manifest
+    /// does not name yet.
     pub fn trim(&self) -> Result<()> {
-        // Both at one moment: a snapshot that is published meanwhile is in one of the two, and one that begins later has a higher number.
+        // Both at one moment: a snapshot that is published meanwhile is in one of the two, and one
+        // that begins later has a higher number.
         let (building, manifest) = {
             let building = self.building.lock();
             let manifest = self.manifest.lock();
@@ -467,9 +510,9 @@ impl Store {
         };
         let names = self.disk.list().map_err(|e| Error::io(self.disk.path(""), "listing", e))?;
         for name in &names {
-            let old = parse_snapshot_name(name)
-                .or_else(|| parse_cold_name(name))
-                .is_some_and(|(number, _)| number <= manifest.number && !building.contains(&number));
+            let old = parse_snapshot_name(name).or_else(|| parse_cold_name(name)).is_some_and(
+                |(number, _)| number <= manifest.number && !building.contains(&number),
+            );
             if old && manifest.file(name).is_none() && !self.is_pinned(name) {
                 self.remove(name)?;
             }
@@ -477,12 +520,15 @@ impl Store {
         self.trim_log(self.needed_from())
     }
 
-    /// Removes the oldest segment of the log, if no start needs it and nobody fetches it: what is kept for replicas that are away gives way to what is
-    /// written now. Gives its number, and its bytes.
+    /// Removes the oldest segment of the log, if no start needs it and nobody fetches it: what is
+    /// kept for replicas that are away gives way to what is written now. Gives its number, and its
+    /// bytes.
     pub fn give_up_oldest_segment(&self) -> Result<Option<(u64, u64)>> {
         let replay = self.needed_from();
         let numbers = segment_numbers(&*self.disk)?;
-        let Some(&oldest) = numbers.first().filter(|&&oldest| oldest < replay.segment) else { return Ok(None) };
+        let Some(&oldest) = numbers.first().filter(|&&oldest| oldest < replay.segment) else {
+            return Ok(None);
+        };
         let bytes = self.size_of(oldest).unwrap_or(0);
         self.remove(&segment_name(oldest))?;
         Ok(Some((oldest, bytes)))
@@ -496,14 +542,16 @@ impl Store {
         needed.min_by_key(|at| at.segment).unwrap_or(replay)
     }
 
-    /// Removes the oldest segments before the replay position, until those kept fit `keep_log_bytes`.
+    /// Removes the oldest segments before the replay position, until those kept fit
+    /// `keep_log_bytes`.
     fn trim_log(&self, replay: Position) -> Result<()> {
         let numbers = segment_numbers(&*self.disk)?;
         let mut kept = 0u64;
         for &n in numbers.iter().rev().filter(|&&n| n < replay.segment) {
             kept = kept.saturating_add(self.size_of(n).unwrap_or(0));
             if kept > self.options.keep_log_bytes {
-                // All older ones go too, oldest first, so that what is left has no gap at any moment.
+                // All older ones go too, oldest first, so that what is left has no gap at any
+                // moment.
                 for &old in numbers.iter().filter(|&&old| old <= n) {
                     self.remove(&segment_name(old))?;
                 }
@@ -519,9 +567,13 @@ impl Store {
         for name in names.iter().filter(|n| n.ends_with(TEMPORARY) && is_ours(n)) {
             self.remove(name)?;
         }
-        // Published but named by no manifest: of a snapshot or a spill that was never committed, or replaced by a merge. Their numbers will be used again.
+        // Published but named by no manifest: of a snapshot or a spill that was never committed, or
+        // replaced by a merge. Their numbers will be used again.
         let manifest = self.manifest().clone();
-        for name in names.iter().filter(|n| parse_snapshot_name(n).is_some() || parse_cold_name(n).is_some()) {
+        for name in names
+            .iter()
+            .filter(|n| parse_snapshot_name(n).is_some() || parse_cold_name(n).is_some())
+        {
             if manifest.file(name).is_none() {
                 self.remove(name)?;
             }
@@ -531,7 +583,9 @@ impl Store {
 
     fn remove(&self, name: &str) -> Result<()> {
         match self.disk.remove(name) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io(self.disk.path(name), "removing", e)),
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::io(self.disk.path(name), "removing", e))
+            }
             _ => Ok(()),
         }
     }
@@ -541,8 +595,9 @@ impl Store {
         Ok(segment_numbers(&*self.disk)?.first().copied())
     }
 
-    /// The segment with which the log up to `limit` begins; `None`: it is not there any more, or not yet. It is not always the oldest file:
-    /// an attempt to begin the log that was cut short may have left one, which nothing continues.
+    /// The segment with which the log up to `limit` begins; `None`: it is not there any more, or
+    /// not yet. It is not always the oldest file: an attempt to begin the log that was cut short
+    /// may have left one, which nothing continues.
     pub fn first_segment(&self, limit: Position) -> Result<Option<SegmentHead>> {
         let oldest = segments_back(&*self.disk, limit.segment, usize::MAX)?.pop();
         Ok(oldest.filter(|head| head.previous == 0))

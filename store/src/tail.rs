@@ -1,9 +1,10 @@
 //! Following the log while it is written: what a replica is fed from, straight from the files.
 //!
-//! A [`Tail`] begins at any place between two batches and goes up to a limit that the caller names, usually the durable end of the log.
-//! It keeps nothing in memory but one read buffer, however far behind it is, and it crosses segments by the same rule as recovery: a
-//! segment ends where its successor begins. The bytes that it hands out are the log's own, so that the replica's log becomes
-//! equal to the master's byte for byte, and positions mean the same on both.
+//! A [`Tail`] begins at any place between two batches and goes up to a limit that the caller names,
+//! usually the durable end of the log. It keeps nothing in memory but one read buffer, however far
+//! behind it is, and it crosses segments by the same rule as recovery: a segment ends where its
+//! successor begins. The bytes that it hands out are the log's own, so that the replica's log
+//! becomes equal to the master's byte for byte, and positions mean the same on both.
 
 use std::sync::Arc;
 
@@ -41,18 +42,22 @@ pub enum Absent {
 pub struct Tail {
     disk: Arc<dyn Disk>,
     head: SegmentHead,
-    /// The segment that continues this one, once it is known: below a durable end that does not change any more.
+    /// The segment that continues this one, once it is known: below a durable end that does not
+    /// change any more.
     next: Option<SegmentHead>,
     reader: BatchReader,
 }
 
 impl Tail {
-    /// Begins at `start`, after checking that the log really passes through it, chain value included. [`Error::Refused`] if it does
-    /// not (any more): then only a full sync helps. `limit` is the log's durable end.
+    /// Begins at `start`, after checking that the log really passes through it, chain value
+    /// included. [`Error::Refused`] if it does not (any more): then only a full sync helps. `limit`
+    /// is the log's durable end.
     pub fn open(disk: Arc<dyn Disk>, start: Position, limit: Position) -> Result<Tail> {
         match Tail::find(&disk, start, limit)? {
             Ok(tail) => Ok(tail),
-            Err(Absent::Removed) => Err(Error::Refused(format!("the log does not reach back to {start}"))),
+            Err(Absent::Removed) => {
+                Err(Error::Refused(format!("the log does not reach back to {start}")))
+            }
             Err(Absent::Diverged | Absent::Short) => {
                 Err(Error::Refused(format!("the log does not pass through {start}")))
             }
@@ -60,7 +65,11 @@ impl Tail {
     }
 
     /// As [`Tail::open`], for a caller that wants to know why a place cannot be followed.
-    pub fn find(disk: &Arc<dyn Disk>, start: Position, limit: Position) -> Result<std::result::Result<Tail, Absent>> {
+    pub fn find(
+        disk: &Arc<dyn Disk>,
+        start: Position,
+        limit: Position,
+    ) -> Result<std::result::Result<Tail, Absent>> {
         let numbers = segment_numbers(&**disk)?;
         let is_newest = start.segment >= limit.segment;
         if start.offset > limit.offset {
@@ -69,7 +78,8 @@ impl Tail {
         if !numbers.contains(&start.segment) {
             return Ok(Err(if is_newest { Absent::Diverged } else { Absent::Removed }));
         }
-        // Removals of old segments may be undone by a power cut, and of any of them: then what is left has gaps.
+        // Removals of old segments may be undone by a power cut, and of any of them: then what is
+        // left has gaps.
         let mut wanted = limit.segment;
         while wanted > start.segment {
             if !numbers.contains(&wanted) {
@@ -80,12 +90,15 @@ impl Tail {
         if wanted != start.segment {
             return Ok(Err(Absent::Diverged));
         }
-        let Ok(head) = read_segment_head(&**disk, start.segment)? else { return Ok(Err(Absent::Removed)) };
+        let Ok(head) = read_segment_head(&**disk, start.segment)? else {
+            return Ok(Err(Absent::Removed));
+        };
         if head.byte_of(start.offset) != Some(start.byte) || start.byte < SEGMENT_HEAD_BYTES {
             return Ok(Err(Absent::Diverged));
         }
         let mut tail = Tail::at_segment(disk.clone(), head)?;
-        // The place must be one between two batches, with this very chain before it. A successor that begins earlier makes it void.
+        // The place must be one between two batches, with this very chain before it. A successor
+        // that begins earlier makes it void.
         if let Some(next) = tail.successor(limit)?
             && next.base < start.offset
         {
@@ -120,7 +133,8 @@ impl Tail {
         self.reader.position()
     }
 
-    /// The next step before `limit`, the place up to which the log may be read: its durable end, as it is now or was before.
+    /// The next step before `limit`, the place up to which the log may be read: its durable end, as
+    /// it is now or was before.
     pub fn next(&mut self, limit: Position) -> Result<Step<'_>> {
         let at = self.reader.position();
         let mut end = limit.offset;
@@ -150,7 +164,9 @@ impl Tail {
                 at.byte,
                 "it ends before its successor begins",
             )),
-            Found::Bad(what) => Err(Error::corrupt(self.disk.path(&segment_name(at.segment)), at.byte, what)),
+            Found::Bad(what) => {
+                Err(Error::corrupt(self.disk.path(&segment_name(at.segment)), at.byte, what))
+            }
         }
     }
 
@@ -159,7 +175,8 @@ impl Tail {
         if self.next.is_some() {
             return Ok(self.next);
         }
-        // From the limit back, since void segments name the same predecessor as the one that counts.
+        // From the limit back, since void segments name the same predecessor as the one that
+        // counts.
         let mut wanted = limit.segment;
         while wanted > self.head.segment {
             let Ok(head) = read_segment_head(&*self.disk, wanted)? else {

@@ -18,7 +18,12 @@ pub(crate) struct Post {
 }
 
 /// Decodes the reply to `FEED.GET ... BINARY` for a view of so many counters and flags.
-pub(crate) fn decode(reply: &[u8], ids: &[u64], counters: usize, flags: usize) -> Result<Vec<Post>, String> {
+pub(crate) fn decode(
+    reply: &[u8],
+    ids: &[u64],
+    counters: usize,
+    flags: usize,
+) -> Result<Vec<Post>, String> {
     let width = counters * 8 + flags;
     if reply.len() != width * ids.len() {
         return Err(format!("{} bytes for {} rows of {width}", reply.len(), ids.len()));
@@ -49,7 +54,8 @@ pub(crate) fn page(
     counters: usize,
     flags: usize,
 ) -> Result<Vec<Post>, Box<dyn Error>> {
-    let reply: Vec<u8> = redis::cmd("FEED.GET").arg(view).arg(viewer).arg(ids).arg("BINARY").query(connection)?;
+    let reply: Vec<u8> =
+        redis::cmd("FEED.GET").arg(view).arg(viewer).arg(ids).arg("BINARY").query(connection)?;
     Ok(decode(&reply, ids, counters, flags)?)
 }
 
@@ -57,7 +63,9 @@ pub(crate) fn page(
 #[allow(dead_code, reason = "the tests take this file as a module")]
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [url, view, viewer, ids @ ..] = &args[..] else { return Err("feed_page URL VIEW VIEWER ID...".into()) };
+    let [url, view, viewer, ids @ ..] = &args[..] else {
+        return Err("feed_page URL VIEW VIEWER ID...".into());
+    };
     let ids: Vec<u64> = ids.iter().map(|id| id.parse()).collect::<Result<_, _>>()?;
     let mut connection = redis::Client::open(url.as_str())?.get_connection()?;
     for Post { id, counters, flags } in page(&mut connection, view, viewer.parse()?, &ids, 4, 2)? {

@@ -1,4 +1,5 @@
-//! Harness of the end-to-end tests: a real server inside the test's process, on a port of its own, and ways to talk to it.
+//! Harness of the end-to-end tests: a real server inside the test's process, on a port of its own,
+//! and ways to talk to it.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -10,20 +11,24 @@ use tidemark_server::{Server, start};
 /// How long a test waits for something that should take milliseconds.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Says that a test cannot run here: past libtest, which shows nothing of what passes, and in the file that `./test` prints at its end.
+/// Says that a test cannot run here: past libtest, which shows nothing of what passes, and in the
+/// file that `./test` prints at its end.
 pub fn cannot(why: &str) {
     let name = std::thread::current().name().unwrap_or_default().to_owned();
     let said = format!("SKIPPED: {name}: {why}\n");
     std::io::stderr().write_all(said.as_bytes()).expect("somewhere to say it");
     if let Some(path) = std::env::var_os("TIDEMARK_SKIPPED") {
         let file = std::fs::OpenOptions::new().append(true).create(true).open(path);
-        file.and_then(|mut file| file.write_all(said.as_bytes())).expect("the list of what is skipped");
+        file.and_then(|mut file| file.write_all(said.as_bytes()))
+            .expect("the list of what is skipped");
     }
 }
 
-/// The files of a folder: their names, and which file each is. One that grows is the same; one that was replaced is not.
+/// The files of a folder: their names, and which file each is. One that grows is the same; one that
+/// was replaced is not.
 fn files_of(folder: &std::path::Path) -> Vec<(std::ffi::OsString, u64)> {
-    let entries = std::fs::read_dir(folder).expect("the data folder").map(|entry| entry.expect("an entry"));
+    let entries =
+        std::fs::read_dir(folder).expect("the data folder").map(|entry| entry.expect("an entry"));
     // What has gone meanwhile is not there.
     let files = entries.filter(|entry| entry.file_type().is_ok_and(|of| of.is_file()));
     let mut files: Vec<_> = files.map(|entry| (entry.file_name(), entry.ino())).collect();
@@ -59,7 +64,8 @@ impl TestServer {
         TestServer { port: server.port(), server: Some(server), config, folder: Some(folder) }
     }
 
-    /// Stops it and starts it again on the same data, with a configuration that `change` has changed.
+    /// Stops it and starts it again on the same data, with a configuration that `change` has
+    /// changed.
     pub fn restart_with(mut self, change: impl FnOnce(&mut Config)) -> TestServer {
         if let Some(server) = self.server.take() {
             server.stop().expect("no thread panicked");
@@ -83,10 +89,14 @@ impl TestServer {
         self.restart_with(|_| {})
     }
 
-    /// Another server on what the disk holds once it has all that was answered: as if this one's process had been killed then.
+    /// Another server on what the disk holds once it has all that was answered: as if this one's
+    /// process had been killed then.
     pub fn killed(&self) -> TestServer {
-        // What was answered a moment ago may still be gathered for the log. Where it cannot get there, the disk is taken as it is.
-        if let Ok(mut connection) = redis::Client::open(self.url()).and_then(|client| client.get_connection()) {
+        // What was answered a moment ago may still be gathered for the log. Where it cannot get
+        // there, the disk is taken as it is.
+        if let Ok(mut connection) =
+            redis::Client::open(self.url()).and_then(|client| client.get_connection())
+        {
             _ = redis::cmd("WAITAOF").arg(1).arg(0).arg(2_000).exec(&mut connection);
         }
         self.on_copy(self.folder())
@@ -98,12 +108,18 @@ impl TestServer {
         let to = loop {
             let to = tempfile::tempdir().expect("a temporary folder");
             let before = files_of(from);
-            let copied = before.iter().all(|(name, _)| std::fs::copy(from.join(name), to.path().join(name)).is_ok());
+            let copied = before
+                .iter()
+                .all(|(name, _)| std::fs::copy(from.join(name), to.path().join(name)).is_ok());
             // A process dies at one moment: all files are to be of it.
             if copied && files_of(from) == before {
                 break to;
             }
-            assert!(started.elapsed() < PATIENCE, "the files in {} change all the time", from.display());
+            assert!(
+                started.elapsed() < PATIENCE,
+                "the files in {} change all the time",
+                from.display()
+            );
         };
         TestServer::on(to, self.config.clone())
     }
@@ -164,10 +180,13 @@ pub struct Stopped {
     port: u16,
 }
 
-/// On a port that nobody has, and that the system gives to nobody who connects: it must still be free when a server that was stopped comes back.
+/// On a port that nobody has, and that the system gives to nobody who connects: it must still be
+/// free when a server that was stopped comes back.
 fn listener() -> TcpListener {
-    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
-    let given_from: u16 = range.split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(32_768);
+    let range =
+        std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let given_from: u16 =
+        range.split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(32_768);
     let some = |_| TcpListener::bind(("127.0.0.1", fastrand::u16(given_from / 3..given_from))).ok();
     (0..1000).find_map(some).expect("a free port")
 }
@@ -278,11 +297,15 @@ pub fn request(args: &[&str]) -> Vec<u8> {
     bytes
 }
 
-/// The rules that docs/security.md recommends for a user, as words of ACL SETUSER, with this password.
+/// The rules that docs/security.md recommends for a user, as words of ACL SETUSER, with this
+/// password.
 pub fn recommended_user(name: &str, password: &str) -> Vec<String> {
     let text = include_str!("../../docs/security.md");
-    let line = text.lines().map(str::trim).find(|line| line.starts_with(&format!("ACL SETUSER {name} ")));
-    let line = line.expect("the documentation has this user").replace("#<sha256>", &format!(">{password}"));
+    let line =
+        text.lines().map(str::trim).find(|line| line.starts_with(&format!("ACL SETUSER {name} ")));
+    let line = line
+        .expect("the documentation has this user")
+        .replace("#<sha256>", &format!(">{password}"));
     line.split(' ').map(str::to_owned).collect()
 }
 
@@ -300,6 +323,7 @@ pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
 pub fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
     let line = status.lines().find(|l| l.starts_with("VmRSS:")).expect("VmRSS");
-    let kilobytes: u64 = line.split_ascii_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number");
+    let kilobytes: u64 =
+        line.split_ascii_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number");
     kilobytes * 1024
 }

@@ -1,14 +1,17 @@
-//! What the path from request to reply costs, in counts that do not depend on the machine's mood: instructions and allocations.
+//! What the path from request to reply costs, in counts that do not depend on the machine's mood:
+//! instructions and allocations.
 //!
-//! Instructions are those of the debug build (CI builds no other), so they guard against regressions and say nothing of speed; what release code
-//! does is in docs/performance.md. After a change that is meant to cost more, or a toolchain that compiles otherwise, put the new counts here:
-//! `cargo test -p tidemark-tests --test path -- --nocapture` prints them.
+//! Instructions are those of the debug build (CI builds no other), so they guard against
+//! regressions and say nothing of speed; what release code does is in docs/performance.md. After a
+//! change that is meant to cost more, or a toolchain that compiles otherwise, put the new counts
+//! here: `cargo test -p tidemark-tests --test path -- --nocapture` prints them.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where it stopped")]
 
 use std::process::Command;
 use tidemark_tests::{TestServer, request};
 
-/// A count may be so much higher than the one written down. From run to run they differ by up to 0.7 %, as a process's secrets decide which rows meet.
+/// A count may be so much higher than the one written down. From run to run they differ by up to
+/// 0.7 %, as a process's secrets decide which rows meet.
 const TOLERANCE: f64 = 1.03;
 
 /// Instructions of one turn, its first ones included, by what is in it: see `src/bin/page_path.rs`.
@@ -30,13 +33,24 @@ fn a_turn_takes_no_more_instructions_than_before() {
     let mut over = Vec::new();
     for (what, most) in INSTRUCTIONS {
         let mut valgrind = Command::new("valgrind");
-        valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no"]);
-        valgrind.args(["--toggle-collect=*Local*turn*", env!("CARGO_BIN_EXE_page_path"), what, &TURNS.to_string()]);
+        valgrind.args([
+            "--tool=callgrind",
+            "--callgrind-out-file=/dev/null",
+            "--collect-atstart=no",
+        ]);
+        valgrind.args([
+            "--toggle-collect=*Local*turn*",
+            env!("CARGO_BIN_EXE_page_path"),
+            what,
+            &TURNS.to_string(),
+        ]);
         let done = valgrind.output().expect("valgrind: run tests/clients/setup once");
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
         assert!(done.status.success(), "{said}");
         // "==123== Collected : 456"
-        let collected = said.lines().find_map(|line| line.split_once("Collected :")?.1.trim().parse::<f64>().ok());
+        let collected = said
+            .lines()
+            .find_map(|line| line.split_once("Collected :")?.1.trim().parse::<f64>().ok());
         let per_turn = collected.unwrap_or_else(|| panic!("no count in {said}")) / f64::from(TURNS);
         println!("{what}: {per_turn:.0} instructions a turn (written down: {most})");
         assert!(per_turn > 500.0, "{what}: nothing was counted");
@@ -52,7 +66,8 @@ fn a_turn_takes_no_more_instructions_than_before() {
 fn reads_allocate_nothing() {
     let server = TestServer::start();
     let mut local = server.server().local().unwrap();
-    let ids: Vec<String> = (0..50).map(|i| (3_631_614_501_919_378u64 + i * 4194).to_string()).collect();
+    let ids: Vec<String> =
+        (0..50).map(|i| (3_631_614_501_919_378u64 + i * 4194).to_string()).collect();
     let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
     for id in &ids {
         local.turn(&request(&["FEED.ACT", "like", "42", id]));
@@ -87,19 +102,27 @@ fn reads_allocate_nothing() {
         assert_eq!(counted.count_total, 0, "{shown:?}");
     }
     // The counter counts.
-    assert!(allocation_counter::measure(|| drop(std::hint::black_box(vec![0u8; 100]))).count_total > 0);
+    assert!(
+        allocation_counter::measure(|| drop(std::hint::black_box(vec![0u8; 100]))).count_total > 0
+    );
     drop(local);
     server.stop();
 }
 
-/// Rows of one request, or of requests that arrive together, cost one wait for memory: a batch holds up to 32.
-#[cfg_attr(not(debug_assertions), ignore = "only builds with debug assertions note what they ask for")]
+/// Rows of one request, or of requests that arrive together, cost one wait for memory: a batch
+/// holds up to 32.
+#[cfg_attr(
+    not(debug_assertions),
+    ignore = "only builds with debug assertions note what they ask for"
+)]
 #[test]
 fn rows_are_asked_for_together() {
     let server = TestServer::start();
     let mut local = server.server().local().unwrap();
-    // Few enough that all lie in their first buckets, and enough that the space knows them for the rule.
-    let ids: Vec<String> = (0..200).map(|i| (3_631_614_501_919_378u64 + i * 4194).to_string()).collect();
+    // Few enough that all lie in their first buckets, and enough that the space knows them for the
+    // rule.
+    let ids: Vec<String> =
+        (0..200).map(|i| (3_631_614_501_919_378u64 + i * 4194).to_string()).collect();
     for id in &ids {
         local.turn(&request(&["CNT.SET", "post", id, "like", "3", "read", "700"]));
     }
@@ -126,7 +149,12 @@ fn rows_are_asked_for_together() {
             ("FEED.GET", whole(n, &["FEED.GET", "home", "42"], itself)),
             ("CNT.GET", whole(n, &["CNT.GET", "post"], itself)),
             ("MGET", whole(n, &["MGET"], |id| vec![format!("post:{id}:read")])),
-            ("CNT.MINCRBY", whole(n, &["CNT.MINCRBY", "post"], |id| [id, "read", "1"].map(str::to_owned).to_vec())),
+            (
+                "CNT.MINCRBY",
+                whole(n, &["CNT.MINCRBY", "post"], |id| {
+                    [id, "read", "1"].map(str::to_owned).to_vec()
+                }),
+            ),
         ] {
             assert_eq!(cost(&[&bytes]), n.div_ceil(32), "{name} of {n}");
         }

@@ -1,9 +1,11 @@
 //! Pages and increments while the schema changes: does anybody wait for it?
 //!
-//! `cargo build --release -p tidemark-server -p tidemark-bench`, then `target/release/counter_alter --rows 5000000`. Fields are added, widened and dropped
-//! in turn; all tables are rewritten after each, in the background. Pages are asked for at an even rate, and timed from the moment when
-//! each was due; so are increments, which go to old rows, half of them to the field that changed last. *dd* stands for any program
-//! that takes a processor as long as the rewriting does: what a page waits beside that is the machine's doing.
+//! `cargo build --release -p tidemark-server -p tidemark-bench`, then `target/release/counter_alter
+//! --rows 5000000`. Fields are added, widened and dropped in turn; all tables are rewritten after
+//! each, in the background. Pages are asked for at an even rate, and timed from the moment when
+//! each was due; so are increments, which go to old rows, half of them to the field that changed
+//! last. *dd* stands for any program that takes a processor as long as the rewriting does: what a
+//! page waits beside that is the machine's doing.
 
 use clap::Parser;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -36,7 +38,8 @@ const CALM: Duration = Duration::from_secs(6);
 const PHASES: [&str; 3] = ["nothing else", "ALTER", "dd"];
 const OVER: usize = PHASES.len();
 
-/// Asks at an even rate until it is over. Microseconds by phase, each from the moment when the request was due.
+/// Asks at an even rate until it is over. Microseconds by phase, each from the moment when the
+/// request was due.
 fn ask(
     server: &Server,
     rate: u64,
@@ -60,12 +63,15 @@ fn ask(
     }
 }
 
-/// Changes the schema, and waits until no table has another one; how long the reply took, in microseconds.
+/// Changes the schema, and waits until no table has another one; how long the reply took, in
+/// microseconds.
 fn alter(client: &mut Client, words: &[&[u8]]) -> io::Result<f64> {
     let begun = Instant::now();
     let reply = client.call(&[&[&b"TM.SPACE"[..], b"ALTER", b"post"], words].concat())?;
     let us = begun.elapsed().as_secs_f64() * 1e6;
-    let OwnedFrame::BulkString(schema) = reply else { return Err(io::Error::other(format!("ALTER: {reply:?}"))) };
+    let OwnedFrame::BulkString(schema) = reply else {
+        return Err(io::Error::other(format!("ALTER: {reply:?}")));
+    };
     while !tables(client)?.iter().all(|table| value(table, b"fields") == Some(&schema)) {
         std::thread::sleep(Duration::from_millis(100));
     }
@@ -92,7 +98,12 @@ fn main() -> io::Result<()> {
     let args = Args::parse();
     let server = args.place.tidemark("everysec", "")?;
     fill(&server, args.rows, row_tidemark)?;
-    println!("{} rows, {} pages and increments a second each, load {}", args.rows, args.rate, load());
+    println!(
+        "{} rows, {} pages and increments a second each, load {}",
+        args.rows,
+        args.rate,
+        load()
+    );
     let (stage, changed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let (mut pages, mut adds, alters) = std::thread::scope(|s| {
         let (server, stage, changed) = (&server, &stage, &changed);
@@ -132,7 +143,10 @@ fn main() -> io::Result<()> {
                 let name = format!("x{round}");
                 alters.push(alter(&mut client, &[b"ADD", format!("{name}:14").as_bytes()])?);
                 changed.store(round, Relaxed);
-                alters.push(alter(&mut client, &[b"WIDEN", b"like", text(12 + 4 * round as u64).as_slice()])?);
+                alters.push(alter(
+                    &mut client,
+                    &[b"WIDEN", b"like", text(12 + 4 * round as u64).as_slice()],
+                )?);
                 alters.push(alter(&mut client, &[b"DROP", name.as_bytes()])?);
                 changed.store(0, Relaxed);
             }
@@ -149,7 +163,11 @@ fn main() -> io::Result<()> {
         let alters = control();
         stage.store(OVER, Relaxed);
         let panicked = |_| io::Error::other("a client panicked");
-        Ok::<_, io::Error>((pages.join().map_err(panicked)??, adds.join().map_err(panicked)??, alters?))
+        Ok::<_, io::Error>((
+            pages.join().map_err(panicked)??,
+            adds.join().map_err(panicked)??,
+            alters?,
+        ))
     })?;
     let (mut alters, took) = alters;
     println!(
@@ -158,8 +176,12 @@ fn main() -> io::Result<()> {
     );
     for (name, times) in [("pages", &mut pages), ("increments", &mut adds)] {
         for (phase, times) in PHASES.iter().zip(times) {
-            let [p50, p99, p999, most] = [0.5, 0.99, 0.999, 1.0].map(|share| percentile(times, share));
-            println!("{name:>12} {phase:>12} {:>8} {p50:>8.0} {p99:>8.0} {p999:>8.0} {most:>8.0}", times.len());
+            let [p50, p99, p999, most] =
+                [0.5, 0.99, 0.999, 1.0].map(|share| percentile(times, share));
+            println!(
+                "{name:>12} {phase:>12} {:>8} {p50:>8.0} {p99:>8.0} {p999:>8.0} {most:>8.0}",
+                times.len()
+            );
         }
     }
     let n = alters.len();

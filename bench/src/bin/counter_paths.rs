@@ -1,9 +1,11 @@
-//! The same rows by different commands, whole turns without a socket: does a pipeline of small commands wait for memory row by row, or once, as a
-//! command that names all rows does?
+//! The same rows by different commands, whole turns without a socket: does a pipeline of small
+//! commands wait for memory row by row, or once, as a command that names all rows does?
 //!
-//! `cargo run --release -p tidemark-bench --bin counter_paths` has all in the second cache; `-- --rows 50000000` (450 MB) has nothing there.
-//! What a way takes more in the second run than in the first is its wait for memory, whatever its commands cost to parse and to answer. `one by one`
-//! sends each small command as a turn of its own: what waiting for each row would cost. Nanoseconds of processor time per row.
+//! `cargo run --release -p tidemark-bench --bin counter_paths` has all in the second cache; `--
+//! --rows 50000000` (450 MB) has nothing there. What a way takes more in the second run than in the
+//! first is its wait for memory, whatever its commands cost to parse and to answer. `one by one`
+//! sends each small command as a turn of its own: what waiting for each row would cost. Nanoseconds
+//! of processor time per row.
 
 use clap::Parser;
 use std::hint::black_box;
@@ -34,7 +36,9 @@ fn post(index: u64) -> u64 {
 
 fn request(words: &[&str], out: &mut Vec<u8>) {
     out.extend_from_slice(format!("*{}\r\n", words.len()).as_bytes());
-    words.iter().for_each(|word| out.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes()));
+    words.iter().for_each(|word| {
+        out.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes())
+    });
 }
 
 /// One command for all, or one for each row.
@@ -67,11 +71,15 @@ fn turns(way: &Way, ids: &[u64]) -> Vec<Vec<u8>> {
     match way {
         Way::Whole(head, _) if **head == ["MGET"] => {
             let keys: Vec<String> = ids.iter().map(|id| format!("post:{id}:read")).collect();
-            request(&["MGET"].into_iter().chain(keys.iter().map(String::as_str)).collect::<Vec<_>>(), &mut turns[0]);
+            request(
+                &["MGET"].into_iter().chain(keys.iter().map(String::as_str)).collect::<Vec<_>>(),
+                &mut turns[0],
+            );
         }
         Way::Whole(head, after) => {
             let ids: Vec<String> = ids.iter().map(u64::to_string).collect();
-            let triples = ids.iter().flat_map(|id| [id.as_str()].into_iter().chain(after.iter().copied()));
+            let triples =
+                ids.iter().flat_map(|id| [id.as_str()].into_iter().chain(after.iter().copied()));
             request(&head.iter().copied().chain(triples).collect::<Vec<_>>(), &mut turns[0]);
         }
         Way::Each(name, after, apart) => {
@@ -81,7 +89,8 @@ fn turns(way: &Way, ids: &[u64]) -> Vec<Vec<u8>> {
                 }
                 let key = format!("post:{id}{}", if *name == "GET" { ":read" } else { "" });
                 let last = turns.len() - 1;
-                let words: Vec<&str> = [*name, key.as_str()].into_iter().chain(after.iter().copied()).collect();
+                let words: Vec<&str> =
+                    [*name, key.as_str()].into_iter().chain(after.iter().copied()).collect();
                 request(&words, &mut turns[last]);
             }
         }
@@ -99,19 +108,32 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             posts.set(post(index), &[(0, 9), (1, 3), (2, 1), (3, 700)])?;
         }
         while engines.maintain() {}
-        println!("{} rows in {} kB, {} tables", posts.rows(), posts.memory_bytes() / 1000, posts.tables().len());
+        println!(
+            "{} rows in {} kB, {} tables",
+            posts.rows(),
+            posts.memory_bytes() / 1000,
+            posts.tables().len()
+        );
     }
     let mut local = server.local().ok_or("no client")?;
     let mut rng = fastrand::Rng::with_seed(1);
     let mut times = [const { Vec::new() }; WAYS.len()];
     // By turns, so that what disturbs one disturbs all.
     for _ in 0..args.rounds {
-        for ((_, way), times) in WAYS.iter().zip(&mut times).filter(|((name, _), _)| name.starts_with(&args.only)) {
+        for ((_, way), times) in
+            WAYS.iter().zip(&mut times).filter(|((name, _), _)| name.starts_with(&args.only))
+        {
             let mut spent = 0.0;
-            // A few at a time, so that requests are in the cache as those that a socket has just given would be.
+            // A few at a time, so that requests are in the cache as those that a socket has just
+            // given would be.
             for _ in 0..args.batches / 50 {
                 let batches: Vec<Vec<Vec<u8>>> = (0..50)
-                    .map(|_| turns(way, &(0..BATCH).map(|_| post(rng.u64(..args.rows))).collect::<Vec<_>>()))
+                    .map(|_| {
+                        turns(
+                            way,
+                            &(0..BATCH).map(|_| post(rng.u64(..args.rows))).collect::<Vec<_>>(),
+                        )
+                    })
                     .collect();
                 let begin = cpu_ns();
                 for turn in batches.iter().flatten() {

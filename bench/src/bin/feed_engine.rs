@@ -1,4 +1,5 @@
-//! What a page takes without a socket: the engines alone, and the whole turn from the bytes of a request to those of its reply.
+//! What a page takes without a socket: the engines alone, and the whole turn from the bytes of a
+//! request to those of its reply.
 //!
 //! ```text
 //! cargo run --release -p tidemark-bench --bin feed_engine -- --posts 20000 --pairs 80000              all of it in the second cache
@@ -6,8 +7,9 @@
 //! cargo run --release -p tidemark-bench --bin feed_engine -- --posts 50000000 --pairs 200000000       1.5 GB, most of a minute to load
 //! ```
 //!
-//! Posts come in the order of their ids, with log-normal counts; two pairs of five are likes, three are reads, and most of a post's pairs come
-//! while it is among the newest. They are stored past the log. Pages are of random posts; nanoseconds are processor time of the thread.
+//! Posts come in the order of their ids, with log-normal counts; two pairs of five are likes, three
+//! are reads, and most of a post's pairs come while it is among the newest. They are stored past
+//! the log. Pages are of random posts; nanoseconds are processor time of the thread.
 
 use clap::Parser;
 use phantom::Member;
@@ -82,14 +84,18 @@ impl Asked {
 
 fn request(viewer: u64, ids: &[u64], last: Option<&str>) -> Vec<u8> {
     let head = ["FEED.GET".to_owned(), "home".to_owned(), viewer.to_string()];
-    let words: Vec<String> =
-        head.into_iter().chain(ids.iter().map(u64::to_string)).chain(last.map(str::to_owned)).collect();
+    let words: Vec<String> = head
+        .into_iter()
+        .chain(ids.iter().map(u64::to_string))
+        .chain(last.map(str::to_owned))
+        .collect();
     let mut out = format!("*{}\r\n", words.len());
     words.iter().for_each(|word| out += &format!("${}\r\n{word}\r\n", word.len()));
     out.into_bytes()
 }
 
-/// Pages that are made, then measured, in one go: their texts stay in the second cache, as those that a socket has just given would.
+/// Pages that are made, then measured, in one go: their texts stay in the second cache, as those
+/// that a socket has just given would.
 const BLOCK: usize = 96;
 
 /// For so long several threads ask at once.
@@ -106,12 +112,14 @@ fn memory_mb() -> (u64, u64) {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
     let kib = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or_default()
+        line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok())
+            .unwrap_or_default()
     };
     (kib("Anonymous:") * 1024 / 1_000_000, kib("AnonHugePages:") * 1024 / 1_000_000)
 }
 
-/// Median over the rounds of nanoseconds per page. New pages each time, so that what is in the caches of the data is by chance.
+/// Median over the rounds of nanoseconds per page. New pages each time, so that what is in the
+/// caches of the data is by chance.
 fn measure(args: &Args, rng: &mut fastrand::Rng, mut block: impl FnMut(&[Asked])) -> f64 {
     let blocks = args.pages.div_ceil(BLOCK);
     let mut rounds: Vec<f64> = (0..args.rounds)
@@ -130,8 +138,9 @@ fn measure(args: &Args, rng: &mut fastrand::Rng, mut block: impl FnMut(&[Asked])
     rounds[rounds.len() / 2]
 }
 
-/// Nanoseconds of a page's bare fetches: of two lines side by side for each row, and one for each of two flags, at random from so many bytes of
-/// huge pages. Where they are is known beforehand; all are asked for, then all are read.
+/// Nanoseconds of a page's bare fetches: of two lines side by side for each row, and one for each
+/// of two flags, at random from so many bytes of huge pages. Where they are is known beforehand;
+/// all are asked for, then all are read.
 fn floor(args: &Args, bytes: u64, rng: &mut fastrand::Rng) -> std::io::Result<f64> {
     let words = Words::zeroed(bytes as usize / 8)?;
     words.iter().step_by(512).for_each(|word| word.store(1, Relaxed));
@@ -139,8 +148,9 @@ fn floor(args: &Args, bytes: u64, rng: &mut fastrand::Rng) -> std::io::Result<f6
         .map(|_| {
             let mut spent = 0.0;
             for _ in 0..args.pages.div_ceil(BLOCK) {
-                let places: Vec<usize> =
-                    (0..BLOCK * args.size * 3).map(|_| rng.usize(..words.len() / 16) * 16).collect();
+                let places: Vec<usize> = (0..BLOCK * args.size * 3)
+                    .map(|_| rng.usize(..words.len() / 16) * 16)
+                    .collect();
                 let begin = now_ns();
                 for page in places.chunks_exact(args.size * 3) {
                     let (rows, flags) = page.split_at(args.size);
@@ -161,14 +171,16 @@ fn floor(args: &Args, bytes: u64, rng: &mut fastrand::Rng) -> std::io::Result<f6
     Ok(rounds[rounds.len() / 2])
 }
 
-/// Pages per second of the clock, whole turns of one page, by several threads at once. The making of the pages is not counted.
+/// Pages per second of the clock, whole turns of one page, by several threads at once. The making
+/// of the pages is not counted.
 fn together(args: &Args, server: &tidemark_server::Server, threads: u64) -> f64 {
     let ready = Barrier::new(threads as usize);
     let one = |seed: u64| {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut local = server.local().expect("a client");
         // A share of what a round has, again and again.
-        let pages: Vec<Asked> = (0..args.pages.min(10_000)).map(|_| Asked::new(args, &mut rng)).collect();
+        let pages: Vec<Asked> =
+            (0..args.pages.min(10_000)).map(|_| Asked::new(args, &mut rng)).collect();
         ready.wait();
         let (begin, mut done) = (Instant::now(), 0);
         while begin.elapsed() < TOGETHER {
@@ -203,14 +215,24 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let [Some(liked), Some(read)] = flags else { return Err("no flags".into()) };
         let mut due = 0.0;
         for index in 0..args.posts {
-            let rare = |rng: &mut fastrand::Rng| if rng.u8(0..3) == 0 { log_normal(rng, 1.0, 1.5) } else { 0 };
-            let row = [log_normal(&mut rng, 2.2, 1.7), rare(&mut rng), rare(&mut rng), log_normal(&mut rng, 6.6, 1.65)];
+            let rare = |rng: &mut fastrand::Rng| {
+                if rng.u8(0..3) == 0 { log_normal(rng, 1.0, 1.5) } else { 0 }
+            };
+            let row = [
+                log_normal(&mut rng, 2.2, 1.7),
+                rare(&mut rng),
+                rare(&mut rng),
+                log_normal(&mut rng, 6.6, 1.65),
+            ];
             posts.set(post(index), &[(0, row[0]), (1, row[1]), (2, row[2]), (3, row[3])])?;
             due += args.pairs as f64 / args.posts as f64;
             while due >= 1.0 {
                 due -= 1.0;
                 let age = (-YOUNG * (1.0 - rng.f64()).ln()) as u64;
-                let (id, member) = (post(index.saturating_sub(age)), Member::Number(viewer(rng.u64(..args.viewers))));
+                let (id, member) = (
+                    post(index.saturating_sub(age)),
+                    Member::Number(viewer(rng.u64(..args.viewers))),
+                );
                 if rng.u8(..5) < 2 { liked } else { read }.add(id, &member)?;
             }
         }
@@ -231,7 +253,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             };
             let tables = flags.tables_probed(0);
             let filters: f64 = tables.iter().map(weighed).sum();
-            println!("{} tables of flags; a pair is looked for in {filters:.2} filters in the mean", tables.len());
+            println!(
+                "{} tables of flags; a pair is looked for in {filters:.2} filters in the mean",
+                tables.len()
+            );
         }
         let (all, huge) = memory_mb();
         println!("{all} MB of memory in all, {huge} of them in huge pages");
@@ -280,7 +305,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         if threads == 1 {
             alone = per_s;
         }
-        println!("{threads} threads at once: {per_s:.0} pages a second of the clock, {:.2} times one", per_s / alone);
+        println!(
+            "{threads} threads at once: {per_s:.0} pages a second of the clock, {:.2} times one",
+            per_s / alone
+        );
     }
     drop(engines);
     server.stop()?;

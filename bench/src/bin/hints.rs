@@ -1,11 +1,13 @@
-//! How many hints to the cache count that are given in one go: a processor may drop those for which it has no room.
+//! How many hints to the cache count that are given in one go: a processor may drop those for which
+//! it has no room.
 //!
 //! ```text
 //! cargo run --release -p tidemark-bench --bin hints
 //! ```
 //!
-//! Random lines of memory of several sizes are asked for, one right after the other; a microsecond later all are read, which takes next to nothing
-//! if all have come, and a wait for memory if one has not. Beside it as many lines read with no hint. Nanoseconds, medians.
+//! Random lines of memory of several sizes are asked for, one right after the other; a microsecond
+//! later all are read, which takes next to nothing if all have come, and a wait for memory if one
+//! has not. Beside it as many lines read with no hint. Nanoseconds, medians.
 
 use clap::Parser;
 use rolling::Words;
@@ -33,11 +35,13 @@ const LATER: Duration = Duration::from_micros(1);
 /// Words of a line.
 const LINE: usize = 8;
 
-/// Nanoseconds that the reading of `number` random lines takes. New ones each time: those that were read a moment ago are in the cache.
+/// Nanoseconds that the reading of `number` random lines takes. New ones each time: those that were
+/// read a moment ago are in the cache.
 fn read(words: &Words, number: usize, times: usize, hint: bool, rng: &mut fastrand::Rng) -> u128 {
     let mut took: Vec<u128> = (0..times)
         .map(|_| {
-            let at: Vec<usize> = (0..number).map(|_| rng.usize(..words.len() / LINE) * LINE).collect();
+            let at: Vec<usize> =
+                (0..number).map(|_| rng.usize(..words.len() / LINE) * LINE).collect();
             if hint {
                 at.iter().for_each(|&at| words.prefetch(at));
             }
@@ -62,7 +66,8 @@ fn main() -> std::io::Result<()> {
         let words = Words::zeroed(mib.max(1) << 17)?;
         words.iter().step_by(LINE).for_each(|word| word.store(1, Relaxed));
         for &number in &args.lines {
-            let took = [true, false].map(|hint| read(&words, number, args.times.max(1), hint, &mut rng));
+            let took =
+                [true, false].map(|hint| read(&words, number, args.times.max(1), hint, &mut rng));
             println!("{mib:>8} {number:>6} {:>12} {:>12}", took[0], took[1]);
         }
     }

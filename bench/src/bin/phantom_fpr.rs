@@ -7,13 +7,15 @@ use phantom::{Answer, Member, Options, Space};
 use std::collections::HashSet;
 use std::io::Read;
 
-/// Measures error rates at the moment when a table is full: for each shape of pairs in one table for each seed, and in all of these together.
+/// Measures error rates at the moment when a table is full: for each shape of pairs in one table
+/// for each seed, and in all of these together.
 #[derive(Parser)]
 struct Args {
     /// Pairs in the table, about.
     #[arg(long, default_value_t = 10_000_000)]
     pairs: u64,
-    /// Pairs that were never set, and are asked for; when there are more than pairs in the table, by other users of the same ids.
+    /// Pairs that were never set, and are asked for; when there are more than pairs in the table,
+    /// by other users of the same ids.
     #[arg(long, default_value_t = 10_000_000)]
     probes: u64,
     /// Secret of the hash: the first.
@@ -39,7 +41,9 @@ fn main() {
         ("ids with equal low bits", |i| ((i << 38) | 12_345, 99)),
         ("ids with equal high bits", |i| ((77 << 40) | (i / 3), i % 3)),
         ("users with equal low bits", |i| (1 << 41, i << 38)),
-        ("snowflakes, 20 users each", |i| (3_631_614_501_919_378 + (i / 20) * 4096, 833_933_534_602 + i * 37)),
+        ("snowflakes, 20 users each", |i| {
+            (3_631_614_501_919_378 + (i / 20) * 4096, 833_933_534_602 + i * 37)
+        }),
     ];
     println!(
         "{:<10} {:<28} {:>9} {:>7} {:>11} {:>10} {:>9}",
@@ -69,8 +73,10 @@ fn main() {
             None => println!("skipped: shared/data/weibo_reposts.csv.gz is not here"),
             Some(pairs) => {
                 let known: HashSet<(u64, u64)> = pairs.iter().copied().collect();
-                let ids: Vec<u64> = pairs.iter().map(|p| p.0).collect::<HashSet<_>>().into_iter().collect();
-                let users: Vec<u64> = pairs.iter().map(|p| p.1).collect::<HashSet<_>>().into_iter().collect();
+                let ids: Vec<u64> =
+                    pairs.iter().map(|p| p.0).collect::<HashSet<_>>().into_iter().collect();
+                let users: Vec<u64> =
+                    pairs.iter().map(|p| p.1).collect::<HashSet<_>>().into_iter().collect();
                 let (mut ids, mut users) = (ids, users);
                 ids.sort_unstable();
                 users.sort_unstable();
@@ -81,7 +87,8 @@ fn main() {
                 for seed in seeds() {
                     // Fewer by 5 %, as those that are taken for set at once leave the table short.
                     let pair = |i| pairs[(i % count) as usize];
-                    let (yes, asked) = measure(seed, rate, "real reposts", count * 19 / 20, pair, never.clone());
+                    let (yes, asked) =
+                        measure(seed, rate, "real reposts", count * 19 / 20, pair, never.clone());
                     of_shape = (of_shape.0 + yes, of_shape.1 + asked);
                 }
                 if args.seeds > 1 {
@@ -96,10 +103,15 @@ fn main() {
 fn sum_up(rate: f64, name: &str, (yes, asked): (u64, u64)) {
     let (expected, measured) = (asked as f64 * rate, yes as f64);
     let (low, high) = (measured - 3.3 * measured.sqrt(), measured + 3.3 * measured.sqrt());
-    println!("{rate:<10} {name:<28} together: {yes} of {asked}, share {:.3} to {:.3}", low / expected, high / expected);
+    println!(
+        "{rate:<10} {name:<28} together: {yes} of {asked}, share {:.3} to {:.3}",
+        low / expected,
+        high / expected
+    );
 }
 
-/// Fills one table of about `n` pairs to the brim, and asks for pairs that are not in it: how many were answered with yes, of how many.
+/// Fills one table of about `n` pairs to the brim, and asks for pairs that are not in it: how many
+/// were answered with yes, of how many.
 fn measure(
     seed: u64,
     rate: f64,
@@ -109,11 +121,17 @@ fn measure(
     never: impl Iterator<Item = (u64, u64)>,
 ) -> (u64, u64) {
     // The first table of a space is an eighth of a grown one.
-    let options =
-        Options { false_positive_rate: rate, pairs_per_table: n * 8, max_tables: 2, seed, ..Options::default() };
+    let options = Options {
+        false_positive_rate: rate,
+        pairs_per_table: n * 8,
+        max_tables: 2,
+        seed,
+        ..Options::default()
+    };
     let space = Space::new(options).expect("memory for one table");
     let capacity = space.tables()[0].capacity;
-    // The highest ids first, so that the table is closed above all of them, and the others are late.
+    // The highest ids first, so that the table is closed above all of them, and the others are
+    // late.
     let order = (n - n.min(5000)..n).chain(0..n - n.min(5000)).chain(n..);
     let mut set = vec![];
     for i in order {
@@ -128,7 +146,10 @@ fn measure(
     while space.maintain() {}
     let table = &space.tables_probed(0)[0];
     let bits = table.bytes as f64 * 8.0 / table.capacity as f64;
-    assert!(set.iter().all(|(id, member)| space.contains(*id, &Member::Number(*member)) == Answer::Yes), "a false no");
+    assert!(
+        set.iter().all(|(id, member)| space.contains(*id, &Member::Number(*member)) == Answer::Yes),
+        "a false no"
+    );
     let (mut asked, mut yes) = (0u64, 0u64);
     for (id, member) in never {
         asked += 1;
@@ -147,7 +168,10 @@ fn measure(
 /// The distinct (origin, user) pairs of the real data.
 fn real_pairs() -> Option<Pairs> {
     let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-    let path = here.ancestors().map(|dir| dir.join("shared/data/weibo_reposts.csv.gz")).find(|path| path.exists())?;
+    let path = here
+        .ancestors()
+        .map(|dir| dir.join("shared/data/weibo_reposts.csv.gz"))
+        .find(|path| path.exists())?;
     let mut text = String::new();
     flate2::read::GzDecoder::new(std::fs::File::open(path).ok()?).read_to_string(&mut text).ok()?;
     let pair = |line: &str| {

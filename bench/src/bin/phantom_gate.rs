@@ -1,5 +1,5 @@
-//! What counters of 0 spare a feed page: how many flags they disprove, and how many wrong hearts a page shows, beside a page that believes the
-//! filter for every flag.
+//! What counters of 0 spare a feed page: how many flags they disprove, and how many wrong hearts a
+//! page shows, beside a page that believes the filter for every flag.
 //!
 //! `cargo run --release -p tidemark-bench --bin phantom_gate`
 
@@ -40,7 +40,8 @@ fn main() {
     }
     config.view[0].flags = ["liked", "reposted"].map(str::to_owned).into();
     let catalogue = Catalogue::default().completed(&config).expect("a new one");
-    let engines = Engines::new(&config, &catalogue, Arc::new(Durability::new(Fsync::No))).expect("spaces");
+    let engines =
+        Engines::new(&config, &catalogue, Arc::new(Durability::new(Fsync::No))).expect("spaces");
     let mut rng = fastrand::Rng::with_seed(1);
     let first = 1u64 << 40;
     let (mut row, mut undone) = (vec![], 0u64);
@@ -63,9 +64,11 @@ fn main() {
     while engines.maintain() {}
     // Viewers that have done nothing: every yes is wrong.
     let view = engines.view(b"home").expect("configured");
-    let spaces = ["liked", "reposted"].map(|name| engines.existence(name.as_bytes()).expect("configured"));
+    let spaces =
+        ["liked", "reposted"].map(|name| engines.existence(name.as_bytes()).expect("configured"));
     let post = engines.counter(b"post").expect("configured");
-    let fields = ["like", "repost"].map(|name| post.schema().index_of(name.as_bytes()).expect("configured"));
+    let fields =
+        ["like", "repost"].map(|name| post.schema().index_of(name.as_bytes()).expect("configured"));
     let (mut page, mut answers, mut ids) = (Page::default(), vec![], vec![0; PAGE]);
     let (mut spared, mut wrong_gated, mut wrong, mut pages_gated, mut pages_wrong) =
         ([0u64; 2], 0u64, 0u64, 0u64, 0u64);
@@ -94,7 +97,11 @@ fn main() {
         "{} posts, {undone} undone, {} pages of {PAGE} posts with two flags, rate {}",
         args.posts, args.pages, args.rate
     );
-    println!("flags disproved: liked {:.1} %, reposted {:.1} %", share(spared[0], flags), share(spared[1], flags));
+    println!(
+        "flags disproved: liked {:.1} %, reposted {:.1} %",
+        share(spared[0], flags),
+        share(spared[1], flags)
+    );
     println!(
         "wrong hearts per page: {:.4} gated, {:.4} not",
         wrong_gated as f64 / args.pages as f64,
@@ -108,12 +115,15 @@ fn main() {
     println!("loose ids: {:?}", spaces.map(|space| space.loose().size()));
 }
 
-/// How many did it: nobody for the share `zero` of posts, else log-normal, so that the mean over all posts is `mean`.
+/// How many did it: nobody for the share `zero` of posts, else log-normal, so that the mean over
+/// all posts is `mean`.
 fn count(rng: &mut fastrand::Rng, mean: f64, zero: f64) -> u64 {
     if rng.f64() < zero {
         return 0;
     }
-    let normal = (-2.0 * rng.f64().max(1e-12).ln()).sqrt() * (std::f64::consts::TAU * rng.f64()).cos();
+    let normal =
+        (-2.0 * rng.f64().max(1e-12).ln()).sqrt() * (std::f64::consts::TAU * rng.f64()).cos();
     let sigma = 1.2f64;
-    ((mean / (1.0 - zero)).ln() - sigma * sigma / 2.0 + sigma * normal).exp().min(100_000.0).ceil() as u64
+    ((mean / (1.0 - zero)).ln() - sigma * sigma / 2.0 + sigma * normal).exp().min(100_000.0).ceil()
+        as u64
 }

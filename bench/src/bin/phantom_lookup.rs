@@ -1,5 +1,6 @@
-//! What a check of a pair costs in a large filter: a feed page asks for 20 at once. Beside it, in the same run: the same checks one by
-//! one, a plain Bloom filter whose k bits lie anywhere (fetched ahead, too), and the `bloomfilter` crate.
+//! What a check of a pair costs in a large filter: a feed page asks for 20 at once. Beside it, in
+//! the same run: the same checks one by one, a plain Bloom filter whose k bits lie anywhere
+//! (fetched ahead, too), and the `bloomfilter` crate.
 //!
 //! `cargo run --release -p tidemark-bench --bin phantom_lookup -- --gib 1`
 
@@ -53,7 +54,8 @@ impl Plain {
     }
 
     fn bit(&self, (a, b): (u64, u64), i: usize) -> usize {
-        ((u128::from(a.wrapping_add(b.wrapping_mul(i as u64))) * u128::from(self.bits)) >> 64) as usize
+        ((u128::from(a.wrapping_add(b.wrapping_mul(i as u64))) * u128::from(self.bits)) >> 64)
+            as usize
     }
 
     fn check_batch(&self, member: u64, ids: &[u64]) -> usize {
@@ -73,10 +75,17 @@ impl Plain {
 }
 
 /// Pages of 20 ids for one viewer each. `share` of the pairs are among the first `pairs`.
-fn pages(rng: &mut fastrand::Rng, checks: usize, pairs: u64, share: f64) -> Vec<(u64, [u64; BATCH])> {
+fn pages(
+    rng: &mut fastrand::Rng,
+    checks: usize,
+    pairs: u64,
+    share: f64,
+) -> Vec<(u64, [u64; BATCH])> {
     let page = |_| {
-        // The viewer of a set pair has that one only: a page of hits is as many viewers' first hits, asked one page each.
-        let member = if rng.f64() < share { rng.u64(0..pairs) } else { (1 << 40) + rng.u64(0..1 << 40) };
+        // The viewer of a set pair has that one only: a page of hits is as many viewers' first
+        // hits, asked one page each.
+        let member =
+            if rng.f64() < share { rng.u64(0..pairs) } else { (1 << 40) + rng.u64(0..1 << 40) };
         let mut ids = [0; BATCH];
         ids.iter_mut().for_each(|id| *id = (1 << 50) + rng.u64(0..POSTS));
         (member, ids)
@@ -100,8 +109,13 @@ fn main() {
     let bytes = (args.gib * (1u64 << 30) as f64) as u64;
     // The first table of a space is an eighth of a grown one.
     let full = (bytes as f64 * 8.0 / 19.9) as u64;
-    let options =
-        Options { false_positive_rate: RATE, pairs_per_table: full * 8, max_tables: 2, seed: 7, ..Options::default() };
+    let options = Options {
+        false_positive_rate: RATE,
+        pairs_per_table: full * 8,
+        max_tables: 2,
+        seed: 7,
+        ..Options::default()
+    };
     let space = Space::new(options).expect("memory for one filter");
     let started = cpu_time();
     for i in 0..full {
@@ -112,7 +126,11 @@ fn main() {
     }
     let add = (cpu_time() - started).as_nanos() as f64 / full as f64;
     let table = &space.tables()[0];
-    println!("{full} pairs in {} MiB, {:.3} full, added in {add:.0} ns each", table.bytes >> 20, table.fill);
+    println!(
+        "{full} pairs in {} MiB, {:.3} full, added in {add:.0} ns each",
+        table.bytes >> 20,
+        table.fill
+    );
 
     let mut rng = fastrand::Rng::with_seed(1);
     let checks = args.checks / BATCH * BATCH;
@@ -129,7 +147,12 @@ fn main() {
             space.contains_batch(&Member::Number(*member), ids, &mut answers);
             found += yes(&answers);
         }
-        report(&format!("phantom, batches of {BATCH}, not set (round {round})"), checks, started, found);
+        report(
+            &format!("phantom, batches of {BATCH}, not set (round {round})"),
+            checks,
+            started,
+            found,
+        );
     }
     let started = cpu_time();
     let mut found = 0;
@@ -140,32 +163,55 @@ fn main() {
     }
     report("phantom, one by one, not set", checks, started, found);
     let started = cpu_time();
-    let found = hits.iter().filter(|(id, member)| space.contains(*id, &Member::Number(*member)) == Answer::Yes).count();
+    let found = hits
+        .iter()
+        .filter(|(id, member)| space.contains(*id, &Member::Number(*member)) == Answer::Yes)
+        .count();
     report("phantom, one by one, set", checks, started, found);
     drop(space);
 
     let words = (bytes / 8) as usize;
-    let plain = Plain { words: Words::zeroed(words).expect("memory for one filter"), bits: words as u64 * 64, k: 13 };
+    let plain = Plain {
+        words: Words::zeroed(words).expect("memory for one filter"),
+        bits: words as u64 * 64,
+        k: 13,
+    };
     // Half of its bits at random: as if it were full.
     plain.words.iter().for_each(|word| word.store(rng.u64(..), Relaxed));
     for round in 0..3 {
         let started = cpu_time();
         let found = misses.iter().map(|(member, ids)| plain.check_batch(*member, ids)).sum();
-        report(&format!("plain filter, k 13, prefetched batches of {BATCH} (round {round})"), checks, started, found);
+        report(
+            &format!("plain filter, k 13, prefetched batches of {BATCH} (round {round})"),
+            checks,
+            started,
+            found,
+        );
     }
     drop(plain);
 
-    let mut peer =
-        Bloom::<(u64, u64)>::new_for_fp_rate_with_seed(args.peer_pairs, RATE, &std::array::from_fn(|i| i as u8 * 7))
-            .expect("its size");
+    let mut peer = Bloom::<(u64, u64)>::new_for_fp_rate_with_seed(
+        args.peer_pairs,
+        RATE,
+        &std::array::from_fn(|i| i as u8 * 7),
+    )
+    .expect("its size");
     (0..args.peer_pairs as u64).for_each(|i| peer.set(&pair(i)));
     let started = cpu_time();
     let found = misses
         .iter()
-        .map(|(member, ids)| ids.iter().filter(|id| black_box(peer.check(&(**id, *member)))).count())
+        .map(|(member, ids)| {
+            ids.iter().filter(|id| black_box(peer.check(&(**id, *member)))).count()
+        })
         .sum();
-    report(&format!("bloomfilter crate, {} MiB, not set", peer.len() >> 23), checks, started, found);
-    let set: Vec<(u64, u64)> = (0..checks).map(|_| pair(rng.u64(0..args.peer_pairs as u64))).collect();
+    report(
+        &format!("bloomfilter crate, {} MiB, not set", peer.len() >> 23),
+        checks,
+        started,
+        found,
+    );
+    let set: Vec<(u64, u64)> =
+        (0..checks).map(|_| pair(rng.u64(0..args.peer_pairs as u64))).collect();
     let started = cpu_time();
     let found = set.iter().filter(|pair| black_box(peer.check(pair))).count();
     report(&format!("bloomfilter crate, {} MiB, set", peer.len() >> 23), checks, started, found);

@@ -1,8 +1,11 @@
-//! Bytes per pair of a viewer and a post: ours, the sets of redis-server, and the filters of a module of it or of another server that takes its arguments.
+//! Bytes per pair of a viewer and a post: ours, the sets of redis-server, and the filters of a
+//! module of it or of another server that takes its arguments.
 //!
-//! `cargo run --release -p tidemark-bench --bin phantom_memory -- [--module redisbloom.so | --program valkey-server --module libvalkey_bloom.so]`
+//! `cargo run --release -p tidemark-bench --bin phantom_memory -- [--module redisbloom.so |
+//! --program valkey-server --module libvalkey_bloom.so]`
 //!
-//! Servers say themselves what they take (`used_memory` before and after), with their allocator's rounding and their keys; of a filter they say its own size, too.
+//! Servers say themselves what they take (`used_memory` before and after), with their allocator's
+//! rounding and their keys; of a filter they say its own size, too.
 
 use clap::Parser;
 use phantom::{Member, Options, Space};
@@ -29,22 +32,28 @@ struct Args {
 
 type Outcome = Result<(), Box<dyn Error>>;
 
-/// A viewer's id, different for each pair: as short as redis-server can store it, or of eight bytes.
+/// A viewer's id, different for each pair: as short as redis-server can store it, or of eight
+/// bytes.
 fn viewer(i: u64, bits: u32) -> u64 {
     // Odd: each once.
     i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - bits)
 }
 
 fn ours(pairs: u64, rate: f64) -> Outcome {
-    let options =
-        Options { false_positive_rate: rate, pairs_per_table: pairs / 8, max_tables: 1000, ..Options::default() };
+    let options = Options {
+        false_positive_rate: rate,
+        pairs_per_table: pairs / 8,
+        max_tables: 1000,
+        ..Options::default()
+    };
     let space = Space::new(options)?;
     for i in 0..pairs {
         space.add((1 << 50) + i / 10, &Member::Number(viewer(i, 64)))?;
     }
     while space.maintain() {}
     let tables = space.tables();
-    let full = tables.iter().rev().skip(1).max_by_key(|table| table.pairs).ok_or("no table was closed")?;
+    let full =
+        tables.iter().rev().skip(1).max_by_key(|table| table.pairs).ok_or("no table was closed")?;
     let whole = space.memory_bytes() as f64 / space.pairs() as f64;
     let closed = full.bytes as f64 / full.pairs as f64;
     println!(
@@ -55,8 +64,9 @@ fn ours(pairs: u64, rate: f64) -> Outcome {
     Ok(())
 }
 
-/// What a server takes for all pairs, `per_key` of each key, by its memory and, if that says it, by a filter's own size. What `reserve` says is sent for
-/// each key first, if it says anything, and then its pairs by `command`.
+/// What a server takes for all pairs, `per_key` of each key, by its memory and, if that says it, by
+/// a filter's own size. What `reserve` says is sent for each key first, if it says anything, and
+/// then its pairs by `command`.
 fn theirs(
     args: &Args,
     (bits, per_key): (u32, u64),
@@ -66,7 +76,11 @@ fn theirs(
     let (program, module) = (args.program.clone(), args.module.clone());
     let server = Server::new(&std::env::temp_dir(), move |folder, port| {
         let mut command = Command::new(&program);
-        command.args(["--port", &port.to_string(), "--save", ""]).arg("--dir").arg(folder).stdout(Stdio::null());
+        command
+            .args(["--port", &port.to_string(), "--save", ""])
+            .arg("--dir")
+            .arg(folder)
+            .stdout(Stdio::null());
         module.iter().for_each(|module| _ = command.arg("--loadmodule").arg(module));
         command
     })?;
@@ -82,15 +96,18 @@ fn theirs(
     for first in (0..args.pairs).step_by(per_key as usize) {
         let key = format!("liked:{}", (1u64 << 50) + first);
         if !reserve.is_empty() {
-            let words: Vec<&[u8]> =
-                [b"BF.RESERVE", key.as_bytes()].into_iter().chain(reserve.iter().map(|word| word.as_bytes())).collect();
+            let words: Vec<&[u8]> = [b"BF.RESERVE", key.as_bytes()]
+                .into_iter()
+                .chain(reserve.iter().map(|word| word.as_bytes()))
+                .collect();
             client.push(&words);
         }
         // A request has so many members at most.
         let end = (first + per_key).min(args.pairs);
         for first in (first..end).step_by(1000) {
             make_room(&mut client)?;
-            let viewers: Vec<String> = (first..end.min(first + 1000)).map(|i| viewer(i, bits).to_string()).collect();
+            let viewers: Vec<String> =
+                (first..end.min(first + 1000)).map(|i| viewer(i, bits).to_string()).collect();
             let mut words = vec![command, key.as_bytes()];
             words.extend(viewers.iter().map(|viewer| viewer.as_bytes()));
             client.push(&words);
@@ -99,13 +116,16 @@ fn theirs(
     take_all(&mut client)?;
     let key = format!("liked:{}", 1u64 << 50);
     let size = match client.call(&[b"BF.INFO", key.as_bytes(), b"SIZE"]) {
-        Ok(OwnedFrame::Array(size)) => {
-            size.first().and_then(|size| if let OwnedFrame::Integer(size) = size { Some(*size) } else { None })
-        }
+        Ok(OwnedFrame::Array(size)) => size
+            .first()
+            .and_then(|size| if let OwnedFrame::Integer(size) = size { Some(*size) } else { None }),
         _ => None,
     };
     drop(client);
-    Ok(((used()? - before) / args.pairs as f64, size.map(|size| size as f64 / per_key.min(args.pairs) as f64)))
+    Ok((
+        (used()? - before) / args.pairs as f64,
+        size.map(|size| size as f64 / per_key.min(args.pairs) as f64),
+    ))
 }
 
 fn main() -> Outcome {
@@ -121,7 +141,11 @@ fn main() -> Outcome {
     if args.module.is_some() {
         let all = args.pairs.to_string();
         let kinds: [(&str, u64, &[&str]); 6] = [
-            ("one filter for 1 % and all pairs that does not scale", args.pairs, &["0.01", &all, "NONSCALING"]),
+            (
+                "one filter for 1 % and all pairs that does not scale",
+                args.pairs,
+                &["0.01", &all, "NONSCALING"],
+            ),
             ("the same for 0.1 %", args.pairs, &["0.001", &all, "NONSCALING"]),
             ("the same for 0.01 %", args.pairs, &["0.0001", &all, "NONSCALING"]),
             ("one filter for 1 % and all pairs, which might scale", args.pairs, &["0.01", &all]),

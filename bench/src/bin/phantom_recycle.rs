@@ -1,4 +1,5 @@
-//! What readers notice when a large table is recycled and cleared in the background: the time of a page of 20 checks, beside none.
+//! What readers notice when a large table is recycled and cleared in the background: the time of a
+//! page of 20 checks, beside none.
 //!
 //! `cargo run --release -p tidemark-bench --bin phantom_recycle -- --gib 1`
 
@@ -26,7 +27,12 @@ const SPAN: u64 = 1 << 20;
 fn main() {
     let args = Args::parse();
     let bits = args.gib * 8.0 * (1u64 << 30) as f64;
-    let options = Options { pairs_per_table: (bits / 19.9) as u64, max_tables: 2, seed: 3, ..Options::default() };
+    let options = Options {
+        pairs_per_table: (bits / 19.9) as u64,
+        max_tables: 2,
+        seed: 3,
+        ..Options::default()
+    };
     let space = Space::new(options).expect("memory");
     let mut epoch = 0;
     // Tables double until they are as large as they get.
@@ -36,7 +42,10 @@ fn main() {
     while space.maintain() {}
     let full = space.tables().last().map_or(0, |table| table.bytes);
     println!("{:>6} MiB a table, {} of them", full >> 20, space.layout().len());
-    println!("{:<28} {:>9} {:>9} {:>9} {:>9} {:>9}", "pages of 20, us", "p50", "p99", "p99.9", "max", "pages");
+    println!(
+        "{:<28} {:>9} {:>9} {:>9} {:>9} {:>9}",
+        "pages of 20, us", "p50", "p99", "p99.9", "max", "pages"
+    );
     for round in 0..2 {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -50,7 +59,8 @@ fn main() {
             let reader = scope.spawn(|| pages(&space, &stop));
             let (start, mut recycled) = (Instant::now(), 0);
             while start.elapsed() < Duration::from_secs(args.seconds) {
-                // Every page of the table was written to, so that all of it is memory to be cleared.
+                // Every page of the table was written to, so that all of it is memory to be
+                // cleared.
                 roll(&space, &mut epoch, 1_000_000);
                 while space.maintain() {}
                 recycled += 1;
@@ -92,5 +102,12 @@ fn pages(space: &Space, stop: &AtomicBool) -> Vec<u64> {
 fn show(what: &str, mut times: Vec<u64>) {
     times.sort_unstable();
     let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize] as f64 / 1000.0;
-    println!("{what:<28} {:>9.2} {:>9.2} {:>9.2} {:>9.1} {:>9}", at(0.5), at(0.99), at(0.999), at(1.0), times.len());
+    println!(
+        "{what:<28} {:>9.2} {:>9.2} {:>9.2} {:>9.1} {:>9}",
+        at(0.5),
+        at(0.99),
+        at(0.999),
+        at(1.0),
+        times.len()
+    );
 }

@@ -1,5 +1,6 @@
-//! A hundred million likes through rolling tables: 30 % of them for posts whose table is closed already, some unliked, some with absurd ids.
-//! Then every one of them is asked for: none may be missing (no false no), no unliked one may be found.
+//! A hundred million likes through rolling tables: 30 % of them for posts whose table is closed
+//! already, some unliked, some with absurd ids. Then every one of them is asked for: none may be
+//! missing (no false no), no unliked one may be found.
 //!
 //! `cargo run --release -p tidemark-bench --bin phantom_replay`
 
@@ -66,8 +67,10 @@ fn main() {
         let (id, member) = pair(i + 8, behind);
         space.prefetch(id, &Member::Number(member));
         let (id, member) = pair(i, behind);
-        for_set +=
-            u64::from(space.add(id, &Member::Number(member)).expect("nothing is at a bound") == Change::Unchanged);
+        for_set += u64::from(
+            space.add(id, &Member::Number(member)).expect("nothing is at a bound")
+                == Change::Unchanged,
+        );
         if i >= 1000 && taken(i - 1000) {
             let (id, member) = pair(i - 1000, behind);
             let done = space.remove(id, &Member::Number(member)).expect("nothing is at a bound");
@@ -108,6 +111,8 @@ fn main() {
         found += u64::from(gone && answer != Answer::No);
     }
     let bits = space.memory_bytes() as f64 * 8.0 / args.pairs as f64;
-    println!("{missing} false no, {found} unset pairs found; {bits:.1} bits per pair, all memory counted");
+    println!(
+        "{missing} false no, {found} unset pairs found; {bits:.1} bits per pair, all memory counted"
+    );
     assert!(missing == 0 && found == 0);
 }

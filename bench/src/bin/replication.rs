@@ -8,9 +8,10 @@
 //! target/release/replication away                                                  a replica is away while the log rolls 20 times, and goes on
 //! ```
 //!
-//! In `sync` a replica runs as a thread that gets a processor only while nobody else wants it (`chrt --idle`), as on a machine of its own it would take
-//! nothing from its master. With `--beside` it runs as everybody else. A page is `FEED.GET` of 32 posts here and
-//! 32 pipelined HMGET there, without flags; a like is HINCRBY on both.
+//! In `sync` a replica runs as a thread that gets a processor only while nobody else wants it
+//! (`chrt --idle`), as on a machine of its own it would take nothing from its master. With
+//! `--beside` it runs as everybody else. A page is `FEED.GET` of 32 posts here and 32 pipelined
+//! HMGET there, without flags; a like is HINCRBY on both.
 
 use clap::{Parser, Subcommand};
 use redis_protocol::resp2::types::OwnedFrame;
@@ -19,7 +20,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tidemark_bench::play::{
-    fill, load, make_room, median, on_threads, percentile, post, row_redis, row_tidemark, take, take_all, text,
+    fill, load, make_room, median, on_threads, percentile, post, row_redis, row_tidemark, take,
+    take_all, text,
 };
 use tidemark_bench::server::{Place, Server};
 use tidemark_server::cli::client::Client;
@@ -58,7 +60,8 @@ enum What {
         /// Full syncs of each; the servers take turns.
         #[arg(long, default_value_t = 3)]
         rounds: usize,
-        /// Waits for a line of input between loading and measuring: what else runs on the machine may end meanwhile.
+        /// Waits for a line of input between loading and measuring: what else runs on the machine
+        /// may end meanwhile.
         #[arg(long)]
         wait: bool,
     },
@@ -80,8 +83,8 @@ enum What {
         #[arg(long, default_value_t = 1_000_000)]
         writes: u64,
     },
-    /// A replica that is killed, and comes back when the log has rolled so many times. Segments have their usual 64 MiB, and snapshots and
-    /// what is kept of the log are as by default.
+    /// A replica that is killed, and comes back when the log has rolled so many times. Segments
+    /// have their usual 64 MiB, and snapshots and what is kept of the log are as by default.
     Away {
         /// How often.
         #[arg(long, default_value_t = 20)]
@@ -100,10 +103,19 @@ enum Kind {
 }
 
 /// Redis with nothing on the disk but what it needs for a full sync, and no pause before that.
-const REDIS: Kind = Kind::Redis { options: &["--appendonly", "no", "--repl-diskless-sync-delay", "0"] };
+const REDIS: Kind =
+    Kind::Redis { options: &["--appendonly", "no", "--repl-diskless-sync-delay", "0"] };
 /// Redis as durable as Tidemark by default.
-const REDIS_EVERYSEC: Kind =
-    Kind::Redis { options: &["--appendonly", "yes", "--appendfsync", "everysec", "--repl-diskless-sync-delay", "0"] };
+const REDIS_EVERYSEC: Kind = Kind::Redis {
+    options: &[
+        "--appendonly",
+        "yes",
+        "--appendfsync",
+        "everysec",
+        "--repl-diskless-sync-delay",
+        "0",
+    ],
+};
 
 const CONFIG: &str = "[[counter]]\nname = \"post\"\nfields = \"like:12 repost:8 comment:8 read:16\"\nrows = \"post:{id}\"\n\
     memory_limit_bytes = 16_000_000_000\n[[view]]\nname = \"home\"\ncounters = [\"post\"]\n";
@@ -128,7 +140,9 @@ impl Kind {
             if done.success() { self.start(args) } else { Err(io::Error::other("chrt failed")) }
         };
         // How a thread is scheduled is its children's, too.
-        std::thread::scope(|s| s.spawn(idly).join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked"))))
+        std::thread::scope(|s| {
+            s.spawn(idly).join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
+        })
     }
 
     fn page(self, client: &mut Client, posts: &[u64]) -> io::Result<()> {
@@ -139,7 +153,14 @@ impl Kind {
             client.push(&words);
         } else {
             for post in &posts {
-                client.push(&[b"HMGET", &[b"post:", &post[..]].concat(), b"like", b"repost", b"comment", b"read"]);
+                client.push(&[
+                    b"HMGET",
+                    &[b"post:", &post[..]].concat(),
+                    b"like",
+                    b"repost",
+                    b"comment",
+                    b"read",
+                ]);
             }
         }
         take_all(client)
@@ -170,7 +191,10 @@ fn attach(replica: &Server, master: &Server) -> io::Result<f64> {
         || !master.info("slave0")?.contains("state=online")
     {
         if started.elapsed() > Duration::from_secs(600) {
-            return Err(io::Error::other(format!("not in step: {:?}", replica.info("master_link_error"))));
+            return Err(io::Error::other(format!(
+                "not in step: {:?}",
+                replica.info("master_link_error")
+            )));
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -222,7 +246,8 @@ fn sync_once(
                 let before = phase.load(Relaxed);
                 let posts: Vec<u64> = (0..32).map(|_| post(rng.u64(0..rows))).collect();
                 kind.page(&mut client, &posts)?;
-                // From the moment it was due, so that a page that holds up others counts for them, too.
+                // From the moment it was due, so that a page that holds up others counts for them,
+                // too.
                 if before != UNCOUNTED && before == phase.load(Relaxed) {
                     taken[before - CALM].push(due.elapsed().as_secs_f64() * 1e6);
                 }
@@ -282,7 +307,14 @@ fn sync_once(
     Ok(())
 }
 
-fn sync(args: &Args, rows: u64, redis_rows: u64, traffic: &Traffic, rounds: usize, wait: bool) -> io::Result<()> {
+fn sync(
+    args: &Args,
+    rows: u64,
+    redis_rows: u64,
+    traffic: &Traffic,
+    rounds: usize,
+    wait: bool,
+) -> io::Result<()> {
     let both = [(Kind::Tidemark, rows), (REDIS, redis_rows)];
     let mut masters = vec![];
     for (kind, rows) in both {
@@ -325,9 +357,14 @@ fn sync(args: &Args, rows: u64, redis_rows: u64, traffic: &Traffic, rounds: usiz
         let list = |values: &[f64], digits: usize| {
             values.iter().map(|v| format!("{v:.digits$}")).collect::<Vec<_>>().join(" ")
         };
-        let line = |values: &mut Vec<f64>| list(&[0.5, 0.99, 0.999].map(|share| percentile(values, share)), 0);
-        let ratios: Vec<f64> =
-            calm.iter_mut().zip(&mut during).map(|(c, d)| percentile(d, 0.999) / percentile(c, 0.999)).collect();
+        let line = |values: &mut Vec<f64>| {
+            list(&[0.5, 0.99, 0.999].map(|share| percentile(values, share)), 0)
+        };
+        let ratios: Vec<f64> = calm
+            .iter_mut()
+            .zip(&mut during)
+            .map(|(c, d)| percentile(d, 0.999) / percentile(c, 0.999))
+            .collect();
         println!(
             "{:>8} {:>24} {:>7.0} {:>9.0} {:>30} {:>30} {:>20}",
             kind.name(),
@@ -342,7 +379,11 @@ fn sync(args: &Args, rows: u64, redis_rows: u64, traffic: &Traffic, rounds: usiz
         println!(
             "{:>8} master's memory {memory_mib:.0} MiB, at most {growth_mib:.0} MiB more during a sync{}",
             "",
-            if kind == Kind::Tidemark { String::new() } else { format!(", and {child} bytes in its child") }
+            if kind == Kind::Tidemark {
+                String::new()
+            } else {
+                format!(", and {child} bytes in its child")
+            }
         );
     }
     println!("load {}", load());
@@ -364,7 +405,8 @@ fn wait(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()> 
         let cpu = || server.threads_cpu_s() + replica.threads_cpu_s();
         let (before, until) = (cpu(), Instant::now() + Duration::from_secs(seconds));
         let pairs = on_threads(clients, |i| {
-            let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(round * clients + i));
+            let (mut client, mut rng) =
+                (server.client()?, fastrand::Rng::with_seed(round * clients + i));
             let mut done = 0;
             while Instant::now() < until {
                 like(&mut client, post(rng.u64(0..100_000)));
@@ -398,7 +440,10 @@ fn wait(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()> 
 }
 
 fn hot(args: &Args, writes: u64) -> io::Result<()> {
-    println!("one row, {writes} times HINCRBY, pipelined by {}; bytes of the replication stream", Client::IN_FLIGHT);
+    println!(
+        "one row, {writes} times HINCRBY, pipelined by {}; bytes of the replication stream",
+        Client::IN_FLIGHT
+    );
     let mut bytes = vec![];
     for kind in [Kind::Tidemark, REDIS_EVERYSEC] {
         let (master, replica) = pair(args, kind)?;
@@ -415,11 +460,18 @@ fn hot(args: &Args, writes: u64) -> io::Result<()> {
             return Err(io::Error::other("the replica does not have it after a minute"));
         }
         let streamed = number(&master, "master_repl_offset")? - before;
-        let held = replica.client()?.call(&[b"HGET", &[b"post:", &text(post(7))[..]].concat(), b"like"])?;
+        let held = replica.client()?.call(&[
+            b"HGET",
+            &[b"post:", &text(post(7))[..]].concat(),
+            b"like",
+        ])?;
         if held != OwnedFrame::BulkString(text(writes)) {
             return Err(io::Error::other(format!("the replica has {held:?}")));
         }
-        println!("{:>8}: {streamed:.0} bytes, in {seconds:.2} s; the replica has {writes}", kind.name());
+        println!(
+            "{:>8}: {streamed:.0} bytes, in {seconds:.2} s; the replica has {writes}",
+            kind.name()
+        );
         bytes.push(streamed);
     }
     println!("{:.6} of Redis's (asked: kilobytes)", bytes[0] / bytes[1]);
@@ -431,15 +483,18 @@ fn away(args: &Args, segments: u64, rows: u64) -> io::Result<()> {
     // As by default.
     master.client()?.call(&[b"CONFIG", b"SET", b"durability.snapshot_log_bytes", b"268435456"])?;
     replica.kill()?;
-    let (first, before) = (number(&master, "log_written_segment")?, number(&master, "master_repl_offset")?);
+    let (first, before) =
+        (number(&master, "log_written_segment")?, number(&master, "master_repl_offset")?);
     let (started, mut pass) = (Instant::now(), 0u64);
     while number(&master, "log_written_segment")? < first + segments as f64 {
         pass += 1;
         on_threads(2, |i| {
             let mut client = master.client()?;
             for some in (i..rows).step_by(200) {
-                let ids: Vec<Vec<u8>> =
-                    (some..rows.min(some + 200)).step_by(2).map(|index| text(post(index))).collect();
+                let ids: Vec<Vec<u8>> = (some..rows.min(some + 200))
+                    .step_by(2)
+                    .map(|index| text(post(index)))
+                    .collect();
                 let mut words: Vec<&[u8]> = vec![b"CNT.MINCRBY", b"post"];
                 ids.iter().for_each(|id| words.extend([&id[..], b"like", b"1"]));
                 client.push(&words);
@@ -460,14 +515,19 @@ fn away(args: &Args, segments: u64, rows: u64) -> io::Result<()> {
     let (ready_s, _) = replica.again()?;
     let back = Instant::now();
     let end = number(&master, "master_repl_offset")?;
-    while replica.info("slave_repl_offset").ok().and_then(|n| n.parse().ok()).unwrap_or(0f64) < end {
+    while replica.info("slave_repl_offset").ok().and_then(|n| n.parse().ok()).unwrap_or(0f64) < end
+    {
         if back.elapsed() > Duration::from_secs(600) {
-            return Err(io::Error::other(format!("not in step: {:?}", replica.info("master_link_error"))));
+            return Err(io::Error::other(format!(
+                "not in step: {:?}",
+                replica.info("master_link_error")
+            )));
         }
         std::thread::sleep(Duration::from_millis(20));
     }
     let seconds = back.elapsed().as_secs_f64();
-    let (full, continued) = (number(&replica, "repl_full_syncs")?, number(&replica, "repl_continued")?);
+    let (full, continued) =
+        (number(&replica, "repl_full_syncs")?, number(&replica, "repl_continued")?);
     println!(
         "the replica was ready after {ready_s:.1} s, in step {seconds:.1} s later, {:.0} MB/s; full syncs: {full}",
         missed / 1e6 / seconds
@@ -478,7 +538,9 @@ fn away(args: &Args, segments: u64, rows: u64) -> io::Result<()> {
         let words: [&[u8]; 3] = [b"CNT.GET", b"post", &id];
         let held = [here.call(&words)?, there.call(&words)?];
         if held[0] != held[1] || !format!("{:?}", held[0]).contains(&format!("Integer({pass})")) {
-            return Err(io::Error::other(format!("post {index} was counted {pass} times: {held:?}")));
+            return Err(io::Error::other(format!(
+                "post {index} was counted {pass} times: {held:?}"
+            )));
         }
     }
     if full > 0.0 || continued != 1.0 {

@@ -1,6 +1,8 @@
 //! The one decoder of tables: D1 to D4 of `codec`.
 
-use super::{BLOCK_HASHES, CHECK, DecodeError, HEADER, Header, StoredTable, TABLE_MAGIC, check_header};
+use super::{
+    BLOCK_HASHES, CHECK, DecodeError, HEADER, Header, StoredTable, TABLE_MAGIC, check_header,
+};
 use crate::block::BLOCK_WORDS;
 use crate::fill::Fill;
 use crate::filter::Filter;
@@ -42,7 +44,8 @@ pub struct TableDecoder {
 }
 
 impl TableDecoder {
-    /// A decoder for a table of the space that `options` describe, which may take `limit_bytes` of memory.
+    /// A decoder for a table of the space that `options` describe, which may take `limit_bytes` of
+    /// memory.
     pub fn new(options: &Options, limit_bytes: u64) -> TableDecoder {
         TableDecoder {
             seed: Seed::new(options.seed),
@@ -84,9 +87,12 @@ impl TableDecoder {
     fn needs(&self) -> usize {
         let body = match self.next {
             Next::Header => HEADER,
-            Next::Words { link, at } => (self.filters[link].words().len() - at).min(BLOCK_WORDS) * 8,
+            Next::Words { link, at } => {
+                (self.filters[link].words().len() - at).min(BLOCK_WORDS) * 8
+            }
             Next::Hashes { at } => {
-                (self.header.as_ref().map_or(0, |header| header.revoked) - at).min(BLOCK_HASHES) * 16
+                (self.header.as_ref().map_or(0, |header| header.revoked) - at).min(BLOCK_HASHES)
+                    * 16
             }
             Next::End => return 0,
         };
@@ -137,7 +143,8 @@ impl TableDecoder {
                 Ok(())
             }
             Next::Hashes { .. } => {
-                self.revoked.extend(body.as_chunks().0.iter().map(|bytes| u128::from_le_bytes(*bytes)));
+                self.revoked
+                    .extend(body.as_chunks().0.iter().map(|bytes| u128::from_le_bytes(*bytes)));
                 self.next = self.hashes_or_end();
                 Ok(())
             }
@@ -147,7 +154,11 @@ impl TableDecoder {
 
     fn hashes_or_end(&self) -> Next {
         let at = self.revoked.len();
-        if self.header.as_ref().is_some_and(|header| at < header.revoked) { Next::Hashes { at } } else { Next::End }
+        if self.header.as_ref().is_some_and(|header| at < header.revoked) {
+            Next::Hashes { at }
+        } else {
+            Next::End
+        }
     }
 
     fn header(&mut self, body: &[u8]) -> Result<(), DecodeError> {
@@ -167,7 +178,10 @@ impl TableDecoder {
         let Some(header) = self.header.as_ref().filter(|_| self.next == Next::End) else {
             return Err(self.corrupt("the end, too early"));
         };
-        assert!(header.links == self.filters.len() && header.pages == self.filters[0].pages(), "D1");
+        assert!(
+            header.links == self.filters.len() && header.pages == self.filters[0].pages(),
+            "D1"
+        );
         let (low, last, rate) = (header.low, header.last, header.rate);
         let (claimed, early) = (header.pairs, header.early);
         let mut links = vec![];
@@ -175,12 +189,14 @@ impl TableDecoder {
             // D4: the bits tell how many pairs set them.
             let counted = filter.sizing().pairs_of(filter.ones(), filter.pages());
             let slack = uncertainty(counted);
-            // Up to as many as come, not only as are counted: version 0.1.0 did not know the difference.
+            // Up to as many as come, not only as are counted: version 0.1.0 did not know the
+            // difference.
             if counted > filter.sizing().pairs(filter.pages()).saturating_add(slack) {
                 return Err(DecodeError::Overfull { filter: i });
             }
             let pairs = claimed[i].clamp(counted.saturating_sub(slack), counted + slack);
-            // Where they lie so unevenly that no chance explains it, they leave less room than their number says (`fill`).
+            // Where they lie so unevenly that no chance explains it, they leave less room than
+            // their number says (`fill`).
             let weighed = Fill::of(&filter).pairs();
             let weighed = if weighed > counted + slack { weighed } else { 0 };
             links.push(Link::uneven(filter, pairs, weighed));

@@ -15,13 +15,18 @@ const HEAD_FIXED: usize = 40;
 const ASIDE_PAIR: usize = 24;
 
 impl Space {
-    /// What belongs to no table: the frontier, and the pairs aside. Take it before the tables: a pair that moves into one meanwhile is
-    /// then in both, not in neither.
+    /// What belongs to no table: the frontier, and the pairs aside. Take it before the tables: a
+    /// pair that moves into one meanwhile is then in both, not in neither.
     pub fn encode_head(&self) -> Vec<u8> {
         let (frontier, seed) = (&self.frontier, self.seed);
         let high = frontier.high();
         let mut bytes = HEAD_MAGIC.to_vec();
-        for field in [seed.fingerprint(), u64::from(high.is_some()) | 2, high.unwrap_or(0), frontier.window()] {
+        for field in [
+            seed.fingerprint(),
+            u64::from(high.is_some()) | 2,
+            high.unwrap_or(0),
+            frontier.window(),
+        ] {
             bytes.extend_from_slice(&field.to_le_bytes());
         }
         self.for_each_aside(|pair| {
@@ -32,8 +37,13 @@ impl Space {
         bytes
     }
 
-    /// The table that begins at `low`, in pieces of at most 64 KiB and a checksum, while writes go on. `false`: there is none.
-    pub fn encode_table<E>(&self, low: u64, sink: impl FnMut(&[u8]) -> Result<(), E>) -> Result<bool, E> {
+    /// The table that begins at `low`, in pieces of at most 64 KiB and a checksum, while writes go
+    /// on. `false`: there is none.
+    pub fn encode_table<E>(
+        &self,
+        low: u64,
+        sink: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<bool, E> {
         let Some((range, mut table)) = self.table_at(low) else { return Ok(false) };
         if let Some(cold) = table.cold() {
             // Until it lies elsewhere the table below is the one that is to be kept.
@@ -44,9 +54,14 @@ impl Space {
         Ok(true)
     }
 
-    /// A space as it was when [`Space::encode_head`] and [`Space::encode_table`] were called, in this order; the log tells the rest, and until
+    /// A space as it was when [`Space::encode_head`] and [`Space::encode_table`] were called, in
+    /// this order; the log tells the rest, and until
     /// [`Space::lead`] it is the log that decides where tables begin.
-    pub fn restore(options: Options, head: &[u8], mut tables: Vec<StoredTable>) -> Result<Space, DecodeError> {
+    pub fn restore(
+        options: Options,
+        head: &[u8],
+        mut tables: Vec<StoredTable>,
+    ) -> Result<Space, DecodeError> {
         let corrupt = |offset: usize, what| DecodeError::Corrupt { offset: offset as u64, what };
         let Some(body) = head.len().checked_sub(CHECK).filter(|&body| body >= HEAD_FIXED) else {
             return Err(corrupt(0, "a head that is too short"));
@@ -69,8 +84,11 @@ impl Space {
             return Err(DecodeError::OtherRate);
         }
         tables.sort_by_key(|stored| stored.low);
-        // Where one is missing it was recycled, and all below it. (The newest of its time says that it has no end.)
-        let is_gap = |pair: &[StoredTable]| pair[0].last.checked_add(1).is_some_and(|next| next < pair[1].low);
+        // Where one is missing it was recycled, and all below it. (The newest of its time says that
+        // it has no end.)
+        let is_gap = |pair: &[StoredTable]| {
+            pair[0].last.checked_add(1).is_some_and(|next| next < pair[1].low)
+        };
         if let Some(gap) = tables.windows(2).rposition(is_gap) {
             tables.drain(..=gap);
         }
@@ -78,17 +96,30 @@ impl Space {
         // What follows a table that lies elsewhere was empty, or is known to the log.
         if let Some(last) = tables.last().filter(|stored| stored.table.cold().is_some()) {
             let rate = options.false_positive_rate;
-            let filter = Filter::new(Table::first_sizing(rate), last.next_pages).map_err(|_| DecodeError::NoMemory)?;
+            let filter = Filter::new(Table::first_sizing(rate), last.next_pages)
+                .map_err(|_| DecodeError::NoMemory)?;
             let low = last.last.checked_add(1).ok_or(DecodeError::NoRing)?;
-            tables.push(StoredTable { low, last: u64::MAX, table: Table::new(rate, filter), next_pages: 0 });
+            tables.push(StoredTable {
+                low,
+                last: u64::MAX,
+                table: Table::new(rate, filter),
+                next_pages: 0,
+            });
         }
-        let Some(newest) = tables.len().checked_sub(1).filter(|_| follow) else { return Err(DecodeError::NoRing) };
-        let cold_last = tables.iter().filter(|stored| stored.table.cold().is_some()).map(|stored| stored.last).max();
+        let Some(newest) = tables.len().checked_sub(1).filter(|_| follow) else {
+            return Err(DecodeError::NoRing);
+        };
+        let cold_last = tables
+            .iter()
+            .filter(|stored| stored.table.cold().is_some())
+            .map(|stored| stored.last)
+            .max();
         let parts = tables.into_iter().enumerate().map(|(i, stored)| {
             stored.table.set_newest(i == newest);
             (stored.low, Arc::new(stored.table))
         });
-        let frontier = Frontier::restore(high, u64_at(head, 32), options.max_ahead, options.max_aside);
+        let frontier =
+            Frontier::restore(high, u64_at(head, 32), options.max_ahead, options.max_aside);
         if cold_last.is_some() {
             // The ids up to there were normal when the table was closed.
             frontier.adopt(cold_last, 0);

@@ -36,7 +36,12 @@ fn busy() -> (Space, Pairs, Pairs) {
         set.push((u64::MAX - i, i));
     }
     let tables = space.tables();
-    assert!(tables.len() > 3 && tables[0].extensions > 0 && tables[0].revoked > 0 && space.aside_pairs() == 10);
+    assert!(
+        tables.len() > 3
+            && tables[0].extensions > 0
+            && tables[0].revoked > 0
+            && space.aside_pairs() == 10
+    );
     (space, set, unset)
 }
 
@@ -97,7 +102,8 @@ fn what_is_restored_is_what_was_stored() {
     assert!(!space.encode_table(3, |_| Ok::<(), ()>(())).unwrap(), "no table begins there");
 }
 
-/// A table that a snapshot lacks was recycled while it was written: with all below it, of which it may have some. What was the newest then has no end.
+/// A table that a snapshot lacks was recycled while it was written: with all below it, of which it
+/// may have some. What was the newest then has no end.
 #[test]
 fn a_ring_begins_above_what_is_missing_in_it() {
     let (space, ..) = busy();
@@ -129,11 +135,17 @@ fn damage_is_found_and_named() {
     let bytes = encoded(&space, 0);
     assert!(decoded(&options(), &bytes).is_ok());
     for cut in [0, 1, 199, 200, bytes.len() - 1] {
-        assert!(matches!(decoded(&options(), &bytes[..cut]), Err(DecodeError::Corrupt { .. })), "cut at {cut}");
+        assert!(
+            matches!(decoded(&options(), &bytes[..cut]), Err(DecodeError::Corrupt { .. })),
+            "cut at {cut}"
+        );
     }
     let mut longer = bytes.clone();
     longer.push(0);
-    assert!(matches!(decoded(&options(), &longer), Err(DecodeError::Corrupt { what: "bytes after the end", .. })));
+    assert!(matches!(
+        decoded(&options(), &longer),
+        Err(DecodeError::Corrupt { what: "bytes after the end", .. })
+    ));
     for at in (0..300).chain((300..bytes.len()).step_by(997)) {
         let mut damaged = bytes.clone();
         damaged[at] ^= 1;
@@ -146,7 +158,10 @@ fn damage_is_found_and_named() {
     // Where the bits of a pair are in a line is known for all tables of a space at once.
     let other = Options { false_positive_rate: 0.01, ..options() };
     let stored = vec![decoded(&other, &bytes).unwrap()];
-    assert_eq!(Space::restore(other, &space.encode_head(), stored).err(), Some(DecodeError::OtherRate));
+    assert_eq!(
+        Space::restore(other, &space.encode_head(), stored).err(),
+        Some(DecodeError::OtherRate)
+    );
     let mut small = TableDecoder::new(&options(), 4096);
     assert!(matches!(small.feed(&bytes), Err(DecodeError::TooLarge { limit: 4096, .. })));
 

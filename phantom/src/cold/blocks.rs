@@ -1,7 +1,9 @@
-//! Blocks of another site's filters (`merge`) of a table whose own filters lie elsewhere. Only a log brings them: of a leader that has the table in memory.
+//! Blocks of another site's filters (`merge`) of a table whose own filters lie elsewhere. Only a
+//! log brings them: of a leader that has the table in memory.
 //!
-//! They are bits without pairs, so they cannot be kept as late pairs are. They are kept as they are, asked before what lies below, and or-ed into its
-//! pages when these are written anew. Each counts as so many late pairs as take its memory, so that this is soon.
+//! They are bits without pairs, so they cannot be kept as late pairs are. They are kept as they
+//! are, asked before what lies below, and or-ed into its pages when these are written anew. Each
+//! counts as so many late pairs as take its memory, so that this is soon.
 
 use super::{LATE_BYTES, Part};
 use crate::block::BLOCK_WORDS;
@@ -49,19 +51,22 @@ impl LateBlocks {
         self.len() > 0
             && self.links.read().values().any(|of| {
                 let page = page_of(pair, of.pages) * PAGE_WORDS;
-                let words = of.blocks.get(&(page / BLOCK_WORDS)).map(|words| &words[page % BLOCK_WORDS..]);
+                let words =
+                    of.blocks.get(&(page / BLOCK_WORDS)).map(|words| &words[page % BLOCK_WORDS..]);
                 words.is_some_and(|words| words_have(words, pair, of.bits))
             })
     }
 
-    /// Adds the bits of a block to the table of this rate, whose first filter has so many pages. Whether there was none of its place.
+    /// Adds the bits of a block to the table of this rate, whose first filter has so many pages.
+    /// Whether there was none of its place.
     pub(super) fn put(&self, (rate, first_pages): (f64, usize), new: &LateBlock) -> bool {
         let mut links = self.links.write();
         let of = links.entry(new.link).or_insert_with(|| {
             let (sizing, pages) = Table::geometry(rate, first_pages, new.link);
             OfLink { bits: sizing.bits, pages, blocks: BTreeMap::new() }
         });
-        let both = |old: &Arc<[u64]>| old.iter().zip(&new.words[..]).map(|(old, new)| old | new).collect();
+        let both =
+            |old: &Arc<[u64]>| old.iter().zip(&new.words[..]).map(|(old, new)| old | new).collect();
         let words = of.blocks.get(&new.block).map_or(new.words.clone(), both);
         let is_new = of.blocks.insert(new.block, words).is_none();
         self.len.fetch_add(usize::from(is_new), SeqCst);
@@ -72,7 +77,11 @@ impl LateBlocks {
     pub(super) fn all(&self) -> Vec<LateBlock> {
         let links = self.links.read();
         let of = |(&link, of): (&usize, &OfLink)| {
-            let block = |(&block, words): (&usize, &Arc<[u64]>)| LateBlock { link, block, words: words.clone() };
+            let block = |(&block, words): (&usize, &Arc<[u64]>)| LateBlock {
+                link,
+                block,
+                words: words.clone(),
+            };
             of.blocks.iter().map(block).collect::<Vec<_>>()
         };
         links.iter().flat_map(of).collect()
@@ -83,7 +92,8 @@ impl LateBlocks {
         let mut links = self.links.write();
         let is_gone = |block: &&LateBlock| {
             let Some(of) = links.get_mut(&block.link) else { return false };
-            let same = of.blocks.get(&block.block).is_some_and(|now| Arc::ptr_eq(now, &block.words));
+            let same =
+                of.blocks.get(&block.block).is_some_and(|now| Arc::ptr_eq(now, &block.words));
             same && of.blocks.remove(&block.block).is_some()
         };
         let gone = written.iter().filter(is_gone).count();

@@ -1,4 +1,5 @@
-//! What is kept of a table that lies elsewhere besides its pages: a note beside them ([`Note`]), and what a snapshot has of it ([`Late`]).
+//! What is kept of a table that lies elsewhere besides its pages: a note beside them ([`Note`]),
+//! and what a snapshot has of it ([`Late`]).
 
 use super::blocks::LateBlock;
 use super::{Below, Chain, Cold, Lower, Rewrite};
@@ -19,7 +20,8 @@ const NOTE_MAGIC: &[u8; 8] = b"TMPHCLD\x01";
 const HASHES: usize = 4096;
 
 impl Rewrite {
-    /// What belongs to the pages, when all have been given: [`Note`]. It holds the pairs that are revoked now.
+    /// What belongs to the pages, when all have been given: [`Note`]. It holds the pairs that are
+    /// revoked now.
     pub fn note(&self) -> Vec<u8> {
         let mut revoked = vec![];
         self.table.revoked.for_each(|hash| revoked.push(hash));
@@ -43,8 +45,10 @@ impl Rewrite {
     }
 }
 
-/// What [`Rewrite::note`] gave, **version 1**, little-endian: the header of a stored table (`codec`) with the magic "TMPHCLD" 01 and without its
-/// checksum, 192 bytes; 8 bytes, the pages of the first filter of the table that follows; the revoked pairs' hashes, 16 bytes each; XXH3-64 of all before.
+/// What [`Rewrite::note`] gave, **version 1**, little-endian: the header of a stored table
+/// (`codec`) with the magic "TMPHCLD" 01 and without its checksum, 192 bytes; 8 bytes, the pages of
+/// the first filter of the table that follows; the revoked pairs' hashes, 16 bytes each; XXH3-64 of
+/// all before.
 pub struct Note {
     header: Header,
     next_pages: usize,
@@ -65,11 +69,18 @@ impl Note {
             return Err(corrupt(end, "a checksum that does not match"));
         }
         let chain = Chain::new(header.rate, header.pages, &header.pairs[..header.links]);
-        let next_pages =
-            usize::try_from(u64_at(bytes, Header::BYTES)).ok().filter(|pages| (1..=1 << 36).contains(pages));
+        let next_pages = usize::try_from(u64_at(bytes, Header::BYTES))
+            .ok()
+            .filter(|pages| (1..=1 << 36).contains(pages));
         Ok(Note {
-            next_pages: next_pages.ok_or(corrupt(Header::BYTES, "an impossible size of the next table"))?,
-            revoked: bytes[at..end].as_chunks().0.iter().map(|hash| u128::from_le_bytes(*hash)).collect(),
+            next_pages: next_pages
+                .ok_or(corrupt(Header::BYTES, "an impossible size of the next table"))?,
+            revoked: bytes[at..end]
+                .as_chunks()
+                .0
+                .iter()
+                .map(|hash| u128::from_le_bytes(*hash))
+                .collect(),
             chain: Arc::new(chain),
             header,
         })
@@ -85,8 +96,13 @@ impl Note {
         &self.chain
     }
 
-    /// A table whose filters `below` has; `late`: what a snapshot had of it besides, if it is of these very pages.
-    pub fn table(self, below: Arc<dyn Below>, late: Option<&Late>) -> Result<StoredTable, DecodeError> {
+    /// A table whose filters `below` has; `late`: what a snapshot had of it besides, if it is of
+    /// these very pages.
+    pub fn table(
+        self,
+        below: Arc<dyn Below>,
+        late: Option<&Late>,
+    ) -> Result<StoredTable, DecodeError> {
         let Header { rate, low, last, early, .. } = self.header;
         let late = late.filter(|late| late.identity == below.identity());
         let cold = Cold::new(Lower::Elsewhere(below, self.chain));
@@ -131,7 +147,12 @@ impl Late {
             0 => &mut late.set,
             1 => &mut late.revoked,
             2 if bytes.len() > 40 => {
-                let words = bytes[40..].as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+                let words = bytes[40..]
+                    .as_chunks()
+                    .0
+                    .iter()
+                    .map(|word| u64::from_le_bytes(*word))
+                    .collect();
                 late.blocks.push((u64_at(bytes, 24) as usize, u64_at(bytes, 32) as usize, words));
                 return Ok(());
             }
@@ -142,10 +163,16 @@ impl Late {
     }
 
     /// The blocks, if each of them is one that the table of this rate and size can have.
-    fn blocks_of(&self, rate: f64, first_pages: usize) -> Result<Vec<(usize, usize, Vec<u64>)>, DecodeError> {
+    fn blocks_of(
+        &self,
+        rate: f64,
+        first_pages: usize,
+    ) -> Result<Vec<(usize, usize, Vec<u64>)>, DecodeError> {
         let fits = |(link, block, words): &(usize, usize, Vec<u64>)| {
             let pages = (*link < LINKS).then(|| Table::geometry(rate, first_pages, *link).1);
-            pages.is_some_and(|pages| !words.is_empty() && block_range(pages, *block).len() == words.len())
+            pages.is_some_and(|pages| {
+                !words.is_empty() && block_range(pages, *block).len() == words.len()
+            })
         };
         let all = self.blocks.iter().all(fits).then(|| self.blocks.clone());
         all.ok_or(DecodeError::Corrupt { offset: 24, what: "a block that its table has not" })
@@ -170,19 +197,26 @@ impl Space {
             for LateBlock { link, block, words } in cold.blocks.all() {
                 let head = [entry.slot().low(), cold.identity(), 2, link as u64, block as u64];
                 let words = words.iter().copied();
-                sink(&head.into_iter().chain(words).flat_map(u64::to_le_bytes).collect::<Vec<u8>>())?;
+                sink(
+                    &head.into_iter().chain(words).flat_map(u64::to_le_bytes).collect::<Vec<u8>>(),
+                )?;
             }
         }
         Ok(())
     }
 
-    /// A snapshot was taken while a table was frozen, but not yet elsewhere: what came late belongs into its filters again.
+    /// A snapshot was taken while a table was frozen, but not yet elsewhere: what came late belongs
+    /// into its filters again.
     pub fn put_late(&self, all: &HashMap<u64, Late>) -> Result<(), DecodeError> {
         for (&low, late) in all.iter().filter(|(_, late)| late.identity == 0) {
-            let Some((_, table)) = self.table_at(low).filter(|(_, table)| table.cold().is_none()) else { continue };
+            let Some((_, table)) = self.table_at(low).filter(|(_, table)| table.cold().is_none())
+            else {
+                continue;
+            };
             let revoked: HashSet<u128> = late.revoked.iter().copied().collect();
             let mut set = late.set.iter().filter(|hash| !revoked.contains(hash));
-            set.try_for_each(|&hash| self.put(&Pair::from_hash(low, hash), true)).map_err(|_| DecodeError::NoMemory)?;
+            set.try_for_each(|&hash| self.put(&Pair::from_hash(low, hash), true))
+                .map_err(|_| DecodeError::NoMemory)?;
             for (link, block, words) in late.blocks_of(table.rate(), table.pages())? {
                 table.join(link, block, words).map_err(|_| DecodeError::NoMemory)?;
             }

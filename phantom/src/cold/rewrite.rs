@@ -1,4 +1,5 @@
-//! Writing a table elsewhere, page by page: for the first time (a spill), or with what came late since (a merge).
+//! Writing a table elsewhere, page by page: for the first time (a spill), or with what came late
+//! since (a merge).
 
 use super::blocks::{BLOCK_PAIRS, LateBlock};
 use super::{Below, Chain, Cold, Lower, Part};
@@ -12,7 +13,8 @@ use crate::table::{LINKS, Table};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A table that is about to be written elsewhere: its pages, one after the other, and a note without which they say nothing.
+/// A table that is about to be written elsewhere: its pages, one after the other, and a note
+/// without which they say nothing.
 pub struct Rewrite {
     pub(super) range: (u64, u64),
     pub(super) seed: Seed,
@@ -21,7 +23,8 @@ pub struct Rewrite {
     late: Vec<u128>,
     /// In the order of their pages.
     blocks: Vec<LateBlock>,
-    /// The late pairs by their pages in the filter number `target`, those that come first at the end.
+    /// The late pairs by their pages in the filter number `target`, those that come first at the
+    /// end.
     by_page: Vec<(usize, u128)>,
     target: usize,
     pub(super) chain: Chain,
@@ -65,10 +68,14 @@ impl Rewrite {
             _ if self.at >= self.old_pages => page.fill(0),
             Lower::Elsewhere(..) => read(self.at, page)?,
             Lower::Memory(table) => {
-                let part = self.chain.parts.iter().rposition(|part| part.first <= self.at).unwrap_or(0);
+                let part =
+                    self.chain.parts.iter().rposition(|part| part.first <= self.at).unwrap_or(0);
                 let first = (self.at - self.chain.parts[part].first) * PAGE_WORDS;
-                let words = table.link(part).map(|link| &link.filter.words()[first..first + PAGE_WORDS]);
-                for (bytes, word) in page.as_chunks_mut().0.iter_mut().zip(words.into_iter().flatten()) {
+                let words =
+                    table.link(part).map(|link| &link.filter.words()[first..first + PAGE_WORDS]);
+                for (bytes, word) in
+                    page.as_chunks_mut().0.iter_mut().zip(words.into_iter().flatten())
+                {
                     *bytes = word.load(Relaxed).to_le_bytes();
                 }
             }
@@ -91,11 +98,16 @@ impl Rewrite {
         if self.blocks.is_empty() {
             return;
         }
-        let Some(number) = self.chain.parts.iter().rposition(|part| part.first <= self.at) else { return };
+        let Some(number) = self.chain.parts.iter().rposition(|part| part.first <= self.at) else {
+            return;
+        };
         let part = &mut self.chain.parts[number];
         let at = self.at - part.first;
-        let behind = self.blocks.partition_point(|b| (b.link, b.block) <= (number, at * PAGE_WORDS / BLOCK_WORDS));
-        let block = behind.checked_sub(1).map(|i| &self.blocks[i]).filter(|block| block.link == number);
+        let behind = self
+            .blocks
+            .partition_point(|b| (b.link, b.block) <= (number, at * PAGE_WORDS / BLOCK_WORDS));
+        let block =
+            behind.checked_sub(1).map(|i| &self.blocks[i]).filter(|block| block.link == number);
         let Some(words) = block.and_then(|block| block.page(at)) else { return };
         let (mut before, mut after) = (0, 0);
         for (bytes, more) in page.as_chunks_mut().0.iter_mut().zip(words) {
@@ -109,20 +121,30 @@ impl Rewrite {
 }
 
 impl Space {
-    /// Begins to write the table that begins at `low` elsewhere: freezes it, if it is not. One at a time. `None`: there is none, or it is the newest.
+    /// Begins to write the table that begins at `low` elsewhere: freezes it, if it is not. One at a
+    /// time. `None`: there is none, or it is the newest.
     pub fn begin_rewrite(&self, low: u64) -> Result<Option<Rewrite>, Error> {
-        let Some((range, mut table)) = self.table_at(low).filter(|(range, _)| range.1 < u64::MAX) else {
+        let Some((range, mut table)) = self.table_at(low).filter(|(range, _)| range.1 < u64::MAX)
+        else {
             return Ok(None);
         };
         if table.cold().is_none() {
             let empty = Filter::new(self.sizing, 1).map_err(Error::Memory)?;
             let cold = Cold::new(Lower::Memory(table.clone()));
             cold.count_in(&self.late);
-            let frozen = Arc::new(Table::elsewhere(table.rate(), empty, cold, table.revoked.clone(), table.early()));
+            let frozen = Arc::new(Table::elsewhere(
+                table.rate(),
+                empty,
+                cold,
+                table.revoked.clone(),
+                table.early(),
+            ));
             // Who merges takes no stripe: C2.
             let _nobody_merges = self.merging.lock();
             // C2. Nothing moves between the two: the rewrite of the ring is over at once.
-            let Ok(old) = self.ring.rewrite(low, vec![(low, frozen.clone())]) else { return Ok(None) };
+            let Ok(old) = self.ring.rewrite(low, vec![(low, frozen.clone())]) else {
+                return Ok(None);
+            };
             self.ring.finish(&old);
             table = frozen;
         }
@@ -143,7 +165,9 @@ impl Space {
             part.pairs + joined + late.len() as u64 <= part.sizing.capacity(part.pages)
         };
         let target = loop {
-            let room = (0..).zip(&chain.parts).position(|(link, part)| late.is_empty() || has_room(link, part));
+            let room = (0..)
+                .zip(&chain.parts)
+                .position(|(link, part)| late.is_empty() || has_room(link, part));
             match room {
                 Some(target) => break target,
                 None if chain.links() == LINKS => return Err(Error::Full),

@@ -41,7 +41,8 @@ impl Below for Stored {
 }
 
 impl Shelf {
-    /// Spills the table at `low`, or merges with it; `midway` runs when half of its pages have been given.
+    /// Spills the table at `low`, or merges with it; `midway` runs when half of its pages have been
+    /// given.
     fn write(&self, space: &Space, low: u64, midway: impl FnOnce()) {
         let mut rewrite = space.begin_rewrite(low).unwrap().unwrap();
         let old = self.tables.lock().get(&low).cloned();
@@ -136,16 +137,22 @@ fn verify(space: &Space, truth: &Truth, what: &str) {
     for ((id, viewer), set) in pairs {
         let mut out = vec![];
         space.contains_batch(&member(*viewer), &[*id, id + 1, *id], &mut out);
-        assert_eq!((out[0] == Answer::Yes, out[2] == Answer::Yes), (*set, *set), "{what}: a page of {id}");
+        assert_eq!(
+            (out[0] == Answer::Yes, out[2] == Answer::Yes),
+            (*set, *set),
+            "{what}: a page of {id}"
+        );
     }
 }
 
-/// Promise P1 and P2 of a space of which all old tables lie elsewhere, through late likes, unlikes, merges, chains and restarts.
+/// Promise P1 and P2 of a space of which all old tables lie elsewhere, through late likes, unlikes,
+/// merges, chains and restarts.
 #[test]
 fn pairs_of_tables_elsewhere_are_found_and_changed() {
     for seed in 0..3 {
         let mut random = fastrand::Rng::with_seed(seed);
-        let (shelf, mut space, mut truth) = (Shelf::default(), Space::new(options(0.001)).unwrap(), Truth::new());
+        let (shelf, mut space, mut truth) =
+            (Shelf::default(), Space::new(options(0.001)).unwrap(), Truth::new());
         let mut newest = 1000u64;
         for step in 0..480 {
             for _ in 0..100 {
@@ -155,12 +162,20 @@ fn pairs_of_tables_elsewhere_are_found_and_changed() {
                 let viewer = random.u64(..300);
                 let unset = random.u8(..5) == 0;
                 let before = truth.get(&(id, viewer)).copied().unwrap_or(false);
-                let change = if unset { space.remove(id, &member(viewer)) } else { space.add(id, &member(viewer)) };
+                let change = if unset {
+                    space.remove(id, &member(viewer))
+                } else {
+                    space.add(id, &member(viewer))
+                };
                 // A false yes may hide a change of what was never set.
                 let change = change.unwrap();
                 assert_ne!(change, Change::Unknown, "the horizon does not move");
                 if truth.contains_key(&(id, viewer)) {
-                    assert_eq!(change == Change::Changed, before == unset, "seed {seed} step {step}: {id} {viewer}");
+                    assert_eq!(
+                        change == Change::Changed,
+                        before == unset,
+                        "seed {seed} step {step}: {id} {viewer}"
+                    );
                 }
                 if truth.contains_key(&(id, viewer)) || change == Change::Changed {
                     truth.insert((id, viewer), !unset);
@@ -172,7 +187,10 @@ fn pairs_of_tables_elsewhere_are_found_and_changed() {
                 let mut more = vec![];
                 shelf.write(&space, low, || {
                     for viewer in 1000..1010 {
-                        assert_eq!(space.add(low.max(1000), &member(viewer)).unwrap(), Change::Changed);
+                        assert_eq!(
+                            space.add(low.max(1000), &member(viewer)).unwrap(),
+                            Change::Changed
+                        );
                         more.push((low.max(1000), viewer));
                     }
                 });
@@ -207,20 +225,25 @@ fn pairs_of_tables_elsewhere_are_found_and_changed() {
         let seen: HashSet<u64> = truth.keys().map(|pair| pair.0).collect();
         let ids: Vec<u64> = seen.into_iter().filter(|&id| space.is_cold(id)).collect();
         let asked = 60_000;
-        let yes =
-            (0..asked).filter(|&n| space.contains(ids[n % ids.len()], &member(1 << 40 | n as u64)) == Answer::Yes);
+        let yes = (0..asked).filter(|&n| {
+            space.contains(ids[n % ids.len()], &member(1 << 40 | n as u64)) == Answer::Yes
+        });
         let rate = yes.count() as f64 / asked as f64;
         assert!(rate < 0.0014, "{rate}");
         for stats in space.tables_probed(100) {
             assert!(!stats.is_cold || stats.bytes <= 200_000, "{stats:?}");
-            assert!(!stats.is_cold || (stats.measured.canaries == 0 && stats.expected_rate <= 0.001), "{stats:?}");
+            assert!(
+                !stats.is_cold || (stats.measured.canaries == 0 && stats.expected_rate <= 0.001),
+                "{stats:?}"
+            );
             let is_looked_at = (stats.measured.rate().is_some(), stats.bits_set.is_some());
             assert_eq!(is_looked_at, (!stats.is_cold, !stats.is_cold), "{stats:?}");
         }
     }
 }
 
-/// A check of a pair in a table elsewhere costs one page per filter of the chain; none, if what came late, or was unset, says it all.
+/// A check of a pair in a table elsewhere costs one page per filter of the chain; none, if what
+/// came late, or was unset, says it all.
 #[test]
 fn a_check_reads_one_page_of_each_filter() {
     let (shelf, space) = (Shelf::default(), filled(0.0001, 700));
@@ -235,12 +258,25 @@ fn a_check_reads_one_page_of_each_filter() {
     assert_eq!(reads(&|| assert_eq!(space.contains(100, &member(0)), Answer::Yes)), 1);
     assert_eq!(reads(&|| assert_eq!(space.contains(100, &member(999)), Answer::No)), 1);
     assert_eq!(reads(&|| assert_eq!(space.add(100, &member(1000)).unwrap(), Change::Changed)), 1);
-    assert_eq!(reads(&|| assert_eq!(space.contains(100, &member(1000)), Answer::Yes)), 0, "it is late");
+    assert_eq!(
+        reads(&|| assert_eq!(space.contains(100, &member(1000)), Answer::Yes)),
+        0,
+        "it is late"
+    );
     assert_eq!(reads(&|| assert_eq!(space.remove(100, &member(0)).unwrap(), Change::Changed)), 1);
-    assert_eq!(reads(&|| assert_eq!(space.contains(100, &member(0)), Answer::No)), 0, "it is revoked");
+    assert_eq!(
+        reads(&|| assert_eq!(space.contains(100, &member(0)), Answer::No)),
+        0,
+        "it is revoked"
+    );
     assert_eq!(reads(&|| assert_eq!(space.add(100, &member(0)).unwrap(), Change::Changed)), 0);
-    assert_eq!(reads(&|| space.put(&space.pair(101, &member(5000)), true).unwrap()), 0, "a log that is read again");
-    // More than the table was made for: the chain gets longer, and a check of what is in the last filter reads all.
+    assert_eq!(
+        reads(&|| space.put(&space.pair(101, &member(5000)), true).unwrap()),
+        0,
+        "a log that is read again"
+    );
+    // More than the table was made for: the chain gets longer, and a check of what is in the last
+    // filter reads all.
     (0..2000).for_each(|n| space.put(&space.pair(102, &member(n)), true).unwrap());
     shelf.write(&space, 0, || ());
     let stored = shelf.tables.lock()[&0].clone();
@@ -251,7 +287,8 @@ fn a_check_reads_one_page_of_each_filter() {
     assert_eq!(space.late().0, 0);
 }
 
-/// Promise P2 of a table that lies elsewhere, however often what came late is merged into it: by its pages, by pairs that nobody set, and by its own count.
+/// Promise P2 of a table that lies elsewhere, however often what came late is merged into it: by
+/// its pages, by pairs that nobody set, and by its own count.
 #[test]
 fn merging_again_and_again_keeps_the_rate() {
     for (rate, seed) in [(0.01, 1), (0.001, 2)] {
@@ -262,9 +299,12 @@ fn merging_again_and_again_keeps_the_rate() {
         let mut like = |space: &Space, count: u64| {
             let from = viewer;
             viewer += count;
-            (from..viewer).for_each(|n| assert_ne!(space.add(100 + n % 900, &member(n)).unwrap(), Change::Unknown));
+            (from..viewer).for_each(|n| {
+                assert_ne!(space.add(100 + n % 900, &member(n)).unwrap(), Change::Unknown)
+            });
         };
-        // Closed while its filter has room for late ones, and the next begins as many times larger as makes room for a merge.
+        // Closed while its filter has room for late ones, and the next begins as many times larger
+        // as makes room for a merge.
         like(&space, 6000);
         assert!(space.roll_now());
         let shelf = Shelf::default();
@@ -276,7 +316,12 @@ fn merging_again_and_again_keeps_the_rate() {
             merges += 1;
             let chain = shelf.tables.lock()[&0].chain.clone();
             for part in &chain.parts {
-                assert!(part.pairs <= part.sizing.capacity(part.pages), "{} of {} pages", part.pairs, part.pages);
+                assert!(
+                    part.pairs <= part.sizing.capacity(part.pages),
+                    "{} of {} pages",
+                    part.pairs,
+                    part.pages
+                );
             }
             assert!(chain.rate() <= rate, "{} after {merges} merges", chain.rate());
             most_links = most_links.max(chain.links());
@@ -284,19 +329,26 @@ fn merging_again_and_again_keeps_the_rate() {
         assert_eq!(space.late().0, 0);
         let chain = shelf.tables.lock()[&0].chain.clone();
         assert!(viewer > 25_000 && most_links > 3, "{viewer} pairs in {most_links} filters");
-        // Nothing but the last filter is left empty for long: as short a chain as in memory, or one longer.
-        let memory = Table::new(rate, Filter::new(Table::first_sizing(rate), chain.first_pages()).unwrap());
-        (0..viewer).for_each(|n| Table::set(memory.room(|_| true).unwrap(), &space.seed.canary(1, n)));
+        // Nothing but the last filter is left empty for long: as short a chain as in memory, or one
+        // longer.
+        let memory =
+            Table::new(rate, Filter::new(Table::first_sizing(rate), chain.first_pages()).unwrap());
+        (0..viewer)
+            .for_each(|n| Table::set(memory.room(|_| true).unwrap(), &space.seed.canary(1, n)));
         assert!(chain.links() <= memory.links().count() + 1, "{} filters", chain.links());
         assert!((0..viewer).all(|n| space.contains(100 + n % 900, &member(n)) == Answer::Yes));
         let asked = (400.0 / rate) as u64;
-        let yes = (0..asked).filter(|n| space.contains(100 + n % 900, &member(1 << 40 | n)) == Answer::Yes).count();
-        // Four deviations of chance; and the filters have few pages, which alone differ by some percent.
+        let yes = (0..asked)
+            .filter(|n| space.contains(100 + n % 900, &member(1 << 40 | n)) == Answer::Yes)
+            .count();
+        // Four deviations of chance; and the filters have few pages, which alone differ by some
+        // percent.
         assert!((yes as f64) < 400.0 * 1.05 + 4.0 * 20.0, "{yes} wrong of {asked} at {rate}");
     }
 }
 
-/// What a block brings takes room, too: late pairs that would fit without it go into another filter.
+/// What a block brings takes room, too: late pairs that would fit without it go into another
+/// filter.
 #[test]
 fn a_block_leaves_less_room_for_late_pairs() {
     let (shelf, space) = (Shelf::default(), filled(0.001, 500));
@@ -308,12 +360,19 @@ fn a_block_leaves_less_room_for_late_pairs() {
     let theirs = Filter::new(Table::first_sizing(0.001), 1).unwrap();
     let of_theirs = |n: u64| space.pair(100, &member(1 << 20 | n));
     (0..1200).for_each(|n| theirs.set(&of_theirs(n), &theirs.spot(&of_theirs(n))));
-    table.cold().unwrap().keep_block(0, 0, theirs.words().iter().map(|word| word.load(Relaxed)).collect());
+    table.cold().unwrap().keep_block(
+        0,
+        0,
+        theirs.words().iter().map(|word| word.load(Relaxed)).collect(),
+    );
     (0..capacity - 1000).for_each(|n| space.put(&space.pair(101, &member(n)), true).unwrap());
     shelf.write(&space, 0, || ());
     let chain = shelf.tables.lock()[&0].chain.clone();
     assert_eq!(chain.links(), 2, "500 and 1,200 leave no room for {}", capacity - 1000);
-    assert!(chain.rate() <= 0.001 && chain.parts.iter().all(|part| part.pairs <= part.sizing.capacity(part.pages)));
+    assert!(
+        chain.rate() <= 0.001
+            && chain.parts.iter().all(|part| part.pairs <= part.sizing.capacity(part.pages))
+    );
     assert!((0..1200).all(|n| space.contains_pair(&of_theirs(n)) == Answer::Yes));
     assert!((0..capacity - 1000).all(|n| space.contains(101, &member(n)) == Answer::Yes));
     // As many as there is room for beside it: in the same filter, though it is not the last.
@@ -338,8 +397,9 @@ fn what_cannot_be_read_is_not_taken_for_a_no() {
     assert_eq!(space.contains(107, &member(7)), Answer::Yes);
 }
 
-/// Nobody writes the oldest table elsewhere: the ring does not roll, the newest one is extended, and at the limit of the memory there is an error; with
-/// room it goes on. So it is with what comes late.
+/// Nobody writes the oldest table elsewhere: the ring does not roll, the newest one is extended,
+/// and at the limit of the memory there is an error; with room it goes on. So it is with what comes
+/// late.
 #[test]
 fn without_room_elsewhere_there_is_an_error_and_nothing_is_lost() {
     let (shelf, space) = (Shelf::default(), Space::new(options(0.01)).unwrap());
@@ -354,7 +414,8 @@ fn without_room_elsewhere_there_is_an_error_and_nothing_is_lost() {
     };
     assert!(matches!(refused, Error::Full), "{refused}");
     assert!(space.is_short() && space.horizon() == 0, "{tables} tables");
-    let all = |space: &Space| (0..n).all(|n| space.contains(1000 + n / 50, &member(n)) == Answer::Yes);
+    let all =
+        |space: &Space| (0..n).all(|n| space.contains(1000 + n / 50, &member(n)) == Answer::Yes);
     assert!(all(&space));
     let (low, _) = space.oldest_in_memory().unwrap();
     while space.is_short()
@@ -380,16 +441,20 @@ fn without_room_elsewhere_there_is_an_error_and_nothing_is_lost() {
     assert!((0..late).all(|n| space.contains(1000, &member(1 << 30 | n)) == Answer::Yes));
 }
 
-/// A snapshot while a table is frozen, and not yet elsewhere, has what came late, too; and a note is believed only as a whole.
+/// A snapshot while a table is frozen, and not yet elsewhere, has what came late, too; and a note
+/// is believed only as a whole.
 #[test]
 fn a_frozen_table_survives_a_restart() {
     let (shelf, space) = (Shelf::default(), filled(0.001, 500));
     let rewrite = space.begin_rewrite(0).unwrap().unwrap();
     let late = |n: u64| (100 + n % 500, member(n));
     (500..540).for_each(|n| assert_eq!(space.add(late(n).0, &late(n).1).unwrap(), Change::Changed));
-    (480..520).for_each(|n| assert_eq!(space.remove(late(n).0, &late(n).1).unwrap(), Change::Changed));
+    (480..520)
+        .for_each(|n| assert_eq!(space.remove(late(n).0, &late(n).1).unwrap(), Change::Changed));
     let right = |space: &Space| {
-        (0..540).all(|n| (space.contains(late(n).0, &late(n).1) == Answer::Yes) != (480..520).contains(&n))
+        (0..540).all(|n| {
+            (space.contains(late(n).0, &late(n).1) == Answer::Yes) != (480..520).contains(&n)
+        })
     };
     assert!(right(&space));
     let restored = shelf.restored(&space);
@@ -407,10 +472,13 @@ fn a_frozen_table_survives_a_restart() {
     assert!(right(&space) && right(&shelf.restored(&space)));
 }
 
-/// What a log has of a merge, told to a space that has the table elsewhere, or is about to: bits and all it has what the leader has in memory.
+/// What a log has of a merge, told to a space that has the table elsewhere, or is about to: bits
+/// and all it has what the leader has in memory.
 #[test]
 fn a_block_of_a_table_elsewhere_is_not_lost() {
-    let site = || Space::new(Options { spill: false, pairs_per_table: 20_000 * 8, ..options(0.001) }).unwrap();
+    let site = || {
+        Space::new(Options { spill: false, pairs_per_table: 20_000 * 8, ..options(0.001) }).unwrap()
+    };
     let (leader, there) = (site(), site());
     let follower = Space::new(Options { spill: true, ..leader.options().clone() }).unwrap();
     for space in [&leader, &there, &follower] {
@@ -421,13 +489,20 @@ fn a_block_of_a_table_elsewhere_is_not_lost() {
     let pair = |n: u64| (n % 100, member(1000 + n));
     let (all, gone) = (60_000, 59_000);
     (0..all).for_each(|n| assert_ne!(there.add(pair(n).0, &pair(n).1).unwrap(), Change::Unknown));
-    (gone..all).for_each(|n| assert_ne!(there.remove(pair(n).0, &pair(n).1).unwrap(), Change::Unknown));
-    (0..50).for_each(|n| assert_ne!(leader.add(pair(gone + n).0, &pair(gone + n).1).unwrap(), Change::Unknown));
-    (0..50).for_each(|n| assert_ne!(leader.remove(pair(gone + n).0, &pair(gone + n).1).unwrap(), Change::Unknown));
+    (gone..all)
+        .for_each(|n| assert_ne!(there.remove(pair(n).0, &pair(n).1).unwrap(), Change::Unknown));
+    (0..50).for_each(|n| {
+        assert_ne!(leader.add(pair(gone + n).0, &pair(gone + n).1).unwrap(), Change::Unknown)
+    });
+    (0..50).for_each(|n| {
+        assert_ne!(leader.remove(pair(gone + n).0, &pair(gone + n).1).unwrap(), Change::Unknown)
+    });
     // Revoked here, set there.
     for space in [&leader, &follower] {
         (0..9).for_each(|n| assert_ne!(space.add(pair(n).0, &pair(n).1).unwrap(), Change::Unknown));
-        (0..9).for_each(|n| assert_ne!(space.remove(pair(n).0, &pair(n).1).unwrap(), Change::Unknown));
+        (0..9).for_each(|n| {
+            assert_ne!(space.remove(pair(n).0, &pair(n).1).unwrap(), Change::Unknown)
+        });
     }
     let mut bytes = vec![];
     let sink = |block: &[u8]| {
@@ -459,7 +534,8 @@ fn a_block_of_a_table_elsewhere_is_not_lost() {
         assert!((0..gone).all(|n| space.contains(pair(n).0, &pair(n).1) == Answer::Yes), "{what}");
     };
     let shelf = Shelf::default();
-    // One comes before, one while the table is written for the first time, the rest later; told twice, as by a log that is read again.
+    // One comes before, one while the table is written for the first time, the rest later; told
+    // twice, as by a log that is read again.
     tell(&follower, &log[..1]);
     shelf.write(&follower, 0, || tell(&follower, &log[..2]));
     assert_eq!(follower.late().0 % 2048, 9, "two blocks, and what is liked again");
@@ -490,20 +566,28 @@ fn a_block_of_a_table_elsewhere_is_not_lost() {
     right(&shelf.restored(&follower), "in its pages, restored");
     let stored = shelf.tables.lock()[&0].clone();
     let (_, table) = leader.table_at(0).unwrap();
-    let words = table.links().flat_map(|link| link.filter.words().iter().map(|word| word.load(Relaxed)));
-    let stored_words = stored.pages.as_flattened().as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+    let words =
+        table.links().flat_map(|link| link.filter.words().iter().map(|word| word.load(Relaxed)));
+    let stored_words =
+        stored.pages.as_flattened().as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
     let (mut more, mut missing) = (0, 0);
     for (ours, theirs) in words.zip(stored_words) {
         missing += (ours & !theirs).count_ones();
         more += (theirs & !ours).count_ones();
     }
     assert_eq!(stored.chain.links(), table.links().count());
-    assert!(missing == 0 && more <= 8 + 9 * 14, "{missing} bits are missing, {more} are of what is liked again");
+    assert!(
+        missing == 0 && more <= 8 + 9 * 14,
+        "{missing} bits are missing, {more} are of what is liked again"
+    );
     let (pairs, ours) = (stored.chain.pairs(), table.pairs());
     assert!(pairs.abs_diff(ours) * 100 < ours, "{pairs} pairs for {ours}");
     // Here it is not merged with another site's.
     let block = follower.read_block(&mut &bytes[..]).unwrap();
-    assert!(matches!(follower.merge_block(&block, || ()), Err(crate::MergeError::Elsewhere { low: 0 })));
+    assert!(matches!(
+        follower.merge_block(&block, || ()),
+        Err(crate::MergeError::Elsewhere { low: 0 })
+    ));
 }
 
 /// The same, while the table is frozen and still in memory: a snapshot of that moment has it.
@@ -522,7 +606,8 @@ fn a_block_of_a_frozen_table_survives_a_restart() {
     let (place, state) = state.unwrap();
     let rewrite = space.begin_rewrite(0).unwrap().unwrap();
     space.put_block(place, &state).unwrap();
-    let right = |space: &Space| (0..700).all(|n| space.contains(late(n).0, &late(n).1) == Answer::Yes);
+    let right =
+        |space: &Space| (0..700).all(|n| space.contains(late(n).0, &late(n).1) == Answer::Yes);
     assert!(right(&space));
     let restored = shelf.restored(&space);
     assert!(right(&restored) && !restored.is_cold(100));
@@ -532,7 +617,8 @@ fn a_block_of_a_frozen_table_survives_a_restart() {
     // What a snapshot says of a block is not believed if no table has such a one.
     let mut late = HashMap::new();
     let piece = |link: u64, words: usize| {
-        let mut bytes: Vec<u8> = [0, 0, 2, link, 0].iter().flat_map(|n: &u64| n.to_le_bytes()).collect();
+        let mut bytes: Vec<u8> =
+            [0, 0, 2, link, 0].iter().flat_map(|n: &u64| n.to_le_bytes()).collect();
         bytes.resize(bytes.len() + words * 8, 7);
         bytes
     };
@@ -554,10 +640,14 @@ fn version_1_is_written() {
     // The revoked pairs come in no order.
     let head = &stored.note[..Header::BYTES + 8];
     assert_eq!(stored.note.len(), head.len() + 40 * 16 + CHECK);
-    assert_eq!([xxh3_64(head), xxh3_64(stored.pages.as_flattened())], [13810108977991204620, 16445629328258781893]);
+    assert_eq!(
+        [xxh3_64(head), xxh3_64(stored.pages.as_flattened())],
+        [13810108977991204620, 16445629328258781893]
+    );
 }
 
-/// Readers and writers beside spills and merges: what was set is found at every moment, and of two who set a pair one is told so.
+/// Readers and writers beside spills and merges: what was set is found at every moment, and of two
+/// who set a pair one is told so.
 #[test]
 fn nobody_waits_for_a_spill_and_nothing_is_missed() {
     const IDS: u64 = 900;
@@ -576,7 +666,10 @@ fn nobody_waits_for_a_spill_and_nothing_is_missed() {
                         assert_eq!(space.contains(100 + n, &member(n)), Answer::Yes);
                         let n = random.u64(..=done.load(SeqCst)).saturating_sub(1);
                         let (id, viewer) = pair(n);
-                        assert!(done.load(SeqCst) == 0 || space.contains(id, &viewer) == Answer::Yes, "late {n}");
+                        assert!(
+                            done.load(SeqCst) == 0 || space.contains(id, &viewer) == Answer::Yes,
+                            "late {n}"
+                        );
                     }
                 });
                 scope.spawn(move || {

@@ -53,7 +53,9 @@ fn replayed(here: &Space, replica: &Space, mut bytes: &[u8]) {
         places.push(block.place());
     }
     for _ in 0..2 {
-        places.iter().for_each(|&place| replica.put_block(place, &here.block_state(place).unwrap()).unwrap());
+        places.iter().for_each(|&place| {
+            replica.put_block(place, &here.block_state(place).unwrap()).unwrap()
+        });
         for &hash in &changed {
             let pair = Pair::from_hash(0, hash);
             replica.put(&pair, here.contains_pair(&pair) == Answer::Yes).unwrap();
@@ -62,7 +64,8 @@ fn replayed(here: &Space, replica: &Space, mut bytes: &[u8]) {
 }
 
 fn add(space: &Space, members: std::ops::Range<u64>) {
-    members.for_each(|m| assert_ne!(space.add(m % 50, &Member::Number(m)).unwrap(), Change::Unknown));
+    members
+        .for_each(|m| assert_ne!(space.add(m % 50, &Member::Number(m)).unwrap(), Change::Unknown));
 }
 
 fn answer(space: &Space, member: u64) -> Answer {
@@ -74,19 +77,24 @@ fn what_either_site_had_is_found_and_revoked_where_none_has_it() {
     let (here, there, replica) = (site(), site(), site());
     add(&here, 1..5000);
     add(&there, 4000..9000);
-    let revoke = |space: &Space, member: u64| space.remove(member % 50, &Member::Number(member)).unwrap();
+    let revoke =
+        |space: &Space, member: u64| space.remove(member % 50, &Member::Number(member)).unwrap();
     // Here only; there only; on both; on both, but revoked on one.
-    for (space, member) in [(&here, 100), (&there, 8000), (&here, 4500), (&there, 4500), (&here, 4600), (&there, 4700)]
+    for (space, member) in
+        [(&here, 100), (&there, 8000), (&here, 4500), (&there, 4500), (&here, 4600), (&there, 4700)]
     {
         assert_eq!(revoke(space, member), Change::Changed);
     }
     add(&replica, 1..5000);
-    [100, 4500, 4600].into_iter().for_each(|member| assert_eq!(revoke(&replica, member), Change::Changed));
+    [100, 4500, 4600]
+        .into_iter()
+        .for_each(|member| assert_eq!(revoke(&replica, member), Change::Changed));
     assert_ne!(here.digest(0), there.digest(0));
     replayed(&here, &replica, &differing(&here, &there, 0));
     for space in [&here, &replica] {
         for member in 1..9000 {
-            let expected = if [100, 8000, 4500].contains(&member) { Answer::No } else { Answer::Yes };
+            let expected =
+                if [100, 8000, 4500].contains(&member) { Answer::No } else { Answer::Yes };
             assert_eq!(answer(space, member), expected, "{member}");
         }
     }
@@ -106,16 +114,20 @@ fn what_either_site_had_is_found_and_revoked_where_none_has_it() {
     assert_eq!(answer(&here, 8000), Answer::Yes);
 }
 
-/// M2: sites are never equally far, and one of them may have few. What comes with ids above ours stays found when the table is closed, and can be
-/// unliked.
+/// M2: sites are never equally far, and one of them may have few. What comes with ids above ours
+/// stays found when the table is closed, and can be unliked.
 #[test]
 fn ids_above_ours_stay_in_their_table_when_it_is_closed() {
     let (there, young) = (site(), Space::new(site().options().clone()).unwrap());
-    (100..800).for_each(|id| assert_eq!(there.add(id, &Member::Number(1)).unwrap(), Change::Changed));
+    (100..800)
+        .for_each(|id| assert_eq!(there.add(id, &Member::Number(1)).unwrap(), Change::Changed));
     assert_eq!(there.remove(700, &Member::Number(1)).unwrap(), Change::Changed);
     let blocks = differing(&young, &there, 0);
     let merged = merge(&young, &blocks);
-    assert!(matches!(merged, Err(MergeError::NoIds { highest: 799 })), "nobody can tell what is far: {merged:?}");
+    assert!(
+        matches!(merged, Err(MergeError::NoIds { highest: 799 })),
+        "nobody can tell what is far: {merged:?}"
+    );
     assert_eq!((young.highest_id(), young.pairs()), (None, 0));
     (0..64).for_each(|id| assert_eq!(young.add(id, &Member::Number(0)).unwrap(), Change::Changed));
     for here in [site(), young] {
@@ -146,13 +158,16 @@ fn ids_above_ours_stay_in_their_table_when_it_is_closed() {
     }
 }
 
-/// L1: a log tells of ids before it tells of the table that has them, and a batch has them by id, so that each lies near the one before. The
-/// tables begin where they did, and a block finds its own.
+/// L1: a log tells of ids before it tells of the table that has them, and a batch has them by id,
+/// so that each lies near the one before. The tables begin where they did, and a block finds its
+/// own.
 #[test]
 fn a_block_finds_its_table_whatever_was_told_before_that_began() {
     let (here, there) = (site(), site());
     let set = |space: &Space, ids: std::ops::Range<u64>, member: u64| {
-        ids.for_each(|id| assert_ne!(space.add(id, &Member::Number(member)).unwrap(), Change::Unknown));
+        ids.for_each(|id| {
+            assert_ne!(space.add(id, &Member::Number(member)).unwrap(), Change::Unknown)
+        });
     };
     let replica = Space::new(here.options().clone()).unwrap();
     let mut changes = u64::MAX;
@@ -224,9 +239,13 @@ fn a_block_of_ids_far_ahead_is_refused_until_there_are_such_ids() {
     let blocks = differing(&here, &there, 0);
     let before = here.digest(0);
     let merged = merge(&here, &blocks);
-    assert!(matches!(merged, Err(MergeError::FarAhead { highest: 50_199, ours: 99 })), "{merged:?}");
+    assert!(
+        matches!(merged, Err(MergeError::FarAhead { highest: 50_199, ours: 99 })),
+        "{merged:?}"
+    );
     assert_eq!((here.digest(0), here.highest_id()), (before, Some(99)));
-    let limited = Space::new(Options { max_ahead: Some(40_000), ..here.options().clone() }).unwrap();
+    let limited =
+        Space::new(Options { max_ahead: Some(40_000), ..here.options().clone() }).unwrap();
     for id in 0..100 {
         limited.add(id, &Member::Number(0)).unwrap();
     }
@@ -253,7 +272,8 @@ fn an_overrun_table_brings_its_extensions() {
     (1..61_000).for_each(|member| assert_eq!(answer(&here, member), Answer::Yes));
 }
 
-/// An extension may come alone, and to the newest table: that one is filled and closed like any other, and rolling goes on.
+/// An extension may come alone, and to the newest table: that one is filled and closed like any
+/// other, and rolling goes on.
 #[test]
 fn a_newest_table_with_an_extension_is_closed() {
     let (here, there) = (site(), site());
@@ -262,7 +282,8 @@ fn a_newest_table_with_an_extension_is_closed() {
     let blocks = differing(&here, &there, 0);
     let extension = first_extension(&here, &blocks, |_| ());
     let words = vec![0; extension.words.len()];
-    let empty = Block { place: extension.place, highest: extension.highest, words, revoked: vec![] };
+    let empty =
+        Block { place: extension.place, highest: extension.highest, words, revoked: vec![] };
     here.merge_block(&empty, || ()).unwrap();
     assert_eq!(here.tables()[0].extensions, 0, "a filter without a bit is not chained");
     here.merge_block(&extension, || ()).unwrap();
@@ -275,8 +296,14 @@ fn a_newest_table_with_an_extension_is_closed() {
         }
     }
     let tables = here.tables();
-    assert!(tables.len() > 2 && tables[1..].iter().all(|table| table.extensions == 0), "{tables:?}");
-    assert!((roll_at - 100..roll_at + 100).contains(&tables[0].early), "not closed before it was due: {tables:?}");
+    assert!(
+        tables.len() > 2 && tables[1..].iter().all(|table| table.extensions == 0),
+        "{tables:?}"
+    );
+    assert!(
+        (roll_at - 100..roll_at + 100).contains(&tables[0].early),
+        "not closed before it was due: {tables:?}"
+    );
     assert!((100..60_000).all(|id| here.contains(id, &Member::Number(1)) == Answer::Yes));
 }
 
@@ -297,7 +324,8 @@ fn a_table_keeps_its_rate_however_its_blocks_are_filled() {
     let options = || Options { pairs_per_table: 400_000 * 8, ..site().options().clone() };
     let (here, there) = (Space::new(options()).unwrap(), Space::new(options()).unwrap());
     for space in [&here, &there] {
-        (0..100).for_each(|id| assert_eq!(space.add(id, &Member::Number(0)).unwrap(), Change::Changed));
+        (0..100)
+            .for_each(|id| assert_eq!(space.add(id, &Member::Number(0)).unwrap(), Change::Changed));
     }
     let (_, table) = there.table_at(0).unwrap();
     let link = table.link(0).unwrap();
@@ -320,7 +348,10 @@ fn a_table_keeps_its_rate_however_its_blocks_are_filled() {
         }
     };
     assert!(matches!(refused, MergeError::Overfull));
-    assert!(merged > all / 2 && merged < all, "{merged} of {all}: each of them alone is within its bound");
+    assert!(
+        merged > all / 2 && merged < all,
+        "{merged} of {all}: each of them alone is within its bound"
+    );
     let by_bits = || {
         let (_, table) = here.table_at(0).unwrap();
         table.links().map(|link| Fill::of(&link.filter).rate()).sum::<f64>()
@@ -343,7 +374,8 @@ fn a_table_keeps_its_rate_however_its_blocks_are_filled() {
     assert!(stored.abs_diff(ours) < ours / 100, "{stored} for {ours}");
 }
 
-/// A log has the states of pairs, not their changes: who reads it never had the bits of one that came and went between two batches.
+/// A log has the states of pairs, not their changes: who reads it never had the bits of one that
+/// came and went between two batches.
 #[test]
 fn what_was_unset_before_the_log_looked_is_not_brought_back_by_a_block() {
     let (here, there, replica) = (site(), site(), site());
@@ -367,7 +399,8 @@ fn what_was_unset_before_the_log_looked_is_not_brought_back_by_a_block() {
     assert_eq!(site().put_block(place, &state[..words]), Ok(()));
     assert!(site().put_block(place, &state[..words + 8]).is_err());
     assert!(site().put_block(place, &state[..words - 16]).is_err());
-    // As a damaged one could: of a table of another size, of a block or a filter that there is not, of a table that begins elsewhere.
+    // As a damaged one could: of a table of another size, of a block or a filter that there is not,
+    // of a table that begins elsewhere.
     let mut other = state.clone();
     other[8] ^= 1;
     assert!(site().put_block(place, &other).is_err());
@@ -390,7 +423,10 @@ fn what_was_unset_before_the_log_looked_is_not_brought_back_by_a_block() {
 fn a_pair_aside_is_not_revoked_by_a_block() {
     let (here, there) = (site(), site());
     let early = 99 + 1024 + 5;
-    (100..=early).step_by(100).chain([early]).for_each(|id| assert!(there.add(id, &Member::Number(1)).is_ok()));
+    (100..=early)
+        .step_by(100)
+        .chain([early])
+        .for_each(|id| assert!(there.add(id, &Member::Number(1)).is_ok()));
     assert_eq!(there.remove(early, &Member::Number(1)).unwrap(), Change::Changed);
     let replica = Space::new(here.options().clone()).unwrap();
     let pair = here.pair(early, &Member::Number(1));
@@ -413,7 +449,8 @@ fn a_pair_aside_is_not_revoked_by_a_block() {
     }
 }
 
-/// M2 at the site that exports: no pair of a block has a higher id than the block says, while new ids come.
+/// M2 at the site that exports: no pair of a block has a higher id than the block says, while new
+/// ids come.
 #[test]
 fn a_block_says_no_less_than_how_far_its_ids_reach() {
     let space = site();
@@ -423,7 +460,8 @@ fn a_block_says_no_less_than_how_far_its_ids_reach() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for id in 100..8_000 {
-                // However the threads are scheduled, blocks are exported between some ids and others.
+                // However the threads are scheduled, blocks are exported between some ids and
+                // others.
                 let is_ahead = |_: &u32| blocks.load(Relaxed) < id / 1000;
                 (0..1 << 20).take_while(is_ahead).for_each(|_| std::thread::yield_now());
                 space.add(id, &Member::Number(0)).unwrap();
@@ -436,7 +474,8 @@ fn a_block_says_no_less_than_how_far_its_ids_reach() {
                 let block = space.read_block(&mut &bytes[..]).unwrap();
                 let (_, table) = space.table_at(0).unwrap();
                 let filter = &table.link(0).unwrap().filter;
-                let ids = (block.highest + 1..block.highest + 6).map(|id| space.pair(id, &Member::Number(0)));
+                let ids = (block.highest + 1..block.highest + 6)
+                    .map(|id| space.pair(id, &Member::Number(0)));
                 above += ids.filter(|pair| filter.contains_in(pair, &block.words, 0)).count();
                 blocks.fetch_add(1, Relaxed);
                 Ok::<(), ()>(())
@@ -445,16 +484,21 @@ fn a_block_says_no_less_than_how_far_its_ids_reach() {
         }
     });
     let blocks = blocks.into_inner();
-    assert!(blocks > 5 && above <= 3, "{above} in {blocks}: more than the false yeses of so few questions");
+    assert!(
+        blocks > 5 && above <= 3,
+        "{above} in {blocks}: more than the false yeses of so few questions"
+    );
 }
 
-/// Somebody likes and unlikes while blocks are exported: none has the bits without what revokes them.
+/// Somebody likes and unlikes while blocks are exported: none has the bits without what revokes
+/// them.
 #[test]
 fn what_is_unset_while_blocks_are_exported_is_not_exported_as_set() {
     let options = || Options { pairs_per_table: 400_000 * 8, ..site().options().clone() };
     let (here, there) = (Space::new(options()).unwrap(), Space::new(options()).unwrap());
     for space in [&here, &there] {
-        (0..100).for_each(|id| assert_eq!(space.add(id, &Member::Number(0)).unwrap(), Change::Changed));
+        (0..100)
+            .for_each(|id| assert_eq!(space.add(id, &Member::Number(0)).unwrap(), Change::Changed));
     }
     let numbers: Vec<usize> = (0..there.digest(0).unwrap().blocks.len()).collect();
     assert!(numbers.len() > 4);
@@ -481,9 +525,13 @@ fn a_merge_that_adds_no_pair_is_a_change() {
     let (here, there, replica) = (site(), site(), site());
     let (liked, unliked) = (Member::Number(1000), Member::Number(1001));
     for space in [&here, &there, &replica] {
-        [&liked, &unliked].into_iter().for_each(|member| assert_eq!(space.add(7, member).unwrap(), Change::Changed));
+        [&liked, &unliked]
+            .into_iter()
+            .for_each(|member| assert_eq!(space.add(7, member).unwrap(), Change::Changed));
     }
-    [&liked, &unliked].into_iter().for_each(|member| assert_eq!(here.remove(7, member).unwrap(), Change::Changed));
+    [&liked, &unliked]
+        .into_iter()
+        .for_each(|member| assert_eq!(here.remove(7, member).unwrap(), Change::Changed));
     assert_eq!(there.remove(7, &unliked).unwrap(), Change::Changed);
     let version = |space: &Space| space.tables_probed(0)[0].version;
     let before = [&here, &replica].map(version);
@@ -493,7 +541,10 @@ fn a_merge_that_adds_no_pair_is_a_change() {
     replica.put_block(block.place(), &here.block_state(block.place()).unwrap()).unwrap();
     for (space, before) in [&here, &replica].into_iter().zip(before) {
         assert!(version(space) > before);
-        assert_eq!([liked, unliked].map(|member| space.contains(7, &member)), [Answer::Yes, Answer::No]);
+        assert_eq!(
+            [liked, unliked].map(|member| space.contains(7, &member)),
+            [Answer::Yes, Answer::No]
+        );
     }
 }
 

@@ -5,7 +5,13 @@ use phantom::{Answer, Change, Error, Member, Options, Space};
 const FIRST: u64 = 3_631_614_501_919_378;
 
 fn space(pairs_per_table: u64, max_tables: usize) -> Space {
-    let options = Options { false_positive_rate: 0.001, pairs_per_table, max_tables, seed: 1, ..Options::default() };
+    let options = Options {
+        false_positive_rate: 0.001,
+        pairs_per_table,
+        max_tables,
+        seed: 1,
+        ..Options::default()
+    };
     Space::new(options).expect("small tables")
 }
 
@@ -43,8 +49,11 @@ fn the_order_of_ids_does_not_matter() {
     let n = 50_000u64;
     let mut shuffled: Vec<u64> = (0..n).collect();
     fastrand::Rng::with_seed(3).shuffle(&mut shuffled);
-    let orders: [(&str, Vec<u64>); 3] =
-        [("in order", (0..n).collect()), ("newest first", (0..n).rev().collect()), ("shuffled", shuffled)];
+    let orders: [(&str, Vec<u64>); 3] = [
+        ("in order", (0..n).collect()),
+        ("newest first", (0..n).rev().collect()),
+        ("shuffled", shuffled),
+    ];
     for (name, order) in orders {
         let space = space(8000, 1000);
         for i in order {
@@ -53,9 +62,12 @@ fn the_order_of_ids_does_not_matter() {
         }
         while space.maintain() {}
         assert_eq!(space.horizon(), 0);
-        let missing = (0..n).filter(|&i| contains(&space, pair(i).0, pair(i).1) != Answer::Yes).count();
+        let missing =
+            (0..n).filter(|&i| contains(&space, pair(i).0, pair(i).1) != Answer::Yes).count();
         assert_eq!(missing, 0, "{name}");
-        let wrong = (n..n + 200_000).filter(|&i| contains(&space, pair(i % n).0, i * 7) == Answer::Yes).count();
+        let wrong = (n..n + 200_000)
+            .filter(|&i| contains(&space, pair(i % n).0, i * 7) == Answer::Yes)
+            .count();
         assert!(wrong < 200 + 4 * 15, "{name}: {wrong} of 200000 at 0.001");
         assert_eq!(space.aside_pairs(), 0, "{name}");
         // The ring is as useful as ever: new ids go to new tables.
@@ -93,7 +105,8 @@ fn absurd_ids_harm_nobody() {
     assert_eq!(contains(&space, u64::MAX, 1000), Answer::No);
 }
 
-/// However many pairs one id gets, no other table is touched; its own is extended, up to the memory limit, and then says so.
+/// However many pairs one id gets, no other table is touched; its own is extended, up to the memory
+/// limit, and then says so.
 #[test]
 fn one_id_moves_no_horizon() {
     let options = Options {
@@ -132,9 +145,15 @@ fn the_answer_is_unknown_exactly_below_the_horizon() {
     }
     let horizon = space.horizon();
     assert!(FIRST < horizon && horizon < FIRST + i);
-    for (id, unknown) in [(0, true), (FIRST, true), (horizon - 1, true), (horizon, false), (u64::MAX, false)] {
+    for (id, unknown) in
+        [(0, true), (FIRST, true), (horizon - 1, true), (horizon, false), (u64::MAX, false)]
+    {
         assert_eq!(contains(&space, id, 1 << 50) == Answer::Unknown, unknown, "{id}");
-        assert_eq!(space.remove(id, &Member::Number(1 << 50)).unwrap() == Change::Unknown, unknown, "{id}");
+        assert_eq!(
+            space.remove(id, &Member::Number(1 << 50)).unwrap() == Change::Unknown,
+            unknown,
+            "{id}"
+        );
         assert_eq!(add(&space, id, 1 << 50) == Change::Unknown, unknown, "{id}");
         assert_eq!(contains(&space, id, 1 << 50) == Answer::Unknown, unknown, "{id}");
     }
@@ -143,7 +162,8 @@ fn the_answer_is_unknown_exactly_below_the_horizon() {
 
 #[test]
 fn max_ahead_refuses_ids_too_far_ahead() {
-    let options = Options { max_ahead: Some(1 << 30), pairs_per_table: 1000, seed: 1, ..Options::default() };
+    let options =
+        Options { max_ahead: Some(1 << 30), pairs_per_table: 1000, seed: 1, ..Options::default() };
     let space = Space::new(options).expect("small tables");
     for i in 0..200 {
         add(&space, FIRST + i, i);
@@ -157,7 +177,8 @@ fn max_ahead_refuses_ids_too_far_ahead() {
     assert_eq!(contains(&space, u64::MAX, 1), Answer::Yes);
 }
 
-/// After the first tables have shown how much comes late, tables close early enough, and are not extended any more.
+/// After the first tables have shown how much comes late, tables close early enough, and are not
+/// extended any more.
 #[test]
 fn tables_learn_to_leave_room_for_late_pairs() {
     for late in [0u64, 30, 45] {
@@ -172,7 +193,11 @@ fn tables_learn_to_leave_room_for_late_pairs() {
         let learned = &tables[tables.len() / 2..tables.len() - 3];
         assert!(learned.len() > 5);
         let extended = learned.iter().filter(|table| table.extensions > 0).count();
-        assert!(extended * 10 <= learned.len(), "{late} %: {extended} of {} extended", learned.len());
+        assert!(
+            extended * 10 <= learned.len(),
+            "{late} %: {extended} of {} extended",
+            learned.len()
+        );
         let fill = learned.iter().map(|table| table.fill).sum::<f64>() / learned.len() as f64;
         assert!(fill > 0.7, "{late} %: they are {fill} full");
     }
@@ -181,7 +206,8 @@ fn tables_learn_to_leave_room_for_late_pairs() {
 /// A small space costs little, and what it costs grows with what is in it.
 #[test]
 fn memory_grows_by_table() {
-    let space = Space::new(Options { seed: 1, pairs_per_table: 2 << 20, ..Options::default() }).expect("small tables");
+    let space = Space::new(Options { seed: 1, pairs_per_table: 2 << 20, ..Options::default() })
+        .expect("small tables");
     assert!(space.memory_bytes() < 1 << 20, "{}", space.memory_bytes());
     let options = space.options().clone();
     let mut most: f64 = 0.0;
@@ -192,9 +218,15 @@ fn memory_grows_by_table() {
             most = most.max(space.memory_bytes() as f64 / i as f64);
         }
     }
-    // Each table is twice as large as the one before, and its successor may be ready: so at most some seven times 20 bits.
+    // Each table is twice as large as the one before, and its successor may be ready: so at most
+    // some seven times 20 bits.
     assert!(most < 18.0, "{most} bytes per pair");
-    assert!(space.layout().iter().all(|at| at.pages * 4096 <= (options.pairs_per_table * 20 / 8) as usize + 4096));
+    assert!(
+        space
+            .layout()
+            .iter()
+            .all(|at| at.pages * 4096 <= (options.pairs_per_table * 20 / 8) as usize + 4096)
+    );
 }
 
 #[test]
@@ -254,20 +286,27 @@ fn a_full_aside_lets_traffic_move_on() {
     }
     assert_eq!(space.aside_pairs(), 500);
     let later = FIRST + FIRST / 2;
-    let refused = (0..5000).filter(|&i| space.add(later + i * 3, &Member::Number(i)).is_err()).count();
+    let refused =
+        (0..5000).filter(|&i| space.add(later + i * 3, &Member::Number(i)).is_err()).count();
     assert!(refused < 1000, "{refused} refused");
     assert_eq!(contains(&space, later + 3 * 4999, 4999), Answer::Yes);
     let newest = space.layout().last().map(|at| at.low);
-    assert!(newest > Some(later) && newest < Some(later + 3 * 5000), "the ring is where the traffic is: {newest:?}");
+    assert!(
+        newest > Some(later) && newest < Some(later + 3 * 5000),
+        "the ring is where the traffic is: {newest:?}"
+    );
     assert!((0..200).all(|i| contains(&space, FIRST + i, i) == Answer::Yes));
 }
 
 /// A space with pairs of ids near [`FIRST`], whose aside is full of ids near the end of all.
 fn behind_a_full_aside(max_aside: usize) -> Space {
-    let space = Space::new(Options { pairs_per_table: 20_000, max_aside, seed: 1, ..Options::default() });
+    let space =
+        Space::new(Options { pairs_per_table: 20_000, max_aside, seed: 1, ..Options::default() });
     let space = space.expect("small tables");
     (0..200).for_each(|i| _ = add(&space, FIRST + i, i));
-    let full = (0..max_aside as u64 + 100).filter(|i| space.add(u64::MAX - i, &Member::Number(1)).is_err()).count();
+    let full = (0..max_aside as u64 + 100)
+        .filter(|i| space.add(u64::MAX - i, &Member::Number(1)).is_err())
+        .count();
     assert_eq!((full, space.aside_pairs()), (100, max_aside));
     space
 }
@@ -278,7 +317,8 @@ fn a_popular_id_keeps_no_traffic_out_of_a_full_aside() {
     for max_aside in [500, 1 << 16] {
         let space = behind_a_full_aside(max_aside);
         let post = |i: u64| FIRST + (1 << 40) + if i % 10 < 3 { 7 } else { i / 10 };
-        let refused: Vec<u64> = (0..30_000).filter(|&i| space.add(post(i), &Member::Number(i)).is_err()).collect();
+        let refused: Vec<u64> =
+            (0..30_000).filter(|&i| space.add(post(i), &Member::Number(i)).is_err()).collect();
         assert!(refused.len() < 6500, "{} refused with room for {max_aside}", refused.len());
         assert_eq!((space.highest_id(), space.aside_pairs()), (Some(post(29_999)), max_aside));
         let after = refused.last().map_or(0, |&last| last + 1);
@@ -297,18 +337,23 @@ fn few_ids_that_find_the_aside_full_move_nothing() {
     }
 }
 
-/// A space without a frontier takes it from what it has, when that is all that it has room for, however few their ids: a service may have three posts.
+/// A space without a frontier takes it from what it has, when that is all that it has room for,
+/// however few their ids: a service may have three posts.
 #[test]
 fn a_space_begins_however_few_pairs_may_be_aside() {
     for max_aside in [1, 2, 10, 63, 64, 100, 1000, 5000] {
         for posts in [1, 3, 30, 5000] {
             for strays in [0, max_aside as u64 / 3, max_aside as u64 / 2] {
-                let options = Options { pairs_per_table: 20_000, max_aside, seed: 1, ..Options::default() };
+                let options =
+                    Options { pairs_per_table: 20_000, max_aside, seed: 1, ..Options::default() };
                 let space = Space::new(options).expect("small tables");
                 (0..strays).for_each(|i| _ = space.add(u64::MAX - i, &Member::Number(i)));
                 let add = |i: u64| space.add(FIRST + i % posts, &Member::Number(i));
                 let refused = (0..10_000).filter(|&i| add(i).is_err()).count();
-                assert!(refused < 600, "{refused} of {posts} posts refused, room for {max_aside}, {strays} strays");
+                assert!(
+                    refused < 600,
+                    "{refused} of {posts} posts refused, room for {max_aside}, {strays} strays"
+                );
             }
         }
     }
@@ -321,16 +366,24 @@ fn a_space_begins_behind_an_aside_that_one_id_has_filled() {
         let options = Options { pairs_per_table: 20_000, max_aside, seed: 1, ..Options::default() };
         let space = Space::new(options).expect("small tables");
         (0..max_aside as u64).for_each(|i| _ = space.add(u64::MAX, &Member::Number(i)).unwrap());
-        let refused = (0..10_000).filter(|&i| space.add(FIRST + i, &Member::Number(i)).is_err()).count();
+        let refused =
+            (0..10_000).filter(|&i| space.add(FIRST + i, &Member::Number(i)).is_err()).count();
         assert!(refused < 600, "{refused} posts refused, room for {max_aside}");
     }
 }
 
-/// What is taken away from an id says nothing of the traffic: whoever undoes what nobody did, far ahead, moves nothing, and no id is too far ahead for that.
+/// What is taken away from an id says nothing of the traffic: whoever undoes what nobody did, far
+/// ahead, moves nothing, and no id is too far ahead for that.
 #[test]
 fn who_takes_away_moves_no_frontier() {
     for max_ahead in [None, Some(10)] {
-        let space = Space::new(Options { pairs_per_table: 20_000, max_ahead, seed: 1, ..Options::default() }).unwrap();
+        let space = Space::new(Options {
+            pairs_per_table: 20_000,
+            max_ahead,
+            seed: 1,
+            ..Options::default()
+        })
+        .unwrap();
         (0..100_000).for_each(|i| _ = space.add(FIRST + i / 50, &Member::Number(i)).unwrap());
         let high = space.highest_id();
         assert!(high.is_some());

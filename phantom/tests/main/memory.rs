@@ -3,15 +3,18 @@
 use phantom::{Change, Member, Options, Space};
 
 fn space() -> Space {
-    let options = Options { pairs_per_table: 100_000, max_tables: 400, seed: 1, ..Options::default() };
+    let options =
+        Options { pairs_per_table: 100_000, max_tables: 400, seed: 1, ..Options::default() };
     let space = Space::new(options).expect("small tables");
     (0..1000).for_each(|id| _ = space.add(id, &Member::Number(0)).expect("room"));
     space
 }
 
-/// By how many bytes a change makes a space larger, as it says and as it is. Memory of filters is not from the heap, and is left out of both.
+/// By how many bytes a change makes a space larger, as it says and as it is. Memory of filters is
+/// not from the heap, and is left out of both.
 fn grown(space: &Space, change: impl FnOnce()) -> (f64, f64) {
-    let filters = || space.tables().iter().map(|table| table.capacity as f64 * 19.9 / 8.0).sum::<f64>();
+    let filters =
+        || space.tables().iter().map(|table| table.capacity as f64 * 19.9 / 8.0).sum::<f64>();
     let said = || space.memory_bytes() as f64 - filters();
     let before = said();
     let heap = allocation_counter::measure(change).bytes_current as f64;
@@ -38,7 +41,8 @@ fn what_is_held_exactly_is_counted() {
         let space = space();
         (0..number).for_each(|n| add(&space, n % 1000, 1000 + n));
         let more = grown(&space, || {
-            (0..number).for_each(|n| _ = space.remove(n % 1000, &Member::Number(1000 + n)).expect("room"))
+            (0..number)
+                .for_each(|n| _ = space.remove(n % 1000, &Member::Number(1000 + n)).expect("room"))
         });
         agree(more, &format!("{number} unset again"));
     }
@@ -46,7 +50,8 @@ fn what_is_held_exactly_is_counted() {
 
 #[test]
 fn tables_are_counted() {
-    let options = Options { pairs_per_table: 3000, max_tables: 4000, seed: 1, ..Options::default() };
+    let options =
+        Options { pairs_per_table: 3000, max_tables: 4000, seed: 1, ..Options::default() };
     let space = Space::new(options).expect("small tables");
     let mut id = 0;
     let more = grown(&space, || {

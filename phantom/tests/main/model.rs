@@ -1,5 +1,6 @@
-//! Random operations against a plain map. Tables are so small that rolling, recycling, extension, revocation and strays happen
-//! all the time; a copy of the space that went its own way is joined with it now and then.
+//! Random operations against a plain map. Tables are so small that rolling, recycling, extension,
+//! revocation and strays happen all the time; a copy of the space that went its own way is joined
+//! with it now and then.
 
 use crate::sites::{copy, merge};
 use phantom::{Answer, Change, Error, Member, Options, Space};
@@ -84,7 +85,9 @@ impl Run {
             }
             40..75 => self.now.saturating_sub(self.rng.u64(0..2000)),
             75..90 => self.now.saturating_sub(self.rng.u64(0..100_000)),
-            90..98 => self.model.range((self.rng.u64(..), 0)..).next().map_or(7, |((id, _), _)| *id),
+            90..98 => {
+                self.model.range((self.rng.u64(..), 0)..).next().map_or(7, |((id, _), _)| *id)
+            }
             98 => self.rng.u64(..),
             _ => [0, 1, u64::MAX, u64::MAX - 1, 1 << 63][self.rng.usize(0..5)],
         }
@@ -160,7 +163,11 @@ impl Run {
             }
             Ok(Change::Unchanged) => {
                 if before != set {
-                    assert!(set, "step {}: ({id}, {member}) was set and could not be unset: a false no", self.step);
+                    assert!(
+                        set,
+                        "step {}: ({id}, {member}) was set and could not be unset: a false no",
+                        self.step
+                    );
                     // Taken for set: from now on it has to be found like any other.
                     self.wrong += 1;
                     self.model.insert((id, member), true);
@@ -215,7 +222,11 @@ impl Run {
         assert_eq!(answer == Answer::Unknown, below, "step {}: {answer:?} for {id}", self.step);
         if !below {
             let set = self.is_set(id, member);
-            assert!(!set || answer == Answer::Yes, "step {}: ({id}, {member}) is set: a false no", self.step);
+            assert!(
+                !set || answer == Answer::Yes,
+                "step {}: ({id}, {member}) is set: a false no",
+                self.step
+            );
             self.asked += u64::from(!set);
             self.wrong += u64::from(!set && answer == Answer::Yes);
         }
@@ -231,7 +242,8 @@ impl Run {
         let gated: Vec<bool> = ids.iter().map(|_| self.rng.u32(0..4) == 0).collect();
         let mut answers = vec![Answer::Yes];
         for (ids, gated) in ids.chunks(phantom::BATCH).zip(gated.chunks(phantom::BATCH)) {
-            let wanted = gated.iter().enumerate().fold(0, |bits, (i, gated)| bits | u32::from(!gated) << i);
+            let wanted =
+                gated.iter().enumerate().fold(0, |bits, (i, gated)| bits | u32::from(!gated) << i);
             let member = Member::Number(member);
             let lookup = self.space.lookup(&member, ids);
             let mut pairs = lookup.pairs();
@@ -265,9 +277,13 @@ impl Run {
         }
         let tables = self.space.tables();
         self.events.rolls = self.space.changes();
-        // When filters are joined (M1), three deviations of one page at 0.1 % are 1.6 times the 95.2 % that the first has, and 2.3 times the rest for extensions.
+        // When filters are joined (M1), three deviations of one page at 0.1 % are 1.6 times the
+        // 95.2 % that the first has, and 2.3 times the rest for extensions.
         let most = if self.events.merged == 0 { 1.0 } else { 1.65 };
-        assert!(tables.iter().all(|table| table.expected_rate <= table.configured_rate * most), "{tables:#?}");
+        assert!(
+            tables.iter().all(|table| table.expected_rate <= table.configured_rate * most),
+            "{tables:#?}"
+        );
         assert!(tables.iter().all(|table| table.revoked <= self.options.max_revoked));
     }
 }
@@ -286,7 +302,11 @@ fn random_operations_agree_with_a_map() {
         let expected = run.options.false_positive_rate * run.asked as f64;
         // Some questions are asked more than once, hence more than four deviations.
         let bound = expected + 8.0 * expected.sqrt() + 10.0;
-        assert!((run.wrong as f64) < bound, "seed {seed}: P2: {} wrong, {expected} expected", run.wrong);
+        assert!(
+            (run.wrong as f64) < bound,
+            "seed {seed}: P2: {} wrong, {expected} expected",
+            run.wrong
+        );
         happened.revoked += run.events.revoked;
         happened.unknown += run.events.unknown;
         happened.aside += run.events.aside;
@@ -297,9 +317,18 @@ fn random_operations_agree_with_a_map() {
         happened.merged += run.events.merged;
     }
     if seeds().count() > 1 {
-        let each = [happened.revoked, happened.unknown, happened.aside, happened.rolls, happened.merged as u64];
+        let each = [
+            happened.revoked,
+            happened.unknown,
+            happened.aside,
+            happened.rolls,
+            happened.merged as u64,
+        ];
         assert!(each.iter().all(|&count| count > 10), "not all of it happened: {happened:?}");
         assert!(happened.extensions > 3, "hardly a table was overrun: {happened:?}");
-        assert!(happened.aside_full > 0 && happened.revoked_full > 0, "no bound was met: {happened:?}");
+        assert!(
+            happened.aside_full > 0 && happened.revoked_full > 0,
+            "no bound was met: {happened:?}"
+        );
     }
 }

@@ -1,5 +1,6 @@
-//! P2 where pairs are hard to tell apart, for full tables, over pairs that were never set. Bounds are the expected rate and four
-//! deviations: the derivation says 95.2 % of the configured rate for a table that is full.
+//! P2 where pairs are hard to tell apart, for full tables, over pairs that were never set. Bounds
+//! are the expected rate and four deviations: the derivation says 95.2 % of the configured rate for
+//! a table that is full.
 
 use phantom::{Answer, Member, Options, Space};
 use std::collections::HashSet;
@@ -8,13 +9,24 @@ use std::io::Read;
 const SHARE_WHEN_FULL: f64 = 0.952;
 
 /// Fills one table to the brim and returns the share of yes among `never`, and how many were asked.
-fn measure(rate: f64, n: u64, pair: impl Fn(u64) -> (u64, u64), never: impl Iterator<Item = (u64, u64)>) -> (f64, u64) {
+fn measure(
+    rate: f64,
+    n: u64,
+    pair: impl Fn(u64) -> (u64, u64),
+    never: impl Iterator<Item = (u64, u64)>,
+) -> (f64, u64) {
     // The first table of a space is an eighth of a grown one.
-    let options =
-        Options { false_positive_rate: rate, pairs_per_table: n * 8, max_tables: 2, seed: 5, ..Options::default() };
+    let options = Options {
+        false_positive_rate: rate,
+        pairs_per_table: n * 8,
+        max_tables: 2,
+        seed: 5,
+        ..Options::default()
+    };
     let space = Space::new(options).expect("memory for one table");
     let capacity = space.tables()[0].capacity;
-    // The highest ids first, so that the table is closed above all of them, and the others are late.
+    // The highest ids first, so that the table is closed above all of them, and the others are
+    // late.
     let mut set = vec![];
     for i in (n - n.min(5000)..n).chain(0..n - n.min(5000)).chain(n..) {
         if space.pairs() == capacity {
@@ -32,8 +44,14 @@ fn measure(rate: f64, n: u64, pair: impl Fn(u64) -> (u64, u64), never: impl Iter
     assert!(bits <= 19.9, "{bits} bits per pair");
     // Canaries say the same as pairs that clients might ask for.
     let canaries = 1e6 * rate * SHARE_WHEN_FULL;
-    assert!((table.measured.rate().unwrap_or(1.0) * 1e6 - canaries).abs() < 4.0 * canaries.sqrt() + 0.1 * canaries);
-    assert!(set.iter().all(|(id, member)| space.contains(*id, &Member::Number(*member)) == Answer::Yes), "P1");
+    assert!(
+        (table.measured.rate().unwrap_or(1.0) * 1e6 - canaries).abs()
+            < 4.0 * canaries.sqrt() + 0.1 * canaries
+    );
+    assert!(
+        set.iter().all(|(id, member)| space.contains(*id, &Member::Number(*member)) == Answer::Yes),
+        "P1"
+    );
     let (mut asked, mut yes) = (0u64, 0u64);
     for (id, member) in never {
         asked += 1;
@@ -51,7 +69,9 @@ fn pairs_of_every_shape_meet_the_rate() {
         ("ids with equal low bits", |i| ((i << 38) | 12_345, 99)),
         ("ids with equal high bits", |i| ((77 << 40) | (i / 3), i % 3)),
         ("users with equal low bits", |i| (1 << 41, i << 38)),
-        ("snowflakes, 20 users each", |i| (3_631_614_501_919_378 + (i / 20) * 4096, 833_933_534_602 + i * 37)),
+        ("snowflakes, 20 users each", |i| {
+            (3_631_614_501_919_378 + (i / 20) * 4096, 833_933_534_602 + i * 37)
+        }),
     ];
     let n = if cfg!(debug_assertions) { 400_000 } else { 4_000_000 };
     for rate in [0.01, 0.001, 0.0001] {
@@ -59,7 +79,10 @@ fn pairs_of_every_shape_meet_the_rate() {
             let (yes, asked) = measure(rate, n, |i| shape(2 * i), (0..n).map(|i| shape(2 * i + 1)));
             let expected = rate * SHARE_WHEN_FULL * asked as f64;
             println!("{rate} {name}: {yes} of {asked}, {expected:.0} expected");
-            assert!((yes - expected).abs() < 4.0 * expected.sqrt() + 0.02 * expected, "{name}: {yes} for {expected}");
+            assert!(
+                (yes - expected).abs() < 4.0 * expected.sqrt() + 0.02 * expected,
+                "{name}: {yes} for {expected}"
+            );
         }
     }
 }
@@ -87,14 +110,20 @@ fn real_pairs_meet_the_rate() {
         let expected = rate * SHARE_WHEN_FULL * asked as f64;
         println!("{rate}: {yes} of {asked}, {expected:.0} expected");
         // So few pages are a sample of their own.
-        assert!((yes - expected).abs() < 4.0 * expected.sqrt() + 0.15 * expected, "{yes} for {expected}");
+        assert!(
+            (yes - expected).abs() < 4.0 * expected.sqrt() + 0.15 * expected,
+            "{yes} for {expected}"
+        );
     }
 }
 
 /// The distinct (origin, user) pairs of the real data, if it is here.
 fn real_pairs() -> Option<Vec<(u64, u64)>> {
     let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-    let path = here.ancestors().map(|dir| dir.join("shared/data/weibo_reposts.csv.gz")).find(|path| path.exists())?;
+    let path = here
+        .ancestors()
+        .map(|dir| dir.join("shared/data/weibo_reposts.csv.gz"))
+        .find(|path| path.exists())?;
     let mut text = String::new();
     flate2::read::GzDecoder::new(std::fs::File::open(path).ok()?).read_to_string(&mut text).ok()?;
     let pair = |line: &str| {

@@ -1,8 +1,13 @@
-//! What a log and a snapshot bring back: states in any order, several times, before or after the layouts that went with them, over a
-//! snapshot that was taken while writes went on; and what another site's blocks brought in between. The tables are the same ones then, to the id and the page.
+//! What a log and a snapshot bring back: states in any order, several times, before or after the
+//! layouts that went with them, over a snapshot that was taken while writes went on; and what
+//! another site's blocks brought in between. The tables are the same ones then, to the id and the
+//! page.
 
 use crate::sites::{copy, merge};
-use phantom::{Answer, BlockPlace, Change, Frontier, Layout, Member, MergeError, Options, Pair, Space, TableDecoder};
+use phantom::{
+    Answer, BlockPlace, Change, Frontier, Layout, Member, MergeError, Options, Pair, Space,
+    TableDecoder,
+};
 use std::collections::BTreeMap;
 
 const FIRST: u64 = 1 << 50;
@@ -78,7 +83,8 @@ impl Traffic {
         }
     }
 
-    /// A pair that is taken for set (a false yes) changes nothing, hence is not logged, and need not be found again.
+    /// A pair that is taken for set (a false yes) changes nothing, hence is not logged, and need
+    /// not be found again.
     fn write(&mut self, id: u64, member: u64, set: bool) {
         let (space, text) = (&self.space, Member::Number(member));
         let done = if set { space.add(id, &text) } else { space.remove(id, &text) };
@@ -88,7 +94,8 @@ impl Traffic {
         }
     }
 
-    /// As the log's writer does it: the current states of what changed, by id; where pairs go is read after them, and told before them.
+    /// As the log's writer does it: the current states of what changed, by id; where pairs go is
+    /// read after them, and told before them.
     fn commit(&mut self) {
         self.dirty.sort_unstable();
         let mut states: Vec<Record> = vec![];
@@ -131,7 +138,9 @@ impl Traffic {
             && self.rng.bool()
         {
             let (early, member) = (high + window + 1, self.rng.u64(0..100));
-            [high, high + 2, high + window, early].into_iter().for_each(|id| write(id, member, true));
+            [high, high + 2, high + window, early]
+                .into_iter()
+                .for_each(|id| write(id, member, true));
             write(early, member, false);
             self.write(early, member, true);
             aside = self.space.aside_pairs() > 0;
@@ -144,9 +153,9 @@ impl Traffic {
         for refused in merged.refused {
             match refused {
                 MergeError::Overfull => self.events.too_full += 1,
-                MergeError::NoTable { .. } | MergeError::FarAhead { .. } | MergeError::NoIds { .. } => {
-                    self.events.no_table += 1
-                }
+                MergeError::NoTable { .. }
+                | MergeError::FarAhead { .. }
+                | MergeError::NoIds { .. } => self.events.no_table += 1,
                 other => panic!("{other}"),
             }
         }
@@ -170,15 +179,22 @@ impl Traffic {
         for (&(id, member), &set) in &self.model {
             match other.contains(id, &Member::Number(member)) {
                 Answer::Unknown => assert!(id < horizon),
-                Answer::No => assert!(!set || id < self.space.horizon(), "{what}: ({id}, {member}) is lost"),
+                Answer::No => {
+                    assert!(!set || id < self.space.horizon(), "{what}: ({id}, {member}) is lost")
+                }
                 Answer::Yes => wrong += u32::from(!set),
             }
         }
         // Pairs below the live horizon are not logged any more: their last state may be missing.
         let above = self.model.range((self.space.horizon(), 0)..);
-        let back = above.filter(|(pair, set)| !**set && other.contains(pair.0, &Member::Number(pair.1)) == Answer::Yes);
+        let back = above.filter(|(pair, set)| {
+            !**set && other.contains(pair.0, &Member::Number(pair.1)) == Answer::Yes
+        });
         let back = back.count();
-        assert!(back <= 5, "{what}: {back} unset pairs are back ({wrong} with those below the horizon)");
+        assert!(
+            back <= 5,
+            "{what}: {back} unset pairs are back ({wrong} with those below the horizon)"
+        );
     }
 }
 
@@ -186,8 +202,12 @@ impl Traffic {
 fn replay(space: &Space, log: &[Record], serves: bool) {
     for record in log {
         match record {
-            Record::Pair(pair, set) => space.put(pair, *set).expect("what was accepted is accepted"),
-            Record::Block(place, state) => space.put_block(*place, state).expect("what was merged fits"),
+            Record::Pair(pair, set) => {
+                space.put(pair, *set).expect("what was accepted is accepted")
+            }
+            Record::Block(place, state) => {
+                space.put_block(*place, state).expect("what was merged fits")
+            }
             Record::Layout(layout) => space.put_layout(layout).expect("small tables"),
             Record::Frontier(frontier) => space.put_frontier(*frontier),
         }
@@ -243,7 +263,10 @@ fn a_log_brings_all_back_from_any_earlier_position() {
         traffic.check(&restored, &format!("seed {seed}, log twice"));
 
         // Whoever replays it has other options perhaps: the log says how large tables are.
-        let other = Options { pairs_per_table: if seed % 3 == 0 { 800 } else { options.pairs_per_table }, ..options };
+        let other = Options {
+            pairs_per_table: if seed % 3 == 0 { 800 } else { options.pairs_per_table },
+            ..options
+        };
         let fresh = Space::new(other).expect("small tables");
         replay(&fresh, &traffic.log, seed % 2 == 0);
         traffic.check(&fresh, &format!("seed {seed}, log only"));
@@ -252,7 +275,10 @@ fn a_log_brings_all_back_from_any_earlier_position() {
             assert_eq!(space.course(0).frontier, traffic.space.course(0).frontier, "seed {seed}");
             assert_eq!(space.aside_pairs(), traffic.space.aside_pairs(), "seed {seed}");
         }
-        assert!(traffic.space.horizon() > 0 && traffic.space.layout().len() > 3, "it rolled and recycled");
+        assert!(
+            traffic.space.horizon() > 0 && traffic.space.layout().len() > 3,
+            "it rolled and recycled"
+        );
         let Events { blocks, revoked_aside, too_full, no_table } = traffic.events;
         happened.blocks += blocks;
         happened.revoked_aside += revoked_aside;
@@ -260,5 +286,8 @@ fn a_log_brings_all_back_from_any_earlier_position() {
         happened.no_table += no_table;
     }
     println!("{happened:?}");
-    assert!(happened.blocks > 100 && happened.revoked_aside > 10, "not all of it happened: {happened:?}");
+    assert!(
+        happened.blocks > 100 && happened.revoked_aside > 10,
+        "not all of it happened: {happened:?}"
+    );
 }

@@ -7,7 +7,11 @@ pub(crate) fn copy(space: &Space) -> Space {
     let head = space.encode_head();
     let table = |low: u64| {
         let mut decoder = TableDecoder::new(space.options(), 1 << 30);
-        assert_eq!(space.encode_table(low, |piece| decoder.feed(piece)), Ok(true), "nothing is recycled meanwhile");
+        assert_eq!(
+            space.encode_table(low, |piece| decoder.feed(piece)),
+            Ok(true),
+            "nothing is recycled meanwhile"
+        );
         decoder.finish().expect("what was encoded")
     };
     let tables = space.layout().iter().map(|at| table(at.low)).collect();
@@ -32,7 +36,8 @@ pub(crate) fn merge(here: &Space, there: &Space) -> Merged {
     for at in there.layout() {
         let Some(theirs) = there.digest(at.low) else { continue };
         let ours = here.digest(at.low).map_or(vec![], |digest| digest.blocks);
-        let differ: Vec<usize> = (0..theirs.blocks.len()).filter(|&i| ours.get(i) != Some(&theirs.blocks[i])).collect();
+        let differ: Vec<usize> =
+            (0..theirs.blocks.len()).filter(|&i| ours.get(i) != Some(&theirs.blocks[i])).collect();
         let mut bytes = vec![];
         let sink = |block: &[u8]| {
             bytes.extend_from_slice(block);
@@ -44,7 +49,9 @@ pub(crate) fn merge(here: &Space, there: &Space) -> Merged {
             let block = here.read_block(&mut rest);
             match block.and_then(|block| Ok((block.place(), here.merge_block(&block, || ())?))) {
                 Ok((place, ((), changed))) => {
-                    merged.pairs.extend(changed.into_iter().map(|hash| Pair::from_hash(place.low, hash)));
+                    merged
+                        .pairs
+                        .extend(changed.into_iter().map(|hash| Pair::from_hash(place.low, hash)));
                     merged.blocks.push(place);
                 }
                 Err(error) => merged.refused.push(error),

@@ -8,8 +8,9 @@ fn small() -> Space {
     Space::new(options).expect("small tables")
 }
 
-/// P3: two threads set, and later unset, the same pairs at the same moment; each pair changes once, and the work that goes
-/// with it is done once. The ring rolls and recycles meanwhile, and at the start all ids are aside.
+/// P3: two threads set, and later unset, the same pairs at the same moment; each pair changes once,
+/// and the work that goes with it is done once. The ring rolls and recycles meanwhile, and at the
+/// start all ids are aside.
 #[test]
 fn of_two_equal_writes_one_changes() {
     let space = small();
@@ -54,7 +55,8 @@ fn of_two_equal_writes_one_changes() {
 /// Ids of a page.
 const PAGE: u64 = 40;
 
-/// P1, while the ring rolls under the readers: what one thread has set is found by another, at once.
+/// P1, while the ring rolls under the readers: what one thread has set is found by another, at
+/// once.
 #[test]
 fn readers_find_what_was_set_before_they_asked() {
     let space = small();
@@ -83,11 +85,15 @@ fn readers_find_what_was_set_before_they_asked() {
             let n = written.load(SeqCst);
             if n > 0 {
                 let i = n - 1 - rng.u64(0..n.min(10_000));
-                let page: Vec<u64> = (i / PAGE * PAGE..n.min((i / PAGE + 1) * PAGE)).map(id).collect();
+                let page: Vec<u64> =
+                    (i / PAGE * PAGE..n.min((i / PAGE + 1) * PAGE)).map(id).collect();
                 let mut answers = vec![space.contains(id(i), &member(i))];
                 space.contains_batch(&member(i), &page, &mut answers);
                 for (id, answer) in [id(i)].iter().chain(&page).zip(answers) {
-                    assert!(answer == Answer::Yes || space.horizon() > *id, "{id}, {n} written: {answer:?}");
+                    assert!(
+                        answer == Answer::Yes || space.horizon() > *id,
+                        "{id}, {n} written: {answer:?}"
+                    );
                 }
             }
         }
@@ -112,26 +118,35 @@ fn a_failed_first_step_changes_nothing() {
         assert_eq!(space.add(id, &member).unwrap(), Change::Changed);
         assert_eq!(space.remove_with(id, &member, || Err(Failed)), Err(Failed));
         assert_eq!(space.contains(id, &member), Answer::Yes);
-        assert_eq!(space.add_with(id, &member, || panic!("it is set")), Ok::<_, Failed>(Change::Unchanged));
+        assert_eq!(
+            space.add_with(id, &member, || panic!("it is set")),
+            Ok::<_, Failed>(Change::Unchanged)
+        );
         assert_eq!(space.remove(id, &member).unwrap(), Change::Changed);
         assert_eq!(space.contains(id, &member), Answer::No);
-        assert_eq!(space.remove_with(id, &member, || panic!("it is not set")), Ok::<_, Failed>(Change::Unchanged));
+        assert_eq!(
+            space.remove_with(id, &member, || panic!("it is not set")),
+            Ok::<_, Failed>(Change::Unchanged)
+        );
         assert_eq!(space.add_with(id, &member, || Err(Failed)), Err(Failed));
         assert_eq!(space.contains(id, &member), Answer::No);
     }
 }
 
-/// P1 and P3 while another site is merged: what a writer sets stays set, though it is revoked there; what came from there is found; and the ring rolls.
+/// P1 and P3 while another site is merged: what a writer sets stays set, though it is revoked
+/// there; what came from there is found; and the ring rolls.
 #[test]
 fn merging_loses_nothing_that_is_written_meanwhile() {
     let space = small();
-    (0..1000).for_each(|id| assert_eq!(space.add(id, &Member::Number(0)).unwrap(), Change::Changed));
+    (0..1000)
+        .for_each(|id| assert_eq!(space.add(id, &Member::Number(0)).unwrap(), Change::Changed));
     let mut merged = 0;
     for round in 0..if cfg!(debug_assertions) { 30 } else { 200 } {
         let there = crate::sites::copy(&space);
         let now = 1000 + round * 200;
         for id in now..now + 200 {
-            // 1: revoked there, and set here meanwhile. 2: set there. 3: revoked here meanwhile, and unknown there.
+            // 1: revoked there, and set here meanwhile. 2: set there. 3: revoked here meanwhile,
+            // and unknown there.
             there.add(id, &Member::Number(1)).unwrap();
             there.add(id, &Member::Number(2)).unwrap();
             there.remove(id, &Member::Number(1)).unwrap();
@@ -142,13 +157,18 @@ fn merging_loses_nothing_that_is_written_meanwhile() {
                 let (space, done, passes) = (&space, &done, &passes);
                 s.spawn(move || {
                     for id in (now..now + 200).filter(|id| id % 2 == half) {
-                        // However the threads are scheduled, the other site is merged between some writes and others.
+                        // However the threads are scheduled, the other site is merged between some
+                        // writes and others.
                         while id / 2 == (now + 100) / 2 && passes.load(SeqCst) == 0 {
                             std::thread::yield_now();
                         }
                         assert_ne!(space.add(id, &Member::Number(1)).unwrap(), Change::Unknown);
                         space.add(id, &Member::Number(3)).unwrap();
-                        assert_eq!(space.contains(id, &Member::Number(1)), Answer::Yes, "round {round}, {id}");
+                        assert_eq!(
+                            space.contains(id, &Member::Number(1)),
+                            Answer::Yes,
+                            "round {round}, {id}"
+                        );
                         space.remove(id, &Member::Number(3)).unwrap();
                     }
                     done.fetch_add(1, SeqCst);
@@ -169,14 +189,23 @@ fn merging_loses_nothing_that_is_written_meanwhile() {
                 "round {round}: set here, revoked there: {id}"
             );
             if last.whole.iter().any(|&(low, last)| (low..=last).contains(&id)) {
-                assert_eq!(space.contains(id, &Member::Number(2)), Answer::Yes, "round {round}: set there: {id}");
+                assert_eq!(
+                    space.contains(id, &Member::Number(2)),
+                    Answer::Yes,
+                    "round {round}: set there: {id}"
+                );
             }
             unset += u64::from(space.contains(id, &Member::Number(3)) == Answer::No);
         }
         assert!(unset >= 198, "{unset} of 200 are unset again");
         let before = (0..now).filter(|&id| id >= space.horizon());
-        before
-            .for_each(|id| assert_eq!(space.contains(id, &Member::Number(u64::from(id >= 1000))), Answer::Yes, "{id}"));
+        before.for_each(|id| {
+            assert_eq!(
+                space.contains(id, &Member::Number(u64::from(id >= 1000))),
+                Answer::Yes,
+                "{id}"
+            )
+        });
         if round % 8 == 7 {
             space.roll_now();
         }

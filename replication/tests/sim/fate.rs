@@ -6,8 +6,9 @@ use replication::{next_term, promotions};
 use store::{Faults, FollowLog};
 
 impl World {
-    /// A node's power, or its disk, has failed: what was not durable is gone. WAIT promised no more, as in Redis, so it need not have that when it
-    /// is promoted. What was durable it must have, and what it has called durable was.
+    /// A node's power, or its disk, has failed: what was not durable is gone. WAIT promised no
+    /// more, as in Redis, so it need not have that when it is promoted. What was durable it must
+    /// have, and what it has called durable was.
     pub(crate) fn forgive(&mut self, n: usize) {
         let node = &mut self.nodes[n];
         let safe = node.durable().map_or(node.safe, |end| end.offset);
@@ -15,7 +16,9 @@ impl World {
         let before = node.acknowledged.len();
         node.acknowledged.retain(|w| w.0 <= safe);
         self.figures.forgiven += (before - node.acknowledged.len()) as u64;
-        for link in self.links.iter_mut().filter(|l| l.replica == n && l.data_sets == node.data_sets) {
+        for link in
+            self.links.iter_mut().filter(|l| l.replica == n && l.data_sets == node.data_sets)
+        {
             link.kept = link.kept.min(safe);
             link.check_durable();
         }
@@ -45,9 +48,9 @@ impl World {
     /// Somebody decides that the best replica that can be reached is to take over.
     pub(crate) fn promote(&mut self) {
         let fit = |n: &Node| n.life.is_some() && n.has_data && n.follows.is_some();
-        let best = (0..self.nodes.len())
-            .filter(|&n| fit(&self.nodes[n]))
-            .max_by_key(|&n| (promotions(self.nodes[n].term()), self.nodes[n].durable().map(|p| p.offset)));
+        let best = (0..self.nodes.len()).filter(|&n| fit(&self.nodes[n])).max_by_key(|&n| {
+            (promotions(self.nodes[n].term()), self.nodes[n].durable().map(|p| p.offset))
+        });
         let Some(best) = best else { return };
         let random = self.random.u32(..);
         let node = &mut self.nodes[best];
@@ -61,7 +64,10 @@ impl World {
         }
         for write @ (_, key, value) in &node.acknowledged {
             let held = map.get(key).copied().unwrap_or(0);
-            assert!(held >= *value, "node {best} is promoted without {write:?}, which it acknowledged; it has {held}");
+            assert!(
+                held >= *value,
+                "node {best} is promoted without {write:?}, which it acknowledged; it has {held}"
+            );
         }
         node.safe = log.durable().offset;
         let term = next_term(log.term(), random);
@@ -152,7 +158,8 @@ impl World {
         if self.chance(25) {
             let mut random = self.random.fork();
             if self.nodes[n].snapshot(&mut random).is_err() {
-                // Perhaps it was the sync of its log, after which nobody knows what of that the disk has.
+                // Perhaps it was the sync of its log, after which nobody knows what of that the
+                // disk has.
                 self.reopen(n);
             }
         }

@@ -21,7 +21,8 @@ pub(crate) struct Link {
     pub(crate) answered: Option<Place>,
     /// [`Node::data_sets`] of the replica when the link came up.
     pub(crate) data_sets: u64,
-    /// The replica has lost since what lies behind: what it said of that is still on its way, perhaps.
+    /// The replica has lost since what lies behind: what it said of that is still on its way,
+    /// perhaps.
     pub(crate) kept: u64,
 }
 
@@ -32,7 +33,11 @@ impl Link {
             && feed.peer().sending == replication::Sending::Log
         {
             let (said, kept) = (feed.peer().durable, self.kept);
-            assert!(said <= kept, "node {} called {said} durable, and has {kept} after a power cut", self.replica);
+            assert!(
+                said <= kept,
+                "node {} called {said} durable, and has {kept} after a power cut",
+                self.replica
+            );
         }
     }
 }
@@ -51,7 +56,8 @@ impl World {
             }
             let mut out = Vec::new();
             let now = self.now;
-            let follower = self.local(n, |local| Follower::new(TIMES, false, ("", 1), local, &mut out, now));
+            let follower =
+                self.local(n, |local| Follower::new(TIMES, false, ("", 1), local, &mut out, now));
             let follower = match follower {
                 Some(Ok(follower)) => follower,
                 Some(Err(error)) => {
@@ -92,9 +98,18 @@ impl World {
 
     fn local<T>(&mut self, n: usize, work: impl FnOnce(&mut Here<'_>) -> T) -> Option<T> {
         let node = &mut self.nodes[n];
-        let Some(Life { store, map, kind: Kind::Replica(log) }) = &mut node.life else { return None };
+        let Some(Life { store, map, kind: Kind::Replica(log) }) = &mut node.life else {
+            return None;
+        };
         let is_empty = !node.has_data && map.range(..100).next().is_none();
-        Some(work(&mut Here { store, map, log, is_empty, always: node.always, dropped: &mut node.dropped }))
+        Some(work(&mut Here {
+            store,
+            map,
+            log,
+            is_empty,
+            always: node.always,
+            dropped: &mut node.dropped,
+        }))
     }
 
     /// Moves bytes, and lets both ends work.
@@ -137,7 +152,11 @@ impl World {
                 }
                 if !out.is_empty() {
                     self.links[i].answered.get_or_insert(place(end));
-                    let at = self.links[i].to_replica.back().map_or(0, |(at, _)| *at).max(self.now + delay);
+                    let at = self.links[i]
+                        .to_replica
+                        .back()
+                        .map_or(0, |(at, _)| *at)
+                        .max(self.now + delay);
                     // In pieces, of which the last may be lost with the link.
                     let cut = self.random.usize(0..=out.len());
                     let tail = out.split_off(cut);
@@ -152,7 +171,8 @@ impl World {
                 feed = None;
             }
             for (before, after) in acknowledged {
-                // It may be an old link, with what the replica said before it gave up its data, or lost the end of them.
+                // It may be an old link, with what the replica said before it gave up its data, or
+                // lost the end of them.
                 if self.links[i].data_sets == self.nodes[r].data_sets {
                     self.acknowledged(m, r, before, after.min(self.links[i].kept));
                 }
@@ -173,14 +193,18 @@ impl World {
 
     fn acknowledged(&mut self, m: usize, r: usize, before: u64, after: u64) {
         let master_term = self.nodes[m].term();
-        let chained =
-            self.nodes[m].life.as_ref().filter(|life| matches!(life.kind, Kind::Replica(_))).map(|life| &life.map);
+        let chained = self.nodes[m]
+            .life
+            .as_ref()
+            .filter(|life| matches!(life.kind, Kind::Replica(_)))
+            .map(|life| &life.map);
         let waited: Vec<(u64, u64, u64)> = self
             .writes
             .iter()
             .filter(|w| w.0 == master_term && w.1 > before && w.1 <= after)
-            // Offsets do not tell branches of one term apart: above a replica that feeds this one a master may have lost its power, and written
-            // others at these offsets since. A master's own writes at these offsets are what it has sent.
+            // Offsets do not tell branches of one term apart: above a replica that feeds this one a
+            // master may have lost its power, and written others at these offsets since. A master's
+            // own writes at these offsets are what it has sent.
             .filter(|w| chained.is_none_or(|map| map.get(&w.2).is_some_and(|value| *value >= w.3)))
             .map(|w| (w.1, w.2, w.3))
             .collect();
@@ -199,8 +223,10 @@ impl World {
             arrived.push(self.links[i].to_replica.pop_front().unwrap().1);
         }
         let mut out = Vec::new();
-        let (was_fetching, dropped) = (follower.is_fetching().is_some(), self.nodes[r].dropped.len());
-        let held = self.local(r, |local| (!local.is_empty).then(|| place(local.log.written()))).flatten();
+        let (was_fetching, dropped) =
+            (follower.is_fetching().is_some(), self.nodes[r].dropped.len());
+        let held =
+            self.local(r, |local| (!local.is_empty).then(|| place(local.log.written()))).flatten();
         let result = self.local(r, |local| -> Result<Course, LinkError> {
             for bytes in &arrived {
                 match follower.receive(bytes, local, &mut out, now)? {
@@ -235,8 +261,10 @@ impl World {
             }
             Some(Ok(Course::Adopt | Course::Reopen)) => {
                 self.figures.full_syncs += 1;
-                self.figures.rewound +=
-                    u64::from(self.nodes[r].term() == self.nodes[m].term() && !self.nodes[r].dropped.is_empty());
+                self.figures.rewound += u64::from(
+                    self.nodes[r].term() == self.nodes[m].term()
+                        && !self.nodes[r].dropped.is_empty(),
+                );
                 self.figures.dropped += self.nodes[r].dropped.drain(..).len() as u64;
                 // It gave up what it had.
                 self.nodes[r].acknowledged.clear();
@@ -265,7 +293,8 @@ impl World {
             }
         }
     }
-    /// A replica, whose log ends at `own`, is about to give it up, and has handed it out from an offset on, or not at all.
+    /// A replica, whose log ends at `own`, is about to give it up, and has handed it out from an
+    /// offset on, or not at all.
     fn check_dropped(&mut self, i: usize, own: Place, from: Option<u64>) {
         let Link { master, replica, answered, .. } = self.links[i];
         let Some(parting) = answered.and_then(|theirs| self.truth.parting(own, theirs)) else {
@@ -274,7 +303,11 @@ impl World {
         };
         if parting < own.0 {
             let safe = from.map_or(!self.truth.holds_after(own, parting), |from| from <= parting);
-            assert!(safe, "node {replica} gives up {parting} to {} for {master}, and hands out from {from:?}", own.0);
+            assert!(
+                safe,
+                "node {replica} gives up {parting} to {} for {master}, and hands out from {from:?}",
+                own.0
+            );
             self.figures.parted += u64::from(from.is_some());
             self.figures.exactly += u64::from(from == Some(parting));
         }

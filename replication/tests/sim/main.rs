@@ -1,21 +1,28 @@
 //! A few nodes, a network and disks that do whatever they are allowed to, all from one seed.
 //!
-//! Nodes write, follow, snapshot, lose their link, their process or their power, and are promoted, some by a majority's choice and some while the old
-//! master goes on. Bytes are delayed; a link may be cut on one side only, so that the other goes on sending into it. Disks fail and fill up.
+//! Nodes write, follow, snapshot, lose their link, their process or their power, and are promoted,
+//! some by a majority's choice and some while the old master goes on. Bytes are delayed; a link may
+//! be cut on one side only, so that the other goes on sending into it. Disks fail and fill up.
 //!
-//! `node.rs` is one node and its disk, `link.rs` what carries bytes between two, `fate.rs` what befalls them, `truth.rs` what was, `world.rs` the run.
+//! `node.rs` is one node and its disk, `link.rs` what carries bytes between two, `fate.rs` what
+//! befalls them, `truth.rs` what was, `world.rs` the run.
 //!
 //! Asserted:
 //!
-//! - a node that acknowledged a write as written, and did not give its data up for another master's since, has it when it is promoted, unless
-//!   its own power or disk failed before it was durable there;
+//! - a node that acknowledged a write as written, and did not give its data up for another master's
+//!   since, has it when it is promoted, unless its own power or disk failed before it was durable
+//!   there;
 //! - what a node acknowledged as durable its power never takes;
-//! - while nodes follow, their logs are equal byte for byte (positions and chain values compared at every acknowledgement);
-//! - when the faults end, all nodes become equal: state, offset and chain; nobody refuses the newest master;
-//! - what is dropped was handed out first: from where the two histories part, or from before that, also where the master's log does not go back so
-//!   far (`truth.rs` remembers every batch that there ever was).
+//! - while nodes follow, their logs are equal byte for byte (positions and chain values compared at
+//!   every acknowledgement);
+//! - when the faults end, all nodes become equal: state, offset and chain; nobody refuses the
+//!   newest master;
+//! - what is dropped was handed out first: from where the two histories part, or from before that,
+//!   also where the master's log does not go back so far (`truth.rs` remembers every batch that
+//!   there ever was).
 //!
-//! `REPLICATION_SIM_RUNS=20000 cargo test --release -p replication --test sim -- --nocapture` runs more; `REPLICATION_SIM_SEED=n` one.
+//! `REPLICATION_SIM_RUNS=20000 cargo test --release -p replication --test sim -- --nocapture` runs
+//! more; `REPLICATION_SIM_SEED=n` one.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where it stopped")]
 
 mod fate;
@@ -41,8 +48,8 @@ struct Figures {
     pub(crate) promotions: u64,
     pub(crate) crashes: u64,
     pub(crate) dropped: u64,
-    /// Links on which a replica gave up what its master did not have; of these, those on which it was handed out from the very place; and those of
-    /// which nobody knows.
+    /// Links on which a replica gave up what its master did not have; of these, those on which it
+    /// was handed out from the very place; and those of which nobody knows.
     pub(crate) parted: u64,
     pub(crate) exactly: u64,
     pub(crate) untold: u64,
@@ -55,7 +62,10 @@ struct Figures {
 #[test]
 fn all_nodes_become_equal_and_nothing_acknowledged_is_lost() {
     let one = std::env::var("REPLICATION_SIM_SEED").ok().and_then(|s| s.parse::<u64>().ok());
-    let runs = std::env::var("REPLICATION_SIM_RUNS").ok().and_then(|s| s.parse::<u64>().ok()).unwrap_or(300);
+    let runs = std::env::var("REPLICATION_SIM_RUNS")
+        .ok()
+        .and_then(|s| s.parse::<u64>().ok())
+        .unwrap_or(300);
     let mut sum = Figures::default();
     for seed in one.map_or(0..runs, |seed| seed..seed + 1) {
         let result = std::panic::catch_unwind(|| {
@@ -86,8 +96,19 @@ fn all_nodes_become_equal_and_nothing_acknowledged_is_lost() {
     println!("{sum:?}");
     if one.is_none() {
         // A simulator that meets none of this shows nothing.
-        assert!(sum.waited > 50 * runs && sum.continued > 3 * runs && sum.full_syncs > runs && sum.promotions > runs);
-        assert!(sum.resumed_files > runs / 50 && sum.refusals > 0 && sum.dropped > 0 && sum.rewound > 0, "{sum:?}");
-        assert!(sum.parted > runs / 10 && 10 * sum.exactly > 7 * sum.parted && sum.untold == 0, "{sum:?}");
+        assert!(
+            sum.waited > 50 * runs
+                && sum.continued > 3 * runs
+                && sum.full_syncs > runs
+                && sum.promotions > runs
+        );
+        assert!(
+            sum.resumed_files > runs / 50 && sum.refusals > 0 && sum.dropped > 0 && sum.rewound > 0,
+            "{sum:?}"
+        );
+        assert!(
+            sum.parted > runs / 10 && 10 * sum.exactly > 7 * sum.parted && sum.untold == 0,
+            "{sum:?}"
+        );
     }
 }

@@ -4,8 +4,8 @@ use replication::Local;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use store::{
-    Batch, BatchHead, Disk, Error, FollowLog, Lineage, Log, Manifest, Position, Records, SimDisk, Store, StoreOptions,
-    Tag,
+    Batch, BatchHead, Disk, Error, FollowLog, Lineage, Log, Manifest, Position, Records, SimDisk,
+    Store, StoreOptions, Tag,
 };
 
 pub(crate) type Map = BTreeMap<u64, u64>;
@@ -35,7 +35,8 @@ pub(crate) struct Node {
     pub(crate) connects_at: u64,
     /// Everything is durable before it is shown to others.
     pub(crate) always: bool,
-    /// Its log was durable up to here when it was last seen running: what a kill left in the system's memory the power may still take.
+    /// Its log was durable up to here when it was last seen running: what a kill left in the
+    /// system's memory the power may still take.
     pub(crate) safe: u64,
     /// Writes that it acknowledged as a replica, and holds since: offset, key, value.
     pub(crate) acknowledged: BTreeSet<(u64, u64, u64)>,

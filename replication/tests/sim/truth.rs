@@ -1,5 +1,6 @@
-//! What really happened: every batch that was ever in a log, and the one before it. Nodes forget, trim and rewrite their logs; this does not, so it knows
-//! where two histories part even if neither of the two could tell any more.
+//! What really happened: every batch that was ever in a log, and the one before it. Nodes forget,
+//! trim and rewrite their logs; this does not, so it knows where two histories part even if neither
+//! of the two could tell any more.
 
 use super::node::{Kind, Life, Node};
 use std::collections::{BTreeMap, BTreeSet};

@@ -36,7 +36,10 @@ impl World {
                 disk: SimDisk::new(seed * 8 + n as u64),
                 seed: seed * 8 + n as u64,
                 options: StoreOptions {
-                    log: LogOptions { segment_bytes: random.u64(300..3000), ..LogOptions::default() },
+                    log: LogOptions {
+                        segment_bytes: random.u64(300..3000),
+                        ..LogOptions::default()
+                    },
                     keep_log_bytes: if random.bool() { random.u64(0..4000) } else { 1 << 20 },
                 },
                 life: None,
@@ -110,7 +113,10 @@ impl World {
             if self.nodes[n].life.is_none() && self.now >= self.nodes[n].starts_at {
                 if let Err(error) = self.nodes[n].start() {
                     let transient = error.is_transient() && !self.calm;
-                    assert!(transient || matches!(error, Error::Locked { .. }), "node {n} does not start: {error}");
+                    assert!(
+                        transient || matches!(error, Error::Locked { .. }),
+                        "node {n} does not start: {error}"
+                    );
                     self.crash(n);
                 } else if let Some(Life { kind: Kind::Master(log), .. }) = &self.nodes[n].life {
                     // What the power took is gone: other writes will have those offsets.
@@ -172,14 +178,17 @@ impl World {
                 log.seal(self.now).unwrap();
             }
             let end = self.nodes[last].durable();
-            // Durable ends are compared, and then what is shown: so all that is shown has to be durable. It becomes so by itself.
+            // Durable ends are compared, and then what is shown: so all that is shown has to be
+            // durable. It becomes so by itself.
             let settled = self.nodes.iter().all(|n| n.shown() == n.durable());
             let equal = end.is_some()
                 && settled
                 && self.nodes.iter().all(|n| {
                     n.durable() == end
                         || n.durable().is_some_and(|p| {
-                            end.is_some_and(|e| (p.offset, p.chain, p.sequence) == (e.offset, e.chain, e.sequence))
+                            end.is_some_and(|e| {
+                                (p.offset, p.chain, p.sequence) == (e.offset, e.chain, e.sequence)
+                            })
                         })
                 });
             if equal {
@@ -187,16 +196,28 @@ impl World {
             }
             if round > 2_000 {
                 for (n, node) in self.nodes.iter().enumerate() {
-                    println!("{n}: follows {:?}, durable {:?}, term {:x}", node.follows, node.durable(), node.term());
+                    println!(
+                        "{n}: follows {:?}, durable {:?}, term {:x}",
+                        node.follows,
+                        node.durable(),
+                        node.term()
+                    );
                 }
                 println!("{:?}", self.nodes[last].disk.list_names());
-                panic!("not equal after {round} calm steps; {:?}; {}", self.figures, self.last_error);
+                panic!(
+                    "not equal after {round} calm steps; {:?}; {}",
+                    self.figures, self.last_error
+                );
             }
         }
         let strip = |map: &Map| map.range(..100).map(|(k, v)| (*k, *v)).collect::<Vec<_>>();
         let expected = strip(&self.nodes[last].life.as_ref().unwrap().map);
         for (n, node) in self.nodes.iter().enumerate() {
-            assert_eq!(strip(&node.life.as_ref().unwrap().map), expected, "node {n} differs from {last}");
+            assert_eq!(
+                strip(&node.life.as_ref().unwrap().map),
+                expected,
+                "node {n} differs from {last}"
+            );
         }
     }
 }

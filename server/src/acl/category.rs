@@ -1,8 +1,10 @@
-//! Categories of commands: Redis's, as its own commands are in them, and one for each family of ours.
+//! Categories of commands: Redis's, as its own commands are in them, and one for each family of
+//! ours.
 
 use crate::commands::{Spec, flag};
 
-/// All categories, in the order of ACL CAT. Redis's that have no command here stay, so that rules written for Redis can be read.
+/// All categories, in the order of ACL CAT. Redis's that have no command here stay, so that rules
+/// written for Redis can be read.
 pub(crate) const CATEGORIES: [&str; 27] = [
     "keyspace",
     "read",
@@ -47,9 +49,13 @@ pub(crate) fn of(spec: &Spec) -> Vec<&'static str> {
     let name = spec.name;
     all.extend(["dbsize", "flushall", "flushdb"].contains(&name).then_some("keyspace"));
     let connection = ["command", "wait", "waitaof", "readonly", "readwrite", "asking"];
-    all.extend((connection.contains(&name) || name.starts_with("command|")).then_some("connection"));
+    all.extend(
+        (connection.contains(&name) || name.starts_with("command|")).then_some("connection"),
+    );
     all.extend(["role", "lastsave"].contains(&name).then_some("admin"));
-    for (bit, category) in [(flag::WRITE, "write"), (flag::READONLY, "read"), (flag::ADMIN, "admin")] {
+    for (bit, category) in
+        [(flag::WRITE, "write"), (flag::READONLY, "read"), (flag::ADMIN, "admin")]
+    {
         all.extend(spec.has(bit).then_some(category));
     }
     let dangerous = ["keys", "flushall", "flushdb", "info", "role", "lastsave", "sort", "restore"];

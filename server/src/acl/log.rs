@@ -61,16 +61,29 @@ impl Log {
         let cut = |text: &[u8]| text[..text.len().min(KEPT_BYTES)].to_vec();
         let (object, user, now) = (cut(object), cut(user), unix_us());
         let same = |e: &Entry| {
-            e.reason == reason && e.object == object && e.user == user && now.saturating_sub(e.first_us) < TOGETHER_US
+            e.reason == reason
+                && e.object == object
+                && e.user == user
+                && now.saturating_sub(e.first_us) < TOGETHER_US
         };
         // As many as Redis looks at.
-        let known = self.entries.iter().take(10).position(same).and_then(|at| self.entries.remove(at));
+        let known =
+            self.entries.iter().take(10).position(same).and_then(|at| self.entries.remove(at));
         let entry = match known {
             Some(entry) => Entry { count: entry.count + 1, last_us: now, client, ..entry },
             None => {
                 self.last_number += 1;
                 let number = self.last_number - 1;
-                Entry { number, count: 1, reason, object, user, client, first_us: now, last_us: now }
+                Entry {
+                    number,
+                    count: 1,
+                    reason,
+                    object,
+                    user,
+                    client,
+                    first_us: now,
+                    last_us: now,
+                }
             }
         };
         self.entries.push_front(entry);

@@ -1,4 +1,5 @@
-//! A selector: commands, and what they may touch. A bit per command and subcommand; globs for keys, names and channels.
+//! A selector: commands, and what they may touch. A bit per command and subcommand; globs for keys,
+//! names and channels.
 
 use super::category::{CATEGORIES, of as categories};
 use crate::commands::{self, Spec, Uses, flag, key_positions};
@@ -43,7 +44,9 @@ impl Denied {
         match self {
             Denied::Command => format!("run the '{}' command", request.name()),
             Denied::Key(_) => "access one of the keys used as arguments".to_owned(),
-            Denied::Name(_) => "access one of the spaces, views or actions used as arguments".to_owned(),
+            Denied::Name(_) => {
+                "access one of the spaces, views or actions used as arguments".to_owned()
+            }
             Denied::Channel(_) => "access one of the channels used as arguments".to_owned(),
         }
     }
@@ -92,7 +95,8 @@ impl Commands {
         if on { *word |= bit } else { *word &= !bit }
     }
 
-    /// Switches a command with its subcommands, a subcommand (`config|get`), or a category (`@read`).
+    /// Switches a command with its subcommands, a subcommand (`config|get`), or a category
+    /// (`@read`).
     pub(super) fn set_named(&mut self, name: &str, on: bool) -> Result<(), &'static str> {
         if let Some(category) = name.strip_prefix('@') {
             let category = category.to_ascii_lowercase();
@@ -134,7 +138,8 @@ impl Pattern {
     /// `needs`: whether it is read, and whether it is changed.
     fn allows(&self, text: &[u8], needs: impl Fn() -> (bool, bool)) -> bool {
         let suffices = |(read, write): (bool, bool)| (self.read || !read) && (self.write || !write);
-        glob::matches(self.glob.as_bytes(), text, false) && (self.read && self.write || suffices(needs()))
+        glob::matches(self.glob.as_bytes(), text, false)
+            && (self.read && self.write || suffices(needs()))
     }
 
     fn describe(&self, mark: char, out: &mut String) {
@@ -262,11 +267,15 @@ impl Selector {
         Ok(())
     }
 
-    /// A rule about a command replaces those about it and its subcommands, one about a category those about the same.
+    /// A rule about a command replaces those about it and its subcommands, one about a category
+    /// those about the same.
     fn note_rule(&mut self, rule: &str) {
         let about = &rule[1..];
-        let replaced =
-            |old: &String| old[1..].strip_prefix(about).is_some_and(|rest| rest.is_empty() || rest.starts_with('|'));
+        let replaced = |old: &String| {
+            old[1..]
+                .strip_prefix(about)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('|'))
+        };
         self.rules.retain(|old| !replaced(old));
         self.rules.push(rule.to_owned());
     }
@@ -313,7 +322,11 @@ impl Selector {
     }
 
     /// Whether it allows the whole of a request.
-    pub(super) fn check(&self, request: &Request<'_>, engines: Option<&Engines>) -> Result<(), Denied> {
+    pub(super) fn check(
+        &self,
+        request: &Request<'_>,
+        engines: Option<&Engines>,
+    ) -> Result<(), Denied> {
         let (spec, args) = (request.spec, request.args);
         if !self.commands.has(request.number) && !request.is_for_everybody() {
             return Err(Denied::Command);
@@ -328,7 +341,10 @@ impl Selector {
             let first = 1 + usize::from(spec.name.contains('|'));
             let write = spec.has(flag::WRITE);
             let needs = || (!write || spec.has(flag::READS), write);
-            if spec.has(flag::NAMED) && args.len() > first && !self.allows_name(args.at(first), needs) {
+            if spec.has(flag::NAMED)
+                && args.len() > first
+                && !self.allows_name(args.at(first), needs)
+            {
                 return Err(Denied::Name(first));
             }
             if spec.has(flag::MAY_WRITE)
@@ -339,15 +355,20 @@ impl Selector {
             }
         }
         if !self.all_channels
-            && let Some(at) =
-                channels(spec, args).find(|at| !self.allows_channel(args.at(*at), spec.name == "psubscribe"))
+            && let Some(at) = channels(spec, args)
+                .find(|at| !self.allows_channel(args.at(*at), spec.name == "psubscribe"))
         {
             return Err(Denied::Channel(at));
         }
         Ok(())
     }
 
-    fn allows_key(&self, key: &[u8], needs: impl Fn() -> (bool, bool), engines: Option<&Engines>) -> bool {
+    fn allows_key(
+        &self,
+        key: &[u8],
+        needs: impl Fn() -> (bool, bool),
+        engines: Option<&Engines>,
+    ) -> bool {
         if self.keys.iter().any(|p| p.allows(key, &needs)) {
             return true;
         }
@@ -365,10 +386,15 @@ impl Selector {
         self.names.iter().chain(self.keys.iter().filter(all)).any(|p| p.allows(name, &needs))
     }
 
-    /// A pattern that is subscribed to must be one of ours as it stands: what it would match cannot be told.
+    /// A pattern that is subscribed to must be one of ours as it stands: what it would match cannot
+    /// be told.
     fn allows_channel(&self, channel: &[u8], is_pattern: bool) -> bool {
         let matches = |own: &String| {
-            if is_pattern { own.as_bytes() == channel } else { glob::matches(own.as_bytes(), channel, false) }
+            if is_pattern {
+                own.as_bytes() == channel
+            } else {
+                glob::matches(own.as_bytes(), channel, false)
+            }
         };
         self.channels.iter().any(matches)
     }
@@ -376,7 +402,9 @@ impl Selector {
 
 /// Position of the action that FEED.GET is to do.
 fn mark(args: Args<'_>) -> Option<usize> {
-    (3..args.len().saturating_sub(1)).find(|at| args.at(*at).eq_ignore_ascii_case(b"MARK")).map(|at| at + 1)
+    (3..args.len().saturating_sub(1))
+        .find(|at| args.at(*at).eq_ignore_ascii_case(b"MARK"))
+        .map(|at| at + 1)
 }
 
 /// Positions of the channels in a request. Leaving a channel is always allowed.

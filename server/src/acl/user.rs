@@ -49,7 +49,8 @@ impl User {
         user
     }
 
-    /// Has a password that nobody knows: what an unknown name is compared with, so that it takes as long.
+    /// Has a password that nobody knows: what an unknown name is compared with, so that it takes as
+    /// long.
     pub(super) fn nobody() -> User {
         User { passwords: vec![[0; 32]], ..User::new("") }
     }
@@ -80,7 +81,8 @@ impl User {
         self.selectors.iter().any(Selector::is_everything)
     }
 
-    /// Whether a password with this digest is the user's. Looks at all of them, and at all bytes of each.
+    /// Whether a password with this digest is the user's. Looks at all of them, and at all bytes of
+    /// each.
     pub(super) fn accepts(&self, given: &Digest) -> bool {
         let mut right = Choice::from(u8::from(self.nopass));
         for password in &self.passwords {
@@ -89,8 +91,13 @@ impl User {
         (right & Choice::from(u8::from(self.on))).into()
     }
 
-    /// Whether a request is allowed; if not, what stands against it in the selector that came furthest.
-    pub(crate) fn check(&self, request: &Request<'_>, engines: Option<&Engines>) -> Result<(), Denied> {
+    /// Whether a request is allowed; if not, what stands against it in the selector that came
+    /// furthest.
+    pub(crate) fn check(
+        &self,
+        request: &Request<'_>,
+        engines: Option<&Engines>,
+    ) -> Result<(), Denied> {
         let mut worst = Denied::Command;
         for selector in &self.selectors {
             match selector.check(request, engines) {
@@ -101,7 +108,8 @@ impl User {
         Err(worst)
     }
 
-    /// Applies rules, as ACL SETUSER takes them. The error is for the client; some rules may have been applied then.
+    /// Applies rules, as ACL SETUSER takes them. The error is for the client; some rules may have
+    /// been applied then.
     pub(super) fn apply_all(&mut self, rules: &[&str]) -> Result<(), String> {
         self.as_made = false;
         for rule in joined(rules)? {
@@ -139,7 +147,10 @@ impl User {
                 b'#' => self.add(from_hex(&rule[1..])?),
                 b'!' => self.remove(&from_hex(&rule[1..])?)?,
                 b'(' => {
-                    let inner = rule.strip_prefix('(').and_then(|r| r.strip_suffix(')')).ok_or("Syntax error")?;
+                    let inner = rule
+                        .strip_prefix('(')
+                        .and_then(|r| r.strip_suffix(')'))
+                        .ok_or("Syntax error")?;
                     let mut selector = Selector::new();
                     for word in inner.split_ascii_whitespace() {
                         // Written down, it would end the selector.
@@ -168,7 +179,9 @@ impl User {
         let before = self.passwords.len();
         self.passwords.retain(|p| p != password);
         if self.passwords.len() == before {
-            return Err("The password you are trying to remove from the user does not exist".to_owned());
+            return Err(
+                "The password you are trying to remove from the user does not exist".to_owned()
+            );
         }
         Ok(())
     }
@@ -276,7 +289,9 @@ mod tests {
         user.apply_all(&[">one", ">two"]).unwrap();
         assert!(!user.accepts(&digest(b"one")), "it is off");
         user.apply_all(&["on"]).unwrap();
-        for (password, right) in [("one", true), ("two", true), ("onE", false), ("", false), ("one\0", false)] {
+        for (password, right) in
+            [("one", true), ("two", true), ("onE", false), ("", false), ("one\0", false)]
+        {
             assert_eq!(user.accepts(&digest(password.as_bytes())), right, "{password}");
         }
         user.apply_all(&["<one"]).unwrap();
@@ -300,7 +315,19 @@ mod tests {
     #[test]
     fn what_describes_a_user_makes_the_same_user() {
         for rules in [
-            &["on", ">p", "~k*", "%R~r*", "$home", "%W$like", "&ch*", "+@read", "-@dangerous", "+config|get", "-get"][..],
+            &[
+                "on",
+                ">p",
+                "~k*",
+                "%R~r*",
+                "$home",
+                "%W$like",
+                "&ch*",
+                "+@read",
+                "-@dangerous",
+                "+config|get",
+                "-get",
+            ][..],
             &["+@all", "-@admin", "+acl|whoami", "(~q", "+get)", "(%R~x +@read $post)"],
             &["on", "nopass", "allkeys", "allchannels", "allcommands"],
             &["reset"],

@@ -1,7 +1,8 @@
 //! A small blocking client, for the import and the demo: many commands out, as many replies in.
 //!
-//! Replies are decoded by redis-protocol (this is not the hot path). At most [`Client::IN_FLIGHT`] commands are under way at
-//! once, so that neither side's socket buffers can fill up while both are writing.
+//! Replies are decoded by redis-protocol (this is not the hot path). At most [`Client::IN_FLIGHT`]
+//! commands are under way at once, so that neither side's socket buffers can fill up while both are
+//! writing.
 
 use redis_protocol::resp2::decode::decode;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -20,7 +21,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// The most commands whose replies are outstanding. Their replies (tens of bytes each) fit in the kernel's buffers.
+    /// The most commands whose replies are outstanding. Their replies (tens of bytes each) fit in
+    /// the kernel's buffers.
     pub const IN_FLIGHT: usize = 1024;
 
     /// Connects; the address is a host and a port.
@@ -71,7 +73,10 @@ impl Client {
                 }
                 Ok(None) => {}
                 Err(e) => {
-                    return Err(Error::new(ErrorKind::InvalidData, format!("the server's reply is no RESP: {e}")));
+                    return Err(Error::new(
+                        ErrorKind::InvalidData,
+                        format!("the server's reply is no RESP: {e}"),
+                    ));
                 }
             }
             self.inbox.drain(..self.start);
@@ -81,7 +86,10 @@ impl Client {
             let got = self.stream.read(&mut self.inbox[held..])?;
             self.inbox.truncate(held + got);
             if got == 0 {
-                return Err(Error::new(ErrorKind::UnexpectedEof, "the server closed the connection"));
+                return Err(Error::new(
+                    ErrorKind::UnexpectedEof,
+                    "the server closed the connection",
+                ));
             }
         }
     }

@@ -1,9 +1,11 @@
-//! A generated but realistic day of a microblog: posts with ids, counts and readers as such services see them.
+//! A generated but realistic day of a microblog: posts with ids, counts and readers as such
+//! services see them.
 //!
-//! - Ids are a second and a sequence, `(unix - 515483463) << 22 | low bits`, as Weibo's public 16-digit ids are: they rise with
-//!   time, with gaps that follow the hour of the day.
-//! - Counts are heavy-tailed (log-normal, sigma about 2): a like mean of 39 and a read mean of 2,900 while the median post
-//!   has five likes; two thirds of the posts have no repost and no comment.
+//! - Ids are a second and a sequence, `(unix - 515483463) << 22 | low bits`, as Weibo's public
+//!   16-digit ids are: they rise with time, with gaps that follow the hour of the day.
+//! - Counts are heavy-tailed (log-normal, sigma about 2): a like mean of 39 and a read mean of
+//!   2,900 while the median post has five likes; two thirds of the posts have no repost and no
+//!   comment.
 //! - Readers are drawn by activity, and look at what is recent.
 //!
 //! The same seed gives the same day.
@@ -14,9 +16,12 @@ const SEQUENCE_BITS: u32 = 22;
 const DAY_SECONDS: u64 = 86_400;
 /// 2026-01-01 00:00:00 UTC.
 const FIRST_SECOND: u64 = 1_767_225_600;
-/// Posts per hour of the day, midnight first, in arbitrary units: a quiet night, a noon and a late evening peak.
-const HOURS: [u64; 24] =
-    [60, 40, 22, 14, 10, 10, 16, 30, 48, 62, 70, 76, 84, 78, 70, 68, 68, 70, 76, 86, 96, 104, 100, 82];
+/// Posts per hour of the day, midnight first, in arbitrary units: a quiet night, a noon and a late
+/// evening peak.
+const HOURS: [u64; 24] = [
+    60, 40, 22, 14, 10, 10, 16, 30, 48, 62, 70, 76, 84, 78, 70, 68, 68, 70, 76, 86, 96, 104, 100,
+    82,
+];
 
 /// One post and what a day has done to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +52,8 @@ pub fn posts(seed: u64, count: usize) -> Vec<Post> {
                 at = at.saturating_sub(share);
                 here
             });
-            let second = FIRST_SECOND - EPOCH_SECONDS + hour.unwrap_or(0) as u64 * 3600 + rng.u64(0..3600);
+            let second =
+                FIRST_SECOND - EPOCH_SECONDS + hour.unwrap_or(0) as u64 * 3600 + rng.u64(0..3600);
             (second << SEQUENCE_BITS) | rng.u64(0..1 << SEQUENCE_BITS)
         })
         .collect();
@@ -76,7 +82,8 @@ fn normal(rng: &mut fastrand::Rng) -> f64 {
     (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
 }
 
-/// Readers and what they look at: endless (post index, user) pairs, the recent posts and the active users most often.
+/// Readers and what they look at: endless (post index, user) pairs, the recent posts and the active
+/// users most often.
 pub fn readings(seed: u64, posts: usize, users: u64) -> impl Iterator<Item = (usize, u64)> {
     let mut rng = fastrand::Rng::with_seed(seed ^ 0x5EED);
     std::iter::repeat_with(move || {
@@ -97,14 +104,16 @@ mod tests {
         assert!(day.windows(2).all(|w| w[0].id < w[1].id));
         assert!(day.iter().all(|p| (10u64.pow(15)..10u64.pow(16)).contains(&p.id)), "16 digits");
         assert!(day[0].clock().0 == 0 && day[day.len() - 1].clock().0 == 23);
-        let mean = |i: usize| day.iter().map(|p| p.counts[i]).sum::<u64>() as f64 / day.len() as f64;
+        let mean =
+            |i: usize| day.iter().map(|p| p.counts[i]).sum::<u64>() as f64 / day.len() as f64;
         assert!((25.0..60.0).contains(&mean(0)), "likes {}", mean(0));
         assert!((2300.0..3600.0).contains(&mean(3)), "reads {}", mean(3));
         for i in [1, 2] {
             let none = day.iter().filter(|p| p.counts[i] == 0).count() as f64 / day.len() as f64;
             assert!((0.6..0.7).contains(&none), "field {i}: {none} have none");
         }
-        let recent = readings(1, day.len(), 1000).take(10_000).filter(|r| r.0 >= day.len() * 9 / 10).count();
+        let recent =
+            readings(1, day.len(), 1000).take(10_000).filter(|r| r.0 >= day.len() * 9 / 10).count();
         assert!(recent > 4000, "{recent} of 10000 readings are of the newest tenth");
     }
 }

@@ -1,8 +1,10 @@
-//! `tidemark demo`: a server, a generated day, a feed page as a table, and what it cost beside Redis.
+//! `tidemark demo`: a server, a generated day, a feed page as a table, and what it cost beside
+//! Redis.
 //!
-//! Everything goes over a real socket through the real commands; only the sizes are asked of the engines. The comparison is
-//! measured on the spot when there is a `redis-server` on the PATH: the same posts as one hash each, the same likes as one set
-//! per post, its own `used_memory` before and after.
+//! Everything goes over a real socket through the real commands; only the sizes are asked of the
+//! engines. The comparison is measured on the spot when there is a `redis-server` on the PATH: the
+//! same posts as one hash each, the same likes as one set per post, its own `used_memory` before
+//! and after.
 
 use super::client::Client;
 use super::day::{self, Post};
@@ -22,10 +24,12 @@ const USERS: u64 = 50_000;
 const SEED: u64 = 20_260_101;
 /// Pages asked one by one for the timing.
 const PAGES: u32 = 2_000;
-/// Posts that the Redis of the comparison loads; its bytes per post do not depend on how many there are.
+/// Posts that the Redis of the comparison loads; its bytes per post do not depend on how many there
+/// are.
 const REDIS_POSTS: usize = 50_000;
 
-/// Starts a server in a temporary folder, loads a generated day, shows a feed page and what it cost.
+/// Starts a server in a temporary folder, loads a generated day, shows a feed page and what it
+/// cost.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 The server stays up until ctrl-C, so that redis-cli can be tried with the lines that the demo prints.
@@ -67,10 +71,14 @@ pub fn run(args: &DemoArgs) -> io::Result<()> {
 
     // The page: every fifth of the newest posts, so that it spans some time.
     let page: Vec<Post> = posts.iter().rev().step_by(5).take(20).copied().collect();
-    let mut request: Vec<Vec<u8>> = vec![b"FEED.GET".into(), b"home".into(), VIEWER.to_string().into()];
+    let mut request: Vec<Vec<u8>> =
+        vec![b"FEED.GET".into(), b"home".into(), VIEWER.to_string().into()];
     request.extend(page.iter().map(|p| p.id.to_string().into_bytes()));
     let request: Vec<&[u8]> = request.iter().map(Vec::as_slice).collect();
-    println!("\nFEED.GET home {VIEWER} <20 ids>: one request, one reply\n\n{}", show(&page, client.call(&request)?)?);
+    println!(
+        "\nFEED.GET home {VIEWER} <20 ids>: one request, one reply\n\n{}",
+        show(&page, client.call(&request)?)?
+    );
 
     let started = Instant::now();
     for _ in 0..PAGES {
@@ -95,7 +103,8 @@ pub fn run(args: &DemoArgs) -> io::Result<()> {
     server.wait()
 }
 
-/// Sends one command per item, and takes every reply: an error reply ends the demo, since nothing here should fail.
+/// Sends one command per item, and takes every reply: an error reply ends the demo, since nothing
+/// here should fail.
 fn load<T>(
     client: &mut Client,
     what: &'static str,
@@ -103,8 +112,9 @@ fn load<T>(
     items: impl Iterator<Item = T>,
     mut push: impl FnMut(&mut Client, T),
 ) -> io::Result<()> {
-    let style = ProgressStyle::with_template("{msg:>16} {wide_bar} {human_pos} of {human_len}, {per_sec}")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    let style =
+        ProgressStyle::with_template("{msg:>16} {wide_bar} {human_pos} of {human_len}, {per_sec}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar());
     let progress = ProgressBar::new(count as u64).with_style(style).with_message(what);
     let take = |client: &mut Client, leave: usize| -> io::Result<()> {
         while client.waiting() > leave {
@@ -132,15 +142,24 @@ fn load_posts(client: &mut Client, posts: &[Post]) -> io::Result<()> {
     load(client, "posts", posts.len(), posts.iter(), |client, post| {
         let [like, repost, comment, read] = post.counts.map(|n| n.to_string());
         let id = post.id.to_string();
-        let command = ["CNT.SET", "post", &id, "like", &like, "repost", &repost, "comment", &comment, "read", &read];
+        let command = [
+            "CNT.SET", "post", &id, "like", &like, "repost", &repost, "comment", &comment, "read",
+            &read,
+        ];
         client.push(&command.map(str::as_bytes));
     })
 }
 
-/// Users read recent posts; every fourth reading ends in a like. The viewer of the page has read most of it.
+/// Users read recent posts; every fourth reading ends in a like. The viewer of the page has read
+/// most of it.
 fn load_readings(client: &mut Client, posts: &[Post], count: usize) -> io::Result<()> {
     let act = |client: &mut Client, action: &str, user: u64, post: u64| {
-        client.push(&[b"FEED.ACT", action.as_bytes(), user.to_string().as_bytes(), post.to_string().as_bytes()]);
+        client.push(&[
+            b"FEED.ACT",
+            action.as_bytes(),
+            user.to_string().as_bytes(),
+            post.to_string().as_bytes(),
+        ]);
     };
     let by_users = day::readings(SEED, posts.len(), USERS).enumerate();
     load(client, "likes and reads", count, by_users, |client, (n, (post, user))| {
@@ -191,7 +210,8 @@ fn cost(server: &crate::Server, posts: &[Post], page_time: Duration) -> String {
         "The page took {:.0} microseconds, round trip included (mean of {PAGES}, one after the other).",
         page_time.as_secs_f64() * 1e6
     )];
-    let bytes_per_post = engines.counter(b"post").map(|s| s.memory_bytes() as f64 / s.rows().max(1) as f64);
+    let bytes_per_post =
+        engines.counter(b"post").map(|s| s.memory_bytes() as f64 / s.rows().max(1) as f64);
     let (mut pairs, mut bytes) = (0, 0);
     for name in [&b"liked"[..], b"read"] {
         if let Some(space) = engines.existence(name) {
@@ -230,7 +250,10 @@ fn cost(server: &crate::Server, posts: &[Post], page_time: Duration) -> String {
 }
 
 /// A redis-server of our own, ended when dropped.
-struct Redis(Child, #[expect(dead_code, reason = "its folder lives as long as it does")] tempfile::TempDir);
+struct Redis(
+    Child,
+    #[expect(dead_code, reason = "its folder lives as long as it does")] tempfile::TempDir,
+);
 
 impl Drop for Redis {
     fn drop(&mut self) {
@@ -240,13 +263,22 @@ impl Drop for Redis {
     }
 }
 
-/// Bytes per post (one hash each) and bits per flag (one set per post, as many members per set as our posts have likers) in a
-/// real Redis.
+/// Bytes per post (one hash each) and bits per flag (one set per post, as many members per set as
+/// our posts have likers) in a real Redis.
 fn redis(posts: &[Post]) -> io::Result<(f64, f64)> {
     let folder = tempfile::tempdir()?;
     let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
     let child = Command::new("redis-server")
-        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
+        .args([
+            "--port",
+            &port.to_string(),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ])
         .current_dir(folder.path())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -266,7 +298,8 @@ fn redis(posts: &[Post]) -> io::Result<(f64, f64)> {
     load(&mut client, "posts into Redis", sample.len(), sample.iter(), |client, post| {
         let [like, repost, comment, read] = post.counts.map(|n| n.to_string());
         let key = format!("post:{}", post.id);
-        let command = ["HSET", &key, "like", &like, "repost", &repost, "comment", &comment, "read", &read];
+        let command =
+            ["HSET", &key, "like", &like, "repost", &repost, "comment", &comment, "read", &read];
         client.push(&command.map(str::as_bytes));
     })?;
     let with_posts = used_memory(&mut client)?;
@@ -288,6 +321,9 @@ fn used_memory(client: &mut Client) -> io::Result<f64> {
         return Err(io::Error::other("INFO answered in an unexpected shape"));
     };
     let info = String::from_utf8_lossy(&info).into_owned();
-    let value = info.lines().find_map(|line| line.strip_prefix("used_memory:")).and_then(|v| v.trim().parse().ok());
+    let value = info
+        .lines()
+        .find_map(|line| line.strip_prefix("used_memory:"))
+        .and_then(|v| v.trim().parse().ok());
     value.ok_or_else(|| io::Error::other("INFO has no used_memory"))
 }

@@ -1,13 +1,16 @@
 //! `tidemark import`: rows or events from CSV files into a running server, pipelined.
 //!
-//! The import talks RESP like any client, so it works from any machine, and what it loads is logged and replicated like all writes.
-//! Every line becomes one command, and its reply is matched to the line number, so that whatever is wrong is said of a line:
-//! with the file (no integer, too few columns) or with the server's answer (out of memory, an unknown field).
+//! The import talks RESP like any client, so it works from any machine, and what it loads is logged
+//! and replicated like all writes. Every line becomes one command, and its reply is matched to the
+//! line number, so that whatever is wrong is said of a line: with the file (no integer, too few
+//! columns) or with the server's answer (out of memory, an unknown field).
 //!
 //! - rows `id,like,repost,comment,read` (the header names the fields): `CNT.SET post id like n ...`
-//! - events `created_at,post_id,origin_post_id,user_id`: `FEED.ACT repost user origin`; an empty origin is an original post, and skipped
+//! - events `created_at,post_id,origin_post_id,user_id`: `FEED.ACT repost user origin`; an empty
+//!   origin is an original post, and skipped
 //!
-//! Importing a file twice changes nothing the second time: rows are set, not added, and an action that was done counts once.
+//! Importing a file twice changes nothing the second time: rows are set, not added, and an action
+//! that was done counts once.
 
 use super::client::Client;
 use clap::{Args, ValueEnum};
@@ -20,7 +23,8 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// A longer line is no CSV of ours; it is counted as bad and passed over without being held in memory.
+/// A longer line is no CSV of ours; it is counted as bad and passed over without being held in
+/// memory.
 const LINE_MOST_BYTES: usize = 64 << 10;
 /// Bad lines that are shown; the rest are only counted.
 const SHOWN: usize = 5;
@@ -147,7 +151,14 @@ pub fn run(args: &ImportArgs) -> Result<Summary, ImportError> {
         source,
     };
     let client = Client::connect((args.host.as_str(), args.port)).map_err(server)?;
-    let mut import = Import { args, address, client, sent: VecDeque::new(), summary: Summary::default(), shown: 0 };
+    let mut import = Import {
+        args,
+        address,
+        client,
+        sent: VecDeque::new(),
+        summary: Summary::default(),
+        shown: 0,
+    };
     for path in &args.files {
         import.file(path)?;
     }
@@ -233,7 +244,8 @@ impl Import<'_> {
 
     /// What the file holds, by its first line and the options; and whether that line is a header.
     fn shape(&self, name: &str, columns: &Columns) -> Result<(Shape, bool), ImportError> {
-        let first: Vec<String> = columns.iter().map(|c| String::from_utf8_lossy(c).trim().to_string()).collect();
+        let first: Vec<String> =
+            columns.iter().map(|c| String::from_utf8_lossy(c).trim().to_string()).collect();
         let is_header = first.iter().any(|c| c.bytes().any(|b| b.is_ascii_alphabetic()));
         let kind = match self.args.kind {
             Some(kind) => kind,
@@ -248,7 +260,9 @@ impl Import<'_> {
         };
         let shape = match kind {
             Kind::Events => Shape::Events,
-            Kind::Rows if !self.args.fields.is_empty() => Shape::Rows { fields: self.args.fields.clone() },
+            Kind::Rows if !self.args.fields.is_empty() => {
+                Shape::Rows { fields: self.args.fields.clone() }
+            }
             Kind::Rows if is_header => Shape::Rows { fields: first[1..].to_vec() },
             Kind::Rows => {
                 return Err(ImportError::Kind(format!(
@@ -264,7 +278,11 @@ impl Import<'_> {
         match shape {
             Shape::Rows { fields } => {
                 if columns.len() != fields.len() + 1 {
-                    return Err(format!("{} columns, expected {}", columns.len(), fields.len() + 1));
+                    return Err(format!(
+                        "{} columns, expected {}",
+                        columns.len(),
+                        fields.len() + 1
+                    ));
                 }
                 let id = integer::<u64>("id", columns.get(0))?;
                 for (field, value) in fields.iter().zip(columns.iter().skip(1)) {
@@ -297,7 +315,12 @@ impl Import<'_> {
     }
 
     /// Takes replies until only `leave` are outstanding.
-    fn replies(&mut self, progress: &ProgressBar, name: &str, leave: usize) -> Result<(), ImportError> {
+    fn replies(
+        &mut self,
+        progress: &ProgressBar,
+        name: &str,
+        leave: usize,
+    ) -> Result<(), ImportError> {
         while self.sent.len() > leave {
             let (line, kind) = self.sent[0];
             let reply = self.client.reply().map_err(|source| ImportError::Server {
@@ -329,7 +352,13 @@ impl Import<'_> {
         Ok(())
     }
 
-    fn bad(&mut self, progress: &ProgressBar, name: &str, line: u64, reason: String) -> Result<(), ImportError> {
+    fn bad(
+        &mut self,
+        progress: &ProgressBar,
+        name: &str,
+        line: u64,
+        reason: String,
+    ) -> Result<(), ImportError> {
         self.summary.bad += 1;
         if self.args.strict {
             progress.abandon();
@@ -351,18 +380,22 @@ fn integer<'a, T: std::str::FromStr>(what: &str, text: &'a [u8]) -> Result<&'a [
     match std::str::from_utf8(text).ok().and_then(|t| t.parse::<T>().ok()) {
         // What Rust reads and Redis does not.
         Some(_) if !text.starts_with(b"+") => Ok(text),
-        _ => {
-            Err(format!("{what}: \"{}\" is not an integer or out of range", text[..text.len().min(40)].escape_ascii()))
-        }
+        _ => Err(format!(
+            "{what}: \"{}\" is not an integer or out of range",
+            text[..text.len().min(40)].escape_ascii()
+        )),
     }
 }
 
-/// Opens a file, or standard input, plain or gzip, with a bar that shows how far we are in the file's bytes.
+/// Opens a file, or standard input, plain or gzip, with a bar that shows how far we are in the
+/// file's bytes.
 fn open(path: &Path) -> io::Result<(ProgressBar, Box<dyn BufRead>)> {
-    let style =
-        |template: &str| ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    let style = |template: &str| {
+        ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+    };
     let (progress, raw): (ProgressBar, Box<dyn Read>) = if path == Path::new("-") {
-        let progress = ProgressBar::no_length().with_style(style("{spinner} {bytes} read, {bytes_per_sec}, {elapsed}"));
+        let progress = ProgressBar::no_length()
+            .with_style(style("{spinner} {bytes} read, {bytes_per_sec}, {elapsed}"));
         (progress.clone(), Box::new(progress.wrap_read(io::stdin())))
     } else {
         let file = File::open(path)?;
@@ -379,8 +412,8 @@ fn open(path: &Path) -> io::Result<(ProgressBar, Box<dyn BufRead>)> {
     Ok((progress, reader))
 }
 
-/// Lines of bounded length. A quote that is never closed spoils its own line, not the rest of the file, which is why records
-/// are cut at line ends before the CSV reader sees them.
+/// Lines of bounded length. A quote that is never closed spoils its own line, not the rest of the
+/// file, which is why records are cut at line ends before the CSV reader sees them.
 struct Lines {
     line: Vec<u8>,
     /// Of the line that was read last, from 1.
@@ -388,8 +421,12 @@ struct Lines {
 }
 
 impl Lines {
-    /// The next line that is not empty, without its end; `Some(Err(reason))` for one that is too long.
-    fn next(&mut self, reader: &mut dyn BufRead) -> io::Result<Option<Result<&[u8], &'static str>>> {
+    /// The next line that is not empty, without its end; `Some(Err(reason))` for one that is too
+    /// long.
+    fn next(
+        &mut self,
+        reader: &mut dyn BufRead,
+    ) -> io::Result<Option<Result<&[u8], &'static str>>> {
         loop {
             self.line.clear();
             if reader.take(LINE_MOST_BYTES as u64 + 1).read_until(b'\n', &mut self.line)? == 0 {
@@ -439,7 +476,8 @@ impl Columns {
         self.text.resize(line.len() + 2, 0);
         self.ends.resize(line.len() + 2, 0);
         let mut csv = csv_core::Reader::new();
-        let (_, mut read, mut written, mut columns) = csv.read_record(line, &mut self.text, &mut self.ends);
+        let (_, mut read, mut written, mut columns) =
+            csv.read_record(line, &mut self.text, &mut self.ends);
         // An end of input closes the record.
         let (_, more_read, more_written, more) =
             csv.read_record(&line[read..], &mut self.text[written..], &mut self.ends[columns..]);
@@ -500,10 +538,16 @@ mod tests {
 
     #[test]
     fn integers_are_checked_before_they_are_sent() {
-        assert_eq!(integer::<u64>("id", b" 18446744073709551615 "), Ok(&b"18446744073709551615"[..]));
+        assert_eq!(
+            integer::<u64>("id", b" 18446744073709551615 "),
+            Ok(&b"18446744073709551615"[..])
+        );
         assert!(integer::<u64>("id", b"18446744073709551616").is_err());
         assert!(integer::<u64>("id", b"-1").is_err());
-        assert_eq!(integer::<i64>("like", b"-9223372036854775808"), Ok(&b"-9223372036854775808"[..]));
+        assert_eq!(
+            integer::<i64>("like", b"-9223372036854775808"),
+            Ok(&b"-9223372036854775808"[..])
+        );
         for bad in [&b"+1"[..], b"", b"1.0", b"0x10", b"1e3", b"\xff", b"1 2"] {
             assert!(integer::<i64>("like", bad).is_err(), "{bad:?}");
         }

@@ -6,7 +6,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use store::{Finding, RealDisk, Report, Severity};
 
-/// Verifies a data folder and explains what is wrong, and what to do. Exit status 1 if it cannot be started from.
+/// Verifies a data folder and explains what is wrong, and what to do. Exit status 1 if it cannot be
+/// started from.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Example:
@@ -57,9 +58,12 @@ pub(super) fn check(args: &CheckArgs) -> Result<(), String> {
         let _ = writeln!(out, "{mark}  {}: {}", finding.file, finding.text);
     }
     let (bytes, batches, records) = (report.bytes, report.batches, report.records);
-    let _ = writeln!(out, "{bytes} bytes verified, {batches} batches and {records} records in the log");
+    let _ =
+        writeln!(out, "{bytes} bytes verified, {batches} batches and {records} records in the log");
     match report.severity() {
-        Severity::Damage => Err("the folder is damaged: a server would not start from it".to_owned()),
+        Severity::Damage => {
+            Err("the folder is damaged: a server would not start from it".to_owned())
+        }
         Severity::Unread => Err("not everything could be looked at: the system refused".to_owned()),
         _ => Ok(()),
     }
@@ -70,7 +74,10 @@ fn check_ours(dir: &Path, report: &mut Report) {
     report.findings.retain(|finding| finding.file != role::NAME);
     let (severity, text) = match Role::read(dir) {
         Ok(None) => return,
-        Ok(Some(role)) => (Severity::Good, role.master.map_or("a master".to_owned(), |m| format!("a replica of {m}"))),
+        Ok(Some(role)) => (
+            Severity::Good,
+            role.master.map_or("a master".to_owned(), |m| format!("a replica of {m}")),
+        ),
         Err(error) if error.kind() != io::ErrorKind::Other => (Severity::Unread, error.to_string()),
         Err(error) => (Severity::Damage, error.to_string()),
     };
@@ -79,15 +86,22 @@ fn check_ours(dir: &Path, report: &mut Report) {
 
 /// Runs `tidemark dump`.
 pub(super) fn dump(args: &DumpArgs) -> Result<(), String> {
-    let name = args.file.file_name().and_then(|n| n.to_str()).ok_or("the file's name is no text")?;
-    let dir = args.file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(std::path::Path::new("."));
+    let name =
+        args.file.file_name().and_then(|n| n.to_str()).ok_or("the file's name is no text")?;
+    let dir = args
+        .file
+        .parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or(std::path::Path::new("."));
     let mut out = io::BufWriter::new(io::stdout().lock());
     let outcome = store::dump(&disk(dir)?, name, args.payloads, &mut out);
     // First what is sound, then what is not.
     let _ = out.flush();
     match outcome {
         // A reader that has seen enough is no error.
-        Err(store::Error::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Err(store::Error::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => {
+            Ok(())
+        }
         outcome => outcome.map_err(|e| format!("{e}. {}", e.advice())),
     }
 }

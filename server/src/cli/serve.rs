@@ -62,7 +62,8 @@ pub(super) fn run(args: &ServeArgs) -> Result<(), String> {
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_writer(std::io::stderr)
         .with_target(false)
-        // It would be said on stderr, too, by what panics if nobody reads that any more, or its disk is full.
+        // It would be said on stderr, too, by what panics if nobody reads that any more, or its
+        // disk is full.
         .log_internal_errors(false)
         .init();
     let listeners = listen(&config).map_err(|e| e.to_string())?;

@@ -1,5 +1,5 @@
-//! A log that is read again tells of many rows that have gone to the disk since, as they are there. They need not come back to memory, from
-//! where they would have to be spilled once more.
+//! A log that is read again tells of many rows that have gone to the disk since, as they are there.
+//! They need not come back to memory, from where they would have to be spilled once more.
 
 use super::ColdSpace;
 use crate::engines::CounterSpace;
@@ -32,11 +32,13 @@ impl<'a> Again<'a> {
         })
     }
 
-    /// Whether the row is on the disk as it is told, and nowhere else. `rest`: the ids of the record from this one on. False, too, if
-    /// it is not worth a look, or cannot be read: then it is to be put.
+    /// Whether the row is on the disk as it is told, and nowhere else. `rest`: the ids of the
+    /// record from this one on. False, too, if it is not worth a look, or cannot be read: then it
+    /// is to be put.
     pub(crate) fn is_there(&mut self, rest: &[u64], told: &[i64]) -> bool {
         let Some(place) = rest.first().and_then(|&id| self.cold.find(id)) else { return false };
-        let is_it = |file: &Arc<ColdFile>, block| Arc::ptr_eq(file, place.file) && block == place.block;
+        let is_it =
+            |file: &Arc<ColdFile>, block| Arc::ptr_eq(file, place.file) && block == place.block;
         if !self.block.as_ref().is_some_and(|(file, block)| is_it(file, *block)) {
             let many = rest.get(WORTH - 1).and_then(|&id| self.cold.find(id));
             if !many.is_some_and(|many| is_it(many.file, many.block)) {
@@ -56,8 +58,10 @@ impl<'a> Again<'a> {
         let Ok(at) = self.ids.binary_search(&id) else { return false };
         let columns = place.file.head().columns;
         let row = &self.values[at * columns..][..columns];
-        let same = (0..told.len().max(columns)).all(|i| told.get(i).unwrap_or(&0) == row.get(i).unwrap_or(&0));
-        // A row that has left memory meanwhile has done so for newer files, which may have another one.
+        let same = (0..told.len().max(columns))
+            .all(|i| told.get(i).unwrap_or(&0) == row.get(i).unwrap_or(&0));
+        // A row that has left memory meanwhile has done so for newer files, which may have another
+        // one.
         same && self.space.is_cold(id) && Arc::ptr_eq(&self.cold, &self.space.cold().files())
     }
 }
@@ -68,7 +72,8 @@ mod tests {
     use crate::cold::Ground;
     use crate::config::{Config, Counter};
 
-    /// While a record is read its rows may be merged: what the files had at its beginning is not what lies there now.
+    /// While a record is read its rows may be merged: what the files had at its beginning is not
+    /// what lies there now.
     #[test]
     fn what_a_merge_has_replaced_meanwhile_is_not_there() {
         let mut config = Config::default();
@@ -82,7 +87,8 @@ mod tests {
         ids.iter().for_each(|&id| space.put(id, Some(&[1, 2, 3, 4])).unwrap());
         while space.maintain() {}
         // As in recovery, where nobody writes a log.
-        let ground = Ground { store: &node.store, durability: &node.durability, most_bytes: 0, node: None };
+        let ground =
+            Ground { store: &node.store, durability: &node.durability, most_bytes: 0, node: None };
         let oldest = space.ranges()[0];
         assert!(oldest.last < 20_000, "a table that is closed");
         ground.spill(space, oldest.low, oldest.last, 0).unwrap();

@@ -1,7 +1,8 @@
-//! Ranges of which a file cannot be read: merging them is left alone for a while, so that the others of their space are merged.
+//! Ranges of which a file cannot be read: merging them is left alone for a while, so that the
+//! others of their space are merged.
 //!
-//! Nothing is given up: the rows of the range that are in memory stay there, those of the file that can be read are, and it is tried again, as a disk
-//! may come back, or somebody a file.
+//! Nothing is given up: the rows of the range that are in memory stay there, those of the file that
+//! can be read are, and it is tried again, as a disk may come back, or somebody a file.
 
 use std::time::{Duration, Instant};
 
@@ -14,8 +15,14 @@ pub(crate) struct Damaged(parking_lot::Mutex<Vec<(u64, u64, Instant)>>);
 
 impl Damaged {
     /// Notes how work on a range of ids, both ends included, ended, and hands that on.
-    pub(super) fn note<T>(&self, low: u64, last: u64, outcome: store::Result<T>) -> store::Result<T> {
-        let is_of_the_file = matches!(&outcome, Err(store::Error::Corrupt { .. } | store::Error::Io { .. }));
+    pub(super) fn note<T>(
+        &self,
+        low: u64,
+        last: u64,
+        outcome: store::Result<T>,
+    ) -> store::Result<T> {
+        let is_of_the_file =
+            matches!(&outcome, Err(store::Error::Corrupt { .. } | store::Error::Io { .. }));
         if outcome.is_ok() || is_of_the_file {
             let mut ranges = self.0.lock();
             ranges.retain(|range| last < range.0 || range.1 < low);
@@ -45,14 +52,22 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_left_alone_until_it_can() {
         let damaged = Damaged::default();
-        let corrupt = || store::Error::Corrupt { path: "a".into(), offset: 4096, what: "a checksum".to_owned() };
+        let corrupt = || store::Error::Corrupt {
+            path: "a".into(),
+            offset: 4096,
+            what: "a checksum".to_owned(),
+        };
         assert!(!damaged.any() && !damaged.has(0, u64::MAX));
         damaged.note(100, 199, Err::<(), _>(corrupt())).unwrap_err();
         assert!(damaged.has(0, 100) && damaged.has(199, u64::MAX) && damaged.has(150, 150));
         assert!(!damaged.has(0, 99) && !damaged.has(200, u64::MAX));
         // What the range is not to blame for says nothing of it.
-        damaged.note(100, 199, Err::<(), _>(store::Error::Refused("not now".to_owned()))).unwrap_err();
-        damaged.note(300, 399, Err::<(), _>(store::Error::Refused("not now".to_owned()))).unwrap_err();
+        damaged
+            .note(100, 199, Err::<(), _>(store::Error::Refused("not now".to_owned())))
+            .unwrap_err();
+        damaged
+            .note(300, 399, Err::<(), _>(store::Error::Refused("not now".to_owned())))
+            .unwrap_err();
         assert!(damaged.has(100, 199) && !damaged.has(300, 399));
         // Together with its neighbours it went well.
         damaged.note(0, 250, Ok(())).unwrap();

@@ -49,7 +49,8 @@ impl Files {
 
     /// The files that overlap a range, and the range that holds them whole.
     pub(crate) fn cover(&self, low: u64, last: u64) -> (u64, u64, Vec<Arc<ColdFile>>) {
-        let overlap = |file: &&Arc<ColdFile>| file.entry().tag.low <= last && low <= file.entry().tag.high;
+        let overlap =
+            |file: &&Arc<ColdFile>| file.entry().tag.low <= last && low <= file.entry().tag.high;
         let files: Vec<_> = self.0.iter().filter(overlap).cloned().collect();
         let low = files.first().map_or(low, |file| file.entry().tag.low.min(low));
         let last = files.last().map_or(last, |file| file.entry().tag.high.max(last));
@@ -74,11 +75,17 @@ impl ColdSpace {
     }
 
     /// Opens the files that the manifest names for this space, once.
-    pub(crate) fn attach(self: &Arc<Self>, space: &CounterSpace, store: &Store) -> store::Result<()> {
+    pub(crate) fn attach(
+        self: &Arc<Self>,
+        space: &CounterSpace,
+        store: &Store,
+    ) -> store::Result<()> {
         if space.is_attached() {
             return Ok(());
         }
-        let ours = |file: &&FileEntry| file.tag.space == space.number() && file.tag.kind == RecordKind::Rows as u32;
+        let ours = |file: &&FileEntry| {
+            file.tag.space == space.number() && file.tag.kind == RecordKind::Rows as u32
+        };
         let files = store.cold_files();
         let files = files.iter().filter(ours).map(|file| store.open_cold(file).map(Arc::new));
         let files = Files::new(files.collect::<store::Result<_>>()?);
@@ -110,8 +117,9 @@ impl ColdSpace {
         self.files.load().0.iter().map(|file| file.head().rows).sum()
     }
 
-    /// Hands the ids of rows on the disk from `from` on to `f`, of at least `most` rows; gives where to go on, `None` at the end. Rows that
-    /// were deleted since are left out. Reads the disk in place.
+    /// Hands the ids of rows on the disk from `from` on to `f`, of at least `most` rows; gives
+    /// where to go on, `None` at the end. Rows that were deleted since are left out. Reads the disk
+    /// in place.
     pub(crate) fn scan(
         &self,
         space: &counter::Space,
@@ -132,12 +140,15 @@ impl ColdSpace {
                 ids.clear();
                 values.clear();
                 let block = file.read(number, &mut buffer)?;
-                block.append_to(&mut ids, &mut values).map_err(|what| file.corrupt(number, what))?;
+                block
+                    .append_to(&mut ids, &mut values)
+                    .map_err(|what| file.corrupt(number, what))?;
                 for &id in ids.iter().filter(|&&id| id >= next && !space.is_buried(id)) {
                     given += 1;
                     f(id);
                 }
-                // The next block's lowest id is above all of these. Between two blocks there may be ids without a row.
+                // The next block's lowest id is above all of these. Between two blocks there may be
+                // ids without a row.
                 let last = ids.last().copied().unwrap_or(next).max(next);
                 let Some(above) = last.checked_add(1) else { return Ok(None) };
                 next = file.block_start(number + 1).unwrap_or(above).max(above);
@@ -146,7 +157,8 @@ impl ColdSpace {
         Ok(None)
     }
 
-    /// The rows of a random block, of all files alike, into `ids` and `values`; gives values per row, 0 if there is no file. Reads the disk in place.
+    /// The rows of a random block, of all files alike, into `ids` and `values`; gives values per
+    /// row, 0 if there is no file. Reads the disk in place.
     fn some_block(
         &self,
         random: &mut fastrand::Rng,
@@ -174,7 +186,11 @@ impl ColdSpace {
     }
 
     /// Some row's id; `None` if those that were looked at have been deleted.
-    pub(crate) fn some_id(&self, space: &counter::Space, random: &mut fastrand::Rng) -> store::Result<Option<u64>> {
+    pub(crate) fn some_id(
+        &self,
+        space: &counter::Space,
+        random: &mut fastrand::Rng,
+    ) -> store::Result<Option<u64>> {
         let (mut ids, mut values) = (Vec::new(), Vec::new());
         self.some_block(random, &mut ids, &mut values)?;
         ids.retain(|&id| !space.is_buried(id));
@@ -201,7 +217,8 @@ impl ColdSpace {
         self.files.load().find(id).is_none_or(|place| self.shared.at_hand(&place.key(id)).is_some())
     }
 
-    /// Notes what must be read for `id`, which is not in memory, before a command can run; nothing if it is at hand.
+    /// Notes what must be read for `id`, which is not in memory, before a command can run; nothing
+    /// if it is at hand.
     pub(crate) fn ask(&self, id: u64, fetching: &mut Fetching) {
         let files = self.files.load();
         let Some(place) = files.find(id) else { return };
@@ -275,7 +292,10 @@ impl Below for Reader {
             Some(Err(why)) => Err(why),
             _ => self.0.read(&place, id),
         };
-        let outcome = read.as_ref().map(|_| ()).map_err(|why| counter::Error::Unreadable { id, why: why.to_string() });
+        let outcome = read
+            .as_ref()
+            .map(|_| ())
+            .map_err(|why| counter::Error::Unreadable { id, why: why.to_string() });
         match read {
             Ok(_) => PINS.with_borrow_mut(|pins| drop(pins.insert(place.key(id), read))),
             Err(why) => note_failed(id, why),

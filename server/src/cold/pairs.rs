@@ -1,8 +1,11 @@
-//! Existence tables that lie on the disk: the page files of a space, who answers for them, and how they come to be.
+//! Existence tables that lie on the disk: the page files of a space, who answers for them, and how
+//! they come to be.
 //!
-//! The procedure is the one of `spill.rs`, step by step; what differs is what a file is made of. A table's filters become the pages of one file, of which
-//! a check reads one (one for each filter of its chain, if the table was overrun: one after the other, until one has the pair). What is in the cache
-//! is not pages, which nobody asks for twice, but answers: this pair, in this file, yes or no.
+//! The procedure is the one of `spill.rs`, step by step; what differs is what a file is made of. A
+//! table's filters become the pages of one file, of which a check reads one (one for each filter of
+//! its chain, if the table was overrun: one after the other, until one has the pair). What is in
+//! the cache is not pages, which nobody asks for twice, but answers: this pair, in this file, yes
+//! or no.
 //!
 //! ```text
 //!   1  phantom::Space::begin_rewrite   the table is frozen: from now on what changes is kept beside it, exactly
@@ -11,7 +14,8 @@
 //!   4  phantom::Space::end_rewrite     the file answers; the memory goes to the next table
 //! ```
 //!
-//! A step that fails leaves a frozen table that is still in memory and answers as before; the next attempt goes on with it.
+//! A step that fails leaves a frozen table that is still in memory and answers as before; the next
+//! attempt goes on with it.
 
 use super::pace::Pace;
 use super::spill::{Ground, Spilled, no_room};
@@ -44,7 +48,8 @@ impl PairFile {
         shared: &Arc<Cold>,
     ) -> store::Result<(Arc<PairFile>, Note)> {
         let (file, bytes) = store.open_pages(entry)?;
-        let corrupt = |what: String| store::Error::Corrupt { path: store.path(&entry.name), offset: 0, what };
+        let corrupt =
+            |what: String| store::Error::Corrupt { path: store.path(&entry.name), offset: 0, what };
         let note = Note::decode(options, &bytes).map_err(|e| corrupt(e.to_string()))?;
         let chain = note.chain().clone();
         if note.range() != (entry.tag.low, entry.tag.high) || chain.pages() as u64 != file.pages() {
@@ -90,7 +95,12 @@ impl PairFile {
     }
 
     /// What that page, as it was read, says of it; nothing if the next filter may have it.
-    pub(super) fn answer(&self, pair: &Pair, filter: usize, page: &[u8; BLOCK_BYTES]) -> Option<Read> {
+    pub(super) fn answer(
+        &self,
+        pair: &Pair,
+        filter: usize,
+        page: &[u8; BLOCK_BYTES],
+    ) -> Option<Read> {
         let mut left = self.chain.places(pair).skip(filter);
         let number = left.next()?;
         let told = match self.file.verify_page(number as u64, page) {
@@ -165,7 +175,8 @@ impl ColdPairs {
         self.end() > 0
     }
 
-    /// Pairs of ids from here on have never been on the disk, so that a page of young posts costs one look per id.
+    /// Pairs of ids from here on have never been on the disk, so that a page of young posts costs
+    /// one look per id.
     #[inline]
     pub(crate) fn end(&self) -> u64 {
         self.end.load(Relaxed)
@@ -186,7 +197,8 @@ impl ColdPairs {
         self.files.store(Arc::new(files));
     }
 
-    /// Notes what must be read before it can be said whether a pair is set; nothing if it is at hand, or in memory, or `asks` says that nobody asks.
+    /// Notes what must be read before it can be said whether a pair is set; nothing if it is at
+    /// hand, or in memory, or `asks` says that nobody asks.
     pub(crate) fn ask(
         &self,
         space: &phantom::Space,
@@ -212,19 +224,30 @@ impl ColdPairs {
 
 /// The page files of an existence space that the manifest names.
 pub(crate) fn files_of(store: &Store, space: u32) -> Vec<FileEntry> {
-    let ours = |file: &FileEntry| file.tag.space == space && file.tag.kind == RecordKind::Table as u32;
+    let ours =
+        |file: &FileEntry| file.tag.space == space && file.tag.kind == RecordKind::Table as u32;
     store.cold_files().into_iter().filter(ours).collect()
 }
 
 impl Ground<'_> {
-    /// Writes the table that begins at `low` to the disk, or merges with its file what came late; `None`: there is no such table. `rate`: bytes per
-    /// second. Nobody else may write files.
-    pub(super) fn spill_pairs(&self, space: &ExistenceSpace, low: u64, rate: u64) -> store::Result<Option<Spilled>> {
+    /// Writes the table that begins at `low` to the disk, or merges with its file what came late;
+    /// `None`: there is no such table. `rate`: bytes per second. Nobody else may write files.
+    pub(super) fn spill_pairs(
+        &self,
+        space: &ExistenceSpace,
+        low: u64,
+        rate: u64,
+    ) -> store::Result<Option<Spilled>> {
         // A table is known by its lowest id.
         space.cold().damaged.note(low, low, self.write_pairs(space, low, rate))
     }
 
-    fn write_pairs(&self, space: &ExistenceSpace, low: u64, rate: u64) -> store::Result<Option<Spilled>> {
+    fn write_pairs(
+        &self,
+        space: &ExistenceSpace,
+        low: u64,
+        rate: u64,
+    ) -> store::Result<Option<Spilled>> {
         let Ground { store, durability, node, .. } = *self;
         let hurries = || self.hurries();
         let pace = Pace::new(rate, &hurries);
@@ -242,16 +265,26 @@ impl Ground<'_> {
         let (low, last) = rewrite.range();
         let files = cold.files();
         let old = files.iter().find(|file| file.entry().tag.low == low);
-        let needed = (rewrite.pages() as u64 + 1) * (BLOCK_BYTES as u64 + 4) + 16 * space.most_revoked() as u64;
+        let needed = (rewrite.pages() as u64 + 1) * (BLOCK_BYTES as u64 + 4)
+            + 16 * space.most_revoked() as u64;
         if self.room_for(needed, old.map_or(0, |old| old.entry().bytes))? < needed {
             return Err(no_room(store));
         }
 
-        let tag = Tag { space: space.number(), kind: RecordKind::Table as u32, low, high: last, stamp: 0 };
+        let tag = Tag {
+            space: space.number(),
+            kind: RecordKind::Table as u32,
+            low,
+            high: last,
+            stamp: 0,
+        };
         let mut writer = store.begin_pages(tag)?;
-        let (mut page, mut pages) = ([0; BLOCK_BYTES], Vec::with_capacity(PAGES_AT_ONCE * BLOCK_BYTES));
+        let (mut page, mut pages) =
+            ([0; BLOCK_BYTES], Vec::with_capacity(PAGES_AT_ONCE * BLOCK_BYTES));
         let missing = || store::Error::Refused("the old file of the table is not there".to_owned());
-        while rewrite.next(&mut page, |number, page| old.ok_or_else(missing)?.file.read(number as u64, page))? {
+        while rewrite.next(&mut page, |number, page| {
+            old.ok_or_else(missing)?.file.read(number as u64, page)
+        })? {
             pages.extend_from_slice(&page);
             if pages.len() == PAGES_AT_ONCE * BLOCK_BYTES {
                 writer.put(&pages)?;
@@ -268,7 +301,9 @@ impl Ground<'_> {
             }
             let is_replaced = |file: &&FileEntry| match file.role {
                 Role::Cold => old.is_some_and(|old| old.entry().name == file.name),
-                Role::Snapshot => (file.tag.space, file.tag.kind, file.tag.low) == (tag.space, tag.kind, low),
+                Role::Snapshot => {
+                    (file.tag.space, file.tag.kind, file.tag.low) == (tag.space, tag.kind, low)
+                }
             };
             let replaced: Vec<String> =
                 store.manifest().files.iter().filter(is_replaced).map(|f| f.name.clone()).collect();
@@ -290,14 +325,19 @@ impl Ground<'_> {
         figures.written_bytes.fetch_add(entry.bytes, Relaxed);
         figures.spilled_pairs.fetch_add(left, Relaxed);
         if is_spill { &figures.spilled_tables } else { &figures.merges }.fetch_add(1, Relaxed);
-        tracing::debug!("space '{}': pairs of {low} to {last}: {spilled:?} in {:.1?}", space.name(), pace.elapsed());
+        tracing::debug!(
+            "space '{}': pairs of {low} to {last}: {spilled:?} in {:.1?}",
+            space.name(),
+            pace.elapsed()
+        );
         Ok(Some(spilled))
     }
 
     /// Files of tables that were recycled go. Whether there were any.
     pub(super) fn drop_recycled(&self, space: &ExistenceSpace) -> store::Result<bool> {
         let (files, horizon) = (space.cold().files(), space.horizon());
-        let (gone, kept): (Vec<_>, Vec<_>) = files.iter().cloned().partition(|file| file.entry().tag.high < horizon);
+        let (gone, kept): (Vec<_>, Vec<_>) =
+            files.iter().cloned().partition(|file| file.entry().tag.high < horizon);
         if gone.is_empty() {
             return Ok(false);
         }
@@ -309,8 +349,13 @@ impl Ground<'_> {
         Ok(true)
     }
 
-    /// Spills or merges what is most urgent. Whether there was anything. `None`: memory is short, and nothing can be done about it.
-    pub(super) fn look_after_pairs(&self, space: &ExistenceSpace, rate: u64) -> store::Result<Option<bool>> {
+    /// Spills or merges what is most urgent. Whether there was anything. `None`: memory is short,
+    /// and nothing can be done about it.
+    pub(super) fn look_after_pairs(
+        &self,
+        space: &ExistenceSpace,
+        rate: u64,
+    ) -> store::Result<Option<bool>> {
         if space.is_short() {
             let Some((low, _)) = space.oldest_in_memory() else { return Ok(None) };
             return Ok(self.spill_pairs(space, low, 0)?.map(|_| true));
@@ -346,14 +391,21 @@ pub(super) fn wants_care(space: &ExistenceSpace) -> bool {
         || space.cold().files.load().first().is_some_and(|file| file.entry().tag.high < horizon)
 }
 
-/// Spills the oldest table of pairs that is in memory, or else merges where most has come late; `None`: there is neither.
-pub(super) fn spill_oldest(ground: &Ground<'_>, space: &ExistenceSpace) -> store::Result<Option<Spilled>> {
+/// Spills the oldest table of pairs that is in memory, or else merges where most has come late;
+/// `None`: there is neither.
+pub(super) fn spill_oldest(
+    ground: &Ground<'_>,
+    space: &ExistenceSpace,
+) -> store::Result<Option<Spilled>> {
     let low = space.oldest_in_memory().or(most_late(space).map(|(low, late)| (low, late as u64)));
     low.map_or(Ok(None), |(low, _)| ground.spill_pairs(space, low, 0))
 }
 
 /// Keeps the spaces within their limits while they are filled from the log.
-pub(super) fn keep_within(ground: &Ground<'_>, engines: &Engines) -> Result<(), (String, store::Error)> {
+pub(super) fn keep_within(
+    ground: &Ground<'_>,
+    engines: &Engines,
+) -> Result<(), (String, store::Error)> {
     for space in engines.existences() {
         loop {
             match ground.look_after_pairs(space, 0) {

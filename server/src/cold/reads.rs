@@ -1,8 +1,9 @@
-//! Reading cold rows and flags for a turn: one job per block or pair, all of them at the same time. By io_uring from the worker itself (`ring.rs`), or by
-//! threads of their own, which also read what the ring could not, and say what is wrong with it.
+//! Reading cold rows and flags for a turn: one job per block or pair, all of them at the same time.
+//! By io_uring from the worker itself (`ring.rs`), or by threads of their own, which also read what
+//! the ring could not, and say what is wrong with it.
 //!
-//! Turns are served in their order, but one that wants more than [`SHARE`] goes to the end of the line after each so many: who asks for a million rows
-//! does not keep waiting who asks for a page.
+//! Turns are served in their order, but one that wants more than [`SHARE`] goes to the end of the
+//! line after each so many: who asks for a million rows does not keep waiting who asks for a page.
 
 use super::{Cold, Key, PINS, PairFile, Read, Values, ring};
 use crate::config::IoMethod;
@@ -20,12 +21,16 @@ use std::time::Instant;
 use store::{BLOCK_BYTES, Block, BlockPlace, ColdFile};
 use tokio::sync::oneshot;
 
-/// Jobs of a turn that are taken before another's: the page of fifty rows and two flags of each, and some.
+/// Jobs of a turn that are taken before another's: the page of fifty rows and two flags of each,
+/// and some.
 const SHARE: usize = 200;
-/// Rows and pairs beyond which a turn is not looked ahead of the request at hand: those behind it are read with the next one that needs to wait.
+/// Rows and pairs beyond which a turn is not looked ahead of the request at hand: those behind it
+/// are read with the next one that needs to wait.
 const ENOUGH: usize = 4096;
-/// What one is counted with in the memory of its client: as it is asked for, and as it is at hand, in a table that is half empty.
-const WANTED_BYTES: usize = size_of::<(Arc<ColdFile>, u64, u64)>() + size_of::<What>() + 2 * size_of::<(Key, Read)>();
+/// What one is counted with in the memory of its client: as it is asked for, and as it is at hand,
+/// in a table that is half empty.
+const WANTED_BYTES: usize =
+    size_of::<(Arc<ColdFile>, u64, u64)>() + size_of::<What>() + 2 * size_of::<(Key, Read)>();
 
 /// Rows at hand for one turn; looked for several times each.
 pub(crate) type Pins = HashMap<Key, Read, DefaultHashBuilder>;
@@ -118,7 +123,8 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// The next one. What nobody waits for any more is moved to `left`, for the caller to drop when he has no lock: the last turn may have all of [`Cold`].
+    /// The next one. What nobody waits for any more is moved to `left`, for the caller to drop when
+    /// he has no lock: the last turn may have all of [`Cold`].
     pub(super) fn next(&mut self, left: &mut Vec<Rest>) -> Option<Job> {
         loop {
             let first = self.turns.front_mut()?;
@@ -173,7 +179,9 @@ impl Reads {
                         job.run();
                     }
                 };
-                if let Err(error) = std::thread::Builder::new().name(format!("cold-{index}")).spawn(body) {
+                if let Err(error) =
+                    std::thread::Builder::new().name(format!("cold-{index}")).spawn(body)
+                {
                     tracing::error!("a thread for cold reads cannot start: {error}");
                 }
             }
@@ -237,7 +245,8 @@ impl Waiting {
 }
 
 impl What {
-    /// Where the block or page lies that is to be read next; none: it is for a thread to find out what is wrong.
+    /// Where the block or page lies that is to be read next; none: it is for a thread to find out
+    /// what is wrong.
     pub(super) fn place(&self) -> Option<BlockPlace> {
         match self {
             What::Rows { file, block, .. } => Some(file.place(*block)),
@@ -261,7 +270,8 @@ impl Job {
         }
     }
 
-    /// Gets the block that was read; without it a thread reads it, and says what is wrong. Gives what is to be read next, if the job is not done.
+    /// Gets the block that was read; without it a thread reads it, and says what is wrong. Gives
+    /// what is to be read next, if the job is not done.
     pub(super) fn take(self, bytes: Option<&[u8; BLOCK_BYTES]>) -> Option<Job> {
         let Some(bytes) = bytes else {
             self.by_thread();
@@ -272,10 +282,14 @@ impl Job {
         figures.note_read(turn.asked.elapsed());
         figures.reads_by_ring.fetch_add(1, Relaxed);
         match what {
-            What::Rows { file, block, ids } => turn.add(rows(&turn.cold, &file, &ids, file.verified(block, bytes))),
+            What::Rows { file, block, ids } => {
+                turn.add(rows(&turn.cold, &file, &ids, file.verified(block, bytes)))
+            }
             What::Pair { file, pair, filter } => match file.answer(&pair, filter, bytes) {
                 Some(read) => turn.add([(file.key(&pair), read)]),
-                None => return Some(Job { what: What::Pair { file, pair, filter: filter + 1 }, turn }),
+                None => {
+                    return Some(Job { what: What::Pair { file, pair, filter: filter + 1 }, turn });
+                }
             },
         }
         None
@@ -290,7 +304,12 @@ impl Job {
 }
 
 /// The rows that are wanted of a block, which are cached; or why there are none, which is reported.
-fn rows(cold: &Cold, file: &ColdFile, ids: &[u64], block: store::Result<Block<'_>>) -> Vec<(Key, Read)> {
+fn rows(
+    cold: &Cold,
+    file: &ColdFile,
+    ids: &[u64],
+    block: store::Result<Block<'_>>,
+) -> Vec<(Key, Read)> {
     let identity = file.head().identity;
     let mut rows = Vec::with_capacity(ids.len());
     match block {
@@ -310,13 +329,19 @@ fn rows(cold: &Cold, file: &ColdFile, ids: &[u64], block: store::Result<Block<'_
 }
 
 impl Cold {
-    /// Reads what is wanted, all at the same time. Gives that and what is pinned on this thread now.
-    pub(crate) fn fetch(self: &Arc<Self>, fetching: Fetching) -> impl Future<Output = Pins> + Send + use<> {
+    /// Reads what is wanted, all at the same time. Gives that and what is pinned on this thread
+    /// now.
+    pub(crate) fn fetch(
+        self: &Arc<Self>,
+        fetching: Fetching,
+    ) -> impl Future<Output = Pins> + Send + use<> {
         let Fetching { mut wanted, mut pairs } = fetching;
         let pins = PINS.take();
         wanted.sort_unstable_by_key(|(file, block, id)| (file.head().identity, *block, *id));
         wanted.dedup_by_key(|(file, _, id)| (file.head().identity, *id));
-        let same = |a: &(Arc<ColdFile>, u64, u64), b: &(Arc<ColdFile>, u64, u64)| Arc::ptr_eq(&a.0, &b.0) && a.1 == b.1;
+        let same = |a: &(Arc<ColdFile>, u64, u64), b: &(Arc<ColdFile>, u64, u64)| {
+            Arc::ptr_eq(&a.0, &b.0) && a.1 == b.1
+        };
         let blocks: Vec<_> = wanted.chunk_by(same).collect();
         pairs.sort_unstable_by_key(|(file, pair)| file.key(pair));
         pairs.dedup_by_key(|(file, pair)| file.key(pair));
@@ -326,7 +351,8 @@ impl Cold {
             block: rows[0].1,
             ids: rows.iter().map(|row| row.2).collect(),
         });
-        let wanted_pairs = pairs.into_iter().map(|(file, pair)| What::Pair { file, pair, filter: 0 });
+        let wanted_pairs =
+            pairs.into_iter().map(|(file, pair)| What::Pair { file, pair, filter: 0 });
         let jobs: Vec<What> = rows.chain(wanted_pairs).collect();
         let rest = Rest { jobs: jobs.into_iter(), turn, taken: 0 };
         match ring::here(self) {
@@ -342,7 +368,8 @@ impl Cold {
 mod tests {
     use super::*;
 
-    /// A node that is given up while turns wait that were never begun, and whose connections have gone.
+    /// A node that is given up while turns wait that were never begun, and whose connections have
+    /// gone.
     #[test]
     fn the_last_turn_takes_the_threads_with_it() {
         let cold = Cold::new(4096, 1, IoMethod::Threads);
@@ -353,7 +380,11 @@ mod tests {
         drop(cold);
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || tell.send(queue.take().is_none()));
-        assert_eq!(told.recv_timeout(std::time::Duration::from_secs(60)), Ok(true), "it waits for itself");
+        assert_eq!(
+            told.recv_timeout(std::time::Duration::from_secs(60)),
+            Ok(true),
+            "it waits for itself"
+        );
     }
 
     fn file() -> Arc<ColdFile> {
@@ -390,7 +421,10 @@ mod tests {
             at += 1;
         }
         assert_eq!(places.each_ref().map(Vec::len), [100_000, 60, 60]);
-        assert_eq!(places[1..].iter().flatten().copied().collect::<Vec<_>>(), (SHARE..SHARE + 120).collect::<Vec<_>>());
+        assert_eq!(
+            places[1..].iter().flatten().copied().collect::<Vec<_>>(),
+            (SHARE..SHARE + 120).collect::<Vec<_>>()
+        );
         drop((some, more));
     }
 

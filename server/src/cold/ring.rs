@@ -1,11 +1,13 @@
-//! Reading cold rows and flags by io_uring, from the worker that needs them: no other thread is woken, and none wakes it.
+//! Reading cold rows and flags by io_uring, from the worker that needs them: no other thread is
+//! woken, and none wakes it.
 //!
 //! ```text
 //!   fetch -> line -> ring -> the kernel reads -> event fd -> the runtime of the worker -> blocks are checked -> the turn goes on
 //! ```
 //!
-//! Each worker has a ring of its own, from its first cold read on, and a line like the one of the threads before it. What the ring does not get
-//! (a file of a simulated disk, an error, a block that is not whole) the threads read, who know what to say of it; so does all of it where the
+//! Each worker has a ring of its own, from its first cold read on, and a line like the one of the
+//! threads before it. What the ring does not get (a file of a simulated disk, an error, a block
+//! that is not whole) the threads read, who know what to say of it; so does all of it where the
 //! system has no io_uring, or does not allow it.
 
 use super::Cold;
@@ -23,13 +25,15 @@ use tokio::sync::Notify;
 
 /// Reads of one worker at a time; what they take of memory the configuration says.
 const DEPTH: u32 = 32;
-/// Blocks that are asked for in one go, and then at most that are checked, before the worker's other tasks are served: about 30 and 20 microseconds,
-/// so that the pages of others hardly notice a page of cold rows. How many more after a long turn of the others: [`EVERY`].
+/// Blocks that are asked for in one go, and then at most that are checked, before the worker's
+/// other tasks are served: about 30 and 20 microseconds, so that the pages of others hardly notice
+/// a page of cold rows. How many more after a long turn of the others: [`EVERY`].
 const AT_ONCE: usize = 4;
 /// How long blocks are checked in one go: one of which thousands of rows are wanted is the last.
 const BURST: Duration = Duration::from_micros(50);
-/// Who comes to it again only after so long may do as much again, for each time: an eighth of the worker is for what is cold, however long the others'
-/// turns are. So much at most, which fills the ring.
+/// Who comes to it again only after so long may do as much again, for each time: an eighth of the
+/// worker is for what is cold, however long the others' turns are. So much at most, which fills the
+/// ring.
 const EVERY: Duration = Duration::from_micros(400);
 const MOST: u32 = DEPTH / AT_ONCE as u32;
 
@@ -57,8 +61,9 @@ thread_local! {
     static HERE: RefCell<Here> = const { RefCell::new(Here::No) };
 }
 
-/// As long as this is there, what is cold is read by this thread, where the system allows that. To be made and dropped on the thread of a current-thread runtime
-/// with I/O, of which what is fetched must be waited for within it.
+/// As long as this is there, what is cold is read by this thread, where the system allows that. To
+/// be made and dropped on the thread of a current-thread runtime with I/O, of which what is fetched
+/// must be waited for within it.
 pub struct ReadsHere(());
 
 impl ReadsHere {
@@ -80,7 +85,8 @@ pub(super) fn is_allowed() -> bool {
     static ALLOWED: OnceLock<bool> = OnceLock::new();
     *ALLOWED.get_or_init(|| {
         let ring = Ring::<()>::new(1);
-        ring.inspect_err(|error| tracing::info!("no io_uring ({error}): threads read what is cold")).is_ok()
+        ring.inspect_err(|error| tracing::info!("no io_uring ({error}): threads read what is cold"))
+            .is_ok()
     })
 }
 
@@ -96,7 +102,9 @@ pub(super) fn here(cold: &Cold) -> Option<Arc<Mutex<Hub>>> {
                 Some(hub)
             }
             Err(error) => {
-                tracing::warn!("a worker gets no io_uring ({error}): threads read what is cold for it");
+                tracing::warn!(
+                    "a worker gets no io_uring ({error}): threads read what is cold for it"
+                );
                 *here = Here::No;
                 None
             }
@@ -112,18 +120,27 @@ fn open() -> io::Result<Arc<Mutex<Hub>>> {
     )]
     let event = AsyncFd::with_interest(event, Interest::READABLE)?;
     let nudge = Arc::new(Notify::new());
-    let hub = Arc::new(Mutex::new(Hub { ring, line: Line::default(), nudge: nudge.clone(), left: None, said: false }));
+    let hub = Arc::new(Mutex::new(Hub {
+        ring,
+        line: Line::default(),
+        nudge: nudge.clone(),
+        left: None,
+        said: false,
+    }));
     tokio::spawn(drive(hub.clone(), event, nudge));
     Ok(hub)
 }
 
-/// The ring of this thread ends with whoever drives it, in a panic, too: what it has goes, and is asked for again, of threads.
+/// The ring of this thread ends with whoever drives it, in a panic, too: what it has goes, and is
+/// asked for again, of threads.
 struct Driver;
 
 impl Drop for Driver {
     fn drop(&mut self) {
         // What was there goes when it is not borrowed any more; it may have gone with the thread.
-        let _ring = HERE.try_with(|here| here.try_borrow_mut().map(|mut here| std::mem::replace(&mut *here, Here::No)));
+        let _ring = HERE.try_with(|here| {
+            here.try_borrow_mut().map(|mut here| std::mem::replace(&mut *here, Here::No))
+        });
     }
 }
 
@@ -133,15 +150,17 @@ async fn drive(hub: Arc<Mutex<Hub>>, event: AsyncFd<OwnedFd>, nudge: Arc<Notify>
     loop {
         tokio::select! {
             ready = event.readable() => match ready {
-                // Its number is never read: each completion is an edge of its own. Before the look: what completes meanwhile is looked at once more.
+                // Its number is never read: each completion is an edge of its own. Before the look:
+                // what completes meanwhile is looked at once more.
                 Ok(mut ready) => ready.clear_ready(),
                 Err(_) => return,
             },
             () = nudge.notified() => {}
         }
         while hub.lock().go_on() {
-            // First for the threads that wait for this processor, which the system would let wait to the end of its slice: milliseconds. Then for
-            // the connections of this worker of which something has come.
+            // First for the threads that wait for this processor, which the system would let wait
+            // to the end of its slice: milliseconds. Then for the connections of this worker of
+            // which something has come.
             std::thread::yield_now();
             tokio::task::yield_now().await;
         }
@@ -153,14 +172,16 @@ impl Hub {
     pub(super) fn serve(&mut self, rest: Rest) {
         let is_first = self.line.turns.is_empty();
         self.line.turns.push_back(rest);
-        // What was in the system's memory is there at once. Behind others it waits until `drive` comes to it: hundreds of connections that want
-        // something at the same time do not each do a share of it before any other is served.
+        // What was in the system's memory is there at once. Behind others it waits until `drive`
+        // comes to it: hundreds of connections that want something at the same time do not each do
+        // a share of it before any other is served.
         if is_first && self.go_on() {
             self.nudge.notify_one();
         }
     }
 
-    /// Has some blocks read, and takes some of those that are complete. Whether there is more to be done at once.
+    /// Has some blocks read, and takes some of those that are complete. Whether there is more to be
+    /// done at once.
     fn go_on(&mut self) -> bool {
         let since = self.left.take().map_or(Duration::ZERO, |left| left.elapsed());
         let times = (since.as_micros() / EVERY.as_micros()).clamp(1, u128::from(MOST)) as u32;
@@ -202,9 +223,12 @@ impl Hub {
 
     fn submit(&mut self) {
         if let Err(error) = self.ring.submit() {
-            // Without memory, say. Nothing may be under way that would bring us here again, so the threads get all of it.
+            // Without memory, say. Nothing may be under way that would bring us here again, so the
+            // threads get all of it.
             if !std::mem::replace(&mut self.said, true) {
-                tracing::warn!("io_uring takes no more reads at times ({error}): threads read what was asked for then");
+                tracing::warn!(
+                    "io_uring takes no more reads at times ({error}): threads read what was asked for then"
+                );
             }
             self.ring.take_back().into_iter().for_each(Job::by_thread);
             for rest in std::mem::take(&mut self.line.turns) {
@@ -251,16 +275,26 @@ mod tests {
             let store = store::Store::open(disk.clone(), store::StoreOptions::default()).unwrap();
             let tag = store::Tag { space: 1, kind: 1, low: 0, high: ROWS, stamp: 0 };
             let mut writer = store.begin_cold(tag, COLUMNS).unwrap();
-            (0..ROWS).for_each(|id| writer.push(id, &std::array::from_fn::<_, COLUMNS, _>(|c| value(id, c))).unwrap());
+            (0..ROWS).for_each(|id| {
+                writer.push(id, &std::array::from_fn::<_, COLUMNS, _>(|c| value(id, c))).unwrap()
+            });
             let file = Arc::new(store.open_cold(&writer.finish().unwrap().unwrap()).unwrap());
             assert!(file.head().blocks > 1500, "{}", file.head().blocks);
-            Some { path: file.path().to_owned(), _folder: folder, disk, file, cold: Cold::new(4096, 2, method) }
+            Some {
+                path: file.path().to_owned(),
+                _folder: folder,
+                disk,
+                file,
+                cold: Cold::new(4096, 2, method),
+            }
         }
 
         /// The first row of each of these blocks is wanted.
         fn wanted(&self, blocks: impl Iterator<Item = u64>) -> Fetching {
             let mut fetching = Fetching::default();
-            blocks.for_each(|block| fetching.want(&self.file, block, self.file.block_start(block).unwrap()));
+            blocks.for_each(|block| {
+                fetching.want(&self.file, block, self.file.block_start(block).unwrap())
+            });
             fetching
         }
 
@@ -270,7 +304,8 @@ mod tests {
             self
         }
 
-        /// How many turns others have, each so long, while all blocks are read; and how many blocks those are.
+        /// How many turns others have, each so long, while all blocks are read; and how many blocks
+        /// those are.
         async fn turns_of_others(&self, each: Duration) -> (u64, u64) {
             let blocks = self.file.head().blocks;
             let mut much = pin!(self.cold.fetch(self.wanted(0..blocks)));
@@ -338,7 +373,10 @@ mod tests {
         in_a_worker(async || {
             let some = Some::new(IoMethod::Auto).at_hand();
             let (turns, blocks) = some.turns_of_others(EVERY * MOST).await;
-            assert!(turns <= blocks / u64::from(DEPTH) * 2, "{turns} turns of others while {blocks} blocks were read");
+            assert!(
+                turns <= blocks / u64::from(DEPTH) * 2,
+                "{turns} turns of others while {blocks} blocks were read"
+            );
             assert_eq!(some.by_ring(), blocks);
         });
     }
@@ -360,11 +398,15 @@ mod tests {
         // The thread has no runtime of a worker; and it has, but is told not to.
         for method in [IoMethod::Auto, IoMethod::Threads] {
             let some = Some::new(method);
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
             runtime.block_on(async {
                 let _reads = (method == IoMethod::Threads).then(ReadsHere::begin);
                 let pins = some.cold.fetch(some.wanted(0..100)).await;
-                assert_eq!((pins.len(), some.by_ring(), some.cold.figures.reads.load(Relaxed)), (100, 0, 100));
+                assert_eq!(
+                    (pins.len(), some.by_ring(), some.cold.figures.reads.load(Relaxed)),
+                    (100, 0, 100)
+                );
                 some.check(&pins);
             });
         }
@@ -386,14 +428,18 @@ mod tests {
         });
     }
 
-    /// Each time that some blocks were checked: pages of hot rows do not wait for a page of cold ones.
+    /// Each time that some blocks were checked: pages of hot rows do not wait for a page of cold
+    /// ones.
     #[test]
     fn others_have_their_turn_between_a_few_blocks() {
         in_a_worker(async || {
             let some = Some::new(IoMethod::Auto).at_hand();
             let (turns, blocks) = some.turns_of_others(Duration::ZERO).await;
             // More at a time where this thread had to wait for its processor.
-            assert!(turns >= blocks / u64::from(DEPTH), "{turns} turns while {blocks} blocks were read");
+            assert!(
+                turns >= blocks / u64::from(DEPTH),
+                "{turns} turns while {blocks} blocks were read"
+            );
             assert_eq!(some.by_ring(), blocks);
         });
     }
@@ -403,7 +449,8 @@ mod tests {
     fn who_comes_behind_others_does_nothing_of_their_work() {
         in_a_worker(async || {
             let some = Some::new(IoMethod::Auto).at_hand();
-            let pages: Vec<_> = (0..60).map(|n| some.cold.fetch(some.wanted(n * 20..n * 20 + 20))).collect();
+            let pages: Vec<_> =
+                (0..60).map(|n| some.cold.fetch(some.wanted(n * 20..n * 20 + 20))).collect();
             assert!(some.by_ring() <= AT_ONCE as u64, "{} blocks were checked", some.by_ring());
             for page in pages {
                 let page = page.await;
@@ -429,7 +476,11 @@ mod tests {
             assert_eq!(pins.len() as u64, blocks);
             for ((file, id), read) in &pins {
                 assert_eq!(*file, identity);
-                assert_eq!(read.as_ref().unwrap().as_ref().unwrap()[7], value(*id as u64, 7), "row {id}");
+                assert_eq!(
+                    read.as_ref().unwrap().as_ref().unwrap()[7],
+                    value(*id as u64, 7),
+                    "row {id}"
+                );
             }
             let began = Instant::now();
             while path.exists() {
@@ -480,8 +531,14 @@ mod tests {
             assert_eq!(pins.len(), 6);
             some.check(&pins);
             let figures = &some.cold.figures;
-            assert_eq!((figures.corrupt.load(Relaxed), figures.reads.load(Relaxed), some.by_ring()), (4, 10, 7));
-            assert_eq!(some.cold.cache.get(&(identity, u128::from(some.file.block_start(5).unwrap()))), None);
+            assert_eq!(
+                (figures.corrupt.load(Relaxed), figures.reads.load(Relaxed), some.by_ring()),
+                (4, 10, 7)
+            );
+            assert_eq!(
+                some.cold.cache.get(&(identity, u128::from(some.file.block_start(5).unwrap()))),
+                None
+            );
         });
     }
 

@@ -1,4 +1,5 @@
-//! Spilling: the oldest table of a space becomes a cold file, and what changed of cold rows is merged into a new one. One procedure for both.
+//! Spilling: the oldest table of a space becomes a cold file, and what changed of cold rows is
+//! merged into a new one. One procedure for both.
 //!
 //! ```text
 //!   1  counter::Space::begin_spill   the line rises; then the ids of the range that are in memory, rising, piece by piece
@@ -8,13 +9,16 @@
 //!   5  the file answers              then rows that are in memory as they are in the file leave, and memory is freed
 //! ```
 //!
-//! It begins only if the disk has room for all that it may write: on a disk that is nearly full the log is to have what is left. A step that fails
-//! (a disk that fills up meanwhile) leaves everything as it was, and is tried again.
+//! It begins only if the disk has room for all that it may write: on a disk that is nearly full the
+//! log is to have what is left. A step that fails (a disk that fills up meanwhile) leaves
+//! everything as it was, and is tried again.
 //!
-//! A crash before 4 leaves the old state: the rows come from the snapshot, the log and the old files. After 4 they come from the new file and
-//! the log, which still begins where the manifest says: replaying it puts those rows into memory that it names, in their latest state, and
-//! they are newer than the file. A replica spills as its master does, by its own memory: what it has applied its log has, and its files are
-//! its own, as its snapshots are. Writes go on all the time; those that come after the walk stay in memory, as the file's overlay.
+//! A crash before 4 leaves the old state: the rows come from the snapshot, the log and the old
+//! files. After 4 they come from the new file and the log, which still begins where the manifest
+//! says: replaying it puts those rows into memory that it names, in their latest state, and they
+//! are newer than the file. A replica spills as its master does, by its own memory: what it has
+//! applied its log has, and its files are its own, as its snapshots are. Writes go on all the time;
+//! those that come after the walk stay in memory, as the file's overlay.
 
 use super::damaged::Damaged;
 use super::files::Files;
@@ -37,19 +41,22 @@ use store::{ColdFile, ColdRows, ColdWriter, FileEntry, Role, Store, Tag};
 const RETRY: Duration = Duration::from_secs(1);
 /// Rows that are looked up together.
 const CHUNK_ROWS: usize = 1024;
-/// Ids that are sorted together, at least, and into how many pieces those of a range fall: each piece is a walk of its tables, and takes 16 bytes
-/// of memory for each id.
+/// Ids that are sorted together, at least, and into how many pieces those of a range fall: each
+/// piece is a walk of its tables, and takes 16 bytes of memory for each id.
 const PIECE_IDS: usize = 1 << 16;
 const PIECES: usize = 16;
-/// A space begins to spill when so much of its limit (one part in so many) is left, or less than the next table may take.
+/// A space begins to spill when so much of its limit (one part in so many) is left, or less than
+/// the next table may take.
 const SPARE: u64 = 8;
-/// A table of fewer bytes is not worth a file, nor a merge; nor is one of less than so many parts of the limit.
+/// A table of fewer bytes is not worth a file, nor a merge; nor is one of less than so many parts
+/// of the limit.
 const LEAST_BYTES: u64 = 64 << 10;
 const LEAST_PART: u64 = 64;
 
 /// Changed cold rows are merged when they take so much (one part in so many) of the limit.
 const OVERLAY: u64 = 16;
-/// A file is small if it has less than so many parts of a table's rows; so many neighbours become one.
+/// A file is small if it has less than so many parts of a table's rows; so many neighbours become
+/// one.
 const SMALL: u64 = 4;
 const NEIGHBOURS: usize = 4;
 
@@ -66,7 +73,8 @@ struct OldRows {
 impl OldRows {
     fn new(files: Vec<Arc<ColdFile>>) -> store::Result<OldRows> {
         let files = files.into_iter();
-        let mut rows = OldRows { files, rows: None, width: 0, ids: Vec::new(), values: Vec::new(), next: 0 };
+        let mut rows =
+            OldRows { files, rows: None, width: 0, ids: Vec::new(), values: Vec::new(), next: 0 };
         rows.fill()?;
         Ok(rows)
     }
@@ -159,7 +167,8 @@ impl Drop for Output<'_> {
 
 /// The limit of all cold files is reached.
 pub(super) fn no_room(store: &Store) -> store::Error {
-    let source = std::io::Error::new(std::io::ErrorKind::QuotaExceeded, "spill.max_bytes is reached");
+    let source =
+        std::io::Error::new(std::io::ErrorKind::QuotaExceeded, "spill.max_bytes is reached");
     store::Error::Full { path: store.path(""), doing: "writing a cold file to", source }
 }
 
@@ -190,32 +199,53 @@ impl<'a> Ground<'a> {
         Ground { store: &node.store, durability: &node.durability, most_bytes, node: Some(node) }
     }
 
-    /// Whether somebody waits until this thread is free: a space whose memory is short, or who stops the server.
+    /// Whether somebody waits until this thread is free: a space whose memory is short, or who
+    /// stops the server.
     pub(super) fn hurries(&self) -> bool {
         self.node.is_some_and(|node| {
             let counters = node.engines.counters().iter();
             let existences = node.engines.existences().iter();
             node.stop.is_stopped()
-                || counters.filter(|s| !s.cold().stuck.load(Relaxed)).any(|s| is_short(s, s.memory_limit_bytes()))
-                || existences.filter(|s| !s.cold().stuck.load(Relaxed)).any(|s| s.is_short() || is_crowded(s))
+                || counters
+                    .filter(|s| !s.cold().stuck.load(Relaxed))
+                    .any(|s| is_short(s, s.memory_limit_bytes()))
+                || existences
+                    .filter(|s| !s.cold().stuck.load(Relaxed))
+                    .any(|s| s.is_short() || is_crowded(s))
         })
     }
 
-    /// Bytes that new files of a range may take instead of the `old` ones. An error if the disk has too little room for them.
-    fn room(&self, space: &CounterSpace, low: u64, last: u64, old: &[Arc<ColdFile>]) -> store::Result<u64> {
+    /// Bytes that new files of a range may take instead of the `old` ones. An error if the disk has
+    /// too little room for them.
+    fn room(
+        &self,
+        space: &CounterSpace,
+        low: u64,
+        last: u64,
+        old: &[Arc<ColdFile>],
+    ) -> store::Result<u64> {
         let replaced = old.iter().map(|file| file.entry().bytes).sum::<u64>();
         // A row takes less in a file than in memory.
         let ranges = space.ranges();
-        let ours = ranges.iter().filter(|range| range.low <= last && low <= range.last && range.rows > 0);
+        let ours =
+            ranges.iter().filter(|range| range.low <= last && low <= range.last && range.rows > 0);
         let needed = replaced + ours.map(|range| range.bytes).sum::<u64>();
         self.room_for(needed, replaced)
     }
 
-    /// Bytes that new files may take which replace some of `replaced` bytes. An error if the disk has less room than may be `needed`.
+    /// Bytes that new files may take which replace some of `replaced` bytes. An error if the disk
+    /// has less room than may be `needed`.
     pub(super) fn room_for(&self, needed: u64, replaced: u64) -> store::Result<u64> {
         if self.store.disk().free_bytes().is_ok_and(|free| free < needed) {
-            let source = std::io::Error::new(std::io::ErrorKind::StorageFull, format!("it may take {needed} bytes"));
-            return Err(store::Error::Full { path: self.store.path(""), doing: "beginning a cold file in", source });
+            let source = std::io::Error::new(
+                std::io::ErrorKind::StorageFull,
+                format!("it may take {needed} bytes"),
+            );
+            return Err(store::Error::Full {
+                path: self.store.path(""),
+                doing: "beginning a cold file in",
+                source,
+            });
         }
         if self.most_bytes == 0 {
             return Ok(u64::MAX);
@@ -224,12 +254,25 @@ impl<'a> Ground<'a> {
         Ok((self.most_bytes + replaced).saturating_sub(all))
     }
 
-    /// Spills the rows of `low..=last`, together with the files that are there. `rate`: bytes per second. Nobody else may write files.
-    pub(super) fn spill(&self, space: &CounterSpace, low: u64, last: u64, rate: u64) -> store::Result<Spilled> {
+    /// Spills the rows of `low..=last`, together with the files that are there. `rate`: bytes per
+    /// second. Nobody else may write files.
+    pub(super) fn spill(
+        &self,
+        space: &CounterSpace,
+        low: u64,
+        last: u64,
+        rate: u64,
+    ) -> store::Result<Spilled> {
         space.cold().damaged.note(low, last, self.write(space, low, last, rate))
     }
 
-    fn write(&self, space: &CounterSpace, low: u64, last: u64, rate: u64) -> store::Result<Spilled> {
+    fn write(
+        &self,
+        space: &CounterSpace,
+        low: u64,
+        last: u64,
+        rate: u64,
+    ) -> store::Result<Spilled> {
         let Ground { store, durability, node, .. } = *self;
         let hurries = || self.hurries();
         let pace = Pace::new(rate, &hurries);
@@ -242,10 +285,12 @@ impl<'a> Ground<'a> {
         let mut spill = space.begin_spill(low, last);
 
         let most = space.rows_per_table().saturating_mul(2);
-        let tag = Tag { space: space.number(), kind: RecordKind::Rows as u32, low, high: last, stamp: 0 };
+        let tag =
+            Tag { space: space.number(), kind: RecordKind::Rows as u32, low, high: last, stamp: 0 };
         let width = spill.width;
         let entries = Vec::new();
-        let mut out = Output { store, tag, width, most, room, pace: &pace, bytes: 0, writer: None, entries };
+        let mut out =
+            Output { store, tag, width, most, room, pace: &pace, bytes: 0, writer: None, entries };
         let mut before = OldRows::new(old.clone())?;
         let piece = PIECE_IDS.max(space.rows_per_table() as usize / PIECES);
         let (mut ids, mut rows, mut found) = (Vec::new(), Vec::new(), Vec::new());
@@ -286,10 +331,13 @@ impl<'a> Ground<'a> {
             Role::Cold => old.iter().any(|old| old.entry().name == file.name),
             Role::Snapshot => {
                 let (ours, theirs) = (&tag, &file.tag);
-                (theirs.space, theirs.kind) == (ours.space, ours.kind) && low <= theirs.low && theirs.high <= last
+                (theirs.space, theirs.kind) == (ours.space, ours.kind)
+                    && low <= theirs.low
+                    && theirs.high <= last
             }
         };
-        let replaced: Vec<String> = store.manifest().files.iter().filter(is_replaced).map(|f| f.name.clone()).collect();
+        let replaced: Vec<String> =
+            store.manifest().files.iter().filter(is_replaced).map(|f| f.name.clone()).collect();
         durability.parts.forget_range(space.number(), low, last);
         store.replace_files(out.entries.clone(), &replaced)?;
         out.entries.clear();
@@ -313,21 +361,34 @@ impl<'a> Ground<'a> {
         }
         if let Err(error) = space.end_spill(&spill) {
             // Memory stays taken a while longer.
-            tracing::warn!("space '{}': tables of spilled rows cannot be made smaller yet: {error}", space.name());
+            tracing::warn!(
+                "space '{}': tables of spilled rows cannot be made smaller yet: {error}",
+                space.name()
+            );
         }
         figures.written_bytes.fetch_add(spilled.bytes, Relaxed);
         figures.spilled_rows.fetch_add(spilled.left, Relaxed);
-        if old.is_empty() { &figures.spilled_tables } else { &figures.merges }.fetch_add(1, Relaxed);
-        tracing::debug!("space '{}': {low} to {last}: {spilled:?} in {:.1?}", space.name(), pace.elapsed());
+        if old.is_empty() { &figures.spilled_tables } else { &figures.merges }
+            .fetch_add(1, Relaxed);
+        tracing::debug!(
+            "space '{}': {low} to {last}: {spilled:?} in {:.1?}",
+            space.name(),
+            pace.elapsed()
+        );
         Ok(spilled)
     }
 }
 
-/// Rows in memory of ranges that have been spilled, and the bytes of their tables: what merging will take away.
+/// Rows in memory of ranges that have been spilled, and the bytes of their tables: what merging
+/// will take away.
 pub(crate) fn overlay(space: &CounterSpace) -> (u64, u64) {
     let end = space.cold_end();
     let changed = |range: &&RangeStats| range.last < end && range.rows > 0;
-    space.ranges().iter().filter(changed).fold((0, 0), |sum, range| (sum.0 + range.rows, sum.1 + range.bytes))
+    space
+        .ranges()
+        .iter()
+        .filter(changed)
+        .fold((0, 0), |sum, range| (sum.0 + range.rows, sum.1 + range.bytes))
 }
 
 /// Whether a range cannot be merged now.
@@ -335,11 +396,15 @@ fn is_damaged(space: &CounterSpace, range: &RangeStats) -> bool {
     space.cold().damaged.has(range.low, range.last)
 }
 
-/// The spilled range of which changes take most memory, of those that can be merged, and how much they take.
+/// The spilled range of which changes take most memory, of those that can be merged, and how much
+/// they take.
 fn most_changed(space: &CounterSpace) -> Option<(RangeStats, u64)> {
     let end = space.cold_end();
-    let weighed =
-        space.ranges().into_iter().filter(|range| range.last < end && !is_damaged(space, range)).map(|range| {
+    let weighed = space
+        .ranges()
+        .into_iter()
+        .filter(|range| range.last < end && !is_damaged(space, range))
+        .map(|range| {
             let rows = if range.rows > 0 { range.bytes } else { 0 };
             (range, rows + space.tombs_of(range.low, range.last).1)
         });
@@ -349,7 +414,8 @@ fn most_changed(space: &CounterSpace) -> Option<(RangeStats, u64)> {
 /// Spills the oldest range of which anything is in memory; `None` if there is none.
 pub(crate) fn spill_oldest(node: &Node, space: &CounterSpace) -> store::Result<Option<Spilled>> {
     let _alone = node.snapshots.interrupt();
-    let is_worth = |range: &RangeStats| range.rows > 0 || space.tombs_of(range.low, range.last).0 > 0;
+    let is_worth =
+        |range: &RangeStats| range.rows > 0 || space.tombs_of(range.low, range.last).0 > 0;
     let worth = space.ranges().into_iter().filter(|range| range.last < u64::MAX && is_worth(range));
     // The first of the least: one that is damaged if there are no others.
     let oldest = worth.min_by_key(|range| is_damaged(space, range));
@@ -357,18 +423,28 @@ pub(crate) fn spill_oldest(node: &Node, space: &CounterSpace) -> store::Result<O
 }
 
 /// The same for pairs; what is left to do then is to merge what came late.
-pub(crate) fn spill_oldest_pairs(node: &Node, space: &ExistenceSpace) -> store::Result<Option<Spilled>> {
+pub(crate) fn spill_oldest_pairs(
+    node: &Node,
+    space: &ExistenceSpace,
+) -> store::Result<Option<Spilled>> {
     let _alone = node.snapshots.interrupt();
     pairs::spill_oldest(&Ground::of(node), space)
 }
 
-/// Makes room: spills the oldest table that has not been spilled, or merges where changes take more than that; `None` if there is neither.
-fn make_room(ground: &Ground<'_>, space: &CounterSpace, limit: u64) -> store::Result<Option<Spilled>> {
+/// Makes room: spills the oldest table that has not been spilled, or merges where changes take more
+/// than that; `None` if there is neither.
+fn make_room(
+    ground: &Ground<'_>,
+    space: &CounterSpace,
+    limit: u64,
+) -> store::Result<Option<Spilled>> {
     let (end, least) = (space.cold_end(), LEAST_BYTES.min(limit / LEAST_PART));
-    let is_fresh =
-        |range: &RangeStats| range.last >= end && range.last < u64::MAX && range.bytes > least && range.rows > 0;
+    let is_fresh = |range: &RangeStats| {
+        range.last >= end && range.last < u64::MAX && range.bytes > least && range.rows > 0
+    };
     let fresh = space.ranges().into_iter().find(is_fresh);
-    let changed = most_changed(space).filter(|changed| changed.1 > fresh.map_or(least, |fresh| fresh.bytes));
+    let changed =
+        most_changed(space).filter(|changed| changed.1 > fresh.map_or(least, |fresh| fresh.bytes));
     let range = changed.map(|changed| changed.0).or(fresh);
     range.map(|range| ground.spill(space, range.low, range.last, 0)).transpose()
 }
@@ -376,7 +452,9 @@ fn make_room(ground: &Ground<'_>, space: &CounterSpace, limit: u64) -> store::Re
 /// Keeps the spaces within their limits while they are filled from the log.
 pub(crate) fn keep_within(ground: &Ground<'_>, engines: &Engines, config: &Config) {
     for space in engines.counters().iter().filter(|space| space.spills()) {
-        let Some(made) = config.counter.iter().find(|made| made.name == space.name()) else { continue };
+        let Some(made) = config.counter.iter().find(|made| made.name == space.name()) else {
+            continue;
+        };
         let limit = made.memory_limit_bytes;
         while is_short(space, limit) {
             match make_room(ground, space, limit) {
@@ -395,7 +473,8 @@ pub(crate) fn keep_within(ground: &Ground<'_>, engines: &Engines, config: &Confi
     }
 }
 
-/// Notes why a spill failed; says it, if that is not what was said last: it is tried again and again.
+/// Notes why a spill failed; says it, if that is not what was said last: it is tried again and
+/// again.
 fn note_trouble(engines: &Engines, name: &str, error: &store::Error) {
     let cold = &engines.cold;
     cold.figures.failures.fetch_add(1, Relaxed);
@@ -406,7 +485,8 @@ fn note_trouble(engines: &Engines, name: &str, error: &store::Error) {
     }
 }
 
-/// Merges what was changed of cold rows, where most of it is, once it takes too much of the memory. Whether there was anything to do.
+/// Merges what was changed of cold rows, where most of it is, once it takes too much of the memory.
+/// Whether there was anything to do.
 fn merge_most_changed(node: &Node, space: &CounterSpace) -> store::Result<bool> {
     let waiting = overlay(space).1 + space.tombs().1;
     if waiting < space.memory_limit_bytes() / OVERLAY {
@@ -418,28 +498,40 @@ fn merge_most_changed(node: &Node, space: &CounterSpace) -> store::Result<bool> 
     Ok(true)
 }
 
-/// Makes one file of neighbours that are small: a file costs a descriptor, and a step of each search. Whether there were any.
+/// Makes one file of neighbours that are small: a file costs a descriptor, and a step of each
+/// search. Whether there were any.
 fn merge_neighbours(node: &Node, space: &CounterSpace) -> store::Result<bool> {
     let files = space.cold().files();
-    let damaged = |file: &ColdFile| space.cold().damaged.has(file.entry().tag.low, file.entry().tag.high);
-    let Some((low, last)) = small_neighbours(files.all(), space.rows_per_table(), damaged) else { return Ok(false) };
+    let damaged =
+        |file: &ColdFile| space.cold().damaged.has(file.entry().tag.low, file.entry().tag.high);
+    let Some((low, last)) = small_neighbours(files.all(), space.rows_per_table(), damaged) else {
+        return Ok(false);
+    };
     let _alone = node.snapshots.interrupt();
     Ground::of(node).spill(space, low, last, node.config().spill.merge_bytes_per_s)?;
     Ok(true)
 }
 
-/// The range of some neighbours of which each is small and not `damaged`, and all together not large.
-fn small_neighbours(files: &[Arc<ColdFile>], most: u64, damaged: impl Fn(&ColdFile) -> bool) -> Option<(u64, u64)> {
+/// The range of some neighbours of which each is small and not `damaged`, and all together not
+/// large.
+fn small_neighbours(
+    files: &[Arc<ColdFile>],
+    most: u64,
+    damaged: impl Fn(&ColdFile) -> bool,
+) -> Option<(u64, u64)> {
     let is_small = |file: &Arc<ColdFile>| file.head().rows <= most / SMALL && !damaged(file);
-    files.chunk_by(|a, b| is_small(a) && is_small(b)).filter(|run| run.len() >= NEIGHBOURS).find_map(|run| {
-        let mut sum = 0;
-        let fits = |file: &&Arc<ColdFile>| {
-            sum += file.head().rows;
-            sum <= most
-        };
-        let n = run.iter().take_while(fits).count();
-        (n >= NEIGHBOURS).then(|| (run[0].entry().tag.low, run[n - 1].entry().tag.high))
-    })
+    files
+        .chunk_by(|a, b| is_small(a) && is_small(b))
+        .filter(|run| run.len() >= NEIGHBOURS)
+        .find_map(|run| {
+            let mut sum = 0;
+            let fits = |file: &&Arc<ColdFile>| {
+                sum += file.head().rows;
+                sum <= most
+            };
+            let n = run.iter().take_while(fits).count();
+            (n >= NEIGHBOURS).then(|| (run[0].entry().tag.low, run[n - 1].entry().tag.high))
+        })
 }
 
 /// Whether a space has used up so much of its memory that it is to spill.
@@ -454,7 +546,8 @@ fn is_short(space: &CounterSpace, limit: u64) -> bool {
     used > limit - spare
 }
 
-/// Does for a space what is most urgent; whether there was anything. `None`: memory is short, and nothing can be done about it.
+/// Does for a space what is most urgent; whether there was anything. `None`: memory is short, and
+/// nothing can be done about it.
 fn look_after(node: &Node, space: &CounterSpace) -> store::Result<Option<bool>> {
     if is_short(space, space.memory_limit_bytes()) {
         let _alone = node.snapshots.interrupt();
@@ -514,11 +607,15 @@ impl Retries {
         let mut worked = false;
         for space in engines.existences() {
             let (whose, cold) = ((space.number(), space.name()), space.cold());
-            worked |= self.look_after(engines, whose, (&cold.stuck, &cold.damaged), || look_after_pairs(node, space));
+            worked |= self.look_after(engines, whose, (&cold.stuck, &cold.damaged), || {
+                look_after_pairs(node, space)
+            });
         }
         for space in engines.counters() {
             let (whose, cold) = ((space.number(), space.name()), space.cold());
-            worked |= self.look_after(engines, whose, (&cold.stuck, &cold.damaged), || look_after(node, space));
+            worked |= self.look_after(engines, whose, (&cold.stuck, &cold.damaged), || {
+                look_after(node, space)
+            });
         }
         worked
     }

@@ -1,6 +1,9 @@
 //! ACL: users and what they may do ([`crate::acl`]).
 
-use super::{Call, NO_KEYS, Outcome, Refusal, Spec, find, flag, help, help_row, peers, refuse, select, with_numbers};
+use super::{
+    Call, NO_KEYS, Outcome, Refusal, Spec, find, flag, help, help_row, peers, refuse, select,
+    with_numbers,
+};
 use crate::acl::{CATEGORIES, Request, categories};
 use crate::clients::Kind;
 use crate::node::unix_us;
@@ -17,7 +20,18 @@ const fn spec(
     summary: &'static str,
     run: super::Handler,
 ) -> Spec {
-    Spec { name, arity, flags, keys: NO_KEYS, group: "server", since: "6.0.0", usage, summary, run, subcommands: &[] }
+    Spec {
+        name,
+        arity,
+        flags,
+        keys: NO_KEYS,
+        group: "server",
+        since: "6.0.0",
+        usage,
+        summary,
+        run,
+        subcommands: &[],
+    }
 }
 
 #[rustfmt::skip]
@@ -91,7 +105,10 @@ fn dryrun(call: &mut Call<'_>) -> Outcome {
     match user.check(&request, call.node.engines.get()) {
         Ok(()) => call.reply.ok(),
         Err(denied) => {
-            call.reply.bulk(format!("This user has no permissions to {}", denied.dry_words(&request)).as_bytes());
+            call.reply.bulk(
+                format!("This user has no permissions to {}", denied.dry_words(&request))
+                    .as_bytes(),
+            );
         }
     }
     Ok(())
@@ -111,8 +128,9 @@ fn genpass(call: &mut Call<'_>) -> Outcome {
     let mut random = [0u8; 512];
     let mut filled = 0;
     while filled < random.len() {
-        filled += rustix::rand::getrandom(&mut random[filled..], rustix::rand::GetRandomFlags::empty())
-            .map_err(|e| refuse!("ERR the system gives no random bytes: {e}"))?;
+        filled +=
+            rustix::rand::getrandom(&mut random[filled..], rustix::rand::GetRandomFlags::empty())
+                .map_err(|e| refuse!("ERR the system gives no random bytes: {e}"))?;
     }
     // Four bits a digit, rounded up.
     let digits: String = random
@@ -240,7 +258,9 @@ fn setuser(call: &mut Call<'_>) -> Outcome {
     let name = text(call.args.at(2))?;
     let rules = call.args.from(3).iter().map(text).collect::<Result<Vec<&str>, _>>()?;
     let most = call.node.config().security.max_users;
-    let channels = |call: &Call<'_>| call.node.acl.get(name).map(|user| user.channel_rules()).unwrap_or_default();
+    let channels = |call: &Call<'_>| {
+        call.node.acl.get(name).map(|user| user.channel_rules()).unwrap_or_default()
+    };
     let before = channels(call);
     call.node.acl.set_user(name, &rules, most).map_err(|e| refuse!("ERR {e}"))?;
     call.node.settings.touch();

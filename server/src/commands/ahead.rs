@@ -1,7 +1,9 @@
-//! Looking ahead: which memory a request will need, asked for while the requests before it are still to be executed.
+//! Looking ahead: which memory a request will need, asked for while the requests before it are
+//! still to be executed.
 //!
-//! A client that sends many small commands at once (HINCRBY, HMGET, SADD, FEED.ACT ...) would else wait for memory with each of them alone:
-//! a bucket of counters, two lines of a filter. Commands that name many ids fetch theirs together anyway, and are not in this list.
+//! A client that sends many small commands at once (HINCRBY, HMGET, SADD, FEED.ACT ...) would else
+//! wait for memory with each of them alone: a bucket of counters, two lines of a filter. Commands
+//! that name many ids fetch theirs together anyway, and are not in this list.
 
 use super::table::ahead_of;
 use super::{Found, flag};
@@ -26,9 +28,24 @@ pub(super) enum Ahead {
 
 /// Which commands, by kind.
 const COMMANDS: &[(Ahead, &[&str])] = &[
-    (Ahead::Counter, &["hget", "hmget", "hgetall", "hexists", "hvals", "hincrby", "hset", "hmset", "hsetnx"]),
+    (
+        Ahead::Counter,
+        &["hget", "hmget", "hgetall", "hexists", "hvals", "hincrby", "hset", "hmset", "hsetnx"],
+    ),
     (Ahead::Counter, &["get", "incr", "incrby", "decr", "decrby", "set", "getset"]),
-    (Ahead::Pair, &["sadd", "srem", "sismember", "smismember", "bf.add", "bf.exists", "bf.madd", "bf.mexists"]),
+    (
+        Ahead::Pair,
+        &[
+            "sadd",
+            "srem",
+            "sismember",
+            "smismember",
+            "bf.add",
+            "bf.exists",
+            "bf.madd",
+            "bf.mexists",
+        ],
+    ),
     (Ahead::Pair, &["cf.add", "cf.addnx", "cf.exists", "cf.del"]),
     (Ahead::SpaceId, &["cnt.incrby", "cnt.set"]),
     (Ahead::SpaceMemberId, &["ph.add", "ph.del"]),
@@ -40,7 +57,8 @@ pub(super) fn of(name: &str) -> Option<Ahead> {
     COMMANDS.iter().find(|(_, names)| names.contains(&name)).map(|(what, _)| *what)
 }
 
-/// Looks ahead over the requests of one batch. Most of them name ids of one space, so its tables are looked up once.
+/// Looks ahead over the requests of one batch. Most of them name ids of one space, so its tables
+/// are looked up once.
 pub(crate) struct LookAhead<'a> {
     engines: &'a Engines,
     rows: Option<(&'a CounterSpace, counter::Read<'a>)>,
@@ -54,8 +72,8 @@ impl<'a> LookAhead<'a> {
         LookAhead { engines, rows: None, pairs: None }
     }
 
-    /// Asks for what a request will need, if it is one of those that need little. Whatever is wrong with its arguments is for the command itself
-    /// to say.
+    /// Asks for what a request will need, if it is one of those that need little. Whatever is wrong
+    /// with its arguments is for the command itself to say.
     #[inline]
     pub(crate) fn at(&mut self, found: Found, args: Args<'_>) {
         let Some((number, spec)) = found else { return };

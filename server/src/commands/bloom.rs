@@ -1,4 +1,5 @@
-//! The members of one id as a RedisBloom filter: `BF.ADD liked:17 7`. Filters need not be reserved; their size and error rate are the space's.
+//! The members of one id as a RedisBloom filter: `BF.ADD liked:17 7`. Filters need not be reserved;
+//! their size and error rate are the space's.
 
 use super::{Call, ONE_KEY, Outcome, Printable, Refusal, Spec, flag, refuse};
 use crate::resp::Reply;
@@ -12,7 +13,18 @@ const fn spec(
     summary: &'static str,
     run: super::Handler,
 ) -> Spec {
-    Spec { name, arity, flags, keys: ONE_KEY, group: "bloom", since: "1.0.0", usage, summary, run, subcommands: &[] }
+    Spec {
+        name,
+        arity,
+        flags,
+        keys: ONE_KEY,
+        group: "bloom",
+        since: "1.0.0",
+        usage,
+        summary,
+        run,
+        subcommands: &[],
+    }
 }
 
 const READ: u32 = flag::READONLY | flag::FAST;
@@ -73,10 +85,14 @@ fn check_rate(call: &Call<'_>, rate: &[u8]) -> Outcome {
     let (space, _) = call.pairs(1)?;
     let wanted = std::str::from_utf8(rate).ok().and_then(|text| text.parse::<f64>().ok());
     let wanted = wanted.filter(|rate| *rate > 0.0 && *rate < 1.0);
-    let wanted = wanted.ok_or_else(|| refuse!("ERR '{}' is no error rate between 0 and 1", Printable(rate)))?;
+    let wanted = wanted
+        .ok_or_else(|| refuse!("ERR '{}' is no error rate between 0 and 1", Printable(rate)))?;
     let ours = space.options().false_positive_rate;
     if wanted < ours {
-        return Err(refuse!("ERR the space '{}' was made for an error rate of {ours}", space.name()));
+        return Err(refuse!(
+            "ERR the space '{}' was made for an error rate of {ours}",
+            space.name()
+        ));
     }
     Ok(())
 }
@@ -90,16 +106,24 @@ fn insert(call: &mut Call<'_>) -> Outcome {
     let mut at = 2;
     while at < call.args.len() {
         let word = call.args.at(at);
-        let value = || if at + 1 < call.args.len() { Ok(call.args.at(at + 1)) } else { Err(Refusal::SYNTAX) };
+        let value = || {
+            if at + 1 < call.args.len() { Ok(call.args.at(at + 1)) } else { Err(Refusal::SYNTAX) }
+        };
         if word.eq_ignore_ascii_case(b"ITEMS") {
-            return if at + 1 < call.args.len() { add_many(call, at + 1) } else { Err(call.wrong_arity()) };
+            return if at + 1 < call.args.len() {
+                add_many(call, at + 1)
+            } else {
+                Err(call.wrong_arity())
+            };
         } else if word.eq_ignore_ascii_case(b"ERROR") {
             check_rate(call, value()?)?;
             at += 2;
-        } else if word.eq_ignore_ascii_case(b"CAPACITY") || word.eq_ignore_ascii_case(b"EXPANSION") {
+        } else if word.eq_ignore_ascii_case(b"CAPACITY") || word.eq_ignore_ascii_case(b"EXPANSION")
+        {
             natural(value()?)?;
             at += 2;
-        } else if word.eq_ignore_ascii_case(b"NOCREATE") || word.eq_ignore_ascii_case(b"NONSCALING") {
+        } else if word.eq_ignore_ascii_case(b"NOCREATE") || word.eq_ignore_ascii_case(b"NONSCALING")
+        {
             at += 1;
         } else {
             return Err(Refusal::SYNTAX);

@@ -35,7 +35,8 @@ pub(crate) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// The refusal for a wrong number of arguments that the arity alone cannot tell (a field without a value).
+    /// The refusal for a wrong number of arguments that the arity alone cannot tell (a field
+    /// without a value).
     pub(crate) fn wrong_arity(&self) -> Refusal {
         refuse!("ERR wrong number of arguments for '{}' command", self.spec.name)
     }
@@ -44,10 +45,13 @@ impl<'a> Call<'a> {
     pub(crate) fn wrong_subcommand(&self) -> Refusal {
         let command = self.spec.name.split('|').next().unwrap_or_default().to_ascii_uppercase();
         let sub = Printable(self.args.at(1));
-        refuse!("ERR unknown subcommand or wrong number of arguments for '{sub}'. Try {command} HELP.")
+        refuse!(
+            "ERR unknown subcommand or wrong number of arguments for '{sub}'. Try {command} HELP."
+        )
     }
 
-    /// To be asked before anything is changed: whether the log takes changes now. Inside EXEC that was asked for all commands together.
+    /// To be asked before anything is changed: whether the log takes changes now. Inside EXEC that
+    /// was asked for all commands together.
     #[inline]
     pub(crate) fn admit_write(&mut self) -> Outcome {
         if let Some(admitted) = &self.session.admitted {
@@ -61,8 +65,10 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// Keeps other writers of these ids out until it is dropped, for changes that belong together and take so many bytes of the log at most (`weight.rs`).
-    /// Inside EXEC they are out already, and a thread must not ask twice. `None`: the log has no room for them yet, and the request is executed again when it has.
+    /// Keeps other writers of these ids out until it is dropped, for changes that belong together
+    /// and take so many bytes of the log at most (`weight.rs`). Inside EXEC they are out already,
+    /// and a thread must not ask twice. `None`: the log has no room for them yet, and the request
+    /// is executed again when it has.
     pub(crate) fn alone(&mut self, ids: Vec<u64>, bytes: usize) -> Option<Alone<'a>> {
         if self.session.in_exec {
             return Some(None);
@@ -71,13 +77,15 @@ impl<'a> Call<'a> {
         Some(Some(self.node.engines.exclusive(Some(ids), Some(reserved))))
     }
 
-    /// Sees to it that nearly nothing that was reserved waits for the log until this is dropped. `None`: it does, and the request is executed again. Inside EXEC
-    /// that is so already ([`weight::reshapes`](super::weight::reshapes)).
+    /// Sees to it that nearly nothing that was reserved waits for the log until this is dropped.
+    /// `None`: it does, and the request is executed again. Inside EXEC that is so already
+    /// ([`weight::reshapes`](super::weight::reshapes)).
     pub(crate) fn room_beside_none(&mut self) -> Option<Option<store::Reserved<'a, Mark>>> {
         if self.session.in_exec { Some(None) } else { self.reserve(MOST_BYTES).map(Some) }
     }
 
-    /// Room in the log for changes that belong together. `None`: there is none yet, and the request is executed again when there is.
+    /// Room in the log for changes that belong together. `None`: there is none yet, and the request
+    /// is executed again when there is.
     pub(super) fn reserve(&mut self, bytes: usize) -> Option<store::Reserved<'a, Mark>> {
         // The last time was for nothing, or for this.
         self.session.errand.come();
@@ -93,8 +101,10 @@ impl<'a> Call<'a> {
         reserved
     }
 
-    /// Does something that takes its time (walks all rows, reads a whole filter, syncs a file) on another thread, and answers when it is done. Others
-    /// go on; the requests behind this one wait. Inside EXEC the commands behind it do; but where EXEC keeps others out it must not wait, and it is done at once.
+    /// Does something that takes its time (walks all rows, reads a whole filter, syncs a file) on
+    /// another thread, and answers when it is done. Others go on; the requests behind this one
+    /// wait. Inside EXEC the commands behind it do; but where EXEC keeps others out it must not
+    /// wait, and it is done at once.
     pub(crate) fn answer_later(
         &mut self,
         work: impl FnOnce(&Arc<Node>, &mut Reply<'_>) -> Outcome + Send + 'static,
@@ -104,26 +114,35 @@ impl<'a> Call<'a> {
         }
         let protocol = self.reply.protocol();
         if self.session.in_exec {
-            let Some(bytes) = self.errand(move |node| Ok(answer(protocol, |reply| work(node, reply)))) else {
+            let Some(bytes) =
+                self.errand(move |node| Ok(answer(protocol, |reply| work(node, reply))))
+            else {
                 return Ok(());
             };
             self.reply.bytes().extend_from_slice(&bytes?);
             return Ok(());
         }
         let node = self.node.clone();
-        let work = tokio::task::spawn_blocking(move || answer(protocol, |reply| work(&node, reply)));
+        let work =
+            tokio::task::spawn_blocking(move || answer(protocol, |reply| work(&node, reply)));
         let failed = move |error| answer(protocol, |_| Err(refuse!("ERR {error}")));
         self.answer_when(async move { work.await.unwrap_or_else(failed) });
         Ok(())
     }
 
-    /// Does something on another thread before this request is executed: none at first, and the request is to do nothing; then what came of it.
-    pub(crate) fn errand(&mut self, work: impl FnOnce(&Arc<Node>) -> Came + Send + 'static) -> Option<Came> {
+    /// Does something on another thread before this request is executed: none at first, and the
+    /// request is to do nothing; then what came of it.
+    pub(crate) fn errand(
+        &mut self,
+        work: impl FnOnce(&Arc<Node>) -> Came + Send + 'static,
+    ) -> Option<Came> {
         let came = self.session.errand.come();
         if came.is_none() {
             let node = self.node.clone();
             let work = tokio::task::spawn_blocking(move || work(&node));
-            self.session.errand.ask(async move { work.await.unwrap_or_else(|error| Err(refuse!("ERR {error}"))) });
+            self.session
+                .errand
+                .ask(async move { work.await.unwrap_or_else(|error| Err(refuse!("ERR {error}"))) });
         }
         came
     }
@@ -138,7 +157,8 @@ impl<'a> Call<'a> {
         });
     }
 
-    /// Gives the bytes of this request's reply when `reply` has them: [`answer`]. The replies before it wait, too, but stay what they are.
+    /// Gives the bytes of this request's reply when `reply` has them: [`answer`]. The replies
+    /// before it wait, too, but stay what they are.
     pub(crate) fn answer_when(&mut self, reply: impl Future<Output = Vec<u8>> + Send + 'static) {
         let wanted = self.session.replies == Replies::On;
         self.session.later = wanted;
@@ -166,7 +186,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Resolves argument `index` as the key of an id's pairs, which are told apart by their members.
+    /// Resolves argument `index` as the key of an id's pairs, which are told apart by their
+    /// members.
     #[inline]
     pub(crate) fn pairs(&self, index: usize) -> Result<(&'a ExistenceSpace, u64), Refusal> {
         match self.node.engines.resolve(self.args.at(index))? {
@@ -197,7 +218,10 @@ impl<'a> Call<'a> {
 #[inline]
 pub(crate) fn id(text: &[u8]) -> Result<u64, Refusal> {
     crate::resp::natural(text).ok_or_else(|| {
-        refuse!("ERR Invalid id '{}': an id is a decimal number from 0 to 18446744073709551615", Printable(text))
+        refuse!(
+            "ERR Invalid id '{}': an id is a decimal number from 0 to 18446744073709551615",
+            Printable(text)
+        )
     })
 }
 

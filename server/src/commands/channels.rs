@@ -19,7 +19,18 @@ const fn spec(
     summary: &'static str,
     run: super::Handler,
 ) -> Spec {
-    Spec { name, arity, flags, keys: NO_KEYS, group: "pubsub", since, usage, summary, run, subcommands: &[] }
+    Spec {
+        name,
+        arity,
+        flags,
+        keys: NO_KEYS,
+        group: "pubsub",
+        since,
+        usage,
+        summary,
+        run,
+        subcommands: &[],
+    }
 }
 
 #[rustfmt::skip]
@@ -93,7 +104,8 @@ fn confirm(reply: &mut Reply<'_>, word: &[u8], name: Option<&[u8]>, count: usize
 }
 
 fn check_name(kind: Kind, name: &[u8]) -> Outcome {
-    let (what, most) = if kind == Kind::Pattern { ("pattern", MAX_PATTERN) } else { ("channel", MAX_CHANNEL) };
+    let (what, most) =
+        if kind == Kind::Pattern { ("pattern", MAX_PATTERN) } else { ("channel", MAX_CHANNEL) };
     if name.len() > most { Err(refuse!("ERR a {what} may have {most} bytes")) } else { Ok(()) }
 }
 
@@ -106,14 +118,21 @@ fn subscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
     let names = call.args.from(1);
     let most = call.node.config().server.max_subscriptions;
     if call.session.subscriptions.0[kind as usize].len() + names.len() > most {
-        return Err(refuse!("ERR a client may have {most} subscriptions of a kind (max_subscriptions)"));
+        return Err(refuse!(
+            "ERR a client may have {most} subscriptions of a kind (max_subscriptions)"
+        ));
     }
     names.iter().try_for_each(|name| check_name(kind, name))?;
     for name in names.iter() {
         if call.session.subscriptions.0[kind as usize].insert(name.into()) {
             call.node.channels.subscribe(kind, name, &call.session.client);
         }
-        confirm(&mut call.reply, words(kind).0, Some(name), call.session.subscriptions.counted(kind));
+        confirm(
+            &mut call.reply,
+            words(kind).0,
+            Some(name),
+            call.session.subscriptions.counted(kind),
+        );
     }
     note_pushed(call.session);
     Ok(())
@@ -133,7 +152,8 @@ fn unsubscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
         ended.push((name, own.counted(kind)));
     }
     let left = own.counted(kind);
-    // What came before is not to arrive after it has ended; but no message is an element of what EXEC answers.
+    // What came before is not to arrive after it has ended; but no message is an element of what
+    // EXEC answers.
     if call.session.in_exec {
         call.session.messages_due = true;
     } else {
@@ -205,7 +225,8 @@ fn numpat(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Refuses what a client that listens must not send in RESP2: it could not tell replies from messages.
+/// Refuses what a client that listens must not send in RESP2: it could not tell replies from
+/// messages.
 pub(super) fn refuse_while_listening(spec: &Spec) -> Refusal {
     refuse!(
         "ERR Can't execute '{}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context",

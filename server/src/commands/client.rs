@@ -18,7 +18,18 @@ pub(super) const fn spec(
     summary: &'static str,
     run: super::Handler,
 ) -> Spec {
-    Spec { name, arity, flags, keys: NO_KEYS, group: "connection", since, usage, summary, run, subcommands: &[] }
+    Spec {
+        name,
+        arity,
+        flags,
+        keys: NO_KEYS,
+        group: "connection",
+        since,
+        usage,
+        summary,
+        run,
+        subcommands: &[],
+    }
 }
 
 #[rustfmt::skip]
@@ -61,8 +72,8 @@ const CLIENT: &[Spec] = &[
 ];
 
 fn ping(call: &mut Call<'_>) -> Outcome {
-    // What Sentinel takes for a node that should be replaced is any error but LOADING: so a node that cannot write says so, as
-    // Redis does, unless it is to stay.
+    // What Sentinel takes for a node that should be replaced is any error but LOADING: so a node
+    // that cannot write says so, as Redis does, unless it is to stay.
     if call.node.config().durability.ping_fails_with_log
         && let Some(text) = call.node.durability.refusal()
     {
@@ -231,7 +242,9 @@ fn is_plain(name: &[u8]) -> bool {
 
 fn checked_name(name: &[u8]) -> Result<&[u8], Refusal> {
     if !is_plain(name) {
-        return Err(refuse!("ERR Client names cannot contain spaces, newlines or special characters."));
+        return Err(refuse!(
+            "ERR Client names cannot contain spaces, newlines or special characters."
+        ));
     }
     if name.len() > MAX_NAME {
         return Err(refuse!("ERR Client names cannot be longer than {MAX_NAME} bytes"));
@@ -314,7 +327,9 @@ fn info(call: &mut Call<'_>) -> Outcome {
 fn tracking(call: &mut Call<'_>) -> Outcome {
     let switch = call.args.at(2);
     if switch.eq_ignore_ascii_case(b"on") {
-        return Err(refuse!("ERR CLIENT TRACKING is not supported: a counter changes too often to be kept by clients"));
+        return Err(refuse!(
+            "ERR CLIENT TRACKING is not supported: a counter changes too often to be kept by clients"
+        ));
     }
     if !switch.eq_ignore_ascii_case(b"off") || call.args.len() > 3 {
         return Err(Refusal::SYNTAX);

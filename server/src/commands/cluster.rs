@@ -2,7 +2,13 @@
 
 use super::{Call, NO_KEYS, Outcome, Spec, flag, help, help_row, refuse};
 
-const fn spec(name: &'static str, arity: i32, flags: u32, summary: &'static str, run: super::Handler) -> Spec {
+const fn spec(
+    name: &'static str,
+    arity: i32,
+    flags: u32,
+    summary: &'static str,
+    run: super::Handler,
+) -> Spec {
     Spec {
         name,
         arity,

@@ -1,4 +1,5 @@
-//! What a request will ask for that lies on the disk: looked at before it runs, so that all of it can be read at the same time.
+//! What a request will ask for that lies on the disk: looked at before it runs, so that all of it
+//! can be read at the same time.
 //!
 //! A request that is not known here still works: its cold rows are then read in place.
 
@@ -11,7 +12,13 @@ use crate::resp::{Args, natural};
 use phantom::Member;
 
 /// Notes the rows of a request that must be read from the disk first.
-pub(crate) fn ask(found: Found, args: Args<'_>, session: &Session, engines: &Engines, fetching: &mut Fetching) {
+pub(crate) fn ask(
+    found: Found,
+    args: Args<'_>,
+    session: &Session,
+    engines: &Engines,
+    fetching: &mut Fetching,
+) {
     let Some((_, spec)) = found else { return };
     match &session.transaction {
         Some(transaction) if spec.name == "exec" => {
@@ -39,7 +46,9 @@ fn ask_one(spec: &Spec, args: Args<'_>, engines: &Engines, fetching: &mut Fetchi
             let Some(view) = engines.view(args.at(1)) else { return };
             ask_page(engines, view, spec, args, fetching);
             let mark = args.from(3).iter().position(|arg| arg.eq_ignore_ascii_case(b"MARK"));
-            let action = mark.filter(|at| at + 4 < args.len()).and_then(|at| engines.action(args.at(at + 4)));
+            let action = mark
+                .filter(|at| at + 4 < args.len())
+                .and_then(|at| engines.action(args.at(at + 4)));
             if let Some(action) = action {
                 ask_action(action, engines, spec, args, fetching);
             }
@@ -63,15 +72,20 @@ fn ask_one(spec: &Spec, args: Args<'_>, engines: &Engines, fetching: &mut Fetchi
 fn ask_keys(spec: &Spec, args: Args<'_>, engines: &Engines, fetching: &mut Fetching) {
     for at in key_positions(spec, args) {
         match engines.resolve(args.at(at)) {
-            Ok(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => ask_row(space, id, fetching),
+            Ok(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
+                ask_row(space, id, fetching)
+            }
             Ok(KeyRef::Pair { space, id }) if space.cold().any() => {
                 if !space.has_members {
                     ask_pair(space, id, &NOBODY, fetching);
                     continue;
                 }
                 // Behind the keys are members; what is an option is asked for in vain.
-                let members = args.from(key_positions(spec, args).last().map_or(args.len(), |last| last + 1));
-                members.iter().for_each(|member| ask_pair(space, id, &Member::parse(member), fetching));
+                let members =
+                    args.from(key_positions(spec, args).last().map_or(args.len(), |last| last + 1));
+                members
+                    .iter()
+                    .for_each(|member| ask_pair(space, id, &Member::parse(member), fetching));
             }
             _ => {}
         }
@@ -90,7 +104,13 @@ fn ask_page(engines: &Engines, view: &View, spec: &Spec, args: Args<'_>, fetchin
     });
 }
 
-fn ask_action(action: &Action, engines: &Engines, spec: &Spec, args: Args<'_>, fetching: &mut Fetching) {
+fn ask_action(
+    action: &Action,
+    engines: &Engines,
+    spec: &Spec,
+    args: Args<'_>,
+    fetching: &mut Fetching,
+) {
     let (counters, flags) = (engines.counter_of(action), engines.flag_of(action));
     ask_pairs(counters.cold_end().max(flags.cold().end()), spec, args, |id, viewer| {
         ask_row(counters, id, fetching);
@@ -102,8 +122,8 @@ fn ask_flags(space: &ExistenceSpace, spec: &Spec, args: Args<'_>, fetching: &mut
     ask_pairs(space.cold().end(), spec, args, |id, member| ask_pair(space, id, member, fetching));
 }
 
-/// Has `ask` ask for the ids of a request below `end`, and its member, which is the argument before the first id. Most ids of most requests are young, and
-/// lie in memory: these cost one look.
+/// Has `ask` ask for the ids of a request below `end`, and its member, which is the argument before
+/// the first id. Most ids of most requests are young, and lie in memory: these cost one look.
 fn ask_pairs(end: u64, spec: &Spec, args: Args<'_>, mut ask: impl FnMut(u64, &Member<'_>)) {
     let mut member = None;
     for id in ids_below(end, spec, args) {
@@ -128,5 +148,8 @@ fn ask_row(space: &CounterSpace, id: u64, fetching: &mut Fetching) {
 /// The ids of a request below `end`. Arguments that are no ids are options.
 fn ids_below<'a>(end: u64, spec: &Spec, args: Args<'a>) -> impl Iterator<Item = u64> + use<'a> {
     let positions = if end > 0 { id_positions(spec, args) } else { None };
-    positions.into_iter().flatten().filter_map(move |at| natural(args.at(at)).filter(|&id| id < end))
+    positions
+        .into_iter()
+        .flatten()
+        .filter_map(move |at| natural(args.at(at)).filter(|&id| id < end))
 }

@@ -6,7 +6,13 @@ use crate::resp::{Args, Reply};
 
 const ALWAYS: u32 = flag::LOADING | flag::STALE;
 
-const fn spec(name: &'static str, arity: i32, usage: &'static str, summary: &'static str, run: super::Handler) -> Spec {
+const fn spec(
+    name: &'static str,
+    arity: i32,
+    usage: &'static str,
+    summary: &'static str,
+    run: super::Handler,
+) -> Spec {
     Spec {
         name,
         arity,
@@ -41,8 +47,12 @@ fn write_info(reply: &mut Reply<'_>, spec: &Spec) {
     reply.array(10);
     reply.bulk(spec.name.as_bytes());
     reply.int(i64::from(spec.arity));
-    let flags: Vec<&str> =
-        flag::NAMES.iter().enumerate().filter(|(bit, _)| spec.has(1 << bit)).map(|(_, name)| *name).collect();
+    let flags: Vec<&str> = flag::NAMES
+        .iter()
+        .enumerate()
+        .filter(|(bit, _)| spec.has(1 << bit))
+        .map(|(_, name)| *name)
+        .collect();
     reply.set(flags.len());
     for name in flags {
         reply.simple(name);
@@ -120,7 +130,9 @@ fn named(name: &[u8]) -> Option<&'static Spec> {
     let (_, spec) = find(parts.next()?)?;
     match parts.next() {
         None => Some(spec),
-        Some(own) => spec.subcommands.iter().find(|s| s.own_name().as_bytes().eq_ignore_ascii_case(own)),
+        Some(own) => {
+            spec.subcommands.iter().find(|s| s.own_name().as_bytes().eq_ignore_ascii_case(own))
+        }
     }
 }
 
@@ -130,7 +142,11 @@ const MOST_NAMES: usize = 1024;
 /// The names that a request gives behind its own, if they are not too many.
 pub(super) fn asked_names<'a>(call: &Call<'a>) -> Result<Args<'a>, Refusal> {
     let names = call.args.from(2);
-    if names.len() > MOST_NAMES { Err(refuse!("ERR there may be {MOST_NAMES} names")) } else { Ok(names) }
+    if names.len() > MOST_NAMES {
+        Err(refuse!("ERR there may be {MOST_NAMES} names"))
+    } else {
+        Ok(names)
+    }
 }
 
 fn info(call: &mut Call<'_>) -> Outcome {
@@ -159,7 +175,9 @@ fn list(call: &mut Call<'_>) -> Outcome {
         if by.eq_ignore_ascii_case(b"module") {
             specs.clear();
         } else if by.eq_ignore_ascii_case(b"aclcat") {
-            specs.retain(|s| s.categories().iter().any(|c| c.as_bytes()[1..].eq_ignore_ascii_case(value)));
+            specs.retain(|s| {
+                s.categories().iter().any(|c| c.as_bytes()[1..].eq_ignore_ascii_case(value))
+            });
         } else if by.eq_ignore_ascii_case(b"pattern") {
             super::check_pattern(value)?;
             specs.retain(|s| crate::glob::matches(value, s.name.as_bytes(), true));
@@ -195,8 +213,11 @@ pub(crate) fn key_positions(spec: &Spec, args: Args<'_>) -> impl Iterator<Item =
     let (first, last, step) = spec.keys;
     let count = i64::try_from(args.len()).unwrap_or(i64::MAX);
     // Of a request that cannot be taken all words count as keys.
-    let numbered =
-        || crate::resp::natural(args.at(1)).and_then(|keys| i64::try_from(keys).ok()).filter(|&keys| keys > 0);
+    let numbered = || {
+        crate::resp::natural(args.at(1))
+            .and_then(|keys| i64::try_from(keys).ok())
+            .filter(|&keys| keys > 0)
+    };
     let last = match last {
         _ if spec.name == "sintercard" => numbered().map_or(count, |keys| keys.saturating_add(1)),
         ..0 => count + i64::from(last),
@@ -211,8 +232,12 @@ pub(crate) fn key_positions(spec: &Spec, args: Args<'_>) -> impl Iterator<Item =
     })
 }
 
-/// Which arguments of a command that has no keys are ids (behind them may be options); none if it names no ids.
-pub(super) fn id_positions(spec: &Spec, args: Args<'_>) -> Option<impl Iterator<Item = usize> + use<>> {
+/// Which arguments of a command that has no keys are ids (behind them may be options); none if it
+/// names no ids.
+pub(super) fn id_positions(
+    spec: &Spec,
+    args: Args<'_>,
+) -> Option<impl Iterator<Item = usize> + use<>> {
     let (first, step) = match spec.name {
         "feed.get" | "feed.act" | "feed.undo" | "ph.add" | "ph.exists" | "ph.del" => (3, 1),
         "cnt.get" | "cnt.del" => (2, 1),
@@ -227,8 +252,13 @@ pub(super) fn id_positions(spec: &Spec, args: Args<'_>) -> Option<impl Iterator<
 /// The request that COMMAND GETKEYS asks about, and what its command is.
 fn asked<'a>(call: &Call<'a>) -> Result<(&'static Spec, Args<'a>), Refusal> {
     let request = call.args.from(2);
-    let Some((_, spec)) = find(request.at(0)) else { return Err(refuse!("ERR Invalid command specified")) };
-    let own = spec.subcommands.iter().find(|s| s.own_name().as_bytes().eq_ignore_ascii_case(request.at(1)));
+    let Some((_, spec)) = find(request.at(0)) else {
+        return Err(refuse!("ERR Invalid command specified"));
+    };
+    let own = spec
+        .subcommands
+        .iter()
+        .find(|s| s.own_name().as_bytes().eq_ignore_ascii_case(request.at(1)));
     let spec = own.unwrap_or(spec);
     if spec.keys == NO_KEYS {
         return Err(refuse!("ERR The command has no key arguments"));

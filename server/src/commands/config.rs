@@ -14,7 +14,18 @@ const fn spec(
     summary: &'static str,
     run: super::Handler,
 ) -> Spec {
-    Spec { name, arity, flags: ADMIN, keys: NO_KEYS, group: "server", since, usage, summary, run, subcommands: &[] }
+    Spec {
+        name,
+        arity,
+        flags: ADMIN,
+        keys: NO_KEYS,
+        group: "server",
+        since,
+        usage,
+        summary,
+        run,
+        subcommands: &[],
+    }
 }
 
 #[rustfmt::skip]
@@ -44,10 +55,13 @@ const MAX_PATTERNS: usize = 8 << 10;
 fn get(call: &mut Call<'_>) -> Outcome {
     let patterns = call.args.from(2);
     if patterns.len() > MAX_ARGS || patterns.iter().map(<[u8]>::len).sum::<usize>() > MAX_PATTERNS {
-        return Err(refuse!("ERR there may be {MAX_ARGS} patterns, of {MAX_PATTERNS} bytes together"));
+        return Err(refuse!(
+            "ERR there may be {MAX_ARGS} patterns, of {MAX_PATTERNS} bytes together"
+        ));
     }
     // Who may do everything could set them, too; for others a password would be the way to that.
-    let may_everything = call.session.access.user.as_ref().is_some_and(|user| user.may_everything());
+    let may_everything =
+        call.session.access.user.as_ref().is_some_and(|user| user.may_everything());
     let mut found = settings::list(&call.node.config(), call.node.port(), may_everything);
     found.retain(|(name, _)| patterns.iter().any(|p| glob::matches(p, name.as_bytes(), true)));
     call.reply.map(found.len());
@@ -67,14 +81,21 @@ fn set(call: &mut Call<'_>) -> Outcome {
         return Err(refuse!("ERR too many or too long arguments"));
     }
     let text = |index| String::from_utf8_lossy(args.at(index)).into_owned();
-    let pairs: Vec<(String, String)> = (0..args.len()).step_by(2).map(|at| (text(at), text(at + 1))).collect();
+    let pairs: Vec<(String, String)> =
+        (0..args.len()).step_by(2).map(|at| (text(at), text(at + 1))).collect();
     let node = call.node;
     // The same name again: the files are new.
     let certificates = pairs.iter().any(|(name, _)| name.to_ascii_lowercase().starts_with("tls"));
-    settings::set(&node.settings, &pairs, node.port(), |before, after| node.apply(before, after, certificates))
-        .map_err(|e| refuse!("{e}"))?;
+    settings::set(&node.settings, &pairs, node.port(), |before, after| {
+        node.apply(before, after, certificates)
+    })
+    .map_err(|e| refuse!("{e}"))?;
     for (name, _) in &pairs {
-        tracing::info!("CONFIG SET {} by {}", super::Printable(name.as_bytes()), call.session.client.peer);
+        tracing::info!(
+            "CONFIG SET {} by {}",
+            super::Printable(name.as_bytes()),
+            call.session.client.peer
+        );
     }
     call.reply.ok();
     Ok(())

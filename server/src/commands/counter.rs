@@ -70,14 +70,19 @@ pub(super) const TABLE: &[Spec] = &[
     },
 ];
 
-/// Rows that are read together, so that their waits for memory overlap: the values of more need not be in memory at a time.
+/// Rows that are read together, so that their waits for memory overlap: the values of more need not
+/// be in memory at a time.
 pub(super) const READ_TOGETHER: usize = 1024;
-/// Rows that are asked for together before they are changed: of more, some would be out of the first cache again before their turn comes.
+/// Rows that are asked for together before they are changed: of more, some would be out of the
+/// first cache again before their turn comes.
 const WRITTEN_TOGETHER: usize = 32;
 
 fn space<'a>(call: &Call<'a>) -> Result<&'a CounterSpace, Refusal> {
     let name = call.args.at(1);
-    call.node.engines.counter(name).ok_or_else(|| refuse!("ERR no such counter space '{}'", Printable(name)))
+    call.node
+        .engines
+        .counter(name)
+        .ok_or_else(|| refuse!("ERR no such counter space '{}'", Printable(name)))
 }
 
 fn field(space: &CounterSpace, schema: &Schema, name: &[u8]) -> Result<usize, Refusal> {
@@ -166,7 +171,8 @@ fn mincrby(call: &mut Call<'_>) -> Outcome {
         return Err(call.wrong_arity());
     }
     let schema = space.schema();
-    // All is read before anything changes: a typing error in the last triple must not leave the first ones done.
+    // All is read before anything changes: a typing error in the last triple must not leave the
+    // first ones done.
     let Scratch { ids, changes, row, .. } = &mut *call.scratch;
     ids.clear();
     changes.clear();
@@ -182,7 +188,8 @@ fn mincrby(call: &mut Call<'_>) -> Outcome {
         ids.iter().for_each(|&id| call.node.engines.hint(id));
         for (&id, change) in ids.iter().zip(changes) {
             row.clear();
-            let added = call.node.engines.add(space, id, std::slice::from_ref(change), &bounds, row);
+            let added =
+                call.node.engines.add(space, id, std::slice::from_ref(change), &bounds, row);
             match super::row_readable(call.node, id).and(added.map_err(Refusal::from)) {
                 Ok(()) => call.reply.int(row.first().copied().unwrap_or(0)),
                 Err(refusal) => call.reply.error(refusal.text()),
@@ -201,7 +208,8 @@ fn set(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Reads `field value` pairs from argument `first` on. A repeated field has its last value, as in Redis.
+/// Reads `field value` pairs from argument `first` on. A repeated field has its last value, as in
+/// Redis.
 pub(super) fn read_values(
     call: &Call<'_>,
     space: &CounterSpace,
@@ -259,7 +267,8 @@ impl std::ops::Deref for Values {
 fn del(call: &mut Call<'_>) -> Outcome {
     let space = space(call)?;
     call.ids_from(2)?;
-    let deleted = call.scratch.ids.iter().filter(|&&id| call.node.engines.delete(space, id)).count();
+    let deleted =
+        call.scratch.ids.iter().filter(|&&id| call.node.engines.delete(space, id)).count();
     call.reply.count(deleted);
     Ok(())
 }

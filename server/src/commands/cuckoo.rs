@@ -1,7 +1,7 @@
 //! The members of one id as a RedisBloom cuckoo filter: `CF.ADD liked:17 7`, `CF.DEL liked:17 7`.
 //!
-//! Other than there an item is in the filter once, however often it was added, so one CF.DEL removes it; and what was never added is not
-//! removed together with what looks like it.
+//! Other than there an item is in the filter once, however often it was added, so one CF.DEL
+//! removes it; and what was never added is not removed together with what looks like it.
 
 use super::bloom::{add_one, exists, mexists};
 use super::{Call, ONE_KEY, Outcome, Refusal, Spec, flag};
@@ -15,7 +15,18 @@ const fn spec(
     summary: &'static str,
     run: super::Handler,
 ) -> Spec {
-    Spec { name, arity, flags, keys: ONE_KEY, group: "cuckoo", since: "1.0.0", usage, summary, run, subcommands: &[] }
+    Spec {
+        name,
+        arity,
+        flags,
+        keys: ONE_KEY,
+        group: "cuckoo",
+        since: "1.0.0",
+        usage,
+        summary,
+        run,
+        subcommands: &[],
+    }
 }
 
 const READ: u32 = flag::READONLY | flag::FAST;

@@ -6,13 +6,30 @@ use crate::resp::Reply;
 
 /// What a command costs that takes more than constant time.
 const COSTS: &[(&str, &[&str])] = &[
-    ("O(N) where N is the number of ids", &["feed.get", "feed.act", "feed.undo", "cnt.get", "cnt.mincrby", "cnt.del"]),
+    (
+        "O(N) where N is the number of ids",
+        &["feed.get", "feed.act", "feed.undo", "cnt.get", "cnt.mincrby", "cnt.del"],
+    ),
     ("O(N) where N is the number of ids", &["ph.add", "ph.exists", "ph.del"]),
     (
         "O(N) where N is the number of fields",
-        &["cnt.incrby", "cnt.set", "hset", "hmset", "hmget", "hgetall", "hkeys", "hvals", "hdel", "hscan"],
+        &[
+            "cnt.incrby",
+            "cnt.set",
+            "hset",
+            "hmset",
+            "hmget",
+            "hgetall",
+            "hkeys",
+            "hvals",
+            "hdel",
+            "hscan",
+        ],
     ),
-    ("O(N) where N is the number of keys", &["mget", "mset", "msetnx", "del", "unlink", "exists", "touch", "watch"]),
+    (
+        "O(N) where N is the number of keys",
+        &["mget", "mset", "msetnx", "del", "unlink", "exists", "touch", "watch"],
+    ),
     ("O(N) where N is the number of keys", &["mincr", "bfmset", "bfmget"]),
     (
         "O(N) where N is the number of members",
@@ -28,20 +45,32 @@ const COSTS: &[(&str, &[&str])] = &[
         "O(N) where N is the number of rows and bytes of filters that have changed since the last one",
         &["save", "bgsave"],
     ),
-    ("O(N) where N is the number of commands", &["command", "command|docs", "command|info", "command|list"]),
+    (
+        "O(N) where N is the number of commands",
+        &["command", "command|docs", "command|info", "command|list"],
+    ),
     ("O(N) where N is the number of commands that were timed", &["latency|histogram"]),
     ("O(N) where N is the number of entries", &["slowlog|get", "slowlog|reset", "acl|log"]),
     ("O(N) where N is the number of settings", &["config|get", "config|set", "config|rewrite"]),
     ("O(N) where N is the number of users", &["acl|list", "acl|load", "acl|save", "acl|users"]),
     ("O(N) where N is the number of rules", &["acl|setuser", "acl|getuser"]),
-    ("O(N) where N is the number of connections", &["acl|deluser", "client|kill", "client|list", "client|unpause"]),
+    (
+        "O(N) where N is the number of connections",
+        &["acl|deluser", "client|kill", "client|list", "client|unpause"],
+    ),
     (
         "O(N) where N is the number of channels",
         &["subscribe", "unsubscribe", "ssubscribe", "sunsubscribe", "pubsub|numsub"],
     ),
-    ("O(N) where N is the number of channels", &["pubsub|channels", "pubsub|shardchannels", "pubsub|shardnumsub"]),
+    (
+        "O(N) where N is the number of channels",
+        &["pubsub|channels", "pubsub|shardchannels", "pubsub|shardnumsub"],
+    ),
     ("O(N) where N is the number of patterns", &["psubscribe", "punsubscribe"]),
-    ("O(N+M) where N is the number of listeners of the channel and M the number of patterns", &["publish"]),
+    (
+        "O(N+M) where N is the number of listeners of the channel and M the number of patterns",
+        &["publish"],
+    ),
     ("O(N) where N is the number of listeners of the channel", &["spublish"]),
     ("O(N) where N is the number of replicas", &["role"]),
     ("O(N) where N is the number of spaces", &["dbsize", "info"]),
@@ -61,9 +90,12 @@ pub(super) fn write(reply: &mut Reply<'_>, spec: &Spec) {
     let arguments = syntax::arguments(spec);
     reply.bulk(spec.name.as_bytes());
     reply.map(4 + usize::from(!arguments.is_empty()) + usize::from(!spec.subcommands.is_empty()));
-    for (name, text) in
-        [("summary", spec.summary), ("since", spec.since), ("group", spec.group), ("complexity", cost(spec))]
-    {
+    for (name, text) in [
+        ("summary", spec.summary),
+        ("since", spec.since),
+        ("group", spec.group),
+        ("complexity", cost(spec)),
+    ] {
         reply.bulk(name.as_bytes());
         reply.bulk(text.as_bytes());
     }
@@ -91,7 +123,12 @@ fn write_arguments(reply: &mut Reply<'_>, arguments: &[Argument]) {
         .into_iter()
         .filter_map(|(is, name)| is.then_some(name))
         .collect();
-        let there = [argument.key.is_some(), argument.token.is_some(), !flags.is_empty(), !argument.parts.is_empty()];
+        let there = [
+            argument.key.is_some(),
+            argument.token.is_some(),
+            !flags.is_empty(),
+            !argument.parts.is_empty(),
+        ];
         reply.map(2 + there.into_iter().filter(|is| *is).count());
         reply.bulk(b"name");
         reply.bulk(argument.name.as_bytes());

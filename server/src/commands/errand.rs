@@ -1,5 +1,7 @@
-//! An errand: what a request waits for away from the worker (a disk that syncs), before it is executed. A command that needs one asks for it and does nothing; when
-//! it is done, the request is executed again, and finds what came of it. So EXEC goes on where it stopped, and the connection does not notice.
+//! An errand: what a request waits for away from the worker (a disk that syncs), before it is
+//! executed. A command that needs one asks for it and does nothing; when it is done, the request is
+//! executed again, and finds what came of it. So EXEC goes on where it stopped, and the connection
+//! does not notice.
 
 use super::Refusal;
 use std::pin::Pin;
@@ -38,7 +40,8 @@ impl Errand {
         matches!(self, Errand::Away(_))
     }
 
-    /// What is to be waited for before the request is executed again. To be called where one [is asked for](Errand::is_asked).
+    /// What is to be waited for before the request is executed again. To be called where one [is
+    /// asked for](Errand::is_asked).
     pub(crate) fn leave(&mut self) -> impl Future<Output = ()> + Send + 'static {
         let (tell, told) = oneshot::channel();
         let asked = std::mem::replace(self, Errand::Away(told));
@@ -70,24 +73,32 @@ mod tests {
     use crate::replication::{Master, Order};
     use std::time::Duration;
 
-    /// Changes that belong together wait for room in the log, which somebody else has; then the disk fails, or this is no master any more.
+    /// Changes that belong together wait for room in the log, which somebody else has; then the
+    /// disk fails, or this is no master any more.
     #[tokio::test]
     async fn who_waits_for_room_is_told_why_there_is_none_and_leaves_nothing_to_the_next_one() {
         let begun = [
             ("MSET post:1:like 1 post:2:like 2\r\n", ""),
-            ("MULTI\r\nHSET post:1 like 1\r\nHSET post:2 like 2\r\nEXEC\r\n", "+OK\r\n+QUEUED\r\n+QUEUED\r\n"),
+            (
+                "MULTI\r\nHSET post:1 like 1\r\nHSET post:2 like 2\r\nEXEC\r\n",
+                "+OK\r\n+QUEUED\r\n+QUEUED\r\n",
+            ),
         ];
         type Change = fn(&Node);
-        let fails: Change = |node| _ = node.durability.unable(&store::Error::Refused("the disk is gone".to_owned()));
+        let fails: Change = |node| {
+            _ = node.durability.unable(&store::Error::Refused("the disk is gone".to_owned()))
+        };
         let follows: Change = |node| {
-            let order = Order { master: Some(Master { host: "127.0.0.1".to_owned(), port: 1 }), ..Order::default() };
+            let order = Order {
+                master: Some(Master { host: "127.0.0.1".to_owned(), port: 1 }),
+                ..Order::default()
+            };
             assert!(node.replication.order(&node.config(), order, || ()).unwrap());
             node.durability.followed(store::Position::START, store::Position::START);
         };
-        for ((requests, queued), (change, refusal)) in begun
-            .into_iter()
-            .flat_map(|requests| [(fails, "MISCONF"), (follows, "READONLY")].map(|refused| (requests, refused)))
-        {
+        for ((requests, queued), (change, refusal)) in begun.into_iter().flat_map(|requests| {
+            [(fails, "MISCONF"), (follows, "READONLY")].map(|refused| (requests, refused))
+        }) {
             let folder = tempfile::tempdir().unwrap();
             let mut config = Config::default();
             config.durability.dir = folder.path().to_path_buf();
@@ -96,9 +107,16 @@ mod tests {
             let mut guest = Guest::new(&node);
             let (used, told) = guest.step(requests.as_bytes());
             let rest = &requests[used..];
-            assert_eq!((String::from_utf8_lossy(&told), rest.is_empty()), (queued.into(), false), "{refusal}");
+            assert_eq!(
+                (String::from_utf8_lossy(&told), rest.is_empty()),
+                (queued.into(), false),
+                "{refusal}"
+            );
             let mut waits = guest.talk.stalled.take().unwrap();
-            assert!(tokio::time::timeout(Duration::from_millis(20), &mut waits).await.is_err(), "there is no room");
+            assert!(
+                tokio::time::timeout(Duration::from_millis(20), &mut waits).await.is_err(),
+                "there is no room"
+            );
             change(&node);
             tokio::time::timeout(Duration::from_secs(60), waits).await.unwrap();
             let told = String::from_utf8(guest.answers(rest.as_bytes()).await).unwrap();
@@ -109,7 +127,8 @@ mod tests {
             let told = guest.answers(b"MULTI\r\nINFO tables\r\nECHO there\r\nEXEC\r\n").await;
             let told = String::from_utf8(told).unwrap();
             assert!(
-                told.starts_with("+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n$") && told.ends_with("$5\r\nthere\r\n"),
+                told.starts_with("+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n$")
+                    && told.ends_with("$5\r\nthere\r\n"),
                 "{told}"
             );
             assert!(told.contains("# Tables"), "{told}");

@@ -1,8 +1,9 @@
-//! From a request to its reply: whether it may be executed now, by this client; and what is noted of it.
+//! From a request to its reply: whether it may be executed now, by this client; and what is noted
+//! of it.
 
 use super::{
-    Call, Found, Outcome, Refusal, Replies, Scratch, Session, Spec, bit_of, channels, find, flag, refuse, sight,
-    transaction,
+    Call, Found, Outcome, Refusal, Replies, Scratch, Session, Spec, bit_of, channels, find, flag,
+    refuse, sight, transaction,
 };
 use crate::acl::Request;
 use crate::clients::Kind;
@@ -16,7 +17,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// Executes one request, whose name was [`find`]-ed: one reply is appended to `out` (unless the client wants none). False if it is an error.
+/// Executes one request, whose name was [`find`]-ed: one reply is appended to `out` (unless the
+/// client wants none). False if it is an error.
 pub(crate) fn execute(
     found: Found,
     args: Args<'_>,
@@ -76,7 +78,8 @@ pub(crate) fn execute(
     fine
 }
 
-/// Finds the command of a request, and whether this client may send it now. Gives its numbers, too (see [`name_of`]).
+/// Finds the command of a request, and whether this client may send it now. Gives its numbers, too
+/// (see [`name_of`]).
 pub(super) fn checked(
     found: Found,
     args: Args<'_>,
@@ -93,7 +96,8 @@ pub(super) fn checked(
         return Err(Refusal::LOADING);
     }
     // What was queued was asked before the transaction began to listen.
-    let listens = session.listening && !session.in_exec && session.client.protocol() == Protocol::Resp2;
+    let listens =
+        session.listening && !session.in_exec && session.client.protocol() == Protocol::Resp2;
     if listens && !spec.has(flag::LISTENER) {
         return Err(channels::refuse_while_listening(spec));
     }
@@ -118,7 +122,8 @@ pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused, node:
         return false;
     }
     let queued = session.transaction.as_ref().is_some_and(transaction::Transaction::writes);
-    let changes = spec.name == "exec" && queued || spec.may_write(args) && !spec.has(flag::MAY_REPLICATE);
+    let changes =
+        spec.name == "exec" && queued || spec.may_write(args) && !spec.has(flag::MAY_REPLICATE);
     match paused {
         Paused::Nothing => false,
         Paused::Changes => changes && node.replication.is_master(),
@@ -199,14 +204,22 @@ fn note_time(spec: &Spec, args: Args<'_>, took: Duration, session: &Session, nod
     let us = i64::try_from(took.as_micros()).unwrap_or(i64::MAX);
     let is_slow = server.slowlog_slower_than_us >= 0 && us >= server.slowlog_slower_than_us;
     if is_slow || server.latency_threshold_ms > 0 {
-        let secret = spec.has(flag::SKIP_MONITOR) || spec.name.starts_with("acl|") || spec.name == "config|set";
+        let secret = spec.has(flag::SKIP_MONITOR)
+            || spec.name.starts_with("acl|")
+            || spec.name == "config|set";
         let event = if spec.has(flag::FAST) { "fast-command" } else { "command" };
         node.slow.note(server, &session.client, args, took, secret, event);
     }
 }
 
 /// A command between MULTI and EXEC.
-fn queue(spec: &'static Spec, args: Args<'_>, reply: &mut Reply<'_>, session: &mut Session, node: &Node) -> Outcome {
+fn queue(
+    spec: &'static Spec,
+    args: Args<'_>,
+    reply: &mut Reply<'_>,
+    session: &mut Session,
+    node: &Node,
+) -> Outcome {
     let Some(transaction) = &mut session.transaction else { return Ok(()) };
     let most = node.config().server.max_transaction_bytes;
     let refused = if spec.has(flag::NO_MULTI) {
@@ -228,7 +241,8 @@ fn queue(spec: &'static Spec, args: Args<'_>, reply: &mut Reply<'_>, session: &m
     Ok(())
 }
 
-/// After a command that could not be queued EXEC executes nothing; an EXEC that is itself refused ends the transaction.
+/// After a command that could not be queued EXEC executes nothing; an EXEC that is itself refused
+/// ends the transaction.
 #[cold]
 fn spoil(args: Args<'_>, session: &mut Session, node: &Node, refusal: Refusal) -> Refusal {
     if args.at(0).eq_ignore_ascii_case(b"exec") {
@@ -253,7 +267,8 @@ pub(super) fn readable(node: &Node) -> Outcome {
     }
 }
 
-/// Whether this row, among those that the command has asked for, could be read. If not, that is for its place in the reply.
+/// Whether this row, among those that the command has asked for, could be read. If not, that is for
+/// its place in the reply.
 #[inline]
 pub(super) fn row_readable(node: &Node, id: u64) -> Outcome {
     if !node.engines.get().is_some_and(Engines::has_cold) {
@@ -290,10 +305,12 @@ fn unreadable(id: u64, why: &str) -> Refusal {
     refuse!("ERR the row of {id} cannot be read: {why}")
 }
 
-/// Checks the number of arguments and steps down to the subcommand; gives its number, too, or 0 if there is none.
+/// Checks the number of arguments and steps down to the subcommand; gives its number, too, or 0 if
+/// there is none.
 #[inline]
 pub(super) fn select(spec: &'static Spec, args: Args<'_>) -> Result<(&'static Spec, u32), Refusal> {
-    let wrong_arity = |spec: &Spec| refuse!("ERR wrong number of arguments for '{}' command", spec.name);
+    let wrong_arity =
+        |spec: &Spec| refuse!("ERR wrong number of arguments for '{}' command", spec.name);
     if !spec.fits(args.len()) {
         return Err(wrong_arity(spec));
     }
@@ -315,8 +332,8 @@ pub(super) fn select(spec: &'static Spec, args: Args<'_>) -> Result<(&'static Sp
 #[cold]
 fn unknown(args: Args<'_>, session: &mut Session) -> Refusal {
     let name = args.at(0);
-    // What a browser or an HTTP client sends first: somebody makes it talk to us. No answer, so that nothing of ours is
-    // read as a page.
+    // What a browser or an HTTP client sends first: somebody makes it talk to us. No answer, so
+    // that nothing of ours is read as a page.
     if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
         tracing::warn!("client {} speaks HTTP: closed (a cross-site attack?)", session.client.peer);
         session.leaving = true;

@@ -52,7 +52,8 @@ pub(super) const TABLE: &[Spec] = &[
     },
 ];
 
-/// Ids of a page that is looked at before it is made: it may be too long to be sent, and its memory is not kept.
+/// Ids of a page that is looked at before it is made: it may be too long to be sent, and its memory
+/// is not kept.
 const LONG: usize = 4096;
 
 fn get(call: &mut Call<'_>) -> Outcome {
@@ -84,25 +85,31 @@ fn get(call: &mut Call<'_>) -> Outcome {
     }
     let long = call.scratch.ids.len() > LONG;
     if long {
-        let (counters, flags, most) = (engines.columns(view).len(), view.flags(), call.session.most_out);
+        let (counters, flags, most) =
+            (engines.columns(view).len(), view.flags(), call.session.most_out);
         // In integers each takes four bytes at least.
         let least = if binary { counters * 8 + flags } else { (counters + flags) * 4 };
         if call.scratch.ids.len().saturating_mul(least) > most {
-            return Err(refuse!("ERR the page takes more than {most} bytes (max_output_buffer_bytes)"));
+            return Err(refuse!(
+                "ERR the page takes more than {most} bytes (max_output_buffer_bytes)"
+            ));
         }
     }
     engines.feed_get(view, &viewer, &call.scratch.ids, &mut call.scratch.page);
     if binary {
         super::readable(call.node)?;
     }
-    // The page is read: marking comes after what it shows. A row that cannot be read, or a mark that is refused (no memory), costs its own
-    // id's row only; a log that takes no changes costs none: its error stands behind the last row.
+    // The page is read: marking comes after what it shows. A row that cannot be read, or a mark
+    // that is refused (no memory), costs its own id's row only; a log that takes no changes costs
+    // none: its error stands behind the last row.
     let mut refused: Vec<(usize, Refusal)> = Vec::new();
     if engines.has_cold() {
         let mut unreadable = super::Unreadable::default();
         if unreadable.note(call.node) {
             for (index, &id) in call.scratch.ids.iter().enumerate() {
-                refused.extend(unreadable.refusal(call.node, id).map(|refusal| (index, refusal.clone())));
+                refused.extend(
+                    unreadable.refusal(call.node, id).map(|refusal| (index, refusal.clone())),
+                );
             }
         }
     }
@@ -206,15 +213,19 @@ fn find_action<'a>(call: &Call<'a>, name: &[u8]) -> Result<&'a Action, Refusal> 
 }
 
 fn act(call: &mut Call<'_>) -> Outcome {
-    change(call, |call, action, viewer, id| Ok(call.node.engines.act(action, viewer, id, &mut call.scratch.row)?))
+    change(call, |call, action, viewer, id| {
+        Ok(call.node.engines.act(action, viewer, id, &mut call.scratch.row)?)
+    })
 }
 
 fn undo(call: &mut Call<'_>) -> Outcome {
-    change(call, |call, action, viewer, id| Ok(call.node.engines.undo(action, viewer, id, &mut call.scratch.row)?))
+    change(call, |call, action, viewer, id| {
+        Ok(call.node.engines.undo(action, viewer, id, &mut call.scratch.row)?)
+    })
 }
 
-/// Does or undoes an action for each id. All ids are read before the first is changed; what the engines refuse (no memory)
-/// is answered in the place of that id, as the others may have changed.
+/// Does or undoes an action for each id. All ids are read before the first is changed; what the
+/// engines refuse (no memory) is answered in the place of that id, as the others may have changed.
 fn change(
     call: &mut Call<'_>,
     one: fn(&mut Call<'_>, &Action, &Member<'_>, u64) -> Result<Change, Refusal>,

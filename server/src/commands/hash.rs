@@ -1,7 +1,8 @@
-//! Rows as Redis hashes: a row key (`post:17`) is a hash whose fields are the counters of the schema.
+//! Rows as Redis hashes: a row key (`post:17`) is a hash whose fields are the counters of the
+//! schema.
 //!
-//! Other than in Redis a row has all the fields of its schema as soon as it has one, those that were never set as 0; a field that the schema
-//! lacks is an error that names it.
+//! Other than in Redis a row has all the fields of its schema as soon as it has one, those that
+//! were never set as 0; a field that the schema lacks is an error that names it.
 
 use super::counter::read_values;
 use super::refusal::no_field;
@@ -23,7 +24,18 @@ const fn spec(
     summary: &'static str,
     run: super::Handler,
 ) -> Spec {
-    Spec { name, arity, flags, keys: ONE_KEY, group: "hash", since, usage, summary, run, subcommands: &[] }
+    Spec {
+        name,
+        arity,
+        flags,
+        keys: ONE_KEY,
+        group: "hash",
+        since,
+        usage,
+        summary,
+        run,
+        subcommands: &[],
+    }
 }
 
 #[rustfmt::skip]
@@ -69,7 +81,8 @@ fn position(space: &CounterSpace, schema: &Schema, name: &[u8]) -> Result<usize,
     schema.index_of(name).ok_or_else(|| no_field(space.name(), name))
 }
 
-/// Reads a row into `scratch.row`. Whether there is one, and the view that it was read through: by its schema the row is to be understood.
+/// Reads a row into `scratch.row`. Whether there is one, and the view that it was read through: by
+/// its schema the row is to be understood.
 fn read<'a>(call: &mut Call<'_>, space: &'a CounterSpace, id: u64) -> (bool, Read<'a>) {
     let mut view = space.read();
     let row = &mut call.scratch.row;
@@ -118,7 +131,13 @@ fn hincrby(call: &mut Call<'_>) -> Outcome {
 }
 
 /// Adds to one counter and answers its new value.
-pub(super) fn add(call: &mut Call<'_>, space: &CounterSpace, id: u64, field: usize, delta: i64) -> Outcome {
+pub(super) fn add(
+    call: &mut Call<'_>,
+    space: &CounterSpace,
+    id: u64,
+    field: usize,
+    delta: i64,
+) -> Outcome {
     let row = &mut call.scratch.row;
     row.clear();
     let bounds = Bounds { min: None, max: None, saturate: false };
@@ -229,7 +248,8 @@ fn hstrlen(call: &mut Call<'_>) -> Outcome {
 
 fn hdel(call: &mut Call<'_>) -> Outcome {
     let (space, id) = call.row(1)?;
-    let fields = call.args.from(2).iter().map(|name| field(space, name)).collect::<Result<Vec<_>, _>>()?;
+    let fields =
+        call.args.from(2).iter().map(|name| field(space, name)).collect::<Result<Vec<_>, _>>()?;
     let _alone = call.node.engines.alone_with(id);
     let mut cleared = 0;
     for field in fields {
@@ -261,7 +281,8 @@ fn hscan(call: &mut Call<'_>) -> Outcome {
             return Err(Refusal::SYNTAX);
         }
     }
-    let wanted = |name: &str| pattern.is_none_or(|p| crate::glob::matches(p, name.as_bytes(), false));
+    let wanted =
+        |name: &str| pattern.is_none_or(|p| crate::glob::matches(p, name.as_bytes(), false));
     let fields: Vec<_> = view.schema().living().filter(|(_, field)| wanted(&field.name)).collect();
     call.reply.array(2);
     call.reply.bulk(b"0");

@@ -31,16 +31,20 @@ const SECTIONS: &[Section] = &[
 
 /// Sections that come with `all`, and by name.
 const LONG: &[Section] = &[("Commandstats", commandstats), ("Latencystats", latencystats)];
-/// Sections that are printed only when they are asked for by name, and on another thread: they look at every table.
+/// Sections that are printed only when they are asked for by name, and on another thread: they look
+/// at every table.
 const ON_DEMAND: &[Section] = &[("Tables", tables)];
 
 pub(super) fn info(call: &mut Call<'_>) -> Outcome {
     let wanted = call.args.from(1);
-    let is_wanted = |names: &[&[u8]]| wanted.iter().any(|w| names.iter().any(|name| w.eq_ignore_ascii_case(name)));
+    let is_wanted = |names: &[&[u8]]| {
+        wanted.iter().any(|w| names.iter().any(|name| w.eq_ignore_ascii_case(name)))
+    };
     let all = is_wanted(&[b"all", b"everything"]);
     let every = all || wanted.is_empty() || is_wanted(&[b"default"]);
     let named = |(name, _): &&Section| is_wanted(&[name.as_bytes()]);
-    let mut sections: Vec<&'static Section> = SECTIONS.iter().filter(|s| every || named(s)).collect();
+    let mut sections: Vec<&'static Section> =
+        SECTIONS.iter().filter(|s| every || named(s)).collect();
     sections.extend(LONG.iter().filter(|s| all || named(s)));
     let short = sections.len();
     sections.extend(ON_DEMAND.iter().filter(named));
@@ -77,7 +81,8 @@ macro_rules! lines {
 fn server(node: &Node, out: &mut String) {
     let uptime = node.started.elapsed().as_secs();
     let port = node.addresses.first().map_or(0, std::net::SocketAddr::port);
-    let file = node.config().file.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+    let file =
+        node.config().file.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
     let program = std::env::current_exe().map(|p| p.display().to_string()).unwrap_or_default();
     lines!(
         out,
@@ -106,7 +111,8 @@ fn server(node: &Node, out: &mut String) {
 
 fn clients(node: &Node, out: &mut String) {
     let clients = node.clients.list();
-    let most = |of: fn(&crate::clients::Client) -> usize| clients.iter().map(|c| of(c)).max().unwrap_or(0);
+    let most =
+        |of: fn(&crate::clients::Client) -> usize| clients.iter().map(|c| of(c)).max().unwrap_or(0);
     lines!(
         out,
         "connected_clients" = clients.len(),
@@ -117,7 +123,8 @@ fn clients(node: &Node, out: &mut String) {
         "client_recent_max_push_buffer" = most(|c| c.inbox.waiting()),
         "blocked_clients" = clients.iter().filter(|c| c.blocked.is_waiting()).count(),
         "tracking_clients" = 0,
-        "pubsub_clients" = clients.iter().filter(|c| c.kind() == crate::clients::Kind::Pubsub).count(),
+        "pubsub_clients" =
+            clients.iter().filter(|c| c.kind() == crate::clients::Kind::Pubsub).count(),
         "watching_clients" = clients.iter().filter(|c| c.watching.load(Relaxed) > 0).count(),
         "total_watched_keys" = clients.iter().map(|c| c.watching.load(Relaxed)).sum::<usize>(),
         "most_watched_keys" = most(|c| c.watching.load(Relaxed)),
@@ -138,7 +145,8 @@ pub(super) fn resident_bytes() -> u64 {
 
 /// A number of bytes as people read it, as in Redis.
 fn human(bytes: u64) -> String {
-    let scaled = |shift: u32, unit: &str| format!("{:.2}{unit}", bytes as f64 / (1u64 << shift) as f64);
+    let scaled =
+        |shift: u32, unit: &str| format!("{:.2}{unit}", bytes as f64 / (1u64 << shift) as f64);
     match bytes {
         0..1_024 => format!("{bytes}B"),
         1_024..1_048_576 => scaled(10, "K"),
@@ -152,7 +160,8 @@ fn human(bytes: u64) -> String {
 pub(super) fn kilobytes(file: &str, name: &str) -> u64 {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
+    line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
+        * 1024
 }
 
 /// `part` of `whole` in percent, as Redis writes it.
@@ -164,7 +173,8 @@ fn memory(node: &Node, out: &mut String) {
     let tables = node.engines.get().map_or(0, |engines| engines.memory_bytes());
     let limit = crate::settings::memory_limit_bytes(&node.config());
     let resident = resident_bytes();
-    let (peak, system) = (kilobytes("/proc/self/status", "VmHWM"), kilobytes("/proc/meminfo", "MemTotal"));
+    let (peak, system) =
+        (kilobytes("/proc/self/status", "VmHWM"), kilobytes("/proc/meminfo", "MemTotal"));
     let buffers = |client: &std::sync::Arc<crate::clients::Client>| {
         let of_worker = [&client.query_bytes, &client.output_bytes, &client.queued_bytes];
         of_worker.iter().map(|bytes| bytes.load(Relaxed)).sum::<usize>() + client.inbox.waiting()
@@ -237,7 +247,9 @@ fn persistence(node: &Node, out: &mut String) {
 
 fn stats(node: &Node, out: &mut String) {
     let totals = node.totals();
-    let kbps = |bytes: &std::sync::atomic::AtomicU64| format!("{:.2}", bytes.load(Relaxed) as f64 / 1024.0);
+    let kbps = |bytes: &std::sync::atomic::AtomicU64| {
+        format!("{:.2}", bytes.load(Relaxed) as f64 / 1024.0)
+    };
     lines!(
         out,
         "total_connections_received" = node.clients.accepted.load(Relaxed),
@@ -302,7 +314,11 @@ fn latencystats(node: &Node, out: &mut String) {
         let sums = node.calls.sums(number);
         let percentiles = [0.5, 0.99, 0.999].map(|share| sums.percentile_us(share));
         if let [Some(p50), Some(p99), Some(p999)] = percentiles {
-            let _ = write!(out, "latency_percentiles_usec_{}:p50={p50:.3},p99={p99:.3},p99.9={p999:.3}\r\n", spec.name);
+            let _ = write!(
+                out,
+                "latency_percentiles_usec_{}:p50={p50:.3},p99={p99:.3},p99.9={p999:.3}\r\n",
+                spec.name
+            );
         }
     }
 }
@@ -310,10 +326,13 @@ fn latencystats(node: &Node, out: &mut String) {
 fn cpu(_: &Node, out: &mut String) {
     // Fields 14 to 17, counted behind the program's name, which may hold spaces.
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().collect();
+    let fields: Vec<&str> =
+        stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().collect();
     let ticks = rustix::param::clock_ticks_per_second().max(1) as f64;
-    let seconds = |index: usize| fields.get(index).and_then(|f| f.parse::<f64>().ok()).unwrap_or(0.0) / ticks;
-    let names = ["used_cpu_sys", "used_cpu_user", "used_cpu_sys_children", "used_cpu_user_children"];
+    let seconds =
+        |index: usize| fields.get(index).and_then(|f| f.parse::<f64>().ok()).unwrap_or(0.0) / ticks;
+    let names =
+        ["used_cpu_sys", "used_cpu_user", "used_cpu_sys_children", "used_cpu_user_children"];
     for (name, field) in names.into_iter().zip([12, 11, 14, 13]) {
         let _ = write!(out, "{name}:{:.6}\r\n", seconds(field));
     }
@@ -360,7 +379,8 @@ fn spaces(node: &Node, out: &mut String) {
     }
 }
 
-/// The error rate as canaries have it, and how far they can be trusted: one that is kept has `measured_at_least` below `false_positive_rate`.
+/// The error rate as canaries have it, and how far they can be trusted: one that is kept has
+/// `measured_at_least` below `false_positive_rate`.
 fn measured(measured: phantom::Measured) -> String {
     let (least, most) = (measured.at_least(), measured.at_most());
     format!(
@@ -396,7 +416,8 @@ fn cold(node: &Node, out: &mut String) {
         }
     }
     let overlay = engines.counters().iter().map(crate::cold::overlay);
-    let (changed, of_bytes) = overlay.fold((0, 0), |sum, (rows, bytes)| (sum.0 + rows, sum.1 + bytes));
+    let (changed, of_bytes) =
+        overlay.fold((0, 0), |sum, (rows, bytes)| (sum.0 + rows, sum.1 + bytes));
     let tombs = engines.counters().iter().map(|s| s.tombs().0).sum::<u64>();
     let trouble = cold.trouble.lock().values().next().cloned();
     lines!(

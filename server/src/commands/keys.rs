@@ -18,7 +18,18 @@ const fn spec(
     summary: &'static str,
     run: super::Handler,
 ) -> Spec {
-    Spec { name, arity, flags, keys, group: "generic", since, usage, summary, run, subcommands: &[] }
+    Spec {
+        name,
+        arity,
+        flags,
+        keys,
+        group: "generic",
+        since,
+        usage,
+        summary,
+        run,
+        subcommands: &[],
+    }
 }
 
 const READ: u32 = flag::READONLY | flag::FAST;
@@ -76,7 +87,9 @@ fn is_set(space: &ExistenceSpace, id: u64) -> bool {
 }
 
 fn many_pairs(doing: &str) -> Refusal {
-    refuse!("ERR the pairs of an id cannot be {doing} together: name the members (SISMEMBER, SREM, PH.EXISTS, PH.DEL)")
+    refuse!(
+        "ERR the pairs of an id cannot be {doing} together: name the members (SISMEMBER, SREM, PH.EXISTS, PH.DEL)"
+    )
 }
 
 fn del(call: &mut Call<'_>) -> Outcome {
@@ -93,7 +106,9 @@ fn del(call: &mut Call<'_>) -> Outcome {
     for key in call.args.from(1).iter() {
         match engines.resolve(key)? {
             KeyRef::Row { space, id } => deleted += i64::from(engines.delete(space, id)),
-            KeyRef::Cell { space, id, field } => deleted += i64::from(engines.clear(space, id, field)?),
+            KeyRef::Cell { space, id, field } => {
+                deleted += i64::from(engines.clear(space, id, field)?)
+            }
             KeyRef::Pair { space, id } => {
                 deleted += i64::from(engines.unflag(space, id, &NOBODY)? == Change::Changed);
             }
@@ -107,8 +122,12 @@ fn exists(call: &mut Call<'_>) -> Outcome {
     let mut found = 0;
     for key in call.args.from(1).iter() {
         match call.node.engines.resolve(key)? {
-            KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. } => found += i64::from(space.exists(id)),
-            KeyRef::Pair { space, id } if !space.has_members => found += i64::from(is_set(space, id)),
+            KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. } => {
+                found += i64::from(space.exists(id))
+            }
+            KeyRef::Pair { space, id } if !space.has_members => {
+                found += i64::from(is_set(space, id))
+            }
             KeyRef::Pair { .. } => return Err(many_pairs("asked for")),
         }
     }
@@ -234,7 +253,9 @@ fn keys(call: &mut Call<'_>) -> Outcome {
         let mut found = std::collections::BTreeSet::new();
         for space in engines.counters() {
             let mut take = |id| {
-                found.extend(row_key(engines, space, id).filter(|key| glob::matches(&pattern, key, false)));
+                found.extend(
+                    row_key(engines, space, id).filter(|key| glob::matches(&pattern, key, false)),
+                );
             };
             space.for_each(|id, _| take(id));
             let mut next = Some(0);
@@ -256,8 +277,11 @@ fn randomkey(call: &mut Call<'_>) -> Outcome {
 }
 
 fn random_from(engines: &Engines, reply: &mut Reply<'_>) -> Outcome {
-    let with_rows: Vec<_> =
-        engines.counters().iter().filter(|s| s.all_rows() > 0 && engines.row_pattern(s).is_some()).collect();
+    let with_rows: Vec<_> = engines
+        .counters()
+        .iter()
+        .filter(|s| s.all_rows() > 0 && engines.row_pattern(s).is_some())
+        .collect();
     let mut random = fastrand::Rng::new();
     let mut picked = None;
     if let Some(space) = random.choice(with_rows) {
@@ -282,9 +306,11 @@ fn random_from(engines: &Engines, reply: &mut Reply<'_>) -> Outcome {
     Ok(())
 }
 
-/// A cursor is the number of a space in its lowest byte, and above it the space's own cursor ([`counter::Space::scan`]), 56 bits.
+/// A cursor is the number of a space in its lowest byte, and above it the space's own cursor
+/// ([`counter::Space::scan`]), 56 bits.
 fn scan(call: &mut Call<'_>) -> Outcome {
-    let cursor = crate::resp::natural(call.args.at(1)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
+    let cursor =
+        crate::resp::natural(call.args.at(1)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
     let (mut pattern, mut most, mut of_type) = (None, 10, true);
     let mut options = call.args.from(2).iter();
     while let Some(option) = options.next() {
@@ -303,9 +329,14 @@ fn scan(call: &mut Call<'_>) -> Outcome {
             return Err(Refusal::SYNTAX);
         }
     }
-    let asked = Asked { pattern: pattern.map(<[u8]>::to_vec), most: most.unsigned_abs().min(MOST_KEYS), of_type };
+    let asked = Asked {
+        pattern: pattern.map(<[u8]>::to_vec),
+        most: most.unsigned_abs().min(MOST_KEYS),
+        of_type,
+    };
     if call.node.engines.has_cold() {
-        return call.answer_later(move |node, reply| scan_from(&node.engines, cursor, &asked, reply));
+        return call
+            .answer_later(move |node, reply| scan_from(&node.engines, cursor, &asked, reply));
     }
     scan_from(&call.node.engines, cursor, &asked, &mut call.reply)
 }
@@ -322,8 +353,8 @@ pub(super) fn disk(error: store::Error) -> Refusal {
     refuse!("ERR {error}. {}", error.advice())
 }
 
-/// A space's cursor for rows on the disk has this bit, 4 bits that say by how many bits its id was shortened, and 51 bits of that id. So some
-/// rows come twice, and nothing need be remembered.
+/// A space's cursor for rows on the disk has this bit, 4 bits that say by how many bits its id was
+/// shortened, and 51 bits of that id. So some rows come twice, and nothing need be remembered.
 const ON_DISK: u64 = 1 << 55;
 const ID_BITS: u32 = 51;
 
@@ -347,7 +378,8 @@ fn scan_from(engines: &Engines, cursor: u64, asked: &Asked, reply: &mut Reply<'_
         let wanted = left;
         let mut take = |id| {
             left = left.saturating_sub(1);
-            let matches = |key: &Vec<u8>| asked.pattern.as_ref().is_none_or(|p| glob::matches(p, key, false));
+            let matches =
+                |key: &Vec<u8>| asked.pattern.as_ref().is_none_or(|p| glob::matches(p, key, false));
             found.extend(row_key(engines, space, id).filter(matches));
         };
         inner = if !asked.of_type || engines.row_pattern(space).is_none() {

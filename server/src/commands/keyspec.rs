@@ -1,6 +1,8 @@
-//! What commands do with their keys, and hints for clusters, in the words of Redis's COMMAND: key specifications and tips.
+//! What commands do with their keys, and hints for clusters, in the words of Redis's COMMAND: key
+//! specifications and tips.
 //!
-//! Where the keys are follows from [`Spec::keys`]; what is done with them from the flags, but for the commands that are named here.
+//! Where the keys are follows from [`Spec::keys`]; what is done with them from the flags, but for
+//! the commands that are named here.
 
 use super::{KeyArgs, NO_KEYS, Spec, flag};
 use crate::resp::Args;
@@ -9,7 +11,8 @@ use crate::resp::Args;
 pub(super) struct KeySpec {
     /// As in [`Spec::keys`].
     pub(super) keys: KeyArgs,
-    /// `RO`, `RW`, `OW` (overwritten) or `RM` (removed), then what of their content is touched, parted by spaces.
+    /// `RO`, `RW`, `OW` (overwritten) or `RM` (removed), then what of their content is touched,
+    /// parted by spaces.
     pub(super) uses: &'static str,
 }
 
@@ -22,11 +25,41 @@ const OVERWRITE: &str = "OW update";
 
 /// What the flags do not tell.
 const USES: &[(&str, &[&str])] = &[
-    (LOOK, &["hexists", "hlen", "hstrlen", "strlen", "sismember", "scard", "exists", "type", "touch", "watch"]),
-    (LOOK, &["object|encoding", "object|freq", "object|idletime", "object|refcount", "memory|usage"]),
+    (
+        LOOK,
+        &[
+            "hexists",
+            "hlen",
+            "hstrlen",
+            "strlen",
+            "sismember",
+            "scard",
+            "exists",
+            "type",
+            "touch",
+            "watch",
+        ],
+    ),
+    (
+        LOOK,
+        &["object|encoding", "object|freq", "object|idletime", "object|refcount", "memory|usage"],
+    ),
     (LOOK, &["bf.card", "bf.info", "cf.info"]),
     (EXCHANGE, &["getex", "hincrbyfloat", "incrbyfloat", "move"]),
-    (INSERT, &["hsetnx", "append", "sadd", "bf.add", "bf.madd", "bf.insert", "bf.reserve", "cf.add", "cf.addnx"]),
+    (
+        INSERT,
+        &[
+            "hsetnx",
+            "append",
+            "sadd",
+            "bf.add",
+            "bf.madd",
+            "bf.insert",
+            "bf.reserve",
+            "cf.add",
+            "cf.addnx",
+        ],
+    ),
     ("RW delete", &["hdel", "srem", "cf.del"]),
     ("RW access delete", &["getdel", "spop"]),
     ("OW insert", &["setnx", "msetnx"]),
@@ -54,7 +87,10 @@ pub(super) fn of(spec: &Spec) -> Vec<KeySpec> {
     }
     if let Some((_, one, others)) = TWO_USES.iter().find(|(name, ..)| *name == spec.name) {
         let rest = (first + step, last, step);
-        return vec![KeySpec { keys: (first, first, 1), uses: one }, KeySpec { keys: rest, uses: others }];
+        return vec![
+            KeySpec { keys: (first, first, 1), uses: one },
+            KeySpec { keys: rest, uses: others },
+        ];
     }
     let named = USES.iter().find(|(_, names)| names.contains(&spec.name)).map(|(uses, _)| *uses);
     let uses = named.unwrap_or(match (spec.has(flag::WRITE), spec.has(flag::READS)) {
@@ -93,8 +129,8 @@ impl Uses {
         if position == self.at { self.first } else { self.others }
     }
 
-    /// Whether the content of the key at this position is read, and whether it is changed: the rights that this needs. Neither where it is only
-    /// looked whether something is there.
+    /// Whether the content of the key at this position is read, and whether it is changed: the
+    /// rights that this needs. Neither where it is only looked whether something is there.
     pub(crate) fn needs(&self, position: usize) -> (bool, bool) {
         let uses = self.at(position);
         let has = |word| uses.split(' ').any(|used| used == word);
@@ -102,15 +138,25 @@ impl Uses {
     }
 }
 
-/// For clients of clusters: how to send a command to several servers, how to join the replies, and whether these are the same each time.
+/// For clients of clusters: how to send a command to several servers, how to join the replies, and
+/// whether these are the same each time.
 const TIPS: &[(&str, &[&str])] = &[
     ("request_policy:multi_shard", &["mget", "mset", "msetnx", "del", "unlink", "exists", "touch"]),
     ("request_policy:all_shards", &["keys", "randomkey", "ping", "dbsize", "info", "wait"]),
     ("request_policy:all_shards", &["flushall", "flushdb"]),
     ("response_policy:all_succeeded", &["flushall", "flushdb"]),
-    ("request_policy:all_shards", &["memory|doctor", "memory|malloc-stats", "memory|purge", "memory|stats"]),
-    ("request_policy:all_nodes", &["config|set", "slowlog|get", "slowlog|len", "slowlog|reset", "latency|doctor"]),
-    ("request_policy:all_nodes", &["latency|histogram", "latency|history", "latency|latest", "latency|reset"]),
+    (
+        "request_policy:all_shards",
+        &["memory|doctor", "memory|malloc-stats", "memory|purge", "memory|stats"],
+    ),
+    (
+        "request_policy:all_nodes",
+        &["config|set", "slowlog|get", "slowlog|len", "slowlog|reset", "latency|doctor"],
+    ),
+    (
+        "request_policy:all_nodes",
+        &["latency|histogram", "latency|history", "latency|latest", "latency|reset"],
+    ),
     ("request_policy:special", &["scan"]),
     (
         "response_policy:all_succeeded",
@@ -118,17 +164,32 @@ const TIPS: &[(&str, &[&str])] = &[
     ),
     ("response_policy:agg_min", &["msetnx", "wait"]),
     ("response_policy:agg_sum", &["del", "unlink", "exists", "touch", "dbsize", "slowlog|len"]),
-    ("response_policy:special", &["info", "memory|doctor", "memory|malloc-stats", "memory|stats", "latency|doctor"]),
+    (
+        "response_policy:special",
+        &["info", "memory|doctor", "memory|malloc-stats", "memory|stats", "latency|doctor"],
+    ),
     ("response_policy:special", &["latency|histogram", "latency|history", "latency|latest"]),
-    ("nondeterministic_output_order", &["hgetall", "hkeys", "hvals", "smembers", "sinter", "sunion", "sdiff", "keys"]),
+    (
+        "nondeterministic_output_order",
+        &["hgetall", "hkeys", "hvals", "smembers", "sinter", "sunion", "sdiff", "keys"],
+    ),
     ("nondeterministic_output_order", &["command", "command|docs", "command|info", "command|list"]),
-    ("nondeterministic_output", &["hscan", "spop", "srandmember", "sscan", "ttl", "pttl", "dump", "scan", "randomkey"]),
-    ("nondeterministic_output", &["object|encoding", "object|freq", "object|idletime", "object|refcount"]),
+    (
+        "nondeterministic_output",
+        &["hscan", "spop", "srandmember", "sscan", "ttl", "pttl", "dump", "scan", "randomkey"],
+    ),
+    (
+        "nondeterministic_output",
+        &["object|encoding", "object|freq", "object|idletime", "object|refcount"],
+    ),
     (
         "nondeterministic_output",
         &["client|info", "client|list", "info", "lastsave", "time", "slowlog|get", "slowlog|len"],
     ),
-    ("nondeterministic_output", &["memory|doctor", "memory|malloc-stats", "memory|stats", "latency|doctor"]),
+    (
+        "nondeterministic_output",
+        &["memory|doctor", "memory|malloc-stats", "memory|stats", "latency|doctor"],
+    ),
     ("nondeterministic_output", &["latency|histogram", "latency|history", "latency|latest"]),
 ];
 

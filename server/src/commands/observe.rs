@@ -1,6 +1,8 @@
 //! For whoever looks after the server: SLOWLOG, LATENCY, MONITOR, MEMORY, DEBUG.
 
-use super::{Call, NO_KEYS, Outcome, Printable, Refusal, Spec, flag, help, help_row, refuse, with_numbers};
+use super::{
+    Call, NO_KEYS, Outcome, Printable, Refusal, Spec, flag, help, help_row, refuse, with_numbers,
+};
 use crate::engines::KeyRef;
 use std::time::Duration;
 
@@ -15,7 +17,18 @@ const fn spec(
     summary: &'static str,
     run: super::Handler,
 ) -> Spec {
-    Spec { name, arity, flags, keys: NO_KEYS, group: "server", since, usage, summary, run, subcommands: &[] }
+    Spec {
+        name,
+        arity,
+        flags,
+        keys: NO_KEYS,
+        group: "server",
+        since,
+        usage,
+        summary,
+        run,
+        subcommands: &[],
+    }
 }
 
 #[rustfmt::skip]
@@ -131,7 +144,10 @@ fn latency_latest(call: &mut Call<'_>) -> Outcome {
 
 fn latency_reset(call: &mut Call<'_>) -> Outcome {
     let names = call.args.from(2);
-    let reset = call.node.slow.reset_events(|event| names.is_empty() || names.iter().any(|n| n == event.as_bytes()));
+    let reset = call
+        .node
+        .slow
+        .reset_events(|event| names.is_empty() || names.iter().any(|n| n == event.as_bytes()));
     call.reply.count(reset);
     Ok(())
 }
@@ -141,12 +157,19 @@ fn latency_histogram(call: &mut Call<'_>) -> Outcome {
     // A command with subcommands stands for all of them.
     let is_wanted = |name: &str| {
         let command = name.split('|').next().unwrap_or_default();
-        wanted.is_empty() || wanted.iter().any(|w| [name, command].iter().any(|n| w.eq_ignore_ascii_case(n.as_bytes())))
+        wanted.is_empty()
+            || wanted
+                .iter()
+                .any(|w| [name, command].iter().any(|n| w.eq_ignore_ascii_case(n.as_bytes())))
     };
     let known = with_numbers().filter(|(_, spec)| is_wanted(spec.name));
-    let told: Vec<_> = known.map(|(number, spec)| (spec.name, call.node.calls.sums(number))).collect();
     let told: Vec<_> =
-        told.iter().map(|(name, sums)| (name, sums.calls, sums.distribution())).filter(|t| !t.2.is_empty()).collect();
+        known.map(|(number, spec)| (spec.name, call.node.calls.sums(number))).collect();
+    let told: Vec<_> = told
+        .iter()
+        .map(|(name, sums)| (name, sums.calls, sums.distribution()))
+        .filter(|t| !t.2.is_empty())
+        .collect();
     call.reply.map(told.len());
     for (name, calls, distribution) in told {
         call.reply.bulk(name.as_bytes());
@@ -265,8 +288,10 @@ fn memory_stats(call: &mut Call<'_>) -> Outcome {
 
 fn debug_sleep(call: &mut Call<'_>) -> Outcome {
     let text = call.args.at(2);
-    let seconds =
-        std::str::from_utf8(text).ok().and_then(|t| t.parse::<f64>().ok()).filter(|s| (0.0..=3600.0).contains(s));
+    let seconds = std::str::from_utf8(text)
+        .ok()
+        .and_then(|t| t.parse::<f64>().ok())
+        .filter(|s| (0.0..=3600.0).contains(s));
     let Some(seconds) = seconds else {
         return Err(refuse!("ERR '{}' is no number of seconds from 0 to 3600", Printable(text)));
     };

@@ -73,7 +73,12 @@ fn list(call: &mut Call<'_>) -> Outcome {
         let kind = kind(call.args.at(3))?;
         clients.retain(|c| c.kind() == kind);
     } else if option.eq_ignore_ascii_case(b"id") && call.args.len() > 3 {
-        let ids = call.args.from(3).iter().map(client_id).collect::<Result<std::collections::HashSet<u64>, _>>()?;
+        let ids = call
+            .args
+            .from(3)
+            .iter()
+            .map(client_id)
+            .collect::<Result<std::collections::HashSet<u64>, _>>()?;
         clients.retain(|c| ids.contains(&c.id));
     } else if call.args.len() > 2 {
         return Err(Refusal::SYNTAX);
@@ -142,7 +147,9 @@ fn kill(call: &mut Call<'_>) -> Outcome {
     }
     let me = call.session.client.id;
     let mut killed = 0;
-    for client in clients.iter().filter(|c| !(skip_me && c.id == me) && filters.iter().all(|f| f(c))) {
+    for client in
+        clients.iter().filter(|c| !(skip_me && c.id == me) && filters.iter().all(|f| f(c)))
+    {
         end(call, client);
         killed += 1;
     }
@@ -180,8 +187,12 @@ fn pause(call: &mut Call<'_>) -> Outcome {
         _ => return Err(refuse!("ERR CLIENT PAUSE mode must be WRITE or ALL")),
     };
     let timeout = crate::resp::integer(call.args.at(2));
-    let Some(timeout) = timeout else { return Err(refuse!("ERR timeout is not an integer or out of range")) };
-    let Ok(timeout) = u64::try_from(timeout) else { return Err(refuse!("ERR timeout is negative")) };
+    let Some(timeout) = timeout else {
+        return Err(refuse!("ERR timeout is not an integer or out of range"));
+    };
+    let Ok(timeout) = u64::try_from(timeout) else {
+        return Err(refuse!("ERR timeout is negative"));
+    };
     let end = Instant::now().checked_add(Duration::from_millis(timeout.min(MAX_PAUSE_MS)));
     if let Some(end) = end {
         call.node.pause.begin(By::Command, kind, end);
@@ -204,7 +215,10 @@ fn unblock(call: &mut Call<'_>) -> Outcome {
     if call.args.len() > 4 {
         return Err(call.wrong_subcommand());
     }
-    if call.args.len() == 4 && !reason.eq_ignore_ascii_case(b"timeout") && !reason.eq_ignore_ascii_case(b"error") {
+    if call.args.len() == 4
+        && !reason.eq_ignore_ascii_case(b"timeout")
+        && !reason.eq_ignore_ascii_case(b"error")
+    {
         return Err(refuse!("ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR"));
     }
     let id = u64::try_from(super::integer(call.args.at(2))?).ok();

@@ -17,8 +17,11 @@ pub fn reference() -> String {
         let _ = write!(out, "\n## {title}\n");
         for spec in *table {
             let alone: &[&Spec] = &[spec];
-            let rows: Vec<&Spec> =
-                if spec.subcommands.is_empty() { alone.to_vec() } else { spec.subcommands.iter().collect() };
+            let rows: Vec<&Spec> = if spec.subcommands.is_empty() {
+                alone.to_vec()
+            } else {
+                spec.subcommands.iter().collect()
+            };
             if !spec.subcommands.is_empty() && spec.arity == -1 {
                 describe(&mut out, spec);
             }

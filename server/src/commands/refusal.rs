@@ -1,4 +1,5 @@
-//! Refusals: why a command did nothing, in the words that go to the client. Redis's words where Redis has words for it.
+//! Refusals: why a command did nothing, in the words that go to the client. Redis's words where
+//! Redis has words for it.
 
 use crate::engines::{ExistenceSpace, KeyError, WriteError};
 use std::borrow::Cow;
@@ -9,13 +10,17 @@ use std::fmt;
 pub(crate) struct Refusal(Cow<'static, [u8]>);
 
 impl Refusal {
-    pub(crate) const LOADING: Refusal = Refusal::fixed(b"LOADING Tidemark is loading the dataset in memory");
+    pub(crate) const LOADING: Refusal =
+        Refusal::fixed(b"LOADING Tidemark is loading the dataset in memory");
     pub(crate) const NO_AUTH: Refusal = Refusal::fixed(b"NOAUTH Authentication required.");
     pub(crate) const WRONG_PASS: Refusal =
         Refusal::fixed(b"WRONGPASS invalid username-password pair or user is disabled.");
-    pub(crate) const NOT_AN_INTEGER: Refusal = Refusal::fixed(b"ERR value is not an integer or out of range");
-    pub(crate) const HASH_NOT_AN_INTEGER: Refusal = Refusal::fixed(b"ERR hash value is not an integer");
-    pub(crate) const OVERFLOW: Refusal = Refusal::fixed(b"ERR increment or decrement would overflow");
+    pub(crate) const NOT_AN_INTEGER: Refusal =
+        Refusal::fixed(b"ERR value is not an integer or out of range");
+    pub(crate) const HASH_NOT_AN_INTEGER: Refusal =
+        Refusal::fixed(b"ERR hash value is not an integer");
+    pub(crate) const OVERFLOW: Refusal =
+        Refusal::fixed(b"ERR increment or decrement would overflow");
     pub(crate) const DECREMENT: Refusal = Refusal::fixed(b"ERR decrement would overflow");
     pub(crate) const SYNTAX: Refusal = Refusal::fixed(b"ERR syntax error");
     pub(crate) const WRONG_TYPE: Refusal =
@@ -32,7 +37,9 @@ Ask for members one by one, keep a counter for their number (FEED.ACT moves both
     #[cold]
     pub(crate) fn no_members(space: &ExistenceSpace) -> Refusal {
         let name = space.name();
-        let text = format!("ERR the space '{name}' has no members: its ids are set or not (BFSET, BFGET, EXISTS, DEL)");
+        let text = format!(
+            "ERR the space '{name}' has no members: its ids are set or not (BFSET, BFGET, EXISTS, DEL)"
+        );
         Refusal::new(text.into_bytes())
     }
 
@@ -63,7 +70,10 @@ impl From<KeyError<'_>> for Refusal {
                 refuse!("ERR Invalid key '{}': it fits no key pattern of any space", Printable(key))
             }
             KeyError::IdTooBig(key) => {
-                refuse!("ERR Invalid key '{}': its id is larger than 18446744073709551615", Printable(key))
+                refuse!(
+                    "ERR Invalid key '{}': its id is larger than 18446744073709551615",
+                    Printable(key)
+                )
             }
             KeyError::IdPadded(key) => {
                 refuse!("ERR Invalid key '{}': its id begins with zeros", Printable(key))
@@ -89,9 +99,15 @@ impl From<WriteError> for Refusal {
             WriteError::Counter(Counter::KeyTooBig) | WriteError::Phantom(Phantom::KeyTooBig) => {
                 refuse!("ERR key too big: the id lies too far above the highest one (max_ahead)")
             }
-            WriteError::Counter(Counter::Full { .. } | Counter::NoMemory | Counter::AsideFull { .. })
+            WriteError::Counter(
+                Counter::Full { .. } | Counter::NoMemory | Counter::AsideFull { .. },
+            )
             | WriteError::Phantom(
-                Phantom::RevokedFull | Phantom::AsideFull | Phantom::Full | Phantom::LateFull | Phantom::Memory(_),
+                Phantom::RevokedFull
+                | Phantom::AsideFull
+                | Phantom::Full
+                | Phantom::LateFull
+                | Phantom::Memory(_),
             ) => {
                 refuse!("OOM command not allowed: {error}")
             }
@@ -100,7 +116,8 @@ impl From<WriteError> for Refusal {
     }
 }
 
-/// A client's bytes in one of our texts: at most 128 of them, those that are not printable ASCII as `\xNN`.
+/// A client's bytes in one of our texts: at most 128 of them, those that are not printable ASCII as
+/// `\xNN`.
 pub(crate) struct Printable<'a>(pub(crate) &'a [u8]);
 
 impl fmt::Display for Printable<'_> {

@@ -23,7 +23,18 @@ const fn spec(
     summary: &'static str,
     run: super::Handler,
 ) -> Spec {
-    Spec { name, arity, flags, keys: NO_KEYS, group: "server", since, usage, summary, run, subcommands: &[] }
+    Spec {
+        name,
+        arity,
+        flags,
+        keys: NO_KEYS,
+        group: "server",
+        since,
+        usage,
+        summary,
+        run,
+        subcommands: &[],
+    }
 }
 
 const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::STALE;
@@ -77,7 +88,10 @@ fn replicaof(call: &mut Call<'_>) -> Outcome {
         if !integer(call.args.at(2)).is_ok_and(|port| u16::try_from(port).is_ok()) {
             return Err(refuse!("ERR Invalid master port"));
         }
-        Some(Master::parse(&format!("{host} {port}")).ok_or_else(|| refuse!("ERR Invalid master host"))?)
+        Some(
+            Master::parse(&format!("{host} {port}"))
+                .ok_or_else(|| refuse!("ERR Invalid master host"))?,
+        )
     };
     let peer = call.session.client.peer;
     // Where EXEC keeps writers out nobody can wait for their commit.
@@ -105,12 +119,17 @@ fn replicaof(call: &mut Call<'_>) -> Outcome {
 
 /// This node is to follow `master`, or nobody; durable when this returns. Whether that is new.
 fn order(node: &Node, master: Option<Master>, forced: bool) -> Result<bool, Refusal> {
-    let given = node.replication.failover.order(node, master, forced).ok_or_else(|| refuse!("{FAILING_OVER}"))?;
+    let given = node
+        .replication
+        .failover
+        .order(node, master, forced)
+        .ok_or_else(|| refuse!("{FAILING_OVER}"))?;
     given.map_err(|e| refuse!("ERR the role cannot be written to the data folder: {e}"))
 }
 
-/// A master that is to follow somebody has all that was acknowledged in its log; the error: the disk does not take it. What is written from now on until the
-/// order is given is tried until it is there (`director.rs`).
+/// A master that is to follow somebody has all that was acknowledged in its log; the error: the
+/// disk does not take it. What is written from now on until the order is given is tried until it is
+/// there (`director.rs`).
 fn all_logged(node: &Node) -> Outcome {
     let is_writer = || node.replication.is_master() && node.replication.is_settled();
     if !is_writer() {
@@ -131,8 +150,13 @@ fn role(call: &mut Call<'_>) -> Outcome {
     let offset = i64::try_from(node.durability.shown().offset).unwrap_or(i64::MAX);
     match node.replication.master() {
         None => {
-            let online: Vec<_> =
-                node.replication.feeds.reachable().into_iter().filter(|f| f.sending == Sending::Log).collect();
+            let online: Vec<_> = node
+                .replication
+                .feeds
+                .reachable()
+                .into_iter()
+                .filter(|f| f.sending == Sending::Log)
+                .collect();
             call.reply.array(3);
             call.reply.bulk(b"master");
             call.reply.int(offset);
@@ -162,7 +186,8 @@ fn role(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Sentinel's hello names the master that it watches: `ip,port,runid,epoch,name,master-ip,master-port,master's epoch`. It is this node if that is the
+/// Sentinel's hello names the master that it watches:
+/// `ip,port,runid,epoch,name,master-ip,master-port,master's epoch`. It is this node if that is the
 /// address at which Sentinel reaches it, or the one that it announces.
 pub(super) fn heard_sentinel(node: &Arc<Node>, local: SocketAddr, message: &[u8]) {
     let text = String::from_utf8_lossy(message);
@@ -171,7 +196,11 @@ pub(super) fn heard_sentinel(node: &Arc<Node>, local: SocketAddr, message: &[u8]
     let (Ok(port), Ok(epoch)) = (port.parse::<u16>(), epoch.parse()) else { return };
     let config = node.config();
     let settings = &config.replication;
-    let own_port = if settings.replica_announce_port == 0 { local.port() } else { settings.replica_announce_port };
+    let own_port = if settings.replica_announce_port == 0 {
+        local.port()
+    } else {
+        settings.replica_announce_port
+    };
     let own_ip = if settings.replica_announce_ip.is_empty() {
         local.ip().to_string()
     } else {
@@ -188,9 +217,11 @@ pub(super) fn heard_sentinel(node: &Arc<Node>, local: SocketAddr, message: &[u8]
 
 /// When a WAIT ends, at the latest: 0 milliseconds are for ever.
 fn deadline(text: &[u8]) -> Result<Instant, Refusal> {
-    let ms = crate::resp::integer(text).ok_or_else(|| refuse!("ERR timeout is not an integer or out of range"))?;
+    let ms = crate::resp::integer(text)
+        .ok_or_else(|| refuse!("ERR timeout is not an integer or out of range"))?;
     let ms = u64::try_from(ms).map_err(|_| refuse!("ERR timeout is negative"))?;
-    Ok(Instant::now() + if ms == 0 { failover::FAR } else { Duration::from_millis(ms).min(failover::FAR) })
+    Ok(Instant::now()
+        + if ms == 0 { failover::FAR } else { Duration::from_millis(ms).min(failover::FAR) })
 }
 
 fn count(text: &[u8]) -> Result<usize, Refusal> {
@@ -215,7 +246,8 @@ fn has(until: Until, offset: u64) -> impl Fn(&Fed) -> bool {
     }
 }
 
-/// Waits for this node and for the replicas, until the deadline. Gives whether this node has done its part, and how many replicas have.
+/// Waits for this node and for the replicas, until the deadline. Gives whether this node has done
+/// its part, and how many replicas have.
 async fn settled(
     node: &Node,
     ticket: store::Ticket,
@@ -223,7 +255,8 @@ async fn settled(
     replicas: usize,
     deadline: Instant,
 ) -> (bool, usize) {
-    // Where the log ends with all of it. What a replica has written it has from here: who waits for that need not wait for this node first.
+    // Where the log ends with all of it. What a replica has written it has from here: who waits for
+    // that need not wait for this node first.
     let own = async {
         match until {
             Until::Written if replicas > 0 => {
@@ -235,11 +268,12 @@ async fn settled(
         }
     };
     let Ok(end) = tokio::time::timeout_at(deadline, own).await else { return (false, 0) };
-    let now = || match end.map_or_else(|| node.durability.shown_at(ticket), |offset| Some(Ok(offset))) {
-        Some(Ok(offset)) => Some((true, node.replication.feeds.count(has(until, offset)))),
-        Some(Err(())) => Some((false, 0)),
-        None => None,
-    };
+    let now =
+        || match end.map_or_else(|| node.durability.shown_at(ticket), |offset| Some(Ok(offset))) {
+            Some(Ok(offset)) => Some((true, node.replication.feeds.count(has(until, offset)))),
+            Some(Err(())) => Some((false, 0)),
+            None => None,
+        };
     let done = || now().filter(|&(is_there, count)| !is_there || count >= replicas);
     let over = tokio::time::timeout_at(deadline, node.durability.until(done)).await;
     over.ok().or_else(now).unwrap_or((false, 0))
@@ -257,7 +291,8 @@ fn refuse_on_replica(call: &Call<'_>, what: &str, since: &str) -> Outcome {
 }
 
 /// Why somebody waits no longer, in Redis's words.
-const DEMOTED: &str = "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)";
+const DEMOTED: &str =
+    "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)";
 const UNBLOCKED: &str = "UNBLOCKED client unblocked via CLIENT UNBLOCK";
 
 /// Answers with what `write` makes of it, once it is known.
@@ -269,9 +304,11 @@ fn answer_settled(
     write: impl FnOnce(&mut Reply<'_>, bool, usize) + Send + 'static,
 ) {
     if call.session.in_exec {
-        // As in Redis: nobody can wait there, and what this transaction writes is not in the log yet.
+        // As in Redis: nobody can wait there, and what this transaction writes is not in the log
+        // yet.
         let durability = &call.node.durability;
-        let is_synced = !call.session.wrote && durability.committer().synced() >= durability.committer().ticket();
+        let is_synced = !call.session.wrote
+            && durability.committer().synced() >= durability.committer().ticket();
         let count = call.node.replication.feeds.count(has(until, durability.shown().offset));
         write(&mut call.reply, is_synced, count);
         return;
@@ -301,10 +338,13 @@ fn answer_settled(
 }
 
 fn wait(call: &mut Call<'_>) -> Outcome {
-    let since = "since Redis 4.0 if a replica is configured to be writable (which is not the default) ";
+    let since =
+        "since Redis 4.0 if a replica is configured to be writable (which is not the default) ";
     refuse_on_replica(call, "WAIT", since)?;
     let (replicas, deadline) = (count(call.args.at(1))?, deadline(call.args.at(2))?);
-    answer_settled(call, Until::Written, replicas, deadline, |reply, _, count| reply.int(count as i64));
+    answer_settled(call, Until::Written, replicas, deadline, |reply, _, count| {
+        reply.int(count as i64)
+    });
     Ok(())
 }
 
@@ -386,7 +426,10 @@ impl FailoverAsked {
             return Err(refuse!("ERR FAILOVER is not valid when server is a replica."));
         }
         if replication.is_fenced() {
-            return Err(refuse!("ERR FAILOVER is not valid on a fenced node: {}.", failover::FENCED));
+            return Err(refuse!(
+                "ERR FAILOVER is not valid on a fenced node: {}.",
+                failover::FENCED
+            ));
         }
         let feeds = replication.feeds.reachable();
         if feeds.is_empty() {
@@ -394,13 +437,18 @@ impl FailoverAsked {
         }
         let (force, timeout) = (self.force, self.timeout);
         if force && (self.to.is_none() || timeout.is_none()) {
-            return Err(refuse!("ERR FAILOVER with force option requires both a timeout and target HOST and IP."));
+            return Err(refuse!(
+                "ERR FAILOVER with force option requires both a timeout and target HOST and IP."
+            ));
         }
         let to = match &self.to {
             None => None,
             Some((host, port)) => {
-                let found = feeds.iter().find(|fed| fed.ip == *host && Ok(fed.port) == port.parse());
-                let fed = found.ok_or_else(|| refuse!("ERR FAILOVER target HOST and PORT is not a replica."))?;
+                let found =
+                    feeds.iter().find(|fed| fed.ip == *host && Ok(fed.port) == port.parse());
+                let fed = found.ok_or_else(|| {
+                    refuse!("ERR FAILOVER target HOST and PORT is not a replica.")
+                })?;
                 if fed.sending != Sending::Log {
                     return Err(refuse!("ERR FAILOVER target replica is not online."));
                 }
@@ -441,7 +489,8 @@ impl TakeOver {
     /// This node is to be a master; durable when this returns.
     fn obey(&self, node: &Node) -> Outcome {
         let (ours, is_master) = (node.replication.term.load(Relaxed), node.replication.is_master());
-        // It asks again if our answer was lost: by then we may have been promoted, and have handed the role on.
+        // It asks again if our answer was lost: by then we may have been promoted, and have handed
+        // the role on.
         let is_after = promotions(ours) > promotions(self.term);
         if self.lineage != node.store.lineage().to_string() || !(ours == self.term || is_after) {
             return Err(refuse!(
@@ -452,7 +501,8 @@ impl TakeOver {
         if is_master || is_after {
             return Ok(());
         }
-        // It was sent when we followed them, and read when somebody else had told us whom to follow.
+        // It was sent when we followed them, and read when somebody else had told us whom to
+        // follow.
         if !node.replication.has_met_its_master() {
             return Err(refuse!("{NO_LINK}"));
         }
@@ -472,7 +522,10 @@ impl TakeOver {
 fn replicate(call: &mut Call<'_>) -> Outcome {
     let node = call.node;
     if integer(call.args.at(1))? != i64::from(::replication::PROTOCOL) {
-        return Err(refuse!("ERR this server speaks version {} of the replication protocol", ::replication::PROTOCOL));
+        return Err(refuse!(
+            "ERR this server speaks version {} of the replication protocol",
+            ::replication::PROTOCOL
+        ));
     }
     let place = call.session.replicates.take();
     // A replica of itself would be in step with a master that there is not.
@@ -538,7 +591,9 @@ pub(super) fn info(node: &Node, out: &mut String) {
         }
         if !up {
             let down_s = link.down_since.map_or(0, |since| since.elapsed().as_secs());
-            let retry_s = link.due.map_or(0, |due| due.saturating_duration_since(std::time::Instant::now()).as_secs());
+            let retry_s = link.due.map_or(0, |due| {
+                due.saturating_duration_since(std::time::Instant::now()).as_secs()
+            });
             let _ = write!(
                 out,
                 "master_link_down_since_seconds:{down_s}\r\nmaster_link_error:{}\r\nmaster_link_retry_seconds:{retry_s}\r\n",
@@ -546,7 +601,8 @@ pub(super) fn info(node: &Node, out: &mut String) {
             );
         }
         // Who has no complete data set must not be promoted.
-        let priority = if replication.is_fit() && node.is_loaded() { settings.replica_priority } else { 0 };
+        let priority =
+            if replication.is_fit() && node.is_loaded() { settings.replica_priority } else { 0 };
         let _ = write!(
             out,
             "slave_priority:{priority}\r\nslave_read_only:1\r\nreplica_announced:1\r\nslave_lag_bytes:{}\r\n",
@@ -556,7 +612,8 @@ pub(super) fn info(node: &Node, out: &mut String) {
     let feeds = replication.feeds.reachable();
     let _ = write!(out, "connected_slaves:{}\r\n", feeds.len());
     if settings.min_replicas_to_write > 0 {
-        let close = feeds.iter().filter(|fed| fed.is_close(settings.min_replicas_max_lag_s)).count();
+        let close =
+            feeds.iter().filter(|fed| fed.is_close(settings.min_replicas_max_lag_s)).count();
         let _ = write!(out, "min_slaves_good_slaves:{close}\r\n");
     }
     for (number, fed) in feeds.iter().enumerate() {
@@ -572,12 +629,14 @@ pub(super) fn info(node: &Node, out: &mut String) {
             fed.durable,
         );
     }
-    // Of one moment: while the order to hand over is on its way to the disk, this node is a master that waits.
+    // Of one moment: while the order to hand over is on its way to the disk, this node is a master
+    // that waits.
     let failover = match replication.failover.name() {
         failover::HANDING if master.is_none() => failover::WAITING,
         name => name,
     };
-    let lineage = node.store.get().map_or_else(|| "0".repeat(32), |store| store.lineage().to_string());
+    let lineage =
+        node.store.get().map_or_else(|| "0".repeat(32), |store| store.lineage().to_string());
     let _ = write!(
         out,
         "master_failover_state:{}\r\nmaster_replid:{lineage}{:08x}\r\nmaster_replid2:{:040}\r\nmaster_repl_offset:{}\r\nsecond_repl_offset:-1\r\n\

@@ -1,6 +1,7 @@
 //! Spaces and their tables, for people.
 //!
-//! What walks rows or filters is done on another thread ([`Call::answer_later`]): no page waits for a statistic.
+//! What walks rows or filters is done on another thread ([`Call::answer_later`]): no page waits for
+//! a statistic.
 
 use super::keys::disk;
 use super::{Call, NO_KEYS, Outcome, Printable, Refusal, Spec, flag, help_row, refuse};
@@ -20,7 +21,18 @@ pub(super) const fn spec(
     summary: &'static str,
     run: super::Handler,
 ) -> Spec {
-    Spec { name, arity, flags, keys: NO_KEYS, group: "schema", since: "0.1.0", usage, summary, run, subcommands: &[] }
+    Spec {
+        name,
+        arity,
+        flags,
+        keys: NO_KEYS,
+        group: "schema",
+        since: "0.1.0",
+        usage,
+        summary,
+        run,
+        subcommands: &[],
+    }
 }
 
 #[rustfmt::skip]
@@ -127,7 +139,9 @@ fn counter_space<'a>(engines: &'a Engines, name: &[u8]) -> Result<&'a CounterSpa
 }
 
 fn existence_space<'a>(engines: &'a Engines, name: &[u8]) -> Result<&'a ExistenceSpace, Refusal> {
-    engines.existence(name).ok_or_else(|| refuse!("ERR no such existence space '{}'", Printable(name)))
+    engines
+        .existence(name)
+        .ok_or_else(|| refuse!("ERR no such existence space '{}'", Printable(name)))
 }
 
 /// `field:bits`, or `field bits`.
@@ -138,13 +152,17 @@ fn alteration(call: &Call<'_>) -> Result<Alteration, Refusal> {
         let (name, bits) = match call.args.len() {
             5 => match call.args.at(4).iter().position(|&b| b == b':') {
                 Some(at) => (&call.args.at(4)[..at], &call.args.at(4)[at + 1..]),
-                None => return Err(refuse!("ERR '{}' is not field:bits", Printable(call.args.at(4)))),
+                None => {
+                    return Err(refuse!("ERR '{}' is not field:bits", Printable(call.args.at(4))));
+                }
             },
             6 => (call.args.at(4), call.args.at(5)),
             _ => return Err(call.wrong_arity()),
         };
         let width = crate::resp::natural(bits).and_then(|bits| u8::try_from(bits).ok());
-        let width = width.ok_or_else(|| refuse!("ERR '{}' is no number of bits from 1 to 64", Printable(bits)))?;
+        let width = width.ok_or_else(|| {
+            refuse!("ERR '{}' is no number of bits from 1 to 64", Printable(bits))
+        })?;
         Ok((text(name), width))
     };
     if what.eq_ignore_ascii_case(b"ADD") {
@@ -165,7 +183,8 @@ fn alter(call: &mut Call<'_>) -> Outcome {
     let engines = &call.node.engines;
     let space = counter_space(engines, call.args.at(2))?;
     let change = alteration(call)?;
-    // What waits for the log is read under the new schema: rows of more fields than there was room reserved for.
+    // What waits for the log is read under the new schema: rows of more fields than there was room
+    // reserved for.
     let Some(_room) = call.room_beside_none() else { return Ok(()) };
     let schema = engines.alter(space, &change).map_err(|error| refuse!("ERR {error}"))?;
     tracing::info!("the schema of '{}' is now: {schema}", space.name());
@@ -224,8 +243,16 @@ fn tables(call: &mut Call<'_>) -> Outcome {
     call.answer_later(move |node, reply| {
         let wanted = |space: &str| name.as_ref().is_none_or(|name| space.as_bytes() == name);
         let mut all = Vec::new();
-        node.engines.counters().iter().filter(|s| wanted(s.name())).for_each(|s| counter_tables(s, &mut all));
-        node.engines.existences().iter().filter(|s| wanted(s.name())).for_each(|s| existence_tables(s, &mut all));
+        node.engines
+            .counters()
+            .iter()
+            .filter(|s| wanted(s.name()))
+            .for_each(|s| counter_tables(s, &mut all));
+        node.engines
+            .existences()
+            .iter()
+            .filter(|s| wanted(s.name()))
+            .for_each(|s| existence_tables(s, &mut all));
         write_maps(reply, &all);
         Ok(())
     })
@@ -318,12 +345,15 @@ fn advise(call: &mut Call<'_>) -> Outcome {
     counter_space(&call.node.engines, &name)?;
     call.answer_later(move |node, reply| {
         let space = counter_space(&node.engines, &name)?;
-        let advice = space.advise_with(space.cold().rows(), |most, f| space.cold().sample(most, f)).map_err(disk)?;
+        let advice = space
+            .advise_with(space.cold().rows(), |most, f| space.cold().sample(most, f))
+            .map_err(disk)?;
         let Some(advice) = advice else {
             return Err(refuse!("ERR the space '{}' has no rows to judge by", space.name()));
         };
         let changed = advice.fields.iter().filter(|field| field.best != field.width);
-        let commands = changed.map(|f| format!("TM.SPACE ALTER {} WIDEN {}:{}", space.name(), f.name, f.best));
+        let commands =
+            changed.map(|f| format!("TM.SPACE ALTER {} WIDEN {}:{}", space.name(), f.name, f.best));
         let entries = [
             ("rows", Value::Count(advice.rows)),
             ("fields", Value::Text(advice.schema())),
@@ -359,12 +389,14 @@ fn spill(call: &mut Call<'_>) -> Outcome {
         _ => None,
     };
     if let Some(instead) = instead {
-        return Err(refuse!("ERR the space '{}' {instead}: it is not configured to spill", Printable(&name)));
+        return Err(refuse!(
+            "ERR the space '{}' {instead}: it is not configured to spill",
+            Printable(&name)
+        ));
     }
     let tables = match call.args.from(2).iter().next() {
-        Some(text) => {
-            crate::resp::natural(text).ok_or_else(|| refuse!("ERR Invalid number of tables '{}'", Printable(text)))?
-        }
+        Some(text) => crate::resp::natural(text)
+            .ok_or_else(|| refuse!("ERR Invalid number of tables '{}'", Printable(text)))?,
         None => 1,
     };
     call.answer_later(move |node, reply| {
@@ -395,11 +427,15 @@ fn digest(call: &mut Call<'_>) -> Outcome {
     call.answer_later(move |node, reply| {
         let space = existence_space(&node.engines, &name)?;
         low.map_or(Ok(()), |low| in_memory(space, low))?;
-        let lows = low.map_or_else(|| space.layout().iter().map(|table| table.low).collect(), |low| vec![low]);
+        let lows = low.map_or_else(
+            || space.layout().iter().map(|table| table.low).collect(),
+            |low| vec![low],
+        );
         let lows: Vec<u64> = lows.into_iter().filter(|&low| !space.is_cold(low)).collect();
         let mut all = Vec::new();
         for digest in lows.iter().filter_map(|&low| space.digest(low)) {
-            let bytes: Vec<u8> = digest.blocks.iter().flat_map(|block| block.to_le_bytes()).collect();
+            let bytes: Vec<u8> =
+                digest.blocks.iter().flat_map(|block| block.to_le_bytes()).collect();
             let hex = |sum: u64| format!("{sum:016x}");
             let mut entries = vec![
                 ("low", Value::Id(digest.low)),
@@ -410,7 +446,10 @@ fn digest(call: &mut Call<'_>) -> Outcome {
                 ("digest", Value::Text(hex(xxhash_rust::xxh3::xxh3_64(&bytes)))),
             ];
             if low.is_some() {
-                entries.push(("blocks", Value::Texts(digest.blocks.iter().map(|&sum| hex(sum)).collect())));
+                entries.push((
+                    "blocks",
+                    Value::Texts(digest.blocks.iter().map(|&sum| hex(sum)).collect()),
+                ));
             }
             all.push(entries);
         }
@@ -440,7 +479,8 @@ fn no_table(space: &ExistenceSpace, low: u64) -> Refusal {
 
 /// The most blocks that one TM.EXPORT gives, or one TM.MERGE takes: 16 MiB.
 const MOST_BLOCKS: u16 = 256;
-/// After so many the log is waited for: they, and all else that waits for it by then, are one batch. 1 MiB.
+/// After so many the log is waited for: they, and all else that waits for it by then, are one
+/// batch. 1 MiB.
 const LOGGED_TOGETHER: u16 = 16;
 
 fn export(call: &mut Call<'_>) -> Outcome {
@@ -450,7 +490,9 @@ fn export(call: &mut Call<'_>) -> Outcome {
     if call.args.len() - 3 > usize::from(MOST_BLOCKS) {
         return Err(refuse!("ERR at most {MOST_BLOCKS} blocks at once"));
     }
-    let numbers = (3..call.args.len()).map(|i| Ok(call.id(i)? as usize)).collect::<Result<Vec<usize>, Refusal>>()?;
+    let numbers = (3..call.args.len())
+        .map(|i| Ok(call.id(i)? as usize))
+        .collect::<Result<Vec<usize>, Refusal>>()?;
     call.answer_later(move |node, reply| {
         let space = existence_space(&node.engines, &name)?;
         in_memory(space, low)?;
@@ -481,18 +523,25 @@ fn merge(call: &mut Call<'_>) -> Outcome {
         let space = existence_space(&node.engines, &name)?;
         // So that what waits for the log is bounded, too: it holds whole blocks.
         let Some(_alone) = node.engines.merging.try_lock() else {
-            return Err(refuse!("ERR another TM.MERGE is on its way, and there may be one at a time: try again"));
+            return Err(refuse!(
+                "ERR another TM.MERGE is on its way, and there may be one at a time: try again"
+            ));
         };
         if let Some(why) = node.durability.refusal() {
             return Err(refuse!("{why}"));
         }
-        // It has no turn. Who hands the role over waits for it from when it is `_alone`, and must not have looked before that.
+        // It has no turn. Who hands the role over waits for it from when it is `_alone`, and must
+        // not have looked before that.
         if node.replication.failover.is_under_way() {
             return Err(refuse!("ERR a FAILOVER is under way: try again"));
         }
-        // Elsewhere, on a replica or at a start, the table may lie on the disk when the log comes to the block.
+        // Elsewhere, on a replica or at a start, the table may lie on the disk when the log comes
+        // to the block.
         if space.options().spill || space.cold().any() {
-            return Err(refuse!("ERR the space '{}' spills: other sites cannot be merged with it", space.name()));
+            return Err(refuse!(
+                "ERR the space '{}' spills: other sites cannot be merged with it",
+                space.name()
+            ));
         }
         let (mut rest, mut merged) = (&bytes[..], 0);
         let not_in_log = |merged: u16, e| match merged {
@@ -502,10 +551,13 @@ fn merge(call: &mut Call<'_>) -> Outcome {
         let mut room = None;
         let mut all = || {
             loop {
-                let refused =
-                    |e: phantom::MergeError| refuse!("ERR block {merged} was not merged, those before it were: {e}");
+                let refused = |e: phantom::MergeError| {
+                    refuse!("ERR block {merged} was not merged, those before it were: {e}")
+                };
                 if merged == MOST_BLOCKS {
-                    return Err(refuse!("ERR at most {MOST_BLOCKS} blocks at once: those were merged"));
+                    return Err(refuse!(
+                        "ERR at most {MOST_BLOCKS} blocks at once: those were merged"
+                    ));
                 }
                 if merged % LOGGED_TOGETHER == 0 {
                     drop(room.take());

@@ -14,7 +14,18 @@ const fn spec(
     summary: &'static str,
     run: super::Handler,
 ) -> Spec {
-    Spec { name, arity, flags, keys: NO_KEYS, group: "server", since, usage, summary, run, subcommands: &[] }
+    Spec {
+        name,
+        arity,
+        flags,
+        keys: NO_KEYS,
+        group: "server",
+        since,
+        usage,
+        summary,
+        run,
+        subcommands: &[],
+    }
 }
 
 const ALWAYS: u32 = flag::LOADING | flag::STALE;
@@ -44,8 +55,7 @@ fn dbsize(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-const NO_FLUSH: &str =
-    "Refused: rows are deleted one by one, pairs are unset one by one; an empty server is one with a new data folder.";
+const NO_FLUSH: &str = "Refused: rows are deleted one by one, pairs are unset one by one; an empty server is one with a new data folder.";
 
 fn no_flush(call: &mut Call<'_>) -> Outcome {
     let option = call.args.at(1);
@@ -60,7 +70,9 @@ fn no_flush(call: &mut Call<'_>) -> Outcome {
 }
 
 fn bgsave(call: &mut Call<'_>) -> Outcome {
-    if call.args.from(1).iter().any(|option| !option.eq_ignore_ascii_case(b"SCHEDULE")) || call.args.len() > 2 {
+    if call.args.from(1).iter().any(|option| !option.eq_ignore_ascii_case(b"SCHEDULE"))
+        || call.args.len() > 2
+    {
         return Err(Refusal::SYNTAX);
     }
     if call.node.snapshots.begin().is_none() {
@@ -103,7 +115,8 @@ fn shutdown(call: &mut Call<'_>) -> Outcome {
         let known: [&[u8]; 5] = [b"nosave", b"save", b"now", b"force", b"abort"];
         let is_known = |option: &[u8]| known.iter().any(|k| option.eq_ignore_ascii_case(k));
         let aborts = has(b"abort");
-        let contradicts = has(b"save") && has(b"nosave") || aborts && known[..4].iter().any(|k| has(k));
+        let contradicts =
+            has(b"save") && has(b"nosave") || aborts && known[..4].iter().any(|k| has(k));
         if contradicts || !call.args.from(1).iter().all(is_known) {
             return Err(Refusal::SYNTAX);
         }

@@ -22,7 +22,8 @@ pub(crate) enum Replies {
     SkipThis,
 }
 
-/// Replies are kept back until this is done. What it gives is appended to them, if anything; its error goes out instead of them.
+/// Replies are kept back until this is done. What it gives is appended to them, if anything; its
+/// error goes out instead of them.
 pub(crate) type Later = Pin<Box<dyn Future<Output = Vec<u8>> + Send>>;
 
 /// What a connection remembers between commands.
@@ -47,7 +48,8 @@ pub(crate) struct Session {
     pub(crate) subscriptions: channels::Subscriptions,
     /// It has subscriptions.
     pub(crate) listening: bool,
-    /// There are messages for it that come right behind the reply at hand: it has sent them itself, or listens no more.
+    /// There are messages for it that come right behind the reply at hand: it has sent them itself,
+    /// or listens no more.
     pub(crate) messages_due: bool,
     /// The reply at hand is a push, which CLIENT REPLY does not silence.
     pub(crate) reply_is_push: bool,
@@ -57,17 +59,20 @@ pub(crate) struct Session {
     pub(crate) timed: bool,
     /// Since the replies were last sent it was admitted to write.
     pub(crate) wrote: bool,
-    /// What its reads have shown since the replies were last sent is safe with this round: see `sight`.
+    /// What its reads have shown since the replies were last sent is safe with this round: see
+    /// `sight`.
     pub(crate) shown: Ticket,
     /// What the replies of this turn wait for, if its last command said so.
     pub(crate) hold: Option<Later>,
     /// What the last command of this turn gives is its reply, which is missing from the others.
     pub(crate) later: bool,
-    /// The connection becomes a replica's once the replies are written, if it is `leaving` then; else it has asked for that.
+    /// The connection becomes a replica's once the replies are written, if it is `leaving` then;
+    /// else it has asked for that.
     pub(crate) replicates: Option<Place>,
     /// Close once the replies are written.
     pub(crate) leaving: bool,
-    /// Most bytes of replies that may wait: the rest of a longer one need not be made, as its connection ends.
+    /// Most bytes of replies that may wait: the rest of a longer one need not be made, as its
+    /// connection ends.
     pub(crate) most_out: usize,
 }
 
@@ -117,7 +122,8 @@ impl Session {
     }
 }
 
-/// Buffers that commands work in; they belong to the worker and keep their memory from one command to the next.
+/// Buffers that commands work in; they belong to the worker and keep their memory from one command
+/// to the next.
 #[derive(Default)]
 pub(crate) struct Scratch {
     pub(crate) ids: Vec<u64>,

@@ -1,5 +1,5 @@
-//! The members of one id as a Redis set: a pair key (`liked:17`) is the set of those who liked 17. It can be asked and changed, not
-//! listed: a filter does not know its members.
+//! The members of one id as a Redis set: a pair key (`liked:17`) is the set of those who liked 17.
+//! It can be asked and changed, not listed: a filter does not know its members.
 
 use super::weight::PAIR_BYTES;
 use super::{ALL_KEYS, Call, ONE_KEY, Outcome, Refusal, Spec, flag, refuse};
@@ -16,7 +16,18 @@ const fn spec(
     summary: &'static str,
     run: super::Handler,
 ) -> Spec {
-    Spec { name, arity, flags, keys: ONE_KEY, group: "set", since, usage, summary, run, subcommands: &[] }
+    Spec {
+        name,
+        arity,
+        flags,
+        keys: ONE_KEY,
+        group: "set",
+        since,
+        usage,
+        summary,
+        run,
+        subcommands: &[],
+    }
 }
 
 const READ: u32 = flag::READONLY | flag::FAST;
@@ -66,7 +77,10 @@ fn intercard(call: &mut Call<'_>) -> Outcome {
     }
     let mut options = call.args.from(2 + keys).iter();
     while let Some(word) = options.next() {
-        let limit = options.next().filter(|_| word.eq_ignore_ascii_case(b"LIMIT")).ok_or(Refusal::SYNTAX)?;
+        let limit = options
+            .next()
+            .filter(|_| word.eq_ignore_ascii_case(b"LIMIT"))
+            .ok_or(Refusal::SYNTAX)?;
         natural(limit).ok_or_else(|| refuse!("ERR LIMIT can't be negative"))?;
     }
     call.pairs(2)?;

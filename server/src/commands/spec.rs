@@ -66,7 +66,8 @@ pub(crate) mod flag {
     pub(crate) const READS: u32 = 1 << 28;
 }
 
-/// Which arguments are keys: the first and the last one (negative: counted from the end), and the step. All 0: none.
+/// Which arguments are keys: the first and the last one (negative: counted from the end), and the
+/// step. All 0: none.
 pub(crate) type KeyArgs = (i32, i32, i32);
 /// No keys.
 pub(crate) const NO_KEYS: KeyArgs = (0, 0, 0);
@@ -77,7 +78,8 @@ pub(crate) const ALL_KEYS: KeyArgs = (1, -1, 1);
 
 /// Why a command did nothing.
 pub(crate) type Outcome = Result<(), Refusal>;
-/// What a command does. It writes one reply, or returns a refusal: then whatever it wrote is forgotten and the refusal sent.
+/// What a command does. It writes one reply, or returns a refusal: then whatever it wrote is
+/// forgotten and the refusal sent.
 pub(crate) type Handler = fn(&mut Call<'_>) -> Outcome;
 
 /// One command. See the top of the file.
@@ -111,7 +113,8 @@ impl Spec {
     /// Whether this request may change data, or what others get.
     pub(super) fn may_write(&self, args: Args<'_>) -> bool {
         self.has(flag::WRITE | flag::MAY_REPLICATE)
-            || (self.has(flag::MAY_WRITE) && args.iter().any(|arg| arg.eq_ignore_ascii_case(b"MARK")))
+            || (self.has(flag::MAY_WRITE)
+                && args.iter().any(|arg| arg.eq_ignore_ascii_case(b"MARK")))
     }
 
     pub(super) fn fits(&self, args: usize) -> bool {
@@ -145,8 +148,10 @@ impl Spec {
 pub(crate) fn help(call: &mut Call<'_>) -> Outcome {
     let name = call.spec.name.split('|').next().unwrap_or_default();
     let Some((_, spec)) = find(name.as_bytes()) else { return Err(call.wrong_arity()) };
-    let mut lines =
-        vec![format!("{} <subcommand> [<arg> [value] [opt] ...]. Subcommands are:", name.to_ascii_uppercase())];
+    let mut lines = vec![format!(
+        "{} <subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
+        name.to_ascii_uppercase()
+    )];
     for sub in spec.subcommands {
         let mut line = sub.own_name().to_ascii_uppercase();
         if !sub.usage.is_empty() {

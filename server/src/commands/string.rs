@@ -2,7 +2,8 @@
 
 use super::counter::READ_TOGETHER;
 use super::{
-    ALL_KEYS, Call, KeyArgs, ONE_KEY, Outcome, Refusal, Scratch, Spec, Unreadable, flag, integer, refuse, weight,
+    ALL_KEYS, Call, KeyArgs, ONE_KEY, Outcome, Refusal, Scratch, Spec, Unreadable, flag, integer,
+    refuse, weight,
 };
 use crate::engines::{CounterSpace, KeyRef};
 use crate::resp::{Reply, decimal};
@@ -97,7 +98,8 @@ fn get(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// All keys are resolved first; then those that follow each other in one space are read together, so that they wait for memory once.
+/// All keys are resolved first; then those that follow each other in one space are read together,
+/// so that they wait for memory once.
 fn mget(call: &mut Call<'_>) -> Outcome {
     let keys = call.args.from(1);
     call.reply.array(keys.len());
@@ -151,7 +153,10 @@ const NO_TEXT: &str = "Refused: a counter is a number, not a text.";
 
 fn no_text(call: &mut Call<'_>) -> Outcome {
     call.cell(call.args.at(1))?;
-    Err(refuse!("ERR {} does not go with a counter: it is a number, not a text", call.spec.name.to_ascii_uppercase()))
+    Err(refuse!(
+        "ERR {} does not go with a counter: it is a number, not a text",
+        call.spec.name.to_ascii_uppercase()
+    ))
 }
 
 fn no_fraction(call: &mut Call<'_>) -> Outcome {
@@ -244,7 +249,10 @@ fn getex(call: &mut Call<'_>) -> Outcome {
     match call.args.len() {
         2 => get(call),
         3 if call.args.at(2).eq_ignore_ascii_case(b"persist") => get(call),
-        4 if [&b"ex"[..], b"px", b"exat", b"pxat"].iter().any(|o| call.args.at(2).eq_ignore_ascii_case(o)) => {
+        4 if [&b"ex"[..], b"px", b"exat", b"pxat"]
+            .iter()
+            .any(|o| call.args.at(2).eq_ignore_ascii_case(o)) =>
+        {
             super::keys::no_expiry(call)
         }
         _ => Err(Refusal::SYNTAX),

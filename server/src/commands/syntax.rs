@@ -1,4 +1,5 @@
-//! What follows a command's name, taken apart: [`Spec::usage`] is read into the tree of arguments that COMMAND DOCS tells.
+//! What follows a command's name, taken apart: [`Spec::usage`] is read into the tree of arguments
+//! that COMMAND DOCS tells.
 //!
 //! ```text
 //!   key                  one word; its type follows from its name
@@ -17,7 +18,8 @@ use super::{NO_KEYS, Spec};
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Argument {
     pub(super) name: String,
-    /// In Redis's words: `key`, `string`, `integer`, `double`, `pattern`, `unix-time`, `pure-token`, `oneof`, `block`.
+    /// In Redis's words: `key`, `string`, `integer`, `double`, `pattern`, `unix-time`,
+    /// `pure-token`, `oneof`, `block`.
     pub(super) kind: &'static str,
     /// Which of the command's key specifications it belongs to.
     pub(super) key: Option<usize>,
@@ -77,7 +79,9 @@ const FRACTIONS: &[&str] = &["incrbyfloat", "hincrbyfloat", "debug|sleep"];
 /// The arguments of a command.
 pub(super) fn arguments(spec: &Spec) -> Vec<Argument> {
     let marks = ["[", "]", "<", ">", "|"];
-    let spaced = marks.iter().fold(spec.usage.to_owned(), |text, mark| text.replace(mark, &format!(" {mark} ")));
+    let spaced = marks
+        .iter()
+        .fold(spec.usage.to_owned(), |text, mark| text.replace(mark, &format!(" {mark} ")));
     let words: Vec<&str> = spaced.split_ascii_whitespace().collect();
     let mut reader = Reader { spec, words: &words, keys: 0 };
     let found = reader.alternatives();
@@ -132,7 +136,9 @@ impl<'a> Reader<'a> {
                     None => {
                         let mut inner = self.alternatives();
                         self.next();
-                        let announces = inner.len() > 1 && inner[0].kind == "pure-token" && inner[1].token.is_none();
+                        let announces = inner.len() > 1
+                            && inner[0].kind == "pure-token"
+                            && inner[1].token.is_none();
                         let mut one = if announces {
                             let token = inner.remove(0).token;
                             Argument { token, ..group("block", inner) }
@@ -154,8 +160,8 @@ impl<'a> Reader<'a> {
         found
     }
 
-    /// Whether the bracket that was just opened only says that what was before it may come again: of how many arguments, and whether with
-    /// their token.
+    /// Whether the bracket that was just opened only says that what was before it may come again:
+    /// of how many arguments, and whether with their token.
     fn repeated(&mut self) -> Option<(usize, bool)> {
         let close = self.words.iter().position(|word| *word == "]")?;
         let (inner, last) = self.words[..close].split_at(close.checked_sub(1)?);
@@ -170,9 +176,13 @@ impl<'a> Reader<'a> {
     /// A word as it stands, or one that announces the next.
     fn token(&mut self, token: &str) -> Argument {
         let next = self.peek();
-        let announces_one = next == "<" || (!["", "|", "[", "]", ">", "..."].contains(&next) && !is_token(next));
+        let announces_one =
+            next == "<" || (!["", "|", "[", "]", ">", "..."].contains(&next) && !is_token(next));
         // Several words behind it: the bracket around them makes them one.
-        let several = self.words.get(1).is_some_and(|word| !["|", "[", "]", ">"].contains(word) && !is_token(word));
+        let several = self
+            .words
+            .get(1)
+            .is_some_and(|word| !["|", "[", "]", ">"].contains(word) && !is_token(word));
         if announces_one && (next == "<" || !several) {
             let next = self.next();
             let mut one = match next {
@@ -186,7 +196,10 @@ impl<'a> Reader<'a> {
             one.token = Some(token.to_owned());
             return one;
         }
-        Argument { token: Some(token.to_owned()), ..leaf(&token.to_ascii_lowercase(), "pure-token") }
+        Argument {
+            token: Some(token.to_owned()),
+            ..leaf(&token.to_ascii_lowercase(), "pure-token")
+        }
     }
 
     fn word(&mut self, name: &str) -> Argument {
@@ -197,7 +210,9 @@ impl<'a> Reader<'a> {
             return Argument { key, ..leaf(&name, "key") };
         }
         let kind = match name.as_str() {
-            _ if FRACTIONS.contains(&self.spec.name) && INTEGERS.contains(&name.as_str()) => "double",
+            _ if FRACTIONS.contains(&self.spec.name) && INTEGERS.contains(&name.as_str()) => {
+                "double"
+            }
             name if INTEGERS.contains(&name) => "integer",
             name if DOUBLES.contains(&name) => "double",
             name if name.starts_with("unix-time") => "unix-time",
@@ -248,14 +263,21 @@ mod tests {
             ("pure-token", Some(token)) => token.to_owned(),
             ("oneof", None) if argument.optional => parts.join("|"),
             ("oneof", token) => {
-                [token.map_or(String::new(), |t| format!("{t} ")), format!("<{}>", parts.join("|"))].concat()
+                [token.map_or(String::new(), |t| format!("{t} ")), format!("<{}>", parts.join("|"))]
+                    .concat()
             }
-            ("block", token) => [token.map_or(String::new(), |t| format!("{t} ")), parts.join(" ")].concat(),
-            (_, token) => [token.map_or(String::new(), |t| format!("{t} ")), argument.name.clone()].concat(),
+            ("block", token) => {
+                [token.map_or(String::new(), |t| format!("{t} ")), parts.join(" ")].concat()
+            }
+            (_, token) => {
+                [token.map_or(String::new(), |t| format!("{t} ")), argument.name.clone()].concat()
+            }
         };
         if argument.multiple {
             let again = match &argument.token {
-                Some(token) if !argument.multiple_token => text.trim_start_matches(token.as_str()).trim_start(),
+                Some(token) if !argument.multiple_token => {
+                    text.trim_start_matches(token.as_str()).trim_start()
+                }
                 _ => &text,
             };
             text = format!("{text} [{again} ...]");
@@ -278,7 +300,8 @@ mod tests {
     fn arguments_have_types_and_keys_their_specifications() {
         let of = |name: &str| arguments(find(name.as_bytes()).unwrap().1);
         let copy = of("copy");
-        let shown: Vec<_> = copy.iter().map(|a| (a.name.as_str(), a.kind, a.key, a.optional)).collect();
+        let shown: Vec<_> =
+            copy.iter().map(|a| (a.name.as_str(), a.kind, a.key, a.optional)).collect();
         assert_eq!(
             shown,
             [
@@ -293,6 +316,9 @@ mod tests {
         assert_eq!(of("incrby")[1].kind, "integer");
         assert_eq!(of("incrbyfloat")[1].kind, "double");
         let failover = &of("failover")[0];
-        assert_eq!((failover.kind, failover.token.as_deref(), failover.parts.len()), ("block", Some("TO"), 3));
+        assert_eq!(
+            (failover.kind, failover.token.as_deref(), failover.parts.len()),
+            ("block", Some("TO"), 3)
+        );
     }
 }

@@ -1,8 +1,8 @@
 //! All commands by name and by number.
 
 use super::{
-    Spec, ahead, bloom, channels, client, cluster, counter, cuckoo, feed, hash, keys, observe, phantom, replication,
-    schema, server, set, string, transaction, views, weibo,
+    Spec, ahead, bloom, channels, client, cluster, counter, cuckoo, feed, hash, keys, observe,
+    phantom, replication, schema, server, set, string, transaction, views, weibo,
 };
 use std::sync::LazyLock;
 
@@ -36,7 +36,8 @@ const EMPTY: u16 = u16::MAX;
 /// The commands by number, and a hash table of their names.
 struct Table {
     specs: Vec<&'static Spec>,
-    /// Each command's number among all commands and subcommands; behind the last one, how many there are.
+    /// Each command's number among all commands and subcommands; behind the last one, how many
+    /// there are.
     bits: Vec<usize>,
     slots: Box<[u16; SLOTS]>,
     /// By number: what to fetch for a request before it is its turn.
@@ -50,7 +51,11 @@ static TABLE: LazyLock<Table> = LazyLock::new(|| {
     for (number, spec) in (0u16..).zip(&specs) {
         let mut slot = slot_of(spec.name.as_bytes());
         while slots[slot] != EMPTY {
-            assert!(specs[usize::from(slots[slot])].name != spec.name, "two commands are called {}", spec.name);
+            assert!(
+                specs[usize::from(slots[slot])].name != spec.name,
+                "two commands are called {}",
+                spec.name
+            );
             slot = (slot + 1) % SLOTS;
         }
         slots[slot] = number;
@@ -129,7 +134,8 @@ pub(super) fn all() -> &'static [&'static Spec] {
     &TABLE.specs
 }
 
-/// The number of a command, or of its subcommand `sub` (0: none), among all commands and subcommands.
+/// The number of a command, or of its subcommand `sub` (0: none), among all commands and
+/// subcommands.
 #[inline]
 pub(crate) fn bit_of(number: u16, sub: u32) -> usize {
     TABLE.bits[usize::from(number)] + sub as usize
@@ -145,21 +151,26 @@ pub(crate) fn with_numbers() -> impl Iterator<Item = (usize, &'static Spec)> {
     all().iter().flat_map(|spec| std::iter::once(*spec).chain(spec.subcommands)).enumerate()
 }
 
-/// The numbers of a command with its subcommands, or of one subcommand (`config|get`); none if there is no such.
+/// The numbers of a command with its subcommands, or of one subcommand (`config|get`); none if
+/// there is no such.
 pub(crate) fn numbers_named(name: &str) -> std::ops::Range<usize> {
-    let (command, own) = name.split_once('|').map_or((name, None), |(command, own)| (command, Some(own)));
+    let (command, own) =
+        name.split_once('|').map_or((name, None), |(command, own)| (command, Some(own)));
     let Some((number, spec)) = find(command.as_bytes()) else { return 0..0 };
     let first = bit_of(number, 0);
     match own {
         None => first..first + 1 + spec.subcommands.len(),
-        Some(own) => match spec.subcommands.iter().position(|s| s.own_name().eq_ignore_ascii_case(own)) {
-            Some(at) => first + 1 + at..first + 2 + at,
-            None => 0..0,
-        },
+        Some(own) => {
+            match spec.subcommands.iter().position(|s| s.own_name().eq_ignore_ascii_case(own)) {
+                Some(at) => first + 1 + at..first + 2 + at,
+                None => 0..0,
+            }
+        }
     }
 }
 
-/// The name of a command by its number, which lies in the lower 16 bits; above them the number of the subcommand, from 1.
+/// The name of a command by its number, which lies in the lower 16 bits; above them the number of
+/// the subcommand, from 1.
 pub(crate) fn name_of(numbers: u32) -> &'static str {
     let Some(spec) = TABLE.specs.get((numbers & 0xffff) as usize) else { return "NULL" };
     match (numbers >> 16).checked_sub(1) {
@@ -186,10 +197,12 @@ mod tests {
         }
     }
 
-    /// Whatever was asked for before: the same, another case, a part of it, more than it, what is none, what is too long to be known again.
+    /// Whatever was asked for before: the same, another case, a part of it, more than it, what is
+    /// none, what is too long to be known again.
     #[test]
     fn what_is_known_again_is_what_is_found() {
-        let mut names: Vec<Vec<u8>> = all().iter().map(|spec| spec.name.as_bytes().to_vec()).collect();
+        let mut names: Vec<Vec<u8>> =
+            all().iter().map(|spec| spec.name.as_bytes().to_vec()).collect();
         names.extend(
             ["GET", "get", "ge", "getx", "", "\0", "sixteen letters.", "sixteen letters.."]
                 .map(|n| n.as_bytes().to_vec()),
@@ -200,7 +213,10 @@ mod tests {
         for _ in 0..20_000 {
             let name = &names[random.usize(..names.len())];
             for _ in 0..random.usize(1..3) {
-                assert_eq!(lookup.find(name).map(|(number, _)| number), find(name).map(|(number, _)| number));
+                assert_eq!(
+                    lookup.find(name).map(|(number, _)| number),
+                    find(name).map(|(number, _)| number)
+                );
             }
         }
     }
@@ -213,13 +229,22 @@ mod tests {
             assert!(spec.arity != 0 && !spec.summary.is_empty(), "{}", spec.name);
             assert!(spec.summary.ends_with('.'), "{}", spec.name);
             let (first, last, step) = spec.keys;
-            assert!(first >= 0 && (first == 0) == (step == 0) && (first == 0) == (last == 0), "{}", spec.name);
+            assert!(
+                first >= 0 && (first == 0) == (step == 0) && (first == 0) == (last == 0),
+                "{}",
+                spec.name
+            );
             assert!(spec.arity.abs() > first, "{}: the first key may be missing", spec.name);
             assert!(!(spec.has(flag::WRITE) && spec.has(flag::READONLY)), "{}", spec.name);
         }
         for spec in all() {
             for sub in spec.subcommands {
-                assert!(sub.name.starts_with(&format!("{}|", spec.name)), "{} in {}", sub.name, spec.name);
+                assert!(
+                    sub.name.starts_with(&format!("{}|", spec.name)),
+                    "{} in {}",
+                    sub.name,
+                    spec.name
+                );
                 assert!(sub.arity.abs() >= 2, "{}", sub.name);
             }
         }

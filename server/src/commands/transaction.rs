@@ -1,19 +1,25 @@
-//! MULTI and EXEC: commands that are executed together, and WATCH, which calls them off if something changed meanwhile.
+//! MULTI and EXEC: commands that are executed together, and WATCH, which calls them off if
+//! something changed meanwhile.
 //!
-//! EXEC holds the stripes of the ids that its commands name while it executes (`store/src/commit`, C6), or all stripes if one of them may touch
-//! others (DBSIZE, TM.ROLL, ...): no other client's change of them comes between, on whichever worker, and all that changes goes
-//! into one batch of the log, so that a crash leaves all of it or nothing; if what waits for the log leaves no room for it there, EXEC waits, before it begins
-//! (C8). Pages of other clients are read meanwhile as ever; writes of the same ids wait. Whether changes are taken now is asked once, under the stripes: all that was queued is executed, or nothing.
+//! EXEC holds the stripes of the ids that its commands name while it executes (`store/src/commit`,
+//! C6), or all stripes if one of them may touch others (DBSIZE, TM.ROLL, ...): no other client's
+//! change of them comes between, on whichever worker, and all that changes goes into one batch of
+//! the log, so that a crash leaves all of it or nothing; if what waits for the log leaves no room
+//! for it there, EXEC waits, before it begins (C8). Pages of other clients are read meanwhile as
+//! ever; writes of the same ids wait. Whether changes are taken now is asked once, under the
+//! stripes: all that was queued is executed, or nothing.
 //!
-//! A transaction that touches no data, as Sentinel's is (SLAVEOF, CONFIG REWRITE, ...), keeps nobody out, and leaves its worker to others where one of its commands
-//! waits for the disk.
+//! A transaction that touches no data, as Sentinel's is (SLAVEOF, CONFIG REWRITE, ...), keeps
+//! nobody out, and leaves its worker to others where one of its commands waits for the disk.
 //!
-//! As others wait, what takes its time (SAVE, SCAN, TM.ADVISE, ...) is refused between MULTI and EXEC, and what does not touch data but costs more
-//! than a few ids (COMMAND DOCS, INFO) gets [`ASIDE`] in all.
+//! As others wait, what takes its time (SAVE, SCAN, TM.ADVISE, ...) is refused between MULTI and
+//! EXEC, and what does not touch data but costs more than a few ids (COMMAND DOCS, INFO) gets
+//! [`ASIDE`] in all.
 
 use super::command::{id_positions, key_positions};
 use super::{
-    ALL_KEYS, Call, NO_KEYS, Outcome, Refusal, Scratch, Session, Spec, checked, find, flag, id, run, select, weight,
+    ALL_KEYS, Call, NO_KEYS, Outcome, Refusal, Scratch, Session, Spec, checked, find, flag, id,
+    run, select, weight,
 };
 use crate::durability::MOST_BYTES;
 use crate::engines::{Engines, KeyRef, Seen};
@@ -24,13 +30,19 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Processor time that one transaction's commands may take that neither touch data nor are an operator's nor take constant time. Any number of
-/// them fits into a transaction's bytes.
+/// Processor time that one transaction's commands may take that neither touch data nor are an
+/// operator's nor take constant time. Any number of them fits into a transaction's bytes.
 const ASIDE: Duration = Duration::from_millis(100);
 
 const ALWAYS: u32 = flag::LOADING | flag::STALE | flag::FAST | flag::NOSCRIPT;
 
-const fn spec(name: &'static str, flags: u32, since: &'static str, summary: &'static str, run: super::Handler) -> Spec {
+const fn spec(
+    name: &'static str,
+    flags: u32,
+    since: &'static str,
+    summary: &'static str,
+    run: super::Handler,
+) -> Spec {
     Spec {
         name,
         arity: 1,
@@ -86,7 +98,9 @@ impl Transaction {
     /// Keeps a command; false, and the transaction is spoilt, if that takes more than `most` bytes.
     pub(super) fn push(&mut self, spec: &Spec, args: Args<'_>, most: usize) -> bool {
         // Twice the bytes: a list that grows has room for as much again.
-        if self.kept.bytes() + args.iter().map(<[u8]>::len).sum::<usize>() + args.len() * 8 > most / 2 {
+        if self.kept.bytes() + args.iter().map(<[u8]>::len).sum::<usize>() + args.len() * 8
+            > most / 2
+        {
             self.spoil();
             return false;
         }
@@ -232,14 +246,16 @@ fn exec(call: &mut Call<'_>) -> Outcome {
     // It waits for nothing any more: also if it was refused before it could ask again.
     call.session.errand.come();
     call.session.client.queued.store(-1, Relaxed);
-    let changed = engines.is_some_and(|engines| call.session.watched.iter().any(|seen| engines.has_changed(seen)));
+    let changed = engines
+        .is_some_and(|engines| call.session.watched.iter().any(|seen| engines.has_changed(seen)));
     unwatch(call.session);
     if changed {
         call.reply.null_array();
         return Ok(());
     }
     if transaction.writes {
-        // Once for all of them: a disk that fails, or a role that changes, while they are executed does not part them.
+        // Once for all of them: a disk that fails, or a role that changes, while they are executed
+        // does not part them.
         let admitted = taken.and_then(|()| call.admit_write());
         if transaction.changes {
             admitted.as_ref().map_err(discarded)?;
@@ -278,7 +294,8 @@ fn go_on(call: &mut Call<'_>, mut transaction: Transaction, mut begun: Begun, ma
     }
 }
 
-/// What EXEC answers if it is refused itself: as in Redis, without the prefix if it is the common one.
+/// What EXEC answers if it is refused itself: as in Redis, without the prefix if it is the common
+/// one.
 #[cold]
 pub(super) fn discarded(why: &Refusal) -> Refusal {
     let text = why.text();
@@ -311,7 +328,9 @@ fn ids(engines: &Engines, transaction: &Transaction, watched: &[Seen]) -> Option
         }
         for at in key_positions(spec, args) {
             match engines.resolve(args.at(at)) {
-                Ok(KeyRef::Row { id, .. } | KeyRef::Cell { id, .. } | KeyRef::Pair { id, .. }) => ids.push(id),
+                Ok(KeyRef::Row { id, .. } | KeyRef::Cell { id, .. } | KeyRef::Pair { id, .. }) => {
+                    ids.push(id)
+                }
                 // It is refused, or gets an answer that no data decides.
                 Err(_) => {}
             }
@@ -326,7 +345,8 @@ fn thread_time() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
 }
 
-/// Executes one of the queued commands: its reply, or its error, is the next element. `aside`: see [`ASIDE`].
+/// Executes one of the queued commands: its reply, or its error, is the next element. `aside`: see
+/// [`ASIDE`].
 fn one(call: &mut Call<'_>, args: Args<'_>, aside: &mut Duration) {
     let node: &Arc<Node> = call.node;
     let mark = call.reply.mark();

@@ -1,4 +1,5 @@
-//! Views and actions, for people: what FEED.GET shows in which order, and what FEED.ACT moves. They are made by the configuration.
+//! Views and actions, for people: what FEED.GET shows in which order, and what FEED.ACT moves. They
+//! are made by the configuration.
 
 use super::schema::{Value, count, spec, write_maps};
 use super::{Call, Outcome, Spec, flag, help, help_row};

@@ -1,5 +1,6 @@
-//! What the clients of Weibo's own services send beyond Redis's commands: MINCR on cells, and the bf verbs, of which a key names an id without a
-//! member. That GET answers a row as one text is the space's setting (`text_rows`, see `string.rs`).
+//! What the clients of Weibo's own services send beyond Redis's commands: MINCR on cells, and the
+//! bf verbs, of which a key names an id without a member. That GET answers a row as one text is the
+//! space's setting (`text_rows`, see `string.rs`).
 
 use super::{ALL_KEYS, Call, ONE_KEY, Outcome, Refusal, Spec, flag};
 use crate::engines::{CounterSpace, ExistenceSpace, KeyRef};
@@ -18,7 +19,18 @@ const fn spec(
     summary: &'static str,
     run: super::Handler,
 ) -> Spec {
-    Spec { name, arity, flags, keys, group: "weibo", since: "0.1.0", usage, summary, run, subcommands: &[] }
+    Spec {
+        name,
+        arity,
+        flags,
+        keys,
+        group: "weibo",
+        since: "0.1.0",
+        usage,
+        summary,
+        run,
+        subcommands: &[],
+    }
 }
 
 #[rustfmt::skip]
@@ -33,7 +45,8 @@ pub(super) const TABLE: &[Spec] = &[
     spec("bfmget", -2, READ, ALL_KEYS, "key [key ...]", "BFGET for many keys.", bfmget),
 ];
 
-/// In the place of a member. No client can name it otherwise but by an empty argument; in particular it is no viewer's number.
+/// In the place of a member. No client can name it otherwise but by an empty argument; in
+/// particular it is no viewer's number.
 pub(super) const NOBODY: Member<'static> = Member::Bytes(b"");
 
 const BELOW_OLDEST: i64 = -1;
@@ -41,7 +54,10 @@ const ILLEGAL_KEY: i64 = -2;
 
 fn mincr(call: &mut Call<'_>) -> Outcome {
     let keys = call.args.from(1);
-    let cells = keys.iter().map(|key| call.cell(key)).collect::<Result<Vec<(&CounterSpace, u64, usize)>, Refusal>>()?;
+    let cells = keys
+        .iter()
+        .map(|key| call.cell(key))
+        .collect::<Result<Vec<(&CounterSpace, u64, usize)>, Refusal>>()?;
     call.reply.array(cells.len());
     let bounds = Bounds { min: None, max: None, saturate: false };
     for (space, id, field) in cells {

@@ -1,10 +1,13 @@
-//! What changes that belong together take in the log: one batch holds them (`store/src/commit`, C6), so they must fit into it.
+//! What changes that belong together take in the log: one batch holds them (`store/src/commit`,
+//! C6), so they must fit into it.
 //!
-//! Asked before the first of them is made. It is an upper bound, of the encodings in `records.rs`: so much is reserved in the next batch ([`Call::alone`](super::Call::alone));
-//! what is refused might have fitted.
+//! Asked before the first of them is made. It is an upper bound, of the encodings in `records.rs`:
+//! so much is reserved in the next batch ([`Call::alone`](super::Call::alone)); what is refused
+//! might have fitted.
 //!
-//! Why they are not logged in several batches with a mark at the end: whoever reads a log (a start, a replica, `check`) would have to keep back what
-//! may turn out to be half of something, of any size, and a snapshot could not begin in the middle. Redis takes such a MSET, and its memory too.
+//! Why they are not logged in several batches with a mark at the end: whoever reads a log (a start,
+//! a replica, `check`) would have to keep back what may turn out to be half of something, of any
+//! size, and a snapshot could not begin in the middle. Redis takes such a MSET, and its memory too.
 
 use super::command::{id_positions, key_positions};
 use super::{NO_KEYS, Refusal, find, flag, id, refuse, select};
@@ -21,7 +24,8 @@ const VALUE_BYTES: usize = 10;
 /// A pair: its id, and a member or the hash of one.
 pub(super) const PAIR_BYTES: usize = ID_BYTES + 16;
 
-/// A row; and in each existence space its id, which becomes loose there if a counter comes down to 0.
+/// A row; and in each existence space its id, which becomes loose there if a counter comes down to
+/// 0.
 fn row_bytes(engines: &Engines, space: &CounterSpace) -> usize {
     ID_BYTES + space.schema().width() * VALUE_BYTES + engines.existences().len() * ID_BYTES
 }
@@ -33,27 +37,37 @@ pub(super) fn of<'a, I: Iterator<Item = Args<'a>>>(
     requests: impl Fn() -> I,
 ) -> Result<usize, Refusal> {
     // As if each argument were a pair, and an id of which every space has a row.
-    let most: usize = PAIR_BYTES + engines.counters().iter().map(|space| row_bytes(engines, space)).sum::<usize>();
+    let most: usize = PAIR_BYTES
+        + engines.counters().iter().map(|space| row_bytes(engines, space)).sum::<usize>();
     let args: usize = requests().map(|args| args.len()).sum();
     if args * most <= ROUGH_BYTES { Ok(args * most) } else { closely(engines, requests()) }
 }
 
-/// Whether a request may change the shape of what it does not name: a schema, and with it the rows of others that wait for the log. Beside it there is to be
-/// room for nothing.
+/// Whether a request may change the shape of what it does not name: a schema, and with it the rows
+/// of others that wait for the log. Beside it there is to be room for nothing.
 pub(super) fn reshapes(args: Args<'_>) -> bool {
     let spec = find(args.at(0)).and_then(|(_, spec)| select(spec, args).ok());
-    spec.is_some_and(|(spec, _)| spec.keys == NO_KEYS && spec.has(flag::WRITE) && id_positions(spec, args).is_none())
+    spec.is_some_and(|(spec, _)| {
+        spec.keys == NO_KEYS && spec.has(flag::WRITE) && id_positions(spec, args).is_none()
+    })
 }
 
 /// Row by row, each counted once.
 #[cold]
-fn closely<'a>(engines: &Engines, requests: impl Iterator<Item = Args<'a>>) -> Result<usize, Refusal> {
+fn closely<'a>(
+    engines: &Engines,
+    requests: impl Iterator<Item = Args<'a>>,
+) -> Result<usize, Refusal> {
     let mut bytes = 0;
     let mut rows: Vec<(u32, u64)> = Vec::new();
     for args in requests {
-        let Some((_, spec)) = find(args.at(0)).filter(|(_, spec)| spec.may_write(args)) else { continue };
+        let Some((_, spec)) = find(args.at(0)).filter(|(_, spec)| spec.may_write(args)) else {
+            continue;
+        };
         if spec.keys == NO_KEYS {
-            for id in id_positions(spec, args).into_iter().flatten().filter_map(|at| id(args.at(at)).ok()) {
+            for id in
+                id_positions(spec, args).into_iter().flatten().filter_map(|at| id(args.at(at)).ok())
+            {
                 bytes += PAIR_BYTES;
                 rows.extend(engines.counters().iter().map(|space| (space.number(), id)));
             }
@@ -61,7 +75,9 @@ fn closely<'a>(engines: &Engines, requests: impl Iterator<Item = Args<'a>>) -> R
         }
         for at in key_positions(spec, args) {
             match engines.resolve(args.at(at)) {
-                Ok(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => rows.push((space.number(), id)),
+                Ok(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
+                    rows.push((space.number(), id))
+                }
                 Ok(KeyRef::Pair { .. }) => bytes += args.len() * PAIR_BYTES,
                 // It will be refused.
                 Err(_) => {}
@@ -71,7 +87,8 @@ fn closely<'a>(engines: &Engines, requests: impl Iterator<Item = Args<'a>>) -> R
     rows.sort_unstable();
     rows.dedup();
     for of_space in rows.chunk_by(|a, b| a.0 == b.0) {
-        let each = engines.counter_by_number(of_space[0].0).map_or(0, |space| row_bytes(engines, space));
+        let each =
+            engines.counter_by_number(of_space[0].0).map_or(0, |space| row_bytes(engines, space));
         bytes += each * of_space.len();
     }
     if bytes <= MOST_BYTES {

@@ -1,6 +1,9 @@
 //! The file as it is printed: every key, its documentation and its value.
 
-use super::{Action, Config, Counter, Durability, Existence, Key, Replication, Security, Server, Spill, Tls, View};
+use super::{
+    Action, Config, Counter, Durability, Existence, Key, Replication, Security, Server, Spill, Tls,
+    View,
+};
 use serde::Serialize;
 use std::fmt::Write as _;
 
@@ -24,16 +27,44 @@ impl Config {
     pub fn print(&self) -> String {
         let mut out = PREAMBLE.to_owned();
         print_section(&mut out, "[server]", Server::ABOUT, Server::KEYS, &self.server, true);
-        print_section(&mut out, "[durability]", Durability::ABOUT, Durability::KEYS, &self.durability, true);
-        print_section(&mut out, "[security]", Security::ABOUT, Security::KEYS, &self.security, true);
+        print_section(
+            &mut out,
+            "[durability]",
+            Durability::ABOUT,
+            Durability::KEYS,
+            &self.durability,
+            true,
+        );
+        print_section(
+            &mut out,
+            "[security]",
+            Security::ABOUT,
+            Security::KEYS,
+            &self.security,
+            true,
+        );
         print_section(&mut out, "[tls]", Tls::ABOUT, Tls::KEYS, &self.tls, true);
-        print_section(&mut out, "[replication]", Replication::ABOUT, Replication::KEYS, &self.replication, true);
+        print_section(
+            &mut out,
+            "[replication]",
+            Replication::ABOUT,
+            Replication::KEYS,
+            &self.replication,
+            true,
+        );
         print_section(&mut out, "[spill]", Spill::ABOUT, Spill::KEYS, &self.spill, true);
         for (i, item) in self.counter.iter().enumerate() {
             print_section(&mut out, "[[counter]]", Counter::ABOUT, Counter::KEYS, item, i == 0);
         }
         for (i, item) in self.existence.iter().enumerate() {
-            print_section(&mut out, "[[existence]]", Existence::ABOUT, Existence::KEYS, item, i == 0);
+            print_section(
+                &mut out,
+                "[[existence]]",
+                Existence::ABOUT,
+                Existence::KEYS,
+                item,
+                i == 0,
+            );
         }
         for (i, item) in self.view.iter().enumerate() {
             print_section(&mut out, "[[view]]", View::ABOUT, View::KEYS, item, i == 0);
@@ -46,7 +77,14 @@ impl Config {
 }
 
 /// The documentation is printed with the first of several entries only.
-fn print_section(out: &mut String, head: &str, about: &[&str], keys: &[Key], values: &impl Serialize, first: bool) {
+fn print_section(
+    out: &mut String,
+    head: &str,
+    about: &[&str],
+    keys: &[Key],
+    values: &impl Serialize,
+    first: bool,
+) {
     out.push('\n');
     if first {
         for line in about {

@@ -9,7 +9,8 @@ use crate::records::{RecordKind, read_pairs, read_rows};
 use crate::snapshot::Parts;
 use phantom::Member;
 
-/// Makes one record true. Parts are touched after the change: a snapshot that begins in between sees it, or writes the part again.
+/// Makes one record true. Parts are touched after the change: a snapshot that begins in between
+/// sees it, or writes the part again.
 pub(crate) fn apply_record(
     engines: &Engines,
     parts: &Parts,
@@ -18,10 +19,18 @@ pub(crate) fn apply_record(
     payload: &[u8],
 ) -> Result<(), String> {
     let space = number;
-    let counter = || engines.counter_by_number(space).ok_or_else(|| format!("there is no counter space {space}"));
-    let existence = || engines.existence_by_number(space).ok_or_else(|| format!("there is no existence space {space}"));
-    // Before the change and after it: who looks in between, and whoever sees the change, will find that there was one.
-    let changed = |ids: &mut dyn Iterator<Item = u64>| ids.for_each(|id| engines.watches.changed(number, id));
+    let counter = || {
+        engines.counter_by_number(space).ok_or_else(|| format!("there is no counter space {space}"))
+    };
+    let existence = || {
+        engines
+            .existence_by_number(space)
+            .ok_or_else(|| format!("there is no existence space {space}"))
+    };
+    // Before the change and after it: who looks in between, and whoever sees the change, will find
+    // that there was one.
+    let changed =
+        |ids: &mut dyn Iterator<Item = u64>| ids.for_each(|id| engines.watches.changed(number, id));
     match RecordKind::from_number(kind) {
         Some(RecordKind::Rows) => {
             let space = counter()?;
@@ -87,13 +96,14 @@ pub(crate) fn apply_record(
             let space = existence()?;
             space.loose().decode(payload, space.horizon())
         }
-        Some(RecordKind::Layout) => existence()?.put_layout(&decode_layout(payload)?).map_err(|e| e.to_string()),
+        Some(RecordKind::Layout) => {
+            existence()?.put_layout(&decode_layout(payload)?).map_err(|e| e.to_string())
+        }
         Some(RecordKind::Frontier) => {
             existence()?.put_frontier(decode_frontier(payload)?);
             Ok(())
         }
-        Some(RecordKind::Catalogue | RecordKind::Table | RecordKind::Head | RecordKind::Late) | None => {
-            Err(format!("a record of kind {kind} does not belong here"))
-        }
+        Some(RecordKind::Catalogue | RecordKind::Table | RecordKind::Head | RecordKind::Late)
+        | None => Err(format!("a record of kind {kind} does not belong here")),
     }
 }

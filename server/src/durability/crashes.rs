@@ -1,12 +1,17 @@
-//! What a start makes of log and snapshots, whatever was changed and however often the disk failed on the way: what the engines mark, what the
-//! commit thread reads of them and keeps after a failure, what a snapshot walks while others write, and what a start makes of that. All of it is the
-//! server's own code, on the simulated disk. (`store/tests/it/clock.rs` and `crash.rs` have the store's part.)
+//! What a start makes of log and snapshots, whatever was changed and however often the disk failed
+//! on the way: what the engines mark, what the commit thread reads of them and keeps after a
+//! failure, what a snapshot walks while others write, and what a start makes of that. All of it is
+//! the server's own code, on the simulated disk. (`store/tests/it/clock.rs` and `crash.rs` have the
+//! store's part.)
 //!
-//! Each run is one seed: random changes, rounds of the commit thread, snapshots with changes and rounds between their files, on a disk that fails;
-//! and after each of these a power cut or a kill, on a copy of the disk. What a start finds there is the state after a round: after the last one
-//! that was synced, or one behind it. So nothing is lost that was synced, and no change is there by half.
+//! Each run is one seed: random changes, rounds of the commit thread, snapshots with changes and
+//! rounds between their files, on a disk that fails; and after each of these a power cut or a kill,
+//! on a copy of the disk. What a start finds there is the state after a round: after the last one
+//! that was synced, or one behind it. So nothing is lost that was synced, and no change is there by
+//! half.
 //!
-//! `TIDEMARK_CRASH_RUNS=5000 cargo test -p tidemark-server --lib crashes -- --nocapture` runs more of them; `TIDEMARK_CRASH_SEED=n` runs one.
+//! `TIDEMARK_CRASH_RUNS=5000 cargo test -p tidemark-server --lib crashes -- --nocapture` runs more
+//! of them; `TIDEMARK_CRASH_SEED=n` runs one.
 
 use super::recovery::recover_from;
 use super::*;
@@ -19,7 +24,8 @@ use std::cell::RefCell;
 use std::sync::atomic::AtomicUsize;
 use store::{Faults, Rounds, SimDisk, Store};
 
-/// Neighbours, so many that tables begin among them, and two that are far from all others and from each other.
+/// Neighbours, so many that tables begin among them, and two that are far from all others and from
+/// each other.
 const IDS: [u64; 122] = {
     let mut ids = [0; 122];
     let mut at = 0;
@@ -30,8 +36,13 @@ const IDS: [u64; 122] = {
     (ids[120], ids[121]) = (1 << 50, u64::MAX);
     ids
 };
-const MEMBERS: [Member<'static>; 5] =
-    [Member::Number(0), Member::Number(7), Member::Number(u64::MAX), Member::Bytes(b"ann"), Member::Bytes(b"")];
+const MEMBERS: [Member<'static>; 5] = [
+    Member::Number(0),
+    Member::Number(7),
+    Member::Number(u64::MAX),
+    Member::Bytes(b"ann"),
+    Member::Bytes(b""),
+];
 
 fn config() -> Config {
     let mut config = Config::default();
@@ -67,14 +78,20 @@ fn seen(engines: &Engines) -> Seen {
         schemas: counters.iter().map(|space| space.schema().to_string()).collect(),
         rows: counters.iter().flat_map(|space| IDS.map(|id| row(space, id))).collect(),
         loose: of_ids().map(|(space, id)| space.loose().read(space).holds(id)).collect(),
-        flags: of_ids().flat_map(|(space, id)| MEMBERS.map(|member| space.contains(id, &member))).collect(),
-        layouts: existences.iter().map(|space| space.layout().iter().map(|at| at.low).collect()).collect(),
+        flags: of_ids()
+            .flat_map(|(space, id)| MEMBERS.map(|member| space.contains(id, &member)))
+            .collect(),
+        layouts: existences
+            .iter()
+            .map(|space| space.layout().iter().map(|at| at.low).collect())
+            .collect(),
     }
 }
 
 impl Seen {
-    /// Whether a start may find `found` if this was the state. It may take more ids for loose: of a flag that was set far ahead of all, and unset, it
-    /// may hear only when its frontier is where that flag was.
+    /// Whether a start may find `found` if this was the state. It may take more ids for loose: of a
+    /// flag that was set far ahead of all, and unset, it may hear only when its frontier is where
+    /// that flag was.
     fn is_found(&self, found: &Seen) -> bool {
         let are_loose = self.loose.iter().zip(&found.loose).all(|(held, found)| held <= found);
         are_loose && Seen { loose: self.loose.clone(), ..found.clone() } == *self
@@ -91,9 +108,14 @@ fn denied(engines: &Engines) -> Vec<String> {
             let mut row = vec![0; counters.schema().width()];
             counters.get(id, &mut row);
             let proves = row[field as usize] == 0 && !space.loose().read(space).holds(id);
-            let is_set = |m: &&Member<'_>| space.contains(id, m) == Answer::Yes && !space.is_early(id, m);
+            let is_set =
+                |m: &&Member<'_>| space.contains(id, m) == Answer::Yes && !space.is_early(id, m);
             denied.extend(
-                MEMBERS.iter().filter(is_set).filter(|_| proves).map(|m| format!("{} {id} {m:?}", space.name())),
+                MEMBERS
+                    .iter()
+                    .filter(is_set)
+                    .filter(|_| proves)
+                    .map(|m| format!("{} {id} {m:?}", space.name())),
             );
         }
     }
@@ -102,7 +124,8 @@ fn denied(engines: &Engines) -> Vec<String> {
 
 /// A start on this disk: the engines, the store, and the log to go on with.
 fn start(disk: &SimDisk, durability: &Arc<Durability>) -> (Engines, Store, Log) {
-    let recovered = recover_from(Arc::new(disk.clone()), &config(), durability, false, |_| ()).unwrap();
+    let recovered =
+        recover_from(Arc::new(disk.clone()), &config(), durability, false, |_| ()).unwrap();
     let Held::Own(log) = recovered.log else { panic!("a master's log") };
     durability.reach(log.written(), log.durable());
     recovered.engines.lead();
@@ -133,7 +156,13 @@ fn change(engines: &Engines, ids: &[u64], random: &mut fastrand::Rng) {
         35..=49 => drop(engines.undo(action, member, id, &mut vec![])),
         50..=59 => drop(engines.flag(flags, id, member)),
         60..=66 => drop(engines.unflag(flags, id, member)),
-        67..=76 => drop(engines.add(rows, id, &[Change { field, delta: value }], &Bounds::default(), &mut vec![])),
+        67..=76 => drop(engines.add(
+            rows,
+            id,
+            &[Change { field, delta: value }],
+            &Bounds::default(),
+            &mut vec![],
+        )),
         77..=82 => drop(engines.set(rows, id, &[(field, value)])),
         83..=85 => drop(engines.set_new(rows, id, &[(field, value)])),
         86..=88 => drop(engines.clear(rows, id, field)),
@@ -168,7 +197,8 @@ struct Life<'a> {
     log: Log,
     rounds: Rounds<'a, Mark>,
     state: State<'a>,
-    /// What may be found after a crash: the state after the last round that was synced, and those behind it.
+    /// What may be found after a crash: the state after the last round that was synced, and those
+    /// behind it.
     states: Vec<Seen>,
     faults: Faults,
     random: &'a mut fastrand::Rng,
@@ -229,12 +259,16 @@ impl Life<'_> {
 fn difference(held: &Seen, found: &Seen) -> String {
     let mut said = String::new();
     if (&held.schemas, &held.layouts) != (&found.schemas, &found.layouts) {
-        said += &format!("\n{:?} {:?}\n{:?} {:?}", held.schemas, held.layouts, found.schemas, found.layouts);
+        said += &format!(
+            "\n{:?} {:?}\n{:?} {:?}",
+            held.schemas, held.layouts, found.schemas, found.layouts
+        );
     }
     let other = |(at, (held, found)): (usize, (String, String))| {
         (held != found).then(|| format!("\n{at}: {held}, {found} found"))
     };
-    let texts = |rows: &[Option<Vec<i64>>]| rows.iter().map(|row| format!("{row:?}")).collect::<Vec<_>>();
+    let texts =
+        |rows: &[Option<Vec<i64>>]| rows.iter().map(|row| format!("{row:?}")).collect::<Vec<_>>();
     let flags = |flags: &[Answer]| flags.iter().map(|flag| format!("{flag:?}")).collect::<Vec<_>>();
     let loose = |loose: &[bool]| loose.iter().map(|loose| format!("{loose}")).collect::<Vec<_>>();
     for (held, found) in [
@@ -260,7 +294,10 @@ fn live(
     let durability = &Arc::new(Durability::new(policy));
     let (engines, store, log) = start(disk, durability);
     let found = seen(&engines);
-    assert!(before.is_none_or(|states| states.iter().any(|state| state.is_found(&found))), "seed {seed}: at a start");
+    assert!(
+        before.is_none_or(|states| states.iter().any(|state| state.is_found(&found))),
+        "seed {seed}: at a start"
+    );
     let rate = if random.bool() { random.u32(1..400) } else { 0 };
     let steps = random.u32(1..20);
     let life = RefCell::new(Life {
@@ -273,12 +310,23 @@ fn live(
         rounds: Rounds::new(durability.committer()),
         state: State::new(durability, &engines),
         states: vec![found],
-        faults: Faults { sync_error: rate, write_error: rate / 2, no_space: rate / 2, ..Faults::default() },
+        faults: Faults {
+            sync_error: rate,
+            write_error: rate / 2,
+            no_space: rate / 2,
+            ..Faults::default()
+        },
         random,
         sums,
     });
     let nobody = AtomicUsize::new(0);
-    let walk = Walk { engines: &engines, store: &store, durability, pace: &Pace::new(&nobody), keep_free: 0 };
+    let walk = Walk {
+        engines: &engines,
+        store: &store,
+        durability,
+        pace: &Pace::new(&nobody),
+        keep_free: 0,
+    };
     for _ in 0..steps {
         // A snapshot may be the first thing that a process does: of what it has read from the log.
         let (quiet, saves) = {
@@ -341,7 +389,11 @@ fn what_was_synced_is_what_a_start_finds() {
         "{runs} runs: {rounds} rounds, {failed} of them failed, {snapshots} snapshots, {failed_snapshots} of them failed, {starts} crashes; up to {tables} tables"
     );
     assert!(
-        rounds > 5 * runs && failed > runs / 2 && snapshots > runs && failed_snapshots > runs / 20 && tables > 1,
+        rounds > 5 * runs
+            && failed > runs / 2
+            && snapshots > runs
+            && failed_snapshots > runs / 20
+            && tables > 1,
         "they show nothing"
     );
 }
@@ -354,23 +406,28 @@ fn under<R>(disk: &SimDisk, faults: Faults, does: impl FnOnce() -> R) -> R {
     done
 }
 
-/// Where others make room in a full set of loose ids, or take flags out of the aside, an id may become loose that nobody marks then: whose counter falls
-/// next relies on it, so it is in the log with that, whichever round has the others' marks.
+/// Where others make room in a full set of loose ids, or take flags out of the aside, an id may
+/// become loose that nobody marks then: whose counter falls next relies on it, so it is in the log
+/// with that, whichever round has the others' marks.
 #[test]
 fn what_becomes_loose_in_the_turn_of_others_is_logged_in_time() {
     let disk = SimDisk::new(1);
     let durability = &Arc::new(Durability::new(Fsync::No));
     let (engines, _store, mut log) = start(&disk, durability);
-    let (mut rounds, mut state) = (Rounds::new(durability.committer()), State::new(durability, &engines));
-    let (liked, rows, like) = (&engines.existences()[0], &engines.counters()[0], &engines.actions()[0]);
+    let (mut rounds, mut state) =
+        (Rounds::new(durability.committer()), State::new(durability, &engines));
+    let (liked, rows, like) =
+        (&engines.existences()[0], &engines.counters()[0], &engines.actions()[0]);
     let (_, field) = liked.tie().unwrap();
     for id in IDS[..110].iter().copied() {
         engines.act(like, &MEMBERS[0], id, &mut vec![]).unwrap();
     }
-    let mut round = |faults| under(&disk, faults, || rounds.turn(&mut log, &mut state, Instant::now(), false));
+    let mut round =
+        |faults| under(&disk, faults, || rounds.turn(&mut log, &mut state, Instant::now(), false));
     round(Faults::default()).unwrap();
     type Others<'a> = &'a dyn Fn(u64);
-    let others: [Others<'_>; 2] = [&|id| liked.loose().arrive(id, 0, false), &|id| liked.loose().widen(Some(id), None)];
+    let others: [Others<'_>; 2] =
+        [&|id| liked.loose().arrive(id, 0, false), &|id| liked.loose().widen(Some(id), None)];
     for (others, ids) in others.into_iter().zip([[80, 81], [100, 101]]) {
         let holds = |id| liked.loose().read(liked).holds(id);
         assert!(ids.iter().all(|&at| !holds(IDS[at])), "they have a gate");
@@ -388,14 +445,15 @@ fn what_becomes_loose_in_the_turn_of_others_is_logged_in_time() {
     }
 }
 
-/// Whoever follows a log tells nobody what becomes loose as flags leave his aside; and who reads that log may never have held them aside. So the first
-/// batch of a leadership says it.
+/// Whoever follows a log tells nobody what becomes loose as flags leave his aside; and who reads
+/// that log may never have held them aside. So the first batch of a leadership says it.
 #[test]
 fn what_became_loose_before_it_led_is_logged_by_who_leads() {
     let disk = SimDisk::new(1);
     let durability = &Arc::new(Durability::new(Fsync::No));
     let (engines, _store, mut log) = start(&disk, durability);
-    let (liked, rows, like) = (&engines.existences()[0], &engines.counters()[0], &engines.actions()[0]);
+    let (liked, rows, like) =
+        (&engines.existences()[0], &engines.counters()[0], &engines.actions()[0]);
     let (id, (_, field)) = (IDS[80], liked.tie().unwrap());
     let mut rounds = Rounds::new(durability.committer());
     let mut lead = || {
@@ -412,16 +470,19 @@ fn what_became_loose_before_it_led_is_logged_by_who_leads() {
     start(&disk.fork(1).kill(), &Arc::new(Durability::new(Fsync::No)));
 }
 
-/// A failed sync leaves what was written in the system's memory, where a kill would find it: nobody hears that it is safe.
+/// A failed sync leaves what was written in the system's memory, where a kill would find it: nobody
+/// hears that it is safe.
 #[test]
 fn what_is_written_and_could_not_be_synced_is_safe_to_nobody() {
     let disk = SimDisk::new(1);
     let durability = &Arc::new(Durability::new(Fsync::Always));
     let (engines, _store, mut log) = start(&disk, durability);
-    let (mut rounds, mut state) = (Rounds::new(durability.committer()), State::new(durability, &engines));
+    let (mut rounds, mut state) =
+        (Rounds::new(durability.committer()), State::new(durability, &engines));
     engines.set(&engines.counters()[0], 7, &[(0, 1)]).unwrap();
     let ticket = durability.committer().ticket();
-    let mut round = |faults| under(&disk, faults, || rounds.turn(&mut log, &mut state, Instant::now(), false));
+    let mut round =
+        |faults| under(&disk, faults, || rounds.turn(&mut log, &mut state, Instant::now(), false));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let safe = || runtime.block_on(durability.safe(ticket));
     round(Faults { sync_error: 1024, ..Faults::default() }).unwrap_err();
@@ -431,7 +492,8 @@ fn what_is_written_and_could_not_be_synced_is_safe_to_nobody() {
     assert_eq!(safe(), Ok(()));
 }
 
-/// What is written when a snapshot begins may come to nothing, and other records come to its place: the snapshot replays them, too.
+/// What is written when a snapshot begins may come to nothing, and other records come to its place:
+/// the snapshot replays them, too.
 #[test]
 fn a_snapshot_replays_from_what_was_synced_when_it_began() {
     let disk = SimDisk::new(1);
@@ -441,14 +503,30 @@ fn a_snapshot_replays_from_what_was_synced_when_it_began() {
     let (log, state) = (RefCell::new(log), RefCell::new(State::new(durability, &engines)));
     let rounds = RefCell::new(Rounds::new(durability.committer()));
     let round = |faults| {
-        let turn = || rounds.borrow_mut().turn(&mut log.borrow_mut(), &mut *state.borrow_mut(), Instant::now(), false);
+        let turn = || {
+            rounds.borrow_mut().turn(
+                &mut log.borrow_mut(),
+                &mut *state.borrow_mut(),
+                Instant::now(),
+                false,
+            )
+        };
         under(&disk, faults, turn)
     };
     IDS.iter().for_each(|&id| _ = engines.set(rows, id, &[(0, 1)]).unwrap());
     round(Faults::default()).unwrap();
-    assert!(durability.positions().0.offset > durability.positions().1.offset + 1000, "much is written and not synced");
+    assert!(
+        durability.positions().0.offset > durability.positions().1.offset + 1000,
+        "much is written and not synced"
+    );
     let nobody = AtomicUsize::new(0);
-    let walk = Walk { engines: &engines, store: &store, durability, pace: &Pace::new(&nobody), keep_free: 0 };
+    let walk = Walk {
+        engines: &engines,
+        store: &store,
+        durability,
+        pace: &Pace::new(&nobody),
+        keep_free: 0,
+    };
     // Behind each file of the snapshot: so the rows of the one that has them are older.
     let written = std::cell::Cell::new(2);
     let mut between = || {

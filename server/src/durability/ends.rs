@@ -1,10 +1,12 @@
-//! Where the log ended when each of the last rounds was done: WAIT waits for what was written before it, and not for what has come since.
+//! Where the log ended when each of the last rounds was done: WAIT waits for what was written
+//! before it, and not for what has come since.
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use store::Ticket;
 
-/// Rounds that are remembered. Of an earlier one it is only known that it ended before the oldest of them did.
+/// Rounds that are remembered. Of an earlier one it is only known that it ended before the oldest
+/// of them did.
 const KEPT: usize = 64;
 
 /// Rounds, and the offset at which the log ended: both rise.
@@ -12,15 +14,16 @@ const KEPT: usize = 64;
 pub(super) struct Ends(Mutex<VecDeque<(Ticket, u64)>>);
 
 impl Ends {
-    /// A master's log begins: all up to `round` lies before `offset`, and so does what others have written into it.
+    /// A master's log begins: all up to `round` lies before `offset`, and so does what others have
+    /// written into it.
     pub(super) fn begin(&self, round: Ticket, offset: u64) {
         let mut ends = self.0.lock();
         ends.clear();
         ends.push_back((round, offset));
     }
 
-    /// All up to `round` is as safe as a reply promises, and lies before `offset`. False if there is nothing new: the round before had it all, or this one
-    /// has failed.
+    /// All up to `round` is as safe as a reply promises, and lies before `offset`. False if there
+    /// is nothing new: the round before had it all, or this one has failed.
     pub(super) fn note(&self, round: Ticket, offset: u64) -> bool {
         let mut ends = self.0.lock();
         match ends.back_mut() {
@@ -38,7 +41,8 @@ impl Ends {
         true
     }
 
-    /// An offset before which all up to this ticket lies; the least that is known. None if it is not there yet.
+    /// An offset before which all up to this ticket lies; the least that is known. None if it is
+    /// not there yet.
     pub(super) fn of(&self, ticket: Ticket) -> Option<u64> {
         let ends = self.0.lock();
         ends.get(ends.partition_point(|&(round, _)| round < ticket)).map(|&(_, offset)| offset)
@@ -71,7 +75,10 @@ mod tests {
         assert!(ends.note(1, 100));
         assert!(!ends.note(2, 100), "nothing was added");
         assert!(ends.note(5, 180));
-        assert_eq!([0, 1, 2, 3, 5].map(|ticket| ends.of(ticket)), [100, 100, 100, 180, 180].map(Some));
+        assert_eq!(
+            [0, 1, 2, 3, 5].map(|ticket| ends.of(ticket)),
+            [100, 100, 100, 180, 180].map(Some)
+        );
         assert_eq!(ends.of(6), None);
         // A round failed: the log may have grown, but what it was to have is not safe.
         assert!(!ends.note(5, 200));

@@ -1,4 +1,5 @@
-//! What the log has of where tables begin, and of a merge, while others write: the log thread's steps are made one by one, and others write in between.
+//! What the log has of where tables begin, and of a merge, while others write: the log thread's
+//! steps are made one by one, and others write in between.
 
 use super::*;
 use crate::catalogue::Catalogue;
@@ -10,7 +11,8 @@ use phantom::{Answer, Layout, Member};
 use std::collections::BTreeSet;
 use std::sync::mpsc;
 use store::{
-    Batch, Committed, FileWriter, Record, Records, Rounds, SimDisk, SnapshotWriter, Source, Store, StoreOptions,
+    Batch, Committed, FileWriter, Record, Records, Rounds, SimDisk, SnapshotWriter, Source, Store,
+    StoreOptions,
 };
 
 const IDS: u64 = 3000;
@@ -103,16 +105,23 @@ impl Site {
         };
         let tables = liked.layout().iter().map(table).collect();
         let number = self.liked_space().number();
-        site.engines.restore(number, phantom::Space::restore(liked.options().clone(), &head, tables).unwrap(), vec![]);
+        site.engines.restore(
+            number,
+            phantom::Space::restore(liked.options().clone(), &head, tables).unwrap(),
+            vec![],
+        );
         site.liked().lead();
         site
     }
 
-    /// One round of the log thread; `between` runs after the state of each stripe has been read, with its marks, and before a batch is made of all,
-    /// with none.
+    /// One round of the log thread; `between` runs after the state of each stripe has been read,
+    /// with its marks, and before a batch is made of all, with none.
     fn round(&self, log: &mut Log, between: &mut dyn FnMut(&[Mark])) {
-        let mut source = Interrupted { state: State::new(&self.durability, &self.engines), between };
-        Rounds::new(&self.durability.committer).turn(log, &mut source, Instant::now(), false).unwrap();
+        let mut source =
+            Interrupted { state: State::new(&self.durability, &self.engines), between };
+        Rounds::new(&self.durability.committer)
+            .turn(log, &mut source, Instant::now(), false)
+            .unwrap();
     }
 }
 
@@ -172,7 +181,10 @@ fn replayed(disk: &SimDisk, mut each: impl FnMut(&Site)) -> Site {
 }
 
 /// Has somebody else do something, who is waited for, unless he waits for what is held here.
-fn beside<'s>(scope: &'s std::thread::Scope<'s, '_>, what: impl FnOnce() + Send + 's) -> mpsc::Receiver<()> {
+fn beside<'s>(
+    scope: &'s std::thread::Scope<'s, '_>,
+    what: impl FnOnce() + Send + 's,
+) -> mpsc::Receiver<()> {
     let (done, ended) = mpsc::channel();
     scope.spawn(move || {
         what();
@@ -182,7 +194,8 @@ fn beside<'s>(scope: &'s std::thread::Scope<'s, '_>, what: impl FnOnce() + Send 
     ended
 }
 
-/// An unlike is read for the log; then a merge sets the pair again, before the round has come to what the merge marks.
+/// An unlike is read for the log; then a merge sets the pair again, before the round has come to
+/// what the merge marks.
 #[test]
 fn what_a_merge_sets_is_not_unset_by_what_was_read_before() {
     let (here, there) = (Site::new(), Site::new());
@@ -216,8 +229,9 @@ fn what_a_merge_sets_is_not_unset_by_what_was_read_before() {
     }
 }
 
-/// Somebody likes what is revoked at the other site, or has its bits among those of the block, at every step of the round that logs the merge: after each
-/// batch of the log, whichever is the last one, flags and counters agree.
+/// Somebody likes what is revoked at the other site, or has its bits among those of the block, at
+/// every step of the round that logs the merge: after each batch of the log, whichever is the last
+/// one, flags and counters agree.
 #[test]
 fn no_flag_of_a_merged_block_comes_without_its_counter() {
     let (here, there) = (Site::new(), Site::new());
@@ -238,12 +252,15 @@ fn no_flag_of_a_merged_block_comes_without_its_counter() {
             // So that the round has some stripes to visit.
             (IDS / STEPS * step..IDS / STEPS * (step + 1)).for_each(|id| here.like(3, id));
             here.round(&mut log, &mut |marks| {
-                // One after the other: who is still there waits for a stripe. Before a batch is made none is held.
+                // One after the other: who is still there waits for a stripe. Before a batch is
+                // made none is held.
                 let nothing_is_held = marks.is_empty();
                 if let Some(last) = last.take_if(|_| nothing_is_held) {
                     let _ = last.recv();
                 }
-                let is_free = last.as_ref().is_none_or(|last| last.try_recv() == Err(mpsc::TryRecvError::Disconnected));
+                let is_free = last
+                    .as_ref()
+                    .is_none_or(|last| last.try_recv() == Err(mpsc::TryRecvError::Disconnected));
                 if is_free && let Some(id) = ids.next() {
                     // What is revoked at the other site by now, and what is not.
                     let id = if id % 2 == 0 { id / 2 } else { IDS - 1 - id / 2 };
@@ -270,8 +287,9 @@ fn no_flag_of_a_merged_block_comes_without_its_counter() {
     assert!((0..IDS).all(|id| replayed.likes(2, id) == here.likes(2, id) && replayed.likes(3, id)));
 }
 
-/// L1: ids leap ahead and wait aside, tables are closed, and another site's blocks come to all of them; after each batch, whichever is the last one, the
-/// tables that the log makes are ours, and in the end they have the same bits.
+/// L1: ids leap ahead and wait aside, tables are closed, and another site's blocks come to all of
+/// them; after each batch, whichever is the last one, the tables that the log makes are ours, and
+/// in the end they have the same bits.
 #[test]
 fn tables_begin_where_they_did_whichever_batch_is_the_last() {
     let here = Site::new();
@@ -282,8 +300,10 @@ fn tables_begin_where_they_did_whichever_batch_is_the_last() {
     for round in 0..60u64 {
         for _ in 0..60 {
             now += rng.u64(0..40);
-            // Some of them lie beyond the window, until others have come between: then the log has them first, or by id among those.
-            let id = if rng.u32(0..6) == 0 { now + rng.u64(900..3000) } else { now - rng.u64(0..100) };
+            // Some of them lie beyond the window, until others have come between: then the log has
+            // them first, or by id among those.
+            let id =
+                if rng.u32(0..6) == 0 { now + rng.u64(900..3000) } else { now - rng.u64(0..100) };
             here.like(round, id);
             early = early.max(here.liked().aside_pairs());
         }
@@ -324,44 +344,60 @@ fn tables_begin_where_they_did_whichever_batch_is_the_last() {
         let other = site.liked().layout().into_iter().find(|at| !lows.contains(&at.low));
         assert_eq!(other, None, "a table that was never ours");
     });
-    assert!(early > 10 && lows.len() > 5 && theirs.len() > 300, "{early} aside, {} tables", lows.len());
+    assert!(
+        early > 10 && lows.len() > 5 && theirs.len() > 300,
+        "{early} aside, {} tables",
+        lows.len()
+    );
     assert_eq!(replayed.liked().layout(), here.liked().layout());
     for site in [&here, &replayed] {
-        theirs.iter().for_each(|&(viewer, id)| assert!(site.likes(viewer, id), "{viewer} likes {id}"));
+        theirs
+            .iter()
+            .for_each(|&(viewer, id)| assert!(site.likes(viewer, id), "{viewer} likes {id}"));
     }
     for at in here.liked().layout() {
         assert_eq!(replayed.liked().digest(at.low), here.liked().digest(at.low));
     }
 }
 
-/// L1: a write that is refused may have moved early pairs into a table, or closed one, before. Nobody else writes afterwards, and nothing maintains: the
-/// log has it all the same.
+/// L1: a write that is refused may have moved early pairs into a table, or closed one, before.
+/// Nobody else writes afterwards, and nothing maintains: the log has it all the same.
 #[test]
 fn what_a_refused_write_has_moved_is_in_the_log() {
     let here = Site::with(|existence| (existence.max_aside, existence.max_revoked) = (200, 1));
     let disk = SimDisk::new(4);
     let mut log = new_log(&disk);
     (0..100).for_each(|id| here.like(1, id));
-    // Two hundred wait aside, and so slowly that they do not count as where the traffic is; ten of them lie where the next ones will.
+    // Two hundred wait aside, and so slowly that they do not count as where the traffic is; ten of
+    // them lie where the next ones will.
     for i in 0..200 {
         (0..20).for_each(|viewer| here.like(10 + i * 20 + viewer, i % 100));
         here.like(1, if i < 10 { 50_000 + i } else { 1 << (20 + i / 5) | i });
     }
     here.round(&mut log, &mut |_| ());
-    let moved = |site: &Site| (site.liked().highest_id(), site.liked().aside_pairs(), site.liked().layout());
+    let moved = |site: &Site| {
+        (site.liked().highest_id(), site.liked().aside_pairs(), site.liked().layout())
+    };
     let before = moved(&here);
     assert_eq!((before.0, before.1), (Some(99), 200));
     let action = here.engines.action(b"like").unwrap();
-    let act = |id| here.engines.act(action, &Member::Number(5), id, &mut vec![]).map_err(|e| e.to_string());
+    let act = |id| {
+        here.engines.act(action, &Member::Number(5), id, &mut vec![]).map_err(|e| e.to_string())
+    };
     for id in 50_100..50_612 {
         assert_eq!(act(id), Err(phantom::Error::AsideFull.to_string()));
     }
-    assert_eq!((moved(&here).0, moved(&here).1), (Some(50_611), 190), "those that were turned away moved the frontier");
+    assert_eq!(
+        (moved(&here).0, moved(&here).1),
+        (Some(50_611), 190),
+        "those that were turned away moved the frontier"
+    );
     here.round(&mut log, &mut |_| ());
     assert_eq!(moved(&replayed(&disk, |_| ())), moved(&here));
 }
 
-/// The same of a table that is due, as another site's block has filled it; it is closed by an unlike for which there is no room among the revoked.
+/// The same of a table that is due, as another site's block has filled it; it is closed by an
+/// unlike for which there is no room among the revoked.
 #[test]
 fn a_table_that_a_refused_write_has_closed_is_in_the_log() {
     let here = Site::with(|existence| existence.max_revoked = 1);
@@ -377,18 +413,22 @@ fn a_table_that_a_refused_write_has_closed_is_in_the_log() {
     here.round(&mut log, &mut |_| ());
     assert_eq!((here.liked().layout().len(), here.liked().most_revoked()), (1, 1));
     let action = here.engines.action(b"like").unwrap();
-    let undone = here.engines.undo(action, &Member::Number(1), 1, &mut vec![]).map_err(|e| e.to_string());
+    let undone =
+        here.engines.undo(action, &Member::Number(1), 1, &mut vec![]).map_err(|e| e.to_string());
     assert_eq!(undone, Err(phantom::Error::RevokedFull.to_string()));
     assert_eq!(here.liked().layout().len(), 2, "it was closed");
     here.round(&mut log, &mut |_| ());
     assert_eq!(replayed(&disk, |_| ()).liked().layout(), here.liked().layout());
 }
 
-/// Tables are recycled while a snapshot is written, some before it comes to them: in its middle, up to its end, all that there were. The log has blocks of
-/// each of them, from after the snapshot's beginning.
+/// Tables are recycled while a snapshot is written, some before it comes to them: in its middle, up
+/// to its end, all that there were. The log has blocks of each of them, from after the snapshot's
+/// beginning.
 #[test]
 fn a_snapshot_beside_recyclings_has_all_tables_from_the_horizon_on() {
-    let small = |existence: &mut Existence| (existence.pairs_per_table, existence.max_tables) = (160_000, 4);
+    let small = |existence: &mut Existence| {
+        (existence.pairs_per_table, existence.max_tables) = (160_000, 4)
+    };
     for recycled in [0, 1, 2, 3, 6] {
         let here = Site::with(small);
         let disk = SimDisk::new(recycled);
@@ -442,9 +482,11 @@ fn a_snapshot_beside_recyclings_has_all_tables_from_the_horizon_on() {
         let mut again = Site::with(small);
         let store = open(&disk);
         let config = configured(&small);
-        snapshot::load(&store, &config, &mut again.engines, &again.durability.parts, |_| ()).unwrap();
+        snapshot::load(&store, &config, &mut again.engines, &again.durability.parts, |_| ())
+            .unwrap();
         let lows: Vec<u64> = again.liked().layout().iter().map(|at| at.low).collect();
-        let all: BTreeSet<u64> = tables.iter().chain(&here.liked().layout()).map(|at| at.low).collect();
+        let all: BTreeSet<u64> =
+            tables.iter().chain(&here.liked().layout()).map(|at| at.low).collect();
         let expected: Vec<u64> = all.range(lows[0]..=lows[lows.len() - 1]).copied().collect();
         assert_eq!(lows, expected, "none is missing between others");
         assert!(lows[0] <= here.liked().horizon());

@@ -45,17 +45,20 @@ pub(crate) struct Recovered {
     pub(crate) end: store::End,
 }
 
-/// Makes the configured spaces for a moment: what the engines refuse is to be said before anybody can connect.
+/// Makes the configured spaces for a moment: what the engines refuse is to be said before anybody
+/// can connect.
 pub(crate) fn try_spaces(config: &Config) -> Result<(), RecoverError> {
     let fresh = Catalogue::default().completed(config)?;
     match Engines::new(config, &fresh, Arc::new(Durability::new(config.durability.fsync))) {
-        // A view may name a field that the data folder's schema has, and the configuration's has not.
+        // A view may name a field that the data folder's schema has, and the configuration's has
+        // not.
         Ok(_) | Err(BuildError::Missing { .. }) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Opens the data folder and reads everything back; a new folder becomes a data set with the configured spaces.
+/// Opens the data folder and reads everything back; a new folder becomes a data set with the
+/// configured spaces.
 pub(crate) fn recover(
     config: &Config,
     durability: &Arc<Durability>,
@@ -63,7 +66,8 @@ pub(crate) fn recover(
     progress: impl Fn(Progress) + Sync,
 ) -> Result<Recovered, RecoverError> {
     let dir = &config.durability.dir;
-    let disk = RealDisk::open(dir).map_err(|source| RecoverError::Folder { path: dir.clone(), source })?;
+    let disk =
+        RealDisk::open(dir).map_err(|source| RecoverError::Folder { path: dir.clone(), source })?;
     recover_from(Arc::new(disk), config, durability, follows, progress)
 }
 
@@ -75,10 +79,14 @@ pub(super) fn recover_from(
     follows: bool,
     progress: impl Fn(Progress) + Sync,
 ) -> Result<Recovered, RecoverError> {
-    let options = StoreOptions { keep_log_bytes: config.durability.keep_log_bytes, ..StoreOptions::default() };
+    let options = StoreOptions {
+        keep_log_bytes: config.durability.keep_log_bytes,
+        ..StoreOptions::default()
+    };
     let store = Store::open(disk, options)?;
 
-    // The catalogue comes first: in the snapshot, or as the first record of the log. Later ones tell what changed.
+    // The catalogue comes first: in the snapshot, or as the first record of the log. Later ones
+    // tell what changed.
     let parts = &durability.parts;
     let mut known = Catalogue::default();
     let mut engines = Engines::empty(config, durability.clone());
@@ -103,11 +111,19 @@ pub(super) fn recover_from(
         if record.kind == RecordKind::Catalogue as u8 {
             known = Catalogue::decode(record.payload).map_err(|e| e.to_string())?;
             learn(&mut engines, &known).map_err(|error| failed.insert(error).to_string())?;
-            return if is_first { snapshot::lay_out(&engines).map_err(|e| e.to_string()) } else { Ok(()) };
+            return if is_first {
+                snapshot::lay_out(&engines).map_err(|e| e.to_string())
+            } else {
+                Ok(())
+            };
         }
         apply_record(&engines, parts, record.space, record.kind, record.payload)?;
         let most_bytes = config.spill.max_bytes;
-        cold::keep_within(&Ground { store: &store, durability, most_bytes, node: None }, &engines, config);
+        cold::keep_within(
+            &Ground { store: &store, durability, most_bytes, node: None },
+            &engines,
+            config,
+        );
         Ok(())
     };
     let replayed = if follows {
@@ -117,9 +133,15 @@ pub(super) fn recover_from(
                 apply(&record?)?;
                 records += 1;
             }
-            if records == head.records { Ok(()) } else { Err("a batch holds another number of records".to_owned()) }
+            if records == head.records {
+                Ok(())
+            } else {
+                Err("a batch holds another number of records".to_owned())
+            }
         };
-        store.replay_following(&mut each, &progress).map(|(log, end)| (Held::Follows(Box::new(log)), end))
+        store
+            .replay_following(&mut each, &progress)
+            .map(|(log, end)| (Held::Follows(Box::new(log)), end))
     } else {
         store.replay(apply, &progress).map(|(log, end)| (Held::Own(Box::new(log)), end))
     };
@@ -128,8 +150,9 @@ pub(super) fn recover_from(
         (Some(error), _) => return Err(error),
         (None, replayed) => replayed?,
     };
-    // What is new in the configuration, under numbers that nobody has. On a replica only its master can add spaces: those that the
-    // configuration has beyond the master's come when it is promoted.
+    // What is new in the configuration, under numbers that nobody has. On a replica only its master
+    // can add spaces: those that the configuration has beyond the master's come when it is
+    // promoted.
     let before: Vec<u32> = engines.existences().iter().map(|s| s.number()).collect();
     if known == Catalogue::default() || !follows {
         engines.extend(config, &engines.catalogue().completed(config)?)?;
@@ -147,7 +170,12 @@ pub(super) fn recover_from(
     Ok(Recovered { engines, store, log, end })
 }
 
-fn log_news(engines: &Engines, known: &Catalogue, mut batch: Batch, log: &mut Log) -> store::Result<()> {
+fn log_news(
+    engines: &Engines,
+    known: &Catalogue,
+    mut batch: Batch,
+    log: &mut Log,
+) -> store::Result<()> {
     let now = engines.catalogue();
     if now != *known {
         batch.push(0, RecordKind::Catalogue as u8, &now.encode());

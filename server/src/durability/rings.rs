@@ -1,18 +1,26 @@
-//! Records of how the rings of existence spaces stand: layouts, frontiers, and blocks that were merged.
+//! Records of how the rings of existence spaces stand: layouts, frontiers, and blocks that were
+//! merged.
 
 use crate::records::{put_number, take_number};
 use phantom::{BlockPlace, Frontier, Layout};
 
 pub(super) fn encode_block(place: BlockPlace, state: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(state.len() + 24);
-    [place.low, place.link as u64, place.block as u64].into_iter().for_each(|n| put_number(&mut out, n));
+    [place.low, place.link as u64, place.block as u64]
+        .into_iter()
+        .for_each(|n| put_number(&mut out, n));
     out.extend_from_slice(state);
     out
 }
 
 pub(crate) fn decode_block(mut bytes: &[u8]) -> Result<(BlockPlace, &[u8]), String> {
     let low = take_number(&mut bytes)?;
-    let small = |n: u64| usize::try_from(n).ok().filter(|&n| n <= u32::MAX as usize).ok_or("no block has that number");
+    let small = |n: u64| {
+        usize::try_from(n)
+            .ok()
+            .filter(|&n| n <= u32::MAX as usize)
+            .ok_or("no block has that number")
+    };
     let link = small(take_number(&mut bytes)?)?;
     let block = small(take_number(&mut bytes)?)?;
     Ok((BlockPlace { low, link, block }, bytes))
@@ -39,7 +47,10 @@ pub(crate) fn decode_layout(mut bytes: &[u8]) -> Result<Vec<Layout>, String> {
         if step == 0 && !layout.is_empty() {
             return Err("two tables with the same lowest id".to_owned());
         }
-        let pages = usize::try_from(pages).ok().filter(|&p| p <= 1 << 40).ok_or("a table of too many pages")?;
+        let pages = usize::try_from(pages)
+            .ok()
+            .filter(|&p| p <= 1 << 40)
+            .ok_or("a table of too many pages")?;
         layout.push(Layout { low, pages });
     }
     Ok(layout)
@@ -58,7 +69,11 @@ pub(crate) fn decode_frontier(mut bytes: &[u8]) -> Result<Frontier, String> {
         return Ok(Frontier { high: None, window: 0 });
     }
     let (high, window) = (take_number(&mut bytes)?, take_number(&mut bytes)?);
-    if bytes.is_empty() { Ok(Frontier { high: Some(high), window }) } else { Err("more than a frontier".to_owned()) }
+    if bytes.is_empty() {
+        Ok(Frontier { high: Some(high), window })
+    } else {
+        Err("more than a frontier".to_owned())
+    }
 }
 
 #[cfg(test)]
@@ -67,8 +82,11 @@ mod tests {
 
     #[test]
     fn layouts_read_back() {
-        let layout =
-            vec![Layout { low: 7, pages: 1 }, Layout { low: 8, pages: 300 }, Layout { low: u64::MAX, pages: 2 }];
+        let layout = vec![
+            Layout { low: 7, pages: 1 },
+            Layout { low: 8, pages: 300 },
+            Layout { low: u64::MAX, pages: 2 },
+        ];
         assert_eq!(decode_layout(&encode_layout(&layout)).unwrap(), layout);
         assert_eq!(decode_layout(&[]).unwrap(), []);
         assert!(decode_layout(&[5, 1, 0, 1]).is_err(), "not rising");
@@ -76,7 +94,8 @@ mod tests {
         for (high, window) in [(None, 0), (Some(0), 1024), (Some(u64::MAX), u64::MAX)] {
             let bytes = encode_frontier(Frontier { high, window });
             assert_eq!(decode_frontier(&bytes), Ok(Frontier { high, window }));
-            (1..bytes.len()).for_each(|end| assert!(decode_frontier(&bytes[..end]).is_err(), "cut off"));
+            (1..bytes.len())
+                .for_each(|end| assert!(decode_frontier(&bytes[..end]).is_err(), "cut off"));
         }
         assert!(decode_frontier(&[1, 1, 1]).is_err());
     }

@@ -1,4 +1,5 @@
-//! What the commit thread reads: marks become records here, those of one batch in an order that who applies them one by one can live with.
+//! What the commit thread reads: marks become records here, those of one batch in an order that who
+//! applies them one by one can live with.
 
 use super::Durability;
 use super::rings::{encode_block, encode_frontier, encode_layout};
@@ -16,23 +17,28 @@ pub(super) struct State<'a> {
     shared: &'a Durability,
     engines: &'a Engines,
     commit: Commit,
-    /// Why a marked row could not be read. It was changed, went to the disk as it is, and the log may know an older state of it, which a
-    /// start would take for newer than the disk's: so the round fails, and its marks come again.
+    /// Why a marked row could not be read. It was changed, went to the disk as it is, and the log
+    /// may know an older state of it, which a start would take for newer than the disk's: so the
+    /// round fails, and its marks come again.
     unreadable: Option<store::Error>,
     /// Ids that became loose, by space.
     loose: Vec<(u32, u64)>,
-    /// Of each existence space, beside these, what has become loose in nobody's turn: the ids of the last batch, and the ranges that were logged last.
+    /// Of each existence space, beside these, what has become loose in nobody's turn: the ids of
+    /// the last batch, and the ranges that were logged last.
     arrived: Vec<Vec<u64>>,
     ranges: Vec<Option<(Option<u64>, Option<u64>)>>,
     /// Blocks that were merged, as records.
     blocks: Vec<(u32, Vec<u8>)>,
-    /// The schema of each counter space when the catalogue was last logged; `None`: it has to be logged.
+    /// The schema of each counter space when the catalogue was last logged; `None`: it has to be
+    /// logged.
     schemas: Vec<Option<Arc<Schema>>>,
-    /// Of each existence space how often its ring had changed, and its frontier, when they were last logged.
+    /// Of each existence space how often its ring had changed, and its frontier, when they were
+    /// last logged.
     courses: Vec<Option<(u64, Frontier)>>,
 }
 
-/// How the rows of one stripe are read: its lock is held, so a list of tables that was taken under it has all that is marked there.
+/// How the rows of one stripe are read: its lock is held, so a list of tables that was taken under
+/// it has all that is marked there.
 #[derive(Default)]
 struct Views<'a> {
     /// Of the counter space with this number.
@@ -42,9 +48,14 @@ struct Views<'a> {
 }
 
 impl<'a> Views<'a> {
-    fn of(&mut self, engines: &'a Engines, number: u32) -> Option<(&'a CounterSpace, &mut counter::Read<'a>)> {
+    fn of(
+        &mut self,
+        engines: &'a Engines,
+        number: u32,
+    ) -> Option<(&'a CounterSpace, &mut counter::Read<'a>)> {
         if self.last.as_ref().is_none_or(|last| last.0 != number) {
-            self.last = engines.counter_by_number(number).map(|space| (number, space, space.read()));
+            self.last =
+                engines.counter_by_number(number).map(|space| (number, space, space.read()));
         }
         self.last.as_mut().map(|(_, space, view)| (*space, view))
     }
@@ -71,7 +82,8 @@ impl<'a> State<'a> {
             arrived: vec![Vec::new(); engines.existences().len()],
             ranges: vec![None; engines.existences().len()],
             blocks: Vec::new(),
-            // Recovery has written the catalogue, if it was not what the log said; but somebody may have changed a schema since then.
+            // Recovery has written the catalogue, if it was not what the log said; but somebody may
+            // have changed a schema since then.
             schemas: vec![None; engines.counters().len()],
             courses: vec![None; engines.existences().len()],
         }
@@ -98,7 +110,8 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Reads a row, unless it was the last one: marks of one id lie side by side, and most of them name the same.
+    /// Reads a row, unless it was the last one: marks of one id lie side by side, and most of them
+    /// name the same.
     fn row(&mut self, views: &mut Views<'a>, number: u32, id: u64) {
         if views.done.contains(&(number, id)) {
             return;
@@ -112,27 +125,36 @@ impl<'a> State<'a> {
         self.note_unreadable(space.name(), id, read);
     }
 
-    /// Before the rows: who applies them one by one sees no counter of 0 whose id is not yet loose. After the frontiers, as those ids above need not be
-    /// told that are held aside by whoever has read so far.
+    /// Before the rows: who applies them one by one sees no counter of 0 whose id is not yet loose.
+    /// After the frontiers, as those ids above need not be told that are held aside by whoever has
+    /// read so far.
     fn encode_loose(&mut self, batch: &mut Batch) {
         self.loose.sort_unstable();
         for (at, space) in self.engines.existences().iter().enumerate() {
             let high = self.courses[at].and_then(|(_, frontier)| frontier.high);
             let mut ids = space.loose().take_arrived();
             self.arrived[at].clone_from(&ids);
-            let marked = &self.loose[self.loose.partition_point(|&(number, _)| number < space.number())..];
-            let marked = marked.iter().take_while(|&&(number, id)| number == space.number() && Some(id) <= high);
+            let marked =
+                &self.loose[self.loose.partition_point(|&(number, _)| number < space.number())..];
+            let marked = marked
+                .iter()
+                .take_while(|&&(number, id)| number == space.number() && Some(id) <= high);
             ids.extend(marked.map(|&(_, id)| id));
             let ranges = space.loose().ranges();
             let logged = self.ranges[at].replace(ranges);
-            // What became loose before we led, as flags left the aside, is in no log: who reads it may have such a flag in a table from the beginning.
+            // What became loose before we led, as flags left the aside, is in no log: who reads it
+            // may have such a flag in a table from the beginning.
             if logged.is_none() && (space.loose().size().0 > 0 || ranges != (None, None)) {
                 batch.push(space.number(), RecordKind::Loose as u8, &space.loose().encode(None));
             }
             if !ids.is_empty() || logged.is_some_and(|logged| logged != ranges) {
                 ids.sort_unstable();
                 ids.dedup();
-                batch.push(space.number(), RecordKind::Loose as u8, &space.loose().encode(Some(&ids)));
+                batch.push(
+                    space.number(),
+                    RecordKind::Loose as u8,
+                    &space.loose().encode(Some(&ids)),
+                );
             }
         }
         self.loose.clear();
@@ -157,8 +179,12 @@ impl<'a> State<'a> {
             Marked::Catalogue => {}
             Marked::Loose(space, id) => self.loose.push((space, id)),
             Marked::Block(number, place) => {
-                // Now, not when it is encoded: what is liked until then may have its counter in a later batch.
-                let state = self.engines.existence_by_number(number).and_then(|space| space.block_state(place));
+                // Now, not when it is encoded: what is liked until then may have its counter in a
+                // later batch.
+                let state = self
+                    .engines
+                    .existence_by_number(number)
+                    .and_then(|space| space.block_state(place));
                 if let Some(state) = state {
                     self.blocks.push((number, encode_block(place, &state)));
                 }
@@ -170,7 +196,8 @@ impl<'a> State<'a> {
                 None => {
                     if let Some(s) = self.engines.existence_by_number(space) {
                         let set = || s.contains_pair(&pair(s, id, member)) == Answer::Yes;
-                        let read = crate::cold::if_readable(set).map(|set| self.commit.pair(space, id, member, set));
+                        let read = crate::cold::if_readable(set)
+                            .map(|set| self.commit.pair(space, id, member, set));
                         self.note_unreadable(s.name(), id, read);
                     }
                 }
@@ -186,7 +213,8 @@ impl Source<Mark> for State<'_> {
         let changes = marks.iter().filter(|mark| !matches!(mark.read(), Marked::Loose(..)));
         self.shared.parts.touch_all(changes.map(Mark::place).chain(rows));
         let mut views = Views::default();
-        // Each state lies in cache lines of its own: asked for together, they do not wait for memory one by one.
+        // Each state lies in cache lines of its own: asked for together, they do not wait for
+        // memory one by one.
         for first in (0..marks.len()).step_by(PREFETCHED) {
             let some = first..marks.len().min(first + PREFETCHED);
             some.clone().for_each(|at| self.prefetch(&mut views, marks, at));
@@ -199,7 +227,8 @@ impl Source<Mark> for State<'_> {
         if let Some(error) = self.unreadable.take() {
             return Err(error);
         }
-        // The catalogue goes before the rows that may need it: they were read before the schemas are looked at here.
+        // The catalogue goes before the rows that may need it: they were read before the schemas
+        // are looked at here.
         let mut changed = false;
         for (seen, space) in self.schemas.iter_mut().zip(self.engines.counters()) {
             let now = space.schema();
@@ -217,7 +246,11 @@ impl Source<Mark> for State<'_> {
                 batch.push(space.number(), RecordKind::Layout as u8, &encode_layout(&layout));
             }
             if seen.is_none_or(|(_, frontier)| frontier != now.frontier) {
-                batch.push(space.number(), RecordKind::Frontier as u8, &encode_frontier(now.frontier));
+                batch.push(
+                    space.number(),
+                    RecordKind::Frontier as u8,
+                    &encode_frontier(now.frontier),
+                );
             }
             *seen = Some((now.changes, now.frontier));
         }
@@ -257,7 +290,8 @@ impl Source<Mark> for State<'_> {
     }
 
     fn published(&mut self, now: &Committed) {
-        // Before anybody can have it: so who is told of an acknowledgement finds what was acknowledged.
+        // Before anybody can have it: so who is told of an acknowledgement finds what was
+        // acknowledged.
         let has_grown = self.shared.ends.note(now.durable, now.written_to.offset);
         self.shared.reach(now.written_to, now.synced_to);
         if !has_grown {

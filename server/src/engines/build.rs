@@ -1,4 +1,5 @@
-//! How the engines are made: from the configuration, and the catalogue that says what the data folder has of it.
+//! How the engines are made: from the configuration, and the catalogue that says what the data
+//! folder has of it.
 
 use super::gate::tie_word;
 use super::page::{Column, Flag, Gate};
@@ -45,7 +46,9 @@ pub enum BuildError {
         missing: String,
     },
     /// A field's name is also the name of an option.
-    #[error("counter space '{space}': a field must not be called '{field}': CNT.INCRBY has an option of that name")]
+    #[error(
+        "counter space '{space}': a field must not be called '{field}': CNT.INCRBY has an option of that name"
+    )]
     Reserved {
         /// The space.
         space: String,
@@ -57,8 +60,8 @@ pub enum BuildError {
 /// Options of CNT.INCRBY, which a field must not be called.
 const RESERVED: [&str; 5] = ["min", "max", "sat", "fail", "token"];
 
-/// Tables that the limit of a space that spills has room for, at least: the newest one, which must not spill, one that does, and as much again for
-/// what was changed of spilled rows.
+/// Tables that the limit of a space that spills has room for, at least: the newest one, which must
+/// not spill, one that does, and as much again for what was changed of spilled rows.
 const TABLES_WITHIN_LIMIT: u64 = 4;
 /// Bits of a row beside its fields: its id, its share of the empty slots, and of dictionaries.
 const ROW_BITS: u64 = 32;
@@ -66,8 +69,13 @@ const ROW_BITS: u64 = 32;
 const FIELD_SPARE_BITS: u64 = 2;
 
 impl Engines {
-    /// Makes the spaces of the configuration, empty, with what the catalogue says of each: it must have all of them.
-    pub fn new(config: &Config, catalogue: &Catalogue, durability: Arc<Durability>) -> Result<Engines, BuildError> {
+    /// Makes the spaces of the configuration, empty, with what the catalogue says of each: it must
+    /// have all of them.
+    pub fn new(
+        config: &Config,
+        catalogue: &Catalogue,
+        durability: Arc<Durability>,
+    ) -> Result<Engines, BuildError> {
         let mut engines = Engines::empty(config, durability);
         engines.extend(config, catalogue)?;
         engines.connect(config)?;
@@ -94,13 +102,19 @@ impl Engines {
         }
     }
 
-    /// Makes true what a catalogue says: makes the spaces that are not there, empty, and alters the schemas of those that are. A log tells
-    /// of the spaces in the order in which they came to be; each has the seed under which its records were written.
-    pub(crate) fn extend(&mut self, config: &Config, catalogue: &Catalogue) -> Result<(), BuildError> {
+    /// Makes true what a catalogue says: makes the spaces that are not there, empty, and alters the
+    /// schemas of those that are. A log tells of the spaces in the order in which they came to be;
+    /// each has the seed under which its records were written.
+    pub(crate) fn extend(
+        &mut self,
+        config: &Config,
+        catalogue: &Catalogue,
+    ) -> Result<(), BuildError> {
         for known in &catalogue.counter {
             if let Some(space) = self.counter_by_number(known.number) {
                 let adopted = Schema::parse(&known.fields).and_then(|schema| space.adopt(&schema));
-                adopted.map_err(|source| BuildError::Counter { name: known.name.clone(), source })?;
+                adopted
+                    .map_err(|source| BuildError::Counter { name: known.name.clone(), source })?;
                 continue;
             }
             let made = config.counter.iter().find(|made| made.name == known.name);
@@ -135,7 +149,11 @@ impl Engines {
             let made = made.ok_or_else(|| unconfigured(&known.name))?;
             let space = existence_space(made, known)?;
             if !made.pairs.is_empty() {
-                self.patterns.push((Pattern::parse(Kind::Pair, &made.pairs)?, Kind::Pair, self.existences.len()));
+                self.patterns.push((
+                    Pattern::parse(Kind::Pair, &made.pairs)?,
+                    Kind::Pair,
+                    self.existences.len(),
+                ));
             }
             let space = ExistenceSpace {
                 number: known.number,
@@ -158,25 +176,38 @@ impl Engines {
     /// Makes the views and actions: when all spaces are there, with their latest schemas.
     pub(crate) fn connect(&mut self, config: &Config) -> Result<(), BuildError> {
         let (counters, existences) = (&self.counters, &self.existences);
-        self.actions = config.action.iter().map(|a| action(a, counters, existences)).collect::<Result<_, _>>()?;
+        self.actions = config
+            .action
+            .iter()
+            .map(|a| action(a, counters, existences))
+            .collect::<Result<_, _>>()?;
         let only_tie = |flag: usize| {
-            let mut all = self.actions.iter().filter(|a| a.flag == flag).map(|a| (a.counter, a.field));
+            let mut all =
+                self.actions.iter().filter(|a| a.flag == flag).map(|a| (a.counter, a.field));
             let first = all.next()?;
             all.all(|tie| tie == first).then_some(first)
         };
         let ties: Vec<Option<(usize, usize)>> = (0..existences.len()).map(only_tie).collect();
-        self.views = config.view.iter().map(|v| view(v, counters, existences, &ties)).collect::<Result<_, _>>()?;
-        let tie = |&(counter, field): &(usize, usize)| -> Tie { (counters[counter].number, field as u32) };
+        self.views = config
+            .view
+            .iter()
+            .map(|v| view(v, counters, existences, &ties))
+            .collect::<Result<_, _>>()?;
+        let tie = |&(counter, field): &(usize, usize)| -> Tie {
+            (counters[counter].number, field as u32)
+        };
         self.ties = ties.iter().map(|t| t.as_ref().map(tie)).collect();
         for (index, space) in self.counters.iter_mut().enumerate() {
-            let here =
-                |(flag, tie): (usize, &Option<(usize, usize)>)| tie.filter(|t| t.0 == index).map(|t| (t.1, flag));
+            let here = |(flag, tie): (usize, &Option<(usize, usize)>)| {
+                tie.filter(|t| t.0 == index).map(|t| (t.1, flag))
+            };
             space.tied = ties.iter().enumerate().filter_map(here).collect();
         }
         Ok(())
     }
 
-    /// While data are read back nothing is refused for want of memory: what was accepted once is accepted again.
+    /// While data are read back nothing is refused for want of memory: what was accepted once is
+    /// accepted again.
     pub(crate) fn lift_limits(&self) {
         self.counters.iter().for_each(|s| s.set_memory_limit_bytes(u64::MAX));
     }
@@ -192,16 +223,27 @@ impl Engines {
 }
 
 fn unconfigured(name: &str) -> BuildError {
-    BuildError::Missing { what: "space", name: name.to_owned(), missing: "such space in the configuration".to_owned() }
+    BuildError::Missing {
+        what: "space",
+        name: name.to_owned(),
+        missing: "such space in the configuration".to_owned(),
+    }
 }
 
-fn existence_space(made: &config::Existence, known: &catalogue::Existence) -> Result<phantom::Space, BuildError> {
+fn existence_space(
+    made: &config::Existence,
+    known: &catalogue::Existence,
+) -> Result<phantom::Space, BuildError> {
     phantom::Space::new(existence_options(made, known.false_positive_rate, known.seed))
         .map_err(|source| BuildError::Existence { name: made.name.clone(), source })
 }
 
 /// What an existence space is made of: the seed and the rate are data, the rest is configuration.
-pub fn existence_options(made: &config::Existence, false_positive_rate: f64, seed: u64) -> phantom::Options {
+pub fn existence_options(
+    made: &config::Existence,
+    false_positive_rate: f64,
+    seed: u64,
+) -> phantom::Options {
     phantom::Options {
         false_positive_rate,
         pairs_per_table: made.pairs_per_table,
@@ -219,9 +261,11 @@ pub(super) fn is_reserved(field: &str) -> bool {
     RESERVED.contains(&field.to_ascii_lowercase().as_str())
 }
 
-/// What spills does so table by table, of those that are full: the limit must have room for some, or nothing ever could.
+/// What spills does so table by table, of those that are full: the limit must have room for some,
+/// or nothing ever could.
 fn rows_per_table(made: &config::Counter, schema: &counter::Schema) -> u64 {
-    let bits: u64 = schema.living().map(|(_, field)| u64::from(field.width) + FIELD_SPARE_BITS).sum();
+    let bits: u64 =
+        schema.living().map(|(_, field)| u64::from(field.width) + FIELD_SPARE_BITS).sum();
     let room = made.memory_limit_bytes / TABLES_WITHIN_LIMIT * 8 / (bits + ROW_BITS);
     if made.spill && room < made.rows_per_table {
         tracing::warn!(
@@ -258,12 +302,17 @@ fn view(
     existences: &[ExistenceSpace],
     ties: &[Option<(usize, usize)>],
 ) -> Result<View, BuildError> {
-    let missing = |missing: String| BuildError::Missing { what: "view", name: made.name.clone(), missing };
-    let mut built = View { name: made.name.clone(), sources: vec![], columns: vec![], flags: vec![] };
+    let missing =
+        |missing: String| BuildError::Missing { what: "view", name: made.name.clone(), missing };
+    let mut built =
+        View { name: made.name.clone(), sources: vec![], columns: vec![], flags: vec![] };
     for text in &made.counters {
-        let (name, field) = text.split_once('.').map_or((text.as_str(), None), |(name, field)| (name, Some(field)));
-        let space =
-            counters.iter().position(|s| s.name == name).ok_or_else(|| missing(format!("counter space '{name}'")))?;
+        let (name, field) =
+            text.split_once('.').map_or((text.as_str(), None), |(name, field)| (name, Some(field)));
+        let space = counters
+            .iter()
+            .position(|s| s.name == name)
+            .ok_or_else(|| missing(format!("counter space '{name}'")))?;
         let source = built.sources.iter().position(|&s| s == space).unwrap_or_else(|| {
             built.sources.push(space);
             built.sources.len() - 1
@@ -296,7 +345,8 @@ fn action(
     counters: &[CounterSpace],
     existences: &[ExistenceSpace],
 ) -> Result<Action, BuildError> {
-    let missing = |missing: String| BuildError::Missing { what: "action", name: made.name.clone(), missing };
+    let missing =
+        |missing: String| BuildError::Missing { what: "action", name: made.name.clone(), missing };
     let flag = existences
         .iter()
         .position(|s| s.name == made.flag)

@@ -1,11 +1,14 @@
-//! When a counter of 0 proves that a flag is not set, so that a page cannot get a false yes from the filter, and need not ask one on the disk.
+//! When a counter of 0 proves that a flag is not set, so that a page cannot get a false yes from
+//! the filter, and need not ask one on the disk.
 //!
-//! Where an action ties a flag to a counter, this holds of every id, at every moment that a reader can see:
+//! Where an action ties a flag to a counter, this holds of every id, at every moment that a reader
+//! can see:
 //!
 //! > **G** If anybody was told that a flag is set, it is held aside, or its counter is above 0, or the id is *loose* (`loose.rs`).
 //!
-//! So where the counter is 0 and the id not loose, nobody's flag is set but for those that are held aside, far ahead of all tables; they are exact, and
-//! looked up always. Every way to break it, and what keeps it:
+//! So where the counter is 0 and the id not loose, nobody's flag is set but for those that are held
+//! aside, far ahead of all tables; they are exact, and looked up always. Every way to break it, and
+//! what keeps it:
 //!
 //! | what | then |
 //! |---|---|
@@ -23,9 +26,11 @@
 //! | crash, restart, snapshot, replica | loose ids are logged, before the rows of their batch; a snapshot has them, as they are after it has read the tables |
 //! | who replays a log has a flag in a table that was held aside when it was set | the frontier is logged, before all else of a batch. An id above it is held aside there, too, and becomes loose as it moves; any other is logged as loose, whether it lay above the frontier when it was set or not |
 //!
-//! Loose ids are never taken back. They go when the horizon passes them, and when there are too many all up to the middle one are loose.
+//! Loose ids are never taken back. They go when the horizon passes them, and when there are too
+//! many all up to the middle one are loose.
 //!
-//! All writes of one id hold its stripe of the committer, so what is read here before a write is true until it is done.
+//! All writes of one id hold its stripe of the committer, so what is read here before a write is
+//! true until it is done.
 
 use super::{CounterSpace, Engines, ExistenceSpace, View};
 use crate::marks::Mark;
@@ -61,8 +66,14 @@ impl ExistenceSpace {
         &self.loose
     }
 
-    /// Which of these ids, in bits, may have a flag by their counters. To be asked after the counters were read.
-    pub(super) fn not_disproved(&self, ids: &[u64], asked: u32, counted: impl Fn(usize) -> i64) -> u32 {
+    /// Which of these ids, in bits, may have a flag by their counters. To be asked after the
+    /// counters were read.
+    pub(super) fn not_disproved(
+        &self,
+        ids: &[u64],
+        asked: u32,
+        counted: impl Fn(usize) -> i64,
+    ) -> u32 {
         let zero = ones(asked).filter(|&i| counted(i) == 0).fold(0, |bits, i| bits | 1 << i);
         if zero == 0 {
             return asked;
@@ -71,7 +82,8 @@ impl ExistenceSpace {
         ones(zero).filter(|&i| !loose.holds(ids[i])).fold(asked, |left, i| left & !(1 << i))
     }
 
-    /// Makes an id loose, and the log know it with the rest of the turn; one above all that tables have only for those who will find it in a table.
+    /// Makes an id loose, and the log know it with the rest of the turn; one above all that tables
+    /// have only for those who will find it in a table.
     pub(super) fn loosen(&self, turn: &mut Turn<'_, Mark>, id: u64) {
         if Some(id) > self.space.highest_id() || self.loose.insert(id, self.space.horizon()) {
             turn.mark(Mark::loose(self.number, id));
@@ -95,7 +107,8 @@ impl ExistenceSpace {
 
     /// The table that begins at `low` is about to get flags that nobody counted.
     pub(super) fn loosen_table(&self, low: u64) {
-        // Only one table is remembered by its id: the newest, of which the end is not known. If another was, it has an end now.
+        // Only one table is remembered by its id: the newest, of which the end is not known. If
+        // another was, it has an end now.
         let ends = [self.loose.table().filter(|&table| table != low), Some(low)];
         for (_, last) in ends.into_iter().flatten().filter_map(|id| self.space.range_over(id)) {
             if last < u64::MAX {
@@ -112,24 +125,42 @@ impl Engines {
     /// One counter of a row; 0 if there is no row. `None`: it cannot be known now.
     pub(super) fn counted(&self, space: &CounterSpace, id: u64, field: usize) -> Option<i64> {
         let mut row = [0; counter::MAX_FIELDS];
-        // A row that cannot be read looks like none. Asked afterwards: it may have gone to the disk at this moment.
-        crate::cold::if_readable(|| space.space.get(id, &mut row[..space.space.schema().width()])).ok()?;
+        // A row that cannot be read looks like none. Asked afterwards: it may have gone to the disk
+        // at this moment.
+        crate::cold::if_readable(|| space.space.get(id, &mut row[..space.space.schema().width()]))
+            .ok()?;
         row.get(field).copied()
     }
 
     /// Whether the flags of `space` are tied to this counter.
-    pub(super) fn is_tied(&self, space: &ExistenceSpace, counters: &CounterSpace, field: usize) -> bool {
+    pub(super) fn is_tied(
+        &self,
+        space: &ExistenceSpace,
+        counters: &CounterSpace,
+        field: usize,
+    ) -> bool {
         space.tie() == Some((counters.number, field as u32))
     }
 
-    /// Whether this flag on `id` is not set, by its counter; its value is what [`Engines::counted`] gave.
-    pub(super) fn is_proof(&self, space: &ExistenceSpace, id: u64, member: &Member<'_>, counted: Option<i64>) -> bool {
+    /// Whether this flag on `id` is not set, by its counter; its value is what [`Engines::counted`]
+    /// gave.
+    pub(super) fn is_proof(
+        &self,
+        space: &ExistenceSpace,
+        id: u64,
+        member: &Member<'_>,
+        counted: Option<i64>,
+    ) -> bool {
         // In this order: what is no more aside has become loose before.
-        counted == Some(0) && !space.space.is_early(id, member) && !space.loose.read(&space.space).holds(id)
+        counted == Some(0)
+            && !space.space.is_early(id, member)
+            && !space.loose.read(&space.space).holds(id)
     }
 
-    /// Whether a page of `view` asks for its flag number `flag` at `id`: not where the counter, as it is in memory, proves that it is not set. A counter that
-    /// would have to be read first is read together with the flag instead. Another answer by the time the page is read costs a read in place.
+    /// Whether a page of `view` asks for its flag number `flag` at `id`: not where the counter, as
+    /// it is in memory, proves that it is not set. A counter that would have to be read first is
+    /// read together with the flag instead. Another answer by the time the page is read costs a
+    /// read in place.
     pub(crate) fn page_asks(&self, view: &View, flag: usize, id: u64, viewer: &Member<'_>) -> bool {
         let flag = &view.flags[flag];
         let space = &self.existences[flag.space];
@@ -141,8 +172,9 @@ impl Engines {
         !self.is_proof(space, id, viewer, self.counted(counters, id, gate.field))
     }
 
-    /// To be called before the counters of a row change: `lowest` gives for the position and the value of a field the least that it may
-    /// become; it is asked only for fields that flags are tied to.
+    /// To be called before the counters of a row change: `lowest` gives for the position and the
+    /// value of a field the least that it may become; it is asked only for fields that flags are
+    /// tied to.
     #[inline]
     pub(super) fn before_lowering(
         &self,
@@ -156,16 +188,23 @@ impl Engines {
             if lowest(field, 1) >= 1 {
                 continue;
             }
-            let loosens =
-                self.counted(counters, id, field).is_none_or(|now| lowest(field, now) <= 0 && lowest(field, now) < now);
+            let loosens = self
+                .counted(counters, id, field)
+                .is_none_or(|now| lowest(field, now) <= 0 && lowest(field, now) < now);
             if loosens {
                 self.existences[flag].loosen(turn, id);
             }
         }
     }
 
-    /// To be called before a flag is set without its counter, and where one was found set, before anybody is told.
-    pub(super) fn loosen_uncounted(&self, turn: &mut Turn<'_, Mark>, space: &ExistenceSpace, id: u64) {
+    /// To be called before a flag is set without its counter, and where one was found set, before
+    /// anybody is told.
+    pub(super) fn loosen_uncounted(
+        &self,
+        turn: &mut Turn<'_, Mark>,
+        space: &ExistenceSpace,
+        id: u64,
+    ) {
         let Some((number, field)) = space.tie() else { return };
         let counters = self.counter_by_number(number);
         let counted = counters.and_then(|counters| self.counted(counters, id, field as usize));
@@ -174,8 +213,9 @@ impl Engines {
         }
     }
 
-    /// From now on this process writes: flags are tied as the configuration says. Where they were not before, all ids that there are
-    /// become loose, but for spaces for which `is_new` holds. Gives the spaces of which the log has to be told that.
+    /// From now on this process writes: flags are tied as the configuration says. Where they were
+    /// not before, all ids that there are become loose, but for spaces for which `is_new` holds.
+    /// Gives the spaces of which the log has to be told that.
     pub(crate) fn retie(&self, is_new: impl Fn(u32) -> bool) -> Vec<&ExistenceSpace> {
         let mut loosened = Vec::new();
         for (space, &wanted) in self.existences.iter().zip(&self.ties) {

@@ -1,12 +1,17 @@
-//! The ids of an existence space at which a counter of 0 proves nothing of its flag (see `gate`): a set that only grows.
+//! The ids of an existence space at which a counter of 0 proves nothing of its flag (see `gate`): a
+//! set that only grows.
 //!
-//! It errs to one side: an id too many may cost a false yes, an id too few would be a false no. So it may forget which ids
-//! exactly, and is bounded without ever refusing: when it is full, the older half becomes "all ids up to here", as ids rise with time. An id is in it only
-//! once some table may have its flags (`gate`), so "here" is where tables are, and ids that lie far ahead, however many, do not move it there.
+//! It errs to one side: an id too many may cost a false yes, an id too few would be a false no. So
+//! it may forget which ids exactly, and is bounded without ever refusing: when it is full, the
+//! older half becomes "all ids up to here", as ids rise with time. An id is in it only once some
+//! table may have its flags (`gate`), so "here" is where tables are, and ids that lie far ahead,
+//! however many, do not move it there.
 //!
-//! Pages read it: without a lock, one load or two for an id. Writers add an id in place; what needs more is made beside and exchanged.
+//! Pages read it: without a lock, one load or two for an id. Writers add an id in place; what needs
+//! more is made beside and exchanged.
 //!
-//! Its parts only ever grow, so records of it may be told again in any order. As bytes (LEB128, in the log and in snapshots):
+//! Its parts only ever grow, so records of it may be told again in any order. As bytes (LEB128, in
+//! the log and in snapshots):
 //!
 //! ```text
 //!   1 if there is a `through`, + 2 if there is a `table`
@@ -58,7 +63,8 @@ fn home(seed: u64, id: u64) -> usize {
 impl Now {
     #[inline]
     fn holds(&self, seed: u64, id: u64) -> bool {
-        self.through.is_some_and(|through| id <= through) || (!self.slots.is_empty() && self.slot_of(seed, id).is_ok())
+        self.through.is_some_and(|through| id <= through)
+            || (!self.slots.is_empty() && self.slot_of(seed, id).is_ok())
     }
 
     /// The slot that holds `id`, or else the empty one where it would be.
@@ -123,7 +129,8 @@ impl Loose {
         self.now.load().slots.len() as u64 * 8
     }
 
-    /// A view for the ids of one page. Take it *after* their counters were read: whoever makes a counter 0 has put its id in here before.
+    /// A view for the ids of one page. Take it *after* their counters were read: whoever makes a
+    /// counter 0 has put its id in here before.
     #[inline]
     pub fn read(&self, space: &phantom::Space) -> LooseIds {
         let now = self.now.load();
@@ -132,7 +139,8 @@ impl Loose {
         LooseIds { now, table, horizon: space.horizon(), seed: self.seed }
     }
 
-    /// Adds an id. Those below `horizon` need not be kept: nothing is known of them anyway. False if it was in it.
+    /// Adds an id. Those below `horizon` need not be kept: nothing is known of them anyway. False
+    /// if it was in it.
     pub fn insert(&self, id: u64, horizon: u64) -> bool {
         if self.now.load().holds(self.seed, id) {
             return false;
@@ -161,7 +169,12 @@ impl Loose {
                     through = Some(*kept.select_nth_unstable(middle).1);
                 }
             }
-            now = Arc::new(now.with(self.seed, through, now.table, (ids * 2).clamp(FEWEST_SLOTS / 2, self.most)));
+            now = Arc::new(now.with(
+                self.seed,
+                through,
+                now.table,
+                (ids * 2).clamp(FEWEST_SLOTS / 2, self.most),
+            ));
             // With what it holds; the id comes in place, as always.
             self.now.store(now.clone());
         }
@@ -171,8 +184,9 @@ impl Loose {
         true
     }
 
-    /// Adds an id whose flags come from the aside into a table, in whoever's turn; the log is to be told by who takes it ([`Loose::take_arrived`]).
-    /// `follows`: not so, as nothing is logged here now, and who begins to lead tells all that it holds.
+    /// Adds an id whose flags come from the aside into a table, in whoever's turn; the log is to be
+    /// told by who takes it ([`Loose::take_arrived`]). `follows`: not so, as nothing is logged here
+    /// now, and who begins to lead tells all that it holds.
     pub fn arrive(&self, id: u64, horizon: u64, follows: bool) {
         // Over both: who finds it in here and leaves the telling to us comes to the log after this.
         let mut arrived = self.arrived.lock();
@@ -181,7 +195,8 @@ impl Loose {
         }
     }
 
-    /// Takes the ids that have arrived since. Whatever the caller has read before he calls this, if it depends on them, needs to be logged with them.
+    /// Takes the ids that have arrived since. Whatever the caller has read before he calls this, if
+    /// it depends on them, needs to be logged with them.
     pub fn take_arrived(&self) -> Vec<u64> {
         std::mem::take(&mut self.arrived.lock())
     }
@@ -216,7 +231,10 @@ impl Loose {
     pub fn encode(&self, ids: Option<&[u64]>) -> Vec<u8> {
         let now = self.now.load();
         let mut out = Vec::new();
-        put_number(&mut out, u64::from(now.through.is_some()) | u64::from(now.table.is_some()) << 1);
+        put_number(
+            &mut out,
+            u64::from(now.through.is_some()) | u64::from(now.table.is_some()) << 1,
+        );
         now.through.iter().chain(&now.table).for_each(|&id| put_number(&mut out, id));
         let mut all;
         let ids = match ids {
@@ -257,7 +275,8 @@ impl Loose {
 pub struct LooseIds {
     now: Guard<Arc<Now>>,
     table: Option<(u64, u64)>,
-    /// Below it nothing is known any more; a page that began before it rose may have found something there.
+    /// Below it nothing is known any more; a page that began before it rose may have found
+    /// something there.
     horizon: u64,
     seed: u64,
 }
@@ -287,7 +306,11 @@ mod tests {
             let loose = Loose::new(most);
             let mut put = vec![];
             for step in 0..200u64 {
-                let id = if step % 50 == 7 { rng.u64(..) } else { 1_000_000 + step * 3 + rng.u64(0..200) };
+                let id = if step % 50 == 7 {
+                    rng.u64(..)
+                } else {
+                    1_000_000 + step * 3 + rng.u64(0..200)
+                };
                 loose.insert(id, 0);
                 put.push(id);
             }
@@ -299,7 +322,10 @@ mod tests {
             assert!(put.iter().all(|&id| holds(&loose, id)));
             let (ids, through) = loose.size();
             assert!(ids <= most && ids >= most / 4, "{ids}");
-            assert!(through.is_some_and(|through| through > 2_000_000), "the older half is known as a range");
+            assert!(
+                through.is_some_and(|through| through > 2_000_000),
+                "the older half is known as a range"
+            );
             assert!(!holds(&loose, 4_000_001), "nothing that was never there");
             assert!(loose.memory_bytes() <= 8 * 4 * most.next_power_of_two() as u64);
         }
@@ -311,7 +337,9 @@ mod tests {
         (1..=64).for_each(|id| assert!(loose.insert(id * 10, 0)));
         assert!(loose.insert(1000, 500));
         assert_eq!(loose.size(), (16, Some(499)), "the horizon, and not half of the ids");
-        assert!(holds(&loose, 7) && holds(&loose, 500) && !holds(&loose, 501) && holds(&loose, 1000));
+        assert!(
+            holds(&loose, 7) && holds(&loose, 500) && !holds(&loose, 501) && holds(&loose, 1000)
+        );
     }
 
     #[test]

@@ -57,11 +57,12 @@ impl View {
     }
 }
 
-/// A page as it was read: for `ids.len()` ids the columns of a view. Its memory is kept from page to page.
+/// A page as it was read: for `ids.len()` ids the columns of a view. Its memory is kept from page
+/// to page.
 #[derive(Default)]
 pub struct Page {
-    /// Per column of the view, under the schemas by which the rows were read: where its first value is in `rows`, and how far apart its values
-    /// are.
+    /// Per column of the view, under the schemas by which the rows were read: where its first value
+    /// is in `rows`, and how far apart its values are.
     columns: Vec<(usize, usize)>,
     /// The columns lie side by side, as those of one whole source do.
     straight: bool,
@@ -91,7 +92,8 @@ impl Page {
         self.rows[first + index * apart]
     }
 
-    /// All counters of the id at position `index`, if they lie side by side; else they are to be asked for one by one.
+    /// All counters of the id at position `index`, if they lie side by side; else they are to be
+    /// asked for one by one.
     #[inline(always)]
     pub fn counters_of(&self, index: usize) -> Option<&[i64]> {
         let &(first, apart) = self.columns.first().filter(|_| self.straight)?;
@@ -105,7 +107,10 @@ impl Page {
 
     /// The usual page, four counters side by side and two flags that are all known.
     pub(crate) fn usual(&self) -> Option<UsualPage<'_>> {
-        let is_usual = self.straight && self.columns.len() == 4 && self.columns[0] == (0, 4) && self.flags == 2;
+        let is_usual = self.straight
+            && self.columns.len() == 4
+            && self.columns[0] == (0, 4)
+            && self.flags == 2;
         (is_usual && self.answers.iter().all(|answers| answers.unknown == 0))
             .then(|| (self.rows.as_chunks().0, self.answers.as_chunks().0))
     }
@@ -134,19 +139,22 @@ struct Asking<'a> {
     ids: &'a [u64],
 }
 
-/// Lookups, each of one flag and [`BATCH`] ids, whose memory is asked for together. Each keeps on the stack where it looks, and one of the eight
-/// snapshots that a thread may hold without counting them.
+/// Lookups, each of one flag and [`BATCH`] ids, whose memory is asked for together. Each keeps on
+/// the stack where it looks, and one of the eight snapshots that a thread may hold without counting
+/// them.
 const TOGETHER: usize = 4;
 
 impl Engines {
     /// The counters of a view as they stand in its rows, each as "space.field".
     pub fn columns(&self, view: &View) -> Vec<String> {
-        let schemas: Vec<_> = self.sources(view).map(|space| (space.name(), space.schema())).collect();
+        let schemas: Vec<_> =
+            self.sources(view).map(|space| (space.name(), space.schema())).collect();
         let mut names = Vec::new();
         for column in &view.columns {
             let (Column::Field(source, _) | Column::All(source)) = *column;
             let (space, schema) = &schemas[source];
-            let is_meant = |position: usize| !matches!(*column, Column::Field(_, field) if field != position);
+            let is_meant =
+                |position: usize| !matches!(*column, Column::Field(_, field) if field != position);
             let fields = schema.living().filter(|(position, _)| is_meant(*position));
             names.extend(fields.map(|(_, field)| format!("{space}.{}", field.name)));
         }
@@ -170,9 +178,10 @@ impl Engines {
         }
     }
 
-    /// Some of the lookups, which are numbered as [`Page::answers`] are; with the first ones the counters. Each places its pairs, which asks for
-    /// their memory, leaves the rest to the next one, and looks when that has come back. So what the first ones need, all of a page of 64 ids with two flags,
-    /// comes into the cache while the counters are read.
+    /// Some of the lookups, which are numbered as [`Page::answers`] are; with the first ones the
+    /// counters. Each places its pairs, which asks for their memory, leaves the rest to the next
+    /// one, and looks when that has come back. So what the first ones need, all of a page of 64 ids
+    /// with two flags, comes into the cache while the counters are read.
     fn read_flags(&self, asking: &Asking<'_>, lookups: Range<usize>, page: &mut Page) {
         if lookups.is_empty() {
             if page.sources.is_empty() {
@@ -180,7 +189,8 @@ impl Engines {
             }
             return;
         }
-        let (first, flag) = (lookups.start / page.flags * BATCH, &asking.view.flags[lookups.start % page.flags]);
+        let (first, flag) =
+            (lookups.start / page.flags * BATCH, &asking.view.flags[lookups.start % page.flags]);
         let ids = &asking.ids[first..asking.ids.len().min(first + BATCH)];
         let space = &self.existences[flag.space];
         let lookup = space.lookup(asking.viewer, ids);
@@ -210,11 +220,14 @@ impl Engines {
             sources.push((start, schema.width()));
             living.extend(schema.living().map(|(position, _)| (source, position)));
         }
-        let place = |(source, position): (usize, usize)| (sources[source].0 + position, sources[source].1);
+        let place =
+            |(source, position): (usize, usize)| (sources[source].0 + position, sources[source].1);
         for column in &asking.view.columns {
             match *column {
                 Column::Field(source, position) => columns.push(place((source, position))),
-                Column::All(all) => columns.extend(living.iter().filter(|&&(s, _)| s == all).map(|&c| place(c))),
+                Column::All(all) => {
+                    columns.extend(living.iter().filter(|&&(s, _)| s == all).map(|&c| place(c)))
+                }
             }
         }
         *straight = columns.windows(2).all(|pair| pair[1] == (pair[0].0 + 1, pair[0].1));

@@ -1,8 +1,9 @@
 //! The one path by which data change.
 //!
-//! Every change of data, whichever command asks for it, goes through a method of [`Engines`] in this file, and nowhere else: it
-//! enters the id's stripe of the committer, changes, and marks what it changed, so that the log thread will read and write it. A
-//! stripe is held through the whole change, so writers of one id never mix, and no commit parts a flag from its counter
+//! Every change of data, whichever command asks for it, goes through a method of [`Engines`] in
+//! this file, and nowhere else: it enters the id's stripe of the committer, changes, and marks what
+//! it changed, so that the log thread will read and write it. A stripe is held through the whole
+//! change, so writers of one id never mix, and no commit parts a flag from its counter
 //! (`store/src/commit`).
 
 use super::build::is_reserved;
@@ -57,15 +58,16 @@ pub enum AlterError {
     },
 }
 
-/// What the committer's stripes are chosen by: the upper half of a multiplication by 2^64 / golden ratio, so that neighbouring ids go to
-/// different ones.
+/// What the committer's stripes are chosen by: the upper half of a multiplication by 2^64 / golden
+/// ratio, so that neighbouring ids go to different ones.
 #[inline]
 fn stripe_of(id: u64) -> u64 {
     id.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32
 }
 
-/// The turn of a write to a space of pairs. What else the write moves there, where a table begins or early pairs, is marked with it: also if it is refused
-/// itself, which it may be after that has happened.
+/// The turn of a write to a space of pairs. What else the write moves there, where a table begins
+/// or early pairs, is marked with it: also if it is refused itself, which it may be after that has
+/// happened.
 struct PairTurn<'a> {
     turn: Turn<'a, Mark>,
     space: &'a phantom::Space,
@@ -118,7 +120,11 @@ impl Engines {
     /// Asks the cache for what every write of an id needs, whatever it writes.
     #[inline]
     pub(crate) fn hint(&self, id: u64) {
-        self.durability.committer().stripe_lines(stripe_of(id)).into_iter().for_each(rolling::prefetch_to_write);
+        self.durability
+            .committer()
+            .stripe_lines(stripe_of(id))
+            .into_iter()
+            .for_each(rolling::prefetch_to_write);
     }
 
     /// The spaces that an action changes.
@@ -127,7 +133,8 @@ impl Engines {
         (&self.existences[action.flag], &self.counters[action.counter])
     }
 
-    /// Keeps other writers of this id out until it is dropped: for a change that depends on what is there.
+    /// Keeps other writers of this id out until it is dropped: for a change that depends on what is
+    /// there.
     pub(crate) fn alone_with(&self, id: u64) -> Turn<'_, Mark> {
         self.turn(id)
     }
@@ -158,7 +165,8 @@ impl Engines {
         self.watches.unwatch(seen.place);
     }
 
-    /// Whether a watched place may have changed since. To be asked while its writers are kept out; for pairs, while all are.
+    /// Whether a watched place may have changed since. To be asked while its writers are kept out;
+    /// for pairs, while all are.
     pub(crate) fn has_changed(&self, seen: &Seen) -> bool {
         let now = (self.watches.changes(seen.place), self.watches.sweeps(), self.rolls(seen.place));
         now != (Some(seen.changes), seen.sweeps, seen.rolls)
@@ -169,9 +177,10 @@ impl Engines {
         self.existence_by_number(space).map_or(0, |space| space.changes())
     }
 
-    /// Keeps other writers of these ids out, and whoever changes the shape of a space, until it is dropped; without ids, all writers. What is marked
-    /// meanwhile goes into one batch of the log, in which `reserved` has room for it. Who has it must not write other ids, and who has reserved nothing
-    /// nothing.
+    /// Keeps other writers of these ids out, and whoever changes the shape of a space, until it is
+    /// dropped; without ids, all writers. What is marked meanwhile goes into one batch of the log,
+    /// in which `reserved` has room for it. Who has it must not write other ids, and who has
+    /// reserved nothing nothing.
     pub(crate) fn exclusive<'a>(
         &'a self,
         ids: Option<Vec<u64>>,
@@ -188,19 +197,34 @@ impl Engines {
         }
     }
 
-    /// Changes the schema of a counter space, at once: the engine has the rules. The log learns of it before the first row that needs it.
-    pub fn alter(&self, space: &CounterSpace, change: &Alteration) -> Result<Arc<Schema>, AlterError> {
+    /// Changes the schema of a counter space, at once: the engine has the rules. The log learns of
+    /// it before the first row that needs it.
+    pub fn alter(
+        &self,
+        space: &CounterSpace,
+        change: &Alteration,
+    ) -> Result<Arc<Schema>, AlterError> {
         match change {
-            Alteration::Add { name, .. } if is_reserved(name) => return Err(AlterError::Reserved(name.clone())),
+            Alteration::Add { name, .. } if is_reserved(name) => {
+                return Err(AlterError::Reserved(name.clone()));
+            }
             Alteration::Drop { name } => {
                 let (position, _) = space.field(name.as_bytes())?;
                 let is_this = |index: usize| std::ptr::eq(&self.counters[index], space);
-                let in_use = |what, by: &str| AlterError::InUse { what, name: by.to_owned(), field: name.clone() };
-                if let Some(action) = self.actions.iter().find(|a| is_this(a.counter) && a.field == position) {
+                let in_use = |what, by: &str| AlterError::InUse {
+                    what,
+                    name: by.to_owned(),
+                    field: name.clone(),
+                };
+                if let Some(action) =
+                    self.actions.iter().find(|a| is_this(a.counter) && a.field == position)
+                {
                     return Err(in_use("action", &action.name));
                 }
                 let names = |view: &View, column: &Column| matches!(*column, Column::Field(source, field) if is_this(view.sources[source]) && field == position);
-                if let Some(view) = self.views.iter().find(|v| v.columns.iter().any(|c| names(v, c))) {
+                if let Some(view) =
+                    self.views.iter().find(|v| v.columns.iter().any(|c| names(v, c)))
+                {
                     return Err(in_use("view", &view.name));
                 }
             }
@@ -221,8 +245,9 @@ impl Engines {
         space.space.roll_now()
     }
 
-    /// Moves early pairs of an existence space into its tables, and closes the newest, if that is due, and has it logged: what follows our log makes the same
-    /// tables, and so do we, should we come to follow another's.
+    /// Moves early pairs of an existence space into its tables, and closes the newest, if that is
+    /// due, and has it logged: what follows our log makes the same tables, and so do we, should we
+    /// come to follow another's.
     pub(super) fn move_on(&self, space: &ExistenceSpace) -> bool {
         let _turn = self.pair_turn(space, 0);
         space.space.move_on()
@@ -233,7 +258,8 @@ impl Engines {
         self.existences.iter().for_each(|space| space.space.lead());
     }
 
-    /// From now on a master's log says where tables begin. Nothing decides that here any more when this returns, and what did is marked.
+    /// From now on a master's log says where tables begin. Nothing decides that here any more when
+    /// this returns, and what did is marked.
     pub(crate) fn follow(&self) {
         self.existences.iter().for_each(|space| space.space.follow());
         drop(self.turn(0));
@@ -241,12 +267,18 @@ impl Engines {
 
     /// Joins a block of another site's table with ours, and has it logged.
     ///
-    /// A block names its pairs by their hashes and bits, not by their ids, while writers mark the same pairs in the stripes of their ids. So it takes
-    /// all stripes, and they are read in one moment: else a batch could have a pair twice, as it was before the merge and after it, or a flag
-    /// among the block's bits of which the counter comes only later.
+    /// A block names its pairs by their hashes and bits, not by their ids, while writers mark the
+    /// same pairs in the stripes of their ids. So it takes all stripes, and they are read in one
+    /// moment: else a batch could have a pair twice, as it was before the merge and after it, or a
+    /// flag among the block's bits of which the counter comes only later.
     ///
-    /// As all that waits for the log goes with it, the caller sees to it that there is room: [`Durability::merging`](crate::durability::Durability::merging).
-    pub(crate) fn merge(&self, space: &ExistenceSpace, block: &phantom::Block) -> Result<(), phantom::MergeError> {
+    /// As all that waits for the log goes with it, the caller sees to it that there is room:
+    /// [`Durability::merging`](crate::durability::Durability::merging).
+    pub(crate) fn merge(
+        &self,
+        space: &ExistenceSpace,
+        block: &phantom::Block,
+    ) -> Result<(), phantom::MergeError> {
         let place = block.place();
         let enter = || {
             let alone = self.durability.committer().exclusive();
@@ -267,7 +299,8 @@ impl Engines {
         Ok(())
     }
 
-    /// Adds to counters of one row; all or nothing. The new values of the changed fields are appended to `out`.
+    /// Adds to counters of one row; all or nothing. The new values of the changed fields are
+    /// appended to `out`.
     #[inline]
     pub fn add(
         &self,
@@ -289,10 +322,15 @@ impl Engines {
         Ok(())
     }
 
-    /// Sets counters of one row, which `values` names at most once each. Gives how many were set for the first time: all of them if
-    /// there was no row, else none.
+    /// Sets counters of one row, which `values` names at most once each. Gives how many were set
+    /// for the first time: all of them if there was no row, else none.
     #[inline]
-    pub fn set(&self, space: &CounterSpace, id: u64, values: &[(usize, i64)]) -> Result<usize, WriteError> {
+    pub fn set(
+        &self,
+        space: &CounterSpace,
+        id: u64,
+        values: &[(usize, i64)],
+    ) -> Result<usize, WriteError> {
         let mut turn = self.turn(id);
         self.before_lowering(&mut turn, space, id, becomes(values));
         let created = space.space.set(id, values)?;
@@ -300,8 +338,14 @@ impl Engines {
         Ok(if created > 0 { values.len() } else { 0 })
     }
 
-    /// Sets counters of a row that does not exist; false, and nothing is changed, if it does. Two callers never both succeed.
-    pub fn set_new(&self, space: &CounterSpace, id: u64, values: &[(usize, i64)]) -> Result<bool, WriteError> {
+    /// Sets counters of a row that does not exist; false, and nothing is changed, if it does. Two
+    /// callers never both succeed.
+    pub fn set_new(
+        &self,
+        space: &CounterSpace,
+        id: u64,
+        values: &[(usize, i64)],
+    ) -> Result<bool, WriteError> {
         let mut turn = self.turn(id);
         if space.space.exists(id) {
             return Ok(false);
@@ -339,7 +383,12 @@ impl Engines {
 
     /// Sets a pair.
     #[inline]
-    pub fn flag(&self, space: &ExistenceSpace, id: u64, member: &Member<'_>) -> Result<Change, WriteError> {
+    pub fn flag(
+        &self,
+        space: &ExistenceSpace,
+        id: u64,
+        member: &Member<'_>,
+    ) -> Result<Change, WriteError> {
         let mut turn = self.pair_turn(space, id);
         let first = || {
             self.loosen_uncounted(&mut turn, space, id);
@@ -356,16 +405,22 @@ impl Engines {
 
     /// Unsets a pair.
     #[inline]
-    pub fn unflag(&self, space: &ExistenceSpace, id: u64, member: &Member<'_>) -> Result<Change, WriteError> {
+    pub fn unflag(
+        &self,
+        space: &ExistenceSpace,
+        id: u64,
+        member: &Member<'_>,
+    ) -> Result<Change, WriteError> {
         let mut turn = self.pair_turn(space, id);
         let change = space.space.remove(id, member)?;
         self.mark_pair(&mut turn, space, id, member, change, false, None);
         Ok(change)
     }
 
-    /// Does an action: if the viewer's flag on `id` is not set, sets it and adds 1 to the counter, both or neither. Whoever
-    /// repeats it, or does it at the same moment on another connection, finds it done. What the filter takes for a repetition, but
-    /// the counter proves to be none, counts.
+    /// Does an action: if the viewer's flag on `id` is not set, sets it and adds 1 to the counter,
+    /// both or neither. Whoever repeats it, or does it at the same moment on another connection,
+    /// finds it done. What the filter takes for a repetition, but the counter proves to be none,
+    /// counts.
     #[inline]
     pub fn act(
         &self,
@@ -401,7 +456,8 @@ impl Engines {
         let mut turn = turn.into_inner();
         let row = counted.get().then_some(counters.number);
         let Ok(change) = change else {
-            // The engines promise that nothing has changed then. A row that was moved all the same is not to be missing from the log.
+            // The engines promise that nothing has changed then. A row that was moved all the same
+            // is not to be missing from the log.
             row.into_iter().for_each(|row| turn.mark(Mark::row(row, id)));
             return change;
         };
@@ -412,8 +468,9 @@ impl Engines {
         Ok(change)
     }
 
-    /// Undoes an action: if the flag is set, unsets it and takes 1 from the counter, which does not go below 0 by that. What the filter takes
-    /// for a set flag, but the counter proves to be none, is left as it is.
+    /// Undoes an action: if the flag is set, unsets it and takes 1 from the counter, which does not
+    /// go below 0 by that. What the filter takes for a set flag, but the counter proves to be none,
+    /// is left as it is.
     #[inline]
     pub fn undo(
         &self,
@@ -437,7 +494,8 @@ impl Engines {
         let turn = RefCell::new(self.pair_turn(flags, id));
         let count = || {
             let mut turn = turn.borrow_mut();
-            if is_tied && self.is_proof(flags, id, viewer, self.counted(counters, id, action.field)) {
+            if is_tied && self.is_proof(flags, id, viewer, self.counted(counters, id, action.field))
+            {
                 return Err(Stop::NotSet);
             }
             self.before_lowering(&mut turn, counters, id, |field, now| {
@@ -445,7 +503,12 @@ impl Engines {
             });
             scratch.clear();
             let change = [Delta { field: action.field, delta: -1 }];
-            counters.space.add(id, &change, &Bounds { min: Some(0), max: None, saturate: true }, scratch)?;
+            counters.space.add(
+                id,
+                &change,
+                &Bounds { min: Some(0), max: None, saturate: true },
+                scratch,
+            )?;
             self.changed_row(&mut turn, counters, id);
             Ok(())
         };
@@ -458,9 +521,10 @@ impl Engines {
         Ok(change)
     }
 
-    /// A pair that was to be set and seemed to be set is marked, too: it may only have seemed so, and a filter that is rebuilt from
-    /// the log need not have the same chance hits. Whoever was told that it is set must find it (promise 6). With it the row of the id in the
-    /// counter space `row`, if that has changed.
+    /// A pair that was to be set and seemed to be set is marked, too: it may only have seemed so,
+    /// and a filter that is rebuilt from the log need not have the same chance hits. Whoever was
+    /// told that it is set must find it (promise 6). With it the row of the id in the counter space
+    /// `row`, if that has changed.
     #[inline]
     #[expect(clippy::too_many_arguments, reason = "what a change of a pair is")]
     fn mark_pair(

@@ -1,9 +1,10 @@
 //! Commands against a model: what a client is told beside what plain maps say.
 //!
-//! Bytes choose commands (the families of counters, hashes, strings, sets, filters and the page, in transactions and out of them), keys of a small
-//! universe, values. Each reply must be, byte for byte after redis-protocol has read it, what the model answers. In between a second
-//! client sends any command of the table with any words: for those it is asked only that each gets one whole reply, and that reads
-//! change nothing.
+//! Bytes choose commands (the families of counters, hashes, strings, sets, filters and the page, in
+//! transactions and out of them), keys of a small universe, values. Each reply must be, byte for
+//! byte after redis-protocol has read it, what the model answers. In between a second client sends
+//! any command of the table with any words: for those it is asked only that each gets one whole
+//! reply, and that reads change nothing.
 
 mod choices;
 mod model;
@@ -31,8 +32,13 @@ fn node() -> Arc<Node> {
             *counter = Counter { rows_per_table: 64, ..counter.clone() };
         }
         for existence in &mut config.existence {
-            *existence =
-                Existence { pairs_per_table: 2_000, max_tables: 3, seed: 7, max_loose: 8, ..existence.clone() };
+            *existence = Existence {
+                pairs_per_table: 2_000,
+                max_tables: 3,
+                seed: 7,
+                max_loose: 8,
+                ..existence.clone()
+            };
         }
         config
     });
@@ -43,10 +49,14 @@ fn node() -> Arc<Node> {
 pub(crate) fn alone(config: &Config) -> Arc<Node> {
     let host = Host::new(config.clone(), Vec::new(), Stop::new());
     let node = host.node();
-    let catalogue = Catalogue::default().completed(config).expect("a new folder fits any configuration");
-    node.engines.fill(Engines::new(config, &catalogue, node.durability.clone()).expect("the default spaces"));
+    let catalogue =
+        Catalogue::default().completed(config).expect("a new folder fits any configuration");
+    node.engines.fill(
+        Engines::new(config, &catalogue, node.durability.clone()).expect("the default spaces"),
+    );
     let disk = Arc::new(store::SimDisk::new(1));
-    node.store.fill(store::Store::open(disk, store::StoreOptions::default()).expect("an empty disk"));
+    node.store
+        .fill(store::Store::open(disk, store::StoreOptions::default()).expect("an empty disk"));
     node.replication.settle(config, true, 0);
     node
 }
@@ -59,8 +69,9 @@ pub(crate) struct Guest {
     tallies: Tallies,
 }
 
-static RUNTIME: LazyLock<tokio::runtime::Runtime> =
-    LazyLock::new(|| tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime"));
+static RUNTIME: LazyLock<tokio::runtime::Runtime> = LazyLock::new(|| {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+});
 
 impl Guest {
     pub(crate) fn new(node: &Arc<Node>) -> Guest {
@@ -88,7 +99,8 @@ impl Guest {
         RUNTIME.block_on(self.answers(&bytes))
     }
 
-    /// One step with these requests: the bytes of them that it took, and the replies that it gave. What the rest waits for is [`Talk::stalled`].
+    /// One step with these requests: the bytes of them that it took, and the replies that it gave.
+    /// What the rest waits for is [`Talk::stalled`].
     pub(crate) fn step(&mut self, bytes: &[u8]) -> (usize, Vec<u8>) {
         self.turn.out.clear();
         let used = self.talk.execute(&self.node, &self.tallies, bytes, &mut self.turn);
@@ -159,7 +171,11 @@ pub fn commands(input: &[u8]) {
         let replies = frames(&guest.ask(&batch));
         assert_eq!(replies.len(), batch.len(), "one reply each: {batch:?}");
         for (words, reply) in batch.drain(..).zip(replies) {
-            let shown = words.iter().map(|word| String::from_utf8_lossy(word)).collect::<Vec<_>>().join(" ");
+            let shown = words
+                .iter()
+                .map(|word| String::from_utf8_lossy(word))
+                .collect::<Vec<_>>()
+                .join(" ");
             assert_eq!(without_texts(reply), model.execute(&words), "{shown}");
         }
         match kind.saturating_sub(KNOWN) {
@@ -199,7 +215,8 @@ fn anything(choices: &mut Choices<'_>, node: &Arc<Node>, model: &mut Model) {
                 _ => choices.of(&WORDS).as_bytes().to_vec(),
             });
         }
-        writes |= find(name.as_bytes()).is_some_and(|(_, spec)| !spec.has(flag::READONLY) || spec.has(flag::MAY_WRITE));
+        writes |= find(name.as_bytes())
+            .is_some_and(|(_, spec)| !spec.has(flag::READONLY) || spec.has(flag::MAY_WRITE));
         let was = guest.talk.session.client.protocol();
         let bytes = guest.ask(std::slice::from_ref(&words));
         if was == crate::resp::Protocol::Resp2 && guest.talk.session.client.protocol() == was {

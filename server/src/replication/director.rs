@@ -1,5 +1,6 @@
-//! The director: the thread that owns the log, whatever the node is. As a master's it is written by commits, as a replica's by what its master
-//! sends; from one to the other it goes through its files, where nothing has to change but the next segment's term.
+//! The director: the thread that owns the log, whatever the node is. As a master's it is written by
+//! commits, as a replica's by what its master sends; from one to the other it goes through its
+//! files, where nothing has to change but the next segment's term.
 //!
 //! ```text
 //!   master --REPLICAOF host port--> no write passes the gate, all turns under way have ended, last commit --> replica
@@ -103,7 +104,8 @@ fn settle(node: &Node, is_master: bool, term: u64) {
     }
 }
 
-/// Nobody wants any more what a full sync has brought that did not come to its end: this is a master, or goes on without one.
+/// Nobody wants any more what a full sync has brought that did not come to its end: this is a
+/// master, or goes on without one.
 pub(super) fn forget_full_sync(node: &Node) {
     if let Err(error) = store::Staging::clear(node.store.disk()) {
         tracing::warn!("what is left of a full sync cannot be removed: {error}");
@@ -119,7 +121,8 @@ impl Drop for Told<'_> {
     }
 }
 
-/// Commits, until the role changes or the server stops. An error: it has stopped, or it is to be a master again, and the last commit had failed.
+/// Commits, until the role changes or the server stops. An error: it has stopped, or it is to be a
+/// master again, and the last commit had failed.
 fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Result<()>) {
     let committer = node.durability.committer();
     committer.reopen();
@@ -128,7 +131,8 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
         committer.stop();
     }
     let mut orders = node.replication.subscribe();
-    // Before anybody may write, or order us to follow: what is written from now on is in no replica's log yet.
+    // Before anybody may write, or order us to follow: what is written from now on is in no
+    // replica's log yet.
     node.durability.begin(&log);
     node.engines.lead();
     settle(node, true, log.term());
@@ -139,15 +143,18 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
         let watch = || {
             let Ok(runtime) = tokio::runtime::Builder::new_current_thread().build() else { return };
             runtime.block_on(async {
-                // Any order, be it taken back already: it has shut the gate, which is opened by beginning anew as a master.
-                // What `wait_for` gives locks the orders. It must be gone before the turns are waited for: one of them may be giving an order.
-                let is_ordered = |_: &u64| !node.replication.is_master() || !node.replication.is_settled();
+                // Any order, be it taken back already: it has shut the gate, which is opened by
+                // beginning anew as a master. What `wait_for` gives locks the orders. It must be
+                // gone before the turns are waited for: one of them may be giving an order.
+                let is_ordered =
+                    |_: &u64| !node.replication.is_master() || !node.replication.is_settled();
                 let ordered = async { drop(orders.wait_for(is_ordered).await) };
                 tokio::select! {
                     () = over.notified() => {}
                     () = ordered => {
                         host.wait_for_turns();
-                        // A TM.MERGE looks at the gate before each block, and has them logged before it lets go.
+                        // A TM.MERGE looks at the gate before each block, and has them logged
+                        // before it lets go.
                         drop(node.engines.merging.lock());
                         node.engines.follow();
                         committer.step_down();
@@ -164,7 +171,8 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
         let _ = watcher.join();
         ended
     });
-    // What was acknowledged is in memory, and can be read there. Nobody may write, and what a master sends could not be written either.
+    // What was acknowledged is in memory, and can be read there. Nobody may write, and what a
+    // master sends could not be written either.
     while let Err(error) = &outcome {
         if host.stop.is_stopped() || node.replication.is_master() {
             break;
@@ -202,7 +210,11 @@ fn promote(host: &Host, node: &Arc<Node>, mut log: FollowLog) -> Held {
     };
     match attempt {
         Ok(log) => {
-            tracing::info!("promoted: the log goes on at {} with term {:x}", log.written(), log.term());
+            tracing::info!(
+                "promoted: the log goes on at {} with term {:x}",
+                log.written(),
+                log.term()
+            );
             Held::Own(Box::new(log))
         }
         Err(error) => {
@@ -242,8 +254,9 @@ fn reopen_log(host: &Host, node: &Arc<Node>, end: store::Position) -> FollowLog 
     }
 }
 
-/// Retires the node and opens its folder anew, which may hold another data set now. Clients are disconnected: they would see another history. Whoever
-/// waits for a reply has a moment to get it: the order to follow may have led here faster than its own reply to whoever gave it.
+/// Retires the node and opens its folder anew, which may hold another data set now. Clients are
+/// disconnected: they would see another history. Whoever waits for a reply has a moment to get it:
+/// the order to follow may have led here faster than its own reply to whoever gave it.
 fn reopened(host: &Arc<Host>, node: Arc<Node>) -> Held {
     host.replace_node();
     let began = Instant::now();
@@ -253,8 +266,13 @@ fn reopened(host: &Arc<Host>, node: Arc<Node>) -> Held {
     loop {
         // So does a FAILOVER that waits for a replica.
         node.replication.failover.end(&node);
-        let is_served = |client: &&Arc<Client>| client.waits.load(Relaxed) && began.elapsed() < PATIENCE;
-        host.clients.list().iter().filter(|client| !is_served(client)).for_each(|client| client.kill());
+        let is_served =
+            |client: &&Arc<Client>| client.waits.load(Relaxed) && began.elapsed() < PATIENCE;
+        host.clients
+            .list()
+            .iter()
+            .filter(|client| !is_served(client))
+            .for_each(|client| client.kill());
         match Arc::try_unwrap(node) {
             Ok(last) => {
                 drop(last);
@@ -275,7 +293,9 @@ fn reopened(host: &Arc<Host>, node: Arc<Node>) -> Held {
                 settle(&node, held.is_own(), held.term());
                 return held;
             }
-            Err(StartError::Recover(error)) => tracing::error!("the data cannot be opened: {error}"),
+            Err(StartError::Recover(error)) => {
+                tracing::error!("the data cannot be opened: {error}")
+            }
             Err(error) => tracing::error!("the data cannot be opened: {error}"),
         }
         if host.stop.is_stopped() {
@@ -295,8 +315,8 @@ fn wait(host: &Host, time: Duration, enough: impl Fn() -> bool) {
 }
 
 impl Host {
-    /// Waits until every worker has ended the turn that it may have been in: whatever was decided before this call is seen by all
-    /// commands after it.
+    /// Waits until every worker has ended the turn that it may have been in: whatever was decided
+    /// before this call is seen by all commands after it.
     pub(crate) fn wait_for_turns(&self) {
         for tallies in &self.tallies {
             let seen = tallies.turn.load(SeqCst);
@@ -314,7 +334,8 @@ mod tests {
     use crate::stop::Stop;
     use store::{Position, SEGMENT_HEAD_BYTES, SegmentHead, SimDisk, Store, StoreOptions};
 
-    /// A master is believed what it says of its own history. Who followed it can be promoted all the same, and again.
+    /// A master is believed what it says of its own history. Who followed it can be promoted all
+    /// the same, and again.
     #[test]
     fn a_term_that_a_master_names_stops_no_promotion() {
         let folder = tempfile::tempdir().unwrap();
@@ -323,11 +344,20 @@ mod tests {
         for term in [u64::from(u32::MAX) << 32, u64::MAX] {
             let host = Host::new(config.clone(), Vec::new(), Stop::new());
             let node = host.node();
-            node.store.fill(Store::open(Arc::new(SimDisk::new(1)), StoreOptions::default()).unwrap());
+            node.store
+                .fill(Store::open(Arc::new(SimDisk::new(1)), StoreOptions::default()).unwrap());
             let (disk, lineage) = (node.store.disk().clone(), node.store.lineage());
             let mut log = FollowLog::open(disk.clone(), lineage, Position::START).unwrap();
-            let head =
-                SegmentHead { void: false, lineage, segment: 1, previous: 0, base: 0, sequence: 0, term, chain: 0 };
+            let head = SegmentHead {
+                void: false,
+                lineage,
+                segment: 1,
+                previous: 0,
+                base: 0,
+                sequence: 0,
+                term,
+                chain: 0,
+            };
             log.begin(head).unwrap();
             for _ in 0..2 {
                 let Held::Own(own) = promote(&host, &node, log) else { panic!("it is no master") };

@@ -1,8 +1,11 @@
-//! What a replica gives up for its master's history is put into safety first: a folder `dropped-<from>-<end>-<chain>` in the data folder.
+//! What a replica gives up for its master's history is put into safety first: a folder
+//! `dropped-<from>-<end>-<chain>` in the data folder.
 //!
-//! It holds the segments of the log with what is dropped (`tidemark dump` prints them). Where the log does not go back so far, it holds the snapshot, too, and is a data folder of
-//! its own: `tidemark serve --dir` shows what was there. Files that never change are linked, not copied: they cost room as soon as they would
-//! have been removed. A link that is cut and begins anew finds the folder there, and makes no second one. Who has looked at it removes it.
+//! It holds the segments of the log with what is dropped (`tidemark dump` prints them). Where the
+//! log does not go back so far, it holds the snapshot, too, and is a data folder of its own:
+//! `tidemark serve --dir` shows what was there. Files that never change are linked, not copied:
+//! they cost room as soon as they would have been removed. A link that is cut and begins anew finds
+//! the folder there, and makes no second one. Who has looked at it removes it.
 
 use crate::node::Node;
 use std::fs::File;
@@ -13,26 +16,33 @@ use store::{MANIFEST, Position, SegmentName, parse_segment_name};
 /// While it is made. Whatever has the name at the beginning is left from an attempt that failed.
 const UNFINISHED: &str = ".tidemark-dropped.tmp";
 
-/// Keeps what the log holds from the offset `from` on, up to its end. Gives where it is; none if that was said before, or if there was nothing to keep.
-/// Durable when it returns.
+/// Keeps what the log holds from the offset `from` on, up to its end. Gives where it is; none if
+/// that was said before, or if there was nothing to keep. Durable when it returns.
 pub(super) fn keep(node: &Node, from: u64, end: Position) -> Result<Option<PathBuf>, store::Error> {
     let folder = node.config().durability.dir.clone();
     let disk = node.store.disk().clone();
-    let io = |source| store::Error::Io { path: folder.clone(), doing: "keeping what will be dropped", source };
+    let io = |source| store::Error::Io {
+        path: folder.clone(),
+        doing: "keeping what will be dropped",
+        source,
+    };
     let (mut segments, mut oldest) = (Vec::new(), u64::MAX);
     for name in disk.list().map_err(io)? {
         let SegmentName::Segment(number) = parse_segment_name(&name) else { continue };
         let Some(head) = node.store.segment_head(number)? else { continue };
         let size = disk.open(&name).and_then(|f| f.size()).map_err(io)?;
         oldest = oldest.min(head.base);
-        if head.base + size.saturating_sub(store::SEGMENT_HEAD_BYTES) > from && size > store::SEGMENT_HEAD_BYTES {
+        if head.base + size.saturating_sub(store::SEGMENT_HEAD_BYTES) > from
+            && size > store::SEGMENT_HEAD_BYTES
+        {
             segments.push(name);
         }
     }
     let manifest = node.store.manifest().clone();
     let (mut files, mut all) = (Vec::new(), segments);
     if oldest > from && !manifest.files.is_empty() {
-        // Replay begins in the segment that the manifest names; all that there are is more than enough.
+        // Replay begins in the segment that the manifest names; all that there are is more than
+        // enough.
         files = manifest.files.iter().map(|f| f.name.clone()).collect();
         all = disk.list().map_err(io)?;
         all.retain(|name| matches!(parse_segment_name(name), SegmentName::Segment(_)));

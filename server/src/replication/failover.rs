@@ -6,19 +6,24 @@
 //!   no-failover            it has; the pause ends, and writes are answered -READONLY
 //! ```
 //!
-//! As in Redis, the master steps down first and its replica up afterwards. If the replica says no, or on FAILOVER ABORT, this node is the master again, and
-//! takes the writes that waited. If it cannot be reached, it is asked again and again. Who writes while this node is a replica already is refused at once.
-//! Meanwhile nobody else may change the role, REPLICAOF is refused; but for Sentinels, where they have spoken: the replica may answer long after they have
-//! made another one the master.
+//! As in Redis, the master steps down first and its replica up afterwards. If the replica says no,
+//! or on FAILOVER ABORT, this node is the master again, and takes the writes that waited. If it
+//! cannot be reached, it is asked again and again. Who writes while this node is a replica already
+//! is refused at once. Meanwhile nobody else may change the role, REPLICAOF is refused; but for
+//! Sentinels, where they have spoken: the replica may answer long after they have made another one
+//! the master.
 //!
-//! That there are never two: from the moment the request leaves until it is answered the replica may have obeyed, or be about to. So it is sent only to who
-//! has just answered a PING (it would wait in the socket of a frozen one), and while its answer is missing ([`Asked`]) neither ABORT nor a refusal for a
-//! reason of the moment, a lack of room say, makes this node the master: only the replica's word that it has not taken over and will not (-NOFAILOVER), or
-//! an operator's that it does not matter, which is REPLICAOF NO ONE.
+//! That there are never two: from the moment the request leaves until it is answered the replica
+//! may have obeyed, or be about to. So it is sent only to who has just answered a PING (it would
+//! wait in the socket of a frozen one), and while its answer is missing ([`Asked`]) neither ABORT
+//! nor a refusal for a reason of the moment, a lack of room say, makes this node the master: only
+//! the replica's word that it has not taken over and will not (-NOFAILOVER), or an operator's that
+//! it does not matter, which is REPLICAOF NO ONE.
 //!
-//! Who is to be a master, by REPLICAOF NO ONE or because its replica said no, is one when its log has begun, which takes a sync or two. From the answer to
-//! that command on no write is refused because of its role: it waits until then, or until this node is to be a replica after all. If the disk says
-//! no it is refused with what the disk says, until it is mended.
+//! Who is to be a master, by REPLICAOF NO ONE or because its replica said no, is one when its log
+//! has begun, which takes a sync or two. From the answer to that command on no write is refused
+//! because of its role: it waits until then, or until this node is to be a replica after all. If
+//! the disk says no it is refused with what the disk says, until it is mended.
 
 use super::follow::was_answered;
 use super::{Fed, Handing, Master, Order, Replication};
@@ -136,7 +141,9 @@ impl Failover {
         match *self.stage.lock() {
             Stage::Nothing | Stage::Settling => false,
             Stage::Waiting(_) | Stage::Aborting => true,
-            Stage::Handing { asked, .. } => asked != Asked::Lost && replication.sentinel_groups() == 0,
+            Stage::Handing { asked, .. } => {
+                asked != Asked::Lost && replication.sentinel_groups() == 0
+            }
         }
     }
 
@@ -146,7 +153,12 @@ impl Failover {
     }
 
     /// REPLICAOF: as [`super::Replication::order`]. None while a FAILOVER forbids it.
-    pub(crate) fn order(&self, node: &Node, master: Option<Master>, forced: bool) -> Option<std::io::Result<bool>> {
+    pub(crate) fn order(
+        &self,
+        node: &Node,
+        master: Option<Master>,
+        forced: bool,
+    ) -> Option<std::io::Result<bool>> {
         let _one = self.ordering.lock();
         if self.forbids_orders(&node.replication) {
             return None;
@@ -158,9 +170,15 @@ impl Failover {
         Some(self.give(node, order, stage))
     }
 
-    /// Gives an order, with which a FAILOVER is over. Until the disk has it nobody is asked to take over: there would be a master beside the one that the
-    /// order names. The caller holds `ordering`.
-    fn give(&self, node: &Node, order: Order, mut stage: MutexGuard<'_, Stage>) -> std::io::Result<bool> {
+    /// Gives an order, with which a FAILOVER is over. Until the disk has it nobody is asked to take
+    /// over: there would be a master beside the one that the order names. The caller holds
+    /// `ordering`.
+    fn give(
+        &self,
+        node: &Node,
+        order: Order,
+        mut stage: MutexGuard<'_, Stage>,
+    ) -> std::io::Result<bool> {
         let was = *stage;
         if let Stage::Handing { .. } = was {
             *stage = Stage::Aborting;
@@ -193,7 +211,8 @@ impl Failover {
         drop(self.ordering.lock());
     }
 
-    /// What the link to the new master is to ask for: that it takes over, if it has all up to this offset.
+    /// What the link to the new master is to ask for: that it takes over, if it has all up to this
+    /// offset.
     pub(crate) fn handover(&self) -> Option<u64> {
         match *self.stage.lock() {
             Stage::Handing { offset, .. } => Some(offset),
@@ -231,7 +250,8 @@ impl Failover {
         }
     }
 
-    /// Everything is as it was before; an error if there was nothing to abort, or too late. `refused`: by the replica, which had been asked like this before.
+    /// Everything is as it was before; an error if there was nothing to abort, or too late.
+    /// `refused`: by the replica, which had been asked like this before.
     fn take_back(&self, node: &Node, why: &str, refused: Option<Asked>) -> Result<(), String> {
         let _one = self.ordering.lock();
         let mut stage = self.stage.lock();
@@ -240,7 +260,8 @@ impl Failover {
             Stage::Nothing | Stage::Settling | Stage::Aborting => {
                 return Err("ERR No failover in progress.".to_owned());
             }
-            // The one before was taken back a moment ago, and this node is not the master again yet.
+            // The one before was taken back a moment ago, and this node is not the master again
+            // yet.
             Stage::Waiting(_) if !node.replication.is_settled() => {
                 *stage = Stage::Settling;
                 drop(stage);
@@ -253,11 +274,15 @@ impl Failover {
                 self.ended.notify_waiters();
                 node.pause.end(By::Role);
             }
-            Stage::Handing { asked, .. } if asked != Asked::No && refused.is_none() => return Err(IN_DOUBT.to_owned()),
+            Stage::Handing { asked, .. } if asked != Asked::No && refused.is_none() => {
+                return Err(IN_DOUBT.to_owned());
+            }
             Stage::Handing { .. } => {
-                // Not this replica, but perhaps another one, while this node was away or heard nothing.
+                // Not this replica, but perhaps another one, while this node was away or heard
+                // nothing.
                 let order = Order { fenced: refused == Some(Asked::Lost), ..Order::default() };
-                let unwritten = |error| format!("ERR the role cannot be written to the data folder: {error}");
+                let unwritten =
+                    |error| format!("ERR the role cannot be written to the data folder: {error}");
                 self.give(node, order, stage).map_err(unwritten)?;
                 self.ended.notify_waiters();
                 if refused == Some(Asked::Lost) {
@@ -272,7 +297,8 @@ impl Failover {
         Ok(())
     }
 
-    /// FAILOVER ABORT, or its time is over: everything is as it was before; an error if there was nothing to abort, or too late.
+    /// FAILOVER ABORT, or its time is over: everything is as it was before; an error if there was
+    /// nothing to abort, or too late.
     pub(crate) fn abort(&self, node: &Node, why: &str) -> Result<(), String> {
         self.take_back(node, why, None)
     }
@@ -286,8 +312,8 @@ impl Failover {
         }
     }
 
-    /// The log of a node that is to be a master cannot be begun, for this reason, which is told to whoever writes, or waits for a FAILOVER that cannot
-    /// get on without it. True if that is news.
+    /// The log of a node that is to be a master cannot be begun, for this reason, which is told to
+    /// whoever writes, or waits for a FAILOVER that cannot get on without it. True if that is news.
     pub(super) fn stuck(&self, node: &Node, error: &store::Error) -> bool {
         let mut stage = self.stage.lock();
         // It may be a replica by now, and a replica's disk is its link's affair.
@@ -306,20 +332,23 @@ impl Failover {
     }
 }
 
-/// A request to take over, from before it leaves until it is answered. Dropped without an answer it stays open for good.
+/// A request to take over, from before it leaves until it is answered. Dropped without an answer it
+/// stays open for good.
 pub(crate) struct Asking<'a> {
     failover: &'a Failover,
     before: Asked,
 }
 
 impl Asking<'_> {
-    /// The replica's error reply: this node is the master again, if that means no. Gives what is to be told.
+    /// The replica's error reply: this node is the master again, if that means no. Gives what is to
+    /// be told.
     pub(crate) fn refused(self, node: &Node, reply: &str) -> String {
         let code = reply.trim_start_matches('-').split(' ').next().unwrap_or_default();
         // What refuses this request says nothing of one that is still on its way.
         let is_no = code == NO || (self.before == Asked::No && !LATER.contains(&code));
         let why = was_answered("TM.REPLICATE", reply);
-        let failed = is_no.then(|| self.failover.take_back(node, &why, Some(self.before)).err()).flatten();
+        let failed =
+            is_no.then(|| self.failover.take_back(node, &why, Some(self.before)).err()).flatten();
         self.failover.stage.lock().answered(self.before);
         failed.unwrap_or(why)
     }
@@ -331,8 +360,8 @@ impl Drop for Asking<'_> {
     }
 }
 
-/// Begins. The caller has checked what can be checked. False if another one, or an order, has come meanwhile; none if an order is on its way to the disk, which
-/// is waited for if `may_wait`.
+/// Begins. The caller has checked what can be checked. False if another one, or an order, has come
+/// meanwhile; none if an order is on its way to the disk, which is waited for if `may_wait`.
 pub(crate) fn begin(node: &Arc<Node>, wanted: Wanted, may_wait: bool) -> Option<bool> {
     let failover = &node.replication.failover;
     let _one = if may_wait { failover.ordering.lock() } else { failover.ordering.try_lock()? };
@@ -368,7 +397,11 @@ async fn run(node: Arc<Node>, wanted: Wanted, number: u64) {
             }
         }
     };
-    let order = Order { master: Some(target), handing: Some(Handing { offset, has_all }), ..Order::default() };
+    let order = Order {
+        master: Some(target),
+        handing: Some(Handing { offset, has_all }),
+        ..Order::default()
+    };
     let on_disk = node.clone();
     // It goes on also if nobody waits for it any more.
     let _ = tokio::task::spawn_blocking(move || hand_over(&on_disk, order, offset, number)).await;
@@ -376,7 +409,8 @@ async fn run(node: Arc<Node>, wanted: Wanted, number: u64) {
 
 fn hand_over(node: &Node, order: Order, offset: u64, number: u64) {
     let failover = &node.replication.failover;
-    // Until the disk has it: an ABORT in between would take back an order that is yet to be given, and this node would be a replica for good.
+    // Until the disk has it: an ABORT in between would take back an order that is yet to be given,
+    // and this node would be a replica for good.
     let _one = failover.ordering.lock();
     let is_fenced = node.replication.is_fenced();
     {
@@ -403,8 +437,9 @@ fn hand_over(node: &Node, order: Order, offset: u64, number: u64) {
     }
 }
 
-/// Waits until all that was written before writes were paused is in the log, and may be had by replicas; gives where that ends. While the disk says no it waits
-/// for it to say yes, unless `gives_up`: then for what is there.
+/// Waits until all that was written before writes were paused is in the log, and may be had by
+/// replicas; gives where that ends. While the disk says no it waits for it to say yes, unless
+/// `gives_up`: then for what is there.
 pub(crate) async fn all_written(node: &Node, gives_up: bool) -> u64 {
     for tallies in &node.tallies {
         let seen = tallies.turn.load(SeqCst);
@@ -449,16 +484,23 @@ mod tests {
     use crate::node::Host;
     use crate::stop::Stop;
 
-    /// A node that is to be a master, and has replicas, is to hand its role over before it has a log.
+    /// A node that is to be a master, and has replicas, is to hand its role over before it has a
+    /// log.
     #[tokio::test]
     async fn a_failover_of_a_node_whose_log_cannot_begin_is_aborted() {
         let node = Host::new(Config::default(), Vec::new(), Stop::new()).node();
         let failover = &node.replication.failover;
-        assert_eq!(begin(&node, Wanted { to: None, force: false, timeout: None }, false), Some(true));
+        assert_eq!(
+            begin(&node, Wanted { to: None, force: false, timeout: None }, false),
+            Some(true)
+        );
         assert_eq!((failover.name(), node.pause.now()), ("waiting-for-sync", Paused::Writes));
         assert!(failover.stuck(&node, &store::Error::Refused("no room".to_owned())));
         assert_eq!((failover.name(), node.pause.now()), ("no-failover", Paused::Nothing));
-        assert!(node.durability.refusal().unwrap().contains("no room"), "so says whoever has waited");
+        assert!(
+            node.durability.refusal().unwrap().contains("no room"),
+            "so says whoever has waited"
+        );
         // Who waits for the replica finds nothing to do any more.
         tokio::task::yield_now().await;
         assert_eq!((failover.name(), node.pause.now()), ("no-failover", Paused::Nothing));
@@ -471,13 +513,20 @@ mod tests {
             let mut config = Config::default();
             config.durability.dir = folder.path().to_path_buf();
             let node = Host::new(config, Vec::new(), Stop::new()).node();
-            assert_eq!(begin(&node, Wanted { to: None, force: false, timeout: None }, false), Some(true));
+            assert_eq!(
+                begin(&node, Wanted { to: None, force: false, timeout: None }, false),
+                Some(true)
+            );
             if is_stopped {
                 node.stop.now();
             }
             let master = Some(Master { host: "127.0.0.1".to_owned(), port: 1 });
             hand_over(&node, Order { master, ..Order::default() }, 0, 0);
-            assert_eq!(node.replication.is_master(), is_stopped, "a replica that is asked when this node is back");
+            assert_eq!(
+                node.replication.is_master(),
+                is_stopped,
+                "a replica that is asked when this node is back"
+            );
         }
     }
 }

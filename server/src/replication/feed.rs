@@ -1,5 +1,6 @@
-//! A connection that has become a replica's: [`replication::Feed`] on its socket. Files are read on another thread, so that the worker's other
-//! clients do not wait for them; what was written a moment ago is at hand.
+//! A connection that has become a replica's: [`replication::Feed`] on its socket. Files are read on
+//! another thread, so that the worker's other clients do not wait for them; what was written a
+//! moment ago is at hand.
 
 use super::{more, now_ms};
 use crate::clients::Client;
@@ -13,10 +14,12 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// How often a feed looks whether a beat or a deadline is due.
 const TICK: Duration = Duration::from_millis(100);
-/// Bytes given to the socket in one go: it copies them while the worker's other clients wait, some 20 microseconds.
+/// Bytes given to the socket in one go: it copies them while the worker's other clients wait, some
+/// 20 microseconds.
 const WRITE_BYTES: usize = 64 << 10;
 
-/// A replica's place among those that there may be, from the request for it until the connection ends, whichever way it does.
+/// A replica's place among those that there may be, from the request for it until the connection
+/// ends, whichever way it does.
 pub(crate) struct Place {
     node: Arc<Node>,
     client: u64,
@@ -40,7 +43,11 @@ impl Drop for Place {
 }
 
 /// Feeds the replica until one of the two is done.
-pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(place: Place, peer: SocketAddr, stream: &mut S) {
+pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
+    place: Place,
+    peer: SocketAddr,
+    stream: &mut S,
+) {
     tracing::info!("replica {peer}: link up");
     match run(&place.node, place.client, stream).await {
         Ok(()) => tracing::info!("replica {peer}: it has gone"),
@@ -68,7 +75,9 @@ async fn step<T: Send + 'static>(
     feed: &mut Option<Feed>,
     work: impl FnOnce(&mut Feed, &Origin<'_>) -> Result<T, LinkError> + Send + 'static,
 ) -> Result<T, Ended> {
-    let Some(mut taken) = feed.take() else { return Err(Ended::Io(std::io::Error::other("the feed has ended"))) };
+    let Some(mut taken) = feed.take() else {
+        return Err(Ended::Io(std::io::Error::other("the feed has ended")));
+    };
     let origin_of = |node: &Node| (node.durability.shown(), node.replication.term.load(Relaxed));
     let (end, term) = origin_of(node);
     let origin = Origin { store: &node.store, end, term };
@@ -94,7 +103,11 @@ async fn push(writer: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> std::io::
     if bytes.is_empty() { writer.flush().await.map(|()| 0) } else { writer.write(bytes).await }
 }
 
-async fn run<S: AsyncRead + AsyncWrite + Unpin>(node: &Arc<Node>, client: u64, stream: &mut S) -> Result<(), Ended> {
+async fn run<S: AsyncRead + AsyncWrite + Unpin>(
+    node: &Arc<Node>,
+    client: u64,
+    stream: &mut S,
+) -> Result<(), Ended> {
     let (mut reader, mut writer) = tokio::io::split(stream);
     let started = Instant::now();
     let (times, pinned_bytes) = {
@@ -190,7 +203,8 @@ mod tests {
     use crate::turn::{Talk, Turn};
     use store::{Check, frame_head};
 
-    /// A replica that was stopped, say, in the middle of what it was sent: its system takes no more, and nobody says that it has gone.
+    /// A replica that was stopped, say, in the middle of what it was sent: its system takes no
+    /// more, and nobody says that it has gone.
     #[tokio::test]
     async fn a_replica_that_neither_reads_nor_speaks_is_given_up() {
         let folder = tempfile::tempdir().unwrap();
@@ -199,7 +213,8 @@ mod tests {
         config.replication.timeout_s = 1;
         let node = crate::fuzz::commands::alone(&config);
         // Of another data set, so that it is answered whatever there is here.
-        let hello = [&[1][..], &replication::PROTOCOL.to_le_bytes(), &[7; 16], &[0; 44], &[1, 0]].concat();
+        let hello =
+            [&[1][..], &replication::PROTOCOL.to_le_bytes(), &[7; 16], &[0; 44], &[1, 0]].concat();
         // Less than the answer has.
         let (mut replica, mut here) = tokio::io::duplex(32);
         let greets = async {
@@ -216,7 +231,8 @@ mod tests {
         assert!(replica.read_u8().await.is_ok(), "the answer had begun");
     }
 
-    /// A slow disk keeps the feed busy for longer than a replica may be silent: what that has said meanwhile is read before it is given up.
+    /// A slow disk keeps the feed busy for longer than a replica may be silent: what that has said
+    /// meanwhile is read before it is given up.
     #[tokio::test]
     async fn a_replica_whose_words_wait_unread_is_not_given_up() {
         let folder = tempfile::tempdir().unwrap();
@@ -224,9 +240,12 @@ mod tests {
         config.durability.dir = folder.path().to_path_buf();
         config.replication.timeout_s = 3;
         let node = crate::fuzz::commands::alone(&config);
-        let message = |number, body: &[u8]| [&frame_head(Check::new().u64(number), body)[..], body].concat();
-        let hello = [&[1][..], &replication::PROTOCOL.to_le_bytes(), &[7; 16], &[0; 44], &[1, 0]].concat();
-        let (want_manifest, acknowledges) = (message(1, &[3]), message(2, &[&[2][..], &[0; 16]].concat()));
+        let message =
+            |number, body: &[u8]| [&frame_head(Check::new().u64(number), body)[..], body].concat();
+        let hello =
+            [&[1][..], &replication::PROTOCOL.to_le_bytes(), &[7; 16], &[0; 44], &[1, 0]].concat();
+        let (want_manifest, acknowledges) =
+            (message(1, &[3]), message(2, &[&[2][..], &[0; 16]].concat()));
         let (mut replica, mut here) = tokio::io::duplex(64 << 10);
         let of_disk = node.clone();
         let talks = async move {
@@ -255,7 +274,8 @@ mod tests {
         assert!(ended.is_ok(), "{}", ended.err().map(|e| e.to_string()).unwrap_or_default());
     }
 
-    /// A connection may end between the answer and the feed: while the answer waits for a peer that does not read, say.
+    /// A connection may end between the answer and the feed: while the answer waits for a peer that
+    /// does not read, say.
     #[tokio::test]
     async fn a_replica_that_goes_before_it_is_fed_leaves_its_place() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! The replicas that are fed from here, as far as they have said: who they are, what they have, whether they follow closely.
+//! The replicas that are fed from here, as far as they have said: who they are, what they have,
+//! whether they follow closely.
 
 use parking_lot::Mutex;
 use replication::{Peer, Sending};
@@ -97,7 +98,8 @@ impl Feeds {
         self.all.lock().values().filter(|fed| fed.is_close(max_lag_s)).count()
     }
 
-    /// The replicas that have said where they can be reached: Sentinel would remember any other address for ever.
+    /// The replicas that have said where they can be reached: Sentinel would remember any other
+    /// address for ever.
     pub(crate) fn reachable(&self) -> Vec<Fed> {
         self.all.lock().values().filter(|fed| fed.port != 0).cloned().collect()
     }

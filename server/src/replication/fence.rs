@@ -8,25 +8,32 @@
 //!   higher epoch it names another one               --> Deposed    until a Sentinel names this node again, or REPLICAOF
 //! ```
 //!
-//! Every two seconds each Sentinel says on the channel `__sentinel__:hello` whom it takes for the master, and by which configuration epoch it does; each
-//! failover has a higher one. So one that was away and says what was true once is told from one that knows: what it says has a lower epoch. An
-//! old master that comes back is a replica only when Sentinel has made it one, ten seconds later with default periods; what it took
-//! until then would be lost. Nor does a replica know better that comes back together with it: so where Sentinels have spoken only they, or an operator,
-//! say what a node is, and the epochs that they were at are kept on the disk ([`super::role`]) before what they say counts for this node: after the next
-//! start it must not be less.
+//! Every two seconds each Sentinel says on the channel `__sentinel__:hello` whom it takes for the
+//! master, and by which configuration epoch it does; each failover has a higher one. So one that
+//! was away and says what was true once is told from one that knows: what it says has a lower
+//! epoch. An old master that comes back is a replica only when Sentinel has made it one, ten
+//! seconds later with default periods; what it took until then would be lost. Nor does a replica
+//! know better that comes back together with it: so where Sentinels have spoken only they, or an
+//! operator, say what a node is, and the epochs that they were at are kept on the disk
+//! ([`super::role`]) before what they say counts for this node: after the next start it must not be
+//! less.
 //!
-//! Epochs count for Sentinels that watch a master by the same name, a *group*, which agree on them. Others, old ones that still ask for this node, say, are
-//! at epochs of their own: what one group says is held against what the same group said before. Of two groups that both watch this node each can depose it, and
-//! takes that back itself.
+//! Epochs count for Sentinels that watch a master by the same name, a *group*, which agree on them.
+//! Others, old ones that still ask for this node, say, are at epochs of their own: what one group
+//! says is held against what the same group said before. Of two groups that both watch this node
+//! each can depose it, and takes that back itself.
 //!
-//! An address that is not ours may be ours by another name (a host's name, an address outside of a container). So another master is believed in
-//! only after a Sentinel of that group has named this node by an address that we know as ours. Where that never happens the fence stays as it
-//! was. When all Sentinels are gone an operator lifts it, by REPLICAOF NO ONE to a master: then what they have said is forgotten.
+//! An address that is not ours may be ours by another name (a host's name, an address outside of a
+//! container). So another master is believed in only after a Sentinel of that group has named this
+//! node by an address that we know as ours. Where that never happens the fence stays as it was.
+//! When all Sentinels are gone an operator lifts it, by REPLICAOF NO ONE to a master: then what
+//! they have said is forgotten.
 
 use super::role::Epoch;
 use parking_lot::Mutex;
 
-/// So many groups are listened to, those that speak first. Who may send a hello decides on the fence anyway, but not on our memory.
+/// So many groups are listened to, those that speak first. Who may send a hello decides on the
+/// fence anyway, but not on our memory.
 pub(crate) const MOST_GROUPS: usize = 16;
 /// The longest name of a group, in bytes.
 pub(crate) const MOST_NAME: usize = 255;
@@ -66,7 +73,8 @@ struct Heard {
 pub(crate) struct Effect {
     /// What the fence is from now on, if that is new.
     pub(crate) change: Option<Fenced>,
-    /// There is an epoch that the disk does not have: it is to be written, and [`Fence::kept`] to be told.
+    /// There is an epoch that the disk does not have: it is to be written, and [`Fence::kept`] to
+    /// be told.
     pub(crate) is_news: bool,
 }
 
@@ -149,7 +157,8 @@ impl Fence {
         *self.heard.lock() = Heard::default();
     }
 
-    /// A replica follows. It knows no better than we do where a Sentinel has spoken. True if that lifts the fence.
+    /// A replica follows. It knows no better than we do where a Sentinel has spoken. True if that
+    /// lifts the fence.
     pub(crate) fn followed(&self) -> bool {
         let mut heard = self.heard.lock();
         heard.groups.is_empty() && std::mem::take(&mut heard.is_raised)
@@ -208,7 +217,13 @@ mod tests {
         by(fence, "mymaster", is_ours, epoch, is_master)
     }
 
-    fn by(fence: &Fence, group: &str, is_ours: bool, epoch: u64, is_master: bool) -> Option<Fenced> {
+    fn by(
+        fence: &Fence,
+        group: &str,
+        is_ours: bool,
+        epoch: u64,
+        is_master: bool,
+    ) -> Option<Fenced> {
         let before = fence.now();
         if fence.named(group, is_ours, epoch, is_master).is_news {
             fence.kept(&fence.epochs());
@@ -249,7 +264,8 @@ mod tests {
         assert_eq!(fence.now(), Fenced::No);
     }
 
-    /// A replica is told of its master, is promoted by hand or by FAILOVER, and goes on hearing of the old one.
+    /// A replica is told of its master, is promoted by hand or by FAILOVER, and goes on hearing of
+    /// the old one.
     #[test]
     fn who_was_promoted_by_hand_is_believed() {
         let fence = Fence::default();
@@ -262,7 +278,8 @@ mod tests {
         assert_eq!(fence.now(), Fenced::No);
     }
 
-    /// M and a replica of it are killed, another replica is promoted, M and the first come back: that one follows M as before.
+    /// M and a replica of it are killed, another replica is promoted, M and the first come back:
+    /// that one follows M as before.
     #[test]
     fn where_sentinels_have_spoken_a_replica_that_follows_says_nothing() {
         let fence = Fence::default();
@@ -292,15 +309,28 @@ mod tests {
         let fence = Fence::default();
         fence.recall(&[Epoch { name: "old".to_owned(), epoch: 100 }]);
         fence.raise();
-        assert_eq!(by(&fence, "new", true, 5, true), Some(Fenced::No), "those at epoch 100 may be gone");
-        assert_eq!(by(&fence, "old", false, 101, true), None, "has never named this node, whoever else has");
-        assert_eq!(by(&fence, "new", false, 6, true), Some(Fenced::Deposed), "less than 101, and its own next one");
+        assert_eq!(
+            by(&fence, "new", true, 5, true),
+            Some(Fenced::No),
+            "those at epoch 100 may be gone"
+        );
+        assert_eq!(
+            by(&fence, "old", false, 101, true),
+            None,
+            "has never named this node, whoever else has"
+        );
+        assert_eq!(
+            by(&fence, "new", false, 6, true),
+            Some(Fenced::Deposed),
+            "less than 101, and its own next one"
+        );
         assert_eq!(by(&fence, "old", true, 102, true), None, "the others have deposed it");
         assert_eq!(by(&fence, "new", true, 7, true), Some(Fenced::No));
         assert_eq!(by(&fence, "old", false, 103, true), Some(Fenced::Deposed));
         fence.ordered();
         assert_eq!(fence.now(), Fenced::No);
-        let epochs: Vec<_> = fence.epochs().into_iter().map(|said| (said.name, said.epoch)).collect();
+        let epochs: Vec<_> =
+            fence.epochs().into_iter().map(|said| (said.name, said.epoch)).collect();
         assert_eq!(epochs, [("old".to_owned(), 103), ("new".to_owned(), 7)]);
     }
 
@@ -318,7 +348,8 @@ mod tests {
         assert_eq!(by(&fence, "group 3", true, 9, true), Some(Fenced::No));
     }
 
-    /// A disk that is slow, or full: the word that would open the gate counts when the next start will know it; the one that shuts it counts at once.
+    /// A disk that is slow, or full: the word that would open the gate counts when the next start
+    /// will know it; the one that shuts it counts at once.
     #[test]
     fn what_lifts_the_fence_is_on_the_disk_first() {
         let fence = Fence::default();
@@ -329,7 +360,10 @@ mod tests {
         assert_eq!(fence.named("m", true, 6, true), Effect { change: None, is_news: true });
         assert_eq!(fence.kept(&written), None, "it was 5");
         assert_eq!(fence.kept(&fence.epochs()), Some(Fenced::No));
-        assert_eq!(fence.named("m", false, 7, true), Effect { change: Some(Fenced::Deposed), is_news: true });
+        assert_eq!(
+            fence.named("m", false, 7, true),
+            Effect { change: Some(Fenced::Deposed), is_news: true }
+        );
         assert_eq!(fence.named("m", true, 8, true), Effect { change: None, is_news: true });
         assert_eq!(fence.named("m", false, 9, true), Effect { change: None, is_news: true });
         assert_eq!(fence.kept(&fence.epochs()), None, "deposed again meanwhile");

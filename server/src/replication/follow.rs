@@ -1,4 +1,5 @@
-//! A replica at work: the link to its master, and what comes over it made true in the own log and the engines.
+//! A replica at work: the link to its master, and what comes over it made true in the own log and
+//! the engines.
 
 use super::role::Master;
 use super::{LinkState, director, dropped, more, now_ms};
@@ -21,15 +22,18 @@ use tokio::net::TcpStream;
 
 /// Between two attempts.
 const RECONNECT: Duration = Duration::from_secs(1);
-/// As long as what the master has is refused here, has no room here, or is damaged there: each attempt may fetch all of it again. Until then twice as long as before.
+/// As long as what the master has is refused here, has no room here, or is damaged there: each
+/// attempt may fetch all of it again. Until then twice as long as before.
 const MOST_RECONNECT: Duration = Duration::from_secs(60);
-/// What came in a turn waits at most so long for room that is being made; then it goes beyond the limit.
+/// What came in a turn waits at most so long for room that is being made; then it goes beyond the
+/// limit.
 const SPILLED_WITHIN: Duration = Duration::from_secs(1);
 /// For a connection to come up, and for each answer of the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// How often the link looks whether something is due.
 const TICK: Duration = Duration::from_millis(100);
-/// Unless `fsync` is `always`: what was applied waits no longer for its sync. With the look at it every [`TICK`] less than a second.
+/// Unless `fsync` is `always`: what was applied waits no longer for its sync. With the look at it
+/// every [`TICK`] less than a second.
 const SYNC_AFTER_MS: u64 = 800;
 /// Bytes read before what came is made durable and acknowledged, if more is there.
 const READ_BYTES: usize = 256 << 10;
@@ -94,9 +98,14 @@ impl Local for Here {
 
     fn may_open(&mut self, staged: &Staging) -> Result<(), String> {
         let config = self.node.config();
-        let text = staged.small(|tag| tag.kind == RecordKind::Catalogue as u32).map_err(|e| e.to_string())?;
-        let first = text.map(|text| Catalogue::decode(&text)).transpose().map_err(|e| e.to_string())?;
-        let Some(told) = self.told.as_ref().filter(|_| staged.has_log()).or(first.as_ref()) else { return Ok(()) };
+        let text = staged
+            .small(|tag| tag.kind == RecordKind::Catalogue as u32)
+            .map_err(|e| e.to_string())?;
+        let first =
+            text.map(|text| Catalogue::decode(&text)).transpose().map_err(|e| e.to_string())?;
+        let Some(told) = self.told.as_ref().filter(|_| staged.has_log()).or(first.as_ref()) else {
+            return Ok(());
+        };
         is_named(told, &config)?;
         if staged.is_whole() {
             // As the start does it that follows, without the rows.
@@ -116,7 +125,8 @@ impl Local for Here {
         if let Ok(applied) = self.apply_once(head, body) {
             return Ok(applied);
         }
-        // What the master has accepted is accepted here, limit or not, as by a replica of Redis. Records may be told again.
+        // What the master has accepted is accepted here, limit or not, as by a replica of Redis.
+        // Records may be told again.
         self.node.engines.lift_limits();
         let applied = self.apply_once(head, body);
         self.node.engines.set_limits(&self.node.config());
@@ -152,11 +162,12 @@ fn is_named(told: &Catalogue, config: &Config) -> Result<(), String> {
 }
 
 impl Here {
-    /// A writer would wait for what is spilled at this moment; the master's batches do, too, for a while. Not while somebody waits for this node to be
-    /// something else.
+    /// A writer would wait for what is spilled at this moment; the master's batches do, too, for a
+    /// while. Not while somebody waits for this node to be something else.
     fn wait_for_room(&mut self) {
         let node = &self.node;
-        while node.engines.is_spilling() && node.replication.is_settled() && !node.stop.is_stopped() {
+        while node.engines.is_spilling() && node.replication.is_settled() && !node.stop.is_stopped()
+        {
             let now = Instant::now();
             if now >= *self.waits_until.get_or_insert(now + SPILLED_WITHIN) {
                 break;
@@ -180,7 +191,11 @@ impl Here {
             }
             durability::apply_record(engines, parts, record.space, record.kind, record.payload)?;
         }
-        if records == head.records { Ok(true) } else { Err("a batch holds another number of records".to_owned()) }
+        if records == head.records {
+            Ok(true)
+        } else {
+            Err("a batch holds another number of records".to_owned())
+        }
     }
 
     /// Schemas change while we run; new spaces need the folder to be opened anew (false).
@@ -190,7 +205,11 @@ impl Here {
         let known = engines.catalogue();
         let is_known = told.existence == known.existence
             && told.counter.len() == known.counter.len()
-            && told.counter.iter().zip(&known.counter).all(|(a, b)| (a.number, &a.name) == (b.number, &b.name));
+            && told
+                .counter
+                .iter()
+                .zip(&known.counter)
+                .all(|(a, b)| (a.number, &a.name) == (b.number, &b.name));
         if !is_known {
             return Ok(false);
         }
@@ -204,7 +223,12 @@ impl Here {
 }
 
 /// Follows the master until the role changes, the server stops, or the folder is to be opened anew.
-pub(crate) fn run(host: &Arc<Host>, node: Arc<Node>, log: FollowLog, master: &Master) -> (FollowLog, Course) {
+pub(crate) fn run(
+    host: &Arc<Host>,
+    node: Arc<Node>,
+    log: FollowLog,
+    master: &Master,
+) -> (FollowLog, Course) {
     let mut here = Here { node, log, told: None, waits_until: None };
     here.settled();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -216,7 +240,8 @@ pub(crate) fn run(host: &Arc<Host>, node: Arc<Node>, log: FollowLog, master: &Ma
         }
     };
     let course = runtime.block_on(keep_up(host, &mut here, master));
-    // The master's name may still be looked up, which takes long where nobody answers. Who is to be a master does not wait for that.
+    // The master's name may still be looked up, which takes long where nobody answers. Who is to be
+    // a master does not wait for that.
     runtime.shutdown_background();
     let Here { log, .. } = here;
     (log, course)
@@ -302,7 +327,8 @@ async fn stays_until(node: &Node, due: Instant) -> bool {
     false
 }
 
-/// What is told of an error: it may quote a master's words, which are to forge no lines of INFO and of the server's log, nor to fill them.
+/// What is told of an error: it may quote a master's words, which are to forge no lines of INFO and
+/// of the server's log, nor to fill them.
 fn one_line(error: &str) -> String {
     let ends_a_line = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
     error.chars().take(MOST_SAID).map(|c| if ends_a_line(c) { ' ' } else { c }).collect()
@@ -359,8 +385,11 @@ async fn connect(node: &Node, master: &Master) -> Result<Socket, LinkError> {
     let stream = within(TcpStream::connect((master.host.as_str(), master.port))).await?;
     stream.set_nodelay(true).map_err(|e| net(&e))?;
     replication.link.lock().local = Some(stream.local_addr().map_err(|e| net(&e))?);
-    let mut stream =
-        if encrypted { within(node.tls.connect(&master.host, stream)).await? } else { Socket::Plain(stream) };
+    let mut stream = if encrypted {
+        within(node.tls.connect(&master.host, stream)).await?
+    } else {
+        Socket::Plain(stream)
+    };
     let refused = |verb: &str, reply: &str| other(was_answered(verb, reply));
     let login: &[&str] = match (user.as_str(), password.as_str()) {
         (_, "") => &[],
@@ -377,10 +406,12 @@ async fn connect(node: &Node, master: &Master) -> Result<Socket, LinkError> {
             asked.map_err(|reply| refused("TM.REPLICATE", &reply))?;
         }
         Some(offset) => {
-            // Who is frozen is not to find the request when we are the master again. Who loads has perhaps taken over before.
-            // Who says that it has no place, say, closes the connection and reads nothing.
-            let is_read =
-                |reply: &str| ["-NOAUTH ", "-NOPERM ", "-MISCONF "].iter().any(|code| reply.starts_with(code));
+            // Who is frozen is not to find the request when we are the master again. Who loads has
+            // perhaps taken over before. Who says that it has no place, say, closes the connection
+            // and reads nothing.
+            let is_read = |reply: &str| {
+                ["-NOAUTH ", "-NOPERM ", "-MISCONF "].iter().any(|code| reply.starts_with(code))
+            };
             if let Err(reply) = ask(&mut stream, &["PING"]).await?
                 && !is_read(&reply)
             {
@@ -388,8 +419,10 @@ async fn connect(node: &Node, master: &Master) -> Result<Socket, LinkError> {
             }
             let asking = replication.failover.asking();
             let asking = asking.ok_or_else(|| other("the failover was taken back"))?;
-            let (lineage, term) = (node.store.lineage().to_string(), format!("{:x}", replication.term.load(Relaxed)));
-            let request = ["TM.REPLICATE", &protocol, "FAILOVER", &offset.to_string(), &lineage, &term];
+            let (lineage, term) =
+                (node.store.lineage().to_string(), format!("{:x}", replication.term.load(Relaxed)));
+            let request =
+                ["TM.REPLICATE", &protocol, "FAILOVER", &offset.to_string(), &lineage, &term];
             match ask(&mut stream, &request).await? {
                 Ok(()) => replication.failover.done(node),
                 Err(reply) => return Err(other(asking.refused(node, &reply))),
@@ -417,21 +450,27 @@ async fn link(here: &mut Here, master: &Master) -> Result<(), LinkError> {
     let started = Instant::now();
     here.told = None;
     let mut out = Vec::new();
-    let mut follower = Follower::new(times, node.replication.is_forced(), (&ip, port), here, &mut out, 0)?;
-    let Err(error) = carry(here, master, &mut stream, &mut follower, out, started).await else { return Ok(()) };
+    let mut follower =
+        Follower::new(times, node.replication.is_forced(), (&ip, port), here, &mut out, 0)?;
+    let Err(error) = carry(here, master, &mut stream, &mut follower, out, started).await else {
+        return Ok(());
+    };
     // What came whole is made true, and durable. Otherwise memory and log would differ.
-    let is_sound =
-        !matches!(error, LinkError::Apply(_)) && matches!(follower.finish(here), Ok(replication::Course::On));
+    let is_sound = !matches!(error, LinkError::Apply(_))
+        && matches!(follower.finish(here), Ok(replication::Course::On));
     if is_sound && here.log.secure().is_ok() {
         here.settled();
         return Err(error);
     }
     let error = one_line(&error.to_string());
-    tracing::error!("the data are opened anew, since what came cannot be made true or durable: {error}");
+    tracing::error!(
+        "the data are opened anew, since what came cannot be made true or durable: {error}"
+    );
     Ok(())
 }
 
-/// Carries bytes between the socket and the follower. May be dropped wherever it waits: all that came is applied then.
+/// Carries bytes between the socket and the follower. May be dropped wherever it waits: all that
+/// came is applied then.
 async fn carry(
     here: &mut Here,
     master: &Master,
@@ -534,16 +573,22 @@ mod tests {
     use std::io::{Read, Write};
     use store::{Check, Position, frame_head};
 
-    /// How a link ends to a master that says OK to TM.REPLICATE, while nothing else of the node is locked, and then does this.
-    fn link_to(timeout_s: u64, does: impl FnOnce(&Node, &mut std::net::TcpStream) + Send + 'static) -> LinkError {
+    /// How a link ends to a master that says OK to TM.REPLICATE, while nothing else of the node is
+    /// locked, and then does this.
+    fn link_to(
+        timeout_s: u64,
+        does: impl FnOnce(&Node, &mut std::net::TcpStream) + Send + 'static,
+    ) -> LinkError {
         let folder = tempfile::tempdir().unwrap();
         let mut config = Config::default();
         config.durability.dir = folder.path().to_path_buf();
         config.replication.timeout_s = timeout_s;
         let node = crate::fuzz::commands::alone(&config);
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let master = Master { host: "127.0.0.1".to_owned(), port: listener.local_addr().unwrap().port() };
-        let log = FollowLog::open(node.store.disk().clone(), node.store.lineage(), Position::START).unwrap();
+        let master =
+            Master { host: "127.0.0.1".to_owned(), port: listener.local_addr().unwrap().port() };
+        let log = FollowLog::open(node.store.disk().clone(), node.store.lineage(), Position::START)
+            .unwrap();
         let mut here = Here { node: node.clone(), log, told: None, waits_until: None };
         let plays = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
@@ -553,8 +598,10 @@ mod tests {
             let _ = stream.read_to_end(&mut Vec::new());
         });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let linked = async { tokio::time::timeout(Duration::from_secs(60), link(&mut here, &master)).await };
-        let ended = runtime.block_on(linked).expect("it does not end").expect_err("it brought nothing");
+        let linked =
+            async { tokio::time::timeout(Duration::from_secs(60), link(&mut here, &master)).await };
+        let ended =
+            runtime.block_on(linked).expect("it does not end").expect_err("it brought nothing");
         plays.join().unwrap();
         ended
     }
@@ -565,7 +612,8 @@ mod tests {
         assert!(matches!(ended, LinkError::Timeout(1_000..)), "{ended}");
     }
 
-    /// What keeps the link busy (a slow disk, say) for longer than a master may be silent: what that has said meanwhile is read before it is given up.
+    /// What keeps the link busy (a slow disk, say) for longer than a master may be silent: what
+    /// that has said meanwhile is read before it is given up.
     #[test]
     fn a_master_whose_words_wait_unread_is_not_given_up() {
         const TIMEOUT_S: u64 = 2;
@@ -581,14 +629,16 @@ mod tests {
             std::thread::sleep(Duration::from_secs(TIMEOUT_S + 1).saturating_sub(began.elapsed()));
         };
         // Whether it looks at the clock or at the socket first is chance.
-        let links: Vec<_> = (0..16).map(|_| std::thread::spawn(move || link_to(TIMEOUT_S, busy))).collect();
+        let links: Vec<_> =
+            (0..16).map(|_| std::thread::spawn(move || link_to(TIMEOUT_S, busy))).collect();
         for link in links {
             let ended = link.join().unwrap();
             assert!(matches!(&ended, LinkError::Refused(words) if words == "not today"), "{ended}");
         }
     }
 
-    /// A replica whose space has no room, which will be made: what its master sends waits, but neither for ever nor against an order.
+    /// A replica whose space has no room, which will be made: what its master sends waits, but
+    /// neither for ever nor against an order.
     #[test]
     fn what_comes_waits_for_room_that_is_being_made_and_no_longer() {
         let folder = tempfile::tempdir().unwrap();
@@ -597,7 +647,8 @@ mod tests {
         config.counter[0].spill = true;
         let node = crate::fuzz::commands::alone(&config);
         let space = &node.engines.counters()[0];
-        let log = FollowLog::open(node.store.disk().clone(), node.store.lineage(), Position::START).unwrap();
+        let log = FollowLog::open(node.store.disk().clone(), node.store.lineage(), Position::START)
+            .unwrap();
         let mut here = Here { node: node.clone(), log, told: None, waits_until: None };
         assert!(!node.engines.is_spilling());
         here.wait_for_room();

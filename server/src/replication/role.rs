@@ -1,4 +1,5 @@
-//! What a node is, kept in its data folder: `tidemark.role`, text, replaced as a whole and durably before anybody is told.
+//! What a node is, kept in its data folder: `tidemark.role`, text, replaced as a whole and durably
+//! before anybody is told.
 //!
 //! ```text
 //!   tidemark role 3
@@ -33,7 +34,8 @@ impl Master {
     /// "host port"; anything else is none.
     pub(crate) fn parse(text: &str) -> Option<Master> {
         let (host, port) = text.trim().split_once(' ')?;
-        let legal = !host.is_empty() && host.len() <= 255 && host.bytes().all(|b| b.is_ascii_graphic());
+        let legal =
+            !host.is_empty() && host.len() <= 255 && host.bytes().all(|b| b.is_ascii_graphic());
         Some(Master { host: host.to_owned(), port: port.trim().parse().ok().filter(|_| legal)? })
     }
 }
@@ -58,22 +60,27 @@ pub(crate) struct Role {
     pub(crate) master: Option<Master>,
     /// As a replica it has its master's whole data set, as far as it has heard.
     pub(crate) synced: bool,
-    /// There are others: as a master it has had replicas, or it has been a replica and is not `synced` any more.
+    /// There are others: as a master it has had replicas, or it has been a replica and is not
+    /// `synced` any more.
     pub(crate) replicated: bool,
-    /// The highest configuration epoch of which a Sentinel has spoken here, by the name that it has for what it watches.
+    /// The highest configuration epoch of which a Sentinel has spoken here, by the name that it has
+    /// for what it watches.
     pub(crate) sentinels: Vec<Epoch>,
-    /// FAILOVER: `master` is asked to take over, which is to have the log up to this offset, and has not said that it did.
+    /// FAILOVER: `master` is asked to take over, which is to have the log up to this offset, and
+    /// has not said that it did.
     pub(crate) handing: Option<u64>,
     /// Its data are given up for whatever its master has. Until it has that: not once more.
     pub(crate) forced: bool,
-    /// It is to be a master, and its log may still be the one that it had as a replica: with its master's term.
+    /// It is to be a master, and its log may still be the one that it had as a replica: with its
+    /// master's term.
     pub(crate) promoting: bool,
     /// Its data and its master's do not fit, as that has said.
     pub(crate) unfit: bool,
 }
 
 impl Role {
-    /// The same, which says that there are others, if it has met one as a replica: also when it is not `synced` any more.
+    /// The same, which says that there are others, if it has met one as a replica: also when it is
+    /// not `synced` any more.
     pub(crate) fn among_others(self) -> Role {
         Role { replicated: self.replicated || self.synced, ..self }
     }
@@ -153,8 +160,12 @@ impl Role {
         let path = dir.join(NAME);
         match std::fs::read_to_string(&path) {
             Ok(text) => {
-                let unsound =
-                    || io::Error::other(format!("{} is damaged; remove it to begin as a master", path.display()));
+                let unsound = || {
+                    io::Error::other(format!(
+                        "{} is damaged; remove it to begin as a master",
+                        path.display()
+                    ))
+                };
                 Role::decode(&text).map(Some).ok_or_else(unsound)
             }
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -191,7 +202,9 @@ mod tests {
         ] {
             assert_eq!(Role::decode(&role.encode()), Some(role));
         }
-        for text in ["", "tidemark role 4\n", "tidemark role 1\nmaster a\nsynced no\nreplicated no\n"] {
+        for text in
+            ["", "tidemark role 4\n", "tidemark role 1\nmaster a\nsynced no\nreplicated no\n"]
+        {
             assert_eq!(Role::decode(text), None);
         }
         let first = "tidemark role 1\nmaster ::1 6399\nsynced yes\nreplicated no\n";
@@ -207,8 +220,8 @@ mod tests {
     }
 
     fn busy() -> Role {
-        let sentinels =
-            [("mymaster", u64::MAX), ("a name of two", 0)].map(|(name, epoch)| Epoch { name: name.to_owned(), epoch });
+        let sentinels = [("mymaster", u64::MAX), ("a name of two", 0)]
+            .map(|(name, epoch)| Epoch { name: name.to_owned(), epoch });
         Role {
             synced: true,
             replicated: true,
@@ -231,7 +244,11 @@ mod tests {
             assert_eq!(read, None, "bit {at}");
         }
         for length in 0..text.len() {
-            assert_eq!(std::str::from_utf8(&text[..length]).ok().and_then(Role::decode), None, "{length} bytes");
+            assert_eq!(
+                std::str::from_utf8(&text[..length]).ok().and_then(Role::decode),
+                None,
+                "{length} bytes"
+            );
         }
     }
 }

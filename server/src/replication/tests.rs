@@ -20,8 +20,9 @@ fn master() -> (Replication, Config, tempfile::TempDir) {
     (replication, config, folder)
 }
 
-/// The thread that owns the log obeys one order after the other, and may come to an end with one when the next has been given: what it has made
-/// of the log then is not what is wanted, and nothing may be written into it.
+/// The thread that owns the log obeys one order after the other, and may come to an end with one
+/// when the next has been given: what it has made of the log then is not what is wanted, and
+/// nothing may be written into it.
 #[test]
 fn only_who_has_obeyed_the_last_order_opens_the_gate() {
     let (replication, config, _folder) = master();
@@ -62,8 +63,14 @@ fn only_who_has_obeyed_the_last_order_opens_the_gate() {
 fn an_order_that_comes_while_somebody_looks_shuts_the_gate() {
     let (replication, mut config, _folder) = master();
     config.replication.min_replicas_to_write = 1;
-    let counted =
-        ::replication::Peer { ip: String::new(), port: 1, sending: Sending::Log, written: 0, durable: 0, heard_ms: 0 };
+    let counted = ::replication::Peer {
+        ip: String::new(),
+        port: 1,
+        sending: Sending::Log,
+        written: 0,
+        durable: 0,
+        heard_ms: 0,
+    };
     assert!(replication.feeds.admit(1, IpAddr::from([127, 0, 0, 1]), 1));
     replication.feeds.update(1, &counted, Instant::now());
     let pause = || std::thread::sleep(std::time::Duration::from_millis(100));
@@ -104,7 +111,10 @@ fn who_was_promoted_is_fenced_after_a_start_too() {
 
 /// A hello of Sentinels of one group, and what follows from it.
 fn named(replication: &Replication, config: &Config, is_ours: bool, epoch: u64) {
-    if replication.named(config, &Hello { group: "mymaster", is_ours, epoch, address: "somewhere".to_owned() }) {
+    if replication.named(
+        config,
+        &Hello { group: "mymaster", is_ours, epoch, address: "somewhere".to_owned() },
+    ) {
         replication.keep_epochs(config);
     }
 }
@@ -121,7 +131,10 @@ fn what_sentinels_have_said_is_known_after_a_start() {
     again.settle(&config, true, 2);
     again.followed(&config);
     named(&again, &config, true, 4);
-    assert!(again.refusal().unwrap().contains("fenced"), "a replica follows, and a Sentinel was away");
+    assert!(
+        again.refusal().unwrap().contains("fenced"),
+        "a replica follows, and a Sentinel was away"
+    );
     named(&again, &config, false, 6);
     assert!(again.refusal().unwrap().contains("fenced"));
     assert_eq!(kept(), at(6));
@@ -134,7 +147,10 @@ fn what_sentinels_have_said_is_known_after_a_start() {
 #[test]
 fn one_at_a_time_writes_down_what_sentinels_say() {
     let (replication, config, folder) = started(Role { replicated: true, ..Role::default() });
-    let says = |epoch| replication.named(&config, &Hello { group: "m", is_ours: true, epoch, address: String::new() });
+    let says = |epoch| {
+        replication
+            .named(&config, &Hello { group: "m", is_ours: true, epoch, address: String::new() })
+    };
     assert!(says(5) && !says(5) && !says(6), "somebody is about to");
     replication.keep_epochs(&config);
     assert_eq!(Role::read(folder.path()).unwrap().unwrap().sentinels[0].epoch, 6, "the last word");
@@ -143,7 +159,8 @@ fn one_at_a_time_writes_down_what_sentinels_say() {
     assert!(says(7));
 }
 
-/// The disk takes seconds for a role: who reads it, or looks at the gate, goes on with the one before.
+/// The disk takes seconds for a role: who reads it, or looks at the gate, goes on with the one
+/// before.
 #[test]
 fn nobody_who_reads_the_role_waits_for_the_disk() {
     let (replication, config, _folder) = master();
@@ -159,7 +176,8 @@ fn nobody_who_reads_the_role_waits_for_the_disk() {
         replication.followed(&config);
         assert!(replication.settle(&config, true, 1) && replication.is_settled());
         assert!(!replication.is_fenced() && !replication.is_replicated());
-        replication.named(&config, &Hello { group: "m", is_ours: true, epoch: 5, address: String::new() });
+        replication
+            .named(&config, &Hello { group: "m", is_ours: true, epoch: 5, address: String::new() });
         assert_eq!((replication.refusal(), replication.failover.name()), (None, "no-failover"));
         drop(disk);
     });
@@ -186,7 +204,9 @@ fn a_role_that_was_being_handed_over_is_handed_over_after_a_start() {
     assert_eq!(again().failover.handover(), None, "it has taken over");
     // Sentinels decide by themselves.
     let sentinels = vec![Epoch { name: "mymaster".to_owned(), epoch: 5 }];
-    Role { master: Some(other(1)), handing: Some(7), sentinels, ..Role::default() }.write(folder.path()).unwrap();
+    Role { master: Some(other(1)), handing: Some(7), sentinels, ..Role::default() }
+        .write(folder.path())
+        .unwrap();
     assert_eq!((again().failover.handover(), again().failover.name()), (None, "no-failover"));
 }
 
@@ -220,7 +240,10 @@ fn who_gives_its_data_up_or_does_not_fit_is_not_to_be_promoted() {
     assert!(!replication.is_forced() && !Role::read(folder.path()).unwrap().unwrap().forced);
     replication.refuses(&config, &other(1));
     assert!(order(&replication, &config, Some(other(2))));
-    assert!(replication.is_fit() && is_fit_after_a_start(), "of another master nothing is known yet");
+    assert!(
+        replication.is_fit() && is_fit_after_a_start(),
+        "of another master nothing is known yet"
+    );
     replication.gives_up(&config).unwrap();
     assert!(!replication.is_fit());
     assert!(!Role::read(folder.path()).unwrap().unwrap().synced, "also after a start");
@@ -246,7 +269,11 @@ fn a_master_that_is_to_follow_is_fit_once_it_has_met_its_master() {
             replication
                 .order(
                     &config,
-                    Order { master: Some(other(1)), handing: Some(Handing { offset: 7, has_all }), ..Order::default() },
+                    Order {
+                        master: Some(other(1)),
+                        handing: Some(Handing { offset: 7, has_all }),
+                        ..Order::default()
+                    },
                     || ()
                 )
                 .unwrap()

@@ -26,7 +26,8 @@ impl<'a> Args<'a> {
         self.spans.is_empty()
     }
 
-    /// Argument `index`; empty if there are fewer, so that a wrong index in a command cannot stop the server.
+    /// Argument `index`; empty if there are fewer, so that a wrong index in a command cannot stop
+    /// the server.
     #[inline]
     pub fn at(&self, index: usize) -> &'a [u8] {
         match self.spans.get(index) {

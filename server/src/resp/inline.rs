@@ -2,7 +2,8 @@
 
 use super::scan::Span;
 
-/// Splits a line into words as Redis's `sdssplitargs` does. `None`: a quote is open, or closed in the middle of a word.
+/// Splits a line into words as Redis's `sdssplitargs` does. `None`: a quote is open, or closed in
+/// the middle of a word.
 pub(super) fn split(line: &[u8], words: &mut Vec<u8>, spans: &mut Vec<Span>) -> Option<()> {
     // Before a word C's isspace, behind it fewer.
     let is_space = |b: u8| b.is_ascii_whitespace() || b == 0x0b;

@@ -1,4 +1,5 @@
-//! Requests that are kept to be executed later: copies, back to back, since the read buffer goes on to the next turn.
+//! Requests that are kept to be executed later: copies, back to back, since the read buffer goes on
+//! to the next turn.
 
 use super::args::Args;
 use super::scan::Span;

@@ -1,7 +1,9 @@
-//! The reply writer: answers go straight into the connection's output buffer, in the protocol that the client chose.
+//! The reply writer: answers go straight into the connection's output buffer, in the protocol that
+//! the client chose.
 //!
-//! RESP3 has types that RESP2 lacks; what each becomes there is said at the method. There is one place that writes errors
-//! ([`Reply::error`]), and it lets no CR, LF or NUL through: an error text that quotes a client's bytes cannot forge a second reply.
+//! RESP3 has types that RESP2 lacks; what each becomes there is said at the method. There is one
+//! place that writes errors ([`Reply::error`]), and it lets no CR, LF or NUL through: an error text
+//! that quotes a client's bytes cannot forge a second reply.
 
 /// The version of the protocol that a client has chosen by HELLO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -16,7 +18,8 @@ pub enum Protocol {
 /// Longest error text, in bytes; what is longer is cut.
 const MAX_ERROR: usize = 1024;
 
-/// Writes the replies of one connection. Numbers of elements are announced first (`array(2)`), then the elements follow.
+/// Writes the replies of one connection. Numbers of elements are announced first (`array(2)`), then
+/// the elements follow.
 pub struct Reply<'a> {
     out: &'a mut Vec<u8>,
     protocol: Protocol,
@@ -74,7 +77,8 @@ impl<'a> Reply<'a> {
         self.line(b'+', text.as_bytes());
     }
 
-    /// An error, `text` with its prefix (`ERR no such thing`). CR, LF and NUL become spaces; what is longer than 1 KiB is cut.
+    /// An error, `text` with its prefix (`ERR no such thing`). CR, LF and NUL become spaces; what
+    /// is longer than 1 KiB is cut.
     pub fn error(&mut self, text: impl AsRef<[u8]>) {
         let text = text.as_ref();
         self.out.push(b'-');
@@ -97,9 +101,10 @@ impl<'a> Reply<'a> {
         self.out.extend_from_slice(&buf[at - 1..]);
     }
 
-    /// An array of `rows` arrays of `width` integers, which `write` puts one after the other, header and integers; none of them has a bit that is not in `bits`.
-    /// For a row of which `refused` has a text, that is the answer, as an error. Room is asked for once for many rows. With more than `most` bytes
-    /// in the buffer the rest is left out: nobody will get it.
+    /// An array of `rows` arrays of `width` integers, which `write` puts one after the other,
+    /// header and integers; none of them has a bit that is not in `bits`. For a row of which
+    /// `refused` has a text, that is the answer, as an error. Room is asked for once for many rows.
+    /// With more than `most` bytes in the buffer the rest is left out: nobody will get it.
     #[inline]
     pub fn int_rows<'t>(
         &mut self,
@@ -111,17 +116,20 @@ impl<'a> Reply<'a> {
         refused: impl Fn(usize) -> Option<&'t [u8]>,
     ) {
         self.array(rows);
-        let null = if self.protocol == Protocol::Resp3 { (b"_\r\n\0\0", 3) } else { (b"$-1\r\n", 5) };
+        let null =
+            if self.protocol == Protocol::Resp3 { (b"_\r\n\0\0", 3) } else { (b"$-1\r\n", 5) };
         let head = SMALL.get(width).map(|word| word ^ u64::from(b':' ^ b'*'));
         // Memory is cleared for what may come, so that is not taken for much more than will.
         let small = bits >> 19 == 0;
-        let room = head.map_or(MAX_HEADER, length) + width * if small { MAX_SMALL_INT } else { MAX_INT };
+        let room =
+            head.map_or(MAX_HEADER, length) + width * if small { MAX_SMALL_INT } else { MAX_INT };
         let mut row = 0;
         while row < rows && self.out.len() <= most {
             let start = self.out.len();
             let together = (ROWS_BYTES / room).clamp(1, rows - row);
             self.out.resize(start + together * room + USUAL_ROW, 0);
-            let mut writer = IntRow { out: &mut self.out[start..], at: 0, null, width, head, small };
+            let mut writer =
+                IntRow { out: &mut self.out[start..], at: 0, null, width, head, small };
             let mut refusal = None;
             for _ in 0..together {
                 refusal = refused(row);
@@ -163,12 +171,17 @@ impl<'a> Reply<'a> {
         self.bulk(&buf[at..]);
     }
 
-    /// A bulk string of `length` bytes that `write` appends to the buffer. It must append exactly as many.
+    /// A bulk string of `length` bytes that `write` appends to the buffer. It must append exactly
+    /// as many.
     pub fn bulk_with(&mut self, length: usize, write: impl FnOnce(&mut Vec<u8>)) {
         self.header(b'$', length);
         let start = self.out.len();
         write(self.out);
-        assert!(self.out.len() == start + length, "a bulk of {length} bytes got {}", self.out.len() - start);
+        assert!(
+            self.out.len() == start + length,
+            "a bulk of {length} bytes got {}",
+            self.out.len() - start
+        );
         self.out.extend_from_slice(b"\r\n");
     }
 
@@ -208,7 +221,9 @@ impl<'a> Reply<'a> {
     pub fn bool(&mut self, value: bool) {
         match self.protocol {
             Protocol::Resp2 => self.int(i64::from(value)),
-            Protocol::Resp3 => self.out.extend_from_slice(if value { b"#t\r\n" } else { b"#f\r\n" }),
+            Protocol::Resp3 => {
+                self.out.extend_from_slice(if value { b"#t\r\n" } else { b"#f\r\n" })
+            }
         }
     }
 
@@ -261,7 +276,8 @@ impl<'a> Reply<'a> {
     #[inline]
     fn header(&mut self, marker: u8, length: usize) {
         if length <= 9 {
-            // Ten or more elements are rarer than fewer, and a length of one digit needs no division.
+            // Ten or more elements are rarer than fewer, and a length of one digit needs no
+            // division.
             self.out.extend_from_slice(&[marker, b'0' + length as u8, b'\r', b'\n']);
             return;
         }
@@ -293,7 +309,8 @@ pub struct IntRow<'a> {
     small: bool,
 }
 
-/// A header, four integers below 2^19 and two flags take 48 bytes at most, and are put eight at a time.
+/// A header, four integers below 2^19 and two flags take 48 bytes at most, and are put eight at a
+/// time.
 const USUAL_ROW: usize = 64 + 8;
 
 impl IntRow<'_> {
@@ -334,7 +351,8 @@ impl IntRow<'_> {
         }
     }
 
-    /// A row of four integers and two flags that are known, header and all: the same as one by one, but it is asked once whether there is room.
+    /// A row of four integers and two flags that are known, header and all: the same as one by one,
+    /// but it is asked once whether there is room.
     #[inline(always)]
     pub fn usual(&mut self, ints: &[i64; 4], flags: [bool; 2]) {
         debug_assert_eq!(self.width, 6);
@@ -346,7 +364,8 @@ impl IntRow<'_> {
             return flags.iter().for_each(|&flag| self.flag(Some(flag)));
         };
         // Eight bytes more than may be put at: no place has to be looked at.
-        let mut put = |at: usize, word: u64| room[at % 64..][..8].copy_from_slice(&word.to_le_bytes());
+        let mut put =
+            |at: usize, word: u64| room[at % 64..][..8].copy_from_slice(&word.to_le_bytes());
         put(0, head);
         let mut at = length(head);
         for &value in ints {
@@ -425,7 +444,8 @@ fn length(word: u64) -> usize {
 /// Puts eight bytes at `out[at..]`, which has room for them.
 #[inline(always)]
 fn put(out: &mut [u8], at: usize, word: u64) {
-    *out.get_mut(at..).and_then(<[u8]>::first_chunk_mut).expect("room was made") = word.to_le_bytes();
+    *out.get_mut(at..).and_then(<[u8]>::first_chunk_mut).expect("room was made") =
+        word.to_le_bytes();
 }
 
 /// Puts an integer of 0 to 999,999 at `at`, eight bytes at a time, by `put`; returns where it ends.
@@ -444,7 +464,8 @@ fn put_small(mut put: impl FnMut(usize, u64), at: usize, value: usize) -> usize 
     at.wrapping_add(5)
 }
 
-/// Puts an integer at `out[at..]`, which has room for [`MAX_INT`] bytes and eight more; returns where it ends.
+/// Puts an integer at `out[at..]`, which has room for [`MAX_INT`] bytes and eight more; returns
+/// where it ends.
 #[inline(always)]
 fn put_int(out: &mut [u8], at: usize, value: i64) -> usize {
     if let 0..=999_999 = value {
@@ -459,7 +480,8 @@ fn put_int(out: &mut [u8], at: usize, value: i64) -> usize {
     at + length
 }
 
-/// Writes `value` in decimal so that it ends before `buf[end]`; returns where it starts. It needs 20 bytes at most.
+/// Writes `value` in decimal so that it ends before `buf[end]`; returns where it starts. It needs
+/// 20 bytes at most.
 #[inline]
 fn digits(value: i64, buf: &mut [u8], end: usize) -> usize {
     let mut rest = value.unsigned_abs();
@@ -510,7 +532,11 @@ mod tests {
             (|r| r.simple("PONG"), "+PONG\r\n", "+PONG\r\n"),
             (|r| r.int(-12), ":-12\r\n", ":-12\r\n"),
             (|r| r.bulk(b"0123456789"), "$10\r\n0123456789\r\n", "$10\r\n0123456789\r\n"),
-            (|r| r.bulk_int(i64::MIN), "$20\r\n-9223372036854775808\r\n", "$20\r\n-9223372036854775808\r\n"),
+            (
+                |r| r.bulk_int(i64::MIN),
+                "$20\r\n-9223372036854775808\r\n",
+                "$20\r\n-9223372036854775808\r\n",
+            ),
             (|r| r.null(), "$-1\r\n", "_\r\n"),
             (|r| r.null_array(), "*-1\r\n", "_\r\n"),
             (|r| r.bool(true), ":1\r\n", "#t\r\n"),
@@ -570,7 +596,8 @@ mod tests {
         }
     }
 
-    /// Rows of four integers and two flags, some of them with integers too large for the quick way: as one by one.
+    /// Rows of four integers and two flags, some of them with integers too large for the quick way:
+    /// as one by one.
     #[test]
     fn usual_rows_are_written_as_others_are() {
         let mut random = fastrand::Rng::with_seed(9);
@@ -580,11 +607,19 @@ mod tests {
                     let edge = 10i64.pow(random.u32(0..6)) - random.i64(0..2);
                     [random.i64(0..=most), edge.min(most), most][random.usize(0..3)]
                 };
-                let data: Vec<[i64; 4]> = (0..rows).map(|_| std::array::from_fn(|_| value())).collect();
+                let data: Vec<[i64; 4]> =
+                    (0..rows).map(|_| std::array::from_fn(|_| value())).collect();
                 let flags = |row: usize| [row.is_multiple_of(2), row.is_multiple_of(3)];
                 let bits = data.as_flattened().iter().fold(0, |bits, &value| bits | value as u64);
                 let found = written(Protocol::Resp2, |r| {
-                    r.int_rows(rows, 6, bits, usize::MAX, |row, out| out.usual(&data[row], flags(row)), |_| None);
+                    r.int_rows(
+                        rows,
+                        6,
+                        bits,
+                        usize::MAX,
+                        |row, out| out.usual(&data[row], flags(row)),
+                        |_| None,
+                    );
                 });
                 let expected = written(Protocol::Resp2, |r| {
                     r.array(rows);
@@ -603,7 +638,8 @@ mod tests {
     #[test]
     fn rows_are_written_as_arrays_of_integers() {
         for (rows, width) in [(0, 3), (1, 0), (1, 1), (7, 12), (1000, 6), (3, 1000), (2, 123_456)] {
-            let value = |row: usize, column: usize| (row * 7919 + column * 104_729) as i64 % 3_000_000 - 5;
+            let value =
+                |row: usize, column: usize| (row * 7919 + column * 104_729) as i64 % 3_000_000 - 5;
             let refused = |row: usize| (row % 5 == 3).then_some(&b"ERR no"[..]);
             for protocol in [Protocol::Resp2, Protocol::Resp3] {
                 let expected = written(protocol, |r| {
@@ -626,11 +662,13 @@ mod tests {
                             if column % 3 == 2 { to.flag(None) } else { to.int(value(row, column)) }
                         }
                     };
-                    let bits = (0..rows * width).fold(0, |bits, i| bits | value(i / width, i % width) as u64);
+                    let bits = (0..rows * width)
+                        .fold(0, |bits, i| bits | value(i / width, i % width) as u64);
                     r.int_rows(rows, width, bits, usize::MAX, write, refused);
                 });
                 assert!(found == expected, "{rows} rows of {width}");
-                // Beyond a limit the rest is left out, and no more was made than is written together.
+                // Beyond a limit the rest is left out, and no more was made than is written
+                // together.
                 let most = expected.len() / 2;
                 let cut = written(protocol, |r| {
                     let write = |_, to: &mut IntRow<'_>| {
@@ -639,8 +677,14 @@ mod tests {
                     };
                     r.int_rows(rows, width, u64::MAX, most, write, refused);
                 });
-                assert!(rows == 0 || cut.len() > most.min(expected.len() / 2), "{rows} rows of {width}");
-                assert!(cut.len() <= most + ROWS_BYTES.max(width * MAX_INT + MAX_HEADER), "{rows} rows of {width}");
+                assert!(
+                    rows == 0 || cut.len() > most.min(expected.len() / 2),
+                    "{rows} rows of {width}"
+                );
+                assert!(
+                    cut.len() <= most + ROWS_BYTES.max(width * MAX_INT + MAX_HEADER),
+                    "{rows} rows of {width}"
+                );
             }
         }
     }
@@ -670,10 +714,12 @@ mod tests {
                     assert!(format!("{frame:?}").contains("Integer(-7)"), "{frame:?}");
                     n
                 }),
-                Protocol::Resp3 => resp3::decode::complete::decode(&out).unwrap().map(|(frame, n)| {
-                    assert!(matches!(frame, resp3::types::OwnedFrame::Map { .. }), "{frame:?}");
-                    n
-                }),
+                Protocol::Resp3 => {
+                    resp3::decode::complete::decode(&out).unwrap().map(|(frame, n)| {
+                        assert!(matches!(frame, resp3::types::OwnedFrame::Map { .. }), "{frame:?}");
+                        n
+                    })
+                }
             };
             assert_eq!(consumed, Some(out.len()));
         }

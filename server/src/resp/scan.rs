@@ -1,9 +1,11 @@
-//! The request scanner: finds where a request ends and where its arguments lie, without copying or allocating for them.
+//! The request scanner: finds where a request ends and where its arguments lie, without copying or
+//! allocating for them.
 //!
-//! It is *resumable*: when bytes are missing it says so, keeps what it knows, and goes on from there when called again with the
-//! same bytes and more; it never looks at a byte twice (a decoder that starts over needs 25 ms for 10,000 arguments that arrive in packets).
-//! It is *total*: any bytes at all give a request, "more", or a refusal. It never allocates by an announced size: a header that
-//! promises 512 MB or a million arguments costs nothing until the bytes have come.
+//! It is *resumable*: when bytes are missing it says so, keeps what it knows, and goes on from
+//! there when called again with the same bytes and more; it never looks at a byte twice (a decoder
+//! that starts over needs 25 ms for 10,000 arguments that arrive in packets). It is *total*: any
+//! bytes at all give a request, "more", or a refusal. It never allocates by an announced size: a
+//! header that promises 512 MB or a million arguments costs nothing until the bytes have come.
 //!
 //! Two forms are read, as in Redis:
 //!
@@ -12,9 +14,10 @@
 //!   ECHO "hi there"\r\n                  inline: one line, words split at spaces, quotes and escapes as in a shell
 //! ```
 //!
-//! Errors have Redis's words. We are stricter in two places, because a proxy that reads the same bytes otherwise than the server
-//! lets a client smuggle requests through it: a bulk string must be followed by CR LF (Redis skips these two bytes unseen), and
-//! a CR that ends a header line must be followed by LF.
+//! Errors have Redis's words. We are stricter in two places, because a proxy that reads the same
+//! bytes otherwise than the server lets a client smuggle requests through it: a bulk string must be
+//! followed by CR LF (Redis skips these two bytes unseen), and a CR that ends a header line must be
+//! followed by LF.
 
 use super::Args;
 use super::inline::split;
@@ -35,8 +38,12 @@ pub(super) struct Span {
 impl Span {
     #[inline]
     pub(super) fn new(start: usize, end: usize) -> Span {
-        // The query buffer is limited to less than 4 GiB by the configuration, so neither is ever cut.
-        Span { start: u32::try_from(start).unwrap_or(u32::MAX), end: u32::try_from(end).unwrap_or(u32::MAX) }
+        // The query buffer is limited to less than 4 GiB by the configuration, so neither is ever
+        // cut.
+        Span {
+            start: u32::try_from(start).unwrap_or(u32::MAX),
+            end: u32::try_from(end).unwrap_or(u32::MAX),
+        }
     }
 
     #[inline]
@@ -58,10 +65,12 @@ pub struct Limits {
 
 impl Limits {
     /// Redis's limits for clients that have not logged in.
-    pub const UNAUTHENTICATED: Limits = Limits { max_args: 10, max_bulk_bytes: 16_384, unauthenticated: true };
+    pub const UNAUTHENTICATED: Limits =
+        Limits { max_args: 10, max_bulk_bytes: 16_384, unauthenticated: true };
 }
 
-/// Why a request was refused. The connection answers with the text and closes: it no longer knows where the next request begins.
+/// Why a request was refused. The connection answers with the text and closes: it no longer knows
+/// where the next request begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// The number after `*` is none, or too large.
@@ -134,10 +143,12 @@ enum Line {
 
 /// Scans the requests of one connection. See the top of the file.
 ///
-/// The arguments of several requests in a row may be kept, so that they can be looked at before the first of them is executed; see
+/// The arguments of several requests in a row may be kept, so that they can be looked at before the
+/// first of them is executed; see
 /// [`Scanner::settle`].
 pub struct Scanner {
-    /// Arguments of the requests since [`Scanner::settle`], then those so far of the request under way.
+    /// Arguments of the requests since [`Scanner::settle`], then those so far of the request under
+    /// way.
     spans: Vec<Span>,
     /// Where the spans of the request under way begin.
     first: usize,
@@ -172,8 +183,9 @@ impl Default for Scanner {
 }
 
 impl Scanner {
-    /// Looks for a request at the start of `buf`. After [`Scan::Incomplete`] the next call must be given the same bytes, and more
-    /// behind them (they may have moved in memory); after any other outcome, the bytes behind the request.
+    /// Looks for a request at the start of `buf`. After [`Scan::Incomplete`] the next call must be
+    /// given the same bytes, and more behind them (they may have moved in memory); after any other
+    /// outcome, the bytes behind the request.
     #[inline]
     pub fn scan(&mut self, buf: &[u8], limits: &Limits) -> Scan {
         loop {
@@ -257,8 +269,8 @@ impl Scanner {
         }
     }
 
-    /// Nearly all arguments: fewer than 100 bytes, all there. Takes as many as it can; true if they were all of the request's. Anything
-    /// else it leaves to the states.
+    /// Nearly all arguments: fewer than 100 bytes, all there. Takes as many as it can; true if they
+    /// were all of the request's. Anything else it leaves to the states.
     #[inline]
     fn scan_short(&mut self, buf: &[u8], limits: &Limits) -> bool {
         if limits.max_bulk_bytes < 99 || u32::try_from(buf.len()).is_err() {
@@ -266,15 +278,20 @@ impl Scanner {
         }
         let (mut pos, mut missing) = (self.pos, self.missing);
         let mut rest = buf.get(pos..).unwrap_or_default();
-        // The last header, its bytes, and what it said: arguments are often as long as the one before; before the first, the header of PING.
-        let (mut last, mut bytes, mut length, mut header) = (u64::from_le_bytes(*b"$4\r\n\0\0\0\0"), 0xffff_ffff, 4, 4);
+        // The last header, its bytes, and what it said: arguments are often as long as the one
+        // before; before the first, the header of PING.
+        let (mut last, mut bytes, mut length, mut header) =
+            (u64::from_le_bytes(*b"$4\r\n\0\0\0\0"), 0xffff_ffff, 4, 4);
         while missing > 0 {
-            // "$dd\r\n" or "$d\r\n", looked at as one number. With what must follow there are never fewer than eight bytes, but at the very end.
+            // "$dd\r\n" or "$d\r\n", looked at as one number. With what must follow there are never
+            // fewer than eight bytes, but at the very end.
             let Some(&head) = rest.first_chunk() else { break };
             let word = u64::from_le_bytes(head);
             if (word ^ last) & bytes != 0 {
-                let (one, two) =
-                    (word ^ u64::from_le_bytes(*b"$0\r\n\0\0\0\0"), word ^ u64::from_le_bytes(*b"$00\r\n\0\0\0"));
+                let (one, two) = (
+                    word ^ u64::from_le_bytes(*b"$0\r\n\0\0\0\0"),
+                    word ^ u64::from_le_bytes(*b"$00\r\n\0\0\0"),
+                );
                 if two & 0xff_ff00_00ff == 0 {
                     let (tens, ones) = (two >> 8 & 0xff, two >> 16 & 0xff);
                     if tens.wrapping_sub(1) > 8 || ones > 9 {
@@ -318,7 +335,8 @@ impl Scanner {
         Scan::Request(consumed)
     }
 
-    /// The arguments of the request that was found last; `buf` as it was given to [`Scanner::scan`].
+    /// The arguments of the request that was found last; `buf` as it was given to
+    /// [`Scanner::scan`].
     #[inline]
     pub fn args<'a>(&'a self, buf: &'a [u8]) -> Args<'a> {
         self.args_in(buf, self.last_spans(), self.is_inline)
@@ -336,8 +354,8 @@ impl Scanner {
         self.is_inline
     }
 
-    /// The arguments of a request found since [`Scanner::settle`]; `buf` as it was given to [`Scanner::scan`] for it. Of inline requests only the
-    /// last one is kept.
+    /// The arguments of a request found since [`Scanner::settle`]; `buf` as it was given to
+    /// [`Scanner::scan`] for it. Of inline requests only the last one is kept.
     #[inline]
     pub fn args_in<'a>(&'a self, buf: &'a [u8], spans: Range<usize>, is_inline: bool) -> Args<'a> {
         Args::new(if is_inline { &self.inline } else { buf }, self.spans.get(spans).unwrap_or(&[]))
@@ -349,7 +367,8 @@ impl Scanner {
         self.spans.len()
     }
 
-    /// Forgets the requests that were found: they are done. Keeps what is known of the one under way.
+    /// Forgets the requests that were found: they are done. Keeps what is known of the one under
+    /// way.
     #[inline]
     pub fn settle(&mut self) {
         if self.first == self.spans.len() {
@@ -394,7 +413,11 @@ impl Scanner {
             length += 1;
         }
         let canonical = length == 1 || (length > 1 && digits[0] != b'0');
-        if canonical && digits.len() >= length + 2 && digits[length] == b'\r' && digits[length + 1] == b'\n' {
+        if canonical
+            && digits.len() >= length + 2
+            && digits[length] == b'\r'
+            && digits[length + 1] == b'\n'
+        {
             self.searched = 0;
             return Line::Value(value, at + 1 + length + 2);
         }
@@ -425,7 +448,11 @@ impl Scanner {
         }
         let Some(lf) = find(b'\n', buf, self.searched) else {
             self.searched = buf.len();
-            return if buf.len() > MAX_LINE { self.refuse(Malformed::LongInline) } else { Scan::Incomplete };
+            return if buf.len() > MAX_LINE {
+                self.refuse(Malformed::LongInline)
+            } else {
+                Scan::Incomplete
+            };
         };
         let line = buf[..lf].strip_suffix(b"\r").unwrap_or(&buf[..lf]);
         if line.len() > MAX_LINE {
@@ -458,12 +485,18 @@ fn find(byte: u8, buf: &[u8], from: usize) -> Option<usize> {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { max_args: 1 << 20, max_bulk_bytes: 512 << 20, unauthenticated: false };
+    const LIMITS: Limits =
+        Limits { max_args: 1 << 20, max_bulk_bytes: 512 << 20, unauthenticated: false };
 
     type Requests = Vec<Vec<Vec<u8>>>;
 
-    /// All requests in `bytes` when they arrive in pieces that end at `cuts`, and how the scan ended.
-    fn scan_in_pieces(bytes: &[u8], cuts: &[usize], limits: &Limits) -> (Requests, Option<Malformed>) {
+    /// All requests in `bytes` when they arrive in pieces that end at `cuts`, and how the scan
+    /// ended.
+    fn scan_in_pieces(
+        bytes: &[u8],
+        cuts: &[usize],
+        limits: &Limits,
+    ) -> (Requests, Option<Malformed>) {
         let mut scanner = Scanner::default();
         let mut requests = Vec::new();
         let mut start = 0;
@@ -509,7 +542,11 @@ mod tests {
         assert_eq!(scan_all(bytes), (expected.clone(), None));
         for a in 0..=bytes.len() {
             for b in a..=bytes.len() {
-                assert_eq!(scan_in_pieces(bytes, &[a, b], &LIMITS), (expected.clone(), None), "cut at {a} and {b}");
+                assert_eq!(
+                    scan_in_pieces(bytes, &[a, b], &LIMITS),
+                    (expected.clone(), None),
+                    "cut at {a} and {b}"
+                );
             }
         }
         let each: Vec<usize> = (0..bytes.len()).collect();
@@ -526,9 +563,21 @@ mod tests {
         let cases: Vec<(Vec<u8>, Limits, &str)> = vec![
             (b"*2147483648\r\n".to_vec(), LIMITS, "Protocol error: invalid multibulk length"),
             // Where the first header was right, and the next one is the same but for a byte.
-            (b"*2\r\n$4\r\nPING\r\n#4\r\nPING\r\n".to_vec(), LIMITS, "Protocol error: expected '$', got '#'"),
-            (b"*2\r\n$4\r\nPING\r\n$4\rxPING\r\n".to_vec(), LIMITS, "Protocol error: invalid bulk length"),
-            (b"*2\r\n$4\r\nPING\r\n$4x\nPING\r\n".to_vec(), LIMITS, "Protocol error: invalid bulk length"),
+            (
+                b"*2\r\n$4\r\nPING\r\n#4\r\nPING\r\n".to_vec(),
+                LIMITS,
+                "Protocol error: expected '$', got '#'",
+            ),
+            (
+                b"*2\r\n$4\r\nPING\r\n$4\rxPING\r\n".to_vec(),
+                LIMITS,
+                "Protocol error: invalid bulk length",
+            ),
+            (
+                b"*2\r\n$4\r\nPING\r\n$4x\nPING\r\n".to_vec(),
+                LIMITS,
+                "Protocol error: invalid bulk length",
+            ),
             (
                 b"*2\r\n$10\r\n0123456789\r\n$10\rx0123456789\r\n".to_vec(),
                 LIMITS,
@@ -549,14 +598,30 @@ mod tests {
                 LIMITS,
                 "Protocol error: expected CRLF after a bulk string",
             ),
-            (b"*1\r\n\0\0\0\0\0\0\0\0\0\0".to_vec(), LIMITS, "Protocol error: expected '$', got '\0'"),
+            (
+                b"*1\r\n\0\0\0\0\0\0\0\0\0\0".to_vec(),
+                LIMITS,
+                "Protocol error: expected '$', got '\0'",
+            ),
             (b"*1048577\r\n".to_vec(), LIMITS, "Protocol error: invalid multibulk length"),
             (b"*abc\r\n".to_vec(), LIMITS, "Protocol error: invalid multibulk length"),
             (b"*\r\n".to_vec(), LIMITS, "Protocol error: invalid multibulk length"),
             (b"*01\r\n".to_vec(), LIMITS, "Protocol error: invalid multibulk length"),
-            (b"*99999999999999999999\r\n".to_vec(), LIMITS, "Protocol error: invalid multibulk length"),
-            (b"*11\r\n".to_vec(), Limits::UNAUTHENTICATED, "Protocol error: unauthenticated multibulk length"),
-            (b"*1\r\n$16385\r\n".to_vec(), Limits::UNAUTHENTICATED, "Protocol error: unauthenticated bulk length"),
+            (
+                b"*99999999999999999999\r\n".to_vec(),
+                LIMITS,
+                "Protocol error: invalid multibulk length",
+            ),
+            (
+                b"*11\r\n".to_vec(),
+                Limits::UNAUTHENTICATED,
+                "Protocol error: unauthenticated multibulk length",
+            ),
+            (
+                b"*1\r\n$16385\r\n".to_vec(),
+                Limits::UNAUTHENTICATED,
+                "Protocol error: unauthenticated bulk length",
+            ),
             (b"*1\r\n$-1\r\n".to_vec(), LIMITS, "Protocol error: invalid bulk length"),
             (b"*1\r\n$536870913\r\n".to_vec(), LIMITS, "Protocol error: invalid bulk length"),
             (b"*1\r\n$x\r\n".to_vec(), LIMITS, "Protocol error: invalid bulk length"),
@@ -568,8 +633,16 @@ mod tests {
             (b"set \"a\"b\r\n".to_vec(), LIMITS, "Protocol error: unbalanced quotes in request"),
             (b"set 'a\r\n".to_vec(), LIMITS, "Protocol error: unbalanced quotes in request"),
             // Stricter than Redis, on purpose.
-            (b"*1\r\n$4\r\nPINGxx".to_vec(), LIMITS, "Protocol error: expected CRLF after a bulk string"),
-            (b"*1\r\n$4\r\nPING\n\n".to_vec(), LIMITS, "Protocol error: expected CRLF after a bulk string"),
+            (
+                b"*1\r\n$4\r\nPINGxx".to_vec(),
+                LIMITS,
+                "Protocol error: expected CRLF after a bulk string",
+            ),
+            (
+                b"*1\r\n$4\r\nPING\n\n".to_vec(),
+                LIMITS,
+                "Protocol error: expected CRLF after a bulk string",
+            ),
             (b"*1\rx$4\r\nPING\r\n".to_vec(), LIMITS, "Protocol error: invalid multibulk length"),
             (b"*1\n$4\nPING\n*\r\n".to_vec(), LIMITS, "Protocol error: invalid multibulk length"),
         ];
@@ -581,14 +654,22 @@ mod tests {
             if bytes.len() < 100 {
                 for cut in 0..bytes.len() {
                     let (_, why) = scan_in_pieces(&bytes, &[cut], &limits);
-                    assert_eq!(why.map(|w| w.to_string()).as_deref(), Some(text), "{shown:?} cut at {cut}");
+                    assert_eq!(
+                        why.map(|w| w.to_string()).as_deref(),
+                        Some(text),
+                        "{shown:?} cut at {cut}"
+                    );
                 }
             }
         }
         for nothing in [&b"*-10\r\n"[..], b"*-1\r\n", b"*0\r\n", b"\r\n", b"\n", b"   \r\n"] {
             assert_eq!(scan_all(nothing), (vec![], None));
         }
-        assert_eq!(scan_all(b"*1\r\n$536870912\r\n"), (vec![], None), "the largest bulk is only waited for");
+        assert_eq!(
+            scan_all(b"*1\r\n$536870912\r\n"),
+            (vec![], None),
+            "the largest bulk is only waited for"
+        );
     }
 
     #[test]
@@ -602,7 +683,12 @@ mod tests {
             (b"\"\\x4\"\n", "x4"),
         ];
         for (line, expected) in cases {
-            assert_eq!(scan_all(line), (vec![words(expected)], None), "{:?}", String::from_utf8_lossy(line));
+            assert_eq!(
+                scan_all(line),
+                (vec![words(expected)], None),
+                "{:?}",
+                String::from_utf8_lossy(line)
+            );
         }
     }
 
@@ -613,8 +699,8 @@ mod tests {
         assert_eq!(scanner.spans.capacity(), 0);
     }
 
-    /// redis-protocol is the oracle: on valid arrays of bulks it and the scanner must find the same arguments and length, and
-    /// on a prefix both must ask for more.
+    /// redis-protocol is the oracle: on valid arrays of bulks it and the scanner must find the same
+    /// arguments and length, and on a prefix both must ask for more.
     #[test]
     fn agrees_with_redis_protocol_on_the_same_bytes() {
         use redis_protocol::resp2::{decode::decode, types::OwnedFrame};
@@ -628,11 +714,14 @@ mod tests {
                 for _ in 0..count {
                     let length = random.usize(0..12);
                     bytes.extend_from_slice(format!("${length}\r\n").as_bytes());
-                    bytes.extend((0..length).map(|_| if random.bool() { b'\r' } else { random.u8(..) }));
+                    bytes.extend(
+                        (0..length).map(|_| if random.bool() { b'\r' } else { random.u8(..) }),
+                    );
                     bytes.extend_from_slice(b"\r\n");
                 }
             }
-            // A third of the rounds damage one byte: then both must agree as long as the oracle accepts.
+            // A third of the rounds damage one byte: then both must agree as long as the oracle
+            // accepts.
             let damaged = round % 3 == 0;
             if damaged {
                 let at = random.usize(..bytes.len());
@@ -654,11 +743,18 @@ mod tests {
                         if damaged && matches!(ours, Scan::Refused(_)) {
                             continue;
                         }
-                        assert_eq!(ours, Scan::Request(consumed), "seed {seed} round {round} cut {cut}");
-                        let found: Vec<Vec<u8>> = scanner.args(buf).iter().map(<[u8]>::to_vec).collect();
+                        assert_eq!(
+                            ours,
+                            Scan::Request(consumed),
+                            "seed {seed} round {round} cut {cut}"
+                        );
+                        let found: Vec<Vec<u8>> =
+                            scanner.args(buf).iter().map(<[u8]>::to_vec).collect();
                         assert_eq!(found, theirs, "seed {seed} round {round} cut {cut}");
                     }
-                    Ok(None) if !damaged => assert_eq!(ours, Scan::Incomplete, "seed {seed} round {round} cut {cut}"),
+                    Ok(None) if !damaged => {
+                        assert_eq!(ours, Scan::Incomplete, "seed {seed} round {round} cut {cut}")
+                    }
                     _ => {}
                 }
             }
@@ -671,10 +767,12 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(seed);
         let alphabet = b"*$\r\n0123456789-\"'\\x ab\0\xff";
         for round in 0..30_000 {
-            let bytes: Vec<u8> =
-                (0..random.usize(0..60)).map(|_| *random.choice(alphabet).expect("not empty")).collect();
+            let bytes: Vec<u8> = (0..random.usize(0..60))
+                .map(|_| *random.choice(alphabet).expect("not empty"))
+                .collect();
             let whole = scan_all(&bytes);
-            let mut cuts: Vec<usize> = (0..random.usize(0..6)).map(|_| random.usize(0..=bytes.len())).collect();
+            let mut cuts: Vec<usize> =
+                (0..random.usize(0..6)).map(|_| random.usize(0..=bytes.len())).collect();
             cuts.sort_unstable();
             assert_eq!(scan_in_pieces(&bytes, &cuts, &LIMITS), whole, "seed {seed} round {round}");
         }

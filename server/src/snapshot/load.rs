@@ -20,24 +20,36 @@ pub(crate) fn read_catalogue(store: &Store) -> store::Result<Option<Result<Catal
 
 /// The content of the one small file that `is` points out, if there is one.
 fn read_small(store: &Store, is: impl Fn(&Tag) -> bool) -> store::Result<Option<Vec<u8>>> {
-    let file = store.manifest().files.iter().find(|f| f.role == Role::Snapshot && is(&f.tag)).cloned();
+    let file =
+        store.manifest().files.iter().find(|f| f.role == Role::Snapshot && is(&f.tag)).cloned();
     file.map(|file| store::read_small(&**store.disk(), &file, store.lineage())).transpose()
 }
 
 /// Makes room for a counter space's rows, as the snapshot says how many there are.
 fn loader<'a>(store: &Store, space: &'a CounterSpace) -> store::Result<counter::Loader<'a>> {
-    let of_space = |tag: &Tag, kind: RecordKind| tag.space == space.number() && tag.kind == kind as u32;
+    let of_space =
+        |tag: &Tag, kind: RecordKind| tag.space == space.number() && tag.kind == kind as u32;
     let head = read_small(store, |tag| of_space(tag, RecordKind::Head))?.unwrap_or_default();
     let files = store.manifest().files.clone();
-    let files = files.iter().filter(|f| f.role == Role::Snapshot && of_space(&f.tag, RecordKind::Rows));
-    let range =
-        |f: &FileEntry| LoadRange { low: f.tag.low, last: f.tag.high, rows: store::row_hint(&**store.disk(), f) };
+    let files =
+        files.iter().filter(|f| f.role == Role::Snapshot && of_space(&f.tag, RecordKind::Rows));
+    let range = |f: &FileEntry| LoadRange {
+        low: f.tag.low,
+        last: f.tag.high,
+        rows: store::row_hint(&**store.disk(), f),
+    };
     let mut ranges: Vec<LoadRange> = files.map(range).collect();
     ranges.sort_unstable();
-    let unsound = || ranges.windows(2).any(|w| w[0].last >= w[1].low) || ranges.iter().any(|r| r.low > r.last);
+    let unsound = || {
+        ranges.windows(2).any(|w| w[0].last >= w[1].low) || ranges.iter().any(|r| r.low > r.last)
+    };
     let path = store.path(store::MANIFEST);
     if unsound() {
-        return Err(store::Error::Corrupt { path, offset: 0, what: "files of rows that overlap".to_owned() });
+        return Err(store::Error::Corrupt {
+            path,
+            offset: 0,
+            what: "files of rows that overlap".to_owned(),
+        });
     }
     // The files of ranges that were spilled since are gone.
     let files = space.cold().files();
@@ -48,18 +60,22 @@ fn loader<'a>(store: &Store, space: &'a CounterSpace) -> store::Result<counter::
     })
 }
 
-/// The ranges, which rise, and what lies between them, cut where a cold file begins: a table that covers several files would be merged with
-/// all of them.
+/// The ranges, which rise, and what lies between them, cut where a cold file begins: a table that
+/// covers several files would be merged with all of them.
 fn filled_up(ranges: &[LoadRange], lows: impl Iterator<Item = u64>) -> Vec<LoadRange> {
     let covered = |low: u64| ranges.iter().any(|range| range.low <= low && low <= range.last);
     let after = ranges.iter().filter_map(|range| range.last.checked_add(1));
     let begin = (!ranges.is_empty()).then_some(0);
-    let mut free: Vec<u64> = begin.into_iter().chain(after).chain(lows).filter(|&low| !covered(low)).collect();
+    let mut free: Vec<u64> =
+        begin.into_iter().chain(after).chain(lows).filter(|&low| !covered(low)).collect();
     free.sort_unstable();
     free.dedup();
     let mut all = ranges.to_vec();
     for (i, &low) in free.iter().enumerate() {
-        let ends = [free.get(i + 1).copied(), ranges.iter().map(|range| range.low).find(|&next| next > low)];
+        let ends = [
+            free.get(i + 1).copied(),
+            ranges.iter().map(|range| range.low).find(|&next| next > low),
+        ];
         let last = ends.into_iter().flatten().min().map_or(u64::MAX, |next| next - 1);
         all.push(LoadRange { low, last, rows: 0 });
     }
@@ -67,9 +83,12 @@ fn filled_up(ranges: &[LoadRange], lows: impl Iterator<Item = u64>) -> Vec<LoadR
     all
 }
 
-/// Gives an empty space that has cold files a table for each of them, and one for what comes behind: as after a snapshot.
+/// Gives an empty space that has cold files a table for each of them, and one for what comes
+/// behind: as after a snapshot.
 pub(crate) fn lay_out(engines: &Engines) -> Result<(), counter::Error> {
-    for space in engines.counters().iter().filter(|space| space.rows() == 0 && space.ranges().len() == 1) {
+    for space in
+        engines.counters().iter().filter(|space| space.rows() == 0 && space.ranges().len() == 1)
+    {
         let files = space.cold().files();
         let end = [space.cold_end()];
         let lows: Vec<u64> = [0].into_iter().chain(files.lows()).chain(end).collect();
@@ -136,7 +155,9 @@ impl RestoreError {
     fn of(self, store: &Store, name: &str) -> store::Error {
         match self {
             RestoreError::Store(error) => error,
-            RestoreError::Unsound(what) => store::Error::Corrupt { path: store.path(name), offset: 0, what },
+            RestoreError::Unsound(what) => {
+                store::Error::Corrupt { path: store.path(name), offset: 0, what }
+            }
         }
     }
 }
@@ -151,17 +172,29 @@ fn options_of(config: &Config, engines: &Engines) -> HashMap<u32, phantom::Optio
     config.existence.iter().filter_map(known).collect()
 }
 
-/// Gives the empty existence spaces that have tables on the disk, and are in no snapshot, these tables.
-pub(crate) fn attach_pairs(store: &Store, config: &Config, engines: &mut Engines) -> store::Result<()> {
+/// Gives the empty existence spaces that have tables on the disk, and are in no snapshot, these
+/// tables.
+pub(crate) fn attach_pairs(
+    store: &Store,
+    config: &Config,
+    engines: &mut Engines,
+) -> store::Result<()> {
     for (number, options) in options_of(config, engines) {
-        let is_head = |file: &FileEntry| file.role == Role::Snapshot && file.tag.kind == RecordKind::Head as u32;
-        let in_snapshot = store.manifest().files.iter().any(|file| is_head(file) && file.tag.space == number);
+        let is_head = |file: &FileEntry| {
+            file.role == Role::Snapshot && file.tag.kind == RecordKind::Head as u32
+        };
+        let in_snapshot =
+            store.manifest().files.iter().any(|file| is_head(file) && file.tag.space == number);
         let is_there = engines.existence_by_number(number).is_none_or(|space| space.cold().any());
         if in_snapshot || is_there || files_of(store, number).is_empty() {
             continue;
         }
-        let head = engines.existence_by_number(number).map(|space| space.encode_head()).unwrap_or_default();
-        let made = Restored { head, ..Restored::default() }.install(store, &options, engines, number);
+        let head = engines
+            .existence_by_number(number)
+            .map(|space| space.encode_head())
+            .unwrap_or_default();
+        let made =
+            Restored { head, ..Restored::default() }.install(store, &options, engines, number);
         made.map_err(|error| error.of(store, store::MANIFEST))?;
     }
     Ok(())
@@ -178,7 +211,8 @@ pub(crate) fn load(
     let decoders: Mutex<HashMap<String, TableDecoder>> = Mutex::default();
     let restored: Mutex<HashMap<u32, Restored>> = Mutex::default();
     let options = options_of(config, engines);
-    let loaders = engines.counters().iter().map(|space| Ok((space.number(), loader(store, space)?)));
+    let loaders =
+        engines.counters().iter().map(|space| Ok((space.number(), loader(store, space)?)));
     let loaders: HashMap<u32, counter::Loader<'_>> = loaders.collect::<store::Result<_>>()?;
     let apply = |file: &FileEntry, chunk: &[u8]| -> Result<(), String> {
         let space = file.tag.space;
@@ -187,8 +221,10 @@ pub(crate) fn load(
             Some(RecordKind::Rows) => {
                 let part = loaders.get(&space).and_then(|loader| loader.part(file.tag.low));
                 let missing = || format!("there is no counter space {space}");
-                let (mut part, counters) =
-                    (part.ok_or_else(missing)?, engines.counter_by_number(space).ok_or_else(missing)?);
+                let (mut part, counters) = (
+                    part.ok_or_else(missing)?,
+                    engines.counter_by_number(space).ok_or_else(missing)?,
+                );
                 read_rows(chunk, |id, row| match row {
                     Some(row) => part.push(id, row).map_err(|e| e.to_string()),
                     None => {
@@ -198,7 +234,9 @@ pub(crate) fn load(
                 })
             }
             Some(RecordKind::Table) => {
-                let options = options.get(&space).ok_or_else(|| format!("there is no existence space {space}"))?;
+                let options = options
+                    .get(&space)
+                    .ok_or_else(|| format!("there is no existence space {space}"))?;
                 // A file's chunks come in order, from one thread.
                 let decoder = decoders.lock().remove(&file.name);
                 let mut decoder = decoder.unwrap_or_else(|| TableDecoder::new(options, u64::MAX));
@@ -213,11 +251,13 @@ pub(crate) fn load(
             }
             Some(RecordKind::Late) => {
                 let mut restored = restored.lock();
-                Late::take(&mut restored.entry(space).or_default().late, chunk).map_err(|e| e.to_string())
+                Late::take(&mut restored.entry(space).or_default().late, chunk)
+                    .map_err(|e| e.to_string())
             }
             Some(RecordKind::Loose) => {
                 let existence = engines.existence_by_number(space);
-                let existence = existence.ok_or_else(|| format!("there is no existence space {space}"))?;
+                let existence =
+                    existence.ok_or_else(|| format!("there is no existence space {space}"))?;
                 existence.loose().decode(chunk, 0)
             }
             _ => Err(format!("a file of kind {} is no part of a snapshot", file.tag.kind)),
@@ -226,12 +266,16 @@ pub(crate) fn load(
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let rows = store.load(threads, apply, progress)?;
     for (number, loader) in loaders {
-        let refused = |e: counter::Error| store::Error::Refused(format!("counter space {number}: {e}"));
+        let refused =
+            |e: counter::Error| store::Error::Refused(format!("counter space {number}: {e}"));
         loader.install().map_err(refused)?;
     }
     let files = store.manifest().files.clone();
-    let damaged =
-        |file: &FileEntry, what: String| store::Error::Corrupt { path: store.path(&file.name), offset: 0, what };
+    let damaged = |file: &FileEntry, what: String| store::Error::Corrupt {
+        path: store.path(&file.name),
+        offset: 0,
+        what,
+    };
     let mut decoders = decoders.into_inner();
     let mut restored = restored.into_inner();
     for file in &files {

@@ -1,8 +1,10 @@
-//! Snapshots: the engines' state as files, written while everything goes on, so that the log need not be kept for ever.
+//! Snapshots: the engines' state as files, written while everything goes on, so that the log need
+//! not be kept for ever.
 //!
-//! One file per table; a table that has not changed since the last snapshot is not written again. The walk takes no lock that a
-//! reader or a writer could wait for: what it misses because it changes meanwhile is in the log behind the position that was
-//! noted before it began (`store/src/snapshot.rs` has the argument). Extra memory is one chunk.
+//! One file per table; a table that has not changed since the last snapshot is not written again.
+//! The walk takes no lock that a reader or a writer could wait for: what it misses because it
+//! changes meanwhile is in the log behind the position that was noted before it began
+//! (`store/src/snapshot.rs` has the argument). Extra memory is one chunk.
 //!
 //! | file's kind | per | holds |
 //! |---|---|---|
@@ -37,7 +39,8 @@ pub(crate) use {
 /// How often it is looked whether a snapshot is due.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// After one that failed the next one that nobody asks for comes so much later, as in Redis: each writes much of what it would have, in vain.
+/// After one that failed the next one that nobody asks for comes so much later, as in Redis: each
+/// writes much of what it would have, in vain.
 const RETRY: Duration = Duration::from_secs(5);
 /// What a snapshot that nobody asked for leaves free on the disk: the last bytes are the log's.
 const LOG_ROOM: u64 = 16 << 20;
@@ -60,7 +63,8 @@ pub(crate) struct Snapshots {
     pub(crate) saved: watch::Sender<Saved>,
     wanted: Mutex<bool>,
     nudge: Condvar,
-    /// Held by whoever writes the folder's data files: a snapshot, which lets others in between its files, or a spill.
+    /// Held by whoever writes the folder's data files: a snapshot, which lets others in between its
+    /// files, or a spill.
     alone: Mutex<()>,
     /// Those who wait for the end of what it does: spills for that lock, and SAVE.
     awaited: AtomicUsize,
@@ -136,8 +140,9 @@ impl Snapshots {
         }
     }
 
-    /// For a spill: nobody else writes data files until the guard is dropped. A snapshot under way makes room at the end of its file: whoever
-    /// writes may wait for the memory that a spill gives back.
+    /// For a spill: nobody else writes data files until the guard is dropped. A snapshot under way
+    /// makes room at the end of its file: whoever writes may wait for the memory that a spill gives
+    /// back.
     pub(crate) fn interrupt(&self) -> MutexGuard<'_, ()> {
         let _waits = Waits::new(&self.awaited);
         self.alone.lock()
@@ -173,8 +178,10 @@ pub(crate) fn run(host: &Host) {
             let changed = snapshots.changes(&node.durability.parts) > 0;
             let last_offset = node.store.manifest().replay.offset;
             let log_bytes = node.durability.positions().1.offset.saturating_sub(last_offset);
-            let by_size = settings.snapshot_log_bytes > 0 && log_bytes >= settings.snapshot_log_bytes;
-            let by_time = settings.snapshot_every_s > 0 && last.elapsed().as_secs() >= settings.snapshot_every_s;
+            let by_size =
+                settings.snapshot_log_bytes > 0 && log_bytes >= settings.snapshot_log_bytes;
+            let by_time = settings.snapshot_every_s > 0
+                && last.elapsed().as_secs() >= settings.snapshot_every_s;
             let due = changed && (by_size || by_time) && Instant::now() >= not_before;
             if !(due && snapshots.begin().is_some()) {
                 continue;
@@ -196,7 +203,10 @@ pub(crate) fn run(host: &Host) {
             s.took = started.elapsed();
             match result {
                 Ok(bytes) => {
-                    tracing::info!("snapshot: {bytes} bytes written in {:.1} s", s.took.as_secs_f64());
+                    tracing::info!(
+                        "snapshot: {bytes} bytes written in {:.1} s",
+                        s.took.as_secs_f64()
+                    );
                     s.error = None;
                     s.bytes = bytes;
                     s.last_s = unix_us() / 1_000_000;
@@ -207,7 +217,8 @@ pub(crate) fn run(host: &Host) {
     }
 }
 
-/// While the log has no room, what is kept of it for replicas that are away gives way, segment by segment.
+/// While the log has no room, what is kept of it for replicas that are away gives way, segment by
+/// segment.
 fn make_room(node: &Node) {
     if node.durability.committer().health() != Health::Full {
         return;
@@ -218,7 +229,9 @@ fn make_room(node: &Node) {
             "no room on the disk: segment {number} of the log, {bytes} bytes that were kept for replicas, was removed; one that was away since then is sent all data"
         ),
         Err(error) => {
-            tracing::warn!("no room on the disk, and the oldest segment of the log cannot be removed: {error}")
+            tracing::warn!(
+                "no room on the disk, and the oldest segment of the log cannot be removed: {error}"
+            )
         }
     }
 }

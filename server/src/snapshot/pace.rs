@@ -1,10 +1,12 @@
-//! Stepping back: whoever computes for long in the background rests after every tenth of a millisecond for as long, so that there is a
-//! processor for those who are woken meanwhile.
+//! Stepping back: whoever computes for long in the background rests after every tenth of a
+//! millisecond for as long, so that there is a processor for those who are woken meanwhile.
 //!
-//! A scheduler lets a thread that is running go on for a slice, and looks at the end of slices only when its clock ticks: up to 4 ms with
-//! 250 ticks a second. A worker that is woken on the same processor meanwhile waits for that long, and its page with it; a lower priority
-//! does not help, as it changes how much one gets and not when. So the processor is given up in between, and not only offered (`sched_yield`): what
-//! is woken then finds one that does nothing, also where something else holds up the one it ran on before.
+//! A scheduler lets a thread that is running go on for a slice, and looks at the end of slices only
+//! when its clock ticks: up to 4 ms with 250 ticks a second. A worker that is woken on the same
+//! processor meanwhile waits for that long, and its page with it; a lower priority does not help,
+//! as it changes how much one gets and not when. So the processor is given up in between, and not
+//! only offered (`sched_yield`): what is woken then finds one that does nothing, also where
+//! something else holds up the one it ran on before.
 
 use crate::stop::Stop;
 use std::cell::Cell;
@@ -36,7 +38,9 @@ impl<'a> Pace<'a> {
     /// The error, if the work is to be given up. To be asked before what may take long.
     pub(crate) fn goes_on(&self) -> store::Result<()> {
         match self.stop {
-            Some(stop) if stop.is_stopped() => Err(store::Error::Refused("the server is stopping".to_owned())),
+            Some(stop) if stop.is_stopped() => {
+                Err(store::Error::Refused("the server is stopping".to_owned()))
+            }
             _ => Ok(()),
         }
     }

@@ -6,10 +6,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use store::{FileEntry, Role, Tag};
 
-/// Which parts (id ranges of spaces) have changed since they were last written. The commit thread says what changes.
+/// Which parts (id ranges of spaces) have changed since they were last written. The commit thread
+/// says what changes.
 #[derive(Default)]
 pub(crate) struct Parts {
-    /// Per space, by lowest id: highest id, the stamp of the file that holds the part, and whether it changed since.
+    /// Per space, by lowest id: highest id, the stamp of the file that holds the part, and whether
+    /// it changed since.
     spaces: Mutex<HashMap<u32, BTreeMap<u64, Part>>>,
     /// Spaces that had pairs aside when they were last written.
     aside: Mutex<HashSet<u32>>,
@@ -31,7 +33,8 @@ impl Parts {
         self.touch_all([(space, id)].into_iter());
     }
 
-    /// The same for many, under one lock. Those of one part that come one after the other cost one search.
+    /// The same for many, under one lock. Those of one part that come one after the other cost one
+    /// search.
     pub(crate) fn touch_all(&self, ids: impl Iterator<Item = (u32, u64)>) {
         let mut spaces = self.spaces.lock();
         let mut changes = 0;
@@ -51,7 +54,8 @@ impl Parts {
         self.changes.fetch_add(changes, Relaxed);
     }
 
-    /// Changed rows and pairs since the process began, about; the commit thread's last round is in it.
+    /// Changed rows and pairs since the process began, about; the commit thread's last round is in
+    /// it.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Relaxed)
     }
@@ -59,10 +63,15 @@ impl Parts {
     /// Takes over what a manifest names.
     pub(super) fn adopt(&self, files: &[FileEntry]) {
         // What the last process had aside is not known: then it may have moved.
-        self.aside.lock().extend(files.iter().filter(|f| f.tag.kind == RecordKind::Head as u32).map(|f| f.tag.space));
+        self.aside.lock().extend(
+            files.iter().filter(|f| f.tag.kind == RecordKind::Head as u32).map(|f| f.tag.space),
+        );
         let mut spaces = self.spaces.lock();
         for tag in files.iter().filter(|f| f.role == Role::Snapshot).map(|f| f.tag) {
-            if !matches!(RecordKind::from_number(tag.kind as u8), Some(RecordKind::Rows | RecordKind::Table)) {
+            if !matches!(
+                RecordKind::from_number(tag.kind as u8),
+                Some(RecordKind::Rows | RecordKind::Table)
+            ) {
                 continue;
             }
             let part = Part { high: tag.high, stamp: tag.stamp, changed: false };
@@ -70,20 +79,23 @@ impl Parts {
         }
     }
 
-    /// These tables are the parts of the space from now on. Gives for each the stamp of the file that holds it, if it has one and
-    /// has not changed since; the others are to be written. That they have changed is forgotten in the same moment, under the same
-    /// lock: what changes from here on counts for the next snapshot.
+    /// These tables are the parts of the space from now on. Gives for each the stamp of the file
+    /// that holds it, if it has one and has not changed since; the others are to be written. That
+    /// they have changed is forgotten in the same moment, under the same lock: what changes from
+    /// here on counts for the next snapshot.
     pub(super) fn begin(&self, space: u32, tables: &[(u64, u64)], stamp: u64) -> Vec<Option<u64>> {
         let mut spaces = self.spaces.lock();
         let before = spaces.remove(&space).unwrap_or_default();
         let kept = |&(low, high): &(u64, u64)| {
-            before.get(&low).filter(|part| part.high == high && !part.changed).map(|part| part.stamp)
+            before
+                .get(&low)
+                .filter(|part| part.high == high && !part.changed)
+                .map(|part| part.stamp)
         };
         let kept: Vec<Option<u64>> = tables.iter().map(kept).collect();
-        let now = tables
-            .iter()
-            .zip(&kept)
-            .map(|(&(low, high), kept)| (low, Part { high, stamp: kept.unwrap_or(stamp), changed: false }));
+        let now = tables.iter().zip(&kept).map(|(&(low, high), kept)| {
+            (low, Part { high, stamp: kept.unwrap_or(stamp), changed: false })
+        });
         spaces.insert(space, now.collect());
         kept
     }
@@ -102,7 +114,8 @@ impl Parts {
 
     /// The part has a new file after all.
     pub(super) fn rewritten(&self, space: u32, low: u64, stamp: u64) {
-        if let Some(part) = self.spaces.lock().get_mut(&space).and_then(|parts| parts.get_mut(&low)) {
+        if let Some(part) = self.spaces.lock().get_mut(&space).and_then(|parts| parts.get_mut(&low))
+        {
             part.stamp = stamp;
         }
     }
@@ -120,12 +133,16 @@ impl Parts {
 
     /// Whether what a file of the snapshot under way holds has gone to the disk since.
     pub(super) fn is_gone(&self, tag: &Tag) -> bool {
-        let within = |&(space, low, last): &(u32, u64, u64)| space == tag.space && low <= tag.low && tag.high <= last;
-        let is_part = [RecordKind::Rows, RecordKind::Table].iter().any(|&kind| kind as u32 == tag.kind);
+        let within = |&(space, low, last): &(u32, u64, u64)| {
+            space == tag.space && low <= tag.low && tag.high <= last
+        };
+        let is_part =
+            [RecordKind::Rows, RecordKind::Table].iter().any(|&kind| kind as u32 == tag.kind);
         is_part && self.gone.lock().iter().any(within)
     }
 
-    /// The parts of the space that lie in a range go to the disk: they must be written again, and what a snapshot under way has of them is not needed.
+    /// The parts of the space that lie in a range go to the disk: they must be written again, and
+    /// what a snapshot under way has of them is not needed.
     pub(crate) fn forget_range(&self, space: u32, low: u64, last: u64) {
         self.gone.lock().push((space, low, last));
         if let Some(parts) = self.spaces.lock().get_mut(&space) {

@@ -46,7 +46,8 @@ pub(super) fn write(node: &Node, keep_free: u64) -> Result<u64, String> {
 }
 
 impl Walk<'_> {
-    /// Walks, and has the manifest name what was written. Others may write data files in `between`; `flush` has all that was changed before it synced.
+    /// Walks, and has the manifest name what was written. Others may write data files in `between`;
+    /// `flush` has all that was changed before it synced.
     pub(crate) fn write(
         &self,
         between: &mut dyn FnMut(),
@@ -60,11 +61,16 @@ impl Walk<'_> {
         written
     }
 
-    fn walk(&self, between: &mut dyn FnMut(), flush: impl FnOnce() -> store::Result<()>) -> Result<u64, String> {
+    fn walk(
+        &self,
+        between: &mut dyn FnMut(),
+        flush: impl FnOnce() -> store::Result<()>,
+    ) -> Result<u64, String> {
         let Walk { engines, store, durability, pace, keep_free } = *self;
         let parts = &durability.parts;
         parts.begin_all();
-        // The synced end, not the written one: after a failed sync the written one may come to nothing.
+        // The synced end, not the written one: after a failed sync the written one may come to
+        // nothing.
         let mut writer = store.begin_snapshot(durability.positions().1);
         writer.keep_free(keep_free);
         let stamp = writer.replay().offset.max(1);
@@ -83,14 +89,22 @@ impl Walk<'_> {
             let kind = RecordKind::Rows;
             for (low, high) in plan(parts, &mut writer, space.number(), kind, &tables, stamp) {
                 let kind = kind as u32;
-                let mut file = writer.file(Tag { space: space.number(), kind, low, high, stamp }).map_err(text)?;
+                let mut file = writer
+                    .file(Tag { space: space.number(), kind, low, high, stamp })
+                    .map_err(text)?;
                 write_rows(space, low, high, &mut file, pace).map_err(text)?;
                 add(&mut writer, file)?;
                 // A spill in between: see the end.
                 between();
             }
             // After the rows: what came in meanwhile is not ahead of the frontier then.
-            let tag = Tag { space: space.number(), kind: RecordKind::Head as u32, low: 0, high: 0, stamp };
+            let tag = Tag {
+                space: space.number(),
+                kind: RecordKind::Head as u32,
+                low: 0,
+                high: 0,
+                stamp,
+            };
             let mut file = writer.file(tag).map_err(text)?;
             file.write(&space.encode_head(), 0).map_err(text)?;
             add(&mut writer, file)?;
@@ -101,13 +115,17 @@ impl Walk<'_> {
         }
 
         // Last, as its schemas must not be older than those by which the rows were written.
-        let mut file = writer.file(Tag { kind: RecordKind::Catalogue as u32, ..Tag::default() }).map_err(text)?;
+        let mut file = writer
+            .file(Tag { kind: RecordKind::Catalogue as u32, ..Tag::default() })
+            .map_err(text)?;
         file.write(&engines.catalogue().encode(), 1).map_err(text)?;
         add(&mut writer, file)?;
 
-        // What a spill has written since is there, and the log has all that was changed later: as if it had come before this began.
+        // What a spill has written since is there, and the log has all that was changed later: as
+        // if it had come before this began.
         writer.leave_out(|tag| parts.is_gone(tag));
-        // What the walk has seen and the log has not must be in the log before anybody relies on the walk.
+        // What the walk has seen and the log has not must be in the log before anybody relies on
+        // the walk.
         pace.goes_on().map_err(text)?;
         flush().map_err(text)?;
         writer.commit(durability.positions().1).map_err(text)?;
@@ -124,8 +142,8 @@ pub(crate) fn write_pairs<'s>(
     pace: &Pace<'_>,
     add: &mut dyn FnMut(&mut SnapshotWriter<'s>, FileWriter) -> Result<(), String>,
 ) -> Result<(), String> {
-    // The head first: a pair that moves from it into a table meanwhile is then in both. And since such a move is no write, tables
-    // count as changed if there was anything to move.
+    // The head first: a pair that moves from it into a table meanwhile is then in both. And since
+    // such a move is no write, tables count as changed if there was anything to move.
     let aside = space.aside_pairs();
     let head = space.encode_head();
     if parts.had_aside(space.number(), aside > 0) {
@@ -147,13 +165,16 @@ pub(crate) fn write_pairs<'s>(
         if !is_recycled {
             break;
         }
-        // Those that came instead: a ring that lacks one, in its middle or at its end, would not have the place of a block that the log has.
+        // Those that came instead: a ring that lacks one, in its middle or at its end, would not
+        // have the place of a block that the log has.
         tables = space.ranges_in_memory();
         to_write = parts.grow(space.number(), &tables, stamp);
     }
     // Whatever was written of those that lay below the one that is gone has gone with it.
     let horizon = tables.first().map_or(0, |table| table.0);
-    writer.leave_out(|tag| (tag.space, tag.kind) == (space.number(), kind as u32) && tag.low < horizon);
+    writer.leave_out(|tag| {
+        (tag.space, tag.kind) == (space.number(), kind as u32) && tag.low < horizon
+    });
 
     let tag = Tag { space: space.number(), kind: RecordKind::Head as u32, low: 0, high: 0, stamp };
     let mut late = None;
@@ -176,7 +197,8 @@ pub(crate) fn write_pairs<'s>(
     add(writer, file)
 }
 
-/// Which of these tables must be written; for the others the files of the last snapshot serve again.
+/// Which of these tables must be written; for the others the files of the last snapshot serve
+/// again.
 fn plan(
     parts: &Parts,
     writer: &mut SnapshotWriter<'_>,
@@ -208,7 +230,13 @@ fn sort(ids: &mut [(u64, usize)], pace: &Pace<'_>) {
     sort(high, pace);
 }
 
-fn write_rows(space: &counter::Space, low: u64, high: u64, file: &mut FileWriter, pace: &Pace) -> store::Result<()> {
+fn write_rows(
+    space: &counter::Space,
+    low: u64,
+    high: u64,
+    file: &mut FileWriter,
+    pace: &Pace,
+) -> store::Result<()> {
     let width = space.schema().width();
     let (mut ids, mut values): (Vec<(u64, usize)>, Vec<i64>) = (Vec::new(), Vec::new());
     // Deleted rows first, as rows that came to be again under their ids follow.
@@ -228,7 +256,8 @@ fn write_rows(space: &counter::Space, low: u64, high: u64, file: &mut FileWriter
         let mut writer = RowsWriter::new(width);
         for some in ids.chunks(STEP_ROWS) {
             pace.step();
-            some.iter().for_each(|&(id, start)| writer.row(id, Some(&values[start..start + width])));
+            some.iter()
+                .for_each(|&(id, start)| writer.row(id, Some(&values[start..start + width])));
         }
         let rows = ids.len() as u64;
         ids.clear();
@@ -240,7 +269,8 @@ fn write_rows(space: &counter::Space, low: u64, high: u64, file: &mut FileWriter
             return;
         }
         ids.push((id, values.len()));
-        // A field that was added during the walk is 0 here, and what was written to it is in the log.
+        // A field that was added during the walk is 0 here, and what was written to it is in the
+        // log.
         values.extend((0..width).map(|i| row.get(i).copied().unwrap_or(0)));
         if ids.len() % STEP_ROWS == 0 {
             pace.step();
@@ -253,7 +283,12 @@ fn write_rows(space: &counter::Space, low: u64, high: u64, file: &mut FileWriter
     flush(&mut ids, &mut values)
 }
 
-fn write_table(space: &phantom::Space, low: u64, file: &mut FileWriter, pace: &Pace) -> store::Result<bool> {
+fn write_table(
+    space: &phantom::Space,
+    low: u64,
+    file: &mut FileWriter,
+    pace: &Pace,
+) -> store::Result<bool> {
     let mut chunk = Vec::with_capacity(2 * CHUNK_BYTES);
     let found = space.encode_table(low, |bytes| {
         chunk.extend_from_slice(bytes);

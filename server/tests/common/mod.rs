@@ -1,4 +1,5 @@
-//! What the tests with the real program share: starting it, liking through it, and comparing what it acknowledged with what it holds.
+//! What the tests with the real program share: starting it, liking through it, and comparing what
+//! it acknowledged with what it holds.
 
 // Each test binary uses a part of this.
 #![allow(dead_code)]
@@ -25,12 +26,16 @@ pub(crate) const TIDEMARK: &str = env!("CARGO_BIN_EXE_tidemark");
 
 /// A number from the environment, if it is there.
 pub(crate) fn given(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|given| given.parse().unwrap_or_else(|_| panic!("{name}={given} is no number")))
+    std::env::var(name)
+        .ok()
+        .map(|given| given.parse().unwrap_or_else(|_| panic!("{name}={given} is no number")))
 }
 
-/// How often the program is to be killed (`TIDEMARK_KILL_ROUNDS`), and the seed of that (`TIDEMARK_SEED`), which is said.
+/// How often the program is to be killed (`TIDEMARK_KILL_ROUNDS`), and the seed of that
+/// (`TIDEMARK_SEED`), which is said.
 pub(crate) fn rounds(default: u64) -> (u64, u64) {
-    let (rounds, seed) = (given("TIDEMARK_KILL_ROUNDS").unwrap_or(default), given("TIDEMARK_SEED").unwrap_or(1));
+    let (rounds, seed) =
+        (given("TIDEMARK_KILL_ROUNDS").unwrap_or(default), given("TIDEMARK_SEED").unwrap_or(1));
     eprintln!("TIDEMARK_SEED={seed}, {rounds} rounds");
     (rounds, seed)
 }
@@ -43,11 +48,17 @@ pub(crate) struct Program {
 
 impl Program {
     pub(crate) fn start(dir: &Path, fsync: &str) -> Program {
-        Program::start_as(&[], dir, &["--fsync", fsync]).unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+        Program::start_as(&[], dir, &["--fsync", fsync])
+            .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
     }
 
-    /// Starts it under another program (a tracer with its options), which must become the same process. The error is what it said.
-    pub(crate) fn start_as(under: &[&str], dir: &Path, options: &[&str]) -> Result<Program, Vec<String>> {
+    /// Starts it under another program (a tracer with its options), which must become the same
+    /// process. The error is what it said.
+    pub(crate) fn start_as(
+        under: &[&str],
+        dir: &Path,
+        options: &[&str],
+    ) -> Result<Program, Vec<String>> {
         // It listens first, and is ready when it has loaded.
         let (program, lines) = Program::start_until(under, dir, options, "ready to accept")?;
         // What it says later must not block it.
@@ -100,7 +111,8 @@ impl Program {
         Client::connect(("127.0.0.1", self.port)).unwrap()
     }
 
-    /// The reply; none where clients are disconnected at this moment, as another data set takes the place of the old one.
+    /// The reply; none where clients are disconnected at this moment, as another data set takes the
+    /// place of the old one.
     pub(crate) fn ask(&self, words: &str) -> OwnedFrame {
         let words: Vec<_> = words.split(' ').map(str::as_bytes).collect();
         self.client().call(&words).unwrap_or(OwnedFrame::Null)
@@ -146,9 +158,14 @@ pub(crate) fn text(n: u64) -> Vec<u8> {
     n.to_string().into_bytes()
 }
 
-/// Likes with members of its own until the connection breaks, or a like is refused and `on_refusal` (which sees the words) says
-/// that it is enough. Gives what was sent, and what was acknowledged.
-pub(crate) fn like(port: u16, first_member: u64, seed: u64, on_refusal: impl FnMut(&str) -> bool) -> Likes {
+/// Likes with members of its own until the connection breaks, or a like is refused and `on_refusal`
+/// (which sees the words) says that it is enough. Gives what was sent, and what was acknowledged.
+pub(crate) fn like(
+    port: u16,
+    first_member: u64,
+    seed: u64,
+    on_refusal: impl FnMut(&str) -> bool,
+) -> Likes {
     like_from(port, FIRST, first_member, (20, seed), on_refusal)
 }
 
@@ -164,8 +181,9 @@ pub(crate) fn like_from(
     let mut likes = Likes::new();
     let Ok(mut client) = Client::connect(("127.0.0.1", port)) else { return likes };
     for member in first_member.. {
-        let sent: Vec<(u64, u64)> =
-            (0..rng.u64(1..most)).map(|i| (first_post + rng.u64(0..POSTS) * 4096, member * 100 + i)).collect();
+        let sent: Vec<(u64, u64)> = (0..rng.u64(1..most))
+            .map(|i| (first_post + rng.u64(0..POSTS) * 4096, member * 100 + i))
+            .collect();
         for &(post, member) in &sent {
             client.push(&[b"FEED.ACT", b"like", &text(member), &text(post)]);
         }
@@ -174,7 +192,8 @@ pub(crate) fn like_from(
         for like in sent {
             match client.reply() {
                 Ok(OwnedFrame::Array(items)) => {
-                    // 0 for a new member is a false yes (one in ten thousand): nothing was done, nothing is promised.
+                    // 0 for a new member is a false yes (one in ten thousand): nothing was done,
+                    // nothing is promised.
                     likes.insert(like, items[0] == OwnedFrame::Integer(1));
                 }
                 Ok(OwnedFrame::Error(words)) => enough |= on_refusal(&words),
@@ -189,7 +208,8 @@ pub(crate) fn like_from(
     likes
 }
 
-/// What a server holds of the likes that were sent: those that it says yes to, and each post's count.
+/// What a server holds of the likes that were sent: those that it says yes to, and each post's
+/// count.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Held {
     pub(crate) flags: Vec<(u64, u64)>,
@@ -222,9 +242,13 @@ pub(crate) fn check(port: u16, likes: &Likes) -> Held {
             OwnedFrame::Null => 0,
             other => panic!("{other:?}"),
         };
-        // False yeses (one in ten thousand of those that are not there) show as flags without a like.
+        // False yeses (one in ten thousand of those that are not there) show as flags without a
+        // like.
         let uncounted = 3 + count / 1000;
-        assert!((count - uncounted..=count).contains(&likes), "post {post}: {likes} likes, {count} flags");
+        assert!(
+            (count - uncounted..=count).contains(&likes),
+            "post {post}: {likes} likes, {count} flags"
+        );
         held.counts.insert(post, likes);
     }
     held
@@ -270,7 +294,8 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Says that a test cannot run here, past libtest, which shows nothing of what passes, and in the file that `./test` prints at its end; fails where it must be able to.
+/// Says that a test cannot run here, past libtest, which shows nothing of what passes, and in the
+/// file that `./test` prints at its end; fails where it must be able to.
 pub(crate) fn cannot(why: &str) {
     let must = ["CI", "TIDEMARK_ALL_FAULTS"].iter().any(|name| std::env::var_os(name).is_some());
     assert!(!must, "{why}");
@@ -283,7 +308,8 @@ pub(crate) fn cannot(why: &str) {
     }
 }
 
-/// A file system of its own in memory, gone when dropped. It needs the right to mount one: root's, or, for anybody, that of a namespace of his own.
+/// A file system of its own in memory, gone when dropped. It needs the right to mount one: root's,
+/// or, for anybody, that of a namespace of his own.
 pub(crate) struct SmallDisk {
     folder: tempfile::TempDir,
     /// Where it is for those outside the namespace, too.
@@ -300,7 +326,10 @@ struct Namespace {
 impl Namespace {
     fn new() -> Option<Namespace> {
         let mut unshare = Command::new("unshare");
-        unshare.args(["--user", "--map-root-user", "--mount", "sh"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        unshare
+            .args(["--user", "--map-root-user", "--mount", "sh"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         let mut shell = unshare.spawn().ok()?;
         let answers = BufReader::new(shell.stdout.take().unwrap());
         let mut namespace = Namespace { shell, answers };
@@ -336,8 +365,10 @@ impl SmallDisk {
             return Some(SmallDisk { folder, path: outside, namespace: None });
         }
         let mut namespace = Namespace::new()?;
-        let path = PathBuf::from(format!("/proc/{}/root{}", namespace.shell.id(), outside.display()));
-        let mounted = namespace.run(&format!("mount -t tmpfs -o {size} none {}", outside.display()));
+        let path =
+            PathBuf::from(format!("/proc/{}/root{}", namespace.shell.id(), outside.display()));
+        let mounted =
+            namespace.run(&format!("mount -t tmpfs -o {size} none {}", outside.display()));
         mounted.then_some(SmallDisk { folder, path, namespace: Some(namespace) })
     }
 
@@ -377,8 +408,10 @@ impl Drop for SmallDisk {
 }
 
 pub(crate) fn names(dir: &Path) -> Vec<String> {
-    let mut names: Vec<String> =
-        std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     names
 }
@@ -398,7 +431,8 @@ pub(crate) fn refused_without_trace(client: &mut Client, member: u64) {
     for member in member..member + 50 {
         let reply = call(client, &format!("FEED.ACT like {member} {FIRST}"));
         assert!(
-            refusal(&reply).starts_with("MISCONF Tidemark cannot write its log, so changes are refused"),
+            refusal(&reply)
+                .starts_with("MISCONF Tidemark cannot write its log, so changes are refused"),
             "{reply:?}"
         );
         set += u64::from(
@@ -408,18 +442,26 @@ pub(crate) fn refused_without_trace(client: &mut Client, member: u64) {
     }
     // A page is answered all the same, and says of its mark that it failed.
     let page = call(client, &format!("FEED.GET home {member} {FIRST}"));
-    let OwnedFrame::Array(mut rows) = call(client, &format!("FEED.GET home {member} {FIRST} MARK read")) else {
+    let OwnedFrame::Array(mut rows) =
+        call(client, &format!("FEED.GET home {member} {FIRST} MARK read"))
+    else {
         panic!("a page is an array")
     };
     assert!(rows.len() == 2 && refusal(&rows[1]).starts_with("MISCONF "), "{rows:?}");
     rows.pop();
     assert_eq!(OwnedFrame::Array(rows), page);
-    let OwnedFrame::Array(packed) = call(client, &format!("FEED.GET home {member} {FIRST} BINARY MARK read")) else {
+    let OwnedFrame::Array(packed) =
+        call(client, &format!("FEED.GET home {member} {FIRST} BINARY MARK read"))
+    else {
         panic!("a packed page with an error is an array")
     };
     assert_eq!(packed[0], call(client, &format!("FEED.GET home {member} {FIRST} BINARY")));
     assert!(packed.len() == 2 && refusal(&packed[1]).starts_with("MISCONF "), "{packed:?}");
-    assert_eq!(call(client, &format!("FEED.GET home {member} {FIRST}")), page, "a refused mark was made");
+    assert_eq!(
+        call(client, &format!("FEED.GET home {member} {FIRST}")),
+        page,
+        "a refused mark was made"
+    );
     assert!(set <= 1, "{set} of 50 refused likes are set (one may be a false yes)");
     assert_eq!(call(client, &key), before, "a refused like was counted");
 }

@@ -1,5 +1,6 @@
-//! The real program as a replica that meets what it has no room, no name or no common past for. It goes on answering reads, says why its link is
-//! down, and gives nothing up that it has not kept first.
+//! The real program as a replica that meets what it has no room, no name or no common past for. It
+//! goes on answering reads, says why its link is down, and gives nothing up that it has not kept
+//! first.
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
@@ -44,7 +45,8 @@ fn start_as(under: &[&str], dir: &Path, config: &str) -> Program {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(config.as_bytes()).unwrap();
     let options = ["--fsync", "always", "--config", file.path().to_str().unwrap()];
-    Program::start_as(under, dir, &options).unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+    Program::start_as(under, dir, &options)
+        .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
 }
 
 /// Rows of so many tables, each of which is a file of the snapshot.
@@ -61,7 +63,10 @@ fn fill(program: &Program, tables: u64) {
 }
 
 fn staged(dir: &Path) -> usize {
-    names(dir).iter().filter(|name| name.starts_with("staged-snap") && name.ends_with(".tsnap")).count()
+    names(dir)
+        .iter()
+        .filter(|name| name.starts_with("staged-snap") && name.ends_with(".tsnap"))
+        .count()
 }
 
 fn fine(program: &Program, words: &str) {
@@ -100,7 +105,8 @@ fn a_branch_is_kept_though_the_master_has_removed_the_segment_where_it_parted() 
     for i in 1..6 {
         fine(&old, &format!("CNT.SET post {} like 1{i}", FIRST + i * 4096));
     }
-    // The longer of the two, so that the position of the other would be in it, if that segment were there.
+    // The longer of the two, so that the position of the other would be in it, if that segment were
+    // there.
     for i in 100..130 {
         fine(&new, &format!("CNT.SET post {} like 3", FIRST + i * 4096));
     }
@@ -118,12 +124,17 @@ fn a_branch_is_kept_though_the_master_has_removed_the_segment_where_it_parted() 
         .filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("dropped-"))
         .collect();
     assert_eq!(kept.len(), 1, "{kept:?}");
-    assert!(std::fs::read(kept[0].join(FIRST_SEGMENT)).unwrap().starts_with(&alone), "all that it had alone is there");
+    assert!(
+        std::fs::read(kept[0].join(FIRST_SEGMENT)).unwrap().starts_with(&alone),
+        "all that it had alone is there"
+    );
 }
 
 #[test]
 fn a_replica_with_a_full_disk_answers_reads_and_goes_on_when_there_is_room() {
-    let Some(disk) = SmallDisk::mount(16) else { return cannot("a full disk needs the right to mount a tmpfs") };
+    let Some(disk) = SmallDisk::mount(16) else {
+        return cannot("a full disk needs the right to mount a tmpfs");
+    };
     let folder = tempfile::tempdir().unwrap();
     let (master, replica) = (start(folder.path(), SPACES), start(disk.path(), SPACES));
     fine(&master, &format!("CNT.SET post {FIRST} like 7"));
@@ -141,7 +152,8 @@ fn a_replica_with_a_full_disk_answers_reads_and_goes_on_when_there_is_room() {
             last += 4096;
             client.push(&[b"CNT.SET", b"post", &text(last), b"like", b"5"]);
             if client.is_full() {
-                (0..client.waiting()).for_each(|_| assert_eq!(refusal(&client.reply().unwrap()), ""));
+                (0..client.waiting())
+                    .for_each(|_| assert_eq!(refusal(&client.reply().unwrap()), ""));
             }
         }
         (0..client.waiting()).for_each(|_| assert_eq!(refusal(&client.reply().unwrap()), ""));
@@ -166,7 +178,9 @@ fn a_replica_with_a_full_disk_answers_reads_and_goes_on_when_there_is_room() {
 
 #[test]
 fn a_space_that_only_the_master_has_stops_the_link_and_not_the_replica() {
-    let more = format!("{SPACES}[[counter]]\nname = \"extra\"\nfields = \"a:8\"\nrows = \"extra:{{id}}\"\n");
+    let more = format!(
+        "{SPACES}[[counter]]\nname = \"extra\"\nfields = \"a:8\"\nrows = \"extra:{{id}}\"\n"
+    );
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let [master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), SPACES));
     fine(&master, &format!("CNT.SET post {FIRST} like 7"));
@@ -177,7 +191,9 @@ fn a_space_that_only_the_master_has_stops_the_link_and_not_the_replica() {
 
     let mut reader = replica.client();
     follow(&replica, &master);
-    until("the replica says what it lacks", || replica.info("master_link_error").contains("'extra'"));
+    until("the replica says what it lacks", || {
+        replica.info("master_link_error").contains("'extra'")
+    });
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(3) {
         let reply = call(&mut reader, &format!("HGET post:{FIRST} like"));
@@ -192,13 +208,16 @@ fn a_space_that_only_the_master_has_stops_the_link_and_not_the_replica() {
     assert!(replica.terminate().success());
     let replica = start(folders[1].path(), &more);
     in_step(&replica, &master);
-    until("the master takes writes", || refusal(&call(&mut master.client(), "CNT.SET extra 1 a 5")).is_empty());
+    until("the master takes writes", || {
+        refusal(&call(&mut master.client(), "CNT.SET extra 1 a 5")).is_empty()
+    });
     in_step(&replica, &master);
     assert_eq!(call(&mut replica.client(), "HGET extra:1 a"), bulk(5));
     assert_eq!(replica.info("repl_full_syncs"), "0", "it went on where it was");
 }
 
-/// All that it had is gone, by a command that counts as any other does: no older state of its master brings it back.
+/// All that it had is gone, by a command that counts as any other does: no older state of its
+/// master brings it back.
 #[test]
 fn a_replica_whose_rows_were_all_deleted_does_not_obey_a_master_that_has_lost_that() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -228,17 +247,23 @@ fn a_replica_whose_rows_were_all_deleted_does_not_obey_a_master_that_has_lost_th
     let why = "the master's history ends or parts before ours does";
     until("it refuses", || replica.info("master_link_error").contains(why));
     assert_eq!(replica.info("slave_priority"), "0");
-    assert_eq!((like_of(&replica, FIRST), replica.info("repl_full_syncs")), (OwnedFrame::Null, full_syncs));
+    assert_eq!(
+        (like_of(&replica, FIRST), replica.info("repl_full_syncs")),
+        (OwnedFrame::Null, full_syncs)
+    );
     // An operator knows better; what is given up is kept all the same.
     fine(&replica, &format!("REPLICAOF 127.0.0.1 {} FORCE", master.port));
     until("it has what there was", || like_of(&replica, FIRST) == bulk(5));
-    let names = std::fs::read_dir(folders[1].path()).unwrap().map(|entry| entry.unwrap().file_name());
+    let names =
+        std::fs::read_dir(folders[1].path()).unwrap().map(|entry| entry.unwrap().file_name());
     assert_eq!(names.filter(|name| name.to_string_lossy().starts_with("dropped-")).count(), 1);
 }
 
 #[test]
 fn a_full_sync_for_which_there_is_no_room_is_asked_for_less_and_less_often() {
-    let Some(disk) = SmallDisk::mount(16) else { return cannot("a full disk needs the right to mount a tmpfs") };
+    let Some(disk) = SmallDisk::mount(16) else {
+        return cannot("a full disk needs the right to mount a tmpfs");
+    };
     let folder = tempfile::tempdir().unwrap();
     let config = SPACES.replace("fields =", "rows_per_table = 1000\nfields =");
     let (master, replica) = (start(folder.path(), &config), start(disk.path(), &config));
@@ -256,7 +281,11 @@ fn a_full_sync_for_which_there_is_no_room_is_asked_for_less_and_less_often() {
         until("another attempt", || attempts() >= u64::from(number));
         let after = Duration::from_secs((1 << (number - 1)) - 1);
         assert!(began.elapsed() >= after, "{number}: {:?}", began.elapsed());
-        assert_eq!(call(&mut reader, &format!("HGET post:{FIRST} like")), OwnedFrame::Null, "as before");
+        assert_eq!(
+            call(&mut reader, &format!("HGET post:{FIRST} like")),
+            OwnedFrame::Null,
+            "as before"
+        );
     }
     assert!(replica.info("master_link_error").contains("no room on the disk"));
     let left = staged(disk.path());
@@ -267,7 +296,8 @@ fn a_full_sync_for_which_there_is_no_room_is_asked_for_less_and_less_often() {
     assert_eq!(like_of(&replica, FIRST), bulk(5));
 }
 
-/// What a link has brought is looked at when the next one goes on with it. On a slow disk that takes longer than a master waits for a word.
+/// What a link has brought is looked at when the next one goes on with it. On a slow disk that
+/// takes longer than a master waits for a word.
 #[test]
 fn a_full_sync_goes_on_though_what_is_there_takes_long_to_look_at() {
     if std::process::Command::new("strace").arg("-V").output().is_err() {
@@ -275,16 +305,22 @@ fn a_full_sync_goes_on_though_what_is_there_takes_long_to_look_at() {
     }
     const FILES: usize = 15;
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let config = SPACES.replace("fields =", "rows_per_table = 1000\nfields =") + "[replication]\ntimeout_s = 2\n";
+    let config = SPACES.replace("fields =", "rows_per_table = 1000\nfields =")
+        + "[replication]\ntimeout_s = 2\n";
     let master = start(folders[0].path(), &config);
     fill(&master, FILES as u64 + 3);
-    let slow = ["strace", "-D", "-f", "--seccomp-bpf", "-q", "-o", "/dev/null", "-e", "trace=pread64"];
+    let slow =
+        ["strace", "-D", "-f", "--seccomp-bpf", "-q", "-o", "/dev/null", "-e", "trace=pread64"];
     let slow = [&slow[..], &["-e", "inject=pread64:delay_enter=200000"]].concat();
     let mut replica = start_as(&slow, folders[1].path(), &config);
     follow(&replica, &master);
     let began = Instant::now();
     while staged(folders[1].path()) < FILES {
-        assert!(began.elapsed() < Duration::from_secs(120), "{} files have come", staged(folders[1].path()));
+        assert!(
+            began.elapsed() < Duration::from_secs(120),
+            "{} files have come",
+            staged(folders[1].path())
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
     replica.sigkill();
@@ -302,7 +338,11 @@ fn a_full_sync_goes_on_though_what_is_there_takes_long_to_look_at() {
     }
     let began = Instant::now();
     while !(replica.info("master_link_status") == "up" && like_of(&replica, FIRST) == bulk(5)) {
-        assert!(began.elapsed() < Duration::from_secs(120), "{}", replica.info("master_link_error"));
+        assert!(
+            began.elapsed() < Duration::from_secs(120),
+            "{}",
+            replica.info("master_link_error")
+        );
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -332,7 +372,9 @@ fn what_a_master_says_is_one_line_of_info() {
     fine(&replica, &format!("REPLICAOF 127.0.0.1 {port}"));
     for said in ["TM.REPLICATE was answered -ERR no", "the peer refused: frames no"] {
         until("it is told why", || replica.info("master_link_error").contains(said));
-        let OwnedFrame::BulkString(info) = replica.ask("INFO replication") else { panic!("INFO is text") };
+        let OwnedFrame::BulkString(info) = replica.ask("INFO replication") else {
+            panic!("INFO is text")
+        };
         let info = String::from_utf8(info).unwrap();
         let lines = info.split(['\r', '\n', '\u{85}', '\u{2028}']);
         let roles: Vec<_> = lines.filter(|line| line.starts_with("role:")).collect();
@@ -355,7 +397,10 @@ fn who_is_told_to_follow_itself_has_no_link_and_goes_on_with_its_master() {
     fine(&master, &format!("CNT.SET post {FIRST} like 8"));
     follow(&replica, &master);
     in_step(&replica, &master);
-    assert_eq!((like_of(&replica, FIRST), replica.info("repl_full_syncs")), (bulk(8), "1".to_owned()));
+    assert_eq!(
+        (like_of(&replica, FIRST), replica.info("repl_full_syncs")),
+        (bulk(8), "1".to_owned())
+    );
 }
 
 /// A master with a replica that has everything, and this in the replica's configuration.

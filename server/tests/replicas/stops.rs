@@ -1,4 +1,5 @@
-//! A master that is to stop waits for its replicas, and for the one that is to take over, as long as it was told and no longer.
+//! A master that is to stop waits for its replicas, and for the one that is to take over, as long
+//! as it was told and no longer.
 
 use super::{SPACES, bulk, fine, follow, in_step, in_step_with, is_master, like_of, start};
 use crate::common::{FIRST, Program, SmallDisk, call, cannot, refusal, until};
@@ -39,14 +40,20 @@ fn gate_to(server: u16) -> (u16, Arc<AtomicBool>) {
     (port, is_shut)
 }
 
-/// What it is told while somebody goes on with something else; none where the connection ends without a reply.
+/// What it is told while somebody goes on with something else; none where the connection ends
+/// without a reply.
 fn told(program: &Program, words: &str) -> std::thread::JoinHandle<Option<OwnedFrame>> {
     let (mut client, words) = (program.client(), words.to_owned());
-    std::thread::spawn(move || client.call(&words.split(' ').map(str::as_bytes).collect::<Vec<_>>()).ok())
+    std::thread::spawn(move || {
+        client.call(&words.split(' ').map(str::as_bytes).collect::<Vec<_>>()).ok()
+    })
 }
 
 /// The reply to SHUTDOWN; none: it is a signal.
-fn told_to_stop(program: &Program, how: &str) -> Option<std::thread::JoinHandle<Option<OwnedFrame>>> {
+fn told_to_stop(
+    program: &Program,
+    how: &str,
+) -> Option<std::thread::JoinHandle<Option<OwnedFrame>>> {
     if how == "SIGTERM" {
         program.sigterm();
         return None;
@@ -54,7 +61,8 @@ fn told_to_stop(program: &Program, how: &str) -> Option<std::thread::JoinHandle<
     Some(told(program, how))
 }
 
-/// A master that is to stop, and waits for a replica that does not hear of its last row, like 3. Nobody who writes is to wait longer than that.
+/// A master that is to stop, and waits for a replica that does not hear of its last row, like 3.
+/// Nobody who writes is to wait longer than that.
 struct Leaving {
     folders: [tempfile::TempDir; 2],
     master: Program,
@@ -96,7 +104,9 @@ fn is_leaving(master: &Program) -> bool {
 /// Whether all threads of a process are stopped.
 fn stands_still(process: u32) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
-    let state = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+    let state = |task: std::fs::DirEntry| {
+        std::fs::read_to_string(task.path().join("stat")).unwrap_or_default()
+    };
     tasks
         .map(|task| state(task.unwrap()))
         .all(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')))
@@ -121,24 +131,32 @@ fn ends(program: &mut Program) {
 
 /// Freezes a process, or lets it go on.
 pub(super) fn freeze(program: &Program, is_frozen: bool) {
-    let signal = if is_frozen { rustix::process::Signal::STOP } else { rustix::process::Signal::CONT };
-    rustix::process::kill_process(rustix::process::Pid::from_child(&program.child), signal).unwrap();
+    let signal =
+        if is_frozen { rustix::process::Signal::STOP } else { rustix::process::Signal::CONT };
+    rustix::process::kill_process(rustix::process::Pid::from_child(&program.child), signal)
+        .unwrap();
     // One of its threads takes the signal when it runs next, and until then the others go on.
     until("it stands still", || !is_frozen || stands_still(program.child.id()));
 }
 
-/// A planned restart under Sentinel: the replica that takes over has what the master had acknowledged.
+/// A planned restart under Sentinel: the replica that takes over has what the master had
+/// acknowledged.
 #[test]
 fn a_master_that_is_told_to_stop_gives_its_replicas_what_was_written_last() {
     for how in ["SIGTERM", "SHUTDOWN", "SHUTDOWN NOSAVE"] {
-        let Leaving { mut master, replica, gate, asked, paused, folders: _folders } = Leaving::by(how);
+        let Leaving { mut master, replica, gate, asked, paused, folders: _folders } =
+            Leaving::by(how);
         assert_eq!(like_of(&master, FIRST), bulk(3), "it is read meanwhile");
         assert_eq!(like_of(&replica, FIRST), OwnedFrame::Null);
         assert_eq!(master.info("blocked_clients"), if asked.is_some() { "1" } else { "0" });
         assert!(master.child.try_wait().unwrap().is_none() && !paused.is_finished());
         gate.store(false, SeqCst);
         ends(&mut master);
-        assert_eq!(asked.and_then(|asked| asked.join().unwrap()), None, "the connection ends without a reply");
+        assert_eq!(
+            asked.and_then(|asked| asked.join().unwrap()),
+            None,
+            "the connection ends without a reply"
+        );
         assert_eq!(paused.join().unwrap(), None, "what no replica would have is not acknowledged");
         assert_eq!(like_of(&replica, FIRST), bulk(3), "{how}");
         assert_eq!(replica.ask(&format!("HGET post:{FIRST} read")), bulk(0));
@@ -147,7 +165,8 @@ fn a_master_that_is_told_to_stop_gives_its_replicas_what_was_written_last() {
 
 #[test]
 fn a_stop_that_waits_can_be_taken_back() {
-    let Leaving { mut master, replica, gate, asked, paused, folders: _folders } = Leaving::by("SHUTDOWN");
+    let Leaving { mut master, replica, gate, asked, paused, folders: _folders } =
+        Leaving::by("SHUTDOWN");
     let also = told(&master, "SHUTDOWN NOW");
     until("as in Redis, both wait", || master.info("blocked_clients") == "2");
     // As in Redis 7.2; before it, that crashed.
@@ -159,10 +178,17 @@ fn a_stop_that_waits_can_be_taken_back() {
     fine(&master, "SHUTDOWN ABORT ABORT");
     for reply in [asked.unwrap(), also] {
         until("who said so hears it", || reply.is_finished());
-        assert_eq!(reply.join().unwrap().as_ref().map(refusal), Some("ERR Errors trying to SHUTDOWN. Check logs."));
+        assert_eq!(
+            reply.join().unwrap().as_ref().map(refusal),
+            Some("ERR Errors trying to SHUTDOWN. Check logs.")
+        );
     }
     until("writes go on", || paused.is_finished());
-    assert_eq!(paused.join().unwrap().as_ref().map(refusal), Some(""), "it waited, and was not refused");
+    assert_eq!(
+        paused.join().unwrap().as_ref().map(refusal),
+        Some(""),
+        "it waited, and was not refused"
+    );
     assert_eq!((master.info("blocked_clients"), is_leaving(&master)), ("0".to_owned(), false));
     assert_eq!(refusal(&master.ask("SHUTDOWN ABORT")), "ERR No shutdown in progress.");
     fine(&master, &format!("CNT.SET post {FIRST} like 4"));
@@ -180,9 +206,13 @@ fn a_stop_that_waits_can_be_taken_back() {
 fn a_replica_that_lags_keeps_a_stop_no_longer_than_is_wanted() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let replica = start(folders[1].path(), SPACES);
-    for (seconds, how) in
-        [("1", "SIGTERM"), ("1", "SHUTDOWN"), ("600", "SHUTDOWN NOW"), ("0", "SHUTDOWN"), ("600", "SIGINT")]
-    {
+    for (seconds, how) in [
+        ("1", "SIGTERM"),
+        ("1", "SHUTDOWN"),
+        ("600", "SHUTDOWN NOW"),
+        ("0", "SHUTDOWN"),
+        ("600", "SIGINT"),
+    ] {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         write!(file, "[server]\nshutdown_timeout_s = {seconds}\n{SPACES}").unwrap();
         let options = ["--fsync", "always", "--config", file.path().to_str().unwrap()];
@@ -211,13 +241,20 @@ fn a_replica_that_lags_keeps_a_stop_no_longer_than_is_wanted() {
         }
         ends(&mut master);
         assert_eq!(asked.and_then(|asked| asked.join().unwrap()), None, "no reply");
-        assert!(seconds != "1" || began.elapsed() >= Duration::from_secs(1), "{how}: {:?}", began.elapsed());
+        assert!(
+            seconds != "1" || began.elapsed() >= Duration::from_secs(1),
+            "{how}: {:?}",
+            began.elapsed()
+        );
         freeze(&replica, false);
         let said = said.join().unwrap();
         if how != "SIGINT" {
             let lags = format!("Lagging replica 127.0.0.1:{} reported offset ", replica.port);
             assert!(said.iter().any(|line| line.contains(&lags)), "{said:#?}");
-            assert!(said.iter().any(|line| line.contains("0 of 1 replicas are in sync")), "{said:#?}");
+            assert!(
+                said.iter().any(|line| line.contains("0 of 1 replicas are in sync")),
+                "{said:#?}"
+            );
         }
     }
 }
@@ -249,10 +286,14 @@ fn a_master_that_is_killed_while_it_waits_loses_nothing() {
     fine(&master, &format!("CNT.SET post {FIRST} read 9"));
     follow(&replica, &master);
     in_step(&replica, &master);
-    assert_eq!((like_of(&replica, FIRST), replica.info("repl_full_syncs")), (bulk(3), "1".to_owned()));
+    assert_eq!(
+        (like_of(&replica, FIRST), replica.info("repl_full_syncs")),
+        (bulk(3), "1".to_owned())
+    );
 }
 
-/// A master that has handed its role to its replica, which is frozen and has not read that; it is to stop within so many seconds.
+/// A master that has handed its role to its replica, which is frozen and has not read that; it is
+/// to stop within so many seconds.
 fn handing(shutdown_timeout_s: u32) -> ([tempfile::TempDir; 2], Program, Program) {
     let (folders, old, new) = in_step_with("");
     fine(&old, &format!("CONFIG SET shutdown-timeout {shutdown_timeout_s}"));
@@ -280,12 +321,17 @@ fn a_stop_waits_for_the_replica_that_is_to_take_over() {
 #[test]
 fn a_failover_while_a_master_stops_leaves_a_master() {
     for how in ["SIGTERM", "SHUTDOWN"] {
-        let Leaving { mut master, replica, gate, asked: _, paused, folders: _folders } = Leaving::by(how);
+        let Leaving { mut master, replica, gate, asked: _, paused, folders: _folders } =
+            Leaving::by(how);
         fine(&master, "FAILOVER");
         assert_eq!(master.info("master_failover_state"), "waiting-for-sync");
         gate.store(false, SeqCst);
         ends(&mut master);
-        assert_eq!(paused.join().unwrap(), None, "nobody is told anything of what the new one does not have");
+        assert_eq!(
+            paused.join().unwrap(),
+            None,
+            "nobody is told anything of what the new one does not have"
+        );
         is_master(&replica, 3);
     }
 }
@@ -305,8 +351,10 @@ fn a_failover_that_does_not_end_keeps_a_stop_no_longer_than_is_wanted() {
         let port = old.port.to_string();
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(SPACES.as_bytes()).unwrap();
-        let options = ["--fsync", "always", "--config", file.path().to_str().unwrap(), "--port", &port];
-        let old = Program::start_as(&[], folders[0].path(), &options).unwrap_or_else(|said| panic!("{said:#?}"));
+        let options =
+            ["--fsync", "always", "--config", file.path().to_str().unwrap(), "--port", &port];
+        let old = Program::start_as(&[], folders[0].path(), &options)
+            .unwrap_or_else(|said| panic!("{said:#?}"));
         let state = ["role", "master_failover_state"].map(|line| old.info(line));
         let (master, replica) = if is_aborted {
             assert_eq!(state, ["master", "no-failover"]);
@@ -325,7 +373,9 @@ fn a_failover_that_does_not_end_keeps_a_stop_no_longer_than_is_wanted() {
 /// What is not in the log by then nobody will be given; what is there the replica still gets.
 #[test]
 fn a_forced_stop_does_not_wait_for_a_disk_that_takes_nothing() {
-    let Some(disk) = SmallDisk::mount(16) else { return cannot("a full disk needs the right to mount a tmpfs") };
+    let Some(disk) = SmallDisk::mount(16) else {
+        return cannot("a full disk needs the right to mount a tmpfs");
+    };
     let folder = tempfile::tempdir().unwrap();
     let [mut master, replica] = [disk.path(), folder.path()].map(|path| start(path, SPACES));
     fine(&master, "CONFIG SET shutdown-timeout 600");

@@ -1,7 +1,10 @@
-//! What a replica that is to take over answers, or does not, and what its master makes of it. Two masters there are never.
+//! What a replica that is to take over answers, or does not, and what its master makes of it. Two
+//! masters there are never.
 
 use super::stops::freeze;
-use super::{SPACES, bulk, fine, follow, in_step, in_step_as, in_step_with, is_master, like_of, start};
+use super::{
+    SPACES, bulk, fine, follow, in_step, in_step_as, in_step_with, is_master, like_of, start,
+};
 use crate::common::{FIRST, Program, refusal, until};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -18,7 +21,9 @@ fn who_has_no_room_for_the_old_master_does_not_take_its_place() {
     follow(&last, &new);
     in_step(&last, &new);
     fine(&old, "FAILOVER");
-    until("it is over", || old.info("master_failover_state") == "no-failover" && old.info("role") == "master");
+    until("it is over", || {
+        old.info("master_failover_state") == "no-failover" && old.info("role") == "master"
+    });
     assert_eq!(new.info("role"), "slave");
     is_master(&old, 3);
     in_step(&new, &old);
@@ -28,7 +33,8 @@ fn who_has_no_room_for_the_old_master_does_not_take_its_place() {
 const LOADING: &str = "-LOADING Redis is loading the dataset in memory";
 const NOT_NOW: &str = "-NOMASTERLINK not now";
 
-/// What a play of a replica answers to TM.REPLICATE, so long as it says this, and how often it was asked.
+/// What a play of a replica answers to TM.REPLICATE, so long as it says this, and how often it was
+/// asked.
 #[derive(Default)]
 struct Played {
     /// Nothing, and the connection ends.
@@ -39,7 +45,8 @@ struct Played {
 }
 
 impl Played {
-    /// A master and its replica, which has everything; the address that it announces is that of this play, which greets and says this.
+    /// A master and its replica, which has everything; the address that it announces is that of
+    /// this play, which greets and says this.
     fn instead_of_a_replica(
         greets: &'static str,
         says: &'static str,
@@ -49,7 +56,9 @@ impl Played {
         played.greets(greets);
         played.says(says);
         let plays = played.clone();
-        std::thread::spawn(move || listener.incoming().flatten().for_each(|stream| plays.answer(stream)));
+        std::thread::spawn(move || {
+            listener.incoming().flatten().for_each(|stream| plays.answer(stream))
+        });
         let (folders, old, new) = in_step_with(&format!("replica_announce_port = {port}"));
         (played, folders, old, new)
     }
@@ -97,13 +106,17 @@ impl Played {
 fn a_replica_that_loads_is_asked_again_whether_it_takes_over() {
     let (played, _folders, old, _new) = Played::instead_of_a_replica(LOADING, "-ERR no");
     played.is_asked_by(&old);
-    assert_eq!((old.info("role"), old.info("master_failover_state")), ("slave".into(), "failover-in-progress".into()));
+    assert_eq!(
+        (old.info("role"), old.info("master_failover_state")),
+        ("slave".into(), "failover-in-progress".into())
+    );
     played.greets("");
     until("it has said no", || old.info("master_failover_state") == "no-failover");
     is_master(&old, 3);
 }
 
-/// Who was asked to take over and was not heard may have done so: there is no way back but its own word, and an operator's.
+/// Who was asked to take over and was not heard may have done so: there is no way back but its own
+/// word, and an operator's.
 #[test]
 fn a_replica_that_may_have_taken_over_is_not_overruled_by_chance() {
     for end in ["no", "NO ONE", "the same"] {
@@ -114,10 +127,18 @@ fn a_replica_that_may_have_taken_over_is_not_overruled_by_chance() {
             let state = ["role", "master_failover_state"].map(|line| old.info(line));
             assert_eq!(state, ["slave", "failover-in-progress"], "{says}");
             let refused = old.ask("FAILOVER ABORT");
-            assert!(refusal(&refused).contains("it may be the master by now"), "{says}: {refused:?}");
+            assert!(
+                refusal(&refused).contains("it may be the master by now"),
+                "{says}: {refused:?}"
+            );
         };
         is_in_doubt("nothing");
-        for says in ["-ERR max number of replicas reached", "-NOMASTERLINK no", "-LOADING yes", "-NOPERM no"] {
+        for says in [
+            "-ERR max number of replicas reached",
+            "-NOMASTERLINK no",
+            "-LOADING yes",
+            "-NOPERM no",
+        ] {
             played.says(says);
             played.is_asked_again();
             is_in_doubt(says);
@@ -129,7 +150,10 @@ fn a_replica_that_may_have_taken_over_is_not_overruled_by_chance() {
                 until("it is the master again", || old.info("role") == "master");
                 // It is not known who is: somebody whom others follow, say.
                 let refused = old.ask(&format!("HINCRBY post:{FIRST} like 1"));
-                assert!(refusal(&refused).contains("fenced until its role is known"), "{refused:?}");
+                assert!(
+                    refusal(&refused).contains("fenced until its role is known"),
+                    "{refused:?}"
+                );
                 assert_eq!(refusal(&old.ask("FAILOVER ABORT")), "ERR No failover in progress.");
                 // One that was there all the time follows anew.
                 freeze(&new, false);
@@ -137,7 +161,11 @@ fn a_replica_that_may_have_taken_over_is_not_overruled_by_chance() {
             "NO ONE" => fine(&old, "REPLICAOF NO ONE"),
             _ => {
                 fine(&old, &format!("REPLICAOF 127.0.0.1 {}", old.info("master_port")));
-                assert_eq!(old.info("master_failover_state"), "no-failover", "an operator knows that it has");
+                assert_eq!(
+                    old.info("master_failover_state"),
+                    "no-failover",
+                    "an operator knows that it has"
+                );
                 fine(&old, "REPLICAOF NO ONE");
             }
         }
@@ -156,7 +184,8 @@ fn a_replica_that_was_asked_once_and_refuses_does_not_take_over() {
         played.says(says);
         is_master(&old, 3);
     }
-    // And while it is asked later it is not asked now. Who has no room for a client says so to its PING, and reads nothing.
+    // And while it is asked later it is not asked now. Who has no room for a client says so to its
+    // PING, and reads nothing.
     for (greets, says) in [("", NOT_NOW), ("-ERR max number of clients reached", "")] {
         let (played, _folders, old, _new) = Played::instead_of_a_replica(greets, says);
         played.is_asked_by(&old);
@@ -180,7 +209,10 @@ fn sentinels_are_obeyed_while_a_replica_is_to_take_over() {
         if !speaks {
             continue;
         }
-        assert_eq!((old.info("master_port"), old.info("master_failover_state")), ("1".into(), "no-failover".into()));
+        assert_eq!(
+            (old.info("master_port"), old.info("master_failover_state")),
+            ("1".into(), "no-failover".into())
+        );
         let asked = played.asked.load(SeqCst);
         std::thread::sleep(Duration::from_millis(1500));
         assert_eq!(played.asked.load(SeqCst), asked, "nobody asks it any more");
@@ -192,6 +224,8 @@ fn sentinels_are_obeyed_while_a_replica_is_to_take_over() {
 fn who_is_asked_by_itself_says_no() {
     let (_folders, old, _new) = in_step_as(|old| format!("replica_announce_port = {}", old.port));
     fine(&old, "FAILOVER");
-    until("it was asked", || old.info("master_failover_state") == "no-failover" && old.info("role") == "master");
+    until("it was asked", || {
+        old.info("master_failover_state") == "no-failover" && old.info("role") == "master"
+    });
     is_master(&old, 3);
 }

@@ -18,10 +18,16 @@ pub(super) fn get(bytes: &[u8], at: usize, width: u32) -> u64 {
     (u128::from_le_bytes(word) >> (at % 8)) as u64 & (u64::MAX >> (64 - width))
 }
 
-/// Hands `n` numbers of `width` bits each, which begin at bit `at`, to `f`, in order, until that says that it has enough: whether it never did.
-/// Bits beyond the end are 0.
+/// Hands `n` numbers of `width` bits each, which begin at bit `at`, to `f`, in order, until that
+/// says that it has enough: whether it never did. Bits beyond the end are 0.
 #[inline]
-pub(super) fn each(bytes: &[u8], at: usize, width: u32, n: usize, mut f: impl FnMut(usize, u64) -> bool) -> bool {
+pub(super) fn each(
+    bytes: &[u8],
+    at: usize,
+    width: u32,
+    n: usize,
+    mut f: impl FnMut(usize, u64) -> bool,
+) -> bool {
     // Eight bytes have all of such a number, wherever in a byte it begins.
     let mask = if (1..=57).contains(&width) { u64::MAX >> (64 - width) } else { 0 };
     (0..n).all(|index| {
@@ -68,7 +74,11 @@ mod tests {
                     put(&mut bytes, start + i * width as usize, width, n);
                 }
                 for (i, &n) in (0..).zip(&numbers) {
-                    assert_eq!(get(&bytes, start + i * width as usize, width), n, "{width} bits, {i}");
+                    assert_eq!(
+                        get(&bytes, start + i * width as usize, width),
+                        n,
+                        "{width} bits, {i}"
+                    );
                 }
                 // The last of them has fewer than eight bytes behind its beginning.
                 let bytes = &bytes[..(start + 4 * width as usize).div_ceil(8)];
@@ -77,7 +87,11 @@ mod tests {
                     seen.push((index, n));
                     true
                 }));
-                assert_eq!(seen, (0..).zip(numbers).collect::<Vec<_>>(), "{width} bits from {start}");
+                assert_eq!(
+                    seen,
+                    (0..).zip(numbers).collect::<Vec<_>>(),
+                    "{width} bits from {start}"
+                );
                 assert!(!each(bytes, start, width, 4, |index, _| index < 2), "it is enough");
             }
         }

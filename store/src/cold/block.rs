@@ -14,10 +14,12 @@
 //!                 zeros
 //! ```
 //!
-//! A number keeps its low `width` bits in its place. The few that are larger are *exceptions*: behind the numbers follow their positions,
-//! 12 bits each and rising, and then their upper parts, `high width` bits each. So a block costs about what its typical rows need, not
-//! what its largest value needs (Zukowski et al., "Super-Scalar RAM-CPU Cache Compression", ICDE 2006, "patched frame of reference"). The
-//! writer takes the width that makes the column smallest. A column's base is its lowest value, where that makes it smaller.
+//! A number keeps its low `width` bits in its place. The few that are larger are *exceptions*:
+//! behind the numbers follow their positions, 12 bits each and rising, and then their upper parts,
+//! `high width` bits each. So a block costs about what its typical rows need, not what its largest
+//! value needs (Zukowski et al., "Super-Scalar RAM-CPU Cache Compression", ICDE 2006, "patched
+//! frame of reference"). The writer takes the width that makes the column smallest. A column's base
+//! is its lowest value, where that makes it smaller.
 //!
 //! Reading one row is one pass over the distances, and one access per column.
 
@@ -49,7 +51,8 @@ struct Packing {
 }
 
 impl Packing {
-    /// The packing of `n` numbers that takes the fewest bits, given how many of them have each width.
+    /// The packing of `n` numbers that takes the fewest bits, given how many of them have each
+    /// width.
     fn best(n: usize, widths: &[u32; 65]) -> Packing {
         let most = widths.iter().rposition(|&count| count > 0).unwrap_or(0) as u32;
         let mut best = Packing { width: most, ..Packing::default() };
@@ -70,7 +73,10 @@ impl Packing {
     }
 
     fn word(&self) -> u32 {
-        self.width | u32::from(self.base.is_some()) << 7 | self.high << 8 | (self.exceptions as u32) << 16
+        self.width
+            | u32::from(self.base.is_some()) << 7
+            | self.high << 8
+            | (self.exceptions as u32) << 16
     }
 }
 
@@ -78,7 +84,9 @@ impl Packing {
 fn packing_of(values: impl Iterator<Item = i64> + Clone, n: usize) -> Packing {
     let widths = |base: i64| {
         let mut widths = [0; 65];
-        values.clone().for_each(|v| widths[bits::width_of(v.wrapping_sub(base) as u64) as usize] += 1);
+        values
+            .clone()
+            .for_each(|v| widths[bits::width_of(v.wrapping_sub(base) as u64) as usize] += 1);
         widths
     };
     let plain = Packing::best(n, &widths(0));
@@ -97,7 +105,11 @@ pub(super) struct Rows<'a> {
 
 impl<'a> Rows<'a> {
     fn first(&self, n: usize) -> Rows<'a> {
-        Rows { ids: &self.ids[..n], values: &self.values[..n * self.columns], columns: self.columns }
+        Rows {
+            ids: &self.ids[..n],
+            values: &self.values[..n * self.columns],
+            columns: self.columns,
+        }
     }
 
     fn column(&self, column: usize) -> impl Iterator<Item = i64> + Clone + 'a {
@@ -125,7 +137,8 @@ impl<'a> Rows<'a> {
         self.first(n).plan().1 <= BLOCK_BYTES
     }
 
-    /// How many of the rows go into one block; `guess`: how many did last time. One row always fits.
+    /// How many of the rows go into one block; `guess`: how many did last time. One row always
+    /// fits.
     pub(super) fn fitting(&self, guess: usize) -> usize {
         let most = self.ids.len().min(MAX_BLOCK_ROWS);
         let mut n = guess.clamp(1, most);
@@ -148,7 +161,10 @@ impl<'a> Rows<'a> {
     pub(super) fn encode(&self, identity: u64, number: u64) -> Box<[u8; BLOCK_BYTES]> {
         let n = self.ids.len();
         let (packings, bytes) = self.plan();
-        assert!(bytes <= BLOCK_BYTES && n <= MAX_BLOCK_ROWS && n > 0, "{n} rows do not fit a block");
+        assert!(
+            bytes <= BLOCK_BYTES && n <= MAX_BLOCK_ROWS && n > 0,
+            "{n} rows do not fit a block"
+        );
         let mut block = Box::new([0; BLOCK_BYTES]);
         block[4..6].copy_from_slice(&(n as u16).to_le_bytes());
         block[6..8].copy_from_slice(&(self.columns as u16).to_le_bytes());
@@ -166,7 +182,12 @@ impl<'a> Rows<'a> {
         pack(&mut block[..], &mut at, &packings[0], self.distances());
         for (column, packing) in packings[1..].iter().enumerate() {
             let base = packing.base.unwrap_or(0);
-            pack(&mut block[..], &mut at, packing, self.column(column).map(|v| v.wrapping_sub(base) as u64));
+            pack(
+                &mut block[..],
+                &mut at,
+                packing,
+                self.column(column).map(|v| v.wrapping_sub(base) as u64),
+            );
         }
         let check = check_of(identity, number, &block[..]);
         block[..4].copy_from_slice(&check.to_le_bytes());
@@ -174,7 +195,12 @@ impl<'a> Rows<'a> {
     }
 }
 
-fn pack(block: &mut [u8], at: &mut usize, packing: &Packing, numbers: impl Iterator<Item = u64> + Clone) {
+fn pack(
+    block: &mut [u8],
+    at: &mut usize,
+    packing: &Packing,
+    numbers: impl Iterator<Item = u64> + Clone,
+) {
     let Packing { width, high, .. } = *packing;
     let low = if width == 0 { 0 } else { u64::MAX >> (64 - width) };
     for number in numbers.clone() {
@@ -244,7 +270,9 @@ impl Run {
     /// All numbers in order, until `f` says that it has enough.
     fn each(&self, bytes: &[u8], mut f: impl FnMut(usize, u64) -> bool) {
         let Packing { width, exceptions, .. } = self.packing;
-        let place = |exception| if exception < exceptions { self.position(bytes, exception) } else { usize::MAX };
+        let place = |exception| {
+            if exception < exceptions { self.position(bytes, exception) } else { usize::MAX }
+        };
         let (mut exception, mut next) = (0, place(0));
         bits::each(bytes, self.numbers, width, self.n, |index, low| {
             let mut number = low;
@@ -269,8 +297,14 @@ pub struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// Verifies the checksum and the shape of a block. Whatever the bytes are, it ends with a block or with what is wrong.
-    pub(super) fn read(bytes: &'a [u8], identity: u64, number: u64, columns: usize) -> Result<Block<'a>, &'static str> {
+    /// Verifies the checksum and the shape of a block. Whatever the bytes are, it ends with a block
+    /// or with what is wrong.
+    pub(super) fn read(
+        bytes: &'a [u8],
+        identity: u64,
+        number: u64,
+        columns: usize,
+    ) -> Result<Block<'a>, &'static str> {
         if bytes.len() != BLOCK_BYTES {
             return Err("the block is cut short");
         }
@@ -331,7 +365,8 @@ impl<'a> Block<'a> {
         self.rows
     }
 
-    /// Looks for an id, and fills `out` with its values: `true` if it is there. A longer `out` is filled up with zeros.
+    /// Looks for an id, and fills `out` with its values: `true` if it is there. A longer `out` is
+    /// filled up with zeros.
     pub fn get(&self, id: u64, out: &mut [i64]) -> bool {
         let mut at = self.first;
         let mut found = (at == id).then_some(0);
@@ -353,7 +388,8 @@ impl<'a> Block<'a> {
         true
     }
 
-    /// Looks for some ids, which rise, in one pass: `each` gets each of them, and its values if it is there.
+    /// Looks for some ids, which rise, in one pass: `each` gets each of them, and its values if it
+    /// is there.
     pub fn get_all(&self, ids: &[u64], mut each: impl FnMut(u64, Option<&[i64]>)) {
         let mut ids = ids.iter().copied().peekable();
         let mut values = [0; MAX_COLUMNS];
@@ -485,7 +521,8 @@ mod tests {
     fn hostile_bytes_end_with_an_error_or_a_block() {
         let mut rng = fastrand::Rng::with_seed(2);
         let ids: Vec<u64> = (0..2000).map(|i| i * 37).collect();
-        let values: Vec<i64> = (0..6000).map(|i| i % 100 * if i % 50 == 0 { 1 << 40 } else { 1 }).collect();
+        let values: Vec<i64> =
+            (0..6000).map(|i| i % 100 * if i % 50 == 0 { 1 << 40 } else { 1 }).collect();
         let rows = Rows { ids: &ids, values: &values, columns: 3 };
         let good = rows.first(rows.fitting(500)).encode(1, 1);
         let (mut bad, mut read) = (0, 0);

@@ -1,4 +1,5 @@
-//! Cold file v1, `cold-<number>-<number>.tcold`: rows of one id range, sorted by id, in blocks of 4 KiB, of which a lookup reads one.
+//! Cold file v1, `cold-<number>-<number>.tcold`: rows of one id range, sorted by id, in blocks of 4
+//! KiB, of which a lookup reads one.
 //!
 //! ```text
 //!   offset  size  field
@@ -26,16 +27,21 @@
 //!     then        index: a byte w (0..=64), then for each block its lowest id less `first`, w bits each, low bit first; zeros to a whole byte
 //! ```
 //!
-//! Little-endian. Valid only if: (1) magic, version, check, zeros of the head (2) lineage and tag are those that the manifest names (3) file
-//! length = 4096 + 4096 * blocks + index = the manifest's (4) the index's check, and its ids rise (5) every block's check, when it is
-//! read (6) the CRC-32C of the whole file = the manifest's; only `tidemark check` and a full sync compare that.
+//! Little-endian. Valid only if: (1) magic, version, check, zeros of the head (2) lineage and tag
+//! are those that the manifest names (3) file length = 4096 + 4096 * blocks + index = the
+//! manifest's (4) the index's check, and its ids rise (5) every block's check, when it is read (6)
+//! the CRC-32C of the whole file = the manifest's; only `tidemark check` and a full sync compare
+//! that.
 //!
-//! Opening a file reads its head and index, some four bytes per block, and keeps the index in memory as it is. So a lookup is a
-//! search in memory and one read of 4 KiB; an id outside `first..=last` costs no read. There is no filter for ids in between: ids that
-//! are asked for were posted, and a byte of memory per row for all others would cost more than the whole rest of the spill.
+//! Opening a file reads its head and index, some four bytes per block, and keeps the index in
+//! memory as it is. So a lookup is a search in memory and one read of 4 KiB; an id outside
+//! `first..=last` costs no read. There is no filter for ids in between: ids that are asked for were
+//! posted, and a byte of memory per row for all others would cost more than the whole rest of the
+//! spill.
 //!
-//! Written under the name plus `.tmp` (the head last), synced, renamed, folder synced, then named in a manifest; never changed. Removed
-//! when no manifest names it any more, and no reader has it: [`ColdFile::retire`].
+//! Written under the name plus `.tmp` (the head last), synced, renamed, folder synced, then named
+//! in a manifest; never changed. Removed when no manifest names it any more, and no reader has it:
+//! [`ColdFile::retire`].
 
 mod bits;
 mod block;
@@ -94,7 +100,11 @@ impl ColdHead {
     fn encode(&self) -> [u8; BLOCK_BYTES] {
         let mut head = self.whose().encode(Self::MAGIC);
         put(&mut head, 44, &(self.columns as u32).to_le_bytes());
-        put_numbers(&mut head, 72, &[self.blocks, self.rows, self.first, self.last, self.index_bytes]);
+        put_numbers(
+            &mut head,
+            72,
+            &[self.blocks, self.rows, self.first, self.last, self.index_bytes],
+        );
         put(&mut head, 112, &self.index_check.to_le_bytes());
         put(&mut head, 116, &self.body_check.to_le_bytes());
         seal(head)
@@ -173,7 +183,10 @@ impl Index {
         let mut before = None;
         for block in 0..head.blocks {
             let id = index.offset(block);
-            if before.is_some_and(|before| id <= before) || id > head.last - head.first || (block == 0 && id != 0) {
+            if before.is_some_and(|before| id <= before)
+                || id > head.last - head.first
+                || (block == 0 && id != 0)
+            {
                 return Err("the ids of the index do not rise from the lowest to the highest");
             }
             before = Some(id);
@@ -206,7 +219,8 @@ pub struct ColdFile {
 }
 
 impl ColdFile {
-    /// Opens a file that the manifest names: reads its head and index, and compares them with the manifest's entry.
+    /// Opens a file that the manifest names: reads its head and index, and compares them with the
+    /// manifest's entry.
     pub fn open(disk: &dyn Disk, entry: &FileEntry, lineage: Lineage) -> Result<ColdFile> {
         let mut file = ColdFile::open_any(disk, &entry.name)?;
         file.shelf.expect(entry, lineage)?;
@@ -218,7 +232,9 @@ impl ColdFile {
         let (shelf, head) = Shelf::open::<ColdHead>(disk, name)?;
         let (mut index, at) = (vec![0; head.index_bytes as usize], head.index_at());
         let n = shelf.read_at(&mut index, at)?;
-        if n != index.len() || Check::new().u64(head.identity).bytes(&index).value() != head.index_check {
+        if n != index.len()
+            || Check::new().u64(head.identity).bytes(&index).value() != head.index_check
+        {
             return Err(shelf.corrupt(at, "the index's checksum does not match"));
         }
         let index = Index::decode(&index, &head).map_err(|what| shelf.corrupt(at, what))?;
@@ -290,7 +306,8 @@ impl ColdFile {
         ColdRows { file: self.clone(), block: 0, buffer: Box::new([0; BLOCK_BYTES]), last: None }
     }
 
-    /// The file is named by no manifest any more: it is removed when the last of its readers lets go of it.
+    /// The file is named by no manifest any more: it is removed when the last of its readers lets
+    /// go of it.
     pub fn retire(&self, disk: Arc<dyn Disk>) {
         self.shelf.retire(disk);
     }
@@ -312,7 +329,10 @@ impl ColdFile {
         body = crc32c::crc32c_append(body, &index);
         total = crc32c::crc32c_append(total, &index);
         let corrupt = |at, what: &str| Err(self.shelf.corrupt(at, what));
-        if n != self.head.rows || first != Some(self.head.first) || rows.last != Some(self.head.last) {
+        if n != self.head.rows
+            || first != Some(self.head.first)
+            || rows.last != Some(self.head.last)
+        {
             return corrupt(80, "it holds other rows than its head says");
         }
         if body != self.head.body_check {

@@ -1,5 +1,5 @@
-//! Page file v1, also `cold-<number>-<number>.tcold`: pages of 4 KiB that somebody else fills to the last bit, a filter's say, of which a lookup
-//! reads one.
+//! Page file v1, also `cold-<number>-<number>.tcold`: pages of 4 KiB that somebody else fills to
+//! the last bit, a filter's say, of which a lookup reads one.
 //!
 //! ```text
 //!   offset  size  field
@@ -25,10 +25,12 @@
 //!     then        the note: the server's, what it must know to find its way in the pages
 //! ```
 //!
-//! Little-endian. A page has no room for a checksum of its own, so they stand together behind the pages, and stay in memory while the file is open:
-//! a thousandth of it. Valid only if: (1) magic, version, check, zeros of the head (2) lineage and tag are those that the manifest names (3) the
-//! length is what the head says, and the manifest's (4) the check of sums and note (5) every page's check, when it is read (6) the CRC-32C
-//! of the whole file = the manifest's; only `tidemark check` and a full sync compare that.
+//! Little-endian. A page has no room for a checksum of its own, so they stand together behind the
+//! pages, and stay in memory while the file is open: a thousandth of it. Valid only if: (1) magic,
+//! version, check, zeros of the head (2) lineage and tag are those that the manifest names (3) the
+//! length is what the head says, and the manifest's (4) the check of sums and note (5) every page's
+//! check, when it is read (6) the CRC-32C of the whole file = the manifest's; only `tidemark check`
+//! and a full sync compare that.
 //!
 //! Written, named and removed as the files of rows are (`mod.rs`).
 
@@ -100,7 +102,8 @@ impl Head for PageHead {
             body_check: u32_at(bytes, 92),
         };
         let range = whose.tag.low <= whose.tag.high;
-        let plausible = (1..=MAX_BLOCKS).contains(&head.pages) && head.note_bytes <= MAX_NOTE && range;
+        let plausible =
+            (1..=MAX_BLOCKS).contains(&head.pages) && head.note_bytes <= MAX_NOTE && range;
         if plausible { Ok(head) } else { Err((48, "the head describes an impossible file")) }
     }
 
@@ -113,7 +116,8 @@ impl Head for PageHead {
     }
 }
 
-/// Whether a file, by its first bytes, is one of pages. What cannot be read is none: whoever opens it says why.
+/// Whether a file, by its first bytes, is one of pages. What cannot be read is none: whoever opens
+/// it says why.
 pub(crate) fn is_pages(disk: &dyn Disk, name: &str) -> bool {
     let mut magic = [0; 8];
     let read = disk.open(name).and_then(|file| read_full_at(&*file, &mut magic, 0));
@@ -129,7 +133,12 @@ pub struct PageWriter {
 }
 
 impl PageWriter {
-    pub(crate) fn create(disk: Arc<dyn Disk>, lineage: Lineage, numbers: (u64, u64), tag: Tag) -> Result<PageWriter> {
+    pub(crate) fn create(
+        disk: Arc<dyn Disk>,
+        lineage: Lineage,
+        numbers: (u64, u64),
+        tag: Tag,
+    ) -> Result<PageWriter> {
         let (draft, whose) = shelf::begin(disk, lineage, numbers, tag)?;
         Ok(PageWriter { draft, whose, sums: Vec::new() })
     }
@@ -176,8 +185,13 @@ pub struct PageFile {
 }
 
 impl PageFile {
-    /// Opens a file that the manifest names, and compares it with the manifest's entry. Gives its note, too.
-    pub(crate) fn open(disk: &dyn Disk, entry: &FileEntry, lineage: Lineage) -> Result<(PageFile, Vec<u8>)> {
+    /// Opens a file that the manifest names, and compares it with the manifest's entry. Gives its
+    /// note, too.
+    pub(crate) fn open(
+        disk: &dyn Disk,
+        entry: &FileEntry,
+        lineage: Lineage,
+    ) -> Result<(PageFile, Vec<u8>)> {
         let (mut file, note) = PageFile::open_any(disk, &entry.name)?;
         file.shelf.expect(entry, lineage)?;
         Ok((file, note))
@@ -189,7 +203,9 @@ impl PageFile {
         let at = head.sums_at();
         let mut sums = vec![0; (head.length() - at) as usize];
         let n = shelf.read_at(&mut sums, at)?;
-        if n != sums.len() || Check::new().u64(head.whose.identity).bytes(&sums).value() != head.note_check {
+        if n != sums.len()
+            || Check::new().u64(head.whose.identity).bytes(&sums).value() != head.note_check
+        {
             return Err(shelf.corrupt(at, "the check of its checksums and its note does not match"));
         }
         let note = sums.split_off(4 * head.pages as usize);
@@ -244,12 +260,14 @@ impl PageFile {
         Ok(())
     }
 
-    /// The file is named by no manifest any more: it is removed when the last of its readers lets go of it.
+    /// The file is named by no manifest any more: it is removed when the last of its readers lets
+    /// go of it.
     pub fn retire(&self, disk: Arc<dyn Disk>) {
         self.shelf.retire(disk);
     }
 
-    /// Verifies every byte, with `note` as it was opened. `expected`: the manifest's checksum. Gives the pages.
+    /// Verifies every byte, with `note` as it was opened. `expected`: the manifest's checksum.
+    /// Gives the pages.
     pub(crate) fn verify(&self, note: &[u8], expected: Option<u32>) -> Result<u64> {
         let (mut total, mut body) = (crc32c::crc32c(&self.head.encode()), 0);
         let mut page = [0; BLOCK_BYTES];

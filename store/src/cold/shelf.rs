@@ -1,8 +1,10 @@
-//! What both kinds of cold files share: how their heads begin and end, how a file is begun, opened, compared with what the manifest says of it, read
-//! by 4 KiB, and removed.
+//! What both kinds of cold files share: how their heads begin and end, how a file is begun, opened,
+//! compared with what the manifest says of it, read by 4 KiB, and removed.
 //!
-//! The fields stand where the tops of `mod.rs` (rows) and `pages.rs` (pages) have them: magic, version, kind, lineage, identity and space first, then,
-//! from byte 48 on, the range and the stamp; the check of all before it at byte 124, and zeros up to 4096. Between them each kind has its own.
+//! The fields stand where the tops of `mod.rs` (rows) and `pages.rs` (pages) have them: magic,
+//! version, kind, lineage, identity and space first, then, from byte 48 on, the range and the
+//! stamp; the check of all before it at byte 124, and zeros up to 4096. Between them each kind has
+//! its own.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -54,7 +56,8 @@ pub(super) struct Whose {
 }
 
 impl Whose {
-    /// A head with these fields, in which the others are to be [put], and which is to be [sealed](seal).
+    /// A head with these fields, in which the others are to be [put], and which is to be
+    /// [sealed](seal).
     pub(super) fn encode(&self, magic: &[u8; 8]) -> [u8; BLOCK_BYTES] {
         let mut head = [0; BLOCK_BYTES];
         put(&mut head, 0, magic);
@@ -67,8 +70,9 @@ impl Whose {
         head
     }
 
-    /// Reads these fields of a head, whose first `used` bytes before its check are not all zeros; on an error the byte and what is wrong there.
-    /// `begins`: what a file of another kind does not.
+    /// Reads these fields of a head, whose first `used` bytes before its check are not all zeros;
+    /// on an error the byte and what is wrong there. `begins`: what a file of another kind does
+    /// not.
     pub(super) fn decode(
         bytes: &[u8],
         magic: &[u8; 8],
@@ -144,18 +148,29 @@ pub(super) struct Shelf {
 impl Shelf {
     /// Opens a file by its name alone, and reads its head. Its entry's checksum is then unknown: 0.
     pub(super) fn open<H: Head>(disk: &dyn Disk, name: &str) -> Result<(Shelf, H)> {
-        let (opened, head) = once::open(disk, name, (H::MAGIC, COLD_VERSION), BLOCK_BYTES, H::decode)?;
+        let (opened, head) =
+            once::open(disk, name, (H::MAGIC, COLD_VERSION), BLOCK_BYTES, H::decode)?;
         let once::Opened { file, path, size, .. } = opened;
         let (whose, length) = (head.whose(), head.length());
         if !NAMING.is_identity(name, whose.identity) {
             return Err(Error::corrupt(path, 32, "it was written under another name"));
         }
         if size != length {
-            return Err(Error::corrupt(path, size, format!("{size} bytes long, its head says {length}")));
+            return Err(Error::corrupt(
+                path,
+                size,
+                format!("{size} bytes long, its head says {length}"),
+            ));
         }
         // Only a hint: without it a lookup may read more than its 4 KiB.
         let _ = file.expect_random();
-        let entry = FileEntry { name: name.to_string(), bytes: size, check: 0, role: Role::Cold, tag: whose.tag };
+        let entry = FileEntry {
+            name: name.to_string(),
+            bytes: size,
+            check: 0,
+            role: Role::Cold,
+            tag: whose.tag,
+        };
         Ok((Shelf { path, entry, whose, file: file.into(), retired: OnceLock::new() }, head))
     }
 
@@ -195,7 +210,8 @@ impl Shelf {
         self.entry.name.len() + 64
     }
 
-    /// The file is named by no manifest any more: it is removed when the last of its readers lets go of it.
+    /// The file is named by no manifest any more: it is removed when the last of its readers lets
+    /// go of it.
     pub(super) fn retire(&self, disk: Arc<dyn Disk>) {
         let _ = self.retired.set(disk);
     }

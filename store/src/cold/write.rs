@@ -45,7 +45,9 @@ impl ColdWriter {
         columns: usize,
     ) -> Result<ColdWriter> {
         if columns > MAX_COLUMNS {
-            return Err(Error::Refused(format!("{columns} columns; a cold file has at most {MAX_COLUMNS}")));
+            return Err(Error::Refused(format!(
+                "{columns} columns; a cold file has at most {MAX_COLUMNS}"
+            )));
         }
         let (draft, whose) = shelf::begin(disk, lineage, numbers, tag)?;
         Ok(ColdWriter {
@@ -66,7 +68,10 @@ impl ColdWriter {
     /// Adds a row; its id lies above all before, within the tag's range. Missing values are 0.
     pub fn push(&mut self, id: u64, values: &[i64]) -> Result<()> {
         assert!(self.last.is_none_or(|last| last < id), "a cold file's ids rise");
-        assert!((self.whose.tag.low..=self.whose.tag.high).contains(&id), "a cold file's ids lie within its range");
+        assert!(
+            (self.whose.tag.low..=self.whose.tag.high).contains(&id),
+            "a cold file's ids lie within its range"
+        );
         assert!(values.len() <= self.columns, "a row has at most the file's columns");
         self.last = Some(id);
         self.ids.push(id);
@@ -91,7 +96,10 @@ impl ColdWriter {
 
     /// The file answers for ids up to `high` only, and not as far as its tag said.
     pub fn end_at(&mut self, high: u64) {
-        assert!(self.last.is_none_or(|last| last <= high), "a cold file's ids lie within its range");
+        assert!(
+            self.last.is_none_or(|last| last <= high),
+            "a cold file's ids lie within its range"
+        );
         self.whose.tag.high = high;
     }
 
@@ -123,10 +131,14 @@ impl ColdWriter {
         self.draft.sync_if_much()
     }
 
-    /// Completes the file, makes it durable and gives it its name; `None`, and no file is left, if it has no row. The folder is not
-    /// synced: [`Store::replace_files`](crate::Store::replace_files) does that.
+    /// Completes the file, makes it durable and gives it its name; `None`, and no file is left, if
+    /// it has no row. The folder is not synced:
+    /// [`Store::replace_files`](crate::Store::replace_files) does that.
     pub fn finish(mut self) -> Result<Option<FileEntry>> {
-        let (Some(&first), Some(last)) = (self.firsts.first().or(self.ids.first()), self.last) else { return Ok(None) };
+        let (Some(&first), Some(last)) = (self.firsts.first().or(self.ids.first()), self.last)
+        else {
+            return Ok(None);
+        };
         while self.used < self.ids.len() {
             self.pack()?;
         }

@@ -1,4 +1,5 @@
-//! Group commit: many writers mark what they changed; one thread reads the changed state once, logs it, syncs, and says up to where.
+//! Group commit: many writers mark what they changed; one thread reads the changed state once, logs
+//! it, syncs, and says up to where.
 //!
 //! ```text
 //!   writer                                     commit thread, one round after the other
@@ -11,32 +12,47 @@
 //!
 //! What holds:
 //!
-//! - **C1** What was marked before a ticket was given is in the log, and synced as the policy says, when [`Committer::durable`] has reached the ticket.
-//! - **C2** All keys marked in one turn, and their state, go into one batch; so does everything that the turn's change made visible. A change of
-//!   a counter and a flag that belong together is therefore in the log with both halves or not at all, if both are changed and marked
-//!   within one turn, of one stripe. This is why the state is read under the stripe's lock: read outside it, a batch could hold a counter with
-//!   an increment of which the flag comes only in the next batch.
-//! - **C3** A key marked any number of times within a round costs one record, and memory for few: stripes dedupe themselves as they grow.
-//! - **C4** A failed round loses nothing: its keys are taken up by the next one, which reads their state anew.
-//! - **C5** Keys waiting are bounded: above [`CommitOptions::crowded_keys`] in any stripe, or [`CommitOptions::queued_keys`] in all, or beside what belongs together and is
-//!   large, [`Committer::is_crowded`] says so, and the server stops taking writes until it does not.
-//! - **C6** All that was marked during one [`Exclusive`] is in one batch, and no other writer's change comes between in the stripes that it holds.
-//!   The stripes in which it marked, if there are several, are read together, in one moment, by the round that comes to the first of them; or all
-//!   that it holds, if it says so ([`Exclusive::join`]): where a change is of ids that nobody knows.
-//! - **C7** A batch holds each key once: a source may sort what it has read as it likes, and the last state of a key is in the last batch that has it.
-//! - **C8** A batch has a limit ([`MAX_BODY_BYTES`](crate::MAX_BODY_BYTES)), and C6 holds all the same: who makes changes that belong together says
-//!   before the first of them how many bytes they may take, and waits while what waits for the log leaves no room for them
-//!   ([`Committer::reserve`]). If other writers' changes of the same stripes are more than what is left, theirs go into batches of their own,
-//!   those of the same ids excepted ([`Source::may_part`]). Only what was reserved by nobody, or takes more than was reserved, is parted, down to what
+//! - **C1** What was marked before a ticket was given is in the log, and synced as the policy says,
+//!   when [`Committer::durable`] has reached the ticket.
+//! - **C2** All keys marked in one turn, and their state, go into one batch; so does everything
+//!   that the turn's change made visible. A change of a counter and a flag that belong together is
+//!   therefore in the log with both halves or not at all, if both are changed and marked within one
+//!   turn, of one stripe. This is why the state is read under the stripe's lock: read outside it, a
+//!   batch could hold a counter with an increment of which the flag comes only in the next batch.
+//! - **C3** A key marked any number of times within a round costs one record, and memory for few:
+//!   stripes dedupe themselves as they grow.
+//! - **C4** A failed round loses nothing: its keys are taken up by the next one, which reads their
+//!   state anew.
+//! - **C5** Keys waiting are bounded: above [`CommitOptions::crowded_keys`] in any stripe, or
+//!   [`CommitOptions::queued_keys`] in all, or beside what belongs together and is large,
+//!   [`Committer::is_crowded`] says so, and the server stops taking writes until it does not.
+//! - **C6** All that was marked during one [`Exclusive`] is in one batch, and no other writer's
+//!   change comes between in the stripes that it holds. The stripes in which it marked, if there
+//!   are several, are read together, in one moment, by the round that comes to the first of them;
+//!   or all that it holds, if it says so ([`Exclusive::join`]): where a change is of ids that
+//!   nobody knows.
+//! - **C7** A batch holds each key once: a source may sort what it has read as it likes, and the
+//!   last state of a key is in the last batch that has it.
+//! - **C8** A batch has a limit ([`MAX_BODY_BYTES`](crate::MAX_BODY_BYTES)), and C6 holds all the
+//!   same: who makes changes that belong together says before the first of them how many bytes they
+//!   may take, and waits while what waits for the log leaves no room for them
+//!   ([`Committer::reserve`]). If other writers' changes of the same stripes are more than what is
+//!   left, theirs go into batches of their own, those of the same ids excepted
+//!   ([`Source::may_part`]). Only what was reserved by nobody, or takes more than was reserved, is
+//!   parted, down to what
 //!   [`Source::may_part`] keeps together. It is never tried again as it is: that would be for ever.
-//! - **C9** Under `always`: whoever reads a changed id, and then asks [`Committer::sight`], learns which round he has to wait for (`sight.rs`).
+//! - **C9** Under `always`: whoever reads a changed id, and then asks [`Committer::sight`], learns
+//!   which round he has to wait for (`sight.rs`).
 //!
-//! A writer holds its stripe for as long as its change takes, the commit thread for as long as reading the state of the stripe's few keys takes. Readers
-//! take no stripe (promise 1). `stripes.rs` has the writers' side, `rounds.rs` the commit thread's.
+//! A writer holds its stripe for as long as its change takes, the commit thread for as long as
+//! reading the state of the stripe's few keys takes. Readers take no stripe (promise 1).
+//! `stripes.rs` has the writers' side, `rounds.rs` the commit thread's.
 //!
-//! Why a ticket is a round and not a count: it is then one load for the writer, no shared counter is incremented, and every stripe may be empty.
-//! The commit thread first raises the round, then looks for stripes with keys. A writer sets its stripe's bit, then loads the round. So a
-//! writer that still saw round n set its bit before the commit thread looked, and its keys are in round n. (Both orders are sequentially consistent.)
+//! Why a ticket is a round and not a count: it is then one load for the writer, no shared counter
+//! is incremented, and every stripe may be empty. The commit thread first raises the round, then
+//! looks for stripes with keys. A writer sets its stripe's bit, then loads the round. So a writer
+//! that still saw round n set its bit before the commit thread looked, and its keys are in round n.
+//! (Both orders are sequentially consistent.)
 
 mod rounds;
 mod sight;
@@ -56,7 +72,8 @@ use sight::Sights;
 use stripes::{Aligned, Joined};
 pub use stripes::{Exclusive, Reserved, Turn};
 
-/// A round of the commit thread: what was marked under it is safe when [`Committer::durable`] has reached it.
+/// A round of the commit thread: what was marked under it is safe when [`Committer::durable`] has
+/// reached it.
 pub type Ticket = u64;
 
 /// What `everysec` promises.
@@ -67,10 +84,12 @@ const LATE_MS: u64 = 1000;
 pub enum SyncPolicy {
     /// At once; replies wait for it.
     Always,
-    /// So that no write is older than a second when it reaches the disk. Replies do not wait, unless the disk takes longer
-    /// ([`Committer::is_late`]): power cut or kill, at most the last second of what was acknowledged is lost.
+    /// So that no write is older than a second when it reaches the disk. Replies do not wait,
+    /// unless the disk takes longer ([`Committer::is_late`]): power cut or kill, at most the last
+    /// second of what was acknowledged is lost.
     EverySecond,
-    /// When the system likes, but at least whenever `unsynced_bytes` have been written, and at each new segment.
+    /// When the system likes, but at least whenever `unsynced_bytes` have been written, and at each
+    /// new segment.
     No,
 }
 
@@ -83,13 +102,15 @@ pub struct CommitOptions {
     pub stripes: usize,
     /// A stripe with this many distinct keys is crowded (C5). Default 4096.
     pub crowded_keys: usize,
-    /// With so many keys in all stripes together they are crowded, too; those with few keys are not counted. Default 262,144: of the server's keys,
-    /// with the room that lists have to spare, 16 MiB, and 8 MiB that are not counted.
+    /// With so many keys in all stripes together they are crowded, too; those with few keys are not
+    /// counted. Default 262,144: of the server's keys, with the room that lists have to spare, 16
+    /// MiB, and 8 MiB that are not counted.
     pub queued_keys: usize,
-    /// Without `always`: how long changes may gather before they are written (not synced). Longer means fewer log bytes for hot
-    /// rows, and a killed process loses as much. Default 50 ms.
+    /// Without `always`: how long changes may gather before they are written (not synced). Longer
+    /// means fewer log bytes for hot rows, and a killed process loses as much. Default 50 ms.
     pub gather: Duration,
-    /// A batch is closed once the source holds about this many bytes; a round may have several. Default 1 MiB.
+    /// A batch is closed once the source holds about this many bytes; a round may have several.
+    /// Default 1 MiB.
     pub batch_bytes: usize,
     /// After a failure: how long until the next attempt. Default 200 ms.
     pub retry: Duration,
@@ -134,12 +155,14 @@ impl From<&Error> for Health {
 pub struct Committed {
     /// All up to this round is appended.
     pub written: Ticket,
-    /// All up to this round is as durable as the policy makes it before a reply: synced with `always`, else appended.
+    /// All up to this round is as durable as the policy makes it before a reply: synced with
+    /// `always`, else appended.
     pub durable: Ticket,
     /// All up to this round is synced.
     pub synced: Ticket,
-    /// Rounds up to this one were tried, and those above `written` (with `always`: above `durable`) failed. Their changes are in memory and
-    /// will be logged by a later round, but who waits for them may be told now.
+    /// Rounds up to this one were tried, and those above `written` (with `always`: above `durable`)
+    /// failed. Their changes are in memory and will be logged by a later round, but who waits for
+    /// them may be told now.
     pub failed: Ticket,
     /// End of what is appended.
     pub written_to: Position,
@@ -151,17 +174,20 @@ pub struct Committed {
 
 /// What the commit thread asks of the server.
 pub trait Source<K> {
-    /// Reads the present state of these keys (sorted, each once) and keeps it. Called under a lock that their writers take, so it is to be
-    /// quick: copy now, encode later. Returns about how many bytes all that is kept will take.
+    /// Reads the present state of these keys (sorted, each once) and keeps it. Called under a lock
+    /// that their writers take, so it is to be quick: copy now, encode later. Returns about how
+    /// many bytes all that is kept will take.
     fn collect(&mut self, keys: &[K]) -> usize;
 
-    /// Turns all that was collected into records, and forgets it. An error, if some of it could not be read: then the round fails.
+    /// Turns all that was collected into records, and forgets it. An error, if some of it could not
+    /// be read: then the round fails.
     fn encode(&mut self, batch: &mut Batch) -> Result<()>;
 
     /// Forgets what was collected: the round failed, and its keys will come again.
     fn forget(&mut self);
 
-    /// Something changed: release who waits, feed replicas. Called by the commit thread, after each round and each change of health.
+    /// Something changed: release who waits, feed replicas. Called by the commit thread, after each
+    /// round and each change of health.
     fn published(&mut self, now: &Committed);
 
     /// The wall clock for batches, milliseconds since 1970.
@@ -174,7 +200,8 @@ pub trait Source<K> {
         Instant::now()
     }
 
-    /// Whether a batch may end between these two keys, neighbours in their order, if it has to. Default: yes.
+    /// Whether a batch may end between these two keys, neighbours in their order, if it has to.
+    /// Default: yes.
     fn may_part(&self, _before: &K, _after: &K) -> bool {
         true
     }
@@ -191,9 +218,11 @@ pub struct Committer<K> {
     options: CommitOptions,
     stripes: Box<[Aligned<K>]>,
     sights: Sights,
-    /// What is to be read in one moment. Taken before any stripe by whoever needs several at a time.
+    /// What is to be read in one moment. Taken before any stripe by whoever needs several at a
+    /// time.
     joined: Mutex<Joined<K>>,
-    /// Bytes of what is to be read in one moment, or is read and not appended yet, or will be marked.
+    /// Bytes of what is to be read in one moment, or is read and not appended yet, or will be
+    /// marked.
     reserved: AtomicUsize,
     /// A bit for each stripe that may have keys.
     dirty: Box<[AtomicU64]>,
@@ -252,7 +281,10 @@ pub struct CommitStats {
 
 impl<K> std::fmt::Debug for Committer<K> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Committer").field("round", &self.round).field("durable", &self.durable).finish_non_exhaustive()
+        f.debug_struct("Committer")
+            .field("round", &self.round)
+            .field("durable", &self.durable)
+            .finish_non_exhaustive()
     }
 }
 
@@ -260,14 +292,15 @@ impl<K> Committer<K> {
     /// Lets the commit thread look now.
     pub fn nudge(&self) {
         if !self.nudged.swap(true, Ordering::SeqCst) {
-            // The lock makes sure that the thread is either before its look at `nudged` or already waiting.
+            // The lock makes sure that the thread is either before its look at `nudged` or already
+            // waiting.
             drop(self.orders.lock());
             self.wake.notify_one();
         }
     }
 
-    /// Lets the commit thread look now, if the round of this ticket has not begun yet: for who waits for the ticket, which may name a
-    /// round that nobody else asks for.
+    /// Lets the commit thread look now, if the round of this ticket has not begun yet: for who
+    /// waits for the ticket, which may name a round that nobody else asks for.
     pub fn hurry(&self, ticket: Ticket) {
         if self.round.load(Ordering::SeqCst) <= ticket {
             self.nudge();
@@ -316,12 +349,13 @@ impl<K: Copy + Ord> Committer<K> {
         }
     }
 
-    /// Changes when batches are synced. A round that is on its way may still be as before; what is marked after this call is in a
-    /// later one.
+    /// Changes when batches are synced. A round that is on its way may still be as before; what is
+    /// marked after this call is in a later one.
     pub fn set_policy(&self, policy: SyncPolicy) {
         self.policy.store(policy as u8, Ordering::SeqCst);
         if policy == SyncPolicy::Always {
-            // What others changed under the old policy may not be synced, and readers would not know of it (C9).
+            // What others changed under the old policy may not be synced, and readers would not
+            // know of it (C9).
             self.pass_all();
             self.sights.raise_all(self.round.load(Ordering::SeqCst));
         }
@@ -329,8 +363,9 @@ impl<K: Copy + Ord> Committer<K> {
         self.nudge();
     }
 
-    /// The ticket for all that was marked before this call, by whomever: for a connection that ends several turns at once. It does not
-    /// rise by itself, so who has marked nothing waits at most for what others have marked.
+    /// The ticket for all that was marked before this call, by whomever: for a connection that ends
+    /// several turns at once. It does not rise by itself, so who has marked nothing waits at most
+    /// for what others have marked.
     pub fn ticket(&self) -> Ticket {
         self.last_marked.load(Ordering::SeqCst)
     }
@@ -350,8 +385,9 @@ impl<K: Copy + Ord> Committer<K> {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// Is there, with `everysec`, perhaps a change of a second ago that is not synced? Then the disk is slow, and what is acknowledged now would
-    /// make that more: replies wait as with `always`, until their own changes are [`durable`](Committer::durable).
+    /// Is there, with `everysec`, perhaps a change of a second ago that is not synced? Then the
+    /// disk is slow, and what is acknowledged now would make that more: replies wait as with
+    /// `always`, until their own changes are [`durable`](Committer::durable).
     pub fn is_late(&self) -> bool {
         self.policy() == SyncPolicy::EverySecond && self.is_late_at(Instant::now())
     }
@@ -375,8 +411,9 @@ impl<K: Copy + Ord> Committer<K> {
         self.crowded.load(Ordering::Relaxed)
     }
 
-    /// Bytes of memory that keys take which wait, or have waited: each stripe keeps some room. Those that belong together are not counted while
-    /// somebody has an [`Exclusive`]; the thread that asks may be the one.
+    /// Bytes of memory that keys take which wait, or have waited: each stripe keeps some room.
+    /// Those that belong together are not counted while somebody has an [`Exclusive`]; the thread
+    /// that asks may be the one.
     pub fn queue_bytes(&self) -> usize {
         let room = |stripe: &Aligned<K>| stripe.lock.lock().borrow().keys.capacity();
         let stripes = self.stripes.iter().map(room).sum::<usize>();
@@ -398,9 +435,11 @@ impl<K: Copy + Ord> Committer<K> {
         *self.stats.lock()
     }
 
-    /// Writes and syncs all turns that began before this call, and waits for it. For SAVE, the end of a snapshot's walk, and tests.
+    /// Writes and syncs all turns that began before this call, and waits for it. For SAVE, the end
+    /// of a snapshot's walk, and tests.
     pub fn flush(&self) -> Result<Ticket> {
-        // A turn under way may have changed something that the caller has seen, and not marked it yet: let all of them end.
+        // A turn under way may have changed something that the caller has seen, and not marked it
+        // yet: let all of them end.
         self.pass_all();
         let ticket = self.round.load(Ordering::SeqCst);
         let mut orders = self.orders.lock();
@@ -413,7 +452,8 @@ impl<K: Copy + Ord> Committer<K> {
             }
             if self.failed() >= ticket {
                 return Err(Error::Refused(
-                    "the log takes no writes now; see the server's log for the disk's error".to_string(),
+                    "the log takes no writes now; see the server's log for the disk's error"
+                        .to_string(),
                 ));
             }
             if orders.ended {
@@ -453,13 +493,15 @@ impl<K: Copy + Ord> Committer<K> {
         self.wake.notify_one();
     }
 
-    /// As [`Committer::stop`], but the log is not sealed: nothing is added to it that nobody has written.
+    /// As [`Committer::stop`], but the log is not sealed: nothing is added to it that nobody has
+    /// written.
     pub fn step_down(&self) {
         self.orders.lock().unsealed = true;
         self.stop();
     }
 
-    /// What [`health`](Committer::health) says until the next round: for who finds that there is no log to commit to.
+    /// What [`health`](Committer::health) says until the next round: for who finds that there is no
+    /// log to commit to.
     pub fn set_health(&self, health: Health) {
         let code = match health {
             Health::Good => 0,
@@ -469,7 +511,8 @@ impl<K: Copy + Ord> Committer<K> {
         self.health.store(code, Ordering::Relaxed);
     }
 
-    /// The commit thread's life: until [`stop`](Committer::stop), and then one more round and a seal. Gives the log back.
+    /// The commit thread's life: until [`stop`](Committer::stop), and then one more round and a
+    /// seal. Gives the log back.
     pub fn run(&self, mut log: Log, source: &mut dyn Source<K>) -> (Log, Result<()>) {
         let _ends = Ends(self);
         let mut rounds = Rounds::new(self);
@@ -482,7 +525,8 @@ impl<K: Copy + Ord> Committer<K> {
             let last = rounds.turn(&mut log, source, Instant::now(), stop);
             if stop {
                 let seals = !self.orders.lock().unsealed;
-                let sealed = last.and_then(|()| if seals { log.seal(source.now_ms()) } else { Ok(()) });
+                let sealed =
+                    last.and_then(|()| if seals { log.seal(source.now_ms()) } else { Ok(()) });
                 return (log, sealed);
             }
         }

@@ -1,5 +1,6 @@
-//! Rounds: what the commit thread does with the stripes, again and again. A round takes what is marked, logs it, syncs if that is due, and
-//! says how far it has come; if it fails, everything goes back to where it was (C4). The rules are numbered at the top of the folder (`mod.rs`).
+//! Rounds: what the commit thread does with the stripes, again and again. A round takes what is
+//! marked, logs it, syncs if that is due, and says how far it has come; if it fails, everything
+//! goes back to where it was (C4). The rules are numbered at the top of the folder (`mod.rs`).
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -14,14 +15,16 @@ use crate::record::Batch;
 /// `everysec` syncs a little before the second is over, since the sync itself takes time.
 const EVERY_SECOND: Duration = Duration::from_millis(800);
 
-/// The commit thread's own state. Driven by [`Committer::run`], or step by step by a test on a simulated disk.
+/// The commit thread's own state. Driven by [`Committer::run`], or step by step by a test on a
+/// simulated disk.
 #[derive(Debug)]
 pub struct Rounds<'a, K> {
     committer: &'a Committer<K>,
     batch: Batch,
     /// Stripes that this round has still to visit.
     waiting: Vec<usize>,
-    /// Keys that were collected and are not appended yet, stripe by stripe: (stripe, end of its keys, was it joined).
+    /// Keys that were collected and are not appended yet, stripe by stripe: (stripe, end of its
+    /// keys, was it joined).
     taken: Vec<K>,
     spans: Vec<(usize, usize, bool)>,
     /// What of them belongs together, if they were joined, and what was reserved for it.
@@ -80,8 +83,15 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         self.last_write.map(|t| t + options.seal_after)
     }
 
-    /// One round: whatever is marked now is logged, and synced as the policy says, or because a flush or the end (`stop`) asks for it.
-    pub fn turn(&mut self, log: &mut Log, source: &mut dyn Source<K>, now: Instant, stop: bool) -> Result<()> {
+    /// One round: whatever is marked now is logged, and synced as the policy says, or because a
+    /// flush or the end (`stop`) asks for it.
+    pub fn turn(
+        &mut self,
+        log: &mut Log,
+        source: &mut dyn Source<K>,
+        now: Instant,
+        stop: bool,
+    ) -> Result<()> {
         let committer = self.committer;
         let flush = {
             let orders = committer.orders.lock();
@@ -158,9 +168,11 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             self.unsynced_since.get_or_insert(self.looked);
             self.last_write = Some(now);
         }
-        // By now: to append may have taken long (a roll syncs), and who waited for it is told after this.
+        // By now: to append may have taken long (a roll syncs), and who waited for it is told after
+        // this.
         let appended = source.now().max(now);
-        let second_is_over = || self.unsynced_since.is_some_and(|t| appended.duration_since(t) >= EVERY_SECOND);
+        let second_is_over =
+            || self.unsynced_since.is_some_and(|t| appended.duration_since(t) >= EVERY_SECOND);
         let due = match self.committer.policy() {
             SyncPolicy::Always => true,
             SyncPolicy::EverySecond => second_is_over(),
@@ -169,7 +181,8 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         if due || must_sync || log.has_failed() {
             self.sync(log)?;
         }
-        let idle = !logged && self.last_write.is_some_and(|t| now.duration_since(t) >= options.seal_after);
+        let idle =
+            !logged && self.last_write.is_some_and(|t| now.duration_since(t) >= options.seal_after);
         if idle {
             log.seal(source.now_ms())?;
             self.last_write = None;
@@ -190,20 +203,23 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         Ok(())
     }
 
-    /// Collects what is marked and appends it, in batches that never part the keys of one stripe (C2).
+    /// Collects what is marked and appends it, in batches that never part the keys of one stripe
+    /// (C2).
     fn log_round(&mut self, log: &mut Log, source: &mut dyn Source<K>) -> Result<()> {
         self.taken.clear();
         self.spans.clear();
         self.waiting.clear();
         let waiting = &mut self.waiting;
         self.committer.take_dirty(|index| waiting.push(index));
-        // It waits until its keys are taken: if the round fails before, it is visited by the next one (C4).
+        // It waits until its keys are taken: if the round fails before, it is visited by the next
+        // one (C4).
         while let Some(&index) = self.waiting.last() {
             let stripe = self.committer.stripes[index].lock.lock();
             if stripe.borrow().joined {
                 // The lock of the joined comes before those of their stripes.
                 drop(stripe);
-                // Any of them may have been read for this round before, or be read again, by then changed: so theirs is a batch of its own (C7).
+                // Any of them may have been read for this round before, or be read again, by then
+                // changed: so theirs is a batch of its own (C7).
                 self.append(log, source)?;
                 self.take_joined(index, source);
                 self.waiting.pop();
@@ -220,7 +236,8 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         self.append(log, source)
     }
 
-    /// Takes a stripe's keys and reads their state. The caller holds its lock. Gives the bytes that the source holds.
+    /// Takes a stripe's keys and reads their state. The caller holds its lock. Gives the bytes that
+    /// the source holds.
     fn take(&mut self, index: usize, stripe: &mut Stripe<K>, source: &mut dyn Source<K>) -> usize {
         stripe.take(&mut self.spare, self.committer);
         self.spare.sort_unstable();
@@ -244,14 +261,19 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         }
     }
 
-    /// Enters all joined stripes, which are none from now on; and takes with them what belongs together there.
+    /// Enters all joined stripes, which are none from now on; and takes with them what belongs
+    /// together there.
     fn hold_joined(&mut self, joined: &mut Joined<K>) -> Vec<(usize, Guard<'a, K>)> {
         let committer = self.committer;
         // In the order in which others lock several.
         joined.stripes.sort_unstable();
         self.units.append(&mut joined.units);
         self.reserved += std::mem::take(&mut joined.bytes);
-        joined.stripes.drain(..).map(|index| (index, committer.stripes[index].lock.lock())).collect()
+        joined
+            .stripes
+            .drain(..)
+            .map(|index| (index, committer.stripes[index].lock.lock()))
+            .collect()
     }
 
     fn append(&mut self, log: &mut Log, source: &mut dyn Source<K>) -> Result<()> {
@@ -312,7 +334,8 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             self.dissolve();
         }
         source.parted(self.batch.bytes());
-        // Each stripe in as many batches as it takes: better parted by a crash in between than never in the log.
+        // Each stripe in as many batches as it takes: better parted by a crash in between than
+        // never in the log.
         let committer = self.committer;
         for index in stripes {
             let stripe = committer.stripes[index].lock.lock();
@@ -343,7 +366,8 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         self.appended();
     }
 
-    /// Takes of the joined stripes in one moment what belongs together there. What others have marked of other ids stays, to be visited by this round.
+    /// Takes of the joined stripes in one moment what belongs together there. What others have
+    /// marked of other ids stays, to be visited by this round.
     fn take_units(&mut self, source: &mut dyn Source<K>) {
         let committer = self.committer;
         let mut joined = committer.joined.lock();
@@ -404,8 +428,14 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
     }
 }
 
-/// Appends the state of these keys; in halves, if it is too much for a batch, cut where the source says that they may be parted.
-fn append_halves<K>(keys: &[K], batch: &mut Batch, log: &mut Log, source: &mut dyn Source<K>) -> Result<()> {
+/// Appends the state of these keys; in halves, if it is too much for a batch, cut where the source
+/// says that they may be parted.
+fn append_halves<K>(
+    keys: &[K],
+    batch: &mut Batch,
+    log: &mut Log,
+    source: &mut dyn Source<K>,
+) -> Result<()> {
     if keys.is_empty() {
         return Ok(());
     }

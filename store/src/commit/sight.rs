@@ -1,7 +1,8 @@
 //! What readers may see before it is durable, and how they know (C9).
 //!
-//! A change is seen as soon as it is made, long before its round is synced. Under `always` nobody is to be shown what a power cut may take, so
-//! whoever has read an id looks here, and keeps the answer back until the round is synced that its last change is in. One number for each of
+//! A change is seen as soon as it is made, long before its round is synced. Under `always` nobody
+//! is to be shown what a power cut may take, so whoever has read an id looks here, and keeps the
+//! answer back until the round is synced that its last change is in. One number for each of
 //! [`SIGHTS`] groups of ids: with a few dozen changes between two syncs a reader of others rarely meets one.
 //!
 //! ```text
@@ -9,7 +10,8 @@
 //!   reader                   read, then look at the number
 //! ```
 //!
-//! Who saw the change sees at least CHANGING. All ids of a group are in one stripe, so a number has one writer at a time.
+//! Who saw the change sees at least CHANGING. All ids of a group are in one stripe, so a number has
+//! one writer at a time.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -65,13 +67,16 @@ impl Sights {
 }
 
 impl<K: Copy + Ord> Committer<K> {
-    /// For who has just read this id (by the hash that [`enter`](Committer::enter) gets): the round that has to be synced before a power cut does not
-    /// take what was read; 0 if that is so already, or if the round has failed: then its changes are as safe as they can be. Without `always` it
-    /// says nothing. [`Ticket::MAX`]: somebody is changing it. Once no stripe has been [busy](Committer::first_busy) since, [`Committer::ticket`] covers it.
+    /// For who has just read this id (by the hash that [`enter`](Committer::enter) gets): the round
+    /// that has to be synced before a power cut does not take what was read; 0 if that is so
+    /// already, or if the round has failed: then its changes are as safe as they can be. Without
+    /// `always` it says nothing. [`Ticket::MAX`]: somebody is changing it. Once no stripe has been
+    /// [busy](Committer::first_busy) since, [`Committer::ticket`] covers it.
     #[inline]
     pub fn sight(&self, hash: u64) -> Ticket {
         fence(Ordering::Acquire);
-        let (of_id, of_all) = (self.sights.of(hash).load(Ordering::Acquire), self.sights.all.load(Ordering::Acquire));
+        let (of_id, of_all) =
+            (self.sights.of(hash).load(Ordering::Acquire), self.sights.all.load(Ordering::Acquire));
         let round = of_id.max(of_all);
         if round <= self.synced().max(self.failed()) { 0 } else { round }
     }

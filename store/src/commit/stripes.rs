@@ -1,7 +1,7 @@
 //! Stripes: where writers mark what they change, one lock for many ids.
 //!
-//! A writer is in one stripe at a time, or holds several at once, in which case the rounds read them together (C6). The rules are numbered at
-//! the top of the folder (`mod.rs`).
+//! A writer is in one stripe at a time, or holds several at once, in which case the rounds read
+//! them together (C6). The rules are numbered at the top of the folder (`mod.rs`).
 
 use std::cell::RefCell;
 use std::mem::MaybeUninit;
@@ -16,7 +16,8 @@ use crate::batch::MAX_BODY_BYTES;
 /// What was marked of some ids and is not logged yet.
 pub(super) struct Stripe<K> {
     pub(super) keys: Vec<K>,
-    /// The key that was [marked](Turn::mark) last, if it is among them: beside the lock, as the end of the list is rarely in the cache.
+    /// The key that was [marked](Turn::mark) last, if it is among them: beside the lock, as the end
+    /// of the list is rarely in the cache.
     pub(super) last: Option<K>,
     /// Length at which the keys are deduped next.
     pub(super) dedupe_at: usize,
@@ -36,28 +37,34 @@ pub(super) type Guard<'a, K> = ReentrantMutexGuard<'a, RefCell<Stripe<K>>>;
 
 const FIRST_DEDUPE: usize = 256;
 
-/// With so many keys in a joined stripe the committer is crowded (C5): what all of them hold then still fits into one batch several times.
+/// With so many keys in a joined stripe the committer is crowded (C5): what all of them hold then
+/// still fits into one batch several times.
 const JOINED_KEYS: usize = 256;
 
-/// Most bytes that may be [reserved](Committer::reserve) together: what is not is for heads of records and for what a source logs unasked.
+/// Most bytes that may be [reserved](Committer::reserve) together: what is not is for heads of
+/// records and for what a source logs unasked.
 const RESERVED_BYTES: usize = MAX_BODY_BYTES / 32 * 31;
 
-/// Beyond so many bytes of changes that wait other writers wait for the log, too: meanwhile nothing is added to what has to go with them.
+/// Beyond so many bytes of changes that wait other writers wait for the log, too: meanwhile nothing
+/// is added to what has to go with them.
 const HEAVY_BYTES: usize = MAX_BODY_BYTES / 4;
 
-/// Changes of one stripe that take no more than this need not be [`Joined`]: they are read in one moment anyway, and a batch has room for them.
+/// Changes of one stripe that take no more than this need not be [`Joined`]: they are read in one
+/// moment anyway, and a batch has room for them.
 const LIGHT_BYTES: usize = 64 << 10;
 
 #[cfg(debug_assertions)]
 thread_local! {
-    /// Whether this thread holds several stripes: then it must not enter others, whose changes would go into another batch.
+    /// Whether this thread holds several stripes: then it must not enter others, whose changes
+    /// would go into another batch.
     static HOLDS_SEVERAL: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
 /// Stripes on cache lines of their own: two each.
 #[repr(C, align(128))]
 pub(super) struct Aligned<K> {
-    /// Only there to be [asked for](Committer::stripe_lines), as is `end`: they lie in the two lines.
+    /// Only there to be [asked for](Committer::stripe_lines), as is `end`: they lie in the two
+    /// lines.
     begin: AtomicBool,
     pub(super) lock: Lock<K>,
     end: AtomicBool,
@@ -67,7 +74,8 @@ pub(super) struct Aligned<K> {
 pub(super) struct Joined<K> {
     /// The stripes that are `joined`.
     pub(super) stripes: Vec<usize>,
-    /// The keys that belong together, each [`Exclusive`]'s with one another's: their stripes may hold others.
+    /// The keys that belong together, each [`Exclusive`]'s with one another's: their stripes may
+    /// hold others.
     pub(super) units: Vec<K>,
     /// What was [reserved](Committer::reserve) for them.
     pub(super) bytes: usize,
@@ -79,7 +87,8 @@ impl<K> Default for Joined<K> {
     }
 }
 
-/// Room in a batch for changes that belong together, until they are logged, or this is dropped: see [`Committer::reserve`].
+/// Room in a batch for changes that belong together, until they are logged, or this is dropped: see
+/// [`Committer::reserve`].
 pub struct Reserved<'a, K> {
     committer: &'a Committer<K>,
     bytes: usize,
@@ -116,8 +125,9 @@ pub struct Turn<'a, K> {
     concerns_all: bool,
 }
 
-/// A stay in several stripes at once, or in all: no other writer changes anything there meanwhile, and all that is marked goes into one batch (C6).
-/// The thread that has it may enter these stripes as usual, and no others.
+/// A stay in several stripes at once, or in all: no other writer changes anything there meanwhile,
+/// and all that is marked goes into one batch (C6). The thread that has it may enter these stripes
+/// as usual, and no others.
 pub struct Exclusive<'a, K: Copy> {
     committer: &'a Committer<K>,
     joined: MutexGuard<'a, Joined<K>>,
@@ -166,8 +176,9 @@ impl<'a, K: Copy> Exclusive<'a, K> {
         self
     }
 
-    /// All that waits in its stripes is to be read in one moment, into one batch, with what is marked now: then no other writer's change is in the log
-    /// with one half, or as it was before, because the state that is read here shows it, too.
+    /// All that waits in its stripes is to be read in one moment, into one batch, with what is
+    /// marked now: then no other writer's change is in the log with one half, or as it was before,
+    /// because the state that is read here shows it, too.
     pub fn join(&self) {
         for (_, stripe, _) in &self.stripes {
             let stripe = &mut *stripe.borrow_mut();
@@ -218,7 +229,8 @@ impl<K: Copy> Drop for Exclusive<'_, K> {
 }
 
 impl<K: Copy + Ord> Turn<'_, K> {
-    /// Says that the state behind `key` was changed in this turn. Marking a key that was not changed does no harm.
+    /// Says that the state behind `key` was changed in this turn. Marking a key that was not
+    /// changed does no harm.
     #[inline]
     pub fn mark(&mut self, key: K) {
         self.has_marked = true;
@@ -231,13 +243,15 @@ impl<K: Copy + Ord> Turn<'_, K> {
         }
     }
 
-    /// Where the next key will lie, if there is room for it: for who can have that line of the cache on its way while the change is made.
+    /// Where the next key will lie, if there is room for it: for who can have that line of the
+    /// cache on its way while the change is made.
     #[inline]
     pub fn before_mark(&mut self, hint: impl Fn(&MaybeUninit<K>)) {
         self.stripe.borrow_mut().keys.spare_capacity_mut().first().into_iter().for_each(hint);
     }
 
-    /// As [`mark`](Turn::mark), for a key that is hardly ever marked twice between two rounds: the stripe goes on remembering the one before.
+    /// As [`mark`](Turn::mark), for a key that is hardly ever marked twice between two rounds: the
+    /// stripe goes on remembering the one before.
     #[inline]
     pub fn mark_new(&mut self, key: K) {
         self.has_marked = true;
@@ -259,7 +273,8 @@ impl<K: Copy + Ord> Turn<'_, K> {
 }
 
 impl<K> Drop for Turn<'_, K> {
-    /// Still under the stripe's lock: what was marked is in the round that is read here, or an earlier one.
+    /// Still under the stripe's lock: what was marked is in the round that is read here, or an
+    /// earlier one.
     #[inline]
     fn drop(&mut self) {
         if self.sight.is_none() && !self.concerns_all {
@@ -281,8 +296,9 @@ impl<K> Drop for Turn<'_, K> {
 }
 
 impl<K: Copy + Ord> Committer<K> {
-    // Inlined, so that the key goes from registers to the list, whose end is rarely in the cache: loaded from where its caller has just stored it, word by
-    // word, it would wait for all stores before it.
+    // Inlined, so that the key goes from registers to the list, whose end is rarely in the cache:
+    // loaded from where its caller has just stored it, word by word, it would wait for all stores
+    // before it.
     #[inline(always)]
     fn push(&self, stripe: &mut Stripe<K>, index: usize, key: K) {
         if stripe.keys.is_empty() {
@@ -314,7 +330,8 @@ impl<K: Copy + Ord> Committer<K> {
         stripe.keys.sort_unstable();
         stripe.keys.dedup();
         stripe.mixed = true;
-        // At least as many pushes as there are keys go by until the next time: amortised, a mark sorts O(log n) keys.
+        // At least as many pushes as there are keys go by until the next time: amortised, a mark
+        // sorts O(log n) keys.
         let keys = stripe.keys.len();
         stripe.dedupe_at = (keys * 2).max(FIRST_DEDUPE);
         // Modulo 2^64: it may have become fewer.
@@ -327,9 +344,9 @@ impl<K: Copy + Ord> Committer<K> {
         }
     }
 
-    /// Enters the stripe of an id, by a hash of it (the id's, not the pair's: what belongs together must share a stripe). The change is made
-    /// and marked before [`Turn::leave`]. A thread is in one turn at a time,
-    /// unless it has their stripes: see [`Committer::several`].
+    /// Enters the stripe of an id, by a hash of it (the id's, not the pair's: what belongs together
+    /// must share a stripe). The change is made and marked before [`Turn::leave`]. A thread is in
+    /// one turn at a time, unless it has their stripes: see [`Committer::several`].
     #[inline]
     pub fn enter(&self, hash: u64) -> Turn<'_, K> {
         let index = self.stripe_of(hash);
@@ -348,8 +365,9 @@ impl<K: Copy + Ord> Committer<K> {
         (hash as usize) & (self.stripes.len() - 1)
     }
 
-    /// Enters the stripes of several ids, by the hashes that [`Committer::enter`] would get: for changes that belong together. Other writers of these
-    /// stripes wait until it ends, and whoever else wants several. A thread that has some must not ask for more: it would wait for itself.
+    /// Enters the stripes of several ids, by the hashes that [`Committer::enter`] would get: for
+    /// changes that belong together. Other writers of these stripes wait until it ends, and whoever
+    /// else wants several. A thread that has some must not ask for more: it would wait for itself.
     pub fn several(&self, hashes: impl IntoIterator<Item = u64>) -> Exclusive<'_, K> {
         let mut indexes: Vec<usize> = hashes.into_iter().map(|hash| self.stripe_of(hash)).collect();
         indexes.sort_unstable();
@@ -357,13 +375,15 @@ impl<K: Copy + Ord> Committer<K> {
         self.hold(indexes)
     }
 
-    /// Enters all stripes: for changes of which nobody can say beforehand where they are. Costs some ten nanoseconds per stripe.
+    /// Enters all stripes: for changes of which nobody can say beforehand where they are. Costs
+    /// some ten nanoseconds per stripe.
     pub fn exclusive(&self) -> Exclusive<'_, K> {
         self.hold(0..self.stripes.len())
     }
 
     fn hold(&self, indexes: impl IntoIterator<Item = usize>) -> Exclusive<'_, K> {
-        // Only who has this lock waits for a stripe while it holds another one: no circle of waiting.
+        // Only who has this lock waits for a stripe while it holds another one: no circle of
+        // waiting.
         let joined = self.joined.lock();
         let enter = |index: usize| {
             let guard = self.stripes[index].lock.lock();
@@ -378,12 +398,20 @@ impl<K: Copy + Ord> Committer<K> {
         let stripes = indexes.into_iter().map(enter).collect();
         #[cfg(debug_assertions)]
         HOLDS_SEVERAL.set(true);
-        Exclusive { committer: self, joined, stripes, reserved: None, concerns_all: std::cell::Cell::new(false) }
+        Exclusive {
+            committer: self,
+            joined,
+            stripes,
+            reserved: None,
+            concerns_all: std::cell::Cell::new(false),
+        }
     }
 
-    /// Room for changes that belong together (C6) and take so many bytes of the log, at most: all that is to be read in one moment is one batch, which has a limit
-    /// (C8). `None`: there is none until the commit thread has logged what waits, or what was reserved is given back. To be asked before the stripes are entered:
-    /// who has to ask again waits for the disk, and is to hold nothing meanwhile.
+    /// Room for changes that belong together (C6) and take so many bytes of the log, at most: all
+    /// that is to be read in one moment is one batch, which has a limit (C8). `None`: there is none
+    /// until the commit thread has logged what waits, or what was reserved is given back. To be
+    /// asked before the stripes are entered: who has to ask again waits for the disk, and is to
+    /// hold nothing meanwhile.
     pub fn reserve(&self, bytes: usize) -> Option<Reserved<'_, K>> {
         let room = |reserved: usize| self.fits(reserved, bytes).then(|| reserved + bytes);
         self.reserved.fetch_update(Ordering::SeqCst, Ordering::SeqCst, room).ok()?;
@@ -400,7 +428,8 @@ impl<K: Copy + Ord> Committer<K> {
         reserved == 0 || reserved.saturating_add(bytes) <= RESERVED_BYTES
     }
 
-    /// Where the stripe of `hash` lies, which will be [entered](Committer::enter) soon: for who can have these two lines of the cache on their way.
+    /// Where the stripe of `hash` lies, which will be [entered](Committer::enter) soon: for who can
+    /// have these two lines of the cache on their way.
     #[inline]
     pub fn stripe_lines(&self, hash: u64) -> [&AtomicBool; 2] {
         let stripe = &self.stripes[self.stripe_of(hash)];
@@ -414,7 +443,8 @@ impl<K: Copy + Ord> Committer<K> {
         }
     }
 
-    /// The first stripe from this one on in which somebody is now; for who waits until each has been seen free, and takes no lock.
+    /// The first stripe from this one on in which somebody is now; for who waits until each has
+    /// been seen free, and takes no lock.
     pub fn first_busy(&self, from: usize) -> Option<usize> {
         let busy = (from..self.stripes.len()).find(|&index| self.stripes[index].lock.is_locked());
         // What was done in those that are free is seen from here on.

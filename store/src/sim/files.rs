@@ -1,4 +1,5 @@
-//! The simulated disk as the store sees it: the operations of [`Disk`] and [`DiskFile`], each of which may fail or be the machine's last.
+//! The simulated disk as the store sees it: the operations of [`Disk`] and [`DiskFile`], each of
+//! which may fail or be the machine's last.
 
 use std::io;
 use std::path::PathBuf;
@@ -256,7 +257,8 @@ impl DiskFile for SimFile {
         }
         let rate = state.faults.sync_error;
         if state.drawn(rate) {
-            // Some of the bytes arrived, the others never will, and the next sync will say that all is well.
+            // Some of the bytes arrived, the others never will, and the next sync will say that all
+            // is well.
             let mut random = state.random;
             let file = state.file(inode);
             let changes = std::mem::take(&mut file.unsynced);

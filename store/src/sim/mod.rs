@@ -1,9 +1,11 @@
 //! A simulated disk: it grants what `disk.rs` says a disk grants, and takes away everything else.
 //!
-//! Each file has a *live* image (what a read sees) and a *durable* one (what is left when the power goes), and between them the
-//! writes that were not synced, in order. [`SimDisk::power_cut`] decides for each of those, sector by sector, whether it arrived;
-//! for each name that was created, renamed or removed since the last folder sync likewise. All decisions come from one seed, and
-//! nothing here depends on time, addresses or threads: the same seed and the same calls give the same bytes, every time.
+//! Each file has a *live* image (what a read sees) and a *durable* one (what is left when the power
+//! goes), and between them the writes that were not synced, in order. [`SimDisk::power_cut`]
+//! decides for each of those, sector by sector, whether it arrived; for each name that was created,
+//! renamed or removed since the last folder sync likewise. All decisions come from one seed, and
+//! nothing here depends on time, addresses or threads: the same seed and the same calls give the
+//! same bytes, every time.
 //!
 //! ```text
 //!   write ----> live image, and the list of unsynced writes --sync--> durable image
@@ -11,8 +13,9 @@
 //!                                      +--power cut--> none, all, a torn prefix, or any subset of sectors
 //! ```
 //!
-//! Beside the faults that are drawn ([`Faults`]), a test can ask for one at an exact step: [`SimDisk::crash_after`] counts down
-//! the operations of the disk, so that a run can be repeated with a crash at each of its steps.
+//! Beside the faults that are drawn ([`Faults`]), a test can ask for one at an exact step:
+//! [`SimDisk::crash_after`] counts down the operations of the disk, so that a run can be repeated
+//! with a crash at each of its steps.
 
 mod files;
 mod state;
@@ -79,7 +82,8 @@ impl SimDisk {
         self.state.lock().faults = faults;
     }
 
-    /// What others do while a file is synced, which may take long: called at the beginning of each sync, without a lock.
+    /// What others do while a file is synced, which may take long: called at the beginning of each
+    /// sync, without a lock.
     pub fn set_meanwhile(&self, others: impl Fn() + Send + Sync + 'static) {
         self.state.lock().meanwhile.0 = Some(Arc::new(others));
     }
@@ -89,7 +93,8 @@ impl SimDisk {
         self.state.lock().capacity = bytes;
     }
 
-    /// Lets the machine die at the `steps`-th operation from now (1 = the next one); `None` takes it back.
+    /// Lets the machine die at the `steps`-th operation from now (1 = the next one); `None` takes
+    /// it back.
     pub fn crash_after(&self, steps: Option<u64>) {
         let mut state = self.state.lock();
         state.crash_at = steps.map(|n| state.steps + n);
@@ -110,8 +115,8 @@ impl SimDisk {
         self.state.lock().used()
     }
 
-    /// The power goes and comes back: what was not synced is lost, torn or kept, as the seed decides. The answer is the disk as
-    /// the next start finds it; older handles are dead.
+    /// The power goes and comes back: what was not synced is lost, torn or kept, as the seed
+    /// decides. The answer is the disk as the next start finds it; older handles are dead.
     pub fn power_cut(&self) -> SimDisk {
         let mut state = self.state.lock();
         state.lose_unsynced();
@@ -119,7 +124,8 @@ impl SimDisk {
         SimDisk { state: self.state.clone(), generation: state.generation }
     }
 
-    /// The process dies but the machine goes on: all that was written is still there, synced or not.
+    /// The process dies but the machine goes on: all that was written is still there, synced or
+    /// not.
     pub fn kill(&self) -> SimDisk {
         let mut state = self.state.lock();
         state.restart();
@@ -170,7 +176,8 @@ impl SimDisk {
         true
     }
 
-    /// A copy that shares nothing with this disk, with its own seed: to try several ends of one history.
+    /// A copy that shares nothing with this disk, with its own seed: to try several ends of one
+    /// history.
     pub fn fork(&self, seed: u64) -> SimDisk {
         let state = self.state.lock();
         let copy = SimDisk::new(seed);
@@ -254,7 +261,12 @@ mod tests {
     fn a_seed_replays_exactly() {
         let run = |seed| {
             let disk = SimDisk::new(seed);
-            disk.set_faults(Faults { short_write: 200, sync_error: 100, interrupted: 100, ..Faults::default() });
+            disk.set_faults(Faults {
+                short_write: 200,
+                sync_error: 100,
+                interrupted: 100,
+                ..Faults::default()
+            });
             for i in 0..20u64 {
                 let file = disk.create(&format!("f{i}")).unwrap();
                 let _ = write_all_at(&*file, &vec![i as u8; 700], 0);

@@ -67,7 +67,10 @@ pub(super) struct State {
 
 impl State {
     pub(super) fn used(&self) -> u64 {
-        self.names.values().map(|n| (self.inodes[n].live.len() as u64).max(self.inodes[n].allocated)).sum()
+        self.names
+            .values()
+            .map(|n| (self.inodes[n].live.len() as u64).max(self.inodes[n].allocated))
+            .sum()
     }
 
     pub(super) fn room(&self) -> u64 {
@@ -78,9 +81,11 @@ impl State {
         rate > 0 && self.random.below(1024) < u64::from(rate)
     }
 
-    /// Is this the step at which the machine dies? The step itself may or may not have had its effect: `effect` is run half of the time.
+    /// Is this the step at which the machine dies? The step itself may or may not have had its
+    /// effect: `effect` is run half of the time.
     pub(super) fn dies(&mut self, effect: impl FnOnce(&mut State)) -> bool {
-        // A step that changes nothing (a read, say) has no `dies`: then the machine dies at the next one that does.
+        // A step that changes nothing (a read, say) has no `dies`: then the machine dies at the
+        // next one that does.
         if self.crash_at.is_none_or(|at| self.steps < at) {
             return false;
         }
@@ -96,13 +101,19 @@ impl State {
         self.crashed = false;
         self.crash_at = None;
         self.locked = false;
-        // A file whose name was removed may come back with a power cut, as long as the removal is not synced.
+        // A file whose name was removed may come back with a power cut, as long as the removal is
+        // not synced.
         let pending = self.unsynced_names.iter().filter_map(|change| match change {
             NameChange::Set(_, inode) | NameChange::Rename(_, _, inode) => Some(inode),
             NameChange::Remove(_) => None,
         });
-        let named: BTreeSet<u64> =
-            self.names.values().chain(self.durable_names.values()).chain(pending).copied().collect();
+        let named: BTreeSet<u64> = self
+            .names
+            .values()
+            .chain(self.durable_names.values())
+            .chain(pending)
+            .copied()
+            .collect();
         self.inodes.retain(|n, _| named.contains(n));
         for file in self.inodes.values_mut() {
             file.allocated = 0;
@@ -188,7 +199,8 @@ pub(super) fn arrive(image: &mut Vec<u8>, changes: Vec<Change>, fate: Fate, rand
                     apply(image, offset, &bytes[..cut]);
                     continue;
                 }
-                // Sector by sector: a sector arrives or keeps its old bytes; where the file had none, zeros or rubbish.
+                // Sector by sector: a sector arrives or keeps its old bytes; where the file had
+                // none, zeros or rubbish.
                 let end = offset + bytes.len();
                 let mut at = offset;
                 while at < end {
@@ -196,7 +208,8 @@ pub(super) fn arrive(image: &mut Vec<u8>, changes: Vec<Change>, fate: Fate, rand
                     match random.below(4) {
                         0 | 1 => apply(image, at, &bytes[at - offset..next - offset]),
                         2 if at >= image.len() => {
-                            let rubbish: Vec<u8> = (at..next).map(|_| random.below(256) as u8).collect();
+                            let rubbish: Vec<u8> =
+                                (at..next).map(|_| random.below(256) as u8).collect();
                             apply(image, at, &rubbish);
                         }
                         _ => {}
@@ -217,7 +230,8 @@ pub(super) fn apply(image: &mut Vec<u8>, offset: usize, bytes: &[u8]) {
     image[offset..end].copy_from_slice(bytes);
 }
 
-/// SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): small, and the same on every machine and release, which a replayed seed needs.
+/// SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): small, and the same on every machine and release,
+/// which a replayed seed needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Random(pub(super) u64);
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use store::{
-    Batch, Disk, Error, Faults, Lineage, Log, LogOptions, RealDisk, Severity, SimDisk, Store, StoreOptions, Tag, check,
+    Batch, Disk, Error, Faults, Lineage, Log, LogOptions, RealDisk, Severity, SimDisk, Store,
+    StoreOptions, Tag, check,
 };
 
 pub(crate) const LINEAGE: Lineage = Lineage(*b"a test's lineage");
@@ -18,8 +19,12 @@ pub(crate) fn open(disk: &SimDisk, options: StoreOptions) -> store::Result<Store
 
 pub(crate) type Payloads = Vec<Vec<u8>>;
 
-/// Opens, loads and replays: the payloads of the snapshot's chunks, then those of the log's records.
-pub(crate) fn start(disk: &SimDisk, options: StoreOptions) -> store::Result<(Store, Log, Payloads, Payloads)> {
+/// Opens, loads and replays: the payloads of the snapshot's chunks, then those of the log's
+/// records.
+pub(crate) fn start(
+    disk: &SimDisk,
+    options: StoreOptions,
+) -> store::Result<(Store, Log, Payloads, Payloads)> {
     let store = open(disk, options)?;
     let chunks = std::sync::Mutex::new(Vec::new());
     store.load(
@@ -49,7 +54,8 @@ pub(crate) fn batch(payloads: &[&[u8]]) -> Batch {
     batch
 }
 
-/// The file of a first segment whose sync failed, and whose process was killed before it could remove it: its header is whole, but in memory only.
+/// The file of a first segment whose sync failed, and whose process was killed before it could
+/// remove it: its header is whole, but in memory only.
 #[test]
 fn a_log_does_not_go_on_behind_a_header_that_the_disk_never_got() {
     let name = "log-0000000000000001.tlog";
@@ -76,7 +82,8 @@ fn a_log_does_not_go_on_behind_a_header_that_the_disk_never_got() {
     assert_eq!(records, [b"acknowledged".to_vec()]);
 }
 
-/// What a batch says of the time is for people: the clock may be set back, or be years off, and nothing else depends on it.
+/// What a batch says of the time is for people: the clock may be set back, or be years off, and
+/// nothing else depends on it.
 #[test]
 fn a_clock_that_jumps_costs_nothing() {
     let disk = SimDisk::new(5);
@@ -85,7 +92,9 @@ fn a_clock_that_jumps_costs_nothing() {
     for life in 0..3u8 {
         let (_, mut log, _, records) = start(&disk, options(256)).unwrap();
         assert_eq!(records, told);
-        for (i, time_ms) in [1_700_000_000_000, 0, u64::MAX, 5, 1_700_000_000_000].into_iter().enumerate() {
+        for (i, time_ms) in
+            [1_700_000_000_000, 0, u64::MAX, 5, 1_700_000_000_000].into_iter().enumerate()
+        {
             told.push(vec![life, i as u8]);
             log.append(&batch(&[&told[told.len() - 1]]), time_ms).unwrap();
         }
@@ -167,7 +176,11 @@ fn a_snapshot_replaces_the_log_before_it_and_carries_unchanged_tables_over() {
         snapshot.add(entry);
     }
     snapshot.commit(durable).unwrap();
-    assert!(disk.list().unwrap().iter().filter(|n| n.starts_with("log-")).count() <= 2, "{:?}", disk.list());
+    assert!(
+        disk.list().unwrap().iter().filter(|n| n.starts_with("log-")).count() <= 2,
+        "{:?}",
+        disk.list()
+    );
 
     log.append(&batch(&[b"after"]), 0).unwrap();
     let durable = log.sync().unwrap();

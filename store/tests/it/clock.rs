@@ -1,27 +1,36 @@
-//! Commits on the simulated disk and a simulated clock: writers, readers, rounds, syncs that take long or fail, and a crash at any moment.
+//! Commits on the simulated disk and a simulated clock: writers, readers, rounds, syncs that take
+//! long or fail, and a crash at any moment.
 //!
-//! Each run is one seed, and nothing in it depends on the real time. The commit thread's rounds are driven by hand, at the moments at which it would wake up;
-//! *while a file is synced* time goes on, and writers and readers go on with it. `crash.rs` has the rest of the store: snapshots, manifests, rolls.
+//! Each run is one seed, and nothing in it depends on the real time. The commit thread's rounds are
+//! driven by hand, at the moments at which it would wake up; *while a file is synced* time goes on,
+//! and writers and readers go on with it. `crash.rs` has the rest of the store: snapshots,
+//! manifests, rolls.
 //!
-//! Writers do what the server's do: a reply waits for its round with `always`, and with `everysec` if the log is late; where the log has failed
-//! nothing is changed. Each change gives its key the next number of all, so that what a start finds says which changes it has.
+//! Writers do what the server's do: a reply waits for its round with `always`, and with `everysec`
+//! if the log is late; where the log has failed nothing is changed. Each change gives its key the
+//! next number of all, so that what a start finds says which changes it has.
 //!
 //! Asserted after each crash, a power cut or a kill:
 //!
-//! - `always`: nothing that was acknowledged is missing (promise 3), nor anything that a reader was shown (C9);
-//! - `everysec`: what is missing was acknowledged within one second, by the simulated clock; and while no sync takes long and none fails, it is
-//!   no older than a second before the crash;
-//! - what is there is a prefix of all changes, each key with its last value of that prefix: no wrong value (of the whole if batches are whole rounds;
-//!   of each key, if a round has several).
+//! - `always`: nothing that was acknowledged is missing (promise 3), nor anything that a reader was
+//!   shown (C9);
+//! - `everysec`: what is missing was acknowledged within one second, by the simulated clock; and
+//!   while no sync takes long and none fails, it is no older than a second before the crash;
+//! - what is there is a prefix of all changes, each key with its last value of that prefix: no
+//!   wrong value (of the whole if batches are whole rounds; of each key, if a round has several).
 //!
-//! `STORE_SIM_RUNS=100000 cargo test -p store --test it clock:: -- --nocapture` runs more of them; `STORE_SIM_SEED=n` runs one.
+//! `STORE_SIM_RUNS=100000 cargo test -p store --test it clock:: -- --nocapture` runs more of them;
+//! `STORE_SIM_SEED=n` runs one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use store::{CommitOptions, Committer, Faults, Health, LogOptions, Rounds, SimDisk, StoreOptions, SyncPolicy, Ticket};
+use store::{
+    CommitOptions, Committer, Faults, Health, LogOptions, Rounds, SimDisk, StoreOptions,
+    SyncPolicy, Ticket,
+};
 
 use crate::basics::open;
 use crate::commits::{Engine, Reader, read_row};
@@ -46,7 +55,8 @@ struct World {
     history: Vec<Change>,
     /// Writers whose replies wait: the change, and its ticket.
     waiting: Vec<(usize, Ticket)>,
-    /// Readers whose replies wait: the key, its last change that they have seen, and the round that this is safe with.
+    /// Readers whose replies wait: the key, its last change that they have seen, and the round that
+    /// this is safe with.
     reading: Vec<(usize, usize, Ticket)>,
     /// The last change of each key that a reader was shown as safe.
     shown: [usize; KEYS],
@@ -127,7 +137,8 @@ impl Machine {
     /// Replies go out, or errors.
     fn reply(&self, world: &mut World) {
         let World { waiting, reading, history, shown, now_ms, .. } = world;
-        let (durable, synced, failed) = (self.committer.durable(), self.committer.synced(), self.committer.failed());
+        let (durable, synced, failed) =
+            (self.committer.durable(), self.committer.synced(), self.committer.failed());
         waiting.retain(|&(number, ticket)| {
             if durable >= ticket {
                 history[number - 1].acknowledged_ms = Some(*now_ms);
@@ -165,7 +176,8 @@ fn run(seed: u64) -> Ended {
     // One batch a round, or one for each stripe that has anything.
     let batch_bytes = if random.bool() { 1 << 20 } else { 1 };
     let stripes = if random.bool() { 1 } else { 4 };
-    let committer = Committer::new(CommitOptions { policy, stripes, batch_bytes, ..CommitOptions::default() });
+    let committer =
+        Committer::new(CommitOptions { policy, stripes, batch_bytes, ..CommitOptions::default() });
     let slowest_ms = [3, 40, 700, 6000][random.usize(0..4)];
     let rate = if random.u32(0..3) == 0 { random.u32(1..200) } else { 0 };
     let world = World {
@@ -187,14 +199,20 @@ fn run(seed: u64) -> Ended {
         world: Mutex::new(world),
         origin: Instant::now(),
     });
-    disk.set_faults(Faults { sync_error: rate, write_error: rate / 4, no_space: rate / 4, ..Faults::default() });
+    disk.set_faults(Faults {
+        sync_error: rate,
+        write_error: rate / 4,
+        no_space: rate / 4,
+        ..Faults::default()
+    });
     let during = Arc::downgrade(&machine);
     disk.set_meanwhile(move || {
         let Some(machine) = during.upgrade() else { return };
         let takes = {
             let world = &mut *machine.world.lock();
             // Most are quick on any disk.
-            let takes = if world.random.bool() { 2 } else { world.random.u64(1..=world.slowest_ms) };
+            let takes =
+                if world.random.bool() { 2 } else { world.random.u64(1..=world.slowest_ms) };
             world.troubled |= takes > SECOND_MS / 10;
             takes
         };
@@ -238,9 +256,15 @@ fn run(seed: u64) -> Ended {
         .unwrap_or_else(|error| panic!("seed {seed}: {error}"));
 
     let world = machine.world.lock();
-    let what = format!("seed {seed}, {policy:?}, {stripes} stripes, kill {is_kill}, ended at {} ms", world.now_ms);
+    let what = format!(
+        "seed {seed}, {policy:?}, {stripes} stripes, kill {is_kill}, ended at {} ms",
+        world.now_ms
+    );
     for (key, &value) in found.iter().enumerate() {
-        assert!(value == 0 || world.history[value - 1].key == key, "{what}: key {key} has another's value {value}");
+        assert!(
+            value == 0 || world.history[value - 1].key == key,
+            "{what}: key {key} has another's value {value}"
+        );
     }
     let is_there = |number: usize, change: &Change| found[change.key] >= number;
     let all = || (1..).zip(&world.history);
@@ -253,19 +277,29 @@ fn run(seed: u64) -> Ended {
         );
     }
     let lost: Vec<_> = all().filter(|&(number, change)| !is_there(number, change)).collect();
-    let told = || lost.iter().filter_map(|(number, change)| Some((*number, change.acknowledged_ms?)));
+    let told =
+        || lost.iter().filter_map(|(number, change)| Some((*number, change.acknowledged_ms?)));
     if policy == SyncPolicy::Always {
         assert_eq!(told().next(), None, "{what}: acknowledged, and lost");
         let unsafe_key = (0..KEYS).find(|&key| found[key] < world.shown[key]);
         assert_eq!(unsafe_key, None, "{what}: {:?} was shown, {found:?} is there", world.shown);
     } else {
-        let (first, last) = (told().map(|(_, ms)| ms).min().unwrap_or(0), told().map(|(_, ms)| ms).max().unwrap_or(0));
-        assert!(last - first <= SECOND_MS, "{what}: {} ms of what was acknowledged are lost", last - first);
+        let (first, last) = (
+            told().map(|(_, ms)| ms).min().unwrap_or(0),
+            told().map(|(_, ms)| ms).max().unwrap_or(0),
+        );
+        assert!(
+            last - first <= SECOND_MS,
+            "{what}: {} ms of what was acknowledged are lost",
+            last - first
+        );
         let is_new = told().all(|(_, ms)| ms + SECOND_MS >= world.now_ms);
         assert!(world.troubled || is_new, "{what}: lost from {first} ms on");
     }
-    let trace = found.iter().fold(world.now_ms, |hash, &n| (hash ^ n as u64).wrapping_mul(0x100_0000_01b3));
-    let acknowledged = world.history.iter().filter(|change| change.acknowledged_ms.is_some()).count();
+    let trace =
+        found.iter().fold(world.now_ms, |hash, &n| (hash ^ n as u64).wrapping_mul(0x100_0000_01b3));
+    let acknowledged =
+        world.history.iter().filter(|change| change.acknowledged_ms.is_some()).count();
     Ended { lost: lost.len(), acknowledged, lasted_ms: world.now_ms, trace }
 }
 

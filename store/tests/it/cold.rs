@@ -1,4 +1,5 @@
-//! Cold files: what is written is read, by one read a row; what is damaged is named; a crash leaves the old state or the new one.
+//! Cold files: what is written is read, by one read a row; what is damaged is named; a crash leaves
+//! the old state or the new one.
 
 use std::sync::Arc;
 
@@ -18,14 +19,16 @@ fn write(store: &Store, tag: Tag, rows: &[(u64, [i64; 4])]) -> FileEntry {
     writer.finish().unwrap().unwrap()
 }
 
-/// Posts as a microblog gives them, with log-normal counts: as in the benchmark of the counter engine's memory.
+/// Posts as a microblog gives them, with log-normal counts: as in the benchmark of the counter
+/// engine's memory.
 fn posts(n: u64) -> Vec<(u64, [i64; 4])> {
     let mut rng = fastrand::Rng::with_seed(1);
     let mut count = |mean: f64, sigma: f64, share: f64| {
         if rng.f64() >= share {
             return 0;
         }
-        let normal = (-2.0 * (1.0 - rng.f64()).ln()).sqrt() * (rng.f64() * std::f64::consts::TAU).cos();
+        let normal =
+            (-2.0 * (1.0 - rng.f64()).ln()).sqrt() * (rng.f64() * std::f64::consts::TAU).cos();
         ((mean / share).ln() - sigma * sigma / 2.0 + sigma * normal).exp() as i64
     };
     (0..n)
@@ -68,7 +71,9 @@ fn rows_are_found_by_one_read_and_nothing_else_is() {
     let file = Arc::new(file);
     let mut walk = file.rows();
     while walk.next(&mut ids, &mut values).unwrap() {
-        all.extend(ids.iter().zip(values.chunks(4)).map(|(&id, v)| (id, <[i64; 4]>::try_from(v).unwrap())));
+        all.extend(
+            ids.iter().zip(values.chunks(4)).map(|(&id, v)| (id, <[i64; 4]>::try_from(v).unwrap())),
+        );
     }
     assert!(all == rows);
     // The whole range of ids, and rows with fewer values than columns.
@@ -79,7 +84,10 @@ fn rows_are_found_by_one_read_and_nothing_else_is() {
     let file = store.open_cold(&entry).unwrap();
     assert!(file.get(u64::MAX, &mut out[..3]).unwrap());
     assert_eq!(out[..3], [i64::MIN, 5, 0]);
-    assert!(store.begin_cold(tag(0, 9), 4).unwrap().finish().unwrap().is_none(), "a file of no rows is none");
+    assert!(
+        store.begin_cold(tag(0, 9), 4).unwrap().finish().unwrap().is_none(),
+        "a file of no rows is none"
+    );
     drop(store);
     let store = open(&disk.kill());
     assert_eq!(store.cold_files().len(), 1, "the second was never named, and is swept");
@@ -96,7 +104,9 @@ fn each_damaged_byte_is_found_by_a_check_and_never_served() {
     let mut text = Vec::new();
     dump(&disk, &entry.name, true, &mut text).unwrap();
     assert!(String::from_utf8(text).unwrap().contains("3000 rows of 4 values"));
-    assert!(check(&disk).unwrap().findings.iter().any(|f| f.text.starts_with("3000 rows of space 1")));
+    assert!(
+        check(&disk).unwrap().findings.iter().any(|f| f.text.starts_with("3000 rows of space 1"))
+    );
     drop(store);
     let mut rng = fastrand::Rng::with_seed(3);
     for round in 0..300 {
@@ -106,13 +116,13 @@ fn each_damaged_byte_is_found_by_a_check_and_never_served() {
         assert!(damaged.flip_bit(&entry.name, at as u64 * 8 + rng.u64(0..8)));
         let report = check(&damaged).unwrap();
         assert!(
-            report
-                .findings
-                .iter()
-                .any(|f| f.file == entry.name && (f.text.contains("damaged") || f.text.contains("has format version"))),
+            report.findings.iter().any(|f| f.file == entry.name
+                && (f.text.contains("damaged") || f.text.contains("has format version"))),
             "byte {at}"
         );
-        let Ok(store) = Store::open(Arc::new(damaged.clone()), StoreOptions::default()) else { continue };
+        let Ok(store) = Store::open(Arc::new(damaged.clone()), StoreOptions::default()) else {
+            continue;
+        };
         let mut out = [0; 4];
         match store.open_cold(&entry) {
             Err(Error::Corrupt { .. } | Error::Version { .. }) => {}
@@ -129,7 +139,10 @@ fn each_damaged_byte_is_found_by_a_check_and_never_served() {
                         Err(other) => panic!("byte {at}: {other}"),
                     }
                 }
-                assert!(refused > 0 && refused < rows.len(), "byte {at}: a block costs its own rows: {refused}");
+                assert!(
+                    refused > 0 && refused < rows.len(),
+                    "byte {at}: a block costs its own rows: {refused}"
+                );
             }
         }
     }
@@ -155,7 +168,8 @@ fn a_replaced_file_goes_with_its_last_reader() {
     assert!(disk.list_names().contains(&second.name));
 }
 
-/// A file is written and named, then replaced by a merged one: with a crash at each step of the disk, what the manifest names is whole.
+/// A file is written and named, then replaced by a merged one: with a crash at each step of the
+/// disk, what the manifest names is whole.
 #[test]
 fn a_crash_at_any_step_leaves_the_old_files_or_the_new_one() {
     let all = posts(2_000);
@@ -178,7 +192,8 @@ fn a_crash_at_any_step_leaves_the_old_files_or_the_new_one() {
         }
         let merged = writer.finish()?.unwrap();
         let old: Vec<String> = entries.iter().map(|e| e.name.clone()).collect();
-        let open: Vec<ColdFile> = entries.iter().map(|e| store.open_cold(e)).collect::<store::Result<_>>()?;
+        let open: Vec<ColdFile> =
+            entries.iter().map(|e| store.open_cold(e)).collect::<store::Result<_>>()?;
         store.replace_files(vec![merged], &old)?;
         open.iter().for_each(|file| file.retire(store.disk().clone()));
         Ok(())
@@ -195,13 +210,18 @@ fn a_crash_at_any_step_leaves_the_old_files_or_the_new_one() {
             let file = Arc::new(store.open_cold(entry).unwrap());
             rows += file.head().rows;
             let mut out = [0; 4];
-            for (id, values) in all.iter().filter(|(id, _)| (entry.tag.low..=entry.tag.high).contains(id)) {
+            for (id, values) in
+                all.iter().filter(|(id, _)| (entry.tag.low..=entry.tag.high).contains(id))
+            {
                 assert!(file.get(*id, &mut out).unwrap() && out == *values, "step {step}");
             }
         }
         seen.insert((files.len(), rows));
         let report = check(&**store.disk()).unwrap();
-        assert!(report.findings.iter().all(|f| !f.text.contains("damaged")), "step {step}: {report:?}");
+        assert!(
+            report.findings.iter().all(|f| !f.text.contains("damaged")),
+            "step {step}: {report:?}"
+        );
         if finished {
             break;
         }
@@ -213,14 +233,19 @@ fn a_crash_at_any_step_leaves_the_old_files_or_the_new_one() {
 /// What each row of the fixture is: small numbers, some large ones, the extremes.
 fn row_of_version_1(n: u64) -> (u64, [i64; 3]) {
     let large = if n.is_multiple_of(97) { i64::MAX - n as i64 } else { 0 };
-    (if n == 1499 { u64::MAX } else { 5_000_000 + n * n * 3 }, [n as i64 % 7 - 3, large, i64::from(n == 8) * i64::MIN])
+    (
+        if n == 1499 { u64::MAX } else { 5_000_000 + n * n * 3 },
+        [n as i64 % 7 - 3, large, i64::from(n == 8) * i64::MIN],
+    )
 }
 
-/// A cold file of version 1, as a release wrote it, is read for ever; and what is written today equals it byte for byte. (Written
-/// anew, with `STORE_WRITE_FIXTURES=1`, only when a new version is added, into a new file.)
+/// A cold file of version 1, as a release wrote it, is read for ever; and what is written today
+/// equals it byte for byte. (Written anew, with `STORE_WRITE_FIXTURES=1`, only when a new version
+/// is added, into a new file.)
 #[test]
 fn version_1_is_read_and_written() {
-    let fixtures = std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/cold-v1");
+    let fixtures =
+        std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/cold-v1");
     let disk = SimDisk::new(1);
     let (store, ..) = crate::basics::start(&disk, crate::basics::options(1 << 20)).unwrap();
     let mut writer = store.begin_cold(tag(5_000_000, u64::MAX), 3).unwrap();
@@ -244,7 +269,8 @@ fn version_1_is_read_and_written() {
     assert!(!file.get(5_000_001, &mut row).unwrap());
 }
 
-/// A manifest whose replacing failed may be on the disk all the same: what either of the two names stays, until one was written well.
+/// A manifest whose replacing failed may be on the disk all the same: what either of the two names
+/// stays, until one was written well.
 #[test]
 fn nothing_is_removed_while_two_manifests_may_be_the_one_on_the_disk() {
     let (mut old_ones, mut new_ones) = (0, 0);
@@ -255,7 +281,8 @@ fn nothing_is_removed_while_two_manifests_may_be_the_one_on_the_disk() {
         let (log, _) = store.replay(|_| Ok(()), |_| ()).unwrap();
         let old = write(&store, tag(0, u64::MAX), &posts(10));
         store.replace_files(vec![old.clone()], &[]).unwrap();
-        // From the sync of the new manifest on the folder is not synced any more: that is behind its rename.
+        // From the sync of the new manifest on the folder is not synced any more: that is behind
+        // its rename.
         let fail = || {
             let faults = Faults { sync_dir_error: 1024, ..Faults::default() };
             let other = disk.clone();
@@ -283,11 +310,20 @@ fn nothing_is_removed_while_two_manifests_may_be_the_one_on_the_disk() {
         let store = open(&left);
         let names = left.list_names();
         for file in store.manifest().files.clone() {
-            assert!(names.contains(&file.name), "seed {seed}: {} is named and was removed", file.name);
-            let is_new = if is_snapshot { file.name.ends_with(".tsnap") } else { file.name != old.name };
+            assert!(
+                names.contains(&file.name),
+                "seed {seed}: {} is named and was removed",
+                file.name
+            );
+            let is_new =
+                if is_snapshot { file.name.ends_with(".tsnap") } else { file.name != old.name };
             new_ones += u64::from(is_new);
         }
-        old_ones += u64::from(!is_snapshot && store.cold_files().iter().any(|file| file.name == old.name));
+        old_ones +=
+            u64::from(!is_snapshot && store.cold_files().iter().any(|file| file.name == old.name));
     }
-    assert!(old_ones > 5 && new_ones > 5, "{old_ones} starts found the old manifest, {new_ones} the new one");
+    assert!(
+        old_ones > 5 && new_ones > 5,
+        "{old_ones} starts found the old manifest, {new_ones} the new one"
+    );
 }

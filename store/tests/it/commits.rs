@@ -1,4 +1,5 @@
-//! The committer, its thread's part driven by hand: tickets, dedupe, failures. `turns.rs` has the same with real threads.
+//! The committer, its thread's part driven by hand: tickets, dedupe, failures. `turns.rs` has the
+//! same with real threads.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use store::{
-    Batch, CommitOptions, Committed, Committer, Error, Faults, Health, Log, Rounds, SimDisk, Source, SyncPolicy, Ticket,
+    Batch, CommitOptions, Committed, Committer, Error, Faults, Health, Log, Rounds, SimDisk,
+    Source, SyncPolicy, Ticket,
 };
 
 use crate::basics::{open, options};
@@ -33,7 +35,10 @@ pub(crate) fn row(key: u32, value: i64) -> [u8; 12] {
 }
 
 pub(crate) fn read_row(bytes: &[u8]) -> (u32, i64) {
-    (u32::from_le_bytes(bytes[..4].try_into().unwrap()), i64::from_le_bytes(bytes[4..12].try_into().unwrap()))
+    (
+        u32::from_le_bytes(bytes[..4].try_into().unwrap()),
+        i64::from_le_bytes(bytes[4..12].try_into().unwrap()),
+    )
 }
 
 pub(crate) struct Reader<'a> {
@@ -68,7 +73,10 @@ impl<'a> Reader<'a> {
     }
 
     /// The same by a simulated clock.
-    pub(crate) fn by_clock(engine: &'a Engine, clock: &'a (dyn Fn() -> Instant + Sync)) -> Reader<'a> {
+    pub(crate) fn by_clock(
+        engine: &'a Engine,
+        clock: &'a (dyn Fn() -> Instant + Sync),
+    ) -> Reader<'a> {
         Reader { clock: Some(clock), ..Reader::alone(engine) }
     }
 }
@@ -140,7 +148,11 @@ pub(crate) struct Meeting {
 
 impl Meeting {
     pub(crate) fn new(counters: usize, options: CommitOptions) -> Meeting {
-        Meeting { disk: SimDisk::new(1), engine: Engine::new(counters), committer: Committer::new(options) }
+        Meeting {
+            disk: SimDisk::new(1),
+            engine: Engine::new(counters),
+            committer: Committer::new(options),
+        }
     }
 
     /// The commit thread's part, driven by hand.
@@ -227,7 +239,8 @@ fn a_ticket_is_reached_only_after_the_sync() {
 fn what_cannot_be_read_stays_marked_and_nobody_is_told_that_it_is_safe() {
     let meeting = Meeting::new(10, always(4));
     let committer = &meeting.committer;
-    let mut thread = meeting.by_hand_with(Reader { unreadable: 2, ..Reader::alone(&meeting.engine) });
+    let mut thread =
+        meeting.by_hand_with(Reader { unreadable: 2, ..Reader::alone(&meeting.engine) });
     let ticket = meeting.set(1, 7);
     for _ in 0..2 {
         thread.round().unwrap_err();
@@ -266,10 +279,16 @@ fn a_full_disk_refuses_and_then_goes_on_with_nothing_lost() {
     assert_eq!(meeting.left(), (0..60).map(|i| (i, i64::from(i))).collect());
 }
 
-/// What writers may have waiting is bounded in one stripe and in all together, however it is spread; what a burst took is given back.
+/// What writers may have waiting is bounded in one stripe and in all together, however it is
+/// spread; what a burst took is given back.
 #[test]
 fn keys_that_wait_are_bounded_in_all_stripes_together() {
-    let options = CommitOptions { policy: SyncPolicy::No, crowded_keys: 512, queued_keys: 1024, ..always(16) };
+    let options = CommitOptions {
+        policy: SyncPolicy::No,
+        crowded_keys: 512,
+        queued_keys: 1024,
+        ..always(16)
+    };
     let keys_until_crowded = |spread: u32| {
         let meeting = Meeting::new(100_000, options);
         let mut thread = meeting.by_hand();
@@ -290,7 +309,11 @@ fn keys_that_wait_are_bounded_in_all_stripes_together() {
         thread.round().unwrap();
         (0..16).for_each(|key| _ = meeting.set(key, 3));
         thread.round().unwrap();
-        assert!(meeting.committer.queue_bytes() <= 4 * 256 * 16, "{}", meeting.committer.queue_bytes());
+        assert!(
+            meeting.committer.queue_bytes() <= 4 * 256 * 16,
+            "{}",
+            meeting.committer.queue_bytes()
+        );
         first.unwrap()
     };
     assert_eq!(keys_until_crowded(1), 511, "one stripe");
@@ -315,7 +338,8 @@ fn a_failed_round_forgets_no_stripe() {
 #[test]
 fn every_second_syncs_in_time_and_no_does_not() {
     for (policy, syncs) in [(SyncPolicy::EverySecond, 5..=7), (SyncPolicy::No, 0..=0)] {
-        let meeting = Meeting::new(10, CommitOptions { policy, stripes: 4, ..CommitOptions::default() });
+        let meeting =
+            Meeting::new(10, CommitOptions { policy, stripes: 4, ..CommitOptions::default() });
         let mut thread = meeting.by_hand();
         let start = Instant::now();
         let (mut oldest, mut count) = (None, 0);
@@ -348,13 +372,17 @@ fn an_idle_log_is_sealed_once() {
 
 #[test]
 fn every_second_is_late_when_a_change_of_a_second_ago_may_not_be_synced() {
-    let every_second = CommitOptions { policy: SyncPolicy::EverySecond, stripes: 4, ..CommitOptions::default() };
+    let every_second =
+        CommitOptions { policy: SyncPolicy::EverySecond, stripes: 4, ..CommitOptions::default() };
     let meeting = Meeting::new(1, every_second);
     let (disk, committer) = (&meeting.disk, &meeting.committer);
     let mut thread = meeting.by_hand();
     meeting.set(0, 1);
     thread.round().unwrap();
-    assert!(!committer.is_late() && thread.log.durable() != thread.log.written(), "it need not be synced yet");
+    assert!(
+        !committer.is_late() && thread.log.durable() != thread.log.written(),
+        "it need not be synced yet"
+    );
     std::thread::sleep(Duration::from_millis(1010));
     assert!(committer.is_late());
     disk.set_faults(Faults { sync_error: 1024, ..Faults::default() });

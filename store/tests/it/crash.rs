@@ -1,23 +1,32 @@
 //! Crash and recover, again and again, on the simulated disk.
 //!
-//! Each run is one seed: a disk with its own fault rates, options of its own, and several lives. A life starts from what the last
-//! crash left, compares it with the model, works (changes, commits, snapshots, seals, rolls) and ends by a power cut or a kill at a random step,
-//! which may lie in the middle of the start itself. The model keeps, for each sequence number of the log, every body that was tried there.
+//! Each run is one seed: a disk with its own fault rates, options of its own, and several lives. A
+//! life starts from what the last crash left, compares it with the model, works (changes, commits,
+//! snapshots, seals, rolls) and ends by a power cut or a kill at a random step, which may lie in
+//! the middle of the start itself. The model keeps, for each sequence number of the log, every body
+//! that was tried there.
 //!
 //! Asserted after each crash:
 //!
-//! - nothing that was synced is missing: the log ends at or after the last sequence number that a sync covered (promise 3, `always`);
-//! - what is there is a prefix: batch n has exactly the body that was written as n, for every n up to the end (`everysec`, `no`);
-//! - the state built from snapshot and log equals that of the prefix: no wrong value, no half batch (promises 2 and 3);
+//! - nothing that was synced is missing: the log ends at or after the last sequence number that a
+//!   sync covered (promise 3, `always`);
+//! - what is there is a prefix: batch n has exactly the body that was written as n, for every n up
+//!   to the end (`everysec`, `no`);
+//! - the state built from snapshot and log equals that of the prefix: no wrong value, no half batch
+//!   (promises 2 and 3);
 //! - without bit rot the start is never refused as damaged.
 //!
-//! `STORE_SIM_RUNS=100000 cargo test --release -p store --test it crash:: -- --nocapture` runs more of them; `STORE_SIM_SEED=n` runs one.
+//! `STORE_SIM_RUNS=100000 cargo test --release -p store --test it crash:: -- --nocapture` runs more
+//! of them; `STORE_SIM_SEED=n` runs one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use store::{Batch, Error, Faults, Lineage, Log, LogOptions, Position, Records, SimDisk, Store, StoreOptions, Tag};
+use store::{
+    Batch, Error, Faults, Lineage, Log, LogOptions, Position, Records, SimDisk, Store,
+    StoreOptions, Tag,
+};
 
 const KEYS: u64 = 24;
 /// Keys are walked in tables of this many.
@@ -70,7 +79,8 @@ fn apply(state: &mut State, body: &[u8]) {
 
 fn put(state: &mut State, row: &[u8]) {
     let n = |at: usize| u64::from_le_bytes(row[at..at + 8].try_into().unwrap());
-    // Replay may go over rows that the snapshot already has in a later version: state, so the last record wins.
+    // Replay may go over rows that the snapshot already has in a later version: state, so the last
+    // record wins.
     state.insert(n(0), n(8));
 }
 
@@ -136,7 +146,11 @@ fn start(disk: &SimDisk, options: StoreOptions, model: &mut Model, seed: u64) ->
     for (sequence, body) in &found {
         let tried = &mut model.tried[*sequence as usize - 1];
         if *sequence <= model.acknowledged {
-            assert_eq!(tried.last(), Some(body), "seed {seed}: acknowledged batch {sequence} is another one");
+            assert_eq!(
+                tried.last(),
+                Some(body),
+                "seed {seed}: acknowledged batch {sequence} is another one"
+            );
         }
         assert!(tried.contains(body), "seed {seed}: batch {sequence} is none that was written");
         *tried = vec![body.clone()];
@@ -144,10 +158,17 @@ fn start(disk: &SimDisk, options: StoreOptions, model: &mut Model, seed: u64) ->
     model.losses += model.tried.len() as u64 - reached;
     model.tried.truncate(reached as usize);
     assert_eq!(state, model.state_at(reached), "seed {seed}: a wrong state after batch {reached}");
-    // What a start has accepted and served counts as acknowledged from then on: recovery made sure that it is on the disk.
+    // What a start has accepted and served counts as acknowledged from then on: recovery made sure
+    // that it is on the disk.
     model.acknowledged = reached;
     model.mix(reached);
-    Some(Life { store, log, memory: state, dirty: Vec::new(), versions: vec![0; (KEYS / TABLE) as usize] })
+    Some(Life {
+        store,
+        log,
+        memory: state,
+        dirty: Vec::new(),
+        versions: vec![0; (KEYS / TABLE) as usize],
+    })
 }
 
 fn refused<T>(error: Error, model: &mut Model, seed: u64) -> Option<T> {
@@ -196,10 +217,16 @@ impl Life {
     }
 
     /// A snapshot with changes and commits going on between its steps.
-    fn snapshot(&mut self, random: &mut fastrand::Rng, clock: &mut u64, model: &mut Model) -> store::Result<()> {
+    fn snapshot(
+        &mut self,
+        random: &mut fastrand::Rng,
+        clock: &mut u64,
+        model: &mut Model,
+    ) -> store::Result<()> {
         let replay = self.log.durable();
         let mut files = Vec::new();
-        // The store cannot be borrowed across the steps that need all of `self`, so the walk is planned first.
+        // The store cannot be borrowed across the steps that need all of `self`, so the walk is
+        // planned first.
         let versions = self.versions.clone();
         let tags: Vec<Tag> = (0..KEYS / TABLE)
             .map(|t| Tag {
@@ -264,11 +291,16 @@ pub(crate) fn run(seed: u64) -> (u64, u64, u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut disk = SimDisk::new(seed);
     let options = StoreOptions {
-        log: LogOptions { segment_bytes: random.u64(100..3000), unsynced_bytes: random.usize(100..4000) },
+        log: LogOptions {
+            segment_bytes: random.u64(100..3000),
+            unsynced_bytes: random.usize(100..4000),
+        },
         keep_log_bytes: if random.bool() { 0 } else { random.u64(0..20_000) },
     };
     let faulty = random.u32(0..3);
-    let rate = |random: &mut fastrand::Rng| if faulty == 0 { 0 } else { random.u32(0..4) * random.u32(0..40) };
+    let rate = |random: &mut fastrand::Rng| {
+        if faulty == 0 { 0 } else { random.u32(0..4) * random.u32(0..40) }
+    };
     let mut model = Model::default();
     let mut clock = 0;
     for _ in 0..random.u32(2..8) {
@@ -309,10 +341,11 @@ pub(crate) fn run(seed: u64) -> (u64, u64, u64) {
                         let end = life.log.written().sequence;
                         model.attempt(end + 1, &[]);
                         let sealed = life.log.seal(1).is_ok();
-                        // A seal that was not needed writes nothing: then nothing was tried at that number.
-                        model.tried.truncate(
-                            model.tried.len().min(life.log.written().sequence.max(end + u64::from(!sealed)) as usize),
-                        );
+                        // A seal that was not needed writes nothing: then nothing was tried at that
+                        // number.
+                        model.tried.truncate(model.tried.len().min(
+                            life.log.written().sequence.max(end + u64::from(!sealed)) as usize,
+                        ));
                         if sealed {
                             model.acknowledged = life.log.durable().sequence;
                         }
@@ -385,10 +418,14 @@ fn a_run_replays_exactly() {
     }
 }
 
-/// The first start, a commit and a snapshot, with a crash at each single step of it and several fates of the unsynced bytes.
+/// The first start, a commit and a snapshot, with a crash at each single step of it and several
+/// fates of the unsynced bytes.
 #[test]
 fn a_crash_at_each_step_of_a_first_start_a_commit_and_a_snapshot() {
-    let options = StoreOptions { log: LogOptions { segment_bytes: 200, unsynced_bytes: 4000 }, keep_log_bytes: 0 };
+    let options = StoreOptions {
+        log: LogOptions { segment_bytes: 200, unsynced_bytes: 4000 },
+        keep_log_bytes: 0,
+    };
     let mut steps = 0;
     for step in 1.. {
         let mut finished = false;
@@ -406,8 +443,8 @@ fn a_crash_at_each_step_of_a_first_start_a_commit_and_a_snapshot() {
                 }
                 let first = life.snapshot(&mut random, &mut clock, &mut model);
                 life.change(&mut random, &mut clock);
-                let second =
-                    life.commit(&mut model, true) && life.snapshot(&mut random, &mut clock, &mut model).is_ok();
+                let second = life.commit(&mut model, true)
+                    && life.snapshot(&mut random, &mut clock, &mut model).is_ok();
                 finished |= first.is_ok() && second && !disk.crashed();
             }
             let disk = disk.power_cut();

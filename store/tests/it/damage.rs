@@ -1,8 +1,10 @@
 //! Damage and cuts: what is loaded is the exact prefix, and what is damaged is refused and named.
 //!
-//! What can be promised of a flipped bit in the log: it is found, always; no wrong value is loaded. If any later batch was written when the
-//! damaged place was already known to be durable, the start is refused. Otherwise the damage cannot be told from a torn write, and the log is cut
-//! there; what is lost then lies within the last sync's window. A sealed log has no such window but for the seal itself.
+//! What can be promised of a flipped bit in the log: it is found, always; no wrong value is loaded.
+//! If any later batch was written when the damaged place was already known to be durable, the start
+//! is refused. Otherwise the damage cannot be told from a torn write, and the log is cut there;
+//! what is lost then lies within the last sync's window. A sealed log has no such window but for
+//! the seal itself.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +18,8 @@ fn payload(i: usize) -> Vec<u8> {
     vec![i as u8; 5 + i * 3 % 11]
 }
 
-/// A log of `batches` batches of two records in one segment, each synced unless `sync` says otherwise; the ends of the batches.
+/// A log of `batches` batches of two records in one segment, each synced unless `sync` says
+/// otherwise; the ends of the batches.
 fn small_log(batches: usize, sync: impl Fn(usize) -> bool, seal: bool) -> (SimDisk, Vec<u64>) {
     let disk = SimDisk::new(1);
     let (_store, mut log, _, _) = start(&disk, options(1 << 20)).unwrap();
@@ -53,7 +56,8 @@ fn a_log_cut_at_every_byte_of_its_last_three_batches_loads_the_exact_prefix() {
         disk.put(NAME, &whole[..cut as usize]);
         let batches = ends.iter().filter(|&&end| end <= cut).count() - 1;
         assert_eq!(load(&disk).unwrap(), prefix(batches), "cut at {cut}");
-        // And the log goes on from there: the next start has the same prefix, and what was appended since.
+        // And the log goes on from there: the next start has the same prefix, and what was appended
+        // since.
         let (_store, mut log, _, _) = start(&disk.kill(), options(1 << 20)).unwrap();
         log.append(&batch(&[b"after"]), 0).unwrap();
         log.sync().unwrap();
@@ -63,7 +67,8 @@ fn a_log_cut_at_every_byte_of_its_last_three_batches_loads_the_exact_prefix() {
     }
 }
 
-/// Flips each bit of a log and checks the promise above, where `window` is the first batch that may be lost without a refusal.
+/// Flips each bit of a log and checks the promise above, where `window` is the first batch that may
+/// be lost without a refusal.
 fn each_bit(disk: &SimDisk, ends: &[u64], window: usize) {
     let whole = disk.contents(NAME).unwrap();
     let (mut refused, mut cut) = (0, 0);
@@ -75,7 +80,10 @@ fn each_bit(disk: &SimDisk, ends: &[u64], window: usize) {
             Err(Error::Corrupt { path, offset, .. }) => {
                 assert!(path.ends_with(NAME));
                 let expected = if hit == 0 { 0 } else { ends[hit - 1] };
-                assert!(offset == expected || hit == 0, "bit {bit}: named byte {offset}, not {expected}");
+                assert!(
+                    offset == expected || hit == 0,
+                    "bit {bit}: named byte {offset}, not {expected}"
+                );
                 refused += 1;
             }
             Err(Error::Version { .. }) => assert!((64..96).contains(&bit), "bit {bit}"),
@@ -92,7 +100,8 @@ fn each_bit(disk: &SimDisk, ends: &[u64], window: usize) {
 
 #[test]
 fn each_flipped_bit_of_a_synced_log_is_found() {
-    // Each batch was synced before the next: only the last may be lost, for nothing was written after its sync.
+    // Each batch was synced before the next: only the last may be lost, for nothing was written
+    // after its sync.
     let (disk, ends) = small_log(6, |_| true, false);
     each_bit(&disk, &ends, 5);
 }
@@ -105,7 +114,8 @@ fn each_flipped_bit_of_a_sealed_log_is_refused_but_in_the_seal() {
 
 #[test]
 fn a_window_of_unsynced_batches_may_arrive_in_any_order() {
-    // Batches 3, 4, 5 were written without a sync between them: a flip in 3 looks like sectors that arrived out of order.
+    // Batches 3, 4, 5 were written without a sync between them: a flip in 3 looks like sectors that
+    // arrived out of order.
     let (disk, ends) = small_log(6, |i| i < 3, false);
     each_bit(&disk, &ends, 3);
 }
@@ -124,7 +134,8 @@ fn zeroed_swapped_and_old_sectors_are_found() {
         for b in 0..sectors {
             // Swapped, and the one written over the other.
             let mut swapped = whole.clone();
-            let (x, y) = (whole[a * 512..a * 512 + 512].to_vec(), whole[b * 512..b * 512 + 512].to_vec());
+            let (x, y) =
+                (whole[a * 512..a * 512 + 512].to_vec(), whole[b * 512..b * 512 + 512].to_vec());
             swapped[a * 512..a * 512 + 512].copy_from_slice(&y);
             images.push(swapped.clone());
             swapped[b * 512..b * 512 + 512].copy_from_slice(&x);
@@ -143,8 +154,9 @@ fn zeroed_swapped_and_old_sectors_are_found() {
     }
 }
 
-/// Two histories of one lineage, from one fork on: an old copy of a file is half overwritten by a newer one, say. Each batch is sound by
-/// itself and in its place; only the chain tells that the later ones do not follow from the earlier ones.
+/// Two histories of one lineage, from one fork on: an old copy of a file is half overwritten by a
+/// newer one, say. Each batch is sound by itself and in its place; only the chain tells that the
+/// later ones do not follow from the earlier ones.
 #[test]
 fn batches_of_another_branch_are_found() {
     let branch = |word: &[u8]| {
@@ -208,13 +220,16 @@ fn refusal(disk: &SimDisk) -> String {
 fn missing_doubled_swapped_and_foreign_segments_are_refused_by_name() {
     let disk = many_segments(1);
     disk.take(&segment(3));
-    assert!(refusal(&disk).contains("log-0000000000000003.tlog is damaged at byte 0: missing; segment 4 continues it"));
+    assert!(refusal(&disk).contains(
+        "log-0000000000000003.tlog is damaged at byte 0: missing; segment 4 continues it"
+    ));
 
     let disk = many_segments(1);
     disk.take(&segment(1));
     assert!(refusal(&disk).contains("log-0000000000000001.tlog is damaged at byte 0: missing"));
 
-    // The newest has no successor to miss it, but the manifest of the last start or stop knows how far the log was durable.
+    // The newest has no successor to miss it, but the manifest of the last start or stop knows how
+    // far the log was durable.
     let disk = many_segments(1);
     let (store, log, _, _) = start(&disk, options(200)).unwrap();
     drop((store, log));
@@ -242,7 +257,8 @@ fn missing_doubled_swapped_and_foreign_segments_are_refused_by_name() {
     let disk = many_segments(1);
     let mut bytes = disk.contents(&segment(3)).unwrap();
     let head = store::SegmentHead::decode(&bytes).unwrap();
-    bytes[..80].copy_from_slice(&store::SegmentHead { lineage: store::Lineage([9; 16]), ..head }.encode());
+    bytes[..80]
+        .copy_from_slice(&store::SegmentHead { lineage: store::Lineage([9; 16]), ..head }.encode());
     disk.put(&segment(3), &bytes);
     assert!(refusal(&disk).contains("files of two data sets"));
 
@@ -283,7 +299,8 @@ fn each_flipped_bit_of_a_snapshot_file_is_found() {
     let disk = SimDisk::new(1);
     let (store, log, _, _) = start(&disk, options(1000)).unwrap();
     let mut snapshot = store.begin_snapshot(log.durable());
-    let mut file = snapshot.file(store::Tag { space: 3, kind: 1, low: 5, high: 9, stamp: 2 }).unwrap();
+    let mut file =
+        snapshot.file(store::Tag { space: 3, kind: 1, low: 5, high: 9, stamp: 2 }).unwrap();
     file.write(b"the first chunk", 2).unwrap();
     file.write(b"and the second", 1).unwrap();
     let entry = file.finish().unwrap();
@@ -317,11 +334,14 @@ fn check_finds_a_sound_folder_good_and_dump_prints_every_file() {
     let disk = many_segments(2);
     disk.put("notes.txt", b"mine");
     let report = check(&disk).unwrap();
-    let damage: Vec<&Finding> = report.findings.iter().filter(|f| f.severity > Severity::Good).collect();
+    let damage: Vec<&Finding> =
+        report.findings.iter().filter(|f| f.severity > Severity::Good).collect();
     assert_eq!(damage.len(), 1, "{damage:?}");
     assert_eq!(damage[0].file, "notes.txt");
     assert_eq!(report.records, 40);
-    for name in disk.list_names().iter().filter(|n| n.ends_with(".tlog") || n.ends_with(".manifest")) {
+    for name in
+        disk.list_names().iter().filter(|n| n.ends_with(".tlog") || n.ends_with(".manifest"))
+    {
         let mut text = Vec::new();
         dump(&disk, name, true, &mut text).unwrap();
         assert!(text.len() > 50, "{name}");
@@ -333,17 +353,24 @@ fn check_finds_a_sound_folder_good_and_dump_prints_every_file() {
     assert!(dump(&disk, "notes.txt", true, &mut Vec::new()).is_err());
 }
 
-/// Behind the first damage it goes on: each damaged file is named, of the log and beside a damaged manifest. And nothing is synced: it only reads.
+/// Behind the first damage it goes on: each damaged file is named, of the log and beside a damaged
+/// manifest. And nothing is synced: it only reads.
 #[test]
 fn check_goes_on_behind_damage_and_syncs_nothing() {
     let whole = many_segments(4);
     whole.set_faults(Faults { sync_error: 1024, ..Faults::default() });
     assert_eq!(check(&whole).unwrap().severity(), Severity::Good);
-    let names: Vec<String> = whole.list_names().into_iter().filter(|n| n.ends_with(".tlog")).collect();
+    let names: Vec<String> =
+        whole.list_names().into_iter().filter(|n| n.ends_with(".tlog")).collect();
     assert!(names.len() > 5);
     let damaged = |disk: &SimDisk| -> Vec<String> {
         let report = check(disk).unwrap();
-        report.findings.into_iter().filter(|f| f.severity == Severity::Damage).map(|f| f.text).collect()
+        report
+            .findings
+            .into_iter()
+            .filter(|f| f.severity == Severity::Damage)
+            .map(|f| f.text)
+            .collect()
     };
     let disk = whole.fork(1);
     for name in [&names[1], &names[3]] {
@@ -365,7 +392,8 @@ fn check_goes_on_behind_damage_and_syncs_nothing() {
     }
 }
 
-/// A crash came between a complete full sync and its adoption: the next start goes on there, and a check says so, and looks at that data set.
+/// A crash came between a complete full sync and its adoption: the next start goes on there, and a
+/// check says so, and looks at that data set.
 #[test]
 fn a_pending_adoption_is_no_damage() {
     let disk = many_segments(2);
@@ -407,7 +435,8 @@ fn dump_prints_what_is_in_front_of_damage() {
     assert_eq!(String::from_utf8(text).unwrap().matches(" chunk, ").count(), 2);
 }
 
-/// What lies before the replay position serves replicas only: a start does not read it, `check` does.
+/// What lies before the replay position serves replicas only: a start does not read it, `check`
+/// does.
 #[test]
 fn what_is_kept_for_replicas_is_checked_too() {
     flip_what_is_kept(200);
@@ -430,16 +459,22 @@ fn flip_what_is_kept(segment_bytes: u64) {
     let disk = disk.kill();
     let report = check(&disk).unwrap();
     assert_eq!(report.severity(), Severity::Good, "{report:?}");
-    let kept = report.findings.iter().filter(|f| f.text.starts_with("kept for replicas")).count() as u64;
+    let kept =
+        report.findings.iter().filter(|f| f.text.starts_with("kept for replicas")).count() as u64;
     assert!(kept == replay.segment - 1 && replay.byte > 100, "{kept} segments, {replay}");
     for number in 1..=replay.segment {
         let name = segment(number);
-        let bytes = if number == replay.segment { replay.byte } else { disk.contents(&name).unwrap().len() as u64 };
+        let bytes = if number == replay.segment {
+            replay.byte
+        } else {
+            disk.contents(&name).unwrap().len() as u64
+        };
         for bit in (number % 3..bytes * 8).step_by(3) {
             let disk = disk.fork(bit);
             assert!(disk.flip_bit(&name, bit));
             let report = check(&disk).unwrap();
-            let found = report.findings.iter().any(|f| f.file == name && f.severity == Severity::Note);
+            let found =
+                report.findings.iter().any(|f| f.file == name && f.severity == Severity::Note);
             // The header of the segment in which replay begins is read by a start.
             let refused = number == replay.segment && report.severity() == Severity::Damage;
             assert!(found || refused, "{name}, bit {bit}: {report:?}");
@@ -448,12 +483,14 @@ fn flip_what_is_kept(segment_bytes: u64) {
     }
 }
 
-/// Random bytes, and sound files changed at random with their checksums made to match: errors are fine, panics and endless loops are not.
+/// Random bytes, and sound files changed at random with their checksums made to match: errors are
+/// fine, panics and endless loops are not.
 #[test]
 fn decoders_are_total() {
     let mut random = fastrand::Rng::with_seed(7);
     let disk = many_segments(3);
-    let names: Vec<String> = disk.list_names().into_iter().filter(|n| n != "tidemark.lock").collect();
+    let names: Vec<String> =
+        disk.list_names().into_iter().filter(|n| n != "tidemark.lock").collect();
     let mut outcomes: BTreeMap<&str, u32> = BTreeMap::new();
     for round in 0..6000u64 {
         let disk = disk.fork(round);
@@ -494,13 +531,17 @@ fn decoders_are_total() {
     assert!(outcomes["corrupt"] > 1000 && outcomes["started"] > 100, "{outcomes:?}");
 }
 
-/// Makes the checks of a segment match what it now says, so that the tests behind the checksums are reached.
+/// Makes the checks of a segment match what it now says, so that the tests behind the checksums are
+/// reached.
 fn fix_segment(bytes: &mut [u8]) {
-    let crc = |parts: &[&[u8]]| parts.iter().fold(0, |crc, part| crc32c::crc32c_append(crc, part)).to_le_bytes();
+    let crc = |parts: &[&[u8]]| {
+        parts.iter().fold(0, |crc, part| crc32c::crc32c_append(crc, part)).to_le_bytes()
+    };
     let check = crc(&[&bytes[..76]]);
     bytes[76..80].copy_from_slice(&check);
     let lineage: [u8; 16] = bytes[16..32].try_into().unwrap();
-    let number = |at: usize, bytes: &[u8]| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    let number =
+        |at: usize, bytes: &[u8]| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     let (segment, base) = (number(32, bytes), number(48, bytes));
     let mut at = 80;
     let mut previous: [u8; 4] = bytes[72..76].try_into().unwrap();
@@ -519,7 +560,12 @@ fn fix_segment(bytes: &mut [u8]) {
             &bytes[at + 40..at + 40 + n],
         ]);
         bytes[at + 32..at + 36].copy_from_slice(&chain);
-        let check = crc(&[&lineage, &segment.to_le_bytes(), &(at as u64).to_le_bytes(), &bytes[at..at + 36]]);
+        let check = crc(&[
+            &lineage,
+            &segment.to_le_bytes(),
+            &(at as u64).to_le_bytes(),
+            &bytes[at..at + 36],
+        ]);
         bytes[at + 36..at + 40].copy_from_slice(&check);
         previous = chain;
         at += 40 + n;

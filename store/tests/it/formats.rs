@@ -1,6 +1,8 @@
-//! Files of version 1, as a release wrote them, are opened for ever; and what is written today equals them byte for byte.
+//! Files of version 1, as a release wrote them, are opened for ever; and what is written today
+//! equals them byte for byte.
 //!
-//! `STORE_WRITE_FIXTURES=1 cargo test -p store --test it formats` writes them anew: only when a new version is added, into a new folder.
+//! `STORE_WRITE_FIXTURES=1 cargo test -p store --test it formats` writes them anew: only when a new
+//! version is added, into a new folder.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,7 +15,8 @@ fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/v1")
 }
 
-/// A data folder with everything that version 1 has: snapshot files, a roll, a void tail, a seal, records of several kinds.
+/// A data folder with everything that version 1 has: snapshot files, a roll, a void tail, a seal,
+/// records of several kinds.
 fn written_today() -> SimDisk {
     let disk = SimDisk::new(1);
     let (store, mut log, _, _) = start(&disk, options(400)).unwrap();
@@ -52,15 +55,18 @@ fn written_today() -> SimDisk {
 #[test]
 fn what_is_written_today_equals_version_1() {
     let disk = written_today();
-    let names: Vec<String> = disk.list_names().into_iter().filter(|n| n != "tidemark.lock").collect();
+    let names: Vec<String> =
+        disk.list_names().into_iter().filter(|n| n != "tidemark.lock").collect();
     if std::env::var_os("STORE_WRITE_FIXTURES").is_some() {
         std::fs::create_dir_all(folder()).unwrap();
         for name in &names {
             std::fs::write(folder().join(name), disk.contents(name).unwrap()).unwrap();
         }
     }
-    let mut there: Vec<String> =
-        std::fs::read_dir(folder()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let mut there: Vec<String> = std::fs::read_dir(folder())
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
     there.sort();
     assert_eq!(names, there);
     for name in &names {
@@ -106,8 +112,12 @@ fn version_1_opens() {
         )
         .unwrap();
     let catalogue = (0, 1, b"catalogue".to_vec());
-    let expected =
-        [(1, 2, b"before a failed sync".to_vec()), catalogue.clone(), (u32::MAX, 255, Vec::new()), catalogue];
+    let expected = [
+        (1, 2, b"before a failed sync".to_vec()),
+        catalogue.clone(),
+        (u32::MAX, 255, Vec::new()),
+        catalogue,
+    ];
     assert_eq!(records, expected);
     assert_eq!((end.batches, end.torn_bytes, log.term()), (3, 0, 1));
 }

@@ -1,4 +1,5 @@
-//! Page files: a page is one read, found damaged or right; a crash leaves the old file or the new one; version 1 stays what it is.
+//! Page files: a page is one read, found damaged or right; a crash leaves the old file or the new
+//! one; version 1 stays what it is.
 
 use std::sync::Arc;
 
@@ -45,7 +46,13 @@ fn pages_are_read_as_they_were_written() {
     dump(&disk, &entry.name, true, &mut text).unwrap();
     let text = String::from_utf8(text).unwrap();
     assert!(text.contains("100 pages") && text.contains("byte 409600 page 99"), "{}", &text[..200]);
-    assert!(check(&disk).unwrap().findings.iter().any(|f| f.text == "100 pages of space 2 kind 5, ids 10 to 900"));
+    assert!(
+        check(&disk)
+            .unwrap()
+            .findings
+            .iter()
+            .any(|f| f.text == "100 pages of space 2 kind 5, ids 10 to 900")
+    );
     // A manifest that says something else of it, or another file under its name.
     let other = FileEntry { tag: Tag { high: 901, ..TAG }, ..entry.clone() };
     assert!(matches!(store.open_pages(&other), Err(Error::Corrupt { .. })));
@@ -73,10 +80,17 @@ fn each_damaged_byte_is_found_by_a_check_and_never_served() {
         assert!(damaged.flip_bit(&entry.name, at * 8 + rng.u64(0..8)));
         let report = check(&damaged).unwrap();
         let named = |text: &str| text.contains("damaged") || text.contains("has format version");
-        assert!(report.findings.iter().any(|f| f.file == entry.name && named(&f.text)), "byte {at}: {report:?}");
-        let Ok(store) = Store::open(Arc::new(damaged.clone()), StoreOptions::default()) else { continue };
+        assert!(
+            report.findings.iter().any(|f| f.file == entry.name && named(&f.text)),
+            "byte {at}: {report:?}"
+        );
+        let Ok(store) = Store::open(Arc::new(damaged.clone()), StoreOptions::default()) else {
+            continue;
+        };
         match store.open_pages(&entry) {
-            Err(Error::Corrupt { .. } | Error::Version { .. }) => assert!(!(4096..6 * 4096).contains(&at), "byte {at}"),
+            Err(Error::Corrupt { .. } | Error::Version { .. }) => {
+                assert!(!(4096..6 * 4096).contains(&at), "byte {at}")
+            }
             Err(other) => panic!("byte {at}: {other}"),
             Ok((file, _)) => {
                 let mut read = [0; BLOCK_BYTES];
@@ -87,7 +101,8 @@ fn each_damaged_byte_is_found_by_a_check_and_never_served() {
     }
 }
 
-/// A file is named, then replaced by another: with a crash at each step of the disk, what the manifest names is whole; on a disk without room nothing is left.
+/// A file is named, then replaced by another: with a crash at each step of the disk, what the
+/// manifest names is whole; on a disk without room nothing is left.
 #[test]
 fn a_crash_at_any_step_leaves_the_old_file_or_the_new_one() {
     let life = |disk: &SimDisk| -> store::Result<()> {
@@ -113,12 +128,19 @@ fn a_crash_at_any_step_leaves_the_old_file_or_the_new_one() {
             let mut read = [0; BLOCK_BYTES];
             for number in 0..file.pages() {
                 file.read(number, &mut read).unwrap();
-                assert_eq!(read, page(if file.pages() == 20 { 1 } else { 2 }, number), "step {step}");
+                assert_eq!(
+                    read,
+                    page(if file.pages() == 20 { 1 } else { 2 }, number),
+                    "step {step}"
+                );
             }
             assert_eq!(note, NOTE);
             seen.insert(file.pages());
         }
-        assert!(check(&**store.disk()).unwrap().findings.iter().all(|f| !f.text.contains("damaged")), "step {step}");
+        assert!(
+            check(&**store.disk()).unwrap().findings.iter().all(|f| !f.text.contains("damaged")),
+            "step {step}"
+        );
         if finished {
             break;
         }
@@ -129,13 +151,19 @@ fn a_crash_at_any_step_leaves_the_old_file_or_the_new_one() {
     let store = open(&disk);
     disk.set_capacity(Some(disk.used_bytes() + 50_000));
     assert!(matches!(write(&store, 1, 20), Err(Error::Full { .. })));
-    assert!(disk.list_names().iter().all(|name| !name.contains(".tcold")), "{:?}", disk.list_names());
+    assert!(
+        disk.list_names().iter().all(|name| !name.contains(".tcold")),
+        "{:?}",
+        disk.list_names()
+    );
 }
 
-/// As a release wrote it. (Written anew, with `STORE_WRITE_FIXTURES=1`, only when a new version is added, into a new file.)
+/// As a release wrote it. (Written anew, with `STORE_WRITE_FIXTURES=1`, only when a new version is
+/// added, into a new file.)
 #[test]
 fn version_1_is_read_and_written() {
-    let fixtures = std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pages-v1");
+    let fixtures =
+        std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pages-v1");
     let disk = SimDisk::new(1);
     let (store, ..) = crate::basics::start(&disk, crate::basics::options(1 << 20)).unwrap();
     let entry = write(&store, 9, 3).unwrap();

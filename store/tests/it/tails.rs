@@ -1,4 +1,5 @@
-//! Following the log: whoever follows from any place gets exactly the batches behind it, through rolls and failed syncs.
+//! Following the log: whoever follows from any place gets exactly the batches behind it, through
+//! rolls and failed syncs.
 
 use std::sync::Arc;
 
@@ -16,7 +17,9 @@ fn follow(tail: &mut Tail, limit: Position) -> Vec<(u64, Vec<u8>)> {
     loop {
         match tail.next(limit).unwrap() {
             Step::Segment(_) => {}
-            Step::Batch(head, frame) => batches.push((head.sequence, frame[store::BATCH_HEAD_BYTES..].to_vec())),
+            Step::Batch(head, frame) => {
+                batches.push((head.sequence, frame[store::BATCH_HEAD_BYTES..].to_vec()))
+            }
             Step::End => return batches,
         }
     }
@@ -35,7 +38,12 @@ fn a_follower_gets_every_durable_batch_once_through_rolls_and_failed_syncs() {
         let mut places = vec![log.durable()];
         for i in 0..80u64 {
             let rate = if random.bool() { 0 } else { 150 };
-            disk.set_faults(Faults { sync_error: rate, no_space: rate, short_write: 4 * rate, ..Faults::default() });
+            disk.set_faults(Faults {
+                sync_error: rate,
+                no_space: rate,
+                short_write: 4 * rate,
+                ..Faults::default()
+            });
             let _ = log.append(&batch(&[&i.to_le_bytes()]), i);
             if random.u32(0..3) == 0 && log.sync().is_ok() {
                 places.push(log.durable());
@@ -53,11 +61,16 @@ fn a_follower_gets_every_durable_batch_once_through_rolls_and_failed_syncs() {
         assert_eq!((tail.position().offset, tail.position().chain), (end.offset, end.chain));
         let numbers: Vec<u64> = followed.iter().map(|(n, _)| *n).collect();
         assert_eq!(numbers, (1..=end.sequence).collect::<Vec<_>>(), "seed {seed}");
-        // From each place that was ever durable one can go on, also after a restart and after many rolls.
+        // From each place that was ever durable one can go on, also after a restart and after many
+        // rolls.
         for place in places {
-            let mut tail =
-                Tail::open(disk_of(&disk), place, end).unwrap_or_else(|e| panic!("seed {seed}: {place}: {e}"));
-            assert_eq!(follow(&mut tail, end), followed[place.sequence as usize..], "seed {seed}: from {place}");
+            let mut tail = Tail::open(disk_of(&disk), place, end)
+                .unwrap_or_else(|e| panic!("seed {seed}: {place}: {e}"));
+            assert_eq!(
+                follow(&mut tail, end),
+                followed[place.sequence as usize..],
+                "seed {seed}: from {place}"
+            );
         }
     }
     assert!(healed > 100, "{healed}");

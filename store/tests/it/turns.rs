@@ -1,4 +1,5 @@
-//! The committer between real threads: writers whose turns must be atomic, snapshots beside them, and who waits for a commit.
+//! The committer between real threads: writers whose turns must be atomic, snapshots beside them,
+//! and who waits for a commit.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +12,8 @@ use store::{CommitOptions, Committer, Records, SimDisk, SyncPolicy, Tag};
 use crate::basics::{open, options};
 use crate::commits::{Engine, Meeting, Reader, always, read_row, recover, row};
 
-/// Writers of pairs of counters, `k` and `k` + as many as there are pairs, which change together; few, so that writers and the commit thread meet.
+/// Writers of pairs of counters, `k` and `k` + as many as there are pairs, which change together;
+/// few, so that writers and the commit thread meet.
 #[derive(Clone, Copy)]
 struct Crowd<'a> {
     committer: &'a Committer<u32>,
@@ -22,7 +24,8 @@ struct Crowd<'a> {
 }
 
 impl Crowd<'_> {
-    /// One of them, number `t`, which goes through the pairs by this stride and waits for one turn in `waits`, until the disk fails it.
+    /// One of them, number `t`, which goes through the pairs by this stride and waits for one turn
+    /// in `waits`, until the disk fails it.
     fn count_until_crash(self, t: usize, stride: usize, waits: usize) {
         let Crowd { committer, engine, disk, acknowledged } = self;
         let pairs = acknowledged.len();
@@ -49,7 +52,8 @@ impl Crowd<'_> {
     }
 }
 
-/// Somebody who reads them, and shows what he has read when it is safe (C9): of each counter, the highest value that was shown before the disk failed.
+/// Somebody who reads them, and shows what he has read when it is safe (C9): of each counter, the
+/// highest value that was shown before the disk failed.
 fn show_until_crash(committer: &Committer<u32>, engine: &Engine, pairs: usize) -> Vec<i64> {
     let mut shown = vec![0; engine.counters.len()];
     for key in (0..shown.len()).cycle() {
@@ -74,14 +78,17 @@ fn assert_acknowledged(seed: u64, state: &[i64], acknowledged: &[AtomicU64]) -> 
     for (key, acknowledged) in acknowledged.iter().enumerate() {
         let acknowledged = acknowledged.load(Ordering::Acquire) as i64;
         let found = state[key];
-        assert!(found >= acknowledged, "seed {seed}: key {key} has {found}, {acknowledged} was acknowledged");
+        assert!(
+            found >= acknowledged,
+            "seed {seed}: key {key} has {found}, {acknowledged} was acknowledged"
+        );
         total += acknowledged;
     }
     total
 }
 
-/// Real threads: writers take turns that change two counters together, and each acknowledged turn must survive; both halves or none. So must
-/// whatever a reader was shown.
+/// Real threads: writers take turns that change two counters together, and each acknowledged turn
+/// must survive; both halves or none. So must whatever a reader was shown.
 #[test]
 fn acknowledged_turns_survive_and_turns_are_atomic() {
     const KEYS: usize = 4;
@@ -100,18 +107,25 @@ fn acknowledged_turns_survive_and_turns_are_atomic() {
             });
             let mut writers = Vec::new();
             for t in 0..4 {
-                let crowd = Crowd { committer: &committer, engine: &engine, disk: &disk, acknowledged: &acknowledged };
+                let crowd = Crowd {
+                    committer: &committer,
+                    engine: &engine,
+                    disk: &disk,
+                    acknowledged: &acknowledged,
+                };
                 // Most turns do not wait, so that many are under way at once.
                 writers.push(scope.spawn(move || crowd.count_until_crash(t, 7, 16)));
             }
-            let readers = [(); 2].map(|()| scope.spawn(|| show_until_crash(&committer, &engine, KEYS)));
+            let readers =
+                [(); 2].map(|()| scope.spawn(|| show_until_crash(&committer, &engine, KEYS)));
             for writer in writers {
                 writer.join().unwrap();
             }
             committer.stop();
             readers.map(|reader| reader.join().unwrap())
         });
-        // After each batch, not only after the last one: a crash could have come behind any of them.
+        // After each batch, not only after the last one: a crash could have come behind any of
+        // them.
         let disk = disk.power_cut();
         let store = open(&disk, options(8000)).unwrap();
         let mut state = [0; 2 * KEYS];
@@ -123,7 +137,11 @@ fn acknowledged_turns_survive_and_turns_are_atomic() {
                         state[key as usize] = value;
                     }
                     let half = (0..KEYS).find(|&key| state[key] != state[key + KEYS]);
-                    assert_eq!(half, None, "seed {seed}: batch {} holds half a turn", head.sequence);
+                    assert_eq!(
+                        half, None,
+                        "seed {seed}: batch {} holds half a turn",
+                        head.sequence
+                    );
                     Ok(())
                 },
                 |_| (),
@@ -141,8 +159,9 @@ fn acknowledged_turns_survive_and_turns_are_atomic() {
     assert!(seen > 0, "nothing was shown in any run");
 }
 
-/// One thread changes keys of all stripes together, or of some, others single ones beside it: every batch has all of the first or none, also when
-/// batches are small, rounds fail now and then, and the crash comes anywhere.
+/// One thread changes keys of all stripes together, or of some, others single ones beside it: every
+/// batch has all of the first or none, also when batches are small, rounds fail now and then, and
+/// the crash comes anywhere.
 #[test]
 fn what_is_exclusive_is_in_one_batch() {
     const STRIPES: usize = 4;
@@ -153,7 +172,11 @@ fn what_is_exclusive_is_in_one_batch() {
         let disk = SimDisk::new(seed);
         let (log, _) = recover(&disk);
         let engine = Engine::new(2 * STRIPES);
-        let committer = Committer::new(CommitOptions { batch_bytes: 1, retry: Duration::ZERO, ..always(STRIPES) });
+        let committer = Committer::new(CommitOptions {
+            batch_bytes: 1,
+            retry: Duration::ZERO,
+            ..always(STRIPES)
+        });
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -192,7 +215,9 @@ fn what_is_exclusive_is_in_one_batch() {
                     std::thread::yield_now();
                 }
                 let others = || -> Vec<i64> {
-                    held.clone().map(|k| engine.counters[STRIPES + k].load(Ordering::Acquire)).collect()
+                    held.clone()
+                        .map(|k| engine.counters[STRIPES + k].load(Ordering::Acquire))
+                        .collect()
                 };
                 let before = others();
                 std::thread::yield_now();
@@ -229,7 +254,8 @@ fn what_is_exclusive_is_in_one_batch() {
 fn flush_waits_and_stop_seals() {
     // Nothing is written unasked.
     let gather = Duration::from_secs(3600);
-    let options = CommitOptions { policy: SyncPolicy::No, stripes: 4, gather, ..CommitOptions::default() };
+    let options =
+        CommitOptions { policy: SyncPolicy::No, stripes: 4, gather, ..CommitOptions::default() };
     let meeting = Meeting::new(10, options);
     let (log, _) = recover(&meeting.disk);
     let committer = &meeting.committer;
@@ -249,7 +275,8 @@ fn flush_waits_and_stop_seals() {
     assert_eq!(meeting.left(), BTreeMap::from([(2, 9), (5, 7)]));
 }
 
-/// As above, with snapshots going on all the time beside the writers; what is loaded is snapshot and log together.
+/// As above, with snapshots going on all the time beside the writers; what is loaded is snapshot
+/// and log together.
 #[test]
 fn turns_are_atomic_and_survive_with_snapshots_beside_them() {
     const KEYS: usize = 6;
@@ -264,7 +291,8 @@ fn turns_are_atomic_and_survive_with_snapshots_beside_them() {
         let synced_to = Arc::new(Mutex::new(log.durable()));
         disk.crash_after(Some(60 + seed * 11));
         std::thread::scope(|scope| {
-            let (committer, engine, acknowledged, disk, store) = (&committer, &engine, &acknowledged, &disk, &store);
+            let (committer, engine, acknowledged, disk, store) =
+                (&committer, &engine, &acknowledged, &disk, &store);
             let mut source = Reader::new(engine);
             let published = source.published.clone();
             let commits = scope.spawn(move || committer.run(log, &mut source).1);
@@ -281,12 +309,17 @@ fn turns_are_atomic_and_survive_with_snapshots_beside_them() {
                 let mut done = 0;
                 while !disk.crashed() {
                     let once = || -> store::Result<()> {
-                        let latest = || published.lock().last().map_or(*synced_to.lock(), |c| c.synced_to);
+                        let latest =
+                            || published.lock().last().map_or(*synced_to.lock(), |c| c.synced_to);
                         let mut snapshot = store.begin_snapshot(latest());
                         for part in [0..KEYS, KEYS..2 * KEYS] {
-                            let mut file = snapshot.file(Tag { low: part.start as u64, ..Tag::default() })?;
+                            let mut file =
+                                snapshot.file(Tag { low: part.start as u64, ..Tag::default() })?;
                             for key in part {
-                                file.write(&row(key as u32, engine.counters[key].load(Ordering::Acquire)), 1)?;
+                                file.write(
+                                    &row(key as u32, engine.counters[key].load(Ordering::Acquire)),
+                                    1,
+                                )?;
                                 std::thread::yield_now();
                             }
                             snapshot.add(file.finish()?);
@@ -322,7 +355,8 @@ fn turns_are_atomic_and_survive_with_snapshots_beside_them() {
     assert!(snapshots > 20, "only {snapshots} snapshots were published");
 }
 
-/// A walk may see a change whose turn has not marked it yet; a flush that did not wait for that turn would publish half of it.
+/// A walk may see a change whose turn has not marked it yet; a flush that did not wait for that
+/// turn would publish half of it.
 #[test]
 fn flush_waits_for_turns_under_way() {
     let meeting = Meeting::new(10, always(8));

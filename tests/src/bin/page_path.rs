@@ -1,11 +1,14 @@
-//! The path of a page, for a tool that counts: requests go through a turn without a socket, over and over.
+//! The path of a page, for a tool that counts: requests go through a turn without a socket, over
+//! and over.
 //!
 //! ```text
 //! valgrind --tool=callgrind --collect-atstart=no --toggle-collect='*Local*turn*' target/debug/page_path page 1000
 //! ```
 //!
-//! Words: `page` (20 posts, unpipelined), `young` (the same, in spaces whose old tables lie on the disk), `pages` (8 of them in a turn), `binary`, `stock` (20 HMGET and 2 PH.EXISTS), `likes` (16 FEED.ACT of
-//! new likes in a turn), `ping`. Prints how many requests it made, in all and after the first turn.
+//! Words: `page` (20 posts, unpipelined), `young` (the same, in spaces whose old tables lie on the
+//! disk), `pages` (8 of them in a turn), `binary`, `stock` (20 HMGET and 2 PH.EXISTS), `likes` (16
+//! FEED.ACT of new likes in a turn), `ping`. Prints how many requests it made, in all and after the
+//! first turn.
 
 use std::error::Error;
 use tidemark_tests::{TestServer, request};
@@ -25,7 +28,9 @@ fn words_of(request: &str) -> Vec<&str> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut words = std::env::args().skip(1);
-    let (Some(what), Some(turns)) = (words.next(), words.next()) else { return Err("page_path WHAT TURNS".into()) };
+    let (Some(what), Some(turns)) = (words.next(), words.next()) else {
+        return Err("page_path WHAT TURNS".into());
+    };
     let turns: u64 = turns.parse()?;
     let spills = what == "young";
     let server = TestServer::with(|config| {
@@ -37,8 +42,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Not through `Local`, so that a tool may count that from its first call on.
     let mut raw = server.raw();
     if spills {
-        let spaces =
-            [("post", "CNT.INCRBY post {} like 1"), ("liked", "PH.ADD liked 42 {}"), ("read", "PH.ADD read 42 {}")];
+        let spaces = [
+            ("post", "CNT.INCRBY post {} like 1"),
+            ("liked", "PH.ADD liked 42 {}"),
+            ("read", "PH.ADD read 42 {}"),
+        ];
         for (space, add) in spaces {
             for id in (1..=100).rev().map(|before| FIRST - before * 4194) {
                 let told = raw.ask(&words_of(&add.replace("{}", &id.to_string()))) + &raw.line();
@@ -56,8 +64,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     for first in (0..POSTS).step_by(100) {
         let mut bytes = Vec::new();
         for index in first..first + 100 {
-            let count = |rng: &mut fastrand::Rng, most: f64| ((rng.f64().powi(4) * most) as u64).to_string();
-            let (like, repost, comment) = (count(&mut rng, 200.0), count(&mut rng, 40.0), count(&mut rng, 40.0));
+            let count = |rng: &mut fastrand::Rng, most: f64| {
+                ((rng.f64().powi(4) * most) as u64).to_string()
+            };
+            let (like, repost, comment) =
+                (count(&mut rng, 200.0), count(&mut rng, 40.0), count(&mut rng, 40.0));
             let read = count(&mut rng, 15_000.0);
             let fields = ["like", &like, "repost", &repost, "comment", &comment, "read", &read];
             bytes.extend(request(&[&["CNT.SET", "post", &*post(index)], &fields[..]].concat()));
@@ -73,7 +84,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             raw.line();
         }
     }
-    let page = |rng: &mut fastrand::Rng| -> Vec<String> { (0..20).map(|_| post(rng.u64(..POSTS))).collect() };
+    let page = |rng: &mut fastrand::Rng| -> Vec<String> {
+        (0..20).map(|_| post(rng.u64(..POSTS))).collect()
+    };
     let get = |rng: &mut fastrand::Rng, last: &[&str]| {
         let ids = page(rng);
         let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
@@ -88,8 +101,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             "pages" => (0..8).flat_map(|_| get(&mut rng, &[])).collect(),
             "stock" => {
                 let ids = page(&mut rng);
-                let hmget =
-                    |id: &String| request(&["HMGET", &format!("post:{id}"), "like", "repost", "comment", "read"]);
+                let hmget = |id: &String| {
+                    request(&["HMGET", &format!("post:{id}"), "like", "repost", "comment", "read"])
+                };
                 let mut bytes: Vec<u8> = ids.iter().flat_map(hmget).collect();
                 let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
                 for space in ["liked", "read"] {

@@ -1,4 +1,5 @@
-//! Users: what they may do is what their rules say, at once and on every connection; and nobody learns a password.
+//! Users: what they may do is what their rules say, at once and on every connection; and nobody
+//! learns a password.
 
 use tidemark_server::config::Config;
 use tidemark_tests::{Raw, TestServer, eventually, request};
@@ -40,7 +41,13 @@ fn a_password_is_asked_for_and_nothing_else_is_answered_before() {
     }
     assert!(inline(&mut raw, "HELLO 3").starts_with("-NOAUTH HELLO must be called"));
     let wrong = "-WRONGPASS invalid username-password pair or user is disabled.";
-    for line in ["AUTH secre", "AUTH secret2", "AUTH default x", "AUTH nobody secret", "HELLO 3 AUTH default x"] {
+    for line in [
+        "AUTH secre",
+        "AUTH secret2",
+        "AUTH default x",
+        "AUTH nobody secret",
+        "HELLO 3 AUTH default x",
+    ] {
         assert_eq!(inline(&mut raw, line), wrong, "{line}");
     }
     // Announced sizes are Redis's for strangers.
@@ -79,8 +86,12 @@ fn rules_allow_what_they_say_and_no_more() {
     ] {
         assert!(["+OK", ":1"].contains(&inline(&mut admin, line).as_str()), "{line}");
     }
-    let command = |name: &str| format!("-NOPERM this user has no permissions to run the '{name}' command");
-    let key = || "-NOPERM this user has no permissions to access one of the keys used as arguments".to_owned();
+    let command =
+        |name: &str| format!("-NOPERM this user has no permissions to run the '{name}' command");
+    let key = || {
+        "-NOPERM this user has no permissions to access one of the keys used as arguments"
+            .to_owned()
+    };
     let name = || {
         "-NOPERM this user has no permissions to access one of the spaces, views or actions used as arguments"
             .to_owned()
@@ -101,7 +112,10 @@ fn rules_allow_what_they_say_and_no_more() {
                 ("FEED.GET home 7 1", name()),
                 ("CONFIG GET x", command("config|get")),
                 ("PING", command("ping")),
-                ("AUTH nobody x", "-WRONGPASS invalid username-password pair or user is disabled.".into()),
+                (
+                    "AUTH nobody x",
+                    "-WRONGPASS invalid username-password pair or user is disabled.".into(),
+                ),
             ],
         ),
         (
@@ -168,7 +182,8 @@ fn rules_allow_what_they_say_and_no_more() {
     let log: Vec<std::collections::HashMap<String, redis::Value>> =
         redis::cmd("ACL").arg(&["LOG", "100"]).query(&mut server.connection()).unwrap();
     let has = |field: &str, value: &str| {
-        log.iter().any(|e| redis::from_redis_value::<String>(e[field].clone()).is_ok_and(|v| v == value))
+        log.iter()
+            .any(|e| redis::from_redis_value::<String>(e[field].clone()).is_ok_and(|v| v == value))
     };
     assert!(
         has("object", "post:2:like")
@@ -182,9 +197,11 @@ fn rules_allow_what_they_say_and_no_more() {
 fn a_page_that_marks_needs_the_right_to_the_action() {
     let server = TestServer::start();
     let mut raw = server.raw();
-    raw.request(&["ACL", "SETUSER", "page", "on", "nopass", "$home", "+feed.get"]).expect("+OK\r\n");
+    raw.request(&["ACL", "SETUSER", "page", "on", "nopass", "$home", "+feed.get"])
+        .expect("+OK\r\n");
     raw.request(&["AUTH", "page", "x"]).expect("+OK\r\n");
-    raw.request(&["FEED.GET", "home", "7", "1"]).expect("*1\r\n*6\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n");
+    raw.request(&["FEED.GET", "home", "7", "1"])
+        .expect("*1\r\n*6\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n");
     for words in [["mark", "read"], ["MARK", "like"]] {
         let reply = raw.ask(&["FEED.GET", "home", "7", "1", words[0], words[1]]);
         assert!(reply.starts_with("-NOPERM"), "{reply}");
@@ -207,7 +224,8 @@ fn changes_reach_connections_that_are_there() {
     assert_eq!(inline(&mut raw, "HSET post:2 like 1"), ":1");
     assert_eq!(inline(&mut admin, "ACL DELUSER u nobody"), ":1");
     assert_eq!(raw.rest(), "");
-    // A password that comes later does not throw out who is in, as in Redis; it is asked of the next.
+    // A password that comes later does not throw out who is in, as in Redis; it is asked of the
+    // next.
     let mut early = server.raw();
     assert_eq!(inline(&mut early, "PING"), "+PONG");
     assert_eq!(inline(&mut admin, "CONFIG SET requirepass x"), OK);
@@ -242,10 +260,14 @@ fn users_live_in_a_file_or_in_the_configuration() {
     std::fs::write(path("users.acl"), format!("{text}user eve on +nope\nnonsense\n")).unwrap();
     let error = inline(&mut admin, "ACL LOAD");
     assert!(
-        error.contains("users.acl:4: Error in ACL SETUSER modifier '+nope'") && error.contains(":5: line should start"),
+        error.contains("users.acl:4: Error in ACL SETUSER modifier '+nope'")
+            && error.contains(":5: line should start"),
         "{error}"
     );
-    assert!(error.ends_with("no change to the previously active ACL rules was performed"), "{error}");
+    assert!(
+        error.ends_with("no change to the previously active ACL rules was performed"),
+        "{error}"
+    );
     assert_eq!(list(&mut admin, "ACL USERS"), ["alice", "bob", "default"]);
     // Who is gone is disconnected.
     std::fs::write(path("users.acl"), "user bob on >b +ping\n").unwrap();
@@ -264,9 +286,11 @@ fn users_live_in_a_file_or_in_the_configuration() {
     let server = start();
     let mut admin = server.raw();
     assert!(
-        inline(&mut admin, "ACL SAVE").starts_with("-ERR This Redis instance is not configured to use an ACL file.")
+        inline(&mut admin, "ACL SAVE")
+            .starts_with("-ERR This Redis instance is not configured to use an ACL file.")
     );
-    for line in ["ACL SETUSER carol on >c ~* +@all", "CONFIG SET requirepass top", "CONFIG REWRITE"] {
+    for line in ["ACL SETUSER carol on >c ~* +@all", "CONFIG SET requirepass top", "CONFIG REWRITE"]
+    {
         assert_eq!(inline(&mut admin, line), OK, "{line}");
     }
     server.stop();
@@ -281,12 +305,16 @@ fn users_live_in_a_file_or_in_the_configuration() {
 #[test]
 fn commands_that_are_denied_to_everybody() {
     let server = TestServer::with(|config| {
-        config.security.deny_commands = vec!["shutdown".to_owned(), "config|set".to_owned(), "@schema".to_owned()];
+        config.security.deny_commands =
+            vec!["shutdown".to_owned(), "config|set".to_owned(), "@schema".to_owned()];
     });
     let mut raw = server.raw();
     for line in ["SHUTDOWN", "CONFIG SET timeout 1", "TM.SPACE LIST", "TM.ROLL post"] {
         let reply = inline(&mut raw, line);
-        assert!(reply.starts_with("-ERR ") && reply.ends_with("denies it to everybody"), "{line}: {reply}");
+        assert!(
+            reply.starts_with("-ERR ") && reply.ends_with("denies it to everybody"),
+            "{line}: {reply}"
+        );
     }
     assert_eq!(inline(&mut raw, "CONFIG GET maxclient"), "*0");
     assert_eq!(inline(&mut raw, "ACL SETUSER default +@all"), OK);
@@ -313,14 +341,23 @@ fn there_is_a_limit_of_users_and_of_rules() {
     for name in ["a", "b"] {
         assert_eq!(inline(&mut raw, &format!("ACL SETUSER {name} on")), OK);
     }
-    assert_eq!(inline(&mut raw, "ACL SETUSER c on"), "-ERR too many users: security.max_users is 3");
+    assert_eq!(
+        inline(&mut raw, "ACL SETUSER c on"),
+        "-ERR too many users: security.max_users is 3"
+    );
     assert_eq!(inline(&mut raw, "ACL SETUSER b off"), OK);
     let mut rules = vec!["ACL".to_owned(), "SETUSER".into(), "b".into()];
     rules.extend((0..10_000).map(|i| format!("~key{i}")));
     let reply = raw.ask(&rules.iter().map(String::as_str).collect::<Vec<_>>());
     assert!(reply.starts_with("-ERR a user's rules must not take more than"), "{reply}");
-    assert_eq!(raw.ask(&["ACL", "SETUSER", "a b"]), "-ERR Usernames can't contain spaces or null characters");
-    assert_eq!(raw.ask(&["ACL", "SETUSER", "a\r\nb"]), "-ERR Usernames can't contain spaces or null characters");
+    assert_eq!(
+        raw.ask(&["ACL", "SETUSER", "a b"]),
+        "-ERR Usernames can't contain spaces or null characters"
+    );
+    assert_eq!(
+        raw.ask(&["ACL", "SETUSER", "a\r\nb"]),
+        "-ERR Usernames can't contain spaces or null characters"
+    );
 }
 
 #[test]
@@ -476,12 +513,22 @@ fn random_requests_touch_no_key_that_is_not_allowed() {
         }
         if !reply.starts_with('-') {
             allowed += 1;
-            let touched = args[1..]
-                .iter()
-                .any(|a| ["post:1", "post:1:like", "liked:1", "post", "liked", "like", "read", "home"].contains(a));
-            let speaks_of_commands =
-                ["echo", "ping", "command", "tm.space", "object", "acl", "publish", "pubsub", "tm.tables"]
-                    .contains(&name.as_str());
+            let touched = args[1..].iter().any(|a| {
+                ["post:1", "post:1:like", "liked:1", "post", "liked", "like", "read", "home"]
+                    .contains(a)
+            });
+            let speaks_of_commands = [
+                "echo",
+                "ping",
+                "command",
+                "tm.space",
+                "object",
+                "acl",
+                "publish",
+                "pubsub",
+                "tm.tables",
+            ]
+            .contains(&name.as_str());
             assert!(
                 !touched || speaks_of_commands || args[1] == "user" || args[1] == "user:1",
                 "seed {seed}, step {step}: {args:?}: {reply}"
@@ -499,11 +546,14 @@ fn what_is_queued_is_asked_again_at_exec() {
     let (mut admin, mut raw) = (server.raw(), server.raw());
     inline(&mut admin, "ACL SETUSER u on nopass ~post:* +@all");
     inline(&mut raw, "AUTH u x");
-    for (line, reply) in [("MULTI", "+OK"), ("HSET post:1 like 1", "+QUEUED"), ("HGET post:1 like", "+QUEUED")] {
+    for (line, reply) in
+        [("MULTI", "+OK"), ("HSET post:1 like 1", "+QUEUED"), ("HGET post:1 like", "+QUEUED")]
+    {
         assert_eq!(inline(&mut raw, line), reply);
     }
     inline(&mut admin, "ACL SETUSER u -hset");
-    raw.request(&["EXEC"]).expect("*2\r\n-NOPERM this user has no permissions to run the 'hset' command\r\n$-1\r\n");
+    raw.request(&["EXEC"])
+        .expect("*2\r\n-NOPERM this user has no permissions to run the 'hset' command\r\n$-1\r\n");
     // What is not allowed is not queued, and EXEC does nothing then.
     assert_eq!(inline(&mut raw, "MULTI"), OK);
     assert!(inline(&mut raw, "HGET user:1 follower").starts_with("-NOPERM"));
@@ -516,12 +566,15 @@ fn channels_are_allowed_by_pattern_and_taken_back() {
     let (mut admin, mut raw) = (server.raw(), server.raw());
     inline(&mut admin, "ACL SETUSER u on nopass &news:* +@pubsub");
     inline(&mut raw, "AUTH u x");
-    let denied = "-NOPERM this user has no permissions to access one of the channels used as arguments";
+    let denied =
+        "-NOPERM this user has no permissions to access one of the channels used as arguments";
     assert_eq!(inline(&mut raw, "PUBLISH news:1 x"), ":0");
-    for line in ["PUBLISH other x", "SUBSCRIBE news:1 other", "PSUBSCRIBE news:1*", "PSUBSCRIBE *"] {
+    for line in ["PUBLISH other x", "SUBSCRIBE news:1 other", "PSUBSCRIBE news:1*", "PSUBSCRIBE *"]
+    {
         assert_eq!(inline(&mut raw, line), denied, "{line}");
     }
-    raw.request(&["PSUBSCRIBE", "news:*"]).expect("*3\r\n$10\r\npsubscribe\r\n$6\r\nnews:*\r\n:1\r\n");
+    raw.request(&["PSUBSCRIBE", "news:*"])
+        .expect("*3\r\n$10\r\npsubscribe\r\n$6\r\nnews:*\r\n:1\r\n");
     inline(&mut admin, "ACL SETUSER u +ping");
     assert_eq!(inline(&mut admin, "PUBLISH news:1 x"), ":1");
     assert!(inline(&mut raw, "PING").starts_with('*'), "the message");
@@ -545,7 +598,8 @@ fn strangers_from_other_machines_are_denied() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = Config::default();
     config.durability.dir = folder.path().to_path_buf();
-    let server = tidemark_server::start(config, std::net::TcpListener::bind("0.0.0.0:0").unwrap()).unwrap();
+    let server =
+        tidemark_server::start(config, std::net::TcpListener::bind("0.0.0.0:0").unwrap()).unwrap();
     let connect = |ip: std::net::IpAddr| {
         let stream = std::net::TcpStream::connect((ip, server.port())).unwrap();
         stream.set_read_timeout(Some(tidemark_tests::PATIENCE)).unwrap();
@@ -564,7 +618,8 @@ fn strangers_from_other_machines_are_denied() {
     server.stop().unwrap();
 }
 
-/// What SET with GET answers, and what SMOVE tells of its source, is read. Names of spaces ($) give the same rights as patterns of their keys.
+/// What SET with GET answers, and what SMOVE tells of its source, is read. Names of spaces ($) give
+/// the same rights as patterns of their keys.
 #[test]
 fn who_may_only_write_a_key_reads_nothing_of_it() {
     let server = TestServer::start();
@@ -573,7 +628,10 @@ fn who_may_only_write_a_key_reads_nothing_of_it() {
         for line in ["DEL post:1", "HSET post:1 like 5", "SADD liked:1 7"] {
             assert!(inline(&mut admin, line).starts_with(':'), "{line}");
         }
-        assert_eq!(inline(&mut admin, &format!("ACL SETUSER u reset on nopass +@all -@dangerous {rules}")), OK);
+        assert_eq!(
+            inline(&mut admin, &format!("ACL SETUSER u reset on nopass +@all -@dangerous {rules}")),
+            OK
+        );
         assert_eq!(inline(&mut raw, "AUTH u x"), OK);
         for line in [
             "GET post:1:like",
@@ -616,7 +674,8 @@ fn who_may_only_write_a_key_reads_nothing_of_it() {
 fn a_page_marks_once_and_what_is_allowed() {
     let server = TestServer::start();
     let mut raw = server.raw();
-    raw.request(&["ACL", "SETUSER", "u", "on", "nopass", "$home", "%W$like", "+feed.get"]).expect("+OK\r\n");
+    raw.request(&["ACL", "SETUSER", "u", "on", "nopass", "$home", "%W$like", "+feed.get"])
+        .expect("+OK\r\n");
     raw.request(&["AUTH", "u", "x"]).expect("+OK\r\n");
     for line in ["FEED.GET home 7 1 MARK like MARK read", "FEED.GET home 7 1 MARK like MARK like"] {
         assert_eq!(inline(&mut raw, line), "-ERR syntax error", "{line}");
@@ -625,7 +684,8 @@ fn a_page_marks_once_and_what_is_allowed() {
     server.raw().request(&["PH.EXISTS", "read", "7", "1"]).expect("*1\r\n:0\r\n");
 }
 
-/// The user that docs/security.md recommends for metrics, by these very words, gets what an exporter asks for and no password.
+/// The user that docs/security.md recommends for metrics, by these very words, gets what an
+/// exporter asks for and no password.
 #[test]
 fn who_reads_metrics_learns_no_password() {
     let server = TestServer::with(|config| {
@@ -643,12 +703,24 @@ fn who_reads_metrics_learns_no_password() {
         assert_eq!(list(&mut admin, &format!("CONFIG GET {name}")).len(), 2, "{name}");
     }
     let all = list(&mut raw, "CONFIG GET *").join(" ");
-    assert!(all.contains("maxclients") && !all.contains("topsecret") && !all.contains("mpass"), "{all}");
+    assert!(
+        all.contains("maxclients") && !all.contains("topsecret") && !all.contains("mpass"),
+        "{all}"
+    );
     // Nor is what is denied to everybody a reason to hide it from the administrator.
-    for line in ["CONFIG SET timeout 0", "LATENCY RESET", "SLOWLOG RESET", "CONFIG REWRITE", "ACL LIST", "MULTI"] {
+    for line in [
+        "CONFIG SET timeout 0",
+        "LATENCY RESET",
+        "SLOWLOG RESET",
+        "CONFIG REWRITE",
+        "ACL LIST",
+        "MULTI",
+    ] {
         assert!(inline(&mut raw, line).starts_with("-NOPERM"), "{line}");
     }
-    for line in ["INFO", "PING", "SLOWLOG LEN", "SLOWLOG GET 1", "LATENCY LATEST", "LATENCY HISTOGRAM"] {
+    for line in
+        ["INFO", "PING", "SLOWLOG LEN", "SLOWLOG GET 1", "LATENCY LATEST", "LATENCY HISTOGRAM"]
+    {
         let mut raw = server.raw();
         assert_eq!(inline(&mut raw, "AUTH metrics m"), OK);
         assert!(!inline(&mut raw, line).starts_with('-'), "{line}");

@@ -1,5 +1,5 @@
-//! The same requests to Tidemark and to redis-server: replies must be equal byte for byte, wherever Redis has words for what
-//! happens.
+//! The same requests to Tidemark and to redis-server: replies must be equal byte for byte, wherever
+//! Redis has words for what happens.
 
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
@@ -41,7 +41,8 @@ pub(crate) fn redis() -> Redis {
     redis
 }
 
-/// All that a server answers to `bytes`: what comes until it closes, or until the mark that is asked for at the end.
+/// All that a server answers to `bytes`: what comes until it closes, or until the mark that is
+/// asked for at the end.
 pub(crate) fn answer(port: u16, bytes: &[u8]) -> String {
     let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -55,7 +56,11 @@ pub(crate) fn answer(port: u16, bytes: &[u8]) -> String {
             Ok(n) => got.extend_from_slice(&buf[..n]),
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => break,
             Err(error) => {
-                panic!("{:?} after {:?}: {error}", String::from_utf8_lossy(bytes), String::from_utf8_lossy(&got))
+                panic!(
+                    "{:?} after {:?}: {error}",
+                    String::from_utf8_lossy(bytes),
+                    String::from_utf8_lossy(&got)
+                )
             }
         }
         if got.ends_with(b"$8\r\nthe mark\r\n") {
@@ -65,7 +70,8 @@ pub(crate) fn answer(port: u16, bytes: &[u8]) -> String {
     String::from_utf8_lossy(&got).into_owned()
 }
 
-/// What Redis knows of a command that both have, we say, too: arity, positions of keys, what is done with them, tips.
+/// What Redis knows of a command that both have, we say, too: arity, positions of keys, what is
+/// done with them, tips.
 #[test]
 fn commands_are_described_as_redis_describes_them() {
     use redis::Value;
@@ -78,7 +84,9 @@ fn commands_are_described_as_redis_describes_them() {
         Value::Set(items) => items.clone(),
         _ => Vec::new(),
     };
-    let text = |value: &Value| redis::from_redis_value::<String>(value.clone()).unwrap_or_default().to_lowercase();
+    let text = |value: &Value| {
+        redis::from_redis_value::<String>(value.clone()).unwrap_or_default().to_lowercase()
+    };
     let after = |items: &[Value], word: &str| {
         let at = items.iter().position(|item| text(item) == word);
         at.map_or(Value::Nil, |at| items[at + 1].clone())
@@ -104,10 +112,21 @@ fn commands_are_described_as_redis_describes_them() {
         })
     };
     let mut names: Vec<String> = redis::cmd("COMMAND").arg("LIST").query(&mut ours).unwrap();
-    names.extend(["object|encoding", "memory|usage", "client|list", "config|set"].map(str::to_owned));
-    // Shard channels are keys for clients of clusters, which this is none of. SHUTDOWN, DEBUG and INFO differ in what they take. SINTERCARD is refused
-    // whatever its keys are.
-    let others = ["ssubscribe", "sunsubscribe", "spublish", "shutdown", "debug", "replicaof", "slaveof", "sintercard"];
+    names.extend(
+        ["object|encoding", "memory|usage", "client|list", "config|set"].map(str::to_owned),
+    );
+    // Shard channels are keys for clients of clusters, which this is none of. SHUTDOWN, DEBUG and
+    // INFO differ in what they take. SINTERCARD is refused whatever its keys are.
+    let others = [
+        "ssubscribe",
+        "sunsubscribe",
+        "spublish",
+        "shutdown",
+        "debug",
+        "replicaof",
+        "slaveof",
+        "sintercard",
+    ];
     let mut both = 0;
     for name in names.iter().filter(|name| !others.contains(&name.as_str())) {
         if let Some(theirs) = describe(&mut theirs, name) {
@@ -118,7 +137,8 @@ fn commands_are_described_as_redis_describes_them() {
     assert!(both > 90, "{both}");
 }
 
-/// Every verb that both have, called well and badly, in both protocols and through redis-cli: tests/clients/verbs says what differs, and why.
+/// Every verb that both have, called well and badly, in both protocols and through redis-cli:
+/// tests/clients/verbs says what differs, and why.
 #[test]
 fn every_verb_answers_as_that_of_redis_or_has_a_reason() {
     let redis = redis();
@@ -342,7 +362,12 @@ fn answer_and_quit(port: u16, bytes: &[u8]) -> String {
 
 /// Asks both, each case on a connection of its own.
 #[track_caller]
-fn compare(redis: &Redis, server: &TestServer, cases: Vec<Vec<u8>>, answer: fn(u16, &[u8]) -> String) {
+fn compare(
+    redis: &Redis,
+    server: &TestServer,
+    cases: Vec<Vec<u8>>,
+    answer: fn(u16, &[u8]) -> String,
+) {
     let mut different = String::new();
     for bytes in cases {
         let theirs = answer(redis.port, &bytes);
@@ -359,8 +384,9 @@ fn compare(redis: &Redis, server: &TestServer, cases: Vec<Vec<u8>>, answer: fn(u
 fn users_are_those_of_redis() {
     let redis = redis();
     let server = TestServer::start();
-    // One after the other, the users stay. Left out on purpose: `+get|x` (first arguments, which Redis has deprecated), and ACL LIST
-    // of several rules about commands, which Redis 7.0 orders by its table and spells out, and 7.2, as we, as they were given.
+    // One after the other, the users stay. Left out on purpose: `+get|x` (first arguments, which
+    // Redis has deprecated), and ACL LIST of several rules about commands, which Redis 7.0 orders
+    // by its table and spells out, and 7.2, as we, as they were given.
     let cases = [
         "ACL",
         "ACL NOPE",
@@ -531,7 +557,8 @@ fn counters_behave_as_hashes_and_strings_of_redis() {
         "+1",
         " 1",
     ];
-    // Two views of the same numbers: Redis keeps a hash and a string apart, so each side has its own ids here.
+    // Two views of the same numbers: Redis keeps a hash and a string apart, so each side has its
+    // own ids here.
     for step in 0..4000 {
         let row = format!("post:{}", random.u8(..8));
         let cell = format!("post:{}:like", random.u8(10..18));
@@ -552,10 +579,12 @@ fn counters_behave_as_hashes_and_strings_of_redis() {
             12 => vec!["HGET", &cell, "like"],
             _ => vec!["TYPE", &cell],
         };
-        // A row has all its fields at once, a hash only those that were set: so both get all of them.
+        // A row has all its fields at once, a hash only those that were set: so both get all of
+        // them.
         let bytes = tidemark_tests::request(&args);
         let theirs = {
-            if args[0] == "HINCRBY" && answer(redis.port, &tidemark_tests::request(&["EXISTS", &row])).starts_with(":0")
+            if args[0] == "HINCRBY"
+                && answer(redis.port, &tidemark_tests::request(&["EXISTS", &row])).starts_with(":0")
             {
                 let first = answer(redis.port, &bytes);
                 if first.starts_with(':') {
@@ -578,8 +607,8 @@ fn counters_behave_as_hashes_and_strings_of_redis() {
     }
 }
 
-/// Which rights to a key a command needs: for every command with keys that both have, asked with a pattern that lets keys be read only, and one that
-/// lets them be written only.
+/// Which rights to a key a command needs: for every command with keys that both have, asked with a
+/// pattern that lets keys be read only, and one that lets them be written only.
 #[test]
 fn rights_to_keys_are_those_of_redis() {
     let redis = redis();
@@ -590,14 +619,18 @@ fn rights_to_keys_are_those_of_redis() {
         redis::cmd(words[0]).arg(&words[1..]).query(c)
     };
     for c in [&mut theirs, &mut ours] {
-        assert_eq!(ask(c, &["ACL", "SETUSER", "u", "on", "nopass", "+@all", "%R~r*", "%W~w*"]).unwrap(), "OK");
+        assert_eq!(
+            ask(c, &["ACL", "SETUSER", "u", "on", "nopass", "+@all", "%R~r*", "%W~w*"]).unwrap(),
+            "OK"
+        );
     }
     let mut names: Vec<String> = redis::cmd("COMMAND").arg("LIST").query(&mut ours).unwrap();
     names.extend(["object|encoding", "object|refcount", "memory|usage"].map(str::to_owned));
     let mut different = String::new();
     let mut asked = 0;
     for name in &names {
-        let info: Vec<redis::Value> = redis::cmd("COMMAND").arg("INFO").arg(name).query(&mut ours).unwrap();
+        let info: Vec<redis::Value> =
+            redis::cmd("COMMAND").arg("INFO").arg(name).query(&mut ours).unwrap();
         let Some(redis::Value::Array(info)) = info.first() else { panic!("{name}") };
         let number = |at: usize| redis::from_redis_value::<i64>(info[at].clone()).unwrap();
         let (arity, first) = (number(1), number(3));
@@ -610,7 +643,9 @@ fn rights_to_keys_are_those_of_redis() {
         if name == "set" {
             tails.extend([vec!["GET"], vec!["NX", "get"], vec!["XX"]]);
         }
-        for (keys, tail) in ["r1", "w1"].iter().flat_map(|key| tails.iter().map(move |tail| (key, tail))) {
+        for (keys, tail) in
+            ["r1", "w1"].iter().flat_map(|key| tails.iter().map(move |tail| (key, tail)))
+        {
             let mut words: Vec<&str> = vec!["ACL", "DRYRUN", "u"];
             words.extend(name.split('|'));
             // Keys everywhere: what is none is not looked at.

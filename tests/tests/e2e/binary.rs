@@ -1,4 +1,5 @@
-//! The page as bytes: the decoders of docs/binary.md, in Rust and in Python, beside the reply in integers.
+//! The page as bytes: the decoders of docs/binary.md, in Rust and in Python, beside the reply in
+//! integers.
 
 #[path = "../../examples/feed_page.rs"]
 mod feed_page;
@@ -20,7 +21,9 @@ fn server() -> TestServer {
         ("3631614501919378", ["4095", "256", "0", "65535"]),
     ];
     for (id, [like, repost, comment, read]) in rows {
-        let reply = raw.ask(&["CNT.SET", "post", id, "like", like, "repost", repost, "comment", comment, "read", read]);
+        let reply = raw.ask(&[
+            "CNT.SET", "post", id, "like", like, "repost", repost, "comment", comment, "read", read,
+        ]);
         assert!(!reply.starts_with('-'), "{reply}");
     }
     raw.request(&["PH.ADD", "liked", "42", "17"]).expect("*1\r\n:1\r\n");
@@ -30,8 +33,12 @@ fn server() -> TestServer {
 
 /// The same page by the reply in integers.
 fn expected(server: &TestServer) -> Vec<Post> {
-    let rows: Vec<Vec<Value>> =
-        redis::cmd("FEED.GET").arg("home").arg(42).arg(&IDS).query(&mut server.connection()).unwrap();
+    let rows: Vec<Vec<Value>> = redis::cmd("FEED.GET")
+        .arg("home")
+        .arg(42)
+        .arg(&IDS)
+        .query(&mut server.connection())
+        .unwrap();
     let int = |value: &Value| if let Value::Int(n) = value { *n } else { panic!("{value:?}") };
     let post = |(id, row): (&u64, &Vec<Value>)| Post {
         id: *id,
@@ -54,7 +61,11 @@ fn the_rust_client_reads_what_the_integers_say() {
 #[test]
 fn a_reply_of_another_shape_is_an_error() {
     assert_eq!(
-        decode(&[0xff, 1, 0], &[1, 2, 3], 0, 1).unwrap().iter().map(|p| p.flags[0]).collect::<Vec<_>>(),
+        decode(&[0xff, 1, 0], &[1, 2, 3], 0, 1)
+            .unwrap()
+            .iter()
+            .map(|p| p.flags[0])
+            .collect::<Vec<_>>(),
         [None, Some(true), Some(false)]
     );
     assert!(decode(&[0; 33], &[1], 4, 2).is_err(), "a byte is missing");
@@ -82,15 +93,25 @@ fn the_python_of_the_document_reads_what_the_integers_say() {
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         let line = |post: &Post| {
             let counters = post.counters.iter().map(i64::to_string);
-            let flags = post.flags.iter().map(|f| if *f == Some(true) { "True" } else { "False" }.to_owned());
-            [post.id.to_string()].into_iter().chain(counters).chain(flags).collect::<Vec<_>>().join(" ") + "\n"
+            let flags = post
+                .flags
+                .iter()
+                .map(|f| if *f == Some(true) { "True" } else { "False" }.to_owned());
+            [post.id.to_string()]
+                .into_iter()
+                .chain(counters)
+                .chain(flags)
+                .collect::<Vec<_>>()
+                .join(" ")
+                + "\n"
         };
         let lines: String = expected(&server).iter().map(line).collect();
         assert_eq!(String::from_utf8_lossy(&done.stdout), lines, "{client}");
     }
 }
 
-/// TM.VIEW LIST says what a row of bytes holds, in which order; TM.ACTION LIST what an action moves.
+/// TM.VIEW LIST says what a row of bytes holds, in which order; TM.ACTION LIST what an action
+/// moves.
 #[test]
 fn views_and_actions_say_what_they_are_made_of() {
     use std::collections::BTreeMap;
@@ -106,29 +127,43 @@ fn views_and_actions_say_what_they_are_made_of() {
         redis::cmd(what).arg("LIST").query::<Vec<BTreeMap<String, redis::Value>>>(c).unwrap()
     };
     let text = |value: &redis::Value| redis::from_redis_value::<String>(value.clone()).unwrap();
-    let texts = |value: &redis::Value| redis::from_redis_value::<Vec<String>>(value.clone()).unwrap();
+    let texts =
+        |value: &redis::Value| redis::from_redis_value::<Vec<String>>(value.clone()).unwrap();
     let views = list(&mut c, "TM.VIEW");
     assert_eq!(views.iter().map(|view| text(&view["name"])).collect::<Vec<_>>(), ["home", "mixed"]);
-    assert_eq!(texts(&views[0]["counters"]), ["post.like", "post.repost", "post.comment", "post.read"]);
+    assert_eq!(
+        texts(&views[0]["counters"]),
+        ["post.like", "post.repost", "post.comment", "post.read"]
+    );
     assert_eq!(texts(&views[0]["flags"]), ["liked", "read"]);
     let mixed = texts(&views[1]["counters"]);
-    assert_eq!(mixed, ["user.following", "post.comment", "user.follower", "user.following", "user.post"]);
+    assert_eq!(
+        mixed,
+        ["user.following", "post.comment", "user.follower", "user.following", "user.post"]
+    );
     for (at, column) in mixed.iter().enumerate() {
         // The order is that of the page.
         let (space, field) = column.split_once('.').unwrap();
         let value = at as i64 + 100;
         redis::cmd("CNT.SET").arg(space).arg(1).arg(field).arg(value).query::<()>(&mut c).unwrap();
-        let page: Vec<Vec<i64>> = redis::cmd("FEED.GET").arg("mixed").arg(7).arg(1).query(&mut c).unwrap();
+        let page: Vec<Vec<i64>> =
+            redis::cmd("FEED.GET").arg("mixed").arg(7).arg(1).query(&mut c).unwrap();
         assert_eq!(page[0][at], value, "{column}");
     }
     for view in views {
-        let page: redis::Value =
-            redis::cmd("FEED.GET").arg(text(&view["name"])).arg(7).arg(1).arg("BINARY").query(&mut c).unwrap();
+        let page: redis::Value = redis::cmd("FEED.GET")
+            .arg(text(&view["name"]))
+            .arg(7)
+            .arg(1)
+            .arg("BINARY")
+            .query(&mut c)
+            .unwrap();
         let redis::Value::BulkString(row) = page else { panic!("{page:?}") };
         assert_eq!(redis::Value::Int(row.len() as i64), view["row_bytes"]);
     }
     let actions = list(&mut c, "TM.ACTION");
-    let shown = actions.iter().map(|a| ["name", "flag", "counter"].map(|key| text(&a[key])).join(" "));
+    let shown =
+        actions.iter().map(|a| ["name", "flag", "counter"].map(|key| text(&a[key])).join(" "));
     assert_eq!(
         shown.collect::<Vec<_>>(),
         ["like liked post.like", "repost reposted post.repost", "read read post.read"]

@@ -1,4 +1,5 @@
-//! What clients can make grow in an existence space: each bound over the wire, with its error, its metric, and nothing changed.
+//! What clients can make grow in an existence space: each bound over the wire, with its error, its
+//! metric, and nothing changed.
 
 use super::cold::call;
 use redis::{Connection, Value, cmd};
@@ -48,13 +49,23 @@ fn unlikes_beyond_the_bound_are_refused_and_change_neither_flag_nor_counter() {
     }
     assert_eq!((figure(c, "most_revoked"), in_info(c, "most_revoked")), (20, 20));
     let text = "too many pairs were unset in this table (max_revoked)";
-    for command in ["FEED.UNDO like 20 1001", "PH.DEL liked 20 1001", "SREM liked:1001 20", "CF.DEL liked:1001 20"] {
+    for command in [
+        "FEED.UNDO like 20 1001",
+        "PH.DEL liked 20 1001",
+        "SREM liked:1001 20",
+        "CF.DEL liked:1001 20",
+    ] {
         let error = call::<Value>(c, command).and_then(Value::extract_error).unwrap_err();
-        assert!(error.code() == Some("OOM") && error.to_string().contains(text), "{command}: {error}");
+        assert!(
+            error.code() == Some("OOM") && error.to_string().contains(text),
+            "{command}: {error}"
+        );
         assert_eq!(page(c, 20, 1001), (30, Some(1)), "{command}");
     }
     // What cannot be taken away there is not put here.
-    let error = call::<Value>(c, "SMOVE liked:1001 liked:1002 20").and_then(Value::extract_error).unwrap_err();
+    let error = call::<Value>(c, "SMOVE liked:1001 liked:1002 20")
+        .and_then(Value::extract_error)
+        .unwrap_err();
     assert!(error.code() == Some("OOM") && error.to_string().contains(text), "{error}");
     assert_eq!(call::<Vec<i64>>(c, "PH.EXISTS liked 20 1001 1002").unwrap(), [1, 0]);
     // What was unset may be unset again, and what is set anew makes room.
@@ -67,12 +78,16 @@ fn unlikes_beyond_the_bound_are_refused_and_change_neither_flag_nor_counter() {
     call::<()>(c, "TM.ROLL liked").unwrap();
     assert_eq!(call::<Vec<i64>>(c, "FEED.ACT like 7 2001").unwrap(), [1]);
     assert_eq!(call::<Vec<i64>>(c, "FEED.UNDO like 7 2001").unwrap(), [1]);
-    // And it holds after a start from a snapshot. (From the log alone what was unset was never set, and needs no place.)
+    // And it holds after a start from a snapshot. (From the log alone what was unset was never set,
+    // and needs no place.)
     call::<()>(c, "SAVE").unwrap();
     let server = server.restart();
     let c = &mut server.connection();
     assert_eq!(figure(c, "most_revoked"), 20);
-    assert_eq!((page(c, 20, 1001), page(c, 3, 1001), page(c, 7, 2001)), ((30, Some(0)), (30, Some(1)), (0, Some(0))));
+    assert_eq!(
+        (page(c, 20, 1001), page(c, 3, 1001), page(c, 7, 2001)),
+        ((30, Some(0)), (30, Some(1)), (0, Some(0)))
+    );
     assert!(call::<Vec<i64>>(c, "FEED.UNDO like 21 1001").unwrap_err().to_string().contains(text));
 }
 
@@ -87,9 +102,13 @@ fn ids_too_far_ahead_are_refused_if_so_configured_and_else_kept_aside() {
     settle(c, "reposted");
     assert_eq!(in_info(c, "aside"), 0);
     for id in [u64::MAX, 1 << 63, 1200 + (1 << 20)] {
-        for command in [format!("PH.ADD liked 7 {id}"), format!("FEED.ACT like 7 {id}"), format!("BF.ADD liked:{id} 7")]
-        {
-            let error = call::<Value>(c, &command).and_then(Value::extract_error).unwrap_err().to_string();
+        for command in [
+            format!("PH.ADD liked 7 {id}"),
+            format!("FEED.ACT like 7 {id}"),
+            format!("BF.ADD liked:{id} 7"),
+        ] {
+            let error =
+                call::<Value>(c, &command).and_then(Value::extract_error).unwrap_err().to_string();
             assert!(error.contains("key too big"), "{command}: {error}");
         }
         assert_eq!(page(c, 7, id), (0, Some(0)), "neither flag nor counter");
@@ -103,18 +122,33 @@ fn ids_too_far_ahead_are_refused_if_so_configured_and_else_kept_aside() {
         pipe.cmd("PH.ADD").arg("reposted").arg(7).arg(far[i]);
         far.push(rng.u64(1 << 50..));
         // Few among many good ones, or they would be the traffic.
-        pipe.cmd("PH.ADD").arg("reposted").arg(8 + i).arg((1000..1020).collect::<Vec<u64>>()).ignore();
+        pipe.cmd("PH.ADD")
+            .arg("reposted")
+            .arg(8 + i)
+            .arg((1000..1020).collect::<Vec<u64>>())
+            .ignore();
     }
     assert_eq!(pipe.query::<Vec<Vec<i64>>>(c).unwrap(), vec![[1]; 500]);
     assert_eq!(figure_of(c, "reposted", "aside_pairs"), 500);
-    let error = call::<Value>(c, &format!("PH.ADD reposted 7 {}", 1u64 << 62)).and_then(Value::extract_error);
+    let error = call::<Value>(c, &format!("PH.ADD reposted 7 {}", 1u64 << 62))
+        .and_then(Value::extract_error);
     let error = error.unwrap_err().to_string();
     assert!(error.contains("too many pairs with ids far ahead (max_aside)"), "{error}");
     let server = server.restart();
     let c = &mut server.connection();
     let held: Vec<i64> = cmd("PH.EXISTS").arg("reposted").arg(7).arg(&far[..500]).query(c).unwrap();
     assert_eq!(held, [1; 500]);
-    assert_eq!(call::<Vec<i64>>(c, &format!("PH.EXISTS reposted 1000000 {} 1100", u64::MAX)).unwrap(), [0, 1]);
-    assert_eq!(call::<Vec<i64>>(c, &format!("PH.EXISTS reposted 8 {} 1100", u64::MAX)).unwrap(), [0, 0]);
-    assert_eq!(call::<Vec<i64>>(c, "PH.ADD reposted 7 1201").unwrap(), [1], "new ids are taken as ever");
+    assert_eq!(
+        call::<Vec<i64>>(c, &format!("PH.EXISTS reposted 1000000 {} 1100", u64::MAX)).unwrap(),
+        [0, 1]
+    );
+    assert_eq!(
+        call::<Vec<i64>>(c, &format!("PH.EXISTS reposted 8 {} 1100", u64::MAX)).unwrap(),
+        [0, 0]
+    );
+    assert_eq!(
+        call::<Vec<i64>>(c, "PH.ADD reposted 7 1201").unwrap(),
+        [1],
+        "new ids are taken as ever"
+    );
 }

@@ -1,5 +1,6 @@
-//! Channels: messages arrive across workers, in order, in both protocols; who does not read is disconnected, and nobody else notices.
-//! Beside them CLIENT KILL and CLIENT PAUSE, which concern other clients, too.
+//! Channels: messages arrive across workers, in order, in both protocols; who does not read is
+//! disconnected, and nobody else notices. Beside them CLIENT KILL and CLIENT PAUSE, which concern
+//! other clients, too.
 
 use std::time::{Duration, Instant};
 use tidemark_tests::{PATIENCE, Raw, TestServer, eventually};
@@ -28,7 +29,12 @@ fn listener(server: &TestServer, hello: bool, words: &[&str]) -> Raw {
     raw.request(words);
     for (n, name) in words[1..].iter().enumerate() {
         let marker = if hello { '>' } else { '*' };
-        raw.expect(&format!("{marker}3\r\n{}{}:{}\r\n", bulk(&words[0].to_lowercase()), bulk(name), n + 1));
+        raw.expect(&format!(
+            "{marker}3\r\n{}{}:{}\r\n",
+            bulk(&words[0].to_lowercase()),
+            bulk(name),
+            n + 1
+        ));
     }
     raw
 }
@@ -39,7 +45,10 @@ fn messages_reach_all_listeners_on_all_workers() {
     let mut listeners: Vec<(Raw, char)> = (0..9)
         .map(|i| {
             let three = i % 2 == 1;
-            (listener(&server, three, &["SUBSCRIBE", "news", "other"]), if three { '>' } else { '*' })
+            (
+                listener(&server, three, &["SUBSCRIBE", "news", "other"]),
+                if three { '>' } else { '*' },
+            )
         })
         .collect();
     let mut patterns = listener(&server, false, &["PSUBSCRIBE", "n?ws"]);
@@ -59,7 +68,8 @@ fn messages_reach_all_listeners_on_all_workers() {
         patterns.expect(&message('*', &["pmessage", "n?ws", "news", &text]));
     }
     shard.expect(&message('>', &["smessage", "news", "s"]));
-    raw.request(&["PUBSUB", "NUMSUB", "news", "nobody"]).expect("*4\r\n$4\r\nnews\r\n:9\r\n$6\r\nnobody\r\n:0\r\n");
+    raw.request(&["PUBSUB", "NUMSUB", "news", "nobody"])
+        .expect("*4\r\n$4\r\nnews\r\n:9\r\n$6\r\nnobody\r\n:0\r\n");
     raw.request(&["PUBSUB", "NUMPAT"]).expect(":1\r\n");
     raw.request(&["PUBSUB", "CHANNELS", "n*"]).expect("*1\r\n$4\r\nnews\r\n");
     raw.request(&["PUBSUB", "SHARDCHANNELS"]).expect("*1\r\n$4\r\nnews\r\n");
@@ -85,12 +95,16 @@ fn a_listener_in_resp2_may_send_little_and_in_resp3_everything() {
     let mut three = listener(&server, true, &["SUBSCRIBE", "a"]);
     three.request(&["INCR", "post:1:like"]).expect(":1\r\n");
     // The reply, then its own message.
-    three.request(&["PUBLISH", "a", "x"]).expect(":1\r\n").expect(&message('>', &["message", "a", "x"]));
+    three
+        .request(&["PUBLISH", "a", "x"])
+        .expect(":1\r\n")
+        .expect(&message('>', &["message", "a", "x"]));
     three.request(&["RESET"]).expect("+RESET\r\n");
     three.request(&["PUBLISH", "a", "x"]).expect(":0\r\n");
 }
 
-/// A push is no element of an array, whatever was done in the transaction: clients would not know how to read it.
+/// A push is no element of an array, whatever was done in the transaction: clients would not know
+/// how to read it.
 #[test]
 fn messages_to_oneself_come_behind_all_of_a_transaction() {
     let server = TestServer::start();
@@ -170,7 +184,8 @@ fn names_and_numbers_of_subscriptions_are_limited() {
     raw.request(&["PING"]).expect("+PONG\r\n");
 }
 
-/// What Sentinel sends at a failover, in one transaction: all of it is accepted and executed, the others are gone, the caller stays.
+/// What Sentinel sends at a failover, in one transaction: all of it is accepted and executed, the
+/// others are gone, the caller stays.
 #[test]
 fn kill_by_type_spares_the_caller_and_other_types() {
     let server = TestServer::start();
@@ -209,7 +224,9 @@ fn a_pause_delays_and_loses_nothing() {
     }
     reader.request(&["MULTI"]).expect("+OK\r\n").request(&["PING"]).expect("+QUEUED\r\n");
     reader.request(&["EXEC"]).expect("*1\r\n+PONG\r\n");
-    reader.request(&["FEED.GET", "home", "7", "1"]).expect("*1\r\n*6\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n");
+    reader
+        .request(&["FEED.GET", "home", "7", "1"])
+        .expect("*1\r\n*6\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n");
     admin.request(&["CLIENT", "UNPAUSE"]).expect("+OK\r\n");
     writer.expect(":1\r\n:2\r\n:3\r\n");
     // Everything, for a while.

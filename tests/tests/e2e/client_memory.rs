@@ -1,4 +1,5 @@
-//! What clients' buffers take together has a limit: beyond it who takes most makes room, and nobody else notices.
+//! What clients' buffers take together has a limit: beyond it who takes most makes room, and nobody
+//! else notices.
 
 use tidemark_tests::{Raw, TestServer, eventually};
 
@@ -36,17 +37,23 @@ fn info(server: &TestServer, name: &str) -> usize {
 
 #[test]
 fn who_takes_most_makes_room() {
-    for (kind, take) in
-        [("requests", unfinished as fn(&TestServer, usize) -> Raw), ("transactions", queued), ("replies", unread)]
-    {
+    for (kind, take) in [
+        ("requests", unfinished as fn(&TestServer, usize) -> Raw),
+        ("transactions", queued),
+        ("replies", unread),
+    ] {
         let server = TestServer::with(|config| config.server.max_clients_memory_bytes = 16 * MIB);
         let mut small: Vec<Raw> = (0..5).map(|_| unfinished(&server, 200_000)).collect();
         let mut stays = server.raw();
         assert_eq!(stays.ask(&["PING"]), "+PONG");
         // Far more than there is room for, whatever the kernel takes.
         let _large: Vec<Raw> = (0..10).map(|_| take(&server, 8 * MIB)).collect();
-        eventually(kind, || info(&server, "evicted_clients") > 0 && info(&server, "mem_clients_normal") <= 16 * MIB);
-        eventually("who has gone is not there any more", || info(&server, "connected_clients") < 17);
+        eventually(kind, || {
+            info(&server, "evicted_clients") > 0 && info(&server, "mem_clients_normal") <= 16 * MIB
+        });
+        eventually("who has gone is not there any more", || {
+            info(&server, "connected_clients") < 17
+        });
         for raw in &mut small {
             raw.send("x\r\n").expect("$200001\r\n");
             assert_eq!(raw.take(200_001).len(), 200_001);

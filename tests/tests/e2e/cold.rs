@@ -1,4 +1,5 @@
-//! Old posts on the disk: what was spilled is read, changed, deleted, merged and restarted like everything else.
+//! Old posts on the disk: what was spilled is read, changed, deleted, merged and restarted like
+//! everything else.
 
 use redis::{Commands, Connection, Value};
 use std::collections::BTreeMap;
@@ -48,12 +49,16 @@ pub(crate) fn tight(config: &mut Config) {
 }
 
 /// Sends a command, its words divided by blanks.
-pub(crate) fn call<T: redis::FromRedisValue>(connection: &mut Connection, text: &str) -> redis::RedisResult<T> {
+pub(crate) fn call<T: redis::FromRedisValue>(
+    connection: &mut Connection,
+    text: &str,
+) -> redis::RedisResult<T> {
     let mut words = text.split(' ');
     redis::cmd(words.next().unwrap()).arg(words.collect::<Vec<_>>()).query(connection)
 }
 
-/// All that is answered to a command, line by line with a `|` behind each, up to the answer to a PING.
+/// All that is answered to a command, line by line with a `|` behind each, up to the answer to a
+/// PING.
 pub(crate) fn lines(server: &TestServer, text: &str) -> String {
     let mut raw = server.raw();
     raw.send(tidemark_tests::request(&text.split(' ').collect::<Vec<_>>()));
@@ -109,14 +114,16 @@ pub(crate) fn verify(server: &TestServer, truth: &Truth, absent: &[u64]) {
             let expected = truth.get(id).map_or([None; 4], |row| row.map(Some));
             assert_eq!(row, expected, "{id}");
         }
-        let rows: Vec<Vec<i64>> = redis::cmd("FEED.GET").arg("home").arg(7).arg(page).query(&mut connection).unwrap();
+        let rows: Vec<Vec<i64>> =
+            redis::cmd("FEED.GET").arg("home").arg(7).arg(page).query(&mut connection).unwrap();
         for (id, row) in page.iter().zip(rows) {
             assert_eq!(row[..4], truth.get(id).copied().unwrap_or_default(), "{id} on a page");
         }
     }
 }
 
-/// Sends changes of which twice is once. Where the limit is small the next table may have to wait for room, for a moment: nothing is refused for good.
+/// Sends changes of which twice is once. Where the limit is small the next table may have to wait
+/// for room, for a moment: nothing is refused for good.
 pub(crate) fn patiently(pipe: &redis::Pipeline, connection: &mut Connection) {
     let mut told = pipe.query::<Value>(connection);
     let started = std::time::Instant::now();
@@ -143,8 +150,12 @@ pub(crate) fn fill_from(connection: &mut Connection, from: u64, n: u64, truth: &
 fn rows(numbers: impl Iterator<Item = u64>, truth: &mut Truth) -> redis::Pipeline {
     let mut pipe = redis::pipe();
     for id in numbers.map(|n| 1_000_000 + n * 37) {
-        let row =
-            [id as i64 % 50, id as i64 % 3, if id % 41 == 0 { id as i64 * 1_000_000 } else { 0 }, id as i64 % 5000];
+        let row = [
+            id as i64 % 50,
+            id as i64 % 3,
+            if id % 41 == 0 { id as i64 * 1_000_000 } else { 0 },
+            id as i64 % 5000,
+        ];
         truth.insert(id, row);
         pipe.cmd("CNT.SET").arg("post").arg(id);
         for (field, value) in FIELDS.iter().zip(row) {
@@ -192,7 +203,8 @@ fn spilled_rows_are_read_changed_deleted_merged_and_restarted(method: IoMethod) 
         ] {
             assert_eq!(call::<i64>(c, &text).unwrap(), reply, "{text}");
         }
-        let acts: Vec<i64> = call(c, &format!("FEED.ACT like 42 {} {}", id(o + 8), id(o + 9))).unwrap();
+        let acts: Vec<i64> =
+            call(c, &format!("FEED.ACT like 42 {} {}", id(o + 8), id(o + 9))).unwrap();
         assert_eq!(acts, [1, 1]);
         let cells: Vec<Option<i64>> =
             call(c, &format!("MGET post:{}:like post:{}:like", id(o + 8), id(o + 3))).unwrap();
@@ -236,7 +248,9 @@ fn scanned(connection: &mut Connection, count: u64) -> Vec<u64> {
     loop {
         let (next, keys): (u64, Vec<String>) =
             redis::cmd("SCAN").arg(cursor).arg("COUNT").arg(count).query(connection).unwrap();
-        ids.extend(keys.iter().map(|key| key.strip_prefix("post:").unwrap().parse::<u64>().unwrap()));
+        ids.extend(
+            keys.iter().map(|key| key.strip_prefix("post:").unwrap().parse::<u64>().unwrap()),
+        );
         if next == 0 {
             break;
         }
@@ -247,7 +261,8 @@ fn scanned(connection: &mut Connection, count: u64) -> Vec<u64> {
     ids
 }
 
-/// Rows on the disk are rows: they are counted and listed, also by a server that is not to spill any more.
+/// Rows on the disk are rows: they are counted and listed, also by a server that is not to spill
+/// any more.
 #[test]
 fn spilled_rows_are_counted_and_listed_and_stay_when_spilling_is_switched_off() {
     let server = TestServer::with(small);
@@ -299,7 +314,8 @@ fn spilled_rows_are_counted_and_listed_and_stay_when_spilling_is_switched_off() 
     verify(&server.restart(), &truth, &ids[100..200]);
 }
 
-/// What is changed and deleted on the disk takes memory until it is merged: that happens by itself, and bounds it.
+/// What is changed and deleted on the disk takes memory until it is merged: that happens by itself,
+/// and bounds it.
 #[test]
 fn changes_are_merged_by_themselves() {
     let server = TestServer::with(tight);
@@ -309,11 +325,14 @@ fn changes_are_merged_by_themselves() {
     let ids: Vec<u64> = truth.keys().copied().collect();
     // Of each file some rows; tombs alone would take 1.4 MB of 1 MiB.
     for ids in ids[..120_000].chunks(1000) {
-        let _: Value = redis::cmd("CNT.DEL").arg("post").arg(&ids[..500]).query(&mut connection).unwrap();
+        let _: Value =
+            redis::cmd("CNT.DEL").arg("post").arg(&ids[..500]).query(&mut connection).unwrap();
         truth.retain(|id, _| !(ids[0]..=ids[499]).contains(id));
     }
     let waiting = |connection: &mut Connection| info(connection, "merge_backlog_rows") * 24;
-    tidemark_tests::eventually("what was deleted is merged", || waiting(&mut connection) < (1 << 20) / 8);
+    tidemark_tests::eventually("what was deleted is merged", || {
+        waiting(&mut connection) < (1 << 20) / 8
+    });
     assert!(info(&mut connection, "merges") > 3);
     verify(&server, &truth, &ids[..500]);
     assert_eq!(info(&mut connection, "spill_failures"), 0);
@@ -321,8 +340,9 @@ fn changes_are_merged_by_themselves() {
     verify(&server, &truth, &ids[..500]);
 }
 
-/// A file costs a descriptor and a step of each search: where nearly all rows of some have been deleted, they become one.
-/// A merge keeps to its bytes per second until somebody waits for its end: whose memory is short, or who stops the server.
+/// A file costs a descriptor and a step of each search: where nearly all rows of some have been
+/// deleted, they become one. A merge keeps to its bytes per second until somebody waits for its
+/// end: whose memory is short, or who stops the server.
 #[test]
 fn a_merge_that_takes_its_time_holds_nobody_up() {
     let server = TestServer::with(|config| {
@@ -341,7 +361,8 @@ fn a_merge_that_takes_its_time_holds_nobody_up() {
         let unfinished = |entry: std::io::Result<std::fs::DirEntry>| {
             entry.is_ok_and(|entry| entry.file_name().to_string_lossy().ends_with(".tcold.tmp"))
         };
-        info(connection, "merge_backlog_rows") > 0 && std::fs::read_dir(server.folder()).unwrap().any(unfinished)
+        info(connection, "merge_backlog_rows") > 0
+            && std::fs::read_dir(server.folder()).unwrap().any(unfinished)
     };
     for ids in changed.chunks(500) {
         let mut pipe = redis::pipe();
@@ -357,7 +378,12 @@ fn a_merge_that_takes_its_time_holds_nobody_up() {
     // More than there is room for beside what waits for the merge.
     for from in (100_000..400_000).step_by(10_000) {
         fill_from(&mut connection, from, 10_000, &mut truth);
-        redis::cmd("HINCRBY").arg("user:1").arg("follower").arg(1).query::<i64>(&mut other).unwrap();
+        redis::cmd("HINCRBY")
+            .arg("user:1")
+            .arg("follower")
+            .arg(1)
+            .query::<i64>(&mut other)
+            .unwrap();
     }
     assert!(info(&mut connection, "merges") > 0);
     verify(&server, &truth, &[]);
@@ -387,7 +413,8 @@ fn small_neighbours_become_one_file() {
     }
     let _: u64 = call(&mut connection, "TM.SPILL post 8").unwrap();
     tidemark_tests::eventually("neighbours are one", || {
-        info(&mut connection, "merge_backlog_rows") == 0 && info(&mut connection, "cold_files") + 4 <= before
+        info(&mut connection, "merge_backlog_rows") == 0
+            && info(&mut connection, "cold_files") + 4 <= before
     });
     assert_eq!(info(&mut connection, "spill_failures"), 0);
     verify(&server, &truth, &ids[..2000]);
@@ -396,7 +423,8 @@ fn small_neighbours_become_one_file() {
     verify(&server.restart(), &truth, &ids[..2000]);
 }
 
-/// A snapshot that takes its time keeps no spill waiting: it makes room between its files, and leaves out what has gone to the disk meanwhile.
+/// A snapshot that takes its time keeps no spill waiting: it makes room between its files, and
+/// leaves out what has gone to the disk meanwhile.
 #[test]
 fn a_spill_does_not_wait_for_the_end_of_a_snapshot() {
     let mut server = TestServer::with(small);
@@ -451,14 +479,19 @@ fn a_spill_does_not_wait_for_the_end_of_a_snapshot() {
     assert_ne!(report.severity(), store::Severity::Damage, "{:?}", report.findings);
 }
 
-/// Memory runs short while clients write: old tables go to the disk by themselves, and nobody is refused.
+/// Memory runs short while clients write: old tables go to the disk by themselves, and nobody is
+/// refused.
 #[test]
 fn a_full_space_goes_on_by_spilling() {
     let server = TestServer::with(tight);
     let mut connection = server.connection();
     let used = |connection: &mut Connection| {
         let text: String = redis::cmd("INFO").arg("memory").query(connection).unwrap();
-        text.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap().parse::<u64>().unwrap()
+        text.lines()
+            .find_map(|line| line.strip_prefix("used_memory:"))
+            .unwrap()
+            .parse::<u64>()
+            .unwrap()
     };
     // Of existence spaces and users.
     let others = used(&mut connection);
@@ -475,11 +508,13 @@ fn a_full_space_goes_on_by_spilling() {
 }
 
 pub(crate) fn likes(connection: &mut Connection, viewer: u64, ids: &[u64]) -> Vec<[i64; 2]> {
-    let rows: Vec<Vec<i64>> = redis::cmd("FEED.GET").arg("home").arg(viewer).arg(ids).query(connection).unwrap();
+    let rows: Vec<Vec<i64>> =
+        redis::cmd("FEED.GET").arg("home").arg(viewer).arg(ids).query(connection).unwrap();
     rows.iter().map(|row| [row[0], row[4]]).collect()
 }
 
-/// A counter of 0 spares a page the filter: a row that is on the disk has to count as what it is there.
+/// A counter of 0 spares a page the filter: a row that is on the disk has to count as what it is
+/// there.
 fn flags_of_spilled_posts_are_shown(method: IoMethod) {
     let mut server = TestServer::with(|config| {
         small(config);
@@ -488,7 +523,8 @@ fn flags_of_spilled_posts_are_shown(method: IoMethod) {
     let mut connection = server.connection();
     let ids: Vec<u64> = (0..12_000).map(|i| 1_000_000 + i * 37).collect();
     for page in ids.chunks(500) {
-        let liked: Vec<i64> = redis::cmd("FEED.ACT").arg("like").arg(7).arg(page).query(&mut connection).unwrap();
+        let liked: Vec<i64> =
+            redis::cmd("FEED.ACT").arg("like").arg(7).arg(page).query(&mut connection).unwrap();
         assert_eq!(liked, vec![1; page.len()]);
     }
     let _: u64 = call(&mut connection, "TM.SPILL post 4").unwrap();
@@ -506,15 +542,18 @@ fn flags_of_spilled_posts_are_shown(method: IoMethod) {
     }
     // Undone and done again, on rows that are cold.
     let mut connection = server.connection();
-    let undone: Vec<i64> = redis::cmd("FEED.UNDO").arg("like").arg(7).arg(&ids[..50]).query(&mut connection).unwrap();
+    let undone: Vec<i64> =
+        redis::cmd("FEED.UNDO").arg("like").arg(7).arg(&ids[..50]).query(&mut connection).unwrap();
     assert_eq!(undone, [1; 50]);
-    let again: Vec<i64> = redis::cmd("FEED.ACT").arg("like").arg(8).arg(&ids[..50]).query(&mut connection).unwrap();
+    let again: Vec<i64> =
+        redis::cmd("FEED.ACT").arg("like").arg(8).arg(&ids[..50]).query(&mut connection).unwrap();
     assert_eq!(again, [1; 50]);
     let _: u64 = call(&mut connection, "TM.SPILL post 9").unwrap();
     assert_eq!(likes(&mut connection, 8, &ids[..50]), [[1, 1]; 50]);
 }
 
-/// Who sends far more than there is memory for, all at once, waits while the oldest goes to the disk.
+/// Who sends far more than there is memory for, all at once, waits while the oldest goes to the
+/// disk.
 #[test]
 fn a_long_pipeline_waits_for_room_and_nothing_of_it_is_refused() {
     let server = TestServer::with(tight);
@@ -543,7 +582,8 @@ fn a_limit_too_small_for_the_tables_makes_smaller_tables() {
     }
 }
 
-/// Rows on the disk go to a replica as they are; it reads them, spills by its own memory, and takes over.
+/// Rows on the disk go to a replica as they are; it reads them, spills by its own memory, and takes
+/// over.
 #[test]
 fn a_replica_has_the_spilled_rows_spills_by_itself_and_is_promoted() {
     let master = TestServer::with(small);
@@ -596,7 +636,8 @@ fn a_replica_has_the_spilled_rows_spills_by_itself_and_is_promoted() {
     verify(&replica, &truth, &[]);
 }
 
-/// Hundreds of connections want cold pages at once, some of which go before theirs have come; whoever stays gets every row of its own.
+/// Hundreds of connections want cold pages at once, some of which go before theirs have come;
+/// whoever stays gets every row of its own.
 fn hundreds_of_connections_read_cold_pages(method: IoMethod) {
     const LINKS: usize = 300;
     let server = TestServer::with(|config| {
@@ -615,7 +656,8 @@ fn hundreds_of_connections_read_cold_pages(method: IoMethod) {
     for round in 0..3 {
         for (n, link) in links.iter_mut().enumerate() {
             let words: Vec<String> = page_of(n + round).map(|id| id.to_string()).collect();
-            let words: Vec<&str> = ["CNT.GET", "post"].into_iter().chain(words.iter().map(String::as_str)).collect();
+            let words: Vec<&str> =
+                ["CNT.GET", "post"].into_iter().chain(words.iter().map(String::as_str)).collect();
             link.send(tidemark_tests::request(&words));
         }
         for (n, link) in links.iter_mut().enumerate().rev() {

@@ -1,16 +1,21 @@
 //! Old posts on a disk that has no room, or that spoils what it has.
 
 use super::cold::{
-    FIELDS, Truth, by_both_ways, call, fill, fill_from, info, likes, lines, small, spoil, tight, verify, was_read_by,
+    FIELDS, Truth, by_both_ways, call, fill, fill_from, info, likes, lines, small, spoil, tight,
+    verify, was_read_by,
 };
 use redis::{Connection, Value};
 use std::collections::BTreeMap;
 use tidemark_server::config::IoMethod;
 use tidemark_tests::TestServer;
 
-by_both_ways!(a_spoiled_block_is_an_error_and_never_a_no, a_damaged_file_keeps_no_other_from_being_merged);
+by_both_ways!(
+    a_spoiled_block_is_an_error_and_never_a_no,
+    a_damaged_file_keeps_no_other_from_being_merged
+);
 
-/// As a disk that fills up in the middle of a spill, and of a merge, while the log still has room: cold files have a limit of their own.
+/// As a disk that fills up in the middle of a spill, and of a merge, while the log still has room:
+/// cold files have a limit of their own.
 #[test]
 fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_on_with_room() {
     let server = TestServer::with(|config| {
@@ -23,7 +28,8 @@ fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_
     let mut next = 80_000;
     fill(&mut connection, next, &mut truth);
     let mut add = |connection: &mut Connection, truth: &mut Truth| -> redis::RedisResult<()> {
-        let (id, row) = (1_000_000 + next * 37, [next as i64 % 50, 3, next as i64 % 41, next as i64 % 5000]);
+        let (id, row) =
+            (1_000_000 + next * 37, [next as i64 % 50, 3, next as i64 % 41, next as i64 % 5000]);
         let mut command = redis::cmd("CNT.SET");
         command.arg("post").arg(id);
         for (field, value) in FIELDS.iter().zip(row) {
@@ -47,18 +53,27 @@ fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_
     assert!(text.contains("spill_last_status:err") && text.contains("max_bytes"), "{text}");
     // What failed has left nothing on the disk.
     let files = || {
-        let names = std::fs::read_dir(server.folder()).unwrap().map(|entry| entry.unwrap().file_name());
+        let names =
+            std::fs::read_dir(server.folder()).unwrap().map(|entry| entry.unwrap().file_name());
         names.filter(|name| name.to_string_lossy().contains(".tcold")).count() as u64
     };
-    tidemark_tests::eventually("nothing is left over", || files() == info(&mut connection, "cold_files"));
+    tidemark_tests::eventually("nothing is left over", || {
+        files() == info(&mut connection, "cold_files")
+    });
     // Old rows are read, changed and deleted meanwhile.
     verify(&server, &truth, &[]);
     let ids: Vec<u64> = truth.keys().copied().collect();
-    // How many of them could not be changed: what a change needs may be more than the last bytes of the limit.
+    // How many of them could not be changed: what a change needs may be more than the last bytes of
+    // the limit.
     let some = |truth: &mut Truth, connection: &mut Connection| {
         let mut refused = 0;
         for &id in ids.iter().step_by(97) {
-            match redis::cmd("HINCRBY").arg(format!("post:{id}")).arg("like").arg(1).query::<i64>(connection) {
+            match redis::cmd("HINCRBY")
+                .arg(format!("post:{id}"))
+                .arg("like")
+                .arg(1)
+                .query::<i64>(connection)
+            {
                 Ok(_) => truth.get_mut(&id).unwrap()[0] += 1,
                 Err(error) => {
                     assert!(error.to_string().contains("OOM"), "{error}");
@@ -86,7 +101,9 @@ fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_
     add(&mut connection, &mut truth).unwrap();
     let more = truth.len() as u64;
     fill_from(&mut connection, more, 50_000, &mut truth);
-    tidemark_tests::eventually("it spills again", || info(&mut connection, "cold_rows") > rows + 10_000);
+    tidemark_tests::eventually("it spills again", || {
+        info(&mut connection, "cold_rows") > rows + 10_000
+    });
     assert_eq!(some(&mut truth, &mut connection), 0, "there is room again");
     verify(&server, &truth, &[]);
     let text: String = redis::cmd("INFO").arg("cold").query(&mut connection).unwrap();
@@ -94,7 +111,8 @@ fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_
     verify(&server.restart(), &truth, &[]);
 }
 
-/// A block that the disk has spoiled is no row of zeros: pages and commands that need it are refused, all others are served.
+/// A block that the disk has spoiled is no row of zeros: pages and commands that need it are
+/// refused, all others are served.
 fn a_spoiled_block_is_an_error_and_never_a_no(method: IoMethod) {
     let server = TestServer::with(|config| {
         small(config);
@@ -105,7 +123,12 @@ fn a_spoiled_block_is_an_error_and_never_a_no(method: IoMethod) {
     let mut connection = server.connection();
     let ids: Vec<u64> = (0..12_000).map(|i| 1_000_000 + i * 37).collect();
     for page in ids.chunks(500) {
-        redis::cmd("FEED.ACT").arg("like").arg(7).arg(page).query::<Value>(&mut connection).unwrap();
+        redis::cmd("FEED.ACT")
+            .arg("like")
+            .arg(7)
+            .arg(page)
+            .query::<Value>(&mut connection)
+            .unwrap();
     }
     let _: u64 = call(&mut connection, "TM.SPILL post 4").unwrap();
     for entry in std::fs::read_dir(server.folder()).unwrap().map(Result::unwrap) {
@@ -126,14 +149,20 @@ fn a_spoiled_block_is_an_error_and_never_a_no(method: IoMethod) {
         // What failed is not told to the next command.
         assert_eq!(likes(&mut connection, 7, &[other]), [[1, 1]], "after {text}");
     }
-    // Where many rows are asked for together it is an error in the place of the row, and of no other.
+    // Where many rows are asked for together it is an error in the place of the row, and of no
+    // other.
     for (text, wanted) in [
         (format!("FEED.GET home 7 {other} {spoiled} {other} {spoiled} MARK like"), 4),
         (format!("CNT.GET post {other} {spoiled} {other} {spoiled}"), 4),
         (format!("FEED.ACT like 8 {other} {spoiled}"), 2),
         (format!("FEED.UNDO like 7 {other} {spoiled}"), 2),
         (format!("CNT.MINCRBY post {other} repost 1 {spoiled} repost 1"), 2),
-        (format!("MGET post:{other}:like post:{spoiled}:like post:{other}:read post:{spoiled}:read"), 4),
+        (
+            format!(
+                "MGET post:{other}:like post:{spoiled}:like post:{other}:read post:{spoiled}:read"
+            ),
+            4,
+        ),
         (format!("MINCR post:{other}:repost post:{spoiled}:repost"), 2),
     ] {
         let told = lines(&server, &text);
@@ -141,7 +170,8 @@ fn a_spoiled_block_is_an_error_and_never_a_no(method: IoMethod) {
         assert_eq!(told.matches("cannot be read").count(), wanted / 2, "{text}: {told}");
     }
     assert_eq!(likes(&mut connection, 7, &[other]), [[1, 0]], "liked by 8, and not by 7 any more");
-    // A flag without its counter needs the row only to know whether a 0 would prove anything: then it proves nothing.
+    // A flag without its counter needs the row only to know whether a 0 would prove anything: then
+    // it proves nothing.
     let _: Value = call(&mut connection, &format!("PH.ADD liked 9 {spoiled}")).unwrap();
     // A like that was there already needs the row no more than that.
     let again: Vec<i64> = call(&mut connection, &format!("FEED.ACT like 7 {spoiled}")).unwrap();
@@ -150,7 +180,8 @@ fn a_spoiled_block_is_an_error_and_never_a_no(method: IoMethod) {
     was_read_by(&mut connection, method);
 }
 
-/// A file that cannot be read keeps its own range from being merged, and no other; what was changed of it stays in memory, and is served.
+/// A file that cannot be read keeps its own range from being merged, and no other; what was changed
+/// of it stays in memory, and is served.
 fn a_damaged_file_keeps_no_other_from_being_merged(method: IoMethod) {
     let server = TestServer::with(|config| {
         tight(config);
@@ -160,15 +191,22 @@ fn a_damaged_file_keeps_no_other_from_being_merged(method: IoMethod) {
     let mut truth = Truth::new();
     fill(&mut connection, 50_000, &mut truth);
     let _: u64 = call(&mut connection, "TM.SPILL post 9").unwrap();
-    assert!(info(&mut connection, "cold_files") >= 3 && info(&mut connection, "cold_rows") > 40_000);
+    assert!(
+        info(&mut connection, "cold_files") >= 3 && info(&mut connection, "cold_rows") > 40_000
+    );
     // The first whole table's file; its first block of rows is the one after the head's.
     let tables: Vec<BTreeMap<String, Value>> = call(&mut connection, "TM.TABLES post").unwrap();
-    let whole = tables.iter().find(|table| redis::from_redis_value::<u64>(table["rows"].clone()).unwrap() > 10_000);
-    let field = |name: &str| redis::from_redis_value::<String>(whole.unwrap()[name].clone()).unwrap();
+    let whole = tables
+        .iter()
+        .find(|table| redis::from_redis_value::<u64>(table["rows"].clone()).unwrap() > 10_000);
+    let field =
+        |name: &str| redis::from_redis_value::<String>(whole.unwrap()[name].clone()).unwrap();
     let (low, last): (u64, u64) = (field("low").parse().unwrap(), field("last").parse().unwrap());
     spoil(&server.folder().join(field("file")), 4096, 4096);
     let ids: Vec<u64> = truth.range(low..=last).map(|(&id, _)| id).collect();
-    let told = call::<Value>(&mut connection, &format!("HGET post:{} like", ids[0])).unwrap_err().to_string();
+    let told = call::<Value>(&mut connection, &format!("HGET post:{} like", ids[0]))
+        .unwrap_err()
+        .to_string();
     assert!(told.contains("cannot be read"), "{told}");
     // Behind the damaged block.
     let change = |connection: &mut Connection, truth: &mut Truth, ids: &[u64]| {
@@ -187,12 +225,15 @@ fn a_damaged_file_keeps_no_other_from_being_merged(method: IoMethod) {
     for round in 0..4 {
         let others: Vec<u64> = truth.range(last + 1..).map(|(&id, _)| id).take(5_000).collect();
         change(&mut connection, &mut truth, &others);
-        tidemark_tests::eventually("others are merged", || info(&mut connection, "merges") > merges + round);
+        tidemark_tests::eventually("others are merged", || {
+            info(&mut connection, "merges") > merges + round
+        });
     }
     let text: String = redis::cmd("INFO").arg("cold").query(&mut connection).unwrap();
     assert!(text.contains("spill_last_status:err") && text.contains("is damaged"), "{text}");
     // All but the block that is lost.
-    let mut readable: Truth = truth.into_iter().filter(|(id, _)| !ids[..2_000].contains(id)).collect();
+    let mut readable: Truth =
+        truth.into_iter().filter(|(id, _)| !ids[..2_000].contains(id)).collect();
     verify(&server, &readable, &[]);
     fill_from(&mut connection, 50_000, 30_000, &mut readable);
     verify(&server, &readable, &[]);

@@ -1,4 +1,5 @@
-//! Flags of old posts on the disk: what was spilled is asked for, set, unset, merged and restarted like everything else, and nobody is told a false no.
+//! Flags of old posts on the disk: what was spilled is asked for, set, unset, merged and restarted
+//! like everything else, and nobody is told a false no.
 
 use super::cold::{by_both_ways, call, info, lines, patiently, spoil, was_read_by};
 use super::replication::{follow, in_step};
@@ -53,14 +54,17 @@ fn fill_some(connection: &mut Connection, posts: Vec<u64>, truth: &mut Truth) {
     }
 }
 
-/// Every pair on a page, as a flag, as a member of a set and of a filter; some pairs that nobody set.
+/// Every pair on a page, as a flag, as a member of a set and of a filter; some pairs that nobody
+/// set.
 fn verify(server: &TestServer, truth: &Truth) {
     let mut connection = server.connection();
     let mut by_viewer: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
     truth.keys().for_each(|&(id, viewer)| by_viewer.entry(viewer).or_default().push(id));
     for (viewer, ids) in &by_viewer {
-        let page: Vec<Vec<i64>> = cmd("FEED.GET").arg("home").arg(viewer).arg(ids).query(&mut connection).unwrap();
-        let flags: Vec<i64> = cmd("PH.EXISTS").arg("liked").arg(viewer).arg(ids).query(&mut connection).unwrap();
+        let page: Vec<Vec<i64>> =
+            cmd("FEED.GET").arg("home").arg(viewer).arg(ids).query(&mut connection).unwrap();
+        let flags: Vec<i64> =
+            cmd("PH.EXISTS").arg("liked").arg(viewer).arg(ids).query(&mut connection).unwrap();
         for ((id, row), flag) in ids.iter().zip(page).zip(flags) {
             let wanted = i64::from(truth[&(*id, *viewer)]);
             assert_eq!((row[4], flag), (wanted, wanted), "post {id}, viewer {viewer}");
@@ -84,13 +88,19 @@ fn verify(server: &TestServer, truth: &Truth) {
 }
 
 fn change(connection: &mut Connection, truth: &mut Truth, round: u64) {
-    let some: Vec<((u64, u64), bool)> = truth.iter().map(|(&pair, &set)| (pair, set)).step_by(61).collect();
+    let some: Vec<((u64, u64), bool)> =
+        truth.iter().map(|(&pair, &set)| (pair, set)).step_by(61).collect();
     for (index, ((id, viewer), set)) in (0u64..).zip(some) {
         let done: i64 = match (set, index % 3) {
-            (true, 0) => call::<Vec<i64>>(connection, &format!("FEED.UNDO like {viewer} {id}")).unwrap()[0],
+            (true, 0) => {
+                call::<Vec<i64>>(connection, &format!("FEED.UNDO like {viewer} {id}")).unwrap()[0]
+            }
             (true, 1) => call(connection, &format!("SREM liked:{id} {viewer}")).unwrap(),
             // Twice is once.
-            (true, _) => 1 - call::<Vec<i64>>(connection, &format!("FEED.ACT like {viewer} {id}")).unwrap()[0],
+            (true, _) => {
+                1 - call::<Vec<i64>>(connection, &format!("FEED.ACT like {viewer} {id}")).unwrap()
+                    [0]
+            }
             (false, _) => call(connection, &format!("BF.ADD liked:{id} {viewer}")).unwrap(),
         };
         assert_eq!(done, 1, "{id} {viewer} {set} {index}");
@@ -130,7 +140,9 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted(method: IoMethod) {
         let merges = info(&mut connection, "merges");
         change(&mut connection, &mut truth, round);
         verify(&server, &truth);
-        assert!(info(&mut connection, "overlay_pairs") > 0 || info(&mut connection, "merges") > merges);
+        assert!(
+            info(&mut connection, "overlay_pairs") > 0 || info(&mut connection, "merges") > merges
+        );
         match round {
             // From the log and the files alone; then from a snapshot, too.
             0 => server = server.restart(),
@@ -155,37 +167,51 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted(method: IoMethod) {
     verify(&server.killed(), &truth);
     // Where each range lives.
     let tables: Vec<BTreeMap<String, Value>> = call(&mut connection, "TM.TABLES liked").unwrap();
-    let place = |table: &BTreeMap<String, Value>| redis::from_redis_value::<String>(table["where"].clone()).unwrap();
+    let place = |table: &BTreeMap<String, Value>| {
+        redis::from_redis_value::<String>(table["where"].clone()).unwrap()
+    };
     let places: Vec<String> = tables.iter().map(place).collect();
-    assert!(places.len() > 3 && places[..places.len() - 1].iter().all(|place| place == "disk"), "{places:?}");
+    assert!(
+        places.len() > 3 && places[..places.len() - 1].iter().all(|place| place == "disk"),
+        "{places:?}"
+    );
     assert_eq!(places.last().unwrap(), "memory");
     let report = store::check(&store::RealDisk::open(server.folder()).unwrap()).unwrap();
     assert_ne!(report.severity(), store::Severity::Damage, "{:?}", report.findings);
-    assert!(report.findings.iter().any(|f| f.text.contains("pages of space")), "{:?}", report.findings);
+    assert!(
+        report.findings.iter().any(|f| f.text.contains("pages of space")),
+        "{:?}",
+        report.findings
+    );
     // What is compared and joined with others lies in memory.
     for text in ["TM.DIGEST liked 0", "TM.EXPORT liked 0 1", "TM.MERGE liked x"] {
         let told = call::<Value>(&mut connection, text).unwrap_err().to_string();
         assert!(told.contains("lies on the disk") || told.contains("spills"), "{text}: {told}");
     }
     for space in ["read", "user"] {
-        let told = call::<Value>(&mut connection, &format!("TM.SPILL {space}")).unwrap_err().to_string();
+        let told =
+            call::<Value>(&mut connection, &format!("TM.SPILL {space}")).unwrap_err().to_string();
         assert!(told.contains("not configured to spill"), "{told}");
     }
     let told = call::<Value>(&mut connection, "TM.SPILL liked -1").unwrap_err().to_string();
     assert!(told.contains("Invalid number of tables '-1'"), "{told}");
 }
 
-/// The lowest id of a table on the disk that is neither the first one, which is small and overrun, nor has further filters.
+/// The lowest id of a table on the disk that is neither the first one, which is small and overrun,
+/// nor has further filters.
 fn a_cold_id(connection: &mut Connection) -> u64 {
     let tables: Vec<BTreeMap<String, Value>> = call(connection, "TM.TABLES liked").unwrap();
-    let number =
-        |table: &BTreeMap<String, Value>, name: &str| redis::from_redis_value::<u64>(table[name].clone()).unwrap();
-    let table = tables.iter().find(|t| number(t, "extensions") == 0 && number(t, "low") > 0).unwrap();
+    let number = |table: &BTreeMap<String, Value>, name: &str| {
+        redis::from_redis_value::<u64>(table[name].clone()).unwrap()
+    };
+    let table =
+        tables.iter().find(|t| number(t, "extensions") == 0 && number(t, "low") > 0).unwrap();
     assert!(table.contains_key("file"), "{table:?}");
     number(table, "low").max(FIRST)
 }
 
-/// A check of a flag on the disk is one read of 4 KiB, as the kernel counts them; asked again it is none.
+/// A check of a flag on the disk is one read of 4 KiB, as the kernel counts them; asked again it is
+/// none.
 fn a_cold_flag_is_one_read(method: IoMethod) {
     let server = TestServer::with(|config| {
         small(config);
@@ -197,15 +223,18 @@ fn a_cold_flag_is_one_read(method: IoMethod) {
     let low = a_cold_id(&mut connection);
     let before = info(&mut connection, "cold_reads");
     let page: Vec<u64> = (low..low + 50).collect();
-    let flags: Vec<i64> = cmd("PH.EXISTS").arg("liked").arg(777_777).arg(&page).query(&mut connection).unwrap();
+    let flags: Vec<i64> =
+        cmd("PH.EXISTS").arg("liked").arg(777_777).arg(&page).query(&mut connection).unwrap();
     assert!(flags.iter().sum::<i64>() <= 1);
     assert_eq!(info(&mut connection, "cold_reads") - before, 50);
-    let _: Value = cmd("PH.EXISTS").arg("liked").arg(777_777).arg(&page).query(&mut connection).unwrap();
+    let _: Value =
+        cmd("PH.EXISTS").arg("liked").arg(777_777).arg(&page).query(&mut connection).unwrap();
     assert_eq!(info(&mut connection, "cold_reads") - before, 50, "they are cached");
     was_read_by(&mut connection, method);
 }
 
-/// A page reads nothing for flags that their counters answer for: nobody has liked the post, so nobody's flag is there. What asks for the flag alone does.
+/// A page reads nothing for flags that their counters answer for: nobody has liked the post, so
+/// nobody's flag is there. What asks for the flag alone does.
 fn a_cold_flag_whose_counter_is_0_is_no_read(method: IoMethod) {
     let server = TestServer::with(|config| {
         small(config);
@@ -216,7 +245,8 @@ fn a_cold_flag_whose_counter_is_0_is_no_read(method: IoMethod) {
     fill_some(&mut connection, (0..12_000).step_by(2).collect(), &mut Truth::new());
     eventually("it spills", || info(&mut connection, "cold_pairs") > 10_000);
     let low = a_cold_id(&mut connection).next_multiple_of(2);
-    let [liked, not_liked] = [0, 1].map(|odd| (low + odd..low + 100).step_by(2).collect::<Vec<u64>>());
+    let [liked, not_liked] =
+        [0, 1].map(|odd| (low + odd..low + 100).step_by(2).collect::<Vec<u64>>());
     for id in &not_liked {
         call::<Value>(&mut connection, &format!("CNT.INCRBY post {id} repost 1")).unwrap();
     }
@@ -230,8 +260,13 @@ fn a_cold_flag_whose_counter_is_0_is_no_read(method: IoMethod) {
     let (page, reads) = ask("FEED.GET home 777", &not_liked);
     assert_eq!((page, reads), (Value::Array(vec![unset.clone(); 50]), 0));
     assert_eq!(ask("FEED.GET home 777", &liked).1, 50);
-    assert_eq!(ask("PH.EXISTS liked 777", &not_liked).1, 50, "the gate, and no cache, has saved the page its reads");
-    // Counters that must be read, too, are read together with the flags; those that are cached are proofs again.
+    assert_eq!(
+        ask("PH.EXISTS liked 777", &not_liked).1,
+        50,
+        "the gate, and no cache, has saved the page its reads"
+    );
+    // Counters that must be read, too, are read together with the flags; those that are cached are
+    // proofs again.
     let (Value::Int(spilled), _) = ask("TM.SPILL post 50", &[]) else { panic!("it spills") };
     assert!(spilled > 0);
     assert!(ask("FEED.GET home 888", &not_liked).1 > 50);
@@ -268,7 +303,10 @@ fn a_spoiled_page_is_an_error_and_never_a_no(method: IoMethod) {
     ] {
         let told = format!("{:?}", call::<Value>(&mut connection, &text));
         assert!(told.contains("cannot be read"), "{text}: {told}");
-        assert_eq!(call::<Vec<i64>>(&mut connection, &format!("PH.EXISTS liked 5 {other}")).unwrap().len(), 1);
+        assert_eq!(
+            call::<Vec<i64>>(&mut connection, &format!("PH.EXISTS liked 5 {other}")).unwrap().len(),
+            1
+        );
     }
     for text in [
         format!("FEED.GET home 5 {other} {spoiled}"),
@@ -285,7 +323,8 @@ fn a_spoiled_page_is_an_error_and_never_a_no(method: IoMethod) {
     assert!(info(&mut connection, "cold_corrupt_blocks") > 0);
 }
 
-/// Without room for cold files the newest table goes on, until there is a clear error; nothing is lost, and with room it goes on by itself.
+/// Without room for cold files the newest table goes on, until there is a clear error; nothing is
+/// lost, and with room it goes on by itself.
 #[test]
 fn without_room_for_cold_files_nothing_is_lost_and_it_goes_on_with_room() {
     let server = TestServer::with(|config| {
@@ -306,7 +345,9 @@ fn without_room_for_cold_files_nothing_is_lost_and_it_goes_on_with_room() {
         if told.is_ok() {
             let mut pipe = redis::pipe();
             ids.iter().for_each(|id| {
-                (2..500).for_each(|viewer| _ = pipe.cmd("BF.ADD").arg(format!("liked:{id}")).arg(viewer))
+                (2..500).for_each(|viewer| {
+                    _ = pipe.cmd("BF.ADD").arg(format!("liked:{id}")).arg(viewer)
+                })
             });
             told = pipe.exec(&mut connection);
         }
@@ -353,7 +394,9 @@ fn a_replica_has_the_spilled_flags_and_is_promoted() {
     fill(&mut connection, 6_000, 12_000, &mut truth);
     change(&mut connection, &mut truth, 1);
     in_step(&master, &replica);
-    eventually("the replica spills by itself", || info(&mut replica.connection(), "cold_files") > before);
+    eventually("the replica spills by itself", || {
+        info(&mut replica.connection(), "cold_files") > before
+    });
     verify(&replica, &truth);
     let _: Value = call(&mut replica.connection(), "SAVE").unwrap();
     let replica = replica.stopped().started();

@@ -1,4 +1,5 @@
-//! What each command answers, request by request. Replies are compared as bytes, in RESP2 unless said otherwise.
+//! What each command answers, request by request. Replies are compared as bytes, in RESP2 unless
+//! said otherwise.
 
 use tidemark_tests::{Raw, TestServer};
 
@@ -29,11 +30,17 @@ fn counters() {
             ("CNT.INCRBY post 1 like -10 MIN 0 SAT", "*1\r\n:0\r\n"),
             ("CNT.INCRBY post 1 like 10 MAX 7 SAT", "*1\r\n:7\r\n"),
             ("CNT.INCRBY post 1 like 10 min 9 max 3", "-ERR MIN 9 is above MAX 3\r\n"),
-            ("CNT.INCRBY post 1 like 1 read 9223372036854775807", "-ERR increment or decrement would overflow\r\n"),
+            (
+                "CNT.INCRBY post 1 like 1 read 9223372036854775807",
+                "-ERR increment or decrement would overflow\r\n",
+            ),
             ("CNT.GET post 1", "*1\r\n*4\r\n:7\r\n:0\r\n:0\r\n:100000\r\n"),
             ("CNT.INCRBY post 1 likes 1", "-ERR No schema field 'likes' in space 'post'\r\n"),
             ("CNT.INCRBY post 1 like x", "-ERR value is not an integer or out of range\r\n"),
-            ("CNT.INCRBY post 1 like 1 read", "-ERR wrong number of arguments for 'cnt.incrby' command\r\n"),
+            (
+                "CNT.INCRBY post 1 like 1 read",
+                "-ERR wrong number of arguments for 'cnt.incrby' command\r\n",
+            ),
             ("CNT.INCRBY post 1 MAX 1 SAT", "-ERR syntax error\r\n"),
             ("CNT.INCRBY nope 1 like 1", "-ERR no such counter space 'nope'\r\n"),
             ("CNT.INCRBY liked 1 like 1", "-ERR no such counter space 'liked'\r\n"),
@@ -42,10 +49,19 @@ fn counters() {
                 "CNT.MINCRBY post 1 like 1 2 read 9223372036854775807",
                 "*2\r\n:10\r\n-ERR increment or decrement would overflow\r\n",
             ),
-            ("CNT.MINCRBY post 1 like 1 2 nope 1", "-ERR No schema field 'nope' in space 'post'\r\n"),
-            ("CNT.MINCRBY post 1 like 1 2", "-ERR wrong number of arguments for 'cnt.mincrby' command\r\n"),
+            (
+                "CNT.MINCRBY post 1 like 1 2 nope 1",
+                "-ERR No schema field 'nope' in space 'post'\r\n",
+            ),
+            (
+                "CNT.MINCRBY post 1 like 1 2",
+                "-ERR wrong number of arguments for 'cnt.mincrby' command\r\n",
+            ),
             ("CNT.SET post 1 like 9223372036854775807 repost -9223372036854775808", "+OK\r\n"),
-            ("CNT.GET post 1", "*1\r\n*4\r\n:9223372036854775807\r\n:-9223372036854775808\r\n:0\r\n:100000\r\n"),
+            (
+                "CNT.GET post 1",
+                "*1\r\n*4\r\n:9223372036854775807\r\n:-9223372036854775808\r\n:0\r\n:100000\r\n",
+            ),
             ("CNT.SET post 1 like 1 like 2", "+OK\r\n"),
             ("HGET post:1 like", "$1\r\n2\r\n"),
             ("CNT.SET post 1 like 1.5", "-ERR value is not an integer or out of range\r\n"),
@@ -80,7 +96,10 @@ fn flags() {
             ("BF.MADD liked:1 11 12", "*2\r\n:0\r\n:1\r\n"),
             ("BF.EXISTS liked:1 12", ":1\r\n"),
             ("BF.MEXISTS liked:1 12 13", "*2\r\n:1\r\n:0\r\n"),
-            ("BF.ADD post:1 11", "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n"),
+            (
+                "BF.ADD post:1 11",
+                "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n",
+            ),
             ("FEED.GET home 12 1", "*1\r\n*6\r\n:0\r\n:0\r\n:0\r\n:0\r\n:1\r\n:0\r\n"),
         ],
     );
@@ -122,10 +141,16 @@ fn hashes_strings_and_keys() {
             ("HSET post:1 like 1 read", "-ERR wrong number of arguments for 'hset' command\r\n"),
             ("HSET post:1 like x", "-ERR hash value is not an integer\r\n"),
             ("HINCRBY post:1 like x", "-ERR value is not an integer or out of range\r\n"),
-            ("HINCRBY post:1 like -9223372036854775808", "-ERR increment or decrement would overflow\r\n"),
+            (
+                "HINCRBY post:1 like -9223372036854775808",
+                "-ERR increment or decrement would overflow\r\n",
+            ),
             ("GET post:1:like", "$2\r\n-1\r\n"),
             ("GET post:9:like", "$-1\r\n"),
-            ("MGET post:1:like post:9:like post:1:read", "*3\r\n$2\r\n-1\r\n$-1\r\n$5\r\n70000\r\n"),
+            (
+                "MGET post:1:like post:9:like post:1:read",
+                "*3\r\n$2\r\n-1\r\n$-1\r\n$5\r\n70000\r\n",
+            ),
             ("SET post:1:like 10", "+OK\r\n"),
             (
                 "SET post:1:like 10 EX 5",
@@ -137,8 +162,14 @@ fn hashes_strings_and_keys() {
             ("DECR post:1:like", ":19\r\n"),
             ("DECRBY post:1:like 20", ":-1\r\n"),
             ("DECRBY post:1:like -9223372036854775808", "-ERR decrement would overflow\r\n"),
-            ("GET post:1", "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n"),
-            ("HGET post:1:like like", "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n"),
+            (
+                "GET post:1",
+                "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n",
+            ),
+            (
+                "HGET post:1:like like",
+                "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n",
+            ),
             ("GET post:1:nope", "-ERR No schema field 'nope' in space 'post'\r\n"),
             ("GET nope", "-ERR Invalid key 'nope': it fits no key pattern of any space\r\n"),
             ("GET post:01:like", "-ERR Invalid key 'post:01:like': its id begins with zeros\r\n"),
@@ -235,9 +266,18 @@ fn ids_below_the_horizon_are_unknown_and_not_no() {
             ("BF.EXISTS liked:1 7", ":0\r\n"),
             ("BF.MEXISTS liked:1 7 8", "*2\r\n:0\r\n:0\r\n"),
             ("CF.EXISTS liked:1 7", ":0\r\n"),
-            ("CF.ADD liked:1 7", "-ERR the id lies below the horizon: its pairs are no longer kept\r\n"),
-            ("CF.DEL liked:1 7", "-ERR the id lies below the horizon: its pairs are no longer kept\r\n"),
-            ("SADD liked:1 7", "-ERR the id lies below the horizon: its pairs are no longer kept\r\n"),
+            (
+                "CF.ADD liked:1 7",
+                "-ERR the id lies below the horizon: its pairs are no longer kept\r\n",
+            ),
+            (
+                "CF.DEL liked:1 7",
+                "-ERR the id lies below the horizon: its pairs are no longer kept\r\n",
+            ),
+            (
+                "SADD liked:1 7",
+                "-ERR the id lies below the horizon: its pairs are no longer kept\r\n",
+            ),
             ("FEED.ACT like 7 1", "*1\r\n$-1\r\n"),
             ("FEED.GET home 7 1", "*1\r\n*6\r\n:0\r\n:0\r\n:0\r\n:0\r\n$-1\r\n:0\r\n"),
             ("CNT.GET post 1", "*1\r\n*-1\r\n"),
@@ -259,17 +299,24 @@ fn the_table_answers_for_itself() {
         redis::cmd("COMMAND").arg("INFO").arg("MGET").arg("client|list").query(c).unwrap();
     assert_eq!(info[0].len(), 10);
     assert_eq!(info[1].len(), 10);
-    let keys: Vec<String> =
-        redis::cmd("COMMAND").arg("GETKEYS").arg(&["MGET", "post:1:like", "post:2:like"]).query(c).unwrap();
+    let keys: Vec<String> = redis::cmd("COMMAND")
+        .arg("GETKEYS")
+        .arg(&["MGET", "post:1:like", "post:2:like"])
+        .query(c)
+        .unwrap();
     assert_eq!(keys, ["post:1:like", "post:2:like"]);
-    let strings: Vec<String> = redis::cmd("COMMAND").arg(&["LIST", "FILTERBY", "PATTERN", "feed.*"]).query(c).unwrap();
+    let strings: Vec<String> =
+        redis::cmd("COMMAND").arg(&["LIST", "FILTERBY", "PATTERN", "feed.*"]).query(c).unwrap();
     assert_eq!(strings, ["feed.get", "feed.act", "feed.undo"]);
     check(
         &mut server.raw(),
         &[
             ("COMMAND GETKEYS PING x", "-ERR The command has no key arguments\r\n"),
             ("COMMAND GETKEYS NOPE x", "-ERR Invalid command specified\r\n"),
-            ("COMMAND GETKEYS GET a b", "-ERR Invalid number of arguments specified for command\r\n"),
+            (
+                "COMMAND GETKEYS GET a b",
+                "-ERR Invalid number of arguments specified for command\r\n",
+            ),
             ("COMMAND INFO nope", "*1\r\n$-1\r\n"),
             ("COMMAND nope", "-ERR unknown subcommand 'nope'. Try COMMAND HELP.\r\n"),
             ("COMMAND COUNT x", "-ERR wrong number of arguments for 'command|count' command\r\n"),
@@ -279,6 +326,7 @@ fn the_table_answers_for_itself() {
     let spaces: Vec<std::collections::HashMap<String, redis::Value>> =
         redis::cmd("TM.SPACE").arg("LIST").query(c).unwrap();
     assert_eq!(spaces.len(), 5);
-    let tables: Vec<std::collections::HashMap<String, redis::Value>> = redis::cmd("TM.TABLES").query(c).unwrap();
+    let tables: Vec<std::collections::HashMap<String, redis::Value>> =
+        redis::cmd("TM.TABLES").query(c).unwrap();
     assert!(tables.len() >= 5 && tables.iter().all(|t| t.contains_key("low")));
 }

@@ -1,4 +1,5 @@
-//! CONFIG on a running server: what is set takes effect at once, and what is rewritten is there at the next start.
+//! CONFIG on a running server: what is set takes effect at once, and what is rewritten is there at
+//! the next start.
 
 use tidemark_server::config::{Config, Fsync};
 use tidemark_tests::{PATIENCE, TestServer, eventually};
@@ -12,7 +13,8 @@ fn config(server: &TestServer, args: &[&str]) -> redis::RedisResult<redis::Value
 }
 
 fn get(server: &TestServer, name: &str) -> String {
-    let pair: Vec<String> = redis::cmd("CONFIG").arg("GET").arg(name).query(&mut server.connection()).unwrap();
+    let pair: Vec<String> =
+        redis::cmd("CONFIG").arg("GET").arg(name).query(&mut server.connection()).unwrap();
     assert_eq!(pair.len(), 2, "{pair:?}");
     pair[1].clone()
 }
@@ -52,7 +54,10 @@ fn limits_take_effect_for_connections_that_are_there() {
 fn more_clients_than_files_are_refused() {
     let server = TestServer::start();
     let error = config(&server, &["SET", "maxclients", "1000000000"]).unwrap_err().to_string();
-    assert!(error.contains("not able to handle the specified number of clients, try with "), "{error}");
+    assert!(
+        error.contains("not able to handle the specified number of clients, try with "),
+        "{error}"
+    );
     assert_eq!(get(&server, "maxclients"), Config::default().server.max_clients.to_string());
 }
 
@@ -92,11 +97,15 @@ fn a_rewrite_is_there_at_the_next_start() {
     server.stop();
     let text = std::fs::read_to_string(&file).unwrap();
     assert!(
-        text.starts_with("# ours\n[server]\nworkers = 2 # two\n") && text.contains("idle_timeout_s = 77\n"),
+        text.starts_with("# ours\n[server]\nworkers = 2 # two\n")
+            && text.contains("idle_timeout_s = 77\n"),
         "{text}"
     );
     let server = start();
-    assert_eq!((get(&server, "timeout"), get(&server, "maxclients")), ("77".to_owned(), "99".to_owned()));
+    assert_eq!(
+        (get(&server, "timeout"), get(&server, "maxclients")),
+        ("77".to_owned(), "99".to_owned())
+    );
     // A folder that is no more: an error, and the server goes on.
     drop(folder);
     let error = config(&server, &["REWRITE"]).unwrap_err().to_string();

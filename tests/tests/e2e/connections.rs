@@ -25,9 +25,15 @@ fn the_handshakes_of_stock_clients() {
             &["CLIENT", "SETINFO", "LIB-NAME", "a b"],
             "-ERR lib-name cannot contain spaces, newlines or special characters.",
         ),
-        (&["CLIENT", "MAINT_NOTIFICATIONS", "ON"], "-ERR unknown subcommand 'MAINT_NOTIFICATIONS'. Try CLIENT HELP."),
+        (
+            &["CLIENT", "MAINT_NOTIFICATIONS", "ON"],
+            "-ERR unknown subcommand 'MAINT_NOTIFICATIONS'. Try CLIENT HELP.",
+        ),
         (&["CLIENT", "SETNAME", "me"], "+OK"),
-        (&["CLIENT", "SETNAME", "a b"], "-ERR Client names cannot contain spaces, newlines or special characters."),
+        (
+            &["CLIENT", "SETNAME", "a b"],
+            "-ERR Client names cannot contain spaces, newlines or special characters.",
+        ),
         (&["CLIENT"], "-ERR wrong number of arguments for 'client' command"),
         (&["CLIENT", "ID", "x"], "-ERR wrong number of arguments for 'client|id' command"),
         (&["CLIENT", "NO-EVICT", "on"], "+OK"),
@@ -37,7 +43,10 @@ fn the_handshakes_of_stock_clients() {
         (&["SELECT", "x"], "-ERR value is not an integer or out of range"),
         (&["HELLO", "4"], "-NOPROTO unsupported protocol version"),
         (&["HELLO", "x"], "-ERR Protocol version is not an integer or out of range"),
-        (&["HELLO", "3", "AUTH", "nobody", "x"], "-WRONGPASS invalid username-password pair or user is disabled."),
+        (
+            &["HELLO", "3", "AUTH", "nobody", "x"],
+            "-WRONGPASS invalid username-password pair or user is disabled.",
+        ),
         (&["AUTH", "default", "x"], "+OK"),
         (&["PING"], "+PONG"),
         (&["PING", "a", "b"], "-ERR wrong number of arguments for 'ping' command"),
@@ -51,12 +60,21 @@ fn the_handshakes_of_stock_clients() {
     }
     assert_eq!(bulk(&mut raw, &["CLIENT", "GETNAME"]), "me");
     let list = bulk(&mut raw, &["CLIENT", "LIST"]);
-    for part in ["name=me ", " flags=e ", "lib-name=redis-py lib-ver=8.1.0", " cmd=client|list ", " resp=2 "] {
+    for part in [
+        "name=me ",
+        " flags=e ",
+        "lib-name=redis-py lib-ver=8.1.0",
+        " cmd=client|list ",
+        " resp=2 ",
+    ] {
         assert!(list.contains(part), "{part}: {list}");
     }
     assert_eq!(raw.ask(&["HELLO", "3", "SETNAME", "you"]), "%7");
     let map: String = (0..25).map(|_| raw.line() + " ").collect();
-    assert!(map.starts_with("$6 server $5 redis $7 version $5 7.") && map.ends_with("$7 modules *0 "), "{map}");
+    assert!(
+        map.starts_with("$6 server $5 redis $7 version $5 7.") && map.ends_with("$7 modules *0 "),
+        "{map}"
+    );
     assert_eq!(raw.ask(&["PING"]), "+PONG");
     assert_eq!(bulk(&mut raw, &["CLIENT", "GETNAME"]), "you");
     let mut raw = server.raw();
@@ -88,7 +106,10 @@ fn replies_can_be_switched_off() {
     let mut raw = server.raw();
     raw.request(&["CLIENT", "REPLY", "OFF"]).request(&["PING"]).request(&["NOPE"]);
     raw.request(&["CLIENT", "REPLY", "ON"]).expect("+OK\r\n");
-    raw.request(&["CLIENT", "REPLY", "SKIP"]).request(&["PING"]).request(&["ECHO", "a"]).expect("$1\r\na\r\n");
+    raw.request(&["CLIENT", "REPLY", "SKIP"])
+        .request(&["PING"])
+        .request(&["ECHO", "a"])
+        .expect("$1\r\na\r\n");
 }
 
 #[test]
@@ -103,7 +124,9 @@ fn clients_can_be_listed_and_killed() {
     assert_eq!(two.ask(&["CLIENT", "KILL", "ADDR", &address, "SKIPME", "no"]), ":1");
     assert_eq!(two.rest(), "");
     let mut three = server.raw();
-    eventually("only one client is listed", || bulk(&mut three, &["CLIENT", "LIST"]).lines().count() == 1);
+    eventually("only one client is listed", || {
+        bulk(&mut three, &["CLIENT", "LIST"]).lines().count() == 1
+    });
 }
 
 #[test]
@@ -136,7 +159,8 @@ fn who_listens_follows_or_waits_is_not_idle() {
     eventually("the replica follows", || server.raw().ask(&["WAIT", "1", "100"]) == ":1");
     let link = || {
         let info = redis::cmd("INFO").query::<redis::InfoDict>(&mut replica.connection()).unwrap();
-        ["master_link_status", "repl_continued", "repl_full_syncs"].map(|name| info.get::<String>(name).unwrap())
+        ["master_link_status", "repl_continued", "repl_full_syncs"]
+            .map(|name| info.get::<String>(name).unwrap())
     };
     eventually("its link is up", || link()[0] == "up");
     let before = link();
@@ -156,7 +180,10 @@ fn who_listens_follows_or_waits_is_not_idle() {
 }
 
 fn connected(server: &TestServer) -> usize {
-    let info = redis::cmd("INFO").arg("clients").query::<redis::InfoDict>(&mut server.connection()).unwrap();
+    let info = redis::cmd("INFO")
+        .arg("clients")
+        .query::<redis::InfoDict>(&mut server.connection())
+        .unwrap();
     info.get("connected_clients").unwrap()
 }
 
@@ -174,7 +201,11 @@ fn who_leaves_while_it_waits_is_noticed() {
     let mut waits = server.raw();
     waits.request(&["WAIT", "1", "0"]);
     eventually("it is seen to wait", || {
-        redis::cmd("INFO").query::<redis::InfoDict>(&mut server.connection()).unwrap().get("blocked_clients") == Some(1)
+        redis::cmd("INFO")
+            .query::<redis::InfoDict>(&mut server.connection())
+            .unwrap()
+            .get("blocked_clients")
+            == Some(1)
     });
     assert_eq!(operator.ask(&["CLIENT", "PAUSE", "60000", "WRITE"]), "+OK");
     for _ in 0..20 {
@@ -230,7 +261,10 @@ fn a_snapshot_that_fails_is_the_error_of_its_own_command() {
     let away = folder.with_extension("away");
     std::fs::rename(&folder, &away).unwrap();
     let mut raw = server.raw();
-    raw.request(&["HINCRBY", "post:1", "like", "1"]).request(&["PING"]).request(&["SAVE"]).request(&["PING"]);
+    raw.request(&["HINCRBY", "post:1", "like", "1"])
+        .request(&["PING"])
+        .request(&["SAVE"])
+        .request(&["PING"]);
     raw.expect(":1\r\n+PONG\r\n-ERR ");
     let error = raw.line();
     raw.expect("+PONG\r\n");
@@ -273,8 +307,12 @@ fn a_client_that_does_not_read_is_not_read_either_and_loses_nothing() {
     }
     let mut other = server.raw();
     let list = bulk(&mut other, &["CLIENT", "LIST"]);
-    let waiting: usize =
-        list.split(" omem=").skip(1).map(|l| l.split(' ').next().unwrap().parse::<usize>().unwrap()).max().unwrap();
+    let waiting: usize = list
+        .split(" omem=")
+        .skip(1)
+        .map(|l| l.split(' ').next().unwrap().parse::<usize>().unwrap())
+        .max()
+        .unwrap();
     assert!(waiting > 0 && waiting < 1 << 20, "{waiting} bytes wait: {list}");
     // Now it reads: every reply is there, whole and in order.
     let whole = sent / ping.len();
@@ -289,9 +327,14 @@ fn info_and_config_answer_as_tools_expect() {
     let server = TestServer::start();
     let mut raw = server.raw();
     let info = bulk(&mut raw, &["INFO"]);
-    for field in
-        ["redis_version:7.", "loading:0", "connected_clients:1", "used_memory:", "role:master", "cluster_enabled:0"]
-    {
+    for field in [
+        "redis_version:7.",
+        "loading:0",
+        "connected_clients:1",
+        "used_memory:",
+        "role:master",
+        "cluster_enabled:0",
+    ] {
         assert!(info.contains(&format!("\r\n{field}")), "{field}: {info}");
     }
     let run_id = info.lines().find_map(|l| l.strip_prefix("run_id:")).unwrap();
@@ -300,12 +343,18 @@ fn info_and_config_answer_as_tools_expect() {
     assert!(one.starts_with("# CPU\r\nused_cpu_sys:") && !one.contains("# Server"), "{one}");
     assert!(bulk(&mut raw, &["INFO", "everything"]).contains("# Keyspace"));
     let c = &mut server.connection();
-    let map: std::collections::HashMap<String, String> =
-        redis::cmd("CONFIG").arg(&["GET", "save", "append*", "DATABASES", "server.port"]).query(c).unwrap();
+    let map: std::collections::HashMap<String, String> = redis::cmd("CONFIG")
+        .arg(&["GET", "save", "append*", "DATABASES", "server.port"])
+        .query(c)
+        .unwrap();
     assert_eq!(map["save"], "3600 1");
     assert_eq!(map["appendonly"], "yes");
     assert_eq!(map["databases"], "1");
     assert!(map.contains_key("server.port"));
-    let all: std::collections::HashMap<String, String> = redis::cmd("CONFIG").arg(&["GET", "*"]).query(c).unwrap();
-    assert!(all.contains_key("counter.post.fields") && !all.keys().any(|k| k.contains("seed")), "{all:?}");
+    let all: std::collections::HashMap<String, String> =
+        redis::cmd("CONFIG").arg(&["GET", "*"]).query(c).unwrap();
+    assert!(
+        all.contains_key("counter.post.fields") && !all.keys().any(|k| k.contains("seed")),
+        "{all:?}"
+    );
 }

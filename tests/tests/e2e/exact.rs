@@ -1,5 +1,5 @@
-//! Exact counters: every field of a row holds any i64 and answers as a hash of redis-server does, whatever bits it has at the moment; and bounds
-//! hold for everybody at once.
+//! Exact counters: every field of a row holds any i64 and answers as a hash of redis-server does,
+//! whatever bits it has at the moment; and bounds hold for everybody at once.
 
 use crate::beside_redis::redis;
 use std::io::{Read, Write};
@@ -8,7 +8,8 @@ use tidemark_tests::{Raw, TestServer, request};
 
 const FIELDS: [&str; 4] = ["like", "repost", "comment", "read"];
 
-/// At and beside the ends of what fits: in the bits of a field, whatever they are, in an entry of the aux dictionary, in an i64.
+/// At and beside the ends of what fits: in the bits of a field, whatever they are, in an entry of
+/// the aux dictionary, in an i64.
 fn edge(rng: &mut fastrand::Rng) -> i64 {
     let near = rng.i64(-2..=2);
     let far = match rng.u32(0..10) {
@@ -41,8 +42,8 @@ fn raw(port: u16) -> Raw {
     Raw { stream }
 }
 
-/// 40,000 increments and sets of values that grow out of their bits and shrink back, beside redis-server, while widths change and tables are rolled and
-/// rewritten: not a byte differs.
+/// 40,000 increments and sets of values that grow out of their bits and shrink back, beside
+/// redis-server, while widths change and tables are rolled and rewritten: not a byte differs.
 #[test]
 fn every_field_holds_any_i64_as_redis_does() {
     let redis = redis();
@@ -55,7 +56,8 @@ fn every_field_holds_any_i64_as_redis_does() {
     ids.extend([0, u64::MAX, u64::MAX - 1, 1 << 63]);
     let keys: Vec<String> = ids.iter().map(|id| format!("post:{id}")).collect();
     let zeros = FIELDS.map(|field| [field, "0"]).concat();
-    let rows: Vec<Vec<u8>> = keys.iter().map(|key| request(&[&["HSET", key], &zeros[..]].concat())).collect();
+    let rows: Vec<Vec<u8>> =
+        keys.iter().map(|key| request(&[&["HSET", key], &zeros[..]].concat())).collect();
     // How many are new differs only where two ids are the same.
     assert_eq!(replies(&mut ours, &rows), replies(&mut theirs, &rows));
     let mut overflows = 0;
@@ -76,14 +78,30 @@ fn every_field_holds_any_i64_as_redis_does() {
         let (ours, theirs) = (replies(&mut ours, &commands), replies(&mut theirs, &commands));
         overflows += ours.matches("-ERR increment or decrement would overflow\r\n").count();
         if ours != theirs {
-            let first = ours.bytes().zip(theirs.bytes()).position(|(a, b)| a != b).unwrap_or(0).saturating_sub(100);
-            panic!("seed {seed}, batch {batch}: {:?}, Redis {:?}", &ours[first..], &theirs[first..]);
+            let first = ours
+                .bytes()
+                .zip(theirs.bytes())
+                .position(|(a, b)| a != b)
+                .unwrap_or(0)
+                .saturating_sub(100);
+            panic!(
+                "seed {seed}, batch {batch}: {:?}, Redis {:?}",
+                &ours[first..],
+                &theirs[first..]
+            );
         }
         // Widths say where a value lies, never what it is.
         match batch % 8 {
             0 => {
                 let width = rng.u32(1..=40).to_string();
-                admin.request(&["TM.SPACE", "ALTER", "post", "WIDEN", FIELDS[rng.usize(..4)], &width]);
+                admin.request(&[
+                    "TM.SPACE",
+                    "ALTER",
+                    "post",
+                    "WIDEN",
+                    FIELDS[rng.usize(..4)],
+                    &width,
+                ]);
                 assert!(admin.line().starts_with('$'));
                 admin.line();
             }
@@ -95,10 +113,15 @@ fn every_field_holds_any_i64_as_redis_does() {
     let all: Vec<Vec<u8>> = keys.iter().map(|key| request(&["HGETALL", key])).collect();
     assert_eq!(replies(&mut ours, &all), replies(&mut theirs, &all), "seed {seed}, at the end");
     let server = server.restart();
-    assert_eq!(replies(&mut server.raw(), &all), replies(&mut theirs, &all), "seed {seed}, after a restart");
+    assert_eq!(
+        replies(&mut server.raw(), &all),
+        replies(&mut theirs, &all),
+        "seed {seed}, after a restart"
+    );
 }
 
-/// 1,000,000 decrements of a hundred items by eight connections at once: a hundred are sold, whichever way they ask.
+/// 1,000,000 decrements of a hundred items by eight connections at once: a hundred are sold,
+/// whichever way they ask.
 #[test]
 fn a_stock_of_a_hundred_is_sold_a_hundred_times() {
     let server = TestServer::start();
@@ -107,7 +130,8 @@ fn a_stock_of_a_hundred_is_sold_a_hundred_times() {
     const CLIENTS: usize = 8;
     const BATCH: usize = 500;
     const BATCHES: usize = 1_000_000 / CLIENTS / BATCH;
-    let sell = request(&["CNT.INCRBY", "post", "7", "read", "-1", "MIN", "0", "FAIL"]).repeat(BATCH);
+    let sell =
+        request(&["CNT.INCRBY", "post", "7", "read", "-1", "MIN", "0", "FAIL"]).repeat(BATCH);
     let sold = std::thread::scope(|scope| {
         let clients: Vec<_> = (0..CLIENTS)
             .map(|_| {

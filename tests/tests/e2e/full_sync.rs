@@ -1,4 +1,5 @@
-//! A full sync over a link that never lasts: what has come is not fetched again, whatever happens to either side meanwhile.
+//! A full sync over a link that never lasts: what has come is not fetched again, whatever happens
+//! to either side meanwhile.
 
 use crate::replication::{follow, in_step, info, number};
 use std::io::{Read, Write};
@@ -37,16 +38,24 @@ fn carry(mut from: TcpStream, mut to: TcpStream, limit: u64, passed: &AtomicU64)
 fn short_link(server: u16, limit: u64) -> ShortLink {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let link = ShortLink { port, to: Arc::new(server.into()), passed: Arc::default(), cuts: Arc::default() };
+    let link = ShortLink {
+        port,
+        to: Arc::new(server.into()),
+        passed: Arc::default(),
+        cuts: Arc::default(),
+    };
     let (to, passed, cuts) = (link.to.clone(), link.passed.clone(), link.cuts.clone());
     std::thread::spawn(move || {
         for client in listener.incoming().flatten() {
             // The server may be away for a moment.
             let Ok(server) = TcpStream::connect(("127.0.0.1", to.load(SeqCst))) else { continue };
-            let (to_server, from_client) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            let (to_server, from_client) =
+                (server.try_clone().unwrap(), client.try_clone().unwrap());
             std::thread::spawn(move || carry(from_client, to_server, u64::MAX, &AtomicU64::new(0)));
             let (passed, cuts) = (passed.clone(), cuts.clone());
-            std::thread::spawn(move || cuts.fetch_add(u64::from(carry(server, client, limit, &passed)), SeqCst));
+            std::thread::spawn(move || {
+                cuts.fetch_add(u64::from(carry(server, client, limit, &passed)), SeqCst)
+            });
         }
     });
     link
@@ -67,7 +76,10 @@ fn a_full_sync_goes_on_where_it_was_cut() {
     let master = TestServer::with(sized);
     let call = |words: &str| {
         let words: Vec<&str> = words.split(' ').collect();
-        redis::cmd(words[0]).arg(&words[1..]).query::<redis::Value>(&mut master.connection()).unwrap()
+        redis::cmd(words[0])
+            .arg(&words[1..])
+            .query::<redis::Value>(&mut master.connection())
+            .unwrap()
     };
     // A few tables of a megabyte each, nearly empty.
     for id in 0..6 {
@@ -80,8 +92,13 @@ fn a_full_sync_goes_on_where_it_was_cut() {
     assert!(bytes > 4 << 20, "{bytes} bytes");
     let link = short_link(master.port(), bytes / 6);
     let replica = TestServer::with(sized);
-    // It has something to give up, and is told once to do so: a start in between does not take that back.
-    redis::cmd("HSET").arg("post:77").arg(&["like", "1"]).query::<()>(&mut replica.connection()).unwrap();
+    // It has something to give up, and is told once to do so: a start in between does not take that
+    // back.
+    redis::cmd("HSET")
+        .arg("post:77")
+        .arg(&["like", "1"])
+        .query::<()>(&mut replica.connection())
+        .unwrap();
     let words = ["127.0.0.1", &link.port.to_string(), "FORCE"];
     redis::cmd("REPLICAOF").arg(&words).query::<()>(&mut replica.connection()).unwrap();
     // Each attempt begins with a manifest, and this one is another than the one before.
@@ -96,20 +113,30 @@ fn a_full_sync_goes_on_where_it_was_cut() {
     println!("{bytes} bytes of snapshot, {passed} passed, {cuts} cuts");
     assert!(cuts >= 5, "{cuts} cuts");
     // With each cut at most a message of 256 KiB is lost; the newest table was written twice.
-    assert!(passed < bytes * 13 / 10 + cuts * (300 << 10), "{passed} bytes for {bytes}, with {cuts} cuts");
+    assert!(
+        passed < bytes * 13 / 10 + cuts * (300 << 10),
+        "{passed} bytes for {bytes}, with {cuts} cuts"
+    );
     assert_eq!(number(&replica, "repl_full_syncs"), 1);
     let mut connection = replica.connection();
     for (id, likes) in [0u64, 1, 2, 33, 4, 5].into_iter().enumerate() {
-        let row: u64 = redis::cmd("HGET").arg(format!("post:{id}")).arg("like").query(&mut connection).unwrap();
+        let row: u64 = redis::cmd("HGET")
+            .arg(format!("post:{id}"))
+            .arg("like")
+            .query(&mut connection)
+            .unwrap();
         assert_eq!(row, likes);
-        let flags: [bool; 1] = redis::cmd("PH.EXISTS").arg("liked").arg(7).arg(id).query(&mut connection).unwrap();
+        let flags: [bool; 1] =
+            redis::cmd("PH.EXISTS").arg("liked").arg(7).arg(id).query(&mut connection).unwrap();
         assert_eq!(flags, [true], "{id}");
     }
-    let late: [bool; 2] = redis::cmd("PH.EXISTS").arg("liked").arg(8).arg(&[4, 5]).query(&mut connection).unwrap();
+    let late: [bool; 2] =
+        redis::cmd("PH.EXISTS").arg("liked").arg(8).arg(&[4, 5]).query(&mut connection).unwrap();
     assert_eq!(late, [false, true]);
 }
 
-/// REPLICAOF NO ONE in the middle: it is the master of what it had, and what has come so far takes no room.
+/// REPLICAOF NO ONE in the middle: it is the master of what it had, and what has come so far takes
+/// no room.
 #[test]
 fn a_full_sync_that_is_called_off_leaves_what_was_there_and_nothing_else() {
     let sized = |config: &mut Config| {
@@ -123,26 +150,38 @@ fn a_full_sync_that_is_called_off_leaves_what_was_there_and_nothing_else() {
         redis::cmd("TM.ROLL").arg("liked").query::<()>(&mut connection).unwrap();
     }
     redis::cmd("SAVE").query::<()>(&mut connection).unwrap();
-    redis::cmd("HSET").arg("post:77").arg(&["like", "1"]).query::<()>(&mut replica.connection()).unwrap();
+    redis::cmd("HSET")
+        .arg("post:77")
+        .arg(&["like", "1"])
+        .query::<()>(&mut replica.connection())
+        .unwrap();
     let link = short_link(master.port(), bytes_of_snapshot(&master) / 4);
     let staged = || {
-        let names = std::fs::read_dir(replica.folder()).unwrap().map(|entry| entry.unwrap().file_name());
+        let names =
+            std::fs::read_dir(replica.folder()).unwrap().map(|entry| entry.unwrap().file_name());
         names.filter(|name| name.to_string_lossy().starts_with("staged-")).count()
     };
     let words = ["127.0.0.1", &link.port.to_string(), "FORCE"];
     redis::cmd("REPLICAOF").arg(&words).query::<()>(&mut replica.connection()).unwrap();
     eventually("some of it has come", || link.cuts.load(SeqCst) >= 1 && staged() > 1);
     redis::cmd("REPLICAOF").arg(&["NO", "ONE"]).query::<()>(&mut replica.connection()).unwrap();
-    let like = || redis::cmd("HINCRBY").arg("post:77").arg(&["like", "1"]).query::<u64>(&mut replica.connection());
+    let like = || {
+        redis::cmd("HINCRBY")
+            .arg("post:77")
+            .arg(&["like", "1"])
+            .query::<u64>(&mut replica.connection())
+    };
     assert_eq!(like().unwrap(), 2);
     eventually("the rest of it is gone", || staged() == 0);
     let replica = replica.stopped().started();
     assert_eq!(number(&replica, "repl_full_syncs"), 0);
-    let row: u64 = redis::cmd("HGET").arg("post:77").arg("like").query(&mut replica.connection()).unwrap();
+    let row: u64 =
+        redis::cmd("HGET").arg("post:77").arg("like").query(&mut replica.connection()).unwrap();
     assert_eq!(row, 2);
 }
 
-/// A replica gives its data up once, when it is told to; not again for whoever has the master's address a day later, with an empty disk.
+/// A replica gives its data up once, when it is told to; not again for whoever has the master's
+/// address a day later, with an empty disk.
 #[test]
 fn a_master_that_comes_back_empty_is_refused_though_it_was_forced_on_its_replica() {
     let [master, empty, replica] = [(); 3].map(|()| TestServer::start());
@@ -161,12 +200,17 @@ fn a_master_that_comes_back_empty_is_refused_though_it_was_forced_on_its_replica
     drop(master);
     let mut connection = replica.connection();
     eventually("it refuses", || {
-        info(&mut connection, "master_link_error").is_some_and(|error| error.contains("another data set"))
+        info(&mut connection, "master_link_error")
+            .is_some_and(|error| error.contains("another data set"))
     });
-    assert_eq!(redis::cmd("HGET").arg("post:1").arg("like").query::<u64>(&mut connection).unwrap(), 5);
+    assert_eq!(
+        redis::cmd("HGET").arg("post:1").arg("like").query::<u64>(&mut connection).unwrap(),
+        5
+    );
 }
 
-/// Each attempt fetches again what was refused; a change of the configuration may be what it waits for.
+/// Each attempt fetches again what was refused; a change of the configuration may be what it waits
+/// for.
 #[test]
 fn what_is_refused_is_asked_for_less_and_less_often() {
     let has_more = |config: &mut Config| config.counter.push(shop(config));
@@ -176,11 +220,17 @@ fn what_is_refused_is_asked_for_less_and_less_often() {
     let mut connection = replica.connection();
     less_and_less_often(&mut attempts, 4);
     let said = |connection: &mut _, field: &str| info(connection, field).unwrap_or_default();
-    eventually("it says why", || said(&mut connection, "master_link_error").contains("has the counter space 'shop'"));
-    let left_s = |connection: &mut _| said(connection, "master_link_retry_seconds").parse::<u64>().ok();
+    eventually("it says why", || {
+        said(&mut connection, "master_link_error").contains("has the counter space 'shop'")
+    });
+    let left_s =
+        |connection: &mut _| said(connection, "master_link_retry_seconds").parse::<u64>().ok();
     eventually("it says when", || left_s(&mut connection).is_some_and(|s| (4..=8).contains(&s)));
     let asked = Instant::now();
-    redis::cmd("CONFIG").arg(&["SET", "slowlog-max-len", "7"]).query::<()>(&mut connection).unwrap();
+    redis::cmd("CONFIG")
+        .arg(&["SET", "slowlog-max-len", "7"])
+        .query::<()>(&mut connection)
+        .unwrap();
     eventually("at once", || attempts() == 5);
     assert!(asked.elapsed() < Duration::from_secs(4), "{:?}", asked.elapsed());
     let asked = Instant::now();
@@ -205,7 +255,9 @@ fn what_is_damaged_is_asked_for_less_and_less_often() {
     follow(&replica, &master);
     less_and_less_often(&mut attempts, 3);
     let mut connection = replica.connection();
-    eventually("it says why", || info(&mut connection, "master_link_error").is_some_and(|e| e.contains("checksum")));
+    eventually("it says why", || {
+        info(&mut connection, "master_link_error").is_some_and(|e| e.contains("checksum"))
+    });
     bytes[last] ^= 1;
     std::fs::write(&largest, &bytes).unwrap();
     in_step(&master, &replica);
@@ -216,7 +268,8 @@ fn attempts_at(master: &TestServer) -> impl FnMut() -> u64 {
     let mut connection = master.connection();
     let mut count = move || -> u64 {
         let text: String = redis::cmd("INFO").arg("stats").query(&mut connection).unwrap();
-        let count = text.lines().find_map(|line| line.strip_prefix("total_connections_received:")).unwrap();
+        let count =
+            text.lines().find_map(|line| line.strip_prefix("total_connections_received:")).unwrap();
         count.parse().unwrap()
     };
     let before = count();
@@ -229,13 +282,18 @@ fn less_and_less_often(attempts: &mut impl FnMut() -> u64, most: u64) {
     for count in 2..=most {
         eventually("another attempt", || attempts() == count);
         let after = Duration::from_secs((1 << (count - 1)) - 1);
-        assert!(began.elapsed() + Duration::from_millis(100) > after, "{count}: {:?}", began.elapsed());
+        assert!(
+            began.elapsed() + Duration::from_millis(100) > after,
+            "{count}: {:?}",
+            began.elapsed()
+        );
     }
 }
 
 fn shop(config: &Config) -> tidemark_server::config::Counter {
     let mut shop = config.counter[0].clone();
-    (shop.name, shop.rows, shop.cells) = ("shop".to_owned(), "shop:{id}".to_owned(), "shop:{id}:{field}".to_owned());
+    (shop.name, shop.rows, shop.cells) =
+        ("shop".to_owned(), "shop:{id}".to_owned(), "shop:{id}:{field}".to_owned());
     shop
 }
 
@@ -249,13 +307,20 @@ fn a_data_set_that_could_not_be_opened_here_is_not_taken() {
         config.counter[0].fields.push_str(" share:6");
         config.view[0].counters = vec!["post.share".to_owned()];
     };
-    let cases =
-        [(has_more, (|_| ()) as fn(&mut Config), "has the counter space 'shop'"), (|_| (), shows_more, "share")];
+    let cases = [
+        (has_more, (|_| ()) as fn(&mut Config), "has the counter space 'shop'"),
+        (|_| (), shows_more, "share"),
+    ];
     for (of_master, of_replica, why) in cases {
         for is_saved in [false, true] {
             let (master, replica) = (with(of_master), with(of_replica));
             let set = |server: &TestServer, likes: u64| {
-                redis::cmd("HSET").arg("post:1").arg("like").arg(likes).query::<()>(&mut server.connection()).unwrap();
+                redis::cmd("HSET")
+                    .arg("post:1")
+                    .arg("like")
+                    .arg(likes)
+                    .query::<()>(&mut server.connection())
+                    .unwrap();
             };
             set(&master, 5);
             set(&replica, 9);
@@ -267,11 +332,13 @@ fn a_data_set_that_could_not_be_opened_here_is_not_taken() {
             let mut connection = replica.connection();
             for _ in 0..2 {
                 eventually("it says why", || {
-                    info(&mut connection, "master_link_error").is_some_and(|error| error.contains(why))
+                    info(&mut connection, "master_link_error")
+                        .is_some_and(|error| error.contains(why))
                 });
                 std::thread::sleep(std::time::Duration::from_millis(1_200));
             }
-            let likes = redis::cmd("HGET").arg("post:1").arg("like").query::<u64>(&mut connection).unwrap();
+            let likes =
+                redis::cmd("HGET").arg("post:1").arg("like").query::<u64>(&mut connection).unwrap();
             assert_eq!(likes, 9, "{why}, saved: {is_saved}");
             assert_eq!(number(&replica, "slave_priority"), 0);
         }

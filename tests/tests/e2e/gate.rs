@@ -1,8 +1,10 @@
 //! Flags that a counter of 0 answers for: never a false no.
 //!
-//! The model is a set of pairs of which somebody was told that they are set. A filter that errs for every fourth pair makes sure that
-//! undos of what nobody did, and repetitions of what was never done, happen all the time. Of twelve mutations, each without one rule of
-//! `server/src/engines/gate.rs`, four seeds find nine: what passes is not proved. `TIDEMARK_GATE_SEEDS=100 cargo test -p tidemark-tests --test e2e gate` runs more of them.
+//! The model is a set of pairs of which somebody was told that they are set. A filter that errs for
+//! every fourth pair makes sure that undos of what nobody did, and repetitions of what was never
+//! done, happen all the time. Of twelve mutations, each without one rule of
+//! `server/src/engines/gate.rs`, four seeds find nine: what passes is not proved.
+//! `TIDEMARK_GATE_SEEDS=100 cargo test -p tidemark-tests --test e2e gate` runs more of them.
 
 use crate::replication::{follow, in_step};
 use redis::{Cmd, Value, cmd};
@@ -12,7 +14,8 @@ use tidemark_tests::TestServer;
 
 const MEMBERS: u64 = 24;
 const IDS: u64 = 30;
-/// Pairs that fill the first table of a space, so that it errs as often as it may; and some that leave it open.
+/// Pairs that fill the first table of a space, so that it errs as often as it may; and some that
+/// leave it open.
 const FILLING: u64 = 9000;
 const HALF: u64 = 5000;
 
@@ -132,7 +135,11 @@ fn check(server: &TestServer, told: &Told, what: &str) {
         for (row, id) in page(connection, member, &ids).into_iter().zip(&ids) {
             for (flag, answer) in row.into_iter().enumerate() {
                 let is_set = told.contains(&(flag, *id, member));
-                assert!(!is_set || answer != Some(0), "{what}: a false no: {} of {member} on {id}", FLAGS[flag]);
+                assert!(
+                    !is_set || answer != Some(0),
+                    "{what}: a false no: {} of {member} on {id}",
+                    FLAGS[flag]
+                );
             }
         }
     }
@@ -182,12 +189,14 @@ fn fill(server: &TestServer, base: u64, pairs: u64) {
     pipe.query::<()>(&mut server.connection()).unwrap();
 }
 
-/// Of pairs that nobody set: how many the filter takes for set, and how many of them the page does, too.
+/// Of pairs that nobody set: how many the filter takes for set, and how many of them the page does,
+/// too.
 fn errors(server: &TestServer, base: u64, told: &Told) -> (usize, usize) {
     let connection = &mut server.connection();
     let (mut filter, mut shown) = (0, 0);
     for member in 0..MEMBERS {
-        let ids: Vec<u64> = (base..base + IDS).filter(|&id| !told.contains(&(0, id, member))).collect();
+        let ids: Vec<u64> =
+            (base..base + IDS).filter(|&id| !told.contains(&(0, id, member))).collect();
         let by_filter: Vec<Option<i64>> =
             cmd("PH.EXISTS").arg("liked").arg(member).arg(&ids).query(connection).unwrap();
         filter += by_filter.iter().filter(|answer| **answer == Some(1)).count();
@@ -236,7 +245,8 @@ fn run(seed: u64, spills: bool) -> (usize, u64) {
             1 => server.restart(),
             // A while without the action: what is counted meanwhile says nothing of the flags.
             2 => {
-                let other = server.restart_with(|config| config.action[0].counter = "post.comment".to_owned());
+                let other = server
+                    .restart_with(|config| config.action[0].counter = "post.comment".to_owned());
                 steps(&other, &mut rng, base, 300, &mut told);
                 check(&other, &told, &format!("{what}, tied otherwise"));
                 other.restart_with(configure)
@@ -251,8 +261,10 @@ fn run(seed: u64, spills: bool) -> (usize, u64) {
 
 /// Ids of `liked` of which a counter of 0 proves nothing.
 fn loose(server: &TestServer) -> u64 {
-    let maps: Vec<HashMap<String, Value>> = cmd("TM.SPACE").arg("LIST").query(&mut server.connection()).unwrap();
-    let liked = maps.into_iter().find(|map| map["name"] == Value::BulkString(b"liked".to_vec())).unwrap();
+    let maps: Vec<HashMap<String, Value>> =
+        cmd("TM.SPACE").arg("LIST").query(&mut server.connection()).unwrap();
+    let liked =
+        maps.into_iter().find(|map| map["name"] == Value::BulkString(b"liked".to_vec())).unwrap();
     redis::from_redis_value(liked["loose_ids"].clone()).unwrap()
 }
 
@@ -265,7 +277,8 @@ fn what_does_not_lower_a_counter_opens_no_gate() {
     let before = loose(&server);
     for id in (900..940).chain(u64::MAX - 100..=u64::MAX) {
         for bound in ["MIN 0 FAIL", "MIN 0 SAT"] {
-            let told = of(&format!("CNT.INCRBY post {id} like -1 {bound}")).query::<Value>(connection);
+            let told =
+                of(&format!("CNT.INCRBY post {id} like -1 {bound}")).query::<Value>(connection);
             assert_eq!(told.is_err(), bound.contains("FAIL"), "{id}: {told:?}");
         }
     }
@@ -275,8 +288,8 @@ fn what_does_not_lower_a_counter_opens_no_gate() {
     assert_eq!(loose(&server), before + 1);
 }
 
-/// Flags of ids far ahead that nobody counted are held exactly, and take no gate from others, however many they are; when the traffic comes to them they
-/// are found all the same.
+/// Flags of ids far ahead that nobody counted are held exactly, and take no gate from others,
+/// however many they are; when the traffic comes to them they are found all the same.
 #[test]
 fn what_lies_far_ahead_opens_no_gate() {
     const FAR: u64 = 1 << 40;
@@ -285,15 +298,17 @@ fn what_lies_far_ahead_opens_no_gate() {
     follow(&replica, &master);
     fill(&master, 1000, HALF);
     let mut told = Told::new();
-    let send = |server: &TestServer, told: &mut Told, commands: Vec<(String, Option<(u64, u64)>)>| {
-        let mut pipe = redis::pipe();
-        for (command, flag) in commands {
-            pipe.add_command(of(&command)).ignore();
-            told.extend(flag.map(|(id, member)| (0, id, member)));
-        }
-        pipe.query::<()>(&mut server.connection()).unwrap();
-    };
-    // Set without a counter, liked and counted down, liked twice; and counters that fall of ids that nobody has flagged.
+    let send =
+        |server: &TestServer, told: &mut Told, commands: Vec<(String, Option<(u64, u64)>)>| {
+            let mut pipe = redis::pipe();
+            for (command, flag) in commands {
+                pipe.add_command(of(&command)).ignore();
+                told.extend(flag.map(|(id, member)| (0, id, member)));
+            }
+            pipe.query::<()>(&mut server.connection()).unwrap();
+        };
+    // Set without a counter, liked and counted down, liked twice; and counters that fall of ids
+    // that nobody has flagged.
     let commands = (0..3000).flat_map(|i| {
         let (id, member) = (far(i), i % MEMBERS);
         match i % 4 {
@@ -328,8 +343,12 @@ fn what_lies_far_ahead_opens_no_gate() {
     // Now the traffic is there.
     let commands = (0..6000).map(|i| (format!("FEED.ACT like 77 {}", far(3000) + i), None));
     send(&master, &mut told, commands.collect());
-    let through: Vec<HashMap<String, Value>> = cmd("TM.SPACE").arg("LIST").query(&mut master.connection()).unwrap();
-    let liked = through.into_iter().find(|map| map["name"] == Value::BulkString(b"liked".to_vec())).unwrap();
+    let through: Vec<HashMap<String, Value>> =
+        cmd("TM.SPACE").arg("LIST").query(&mut master.connection()).unwrap();
+    let liked = through
+        .into_iter()
+        .find(|map| map["name"] == Value::BulkString(b"liked".to_vec()))
+        .unwrap();
     let aside: u64 = redis::from_redis_value(liked["aside_pairs"].clone()).unwrap();
     assert!(aside < 1000, "{aside}: they have moved into tables");
     check(&master, &told, "in tables");
@@ -360,7 +379,8 @@ fn runs(spills: bool) {
     assert!(spared > 0, "a gate that never closes");
 }
 
-/// A replica has the loose ids of its master, by its log and by a full sync, and keeps them when it is restarted and promoted.
+/// A replica has the loose ids of its master, by its log and by a full sync, and keeps them when it
+/// is restarted and promoted.
 #[test]
 fn a_replica_denies_no_flag_either() {
     let mut rng = fastrand::Rng::with_seed(17);
@@ -372,7 +392,8 @@ fn a_replica_denies_no_flag_either() {
         fill(&master, base, FILLING);
         steps(&master, &mut rng, base, 300, &mut told);
         in_step(&master, &early);
-        // Not the same ones as on the master: the pairs came in another order, so others of them seemed to be there already.
+        // Not the same ones as on the master: the pairs came in another order, so others of them
+        // seemed to be there already.
         let (by_filter, by_page) = errors(&early, base, &told);
         spared += by_filter - by_page;
         steps(&master, &mut rng, base, 900, &mut told);
@@ -420,12 +441,14 @@ fn no_flag_is_denied_while_others_move_the_counter() {
                 for turn in 0..2000u64 {
                     // Members that nobody has used: their pairs are set by chance, or not at all.
                     let (me, id) = (member * 1_000_000 + turn, 1000 + rng.u64(0..2));
-                    let act = cmd("FEED.ACT").arg("like").arg(me).arg(id).query::<Vec<i64>>(connection);
+                    let act =
+                        cmd("FEED.ACT").arg("like").arg(me).arg(id).query::<Vec<i64>>(connection);
                     act.unwrap();
                     for _ in 0..rng.u32(1..4) {
                         assert_eq!(page(connection, me, &[id])[0][0], Some(1), "{me} on {id}");
                     }
-                    let undo = cmd("FEED.UNDO").arg("like").arg(me).arg(id).query::<Vec<i64>>(connection);
+                    let undo =
+                        cmd("FEED.UNDO").arg("like").arg(me).arg(id).query::<Vec<i64>>(connection);
                     undo.unwrap();
                 }
             });
@@ -452,7 +475,8 @@ fn merge(pairs: u64) {
     (1000..1050).for_each(|id| assert_eq!(like(&there, id, 5), [1]));
     let before = page(&mut here.connection(), 5, &(1000..1050).collect::<Vec<u64>>());
     assert!(before.iter().all(|row| row[0] == Some(0)), "0 likes: not one false yes");
-    let table: Vec<u8> = cmd("TM.EXPORT").arg("liked").arg(0).arg(0).query(&mut there.connection()).unwrap();
+    let table: Vec<u8> =
+        cmd("TM.EXPORT").arg("liked").arg(0).arg(0).query(&mut there.connection()).unwrap();
     cmd("TM.MERGE").arg("liked").arg(table).query::<()>(&mut here.connection()).unwrap();
     let told: Told = (1000..1050).map(|id| (0, id, 5)).collect();
     check(&here, &told, "merged");

@@ -1,5 +1,6 @@
-//! Malformed requests: a table of what each is answered, checked against redis-server as well, whole and cut in two at every byte.
-//! Where we are stricter than Redis on purpose stands in a table of its own.
+//! Malformed requests: a table of what each is answered, checked against redis-server as well,
+//! whole and cut in two at every byte. Where we are stricter than Redis on purpose stands in a
+//! table of its own.
 
 use crate::beside_redis::{answer, redis};
 use std::io::Read;
@@ -13,7 +14,8 @@ const MARK: &str = "$8\r\nthe mark\r\n";
 fn table() -> Vec<(Vec<u8>, String)> {
     let error = |text: &str| format!("-ERR Protocol error: {text}\r\n");
     let fine = |text: &str| format!("{text}{MARK}");
-    // (Lines without an end are in hostile.rs: what is answered depends on how much of them has come.)
+    // (Lines without an end are in hostile.rs: what is answered depends on how much of them has
+    // come.)
     let table: Vec<(String, String)> = vec![
         ("*-1\r\n".into(), fine("")),
         ("*-10\r\n".into(), fine("")),
@@ -50,7 +52,10 @@ fn table() -> Vec<(Vec<u8>, String)> {
         ("POST / HTTP/1.1\r\n".into(), String::new()),
         ("host: x\r\n".into(), String::new()),
         ("*1\r\n$4\r\nPOST\r\n".into(), String::new()),
-        ("*1\r\n$0\r\n\r\n".into(), fine("-ERR unknown command '', with args beginning with: \r\n")),
+        (
+            "*1\r\n$0\r\n\r\n".into(),
+            fine("-ERR unknown command '', with args beginning with: \r\n"),
+        ),
     ];
     table.into_iter().map(|(bytes, reply)| (bytes.into_bytes(), reply)).chain(families()).collect()
 }
@@ -59,8 +64,9 @@ fn table() -> Vec<(Vec<u8>, String)> {
 fn families() -> Vec<(Vec<u8>, String)> {
     let error = |text: &str| format!("-ERR Protocol error: {text}\r\n");
     let fine = |text: &str| format!("{text}{MARK}");
-    let unknown =
-        |name: &str, args: &str| format!("-ERR unknown command '{name}', with args beginning with: {args}\r\n");
+    let unknown = |name: &str, args: &str| {
+        format!("-ERR unknown command '{name}', with args beginning with: {args}\r\n")
+    };
     let bulk = |text: &str| format!("${}\r\n{text}\r\n", text.len());
     let mut table: Vec<(Vec<u8>, String)> = Vec::new();
     let mut row = |bytes: &[u8], reply: String| table.push((bytes.to_vec(), reply));
@@ -89,7 +95,15 @@ fn families() -> Vec<(Vec<u8>, String)> {
     ] {
         row(format!("{line}\r\n").as_bytes(), fine(&bulk(word)));
     }
-    for line in [r#"ECHO "a"'b'"#, r#"ECHO a"b"#, r#"ECHO "\""#, "\"PING", "PING \"", "PING '", "ECHO \"a\nb\""] {
+    for line in [
+        r#"ECHO "a"'b'"#,
+        r#"ECHO a"b"#,
+        r#"ECHO "\""#,
+        "\"PING",
+        "PING \"",
+        "PING '",
+        "ECHO \"a\nb\"",
+    ] {
         row(format!("{line}\r\n").as_bytes(), error("unbalanced quotes in request"));
     }
     for line in ["\tPING\t", "\"PING\"", "pInG", "'PING'"] {
@@ -168,7 +182,8 @@ fn families() -> Vec<(Vec<u8>, String)> {
     row(b"*1\r\n\n\r\n", error("expected '$', got ' '"));
 
     // Those types where a request begins are words of an inline request.
-    for other in ["+OK", ":1", "-1", "%1", "~1", ">1", "_", "#t", ",1.5", "(123", "|1", "!3", "$4"] {
+    for other in ["+OK", ":1", "-1", "%1", "~1", ">1", "_", "#t", ",1.5", "(123", "|1", "!3", "$4"]
+    {
         row(format!("{other}\r\n").as_bytes(), fine(&unknown(other, "")));
     }
     row(b"-ERR x\r\n", fine(&unknown("-ERR", "'x' ")));
@@ -177,15 +192,30 @@ fn families() -> Vec<(Vec<u8>, String)> {
     // What is told of it: cut, and on one line.
     let (y, z) = ("y".repeat(100), "z".repeat(100));
     row(format!("{}\r\n", "x".repeat(200)).as_bytes(), fine(&unknown(&"x".repeat(128), "")));
-    row(format!("NOPE {y}{z}\r\n").as_bytes(), fine(&unknown("NOPE", &format!("'{y}{}' ", &z[..28]))));
-    row(format!("NOPE {y} {z}\r\n").as_bytes(), fine(&unknown("NOPE", &format!("'{y}' '{}' ", &z[..25]))));
-    row(b"*4\r\n$4\r\nNOPE\r\n$0\r\n\r\n$1\r\n\n\r\n$1\r\n'\r\n", fine(&unknown("NOPE", "'' ' ' ''' ")));
+    row(
+        format!("NOPE {y}{z}\r\n").as_bytes(),
+        fine(&unknown("NOPE", &format!("'{y}{}' ", &z[..28]))),
+    );
+    row(
+        format!("NOPE {y} {z}\r\n").as_bytes(),
+        fine(&unknown("NOPE", &format!("'{y}' '{}' ", &z[..25]))),
+    );
+    row(
+        b"*4\r\n$4\r\nNOPE\r\n$0\r\n\r\n$1\r\n\n\r\n$1\r\n'\r\n",
+        fine(&unknown("NOPE", "'' ' ' ''' ")),
+    );
     row(b"*1\r\n$4\r\na\r\nb\r\n", fine(&unknown("a  b", "")));
     row(b"*1\r\n$5\r\nPING \r\n", fine(&unknown("PING ", "")));
     row(b"*2\r\n$0\r\n\r\n$0\r\n\r\n", fine(&unknown("", "'' ")));
     row(b"\"\" a\r\n", fine(&unknown("", "'a' ")));
-    row(b"*2\r\n$6\r\nCLIENT\r\n$3\r\na\r\n\r\n", fine("-ERR unknown subcommand 'a  '. Try CLIENT HELP.\r\n"));
-    row(b"*2\r\n$6\r\nCONFIG\r\n$0\r\n\r\n", fine("-ERR unknown subcommand ''. Try CONFIG HELP.\r\n"));
+    row(
+        b"*2\r\n$6\r\nCLIENT\r\n$3\r\na\r\n\r\n",
+        fine("-ERR unknown subcommand 'a  '. Try CLIENT HELP.\r\n"),
+    );
+    row(
+        b"*2\r\n$6\r\nCONFIG\r\n$0\r\n\r\n",
+        fine("-ERR unknown subcommand ''. Try CONFIG HELP.\r\n"),
+    );
     row(b"\x15\x03\r\n", fine(&unknown("\u{15}\u{3}", "")));
     row("get\u{e9}\r\n".as_bytes(), fine(&unknown("get\u{e9}", "")));
     row(b"SSH-2.0-OpenSSH_9\r\n", fine(&unknown("SSH-2.0-OpenSSH_9", "")));
@@ -233,7 +263,11 @@ fn malformed_requests_have_golden_replies() {
         assert_eq!(answer(server.port(), &bytes), expected, "{shown:?}");
         assert_eq!(answer(redis.port, &bytes), expected, "Redis, {shown:?}");
         for cut in 1..bytes.len().min(40) {
-            assert_eq!(answer_in_two(server.port(), &bytes, cut), expected, "{shown:?} cut at {cut}");
+            assert_eq!(
+                answer_in_two(server.port(), &bytes, cut),
+                expected,
+                "{shown:?} cut at {cut}"
+            );
         }
     }
 }
@@ -247,14 +281,28 @@ fn where_we_are_stricter_than_redis() {
     let redis = redis();
     let server = TestServer::start();
     let cases: &[(&str, &str, &str)] = &[
-        // Redis skips the two bytes behind a bulk string, whatever they are: a proxy that looks at them sees other requests.
-        ("*1\r\n$4\r\nPINGxx", "-ERR Protocol error: expected CRLF after a bulk string\r\n", "+PONG"),
-        ("*1\r\n$4\r\nPING\n\n", "-ERR Protocol error: expected CRLF after a bulk string\r\n", "+PONG"),
-        ("*1\r\n$4\r\nPING\rx", "-ERR Protocol error: expected CRLF after a bulk string\r\n", "+PONG"),
+        // Redis skips the two bytes behind a bulk string, whatever they are: a proxy that looks at
+        // them sees other requests.
+        (
+            "*1\r\n$4\r\nPINGxx",
+            "-ERR Protocol error: expected CRLF after a bulk string\r\n",
+            "+PONG",
+        ),
+        (
+            "*1\r\n$4\r\nPING\n\n",
+            "-ERR Protocol error: expected CRLF after a bulk string\r\n",
+            "+PONG",
+        ),
+        (
+            "*1\r\n$4\r\nPING\rx",
+            "-ERR Protocol error: expected CRLF after a bulk string\r\n",
+            "+PONG",
+        ),
         // And the byte behind the CR of a header line.
         ("*1\rx$4\r\nPING\r\n", "-ERR Protocol error: invalid multibulk length\r\n", "+PONG"),
         ("*1\r\n$4\rxPING\r\n", "-ERR Protocol error: invalid bulk length\r\n", "+PONG"),
-        // Redis looks for a header's end as C looks for a string's: behind a NUL it sees none, and waits until the client gives up.
+        // Redis looks for a header's end as C looks for a string's: behind a NUL it sees none, and
+        // waits until the client gives up.
         ("*\0\r\n", "-ERR Protocol error: invalid multibulk length\r\n", WAITS),
         ("*1\0\r\n", "-ERR Protocol error: invalid multibulk length\r\n", WAITS),
         ("*1\r\n$4\0\r\nPING\r\n", "-ERR Protocol error: invalid bulk length\r\n", WAITS),
@@ -265,15 +313,24 @@ fn where_we_are_stricter_than_redis() {
             "-ERR Protocol error: expected '$', got '*'",
         ),
         // Redis takes a TLS hello for a word.
-        ("\u{16}\u{3}\r\n", "-ERR Protocol error: this port does not speak TLS\r\n", "-ERR unknown command"),
-        // Redis answers the first line of a page's request with an error, and only its next line ends the connection.
+        (
+            "\u{16}\u{3}\r\n",
+            "-ERR Protocol error: this port does not speak TLS\r\n",
+            "-ERR unknown command",
+        ),
+        // Redis answers the first line of a page's request with an error, and only its next line
+        // ends the connection.
         ("GET / HTTP/1.1\r\n", "", "-ERR wrong number of arguments for 'get' command"),
         ("PUT /x HTTP/1.0\r\n", "", "-ERR unknown command 'PUT'"),
     ];
     for (bytes, ours, theirs) in cases {
         assert_eq!(answer(server.port(), bytes.as_bytes()), *ours, "{bytes:?}");
         for cut in 1..bytes.len() {
-            assert_eq!(answer_in_two(server.port(), bytes.as_bytes(), cut), *ours, "{bytes:?} cut at {cut}");
+            assert_eq!(
+                answer_in_two(server.port(), bytes.as_bytes(), cut),
+                *ours,
+                "{bytes:?} cut at {cut}"
+            );
         }
         if *theirs != WAITS {
             let reply = answer(redis.port, bytes.as_bytes());
@@ -290,7 +347,9 @@ fn other_protocols_are_cut_off() {
     raw.send(&hello);
     assert_eq!(raw.rest(), "-ERR Protocol error: this port does not speak TLS\r\n");
     // A browser: nothing of what it sends is executed, and nothing of ours is read as a page.
-    for first in ["POST /x HTTP/1.1", "GET /SHUTDOWN HTTP/1.1", "OPTIONS * HTTP/1.0", "Host: localhost"] {
+    for first in
+        ["POST /x HTTP/1.1", "GET /SHUTDOWN HTTP/1.1", "OPTIONS * HTTP/1.0", "Host: localhost"]
+    {
         let mut raw = server.raw();
         raw.send(format!("{first}\r\nHost: localhost:6399\r\nContent-Type: text/plain\r\n\r\nHSET post:1 like 5\r\n"));
         assert_eq!(raw.rest(), "", "{first}");

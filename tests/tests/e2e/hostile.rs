@@ -1,4 +1,5 @@
-//! Input that means harm, or is merely broken: the request or the connection suffers, the server and its memory do not.
+//! Input that means harm, or is merely broken: the request or the connection suffers, the server
+//! and its memory do not.
 
 use std::io::Write;
 use tidemark_tests::{TestServer, eventually, request, resident_bytes};
@@ -34,7 +35,12 @@ fn malformed_requests_are_refused_and_end_the_connection() {
         if bytes.ends_with('\n') {
             raw.send("PING\r\n");
         }
-        assert_eq!(raw.rest(), format!("+PONG\r\n{expected}"), "{:?}", &bytes[..bytes.len().min(40)]);
+        assert_eq!(
+            raw.rest(),
+            format!("+PONG\r\n{expected}"),
+            "{:?}",
+            &bytes[..bytes.len().min(40)]
+        );
     }
     alive(&server);
 }
@@ -84,7 +90,11 @@ fn announced_sizes_cost_no_memory() {
     let raws: Vec<_> = (0..200)
         .map(|i| {
             let mut raw = server.raw();
-            raw.send(if i % 2 == 0 { "*1\r\n$536870912\r\nabc" } else { "*1048576\r\n$3\r\nGET\r\n" });
+            raw.send(if i % 2 == 0 {
+                "*1\r\n$536870912\r\nabc"
+            } else {
+                "*1048576\r\n$3\r\nGET\r\n"
+            });
             raw
         })
         .collect();
@@ -181,12 +191,14 @@ fn junk_and_broken_requests_do_no_harm() {
             0 => bytes.extend((0..random.usize(1..400)).map(|_| random.u8(..))),
             1 => {
                 for _ in 0..random.usize(1..8) {
-                    let args: Vec<&str> = (0..random.usize(1..7)).map(|_| *random.choice(&words).unwrap()).collect();
+                    let args: Vec<&str> =
+                        (0..random.usize(1..7)).map(|_| *random.choice(&words).unwrap()).collect();
                     bytes.extend(request(&args));
                 }
             }
             _ => {
-                let args: Vec<&str> = (0..random.usize(1..7)).map(|_| *random.choice(&words).unwrap()).collect();
+                let args: Vec<&str> =
+                    (0..random.usize(1..7)).map(|_| *random.choice(&words).unwrap()).collect();
                 bytes.extend(request(&args));
                 for _ in 0..random.usize(1..4) {
                     let at = random.usize(..bytes.len());
@@ -229,7 +241,9 @@ fn patterns_are_bounded_wherever_a_client_sends_one() {
         &["PSUBSCRIBE"],
     ] {
         let mut raw = server.raw();
-        let with = |pattern: &str| [words, &[pattern]].concat().iter().map(|w| (*w).to_owned()).collect::<Vec<_>>();
+        let with = |pattern: &str| {
+            [words, &[pattern]].concat().iter().map(|w| (*w).to_owned()).collect::<Vec<_>>()
+        };
         let ask = |raw: &mut tidemark_tests::Raw, pattern| {
             raw.ask(&with(pattern).iter().map(String::as_str).collect::<Vec<_>>())
         };
@@ -260,7 +274,8 @@ fn descriptions_of_commands_are_asked_for_once_each() {
     let once = docs(&mut c, &["client", "get"]);
     assert_eq!(docs(&mut c, &["client", "get", "CLIENT", "client", "get"]), once);
     // These answer in the order of the names.
-    let info: Vec<redis::Value> = redis::cmd("COMMAND").arg("INFO").arg(&["get", "nope", "get"]).query(&mut c).unwrap();
+    let info: Vec<redis::Value> =
+        redis::cmd("COMMAND").arg("INFO").arg(&["get", "nope", "get"]).query(&mut c).unwrap();
     assert!(info.len() == 3 && info[0] == info[2] && info[1] == redis::Value::Nil);
 }
 
@@ -269,10 +284,18 @@ fn descriptions_of_commands_are_asked_for_once_each() {
 fn many_refused_marks_cost_no_more_each_than_few() {
     let server = TestServer::with(|config| config.existence[2].max_ahead = 1000);
     let mut c = server.connection();
-    redis::cmd("PH.ADD").arg("read").arg(1).arg((1000..1200).collect::<Vec<u64>>()).query::<()>(&mut c).unwrap();
+    redis::cmd("PH.ADD")
+        .arg("read")
+        .arg(1)
+        .arg((1000..1200).collect::<Vec<u64>>())
+        .query::<()>(&mut c)
+        .unwrap();
     let ids: Vec<String> = (0..200_000).map(|i| ((1u64 << 40) + i).to_string()).collect();
-    let words: Vec<&str> =
-        ["FEED.GET", "home", "7"].into_iter().chain(ids.iter().map(String::as_str)).chain(["MARK", "read"]).collect();
+    let words: Vec<&str> = ["FEED.GET", "home", "7"]
+        .into_iter()
+        .chain(ids.iter().map(String::as_str))
+        .chain(["MARK", "read"])
+        .collect();
     let refused = "-ERR key too big: the id lies too far above the highest one (max_ahead)\r\n";
     let began = std::time::Instant::now();
     server.raw().request(&words).expect("*200000\r\n").expect(&refused.repeat(ids.len()));
@@ -280,7 +303,8 @@ fn many_refused_marks_cost_no_more_each_than_few() {
     assert!(began.elapsed() < std::time::Duration::from_secs(10), "{:?}", began.elapsed());
 }
 
-/// Who begins by emptying the server is told that this one cannot be emptied, in an error of its own.
+/// Who begins by emptying the server is told that this one cannot be emptied, in an error of its
+/// own.
 #[test]
 fn what_is_there_cannot_be_flushed() {
     let server = TestServer::start();
@@ -289,7 +313,10 @@ fn what_is_there_cannot_be_flushed() {
     for words in [&["FLUSHALL"][..], &["flushdb"], &["FLUSHALL", "ASYNC"], &["FLUSHDB", "sync"]] {
         let reply = raw.ask(words);
         let name = words[0].to_ascii_uppercase();
-        assert!(reply.starts_with(&format!("-ERR {name} is not possible here: delete rows")), "{reply}");
+        assert!(
+            reply.starts_with(&format!("-ERR {name} is not possible here: delete rows")),
+            "{reply}"
+        );
     }
     assert_eq!(raw.ask(&["FLUSHALL", "NOPE"]), "-ERR syntax error");
     assert_eq!(raw.ask(&["FLUSHALL", "ASYNC", "SYNC"]), "-ERR syntax error");

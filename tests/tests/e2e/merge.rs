@@ -1,4 +1,5 @@
-//! Filters on the way from one server to another: digest, export, merge. And what clients of sets and filters ask a filter that it cannot know.
+//! Filters on the way from one server to another: digest, export, merge. And what clients of sets
+//! and filters ask a filter that it cannot know.
 
 use crate::cold::info;
 use crate::commands::check;
@@ -46,7 +47,11 @@ fn liked(server: &TestServer, members: std::ops::Range<u64>) -> usize {
 }
 
 fn export(server: &TestServer, blocks: &[usize]) -> Vec<u8> {
-    redis::cmd("TM.EXPORT").arg(&["liked", "0"]).arg(blocks).query(&mut server.connection()).unwrap()
+    redis::cmd("TM.EXPORT")
+        .arg(&["liked", "0"])
+        .arg(blocks)
+        .query(&mut server.connection())
+        .unwrap()
 }
 
 /// Which blocks of `there` differ from ours.
@@ -60,7 +65,8 @@ fn merge(server: &TestServer, blocks: &[u8]) -> redis::RedisResult<usize> {
 }
 
 fn digest(server: &TestServer) -> Vec<String> {
-    let maps: Maps = redis::cmd("TM.DIGEST").arg(&["liked", "0"]).query(&mut server.connection()).unwrap();
+    let maps: Maps =
+        redis::cmd("TM.DIGEST").arg(&["liked", "0"]).query(&mut server.connection()).unwrap();
     redis::from_redis_value_ref(&maps[0]["blocks"]).unwrap()
 }
 
@@ -74,7 +80,12 @@ fn two_sites_become_one_and_a_crash_does_not_part_them() {
     assert_ne!(digest(&here), digest(&there));
     // Liked on both sides, and unliked on one: whatever happens to this pair, it happens on both.
     let unlike = |server: &TestServer, member: u64| {
-        redis::cmd("PH.DEL").arg("liked").arg(member).arg(member % 500).query::<()>(&mut server.connection()).unwrap();
+        redis::cmd("PH.DEL")
+            .arg("liked")
+            .arg(member)
+            .arg(member % 500)
+            .query::<()>(&mut server.connection())
+            .unwrap();
     };
     unlike(&here, 7);
     unlike(&there, 3999);
@@ -135,14 +146,19 @@ fn a_strangers_table_does_no_harm() {
     // Another seed: its bits say nothing here.
     let other = TestServer::start();
     like(&other, 0..300);
-    let error = redis::cmd("TM.MERGE").arg("liked").arg(export(&other, &[0])).query::<String>(c).unwrap_err();
+    let error = redis::cmd("TM.MERGE")
+        .arg("liked")
+        .arg(export(&other, &[0]))
+        .query::<String>(c)
+        .unwrap_err();
     assert!(error.to_string().contains("not merged"), "{error}");
     assert_eq!(digest(&here), before);
     let error = redis::cmd("TM.EXPORT").arg(&["liked", "7", "0"]).query::<Vec<u8>>(c).unwrap_err();
     assert!(error.to_string().contains("no table of 'liked' begins at 7"), "{error}");
 }
 
-/// A site that was restored from an old copy gets what it lacks from the other one: the blocks that differ, and no more.
+/// A site that was restored from an old copy gets what it lacks from the other one: the blocks that
+/// differ, and no more.
 #[test]
 fn what_an_old_copy_lacks_is_repaired_by_the_blocks_that_differ() {
     let there = large_site();
@@ -158,7 +174,8 @@ fn what_an_old_copy_lacks_is_repaired_by_the_blocks_that_differ() {
     assert_eq!(merge(&here, &repair), Ok(blocks.len()));
     assert_eq!(digest(&here), digest(&there));
     assert_eq!(liked(&here, 0..20_003), 20_003);
-    // One bit of one block is lost on the way: that block is refused, and named; those before it are in.
+    // One bit of one block is lost on the way: that block is refused, and named; those before it
+    // are in.
     like(&there, 20_003..20_400);
     let blocks = differing(&here, &there);
     let mut repair = export(&there, &blocks);
@@ -174,16 +191,27 @@ fn what_an_old_copy_lacks_is_repaired_by_the_blocks_that_differ() {
     assert_eq!(liked(&here, 0..20_400), 20_400);
 }
 
-/// A site that has nothing, or whose ids end earlier, gets them all: after a crash and a roll, too. One that is far behind is told to wait.
+/// A site that has nothing, or whose ids end earlier, gets them all: after a crash and a roll, too.
+/// One that is far behind is told to wait.
 #[test]
 fn a_site_whose_ids_end_earlier_gets_those_of_the_other() {
     let add = |server: &TestServer, ids: std::ops::Range<u64>| {
         let ids: Vec<u64> = ids.collect();
-        redis::cmd("PH.ADD").arg("liked").arg(1).arg(ids).query::<()>(&mut server.connection()).unwrap();
+        redis::cmd("PH.ADD")
+            .arg("liked")
+            .arg(1)
+            .arg(ids)
+            .query::<()>(&mut server.connection())
+            .unwrap();
     };
     let has = |server: &TestServer, ids: std::ops::Range<u64>| -> Vec<i64> {
         let ids: Vec<u64> = ids.collect();
-        redis::cmd("PH.EXISTS").arg("liked").arg(1).arg(ids).query(&mut server.connection()).unwrap()
+        redis::cmd("PH.EXISTS")
+            .arg("liked")
+            .arg(1)
+            .arg(ids)
+            .query(&mut server.connection())
+            .unwrap()
     };
     let (there, behind, empty) = (site(), site(), site());
     add(&there, 1..900);
@@ -202,7 +230,11 @@ fn a_site_whose_ids_end_earlier_gets_those_of_the_other() {
         assert_eq!(layout(&here), [0, 900]);
         for here in [here.killed(), here] {
             assert_eq!(has(&here, 1..900), expected, "in the table that was closed");
-            let unliked = redis::cmd("PH.DEL").arg("liked").arg(1).arg(899).query::<Vec<i64>>(&mut here.connection());
+            let unliked = redis::cmd("PH.DEL")
+                .arg("liked")
+                .arg(1)
+                .arg(899)
+                .query::<Vec<i64>>(&mut here.connection());
             assert_eq!((unliked, has(&here, 899..900)), (Ok(vec![1]), vec![0]));
         }
     }
@@ -210,17 +242,26 @@ fn a_site_whose_ids_end_earlier_gets_those_of_the_other() {
     add(&there, 1_000_000..1_000_200);
     add(&here, 1..200);
     let error = merge(&here, &export(&there, &differing(&here, &there))).unwrap_err().to_string();
-    assert!(error.contains("its ids reach up to 1000199, far ahead of ours, which end at 199"), "{error}");
+    assert!(
+        error.contains("its ids reach up to 1000199, far ahead of ours, which end at 199"),
+        "{error}"
+    );
 }
 
-/// What a master merges is in its log, so its replicas merge it, too; also one that comes later, and one that was away.
+/// What a master merges is in its log, so its replicas merge it, too; also one that comes later,
+/// and one that was away.
 #[test]
 fn replicas_get_what_their_master_merges() {
     let (there, master, replica) = (site(), site(), site());
     follow(&replica, &master);
     like(&master, 0..1000);
     like(&there, 500..2000);
-    redis::cmd("PH.DEL").arg("liked").arg(1500).arg(0).query::<()>(&mut there.connection()).unwrap();
+    redis::cmd("PH.DEL")
+        .arg("liked")
+        .arg(1500)
+        .arg(0)
+        .query::<()>(&mut there.connection())
+        .unwrap();
     let table = export(&there, &differing(&master, &there));
     in_step(&master, &replica);
     let error = merge(&replica, &table).unwrap_err().to_string();
@@ -245,8 +286,8 @@ fn replicas_get_what_their_master_merges() {
     assert_eq!(digest(&late), digest(&master));
 }
 
-/// Where a table lies is each node's own affair: a replica that spills gets the blocks of a master that does not, and so does a start with `spill` switched
-/// on since they were merged.
+/// Where a table lies is each node's own affair: a replica that spills gets the blocks of a master
+/// that does not, and so does a start with `spill` switched on since they were merged.
 #[test]
 fn a_node_that_spills_gets_what_one_merged_that_does_not() {
     let tables = |config: &mut Config, spill: bool, most: usize| {
@@ -263,7 +304,12 @@ fn a_node_that_spills_gets_what_one_merged_that_does_not() {
     let like = |server: &TestServer, viewer: u64, ids: std::ops::Range<u64>| {
         let ids: Vec<u64> = ids.collect();
         for ids in ids.chunks(1000) {
-            redis::cmd("PH.ADD").arg("liked").arg(viewer).arg(ids).query::<()>(&mut server.connection()).unwrap();
+            redis::cmd("PH.ADD")
+                .arg("liked")
+                .arg(viewer)
+                .arg(ids)
+                .query::<()>(&mut server.connection())
+                .unwrap();
         }
     };
     const IDS: u64 = 30_000;
@@ -278,7 +324,11 @@ fn a_node_that_spills_gets_what_one_merged_that_does_not() {
     like(&there, 3, 1..IDS);
     let blocks: Vec<u64> = (0..200).collect();
     for low in layout(&master) {
-        let exported = redis::cmd("TM.EXPORT").arg("liked").arg(low).arg(&blocks).query(&mut there.connection());
+        let exported = redis::cmd("TM.EXPORT")
+            .arg("liked")
+            .arg(low)
+            .arg(&blocks)
+            .query(&mut there.connection());
         let exported: Vec<u8> = exported.unwrap();
         assert!(merge(&master, &exported).unwrap() > 0);
     }
@@ -287,7 +337,11 @@ fn a_node_that_spills_gets_what_one_merged_that_does_not() {
         for viewer in 1..=3 {
             for first in (1..IDS).step_by(1000) {
                 let ids: Vec<u64> = (first..IDS.min(first + 1000)).collect();
-                let found = redis::cmd("PH.EXISTS").arg("liked").arg(viewer).arg(ids).query(&mut server.connection());
+                let found = redis::cmd("PH.EXISTS")
+                    .arg("liked")
+                    .arg(viewer)
+                    .arg(ids)
+                    .query(&mut server.connection());
                 let found: Vec<i64> = found.unwrap();
                 lost += found.iter().filter(|found| **found != 1).count();
             }
@@ -311,8 +365,8 @@ fn a_node_that_spills_gets_what_one_merged_that_does_not() {
     assert_eq!(lost(&master), 0, "at the next one");
 }
 
-/// Ids leap ahead, tables are closed, what was one parts and is joined again: a replica, one behind it, one that comes later, and the master after a kill have the same
-/// tables, bit by bit.
+/// Ids leap ahead, tables are closed, what was one parts and is joined again: a replica, one behind
+/// it, one that comes later, and the master after a kill have the same tables, bit by bit.
 #[test]
 fn the_tables_of_a_log_are_the_same_everywhere() {
     let small = || {
@@ -332,7 +386,8 @@ fn the_tables_of_a_log_are_the_same_everywhere() {
         let mut pipe = redis::pipe();
         for _ in 0..300 {
             *now += rng.u64(0..30);
-            let id = if rng.u32(0..6) == 0 { *now + rng.u64(900..4000) } else { *now - rng.u64(0..900) };
+            let id =
+                if rng.u32(0..6) == 0 { *now + rng.u64(900..4000) } else { *now - rng.u64(0..900) };
             pipe.cmd("PH.ADD").arg("liked").arg(viewer).arg(id).ignore();
             model.insert((viewer, id), 1);
         }
@@ -356,7 +411,11 @@ fn the_tables_of_a_log_are_the_same_everywhere() {
     some(&master, 2000, &mut now);
     assert_eq!(layout(&there), layout(&master));
     for low in layout(&master) {
-        let blocks = redis::cmd("TM.EXPORT").arg("liked").arg(low).arg(&[0, 1, 2, 3]).query(&mut there.connection());
+        let blocks = redis::cmd("TM.EXPORT")
+            .arg("liked")
+            .arg(low)
+            .arg(&[0, 1, 2, 3])
+            .query(&mut there.connection());
         let blocks: Vec<u8> = blocks.unwrap();
         assert!(merge(&master, &blocks).unwrap() > 0);
     }
@@ -375,7 +434,8 @@ fn the_tables_of_a_log_are_the_same_everywhere() {
         });
         let answers: Vec<Vec<i64>> = pipe.query(&mut server.connection()).unwrap();
         let answers: Vec<i64> = answers.into_iter().map(|answer| answer[0]).collect();
-        // What was unliked at the master before they parted may be set at the other site: it is then.
+        // What was unliked at the master before they parted may be set at the other site: it is
+        // then.
         let lost = model.values().zip(&answers).filter(|(set, found)| **set > **found).count();
         let back = model.values().zip(&answers).filter(|(set, found)| **set < **found).count();
         assert!(lost == 0 && back <= 3, "{lost} lost, {back} back of {}", answers.len());
@@ -387,7 +447,10 @@ fn tables(server: &TestServer) -> Vec<(u64, usize, String)> {
     let maps: Maps = redis::cmd("TM.DIGEST").arg("liked").query(&mut server.connection()).unwrap();
     let text = |value: &redis::Value| redis::from_redis_value_ref(value).unwrap();
     let numbers = |map: &HashMap<String, redis::Value>| {
-        (redis::from_redis_value_ref(&map["low"]).unwrap(), redis::from_redis_value_ref(&map["pages"]).unwrap())
+        (
+            redis::from_redis_value_ref(&map["low"]).unwrap(),
+            redis::from_redis_value_ref(&map["pages"]).unwrap(),
+        )
     };
     maps.iter().map(|map| (numbers(map).0, numbers(map).1, text(&map["digest"]))).collect()
 }
@@ -413,7 +476,10 @@ fn blocks_of_a_table_that_was_recycled_or_never_was() {
         pipe.query::<()>(&mut server.connection()).unwrap();
     };
     let mut id = 1000;
-    while redis::cmd("PH.EXISTS").arg(&["liked", "1", "1"]).query::<Vec<Option<i64>>>(&mut here.connection()).unwrap()
+    while redis::cmd("PH.EXISTS")
+        .arg(&["liked", "1", "1"])
+        .query::<Vec<Option<i64>>>(&mut here.connection())
+        .unwrap()
         != [None]
     {
         roll(&here, id..id + 100);
@@ -458,7 +524,11 @@ fn merges_come_one_at_a_time_and_in_bounded_pieces() {
     let all: Vec<usize> = (0..digest(&there).len()).collect();
     let block = export(&there, &all);
     let many: Vec<usize> = vec![0; 257];
-    let error = redis::cmd("TM.EXPORT").arg("liked").arg(0).arg(&many).query::<Vec<u8>>(&mut there.connection());
+    let error = redis::cmd("TM.EXPORT")
+        .arg("liked")
+        .arg(0)
+        .arg(&many)
+        .query::<Vec<u8>>(&mut there.connection());
     assert!(error.unwrap_err().to_string().contains("at most 256 blocks at once"));
     assert_eq!(export(&there, &[9999]), b"", "no such block");
     let error = merge(&here, &block.repeat(256 / all.len() + 1)).unwrap_err().to_string();
@@ -467,12 +537,20 @@ fn merges_come_one_at_a_time_and_in_bounded_pieces() {
     // Many at once: each is merged or told to try again, none waits in a queue.
     let merged = std::thread::scope(|scope| {
         let (here, block) = (&here, &block);
-        let merges: Vec<_> =
-            (0..8).map(|_| scope.spawn(move || (0..10).map(|_| merge(here, block)).collect())).collect();
-        merges.into_iter().flat_map(|merges| -> Vec<_> { merges.join().unwrap() }).collect::<Vec<_>>()
+        let merges: Vec<_> = (0..8)
+            .map(|_| scope.spawn(move || (0..10).map(|_| merge(here, block)).collect()))
+            .collect();
+        merges
+            .into_iter()
+            .flat_map(|merges| -> Vec<_> { merges.join().unwrap() })
+            .collect::<Vec<_>>()
     });
-    let busy = |error: &redis::RedisError| error.to_string().contains("another TM.MERGE is on its way");
-    assert!(merged.iter().all(|merged| *merged == Ok(all.len()) || merged.as_ref().is_err_and(busy)), "{merged:?}");
+    let busy =
+        |error: &redis::RedisError| error.to_string().contains("another TM.MERGE is on its way");
+    assert!(
+        merged.iter().all(|merged| *merged == Ok(all.len()) || merged.as_ref().is_err_and(busy)),
+        "{merged:?}"
+    );
     assert!(merged.iter().any(|merged| merged.is_ok()));
     assert_eq!(liked(&here.killed(), 0..500), 500);
 }
@@ -499,19 +577,31 @@ fn filters_and_sets_under_other_names() {
             ("CF.EXISTS liked:1 a", ":0\r\n"),
             ("CF.ADD post:1 a", wrong_type),
             ("BF.INSERT liked:2 ITEMS a b a", "*3\r\n:1\r\n:1\r\n:0\r\n"),
-            ("BF.INSERT liked:2 CAPACITY 1000 ERROR 0.01 EXPANSION 2 NOCREATE NONSCALING ITEMS c", "*1\r\n:1\r\n"),
+            (
+                "BF.INSERT liked:2 CAPACITY 1000 ERROR 0.01 EXPANSION 2 NOCREATE NONSCALING ITEMS c",
+                "*1\r\n:1\r\n",
+            ),
             (
                 "BF.INSERT liked:2 ERROR 0.000001 ITEMS c",
                 "-ERR the space 'liked' was made for an error rate of 0.0001\r\n",
             ),
             ("BF.INSERT liked:2 ERROR x ITEMS c", "-ERR 'x' is no error rate between 0 and 1\r\n"),
-            ("BF.INSERT liked:2 CAPACITY x ITEMS c", "-ERR value is not an integer or out of range\r\n"),
-            ("BF.INSERT liked:2 NOCREATE ITEMS", "-ERR wrong number of arguments for 'bf.insert' command\r\n"),
+            (
+                "BF.INSERT liked:2 CAPACITY x ITEMS c",
+                "-ERR value is not an integer or out of range\r\n",
+            ),
+            (
+                "BF.INSERT liked:2 NOCREATE ITEMS",
+                "-ERR wrong number of arguments for 'bf.insert' command\r\n",
+            ),
             ("BF.INSERT liked:2 NOCREATE CAPACITY", "-ERR syntax error\r\n"),
             ("BF.INSERT liked:2 a b", "-ERR syntax error\r\n"),
             ("BF.RESERVE liked:2 0.01 1000", "+OK\r\n"),
             ("BF.RESERVE liked:2 0.01 1000 EXPANSION 2", "+OK\r\n"),
-            ("BF.RESERVE liked:2 0.00001 1000", "-ERR the space 'liked' was made for an error rate of 0.0001\r\n"),
+            (
+                "BF.RESERVE liked:2 0.00001 1000",
+                "-ERR the space 'liked' was made for an error rate of 0.0001\r\n",
+            ),
             ("BF.RESERVE liked:2 0.01 x", "-ERR value is not an integer or out of range\r\n"),
             ("BF.CARD liked:2", unknowable),
             ("BF.INFO liked:2", unknowable),
@@ -521,7 +611,10 @@ fn filters_and_sets_under_other_names() {
             ("SINTERCARD 2 liked:1 liked:2", unknowable),
             ("SINTERCARD 1 liked:1 LIMIT 1", unknowable),
             ("SINTERCARD 0 liked:1", "-ERR numkeys should be greater than 0\r\n"),
-            ("SINTERCARD 2 liked:1", "-ERR Number of keys can't be greater than number of args\r\n"),
+            (
+                "SINTERCARD 2 liked:1",
+                "-ERR Number of keys can't be greater than number of args\r\n",
+            ),
             ("SINTERCARD 1 liked:1 LIMIT -1", "-ERR LIMIT can't be negative\r\n"),
             ("SINTERCARD 1 liked:1 liked:2", "-ERR syntax error\r\n"),
             ("SCARD liked:2", unknowable),

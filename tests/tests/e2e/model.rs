@@ -1,10 +1,12 @@
-//! Random commands against plain maps, on engines so small that rolling, recycling, probe overflow, aux overflow, strays and
-//! revocation happen all the time.
+//! Random commands against plain maps, on engines so small that rolling, recycling, probe overflow,
+//! aux overflow, strays and revocation happen all the time.
 //!
-//! What is checked at every step: counts are exact; no false no; *unknown* exactly below the horizon; a flag and its counter move
-//! together; false yes stays within the configured rate (with a margin for small numbers).
+//! What is checked at every step: counts are exact; no false no; *unknown* exactly below the
+//! horizon; a flag and its counter move together; false yes stays within the configured rate (with
+//! a margin for small numbers).
 //!
-//! `TIDEMARK_MODEL_STEPS` (default 1,000,000 per seed) and `TIDEMARK_MODEL_SEEDS` (default `1,2,3`) make it longer, or replay one seed.
+//! `TIDEMARK_MODEL_STEPS` (default 1,000,000 per seed) and `TIDEMARK_MODEL_SEEDS` (default `1,2,3`)
+//! make it longer, or replay one seed.
 
 use counter::{Bounds, Change as Delta};
 use phantom::{Answer, Change, Member};
@@ -105,7 +107,9 @@ impl Run {
         let horizon = space.horizon();
         match answer {
             Answer::Unknown => assert!(id < horizon, "{id} is unknown, the horizon is {horizon}"),
-            Answer::No => assert!(id >= horizon && !is_set, "a false no: {id}, {member}, horizon {horizon}"),
+            Answer::No => {
+                assert!(id >= horizon && !is_set, "a false no: {id}, {member}, horizon {horizon}")
+            }
             Answer::Yes => {
                 assert!(id >= horizon, "{id} is answered below the horizon {horizon}");
                 self.truth.wrong += u64::from(!is_set);
@@ -130,13 +134,17 @@ impl Run {
             false => self.engines.act(action, &viewer, id, &mut scratch).unwrap(),
             true => self.engines.undo(action, &viewer, id, &mut scratch).unwrap(),
         };
-        assert!(!(full && !undo && change == Change::Changed), "{id}: counted beyond the last number");
+        assert!(
+            !(full && !undo && change == Change::Changed),
+            "{id}: counted beyond the last number"
+        );
         let members = self.truth.flags[which].entry(id).or_default();
         let was_set = members.contains(&member);
         let field = [0, 3][which];
         match (change, undo) {
             (Change::Unknown, _) => {
-                let horizon = self.engines.existence([&b"liked"[..], b"read"][which]).unwrap().horizon();
+                let horizon =
+                    self.engines.existence([&b"liked"[..], b"read"][which]).unwrap().horizon();
                 assert!(id < horizon, "{id} is unknown, the horizon is {horizon}");
             }
             (Change::Changed, false) => {
@@ -152,7 +160,9 @@ impl Run {
                 let row = self.truth.rows.entry(id).or_default();
                 row[field] -= i64::from(row[field] > 0);
             }
-            (Change::Unchanged, true) => assert!(!was_set, "{id}, {member}: a like could not be undone"),
+            (Change::Unchanged, true) => {
+                assert!(!was_set, "{id}, {member}: a like could not be undone")
+            }
         }
         self.truth.asked += u64::from(!was_set);
     }
@@ -180,8 +190,10 @@ impl Run {
             55..60 => self.act(1, id, member, true),
             60..70 => {
                 let delta = deltas[0];
-                let (mut out, truth) = (vec![], self.truth.rows.get(&id).copied().unwrap_or_default()[field]);
-                let result = self.engines.add(post, id, &[Delta { field, delta }], &UNBOUNDED, &mut out);
+                let (mut out, truth) =
+                    (vec![], self.truth.rows.get(&id).copied().unwrap_or_default()[field]);
+                let result =
+                    self.engines.add(post, id, &[Delta { field, delta }], &UNBOUNDED, &mut out);
                 match truth.checked_add(delta) {
                     Some(value) => {
                         result.unwrap();
@@ -198,7 +210,11 @@ impl Run {
                 self.truth.rows.insert(id, row);
             }
             75..77 => {
-                assert_eq!(self.engines.delete(post, id), self.truth.rows.remove(&id).is_some(), "delete {id}");
+                assert_eq!(
+                    self.engines.delete(post, id),
+                    self.truth.rows.remove(&id).is_some(),
+                    "delete {id}"
+                );
             }
             77..85 => self.row(id),
             85..95 => self.flag(which, id, member),
@@ -231,7 +247,10 @@ impl Run {
             }
             for which in 0..2 {
                 let is_set = self.truth.flags[which].get(&id).is_some_and(|m| m.contains(&member));
-                assert!(!(is_set && page.flag(index, which) == Answer::No), "page, a false no: {id}, {member}");
+                assert!(
+                    !(is_set && page.flag(index, which) == Answer::No),
+                    "page, a false no: {id}, {member}"
+                );
             }
         }
         self.page = page;
@@ -240,7 +259,9 @@ impl Run {
 
 #[test]
 fn random_commands_do_what_plain_maps_do() {
-    let number = |name: &str, default: u64| std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default);
+    let number = |name: &str, default: u64| {
+        std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
+    };
     let steps = number("TIDEMARK_MODEL_STEPS", 1_000_000);
     let seeds = std::env::var("TIDEMARK_MODEL_SEEDS").unwrap_or_else(|_| "1,2,3".into());
     for seed in seeds.split(',').map(|s| s.trim().parse::<u64>().unwrap()) {
@@ -250,7 +271,9 @@ fn random_commands_do_what_plain_maps_do() {
             let before = run.rng.get_seed();
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run.step()));
             if let Err(panic) = outcome {
-                eprintln!("TIDEMARK_MODEL_SEEDS={seed}: step {step} (generator at {before}) failed");
+                eprintln!(
+                    "TIDEMARK_MODEL_SEEDS={seed}: step {step} (generator at {before}) failed"
+                );
                 std::panic::resume_unwind(panic);
             }
         }
@@ -258,8 +281,10 @@ fn random_commands_do_what_plain_maps_do() {
         let ids: Vec<u64> = run.truth.rows.keys().copied().collect();
         ids.into_iter().for_each(|id| run.row(id));
         for which in 0..2 {
-            let pairs: Vec<(u64, u64)> =
-                run.truth.flags[which].iter().flat_map(|(&id, m)| m.iter().map(move |&m| (id, m))).collect();
+            let pairs: Vec<(u64, u64)> = run.truth.flags[which]
+                .iter()
+                .flat_map(|(&id, m)| m.iter().map(move |&m| (id, m)))
+                .collect();
             pairs.into_iter().for_each(|(id, member)| run.flag(which, id, member));
         }
         // Things that were to happen all the time did happen.

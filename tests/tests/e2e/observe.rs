@@ -10,7 +10,8 @@ fn the_slow_log_keeps_what_was_slow_and_no_secrets() {
     let server = TestServer::start();
     let mut raw = server.raw();
     raw.request(&["SLOWLOG", "LEN"]).expect(":0\r\n");
-    raw.request(&["CONFIG", "SET", "slowlog-log-slower-than", "0", "slowlog-max-len", "20"]).expect("+OK\r\n");
+    raw.request(&["CONFIG", "SET", "slowlog-log-slower-than", "0", "slowlog-max-len", "20"])
+        .expect("+OK\r\n");
     raw.request(&["CLIENT", "SETNAME", "me"]).expect("+OK\r\n");
     raw.request(&["SLOWLOG", "RESET"]).expect("+OK\r\n");
     raw.request(&["AUTH", "default", "swordfish"]).line();
@@ -18,10 +19,14 @@ fn the_slow_log_keeps_what_was_slow_and_no_secrets() {
     raw.line();
     raw.line();
     // EXEC is not shown, but what it executes.
-    raw.request(&["MULTI"]).expect("+OK\r\n").request(&["INCR", "post:1:like"]).expect("+QUEUED\r\n");
+    raw.request(&["MULTI"])
+        .expect("+OK\r\n")
+        .request(&["INCR", "post:1:like"])
+        .expect("+QUEUED\r\n");
     raw.request(&["EXEC"]).expect("*1\r\n:1\r\n");
     type Entry = (u64, u64, u64, Vec<String>, String, String);
-    let entries: Vec<Entry> = cmd("SLOWLOG").arg("GET").arg(-1).query(&mut server.connection()).unwrap();
+    let entries: Vec<Entry> =
+        cmd("SLOWLOG").arg("GET").arg(-1).query(&mut server.connection()).unwrap();
     assert!(entries.len() <= 20, "{}", entries.len());
     let commands: Vec<&str> = entries.iter().map(|e| e.3[0].as_str()).collect();
     assert!(commands.contains(&"INCR") && !commands.contains(&"EXEC"), "{commands:?}");
@@ -32,44 +37,64 @@ fn the_slow_log_keeps_what_was_slow_and_no_secrets() {
     assert_eq!(echo.3[1], format!("{}... (72 more bytes)", "x".repeat(128)));
     assert!(entries.windows(2).all(|pair| pair[0].0 > pair[1].0), "newest first");
     raw.request(&["CONFIG", "SET", "slowlog-log-slower-than", "-1"]).expect("+OK\r\n");
-    raw.request(&["SLOWLOG", "RESET"]).expect("+OK\r\n").request(&["SLOWLOG", "LEN"]).expect(":0\r\n");
+    raw.request(&["SLOWLOG", "RESET"])
+        .expect("+OK\r\n")
+        .request(&["SLOWLOG", "LEN"])
+        .expect(":0\r\n");
 }
 
 #[test]
 fn commands_and_errors_are_counted_by_name() {
     let server = TestServer::with(|config| config.server.workers = 2);
     let mut c = server.connection();
-    let info = |c: &mut redis::Connection, section: &str| cmd("INFO").arg(section).query::<String>(c).unwrap();
+    let info = |c: &mut redis::Connection, section: &str| {
+        cmd("INFO").arg(section).query::<String>(c).unwrap()
+    };
     let mut raw = server.raw();
     let mut do_it = || {
         for _ in 0..130 {
             raw.request(&["GET", "post:1:like"]).expect("$-1\r\n");
         }
         assert!(raw.ask(&["GET"]).starts_with('-') && raw.ask(&["GET", "nope"]).starts_with('-'));
-        assert!(raw.ask(&["NOPE"]).starts_with('-') && raw.ask(&["GET", "post:1"]).starts_with("-WRONGTYPE"));
+        assert!(
+            raw.ask(&["NOPE"]).starts_with('-')
+                && raw.ask(&["GET", "post:1"]).starts_with("-WRONGTYPE")
+        );
         raw.request(&["CLIENT", "SETNAME", "me"]).expect("+OK\r\n");
         // Queued is not called; what EXEC executes is.
-        raw.request(&["MULTI"]).expect("+OK\r\n").request(&["INCR", "post:9:like"]).expect("+QUEUED\r\n");
+        raw.request(&["MULTI"])
+            .expect("+OK\r\n")
+            .request(&["INCR", "post:9:like"])
+            .expect("+QUEUED\r\n");
         raw.request(&["EXEC"]).line();
         raw.line();
     };
     do_it();
     let stats = info(&mut c, "commandstats");
-    let line = |name: &str| stats.lines().find(|l| l.starts_with(&format!("cmdstat_{name}:"))).unwrap_or_default();
+    let line = |name: &str| {
+        stats.lines().find(|l| l.starts_with(&format!("cmdstat_{name}:"))).unwrap_or_default()
+    };
     assert!(line("get").starts_with("cmdstat_get:calls=132,usec="), "{stats}");
     assert!(line("get").ends_with(",rejected_calls=1,failed_calls=2"), "{stats}");
-    assert!(line("incr").starts_with("cmdstat_incr:calls=1,") && line("exec").contains("calls=1,"), "{stats}");
+    assert!(
+        line("incr").starts_with("cmdstat_incr:calls=1,") && line("exec").contains("calls=1,"),
+        "{stats}"
+    );
     assert!(line("client|setname").contains("calls=1,") && line("hget").is_empty(), "{stats}");
     let errors = info(&mut c, "errorstats");
     assert!(
-        errors.contains("errorstat_ERR:count=3\r\n") && errors.contains("errorstat_WRONGTYPE:count=1\r\n"),
+        errors.contains("errorstat_ERR:count=3\r\n")
+            && errors.contains("errorstat_WRONGTYPE:count=1\r\n"),
         "{errors}"
     );
     let latencies = info(&mut c, "latencystats");
-    let get = latencies.lines().find(|l| l.starts_with("latency_percentiles_usec_get:p50=")).unwrap();
+    let get =
+        latencies.lines().find(|l| l.starts_with("latency_percentiles_usec_get:p50=")).unwrap();
     assert!(get.contains(",p99=") && get.contains(",p99.9="), "{get}");
-    type Histogram = std::collections::HashMap<String, std::collections::BTreeMap<String, redis::Value>>;
-    let told: Histogram = cmd("LATENCY").arg("HISTOGRAM").arg("get").arg("client").query(&mut c).unwrap();
+    type Histogram =
+        std::collections::HashMap<String, std::collections::BTreeMap<String, redis::Value>>;
+    let told: Histogram =
+        cmd("LATENCY").arg("HISTOGRAM").arg("get").arg("client").query(&mut c).unwrap();
     assert!(told.contains_key("client|setname") && !told.contains_key("incr"), "{told:?}");
     assert_eq!(told["get"]["calls"], redis::Value::Int(132));
     let all: std::collections::BTreeMap<u64, u64> =
@@ -83,7 +108,9 @@ fn commands_and_errors_are_counted_by_name() {
     cmd("CONFIG").arg("RESETSTAT").query::<()>(&mut c).unwrap();
     let after = info(&mut c, "everything");
     assert!(
-        !after.contains("cmdstat_get:") && !after.contains("errorstat_") && !after.contains("usec_get:"),
+        !after.contains("cmdstat_get:")
+            && !after.contains("errorstat_")
+            && !after.contains("usec_get:"),
         "{after}"
     );
     do_it();
@@ -100,8 +127,10 @@ fn limits_have_metrics() {
     let mut c = server.connection();
     let mut info = |field: &str| {
         let info: String = cmd("INFO").query(&mut c).unwrap();
-        let line =
-            info.lines().find(|l| l.split(':').next() == Some(field)).unwrap_or_else(|| panic!("{field}: {info}"));
+        let line = info
+            .lines()
+            .find(|l| l.split(':').next() == Some(field))
+            .unwrap_or_else(|| panic!("{field}: {info}"));
         line.rsplit(':').next().unwrap().parse::<u64>().unwrap()
     };
     let mut raw = server.raw();
@@ -150,7 +179,8 @@ fn latencies_above_the_threshold_have_a_history() {
     raw.request(&["LATENCY", "LATEST"]).expect("*1\r\n*4\r\n$12\r\nfast-command\r\n");
     let (at, latest, highest) = (raw.line(), raw.line(), raw.line());
     assert_eq!(latest, highest);
-    raw.request(&["LATENCY", "HISTORY", "fast-command"]).expect(&format!("*1\r\n*2\r\n{at}\r\n{latest}\r\n"));
+    raw.request(&["LATENCY", "HISTORY", "fast-command"])
+        .expect(&format!("*1\r\n*2\r\n{at}\r\n{latest}\r\n"));
     assert!(raw.ask(&["LATENCY", "DOCTOR"]).starts_with('$'));
     let told = raw.line();
     assert!(told.starts_with("fast-command: 1 seconds with at least 1 ms"), "{told}");
@@ -171,7 +201,10 @@ fn a_monitor_sees_what_others_do_and_costs_them_nothing_when_it_sleeps() {
     raw.request(&["CONFIG", "GET", "nope"]).expect("*0\r\n");
     raw.request(&["AUTH", "default", "swordfish"]).line();
     raw.request(&["ECHO", "a\"\\\r\n\u{7}\u{1}é"]).expect("$9\r\na\"\\\r\n\u{7}\u{1}é\r\n");
-    raw.request(&["MULTI"]).expect("+OK\r\n").request(&["GET", "post:1:like"]).expect("+QUEUED\r\n");
+    raw.request(&["MULTI"])
+        .expect("+OK\r\n")
+        .request(&["GET", "post:1:like"])
+        .expect("+QUEUED\r\n");
     raw.request(&["EXEC"]).expect("*1\r\n$1\r\n1\r\n");
     let mut lines = Vec::new();
     while lines.last().is_none_or(|l: &String| !l.contains("EXEC")) {
@@ -230,7 +263,12 @@ fn a_scan_finds_every_row_while_others_write() {
                     return;
                 }
                 // New rows make tables roll and be rewritten under the scan.
-                cmd("HINCRBY").arg(format!("post:{}", 800_000 + i)).arg("like").arg(1).query::<()>(&mut c).unwrap();
+                cmd("HINCRBY")
+                    .arg(format!("post:{}", 800_000 + i))
+                    .arg("like")
+                    .arg(1)
+                    .query::<()>(&mut c)
+                    .unwrap();
             }
         });
         let mut c = server.connection();
@@ -250,8 +288,14 @@ fn a_scan_finds_every_row_while_others_write() {
         let missing: Vec<_> = expected.difference(&found).collect();
         assert!(missing.is_empty(), "{} rows are missing, {:?}", missing.len(), missing.first());
     });
-    let (_, users): (String, Vec<String>) =
-        cmd("SCAN").arg(0).arg("COUNT").arg(10_000).arg("MATCH").arg("user:?").query(&mut c).unwrap();
+    let (_, users): (String, Vec<String>) = cmd("SCAN")
+        .arg(0)
+        .arg("COUNT")
+        .arg(10_000)
+        .arg("MATCH")
+        .arg("user:?")
+        .query(&mut c)
+        .unwrap();
     assert!(users.iter().all(|key| key.len() == 6), "{users:?}");
     let error = cmd("KEYS").arg("*").query::<Vec<String>>(&mut c).unwrap_err().to_string();
     assert!(error.contains("too many to list at once: use SCAN"), "{error}");

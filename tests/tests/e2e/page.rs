@@ -11,7 +11,13 @@ fn page(c: &mut redis::Connection, viewer: &str, ids: &[u64]) -> Vec<Row> {
     cmd("FEED.GET").arg("home").arg(viewer).arg(ids).query(c).unwrap()
 }
 
-fn act(c: &mut redis::Connection, verb: &str, action: &str, viewer: &str, ids: &[u64]) -> Vec<Option<i64>> {
+fn act(
+    c: &mut redis::Connection,
+    verb: &str,
+    action: &str,
+    viewer: &str,
+    ids: &[u64],
+) -> Vec<Option<i64>> {
     cmd(verb).arg(action).arg(viewer).arg(ids).query(c).unwrap()
 }
 
@@ -23,7 +29,10 @@ fn a_like_counts_once_and_an_unlike_undoes_it() {
     assert_eq!(act(c, "FEED.ACT", "like", "7", &[1, 2, 1]), [Some(1), Some(1), Some(0)]);
     assert_eq!(act(c, "FEED.ACT", "like", "7", &[1]), [Some(0)]);
     assert_eq!(act(c, "FEED.ACT", "like", "8", &[1]), [Some(1)]);
-    assert_eq!(page(c, "7", &[1, 2]), [(2, 0, 0, 0, Some(1), Some(0)), (1, 0, 0, 0, Some(1), Some(0))]);
+    assert_eq!(
+        page(c, "7", &[1, 2]),
+        [(2, 0, 0, 0, Some(1), Some(0)), (1, 0, 0, 0, Some(1), Some(0))]
+    );
     assert_eq!(page(c, "9", &[1]), [(2, 0, 0, 0, Some(0), Some(0))]);
     assert_eq!(act(c, "FEED.UNDO", "like", "7", &[1]), [Some(1)]);
     assert_eq!(act(c, "FEED.UNDO", "like", "7", &[1]), [Some(0)]);
@@ -77,14 +86,24 @@ fn many_connections_that_like_at_the_same_moment_count_once() {
 fn binary_pages_hold_the_same() {
     let server = TestServer::start();
     let c = &mut server.connection();
-    let _: () = cmd("CNT.SET").arg("post").arg(5).arg("like").arg(-3).arg("read").arg(i64::MAX).query(c).unwrap();
+    let _: () = cmd("CNT.SET")
+        .arg("post")
+        .arg(5)
+        .arg("like")
+        .arg(-3)
+        .arg("read")
+        .arg(i64::MAX)
+        .query(c)
+        .unwrap();
     act(c, "FEED.ACT", "read", "7", &[6]);
-    let bytes: Vec<u8> = cmd("FEED.GET").arg("home").arg(7).arg(5).arg(6).arg("binary").query(c).unwrap();
+    let bytes: Vec<u8> =
+        cmd("FEED.GET").arg("home").arg(7).arg(5).arg(6).arg("binary").query(c).unwrap();
     assert_eq!(bytes.len(), 2 * (4 * 8 + 2));
     let rows: Vec<(Vec<i64>, Vec<i8>)> = bytes
         .chunks(34)
         .map(|row| {
-            let counters = row[..32].chunks(8).map(|c| i64::from_le_bytes(c.try_into().unwrap())).collect();
+            let counters =
+                row[..32].chunks(8).map(|c| i64::from_le_bytes(c.try_into().unwrap())).collect();
             (counters, row[32..].iter().map(|&b| b as i8).collect())
         })
         .collect();
@@ -95,9 +114,11 @@ fn binary_pages_hold_the_same() {
 fn mark_shows_what_held_before_it_marked() {
     let server = TestServer::start();
     let c = &mut server.connection();
-    let marked: Vec<Row> = cmd("FEED.GET").arg("home").arg(7).arg("MARK").arg("read").arg(5).query(c).unwrap();
+    let marked: Vec<Row> =
+        cmd("FEED.GET").arg("home").arg(7).arg("MARK").arg("read").arg(5).query(c).unwrap();
     assert_eq!(marked, [(0, 0, 0, 0, Some(0), Some(0))]);
-    let marked: Vec<Row> = cmd("FEED.GET").arg("home").arg(7).arg(5).arg("mark").arg("read").query(c).unwrap();
+    let marked: Vec<Row> =
+        cmd("FEED.GET").arg("home").arg(7).arg(5).arg("mark").arg("read").query(c).unwrap();
     assert_eq!(marked, [(0, 0, 0, 1, Some(0), Some(1))], "marked once");
     assert_eq!(page(c, "7", &[5]), [(0, 0, 0, 1, Some(0), Some(1))]);
 }
@@ -108,7 +129,10 @@ fn what_a_page_cannot_be_is_said() {
     let mut raw = server.raw();
     let cases = [
         (&["FEED.GET", "home", "7"][..], "-ERR wrong number of arguments for 'feed.get' command"),
-        (&["FEED.GET", "home", "7", "BINARY"], "-ERR wrong number of arguments for 'feed.get' command"),
+        (
+            &["FEED.GET", "home", "7", "BINARY"],
+            "-ERR wrong number of arguments for 'feed.get' command",
+        ),
         (&["FEED.GET", "nope", "7", "1"], "-ERR no such view 'nope'"),
         (
             &["FEED.GET", "home", "7", "x"],
@@ -147,10 +171,15 @@ fn one_id_of_all_ones_harms_nobody() {
     assert_eq!(act(c, "FEED.ACT", "like", "7", &[100, 200, u64::MAX]), [Some(0), Some(0), Some(0)]);
     assert_eq!(page(c, "7", &[100, 20_299, u64::MAX]), [(1, 0, 0, 0, Some(1), Some(0)); 3]);
     let horizon: RedisResult<Value> = cmd("PH.EXISTS").arg("liked").arg(7).arg(0).query(c);
-    assert_eq!(horizon.unwrap(), Value::Array(vec![Value::Int(0)]), "0 still lies above the horizon");
+    assert_eq!(
+        horizon.unwrap(),
+        Value::Array(vec![Value::Int(0)]),
+        "0 still lies above the horizon"
+    );
 }
 
-/// More ids than are looked up together, some several times: each has its own counters and flags wherever it stands.
+/// More ids than are looked up together, some several times: each has its own counters and flags
+/// wherever it stands.
 #[test]
 fn a_page_may_be_longer_than_a_batch() {
     let server = TestServer::start();
@@ -168,7 +197,8 @@ fn a_page_may_be_longer_than_a_batch() {
     }
 }
 
-/// Four counters side by side with two flags are written in a way of their own. Whatever comes near to that shape shows the same.
+/// Four counters side by side with two flags are written in a way of their own. Whatever comes near
+/// to that shape shows the same.
 #[test]
 fn views_of_any_shape_show_the_same_numbers() {
     let counters: [&[&str]; 7] = [
@@ -193,14 +223,21 @@ fn views_of_any_shape_show_the_same_numbers() {
             for (of, flags) in flags.iter().enumerate() {
                 let own = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
                 let name = format!("view_{at}_{of}");
-                config.view.push(tidemark_server::config::View { name, counters: own(counters), flags: own(flags) });
+                config.view.push(tidemark_server::config::View {
+                    name,
+                    counters: own(counters),
+                    flags: own(flags),
+                });
             }
         }
     });
     let c = &mut server.connection();
     let ids: Vec<u64> = (1..=70).collect();
-    // Digits of all lengths, and what does not fit in a row's bits; at last beyond 2^19, and below 0.
-    let value = |id: u64, field: u64| (id * 7919 + field * 104_729) as i64 % 10i64.pow((id + field) as u32 % 6 + 1);
+    // Digits of all lengths, and what does not fit in a row's bits; at last beyond 2^19, and below
+    // 0.
+    let value = |id: u64, field: u64| {
+        (id * 7919 + field * 104_729) as i64 % 10i64.pow((id + field) as u32 % 6 + 1)
+    };
     for last in [1, 1 << 19, -3] {
         for &id in &ids {
             for (at, field) in ["like", "repost", "comment", "read"].into_iter().enumerate() {
@@ -212,24 +249,35 @@ fn views_of_any_shape_show_the_same_numbers() {
                 act(c, "FEED.ACT", "like", "7", &[id]);
             }
         }
-        let mut fields = |space: &str| -> Vec<Vec<i64>> { cmd("CNT.GET").arg(space).arg(&ids).query(c).unwrap() };
+        let mut fields = |space: &str| -> Vec<Vec<i64>> {
+            cmd("CNT.GET").arg(space).arg(&ids).query(c).unwrap()
+        };
         let (posts, users) = (fields("post"), fields("user"));
         let names = ["like", "repost", "comment", "read"];
         for (at, counters) in counters.iter().enumerate() {
             for (of, flags) in flags.iter().enumerate() {
-                let page: Vec<Vec<i64>> =
-                    cmd("FEED.GET").arg(format!("view_{at}_{of}")).arg(7).arg(&ids).query(c).unwrap();
+                let page: Vec<Vec<i64>> = cmd("FEED.GET")
+                    .arg(format!("view_{at}_{of}"))
+                    .arg(7)
+                    .arg(&ids)
+                    .query(c)
+                    .unwrap();
                 for (row, &id) in ids.iter().enumerate() {
                     let mut expected = Vec::new();
                     for counter in *counters {
                         match counter.split_once('.') {
-                            Some((_, name)) => {
-                                expected.push(posts[row][names.iter().position(|n| *n == name).unwrap()])
-                            }
-                            None => expected.extend(if *counter == "post" { &posts[row] } else { &users[row] }),
+                            Some((_, name)) => expected
+                                .push(posts[row][names.iter().position(|n| *n == name).unwrap()]),
+                            None => expected.extend(if *counter == "post" {
+                                &posts[row]
+                            } else {
+                                &users[row]
+                            }),
                         }
                     }
-                    expected.extend(flags.iter().map(|flag| i64::from(*flag == "liked" && id % 3 == 0)));
+                    expected.extend(
+                        flags.iter().map(|flag| i64::from(*flag == "liked" && id % 3 == 0)),
+                    );
                     assert_eq!(page[row], expected, "{counters:?} {flags:?} {id}");
                 }
             }
@@ -253,7 +301,10 @@ fn the_order_of_loading_does_not_matter() {
         });
         let c = &mut server.connection();
         for chunk in ids.chunks(100) {
-            assert!(act(c, "FEED.ACT", "like", "7", chunk).iter().filter(|c| **c == Some(1)).count() >= 99);
+            assert!(
+                act(c, "FEED.ACT", "like", "7", chunk).iter().filter(|c| **c == Some(1)).count()
+                    >= 99
+            );
         }
         for chunk in ids.chunks(100) {
             for row in page(c, "7", chunk) {
@@ -264,13 +315,15 @@ fn the_order_of_loading_does_not_matter() {
     }
 }
 
-/// A request for the pipelines below: pages of all kinds mostly, likes between them, and what is refused.
+/// A request for the pipelines below: pages of all kinds mostly, likes between them, and what is
+/// refused.
 fn any_request(rng: &mut fastrand::Rng) -> Vec<u8> {
     let most = if rng.u8(..10) == 0 { 80 } else { 8 };
     let number = rng.usize(1..most);
     let ids: Vec<String> = (0..number).map(|_| rng.u64(1..30).to_string()).collect();
     let mut ids: Vec<&str> = ids.iter().map(String::as_str).collect();
-    let (viewer, action) = (["7", "8", "somebody"][rng.usize(..3)], ["like", "read"][rng.usize(..2)]);
+    let (viewer, action) =
+        (["7", "8", "somebody"][rng.usize(..3)], ["like", "read"][rng.usize(..2)]);
     let anywhere = rng.usize(..=ids.len());
     match rng.u8(..100) {
         0..45 => {}
@@ -291,16 +344,19 @@ fn any_request(rng: &mut fastrand::Rng) -> Vec<u8> {
     request(&[&["FEED.GET", "home", viewer], &ids[..]].concat())
 }
 
-/// Requests of a turn are scanned, and partly looked at, before the first of them is executed. Nothing of that may be seen.
+/// Requests of a turn are scanned, and partly looked at, before the first of them is executed.
+/// Nothing of that may be seen.
 #[test]
 fn a_pipeline_of_pages_is_answered_as_one_by_one() {
     let servers = [TestServer::start(), TestServer::start()];
-    let [mut at_once, mut one_by_one] = servers.each_ref().map(|server| server.server().local().unwrap());
+    let [mut at_once, mut one_by_one] =
+        servers.each_ref().map(|server| server.server().local().unwrap());
     let mut rng = fastrand::Rng::with_seed(9);
     for round in 0..500 {
         let requests: Vec<Vec<u8>> = (0..rng.usize(2..40)).map(|_| any_request(&mut rng)).collect();
         let together = at_once.turn(&requests.concat()).to_vec();
-        let apart: Vec<u8> = requests.iter().flat_map(|request| one_by_one.turn(request).to_vec()).collect();
+        let apart: Vec<u8> =
+            requests.iter().flat_map(|request| one_by_one.turn(request).to_vec()).collect();
         let shown = String::from_utf8_lossy(&requests.concat()).into_owned();
         assert!(together == apart, "round {round}: {shown}");
     }

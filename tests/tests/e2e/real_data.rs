@@ -1,6 +1,8 @@
-//! The main job on real input: repost events of a real microblog, imported through the wire, and asked back.
+//! The main job on real input: repost events of a real microblog, imported through the wire, and
+//! asked back.
 //!
-//! The data set lies beside the repository (`../shared/data`), not in it; where it is absent this test says so and ends.
+//! The data set lies beside the repository (`../shared/data`), not in it; where it is absent this
+//! test says so and ends.
 
 use flate2::read::MultiGzDecoder;
 use redis::Commands;
@@ -64,7 +66,10 @@ fn real_reposts_are_counted_once_per_user() {
     assert_eq!(summary.changed + summary.repeated, events);
     assert_eq!(summary.unknown, 0);
     let lost = pairs - summary.changed;
-    assert!(lost as f64 <= 3.0 + 3.0 * 0.0001 * pairs as f64, "{lost} first reposts were taken for repeated ones");
+    assert!(
+        lost as f64 <= 3.0 + 3.0 * 0.0001 * pairs as f64,
+        "{lost} first reposts were taken for repeated ones"
+    );
 
     let mut connection = server.connection();
     let mut off = 0;
@@ -98,7 +103,10 @@ fn real_reposts_are_counted_once_per_user() {
         wrong += found.iter().filter(|&&f| f == 1).count() as u64;
     }
     let rate = wrong as f64 / asked as f64;
-    eprintln!("{asked} pairs that never happened: {wrong} answer yes, {:.4} %; {lost} reposts lost", rate * 100.0);
+    eprintln!(
+        "{asked} pairs that never happened: {wrong} answer yes, {:.4} %; {lost} reposts lost",
+        rate * 100.0
+    );
     assert!(asked >= 1_000_000 && rate <= 0.0002, "{rate}");
 
     // The same file again changes nothing.
@@ -132,7 +140,8 @@ fn bad_lines_are_named_and_harm_nobody() {
     // A header that names a field which the schema lacks: the server says so, for every line.
     std::fs::write(&file, "id,like,share\n1,2,3\n").unwrap();
     assert_eq!(import(&server, file.clone()).bad, 1);
-    // A file that is cut in the middle of its gzip stream: an error that names the file, not a silent end.
+    // A file that is cut in the middle of its gzip stream: an error that names the file, not a
+    // silent end.
     let whole = {
         let mut gz = flate2::write::GzEncoder::new(vec![], flate2::Compression::default());
         std::io::Write::write_all(&mut gz, text.repeat(1000).as_bytes()).unwrap();

@@ -1,4 +1,5 @@
-//! Replicas: attached, cut off, promoted; what they answer and what they refuse. Here is what the tests share, and others use.
+//! Replicas: attached, cut off, promoted; what they answer and what they refuse. Here is what the
+//! tests share, and others use.
 
 mod failover;
 mod fence;
@@ -32,7 +33,11 @@ pub(crate) fn follow(replica: &TestServer, master: &TestServer) {
 }
 
 pub(crate) fn follow_port(replica: &TestServer, port: u16) {
-    redis::cmd("REPLICAOF").arg("127.0.0.1").arg(port).query::<()>(&mut replica.connection()).unwrap();
+    redis::cmd("REPLICAOF")
+        .arg("127.0.0.1")
+        .arg(port)
+        .query::<()>(&mut replica.connection())
+        .unwrap();
 }
 
 /// Waits until the replica has all that the master has synced.
@@ -41,7 +46,11 @@ pub(crate) fn in_step(master: &TestServer, replica: &TestServer) {
         let link = redis::Client::open(replica.url()).unwrap().get_connection().ok();
         let up = link.and_then(|mut c| info(&mut c, "master_link_status")).as_deref() == Some("up");
         // Who is to be the master may not be one yet.
-        let synced = redis::cmd("WAITAOF").arg(1).arg(0).arg(5000).query::<[u64; 2]>(&mut master.connection());
+        let synced = redis::cmd("WAITAOF")
+            .arg(1)
+            .arg(0)
+            .arg(5000)
+            .query::<[u64; 2]>(&mut master.connection());
         let synced = synced.is_ok_and(|done| done[0] == 1);
         up && synced && number(master, "master_repl_offset") == number(replica, "slave_repl_offset")
     });
@@ -60,7 +69,8 @@ fn likes(server: &TestServer, ids: std::ops::Range<u64>) -> Vec<Option<i64>> {
     pipe.query(&mut server.connection()).unwrap()
 }
 
-/// Carries connections to a server as long as more than so many bytes may still come from it; then they wait, open.
+/// Carries connections to a server as long as more than so many bytes may still come from it; then
+/// they wait, open.
 struct Relay {
     port: u16,
     left: Arc<AtomicI64>,
@@ -68,7 +78,10 @@ struct Relay {
 
 fn relay(server: u16) -> Relay {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let relay = Relay { port: listener.local_addr().unwrap().port(), left: Arc::new(AtomicI64::new(i64::MAX)) };
+    let relay = Relay {
+        port: listener.local_addr().unwrap().port(),
+        left: Arc::new(AtomicI64::new(i64::MAX)),
+    };
     let left = relay.left.clone();
     std::thread::spawn(move || {
         for client in listener.incoming().flatten() {

@@ -30,7 +30,11 @@ fn commands_that_change_nothing_are_answered_at_once() {
             command.arg(word);
         }
         let reply = command.query::<redis::Value>(&mut connection);
-        assert!(started.elapsed() < Duration::from_millis(900), "{words}: after {:?}", started.elapsed());
+        assert!(
+            started.elapsed() < Duration::from_millis(900),
+            "{words}: after {:?}",
+            started.elapsed()
+        );
         reply
     };
     assert_eq!(quickly("DEL post:1").unwrap(), redis::Value::Int(0));
@@ -57,7 +61,8 @@ fn a_full_space_survives_restarts() {
     let mut held: Vec<(u64, i64)> = vec![];
     loop {
         let mut pipe = redis::pipe();
-        let batch: Vec<(u64, i64)> = (0..500).map(|_| (rng.u64(1..), rng.i64(1..1_000_000))).collect();
+        let batch: Vec<(u64, i64)> =
+            (0..500).map(|_| (rng.u64(1..), rng.i64(1..1_000_000))).collect();
         for (id, n) in &batch {
             pipe.hset(format!("post:{id}"), "like", n).ignore();
         }
@@ -93,7 +98,8 @@ fn a_full_space_survives_restarts() {
     }
 }
 
-/// Writes beside one snapshot after the other: what is acknowledged is in the next start, whichever file it is read from.
+/// Writes beside one snapshot after the other: what is acknowledged is in the next start, whichever
+/// file it is read from.
 #[test]
 fn snapshots_lose_no_write_that_comes_beside_them() {
     let folder = tempfile::tempdir().unwrap();
@@ -129,7 +135,11 @@ fn snapshots_lose_no_write_that_comes_beside_them() {
     server.stop().unwrap();
     let (server, mut connection) = open(folder.path(), many);
     for (id, likes) in truth.iter().enumerate() {
-        assert_eq!(connection.hget::<_, _, i64>(format!("post:{id}"), "like").unwrap(), *likes, "row {id}");
+        assert_eq!(
+            connection.hget::<_, _, i64>(format!("post:{id}"), "like").unwrap(),
+            *likes,
+            "row {id}"
+        );
     }
     server.stop().unwrap();
 }

@@ -22,8 +22,14 @@ fn altered(raw: &mut Raw) {
             ("HMGET post:2 like share", "*2\r\n$1\r\n0\r\n$6\r\n123456\r\n"),
             ("HGET post:1 comment", "-ERR No schema field 'comment' in space 'post'\r\n"),
             ("GET post:2:share", "$6\r\n123456\r\n"),
-            ("MGET post:1:share post:2:share post:3:share", "*3\r\n$1\r\n0\r\n$6\r\n123456\r\n$-1\r\n"),
-            ("CNT.GET post 1 2", "*2\r\n*4\r\n:5\r\n:0\r\n:70000\r\n:0\r\n*4\r\n:0\r\n:0\r\n:0\r\n:123456\r\n"),
+            (
+                "MGET post:1:share post:2:share post:3:share",
+                "*3\r\n$1\r\n0\r\n$6\r\n123456\r\n$-1\r\n",
+            ),
+            (
+                "CNT.GET post 1 2",
+                "*2\r\n*4\r\n:5\r\n:0\r\n:70000\r\n:0\r\n*4\r\n:0\r\n:0\r\n:0\r\n:123456\r\n",
+            ),
             // The view of the whole space follows.
             (
                 "FEED.GET home 7 1 2",
@@ -41,7 +47,10 @@ fn fields_are_added_widened_and_dropped_and_stay_so() {
         raw,
         &[
             ("HSET post:1 like 5 comment 9 read 70000", ":3\r\n"),
-            ("TM.SPACE ALTER post ADD share:14", "$43\r\nlike:12 repost:8 comment:8 read:16 share:14\r\n"),
+            (
+                "TM.SPACE ALTER post ADD share:14",
+                "$43\r\nlike:12 repost:8 comment:8 read:16 share:14\r\n",
+            ),
         ],
     );
     check(
@@ -49,8 +58,14 @@ fn fields_are_added_widened_and_dropped_and_stay_so() {
         &[
             ("HGET post:1 share", "$1\r\n0\r\n"),
             ("HINCRBY post:2 share 123456", ":123456\r\n"),
-            ("TM.SPACE ALTER post WIDEN like 24", "$43\r\nlike:24 repost:8 comment:8 read:16 share:14\r\n"),
-            ("TM.SPACE ALTER post DROP comment", "$44\r\nlike:24 repost:8 !comment:8 read:16 share:14\r\n"),
+            (
+                "TM.SPACE ALTER post WIDEN like 24",
+                "$43\r\nlike:24 repost:8 comment:8 read:16 share:14\r\n",
+            ),
+            (
+                "TM.SPACE ALTER post DROP comment",
+                "$44\r\nlike:24 repost:8 !comment:8 read:16 share:14\r\n",
+            ),
         ],
     );
     altered(raw);
@@ -81,7 +96,8 @@ fn what_cannot_be_altered_is_refused_and_changes_nothing() {
     let server = TestServer::with(|config| {
         config.view[0].counters = vec!["post.comment".to_owned(), "post".to_owned()];
     });
-    let reserved = "-ERR a field must not be called 'max': CNT.INCRBY has an option of that name\r\n";
+    let reserved =
+        "-ERR a field must not be called 'max': CNT.INCRBY has an option of that name\r\n";
     let in_action = "-ERR the action 'like' of the configuration names the field 'like'\r\n";
     let in_view = "-ERR the view 'home' of the configuration names the field 'comment'\r\n";
     check(
@@ -94,19 +110,29 @@ fn what_cannot_be_altered_is_refused_and_changes_nothing() {
             ("TM.SPACE ALTER nope DROP like", "-ERR no such counter space 'nope'\r\n"),
             ("TM.SPACE ALTER liked DROP like", "-ERR no such counter space 'liked'\r\n"),
             ("TM.SPACE ALTER post ADD like:3", "-ERR bad schema: field 'like' twice\r\n"),
-            ("TM.SPACE ALTER post ADD x:65", "-ERR bad schema: field 'x' has 65 bits, not 1 to 64\r\n"),
+            (
+                "TM.SPACE ALTER post ADD x:65",
+                "-ERR bad schema: field 'x' has 65 bits, not 1 to 64\r\n",
+            ),
             ("TM.SPACE ALTER post ADD x:600", "-ERR '600' is no number of bits from 1 to 64\r\n"),
             ("TM.SPACE ALTER post ADD x", "-ERR 'x' is not field:bits\r\n"),
             ("TM.SPACE ALTER post SHRINK x", "-ERR syntax error\r\n"),
-            ("TM.SPACE ALTER post DROP", "-ERR wrong number of arguments for 'tm.space|alter' command\r\n"),
-            ("TM.SPACE ALTER post DROP comment 5", "-ERR wrong number of arguments for 'tm.space|alter' command\r\n"),
+            (
+                "TM.SPACE ALTER post DROP",
+                "-ERR wrong number of arguments for 'tm.space|alter' command\r\n",
+            ),
+            (
+                "TM.SPACE ALTER post DROP comment 5",
+                "-ERR wrong number of arguments for 'tm.space|alter' command\r\n",
+            ),
             ("HSET post:1 like 1", ":1\r\n"),
             ("HLEN post:1", ":4\r\n"),
         ],
     );
 }
 
-/// Writers and readers go on while fields come and go; at the end all is as it should be, also for a server that reads the disk.
+/// Writers and readers go on while fields come and go; at the end all is as it should be, also for
+/// a server that reads the disk.
 #[test]
 fn schemas_change_under_traffic() {
     let server = always();
@@ -131,7 +157,12 @@ fn schemas_change_under_traffic() {
                             }
                             None => assert!(reply.starts_with("-ERR No schema field"), "{reply}"),
                         }
-                        raw.request(&["FEED.GET", "home", "7", &(row as u64 * 2 + writer).to_string()]);
+                        raw.request(&[
+                            "FEED.GET",
+                            "home",
+                            "7",
+                            &(row as u64 * 2 + writer).to_string(),
+                        ]);
                         assert_eq!(raw.line(), "*1");
                         let values: usize = raw.line()[1..].parse().unwrap();
                         assert!((6..=18).contains(&values), "{values}");
@@ -143,7 +174,13 @@ fn schemas_change_under_traffic() {
             .collect();
         let mut raw = server.raw();
         for extra in 0..12 {
-            raw.request(&["TM.SPACE", "ALTER", "post", "ADD", &format!("extra{extra}:{}", extra + 1)]);
+            raw.request(&[
+                "TM.SPACE",
+                "ALTER",
+                "post",
+                "ADD",
+                &format!("extra{extra}:{}", extra + 1),
+            ]);
             assert!(raw.line().starts_with('$'));
             raw.line();
             std::thread::sleep(std::time::Duration::from_millis(40));
@@ -174,18 +211,24 @@ fn schemas_change_under_traffic() {
     verify(&server.restart(), "after a restart");
 }
 
-/// A view may name a field that an ALTER has added, though no snapshot was taken since; and a space that came later has its own seed.
+/// A view may name a field that an ALTER has added, though no snapshot was taken since; and a space
+/// that came later has its own seed.
 #[test]
 fn the_history_of_the_catalogue_is_told_again() {
     let server = always();
     check(
         &mut server.raw(),
-        &[("TM.SPACE ALTER post ADD share:14", "$43\r\nlike:12 repost:8 comment:8 read:16 share:14\r\n")],
+        &[(
+            "TM.SPACE ALTER post ADD share:14",
+            "$43\r\nlike:12 repost:8 comment:8 read:16 share:14\r\n",
+        )],
     );
     let server = server.restart_with(|config| {
         config.view[0].counters = vec!["post.share".to_owned()];
         let pairs = "saved:{id}".to_owned();
-        config.existence.insert(0, Existence { name: "saved".to_owned(), pairs, ..Existence::default() });
+        config
+            .existence
+            .insert(0, Existence { name: "saved".to_owned(), pairs, ..Existence::default() });
     });
     check(
         &mut server.raw(),
@@ -211,21 +254,30 @@ fn the_history_of_the_catalogue_is_told_again() {
 type Maps = Vec<HashMap<String, redis::Value>>;
 
 fn number(map: &HashMap<String, redis::Value>, key: &str) -> f64 {
-    redis::from_redis_value_ref(&map[key]).unwrap_or_else(|e| panic!("{key} is {:?}: {e}", map[key]))
+    redis::from_redis_value_ref(&map[key])
+        .unwrap_or_else(|e| panic!("{key} is {:?}: {e}", map[key]))
 }
 
 #[test]
 fn advice_is_given_and_can_be_followed() {
     let server = TestServer::start();
-    assert_eq!(server.raw().ask(&["TM.ADVISE", "post"]), "-ERR the space 'post' has no rows to judge by");
+    assert_eq!(
+        server.raw().ask(&["TM.ADVISE", "post"]),
+        "-ERR the space 'post' has no rows to judge by"
+    );
     assert_eq!(server.raw().ask(&["TM.ADVISE", "liked"]), "-ERR no such counter space 'liked'");
     let c = &mut server.connection();
     let mut pipe = redis::pipe();
     for id in 0..20_000u64 {
-        pipe.cmd("HSET").arg(format!("post:{id}")).arg(&["like", "1", "read"]).arg(id % 5000).ignore();
+        pipe.cmd("HSET")
+            .arg(format!("post:{id}"))
+            .arg(&["like", "1", "read"])
+            .arg(id % 5000)
+            .ignore();
     }
     pipe.query::<()>(c).unwrap();
-    let advice: HashMap<String, redis::Value> = redis::cmd("TM.ADVISE").arg("post").query(c).unwrap();
+    let advice: HashMap<String, redis::Value> =
+        redis::cmd("TM.ADVISE").arg("post").query(c).unwrap();
     assert!(number(&advice, "rows") >= 10_000.0);
     assert!(number(&advice, "saving") > 0.1, "{advice:?}");
     let commands: Vec<String> = redis::from_redis_value_ref(&advice["commands"]).unwrap();
@@ -241,7 +293,9 @@ fn advice_is_given_and_can_be_followed() {
     let wanted = fields.clone();
     eventually("tables are rewritten", || {
         let tables: Maps = redis::cmd("TM.TABLES").arg("post").query(c).unwrap();
-        tables.iter().all(|t| redis::from_redis_value_ref::<String>(&t["fields"]).unwrap() == wanted)
+        tables
+            .iter()
+            .all(|t| redis::from_redis_value_ref::<String>(&t["fields"]).unwrap() == wanted)
     });
     let row: Vec<i64> = redis::cmd("HVALS").arg("post:19999").query(c).unwrap();
     assert_eq!(row, [1, 0, 0, 4999]);
@@ -257,19 +311,33 @@ fn tables_tell_of_themselves() {
     }
     pipe.query::<()>(c).unwrap();
     let tables: Maps = redis::cmd("TM.TABLES").arg("post").query(c).unwrap();
-    assert_eq!(tables.iter().map(|t| number(t, "rows") + number(t, "draining_rows")).sum::<f64>(), 5000.0);
+    assert_eq!(
+        tables.iter().map(|t| number(t, "rows") + number(t, "draining_rows")).sum::<f64>(),
+        5000.0
+    );
     for table in &tables {
         assert!(number(table, "bytes") > 0.0 && number(table, "fill") <= 1.0);
         assert!(number(table, "probes_max") >= number(table, "probes_mean"));
     }
     let liked: Maps = redis::cmd("TM.TABLES").arg("liked").query(c).unwrap();
     assert_eq!(liked.iter().map(|t| number(t, "pairs")).sum::<f64>(), 5000.0);
-    assert!(liked.iter().all(|t| number(t, "measured_rate") <= 0.001 && number(t, "canaries") >= 4096.0));
+    assert!(
+        liked
+            .iter()
+            .all(|t| number(t, "measured_rate") <= 0.001 && number(t, "canaries") >= 4096.0)
+    );
     // The forecast needs a second of traffic.
     eventually("a rate", || {
-        redis::cmd("FEED.ACT").arg(&["like", "8"]).arg(fastrand::u64(0..5000)).query::<Vec<i64>>(c).unwrap();
+        redis::cmd("FEED.ACT")
+            .arg(&["like", "8"])
+            .arg(fastrand::u64(0..5000))
+            .query::<Vec<i64>>(c)
+            .unwrap();
         let spaces: Maps = redis::cmd("TM.SPACE").arg("LIST").query(c).unwrap();
-        let liked = spaces.iter().find(|s| s["name"] == redis::Value::BulkString(b"liked".to_vec())).unwrap();
+        let liked = spaces
+            .iter()
+            .find(|s| s["name"] == redis::Value::BulkString(b"liked".to_vec()))
+            .unwrap();
         number(liked, "pairs_per_s") > 0.0 && number(liked, "recycled_in_s") > 1.0
     });
     let info: String = redis::cmd("INFO").arg("tables").query(c).unwrap();

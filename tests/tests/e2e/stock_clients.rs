@@ -1,5 +1,5 @@
-//! Stock clients, as an application has them: redis-py in two generations and both protocols, redis-cli, redis-benchmark.
-//! `tests/clients/setup` installs them (`./test` calls it).
+//! Stock clients, as an application has them: redis-py in two generations and both protocols,
+//! redis-cli, redis-benchmark. `tests/clients/setup` installs them (`./test` calls it).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +11,9 @@ fn root() -> PathBuf {
 
 /// Runs a program to its end and gives what it printed; a failure shows both outputs.
 fn output(command: &mut Command) -> String {
-    let done = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}: run tests/clients/setup once"));
+    let done = command
+        .output()
+        .unwrap_or_else(|e| panic!("{command:?}: {e}: run tests/clients/setup once"));
     let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
     assert!(done.status.success(), "{command:?}: {}\n{out}\n{err}", done.status);
     out.into_owned()
@@ -25,14 +27,17 @@ fn cli(server: &TestServer, args: &[&str]) -> String {
 fn redis_py_reads_a_page_in_both_protocols() {
     let server = TestServer::start();
     for (run, (client, protocol)) in
-        [("redis-py-5", "2"), ("redis-py-5", "3"), ("redis-py-new", "2"), ("redis-py-new", "3")].iter().enumerate()
+        [("redis-py-5", "2"), ("redis-py-5", "3"), ("redis-py-new", "2"), ("redis-py-new", "3")]
+            .iter()
+            .enumerate()
     {
         let python = root().join("target/clients").join(client).join("bin/python");
-        let printed = output(Command::new(python).arg(root().join("tests/clients/redis_py.py")).args([
-            server.port().to_string().as_str(),
-            protocol,
-            &run.to_string(),
-        ]));
+        let printed =
+            output(Command::new(python).arg(root().join("tests/clients/redis_py.py")).args([
+                server.port().to_string().as_str(),
+                protocol,
+                &run.to_string(),
+            ]));
         assert!(printed.starts_with("ok "), "{client} protocol {protocol}: {printed}");
     }
 }
@@ -74,8 +79,11 @@ fn redis_benchmark_runs_pages_pings_and_pipelines() {
     let server = TestServer::start();
     let port = server.port().to_string();
     let run = |args: &[&str]| {
-        let printed =
-            output(Command::new("redis-benchmark").args(["-p", &port, "-q", "-n", "5000", "-c", "8"]).args(args));
+        let printed = output(
+            Command::new("redis-benchmark")
+                .args(["-p", &port, "-q", "-n", "5000", "-c", "8"])
+                .args(args),
+        );
         assert!(printed.contains("requests per second"), "{printed}");
         assert!(!printed.to_lowercase().contains("error"), "{printed}");
     };
@@ -127,7 +135,11 @@ fn a_like_service_moves_from_redis_by_changing_the_port() {
     let filtered = TestServer::start();
     let run = |client: &str, port: u16, kind: &str| {
         let python = root().join("target/clients").join(client).join("bin/python");
-        output(Command::new(python).arg(root().join("tests/clients/like_service.py")).args([&port.to_string(), kind]))
+        output(
+            Command::new(python)
+                .arg(root().join("tests/clients/like_service.py"))
+                .args([&port.to_string(), kind]),
+        )
     };
     let redis = crate::beside_redis::redis();
     let theirs = run("redis-py-new", redis.port, "sets");
@@ -152,8 +164,12 @@ fn free_port() -> u16 {
 
 fn started(command: &mut Command, port: u16) -> Running {
     let quiet = command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
-    let running = Running(quiet.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}: run tests/clients/setup once")));
-    tidemark_tests::eventually("it listens", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+    let running = Running(
+        quiet.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}: run tests/clients/setup once")),
+    );
+    tidemark_tests::eventually("it listens", || {
+        std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
+    });
     running
 }
 
@@ -163,7 +179,11 @@ fn the_prometheus_exporter_scrapes_without_an_error() {
     // As the user that docs/security.md recommends.
     let server = TestServer::with(|config| config.security.password = "topsecret".to_owned());
     let mut admin = server.raw();
-    admin.request(&["AUTH", "topsecret"]).expect("+OK\r\n").request(&["INCR", "post:1:like"]).expect(":1\r\n");
+    admin
+        .request(&["AUTH", "topsecret"])
+        .expect("+OK\r\n")
+        .request(&["INCR", "post:1:like"])
+        .expect(":1\r\n");
     let user = tidemark_tests::recommended_user("metrics", "m");
     admin.request(&user.iter().map(String::as_str).collect::<Vec<_>>()).expect("+OK\r\n");
     let port = free_port();
@@ -215,7 +235,10 @@ fn counters_work_behind_twemproxy() {
     );
     std::fs::write(&file, config).unwrap();
     let stats = free_port().to_string();
-    let _proxy = started(Command::new("nutcracker").arg("-c").arg(&file).args(["-s", &stats, "-a", "127.0.0.1"]), port);
+    let _proxy = started(
+        Command::new("nutcracker").arg("-c").arg(&file).args(["-s", &stats, "-a", "127.0.0.1"]),
+        port,
+    );
     let stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.set_read_timeout(Some(tidemark_tests::PATIENCE)).unwrap();
     let mut raw = tidemark_tests::Raw { stream };

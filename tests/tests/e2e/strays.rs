@@ -1,5 +1,6 @@
-//! Floods of ids near 2^64, as a broken client sends (-1, -2, ...) or a hostile one: before, among and after the traffic, from which they take neither rolling,
-//! nor the error rate, nor the horizon; and nothing that was set is forgotten. No space sets `max_ahead` here.
+//! Floods of ids near 2^64, as a broken client sends (-1, -2, ...) or a hostile one: before, among
+//! and after the traffic, from which they take neither rolling, nor the error rate, nor the
+//! horizon; and nothing that was set is forgotten. No space sets `max_ahead` here.
 
 use redis::{Connection, ConnectionLike as _, Value, cmd};
 use std::collections::HashMap;
@@ -24,16 +25,21 @@ fn number(table: &HashMap<String, Value>, name: &str) -> f64 {
     redis::from_redis_value(table[name].clone()).unwrap_or_else(|_| panic!("{name} of {table:?}"))
 }
 
-/// So many ids from the end of all, each one liked by one viewer: how many were refused, each for want of room aside.
+/// So many ids from the end of all, each one liked by one viewer: how many were refused, each for
+/// want of room aside.
 fn flood(c: &mut Connection, from: u64, to: u64) -> usize {
     let mut refused = 0;
     for first in (from..to).step_by(500) {
         let mut pipe = redis::pipe();
-        (first..to.min(first + 500)).for_each(|i| _ = pipe.cmd("PH.ADD").arg("liked").arg(i % 97).arg(u64::MAX - i));
+        (first..to.min(first + 500))
+            .for_each(|i| _ = pipe.cmd("PH.ADD").arg("liked").arg(i % 97).arg(u64::MAX - i));
         let number = pipe.cmd_iter().count();
         for reply in c.req_packed_commands(&pipe.get_packed_pipeline(), 0, number).unwrap() {
             if let Err(error) = reply.extract_error() {
-                assert!(error.to_string().contains("too many pairs with ids far ahead (max_aside)"), "{error}");
+                assert!(
+                    error.to_string().contains("too many pairs with ids far ahead (max_aside)"),
+                    "{error}"
+                );
                 refused += 1;
             }
         }
@@ -48,24 +54,34 @@ fn traffic(c: &mut Connection, from: u64, to: u64) {
         for post in first..first + 50 {
             for like in 0..LIKES {
                 let late = if like < 2 { (like + 1) * 100 } else { 0 };
-                pipe.cmd("PH.ADD").arg("liked").arg(post * LIKES + like).arg(FIRST + post.saturating_sub(late));
+                pipe.cmd("PH.ADD")
+                    .arg("liked")
+                    .arg(post * LIKES + like)
+                    .arg(FIRST + post.saturating_sub(late));
             }
         }
         pipe.query::<()>(c).unwrap();
     }
 }
 
-/// The tables are as they would be without strays: full, within the rate, as many as there may be; and all pairs above the horizon are found.
+/// The tables are as they would be without strays: full, within the rate, as many as there may be;
+/// and all pairs above the horizon are found.
 fn verify(c: &mut Connection, posts: u64, strays: u64, what: &str) {
     let all = tables(c, "liked");
     let horizon = number(&all[0], "low") as u64;
     // Six full tables, of which each has 8,000 pairs at most.
     let kept = 6 * 8000 / LIKES;
-    assert!(horizon > FIRST + posts - kept && horizon < FIRST + posts - kept / 3, "{what}: {horizon} {all:#?}");
+    assert!(
+        horizon > FIRST + posts - kept && horizon < FIRST + posts - kept / 3,
+        "{what}: {horizon} {all:#?}"
+    );
     let newest = number(&all[all.len() - 1], "low") as u64;
     assert!(newest > FIRST + posts - 1000 && newest <= FIRST + posts, "{what}: {newest}");
     for table in &all {
-        assert!(number(table, "expected_rate") <= 0.001 && number(table, "extensions") < 2.0, "{what}: {table:?}");
+        assert!(
+            number(table, "expected_rate") <= 0.001 && number(table, "extensions") < 2.0,
+            "{what}: {table:?}"
+        );
         let (measured, canaries) = (number(table, "measured_rate"), number(table, "canaries"));
         assert!(measured <= 0.001 + 5.0 * (0.001 / canaries).sqrt(), "{what}: {table:?}");
     }
@@ -74,18 +90,28 @@ fn verify(c: &mut Connection, posts: u64, strays: u64, what: &str) {
         let mut found = 0;
         for ids in ids.chunks(500) {
             let mut pipe = redis::pipe();
-            ids.iter().for_each(|(viewer, id)| _ = pipe.cmd("PH.EXISTS").arg("liked").arg(viewer).arg(id));
+            ids.iter().for_each(|(viewer, id)| {
+                _ = pipe.cmd("PH.EXISTS").arg("liked").arg(viewer).arg(id)
+            });
             let replies: Vec<Vec<Option<i64>>> = pipe.query(c).unwrap();
             found += replies.iter().filter(|reply| reply[0] == Some(1)).count() as u64;
         }
         found
     };
     let from = horizon - FIRST + 1;
-    assert_eq!(yes(c, &mut (from..posts).map(|post| (post * LIKES + 5, FIRST + post))), posts - from, "{what}");
+    assert_eq!(
+        yes(c, &mut (from..posts).map(|post| (post * LIKES + 5, FIRST + post))),
+        posts - from,
+        "{what}"
+    );
     assert_eq!(yes(c, &mut (0..strays).map(|i| (i % 97, u64::MAX - i))), strays, "{what}: strays");
     let wrong = yes(c, &mut (0..strays).map(|i| (98, u64::MAX - i)));
-    assert!(wrong as f64 <= strays as f64 * 0.001 + 5.0 * (strays as f64 * 0.001).sqrt(), "{what}: {wrong} wrong");
-    let below: Vec<Option<i64>> = cmd("PH.EXISTS").arg("liked").arg(1).arg(horizon - 1).query(c).unwrap();
+    assert!(
+        wrong as f64 <= strays as f64 * 0.001 + 5.0 * (strays as f64 * 0.001).sqrt(),
+        "{what}: {wrong} wrong"
+    );
+    let below: Vec<Option<i64>> =
+        cmd("PH.EXISTS").arg("liked").arg(1).arg(horizon - 1).query(c).unwrap();
     assert_eq!(below, [None], "{what}");
 }
 
@@ -128,7 +154,10 @@ fn hundreds_of_strays_anywhere_take_nothing_from_others() {
     traffic(c, 1000, 12_000);
     verify(c, 12_000, 0, "beside strays");
     let ids: Vec<u64> = (0..900).map(|i| (1 << 62) + i * 64).collect();
-    assert_eq!(cmd("PH.EXISTS").arg("liked").arg(7).arg(ids).query::<Vec<i64>>(c).unwrap(), [1; 900]);
+    assert_eq!(
+        cmd("PH.EXISTS").arg("liked").arg(7).arg(ids).query::<Vec<i64>>(c).unwrap(),
+        [1; 900]
+    );
 }
 
 #[test]
@@ -139,7 +168,8 @@ fn rows_of_ids_near_the_end_of_all_take_nothing_from_others() {
         let ids: Vec<u64> = ids.collect();
         for ids in ids.chunks(500) {
             let mut pipe = redis::pipe();
-            ids.iter().for_each(|id| _ = pipe.cmd("CNT.INCRBY").arg("post").arg(*id).arg("like").arg(3));
+            ids.iter()
+                .for_each(|id| _ = pipe.cmd("CNT.INCRBY").arg("post").arg(*id).arg("like").arg(3));
             pipe.query::<()>(c).unwrap();
         }
     };
@@ -151,8 +181,10 @@ fn rows_of_ids_near_the_end_of_all_take_nothing_from_others() {
     count(c, &mut good(20_000, 60_000));
     let mut before = vec![];
     eventually("the tables come to rest", || {
-        let now: Vec<_> =
-            tables(c, "post").iter().map(|t| (number(t, "low") as u64, number(t, "rows") as u64)).collect();
+        let now: Vec<_> = tables(c, "post")
+            .iter()
+            .map(|t| (number(t, "low") as u64, number(t, "rows") as u64))
+            .collect();
         std::mem::replace(&mut before, now.clone()) == now
     });
     let all = tables(c, "post");
@@ -162,14 +194,22 @@ fn rows_of_ids_near_the_end_of_all_take_nothing_from_others() {
     for table in &all[..all.len() - 1] {
         // An extension of a small table may be a third of it.
         let rows = number(table, "rows");
-        assert!(rows > 1000.0 && (rows < 10_000.0 || number(table, "bytes_per_row") < 16.0), "{table:?}");
+        assert!(
+            rows > 1000.0 && (rows < 10_000.0 || number(table, "bytes_per_row") < 16.0),
+            "{table:?}"
+        );
     }
     for id in bad(0, 6000).chain(good(0, 60_000)).step_by(7) {
-        assert_eq!(cmd("HGET").arg(format!("post:{id}")).arg("like").query::<i64>(c).unwrap(), 3, "{id}");
+        assert_eq!(
+            cmd("HGET").arg(format!("post:{id}")).arg("like").query::<i64>(c).unwrap(),
+            3,
+            "{id}"
+        );
     }
 }
 
-/// Behind an aside full of ids near 2^64 the traffic leaps, and three in ten of it are for the post of the day: it is let in, and stays through two starts.
+/// Behind an aside full of ids near 2^64 the traffic leaps, and three in ten of it are for the post
+/// of the day: it is let in, and stays through two starts.
 #[test]
 fn a_popular_post_keeps_no_traffic_out_behind_a_full_aside() {
     let server = TestServer::with(small);
@@ -184,7 +224,10 @@ fn a_popular_post_keeps_no_traffic_out_behind_a_full_aside() {
         (from..from + 500).for_each(|i| _ = pipe.cmd("PH.ADD").arg("liked").arg(i).arg(post(i)));
         let replies = c.req_packed_commands(&pipe.get_packed_pipeline(), 0, 500).unwrap();
         set.extend(
-            (from..from + 500).zip(replies).filter(|(_, reply)| reply.clone().extract_error().is_ok()).map(|p| p.0),
+            (from..from + 500)
+                .zip(replies)
+                .filter(|(_, reply)| reply.clone().extract_error().is_ok())
+                .map(|p| p.0),
         );
     }
     assert!(set.len() > 23_500, "{} of 30,000", set.len());
@@ -196,10 +239,14 @@ fn a_popular_post_keeps_no_traffic_out_behind_a_full_aside() {
             assert!(replies.iter().all(|reply| reply[0] == Some(1)), "{what}: {replies:?}");
         }
         let strays: Vec<u64> = (0..1 << 16).step_by(97).map(|i| u64::MAX - i).collect();
-        let held: Vec<Option<i64>> = cmd("PH.EXISTS").arg("liked").arg(0).arg(&strays).query(c).unwrap();
+        let held: Vec<Option<i64>> =
+            cmd("PH.EXISTS").arg("liked").arg(0).arg(&strays).query(c).unwrap();
         assert_eq!(held, vec![Some(1); strays.len()], "{what}: strays");
         let all = tables(c, "liked");
-        assert!(number(&all[all.len() - 1], "low") as u64 > there, "{what}: tables follow the traffic: {all:#?}");
+        assert!(
+            number(&all[all.len() - 1], "low") as u64 > there,
+            "{what}: tables follow the traffic: {all:#?}"
+        );
     };
     verify(c, "at once");
     let server = server.restart();

@@ -26,7 +26,8 @@ fn count(table: &Table, name: &str) -> u64 {
     table[name].parse().unwrap_or_else(|_| panic!("{name} of {table:?}"))
 }
 
-/// Posts as they come, one in twenty late; one value in fifty does not fit, some are negative; some rows are deleted again.
+/// Posts as they come, one in twenty late; one value in fifty does not fit, some are negative; some
+/// rows are deleted again.
 fn load(c: &mut redis::Connection, rng: &mut fastrand::Rng, posts: u64) -> BTreeMap<u64, [i64; 4]> {
     let mut rows = BTreeMap::new();
     let mut pipe = redis::pipe();
@@ -61,11 +62,16 @@ fn every_figure_is_that_of_the_rows() {
     let c = &mut server.connection();
     let mut rng = fastrand::Rng::with_seed(5);
     let rows = load(c, &mut rng, 40_000);
-    // What is rewritten in the background counts in two tables meanwhile; when nothing has been for a while nothing will be.
+    // What is rewritten in the background counts in two tables meanwhile; when nothing has been for
+    // a while nothing will be.
     let (mut all, mut still) = (tables(c), 0);
     eventually("the tables come to rest", || {
         let before = std::mem::replace(&mut all, tables(c));
-        still = if before == all && all.iter().all(|t| count(t, "draining_bytes") == 0) { still + 1 } else { 0 };
+        still = if before == all && all.iter().all(|t| count(t, "draining_bytes") == 0) {
+            still + 1
+        } else {
+            0
+        };
         still == 40
     });
     assert!(all.len() > 8, "{} tables", all.len());
@@ -86,13 +92,20 @@ fn every_figure_is_that_of_the_rows() {
         let (capacity, fill) = (number(table, "capacity"), number(table, "fill"));
         assert!((fill - (n - extended) as f64 / capacity).abs() < 1e-3 && fill <= 1.0, "{table:?}");
         // Aux: the values that do not fit.
-        let wide = here.flat_map(|(_, row)| row.iter().zip(WIDTHS)).filter(|(v, w)| escapes(**v, *w)).count() as u64;
+        let wide = here
+            .flat_map(|(_, row)| row.iter().zip(WIDTHS))
+            .filter(|(v, w)| escapes(**v, *w))
+            .count() as u64;
         assert_eq!(count(table, "aux_entries"), wide, "{table:?}");
         assert!(count(table, "aux_bytes") >= wide * 8, "{table:?}");
         // Extend.
-        assert!(extended * 100 <= n && (extended == 0 || count(table, "extend_bytes") > extended * 8), "{table:?}");
+        assert!(
+            extended * 100 <= n && (extended == 0 || count(table, "extend_bytes") > extended * 8),
+            "{table:?}"
+        );
         // Probes: what the dictionary holds was looked for in seven buckets and one more.
-        let (mean, p99, max) = (number(table, "probes_mean"), count(table, "probes_p99"), count(table, "probes_max"));
+        let (mean, p99, max) =
+            (number(table, "probes_mean"), count(table, "probes_p99"), count(table, "probes_max"));
         if n == 0 {
             assert_eq!((mean, p99, max), (0.0, 0, 0), "{table:?}");
         } else {
@@ -104,33 +117,52 @@ fn every_figure_is_that_of_the_rows() {
         let beside = number(table, "aux_bytes") + number(table, "extend_bytes");
         assert!(bytes - beside >= capacity * number(table, "slot_bits") / 8.0, "{table:?}");
         // And what a table has one of: stripes, shards, the rest of a page.
-        assert!(bytes - beside <= capacity * number(table, "slot_bits") / 8.0 * 1.2 + 8192.0, "{table:?}");
-        assert!((number(table, "bytes_per_row") - bytes / n.max(1) as f64).abs() < 0.01, "{table:?}");
+        assert!(
+            bytes - beside <= capacity * number(table, "slot_bits") / 8.0 * 1.2 + 8192.0,
+            "{table:?}"
+        );
+        assert!(
+            (number(table, "bytes_per_row") - bytes / n.max(1) as f64).abs() < 0.01,
+            "{table:?}"
+        );
         assert_eq!(table["fields"], "like:12 repost:8 comment:8 read:16");
     }
     assert_eq!(all.iter().map(|t| count(t, "rows")).sum::<u64>(), rows.len() as u64);
-    let (full, extended) =
-        (all.iter().any(|t| number(t, "fill") > 0.85), all.iter().any(|t| count(t, "extend_rows") > 0));
+    let (full, extended) = (
+        all.iter().any(|t| number(t, "fill") > 0.85),
+        all.iter().any(|t| count(t, "extend_rows") > 0),
+    );
     assert!(full && extended, "there is something to tell: {all:?}");
 
     // INFO says the same, and the space's own figures are their sums.
     let info: String = redis::cmd("INFO").arg("tables").query(c).unwrap();
     for (i, table) in all.iter().enumerate() {
         let head = format!("table_post_{i}:");
-        let line = info.lines().find_map(|line| line.strip_prefix(&head)).unwrap_or_else(|| panic!("{head} in {info}"));
-        let said: Vec<(&str, &str)> = line.split(',').filter_map(|field| field.split_once('=')).collect();
+        let line = info
+            .lines()
+            .find_map(|line| line.strip_prefix(&head))
+            .unwrap_or_else(|| panic!("{head} in {info}"));
+        let said: Vec<(&str, &str)> =
+            line.split(',').filter_map(|field| field.split_once('=')).collect();
         let names = "low last rows fill probes_mean probes_p99 probes_max aux_entries aux_bytes extend_rows extend_bytes bytes bytes_per_row";
         assert!(said.iter().map(|field| field.0).eq(names.split(' ')), "{line}");
         for (name, value) in said {
             let same = value == table[name]
-                || (value.parse::<f64>().unwrap() - number(table, name)).abs() <= 0.006 && value.contains('.');
+                || (value.parse::<f64>().unwrap() - number(table, name)).abs() <= 0.006
+                    && value.contains('.');
             assert!(same, "{name}: {value} and {}", table[name]);
         }
     }
     let spaces: String = redis::cmd("INFO").arg("spaces").query(c).unwrap();
-    let line = spaces.lines().find_map(|line| line.strip_prefix("counter_post:")).unwrap_or_else(|| panic!("{spaces}"));
-    let of_space: HashMap<&str, u64> =
-        line.split(',').filter_map(|f| f.split_once('=')).map(|(name, n)| (name, n.parse().unwrap())).collect();
+    let line = spaces
+        .lines()
+        .find_map(|line| line.strip_prefix("counter_post:"))
+        .unwrap_or_else(|| panic!("{spaces}"));
+    let of_space: HashMap<&str, u64> = line
+        .split(',')
+        .filter_map(|f| f.split_once('='))
+        .map(|(name, n)| (name, n.parse().unwrap()))
+        .collect();
     assert_eq!((of_space["rows"], of_space["tables"]), (rows.len() as u64, all.len() as u64));
     let bytes: u64 = all.iter().map(|t| count(t, "bytes")).sum();
     let taken = of_space["memory_bytes"];

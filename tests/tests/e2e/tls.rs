@@ -1,4 +1,5 @@
-//! TLS: the port that speaks it, with stock clients and our own; certificates of clients; new certificates while it runs.
+//! TLS: the port that speaks it, with stock clients and our own; certificates of clients; new
+//! certificates while it runs.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -35,7 +36,9 @@ impl Authority {
     /// A certificate for this machine, as `name`.pem and `name`.key.
     fn sign(&self, name: &str) {
         let key = rcgen::KeyPair::generate().unwrap();
-        let mut params = rcgen::CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+        let mut params =
+            rcgen::CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()])
+                .unwrap();
         params.distinguished_name.push(rcgen::DnType::CommonName, name);
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
         std::fs::write(self.path(&format!("{name}.pem")), certificate.pem()).unwrap();
@@ -48,8 +51,16 @@ impl Authority {
         let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
         Settings {
             port,
-            cert_file: if name.is_empty() { String::new() } else { text(self.path(&format!("{name}.pem"))) },
-            key_file: if name.is_empty() { String::new() } else { text(self.path(&format!("{name}.key"))) },
+            cert_file: if name.is_empty() {
+                String::new()
+            } else {
+                text(self.path(&format!("{name}.pem")))
+            },
+            key_file: if name.is_empty() {
+                String::new()
+            } else {
+                text(self.path(&format!("{name}.key")))
+            },
             ca_file: text(self.path("ca.pem")),
             auth_clients,
         }
@@ -76,9 +87,15 @@ fn client(authority: &Authority, name: &str) -> Tls {
     tls
 }
 
-fn redis_cli(port: u16, authority: &Authority, certificate: Option<&str>, command: &[&str]) -> String {
+fn redis_cli(
+    port: u16,
+    authority: &Authority,
+    certificate: Option<&str>,
+    command: &[&str],
+) -> String {
     let mut cli = Command::new("redis-cli");
-    cli.args(["-h", "localhost", "-p", &port.to_string(), "--tls", "--cacert"]).arg(authority.path("ca.pem"));
+    cli.args(["-h", "localhost", "-p", &port.to_string(), "--tls", "--cacert"])
+        .arg(authority.path("ca.pem"));
     if let Some(name) = certificate {
         cli.arg("--cert").arg(authority.path(&format!("{name}.pem")));
         cli.arg("--key").arg(authority.path(&format!("{name}.key")));
@@ -125,12 +142,16 @@ fn a_certificate_is_asked_of_clients() {
         authority.sign(name);
     }
     stranger.sign("client");
-    for (ask_for, without, with_other) in
-        [(AuthClients::Yes, false, false), (AuthClients::Optional, true, false), (AuthClients::No, true, true)]
-    {
+    for (ask_for, without, with_other) in [
+        (AuthClients::Yes, false, false),
+        (AuthClients::Optional, true, false),
+        (AuthClients::No, true, true),
+    ] {
         let settings = authority.settings("server", ask_for);
         let server = server(&settings);
-        let is_let_in = |tls: &Tls| ask(tls, settings.port, b"PING\r\n", 7).is_ok_and(|reply| reply == b"+PONG\r\n");
+        let is_let_in = |tls: &Tls| {
+            ask(tls, settings.port, b"PING\r\n", 7).is_ok_and(|reply| reply == b"+PONG\r\n")
+        };
         assert_eq!(is_let_in(&client(&authority, "")), without, "{ask_for:?}");
         assert!(is_let_in(&client(&authority, "client")), "{ask_for:?}");
         // Trusts our authority, shows a certificate of another.
@@ -157,14 +178,22 @@ fn certificates_are_exchanged_while_it_runs() {
     let set = |pairs: &[&str]| server.raw().ask(&[&["CONFIG", "SET"], pairs].concat());
     let path = |name: &str| new.path(name).to_str().unwrap().to_owned();
     // What cannot be read, or does not fit together, changes nothing.
-    for pairs in
-        [["tls-cert-file", "/nonexistent"], ["tls-cert-file", &path("server.pem")], ["tls-key-file", "/dev/null"]]
-    {
+    for pairs in [
+        ["tls-cert-file", "/nonexistent"],
+        ["tls-cert-file", &path("server.pem")],
+        ["tls-key-file", "/dev/null"],
+    ] {
         let reply = set(&pairs);
-        assert!(reply.starts_with("-ERR CONFIG SET failed (possibly related to argument 'tls-"), "{reply}");
+        assert!(
+            reply.starts_with("-ERR CONFIG SET failed (possibly related to argument 'tls-"),
+            "{reply}"
+        );
     }
     assert!(is_let_in(&trusts_old));
-    assert_eq!(set(&["tls-cert-file", &path("server.pem"), "tls-key-file", &path("server.key")]), "+OK");
+    assert_eq!(
+        set(&["tls-cert-file", &path("server.pem"), "tls-key-file", &path("server.key")]),
+        "+OK"
+    );
     assert!(is_let_in(&trusts_new) && !is_let_in(&trusts_old));
     // The same names, new files.
     let newest = Authority::new();
@@ -185,29 +214,37 @@ fn a_handshake_that_does_not_come_is_ended() {
     let server = server(&settings);
     // Nothing, the beginning of a hello, something else, and a whole hello followed by silence.
     let hello = [&[0x16, 3, 1, 2, 0][..], &[1; 100]].concat();
-    let streams: Vec<TcpStream> = [&b""[..], &hello, b"PING\r\n", b"*1\r\n$4\r\nPING\r\n", &[0xff; 3000]]
-        .iter()
-        .map(|bytes| {
-            let mut stream = TcpStream::connect(("127.0.0.1", settings.port)).unwrap();
-            let _ = stream.write_all(bytes);
-            stream
-        })
-        .collect();
+    let streams: Vec<TcpStream> =
+        [&b""[..], &hello, b"PING\r\n", b"*1\r\n$4\r\nPING\r\n", &[0xff; 3000]]
+            .iter()
+            .map(|bytes| {
+                let mut stream = TcpStream::connect(("127.0.0.1", settings.port)).unwrap();
+                let _ = stream.write_all(bytes);
+                stream
+            })
+            .collect();
     assert_eq!(redis_cli(settings.port, &authority, None, &["PING"]), "PONG\n");
     for mut stream in streams {
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let mut rest = Vec::new();
         let outcome = stream.read_to_end(&mut rest);
-        assert!(outcome.is_ok() || outcome.is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionReset));
+        assert!(
+            outcome.is_ok()
+                || outcome.is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionReset)
+        );
         // An alert of TLS at most, nothing of RESP.
         assert!(rest.is_empty() || rest[0] == 0x15, "{rest:?}");
     }
     eventually("all have gone", || {
-        let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).unwrap();
+        let list: String =
+            redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).unwrap();
         list.lines().count() == 1
     });
     let info: String = redis::cmd("INFO").arg("stats").query(&mut server.connection()).unwrap();
-    assert!(info.lines().any(|l| l.strip_prefix("tls_handshakes_failed:").is_some_and(|n| n != "0")), "{info}");
+    assert!(
+        info.lines().any(|l| l.strip_prefix("tls_handshakes_failed:").is_some_and(|n| n != "0")),
+        "{info}"
+    );
 }
 
 #[test]
@@ -226,7 +263,8 @@ fn a_server_without_its_certificates_does_not_start() {
         let mut config = tidemark_server::config::Config { tls: settings, ..Default::default() };
         config.durability.dir = folder.path().to_owned();
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let error = tidemark_server::start(config, listener).err().expect("it must not start").to_string();
+        let error =
+            tidemark_server::start(config, listener).err().expect("it must not start").to_string();
         assert!(error.starts_with("tls: "), "{error}");
     }
 }
@@ -241,7 +279,8 @@ fn a_replica_follows_over_tls_and_only_whom_it_trusts() {
         TestServer::with(|config| {
             config.tls = of.settings("server", AuthClients::Yes);
             config.replication.tls = true;
-            (config.replication.master_user, config.replication.master_auth) = ("copy".to_owned(), "pw".to_owned());
+            (config.replication.master_user, config.replication.master_auth) =
+                ("copy".to_owned(), "pw".to_owned());
         })
     };
     let mut at_master = master.connection();
@@ -261,15 +300,20 @@ fn a_replica_follows_over_tls_and_only_whom_it_trusts() {
     follow(&follows, settings.port);
     eventually("it has everything", || {
         // Clients are disconnected while the data set takes the place of the empty one.
-        let Ok(mut connection) = redis::Client::open(follows.url()).unwrap().get_connection() else { return false };
-        let last: Result<Option<u64>, _> = redis::cmd("HGET").arg("post:19999").arg("like").query(&mut connection);
+        let Ok(mut connection) = redis::Client::open(follows.url()).unwrap().get_connection()
+        else {
+            return false;
+        };
+        let last: Result<Option<u64>, _> =
+            redis::cmd("HGET").arg("post:19999").arg("like").query(&mut connection);
         last == Ok(Some(20_000))
     });
     redis::cmd("HSET").arg("post:1").arg("like").arg(77).query::<()>(&mut at_master).unwrap();
     assert_eq!(redis::cmd("WAIT").arg(1).arg(5000).query::<u64>(&mut at_master).unwrap(), 1);
     let says = |replica: &TestServer, what: &str| {
         let connection = redis::Client::open(replica.url()).unwrap().get_connection().ok();
-        let error = connection.and_then(|mut c| crate::replication::info(&mut c, "master_link_error"));
+        let error =
+            connection.and_then(|mut c| crate::replication::info(&mut c, "master_link_error"));
         error.is_some_and(|e| e.to_lowercase().contains(what))
     };
     let stranger = Authority::new();
@@ -278,7 +322,10 @@ fn a_replica_follows_over_tls_and_only_whom_it_trusts() {
     follow(&refuses, settings.port);
     eventually("it does not trust that master", || says(&refuses, "certificate"));
     // A certificate is no password.
-    redis::cmd("ACL").arg(&["SETUSER", "copy", "resetpass", ">other"]).query::<()>(&mut at_master).unwrap();
+    redis::cmd("ACL")
+        .arg(&["SETUSER", "copy", "resetpass", ">other"])
+        .query::<()>(&mut at_master)
+        .unwrap();
     let mistaken = replica(&authority);
     follow(&mistaken, settings.port);
     eventually("it has no password", || says(&mistaken, "wrongpass"));

@@ -8,8 +8,8 @@ fn int(c: &mut Connection, words: &[&str]) -> i64 {
     cmd(words[0]).arg(&words[1..]).query(c).unwrap()
 }
 
-/// Writers on other connections raise two rows, never together; a transaction that reads both, writes both and reads both again
-/// must find its own sums. Run with several workers.
+/// Writers on other connections raise two rows, never together; a transaction that reads both,
+/// writes both and reads both again must find its own sums. Run with several workers.
 #[test]
 fn nothing_comes_between_the_commands_of_a_transaction() {
     let server = TestServer::with(|config| config.server.workers = 4);
@@ -23,7 +23,11 @@ fn nothing_comes_between_the_commands_of_a_transaction() {
                 while !done.load(Ordering::Relaxed) {
                     i += 1;
                     let mut pipe = redis::pipe();
-                    pipe.cmd("HINCRBY").arg(format!("post:{}", 10 + i % 2)).arg("like").arg(1).ignore();
+                    pipe.cmd("HINCRBY")
+                        .arg(format!("post:{}", 10 + i % 2))
+                        .arg("like")
+                        .arg(1)
+                        .ignore();
                     pipe.cmd("FEED.ACT").arg("repost").arg(i).arg(10).ignore();
                     pipe.query::<()>(&mut c).unwrap();
                 }
@@ -51,7 +55,8 @@ fn nothing_comes_between_the_commands_of_a_transaction() {
     });
 }
 
-/// Commands that by themselves keep all other writers out do not wait for the transaction that they are in.
+/// Commands that by themselves keep all other writers out do not wait for the transaction that they
+/// are in.
 #[test]
 fn commands_on_many_keys_do_not_wait_for_their_own_transaction() {
     let server = TestServer::start();
@@ -68,7 +73,8 @@ fn commands_on_many_keys_do_not_wait_for_their_own_transaction() {
             raw.request(&request.split(' ').collect::<Vec<_>>()).expect("+QUEUED\r\n");
         }
         let new = if round == "1" { ":1" } else { ":0" };
-        raw.request(&["EXEC"]).expect(&format!("*5\r\n:1\r\n+OK\r\n{new}\r\n:1\r\n*2\r\n$1\r\n5\r\n$1\r\n8\r\n"));
+        raw.request(&["EXEC"])
+            .expect(&format!("*5\r\n:1\r\n+OK\r\n{new}\r\n:1\r\n*2\r\n$1\r\n5\r\n$1\r\n8\r\n"));
     }
     // Nor does anybody else after it.
     server.raw().request(&["INCR", "post:1:like"]).expect(":6\r\n");
@@ -88,7 +94,11 @@ fn a_watched_counter_loses_no_addition() {
                         cmd("WATCH").arg("post:5:like").query::<()>(&mut c).unwrap();
                         let now: Option<i64> = cmd("GET").arg("post:5:like").query(&mut c).unwrap();
                         let mut pipe = redis::pipe();
-                        pipe.atomic().cmd("SET").arg("post:5:like").arg(now.unwrap_or(0) + 1).ignore();
+                        pipe.atomic()
+                            .cmd("SET")
+                            .arg("post:5:like")
+                            .arg(now.unwrap_or(0) + 1)
+                            .ignore();
                         if pipe.query::<Option<()>>(&mut c).unwrap().is_some() {
                             break;
                         }
@@ -158,9 +168,12 @@ fn every_change_of_a_watched_key_is_noticed() {
             let reply = own.line();
             // What was done already changes nothing the second time.
             let repeated = !by_other
-                && ["FEED", "PH.", "BF.", "CF.DEL", "CF.ADD", "SADD", "SREM", "ROLL", "ALTER", "DEL", "HSETNX"]
-                    .iter()
-                    .any(|c| change.contains(c));
+                && [
+                    "FEED", "PH.", "BF.", "CF.DEL", "CF.ADD", "SADD", "SREM", "ROLL", "ALTER",
+                    "DEL", "HSETNX",
+                ]
+                .iter()
+                .any(|c| change.contains(c));
             if repeated && reply == "*1" {
                 assert_eq!(own.line(), "+PONG");
             } else {
@@ -176,8 +189,8 @@ fn every_change_of_a_watched_key_is_noticed() {
     own.request(&["EXEC"]).expect("*1\r\n+PONG\r\n");
 }
 
-/// A crash at any moment leaves all of a transaction or nothing: copies of the data folder are taken while transactions move likes from
-/// one row to another, and each copy is started.
+/// A crash at any moment leaves all of a transaction or nothing: copies of the data folder are
+/// taken while transactions move likes from one row to another, and each copy is started.
 #[test]
 fn a_crash_leaves_all_of_a_transaction_or_nothing() {
     let server = TestServer::with(|config| {
@@ -196,7 +209,11 @@ fn a_crash_leaves_all_of_a_transaction_or_nothing() {
                     pipe.atomic();
                     let n = random.i64(1..100);
                     for (key, sign) in [(random.u64(..50), 1), (random.u64(..50), -1)] {
-                        pipe.cmd("HINCRBY").arg(format!("post:{key}")).arg("like").arg(sign * n).ignore();
+                        pipe.cmd("HINCRBY")
+                            .arg(format!("post:{key}"))
+                            .arg("like")
+                            .arg(sign * n)
+                            .ignore();
                     }
                     pipe.query::<()>(&mut c).unwrap();
                     // And changes of the same rows beside them.
@@ -215,7 +232,8 @@ fn a_crash_leaves_all_of_a_transaction_or_nothing() {
             let mut c = copy.connection();
             let mut sum = 0;
             for key in 0..50 {
-                let like: Option<i64> = cmd("HGET").arg(format!("post:{key}")).arg("like").query(&mut c).unwrap();
+                let like: Option<i64> =
+                    cmd("HGET").arg(format!("post:{key}")).arg("like").query(&mut c).unwrap();
                 sum += like.unwrap_or(0);
             }
             assert_eq!(sum, 0, "half a transaction");
@@ -235,7 +253,8 @@ fn limits_hold_and_are_named() {
     let long = "x".repeat(600);
     let error = raw.ask(&["ECHO", &long]);
     assert_eq!(error, "-ERR a transaction may take 1000 bytes (max_transaction_bytes)");
-    raw.request(&["EXEC"]).expect("-EXECABORT Transaction discarded because of previous errors.\r\n");
+    raw.request(&["EXEC"])
+        .expect("-EXECABORT Transaction discarded because of previous errors.\r\n");
     raw.request(&["WATCH", "post:1", "post:2"]).expect("+OK\r\n");
     assert_eq!(raw.ask(&["WATCH", "post:3"]), "-ERR a client may watch 2 keys (max_watched_keys)");
     // Commands whose reply comes later are refused when they are queued.
@@ -287,32 +306,49 @@ fn changes_that_fit_no_batch_of_the_log_are_refused_before_the_first_is_made() {
     };
     for name in ["MSET", "MSETNX"] {
         let error = format!("{:?}", set(name, ROWS).query::<()>(&mut c).unwrap_err());
-        assert!(error.contains("changes that belong together may take 62914560 bytes of the log"), "{error}");
+        assert!(
+            error.contains("changes that belong together may take 62914560 bytes of the log"),
+            "{error}"
+        );
     }
     // The client's library cannot read an EXEC that fails as a whole.
     let mut raw = server.raw();
     raw.request(&["MULTI"]);
     assert_eq!(raw.take(5), "+OK\r\n");
     for some in 0..ROWS / 1000 {
-        (0..1000).for_each(|i| _ = raw.request(&["HINCRBY", &format!("post:{}", some * 1000 + i), "like", "1"]));
+        (0..1000).for_each(|i| {
+            _ = raw.request(&["HINCRBY", &format!("post:{}", some * 1000 + i), "like", "1"])
+        });
         assert_eq!(raw.take(9 * 1000), "+QUEUED\r\n".repeat(1000));
     }
     let error = raw.request(&["EXEC"]).line();
-    assert!(error.starts_with("-EXECABORT Transaction discarded because of: changes that belong together"), "{error}");
+    assert!(
+        error.starts_with(
+            "-EXECABORT Transaction discarded because of: changes that belong together"
+        ),
+        "{error}"
+    );
     assert_eq!(int(&mut c, &["DBSIZE"]), 0, "a refused change was made");
     // As many changes of fewer rows do fit.
     set("MSET", 1000).query::<()>(&mut c).unwrap();
     assert_eq!(int(&mut c, &["DBSIZE"]), 1000);
 }
 
-/// A connection that goes back to its pool after EXECABORT is in no transaction any more: what is sent then is done.
+/// A connection that goes back to its pool after EXECABORT is in no transaction any more: what is
+/// sent then is done.
 #[test]
 fn an_exec_that_is_refused_ends_the_transaction() {
     let server = TestServer::start();
     let (mut admin, mut raw) = (server.raw(), server.raw());
     admin.request(&["ACL", "SETUSER", "u", "on", "nopass", "~*", "+@all"]).expect("+OK\r\n");
-    raw.request(&["AUTH", "u", "x"]).expect("+OK\r\n").request(&["WATCH", "post:1"]).expect("+OK\r\n");
-    raw.request(&["MULTI"]).expect("+OK\r\n").request(&["INCR", "post:1:like"]).expect("+QUEUED\r\n");
+    raw.request(&["AUTH", "u", "x"])
+        .expect("+OK\r\n")
+        .request(&["WATCH", "post:1"])
+        .expect("+OK\r\n");
+    raw.request(&["MULTI"])
+        .expect("+OK\r\n")
+        .request(&["INCR", "post:1:like"])
+        .expect("+QUEUED\r\n");
     admin.request(&["ACL", "SETUSER", "u", "-exec"]).expect("+OK\r\n");
     let reply = raw.ask(&["EXEC"]);
     assert!(reply.starts_with("-EXECABORT Transaction discarded because of: NOPERM"), "{reply}");
@@ -329,15 +365,24 @@ fn info_in_a_transaction_waits_for_nobody() {
     let (info,): (String,) = redis::pipe().atomic().cmd("INFO").query(&mut c).unwrap();
     assert!(info.contains("log_queue_bytes:"), "{info}");
     let mut all = redis::pipe();
-    all.atomic().cmd("INCR").arg("post:1:like").cmd("INFO").arg("everything").cmd("INCR").arg("post:2:like");
+    all.atomic()
+        .cmd("INCR")
+        .arg("post:1:like")
+        .cmd("INFO")
+        .arg("everything")
+        .cmd("INCR")
+        .arg("post:2:like");
     let (one, info, two): (i64, String, i64) = all.query(&mut c).unwrap();
     assert!((one, two) == (1, 1) && info.contains("log_queue_bytes:"), "{info}");
     // Nor does anybody wait for it.
-    cmd("MSET").arg(&["post:1:read", "1", "post:2:read", "1"]).query::<()>(&mut server.connection()).unwrap();
+    cmd("MSET")
+        .arg(&["post:1:read", "1", "post:2:read", "1"])
+        .query::<()>(&mut server.connection())
+        .unwrap();
 }
 
-/// Any number of commands about the server fits into a transaction, and others wait for all of them: after a while those are refused, and what
-/// is about data is still done.
+/// Any number of commands about the server fits into a transaction, and others wait for all of
+/// them: after a while those are refused, and what is about data is still done.
 #[test]
 fn commands_about_the_server_do_not_keep_others_out_for_long() {
     let server = TestServer::start();

@@ -1,4 +1,5 @@
-//! The contract of Weibo's own clients: rows as text on bare ids, cells beside them, MINCR, the bf verbs, and the words of errors.
+//! The contract of Weibo's own clients: rows as text on bare ids, cells beside them, MINCR, the bf
+//! verbs, and the words of errors.
 
 use tidemark_server::config::{Counter, Existence};
 use tidemark_tests::{Raw, TestServer};
@@ -63,7 +64,10 @@ fn rows_are_texts_and_cells_are_numbers() {
         ("GET 44", "$26\r\nrepost:20,like:0,comment:1\r\n"),
         ("DEL 44", ":1\r\n"),
         ("GET 44", "$0\r\n\r\n"),
-        ("HGETALL 1", "*6\r\n$6\r\nrepost\r\n$1\r\n0\r\n$4\r\nlike\r\n$1\r\n2\r\n$7\r\ncomment\r\n$1\r\n0\r\n"),
+        (
+            "HGETALL 1",
+            "*6\r\n$6\r\nrepost\r\n$1\r\n0\r\n$4\r\nlike\r\n$1\r\n2\r\n$7\r\ncomment\r\n$1\r\n0\r\n",
+        ),
     ] {
         says(&mut raw, request, reply);
     }
@@ -107,7 +111,8 @@ fn a_space_without_members_has_bare_ids() {
         }];
     });
     let mut raw = server.raw();
-    let none = "ERR the space 'seen' has no members: its ids are set or not (BFSET, BFGET, EXISTS, DEL)";
+    let none =
+        "ERR the space 'seen' has no members: its ids are set or not (BFSET, BFGET, EXISTS, DEL)";
     for (request, reply) in [
         ("BFGET 44", ":0"),
         ("EXISTS 44", ":0"),
@@ -137,7 +142,11 @@ fn a_space_without_members_has_bare_ids() {
         "PH.ADD seen 7 44",
         "PH.EXISTS seen 7 44",
     ] {
-        assert_eq!(raw.ask(&request.split(' ').collect::<Vec<_>>()), format!("-{none}"), "{request}");
+        assert_eq!(
+            raw.ask(&request.split(' ').collect::<Vec<_>>()),
+            format!("-{none}"),
+            "{request}"
+        );
     }
     let server = server.restart();
     let mut raw = server.raw();

@@ -1,6 +1,7 @@
-//! Reads while writers work at full speed on the same table, one reader and one writer on each core; every row's fields must agree. And what
-//! the machine itself takes from a reader when its other core works: with arithmetic only, or with as many plain writes of as many
-//! lines of other memory, which no reader looks at.
+//! Reads while writers work at full speed on the same table, one reader and one writer on each
+//! core; every row's fields must agree. And what the machine itself takes from a reader when its
+//! other core works: with arithmetic only, or with as many plain writes of as many lines of other
+//! memory, which no reader looks at.
 
 use crate::floor::Floor;
 use crate::{BATCH, Tidemark, median, post};
@@ -30,19 +31,22 @@ struct Reads {
 }
 
 impl Tidemark {
-    /// Reads random rows; how many, in how much processor time, and how many of them had fields that do not agree.
+    /// Reads random rows; how many, in how much processor time, and how many of them had fields
+    /// that do not agree.
     fn read_until(&self, seed: u64, stop: &AtomicBool) -> (u64, u64, u64) {
         let mut rng = fastrand::Rng::with_seed(seed);
         let (mut out, mut found) = (Vec::new(), Vec::new());
         let (begin, mut rows, mut torn) = (cpu_ns(), 0, 0);
         while !stop.load(Relaxed) {
             for _ in 0..50 {
-                let ids: [u64; BATCH] = std::array::from_fn(|_| post(self.first + rng.u64(0..self.rows)));
+                let ids: [u64; BATCH] =
+                    std::array::from_fn(|_| post(self.first + rng.u64(0..self.rows)));
                 out.clear();
                 found.clear();
                 self.space.get_batch(&ids, &mut out, &mut found);
                 rows += BATCH as u64;
-                torn += out.chunks_exact(4).filter(|row| row.iter().any(|v| *v != row[0])).count() as u64;
+                torn += out.chunks_exact(4).filter(|row| row.iter().any(|v| *v != row[0])).count()
+                    as u64;
                 torn += found.iter().filter(|found| !**found).count() as u64;
             }
         }
@@ -68,7 +72,8 @@ impl Tidemark {
             Beside::Spinner => 1,
         };
         let start = Barrier::new((readers + writers + 1) as usize);
-        let (rows, cpu, torn, writes) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+        let (rows, cpu, torn, writes) =
+            (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
         std::thread::scope(|scope| {
             for seed in 0..readers {
                 let (start, stop, rows, cpu, torn) = (&start, &stop, &rows, &cpu, &torn);
@@ -87,7 +92,9 @@ impl Tidemark {
                     let done = match beside {
                         Beside::Writers(_) => self.write_until(100 + seed, stop),
                         Beside::Spinner => spin_until(stop),
-                        Beside::Plain(floor, of, rate) => write_plainly_until(floor, rate / of as f64, seed, stop),
+                        Beside::Plain(floor, of, rate) => {
+                            write_plainly_until(floor, rate / of as f64, seed, stop)
+                        }
                     };
                     writes.fetch_add(done, Relaxed);
                 });
@@ -104,8 +111,9 @@ impl Tidemark {
         }
     }
 
-    /// Prints what writes take from reads: on one core each, and with both on both cores; and what other work takes. What is compared is
-    /// measured one right after the other: a ratio is the median of those within rounds.
+    /// Prints what writes take from reads: on one core each, and with both on both cores; and what
+    /// other work takes. What is compared is measured one right after the other: a ratio is the
+    /// median of those within rounds.
     pub(crate) fn print_reads_beside_writes(&self, rounds: usize, floor: &Floor) {
         let time = Duration::from_millis(1500);
         const NAMES: [&str; 7] = [
@@ -150,7 +158,8 @@ impl Tidemark {
         for (i, name) in NAMES.iter().enumerate() {
             print!("{name:44} {:6.2}", median(rates[i].clone()));
             if !ALONE.contains(&i) {
-                let (least, most) = shares[i].iter().fold((f64::MAX, 0.0f64), |(a, b), s| (a.min(*s), b.max(*s)));
+                let (least, most) =
+                    shares[i].iter().fold((f64::MAX, 0.0f64), |(a, b), s| (a.min(*s), b.max(*s)));
                 print!(", {:3.0} % of alone ({least:.0} to {most:.0})", median(shares[i].clone()));
             }
             match median(writes[i].clone()) {

@@ -1,4 +1,5 @@
-//! What memory alone takes: the lines that our table would touch, fetched in the same order, and nothing looked up in them.
+//! What memory alone takes: the lines that our table would touch, fetched in the same order, and
+//! nothing looked up in them.
 
 use crate::{BATCH, mix};
 use rolling::Words;
@@ -39,8 +40,9 @@ impl Floor {
         self.words[at].load(Relaxed) ^ self.words[at + 8].load(Relaxed)
     }
 
-    /// Both lines of one bucket per id, all asked for first; then both lines of a second one for some, whose place depends on what was read.
-    /// `buckets_per_row`: how many a lookup touches in the mean, 1 to 2.
+    /// Both lines of one bucket per id, all asked for first; then both lines of a second one for
+    /// some, whose place depends on what was read. `buckets_per_row`: how many a lookup touches in
+    /// the mean, 1 to 2.
     pub(crate) fn fetch_batch(&self, ids: &[u64], buckets_per_row: f64) -> u64 {
         let onward = ((buckets_per_row - 1.0) * 65_536.0) as u64;
         let (mut places, mut seconds) = ([0; BATCH], [0; 2 * BATCH]);

@@ -1,15 +1,19 @@
-//! Batches of 20 random lookups in a table far beyond the cache, beside two peers of the same size and beside what memory alone takes,
-//! round by round in one run; then reads while writers work at full speed.
+//! Batches of 20 random lookups in a table far beyond the cache, beside two peers of the same size
+//! and beside what memory alone takes, round by round in one run; then reads while writers work at
+//! full speed.
 //!
 //! `cargo run --release -p tidemark-bench --bin counter_lookup -- [--megabytes 1024]`
 //!
 //! - *tidemark*: `Space::get_batch`, schema like:12 repost:8 comment:8 read:16.
-//! - *floor*: the lines which that touches, fetched in the same order, nothing looked up (`floor.rs`).
+//! - *floor*: the lines which that touches, fetched in the same order, nothing looked up
+//!   (`floor.rs`).
 //! - *naive*: 17-byte slots, `h1 + N * h2` slot by slot, batched and prefetched (`naive.rs`).
-//! - *HashMap*: std's `HashMap<u64, [u32; 4]>` with a multiplicative hash; batched, but it offers no prefetch.
+//! - *HashMap*: std's `HashMap<u64, [u32; 4]>` with a multiplicative hash; batched, but it offers
+//!   no prefetch.
 //!
-//! All lie in 2 MB pages, as far as the system gives them (printed). All are filled first, which takes longer than measuring; with `--wait` it then waits for a line of input, so that others who use
-//! the machine can be asked to be quiet. The ids of a round are made before its clock starts.
+//! All lie in 2 MB pages, as far as the system gives them (printed). All are filled first, which
+//! takes longer than measuring; with `--wait` it then waits for a line of input, so that others who
+//! use the machine can be asked to be quiet. The ids of a round are made before its clock starts.
 
 mod beside;
 mod floor;
@@ -91,13 +95,18 @@ struct Tidemark {
 }
 
 impl Tidemark {
-    /// As many rows as make one table of this size; a little is known of them beforehand, as a running space would know.
+    /// As many rows as make one table of this size; a little is known of them beforehand, as a
+    /// running space would know.
     fn new(bytes: u64) -> Result<Tidemark, Box<dyn std::error::Error>> {
         let schema = Schema::parse("like:12 repost:8 comment:8 read:16")?;
         // Buckets of 15; the table rolls at 91 %, and 90 % is what is measured.
         let slots = bytes as f64 / 128.0 * 15.0;
         let (rows_per_table, rows) = ((slots * 0.91) as u64, (slots * 0.9) as u64);
-        let space = Space::new(Options { rows_per_table, memory_limit_bytes: 64 << 30, ..Options::new(schema) })?;
+        let space = Space::new(Options {
+            rows_per_table,
+            memory_limit_bytes: 64 << 30,
+            ..Options::new(schema)
+        })?;
         let begin = cpu_ns();
         // Smaller tables come first; the one to be measured is the last one opened.
         let (mut first, mut n) = (0, 0);
@@ -105,7 +114,8 @@ impl Tidemark {
             let ids: [u64; 32] = std::array::from_fn(|i| post(n + i as u64));
             space.read().prefetch(&ids);
             for (id, i) in ids.into_iter().zip(n..) {
-                let cells: [(usize, i64); 4] = std::array::from_fn(|field| (field, (i % 250) as i64));
+                let cells: [(usize, i64); 4] =
+                    std::array::from_fn(|field| (field, (i % 250) as i64));
                 space.set(id, &cells)?;
             }
             n += ids.len() as u64;
@@ -165,7 +175,8 @@ struct Subject<'a> {
 impl Subject<'_> {
     fn measure(&mut self, seed: u64) {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let ids: Vec<u64> = (0..BATCH * BATCHES).map(|_| (self.id)(self.first + rng.u64(0..self.rows))).collect();
+        let ids: Vec<u64> =
+            (0..BATCH * BATCHES).map(|_| (self.id)(self.first + rng.u64(0..self.rows))).collect();
         let begin = cpu_ns();
         for batch in ids.chunks_exact(BATCH) {
             self.found += (self.look)(batch);
@@ -187,21 +198,28 @@ impl Subject<'_> {
     }
 }
 
-/// How much of this process's memory is in huge pages, and how much there is, in KiB; zeros where the system does not say.
+/// How much of this process's memory is in huge pages, and how much there is, in KiB; zeros where
+/// the system does not say.
 fn huge_kib() -> (f64, f64) {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
-    let kib =
-        |name: &str| text.lines().find_map(|l| l.strip_prefix(name)?.split_whitespace().next()?.parse::<f64>().ok());
+    let kib = |name: &str| {
+        text.lines()
+            .find_map(|l| l.strip_prefix(name)?.split_whitespace().next()?.parse::<f64>().ok())
+    };
     (kib("AnonHugePages:").unwrap_or_default(), kib("Rss:").unwrap_or_default())
 }
 
 /// Says how much of what was allocated since `before` is in huge pages.
 fn print_huge(what: &str, before: (f64, f64)) {
     let now = huge_kib();
-    println!("{what}: {:.1} % in huge pages", 100.0 * (now.0 - before.0) / (now.1 - before.1).max(1.0));
+    println!(
+        "{what}: {:.1} % in huge pages",
+        100.0 * (now.0 - before.0) / (now.1 - before.1).max(1.0)
+    );
 }
 
-/// Has glibc's allocator ask for huge pages, which it is told by the environment before it starts: the map of std is to have them, too.
+/// Has glibc's allocator ask for huge pages, which it is told by the environment before it starts:
+/// the map of std is to have them, too.
 fn with_huge_allocations() -> std::io::Result<()> {
     const NAME: &str = "GLIBC_TUNABLES";
     if std::env::var_os(NAME).is_some() {
@@ -241,9 +259,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         std::io::stdin().read_line(&mut String::new())?;
     }
     let mut subjects = Vec::new();
-    for (i, (kind, id)) in [("hit", post as fn(u64) -> u64), ("miss", nobody)].into_iter().enumerate() {
-        let subject =
-            |name, first, rows| Subject { name, kind, first, rows, id, look: Box::new(|_| 0), times: vec![], found: 0 };
+    for (i, (kind, id)) in
+        [("hit", post as fn(u64) -> u64), ("miss", nobody)].into_iter().enumerate()
+    {
+        let subject = |name, first, rows| Subject {
+            name,
+            kind,
+            first,
+            rows,
+            id,
+            look: Box::new(|_| 0),
+            times: vec![],
+            found: 0,
+        };
         let (ours, floor, buckets) = (&tidemark, &floor, tidemark.buckets[i]);
         let (mut out, mut found) = (Vec::new(), Vec::new());
         let look = move |ids: &[u64]| {
@@ -253,12 +281,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             black_box(&out);
             found.iter().filter(|f| **f).count()
         };
-        subjects.push(Subject { look: Box::new(look), ..subject("tidemark", ours.first, ours.rows) });
+        subjects
+            .push(Subject { look: Box::new(look), ..subject("tidemark", ours.first, ours.rows) });
         let fetch = move |ids: &[u64]| {
             black_box(floor.fetch_batch(ids, buckets));
             0
         };
-        subjects.push(Subject { look: Box::new(fetch), ..subject("floor: bare fetch", ours.first, ours.rows) });
+        subjects.push(Subject {
+            look: Box::new(fetch),
+            ..subject("floor: bare fetch", ours.first, ours.rows)
+        });
         let Some((naive, rows, map)) = &peers else { continue };
         let mut answers = Vec::new();
         let look = move |ids: &[u64]| {
@@ -275,7 +307,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
             found
         };
-        subjects.push(Subject { look: Box::new(look), ..subject("HashMap<u64, [u32; 4]>", 0, map.len() as u64) });
+        subjects.push(Subject {
+            look: Box::new(look),
+            ..subject("HashMap<u64, [u32; 4]>", 0, map.len() as u64)
+        });
     }
     for round in 0..rounds {
         for subject in &mut subjects {

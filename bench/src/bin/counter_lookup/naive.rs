@@ -1,5 +1,5 @@
-//! The first peer: what one writes down first. 17-byte slots (id, four u16 counters, state) in one array, `h1 + N * h2` slot by slot.
-//! Batched, and prefetched in the same way as ours.
+//! The first peer: what one writes down first. 17-byte slots (id, four u16 counters, state) in one
+//! array, `h1 + N * h2` slot by slot. Batched, and prefetched in the same way as ours.
 
 use crate::{BATCH, mix};
 use rolling::Words;
@@ -17,7 +17,8 @@ impl Naive {
     /// Empty, in so many bytes.
     pub(crate) fn new(bytes: u64) -> std::io::Result<Naive> {
         let most = bytes * 8 / Naive::SLOT_BITS;
-        // A prime number: else some ways come round after a few slots, and where all of these are taken an absent id is looked for without end.
+        // A prime number: else some ways come round after a few slots, and where all of these are
+        // taken an absent id is looked for without end.
         let is_prime = |n: &u64| (2..).take_while(|d| d * d <= *n).all(|d| !n.is_multiple_of(d));
         let slots = (1..=most).rev().find(is_prime).unwrap_or(1);
         Ok(Naive { words: Words::zeroed(bytes as usize / 8 + 4)?, slots })
@@ -25,7 +26,8 @@ impl Naive {
 
     fn bits(&self, at: u64) -> u64 {
         let (word, shift) = ((at / 64) as usize, at % 64);
-        (self.words[word].load(Relaxed) >> shift) | (self.words[word + 1].load(Relaxed) << 1 << (63 - shift))
+        (self.words[word].load(Relaxed) >> shift)
+            | (self.words[word + 1].load(Relaxed) << 1 << (63 - shift))
     }
 
     fn set(&self, at: u64, width: u64, value: u64) {

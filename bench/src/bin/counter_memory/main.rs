@@ -1,9 +1,11 @@
 //! What the counter engine takes per row, everything counted, and where each byte goes.
 //!
-//! `cargo run --release -p tidemark-bench --bin counter_memory -- --posts 50000000 [--schema "like:12 ..."] [--per-table 1048576] [--advised] [--redis redis-server]`
+//! `cargo run --release -p tidemark-bench --bin counter_memory -- --posts 50000000 [--schema
+//! "like:12 ..."] [--per-table 1048576] [--advised] [--redis redis-server]`
 //!
-//! Posts come as a microblog gives them: ids are a second shifted left by 22 bits plus a sequence number, 1,000 a second, one in fifty
-//! late; counts are log-normal, like with mean 39, read 2,900, repost and comment 0 for two thirds. Every row is made by increments.
+//! Posts come as a microblog gives them: ids are a second shifted left by 22 bits plus a sequence
+//! number, 1,000 a second, one in fifty late; counts are log-normal, like with mean 39, read 2,900,
+//! repost and comment 0 for two thirds. Every row is made by increments.
 
 mod packed;
 
@@ -22,7 +24,8 @@ struct Arguments {
     /// Load in shuffled order instead of rising.
     #[arg(long)]
     shuffled: bool,
-    /// The `user` space's case: ids are random numbers below 2 to this power, so they come in no order, either.
+    /// The `user` space's case: ids are random numbers below 2 to this power, so they come in no
+    /// order, either.
     #[arg(long, conflicts_with = "shuffled")]
     random_bits: Option<u32>,
     /// Then take the advice, let the background work rewrite the tables, and count again.
@@ -80,7 +83,8 @@ fn count(rng: &mut fastrand::Rng, mean: f64, sigma: f64, share: f64) -> i64 {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments = Arguments::parse();
     let schema = Schema::parse(&arguments.schema)?;
-    let space = Space::new(Options { rows_per_table: arguments.per_table, ..Options::new(schema) })?;
+    let space =
+        Space::new(Options { rows_per_table: arguments.per_table, ..Options::new(schema) })?;
     let mut rng = fastrand::Rng::with_seed(1);
     let n = arguments.posts;
     // A bijection of 0..2^k, walked until it falls below n.
@@ -102,7 +106,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Different for different `i`: an odd factor, shifts and another odd factor lose nothing.
     let user = |i: u64, bits: u32| {
         let x = i.wrapping_mul(0x9E37_79B9_7F4A_7C15) & (u64::MAX >> (64 - bits));
-        let x = (x ^ (x >> (bits / 2))).wrapping_mul(0xBF58_476D_1CE4_E5B9) & (u64::MAX >> (64 - bits));
+        let x =
+            (x ^ (x >> (bits / 2))).wrapping_mul(0xBF58_476D_1CE4_E5B9) & (u64::MAX >> (64 - bits));
         x ^ (x >> (bits / 2))
     };
     let post = |i: u64| match arguments.random_bits {
@@ -116,7 +121,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut add = |id: u64, rng: &mut fastrand::Rng| -> Result<(), counter::Error> {
         let row = row(rng);
         for part in halves(row) {
-            let changes: [Change; 4] = std::array::from_fn(|field| Change { field, delta: part[field] });
+            let changes: [Change; 4] =
+                std::array::from_fn(|field| Change { field, delta: part[field] });
             space.add(id, &changes, &Bounds::default(), &mut out)?;
         }
         sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += v);
@@ -151,12 +157,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let closed = &tables[..tables.len() - 1];
         let closed_rows: u64 = closed.iter().map(|t| t.rows).sum();
         let closed_bytes: u64 = closed.iter().map(|t| t.bytes).sum();
-        println!("  closed tables alone: {:.3} bytes per row", closed_bytes as f64 / closed_rows.max(1) as f64);
-        let fills: Vec<f64> = closed.iter().filter(|t| t.rows > 100_000).map(|t| 100.0 * t.fill).collect();
+        println!(
+            "  closed tables alone: {:.3} bytes per row",
+            closed_bytes as f64 / closed_rows.max(1) as f64
+        );
+        let fills: Vec<f64> =
+            closed.iter().filter(|t| t.rows > 100_000).map(|t| 100.0 * t.fill).collect();
         let least = fills.iter().copied().fold(f64::INFINITY, f64::min);
         let mean = fills.iter().sum::<f64>() / fills.len() as f64;
         println!("  fill of those with over 100,000 rows: least {least:.1} %, mean {mean:.1} %");
-        let sum = |f: fn(&counter::TableStats) -> f64| tables.iter().map(f).sum::<f64>() / rows as f64;
+        let sum =
+            |f: fn(&counter::TableStats) -> f64| tables.iter().map(f).sum::<f64>() / rows as f64;
         let fields = space.schema().row_bits();
         let key = sum(|t| t.rows as f64 * f64::from(t.remainder_bits));
         println!(
@@ -168,7 +179,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let used = sum(|t| (t.rows - t.extend_rows) as f64 * f64::from(t.slot_bits) / 8.0);
         let slots = sum(|t| t.capacity as f64 * f64::from(t.slot_bits) / 8.0);
         let buckets = sum(|t| (t.bytes - t.aux_bytes - t.extend_bytes) as f64);
-        println!("  empty slots {:.3}, bucket headers and remnants {:.3}", slots - used, buckets - slots);
+        println!(
+            "  empty slots {:.3}, bucket headers and remnants {:.3}",
+            slots - used,
+            buckets - slots
+        );
         println!(
             "  aux {:.3} ({:.3} % of rows have an entry, {:.1} bytes each), extend {:.3} ({:.3} % of rows)",
             sum(|t| t.aux_bytes as f64),
@@ -188,7 +203,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         );
         // As long as its first bucket's mark leads on, seven at most.
         let miss = |p: f64| (0..7).map(|k| p.powi(k)).sum::<f64>();
-        println!("  a miss touches {:.3} buckets", sum(|t| t.rows as f64 * t.past_share).clamp(0.0, 0.99).pipe(miss));
+        println!(
+            "  a miss touches {:.3} buckets",
+            sum(|t| t.rows as f64 * t.past_share).clamp(0.0, 0.99).pipe(miss)
+        );
     };
     println!(
         "{n} posts by {} increments of 4 fields in {loaded:.1?}, {:.0} ns of processor time each, making the counts included",

@@ -1,8 +1,9 @@
-//! The peer: the least that one can make Redis hold by hand. A hash for each 100 posts, small enough to be a listpack; a field for each post; its four
-//! counters as varints in one value. A read has to scan the hash, and an increment is a script that unpacks, adds and packs again.
+//! The peer: the least that one can make Redis hold by hand. A hash for each 100 posts, small
+//! enough to be a listpack; a field for each post; its four counters as varints in one value. A
+//! read has to scan the hash, and an increment is a script that unpacks, adds and packs again.
 //!
-//! It has the better of these ids: their last digits count up, so that a field is a number below 100 and takes two bytes. Posts whose ids have
-//! gaps would need several more.
+//! It has the better of these ids: their last digits count up, so that a field is a number below
+//! 100 and takes two bytes. Posts whose ids have gaps would need several more.
 
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io;
@@ -14,7 +15,8 @@ use tidemark_server::cli::client::Client;
 /// Posts of one hash.
 const POSTS: u64 = 100;
 
-/// Adds `ARGV[2..5]` to the counters of post `ARGV[1]` in `KEYS[1]`; seven bits a byte, the lowest first, a high bit on all but the last.
+/// Adds `ARGV[2..5]` to the counters of post `ARGV[1]` in `KEYS[1]`; seven bits a byte, the lowest
+/// first, a high bit on all but the last.
 const ADD: &str = "
 local packed = redis.call('HGET', KEYS[1], ARGV[1]) or '\\0\\0\\0\\0'
 local at, out = 1, {}
@@ -49,7 +51,8 @@ fn text(n: u64) -> Vec<u8> {
     n.to_string().into_bytes()
 }
 
-/// Where a post is: a key of at most six bytes, and a field of two digits. `number`: posts in the order of their ids.
+/// Where a post is: a key of at most six bytes, and a field of two digits. `number`: posts in the
+/// order of their ids.
 fn place(number: u64) -> (Vec<u8>, Vec<u8>) {
     let hash = number / POSTS;
     let bytes = hash.to_be_bytes();
@@ -62,7 +65,8 @@ impl Packed {
         let options = &["--appendonly", "no", "--hash-max-listpack-entries", "100"];
         let server = Server::redis(program, &std::env::temp_dir(), options)?;
         let mut client = server.client()?;
-        let OwnedFrame::BulkString(script) = client.call(&[b"SCRIPT", b"LOAD", ADD.as_bytes()])? else {
+        let OwnedFrame::BulkString(script) = client.call(&[b"SCRIPT", b"LOAD", ADD.as_bytes()])?
+        else {
             return Err(io::Error::other("SCRIPT LOAD"));
         };
         let begin = (Instant::now(), used(&server)?, server.cpu_s());
@@ -73,7 +77,17 @@ impl Packed {
     pub(crate) fn add(&mut self, number: u64, row: [i64; 4]) -> io::Result<()> {
         let (key, field) = place(number);
         let row = row.map(|v| text(v as u64));
-        self.client.push(&[b"EVALSHA", &self.script, b"1", &key, &field, &row[0], &row[1], &row[2], &row[3]]);
+        self.client.push(&[
+            b"EVALSHA",
+            &self.script,
+            b"1",
+            &key,
+            &field,
+            &row[0],
+            &row[1],
+            &row[2],
+            &row[3],
+        ]);
         self.waiting += 1;
         if self.waiting == 200 { self.settle() } else { Ok(()) }
     }

@@ -1,4 +1,5 @@
-//! What durability costs: Tidemark beside Redis (the same clients, the same likes, one run), as ratios.
+//! What durability costs: Tidemark beside Redis (the same clients, the same likes, one run), as
+//! ratios.
 //!
 //! ```text
 //! cargo build --release -p tidemark-server -p tidemark-bench
@@ -9,10 +10,12 @@
 //! target/release/durability recover --rows 10000000   recovery alone
 //! ```
 //!
-//! With `--keep DIR` what was loaded for the last two is kept there, and the next run of the same size takes a minute where loading takes ten.
+//! With `--keep DIR` what was loaded for the last two is kept there, and the next run of the same
+//! size takes a minute where loading takes ten.
 //!
-//! A like is `FEED.ACT like USER POST` here and `MULTI, SADD liked:POST USER, HINCRBY post:POST like 1, EXEC` there. Posts are liked by
-//! Zipf's law with exponent 1. CPU time is what the kernel counts for the server process (`/proc/PID/stat`, user and system).
+//! A like is `FEED.ACT like USER POST` here and `MULTI, SADD liked:POST USER, HINCRBY post:POST
+//! like 1, EXEC` there. Posts are liked by Zipf's law with exponent 1. CPU time is what the kernel
+//! counts for the server process (`/proc/PID/stat`, user and system).
 
 mod recovery;
 mod snapshot;
@@ -91,7 +94,8 @@ enum What {
         /// Snapshots.
         #[arg(long, default_value_t = 3)]
         rounds: u64,
-        /// Waits for a line of input between loading and measuring: what else runs on the machine may end meanwhile.
+        /// Waits for a line of input between loading and measuring: what else runs on the machine
+        /// may end meanwhile.
         #[arg(long)]
         wait: bool,
     },
@@ -175,7 +179,8 @@ impl Zipf {
 
 fn page_tidemark(client: &mut Client, posts: &[u64]) -> usize {
     let ids: Vec<_> = posts.iter().map(|&post| text(post)).collect();
-    let words: Vec<&[u8]> = [&b"FEED.GET"[..], b"home", b"7"].into_iter().chain(ids.iter().map(|id| &id[..])).collect();
+    let words: Vec<&[u8]> =
+        [&b"FEED.GET"[..], b"home", b"7"].into_iter().chain(ids.iter().map(|id| &id[..])).collect();
     client.push(&words);
     1
 }
@@ -183,13 +188,21 @@ fn page_tidemark(client: &mut Client, posts: &[u64]) -> usize {
 fn page_redis(client: &mut Client, posts: &[u64]) -> usize {
     for &post in posts {
         let post = text(post);
-        client.push(&[b"HMGET", &[b"post:", &post[..]].concat(), b"like", b"repost", b"comment", b"read"]);
+        client.push(&[
+            b"HMGET",
+            &[b"post:", &post[..]].concat(),
+            b"like",
+            b"repost",
+            b"comment",
+            b"read",
+        ]);
         client.push(&[b"SISMEMBER", &[b"liked:", &post[..]].concat(), b"7"]);
     }
     2 * posts.len()
 }
 
-/// What readers of pages wait for beside likes that are synced: pages a second, and their times in milliseconds.
+/// What readers of pages wait for beside likes that are synced: pages a second, and their times in
+/// milliseconds.
 fn shown(args: &Args, clients: u64, readers: u64, seconds: u64, rounds: u64) -> io::Result<()> {
     let ours = tidemark(args, "always", "")?;
     let theirs = redis(args, &["--appendonly", "yes", "--appendfsync", "always"])?;
@@ -205,11 +218,16 @@ fn shown(args: &Args, clients: u64, readers: u64, seconds: u64, rounds: u64) -> 
         let until = Instant::now() + Duration::from_secs(seconds);
         let times = std::sync::Mutex::new(Vec::new());
         let likes = on_threads(clients + readers, |i| {
-            let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(round * 1000 + i));
+            let (mut client, mut rng) =
+                (server.client()?, fastrand::Rng::with_seed(round * 1000 + i));
             let (mut done, mut took) = (0, vec![]);
             while Instant::now() < until {
                 if i < clients {
-                    let replies = like(&mut client, zipf.draw(&mut rng), 5_000_000_000 + rng.u64(0..4_000_000_000));
+                    let replies = like(
+                        &mut client,
+                        zipf.draw(&mut rng),
+                        5_000_000_000 + rng.u64(0..4_000_000_000),
+                    );
                     take(&mut client, replies)?;
                     done += 1;
                 } else {
@@ -251,10 +269,15 @@ fn always(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()
     let rate = |server: &Server, like: Like, round: u64| -> io::Result<f64> {
         let until = Instant::now() + Duration::from_secs(seconds);
         let likes = on_threads(clients, |i| {
-            let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(round * clients + i));
+            let (mut client, mut rng) =
+                (server.client()?, fastrand::Rng::with_seed(round * clients + i));
             let mut done = 0;
             while Instant::now() < until {
-                let replies = like(&mut client, zipf.draw(&mut rng), 5_000_000_000 + rng.u64(0..4_000_000_000));
+                let replies = like(
+                    &mut client,
+                    zipf.draw(&mut rng),
+                    5_000_000_000 + rng.u64(0..4_000_000_000),
+                );
                 take(&mut client, replies)?;
                 done += 1;
             }
@@ -262,7 +285,9 @@ fn always(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()
         })?;
         Ok(likes as f64 / seconds as f64)
     };
-    println!("{clients} clients, one like each in turn, synced before the reply; acknowledged likes a second");
+    println!(
+        "{clients} clients, one like each in turn, synced before the reply; acknowledged likes a second"
+    );
     println!("{:>8} {:>10} {:>10} {:>7} {:>6}", "round", "tidemark", "redis", "ratio", "load");
     let mut ratios = vec![];
     for round in 0..rounds {
@@ -276,7 +301,9 @@ fn always(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()
 
 fn likes(args: &Args, likes: u64, posts: usize, clients: u64) -> io::Result<()> {
     let zipf = Zipf::new(posts, &mut fastrand::Rng::with_seed(args.seed));
-    println!("{likes} pipelined likes by Zipf(1) over {posts} posts, {clients} connections, synced every second");
+    println!(
+        "{likes} pipelined likes by Zipf(1) over {posts} posts, {clients} connections, synced every second"
+    );
     println!(
         "{:>8} {:>9} {:>9} {:>12} {:>12} {:>11} {:>6}",
         "", "seconds", "CPU s", "likes/CPU s", "log bytes", "bytes/like", "load"
@@ -285,10 +312,15 @@ fn likes(args: &Args, likes: u64, posts: usize, clients: u64) -> io::Result<()> 
     let run = |name: &str, server: &Server, like: Like, log: &str| -> io::Result<(f64, f64)> {
         let (started, cpu) = (Instant::now(), server.cpu_s());
         on_threads(clients, |i| {
-            let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(args.seed * 1000 + i));
+            let (mut client, mut rng) =
+                (server.client()?, fastrand::Rng::with_seed(args.seed * 1000 + i));
             let mut waiting = 0;
             for _ in 0..likes / clients {
-                waiting += like(&mut client, zipf.draw(&mut rng), 5_000_000_000 + rng.u64(0..4_000_000_000));
+                waiting += like(
+                    &mut client,
+                    zipf.draw(&mut rng),
+                    5_000_000_000 + rng.u64(0..4_000_000_000),
+                );
                 if client.is_full() {
                     take(&mut client, std::mem::take(&mut waiting))?;
                 }
@@ -310,7 +342,8 @@ fn likes(args: &Args, likes: u64, posts: usize, clients: u64) -> io::Result<()> 
         Ok((likes / cpu, bytes))
     };
     // One after the other, so that neither's memory is in the other's way.
-    let (ours, our_bytes) = run("tidemark", &tidemark(args, "everysec", "")?, like_tidemark, ".tlog")?;
+    let (ours, our_bytes) =
+        run("tidemark", &tidemark(args, "everysec", "")?, like_tidemark, ".tlog")?;
     let redis = redis(args, &["--appendonly", "yes", "--appendfsync", "everysec"])?;
     let (theirs, their_bytes) = run("redis", &redis, like_redis, ".aof")?;
     println!("likes per CPU second: {:.1} times Redis's (asked: at least 4)", ours / theirs);
@@ -322,13 +355,16 @@ fn main() -> io::Result<()> {
     let args = Args::parse();
     match args.what {
         What::Always { clients, seconds, rounds } => always(&args, clients, seconds, rounds),
-        What::Shown { clients, readers, seconds, rounds } => shown(&args, clients, readers, seconds, rounds),
+        What::Shown { clients, readers, seconds, rounds } => {
+            shown(&args, clients, readers, seconds, rounds)
+        }
         What::Likes { likes: count, posts, clients } => likes(&args, count, posts, clients),
         What::Snapshot { ref size, pages, likes, rounds, wait } => {
             snapshot::measure(&args, size, &Traffic { pages, likes, rounds, wait })
         }
         What::Recover { ref size, log } => {
-            let (ours, redis) = (recovery::filled(&args, size)?, recovery::filled_redis(&args, size)?);
+            let (ours, redis) =
+                (recovery::filled(&args, size)?, recovery::filled_redis(&args, size)?);
             recovery::measure(size, ours, redis, log)
         }
     }

@@ -10,10 +10,14 @@ use tidemark_bench::server::Server;
 /// Memory of the filters, as the server counts it.
 fn filters_mib(server: &Server) -> io::Result<f64> {
     let reply = server.client()?.call(&[b"INFO", b"spaces"])?;
-    let OwnedFrame::BulkString(text) = reply else { return Err(io::Error::other(format!("INFO: {reply:?}"))) };
+    let OwnedFrame::BulkString(text) = reply else {
+        return Err(io::Error::other(format!("INFO: {reply:?}")));
+    };
     let text = String::from_utf8_lossy(&text).into_owned();
-    let of_space = |line: &str| line.split_once("memory_bytes=")?.1.split(',').next()?.parse::<f64>().ok();
-    Ok(text.lines().filter(|l| l.starts_with("existence_")).filter_map(of_space).sum::<f64>() / (1 << 20) as f64)
+    let of_space =
+        |line: &str| line.split_once("memory_bytes=")?.1.split(',').next()?.parse::<f64>().ok();
+    Ok(text.lines().filter(|l| l.starts_with("existence_")).filter_map(of_space).sum::<f64>()
+        / (1 << 20) as f64)
 }
 
 /// A server with rows and pairs in it.
@@ -23,7 +27,8 @@ pub(crate) fn filled(args: &Args, size: &Size) -> io::Result<Server> {
         format!("[[existence]]\nname = \"{name}\"\npairs_per_table = {pairs}\nmax_tables = 64\n")
     };
     let rest = "[[view]]\nname = \"home\"\ncounters = [\"post\"]\nflags = [\"liked\", \"read\"]\n[[action]]\nname = \"like\"\nflag = \"liked\"\ncounter = \"post.like\"\n";
-    let config = format!("{counters}{}{}{rest}", filter("liked", 16 << 20), filter("read", 1 << 20));
+    let config =
+        format!("{counters}{}{}{rest}", filter("liked", 16 << 20), filter("read", 1 << 20));
     // Segments that no start needs would only be copied.
     let server = tidemark(args, "everysec", &format!("keep_log_bytes = 0\n{config}"))?;
     let started = Instant::now();
@@ -48,7 +53,8 @@ fn fill_tidemark(server: &Server, size: &Size) -> io::Result<()> {
         for member in 0..requests {
             // Who likes, likes what is recent.
             let first = size.rows.saturating_sub(4000) * member / requests;
-            let ids: Vec<Vec<u8>> = (0..100).map(|_| text(post(first + rng.u64(0..4000)))).collect();
+            let ids: Vec<Vec<u8>> =
+                (0..100).map(|_| text(post(first + rng.u64(0..4000)))).collect();
             let mut words: Vec<&[u8]> = vec![b"PH.ADD", b"liked"];
             let member = text(5_000_000_000 + member * 2 + i);
             words.push(&member);
@@ -67,11 +73,18 @@ fn fill_tidemark(server: &Server, size: &Size) -> io::Result<()> {
 /// Redis with the same rows, as hashes.
 pub(crate) fn filled_redis(args: &Args, size: &Size) -> io::Result<Server> {
     let server = redis(args, &["--appendonly", "no"])?;
-    args.place.filled(&format!("redis-{}", size.redis_rows), server, |server| fill(server, size.redis_rows, row_redis))
+    args.place.filled(&format!("redis-{}", size.redis_rows), server, |server| {
+        fill(server, size.redis_rows, row_redis)
+    })
 }
 
 /// Kills both and starts them again.
-pub(crate) fn measure(size: &Size, mut server: Server, mut redis: Server, from_log: bool) -> io::Result<()> {
+pub(crate) fn measure(
+    size: &Size,
+    mut server: Server,
+    mut redis: Server,
+    from_log: bool,
+) -> io::Result<()> {
     if !from_log {
         server.client()?.call(&[b"SAVE"])?;
     }

@@ -1,8 +1,10 @@
 //! Pages while a snapshot is written, and what the machine itself adds.
 //!
-//! Each round has three phases under the same load: nothing else, a snapshot, and *a stranger*: `dd`, which computes and writes as many bytes of a snapshot's
-//! size to the same disk, syncing every 2 MiB. Server, clients and the stranger share the processors, so what a page waits beside `dd` is what this
-//! machine makes it wait beside any program of that kind. Then the same with Redis and BGSAVE; its pages are counters alone.
+//! Each round has three phases under the same load: nothing else, a snapshot, and *a stranger*:
+//! `dd`, which computes and writes as many bytes of a snapshot's size to the same disk, syncing
+//! every 2 MiB. Server, clients and the stranger share the processors, so what a page waits beside
+//! `dd` is what this machine makes it wait beside any program of that kind. Then the same with
+//! Redis and BGSAVE; its pages are counters alone.
 
 use crate::{Args, Like, Size, like_redis, like_tidemark, recovery};
 use redis_protocol::resp2::types::OwnedFrame;
@@ -57,7 +59,14 @@ fn page_of_tidemark(client: &mut Client, ids: &[Vec<u8>]) -> usize {
 
 fn page_of_redis(client: &mut Client, ids: &[Vec<u8>]) -> usize {
     for id in ids {
-        client.push(&[b"HMGET", &[b"post:", &id[..]].concat(), b"like", b"repost", b"comment", b"read"]);
+        client.push(&[
+            b"HMGET",
+            &[b"post:", &id[..]].concat(),
+            b"like",
+            b"repost",
+            b"comment",
+            b"read",
+        ]);
     }
     ids.len()
 }
@@ -76,7 +85,9 @@ struct Seen {
 /// Is a snapshot being written?
 fn is_saving(client: &mut Client) -> io::Result<bool> {
     match client.call(&[b"INFO", b"persistence"])? {
-        OwnedFrame::BulkString(text) => Ok(String::from_utf8_lossy(&text).contains("rdb_bgsave_in_progress:1")),
+        OwnedFrame::BulkString(text) => {
+            Ok(String::from_utf8_lossy(&text).contains("rdb_bgsave_in_progress:1"))
+        }
         other => Err(io::Error::other(format!("INFO: {other:?}"))),
     }
 }
@@ -91,8 +102,14 @@ fn stranger(args: &Args, bytes: u64) -> io::Result<()> {
     if dd.status()?.success() { Ok(()) } else { Err(io::Error::other("dd failed")) }
 }
 
-/// Pages, each timed from the moment it was due, so that a page that holds up others counts for them, too.
-fn read(server: &Server, manner: &Manner, every: Duration, stage: &AtomicUsize) -> io::Result<Vec<[Vec<f64>; 3]>> {
+/// Pages, each timed from the moment it was due, so that a page that holds up others counts for
+/// them, too.
+fn read(
+    server: &Server,
+    manner: &Manner,
+    every: Duration,
+    stage: &AtomicUsize,
+) -> io::Result<Vec<[Vec<f64>; 3]>> {
     let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(7));
     let mut pages: Vec<[Vec<f64>; 3]> = vec![];
     let mut due = Instant::now();
@@ -104,8 +121,9 @@ fn read(server: &Server, manner: &Manner, every: Duration, stage: &AtomicUsize) 
         due += every;
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
         let first = rng.u64(0..manner.rows.saturating_sub(AMONG).max(1));
-        let ids: Vec<Vec<u8>> =
-            (0..POSTS).map(|_| text(post(first + rng.u64(0..AMONG).min(manner.rows - 1)))).collect();
+        let ids: Vec<Vec<u8>> = (0..POSTS)
+            .map(|_| text(post(first + rng.u64(0..AMONG).min(manner.rows - 1))))
+            .collect();
         let replies = (manner.page)(&mut client, &ids);
         take(&mut client, replies)?;
         let us = due.elapsed().as_secs_f64() * 1e6;
@@ -131,7 +149,13 @@ fn write(server: &Server, manner: &Manner, every: Duration, stage: &AtomicUsize)
 }
 
 /// Goes through the phases.
-fn control(args: &Args, server: &Server, traffic: &Traffic, files: &str, stage: &AtomicUsize) -> io::Result<Seen> {
+fn control(
+    args: &Args,
+    server: &Server,
+    traffic: &Traffic,
+    files: &str,
+    stage: &AtomicUsize,
+) -> io::Result<Seen> {
     let mut client = server.client()?;
     let mut seen = Seen::default();
     // The same questions in every phase.
@@ -169,7 +193,13 @@ fn control(args: &Args, server: &Server, traffic: &Traffic, files: &str, stage: 
 }
 
 /// All phases of one server.
-fn run(args: &Args, server: &Server, manner: &Manner, traffic: &Traffic, files: &str) -> io::Result<Seen> {
+fn run(
+    args: &Args,
+    server: &Server,
+    manner: &Manner,
+    traffic: &Traffic,
+    files: &str,
+) -> io::Result<Seen> {
     let stage = AtomicUsize::new(CALM_AT);
     let every = |per_second: u64| Duration::from_secs_f64(1.0 / per_second as f64);
     std::thread::scope(|s| {
@@ -194,7 +224,11 @@ fn print(manner: &Manner, seen: &mut Seen) {
     let line = |name: &str, phase: usize, values: &mut Vec<f64>| {
         let shares = [0.5, 0.99, 0.999, 0.9999].map(|share| percentile(values, share));
         let [p50, p99, p999, p9999] = shares;
-        println!("{name:>10} {:>14} {:>9} {p50:>9.0} {p99:>9.0} {p999:>9.0} {p9999:>9.0}", PHASES[phase], values.len());
+        println!(
+            "{name:>10} {:>14} {:>9} {p50:>9.0} {p99:>9.0} {p999:>9.0} {p9999:>9.0}",
+            PHASES[phase],
+            values.len()
+        );
         p999
     };
     for (round, phases) in seen.pages.iter_mut().enumerate() {
@@ -206,7 +240,8 @@ fn print(manner: &Manner, seen: &mut Seen) {
         }
     }
     let all = [CALM_AT, SNAPSHOT_AT, STRANGER_AT].map(|phase| {
-        let mut values: Vec<f64> = seen.pages.iter().flat_map(|phases| phases[phase].iter().copied()).collect();
+        let mut values: Vec<f64> =
+            seen.pages.iter().flat_map(|phases| phases[phase].iter().copied()).collect();
         line("all", phase, &mut values)
     });
     for phase in [SNAPSHOT_AT, STRANGER_AT] {
@@ -229,7 +264,8 @@ pub(crate) fn measure(args: &Args, size: &Size, traffic: &Traffic) -> io::Result
         println!("loaded; a line of input begins the measurement");
         io::stdin().read_line(&mut String::new())?;
     }
-    let manner = Manner { name: "tidemark", page: page_of_tidemark, like: like_tidemark, rows: size.rows };
+    let manner =
+        Manner { name: "tidemark", page: page_of_tidemark, like: like_tidemark, rows: size.rows };
     let mut seen = run(args, &ours, &manner, traffic, ".tsnap")?;
     print(&manner, &mut seen);
     println!(
@@ -238,7 +274,8 @@ pub(crate) fn measure(args: &Args, size: &Size, traffic: &Traffic) -> io::Result
         ours.bytes_of(".tsnap") as f64 / (1 << 20) as f64,
         seen.extra.iter().copied().fold(0.0, f64::max)
     );
-    let manner = Manner { name: "redis", page: page_of_redis, like: like_redis, rows: size.redis_rows };
+    let manner =
+        Manner { name: "redis", page: page_of_redis, like: like_redis, rows: size.redis_rows };
     let mut seen = run(args, &redis, &manner, traffic, ".rdb")?;
     print(&manner, &mut seen);
     println!(

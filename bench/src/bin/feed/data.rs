@@ -32,7 +32,8 @@ impl Liked {
     /// A like that nobody has given yet.
     pub(crate) fn next(&mut self, data: &Data, rng: &mut Rng) -> (usize, u32) {
         loop {
-            let (viewer, post) = (rng.usize(..data.flags.len()), rng.u32(..data.counts.len() as u32));
+            let (viewer, post) =
+                (rng.usize(..data.flags.len()), rng.u32(..data.counts.len() as u32));
             if !data.flags[viewer][0].contains(&post) && self.pairs.insert((viewer, post)) {
                 *self.counts.entry(post).or_insert(0) += 1;
                 return (viewer, post);
@@ -48,7 +49,11 @@ impl Liked {
     /// Pages of posts that were liked.
     pub(crate) fn pages(&self, most: usize) -> Vec<Page> {
         let posts: Vec<u32> = self.counts.keys().copied().collect();
-        posts.chunks_exact(20).take(most).map(|posts| Page { viewer: 0, posts: posts.to_vec() }).collect()
+        posts
+            .chunks_exact(20)
+            .take(most)
+            .map(|posts| Page { viewer: 0, posts: posts.to_vec() })
+            .collect()
     }
 }
 
@@ -78,12 +83,14 @@ pub(crate) fn viewer(index: usize) -> u64 {
 }
 
 impl Data {
-    /// Log-normal counts (likes with a mean of 39, reads of 2,900, two thirds of reposts and comments 0); two flags of five are likes, and the posts
-    /// that have them are as likely hot as not.
+    /// Log-normal counts (likes with a mean of 39, reads of 2,900, two thirds of reposts and
+    /// comments 0); two flags of five are likes, and the posts that have them are as likely hot as
+    /// not.
     pub(crate) fn new(posts: u64, flags: u64, rng: &mut Rng) -> Data {
         let counts = (0..posts)
             .map(|_| {
-                let rare = |rng: &mut Rng| if rng.u8(0..3) == 0 { log_normal(rng, 1.0, 1.5) } else { 0 };
+                let rare =
+                    |rng: &mut Rng| if rng.u8(0..3) == 0 { log_normal(rng, 1.0, 1.5) } else { 0 };
                 [log_normal(rng, 2.2, 1.7), rare(rng), rare(rng), log_normal(rng, 6.6, 1.65)]
             })
             .collect();
@@ -92,7 +99,13 @@ impl Data {
             .map(|_| {
                 [40, 60].map(|number| {
                     let mut set: Vec<u32> = (0..number)
-                        .map(|_| if rng.bool() { pick(From::Hot, posts, rng) } else { pick(From::Uniform, posts, rng) })
+                        .map(|_| {
+                            if rng.bool() {
+                                pick(From::Hot, posts, rng)
+                            } else {
+                                pick(From::Uniform, posts, rng)
+                            }
+                        })
                         .collect();
                     set.sort_unstable();
                     set.dedup();
@@ -108,7 +121,8 @@ impl Data {
         self.flags.iter().flatten().map(|set| set.len() as u64).sum()
     }
 
-    /// All flags (viewer, liked or read, post) in the order in which they were set: posts are read when they are new, or a while later.
+    /// All flags (viewer, liked or read, post) in the order in which they were set: posts are read
+    /// when they are new, or a while later.
     pub(crate) fn history(&self) -> Vec<(usize, usize, u32)> {
         let mut rng = Rng::with_seed(self.counts.len() as u64);
         let late = self.counts.len() as u32 / 50 + 1;
@@ -126,7 +140,8 @@ impl Data {
     pub(crate) fn truth(&self, liked: &Liked, viewer: usize, post: u32) -> (Counts, [bool; 2]) {
         let mut counts = self.counts[post as usize];
         counts[0] += liked.of(post);
-        let [mut likes, read] = self.flags[viewer].each_ref().map(|set| set.binary_search(&post).is_ok());
+        let [mut likes, read] =
+            self.flags[viewer].each_ref().map(|set| set.binary_search(&post).is_ok());
         likes |= liked.pairs.contains(&(viewer, post));
         (counts, [likes, read])
     }
@@ -139,7 +154,9 @@ impl Data {
                 let viewer = rng.usize(..self.flags.len());
                 let own = &self.flags[viewer];
                 let one = |rng: &mut Rng| match rng.u8(0..20) {
-                    side @ 0..2 if from == From::Uniform => *rng.choice(&own[usize::from(side)]).unwrap_or(&0),
+                    side @ 0..2 if from == From::Uniform => {
+                        *rng.choice(&own[usize::from(side)]).unwrap_or(&0)
+                    }
                     _ => pick(from, posts, rng),
                 };
                 Page { viewer, posts: (0..size).map(|_| one(rng)).collect() }

@@ -67,16 +67,20 @@ impl Layout {
             Layout::Feed => 1 + posts * 7,
             Layout::Binary => 0,
             Layout::String => 1 + posts * 8 + 2 * (1 + posts),
-            Layout::Stock | Layout::Hash | Layout::Bucket | Layout::Bloom => posts * 9 + 2 * (1 + posts),
+            Layout::Stock | Layout::Hash | Layout::Bucket | Layout::Bloom => {
+                posts * 9 + 2 * (1 + posts)
+            }
         }
     }
 
     /// Appends the commands of a page.
     pub(crate) fn page(self, page: &Page, out: &mut Vec<u8>) {
         let viewer = data::viewer(page.viewer).to_string();
-        let ids: Vec<String> = page.posts.iter().map(|&p| data::post(u64::from(p)).to_string()).collect();
+        let ids: Vec<String> =
+            page.posts.iter().map(|&p| data::post(u64::from(p)).to_string()).collect();
         let with_ids = |words: &[&str], out: &mut Vec<u8>| {
-            let words: Vec<&str> = words.iter().copied().chain(ids.iter().map(String::as_str)).collect();
+            let words: Vec<&str> =
+                words.iter().copied().chain(ids.iter().map(String::as_str)).collect();
             command(&words, out);
         };
         match self {
@@ -90,19 +94,34 @@ impl Layout {
             }
             Layout::Stock | Layout::Hash | Layout::Bloom => {
                 for id in &ids {
-                    command(&["HMGET", &format!("post:{id}"), FIELDS[0], FIELDS[1], FIELDS[2], FIELDS[3]], out);
+                    command(
+                        &[
+                            "HMGET",
+                            &format!("post:{id}"),
+                            FIELDS[0],
+                            FIELDS[1],
+                            FIELDS[2],
+                            FIELDS[3],
+                        ],
+                        out,
+                    );
                 }
             }
             Layout::String => {
                 let mut words = vec!["MGET".to_owned()];
-                words.extend(ids.iter().flat_map(|id| FIELDS.map(|field| format!("post:{id}:{field}"))));
+                words.extend(
+                    ids.iter().flat_map(|id| FIELDS.map(|field| format!("post:{id}:{field}"))),
+                );
                 command(&words.iter().map(String::as_str).collect::<Vec<_>>(), out);
             }
             Layout::Bucket => {
                 for &post in &page.posts {
                     let (bucket, at) = bucketed(u64::from(post));
                     let fields = ["l", "r", "c", "v"].map(|field| format!("{at}{field}"));
-                    command(&["HMGET", &bucket, &fields[0], &fields[1], &fields[2], &fields[3]], out);
+                    command(
+                        &["HMGET", &bucket, &fields[0], &fields[1], &fields[2], &fields[3]],
+                        out,
+                    );
                 }
             }
         }
@@ -150,16 +169,23 @@ impl Layout {
                 Layout::Feed | Layout::Binary | Layout::Stock => {
                     ["CNT.SET", "post", &id].iter().chain(&row).map(|&w| w.to_owned()).collect()
                 }
-                Layout::Hash | Layout::Bloom => {
-                    ["HSET", &format!("post:{id}")].iter().chain(&row).map(|&w| w.to_owned()).collect()
-                }
-                Layout::String => ["MSET".to_owned()]
-                    .into_iter()
-                    .chain(row.chunks(2).flat_map(|cell| [format!("post:{id}:{}", cell[0]), cell[1].to_owned()]))
+                Layout::Hash | Layout::Bloom => ["HSET", &format!("post:{id}")]
+                    .iter()
+                    .chain(&row)
+                    .map(|&w| w.to_owned())
                     .collect(),
+                Layout::String => {
+                    ["MSET".to_owned()]
+                        .into_iter()
+                        .chain(row.chunks(2).flat_map(|cell| {
+                            [format!("post:{id}:{}", cell[0]), cell[1].to_owned()]
+                        }))
+                        .collect()
+                }
                 Layout::Bucket => {
                     let (bucket, at) = bucketed(index as u64);
-                    let fields = ["l", "r", "c", "v"].into_iter().zip([&like, &repost, &comment, &read]);
+                    let fields =
+                        ["l", "r", "c", "v"].into_iter().zip([&like, &repost, &comment, &read]);
                     ["HSET".to_owned(), bucket]
                         .into_iter()
                         .chain(fields.flat_map(|(field, n)| [format!("{at}{field}"), n.clone()]))
@@ -182,11 +208,16 @@ impl Layout {
             }
         }
         for (viewer, set, post) in data.history() {
-            let (viewer, set, id) =
-                (data::viewer(viewer).to_string(), SETS[set], data::post(u64::from(post)).to_string());
+            let (viewer, set, id) = (
+                data::viewer(viewer).to_string(),
+                SETS[set],
+                data::post(u64::from(post)).to_string(),
+            );
             let key = format!("{set}:{viewer}");
             let words = match self {
-                Layout::Feed | Layout::Binary | Layout::Stock => ["PH.ADD", set, &viewer, &id].to_vec(),
+                Layout::Feed | Layout::Binary | Layout::Stock => {
+                    ["PH.ADD", set, &viewer, &id].to_vec()
+                }
                 Layout::Bloom => ["BF.ADD", &key, &id].to_vec(),
                 Layout::Hash | Layout::String | Layout::Bucket => ["SADD", &key, &id].to_vec(),
             };
@@ -198,7 +229,8 @@ impl Layout {
     /// What the replies of a page say.
     pub(crate) fn read(self, page: &Page, replies: &[OwnedFrame]) -> io::Result<Shown> {
         let posts = page.posts.len();
-        let wrong = || io::Error::other(format!("{}: not the reply of a page: {replies:?}", self.name()));
+        let wrong =
+            || io::Error::other(format!("{}: not the reply of a page: {replies:?}", self.name()));
         match self {
             Layout::Feed => {
                 let rows = replies.first().and_then(array).ok_or_else(wrong)?;
@@ -210,17 +242,26 @@ impl Layout {
                 rows.iter().map(row).collect::<Option<Shown>>().ok_or_else(wrong)
             }
             Layout::Binary => {
-                let Some(OwnedFrame::BulkString(bytes)) = replies.first() else { return Err(wrong()) };
+                let Some(OwnedFrame::BulkString(bytes)) = replies.first() else {
+                    return Err(wrong());
+                };
                 let row = |row: &[u8]| {
-                    let counts =
-                        std::array::from_fn(|i| i64::from_le_bytes(row[i * 8..][..8].try_into().unwrap_or_default()));
+                    let counts = std::array::from_fn(|i| {
+                        i64::from_le_bytes(row[i * 8..][..8].try_into().unwrap_or_default())
+                    });
                     (counts, [row[32] == 1, row[33] == 1])
                 };
-                if bytes.len() == posts * 34 { Ok(bytes.chunks_exact(34).map(row).collect()) } else { Err(wrong()) }
+                if bytes.len() == posts * 34 {
+                    Ok(bytes.chunks_exact(34).map(row).collect())
+                } else {
+                    Err(wrong())
+                }
             }
             Layout::String | Layout::Stock | Layout::Hash | Layout::Bucket | Layout::Bloom => {
-                let (rows, flags) = replies.split_at_checked(replies.len() - 2).ok_or_else(wrong)?;
-                let all: Vec<i64> = rows.iter().filter_map(array).flatten().map_while(number).collect();
+                let (rows, flags) =
+                    replies.split_at_checked(replies.len() - 2).ok_or_else(wrong)?;
+                let all: Vec<i64> =
+                    rows.iter().filter_map(array).flatten().map_while(number).collect();
                 let flag = |side: usize, i: usize| Some(number(array(&flags[side])?.get(i)?)? == 1);
                 let row = |i: usize| {
                     let counts = all.get(i * 4..i * 4 + 4)?.try_into().ok()?;

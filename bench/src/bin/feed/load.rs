@@ -1,11 +1,14 @@
 //! The load: one thread, nonblocking sockets, no parsing.
 //!
-//! **Closed loop** (throughput): each connection sends a batch of `pipeline` requests, takes all replies, sends the next batch.
+//! **Closed loop** (throughput): each connection sends a batch of `pipeline` requests, takes all
+//! replies, sends the next batch.
 //!
-//! **Open loop** (latency): requests are due at random moments (Poisson) of a fixed rate, whatever the server does, and a latency counts from
-//! the moment when the request was *due*: so a stall is paid by all who would have come during it (no coordinated omission; G. Tene).
+//! **Open loop** (latency): requests are due at random moments (Poisson) of a fixed rate, whatever
+//! the server does, and a latency counts from the moment when the request was *due*: so a stall is
+//! paid by all who would have come during it (no coordinated omission; G. Tene).
 //!
-//! The thread never sleeps: it has a core of its own, and a client that is woken late would be measured as a slow server.
+//! The thread never sleeps: it has a core of its own, and a client that is woken late would be
+//! measured as a slow server.
 
 use crate::pool::Pool;
 use rustix::event::epoll;
@@ -81,7 +84,12 @@ impl Conns {
             let stream = TcpStream::connect(("127.0.0.1", server.port()))?;
             stream.set_nodelay(true)?;
             stream.set_nonblocking(true)?;
-            epoll::add(&epoll, &stream, epoll::EventData::new_u64(index as u64), epoll::EventFlags::IN)?;
+            epoll::add(
+                &epoll,
+                &stream,
+                epoll::EventData::new_u64(index as u64),
+                epoll::EventFlags::IN,
+            )?;
             all.push(Conn { stream, unsent: Vec::new(), sent: 0 });
         }
         Ok(Conns { all, epoll, events: Vec::with_capacity(256), heard: Instant::now() })
@@ -264,7 +272,8 @@ pub(crate) fn open(
     rng: &mut fastrand::Rng,
 ) -> io::Result<Latency> {
     let mut conns = Conns::open(server, connections)?;
-    // Per connection: which pages are under way, since when, and how much of the first one's reply has come.
+    // Per connection: which pages are under way, since when, and how much of the first one's reply
+    // has come.
     let mut waiting: Vec<VecDeque<(Instant, usize)>> = vec![VecDeque::new(); connections];
     let mut got = vec![0; connections];
     let mut latencies: Vec<f64> = Vec::with_capacity((rate * time.as_secs_f64() * 1.1) as usize);
@@ -315,8 +324,11 @@ pub(crate) fn open(
         }
     }
     latencies.sort_by(f64::total_cmp);
-    let share =
-        |p: f64| latencies.get(((latencies.len() as f64 * p) as usize).min(latencies.len().max(1) - 1)).copied();
+    let share = |p: f64| {
+        latencies
+            .get(((latencies.len() as f64 * p) as usize).min(latencies.len().max(1) - 1))
+            .copied()
+    };
     let at = |p| share(p).unwrap_or(f64::NAN);
     Ok(Latency { rate, p50: at(0.5), p99: at(0.99), p999: at(0.999) })
 }

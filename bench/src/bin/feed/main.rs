@@ -1,4 +1,5 @@
-//! Feed pages, side by side: Tidemark and real peers hold the same posts and flags, and are asked for the same pages by the same client.
+//! Feed pages, side by side: Tidemark and real peers hold the same posts and flags, and are asked
+//! for the same pages by the same client.
 //!
 //! ```text
 //! cargo build --release -p tidemark-server -p tidemark-bench
@@ -7,14 +8,17 @@
 //! target/release/feed --peer valkey=PATH             with another server that takes redis-server's arguments
 //! ```
 //!
-//! Every server has one core, the client another. What counts is *pages per second of the server's own CPU time* (all its threads, from
-//! `/proc/PID/task/*/schedstat`): that is what a page costs, on a noisy machine, too. Even so the same cell gives a tenth more in one second than
-//! in the next. So all are measured **by turns**, each for half a second, in several rounds, what is compared one right after the other; and
-//! what is told is the median of the rounds' ratios, with the least and the most. The first round has everybody, the others our pages and each
-//! peer's strongest layout.
+//! Every server has one core, the client another. What counts is *pages per second of the server's
+//! own CPU time* (all its threads, from `/proc/PID/task/*/schedstat`): that is what a page costs,
+//! on a noisy machine, too. Even so the same cell gives a tenth more in one second than in the
+//! next. So all are measured **by turns**, each for half a second, in several rounds, what is
+//! compared one right after the other; and what is told is the median of the rounds' ratios, with
+//! the least and the most. The first round has everybody, the others our pages and each peer's
+//! strongest layout.
 //!
-//! Layouts are in `layout`, the data in `data`, the load in `load`, the ratios in `report`. Every reply of a run without likes is compared, byte for
-//! byte, with the one that was checked against the data.
+//! Layouts are in `layout`, the data in `data`, the load in `load`, the ratios in `report`. Every
+//! reply of a run without likes is compared, byte for byte, with the one that was checked against
+//! the data.
 
 mod data;
 mod layout;
@@ -44,7 +48,8 @@ struct Args {
     /// The program; by default the one beside this one.
     #[arg(long)]
     tidemark: Option<PathBuf>,
-    /// Another server that takes redis-server's arguments: NAME=PATH. May be repeated; `redis-server` of the system is always there.
+    /// Another server that takes redis-server's arguments: NAME=PATH. May be repeated;
+    /// `redis-server` of the system is always there.
     #[arg(long)]
     peer: Vec<String>,
     /// Posts.
@@ -65,7 +70,8 @@ struct Args {
     /// Tidemark only, at these pipelines: for a profiler.
     #[arg(long, value_delimiter = ',')]
     only: Vec<usize>,
-    /// Tidemark only, in all its layouts and with likes, and shut down in good order: what a build by profile learns from.
+    /// Tidemark only, in all its layouts and with likes, and shut down in good order: what a build
+    /// by profile learns from.
     #[arg(long)]
     train: bool,
     /// Seed of everything.
@@ -121,18 +127,27 @@ struct Bench {
 
 impl Bench {
     /// Starts a server and loads the data; `layouts` read the same store.
-    fn add(&mut self, name: &str, layouts: &[Layout], start: impl FnOnce() -> io::Result<Server>) -> io::Result<()> {
+    fn add(
+        &mut self,
+        name: &str,
+        layouts: &[Layout],
+        start: impl FnOnce() -> io::Result<Server>,
+    ) -> io::Result<()> {
         let server = on_server_core(start)?;
         let first = layouts[0];
         let mut client = server.client()?;
-        if first == Layout::Bloom && client.call(&[b"BF.ADD", b"probe", b"1"]).is_ok_and(|r| is_error(&r)) {
+        if first == Layout::Bloom
+            && client.call(&[b"BF.ADD", b"probe", b"1"]).is_ok_and(|r| is_error(&r))
+        {
             return Ok(());
         }
-        let used = || -> io::Result<f64> { Ok(server.info("used_memory")?.parse().unwrap_or(f64::NAN)) };
+        let used =
+            || -> io::Result<f64> { Ok(server.info("used_memory")?.parse().unwrap_or(f64::NAN)) };
         let (posts, pairs) = (self.data.counts.len() as f64, self.data.pairs() as f64);
         let (empty, cpu, started) = (used()?, server.threads_cpu_s(), Instant::now());
         first.load_posts(&self.data, &mut client)?;
-        let (with_posts, posts_cpu, seconds) = (used()?, server.threads_cpu_s() - cpu, started.elapsed().as_secs_f64());
+        let (with_posts, posts_cpu, seconds) =
+            (used()?, server.threads_cpu_s() - cpu, started.elapsed().as_secs_f64());
         let cpu = server.threads_cpu_s();
         first.load_flags(&self.data, &mut client)?;
         let (with_flags, flags_cpu) = (used()?, server.threads_cpu_s() - cpu);
@@ -147,15 +162,22 @@ impl Bench {
         self.servers.push(server);
         self.liked.push(Liked::default());
         let server = self.servers.len() - 1;
-        let subject = |&layout: &Layout| Subject { name: format!("{name} {}", layout.name()), server, layout };
+        let subject = |&layout: &Layout| Subject {
+            name: format!("{name} {}", layout.name()),
+            server,
+            layout,
+        };
         self.subjects.extend(layouts.iter().map(subject));
         Ok(())
     }
 
     fn start_all(&mut self) -> io::Result<()> {
         let (dir, tidemark) = (self.args.dir.clone(), self.args.tidemark.clone());
-        let ours: &[Layout] =
-            if self.args.only.is_empty() { &[Layout::Feed, Layout::Binary, Layout::Stock] } else { &[Layout::Feed] };
+        let ours: &[Layout] = if self.args.only.is_empty() {
+            &[Layout::Feed, Layout::Binary, Layout::Stock]
+        } else {
+            &[Layout::Feed]
+        };
         self.add("tidemark", ours, || {
             Server::tidemark(tidemark.as_deref(), &dir, "everysec", "[server]\nworkers = 1\n")
         })?;
@@ -164,7 +186,8 @@ impl Bench {
         }
         let mut peers = vec![("redis".to_owned(), PathBuf::from("redis-server"))];
         for peer in &self.args.peer {
-            let (name, path) = peer.split_once('=').ok_or_else(|| io::Error::other("--peer takes NAME=PATH"))?;
+            let (name, path) =
+                peer.split_once('=').ok_or_else(|| io::Error::other("--peer takes NAME=PATH"))?;
             peers.push((name.to_owned(), PathBuf::from(path)));
         }
         let layouts: &[Layout] = if self.args.short {
@@ -200,7 +223,8 @@ impl Bench {
         Ok(self.pools.entry(key).or_insert(Rc::new(pool)).clone())
     }
 
-    /// Who is measured in a round under a load: all in the first one; then our pages, and of each peer the layout that was the strongest.
+    /// Who is measured in a round under a load: all in the first one; then our pages, and of each
+    /// peer the layout that was the strongest.
     fn who(&self, what: &'static str, load: Load, round: usize) -> Vec<usize> {
         let first = |index: usize| {
             let cell = self.report.find(&self.subjects[index].name, what, load);
@@ -211,7 +235,8 @@ impl Bench {
             Layout::Stock => false,
             _ => {
                 let mut rivals = (0..self.subjects.len()).filter(|&other| {
-                    server_name(&self.subjects[other].name) == server_name(&self.subjects[index].name)
+                    server_name(&self.subjects[other].name)
+                        == server_name(&self.subjects[index].name)
                 });
                 rivals.all(|other| first(other) <= first(index))
             }
@@ -231,7 +256,13 @@ impl Bench {
         let pool = self.pool(subject, load.size, load.from)?;
         let server = &self.servers[self.subjects[subject].server];
         let done = closed(server, &pool, None, load.connections, load.pipeline, self.time())?;
-        self.report.sample(&self.subjects[subject].name, "read", load, pool.bytes(), Sample::new(round, &done));
+        self.report.sample(
+            &self.subjects[subject].name,
+            "read",
+            load,
+            pool.bytes(),
+            Sample::new(round, &done),
+        );
         Ok(())
     }
 
@@ -239,13 +270,16 @@ impl Bench {
         Duration::from_secs_f64(self.args.seconds)
     }
 
-    /// A round of what is asked for, ceilings included: our PING, our page, the peers' pages, our ECHO, the packed page.
+    /// A round of what is asked for, ceilings included: our PING, our page, the peers' pages, our
+    /// ECHO, the packed page.
     fn base(&mut self, pipeline: usize, round: usize) -> io::Result<()> {
         let load = Load::base(pipeline);
         let all = self.who("read", load, round);
         self.ceiling(0, "ping", load, round)?;
         self.page(0, load, round)?;
-        for &subject in all.iter().filter(|&&s| !self.subjects[s].layout.is_ours()).collect::<Vec<_>>() {
+        for &subject in
+            all.iter().filter(|&&s| !self.subjects[s].layout.is_ours()).collect::<Vec<_>>()
+        {
             self.page(subject, load, round)?;
         }
         self.ceiling(0, "echo", load, round)?;
@@ -263,7 +297,13 @@ impl Bench {
     }
 
     /// PING, or an ECHO that moves as many bytes as a page of 20.
-    fn ceiling(&mut self, subject: usize, what: &'static str, load: Load, round: usize) -> io::Result<()> {
+    fn ceiling(
+        &mut self,
+        subject: usize,
+        what: &'static str,
+        load: Load,
+        round: usize,
+    ) -> io::Result<()> {
         let bytes = self.pool(0, 20, From::Uniform)?.bytes();
         // In both directions together as many as the page, with what the protocol adds.
         let text = "x".repeat(((bytes.0 + bytes.1 - 40.0) / 2.0) as usize);
@@ -277,7 +317,14 @@ impl Bench {
         };
         let pool = Pool::of(&request, reply.as_bytes(), POOL);
         let Subject { name, server, .. } = &self.subjects[subject];
-        let done = closed(&self.servers[*server], &pool, None, load.connections, load.pipeline, self.time())?;
+        let done = closed(
+            &self.servers[*server],
+            &pool,
+            None,
+            load.connections,
+            load.pipeline,
+            self.time(),
+        )?;
         let load = Load { size: 0, ..load };
         self.report.sample(server_name(name), what, load, pool.bytes(), Sample::new(round, &done));
         Ok(())
@@ -289,7 +336,8 @@ impl Bench {
         for subject in self.who("90/10", load, round) {
             let (pool, time) = (self.pool(subject, 20, From::Uniform)?, self.time());
             let Subject { name, server, layout } = &self.subjects[subject];
-            let (liked, server, layout) = (&mut self.liked[*server], &self.servers[*server], *layout);
+            let (liked, server, layout) =
+                (&mut self.liked[*server], &self.servers[*server], *layout);
             let (mut rng, data) = (self.rng.fork(), &self.data);
             let mut next = |out: &mut Vec<u8>| {
                 let (viewer, post) = liked.next(data, &mut rng);
@@ -302,15 +350,24 @@ impl Bench {
         Ok(())
     }
 
-    /// Compares the counters of posts that were liked. Afterwards no page that was checked before is as it was.
+    /// Compares the counters of posts that were liked. Afterwards no page that was checked before
+    /// is as it was.
     fn check_likes(&mut self) -> io::Result<()> {
         self.pools.clear();
         for Subject { name, server, layout } in &self.subjects {
             let liked = &self.liked[*server];
-            let (_, checked) = Pool::of_pages(&self.servers[*server], *layout, (&self.data, liked), &liked.pages(500))?;
+            let (_, checked) = Pool::of_pages(
+                &self.servers[*server],
+                *layout,
+                (&self.data, liked),
+                &liked.pages(500),
+            )?;
             // One in 10,000 is expected where a filter decides; where a set does, none.
             let most = if layout.is_ours() { 5 + checked.likes / 2_000 } else { 0 };
-            eprintln!("       {name}: {} of {} likes were taken for given", checked.uncounted, checked.likes);
+            eprintln!(
+                "       {name}: {} of {} likes were taken for given",
+                checked.uncounted, checked.likes
+            );
             if checked.uncounted > most {
                 return Err(io::Error::other(format!(
                     "{} of {} likes were not counted",
@@ -332,14 +389,19 @@ impl Bench {
                     continue;
                 }
                 let latency = open(server, &pool, 8, rate, self.time() * 3, &mut self.rng)?;
-                self.report.latency(Latencies { subject: self.subjects[subject].name.clone(), most, latency });
+                self.report.latency(Latencies {
+                    subject: self.subjects[subject].name.clone(),
+                    most,
+                    latency,
+                });
             }
         }
         Ok(())
     }
 
-    /// One core for a server of one worker and its client, and two cores for one of two workers and its client, by turns. The client takes a
-    /// part of what the cores give in both, and as large a one.
+    /// One core for a server of one worker and its client, and two cores for one of two workers and
+    /// its client, by turns. The client takes a part of what the cores give in both, and as large a
+    /// one.
     fn scaling(&mut self) -> io::Result<()> {
         let cores = |number: usize| {
             let mut set = CpuSet::new();
@@ -350,20 +412,23 @@ impl Bench {
         for workers in [1, 2] {
             cores(workers)?;
             let more = format!("[server]\nworkers = {workers}\n");
-            let server = Server::tidemark(self.args.tidemark.as_deref(), &self.args.dir, "everysec", &more)?;
+            let server =
+                Server::tidemark(self.args.tidemark.as_deref(), &self.args.dir, "everysec", &more)?;
             let mut client = server.client()?;
             Layout::Feed.load_posts(&self.data, &mut client)?;
             Layout::Feed.load_flags(&self.data, &mut client)?;
             let mut rng = fastrand::Rng::with_seed(self.args.seed + 20);
             let pages = self.data.pages(POOL, 20, From::Uniform, &mut rng);
-            let (pool, _) = Pool::of_pages(&server, Layout::Feed, (&self.data, &Liked::default()), &pages)?;
+            let (pool, _) =
+                Pool::of_pages(&server, Layout::Feed, (&self.data, &Liked::default()), &pages)?;
             both.push((workers, server, pool));
         }
         for round in 0..self.args.rounds {
             for (workers, server, pool) in &both {
                 cores(*workers)?;
                 let done = closed(server, pool, None, 8, 8, self.time() * 2)?;
-                self.report.scaling(Scaling { workers: *workers, sample: Sample::new(round, &done) });
+                self.report
+                    .scaling(Scaling { workers: *workers, sample: Sample::new(round, &done) });
             }
         }
         pin(CLIENT_CORE)
@@ -445,7 +510,9 @@ impl Bench {
     /// Writes table and plots, if they are wanted.
     fn save(&self) -> io::Result<()> {
         let is_whole = !self.args.short && !self.args.train && self.args.only.is_empty();
-        if let Some(out) = self.args.out.clone().or(is_whole.then(|| PathBuf::from("docs/performance"))) {
+        if let Some(out) =
+            self.args.out.clone().or(is_whole.then(|| PathBuf::from("docs/performance")))
+        {
             std::fs::create_dir_all(&out)?;
             std::fs::write(out.join("feed.md"), table::markdown(&self.report))?;
             plot::all(&self.report, &out)?;

@@ -23,7 +23,11 @@ pub(crate) fn all(report: &Report, folder: &Path) -> io::Result<()> {
         if !is_base {
             continue;
         }
-        let name = if cell.what == "ping" { format!("{} PING", cell.subject) } else { cell.subject.clone() };
+        let name = if cell.what == "ping" {
+            format!("{} PING", cell.subject)
+        } else {
+            cell.subject.clone()
+        };
         add(&mut pages, name, (cell.load.pipeline as f64, cell.per_cpu_s()));
     }
     draw(
@@ -70,17 +74,24 @@ fn draw(file: &Path, title: &str, x: &str, y: &str, lines: &[Line]) -> io::Resul
         .margin(12)
         .x_label_area_size(44)
         .y_label_area_size(90)
-        .build_cartesian_2d(0.0..most(|p| p.0) * 1.02, (least * 0.7..most(|p| p.1) * 1.4).log_scale())
+        .build_cartesian_2d(
+            0.0..most(|p| p.0) * 1.02,
+            (least * 0.7..most(|p| p.1) * 1.4).log_scale(),
+        )
         .map_err(wrong)?;
-    chart.configure_mesh().x_desc(x).y_desc(y).y_label_formatter(&|v| format!("{v:.0}")).draw().map_err(wrong)?;
+    chart
+        .configure_mesh()
+        .x_desc(x)
+        .y_desc(y)
+        .y_label_formatter(&|v| format!("{v:.0}"))
+        .draw()
+        .map_err(wrong)?;
     for (index, (name, points)) in lines.iter().enumerate() {
         let color = Palette99::pick(index).mix(1.0);
         let line = LineSeries::new(points.iter().copied(), color.stroke_width(2)).point_size(3);
-        chart
-            .draw_series(line)
-            .map_err(wrong)?
-            .label(name)
-            .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 18, y)], color.stroke_width(3)));
+        chart.draw_series(line).map_err(wrong)?.label(name).legend(move |(x, y)| {
+            PathElement::new(vec![(x, y), (x + 18, y)], color.stroke_width(3))
+        });
     }
     chart
         .configure_series_labels()

@@ -1,5 +1,5 @@
-//! Requests made before a run, with the replies that they must get, byte for byte: so the load costs the client next to nothing, and
-//! nothing that a server answers goes unchecked.
+//! Requests made before a run, with the replies that they must get, byte for byte: so the load
+//! costs the client next to nothing, and nothing that a server answers goes unchecked.
 
 use crate::data::{Data, Liked, Page};
 use crate::layout::Layout;
@@ -26,7 +26,8 @@ pub(crate) struct Checked {
     pub(crate) false_yes: u64,
     /// Likes of the posts looked at.
     pub(crate) likes: u64,
-    /// Those of them that were taken for given already, so that their counter was not moved: the cost of a false yes.
+    /// Those of them that were taken for given already, so that their counter was not moved: the
+    /// cost of a false yes.
     pub(crate) uncounted: u64,
 }
 
@@ -47,8 +48,9 @@ impl Pool {
         self.lines.push(lines);
     }
 
-    /// Asks the server for all pages, one by one, and compares its answers with the data: counters must be equal, a flag that is set must
-    /// be found; one that is not may be found by the configured rate of a Bloom filter, and is counted. So may a like be that FEED.ACT took for
+    /// Asks the server for all pages, one by one, and compares its answers with the data: counters
+    /// must be equal, a flag that is set must be found; one that is not may be found by the
+    /// configured rate of a Bloom filter, and is counted. So may a like be that FEED.ACT took for
     /// given: that is counted, too, and how many there may be is for the caller to say.
     pub(crate) fn of_pages(
         server: &Server,
@@ -86,12 +88,17 @@ impl Pool {
                 let given = liked.of(post);
                 let uncounted = sums[0] - counts[0];
                 if counts[1..] != sums[1..] || lost || !(0..=given).contains(&uncounted) {
-                    return Err(io::Error::other(format!("post {post} for {}: {counts:?} {flags:?}", page.viewer)));
+                    return Err(io::Error::other(format!(
+                        "post {post} for {}: {counts:?} {flags:?}",
+                        page.viewer
+                    )));
                 }
                 checked.likes += given as u64;
                 checked.uncounted += uncounted as u64;
                 checked.flags += 2;
-                checked.false_yes += expected.iter().zip(flags).filter(|(set, shown)| !**set && **shown).count() as u64;
+                checked.false_yes +=
+                    expected.iter().zip(flags).filter(|(set, shown)| !**set && **shown).count()
+                        as u64;
             }
             pool.push(&request, &reply, layout.lines(page));
         }
@@ -123,6 +130,9 @@ impl Pool {
 
     /// Bytes of a request and a reply, in the mean.
     pub(crate) fn bytes(&self) -> (f64, f64) {
-        (self.requests.len() as f64 / self.len() as f64, self.replies.len() as f64 / self.len() as f64)
+        (
+            self.requests.len() as f64 / self.len() as f64,
+            self.replies.len() as f64 / self.len() as f64,
+        )
     }
 }

@@ -6,7 +6,8 @@ use crate::pool::Checked;
 use std::fmt;
 use tidemark_bench::play::median;
 
-/// What is asked for: the size of a page (0: no page), where its posts come from, over how many connections, how many at once.
+/// What is asked for: the size of a page (0: no page), where its posts come from, over how many
+/// connections, how many at once.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Load {
     pub(crate) size: usize,
@@ -61,7 +62,9 @@ impl Cell {
 
     /// By CPU time beside another one, in the rounds that both were measured in.
     fn over(&self, other: &Cell) -> Spread {
-        let same = |s: &Sample| Some(s.per_cpu_s / other.samples.iter().find(|o| o.round == s.round)?.per_cpu_s);
+        let same = |s: &Sample| {
+            Some(s.per_cpu_s / other.samples.iter().find(|o| o.round == s.round)?.per_cpu_s)
+        };
         Spread(self.samples.iter().filter_map(same).collect())
     }
 }
@@ -147,14 +150,33 @@ impl Report {
         }
     }
 
-    pub(crate) fn sample(&mut self, subject: &str, what: &'static str, load: Load, bytes: (f64, f64), sample: Sample) {
+    pub(crate) fn sample(
+        &mut self,
+        subject: &str,
+        what: &'static str,
+        load: Load,
+        bytes: (f64, f64),
+        sample: Sample,
+    ) {
         eprintln!(
             "round {} {what:6} {subject:20} page {:2} {:?} connections {:2} pipeline {:2}: {:9.0}/s {:9.0}/CPU s",
-            sample.round, load.size, load.from, load.connections, load.pipeline, sample.per_s, sample.per_cpu_s
+            sample.round,
+            load.size,
+            load.from,
+            load.connections,
+            load.pipeline,
+            sample.per_s,
+            sample.per_cpu_s
         );
         match self.cells.iter_mut().find(|c| c.is(subject, what, load)) {
             Some(cell) => cell.samples.push(sample),
-            None => self.cells.push(Cell { subject: subject.to_owned(), what, load, bytes, samples: vec![sample] }),
+            None => self.cells.push(Cell {
+                subject: subject.to_owned(),
+                what,
+                load,
+                bytes,
+                samples: vec![sample],
+            }),
         }
     }
 
@@ -164,13 +186,19 @@ impl Report {
 
     pub(crate) fn latency(&mut self, latency: Latencies) {
         let Latency { rate, p50, p99, p999 } = latency.latency;
-        eprintln!("latency {:20} at {rate:7.0}/s: p50 {p50:.0} p99 {p99:.0} p99.9 {p999:.0}", latency.subject);
+        eprintln!(
+            "latency {:20} at {rate:7.0}/s: p50 {p50:.0} p99 {p99:.0} p99.9 {p999:.0}",
+            latency.subject
+        );
         self.latencies.push(latency);
     }
 
     pub(crate) fn scaling(&mut self, scaling: Scaling) {
         let Scaling { workers, sample } = &scaling;
-        eprintln!("round {} {workers} workers: {:9.0}/s {:9.0}/CPU s", sample.round, sample.per_s, sample.per_cpu_s);
+        eprintln!(
+            "round {} {workers} workers: {:9.0}/s {:9.0}/CPU s",
+            sample.round, sample.per_s, sample.per_cpu_s
+        );
         self.scaling.push(scaling);
     }
 
@@ -190,20 +218,28 @@ impl Report {
 
     /// Beside the strongest peer under the same load.
     pub(crate) fn times(&self, cell: &Cell) -> Option<Spread> {
-        let peers =
-            self.cells.iter().filter(|peer| !peer.is_ours() && (peer.what, peer.load) == (cell.what, cell.load));
+        let peers = self
+            .cells
+            .iter()
+            .filter(|peer| !peer.is_ours() && (peer.what, peer.load) == (cell.what, cell.load));
         Some(cell.over(peers.max_by(|a, b| a.per_cpu_s().total_cmp(&b.per_cpu_s()))?))
     }
 
     /// Beside the same server's PING or ECHO.
     pub(crate) fn of_ceiling(&self, cell: &Cell, what: &str) -> Option<Spread> {
         let server = cell.subject.split(' ').next()?;
-        Some(cell.over(self.find(server, what, Load { size: 0, from: From::Uniform, ..cell.load })?))
+        Some(cell.over(self.find(
+            server,
+            what,
+            Load { size: 0, from: From::Uniform, ..cell.load },
+        )?))
     }
 
-    /// Two workers on two cores beside one on one, round by round: by the clock, and by CPU time if each has all of a core.
+    /// Two workers on two cores beside one on one, round by round: by the clock, and by CPU time if
+    /// each has all of a core.
     pub(crate) fn two_cores(&self) -> Option<(Spread, Spread)> {
-        let of = |workers| self.scaling.iter().filter(move |s| s.workers == workers).map(|s| s.sample);
+        let of =
+            |workers| self.scaling.iter().filter(move |s| s.workers == workers).map(|s| s.sample);
         let rounds: Vec<(Sample, Sample)> = of(1).zip(of(2)).collect();
         let by = |value: fn(&Sample) -> f64, times: f64| {
             Spread(rounds.iter().map(|(one, two)| times * value(two) / value(one)).collect())
@@ -215,18 +251,36 @@ impl Report {
     pub(crate) fn asked(&self) -> Vec<Asked> {
         let feed = |what, pipeline| self.find("tidemark feed", what, Load::base(pipeline));
         let lines = [
-            ("unpipelined, of PING", 0.75, feed("read", 1).and_then(|cell| self.of_ceiling(cell, "ping"))),
+            (
+                "unpipelined, of PING",
+                0.75,
+                feed("read", 1).and_then(|cell| self.of_ceiling(cell, "ping")),
+            ),
             (
                 "unpipelined, of an ECHO of its bytes",
                 0.9,
                 feed("read", 1).and_then(|cell| self.of_ceiling(cell, "echo")),
             ),
-            ("by 8, times the strongest peer", 10.0, feed("read", 8).and_then(|cell| self.times(cell))),
-            ("by 32, times the strongest peer", 14.0, feed("read", 32).and_then(|cell| self.times(cell))),
-            ("90/10 by 8, times the strongest peer", 8.0, feed("90/10", 8).and_then(|cell| self.times(cell))),
+            (
+                "by 8, times the strongest peer",
+                10.0,
+                feed("read", 8).and_then(|cell| self.times(cell)),
+            ),
+            (
+                "by 32, times the strongest peer",
+                14.0,
+                feed("read", 32).and_then(|cell| self.times(cell)),
+            ),
+            (
+                "90/10 by 8, times the strongest peer",
+                8.0,
+                feed("90/10", 8).and_then(|cell| self.times(cell)),
+            ),
             ("two cores, times one, by CPU time", 1.8, self.two_cores().map(|(_, cpu)| cpu)),
         ];
-        let line = |(what, at_least, found): (_, _, Option<Spread>)| Some(Asked { what, at_least, found: found? });
+        let line = |(what, at_least, found): (_, _, Option<Spread>)| {
+            Some(Asked { what, at_least, found: found? })
+        };
         lines.into_iter().filter_map(line).collect()
     }
 }

@@ -32,7 +32,11 @@ fn write(report: &Report, out: &mut String) -> fmt::Result {
     }
     if let Some(idle) = report.idle {
         let verdict = if idle < 0.005 { "reached" } else { "**not reached**" };
-        writeln!(out, "| idle, 100 connections: percent of a core | below 0.5 | {:.2} | {verdict} |", idle * 100.0)?;
+        writeln!(
+            out,
+            "| idle, 100 connections: percent of a core | below 0.5 | {:.2} | {verdict} |",
+            idle * 100.0
+        )?;
     }
     cells(report, out)?;
     writeln!(
@@ -43,7 +47,12 @@ fn write(report: &Report, out: &mut String) -> fmt::Result {
         writeln!(
             out,
             "| {} | {:.1} | {:.1} | {:.0} | {:.0} | {:.0} |",
-            l.subject, l.bytes_per_post, l.bytes_per_pair, l.posts_per_s, l.posts_per_cpu_s, l.pairs_per_cpu_s
+            l.subject,
+            l.bytes_per_post,
+            l.bytes_per_pair,
+            l.posts_per_s,
+            l.posts_per_cpu_s,
+            l.pairs_per_cpu_s
         )?;
     }
     if !report.latencies.is_empty() {
@@ -52,7 +61,8 @@ fn write(report: &Report, out: &mut String) -> fmt::Result {
             "\n## Latency\n\nOpen loop, 8 connections, one page of 20 at a time, microseconds from the moment when the page was due.\n\n| server, layout | most pages/s | at pages/s | p50 | p99 | p99.9 |\n|---|---|---|---|---|---|"
         )?;
     }
-    for Latencies { subject, most, latency: Latency { rate, p50, p99, p999 } } in &report.latencies {
+    for Latencies { subject, most, latency: Latency { rate, p50, p99, p999 } } in &report.latencies
+    {
         writeln!(out, "| {subject} | {most:.0} | {rate:.0} | {p50:.0} | {p99:.0} | {p999:.0} |")?;
     }
     writeln!(

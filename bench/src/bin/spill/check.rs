@@ -18,26 +18,43 @@ pub(crate) fn every_row(node: &Node, all: &Rows, rows: u64, rounds: u64) -> io::
 }
 
 /// One page of neighbours in so many.
-pub(crate) fn one_in(node: &Node, all: &Rows, rows: u64, rounds: u64, pages: u64) -> io::Result<Duration> {
+pub(crate) fn one_in(
+    node: &Node,
+    all: &Rows,
+    rows: u64,
+    rounds: u64,
+    pages: u64,
+) -> io::Result<Duration> {
     let began = Instant::now();
     let part = rows.div_ceil(LINKS);
     std::thread::scope(|scope| {
         let parts = (0..LINKS).map(|n| (n * part)..((n + 1) * part).min(rows));
-        let threads: Vec<_> =
-            parts.map(|range| scope.spawn(move || some_rows(node, all, range, rounds, pages))).collect();
-        threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| io::Error::other("a check panicked"))?)
+        let threads: Vec<_> = parts
+            .map(|range| scope.spawn(move || some_rows(node, all, range, rounds, pages)))
+            .collect();
+        threads.into_iter().try_for_each(|thread| {
+            thread.join().map_err(|_| io::Error::other("a check panicked"))?
+        })
     })?;
     Ok(began.elapsed())
 }
 
-fn some_rows(node: &Node, all: &Rows, range: std::ops::Range<u64>, rounds: u64, pages: u64) -> io::Result<()> {
+fn some_rows(
+    node: &Node,
+    all: &Rows,
+    range: std::ops::Range<u64>,
+    rounds: u64,
+    pages: u64,
+) -> io::Result<()> {
     pages_of(node, all, range, rounds, pages, |link, first, text| {
-        link.expect(text).map_err(|error| io::Error::other(format!("rows from number {first}: {error}")))?;
+        link.expect(text)
+            .map_err(|error| io::Error::other(format!("rows from number {first}: {error}")))?;
         Ok(true)
     })
 }
 
-/// Asks for one page of neighbours in so many, and hands the number of its first row and what it must be to `look`, until that says that it has enough.
+/// Asks for one page of neighbours in so many, and hands the number of its first row and what it
+/// must be to `look`, until that says that it has enough.
 fn pages_of(
     node: &Node,
     all: &Rows,
@@ -71,7 +88,8 @@ fn pages_of(
     Ok(())
 }
 
-/// Rows of `from..to` were being loaded when the node was killed: each is whole or absent, and they were lost from the end. How many are there.
+/// Rows of `from..to` were being loaded when the node was killed: each is whole or absent, and they
+/// were lost from the end. How many are there.
 pub(crate) fn whole_or_absent(node: &Node, all: &Rows, from: u64, to: u64) -> io::Result<u64> {
     let mut client = node.client()?;
     // Whole pages, up to the first one that is not as it was to be.
@@ -87,14 +105,17 @@ pub(crate) fn whole_or_absent(node: &Node, all: &Rows, from: u64, to: u64) -> io
     for first in (whole..to).step_by(TOGETHER as usize) {
         let numbers: Vec<u64> = (first..(first + TOGETHER).min(to)).collect();
         let ids: Vec<String> = numbers.iter().map(|&number| id(number).to_string()).collect();
-        let words: Vec<&[u8]> =
-            [&b"CNT.GET"[..], SPACE.as_bytes()].into_iter().chain(ids.iter().map(String::as_bytes)).collect();
+        let words: Vec<&[u8]> = [&b"CNT.GET"[..], SPACE.as_bytes()]
+            .into_iter()
+            .chain(ids.iter().map(String::as_bytes))
+            .collect();
         use redis_protocol::resp2::types::OwnedFrame::{Array, Integer};
         let Array(rows) = client.call(&words)? else { return Err(io::Error::other("no rows")) };
         let mut seen = 0;
         for (row, &number) in rows.iter().zip(&numbers) {
             let Array(values) = row else { continue };
-            let values: Vec<i64> = values.iter().map(|v| if let Integer(n) = v { *n } else { i64::MIN }).collect();
+            let values: Vec<i64> =
+                values.iter().map(|v| if let Integer(n) = v { *n } else { i64::MIN }).collect();
             if values != all.row(number) {
                 return Err(io::Error::other(format!("row {number} is half there: {values:?}")));
             }
@@ -114,7 +135,8 @@ pub(crate) fn change(node: &Node, all: &Rows, rows: u64, round: u64) -> io::Resu
     let mut link = node.connect()?;
     let with = |at: u64| -> Vec<u64> { (at..rows).step_by(STRIDE as usize).collect() };
     let (raised, deleted) = (with(round), with(STRIDE - 1 - round));
-    for (raised, deleted) in raised.chunks(TOGETHER as usize).zip(deleted.chunks(TOGETHER as usize)) {
+    for (raised, deleted) in raised.chunks(TOGETHER as usize).zip(deleted.chunks(TOGETHER as usize))
+    {
         let (mut bytes, mut text) = (Vec::new(), Vec::new());
         let mut words = vec!["CNT.MINCRBY".to_owned(), SPACE.to_owned()];
         text.extend_from_slice(format!("*{}\r\n", raised.len()).as_bytes());

@@ -21,8 +21,13 @@ impl Disk<'_> {
     fn mount(path: &Path) -> io::Result<Disk<'_>> {
         std::fs::create_dir_all(path)?;
         let size = format!("size={DISK_MIB}m");
-        let status = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "none"]).arg(path).status()?;
-        if status.success() { Ok(Disk(path)) } else { Err(error("no tmpfs can be mounted: this needs root")) }
+        let status =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &size, "none"]).arg(path).status()?;
+        if status.success() {
+            Ok(Disk(path))
+        } else {
+            Err(error("no tmpfs can be mounted: this needs root"))
+        }
     }
 
     /// Leaves so many bytes free, or a little less: others write meanwhile.
@@ -55,7 +60,8 @@ impl Drop for Disk<'_> {
     }
 }
 
-/// Sets rows from number `from` on, until one is refused, or all below `to` are there: the first one that is not, and why.
+/// Sets rows from number `from` on, until one is refused, or all below `to` are there: the first
+/// one that is not, and why.
 fn set(node: &Node, all: &Rows, from: u64, to: u64) -> io::Result<(u64, Option<String>)> {
     use redis_protocol::resp2::types::OwnedFrame::Error;
     let mut client = node.client()?;
@@ -65,7 +71,10 @@ fn set(node: &Node, all: &Rows, from: u64, to: u64) -> io::Result<(u64, Option<S
         for number in numbers.clone() {
             let mut words = vec!["CNT.SET".to_owned(), SPACE.to_owned(), id(number).to_string()];
             let row = all.row(number);
-            names.iter().zip(row).for_each(|(name, value)| words.extend([(*name).to_owned(), value.to_string()]));
+            names
+                .iter()
+                .zip(row)
+                .for_each(|(name, value)| words.extend([(*name).to_owned(), value.to_string()]));
             client.push(&words.iter().map(String::as_bytes).collect::<Vec<_>>());
         }
         let replies = numbers.clone().map(|_| client.reply()).collect::<io::Result<Vec<_>>>()?;
@@ -78,8 +87,13 @@ fn set(node: &Node, all: &Rows, from: u64, to: u64) -> io::Result<(u64, Option<S
     Ok((to, None))
 }
 
-/// Lets the disk fill up while a cold file is being written, until that fails for want of room: `attempt` has one written, and says whether it was.
-fn fill_in_the_middle(disk: &Disk<'_>, data: &Path, mut attempt: impl FnMut() -> io::Result<bool>) -> io::Result<()> {
+/// Lets the disk fill up while a cold file is being written, until that fails for want of room:
+/// `attempt` has one written, and says whether it was.
+fn fill_in_the_middle(
+    disk: &Disk<'_>,
+    data: &Path,
+    mut attempt: impl FnMut() -> io::Result<bool>,
+) -> io::Result<()> {
     for _ in 0..50 {
         let over = AtomicBool::new(false);
         let written = std::thread::scope(|scope| {
@@ -102,9 +116,11 @@ fn fill_in_the_middle(disk: &Disk<'_>, data: &Path, mut attempt: impl FnMut() ->
     Err(error("each file was written before the disk was full"))
 }
 
-/// Whether the file that is being written, or the next one, comes to its end, and `figure` grows: else writing it fails.
+/// Whether the file that is being written, or the next one, comes to its end, and `figure` grows:
+/// else writing it fails.
 fn was_written(node: &Node, data: &Path, figure: &str) -> io::Result<bool> {
-    let (before, failures, began) = (node.info(figure)?, node.info("spill_failures")?, Instant::now());
+    let (before, failures, began) =
+        (node.info(figure)?, node.info("spill_failures")?, Instant::now());
     while began.elapsed().as_secs() < 60 {
         if node.info("spill_failures")? > failures {
             return Ok(false);
@@ -130,7 +146,8 @@ pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
     wait_for("some spills", 60, || Ok(cold_rows(&node)? > 1e6))?;
     fill_in_the_middle(&disk, &data, || was_written(&node, &data, "cold_rows"))?;
     println!("  a spill has failed: {}", node.text("spill_last_error")?);
-    // The log is on the same disk, and fills what it has there, whether the load is at its end or not.
+    // The log is on the same disk, and fills what it has there, whether the load is at its end or
+    // not.
     let mut told = None;
     wait_for("new rows are refused", 60, || {
         (rows, told) = set(&node, &all, rows, rows + 1000)?;
@@ -182,7 +199,10 @@ pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
     node.call(&["CONFIG", "SET", "spill.merge_bytes_per_s", "0"])?;
     wait_for("merges go on", 60, || Ok(node.call(&["TM.SPILL", "post", "100"]).is_ok()))?;
     check::every_row(&node, &all, rows, 1)?;
-    println!("  and after merges with room again; {:.0} changed rows wait", node.info("merge_backlog_rows")?);
+    println!(
+        "  and after merges with room again; {:.0} changed rows wait",
+        node.info("merge_backlog_rows")?
+    );
     node.kill()?;
     let node = Node::start(&data, setup)?;
     check::every_row(&node, &all, rows, 1)?;

@@ -10,7 +10,9 @@
 //! target/release/spill full  --dir DIR                     a disk that fills up in the middle of a spill and of a merge (a tmpfs: as root)
 //! ```
 //!
-//! `fill` of a folder that is there goes on with loading, after a check of what there is. The folder stays: `reads` and `hot` go on with what `fill` has made. What does not hold ends the program with an error.
+//! `fill` of a folder that is there goes on with loading, after a check of what there is. The
+//! folder stays: `reads` and `hot` go on with what `fill` has made. What does not hold ends the
+//! program with an error.
 
 mod check;
 mod full;
@@ -89,14 +91,17 @@ fn main() -> io::Result<()> {
         What::Node => node::serve(&dir, &setup),
         What::Fill { sample } => fill(&dir, &setup, rows, sample),
         What::Reads { rounds, number, turns } => read(&dir, &setup, (rows, rounds), number, turns),
-        What::Hot { rounds, rate, seconds, turns } => hot(&dir, &setup, (rows, rounds), rate, seconds, turns),
+        What::Hot { rounds, rate, seconds, turns } => {
+            hot(&dir, &setup, (rows, rounds), rate, seconds, turns)
+        }
         What::Full => full::run(&dir, &setup),
     }
 }
 
 /// What may be resident, of what the configuration says.
 const MOST: f64 = 1.1;
-/// Batches that are not synced, and changes that wait to be logged: `LogOptions::unsynced_bytes`, `CommitOptions::queued_keys`.
+/// Batches that are not synced, and changes that wait to be logged: `LogOptions::unsynced_bytes`,
+/// `CommitOptions::queued_keys`.
 const LOG_MIB: f64 = 16.0 + 24.0;
 
 fn error(text: impl Into<String>) -> io::Error {
@@ -105,11 +110,16 @@ fn error(text: impl Into<String>) -> io::Error {
 
 /// Whether a cold file is being written at this moment.
 fn is_writing(dir: &Path) -> bool {
-    let names = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let names =
+        std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.file_name());
     names.into_iter().any(|name| name.to_string_lossy().ends_with(".tcold.tmp"))
 }
 
-fn wait_for(what: &str, patience_s: u64, mut is: impl FnMut() -> io::Result<bool>) -> io::Result<()> {
+fn wait_for(
+    what: &str,
+    patience_s: u64,
+    mut is: impl FnMut() -> io::Result<bool>,
+) -> io::Result<()> {
     let began = Instant::now();
     while !is()? {
         if began.elapsed().as_secs() > patience_s {
@@ -125,12 +135,15 @@ fn loaded(node: &Node) -> io::Result<f64> {
     node.call(&["DBSIZE"])?.parse().map_err(io::Error::other)
 }
 
-/// Tells what is resident, and was at most since the last time: gives that as a part of what was planned.
+/// Tells what is resident, and was at most since the last time: gives that as a part of what was
+/// planned.
 fn memory(node: &Node, setup: &Setup, base_mib: f64, when: &str) -> io::Result<f64> {
     let (now, peak) = node.resident_mib();
     let mib = |name| node.info(name).map(|n| n / 1048576.0);
-    let (index, cached, deleted) = (mib("cold_index_bytes")?, mib("cold_cache_bytes")?, 24.0 * mib("overlay_deleted")?);
-    // A spill sorts ids piece by piece, and what is not synced yet the log has in memory: see the configuration, [spill].
+    let (index, cached, deleted) =
+        (mib("cold_index_bytes")?, mib("cold_cache_bytes")?, 24.0 * mib("overlay_deleted")?);
+    // A spill sorts ids piece by piece, and what is not synced yet the log has in memory: see the
+    // configuration, [spill].
     let spill = 16.0 * (setup.per_table as f64 / 16.0).max(65536.0) / 1048576.0 + 1.0;
     let overheads = base_mib + index + setup.cache_mib as f64 + deleted + spill + LOG_MIB;
     let planned = setup.limit_mib as f64 + overheads;
@@ -147,7 +160,13 @@ fn memory(node: &Node, setup: &Setup, base_mib: f64, when: &str) -> io::Result<f
     Ok(peak / planned)
 }
 
-fn check(node: &Node, all: &Rows, (rows, rounds): (u64, u64), sample: u64, when: &str) -> io::Result<()> {
+fn check(
+    node: &Node,
+    all: &Rows,
+    (rows, rounds): (u64, u64),
+    sample: u64,
+    when: &str,
+) -> io::Result<()> {
     let took = check::one_in(node, all, rows, rounds, sample)?;
     let of = if sample == 1 { "every one".to_owned() } else { format!("one in {sample}") };
     println!("  {of} of {rows} rows is right {when} ({:.0} s)", took.as_secs_f64());
@@ -195,16 +214,26 @@ fn fill(dir: &Path, setup: &Setup, rows: u64, sample: u64) -> io::Result<()> {
         wait_for("a spill", 600, || Ok(is_writing(dir)))?;
         let killed = Instant::now();
         loading += killed - began;
-        worst = worst.max(memory(&node, setup, base_mib, "before a kill in the middle of a spill")?);
+        worst =
+            worst.max(memory(&node, setup, base_mib, "before a kill in the middle of a spill")?);
         node.kill()?;
         node = start(dir, setup, "after it")?;
-        // What is synced every second has at most a second to lose, and the time that the sync takes.
-        let safe = seen.iter().rev().find(|seen| killed - seen.0 > Duration::from_secs(3)).map_or(0.0, |seen| seen.1);
+        // What is synced every second has at most a second to lose, and the time that the sync
+        // takes.
+        let safe = seen
+            .iter()
+            .rev()
+            .find(|seen| killed - seen.0 > Duration::from_secs(3))
+            .map_or(0.0, |seen| seen.1);
         let there = from + check::whole_or_absent(&node, &all, from, rows)?;
         if (there as f64) < safe * 0.999 {
-            return Err(error(format!("{there} rows are there, {safe} had been 3 seconds before the kill")));
+            return Err(error(format!(
+                "{there} rows are there, {safe} had been 3 seconds before the kill"
+            )));
         }
-        println!("  {there} rows are there, each as it was; {safe:.0} had been 3 seconds before the kill");
+        println!(
+            "  {there} rows are there, each as it was; {safe:.0} had been 3 seconds before the kill"
+        );
         worst = worst.max(memory(&node, setup, base_mib, "after the restart")?);
         from = there.saturating_sub(1_000_000);
     }
@@ -217,7 +246,11 @@ fn fill(dir: &Path, setup: &Setup, rows: u64, sample: u64) -> io::Result<()> {
     check(&node, &all, (rows, 0), sample, "right after the load")?;
     worst = worst.max(memory(&node, setup, base_mib, "after that check")?);
     let (bytes, cold) = (node.info("cold_file_bytes")?, node.info("cold_rows")?);
-    println!("  {:.0} files, {cold} rows in them, {:.3} bytes per row", node.info("cold_files")?, bytes / cold);
+    println!(
+        "  {:.0} files, {cold} rows in them, {:.3} bytes per row",
+        node.info("cold_files")?,
+        bytes / cold
+    );
     if bytes / cold > 7.0 {
         return Err(error("more than 7 bytes per row"));
     }
@@ -228,7 +261,10 @@ fn fill(dir: &Path, setup: &Setup, rows: u64, sample: u64) -> io::Result<()> {
     check(&node, &all, (rows, 0), sample, "after a restart")?;
     worst = worst.max(memory(&node, setup, base_mib, "after that check")?);
 
-    println!("changes of one row in {} and deletion of as many, then a kill in the middle of a merge", rows::STRIDE);
+    println!(
+        "changes of one row in {} and deletion of as many, then a kill in the middle of a merge",
+        rows::STRIDE
+    );
     let (mut rounds, mut took, waiting) = (0, Duration::ZERO, |node: &Node| {
         Ok::<f64, io::Error>(node.info("overlay_bytes")? + 24.0 * node.info("overlay_deleted")?)
     });
@@ -284,7 +320,13 @@ fn median(numbers: &mut [f64]) -> f64 {
     numbers.get(numbers.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-fn read(dir: &Path, setup: &Setup, (rows, rounds): (u64, u64), number: u64, turns: usize) -> io::Result<()> {
+fn read(
+    dir: &Path,
+    setup: &Setup,
+    (rows, rounds): (u64, u64),
+    number: u64,
+    turns: usize,
+) -> io::Result<()> {
     // Rows that are cached would be too cheap, and those of the last part are in memory.
     let setup = &Setup { cache_mib: 1, ..setup.clone() };
     let (all, mut node) = (Rows::new(), Node::start(dir, setup)?);
@@ -298,7 +340,8 @@ fn read(dir: &Path, setup: &Setup, (rows, rounds): (u64, u64), number: u64, turn
     for readers in [1, 2, 4, 8, 16] {
         let mut ratios = [vec![], vec![], vec![], vec![]];
         for turn in 0..turns {
-            // Each its own rows: what of the last one's were left in the system's memory is not to help.
+            // Each its own rows: what of the last one's were left in the system's memory is not to
+            // help.
             let pattern = |way: u64| {
                 let seed = readers << 16 | (turn as u64) << 8 | way;
                 files.drop_cache().map(|()| reads::Pattern { cold, rounds, readers, number, seed })
@@ -321,7 +364,8 @@ fn read(dir: &Path, setup: &Setup, (rows, rounds): (u64, u64), number: u64, turn
             ];
             ratios.iter_mut().zip(of).for_each(|(ratios, ratio)| ratios.push(ratio));
         }
-        let [inside99, served99, inside50, served50] = ratios.each_mut().map(|ratios| median(ratios));
+        let [inside99, served99, inside50, served50] =
+            ratios.each_mut().map(|ratios| median(ratios));
         println!(
             "  {readers:2} readers: of pread's p99 {inside99:.2} inside, {served99:.2} served; of its p50 {inside50:.2}, {served50:.2} (medians of \
              {turns} turns)"
@@ -330,12 +374,25 @@ fn read(dir: &Path, setup: &Setup, (rows, rounds): (u64, u64), number: u64, turn
     node.stop().map(drop)
 }
 
-fn hot(dir: &Path, setup: &Setup, (rows, rounds): (u64, u64), rate: u64, seconds: u64, turns: u64) -> io::Result<()> {
+fn hot(
+    dir: &Path,
+    setup: &Setup,
+    (rows, rounds): (u64, u64),
+    rate: u64,
+    seconds: u64,
+    turns: u64,
+) -> io::Result<()> {
     let setup = &Setup { cache_mib: 1, ..setup.clone() };
     let (all, node) = (Rows::new(), Node::start(dir, setup)?);
     let cold = (node.info("cold_rows")? as u64).min(rows) / 10 * 9;
     // The newest table's are in memory.
-    let load = hot::Load { hot: rows - 100_000..rows, cold, rounds, rate, time: Duration::from_secs(seconds) };
+    let load = hot::Load {
+        hot: rows - 100_000..rows,
+        cold,
+        rounds,
+        rate,
+        time: Duration::from_secs(seconds),
+    };
     let files = reads::Files::open(dir)?;
     hot::pages(&node, &all, &load, 0.0, 0)?;
     let (mut ratios, mut all_none, mut all_some) = (Vec::new(), Vec::new(), Vec::new());
@@ -352,7 +409,9 @@ fn hot(dir: &Path, setup: &Setup, (rows, rounds): (u64, u64), rate: u64, seconds
             let some = ask(0.05)?;
             (ask(0.0)?, some)
         };
-        let us = |ns: &[u64]| [0.5, 0.99, 0.999].map(|share| reads::percentile(&mut ns.to_vec(), share) / 1000.0);
+        let us = |ns: &[u64]| {
+            [0.5, 0.99, 0.999].map(|share| reads::percentile(&mut ns.to_vec(), share) / 1000.0)
+        };
         let (without, with) = (us(&none), us(&some));
         ratios.push(with[2] / without[2]);
         println!(

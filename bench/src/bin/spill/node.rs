@@ -1,5 +1,6 @@
-//! The server under measurement: a process of its own, as it is to be killed. It is this program again, which serves a folder, and
-//! on request loads rows by the same calls that its commands make, since sending 200,000,000 requests would measure sockets.
+//! The server under measurement: a process of its own, as it is to be killed. It is this program
+//! again, which serves a folder, and on request loads rows by the same calls that its commands
+//! make, since sending 200,000,000 requests would measure sockets.
 
 use crate::reads::{self, Measured, Pattern};
 use crate::rows::{FIELDS, Rows, SPACE, id};
@@ -43,8 +44,10 @@ pub(crate) fn serve(dir: &Path, setup: &Setup) -> io::Result<()> {
     config.spill.read_threads = setup.read_threads;
     config.spill.io_method = setup.io_method;
     let space = &mut config.counter[0];
-    (space.spill, space.rows_per_table, space.memory_limit_bytes) = (true, setup.per_table, setup.limit_mib << 20);
-    let server = tidemark_server::start(config, TcpListener::bind("127.0.0.1:0")?).map_err(io::Error::other)?;
+    (space.spill, space.rows_per_table, space.memory_limit_bytes) =
+        (true, setup.per_table, setup.limit_mib << 20);
+    let server = tidemark_server::start(config, TcpListener::bind("127.0.0.1:0")?)
+        .map_err(io::Error::other)?;
     println!("{}", server.port());
     let rows = Rows::new();
     for line in io::stdin().lines() {
@@ -119,9 +122,22 @@ impl Node {
         let mut child = Command::new(std::env::current_exe()?)
             .args(["node", "--dir"])
             .arg(dir)
-            .args(["--limit-mib", &setup.limit_mib.to_string(), "--cache-mib", &setup.cache_mib.to_string()])
-            .args(["--per-table", &setup.per_table.to_string(), "--read-threads", &setup.read_threads.to_string()])
-            .args(["--io-method", setup.io_method.to_possible_value().as_ref().map_or("auto", |v| v.get_name())])
+            .args([
+                "--limit-mib",
+                &setup.limit_mib.to_string(),
+                "--cache-mib",
+                &setup.cache_mib.to_string(),
+            ])
+            .args([
+                "--per-table",
+                &setup.per_table.to_string(),
+                "--read-threads",
+                &setup.read_threads.to_string(),
+            ])
+            .args([
+                "--io-method",
+                setup.io_method.to_possible_value().as_ref().map_or("auto", |v| v.get_name()),
+            ])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
@@ -144,7 +160,11 @@ impl Node {
     pub(crate) fn end_load(&mut self) -> io::Result<()> {
         let mut line = String::new();
         self.answers.read_line(&mut line)?;
-        if line.trim() == "done" { Ok(()) } else { Err(io::Error::other("the node ended while it loaded")) }
+        if line.trim() == "done" {
+            Ok(())
+        } else {
+            Err(io::Error::other("the node ended while it loaded"))
+        }
     }
 
     /// Has rows read by the process itself.
@@ -189,7 +209,9 @@ impl Node {
         let mut client = self.client()?;
         let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
         match client.call(&words)? {
-            BulkString(text) | SimpleString(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
+            BulkString(text) | SimpleString(text) => {
+                Ok(String::from_utf8_lossy(&text).into_owned())
+            }
             Integer(number) => Ok(number.to_string()),
             Error(text) => Err(io::Error::other(text)),
             other => Ok(format!("{other:?}")),
@@ -200,7 +222,9 @@ impl Node {
     pub(crate) fn text(&self, name: &str) -> io::Result<String> {
         let text = self.call(&["INFO"])?;
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        value.map(|value| value.trim().to_owned()).ok_or_else(|| io::Error::other(format!("INFO has no {name}")))
+        value
+            .map(|value| value.trim().to_owned())
+            .ok_or_else(|| io::Error::other(format!("INFO has no {name}")))
     }
 
     /// A number of INFO.
@@ -223,7 +247,8 @@ impl Node {
         (self.proc("status", "VmRSS") / 1024.0, self.proc("status", "VmHWM") / 1024.0)
     }
 
-    /// What INFO said of memory when most was resident since [`Node::forget_peak`], as far as somebody looked.
+    /// What INFO said of memory when most was resident since [`Node::forget_peak`], as far as
+    /// somebody looked.
     pub(crate) fn at_peak(&self) -> String {
         self.peak.seen.lock().map(|seen| seen.1.clone()).unwrap_or_default()
     }
@@ -252,7 +277,13 @@ impl Peak {
                 if let Ok(mut seen) = seen.lock()
                     && resident > seen.0 + 1.0
                 {
-                    *seen = (resident, format!("at {resident:.0}: {}", parts(&mut client, port).unwrap_or_default()));
+                    *seen = (
+                        resident,
+                        format!(
+                            "at {resident:.0}: {}",
+                            parts(&mut client, port).unwrap_or_default()
+                        ),
+                    );
                 }
                 drop(seen);
                 std::thread::sleep(Duration::from_millis(50));
@@ -305,7 +336,10 @@ impl Link {
             Some(got) => {
                 let at = (0..got).find(|&i| self.buffer[i] != reply[i]).unwrap_or(0);
                 let show = |bytes: &[u8]| {
-                    String::from_utf8_lossy(&bytes[at.saturating_sub(40)..(at + 60).min(bytes.len())]).into_owned()
+                    String::from_utf8_lossy(
+                        &bytes[at.saturating_sub(40)..(at + 60).min(bytes.len())],
+                    )
+                    .into_owned()
                 };
                 let (found, wanted) = (show(&self.buffer[..got]), show(reply));
                 Err(io::Error::other(format!("at byte {at}: {found:?} instead of {wanted:?}")))
@@ -313,7 +347,8 @@ impl Link {
         }
     }
 
-    /// Reads a reply as long as this one, and no further than where it is another: the bytes until then; the link is of no use any more.
+    /// Reads a reply as long as this one, and no further than where it is another: the bytes until
+    /// then; the link is of no use any more.
     pub(crate) fn differs(&mut self, reply: &[u8]) -> io::Result<Option<usize>> {
         self.buffer.resize(reply.len(), 0);
         let mut got = 0;

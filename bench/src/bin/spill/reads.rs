@@ -1,4 +1,5 @@
-//! Cold rows one by one, over sockets and without, beside plain reads of the same files: what one costs by the kernel's count, and how many go in parallel.
+//! Cold rows one by one, over sockets and without, beside plain reads of the same files: what one
+//! costs by the kernel's count, and how many go in parallel.
 
 use crate::node::{Node, proc_of};
 use crate::rows::{FIELDS, Rows, SPACE, id, reply, request};
@@ -32,7 +33,9 @@ impl Files {
 
     /// From now on reads come from the device.
     pub(crate) fn drop_cache(&self) -> io::Result<()> {
-        self.0.iter().try_for_each(|(file, _)| Ok(rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?))
+        self.0.iter().try_for_each(|(file, _)| {
+            Ok(rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?)
+        })
     }
 
     fn read(&self, rng: &mut fastrand::Rng, buffer: &mut [u8]) -> io::Result<()> {
@@ -65,7 +68,8 @@ pub(crate) struct Measured {
     /// Microseconds that half of them, and 99 of 100, do not exceed.
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
-    /// Bytes that the device gave, and calls of `read` and its like, among which io_uring's do not count, per read; by the kernel's count.
+    /// Bytes that the device gave, and calls of `read` and its like, among which io_uring's do not
+    /// count, per read; by the kernel's count.
     pub(crate) device_bytes: f64,
     pub(crate) calls: f64,
     /// Processor time per read, in microseconds.
@@ -102,7 +106,8 @@ pub(crate) fn percentile(ns: &mut [u64], share: f64) -> f64 {
 /// One reader's next read.
 type Read<'a> = Box<dyn FnMut() -> io::Result<()> + 'a>;
 
-/// What some reads cost, of which `read` gives the times in nanoseconds. `process`: whose calls and time are counted.
+/// What some reads cost, of which `read` gives the times in nanoseconds. `process`: whose calls and
+/// time are counted.
 fn measure(process: u32, read: impl FnOnce() -> io::Result<Vec<u64>>) -> io::Result<Measured> {
     let figures = || {
         let ticks = times_of(process);
@@ -125,7 +130,10 @@ fn measure(process: u32, read: impl FnOnce() -> io::Result<Vec<u64>>) -> io::Res
 }
 
 /// Runs this on so many threads, and gives all that they gave.
-fn on_threads(threads: u64, run: impl Fn(u64) -> io::Result<Vec<u64>> + Sync) -> io::Result<Vec<u64>> {
+fn on_threads(
+    threads: u64,
+    run: impl Fn(u64) -> io::Result<Vec<u64>> + Sync,
+) -> io::Result<Vec<u64>> {
     let run = &run;
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..threads).map(|n| scope.spawn(move || run(n))).collect();
@@ -176,8 +184,9 @@ pub(crate) fn served(node: &Node, all: &Rows, pattern: &Pattern) -> io::Result<M
     })
 }
 
-/// The same rows without sockets: as many threads as the server would have workers, each with a runtime, its share of the readers as tasks of that, as
-/// connections are. A reader has a row fetched, as a turn does, and looks.
+/// The same rows without sockets: as many threads as the server would have workers, each with a
+/// runtime, its share of the readers as tasks of that, as connections are. A reader has a row
+/// fetched, as a turn does, and looks.
 pub(crate) fn inside(engines: &Engines, all: &Rows, pattern: &Pattern) -> io::Result<Measured> {
     let workers = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     measure(std::process::id(), || {
@@ -195,7 +204,8 @@ async fn reader(engines: &Engines, all: &Rows, pattern: &Pattern, n: u64) -> io:
     for _ in 0..pattern.number / pattern.readers {
         let began = Instant::now();
         let number = rng.u64(..pattern.cold);
-        let space = engines.counter(SPACE.as_bytes()).ok_or_else(|| io::Error::other("no space"))?;
+        let space =
+            engines.counter(SPACE.as_bytes()).ok_or_else(|| io::Error::other("no space"))?;
         space.fetch(&[id(number)]).await;
         let mut row = [0; FIELDS];
         let found = space.get(id(number), &mut row).then_some(row);
@@ -240,8 +250,10 @@ pub(crate) fn plain(files: &Arc<Files>, pattern: &Pattern) -> io::Result<Measure
 /// Processor time of a process so far, in microseconds.
 fn times_of(process: u32) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().collect();
+    let fields: Vec<&str> =
+        text.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().collect();
     // Its own and the kernel's, in hundredths of a second.
-    let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok()).unwrap_or(f64::NAN);
+    let ticks =
+        |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok()).unwrap_or(f64::NAN);
     (ticks(11) + ticks(12)) * 1e4
 }

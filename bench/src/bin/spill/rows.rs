@@ -1,8 +1,9 @@
-//! The rows of the measurement: which posts there are and what each must be, as functions of its number, so that every row can be checked and
-//! none need be remembered.
+//! The rows of the measurement: which posts there are and what each must be, as functions of its
+//! number, so that every row can be checked and none need be remembered.
 //!
-//! Ids rise, one in 4,096 taken. Counts are log-normal, as `counter_memory` has them: like with mean 39, read with mean 2,900, repost and
-//! comment with mean 8 and two thirds of them 0. Changes come in rounds: round `r` adds 1 to the likes of every row whose number is `r` modulo
+//! Ids rise, one in 4,096 taken. Counts are log-normal, as `counter_memory` has them: like with
+//! mean 39, read with mean 2,900, repost and comment with mean 8 and two thirds of them 0. Changes
+//! come in rounds: round `r` adds 1 to the likes of every row whose number is `r` modulo
 //! [`STRIDE`], and deletes those whose number is `STRIDE - 1 - r`.
 
 /// The counter space, and its fields.
@@ -40,7 +41,8 @@ impl Rows {
                     return 0;
                 }
                 // Box and Muller.
-                let normal = (-2.0 * (1.0 - rng.f64()).ln()).sqrt() * (rng.f64() * std::f64::consts::TAU).cos();
+                let normal = (-2.0 * (1.0 - rng.f64()).ln()).sqrt()
+                    * (rng.f64() * std::f64::consts::TAU).cos();
                 ((mean / share).ln() - sigma * sigma / 2.0 + sigma * normal).exp() as i64
             };
             (0..DRAWN).map(|_| one()).collect()

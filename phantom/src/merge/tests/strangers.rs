@@ -13,7 +13,10 @@ fn a_union_that_would_break_the_rate_is_refused_whole() {
     let merged = merge(&here, &differing(&here, &there, 0));
     assert!(matches!(merged, Err(MergeError::Overfull)));
     let tables = here.tables_probed(100_000);
-    assert!(tables[0].measured.rate().unwrap() < 0.0015, "what came before the refusal is within the rate: {tables:?}");
+    assert!(
+        tables[0].measured.rate().unwrap() < 0.0015,
+        "what came before the refusal is within the rate: {tables:?}"
+    );
     assert!((1..15_000).all(|member| answer(&here, member) == Answer::Yes));
 }
 
@@ -35,13 +38,17 @@ fn bits_that_no_pairs_have_set_are_refused() {
     for (i, shape) in shapes.into_iter().enumerate() {
         let words = (0..block.words.len()).map(shape).collect();
         let hostile = Block { place: block.place(), highest: 99, words, revoked: vec![] };
-        assert!(matches!(here.merge_block(&hostile, || ()), Err(MergeError::Overfull)), "shape {i}");
+        assert!(
+            matches!(here.merge_block(&hostile, || ()), Err(MergeError::Overfull)),
+            "shape {i}"
+        );
         assert_eq!(here.digest(0), before);
     }
     assert!(here.merge_block(&block, || ()).is_ok());
 }
 
-/// M3: what is refused leaves no filter in the chain, no place taken among the revoked, and the frontier where it was.
+/// M3: what is refused leaves no filter in the chain, no place taken among the revoked, and the
+/// frontier where it was.
 #[test]
 fn a_refused_block_has_changed_nothing() {
     let (here, there) = (site(), site());
@@ -54,14 +61,21 @@ fn a_refused_block_has_changed_nothing() {
     }
     let blocks = differing(&here, &there, 0);
     // The first filter, and then the first extension, which is not there yet.
-    let extension = first_extension(&here, &blocks, |block| _ = here.merge_block(block, || ()).unwrap());
+    let extension =
+        first_extension(&here, &blocks, |block| _ = here.merge_block(block, || ()).unwrap());
     let state = |space: &Space| {
-        (space.digest(0), space.highest_id(), space.memory_bytes(), space.tables_probed(0)[0].extensions)
+        (
+            space.digest(0),
+            space.highest_id(),
+            space.memory_bytes(),
+            space.tables_probed(0)[0].extensions,
+        )
     };
     let before = state(&here);
     let entered = || panic!("nothing is refused after this");
-    let refuse =
-        |space: &Space, block: &Block| space.merge_block(block, entered).map(|((), _)| ()).unwrap_err().to_string();
+    let refuse = |space: &Space, block: &Block| {
+        space.merge_block(block, entered).map(|((), _)| ()).unwrap_err().to_string()
+    };
     let last = 99;
     let hostile = |words: Vec<u64>, highest: u64| Block {
         place: extension.place,
@@ -69,7 +83,10 @@ fn a_refused_block_has_changed_nothing() {
         words,
         revoked: extension.revoked.clone(),
     };
-    assert!(refuse(&here, &hostile(vec![u64::MAX; extension.words.len()], last)).contains("exceed the error rate"));
+    assert!(
+        refuse(&here, &hostile(vec![u64::MAX; extension.words.len()], last))
+            .contains("exceed the error rate")
+    );
     assert_eq!(state(&here), before);
     refuse(&here, &hostile(extension.words.clone(), 1 << 40));
     assert_eq!(state(&here), before);
@@ -83,18 +100,23 @@ fn a_refused_block_has_changed_nothing() {
     assert_eq!(here.tables_probed(0)[0].extensions, 1);
 }
 
-/// P4: extensions of one bit close no table, so they empty no ring; and its first filter goes on to take pairs.
+/// P4: extensions of one bit close no table, so they empty no ring; and its first filter goes on to
+/// take pairs.
 #[test]
 fn an_extension_of_one_bit_closes_no_table() {
     let here = site();
-    (100..5_000).for_each(|id| assert_eq!(here.add(id, &Member::Number(1)).unwrap(), Change::Changed));
+    (100..5_000)
+        .for_each(|id| assert_eq!(here.add(id, &Member::Number(1)).unwrap(), Change::Changed));
     let (_, table) = here.table_at(0).unwrap();
     for link in 1..4 {
         let (_, pages) = Table::geometry(table.rate(), table.pages(), link);
         let place = BlockPlace { low: 0, link, block: 0 };
         let mut words = vec![0; block_range(pages, 0).len()];
         words[0] = 1;
-        assert!(here.merge_block(&Block { place, highest: 4_999, words, revoked: vec![] }, || ()).is_ok());
+        assert!(
+            here.merge_block(&Block { place, highest: 4_999, words, revoked: vec![] }, || ())
+                .is_ok()
+        );
         assert_eq!(here.add(5_000 + link as u64, &Member::Number(1)).unwrap(), Change::Changed);
         while here.maintain() {}
         let tables = here.tables_probed(0);
@@ -114,7 +136,9 @@ fn a_block_that_revokes_more_than_there_is_room_for_changes_nothing() {
     }
     let revoke = |space: &Space, members: std::ops::Range<u64>| {
         add(space, members.clone());
-        members.for_each(|m| assert_eq!(space.remove(m % 50, &Member::Number(m)).unwrap(), Change::Changed));
+        members.for_each(|m| {
+            assert_eq!(space.remove(m % 50, &Member::Number(m)).unwrap(), Change::Changed)
+        });
     };
     revoke(&here, 1..11);
     revoke(&there, 100..125);
@@ -125,10 +149,14 @@ fn a_block_that_revokes_more_than_there_is_room_for_changes_nothing() {
     revoke(&there, 125..135);
     let bytes = differing(&here, &there, 0);
     let read = here.read_block(&mut &bytes[..]).err();
-    assert!(matches!(read, Some(MergeError::Refused(Error::RevokedFull))), "more than may ever be revoked");
+    assert!(
+        matches!(read, Some(MergeError::Refused(Error::RevokedFull))),
+        "more than may ever be revoked"
+    );
 }
 
-/// What is there already does no more harm by coming again, however full the filter is; one bit more would.
+/// What is there already does no more harm by coming again, however full the filter is; one bit
+/// more would.
 #[test]
 fn what_is_there_already_may_come_again() {
     let here = site();
@@ -150,7 +178,8 @@ fn what_is_there_already_may_come_again() {
 #[test]
 fn a_block_that_reaches_beyond_its_table_is_refused() {
     let (here, there) = (site(), site());
-    (100..150).for_each(|id| assert_eq!(there.add(id, &Member::Number(1)).unwrap(), Change::Changed));
+    (100..150)
+        .for_each(|id| assert_eq!(there.add(id, &Member::Number(1)).unwrap(), Change::Changed));
     let blocks = differing(&here, &there, 0);
     let block = here.read_block(&mut &blocks[..]).unwrap();
     assert!(here.roll_now());
@@ -160,23 +189,27 @@ fn a_block_that_reaches_beyond_its_table_is_refused() {
     assert_eq!((here.digest(0), here.highest_id()), (before, Some(99)));
 }
 
-/// What a stranger says is revoked fills no set of ours with pairs that his block says nothing of: they lie in another one, or nowhere.
+/// What a stranger says is revoked fills no set of ours with pairs that his block says nothing of:
+/// they lie in another one, or nowhere.
 #[test]
 fn a_block_revokes_pairs_of_its_own_only() {
     let options = || Options { pairs_per_table: 400_000 * 8, ..site().options().clone() };
     let (here, there) = (Space::new(options()).unwrap(), Space::new(options()).unwrap());
     for space in [&here, &there] {
-        (0..100).for_each(|id| assert_eq!(space.add(id, &Member::Number(0)).unwrap(), Change::Changed));
+        (0..100)
+            .for_each(|id| assert_eq!(space.add(id, &Member::Number(0)).unwrap(), Change::Changed));
     }
     let (_, table) = here.table_at(0).unwrap();
     let in_block = |block: usize| {
         let mut pairs = (1..1000).map(|member| (member, here.pair(1, &Member::Number(member))));
-        let (member, pair) = pairs.find(|(_, pair)| block_of(table.first_filter(), pair) == block).unwrap();
+        let (member, pair) =
+            pairs.find(|(_, pair)| block_of(table.first_filter(), pair) == block).unwrap();
         assert_eq!(there.add(1, &Member::Number(member)).unwrap(), Change::Changed);
         assert_eq!(there.remove(1, &Member::Number(member)).unwrap(), Change::Changed);
         pair.hash()
     };
-    let (ours, others, nowhere) = (in_block(0), in_block(1), here.pair(1, &Member::Number(1 << 40)).hash());
+    let (ours, others, nowhere) =
+        (in_block(0), in_block(1), here.pair(1, &Member::Number(1 << 40)).hash());
     let blocks = differing(&here, &there, 0);
     let mut block = here.read_block(&mut &blocks[..]).unwrap();
     assert_eq!((block.place.block, &block.revoked[..]), (0, &[ours][..]));
@@ -190,7 +223,8 @@ fn a_block_revokes_pairs_of_its_own_only() {
 #[test]
 fn a_block_without_a_bit_changes_nothing() {
     let here = site();
-    let state = || (here.digest(0), here.pairs(), here.memory_bytes(), here.tables_probed(0)[0].extensions);
+    let state =
+        || (here.digest(0), here.pairs(), here.memory_bytes(), here.tables_probed(0)[0].extensions);
     let before = state();
     let (_, table) = here.table_at(0).unwrap();
     for link in [0, 1] {
@@ -205,7 +239,8 @@ fn a_block_without_a_bit_changes_nothing() {
     }
 }
 
-/// The header of a block is a stranger's word: each field has to fit our table, whatever the checksum says.
+/// The header of a block is a stranger's word: each field has to fit our table, whatever the
+/// checksum says.
 #[test]
 fn each_field_of_a_header_has_to_fit() {
     let (here, there) = (site(), site());
@@ -213,7 +248,9 @@ fn each_field_of_a_header_has_to_fit() {
     let whole = differing(&here, &there, 0);
     let read = |fields: &[(usize, u64)]| {
         let mut bytes = whole.clone();
-        fields.iter().for_each(|&(at, field)| bytes[at..at + 8].copy_from_slice(&field.to_le_bytes()));
+        fields
+            .iter()
+            .for_each(|&(at, field)| bytes[at..at + 8].copy_from_slice(&field.to_le_bytes()));
         let end = bytes.len() - 8;
         let check = xxh3_64(&bytes[..end]);
         bytes[end..].copy_from_slice(&check.to_le_bytes());
@@ -243,7 +280,8 @@ fn each_field_of_a_header_has_to_fit() {
     ] {
         assert!(read(&fields).contains(words), "{fields:?}: {}", read(&fields));
     }
-    // One that a filter of the chain may have that is not there yet is shorter, and its checksum lies elsewhere.
+    // One that a filter of the chain may have that is not there yet is shorter, and its checksum
+    // lies elsewhere.
     assert!(read(&[(56, halves(1, 0))]).contains("checksum"));
 }
 
@@ -256,7 +294,10 @@ fn tables_that_do_not_match_are_refused() {
     assert!(matches!(merge(&here, &newest), Ok(0) | Err(MergeError::NoTable { low: 0, .. })));
     let other = site();
     add(&other, 1..500);
-    assert!(matches!(merge(&here, &differing(&here, &other, 0)), Err(MergeError::NoTable { low: 0, .. })));
+    assert!(matches!(
+        merge(&here, &differing(&here, &other, 0)),
+        Err(MergeError::NoTable { low: 0, .. })
+    ));
     let options = Options { pairs_per_table: 5000 * 8, ..here.options().clone() };
     let other = Space::new(options).unwrap();
     for id in 0..100 {

@@ -38,8 +38,8 @@ const VALUES: [&str; 14] = [
     "01",
     "",
 ];
-/// Commands of the second client that wait for threads which are not here, or for time, or touch files, or change who may do what, or what the
-/// spaces are.
+/// Commands of the second client that wait for threads which are not here, or for time, or touch
+/// files, or change who may do what, or what the spaces are.
 pub(super) const LEFT_OUT: [&str; 22] = [
     "acl",
     "bgsave",
@@ -154,11 +154,14 @@ impl Choices<'_> {
             2 => [word("HGET"), vec![self.row(), self.of(&FIELDS).to_owned()]].concat(),
             3 => [word("HGETALL"), vec![self.row()]].concat(),
             4 => [word("HDEL"), vec![self.row()], self.many(|c| word(c.of(&FIELDS)))].concat(),
-            5 => [word(self.of(&["DEL", "UNLINK"])), self.many(|c| vec![c.row(), c.cell()])].concat(),
+            5 => {
+                [word(self.of(&["DEL", "UNLINK"])), self.many(|c| vec![c.row(), c.cell()])].concat()
+            }
             6 => [word("EXISTS"), self.many(|c| vec![c.row(), c.cell()])].concat(),
             7 => [word(self.of(&["INCRBY", "DECRBY"])), vec![self.cell(), self.value()]].concat(),
             8 => [word(self.of(&["INCR", "DECR", "GET", "STRLEN"])), vec![self.cell()]].concat(),
-            9 => [word(self.of(&["SET", "GETSET", "SETNX"])), vec![self.cell(), self.value()]].concat(),
+            9 => [word(self.of(&["SET", "GETSET", "SETNX"])), vec![self.cell(), self.value()]]
+                .concat(),
             10 => [word(self.of(&["MGET", "MINCR"])), self.many(|c| vec![c.cell()])].concat(),
             11 => [word("MSET"), self.many(|c| vec![c.cell(), c.value()])].concat(),
             12 => [word("HMGET"), vec![self.row()], self.many(|c| word(c.of(&FIELDS)))].concat(),
@@ -170,7 +173,14 @@ impl Choices<'_> {
                     2 => word("SAT"),
                     _ => word("FAIL"),
                 };
-                [word("CNT.INCRBY"), word("post"), vec![self.id()], self.many(field_value), self.many(bound)].concat()
+                [
+                    word("CNT.INCRBY"),
+                    word("post"),
+                    vec![self.id()],
+                    self.many(field_value),
+                    self.many(bound),
+                ]
+                .concat()
             }
             15 => [word("CNT.SET"), word("post"), vec![self.id()], self.many(field_value)].concat(),
             16 => [word("CNT.DEL"), word("post"), self.many(|c| vec![c.id()])].concat(),
@@ -183,23 +193,43 @@ impl Choices<'_> {
                 [word(name), vec![pairs(self)], self.many(|c| word(c.of(&MEMBERS)))].concat()
             }
             19 => {
-                let name = self.of(&["SISMEMBER", "BF.ADD", "BF.EXISTS", "CF.ADD", "CF.ADDNX", "CF.DEL"]);
+                let name =
+                    self.of(&["SISMEMBER", "BF.ADD", "BF.EXISTS", "CF.ADD", "CF.ADDNX", "CF.DEL"]);
                 [word(name), vec![pairs(self)], word(self.of(&MEMBERS))].concat()
             }
             20 | 21 => {
                 let name = self.of(&["PH.ADD", "PH.DEL", "PH.EXISTS"]);
-                [word(name), word(self.of(&FLAGS).0), word(self.of(&MEMBERS)), self.many(|c| vec![c.id()])].concat()
+                [
+                    word(name),
+                    word(self.of(&FLAGS).0),
+                    word(self.of(&MEMBERS)),
+                    self.many(|c| vec![c.id()]),
+                ]
+                .concat()
             }
             22 => {
                 let mark = match self.byte() % 3 {
                     0 => vec!["MARK".to_owned(), self.of(&FLAGS).1.to_owned()],
                     _ => vec![],
                 };
-                [word("FEED.GET"), word("home"), word(self.of(&MEMBERS)), self.many(|c| vec![c.id()]), mark].concat()
+                [
+                    word("FEED.GET"),
+                    word("home"),
+                    word(self.of(&MEMBERS)),
+                    self.many(|c| vec![c.id()]),
+                    mark,
+                ]
+                .concat()
             }
             23..=26 => {
                 let name = self.of(&["FEED.ACT", "FEED.UNDO"]);
-                [word(name), word(self.of(&FLAGS).1), word(self.of(&MEMBERS)), self.many(|c| vec![c.id()])].concat()
+                [
+                    word(name),
+                    word(self.of(&FLAGS).1),
+                    word(self.of(&MEMBERS)),
+                    self.many(|c| vec![c.id()]),
+                ]
+                .concat()
             }
             27 => word(self.of(&["MULTI", "EXEC", "EXEC", "DISCARD"])),
             28 => [word("HSETNX"), vec![self.row()], field_value(self)].concat(),

@@ -50,9 +50,14 @@ impl Model {
             self.horizons[index] = horizon;
             self.flags[index].retain(|&(id, _)| id >= horizon);
             if rows_too {
-                let pairs = IDS.iter().flat_map(|&id| MEMBERS.map(|member| (id, member.as_bytes().to_vec())));
-                self.flags[index] =
-                    pairs.filter(|(id, member)| space.contains(*id, &Member::parse(member)) == Answer::Yes).collect();
+                let pairs = IDS
+                    .iter()
+                    .flat_map(|&id| MEMBERS.map(|member| (id, member.as_bytes().to_vec())));
+                self.flags[index] = pairs
+                    .filter(|(id, member)| {
+                        space.contains(*id, &Member::parse(member)) == Answer::Yes
+                    })
+                    .collect();
             }
         }
         if rows_too {
@@ -68,7 +73,10 @@ impl Model {
     }
 
     fn id_of(text: &[u8]) -> u64 {
-        std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()).expect("an id of the universe")
+        std::str::from_utf8(text)
+            .ok()
+            .and_then(|text| text.parse().ok())
+            .expect("an id of the universe")
     }
 
     /// Id and field of a key of the universe.
@@ -157,14 +165,17 @@ impl Model {
         };
         let ids: Vec<u64> = ids.iter().map(|id| Model::id_of(id)).collect();
         let row = |id: &u64| {
-            let flags = [0, 1]
-                .map(|flag| self.is_set(flag, *id, &words[2]).map_or(Frame::Null, |is| Frame::Integer(is.into())));
+            let flags = [0, 1].map(|flag| {
+                self.is_set(flag, *id, &words[2])
+                    .map_or(Frame::Null, |is| Frame::Integer(is.into()))
+            });
             let counters = self.rows.get(id).copied().unwrap_or_default().map(Frame::Integer);
             Frame::Array(counters.into_iter().chain(flags).collect())
         };
         let mut page: Vec<Frame> = ids.iter().map(row).collect();
         for (shown, &id) in page.iter_mut().zip(&ids) {
-            if let Some(refusal @ Frame::Error(_)) = mark.map(|flag| self.act(flag, id, &words[2])) {
+            if let Some(refusal @ Frame::Error(_)) = mark.map(|flag| self.act(flag, id, &words[2]))
+            {
                 *shown = refusal;
             }
         }
@@ -180,7 +191,9 @@ impl Model {
                 b"SAT" => saturates = true,
                 b"FAIL" => saturates = false,
                 word => {
-                    let Some(value) = words.next().and_then(|value| number(value)) else { return error() };
+                    let Some(value) = words.next().and_then(|value| number(value)) else {
+                        return error();
+                    };
                     match word {
                         b"MIN" => min = Some(value),
                         b"MAX" => max = Some(value),
@@ -196,8 +209,13 @@ impl Model {
         let mut told = Vec::new();
         for (field, delta) in changes {
             let (now, sum) = (row[field], i128::from(row[field]) + i128::from(delta));
-            let end = if delta < 0 { min.map(|min: i64| min.min(now)) } else { max.map(|max: i64| max.max(now)) };
-            let beyond = end.is_some_and(|end| if delta < 0 { sum < end.into() } else { sum > end.into() });
+            let end = if delta < 0 {
+                min.map(|min: i64| min.min(now))
+            } else {
+                max.map(|max: i64| max.max(now))
+            };
+            let beyond =
+                end.is_some_and(|end| if delta < 0 { sum < end.into() } else { sum > end.into() });
             let next = if beyond { end.filter(|_| saturates) } else { i64::try_from(sum).ok() };
             let Some(next) = next else { return error() };
             row[field] = next;
@@ -235,8 +253,11 @@ impl Model {
         let int = |is: bool| Frame::Integer(is.into());
         Some(match name {
             b"HSET" | b"CNT.SET" => {
-                let (id, from) =
-                    if name == b"HSET" { (Model::place(&words[1]).0, 2) } else { (Model::id_of(&words[2]), 3) };
+                let (id, from) = if name == b"HSET" {
+                    (Model::place(&words[1]).0, 2)
+                } else {
+                    (Model::id_of(&words[2]), 3)
+                };
                 let values = Model::values(&words[from..])?;
                 let fields: BTreeSet<usize> = values.iter().map(|(field, _)| *field).collect();
                 let created = if self.rows.contains_key(&id) { 0 } else { fields.len() };
@@ -258,7 +279,9 @@ impl Model {
             b"HGET" => self.value(Model::place(&words[1]).0, Model::field(&words[2])),
             b"HMGET" => {
                 let id = Model::place(&words[1]).0;
-                Frame::Array(words[2..].iter().map(|field| self.value(id, Model::field(field))).collect())
+                Frame::Array(
+                    words[2..].iter().map(|field| self.value(id, Model::field(field))).collect(),
+                )
             }
             b"HGETALL" => {
                 let row = self.rows.get(&Model::place(&words[1]).0);
@@ -277,13 +300,17 @@ impl Model {
                 for (id, field) in places {
                     deleted += i64::from(match field {
                         None => self.rows.remove(&id).is_some(),
-                        Some(field) => self.rows.get_mut(&id).is_some_and(|row| std::mem::take(&mut row[field]) != 0),
+                        Some(field) => self
+                            .rows
+                            .get_mut(&id)
+                            .is_some_and(|row| std::mem::take(&mut row[field]) != 0),
                     });
                 }
                 Frame::Integer(deleted)
             }
             b"EXISTS" => {
-                let found = words[1..].iter().filter(|key| self.rows.contains_key(&Model::place(key).0));
+                let found =
+                    words[1..].iter().filter(|key| self.rows.contains_key(&Model::place(key).0));
                 Frame::Integer(found.count() as i64)
             }
             b"INCR" | b"DECR" | b"INCRBY" | b"DECRBY" => {
@@ -328,20 +355,27 @@ impl Model {
                 Frame::Array(told)
             }
             b"MSET" => {
-                let pairs: Option<Vec<_>> =
-                    words[1..].chunks(2).map(|pair| Some((Model::place(&pair[0]), number(&pair[1])?))).collect();
+                let pairs: Option<Vec<_>> = words[1..]
+                    .chunks(2)
+                    .map(|pair| Some((Model::place(&pair[0]), number(&pair[1])?)))
+                    .collect();
                 for ((id, field), value) in pairs? {
                     self.set(id, &[(field?, value)]);
                 }
                 ok()
             }
             b"CNT.GET" => {
-                let row = |id: &Vec<u8>| self.rows.get(&Model::id_of(id)).map_or(Frame::Null, |row| ints(*row));
+                let row = |id: &Vec<u8>| {
+                    self.rows.get(&Model::id_of(id)).map_or(Frame::Null, |row| ints(*row))
+                };
                 Frame::Array(words[2..].iter().map(row).collect())
             }
             b"CNT.INCRBY" => self.incrby(Model::id_of(&words[2]), &words[3..]),
             b"CNT.DEL" => {
-                let deleted = words[2..].iter().filter(|id| self.rows.remove(&Model::id_of(id)).is_some()).count();
+                let deleted = words[2..]
+                    .iter()
+                    .filter(|id| self.rows.remove(&Model::id_of(id)).is_some())
+                    .count();
                 Frame::Integer(deleted as i64)
             }
             b"CNT.MINCRBY" => {
@@ -349,7 +383,9 @@ impl Model {
                     .chunks(3)
                     .map(|t| Some((Model::id_of(&t[0]), Model::field(&t[1]), number(&t[2])?)))
                     .collect();
-                let one = |(id, field, delta)| self.add(id, field, delta).map_or_else(error, Frame::Integer);
+                let one = |(id, field, delta)| {
+                    self.add(id, field, delta).map_or_else(error, Frame::Integer)
+                };
                 Frame::Array(triples?.into_iter().map(one).collect())
             }
             b"PH.ADD" | b"PH.DEL" | b"PH.EXISTS" => {
@@ -387,18 +423,22 @@ impl Model {
         let mut told = Vec::new();
         for member in &words[2..] {
             told.push(match name {
-                b"SMISMEMBER" | b"SISMEMBER" => self.is_set(flag, id, member).map_or(Frame::Null, int),
+                b"SMISMEMBER" | b"SISMEMBER" => {
+                    self.is_set(flag, id, member).map_or(Frame::Null, int)
+                }
                 b"BF.MEXISTS" | b"BF.EXISTS" => int(self.is_set(flag, id, member).unwrap_or(false)),
-                b"BF.MADD" => self.turn(flag, id, member, true).map_or_else(error, |before| int(!before)),
+                b"BF.MADD" => {
+                    self.turn(flag, id, member, true).map_or_else(error, |before| int(!before))
+                }
                 b"SREM" | b"CF.DEL" => int(self.turn(flag, id, member, false)?),
                 b"CF.ADD" => self.turn(flag, id, member, true).map(|_| int(true))?,
                 _ => int(!self.turn(flag, id, member, true)?),
             });
         }
         Some(match name {
-            b"SADD" | b"SREM" => {
-                Frame::Integer(told.iter().filter(|frame| **frame == Frame::Integer(1)).count() as i64)
-            }
+            b"SADD" | b"SREM" => Frame::Integer(
+                told.iter().filter(|frame| **frame == Frame::Integer(1)).count() as i64,
+            ),
             b"SMISMEMBER" | b"BF.MADD" | b"BF.MEXISTS" => Frame::Array(told),
             _ => told.pop()?,
         })

@@ -1,4 +1,5 @@
-//! What was changed together is read in one moment and goes into one batch; and what is too large for that.
+//! What was changed together is read in one moment and goes into one batch; and what is too large
+//! for that.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -8,7 +9,8 @@ use store::{Batch, CommitOptions, Committed, Error, Health, MAX_BODY_BYTES, Reco
 use super::{ByHand, Meeting, Reader, always, read_row, row};
 use crate::basics::{open, options};
 
-/// Who has several stripes and says so has all that waits in them read in one moment, with what it marks in one of them.
+/// Who has several stripes and says so has all that waits in them read in one moment, with what it
+/// marks in one of them.
 #[test]
 fn what_waits_in_stripes_that_are_joined_is_in_the_same_batch() {
     for joins in [true, false] {
@@ -25,14 +27,22 @@ fn what_waits_in_stripes_that_are_joined_is_in_the_same_batch() {
         thread.round().unwrap();
         let mut batches = Vec::new();
         let mut each = |_: &store::BatchHead, body: &[u8]| {
-            batches.push(Records::new(body).map(|record| read_row(record.unwrap().payload).0).collect::<Vec<_>>());
+            batches.push(
+                Records::new(body)
+                    .map(|record| read_row(record.unwrap().payload).0)
+                    .collect::<Vec<_>>(),
+            );
             Ok(())
         };
         open(&meeting.disk, options(8000)).unwrap().replay_batches(&mut each, |_| ()).unwrap();
         batches.sort_unstable();
         assert_eq!(
             batches,
-            if joins { vec![vec![0], vec![1, 2, 3]] } else { vec![vec![0], vec![1], vec![2], vec![3]] }
+            if joins {
+                vec![vec![0], vec![1, 2, 3]]
+            } else {
+                vec![vec![0], vec![1], vec![2], vec![3]]
+            }
         );
     }
 }
@@ -54,7 +64,8 @@ fn a_failed_round_forgets_no_joined_stripe() {
     assert_eq!(meeting.left(), BTreeMap::from([(0, 1), (2, 1), (3, 1), (7, 1)]));
 }
 
-/// A source that notes when a batch holds a key twice, and while it reads the stripe of `WRITES_AT` changes keys of other stripes.
+/// A source that notes when a batch holds a key twice, and while it reads the stripe of `WRITES_AT`
+/// changes keys of other stripes.
 struct Interrupted<'a> {
     reader: Reader<'a>,
     meeting: &'a Meeting,
@@ -90,12 +101,14 @@ impl Source<u32> for Interrupted<'_> {
     fn failed(&mut self, _: &Error) {}
 }
 
-/// Stripes that are read together may come again in the same round, when it comes to their own turn: by then somebody may have changed them
-/// again, and a batch that held both states would not say which is the later one (C7).
+/// Stripes that are read together may come again in the same round, when it comes to their own
+/// turn: by then somebody may have changed them again, and a batch that held both states would not
+/// say which is the later one (C7).
 #[test]
 fn no_batch_holds_a_key_twice() {
     let meeting = Meeting::new(4, always(4));
-    let source = Interrupted { reader: Reader::new(&meeting.engine), meeting: &meeting, twice: Vec::new() };
+    let source =
+        Interrupted { reader: Reader::new(&meeting.engine), meeting: &meeting, twice: Vec::new() };
     let mut thread = meeting.by_hand_with(source);
     let all = meeting.committer.exclusive();
     [0, 2].into_iter().for_each(|key| _ = meeting.set(key, 1));
@@ -108,7 +121,8 @@ fn no_batch_holds_a_key_twice() {
     assert_eq!(meeting.left(), BTreeMap::from([(0, 7), (1, 1), (2, 7)]));
 }
 
-/// A source of records so large that twenty of them are too much for one batch; keys 2n and 2n + 1 belong together.
+/// A source of records so large that twenty of them are too much for one batch; keys 2n and 2n + 1
+/// belong together.
 struct Large<'a> {
     reader: Reader<'a>,
     parted: usize,
@@ -152,10 +166,15 @@ impl Meeting {
     fn batches(&self) -> Vec<Vec<u32>> {
         let mut batches: Vec<Vec<u32>> = Vec::new();
         let mut each = |_: &store::BatchHead, body: &[u8]| {
-            batches.push(Records::new(body).map(|record| read_row(record.unwrap().payload).0).collect());
+            batches.push(
+                Records::new(body).map(|record| read_row(record.unwrap().payload).0).collect(),
+            );
             Ok(())
         };
-        open(&self.disk.power_cut(), options(8000)).unwrap().replay_batches(&mut each, |_| ()).unwrap();
+        open(&self.disk.power_cut(), options(8000))
+            .unwrap()
+            .replay_batches(&mut each, |_| ())
+            .unwrap();
         batches.retain(|keys| !keys.is_empty());
         batches.iter_mut().for_each(|keys| keys.sort_unstable());
         batches
@@ -175,7 +194,8 @@ impl Meeting {
     }
 }
 
-/// C6, C8: two that do not fit into one batch do not meet in one; who comes second has a round to wait, and holds nothing meanwhile.
+/// C6, C8: two that do not fit into one batch do not meet in one; who comes second has a round to
+/// wait, and holds nothing meanwhile.
 #[test]
 fn what_belongs_together_waits_for_a_batch_that_has_room_for_it() {
     // In one stripe, too.
@@ -210,7 +230,8 @@ fn what_belongs_together_waits_for_a_batch_that_has_room_for_it() {
     }
 }
 
-/// Nor if the first of them is on its way to a disk that says no: it comes again, and then there is still no room for another one.
+/// Nor if the first of them is on its way to a disk that says no: it comes again, and then there is
+/// still no room for another one.
 #[test]
 fn what_could_not_be_logged_keeps_its_room() {
     let meeting = Meeting::new(32, always(8));
@@ -228,8 +249,9 @@ fn what_could_not_be_logged_keeps_its_room() {
     assert_eq!(meeting.batches(), [(0..10).collect::<Vec<_>>(), (10..20).collect()]);
 }
 
-/// What others have marked in the same stripes, before or after, goes into other batches if it is too much; what they have changed of the same ids goes along,
-/// and what they have changed together with that.
+/// What others have marked in the same stripes, before or after, goes into other batches if it is
+/// too much; what they have changed of the same ids goes along, and what they have changed together
+/// with that.
 #[test]
 fn what_belongs_together_is_not_parted_by_what_others_change_beside_it() {
     let whole: Vec<u32> = (0..8).collect();
@@ -262,12 +284,17 @@ fn what_belongs_together_is_not_parted_by_what_others_change_beside_it() {
         assert!(batches.contains(&whole), "{batches:?}");
         let mut all = batches.concat();
         all.sort_unstable();
-        assert_eq!(all, (0..8).chain(20..40).collect::<Vec<_>>(), "in the round that was asked for them");
+        assert_eq!(
+            all,
+            (0..8).chain(20..40).collect::<Vec<_>>(),
+            "in the round that was asked for them"
+        );
         assert!(meeting.committer.reserve(bytes_of(15)).is_some());
     }
 }
 
-/// A stripe whose keys were deduped while it was held cannot say which of them are whose: then all belong together.
+/// A stripe whose keys were deduped while it was held cannot say which of them are whose: then all
+/// belong together.
 #[test]
 fn what_belongs_together_is_known_after_a_stripe_was_deduped() {
     let meeting = Meeting::new(64, CommitOptions { batch_bytes: 1, ..always(2) });
@@ -283,7 +310,10 @@ fn what_belongs_together_is_known_after_a_stripe_was_deduped() {
     (32..44).for_each(|key| _ = meeting.set(key, 1));
     thread.round().unwrap();
     let batches = meeting.batches();
-    assert!(batches.iter().any(|keys| [0, 1, 2].iter().all(|key| keys.contains(key))), "{batches:?}");
+    assert!(
+        batches.iter().any(|keys| [0, 1, 2].iter().all(|key| keys.contains(key))),
+        "{batches:?}"
+    );
     assert_eq!(thread.source.parted, 0);
 }
 
@@ -292,17 +322,21 @@ fn what_belongs_together_is_known_after_a_stripe_was_deduped() {
 fn what_is_too_much_for_one_batch_is_parted_and_logged() {
     for stripes in [1, 8] {
         let meeting = Meeting::new(20, always(stripes));
-        let mut thread = meeting.by_hand_with(Large { reader: Reader::new(&meeting.engine), parted: 0 });
+        let mut thread =
+            meeting.by_hand_with(Large { reader: Reader::new(&meeting.engine), parted: 0 });
         let all = meeting.committer.exclusive();
         let ticket = (0..20).map(|key| meeting.set(key, i64::from(key) + 1)).max().unwrap();
         drop(all);
         thread.round().unwrap();
-        assert!(meeting.committer.durable() >= ticket && meeting.committer.health() == Health::Good);
+        assert!(
+            meeting.committer.durable() >= ticket && meeting.committer.health() == Health::Good
+        );
         assert_eq!(thread.source.parted, 1);
         assert_eq!(meeting.left(), (0..20).map(|key| (key, i64::from(key) + 1)).collect());
         let batches = meeting.batches();
         assert_eq!(batches.len(), if stripes == 1 { 2 } else { 8 });
-        let together = |keys: &Vec<u32>| keys.chunks(2).all(|two| two.len() == 2 && two[0] / 2 == two[1] / 2);
+        let together =
+            |keys: &Vec<u32>| keys.chunks(2).all(|two| two.len() == 2 && two[0] / 2 == two[1] / 2);
         assert!(stripes > 1 || batches.iter().all(together), "{batches:?}");
     }
 }
@@ -311,7 +345,8 @@ fn what_is_too_much_for_one_batch_is_parted_and_logged() {
 #[test]
 fn a_part_that_fails_is_not_forgotten() {
     let meeting = Meeting::new(20, always(8));
-    let mut thread = meeting.by_hand_with(Large { reader: Reader::new(&meeting.engine), parted: 0 });
+    let mut thread =
+        meeting.by_hand_with(Large { reader: Reader::new(&meeting.engine), parted: 0 });
     let all = meeting.committer.exclusive();
     (0..20).for_each(|key| _ = meeting.set(key, i64::from(key) + 1));
     drop(all);

@@ -13,7 +13,10 @@ fn port_of(server: &TestServer) -> String {
 fn failover_hands_the_role_over_and_nothing_is_lost() {
     let (a, b) = (TestServer::with(small), TestServer::with(small));
     let failover = |server: &TestServer, words: &[&str]| {
-        redis::cmd("FAILOVER").arg(words).query::<String>(&mut server.connection()).map_err(|e| e.to_string())
+        redis::cmd("FAILOVER")
+            .arg(words)
+            .query::<String>(&mut server.connection())
+            .map_err(|e| e.to_string())
     };
     let refused = |words: &[&str], why: &str| {
         let error = failover(&a, words).unwrap_err();
@@ -39,7 +42,10 @@ fn failover_hands_the_role_over_and_nothing_is_lost() {
                         match connection.hincr::<_, _, _, i64>("post:7", "like", 1) {
                             Ok(_) => acknowledged += 1,
                             Err(error) => {
-                                assert!(error.to_string().to_lowercase().contains("read only"), "{error}");
+                                assert!(
+                                    error.to_string().to_lowercase().contains("read only"),
+                                    "{error}"
+                                );
                                 return acknowledged;
                             }
                         }
@@ -53,18 +59,23 @@ fn failover_hands_the_role_over_and_nothing_is_lost() {
     });
     in_step(&b, &a);
     assert!(acknowledged > 0);
-    assert_eq!((likes(&a, 7..8), likes(&b, 7..8)), (vec![Some(acknowledged)], vec![Some(acknowledged)]));
+    assert_eq!(
+        (likes(&a, 7..8), likes(&b, 7..8)),
+        (vec![Some(acknowledged)], vec![Some(acknowledged)])
+    );
     assert_eq!(number(&a, "repl_full_syncs"), 0, "it went on where it was");
     let state = info(&mut a.connection(), "master_failover_state");
     assert_eq!(state.as_deref(), Some("no-failover"));
     b.connection().hincr::<_, _, _, ()>("post:7", "like", 1).unwrap();
 }
 
-/// FAILOVER ends while this node becomes a replica of the one that is to take over, or after that: a write that waited is taken, once.
+/// FAILOVER ends while this node becomes a replica of the one that is to take over, or after that:
+/// a write that waited is taken, once.
 #[test]
 fn a_failover_that_is_aborted_at_any_moment_takes_the_writes_that_waited() {
     let master = TestServer::with(small);
-    // Where it says that it listens nobody does: so the role is on its way to it until somebody says ABORT.
+    // Where it says that it listens nobody does: so the role is on its way to it until somebody
+    // says ABORT.
     let unreachable = TestServer::with(|config| {
         small(config);
         config.replication.replica_announce_port = 1;
@@ -75,12 +86,17 @@ fn a_failover_that_is_aborted_at_any_moment_takes_the_writes_that_waited() {
     let mut rng = fastrand::Rng::with_seed(11);
     for round in 1..=40u64 {
         // In one turn: the write is behind the pause, and before anything has come of the failover.
-        let both = [&["FAILOVER", "TO", "127.0.0.1", "1"][..], &["HINCRBY", "post:1", "like", "1"][..]];
+        let both =
+            [&["FAILOVER", "TO", "127.0.0.1", "1"][..], &["HINCRBY", "post:1", "like", "1"][..]];
         writer.send(both.map(tidemark_tests::request).concat());
         writer.expect("+OK\r\n");
         std::thread::sleep(std::time::Duration::from_micros(rng.u64(0..6_000)));
         for to in [["127.0.0.1", "2"], ["NO", "ONE"]] {
-            let error = redis::cmd("REPLICAOF").arg(&to).query::<()>(&mut operator).unwrap_err().to_string();
+            let error = redis::cmd("REPLICAOF")
+                .arg(&to)
+                .query::<()>(&mut operator)
+                .unwrap_err()
+                .to_string();
             assert!(error.contains("REPLICAOF not allowed while failing over."), "{error}");
         }
         redis::cmd("FAILOVER").arg("ABORT").query::<()>(&mut operator).unwrap();
@@ -96,7 +112,8 @@ fn a_failover_that_is_aborted_at_any_moment_takes_the_writes_that_waited() {
 /// Whoever says TM.REPLICATE FAILOVER to it may be a master of something else.
 #[test]
 fn a_role_is_taken_over_from_the_own_master_only() {
-    let (master, replica, stranger) = (TestServer::with(small), TestServer::with(small), TestServer::with(small));
+    let (master, replica, stranger) =
+        (TestServer::with(small), TestServer::with(small), TestServer::with(small));
     master.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap();
     follow(&replica, &master);
     in_step(&master, &replica);
@@ -106,15 +123,21 @@ fn a_role_is_taken_over_from_the_own_master_only() {
         to.raw().ask(&["TM.REPLICATE", "3", "FAILOVER", "0", lineage, term])
     };
     let other_term = format!("{:x}", u64::from_str_radix(&term, 16).unwrap() + (1 << 32));
-    for (to, lineage, term) in
-        [(&replica, &"0".repeat(32), &term), (&replica, &lineage, &other_term), (&stranger, &lineage, &term)]
-    {
+    for (to, lineage, term) in [
+        (&replica, &"0".repeat(32), &term),
+        (&replica, &lineage, &other_term),
+        (&stranger, &lineage, &term),
+    ] {
         let answer = hand(to, lineage, term);
         assert!(answer.starts_with("-NOFAILOVER this replica has another history"), "{answer}");
     }
     let role = || info(&mut replica.connection(), "role");
     // What its master has asked it is read when it has been told to follow somebody else.
-    redis::cmd("REPLICAOF").arg("127.0.0.1").arg("1").query::<()>(&mut replica.connection()).unwrap();
+    redis::cmd("REPLICAOF")
+        .arg("127.0.0.1")
+        .arg("1")
+        .query::<()>(&mut replica.connection())
+        .unwrap();
     assert!(hand(&replica, &lineage, &term).starts_with("-NOMASTERLINK"));
     assert_eq!(role().as_deref(), Some("slave"));
     follow(&replica, &master);
@@ -134,9 +157,16 @@ fn a_role_is_taken_over_from_the_own_master_only() {
     follow(&next, &replica);
     in_step(&replica, &next);
     redis::cmd("FAILOVER").query::<()>(&mut replica.connection()).unwrap();
-    let is_over = || [&replica, &next].map(|node| info(&mut node.connection(), "role").unwrap()) == ["slave", "master"];
+    let is_over = || {
+        [&replica, &next].map(|node| info(&mut node.connection(), "role").unwrap())
+            == ["slave", "master"]
+    };
     tidemark_tests::eventually("the next one is the master", is_over);
     in_step(&next, &replica);
-    assert_eq!(hand(&replica, &lineage, &term), "+OK", "it has taken over, though it is none any more");
+    assert_eq!(
+        hand(&replica, &lineage, &term),
+        "+OK",
+        "it has taken over, though it is none any more"
+    );
     assert_eq!(role().as_deref(), Some("slave"));
 }

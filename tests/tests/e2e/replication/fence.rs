@@ -4,10 +4,15 @@ use super::{follow, in_step, number, small};
 use redis::Commands;
 use tidemark_tests::{TestServer, eventually};
 
-/// What a Sentinel says every two seconds: the master's address, and the epoch since which it is that.
+/// What a Sentinel says every two seconds: the master's address, and the epoch since which it is
+/// that.
 fn hello(server: &TestServer, port: u16, epoch: u64) {
     let text = format!("127.0.0.1,26379,{},9,m,127.0.0.1,{port},{epoch}", "a".repeat(40));
-    redis::cmd("PUBLISH").arg("__sentinel__:hello").arg(text).query::<()>(&mut server.connection()).unwrap();
+    redis::cmd("PUBLISH")
+        .arg("__sentinel__:hello")
+        .arg(text)
+        .query::<()>(&mut server.connection())
+        .unwrap();
 }
 
 /// Started again, replaced, chosen again, left alone by all Sentinels: who may say what a node is.
@@ -20,13 +25,20 @@ fn a_master_takes_writes_while_it_is_one_as_far_as_sentinels_know() {
     drop(replica);
     let master = master.stopped().started();
     let own = master.port();
-    let write = || master.connection().hset::<_, _, _, ()>("post:1", "like", 1).map_err(|e| e.to_string());
+    let write =
+        || master.connection().hset::<_, _, _, ()>("post:1", "like", 1).map_err(|e| e.to_string());
     let refused = |why: &str| {
         let error = write().unwrap_err();
         assert!(error.contains(why), "{error}");
     };
-    for nonsense in ["", "a,b", "127.0.0.1,1,a,1,m,127.0.0.1,99999999,1", "127.0.0.1,1,a,1,m,127.0.0.1,x,-1"] {
-        redis::cmd("PUBLISH").arg("__sentinel__:hello").arg(nonsense).query::<()>(&mut master.connection()).unwrap();
+    for nonsense in
+        ["", "a,b", "127.0.0.1,1,a,1,m,127.0.0.1,99999999,1", "127.0.0.1,1,a,1,m,127.0.0.1,x,-1"]
+    {
+        redis::cmd("PUBLISH")
+            .arg("__sentinel__:hello")
+            .arg(nonsense)
+            .query::<()>(&mut master.connection())
+            .unwrap();
     }
     refused("fenced until its role is known");
     // One that knows of another master, and one that was away while that was chosen.
@@ -40,8 +52,12 @@ fn a_master_takes_writes_while_it_is_one_as_far_as_sentinels_know() {
     hello(&master, other, 8);
     refused("Sentinel has made another node the master");
     assert_eq!(number(&master, "repl_fenced"), 1);
-    let given_away = redis::cmd("FAILOVER").query::<()>(&mut master.connection()).unwrap_err().to_string();
-    assert!(given_away.contains("not valid on a fenced node"), "what may be another's: {given_away}");
+    let given_away =
+        redis::cmd("FAILOVER").query::<()>(&mut master.connection()).unwrap_err().to_string();
+    assert!(
+        given_away.contains("not valid on a fenced node"),
+        "what may be another's: {given_away}"
+    );
     // A replica that nobody has told yet does not know better; a newer epoch does.
     let late = TestServer::with(small);
     follow(&late, &master);
@@ -51,7 +67,8 @@ fn a_master_takes_writes_while_it_is_one_as_far_as_sentinels_know() {
     hello(&master, own, 9);
     eventually("the disk has it", || write().is_ok());
     assert_eq!(number(&master, "repl_fenced"), 0);
-    // No Sentinel left, and none that could be asked: an operator says so, or a replica that follows.
+    // No Sentinel left, and none that could be asked: an operator says so, or a replica that
+    // follows.
     hello(&master, other, 10);
     refused("Sentinel has made another node the master");
     redis::cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(&mut master.connection()).unwrap();
@@ -62,7 +79,8 @@ fn a_master_takes_writes_while_it_is_one_as_far_as_sentinels_know() {
     eventually("a replica follows, and that is enough", again);
 }
 
-/// A master and a replica come back together after a Sentinel has had another one promoted: the replica follows that master as before.
+/// A master and a replica come back together after a Sentinel has had another one promoted: the
+/// replica follows that master as before.
 #[test]
 fn a_replica_that_follows_lifts_no_fence_where_sentinels_have_spoken() {
     let (master, replica) = (TestServer::with(small), TestServer::with(small));

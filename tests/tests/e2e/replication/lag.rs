@@ -1,4 +1,5 @@
-//! How far replicas are: what INFO says of it at both ends, and WAIT and WAITAOF where nobody can wait.
+//! How far replicas are: what INFO says of it at both ends, and WAIT and WAITAOF where nobody can
+//! wait.
 
 use super::{follow, follow_port, in_step, info, number, relay, small};
 use redis::Value;
@@ -36,7 +37,10 @@ fn both_ends_say_how_far_a_replica_is_behind() {
     link.left.store(0, SeqCst);
     fill(&master, 1..2000);
     eventually("the log grows", || fed(&master, "lag_bytes") > 5_000);
-    assert_eq!(fed(&master, "lag_bytes"), number(&master, "master_repl_offset") - fed(&master, "offset"));
+    assert_eq!(
+        fed(&master, "lag_bytes"),
+        number(&master, "master_repl_offset") - fed(&master, "offset")
+    );
     eventually("the master hears nothing", || (2..60).contains(&fed(&master, "lag")));
     eventually("nor does the replica", || number(&replica, "master_last_io_seconds_ago") >= 2);
     link.left.store(i64::MAX, SeqCst);
@@ -51,10 +55,15 @@ fn both_ends_say_how_far_a_replica_is_behind() {
     let replica = away.started();
     eventually("it knows", || number(&replica, "slave_lag_bytes") > 5_000);
     let behind = number(&replica, "slave_lag_bytes");
-    assert_eq!(behind, number(&master, "master_repl_offset") - number(&replica, "slave_repl_offset"));
+    assert_eq!(
+        behind,
+        number(&master, "master_repl_offset") - number(&replica, "slave_repl_offset")
+    );
     link.left.store(i64::MAX, SeqCst);
     in_step(&master, &replica);
-    eventually("it has it all", || (fed(&master, "lag_bytes"), number(&replica, "slave_lag_bytes")) == (0, 0));
+    eventually("it has it all", || {
+        (fed(&master, "lag_bytes"), number(&replica, "slave_lag_bytes")) == (0, 0)
+    });
     assert_eq!(number(&replica, "repl_full_syncs"), 0, "since it was started");
 }
 
@@ -74,7 +83,9 @@ fn where_nobody_can_wait_he_is_told_how_it_is() {
     };
     let number = |n: i64| Value::Int(n);
     // For ever, outside: three replicas there will never be.
-    let Value::Array(done) = exec(&master, &["HINCRBY post:1 like 1", "WAIT 3 0", "WAITAOF 1 3 0"]).unwrap() else {
+    let Value::Array(done) =
+        exec(&master, &["HINCRBY post:1 like 1", "WAIT 3 0", "WAITAOF 1 3 0"]).unwrap()
+    else {
         panic!("EXEC has a reply for each")
     };
     assert_eq!(done[..2], [number(1), number(1)], "the replica has what was there before");
@@ -86,7 +97,8 @@ fn where_nobody_can_wait_he_is_told_how_it_is() {
     });
     for command in ["WAIT 1 0", "WAITAOF 1 0 0", "WAITAOF 0 1 0"] {
         let words: Vec<_> = command.split(' ').collect();
-        let asked = || redis::cmd(words[0]).arg(&words[1..]).query::<Value>(&mut replica.connection());
+        let asked =
+            || redis::cmd(words[0]).arg(&words[1..]).query::<Value>(&mut replica.connection());
         let refusal = format!("{} cannot be used with replica instances.", words[0]);
         let error = asked().unwrap_err().to_string();
         assert!(error.contains(&refusal), "{error}");

@@ -1,4 +1,5 @@
-//! Histories that part: who gives way, what is kept of what it had alone, and who may be promoted meanwhile.
+//! Histories that part: who gives way, what is kept of what it had alone, and who may be promoted
+//! meanwhile.
 
 use super::{follow, follow_port, in_step, info, likes, number, relay, small};
 use redis::Commands;
@@ -10,7 +11,8 @@ fn priority(server: &TestServer) -> u64 {
     number(server, "slave_priority")
 }
 
-/// It has more than its master, and that will be given up: who promoted it would lose what its master has acknowledged since.
+/// It has more than its master, and that will be given up: who promoted it would lose what its
+/// master has acknowledged since.
 #[test]
 fn who_gives_its_data_up_is_not_to_be_promoted() {
     let (a, b) = (TestServer::with(small), TestServer::with(small));
@@ -46,7 +48,9 @@ fn who_gives_its_data_up_is_not_to_be_promoted() {
     // Another data set, which it refuses.
     let foreign = TestServer::with(small);
     follow(&b, &foreign);
-    eventually("it refuses", || asked("master_link_error").is_some_and(|e| e.contains("another data set")));
+    eventually("it refuses", || {
+        asked("master_link_error").is_some_and(|e| e.contains("another data set"))
+    });
     assert_eq!(priority(&b), 0);
     follow(&b, &a);
     in_step(&a, &b);
@@ -66,13 +70,19 @@ fn a_foreign_master_is_refused_unless_forced_and_what_is_dropped_is_kept() {
     assert_eq!(info(&mut connection, "slave_priority").as_deref(), Some("0"));
     assert_eq!(likes(&other, 1..3), [None, Some(2)], "nothing was given up");
     let port = master.port().to_string();
-    redis::cmd("REPLICAOF").arg("127.0.0.1").arg(port).arg("FORCE").query::<()>(&mut connection).unwrap();
+    redis::cmd("REPLICAOF")
+        .arg("127.0.0.1")
+        .arg(port)
+        .arg("FORCE")
+        .query::<()>(&mut connection)
+        .unwrap();
     in_step(&master, &other);
     assert_eq!(likes(&other, 1..3), [Some(1), None]);
     assert_eq!(dropped(&other).len(), 1, "what was dropped is in a file");
 }
 
-/// Its disk came back from a backup, say. That it has the same name, and was the master, is no reason to forget what it has forgotten.
+/// Its disk came back from a backup, say. That it has the same name, and was the master, is no
+/// reason to forget what it has forgotten.
 #[test]
 fn a_master_that_has_less_than_its_replica_is_refused_unless_forced() {
     let always = |config: &mut Config| {
@@ -99,7 +109,12 @@ fn a_master_that_has_less_than_its_replica_is_refused_unless_forced() {
     assert_eq!((priority(&replica), likes(&replica, 1..3)), (0, vec![Some(1), Some(2)]));
     assert!(dropped(&replica).is_empty());
     let port = older.port().to_string();
-    redis::cmd("REPLICAOF").arg("127.0.0.1").arg(port).arg("FORCE").query::<()>(&mut connection).unwrap();
+    redis::cmd("REPLICAOF")
+        .arg("127.0.0.1")
+        .arg(port)
+        .arg("FORCE")
+        .query::<()>(&mut connection)
+        .unwrap();
     in_step(&older, &replica);
     assert_eq!((priority(&replica), likes(&replica, 1..3)), (100, vec![Some(1), None]));
     assert_eq!(dropped(&replica).len(), 1, "what was dropped is in a file");
@@ -108,7 +123,9 @@ fn a_master_that_has_less_than_its_replica_is_refused_unless_forced() {
 /// Folders with what a node gave up.
 fn dropped(server: &TestServer) -> Vec<std::path::PathBuf> {
     let entries = std::fs::read_dir(server.folder()).unwrap().map(|entry| entry.unwrap().path());
-    entries.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("dropped-")).collect()
+    entries
+        .filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("dropped-"))
+        .collect()
 }
 
 /// The log alone would not tell: it was removed as far as there is a snapshot.
@@ -122,7 +139,10 @@ fn what_is_given_up_is_kept_whole_where_the_log_is_gone() {
     master.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap();
     let mut other = other;
     for round in 0..3i64 {
-        other.connection().hset::<_, _, _, ()>(format!("post:{}", 10 + round), "like", round).unwrap();
+        other
+            .connection()
+            .hset::<_, _, _, ()>(format!("post:{}", 10 + round), "like", round)
+            .unwrap();
         redis::cmd("SAVE").query::<()>(&mut other.connection()).unwrap();
         other = other.stopped().started();
     }
@@ -131,7 +151,12 @@ fn what_is_given_up_is_kept_whole_where_the_log_is_gone() {
     // Once more changes nothing.
     let port = master.port().to_string();
     for _ in 0..3 {
-        redis::cmd("REPLICAOF").arg("127.0.0.1").arg(&port).arg("FORCE").query::<()>(&mut other.connection()).unwrap();
+        redis::cmd("REPLICAOF")
+            .arg("127.0.0.1")
+            .arg(&port)
+            .arg("FORCE")
+            .query::<()>(&mut other.connection())
+            .unwrap();
         in_step(&master, &other);
     }
     assert_eq!(likes(&other, 10..13), [None, None, None]);

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use tidemark_server::config::{Config, Fsync};
 use tidemark_tests::{TestServer, eventually};
 
-/// The order to follow somebody is taken back before anybody has looked at it: the node is as it was.
+/// The order to follow somebody is taken back before anybody has looked at it: the node is as it
+/// was.
 #[test]
 fn an_order_that_is_taken_back_at_once_leaves_a_master() {
     let server = TestServer::with(small);
@@ -20,14 +21,16 @@ fn an_order_that_is_taken_back_at_once_leaves_a_master() {
     assert_eq!(likes(&server, 0..50), [Some(1); 50]);
 }
 
-/// From the answer to REPLICAOF NO ONE on no write is refused, as with Redis, though a log has to begin first. What is acknowledged meanwhile, by
-/// whoever writes while the role goes back and forth, is there, and nothing else.
+/// From the answer to REPLICAOF NO ONE on no write is refused, as with Redis, though a log has to
+/// begin first. What is acknowledged meanwhile, by whoever writes while the role goes back and
+/// forth, is there, and nothing else.
 #[test]
 fn who_was_told_that_this_is_a_master_writes() {
     let server = TestServer::with(small);
     let (mut operator, mut stays) = (server.raw(), server.raw());
     let over = AtomicBool::new(false);
-    let like = |post: u64| tidemark_tests::request(&["HINCRBY", &format!("post:{post}"), "like", "1"]);
+    let like =
+        |post: u64| tidemark_tests::request(&["HINCRBY", &format!("post:{post}"), "like", "1"]);
     let acknowledged: i64 = std::thread::scope(|scope| {
         let writers: Vec<_> = (0..3)
             .map(|_| {
@@ -38,7 +41,11 @@ fn who_was_told_that_this_is_a_master_writes() {
                         for _ in 0..4 {
                             let said = pipeline.line();
                             acknowledged += i64::from(said.starts_with(':'));
-                            assert!(said.starts_with(':') || said.starts_with("-READONLY You can't write"), "{said}");
+                            assert!(
+                                said.starts_with(':')
+                                    || said.starts_with("-READONLY You can't write"),
+                                "{said}"
+                            );
                         }
                     }
                     acknowledged
@@ -57,12 +64,17 @@ fn who_was_told_that_this_is_a_master_writes() {
                 assert_eq!(stays.ask(&["HINCRBY", "post:2", "like", "1"]), format!(":{round}"));
             } else {
                 // In one turn with the order.
-                operator.send([tidemark_tests::request(&["REPLICAOF", "NO", "ONE"]), like(2)].concat());
-                assert_eq!([operator.line(), operator.line()], ["+OK".to_owned(), format!(":{round}")]);
+                operator
+                    .send([tidemark_tests::request(&["REPLICAOF", "NO", "ONE"]), like(2)].concat());
+                assert_eq!(
+                    [operator.line(), operator.line()],
+                    ["+OK".to_owned(), format!(":{round}")]
+                );
             }
             let words: [&[&str]; 3] = [&["MULTI"], &["HINCRBY", "post:3", "like", "1"], &["EXEC"]];
             stays.send(words.map(tidemark_tests::request).concat());
-            let wanted = ["+OK".to_owned(), "+QUEUED".to_owned(), "*1".to_owned(), format!(":{round}")];
+            let wanted =
+                ["+OK".to_owned(), "+QUEUED".to_owned(), "*1".to_owned(), format!(":{round}")];
             assert_eq!([(); 4].map(|()| stays.line()), wanted);
         }
         over.store(true, SeqCst);
@@ -173,7 +185,12 @@ fn a_master_with_too_few_replicas_refuses_writes() {
     eventually("it refuses again", || refused(&master));
     drop(stopped);
     let set = |name: &str, value: &str| {
-        redis::cmd("CONFIG").arg("SET").arg(name).arg(value).query::<()>(&mut master.connection()).unwrap();
+        redis::cmd("CONFIG")
+            .arg("SET")
+            .arg(name)
+            .arg(value)
+            .query::<()>(&mut master.connection())
+            .unwrap();
     };
     set("min-replicas-to-write", "0");
     assert!(!refused(&master), "from now on");

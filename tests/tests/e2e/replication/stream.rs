@@ -27,15 +27,28 @@ fn a_replica_gets_what_is_there_and_what_comes_and_goes_on_after_restarts_of_eit
     }
     let began = std::time::Instant::now();
     assert_eq!(redis::cmd("WAIT").arg(1).arg(60_000).query::<u64>(&mut at_master).unwrap(), 1);
-    assert!(began.elapsed() < tidemark_tests::PATIENCE, "told when it is there, not when the time is over");
+    assert!(
+        began.elapsed() < tidemark_tests::PATIENCE,
+        "told when it is there, not when the time is over"
+    );
     assert_eq!(likes(&replica, 0..200), likes(&master, 0..200));
-    let flags: Vec<u64> =
-        redis::cmd("PH.EXISTS").arg("liked").arg(7).arg(&[1, 2, 3, 4]).query(&mut replica.connection()).unwrap();
+    let flags: Vec<u64> = redis::cmd("PH.EXISTS")
+        .arg("liked")
+        .arg(7)
+        .arg(&[1, 2, 3, 4])
+        .query(&mut replica.connection())
+        .unwrap();
     assert_eq!(flags, [1, 1, 1, 0]);
     // It refuses writes, in Redis's words.
-    let error = replica.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap_err().to_string();
+    let error =
+        replica.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap_err().to_string();
     assert!(error.to_lowercase().contains("read only replica"), "{error}");
-    let error = redis::cmd("WAIT").arg(1).arg(1).query::<u64>(&mut replica.connection()).unwrap_err().to_string();
+    let error = redis::cmd("WAIT")
+        .arg(1)
+        .arg(1)
+        .query::<u64>(&mut replica.connection())
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("WAIT cannot be used with replica instances"), "{error}");
     // It is restarted, and misses something meanwhile.
     let replica = replica.stopped();
@@ -46,7 +59,8 @@ fn a_replica_gets_what_is_there_and_what_comes_and_goes_on_after_restarts_of_eit
     assert_eq!(number(&replica, "repl_full_syncs"), 0, "it went on where it was");
 }
 
-/// A replica writes snapshots of its own, each with what has changed since the one before: also what its master has changed.
+/// A replica writes snapshots of its own, each with what has changed since the one before: also
+/// what its master has changed.
 #[test]
 fn a_replicas_snapshot_has_what_came_since_its_last_one() {
     let tiny = |config: &mut Config| {
@@ -58,9 +72,13 @@ fn a_replicas_snapshot_has_what_came_since_its_last_one() {
     in_step(&master, &replica);
     let call = |server: &TestServer, words: &str| {
         let words: Vec<&str> = words.split(' ').collect();
-        redis::cmd(words[0]).arg(&words[1..]).query::<redis::Value>(&mut server.connection()).unwrap()
+        redis::cmd(words[0])
+            .arg(&words[1..])
+            .query::<redis::Value>(&mut server.connection())
+            .unwrap()
     };
-    // Three tables of pairs and of rows, the first two of which nobody will touch again but by what comes below.
+    // Three tables of pairs and of rows, the first two of which nobody will touch again but by what
+    // comes below.
     let ids: Vec<u64> = (0..1500).collect();
     for some in ids.chunks(500) {
         let mut pipe = redis::pipe();
@@ -74,13 +92,17 @@ fn a_replicas_snapshot_has_what_came_since_its_last_one() {
     }
     let synced_by_both = || {
         let words = ["1", "1", "5000"];
-        let done = redis::cmd("WAITAOF").arg(&words).query::<[u64; 2]>(&mut master.connection()).unwrap();
+        let done =
+            redis::cmd("WAITAOF").arg(&words).query::<[u64; 2]>(&mut master.connection()).unwrap();
         assert_eq!(done, [1, 1]);
     };
     let saved = || {
         call(&replica, "SAVE");
-        let names = std::fs::read_dir(replica.folder()).unwrap().map(|entry| entry.unwrap().file_name());
-        names.filter(|name| name.to_string_lossy().ends_with(".tsnap")).collect::<std::collections::BTreeSet<_>>()
+        let names =
+            std::fs::read_dir(replica.folder()).unwrap().map(|entry| entry.unwrap().file_name());
+        names
+            .filter(|name| name.to_string_lossy().ends_with(".tsnap"))
+            .collect::<std::collections::BTreeSet<_>>()
     };
     synced_by_both();
     let first = saved();
@@ -94,7 +116,8 @@ fn a_replicas_snapshot_has_what_came_since_its_last_one() {
         call(&master, &format!("PH.DEL liked 7 {}", id + 1));
         call(&master, &format!("PH.ADD liked 7 {}", id + 1));
     }
-    // The log of it is synced before the snapshot begins, so a start reads it from the snapshot alone.
+    // The log of it is synced before the snapshot begins, so a start reads it from the snapshot
+    // alone.
     synced_by_both();
     saved();
     let again = replica.killed();
@@ -102,11 +125,19 @@ fn a_replicas_snapshot_has_what_came_since_its_last_one() {
     for id in ids {
         let is_changed = id % 500 == 3;
         let likes = if is_changed { 5 } else { 0 };
-        let row: [Option<u64>; 2] =
-            redis::cmd("HMGET").arg(format!("post:{id}")).arg(&["like", "read"]).query(&mut connection).unwrap();
+        let row: [Option<u64>; 2] = redis::cmd("HMGET")
+            .arg(format!("post:{id}"))
+            .arg(&["like", "read"])
+            .query(&mut connection)
+            .unwrap();
         assert_eq!(row, [Some(likes), Some(id + 1)], "{id}");
         let flags = ["7", "8", "9"].map(|member| {
-            redis::cmd("PH.EXISTS").arg("liked").arg(member).arg(id).query::<[bool; 1]>(&mut connection).unwrap()[0]
+            redis::cmd("PH.EXISTS")
+                .arg("liked")
+                .arg(member)
+                .arg(id)
+                .query::<[bool; 1]>(&mut connection)
+                .unwrap()[0]
         });
         assert_eq!(flags, [true, !is_changed, is_changed], "{id}");
     }
@@ -129,7 +160,8 @@ fn a_replica_that_was_away_while_the_log_rolled_many_times_goes_on_from_the_file
         master.connection().hset::<_, _, _, ()>("post:1", "like", round).unwrap();
         master = master.stopped().started();
         // It has had a replica: nobody has said yet that it still is the master.
-        let error = master.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap_err().to_string();
+        let error =
+            master.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap_err().to_string();
         assert!(error.contains("fenced until its role is known"), "{error}");
         redis::cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(&mut master.connection()).unwrap();
     }
@@ -141,7 +173,8 @@ fn a_replica_that_was_away_while_the_log_rolled_many_times_goes_on_from_the_file
 }
 
 fn segment(server: &TestServer) -> u64 {
-    let text: String = redis::cmd("INFO").arg("persistence").query(&mut server.connection()).unwrap();
+    let text: String =
+        redis::cmd("INFO").arg("persistence").query(&mut server.connection()).unwrap();
     let line = text.lines().find_map(|l| l.strip_prefix("log_written_segment:")).unwrap();
     line.parse().unwrap()
 }
@@ -168,11 +201,15 @@ fn the_stream_of_a_hot_row_is_small() {
     in_step(&master, &replica);
     assert_eq!(likes(&replica, 7..8), [Some(WRITES as i64)]);
     let bytes = number(&master, "master_repl_offset") - before;
-    // Changes gather for 50 ms, and then the row is told once: a batch of one record, some 56 bytes. How many of them there are is a question of
-    // how long the writes take, not of how many they are; three more for the sync and the seal at the end.
+    // Changes gather for 50 ms, and then the row is told once: a batch of one record, some 56
+    // bytes. How many of them there are is a question of how long the writes take, not of how many
+    // they are; three more for the sync and the seal at the end.
     let batches = began.elapsed().as_millis() as u64 / 50 + 3;
     println!("{bytes} bytes for {WRITES} writes of one row, in at most {batches} batches");
-    assert!(bytes <= 64 * batches, "{bytes} bytes for {WRITES} writes of one row, in at most {batches} batches");
+    assert!(
+        bytes <= 64 * batches,
+        "{bytes} bytes for {WRITES} writes of one row, in at most {batches} batches"
+    );
     assert!(bytes < 100_000, "that is kilobytes, not megabytes: {bytes}");
 }
 
@@ -184,7 +221,12 @@ fn a_schema_changes_on_replicas_while_they_follow() {
     in_step(&master, &replica);
     let (mut at_master, mut at_replica) = (master.connection(), replica.connection());
     let mut alter = |words: &[&str]| {
-        redis::cmd("TM.SPACE").arg("ALTER").arg("post").arg(words).query::<()>(&mut at_master).unwrap();
+        redis::cmd("TM.SPACE")
+            .arg("ALTER")
+            .arg("post")
+            .arg(words)
+            .query::<()>(&mut at_master)
+            .unwrap();
         at_master.hincr::<_, _, _, ()>("post:1", "like", 1).unwrap();
         if words[0] == "ADD" {
             at_master.hset::<_, _, _, ()>("post:1", "share", 40).unwrap();
@@ -192,12 +234,16 @@ fn a_schema_changes_on_replicas_while_they_follow() {
         assert_eq!(redis::cmd("WAIT").arg(1).arg(5000).query::<u64>(&mut at_master).unwrap(), 1);
     };
     alter(&["ADD", "share:6"]);
-    let row: Vec<i64> = redis::cmd("HMGET").arg("post:1").arg(&["like", "share"]).query(&mut at_replica).unwrap();
+    let row: Vec<i64> =
+        redis::cmd("HMGET").arg("post:1").arg(&["like", "share"]).query(&mut at_replica).unwrap();
     assert_eq!(row, [1, 40]);
     alter(&["WIDEN", "share:30"]);
     alter(&["DROP", "share"]);
     let fields: Vec<String> = redis::cmd("HKEYS").arg("post:1").query(&mut at_replica).unwrap();
-    assert_eq!(fields, redis::cmd("HKEYS").arg("post:1").query::<Vec<String>>(&mut at_master).unwrap());
+    assert_eq!(
+        fields,
+        redis::cmd("HKEYS").arg("post:1").query::<Vec<String>>(&mut at_master).unwrap()
+    );
     assert!(!fields.contains(&"share".to_owned()), "{fields:?}");
     assert_eq!(at_replica.hget::<_, _, i64>("post:1", "like").unwrap(), 3);
 }
@@ -213,7 +259,10 @@ fn a_transaction_on_a_replica_sees_that_its_master_has_changed_what_it_watches()
         if let Some((key, value)) = change {
             let mut connection = master.connection();
             connection.hset::<_, _, _, ()>(key, "like", value).unwrap();
-            assert_eq!(redis::cmd("WAIT").arg(1).arg(5000).query::<u64>(&mut connection).unwrap(), 1);
+            assert_eq!(
+                redis::cmd("WAIT").arg(1).arg(5000).query::<u64>(&mut connection).unwrap(),
+                1
+            );
         }
         redis::cmd("MULTI").query::<()>(&mut at_replica).unwrap();
         redis::cmd("HGET").arg("post:1").arg("like").query::<()>(&mut at_replica).unwrap();
