@@ -26,6 +26,7 @@ pub(crate) use user::User;
 use crate::clients::Client;
 use crate::commands::Refusal;
 use crate::config::Security;
+use crate::engines::Engines;
 use crate::files;
 use crate::node::Node;
 use arc_swap::ArcSwap;
@@ -192,6 +193,31 @@ impl Acl {
         })
     }
 
+    /// The command of this request that `security.deny_commands` names, if there is one: its own,
+    /// or the one that an option runs.
+    fn denied_to_all(&self, request: &Request<'_>) -> Option<&'static str> {
+        let denied = self.denied.load();
+        let also = request.also_runs().filter(|&number| denied.has(number));
+        denied
+            .has(request.number)
+            .then(|| request.name())
+            .or_else(|| also.map(crate::commands::name_of_bit))
+    }
+
+    /// ACL DRYRUN: why this user's request would be refused, if it would.
+    pub(crate) fn dry_run(
+        &self,
+        user: &User,
+        request: &Request<'_>,
+        engines: Option<&Engines>,
+    ) -> Option<String> {
+        if let Some(name) = self.denied_to_all(request).filter(|_| !request.is_for_everybody()) {
+            return Some(not_allowed(name));
+        }
+        let denied = user.check(request, engines).err()?;
+        Some(format!("This user has no permissions to {}", denied.dry_words(request)))
+    }
+
     /// The user, if the password is right. Takes as long for an unknown one.
     pub(crate) fn login(&self, name: &[u8], password: &[u8]) -> Option<Arc<User>> {
         let user = std::str::from_utf8(name).ok().and_then(|name| self.get(name));
@@ -206,6 +232,11 @@ impl Acl {
         client.describe(Instant::now(), &mut info);
         self.log.lock().note(reason, object, user, info);
     }
+}
+
+/// Why a command in `security.deny_commands` is refused.
+fn not_allowed(name: &str) -> String {
+    format!("{name} command not allowed: the configuration denies it to everybody")
 }
 
 /// The users of a server whose configuration names none.
@@ -333,22 +364,16 @@ impl Access {
             return Ok(());
         }
         let Some(user) = &self.user else { return Err(Refusal::NO_AUTH) };
-        if node.acl.denied.load().has(request.number) {
-            return Err(Refusal::new(
-                format!(
-                    "ERR {} command not allowed: the configuration denies it to everybody",
-                    request.name()
-                )
-                .into_bytes(),
-            ));
+        if let Some(name) = node.acl.denied_to_all(request) {
+            return Err(Refusal::new(format!("ERR {}", not_allowed(name)).into_bytes()));
         }
         let Err(denied) = user.check(request, node.engines.get()) else { return Ok(()) };
-        let (reason, object) = match denied {
-            Denied::Command => (Reason::Command, request.name().as_bytes()),
-            Denied::Key(at) | Denied::Name(at) => (Reason::Key, request.args.at(at)),
-            Denied::Channel(at) => (Reason::Channel, request.args.at(at)),
+        let reason = match denied {
+            Denied::Command | Denied::Option => Reason::Command,
+            Denied::Key(_) | Denied::Name(_) => Reason::Key,
+            Denied::Channel(_) => Reason::Channel,
         };
-        node.acl.note(reason, object, user.name().as_bytes(), client);
+        node.acl.note(reason, denied.object(request), user.name().as_bytes(), client);
         Err(Refusal::new(
             format!("NOPERM this user has no permissions to {}", denied.words(request))
                 .into_bytes(),

@@ -54,7 +54,9 @@ pub use reference::reference;
 pub(crate) use refusal::{Printable, Refusal, refuse};
 pub(crate) use session::{Replies, Scratch, Session};
 pub(crate) use spec::{ALL_KEYS, Handler, KeyArgs, NO_KEYS, ONE_KEY, Outcome, Spec, flag};
-pub(crate) use table::{Found, Lookup, bit_of, bits, find, name_of, numbers_named, with_numbers};
+pub(crate) use table::{
+    Found, Lookup, bit_of, bits, find, name_of, name_of_bit, numbers_named, with_numbers,
+};
 
 use channels::check_pattern;
 use execute::{Unreadable, checked, readable, row_readable, run, select};

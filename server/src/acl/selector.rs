@@ -26,12 +26,27 @@ impl Request<'_> {
     pub(crate) fn name(&self) -> &'static str {
         self.spec.name
     }
+
+    /// The number of the command that an option of this request runs as well: FEED.ACT, for
+    /// `FEED.GET ... MARK`. Its permission is needed in addition to the request's own.
+    pub(super) fn also_runs(&self) -> Option<usize> {
+        (self.spec.has(flag::MAY_WRITE) && mark(self.args).is_some()).then(number_of_act)
+    }
+}
+
+/// The command that `FEED.GET ... MARK` runs.
+const ACT: &str = "feed.act";
+
+fn number_of_act() -> usize {
+    commands::numbers_named(ACT).start
 }
 
 /// What of a request is not allowed; the position of the argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Denied {
     Command,
+    /// The command that an option runs ([`Request::also_runs`]).
+    Option,
     Key(usize),
     /// A space, view or action.
     Name(usize),
@@ -43,6 +58,7 @@ impl Denied {
     pub(super) fn words(self, request: &Request<'_>) -> String {
         match self {
             Denied::Command => format!("run the '{}' command", request.name()),
+            Denied::Option => format!("run the '{ACT}' command"),
             Denied::Key(_) => "access one of the keys used as arguments".to_owned(),
             Denied::Name(_) => {
                 "access one of the spaces, views or actions used as arguments".to_owned()
@@ -51,11 +67,20 @@ impl Denied {
         }
     }
 
+    /// What ACL LOG shows: the command, or the argument.
+    pub(super) fn object<'a>(self, request: &Request<'a>) -> &'a [u8] {
+        match self {
+            Denied::Command => request.name().as_bytes(),
+            Denied::Option => ACT.as_bytes(),
+            Denied::Key(at) | Denied::Name(at) | Denied::Channel(at) => request.args.at(at),
+        }
+    }
+
     /// As ACL DRYRUN says it.
     pub(crate) fn dry_words(self, request: &Request<'_>) -> String {
         let object = |at| String::from_utf8_lossy(request.args.at(at)).into_owned();
         match self {
-            Denied::Command => self.words(request),
+            Denied::Command | Denied::Option => self.words(request),
             Denied::Key(at) => format!("access the '{}' key", object(at)),
             Denied::Name(at) => format!("access the space, view or action '{}'", object(at)),
             Denied::Channel(at) => format!("access the '{}' channel", object(at)),
@@ -330,6 +355,9 @@ impl Selector {
         let (spec, args) = (request.spec, request.args);
         if !self.commands.has(request.number) && !request.is_for_everybody() {
             return Err(Denied::Command);
+        }
+        if request.also_runs().is_some_and(|number| !self.commands.has(number)) {
+            return Err(Denied::Option);
         }
         if !self.all_keys {
             let uses = LazyCell::new(|| Uses::of(spec, args));

@@ -102,14 +102,9 @@ fn dryrun(call: &mut Call<'_>) -> Outcome {
     }
     let (spec, sub) = select(spec, args)?;
     let request = Request { spec, number: super::bit_of(number, sub), args };
-    match user.check(&request, call.node.engines.get()) {
-        Ok(()) => call.reply.ok(),
-        Err(denied) => {
-            call.reply.bulk(
-                format!("This user has no permissions to {}", denied.dry_words(&request))
-                    .as_bytes(),
-            );
-        }
+    match call.node.acl.dry_run(&user, &request, call.node.engines.get()) {
+        None => call.reply.ok(),
+        Some(why) => call.reply.bulk(why.as_bytes()),
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ pub(super) const TABLE: &[Spec] = &[
         summary: "For each id an array: the view's counters, then its flags as the viewer set them (1, 0, or nil if the id \
                   lies below the horizon). BINARY answers one string instead: per id the counters as little-endian i64, then the flags as \
                   signed bytes (1, 0, -1 for unknown); in Python struct.iter_unpack('<4q2b', reply) for four counters and two flags. \
-                  MARK also does an action for all ids, after reading them: the page shows what held before. An id whose mark is refused has \
+                  MARK also does an action for all ids, after reading them: the page shows what held before; it needs the right to FEED.ACT. An id whose mark is refused has \
                   the error in the place of its row; if all are refused (MISCONF: the log cannot be written), the page is whole and the error \
                   follows as one element more. With BINARY the reply is then an array of the string and the first error.",
         run: get,

@@ -169,6 +169,11 @@ pub(crate) fn numbers_named(name: &str) -> std::ops::Range<usize> {
     }
 }
 
+/// The name of the command or subcommand with this number among all of them ([`bit_of`]).
+pub(crate) fn name_of_bit(bit: usize) -> &'static str {
+    with_numbers().nth(bit).map_or("NULL", |(_, spec)| spec.name)
+}
+
 /// The name of a command by its number, which lies in the lower 16 bits; above them the number of
 /// the subcommand, from 1.
 pub(crate) fn name_of(numbers: u32) -> &'static str {

@@ -208,6 +208,93 @@ fn a_page_that_marks_needs_the_right_to_the_action() {
     }
 }
 
+/// F22: for users with all keys, too; directly, in a transaction, and as ACL DRYRUN says.
+#[test]
+fn mark_needs_the_right_to_feed_act() {
+    let server = TestServer::start();
+    let mut admin = server.raw();
+    let page = "*1\r\n*6\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n";
+    let refusal = "this user has no permissions to run the 'feed.act' command";
+    for (number, rules) in [
+        "~* -@all +@read",
+        "~* +@all -@write",
+        "~* +@all -feed.act",
+        "$home %W$like +feed.get",
+        // The right to mark stands in another selector than the right to the page.
+        "~* +feed.get (~* +feed.act)",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let name = format!("u{number}");
+        let made = format!("ACL SETUSER {name} on nopass {rules} +multi +exec");
+        assert_eq!(inline(&mut admin, &made), OK, "{rules}");
+        let mut raw = server.raw();
+        assert_eq!(inline(&mut raw, &format!("AUTH {name} x")), OK);
+        raw.request(&["FEED.GET", "home", "7", "1"]).expect(page);
+        for line in ["FEED.GET home 7 1 MARK like", "FEED.GET home 7 1 BINARY mark like"] {
+            assert_eq!(inline(&mut raw, line), format!("-NOPERM {refusal}"), "{rules}: {line}");
+        }
+        assert_eq!(inline(&mut raw, "MULTI"), OK);
+        let queued = inline(&mut raw, "FEED.GET home 7 1 MARK like");
+        assert_eq!(queued, format!("-NOPERM {refusal}"), "{rules}");
+        assert!(inline(&mut raw, "EXEC").starts_with("-EXECABORT"), "{rules}");
+        let dry = format!("ACL DRYRUN {name} FEED.GET home 7 1 MARK like");
+        assert!(inline(&mut admin, &dry).starts_with('$'), "{rules}");
+        assert_eq!(admin.line(), refusal.replacen('t', "T", 1), "{rules}");
+        assert_eq!(inline(&mut admin, &format!("ACL DRYRUN {name} FEED.GET home 7 1")), OK);
+        // The right is asked for again when the transaction is executed.
+        assert_eq!(inline(&mut admin, &format!("ACL SETUSER {name} ~* +feed.act")), OK);
+        assert_eq!(inline(&mut raw, "MULTI"), OK);
+        assert_eq!(inline(&mut raw, "FEED.GET home 7 1 MARK like"), "+QUEUED");
+        assert_eq!(inline(&mut admin, &format!("ACL SETUSER {name} -feed.act")), OK);
+        let reply = format!("*1\r\n-NOPERM {refusal}\r\n");
+        if !rules.contains('(') {
+            raw.request(&["EXEC"]).expect(&reply);
+        }
+    }
+    admin.request(&["PH.EXISTS", "liked", "7", "1"]).expect("*1\r\n:0\r\n");
+    admin.request(&["CNT.GET", "post", "1"]).expect("*1\r\n*-1\r\n");
+    let log = list_of_refused(&mut admin);
+    assert!(log.contains("feed.act") && !log.contains("feed.get"), "{log}");
+    assert_eq!(inline(&mut admin, "ACL SETUSER may on nopass ~* +feed.get +feed.act"), OK);
+    let mut raw = server.raw();
+    assert_eq!(inline(&mut raw, "AUTH may x"), OK);
+    raw.request(&["FEED.GET", "home", "7", "1", "MARK", "like"]).expect(page);
+    admin.request(&["PH.EXISTS", "liked", "7", "1"]).expect("*1\r\n:1\r\n");
+}
+
+/// The commands in ACL LOG.
+fn list_of_refused(raw: &mut Raw) -> String {
+    let mut all = String::new();
+    raw.request(&["ACL", "LOG", "1000"]).request(&["ECHO", "the mark"]);
+    while !all.ends_with("the mark\n") {
+        let line = raw.line();
+        if !line.contains("cmd=") {
+            all += &line;
+            all.push('\n');
+        }
+    }
+    all
+}
+
+/// F22: what the configuration denies no option of another command does.
+#[test]
+fn a_denied_feed_act_is_denied_to_mark() {
+    let server = TestServer::with(|config| {
+        config.security.deny_commands = vec!["feed.act".to_owned()];
+    });
+    let mut raw = server.raw();
+    let refusal = "feed.act command not allowed: the configuration denies it to everybody";
+    for line in ["FEED.ACT like 7 1", "FEED.GET home 7 1 MARK like"] {
+        assert_eq!(inline(&mut raw, line), format!("-ERR {refusal}"), "{line}");
+        assert!(inline(&mut raw, &format!("ACL DRYRUN default {line}")).starts_with('$'));
+        assert_eq!(raw.line(), refusal);
+    }
+    assert_eq!(inline(&mut raw, "ACL DRYRUN default FEED.GET home 7 1"), OK);
+    raw.request(&["PH.EXISTS", "liked", "7", "1"]).expect("*1\r\n:0\r\n");
+}
+
 #[test]
 fn changes_reach_connections_that_are_there() {
     let server = TestServer::start();
@@ -674,8 +761,8 @@ fn who_may_only_write_a_key_reads_nothing_of_it() {
 fn a_page_marks_once_and_what_is_allowed() {
     let server = TestServer::start();
     let mut raw = server.raw();
-    raw.request(&["ACL", "SETUSER", "u", "on", "nopass", "$home", "%W$like", "+feed.get"])
-        .expect("+OK\r\n");
+    let rules = "ACL SETUSER u on nopass $home %W$like +feed.get +feed.act";
+    assert_eq!(inline(&mut raw, rules), OK);
     raw.request(&["AUTH", "u", "x"]).expect("+OK\r\n");
     for line in ["FEED.GET home 7 1 MARK like MARK read", "FEED.GET home 7 1 MARK like MARK like"] {
         assert_eq!(inline(&mut raw, line), "-ERR syntax error", "{line}");
