@@ -161,6 +161,8 @@ pub fn start_on(
         let host = asked.upgrade();
         host.inspect(|host| leave::signalled(&host.node(), signal)).is_some()
     });
+    let asked = Arc::downgrade(&host);
+    host.stop.on_reload(move || _ = asked.upgrade().inspect(|host| host.reload_certificates()));
     let mut threads = workers::start(&host, listeners, encrypted)?;
     let recalled = host.replication.recall(&host.config()).map_err(StartError::System);
     let opened = recalled.and_then(|()| load(&host.node())).and_then(|log| {

@@ -11,7 +11,7 @@ use crate::engines::Engines;
 use crate::monitors::Monitors;
 use crate::pause::Pause;
 use crate::replication::Replication;
-use crate::settings::Settings;
+use crate::settings::{SetError, Settings};
 use crate::slowlog::SlowLog;
 use crate::snapshot::Snapshots;
 use crate::stop::Stop;
@@ -296,6 +296,19 @@ impl Process {
     #[inline]
     pub(crate) fn config(&self) -> Guard<Arc<Config>> {
         self.settings.now()
+    }
+
+    /// SIGHUP: reads the certificates again, as CONFIG SET of a key of `[tls]` does. If they cannot
+    /// be read, those that there are stay.
+    pub(crate) fn reload_certificates(&self) {
+        let refused = |why| SetError::Refused { name: "tls".to_owned(), why };
+        let read = |_: &Config, now: &Config| self.tls.configure(&now.tls).map_err(refused);
+        match self.settings.change(|_| Ok(()), read) {
+            Ok(()) => tracing::info!("SIGHUP: the TLS certificates are read again"),
+            Err(error) => {
+                tracing::error!("SIGHUP: the TLS certificates stay as they are: {error}");
+            }
+        }
     }
 
     /// The port of the first listening socket.

@@ -1,6 +1,7 @@
 //! The one way to stop a server: a signal, the SHUTDOWN command or a test says so, and everyone who
 //! waits hears it.
 
+use rustix::process::Signal;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -13,8 +14,10 @@ pub struct Stop(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     stage: watch::Sender<Stage>,
-    /// What a signal does.
+    /// What a signal to stop does.
     leave: OnceLock<Box<Leave>>,
+    /// What SIGHUP does.
+    reload: OnceLock<Box<Reload>>,
     /// Signals stop it: it is the process's one server.
     has_signals: AtomicBool,
     /// One was refused, as something would be lost.
@@ -32,6 +35,7 @@ enum Stage {
 }
 
 type Leave = dyn Fn(&str) -> bool + Send + Sync;
+type Reload = dyn Fn() + Send + Sync;
 
 /// Held by a thread without which a server is of no use: if it panics, the server stops.
 pub(crate) struct Vital(Stop);
@@ -136,36 +140,93 @@ impl Stop {
         let _ = self.0.leave.set(Box::new(leave));
     }
 
-    /// Stops at SIGINT or SIGTERM, as `leave.rs` has it; at a SIGINT that comes while replicas are
-    /// waited for, at once. A signal while it stops ends the process, for a stop that hangs.
+    /// Has SIGHUP do this.
+    pub(crate) fn on_reload(&self, reload: impl Fn() + Send + Sync + 'static) {
+        // The first one set is as good.
+        let _ = self.0.reload.set(Box::new(reload));
+    }
+
+    /// Handles the process's signals from now on ([`Act`]). Without it most of them would end the
+    /// process, and with it the writes of the last second.
+    ///
+    /// A signal that stops, stops as `leave.rs` has it; SIGINT stops at once while the server waits
+    /// for replicas. A second one ends a process whose stop hangs.
     pub fn on_signals(&self) -> std::io::Result<()> {
         use tokio::signal::unix::{SignalKind, signal};
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (mut interrupt, mut terminate) = {
+        let (to_thread, mut received) = tokio::sync::mpsc::unbounded_channel();
+        for &(number, name, act) in SIGNALS {
             let _in = runtime.enter();
-            (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)
-        };
+            let mut signals = signal(SignalKind::from_raw(number.as_raw()))?;
+            let to_thread = to_thread.clone();
+            runtime.spawn(async move {
+                while signals.recv().await.is_some() && to_thread.send((name, act)).is_ok() {}
+            });
+        }
         self.0.has_signals.store(true, Relaxed);
         let stop = self.clone();
         std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
             runtime.block_on(async {
-                loop {
-                    let name = tokio::select! {
-                        _ = interrupt.recv() => "SIGINT",
-                        _ = terminate.recv() => "SIGTERM",
-                    };
-                    if stop.is_stopped() {
-                        tracing::warn!("{name} again: leaving at once");
-                        std::process::exit(1);
-                    }
-                    let insists = name == "SIGINT" && stop.leaves().is_some();
-                    if insists || !stop.0.leave.get().is_some_and(|leave| leave(name)) {
-                        tracing::info!("{name}: stopping at once");
-                        stop.now();
+                while let Some((name, act)) = received.recv().await {
+                    match act {
+                        Act::Stop => stop.stop_by(name),
+                        Act::Reload => match stop.0.reload.get() {
+                            Some(reload) => reload(),
+                            None => tracing::info!("{name}: there is nothing to reload yet"),
+                        },
+                        Act::Say => tracing::info!("{name}: ignored"),
+                        Act::Ignore => {}
                     }
                 }
             });
         })?;
         Ok(())
     }
+
+    /// A signal to stop came.
+    fn stop_by(&self, name: &str) {
+        if self.is_stopped() {
+            tracing::warn!("{name} again: leaving at once");
+            std::process::exit(1);
+        }
+        let insists = name == "SIGINT" && self.leaves().is_some();
+        if insists || !self.0.leave.get().is_some_and(|leave| leave(name)) {
+            tracing::info!("{name}: stopping at once");
+            self.now();
+        }
+    }
 }
+
+/// What a signal makes the server do.
+#[derive(Clone, Copy)]
+enum Act {
+    /// It stops, and loses nothing.
+    Stop,
+    /// It reads its certificates again.
+    Reload,
+    /// A line in the log.
+    Say,
+    /// Nothing, not even a line in the log: that might be what the signal is about.
+    Ignore,
+}
+
+/// Every signal that ends a process by default and that another process, a terminal or a limit of
+/// the system sends. The others say that the process is broken (SIGSEGV, SIGABRT, ...). SIGPIPE is
+/// ignored by Rust's runtime. With SIGXFSZ ignored, a write beyond the file-size limit is an error,
+/// as on a full disk.
+const SIGNALS: &[(Signal, &str, Act)] = &[
+    (Signal::INT, "SIGINT", Act::Stop),
+    (Signal::TERM, "SIGTERM", Act::Stop),
+    (Signal::QUIT, "SIGQUIT", Act::Stop),
+    (Signal::XCPU, "SIGXCPU", Act::Stop),
+    #[cfg(target_os = "linux")]
+    (Signal::POWER, "SIGPWR", Act::Stop),
+    (Signal::HUP, "SIGHUP", Act::Reload),
+    (Signal::USR1, "SIGUSR1", Act::Say),
+    (Signal::USR2, "SIGUSR2", Act::Say),
+    (Signal::ALARM, "SIGALRM", Act::Say),
+    (Signal::VTALARM, "SIGVTALRM", Act::Say),
+    (Signal::PROF, "SIGPROF", Act::Say),
+    (Signal::IO, "SIGIO", Act::Say),
+    (Signal::XFSZ, "SIGXFSZ", Act::Ignore),
+];

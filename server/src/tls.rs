@@ -1,7 +1,7 @@
 //! TLS, by rustls: the port that speaks it, and a client's side, which is a replica's.
 //!
-//! Certificates are read at the start, and again whenever CONFIG SET names a key of `[tls]`: new
-//! connections use the new ones, those that are there go on. If they cannot be read, nothing
+//! Certificates are read at the start, at SIGHUP, and whenever CONFIG SET names a key of `[tls]`:
+//! new connections use the new ones, those that are there go on. If they cannot be read, nothing
 //! changes.
 
 use crate::config::{AuthClients, Tls as Settings};

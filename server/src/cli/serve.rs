@@ -4,7 +4,7 @@ use crate::config::{Config, Fsync};
 use crate::{Stop, listen, run as run_server};
 use std::path::PathBuf;
 
-/// Runs the server until SIGINT, SIGTERM or SHUTDOWN.
+/// Runs the server until SIGINT, SIGTERM, SIGQUIT or SHUTDOWN.
 #[derive(clap::Args, Debug)]
 #[command(after_long_help = "\
 Examples:
@@ -16,6 +16,10 @@ Then, from another terminal:
   redis-cli -p 6399 FEED.ACT like 7 1001             user 7 likes post 1001
   redis-cli -p 6399 FEED.GET home 7 1001 1002        a page of two posts as user 7 sees it: like repost comment read liked read
   redis-cli -p 6399 HGETALL post:1001                the same counters, as a Redis hash
+
+Signals: SIGTERM, SIGINT and SIGQUIT stop the server and lose nothing; SIGHUP reads the TLS
+certificates again. The log goes to standard error, so no log file has to be opened again: other
+signals change nothing.
 
 `tidemark config` prints every setting. Options given here go before the file's.")]
 pub(super) struct ServeArgs {

@@ -1,0 +1,140 @@
+//! Signals: which of them stop the server, and that none loses what was acknowledged (F1).
+
+#![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
+
+mod common;
+
+use common::{FIRST, Program, call, refusal};
+use redis_protocol::resp2::types::OwnedFrame;
+use rustix::process::{Pid, Signal, kill_process};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+fn like(program: &Program) {
+    let reply = call(&mut program.client(), &format!("HINCRBY post:{FIRST} like 1"));
+    assert_eq!(refusal(&reply), "");
+}
+
+fn send(program: &Program, signal: Signal) {
+    kill_process(Pid::from_child(&program.child), signal).unwrap();
+}
+
+/// How it ended, within ten seconds.
+fn ended(program: &mut Program) -> std::process::ExitStatus {
+    let began = Instant::now();
+    loop {
+        if let Some(status) = program.child.try_wait().unwrap() {
+            return status;
+        }
+        assert!(began.elapsed() < Duration::from_secs(10), "it goes on");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// F1: SIGHUP ended the process, and the writes of the last second were gone. So it was with every
+/// other signal that was not handled. Each one here is sent right after a write.
+#[test]
+fn signals_that_are_not_for_stopping_never_end_the_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = Program::start(folder.path(), "everysec");
+    let harmless = [
+        Signal::HUP,
+        Signal::PIPE,
+        Signal::USR1,
+        Signal::USR2,
+        Signal::ALARM,
+        Signal::VTALARM,
+        Signal::PROF,
+        Signal::IO,
+        Signal::XFSZ,
+    ];
+    for signal in harmless {
+        like(&program);
+        send(&program, signal);
+        send(&program, signal);
+        // It is delivered by the time that a later process does something else.
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(program.child.try_wait().unwrap(), None, "{signal:?} has ended it");
+    }
+    let count = OwnedFrame::BulkString(harmless.len().to_string().into_bytes());
+    assert_eq!(program.ask(&format!("HGET post:{FIRST} like")), count);
+}
+
+/// F1: a signal that stops is a clean stop, whichever it is: nothing acknowledged is lost.
+#[test]
+fn signals_that_stop_the_server_lose_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let stops = [Signal::TERM, Signal::INT, Signal::QUIT, Signal::XCPU, Signal::POWER];
+    for (stopped, signal) in stops.into_iter().enumerate() {
+        let mut program = Program::start(folder.path(), "everysec");
+        let held = program.ask(&format!("HGET post:{FIRST} like"));
+        let expected = match stopped {
+            0 => OwnedFrame::Null,
+            n => OwnedFrame::BulkString(n.to_string().into_bytes()),
+        };
+        assert_eq!(held, expected, "before {signal:?}");
+        like(&program);
+        send(&program, signal);
+        let status = ended(&mut program);
+        assert_eq!((status.code(), status.signal()), (Some(0), None), "{signal:?}");
+    }
+    let program = Program::start(folder.path(), "everysec");
+    let all = OwnedFrame::BulkString(stops.len().to_string().into_bytes());
+    assert_eq!(program.ask(&format!("HGET post:{FIRST} like")), all);
+}
+
+/// Writes a certificate that nothing else has signed, and its key.
+fn sign(folder: &Path) -> Vec<u8> {
+    let signed = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    std::fs::write(folder.join("server.pem"), signed.cert.pem()).unwrap();
+    std::fs::write(folder.join("server.key"), signed.signing_key.serialize_pem()).unwrap();
+    signed.cert.pem().into_bytes()
+}
+
+/// Whether a client that trusts only this certificate gets a reply.
+fn is_trusted(port: u16, certificate: &[u8]) -> bool {
+    let folder = tempfile::tempdir().unwrap();
+    let ca_file = folder.path().join("ca.pem");
+    std::fs::write(&ca_file, certificate).unwrap();
+    let tls = tidemark_server::tls::Tls::default();
+    let settings = tidemark_server::config::Tls {
+        ca_file: ca_file.to_str().unwrap().to_owned(),
+        ..Default::default()
+    };
+    tls.configure(&settings).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        tls.connect("localhost", stream).await.is_ok()
+    })
+}
+
+/// F1: what renews certificates (certbot, cert-manager, logrotate's `postrotate`) sends SIGHUP.
+#[test]
+fn sighup_reads_the_certificates_again_and_keeps_the_old_ones_if_they_are_broken() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = sign(folder.path());
+    // Free a moment ago.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let text = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let config = format!(
+        "[tls]\nport = {port}\ncert_file = \"{}\"\nkey_file = \"{}\"\nauth_clients = \"no\"\n",
+        text("server.pem"),
+        text("server.key")
+    );
+    let file = text("tidemark.toml");
+    std::fs::write(&file, config).unwrap();
+    let data = tempfile::tempdir().unwrap();
+    let program = Program::start_as(&[], data.path(), &["--config", &file]).unwrap();
+    assert!(is_trusted(port, &first));
+    let renewed = sign(folder.path());
+    assert!(is_trusted(port, &first), "nothing has told it");
+    send(&program, Signal::HUP);
+    common::until("the new certificate is shown", || is_trusted(port, &renewed));
+    assert!(!is_trusted(port, &first));
+    std::fs::write(folder.path().join("server.pem"), "broken").unwrap();
+    send(&program, Signal::HUP);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(is_trusted(port, &renewed), "what cannot be read changes nothing");
+}
