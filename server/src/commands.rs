@@ -45,7 +45,7 @@ mod weibo;
 mod weight;
 
 pub(crate) use ahead::LookAhead;
-pub(crate) use call::{Call, id, integer};
+pub(crate) use call::{Call, id, integer, member};
 pub(crate) use cold::ask as ask_cold;
 pub(crate) use command::key_positions;
 pub(crate) use execute::{execute, must_wait};

@@ -43,7 +43,6 @@ mod pause;
 pub mod records;
 mod release;
 mod replication;
-pub mod resp;
 mod settings;
 mod slowlog;
 mod snapshot;
@@ -52,6 +51,9 @@ pub mod tls;
 mod turn;
 mod watch;
 mod workers;
+
+#[allow(clippy::single_component_path_imports)] // `crate::resp` in older modules
+pub(crate) use resp;
 
 pub use cold::ReadsHere;
 pub use engines::Engines;

@@ -13,6 +13,7 @@
 
 use clap::Parser;
 use phantom::Member;
+use resp::{Limits, Scan, Scanner};
 use rolling::Words;
 use rustix::time::{ClockId, clock_gettime};
 use std::hint::black_box;
@@ -20,7 +21,6 @@ use std::sync::Barrier;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use tidemark_server::engines::Page;
-use tidemark_server::resp::{Limits, Scan, Scanner};
 
 /// Measures pages without sockets.
 #[derive(Parser)]

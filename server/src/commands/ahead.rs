@@ -6,9 +6,9 @@
 //! that name many ids fetch theirs together anyway, and are not in this list.
 
 use super::table::ahead_of;
-use super::{Found, flag};
+use super::{Found, flag, member};
 use crate::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef};
-use crate::resp::{Args, member, natural};
+use crate::resp::{Args, natural};
 use phantom::Member;
 
 /// What a command's arguments name.

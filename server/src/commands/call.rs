@@ -225,6 +225,12 @@ pub(crate) fn id(text: &[u8]) -> Result<u64, Refusal> {
     })
 }
 
+/// The second half of a pair, as [`phantom::Member::parse`] reads it.
+#[inline]
+pub(crate) fn member(text: &[u8]) -> phantom::Member<'_> {
+    crate::resp::natural(text).map_or(phantom::Member::Bytes(text), phantom::Member::Number)
+}
+
 /// Reads an integer argument.
 #[inline]
 pub(crate) fn integer(text: &[u8]) -> Result<i64, Refusal> {

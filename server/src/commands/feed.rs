@@ -1,6 +1,6 @@
 //! The page: what Tidemark exists for.
 
-use super::{Call, Outcome, Refusal, Scratch, Spec, flag, id, refuse};
+use super::{Call, Outcome, Refusal, Scratch, Spec, flag, id, member, refuse};
 use crate::commands::Printable;
 use crate::engines::{Action, Page, View};
 use crate::resp::IntRow;
@@ -61,7 +61,7 @@ fn get(call: &mut Call<'_>) -> Outcome {
     let Some(view) = engines.view(call.args.at(1)) else {
         return Err(refuse!("ERR no such view '{}'", Printable(call.args.at(1))));
     };
-    let viewer = crate::resp::member(call.args.at(2));
+    let viewer = member(call.args.at(2));
     let (mut binary, mut mark) = (false, None);
     call.scratch.ids.clear();
     let mut args = call.args.from(3).iter();
@@ -231,7 +231,7 @@ fn change(
     one: fn(&mut Call<'_>, &Action, &Member<'_>, u64) -> Result<Change, Refusal>,
 ) -> Outcome {
     let action = find_action(call, call.args.at(1))?;
-    let viewer = crate::resp::member(call.args.at(2));
+    let viewer = member(call.args.at(2));
     call.ids_from(3)?;
     call.reply.array(call.scratch.ids.len());
     for index in 0..call.scratch.ids.len() {

@@ -39,7 +39,8 @@ impl<'a> Reply<'a> {
     }
 
     /// The output buffer, for replies that are bytes already.
-    pub(crate) fn bytes(&mut self) -> &mut Vec<u8> {
+    #[inline]
+    pub fn bytes(&mut self) -> &mut Vec<u8> {
         self.out
     }
 
@@ -50,6 +51,7 @@ impl<'a> Reply<'a> {
     }
 
     /// Changes the protocol of what follows (HELLO answers in the new one).
+    #[inline]
     pub fn set_protocol(&mut self, protocol: Protocol) {
         self.protocol = protocol;
     }
@@ -61,6 +63,7 @@ impl<'a> Reply<'a> {
     }
 
     /// Forgets everything written since `mark`.
+    #[inline]
     pub fn rewind(&mut self, mark: usize) {
         self.out.truncate(mark);
     }
@@ -173,6 +176,7 @@ impl<'a> Reply<'a> {
 
     /// A bulk string of `length` bytes that `write` appends to the buffer. It must append exactly
     /// as many.
+    #[inline]
     pub fn bulk_with(&mut self, length: usize, write: impl FnOnce(&mut Vec<u8>)) {
         self.header(b'$', length);
         let start = self.out.len();
@@ -186,6 +190,7 @@ impl<'a> Reply<'a> {
     }
 
     /// Text for people to read: a verbatim string, in RESP2 a bulk string.
+    #[inline]
     pub fn text(&mut self, text: &str) {
         match self.protocol {
             Protocol::Resp2 => self.bulk(text.as_bytes()),

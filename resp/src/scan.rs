@@ -383,12 +383,14 @@ impl Scanner {
     }
 
     /// Forgets everything: the next call begins at the first byte of a request.
+    #[inline]
     pub fn restart(&mut self) {
         self.spans.truncate(self.first);
         self.settle();
         self.reset();
     }
 
+    #[inline]
     fn reset(&mut self) {
         self.state = State::Start;
         self.pos = 0;

@@ -1,20 +1,4 @@
-//! RESP, the protocol that Redis's clients speak: bytes in, arguments out ([`Scanner`]); answers
-//! in, bytes out ([`Reply`]).
-//!
-//! Nothing here does I/O. Requests are scanned where they lie: the scanner yields the range of each
-//! argument in the read buffer and copies nothing. Replies are written straight into the
-//! connection's output buffer.
-
-mod args;
-mod inline;
-mod kept;
-mod reply;
-mod scan;
-
-pub use args::Args;
-pub use kept::Kept;
-pub use reply::{IntRow, Protocol, Reply, decimal};
-pub use scan::{Limits, Malformed, Scan, Scanner};
+//! Decimal integers of requests: ids (`u64`) and values (`i64`), eight digits at a time.
 
 /// Reads a decimal integer as Redis does for arguments: an optional minus, digits, no leading zero,
 /// no plus sign, no spaces. `None` if it is not one or does not fit.
@@ -80,12 +64,6 @@ fn natural_of_any_length(digits: &[u8]) -> Option<u64> {
         value = value.wrapping_mul(100_000_000).wrapping_add(eight_digits(eight));
     }
     Some(value)
-}
-
-/// The second half of a pair, as [`phantom::Member::parse`] reads it.
-#[inline]
-pub(crate) fn member(text: &[u8]) -> phantom::Member<'_> {
-    natural(text).map_or(phantom::Member::Bytes(text), phantom::Member::Number)
 }
 
 #[cold]

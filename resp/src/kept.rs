@@ -57,7 +57,7 @@ impl Kept {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::resp::{Limits, Scan, Scanner};
+    use crate::{Limits, Scan, Scanner};
 
     #[test]
     fn requests_are_kept_as_they_were() {

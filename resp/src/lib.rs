@@ -1,0 +1,20 @@
+//! RESP2 and RESP3, the protocol of Redis clients: bytes in, arguments out ([`Scanner`]); replies in,
+//! bytes out ([`Reply`]).
+//!
+//! No I/O happens here. The scanner yields the range of each argument in the read buffer and copies
+//! nothing; it resumes a half-received request where it stopped. Replies are written straight into
+//! the connection's output buffer.
+#![forbid(unsafe_code)]
+
+mod args;
+mod inline;
+mod kept;
+mod number;
+mod reply;
+mod scan;
+
+pub use args::Args;
+pub use kept::Kept;
+pub use number::{integer, natural};
+pub use reply::{IntRow, Protocol, Reply, decimal};
+pub use scan::{Limits, Malformed, Scan, Scanner};
