@@ -14,24 +14,24 @@
 //! | has the same history, but less of it | it is forced: somebody has lost something, or the master is not there yet |
 //!
 //! **What it acknowledges**: as *written* what is in its log and applied, as *durable* what is
-//! synced, too. Which of the two has to come first is its node's choice ([`Local::sync_after_ms`]).
+//! synced, too. Which of the two has to come first is its node's choice ([`ReplicaHost::sync_after_ms`]).
 
 use store::{
     BatchHead, Disk, Error, Fetched, FileEntry, FollowLog, Lineage, Manifest, SegmentHead, Staging,
 };
 
-use crate::parting::{Parting, headers, parting};
+use crate::divergence::{Divergence, divergence, headers};
 use crate::wire::{
     Hello, MAX_MESSAGE_BYTES, Reader, ToMaster, ToReplica, Verdict, Writer, read_to_replica,
 };
-use crate::{LinkError, Times, promotions};
+use crate::{LinkError, Timeouts, promotions};
 use std::sync::Arc;
 
 /// Received batches are synced, at the latest, when there are so many bytes of them.
 const UNSYNCED_BYTES: usize = 8 << 20;
 
 /// What a follower works on: its node.
-pub trait Local {
+pub trait ReplicaHost {
     /// The node's log.
     fn log(&mut self) -> &mut FollowLog;
     /// Its disk.
@@ -120,7 +120,7 @@ enum State {
 /// See the top of the file.
 #[derive(Debug)]
 pub struct Follower {
-    times: Times,
+    times: Timeouts,
     forced: bool,
     reader: Reader,
     writer: Writer,
@@ -143,10 +143,10 @@ pub struct Follower {
 impl Follower {
     /// A link that has just come up: says Hello. `forced`: whatever the master has is taken.
     pub fn new(
-        times: Times,
+        times: Timeouts,
         forced: bool,
         (ip, port): (&str, u16),
-        local: &mut impl Local,
+        local: &mut impl ReplicaHost,
         out: &mut Vec<u8>,
         now_ms: u64,
     ) -> Result<Follower, LinkError> {
@@ -198,7 +198,7 @@ impl Follower {
     pub fn receive(
         &mut self,
         bytes: &[u8],
-        local: &mut impl Local,
+        local: &mut impl ReplicaHost,
         out: &mut Vec<u8>,
         now_ms: u64,
     ) -> Result<Course, LinkError> {
@@ -227,13 +227,13 @@ impl Follower {
     fn take(
         &mut self,
         message: ToReplica<'_>,
-        local: &mut impl Local,
+        local: &mut impl ReplicaHost,
         out: &mut Vec<u8>,
         now_ms: u64,
     ) -> Result<Course, LinkError> {
         match (message, &mut self.state) {
             (ToReplica::Refused(why), _) => return Err(LinkError::Refused(why.to_owned())),
-            (ToReplica::Beat { end, .. }, _) => {
+            (ToReplica::Heartbeat { end, .. }, _) => {
                 self.master_end = self.master_end.max(end);
                 // A sign of life, also from a replica that has nothing to acknowledge.
                 self.acknowledge(local, out, now_ms);
@@ -324,20 +324,20 @@ impl Follower {
         verdict: Verdict,
         (lineage, term, end): (Lineage, u64, u64),
         segments: &[u8],
-        local: &mut impl Local,
+        local: &mut impl ReplicaHost,
     ) -> Result<(), LinkError> {
         let theirs = headers(segments)
             .ok_or_else(|| LinkError::Protocol("segments that cannot be read".to_owned()))?;
         let log = local.log();
-        let parting = match verdict {
-            Verdict::Foreign => Parting { at_least: 0, at_most: 0 },
-            _ => parting(log, end, &theirs)?,
+        let divergence = match verdict {
+            Verdict::Foreign => Divergence { at_least: 0, at_most: 0 },
+            _ => divergence(log, end, &theirs)?,
         };
         if !self.forced {
-            may_fetch(verdict, (lineage, term, end), parting.at_most, log)?;
+            may_fetch(verdict, (lineage, term, end), divergence.at_most, log)?;
         }
-        if log.holds_after(parting.at_least)? {
-            local.drops(parting.at_least)?;
+        if log.holds_after(divergence.at_least)? {
+            local.drops(divergence.at_least)?;
         }
         Ok(())
     }
@@ -362,13 +362,21 @@ impl Follower {
     /// Looks at some of what an earlier link has left, and when that is known asks for the rest. To
     /// be called again and again, with all else in between: a peer that waits for all of it would
     /// give this one up, and the next link begin anew with it.
-    pub fn look(&mut self, local: &mut impl Local, out: &mut Vec<u8>) -> Result<(), LinkError> {
+    pub fn look(
+        &mut self,
+        local: &mut impl ReplicaHost,
+        out: &mut Vec<u8>,
+    ) -> Result<(), LinkError> {
         let State::Fetching(staging) = &mut self.state else { return Ok(()) };
         staging.look()?;
         if staging.is_known() { self.want_next(local, out) } else { Ok(()) }
     }
 
-    fn want_next(&mut self, local: &mut impl Local, out: &mut Vec<u8>) -> Result<(), LinkError> {
+    fn want_next(
+        &mut self,
+        local: &mut impl ReplicaHost,
+        out: &mut Vec<u8>,
+    ) -> Result<(), LinkError> {
         let State::Fetching(staging) = &mut self.state else { return Ok(()) };
         local.may_open(staging).map_err(LinkError::Unready)?;
         match staging.wanted()? {
@@ -387,7 +395,7 @@ impl Follower {
     /// To be called when no more bytes are there at the moment: makes true what came, and says so.
     pub fn settle(
         &mut self,
-        local: &mut impl Local,
+        local: &mut impl ReplicaHost,
         out: &mut Vec<u8>,
         now_ms: u64,
     ) -> Result<Course, LinkError> {
@@ -423,7 +431,7 @@ impl Follower {
         Ok(Course::On)
     }
 
-    fn apply(&mut self, local: &mut impl Local) -> Result<bool, LinkError> {
+    fn apply(&mut self, local: &mut impl ReplicaHost) -> Result<bool, LinkError> {
         let mut start = 0;
         for (head, end) in self.pending.drain(..) {
             if !local.apply(&head, &self.bodies[start..end]).map_err(LinkError::Apply)? {
@@ -437,7 +445,7 @@ impl Follower {
         Ok(true)
     }
 
-    fn sync_if_due(&mut self, local: &mut impl Local, now_ms: u64) -> Result<(), LinkError> {
+    fn sync_if_due(&mut self, local: &mut impl ReplicaHost, now_ms: u64) -> Result<(), LinkError> {
         let after_ms = local.sync_after_ms();
         let log = local.log();
         let waiting = log.written().offset - log.durable().offset;
@@ -455,11 +463,11 @@ impl Follower {
 
     /// The link has ended: applies what is in the log and not applied yet. If it cannot, the data
     /// set must be opened anew.
-    pub fn finish(&mut self, local: &mut impl Local) -> Result<Course, LinkError> {
+    pub fn finish(&mut self, local: &mut impl ReplicaHost) -> Result<Course, LinkError> {
         Ok(if self.is_following() && !self.apply(local)? { Course::Reopen } else { Course::On })
     }
 
-    fn acknowledge(&mut self, local: &mut impl Local, out: &mut Vec<u8>, now_ms: u64) {
+    fn acknowledge(&mut self, local: &mut impl ReplicaHost, out: &mut Vec<u8>, now_ms: u64) {
         self.said_ms = now_ms;
         // While files come in, the old data's positions would mean nothing.
         let (written, durable) = match self.state {
@@ -485,7 +493,7 @@ impl Follower {
     /// Time goes by.
     pub fn tick(
         &mut self,
-        local: &mut impl Local,
+        local: &mut impl ReplicaHost,
         out: &mut Vec<u8>,
         now_ms: u64,
     ) -> Result<(), LinkError> {
@@ -493,7 +501,7 @@ impl Follower {
         if self.is_following() {
             self.sync_if_due(local, now_ms)?;
         }
-        if now_ms.saturating_sub(self.said_ms) >= self.times.beat_ms
+        if now_ms.saturating_sub(self.said_ms) >= self.times.heartbeat_ms
             || local.log().durable() != before
         {
             self.acknowledge(local, out, now_ms);
@@ -502,7 +510,7 @@ impl Follower {
     }
 }
 
-fn may_take(local: &mut impl Local, frame: &[u8]) -> Result<(), LinkError> {
+fn may_take(local: &mut impl ReplicaHost, frame: &[u8]) -> Result<(), LinkError> {
     local
         .may_take(frame.get(store::BATCH_HEAD_BYTES..).unwrap_or_default())
         .map_err(LinkError::Unready)
@@ -520,11 +528,11 @@ fn refused(error: Error) -> LinkError {
     }
 }
 
-/// The table at the top of the file. `parting`: where, at the latest, the histories part.
+/// The table at the top of the file. `divergence`: where, at the latest, the histories part.
 fn may_fetch(
     verdict: Verdict,
     (lineage, term, end): (Lineage, u64, u64),
-    parting: u64,
+    divergence: u64,
     log: &FollowLog,
 ) -> Result<(), LinkError> {
     let (position, own_term) = (log.written(), log.term());
@@ -540,7 +548,7 @@ fn may_fetch(
         Verdict::Diverged if theirs > ours || (theirs == ours && term != own_term) => Ok(()),
         // Its power failed, say: what it had not synced is gone there, and others may have been
         // told what it wrote since.
-        Verdict::Diverged if theirs == ours && parting >= log.durable_at_master()? => Ok(()),
+        Verdict::Diverged if theirs == ours && divergence >= log.durable_at_master()? => Ok(()),
         Verdict::Removed | Verdict::Diverged | Verdict::Short => Err(LinkError::Unfit(behind)),
     }
 }

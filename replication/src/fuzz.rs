@@ -6,7 +6,7 @@
 //! manifests within. Both ends must go on, or end the link with an error.
 
 use crate::wire::{Reader, Writer, read_to_master, read_to_replica};
-use crate::{Course, Feed, Follower, LinkError, Local, Origin, Times};
+use crate::{Course, Follower, LinkError, LogSource, ReplicaHost, Sender, Timeouts};
 use std::sync::Arc;
 use store::{
     Batch, BatchHead, Check, Disk, Error, FollowLog, Lineage, Log, Manifest, Records, SegmentHead,
@@ -163,7 +163,7 @@ struct Here {
     sync_after_ms: u64,
 }
 
-impl Local for Here {
+impl ReplicaHost for Here {
     fn log(&mut self) -> &mut FollowLog {
         &mut self.log
     }
@@ -255,18 +255,18 @@ fn talk(
     log: &Log,
     input: &mut Input<'_>,
 ) -> Result<Course, LinkError> {
-    let origin = Origin { store, end: log.durable(), term: log.term() };
-    let times = Times { beat_ms: 10, timeout_ms: 1_000 };
-    let (mut feed, mut down, mut up) =
-        (Feed::new(times, 1 << 20, 0), Way::default(), Way::default());
+    let origin = LogSource { store, end: log.durable(), term: log.term() };
+    let times = Timeouts { heartbeat_ms: 10, timeout_ms: 1_000 };
+    let (mut sender, mut down, mut up) =
+        (Sender::new(times, 1 << 20, 0), Way::default(), Way::default());
     let mut to_master = Vec::new();
     let mut follower =
         Follower::new(times, input.byte() % 2 == 1, ("::1", 1), here, &mut to_master, 0)?;
     for now_ms in (0..400).step_by(20) {
         let arrives = up.pass(&std::mem::take(&mut to_master), input);
-        feed.receive(&arrives, &origin, now_ms)?;
+        sender.receive(&arrives, &origin, now_ms)?;
         let mut to_replica = Vec::new();
-        feed.fill(&mut to_replica, &origin, now_ms)?;
+        sender.fill(&mut to_replica, &origin, now_ms)?;
         let arrives = down.pass(&to_replica, input);
         let course = follower.receive(&arrives, here, &mut to_master, now_ms)?;
         if course != Course::On {
@@ -357,29 +357,29 @@ mod tests {
         let (store, log) = master();
         let disk = SimDisk::new(2);
         let mut here = replica(&disk).expect("an empty disk");
-        let times = Times { beat_ms: 10, timeout_ms: 1_000 };
-        let (end, mut feed) = (log.durable(), Feed::new(times, 100, 0));
-        let origin = Origin { store: &store, end, term: log.term() };
+        let times = Timeouts { heartbeat_ms: 10, timeout_ms: 1_000 };
+        let (end, mut sender) = (log.durable(), Sender::new(times, 100, 0));
+        let origin = LogSource { store: &store, end, term: log.term() };
         let (mut up, mut down) = (Vec::new(), Vec::new());
         let mut follower =
             Follower::new(times, false, ("", 1), &mut here, &mut up, 0).expect("a link");
         for _ in 0..2 {
-            feed.receive(&std::mem::take(&mut up), &origin, 0).expect("an honest replica");
-            feed.fill(&mut down, &origin, 0).expect("an honest replica");
+            sender.receive(&std::mem::take(&mut up), &origin, 0).expect("an honest replica");
+            sender.fill(&mut down, &origin, 0).expect("an honest replica");
             follower
                 .receive(&std::mem::take(&mut down), &mut here, &mut up, 0)
                 .expect("an honest master");
         }
         let name = store.manifest().files[0].name.clone();
         let grown = |bytes| Position { offset: end.offset + bytes, ..end };
-        feed.tick(grown(100));
+        sender.tick(grown(100));
         assert!(store.is_pinned(&name));
-        feed.tick(grown(101));
+        sender.tick(grown(101));
         assert!(!store.is_pinned(&name));
-        feed.hears(999).expect("it was heard a moment ago");
-        assert!(matches!(feed.hears(1_000), Err(LinkError::Timeout(1_000))));
+        sender.hears(999).expect("it was heard a moment ago");
+        assert!(matches!(sender.hears(1_000), Err(LinkError::Timeout(1_000))));
         // Whoever was busy for as long has not looked yet whether something was said meanwhile.
-        feed.fill(&mut down, &origin, 5_000).expect("nobody is given up by who has not listened");
+        sender.fill(&mut down, &origin, 5_000).expect("nobody is given up by who has not listened");
         follower.hears(999).expect("it was heard a moment ago");
         assert!(matches!(follower.hears(1_000), Err(LinkError::Timeout(1_000))));
         follower
@@ -402,19 +402,19 @@ mod tests {
             snapshot.commit(log.durable())
         };
         made().expect("this disk has no faults");
-        let (end, times) = (log.durable(), Times::default());
-        let origin = Origin { store: &store, end, term: log.term() };
+        let (end, times) = (log.durable(), Timeouts::default());
+        let origin = LogSource { store: &store, end, term: log.term() };
         let disk = SimDisk::new(2);
         let grown = Position { offset: end.offset + 101, ..end };
         for link in 0..2 {
             let mut here = replica(&disk).expect("a replica");
-            let (mut up, mut feed) = (Vec::new(), Feed::new(times, 100, 0));
+            let (mut up, mut sender) = (Vec::new(), Sender::new(times, 100, 0));
             let mut follower =
                 Follower::new(times, false, ("", 1), &mut here, &mut up, 0).expect("a link");
-            let mut exchange = |feed: &mut Feed, follower: &mut Follower| {
+            let mut exchange = |sender: &mut Sender, follower: &mut Follower| {
                 let mut down = Vec::new();
-                feed.receive(&std::mem::take(&mut up), &origin, 0).expect("an honest replica");
-                feed.fill(&mut down, &origin, 0).expect("an honest replica");
+                sender.receive(&std::mem::take(&mut up), &origin, 0).expect("an honest replica");
+                sender.fill(&mut down, &origin, 0).expect("an honest replica");
                 follower.receive(&down, &mut here, &mut up, 0).expect("an honest master");
                 if follower.is_looking() {
                     follower.look(&mut here, &mut up).expect("its own disk");
@@ -427,23 +427,23 @@ mod tests {
                 }
             };
             if link == 0 {
-                (0..100).for_each(|_| _ = exchange(&mut feed, &mut follower));
+                (0..100).for_each(|_| _ = exchange(&mut sender, &mut follower));
                 continue;
             }
             // Until all that there is was looked at.
             let mut looks = 0;
             while looks == 0 || follower.is_looking() {
-                exchange(&mut feed, &mut follower);
+                exchange(&mut sender, &mut follower);
                 looks += usize::from(follower.is_looking());
                 assert!(follower.is_fetching().is_some_and(|bytes| bytes == 0), "it looks first");
             }
             for _ in 0..3 {
-                feed.tick(grown);
-                exchange(&mut feed, &mut follower);
-                exchange(&mut feed, &mut follower);
+                sender.tick(grown);
+                exchange(&mut sender, &mut follower);
+                exchange(&mut sender, &mut follower);
                 assert!(follower.is_fetching().is_some() && !follower.is_looking());
             }
-            let mut courses = (0..10).map(|_| exchange(&mut feed, &mut follower));
+            let mut courses = (0..10).map(|_| exchange(&mut sender, &mut follower));
             assert!(courses.any(|course| course == Course::Adopt));
         }
     }

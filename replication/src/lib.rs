@@ -2,7 +2,7 @@
 //! and clocks.
 //!
 //! ```text
-//!   replica (Follower)                                   master (Feed)
+//!   replica (Follower)                                   master (Sender)
 //!     Hello: lineage, position, term  ----------------->
 //!                                     <-----------------  Welcome: its end, its term, whether the log passes through there, and if not, its segments
 //!        it does:                     <-----------------  Segment, Batch, Batch, ... from the log's files, for ever
@@ -30,7 +30,7 @@
 //! - **R3** A log that does not pass through is never merged: the replica fetches everything anew,
 //!   and only from a master that may take its data away ([`Follower`] has the rules). What it drops
 //!   is handed to its owner first.
-//! - **R4** Nothing that a replica does makes its master's memory grow: a feed reads from files,
+//! - **R4** Nothing that a replica does makes its master's memory grow: a sender reads from files,
 //!   when there is room to send, up to [`WINDOW_BYTES`] and one batch. Nothing that a master sends
 //!   makes its replica's memory grow beyond [`MAX_MESSAGE_BYTES`].
 //! - **R5** A promoted node begins a segment with a higher term ([`next_term`]): positions stay
@@ -42,35 +42,35 @@
 
 #![forbid(unsafe_code)]
 
-mod feed;
+mod divergence;
 mod follower;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-mod parting;
+mod sender;
 mod wire;
 
-pub use feed::{Feed, Origin, Peer, Sending, WINDOW_BYTES};
-pub use follower::{Course, Follower, Local, Refusal};
+pub use follower::{Course, Follower, Refusal, ReplicaHost};
+pub use sender::{LogSource, Peer, Sender, Sending, WINDOW_BYTES};
 pub use wire::{Hello, MAX_MESSAGE_BYTES, PROTOCOL, Verdict};
 
-/// Times of a link, in milliseconds.
+/// Timeouts of a link, in milliseconds.
 #[derive(Clone, Copy, Debug)]
-pub struct Times {
+pub struct Timeouts {
     /// A master says so often how far it is, a replica how far it is; both also when something
     /// happens. Default 1,000.
-    pub beat_ms: u64,
+    pub heartbeat_ms: u64,
     /// A peer that has said nothing for so long is given up. Default 60,000, as Redis's
     /// repl-timeout.
     pub timeout_ms: u64,
 }
 
-impl Default for Times {
-    fn default() -> Times {
-        Times { beat_ms: 1_000, timeout_ms: 60_000 }
+impl Default for Timeouts {
+    fn default() -> Timeouts {
+        Timeouts { heartbeat_ms: 1_000, timeout_ms: 60_000 }
     }
 }
 
-impl Times {
+impl Timeouts {
     /// An error if a peer that was heard then has been silent for too long.
     fn hears(&self, heard_ms: u64, now_ms: u64) -> Result<(), LinkError> {
         let silent_ms = now_ms.saturating_sub(heard_ms);

@@ -67,7 +67,7 @@ pub(crate) enum ToReplica<'a> {
     Segment(&'a [u8]),
     Batch(&'a [u8]),
     /// How far the master is.
-    Beat {
+    Heartbeat {
         end: u64,
         time_ms: u64,
     },
@@ -134,7 +134,7 @@ impl Writer {
             ToReplica::Chunk(bytes) => self.put(out, 67, &[bytes]),
             ToReplica::Segment(head) => self.put(out, 68, &[head]),
             ToReplica::Batch(frame) => self.put(out, 69, &[frame]),
-            ToReplica::Beat { end, time_ms } => {
+            ToReplica::Heartbeat { end, time_ms } => {
                 self.put(out, 70, &[&end.to_le_bytes(), &time_ms.to_le_bytes()]);
             }
             ToReplica::Gone => self.put(out, 71, &[]),
@@ -263,7 +263,7 @@ pub(crate) fn read_to_replica(body: &[u8]) -> Result<ToReplica<'_>, String> {
             68 => ToReplica::Segment(rest),
             69 => ToReplica::Batch(rest),
             70 => {
-                let beat = ToReplica::Beat { end: f.u64()?, time_ms: f.u64()? };
+                let beat = ToReplica::Heartbeat { end: f.u64()?, time_ms: f.u64()? };
                 f.end()?;
                 beat
             }
@@ -328,7 +328,7 @@ mod tests {
             ToReplica::Chunk(b""),
             ToReplica::Segment(b"s"),
             ToReplica::Batch(b"b"),
-            ToReplica::Beat { end: 1, time_ms: 2 },
+            ToReplica::Heartbeat { end: 1, time_ms: 2 },
             ToReplica::Gone,
             ToReplica::Refused("no"),
         ];

@@ -36,7 +36,7 @@ impl World {
         node.starts_at = self.now + self.random.u64(0..4_000);
         self.links.iter_mut().for_each(|link| {
             if link.master == n {
-                link.feed = None;
+                link.sender = None;
             }
             if link.replica == n {
                 link.follower = None;
@@ -138,9 +138,9 @@ impl World {
             let i = self.random.usize(0..self.links.len());
             // One side notices, or both.
             match self.random.u32(0..3) {
-                0 => self.links[i].feed = None,
+                0 => self.links[i].sender = None,
                 1 => self.links[i].follower = None,
-                _ => (self.links[i].feed, self.links[i].follower) = (None, None),
+                _ => (self.links[i].sender, self.links[i].follower) = (None, None),
             }
             self.figures.cuts += 1;
         }

@@ -1,16 +1,16 @@
 //! The links: what both ends say, delayed, in pieces, and lost with the link.
 
-use super::TIMES;
+use super::TIMEOUTS;
 use super::node::{Here, Kind, Life};
 use super::truth::{Place, place};
 use super::world::World;
-use replication::{Course, Feed, Follower, LinkError, Origin};
+use replication::{Course, Follower, LinkError, LogSource, Sender};
 use std::collections::VecDeque;
 
 pub(crate) struct Link {
     pub(crate) master: usize,
     pub(crate) replica: usize,
-    pub(crate) feed: Option<Feed>,
+    pub(crate) sender: Option<Sender>,
     pub(crate) follower: Option<Follower>,
     pub(crate) to_master: VecDeque<(u64, Vec<u8>)>,
     pub(crate) to_replica: VecDeque<(u64, Vec<u8>)>,
@@ -29,10 +29,10 @@ pub(crate) struct Link {
 impl Link {
     /// Whether the replica still has what the master takes for durable there.
     pub(crate) fn check_durable(&self) {
-        if let Some(feed) = &self.feed
-            && feed.peer().sending == replication::Sending::Log
+        if let Some(sender) = &self.sender
+            && sender.peer().sending == replication::Sending::Log
         {
-            let (said, kept) = (feed.peer().durable, self.kept);
+            let (said, kept) = (sender.peer().durable, self.kept);
             assert!(
                 said <= kept,
                 "node {} called {said} durable, and has {kept} after a power cut",
@@ -56,8 +56,8 @@ impl World {
             }
             let mut out = Vec::new();
             let now = self.now;
-            let follower =
-                self.local(n, |local| Follower::new(TIMES, false, ("", 1), local, &mut out, now));
+            let follower = self
+                .local(n, |local| Follower::new(TIMEOUTS, false, ("", 1), local, &mut out, now));
             let follower = match follower {
                 Some(Ok(follower)) => follower,
                 Some(Err(error)) => {
@@ -71,7 +71,7 @@ impl World {
             let mut link = Link {
                 master,
                 replica: n,
-                feed: Some(Feed::new(TIMES, pinned_bytes, now)),
+                sender: Some(Sender::new(TIMEOUTS, pinned_bytes, now)),
                 follower: Some(follower),
                 to_master: VecDeque::new(),
                 to_replica: VecDeque::new(),
@@ -119,11 +119,11 @@ impl World {
             let reaches = self.reaches(m, r);
             let delay = if self.calm { 0 } else { self.random.u64(0..400) };
             // The master's end.
-            let mut feed = self.links[i].feed.take();
+            let mut sender = self.links[i].sender.take();
             let mut acknowledged = Vec::new();
-            if let (Some(f), Some(life)) = (&mut feed, &self.nodes[m].life) {
+            if let (Some(f), Some(life)) = (&mut sender, &self.nodes[m].life) {
                 let end = self.nodes[m].shown().unwrap();
-                let origin = Origin { store: &life.store, end, term: self.nodes[m].term() };
+                let origin = LogSource { store: &life.store, end, term: self.nodes[m].term() };
                 let mut result = Ok(());
                 while result.is_ok()
                     && reaches
@@ -148,7 +148,7 @@ impl World {
                 if let Err(error) = &filled
                     && matches!(error, LinkError::Protocol(_))
                 {
-                    panic!("feed {m} -> {r}: {error}");
+                    panic!("sender {m} -> {r}: {error}");
                 }
                 if !out.is_empty() {
                     self.links[i].answered.get_or_insert(place(end));
@@ -165,10 +165,10 @@ impl World {
                 }
                 if let Err(error) = filled {
                     self.last_error = error.to_string();
-                    feed = None;
+                    sender = None;
                 }
             } else {
-                feed = None;
+                sender = None;
             }
             for (before, after) in acknowledged {
                 // It may be an old link, with what the replica said before it gave up its data, or
@@ -177,13 +177,13 @@ impl World {
                     self.acknowledged(m, r, before, after.min(self.links[i].kept));
                 }
             }
-            if feed.is_none() {
+            if sender.is_none() {
                 // A reset reaches the other side, or does not.
                 if self.calm || self.random.bool() {
                     self.links[i].follower = None;
                 }
             }
-            self.links[i].feed = feed;
+            self.links[i].sender = sender;
             if self.links[i].data_sets == self.nodes[r].data_sets {
                 self.links[i].check_durable();
             }
@@ -273,7 +273,7 @@ impl World {
                 self.nodes[r].life = None;
                 self.nodes[r].disk = self.nodes[r].disk.kill();
                 self.nodes[r].starts_at = now;
-                self.links.iter_mut().filter(|l| l.master == r).for_each(|l| l.feed = None);
+                self.links.iter_mut().filter(|l| l.master == r).for_each(|l| l.sender = None);
             }
             Some(Err(error)) => {
                 self.last_error = error.to_string();

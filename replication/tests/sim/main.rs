@@ -31,10 +31,10 @@ mod node;
 mod truth;
 mod world;
 
-use replication::Times;
+use replication::Timeouts;
 use world::World;
 
-const TIMES: Times = Times { beat_ms: 1_000, timeout_ms: 5_000 };
+const TIMEOUTS: Timeouts = Timeouts { heartbeat_ms: 1_000, timeout_ms: 5_000 };
 const STEP_MS: u64 = 100;
 
 /// What was met.

@@ -1,6 +1,6 @@
 //! A node: a data folder on a simulated disk, and a process that runs, or does not.
 
-use replication::Local;
+use replication::ReplicaHost;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use store::{
@@ -70,7 +70,7 @@ pub(crate) struct Here<'a> {
     pub(crate) dropped: &'a mut Vec<u64>,
 }
 
-impl Local for Here<'_> {
+impl ReplicaHost for Here<'_> {
     fn log(&mut self) -> &mut FollowLog {
         self.log
     }

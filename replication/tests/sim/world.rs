@@ -130,7 +130,7 @@ impl World {
         self.connect();
         self.carry();
         // Both ends are closed: forget it.
-        self.links.retain(|l| l.feed.is_some() || l.follower.is_some());
+        self.links.retain(|l| l.sender.is_some() || l.follower.is_some());
     }
 
     pub(crate) fn run(&mut self, steps: u32) {

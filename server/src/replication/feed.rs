@@ -1,11 +1,11 @@
-//! A connection that has become a replica's: [`replication::Feed`] on its socket. Files are read on
+//! A connection that has become a replica's: [`replication::Sender`] on its socket. Files are read on
 //! another thread, so that the worker's other clients do not wait for them; what was written a
 //! moment ago is at hand.
 
 use super::{more, now_ms};
 use crate::clients::Client;
 use crate::node::Node;
-use replication::{Feed, LinkError, Origin, Times};
+use replication::{LinkError, LogSource, Sender, Timeouts};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -72,15 +72,15 @@ impl std::fmt::Display for Ended {
 /// Does a step of the feed where it may block.
 async fn step<T: Send + 'static>(
     node: &Arc<Node>,
-    feed: &mut Option<Feed>,
-    work: impl FnOnce(&mut Feed, &Origin<'_>) -> Result<T, LinkError> + Send + 'static,
+    feed: &mut Option<Sender>,
+    work: impl FnOnce(&mut Sender, &LogSource<'_>) -> Result<T, LinkError> + Send + 'static,
 ) -> Result<T, Ended> {
     let Some(mut taken) = feed.take() else {
         return Err(Ended::Io(std::io::Error::other("the feed has ended")));
     };
     let origin_of = |node: &Node| (node.durability.shown(), node.replication.term.load(Relaxed));
     let (end, term) = origin_of(node);
-    let origin = Origin { store: &node.store, end, term };
+    let origin = LogSource { store: &node.store, end, term };
     if taken.is_at_hand(&origin) {
         // To another thread and back would take longer, and WAIT waits for it.
         let result = work(&mut taken, &origin);
@@ -90,7 +90,7 @@ async fn step<T: Send + 'static>(
     let node = node.clone();
     let done = tokio::task::spawn_blocking(move || {
         let (end, term) = origin_of(&node);
-        let result = work(&mut taken, &Origin { store: &node.store, end, term });
+        let result = work(&mut taken, &LogSource { store: &node.store, end, term });
         (taken, result)
     });
     let (taken, result) = done.await.map_err(|e| Ended::Io(std::io::Error::other(e)))?;
@@ -113,10 +113,10 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
     let (times, pinned_bytes) = {
         let config = node.config();
         let settings = &config.replication;
-        let times = Times { timeout_ms: settings.timeout_s * 1000, ..Times::default() };
+        let times = Timeouts { timeout_ms: settings.timeout_s * 1000, ..Timeouts::default() };
         (times, settings.sync_log_bytes)
     };
-    let mut feed = Some(Feed::new(times, pinned_bytes, 0));
+    let mut feed = Some(Sender::new(times, pinned_bytes, 0));
     let mut grown = node.durability.subscribe();
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -11,7 +11,7 @@ use crate::node::{Host, Node};
 use crate::records::RecordKind;
 use crate::tls::Socket;
 use counter::Schema;
-use replication::{Follower, LinkError, Local, Times};
+use replication::{Follower, LinkError, ReplicaHost, Timeouts};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -59,7 +59,7 @@ struct Here {
     waits_until: Option<Instant>,
 }
 
-impl Local for Here {
+impl ReplicaHost for Here {
     fn log(&mut self) -> &mut FollowLog {
         &mut self.log
     }
@@ -444,7 +444,7 @@ async fn link(here: &mut Here, master: &Master) -> Result<(), LinkError> {
             0 => node.port(),
             port => port,
         };
-        let times = Times { timeout_ms: settings.timeout_s * 1000, ..Times::default() };
+        let times = Timeouts { timeout_ms: settings.timeout_s * 1000, ..Timeouts::default() };
         (times, settings.replica_announce_ip.clone(), port)
     };
     let started = Instant::now();

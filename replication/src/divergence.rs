@@ -16,7 +16,7 @@ use store::{Error, FollowLog, SEGMENT_HEAD_BYTES, SegmentHead, segments_back};
 
 /// Between which offsets two histories part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Parting {
+pub(crate) struct Divergence {
     /// What lies before is in both.
     pub(crate) at_least: u64,
     /// What lies behind is not.
@@ -31,7 +31,11 @@ pub(crate) fn headers(bytes: &[u8]) -> Option<Vec<SegmentHead>> {
 }
 
 /// Where our log parts from the master's, which ends at `end` and has these segments.
-pub(crate) fn parting(log: &FollowLog, end: u64, theirs: &[SegmentHead]) -> Result<Parting, Error> {
+pub(crate) fn divergence(
+    log: &FollowLog,
+    end: u64,
+    theirs: &[SegmentHead],
+) -> Result<Divergence, Error> {
     let written = log.written();
     let ours = segments_back(log.disk(), written.segment, usize::MAX)?;
     // Where each of the segments ends.
@@ -42,7 +46,7 @@ pub(crate) fn parting(log: &FollowLog, end: u64, theirs: &[SegmentHead]) -> Resu
         let same = theirs.iter().zip(ends(end, theirs)).find(|(their, _)| *their == our);
         if let Some((_, their_end)) = same {
             let at = our_end.min(their_end).max(our.base);
-            return Ok(Parting { at_least: at, at_most: at });
+            return Ok(Divergence { at_least: at, at_most: at });
         }
     }
     let at_most = theirs.last().map_or(end, |oldest| oldest.base.min(end)).min(written.offset);
@@ -52,5 +56,5 @@ pub(crate) fn parting(log: &FollowLog, end: u64, theirs: &[SegmentHead]) -> Resu
         }
         _ => 0,
     };
-    Ok(Parting { at_least, at_most })
+    Ok(Divergence { at_least, at_most })
 }

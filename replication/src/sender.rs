@@ -1,7 +1,7 @@
 //! The master's end of a link: one replica is fed from the files of the log, and of the snapshot if
 //! it needs that.
 //!
-//! A feed keeps no copy of anything: it reads when there is room to send (R4). What a full sync
+//! A sender keeps no copy of anything: it reads when there is room to send (R4). What a full sync
 //! needs is pinned in the store until the link is closed, or until the log that is kept for it
 //! exceeds a limit; then the replica is told to begin that part anew, and keeps the files that it
 //! has.
@@ -13,9 +13,9 @@ use store::{Absent, DiskFile, Pin, Position, SegmentHead, Step, Store, Tail, rea
 use crate::wire::{
     Hello, MAX_MESSAGE_BYTES, Reader, ToMaster, ToReplica, Verdict, Writer, read_to_master,
 };
-use crate::{LinkError, Times, promotions};
+use crate::{LinkError, Timeouts, promotions};
 
-/// A feed adds messages to its output until so many bytes wait there.
+/// A sender adds messages to its output until so many bytes wait there.
 pub const WINDOW_BYTES: usize = 1 << 20;
 
 /// Bytes of a file per message.
@@ -30,9 +30,9 @@ const MAX_HEADS: usize = 1024;
 /// The longest message of a replica.
 const REPLICA_MESSAGE_BYTES: usize = 4 << 10;
 
-/// What a feed reads from.
+/// What a sender reads from.
 #[derive(Clone, Copy, Debug)]
-pub struct Origin<'a> {
+pub struct LogSource<'a> {
     /// The data folder.
     pub store: &'a Store,
     /// Replicas get what lies before. It is written, at least: whether it has to be durable first
@@ -42,7 +42,7 @@ pub struct Origin<'a> {
     pub term: u64,
 }
 
-/// What a feed does.
+/// What a sender does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sending {
     /// Waits for Hello, or for what the replica makes of the answer.
@@ -79,8 +79,8 @@ enum Work {
 }
 
 /// See the top of the file.
-pub struct Feed {
-    times: Times,
+pub struct Sender {
+    times: Timeouts,
     /// Most bytes of log that are kept for a full sync.
     pinned_bytes: u64,
     reader: Reader,
@@ -101,19 +101,19 @@ pub struct Feed {
     said_end: u64,
 }
 
-impl std::fmt::Debug for Feed {
+impl std::fmt::Debug for Sender {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Feed")
+        f.debug_struct("Sender")
             .field("peer", &self.peer)
             .field("welcome", &self.welcome)
             .finish_non_exhaustive()
     }
 }
 
-impl Feed {
+impl Sender {
     /// A link that has just come up. For a full sync at most `pinned_bytes` of the log are kept
     /// beyond what is kept anyway.
-    pub fn new(times: Times, pinned_bytes: u64, now_ms: u64) -> Feed {
+    pub fn new(times: Timeouts, pinned_bytes: u64, now_ms: u64) -> Sender {
         let peer = Peer {
             ip: String::new(),
             port: 0,
@@ -122,7 +122,7 @@ impl Feed {
             durable: 0,
             heard_ms: now_ms,
         };
-        Feed {
+        Sender {
             times,
             pinned_bytes,
             reader: Reader::default(),
@@ -149,7 +149,7 @@ impl Feed {
     pub fn receive(
         &mut self,
         bytes: &[u8],
-        origin: &Origin<'_>,
+        origin: &LogSource<'_>,
         now_ms: u64,
     ) -> Result<(), LinkError> {
         self.peer.heard_ms = now_ms;
@@ -163,7 +163,7 @@ impl Feed {
         }
     }
 
-    fn take(&mut self, message: ToMaster, origin: &Origin<'_>) -> Result<(), LinkError> {
+    fn take(&mut self, message: ToMaster, origin: &LogSource<'_>) -> Result<(), LinkError> {
         let protocol = |what: &str| Err(LinkError::Protocol(what.to_owned()));
         match message {
             ToMaster::Hello(hello) => {
@@ -226,7 +226,7 @@ impl Feed {
     pub fn fill(
         &mut self,
         out: &mut Vec<u8>,
-        origin: &Origin<'_>,
+        origin: &LogSource<'_>,
         now_ms: u64,
     ) -> Result<(), LinkError> {
         self.tick(origin.end);
@@ -285,12 +285,14 @@ impl Feed {
                 }
             }
         }
-        let is_due = now_ms.saturating_sub(self.said_ms) >= self.times.beat_ms;
+        let is_due = now_ms.saturating_sub(self.said_ms) >= self.times.heartbeat_ms;
         // In the middle of a file nothing else is heard anyway, and a beat would only part two
         // chunks.
         if is_due && !matches!(self.work, Work::File { .. }) {
-            self.writer
-                .master_says(out, &ToReplica::Beat { end: origin.end.offset, time_ms: now_ms });
+            self.writer.master_says(
+                out,
+                &ToReplica::Heartbeat { end: origin.end.offset, time_ms: now_ms },
+            );
             self.said_ms = now_ms;
         }
         Ok(())
@@ -317,7 +319,7 @@ impl Feed {
         &mut self,
         hello: &Hello,
         out: &mut Vec<u8>,
-        origin: &Origin<'_>,
+        origin: &LogSource<'_>,
     ) -> Result<(), LinkError> {
         let store = origin.store;
         let is_other = |term: u64| term != hello.term && promotions(term) >= promotions(hello.term);
@@ -359,7 +361,7 @@ impl Feed {
 
     /// Whether all that it has to do now is quick: to say what was written a moment ago, which is
     /// still in memory, and to take an acknowledgement.
-    pub fn is_at_hand(&self, origin: &Origin<'_>) -> bool {
+    pub fn is_at_hand(&self, origin: &LogSource<'_>) -> bool {
         match &self.work {
             Work::Log { tail, first: None } => {
                 let at = tail.position();
@@ -378,7 +380,7 @@ impl Feed {
 
 /// The first place of a segment, if it is still there; of the first one: where the log begins,
 /// whichever number that has.
-fn first_place(origin: &Origin<'_>, segment: u64) -> Result<Option<Position>, LinkError> {
+fn first_place(origin: &LogSource<'_>, segment: u64) -> Result<Option<Position>, LinkError> {
     let store = origin.store;
     let head = if segment == Position::START.segment {
         store.first_segment(origin.end)?
