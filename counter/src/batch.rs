@@ -148,14 +148,14 @@ impl Read<'_> {
         let ids = &ids[..ids.len().min(CHUNK)];
         let living = self.shape.living;
         // In the order in which rows move: aside, drained table, table.
-        let aside_from = self.space.aside.lowest();
+        let outliers_from = self.space.outliers.lowest();
         let mut ways = [None; CHUNK];
         let mut looking = 0u32;
         // In four parts: a part is placed while the lines of those before are on their way.
         let mut begin = 0;
         for end in (1..=4).map(|part| ids.len() * part / 4) {
             for i in begin..end {
-                ways[i] = if ids[i] < aside_from { self.way(ids[i]) } else { None };
+                ways[i] = if ids[i] < outliers_from { self.way(ids[i]) } else { None };
                 looking |= u32::from(ways[i].is_some()) << i;
             }
             // In one go: `rolling::prefetch` says why.

@@ -25,7 +25,7 @@ pub(crate) struct Grant {
     bytes: u64,
 }
 
-/// What a table takes its memory from, or a row of the aside: the space's budget and, while it
+/// What a table takes its memory from, or a row of the outliers: the space's budget and, while it
 /// replaces another table, a loan.
 #[derive(Clone, Debug)]
 pub(crate) struct Purse {

@@ -1,4 +1,4 @@
-//! Background work, in small steps, while reads and writes go on: the aside is taken in, and tables
+//! Background work, in small steps, while reads and writes go on: the outliers is taken in, and tables
 //! are rewritten that have become
 //! - *crowded*: more rows came into their range than they were made for (a backfill, random ids).
 //!   They grow by a fifth, or are split when that is too much for one table, so that memory per row
@@ -98,15 +98,15 @@ impl Space {
         self.stirred.load(Relaxed)
             || self.rewriting.try_lock().is_none_or(|rewrite| rewrite.is_some())
             || self.retired.try_lock().is_none_or(|retired| !retired.is_empty())
-            || self.frontier.high().is_some_and(|high| self.aside.may_hold(high))
+            || self.frontier.high().is_some_and(|high| self.outliers.may_hold(high))
     }
 
     /// One small step of background work (about a millisecond); whether there was one: then call it
     /// again. For a thread that has nothing better to do; several may call it. Nothing depends on
     /// it but memory and speed.
     pub fn maintain(&self) -> bool {
-        let drained = self.drain_aside() > 0;
-        let advanced = self.frontier.should_advance(self.aside.len()) && self.advance();
+        let drained = self.drain_outliers() > 0;
+        let advanced = self.frontier.should_advance(self.outliers.len()) && self.advance();
         let freed = self.free_retired();
         self.rewrite_step(STEP_ROWS) || drained || advanced || freed
     }

@@ -49,14 +49,14 @@ impl<'a> Read<'a> {
     }
 
     /// Runs `inside` on the row of `id` in a table (maybe several times, the last counts), or
-    /// `values` on its values in the aside or below.
+    /// `values` on its values in the outliers or below.
     fn look<R>(
         &mut self,
         id: u64,
         mut inside: impl FnMut(Row<'_>) -> R,
         mut values: impl FnMut(&[i64]) -> R,
     ) -> Option<R> {
-        if let Some(result) = self.space.aside.read(id, |row| values(&row.values)) {
+        if let Some(result) = self.space.outliers.read(id, |row| values(&row.values)) {
             return Some(result);
         }
         loop {

@@ -45,7 +45,7 @@ impl Space {
         let start = if cursor == 0 { None } else { named(&all, wanted) };
         if start.is_none() {
             bucket = 0;
-            self.aside.for_each(|id, _| {
+            self.outliers.for_each(|id, _| {
                 given += 1;
                 f(id);
             });
@@ -99,7 +99,7 @@ impl Space {
                 }
             }
         }
-        self.aside.for_each(|id, _| found = Some(id));
+        self.outliers.for_each(|id, _| found = Some(id));
         found
     }
 }

@@ -19,7 +19,7 @@ use crate::table::Table;
 use crate::{Error, Field};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use rolling::{Aside, Frontier, Ring, Slot, Tables};
+use rolling::{Frontier, Outliers, Ring, Slot, Tables};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, OnceLock};
 
@@ -64,8 +64,8 @@ impl Options {
     }
 }
 
-/// A row in the aside.
-pub(crate) struct AsideRow {
+/// A row in the outliers.
+pub(crate) struct OutlierRow {
     /// By position; may be shorter or longer than the schema is now.
     pub(crate) values: Box<[i64]>,
     /// Writes so far, for the frontier's start.
@@ -76,7 +76,7 @@ pub(crate) struct AsideRow {
     grant: Mutex<Grant>,
 }
 
-impl AsideRow {
+impl OutlierRow {
     /// What a row of so many values is counted as: it, its key, and its share of the map's nodes.
     fn bytes(width: usize) -> u64 {
         144 + 8 * width as u64
@@ -86,13 +86,14 @@ impl AsideRow {
     /// one, and then this one. It takes over what `old` is counted as, and is to replace it: `old`
     /// must be the version that writers see.
     pub(crate) fn after(
-        old: Option<&AsideRow>,
+        old: Option<&OutlierRow>,
         cells: &[(usize, i64)],
         purse: &Purse,
-    ) -> Result<AsideRow, Error> {
+    ) -> Result<OutlierRow, Error> {
         let before: &[i64] = old.map_or(&[], |row| &row.values);
         let width = cells.iter().map(|c| c.0 + 1).max().unwrap_or(0).max(before.len());
-        let more = AsideRow::bytes(width) - old.map_or(0, |row| AsideRow::bytes(row.values.len()));
+        let more =
+            OutlierRow::bytes(width) - old.map_or(0, |row| OutlierRow::bytes(row.values.len()));
         // What needs no memory is refused to nobody, however much is in use.
         let mut grant = if more > 0 { purse.take(more)? } else { purse.charge(0) };
         if let Some(old) = old {
@@ -102,7 +103,7 @@ impl AsideRow {
         values[..before.len()].copy_from_slice(before);
         cells.iter().for_each(|&(field, value)| values[field] = value);
         let writes = old.map_or(0, |row| row.writes).saturating_add(1);
-        Ok(AsideRow { values, writes, grant: Mutex::new(grant) })
+        Ok(OutlierRow { values, writes, grant: Mutex::new(grant) })
     }
 }
 
@@ -127,9 +128,9 @@ pub struct Space {
     pub(crate) living: AtomicU64,
     pub(crate) ring: Ring<Table>,
     pub(crate) frontier: Frontier,
-    pub(crate) aside: Aside<AsideRow>,
+    pub(crate) outliers: Outliers<OutlierRow>,
     pub(crate) budget: Arc<Budget>,
-    /// What tables, but for those of a rewrite, and rows of the aside take their memory from.
+    /// What tables, but for those of a rewrite, and rows of the outliers take their memory from.
     pub(crate) purse: Purse,
     pub(crate) rows_per_table: u64,
     pub(crate) max_aside: usize,
@@ -174,7 +175,7 @@ impl Space {
             shape: ArcSwap::new(shape),
             ring: Ring::new(0, first),
             frontier: Frontier::new(options.max_ahead, max_aside),
-            aside: Aside::default(),
+            outliers: Outliers::default(),
             tombs: Tombs::new(&budget),
             budget,
             purse,
@@ -290,12 +291,12 @@ impl Space {
     /// Rows, those far ahead included. While a row moves between tables it may be counted twice.
     pub fn rows(&self) -> u64 {
         let tables = self.ring.load();
-        let mut rows = self.aside.len() as u64;
+        let mut rows = self.outliers.len() as u64;
         all_tables(&tables).for_each(|table| rows += table.rows());
         rows
     }
 
-    /// Bytes taken: tables, extend and aux dictionaries, the aside, deleted ids whose rows lie
+    /// Bytes taken: tables, extend and aux dictionaries, the outliers, deleted ids whose rows lie
     /// below the line. Counted when mapped, touched or not.
     pub fn memory_bytes(&self) -> u64 {
         self.budget.used()

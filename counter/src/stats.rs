@@ -119,8 +119,8 @@ impl Space {
     }
 
     /// Rows that wait far ahead of all others.
-    pub fn aside_rows(&self) -> u64 {
-        self.aside.len() as u64
+    pub fn outlier_rows(&self) -> u64 {
+        self.outliers.len() as u64
     }
 
     /// The highest id that counts as normal, once there is one.

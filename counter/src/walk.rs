@@ -36,11 +36,12 @@ impl Space {
         mut f: impl FnMut(u64, &[i64]),
     ) {
         let mut row = vec![0; width];
-        self.aside.for_each(|id, aside| {
+        self.outliers.for_each(|id, outliers| {
             if (low..=last).contains(&id) {
                 for (field, value) in row.iter_mut().enumerate() {
                     let known = shape.living >> field & 1 == 1;
-                    *value = if known { aside.values.get(field).copied().unwrap_or(0) } else { 0 };
+                    *value =
+                        if known { outliers.values.get(field).copied().unwrap_or(0) } else { 0 };
                 }
                 f(id, &row);
             }

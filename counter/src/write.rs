@@ -1,4 +1,4 @@
-//! Writes. One key's writes are serialised by its stripe of the ring (or by the aside); each is all
+//! Writes. One key's writes are serialised by its stripe of the ring (or by the outliers); each is all
 //! or nothing.
 //!
 //! A write first makes sure of everything that it may need (memory, bounds, a table that takes the
@@ -9,7 +9,7 @@
 use crate::Error;
 use crate::cold::BelowRow;
 use crate::plan::{self, Plan};
-use crate::space::{AsideRow, FIRST_ROWS, GROWTH, Space};
+use crate::space::{FIRST_ROWS, GROWTH, OutlierRow, Space};
 use crate::table::{Table, hash_of};
 use rolling::{Entry, Refused};
 use std::sync::Arc;
@@ -100,7 +100,7 @@ fn last_of_each<'a>(
     })
 }
 
-fn aside_value(row: Option<&AsideRow>, field: usize) -> i64 {
+fn outlier_value(row: Option<&OutlierRow>, field: usize) -> i64 {
     row.and_then(|row| row.values.get(field).copied()).unwrap_or(0)
 }
 
@@ -148,7 +148,7 @@ impl Space {
                 }
             },
             |row, out| {
-                sums(&|field| aside_value(row, field), out)?;
+                sums(&|field| outlier_value(row, field), out)?;
                 Ok(last_of_each(changes, out).collect())
             },
         );
@@ -194,8 +194,8 @@ impl Space {
                     .write(id, hash_of(id), |e| self.delete_in(origin, e, id))
                     .unwrap_or(Ok(false))
             };
-            match self.aside.delete(id, inside) {
-                Ok((aside, was)) => return was || aside.is_some(),
+            match self.outliers.delete(id, inside) {
+                Ok((outliers, was)) => return was || outliers.is_some(),
                 // If it cannot be read that has been reported, and nothing has changed.
                 Err(ToFetch) if self.fetch_below(id).is_err() => return false,
                 Err(ToFetch) => {}
@@ -266,14 +266,14 @@ impl Space {
     }
 
     /// One write, wherever `id` belongs. `inside` does it in a table, and may run several times,
-    /// without effect but for the last; `ahead` says what fields of the row in the aside become.
+    /// without effect but for the last; `ahead` says what fields of the row in the outliers become.
     /// Both get `state`.
     fn write<S>(
         &self,
         id: u64,
         state: &mut S,
         inside: impl FnMut(&Table, &mut S) -> Result<(), Error>,
-        ahead: impl FnOnce(Option<&AsideRow>, &mut S) -> Result<Vec<(usize, i64)>, Error>,
+        ahead: impl FnOnce(Option<&OutlierRow>, &mut S) -> Result<Vec<(usize, i64)>, Error>,
     ) -> Result<(), Error> {
         self.write_as(Origin::Client, id, state, inside, ahead)
     }
@@ -284,31 +284,31 @@ impl Space {
         id: u64,
         state: &mut S,
         mut inside: impl FnMut(&Table, &mut S) -> Result<(), Error>,
-        ahead: impl FnOnce(Option<&AsideRow>, &mut S) -> Result<Vec<(usize, i64)>, Error>,
+        ahead: impl FnOnce(Option<&OutlierRow>, &mut S) -> Result<Vec<(usize, i64)>, Error>,
     ) -> Result<(), Error> {
         let state = std::cell::RefCell::new(state);
-        let inside = |row: &mut Option<Arc<AsideRow>>| {
+        let inside = |row: &mut Option<Arc<OutlierRow>>| {
             self.write_inside(origin, id, row, |table| inside(table, &mut state.borrow_mut()))
         };
-        let ahead = |entry: &mut Option<Arc<AsideRow>>| {
+        let ahead = |entry: &mut Option<Arc<OutlierRow>>| {
             let cells = ahead(entry.as_deref(), &mut state.borrow_mut())?;
-            self.write_aside(origin, entry, &cells)
+            self.write_outlier(origin, entry, &cells)
         };
         let result = match origin {
-            Origin::Client => self.aside.write(&self.frontier, id, inside, ahead),
+            Origin::Client => self.outliers.write(&self.frontier, id, inside, ahead),
             Origin::Log => {
-                self.aside.replay(&self.frontier, id, inside, ahead).map_err(Refused::Engine)
+                self.outliers.replay(&self.frontier, id, inside, ahead).map_err(Refused::Engine)
             }
         };
-        let waiting = self.aside.len();
+        let waiting = self.outliers.len();
         if waiting > 0 {
             self.look_ahead(waiting);
         }
         match result {
-            Err(Refused::Engine(Error::AsideFull { .. }))
-                if self.aside.turn_away(&self.frontier, id) =>
+            Err(Refused::Engine(Error::OutliersFull { .. }))
+                if self.outliers.turn_away(&self.frontier, id) =>
             {
-                while self.drain_aside() > 0 {}
+                while self.drain_outliers() > 0 {}
             }
             // Where deletions have left tables empty there is memory to be had.
             Err(Refused::Engine(Error::Full { .. })) => self.stirred.store(true, Relaxed),
@@ -320,32 +320,32 @@ impl Space {
         })
     }
 
-    fn write_aside(
+    fn write_outlier(
         &self,
         origin: Origin,
-        entry: &mut Option<Arc<AsideRow>>,
+        entry: &mut Option<Arc<OutlierRow>>,
         cells: &[(usize, i64)],
     ) -> Result<(), Error> {
-        if origin == Origin::Client && entry.is_none() && self.aside.len() > self.max_aside {
-            return Err(Error::AsideFull { limit: self.max_aside });
+        if origin == Origin::Client && entry.is_none() && self.outliers.len() > self.max_aside {
+            return Err(Error::OutliersFull { limit: self.max_aside });
         }
-        *entry = Some(Arc::new(AsideRow::after(entry.as_deref(), cells, &self.purse)?));
+        *entry = Some(Arc::new(OutlierRow::after(entry.as_deref(), cells, &self.purse)?));
         Ok(())
     }
 
-    /// One write to the table that covers `id`, after storing there what the aside had of it, which
+    /// One write to the table that covers `id`, after storing there what the outliers had of it, which
     /// is taken away then.
     fn write_inside(
         &self,
         origin: Origin,
         id: u64,
-        aside: &mut Option<Arc<AsideRow>>,
+        outliers: &mut Option<Arc<OutlierRow>>,
         mut f: impl FnMut(&Table) -> Result<(), Error>,
     ) -> Result<(), Error> {
         loop {
             let written = self.ring.write(id, hash_of(id), |entry| {
                 let table = self.table_for(entry, id)?;
-                if let Some(row) = aside {
+                if let Some(row) = outliers {
                     if table.locate(id).is_none() {
                         let living = self.shape.load().living;
                         let cells = row.values.iter().copied().enumerate();
@@ -355,7 +355,7 @@ impl Space {
                             cells.filter(|&(field, value)| value != 0 && living >> field & 1 == 1),
                         )?;
                     }
-                    *aside = None;
+                    *outliers = None;
                 }
                 // A log tells whole rows.
                 if origin == Origin::Client && id < self.cold_end() && table.locate(id).is_none() {
@@ -543,7 +543,7 @@ impl Space {
             .ok()
     }
 
-    /// Asks whether the ids that wait in the aside have become the rule, and if so takes them in.
+    /// Asks whether the ids that wait in the outliers have become the rule, and if so takes them in.
     fn look_ahead(&self, waiting: usize) {
         // At the start nobody is to be refused while a quorum is there: of few ids, or of as many
         // as there is room for.
@@ -553,37 +553,37 @@ impl Space {
         }
     }
 
-    /// Advances the frontier, if it should be, and moves rows of the aside into tables.
+    /// Advances the frontier, if it should be, and moves rows of the outliers into tables.
     pub(crate) fn advance(&self) -> bool {
-        // When it is full those that still get in are no sample of the traffic: `Aside::turn_away`
+        // When it is full those that still get in are no sample of the traffic: `Outliers::turn_away`
         // asks those that do not.
-        if self.aside.len() >= self.max_aside && self.frontier.high().is_some() {
+        if self.outliers.len() >= self.max_aside && self.frontier.high().is_some() {
             return false;
         }
         // Few rows stand for all their writes, more for some, many for one each: the frontier wants
         // a quorum of either, if there is room for that.
-        let rows = self.aside.len();
+        let rows = self.outliers.len();
         let few = rows < 64;
         let most = if few { WRITES_AT_START } else { (WRITES_AT_START / rows).max(1) };
-        let weight = |row: &AsideRow| (row.writes as usize).min(most);
+        let weight = |row: &OutlierRow| (row.writes as usize).min(most);
         if few && rows < self.max_aside {
             let mut writes = 0;
-            self.aside.for_each(|_, row| writes += row.writes as usize);
+            self.outliers.for_each(|_, row| writes += row.writes as usize);
             if writes < WRITES_AT_START {
                 return false;
             }
         }
-        let advanced = self.aside.advance(&self.frontier, weight);
+        let advanced = self.outliers.advance(&self.frontier, weight);
         if advanced {
-            while self.drain_aside() > 0 {}
+            while self.drain_outliers() > 0 {}
         }
         advanced
     }
 
     /// Moves some rows that the frontier has reached; how many.
-    pub(crate) fn drain_aside(&self) -> usize {
+    pub(crate) fn drain_outliers(&self) -> usize {
         // One for which there is no memory stays.
-        self.aside.drain(&self.frontier, |id, row| {
+        self.outliers.drain(&self.frontier, |id, row| {
             _ = self.write_inside(Origin::Log, id, row, |_| Ok(()))
         })
     }

@@ -75,7 +75,7 @@ fn one_bad_id_harms_nobody() {
     let mut row = [0; 2];
     assert!(space.get(u64::MAX, &mut row));
     assert_eq!(row[0], 5 + 33_334);
-    assert_eq!((space.rows(), space.aside_rows()), (100_003, 3));
+    assert_eq!((space.rows(), space.outlier_rows()), (100_003, 3));
     assert!(space.frontier() < Some(1 << 51));
     let mut tables = space.tables();
     tables.pop();
@@ -97,8 +97,8 @@ fn ids_too_far_ahead_and_too_many_asides_are_refused() {
     assert_eq!(space.add(1 << 40, &one(0, 1), &Bounds::default(), &mut out), Err(Error::KeyTooBig));
     assert!(!space.exists(1 << 40) && !space.delete(1 << 40));
     let asides = (0..200).map(|i| space.set((1 << 25) + (i << 20), &[(0, 1)]));
-    let refused = asides.filter(|r| *r == Err(Error::AsideFull { limit: 100 })).count();
-    assert!(refused == 0 || space.aside_rows() <= 101, "{refused} refused");
+    let refused = asides.filter(|r| *r == Err(Error::OutliersFull { limit: 100 })).count();
+    assert!(refused == 0 || space.outlier_rows() <= 101, "{refused} refused");
 }
 
 /// A row that is there can be counted on, though a version of it that takes its place is made
@@ -110,7 +110,7 @@ fn rows_aside_are_counted_on_in_a_full_space() {
     let far = 1 << 60;
     space.set(far, &[(0, 1)]).unwrap();
     while space.maintain() {}
-    assert_eq!(space.aside_rows(), 1);
+    assert_eq!(space.outlier_rows(), 1);
     space.set_memory_limit_bytes(space.memory_bytes());
     let (used, mut out) = (space.memory_bytes(), vec![]);
     for i in 2..1000 {
@@ -119,7 +119,7 @@ fn rows_aside_are_counted_on_in_a_full_space() {
     }
     let full = Err(Error::Full { limit_bytes: used });
     assert_eq!((space.set(far + 1, &[(0, 1)]), space.set(far, &[(1, 1)])), (full.clone(), full));
-    assert_eq!((space.aside_rows(), space.memory_bytes()), (1, used));
+    assert_eq!((space.outlier_rows(), space.memory_bytes()), (1, used));
 }
 
 /// Nor does it matter that a walk holds the versions before: their memory passes to those that take
@@ -173,14 +173,14 @@ fn rows_aside_are_counted_on_in_a_full_space_while_somebody_walks() {
         (0..5).map(|i| (far(i), vec![1, 0])).collect::<Vec<_>>(),
         "one version of the map"
     );
-    assert_eq!((space.aside_rows(), space.memory_bytes()), (3, used + 8 - 2 * each));
+    assert_eq!((space.outlier_rows(), space.memory_bytes()), (3, used + 8 - 2 * each));
     for i in [0, 3, 4] {
         assert!(space.delete(far(i)));
     }
-    assert_eq!((space.aside_rows(), space.memory_bytes()), (0, without));
+    assert_eq!((space.outlier_rows(), space.memory_bytes()), (0, without));
 }
 
-/// Whoever fills the aside with bad ids neither moves the frontier to them nor keeps real traffic
+/// Whoever fills the outliers with bad ids neither moves the frontier to them nor keeps real traffic
 /// out that jumps.
 #[test]
 fn a_full_aside_says_nothing_of_the_traffic() {
@@ -194,7 +194,7 @@ fn a_full_aside_says_nothing_of_the_traffic() {
     // One now and then, so that they are no eighth of the writes.
     let bad: Vec<u64> = (0..300).map(|i| (1 << 62) + (i << 50)).collect();
     for (i, &id) in bad.iter().enumerate() {
-        let full = add(id) == Err(Error::AsideFull { limit: 100 });
+        let full = add(id) == Err(Error::OutliersFull { limit: 100 });
         assert_eq!(full, i >= 100, "{i}");
         (0..50).for_each(|j| add(BASE + j).unwrap());
     }
@@ -218,7 +218,7 @@ fn behind_a_full_aside(max_aside: usize) -> Space {
     (0..5000).for_each(|id| _ = space.set(id, &[(0, 1)]).unwrap());
     let full =
         (0..max_aside as u64 + 100).filter(|i| space.set(u64::MAX - i, &[(0, 1)]).is_err()).count();
-    assert_eq!((full, space.aside_rows()), (100, max_aside as u64));
+    assert_eq!((full, space.outlier_rows()), (100, max_aside as u64));
     space
 }
 
@@ -235,7 +235,7 @@ fn a_popular_row_keeps_no_traffic_out_of_a_full_aside() {
         let mut row = [0];
         assert!(space.get((1 << 40) + 2999, &mut row) && row == [7], "{row:?}");
         assert_eq!(
-            (space.frontier(), space.aside_rows()),
+            (space.frontier(), space.outlier_rows()),
             (Some((1 << 40) + 2999), max_aside as u64)
         );
     }
@@ -249,7 +249,7 @@ fn few_rows_that_find_the_aside_full_move_nothing() {
         for i in 0..200_000 {
             assert_eq!(
                 space.set((1 << 40) + i % ids, &[(0, 1)]),
-                Err(Error::AsideFull { limit: max_aside })
+                Err(Error::OutliersFull { limit: max_aside })
             );
         }
         assert_eq!(space.frontier(), Some(4999));
@@ -503,7 +503,7 @@ fn a_deletion_needs_no_memory_opens_no_table_and_moves_no_frontier() {
         full += 1;
     }
     assert!(full > 50_000, "{full}");
-    // Far ahead: some of them get into the aside while there is room for them, and none into a
+    // Far ahead: some of them get into the outliers while there is room for them, and none into a
     // table.
     let ahead: Vec<u64> = (0..300).map(|i| (1 << 40) + i).collect();
     for _ in 0..20 {

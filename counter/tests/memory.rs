@@ -57,7 +57,7 @@ fn rows_far_ahead() {
             }
         }
     });
-    assert!(space.aside_rows() >= 4999, "{}", space.aside_rows());
+    assert!(space.outlier_rows() >= 4999, "{}", space.outlier_rows());
     assert_counted("rows far ahead", ahead);
 }
 

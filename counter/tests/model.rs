@@ -133,7 +133,7 @@ fn check_all(space: &Space, model: &Model, what: &str) {
     }
     let tables = space.tables();
     let counted: u64 = tables.iter().map(|t| t.rows + t.draining_rows).sum();
-    assert_eq!(counted + space.aside_rows(), model.rows.len() as u64, "{what}: rows");
+    assert_eq!(counted + space.outlier_rows(), model.rows.len() as u64, "{what}: rows");
     assert_eq!(space.rows(), model.rows.len() as u64, "{what}: rows");
 }
 
@@ -143,7 +143,7 @@ struct Seen {
     splits: usize,
     extend_rows: u64,
     aux_entries: u64,
-    aside: u64,
+    outliers: u64,
     alters: usize,
 }
 
@@ -261,7 +261,7 @@ fn run(seed: u64, steps: u64, seen: &mut Seen) {
                 seen.aux_entries = seen.aux_entries.max(table.aux_entries);
                 seen.splits += usize::from(table.draining_rows > 0);
             }
-            seen.aside = seen.aside.max(space.aside_rows());
+            seen.outliers = seen.outliers.max(space.outlier_rows());
         }
     }
     check_all(&space, &model, &format!("seed {seed} at the end"));
@@ -321,7 +321,7 @@ fn everything_against_a_map() {
         seen.tables > 10
             && seen.splits > 0
             && seen.extend_rows > 16
-            && seen.aside > 60
+            && seen.outliers > 60
             && seen.alters > 10,
         "{seen:?}"
     );

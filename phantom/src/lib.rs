@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   id below the horizon   -> Unknown
-//!   id far ahead of all    -> Aside: exact, until the ring gets there
+//!   id far ahead of all    -> Outliers: exact, until the ring gets there
 //!   else its table         -> all bits set?  no: No     yes: revoked?  yes: No   no: Yes
 //! ```
 //!
@@ -74,7 +74,7 @@ pub enum Error {
     RevokedFull,
     /// There are already `max_aside` pairs whose ids lie far ahead of the ring.
     #[error("too many pairs with ids far ahead (max_aside)")]
-    AsideFull,
+    OutliersFull,
     /// The id lies further ahead than `max_ahead` allows.
     #[error("key too big")]
     KeyTooBig,

@@ -1,7 +1,7 @@
 //! Reading: one pair, or one member and many ids.
 //!
 //! The order matters. A pair aside moves into a table at any moment, first stored there, then
-//! deleted here. So a reader asks the aside first; and takes the list of tables only after that, or
+//! deleted here. So a reader asks the outliers first; and takes the list of tables only after that, or
 //! the list might lack the table into which the pair went (P1).
 //!
 //! A batch goes in two passes: [`Pairs::place`] hashes all pairs, finds the first line of each, and
@@ -38,7 +38,7 @@ pub struct Lookup<'s> {
     member: Ready,
     tables: Loaded<Arc<Table>>,
     /// In bits: pairs that are set, as they are held aside.
-    aside: u32,
+    outliers: u32,
 }
 
 /// The pairs of a [`Lookup`]: what is known of them already, and where to look for the rest.
@@ -91,7 +91,7 @@ impl Space {
     /// [`Space::contains`] for a pair that was hashed before: what the log stores is asked like this.
     #[inline]
     pub fn contains_pair(&self, pair: &Pair) -> Answer {
-        if self.is_aside(pair) {
+        if self.is_outlier(pair) {
             return Answer::Yes;
         }
         let tables = self.ring.load();
@@ -117,27 +117,27 @@ impl Space {
     pub fn lookup<'s>(&'s self, member: &Member, ids: &'s [u64]) -> Lookup<'s> {
         assert!(ids.len() <= BATCH, "{} ids at once", ids.len());
         let member = self.seed.ready(member);
-        let mut aside = 0;
-        if !self.aside.is_empty() {
-            let are_aside = ids.iter().map(|&id| self.is_aside(&self.seed.pair(id, member)));
-            aside = are_aside
+        let mut outliers = 0;
+        if !self.outliers.is_empty() {
+            let are_outliers = ids.iter().map(|&id| self.is_outlier(&self.seed.pair(id, member)));
+            outliers = are_outliers
                 .enumerate()
-                .fold(0, |bits, (i, is_aside)| bits | u32::from(is_aside) << i);
+                .fold(0, |bits, (i, is_outlier)| bits | u32::from(is_outlier) << i);
         }
-        // After the aside: see the top of the file.
-        Lookup { space: self, ids, member, tables: self.ring.load(), aside }
+        // After the outliers: see the top of the file.
+        Lookup { space: self, ids, member, tables: self.ring.load(), outliers }
     }
 
     /// Whether the pair is set, and held aside, as its id lies far ahead: exact. It may move into a
     /// table at any moment ([`Space::on_arrival`]).
     pub fn is_early(&self, id: u64, member: &Member) -> bool {
-        self.is_aside(&self.pair(id, member))
+        self.is_outlier(&self.pair(id, member))
     }
 
     #[inline]
-    pub(crate) fn is_aside(&self, pair: &Pair) -> bool {
-        self.aside.may_hold(pair.id)
-            && self.aside.read(pair.id, |set| set.read().contains(&pair.hash())) == Some(true)
+    pub(crate) fn is_outlier(&self, pair: &Pair) -> bool {
+        self.outliers.may_hold(pair.id)
+            && self.outliers.read(pair.id, |set| set.read().contains(&pair.hash())) == Some(true)
     }
 
     /// Hints that the pair will be asked for, set or unset soon: call it for all pairs of a
@@ -195,7 +195,7 @@ impl Lookup<'_> {
 impl Pairs<'_> {
     /// The first pass: hashes all pairs, finds the first line of each, and has these fetched.
     pub fn place(&mut self) -> Placed<'_> {
-        let Lookup { space, ids, member, tables: ring, aside } = self.lookup;
+        let Lookup { space, ids, member, tables: ring, outliers } = self.lookup;
         let Pairs { pairs, draws, tables, lines, .. } = self;
         space.seed.pairs(ids, *member, pairs);
         let (mut unknown, mut chained, mut bit) = (0, 0, 1u32);
@@ -218,7 +218,7 @@ impl Pairs<'_> {
             lines[..ids.len()].iter().for_each(|line| rolling::prefetch(*line));
         }
         let all = ((1u64 << ids.len()) - 1) as u32;
-        (self.unknown, self.chained, self.open) = (unknown, chained, all & !unknown & !aside);
+        (self.unknown, self.chained, self.open) = (unknown, chained, all & !unknown & !outliers);
         for (table, here) in self.by_table(chained) {
             for link in table.chain() {
                 ones(here).for_each(|i| rolling::prefetch(link.filter.first_line(&self.pairs[i])));
@@ -280,7 +280,7 @@ impl Placed<'_> {
     /// is held aside is exact, and answered with yes all the same.
     pub fn answer(self, may_be_set: impl Fn(u32) -> u32) -> Answers {
         let Placed(pairs) = self;
-        let Lookup { space, ids, aside, .. } = *pairs.lookup;
+        let Lookup { space, ids, outliers, .. } = *pairs.lookup;
         let maybe = pairs.open & seem_set(space.sizing.bits, ids.len(), &pairs.lines, &pairs.draws);
         for i in ones(maybe) {
             let filter = pairs.tables[i].first_filter();
@@ -296,7 +296,7 @@ impl Placed<'_> {
         if chained != 0 {
             found |= pairs.in_chains(chained, &may_be_set);
         }
-        let mut yes = aside;
+        let mut yes = outliers;
         if found != 0 {
             for i in ones(may_be_set(found)) {
                 yes |= u32::from(pairs.tables[i].found(true, &pairs.pairs[i]) == State::Set) << i;

@@ -147,18 +147,18 @@ impl Space {
                 liked.push(hash);
             }
         });
-        // Those set here that have not left the aside are in no table. Whoever sets one from now on
+        // Those set here that have not left the outliers are in no table. Whoever sets one from now on
         // sets it in the table, and who moves it there does so before it leaves.
-        let mut aside = HashMap::new();
+        let mut outliers = HashMap::new();
         if !revoked.is_empty() {
-            self.for_each_aside(|pair| {
-                aside.insert(pair.hash(), pair.id);
+            self.for_each_outlier(|pair| {
+                outliers.insert(pair.hash(), pair.id);
             });
         }
-        let is_aside = |hash: u128| {
-            let id = aside.get(&hash);
+        let is_outlier = |hash: u128| {
+            let id = outliers.get(&hash);
             id.is_some_and(|&id| {
-                self.aside.read(id, |held| held.read().contains(&hash)) == Some(true)
+                self.outliers.read(id, |held| held.read().contains(&hash)) == Some(true)
             })
         };
         let entered = enter();
@@ -168,13 +168,13 @@ impl Space {
         }
         let mut changed = vec![];
         // Revoked there, unknown here: revoked before its bits come. Each pair under its stripe, as
-        // every write is; the aside is locked before that.
+        // every write is; the outliers is locked before that.
         for hash in revoked {
-            let (pair, is_aside) = (pair_of(hash), is_aside(hash));
+            let (pair, is_outlier) = (pair_of(hash), is_outlier(hash));
             let is_revoked = self.under_stripe(&pair, |table| {
                 let is_new = table.state(&pair) == State::Unset
                     && !table.revoked.contains(hash)
-                    && !is_aside;
+                    && !is_outlier;
                 if is_new {
                     table.revoked.insert_reserved(hash);
                 }

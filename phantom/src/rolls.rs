@@ -15,7 +15,7 @@
 //! roll, and the newest table is extended.
 //!
 //! **Early ids.** The frontier (see `rolling`) decides which ids are normal, from those that are
-//! aside. When the aside is full of bad ids, good ones that leap ahead could no more get in to be
+//! aside. When the outliers is full of bad ids, good ones that leap ahead could no more get in to be
 //! counted; so those that are turned away are counted, too.
 //!
 //! **Who decides.** Where tables begin, and which ids they take, is decided by whoever takes writes
@@ -41,7 +41,7 @@ const LATE: std::ops::RangeInclusive<f64> = 0.05..=1.0;
 const TABLES_ASKED: usize = 5;
 /// Room is left for so many times the late pairs that were measured.
 const HEADROOM: f64 = 1.08;
-/// Pairs that leave the aside in one step, while its mutex is held: some ten microseconds, for
+/// Pairs that leave the outliers in one step, while its mutex is held: some ten microseconds, for
 /// which writers of ids aside may have to wait.
 const MOVED_AT_ONCE: usize = 128;
 
@@ -275,12 +275,12 @@ impl Space {
 
     /// Whether [`Space::maintain`] has something to do. Cheap.
     pub fn wants_maintenance(&self) -> bool {
-        let pairs = self.aside_pairs.load(SeqCst);
+        let pairs = self.outlier_pairs.load(SeqCst);
         let early = pairs > 0
             && ((pairs < self.options.max_aside
                 && !self.frontier.follows()
                 && self.frontier.should_advance(pairs))
-                || self.frontier.high().is_some_and(|high| self.aside.may_hold(high)));
+                || self.frontier.high().is_some_and(|high| self.outliers.may_hold(high)));
         let tables = self.ring.load();
         let newest = tables.newest().table();
         early
@@ -320,23 +320,23 @@ impl Space {
     /// Advances the frontier to the ids that are ahead, if they say so, and moves some pairs that
     /// it has reached into tables.
     pub(crate) fn take_in_early(&self) -> bool {
-        let pairs = self.aside_pairs.load(SeqCst);
+        let pairs = self.outlier_pairs.load(SeqCst);
         if pairs == 0 {
             return false;
         }
-        // When it is full those that still get in are no sample of the traffic: `Aside::turn_away`
+        // When it is full those that still get in are no sample of the traffic: `Outliers::turn_away`
         // asks those that do not.
         let full = pairs >= self.options.max_aside && self.frontier.high().is_some();
         let advanced = !full
             && !self.frontier.follows()
             && self.frontier.should_advance(pairs)
-            && self.aside.advance(&self.frontier, |held| held.read().len());
+            && self.outliers.advance(&self.frontier, |held| held.read().len());
         advanced || self.drain()
     }
 
     pub(crate) fn drain(&self) -> bool {
         let mut pairs = 0;
-        self.aside.drain(&self.frontier, |id, early| {
+        self.outliers.drain(&self.frontier, |id, early| {
             let Some(held) = early.as_ref().filter(|_| pairs < MOVED_AT_ONCE) else { return };
             let some: Vec<u128> = held.read().iter().copied().take(MOVED_AT_ONCE - pairs).collect();
             let before = held.read().len();

@@ -3,7 +3,7 @@
 //!
 //! **Locks**, in this order: aside, a stripe of the ring, a table's growth or a shard of its
 //! revoked pairs. All that happens to one pair happens under its stripe (or, for an id far ahead,
-//! under the mutex of the aside), so test and set are one step (P3).
+//! under the mutex of the outliers), so test and set are one step (P3).
 
 use crate::Error;
 use crate::filter::Filter;
@@ -14,7 +14,7 @@ use crate::sizing::Sizing;
 use crate::table::Table;
 use crate::upkeep::Upkeep;
 use parking_lot::{Mutex, RwLock};
-use rolling::{Aside, Frontier, Ring};
+use rolling::{Frontier, Outliers, Ring};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 
@@ -39,8 +39,8 @@ pub struct Space {
     filter_bytes_limit: u64,
     pub(crate) ring: Ring<Arc<Table>>,
     pub(crate) frontier: Frontier,
-    pub(crate) aside: Aside<Early>,
-    pub(crate) aside_pairs: AtomicUsize,
+    pub(crate) outliers: Outliers<Early>,
+    pub(crate) outlier_pairs: AtomicUsize,
     arrival: OnceLock<Arrival>,
     pub(crate) upkeep: Upkeep,
     /// Held by who rolls, or looks at ring and frontier together. Never waited for by a writer.
@@ -85,8 +85,8 @@ impl Space {
             filter_bytes_limit: options.filter_bytes_limit(),
             ring: Ring::from_parts(tables),
             frontier,
-            aside: Aside::default(),
-            aside_pairs: AtomicUsize::new(0),
+            outliers: Outliers::default(),
+            outlier_pairs: AtomicUsize::new(0),
             arrival: OnceLock::new(),
             upkeep: Upkeep::default(),
             rolling: Mutex::new(()),
@@ -136,14 +136,14 @@ impl Space {
         self.frontier.high()
     }
 
-    /// From now on `arrival` is told the id of each pair that moves from the aside into a table,
+    /// From now on `arrival` is told the id of each pair that moves from the outliers into a table,
     /// before it is found there. It runs under locks: it must be short, and must not write to this
     /// space. To be called once, before the space is used.
     pub fn on_arrival(&self, arrival: impl Fn(&Space, u64) + Send + Sync + 'static) {
         assert!(self.arrival.set(Box::new(arrival)).is_ok(), "somebody is told already");
     }
 
-    /// Pairs of this id are about to move from the aside into a table.
+    /// Pairs of this id are about to move from the outliers into a table.
     pub(crate) fn arrives(&self, id: u64) {
         if let Some(arrival) = self.arrival.get() {
             arrival(self, id);
@@ -155,8 +155,8 @@ impl Space {
         self.ring.write(pair.id, pair.low, |entry| f(entry.table()))
     }
 
-    pub(crate) fn for_each_aside(&self, mut f: impl FnMut(Pair)) {
-        self.aside.for_each(|id, early| {
+    pub(crate) fn for_each_outlier(&self, mut f: impl FnMut(Pair)) {
+        self.outliers.for_each(|id, early| {
             // Nobody waits for `f`.
             let hashes: Vec<u128> = early.read().iter().copied().collect();
             hashes.into_iter().for_each(|hash| f(Pair::from_hash(id, hash)));

@@ -96,12 +96,12 @@ impl Space {
             .iter()
             .map(|entry| entry.table().pairs().saturating_sub(entry.table().revoked.len() as u64))
             .sum();
-        in_tables + self.aside_pairs.load(SeqCst) as u64
+        in_tables + self.outlier_pairs.load(SeqCst) as u64
     }
 
     /// Pairs held exactly because their ids lie far ahead.
-    pub fn aside_pairs(&self) -> usize {
-        self.aside_pairs.load(SeqCst)
+    pub fn outlier_pairs(&self) -> usize {
+        self.outlier_pairs.load(SeqCst)
     }
 
     /// Unset pairs of the table that has most of them: none may have more than `max_revoked`.
@@ -120,8 +120,9 @@ impl Space {
         let tables = self.ring.load();
         let in_tables: usize =
             tables.entries().iter().map(|entry| entry.table().size_bytes() + TABLE_BYTES).sum();
-        let aside = self.aside.len() * ASIDE_BYTES + bytes_of(self.aside.len(), self.aside_pairs());
-        (in_tables + self.upkeep.size_bytes() + aside) as u64
+        let outliers =
+            self.outliers.len() * ASIDE_BYTES + bytes_of(self.outliers.len(), self.outlier_pairs());
+        (in_tables + self.upkeep.size_bytes() + outliers) as u64
     }
 
     /// How many more pairs of new ids may come before the oldest table is recycled, or spills; with

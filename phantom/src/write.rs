@@ -56,7 +56,7 @@ impl Space {
         let full = self
             .table_over(id)
             .is_some_and(|(_, table)| table.revoked.len() >= self.options.max_revoked);
-        if full && !self.is_aside(&pair) { Err(Error::RevokedFull) } else { Ok(()) }
+        if full && !self.is_outlier(&pair) { Err(Error::RevokedFull) } else { Ok(()) }
     }
 
     /// Makes the pair what the log says it is. May be repeated, and come in any order relative to
@@ -74,16 +74,16 @@ impl Space {
         replay: bool,
         first: impl FnOnce() -> Result<(), E>,
     ) -> Result<Change, E> {
-        if self.aside_pairs.load(SeqCst) >= self.options.max_aside {
+        if self.outlier_pairs.load(SeqCst) >= self.options.max_aside {
             self.take_in_early();
         }
         // Exactly one of the two closures runs, once.
         let first = std::cell::Cell::new(Some(first));
         let run_first = || first.take().map_or(Ok(()), |first| first());
         let mut due = None;
-        let mut turned_away = false;
+        let mut rejected_sample = false;
         let inside = |early: &mut Option<Arc<Early>>| {
-            // Others of this id leave the aside one by one, too, or with `drain`: there may be
+            // Others of this id leave the outliers one by one, too, or with `drain`: there may be
             // many.
             if let Some(held) = early
                 && held.read().contains(&pair.hash())
@@ -106,38 +106,39 @@ impl Space {
             if held == set {
                 return Ok(Change::Unchanged);
             }
-            if set && !replay && self.aside_pairs.load(SeqCst) >= self.options.max_aside {
-                turned_away = true;
-                return Err(Error::AsideFull.into());
+            if set && !replay && self.outlier_pairs.load(SeqCst) >= self.options.max_aside {
+                rejected_sample = true;
+                return Err(Error::OutliersFull.into());
             }
             run_first()?;
             if set {
                 entry.get_or_insert_default().write().insert(pair.hash());
-                self.aside_pairs.fetch_add(1, SeqCst);
+                self.outlier_pairs.fetch_add(1, SeqCst);
             } else if let Some(held) = entry {
                 held.write().remove(&pair.hash());
-                self.aside_pairs.fetch_sub(1, SeqCst);
+                self.outlier_pairs.fetch_sub(1, SeqCst);
                 entry.take_if(|held| held.read().is_empty());
             }
             Ok(Change::Changed)
         };
         let result = match (set, replay) {
-            (_, true) => {
-                self.aside.replay(&self.frontier, pair.id, inside, ahead).map_err(Refused::Engine)
-            }
+            (_, true) => self
+                .outliers
+                .replay(&self.frontier, pair.id, inside, ahead)
+                .map_err(Refused::Engine),
             (false, false) => self
-                .aside
+                .outliers
                 .take_away(&self.frontier, pair.id, inside, ahead)
                 .map_err(Refused::Engine),
-            (true, false) => self.aside.write(&self.frontier, pair.id, inside, ahead),
+            (true, false) => self.outliers.write(&self.frontier, pair.id, inside, ahead),
         };
         if let Some(low) = due {
             self.try_roll(low);
         }
-        if !self.aside.is_empty() && self.aside_pairs.load(SeqCst) <= MOVED_BY_WRITER {
+        if !self.outliers.is_empty() && self.outlier_pairs.load(SeqCst) <= MOVED_BY_WRITER {
             self.take_in_early();
         }
-        if turned_away && self.aside.turn_away(&self.frontier, pair.id) {
+        if rejected_sample && self.outliers.turn_away(&self.frontier, pair.id) {
             self.drain();
         }
         result.map_err(|refused| match refused {
@@ -204,20 +205,20 @@ impl Space {
     }
 
     /// Keeps a pair aside, as a snapshot had it: it has been counted for the frontier before.
-    pub(crate) fn put_aside(&self, pair: &Pair) {
+    pub(crate) fn put_outlier(&self, pair: &Pair) {
         let nothing_is_normal = Frontier::new(None, 0);
         let ahead = |entry: &mut Option<Arc<Early>>| {
             if entry.get_or_insert_default().write().insert(pair.hash()) {
-                self.aside_pairs.fetch_add(1, SeqCst);
+                self.outlier_pairs.fetch_add(1, SeqCst);
             }
             Ok::<(), Error>(())
         };
-        let kept = self.aside.replay(&nothing_is_normal, pair.id, |_| Ok(()), ahead);
+        let kept = self.outliers.replay(&nothing_is_normal, pair.id, |_| Ok(()), ahead);
         assert!(kept.is_ok(), "nothing is refused");
     }
 
-    /// Moves some pairs of `id` from the aside, where they are `held`, into tables. The caller
-    /// holds the aside.
+    /// Moves some pairs of `id` from the outliers, where they are `held`, into tables. The caller
+    /// holds the outliers.
     pub(crate) fn settle(
         &self,
         id: u64,
@@ -236,7 +237,7 @@ impl Space {
                 })
                 .transpose()?;
             held.write().remove(&hash);
-            self.aside_pairs.fetch_sub(1, SeqCst);
+            self.outlier_pairs.fetch_sub(1, SeqCst);
         }
         Ok(())
     }

@@ -21,18 +21,18 @@
 //!   that moment, through rolls and rewrites.
 //! - **R4** Only [`Ring::recycle`] raises the horizon; nothing that a client sends does.
 //! - **R5** An id far ahead of all others does not move boundaries ([`Frontier`]);
-//!   it is kept exactly, in the [`Aside`], of which readers wait for nobody, either.
+//!   it is kept exactly, in the [`Outliers`], of which readers wait for nobody, either.
 
-mod aside;
 mod bits;
 mod frontier;
-mod map;
 mod memory;
+mod outliers;
+mod persistent_trie;
+mod rejected_sample;
 mod ring;
-mod turned_away;
 
-pub use aside::{Aside, Refused};
 pub use bits::ones;
 pub use frontier::{Admission, Frontier};
 pub use memory::{HUGE_PAGE_BYTES, Words, equal_bytes, prefetch, prefetch_to_write};
+pub use outliers::{Outliers, Refused};
 pub use ring::{Entry, Loaded, Ring, STRIPES, Slot, Tables};

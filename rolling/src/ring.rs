@@ -50,18 +50,18 @@ pub struct Slot<T> {
     /// boundary, never grows.
     last: AtomicU64,
     /// [`OPEN`], [`PAUSED`] or [`CLOSED`].
-    gate: AtomicU8,
+    state: AtomicU8,
     stripes: Box<[Mutex<()>]>,
     table: T,
 }
 
 impl<T> Slot<T> {
-    fn new(low: u64, last: u64, gate: u8, table: T) -> Arc<Slot<T>> {
+    fn new(low: u64, last: u64, state: u8, table: T) -> Arc<Slot<T>> {
         assert!(low <= last, "R1: table {low}..={last} is empty");
         Arc::new(Slot {
             low,
             last: AtomicU64::new(last),
-            gate: AtomicU8::new(gate),
+            state: AtomicU8::new(state),
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
             table,
         })
@@ -94,33 +94,33 @@ impl<T> Slot<T> {
 
     /// Whether it takes writes now.
     pub fn is_open(&self) -> bool {
-        self.gate.load(SeqCst) == OPEN
+        self.state.load(SeqCst) == OPEN
     }
 
     /// Whether a rewrite has replaced this slot.
     #[inline]
     pub fn is_closed(&self) -> bool {
-        self.gate.load(SeqCst) == CLOSED
+        self.state.load(SeqCst) == CLOSED
     }
 
     /// Whether a reader who missed `id` here, in an old snapshot, must look again in a new one:
     /// then there is one. To be asked after the miss.
     #[inline]
     pub fn has_moved(&self, id: u64) -> bool {
-        match self.gate.load(SeqCst) {
+        match self.state.load(SeqCst) {
             OPEN => id > self.last(),
-            gate => gate == CLOSED,
+            state => state == CLOSED,
         }
     }
 
     #[inline]
     fn takes(&self, id: u64) -> bool {
-        self.low <= id && id <= self.last() && self.gate.load(SeqCst) == OPEN
+        self.low <= id && id <= self.last() && self.state.load(SeqCst) == OPEN
     }
 
     /// Steps 1 and 2 of a change: when it returns, no writer is inside, and none will enter.
-    fn shut(&self, gate: u8) {
-        self.gate.store(gate, SeqCst);
+    fn shut(&self, state: u8) {
+        self.state.store(state, SeqCst);
         for stripe in &self.stripes {
             drop(stripe.lock());
         }
@@ -312,13 +312,13 @@ impl<T> Ring<T> {
         entries.extend_from_slice(&tables.entries);
         newest.slot.shut(PAUSED);
         let Some(boundary) = boundary().filter(|&b| b > newest_low) else {
-            newest.slot.gate.store(OPEN, SeqCst);
+            newest.slot.state.store(OPEN, SeqCst);
             return Err(next);
         };
         newest.slot.last.store(boundary - 1, SeqCst);
         entries.push(Entry { slot: Slot::new(boundary, u64::MAX, OPEN, next), drains: None });
         self.tables.store(Tables::new(entries));
-        newest.slot.gate.store(OPEN, SeqCst);
+        newest.slot.state.store(OPEN, SeqCst);
         Ok(boundary)
     }
 
@@ -335,7 +335,7 @@ impl<T> Ring<T> {
         let others = Tables::new(tables.entries[1..].to_vec());
         oldest.slot.shut(PAUSED);
         self.tables.store(others);
-        oldest.slot.gate.store(CLOSED, SeqCst);
+        oldest.slot.state.store(CLOSED, SeqCst);
         Some(oldest)
     }
 
@@ -362,8 +362,8 @@ impl<T> Ring<T> {
         let next = Tables::new(entries);
         old.slot.shut(PAUSED);
         self.tables.store(next);
-        old.slot.gate.store(CLOSED, SeqCst);
-        parts.iter().for_each(|part| part.slot.gate.store(OPEN, SeqCst));
+        old.slot.state.store(CLOSED, SeqCst);
+        parts.iter().for_each(|part| part.slot.state.store(OPEN, SeqCst));
         Ok(old.slot)
     }
 
@@ -395,7 +395,7 @@ impl<T> Ring<T> {
 fn chain<T>(
     parts: Vec<(u64, T)>,
     last: u64,
-    gate: u8,
+    state: u8,
     drains: Option<&Arc<Slot<T>>>,
 ) -> Vec<Entry<T>> {
     let lows: Vec<u64> = parts.iter().map(|p| p.0).collect();
@@ -404,7 +404,7 @@ fn chain<T>(
         .into_iter()
         .zip(lasts)
         .map(|((low, table), last)| Entry {
-            slot: Slot::new(low, last, gate, table),
+            slot: Slot::new(low, last, state, table),
             drains: drains.cloned(),
         })
         .collect()
@@ -498,7 +498,7 @@ mod tests {
                 });
                 inside.recv().unwrap();
                 let change = s.spawn(move || assert!(change(), "{id}"));
-                while slot.gate.load(SeqCst) == OPEN {
+                while slot.state.load(SeqCst) == OPEN {
                     std::thread::yield_now();
                 }
                 for id in [id, 20, 120, 170, 220, 320, u64::MAX] {

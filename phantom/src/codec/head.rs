@@ -29,7 +29,7 @@ impl Space {
         ] {
             bytes.extend_from_slice(&field.to_le_bytes());
         }
-        self.for_each_aside(|pair| {
+        self.for_each_outlier(|pair| {
             bytes.extend_from_slice(&pair.id.to_le_bytes());
             bytes.extend_from_slice(&pair.hash().to_le_bytes());
         });
@@ -129,7 +129,7 @@ impl Space {
             .map_err(|_| corrupt(0, "options that cannot work"))?;
         for pair in head[HEAD_FIXED..body].chunks_exact(ASIDE_PAIR) {
             let hash = u128::from(u64_at(pair, 16)) << 64 | u128::from(u64_at(pair, 8));
-            space.put_aside(&Pair::from_hash(u64_at(pair, 0), hash));
+            space.put_outlier(&Pair::from_hash(u64_at(pair, 0), hash));
         }
         Ok(space)
     }

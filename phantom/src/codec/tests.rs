@@ -40,7 +40,7 @@ fn busy() -> (Space, Pairs, Pairs) {
         tables.len() > 3
             && tables[0].extensions > 0
             && tables[0].revoked > 0
-            && space.aside_pairs() == 10
+            && space.outlier_pairs() == 10
     );
     (space, set, unset)
 }
@@ -78,7 +78,7 @@ fn what_is_restored_is_what_was_stored() {
     let restored = Space::restore(options(), &head, tables).unwrap();
     assert_eq!(restored.layout(), space.layout());
     assert_eq!(restored.pairs(), space.pairs());
-    assert_eq!(restored.aside_pairs(), 10);
+    assert_eq!(restored.outlier_pairs(), 10);
     let (mut before, mut after) = (space.tables_probed(0), restored.tables_probed(0));
     for table in before.iter_mut().chain(&mut after) {
         (table.version, table.measured) = (0, Default::default());

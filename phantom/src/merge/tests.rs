@@ -17,7 +17,7 @@ fn site() -> Space {
     for id in 0..100 {
         space.add(id, &Member::Number(0)).unwrap();
     }
-    assert_eq!(space.aside_pairs(), 0);
+    assert_eq!(space.outlier_pairs(), 0);
     space
 }
 
@@ -139,7 +139,7 @@ fn ids_above_ours_stay_in_their_table_when_it_is_closed() {
         while here.maintain() {}
         replica.put_frontier(here.course(0).frontier);
         replica.lead();
-        assert_eq!(here.aside_pairs(), 0);
+        assert_eq!(here.outlier_pairs(), 0);
         for space in [&here, &replica] {
             assert_eq!(
                 (space.remove(300, &Member::Number(1)).unwrap(), space.highest_id()),
@@ -179,7 +179,7 @@ fn a_block_finds_its_table_whatever_was_told_before_that_began() {
                 course.layout.iter().for_each(|layout| replica.put_layout(layout).unwrap());
                 replica.put_frontier(course.frontier);
                 changes = course.changes;
-                // Aside at the master, and set by the time it is told of.
+                // Outliers at the master, and set by the time it is told of.
                 for id in low..low + 300 {
                     replica.put(&replica.pair(id, &Member::Number(0)), true).unwrap();
                 }
@@ -191,7 +191,7 @@ fn a_block_finds_its_table_whatever_was_told_before_that_began() {
     assert_eq!((low, there.layout()), (500, here.layout()));
     set(&there, low..low + 100, 1);
     replica.put_layout(&here.layout()).unwrap();
-    assert_eq!((replica.layout(), replica.aside_pairs()), (here.layout(), 200));
+    assert_eq!((replica.layout(), replica.outlier_pairs()), (here.layout(), 200));
     replica.put_frontier(here.course(0).frontier);
     replayed(&here, &replica, &differing(&here, &there, low));
     assert_eq!(replica.digest(low), here.digest(low));
@@ -235,7 +235,7 @@ fn a_block_of_ids_far_ahead_is_refused_until_there_are_such_ids() {
         there.add(id, &Member::Number(1)).unwrap();
     }
     while there.maintain() {}
-    assert_eq!((there.highest_id(), there.aside_pairs()), (Some(50_199), 0));
+    assert_eq!((there.highest_id(), there.outlier_pairs()), (Some(50_199), 0));
     let blocks = differing(&here, &there, 0);
     let before = here.digest(0);
     let merged = merge(&here, &blocks);
@@ -433,18 +433,18 @@ fn a_pair_aside_is_not_revoked_by_a_block() {
     assert_eq!(here.add(early, &Member::Number(1)).unwrap(), Change::Changed);
     replica.put_frontier(here.course(0).frontier);
     replica.put(&pair, true).unwrap();
-    assert_eq!((here.aside_pairs(), replica.aside_pairs()), (1, 1));
+    assert_eq!((here.outlier_pairs(), replica.outlier_pairs()), (1, 1));
     here.add(110, &Member::Number(1)).unwrap();
-    assert_eq!(here.aside_pairs(), 1);
+    assert_eq!(here.outlier_pairs(), 1);
     let blocks = differing(&here, &there, 0);
     let block = here.read_block(&mut &blocks[..]).unwrap();
     let ((), changed) = here.merge_block(&block, || ()).unwrap();
-    assert_eq!((changed.len(), block.revoked.len(), here.aside_pairs()), (0, 1, 1));
+    assert_eq!((changed.len(), block.revoked.len(), here.outlier_pairs()), (0, 1, 1));
     replica.put_frontier(here.course(0).frontier);
     replica.put_block(block.place(), &here.block_state(block.place()).unwrap()).unwrap();
     while here.maintain() {}
     for space in [&here, &replica] {
-        assert_eq!((space.contains_pair(&pair), space.aside_pairs()), (Answer::Yes, 0));
+        assert_eq!((space.contains_pair(&pair), space.outlier_pairs()), (Answer::Yes, 0));
         assert_eq!(space.most_revoked(), 0);
     }
 }

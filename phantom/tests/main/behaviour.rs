@@ -69,7 +69,7 @@ fn the_order_of_ids_does_not_matter() {
             .filter(|&i| contains(&space, pair(i % n).0, i * 7) == Answer::Yes)
             .count();
         assert!(wrong < 200 + 4 * 15, "{name}: {wrong} of 200000 at 0.001");
-        assert_eq!(space.aside_pairs(), 0, "{name}");
+        assert_eq!(space.outlier_pairs(), 0, "{name}");
         // The ring is as useful as ever: new ids go to new tables.
         let before = space.layout().len();
         for i in n..2 * n {
@@ -95,7 +95,7 @@ fn absurd_ids_harm_nobody() {
     }
     while space.maintain() {}
     assert_eq!((space.layout(), space.horizon()), (layout, horizon));
-    assert_eq!(space.aside_pairs(), 2000);
+    assert_eq!(space.outlier_pairs(), 2000);
     for i in 5000..8000 {
         add(&space, FIRST + i, i);
         assert_eq!(contains(&space, FIRST + i, i), Answer::Yes);
@@ -284,7 +284,7 @@ fn a_full_aside_lets_traffic_move_on() {
     while space.add(rng.u64(FIRST * 2..), &Member::Number(1)).is_ok() {
         (0..20).for_each(|i| _ = add(&space, FIRST + i, rng.u64(..)));
     }
-    assert_eq!(space.aside_pairs(), 500);
+    assert_eq!(space.outlier_pairs(), 500);
     let later = FIRST + FIRST / 2;
     let refused =
         (0..5000).filter(|&i| space.add(later + i * 3, &Member::Number(i)).is_err()).count();
@@ -307,7 +307,7 @@ fn behind_a_full_aside(max_aside: usize) -> Space {
     let full = (0..max_aside as u64 + 100)
         .filter(|i| space.add(u64::MAX - i, &Member::Number(1)).is_err())
         .count();
-    assert_eq!((full, space.aside_pairs()), (100, max_aside));
+    assert_eq!((full, space.outlier_pairs()), (100, max_aside));
     space
 }
 
@@ -320,7 +320,7 @@ fn a_popular_id_keeps_no_traffic_out_of_a_full_aside() {
         let refused: Vec<u64> =
             (0..30_000).filter(|&i| space.add(post(i), &Member::Number(i)).is_err()).collect();
         assert!(refused.len() < 6500, "{} refused with room for {max_aside}", refused.len());
-        assert_eq!((space.highest_id(), space.aside_pairs()), (Some(post(29_999)), max_aside));
+        assert_eq!((space.highest_id(), space.outlier_pairs()), (Some(post(29_999)), max_aside));
         let after = refused.last().map_or(0, |&last| last + 1);
         assert!((after..30_000).all(|i| contains(&space, post(i), i) == Answer::Yes));
     }
@@ -333,7 +333,7 @@ fn few_ids_that_find_the_aside_full_move_nothing() {
         let space = behind_a_full_aside(max_aside);
         let post = |i: u64| FIRST + (1 << 40) + i % ids;
         assert!((0..200_000).all(|i| space.add(post(i), &Member::Number(i)).is_err()));
-        assert_eq!((space.highest_id(), space.aside_pairs()), (Some(FIRST + 199), max_aside));
+        assert_eq!((space.highest_id(), space.outlier_pairs()), (Some(FIRST + 199), max_aside));
     }
 }
 
@@ -359,7 +359,7 @@ fn a_space_begins_however_few_pairs_may_be_aside() {
     }
 }
 
-/// One bad id, near the end of all, has filled the aside before anything was normal.
+/// One bad id, near the end of all, has filled the outliers before anything was normal.
 #[test]
 fn a_space_begins_behind_an_aside_that_one_id_has_filled() {
     for max_aside in [1, 2, 10, 63, 64, 100, 1000, 4000] {
@@ -393,6 +393,6 @@ fn who_takes_away_moves_no_frontier() {
                 assert!(matches!(done, Ok(Change::Unchanged)), "{done:?}");
             }
         }
-        assert_eq!((space.highest_id(), space.aside_pairs()), (high, 0));
+        assert_eq!((space.highest_id(), space.outlier_pairs()), (high, 0));
     }
 }

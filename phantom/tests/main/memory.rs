@@ -34,7 +34,7 @@ fn what_is_held_exactly_is_counted() {
         let space = space();
         let far = |i: u64| u64::MAX - 1_000_000 + i * 7;
         let more = grown(&space, || (0..ids * pairs).for_each(|n| add(&space, far(n % ids), n)));
-        assert_eq!(space.aside_pairs() as u64, ids * pairs);
+        assert_eq!(space.outlier_pairs() as u64, ids * pairs);
         agree(more, &format!("{pairs} pairs of each of {ids} ids aside"));
     }
     for number in [1000, 100_000] {

@@ -37,8 +37,8 @@ struct Events {
     changed: u64,
     revoked: u64,
     unknown: u64,
-    aside: u64,
-    aside_full: u64,
+    outliers: u64,
+    outliers_full: u64,
     revoked_full: u64,
     extensions: usize,
     rolls: u64,
@@ -174,13 +174,13 @@ impl Run {
                 }
                 self.asked += u64::from(!before);
             }
-            Err(Error::AsideFull) => self.events.aside_full += 1,
+            Err(Error::OutliersFull) => self.events.outliers_full += 1,
             Err(Error::RevokedFull) => self.events.revoked_full += 1,
             Err(error) => panic!("step {}: {error}", self.step),
         }
-        let aside = self.space.aside_pairs();
-        assert!(aside <= self.options.max_aside, "P6");
-        self.events.aside = self.events.aside.max(aside as u64);
+        let outliers = self.space.outlier_pairs();
+        assert!(outliers <= self.options.max_aside, "P6");
+        self.events.outliers = self.events.outliers.max(outliers as u64);
     }
 
     /// What is set in either is set then.
@@ -309,8 +309,8 @@ fn random_operations_agree_with_a_map() {
         );
         happened.revoked += run.events.revoked;
         happened.unknown += run.events.unknown;
-        happened.aside += run.events.aside;
-        happened.aside_full += run.events.aside_full;
+        happened.outliers += run.events.outliers;
+        happened.outliers_full += run.events.outliers_full;
         happened.revoked_full += run.events.revoked_full;
         happened.extensions += run.events.extensions;
         happened.rolls += run.events.rolls;
@@ -320,14 +320,14 @@ fn random_operations_agree_with_a_map() {
         let each = [
             happened.revoked,
             happened.unknown,
-            happened.aside,
+            happened.outliers,
             happened.rolls,
             happened.merged as u64,
         ];
         assert!(each.iter().all(|&count| count > 10), "not all of it happened: {happened:?}");
         assert!(happened.extensions > 3, "hardly a table was overrun: {happened:?}");
         assert!(
-            happened.aside_full > 0 && happened.revoked_full > 0,
+            happened.outliers_full > 0 && happened.revoked_full > 0,
             "no bound was met: {happened:?}"
         );
     }

@@ -37,7 +37,7 @@ struct Traffic {
 #[derive(Default, Debug)]
 struct Events {
     blocks: usize,
-    revoked_aside: usize,
+    revoked_outliers: usize,
     too_full: usize,
     no_table: usize,
 }
@@ -133,7 +133,7 @@ impl Traffic {
             write(id, self.rng.u64(0..100), self.rng.u32(0..4) > 0);
         }
         // Set here, and still aside; unset there.
-        let mut aside = false;
+        let mut outliers = false;
         if let Frontier { high: Some(high), window } = self.space.course(0).frontier
             && self.rng.bool()
         {
@@ -143,13 +143,13 @@ impl Traffic {
                 .for_each(|id| write(id, member, true));
             write(early, member, false);
             self.write(early, member, true);
-            aside = self.space.aside_pairs() > 0;
+            outliers = self.space.outlier_pairs() > 0;
             self.write(high + 2, member, true);
         }
         (0..self.rng.u64(0..100)).for_each(|_| self.step());
         let merged = merge(&self.space, &there);
         self.events.blocks += merged.blocks.len();
-        self.events.revoked_aside += usize::from(aside && !merged.blocks.is_empty());
+        self.events.revoked_outliers += usize::from(outliers && !merged.blocks.is_empty());
         for refused in merged.refused {
             match refused {
                 MergeError::Overfull => self.events.too_full += 1,
@@ -273,21 +273,21 @@ fn a_log_brings_all_back_from_any_earlier_position() {
         for space in [&restored, &fresh] {
             assert_eq!(space.layout(), traffic.space.layout(), "seed {seed}: L1");
             assert_eq!(space.course(0).frontier, traffic.space.course(0).frontier, "seed {seed}");
-            assert_eq!(space.aside_pairs(), traffic.space.aside_pairs(), "seed {seed}");
+            assert_eq!(space.outlier_pairs(), traffic.space.outlier_pairs(), "seed {seed}");
         }
         assert!(
             traffic.space.horizon() > 0 && traffic.space.layout().len() > 3,
             "it rolled and recycled"
         );
-        let Events { blocks, revoked_aside, too_full, no_table } = traffic.events;
+        let Events { blocks, revoked_outliers, too_full, no_table } = traffic.events;
         happened.blocks += blocks;
-        happened.revoked_aside += revoked_aside;
+        happened.revoked_outliers += revoked_outliers;
         happened.too_full += too_full;
         happened.no_table += no_table;
     }
     println!("{happened:?}");
     assert!(
-        happened.blocks > 100 && happened.revoked_aside > 10,
+        happened.blocks > 100 && happened.revoked_outliers > 10,
         "not all of it happened: {happened:?}"
     );
 }

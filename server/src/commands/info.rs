@@ -366,7 +366,7 @@ fn spaces(node: &Node, out: &mut String) {
             space.pairs(),
             space.memory_bytes(),
             space.layout().len(),
-            space.aside_pairs(),
+            space.outlier_pairs(),
             space.most_revoked(),
             space.pairs_per_s(),
             // Redis's tools read numbers: -1 for never.

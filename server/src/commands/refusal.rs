@@ -100,11 +100,11 @@ impl From<WriteError> for Refusal {
                 refuse!("ERR key too big: the id lies too far above the highest one (max_ahead)")
             }
             WriteError::Counter(
-                Counter::Full { .. } | Counter::NoMemory | Counter::AsideFull { .. },
+                Counter::Full { .. } | Counter::NoMemory | Counter::OutliersFull { .. },
             )
             | WriteError::Phantom(
                 Phantom::RevokedFull
-                | Phantom::AsideFull
+                | Phantom::OutliersFull
                 | Phantom::Full
                 | Phantom::LateFull
                 | Phantom::Memory(_),

@@ -305,7 +305,7 @@ fn tables_begin_where_they_did_whichever_batch_is_the_last() {
             let id =
                 if rng.u32(0..6) == 0 { now + rng.u64(900..3000) } else { now - rng.u64(0..100) };
             here.like(round, id);
-            early = early.max(here.liked().aside_pairs());
+            early = early.max(here.liked().outlier_pairs());
         }
         if round % 7 == 6 {
             here.engines.roll_pairs(here.liked_space());
@@ -376,7 +376,7 @@ fn what_a_refused_write_has_moved_is_in_the_log() {
     }
     here.round(&mut log, &mut |_| ());
     let moved = |site: &Site| {
-        (site.liked().highest_id(), site.liked().aside_pairs(), site.liked().layout())
+        (site.liked().highest_id(), site.liked().outlier_pairs(), site.liked().layout())
     };
     let before = moved(&here);
     assert_eq!((before.0, before.1), (Some(99), 200));
@@ -385,7 +385,7 @@ fn what_a_refused_write_has_moved_is_in_the_log() {
         here.engines.act(action, &Member::Number(5), id, &mut vec![]).map_err(|e| e.to_string())
     };
     for id in 50_100..50_612 {
-        assert_eq!(act(id), Err(phantom::Error::AsideFull.to_string()));
+        assert_eq!(act(id), Err(phantom::Error::OutliersFull.to_string()));
     }
     assert_eq!(
         (moved(&here).0, moved(&here).1),

@@ -121,7 +121,7 @@ impl Parts {
     }
 
     /// Whether the space had pairs aside the last time; `now`: whether it has.
-    pub(super) fn had_aside(&self, space: u32, now: bool) -> bool {
+    pub(super) fn had_outliers(&self, space: u32, now: bool) -> bool {
         let mut aside = self.aside.lock();
         if now { !aside.insert(space) } else { aside.remove(&space) }
     }

@@ -144,9 +144,9 @@ pub(crate) fn write_pairs<'s>(
 ) -> Result<(), String> {
     // The head first: a pair that moves from it into a table meanwhile is then in both. And since
     // such a move is no write, tables count as changed if there was anything to move.
-    let aside = space.aside_pairs();
+    let aside = space.outlier_pairs();
     let head = space.encode_head();
-    if parts.had_aside(space.number(), aside > 0) {
+    if parts.had_outliers(space.number(), aside > 0) {
         parts.forget_space(space.number());
     }
     // Those on the disk are in the manifest already.

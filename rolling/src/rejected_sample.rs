@@ -1,4 +1,4 @@
-//! Ids for which an aside had no room. When many have gathered they are asked where the frontier
+//! Ids for which an outlier map had no room. When many have gathered they are asked where the frontier
 //! should be: they are a sample of the traffic then, which what is aside is not.
 //!
 //! Of one id no more are gathered than count: else a popular one, of which there are more in every
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 /// See the top of the file. It takes some 100 KB at most, and none once they were asked.
 #[derive(Default)]
-pub(crate) struct TurnedAway {
+pub(crate) struct RejectedSample {
     /// How often each was noted. (In order, and by no hash, whose seed a hostile client might
     /// guess.)
     times: BTreeMap<u64, u8>,
@@ -21,12 +21,12 @@ pub(crate) struct TurnedAway {
     since: u32,
 }
 
-impl TurnedAway {
+impl RejectedSample {
     /// Notes an id. If that makes a sample: this. The next one is begun.
-    pub(crate) fn note(&mut self, frontier: &Frontier, id: u64) -> Option<TurnedAway> {
+    pub(crate) fn note(&mut self, frontier: &Frontier, id: u64) -> Option<RejectedSample> {
         let now = frontier.era();
         if self.times.is_empty() || now.wrapping_sub(self.since) > frontier.sample_eras() {
-            *self = TurnedAway { since: now, ..TurnedAway::default() };
+            *self = RejectedSample { since: now, ..RejectedSample::default() };
         }
         let times = self.times.entry(id).or_default();
         if usize::from(*times) < LEAP_ENTRIES_OF_ID {
@@ -49,8 +49,8 @@ impl TurnedAway {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::aside::Aside;
     use crate::frontier::Admission;
+    use crate::outliers::Outliers;
 
     const HIGH: u64 = 1 << 50;
     const FAR: u64 = 1 << 55;
@@ -58,21 +58,21 @@ mod tests {
     /// A space that has a frontier at [`HIGH`], and no room aside.
     struct Full {
         frontier: Frontier,
-        aside: Aside<()>,
+        outliers: Outliers<()>,
     }
 
     impl Full {
         fn new(max_aside: usize) -> Full {
             Full {
                 frontier: Frontier::restore(Some(HIGH), 1024, None, max_aside),
-                aside: Aside::default(),
+                outliers: Outliers::default(),
             }
         }
 
         /// Writes each id; how many are refused.
         fn write(&self, ids: impl Iterator<Item = u64>) -> usize {
             let refused = ids.filter(|&id| self.frontier.admit(id) == Admission::Ahead);
-            refused.inspect(|&id| _ = self.aside.turn_away(&self.frontier, id)).count()
+            refused.inspect(|&id| _ = self.outliers.turn_away(&self.frontier, id)).count()
         }
 
         fn high(&self) -> u64 {
@@ -80,7 +80,7 @@ mod tests {
         }
 
         fn gathered(&self) -> usize {
-            self.aside.turned_away().times.len()
+            self.outliers.rejected_sample().times.len()
         }
     }
 
@@ -105,7 +105,7 @@ mod tests {
     }
 
     /// However often they come; and they take no memory. Sixty-four would be many, as they are for
-    /// an aside that has room.
+    /// an outlier map that has room.
     #[test]
     fn few_ids_are_no_sample() {
         for max_aside in [500, 1 << 16] {

@@ -1,4 +1,4 @@
-//! An ordered map of which every version is whole for as long as somebody holds it: what the aside
+//! An ordered map of which every version is whole for as long as somebody holds it: what the outliers
 //! publishes.
 //!
 //! ```text
@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 /// Values by id. Cheap to clone.
-pub(crate) struct Map<V> {
+pub(crate) struct PersistentTrie<V> {
     root: Option<Node<V>>,
     len: usize,
 }
@@ -29,16 +29,16 @@ struct Branch<V> {
     right: Node<V>,
 }
 
-impl<V> Default for Map<V> {
+impl<V> Default for PersistentTrie<V> {
     fn default() -> Self {
-        Map { root: None, len: 0 }
+        PersistentTrie { root: None, len: 0 }
     }
 }
 
 // Not derived: a derive would ask for `V: Clone`.
-impl<V> Clone for Map<V> {
+impl<V> Clone for PersistentTrie<V> {
     fn clone(&self) -> Self {
-        Map { root: self.root.clone(), len: self.len }
+        PersistentTrie { root: self.root.clone(), len: self.len }
     }
 }
 
@@ -51,7 +51,7 @@ impl<V> Clone for Node<V> {
     }
 }
 
-impl<V> Map<V> {
+impl<V> PersistentTrie<V> {
     /// How many ids have a value.
     pub(crate) fn len(&self) -> usize {
         self.len
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    fn entries(map: &Map<u64>, from: u64, most: usize) -> Vec<(u64, u64)> {
+    fn entries(map: &PersistentTrie<u64>, from: u64, most: usize) -> Vec<(u64, u64)> {
         let mut seen = vec![];
         map.visit(from, |id, value| {
             seen.push((id, **value));
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn it_is_an_ordered_map_and_stays_what_it_was() {
         let mut rng = fastrand::Rng::with_seed(3);
-        let (mut map, mut plain) = (Map::default(), BTreeMap::new());
+        let (mut map, mut plain) = (PersistentTrie::default(), BTreeMap::new());
         let mut versions = vec![];
         for step in 0..20_000u64 {
             let near = rng.u64(..100);
@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn it_becomes_empty_again_and_has_room_for_all_ids() {
-        let mut map = Map::default();
+        let mut map = PersistentTrie::default();
         let ids = || (0..64).map(|bit| 1u64 << bit).chain([0, u64::MAX]);
         ids().for_each(|id| map.set(id, Arc::new(id)));
         assert_eq!((map.len(), map.first(), map.last()), (66, Some(0), Some(u64::MAX)));

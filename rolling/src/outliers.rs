@@ -1,4 +1,4 @@
-//! The aside: what a space keeps for ids that are ahead of its frontier, exactly, until the
+//! The outliers: what a space keeps for ids that are ahead of its frontier, exactly, until the
 //! frontier reaches them.
 //!
 //! It is normally empty, or holds a handful of bad ids. Writers change it one at a time, under a
@@ -18,8 +18,8 @@
 //! here.
 
 use crate::frontier::{Admission, Frontier};
-use crate::map::Map;
-use crate::turned_away::TurnedAway;
+use crate::persistent_trie::PersistentTrie;
+use crate::rejected_sample::RejectedSample;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -29,24 +29,24 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 const CHUNK: usize = 256;
 
 /// Entries of type `V` by id. See the top of the file.
-pub struct Aside<V> {
-    entries: ArcSwap<Map<V>>,
+pub struct Outliers<V> {
+    entries: ArcSwap<PersistentTrie<V>>,
     /// Held by whoever changes `entries`, through all of a write.
     writing: Mutex<()>,
     /// No entry has a lower id. `u64::MAX` when empty.
     lowest: AtomicU64,
     len: AtomicUsize,
-    turned_away: Mutex<TurnedAway>,
+    rejected_sample: Mutex<RejectedSample>,
 }
 
-impl<V> Default for Aside<V> {
+impl<V> Default for Outliers<V> {
     fn default() -> Self {
-        Aside {
+        Outliers {
             entries: ArcSwap::default(),
             writing: Mutex::default(),
             lowest: AtomicU64::new(u64::MAX),
             len: AtomicUsize::new(0),
-            turned_away: Mutex::default(),
+            rejected_sample: Mutex::default(),
         }
     }
 }
@@ -60,7 +60,7 @@ pub enum Refused<E> {
     Engine(E),
 }
 
-impl<V> Aside<V> {
+impl<V> Outliers<V> {
     /// Whether `id` may have an entry.
     #[inline]
     pub fn may_hold(&self, id: u64) -> bool {
@@ -68,7 +68,7 @@ impl<V> Aside<V> {
     }
 
     /// No id below this has an entry: for those who have many to ask for. Goes for as long as
-    /// [`Aside::may_hold`], asked now, would.
+    /// [`Outliers::may_hold`], asked now, would.
     #[inline]
     pub fn lowest(&self) -> u64 {
         self.lowest.load(SeqCst)
@@ -120,7 +120,7 @@ impl<V> Aside<V> {
         }
     }
 
-    /// [`Aside::write`] for what a log replays: it was accepted once, so an id that is too far ahead (the ids between may come
+    /// [`Outliers::write`] for what a log replays: it was accepted once, so an id that is too far ahead (the ids between may come
     /// later in the log) is kept here.
     pub fn replay<R, E>(
         &self,
@@ -132,7 +132,7 @@ impl<V> Aside<V> {
         self.write_admitted(frontier, id, frontier.admit_told(id), |_| Ok(()), inside, ahead)
     }
 
-    /// [`Aside::write`] for what takes something of `id` away: it says nothing of the traffic, so the frontier stays where it is, and no id is too far ahead.
+    /// [`Outliers::write`] for what takes something of `id` away: it says nothing of the traffic, so the frontier stays where it is, and no id is too far ahead.
     pub fn take_away<R, E>(
         &self,
         frontier: &Frontier,
@@ -156,7 +156,7 @@ impl<V> Aside<V> {
         }
         let _writing = self.writing.lock();
         let deleted = inside()?;
-        let mut entries = Map::clone(&self.entries.load());
+        let mut entries = PersistentTrie::clone(&self.entries.load());
         let entry = entries.get(id).cloned();
         if entry.is_some() {
             entries.remove(id);
@@ -181,7 +181,7 @@ impl<V> Aside<V> {
             Admission::Inside | Admission::Ahead | Admission::TooFar => {}
         }
         let _writing = self.writing.lock();
-        let mut entries = Map::clone(&self.entries.load());
+        let mut entries = PersistentTrie::clone(&self.entries.load());
         allow(entries.last())?;
         self.lowest.fetch_min(id, SeqCst);
         // From here on an inside writer that comes later sees `may_hold`, if the map is not empty
@@ -208,7 +208,7 @@ impl<V> Aside<V> {
 
     /// Advances the frontier if the entries say so; `weight` is how many writes an entry stands
     /// for, at most. Afterwards
-    /// [`Aside::drain`] has work.
+    /// [`Outliers::drain`] has work.
     pub fn advance(&self, frontier: &Frontier, weight: impl Fn(&V) -> usize) -> bool {
         let mut ids = Vec::new();
         self.for_each(|id, entry| ids.extend(std::iter::repeat_n(id, weight(entry))));
@@ -216,14 +216,14 @@ impl<V> Aside<V> {
     }
 
     /// Notes an id that the engine had no room for here. When many have gathered they may advance
-    /// the frontier, as they would from here; whether they did. Afterwards [`Aside::drain`] has
-    /// work. Not to be called in a closure of [`Aside::write`].
+    /// the frontier, as they would from here; whether they did. Afterwards [`Outliers::drain`] has
+    /// work. Not to be called in a closure of [`Outliers::write`].
     pub fn turn_away(&self, frontier: &Frontier, id: u64) -> bool {
         // There the frontier does not go.
         if id > frontier.reach() {
             return false;
         }
-        let sample = self.turned_away.lock().note(frontier, id);
+        let sample = self.rejected_sample.lock().note(frontier, id);
         sample.is_some_and(|sample| {
             let mut ids = sample.ahead(frontier);
             // Before anything is normal whoever asks in vain, with what is here, has just had that
@@ -234,8 +234,8 @@ impl<V> Aside<V> {
     }
 
     #[cfg(test)]
-    pub(crate) fn turned_away(&self) -> parking_lot::MutexGuard<'_, TurnedAway> {
-        self.turned_away.lock()
+    pub(crate) fn rejected_sample(&self) -> parking_lot::MutexGuard<'_, RejectedSample> {
+        self.rejected_sample.lock()
     }
 
     /// Hands up to 256 entries that the frontier has reached to `store`, which puts each into a
@@ -249,7 +249,7 @@ impl<V> Aside<V> {
         let Some(high) = frontier.high().filter(|&high| self.may_hold(high)) else { return 0 };
         let _writing = self.writing.lock();
         let before = self.entries.load_full();
-        let mut entries = Map::clone(&before);
+        let mut entries = PersistentTrie::clone(&before);
         let mut visited = 0;
         before.visit(0, |id, entry| {
             if id > high || visited == CHUNK {
@@ -292,14 +292,14 @@ impl<V> Aside<V> {
 
     /// Shows readers the map, in which an entry was set, or lacks one that is in a table or gone;
     /// called with the mutex held.
-    fn publish(&self, entries: Map<V>) {
+    fn publish(&self, entries: PersistentTrie<V>) {
         let entries = Arc::new(entries);
         self.entries.store(entries.clone());
         self.settle(&entries);
     }
 
     /// Brings the atomics in line with the map; called with the mutex held.
-    fn settle(&self, entries: &Map<V>) {
+    fn settle(&self, entries: &PersistentTrie<V>) {
         self.len.store(entries.len(), SeqCst);
         self.lowest.store(entries.first().unwrap_or(u64::MAX), SeqCst);
     }
@@ -315,8 +315,8 @@ mod tests {
     type Table = Mutex<HashMap<u64, u64>>;
 
     /// One more for `id`, as an engine would count it.
-    fn increment(aside: &Aside<u64>, frontier: &Frontier, table: &Table, id: u64) {
-        aside
+    fn increment(outliers: &Outliers<u64>, frontier: &Frontier, table: &Table, id: u64) {
+        outliers
             .write::<_, ()>(
                 frontier,
                 id,
@@ -332,47 +332,47 @@ mod tests {
             .unwrap();
     }
 
-    fn drain(aside: &Aside<u64>, frontier: &Frontier, table: &Table) {
+    fn drain(outliers: &Outliers<u64>, frontier: &Frontier, table: &Table) {
         let store = |id, entry: &mut Option<Arc<u64>>| {
             *table.lock().entry(id).or_insert(0) += entry.take().map_or(0, |v| *v);
         };
-        while aside.drain(frontier, store) > 0 {}
+        while outliers.drain(frontier, store) > 0 {}
     }
 
     #[test]
     fn entries_stay_until_the_frontier_reaches_them() {
-        let (aside, frontier, table) =
-            (Aside::default(), Frontier::new(None, 1 << 16), Table::default());
+        let (outliers, frontier, table) =
+            (Outliers::default(), Frontier::new(None, 1 << 16), Table::default());
         for id in 0..100 {
-            increment(&aside, &frontier, &table, 1000 + id);
+            increment(&outliers, &frontier, &table, 1000 + id);
         }
-        increment(&aside, &frontier, &table, u64::MAX);
-        assert_eq!(aside.len(), 101);
-        assert_eq!(aside.read(1000, |v| *v), Some(1));
-        assert!(aside.advance(&frontier, |v| *v as usize));
-        drain(&aside, &frontier, &table);
-        assert_eq!(aside.len(), 1);
-        assert_eq!(aside.read(u64::MAX, |v| *v), Some(1));
+        increment(&outliers, &frontier, &table, u64::MAX);
+        assert_eq!(outliers.len(), 101);
+        assert_eq!(outliers.read(1000, |v| *v), Some(1));
+        assert!(outliers.advance(&frontier, |v| *v as usize));
+        drain(&outliers, &frontier, &table);
+        assert_eq!(outliers.len(), 1);
+        assert_eq!(outliers.read(u64::MAX, |v| *v), Some(1));
         assert_eq!(table.lock().len(), 100);
-        increment(&aside, &frontier, &table, 1000);
+        increment(&outliers, &frontier, &table, 1000);
         assert_eq!(table.lock()[&1000], 2);
     }
 
     #[test]
     fn a_refusal_changes_nothing() {
-        let (aside, frontier) =
-            (Aside::<u64>::default(), Frontier::restore(Some(10), 0, Some(1 << 20), 1 << 16));
+        let (outliers, frontier) =
+            (Outliers::<u64>::default(), Frontier::restore(Some(10), 0, Some(1 << 20), 1 << 16));
         assert_eq!(
-            aside.write(&frontier, 1 << 30, |_| Ok::<_, ()>(()), |_| Ok(())),
+            outliers.write(&frontier, 1 << 30, |_| Ok::<_, ()>(()), |_| Ok(())),
             Err(Refused::TooFar)
         );
         assert_eq!(
-            aside.write(&frontier, 1 << 20, |_| Ok(()), |_| Err("no")),
+            outliers.write(&frontier, 1 << 20, |_| Ok(()), |_| Err("no")),
             Err(Refused::Engine("no"))
         );
-        assert!(aside.is_empty());
-        assert!(!aside.may_hold(u64::MAX));
-        let kept = aside.replay(
+        assert!(outliers.is_empty());
+        assert!(!outliers.may_hold(u64::MAX));
+        let kept = outliers.replay(
             &frontier,
             1 << 30,
             |_| Err(()),
@@ -382,16 +382,16 @@ mod tests {
             },
         );
         assert_eq!(kept, Ok(()), "what a log replays is not refused");
-        assert_eq!(aside.read(1 << 30, |v| *v), Some(7));
+        assert_eq!(outliers.read(1 << 30, |v| *v), Some(7));
     }
 
     /// Before there is a frontier the highest id that is kept here is what `max_ahead` is measured
     /// from.
     #[test]
     fn a_young_space_refuses_what_is_too_far_above_its_highest_id() {
-        let (aside, frontier) = (Aside::<u64>::default(), Frontier::new(Some(100), 1 << 16));
+        let (outliers, frontier) = (Outliers::<u64>::default(), Frontier::new(Some(100), 1 << 16));
         let write = |id| {
-            aside.write(
+            outliers.write(
                 &frontier,
                 id,
                 |_| Err(()),
@@ -404,8 +404,11 @@ mod tests {
         assert_eq!(write(1000), Ok(()), "the first id may be any");
         assert_eq!(write(1101), Err(Refused::TooFar));
         assert_eq!(write(u64::MAX), Err(Refused::TooFar));
-        assert_eq!((aside.len(), write(1100), write(3), write(1200)), (1, Ok(()), Ok(()), Ok(())));
-        assert_eq!(aside.len(), 4);
+        assert_eq!(
+            (outliers.len(), write(1100), write(3), write(1200)),
+            (1, Ok(()), Ok(()), Ok(()))
+        );
+        assert_eq!(outliers.len(), 4);
         frontier.adopt(Some(1000), 10);
         assert_eq!(write(1200), Err(Refused::TooFar), "from now on only the frontier counts");
     }
@@ -417,17 +420,17 @@ mod tests {
         const A: u64 = 1 << 40;
         const B: u64 = 1 << 41;
         const C: u64 = 1 << 42;
-        let (aside, frontier, table) =
-            (Aside::default(), Frontier::restore(Some(10), 0, None, 1 << 16), Table::default());
+        let (outliers, frontier, table) =
+            (Outliers::default(), Frontier::restore(Some(10), 0, None, 1 << 16), Table::default());
         for id in [A, C, C] {
-            increment(&aside, &frontier, &table, id);
+            increment(&outliers, &frontier, &table, id);
         }
         let all = || {
             let mut all = vec![];
-            aside.for_each(|id, v| all.push((id, *v)));
+            outliers.for_each(|id, v| all.push((id, *v)));
             all
         };
-        let read = |id| aside.read(id, |v| *v);
+        let read = |id| outliers.read(id, |v| *v);
         let (read, all) = (&read, &all);
         // In turn: an entry is replaced, a new one comes, one goes, and one moves. What readers see
         // before, and after.
@@ -462,7 +465,7 @@ mod tests {
                 stay();
                 Ok::<_, ()>(())
             };
-            aside.write(&frontier, id, |_| Err(()), ahead).unwrap();
+            outliers.write(&frontier, id, |_| Err(()), ahead).unwrap();
         };
         held(A, Some(1), Some(5), &|stay| ahead(A, stay));
         held(B, None, Some(5), &|stay| ahead(B, stay));
@@ -471,11 +474,11 @@ mod tests {
                 stay();
                 Ok::<_, ()>(())
             };
-            aside.delete(B, inside).unwrap();
+            outliers.delete(B, inside).unwrap();
         });
         frontier.adopt(Some(B), 0);
         held(A, Some(5), None, &|stay| {
-            let moved = aside.drain(&frontier, |id, entry| {
+            let moved = outliers.drain(&frontier, |id, entry| {
                 table.lock().insert(id, **entry.as_ref().unwrap());
                 stay();
                 *entry = None;
@@ -490,18 +493,18 @@ mod tests {
     #[test]
     fn nothing_is_lost_on_the_way_into_the_tables() {
         for round in 0..200 {
-            let (aside, frontier, table) =
-                (Aside::default(), Frontier::new(None, 1 << 16), Table::default());
+            let (outliers, frontier, table) =
+                (Outliers::default(), Frontier::new(None, 1 << 16), Table::default());
             let ids: Vec<u64> = (0..200).map(|i| 5000 + i).collect();
-            increment(&aside, &frontier, &table, ids[0]);
+            increment(&outliers, &frontier, &table, ids[0]);
             std::thread::scope(|s| {
                 for seed in 0..2 {
-                    let (aside, frontier, table, ids) = (&aside, &frontier, &table, &ids);
+                    let (outliers, frontier, table, ids) = (&outliers, &frontier, &table, &ids);
                     s.spawn(move || {
                         let mut rng = fastrand::Rng::with_seed(seed * 1000 + round);
                         for _ in 0..500 {
-                            increment(aside, frontier, table, ids[rng.usize(0..ids.len())]);
-                            let seen = aside.read(ids[0], |_| ()).is_some()
+                            increment(outliers, frontier, table, ids[rng.usize(0..ids.len())]);
+                            let seen = outliers.read(ids[0], |_| ()).is_some()
                                 || table.lock().contains_key(&ids[0]);
                             assert!(seen, "round {round}: an id was missed while it moved");
                         }
@@ -509,15 +512,15 @@ mod tests {
                 }
                 s.spawn(|| {
                     while frontier.high().is_none() {
-                        aside.advance(&frontier, |v| *v as usize);
+                        outliers.advance(&frontier, |v| *v as usize);
                     }
-                    drain(&aside, &frontier, &table);
+                    drain(&outliers, &frontier, &table);
                 });
             });
-            drain(&aside, &frontier, &table);
+            drain(&outliers, &frontier, &table);
             let total = table.lock().values().sum::<u64>();
             let mut left = 0;
-            aside.for_each(|_, v| left += v);
+            outliers.for_each(|_, v| left += v);
             assert_eq!(total + left, 1001, "round {round}");
         }
     }
