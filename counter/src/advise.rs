@@ -6,8 +6,8 @@
 //! widths are found for *every* sum (a knapsack over fields, by dynamic programming), then the sum
 //! is chosen by its real bytes.
 
-use crate::plan;
 use crate::schema::MAX_ROW_BITS;
+use crate::sizing;
 use crate::space::{Space, all_tables};
 use crate::table::Table;
 use rolling::Entry;
@@ -102,20 +102,20 @@ impl fmt::Display for Advice {
 struct Distribution {
     /// How many bits a value needs; 65 for those that no width can hold.
     by_bits: [u64; 66],
-    giants: u64,
+    wide_values: u64,
     sum: f64,
     max: i64,
 }
 
 impl Distribution {
     const EMPTY: Distribution =
-        Distribution { by_bits: [0; 66], giants: 0, sum: 0.0, max: i64::MIN };
+        Distribution { by_bits: [0; 66], wide_values: 0, sum: 0.0, max: i64::MIN };
 
     fn note(&mut self, value: i64) {
         // Fits in w bits if value + 1 < 2^w (all ones is the escape); a negative value never does.
         let bits = if value < 0 { 65 } else { (64 - (value as u64 + 1).leading_zeros()) as usize };
         self.by_bits[bits] += 1;
-        self.giants += u64::from(!(0..(1 << 26) - 1).contains(&value));
+        self.wide_values += u64::from(!(0..(1 << 26) - 1).contains(&value));
         self.sum += value as f64;
         self.max = self.max.max(value);
     }
@@ -128,7 +128,7 @@ impl Distribution {
     /// Aux bits per row at this width.
     fn cost(&self, width: usize, rows: f64) -> f64 {
         let escapes = self.escapes(width) as f64;
-        (escapes * AUX_BITS + (self.giants as f64).min(escapes) * GIANT_BITS) / rows
+        (escapes * AUX_BITS + (self.wide_values as f64).min(escapes) * GIANT_BITS) / rows
     }
 }
 
@@ -237,7 +237,7 @@ impl Space {
         }
         let n = rows as f64;
         let bytes =
-            |sum: u32, aux_bits: f64| plan::bytes_per_row(sum, ids_per_row) + aux_bits / 8.0;
+            |sum: u32, aux_bits: f64| sizing::bytes_per_row(sum, ids_per_row) + aux_bits / 8.0;
         let now: f64 =
             fields.iter().zip(&living).map(|(d, (_, w, _))| d.cost(usize::from(*w), n)).sum();
         let bytes_per_row = bytes(shape.schema.row_bits(), now);
@@ -282,7 +282,7 @@ mod tests {
         // One bit holds 0 only; eight hold up to 254; 63 all but the largest, and 64 all but the
         // negative.
         assert_eq!([1, 2, 8, 9, 63, 64].map(|w| d.escapes(w)), [7, 5, 3, 2, 2, 1]);
-        assert_eq!(d.giants, 2);
+        assert_eq!(d.wide_values, 2);
     }
 
     // Needs full tables, an hour's work for Miri, and does nothing that other tests do not.
@@ -365,7 +365,7 @@ mod tests {
             let (last, n) = ((1 << 40) + ROWS as u64 * 100, ROWS as f64);
             let bytes = |a: usize, b: usize, c: usize| {
                 let schema = Schema::parse(&format!("a:{a} b:{b} c:{c}")).unwrap();
-                let table = plan::Plan::new(&schema, 1 << 40, last, ROWS as u64).bytes(&schema);
+                let table = sizing::Sizing::new(&schema, 1 << 40, last, ROWS as u64).bytes(&schema);
                 (table as f64 + (aux[0][a] + aux[1][b] + aux[2][c]) / 8.0) / n
             };
             let mut best = (f64::INFINITY, [0; 3]);

@@ -81,14 +81,14 @@ fn equal_in_line(words: &[AtomicU64], byte: u8) -> u64 {
     words.first_chunk::<8>().map_or(0, |words| equal_bytes(words, byte))
 }
 
-/// What [`glance`] saw.
+/// What [`match_tags`] saw.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Glance {
+pub(crate) struct TagMatch {
     head: u64,
     matches: Matches,
 }
 
-impl Glance {
+impl TagMatch {
     /// Whether no slot has the right first byte: then the row is not here, whoever was writing.
     #[inline(always)]
     pub(crate) fn is_empty(self) -> bool {
@@ -104,7 +104,7 @@ impl Glance {
 
 /// Looks which slots have this first byte. For layouts that have all first bytes in one line.
 #[inline(always)]
-pub(crate) fn glance(words: &Narrow, layout: &Layout, byte: u8) -> Glance {
+pub(crate) fn match_tags(words: &Narrow, layout: &Layout, byte: u8) -> TagMatch {
     let head = words[0].load(Acquire);
     let load = |i: usize| if i == 0 { head } else { words[i].load(Relaxed) };
     let equal = if layout.byte_words <= 4 {
@@ -112,7 +112,7 @@ pub(crate) fn glance(words: &Narrow, layout: &Layout, byte: u8) -> Glance {
     } else {
         equal_in_line(words, byte)
     };
-    Glance { head, matches: Matches(equal & layout.lanes[0]) }
+    TagMatch { head, matches: Matches(equal & layout.lanes[0]) }
 }
 
 /// Fills `out` with the fields of the row with this tag, and says so, if it is in the first slot
@@ -125,7 +125,7 @@ pub(crate) fn take(
     layout: &Layout,
     packed: &Packed,
     tag: u64,
-    seen: Glance,
+    seen: TagMatch,
     out: &mut [i64],
 ) -> bool {
     debug_assert!(!seen.is_empty(), "no slot to look at");
@@ -429,7 +429,7 @@ mod tests {
                 if let (Some(packed), 1) = (&layout.packed, layout.byte_lines) {
                     let mut out = vec![9; packed.width()];
                     let narrow = words.first_chunk().unwrap();
-                    let seen = glance(narrow, &layout, tag as u8);
+                    let seen = match_tags(narrow, &layout, tag as u8);
                     let found =
                         !seen.is_empty() && take(narrow, &layout, packed, tag, seen, &mut out);
                     let escaped =
@@ -478,7 +478,7 @@ mod tests {
         let mut look =
             |seen| take(narrow, &layout, layout.packed.as_ref().unwrap(), tag, seen, &mut out);
         bucket.write(|b| b.occupy(0, tag));
-        let seen = glance(narrow, &layout, tag as u8);
+        let seen = match_tags(narrow, &layout, tag as u8);
         assert!(look(seen));
         bucket.write(|b| b.vacate(0));
         bucket.write(|b| b.occupy(0, other));
@@ -583,7 +583,7 @@ mod interleavings {
                         (shared.words.first_chunk(), shared.layout.packed.as_ref());
                     let mut out = [9, 9];
                     let (words, packed) = (words.expect("words"), packed.expect("packed"));
-                    let seen = glance(words, &shared.layout, tag as u8);
+                    let seen = match_tags(words, &shared.layout, tag as u8);
                     assert!(!seen.is_empty(), "it is there all the time");
                     take(words, &shared.layout, packed, tag, seen, &mut out).then_some(out)
                 })

@@ -20,7 +20,7 @@ pub(crate) struct Budget {
 
 /// Some bytes of a budget; given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Grant {
+pub(crate) struct Reservation {
     budget: Arc<Budget>,
     bytes: u64,
 }
@@ -28,7 +28,7 @@ pub(crate) struct Grant {
 /// What a table takes its memory from, or a row of the outliers: the space's budget and, while it
 /// replaces another table, a loan.
 #[derive(Clone, Debug)]
-pub(crate) struct Purse {
+pub(crate) struct Quota {
     budget: Arc<Budget>,
     /// So far beyond the limit.
     loan: Arc<AtomicU64>,
@@ -62,11 +62,11 @@ impl Budget {
 
     /// Grants `bytes`, or refuses with [`Error::Full`]. Who will give back `loan` may go so far
     /// beyond the limit.
-    fn take(self: &Arc<Self>, bytes: u64, loan: u64) -> Result<Grant, Error> {
+    fn take(self: &Arc<Self>, bytes: u64, loan: u64) -> Result<Reservation, Error> {
         let limit = self.limit().saturating_add(loan);
         let within = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= limit);
         match self.used.fetch_update(Relaxed, Relaxed, within) {
-            Ok(_) => Ok(Grant { budget: self.clone(), bytes }),
+            Ok(_) => Ok(Reservation { budget: self.clone(), bytes }),
             Err(_) => {
                 self.refused.store(bytes, Relaxed);
                 Err(Error::Full { limit_bytes: self.limit() })
@@ -75,25 +75,25 @@ impl Budget {
     }
 
     /// Grants what cannot be refused: others will be, earlier.
-    pub(crate) fn charge(self: &Arc<Self>, bytes: u64) -> Grant {
+    pub(crate) fn charge(self: &Arc<Self>, bytes: u64) -> Reservation {
         self.used.fetch_add(bytes, Relaxed);
-        Grant { budget: self.clone(), bytes }
+        Reservation { budget: self.clone(), bytes }
     }
 
-    /// For a table: may go beyond the limit by `loan`, until that [ends](Purse::end_loan).
-    pub(crate) fn purse(self: &Arc<Self>, loan: u64) -> Purse {
-        Purse { budget: self.clone(), loan: Arc::new(AtomicU64::new(loan)) }
+    /// For a table: may go beyond the limit by `loan`, until that [ends](Quota::end_loan).
+    pub(crate) fn quota(self: &Arc<Self>, loan: u64) -> Quota {
+        Quota { budget: self.clone(), loan: Arc::new(AtomicU64::new(loan)) }
     }
 }
 
-impl Purse {
+impl Quota {
     /// See [`Budget::take`].
-    pub(crate) fn take(&self, bytes: u64) -> Result<Grant, Error> {
+    pub(crate) fn take(&self, bytes: u64) -> Result<Reservation, Error> {
         self.budget.take(bytes, self.loan.load(Relaxed))
     }
 
     /// See [`Budget::charge`].
-    pub(crate) fn charge(&self, bytes: u64) -> Grant {
+    pub(crate) fn charge(&self, bytes: u64) -> Reservation {
         self.budget.charge(bytes)
     }
 
@@ -107,13 +107,13 @@ impl Purse {
     }
 }
 
-impl Grant {
+impl Reservation {
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// Makes one grant of two.
-    pub(crate) fn absorb(&mut self, mut other: Grant) {
+    pub(crate) fn absorb(&mut self, mut other: Reservation) {
         self.bytes += std::mem::take(&mut other.bytes);
     }
 
@@ -125,7 +125,7 @@ impl Grant {
     }
 }
 
-impl Drop for Grant {
+impl Drop for Reservation {
     fn drop(&mut self) {
         self.shrink_to(0);
     }
@@ -138,21 +138,21 @@ mod tests {
     #[test]
     fn grants_end_at_the_limit_and_come_back() {
         let budget = Budget::new(100);
-        let mut grant = budget.take(60, 0).unwrap();
+        let mut reservation = budget.take(60, 0).unwrap();
         assert_eq!(budget.take(41, 0).unwrap_err(), Error::Full { limit_bytes: 100 });
         assert!(budget.take(u64::MAX, 0).is_err());
         assert_eq!((budget.used(), budget.is_short()), (60, true));
-        grant.absorb(budget.take(40, 0).unwrap());
+        reservation.absorb(budget.take(40, 0).unwrap());
         assert!(budget.take(20, 0).is_err());
-        assert_eq!((grant.bytes(), budget.used(), budget.is_short()), (100, 100, true));
-        grant.shrink_to(81);
+        assert_eq!((reservation.bytes(), budget.used(), budget.is_short()), (100, 100, true));
+        reservation.shrink_to(81);
         assert!(budget.is_short());
-        grant.shrink_to(80);
-        grant.shrink_to(90);
-        assert_eq!((grant.bytes(), budget.used(), budget.is_short()), (80, 80, false));
+        reservation.shrink_to(80);
+        reservation.shrink_to(90);
+        assert_eq!((reservation.bytes(), budget.used(), budget.is_short()), (80, 80, false));
         let charged = budget.charge(1000);
         assert!(budget.take(1, 0).is_err());
-        drop((grant, charged));
+        drop((reservation, charged));
         assert_eq!(budget.take(100, 0).unwrap().bytes(), 100);
         assert_eq!(budget.used(), 0);
     }
@@ -160,15 +160,15 @@ mod tests {
     #[test]
     fn a_loan_is_for_who_has_it_until_it_ends() {
         let budget = Budget::new(100);
-        let (plain, lent) = (budget.purse(0), budget.purse(50));
-        let grant = lent.take(150).unwrap();
+        let (plain, lent) = (budget.quota(0), budget.quota(50));
+        let reservation = lent.take(150).unwrap();
         assert!(lent.clone().take(1).is_err() && plain.take(1).is_err());
-        drop(grant);
-        let grant = lent.take(120).unwrap();
+        drop(reservation);
+        let reservation = lent.take(120).unwrap();
         assert_eq!(plain.take(1).unwrap_err(), plain.full());
         lent.end_loan();
         assert!(lent.take(1).is_err());
-        drop(grant);
+        drop(reservation);
         assert_eq!(lent.take(100).unwrap().bytes(), 100);
     }
 }

@@ -1,17 +1,17 @@
 //! Rows that are not in memory: below a line, somebody else keeps them, and this file asks.
 //!
 //! ```text
-//!   read:   aside -> drained table -> table -> [below the line: tombs -> Below::get]
-//!   write:  under the row's stripe: is it in a table? else, below the line, what Below::at_hand has of it is stored there first
-//!   spill:  line rises, barrier -> sorted walk, a piece at a time -> Below publishes a file -> rows that are as in the file leave the tables
+//!   read:   aside -> drained table -> table -> [below the line: tombstones -> ColdBackend::get]
+//!   write:  under the row's stripe: is it in a table? else, below the line, what ColdBackend::at_hand has of it is stored there first
+//!   spill:  line rises, barrier -> sorted walk, a piece at a time -> ColdBackend publishes a file -> rows that are as in the file leave the tables
 //! ```
 //!
 //! What is in a table is newer than what lies below. So the tables of a range that was spilled are
 //! the *overlay* of its file: rows that were changed since. A spill of such a range merges the two;
 //! there is no second mechanism.
 //!
-//! **D1** A row leaves a table only after `Below` answers for it, and under its stripe; a reader
-//! asks `Below` only after it has missed the row in the tables. So nobody misses it. **D2** A row
+//! **D1** A row leaves a table only after `ColdBackend` answers for it, and under its stripe; a reader
+//! asks `ColdBackend` only after it has missed the row in the tables. So nobody misses it. **D2** A row
 //! that was deleted above the line leaves a *tomb*, which says that what lies below is dead; it is
 //! put there before the row goes, and taken away by the next spill of its range, which leaves the
 //! row out. **D3** A deletion that began before a spill's walk is over before the walk begins (the
@@ -20,7 +20,7 @@
 //! again.
 
 use crate::Error;
-use crate::budget::{Budget, Grant};
+use crate::budget::{Budget, Reservation};
 use crate::space::Space;
 use crate::table::hash_of;
 use parking_lot::RwLock;
@@ -29,22 +29,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 /// Who keeps the rows below the line. All methods may be called from any thread.
-pub trait Below: Send + Sync {
+pub trait ColdBackend: Send + Sync {
     /// Fills `out` with the row's values by position (missing ones with 0), if there is such a row.
     /// May take as long as a read of the disk. What cannot be read is reported elsewhere, and is no
     /// row here.
     fn get(&self, id: u64, out: &mut [i64]) -> bool;
 
     /// The same for a writer who holds locks: what is in memory, and not outdated. `None`: it must
-    /// be [fetched](Below::fetch) first.
+    /// be [fetched](ColdBackend::fetch) first.
     fn at_hand(&self, id: u64, out: &mut [i64]) -> Option<bool>;
 
-    /// Reads the row, so that this thread's next [`Below::at_hand`] has it.
+    /// Reads the row, so that this thread's next [`ColdBackend::at_hand`] has it.
     fn fetch(&self, id: u64) -> Result<(), Error>;
 }
 
 /// Ids whose rows below the line are dead, with the epoch in which they died. See D2.
-pub(crate) struct Tombs {
+pub(crate) struct Tombstones {
     /// Locked for a few of them at a time: readers ask here, too.
     dead: RwLock<Dead>,
     len: AtomicUsize,
@@ -53,18 +53,18 @@ pub(crate) struct Tombs {
 
 struct Dead {
     ids: BTreeMap<u64, u64>,
-    grant: Grant,
+    reservation: Reservation,
 }
 
 /// What one tomb is counted as: two numbers, and its share of the tree's nodes, two thirds full.
 const TOMB_BYTES: u64 = 40;
-/// Tombs that are visited while they are locked.
+/// Tombstones that are visited while they are locked.
 const TOMBS_AT_ONCE: usize = 64;
 
-impl Tombs {
-    pub(crate) fn new(budget: &Arc<Budget>) -> Tombs {
-        let dead = Dead { ids: BTreeMap::new(), grant: budget.charge(0) };
-        Tombs { dead: RwLock::new(dead), len: AtomicUsize::new(0), epoch: AtomicU64::new(0) }
+impl Tombstones {
+    pub(crate) fn new(budget: &Arc<Budget>) -> Tombstones {
+        let dead = Dead { ids: BTreeMap::new(), reservation: budget.charge(0) };
+        Tombstones { dead: RwLock::new(dead), len: AtomicUsize::new(0), epoch: AtomicU64::new(0) }
     }
 
     #[inline]
@@ -77,7 +77,7 @@ impl Tombs {
         let dead = &mut *self.dead.write();
         dead.ids.insert(id, self.epoch.load(SeqCst));
         if dead.ids.len() > self.len.load(SeqCst) {
-            dead.grant.absorb(budget.charge(TOMB_BYTES));
+            dead.reservation.absorb(budget.charge(TOMB_BYTES));
         }
         self.len.store(dead.ids.len(), SeqCst);
     }
@@ -105,7 +105,7 @@ impl Tombs {
                     dead.ids.remove(id);
                 }
             }
-            dead.grant.shrink_to(dead.ids.len() as u64 * TOMB_BYTES);
+            dead.reservation.shrink_to(dead.ids.len() as u64 * TOMB_BYTES);
             self.len.store(dead.ids.len(), SeqCst);
         }
     }
@@ -122,7 +122,7 @@ pub struct Spill {
     pub width: usize,
     /// Ids below this have been [given](Space::next_ids); `None`: all have.
     next: Option<u64>,
-    /// Tombs of this epoch and earlier ones are taken into account.
+    /// Tombstones of this epoch and earlier ones are taken into account.
     epoch: u64,
 }
 
@@ -130,7 +130,7 @@ impl Space {
     /// From now on rows may be kept by `below`: those of the ids below `end`, for which it answers
     /// already; `newest`: the first and the last one of its newest rows. Once per space, before any
     /// row comes.
-    pub fn attach(&self, below: Box<dyn Below>, end: u64, newest: Option<(u64, u64)>) {
+    pub fn attach(&self, below: Box<dyn ColdBackend>, end: u64, newest: Option<(u64, u64)>) {
         assert!(self.below.set(below).is_ok(), "a space is attached once");
         self.cold_end.fetch_max(end, SeqCst);
         if let Some((first, last)) = newest {
@@ -152,45 +152,45 @@ impl Space {
 
     /// Whether the row of `id`, if there is one, must be asked for below the line.
     pub fn is_cold(&self, id: u64) -> bool {
-        id < self.cold_end() && !self.read().in_memory(id) && !self.tombs.holds(id)
+        id < self.cold_end() && !self.read().in_memory(id) && !self.tombstones.holds(id)
     }
 
     /// Deleted ids whose rows may still be below the line, in a range.
     pub fn tombs_in(&self, low: u64, last: u64) -> Vec<u64> {
         let mut ids = Vec::new();
-        self.tombs.visit(low, last, |id, _| ids.push(id));
+        self.tombstones.visit(low, last, |id, _| ids.push(id));
         ids
     }
 
     /// How many there are in a range, and their bytes.
     pub fn tombs_of(&self, low: u64, last: u64) -> (u64, u64) {
         let mut n = 0;
-        self.tombs.visit(low, last, |_, _| n += 1);
+        self.tombstones.visit(low, last, |_, _| n += 1);
         (n, n * TOMB_BYTES)
     }
 
     /// Whether what lies below of `id` is dead.
     pub fn is_buried(&self, id: u64) -> bool {
-        self.tombs.holds(id)
+        self.tombstones.holds(id)
     }
 
     /// What lies below of `id` is dead: recovery.
     pub fn bury(&self, id: u64) {
         if id < self.cold_end() {
-            self.tombs.add(id, &self.budget);
+            self.tombstones.add(id, &self.budget);
         }
     }
 
     /// How many there are, and their bytes.
-    pub fn tombs(&self) -> (u64, u64) {
-        let n = self.tombs.len.load(SeqCst) as u64;
+    pub fn tombstones(&self) -> (u64, u64) {
+        let n = self.tombstones.len.load(SeqCst) as u64;
         (n, n * TOMB_BYTES)
     }
 
     /// What lies below of `id`, for a reader who missed it in memory.
     #[cold]
     pub(crate) fn look_below<R>(&self, id: u64, f: impl FnOnce(&[i64]) -> R) -> Option<R> {
-        if self.tombs.holds(id) {
+        if self.tombstones.holds(id) {
             return None;
         }
         let mut row = [0; 64];
@@ -201,7 +201,7 @@ impl Space {
     /// For a writer who holds the row's stripe and has not found it in a table: its values below
     /// the line, if it has any there.
     pub(crate) fn below_at_hand(&self, id: u64) -> BelowRow {
-        if id >= self.cold_end() || self.tombs.holds(id) {
+        if id >= self.cold_end() || self.tombstones.holds(id) {
             return BelowRow::Absent;
         }
         let Some(below) = self.below.get() else { return BelowRow::Absent };
@@ -221,7 +221,7 @@ impl Space {
     /// on deletions in the range leave tombs. One at a time per space.
     pub fn begin_spill(&self, low: u64, last: u64) -> Spill {
         assert!(last < u64::MAX, "the newest table is not spilled");
-        let epoch = self.tombs.epoch.fetch_add(1, SeqCst);
+        let epoch = self.tombstones.epoch.fetch_add(1, SeqCst);
         self.cold_end.fetch_max(last + 1, SeqCst);
         self.ring.barrier(low, last);
         Spill { low, last, width: self.schema().width(), next: Some(low), epoch }
@@ -264,9 +264,9 @@ impl Space {
         read.get_batch(ids, rows, found);
     }
 
-    /// `Below` answers with the new file, which lacks what the spill's tombs say is dead: they go.
+    /// `ColdBackend` answers with the new file, which lacks what the spill's tombstones say is dead: they go.
     pub fn unbury(&self, spill: &Spill) {
-        self.tombs.remove(spill.low, spill.last, spill.epoch);
+        self.tombstones.remove(spill.low, spill.last, spill.epoch);
     }
 
     /// After [`Space::unbury`]: rows that are in memory as they are in the file need not stay.
@@ -275,7 +275,7 @@ impl Space {
         let mut dropped = 0;
         for (&id, row) in ids.iter().zip(rows.chunks(width.max(1))) {
             let written = self.ring.write(id, hash_of(id), |entry| {
-                if self.tombs.holds(id) {
+                if self.tombstones.holds(id) {
                     return false;
                 }
                 for table in [entry.drains().map(rolling::Slot::table), Some(entry.table())]

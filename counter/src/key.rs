@@ -157,7 +157,7 @@ fn is_prime(n: u64) -> bool {
     n >= 2 && (2..).take_while(|d| d * d <= n).all(|d| !n.is_multiple_of(d))
 }
 
-/// The smallest prime that is at least `n`. Below 2^32 this is at most some 10 trial divisions of
+/// The smallest prime that is at least `n`. ColdBackend 2^32 this is at most some 10 trial divisions of
 /// 65,536 each.
 pub(crate) fn prime_from(n: u64) -> u64 {
     (n..).find(|&n| is_prime(n)).unwrap_or(n)

@@ -4,8 +4,8 @@
 //! each for a range of ids, and inside a table in buckets of a few cache lines:
 //!
 //! ```text
-//!   space    aside, ring of tables         space.rs, read.rs, batch.rs, write.rs, load.rs, maintain.rs, walk.rs, advise.rs
-//!   table    segments of buckets, aux dictionary          table.rs, segment.rs, aux.rs, plan.rs (how large)
+//!   space    aside, ring of tables         space.rs, read.rs, batch_get.rs, write.rs, bulk_load.rs, rewrite.rs, iter.rs, advise.rs
+//!   table    segments of buckets, aux dictionary          table.rs, buckets.rs, aux_dictionary.rs, sizing.rs (how large)
 //!   bucket   slots, bit behind bit, under one version     bucket.rs, layout.rs (where the bits are)
 //!   slot     what the bucket number does not say of the id, state, fields        key.rs
 //! ```
@@ -26,30 +26,34 @@
 #[cfg(not(loom))]
 mod advise;
 #[cfg(not(loom))]
-mod aux;
+mod aux_dictionary;
 #[cfg(not(loom))]
-mod batch;
+mod batch_get;
 mod bucket;
+#[cfg(not(loom))]
+mod buckets;
 #[cfg(not(loom))]
 mod budget;
 #[cfg(not(loom))]
+mod bulk_load;
+#[cfg(not(loom))]
 mod cold;
 mod error;
+#[cfg(not(loom))]
+mod iter;
 mod key;
 mod layout;
 #[cfg(not(loom))]
-mod load;
-#[cfg(not(loom))]
-mod maintain;
-#[cfg(not(loom))]
-mod plan;
+pub mod prefetch_trace;
 #[cfg(not(loom))]
 mod read;
+#[cfg(not(loom))]
+mod rewrite;
 #[cfg(not(loom))]
 mod scan;
 mod schema;
 #[cfg(not(loom))]
-mod segment;
+mod sizing;
 #[cfg(not(loom))]
 mod space;
 #[cfg(not(loom))]
@@ -57,10 +61,6 @@ mod stats;
 mod sync;
 #[cfg(not(loom))]
 mod table;
-#[cfg(not(loom))]
-pub mod trace;
-#[cfg(not(loom))]
-mod walk;
 #[cfg(not(loom))]
 mod write;
 
@@ -70,8 +70,8 @@ pub use schema::{Alteration, Field, MAX_FIELDS, MAX_NAME_BYTES, MAX_ROW_BITS, Sc
 #[cfg(not(loom))]
 pub use {
     advise::{Advice, FieldAdvice},
-    cold::{Below, Spill},
-    load::{LoadPart, LoadRange, Loader},
+    bulk_load::{LoadPart, LoadRange, Loader},
+    cold::{ColdBackend, Spill},
     read::Read,
     space::{Options, Space},
     stats::{RangeStats, TableStats},

@@ -5,16 +5,16 @@
 //!      \-> ring --> entry --> [drained table, during a rewrite] --> table --> segments --> bucket --> slot
 //! ```
 //!
-//! Reads are in read.rs, writes in write.rs, background work in maintain.rs; this file has what
+//! Reads are in read.rs, writes in write.rs, background work in rewrite.rs; this file has what
 //! they share.
 
-use crate::budget::{Budget, Grant, Purse};
-use crate::cold::{Below, Tombs};
+use crate::budget::{Budget, Quota, Reservation};
+use crate::cold::{ColdBackend, Tombstones};
 use crate::key::seed_of;
-use crate::maintain::Rewrite;
-use crate::plan::Plan;
 use crate::read::Read;
+use crate::rewrite::Rewrite;
 use crate::schema::{Alteration, Schema};
+use crate::sizing::Sizing;
 use crate::table::Table;
 use crate::{Error, Field};
 use arc_swap::ArcSwap;
@@ -73,7 +73,7 @@ pub(crate) struct OutlierRow {
     /// What the id is counted as; empty once a later version has it. Only the version that writers
     /// see is counted: another one is there for as long as a reader looks at it, a map's worth for
     /// each of them at most, and keeps no memory from those who write meanwhile.
-    grant: Mutex<Grant>,
+    reservation: Mutex<Reservation>,
 }
 
 impl OutlierRow {
@@ -88,22 +88,22 @@ impl OutlierRow {
     pub(crate) fn after(
         old: Option<&OutlierRow>,
         cells: &[(usize, i64)],
-        purse: &Purse,
+        quota: &Quota,
     ) -> Result<OutlierRow, Error> {
         let before: &[i64] = old.map_or(&[], |row| &row.values);
         let width = cells.iter().map(|c| c.0 + 1).max().unwrap_or(0).max(before.len());
         let more =
             OutlierRow::bytes(width) - old.map_or(0, |row| OutlierRow::bytes(row.values.len()));
         // What needs no memory is refused to nobody, however much is in use.
-        let mut grant = if more > 0 { purse.take(more)? } else { purse.charge(0) };
+        let mut reservation = if more > 0 { quota.take(more)? } else { quota.charge(0) };
         if let Some(old) = old {
-            grant.absorb(std::mem::replace(&mut *old.grant.lock(), purse.charge(0)));
+            reservation.absorb(std::mem::replace(&mut *old.reservation.lock(), quota.charge(0)));
         }
         let mut values = vec![0; width].into_boxed_slice();
         values[..before.len()].copy_from_slice(before);
         cells.iter().for_each(|&(field, value)| values[field] = value);
         let writes = old.map_or(0, |row| row.writes).saturating_add(1);
-        Ok(OutlierRow { values, writes, grant: Mutex::new(grant) })
+        Ok(OutlierRow { values, writes, reservation: Mutex::new(reservation) })
     }
 }
 
@@ -131,7 +131,7 @@ pub struct Space {
     pub(crate) outliers: Outliers<OutlierRow>,
     pub(crate) budget: Arc<Budget>,
     /// What tables, but for those of a rewrite, and rows of the outliers take their memory from.
-    pub(crate) purse: Purse,
+    pub(crate) quota: Quota,
     pub(crate) rows_per_table: u64,
     pub(crate) max_aside: usize,
     seed: u64,
@@ -154,10 +154,10 @@ pub struct Space {
     /// Serialises changes of the schema.
     altering: Mutex<()>,
     /// Who keeps rows that are not in memory, once there is somebody.
-    pub(crate) below: OnceLock<Box<dyn Below>>,
+    pub(crate) below: OnceLock<Box<dyn ColdBackend>>,
     /// Ids below this may have their rows there. Rises before any row leaves.
     pub(crate) cold_end: AtomicU64,
-    pub(crate) tombs: Tombs,
+    pub(crate) tombstones: Tombstones,
 }
 
 impl Space {
@@ -167,18 +167,18 @@ impl Space {
         let shape = Shape::new(options.schema);
         let rows_per_table = options.rows_per_table.clamp(1, 1 << 31);
         let max_aside = options.max_aside.max(1);
-        let plan = Plan::new(&shape.schema, 0, u64::MAX, FIRST_ROWS.min(rows_per_table));
-        let purse = budget.purse(0);
-        let first = Table::new(&plan, shape.schema.clone(), seed_of(options.seed, 0), &purse)?;
+        let sizing = Sizing::new(&shape.schema, 0, u64::MAX, FIRST_ROWS.min(rows_per_table));
+        let quota = budget.quota(0);
+        let first = Table::new(&sizing, shape.schema.clone(), seed_of(options.seed, 0), &quota)?;
         Ok(Space {
             living: AtomicU64::new(shape.living),
             shape: ArcSwap::new(shape),
             ring: Ring::new(0, first),
             frontier: Frontier::new(options.max_ahead, max_aside),
             outliers: Outliers::default(),
-            tombs: Tombs::new(&budget),
+            tombstones: Tombstones::new(&budget),
             budget,
-            purse,
+            quota,
             rows_per_table,
             max_aside,
             seed: options.seed,
@@ -198,11 +198,16 @@ impl Space {
     /// A table that nobody else knows yet.
     pub(crate) fn new_table(
         &self,
-        plan: &Plan,
+        sizing: &Sizing,
         schema: Arc<Schema>,
-        purse: &Purse,
+        quota: &Quota,
     ) -> Result<Table, Error> {
-        Table::new(plan, schema, seed_of(self.seed, self.tables_made.fetch_add(1, Relaxed)), purse)
+        Table::new(
+            sizing,
+            schema,
+            seed_of(self.seed, self.tables_made.fetch_add(1, Relaxed)),
+            quota,
+        )
     }
 
     /// The schema as it is now.

@@ -18,14 +18,14 @@
 //! nothing.
 
 use crate::Error;
-use crate::aux::{Aux, Shard};
+use crate::aux_dictionary::{Aux, Shard};
 use crate::bucket::{Bucket, MARKS};
-use crate::budget::{Grant, Purse};
+use crate::buckets::{Buckets, Looked};
+use crate::budget::{Quota, Reservation};
 use crate::key::{Home, LEAST_BUCKETS, PROBES, hash_by, seed_of};
 use crate::layout::Layout;
-use crate::plan::Plan;
 use crate::schema::Schema;
-use crate::segment::{Looked, Segment};
+use crate::sizing::Sizing;
 use parking_lot::Mutex;
 use rolling::Slot;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -48,13 +48,13 @@ pub(crate) struct At {
 
 /// The rows of one id range. See the top of the file.
 pub(crate) struct Table {
-    main: Segment,
-    extend: [OnceLock<Box<Segment>>; SEGMENTS - 1],
+    main: Buckets,
+    extend: [OnceLock<Box<Buckets>>; SEGMENTS - 1],
     growing: Mutex<()>,
     aux: Aux,
     schema: Arc<Schema>,
-    purse: Purse,
-    _grant: Grant,
+    quota: Quota,
+    _grant: Reservation,
     seed: u64,
     rows: AtomicU64,
     /// Rows that were deleted since the table was opened, and how many had been when it was last
@@ -134,22 +134,22 @@ pub(crate) fn hash_of(id: u64) -> u64 {
 
 impl Table {
     pub(crate) fn new(
-        plan: &Plan,
+        sizing: &Sizing,
         schema: Arc<Schema>,
         seed: u64,
-        purse: &Purse,
+        quota: &Quota,
     ) -> Result<Table, Error> {
-        let grant = purse.take(Table::FIXED_BYTES)?;
-        let main = Segment::new(plan, &schema, seed, 0, purse)?;
-        let aux = Aux::new(main.slots(), purse)?;
+        let reservation = quota.take(Table::FIXED_BYTES)?;
+        let main = Buckets::new(sizing, &schema, seed, 0, quota)?;
+        let aux = Aux::new(main.slots(), quota)?;
         Ok(Table {
             main,
             extend: Default::default(),
             growing: Mutex::new(()),
             aux,
             schema,
-            purse: purse.clone(),
-            _grant: grant,
+            quota: quota.clone(),
+            _grant: reservation,
             seed,
             rows: AtomicU64::new(0),
             deleted: AtomicU64::new(0),
@@ -163,7 +163,7 @@ impl Table {
     }
 
     /// What a table takes whatever its size: its place in the ring, beside the main segment's.
-    const FIXED_BYTES: u64 = (Slot::<Table>::BYTES - size_of::<Segment>()) as u64;
+    const FIXED_BYTES: u64 = (Slot::<Table>::BYTES - size_of::<Buckets>()) as u64;
 
     /// Differs from that of any other table.
     pub(crate) fn seed(&self) -> u64 {
@@ -177,18 +177,18 @@ impl Table {
     }
 
     #[inline(always)]
-    pub(crate) fn main(&self) -> &Segment {
+    pub(crate) fn main(&self) -> &Buckets {
         &self.main
     }
 
-    fn segment(&self, index: usize) -> Option<&Segment> {
+    fn segment(&self, index: usize) -> Option<&Buckets> {
         match index.checked_sub(1) {
             None => Some(&self.main),
             Some(extend) => self.extend.get(extend)?.get().map(|segment| &**segment),
         }
     }
 
-    fn extend(&self) -> impl Iterator<Item = &Segment> {
+    fn extend(&self) -> impl Iterator<Item = &Buckets> {
         (1..SEGMENTS).map_while(|i| self.segment(i))
     }
 
@@ -255,11 +255,11 @@ impl Table {
 
     /// Slots of the extend dictionary.
     pub(crate) fn extend_slots(&self) -> u64 {
-        self.extend().map(Segment::slots).sum()
+        self.extend().map(Buckets::slots).sum()
     }
 
     pub(crate) fn extend_bytes(&self) -> u64 {
-        self.extend().map(Segment::bytes).sum()
+        self.extend().map(Buckets::bytes).sum()
     }
 
     /// Whether there are values of fields that have no bits here.
@@ -505,7 +505,7 @@ impl Table {
                 return Ok(());
             }
         }
-        Err(self.purse.full())
+        Err(self.quota.full())
     }
 
     /// Stores a row in the main segment of a table that nobody else knows yet, and of which nothing
@@ -550,21 +550,21 @@ impl Table {
     }
 
     /// Opens an extension segment.
-    fn grow(&self, index: usize) -> Result<&Segment, Error> {
+    fn grow(&self, index: usize) -> Result<&Buckets, Error> {
         let _growing = self.growing.lock();
         if self.segment(index).is_none() {
             let (base, last) = self.span();
             // At least as many as the fewest buckets have, so that each is twice the one before.
             let slots = (self.slots() / EXTEND_SHARE).max(LEAST_BUCKETS * 12) << (index - 1);
-            let plan = Plan::new(&self.schema, base, last, slots);
+            let sizing = Sizing::new(&self.schema, base, last, slots);
             let first_position =
                 self.segment(index - 1).map_or(0, |b| b.first_position + b.slots());
-            let b = Segment::new(
-                &plan,
+            let b = Buckets::new(
+                &sizing,
                 &self.schema,
                 seed_of(self.seed, index as u64),
                 first_position,
-                &self.purse,
+                &self.quota,
             )?;
             let _ = self.extend[index - 1].set(Box::new(b));
         }

@@ -8,7 +8,7 @@
 
 use crate::Error;
 use crate::cold::BelowRow;
-use crate::plan::{self, Plan};
+use crate::sizing::{self, Sizing};
 use crate::space::{FIRST_ROWS, GROWTH, OutlierRow, Space};
 use crate::table::{Table, hash_of};
 use rolling::{Entry, Refused};
@@ -78,7 +78,7 @@ enum Stop {
     /// opened.
     Outside(u64),
     /// The row must be read from below first.
-    Below,
+    ColdBackend,
 }
 
 impl From<Error> for Stop {
@@ -217,7 +217,7 @@ impl Space {
                 }
             }
             // Before the row goes, so that nobody sees what lies below (D2).
-            self.tombs.add(id, &self.budget);
+            self.tombstones.add(id, &self.budget);
         }
         if let Some((table, at)) = found() {
             table.delete(id, at);
@@ -329,7 +329,7 @@ impl Space {
         if origin == Origin::Client && entry.is_none() && self.outliers.len() > self.max_aside {
             return Err(Error::OutliersFull { limit: self.max_aside });
         }
-        *entry = Some(Arc::new(OutlierRow::after(entry.as_deref(), cells, &self.purse)?));
+        *entry = Some(Arc::new(OutlierRow::after(entry.as_deref(), cells, &self.quota)?));
         Ok(())
     }
 
@@ -378,7 +378,7 @@ impl Space {
                 }
                 Some(Err(Stop::Error(error))) => return Err(error),
                 Some(Err(Stop::Outside(newest_low))) => self.open_for(newest_low, id)?,
-                Some(Err(Stop::Below)) => self.fetch_below(id)?,
+                Some(Err(Stop::ColdBackend)) => self.fetch_below(id)?,
             }
         }
     }
@@ -392,7 +392,7 @@ impl Space {
     fn take_from_below(&self, table: &Table, id: u64) -> Result<(), Stop> {
         match self.below_at_hand(id) {
             BelowRow::Absent => {}
-            BelowRow::ToFetch => return Err(Stop::Below),
+            BelowRow::ToFetch => return Err(Stop::ColdBackend),
             BelowRow::Found(row) => {
                 let shape = self.shape.load();
                 let cells = shape.schema.living().map(|(field, _)| (field, row[field]));
@@ -498,7 +498,7 @@ impl Space {
         let schema = self.schema();
         let Some(base) = self.end_of(newest_low, table) else { return Ok(()) };
         let sample = table.sample(1024);
-        let gap = plan::gap(&sample, table.rows());
+        let gap = sizing::gap(&sample, table.rows());
         let mut rows = (table.rows().max(FIRST_ROWS) * GROWTH).min(self.rows_per_table);
         let next = loop {
             // Half as many ids again as the rows should need: traffic has its tides. And far beyond
@@ -508,9 +508,9 @@ impl Space {
                 (u128::from(gap) * u128::from(rows) * 3 / 2).min(u128::from(u64::MAX)) as u64;
             let jump = id.map_or(0, |id| id - base);
             let span = if jump > expected { jump.saturating_mul(JUMPS) } else { expected };
-            let plan =
-                Plan::new(&schema, base, base.saturating_add(span), rows).in_whole_pages(&schema);
-            match self.new_table(&plan, schema.clone(), &self.purse) {
+            let sizing =
+                Sizing::new(&schema, base, base.saturating_add(span), rows).in_whole_pages(&schema);
+            match self.new_table(&sizing, schema.clone(), &self.quota) {
                 // What memory there is serves better as a smaller table than beside a full one.
                 Err(Error::Full { .. }) if rows > FIRST_ROWS => rows /= 2,
                 next => break next?,
@@ -628,9 +628,9 @@ mod tests {
         let next = |last| {
             space
                 .new_table(
-                    &Plan::new(&space.schema(), base, last, 64),
+                    &Sizing::new(&space.schema(), base, last, 64),
                     space.schema(),
-                    &space.purse,
+                    &space.quota,
                 )
                 .unwrap()
         };

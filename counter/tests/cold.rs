@@ -2,7 +2,7 @@
 //! steps of a spill, every row is what it should be.
 #![allow(clippy::unwrap_used)] // the helpers of a test
 
-use counter::{Alteration, Below, Bounds, Change, Error, Options, Schema, Space};
+use counter::{Alteration, Bounds, Change, ColdBackend, Error, Options, Schema, Space};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};
 
@@ -13,7 +13,7 @@ struct Shelf {
     fetched: Arc<Mutex<HashSet<u64>>>,
 }
 
-impl Below for Shelf {
+impl ColdBackend for Shelf {
     fn get(&self, id: u64, out: &mut [i64]) -> bool {
         let rows = self.rows.lock().unwrap();
         let Some(row) = rows.get(&id) else { return false };

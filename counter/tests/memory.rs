@@ -2,7 +2,7 @@
 //! its tables.
 #![allow(clippy::unwrap_used)]
 
-use counter::{Below, Bounds, Change, Error, Options, Schema, Space};
+use counter::{Bounds, Change, ColdBackend, Error, Options, Schema, Space};
 
 fn space(schema: &str) -> Space {
     Space::new(Options::new(Schema::parse(schema).unwrap())).unwrap()
@@ -64,7 +64,7 @@ fn rows_far_ahead() {
 /// Keeps nothing, and says that everything was there.
 struct Everything;
 
-impl Below for Everything {
+impl ColdBackend for Everything {
     fn get(&self, _: u64, out: &mut [i64]) -> bool {
         out.fill(1);
         true
@@ -89,10 +89,10 @@ fn ids_that_were_deleted_below_the_line() {
     (0..10_000u64).for_each(|id| assert!(space.delete(id * 7919 % 10_000)));
     let spill = space.begin_spill(0, 9_999);
     space.unbury(&spill);
-    assert_eq!(space.tombs(), (0, 0));
+    assert_eq!(space.tombstones(), (0, 0));
     let die = || (0..10_000u64).for_each(|id| assert!(space.delete(id * 7919 % 10_000)));
     assert_counted("deleted ids", growth(&space, die));
-    assert_eq!(space.tombs(), (10_000, 400_000));
+    assert_eq!(space.tombstones(), (10_000, 400_000));
     assert_eq!(space.tombs_of(100, 199).0, 100);
     assert!(space.tombs_in(100, 199).into_iter().eq(100..200));
     assert!((0..10_000).all(|id| !space.exists(id)));
@@ -100,7 +100,7 @@ fn ids_that_were_deleted_below_the_line() {
     assert!(matches!(space.set(1 << 40, &[(0, 1)]), Err(Error::Full { .. })));
     let spill = space.begin_spill(0, 4_999);
     let (taken, said) = growth(&space, || space.unbury(&spill));
-    assert_eq!((space.tombs().0, said), (5_000, -200_000));
+    assert_eq!((space.tombstones().0, said), (5_000, -200_000));
     assert!(taken < -100_000, "{taken}");
     space.set(1 << 40, &[(0, 1)]).unwrap();
 }

@@ -1,10 +1,10 @@
 //! Tables whose filters lie elsewhere: on a disk, of which this crate knows nothing but that
-//! somebody ([`Below`]) can ask it.
+//! somebody ([`ColdBackend`]) can ask it.
 //!
 //! ```text
-//!   read:   revoked? late? -> yes, or no;  else Below::has
+//!   read:   revoked? late? -> yes, or no;  else ColdBackend::has
 //!   write:  under the pair's stripe the same; what becomes set goes to `late`
-//!   spill:  the table is frozen: in its place comes one that has it below itself -> Rewrite: its pages, with what is late -> Below answers
+//!   spill:  the table is frozen: in its place comes one that has it below itself -> Rewrite: its pages, with what is late -> ColdBackend answers
 //!   merge:  the same, with the pages that lie elsewhere
 //! ```
 //!
@@ -24,10 +24,10 @@
 //! merged.
 
 use crate::Error;
+use crate::deleted_pairs::DeletedPairs;
 use crate::filter::{PAGE_BYTES, page_has, page_of};
 use crate::hash::Pair;
 use crate::options::Change;
-use crate::revoked::Revoked;
 use crate::sizing::Sizing;
 use crate::space::Space;
 use crate::table::Table;
@@ -35,14 +35,14 @@ use parking_lot::RwLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-mod blocks;
-mod note;
+mod merged_blocks;
+mod pending;
 mod rewrite;
 
-pub use note::{Late, Note};
+pub use pending::{Late, Note};
 pub use rewrite::Rewrite;
 
-use blocks::{BLOCK_PAIRS, LateBlock, LateBlocks};
+use merged_blocks::{BLOCK_PAIRS, LateBlock, LateBlocks};
 
 /// What a late pair is counted as: its hash, and its share of the set.
 const LATE_BYTES: u64 = 32;
@@ -50,7 +50,7 @@ const LATE_BYTES: u64 = 32;
 const LATE_PART: u64 = 16;
 
 /// Who has the filters of one table. May be called from any thread.
-pub trait Below: Send + Sync {
+pub trait ColdBackend: Send + Sync {
     /// Whether all bits of the pair are set in one of the filters. May take as long as a read of
     /// the disk. `None`: it cannot be read, which is reported elsewhere.
     fn has(&self, pair: &Pair) -> Option<bool>;
@@ -147,7 +147,7 @@ impl Chain {
 enum Lower {
     /// The table that it was: until this has been written.
     Memory(Arc<Table>),
-    Elsewhere(Arc<dyn Below>, Arc<Chain>),
+    Elsewhere(Arc<dyn ColdBackend>, Arc<Chain>),
 }
 
 impl Lower {
@@ -164,7 +164,7 @@ impl Lower {
 pub(crate) struct Cold {
     lower: RwLock<Arc<Lower>>,
     /// Pairs that were set since.
-    late: Revoked,
+    late: DeletedPairs,
     /// Blocks that came since.
     blocks: LateBlocks,
     /// Of all tables of the space: pairs that were set since, and what blocks count for.
@@ -175,7 +175,7 @@ impl Cold {
     fn new(lower: Lower) -> Cold {
         Cold {
             lower: RwLock::new(Arc::new(lower)),
-            late: Revoked::small(),
+            late: DeletedPairs::small(),
             blocks: LateBlocks::default(),
             total: OnceLock::new(),
         }
@@ -265,7 +265,7 @@ impl Cold {
 
     /// Whether the pair is set or revoked, as far as it can be read.
     #[cold]
-    pub(crate) fn seems_set(&self, pair: &Pair, revoked: &Revoked) -> bool {
+    pub(crate) fn seems_set(&self, pair: &Pair, revoked: &DeletedPairs) -> bool {
         let hash = pair.hash();
         revoked.contains(hash) || self.late.contains(hash) || self.has(pair).unwrap_or(false)
     }

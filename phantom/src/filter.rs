@@ -35,14 +35,14 @@ const _: () = assert!(MOST_BITS <= DRAWS && LINE_WORDS * LINES == PAGE_WORDS);
 
 /// Where a pair's bits are in one filter.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Spot {
+pub(crate) struct Probe {
     /// First word of the pair's page.
     page: usize,
     /// First word of each line, from there: the same in every filter.
     lines: [usize; 2],
 }
 
-impl Spot {
+impl Probe {
     /// First word of a line.
     #[inline(always)]
     fn line(&self, side: usize) -> usize {
@@ -104,27 +104,27 @@ impl Filter {
 
     /// Where `pair` is here (F2).
     #[inline(always)]
-    pub(crate) fn spot(&self, pair: &Pair) -> Spot {
-        Spot { page: self.page(pair), lines: lines_of(pair) }
+    pub(crate) fn probe(&self, pair: &Pair) -> Probe {
+        Probe { page: self.page(pair), lines: lines_of(pair) }
     }
 
-    /// Where `pair` is here, if `spot` is where it is in another filter.
+    /// Where `pair` is here, if `probe` is where it is in another filter.
     #[inline(always)]
-    pub(crate) fn spot_again(&self, pair: &Pair, spot: &Spot) -> Spot {
-        Spot { page: self.page(pair), ..*spot }
+    pub(crate) fn spot_again(&self, pair: &Pair, probe: &Probe) -> Probe {
+        Probe { page: self.page(pair), ..*probe }
     }
 
-    /// The first line of `pair` here: all of its spot that is needed for most pairs that are not
+    /// The first line of `pair` here: all of its probe that is needed for most pairs that are not
     /// set.
     #[inline(always)]
     pub(crate) fn first_line(&self, pair: &Pair) -> &Line {
         self.line(self.page(pair).wrapping_add(pair.low as usize % LINES * LINE_WORDS))
     }
 
-    /// Hints that one line of `spot` will be asked for or set soon.
+    /// Hints that one line of `probe` will be asked for or set soon.
     #[inline(always)]
-    pub(crate) fn prefetch(&self, spot: &Spot, side: usize) {
-        self.words.prefetch(spot.line(side));
+    pub(crate) fn prefetch(&self, probe: &Probe, side: usize) {
+        self.words.prefetch(probe.line(side));
     }
 
     /// The first line of all.
@@ -138,29 +138,29 @@ impl Filter {
         self.words.get(first..).and_then(<[AtomicU64]>::first_chunk).expect("a line of eight words")
     }
 
-    /// Whether all bits of the pair at `spot` are set.
+    /// Whether all bits of the pair at `probe` are set.
     #[inline(always)]
-    pub(crate) fn contains(&self, pair: &Pair, spot: &Spot) -> bool {
-        self.may_contain(pair, spot) && self.does_contain(pair, spot)
+    pub(crate) fn contains(&self, pair: &Pair, probe: &Probe) -> bool {
+        self.may_contain(pair, probe) && self.does_contain(pair, probe)
     }
 
     /// What the first line alone says: no, to 99 of 100 pairs that are not set.
     #[inline(always)]
-    pub(crate) fn may_contain(&self, pair: &Pair, spot: &Spot) -> bool {
-        has_draws(self.sizing.bits, self.line(spot.line(0)), draws(pair, 0))
+    pub(crate) fn may_contain(&self, pair: &Pair, probe: &Probe) -> bool {
+        has_draws(self.sizing.bits, self.line(probe.line(0)), draws(pair, 0))
     }
 
     /// The rest of the check, for pairs that [`Filter::may_contain`].
     #[inline]
-    pub(crate) fn does_contain(&self, pair: &Pair, spot: &Spot) -> bool {
+    pub(crate) fn does_contain(&self, pair: &Pair, probe: &Probe) -> bool {
         let sides = [draws(pair, 0), draws(pair, 1)];
-        has_draws(self.sizing.bits, self.line(spot.line(1)), sides[1])
-            && (0..2).all(|side| self.has_repeats(spot, side, sides[side]))
+        has_draws(self.sizing.bits, self.line(probe.line(1)), sides[1])
+            && (0..2).all(|side| self.has_repeats(probe, side, sides[side]))
     }
 
     /// The rest of the check, for a line in which the bits of the first draws are set.
     #[inline]
-    fn has_repeats(&self, spot: &Spot, side: usize, draws: u64) -> bool {
+    fn has_repeats(&self, probe: &Probe, side: usize, draws: u64) -> bool {
         // Draws that differ in their low, or in their high, six bits are all different: that is so
         // for nineteen lines of twenty.
         let (mut low, mut high, mut left) = (0u64, 0u64, draws);
@@ -171,17 +171,17 @@ impl Filter {
         }
         low.count_ones().max(high.count_ones()) as usize == self.sizing.bits || {
             let mask = pattern(draws, self.sizing.bits);
-            self.line(spot.line(side))
+            self.line(probe.line(side))
                 .iter()
                 .zip(mask)
                 .all(|(word, mask)| word.load(Relaxed) & mask == mask)
         }
     }
 
-    /// Sets the bits of the pair at `spot`.
-    pub(crate) fn set(&self, pair: &Pair, spot: &Spot) {
+    /// Sets the bits of the pair at `probe`.
+    pub(crate) fn set(&self, pair: &Pair, probe: &Probe) {
         for side in 0..2 {
-            let line = self.line(spot.line(side));
+            let line = self.line(probe.line(side));
             let mask = pattern(draws(pair, side), self.sizing.bits);
             for (word, mask) in line.iter().zip(mask) {
                 // Most are set already: a load costs a tenth of an atomic or, and keeps the line
@@ -355,11 +355,11 @@ mod tests {
             let filter = Filter::new(Sizing { bits, ..Sizing::for_rate(0.5) }, 1000).unwrap();
             for i in 0..10_000 {
                 let pair = pair(Seed::new(i), i, i * i);
-                let spot = filter.spot(&pair);
-                assert_ne!(spot.lines[0], spot.lines[1]);
-                assert!(spot.page.is_multiple_of(PAGE_WORDS) && spot.page < 1000 * PAGE_WORDS);
+                let probe = filter.probe(&pair);
+                assert_ne!(probe.lines[0], probe.lines[1]);
+                assert!(probe.page.is_multiple_of(PAGE_WORDS) && probe.page < 1000 * PAGE_WORDS);
                 assert!(
-                    spot.lines.iter().all(|at| at.is_multiple_of(LINE_WORDS) && *at < PAGE_WORDS)
+                    probe.lines.iter().all(|at| at.is_multiple_of(LINE_WORDS) && *at < PAGE_WORDS)
                 );
                 for draws in [draws(&pair, 0), draws(&pair, 1)] {
                     let mask = pattern(draws, bits);
@@ -382,12 +382,12 @@ mod tests {
         let filter = Filter::new(Sizing { bits: 7, ..Sizing::for_rate(0.5) }, 1).unwrap();
         let pair = Pair { id: 0, high: 0, low: 0 };
         assert_eq!([draws(&pair, 0), draws(&pair, 1)], [0, 0]);
-        let spot = filter.spot(&pair);
+        let probe = filter.probe(&pair);
         filter.words[0].store(1, Relaxed);
         filter.words[8].store(1, Relaxed);
-        assert!(filter.may_contain(&pair, &spot) && !filter.contains(&pair, &spot));
-        filter.set(&pair, &spot);
-        assert!(filter.contains(&pair, &spot));
+        assert!(filter.may_contain(&pair, &probe) && !filter.contains(&pair, &probe));
+        filter.set(&pair, &probe);
+        assert!(filter.contains(&pair, &probe));
         assert_eq!(filter.ones(), 14);
     }
 
@@ -398,11 +398,11 @@ mod tests {
         let n = filter.capacity();
         for i in 0..n {
             let pair = pair(seed, i, 1);
-            filter.set(&pair, &filter.spot(&pair));
+            filter.set(&pair, &filter.probe(&pair));
         }
         for i in 0..n {
             let pair = pair(seed, i, 1);
-            assert!(filter.contains(&pair, &filter.spot(&pair)));
+            assert!(filter.contains(&pair, &filter.probe(&pair)));
         }
         let counted = filter.sizing.pairs_of(filter.ones(), filter.pages) as f64;
         assert!((counted / n as f64 - 1.0).abs() < 0.02, "{counted} for {n}");
@@ -432,14 +432,14 @@ mod tests {
                 for i in 0..n {
                     let (id, member) = shape(i);
                     let pair = pair(seed, id, member);
-                    filter.set(&pair, &filter.spot(&pair));
+                    filter.set(&pair, &filter.probe(&pair));
                 }
                 let probes = 1_000_000;
                 let yes = (n..n + probes)
                     .filter(|&i| {
                         let (id, member) = shape(i);
                         let pair = pair(seed, id, member);
-                        filter.contains(&pair, &filter.spot(&pair))
+                        filter.contains(&pair, &filter.probe(&pair))
                     })
                     .count() as f64;
                 let expected = rate * probes as f64;

@@ -5,7 +5,7 @@
 //! first byte of the input says what help it gets: the damage that follows is then damage of what
 //! those protect.
 
-use crate::fill::Fill;
+use crate::fill_ratio::FillRatio;
 use crate::{DecodeError, Member, Options, Space, StoredTable, TableDecoder};
 
 /// Bytes of memory that a decoded table may take here.
@@ -143,7 +143,7 @@ fn merged_blocks(input: &[u8]) -> u64 {
     // Three deviations of two pages at 0.1 % are 1.40 times 95.2 % of the rate, and of one page of
     // each extension, of which 4.8 % is the rate, 2.3 times.
     let (_, table) = space.table_at(0).expect("the first table");
-    let rate: f64 = table.links().map(|link| Fill::of(&link.filter).rate()).sum();
+    let rate: f64 = table.links().map(|link| FillRatio::of(&link.filter).rate()).sum();
     assert!(rate <= table.rate() * 1.45, "M1, whatever the bits are: {rate}");
     assert!(tables[0].expected_rate <= tables[0].configured_rate * 1.5, "M1: {tables:?}");
     merged

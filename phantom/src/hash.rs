@@ -76,7 +76,7 @@ impl Pair {
 
 /// A member made ready to be paired with many ids.
 #[derive(Clone, Copy)]
-pub(crate) enum Ready {
+pub(crate) enum PreparedMember {
     Number(Number),
     Bytes(u128),
 }
@@ -151,29 +151,31 @@ impl Seed {
     }
 
     #[inline]
-    pub(crate) fn ready(self, member: &Member) -> Ready {
+    pub(crate) fn ready(self, member: &Member) -> PreparedMember {
         match *member {
-            Member::Number(number) => Ready::Number(Number::new(number, self.0)),
-            Member::Bytes(bytes) => Ready::Bytes(xxh3_128_with_seed(bytes, self.0)),
+            Member::Number(number) => PreparedMember::Number(Number::new(number, self.0)),
+            Member::Bytes(bytes) => PreparedMember::Bytes(xxh3_128_with_seed(bytes, self.0)),
         }
     }
 
     #[inline(always)]
-    pub(crate) fn pair(self, id: u64, member: Ready) -> Pair {
+    pub(crate) fn pair(self, id: u64, member: PreparedMember) -> Pair {
         match member {
-            Ready::Number(number) => number.pair(id),
-            Ready::Bytes(digest) => self.pair_of_bytes(id, digest),
+            PreparedMember::Number(number) => number.pair(id),
+            PreparedMember::Bytes(digest) => self.pair_of_bytes(id, digest),
         }
     }
 
     /// The pairs of one member and many ids, as far as there are both ids and places.
     #[inline(always)]
-    pub(crate) fn pairs(self, ids: &[u64], member: Ready, pairs: &mut [Pair]) {
+    pub(crate) fn pairs(self, ids: &[u64], member: PreparedMember, pairs: &mut [Pair]) {
         let places = ids.iter().zip(pairs);
         // Two loops: whether the member is a number is asked once.
         match member {
-            Ready::Number(number) => places.for_each(|(&id, pair)| *pair = number.pair(id)),
-            Ready::Bytes(digest) => {
+            PreparedMember::Number(number) => {
+                places.for_each(|(&id, pair)| *pair = number.pair(id))
+            }
+            PreparedMember::Bytes(digest) => {
                 places.for_each(|(&id, pair)| *pair = self.pair_of_bytes(id, digest))
             }
         }

@@ -30,40 +30,40 @@
 //! now and then.
 
 mod block;
-mod canaries;
 mod codec;
 mod cold;
+mod deleted_pairs;
 mod export;
-mod fill;
+mod fill_ratio;
 mod filter;
+mod fp_estimator;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod hash;
 mod lookup;
 mod merge;
 mod options;
-mod revoked;
-mod rolls;
+mod rollover;
 mod sizing;
 mod space;
 mod stats;
 mod table;
-mod upkeep;
+mod table_pool;
 mod write;
 
 pub use block::{Block, BlockPlace};
-pub use canaries::Measured;
 pub use codec::{DecodeError, StoredTable, TableDecoder};
-pub use cold::{Below, Chain, Late, Note, Rewrite};
+pub use cold::{Chain, ColdBackend, Late, Note, Rewrite};
 pub use export::TableDigest;
 pub use filter::PAGE_BYTES;
+pub use fp_estimator::Measured;
 pub use hash::{Member, Pair};
 pub use lookup::{Answers, BATCH, Hints, Lookup, Pairs, Placed};
 pub use merge::MergeError;
 pub use options::{Answer, Change, Options};
 pub use sizing::RATES;
 pub use space::Space;
-pub use stats::{Course, Frontier, Layout, TableStats};
+pub use stats::{Frontier, Layout, RingProgress, TableStats};
 
 /// Why a write was refused, or a space could not be made. In each case nothing has changed.
 #[derive(Debug, thiserror::Error)]

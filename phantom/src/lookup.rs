@@ -15,7 +15,7 @@
 //! is looked at, and the answer is left out.
 
 use crate::filter::{self, Line, seem_set};
-use crate::hash::{Member, Pair, Ready};
+use crate::hash::{Member, Pair, PreparedMember};
 use crate::options::Answer;
 use crate::space::Space;
 use crate::table::{State, Table};
@@ -35,7 +35,7 @@ const ASKED_AT_ONCE: usize = 10;
 pub struct Lookup<'s> {
     space: &'s Space,
     ids: &'s [u64],
-    member: Ready,
+    member: PreparedMember,
     tables: Loaded<Arc<Table>>,
     /// In bits: pairs that are set, as they are held aside.
     outliers: u32,
@@ -65,7 +65,7 @@ pub struct Placed<'p>(&'p Pairs<'p>);
 pub struct Answers {
     /// Set.
     pub yes: u32,
-    /// Below the horizon.
+    /// ColdBackend the horizon.
     pub unknown: u32,
 }
 
@@ -168,7 +168,7 @@ impl Hints<'_> {
         let pair = self.space.pair(id, member);
         if let Some(entry) = self.tables.find(id) {
             let table = entry.table();
-            table.prefetch(&pair, &table.first_filter().spot(&pair));
+            table.prefetch(&pair, &table.first_filter().probe(&pair));
         }
     }
 }
@@ -206,7 +206,7 @@ impl Pairs<'_> {
             let places = draws.iter_mut().zip(tables).zip(&mut *lines);
             for ((&id, pair), ((draws, table), line)) in ids.iter().zip(pairs).zip(places) {
                 *draws = filter::draws(pair, 0);
-                // Below the horizon anything may be looked at: the oldest is there already.
+                // ColdBackend the horizon anything may be looked at: the oldest is there already.
                 match ring.find(id) {
                     Some(entry) => *table = entry.table(),
                     None => unknown |= bit,
@@ -258,7 +258,7 @@ impl Pairs<'_> {
                 for j in ones(seem_set(link.filter.sizing().bits, number, &lines, &draws)) {
                     let i = usize::from(at[j]);
                     let (filter, pair) = (&link.filter, &self.pairs[i]);
-                    found |= u32::from(filter.does_contain(pair, &filter.spot(pair))) << i;
+                    found |= u32::from(filter.does_contain(pair, &filter.probe(pair))) << i;
                 }
             }
             let left = here & !found;
@@ -284,13 +284,14 @@ impl Placed<'_> {
         let maybe = pairs.open & seem_set(space.sizing.bits, ids.len(), &pairs.lines, &pairs.draws);
         for i in ones(maybe) {
             let filter = pairs.tables[i].first_filter();
-            filter.prefetch(&filter.spot(&pairs.pairs[i]), 1);
+            filter.prefetch(&filter.probe(&pairs.pairs[i]), 1);
         }
         let mut found = 0;
         for i in ones(maybe) {
             let filter = pairs.tables[i].first_filter();
             found |=
-                u32::from(filter.does_contain(&pairs.pairs[i], &filter.spot(&pairs.pairs[i]))) << i;
+                u32::from(filter.does_contain(&pairs.pairs[i], &filter.probe(&pairs.pairs[i])))
+                    << i;
         }
         let chained = pairs.open & !found & pairs.chained;
         if chained != 0 {

@@ -29,7 +29,7 @@
 //! same one, and not one that begins elsewhere, is L1 (`rolls`).
 
 use crate::block::{Block, BlockPlace, block_of, block_pages, block_range};
-use crate::fill::Fill;
+use crate::fill_ratio::FillRatio;
 use crate::filter::Filter;
 use crate::hash::Pair;
 use crate::sizing::{PAGE_WORDS, uncertainty};
@@ -139,7 +139,7 @@ impl Space {
             table.revoked.release_many(revoked.len());
             return Err(refused);
         }
-        // Revoked here, set there.
+        // DeletedPairs here, set there.
         let mut liked = vec![];
         table.revoked.for_each_in(block_pages(filter.pages(), block), filter.pages(), |hash| {
             let is_set = filter.contains_in(&pair_of(hash), &theirs.words, start);
@@ -167,7 +167,7 @@ impl Space {
             table.extend(at, filter);
         }
         let mut changed = vec![];
-        // Revoked there, unknown here: revoked before its bits come. Each pair under its stripe, as
+        // DeletedPairs there, unknown here: revoked before its bits come. Each pair under its stripe, as
         // every write is; the outliers is locked before that.
         for hash in revoked {
             let (pair, is_outlier) = (pair_of(hash), is_outlier(hash));
@@ -320,7 +320,7 @@ fn room_for(filter: &Filter, link: Option<&Link>, theirs: &Block) -> Result<u64,
         .collect();
     let (of_block, of_filter) = match link {
         Some(link) => link.with_fill(|fill| fill.rates_with(block, &union)),
-        None => Fill::empty(*sizing, pages).rates_with(block, &union),
+        None => FillRatio::empty(*sizing, pages).rates_with(block, &union),
     };
     let allowed = sizing.rate(capacity, pages);
     // Both numbers are told by bits, which are hardly ever half as far off as a decoder allows.

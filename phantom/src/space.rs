@@ -6,13 +6,13 @@
 //! under the mutex of the outliers), so test and set are one step (P3).
 
 use crate::Error;
+use crate::deleted_pairs::Hashes;
 use crate::filter::Filter;
 use crate::hash::{Member, Pair, Seed};
 use crate::options::Options;
-use crate::revoked::Hashes;
 use crate::sizing::Sizing;
 use crate::table::Table;
-use crate::upkeep::Upkeep;
+use crate::table_pool::TablePool;
 use parking_lot::{Mutex, RwLock};
 use rolling::{Frontier, Outliers, Ring};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
@@ -24,7 +24,7 @@ use std::sync::{Arc, OnceLock};
 const FIRST_TABLE_PART: usize = 8;
 
 /// The pairs of one id aside. Of them, too, a reader waits for a few memory writes at most (P5).
-pub(crate) type Early = RwLock<Hashes>;
+pub(crate) type OutlierPairs = RwLock<Hashes>;
 
 /// See [`Space::on_arrival`].
 type Arrival = Box<dyn Fn(&Space, u64) + Send + Sync>;
@@ -39,10 +39,10 @@ pub struct Space {
     filter_bytes_limit: u64,
     pub(crate) ring: Ring<Arc<Table>>,
     pub(crate) frontier: Frontier,
-    pub(crate) outliers: Outliers<Early>,
+    pub(crate) outliers: Outliers<OutlierPairs>,
     pub(crate) outlier_pairs: AtomicUsize,
     arrival: OnceLock<Arrival>,
-    pub(crate) upkeep: Upkeep,
+    pub(crate) upkeep: TablePool,
     /// Held by who rolls, or looks at ring and frontier together. Never waited for by a writer.
     pub(crate) rolling: Mutex<()>,
     /// Held by who merges.
@@ -88,7 +88,7 @@ impl Space {
             outliers: Outliers::default(),
             outlier_pairs: AtomicUsize::new(0),
             arrival: OnceLock::new(),
-            upkeep: Upkeep::default(),
+            upkeep: TablePool::default(),
             rolling: Mutex::new(()),
             merging: Mutex::new(()),
             late,

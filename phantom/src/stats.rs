@@ -1,7 +1,7 @@
 //! What an operator, a log and a forecast want to know of a space.
 
-use crate::canaries::Measured;
-use crate::revoked::bytes_of;
+use crate::deleted_pairs::bytes_of;
+use crate::fp_estimator::Measured;
 use crate::space::Space;
 use crate::table::Table;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ pub struct Frontier {
 
 /// Where pairs go: see [`Space::course`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Course {
+pub struct RingProgress {
     /// How often the ring has changed.
     pub changes: u64,
     /// The tables' places, oldest first; `None`: as they were.

@@ -20,12 +20,12 @@
 
 use crate::Error;
 use crate::block::block_range;
-use crate::canaries::Canaries;
 use crate::cold::Cold;
-use crate::fill::Fill;
-use crate::filter::{Filter, Spot};
+use crate::deleted_pairs::DeletedPairs;
+use crate::fill_ratio::FillRatio;
+use crate::filter::{Filter, Probe};
+use crate::fp_estimator::FpEstimator;
 use crate::hash::Pair;
-use crate::revoked::Revoked;
 use crate::sizing::Sizing;
 use parking_lot::Mutex;
 use std::sync::atomic::{
@@ -48,7 +48,7 @@ pub(crate) struct Link {
     uneven: AtomicU64,
     capacity: u64,
     /// How many pairs it had, and how full its blocks were, when something was last merged.
-    fill: Mutex<Option<(u64, Fill)>>,
+    fill: Mutex<Option<(u64, FillRatio)>>,
 }
 
 /// The fill of blocks is measured anew when one part in so many has been added by writes.
@@ -74,16 +74,16 @@ impl Link {
     }
 
     /// Runs `f` on how full each block is, by its bits.
-    pub(crate) fn with_fill<R>(&self, f: impl FnOnce(&mut Fill) -> R) -> R {
+    pub(crate) fn with_fill<R>(&self, f: impl FnOnce(&mut FillRatio) -> R) -> R {
         self.with_known(|(_, fill)| f(fill))
     }
 
     /// The same, together with the number of pairs of which the fill knows.
-    fn with_known<R>(&self, f: impl FnOnce(&mut (u64, Fill)) -> R) -> R {
+    fn with_known<R>(&self, f: impl FnOnce(&mut (u64, FillRatio)) -> R) -> R {
         let mut fill = self.fill.lock();
         let pairs = self.pairs();
         let known = fill.take().filter(|(then, _)| pairs <= then + then / FILL_IS_STALE);
-        let known = fill.insert(known.unwrap_or_else(|| (pairs, Fill::of(&self.filter))));
+        let known = fill.insert(known.unwrap_or_else(|| (pairs, FillRatio::of(&self.filter))));
         known.1.since = pairs.saturating_sub(known.0);
         f(known)
     }
@@ -123,7 +123,7 @@ impl Link {
 pub(crate) enum State {
     Unset,
     Set,
-    Revoked,
+    DeletedPairs,
 }
 
 /// See the top of the file. A lookup needs the first two and no more, so they lie in one line of
@@ -136,7 +136,7 @@ pub(crate) struct Table {
     rate: f64,
     more: [OnceLock<Link>; LINKS - 1],
     growing: Mutex<()>,
-    pub(crate) revoked: Arc<Revoked>,
+    pub(crate) revoked: Arc<DeletedPairs>,
     /// What stands for its filters if they lie elsewhere. Then `first` is an empty page, so that
     /// the table looks like one with an extension, and nobody pays for the question.
     cold: Option<Box<Cold>>,
@@ -144,7 +144,7 @@ pub(crate) struct Table {
     early: AtomicU64,
     /// With how many pairs the table is closed.
     roll_at: AtomicU64,
-    pub(crate) canaries: Mutex<Canaries>,
+    pub(crate) canaries: Mutex<FpEstimator>,
     /// Index of the first filter that may have room: those before it are full.
     filling: AtomicUsize,
     /// Counts what changes the table but not its number of pairs.
@@ -184,7 +184,7 @@ impl Table {
         rate: f64,
         empty: Filter,
         cold: Cold,
-        revoked: Arc<Revoked>,
+        revoked: Arc<DeletedPairs>,
         early: u64,
     ) -> Table {
         let mut table = Table::from_links(rate, Link::new(empty, 0), vec![], early.max(1));
@@ -318,10 +318,10 @@ impl Table {
         self.filter_bytes() + self.revoked.size_bytes() + self.cold().map_or(0, Cold::late_bytes)
     }
 
-    /// The state of `pair`, whose place in the first filter is `spot`.
+    /// The state of `pair`, whose place in the first filter is `probe`.
     #[inline]
-    pub(crate) fn state_at(&self, pair: &Pair, spot: &Spot) -> State {
-        self.found(self.first.filter.contains(pair, spot) || self.more_contain(pair, spot), pair)
+    pub(crate) fn state_at(&self, pair: &Pair, probe: &Probe) -> State {
+        self.found(self.first.filter.contains(pair, probe) || self.more_contain(pair, probe), pair)
     }
 
     /// The state of a pair that some filter has, or none.
@@ -329,7 +329,7 @@ impl Table {
     pub(crate) fn found(&self, found: bool, pair: &Pair) -> State {
         match found {
             false => State::Unset,
-            true if self.revoked.contains(pair.hash()) => State::Revoked,
+            true if self.revoked.contains(pair.hash()) => State::DeletedPairs,
             true => State::Set,
         }
     }
@@ -347,10 +347,10 @@ impl Table {
         self.more[..last].iter().map_while(OnceLock::get)
     }
 
-    /// Whether a filter behind the first has `pair`, whose place in the first is `spot`.
+    /// Whether a filter behind the first has `pair`, whose place in the first is `probe`.
     #[inline]
-    pub(crate) fn more_contain(&self, pair: &Pair, spot: &Spot) -> bool {
-        self.chain().any(|link| link.filter.contains(pair, &link.filter.spot_again(pair, spot)))
+    pub(crate) fn more_contain(&self, pair: &Pair, probe: &Probe) -> bool {
+        self.chain().any(|link| link.filter.contains(pair, &link.filter.spot_again(pair, probe)))
             || self.seems_set_elsewhere(pair)
     }
 
@@ -360,33 +360,33 @@ impl Table {
         self.cold().is_some_and(|cold| cold.seems_set(pair, &self.revoked))
     }
 
-    /// Hints that `pair`, whose place in the first filter is `spot`, will be asked for, set or
+    /// Hints that `pair`, whose place in the first filter is `probe`, will be asked for, set or
     /// unset soon. If it is not set, the first line of each filter will say so; without this it
     /// would be waited for in one after the other.
     #[inline]
-    pub(crate) fn prefetch(&self, pair: &Pair, spot: &Spot) {
-        self.first.filter.prefetch(spot, 1);
-        self.first.filter.prefetch(spot, 0);
-        self.chain().for_each(|link| link.filter.prefetch(&link.filter.spot_again(pair, spot), 0));
+    pub(crate) fn prefetch(&self, pair: &Pair, probe: &Probe) {
+        self.first.filter.prefetch(probe, 1);
+        self.first.filter.prefetch(probe, 0);
+        self.chain().for_each(|link| link.filter.prefetch(&link.filter.spot_again(pair, probe), 0));
         // A pair that is not set yet will be set in the one that has room.
         if self.is_chained()
             && let Some(link) = self.link(self.filling.load(Relaxed))
         {
-            link.filter.prefetch(&link.filter.spot_again(pair, spot), 1);
+            link.filter.prefetch(&link.filter.spot_again(pair, probe), 1);
         }
     }
 
     /// Whether some filter has the pair.
     pub(crate) fn has(&self, pair: &Pair) -> bool {
-        let spot = self.first.filter.spot(pair);
-        self.first.filter.contains(pair, &spot) || self.more_contain(pair, &spot)
+        let probe = self.first.filter.probe(pair);
+        self.first.filter.contains(pair, &probe) || self.more_contain(pair, &probe)
     }
 
     #[inline]
     pub(crate) fn state(&self, pair: &Pair) -> State {
-        let spot = self.first.filter.spot(pair);
-        self.prefetch(pair, &spot);
-        self.state_at(pair, &spot)
+        let probe = self.first.filter.probe(pair);
+        self.prefetch(pair, &probe);
+        self.state_at(pair, &probe)
     }
 
     /// The filter that takes the next pair: the first that has room. When all are full a further
@@ -447,7 +447,7 @@ impl Table {
     /// Sets a pair that is not set, in the filter that [`Table::room`] gave.
     #[inline]
     pub(crate) fn set(link: &Link, pair: &Pair) {
-        link.filter.set(pair, &link.filter.spot(pair));
+        link.filter.set(pair, &link.filter.probe(pair));
         link.load.fetch_add(1, Relaxed);
     }
 

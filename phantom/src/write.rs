@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::hash::{Member, Pair};
 use crate::options::Change;
-use crate::space::{Early, Space};
+use crate::space::{OutlierPairs, Space};
 use crate::table::{State, Table};
 use rolling::{Frontier, Refused};
 use std::sync::Arc;
@@ -82,7 +82,7 @@ impl Space {
         let run_first = || first.take().map_or(Ok(()), |first| first());
         let mut due = None;
         let mut rejected_sample = false;
-        let inside = |early: &mut Option<Arc<Early>>| {
+        let inside = |early: &mut Option<Arc<OutlierPairs>>| {
             // Others of this id leave the outliers one by one, too, or with `drain`: there may be
             // many.
             if let Some(held) = early
@@ -101,7 +101,7 @@ impl Space {
             });
             done.unwrap_or(Ok(Change::Unknown))
         };
-        let ahead = |entry: &mut Option<Arc<Early>>| {
+        let ahead = |entry: &mut Option<Arc<OutlierPairs>>| {
             let held = entry.as_ref().is_some_and(|held| held.read().contains(&pair.hash()));
             if held == set {
                 return Ok(Change::Unchanged);
@@ -162,10 +162,10 @@ impl Space {
             return self.change_cold(table, cold, pair, set, replay, first);
         }
         // Both lines are needed if the pair is to be set: fetched at once they cost one miss.
-        let spot = table.first_filter().spot(pair);
-        table.prefetch(pair, &spot);
-        match (table.state_at(pair, &spot), set) {
-            (State::Set, true) | (State::Unset | State::Revoked, false) => {
+        let probe = table.first_filter().probe(pair);
+        table.prefetch(pair, &probe);
+        match (table.state_at(pair, &probe), set) {
+            (State::Set, true) | (State::Unset | State::DeletedPairs, false) => {
                 return Ok(Change::Unchanged);
             }
             (State::Unset, true) => {
@@ -175,7 +175,7 @@ impl Space {
                 table.revoked.remove(pair.hash());
                 Table::set(link, pair);
             }
-            (State::Revoked, true) => {
+            (State::DeletedPairs, true) => {
                 first()?;
                 table.revoked.remove(pair.hash());
                 table.touch();
@@ -207,7 +207,7 @@ impl Space {
     /// Keeps a pair aside, as a snapshot had it: it has been counted for the frontier before.
     pub(crate) fn put_outlier(&self, pair: &Pair) {
         let nothing_is_normal = Frontier::new(None, 0);
-        let ahead = |entry: &mut Option<Arc<Early>>| {
+        let ahead = |entry: &mut Option<Arc<OutlierPairs>>| {
             if entry.get_or_insert_default().write().insert(pair.hash()) {
                 self.outlier_pairs.fetch_add(1, SeqCst);
             }
@@ -222,7 +222,7 @@ impl Space {
     pub(crate) fn settle(
         &self,
         id: u64,
-        held: &Early,
+        held: &OutlierPairs,
         some: impl IntoIterator<Item = u128>,
     ) -> Result<(), Error> {
         // Before they are there, so that whoever finds one there and asks finds this, too.

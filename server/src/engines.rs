@@ -62,7 +62,7 @@ impl CounterSpace {
     /// counted as there were none new.
     pub(crate) fn all_rows(&self) -> u64 {
         let changed = crate::cold::overlay(self).0;
-        (self.space.rows() + self.cold.rows()).saturating_sub(changed + self.space.tombs().0)
+        (self.space.rows() + self.cold.rows()).saturating_sub(changed + self.space.tombstones().0)
     }
 
     /// Its rows on the disk.

@@ -128,7 +128,7 @@ fn rows_are_asked_for_together() {
     }
     let mut cost = |bytes: &[&[u8]]| {
         let mut failed = Vec::new();
-        let steps = counter::trace::steps_of(|| {
+        let steps = counter::prefetch_trace::steps_of(|| {
             for turn in bytes {
                 let reply = local.turn(turn);
                 if reply.starts_with(b"-") {
@@ -137,7 +137,7 @@ fn rows_are_asked_for_together() {
             }
         });
         assert!(failed.is_empty(), "{failed:?}");
-        counter::trace::waits(&steps)
+        counter::prefetch_trace::waits(&steps)
     };
     let whole = |n: usize, head: &[&str], key: fn(&str) -> Vec<String>| {
         let words: Vec<String> = ids[..n].iter().flat_map(|id| key(id)).collect();

@@ -4,7 +4,7 @@ use super::{
     BLOCK_HASHES, CHECK, DecodeError, HEADER, Header, StoredTable, TABLE_MAGIC, check_header,
 };
 use crate::block::BLOCK_WORDS;
-use crate::fill::Fill;
+use crate::fill_ratio::FillRatio;
 use crate::filter::Filter;
 use crate::hash::Seed;
 use crate::options::Options;
@@ -197,7 +197,7 @@ impl TableDecoder {
             let pairs = claimed[i].clamp(counted.saturating_sub(slack), counted + slack);
             // Where they lie so unevenly that no chance explains it, they leave less room than
             // their number says (`fill`).
-            let weighed = Fill::of(&filter).pairs();
+            let weighed = FillRatio::of(&filter).pairs();
             let weighed = if weighed > counted + slack { weighed } else { 0 };
             links.push(Link::uneven(filter, pairs, weighed));
         }

@@ -1,8 +1,8 @@
 //! Writing a table elsewhere, page by page: for the first time (a spill), or with what came late
 //! since (a merge).
 
-use super::blocks::{BLOCK_PAIRS, LateBlock};
-use super::{Below, Chain, Cold, Lower, Part};
+use super::merged_blocks::{BLOCK_PAIRS, LateBlock};
+use super::{Chain, Cold, ColdBackend, Lower, Part};
 use crate::Error;
 use crate::block::BLOCK_WORDS;
 use crate::filter::{Filter, PAGE_BYTES, page_has, page_of, page_set};
@@ -197,7 +197,7 @@ impl Space {
     }
 
     /// `below` has all pages that were given, and answers from now on.
-    pub fn end_rewrite(&self, rewrite: Rewrite, below: Arc<dyn Below>) {
+    pub fn end_rewrite(&self, rewrite: Rewrite, below: Arc<dyn ColdBackend>) {
         let Some(cold) = rewrite.table.cold() else { return };
         let lower = Lower::Elsewhere(below, Arc::new(rewrite.chain));
         *cold.lower.write() = Arc::new(lower);

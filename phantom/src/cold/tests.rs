@@ -23,7 +23,7 @@ struct Stored {
     spoiled: AtomicBool,
 }
 
-impl Below for Stored {
+impl ColdBackend for Stored {
     fn has(&self, pair: &Pair) -> Option<bool> {
         if self.spoiled.load(Relaxed) {
             return None;
@@ -359,7 +359,7 @@ fn a_block_leaves_less_room_for_late_pairs() {
     let (_, table) = space.table_at(0).unwrap();
     let theirs = Filter::new(Table::first_sizing(0.001), 1).unwrap();
     let of_theirs = |n: u64| space.pair(100, &member(1 << 20 | n));
-    (0..1200).for_each(|n| theirs.set(&of_theirs(n), &theirs.spot(&of_theirs(n))));
+    (0..1200).for_each(|n| theirs.set(&of_theirs(n), &theirs.probe(&of_theirs(n))));
     table.cold().unwrap().keep_block(
         0,
         0,
@@ -497,7 +497,7 @@ fn a_block_of_a_table_elsewhere_is_not_lost() {
     (0..50).for_each(|n| {
         assert_ne!(leader.remove(pair(gone + n).0, &pair(gone + n).1).unwrap(), Change::Unknown)
     });
-    // Revoked here, set there.
+    // DeletedPairs here, set there.
     for space in [&leader, &follower] {
         (0..9).for_each(|n| assert_ne!(space.add(pair(n).0, &pair(n).1).unwrap(), Change::Unknown));
         (0..9).for_each(|n| {

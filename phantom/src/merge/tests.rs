@@ -331,7 +331,7 @@ fn a_table_keeps_its_rate_however_its_blocks_are_filled() {
     let link = table.link(0).unwrap();
     let allowed = link.filter.sizing().rate(link.capacity(), link.filter.pages());
     let mut member = 0;
-    while Fill::of(&link.filter).rate() < allowed * 1.1 {
+    while FillRatio::of(&link.filter).rate() < allowed * 1.1 {
         for _ in 0..link.capacity() / 400 {
             member += 1;
             Table::set(link, &there.pair(member % 50, &Member::Number(member)));
@@ -354,7 +354,7 @@ fn a_table_keeps_its_rate_however_its_blocks_are_filled() {
     );
     let by_bits = || {
         let (_, table) = here.table_at(0).unwrap();
-        table.links().map(|link| Fill::of(&link.filter).rate()).sum::<f64>()
+        table.links().map(|link| FillRatio::of(&link.filter).rate()).sum::<f64>()
     };
     // Three deviations of 180 pages are 3.6 %, and a twentieth of the rate was left for extensions.
     assert!(by_bits() <= 0.001, "{} by its bits", by_bits());

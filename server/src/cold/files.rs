@@ -4,7 +4,7 @@ use super::{Cold, Damaged, Fetching, Key, PINS, Read, Values, note_failed};
 use crate::engines::CounterSpace;
 use crate::records::RecordKind;
 use arc_swap::ArcSwap;
-use counter::Below;
+use counter::ColdBackend;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
@@ -261,7 +261,7 @@ fn copy(row: super::Row, out: &mut [i64]) -> bool {
 /// What a counter space asks. (A type of its own, as neither the trait nor `Arc` is ours.)
 pub(crate) struct Reader(pub(crate) Arc<ColdSpace>);
 
-impl Below for Reader {
+impl ColdBackend for Reader {
     fn get(&self, id: u64, out: &mut [i64]) -> bool {
         let files = self.0.files.load();
         let Some(place) = files.find(id) else { return false };

@@ -23,7 +23,7 @@ use super::{Cold, Damaged, Fetching, Key, Read, Values, note_failed};
 use crate::engines::{Engines, ExistenceSpace};
 use crate::records::RecordKind;
 use arc_swap::ArcSwap;
-use phantom::{Below, Chain, Member, Note, Pair};
+use phantom::{Chain, ColdBackend, Member, Note, Pair};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
@@ -131,7 +131,7 @@ impl PairFile {
     }
 }
 
-impl Below for PairFile {
+impl ColdBackend for PairFile {
     fn has(&self, pair: &Pair) -> Option<bool> {
         let read = self.shared.at_hand(&self.key(pair)).unwrap_or_else(|| {
             self.shared.figures.reads_in_place.fetch_add(1, Relaxed);

@@ -488,7 +488,7 @@ fn note_trouble(engines: &Engines, name: &str, error: &store::Error) {
 /// Merges what was changed of cold rows, where most of it is, once it takes too much of the memory.
 /// Whether there was anything to do.
 fn merge_most_changed(node: &Node, space: &CounterSpace) -> store::Result<bool> {
-    let waiting = overlay(space).1 + space.tombs().1;
+    let waiting = overlay(space).1 + space.tombstones().1;
     if waiting < space.memory_limit_bytes() / OVERLAY {
         return Ok(false);
     }

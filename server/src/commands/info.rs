@@ -418,7 +418,7 @@ fn cold(node: &Node, out: &mut String) {
     let overlay = engines.counters().iter().map(crate::cold::overlay);
     let (changed, of_bytes) =
         overlay.fold((0, 0), |sum, (rows, bytes)| (sum.0 + rows, sum.1 + bytes));
-    let tombs = engines.counters().iter().map(|s| s.tombs().0).sum::<u64>();
+    let tombs = engines.counters().iter().map(|s| s.tombstones().0).sum::<u64>();
     let trouble = cold.trouble.lock().values().next().cloned();
     lines!(
         out,

@@ -4,25 +4,25 @@
 //! its mark. So a search goes on until it has found the row or a bucket without the mark.
 
 use crate::Error;
-use crate::bucket::{Bucket, Glance, Narrow, glance};
-use crate::budget::{Grant, Purse};
+use crate::bucket::{Bucket, Narrow, TagMatch, match_tags};
+use crate::budget::{Quota, Reservation};
 use crate::key::{Home, Keys, PROBES};
 use crate::layout::Layout;
-use crate::plan::Plan;
+use crate::prefetch_trace::{self, Step};
 use crate::schema::Schema;
-use crate::trace::{self, Step};
+use crate::sizing::Sizing;
 use rolling::Words;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// See the top of the file.
-pub(crate) struct Segment {
+pub(crate) struct Buckets {
     pub(crate) keys: Keys,
     pub(crate) layout: Layout,
     words: Words,
     pub(crate) rows: AtomicU64,
     /// The position of slot 0 of bucket 0.
     pub(crate) first_position: u64,
-    grant: Grant,
+    reservation: Reservation,
 }
 
 /// What a search in one segment found.
@@ -33,34 +33,35 @@ pub(crate) enum Looked<R> {
     Past,
 }
 
-impl Segment {
+impl Buckets {
     pub(crate) fn new(
-        plan: &Plan,
+        sizing: &Sizing,
         schema: &Schema,
         seed: u64,
         first_position: u64,
-        purse: &Purse,
-    ) -> Result<Segment, Error> {
-        let layout = Layout::new(schema, plan.remainder_bits);
-        if first_position + plan.buckets * layout.slots as u64 >= 1 << 32 {
-            return Err(purse.full());
+        quota: &Quota,
+    ) -> Result<Buckets, Error> {
+        let layout = Layout::new(schema, sizing.remainder_bits);
+        if first_position + sizing.buckets * layout.slots as u64 >= 1 << 32 {
+            return Err(quota.full());
         }
         // And one more, for whoever reads a word and its next without asking whether it needs that.
-        let words = plan.buckets as usize * layout.words + 1;
-        let grant = purse.take(Segment::fixed_bytes(schema) + Words::bytes_of(words) as u64)?;
-        Ok(Segment {
-            keys: Keys::new(plan.base, plan.buckets, plan.remainder_bits, seed),
+        let words = sizing.buckets as usize * layout.words + 1;
+        let reservation =
+            quota.take(Buckets::fixed_bytes(schema) + Words::bytes_of(words) as u64)?;
+        Ok(Buckets {
+            keys: Keys::new(sizing.base, sizing.buckets, sizing.remainder_bits, seed),
             layout,
             words: Words::zeroed(words).map_err(|_| Error::NoMemory)?,
             rows: AtomicU64::new(0),
             first_position,
-            grant,
+            reservation,
         })
     }
 
     /// Bytes of what is the same for any number of buckets.
     fn fixed_bytes(schema: &Schema) -> u64 {
-        (size_of::<Segment>() + schema.width() * Layout::FIELD_BYTES) as u64
+        (size_of::<Buckets>() + schema.width() * Layout::FIELD_BYTES) as u64
     }
 
     #[inline(always)]
@@ -76,7 +77,7 @@ impl Segment {
     #[inline(always)]
     fn note(&self, step: fn(usize) -> Step, index: u64) {
         if cfg!(debug_assertions) {
-            trace::note(|| {
+            prefetch_trace::note(|| {
                 step(
                     self.words.as_ptr().addr().wrapping_add(index as usize * self.layout.words * 8),
                 )
@@ -90,11 +91,12 @@ impl Segment {
         self.words.get((index as usize).wrapping_mul(self.layout.words)..)?.first_chunk()
     }
 
-    /// [`glance`] at a bucket that has all first bytes in one line.
+    /// [`match_tags`] at a bucket that has all first bytes in one line.
     #[inline(always)]
-    pub(crate) fn glance(&self, index: u64, byte: u8) -> Glance {
+    pub(crate) fn match_tags(&self, index: u64, byte: u8) -> TagMatch {
         self.note(Step::Read, index);
-        self.narrow(index).map_or_else(Glance::default, |words| glance(words, &self.layout, byte))
+        self.narrow(index)
+            .map_or_else(TagMatch::default, |words| match_tags(words, &self.layout, byte))
     }
 
     /// Asks the cache for all lines of a bucket. The slot that is looked for will be in another
@@ -115,7 +117,7 @@ impl Segment {
 
     /// All bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        self.grant.bytes()
+        self.reservation.bytes()
     }
 
     #[inline(always)]

@@ -19,8 +19,8 @@
 //! for an id of its range, and that opens a further table.
 
 use crate::Error;
-use crate::budget::Purse;
-use crate::plan::Plan;
+use crate::budget::Quota;
+use crate::sizing::Sizing;
 use crate::space::{FIRST_ROWS, Space};
 use crate::table::{Table, hash_of};
 use rolling::{Entry, Slot};
@@ -78,7 +78,7 @@ pub(crate) struct Rewrite {
     next_bucket: u64,
     reason: Reason,
     /// What the new tables take their memory from.
-    purse: Purse,
+    quota: Quota,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,11 +225,11 @@ impl Space {
         refused.map_or(Ok(None), Err)
     }
 
-    /// Begins to replace a table by parts: the lowest id and the plan of each.
+    /// Begins to replace a table by parts: the lowest id and the sizing of each.
     fn replace(
         &self,
         entry: &Entry<Table>,
-        parts: &[(u64, Plan)],
+        parts: &[(u64, Sizing)],
         reason: Reason,
     ) -> Result<Option<Rewrite>, Error> {
         let (schema, low) = (self.schema(), entry.slot().low());
@@ -239,16 +239,16 @@ impl Space {
         // too.
         let lent =
             if new <= entry.table().main_bytes() + entry.table().extend_bytes() { old } else { 0 };
-        let purse = self.budget.purse(lent);
+        let quota = self.budget.quota(lent);
         let tables = parts
             .iter()
-            .map(|(low, plan)| Ok((*low, self.new_table(plan, schema.clone(), &purse)?)));
+            .map(|(low, sizing)| Ok((*low, self.new_table(sizing, schema.clone(), &quota)?)));
         let tables = tables.collect::<Result<Vec<_>, Error>>()?;
         Ok(self.ring.rewrite(low, tables).ok().map(|old| Rewrite {
             old,
             next_bucket: 0,
             reason,
-            purse,
+            quota,
         }))
     }
 
@@ -274,8 +274,8 @@ impl Space {
             let tables = self.ring.load();
             let Some(entry) = tables.find(low).filter(|e| e.slot().low() == low) else { continue };
             let rows = (entry.table().rows() * 3 / 2).max(STRAY_ROWS);
-            let plan = Plan::new(&self.schema(), low, entry.slot().last(), rows);
-            let Some(rewrite) = self.replace(entry, &[(low, plan)], Reason::Loose)? else {
+            let sizing = Sizing::new(&self.schema(), low, entry.slot().last(), rows);
+            let Some(rewrite) = self.replace(entry, &[(low, sizing)], Reason::Loose)? else {
                 continue;
             };
             drop(tables);
@@ -323,7 +323,7 @@ impl Space {
     fn would_take(&self, entry: &Entry<Table>) -> f64 {
         let schema = self.schema();
         let tight: u64 =
-            self.parts(entry, Reason::Loose).iter().map(|(_, plan)| plan.bytes(&schema)).sum();
+            self.parts(entry, Reason::Loose).iter().map(|(_, sizing)| sizing.bytes(&schema)).sum();
         let (main, extend) = (entry.table().main_bytes(), entry.table().extend_bytes());
         tight as f64 / (main + if is_idle_extension(entry.table()) { extend } else { 0 }) as f64
     }
@@ -334,18 +334,18 @@ impl Space {
         rows < SMALL_ROWS || self.rows() <= self.rows_per_table
     }
 
-    /// What should replace a table: the lowest id and the plan of each part.
-    fn parts(&self, entry: &Entry<Table>, reason: Reason) -> Vec<(u64, Plan)> {
+    /// What should replace a table: the lowest id and the sizing of each part.
+    fn parts(&self, entry: &Entry<Table>, reason: Reason) -> Vec<(u64, Sizing)> {
         let table = entry.table();
         let schema = self.schema();
         let rows = table.rows();
         let (low, last) = (entry.slot().low(), entry.slot().last());
         let newest = last == u64::MAX;
-        let whole = |rows| vec![(low, Plan::new(&schema, low, last, rows))];
+        let whole = |rows| vec![(low, Sizing::new(&schema, low, last, rows))];
         if newest && (reason != Reason::Crowded || self.rolls(entry)) {
             // It goes on filling as it did.
             let rows = rows.max(table.roll_at());
-            return vec![(low, Plan::new(&schema, low, table.span().1.max(low), rows))];
+            return vec![(low, Sizing::new(&schema, low, table.span().1.max(low), rows))];
         }
         let sample = table.sample(1024);
         let (Some(&first), Some(&highest)) = (sample.first(), sample.last()) else {
@@ -389,16 +389,16 @@ impl Space {
         if newest && end < u64::MAX {
             lows.push(end + 1);
         }
-        let plan = |i: usize| {
+        let sizing = |i: usize| {
             let last = lows.get(i + 1).map_or(last, |next| next - 1);
             let rows = match i {
                 _ if i < strays => STRAY_ROWS,
                 _ if i == above => FIRST_ROWS.min(self.rows_per_table),
                 _ => rows,
             };
-            (lows[i], Plan::new(&schema, lows[i], last, rows))
+            (lows[i], Sizing::new(&schema, lows[i], last, rows))
         };
-        (0..lows.len()).map(plan).collect()
+        (0..lows.len()).map(sizing).collect()
     }
 
     /// Moves some rows of a rewrite; `true` when it is finished.
@@ -440,7 +440,7 @@ impl Space {
             return Ok(false);
         }
         self.ring.finish(&rewrite.old);
-        rewrite.purse.end_loan();
+        rewrite.quota.end_loan();
         self.retired.lock().push(rewrite.old.clone());
         Ok(true)
     }
@@ -684,8 +684,8 @@ mod tests {
     #[test]
     fn ids_that_meet_in_one_table_do_not_in_another() {
         let space = space_of("a:12", 1000);
-        let plan = Plan::new(&space.schema(), 0, 1 << 20, 10_000);
-        let table = || space.new_table(&plan, space.schema(), &space.purse).unwrap();
+        let sizing = Sizing::new(&space.schema(), 0, 1 << 20, 10_000);
+        let table = || space.new_table(&sizing, space.schema(), &space.quota).unwrap();
         let (one, other) = (table(), table());
         let meet: Vec<u64> = (0..1 << 20).filter(|&id| one.home(id).unwrap().bucket == 7).collect();
         let there: std::collections::HashSet<u64> =

@@ -7,7 +7,7 @@
 //! which `ones` are set with the chance C(ones, h) / C(512, h).
 //!
 //! A filter with uneven blocks has less room than its number of pairs says, as the rate rises with
-//! about the fourteenth power of the load. [`Fill::pairs`] is the number that would give the same
+//! about the fourteenth power of the load. [`FillRatio::pairs`] is the number that would give the same
 //! rate if they lay evenly. Pairs that come evenly on top, up to the capacity, keep the rate then:
 //! of loads x, the mean of (x + d)^p to the power of 1/p is at most d more than that of x^p
 //! (Minkowski's inequality).
@@ -18,7 +18,7 @@ use crate::sizing::{LINE_BITS, LINES, PAGE_WORDS, Sizing};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// See the top of the file.
-pub(crate) struct Fill {
+pub(crate) struct FillRatio {
     sizing: Sizing,
     pages: usize,
     line: LineRates,
@@ -63,16 +63,16 @@ impl LineRates {
     }
 }
 
-impl Fill {
+impl FillRatio {
     /// Of a filter without a bit.
-    pub(crate) fn empty(sizing: Sizing, pages: usize) -> Fill {
+    pub(crate) fn empty(sizing: Sizing, pages: usize) -> FillRatio {
         let blocks = vec![0.0; (pages * PAGE_WORDS).div_ceil(BLOCK_WORDS)];
-        Fill { sizing, pages, line: LineRates::new(sizing.bits), blocks, since: 0 }
+        FillRatio { sizing, pages, line: LineRates::new(sizing.bits), blocks, since: 0 }
     }
 
     /// Measures a whole filter: 0.1 s per GiB.
-    pub(crate) fn of(filter: &Filter) -> Fill {
-        let mut fill = Fill::empty(*filter.sizing(), filter.pages());
+    pub(crate) fn of(filter: &Filter) -> FillRatio {
+        let mut fill = FillRatio::empty(*filter.sizing(), filter.pages());
         (0..fill.blocks.len()).for_each(|block| fill.measure(filter, block));
         fill
     }
@@ -133,7 +133,7 @@ mod tests {
         for rate in [0.01, 0.001] {
             let table = full(rate, 200);
             let link = table.link(0).unwrap();
-            let fill = Fill::of(&link.filter);
+            let fill = FillRatio::of(&link.filter);
             let by_count = link.filter.sizing().rate(link.pairs(), 200);
             assert!(
                 (fill.rate() / by_count - 1.0).abs() < 0.06,
@@ -148,7 +148,7 @@ mod tests {
                 fill.rate()
             );
         }
-        let none = Fill::of(&Filter::new(Sizing::for_rate(0.01), 20).unwrap());
+        let none = FillRatio::of(&Filter::new(Sizing::for_rate(0.01), 20).unwrap());
         assert_eq!((none.rate(), none.pairs(), none.blocks.len()), (0.0, 0, 2));
     }
 
@@ -159,7 +159,7 @@ mod tests {
             let pages = 1600;
             let table = full(rate, pages);
             let filter = table.first_filter();
-            let fill = Fill::of(filter);
+            let fill = FillRatio::of(filter);
             let words: Vec<u64> = filter.words().iter().map(|word| word.load(Relaxed)).collect();
             let of_pages =
                 words.chunks(PAGE_WORDS).map(|page| fill.line.of_pages(page.iter().copied()).ln());
@@ -214,7 +214,7 @@ mod tests {
             (0..more).for_each(|n| Table::set(link, &seed.canary(2 + round, n)));
             let (told, since) = link.with_fill(|fill| (fill.rate(), fill.since));
             most_stale = most_stale.max(since);
-            let is = Fill::of(&link.filter).rate();
+            let is = FillRatio::of(&link.filter).rate();
             assert!(
                 told >= is * 0.998 && told < is * 1.03,
                 "{told} told, {is} is, {since} pairs since"
@@ -265,6 +265,6 @@ mod tests {
         assert!(probed < rate, "{probed}");
         // Without that: as many pairs as it has no bits of yet.
         (0..whole.capacity() / 2).for_each(|n| Table::set(link, &seed.canary(2, n)));
-        assert!(Fill::of(&link.filter).rate() > rate * 4.0);
+        assert!(FillRatio::of(&link.filter).rate() > rate * 4.0);
     }
 }

@@ -58,7 +58,7 @@ impl Hasher for AsIs {
 }
 
 /// See the top of the file.
-pub(crate) struct Revoked {
+pub(crate) struct DeletedPairs {
     /// As many as there will be.
     most_shards: usize,
     shards: OnceLock<Box<[RwLock<Hashes>]>>,
@@ -66,16 +66,16 @@ pub(crate) struct Revoked {
     len: AtomicUsize,
 }
 
-impl Default for Revoked {
-    fn default() -> Revoked {
-        Revoked { most_shards: SHARDS, shards: OnceLock::new(), len: AtomicUsize::new(0) }
+impl Default for DeletedPairs {
+    fn default() -> DeletedPairs {
+        DeletedPairs { most_shards: SHARDS, shards: OnceLock::new(), len: AtomicUsize::new(0) }
     }
 }
 
-impl Revoked {
+impl DeletedPairs {
     /// The set of a table that lies on the disk: of few shards.
-    pub(crate) fn small() -> Revoked {
-        Revoked { most_shards: FEW_SHARDS, ..Revoked::default() }
+    pub(crate) fn small() -> DeletedPairs {
+        DeletedPairs { most_shards: FEW_SHARDS, ..DeletedPairs::default() }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -99,12 +99,12 @@ impl Revoked {
     }
 
     /// Takes a place for one more, unless there are already `most`. An insertion must follow, or
-    /// [`Revoked::release`].
+    /// [`DeletedPairs::release`].
     pub(crate) fn reserve(&self, most: usize) -> bool {
         self.reserve_many(1, most)
     }
 
-    /// Takes `count` places, or none if there would be more than `most`; see [`Revoked::reserve`].
+    /// Takes `count` places, or none if there would be more than `most`; see [`DeletedPairs::reserve`].
     pub(crate) fn reserve_many(&self, count: usize, most: usize) -> bool {
         let room = |len: usize| len.checked_add(count).filter(|&len| count == 0 || len <= most);
         self.len.fetch_update(SeqCst, SeqCst, room).is_ok()
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn it_is_a_bounded_set() {
-        let revoked = Revoked::default();
+        let revoked = DeletedPairs::default();
         assert!(!revoked.contains(1) && !revoked.remove(1));
         assert_eq!(revoked.size_bytes(), 0);
         for hash in [1, 2, 2 << 64, 1] {
@@ -203,7 +203,7 @@ mod tests {
     /// them.
     #[test]
     fn the_pairs_of_some_pages_are_in_few_shards() {
-        let (mut revoked, mut rng) = (Revoked::default(), fastrand::Rng::with_seed(1));
+        let (mut revoked, mut rng) = (DeletedPairs::default(), fastrand::Rng::with_seed(1));
         for few in [false, true] {
             let hashes: Vec<u128> =
                 (0..20_000).map(|_| rng.u128(..)).chain([0, u128::MAX]).collect();
@@ -228,7 +228,7 @@ mod tests {
                 assert!(all == wanted, "each is in one block of {pages} pages");
             }
             if !few {
-                revoked = Revoked::small();
+                revoked = DeletedPairs::small();
             }
         }
     }

@@ -28,7 +28,7 @@
 
 use crate::Error;
 use crate::key::Home;
-use crate::plan::Plan;
+use crate::sizing::Sizing;
 use crate::space::{FIRST_ROWS, Shape, Space};
 use crate::table::Table;
 use parking_lot::{Mutex, MutexGuard};
@@ -151,11 +151,11 @@ impl Space {
                 made_for.last = head.newest.last.clamp(range.low, range.last);
             }
             let rows = made_for.rows.max(FIRST_ROWS.min(self.rows_per_table));
-            let plan = Plan::new(&shape.schema, range.low, made_for.last, rows);
+            let sizing = Sizing::new(&shape.schema, range.low, made_for.last, rows);
             let part = LoadPart {
                 range: *range,
                 frontier: head.frontier,
-                table: self.new_table(&plan, shape.schema.clone(), &self.purse)?,
+                table: self.new_table(&sizing, shape.schema.clone(), &self.quota)?,
                 shape: shape.clone(),
                 queue: Vec::with_capacity(QUEUE),
                 values: Vec::with_capacity(QUEUE * shape.schema.width()),
@@ -190,8 +190,8 @@ impl Loader<'_> {
         if let Some(&(low, _)) = tables.first() {
             if low > 0 {
                 let schema = space.schema();
-                let plan = Plan::new(&schema, 0, low - 1, FIRST_ROWS.min(space.rows_per_table));
-                tables.insert(0, (0, space.new_table(&plan, schema, &space.purse)?));
+                let sizing = Sizing::new(&schema, 0, low - 1, FIRST_ROWS.min(space.rows_per_table));
+                tables.insert(0, (0, space.new_table(&sizing, schema, &space.quota)?));
             }
             match space.ring.rewrite(0, tables) {
                 Ok(empty) => space.ring.finish(&empty),

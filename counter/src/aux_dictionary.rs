@@ -1,7 +1,7 @@
 //! The aux dictionary: the exact value of every field of a table that outgrew its bits.
 //!
 //! An entry is one word: which field of which slot, and the value, if it is below 2^26 - 1. Larger
-//! and negative ones are rare (they wait in an ordered map, `giants`); ten bytes for a common one,
+//! and negative ones are rare (they wait in an ordered map, `wide_values`); ten bytes for a common one,
 //! at the usual fill, are what makes narrow fields pay.
 //!
 //! ```text
@@ -21,7 +21,7 @@
 //! microseconds.
 
 use crate::Error;
-use crate::budget::{Grant, Purse};
+use crate::budget::{Quota, Reservation};
 use arc_swap::ArcSwap;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -48,21 +48,21 @@ pub(crate) struct Aux {
     /// Entries of fields that have no bits in this table. When 0, readers of such fields need not
     /// ask.
     outside: AtomicU64,
-    purse: Purse,
-    _grant: Grant,
+    quota: Quota,
+    _grant: Reservation,
 }
 
 struct ShardData {
     array: ArcSwap<Array>,
     counts: Mutex<Counts>,
-    giants: Mutex<Giants>,
+    wide_values: Mutex<WideValues>,
 }
 
 /// The values of giants, by key.
-struct Giants {
+struct WideValues {
     values: BTreeMap<u64, i64>,
     /// For all of them and, while the shard is locked, for those that were reserved or have gone.
-    grant: Grant,
+    reservation: Reservation,
 }
 
 #[derive(Default)]
@@ -73,7 +73,7 @@ struct Counts {
 
 struct Array {
     words: Box<[AtomicU64]>,
-    _grant: Grant,
+    _grant: Reservation,
 }
 
 fn is_giant(value: i64) -> bool {
@@ -86,9 +86,12 @@ fn key_of(position: u64, field: usize) -> u64 {
 }
 
 impl Array {
-    /// `grant`: for [`Array::bytes_of`] so many words.
-    fn new(len: usize, grant: Grant) -> Arc<Array> {
-        Arc::new(Array { words: (0..len).map(|_| AtomicU64::new(UNUSED)).collect(), _grant: grant })
+    /// `reservation`: for [`Array::bytes_of`] so many words.
+    fn new(len: usize, reservation: Reservation) -> Arc<Array> {
+        Arc::new(Array {
+            words: (0..len).map(|_| AtomicU64::new(UNUSED)).collect(),
+            _grant: reservation,
+        })
     }
 
     fn bytes_of(len: usize) -> u64 {
@@ -135,18 +138,21 @@ impl Array {
 }
 
 impl Aux {
-    pub(crate) fn new(slots: u64, purse: &Purse) -> Result<Aux, Error> {
+    pub(crate) fn new(slots: u64, quota: &Quota) -> Result<Aux, Error> {
         let shards = (slots / SLOTS_PER_SHARD).next_power_of_two().min(256);
-        let grant = purse.take(shards * size_of::<ShardData>() as u64)?;
+        let reservation = quota.take(shards * size_of::<ShardData>() as u64)?;
         let shards = (0..shards).map(|_| {
             Ok(ShardData {
-                array: ArcSwap::new(Array::new(0, purse.take(Array::bytes_of(0))?)),
+                array: ArcSwap::new(Array::new(0, quota.take(Array::bytes_of(0))?)),
                 counts: Mutex::default(),
-                giants: Mutex::new(Giants { values: BTreeMap::new(), grant: purse.take(0)? }),
+                wide_values: Mutex::new(WideValues {
+                    values: BTreeMap::new(),
+                    reservation: quota.take(0)?,
+                }),
             })
         });
         let shards = shards.collect::<Result<_, Error>>()?;
-        Ok(Aux { shards, outside: AtomicU64::new(0), purse: purse.clone(), _grant: grant })
+        Ok(Aux { shards, outside: AtomicU64::new(0), quota: quota.clone(), _grant: reservation })
     }
 
     /// The shard of a row: by its id's hash, which a writer knows before it knows the row's
@@ -160,7 +166,7 @@ impl Aux {
         let key = key_of(position, field);
         let (_, word) = shard.array.load().find(key)?;
         match word & VALUE_MASK {
-            GIANT => shard.giants.lock().values.get(&key).copied(),
+            GIANT => shard.wide_values.lock().values.get(&key).copied(),
             value => Some(value as i64),
         }
     }
@@ -182,9 +188,12 @@ impl Aux {
     pub(crate) fn size(&self) -> (u64, u64) {
         self.shards.iter().fold((0, 0), |(entries, bytes), shard| {
             let live = shard.counts.lock().live as u64;
-            let giants = shard.giants.lock().values.len() as u64;
+            let wide_values = shard.wide_values.lock().values.len() as u64;
             let array = Array::bytes_of(shard.array.load().words.len());
-            (entries + live, bytes + size_of::<ShardData>() as u64 + array + giants * GIANT_BYTES)
+            (
+                entries + live,
+                bytes + size_of::<ShardData>() as u64 + array + wide_values * GIANT_BYTES,
+            )
         })
     }
 
@@ -215,18 +224,18 @@ impl Shard<'_> {
     ) -> Result<(), Error> {
         let array = self.data.array.load();
         let len = array.words.len();
-        let (mut needed, mut giants) = (self.counts.live, 0);
+        let (mut needed, mut wide_values) = (self.counts.live, 0);
         for (field, value) in cells {
             let old = position
                 .and_then(|position| array.find(key_of(position, field)))
                 .map(|(_, word)| word);
             needed += usize::from(old.is_none());
-            giants +=
+            wide_values +=
                 u64::from(is_giant(value) && old.is_none_or(|word| word & VALUE_MASK != GIANT));
         }
-        if giants > 0 {
-            let grant = self.aux.purse.take(giants * GIANT_BYTES)?;
-            self.data.giants.lock().grant.absorb(grant);
+        if wide_values > 0 {
+            let reservation = self.aux.quota.take(wide_values * GIANT_BYTES)?;
+            self.data.wide_values.lock().reservation.absorb(reservation);
             self.giants_change = true;
         }
         // One word in eight stays unused: searches end there (A1).
@@ -234,13 +243,13 @@ impl Shard<'_> {
             return Ok(());
         }
         let len = (needed + needed / 4 + needed / 8).max(LEAST_WORDS);
-        let grant = self.aux.purse.take(Array::bytes_of(len))?;
-        self.rebuild(len, grant);
+        let reservation = self.aux.quota.take(Array::bytes_of(len))?;
+        self.rebuild(len, reservation);
         Ok(())
     }
 
-    fn rebuild(&mut self, len: usize, grant: Grant) {
-        let array = Array::new(len, grant);
+    fn rebuild(&mut self, len: usize, reservation: Reservation) {
+        let array = Array::new(len, reservation);
         for word in &self.data.array.load().words {
             let word = word.load(Relaxed);
             if word != UNUSED && word != DELETED {
@@ -259,10 +268,10 @@ impl Shard<'_> {
         let was_giant = old.is_some_and(|(_, word)| word & VALUE_MASK == GIANT);
         let small = if is_giant(value) { GIANT } else { value as u64 };
         if is_giant(value) {
-            let giants = &mut *self.data.giants.lock();
-            giants.values.insert(key, value);
+            let wide_values = &mut *self.data.wide_values.lock();
+            wide_values.values.insert(key, value);
             assert!(
-                giants.values.len() as u64 * GIANT_BYTES <= giants.grant.bytes(),
+                wide_values.values.len() as u64 * GIANT_BYTES <= wide_values.reservation.bytes(),
                 "A2: a giant that was not reserved"
             );
         } else if was_giant {
@@ -285,7 +294,7 @@ impl Shard<'_> {
     /// What it was granted is kept until the shard is unlocked: the same write may need it again
     /// (A2).
     fn remove_giant(&mut self, key: u64) {
-        self.giants_change |= self.data.giants.lock().values.remove(&key).is_some();
+        self.giants_change |= self.data.wide_values.lock().values.remove(&key).is_some();
     }
 
     /// Deletes an entry, if there is one. The row's bucket is locked.
@@ -320,7 +329,7 @@ impl Shard<'_> {
         if len > 4 * LEAST_WORDS && self.counts.live < len / 4 {
             let len = self.counts.live + self.counts.live / 4 + LEAST_WORDS;
             // Not to be refused: it gives back more than it takes.
-            self.rebuild(len, self.aux.purse.charge(Array::bytes_of(len)));
+            self.rebuild(len, self.aux.quota.charge(Array::bytes_of(len)));
         }
     }
 }
@@ -328,8 +337,8 @@ impl Shard<'_> {
 impl Drop for Shard<'_> {
     fn drop(&mut self) {
         if self.giants_change {
-            let giants = &mut *self.data.giants.lock();
-            giants.grant.shrink_to(giants.values.len() as u64 * GIANT_BYTES);
+            let wide_values = &mut *self.data.wide_values.lock();
+            wide_values.reservation.shrink_to(wide_values.values.len() as u64 * GIANT_BYTES);
         }
     }
 }
@@ -351,7 +360,7 @@ mod tests {
         for seed in 0..seeds {
             let mut rng = fastrand::Rng::with_seed(seed);
             let budget = Budget::new(u64::MAX);
-            let aux = Aux::new(200_000, &budget.purse(0)).unwrap();
+            let aux = Aux::new(200_000, &budget.quota(0)).unwrap();
             let mut model: HashMap<(u64, usize), i64> = HashMap::new();
             for step in 0..5 * wave {
                 // Waves, so that it grows and shrinks.
@@ -399,7 +408,7 @@ mod tests {
     fn a_giant_is_changed_without_memory() {
         // The empty array is there until the first one is.
         let budget = Budget::new(bytes_with(LEAST_WORDS) + GIANT_BYTES);
-        let aux = Aux::new(1, &budget.purse(0)).unwrap();
+        let aux = Aux::new(1, &budget.quota(0)).unwrap();
         let mut shard = aux.lock(0);
         shard.reserve(None, [(0, -1)].into_iter()).unwrap();
         shard.put(5, 0, -1, false);
@@ -424,7 +433,7 @@ mod tests {
     #[test]
     fn without_memory_nothing_changes() {
         let budget = Budget::new(bytes_with(LEAST_WORDS));
-        let aux = Aux::new(1, &budget.purse(0)).unwrap();
+        let aux = Aux::new(1, &budget.quota(0)).unwrap();
         let mut shard = aux.lock(0);
         let mut stored = 0;
         while shard.reserve(None, [(0, 7)].into_iter()).is_ok() {

@@ -56,7 +56,7 @@ impl Measured {
 
 /// What a table keeps of them.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Canaries {
+pub(crate) struct FpEstimator {
     pub(crate) measured: Measured,
     /// The pairs in the table when counting began.
     pairs: u64,
@@ -64,7 +64,7 @@ pub(crate) struct Canaries {
     next: u64,
 }
 
-impl Canaries {
+impl FpEstimator {
     /// Whether they speak of a table of so many pairs.
     fn are_of(&self, pairs: u64) -> bool {
         pairs <= self.pairs + self.pairs / 16
@@ -81,7 +81,7 @@ impl Table {
             return canaries.measured;
         }
         if !canaries.are_of(pairs) {
-            *canaries = Canaries { pairs, next: canaries.next, ..Canaries::default() };
+            *canaries = FpEstimator { pairs, next: canaries.next, ..FpEstimator::default() };
         }
         let from = canaries.next;
         let yes = (from..from + count)

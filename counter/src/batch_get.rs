@@ -18,10 +18,10 @@
 //! The search itself needs no version: the tag of a row that is there all the time is there at
 //! every moment (B1, T1). Its fields do, and that they are its own.
 
-use crate::bucket::{Glance, take};
+use crate::bucket::{TagMatch, take};
+use crate::buckets::{Buckets, Looked};
 use crate::key::PROBES;
 use crate::read::Read;
-use crate::segment::{Looked, Segment};
 use crate::table::Table;
 use rolling::{Entry, ones};
 
@@ -31,17 +31,17 @@ const CHUNK: usize = 32;
 
 /// Where the search for one row stands.
 #[derive(Clone, Copy)]
-struct Way<'a> {
+struct Probe<'a> {
     entry: &'a Entry<Table>,
     /// The bucket's number.
     index: u64,
     tag: u64,
-    seen: Glance,
+    seen: TagMatch,
 }
 
-impl<'a> Way<'a> {
+impl<'a> Probe<'a> {
     #[inline(always)]
-    fn main(&self) -> &'a Segment {
+    fn main(&self) -> &'a Buckets {
         self.entry.table().main()
     }
 
@@ -54,7 +54,7 @@ impl<'a> Way<'a> {
     /// Looks at the first bytes of the bucket.
     #[inline(always)]
     fn look(&mut self) {
-        self.seen = self.main().glance(self.index, self.tag as u8);
+        self.seen = self.main().match_tags(self.index, self.tag as u8);
     }
 
     /// Whether the row, which is not in this bucket, may have gone on from here.
@@ -159,7 +159,7 @@ impl Read<'_> {
                 looking |= u32::from(ways[i].is_some()) << i;
             }
             // In one go: `rolling::prefetch` says why.
-            ways[begin..end].iter().flatten().for_each(Way::prefetch);
+            ways[begin..end].iter().flatten().for_each(Probe::prefetch);
             begin = end;
         }
         let all = ((1u64 << ids.len()) - 1) as u32;
@@ -180,8 +180,8 @@ impl Read<'_> {
                     past |= u32::from(way.is_past()) << i;
                     candidates |= u32::from(!way.seen.is_empty()) << i;
                 }
-                let mut go_on = |ways: &mut [Option<Way<'_>>; CHUNK], i: usize| {
-                    let more = ways[i].as_mut().is_some_and(Way::go_on);
+                let mut go_on = |ways: &mut [Option<Probe<'_>>; CHUNK], i: usize| {
+                    let more = ways[i].as_mut().is_some_and(Probe::go_on);
                     looking |= u32::from(more) << i;
                     unsure |= u32::from(!more) << i;
                 };
@@ -209,7 +209,7 @@ impl Read<'_> {
 
     /// Where `id` is looked for first; `None` if that is a place which the quick way does not know.
     #[inline(always)]
-    fn way(&self, id: u64) -> Option<Way<'_>> {
+    fn way(&self, id: u64) -> Option<Probe<'_>> {
         let entry = self.tables.find(id)?;
         let main = entry.table().main();
         let home = main.keys.home(id)?;
@@ -217,7 +217,7 @@ impl Read<'_> {
             return None;
         }
         let tag = home.remainder | main.layout.probe_one;
-        Some(Way { entry, index: home.bucket, tag, seen: Glance::default() })
+        Some(Probe { entry, index: home.bucket, tag, seen: TagMatch::default() })
     }
 }
 

@@ -9,7 +9,7 @@ const MOST_BUCKETS: u64 = 1 << 31;
 
 /// The size of a table's buckets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub(crate) struct Sizing {
     /// The lowest id.
     pub(crate) base: u64,
     /// Prime.
@@ -17,9 +17,9 @@ pub(crate) struct Plan {
     pub(crate) remainder_bits: u32,
 }
 
-impl Plan {
+impl Sizing {
     /// A table for `rows` rows, at the fill at which it rolls, with ids of `base..=last` at least.
-    pub(crate) fn new(schema: &Schema, base: u64, last: u64, rows: u64) -> Plan {
+    pub(crate) fn new(schema: &Schema, base: u64, last: u64, rows: u64) -> Sizing {
         let span = u128::from(last - base) + 1;
         let mut bits = LEAST_BITS;
         loop {
@@ -27,7 +27,7 @@ impl Plan {
             let needed = rows as f64 / (layout.slots as f64 * layout.roll_fill());
             let buckets = (needed.ceil() as u64).clamp(LEAST_BUCKETS, MOST_BUCKETS);
             if u128::from(buckets) << bits >= span {
-                return Plan { base, buckets: prime_from(buckets), remainder_bits: bits };
+                return Sizing { base, buckets: prime_from(buckets), remainder_bits: bits };
             }
             bits += 1;
         }
@@ -35,7 +35,7 @@ impl Plan {
 
     /// The same, for so many rows more that the buckets fill the last of their huge pages, if they
     /// have any.
-    pub(crate) fn in_whole_pages(self, schema: &Schema) -> Plan {
+    pub(crate) fn in_whole_pages(self, schema: &Schema) -> Sizing {
         let bucket = Layout::new(schema, self.remainder_bits).words as u64 * 8;
         if self.bytes(schema) < rolling::HUGE_PAGE_BYTES as u64 {
             return self;
@@ -44,7 +44,7 @@ impl Plan {
         let whole =
             self.bytes(schema).next_multiple_of(rolling::HUGE_PAGE_BYTES as u64) / bucket - 1;
         let buckets = prime_to(whole.min(MOST_BUCKETS));
-        Plan { buckets: buckets.max(self.buckets), ..self }
+        Sizing { buckets: buckets.max(self.buckets), ..self }
     }
 
     /// Bytes of the buckets, of a table of this schema.
@@ -89,23 +89,23 @@ mod tests {
             (1 << 50, (1 << 50) + (1 << 32), 1 << 20),
             (0, 1 << 20, 1 << 20),
         ] {
-            let plan = Plan::new(&schema, base, last, rows);
-            let layout = Layout::new(&schema, plan.remainder_bits);
+            let sizing = Sizing::new(&schema, base, last, rows);
+            let layout = Layout::new(&schema, sizing.remainder_bits);
             assert!(
-                u128::from(plan.buckets) << plan.remainder_bits > u128::from(last - base),
-                "{plan:?}"
+                u128::from(sizing.buckets) << sizing.remainder_bits > u128::from(last - base),
+                "{sizing:?}"
             );
             assert!(
-                (plan.buckets * layout.slots as u64) as f64 * layout.roll_fill()
+                (sizing.buckets * layout.slots as u64) as f64 * layout.roll_fill()
                     >= rows as f64 - 1.0
             );
         }
         // A million posts, one in 4096 ids: 64 bits a row, all in all.
-        let plan = Plan::new(&schema, 1 << 50, (1 << 50) + (1 << 32) - 1, 1 << 20);
+        let sizing = Sizing::new(&schema, 1 << 50, (1 << 50) + (1 << 32) - 1, 1 << 20);
         assert!(
-            plan.bytes(&schema) < (1 << 20) * 19 / 2,
+            sizing.bytes(&schema) < (1 << 20) * 19 / 2,
             "{}",
-            plan.bytes(&schema) as f64 / f64::from(1 << 20)
+            sizing.bytes(&schema) as f64 / f64::from(1 << 20)
         );
     }
 
@@ -113,11 +113,11 @@ mod tests {
     fn a_large_plan_fills_its_huge_pages() {
         let schema = Schema::parse("like:12 repost:8 comment:8 read:16").unwrap();
         for rows in [1000, 200_000, 300_000, 1 << 20, 5_000_000, 67_108_864] {
-            let exact = Plan::new(&schema, 0, rows << 12, rows);
-            let plan = exact.clone().in_whole_pages(&schema);
-            let (bytes, page) = (plan.bytes(&schema) + 8, rolling::HUGE_PAGE_BYTES as u64);
+            let exact = Sizing::new(&schema, 0, rows << 12, rows);
+            let sizing = exact.clone().in_whole_pages(&schema);
+            let (bytes, page) = (sizing.bytes(&schema) + 8, rolling::HUGE_PAGE_BYTES as u64);
             if exact.bytes(&schema) < page {
-                assert_eq!(plan, exact);
+                assert_eq!(sizing, exact);
                 continue;
             }
             assert_eq!(bytes.div_ceil(page), exact.bytes(&schema).div_ceil(page), "{rows} rows");

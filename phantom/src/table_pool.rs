@@ -16,7 +16,7 @@ const STEP_WORDS: usize = 1 << 20;
 
 /// See the top of the file.
 #[derive(Default)]
-pub(crate) struct Upkeep {
+pub(crate) struct TablePool {
     /// Writers come here, as they roll: no memory is cleared or given back under this lock, nor
     /// under that of `spare`.
     retired: Mutex<Vec<Arc<Table>>>,
@@ -27,7 +27,7 @@ pub(crate) struct Upkeep {
     clearing_bytes: AtomicUsize,
 }
 
-impl Upkeep {
+impl TablePool {
     /// Takes over a table that left the ring.
     pub(crate) fn retire(&self, table: Arc<Table>) {
         self.retired.lock().push(table);
@@ -44,7 +44,7 @@ impl Upkeep {
         drop(other);
     }
 
-    /// Whether [`Upkeep::step`] has something to do when the next table is to have `pages`. While
+    /// Whether [`TablePool::step`] has something to do when the next table is to have `pages`. While
     /// somebody makes a step there is nothing to do.
     pub(crate) fn wants_step(&self, pages: usize, soon: bool) -> bool {
         self.clearing.try_lock().is_some_and(|clearing| {
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_recycled_table_is_cleared_when_nobody_reads_it_any_more() {
-        let upkeep = Upkeep::default();
+        let upkeep = TablePool::default();
         let table = Arc::new(empty(0.01, 3).unwrap());
         let seed = Seed::new(1);
         for i in 0..1000 {
@@ -142,7 +142,7 @@ mod tests {
     /// Who writes, and therefore rolls, waits for no step, however long it takes.
     #[test]
     fn a_table_is_retired_while_a_step_is_made() {
-        let upkeep = Upkeep::default();
+        let upkeep = TablePool::default();
         let table = Arc::new(empty(0.01, 3).unwrap());
         std::thread::scope(|scope| {
             let in_the_middle_of_it = || {
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_spare_is_made_only_when_it_will_be_needed() {
-        let upkeep = Upkeep::default();
+        let upkeep = TablePool::default();
         let make = || Filter::new(Sizing::for_rate(0.01), 5).ok();
         assert!(!upkeep.step(5, false, make));
         while upkeep.step(5, true, make) {}

@@ -14,7 +14,7 @@
 //! elsewhere before there is no room for the next one (`cold`). If he does not, the ring does not
 //! roll, and the newest table is extended.
 //!
-//! **Early ids.** The frontier (see `rolling`) decides which ids are normal, from those that are
+//! **OutlierPairs ids.** The frontier (see `rolling`) decides which ids are normal, from those that are
 //! aside. When the outliers is full of bad ids, good ones that leap ahead could no more get in to be
 //! counted; so those that are turned away are counted, too.
 //!
@@ -27,7 +27,7 @@
 use crate::Error;
 use crate::filter::Filter;
 use crate::space::Space;
-use crate::stats::{Course, Frontier, Layout};
+use crate::stats::{Frontier, Layout, RingProgress};
 use crate::table::Table;
 use parking_lot::MutexGuard;
 use std::sync::Arc;
@@ -184,12 +184,12 @@ impl Space {
     /// comes new with this one: it began above all ids that were let in by the time the last
     /// batch's frontier was read. And whatever was in a table when its state was read is let in by
     /// this frontier.
-    pub fn course(&self, changes: u64) -> Course {
+    pub fn course(&self, changes: u64) -> RingProgress {
         let _nobody_rolls = self.rolling.lock();
         let now = self.changes();
         let high = self.frontier.high();
         let frontier = Frontier { high, window: self.frontier.window() };
-        Course { changes: now, layout: (now != changes).then(|| self.layout()), frontier }
+        RingProgress { changes: now, layout: (now != changes).then(|| self.layout()), frontier }
     }
 
     /// Whether the ring has changed, or pairs have gone into tables, by something else than a write

@@ -1,14 +1,14 @@
 //! What is kept of a table that lies elsewhere besides its pages: a note beside them ([`Note`]),
 //! and what a snapshot has of it ([`Late`]).
 
-use super::blocks::LateBlock;
-use super::{Below, Chain, Cold, Lower, Rewrite};
+use super::merged_blocks::LateBlock;
+use super::{Chain, Cold, ColdBackend, Lower, Rewrite};
 use crate::block::block_range;
 use crate::codec::{CHECK, DecodeError, Header, StoredTable, check_header, put_header, u64_at};
+use crate::deleted_pairs::DeletedPairs;
 use crate::filter::Filter;
 use crate::hash::{Pair, Seed};
 use crate::options::Options;
-use crate::revoked::Revoked;
 use crate::space::Space;
 use crate::table::{LINKS, Table};
 use std::collections::{HashMap, HashSet};
@@ -100,7 +100,7 @@ impl Note {
     /// these very pages.
     pub fn table(
         self,
-        below: Arc<dyn Below>,
+        below: Arc<dyn ColdBackend>,
         late: Option<&Late>,
     ) -> Result<StoredTable, DecodeError> {
         let Header { rate, low, last, early, .. } = self.header;
@@ -113,7 +113,7 @@ impl Note {
                 cold.keep_block(link, block, words);
             }
         }
-        let revoked = Revoked::small();
+        let revoked = DeletedPairs::small();
         for &hash in late.map_or(&self.revoked, |late| &late.revoked) {
             revoked.insert(hash);
         }
