@@ -90,22 +90,22 @@ mod cold;
 mod commit;
 mod disk;
 mod error;
-mod follow;
 mod frame;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod immutable_file;
 mod log;
 mod manifest;
-mod once;
 mod record;
 mod replay;
-mod ring;
+mod replica_log;
 mod segment;
 mod sim;
 mod snapshot;
 mod staging;
 mod store;
 mod tail;
+mod uring;
 
 pub use batch::{BATCH_HEAD_BYTES, BatchHead, Lineage, MAX_BODY_BYTES};
 pub use check::{Finding, Report, Severity, check, dump, lineage_of};
@@ -115,13 +115,12 @@ pub use cold::{
 };
 pub use commit::{
     CommitOptions, CommitStats, Committed, Committer, Exclusive, Health, Reserved, Rounds, Source,
-    SyncPolicy, Ticket, Turn,
+    SyncPolicy, Ticket, WriteGuard,
 };
 pub use disk::{
     Disk, DiskFile, LOCK, RealDisk, TEMPORARY, create_folder, read_full_at, write_all_at,
 };
 pub use error::{Error, Result};
-pub use follow::FollowLog;
 pub use frame::{Check, FRAME_BYTES, Frame, frame_head, read_frame};
 pub use log::{Log, LogOptions, LogStats, Position};
 pub use manifest::{
@@ -129,7 +128,7 @@ pub use manifest::{
 };
 pub use record::{Batch, Record, Records};
 pub use replay::{ApplyBatch, End, segments_back};
-pub use ring::{BlockPlace, Ring};
+pub use replica_log::FollowLog;
 pub use segment::{
     BadHead, LOG_VERSION, SEGMENT_HEAD_BYTES, SegmentHead, SegmentName, parse_segment_name,
     segment_name,
@@ -142,3 +141,4 @@ pub use snapshot::{
 pub use staging::{Fetched, LOOK_BYTES, STAGED, Staging};
 pub use store::{Pin, Progress, Store, StoreOptions};
 pub use tail::{Absent, Step, Tail};
+pub use uring::{BlockPlace, Ring};

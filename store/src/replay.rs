@@ -468,7 +468,7 @@ pub(crate) enum Reader {
     /// A start, of a log that is ours.
     Owner,
     /// A start, of a replica's log, whose batches tell when they were durable on its master: its
-    /// tail is cut whatever follows (follow.rs, F3).
+    /// tail is cut whatever follows (replica_log.rs, F3).
     Follower,
     /// A check, which has nothing synced: it may look at the folder of a running server, or at a
     /// disk that can only be read.

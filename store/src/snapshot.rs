@@ -49,9 +49,9 @@ use crate::batch::Lineage;
 use crate::disk::{Disk, DiskFile, read_full_at};
 use crate::error::{Error, Result};
 use crate::frame::{Check, FRAME_BYTES, Frame, frame_head, read_frame, u32_at, u64_at};
+use crate::immutable_file::{self, Draft, Naming, Opened, identity_of};
 use crate::log::Position;
 use crate::manifest::{FileEntry, Role, Tag};
-use crate::once::{self, Draft, Naming, Opened, identity_of};
 use crate::store::Store;
 
 const MAGIC: &[u8; 8] = b"TIDESNAP";
@@ -385,7 +385,7 @@ impl SnapshotReader {
     ) -> Result<SnapshotReader> {
         let format = (MAGIC, SNAPSHOT_VERSION);
         let (Opened { file, path, size, head: bytes }, head) =
-            once::open(disk, name, format, HEAD, SnapshotHead::decode)?;
+            immutable_file::open(disk, name, format, HEAD, SnapshotHead::decode)?;
         if !NAMING.is_identity(name, head.identity) {
             return Err(Error::corrupt(path, 32, "it was written under another name"));
         }

@@ -5,7 +5,7 @@
 //!   staged-plan.manifest          the master's manifest: what is being fetched
 //!   staged-snap-..1.tsnap.tmp     being fetched; what is there already need not come again when the link was cut
 //!   staged-snap-..2.tsnap         whole, checked, durable
-//!   staged-log-..12.tlog          the log behind the manifest's replay position (follow.rs)
+//!   staged-log-..12.tlog          the log behind the manifest's replay position (replica_log.rs)
 //!   staged-next.manifest          all is there: from now on this is the data set, whatever happens     (1)
 //!   staged-now.manifest           the logs of the old one are removed                                  (2)
 //!   tidemark.manifest             everything has its name
@@ -24,8 +24,8 @@ use std::sync::Arc;
 use crate::batch::Lineage;
 use crate::disk::{Disk, DiskFile, TEMPORARY, read_full_at, replace, write_all_at};
 use crate::error::{Error, Result};
-use crate::follow::FollowLog;
 use crate::manifest::{FileEntry, MANIFEST, Manifest, Role, Tag};
+use crate::replica_log::FollowLog;
 use crate::segment::{SegmentName, parse_segment_name};
 use crate::snapshot::{MAX_CHUNK_BYTES, read_small};
 use crate::store::is_ours;

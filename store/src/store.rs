@@ -26,13 +26,13 @@ use crate::batch::{BatchHead, Lineage};
 use crate::cold::{ColdFile, ColdWriter, PageFile, PageWriter, parse_cold_name};
 use crate::disk::{Disk, TEMPORARY};
 use crate::error::{Error, Result};
-use crate::follow::FollowLog;
 use crate::log::{Log, LogOptions, Position, Resume};
 use crate::manifest::{FileEntry, MANIFEST, Manifest, Role, Tag};
 use crate::record::{Record, Records};
 use crate::replay::{
     ApplyBatch, End, Reader, find_path, read_segment_head, replay, segment_numbers, segments_back,
 };
+use crate::replica_log::FollowLog;
 use crate::segment::{SegmentHead, segment_name};
 use crate::snapshot::{SnapshotReader, SnapshotWriter, parse_snapshot_name};
 use crate::staging;

@@ -37,7 +37,7 @@ use crate::marks::Mark;
 use phantom::Member;
 use rolling::ones;
 use std::sync::atomic::Ordering::SeqCst;
-use store::Turn;
+use store::WriteGuard;
 
 /// What a flag is tied to: the counter space's number, and the position of the field.
 pub type Tie = (u32, u32);
@@ -84,7 +84,7 @@ impl ExistenceSpace {
 
     /// Makes an id loose, and the log know it with the rest of the turn; one above all that tables
     /// have only for those who will find it in a table.
-    pub(super) fn loosen(&self, turn: &mut Turn<'_, Mark>, id: u64) {
+    pub(super) fn loosen(&self, turn: &mut WriteGuard<'_, Mark>, id: u64) {
         if Some(id) > self.space.highest_id() || self.loose.insert(id, self.space.horizon()) {
             turn.mark(Mark::loose(self.number, id));
         }
@@ -178,7 +178,7 @@ impl Engines {
     #[inline]
     pub(super) fn before_lowering(
         &self,
-        turn: &mut Turn<'_, Mark>,
+        turn: &mut WriteGuard<'_, Mark>,
         counters: &CounterSpace,
         id: u64,
         lowest: impl Fn(usize, i64) -> i64,
@@ -201,7 +201,7 @@ impl Engines {
     /// anybody is told.
     pub(super) fn loosen_uncounted(
         &self,
-        turn: &mut Turn<'_, Mark>,
+        turn: &mut WriteGuard<'_, Mark>,
         space: &ExistenceSpace,
         id: u64,
     ) {

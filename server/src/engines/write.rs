@@ -16,7 +16,7 @@ use phantom::{Change, Member};
 use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use store::{Exclusive, Reserved, Ticket, Turn};
+use store::{Exclusive, Reserved, Ticket, WriteGuard};
 
 /// A watched place, and its state when it began to be watched.
 pub(crate) struct Seen {
@@ -69,14 +69,14 @@ fn stripe_of(id: u64) -> u64 {
 /// or early pairs, is marked with it: also if it is refused itself, which it may be after that has
 /// happened.
 struct PairTurn<'a> {
-    turn: Turn<'a, Mark>,
+    turn: WriteGuard<'a, Mark>,
     space: &'a phantom::Space,
 }
 
 impl<'a> Deref for PairTurn<'a> {
-    type Target = Turn<'a, Mark>;
+    type Target = WriteGuard<'a, Mark>;
 
-    fn deref(&self) -> &Turn<'a, Mark> {
+    fn deref(&self) -> &WriteGuard<'a, Mark> {
         &self.turn
     }
 }
@@ -99,7 +99,7 @@ impl Drop for PairTurn<'_> {
 impl Engines {
     /// Enters the stripe of an id.
     #[inline]
-    fn turn(&self, id: u64) -> Turn<'_, Mark> {
+    fn turn(&self, id: u64) -> WriteGuard<'_, Mark> {
         let mut turn = self.durability.committer().enter(stripe_of(id));
         turn.before_mark(rolling::prefetch_to_write);
         turn
@@ -135,19 +135,19 @@ impl Engines {
 
     /// Keeps other writers of this id out until it is dropped: for a change that depends on what is
     /// there.
-    pub(crate) fn alone_with(&self, id: u64) -> Turn<'_, Mark> {
+    pub(crate) fn alone_with(&self, id: u64) -> WriteGuard<'_, Mark> {
         self.turn(id)
     }
 
     /// Marks a row that was changed, and tells whoever watches it.
     #[inline]
-    fn changed_row(&self, turn: &mut Turn<'_, Mark>, space: &CounterSpace, id: u64) {
+    fn changed_row(&self, turn: &mut WriteGuard<'_, Mark>, space: &CounterSpace, id: u64) {
         self.watches.changed(space.number, id);
         turn.mark(Mark::row(space.number, id));
     }
 
     /// The same for a schema or a ring.
-    fn changed_shape(&self, turn: &mut Turn<'_, Mark>) {
+    fn changed_shape(&self, turn: &mut WriteGuard<'_, Mark>) {
         self.watches.swept();
         turn.mark(Mark::CATALOGUE);
     }
@@ -529,7 +529,7 @@ impl Engines {
     #[expect(clippy::too_many_arguments, reason = "what a change of a pair is")]
     fn mark_pair(
         &self,
-        turn: &mut Turn<'_, Mark>,
+        turn: &mut WriteGuard<'_, Mark>,
         space: &ExistenceSpace,
         id: u64,
         member: &Member<'_>,

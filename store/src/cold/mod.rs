@@ -45,8 +45,8 @@
 
 mod bits;
 mod block;
+mod header;
 mod pages;
-mod shelf;
 mod write;
 
 use std::path::Path;
@@ -57,16 +57,16 @@ use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::frame::{Check, u32_at, u64_at};
 use crate::manifest::{FileEntry, Tag};
-use crate::ring::BlockPlace;
-use shelf::{Head, Shelf, Whose, place, put, put_numbers, seal};
+use crate::uring::BlockPlace;
+use header::{FileIdentity, Head, Shelf, place, put, put_numbers, seal};
 
 pub use block::{BLOCK_BYTES, Block, MAX_BLOCK_ROWS, MAX_COLUMNS};
+pub use header::COLD_VERSION;
+#[cfg(any(test, fuzzing))]
+pub(crate) use header::cold_name;
+pub(crate) use header::parse_cold_name;
 pub(crate) use pages::is_pages;
 pub use pages::{PageFile, PageWriter};
-pub use shelf::COLD_VERSION;
-#[cfg(any(test, fuzzing))]
-pub(crate) use shelf::cold_name;
-pub(crate) use shelf::parse_cold_name;
 pub use write::ColdWriter;
 
 /// Blocks of one file: 256 GiB.
@@ -119,8 +119,8 @@ impl Head for ColdHead {
     const MAGIC: &'static [u8; 8] = b"TIDECOLD";
 
     fn decode(bytes: &[u8]) -> std::result::Result<ColdHead, (u64, &'static str)> {
-        let Whose { lineage, identity, tag } =
-            Whose::decode(bytes, Self::MAGIC, "it does not begin as a cold file does", 120)?;
+        let FileIdentity { lineage, identity, tag } =
+            FileIdentity::decode(bytes, Self::MAGIC, "it does not begin as a cold file does", 120)?;
         let head = ColdHead {
             lineage,
             identity,
@@ -144,9 +144,9 @@ impl Head for ColdHead {
         if plausible { Ok(head) } else { Err((44, "the head describes an impossible file")) }
     }
 
-    fn whose(&self) -> Whose {
+    fn whose(&self) -> FileIdentity {
         let ColdHead { lineage, identity, tag, .. } = *self;
-        Whose { lineage, identity, tag }
+        FileIdentity { lineage, identity, tag }
     }
 
     fn length(&self) -> u64 {

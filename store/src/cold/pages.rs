@@ -36,15 +36,15 @@
 
 use std::sync::Arc;
 
-use super::shelf::{self, Head, Shelf, Whose, place, put, put_numbers, seal};
+use super::header::{self, FileIdentity, Head, Shelf, place, put, put_numbers, seal};
 use super::{BLOCK_BYTES, MAX_BLOCKS};
 use crate::batch::Lineage;
 use crate::disk::{Disk, read_full_at};
 use crate::error::Result;
 use crate::frame::{Check, u32_at, u64_at};
+use crate::immutable_file::Draft;
 use crate::manifest::{FileEntry, Role, Tag};
-use crate::once::Draft;
-use crate::ring::BlockPlace;
+use crate::uring::BlockPlace;
 
 /// Most bytes of a note.
 const MAX_NOTE: u64 = 1 << 30;
@@ -56,7 +56,7 @@ fn check_of(identity: u64, number: u64, page: &[u8]) -> u32 {
 /// The head of a page file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PageHead {
-    whose: Whose,
+    whose: FileIdentity,
     pub(crate) pages: u64,
     note_bytes: u64,
     note_check: u32,
@@ -90,7 +90,8 @@ impl Head for PageHead {
     const MAGIC: &'static [u8; 8] = b"TIDEPAGE";
 
     fn decode(bytes: &[u8]) -> std::result::Result<PageHead, (u64, &'static str)> {
-        let whose = Whose::decode(bytes, Self::MAGIC, "it does not begin as a page file does", 96)?;
+        let whose =
+            FileIdentity::decode(bytes, Self::MAGIC, "it does not begin as a page file does", 96)?;
         if u32_at(bytes, 44) != 0 {
             return Err((44, "a reserved field is not zero"));
         }
@@ -107,7 +108,7 @@ impl Head for PageHead {
         if plausible { Ok(head) } else { Err((48, "the head describes an impossible file")) }
     }
 
-    fn whose(&self) -> Whose {
+    fn whose(&self) -> FileIdentity {
         self.whose
     }
 
@@ -128,7 +129,7 @@ pub(crate) fn is_pages(disk: &dyn Disk, name: &str) -> bool {
 #[derive(Debug)]
 pub struct PageWriter {
     draft: Draft,
-    whose: Whose,
+    whose: FileIdentity,
     sums: Vec<u8>,
 }
 
@@ -139,7 +140,7 @@ impl PageWriter {
         numbers: (u64, u64),
         tag: Tag,
     ) -> Result<PageWriter> {
-        let (draft, whose) = shelf::begin(disk, lineage, numbers, tag)?;
+        let (draft, whose) = header::begin(disk, lineage, numbers, tag)?;
         Ok(PageWriter { draft, whose, sums: Vec::new() })
     }
 

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use super::block::{MAX_BLOCK_ROWS, Rows};
-use super::shelf::{self, Whose};
+use super::header::{self, FileIdentity};
 use super::{BLOCK_BYTES, ColdHead, Index, MAX_COLUMNS};
 use crate::batch::Lineage;
 use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::frame::Check;
+use crate::immutable_file::Draft;
 use crate::manifest::{FileEntry, Role, Tag};
-use crate::once::Draft;
 
 /// Blocks are written so many together.
 const BLOCKS_AT_ONCE: usize = 16;
@@ -21,7 +21,7 @@ const WAITING: usize = 2 * MAX_BLOCK_ROWS;
 #[derive(Debug)]
 pub struct ColdWriter {
     draft: Draft,
-    whose: Whose,
+    whose: FileIdentity,
     columns: usize,
     ids: Vec<u64>,
     values: Vec<i64>,
@@ -49,7 +49,7 @@ impl ColdWriter {
                 "{columns} columns; a cold file has at most {MAX_COLUMNS}"
             )));
         }
-        let (draft, whose) = shelf::begin(disk, lineage, numbers, tag)?;
+        let (draft, whose) = header::begin(disk, lineage, numbers, tag)?;
         Ok(ColdWriter {
             draft,
             whose,
@@ -145,7 +145,7 @@ impl ColdWriter {
         self.flush()?;
         let index = Index::encode(&self.firsts);
         self.draft.put(&index)?;
-        let Whose { lineage, identity, tag } = self.whose;
+        let FileIdentity { lineage, identity, tag } = self.whose;
         let head = ColdHead {
             lineage,
             identity,

@@ -42,11 +42,11 @@
 //!   parted, down to what
 //!   [`Source::may_part`] keeps together. It is never tried again as it is: that would be for ever.
 //! - **C9** Under `always`: whoever reads a changed id, and then asks [`Committer::sight`], learns
-//!   which round he has to wait for (`sight.rs`).
+//!   which round he has to wait for (`visibility.rs`).
 //!
 //! A writer holds its stripe for as long as its change takes, the commit thread for as long as
 //! reading the state of the stripe's few keys takes. Readers take no stripe (promise 1).
-//! `stripes.rs` has the writers' side, `rounds.rs` the commit thread's.
+//! `stripes.rs` has the writers' side, `commit_loop.rs` the commit thread's.
 //!
 //! Why a ticket is a round and not a count: it is then one load for the writer, no shared counter
 //! is incremented, and every stripe may be empty. The commit thread first raises the round, then
@@ -54,9 +54,9 @@
 //! that still saw round n set its bit before the commit thread looked, and its keys are in round n.
 //! (Both orders are sequentially consistent.)
 
-mod rounds;
-mod sight;
+mod commit_loop;
 mod stripes;
+mod visibility;
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -67,10 +67,10 @@ use crate::error::{Error, Result};
 use crate::log::{Log, LogStats, Position};
 use crate::record::Batch;
 
-pub use rounds::Rounds;
-use sight::Sights;
+pub use commit_loop::Rounds;
 use stripes::{Aligned, Joined};
-pub use stripes::{Exclusive, Reserved, Turn};
+pub use stripes::{Exclusive, Reserved, WriteGuard};
+use visibility::Sights;
 
 /// A round of the commit thread: what was marked under it is safe when [`Committer::durable`] has
 /// reached it.

@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use parking_lot::{MutexGuard, ReentrantMutex, ReentrantMutexGuard};
 
-use super::sight::CHANGING;
+use super::visibility::CHANGING;
 use super::{Committer, SyncPolicy, Ticket};
 use crate::batch::MAX_BODY_BYTES;
 
 /// What was marked of some ids and is not logged yet.
 pub(super) struct Stripe<K> {
     pub(super) keys: Vec<K>,
-    /// The key that was [marked](Turn::mark) last, if it is among them: beside the lock, as the end
+    /// The key that was [marked](WriteGuard::mark) last, if it is among them: beside the lock, as the end
     /// of the list is rarely in the cache.
     pub(super) last: Option<K>,
     /// Length at which the keys are deduped next.
@@ -115,7 +115,7 @@ impl<'a, K: Copy + Ord> Reserved<'a, K> {
 }
 
 /// A writer's stay in its stripe: nothing of the stripe is read for the log meanwhile.
-pub struct Turn<'a, K> {
+pub struct WriteGuard<'a, K> {
     committer: &'a Committer<K>,
     stripe: Guard<'a, K>,
     index: usize,
@@ -228,7 +228,7 @@ impl<K: Copy> Drop for Exclusive<'_, K> {
     }
 }
 
-impl<K: Copy + Ord> Turn<'_, K> {
+impl<K: Copy + Ord> WriteGuard<'_, K> {
     /// Says that the state behind `key` was changed in this turn. Marking a key that was not
     /// changed does no harm.
     #[inline]
@@ -250,7 +250,7 @@ impl<K: Copy + Ord> Turn<'_, K> {
         self.stripe.borrow_mut().keys.spare_capacity_mut().first().into_iter().for_each(hint);
     }
 
-    /// As [`mark`](Turn::mark), for a key that is hardly ever marked twice between two rounds: the
+    /// As [`mark`](WriteGuard::mark), for a key that is hardly ever marked twice between two rounds: the
     /// stripe goes on remembering the one before.
     #[inline]
     pub fn mark_new(&mut self, key: K) {
@@ -272,7 +272,7 @@ impl<K: Copy + Ord> Turn<'_, K> {
     }
 }
 
-impl<K> Drop for Turn<'_, K> {
+impl<K> Drop for WriteGuard<'_, K> {
     /// Still under the stripe's lock: what was marked is in the round that is read here, or an
     /// earlier one.
     #[inline]
@@ -345,10 +345,10 @@ impl<K: Copy + Ord> Committer<K> {
     }
 
     /// Enters the stripe of an id, by a hash of it (the id's, not the pair's: what belongs together
-    /// must share a stripe). The change is made and marked before [`Turn::leave`]. A thread is in
+    /// must share a stripe). The change is made and marked before [`WriteGuard::leave`]. A thread is in
     /// one turn at a time, unless it has their stripes: see [`Committer::several`].
     #[inline]
-    pub fn enter(&self, hash: u64) -> Turn<'_, K> {
+    pub fn enter(&self, hash: u64) -> WriteGuard<'_, K> {
         let index = self.stripe_of(hash);
         #[cfg(debug_assertions)]
         assert!(
@@ -357,7 +357,7 @@ impl<K: Copy + Ord> Committer<K> {
         );
         let stripe = self.stripes[index].lock.lock();
         let sight = (self.policy() == SyncPolicy::Always).then(|| self.sights.begin(hash));
-        Turn { committer: self, stripe, index, sight, has_marked: false, concerns_all: false }
+        WriteGuard { committer: self, stripe, index, sight, has_marked: false, concerns_all: false }
     }
 
     #[inline]

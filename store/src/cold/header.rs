@@ -14,9 +14,9 @@ use crate::batch::Lineage;
 use crate::disk::{Disk, DiskFile, read_full_at};
 use crate::error::{Error, Result};
 use crate::frame::{Check, u32_at, u64_at};
+use crate::immutable_file::{self, Draft, Naming, identity_of};
 use crate::manifest::{FileEntry, Role, Tag};
-use crate::once::{self, Draft, Naming, identity_of};
-use crate::ring::BlockPlace;
+use crate::uring::BlockPlace;
 
 /// Of both formats: the newest version that can be read; the one that is written.
 pub const COLD_VERSION: u32 = 1;
@@ -42,20 +42,20 @@ pub(super) trait Head: Sized {
     /// Reads it; on an error the byte and what is wrong there.
     fn decode(bytes: &[u8]) -> std::result::Result<Self, (u64, &'static str)>;
     /// What all kinds have of it.
-    fn whose(&self) -> Whose;
+    fn whose(&self) -> FileIdentity;
     /// Bytes of the whole file.
     fn length(&self) -> u64;
 }
 
-/// Whose a file is, which it is, and what for: the fields that every head has.
+/// FileIdentity a file is, which it is, and what for: the fields that every head has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Whose {
+pub(super) struct FileIdentity {
     pub(super) lineage: Lineage,
     pub(super) identity: u64,
     pub(super) tag: Tag,
 }
 
-impl Whose {
+impl FileIdentity {
     /// A head with these fields, in which the others are to be [put], and which is to be
     /// [sealed](seal).
     pub(super) fn encode(&self, magic: &[u8; 8]) -> [u8; BLOCK_BYTES] {
@@ -78,7 +78,7 @@ impl Whose {
         magic: &[u8; 8],
         begins: &'static str,
         used: usize,
-    ) -> std::result::Result<Whose, (u64, &'static str)> {
+    ) -> std::result::Result<FileIdentity, (u64, &'static str)> {
         if bytes.len() < BLOCK_BYTES {
             return Err((bytes.len() as u64, "it ends inside its head"));
         }
@@ -100,7 +100,7 @@ impl Whose {
             high: u64_at(bytes, 56),
             stamp: u64_at(bytes, 64),
         };
-        Ok(Whose { lineage: Lineage(lineage), identity: u64_at(bytes, 32), tag })
+        Ok(FileIdentity { lineage: Lineage(lineage), identity: u64_at(bytes, 32), tag })
     }
 }
 
@@ -129,9 +129,9 @@ pub(super) fn begin(
     lineage: Lineage,
     (number, file): (u64, u64),
     tag: Tag,
-) -> Result<(Draft, Whose)> {
+) -> Result<(Draft, FileIdentity)> {
     let draft = Draft::create(disk, cold_name(number, file), BLOCK_BYTES)?;
-    Ok((draft, Whose { lineage, identity: identity_of(number, file), tag }))
+    Ok((draft, FileIdentity { lineage, identity: identity_of(number, file), tag }))
 }
 
 /// A cold file of either kind, open for reading from any thread.
@@ -139,7 +139,7 @@ pub(super) fn begin(
 pub(super) struct Shelf {
     pub(super) path: PathBuf,
     pub(super) entry: FileEntry,
-    whose: Whose,
+    whose: FileIdentity,
     file: Arc<dyn DiskFile>,
     /// Where it is removed, once it is retired.
     retired: OnceLock<Arc<dyn Disk>>,
@@ -149,8 +149,8 @@ impl Shelf {
     /// Opens a file by its name alone, and reads its head. Its entry's checksum is then unknown: 0.
     pub(super) fn open<H: Head>(disk: &dyn Disk, name: &str) -> Result<(Shelf, H)> {
         let (opened, head) =
-            once::open(disk, name, (H::MAGIC, COLD_VERSION), BLOCK_BYTES, H::decode)?;
-        let once::Opened { file, path, size, .. } = opened;
+            immutable_file::open(disk, name, (H::MAGIC, COLD_VERSION), BLOCK_BYTES, H::decode)?;
+        let immutable_file::Opened { file, path, size, .. } = opened;
         let (whose, length) = (head.whose(), head.length());
         if !NAMING.is_identity(name, whose.identity) {
             return Err(Error::corrupt(path, 32, "it was written under another name"));
