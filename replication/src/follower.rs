@@ -14,7 +14,8 @@
 //! | has the same history, but less of it | it is forced: somebody has lost something, or the master is not there yet |
 //!
 //! **What it acknowledges**: as *written* what is in its log and applied, as *durable* what is
-//! synced, too. Which of the two has to come first is its node's choice ([`ReplicaHost::sync_after_ms`]).
+//! synced, too. Which of the two has to come first is its node's choice
+//! ([`ReplicaHost::sync_after_ms`]).
 
 use store::{
     BatchHead, Disk, Error, Fetched, FileEntry, FollowLog, Lineage, Manifest, SegmentHead, Staging,
@@ -244,8 +245,8 @@ impl Follower {
                     self.state = State::Following;
                     self.acknowledge(local, out, now_ms);
                 } else {
-                    // Who has this data set has lost all rows of it by commands, which count as any
-                    // others do.
+                    // All rows of this data set were deleted by commands, which count as any others
+                    // do.
                     if verdict != Verdict::Foreign || !local.is_empty() {
                         self.give_up(verdict, (lineage, term, end), segments, local)?;
                     }

@@ -42,7 +42,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Messages of one direction, on their way through somebody's hands.
+/// Messages of one direction, on their way through a hostile intermediary.
 #[derive(Default)]
 struct Way {
     reader: Reader,
@@ -378,8 +378,8 @@ mod tests {
         assert!(!store.is_pinned(&name));
         sender.hears(999).expect("it was heard a moment ago");
         assert!(matches!(sender.hears(1_000), Err(LinkError::Timeout(1_000))));
-        // Whoever was busy for as long has not looked yet whether something was said meanwhile.
-        sender.fill(&mut down, &origin, 5_000).expect("nobody is given up by who has not listened");
+        // A node that was busy for as long has not read yet what arrived meanwhile.
+        sender.fill(&mut down, &origin, 5_000).expect("a node that has not listened gives up no peer");
         follower.hears(999).expect("it was heard a moment ago");
         assert!(matches!(follower.hears(1_000), Err(LinkError::Timeout(1_000))));
         follower
@@ -448,7 +448,7 @@ mod tests {
         }
     }
 
-    /// A link that nobody tampers with brings everything.
+    /// An honest link delivers everything.
     #[test]
     fn an_honest_link_ends_with_the_masters_data() {
         let (store, log) = master();

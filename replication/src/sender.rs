@@ -305,8 +305,8 @@ impl Sender {
         self.times.hears(self.peer.heard_ms, now_ms)
     }
 
-    /// The log grows. To be called also while there is no room to send: who reads nothing keeps no
-    /// more of it than others.
+    /// The log grows. To be called also while there is no room to send: a replica that reads
+    /// nothing pins no more of it than others.
     pub fn tick(&mut self, end: Position) {
         if self.pin.is_some() && end.offset.saturating_sub(self.pinned_from) > self.pinned_bytes {
             self.pin = None;

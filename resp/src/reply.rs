@@ -107,7 +107,8 @@ impl<'a> Reply<'a> {
     /// An array of `rows` arrays of `width` integers, which `write` puts one after the other,
     /// header and integers; none of them has a bit that is not in `bits`. For a row of which
     /// `refused` has a text, that is the answer, as an error. Room is asked for once for many rows.
-    /// With more than `most` bytes in the buffer the rest is left out: nobody will get it.
+    /// With more than `most` bytes in the buffer the rest is left out: the client is about to be
+    /// closed.
     #[inline]
     pub fn int_rows<'t>(
         &mut self,

@@ -11,7 +11,7 @@
 //! *shorth*, the shortest interval that holds half of them (Andrews et al., Robust Estimates of
 //! Location, 1972), so that a bad id among good ones has no say. How many are many:
 //!
-//! - before there is a frontier, [`QUORUM`] distinct ids, for nobody has a better claim; or
+//! - before there is a frontier, [`QUORUM`] distinct ids, as no others have a better claim; or
 //!   [`QUORUM_ENTRIES_AT_START`] entries, or as many as the side dictionary holds, if that is less;
 //! - then so many entries as a sixteenth of the side dictionary holds, [`LEAP`] by default, of so
 //!   many ids; they must be an eighth of recent writes, and most of the recent new ids: more than
@@ -29,9 +29,9 @@
 //! before there is one all that was written is kept aside, and the highest id there is what they
 //! are measured from ([`Frontier::is_too_far`]).
 //!
-//! Whoever replays a log (a start, a replica) follows what the writer of the log said of its
-//! frontier ([`Frontier::tell`]) and admits nothing by itself: batches come in another order than
-//! the writes did, so it would admit ids earlier, and tables would begin elsewhere.
+//! A node that replays a log (at start, as a replica) takes the frontier from the log
+//! ([`Frontier::tell`]) and admits nothing by itself: batches come in another order than the writes
+//! did, so it would admit ids earlier, and tables would begin elsewhere.
 //!
 //! ```text
 //!        low ids, late traffic           high        high + window
@@ -55,8 +55,8 @@ const LEAP: usize = 4096;
 pub(crate) const LEAP_ENTRIES_OF_ID: usize = LEAP / QUORUM;
 /// Recent writes are counted up to here, then halved: an era ends.
 const RECENT: u32 = 4096;
-/// So many go by at once when nothing was ahead in one, or it was another who admitted: from then
-/// on nobody counts.
+/// Writes that are skipped at once when an era had nothing ahead, or another writer admitted: no
+/// write is counted from then on.
 const LULL: u32 = 1 << 16;
 /// The window is never narrower than this, nor than [`WINDOW_SPANS`] times the shorth.
 const WINDOW_LEAST: u64 = 1024;
@@ -176,8 +176,8 @@ impl Frontier {
         if self.follows() { self.look_up(id) } else { self.admit(id) }
     }
 
-    /// Where `id` is, if it is anywhere: for who writes nothing new, and says nothing of the
-    /// traffic.
+    /// Where `id` is, if it is anywhere: for operations that write nothing new and so are no sample
+    /// of the traffic.
     pub(crate) fn look_up(&self, id: u64) -> Admission {
         if self.high().is_some_and(|high| id <= high) {
             Admission::Inside
@@ -190,7 +190,7 @@ impl Frontier {
     #[inline]
     pub fn admit(&self, id: u64) -> Admission {
         // While nothing was ahead of late there is nothing to compare with, and half of the most
-        // says enough: nobody writes here then, and the line stays in the caches of all writers.
+        // says enough: no writer stores here then, and the cache line stays shared by all of them.
         let recent = self.recent.load(Relaxed);
         if recent < RECENT / 2 || self.recent_ahead.load(Relaxed) > 0 {
             self.count(recent + 1);
@@ -350,7 +350,7 @@ impl Frontier {
                 entries.chunk_by(|a, b| a == b).map(|of_id| of_id.len().min(LEAP_ENTRIES_OF_ID));
             is_quorum(entries) && counted.sum::<usize>() >= self.leap
         };
-        // Where there is room for no more nobody is to be waited for.
+        // Without room for more entries there is nothing to wait for.
         let full = ahead.len() >= self.max_aside;
         match self.known.load(SeqCst) {
             true if is_leap(near) => ahead.truncate(near.len()),

@@ -9,9 +9,9 @@
 //!   answers: unknown  | [h .. a-1]    [a .. b-1]    [b .. 2^64-1]
 //! ```
 //!
-//! This crate knows ranges, who may write where, and when; it does not know what a table holds. It
-//! does no I/O, reads no clock and starts no thread. What it promises (the code names these by
-//! number):
+//! This crate knows ranges, and which writer may write where and when; it does not know what a
+//! table holds. It does no I/O, reads no clock and starts no thread. What it promises (the code
+//! names these by number):
 //!
 //! - **R1** The tables of a ring cover `[horizon, 2^64-1]` with no gap and no overlap, at every
 //!   moment.
@@ -21,7 +21,7 @@
 //!   that moment, through rolls and rewrites.
 //! - **R4** Only [`Ring::recycle`] raises the horizon; nothing that a client sends does.
 //! - **R5** An id far ahead of all others does not move boundaries ([`Frontier`]);
-//!   it is kept exactly, in the [`Outliers`], of which readers wait for nobody, either.
+//!   it is kept exactly, in the [`Outliers`], of which readers never wait, either.
 
 mod bits;
 mod frontier;

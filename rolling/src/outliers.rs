@@ -2,12 +2,12 @@
 //! frontier reaches them.
 //!
 //! It is normally empty, or holds a handful of bad ids. Writers change it one at a time, under a
-//! mutex; readers look at the map that was published last, and wait for nobody, though a writer may
-//! be opening a table. An atomic lower bound lets everybody else pass without touching either.
+//! mutex; readers look at the map that was published last, and never wait, not even while a writer
+//! opens a table. An atomic lower bound lets all other operations pass without touching either.
 //!
-//! An entry may move into a table at any moment. Nobody misses it, because
+//! An entry may move into a table at any moment. No reader misses it, because
 //! - a mover stores it in the table first and deletes it here second, under the mutex; until then
-//!   nobody else writes to it;
+//!   no other thread writes to it;
 //! - a reader asks here first, and in the tables second;
 //! - a writer of an id that may be here holds the mutex through its write, wherever that goes. An
 //!   "ahead" writer announces its id (the lower bound) before it looks at the frontier again, an
@@ -31,7 +31,7 @@ const CHUNK: usize = 256;
 /// Entries of type `V` by id. See the top of the file.
 pub struct Outliers<V> {
     entries: ArcSwap<PersistentTrie<V>>,
-    /// Held by whoever changes `entries`, through all of a write.
+    /// Held through a whole write that changes `entries`.
     writing: Mutex<()>,
     /// No entry has a lower id. `u64::MAX` when empty.
     lowest: AtomicU64,
@@ -67,7 +67,7 @@ impl<V> Outliers<V> {
         id >= self.lowest.load(SeqCst) && !self.is_empty()
     }
 
-    /// No id below this has an entry: for those who have many to ask for. Goes for as long as
+    /// No id below this has an entry: for callers that look up many ids. Goes for as long as
     /// [`Outliers::may_hold`], asked now, would.
     #[inline]
     pub fn lowest(&self) -> u64 {
@@ -85,7 +85,7 @@ impl<V> Outliers<V> {
         self.len() == 0
     }
 
-    /// Looks at the entry of `id`, and waits for nobody. Ask here before the tables.
+    /// Looks at the entry of `id` without waiting. Ask here before the tables.
     #[inline]
     pub fn read<R>(&self, id: u64, f: impl FnOnce(&V) -> R) -> Option<R> {
         if !self.may_hold(id) {
@@ -226,8 +226,7 @@ impl<V> Outliers<V> {
         let sample = self.rejected_sample.lock().note(frontier, id);
         sample.is_some_and(|sample| {
             let mut ids = sample.ahead(frontier);
-            // Before anything is normal whoever asks in vain, with what is here, has just had that
-            // noted; and a sample is enough.
+            // Before any id is normal, a rejected id was noted just now, and a sample is enough.
             let asks = frontier.high().is_none() || frontier.should_advance(ids.len());
             asks && frontier.advance(&mut ids).is_some()
         })
@@ -270,7 +269,7 @@ impl<V> Outliers<V> {
         moved
     }
 
-    /// Visits all entries, and waits for nobody; one that moves into a table meanwhile may be
+    /// Visits all entries without waiting; one that moves into a table meanwhile may be
     /// missed here.
     pub fn for_each(&self, mut f: impl FnMut(u64, &V)) {
         let mut from = Some(0);
@@ -413,8 +412,8 @@ mod tests {
         assert_eq!(write(1200), Err(Refused::TooFar), "from now on only the frontier counts");
     }
 
-    /// A writer or a mover who is inside, opening a table for example, holds up other writers, but
-    /// no reader: he sees what was there before.
+    /// A writer or a mover that is inside, opening a table for example, delays other writers, but
+    /// no reader: readers see the map as it was before.
     #[test]
     fn readers_do_not_wait_for_a_writer_who_is_inside() {
         const A: u64 = 1 << 40;
@@ -443,7 +442,7 @@ mod tests {
                     s.spawn(move || {
                         write(&|| {
                             inside.0.send(()).unwrap();
-                            // Nobody is left waiting when the test has failed.
+                            // No thread is left waiting when the test has failed.
                             let _: Result<(), _> = left.lock().recv();
                         })
                     });

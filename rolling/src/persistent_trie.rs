@@ -1,5 +1,5 @@
-//! An ordered map of which every version is whole for as long as somebody holds it: what the outliers
-//! publishes.
+//! A persistent ordered map: every version stays whole for as long as it is held. The outlier map
+//! publishes its entries as one.
 //!
 //! ```text
 //!   branch, split 1100     ids below 1100 are on the left, others on the right; the lowest bit that is set says where they part,

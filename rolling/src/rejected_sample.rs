@@ -1,5 +1,5 @@
-//! Ids for which an outlier map had no room. When many have gathered they are asked where the frontier
-//! should be: they are a sample of the traffic then, which what is aside is not.
+//! Ids for which an outlier map had no room. When many have gathered they are asked where the
+//! frontier should be: they are a sample of the traffic then, which what is aside is not.
 //!
 //! Of one id no more are gathered than count: else a popular one, of which there are more in every
 //! sample, would keep the others from ever being enough. So few ids, however often they come, make
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!((refused, space.high()), (50_000, HIGH + 99_999));
     }
 
-    /// Hundreds of strays are too few to be the traffic, whoever else came once.
+    /// Hundreds of strays are too few to be the traffic, whatever other ids came once.
     #[test]
     fn strays_of_before_do_not_speak_for_today() {
         let old = |n: u64| (0..n).map(|i| HIGH - i);
@@ -148,7 +148,7 @@ mod tests {
         let verify = |what: &str, space: &Full| {
             assert_eq!(space.write(strays(4000, 4700)), 700);
             assert_eq!(space.high(), HIGH, "{what}");
-            // Who goes on becomes the traffic.
+            // Ids that keep coming become the traffic.
             space.write(strays(4700, 20_000));
             assert_eq!(space.high(), FAR + 19_999, "{what}");
         };

@@ -23,7 +23,7 @@
 //! one slot by several that cover the same range and *drain* the old one: rows are moved, one by
 //! one, under the stripe of the new slot, first stored in the new table, then deleted from the old.
 //! Hence the rule for readers of an [`Entry`] with [`Entry::drains`]: look in the old table first,
-//! then in the new one. Hence, too, the rule for readers who miss in a slot [from which the id has
+//! then in the new one. Hence, too, the rule for readers that miss in a slot [from which the id has
 //! moved](Slot::has_moved): take a new snapshot and look again, the row may have moved.
 //! [`Ring::finish`] forgets the old slot once it is empty.
 
@@ -103,7 +103,7 @@ impl<T> Slot<T> {
         self.state.load(SeqCst) == CLOSED
     }
 
-    /// Whether a reader who missed `id` here, in an old snapshot, must look again in a new one:
+    /// Whether a reader that missed `id` here, in an old snapshot, must look again in a new one:
     /// then there is one. To be asked after the miss.
     #[inline]
     pub fn has_moved(&self, id: u64) -> bool {
@@ -155,7 +155,7 @@ impl<T> Entry<T> {
     }
 
     /// The slot whose rows are moving here. Readers look there first. Writers move the row that
-    /// they touch: they hold its stripe, so nobody else moves it at the same time.
+    /// they touch: they hold its stripe, so no other thread moves it at the same time.
     #[inline]
     pub fn drains(&self) -> Option<&Slot<T>> {
         self.drains.as_deref()
@@ -239,7 +239,7 @@ pub type Loaded<T> = Guard<Arc<Tables<T>>>;
 /// A space's tables in id order. See the top of the file.
 pub struct Ring<T> {
     tables: ArcSwap<Tables<T>>,
-    /// Held by whoever changes the list; never by readers or writers of rows.
+    /// Held while the list changes; never by readers or writers of rows.
     structure: Mutex<()>,
 }
 
@@ -290,7 +290,7 @@ impl<T> Ring<T> {
 
     /// Closes the newest table below a boundary and opens `next` from there on; returns the
     /// boundary. Nothing happens, and `next` is handed back, if the newest table no longer starts
-    /// at `newest_low` (somebody else rolled first), or `boundary` gives `None` or an id that is
+    /// at `newest_low` (another writer rolled first), or `boundary` gives `None` or an id that is
     /// not above `newest_low`.
     ///
     /// `boundary` is asked while no writer is inside, and must lie above every id in the newest
@@ -367,8 +367,8 @@ impl<T> Ring<T> {
         Ok(old.slot)
     }
 
-    /// Waits until every writer of `low..=last` that is inside now has left: whoever comes after
-    /// this sees what was written before it.
+    /// Waits until every writer of `low..=last` that is inside now has left: a writer that enters
+    /// after this sees what was written before it.
     pub fn barrier(&self, low: u64, last: u64) {
         let _structure = self.structure.lock();
         for entry in
@@ -459,7 +459,7 @@ mod tests {
         assert_eq!(ring.write(100, 0, |e| e.slot().last()), Some(149));
     }
 
-    /// A writer who is inside holds up whoever changes the ring, and other writers, but no reader
+    /// A writer inside a slot delays ring changes and other writers, but no reader
     /// (R6).
     #[test]
     fn readers_do_not_wait_while_the_ring_changes() {
@@ -509,7 +509,7 @@ mod tests {
                 change.join().unwrap();
                 for id in [id, 20, 120, 170, 220, 320, u64::MAX] {
                     assert!(misses(id), "{id}");
-                    // Whoever still has the old list looks again: the new one is there.
+                    // A reader with the old list looks again: the new list is there.
                     let again = before.find(id).is_some_and(|entry| entry.slot().has_moved(id));
                     let find = |tables: &Tables<Rows>| {
                         tables.find(id).map(|entry| std::ptr::from_ref(entry.slot()))

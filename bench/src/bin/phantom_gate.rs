@@ -115,7 +115,7 @@ fn main() {
     println!("loose ids: {:?}", spaces.map(|space| space.loose().size()));
 }
 
-/// How many did it: nobody for the share `zero` of posts, else log-normal, so that the mean over
+/// The count of a post: 0 for the share `zero` of posts, else log-normal, so that the mean over
 /// all posts is `mean`.
 fn count(rng: &mut fastrand::Rng, mean: f64, zero: f64) -> u64 {
     if rng.f64() < zero {

@@ -8,9 +8,9 @@
 //! target/release/replication away                                                  a replica is away while the log rolls 20 times, and goes on
 //! ```
 //!
-//! In `sync` a replica runs as a thread that gets a processor only while nobody else wants it
+//! In `sync` a replica runs as a thread that gets a processor only while no other thread wants it
 //! (`chrt --idle`), as on a machine of its own it would take nothing from its master. With
-//! `--beside` it runs as everybody else. A page is `FEED.GET` of 32 posts here and 32 pipelined
+//! `--beside` it runs at normal priority. A page is `FEED.GET` of 32 posts here and 32 pipelined
 //! HMGET there, without flags; a like is HINCRBY on both.
 
 use clap::{Parser, Subcommand};

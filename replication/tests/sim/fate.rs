@@ -45,7 +45,7 @@ impl World {
         self.figures.crashes += 1;
     }
 
-    /// Somebody decides that the best replica that can be reached is to take over.
+    /// The operator promotes the best replica that can be reached.
     pub(crate) fn promote(&mut self) {
         let fit = |n: &Node| n.life.is_some() && n.has_data && n.follows.is_some();
         let best = (0..self.nodes.len()).filter(|&n| fit(&self.nodes[n])).max_by_key(|&n| {
@@ -158,8 +158,8 @@ impl World {
         if self.chance(25) {
             let mut random = self.random.fork();
             if self.nodes[n].snapshot(&mut random).is_err() {
-                // Perhaps it was the sync of its log, after which nobody knows what of that the
-                // disk has.
+                // Perhaps it was the sync of its log, after which it is unknown how much of that
+                // the disk has.
                 self.reopen(n);
             }
         }

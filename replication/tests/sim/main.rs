@@ -15,7 +15,7 @@
 //! - what a node acknowledged as durable its power never takes;
 //! - while nodes follow, their logs are equal byte for byte (positions and chain values compared at
 //!   every acknowledgement);
-//! - when the faults end, all nodes become equal: state, offset and chain; nobody refuses the
+//! - when the faults end, all nodes become equal: state, offset and chain; no node refuses the
 //!   newest master;
 //! - what is dropped was handed out first: from where the two histories part, or from before that,
 //!   also where the master's log does not go back so far (`truth.rs` remembers every batch that
@@ -49,7 +49,7 @@ struct Figures {
     pub(crate) crashes: u64,
     pub(crate) dropped: u64,
     /// Links on which a replica gave up what its master did not have; of these, those on which it
-    /// was handed out from the very place; and those of which nobody knows.
+    /// was handed out from the very place; and those for which that is unknown.
     pub(crate) parted: u64,
     pub(crate) exactly: u64,
     pub(crate) untold: u64,

@@ -151,7 +151,7 @@ impl World {
             self.nodes[n].starts_at = 0;
         }
         self.step();
-        // Somebody chooses the branch with the most promotions; its master, if it is one.
+        // The operator chooses the branch with the most promotions; its master, if it has one.
         let rank = |n: &usize| {
             let node = &self.nodes[*n];
             (

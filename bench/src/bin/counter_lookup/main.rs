@@ -12,8 +12,8 @@
 //!   no prefetch.
 //!
 //! All lie in 2 MB pages, as far as the system gives them (printed). All are filled first, which
-//! takes longer than measuring; with `--wait` it then waits for a line of input, so that others who
-//! use the machine can be asked to be quiet. The ids of a round are made before its clock starts.
+//! takes longer than measuring; with `--wait` it then waits for a line of input, so that other jobs
+//! on the machine can be paused. The ids of a round are made before its clock starts.
 
 mod beside;
 mod floor;

@@ -51,7 +51,7 @@ fn fill_tidemark(server: &Server, size: &Size) -> io::Result<()> {
         let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(100 + i));
         let requests = size.pairs / 2 / 100;
         for member in 0..requests {
-            // Who likes, likes what is recent.
+            // Likes go to recent posts.
             let first = size.rows.saturating_sub(4000) * member / requests;
             let ids: Vec<Vec<u8>> =
                 (0..100).map(|_| text(post(first + rng.u64(0..4000)))).collect();

@@ -29,7 +29,7 @@ pub(crate) struct Liked {
 }
 
 impl Liked {
-    /// A like that nobody has given yet.
+    /// A like that is not set yet.
     pub(crate) fn next(&mut self, data: &Data, rng: &mut Rng) -> (usize, u32) {
         loop {
             let (viewer, post) =
@@ -66,7 +66,7 @@ pub(crate) enum From {
     Uniform,
 }
 
-/// One page: who asks, for which posts.
+/// One page: its viewer and its posts.
 pub(crate) struct Page {
     pub(crate) viewer: usize,
     pub(crate) posts: Vec<u32>,

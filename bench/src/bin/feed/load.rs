@@ -5,7 +5,7 @@
 //!
 //! **Open loop** (latency): requests are due at random moments (Poisson) of a fixed rate, whatever
 //! the server does, and a latency counts from the moment when the request was *due*: so a stall is
-//! paid by all who would have come during it (no coordinated omission; G. Tene).
+//! paid by all requests that were due during it (no coordinated omission; G. Tene).
 //!
 //! The thread never sleeps: it has a core of its own, and a client that is woken late would be
 //! measured as a slow server.

@@ -203,7 +203,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Pages with their checked replies; made once, until somebody likes something.
+    /// Pages with their checked replies; made once, until a like changes something.
     fn pool(&mut self, subject: usize, size: usize, from: From) -> io::Result<Rc<Pool>> {
         let key = (subject, size, from == From::Hot);
         if let Some(pool) = self.pools.get(&key) {
@@ -223,8 +223,8 @@ impl Bench {
         Ok(self.pools.entry(key).or_insert(Rc::new(pool)).clone())
     }
 
-    /// Who is measured in a round under a load: all in the first one; then our pages, and of each
-    /// peer the layout that was the strongest.
+    /// The subjects that a round measures under a load: all in the first one; then our pages, and
+    /// of each peer the layout that was the strongest.
     fn who(&self, what: &'static str, load: Load, round: usize) -> Vec<usize> {
         let first = |index: usize| {
             let cell = self.report.find(&self.subjects[index].name, what, load);

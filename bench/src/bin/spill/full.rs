@@ -42,7 +42,7 @@ impl Disk<'_> {
             }
             match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), size, more) {
                 Ok(()) => size += more,
-                // Somebody was faster.
+                // Another writer was faster.
                 Err(rustix::io::Errno::NOSPC) => {}
                 Err(error) => return Err(error.into()),
             }

@@ -247,8 +247,8 @@ impl Node {
         (self.proc("status", "VmRSS") / 1024.0, self.proc("status", "VmHWM") / 1024.0)
     }
 
-    /// What INFO said of memory when most was resident since [`Node::forget_peak`], as far as
-    /// somebody looked.
+    /// What INFO said of memory when most was resident since [`Node::forget_peak`], as far as it
+    /// was sampled.
     pub(crate) fn at_peak(&self) -> String {
         self.peak.seen.lock().map(|seen| seen.1.clone()).unwrap_or_default()
     }
