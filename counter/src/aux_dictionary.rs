@@ -1,8 +1,8 @@
 //! The aux dictionary: the exact value of every field of a table that outgrew its bits.
 //!
 //! An entry is one word: which field of which slot, and the value, if it is below 2^26 - 1. Larger
-//! and negative ones are rare (they wait in an ordered map, `wide_values`); ten bytes for a common one,
-//! at the usual fill, are what makes narrow fields pay.
+//! and negative ones are rare (they wait in an ordered map, `wide_values`); ten bytes for a common
+//! one, at the usual fill, are what makes narrow fields pay.
 //!
 //! ```text
 //!   bit 63                          26                      0
@@ -11,10 +11,10 @@
 //!
 //! Arrays are searched linearly from the key's hash. They are read without a lock, under the
 //! version of the row's bucket: the entries of a row change only while its bucket is locked, so a
-//! reader who saw half a change reads again. What must not harm it are changes for *other* rows: an
-//! entry never moves inside an array, and growing copies into a fresh array, while readers finish
-//! in the old one. **A1** An entry stands between its hash's place and the first never-used word.
-//! **A2** Nothing is stored that was not reserved: a write that has begun cannot fail.
+//! reader that saw half a change reads again. What must not harm it are changes for *other* rows:
+//! an entry never moves inside an array, and growing copies into a fresh array, while readers
+//! finish in the old one. **A1** An entry stands between its hash's place and the first never-used
+//! word. **A2** Nothing is stored that was not reserved: a write that has begun cannot fail.
 //!
 //! Writers of one shard take its lock, before they lock any bucket: growing happens there, in
 //! [`Shard::reserve`], so that no reader ever waits for it. Shards are small: one grows in
@@ -311,7 +311,7 @@ impl Shard<'_> {
         if outside {
             self.aux.outside.fetch_sub(1, Relaxed);
         }
-        // Where the next word was never used, nobody's search leads through this one (A1).
+        // Where the next word was never used, no search leads through this one (A1).
         let len = array.words.len();
         let mut at = at;
         if array.words[(at + 1) % len].load(Relaxed) == UNUSED {

@@ -116,7 +116,7 @@ impl Read<'_> {
         });
     }
 
-    /// The same for who takes a row that does not exist for one of zeros.
+    /// The same, where a row that does not exist reads as zeros.
     pub fn get_rows(&mut self, ids: &[u64], rows: &mut Vec<i64>) {
         self.chunks(ids, rows, |_, _| ());
     }

@@ -15,8 +15,7 @@
 //! Models?, 2012): take the first word, read what you like with relaxed loads, fence, take the
 //! first word again; if it is locked or has changed, nothing that was read counts, so read again.
 //! What is read in between may be torn, hence nothing that is read there may be trusted with more
-//! than arithmetic. A writer is inside for some nanoseconds, so readers wait for nobody (promise
-//! 1).
+//! than arithmetic. A writer is inside for some nanoseconds, so readers are wait-free (promise 1).
 //!
 //! **Writing**: set the lock bit (compare and swap), store, clear it while raising the version. The
 //! 23 bits of the version come round after 2^23 writes; a reader would have to sleep through
@@ -89,7 +88,8 @@ pub(crate) struct TagMatch {
 }
 
 impl TagMatch {
-    /// Whether no slot has the right first byte: then the row is not here, whoever was writing.
+    /// Whether no slot has the right first byte: then the row is not here, whatever was being
+    /// written.
     #[inline(always)]
     pub(crate) fn is_empty(self) -> bool {
         self.matches.is_empty()
@@ -189,7 +189,7 @@ impl<'a> Bucket<'a> {
             wait(turn);
             turn += 1;
         }
-        // Whoever sees a store of `f` sees the lock, too.
+        // A reader that sees a store of `f` sees the lock, too.
         fence(Release);
         let result = f(self);
         let word = self.words[0].load(Relaxed);

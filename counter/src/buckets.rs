@@ -45,7 +45,8 @@ impl Buckets {
         if first_position + sizing.buckets * layout.slots as u64 >= 1 << 32 {
             return Err(quota.full());
         }
-        // And one more, for whoever reads a word and its next without asking whether it needs that.
+        // And one more word: a reader loads a word and its next without asking whether it needs
+        // that.
         let words = sizing.buckets as usize * layout.words + 1;
         let reservation =
             quota.take(Buckets::fixed_bytes(schema) + Words::bytes_of(words) as u64)?;

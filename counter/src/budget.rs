@@ -2,8 +2,9 @@
 //! as it lives, and each id aside one, which passes from version to version of its row.
 //!
 //! **Loans.** In a full space the tables that deletions left empty could not be rewritten, since
-//! the smaller table is there before the larger one goes. So who gives back at least as much as it
-//! takes may go beyond the limit meanwhile, by what it will give back: one table at a time.
+//! the smaller table is there before the larger one goes. So a rewrite that gives back at least as
+//! much as it takes may go beyond the limit meanwhile, by what it will give back: one table at a
+//! time.
 
 use crate::Error;
 use std::sync::Arc;
@@ -60,8 +61,8 @@ impl Budget {
         self.used().saturating_add(self.refused.load(Relaxed)) > self.limit()
     }
 
-    /// Grants `bytes`, or refuses with [`Error::Full`]. Who will give back `loan` may go so far
-    /// beyond the limit.
+    /// Grants `bytes`, or refuses with [`Error::Full`]. A caller that will give back `loan` may go
+    /// so far beyond the limit.
     fn take(self: &Arc<Self>, bytes: u64, loan: u64) -> Result<Reservation, Error> {
         let limit = self.limit().saturating_add(loan);
         let within = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= limit);

@@ -1,15 +1,15 @@
 //! Bulk load: an empty space is filled from a snapshot, much faster than by [`Space::put`].
 //!
 //! ```text
-//!   Space::loader(head, ranges)     a table for each range, of the size that its rows need; nobody else knows them yet
+//!   Space::loader(head, ranges)     a table for each range, of the size that its rows need; private to the loader so far
 //!   Loader::part(low) -> push ...   rows in any order; one thread a part, many parts at once
 //!   Loader::install                 all tables become the ring at once; then what lies ahead of the frontier is put
 //! ```
 //!
-//! Three things make it fast. A table that nobody else knows needs no stripe, no bucket lock and no
-//! atomic count. It is made as large as it will be, so nothing is rewritten. And rows wait in a
-//! short queue from the moment their bucket is known and asked for until it is in the cache, so
-//! memory is waited for once for [`QUEUE`] rows, not once each.
+//! Three things make it fast. A table that no other thread knows needs no stripe, no bucket lock
+//! and no atomic count. It is made as large as it will be, so nothing is rewritten. And rows wait
+//! in a short queue from the moment their bucket is known and asked for until it is in the cache,
+//! so memory is waited for once for [`QUEUE`] rows, not once each.
 //!
 //! The usual row is packed into one word and stored by two ([`Table::fill`]); one that escapes,
 //! comes twice or finds its probes full goes the way of all writes.
@@ -132,7 +132,7 @@ impl Space {
     }
 
     /// Begins a bulk load of an empty space: `head` is what [`Space::encode_head`] gave (empty:
-    /// nothing is known), `ranges` rise and do not overlap. Nobody may write to the space before
+    /// nothing is known), `ranges` rise and do not overlap. No write to the space is allowed before
     /// [`Loader::install`].
     pub fn loader(&self, head: &[u8], ranges: &[LoadRange]) -> Result<Loader<'_>, Error> {
         let head = if head.is_empty() { Head::default() } else { Head::decode(head)? };

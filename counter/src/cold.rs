@@ -1,4 +1,5 @@
-//! Rows that are not in memory: below a line, somebody else keeps them, and this file asks.
+//! Rows that are not in memory: ids below a line may have theirs in a [`ColdBackend`], which this
+//! file asks.
 //!
 //! ```text
 //!   read:   aside -> drained table -> table -> [below the line: tombstones -> ColdBackend::get]
@@ -10,14 +11,14 @@
 //! the *overlay* of its file: rows that were changed since. A spill of such a range merges the two;
 //! there is no second mechanism.
 //!
-//! **D1** A row leaves a table only after `ColdBackend` answers for it, and under its stripe; a reader
-//! asks `ColdBackend` only after it has missed the row in the tables. So nobody misses it. **D2** A row
-//! that was deleted above the line leaves a *tomb*, which says that what lies below is dead; it is
-//! put there before the row goes, and taken away by the next spill of its range, which leaves the
-//! row out. **D3** A deletion that began before a spill's walk is over before the walk begins (the
-//! barrier); one that began later leaves a tomb of a later epoch, which that spill does not take
-//! away. **D4** A row whose id has a tomb stays in memory, whatever the file has: it came to be
-//! again.
+//! **D1** A row leaves a table only after `ColdBackend` answers for it, and under its stripe; a
+//! reader asks `ColdBackend` only after it has missed the row in the tables. So no reader misses
+//! it. **D2** A row that was deleted above the line leaves a *tomb*, which says that what lies
+//! below is dead; it is put there before the row goes, and taken away by the next spill of its
+//! range, which leaves the row out. **D3** A deletion that began before a spill's walk is over
+//! before the walk begins (the barrier); one that began later leaves a tomb of a later epoch, which
+//! that spill does not take away. **D4** A row whose id has a tomb stays in memory, whatever the
+//! file has: it came to be again.
 
 use crate::Error;
 use crate::budget::{Budget, Reservation};
@@ -28,14 +29,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
-/// Who keeps the rows below the line. All methods may be called from any thread.
+/// Keeps the rows below the line. All methods may be called from any thread.
 pub trait ColdBackend: Send + Sync {
     /// Fills `out` with the row's values by position (missing ones with 0), if there is such a row.
     /// May take as long as a read of the disk. What cannot be read is reported elsewhere, and is no
     /// row here.
     fn get(&self, id: u64, out: &mut [i64]) -> bool;
 
-    /// The same for a writer who holds locks: what is in memory, and not outdated. `None`: it must
+    /// The same for a writer that holds locks: what is in memory, and not outdated. `None`: it must
     /// be [fetched](ColdBackend::fetch) first.
     fn at_hand(&self, id: u64, out: &mut [i64]) -> Option<bool>;
 
@@ -72,7 +73,7 @@ impl Tombstones {
         self.len.load(SeqCst) > 0 && self.dead.read().ids.contains_key(&id)
     }
 
-    /// Nobody is refused a deletion: so what it takes is counted, whatever the limit.
+    /// A deletion is never refused: so what it takes is counted, whatever the limit.
     pub(crate) fn add(&self, id: u64, budget: &Arc<Budget>) {
         let dead = &mut *self.dead.write();
         dead.ids.insert(id, self.epoch.load(SeqCst));
@@ -187,7 +188,7 @@ impl Space {
         (n, n * TOMB_BYTES)
     }
 
-    /// What lies below of `id`, for a reader who missed it in memory.
+    /// What lies below of `id`, for a reader that missed it in memory.
     #[cold]
     pub(crate) fn look_below<R>(&self, id: u64, f: impl FnOnce(&[i64]) -> R) -> Option<R> {
         if self.tombstones.holds(id) {
@@ -198,7 +199,7 @@ impl Space {
         found.then(|| f(&row[..self.shape.load().schema.width()]))
     }
 
-    /// For a writer who holds the row's stripe and has not found it in a table: its values below
+    /// For a writer that holds the row's stripe and has not found it in a table: its values below
     /// the line, if it has any there.
     pub(crate) fn below_at_hand(&self, id: u64) -> BelowRow {
         if id >= self.cold_end() || self.tombstones.holds(id) {
@@ -264,7 +265,8 @@ impl Space {
         read.get_batch(ids, rows, found);
     }
 
-    /// `ColdBackend` answers with the new file, which lacks what the spill's tombstones say is dead: they go.
+    /// `ColdBackend` answers with the new file, which lacks what the spill's tombstones say is
+    /// dead: they go.
     pub fn unbury(&self, spill: &Spill) {
         self.tombstones.remove(spill.low, spill.last, spill.epoch);
     }
@@ -284,7 +286,7 @@ impl Space {
                 {
                     let Some(at) = table.locate(id) else { continue };
                     let now = table.row(at, id);
-                    // Asked for now that nobody writes the row: what it has in a field that was
+                    // Asked for now that no writer is in the row: what it has in a field that was
                     // added meanwhile is not in the file.
                     let shape = self.shape.load();
                     let same =

@@ -2,7 +2,7 @@
 //!
 //! A table covers ids from `base` on. An id's offset is cut in two: `hi`, a digit of radix
 //! `buckets` (any number, not only a power of two), and `lo`, `bits` binary digits. Two Feistel
-//! rounds mix them, each undone by whoever knows the other half:
+//! rounds mix them, each undone with the other half:
 //!
 //! ```text
 //!   offset = hi * 2^bits + lo          lo' = lo XOR f(hi)              stored in the slot: the remainder
@@ -56,8 +56,8 @@ fn mix(x: u64, a: u64, b: u64) -> u64 {
     (x ^ (x >> 32)).wrapping_mul(b)
 }
 
-/// The seed of the `number`th table of a space (or segment of a table), from its secret: who has
-/// found out which ids meet in a bucket of one table knows nothing of the others.
+/// The seed of the `number`th table of a space (or segment of a table), from its secret: a client
+/// that has found out which ids meet in a bucket of one table knows nothing of the others.
 pub(crate) fn seed_of(secret: u64, number: u64) -> u64 {
     let x = mix(secret ^ number.wrapping_mul(M1), M2, M3);
     mix(x ^ (x >> 31) ^ secret, M4, M1)
@@ -157,8 +157,8 @@ fn is_prime(n: u64) -> bool {
     n >= 2 && (2..).take_while(|d| d * d <= n).all(|d| !n.is_multiple_of(d))
 }
 
-/// The smallest prime that is at least `n`. ColdBackend 2^32 this is at most some 10 trial divisions of
-/// 65,536 each.
+/// The smallest prime that is at least `n`. ColdBackend 2^32 this is at most some 10 trial
+/// divisions of 65,536 each.
 pub(crate) fn prime_from(n: u64) -> u64 {
     (n..).find(|&n| is_prime(n)).unwrap_or(n)
 }
@@ -172,8 +172,8 @@ pub(crate) fn prime_to(n: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Whoever knew a table's seed could fill its buckets one by one. Under another seed the same
-    /// ids are like any others.
+    /// A client that knew a table's seed could fill its buckets one by one. Under another seed the
+    /// same ids are like any others.
     #[test]
     fn ids_that_were_chosen_to_meet_do_so_under_their_seed_only() {
         let (buckets, bits) = (10_007, 30);

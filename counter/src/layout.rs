@@ -202,7 +202,7 @@ impl Layout {
         }
         let mut bits = 0;
         for (inline, &value) in self.fields.iter().zip(row) {
-            // What has no bits was dropped: nobody can read it.
+            // What has no bits was dropped: no reader can ask for it.
             let Some(inline) = inline else { continue };
             let code = inline.encode(value);
             if code == inline.escape() {

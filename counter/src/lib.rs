@@ -11,17 +11,17 @@
 //! ```
 //!
 //! What it promises (the numbers are the project's):
-//! 1. *Reads wait for nobody.* A read takes no lock; it repeats the few loads of one bucket if a
+//! 1. *Wait-free reads.* A read takes no lock; it repeats the few loads of one bucket if a
 //!    writer was in it.
 //! 5. *Exact counters.* Any i64 is held exactly: in its bits, or in the aux dictionary. Overflow is
 //!    an error.
-//! 7. *One bad id harms nobody*, and ids may come in any order: crowded tables are rewritten in the
+//! 7. *Outliers are harmless*, and ids may come in any order: crowded tables are rewritten in the
 //!    background, in small steps.
 //! 8. *What can grow has a limit*: [`Options::memory_limit_bytes`] counts everything,
 //!    [`Options::max_aside`] the ids far ahead.
 //!
-//! Deliberately absent: files, clocks, threads, sockets. [`Space::maintain`] is called by whoever
-//! has time.
+//! Deliberately absent: files, clocks, threads, sockets. the host calls [`Space::maintain`] from a
+//! thread of its own.
 
 #[cfg(not(loom))]
 mod advise;

@@ -1,5 +1,5 @@
-//! Background work, in small steps, while reads and writes go on: the outliers is taken in, and tables
-//! are rewritten that have become
+//! Background work, in small steps, while reads and writes go on: the outliers is taken in, and
+//! tables are rewritten that have become
 //! - *crowded*: more rows came into their range than they were made for (a backfill, random ids).
 //!   They grow by a fifth, or are split when that is too much for one table, so that memory per row
 //!   stays near that of a full table;
@@ -30,10 +30,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Rows that one step moves, about: half a millisecond of work.
 const STEP_ROWS: usize = 2048;
-/// The same of a rewrite that nobody waits for: others, who want the processor, get it between two
-/// steps.
+/// The same of a rewrite that no writer waits for: other threads that want the processor get it
+/// between two steps.
 const IDLE_STEP_ROWS: usize = 256;
-/// Rows that a writer moves who helps: a table of n rows is then rewritten within n / 32 writes.
+/// Rows that a helping writer moves: a table of n rows is then rewritten within n / 32 writes.
 const HELP_ROWS: usize = 32;
 /// Rows whose new buckets are prefetched together.
 const PREFETCHED: usize = 16;
@@ -114,7 +114,7 @@ impl Space {
     /// Frees the replaced tables that no reader has any more; whether there were any.
     fn free_retired(&self) -> bool {
         let mut retired = self.retired.lock();
-        // Nobody can get at them who has not got at them already.
+        // No thread can get at them that does not hold them already.
         let (free, held) = retired.drain(..).partition(|slot| Arc::strong_count(slot) == 1);
         *retired = held;
         drop(retired);
@@ -135,20 +135,20 @@ impl Space {
     /// what rests may be rewritten twice.
     pub fn settle(&self) {
         self.ring.load().entries().iter().for_each(|entry| entry.table().settle());
-        // Deletions stir nobody: a table that they left empty is found here, too.
+        // Deletions set no flag: a table that they left empty is found here, too.
         self.stirred.store(true, Relaxed);
     }
 
-    /// A writer's contribution, if nobody else is at it, and there is memory.
+    /// A writer's contribution, if no other thread is at it, and there is memory.
     pub(crate) fn help(&self) {
         if self.budget.used() < self.refused_at.load(Relaxed) {
             self.rewrite_step(HELP_ROWS);
         }
     }
 
-    /// For a writer who found no place in a table that cannot be extended any more: a step of
-    /// background work, or a wait while somebody else does one. `false`: there is nothing to do, or
-    /// no memory to do it with.
+    /// For a writer that found no place in a table that cannot be extended any more: a step of
+    /// background work, or a wait while another thread does one. `false`: there is nothing to do,
+    /// or no memory to do it with.
     pub(crate) fn rewrite_for_room(&self) -> bool {
         if self.rewriting.is_locked() {
             std::thread::yield_now();
@@ -195,9 +195,9 @@ impl Space {
 
     /// Starts the most useful rewrite, if any is.
     fn begin_rewrite(&self) -> Result<Option<Rewrite>, Error> {
-        // Nobody rolls meanwhile: the newest table would be closed by the span of the one that was
-        // there, and ids between that and the span of the new one would have no place anywhere:
-        // their writers would try for ever.
+        // No roll may happen meanwhile: the newest table would be closed by the span of the one
+        // that was there, and ids between that and the span of the new one would have no place
+        // anywhere: their writers would try for ever.
         let _rolling = self.rolling.lock();
         let tables = self.ring.load();
         let whole = || tables.entries().iter().filter(|entry| entry.drains().is_none());
@@ -294,7 +294,7 @@ impl Space {
             return Some(Reason::Crowded);
         }
         // By the schema of today every field that lives has its bits: a value without was written
-        // by somebody who had not heard that its field was dropped.
+        // by a writer that had not seen its field dropped.
         (**table.schema() != *self.schema() || table.has_outside()).then_some(Reason::Dated)
     }
 
@@ -475,7 +475,7 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Duration;
 
-    /// Whoever rewrites may be busy with another table, for long.
+    /// The rewriting thread may be busy with another table, for long.
     #[test]
     fn a_table_takes_many_times_its_rows_while_nobody_rewrites_it() {
         let schema = Schema::parse("a:60 b:60").unwrap();
@@ -491,7 +491,7 @@ mod tests {
         let crowded = space.tables().iter().map(|t| t.extend_rows).max();
         assert!(crowded > Some(rows / 2), "{crowded:?}");
         drop(busy);
-        // A writer who finds no room makes some.
+        // A writer that finds no room makes some.
         let mut steps = 0;
         while space.rewrite_for_room() {
             steps += 1;
@@ -508,8 +508,8 @@ mod tests {
         assert!(found.iter().all(|f| *f) && values.chunks(2).all(|row| row[0] >= 1));
     }
 
-    /// Whoever rolls has looked at the newest table before it closes it. If a rewrite put one with
-    /// a shorter span into its place meanwhile, ids between the two spans would have no place
+    /// A writer that rolls has looked at the newest table before it closes it. If a rewrite put one
+    /// with a shorter span into its place meanwhile, ids between the two spans would have no place
     /// anywhere, and their writers would try for ever.
     #[test]
     fn the_newest_table_is_not_replaced_while_somebody_rolls() {
@@ -535,8 +535,8 @@ mod tests {
         assert_ne!(newest(), before, "nothing was to be rewritten: the test shows nothing");
     }
 
-    /// Who has read the name of a new field may write to it, though the one who adds it has got no
-    /// further yet.
+    /// A writer that has read the name of a new field may write to it, though the thread that adds
+    /// it has got no further yet.
     #[test]
     fn a_field_that_has_a_name_can_be_written() {
         let space = space_of("a:12", 1000);
@@ -566,7 +566,7 @@ mod tests {
             .unwrap()
     }
 
-    /// A rewrite waits for a writer who is inside, and with it all writers of that range; but no
+    /// A rewrite waits for a writer that is inside, and with it all writers of that range; but no
     /// reader does, of rows that are there or are not.
     #[test]
     fn no_reader_waits_for_a_rewrite_to_begin() {
@@ -607,7 +607,8 @@ mod tests {
         });
     }
 
-    /// A reader may be the last who has a table that was replaced. To unmap it is not his work.
+    /// A reader may be the last holder of a table that was replaced. It must not pay for unmapping
+    /// it.
     #[test]
     fn a_replaced_table_is_freed_in_the_background() {
         let space = space_of("a:12", 1000);
@@ -652,9 +653,9 @@ mod tests {
         assert!(ids[..30].iter().all(|&id| space.exists(id)));
     }
 
-    /// Somebody who writes has looked at the schema before, and a field may be dropped between.
-    /// What he leaves in a table that has no bits for it is no more than rubbish, but it makes all
-    /// readers of fields without bits ask for it.
+    /// A writer has looked at the schema before, and a field may be dropped between. What it leaves
+    /// in a table that has no bits for it is no more than rubbish, but it makes all readers of
+    /// fields without bits ask for it.
     #[test]
     fn a_value_that_came_after_its_field_was_dropped_is_thrown_away() {
         let space = space_of("a:12 b:8", 1000);
@@ -679,8 +680,8 @@ mod tests {
         assert!((0..100u64).all(|id| space.get(id * 10, &mut row) && row == [1, 0]));
     }
 
-    /// Whoever has found out which ids meet in a bucket of one table has not found out which do in
-    /// another, of the same shape.
+    /// A client that has found out which ids meet in a bucket of one table has not found out which
+    /// do in another, of the same shape.
     #[test]
     fn ids_that_meet_in_one_table_do_not_in_another() {
         let space = space_of("a:12", 1000);

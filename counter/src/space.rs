@@ -45,7 +45,7 @@ pub struct Options {
     pub max_ahead: Option<u64>,
     /// Rows that may wait far ahead of all others; 0 counts as 1. Default 65,536.
     pub max_aside: usize,
-    /// Keys the hash of the tables, so that nobody outside can choose ids that meet in one bucket.
+    /// Keys the hash of the tables, so that no client can choose ids that meet in one bucket.
     /// In memory only. Default 0.
     pub seed: u64,
 }
@@ -72,7 +72,7 @@ pub(crate) struct OutlierRow {
     pub(crate) writes: u32,
     /// What the id is counted as; empty once a later version has it. Only the version that writers
     /// see is counted: another one is there for as long as a reader looks at it, a map's worth for
-    /// each of them at most, and keeps no memory from those who write meanwhile.
+    /// each of them at most, and keeps no memory from writers meanwhile.
     reservation: Mutex<Reservation>,
 }
 
@@ -94,7 +94,7 @@ impl OutlierRow {
         let width = cells.iter().map(|c| c.0 + 1).max().unwrap_or(0).max(before.len());
         let more =
             OutlierRow::bytes(width) - old.map_or(0, |row| OutlierRow::bytes(row.values.len()));
-        // What needs no memory is refused to nobody, however much is in use.
+        // A write that needs no memory is never refused, however much is in use.
         let mut reservation = if more > 0 { quota.take(more)? } else { quota.charge(0) };
         if let Some(old) = old {
             reservation.absorb(std::mem::replace(&mut *old.reservation.lock(), quota.charge(0)));
@@ -139,7 +139,7 @@ pub struct Space {
     tables_made: AtomicU64,
     /// Held while a table is opened above the newest.
     pub(crate) rolling: Mutex<()>,
-    /// Held by whoever does background work; the rewrite under way.
+    /// Held during background work; the rewrite under way.
     pub(crate) rewriting: Mutex<Option<Rewrite>>,
     /// Tables that were replaced, while a reader may still have them: none is to unmap what he has
     /// just read.
@@ -153,7 +153,7 @@ pub struct Space {
     pub(crate) refused_at: AtomicU64,
     /// Serialises changes of the schema.
     altering: Mutex<()>,
-    /// Who keeps rows that are not in memory, once there is somebody.
+    /// Keeps rows that are not in memory, once it is set.
     pub(crate) below: OnceLock<Box<dyn ColdBackend>>,
     /// Ids below this may have their rows there. Rises before any row leaves.
     pub(crate) cold_end: AtomicU64,
@@ -195,7 +195,7 @@ impl Space {
         })
     }
 
-    /// A table that nobody else knows yet.
+    /// A table that no other thread knows yet.
     pub(crate) fn new_table(
         &self,
         sizing: &Sizing,
@@ -232,7 +232,7 @@ impl Space {
     }
 
     /// With `altering` held. A field is known to readers before it is written, and to writers for a
-    /// moment after it was dropped: as to one who had looked just before.
+    /// moment after it was dropped: to one that had looked just before.
     fn take_shape(&self, shape: Arc<Shape>) {
         let living = shape.living;
         self.shape.store(shape);

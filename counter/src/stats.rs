@@ -79,7 +79,7 @@ impl Space {
         let mut tables = self.ring.load_full();
         let mut stats = stats_of(&tables);
         // Rows leave a table from the moment at which a rewrite of it begins, and these are the
-        // figures of one that nobody leaves. Where one begins all the time they are those of many
+        // figures of one that no row leaves. Where one begins all the time they are those of many
         // moments.
         for _ in 0..TRIES {
             let now = self.ring.load_full();
@@ -92,8 +92,8 @@ impl Space {
         stats
     }
 
-    /// The id ranges of all tables, oldest first, with what is in memory of each: cheap, for those
-    /// who look often.
+    /// The id ranges of all tables, oldest first, with what is in memory of each: cheap enough to
+    /// be called often.
     pub fn ranges(&self) -> Vec<RangeStats> {
         let tables = self.ring.load();
         let mut before = std::ptr::null();

@@ -412,7 +412,7 @@ impl Table {
         None
     }
 
-    /// Where the row of `id` is. For its writer, who alone may change it (T2).
+    /// Where the row of `id` is. For its writer, which alone may change it (T2).
     pub(crate) fn locate(&self, id: u64) -> Option<At> {
         for (segment, b) in (0..SEGMENTS).map_while(|i| Some((i, self.segment(i)?))) {
             match b.look(b.keys.home(id)?, |_, bucket, slot| At { segment, bucket, slot }) {
@@ -424,7 +424,7 @@ impl Table {
         None
     }
 
-    /// The row at a place, for its writer: it needs no version, since nobody else changes these
+    /// The row at a place, for its writer: it needs no version, since no other thread changes these
     /// bits (B1, T2).
     pub(crate) fn row(&self, at: At, id: u64) -> Row<'_> {
         let b =
@@ -508,10 +508,10 @@ impl Table {
         Err(self.quota.full())
     }
 
-    /// Stores a row in the main segment of a table that nobody else knows yet, and of which nothing
-    /// was ever deleted: without a lock, and uncounted ([`Table::count`]). False, and nothing has
-    /// changed, if that is not all there is to it: a value that escapes, a row that is there
-    /// already, probes that are all full. Then [`Table::store`] has the means.
+    /// Stores a row in the main segment of a table that no other thread knows yet, and of which
+    /// nothing was ever deleted: without a lock, and uncounted ([`Table::count`]). False, and
+    /// nothing has changed, if that is not all there is to it: a value that escapes, a row that is
+    /// there already, probes that are all full. Then [`Table::store`] has the means.
     #[inline]
     pub(crate) fn fill(&self, home: Home, row: &[i64]) -> bool {
         let main = self.main();

@@ -1,9 +1,9 @@
-//! Writes. One key's writes are serialised by its stripe of the ring (or by the outliers); each is all
-//! or nothing.
+//! Writes. One key's writes are serialised by its stripe of the ring (or by the outliers); each is
+//! all or nothing.
 //!
 //! A write first makes sure of everything that it may need (memory, bounds, a table that takes the
 //! id), then changes the row under the lock of one bucket. A table that has become full is rolled
-//! by the writer who filled it: opening one costs some microseconds, its memory is mapped, not
+//! by the writer that filled it: opening one costs some microseconds, its memory is mapped, not
 //! touched.
 
 use crate::Error;
@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// Writes after which a space without a frontier looks for one, however few its ids.
 const WRITES_AT_START: usize = 4096;
-/// A writer who meets so many extension segments helps with the background work: it has fallen
+/// A writer that meets so many extension segments helps with the background work: it has fallen
 /// behind.
 const HELP_FROM_EXTENSIONS: usize = 3;
 
@@ -184,7 +184,7 @@ impl Space {
         self.delete_as(Origin::Client, id)
     }
 
-    /// A deletion needs no memory, opens no table and moves no frontier: nobody may be refused one,
+    /// A deletion needs no memory, opens no table and moves no frontier: it is never refused,
     /// and a row that is not there leaves no trace.
     fn delete_as(&self, origin: Origin, id: u64) -> bool {
         loop {
@@ -216,7 +216,7 @@ impl Space {
                     BelowRow::ToFetch => return Err(ToFetch),
                 }
             }
-            // Before the row goes, so that nobody sees what lies below (D2).
+            // Before the row goes, so that no reader sees what lies below (D2).
             self.tombstones.add(id, &self.budget);
         }
         if let Some((table, at)) = found() {
@@ -333,8 +333,8 @@ impl Space {
         Ok(())
     }
 
-    /// One write to the table that covers `id`, after storing there what the outliers had of it, which
-    /// is taken away then.
+    /// One write to the table that covers `id`, after storing there what the outliers had of it,
+    /// which is taken away then.
     fn write_inside(
         &self,
         origin: Origin,
@@ -365,7 +365,7 @@ impl Space {
                 Ok(self.is_due(entry))
             });
             match written {
-                // Only a rewrite makes room: do some of it, or wait for whoever does.
+                // Only a rewrite makes room: do some of it, or wait for the thread that does.
                 Some(Err(Stop::Error(Error::Full { .. })))
                     if self.is_used_up(id) && self.rewrite_for_room() => {}
                 // Nothing lies below the horizon: counter spaces do not recycle.
@@ -478,7 +478,7 @@ impl Space {
         Ok(newest(&self.ring.load()).0 != low)
     }
 
-    /// Opens a table that has a place for `id`, unless somebody else just did: another above, or
+    /// Opens a table that has a place for `id`, unless another writer just did: another above, or
     /// one with a longer span in place of the newest.
     pub(crate) fn open_for(&self, newest_low: u64, id: u64) -> Result<(), Error> {
         let _rolling = self.rolling.lock();
@@ -532,9 +532,9 @@ impl Space {
         [self.frontier.boundary(), beyond_span].into_iter().flatten().min().filter(|&b| b > low)
     }
 
-    /// Closes the newest table and opens `next`; gives where. None: somebody else did, or so many
+    /// Closes the newest table and opens `next`; gives where. None: another writer did, or so many
     /// ids have come while `next` was made that it would begin beyond its own span. No id would
-    /// have a place in it, nor could it be closed: all who write above would try for ever. The next
+    /// have a place in it, nor could it be closed: all writers above would try for ever. The next
     /// one is made for more.
     fn roll_to(&self, low: u64, newest: &Table, next: Table) -> Option<u64> {
         let last = next.span().1;
@@ -543,9 +543,10 @@ impl Space {
             .ok()
     }
 
-    /// Asks whether the ids that wait in the outliers have become the rule, and if so takes them in.
+    /// Asks whether the ids that wait in the outliers have become the rule, and if so takes them
+    /// in.
     fn look_ahead(&self, waiting: usize) {
-        // At the start nobody is to be refused while a quorum is there: of few ids, or of as many
+        // At the start no write is to be refused while a quorum is there: of few ids, or of as many
         // as there is room for.
         let begins = self.frontier.high().is_none() && (waiting < 64 || waiting >= self.max_aside);
         if begins || self.frontier.should_advance(waiting) {
@@ -555,8 +556,8 @@ impl Space {
 
     /// Advances the frontier, if it should be, and moves rows of the outliers into tables.
     pub(crate) fn advance(&self) -> bool {
-        // When it is full those that still get in are no sample of the traffic: `Outliers::turn_away`
-        // asks those that do not.
+        // When it is full those that still get in are no sample of the traffic:
+        // `Outliers::turn_away` asks those that do not.
         if self.outliers.len() >= self.max_aside && self.frontier.high().is_some() {
             return false;
         }
@@ -589,7 +590,7 @@ impl Space {
     }
 }
 
-/// Who asks for a write.
+/// Where a write comes from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Origin {
     /// A client: bounds on ids far ahead hold.

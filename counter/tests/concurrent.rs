@@ -37,7 +37,7 @@ fn a_stock_is_never_oversold() {
     assert_eq!((sold.into_inner(), row), (100, [0]));
 }
 
-/// Whoever asks for figures while rewrites begin and end sees rows and what belongs to them in one
+/// A reader of the figures while rewrites begin and end sees rows and what belongs to them in one
 /// table, or that a table is drained.
 #[test]
 fn figures_of_a_table_are_of_one_moment() {
@@ -340,7 +340,8 @@ impl Altering {
     }
 
     fn agree(&self, id: u64, row: &[i64]) {
-        // Read after the row: whoever writes no more to a dropped field knew of it before.
+        // Read after the row: a writer that writes no more to a dropped field knew of the drop
+        // before.
         let still = self.space.schema();
         let fields = row.iter().zip(still.fields()).filter(|(_, field)| !field.dropped);
         assert!(
@@ -373,7 +374,7 @@ impl Altering {
                 s.spawn(move || reads.fetch_add(self.read(seed * 10 + 5 + reader), SeqCst));
             }
             let models = writers.map(|writer| writer.join());
-            // Also when one has failed: else nobody would hear of it.
+            // Also when one has failed: else its failure would go unnoticed.
             self.stop.store(true, SeqCst);
             models.map(|model| model.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         });

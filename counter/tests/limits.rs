@@ -180,8 +180,8 @@ fn rows_aside_are_counted_on_in_a_full_space_while_somebody_walks() {
     assert_eq!((space.outlier_rows(), space.memory_bytes()), (0, without));
 }
 
-/// Whoever fills the outliers with bad ids neither moves the frontier to them nor keeps real traffic
-/// out that jumps.
+/// A client that fills the outlier map with bad ids neither moves the frontier to them nor keeps
+/// out real traffic that jumps.
 #[test]
 fn a_full_aside_says_nothing_of_the_traffic() {
     let space = Space::new(Options { max_aside: 100, ..options("a:12") }).unwrap();
@@ -562,7 +562,7 @@ fn a_full_space_gets_back_what_deletions_leave_empty() {
     let most = space.tables().iter().map(|table| table.bytes).max().unwrap();
     let dead: Vec<u64> = (0..next).filter(|_| rng.bool()).collect();
     assert!(dead.iter().all(|&i| space.delete(id(i))));
-    // Nobody can say when somebody has time; a refusal says that it is needed.
+    // Background work has no schedule here; a refusal says that it is needed.
     let came = (next..).take_while(|&i| {
         let result = add(i, 1).or_else(|_| {
             while space.maintain() {

@@ -79,7 +79,7 @@ impl ColdBackend for Everything {
     }
 }
 
-/// Counted against the limit, too: they are refused to nobody, but then others are.
+/// Counted against the limit, too: deletions are never refused, but then other writes are.
 #[test]
 fn ids_that_were_deleted_below_the_line() {
     let space = space("a:4");

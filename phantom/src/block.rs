@@ -1,8 +1,8 @@
 //! A block: 64 KiB of one filter of a table's chain, with the revoked pairs whose bits lie in it,
 //! on its way from one site to another.
 //!
-//! As no pair's bits leave a page, a block says all there is to say of its pairs; whoever moves
-//! blocks needs memory for one at a time.
+//! As no pair's bits leave a page, a block says all there is to say of its pairs; moving blocks
+//! needs memory for one at a time.
 //!
 //! ```text
 //!   block  offset  size  field

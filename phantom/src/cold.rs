@@ -1,5 +1,5 @@
-//! Tables whose filters lie elsewhere: on a disk, of which this crate knows nothing but that
-//! somebody ([`ColdBackend`]) can ask it.
+//! Tables whose filters lie elsewhere: on a disk, which this crate reads only through a
+//! [`ColdBackend`].
 //!
 //! ```text
 //!   read:   revoked? late? -> yes, or no;  else ColdBackend::has
@@ -49,7 +49,7 @@ const LATE_BYTES: u64 = 32;
 /// Late pairs may take one part in so many of what the tables in memory may.
 const LATE_PART: u64 = 16;
 
-/// Who has the filters of one table. May be called from any thread.
+/// Has the filters of one table. May be called from any thread.
 pub trait ColdBackend: Send + Sync {
     /// Whether all bits of the pair are set in one of the filters. May take as long as a read of
     /// the disk. `None`: it cannot be read, which is reported elsewhere.
@@ -153,7 +153,7 @@ enum Lower {
 impl Lower {
     fn chain(&self) -> Arc<Chain> {
         match self {
-            // Who was writing when it was frozen has been counted since.
+            // Writes under way when it was frozen have been counted since.
             Lower::Memory(table) => Arc::new(Chain::of(table)),
             Lower::Elsewhere(_, chain) => chain.clone(),
         }

@@ -7,8 +7,8 @@
 //! It is cut into many shards, so that a reader never waits for more than the few writes of one
 //! insertion, or the move of one shard when that grows (a thousandth of the set). A table without
 //! an unlike has no shards. A shard has the pairs of neighbouring pages, whatever the filter's
-//! size, as pages and shards both go by the upper bits of the hash: who wants those of some pages
-//! looks at no others.
+//! size, as pages and shards both go by the upper bits of the hash: a search for those of some
+//! pages looks at no others.
 
 use crate::filter::page_of;
 use crate::hash::Pair;
@@ -104,7 +104,8 @@ impl DeletedPairs {
         self.reserve_many(1, most)
     }
 
-    /// Takes `count` places, or none if there would be more than `most`; see [`DeletedPairs::reserve`].
+    /// Takes `count` places, or none if there would be more than `most`; see
+    /// [`DeletedPairs::reserve`].
     pub(crate) fn reserve_many(&self, count: usize, most: usize) -> bool {
         let room = |len: usize| len.checked_add(count).filter(|&len| count == 0 || len <= most);
         self.len.fetch_update(SeqCst, SeqCst, room).is_ok()

@@ -97,8 +97,8 @@ impl Space {
     /// The range of the table that begins at `low`, and the highest id that a pair can have of
     /// which a bit was seen in it before this was called.
     pub(crate) fn reach_of(&self, low: u64) -> Option<((u64, u64), u64)> {
-        // Who set a bit had moved the frontier, and held a stripe since then or took one after it:
-        // once that was free again we see what he saw.
+        // The writer of a bit had moved the frontier, and held a stripe since then or took one
+        // after it: once that was free again we see what it saw.
         let ((low, last), _) = self.table_at(low)?;
         self.ring.barrier(low, last);
         let high = self.frontier.high();

@@ -15,8 +15,8 @@
 //! among the pair's bits in any case. Only when all are set, rarely for a pair that is not, it
 //! looks whether a draw was repeated.
 //!
-//! Sets and checks take no lock. Words are read and written relaxed: whoever was told that a pair
-//! is set synchronised with the teller, and each bit is a fact of its own.
+//! Sets and checks take no lock. Words are read and written relaxed: a reader that was told that a
+//! pair is set synchronised with its writer, and each bit is a fact of its own.
 
 use crate::hash::{Pair, mix};
 use crate::sizing::{LINE_BITS, LINES, MOST_BITS, PAGE_WORDS, Sizing};

@@ -1,13 +1,14 @@
-//! The true error rate: *canaries* are pairs that nobody can have set, so each yes is a wrong one.
+//! Measures the true false-positive rate: *canaries* are pairs that no client can have set, so each
+//! yes is a false positive.
 //!
-//! At a rate of 0.01 % ten thousand of them bring one yes, which says nothing. So somebody who has
-//! time asks for some now and then ([`Space::probe`]), of one table after the other, until each has
-//! had so many that [`YES_WANTED`] wrong answers are to be expected; then the rate is known to a
-//! third. What was asked adds up, but for a table that has grown by a sixteenth: its rate is
+//! At a rate of 0.01 % ten thousand of them bring one yes, which says nothing. So a background
+//! thread asks for some now and then ([`Space::probe`]), of one table after the other, until each
+//! has had so many that [`YES_WANTED`] wrong answers are to be expected; then the rate is known to
+//! a third. What was asked adds up, but for a table that has grown by a sixteenth: its rate is
 //! another one by then.
 //!
-//! Of few canaries the bounds say more than the rate: whoever wants to be woken when a rate is not
-//! kept looks at [`Measured::at_least`].
+//! Of few canaries the bounds say more than the rate: an alarm for a rate that is not kept looks at
+//! [`Measured::at_least`].
 
 use crate::hash::Seed;
 use crate::space::Space;
@@ -22,14 +23,14 @@ const DEVIATIONS: f64 = 3.0;
 /// What canaries say of an error rate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Measured {
-    /// Pairs that were asked for and that nobody can have set.
+    /// Pairs that were asked for and that no client can have set.
     pub canaries: u64,
     /// Those that were answered with yes.
     pub yes: u64,
 }
 
 impl Measured {
-    /// The share of wrong answers. `None`: nobody has asked.
+    /// The share of wrong answers. `None`: none was asked for.
     pub fn rate(&self) -> Option<f64> {
         (self.canaries > 0).then(|| self.yes as f64 / self.canaries as f64)
     }
@@ -46,7 +47,7 @@ impl Measured {
         if self.yes == 0 { 0.0 } else { bound / self.canaries as f64 }
     }
 
-    /// The rate is no higher than this, but for one in 740; 1 if nobody has asked.
+    /// The rate is no higher than this, but for one in 740; 1 if none was asked for.
     pub fn at_most(&self) -> f64 {
         let more = self.yes as f64 + 1.0;
         let bound = more * (1.0 - 1.0 / (9.0 * more) + DEVIATIONS / (3.0 * more.sqrt())).powi(3);

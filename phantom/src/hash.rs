@@ -8,8 +8,8 @@
 //! ```
 //! all with the space's secret seed. The three domains differ in length, so no pair of one can be a
 //! pair of another, and no client can name a canary. The pair is hashed as a whole: packing an id
-//! and a member into one word would let different pairs collide for certain. Without the seed
-//! nobody can choose pairs that crowd one page of a filter.
+//! and a member into one word would let different pairs collide for certain. Without the seed no
+//! client can choose pairs that crowd one page of a filter.
 
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 

@@ -22,11 +22,11 @@
 //!   `Changed`.
 //! - **P4** The horizon rises only when the ring rolls, because it has filled up; nothing that is
 //!   sent for one id can do that.
-//! - **P5** A lookup waits for nobody for longer than a few memory writes.
+//! - **P5** A lookup waits for no writer for longer than a few memory writes.
 //! - **P6** What grows is bounded: pairs aside, revoked pairs per table, memory; at the bound there
 //!   is an error and nothing has changed.
 //!
-//! This crate does no I/O, reads no clock and starts no thread: somebody calls [`Space::maintain`]
+//! This crate does no I/O, reads no clock and starts no thread: the host calls [`Space::maintain`]
 //! now and then.
 
 mod block;

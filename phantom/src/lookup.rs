@@ -1,13 +1,13 @@
 //! Reading: one pair, or one member and many ids.
 //!
 //! The order matters. A pair aside moves into a table at any moment, first stored there, then
-//! deleted here. So a reader asks the outliers first; and takes the list of tables only after that, or
-//! the list might lack the table into which the pair went (P1).
+//! deleted here. So a reader asks the outliers first; and takes the list of tables only after that,
+//! or the list might lack the table into which the pair went (P1).
 //!
 //! A batch goes in two passes: [`Pairs::place`] hashes all pairs, finds the first line of each, and
 //! has it fetched; [`Placed::answer`] looks. The fetches overlap, and a check costs what two of
-//! them cost in a row of many, not the wait for one. Whoever has other memory to wait for does that
-//! between the two.
+//! them cost in a row of many, not the wait for one. A caller with other memory to wait for does
+//! that between the two.
 //!
 //! The second pass goes filter by filter, in bits: what the first line says of all pairs, which of
 //! those that it leaves open the whole filter has, so that few jumps depend on what is found for
@@ -274,10 +274,10 @@ impl Pairs<'_> {
 
 impl Placed<'_> {
     /// The second pass: the answers for the ids. `may_be_set` leaves out of pairs, in bits, those
-    /// of which it is known that nobody has set them: they are answered with no, or with unknown
-    /// below the horizon. It is asked only of those that the filters in memory have, which are few,
-    /// and of those that would be looked for elsewhere; of these once more if they are found. What
-    /// is held aside is exact, and answered with yes all the same.
+    /// that are known to be unset: they are answered with no, or with unknown below the horizon. It
+    /// is asked only of those that the filters in memory have, which are few, and of those that
+    /// would be looked for elsewhere; of these once more if they are found. What is held aside is
+    /// exact, and answered with yes all the same.
     pub fn answer(self, may_be_set: impl Fn(u32) -> u32) -> Answers {
         let Placed(pairs) = self;
         let Lookup { space, ids, outliers, .. } = *pairs.lookup;

@@ -19,7 +19,7 @@
 //! **M2** A table is never closed below a pair that it got from another site: its ids count as
 //! normal before its bits come. A bad one makes no more of that than a bad id (promise 7): if it
 //! lies further ahead than the window of the frontier, the block is refused; and where no id counts
-//! as normal yet nothing is merged, as nobody can tell what is far.
+//! as normal yet nothing is merged, as no distance can be judged.
 //!
 //! **M3** A block that is refused has changed nothing: all that can fail is done, or held ready,
 //! before the first change.
@@ -123,8 +123,8 @@ impl Space {
         let pair_of = |hash: u128| Pair::from_hash(low, hash);
         let start = block_range(filter.pages(), block).start;
         // A pair that was revoked there has its bits in one of the filters there: with that block
-        // it is revoked here, and with no other. So who sends hashes of his own making fills
-        // nothing of ours with them.
+        // it is revoked here, and with no other. So a site that sends forged hashes fills nothing
+        // of ours with them.
         let is_new = |hash: &u128| {
             let pair = pair_of(*hash);
             let has_bits =
@@ -147,8 +147,8 @@ impl Space {
                 liked.push(hash);
             }
         });
-        // Those set here that have not left the outliers are in no table. Whoever sets one from now on
-        // sets it in the table, and who moves it there does so before it leaves.
+        // Those set here that have not left the outliers are in no table. A writer that sets one
+        // from now on sets it in the table, and a mover stores it there before it leaves.
         let mut outliers = HashMap::new();
         if !revoked.is_empty() {
             self.for_each_outlier(|pair| {
@@ -167,8 +167,8 @@ impl Space {
             table.extend(at, filter);
         }
         let mut changed = vec![];
-        // DeletedPairs there, unknown here: revoked before its bits come. Each pair under its stripe, as
-        // every write is; the outliers is locked before that.
+        // DeletedPairs there, unknown here: revoked before its bits come. Each pair under its
+        // stripe, as every write is; the outliers is locked before that.
         for hash in revoked {
             let (pair, is_outlier) = (pair_of(hash), is_outlier(hash));
             let is_revoked = self.under_stripe(&pair, |table| {
@@ -220,10 +220,10 @@ impl Space {
     }
 
     /// A block as it is now, for a log: the highest id that a pair of it can have, the pages of its
-    /// table's first filter, its words, and the hashes of the pairs that are revoked there: who
-    /// reads the log need not have had the bits of a pair that was set and unset again between two
-    /// batches, and has them now. `None`: there is no such block any more. Nobody may write to the
-    /// table meanwhile.
+    /// table's first filter, its words, and the hashes of the pairs that are revoked there: a
+    /// reader of the log need not have had the bits of a pair that was set and unset again between
+    /// two batches, and has them now. `None`: there is no such block any more. No write to the
+    /// table is allowed meanwhile.
     pub fn block_state(&self, place: BlockPlace) -> Option<Vec<u8>> {
         let (_, mut table) = self.table_at(place.low)?;
         // It was frozen since. What was merged is logged before it leaves memory.

@@ -17,8 +17,8 @@ pub struct Options {
     /// Tables' worth of pairs that are kept in memory; when there are more the oldest table is
     /// recycled, or [spills](Options::spill). At least 2.
     pub max_tables: usize,
-    /// The oldest table is not recycled, but waits to be written elsewhere by whoever drives the
-    /// space (`cold`); while there is no room the newest one goes on, up to the memory limit.
+    /// The oldest table is not recycled, but waits for the host to write it to disk (`cold`); while
+    /// there is no room the newest one goes on, up to the memory limit.
     pub spill: bool,
     /// Unset pairs held exactly, per table; 26 bytes each when they are many.
     pub max_revoked: usize,
@@ -27,8 +27,8 @@ pub struct Options {
     pub max_aside: usize,
     /// Ids further than this above the highest normal one are refused. `None`: they are kept aside.
     pub max_ahead: Option<u64>,
-    /// The secret key of the hash, stored with the space and replicated: who knows it can choose
-    /// pairs that collide.
+    /// The secret key of the hash, stored with the space and replicated: a client that knows it can
+    /// choose pairs that collide.
     pub seed: u64,
     /// Memory for filters, in bytes. `None`: twice what `max_tables` full tables take. At the limit
     /// tables that are overrun are not extended any more ([`Error::Full`]); rolling goes on.

@@ -10,19 +10,19 @@
 //! brings more, the oldest tables go. Extensions do not count: what is sent for one id extends its
 //! table, and costs memory up to the limit, but moves no horizon (P4).
 //!
-//! A space that [spills](crate::Options::spill) recycles nothing: somebody moves its oldest tables
-//! elsewhere before there is no room for the next one (`cold`). If he does not, the ring does not
+//! A space that [spills](crate::Options::spill) recycles nothing: the host moves its oldest tables
+//! to disk before there is no room for the next one (`cold`). If it does not, the ring does not
 //! roll, and the newest table is extended.
 //!
-//! **OutlierPairs ids.** The frontier (see `rolling`) decides which ids are normal, from those that are
-//! aside. When the outliers is full of bad ids, good ones that leap ahead could no more get in to be
-//! counted; so those that are turned away are counted, too.
+//! **OutlierPairs ids.** The frontier (see `rolling`) decides which ids are normal, from those that
+//! are aside. When the outliers is full of bad ids, good ones that leap ahead could no more get in
+//! to be counted; so those that are turned away are counted, too.
 //!
-//! **Who decides.** Where tables begin, and which ids they take, is decided by whoever takes writes
-//! ([`Space::lead`]), and logged ([`Space::course`]). Who replays that log ([`Space::follow`]: a
-//! start, a replica) makes the same tables, to the id and to the page, and decides nothing. **L1**
-//! So the table that takes a pair is a function of the log: a block of a filter (`merge`) finds
-//! there all the pairs whose bits it has.
+//! **Leader and followers.** The node that takes writes ([`Space::lead`]) decides where tables
+//! begin and which ids they take, and logs it ([`Space::course`]). A node that replays that log
+//! ([`Space::follow`]: a start, a replica) makes the same tables, to the id and to the page, and
+//! decides nothing. **L1** So the table that takes a pair is a function of the log: a block of a
+//! filter (`merge`) finds there all the pairs whose bits it has.
 
 use crate::Error;
 use crate::filter::Filter;
@@ -46,7 +46,7 @@ const HEADROOM: f64 = 1.08;
 const MOVED_AT_ONCE: usize = 128;
 
 impl Space {
-    /// Rolls, if nobody else does at this moment.
+    /// Rolls, unless another thread does at this moment.
     pub(crate) fn try_roll(&self, low: u64) -> bool {
         self.rolling
             .try_lock()
@@ -180,10 +180,10 @@ impl Space {
     /// What is to be logged of where pairs go, read in one moment, in this order and before the
     /// pairs that were read before it was. The layout only if the ring has changed since `changes`.
     ///
-    /// Whoever has made true all of the batches before has let no id in that lies in a table which
-    /// comes new with this one: it began above all ids that were let in by the time the last
-    /// batch's frontier was read. And whatever was in a table when its state was read is let in by
-    /// this frontier.
+    /// A node that has applied all batches before has let no id in that lies in a table which comes
+    /// new with this one: it began above all ids that were let in by the time the last batch's
+    /// frontier was read. And whatever was in a table when its state was read is let in by this
+    /// frontier.
     pub fn course(&self, changes: u64) -> RingProgress {
         let _nobody_rolls = self.rolling.lock();
         let now = self.changes();
@@ -194,7 +194,7 @@ impl Space {
 
     /// Whether the ring has changed, or pairs have gone into tables, by something else than a write
     /// that changed something, since this was last asked: then [`Space::course`] is to be logged,
-    /// even if nothing else is. Never for who follows.
+    /// even if nothing else is. Never on a follower.
     #[inline]
     pub fn take_news(&self) -> bool {
         self.news.load(Relaxed) && self.news.swap(false, SeqCst) && !self.frontier.follows()
@@ -324,8 +324,8 @@ impl Space {
         if pairs == 0 {
             return false;
         }
-        // When it is full those that still get in are no sample of the traffic: `Outliers::turn_away`
-        // asks those that do not.
+        // When it is full those that still get in are no sample of the traffic:
+        // `Outliers::turn_away` asks those that do not.
         let full = pairs >= self.options.max_aside && self.frontier.high().is_some();
         let advanced = !full
             && !self.frontier.follows()

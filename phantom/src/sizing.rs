@@ -158,7 +158,7 @@ impl Sizing {
 
     /// The sizing of the `i`-th filter of a table's chain, 0 being the first, for the configured
     /// `rate` of the whole chain. What was worked out lately, some 0.2 ms each, is kept: a process
-    /// has few rates, but whoever sends tables may name any.
+    /// has few rates, but a peer that sends tables may name any.
     pub(crate) fn in_chain(rate: f64, i: usize) -> Sizing {
         /// Of four rates all filters.
         const KEPT: usize = 64;

@@ -43,9 +43,9 @@ pub struct Space {
     pub(crate) outlier_pairs: AtomicUsize,
     arrival: OnceLock<Arrival>,
     pub(crate) upkeep: TablePool,
-    /// Held by who rolls, or looks at ring and frontier together. Never waited for by a writer.
+    /// Held to roll, or to look at ring and frontier together. Never waited for by a writer.
     pub(crate) rolling: Mutex<()>,
-    /// Held by who merges.
+    /// Held while merging.
     pub(crate) merging: Mutex<()>,
     /// Pairs set of tables that lie elsewhere, of all tables.
     pub(crate) late: Arc<AtomicUsize>,
@@ -157,7 +157,7 @@ impl Space {
 
     pub(crate) fn for_each_outlier(&self, mut f: impl FnMut(Pair)) {
         self.outliers.for_each(|id, early| {
-            // Nobody waits for `f`.
+            // No thread waits for `f`.
             let hashes: Vec<u128> = early.read().iter().copied().collect();
             hashes.into_iter().for_each(|hash| f(Pair::from_hash(id, hash)));
         });

@@ -29,7 +29,7 @@ pub struct TableStats {
     pub roll_at: u64,
     /// Pairs in the first filter by its capacity, 0 to 1.
     pub fill: f64,
-    /// Share of the first filter's bits that are set, 0 to 1. `None`: nobody has counted them.
+    /// Share of the first filter's bits that are set, 0 to 1. `None`: they were not counted.
     pub bits_set: Option<f64>,
     /// Its filters lie elsewhere: neither the bits nor the error rate are looked at there.
     pub is_cold: bool,
@@ -48,7 +48,7 @@ pub struct TableStats {
     pub configured_rate: f64,
     /// The error rate that its pairs give by calculation.
     pub expected_rate: f64,
-    /// What canaries (pairs that nobody can set) have said since the table last grew by a
+    /// What canaries (pairs that no client can set) have said since the table last grew by a
     /// sixteenth.
     pub measured: Measured,
 }

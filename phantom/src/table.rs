@@ -138,7 +138,7 @@ pub(crate) struct Table {
     growing: Mutex<()>,
     pub(crate) revoked: Arc<DeletedPairs>,
     /// What stands for its filters if they lie elsewhere. Then `first` is an empty page, so that
-    /// the table looks like one with an extension, and nobody pays for the question.
+    /// the table looks like one with an extension, and no reader pays for the question.
     cold: Option<Box<Cold>>,
     /// Pairs that were set before the table was closed; 0 while it is the newest.
     early: AtomicU64,
@@ -427,7 +427,7 @@ impl Table {
     }
 
     /// Chains `filter`, which [`Table::make`] made for the place behind the last one, unless
-    /// somebody else has come first.
+    /// another thread came first.
     pub(crate) fn extend(&self, i: usize, filter: Filter) {
         let _growing = self.growing.lock();
         if self.last.load(Acquire) + 1 == i {

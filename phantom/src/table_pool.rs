@@ -1,8 +1,8 @@
 //! The memory of tables, between tables: recycled ones are cleared, fresh ones prepared, in the
 //! background and in small steps.
 //!
-//! A recycled table may still be read by somebody who took the ring's list before. So it waits here
-//! until nobody else holds it, and only then is its memory cleared for the next table, or given
+//! A recycled table may still be read by a thread that took the ring's list before. So it waits
+//! here until no reader holds it, and only then is its memory cleared for the next table, or given
 //! back. That is also why no reader ever pays for unmapping it.
 
 use crate::filter::Filter;
@@ -21,8 +21,7 @@ pub(crate) struct TablePool {
     /// under that of `spare`.
     retired: Mutex<Vec<Arc<Table>>>,
     spare: Mutex<Option<Filter>>,
-    /// A filter, and how many of its words are clear. Held by who makes a step, for as long as that
-    /// takes.
+    /// A filter, and how many of its words are clear. Held for the length of a step.
     clearing: Mutex<Option<(Filter, usize)>>,
     clearing_bytes: AtomicUsize,
 }
@@ -44,8 +43,8 @@ impl TablePool {
         drop(other);
     }
 
-    /// Whether [`TablePool::step`] has something to do when the next table is to have `pages`. While
-    /// somebody makes a step there is nothing to do.
+    /// Whether [`TablePool::step`] has something to do when the next table is to have `pages`.
+    /// While another thread makes a step there is nothing to do.
     pub(crate) fn wants_step(&self, pages: usize, soon: bool) -> bool {
         self.clearing.try_lock().is_some_and(|clearing| {
             clearing.is_some()
@@ -58,7 +57,7 @@ impl TablePool {
         self.spare.lock().as_ref().is_some_and(|spare| spare.pages() == pages)
     }
 
-    /// A retired table that nobody reads any more.
+    /// A retired table that no reader holds any more.
     fn take_retired(&self) -> Option<Arc<Table>> {
         let mut retired = self.retired.lock();
         let at = retired.iter().position(|table| Arc::strong_count(table) == 1)?;
@@ -139,7 +138,7 @@ mod tests {
         assert_eq!(upkeep.size_bytes(), 0);
     }
 
-    /// Who writes, and therefore rolls, waits for no step, however long it takes.
+    /// A writer, which may roll, waits for no step, however long it takes.
     #[test]
     fn a_table_is_retired_while_a_step_is_made() {
         let upkeep = TablePool::default();

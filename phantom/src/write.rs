@@ -24,10 +24,10 @@ impl Space {
         self.remove_with(id, member, || Ok::<(), Error>(()))
     }
 
-    /// If the pair is not set, runs `first` and, if that succeeds, sets it: in one step, as nobody
-    /// else tests or changes this pair meanwhile (P3). `first` runs under a lock: it must be short,
-    /// and must not write to this space. All that can be refused is checked before, so when `first`
-    /// has run the pair is set.
+    /// If the pair is not set, runs `first` and, if that succeeds, sets it: in one step, as no
+    /// other thread tests or changes this pair meanwhile (P3). `first` runs under a lock: it must
+    /// be short, and must not write to this space. All that can be refused is checked before, so
+    /// when `first` has run the pair is set.
     pub fn add_with<E: From<Error>>(
         &self,
         id: u64,
@@ -49,8 +49,8 @@ impl Space {
     }
 
     /// Whether [`Space::remove`] would refuse a pair that is set, as its table's set of unset pairs
-    /// is at its bound: for who has something else to change before. Others may fill that set in
-    /// between.
+    /// is at its bound: for a caller that has something else to change before. Others may fill that
+    /// set in between.
     pub fn may_remove(&self, id: u64, member: &Member) -> Result<(), Error> {
         let pair = self.pair(id, member);
         let full = self
@@ -225,7 +225,7 @@ impl Space {
         held: &OutlierPairs,
         some: impl IntoIterator<Item = u128>,
     ) -> Result<(), Error> {
-        // Before they are there, so that whoever finds one there and asks finds this, too.
+        // Before they are there, so that a reader that finds one there and asks finds this, too.
         self.news.store(true, SeqCst);
         self.arrives(id);
         for hash in some {
@@ -248,8 +248,8 @@ mod tests {
     use super::*;
     use crate::{Answer, Options};
 
-    /// A merge may revoke a pair before the bits come by which it was set there; who sets it in
-    /// between sets it.
+    /// A merge may revoke a pair before the bits come by which it was set there; a writer that sets
+    /// it in between sets it.
     #[test]
     fn a_pair_that_is_revoked_before_it_has_bits_can_be_set() {
         let space = Space::new(Options { seed: 1, ..Options::default() }).unwrap();

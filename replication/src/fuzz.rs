@@ -379,7 +379,9 @@ mod tests {
         sender.hears(999).expect("it was heard a moment ago");
         assert!(matches!(sender.hears(1_000), Err(LinkError::Timeout(1_000))));
         // A node that was busy for as long has not read yet what arrived meanwhile.
-        sender.fill(&mut down, &origin, 5_000).expect("a node that has not listened gives up no peer");
+        sender
+            .fill(&mut down, &origin, 5_000)
+            .expect("a node that has not listened gives up no peer");
         follower.hears(999).expect("it was heard a moment ago");
         assert!(matches!(follower.hears(1_000), Err(LinkError::Timeout(1_000))));
         follower

@@ -40,7 +40,7 @@ impl Rewrite {
         self.range
     }
 
-    /// Whether its filters are in memory so far, and nobody is to be asked for pages.
+    /// Whether its filters are in memory so far, and no pages are to be read.
     pub fn is_spill(&self) -> bool {
         matches!(&*self.lower, Lower::Memory(_))
     }
@@ -139,7 +139,7 @@ impl Space {
                 table.revoked.clone(),
                 table.early(),
             ));
-            // Who merges takes no stripe: C2.
+            // A merge takes no stripe: C2.
             let _nobody_merges = self.merging.lock();
             // C2. Nothing moves between the two: the rewrite of the ring is over at once.
             let Ok(old) = self.ring.rewrite(low, vec![(low, frozen.clone())]) else {

@@ -288,7 +288,7 @@ fn a_check_reads_one_page_of_each_filter() {
 }
 
 /// Promise P2 of a table that lies elsewhere, however often what came late is merged into it: by
-/// its pages, by pairs that nobody set, and by its own count.
+/// its pages, by pairs that were never set, and by its own count.
 #[test]
 fn merging_again_and_again_keeps_the_rate() {
     for (rate, seed) in [(0.01, 1), (0.001, 2)] {
@@ -397,9 +397,9 @@ fn what_cannot_be_read_is_not_taken_for_a_no() {
     assert_eq!(space.contains(107, &member(7)), Answer::Yes);
 }
 
-/// Nobody writes the oldest table elsewhere: the ring does not roll, the newest one is extended,
-/// and at the limit of the memory there is an error; with room it goes on. So it is with what comes
-/// late.
+/// The host does not write the oldest table to disk: the ring does not roll, the newest one is
+/// extended, and at the limit of the memory there is an error; with room it goes on. So it is with
+/// what comes late.
 #[test]
 fn without_room_elsewhere_there_is_an_error_and_nothing_is_lost() {
     let (shelf, space) = (Shelf::default(), Space::new(options(0.01)).unwrap());
@@ -647,7 +647,7 @@ fn version_1_is_written() {
 }
 
 /// Readers and writers beside spills and merges: what was set is found at every moment, and of two
-/// who set a pair one is told so.
+/// writers of one pair one is told so.
 #[test]
 fn nobody_waits_for_a_spill_and_nothing_is_missed() {
     const IDS: u64 = 900;
@@ -687,7 +687,7 @@ fn nobody_waits_for_a_spill_and_nothing_is_missed() {
         shelf.write(&space, 0, || ());
     }
     let (all, changed) = (20 * LATE, changed.load(SeqCst));
-    // A false yes of the filter is a change that nobody makes.
+    // A false positive of the filter is a change that no writer makes.
     assert!((all - 10..=all).contains(&changed), "{changed}");
     assert!((0..all).all(|n| space.contains(pair(n).0, &pair(n).1) == Answer::Yes));
 }

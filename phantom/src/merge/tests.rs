@@ -374,7 +374,7 @@ fn a_table_keeps_its_rate_however_its_blocks_are_filled() {
     assert!(stored.abs_diff(ours) < ours / 100, "{stored} for {ours}");
 }
 
-/// A log has the states of pairs, not their changes: who reads it never had the bits of one that
+/// A log has the states of pairs, not their changes: a reader never had the bits of a pair that
 /// came and went between two batches.
 #[test]
 fn what_was_unset_before_the_log_looked_is_not_brought_back_by_a_block() {
@@ -490,7 +490,7 @@ fn a_block_says_no_less_than_how_far_its_ids_reach() {
     );
 }
 
-/// Somebody likes and unlikes while blocks are exported: none has the bits without what revokes
+/// A writer likes and unlikes while blocks are exported: none has the bits without what revokes
 /// them.
 #[test]
 fn what_is_unset_while_blocks_are_exported_is_not_exported_as_set() {

@@ -372,8 +372,8 @@ fn a_space_begins_behind_an_aside_that_one_id_has_filled() {
     }
 }
 
-/// What is taken away from an id says nothing of the traffic: whoever undoes what nobody did, far
-/// ahead, moves nothing, and no id is too far ahead for that.
+/// What is taken away from an id says nothing of the traffic: an undo of a pair that was never set,
+/// far ahead, moves nothing, and no id is too far ahead for that.
 #[test]
 fn who_takes_away_moves_no_frontier() {
     for max_ahead in [None, Some(10)] {

@@ -262,7 +262,7 @@ fn a_log_brings_all_back_from_any_earlier_position() {
         replay(&restored, &traffic.log[position..], false);
         traffic.check(&restored, &format!("seed {seed}, log twice"));
 
-        // Whoever replays it has other options perhaps: the log says how large tables are.
+        // A node that replays it may have other options: the log says how large tables are.
         let other = Options {
             pairs_per_table: if seed % 3 == 0 { 800 } else { options.pairs_per_table },
             ..options
