@@ -2,7 +2,7 @@
 //! only read.
 //!
 //! A start stops at the first damage; a check goes on: every byte of every file that the manifest
-//! names, every batch of the log, and the files that nobody names. Behind damage, of the manifest
+//! names, every batch of the log, and the files that nothing names. Behind damage, of the manifest
 //! or of the log, each file is looked at by itself, by its own header: then it is not said what is
 //! missing.
 

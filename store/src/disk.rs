@@ -272,7 +272,7 @@ impl Disk for RealDisk {
         {
             return Err(Errno::WOULDBLOCK.into());
         }
-        // The lock is the flock; the number inside is for a person who wonders who has it.
+        // The lock is the flock; the process id inside is for an operator.
         file.set_len(0)?;
         file.write_all_at(format!("{}\n", std::process::id()).as_bytes(), 0)?;
         Ok(Box::new((file, folder)))

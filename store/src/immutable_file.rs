@@ -1,7 +1,7 @@
 //! Files that are written once and never changed, snapshot files and cold files: under a temporary
 //! name until they are whole, with a head that is written last, and then named by the manifest.
 //!
-//! They are large, and nobody reads them soon, so they go past the system's cache
+//! They are large and not read soon, so they go past the system's cache
 //! (`Disk::create_uncached`): in it they would drive out what others need, and the kernel's work
 //! for each of its pages, which no other thread of that processor can interrupt, would be time that
 //! requests wait.

@@ -48,7 +48,7 @@ pub(crate) struct Path {
 }
 
 /// Finds the segments from the newest one back to `start`. An empty path means a lineage of which
-/// no segment was created yet. `at_rest`: nobody writes to the log, and the caller is about to go
+/// no segment was created yet. `at_rest`: no writer has the log, and the caller is about to go
 /// on with it; then what is read is [settled](settle).
 pub(crate) fn find_path(
     disk: &dyn Disk,

@@ -10,8 +10,8 @@
 //!   (`log.rs`, L3): it is cut off, for good, and asked for again. The file is shortened and synced
 //!   before anything is written there; that needs no room, so a full disk costs a replica nothing
 //!   that it has. If the power undoes a cut, there is a torn tail again (F3): what counts lies
-//!   before it, and was durable before it. Who has shown it to others already, in the hope that it
-//!   will be synced, must read everything anew then ([`FollowLog::secure`] fails).
+//!   before it, and was durable before it. A node that has shown it to others already, expecting
+//!   the sync, must read everything anew then ([`FollowLog::secure`] fails).
 //! - **F3** A torn tail is cut the same way at the next start, whatever follows it: the master has
 //!   those bytes.
 //!
@@ -253,7 +253,7 @@ impl FollowLog {
         Ok(known)
     }
 
-    /// Whether anything lies behind this offset that somebody could miss: a seal is nothing.
+    /// Whether any data lies behind this offset: a seal is none.
     pub fn holds_after(&self, offset: u64) -> Result<bool> {
         // Older segments are not looked into.
         let mut holds =

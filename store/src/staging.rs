@@ -402,7 +402,7 @@ pub(crate) fn adopt(main: &Arc<dyn Disk>) -> Result<()> {
     Ok(())
 }
 
-/// A folder as it will be when [`adopt`] is done with it: for who only looks.
+/// A folder as it will be when [`adopt`] is done with it: for read-only inspection.
 #[derive(Debug)]
 pub(crate) struct Adopted<'a> {
     main: &'a dyn Disk,
@@ -550,7 +550,7 @@ mod tests {
         }
         assert_eq!(looks, 3 + 1 + 3);
         assert_eq!(staging.missing, [manifest.files[2].clone()]);
-        // Who asks at once is answered all the same.
+        // A request without the waiting list is answered all the same.
         let mut staging = Staging::begin(main.clone(), manifest.clone(), &own, Vec::new()).unwrap();
         assert_eq!(staging.wanted().unwrap(), Some((manifest.files[2].clone(), 0)));
 

@@ -494,9 +494,9 @@ impl Store {
         Ok(())
     }
 
-    /// Removes data files that the manifest does not name and segments that nobody needs. Safe
-    /// beside a running snapshot, but not beside whoever has written a cold file that the manifest
-    /// does not name yet.
+    /// Removes data files that the manifest does not name and segments that are not needed. Safe
+    /// beside a running snapshot, but not beside a thread that has written a cold file that the
+    /// manifest does not name yet.
     pub fn trim(&self) -> Result<()> {
         // Both at one moment: a snapshot that is published meanwhile is in one of the two, and one
         // that begins later has a higher number.
@@ -520,9 +520,9 @@ impl Store {
         self.trim_log(self.needed_from())
     }
 
-    /// Removes the oldest segment of the log, if no start needs it and nobody fetches it: what is
-    /// kept for replicas that are away gives way to what is written now. Gives its number, and its
-    /// bytes.
+    /// Removes the oldest segment of the log, if no start needs it and no replica fetches it: what
+    /// is kept for replicas that are away gives way to what is written now. Gives its number, and
+    /// its bytes.
     pub fn give_up_oldest_segment(&self) -> Result<Option<(u64, u64)>> {
         let replay = self.needed_from();
         let numbers = segment_numbers(&*self.disk)?;
@@ -534,7 +534,7 @@ impl Store {
         Ok(Some((oldest, bytes)))
     }
 
-    /// Where the log begins that a start needs, or somebody who fetches files.
+    /// Where the log begins that a start needs, or a replica that fetches files.
     fn needed_from(&self) -> Position {
         let replay = self.manifest.lock().replay;
         let pins: Vec<Arc<Pin>> = self.pins.lock().iter().filter_map(Weak::upgrade).collect();

@@ -1,18 +1,17 @@
-//! Blocks that are read by io_uring: many of them in one system call, and nobody waits in the
-//! meantime.
+//! Reads blocks by io_uring: many of them in one system call, without a waiting thread.
 //!
 //! ```text
 //!   push, push, push -> submit -> ... the disk reads ... -> the event fd -> take, take, take
 //! ```
 //!
-//! Whoever asks gets what it asked for together with the block, or with the word that it was not
-//! read whole: an error, a file that ends, an interruption. What that was is for an ordinary read
-//! to find out, which is tried again as such reads are.
+//! A completion returns the caller's job with the block, or with the fact that it was not read
+//! whole: an error, a file that ends, an interruption. What that was is for an ordinary read to
+//! find out, which is tried again as such reads are.
 //!
 //! This is the one file of the store with `unsafe`, for what safe Rust cannot say: the kernel
 //! writes to a buffer that is ours. The rule that all of it rests on: **from its submission until
-//! its completion is taken a buffer is the kernel's**, and nobody here reads it, writes it or frees
-//! it. So buffers belong to the ring, and not to who asks; its drop waits until the kernel has
+//! its completion is taken a buffer is the kernel's**, and no code here reads it, writes it or
+//! frees it. So buffers belong to the ring, not to the caller; its drop waits until the kernel has
 //! given all of them back, and those of a disk that does not answer are never freed.
 #![allow(unsafe_code)]
 
@@ -53,7 +52,7 @@ struct Slot<T> {
     /// Open until the kernel has taken the file over, and a little longer: a number that was closed
     /// may be another file's.
     _file: Arc<dyn DiskFile>,
-    /// Nothing: who asked has taken that back.
+    /// `None`: the caller has taken it back.
     job: Option<T>,
 }
 
@@ -77,7 +76,7 @@ impl<T> Ring<T> {
     pub fn new(depth: u32) -> io::Result<(Ring<T>, OwnedFd)> {
         let flags = rustix::event::EventfdFlags::NONBLOCK | rustix::event::EventfdFlags::CLOEXEC;
         let event = rustix::event::eventfd(0, flags)?;
-        // What completes interrupts nobody who is at work: it is noticed with the next system call,
+        // A completion interrupts no running worker: it is noticed with the next system call,
         // of which a worker has many. Linux before 5.19 does not know that.
         let uring = IoUring::builder()
             .setup_coop_taskrun()
@@ -161,8 +160,8 @@ impl<T> Ring<T> {
         Ok(())
     }
 
-    /// Jobs of which the kernel was not told. Their buffers stay taken: it may yet read them, for
-    /// nobody.
+    /// Jobs of which the kernel was not told. Their buffers stay taken: it may yet read into them,
+    /// and the result is dropped.
     pub fn take_back(&mut self) -> Vec<T> {
         let slots = &mut self.slots;
         self.pushed.iter().filter_map(|&slot| slots[slot].as_mut()?.job.take()).collect()
@@ -221,7 +220,7 @@ mod tests {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use std::os::fd::{AsFd, BorrowedFd};
 
-    /// What nobody but the kernel reads: a pipe, of which a read ends when the test says so.
+    /// A file that only the kernel reads: a pipe, of which a read ends when the test says so.
     #[derive(Debug)]
     struct Pipe(OwnedFd);
 
@@ -364,7 +363,7 @@ mod tests {
         assert!(ring.is_empty());
     }
 
-    /// Else the kernel would write to memory that is somebody else's by then.
+    /// Else the kernel would write to memory that has another owner by then.
     #[test]
     fn a_drop_waits_until_the_kernel_has_written() {
         let Some((mut ring, _event)) = ring(4) else { return };

@@ -283,7 +283,7 @@ impl ColdFile {
         self.verified(number, &buffer[..n])
     }
 
-    /// Where a block lies, for who reads it by a [`Ring`](crate::Ring).
+    /// Where a block lies, for reads by a [`Ring`](crate::Ring).
     pub fn place(&self, number: u64) -> BlockPlace {
         self.shelf.place(number)
     }

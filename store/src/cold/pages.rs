@@ -1,5 +1,5 @@
-//! Page file v1, also `cold-<number>-<number>.tcold`: pages of 4 KiB that somebody else fills to
-//! the last bit, a filter's say, of which a lookup reads one.
+//! Page file v1, also `cold-<number>-<number>.tcold`: pages of 4 KiB that the caller fills to the
+//! last bit (a filter's, for example), of which a lookup reads one.
 //!
 //! ```text
 //!   offset  size  field
@@ -117,8 +117,8 @@ impl Head for PageHead {
     }
 }
 
-/// Whether a file, by its first bytes, is one of pages. What cannot be read is none: whoever opens
-/// it says why.
+/// Whether a file, by its first bytes, is one of pages. What cannot be read is none: opening it
+/// reports why.
 pub(crate) fn is_pages(disk: &dyn Disk, name: &str) -> bool {
     let mut magic = [0; 8];
     let read = disk.open(name).and_then(|file| read_full_at(&*file, &mut magic, 0));
@@ -247,7 +247,7 @@ impl PageFile {
         self.verify_page(number, &page[..n])
     }
 
-    /// Where a page lies, for who reads it by a [`Ring`](crate::Ring).
+    /// Where a page lies, for reads by a [`Ring`](crate::Ring).
     pub fn place(&self, number: u64) -> BlockPlace {
         self.shelf.place(number)
     }

@@ -71,7 +71,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         self.retry_at.is_some()
     }
 
-    /// When to look although nobody nudged.
+    /// When to look without a nudge.
     pub(super) fn next_look(&self) -> Option<Instant> {
         let options = &self.committer.options;
         if self.retry_at.is_some() {
@@ -138,7 +138,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             synced_to: log.durable(),
             health: committer.health(),
         });
-        // Last, so that who waits in `flush` finds what was published already.
+        // Last, so that a waiter in `flush` finds what was published already.
         committer.synced.store(synced, Ordering::Release);
         if flush || result.is_err() || stop {
             drop(committer.orders.lock());
@@ -168,7 +168,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             self.unsynced_since.get_or_insert(self.looked);
             self.last_write = Some(now);
         }
-        // By now: to append may have taken long (a roll syncs), and who waited for it is told after
+        // By now: to append may have taken long (a roll syncs), and its waiters are told after
         // this.
         let appended = source.now().max(now);
         let second_is_over =
@@ -389,7 +389,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
                 source.collect(&self.taken[start..]);
                 self.spans.push((index, self.taken.len(), true));
             }
-            // Also what came after the others, which nobody visits but for this.
+            // Also what came after the others, which only this visits.
             self.waiting.push(index);
         }
     }

@@ -7,7 +7,7 @@
 //!     change the engines                       for each stripe that is not empty: lock, take its keys, dedupe,
 //!     turn.mark(key) ...                           source.collect(keys) reads their state now, unlock
 //!   ticket = turn.leave()                      source.encode(batch), log.append(batch), log.sync()
-//!   reply when durable() >= ticket             durable = n; source.published(..) wakes who waits
+//!   reply when durable() >= ticket             durable = n; source.published(..) wakes waiters
 //! ```
 //!
 //! What holds:
@@ -29,20 +29,18 @@
 //! - **C6** All that was marked during one [`Exclusive`] is in one batch, and no other writer's
 //!   change comes between in the stripes that it holds. The stripes in which it marked, if there
 //!   are several, are read together, in one moment, by the round that comes to the first of them;
-//!   or all that it holds, if it says so ([`Exclusive::join`]): where a change is of ids that
-//!   nobody knows.
+//!   or all that it holds, if it says so ([`Exclusive::join`]): where a change is of unknown ids.
 //! - **C7** A batch holds each key once: a source may sort what it has read as it likes, and the
 //!   last state of a key is in the last batch that has it.
 //! - **C8** A batch has a limit ([`MAX_BODY_BYTES`](crate::MAX_BODY_BYTES)), and C6 holds all the
-//!   same: who makes changes that belong together says before the first of them how many bytes they
-//!   may take, and waits while what waits for the log leaves no room for them
-//!   ([`Committer::reserve`]). If other writers' changes of the same stripes are more than what is
-//!   left, theirs go into batches of their own, those of the same ids excepted
-//!   ([`Source::may_part`]). Only what was reserved by nobody, or takes more than was reserved, is
-//!   parted, down to what
+//!   same: a writer of an atomic group says before its first change how many bytes the group may
+//!   take, and waits while what waits for the log leaves no room for them ([`Committer::reserve`]).
+//!   If other writers' changes of the same stripes are more than what is left, theirs go into
+//!   batches of their own, those of the same ids excepted ([`Source::may_part`]). Only what was not
+//!   reserved, or takes more than was reserved, is parted, down to what
 //!   [`Source::may_part`] keeps together. It is never tried again as it is: that would be for ever.
-//! - **C9** Under `always`: whoever reads a changed id, and then asks [`Committer::sight`], learns
-//!   which round he has to wait for (`visibility.rs`).
+//! - **C9** Under `always`: a reader of a changed id that then asks [`Committer::sight`] learns
+//!   which round it has to wait for (`visibility.rs`).
 //!
 //! A writer holds its stripe for as long as its change takes, the commit thread for as long as
 //! reading the state of the stripe's few keys takes. Readers take no stripe (promise 1).
@@ -161,8 +159,8 @@ pub struct Committed {
     /// All up to this round is synced.
     pub synced: Ticket,
     /// Rounds up to this one were tried, and those above `written` (with `always`: above `durable`)
-    /// failed. Their changes are in memory and will be logged by a later round, but who waits for
-    /// them may be told now.
+    /// failed. Their changes are in memory and will be logged by a later round, but their waiters
+    /// may be told now.
     pub failed: Ticket,
     /// End of what is appended.
     pub written_to: Position,
@@ -186,7 +184,7 @@ pub trait Source<K> {
     /// Forgets what was collected: the round failed, and its keys will come again.
     fn forget(&mut self);
 
-    /// Something changed: release who waits, feed replicas. Called by the commit thread, after each
+    /// Something changed: release waiters, feed replicas. Called by the commit thread, after each
     /// round and each change of health.
     fn published(&mut self, now: &Committed);
 
@@ -218,8 +216,8 @@ pub struct Committer<K> {
     options: CommitOptions,
     stripes: Box<[Aligned<K>]>,
     sights: Sights,
-    /// What is to be read in one moment. Taken before any stripe by whoever needs several at a
-    /// time.
+    /// What is to be read in one moment. Taken before any stripe by a thread that needs several at
+    /// a time.
     joined: Mutex<Joined<K>>,
     /// Bytes of what is to be read in one moment, or is read and not appended yet, or will be
     /// marked.
@@ -243,7 +241,8 @@ pub struct Committer<K> {
     queued: AtomicUsize,
     /// The [`SyncPolicy`], as a number.
     policy: AtomicU8,
-    /// Set when there is something to do for the commit thread; only who sets it notifies.
+    /// Set when there is something to do for the commit thread; only the thread that sets it
+    /// notifies.
     nudged: AtomicBool,
     orders: Mutex<Orders>,
     wake: Condvar,
@@ -299,8 +298,8 @@ impl<K> Committer<K> {
         }
     }
 
-    /// Lets the commit thread look now, if the round of this ticket has not begun yet: for who
-    /// waits for the ticket, which may name a round that nobody else asks for.
+    /// Lets the commit thread look now, if the round of this ticket has not begun yet: for a waiter
+    /// for the ticket, which may name a round that no other thread asks for.
     pub fn hurry(&self, ticket: Ticket) {
         if self.round.load(Ordering::SeqCst) <= ticket {
             self.nudge();
@@ -363,9 +362,9 @@ impl<K: Copy + Ord> Committer<K> {
         self.nudge();
     }
 
-    /// The ticket for all that was marked before this call, by whomever: for a connection that ends
-    /// several turns at once. It does not rise by itself, so who has marked nothing waits at most
-    /// for what others have marked.
+    /// The ticket for all that was marked before this call, by any thread: for a connection that
+    /// ends several turns at once. It does not rise by itself, so a caller that has marked nothing
+    /// waits at most for what others have marked.
     pub fn ticket(&self) -> Ticket {
         self.last_marked.load(Ordering::SeqCst)
     }
@@ -412,7 +411,7 @@ impl<K: Copy + Ord> Committer<K> {
     }
 
     /// Bytes of memory that keys take which wait, or have waited: each stripe keeps some room.
-    /// Those that belong together are not counted while somebody has an [`Exclusive`]; the thread
+    /// Those that belong together are not counted while an [`Exclusive`] is held; the thread
     /// that asks may be the one.
     pub fn queue_bytes(&self) -> usize {
         let room = |stripe: &Aligned<K>| stripe.lock.lock().borrow().keys.capacity();
@@ -463,7 +462,7 @@ impl<K: Copy + Ord> Committer<K> {
         }
     }
 
-    /// Has all that was written so far synced soon, whatever the policy; nobody waits here.
+    /// Has all that was written so far synced soon, whatever the policy, without waiting.
     pub fn sync_soon(&self) {
         let ticket = self.round.load(Ordering::SeqCst);
         if self.written_to_sync() {
@@ -479,7 +478,7 @@ impl<K: Copy + Ord> Committer<K> {
         self.last_marked.load(Ordering::SeqCst) > self.synced.load(Ordering::SeqCst)
     }
 
-    /// [`run`](Committer::run) may be called again. Until this is called nobody waits in vain for a commit after the end of the last one.
+    /// [`run`](Committer::run) may be called again. Until this is called no thread waits in vain for a commit after the end of the last one.
     pub fn reopen(&self) {
         let mut orders = self.orders.lock();
         (orders.stop, orders.unsealed, orders.ended) = (false, false, false);
@@ -493,15 +492,15 @@ impl<K: Copy + Ord> Committer<K> {
         self.wake.notify_one();
     }
 
-    /// As [`Committer::stop`], but the log is not sealed: nothing is added to it that nobody has
+    /// As [`Committer::stop`], but the log is not sealed: nothing is added to it that no client has
     /// written.
     pub fn step_down(&self) {
         self.orders.lock().unsealed = true;
         self.stop();
     }
 
-    /// What [`health`](Committer::health) says until the next round: for who finds that there is no
-    /// log to commit to.
+    /// What [`health`](Committer::health) says until the next round: for a caller that finds that
+    /// there is no log to commit to.
     pub fn set_health(&self, health: Health) {
         let code = match health {
             Health::Good => 0,
@@ -517,7 +516,7 @@ impl<K: Copy + Ord> Committer<K> {
         let _ends = Ends(self);
         let mut rounds = Rounds::new(self);
         if log.has_failed() {
-            // It could not be begun: said now, and tried again, before somebody writes.
+            // It could not be begun: reported now, and tried again before the first write.
             let _ = rounds.turn(&mut log, source, Instant::now(), false);
         }
         loop {
@@ -548,7 +547,7 @@ impl<K: Copy + Ord> Committer<K> {
     }
 }
 
-/// Says that the commit thread is gone, also when it panics: nobody is to wait for it for ever.
+/// Says that the commit thread is gone, also when it panics: no thread may wait for it for ever.
 struct Ends<'a, K>(&'a Committer<K>);
 
 impl<K> Drop for Ends<'_, K> {

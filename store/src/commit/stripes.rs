@@ -16,8 +16,8 @@ use crate::batch::MAX_BODY_BYTES;
 /// What was marked of some ids and is not logged yet.
 pub(super) struct Stripe<K> {
     pub(super) keys: Vec<K>,
-    /// The key that was [marked](WriteGuard::mark) last, if it is among them: beside the lock, as the end
-    /// of the list is rarely in the cache.
+    /// The key that was [marked](WriteGuard::mark) last, if it is among them: beside the lock, as
+    /// the end of the list is rarely in the cache.
     pub(super) last: Option<K>,
     /// Length at which the keys are deduped next.
     pub(super) dedupe_at: usize,
@@ -31,7 +31,7 @@ pub(super) struct Stripe<K> {
     pub(super) joined: bool,
 }
 
-/// Re-entrant: who has several stripes enters single ones as usual.
+/// Re-entrant: a thread that has several stripes enters single ones as usual.
 type Lock<K> = ReentrantMutex<RefCell<Stripe<K>>>;
 pub(super) type Guard<'a, K> = ReentrantMutexGuard<'a, RefCell<Stripe<K>>>;
 
@@ -134,7 +134,7 @@ pub struct Exclusive<'a, K: Copy> {
     /// Each with how many keys it had.
     stripes: Vec<(usize, Guard<'a, K>, usize)>,
     reserved: Option<Reserved<'a, K>>,
-    /// It changes what nobody can name: readers of any id wait for it.
+    /// It changes ids that are not known: readers of any id wait for it.
     concerns_all: std::cell::Cell<bool>,
 }
 
@@ -209,7 +209,7 @@ impl<K: Copy> Drop for Exclusive<'_, K> {
         let mut most = 0;
         for (index, stripe, before) in touched() {
             let mut stripe = stripe.borrow_mut();
-            // If nobody can say which of them are ours, all are.
+            // If it is unknown which of them are ours, all are.
             let ours = if stripe.mixed { 0 } else { *before };
             units.extend_from_slice(&stripe.keys[ours..]);
             if !std::mem::replace(&mut stripe.joined, true) {
@@ -243,15 +243,15 @@ impl<K: Copy + Ord> WriteGuard<'_, K> {
         }
     }
 
-    /// Where the next key will lie, if there is room for it: for who can have that line of the
-    /// cache on its way while the change is made.
+    /// Where the next key will lie, if there is room for it: for a caller that prefetches this line
+    /// while the change is made.
     #[inline]
     pub fn before_mark(&mut self, hint: impl Fn(&MaybeUninit<K>)) {
         self.stripe.borrow_mut().keys.spare_capacity_mut().first().into_iter().for_each(hint);
     }
 
-    /// As [`mark`](WriteGuard::mark), for a key that is hardly ever marked twice between two rounds: the
-    /// stripe goes on remembering the one before.
+    /// As [`mark`](WriteGuard::mark), for a key that is hardly ever marked twice between two
+    /// rounds: the stripe goes on remembering the one before.
     #[inline]
     pub fn mark_new(&mut self, key: K) {
         self.has_marked = true;
@@ -319,7 +319,7 @@ impl<K: Copy + Ord> Committer<K> {
     #[inline(never)]
     fn begin_list(&self, index: usize) {
         self.set_dirty(index);
-        // With `always` somebody waits for it.
+        // With `always` a reply waits for it.
         if self.policy() == SyncPolicy::Always {
             self.nudge();
         }
@@ -345,8 +345,8 @@ impl<K: Copy + Ord> Committer<K> {
     }
 
     /// Enters the stripe of an id, by a hash of it (the id's, not the pair's: what belongs together
-    /// must share a stripe). The change is made and marked before [`WriteGuard::leave`]. A thread is in
-    /// one turn at a time, unless it has their stripes: see [`Committer::several`].
+    /// must share a stripe). The change is made and marked before [`WriteGuard::leave`]. A thread
+    /// is in one turn at a time, unless it has their stripes: see [`Committer::several`].
     #[inline]
     pub fn enter(&self, hash: u64) -> WriteGuard<'_, K> {
         let index = self.stripe_of(hash);
@@ -366,8 +366,9 @@ impl<K: Copy + Ord> Committer<K> {
     }
 
     /// Enters the stripes of several ids, by the hashes that [`Committer::enter`] would get: for
-    /// changes that belong together. Other writers of these stripes wait until it ends, and whoever
-    /// else wants several. A thread that has some must not ask for more: it would wait for itself.
+    /// changes that belong together. Other writers of these stripes wait until it ends, and so do
+    /// other callers that want several. A thread that has some must not ask for more: it would wait
+    /// for itself.
     pub fn several(&self, hashes: impl IntoIterator<Item = u64>) -> Exclusive<'_, K> {
         let mut indexes: Vec<usize> = hashes.into_iter().map(|hash| self.stripe_of(hash)).collect();
         indexes.sort_unstable();
@@ -375,15 +376,14 @@ impl<K: Copy + Ord> Committer<K> {
         self.hold(indexes)
     }
 
-    /// Enters all stripes: for changes of which nobody can say beforehand where they are. Costs
+    /// Enters all stripes: for changes whose ids are not known beforehand. Costs
     /// some ten nanoseconds per stripe.
     pub fn exclusive(&self) -> Exclusive<'_, K> {
         self.hold(0..self.stripes.len())
     }
 
     fn hold(&self, indexes: impl IntoIterator<Item = usize>) -> Exclusive<'_, K> {
-        // Only who has this lock waits for a stripe while it holds another one: no circle of
-        // waiting.
+        // Only the holder of this lock waits for a stripe while it holds another one: no deadlock.
         let joined = self.joined.lock();
         let enter = |index: usize| {
             let guard = self.stripes[index].lock.lock();
@@ -410,8 +410,8 @@ impl<K: Copy + Ord> Committer<K> {
     /// Room for changes that belong together (C6) and take so many bytes of the log, at most: all
     /// that is to be read in one moment is one batch, which has a limit (C8). `None`: there is none
     /// until the commit thread has logged what waits, or what was reserved is given back. To be
-    /// asked before the stripes are entered: who has to ask again waits for the disk, and is to
-    /// hold nothing meanwhile.
+    /// asked before the stripes are entered: a caller that has to ask again waits for the disk, and
+    /// must hold nothing meanwhile.
     pub fn reserve(&self, bytes: usize) -> Option<Reserved<'_, K>> {
         let room = |reserved: usize| self.fits(reserved, bytes).then(|| reserved + bytes);
         self.reserved.fetch_update(Ordering::SeqCst, Ordering::SeqCst, room).ok()?;
@@ -428,8 +428,8 @@ impl<K: Copy + Ord> Committer<K> {
         reserved == 0 || reserved.saturating_add(bytes) <= RESERVED_BYTES
     }
 
-    /// Where the stripe of `hash` lies, which will be [entered](Committer::enter) soon: for who can
-    /// have these two lines of the cache on their way.
+    /// Where the stripe of `hash` lies, which will be [entered](Committer::enter) soon: for a
+    /// caller that prefetches these two cache lines.
     #[inline]
     pub fn stripe_lines(&self, hash: u64) -> [&AtomicBool; 2] {
         let stripe = &self.stripes[self.stripe_of(hash)];
@@ -443,8 +443,8 @@ impl<K: Copy + Ord> Committer<K> {
         }
     }
 
-    /// The first stripe from this one on in which somebody is now; for who waits until each has
-    /// been seen free, and takes no lock.
+    /// The first stripe from this one on that is entered now; for a caller that waits until each
+    /// was seen free, without a lock.
     pub fn first_busy(&self, from: usize) -> Option<usize> {
         let busy = (from..self.stripes.len()).find(|&index| self.stripes[index].lock.is_locked());
         // What was done in those that are free is seen from here on.

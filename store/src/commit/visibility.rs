@@ -1,8 +1,8 @@
 //! What readers may see before it is durable, and how they know (C9).
 //!
-//! A change is seen as soon as it is made, long before its round is synced. Under `always` nobody
-//! is to be shown what a power cut may take, so whoever has read an id looks here, and keeps the
-//! answer back until the round is synced that its last change is in. One number for each of
+//! A change is seen as soon as it is made, long before its round is synced. Under `always` no reply
+//! may show what a power cut may take, so a reader of an id looks here and holds the reply back
+//! until the round is synced that its last change is in. One number for each of
 //! [`SIGHTS`] groups of ids: with a few dozen changes between two syncs a reader of others rarely meets one.
 //!
 //! ```text
@@ -10,8 +10,8 @@
 //!   reader                   read, then look at the number
 //! ```
 //!
-//! Who saw the change sees at least CHANGING. All ids of a group are in one stripe, so a number has
-//! one writer at a time.
+//! A reader that saw the change sees at least CHANGING. All ids of a group are in one stripe, so a
+//! number has one writer at a time.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -40,13 +40,13 @@ impl Sights {
         &self.groups[hash as usize & (self.groups.len() - 1)]
     }
 
-    /// Somebody is about to change an id. Gives its number, and what that was.
+    /// Marks an id as about to change. Returns its number, and what that was.
     #[inline]
     pub(super) fn begin(&self, hash: u64) -> (&AtomicU64, Ticket) {
         let sight = self.of(hash);
         let before = sight.load(Ordering::Relaxed);
         sight.store(CHANGING, Ordering::Relaxed);
-        // Whoever sees what is changed from here on sees that store.
+        // A reader that sees a change made from here on sees that store.
         fence(Ordering::Release);
         (sight, before)
     }
@@ -67,10 +67,10 @@ impl Sights {
 }
 
 impl<K: Copy + Ord> Committer<K> {
-    /// For who has just read this id (by the hash that [`enter`](Committer::enter) gets): the round
-    /// that has to be synced before a power cut does not take what was read; 0 if that is so
-    /// already, or if the round has failed: then its changes are as safe as they can be. Without
-    /// `always` it says nothing. [`Ticket::MAX`]: somebody is changing it. Once no stripe has been
+    /// For a reader that has just read this id (by the hash that [`enter`](Committer::enter) gets):
+    /// the round that has to be synced before a power cut does not take what was read; 0 if that is
+    /// so already, or if the round has failed: then its changes are as safe as they can be. Without
+    /// `always` it says nothing. [`Ticket::MAX`]: a writer is changing it. Once no stripe has been
     /// [busy](Committer::first_busy) since, [`Committer::ticket`] covers it.
     #[inline]
     pub fn sight(&self, hash: u64) -> Ticket {

@@ -159,7 +159,7 @@ impl State {
     }
 
     pub(super) fn file(&mut self, inode: u64) -> &mut Inode {
-        // A removed file lives on for those who have it open.
+        // A removed file lives on while it is open.
         self.inodes.entry(inode).or_default()
     }
 

@@ -128,7 +128,7 @@ impl Machine {
         let seen = self.engine.counters[key].load(Ordering::Acquire) as usize;
         let round = self.committer.sight(key as u64);
         assert!(round < Ticket::MAX, "nobody is in a turn now");
-        // What has failed is shown, too, as it is; nobody says that it is safe.
+        // What has failed is shown, too, as it is; it is not reported as safe.
         if round > 0 || self.committer.synced() >= self.committer.failed() {
             world.reading.push((key, seen, round));
         }
@@ -269,7 +269,7 @@ fn run(seed: u64) -> Ended {
     let is_there = |number: usize, change: &Change| found[change.key] >= number;
     let all = || (1..).zip(&world.history);
     if stripes == 1 || batch_bytes > 1 {
-        // A round is one batch, and nobody writes while it is collected.
+        // A round is one batch, and no write happens while it is collected.
         let last = *found.iter().max().unwrap();
         assert!(
             all().all(|(number, change)| is_there(number, change) == (number <= last)),

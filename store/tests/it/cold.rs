@@ -299,7 +299,7 @@ fn nothing_is_removed_while_two_manifests_may_be_the_one_on_the_disk() {
             let new = write(&store, tag(0, u64::MAX), &posts(20));
             fail();
             store.replace_files(vec![new.clone()], std::slice::from_ref(&old.name)).unwrap_err();
-            // As who has failed to publish it does.
+            // As after a failed publication.
             store.discard(&[new]);
         }
         disk.set_meanwhile(|| ());

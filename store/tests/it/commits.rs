@@ -405,7 +405,7 @@ fn who_reads_learns_what_to_wait_for() {
     let sights = || [1, 5, 2].map(|id| committer.sight(id));
     assert_eq!(sights(), [0; 3]);
 
-    // While it is changed nobody knows which round it will be.
+    // While it is changed it is not known which round it will be.
     let mut turn = committer.enter(1);
     assert_eq!(sights(), [Ticket::MAX, 0, 0]);
     assert_eq!(committer.first_busy(0), Some(1));
@@ -420,10 +420,10 @@ fn who_reads_learns_what_to_wait_for() {
     thread.round().unwrap();
     assert_eq!(sights(), [0; 3]);
 
-    // Who changes nothing is waited for by nobody.
+    // No reader waits for a turn that changes nothing.
     drop(committer.enter(5));
     assert_eq!(sights(), [0; 3]);
-    // Who has the stripe while another turn in it changes something says nothing of his own.
+    // An outer turn in the stripe says nothing of its own while an inner one changes something.
     let outer = committer.enter(5);
     let ticket = meeting.set(5, 8);
     drop(outer);

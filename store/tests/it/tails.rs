@@ -1,4 +1,4 @@
-//! Following the log: whoever follows from any place gets exactly the batches behind it, through
+//! Following the log: a follower from any place gets exactly the batches behind it, through
 //! rolls and failed syncs.
 
 use std::sync::Arc;

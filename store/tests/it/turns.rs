@@ -1,5 +1,5 @@
 //! The committer between real threads: writers whose turns must be atomic, snapshots beside them,
-//! and who waits for a commit.
+//! and waiters for a commit.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ impl Crowd<'_> {
     }
 }
 
-/// Somebody who reads them, and shows what he has read when it is safe (C9): of each counter, the
+/// A reader that shows what it has read when it is safe (C9): of each counter, the
 /// highest value that was shown before the disk failed.
 fn show_until_crash(committer: &Committer<u32>, engine: &Engine, pairs: usize) -> Vec<i64> {
     let mut shown = vec![0; engine.counters.len()];

@@ -9,8 +9,8 @@ use store::{Batch, CommitOptions, Committed, Error, Health, MAX_BODY_BYTES, Reco
 use super::{ByHand, Meeting, Reader, always, read_row, row};
 use crate::basics::{open, options};
 
-/// Who has several stripes and says so has all that waits in them read in one moment, with what it
-/// marks in one of them.
+/// A writer that has several stripes and says so has all that waits in them read in one moment,
+/// with what it marks in one of them.
 #[test]
 fn what_waits_in_stripes_that_are_joined_is_in_the_same_batch() {
     for joins in [true, false] {
@@ -102,8 +102,8 @@ impl Source<u32> for Interrupted<'_> {
 }
 
 /// Stripes that are read together may come again in the same round, when it comes to their own
-/// turn: by then somebody may have changed them again, and a batch that held both states would not
-/// say which is the later one (C7).
+/// turn: by then another writer may have changed them again, and a batch that held both states
+/// would not say which is the later one (C7).
 #[test]
 fn no_batch_holds_a_key_twice() {
     let meeting = Meeting::new(4, always(4));
@@ -194,7 +194,7 @@ impl Meeting {
     }
 }
 
-/// C6, C8: two that do not fit into one batch do not meet in one; who comes second has a round to
+/// C6, C8: two that do not fit into one batch do not meet in one; the second one has a round to
 /// wait, and holds nothing meanwhile.
 #[test]
 fn what_belongs_together_waits_for_a_batch_that_has_room_for_it() {
@@ -211,7 +211,7 @@ fn what_belongs_together_waits_for_a_batch_that_has_room_for_it() {
         thread.round().unwrap();
         assert!(meeting.set_together(10..20, 1));
         thread.round().unwrap();
-        // All is given back, also by who marks nothing, or only in one stripe.
+        // All is given back, also by a writer that marks nothing, or only in one stripe.
         drop(meeting.committer.reserve(bytes_of(15)).unwrap());
         drop(meeting.committer.reserve(bytes_of(15)).unwrap().exclusive());
         assert!(meeting.set_together(7..8, 2));
