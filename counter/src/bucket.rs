@@ -9,7 +9,7 @@
 //!
 //! **Marks.** Nearly half of all buckets turn a row away before the table rolls; one mark for all
 //! would send nearly half of the misses on. With one in sixteen for the remainder that is asked
-//! for, one miss in ten goes on (simulated and measured: docs/performance.md).
+//! for, one miss in ten goes on (simulated and measured: docs/performance/journal.md).
 //!
 //! **Reading** (a sequence lock; Boehm, Can Seqlocks Get Along With Programming Language Memory
 //! Models?, 2012): take the first word, read what you like with relaxed loads, fence, take the

@@ -241,7 +241,7 @@ impl Layout {
     }
 
     /// How full a table of this layout may become before it rolls: where one row in a thousand goes
-    /// beyond the last probe (simulated; see docs/performance.md), less a hundredth for those that
+    /// beyond the last probe (simulated; see docs/performance/journal.md), less a hundredth for those that
     /// come late. More slots per bucket even out more.
     pub(crate) fn roll_fill(&self) -> f64 {
         roll_fill(self.slots)
