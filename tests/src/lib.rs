@@ -1,6 +1,8 @@
 //! Harness of the end-to-end tests: a real server inside the test's process, on a port of its own,
 //! and ways to talk to it.
 
+pub mod reposts;
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::DirEntryExt;
