@@ -26,6 +26,7 @@ mod real_data;
 mod replication;
 mod restart;
 mod schema;
+mod scripts;
 mod stock_clients;
 mod strays;
 mod tables;
