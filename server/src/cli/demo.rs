@@ -8,11 +8,13 @@
 
 use super::client::Client;
 use super::day::{self, Post};
+use super::full_tables::{self, Full};
+use super::terminal::{Align, Paint, grouped, table};
 use crate::config::Config;
 use clap::Args;
-use comfy_table::{CellAlignment, Table, presets};
-use indicatif::{HumanCount, ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use redis_protocol::resp2::types::OwnedFrame;
+use std::fmt::Write;
 use std::io;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -51,6 +53,7 @@ pub struct DemoArgs {
 
 /// Runs the demo until it is done (`--exit`) or the server is stopped.
 pub fn run(args: &DemoArgs) -> io::Result<()> {
+    let paint = Paint::of_stdout();
     let folder = tempfile::Builder::new().prefix("tidemark-demo-").tempdir()?;
     let mut config = Config::default();
     config.durability.dir = folder.path().to_path_buf();
@@ -60,7 +63,7 @@ pub fn run(args: &DemoArgs) -> io::Result<()> {
             .or_else(|_| TcpListener::bind(("127.0.0.1", 0)))?,
     };
     let port = listener.local_addr()?.port();
-    let server = crate::start(config, listener)?;
+    let server = crate::start(config.clone(), listener)?;
     println!("A server on port {port}, with its files in {}.", folder.path().display());
 
     let mut client = Client::connect(("127.0.0.1", port))?;
@@ -75,32 +78,40 @@ pub fn run(args: &DemoArgs) -> io::Result<()> {
         vec![b"FEED.GET".into(), b"home".into(), VIEWER.to_string().into()];
     request.extend(page.iter().map(|p| p.id.to_string().into_bytes()));
     let request: Vec<&[u8]> = request.iter().map(Vec::as_slice).collect();
-    println!(
-        "\nFEED.GET home {VIEWER} <20 ids>: one request, one reply\n\n{}",
-        show(&page, client.call(&request)?)?
-    );
+    let reply = client.call(&request)?;
+    let heading = format!("FEED.GET home {VIEWER} <{} ids>: one request, one reply", page.len());
+    println!("\n{}\n\n{}", paint.bold(&heading), show(&page, reply, paint)?);
 
     let started = Instant::now();
     for _ in 0..PAGES {
         client.call(&request)?;
     }
-    let page_time = started.elapsed() / PAGES;
-    println!("{}", cost(&server, &posts, page_time));
-    let newest = posts[posts.len() - 1].id;
+    let page_us = started.elapsed() / PAGES;
     println!(
-        "Try it:\n  \
-         redis-cli -p {port} FEED.GET home {VIEWER} {newest} {}\n  \
-         redis-cli -p {port} FEED.ACT like 7 {newest}      # once more: it counts once\n  \
-         redis-cli -p {port} HGETALL post:{newest}\n  \
-         redis-cli -p {port} BF.EXISTS liked:{newest} 7\n  \
-         redis-cli -p {port} TM.TABLES post",
-        posts[posts.len() - 2].id
+        "The page took {} microseconds, round trip included (mean of {} in a row).\n",
+        page_us.as_micros(),
+        grouped(u64::from(PAGES)),
     );
-    if args.exit {
-        return server.stop();
+    let costs = Costs::measure(&server, &config, &posts)?;
+    println!("{}", costs.show(paint));
+    let newest = posts[posts.len() - 1].id;
+    let title = if args.exit {
+        "To try, while a server runs:"
+    } else {
+        "The server runs until ctrl-C; try it from another terminal:"
+    };
+    println!("{}", paint.bold(title));
+    for command in [
+        format!("FEED.GET home {VIEWER} {newest} {}", posts[posts.len() - 2].id),
+        format!("FEED.ACT like 7 {newest}   # sent again: 0"),
+        format!("HGETALL post:{newest}"),
+        format!("BF.EXISTS liked:{newest} 7"),
+        "TM.TABLES post".to_owned(),
+    ] {
+        println!("  redis-cli -p {port} {command}");
     }
-    println!("\nThe server stays up; ctrl-C ends it and removes its folder.");
-    server.wait()
+    println!("\n{}", paint.bold(&costs.headline(page.len(), page_us)));
+    if args.exit { server.stop() } else { server.wait() }
 }
 
 /// Sends one command per item, and takes every reply: an error reply ends the demo, since nothing
@@ -112,10 +123,15 @@ fn load<T>(
     items: impl Iterator<Item = T>,
     mut push: impl FnMut(&mut Client, T),
 ) -> io::Result<()> {
-    let style =
-        ProgressStyle::with_template("{msg:>16} {wide_bar} {human_pos} of {human_len}, {per_sec}")
-            .unwrap_or_else(|_| ProgressStyle::default_bar());
+    // `{human_pos}` groups its digits, `{per_sec}` prints fractions.
+    let rate = |state: &ProgressState, out: &mut dyn Write| {
+        let _ = write!(out, "{}/s", grouped(state.per_sec() as u64));
+    };
+    let style = ProgressStyle::with_template("{msg:>18} {wide_bar} {human_pos} {rate}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .with_key("rate", rate);
     let progress = ProgressBar::new(count as u64).with_style(style).with_message(what);
+    let started = Instant::now();
     let take = |client: &mut Client, leave: usize| -> io::Result<()> {
         while client.waiting() > leave {
             if let OwnedFrame::Error(reason) = client.reply()? {
@@ -133,8 +149,8 @@ fn load<T>(
     }
     take(client, 0)?;
     progress.finish_and_clear();
-    let rate = count as f64 / progress.elapsed().as_secs_f64();
-    println!("{} {what} loaded, {} per second.", HumanCount(count as u64), HumanCount(rate as u64));
+    let rate = count as f64 / started.elapsed().as_secs_f64();
+    println!("{:>11} {what:<18} {:>11}/s", grouped(count as u64), grouped(rate as u64));
     Ok(())
 }
 
@@ -153,39 +169,37 @@ fn load_posts(client: &mut Client, posts: &[Post]) -> io::Result<()> {
 /// Users read recent posts; every fourth reading ends in a like. The viewer of the page has read
 /// most of it.
 fn load_readings(client: &mut Client, posts: &[Post], count: usize) -> io::Result<()> {
-    let act = |client: &mut Client, action: &str, user: u64, post: u64| {
+    let liked = |n: usize, every: usize| if n.is_multiple_of(every) { "like" } else { "read" };
+    let by_users = day::readings(SEED, posts.len(), USERS).take(count).enumerate();
+    let by_users = by_users.map(|(n, (post, user))| (liked(n, 4), user, posts[post].id));
+    let recent = posts.iter().rev().take(100).enumerate();
+    let by_viewer = recent.map(|(n, post)| (liked(n, 3), VIEWER, post.id));
+    let count = count + 100.min(posts.len());
+    let acts = by_users.chain(by_viewer);
+    load(client, "likes and reads", count, acts, |client, (action, user, post)| {
         client.push(&[
             b"FEED.ACT",
             action.as_bytes(),
             user.to_string().as_bytes(),
             post.to_string().as_bytes(),
         ]);
-    };
-    let by_users = day::readings(SEED, posts.len(), USERS).enumerate();
-    load(client, "likes and reads", count, by_users, |client, (n, (post, user))| {
-        act(client, if n % 4 == 0 { "like" } else { "read" }, user, posts[post].id);
-    })?;
-    let recent = posts.iter().rev().take(100).enumerate();
-    load(client, "acts of ours", 100.min(posts.len()), recent, |client, (n, post)| {
-        act(client, if n % 3 == 0 { "like" } else { "read" }, VIEWER, post.id);
     })
 }
 
 /// The page as a table that a person wants to read.
-fn show(page: &[Post], reply: OwnedFrame) -> io::Result<Table> {
+fn show(page: &[Post], reply: OwnedFrame, paint: Paint) -> io::Result<String> {
     let unexpected = || io::Error::other("FEED.GET answered in an unexpected shape");
-    let OwnedFrame::Array(rows) = reply else { return Err(unexpected()) };
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_BORDERS_ONLY);
-    table.set_header(["post", "at", "likes", "reposts", "comments", "reads", "I liked", "I read"]);
-    for (post, row) in page.iter().zip(rows) {
+    let OwnedFrame::Array(replies) = reply else { return Err(unexpected()) };
+    let header = ["post", "at", "likes", "reposts", "comments", "reads", "I liked", "I read"];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    for (post, row) in page.iter().zip(replies) {
         let OwnedFrame::Array(row) = row else { return Err(unexpected()) };
         let (hour, minute) = post.clock();
         let mut cells = vec![post.id.to_string(), format!("{hour:02}:{minute:02}")];
         for (i, cell) in row.iter().enumerate() {
             cells.push(match (i, cell) {
                 (0..4, OwnedFrame::Integer(n)) if *n < 0 => n.to_string(),
-                (0..4, OwnedFrame::Integer(n)) => HumanCount(*n as u64).to_string(),
+                (0..4, OwnedFrame::Integer(n)) => grouped(*n as u64),
                 (4, OwnedFrame::Integer(1)) => "♥".into(),
                 (5.., OwnedFrame::Integer(1)) => "✓".into(),
                 (4.., OwnedFrame::Integer(0)) => String::new(),
@@ -193,60 +207,120 @@ fn show(page: &[Post], reply: OwnedFrame) -> io::Result<Table> {
                 _ => return Err(unexpected()),
             });
         }
-        table.add_row(cells);
+        rows.push(cells);
     }
-    for column in 2..6 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    Ok(table)
+    use Align::{Centre, Left, Right};
+    let columns = [Left, Left, Right, Right, Right, Right, Centre, Centre];
+    Ok(table(&columns, &rows, |row, column, cell| match (row, column) {
+        (0, _) => paint.dim(cell),
+        (_, 6) => paint.red(cell),
+        (_, 7) => paint.good(cell),
+        _ => cell.to_owned(),
+    }))
 }
 
-/// What the page and the data cost, beside Redis.
-fn cost(server: &crate::Server, posts: &[Post], page_time: Duration) -> String {
-    let engines = server.engines();
-    let mut lines = vec![format!(
-        "The page took {:.0} microseconds, round trip included (mean of {PAGES}, one after the other).",
-        page_time.as_secs_f64() * 1e6
-    )];
-    let bytes_per_post =
-        engines.counter(b"post").map(|s| s.memory_bytes() as f64 / s.rows().max(1) as f64);
-    let (mut pairs, mut bytes) = (0, 0);
-    for name in [&b"liked"[..], b"read"] {
-        if let Some(space) = engines.existence(name) {
-            pairs += space.pairs();
-            bytes += space.memory_bytes();
+/// Memory per post and per flag: bytes of a post's four counters, bits of a flag.
+#[derive(Clone, Copy)]
+struct PerEntry {
+    post_bytes: f64,
+    flag_bits: f64,
+}
+
+/// What the data cost, beside Redis.
+struct Costs {
+    /// The tables of the day, partly empty.
+    young: PerEntry,
+    young_entries: (u64, u64),
+    full: Full,
+    redis: PerEntry,
+    /// Its version, where it was measured.
+    redis_version: Option<String>,
+}
+
+impl Costs {
+    fn measure(server: &crate::Server, config: &Config, posts: &[Post]) -> io::Result<Costs> {
+        let engines = server.engines();
+        let post_bytes =
+            engines.counter(b"post").map(|s| s.memory_bytes() as f64 / s.rows().max(1) as f64);
+        let (mut pairs, mut bytes) = (0, 0);
+        for name in [&b"liked"[..], b"read"] {
+            if let Some(space) = engines.existence(name) {
+                pairs += space.pairs();
+                bytes += space.memory_bytes();
+            }
         }
+        let young = PerEntry {
+            post_bytes: post_bytes.unwrap_or(0.0),
+            flag_bits: bytes as f64 * 8.0 / pairs.max(1) as f64,
+        };
+        let (redis, redis_version) = match redis(posts) {
+            Ok((measured, version)) => (measured, Some(version)),
+            // Redis 7.0.15: 137 to 147 bytes a hash, 16 to 37 bytes a set member.
+            Err(_) => (PerEntry { post_bytes: 142.0, flag_bits: 200.0 }, None),
+        };
+        let full = full_tables::measure(config).map_err(io::Error::other)?;
+        let young_entries = (posts.len() as u64, pairs);
+        Ok(Costs { young, young_entries, full, redis, redis_version })
     }
-    let bits_per_flag = bytes as f64 * 8.0 / pairs.max(1) as f64;
-    let ours = (bytes_per_post.unwrap_or(0.0), bits_per_flag);
-    let (redis, source) = match redis(posts) {
-        Ok(measured) => (measured, "measured just now, redis-server on this machine"),
-        // Redis 7.0.15: 137 to 147 bytes a hash, 16 to 37 bytes a set member.
-        Err(_) => ((142.0, 200.0), "known figures of Redis 7.0: no redis-server here to measure"),
-    };
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_BORDERS_ONLY);
-    table.set_header(["memory", "Tidemark", "Redis", "ratio"]);
-    let mut row = |what: &str, ours: f64, redis: f64, unit: &str| {
-        table.add_row([
-            what.to_string(),
-            format!("{ours:.1} {unit}"),
-            format!("{redis:.1} {unit}"),
-            format!("1 : {:.1}", redis / ours),
-        ]);
-    };
-    row("a post's four counters (hash per post)", ours.0, redis.0, "bytes");
-    row("a viewer's flag on a post (set per post)", ours.1, redis.1, "bits");
-    lines.push(table.to_string());
-    lines.push(format!(
-        "Redis: {source}. Ours is all memory of the tables, over {} posts and {} flags: tables fill up as they\n\
-         go, so a young space costs more per entry than a full one (docs/performance.md has full ones).",
-        HumanCount(posts.len() as u64),
-        HumanCount(pairs),
-    ));
-    lines.join("\n") + "\n"
+
+    /// The comparison as a table, and what its words mean.
+    fn show(&self, paint: Paint) -> String {
+        let mut rows = vec![["memory", "Tidemark", "Redis", "ratio"].map(str::to_owned).to_vec()];
+        let mut section = |title: &str, unit: &str, redis: f64, young: f64, full: f64| {
+            rows.push(vec![title.to_owned()]);
+            for (name, ours) in [("  full tables", full), ("  young tables, as above", young)] {
+                rows.push(vec![
+                    name.to_owned(),
+                    format!("{ours:.1} {unit}"),
+                    format!("{redis:.1} {unit}"),
+                    format!("1 : {:.1}", redis / ours),
+                ]);
+            }
+        };
+        let (redis, young, full) = (self.redis, self.young, &self.full);
+        let bytes = (redis.post_bytes, young.post_bytes, full.post_bytes);
+        section("a post's four counters", "bytes", bytes.0, bytes.1, bytes.2);
+        let bits = (redis.flag_bits, young.flag_bits, full.flag_bits);
+        section("a viewer's flag on a post", "bits ", bits.0, bits.1, bits.2);
+        let columns = [Align::Left, Align::Right, Align::Right, Align::Right];
+        let mut text = table(&columns, &rows, |row, column, cell| match (row, column) {
+            (0, _) => paint.dim(cell),
+            (2 | 5, 3) => paint.good(cell),
+            _ => cell.to_owned(),
+        });
+        let source = match &self.redis_version {
+            Some(version) => format!("redis-server {version} on this machine, measured just now"),
+            None => "known figures of Redis 7.0 (no redis-server here to measure)".to_owned(),
+        };
+        let notes = format!(
+            "A table takes its memory when it opens, so a young one costs more per entry.\n\
+             Young: {} posts and {} flags. Full: {} and {},\n\
+             put into tables of the same settings just now, and measured.\n\
+             Redis: {source};\n\
+             a hash per post, and a set per post for its flags.",
+            grouped(self.young_entries.0),
+            grouped(self.young_entries.1),
+            grouped(full.posts),
+            grouped(full.flags),
+        );
+        text.push('\n');
+        for line in notes.lines() {
+            text.push_str(&paint.dim(line));
+            text.push('\n');
+        }
+        text
+    }
+
+    /// The whole in two sentences. Ratios are rounded down.
+    fn headline(&self, ids: usize, page: Duration) -> String {
+        format!(
+            "A page of {ids} posts took one request and {} microseconds.\n\
+             In full tables a post takes 1/{:.0} of Redis's memory, and a flag 1/{:.0}.",
+            page.as_micros(),
+            (self.redis.post_bytes / self.full.post_bytes).floor(),
+            (self.redis.flag_bits / self.full.flag_bits).floor(),
+        )
+    }
 }
 
 /// A redis-server of our own, ended when dropped.
@@ -265,7 +339,7 @@ impl Drop for Redis {
 
 /// Bytes per post (one hash each) and bits per flag (one set per post, as many members per set as
 /// our posts have likers) in a real Redis.
-fn redis(posts: &[Post]) -> io::Result<(f64, f64)> {
+fn redis(posts: &[Post]) -> io::Result<(PerEntry, String)> {
     let folder = tempfile::tempdir()?;
     let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
     let child = Command::new("redis-server")
@@ -312,18 +386,25 @@ fn redis(posts: &[Post]) -> io::Result<(f64, f64)> {
         client.push(&[b"SADD", key.as_bytes(), user.to_string().as_bytes()]);
     })?;
     let with_likes = used_memory(&mut client)?;
-    let per_post = (with_posts - empty) / sample.len() as f64;
-    Ok((per_post, (with_likes - with_posts) * 8.0 / likes.max(1) as f64))
+    let measured = PerEntry {
+        post_bytes: (with_posts - empty) / sample.len() as f64,
+        flag_bits: (with_likes - with_posts) * 8.0 / likes.max(1) as f64,
+    };
+    println!();
+    Ok((measured, info(&mut client, "server", "redis_version")?))
 }
 
 fn used_memory(client: &mut Client) -> io::Result<f64> {
-    let OwnedFrame::BulkString(info) = client.call(&[b"INFO", b"memory"])? else {
+    let value = info(client, "memory", "used_memory")?;
+    value.parse().map_err(|_| io::Error::other("INFO's used_memory is no number"))
+}
+
+/// One figure of INFO.
+fn info(client: &mut Client, section: &str, name: &str) -> io::Result<String> {
+    let OwnedFrame::BulkString(info) = client.call(&[b"INFO", section.as_bytes()])? else {
         return Err(io::Error::other("INFO answered in an unexpected shape"));
     };
     let info = String::from_utf8_lossy(&info).into_owned();
-    let value = info
-        .lines()
-        .find_map(|line| line.strip_prefix("used_memory:"))
-        .and_then(|v| v.trim().parse().ok());
-    value.ok_or_else(|| io::Error::other("INFO has no used_memory"))
+    let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    value.map(|v| v.trim().to_owned()).ok_or_else(|| io::Error::other(format!("INFO lacks {name}")))
 }

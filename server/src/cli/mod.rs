@@ -3,9 +3,11 @@
 pub mod client;
 pub mod day;
 pub mod demo;
+mod full_tables;
 pub mod import;
 mod inspect;
 mod serve;
+mod terminal;
 
 use crate::config::Config;
 use clap::{Parser, Subcommand};

@@ -3,6 +3,9 @@
 use crate::config::{Config, Fsync};
 use crate::{Stop, listen, run as run_server};
 use std::path::PathBuf;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Runs the server until SIGINT, SIGTERM, SIGQUIT or SHUTDOWN.
 #[derive(clap::Args, Debug)]
@@ -58,17 +61,18 @@ pub(super) fn run(args: &ServeArgs) -> Result<(), String> {
         config.durability.fsync = fsync;
     }
     config.validate().map_err(|e| e.to_string())?;
-    tracing_subscriber::fmt()
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_default_env()
-                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info")),
-        )
+    // RUST_LOG: a level, or targets with levels (`info,store=debug`).
+    let filter = std::env::var("RUST_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
+    let lines = tracing_subscriber::fmt::layer()
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_writer(std::io::stderr)
         .with_target(false)
         // It would be said on stderr, too, by what panics if nobody reads that any more, or its
         // disk is full.
-        .log_internal_errors(false)
+        .log_internal_errors(false);
+    tracing_subscriber::registry()
+        .with(lines)
+        .with(filter.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO)))
         .init();
     let listeners = listen(&config).map_err(|e| e.to_string())?;
     let stop = Stop::new();

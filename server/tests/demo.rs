@@ -1,0 +1,105 @@
+//! `tidemark demo`, which `./run` builds and starts: what it prints, and what README shows of it.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where it stopped")]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+const TIDEMARK: &str = env!("CARGO_BIN_EXE_tidemark");
+const README: &str = include_str!("../../README.md");
+
+/// The lines of a run of the demo as `./run` starts it, ended by ctrl-C once it has said all.
+fn run() -> Vec<String> {
+    let mut demo =
+        Command::new(TIDEMARK).arg("demo").stdout(Stdio::piped()).env("TERM", "xterm").spawn();
+    let demo = demo.as_mut().unwrap();
+    let mut lines = Vec::new();
+    for line in BufReader::new(demo.stdout.take().unwrap()).lines() {
+        lines.push(line.unwrap());
+        if lines[lines.len() - 1].starts_with("In full tables") {
+            let pid = rustix::process::Pid::from_child(demo);
+            // Its signals are watched a moment after the last line.
+            std::thread::sleep(std::time::Duration::from_millis(500));
+            rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        }
+    }
+    assert!(demo.wait().unwrap().success());
+    lines
+}
+
+/// A line without what differs from run to run: figures, the folder's name, the width of spaces.
+/// A row of the page stays as it is, for the generated day is the same every time.
+fn shape(line: &str) -> String {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let is_row = words.first().is_some_and(|word| word.len() == 16 && is_figure(word));
+    let shape = |word: &&str| {
+        let figure = word.trim_start_matches("1/").trim_end_matches(['.', '/', 's']);
+        match () {
+            () if is_row => word.to_string(),
+            () if is_figure(figure) => "#".into(),
+            () if word.starts_with("/tmp/") => "FOLDER".into(),
+            () => word.to_string(),
+        }
+    };
+    words.iter().map(shape).collect::<Vec<_>>().join(" ")
+}
+
+fn is_figure(word: &str) -> bool {
+    word.starts_with(|c: char| c.is_ascii_digit())
+        && word.chars().all(|c| c.is_ascii_digit() || c == ',' || c == '.')
+}
+
+/// Figures of the lines of the memory table: ours and Redis's.
+fn memory(lines: &[String]) -> Vec<(f64, f64)> {
+    let figures = |line: &String| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let at = words.iter().position(|word| *word == "bytes" || *word == "bits")?;
+        Some((words[at - 1].parse().ok()?, words.get(at + 1)?.parse().ok()?))
+    };
+    lines.iter().filter_map(figures).collect()
+}
+
+/// F19: README's sample is a real run's output: the same lines, the same page, figures within
+/// bounds. To print it anew, run `./run` and copy.
+#[test]
+fn readme_shows_a_real_run_of_the_demo_in_80_columns() {
+    let lines = run();
+    let all = lines.join("\n");
+    for line in &lines {
+        assert!(line.chars().count() <= 80, "wider than 80 columns: {line}");
+    }
+    assert!(!all.contains('\x1b'), "colour in a pipe:\n{all}");
+
+    let start = README.find("A server on port").expect("README shows a run");
+    let sample: Vec<String> = README[start..]
+        .lines()
+        .take_while(|line| !line.starts_with("```"))
+        .map(str::to_owned)
+        .collect();
+    // "..." stands for lines that are left out.
+    let mut rest = lines.iter();
+    let mut may_skip = false;
+    for line in &sample {
+        if line.trim() == "..." {
+            may_skip = true;
+            continue;
+        }
+        let found = if may_skip {
+            rest.any(|printed| shape(printed) == shape(line))
+        } else {
+            rest.next().is_some_and(|printed| shape(printed) == shape(line))
+        };
+        assert!(found, "README has this line, the run has not: {line}\n{all}");
+        may_skip = false;
+    }
+
+    let (shown, measured) = (memory(&sample), memory(&lines));
+    assert_eq!((shown.len(), measured.len()), (4, 4), "{all}");
+    for ((our, redis), (our_now, redis_now)) in shown.into_iter().zip(measured) {
+        let near = |a: f64, b: f64| (a / b - 1.0).abs() < 0.15;
+        assert!(near(our, our_now), "README says {our}, the run {our_now}\n{all}");
+        assert!(
+            near(redis, redis_now),
+            "README says {redis} for Redis, the run {redis_now}\n{all}"
+        );
+    }
+}
