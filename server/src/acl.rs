@@ -321,6 +321,8 @@ pub(crate) struct Access {
     pub(crate) user: Option<Arc<User>>,
     /// It may do everything: nothing else needs to be asked.
     pub(crate) free: bool,
+    /// At the last look its user had lost a rule about channels.
+    pub(crate) hears_less: bool,
     /// The settings' version when this was found out.
     pub(crate) version: u64,
 }
@@ -328,7 +330,12 @@ pub(crate) struct Access {
 impl Access {
     /// What a new connection may do.
     pub(crate) fn new(node: &Node) -> Access {
-        let mut access = Access { user: None, free: false, version: node.settings.version() };
+        let mut access = Access {
+            user: None,
+            free: false,
+            hears_less: false,
+            version: node.settings.version(),
+        };
         access.enter(node, node.acl.get(DEFAULT).filter(|user| user.needs_no_login()));
         access
     }
@@ -348,8 +355,21 @@ impl Access {
             None => node.acl.get(DEFAULT).filter(|user| user.needs_no_login()),
         };
         let lost = self.user.is_some() && known.is_none();
+        self.hears_less = match (&known, &self.user) {
+            (Some(known), Some(before)) => known.hears_less_than(before),
+            _ => false,
+        };
         self.enter(node, known);
         !lost
+    }
+
+    /// Whether a request would be executed; nothing is noted.
+    #[cold]
+    pub(crate) fn allows(&self, node: &Node, request: &Request<'_>) -> bool {
+        let may = |user: &Arc<User>| user.check(request, node.engines.get()).is_ok();
+        self.free
+            || request.is_for_everybody()
+            || (self.user.as_ref().is_some_and(may) && node.acl.denied_to_all(request).is_none())
     }
 
     /// Whether a request may be executed; if not, that is noted.

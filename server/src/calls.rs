@@ -34,6 +34,8 @@ struct Cell {
     failed: Tally,
     timed: Tally,
     ns: Tally,
+    /// The number of calls at which the next one is timed.
+    next_timed: AtomicU64,
     /// There once a call was timed.
     histogram: OnceLock<Box<Histogram>>,
 }
@@ -71,7 +73,11 @@ impl Calls {
         let Some(cell) = self.cells.get(number) else { return false };
         let before = cell.calls.get();
         cell.calls.add(1);
-        before.is_multiple_of(SAMPLED)
+        let is_timed = before >= cell.next_timed.load(Relaxed);
+        if is_timed {
+            cell.next_timed.store(before + SAMPLED, Relaxed);
+        }
+        is_timed
     }
 
     /// It was refused before it was executed.
@@ -187,6 +193,9 @@ impl Sums {
         self.timed -= base.timed;
         self.ns -= base.ns;
         self.classes.iter_mut().zip(&base.classes).for_each(|(count, base)| *count -= base);
+        // A call that was under way at the reset (CONFIG RESETSTAT itself, or the EXEC around it)
+        // is one after it, as in Redis.
+        self.calls = self.calls.max(self.timed);
         self
     }
 }
@@ -250,9 +259,11 @@ impl AllCalls {
         all
     }
 
-    /// CONFIG RESETSTAT.
+    /// CONFIG RESETSTAT. The next call of each command is timed.
     pub(crate) fn reset(&self) {
         *self.base.lock() = (0..commands::bits()).map(|number| self.ever(number)).collect();
+        let cells = self.by_worker.iter().flat_map(|calls| &calls.cells);
+        cells.for_each(|cell| cell.next_timed.store(0, Relaxed));
         self.by_worker.iter().for_each(|calls| calls.errors.lock().clear());
     }
 }
@@ -306,5 +317,21 @@ mod tests {
         );
         all.of(0).rejected(3);
         assert_eq!(all.sums(3).rejected, 1);
+    }
+
+    /// F11: after a reset the first call of each command is timed, and one that was under way then
+    /// counts.
+    #[test]
+    fn what_was_timed_since_a_reset_was_called() {
+        let all = AllCalls::new(1);
+        let calls = all.of(0);
+        assert!(calls.begins(3) && !calls.begins(3) && calls.begins(4));
+        all.reset();
+        calls.took(4, Duration::from_micros(3));
+        assert_eq!((all.sums(4).calls, all.sums(4).distribution()), (1, vec![(4, 1)]));
+        assert!(calls.begins(3), "it is the first one since");
+        calls.took(3, Duration::from_micros(3));
+        assert!((1..SAMPLED).all(|_| !calls.begins(3)) && calls.begins(3));
+        assert_eq!(all.sums(3).calls, SAMPLED + 1);
     }
 }

@@ -5,6 +5,7 @@
 //! [inbox](crate::inbox) and wakes its worker; a listener that does not keep up is disconnected. A
 //! message is not kept for anybody who listens later.
 
+use crate::acl::User;
 use crate::clients::Client;
 use crate::glob;
 use crate::resp::{Protocol, Reply};
@@ -29,23 +30,47 @@ pub(crate) enum Kind {
     Shard,
 }
 
+impl Kind {
+    pub(crate) const ALL: [Kind; 3] = [Kind::Channel, Kind::Pattern, Kind::Shard];
+}
+
 type Listeners = BTreeMap<u64, Arc<Client>>;
 
 /// The registry. See the top of the file.
 #[derive(Default)]
 pub(crate) struct Channels {
     /// By kind, then by name.
-    listeners: [RwLock<HashMap<Box<[u8]>, Listeners>>; 3],
+    listeners: [RwLock<HashMap<Arc<[u8]>, Listeners>>; 3],
 }
 
 impl Channels {
-    fn of(&self, kind: Kind) -> &RwLock<HashMap<Box<[u8]>, Listeners>> {
+    fn of(&self, kind: Kind) -> &RwLock<HashMap<Arc<[u8]>, Listeners>> {
         &self.listeners[kind as usize]
     }
 
-    /// From now on `client` gets what comes there.
-    pub(crate) fn subscribe(&self, kind: Kind, name: &[u8], client: &Arc<Client>) {
-        self.of(kind).write().entry(name.into()).or_default().insert(client.id, client.clone());
+    /// From now on `client` gets what comes there. Gives the name, of which all share one copy.
+    pub(crate) fn subscribe(&self, kind: Kind, name: &[u8], client: &Arc<Client>) -> Arc<[u8]> {
+        let mut all = self.of(kind).write();
+        let known = all.get_key_value(name).map(|(name, _)| name.clone());
+        let name = known.unwrap_or_else(|| name.into());
+        all.entry(name.clone()).or_default().insert(client.id, client.clone());
+        name
+    }
+
+    /// The clients of `users` (by client id) that listen to something that their user may not hear.
+    /// Takes time in proportion to all subscriptions.
+    pub(crate) fn denied(&self, users: &HashMap<u64, Arc<User>>) -> Vec<Arc<Client>> {
+        let mut denied = BTreeMap::new();
+        for kind in Kind::ALL {
+            for (name, listeners) in self.of(kind).read().iter() {
+                for (id, client) in listeners {
+                    if users.get(id).is_some_and(|user| !user.may_hear(kind, name)) {
+                        denied.insert(*id, client.clone());
+                    }
+                }
+            }
+        }
+        denied.into_values().collect()
     }
 
     /// It gets no more of it.
@@ -90,7 +115,7 @@ impl Channels {
     }
 
     /// Names that have listeners and match `pattern`, if there is one.
-    pub(crate) fn names(&self, kind: Kind, pattern: Option<&[u8]>) -> Vec<Box<[u8]>> {
+    pub(crate) fn names(&self, kind: Kind, pattern: Option<&[u8]>) -> Vec<Arc<[u8]>> {
         let all = self.of(kind).read();
         all.keys()
             .filter(|name| pattern.is_none_or(|p| glob::matches(p, name, false)))

@@ -71,6 +71,10 @@ pub(crate) struct Client {
     pub(crate) queued_bytes: AtomicUsize,
     /// What its worker keeps for it.
     pub(crate) buffers: Share,
+    /// Bytes of its subscriptions and watched keys, in its own lists and in those of all clients.
+    pub(crate) kept_bytes: AtomicUsize,
+    /// The same, as it counts in the memory of all clients.
+    kept: Share,
     /// Messages of channels that it has not taken.
     pub(crate) inbox: Inbox,
     /// Channels, patterns and shard channels that it listens to.
@@ -83,6 +87,8 @@ pub(crate) struct Client {
     pub(crate) blocked: Blocked,
     /// It waits for a reply that takes its time, or for the end of a pause.
     pub(crate) waits: AtomicBool,
+    /// It waits for the end of a pause.
+    pub(crate) paused: AtomicBool,
     /// It has logged in, or need not, and has made its TLS handshake, if one is due.
     entered: AtomicBool,
     /// Milliseconds after `since` at which it last had not, having done so before: RESET.
@@ -185,7 +191,13 @@ impl Client {
 
     /// Bytes that it counts with in the memory of all clients.
     fn memory(&self) -> usize {
-        self.buffers.counted() + self.inbox.counted()
+        self.buffers.counted() + self.inbox.counted() + self.kept.counted()
+    }
+
+    /// Its subscriptions and watched keys take so many bytes now. Only its own worker says so.
+    pub(crate) fn set_kept(&self, bytes: usize) {
+        self.kept_bytes.store(bytes, Relaxed);
+        self.kept.set(bytes);
     }
 
     /// Whether it may be disconnected for what others take. As in Redis not who asked not to be,
@@ -226,6 +238,16 @@ impl Client {
         taken
     }
 
+    /// Whether it is blocked in Redis's sense: in a command that waits, or by a pause.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.blocked.is_waiting() || self.paused.load(Relaxed)
+    }
+
+    /// Whether it listens to anything.
+    pub(crate) fn listens(&self) -> bool {
+        self.subscriptions.iter().any(|count| count.load(Relaxed) > 0)
+    }
+
     /// What it is here for.
     pub(crate) fn kind(&self) -> Kind {
         let flags = self.flags.load(Relaxed);
@@ -233,7 +255,7 @@ impl Client {
             Kind::Master
         } else if flags & REPLICA != 0 {
             Kind::Replica
-        } else if self.subscriptions.iter().any(|count| count.load(Relaxed) > 0) {
+        } else if self.listens() {
             Kind::Pubsub
         } else {
             Kind::Normal
@@ -248,7 +270,7 @@ impl Client {
             ('S', flags & REPLICA != 0),
             ('O', flags & MONITOR != 0),
             ('P', self.kind() == Kind::Pubsub),
-            ('b', self.blocked.is_waiting()),
+            ('b', self.is_blocked()),
             ('x', self.queued.load(Relaxed) >= 0),
             ('e', flags & NO_EVICT != 0),
             ('T', flags & NO_TOUCH != 0),
@@ -282,7 +304,7 @@ impl Client {
             now.saturating_duration_since(self.since).as_secs(),
             self.idle_s(now),
             u8::from(output > 0),
-            query + output + queued_bytes,
+            query + output + queued_bytes + self.kept_bytes.load(Relaxed),
             crate::commands::name_of(self.last_command.load(Relaxed)),
             names.user,
             self.protocol.load(Relaxed),
@@ -346,12 +368,15 @@ impl Clients {
             output_bytes: AtomicUsize::new(0),
             queued_bytes: AtomicUsize::new(0),
             buffers: Share::of(&self.budget),
+            kept_bytes: AtomicUsize::new(0),
+            kept: Share::of(&self.budget),
             inbox: Inbox::new(Share::of(&self.budget)),
             blocked: Blocked::default(),
             subscriptions: Default::default(),
             queued: AtomicI64::new(-1),
             watching: AtomicUsize::new(0),
             waits: AtomicBool::new(false),
+            paused: AtomicBool::new(false),
             entered: AtomicBool::new(false),
             left_ms: AtomicU64::new(0),
             abort: OnceLock::new(),
@@ -373,7 +398,7 @@ impl Clients {
         while taken > most {
             let Some((bytes, client)) = all.pop() else { return };
             tracing::warn!(
-                "client {} disconnected: of all it has most in its buffers, {bytes} bytes, and together they have more than \
+                "client {} disconnected: of all it takes most memory, {bytes} bytes, and together they take more than \
                  max_clients_memory_bytes",
                 client.peer
             );

@@ -144,6 +144,28 @@ impl Config {
         Ok(config)
     }
 
+    /// Checks every integer of the sections against its range.
+    fn check_ranges(&self) -> Result<(), ConfigError> {
+        let all =
+            toml::Table::try_from(self).map_err(|e| ConfigError::Invalid(e.to_string()))?;
+        for (section, keys) in SECTIONS {
+            let Some(values) = all.get(*section).and_then(toml::Value::as_table) else { continue };
+            for key in *keys {
+                let Some(value) = values.get(key.name).and_then(toml::Value::as_integer) else {
+                    continue;
+                };
+                let range = range_of(section, key.name);
+                if !range.contains(&value) {
+                    let (name, least, most) = (key.name, range.start(), range.end());
+                    return Err(ConfigError::Invalid(format!(
+                        "{section}.{name} is {value}: must be {least} to {most}"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Checks that the values fit together. What a schema or a filter may be, the engines check.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let invalid = |text: String| Err(ConfigError::Invalid(text));
@@ -171,14 +193,7 @@ impl Config {
         if server.max_transaction_bytes > 64 << 20 {
             return invalid("server.max_transaction_bytes must be at most 67108864".to_owned());
         }
-        // As in Redis.
-        let timeout_s = self.replication.timeout_s;
-        if !(1..=i32::MAX as u64).contains(&timeout_s) {
-            return invalid(format!(
-                "replication.timeout_s is {timeout_s}: must be 1 to {}",
-                i32::MAX
-            ));
-        }
+        self.check_ranges()?;
         let names = |kind, names: Vec<&str>| check_names(kind, &names);
         names("counter or existence space", {
             let counters = self.counter.iter().map(|c| c.name.as_str());
@@ -268,6 +283,36 @@ impl Config {
     }
 }
 
+/// Upper bound of every setting that is a duration, in its own unit, as in Redis: whatever is
+/// computed from it fits an `Instant`.
+const MOST_TIME: i64 = i32::MAX as i64;
+/// Upper bound of `tcp_keepalive_s`: Linux refuses more (MAX_TCP_KEEPIDLE), so that no socket could
+/// be set up.
+const MOST_KEEPALIVE_S: i64 = 32_767;
+/// Upper bound of settings that are a number of threads.
+const MOST_THREADS: i64 = 1_024;
+
+/// Settings with a range of their own.
+const RANGES: &[(&str, &str, std::ops::RangeInclusive<i64>)] = &[
+    ("server", "tcp_keepalive_s", 0..=MOST_KEEPALIVE_S),
+    ("server", "workers", 0..=MOST_THREADS),
+    ("server", "backlog", 0..=i32::MAX as i64),
+    ("server", "slowlog_slower_than_us", -1..=i64::MAX),
+    ("spill", "read_threads", 0..=MOST_THREADS),
+    ("replication", "timeout_s", 1..=MOST_TIME),
+];
+
+/// The values that an integer setting may have.
+fn range_of(section: &str, name: &str) -> std::ops::RangeInclusive<i64> {
+    let own = RANGES.iter().find(|(s, n, _)| (*s, *n) == (section, name));
+    let is_time = (name.ends_with("_s") && !name.ends_with("_per_s")) || name.ends_with("_ms");
+    match own {
+        Some((_, _, range)) => range.clone(),
+        None if is_time => 0..=MOST_TIME,
+        None => i64::MIN..=i64::MAX,
+    }
+}
+
 /// Names are short words: they appear in commands, keys, file names and metrics.
 fn check_names(kind: &str, names: &[&str]) -> Result<(), ConfigError> {
     for (i, name) in names.iter().enumerate() {
@@ -343,6 +388,13 @@ mod tests {
             ("[server]\nmax_query_buffer_bytes = 10", "max_query_buffer_bytes is 10"),
             ("[replication]\ntimeout_s = 0", "timeout_s is 0"),
             ("[replication]\ntimeout_s = 2147483648", "timeout_s is 2147483648"),
+            ("[server]\ntcp_keepalive_s = 32768", "tcp_keepalive_s is 32768: must be 0 to 32767"),
+            ("[server]\nshutdown_grace_ms = 2147483648", "must be 0 to 2147483647"),
+            ("[server]\nidle_timeout_s = 9223372036854775807", "must be 0 to 2147483647"),
+            ("[server]\nbacklog = -1", "server.backlog is -1: must be 0 to 2147483647"),
+            ("[server]\nworkers = 1025", "server.workers is 1025: must be 0 to 1024"),
+            ("[spill]\nread_threads = 1025", "spill.read_threads is 1025: must be 0 to 1024"),
+            ("[durability]\nsnapshot_every_s = 2147483648", "must be 0 to 2147483647"),
             ("[[counter]]\nfields = \"a:1\"", "is named ''"),
             ("[[counter]]\nname = \"A b\"", "is named 'A b'"),
             (
@@ -387,6 +439,30 @@ mod tests {
         for (text, expected) in cases {
             let error = parse(text).unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+
+    /// F24: every setting at both ends of its range is accepted, and none is a number without one
+    /// that is a duration.
+    #[test]
+    fn every_duration_is_bounded() {
+        for (section, keys) in SECTIONS {
+            for key in *keys {
+                let is_time = ["_s", "_ms"].iter().any(|unit| key.name.ends_with(unit));
+                if !is_time || key.name.ends_with("_per_s") {
+                    continue;
+                }
+                let range = range_of(section, key.name);
+                assert!(*range.end() <= MOST_TIME, "{section}.{}", key.name);
+                for value in [*range.start(), *range.end()] {
+                    let text = format!("[{section}]\n{} = {value}\n", key.name);
+                    assert!(parse(&text).is_ok(), "{text}");
+                }
+                for value in [range.start() - 1, range.end() + 1] {
+                    let text = format!("[{section}]\n{} = {value}\n", key.name);
+                    assert!(parse(&text).is_err(), "{text}");
+                }
+            }
         }
     }
 

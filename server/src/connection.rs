@@ -182,6 +182,13 @@ impl Connection {
                 self.talk.pins = pins;
                 self.talk.stalled = None;
             }
+            // What was pushed for a subscription that is not allowed any more is not sent.
+            if self.talk.session.listens()
+                && self.talk.is_outdated(&self.node)
+                && !self.talk.look_again(&self.node)
+            {
+                return Poll::Ready(());
+            }
             let Session { client, .. } = &self.talk.session;
             if self.talk.session.listens() && client.inbox.take(&mut turn.out, Some(cx.waker())) {
                 // Messages that nobody asked for; below they are written as replies are.
@@ -284,9 +291,11 @@ impl Connection {
     }
 
     fn waits_no_more(&self) {
-        let waits = &self.talk.session.client.waits;
-        if waits.load(Relaxed) {
-            waits.store(false, Relaxed);
+        let client = &self.talk.session.client;
+        for waits in [&client.waits, &client.paused] {
+            if waits.load(Relaxed) {
+                waits.store(false, Relaxed);
+            }
         }
     }
 

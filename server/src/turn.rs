@@ -178,7 +178,7 @@ impl Talk {
         self.replies = 0;
         self.more = false;
         loop {
-            if self.session.access.version != node.settings.version() && !self.look_again(node) {
+            if self.is_outdated(node) && !self.look_again(node) {
                 return buf.len();
             }
             let (end, halt) = self.scan(buf, at, &mut turn.batch);
@@ -194,8 +194,7 @@ impl Talk {
             }
             for (index, request) in batch.iter().enumerate() {
                 // The request before this one may have changed it, too.
-                if self.session.access.version != node.settings.version() && !self.look_again(node)
-                {
+                if self.is_outdated(node) && !self.look_again(node) {
                     return buf.len();
                 }
                 let before = out.len();
@@ -210,6 +209,7 @@ impl Talk {
                 if paused != Paused::Nothing && commands::must_wait(args, session, paused, node) {
                     let node = node.clone();
                     session.client.waits.store(true, Relaxed);
+                    session.client.paused.store(true, Relaxed);
                     self.stalled = Some(Box::pin(async move {
                         node.pause.eased().await;
                         Pins::default()
@@ -329,15 +329,28 @@ impl Talk {
         self.more = true;
     }
 
+    /// Whether settings or users have changed since it looked.
+    #[inline]
+    pub(crate) fn is_outdated(&self, node: &Node) -> bool {
+        self.session.access.version != node.settings.version()
+    }
+
     /// Settings or users have changed. False: the connection's user is no more, and the connection
     /// neither.
     #[cold]
-    fn look_again(&mut self, node: &Node) -> bool {
+    pub(crate) fn look_again(&mut self, node: &Node) -> bool {
         // Before the look: what changes meanwhile is looked at once more.
         self.session.access.version = node.settings.version();
         self.config = Arc::clone(&node.config());
         self.session.timed = slowlog::times_all(&self.config.server);
-        let known = self.session.access.look_again(node);
+        let mut known = self.session.access.look_again(node);
+        // A subscription that was made while the rule that allowed it was taken away.
+        if self.session.listening
+            && std::mem::take(&mut self.session.access.hears_less)
+            && let Some(user) = &self.session.access.user
+        {
+            known = known && self.session.subscriptions.are_allowed(user);
+        }
         if !known {
             self.closing = Closing::AtOnce;
         }

@@ -266,7 +266,12 @@ fn admit(
         let probes = socket2::TcpKeepalive::new()
             .with_time(Duration::from_secs(keepalive_s))
             .with_interval(third);
-        socket2::SockRef::from(&stream).set_tcp_keepalive(&probes.with_retries(3))?;
+        // As in Redis, a client is served without probes rather than not at all.
+        if let Err(error) =
+            socket2::SockRef::from(&stream).set_tcp_keepalive(&probes.with_retries(3))
+        {
+            tracing::debug!("connection from {peer}: no keepalive probes: {error}");
+        }
     }
     let local = stream.local_addr()?;
     if config.security.protected_mode && !is_here(peer) && process.acl.is_open() {

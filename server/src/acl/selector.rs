@@ -2,6 +2,7 @@
 //! names and channels.
 
 use super::category::{CATEGORIES, of as categories};
+use crate::channels;
 use crate::commands::{self, Spec, Uses, flag, key_positions};
 use crate::engines::{Engines, KeyRef};
 use crate::glob;
@@ -383,7 +384,7 @@ impl Selector {
             }
         }
         if !self.all_channels
-            && let Some(at) = channels(spec, args)
+            && let Some(at) = channel_positions(spec, args)
                 .find(|at| !self.allows_channel(args.at(*at), spec.name == "psubscribe"))
         {
             return Err(Denied::Channel(at));
@@ -414,6 +415,19 @@ impl Selector {
         self.names.iter().chain(self.keys.iter().filter(all)).any(|p| p.allows(name, &needs))
     }
 
+    /// Whether a subscription is allowed.
+    pub(super) fn may_hear(&self, kind: channels::Kind, name: &[u8]) -> bool {
+        self.all_channels || self.allows_channel(name, kind == channels::Kind::Pattern)
+    }
+
+    pub(super) fn hears_all(&self) -> bool {
+        self.all_channels
+    }
+
+    pub(super) fn channels(&self) -> &[String] {
+        &self.channels
+    }
+
     /// A pattern that is subscribed to must be one of ours as it stands: what it would match cannot
     /// be told.
     fn allows_channel(&self, channel: &[u8], is_pattern: bool) -> bool {
@@ -436,7 +450,7 @@ fn mark(args: Args<'_>) -> Option<usize> {
 }
 
 /// Positions of the channels in a request. Leaving a channel is always allowed.
-fn channels(spec: &Spec, args: Args<'_>) -> std::ops::Range<usize> {
+fn channel_positions(spec: &Spec, args: Args<'_>) -> std::ops::Range<usize> {
     match spec.name {
         "publish" | "spublish" => 1..2.min(args.len()),
         "subscribe" | "psubscribe" | "ssubscribe" => 1..args.len(),

@@ -1,6 +1,7 @@
 //! One user: switched on or off, passwords, selectors.
 
 use super::selector::{Denied, Request, Selector};
+use crate::channels;
 use crate::engines::Engines;
 use sha2::{Digest as _, Sha256};
 use std::fmt::Write as _;
@@ -203,9 +204,19 @@ impl User {
         (&self.selectors[0], &self.selectors[1..])
     }
 
-    /// The channel rules of all selectors.
-    pub(crate) fn channel_rules(&self) -> Vec<String> {
-        self.selectors.iter().map(Selector::channel_rules).collect()
+    /// Whether one of its selectors allows a subscription.
+    pub(crate) fn may_hear(&self, kind: channels::Kind, name: &[u8]) -> bool {
+        self.selectors.iter().any(|selector| selector.may_hear(kind, name))
+    }
+
+    /// Whether a rule about channels that `before` had is missing here, so that a subscription may
+    /// not be allowed any more. As in Redis rules are compared as they stand.
+    pub(crate) fn hears_less_than(&self, before: &User) -> bool {
+        if self.selectors.iter().any(Selector::hears_all) {
+            return false;
+        }
+        let has = |rule| self.selectors.iter().any(|own| own.channels().contains(rule));
+        before.selectors.iter().any(|old| old.hears_all() || !old.channels().iter().all(has))
     }
 
     /// All rules, without the name.

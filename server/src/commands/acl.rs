@@ -5,7 +5,6 @@ use super::{
     with_numbers,
 };
 use crate::acl::{CATEGORIES, Request, categories};
-use crate::clients::Kind;
 use crate::node::unix_us;
 use crate::resp::Reply;
 
@@ -84,7 +83,7 @@ fn deluser(call: &mut Call<'_>) -> Outcome {
     let deleted = call.node.acl.delete(&names).map_err(|e| refuse!("ERR {e}"))?;
     call.node.settings.touch();
     tracing::info!("ACL DELUSER by {}: {deleted} users", call.session.client.peer);
-    peers::end_users(call, &names, |_| true);
+    peers::end_users(call, &names);
     call.reply.count(deleted);
     Ok(())
 }
@@ -182,6 +181,7 @@ fn list(call: &mut Call<'_>) -> Outcome {
 
 fn load(call: &mut Call<'_>) -> Outcome {
     call.answer_later(|node, reply| {
+        let before = node.acl.all();
         node.acl.load(&node.config().security).map_err(|e| refuse!("ERR {e}"))?;
         // Connections whose user is gone end when they look again; those that wait for nothing now.
         node.settings.touch();
@@ -191,6 +191,7 @@ fn load(call: &mut Call<'_>) -> Outcome {
                 client.kill();
             }
         }
+        peers::denied_listeners(node, &before).iter().for_each(|client| client.kill());
         tracing::info!("ACL LOAD: done");
         reply.ok();
         Ok(())
@@ -253,15 +254,12 @@ fn setuser(call: &mut Call<'_>) -> Outcome {
     let name = text(call.args.at(2))?;
     let rules = call.args.from(3).iter().map(text).collect::<Result<Vec<&str>, _>>()?;
     let most = call.node.config().security.max_users;
-    let channels = |call: &Call<'_>| {
-        call.node.acl.get(name).map(|user| user.channel_rules()).unwrap_or_default()
-    };
-    let before = channels(call);
+    let before = call.node.acl.get(name);
     call.node.acl.set_user(name, &rules, most).map_err(|e| refuse!("ERR {e}"))?;
     call.node.settings.touch();
-    // Who listens to what it may not hear any more must not go on.
-    if channels(call).iter().all(|rules| rules != "&*") && channels(call) != before {
-        peers::end_users(call, &[name], |client| client.kind() == Kind::Pubsub);
+    // A client that listens to what its user may not hear any more must not go on.
+    for client in peers::denied_listeners(call.node, before.as_slice()) {
+        peers::end(call, &client);
     }
     tracing::info!("ACL SETUSER {name} by {}", call.session.client.peer);
     call.reply.ok();

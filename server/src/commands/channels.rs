@@ -1,10 +1,12 @@
 //! Channels: SUBSCRIBE, PUBLISH and their like.
 
 use super::{Call, NO_KEYS, Outcome, Refusal, Replies, Session, Spec, flag, help_row, refuse};
+use crate::acl::User;
 use crate::channels::{Kind, MAX_CHANNEL, MAX_PATTERN};
 use crate::node::Node;
 use crate::resp::Reply;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 const ALWAYS: u32 = flag::LOADING | flag::STALE | flag::NOSCRIPT;
@@ -58,23 +60,64 @@ pub(super) const TABLE: &[Spec] = &[
     },
 ];
 
+/// Bytes of one subscription beside its name: its places in the client's list and in the registry,
+/// rounded up.
+const SUBSCRIPTION_BYTES: usize = 352;
+
 /// What one connection listens to, by kind.
 #[derive(Default)]
-pub(crate) struct Subscriptions([BTreeSet<Box<[u8]>>; 3]);
+pub(crate) struct Subscriptions {
+    names: [BTreeSet<Arc<[u8]>>; 3],
+    /// Bytes that they take; those of a name that others listen to as well count in full.
+    bytes: usize,
+}
 
 impl Subscriptions {
     /// Whether there are any.
     pub(crate) fn any(&self) -> bool {
-        self.0.iter().any(|names| !names.is_empty())
+        self.names.iter().any(|names| !names.is_empty())
+    }
+
+    /// Bytes that they take.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether a user may hear all of them.
+    pub(crate) fn are_allowed(&self, user: &User) -> bool {
+        Kind::ALL.iter().all(|&kind| self.of(kind).iter().all(|name| user.may_hear(kind, name)))
+    }
+
+    fn of(&self, kind: Kind) -> &BTreeSet<Arc<[u8]>> {
+        &self.names[kind as usize]
+    }
+
+    fn insert(&mut self, kind: Kind, name: Arc<[u8]>) {
+        let bytes = bytes_of(&name);
+        if self.names[kind as usize].insert(name) {
+            self.bytes += bytes;
+        }
+    }
+
+    fn remove(&mut self, kind: Kind, name: &[u8]) -> bool {
+        let was_there = self.names[kind as usize].remove(name);
+        if was_there {
+            self.bytes -= bytes_of(name);
+        }
+        was_there
     }
 
     /// What replies count: channels and patterns together, shard channels by themselves.
     fn counted(&self, kind: Kind) -> usize {
         match kind {
-            Kind::Shard => self.0[Kind::Shard as usize].len(),
-            _ => self.0[Kind::Channel as usize].len() + self.0[Kind::Pattern as usize].len(),
+            Kind::Shard => self.of(Kind::Shard).len(),
+            _ => self.of(Kind::Channel).len() + self.of(Kind::Pattern).len(),
         }
     }
+}
+
+fn bytes_of(name: &[u8]) -> usize {
+    SUBSCRIPTION_BYTES + name.len()
 }
 
 /// What confirms a subscription, and its end.
@@ -88,9 +131,10 @@ fn words(kind: Kind) -> (&'static [u8], &'static [u8]) {
 
 fn note(session: &mut Session) {
     session.listening = session.subscriptions.any();
-    for (count, names) in session.client.subscriptions.iter().zip(&session.subscriptions.0) {
+    for (count, names) in session.client.subscriptions.iter().zip(&session.subscriptions.names) {
         count.store(names.len(), Relaxed);
     }
+    session.note_kept();
 }
 
 fn confirm(reply: &mut Reply<'_>, word: &[u8], name: Option<&[u8]>, count: usize) {
@@ -116,16 +160,27 @@ pub(super) fn check_pattern(pattern: &[u8]) -> Outcome {
 
 fn subscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
     let names = call.args.from(1);
-    let most = call.node.config().server.max_subscriptions;
-    if call.session.subscriptions.0[kind as usize].len() + names.len() > most {
+    let (most, most_bytes) = {
+        let server = &call.node.config().server;
+        (server.max_subscriptions, server.max_subscription_bytes)
+    };
+    let own = &call.session.subscriptions;
+    if own.of(kind).len() + names.len() > most {
         return Err(refuse!(
             "ERR a client may have {most} subscriptions of a kind (max_subscriptions)"
         ));
     }
     names.iter().try_for_each(|name| check_name(kind, name))?;
+    let new = names.iter().filter(|name| !own.of(kind).contains(*name));
+    if own.bytes() + new.map(bytes_of).sum::<usize>() > most_bytes {
+        return Err(refuse!(
+            "ERR a client's subscriptions may take {most_bytes} bytes (max_subscription_bytes)"
+        ));
+    }
     for name in names.iter() {
-        if call.session.subscriptions.0[kind as usize].insert(name.into()) {
-            call.node.channels.subscribe(kind, name, &call.session.client);
+        if !call.session.subscriptions.of(kind).contains(name) {
+            let name = call.node.channels.subscribe(kind, name, &call.session.client);
+            call.session.subscriptions.insert(kind, name);
         }
         confirm(
             &mut call.reply,
@@ -140,13 +195,13 @@ fn subscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
 
 fn unsubscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
     let own = &mut call.session.subscriptions;
-    let names: Vec<Box<[u8]>> = match call.args.len() {
-        1 => own.0[kind as usize].iter().cloned().collect(),
-        _ => call.args.from(1).iter().map(Box::from).collect(),
+    let names: Vec<Arc<[u8]>> = match call.args.len() {
+        1 => own.of(kind).iter().cloned().collect(),
+        _ => call.args.from(1).iter().map(Arc::from).collect(),
     };
     let mut ended = Vec::with_capacity(names.len());
     for name in names {
-        if own.0[kind as usize].remove(&name) {
+        if own.remove(kind, &name) {
             call.node.channels.unsubscribe(kind, &name, call.session.client.id);
         }
         ended.push((name, own.counted(kind)));
@@ -171,8 +226,9 @@ fn unsubscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
 
 /// Ends all of a connection's subscriptions without a word: RESET, and its end.
 pub(crate) fn forget(session: &mut Session, node: &Node) {
-    for kind in [Kind::Channel, Kind::Pattern, Kind::Shard] {
-        for name in std::mem::take(&mut session.subscriptions.0[kind as usize]) {
+    let own = std::mem::take(&mut session.subscriptions);
+    for (kind, names) in Kind::ALL.into_iter().zip(own.names) {
+        for name in names {
             node.channels.unsubscribe(kind, &name, session.client.id);
         }
     }

@@ -165,7 +165,8 @@ fn info(call: &mut Call<'_>) -> Outcome {
 }
 
 fn list(call: &mut Call<'_>) -> Outcome {
-    let mut specs = all().to_vec();
+    // As in Redis subcommands, too, by their full names.
+    let mut specs: Vec<&Spec> = super::with_numbers().map(|(_, spec)| spec).collect();
     let args = call.args.from(2);
     if !args.is_empty() {
         if args.len() != 3 || !args.at(0).eq_ignore_ascii_case(b"filterby") {

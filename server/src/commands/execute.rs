@@ -116,7 +116,12 @@ fn note_rejected(found: Found, args: Args<'_>, session: &Session, node: &Node) {
 /// Whether a request has to wait while `paused` is.
 #[cold]
 pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused, node: &Node) -> bool {
-    let Some((_, spec)) = find(args.at(0)) else { return false };
+    let Some((number, spec)) = find(args.at(0)) else { return false };
+    let Ok((spec, sub)) = select(spec, args) else { return false };
+    let request = Request { spec, number: bit_of(number, sub), args };
+    if !session.access.allows(node, &request) {
+        return false;
+    }
     // As in Redis, who is refused whatever comes is refused at once: by a replica, too.
     if session.client.kind() == Kind::Replica || (!node.is_loaded() && !spec.has(flag::LOADING)) {
         return false;

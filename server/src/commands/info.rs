@@ -121,7 +121,7 @@ fn clients(node: &Node, out: &mut String) {
         "client_recent_max_input_buffer" = most(|c| c.query_bytes.load(Relaxed)),
         "client_recent_max_output_buffer" = most(|c| c.output_bytes.load(Relaxed)),
         "client_recent_max_push_buffer" = most(|c| c.inbox.waiting()),
-        "blocked_clients" = clients.iter().filter(|c| c.blocked.is_waiting()).count(),
+        "blocked_clients" = clients.iter().filter(|c| c.is_blocked()).count(),
         "tracking_clients" = 0,
         "pubsub_clients" =
             clients.iter().filter(|c| c.kind() == crate::clients::Kind::Pubsub).count(),
@@ -177,7 +177,9 @@ fn memory(node: &Node, out: &mut String) {
         (kilobytes("/proc/self/status", "VmHWM"), kilobytes("/proc/meminfo", "MemTotal"));
     let buffers = |client: &std::sync::Arc<crate::clients::Client>| {
         let of_worker = [&client.query_bytes, &client.output_bytes, &client.queued_bytes];
-        of_worker.iter().map(|bytes| bytes.load(Relaxed)).sum::<usize>() + client.inbox.waiting()
+        of_worker.iter().map(|bytes| bytes.load(Relaxed)).sum::<usize>()
+            + client.inbox.waiting()
+            + client.kept_bytes.load(Relaxed)
     };
     lines!(
         out,
@@ -199,6 +201,8 @@ fn memory(node: &Node, out: &mut String) {
         "maxmemory_policy" = "noeviction",
         "mem_fragmentation_ratio" = format!("{:.2}", resident as f64 / tables.max(1) as f64),
         "mem_fragmentation_bytes" = resident as i64 - tables as i64,
+        "mem_clients_subscriptions" =
+            node.clients.list().iter().map(|c| c.kept_bytes.load(Relaxed)).sum::<usize>(),
         "mem_clients_normal" = node.clients.list().iter().map(buffers).sum::<usize>(),
         "mem_allocator" = "libc",
         "lazyfree_pending_objects" = 0,

@@ -2,8 +2,11 @@
 
 use super::client::{ALWAYS, spec};
 use super::{Call, Outcome, Refusal, Spec, flag, refuse};
+use crate::acl::User;
 use crate::clients::{Client, Kind};
+use crate::node::Node;
 use crate::pause::{By, Paused};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -63,7 +66,12 @@ fn kind(name: &[u8]) -> Result<Kind, Refusal> {
 }
 
 fn client_id(text: &[u8]) -> Result<u64, Refusal> {
-    crate::resp::natural(text).filter(|&id| id > 0).ok_or_else(|| refuse!("ERR Invalid client ID"))
+    positive(text).ok_or_else(|| refuse!("ERR Invalid client ID"))
+}
+
+/// A positive number that a signed one of 64 bits holds, as Redis reads ids.
+fn positive(text: &[u8]) -> Option<u64> {
+    crate::resp::integer(text).and_then(|id| u64::try_from(id).ok()).filter(|&id| id > 0)
 }
 
 fn list(call: &mut Call<'_>) -> Outcome {
@@ -116,7 +124,7 @@ fn kill(call: &mut Call<'_>) -> Outcome {
         let is = |name: &[u8]| option.eq_ignore_ascii_case(name);
         let text = String::from_utf8_lossy(value).into_owned();
         if is(b"id") {
-            let Some(id) = crate::resp::natural(value).filter(|&id| id > 0) else {
+            let Some(id) = positive(value) else {
                 return Err(refuse!("ERR client-id should be greater than 0"));
             };
             filters.push(Box::new(move |c| c.id == id));
@@ -133,8 +141,11 @@ fn kill(call: &mut Call<'_>) -> Outcome {
             }
             filters.push(Box::new(move |c| c.names.lock().user == text));
         } else if is(b"maxage") {
-            let Some(age) = crate::resp::natural(value) else {
+            let Some(age) = crate::resp::integer(value) else {
                 return Err(refuse!("ERR maxage is not an integer or out of range"));
+            };
+            let Some(age) = u64::try_from(age).ok().filter(|&age| age > 0) else {
+                return Err(refuse!("ERR maxage should be greater than 0"));
             };
             filters.push(Box::new(move |c| c.since.elapsed().as_secs() >= age));
         } else if is(b"skipme") && value.eq_ignore_ascii_case(b"yes") {
@@ -157,18 +168,37 @@ fn kill(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Closes those connections of some users for which `also` holds.
-pub(super) fn end_users(call: &mut Call<'_>, names: &[&str], also: impl Fn(&Client) -> bool) {
+/// Closes the connections of some users.
+pub(super) fn end_users(call: &mut Call<'_>, names: &[&str]) {
     for client in call.node.clients.list() {
         let is_theirs = names.contains(&client.names.lock().user.as_str());
-        if is_theirs && also(&client) {
+        if is_theirs {
             end(call, &client);
         }
     }
 }
 
+/// The clients that listen to a channel, or a pattern, that their user may not hear any more, now
+/// that users have changed from what they were `before`. Where no rule about channels was taken
+/// away no subscription is looked at.
+pub(super) fn denied_listeners(node: &Node, before: &[Arc<User>]) -> Vec<Arc<Client>> {
+    let loses = |old: &Arc<User>| {
+        let now = node.acl.get(old.name())?;
+        now.hears_less_than(old).then(|| (old.name().to_owned(), now))
+    };
+    let lost: HashMap<String, Arc<User>> = before.iter().filter_map(loses).collect();
+    if lost.is_empty() {
+        return Vec::new();
+    }
+    let of = |client: &Arc<Client>| {
+        Some((client.id, lost.get(&client.names.lock().user)?.clone())).filter(|_| client.listens())
+    };
+    let listeners: HashMap<u64, Arc<User>> = node.clients.list().iter().filter_map(of).collect();
+    if listeners.is_empty() { Vec::new() } else { node.channels.denied(&listeners) }
+}
+
 /// Closes a connection: another one at once, this one after its reply.
-fn end(call: &mut Call<'_>, client: &Arc<Client>) {
+pub(super) fn end(call: &mut Call<'_>, client: &Arc<Client>) {
     if client.id == call.session.client.id {
         call.session.leaving = true;
     } else {

@@ -6,7 +6,9 @@ use crate::acl::Access;
 use crate::clients::Client;
 use crate::engines::{Page, Seen};
 use crate::node::Node;
-use crate::replication::feed::Place;
+use crate::replication::feed;
+use crate::watch::Place;
+use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use store::Ticket;
@@ -35,7 +37,8 @@ pub(crate) struct Session {
     pub(crate) replies: Replies,
     /// What comes between MULTI and EXEC.
     pub(crate) transaction: Option<transaction::Transaction>,
-    pub(crate) watched: Vec<Seen>,
+    /// By place: what is watched twice is watched once, from the first time on.
+    pub(crate) watched: HashMap<Place, Seen>,
     /// EXEC is executing: nothing may wait, but for errands, if `may_leave`.
     pub(crate) in_exec: bool,
     /// The transaction keeps nobody out.
@@ -68,7 +71,7 @@ pub(crate) struct Session {
     pub(crate) later: bool,
     /// The connection becomes a replica's once the replies are written, if it is `leaving` then;
     /// else it has asked for that.
-    pub(crate) replicates: Option<Place>,
+    pub(crate) replicates: Option<feed::Place>,
     /// Close once the replies are written.
     pub(crate) leaving: bool,
     /// Most bytes of replies that may wait: the rest of a longer one need not be made, as its
@@ -84,7 +87,7 @@ impl Session {
             worker,
             replies: Replies::On,
             transaction: None,
-            watched: Vec::new(),
+            watched: HashMap::new(),
             in_exec: false,
             may_leave: false,
             errand: Errand::default(),
@@ -110,6 +113,12 @@ impl Session {
     #[inline]
     pub(crate) fn listens(&self) -> bool {
         self.listening || self.monitoring
+    }
+
+    /// Its subscriptions or its watched keys have changed: tells what they take.
+    pub(crate) fn note_kept(&self) {
+        let watched = self.watched.len() * transaction::WATCHED_BYTES;
+        self.client.set_kept(self.subscriptions.bytes() + watched);
     }
 
     /// Gives back what the node keeps for it: at its end, and on RESET.

@@ -25,7 +25,9 @@ use crate::durability::MOST_BYTES;
 use crate::engines::{Engines, KeyRef, Seen};
 use crate::node::Node;
 use crate::resp::{Args, Kept, Reply};
+use crate::watch::Place;
 use rustix::time::{ClockId, clock_gettime};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -33,6 +35,10 @@ use std::time::Duration;
 /// Processor time that one transaction's commands may take that neither touch data nor are an
 /// operator's nor take constant time. Any number of them fits into a transaction's bytes.
 const ASIDE: Duration = Duration::from_millis(100);
+
+/// Bytes that one watched key takes, in the client's own table and in that of all clients, rounded
+/// up: `max_watched_keys` of them are the most.
+pub(super) const WATCHED_BYTES: usize = 192;
 
 const ALWAYS: u32 = flag::LOADING | flag::STALE | flag::FAST | flag::NOSCRIPT;
 
@@ -144,9 +150,18 @@ pub(crate) fn forget(session: &mut Session, node: &Node) {
 
 fn forget_watched(session: &mut Session, node: &Node) {
     if let Some(engines) = node.engines.get() {
-        session.watched.drain(..).for_each(|seen| engines.unwatch(&seen));
+        session.watched.drain().for_each(|(_, seen)| engines.unwatch(&seen));
     }
-    session.client.watching.store(0, Relaxed);
+    note_watched(session);
+}
+
+/// Tells others how many keys are watched, and gives back a large table that is empty.
+fn note_watched(session: &mut Session) {
+    if session.watched.is_empty() {
+        session.watched = HashMap::new();
+    }
+    session.client.watching.store(session.watched.len(), Relaxed);
+    session.note_kept();
 }
 
 fn multi(call: &mut Call<'_>) -> Outcome {
@@ -181,19 +196,20 @@ fn watch(call: &mut Call<'_>) -> Outcome {
     let engines: &Engines = &call.node.engines;
     let most = call.node.config().server.max_watched_keys;
     // All keys are read before the first is watched.
-    let mut places = Vec::with_capacity(call.args.len() - 1);
+    let mut places = BTreeSet::new();
     for key in call.args.from(1).iter() {
-        places.push(match engines.resolve(key)? {
+        places.insert(match engines.resolve(key)? {
             KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. } => (space.number(), id),
             KeyRef::Pair { space, id } => (space.number(), id),
         });
     }
     let watched = &mut call.session.watched;
+    places.retain(|place| !watched.contains_key(place));
     if watched.len() + places.len() > most {
         return Err(super::refuse!("ERR a client may watch {most} keys (max_watched_keys)"));
     }
-    watched.extend(places.into_iter().map(|place| engines.watch(place)));
-    call.session.client.watching.store(watched.len(), Relaxed);
+    watched.extend(places.into_iter().map(|place| (place, engines.watch(place))));
+    note_watched(call.session);
     call.reply.ok();
     Ok(())
 }
@@ -208,13 +224,7 @@ fn exec(call: &mut Call<'_>) -> Outcome {
     }
     let node: &Arc<Node> = call.node;
     let engines = node.engines.get();
-    let unwatch = |session: &mut Session| {
-        session.client.watching.store(0, Relaxed);
-        let watched = std::mem::take(&mut session.watched);
-        if let Some(engines) = engines {
-            watched.iter().for_each(|seen| engines.unwatch(seen));
-        }
-    };
+    let unwatch = |session: &mut Session| forget_watched(session, node);
     if transaction.spoilt {
         call.session.client.queued.store(-1, Relaxed);
         unwatch(call.session);
@@ -247,7 +257,7 @@ fn exec(call: &mut Call<'_>) -> Outcome {
     call.session.errand.come();
     call.session.client.queued.store(-1, Relaxed);
     let changed = engines
-        .is_some_and(|engines| call.session.watched.iter().any(|seen| engines.has_changed(seen)));
+        .is_some_and(|engines| call.session.watched.iter().any(|(_, seen)| engines.has_changed(seen)));
     unwatch(call.session);
     if changed {
         call.reply.null_array();
@@ -304,14 +314,18 @@ pub(super) fn discarded(why: &Refusal) -> Refusal {
 }
 
 /// The ids that a transaction may touch, and those that it watches; none if that cannot be said.
-fn ids(engines: &Engines, transaction: &Transaction, watched: &[Seen]) -> Option<Vec<u64>> {
+fn ids(
+    engines: &Engines,
+    transaction: &Transaction,
+    watched: &HashMap<Place, Seen>,
+) -> Option<Vec<u64>> {
     let mut ids = Vec::with_capacity(transaction.len() + watched.len());
-    for seen in watched {
+    for &(space, id) in watched.keys() {
         // A pair changes, too, when its table is recycled, and that may be another id's doing.
-        if engines.existence_by_number(seen.place.0).is_some() {
+        if engines.existence_by_number(space).is_some() {
             return None;
         }
-        ids.push(seen.place.1);
+        ids.push(id);
     }
     for args in transaction.requests() {
         let (_, spec) = find(args.at(0))?;

@@ -68,7 +68,7 @@ section! {
         #[redis = "timeout"]
         #[live = true]
         idle_timeout_s: u64 = 0,
-        /// Probes clients that have been silent for so many seconds, so that dead ones are found; 0 means never.
+        /// Probes clients that have been silent for so many seconds, so that dead ones are found; 0 means never. At most 32767.
         #[redis = "tcp-keepalive"]
         #[live = true]
         tcp_keepalive_s: u64 = 300,
@@ -87,18 +87,21 @@ section! {
         /// Most bytes of messages (channels, MONITOR) that wait for one client. A client that goes beyond is disconnected.
         #[live = true]
         max_push_buffer_bytes: usize = 32 << 20,
-        /// Most bytes of all of that, of all clients together (requests, replies, messages, commands between MULTI and EXEC); 0 means any number. Beyond
-        /// it those who take most are disconnected, but not who sent CLIENT NO-EVICT ON, nor replicas.
+        /// Most bytes of all of that, of all clients together (requests, replies, messages, commands between MULTI and EXEC, subscriptions,
+        /// watched keys); 0 means any number. Beyond it those who take most are disconnected, but not who sent CLIENT NO-EVICT ON, nor replicas.
         #[redis = "maxmemory-clients"]
         #[live = true]
         max_clients_memory_bytes: usize = 1 << 30,
         /// Most channels, and patterns of channels, that one client listens to.
         #[live = true]
         max_subscriptions: usize = 10_000,
+        /// Most bytes of the names that one client listens to, with 352 for each name. They count as its memory.
+        #[live = true]
+        max_subscription_bytes: usize = 8 << 20,
         /// Most bytes of the commands that one client queues between MULTI and EXEC. Other writers wait while they are executed.
         #[live = true]
         max_transaction_bytes: usize = 16 << 20,
-        /// Most keys that one client watches.
+        /// Most keys that one client watches. Each counts 192 bytes in its memory.
         #[live = true]
         max_watched_keys: usize = 10_000,
         /// SLOWLOG keeps commands that take at least so many microseconds; -1 for none. Below 10000 every command is timed, which costs each some
