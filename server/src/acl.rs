@@ -9,17 +9,21 @@
 //! (`CNT.GET post 17`). `$post` allows the keys of the space post, too (`HGETALL post:17`). Who may
 //! use all keys (`~*`) may use everything.
 //!
+//! Rules may name commands that Redis has and this server lacks ([`redis_names`]).
+//!
 //! A connection holds its user ([`Access`]); when users change it takes the new one before its next
 //! request. The user `default` as it is at first may do everything, and then a request costs one
 //! test of a flag.
 
 mod category;
 mod log;
+mod redis_names;
 mod selector;
 mod user;
 
 pub(crate) use category::{CATEGORIES, of as categories};
 pub(crate) use log::{Log, Reason};
+pub(crate) use redis_names::MODULE_CATEGORIES;
 pub(crate) use selector::{Request, Selector};
 pub(crate) use user::User;
 
@@ -197,7 +201,7 @@ impl Acl {
     /// or the one that an option runs.
     fn denied_to_all(&self, request: &Request<'_>) -> Option<&'static str> {
         let denied = self.denied.load();
-        let also = request.also_runs().filter(|&number| denied.has(number));
+        let also = request.also_runs().map(|(number, _)| number).filter(|n| denied.has(*n));
         denied
             .has(request.number)
             .then(|| request.name())
@@ -330,12 +334,8 @@ pub(crate) struct Access {
 impl Access {
     /// What a new connection may do.
     pub(crate) fn new(node: &Node) -> Access {
-        let mut access = Access {
-            user: None,
-            free: false,
-            hears_less: false,
-            version: node.settings.version(),
-        };
+        let mut access =
+            Access { user: None, free: false, hears_less: false, version: node.settings.version() };
         access.enter(node, node.acl.get(DEFAULT).filter(|user| user.needs_no_login()));
         access
     }

@@ -146,8 +146,7 @@ impl Config {
 
     /// Checks every integer of the sections against its range.
     fn check_ranges(&self) -> Result<(), ConfigError> {
-        let all =
-            toml::Table::try_from(self).map_err(|e| ConfigError::Invalid(e.to_string()))?;
+        let all = toml::Table::try_from(self).map_err(|e| ConfigError::Invalid(e.to_string()))?;
         for (section, keys) in SECTIONS {
             let Some(values) = all.get(*section).and_then(toml::Value::as_table) else { continue };
             for key in *keys {

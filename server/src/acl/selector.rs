@@ -2,6 +2,7 @@
 //! names and channels.
 
 use super::category::{CATEGORIES, of as categories};
+use super::redis_names::{self, MODULE_CATEGORIES};
 use crate::channels;
 use crate::commands::{self, Spec, Uses, flag, key_positions};
 use crate::engines::{Engines, KeyRef};
@@ -28,19 +29,17 @@ impl Request<'_> {
         self.spec.name
     }
 
-    /// The number of the command that an option of this request runs as well: FEED.ACT, for
-    /// `FEED.GET ... MARK`. Its permission is needed in addition to the request's own.
-    pub(super) fn also_runs(&self) -> Option<usize> {
-        (self.spec.has(flag::MAY_WRITE) && mark(self.args).is_some()).then(number_of_act)
+    /// The number of the command that an option of this request runs as well, and the position of
+    /// what would be its first argument: FEED.ACT and the action, for `FEED.GET ... MARK`. Its
+    /// permission is needed in addition to the request's own.
+    pub(super) fn also_runs(&self) -> Option<(usize, usize)> {
+        let action = mark(self.args).filter(|_| self.spec.has(flag::MAY_WRITE))?;
+        Some((commands::numbers_named(ACT).start, action))
     }
 }
 
 /// The command that `FEED.GET ... MARK` runs.
 const ACT: &str = "feed.act";
-
-fn number_of_act() -> usize {
-    commands::numbers_named(ACT).start
-}
 
 /// What of a request is not allowed; the position of the argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -122,12 +121,15 @@ impl Commands {
     }
 
     /// Switches a command with its subcommands, a subcommand (`config|get`), or a category
-    /// (`@read`).
+    /// (`@read`). A name that only Redis has changes nothing.
     pub(super) fn set_named(&mut self, name: &str, on: bool) -> Result<(), &'static str> {
         if let Some(category) = name.strip_prefix('@') {
             let category = category.to_ascii_lowercase();
             if category == "all" {
                 *self = if on { Commands::every() } else { Commands::none() };
+                return Ok(());
+            }
+            if MODULE_CATEGORIES.contains(&category.as_str()) {
                 return Ok(());
             }
             if !CATEGORIES.contains(&category.as_str()) {
@@ -144,7 +146,7 @@ impl Commands {
             return Err("Allowing first-arg of a subcommand is not supported");
         }
         let found = commands::numbers_named(name);
-        if found.is_empty() {
+        if found.is_empty() && !redis_names::is_known(&name.to_ascii_lowercase()) {
             return Err(UNKNOWN);
         }
         found.for_each(|number| self.set(number, on));
@@ -183,6 +185,9 @@ pub(crate) struct Selector {
     commands: Commands,
     /// All commands, later ones too, but for the rules that follow.
     all_commands: bool,
+    /// Of commands that are not in `commands`: first arguments, in lower case, with which they are
+    /// allowed all the same (`+select|0`).
+    first_args: Vec<(usize, String)>,
     /// The rules that lead to `commands`, as they were given, without those that later ones undid.
     rules: Vec<String>,
     all_keys: bool,
@@ -203,6 +208,7 @@ impl Selector {
         Selector {
             commands: Commands::none(),
             all_commands: false,
+            first_args: Vec::new(),
             rules: Vec::new(),
             all_keys: false,
             keys: Vec::new(),
@@ -246,7 +252,7 @@ impl Selector {
                     self.channels.push(rule[1..].to_owned());
                 }
                 sign @ (b'+' | b'-') => {
-                    self.commands.set_named(&lower[1..], sign == b'+')?;
+                    self.switch(&lower[1..], sign == b'+')?;
                     self.note_rule(&lower);
                 }
                 _ => return Err("Syntax error"),
@@ -255,9 +261,59 @@ impl Selector {
         Ok(())
     }
 
+    /// `+name` or `-name`, in lower case.
+    fn switch(&mut self, name: &str, on: bool) -> Result<(), &'static str> {
+        // A command, or one of its subcommands, that exists here.
+        let is_ours = |name: &str| !commands::numbers_named(name).is_empty();
+        let first_arg = name
+            .split_once('|')
+            .filter(|(_, arg)| !name.starts_with('@') && !is_ours(name) && !arg.contains('|'));
+        let Some((command, arg)) = first_arg else {
+            self.commands.set_named(name, on)?;
+            // What allows or denies a command says so for all first arguments.
+            let (named, category) = (commands::numbers_named(name), name.strip_prefix('@'));
+            let is_in = |number: usize, category: &str| {
+                let spec = commands::with_numbers().nth(number);
+                spec.is_some_and(|(_, spec)| categories(spec).contains(&category))
+            };
+            self.first_args.retain(|(number, _)| {
+                !named.contains(number) && !category.is_some_and(|c| is_in(*number, c))
+            });
+            return Ok(());
+        };
+        let number = commands::numbers_named(command);
+        if on && arg.is_empty() {
+            return Err("Syntax error");
+        }
+        let takes_any = if number.is_empty() {
+            redis_names::takes_first_arg(command)
+        } else {
+            // A container is more than one command.
+            number.len() == 1
+        };
+        if !redis_names::is_known(name) && !(on && takes_any) {
+            return Err(UNKNOWN);
+        }
+        if number.len() == 1 {
+            let rule = (number.start, arg.to_owned());
+            self.first_args.retain(|other| *other != rule);
+            self.first_args.extend(on.then_some(rule));
+        }
+        Ok(())
+    }
+
+    /// Whether it allows the command with this number, given its first argument.
+    fn runs(&self, number: usize, first_arg: &[u8]) -> bool {
+        let allows = |(other, arg): &(usize, String)| {
+            *other == number && arg.as_bytes().eq_ignore_ascii_case(first_arg)
+        };
+        self.commands.has(number) || self.first_args.iter().any(allows)
+    }
+
     fn all_or_none(&mut self, all: bool) {
         self.commands = if all { Commands::every() } else { Commands::none() };
         self.all_commands = all;
+        self.first_args.clear();
         self.rules.clear();
     }
 
@@ -354,10 +410,12 @@ impl Selector {
         engines: Option<&Engines>,
     ) -> Result<(), Denied> {
         let (spec, args) = (request.spec, request.args);
-        if !self.commands.has(request.number) && !request.is_for_everybody() {
+        if !request.is_for_everybody() && !self.runs(request.number, args.at(1)) {
             return Err(Denied::Command);
         }
-        if request.also_runs().is_some_and(|number| !self.commands.has(number)) {
+        if let Some((number, action)) = request.also_runs()
+            && !self.runs(number, args.at(action))
+        {
             return Err(Denied::Option);
         }
         if !self.all_keys {

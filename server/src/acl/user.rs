@@ -323,6 +323,79 @@ mod tests {
         }
     }
 
+    /// Rules that are written for Redis are kept as they stand where they name what only Redis has;
+    /// what Redis refuses is refused.
+    #[test]
+    fn rules_may_name_what_only_redis_has() {
+        for rule in [
+            "-eval",
+            "-script",
+            "-script|load",
+            "+cluster|info",
+            "+@search",
+            "-@timeseries",
+            "+ft.search",
+            "+eval|x",
+            "+select|0",
+            "+get|x",
+            "-georadius",
+        ] {
+            let mut user = User::new("u");
+            user.apply_all(&[rule]).unwrap_or_else(|e| panic!("{rule}: {e}"));
+            assert_eq!(user.describe(), format!("off resetchannels -@all {rule}"));
+        }
+        for (rule, why) in [
+            ("+nonsense", "Unknown command or category name in ACL"),
+            ("-nonsense", "Unknown command or category name in ACL"),
+            ("+@nonsense", "Unknown command or category name in ACL"),
+            ("+nonsense|x", "Unknown command or category name in ACL"),
+            ("+config|nonsense", "Unknown command or category name in ACL"),
+            ("+script|nonsense", "Unknown command or category name in ACL"),
+            ("-get|x", "Unknown command or category name in ACL"),
+            ("-eval|x", "Unknown command or category name in ACL"),
+            ("+get|", "Syntax error"),
+            ("+config|get|x", "Allowing first-arg of a subcommand is not supported"),
+        ] {
+            let error = User::new("u").apply_all(&[rule]).unwrap_err();
+            assert_eq!(error, format!("Error in ACL SETUSER modifier '{rule}': {why}"));
+        }
+    }
+
+    /// F7: only a rule about channels that is taken away is a reason to look at subscriptions.
+    #[test]
+    fn rules_about_channels_are_compared_as_they_stand() {
+        use crate::channels::Kind::{Channel, Pattern, Shard};
+        let user = |rules: &str| {
+            let mut user = User::new("u");
+            user.apply_all(&rules.split(' ').collect::<Vec<_>>()).unwrap();
+            user
+        };
+        for (before, now, less) in [
+            ("&a &b", "&b &a &c", false),
+            ("&a &b", "&b", true),
+            ("&a (&b)", "&b &a", false),
+            ("&*", "&a", true),
+            ("&a", "&*", false),
+            ("&a", "(&*)", false),
+            ("&a", "(&a)", false),
+            ("resetchannels", "&a", false),
+            ("&a", "resetchannels", true),
+        ] {
+            assert_eq!(user(now).hears_less_than(&user(before)), less, "{before} -> {now}");
+        }
+        let hears = user("&a* (&b)");
+        for (kind, name, may) in [
+            (Channel, "a1", true),
+            (Shard, "a1", true),
+            (Pattern, "a1", false),
+            (Pattern, "a*", true),
+            (Channel, "b", true),
+            (Channel, "c", false),
+        ] {
+            assert_eq!(hears.may_hear(kind, name.as_bytes()), may, "{kind:?} {name}");
+        }
+    }
+
     #[test]
     fn what_describes_a_user_makes_the_same_user() {
         for rules in [

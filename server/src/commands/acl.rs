@@ -4,7 +4,7 @@ use super::{
     Call, NO_KEYS, Outcome, Refusal, Spec, find, flag, help, help_row, peers, refuse, select,
     with_numbers,
 };
-use crate::acl::{CATEGORIES, Request, categories};
+use crate::acl::{CATEGORIES, MODULE_CATEGORIES, Request, categories};
 use crate::node::unix_us;
 use crate::resp::Reply;
 
@@ -66,7 +66,7 @@ fn cat(call: &mut Call<'_>) -> Outcome {
             call.reply.array(CATEGORIES.len());
             CATEGORIES.iter().for_each(|name| call.reply.bulk(name.as_bytes()));
         }
-        3 if CATEGORIES.iter().any(|c| c.as_bytes() == wanted) => {
+        3 if CATEGORIES.iter().chain(&MODULE_CATEGORIES).any(|c| c.as_bytes() == wanted) => {
             let member = |spec: &&Spec| categories(spec).iter().any(|c| c.as_bytes() == wanted);
             let found: Vec<&Spec> = with_numbers().map(|(_, spec)| spec).filter(member).collect();
             call.reply.array(found.len());

@@ -256,8 +256,9 @@ fn exec(call: &mut Call<'_>) -> Outcome {
     // It waits for nothing any more: also if it was refused before it could ask again.
     call.session.errand.come();
     call.session.client.queued.store(-1, Relaxed);
-    let changed = engines
-        .is_some_and(|engines| call.session.watched.iter().any(|(_, seen)| engines.has_changed(seen)));
+    let changed = engines.is_some_and(|engines| {
+        call.session.watched.iter().any(|(_, seen)| engines.has_changed(seen))
+    });
     unwatch(call.session);
     if changed {
         call.reply.null_array();

@@ -112,6 +112,7 @@ fn commands_are_described_as_redis_describes_them() {
         })
     };
     let mut names: Vec<String> = redis::cmd("COMMAND").arg("LIST").query(&mut ours).unwrap();
+    names.retain(|name| !name.contains('|'));
     names.extend(
         ["object|encoding", "memory|usage", "client|list", "config|set"].map(str::to_owned),
     );
@@ -625,6 +626,7 @@ fn rights_to_keys_are_those_of_redis() {
         );
     }
     let mut names: Vec<String> = redis::cmd("COMMAND").arg("LIST").query(&mut ours).unwrap();
+    names.retain(|name| !name.contains('|'));
     names.extend(["object|encoding", "object|refcount", "memory|usage"].map(str::to_owned));
     let mut different = String::new();
     let mut asked = 0;

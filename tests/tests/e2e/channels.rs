@@ -171,6 +171,10 @@ fn who_does_not_read_is_disconnected_and_others_are_served() {
     raw.request(&["PUBLISH", "flood", "x"]).expect(":1\r\n");
 }
 
+fn admin_sets(server: &TestServer, name: &str, value: &str) {
+    assert_eq!(server.raw().ask(&["CONFIG", "SET", name, value]), "+OK");
+}
+
 #[test]
 fn names_and_numbers_of_subscriptions_are_limited() {
     let server = TestServer::with(|config| config.server.max_subscriptions = 2);
@@ -181,6 +185,23 @@ fn names_and_numbers_of_subscriptions_are_limited() {
     );
     assert_eq!(raw.ask(&["SUBSCRIBE", &"x".repeat(5000)]), "-ERR a channel may have 4096 bytes");
     assert_eq!(raw.ask(&["PSUBSCRIBE", &"x".repeat(500)]), "-ERR a pattern may have 256 bytes");
+    // F25: by bytes, too, of all kinds together; what is there already takes no more.
+    admin_sets(&server, "server.max_subscription_bytes", "2048");
+    raw.request(&["HELLO", "3"]);
+    while raw.line() != "modules" {}
+    raw.request(&["ECHO", "mark"]);
+    while raw.line() != "mark" {}
+    let (long, other) = ("x".repeat(1000), "y".repeat(1000));
+    assert_eq!(raw.ask(&["SUBSCRIBE", &long]), ">3");
+    (0..5).for_each(|_| drop(raw.line()));
+    let error = "-ERR a client's subscriptions may take 2048 bytes (max_subscription_bytes)";
+    assert_eq!(raw.ask(&["SSUBSCRIBE", &other]), error);
+    assert_eq!(raw.ask(&["SUBSCRIBE", &long]), ">3");
+    (0..5).for_each(|_| drop(raw.line()));
+    assert_eq!(raw.ask(&["UNSUBSCRIBE"]), ">3");
+    (0..5).for_each(|_| drop(raw.line()));
+    assert_eq!(raw.ask(&["SSUBSCRIBE", &other]), ">3");
+    (0..5).for_each(|_| drop(raw.line()));
     raw.request(&["PING"]).expect("+PONG\r\n");
 }
 
@@ -211,6 +232,75 @@ fn kill_by_type_spares_the_caller_and_other_types() {
     assert_eq!(listening.rest(), "");
     raw.request(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "no"]).expect(":1\r\n");
     assert_eq!(raw.rest(), "");
+}
+
+/// F11: a pause holds what would be executed, and nothing that is refused; who waits for its end is
+/// blocked, for INFO and for CLIENT LIST.
+#[test]
+fn a_pause_holds_only_what_would_be_executed() {
+    let server = TestServer::start();
+    let (mut admin, mut raw, mut writer) = (server.raw(), server.raw(), server.raw());
+    let rules = ["ACL", "SETUSER", "u", "on", "nopass", "~post:1", "+@all", "-del", "-@admin"];
+    assert_eq!(admin.ask(&rules), "+OK");
+    assert_eq!(raw.ask(&["AUTH", "u", "x"]), "+OK");
+    assert_eq!(admin.ask(&["CLIENT", "PAUSE", "100000", "WRITE"]), "+OK");
+    for (words, error) in [
+        (&["HSET", "post:1", "like"][..], "-ERR wrong number of arguments for 'hset' command"),
+        (&["INCR"], "-ERR wrong number of arguments for 'incr' command"),
+        (&["TM.SPACE", "nonsense"], "-ERR unknown subcommand 'nonsense'. Try TM.SPACE HELP."),
+        (&["NONSENSE"], "-ERR unknown command 'NONSENSE', with args beginning with: "),
+        (&["DEL", "post:1"], "-NOPERM this user has no permissions to run the 'del' command"),
+        (
+            &["HSET", "post:2", "like", "1"],
+            "-NOPERM this user has no permissions to access one of the keys used as arguments",
+        ),
+    ] {
+        assert_eq!(raw.ask(words), error, "{words:?}");
+    }
+    let blocked = |raw: &mut Raw| {
+        assert!(raw.ask(&["INFO", "clients"]).starts_with('$'));
+        let mut blocked = String::new();
+        loop {
+            let line = raw.line();
+            if let Some(count) = line.strip_prefix("blocked_clients:") {
+                blocked = count.to_owned();
+            } else if line.starts_with("slowlog_entries") {
+                raw.line();
+                return blocked;
+            }
+        }
+    };
+    assert_eq!(blocked(&mut admin), "0");
+    writer.request(&["HINCRBY", "post:1", "like", "1"]);
+    raw.request(&["HINCRBY", "post:1", "like", "1"]);
+    eventually("two are blocked", || blocked(&mut admin) == "2");
+    // A subcommand that writes is held as a command is.
+    let mut schema = server.raw();
+    schema.request(&["TM.SPACE", "ALTER", "post", "ADD", "share:4"]);
+    eventually("three are blocked", || blocked(&mut admin) == "3");
+    assert_eq!(admin.ask(&["CLIENT", "UNPAUSE"]), "+OK");
+    assert!(writer.line().starts_with(':') && raw.line().starts_with(':'));
+    assert!(!schema.line().starts_with('-'));
+    assert_eq!(blocked(&mut admin), "0");
+}
+
+/// F11: as Redis reads an age.
+#[test]
+fn the_age_of_a_client_to_kill_is_a_positive_number() {
+    let server = TestServer::start();
+    let mut raw = server.raw();
+    for (age, error) in [
+        ("x", "-ERR maxage is not an integer or out of range"),
+        ("9223372036854775808", "-ERR maxage is not an integer or out of range"),
+        ("18446744073709551615", "-ERR maxage is not an integer or out of range"),
+        ("-1", "-ERR maxage should be greater than 0"),
+        ("0", "-ERR maxage should be greater than 0"),
+    ] {
+        assert_eq!(raw.ask(&["CLIENT", "KILL", "MAXAGE", age]), error, "{age}");
+    }
+    assert_eq!(raw.ask(&["CLIENT", "KILL", "MAXAGE", "9223372036854775807"]), ":0");
+    let error = raw.ask(&["CLIENT", "KILL", "ID", "9223372036854775808"]);
+    assert_eq!(error, "-ERR client-id should be greater than 0");
 }
 
 #[test]

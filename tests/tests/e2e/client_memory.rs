@@ -83,6 +83,62 @@ fn who_does_not_read_messages_makes_room() {
     assert_eq!(publisher.ask(&["PING"]), "+PONG");
 }
 
+/// F25: subscriptions and watched keys count as a client's memory, and make those go that have
+/// most of them.
+#[test]
+fn subscriptions_and_watched_keys_count_and_make_room() {
+    let server = TestServer::with(|config| config.server.max_clients_memory_bytes = 16 * MIB);
+    let total = |raw: &mut Raw| {
+        assert!(raw.ask(&["CLIENT", "INFO"]).starts_with('$'));
+        let line = raw.line();
+        let total = line.split(' ').find_map(|word| word.strip_prefix("tot-mem="));
+        total.unwrap().parse::<usize>().unwrap()
+    };
+    let mut watcher = server.raw();
+    let before = total(&mut watcher);
+    for first in (0..10_000).step_by(1000) {
+        let keys: Vec<String> = (first..first + 1000).map(|id| format!("post:{id}")).collect();
+        let mut words = vec!["WATCH"];
+        words.extend(keys.iter().map(String::as_str));
+        assert_eq!(watcher.ask(&words), "+OK");
+    }
+    assert!(total(&mut watcher) >= before + 10_000 * 60, "{}", total(&mut watcher));
+    assert_eq!(watcher.ask(&["UNWATCH"]), "+OK");
+    assert_eq!(total(&mut watcher), before);
+    // A listener with RESP3, which may ask for its own figures.
+    let resident = tidemark_tests::resident_bytes();
+    let listener = |letter: char| {
+        let mut raw = server.raw();
+        raw.request(&["HELLO", "3"]).request(&["ECHO", "mark"]);
+        while raw.line() != "mark" {}
+        for first in (0..4000).step_by(500) {
+            let name = |id: usize| format!("{letter}{id:05}{}", "x".repeat(994));
+            let names: Vec<String> = (first..first + 500).map(name).collect();
+            let mut words = vec!["SUBSCRIBE"];
+            words.extend(names.iter().map(String::as_str));
+            raw.request(&words);
+            (0..6 * words.len() - 6).for_each(|_| drop(raw.line()));
+        }
+        raw
+    };
+    let mut first = listener('a');
+    assert!(total(&mut first) >= 4000 * 1000, "{}", total(&mut first));
+    let counted = info(&server, "mem_clients_subscriptions");
+    assert!(counted >= 4000 * 1000 && info(&server, "mem_clients_normal") >= counted);
+    // A name that all listen to is there once; it counts for each.
+    let mut others: Vec<Raw> = ('b'..='j').map(listener).collect();
+    eventually("those with most have gone", || {
+        info(&server, "evicted_clients") > 0 && info(&server, "mem_clients_normal") <= 16 * MIB
+    });
+    assert_eq!(watcher.ask(&["PING"]), "+PONG");
+    let grown = tidemark_tests::resident_bytes().saturating_sub(resident);
+    assert!(grown < 300 << 20, "{grown} bytes, other tests beside it");
+    for raw in others.iter_mut().chain([&mut first]) {
+        raw.send("*1\r\n$5\r\nRESET\r\n");
+    }
+    eventually("nothing counts any more", || info(&server, "mem_clients_subscriptions") == 0);
+}
+
 #[test]
 fn the_limit_holds_at_once_and_not_for_who_asked_to_stay() {
     let server = TestServer::start();

@@ -50,6 +50,30 @@ fn limits_take_effect_for_connections_that_are_there() {
     assert!(started.elapsed() < PATIENCE / 2);
 }
 
+/// F24: what the system refuses for a socket is refused as a setting, and what is accepted keeps
+/// nobody out.
+#[test]
+fn no_keepalive_locks_clients_out() {
+    let server = TestServer::start();
+    for value in ["32768", "86400", "2147483647", "-1"] {
+        let error = config(&server, &["SET", "tcp-keepalive", value]).unwrap_err().to_string();
+        assert!(error.contains("CONFIG SET failed"), "{value}: {error}");
+        assert_eq!(get(&server, "tcp-keepalive"), "300");
+    }
+    for value in ["32767", "1", "2", "0"] {
+        set(&server, &["tcp-keepalive", value]);
+        assert_eq!(server.raw().ask(&["PING"]), "+PONG", "{value}");
+    }
+    // A grace that no clock holds would end the worker that stops.
+    for name in ["server.shutdown_grace_ms", "timeout", "server.shutdown_timeout_s"] {
+        let error = config(&server, &["SET", name, "9223372036854775807"]).unwrap_err();
+        assert!(error.to_string().contains("must be 0 to 2147483647"), "{name}: {error}");
+        set(&server, &[name, "2147483647"]);
+    }
+    assert_eq!(server.raw().ask(&["PING"]), "+PONG");
+    server.stop();
+}
+
 #[test]
 fn more_clients_than_files_are_refused() {
     let server = TestServer::start();

@@ -117,6 +117,33 @@ fn commands_and_errors_are_counted_by_name() {
     assert!(info(&mut c, "commandstats").contains("cmdstat_get:calls=132,"));
 }
 
+/// F11: after CONFIG RESETSTAT each command has the calls since, from the first one on, and
+/// RESETSTAT itself is one of them, as in Redis; within a transaction, too.
+#[test]
+fn no_histogram_has_no_calls() {
+    let server = TestServer::start();
+    let mut c = server.connection();
+    type Told =
+        std::collections::BTreeMap<String, std::collections::BTreeMap<String, redis::Value>>;
+    let calls = |c: &mut redis::Connection| -> Vec<(String, redis::Value)> {
+        let told: Told = cmd("LATENCY").arg("HISTOGRAM").query(c).unwrap();
+        told.into_iter().map(|(name, of)| (name, of["calls"].clone())).collect()
+    };
+    let one = |name: &str| (name.to_owned(), redis::Value::Int(1));
+    for _ in 0..3 {
+        cmd("SET").arg("post:1:like").arg(1).query::<()>(&mut c).unwrap();
+        cmd("CONFIG").arg("RESETSTAT").query::<()>(&mut c).unwrap();
+        assert_eq!(calls(&mut c), [one("config|resetstat")]);
+        cmd("CONFIG").arg("RESETSTAT").query::<()>(&mut c).unwrap();
+        cmd("SET").arg("post:1:like").arg(1).query::<()>(&mut c).unwrap();
+        assert_eq!(calls(&mut c), [one("config|resetstat"), one("set")]);
+        let mut transaction = redis::pipe();
+        transaction.atomic().cmd("CONFIG").arg("RESETSTAT").cmd("GET").arg("post:1:like");
+        transaction.query::<redis::Value>(&mut c).unwrap();
+        assert_eq!(calls(&mut c), [one("config|resetstat"), one("exec"), one("get")]);
+    }
+}
+
 /// What a limit ended, or how near the clients are to it, is in INFO.
 #[test]
 fn limits_have_metrics() {

@@ -274,6 +274,30 @@ fn limits_hold_and_are_named() {
     }
 }
 
+/// F11: what is watched twice is watched once, and counts once.
+#[test]
+fn a_key_that_is_watched_twice_counts_once() {
+    let server = TestServer::with(|config| config.server.max_watched_keys = 2);
+    let (mut raw, mut other) = (server.raw(), server.raw());
+    let watching = |raw: &mut tidemark_tests::Raw| {
+        assert!(raw.ask(&["CLIENT", "INFO"]).starts_with('$'));
+        let line = raw.line();
+        line.split(' ').find_map(|word| word.strip_prefix("watch=")).unwrap().to_owned()
+    };
+    for _ in 0..3 {
+        raw.request(&["WATCH", "post:1", "post:1", "post:2"]).expect("+OK\r\n");
+    }
+    assert_eq!(watching(&mut raw), "2");
+    assert_eq!(raw.ask(&["WATCH", "post:3"]), "-ERR a client may watch 2 keys (max_watched_keys)");
+    // From the first time on: a change before the second one counts.
+    other.request(&["HINCRBY", "post:1", "like", "1"]).expect(":1\r\n");
+    raw.request(&["WATCH", "post:1"]).expect("+OK\r\n");
+    raw.request(&["MULTI"]).expect("+OK\r\n");
+    raw.request(&["HINCRBY", "post:2", "like", "1"]).expect("+QUEUED\r\n");
+    raw.request(&["EXEC"]).expect("*-1\r\n");
+    assert_eq!(watching(&mut raw), "0");
+}
+
 /// What a transaction answers beyond the limit ends its connection; what it did is done, all of it.
 #[test]
 fn a_transaction_that_answers_too_much_is_still_done_as_a_whole() {
