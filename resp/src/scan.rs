@@ -28,6 +28,9 @@ const MAX_LINE: usize = 64 * 1024;
 /// Spans that a scanner keeps between requests; a larger vector is given back.
 const KEPT_SPANS: usize = 1024;
 
+/// Bytes of an inline request that a scanner keeps room for.
+const KEPT_LINE: usize = 1024;
+
 /// Where one argument lies.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
@@ -361,6 +364,12 @@ impl Scanner {
         Args::new(if is_inline { &self.inline } else { buf }, self.spans.get(spans).unwrap_or(&[]))
     }
 
+    /// Bytes of memory that it takes.
+    #[inline]
+    pub fn bytes(&self) -> usize {
+        self.spans.capacity() * size_of::<Span>() + self.inline.capacity()
+    }
+
     /// Arguments kept at the moment.
     #[inline]
     pub fn kept(&self) -> usize {
@@ -375,6 +384,9 @@ impl Scanner {
             self.spans.clear();
             if self.spans.capacity() > KEPT_SPANS {
                 self.spans.shrink_to(KEPT_SPANS);
+            }
+            if self.inline.capacity() > KEPT_LINE {
+                self.inline = Vec::new();
             }
         } else {
             self.spans.drain(..self.first);

@@ -29,10 +29,10 @@ use tokio::time::Sleep;
 /// millisecond at most. A read and a write of the socket cost as much as ten likes, so with half as
 /// many a like costs a twentieth more.
 const READ_BYTES: usize = 32 << 10;
-/// Buffers that grew beyond this are given back when they are empty.
-const KEPT_BYTES: usize = 1 << 20;
 /// Leftovers of a connection up to this size keep their buffer.
 const KEPT_INPUT_BYTES: usize = 2 << 10;
+/// An input buffer that is larger than this is not kept for leftovers of less than a quarter of it.
+const LARGE_INPUT_BYTES: usize = 64 << 10;
 /// Reads in a row before the other clients of the worker get their turn.
 const TURNS_IN_A_ROW: usize = 2;
 /// How often a writer looks whether a space that is nearly full has room again.
@@ -80,6 +80,13 @@ pub(crate) struct Connection {
     /// The next look at who waits. One for all that it waits for: with `always` each turn does, for
     /// milliseconds.
     look: Option<Pin<Box<Sleep>>>,
+}
+
+/// Gives back most of an input buffer in which little is left.
+fn shrink(input: &mut Vec<u8>) {
+    if input.capacity() > LARGE_INPUT_BYTES && input.len() < input.capacity() / 4 {
+        input.shrink_to(input.len() * 2);
+    }
 }
 
 impl Drop for Connection {
@@ -227,7 +234,7 @@ impl Connection {
                 }
             }
             if self.talk.closing == Closing::AtOnce {
-                turn.out.clear();
+                turn.clear_out();
                 return Poll::Ready(());
             }
             let ticket = self.node.durability.committer().ticket();
@@ -261,10 +268,7 @@ impl Connection {
             }
             if !turn.out.is_empty() {
                 let outcome = self.write(cx, &turn.out);
-                turn.out.clear();
-                if turn.out.capacity() > KEPT_BYTES {
-                    turn.out = Vec::with_capacity(READ_BYTES);
-                }
+                turn.clear_out();
                 if outcome.is_err() {
                     return Poll::Ready(());
                 }
@@ -320,6 +324,7 @@ impl Connection {
         let used = self.talk.execute(&self.node, &self.node.tallies[self.worker], &input, turn);
         input.drain(..used);
         if !input.is_empty() || input.capacity() <= KEPT_INPUT_BYTES {
+            shrink(&mut input);
             self.input = input;
         }
         self.note();
@@ -341,6 +346,7 @@ impl Connection {
         let held = self.held.as_ref().map_or(0, |held| held.out.len());
         client.buffers.set(
             self.input.capacity()
+                + self.talk.scanner_bytes()
                 + self.pending.capacity()
                 + queued
                 + held
@@ -392,5 +398,26 @@ impl Connection {
         }
         self.unflushed = false;
         Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// F31: a buffer that one large request has made follows what is left in it; a small one stays
+    /// as it is.
+    #[test]
+    fn an_input_buffer_shrinks_with_what_is_left() {
+        for (capacity, left, most) in
+            [(8 << 20, 100, 200), (8 << 20, 3 << 20, 8 << 20), (64 << 10, 1, 64 << 10)]
+        {
+            let mut input = Vec::with_capacity(capacity);
+            input.resize(left, 7u8);
+            shrink(&mut input);
+            assert!(input.capacity() <= most, "{} of {capacity}", input.capacity());
+            assert!(input.capacity() >= left && input.iter().all(|&byte| byte == 7));
+            assert!(most < capacity || input.capacity() == capacity);
+        }
     }
 }

@@ -27,6 +27,8 @@ const UNAUTHENTICATED_OUT_BYTES: usize = 16 << 10;
 const OUT_BYTES: usize = 64 << 10;
 /// Most arguments of one request, as in Redis.
 const MAX_ARGS: usize = 1 << 20;
+/// Capacity of `out` that is kept when it is empty.
+const KEPT_OUT_BYTES: usize = 1 << 20;
 /// Requests that are scanned before the first of them is executed: a page's, so that its rows are
 /// waited for once.
 const AHEAD: usize = 32;
@@ -38,6 +40,16 @@ pub(crate) struct Turn {
     pub(crate) out: Vec<u8>,
     scratch: Scratch,
     batch: Vec<Request>,
+}
+
+impl Turn {
+    /// Empties `out`, and gives back its memory if that has become large.
+    pub(crate) fn clear_out(&mut self) {
+        self.out.clear();
+        if self.out.capacity() > KEPT_OUT_BYTES {
+            self.out = Vec::with_capacity(OUT_BYTES);
+        }
+    }
 }
 
 impl Default for Turn {
@@ -89,6 +101,7 @@ fn limits(config: &Config, session: &mut Session) -> Limits {
         return Limits::UNAUTHENTICATED;
     }
     session.most_out = config.server.max_output_buffer_bytes;
+    session.most_args = config.server.max_request_args;
     Limits {
         max_args: MAX_ARGS,
         max_bulk_bytes: config.server.max_bulk_bytes,
@@ -327,6 +340,11 @@ impl Talk {
         self.pinned_bytes += fetching.bytes();
         self.stalled = Some(Box::pin(node.engines.cold.fetch(fetching)));
         self.more = true;
+    }
+
+    /// Bytes that the scanner takes: what it knows of a request that has not come whole.
+    pub(crate) fn scanner_bytes(&self) -> usize {
+        self.scanner.bytes()
     }
 
     /// Whether settings or users have changed since it looked.

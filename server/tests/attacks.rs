@@ -29,6 +29,12 @@ impl Victim {
     fn start(config: &str) -> Victim {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("tidemark.toml");
+        // What one request costs is bounded without this limit, too.
+        let limit = "[server]\nmax_request_args = 1_048_576\nmax_transaction_args = 1_048_576\n";
+        let config = match config.split_once("[server]\n") {
+            Some((before, behind)) => format!("{before}{limit}{behind}"),
+            None => format!("{config}\n{limit}"),
+        };
         std::fs::write(&file, config).unwrap();
         let options = ["--config", file.to_str().unwrap()];
         let program = Program::start_as(&[], &folder.path().join("data"), &options);

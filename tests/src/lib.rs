@@ -56,6 +56,8 @@ impl TestServer {
     pub fn with(change: impl FnOnce(&mut Config)) -> TestServer {
         let mut config = Config::default();
         config.server.workers = 2;
+        // What one request may hold is the affair of the test of that limit.
+        (config.server.max_request_args, config.server.max_transaction_args) = (1 << 20, 1 << 20);
         change(&mut config);
         TestServer::on(tempfile::tempdir().expect("a temporary folder"), config)
     }

@@ -291,7 +291,7 @@ impl Selector {
             // A container is more than one command.
             number.len() == 1
         };
-        if !redis_names::is_known(name) && !(on && takes_any) {
+        if !(redis_names::is_known(name) || on && takes_any) {
             return Err(UNKNOWN);
         }
         if number.len() == 1 {

@@ -17,6 +17,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+/// Requests with more arguments than these do not leave their buffers to the next one.
+const MANY_ARGS: usize = 4096;
+
 /// Executes one request, whose name was [`find`]-ed: one reply is appended to `out` (unless the
 /// client wants none). False if it is an error.
 pub(crate) fn execute(
@@ -88,6 +91,9 @@ pub(super) fn checked(
 ) -> Result<(u32, &'static Spec), Refusal> {
     let Some((number, spec)) = found else { return Err(unknown(args, session)) };
     let (spec, sub) = select(spec, args)?;
+    if args.len() > session.most_args {
+        return Err(too_many(session.most_args));
+    }
     if !session.access.free {
         let request = Request { spec, number: bit_of(number, sub), args };
         session.access.check(node, &session.client, &request)?;
@@ -104,6 +110,12 @@ pub(super) fn checked(
     Ok((u32::from(number) | sub << 16, spec))
 }
 
+/// Promise 9: no request keeps others waiting for long.
+#[cold]
+fn too_many(most: usize) -> Refusal {
+    refuse!("ERR a request may have {most} arguments (max_request_args)")
+}
+
 /// For INFO commandstats: a command that was known, and not let in.
 #[cold]
 fn note_rejected(found: Found, args: Args<'_>, session: &Session, node: &Node) {
@@ -118,6 +130,9 @@ fn note_rejected(found: Found, args: Args<'_>, session: &Session, node: &Node) {
 pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused, node: &Node) -> bool {
     let Some((number, spec)) = find(args.at(0)) else { return false };
     let Ok((spec, sub)) = select(spec, args) else { return false };
+    if args.len() > session.most_args {
+        return false;
+    }
     let request = Request { spec, number: bit_of(number, sub), args };
     if !session.access.allows(node, &request) {
         return false;
@@ -190,6 +205,9 @@ pub(super) fn run(
     let all_read = readable(node);
     let outcome = outcome.and(all_read);
     sight::note(spec, args, &scratch.ids, session, node.engines.get());
+    if args.len() > MANY_ARGS {
+        scratch.shrink();
+    }
     if outcome.is_err() {
         calls.failed(number);
     }
@@ -226,7 +244,10 @@ fn queue(
     node: &Node,
 ) -> Outcome {
     let Some(transaction) = &mut session.transaction else { return Ok(()) };
-    let most = node.config().server.max_transaction_bytes;
+    let (most, most_args) = {
+        let server = &node.config().server;
+        (server.max_transaction_bytes, server.max_transaction_args)
+    };
     let refused = if spec.has(flag::NO_MULTI) {
         Some(refuse!("ERR Command not allowed inside a transaction"))
     } else if spec.has(flag::WRITE) {
@@ -237,6 +258,12 @@ fn queue(
     if let Some(refusal) = refused {
         transaction.spoil();
         return Err(refusal);
+    }
+    if !transaction.has_room_for(spec, args, most_args) {
+        transaction.spoil();
+        return Err(refuse!(
+            "ERR the commands of a transaction may have {most_args} arguments (max_transaction_args)"
+        ));
     }
     if !transaction.push(spec, args, most) {
         return Err(refuse!("ERR a transaction may take {most} bytes (max_transaction_bytes)"));

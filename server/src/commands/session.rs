@@ -74,6 +74,8 @@ pub(crate) struct Session {
     pub(crate) replicates: Option<feed::Place>,
     /// Close once the replies are written.
     pub(crate) leaving: bool,
+    /// Most arguments of a request.
+    pub(crate) most_args: usize,
     /// Most bytes of replies that may wait: the rest of a longer one need not be made, as its
     /// connection ends.
     pub(crate) most_out: usize,
@@ -105,6 +107,7 @@ impl Session {
             later: false,
             replicates: None,
             leaving: false,
+            most_args: usize::MAX,
             most_out: usize::MAX,
         }
     }
@@ -143,4 +146,12 @@ pub(crate) struct Scratch {
     pub(crate) answers: Vec<::phantom::Answer>,
     pub(crate) changes: Vec<::counter::Change>,
     pub(crate) page: Page,
+}
+
+impl Scratch {
+    /// Gives back what a request with many arguments has made large.
+    #[cold]
+    pub(super) fn shrink(&mut self) {
+        *self = Scratch::default();
+    }
 }

@@ -86,6 +86,8 @@ pub(crate) struct Transaction {
     spoilt: bool,
     /// One may change data, or what others get.
     writes: bool,
+    /// Arguments of those that touch data.
+    data_args: usize,
     /// One changes data, and does nothing else: it is refused while changes are.
     changes: bool,
     /// EXEC has begun, and waits for an errand of the next one.
@@ -114,6 +116,15 @@ impl Transaction {
         self.changes |= spec.has(flag::WRITE);
         self.kept.push(args);
         true
+    }
+
+    /// Counts the arguments of a command that touches data; whether they are `most` at most, with
+    /// those before.
+    pub(super) fn has_room_for(&mut self, spec: &Spec, args: Args<'_>, most: usize) -> bool {
+        if spec.has(flag::READONLY) || spec.may_write(args) {
+            self.data_args += args.len();
+        }
+        self.data_args <= most
     }
 
     /// From now on it can only be discarded.

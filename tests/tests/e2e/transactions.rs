@@ -274,6 +274,51 @@ fn limits_hold_and_are_named() {
     }
 }
 
+/// F30: what keeps others waiting has a limit that is named, for one request and for what EXEC does
+/// together; nothing is done then, and the connection goes on.
+#[test]
+fn arguments_of_a_request_and_of_a_transaction_are_limited() {
+    let server = TestServer::with(|config| {
+        let default = tidemark_server::config::Server::default();
+        config.server.max_request_args = default.max_request_args;
+        config.server.max_transaction_args = default.max_transaction_args;
+    });
+    let mut raw = server.raw();
+    let ask = |raw: &mut tidemark_tests::Raw, words: &str, keys: usize| {
+        let keys: Vec<String> = (0..keys).map(|id| format!("post:{id}")).collect();
+        let mut all: Vec<&str> = words.split(' ').collect();
+        all.extend(keys.iter().map(String::as_str));
+        raw.ask(&all)
+    };
+    let error = "-ERR a request may have 16384 arguments (max_request_args)";
+    raw.request(&["SET", "post:1:like", "5"]).expect("+OK\r\n");
+    assert_eq!(ask(&mut raw, "DEL", 16_384), error);
+    assert_eq!(ask(&mut raw, "EXISTS", 16_384), error);
+    assert_eq!(ask(&mut raw, "SUBSCRIBE", 16_384), error);
+    assert_eq!(ask(&mut raw, "EXISTS", 16_383), ":1");
+    // In a transaction such a request spoils it, and so do many that are too long together.
+    assert_eq!(raw.ask(&["MULTI"]), "+OK");
+    assert_eq!(ask(&mut raw, "DEL", 16_384), error);
+    assert!(raw.ask(&["EXEC"]).starts_with("-EXECABORT"));
+    assert_eq!(raw.ask(&["MULTI"]), "+OK");
+    for _ in 0..4 {
+        assert_eq!(ask(&mut raw, "DEL", 16_383), "+QUEUED");
+    }
+    assert_eq!(raw.ask(&["PING"]), "+QUEUED", "it touches no data");
+    assert_eq!(
+        raw.ask(&["DEL", "post:1"]),
+        "-ERR the commands of a transaction may have 65536 arguments (max_transaction_args)"
+    );
+    assert!(raw.ask(&["EXEC"]).starts_with("-EXECABORT"));
+    raw.request(&["GET", "post:1:like"]).expect("$1\r\n5\r\n");
+    // It is a setting, for connections that are there.
+    let mut admin = server.raw();
+    assert_eq!(admin.ask(&["CONFIG", "SET", "server.max_request_args", "100"]), "+OK");
+    let error = "-ERR a request may have 100 arguments (max_request_args)";
+    assert_eq!(ask(&mut raw, "DEL", 100), error);
+    assert_eq!(ask(&mut raw, "DEL", 99), ":1");
+}
+
 /// F11: what is watched twice is watched once, and counts once.
 #[test]
 fn a_key_that_is_watched_twice_counts_once() {
