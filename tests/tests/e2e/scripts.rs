@@ -170,3 +170,21 @@ fn test_script_ends_with_one_line_of_totals() {
     let (out, code) = test_run("error: could not compile `x`\n", 101, 0, 0);
     assert_eq!((last(&out).as_str(), code), ("4 passed, 1 failed, 0 skipped", 1), "{out}");
 }
+
+/// Debian 12 has no package of rustup: a machine without Rust gets one sentence that says so.
+#[test]
+fn missing_rust_is_named_where_it_cannot_be_installed() {
+    let stage = Stage::new(&["scripts/toolchain"]);
+    stage.stub("cc", "exit 0");
+    stage.file("scripts/install_packages", "#!/bin/bash\necho \"asked: $*\"\nexit 100\n");
+    let done = Command::new("/bin/bash")
+        .args(["-c", ". scripts/toolchain"])
+        .current_dir(stage.folder.path())
+        .env("HOME", stage.folder.path())
+        .env("PATH", stage.path("bin"))
+        .output()
+        .unwrap();
+    assert_eq!(done.status.code(), Some(1), "{done:?}");
+    assert_eq!(text(&done.stdout), "asked: rustup\n");
+    assert!(text(&done.stderr).contains("https://rustup.rs"), "{done:?}");
+}
