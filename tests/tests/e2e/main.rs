@@ -11,6 +11,7 @@ mod cold;
 mod cold_disk;
 mod cold_pairs;
 mod commands;
+mod compatibility;
 mod config;
 mod connections;
 mod exact;
