@@ -28,6 +28,7 @@ mod connection;
 pub mod durability;
 pub mod engines;
 mod files;
+mod foreign_settings;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod glob;

@@ -4,10 +4,11 @@
 //! Everybody reads the whole [`Config`] as one immutable value; a change publishes another one. So
 //! nobody sees half a change, and nobody waits. A setting has two names: ours, `section.key` as in
 //! the file, and for some Redis's. A few names are Redis's alone: what they say follows from ours,
-//! or never changes ([`derived`]).
+//! or never changes (`foreign_settings`).
 
 use crate::config::{Config, ConfigError, Key, SECTIONS};
 use crate::files;
+use crate::foreign_settings::{Idle, fixed, read_buffer_limits, why_fixed};
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ pub(crate) struct Settings {
     now: ArcSwap<Config>,
     /// Held while a change is made: one at a time. Never across a wait.
     changing: Mutex<()>,
+    idle: Mutex<Idle>,
     /// Held while the file is written.
     writing: Mutex<()>,
     version: AtomicU64,
@@ -42,6 +44,7 @@ impl Settings {
         Settings {
             now: ArcSwap::from_pointee(config),
             changing: Mutex::default(),
+            idle: Mutex::default(),
             writing: Mutex::default(),
             version: AtomicU64::new(0),
         }
@@ -118,25 +121,16 @@ impl From<ConfigError> for SetError {
 pub(crate) fn memory_limit_bytes(config: &Config) -> u64 {
     let rows = config.counter.iter().map(|made| made.memory_limit_bytes);
     let filters = config.existence.iter().map(|made| {
-        crate::engines::existence_options(made, made.false_positive_rate, 0).filter_bytes_limit()
+        phantom::Options {
+            false_positive_rate: made.false_positive_rate,
+            pairs_per_table: made.pairs_per_table,
+            max_tables: made.max_tables,
+            memory_limit_bytes: (made.memory_limit_bytes > 0).then_some(made.memory_limit_bytes),
+            ..phantom::Options::default()
+        }
+        .filter_bytes_limit()
     });
     rows.chain(filters).fold(0, u64::saturating_add)
-}
-
-/// Names that are Redis's alone, with their values. They may be set to what they are; `save` to
-/// something else, too.
-fn derived(config: &Config, port: u16) -> [(&'static str, String); 8] {
-    let every_s = config.durability.snapshot_every_s;
-    [
-        ("appendonly", "yes".to_owned()),
-        ("cluster-enabled", "no".to_owned()),
-        ("databases", "1".to_owned()),
-        ("maxmemory", memory_limit_bytes(config).to_string()),
-        ("maxmemory-policy", "noeviction".to_owned()),
-        ("port", port.to_string()),
-        ("replica-read-only", "yes".to_owned()),
-        ("save", if every_s == 0 { String::new() } else { format!("{every_s} 1") }),
-    ]
 }
 
 /// `save` is our `snapshot_every_s`: nothing, or seconds and a number of changes (of which one is
@@ -165,10 +159,12 @@ fn shown(value: &Value) -> String {
 
 /// All settings by name: ours, and those that Redis's tools ask for. Seeds are never shown,
 /// passwords only `with_secrets`. `port`: which one the system gave.
-pub(crate) fn list(config: &Config, port: u16, with_secrets: bool) -> Vec<(String, String)> {
-    let all = Table::try_from(config).unwrap_or_default();
-    let mut out: Vec<(String, String)> =
-        derived(config, port).map(|(name, value)| (name.to_owned(), value)).into();
+pub(crate) fn list(settings: &Settings, port: u16, with_secrets: bool) -> Vec<(String, String)> {
+    let config = settings.now();
+    let all = Table::try_from(&**config).unwrap_or_default();
+    let fixed = fixed(&config, port).into_iter().map(|(name, value)| (name.to_owned(), value));
+    let mut out: Vec<(String, String)> = fixed.collect();
+    out.extend(settings.idle.lock().all().map(|(name, value)| (name.to_owned(), value.to_owned())));
     for (section, keys) in SECTIONS {
         let Some(values) = all.get(*section).and_then(Value::as_table) else { continue };
         for key in *keys {
@@ -223,30 +219,47 @@ pub(crate) fn set(
 ) -> Result<(), SetError> {
     let refused =
         |name: &str, why: &str| SetError::Refused { name: name.to_owned(), why: why.to_owned() };
+    let mut idle = settings.idle.lock().clone();
     let change = |config: &mut Config| {
         let mut all = Table::try_from(&*config).unwrap_or_default();
         for (i, (name, value)) in pairs.iter().enumerate() {
-            let fixed =
-                derived(config, port).into_iter().find(|(n, _)| n.eq_ignore_ascii_case(name));
+            let fixed = fixed(config, port).into_iter().find(|(n, _)| n.eq_ignore_ascii_case(name));
             let known = find(name);
-            if known.is_none() && fixed.is_none() {
+            let is_idle = fixed.is_none() && known.is_none();
+            if is_idle && !idle.all().any(|(n, _)| n.eq_ignore_ascii_case(name)) {
                 return Err(SetError::Unknown(name.clone()));
             }
             if pairs[..i].iter().any(|(other, _)| other.eq_ignore_ascii_case(name)) {
                 return Err(refused(name, "duplicate parameter"));
             }
-            let (section, key, value) = match (fixed, known) {
+            let changes = match (fixed, known) {
                 (Some(("save", _)), _) => {
                     let every_s = save_every(value).map_err(|why| refused(name, &why))?;
-                    ("durability", "snapshot_every_s", every_s.to_string())
+                    vec![("durability", "snapshot_every_s", every_s.to_string())]
+                }
+                (Some(("client-output-buffer-limit", _)), _) => {
+                    let limits = read_buffer_limits(value).map_err(|why| refused(name, why))?;
+                    limits.into_iter().map(|(key, bytes)| ("server", key, bytes)).collect()
                 }
                 // What it is already it may be set to.
                 (Some((_, is)), _) if is == *value => continue,
-                (None, Some((section, key))) if key.live => (section, key.name, value.clone()),
-                _ => return Err(refused(name, "can't set immutable config")),
+                (Some((fixed, _)), _) => return Err(refused(name, why_fixed(fixed))),
+                (None, Some((section, key))) if key.live => {
+                    vec![(section, key.name, value.clone())]
+                }
+                (None, Some(_)) => return Err(refused(name, "can't set immutable config")),
+                (None, None) => {
+                    let set = idle.set(name, value).unwrap_or(Ok(()));
+                    set.map_err(|why| refused(name, why))?;
+                    continue;
+                }
             };
-            let Some(slot) = all.get_mut(section).and_then(|s| s.get_mut(key)) else { continue };
-            *slot = parsed(slot, key, &value).map_err(|why| refused(name, why))?;
+            for (section, key, value) in changes {
+                let Some(slot) = all.get_mut(section).and_then(|s| s.get_mut(key)) else {
+                    continue;
+                };
+                *slot = parsed(slot, key, &value).map_err(|why| refused(name, why))?;
+            }
             // Each for itself, so that the error names the right one.
             all.clone().try_into::<Config>().map_err(|e| refused(name, &worded(e.message())))?;
         }
@@ -256,8 +269,11 @@ pub(crate) fn set(
         Ok(())
     };
     let names = || pairs.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join("', '");
-    settings
-        .change(change, |before, after| apply(before, after).map_err(|why| refused(&names(), &why)))
+    settings.change(change, |before, after| {
+        apply(before, after).map_err(|why| refused(&names(), &why))
+    })?;
+    *settings.idle.lock() = idle;
+    Ok(())
 }
 
 /// Reads a value that is to replace `like`.
@@ -293,7 +309,7 @@ fn worded(message: &str) -> String {
 }
 
 /// Bytes as Redis writes them: `1k` is 1000, `1kb` is 1024, likewise m and g.
-fn bytes(text: &str) -> Option<i64> {
+pub(crate) fn bytes(text: &str) -> Option<i64> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     let unit: i64 = match unit.to_ascii_lowercase().as_str() {
@@ -356,7 +372,7 @@ mod tests {
     #[test]
     fn every_key_is_listed_once_and_live_ones_take_their_own_value_back() {
         let settings = Settings::new(Config::default());
-        let all = list(&settings.now(), 7000, true);
+        let all = list(&settings, 7000, true);
         let mut names: Vec<&String> = all.iter().map(|(n, _)| n).collect();
         names.sort();
         names.dedup();
@@ -378,6 +394,56 @@ mod tests {
             }
         }
         assert_eq!(**settings.now(), Config::default());
+    }
+
+    /// Exporters and runbooks read and set such names.
+    #[test]
+    fn settings_of_redis_alone_are_answered_and_those_that_mean_something_take_effect() {
+        let settings = Settings::new(Config::default());
+        let value = |name: &str| {
+            let all = list(&settings, 7000, true);
+            all.into_iter().find(|(n, _)| n == name).map(|(_, value)| value)
+        };
+        let of = |text: &str| Some(text.to_owned());
+        assert_eq!(value("maxmemory-policy"), of("noeviction"));
+        assert_eq!(value("notify-keyspace-events"), of(""));
+        change(&settings, &[("notify-keyspace-events", ""), ("maxmemory-policy", "noeviction")])
+            .unwrap();
+        for (name, other, why) in [
+            ("notify-keyspace-events", "KEA", "keys have no events here"),
+            ("maxmemory-policy", "allkeys-lru", "nothing is evicted"),
+            ("maxmemory", "100mb", "memory_limit_bytes of each [[counter]] and [[existence]]"),
+            ("loglevel", "debug", "RUST_LOG"),
+            ("latency-tracking", "no", "always tracked"),
+            ("hz", "many", "couldn't be parsed"),
+            ("activedefrag", "1", "must be 'yes' or 'no'"),
+            ("client-output-buffer-limit", "normal 1", "Wrong number of arguments"),
+            ("client-output-buffer-limit", "wrong 1 1 1", "Invalid client class"),
+            ("client-output-buffer-limit", "normal x 1 1", "Error in hard, soft"),
+        ] {
+            let error = change(&settings, &[("timeout", "9"), (name, other)]).unwrap_err();
+            assert!(error.contains(why), "{name}: {error}");
+        }
+        assert_eq!(settings.now().server.idle_timeout_s, 0);
+        change(
+            &settings,
+            &[
+                (
+                    "client-output-buffer-limit",
+                    "normal 0 0 0 slave 256mb 64mb 60 pubsub 16mb 8mb 60",
+                ),
+                ("HZ", "100"),
+                ("hash-max-listpack-entries", "64"),
+            ],
+        )
+        .unwrap();
+        let now = settings.now();
+        let limits = (now.server.max_output_buffer_bytes, now.server.max_push_buffer_bytes);
+        assert_eq!(limits, (2 << 30, 16 << 20));
+        assert_eq!(value("hz"), of("100"));
+        assert_eq!(value("hash-max-listpack-entries"), of("64"));
+        let shown = "normal 2147483648 0 0 slave 0 0 0 pubsub 16777216 0 0";
+        assert_eq!(value("client-output-buffer-limit"), of(shown));
     }
 
     #[test]
@@ -416,7 +482,7 @@ mod tests {
             (&[("timeout", "9"), ("dir", "/")], set_failed("dir", "can't set immutable config")),
             (
                 &[("timeout", "9"), ("appendonly", "no")],
-                set_failed("appendonly", "can't set immutable config"),
+                set_failed("appendonly", "the log is always written"),
             ),
             (
                 &[("timeout", "9"), ("proto-max-bulk-len", "1x")],

@@ -41,7 +41,9 @@ pub(super) const CONFIG: Spec = Spec {
         spec("config|rewrite", 2, "", "2.8.0",
             "Writes what has changed into the configuration file, and keeps the rest of it. When it answers, the file is safe on the disk.", rewrite),
         spec("config|set", -4, "parameter value [parameter value ...]", "2.0.0",
-            "Changes settings while the server runs: all of them, or none. The configuration file marks those that can be changed with *.", set),
+            "Changes settings while the server runs: all of them, or none. The configuration file marks those that can be changed with *. client-output-buffer-limit \
+             sets max_output_buffer_bytes (normal) and max_push_buffer_bytes (pubsub). Names of Redis that tune what does not exist here (hz, \
+             maxmemory-samples, hash-max-listpack-entries and their like) take any value and have no effect.", set),
     ],
 };
 
@@ -62,7 +64,7 @@ fn get(call: &mut Call<'_>) -> Outcome {
     // Who may do everything could set them, too; for others a password would be the way to that.
     let may_everything =
         call.session.access.user.as_ref().is_some_and(|user| user.may_everything());
-    let mut found = settings::list(&call.node.config(), call.node.port(), may_everything);
+    let mut found = settings::list(&call.node.settings, call.node.port(), may_everything);
     found.retain(|(name, _)| patterns.iter().any(|p| glob::matches(p, name.as_bytes(), true)));
     call.reply.map(found.len());
     for (name, value) in found {
