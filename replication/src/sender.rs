@@ -60,6 +60,8 @@ pub struct Peer {
     pub ip: String,
     /// The port that it listens on; 0 before Hello.
     pub port: u16,
+    /// Whether it has data of this lineage, and had to be refused the log behind them.
+    pub refused_log: bool,
     /// What it gets.
     pub sending: Sending,
     /// Its log is written up to here, and it shows what is in it.
@@ -117,6 +119,7 @@ impl Sender {
         let peer = Peer {
             ip: String::new(),
             port: 0,
+            refused_log: false,
             sending: Sending::Nothing,
             written: 0,
             durable: 0,
@@ -186,6 +189,7 @@ impl Sender {
             ToMaster::WantManifest => {
                 self.given_up = false;
                 self.peer.sending = Sending::Files;
+                self.peer.refused_log = self.welcome != Some(Verdict::Foreign);
                 (self.pin, self.pinned_from) = (Some(origin.store.pin()), origin.end.offset);
                 self.work = Work::Manifest;
                 Ok(())

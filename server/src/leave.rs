@@ -173,6 +173,7 @@ mod tests {
         let peer = Peer {
             ip: String::new(),
             port: 0,
+            refused_log: false,
             sending: Sending::Log,
             written: 0,
             durable: 0,

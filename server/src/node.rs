@@ -50,6 +50,9 @@ pub(crate) struct Tallies {
     pub(crate) errors: Tally,
     pub(crate) bytes_in: Tally,
     pub(crate) bytes_out: Tally,
+    /// Rows that were there when they were read by key, and that were not.
+    pub(crate) hits: Tally,
+    pub(crate) misses: Tally,
     /// Odd while the worker is in a turn.
     pub(crate) turn: AtomicU64,
 }
@@ -80,6 +83,11 @@ pub(crate) struct Totals {
     pub(crate) errors: u64,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
+    pub(crate) hits: u64,
+    pub(crate) misses: u64,
+    /// From a master, and to replicas.
+    pub(crate) link_bytes_in: u64,
+    pub(crate) link_bytes_out: u64,
 }
 
 /// What the last second had, by the second.
@@ -88,6 +96,8 @@ pub(crate) struct Rates {
     pub(crate) commands: AtomicU64,
     pub(crate) bytes_in: AtomicU64,
     pub(crate) bytes_out: AtomicU64,
+    pub(crate) link_bytes_in: AtomicU64,
+    pub(crate) link_bytes_out: AtomicU64,
 }
 
 impl Rates {
@@ -98,6 +108,8 @@ impl Rates {
             (&self.commands, before.commands, after.commands),
             (&self.bytes_in, before.bytes_in, after.bytes_in),
             (&self.bytes_out, before.bytes_out, after.bytes_out),
+            (&self.link_bytes_in, before.link_bytes_in, after.link_bytes_in),
+            (&self.link_bytes_out, before.link_bytes_out, after.link_bytes_out),
         ] {
             // CONFIG RESETSTAT may come between.
             let more = u128::from(after.saturating_sub(before));
@@ -324,6 +336,10 @@ impl Process {
             errors: all.errors.wrapping_sub(base.errors),
             bytes_in: all.bytes_in.wrapping_sub(base.bytes_in),
             bytes_out: all.bytes_out.wrapping_sub(base.bytes_out),
+            hits: all.hits.wrapping_sub(base.hits),
+            misses: all.misses.wrapping_sub(base.misses),
+            link_bytes_in: all.link_bytes_in.wrapping_sub(base.link_bytes_in),
+            link_bytes_out: all.link_bytes_out.wrapping_sub(base.link_bytes_out),
         }
     }
 
@@ -343,7 +359,12 @@ impl Process {
             totals.errors += tallies.errors.get();
             totals.bytes_in += tallies.bytes_in.get();
             totals.bytes_out += tallies.bytes_out.get();
+            totals.hits += tallies.hits.get();
+            totals.misses += tallies.misses.get();
         }
+        let feeds = &self.replication.feeds;
+        totals.link_bytes_in = feeds.bytes_in.load(Relaxed);
+        totals.link_bytes_out = feeds.bytes_out.load(Relaxed);
         totals
     }
 }

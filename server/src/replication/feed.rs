@@ -144,6 +144,7 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
             written = push(&mut writer, &out[sent..out.len().min(sent + WRITE_BYTES)]), if sent < out.len() || unflushed => {
                 let written = written.map_err(Ended::Io)?;
                 sent += written;
+                node.replication.feeds.bytes_out.fetch_add(written as u64, Relaxed);
                 // Flushed when there was nothing left to write.
                 unflushed = written > 0;
                 if sent < out.len() {

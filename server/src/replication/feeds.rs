@@ -44,6 +44,11 @@ pub(crate) struct Feeds {
     /// To so many files were sent first, and to so many the log alone.
     pub(crate) by_files: AtomicU64,
     pub(crate) by_log: AtomicU64,
+    /// Of those that got files, so many had data to which our log does not lead on.
+    pub(crate) refused_log: AtomicU64,
+    /// Sent to replicas; and, of a replica, got from its master.
+    pub(crate) bytes_out: AtomicU64,
+    pub(crate) bytes_in: AtomicU64,
 }
 
 impl Feeds {
@@ -75,7 +80,10 @@ impl Feeds {
         let now = (peer.sending, peer.written, peer.durable);
         let grown = (fed.sending, fed.written, fed.durable) != now;
         match (fed.sending, peer.sending) {
-            (Sending::Nothing, Sending::Files) => _ = self.by_files.fetch_add(1, Relaxed),
+            (Sending::Nothing, Sending::Files) => {
+                self.by_files.fetch_add(1, Relaxed);
+                self.refused_log.fetch_add(u64::from(peer.refused_log), Relaxed);
+            }
             (Sending::Nothing, Sending::Log) => _ = self.by_log.fetch_add(1, Relaxed),
             _ => {}
         }

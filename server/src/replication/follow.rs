@@ -513,6 +513,7 @@ async fn carry(
                     return Err(other("the master has closed the link"));
                 }
                 taken += length;
+                replication.feeds.bytes_in.fetch_add(length as u64, Relaxed);
                 let course = follower.receive(&input[..length], here, &mut out, now_ms(started))?;
                 if course != replication::Course::On {
                     return replaced(here, counted);

@@ -66,6 +66,7 @@ fn an_order_that_comes_while_somebody_looks_shuts_the_gate() {
     let counted = ::replication::Peer {
         ip: String::new(),
         port: 1,
+        refused_log: false,
         sending: Sending::Log,
         written: 0,
         durable: 0,
