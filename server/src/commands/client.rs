@@ -176,7 +176,7 @@ fn hello(call: &mut Call<'_>) -> Outcome {
     reply.bulk(b"role");
     reply.bulk(if call.node.replication.is_master() { b"master" } else { b"replica" });
     reply.bulk(b"modules");
-    reply.array(0);
+    super::cluster::write_modules(reply);
     Ok(())
 }
 

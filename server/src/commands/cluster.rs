@@ -1,6 +1,7 @@
 //! What clients ask to see whether this is a part of a cluster, or has modules. It is none.
 
 use super::{Call, NO_KEYS, Outcome, Spec, flag, help, help_row, refuse};
+use crate::resp::Reply;
 
 const fn spec(
     name: &'static str,
@@ -51,7 +52,12 @@ fn no_cluster(_: &mut Call<'_>) -> Outcome {
 const BLOOM_VERSION: i64 = 20_405;
 
 fn list(call: &mut Call<'_>) -> Outcome {
-    let reply = &mut call.reply;
+    write_modules(&mut call.reply);
+    Ok(())
+}
+
+/// As MODULE LIST and HELLO have it.
+pub(super) fn write_modules(reply: &mut Reply<'_>) {
     reply.array(1);
     reply.map(4);
     reply.bulk(b"name");
@@ -62,5 +68,4 @@ fn list(call: &mut Call<'_>) -> Outcome {
     reply.bulk(b"");
     reply.bulk(b"args");
     reply.array(0);
-    Ok(())
 }

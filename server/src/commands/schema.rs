@@ -39,9 +39,9 @@ pub(super) const fn spec(
 pub(super) const TABLE: &[Spec] = &[
     Spec {
         subcommands: &[
-            spec("tm.space|alter", -5, flag::NAMED | flag::WRITE | ADMIN, "space <ADD field:bits|WIDEN field:bits|DROP field>",
-                "Changes the schema of a counter space, at once and without a pause: a new field is 0 in all rows; WIDEN sets the bits that a \
-                 field has inside a row (more or fewer: what does not fit is kept beside, exactly); DROP removes a field and its values. Older tables \
+            spec("tm.space|alter", -5, flag::NAMED | flag::WRITE | ADMIN, "space <ADD field:bits|WIDEN field:bits|NARROW field:bits|DROP field>",
+                "Changes the schema of a counter space, at once and without a pause: a new field is 0 in all rows; WIDEN gives a \
+                 field more bits inside a row, NARROW fewer (what does not fit is kept beside, exactly); DROP removes a field and its values. Older tables \
                  are rewritten in the background. Answers the new schema, dropped fields with a '!'. A space has at most 64 fields in its life, dropped \
                  ones included.", alter),
             help_row("tm.space|help", "schema", "0.1.0"),
@@ -169,6 +169,9 @@ fn alteration(call: &Call<'_>) -> Result<Alteration, Refusal> {
         sized().map(|(name, width)| Alteration::Add { name, width })
     } else if what.eq_ignore_ascii_case(b"WIDEN") {
         sized().map(|(name, width)| Alteration::Widen { name, width })
+    } else if what.eq_ignore_ascii_case(b"NARROW") {
+        // The engine knows one change of width, in both directions.
+        sized().map(|(name, width)| Alteration::Widen { name, width })
     } else if what.eq_ignore_ascii_case(b"DROP") {
         if call.args.len() != 5 {
             return Err(call.wrong_arity());
@@ -179,10 +182,31 @@ fn alteration(call: &Call<'_>) -> Result<Alteration, Refusal> {
     }
 }
 
+/// Refuses WIDEN that would narrow, and NARROW that would widen: a mistyped number must not cost
+/// memory, or bits, unnoticed.
+fn check_direction(call: &Call<'_>, space: &CounterSpace, change: &Alteration) -> Outcome {
+    let Alteration::Widen { name, width } = change else { return Ok(()) };
+    let schema = space.schema();
+    let Some(now) = schema.living().find(|(_, field)| field.name == *name) else {
+        // The engine says so.
+        return Ok(());
+    };
+    let (widens, now) = (call.args.at(3).eq_ignore_ascii_case(b"WIDEN"), now.1.width);
+    let wrong = if widens { *width < now } else { *width > now };
+    if wrong {
+        let (asked, other) = if widens { ("WIDEN", "NARROW") } else { ("NARROW", "WIDEN") };
+        return Err(refuse!(
+            "ERR {asked} does not take the field '{name}' from {now} to {width} bits: use {other}"
+        ));
+    }
+    Ok(())
+}
+
 fn alter(call: &mut Call<'_>) -> Outcome {
     let engines = &call.node.engines;
     let space = counter_space(engines, call.args.at(2))?;
     let change = alteration(call)?;
+    check_direction(call, space, &change)?;
     // What waits for the log is read under the new schema: rows of more fields than there was room
     // reserved for.
     let Some(_room) = call.room_beside_none() else { return Ok(()) };
@@ -352,8 +376,10 @@ fn advise(call: &mut Call<'_>) -> Outcome {
             return Err(refuse!("ERR the space '{}' has no rows to judge by", space.name()));
         };
         let changed = advice.fields.iter().filter(|field| field.best != field.width);
-        let commands =
-            changed.map(|f| format!("TM.SPACE ALTER {} WIDEN {}:{}", space.name(), f.name, f.best));
+        let commands = changed.map(|f| {
+            let how = if f.best > f.width { "WIDEN" } else { "NARROW" };
+            format!("TM.SPACE ALTER {} {how} {}:{}", space.name(), f.name, f.best)
+        });
         let entries = [
             ("rows", Value::Count(advice.rows)),
             ("fields", Value::Text(advice.schema())),
