@@ -30,6 +30,9 @@ pub struct Options {
     /// The secret key of the hash, stored with the space and replicated: a client that knows it can
     /// choose pairs that collide.
     pub seed: u64,
+    /// The horizon of a new space: ids below it are answered as those of recycled tables are. Part
+    /// of the space's data, as the rate is.
+    pub first_id: u64,
     /// Memory for filters, in bytes. `None`: twice what `max_tables` full tables take. At the limit
     /// tables that are overrun are not extended any more ([`Error::Full`]); rolling goes on.
     /// (Revoked pairs and pairs aside have limits of their own.)
@@ -47,6 +50,7 @@ impl Default for Options {
             max_aside: 1 << 16,
             max_ahead: None,
             seed: 0,
+            first_id: 0,
             memory_limit_bytes: None,
         }
     }

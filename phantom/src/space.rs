@@ -58,7 +58,7 @@ pub struct Space {
 }
 
 impl Space {
-    /// An empty space whose horizon is 0.
+    /// An empty space whose horizon is [`Options::first_id`].
     pub fn new(options: Options) -> Result<Space, Error> {
         options.check()?;
         let sizing = Table::first_sizing(options.false_positive_rate);
@@ -66,7 +66,8 @@ impl Space {
         let filter = Filter::new(sizing, pages).map_err(Error::Memory)?;
         let first = Arc::new(Table::new(options.false_positive_rate, filter));
         let frontier = Frontier::new(options.max_ahead, options.max_aside);
-        Space::from_parts(options, vec![(0, first)], frontier)
+        let low = options.first_id;
+        Space::from_parts(options, vec![(low, first)], frontier)
     }
 
     pub(crate) fn from_parts(

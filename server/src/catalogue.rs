@@ -45,10 +45,18 @@ pub struct Existence {
     pub seed: u64,
     /// What its filters are made for.
     pub false_positive_rate: f64,
+    /// Its horizon when it was new.
+    #[serde(default, skip_serializing_if = "is_zero", with = "seed_as_text")]
+    pub first_id: u64,
     /// The counter that its flags are tied to (number of the counter space, position of the field),
     /// since it was made or since the ids that there were became loose: `engines/gate.rs`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tie: Option<(u32, u32)>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// TOML's integers have 63 bits.
@@ -62,7 +70,7 @@ mod seed_as_text {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
         let text = String::deserialize(from)?;
         u64::from_str_radix(&text, 16)
-            .map_err(|_| D::Error::custom("a seed is 16 hexadecimal digits"))
+            .map_err(|_| D::Error::custom("expected 16 hexadecimal digits"))
     }
 }
 
@@ -138,6 +146,7 @@ impl Catalogue {
                         name: made.name.clone(),
                         seed,
                         false_positive_rate: made.false_positive_rate,
+                        first_id: made.first_id,
                         tie: None,
                     });
                 }

@@ -202,20 +202,30 @@ impl Config {
         names("action", self.action.iter().map(|a| a.name.as_str()).collect())?;
 
         let mut patterns: Vec<(String, Pattern)> = Vec::new();
-        let counters =
-            self.counter.iter().flat_map(|c| [(Kind::Row, &c.rows), (Kind::Cell, &c.cells)]);
-        for (kind, text) in counters.chain(self.existence.iter().map(|e| (Kind::Pair, &e.pairs))) {
+        let counters = self
+            .counter
+            .iter()
+            .flat_map(|c| [(Kind::Row, &c.rows, false), (Kind::Cell, &c.cells, false)]);
+        let pairs = self.existence.iter().map(|e| (Kind::Pair, &e.pairs, !e.members));
+        let mut of_counters = 0;
+        for (kind, text, bare) in counters.chain(pairs) {
             if text.is_empty() {
                 continue;
             }
             let pattern =
                 Pattern::parse(kind, text).map_err(|e| ConfigError::Invalid(e.to_string()))?;
-            if let Some((other, _)) = patterns.iter().find(|(_, p)| p.overlaps(&pattern)) {
+            // Pairs without members have commands of their own, so their keys may be those of
+            // counters.
+            let others = &patterns[if bare { of_counters } else { 0 }..];
+            if let Some((other, _)) = others.iter().find(|(_, p)| p.overlaps(&pattern)) {
                 return invalid(format!(
                     "key patterns '{other}' and '{text}' could both match one key"
                 ));
             }
             patterns.push((text.clone(), pattern));
+            if kind != Kind::Pair {
+                of_counters = patterns.len();
+            }
         }
         for existence in &self.existence {
             let rate = existence.false_positive_rate;

@@ -19,6 +19,7 @@ pub use write::{AlterError, WriteError};
 
 use crate::catalogue::Catalogue;
 use crate::cold::{self, Cold, ColdPairs, ColdSpace, Fetching, PairFile};
+use crate::commands::Spec;
 use crate::durability::Durability;
 use crate::keys::{Kind, Match, Pattern};
 use crate::watch::Watches;
@@ -63,6 +64,16 @@ impl CounterSpace {
     pub(crate) fn all_rows(&self) -> u64 {
         let changed = crate::cold::overlay(self).0;
         (self.space.rows() + self.cold.rows()).saturating_sub(changed + self.space.tombstones().0)
+    }
+
+    /// The position of its first field.
+    pub(crate) fn first(&self) -> Option<usize> {
+        self.schema().living().next().map(|(position, _)| position)
+    }
+
+    /// Whether a row is one counter: it goes with it.
+    pub(crate) fn has_one_field(&self) -> bool {
+        self.schema().living().nth(1).is_none()
     }
 
     /// Its rows on the disk.
@@ -205,8 +216,10 @@ pub enum KeyRef<'a> {
 /// Why a key names nothing.
 #[derive(Debug, PartialEq, Eq)]
 pub enum KeyError<'a> {
-    /// It fits no pattern.
-    NoPattern(&'a [u8]),
+    /// It fits none of these patterns.
+    NoPattern(&'a [u8], &'a [(Pattern, Kind, usize)]),
+    /// It names a row of a space whose rows are texts, where a counter is wanted.
+    WholeRow(&'a [u8]),
     /// It fits one, but for an id of more than 64 bits.
     IdTooBig(&'a [u8]),
     /// It fits one, but for zeros in front of the id.
@@ -265,14 +278,34 @@ impl Engines {
                 Kind::Pair => KeyRef::Pair { space: &self.existences[*index], id },
                 Kind::Cell => {
                     let space = &self.counters[*index];
-                    match space.index_of(field) {
+                    let position =
+                        if pattern.has_field() { space.index_of(field) } else { space.first() };
+                    match position {
                         Some(field) => KeyRef::Cell { space, id, field },
                         None => return Err(KeyError::NoField { space: &space.name, field }),
                     }
                 }
             });
         }
-        Err(KeyError::NoPattern(key))
+        Err(KeyError::NoPattern(key, &self.patterns))
+    }
+
+    /// What a key names to a command: to BFSET and its kin always pairs.
+    #[inline]
+    pub(crate) fn resolve_for<'a>(&'a self, spec: &Spec, key: &[u8]) -> Option<KeyRef<'a>> {
+        if spec.is_about_pairs() {
+            return self.pair_of(key).map(|(space, id)| KeyRef::Pair { space, id });
+        }
+        self.resolve(key).ok()
+    }
+
+    /// The pairs that a key names, whatever row has the same key: for commands that are about pairs
+    /// only, where counters and pairs without members may have the same keys.
+    pub(crate) fn pair_of(&self, key: &[u8]) -> Option<(&ExistenceSpace, u64)> {
+        self.patterns.iter().find_map(|(pattern, kind, index)| match (kind, pattern.read(key)) {
+            (Kind::Pair, Match::Yes(id, _)) => Some((&self.existences[*index], id)),
+            _ => None,
+        })
     }
 
     /// The row that a key of a row or of a cell names, whether there is such a field or not.

@@ -1,10 +1,14 @@
 //! Key patterns: how keys of Redis's kind (`post:17`, `post:17:like`, `liked:17`) name rows, cells
 //! and pairs.
 //!
-//! A pattern is fixed text around `{id}` and, for cells, `{field}` behind it. An id is a canonical
-//! decimal `u64`: `017` names nothing, so that one row has one key. Patterns that could both match
-//! one key are refused when the configuration is read, so the order in which they are tried does
-//! not matter.
+//! A pattern is fixed text around `{id}` and, for cells, `{field}` behind it; cells without
+//! `{field}` are those of the space's first field. An id is a canonical decimal `u64`: `017` names
+//! nothing, so that one row has one key, unless the space accepts padded ids. Patterns that could
+//! both match one key are refused when the configuration is read, so the order in which they are
+//! tried does not matter; but for keys of counters and of pairs without members, of which the
+//! command decides which are meant.
+
+use std::fmt;
 
 /// What a pattern's keys name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +30,8 @@ pub struct Pattern {
     middle: Box<[u8]>,
     /// The text behind the field; `None` if the pattern has no field.
     end: Option<Box<[u8]>>,
+    /// Whether an id may begin with zeros: see [`Pattern::padded`].
+    padded: bool,
 }
 
 /// Why a pattern was refused.
@@ -34,9 +40,9 @@ pub enum PatternError {
     /// No `{id}`, or two.
     #[error("key pattern '{0}' must have one {{id}}")]
     NoId(String),
-    /// A cell's pattern without `{field}` behind `{id}`, or another one with it.
+    /// A cell's pattern with two `{field}`, or one before `{id}`, or another pattern with any.
     #[error(
-        "key pattern '{0}' must have one {{field}} behind {{id}} if it names cells, and none otherwise"
+        "key pattern '{0}' may have one {{field}}, behind {{id}}, if it names cells, and none otherwise"
     )]
     Field(String),
     /// Text behind `{id}` that begins with a digit, or none between `{id}` and `{field}`.
@@ -70,6 +76,23 @@ fn behind<'k>(text: &'k [u8], start: &[u8]) -> Option<&'k [u8]> {
     if start.is_empty() { Some(text) } else { text.strip_prefix(start) }
 }
 
+/// Digits without the zeros in front that change nothing.
+fn unpadded(digits: &[u8]) -> &[u8] {
+    let zeros = digits.iter().take_while(|digit| **digit == b'0').count();
+    &digits[zeros.min(digits.len().saturating_sub(1))..]
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        write!(f, "{}{{id}}{}", text(&self.prefix), text(&self.middle))?;
+        match &self.end {
+            Some(end) => write!(f, "{{field}}{}", text(end)),
+            None => Ok(()),
+        }
+    }
+}
+
 impl Pattern {
     /// Reads a pattern of this kind.
     pub fn parse(kind: Kind, text: &str) -> Result<Pattern, PatternError> {
@@ -85,7 +108,8 @@ impl Pattern {
         let field = || PatternError::Field(text.to_owned());
         let (middle, end) = match (kind, rest.split_once("{field}")) {
             (Kind::Cell, Some((middle, end))) => (middle, Some(end)),
-            (Kind::Cell, None) | (_, Some(_)) => return Err(field()),
+            (_, Some(_)) => return Err(field()),
+            // Without a field the keys name the first field of the space.
             (_, None) => (rest, None),
         };
         if prefix.contains("{field}") || end.is_some_and(|e| e.contains("{field}")) {
@@ -97,7 +121,23 @@ impl Pattern {
             return Err(PatternError::Open(text.to_owned()));
         }
         let boxed = |s: &str| s.as_bytes().into();
-        Ok(Pattern { prefix: boxed(prefix), middle: boxed(middle), end: end.map(boxed) })
+        Ok(Pattern {
+            prefix: boxed(prefix),
+            middle: boxed(middle),
+            end: end.map(boxed),
+            padded: false,
+        })
+    }
+
+    /// Whether ids may begin with zeros, which change nothing: `000017` is then another way to
+    /// write 17, as keys of `redis-benchmark -r` have it.
+    pub fn padded(self, padded: bool) -> Pattern {
+        Pattern { padded, ..self }
+    }
+
+    /// Whether the pattern has `{field}`.
+    pub fn has_field(&self) -> bool {
+        self.end.is_some()
     }
 
     /// Reads a key.
@@ -125,12 +165,30 @@ impl Pattern {
                 }
             }
         };
-        match crate::resp::natural(digits) {
+        let id = if self.padded { unpadded(digits) } else { digits };
+        match crate::resp::natural(id) {
             Some(id) => Match::Yes(id, field),
+            None if self.padded && id.len() >= 20 => Match::IdTooBig,
             // Canonical digits that are too many or too large.
             None if digits.len() >= 20 && digits[0] != b'0' => Match::IdTooBig,
             None if digits.len() >= 2 => Match::IdPadded,
             None => Match::No,
+        }
+    }
+
+    /// Whether a key would fit, if it had a number in the place of the text that it has for an id.
+    pub fn fits_but_for_id(&self, key: &[u8]) -> bool {
+        let Some(rest) = behind(key, &self.prefix) else { return false };
+        let is_text = |id: &[u8]| !id.is_empty() && !id.iter().all(u8::is_ascii_digit);
+        match &self.end {
+            None => rest.strip_suffix(&*self.middle).is_some_and(is_text),
+            Some(end) => rest.strip_suffix(&**end).is_some_and(|rest| {
+                let middle = &*self.middle;
+                let mut places = rest.windows(middle.len().max(1));
+                places
+                    .position(|at| at == middle)
+                    .is_some_and(|at| is_text(&rest[..at]) && rest.len() > at + middle.len())
+            }),
         }
     }
 
@@ -211,13 +269,55 @@ mod tests {
     }
 
     #[test]
+    fn padded_ids_are_read_as_what_they_mean() {
+        let cell = pattern(Kind::Cell, "key:{id}").padded(true);
+        for (key, expected) in [
+            ("key:000000000042", Match::Yes(42, &b""[..])),
+            ("key:42", Match::Yes(42, b"")),
+            ("key:000000000000", Match::Yes(0, b"")),
+            ("key:00000000018446744073709551615", Match::Yes(u64::MAX, b"")),
+            ("key:00000000018446744073709551616", Match::IdTooBig),
+            ("key:", Match::No),
+            ("key:00x", Match::No),
+        ] {
+            assert_eq!(cell.read(key.as_bytes()), expected, "{key}");
+        }
+        // What is written is the canonical key.
+        let mut out = Vec::new();
+        cell.write(42, b"", &mut out);
+        assert_eq!(out, b"key:42");
+    }
+
+    #[test]
+    fn a_text_in_the_place_of_the_id_is_told_from_another_key() {
+        let row = pattern(Kind::Row, "post:{id}");
+        let cell = pattern(Kind::Cell, "post:{id}:{field}");
+        let framed = pattern(Kind::Row, "{{id}}:x");
+        for (pattern, key, expected) in [
+            (&row, "post:abc", true),
+            (&row, "post:-1", true),
+            (&row, "post:1.5", true),
+            (&row, "post:", false),
+            (&row, "session:abc", false),
+            (&cell, "post:abc:like", true),
+            (&cell, "post:abc", false),
+            (&cell, "post::like", false),
+            (&cell, "post:abc:", false),
+            (&framed, "{abc}:x", true),
+            (&framed, "{abc}", false),
+        ] {
+            assert_eq!(pattern.fits_but_for_id(key.as_bytes()), expected, "{pattern} {key}");
+        }
+    }
+
+    #[test]
     fn patterns_that_name_nothing_clear_are_refused() {
         use PatternError::*;
         let t = |s: &str| s.to_owned();
         assert_eq!(Pattern::parse(Kind::Row, "post"), Err(NoId(t("post"))));
         assert_eq!(Pattern::parse(Kind::Row, "{id}{id}"), Err(NoId(t("{id}{id}"))));
         assert_eq!(Pattern::parse(Kind::Row, "a{id}:{field}"), Err(Field(t("a{id}:{field}"))));
-        assert_eq!(Pattern::parse(Kind::Cell, "a{id}"), Err(Field(t("a{id}"))));
+        assert_eq!(Pattern::parse(Kind::Pair, "a{id}:{field}"), Err(Field(t("a{id}:{field}"))));
         assert_eq!(Pattern::parse(Kind::Cell, "{field}:{id}"), Err(Field(t("{field}:{id}"))));
         assert_eq!(Pattern::parse(Kind::Cell, "a{id}{field}"), Err(Open(t("a{id}{field}"))));
         assert_eq!(Pattern::parse(Kind::Pair, "a{id}0"), Err(Open(t("a{id}0"))));
@@ -239,6 +339,8 @@ mod tests {
             (row("{id}"), row("post:{id}"), false),
             (row("{id}"), cell("{id}.{field}"), false),
             (row("a{id}"), row("ab{id}"), false),
+            (row("a{id}"), cell("a{id}"), true),
+            (cell("a{id}"), cell("a{id}:{field}"), false),
         ];
         for (a, b, expected) in cases {
             assert_eq!(a.overlaps(&b), expected, "{a:?} {b:?}");

@@ -64,7 +64,9 @@ func main() {
 	expect("sadd", err, added, 2)
 	is, err := redis.Bool(c.Do("SISMEMBER", liked, "8"))
 	expect("sismember", err, is, true)
-	_, err = c.Do("GET", "no such key")
+	_, err = redis.Int64(c.Do("GET", "no such key"))
+	expect("get of a key of no space", nil, err, redis.ErrNil)
+	_, err = c.Do("SET", "no such key", "1")
 	expect("an error that names the key", nil, err != nil && strings.Contains(err.Error(), "Invalid key"), true)
 
 	// A transaction, and one that is called off.

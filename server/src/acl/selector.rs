@@ -420,7 +420,7 @@ impl Selector {
         }
         if !self.all_keys {
             let uses = LazyCell::new(|| Uses::of(spec, args));
-            let may = |at: &usize| self.allows_key(args.at(*at), || uses.needs(*at), engines);
+            let may = |at: &usize| self.allows_key(spec, args.at(*at), || uses.needs(*at), engines);
             if let Some(at) = key_positions(spec, args).find(|at| !may(at)) {
                 return Err(Denied::Key(at));
             }
@@ -452,6 +452,7 @@ impl Selector {
 
     fn allows_key(
         &self,
+        spec: &Spec,
         key: &[u8],
         needs: impl Fn() -> (bool, bool),
         engines: Option<&Engines>,
@@ -460,9 +461,9 @@ impl Selector {
             return true;
         }
         // Of the keys of a space that may be used as a whole.
-        let space = match engines.map(|e| e.resolve(key)) {
-            Some(Ok(KeyRef::Row { space, .. } | KeyRef::Cell { space, .. })) => space.name(),
-            Some(Ok(KeyRef::Pair { space, .. })) => space.name(),
+        let space = match engines.and_then(|e| e.resolve_for(spec, key)) {
+            Some(KeyRef::Row { space, .. } | KeyRef::Cell { space, .. }) => space.name(),
+            Some(KeyRef::Pair { space, .. }) => space.name(),
             _ => return false,
         };
         self.names.iter().any(|p| p.allows(space.as_bytes(), &needs))

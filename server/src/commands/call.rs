@@ -3,7 +3,7 @@
 use super::errand::Came;
 use super::{Outcome, Printable, Refusal, Replies, Scratch, Session, Spec, refuse};
 use crate::durability::MOST_BYTES;
-use crate::engines::{CounterSpace, ExistenceSpace, KeyRef};
+use crate::engines::{CounterSpace, ExistenceSpace, KeyError, KeyRef};
 use crate::marks::Mark;
 use crate::node::Node;
 use crate::resp::{Args, Protocol, Reply};
@@ -168,6 +168,24 @@ impl<'a> Call<'a> {
         }));
     }
 
+    /// Counts for INFO whether the row of a key that is read is there.
+    #[inline]
+    pub(crate) fn note_found(&self, found: bool) {
+        let tallies = &self.node.tallies[self.session.worker];
+        if found { &tallies.hits } else { &tallies.misses }.add(1);
+    }
+
+    /// What a key names, for a command that adds nothing: `None` for a key of no space, which is
+    /// absent then, as in Redis. A field that the schema lacks is an error all the same.
+    #[inline]
+    pub(crate) fn known(&self, key: &[u8]) -> Result<Option<KeyRef<'a>>, Refusal> {
+        match self.node.engines.resolve(key) {
+            Ok(found) => Ok(Some(found)),
+            Err(error @ KeyError::NoField { .. }) => Err(error.into()),
+            Err(_) => Ok(None),
+        }
+    }
+
     /// Resolves argument `index` as the key of a row.
     #[inline]
     pub(crate) fn row(&self, index: usize) -> Result<(&'a CounterSpace, u64), Refusal> {
@@ -177,12 +195,39 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// As [`Call::row`], for a command that adds nothing: see [`Call::known`].
+    #[inline]
+    pub(crate) fn known_row(
+        &self,
+        index: usize,
+    ) -> Result<Option<(&'a CounterSpace, u64)>, Refusal> {
+        match self.known(self.args.at(index))? {
+            Some(KeyRef::Row { space, id }) => Ok(Some((space, id))),
+            Some(_) => Err(Refusal::WRONG_TYPE),
+            None => Ok(None),
+        }
+    }
+
     /// Resolves a key of a cell: space, id, position of the field.
     #[inline]
     pub(crate) fn cell(&self, key: &[u8]) -> Result<(&'a CounterSpace, u64, usize), Refusal> {
         match self.node.engines.resolve(key)? {
             KeyRef::Cell { space, id, field } => Ok((space, id, field)),
+            KeyRef::Row { space, .. } if space.text_rows => Err(KeyError::WholeRow(key).into()),
             _ => Err(Refusal::WRONG_TYPE),
+        }
+    }
+
+    /// As [`Call::cell`], for a command that adds nothing: see [`Call::known`].
+    #[inline]
+    pub(crate) fn known_cell(
+        &self,
+        key: &[u8],
+    ) -> Result<Option<(&'a CounterSpace, u64, usize)>, Refusal> {
+        match self.known(key)? {
+            Some(KeyRef::Cell { space, id, field }) => Ok(Some((space, id, field))),
+            Some(_) => Err(Refusal::WRONG_TYPE),
+            None => Ok(None),
         }
     }
 
@@ -194,6 +239,20 @@ impl<'a> Call<'a> {
             KeyRef::Pair { space, id } if space.has_members => Ok((space, id)),
             KeyRef::Pair { space, .. } => Err(Refusal::no_members(space)),
             _ => Err(Refusal::WRONG_TYPE),
+        }
+    }
+
+    /// As [`Call::pairs`], for a command that adds nothing: see [`Call::known`].
+    #[inline]
+    pub(crate) fn known_pairs(
+        &self,
+        index: usize,
+    ) -> Result<Option<(&'a ExistenceSpace, u64)>, Refusal> {
+        match self.known(self.args.at(index))? {
+            Some(KeyRef::Pair { space, id }) if space.has_members => Ok(Some((space, id))),
+            Some(KeyRef::Pair { space, .. }) => Err(Refusal::no_members(space)),
+            Some(_) => Err(Refusal::WRONG_TYPE),
+            None => Ok(None),
         }
     }
 

@@ -71,11 +71,11 @@ fn ask_one(spec: &Spec, args: Args<'_>, engines: &Engines, fetching: &mut Fetchi
 
 fn ask_keys(spec: &Spec, args: Args<'_>, engines: &Engines, fetching: &mut Fetching) {
     for at in key_positions(spec, args) {
-        match engines.resolve(args.at(at)) {
-            Ok(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
+        match engines.resolve_for(spec, args.at(at)) {
+            Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
                 ask_row(space, id, fetching)
             }
-            Ok(KeyRef::Pair { space, id }) if space.cold().any() => {
+            Some(KeyRef::Pair { space, id }) if space.cold().any() => {
                 if !space.has_members {
                     ask_pair(space, id, &NOBODY, fetching);
                     continue;

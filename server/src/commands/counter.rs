@@ -93,6 +93,7 @@ fn get(call: &mut Call<'_>) -> Outcome {
     let space = space(call)?;
     call.ids_from(2)?;
     let most = call.session.most_out;
+    let tallies = &call.node.tallies[call.session.worker];
     let Scratch { ids, rows, found, .. } = &mut *call.scratch;
     call.reply.array(ids.len());
     let mut unreadable = super::Unreadable::default();
@@ -104,6 +105,9 @@ fn get(call: &mut Call<'_>) -> Outcome {
         rows.clear();
         found.clear();
         read.get_batch(ids, rows, found);
+        let hits = found.iter().filter(|found| **found).count();
+        tallies.hits.add(hits as u64);
+        tallies.misses.add((ids.len() - hits) as u64);
         let schema = read.schema();
         for ((row, found), &id) in rows.chunks_exact(schema.width()).zip(found.iter()).zip(ids) {
             if !found {

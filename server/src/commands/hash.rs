@@ -65,7 +65,7 @@ pub(super) const TABLE: &[Spec] = &[
     spec("hstrlen", 3, READ, "3.2.0", "key field",
         "How many characters the counter's value has in decimal; 0 if the row does not exist.", hstrlen),
     spec("hdel", -3, WRITE, "2.0.0", "key field [field ...]",
-        "Makes counters 0, their row stays; answers how many were not 0. DEL deletes a row.", hdel),
+        "Makes counters 0, their row stays unless that is its only field; answers how many were not 0. DEL deletes a row.", hdel),
     spec("hscan", -3, flag::READONLY, "2.8.0", "key cursor [MATCH pattern] [COUNT count]",
         "All fields of a row with their values, at once: the cursor is always 0.", hscan),
     spec("hincrbyfloat", 4, WRITE, "2.6.0", "key field increment", "Refused: a counter is an integer.", no_fraction),
@@ -88,7 +88,9 @@ fn read<'a>(call: &mut Call<'_>, space: &'a CounterSpace, id: u64) -> (bool, Rea
     let row = &mut call.scratch.row;
     row.clear();
     row.resize(view.schema().width(), 0);
-    (view.get(id, row), view)
+    let found = view.get(id, row);
+    call.note_found(found);
+    (found, view)
 }
 
 fn hset(call: &mut Call<'_>) -> Outcome {
@@ -147,7 +149,11 @@ pub(super) fn add(
 }
 
 fn hget(call: &mut Call<'_>) -> Outcome {
-    let (space, id) = call.row(1)?;
+    let Some((space, id)) = call.known_row(1)? else {
+        call.note_found(false);
+        call.reply.null();
+        return Ok(());
+    };
     let (exists, view) = read(call, space, id);
     let field = position(space, view.schema(), call.args.at(2))?;
     if exists {
@@ -159,7 +165,11 @@ fn hget(call: &mut Call<'_>) -> Outcome {
 }
 
 fn hmget(call: &mut Call<'_>) -> Outcome {
-    let (space, id) = call.row(1)?;
+    let Some((space, id)) = call.known_row(1)? else {
+        call.note_found(false);
+        write_absent(call, call.args.len() - 2);
+        return Ok(());
+    };
     let names = call.args.from(2);
     let (exists, view) = read(call, space, id);
     call.reply.array(names.len());
@@ -174,8 +184,18 @@ fn hmget(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
+/// So many nils, of a row that there is not.
+fn write_absent(call: &mut Call<'_>, fields: usize) {
+    call.reply.array(fields);
+    (0..fields).for_each(|_| call.reply.null());
+}
+
 fn hgetall(call: &mut Call<'_>) -> Outcome {
-    let (space, id) = call.row(1)?;
+    let Some((space, id)) = call.known_row(1)? else {
+        call.note_found(false);
+        call.reply.map(0);
+        return Ok(());
+    };
     let (exists, view) = read(call, space, id);
     if !exists {
         call.reply.map(0);
@@ -190,7 +210,10 @@ fn hgetall(call: &mut Call<'_>) -> Outcome {
 }
 
 fn hexists(call: &mut Call<'_>) -> Outcome {
-    let (space, id) = call.row(1)?;
+    let Some((space, id)) = call.known_row(1)? else {
+        call.reply.int(0);
+        return Ok(());
+    };
     // Whether there is such a field is the question here, so its absence is an answer.
     let known = space.schema().index_of(call.args.at(2)).is_some();
     call.reply.int(i64::from(known && space.exists(id)));
@@ -198,13 +221,19 @@ fn hexists(call: &mut Call<'_>) -> Outcome {
 }
 
 fn hlen(call: &mut Call<'_>) -> Outcome {
-    let (space, id) = call.row(1)?;
+    let Some((space, id)) = call.known_row(1)? else {
+        call.reply.int(0);
+        return Ok(());
+    };
     call.reply.count(if space.exists(id) { space.schema().living().count() } else { 0 });
     Ok(())
 }
 
 fn hkeys(call: &mut Call<'_>) -> Outcome {
-    let (space, id) = call.row(1)?;
+    let Some((space, id)) = call.known_row(1)? else {
+        call.reply.array(0);
+        return Ok(());
+    };
     if !space.exists(id) {
         call.reply.array(0);
         return Ok(());
@@ -218,7 +247,10 @@ fn hkeys(call: &mut Call<'_>) -> Outcome {
 }
 
 fn hvals(call: &mut Call<'_>) -> Outcome {
-    let (space, id) = call.row(1)?;
+    let Some((space, id)) = call.known_row(1)? else {
+        call.reply.array(0);
+        return Ok(());
+    };
     let (exists, view) = read(call, space, id);
     if !exists {
         call.reply.array(0);
@@ -232,7 +264,10 @@ fn hvals(call: &mut Call<'_>) -> Outcome {
 }
 
 fn hstrlen(call: &mut Call<'_>) -> Outcome {
-    let (space, id) = call.row(1)?;
+    let Some((space, id)) = call.known_row(1)? else {
+        call.reply.int(0);
+        return Ok(());
+    };
     let (exists, view) = read(call, space, id);
     let field = position(space, view.schema(), call.args.at(2))?;
     let length = if exists {
@@ -247,7 +282,10 @@ fn hstrlen(call: &mut Call<'_>) -> Outcome {
 }
 
 fn hdel(call: &mut Call<'_>) -> Outcome {
-    let (space, id) = call.row(1)?;
+    let Some((space, id)) = call.known_row(1)? else {
+        call.reply.int(0);
+        return Ok(());
+    };
     let fields =
         call.args.from(2).iter().map(|name| field(space, name)).collect::<Result<Vec<_>, _>>()?;
     let _alone = call.node.engines.alone_with(id);
@@ -259,15 +297,22 @@ fn hdel(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
+fn write_none_scanned(call: &mut Call<'_>) {
+    call.reply.array(2);
+    call.reply.bulk(b"0");
+    call.reply.array(0);
+}
+
 fn hscan(call: &mut Call<'_>) -> Outcome {
     crate::resp::natural(call.args.at(2)).ok_or_else(|| super::refuse!("ERR invalid cursor"))?;
-    let (space, id) = call.row(1)?;
+    let Some((space, id)) = call.known_row(1)? else {
+        write_none_scanned(call);
+        return Ok(());
+    };
     let (exists, view) = read(call, space, id);
     if !exists {
         // As in Redis, before the options are looked at.
-        call.reply.array(2);
-        call.reply.bulk(b"0");
-        call.reply.array(0);
+        write_none_scanned(call);
         return Ok(());
     }
     let mut pattern = None;

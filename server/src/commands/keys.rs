@@ -37,8 +37,10 @@ const READ: u32 = flag::READONLY | flag::FAST;
 #[rustfmt::skip]
 pub(super) const TABLE: &[Spec] = &[
     spec("del", -2, flag::WRITE, ALL_KEYS, "1.0.0", "key [key ...]",
-        "Deletes rows; a cell becomes 0, its row stays. Answers how many rows there were and cells were not 0. The pairs of an id \
-         cannot be deleted together, but an id of a space without members is unset.", del),
+        "Deletes rows. A cell becomes 0 and its row stays, unless it is the row's only field: then the row is deleted. Answers how many rows there \
+         were and cells were not 0. The pairs of an id cannot be deleted together, but an id of a space without members is unset. Flags of a \
+         row's id stay set: a filter cannot tell them apart. The next FEED.ACT on the id counts all the same, whoever does it; later ones of viewers \
+         whose flag is set do not. FEED.UNDO or SREM, before, takes back those that are known.", del),
     spec("unlink", -2, flag::WRITE | flag::FAST, ALL_KEYS, "4.0.0", "key [key ...]", "The same as DEL.", del),
     spec("exists", -2, READ, ALL_KEYS, "1.0.0", "key [key ...]",
         "How many of the rows, and of the cells' rows, exist. The pairs of an id cannot be asked together; ids of spaces without members count if they are set.", exists),
@@ -50,16 +52,16 @@ pub(super) const TABLE: &[Spec] = &[
     spec("pexpiretime", 2, READ, ONE_KEY, "7.0.0", "key", "The same as TTL.", ttl),
     spec("persist", 2, flag::WRITE | flag::FAST, ONE_KEY, "2.2.0", "key", "0: nothing expires.", persist),
     spec("touch", -2, READ, ALL_KEYS, "3.2.1", "key [key ...]", "The same as EXISTS.", exists),
-    spec("expire", -3, flag::WRITE | flag::FAST, ONE_KEY, "1.0.0", "key seconds [NX|XX|GT|LT]", NO_EXPIRY, no_expiry),
-    spec("pexpire", -3, flag::WRITE | flag::FAST, ONE_KEY, "2.6.0", "key milliseconds [NX|XX|GT|LT]", NO_EXPIRY, no_expiry),
-    spec("expireat", -3, flag::WRITE | flag::FAST, ONE_KEY, "1.2.0", "key unix-time-seconds [NX|XX|GT|LT]", NO_EXPIRY, no_expiry),
-    spec("pexpireat", -3, flag::WRITE | flag::FAST, ONE_KEY, "2.6.0", "key unix-time-milliseconds [NX|XX|GT|LT]", NO_EXPIRY, no_expiry),
+    spec("expire", -3, flag::WRITE | flag::FAST, ONE_KEY, "1.0.0", "key seconds [NX|XX|GT|LT]", NO_EXPIRY, expire),
+    spec("pexpire", -3, flag::WRITE | flag::FAST, ONE_KEY, "2.6.0", "key milliseconds [NX|XX|GT|LT]", NO_EXPIRY, expire),
+    spec("expireat", -3, flag::WRITE | flag::FAST, ONE_KEY, "1.2.0", "key unix-time-seconds [NX|XX|GT|LT]", NO_EXPIRY, expire),
+    spec("pexpireat", -3, flag::WRITE | flag::FAST, ONE_KEY, "2.6.0", "key unix-time-milliseconds [NX|XX|GT|LT]", NO_EXPIRY, expire),
     spec("rename", 3, flag::WRITE, (1, 2, 1), "1.0.0", "key newkey", NO_MOVE, no_move),
     spec("renamenx", 3, flag::WRITE | flag::FAST, (1, 2, 1), "1.0.0", "key newkey", NO_MOVE, no_move),
     spec("copy", -3, flag::WRITE | flag::DENYOOM, (1, 2, 1), "6.2.0", "source destination [DB destination-db] [REPLACE]", NO_MOVE, no_move),
     spec("move", 3, flag::WRITE | flag::FAST, ONE_KEY, "1.0.0", "key db", NO_MOVE, no_move),
-    spec("dump", 2, flag::READONLY, ONE_KEY, "2.6.0", "key", "Refused: rows and pairs leave by snapshots, replication and TM.EXPORT.", no_dump),
-    spec("restore", -4, flag::WRITE | flag::DENYOOM, ONE_KEY, "2.6.0", "key ttl serialized-value [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]", "Refused, as DUMP is.", no_dump),
+    spec("dump", 2, flag::READONLY, ONE_KEY, "2.6.0", "key", "Refused: rows and pairs leave by snapshots, replication and TM.EXPORT.", dump),
+    spec("restore", -4, flag::WRITE | flag::DENYOOM, ONE_KEY, "2.6.0", "key ttl serialized-value [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]", "Refused, as DUMP is.", restore),
     spec("keys", 2, flag::READONLY | flag::NO_MULTI, NO_KEYS, "1.0.0", "pattern",
         "The keys of rows that match, if they are at most 10000 in all spaces: else an error that says so. Pairs cannot be listed.", keys),
     spec("scan", -2, flag::READONLY | flag::NO_MULTI, NO_KEYS, "2.8.0", "cursor [MATCH pattern] [COUNT count] [TYPE type]",
@@ -92,11 +94,16 @@ fn many_pairs(doing: &str) -> Refusal {
     )
 }
 
+/// What a key names; what no space can have is absent, as in Redis.
+fn lookup<'a>(call: &Call<'a>, key: &[u8]) -> Option<KeyRef<'a>> {
+    call.node.engines.resolve(key).ok()
+}
+
 fn del(call: &mut Call<'_>) -> Outcome {
     let engines = &call.node.engines;
     // All keys are read before the first is deleted.
     for key in call.args.from(1).iter() {
-        if let KeyRef::Pair { space, .. } = engines.resolve(key)?
+        if let Some(KeyRef::Pair { space, .. }) = lookup(call, key)
             && space.has_members
         {
             return Err(many_pairs("deleted"));
@@ -104,14 +111,15 @@ fn del(call: &mut Call<'_>) -> Outcome {
     }
     let mut deleted = 0;
     for key in call.args.from(1).iter() {
-        match engines.resolve(key)? {
-            KeyRef::Row { space, id } => deleted += i64::from(engines.delete(space, id)),
-            KeyRef::Cell { space, id, field } => {
+        match lookup(call, key) {
+            Some(KeyRef::Row { space, id }) => deleted += i64::from(engines.delete(space, id)),
+            Some(KeyRef::Cell { space, id, field }) => {
                 deleted += i64::from(engines.clear(space, id, field)?)
             }
-            KeyRef::Pair { space, id } => {
+            Some(KeyRef::Pair { space, id }) => {
                 deleted += i64::from(engines.unflag(space, id, &NOBODY)? == Change::Changed);
             }
+            None => {}
         }
     }
     call.reply.int(deleted);
@@ -121,43 +129,52 @@ fn del(call: &mut Call<'_>) -> Outcome {
 fn exists(call: &mut Call<'_>) -> Outcome {
     let mut found = 0;
     for key in call.args.from(1).iter() {
-        match call.node.engines.resolve(key)? {
-            KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. } => {
+        let before = found;
+        match lookup(call, key) {
+            Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
                 found += i64::from(space.exists(id))
             }
-            KeyRef::Pair { space, id } if !space.has_members => {
+            Some(KeyRef::Pair { space, id }) if !space.has_members => {
                 found += i64::from(is_set(space, id))
             }
-            KeyRef::Pair { .. } => return Err(many_pairs("asked for")),
+            Some(KeyRef::Pair { .. }) => return Err(many_pairs("asked for")),
+            None => {}
         }
+        call.note_found(found > before);
     }
     call.reply.int(found);
     Ok(())
 }
 
 fn kind(call: &mut Call<'_>) -> Outcome {
-    let kind = match call.node.engines.resolve(call.args.at(1))? {
-        KeyRef::Row { space, id } if space.exists(id) => "hash",
-        KeyRef::Cell { space, id, .. } if space.exists(id) => "string",
-        KeyRef::Row { .. } | KeyRef::Cell { .. } => "none",
-        KeyRef::Pair { space, id } if !space.has_members && !is_set(space, id) => "none",
-        KeyRef::Pair { .. } => "set",
+    let kind = match lookup(call, call.args.at(1)) {
+        Some(KeyRef::Row { space, id }) if space.exists(id) => "hash",
+        Some(KeyRef::Cell { space, id, .. }) if space.exists(id) => "string",
+        Some(KeyRef::Row { .. } | KeyRef::Cell { .. }) | None => "none",
+        Some(KeyRef::Pair { space, id }) if !space.has_members && !is_set(space, id) => "none",
+        Some(KeyRef::Pair { .. }) => "set",
     };
     call.reply.simple(kind);
     Ok(())
 }
 
 fn ttl(call: &mut Call<'_>) -> Outcome {
-    let exists = match call.node.engines.resolve(call.args.at(1))? {
-        KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. } => space.exists(id),
-        KeyRef::Pair { space, id } => space.has_members || is_set(space, id),
-    };
+    let exists = is_there(call, 1).0;
     call.reply.int(if exists { -1 } else { -2 });
     Ok(())
 }
 
 fn persist(call: &mut Call<'_>) -> Outcome {
-    call.node.engines.resolve(call.args.at(1))?;
+    call.reply.int(0);
+    Ok(())
+}
+
+/// EXPIRE and its kin: what is not there cannot expire, which Redis answers with 0.
+fn expire(call: &mut Call<'_>) -> Outcome {
+    super::integer(call.args.at(2))?;
+    if lookup(call, call.args.at(1)).is_some() {
+        return no_expiry(call);
+    }
     call.reply.int(0);
     Ok(())
 }
@@ -171,32 +188,51 @@ pub(super) fn no_expiry(call: &mut Call<'_>) -> Outcome {
 }
 
 fn no_move(call: &mut Call<'_>) -> Outcome {
-    call.node.engines.resolve(call.args.at(1))?;
+    if lookup(call, call.args.at(1)).is_none() {
+        return match call.spec.name {
+            "copy" | "move" => {
+                call.reply.int(0);
+                Ok(())
+            }
+            _ => Err(refuse!("ERR no such key")),
+        };
+    }
     Err(refuse!(
         "ERR {} is not possible here: what a key names follows from its id",
         call.spec.name.to_ascii_uppercase()
     ))
 }
 
-fn no_dump(call: &mut Call<'_>) -> Outcome {
+fn dump(call: &mut Call<'_>) -> Outcome {
+    if lookup(call, call.args.at(1)).is_none() {
+        call.reply.null();
+        return Ok(());
+    }
+    Err(refuse!(
+        "ERR DUMP is not possible here: data leave by snapshots, replication and TM.EXPORT"
+    ))
+}
+
+/// In Redis's words for what it cannot read.
+fn restore(call: &mut Call<'_>) -> Outcome {
     call.node.engines.resolve(call.args.at(1))?;
     Err(refuse!(
-        "ERR {} is not possible here: data leave by snapshots, replication and TM.EXPORT",
-        call.spec.name.to_ascii_uppercase()
+        "ERR Bad data format: RESTORE is not possible here, data come by snapshots, replication and TM.MERGE"
     ))
 }
 
 /// Whether what a key names exists; of pairs that cannot be said, so they do.
-fn is_there(call: &Call<'_>, index: usize) -> Result<(bool, &'static str), Refusal> {
-    Ok(match call.node.engines.resolve(call.args.at(index))? {
-        KeyRef::Row { space, id } => (space.exists(id), "packed"),
-        KeyRef::Cell { space, id, .. } => (space.exists(id), "int"),
-        KeyRef::Pair { space, id } => (space.has_members || is_set(space, id), "filter"),
-    })
+pub(super) fn is_there(call: &Call<'_>, index: usize) -> (bool, &'static str) {
+    match lookup(call, call.args.at(index)) {
+        Some(KeyRef::Row { space, id }) => (space.exists(id), "packed"),
+        Some(KeyRef::Cell { space, id, .. }) => (space.exists(id), "int"),
+        Some(KeyRef::Pair { space, id }) => (space.has_members || is_set(space, id), "filter"),
+        None => (false, ""),
+    }
 }
 
 fn encoding(call: &mut Call<'_>) -> Outcome {
-    match is_there(call, 2)? {
+    match is_there(call, 2) {
         (true, encoding) => call.reply.bulk(encoding.as_bytes()),
         (false, _) => call.reply.null(),
     }
@@ -204,7 +240,7 @@ fn encoding(call: &mut Call<'_>) -> Outcome {
 }
 
 fn refcount(call: &mut Call<'_>) -> Outcome {
-    if is_there(call, 2)?.0 {
+    if is_there(call, 2).0 {
         call.reply.int(1)
     } else {
         call.reply.null()
@@ -213,7 +249,7 @@ fn refcount(call: &mut Call<'_>) -> Outcome {
 }
 
 fn frequency(call: &mut Call<'_>) -> Outcome {
-    if !is_there(call, 2)?.0 {
+    if !is_there(call, 2).0 {
         call.reply.null();
         return Ok(());
     }
@@ -224,7 +260,7 @@ fn frequency(call: &mut Call<'_>) -> Outcome {
 }
 
 fn idletime(call: &mut Call<'_>) -> Outcome {
-    if !is_there(call, 2)?.0 {
+    if !is_there(call, 2).0 {
         call.reply.null();
         return Ok(());
     }

@@ -2,6 +2,7 @@
 //! Redis has words for it.
 
 use crate::engines::{ExistenceSpace, KeyError, WriteError};
+use crate::keys::{Kind, Pattern};
 use std::borrow::Cow;
 use std::fmt;
 
@@ -27,6 +28,9 @@ impl Refusal {
         Refusal::fixed(b"WRONGTYPE Operation against a key holding the wrong kind of value");
     pub(crate) const BELOW_HORIZON: Refusal =
         Refusal::fixed(b"ERR the id lies below the horizon: its pairs are no longer kept");
+
+    /// As RedisBloom says it.
+    pub(crate) const NO_FILTER: Refusal = Refusal::fixed(b"ERR not found");
 
     pub(crate) const NOT_COUNTED: Refusal = Refusal::fixed(
         b"ERR a filter cannot tell how many or which members one id has: it holds those of all ids of its table together. \
@@ -66,9 +70,11 @@ impl From<KeyError<'_>> for Refusal {
     #[cold]
     fn from(error: KeyError<'_>) -> Refusal {
         match error {
-            KeyError::NoPattern(key) => {
-                refuse!("ERR Invalid key '{}': it fits no key pattern of any space", Printable(key))
-            }
+            KeyError::NoPattern(key, patterns) => no_pattern(key, patterns),
+            KeyError::WholeRow(key) => refuse!(
+                "ERR Invalid key '{}': it names a whole row, and not one of its counters",
+                Printable(key)
+            ),
             KeyError::IdTooBig(key) => {
                 refuse!(
                     "ERR Invalid key '{}': its id is larger than 18446744073709551615",
@@ -76,11 +82,39 @@ impl From<KeyError<'_>> for Refusal {
                 )
             }
             KeyError::IdPadded(key) => {
-                refuse!("ERR Invalid key '{}': its id begins with zeros", Printable(key))
+                refuse!(
+                    "ERR Invalid key '{}': its id begins with zeros (padded_ids = true in the space's configuration accepts them)",
+                    Printable(key)
+                )
             }
             KeyError::NoField { space, field } => no_field(space, field),
         }
     }
+}
+
+/// Key patterns that an error shows.
+const PATTERNS_SHOWN: usize = 8;
+
+/// For a key that fits no pattern.
+#[cold]
+fn no_pattern(key: &[u8], patterns: &[(Pattern, Kind, usize)]) -> Refusal {
+    let shown = Printable(key);
+    if patterns.iter().any(|(pattern, ..)| pattern.fits_but_for_id(key)) {
+        return refuse!(
+            "ERR Invalid key '{shown}': an id is an integer from 0 to 18446744073709551615. Give each other id (a \
+             text, a UUID) a number of your own, or take the first 8 bytes of a hash of it"
+        );
+    }
+    let mut texts: Vec<String> =
+        patterns.iter().take(PATTERNS_SHOWN).map(|(pattern, ..)| pattern.to_string()).collect();
+    if patterns.len() > PATTERNS_SHOWN {
+        texts.push("...".to_owned());
+    }
+    refuse!(
+        "ERR Invalid key '{shown}': it fits no key pattern of any space ({}). Counters and flags are kept here; \
+         locks, sessions and texts belong in another store",
+        texts.join(", ")
+    )
 }
 
 /// For a field that a space's schema lacks.

@@ -42,16 +42,16 @@ pub(super) const TABLE: &[Spec] = &[
         "1 if it is a member, 0 if not, nil if the id lies below the horizon.", sismember),
     spec("smismember", -3, READ, "6.2.0", "key member [member ...]",
         "Per member 1, 0, or nil if the id lies below the horizon.", smismember),
-    spec("scard", 2, READ, "1.0.0", "key", UNKNOWABLE, unknowable),
-    spec("smembers", 2, flag::READONLY, "1.0.0", "key", UNKNOWABLE, unknowable),
-    spec("spop", -2, flag::WRITE | flag::FAST, "1.0.0", "key [count]", UNKNOWABLE, unknowable),
-    spec("srandmember", -2, flag::READONLY, "1.0.0", "key [count]", UNKNOWABLE, unknowable),
-    spec("sscan", -3, flag::READONLY, "2.8.0", "key cursor [MATCH pattern] [COUNT count]", UNKNOWABLE, unknowable),
-    Spec { keys: ALL_KEYS, ..spec("sinter", -2, flag::READONLY, "1.0.0", "key [key ...]", UNKNOWABLE, unknowable) },
+    spec("scard", 2, READ, "1.0.0", "key", UNKNOWABLE, count),
+    spec("smembers", 2, flag::READONLY, "1.0.0", "key", UNKNOWABLE, members),
+    spec("spop", -2, flag::WRITE | flag::FAST, "1.0.0", "key [count]", UNKNOWABLE, some_members),
+    spec("srandmember", -2, flag::READONLY, "1.0.0", "key [count]", UNKNOWABLE, some_members),
+    spec("sscan", -3, flag::READONLY, "2.8.0", "key cursor [MATCH pattern] [COUNT count]", UNKNOWABLE, scan),
+    Spec { keys: ALL_KEYS, ..spec("sinter", -2, flag::READONLY, "1.0.0", "key [key ...]", UNKNOWABLE, combined) },
     // The number of keys comes before them: see `key_positions`.
     Spec { keys: (2, 2, 1), ..spec("sintercard", -3, flag::READONLY, "7.0.0", "numkeys key [key ...] [LIMIT limit]", UNKNOWABLE, intercard) },
-    Spec { keys: ALL_KEYS, ..spec("sunion", -2, flag::READONLY, "1.0.0", "key [key ...]", UNKNOWABLE, unknowable) },
-    Spec { keys: ALL_KEYS, ..spec("sdiff", -2, flag::READONLY, "1.0.0", "key [key ...]", UNKNOWABLE, unknowable) },
+    Spec { keys: ALL_KEYS, ..spec("sunion", -2, flag::READONLY, "1.0.0", "key [key ...]", UNKNOWABLE, combined) },
+    Spec { keys: ALL_KEYS, ..spec("sdiff", -2, flag::READONLY, "1.0.0", "key [key ...]", UNKNOWABLE, combined) },
     Spec { keys: ALL_KEYS, ..spec("sinterstore", -3, flag::WRITE, "1.0.0", "destination key [key ...]", UNKNOWABLE, unknowable) },
     Spec { keys: ALL_KEYS, ..spec("sunionstore", -3, flag::WRITE, "1.0.0", "destination key [key ...]", UNKNOWABLE, unknowable) },
     Spec { keys: ALL_KEYS, ..spec("sdiffstore", -3, flag::WRITE, "1.0.0", "destination key [key ...]", UNKNOWABLE, unknowable) },
@@ -59,12 +59,81 @@ pub(super) const TABLE: &[Spec] = &[
         "Moves a member from one id to another; answers 1, or 0 if it was not there.", smove) },
 ];
 
-const UNKNOWABLE: &str = "Refused: a filter cannot tell how many or which members one id has.";
+const UNKNOWABLE: &str = "Refused: a filter cannot tell how many or which members one id has. A key of no space has none.";
 
 /// What a filter cannot know. A key that names no pairs is told so first.
 pub(super) fn unknowable(call: &mut Call<'_>) -> Outcome {
     call.pairs(1)?;
     Err(Refusal::NOT_COUNTED)
+}
+
+/// Whether all of these keys are of no space: what is asked of them is known then, as in Redis.
+fn are_all_absent(call: &Call<'_>, keys: std::ops::Range<usize>) -> Result<bool, Refusal> {
+    for at in keys {
+        if call.known_pairs(at)?.is_some() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// How many members: none under a key of no space.
+fn count(call: &mut Call<'_>) -> Outcome {
+    if call.known_pairs(1)?.is_some() {
+        return Err(Refusal::NOT_COUNTED);
+    }
+    call.reply.int(0);
+    Ok(())
+}
+
+/// Which members, of one key.
+fn members(call: &mut Call<'_>) -> Outcome {
+    if call.known_pairs(1)?.is_some() {
+        return Err(Refusal::NOT_COUNTED);
+    }
+    call.reply.set(0);
+    Ok(())
+}
+
+/// SPOP and SRANDMEMBER: nil, or none if a number of them was asked for.
+fn some_members(call: &mut Call<'_>) -> Outcome {
+    let is_one = call.args.len() == 2;
+    if call.args.len() > 3 {
+        return Err(Refusal::SYNTAX);
+    }
+    if !is_one {
+        super::integer(call.args.at(2))?;
+    }
+    if call.known_pairs(1)?.is_some() {
+        return Err(Refusal::NOT_COUNTED);
+    }
+    match (is_one, call.spec.name) {
+        (true, _) => call.reply.null(),
+        (false, "spop") => call.reply.set(0),
+        (false, _) => call.reply.array(0),
+    }
+    Ok(())
+}
+
+/// SSCAN.
+fn scan(call: &mut Call<'_>) -> Outcome {
+    resp::natural(call.args.at(2)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
+    if call.known_pairs(1)?.is_some() {
+        return Err(Refusal::NOT_COUNTED);
+    }
+    call.reply.array(2);
+    call.reply.bulk(b"0");
+    call.reply.array(0);
+    Ok(())
+}
+
+/// SINTER, SUNION and SDIFF.
+fn combined(call: &mut Call<'_>) -> Outcome {
+    if !are_all_absent(call, 1..call.args.len())? {
+        return Err(Refusal::NOT_COUNTED);
+    }
+    call.reply.set(0);
+    Ok(())
 }
 
 /// [`unknowable`], once the request is one that Redis would take.
@@ -83,8 +152,11 @@ fn intercard(call: &mut Call<'_>) -> Outcome {
             .ok_or(Refusal::SYNTAX)?;
         natural(limit).ok_or_else(|| refuse!("ERR LIMIT can't be negative"))?;
     }
-    call.pairs(2)?;
-    Err(Refusal::NOT_COUNTED)
+    if !are_all_absent(call, 2..2 + keys)? {
+        return Err(Refusal::NOT_COUNTED);
+    }
+    call.reply.int(0);
+    Ok(())
 }
 
 fn sadd(call: &mut Call<'_>) -> Outcome {
@@ -102,7 +174,10 @@ fn sadd(call: &mut Call<'_>) -> Outcome {
 }
 
 fn srem(call: &mut Call<'_>) -> Outcome {
-    let (space, id) = call.pairs(1)?;
+    let Some((space, id)) = call.known_pairs(1)? else {
+        call.reply.int(0);
+        return Ok(());
+    };
     let mut removed = 0;
     for member in call.args.from(2).iter() {
         match call.node.engines.unflag(space, id, &Member::parse(member))? {
@@ -116,7 +191,11 @@ fn srem(call: &mut Call<'_>) -> Outcome {
 }
 
 fn smove(call: &mut Call<'_>) -> Outcome {
-    let ((from, from_id), (to, to_id)) = (call.pairs(1)?, call.pairs(2)?);
+    let Some((from, from_id)) = call.known_pairs(1)? else {
+        call.reply.int(0);
+        return Ok(());
+    };
+    let (to, to_id) = call.pairs(2)?;
     let member = Member::parse(call.args.at(3));
     let engines = &call.node.engines;
     let Some(_alone) = call.alone(vec![from_id, to_id], 2 * PAIR_BYTES) else { return Ok(()) };
@@ -148,17 +227,22 @@ fn write(reply: &mut Reply<'_>, answer: Answer) {
 }
 
 fn sismember(call: &mut Call<'_>) -> Outcome {
-    let (space, id) = call.pairs(1)?;
+    let Some((space, id)) = call.known_pairs(1)? else {
+        call.reply.int(0);
+        return Ok(());
+    };
     write(&mut call.reply, space.contains(id, &Member::parse(call.args.at(2))));
     Ok(())
 }
 
 fn smismember(call: &mut Call<'_>) -> Outcome {
-    let (space, id) = call.pairs(1)?;
+    let found = call.known_pairs(1)?;
     let members = call.args.from(2);
     call.reply.array(members.len());
     for member in members.iter() {
-        write(&mut call.reply, space.contains(id, &Member::parse(member)));
+        let answer =
+            found.map_or(Answer::No, |(space, id)| space.contains(id, &Member::parse(member)));
+        write(&mut call.reply, answer);
     }
     Ok(())
 }

@@ -117,6 +117,12 @@ impl Spec {
                 && args.iter().any(|arg| arg.eq_ignore_ascii_case(b"MARK")))
     }
 
+    /// Whether its keys are those of pairs only: BFSET and its kin, which share their keys with
+    /// counters.
+    pub(crate) fn is_about_pairs(&self) -> bool {
+        self.group == "weibo" && self.name.starts_with("bf")
+    }
+
     pub(super) fn fits(&self, args: usize) -> bool {
         let arity = self.arity.unsigned_abs() as usize;
         if self.arity < 0 { args >= arity } else { args == arity }

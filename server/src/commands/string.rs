@@ -5,7 +5,7 @@ use super::{
     ALL_KEYS, Call, KeyArgs, ONE_KEY, Outcome, Refusal, Scratch, Spec, Unreadable, flag, integer,
     refuse, weight,
 };
-use crate::engines::{CounterSpace, KeyRef};
+use crate::engines::{CounterSpace, KeyError, KeyRef};
 use crate::resp::{Reply, decimal};
 use counter::Schema;
 
@@ -28,22 +28,24 @@ const fn spec(
 
 #[rustfmt::skip]
 pub(super) const TABLE: &[Spec] = &[
-    spec("get", 2, READ, ONE_KEY, "1.0.0", "key", "The value of a counter, nil if its row does not exist.", get),
+    spec("get", 2, READ, ONE_KEY, "1.0.0", "key", "The value of a counter, nil if its row does not exist, or the key is of no space.", get),
     spec("mget", -2, READ, ALL_KEYS, "1.0.0", "key [key ...]",
-        "The values of counters, nil for those whose row does not exist; an error in the place of one whose row cannot be read.", mget),
+        "The values of counters, nil for those whose row does not exist and for what is no counter; an error in the place of one whose row cannot be read.", mget),
     spec("set", -3, WRITE, ONE_KEY, "1.0.0", "key value [NX|XX] [GET] [KEEPTTL]",
         "Sets a counter; NX only if its row does not exist, XX only if it does; GET answers the old value. EX, PX, EXAT and PXAT are refused: a \
          counter does not expire.", set),
     spec("setnx", 3, WRITE, ONE_KEY, "1.0.0", "key value", "Sets a counter if its row does not exist; answers 1, or 0 if it did.", setnx),
     spec("getset", 3, WRITE | flag::READS, ONE_KEY, "1.0.0", "key value", "Sets a counter; answers its old value.", getset),
-    spec("getdel", 2, WRITE | flag::READS, ONE_KEY, "6.2.0", "key", "Makes a counter 0, as DEL does; answers its old value.", getdel),
+    spec("getdel", 2, WRITE | flag::READS, ONE_KEY, "6.2.0", "key", "Makes a counter 0, or deletes the row if that is its only field, as DEL does; answers its old value.", getdel),
     spec("getex", -2, flag::READONLY | flag::FAST, ONE_KEY, "6.2.0", "key [PERSIST]", "The same as GET. Options that would let it expire are refused.", getex),
     spec("mset", -3, WRITE, (1, -1, 2), "1.0.1", "key value [key value ...]", "Sets counters, all at once.", mset),
     spec("msetnx", -3, WRITE, (1, -1, 2), "1.0.1", "key value [key value ...]", "Sets counters, all at once, if none of their rows exists; answers 1, or 0.", msetnx),
+    spec("substr", 4, flag::READONLY, ONE_KEY, "1.0.0", "key start end", "The same as GETRANGE.", getrange),
     spec("strlen", 2, READ, ONE_KEY, "2.2.0", "key", "How many characters a counter has in decimal; 0 if its row does not exist.", strlen),
     spec("append", 3, WRITE, ONE_KEY, "2.0.0", "key value", NO_TEXT, no_text),
     spec("setrange", 4, WRITE, ONE_KEY, "2.2.0", "key offset value", NO_TEXT, no_text),
-    spec("getrange", 4, READ, ONE_KEY, "2.4.0", "key start end", NO_TEXT, no_text),
+    spec("getrange", 4, READ, ONE_KEY, "2.4.0", "key start end",
+        "The characters from start to end of a counter in decimal; negative positions count from the end.", getrange),
     spec("incrbyfloat", 3, WRITE, ONE_KEY, "2.6.0", "key increment", "Refused: a counter is an integer.", no_fraction),
     spec("setex", 4, WRITE, ONE_KEY, "2.0.0", "key seconds value", "Refused: a counter does not expire.", super::keys::no_expiry),
     spec("psetex", 4, WRITE, ONE_KEY, "2.6.0", "key milliseconds value", "Refused: a counter does not expire.", super::keys::no_expiry),
@@ -56,14 +58,32 @@ pub(super) const TABLE: &[Spec] = &[
 /// In the place of a field: all of them, as one text.
 const WHOLE_ROW: usize = usize::MAX;
 
-/// What GET may be asked for: a cell, or a row of a space whose rows are texts.
+/// What GET may be asked for: a cell, or a row of a space whose rows are texts. `None`: a key of no
+/// space; but the clients of Weibo's service, which has rows as texts, want an error for one.
 #[inline]
-fn readable<'a>(call: &Call<'a>, key: &[u8]) -> Result<(&'a CounterSpace, u64, usize), Refusal> {
-    match call.node.engines.resolve(key)? {
-        KeyRef::Cell { space, id, field } => Ok((space, id, field)),
-        KeyRef::Row { space, id } if space.text_rows => Ok((space, id, WHOLE_ROW)),
-        _ => Err(Refusal::WRONG_TYPE),
+fn readable<'a>(
+    call: &Call<'a>,
+    key: &[u8],
+) -> Result<Option<(&'a CounterSpace, u64, usize)>, Refusal> {
+    match call.node.engines.resolve(key) {
+        Ok(KeyRef::Cell { space, id, field }) => Ok(Some((space, id, field))),
+        Ok(KeyRef::Row { space, id }) if space.text_rows => Ok(Some((space, id, WHOLE_ROW))),
+        Ok(_) => Err(Refusal::WRONG_TYPE),
+        Err(error) => absent(call, error),
     }
+}
+
+/// Whether clients of Weibo's service are served.
+fn is_strict(call: &Call<'_>) -> bool {
+    call.node.engines.counters().iter().any(|space| space.text_rows)
+}
+
+#[cold]
+fn absent<T>(call: &Call<'_>, error: KeyError<'_>) -> Result<Option<T>, Refusal> {
+    if is_strict(call) || matches!(error, KeyError::NoField { .. }) {
+        return Err(error.into());
+    }
+    Ok(None)
 }
 
 /// Answers a cell or a whole row, of which `row` has the values if it exists.
@@ -88,32 +108,49 @@ fn write_one(reply: &mut Reply<'_>, schema: &Schema, field: usize, row: Option<&
 }
 
 fn get(call: &mut Call<'_>) -> Outcome {
-    let (space, id, field) = readable(call, call.args.at(1))?;
+    let Some((space, id, field)) = readable(call, call.args.at(1))? else {
+        call.note_found(false);
+        call.reply.null();
+        return Ok(());
+    };
     let mut view = space.read();
     let row = &mut call.scratch.row;
     row.clear();
     row.resize(view.schema().width(), 0);
     let found = view.get(id, row);
+    let tallies = &call.node.tallies[call.session.worker];
+    if found { &tallies.hits } else { &tallies.misses }.add(1);
     write_one(&mut call.reply, view.schema(), field, found.then_some(row));
     Ok(())
 }
 
-/// All keys are resolved first; then those that follow each other in one space are read together,
-/// so that they wait for memory once.
+/// Keys that follow each other in one space are read together, so that they wait for memory once.
+/// What names no counter has nil in its place, as in Redis.
 fn mget(call: &mut Call<'_>) -> Outcome {
     let keys = call.args.from(1);
     call.reply.array(keys.len());
     call.scratch.ids.clear();
     call.scratch.fields.clear();
     let mut unreadable = Unreadable::default();
+    let is_strict = is_strict(call);
     let mut run: Option<&CounterSpace> = None;
     for key in keys.iter() {
-        let (space, id, field) = readable(call, key)?;
-        if let Some(before) = run.replace(space)
-            && !std::ptr::eq(before, space)
+        let found = match readable(call, key) {
+            Ok(found) => found,
+            Err(refusal) if is_strict => return Err(refusal),
+            Err(_) => None,
+        };
+        if let Some(before) = run
+            && found.is_none_or(|(space, ..)| !std::ptr::eq(before, space))
         {
             write_cells(call, before, &mut unreadable);
         }
+        run = found.map(|(space, ..)| space);
+        let Some((_, id, field)) = found else {
+            call.note_found(false);
+            call.reply.null();
+            continue;
+        };
         call.scratch.ids.push(id);
         call.scratch.fields.push(field);
     }
@@ -126,6 +163,7 @@ fn mget(call: &mut Call<'_>) -> Outcome {
 /// Answers the cells and rows whose ids and fields are in the scratch, and forgets them.
 fn write_cells(call: &mut Call<'_>, space: &CounterSpace, unreadable: &mut Unreadable) {
     let most = call.session.most_out;
+    let tallies = &call.node.tallies[call.session.worker];
     let Scratch { ids, fields, rows, found, .. } = &mut *call.scratch;
     let mut read = space.read();
     for (ids, fields) in ids.chunks(READ_TOGETHER).zip(fields.chunks(READ_TOGETHER)) {
@@ -135,6 +173,9 @@ fn write_cells(call: &mut Call<'_>, space: &CounterSpace, unreadable: &mut Unrea
         rows.clear();
         found.clear();
         read.get_batch(ids, rows, found);
+        let hits = found.iter().filter(|found| **found).count();
+        tallies.hits.add(hits as u64);
+        tallies.misses.add((ids.len() - hits) as u64);
         let width = read.schema().width();
         for (index, (&field, &found)) in fields.iter().zip(found.iter()).enumerate() {
             if !found && let Some(refusal) = unreadable.refusal(call.node, ids[index]) {
@@ -236,7 +277,10 @@ fn getset(call: &mut Call<'_>) -> Outcome {
 }
 
 fn getdel(call: &mut Call<'_>) -> Outcome {
-    let (space, id, field) = call.cell(call.args.at(1))?;
+    let Some((space, id, field)) = call.known_cell(call.args.at(1))? else {
+        call.reply.null();
+        return Ok(());
+    };
     let alone = call.node.engines.alone_with(id);
     let old = value(space, id, field);
     call.node.engines.clear(space, id, field)?;
@@ -246,6 +290,11 @@ fn getdel(call: &mut Call<'_>) -> Outcome {
 }
 
 fn getex(call: &mut Call<'_>) -> Outcome {
+    // What is not there needs no expiry.
+    if call.args.len() <= 4 && readable(call, call.args.at(1))?.is_none() {
+        call.reply.null();
+        return Ok(());
+    }
     match call.args.len() {
         2 => get(call),
         3 if call.args.at(2).eq_ignore_ascii_case(b"persist") => get(call),
@@ -309,10 +358,39 @@ fn msetnx(call: &mut Call<'_>) -> Outcome {
 }
 
 fn strlen(call: &mut Call<'_>) -> Outcome {
-    let (space, id, field) = call.cell(call.args.at(1))?;
-    let length = value(space, id, field).map_or(0, |value| value.to_string().len());
-    call.reply.count(length);
+    let found = call.known_cell(call.args.at(1))?;
+    let value = found.and_then(|(space, id, field)| value(space, id, field));
+    call.note_found(value.is_some());
+    call.reply.count(value.map_or(0, |value| value.to_string().len()));
     Ok(())
+}
+
+fn getrange(call: &mut Call<'_>) -> Outcome {
+    let (start, end) = (integer(call.args.at(2))?, integer(call.args.at(3))?);
+    let found = call.known_cell(call.args.at(1))?;
+    let value = found.and_then(|(space, id, field)| value(space, id, field));
+    call.note_found(value.is_some());
+    let text = value.map(|value| value.to_string()).unwrap_or_default();
+    call.reply.bulk(range(text.as_bytes(), start, end));
+    Ok(())
+}
+
+/// The bytes from `start` to `end`, both included; negative ones count from the end.
+fn range(text: &[u8], start: i64, end: i64) -> &[u8] {
+    let length = i64::try_from(text.len()).unwrap_or(i64::MAX);
+    if start < 0 && end < 0 && start > end {
+        return b"";
+    }
+    let place = |at: i64| if at < 0 { at.saturating_add(length).max(0) } else { at };
+    let (start, end) = (place(start), place(end).min(length - 1));
+    if length == 0 || start > end {
+        return b"";
+    }
+    usize::try_from(start)
+        .ok()
+        .zip(usize::try_from(end).ok())
+        .and_then(|(start, end)| text.get(start..=end))
+        .unwrap_or_default()
 }
 
 fn add(call: &mut Call<'_>, delta: i64) -> Outcome {

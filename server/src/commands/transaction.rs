@@ -209,10 +209,16 @@ fn watch(call: &mut Call<'_>) -> Outcome {
     // All keys are read before the first is watched.
     let mut places = BTreeSet::new();
     for key in call.args.from(1).iter() {
-        places.insert(match engines.resolve(key)? {
-            KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. } => (space.number(), id),
-            KeyRef::Pair { space, id } => (space.number(), id),
-        });
+        match engines.resolve(key) {
+            Ok(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
+                places.insert((space.number(), id));
+            }
+            Ok(KeyRef::Pair { .. }) => {}
+            // What no space can have never changes.
+            Err(_) => continue,
+        }
+        // Flags may have the same key as counters.
+        places.extend(engines.pair_of(key).map(|(space, id)| (space.number(), id)));
     }
     let watched = &mut call.session.watched;
     places.retain(|place| !watched.contains_key(place));

@@ -3,7 +3,7 @@
 //! space's setting (`text_rows`, see `string.rs`).
 
 use super::{ALL_KEYS, Call, ONE_KEY, Outcome, Refusal, Spec, flag};
-use crate::engines::{CounterSpace, ExistenceSpace, KeyRef};
+use crate::engines::{CounterSpace, ExistenceSpace};
 use counter::{Bounds, Change};
 use phantom::{Answer, Member};
 
@@ -74,10 +74,7 @@ fn mincr(call: &mut Call<'_>) -> Outcome {
 
 /// The id of a key, if it is one of pairs.
 fn pair<'a>(call: &Call<'a>, key: &[u8]) -> Option<(&'a ExistenceSpace, u64)> {
-    match call.node.engines.resolve(key) {
-        Ok(KeyRef::Pair { space, id }) => Some((space, id)),
-        _ => None,
-    }
+    call.node.engines.pair_of(key)
 }
 
 fn set(call: &mut Call<'_>, key: &[u8]) -> Outcome {

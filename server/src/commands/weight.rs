@@ -74,13 +74,13 @@ fn closely<'a>(
             continue;
         }
         for at in key_positions(spec, args) {
-            match engines.resolve(args.at(at)) {
-                Ok(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
+            match engines.resolve_for(spec, args.at(at)) {
+                Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
                     rows.push((space.number(), id))
                 }
-                Ok(KeyRef::Pair { .. }) => bytes += args.len() * PAIR_BYTES,
+                Some(KeyRef::Pair { .. }) => bytes += args.len() * PAIR_BYTES,
                 // It will be refused.
-                Err(_) => {}
+                None => {}
             }
         }
     }

@@ -350,8 +350,12 @@ section! {
         fields: String = String::new(),
         /// Keys of rows, for the hash commands (`HGETALL post:17`). Empty: rows have no keys.
         rows: String = String::new(),
-        /// Keys of single counters, for the string commands (`INCR post:17:like`). Empty: cells have no keys.
+        /// Keys of single counters, for the string commands (`INCR post:17:like`). Empty: cells have no keys. Without `{field}` a key names the
+        /// first field of its row: cells = "views:{id}" of a space of one field gives the keys `views:17`.
         cells: String = String::new(),
+        /// Whether ids in keys may begin with zeros, which change nothing: `post:000000000017` is then `post:17`, as `redis-benchmark -r` writes it.
+        /// Replies (SCAN, KEYS) show ids without zeros.
+        padded_ids: bool = false,
         /// Whether GET and MGET on a row's key answer the row as one text, `repost:20,like:20,comment:20`, empty if there is no row, as the clients of
         /// Weibo's service expect (with rows = "{id}", cells = "{id}.{field}"). Otherwise a row is a hash, and GET refuses it.
         text_rows: bool = false,
@@ -377,16 +381,24 @@ section! {
         name: String = String::new(),
         /// Keys of an id's pairs, for the set and Bloom commands (`SISMEMBER liked:17 7`, `BF.ADD liked:17 7`). Empty: pairs have no keys.
         pairs: String = String::new(),
+        /// Whether ids in keys may begin with zeros, which change nothing: `liked:000000000017` is then `liked:17`.
+        padded_ids: bool = false,
         /// Whether a pair has a member. If not, an id alone is set or not, as the clients of Weibo's service have it (with pairs = "{id}"): BFSET, BFGET,
-        /// EXISTS, DEL; commands that name a member are refused, and no view or action can show or move it.
+        /// EXISTS, DEL; commands that name a member are refused, and no view or action can show or move it. Such keys may also be those of a counter
+        /// space (rows = "{id}"): then BFSET, BFGET, BFMSET and BFMGET mean the flag, and all other commands the counters.
         members: bool = true,
+        /// The lowest id of a new space: ids below it are answered as ids below the horizon are (nil, and -1 by BFSET and BFGET), and take no pairs.
+        /// Kept with the space's data: what a space was made with holds.
+        first_id: u64 = 0,
         /// Share of pairs that were never set and are still answered yes. A page of 32 posts with two flags shows a wrong one
         /// on 0.64 % of pages at 0.0001, on 47 % at 0.01. Ten times fewer errors cost about five more bits per pair. What it really is INFO says: whoever
         /// wants to be woken when it is not kept looks whether measured_at_least is above it.
         false_positive_rate: f64 = 0.0001,
         /// Pairs that a table is made for; about 20 bits each at 0.0001. The first table of a space is an eighth of that, then each is twice the one before.
         pairs_per_table: u64 = 8 << 20,
-        /// Most tables in memory. When one more would be needed, the oldest is recycled: its ids answer "unknown" from then on. Or it moves to the disk: see spill.
+        /// Most tables in memory. When one more would be needed, the oldest is recycled: its ids lie below the horizon then, and answer "unknown" (nil). An
+        /// action on such an id answers nil and moves no counter: an old post cannot be liked any more. Where it must be, choose more tables, or let
+        /// the oldest move to the disk: see spill.
         max_tables: usize = 32,
         /// Whether the oldest table moves to the disk instead of being recycled: one 4 KiB read per flag of an old post then, and the horizon stays where it
         /// is. What is set late of such tables is held exactly until it is merged, in at most a sixteenth of the memory that the tables may take; beyond

@@ -122,7 +122,11 @@ impl Engines {
             let index = self.counters.len();
             for (kind, text) in [(Kind::Row, &made.rows), (Kind::Cell, &made.cells)] {
                 if !text.is_empty() {
-                    self.patterns.push((Pattern::parse(kind, text)?, kind, index));
+                    let pattern = Pattern::parse(kind, text)?.padded(made.padded_ids);
+                    // Counters go before pairs that have the same keys.
+                    let pairs = self.patterns.iter().position(|(_, kind, _)| *kind == Kind::Pair);
+                    let at = pairs.unwrap_or(self.patterns.len());
+                    self.patterns.insert(at, (pattern, kind, index));
                 }
             }
             let space = counter_space(made, &known.fields)?;
@@ -149,11 +153,8 @@ impl Engines {
             let made = made.ok_or_else(|| unconfigured(&known.name))?;
             let space = existence_space(made, known)?;
             if !made.pairs.is_empty() {
-                self.patterns.push((
-                    Pattern::parse(Kind::Pair, &made.pairs)?,
-                    Kind::Pair,
-                    self.existences.len(),
-                ));
+                let pattern = Pattern::parse(Kind::Pair, &made.pairs)?.padded(made.padded_ids);
+                self.patterns.push((pattern, Kind::Pair, self.existences.len()));
             }
             let space = ExistenceSpace {
                 number: known.number,
@@ -234,25 +235,26 @@ fn existence_space(
     made: &config::Existence,
     known: &catalogue::Existence,
 ) -> Result<phantom::Space, BuildError> {
-    phantom::Space::new(existence_options(made, known.false_positive_rate, known.seed))
+    phantom::Space::new(existence_options(made, known))
         .map_err(|source| BuildError::Existence { name: made.name.clone(), source })
 }
 
-/// What an existence space is made of: the seed and the rate are data, the rest is configuration.
+/// What an existence space is made of: what the catalogue has of it is data, the rest is
+/// configuration.
 pub fn existence_options(
     made: &config::Existence,
-    false_positive_rate: f64,
-    seed: u64,
+    known: &catalogue::Existence,
 ) -> phantom::Options {
     phantom::Options {
-        false_positive_rate,
+        false_positive_rate: known.false_positive_rate,
         pairs_per_table: made.pairs_per_table,
         max_tables: made.max_tables,
         spill: made.spill,
         max_revoked: made.max_revoked,
         max_aside: made.max_aside,
         max_ahead: (made.max_ahead > 0).then_some(made.max_ahead),
-        seed,
+        seed: known.seed,
+        first_id: known.first_id,
         memory_limit_bytes: (made.memory_limit_bytes > 0).then_some(made.memory_limit_bytes),
     }
 }

@@ -13,6 +13,7 @@
 //! | what | then |
 //! |---|---|
 //! | an action sets the flag | its counter rises by 1 in the same turn; if it is not above 0 then (it was below): loose |
+//! | an action finds the flag set of an id that has no row: DEL, or a flag set without the action | it counts, once: then there is a row |
 //! | an action finds the flag set, by a false yes | if the counter is 0 and the id not loose it *was* a false yes: the action counts. Else it may be; then either the counter is above 0, or the id is made loose |
 //! | an undo, of a flag or of a false yes | if the counter is 0 and the id not loose nothing was set: nothing is undone. Else, if the counter may come to 0: loose, as a flag that was told to be set on a false yes was not counted |
 //! | the counter is lowered to 0 or less by anything else: CNT.INCRBY, CNT.SET, HSET, HDEL, DEL, GETSET, ... | loose, *before* the counter changes: whoever reads the 0 then finds the id loose |
@@ -130,6 +131,14 @@ impl Engines {
         crate::cold::if_readable(|| space.space.get(id, &mut row[..space.space.schema().width()]))
             .ok()?;
         row.get(field).copied()
+    }
+
+    /// Whether the counter that moves with the flags of `space` is above 0 at `id`.
+    pub(crate) fn has_counted(&self, space: &ExistenceSpace, id: u64) -> bool {
+        let Some((number, field)) = space.tie() else { return false };
+        let counters = self.counter_by_number(number);
+        let counted = counters.and_then(|counters| self.counted(counters, id, field as usize));
+        counted.is_some_and(|counted| counted > 0)
     }
 
     /// Whether the flags of `space` are tied to this counter.

@@ -356,8 +356,12 @@ impl Engines {
         Ok(true)
     }
 
-    /// Makes one counter 0, if it is not. False if it was, or there is no row.
+    /// Deletes one counter: makes it 0, as its row keeps the others. False if it was 0, or there is
+    /// no row. A row of that field only is deleted.
     pub fn clear(&self, space: &CounterSpace, id: u64, field: usize) -> Result<bool, WriteError> {
+        if space.has_one_field() {
+            return Ok(self.delete(space, id));
+        }
         let mut turn = self.turn(id);
         let mut row = vec![0; space.space.schema().width()];
         if !space.space.get(id, &mut row) || row.get(field).copied().unwrap_or(0) == 0 {

@@ -167,7 +167,7 @@ fn options_of(config: &Config, engines: &Engines) -> HashMap<u32, phantom::Optio
     let catalogue = engines.catalogue();
     let known = |made: &crate::config::Existence| {
         let known = catalogue.existence.iter().find(|e| e.name == made.name)?;
-        Some((known.number, existence_options(made, known.false_positive_rate, known.seed)))
+        Some((known.number, existence_options(made, known)))
     };
     config.existence.iter().filter_map(known).collect()
 }

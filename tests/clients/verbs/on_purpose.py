@@ -10,7 +10,7 @@ def purpose(reason, calls, reply=""):
     PURPOSE.append((re.compile(calls, re.IGNORECASE), re.compile(reply), reason))
 
 
-purpose("a counter is a number, not a text", "(append|setrange|getrange) .*", "does not go with a counter")
+purpose("a counter is a number, not a text", "(append|setrange) .*", "does not go with a counter")
 purpose("a counter is an integer", "h?incrbyfloat .*", "a counter is an integer")
 purpose("a counter's value is an integer", "(set|setnx|getset|mset|msetnx|hset|hsetnx|hmset) .*", "is not an integer")
 purpose("nothing expires", "((p?(expire|expireat|setex))|set|getex) .*", "do not expire")

@@ -63,8 +63,9 @@ fn an_unknown_command_cannot_forge_replies() {
     let long = "y".repeat(5000);
     let reply = raw.ask(&[&long, &long]);
     assert!(reply.len() < 400, "{}", reply.len());
-    let reply = raw.ask(&["GET", "a\r\n-b"]);
-    assert_eq!(reply, "-ERR Invalid key 'a\\x0d\\x0a-b': it fits no key pattern of any space");
+    let reply = raw.ask(&["INCR", "a\r\n-b"]);
+    let begins = "-ERR Invalid key 'a\\x0d\\x0a-b': it fits no key pattern of any space (";
+    assert!(reply.starts_with(begins), "{reply}");
 }
 
 #[test]

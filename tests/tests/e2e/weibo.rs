@@ -78,7 +78,9 @@ fn rows_are_texts_and_cells_are_numbers() {
         ("INCR 44.nope", "No schema"),
         ("MINCR 44.like 44.nope", "No schema"),
         ("MGET 44 nope", "Invalid key"),
-        ("SET 44 5", "WRONGTYPE"),
+        ("SET 44 5", "Invalid key"),
+        ("INCRBY 44 5", "Invalid key"),
+        ("DECRBY 44 5", "Invalid key"),
         ("INCR 18446744073709551615.like", "key too big"),
     ] {
         let words: Vec<&str> = request.split(' ').collect();
