@@ -72,6 +72,10 @@ pub(super) const TABLE: &[Spec] = &[
     Spec {
         subcommands: &[
             help_row("debug|help", "server", "1.0.0"),
+            Spec { keys: (2, 2, 1), ..spec("debug|object", 3, LOOK | flag::READONLY, "1.0.0", "key",
+                "How a key's value is held, in the form of Redis.", debug_object) },
+            spec("debug|set-active-expire", 3, LOOK, "3.0.0", "<0|1>", "OK: nothing expires.", debug_ok),
+            spec("debug|reload", -2, LOOK | flag::NO_MULTI, "1.0.0", "[option ...]", "Writes a snapshot and answers OK when it is complete; nothing is read back.", debug_reload),
             spec("debug|sleep", 3, LOOK | flag::NO_MULTI, "1.0.0", "seconds", "Answers after so many seconds (an hour at most). Only this connection waits.", debug_sleep),
         ],
         ..spec("debug", -2, 0, "1.0.0", "", "A container for what helps tests.", help)
@@ -226,13 +230,13 @@ fn memory_usage(call: &mut Call<'_>) -> Outcome {
         }
         _ => return Err(Refusal::SYNTAX),
     }
-    match call.node.engines.resolve(call.args.at(2))? {
-        KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. } if space.exists(id) => {
+    match call.node.engines.resolve(call.args.at(2)).ok() {
+        Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) if space.exists(id) => {
             let bytes = space.memory_bytes().div_ceil(space.rows().max(1));
             call.reply.int(i64::try_from(bytes).unwrap_or(i64::MAX));
         }
-        KeyRef::Row { .. } | KeyRef::Cell { .. } => call.reply.null(),
-        KeyRef::Pair { .. } => return Err(Refusal::NOT_COUNTED),
+        Some(KeyRef::Row { .. } | KeyRef::Cell { .. }) | None => call.reply.null(),
+        Some(KeyRef::Pair { .. }) => return Err(Refusal::NOT_COUNTED),
     }
     Ok(())
 }
@@ -283,6 +287,33 @@ fn memory_stats(call: &mut Call<'_>) -> Outcome {
         call.reply.bulk(name.as_bytes());
         call.reply.int(i64::try_from(value).unwrap_or(i64::MAX));
     }
+    Ok(())
+}
+
+fn debug_ok(call: &mut Call<'_>) -> Outcome {
+    super::integer(call.args.at(2))?;
+    call.reply.ok();
+    Ok(())
+}
+
+fn debug_reload(call: &mut Call<'_>) -> Outcome {
+    super::server::save(call)
+}
+
+fn debug_object(call: &mut Call<'_>) -> Outcome {
+    let (exists, encoding) = super::keys::is_there(call, 2);
+    if !exists {
+        return Err(refuse!("ERR no such key"));
+    }
+    let bytes = match call.node.engines.resolve(call.args.at(2)).ok() {
+        Some(KeyRef::Row { space, .. } | KeyRef::Cell { space, .. }) => {
+            space.memory_bytes().div_ceil(space.rows().max(1))
+        }
+        _ => 0,
+    };
+    call.reply.simple(&format!(
+        "Value at:0x0 refcount:1 encoding:{encoding} serializedlength:{bytes} lru:0 lru_seconds_idle:0"
+    ));
     Ok(())
 }
 

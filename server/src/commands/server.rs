@@ -41,6 +41,8 @@ pub(super) const TABLE: &[Spec] = &[
     spec("info", -1, ALWAYS, "1.0.0", "[section [section ...]]", "What the server knows of itself.", info::info),
     spec("bgsave", -1, flag::ADMIN | flag::NOSCRIPT, "1.0.0", "[SCHEDULE]",
         "Begins a snapshot. Reads and writes go on; INFO persistence and LASTSAVE tell when it is done.", bgsave),
+    spec("bgrewriteaof", 1, flag::ADMIN | flag::NOSCRIPT, "1.0.0", "",
+        "Begins a snapshot, as BGSAVE does: what the log before it has is not needed any more.", bgrewriteaof),
     spec("lastsave", 1, ALWAYS | flag::FAST, "1.0.0", "", "When the last snapshot was complete, in seconds since 1970.", lastsave),
     spec("save", 1, flag::ADMIN | flag::NO_MULTI | flag::NOSCRIPT, "1.0.0", "",
         "Writes a snapshot, and answers when it is complete. Nobody else waits for it.", save),
@@ -82,12 +84,20 @@ fn bgsave(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
+fn bgrewriteaof(call: &mut Call<'_>) -> Outcome {
+    if call.node.snapshots.begin().is_none() {
+        return Err(refuse!("ERR Background append only file rewriting already in progress"));
+    }
+    call.reply.simple("Background append only file rewriting started");
+    Ok(())
+}
+
 fn lastsave(call: &mut Call<'_>) -> Outcome {
     call.reply.int(call.node.snapshots.saved.borrow().last_s as i64);
     Ok(())
 }
 
-fn save(call: &mut Call<'_>) -> Outcome {
+pub(super) fn save(call: &mut Call<'_>) -> Outcome {
     let (snapshots, protocol) = (call.node.snapshots.clone(), call.reply.protocol());
     call.answer_when(async move {
         let saved = snapshots.save().await;

@@ -55,7 +55,9 @@ fn commands_and_errors_are_counted_by_name() {
         for _ in 0..130 {
             raw.request(&["GET", "post:1:like"]).expect("$-1\r\n");
         }
-        assert!(raw.ask(&["GET"]).starts_with('-') && raw.ask(&["GET", "nope"]).starts_with('-'));
+        assert!(
+            raw.ask(&["GET"]).starts_with('-') && raw.ask(&["GET", "post:1:nope"]).starts_with('-')
+        );
         assert!(
             raw.ask(&["NOPE"]).starts_with('-')
                 && raw.ask(&["GET", "post:1"]).starts_with("-WRONGTYPE")
