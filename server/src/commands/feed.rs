@@ -33,7 +33,8 @@ pub(super) const TABLE: &[Spec] = &[
         since: "0.1.0",
         usage: "action viewer id [id ...]",
         summary: "Does an action: sets the viewer's flag and adds 1 to the counter, for each id. Per id 1, or 0 if it was done \
-                  before, or nil if the id lies below the horizon. A repeated action counts once.",
+                  before, or nil if the id lies below the horizon. A repeated action counts once. Where the id has no row (none yet, or DEL has \
+                  deleted it), the first action counts even if its viewer's flag is set; the flags of others stay as they are.",
         run: act,
         subcommands: &[],
     },

@@ -424,7 +424,7 @@ impl Engines {
     /// Does an action: if the viewer's flag on `id` is not set, sets it and adds 1 to the counter,
     /// both or neither. Whoever repeats it, or does it at the same moment on another connection,
     /// finds it done. What the filter takes for a repetition, but the counter proves to be none,
-    /// counts.
+    /// counts; and so does an action on an id that has no row, as after DEL, though the flag is set.
     #[inline]
     pub fn act(
         &self,
@@ -451,11 +451,13 @@ impl Engines {
             Ok::<(), WriteError>(())
         };
         let mut change = flags.space.add_with(id, viewer, &mut count);
-        if matches!(change, Ok(Change::Unchanged))
-            && is_tied
-            && self.is_proof(flags, id, viewer, self.counted(counters, id, action.field))
-        {
-            change = count().map(|()| Change::Changed);
+        if matches!(change, Ok(Change::Unchanged)) && is_tied {
+            let counted = self.counted(counters, id, action.field);
+            // No row, no action that counted: it was deleted since, or the flag was set without.
+            let is_new = counted == Some(0) && !counters.space.exists(id);
+            if is_new || self.is_proof(flags, id, viewer, counted) {
+                change = count().map(|()| Change::Changed);
+            }
         }
         let mut turn = turn.into_inner();
         let row = counted.get().then_some(counters.number);

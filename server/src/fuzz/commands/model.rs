@@ -135,8 +135,8 @@ impl Model {
     fn act(&mut self, flag: usize, id: u64, member: &[u8]) -> Frame {
         match self.is_set(flag, id, member) {
             None => Frame::Null,
-            Some(true) => Frame::Integer(0),
-            Some(false) => match self.add(id, FLAGS[flag].2, 1) {
+            Some(true) if self.rows.contains_key(&id) => Frame::Integer(0),
+            Some(_) => match self.add(id, FLAGS[flag].2, 1) {
                 None => error(),
                 Some(_) => {
                     self.turn(flag, id, member, true);
