@@ -11,7 +11,8 @@ pub fn reference() -> String {
          Printed by `tidemark commands` from the command table; a test keeps this file equal to it.\n\n\
          `space`, `view` and `action` are names from the configuration. An id is a decimal number from 0 to 2^64-1. Keys of Redis's kind\n\
          (`post:17`, `post:17:like`, `liked:17`) name rows, cells and pairs by the patterns that each space declares. Names of commands and\n\
-         options may be written in any case. An id has no zeros in front, which `redis-benchmark -r` writes: `post:1__rand_int__` is a key.\n",
+         options may be written in any case. A key that fits no pattern is absent for commands that read or delete, and refused by those that\n\
+         write. [keys.md](keys.md) has more of keys, ids and members, and lines for `redis-benchmark`.\n",
     );
     for (title, table) in FAMILIES {
         let _ = write!(out, "\n## {title}\n");
