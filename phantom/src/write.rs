@@ -74,6 +74,10 @@ impl Space {
         replay: bool,
         first: impl FnOnce() -> Result<(), E>,
     ) -> Result<Change, E> {
+        // While no table has any pair, ids are held aside, wherever the first table begins.
+        if pair.id < self.options.first_id {
+            return Ok(Change::Unknown);
+        }
         if self.outlier_pairs.load(SeqCst) >= self.options.max_aside {
             self.take_in_early();
         }

@@ -396,3 +396,20 @@ fn who_takes_away_moves_no_frontier() {
         assert_eq!((space.highest_id(), space.outlier_pairs()), (high, 0));
     }
 }
+
+/// Also while no table has any pair, and all are held aside.
+#[test]
+fn a_new_space_may_begin_above_id_0() {
+    let space = Space::new(Options { first_id: 10, ..Options::default() }).unwrap();
+    let member = Member::Number(1);
+    assert_eq!(space.horizon(), 10);
+    for id in [0, 9] {
+        assert_eq!(space.contains(id, &member), Answer::Unknown);
+        assert_eq!(space.add(id, &member).unwrap(), Change::Unknown);
+        assert_eq!(space.remove(id, &member).unwrap(), Change::Unknown);
+        assert_eq!(space.contains(id, &member), Answer::Unknown);
+    }
+    assert_eq!(space.add(10, &member).unwrap(), Change::Changed);
+    assert_eq!(space.contains(10, &member), Answer::Yes);
+    assert_eq!((space.pairs(), space.horizon()), (1, 10));
+}

@@ -57,6 +57,7 @@ impl Run {
             max_revoked: rng.usize(50..2000),
             max_aside: rng.usize(100..3000),
             max_ahead: None,
+            first_id: 0,
             seed,
             memory_limit_bytes: Some(1 << 30),
         };

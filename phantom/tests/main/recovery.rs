@@ -49,6 +49,7 @@ impl Traffic {
             pairs_per_table: 3000,
             max_tables: 4,
             max_ahead: seed.is_multiple_of(2).then_some(1 << 40),
+            first_id: 0,
             seed,
             ..Options::default()
         };

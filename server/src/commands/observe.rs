@@ -75,7 +75,7 @@ pub(super) const TABLE: &[Spec] = &[
             Spec { keys: (2, 2, 1), ..spec("debug|object", 3, LOOK | flag::READONLY, "1.0.0", "key",
                 "How a key's value is held, in the form of Redis.", debug_object) },
             spec("debug|set-active-expire", 3, LOOK, "3.0.0", "<0|1>", "OK: nothing expires.", debug_ok),
-            spec("debug|reload", -2, LOOK | flag::NO_MULTI, "1.0.0", "[option ...]", "Writes a snapshot and answers OK when it is complete; nothing is read back.", debug_reload),
+            spec("debug|reload", -2, LOOK | flag::NO_MULTI, "1.0.0", "[option [option ...]]", "Writes a snapshot and answers OK when it is complete; nothing is read back.", debug_reload),
             spec("debug|sleep", 3, LOOK | flag::NO_MULTI, "1.0.0", "seconds", "Answers after so many seconds (an hour at most). Only this connection waits.", debug_sleep),
         ],
         ..spec("debug", -2, 0, "1.0.0", "", "A container for what helps tests.", help)

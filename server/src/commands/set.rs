@@ -98,14 +98,14 @@ fn members(call: &mut Call<'_>) -> Outcome {
 /// SPOP and SRANDMEMBER: nil, or none if a number of them was asked for.
 fn some_members(call: &mut Call<'_>) -> Outcome {
     let is_one = call.args.len() == 2;
+    if call.known_pairs(1)?.is_some() {
+        return Err(Refusal::NOT_COUNTED);
+    }
     if call.args.len() > 3 {
         return Err(Refusal::SYNTAX);
     }
     if !is_one {
         super::integer(call.args.at(2))?;
-    }
-    if call.known_pairs(1)?.is_some() {
-        return Err(Refusal::NOT_COUNTED);
     }
     match (is_one, call.spec.name) {
         (true, _) => call.reply.null(),
@@ -117,10 +117,10 @@ fn some_members(call: &mut Call<'_>) -> Outcome {
 
 /// SSCAN.
 fn scan(call: &mut Call<'_>) -> Outcome {
-    resp::natural(call.args.at(2)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
     if call.known_pairs(1)?.is_some() {
         return Err(Refusal::NOT_COUNTED);
     }
+    resp::natural(call.args.at(2)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
     call.reply.array(2);
     call.reply.bulk(b"0");
     call.reply.array(0);

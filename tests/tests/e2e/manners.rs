@@ -659,7 +659,7 @@ fn hello_names_the_modules_and_widen_does_not_narrow() {
             "TM.SPACE ALTER post NARROW like:13",
             "-ERR NARROW does not take the field 'like' from 12 to 13 bits: use WIDEN",
         ),
-        ("TM.SPACE ALTER post NARROW nope:13", "-ERR No schema field 'nope'"),
+        ("TM.SPACE ALTER post NARROW nope:13", "-ERR no field 'nope'"),
     ] {
         let answer = ask(&mut raw, request);
         assert!(answer.starts_with(reply), "{request}: {answer}");
