@@ -7,6 +7,11 @@
 //! both match one key are refused when the configuration is read, so the order in which they are
 //! tried does not matter; but for keys of counters and of pairs without members, of which the
 //! command decides which are meant.
+//!
+//! Braces around `{id}` are text: `post:{{id}}` has keys like `post:{17}`. Proxies and clusters
+//! place a key by what stands in its braces, a hash tag, so all keys of one post lie on one server.
+
+mod overlap;
 
 use std::fmt;
 
@@ -203,24 +208,9 @@ impl Pattern {
         }
     }
 
-    /// Whether some key could match both. Errs on the safe side: it may say yes for patterns that
-    /// only an odd field name would confuse.
+    /// Whether some key fits both.
     pub fn overlaps(&self, other: &Pattern) -> bool {
-        let (short, long) =
-            if self.prefix.len() <= other.prefix.len() { (self, other) } else { (other, self) };
-        let Some(beyond) = long.prefix.strip_prefix(&*short.prefix) else { return false };
-        if let Some(first) = beyond.first() {
-            // Where the longer pattern has more text, the shorter one has its id.
-            return first.is_ascii_digit();
-        }
-        match (&short.end, &long.end) {
-            (None, None) => short.middle == long.middle,
-            (Some(_), Some(_)) => {
-                short.middle.starts_with(&long.middle) || long.middle.starts_with(&short.middle)
-            }
-            (Some(_), None) => long.middle.starts_with(&short.middle),
-            (None, Some(_)) => short.middle.starts_with(&long.middle),
-        }
+        overlap::overlap(self, other)
     }
 }
 
@@ -341,10 +331,78 @@ mod tests {
             (row("a{id}"), row("ab{id}"), false),
             (row("a{id}"), cell("a{id}"), true),
             (cell("a{id}"), cell("a{id}:{field}"), false),
+            // Where one has more text the other has its id, which the rest must then fit, too.
+            (row("foo1_t__{id}~h"), row("foo{id}~h"), false),
+            (row("foo1~h{id}~h"), row("foo{id}~h"), false),
+            (row("foo1{id}~h"), row("foo{id}~h"), true),
+            (row("a1:{id}"), cell("a{id}:{field}"), true),
+            (row("a1.{id}"), cell("a{id}:{field}"), false),
+            (row("a1:x{id}"), cell("a{id}:{field}:y"), false),
+            (row("a1:x{id}:y"), cell("a{id}:{field}:y"), true),
+            (cell("p{id}:{field}:a"), cell("p{id}:{field}:b"), false),
+            (cell("p{id}:{field}:ab"), cell("p{id}:{field}b"), true),
+            (row("p{id}:ab"), cell("p{id}:a{field}b"), false),
+            (row("p{id}:axb"), cell("p{id}:a{field}b"), true),
+            // Keys that one of them refuses for its zeros, or its size, belong to it.
+            (row("a{id}"), row("a0{id}"), true),
+            (row("a{id}"), row("a99999999999999999999{id}"), true),
+            (row("post:{{id}}"), row("post:{id}"), false),
+            (row("post:{{id}}"), cell("post:{{id}}:{field}"), false),
+            (row("post:{{id}}:x"), cell("post:{{id}}:{field}"), true),
         ];
         for (a, b, expected) in cases {
             assert_eq!(a.overlaps(&b), expected, "{a:?} {b:?}");
             assert_eq!(b.overlaps(&a), expected, "{b:?} {a:?}");
         }
+    }
+
+    /// F18: every two short patterns are said to overlap exactly if some short key fits both, by
+    /// trying all keys of an alphabet of three letters up to nine bytes.
+    #[test]
+    fn patterns_overlap_exactly_if_a_key_fits_both() {
+        let mut patterns = Vec::new();
+        for prefix in ["", "1", "a", "a1", "a1b", "1b"] {
+            for middle in ["", "b", "a", "ba"] {
+                patterns.push(pattern(Kind::Row, &format!("{prefix}{{id}}{middle}")));
+                for end in ["", "a", "1", "ab"].iter().filter(|_| !middle.is_empty()) {
+                    let text = format!("{prefix}{{id}}{middle}{{field}}{end}");
+                    patterns.push(pattern(Kind::Cell, &text));
+                }
+            }
+        }
+        let mut shared = vec![vec![false; patterns.len()]; patterns.len()];
+        let mut keys: Vec<Vec<u8>> = vec![vec![]];
+        for _ in 0..9 {
+            let longer = |key: &Vec<u8>| b"1ab".map(|byte| [&key[..], &[byte]].concat());
+            keys = keys.iter().flat_map(longer).collect();
+            for key in &keys {
+                let fits: Vec<usize> =
+                    (0..patterns.len()).filter(|&p| patterns[p].read(key) != Match::No).collect();
+                for &a in &fits {
+                    fits.iter().for_each(|&b| shared[a][b] = true);
+                }
+            }
+        }
+        for (a, one) in patterns.iter().enumerate() {
+            for (b, other) in patterns.iter().enumerate() {
+                // The shortest common key of these has at most nine bytes.
+                assert_eq!(one.overlaps(other), shared[a][b], "{one:?} {other:?}");
+            }
+        }
+    }
+
+    /// F12: keys with hash tags.
+    #[test]
+    fn braces_around_an_id_are_text() {
+        let row = pattern(Kind::Row, "post:{{id}}");
+        let cell = pattern(Kind::Cell, "post:{{id}}:{field}");
+        assert_eq!(row.read(b"post:{1001}"), Match::Yes(1001, b""));
+        assert_eq!(cell.read(b"post:{1001}:like"), Match::Yes(1001, b"like"));
+        for key in ["post:1001", "post:{1001", "post:1001}", "post:{{1001}}", "post:{}"] {
+            assert_eq!(row.read(key.as_bytes()), Match::No, "{key}");
+        }
+        let mut out = Vec::new();
+        cell.write(7, b"read", &mut out);
+        assert_eq!(out, b"post:{7}:read");
     }
 }
