@@ -12,13 +12,13 @@ use tidemark_tests::{TestServer, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// An authority, and the folder that its certificates lie in.
-struct Authority {
+pub(crate) struct Authority {
     folder: tempfile::TempDir,
     issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
 }
 
 impl Authority {
-    fn new() -> Authority {
+    pub(crate) fn new() -> Authority {
         let folder = tempfile::tempdir().unwrap();
         let key = rcgen::KeyPair::generate().unwrap();
         let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
@@ -29,12 +29,12 @@ impl Authority {
         Authority { issuer: rcgen::Issuer::new(params, key), folder }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
     /// A certificate for this machine, as `name`.pem and `name`.key.
-    fn sign(&self, name: &str) {
+    pub(crate) fn sign(&self, name: &str) {
         let key = rcgen::KeyPair::generate().unwrap();
         let mut params =
             rcgen::CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()])
@@ -45,7 +45,7 @@ impl Authority {
         std::fs::write(self.path(&format!("{name}.key")), key.serialize_pem()).unwrap();
     }
 
-    fn settings(&self, name: &str, auth_clients: AuthClients) -> Settings {
+    pub(crate) fn settings(&self, name: &str, auth_clients: AuthClients) -> Settings {
         let text = |path: PathBuf| path.to_str().unwrap().to_owned();
         // Free a moment ago.
         let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
@@ -265,7 +265,7 @@ fn a_server_without_its_certificates_does_not_start() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let error =
             tidemark_server::start(config, listener).err().expect("it must not start").to_string();
-        assert!(error.starts_with("tls: "), "{error}");
+        assert!(error.starts_with("tls."), "{error}");
     }
 }
 
@@ -329,4 +329,62 @@ fn a_replica_follows_over_tls_and_only_whom_it_trusts() {
     let mistaken = replica(&authority);
     follow(&mistaken, settings.port);
     eventually("it has no password", || says(&mistaken, "wrongpass"));
+}
+
+/// F15: what is wrong with a certificate's file is said with the setting's name, the file, and what
+/// to do; at the start as by CONFIG SET.
+#[test]
+fn bad_certificate_names_setting_and_cure() {
+    let authority = Authority::new();
+    ["server", "other"].iter().for_each(|name| authority.sign(name));
+    let good = authority.settings("server", AuthClients::Yes);
+    let file = |name: &str, content: &str| {
+        std::fs::write(authority.path(name), content).unwrap();
+        authority.path(name).to_str().unwrap().to_owned()
+    };
+    let (none, text) = ("/nonexistent/x.pem".to_owned(), file("text", "no PEM"));
+    let encrypted = file(
+        "enc",
+        "-----BEGIN ENCRYPTED PRIVATE KEY-----\nMIIB\n-----END ENCRYPTED PRIVATE KEY-----\n",
+    );
+    let cut = file("cut", "-----BEGIN CERTIFICATE-----\nMIIB\n");
+    let other_key = authority.path("other.key").to_str().unwrap().to_owned();
+    type Change<'a> = &'a dyn Fn(&mut Settings);
+    let cases: &[(Change<'_>, &[&str])] = &[
+        (&|s| s.cert_file.clear(), &["tls.cert_file is empty", "tls.port = "]),
+        (&|s| s.key_file.clear(), &["tls.key_file is empty", "tls.port = "]),
+        (
+            &|s| s.ca_file.clear(),
+            &[
+                "tls.ca_file is empty",
+                "tls.auth_clients = \"yes\"",
+                "set tls.auth_clients = \"no\"",
+            ],
+        ),
+        (&|s| s.cert_file = none.clone(), &["tls.cert_file", "/nonexistent/x.pem", "No such file"]),
+        (&|s| s.key_file = none.clone(), &["tls.key_file", "/nonexistent/x.pem", "No such file"]),
+        (&|s| s.ca_file = none.clone(), &["tls.ca_file", "/nonexistent/x.pem", "No such file"]),
+        (&|s| s.cert_file = text.clone(), &["tls.cert_file", "no certificate", "DER"]),
+        (&|s| s.key_file = text.clone(), &["tls.key_file", "no private key", "DER"]),
+        (&|s| s.ca_file = text.clone(), &["tls.ca_file", "no certificate", "DER"]),
+        (&|s| s.cert_file = cut.clone(), &["tls.cert_file", "is no PEM file"]),
+        (&|s| s.key_file = encrypted.clone(), &["tls.key_file", "encrypted", "openssl pkey"]),
+        (&|s| s.key_file = s.cert_file.clone(), &["tls.key_file", "exchanged"]),
+        (&|s| s.cert_file = s.key_file.clone(), &["tls.cert_file", "exchanged"]),
+        (
+            &|s| s.key_file = other_key.clone(),
+            &["tls.key_file", "other.key", "is not the key of the certificate in tls.cert_file"],
+        ),
+    ];
+    for (change, words) in cases {
+        let mut settings = good.clone();
+        change(&mut settings);
+        let error = Tls::default().configure(&settings).unwrap_err();
+        assert!(words.iter().all(|word| error.contains(word)), "{words:?}: {error}");
+    }
+    // Of a link to a master.
+    let link = Settings { port: 0, key_file: String::new(), ..good.clone() };
+    let error = Tls::default().configure(&link).unwrap_err();
+    assert!(error.contains("tls.key_file is empty, and tls.cert_file"), "{error}");
+    Tls::default().configure(&good).unwrap();
 }
