@@ -94,10 +94,16 @@ pub enum Mismatch {
     Unreadable(String),
 }
 
-/// Whether two texts are the same schema.
-fn is_same(a: &str, b: &str) -> bool {
-    a == b
-        || matches!((counter::Schema::parse(a), counter::Schema::parse(b)), (Ok(a), Ok(b)) if a == b)
+/// The fields of a schema that were not dropped, as the configuration writes them.
+fn living(fields: &str) -> Option<String> {
+    let schema = counter::Schema::parse(fields).ok()?;
+    let fields = schema.living().map(|(_, field)| format!("{}:{}", field.name, field.width));
+    Some(fields.collect::<Vec<_>>().join(" "))
+}
+
+/// Whether two texts are the same schema, dropped fields aside.
+pub(crate) fn is_same(a: &str, b: &str) -> bool {
+    a == b || matches!((living(a), living(b)), (Some(a), Some(b)) if a == b)
 }
 
 impl Catalogue {
@@ -172,6 +178,24 @@ impl Catalogue {
         Ok(())
     }
 
+    /// Writes into a configuration what is true of its spaces in this data folder: the fields as
+    /// TM.SPACE ALTER has left them, and the rates that filters were made for. So a new folder that
+    /// begins with this configuration gets the same spaces.
+    pub fn describe(&self, config: &mut Config) {
+        for known in &self.counter {
+            let made = config.counter.iter_mut().find(|made| made.name == known.name);
+            let Some((made, fields)) = made.zip(living(&known.fields)) else { continue };
+            if !is_same(&made.fields, &fields) {
+                made.fields = fields;
+            }
+        }
+        for known in &self.existence {
+            if let Some(made) = config.existence.iter_mut().find(|made| made.name == known.name) {
+                made.false_positive_rate = known.false_positive_rate;
+            }
+        }
+    }
+
     /// As a record's payload.
     pub fn encode(&self) -> Vec<u8> {
         // Structs of strings and numbers always have a TOML form.
@@ -208,6 +232,17 @@ mod tests {
         assert_eq!(second.existence[..3], first.existence[..]);
         assert_eq!((second.existence[3].number, second.existence[3].seed), (6, u64::MAX));
         assert_eq!(Catalogue::decode(&second.encode()).unwrap(), second);
+
+        // What was altered is described, without what was dropped; what says the same stays as it
+        // is written.
+        let mut altered = second.clone();
+        altered.counter[0].fields = "like:24 repost:8 !comment:8 read:16 share:14".into();
+        config.counter[0].fields = "follower:16, following:10, post:12".into();
+        let mut described = config.clone();
+        altered.describe(&mut described);
+        assert_eq!(described.counter[1].fields, "like:24 repost:8 read:16 share:14");
+        assert_eq!(described.counter[0], config.counter[0]);
+        assert_eq!(described.existence, config.existence);
 
         config.counter.pop();
         let error = second.completed(&config).unwrap_err();

@@ -5,6 +5,7 @@
 //! A key that is not declared is refused with its name and line: a misspelt limit must not go
 //! unnoticed.
 
+pub(crate) mod defaults;
 mod print;
 mod sections;
 
@@ -111,7 +112,8 @@ impl Default for Config {
             existence: vec![existence("liked"), existence("reposted"), existence("read")],
             view: vec![View {
                 name: text("home"),
-                counters: vec![text("post")],
+                // By name: a field that ALTER adds must not change the pages of clients that are there.
+                counters: ["like", "repost", "comment", "read"].map(|f| format!("post.{f}")).into(),
                 flags: vec![text("liked"), text("read")],
             }],
             action: vec![
@@ -136,10 +138,15 @@ impl Config {
 
     /// Reads and checks the text of a file; `path` is named in errors.
     pub fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
-        let config: Config = toml::from_str(text).map_err(|source| ConfigError::Parse {
-            path: path.to_owned(),
-            source: Box::new(source),
-        })?;
+        let wrong = |source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) };
+        let mut config: Config = toml::from_str(text).map_err(wrong)?;
+        let written: toml::Table = toml::from_str(text).map_err(wrong)?;
+        if !written.contains_key("view") {
+            config.view = defaults::views(&config);
+        }
+        if !written.contains_key("action") {
+            config.action = defaults::actions(&config);
+        }
         config.validate()?;
         Ok(config)
     }
@@ -163,6 +170,18 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    /// Puts the id of every key pattern in braces, unless it is: `post:{{id}}` has keys like
+    /// `post:{17}`. Proxies and clients of several servers place a key by its hash tag, what stands
+    /// in the braces, so the row, cells and flags of one id stay together.
+    pub fn put_hash_tags(&mut self) {
+        let counters = self.counter.iter_mut().flat_map(|c| [&mut c.rows, &mut c.cells]);
+        for pattern in counters.chain(self.existence.iter_mut().map(|e| &mut e.pairs)) {
+            if !pattern.contains("{{id}}") {
+                *pattern = pattern.replace("{id}", "{{id}}");
+            }
+        }
     }
 
     /// Checks that the values fit together. What a schema or a filter may be, the engines check.
@@ -239,7 +258,7 @@ impl Config {
         let has_no_members =
             |name: &String| self.existence.iter().any(|e| e.name == *name && !e.members);
         let is_existence = |name: &str| self.existence.iter().any(|e| e.name == name);
-        for view in &self.view {
+        for view in self.view.iter().filter(|view| !defaults::is_view(self, view)) {
             if let Some(flag) = view.flags.iter().find(|f| has_no_members(f)) {
                 return invalid(format!(
                     "view '{}': the existence space '{flag}' has no members (members = false)",
@@ -262,7 +281,7 @@ impl Config {
                 }
             }
         }
-        for action in &self.action {
+        for action in self.action.iter().filter(|action| !defaults::is_action(action)) {
             if has_no_members(&action.flag) {
                 return invalid(format!(
                     "action '{}': the existence space '{}' has no members (members = false)",
@@ -379,6 +398,53 @@ mod tests {
         for Key { name, .. } in sections.concat() {
             assert!(printed.contains(&format!("\n{name} = ")), "{name}");
         }
+    }
+
+    /// F17: each list that a file leaves out fits the lists that it has.
+    #[test]
+    fn default_views_and_actions_go_with_their_spaces() {
+        let of = |text: &str| {
+            let config = parse(text).unwrap();
+            let view = |v: &View| [&v.counters[..], &v.flags[..]].concat().join(" ");
+            let views: Vec<String> = config.view.iter().map(view).collect();
+            let actions: Vec<&str> = config.action.iter().map(|a| a.name.as_str()).collect();
+            assert!(parse(&config.print()).is_ok(), "{text}");
+            (views.join("; "), actions.join(" "))
+        };
+        let counters = "post.like post.repost post.comment post.read";
+        let cases = [
+            ("", format!("{counters} liked read"), "like repost read"),
+            ("[[counter]]\nname = \"photo\"\nfields = \"like:8\"", String::new(), ""),
+            (
+                "[[counter]]\nname = \"post\"\nfields = \"like:8 share:4\"",
+                "post.like liked read".to_owned(),
+                "like",
+            ),
+            ("[[existence]]\nname = \"read\"", format!("{counters} read"), "read"),
+            ("[[existence]]\nname = \"read\"\nmembers = false", counters.to_owned(), ""),
+            ("counter = []", String::new(), ""),
+            ("existence = []", counters.to_owned(), ""),
+            ("view = []", String::new(), "like repost read"),
+            ("action = []", format!("{counters} liked read"), ""),
+        ];
+        for (text, views, actions) in cases {
+            assert_eq!(of(text), (views, actions.to_owned()), "{text}");
+        }
+    }
+
+    /// F12: the patterns of `tidemark config --hash-tags`.
+    #[test]
+    fn hash_tags_are_put_once() {
+        let mut config = Config::default();
+        config.put_hash_tags();
+        assert_eq!(config.counter[0].rows, "post:{{id}}");
+        assert_eq!(config.counter[0].cells, "post:{{id}}:{field}");
+        assert_eq!(config.counter[1].cells, "");
+        assert_eq!(config.existence[0].pairs, "liked:{{id}}");
+        assert_eq!(parse(&config.print()), Ok(config.clone()));
+        let once = config.clone();
+        config.put_hash_tags();
+        assert_eq!(config, once);
     }
 
     #[test]

@@ -6,6 +6,8 @@
 //! the file, and for some Redis's. A few names are Redis's alone: what they say follows from ours,
 //! or never changes (`foreign_settings`).
 
+mod spaces;
+
 use crate::config::{Config, ConfigError, Key, SECTIONS};
 use crate::files;
 use crate::foreign_settings::{Idle, fixed, read_buffer_limits, why_fixed};
@@ -88,7 +90,7 @@ impl Settings {
 
     /// Writes what has changed into the file that the configuration came from, and keeps the rest
     /// of it, comments too. When this returns the file is safe on the disk. `complete` adds what is
-    /// kept elsewhere: the users.
+    /// kept elsewhere: the users, and what the spaces have become.
     pub(crate) fn rewrite(&self, complete: impl FnOnce(&mut Config)) -> Result<(), SetError> {
         let _one = self.writing.lock();
         let mut config = Config::clone(&self.now.load());
@@ -158,11 +160,16 @@ fn shown(value: &Value) -> String {
 }
 
 /// All settings by name: ours, and those that Redis's tools ask for. Seeds are never shown,
-/// passwords only `with_secrets`. `port`: which one the system gave.
-pub(crate) fn list(settings: &Settings, port: u16, with_secrets: bool) -> Vec<(String, String)> {
-    let config = settings.now();
-    let all = Table::try_from(&**config).unwrap_or_default();
-    let fixed = fixed(&config, port).into_iter().map(|(name, value)| (name.to_owned(), value));
+/// passwords only `with_secrets`. `config` is that of the settings, with what is kept elsewhere;
+/// `port` is the one that the system gave.
+pub(crate) fn list(
+    settings: &Settings,
+    config: &Config,
+    port: u16,
+    with_secrets: bool,
+) -> Vec<(String, String)> {
+    let all = Table::try_from(config).unwrap_or_default();
+    let fixed = fixed(config, port).into_iter().map(|(name, value)| (name.to_owned(), value));
     let mut out: Vec<(String, String)> = fixed.collect();
     out.extend(settings.idle.lock().all().map(|(name, value)| (name.to_owned(), value.to_owned())));
     for (section, keys) in SECTIONS {
@@ -343,18 +350,23 @@ fn rewritten(text: &str, config: &Config) -> Result<String, String> {
             let table = file.entry(section).or_insert_with(toml_edit::table);
             let table =
                 table.as_table_like_mut().ok_or_else(|| format!("'{section}' is no table"))?;
-            let mut value: toml_edit::Value = value
-                .to_string()
-                .parse()
-                .map_err(|e: toml_edit::TomlError| e.message().to_owned())?;
-            if let Some(old) = table.get(key.name).and_then(toml_edit::Item::as_value) {
-                // The comment behind it stays.
-                *value.decor_mut() = old.decor().clone();
-            }
-            table.insert(key.name, toml_edit::Item::Value(value));
+            put(table, key.name, &value)?;
         }
     }
+    let before: Config = toml::from_str(text).map_err(|e| e.message().to_owned())?;
+    spaces::write(&mut file, &before, config)?;
     Ok(file.to_string())
+}
+
+/// Sets a key of a table. The comment behind the value that it had stays.
+fn put(table: &mut dyn toml_edit::TableLike, key: &str, value: &Value) -> Result<(), String> {
+    let mut value: toml_edit::Value =
+        value.to_string().parse().map_err(|e: toml_edit::TomlError| e.message().to_owned())?;
+    if let Some(old) = table.get(key).and_then(toml_edit::Item::as_value) {
+        *value.decor_mut() = old.decor().clone();
+    }
+    table.insert(key, toml_edit::Item::Value(value));
+    Ok(())
 }
 
 #[cfg(test)]
@@ -372,7 +384,7 @@ mod tests {
     #[test]
     fn every_key_is_listed_once_and_live_ones_take_their_own_value_back() {
         let settings = Settings::new(Config::default());
-        let all = list(&settings, 7000, true);
+        let all = list(&settings, &settings.now(), 7000, true);
         let mut names: Vec<&String> = all.iter().map(|(n, _)| n).collect();
         names.sort();
         names.dedup();
@@ -401,7 +413,7 @@ mod tests {
     fn settings_of_redis_alone_are_answered_and_those_that_mean_something_take_effect() {
         let settings = Settings::new(Config::default());
         let value = |name: &str| {
-            let all = list(&settings, 7000, true);
+            let all = list(&settings, &settings.now(), 7000, true);
             all.into_iter().find(|(n, _)| n == name).map(|(_, value)| value)
         };
         let of = |text: &str| Some(text.to_owned());

@@ -39,7 +39,8 @@ pub(super) const CONFIG: Spec = Spec {
         help_row("config|help", "server", "5.0.0"),
         spec("config|resetstat", 2, "", "2.0.0", "Begins the counts of INFO stats, commandstats, latencystats and errorstats anew.", resetstat),
         spec("config|rewrite", 2, "", "2.8.0",
-            "Writes what has changed into the configuration file, and keeps the rest of it. When it answers, the file is safe on the disk.", rewrite),
+            "Writes what has changed into the configuration file, and keeps the rest of it: settings, users, and the fields of counter spaces as \
+             TM.SPACE ALTER left them, so that a new node starts with the file. When it answers, the file is safe on the disk.", rewrite),
         spec("config|set", -4, "parameter value [parameter value ...]", "2.0.0",
             "Changes settings while the server runs: all of them, or none. The configuration file marks those that can be changed with *. client-output-buffer-limit \
              sets max_output_buffer_bytes (normal) and max_push_buffer_bytes (pubsub). Names of Redis that tune what does not exist here (hz, \
@@ -64,7 +65,9 @@ fn get(call: &mut Call<'_>) -> Outcome {
     // Who may do everything could set them, too; for others a password would be the way to that.
     let may_everything =
         call.session.access.user.as_ref().is_some_and(|user| user.may_everything());
-    let mut found = settings::list(&call.node.settings, call.node.port(), may_everything);
+    let mut config = Config::clone(&call.node.config());
+    call.node.engines.catalogue().describe(&mut config);
+    let mut found = settings::list(&call.node.settings, &config, call.node.port(), may_everything);
     found.retain(|(name, _)| patterns.iter().any(|p| glob::matches(p, name.as_bytes(), true)));
     call.reply.map(found.len());
     for (name, value) in found {
@@ -105,12 +108,13 @@ fn set(call: &mut Call<'_>) -> Outcome {
 
 fn rewrite(call: &mut Call<'_>) -> Outcome {
     call.answer_later(|node, reply| {
-        let users = |config: &mut Config| {
+        let complete = |config: &mut Config| {
+            node.engines.catalogue().describe(config);
             if config.security.acl_file.is_empty() {
                 config.security.users = node.acl.lines(&config.security);
             }
         };
-        node.settings.rewrite(users).map_err(|e| refuse!("{e}"))?;
+        node.settings.rewrite(complete).map_err(|e| refuse!("{e}"))?;
         tracing::info!("CONFIG REWRITE: done");
         reply.ok();
         Ok(())

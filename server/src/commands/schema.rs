@@ -42,8 +42,9 @@ pub(super) const TABLE: &[Spec] = &[
             spec("tm.space|alter", -5, flag::NAMED | flag::WRITE | ADMIN, "space <ADD field:bits|WIDEN field:bits|NARROW field:bits|DROP field>",
                 "Changes the schema of a counter space, at once and without a pause: a new field is 0 in all rows; WIDEN gives a \
                  field more bits inside a row, NARROW fewer (what does not fit is kept beside, exactly); DROP removes a field and its values. Older tables \
-                 are rewritten in the background. Answers the new schema, dropped fields with a '!'. A space has at most 64 fields in its life, dropped \
-                 ones included.", alter),
+                 are rewritten in the background. Answers the new schema, dropped fields with a '!'; behind it, on a line each that begins with \
+                 'warning: ', the views whose pages have more or fewer values from now on, as they show the whole space (counters = [\"post\"], \
+                 not its fields by name). A space has at most 64 fields in its life, dropped ones included.", alter),
             help_row("tm.space|help", "schema", "0.1.0"),
             spec("tm.space|list", 2, flag::STALE | flag::NO_MULTI, "",
                 "All spaces, a map each: what they hold and how much memory that takes; for existence spaces also the horizon, and in how many \
@@ -212,7 +213,22 @@ fn alter(call: &mut Call<'_>) -> Outcome {
     let Some(_room) = call.room_beside_none() else { return Ok(()) };
     let schema = engines.alter(space, &change).map_err(|error| refuse!("ERR {error}"))?;
     tracing::info!("the schema of '{}' is now: {schema}", space.name());
-    call.reply.bulk(schema.to_string().as_bytes());
+    let mut answer = schema.to_string();
+    if !matches!(change, Alteration::Widen { .. }) {
+        for view in engines.views().iter().filter(|view| engines.shows_whole(view, space)) {
+            let values = engines.columns(view).len() + view.flags();
+            let warning = format!(
+                "the view '{}' shows the whole space '{}': its pages have {values} values per id from now on",
+                view.name(),
+                space.name()
+            );
+            tracing::warn!(
+                "{warning}; name the fields in `counters` of [[view]] to keep pages as they are"
+            );
+            answer += &format!("\nwarning: {warning}");
+        }
+    }
+    call.reply.bulk(answer.as_bytes());
     Ok(())
 }
 

@@ -348,7 +348,9 @@ section! {
         /// exactly, in the aux dictionary: pick the width that most rows need, not the largest. `TM.ADVISE` will compute it.
         /// At most 64 in the space's life, with those that were dropped.
         fields: String = String::new(),
-        /// Keys of rows, for the hash commands (`HGETALL post:17`). Empty: rows have no keys.
+        /// Keys of rows, for the hash commands (`HGETALL post:17`). Empty: rows have no keys. Braces around {id} are text: "post:{{id}}" has keys
+        /// like post:{17}, a hash tag, by which proxies and clients of several servers send all keys of an id to one of them
+        /// (`tidemark config --hash-tags` prints all patterns in that form).
         rows: String = String::new(),
         /// Keys of single counters, for the string commands (`INCR post:17:like`). Empty: cells have no keys. Without `{field}` a key names the
         /// first field of its row: cells = "views:{id}" of a space of one field gives the keys `views:17`.
@@ -426,11 +428,13 @@ section! {
 }
 
 section! {
-    /// A view: what FEED.GET answers for each id.
+    /// A view: what FEED.GET answers for each id. Without any in the file there is `home`, with what the spaces have of the counters and flags
+    /// below.
     View {
         /// Its name (`FEED.GET home ...`).
         name: String = String::new(),
-        /// Counters, in order: a counter space for all its fields ("post"), or one of them ("post.like").
+        /// Counters, in order: "post.like" for a field, "post" for all fields that the space has. Name the fields: with "post" every page has
+        /// one value more, for all clients at once, when TM.SPACE ALTER adds a field.
         counters: Vec<String> = vec![],
         /// Flags, in order: existence spaces.
         flags: Vec<String> = vec![],
@@ -438,7 +442,8 @@ section! {
 }
 
 section! {
-    /// An action: a flag and a counter that move together, so that a repeated like counts once.
+    /// An action: a flag and a counter that move together, so that a repeated like counts once. Without any in the file there are those of the
+    /// actions below whose flag and counter the spaces have.
     Action {
         /// Its name (`FEED.ACT like ...`).
         name: String = String::new(),

@@ -6,7 +6,7 @@ use super::page::{Column, Flag, Gate};
 use super::{Action, CounterSpace, Engines, ExistenceSpace, Loose, Tie, View};
 use crate::catalogue::{self, Catalogue};
 use crate::cold::{Cold, ColdPairs, ColdSpace};
-use crate::config::{self, Config};
+use crate::config::{self, Config, defaults};
 use crate::durability::Durability;
 use crate::keys::{Kind, Pattern, PatternError};
 use counter::Schema;
@@ -180,6 +180,10 @@ impl Engines {
         self.actions = config
             .action
             .iter()
+            .filter(|a| {
+                !defaults::is_action(a)
+                    || has_counter(counters, &a.counter) && has_flag(existences, &a.flag)
+            })
             .map(|a| action(a, counters, existences))
             .collect::<Result<_, _>>()?;
         let only_tie = |flag: usize| {
@@ -192,7 +196,11 @@ impl Engines {
         self.views = config
             .view
             .iter()
-            .map(|v| view(v, counters, existences, &ties))
+            .filter_map(|v| match defaults::is_view(config, v) {
+                true => what_is_there(v, counters, existences),
+                false => Some(v.clone()),
+            })
+            .map(|v| view(&v, counters, existences, &ties))
             .collect::<Result<_, _>>()?;
         let tie = |&(counter, field): &(usize, usize)| -> Tie {
             (counters[counter].number, field as u32)
@@ -296,6 +304,33 @@ fn counter_space(made: &config::Counter, fields: &str) -> Result<counter::Space,
         ..counter::Options::new(schema)
     })
     .map_err(source)
+}
+
+/// Whether a space has this counter ("space.field").
+fn has_counter(counters: &[CounterSpace], name: &str) -> bool {
+    let of = |(space, field): (&str, &str)| {
+        let space = counters.iter().find(|s| s.name == space)?;
+        space.schema().index_of(field.as_bytes())
+    };
+    name.split_once('.').and_then(of).is_some()
+}
+
+/// Whether there is an existence space of this name whose pairs have members.
+fn has_flag(existences: &[ExistenceSpace], name: &str) -> bool {
+    existences.iter().any(|s| s.name == name && s.has_members)
+}
+
+/// A default view without what the spaces lack: an existing data folder's schema, which ALTER may
+/// have changed, need not have every field that the default view names.
+fn what_is_there(
+    made: &config::View,
+    counters: &[CounterSpace],
+    existences: &[ExistenceSpace],
+) -> Option<config::View> {
+    let mut kept = made.clone();
+    kept.counters.retain(|name| has_counter(counters, name));
+    kept.flags.retain(|name| has_flag(existences, name));
+    (!kept.counters.is_empty()).then_some(kept)
 }
 
 fn view(

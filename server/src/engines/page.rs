@@ -1,6 +1,6 @@
 //! How a page is read: what a view names, for one viewer and many ids.
 
-use super::{Engines, ExistenceSpace, Tie};
+use super::{CounterSpace, Engines, ExistenceSpace, Tie};
 use crate::cold;
 use phantom::{Answer, Answers, BATCH, Member};
 use std::ops::Range;
@@ -159,6 +159,12 @@ impl Engines {
             names.extend(fields.map(|(_, field)| format!("{space}.{}", field.name)));
         }
         names
+    }
+
+    /// Whether a view shows all fields that this space has at the moment, rather than some by name.
+    pub(crate) fn shows_whole(&self, view: &View, space: &CounterSpace) -> bool {
+        let is_it = |source: usize| std::ptr::eq(&self.counters[view.sources[source]], space);
+        view.columns.iter().any(|column| matches!(*column, Column::All(source) if is_it(source)))
     }
 
     /// Reads a page: one viewer, many ids. It allocates only if `page` has never been so large.

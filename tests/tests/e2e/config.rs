@@ -139,6 +139,98 @@ fn a_rewrite_is_there_at_the_next_start() {
     assert!(error.contains("The server is running without a config file"), "{error}");
 }
 
+/// F2: a file that CONFIG REWRITE wrote after TM.SPACE ALTER starts a new node, which then follows.
+/// The file's view names the new field, so the file as it was before would not.
+#[test]
+fn rewritten_file_starts_a_new_replica() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tidemark.toml");
+    let spaces = "[[counter]]\nname = \"post\"\nfields = \"like:12 repost:8\" # of a post\nrows = \"post:{id}\"\n";
+    let view = "[[view]]\nname = \"home\"\ncounters = [\"post.like\", \"post.share\"]\nflags = [\"liked\"]\n";
+    for listed in ["", spaces] {
+        std::fs::write(&file, listed).unwrap();
+        let loaded = || Config::load(&file).unwrap();
+        let master = TestServer::with(|config| *config = loaded());
+        let alter = |words: &[&str]| {
+            let _: String = redis::cmd("TM.SPACE")
+                .arg(&["ALTER", "post"])
+                .arg(words)
+                .query(&mut master.connection())
+                .unwrap();
+        };
+        alter(&["ADD", "share:14"]);
+        alter(&["WIDEN", "like:20"]);
+        alter(&["ADD", "gone:3"]);
+        alter(&["DROP", "gone"]);
+        std::fs::write(&file, format!("{listed}{view}")).unwrap();
+        let master = master.restart_with(|config| *config = loaded());
+        // As it is, the file does not do for a new folder: its view names what its fields lack.
+        let new = tempfile::tempdir().unwrap();
+        let mut own = loaded();
+        own.durability.dir = new.path().to_path_buf();
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let error = tidemark_server::start(own, listener).err().expect("it does not start");
+        assert!(error.to_string().contains("there is no counter 'post.share'"), "{error}");
+
+        config(&master, &["REWRITE"]).unwrap();
+        let text = std::fs::read_to_string(&file).unwrap();
+        let fields = match listed {
+            "" => "like:20 repost:8 comment:8 read:16 share:14",
+            _ => "like:20 repost:8 share:14",
+        };
+        let line = format!("fields = \"{fields}\"");
+        assert!(text.contains(&line) && text.contains(view), "{text}");
+        assert_eq!(text.contains("# of a post"), !listed.is_empty(), "{text}");
+        assert_eq!(get(&master, "counter.post.fields"), fields);
+        // Written once more it stays as it is.
+        config(&master, &["REWRITE"]).unwrap();
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
+
+        let replica = TestServer::with(|config| *config = loaded());
+        master.raw().request(&["HSET", "post:1", "like", "7", "share", "5"]).expect(":2\r\n");
+        let port = master.port().to_string();
+        replica.raw().request(&["REPLICAOF", "127.0.0.1", &port, "FORCE"]).expect("+OK\r\n");
+        eventually("the replica shows the row", || {
+            // A full sync may close connections.
+            let connected = redis::Client::open(replica.url()).and_then(|c| c.get_connection());
+            let ask = |mut connection: redis::Connection| -> redis::RedisResult<Vec<Vec<i64>>> {
+                redis::cmd("FEED.GET").arg(&["home", "9", "1"]).query(&mut connection)
+            };
+            connected.and_then(ask).is_ok_and(|page| page == [[7, 5, 0]])
+        });
+        assert_eq!(get(&replica, "counter.post.fields"), fields);
+    }
+}
+
+/// F17: a file that lists only its own spaces starts, and the default views and actions show and
+/// move what is there.
+#[test]
+fn file_of_spaces_alone_starts() {
+    let cases = [
+        (
+            "[[counter]]\nname = \"photo\"\nfields = \"like:8\"\nrows = \"photo:{id}\"\n",
+            "-ERR no such view 'home'",
+            "-ERR no such action 'like'",
+        ),
+        ("[[counter]]\nname = \"post\"\nfields = \"like:8 share:4\"\n", "*1\r\n*3", "*1\r\n:1"),
+        ("[[existence]]\nname = \"saved\"\n", "*1\r\n*4", "-ERR no such action 'like'"),
+        ("existence = []\n", "*1\r\n*4", "-ERR no such action 'like'"),
+        ("[[existence]]\nname = \"liked\"\nmembers = false\n", "*1\r\n*4", "-ERR no such action"),
+        ("view = []\n", "-ERR no such view 'home'", "*1\r\n:1"),
+    ];
+    for (text, page, like) in cases {
+        let config = Config::parse(text, std::path::Path::new("t.toml")).unwrap();
+        let server = TestServer::with(|now| *now = config);
+        let mut raw = server.raw();
+        raw.request(&["FEED.GET", "home", "7", "1"]);
+        assert_eq!(raw.take(page.len()), page, "{text}");
+        let mut raw = server.raw();
+        raw.request(&["FEED.ACT", "like", "7", "1"]);
+        assert_eq!(raw.take(like.len()), like, "{text}");
+        server.raw().request(&["PING"]).expect("+PONG\r\n");
+    }
+}
+
 #[test]
 fn counts_begin_anew() {
     let server = TestServer::start();

@@ -3,11 +3,27 @@
 use crate::commands::check;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use tidemark_server::config::{Existence, Fsync};
+use tidemark_server::config::{Config, Existence, Fsync};
 use tidemark_tests::{Raw, TestServer, eventually};
 
 fn always() -> TestServer {
     TestServer::with(|config| config.durability.fsync = Fsync::Always)
+}
+
+/// The same, with a view of a whole space.
+fn always_whole() -> TestServer {
+    TestServer::with(|config| {
+        config.durability.fsync = Fsync::Always;
+        config.view[0].counters = vec!["post".to_owned()];
+    })
+}
+
+/// What TM.SPACE ALTER answers: the schema, and that the pages of `home` have so many values now.
+fn warned(schema: &str, values: usize) -> String {
+    let text = format!(
+        "{schema}\nwarning: the view 'home' shows the whole space 'post': its pages have {values} values per id from now on"
+    );
+    format!("${}\r\n{text}\r\n", text.len())
 }
 
 /// What is true after the first test's changes, whatever happened to the server since.
@@ -41,7 +57,7 @@ fn altered(raw: &mut Raw) {
 
 #[test]
 fn fields_are_added_widened_and_dropped_and_stay_so() {
-    let server = always();
+    let server = always_whole();
     let raw = &mut server.raw();
     check(
         raw,
@@ -49,7 +65,7 @@ fn fields_are_added_widened_and_dropped_and_stay_so() {
             ("HSET post:1 like 5 comment 9 read 70000", ":3\r\n"),
             (
                 "TM.SPACE ALTER post ADD share:14",
-                "$43\r\nlike:12 repost:8 comment:8 read:16 share:14\r\n",
+                &warned("like:12 repost:8 comment:8 read:16 share:14", 7),
             ),
         ],
     );
@@ -64,7 +80,7 @@ fn fields_are_added_widened_and_dropped_and_stay_so() {
             ),
             (
                 "TM.SPACE ALTER post DROP comment",
-                "$44\r\nlike:24 repost:8 !comment:8 read:16 share:14\r\n",
+                &warned("like:24 repost:8 !comment:8 read:16 share:14", 6),
             ),
         ],
     );
@@ -84,7 +100,7 @@ fn fields_are_added_widened_and_dropped_and_stay_so() {
         &[
             (
                 "TM.SPACE ALTER post ADD comment:10",
-                "$55\r\nlike:24 repost:8 !comment:8 read:16 share:14 comment:10\r\n",
+                &warned("like:24 repost:8 !comment:8 read:16 share:14 comment:10", 7),
             ),
             ("HGET post:1 comment", "$1\r\n0\r\n"),
         ],
@@ -135,7 +151,7 @@ fn what_cannot_be_altered_is_refused_and_changes_nothing() {
 /// a server that reads the disk.
 #[test]
 fn schemas_change_under_traffic() {
-    let server = always();
+    let server = always_whole();
     let stop = AtomicBool::new(false);
     const ROWS: u64 = 200;
     let expected: Vec<Vec<i64>> = std::thread::scope(|scope| {
@@ -182,7 +198,7 @@ fn schemas_change_under_traffic() {
                 &format!("extra{extra}:{}", extra + 1),
             ]);
             assert!(raw.line().starts_with('$'));
-            raw.line();
+            assert!(raw.line().contains("\nwarning: the view 'home'"));
             std::thread::sleep(std::time::Duration::from_millis(40));
             if extra % 4 == 1 {
                 assert_eq!(raw.ask(&["SAVE"]), "+OK");
@@ -209,6 +225,62 @@ fn schemas_change_under_traffic() {
     verify(&server, "at the end");
     verify(&server.killed(), "after a crash");
     verify(&server.restart(), "after a restart");
+}
+
+/// F3: a new field changes no page of the default view, which names its fields; a field that it
+/// names cannot be dropped, and others can.
+#[test]
+fn default_view_keeps_its_values_when_a_field_is_added() {
+    let server = always();
+    let raw = &mut server.raw();
+    let page = ("FEED.GET home 7 1", "*1\r\n*6\r\n:0\r\n:0\r\n:3\r\n:0\r\n:0\r\n:0\r\n");
+    check(
+        raw,
+        &[
+            ("HSET post:1 comment 3", ":1\r\n"),
+            (
+                "TM.SPACE ALTER post ADD share:14",
+                "$43\r\nlike:12 repost:8 comment:8 read:16 share:14\r\n",
+            ),
+            ("HINCRBY post:1 share 9", ":9\r\n"),
+            page,
+            (
+                "TM.SPACE ALTER post DROP comment",
+                "-ERR the view 'home' of the configuration names the field 'comment'\r\n",
+            ),
+        ],
+    );
+    let server = server.restart();
+    check(
+        &mut server.raw(),
+        &[
+            page,
+            (
+                "TM.SPACE ALTER post DROP share",
+                "$44\r\nlike:12 repost:8 comment:8 read:16 !share:14\r\n",
+            ),
+            page,
+        ],
+    );
+}
+
+/// F3: a folder opens whose fields, changed while the default view was of the whole space, lack
+/// one that the default view names by now.
+#[test]
+fn folder_without_a_default_field_opens() {
+    let server = always_whole();
+    check(
+        &mut server.raw(),
+        &[("TM.SPACE ALTER post DROP comment", &warned("like:12 repost:8 !comment:8 read:16", 5))],
+    );
+    let server = server.restart_with(|config| config.view = Config::default().view);
+    check(
+        &mut server.raw(),
+        &[
+            ("HSET post:1 like 1 read 2", ":2\r\n"),
+            ("FEED.GET home 7 1", "*1\r\n*5\r\n:1\r\n:0\r\n:2\r\n:0\r\n:0\r\n"),
+        ],
+    );
 }
 
 /// A view may name a field that an ALTER has added, though no snapshot was taken since; and a space
