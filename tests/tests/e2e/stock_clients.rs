@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use tidemark_server::config::Config;
 use tidemark_tests::TestServer;
 
 fn root() -> PathBuf {
@@ -261,4 +262,52 @@ fn counters_work_behind_twemproxy() {
         let words: Vec<&str> = request.split(' ').collect();
         raw.request(&words).expect(reply);
     }
+}
+
+/// F12: with patterns of hash tags a proxy keeps the row, the cells and the flags of a post on one
+/// of two servers, which answers the whole page; the posts are spread over both.
+#[test]
+fn twemproxy_keeps_a_post_together_by_hash_tags() {
+    let tagged = || TestServer::with(Config::put_hash_tags);
+    let servers = [tagged(), tagged()];
+    let port = free_port();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("nutcracker.yml");
+    let config = format!(
+        "posts:\n  listen: 127.0.0.1:{port}\n  redis: true\n  hash: murmur\n  hash_tag: \"{{}}\"\n  distribution: ketama\n  servers:\n   \
+         - 127.0.0.1:{}:1\n   - 127.0.0.1:{}:1\n",
+        servers[0].port(),
+        servers[1].port()
+    );
+    std::fs::write(&file, config).unwrap();
+    let stats = free_port().to_string();
+    let _proxy = started(
+        Command::new("nutcracker").arg("-c").arg(&file).args(["-s", &stats, "-a", "127.0.0.1"]),
+        port,
+    );
+    let stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(tidemark_tests::PATIENCE)).unwrap();
+    let mut raw = tidemark_tests::Raw { stream };
+    for id in 1..=64 {
+        raw.request(&["HINCRBY", &format!("post:{{{id}}}"), "comment", "3"]).expect(":3\r\n");
+        raw.request(&["INCRBY", &format!("post:{{{id}}}:like"), "2"]).expect(":2\r\n");
+        raw.request(&["SADD", &format!("liked:{{{id}}}"), "42"]).expect(":1\r\n");
+        raw.request(&["SADD", &format!("read:{{{id}}}"), "42"]).expect(":1\r\n");
+    }
+    let mut posts = [0, 0];
+    for id in 1..=64 {
+        let pages = [0, 1].map(|server: usize| -> Vec<Vec<i64>> {
+            redis::cmd("FEED.GET")
+                .arg("home")
+                .arg(42)
+                .arg(id)
+                .query(&mut servers[server].connection())
+                .unwrap()
+        });
+        let at = pages.iter().position(|page| page[0] == [2, 0, 3, 0, 1, 1]);
+        let at = at.unwrap_or_else(|| panic!("post {id} is divided: {pages:?}"));
+        assert_eq!(pages[1 - at][0], [0; 6], "post {id}");
+        posts[at] += 1;
+    }
+    assert!(posts.iter().all(|&posts| posts > 8), "{posts:?}");
 }
