@@ -1,4 +1,5 @@
-//! `tidemark import`: rows or events from CSV files into a running server, pipelined.
+//! `tidemark import`: rows, flags or events from CSV files into a running server, pipelined over
+//! several connections.
 //!
 //! The import talks RESP like any client, so it works from any machine, and what it loads is logged
 //! and replicated like all writes. Every line becomes one command, and its reply is matched to the
@@ -6,18 +7,21 @@
 //! columns) or with the server's answer (out of memory, an unknown field).
 //!
 //! - rows `id,like,repost,comment,read` (the header names the fields): `CNT.SET post id like n ...`
+//! - flags `id,member` (`--space` names an existence space): `PH.ADD liked member id`
 //! - events `created_at,post_id,origin_post_id,user_id`: `FEED.ACT repost user origin`; an empty
 //!   origin is an original post, and skipped
 //!
-//! Importing a file twice changes nothing the second time: rows are set, not added, and an action
-//! that was done counts once.
+//! Importing a file twice changes nothing the second time: rows are set, not added, a flag is set
+//! or not, and an action that was done counts once.
 
-use super::client::Client;
+mod pipe;
+
+use super::connect::{ConnectArgs, Link, put_bulk, put_head};
 use clap::{Args, ValueEnum};
 use flate2::read::MultiGzDecoder;
 use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
+use pipe::{Event, Pipe};
 use redis_protocol::resp2::types::OwnedFrame;
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -28,33 +32,41 @@ use std::time::Instant;
 const LINE_MOST_BYTES: usize = 64 << 10;
 /// Bad lines that are shown; the rest are only counted.
 const SHOWN: usize = 5;
+/// After so many lines it is looked whether a connection has failed.
+const LINES_PER_LOOK: u64 = 256;
 
-/// Loads counters or events from CSV files (plain or gzip) into a running server.
+/// Loads counters, flags or events from CSV files into a running server.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Examples:
-  tidemark import posts.csv                   rows: id,like,repost,comment,read (the header names the fields)
-  tidemark import reposts.csv.gz              events: created_at,post_id,origin_post_id,user_id
+  tidemark import posts.csv                   rows: id,like,repost,comment,read
+                                              (the header names the fields)
+  tidemark import --space liked likes.csv     flags: id,member (a line per like)
+  tidemark import reposts.csv.gz              events: created_at,post_id,
+                                              origin_post_id,user_id
   zcat old.csv.gz | tidemark import -         from standard input
-  tidemark import --kind rows --fields like,read --space post counts.csv
+  tidemark import --kind rows --fields like,read counts.csv
                                               a file without a header
+  export REDISCLI_AUTH=secret
+  tidemark import --host db1 --user loader --tls --cacert ca.pem posts.csv
+                                              with a login, encrypted
 
-Bad lines are counted and the first few shown with their number and reason; the rest of the file goes on (exit status 0).
-With --strict the import stops at the first one (exit status 1). What was sent before stays: importing again is harmless.")]
+Bad lines are counted and the first few shown with their number and reason; the rest of the file goes on, and the exit status is 1.
+With --strict the import stops at the first one. What was sent before stays: importing again is harmless.")]
 pub struct ImportArgs {
     /// Files to load, plain or gzip; `-` is standard input.
     #[arg(required = true)]
     pub files: Vec<PathBuf>,
-    /// The server's host.
-    #[arg(long, default_value = "127.0.0.1")]
-    pub host: String,
-    /// The server's port.
-    #[arg(long, default_value_t = crate::config::DEFAULT_PORT)]
-    pub port: u16,
-    /// What the lines are; by default the header tells.
+    /// Where the server is, and the login.
+    #[command(flatten)]
+    pub connect: ConnectArgs,
+    /// Connections to use at a time.
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub connections: u16,
+    /// What the lines are; by default the header and the space tell.
     #[arg(long, value_enum)]
     pub kind: Option<Kind>,
-    /// Rows: the counter space to set.
+    /// Rows: the counter space to set. Flags: the existence space.
     #[arg(long, default_value = "post")]
     pub space: String,
     /// Rows without a header: the fields after the id, in order.
@@ -68,11 +80,28 @@ pub struct ImportArgs {
     pub strict: bool,
 }
 
+impl Default for ImportArgs {
+    fn default() -> Self {
+        ImportArgs {
+            files: Vec::new(),
+            connect: ConnectArgs::default(),
+            connections: 4,
+            kind: None,
+            space: "post".to_owned(),
+            fields: Vec::new(),
+            action: "repost".to_owned(),
+            strict: false,
+        }
+    }
+}
+
 /// What a file's lines are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
     /// `id,field,field,...`: the counters of one id.
     Rows,
+    /// `id,member`: one flag of one id.
+    Flags,
     /// `created_at,post_id,origin_post_id,user_id`: one user reposts one post.
     Events,
 }
@@ -84,13 +113,15 @@ pub struct Summary {
     pub lines: u64,
     /// Rows set.
     pub rows: u64,
+    /// Flags sent.
+    pub flags: u64,
     /// Events sent as actions.
     pub events: u64,
-    /// Events that changed something: the first repost of a post by a user.
+    /// Flags and events that changed something: the first repost of a post by a user.
     pub changed: u64,
-    /// Events that changed nothing: the user had done it before.
+    /// Flags and events that changed nothing: they were there before.
     pub repeated: u64,
-    /// Events of posts below the horizon: nobody can say whether it had been done.
+    /// Flags and events of posts below the horizon: nobody can say whether they were there.
     pub unknown: u64,
     /// Lines of original posts (no origin): nothing to do.
     pub originals: u64,
@@ -113,17 +144,27 @@ pub enum ImportError {
         /// Why.
         source: io::Error,
     },
-    /// The server could not be reached, or went away.
-    #[error("{address}: {source} (lines up to {acknowledged} of {path} were acknowledged)")]
+    /// The server could not be reached, or did not let us in.
+    #[error("cannot import into {address}: {source}")]
+    Connect {
+        /// The server.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The server went away, or refuses everything.
+    #[error(
+        "{address}: {reason} ({path}: the lines up to {acknowledged} are loaded; importing again is harmless)"
+    )]
     Server {
-        /// Whom we talked to.
+        /// The server.
         address: String,
         /// While reading which file.
         path: String,
-        /// The last line whose reply came.
+        /// All lines up to this one were answered.
         acknowledged: u64,
         /// Why.
-        source: io::Error,
+        reason: String,
     },
     /// `--strict`, and a line was bad.
     #[error("{path}, line {line}: {reason}")]
@@ -135,115 +176,256 @@ pub enum ImportError {
         /// What is wrong with it.
         reason: String,
     },
-    /// The file says neither what it is, nor do the options.
+    /// The file says neither what it is, nor do the options; or the server lacks what they name.
     #[error("{0}")]
     Kind(String),
+}
+
+/// `tidemark import`: an error also if lines were bad.
+pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
+    match run(args).map_err(|e| e.to_string())?.bad {
+        0 => Ok(()),
+        1 => Err("one line was bad, and is not loaded".to_owned()),
+        bad => Err(format!("{} lines were bad, and are not loaded", HumanCount(bad))),
+    }
 }
 
 /// Runs the import; progress goes to standard error, the summary to standard output.
 pub fn run(args: &ImportArgs) -> Result<Summary, ImportError> {
     let started = Instant::now();
-    let address = format!("{}:{}", args.host, args.port);
-    let server = |source| ImportError::Server {
-        address: address.clone(),
-        path: args.files[0].display().to_string(),
-        acknowledged: 0,
-        source,
-    };
-    let client = Client::connect((args.host.as_str(), args.port)).map_err(server)?;
-    let mut import = Import {
-        args,
-        address,
-        client,
-        sent: VecDeque::new(),
-        summary: Summary::default(),
-        shown: 0,
-    };
+    let mut import = Import { args, summary: Summary::default(), shown: 0 };
     for path in &args.files {
         import.file(path)?;
     }
     let (summary, seconds) = (import.summary, started.elapsed());
+    let Summary { rows, flags, events, originals, .. } = summary;
+    let mut text = format!("{} lines in {}", HumanCount(summary.lines), HumanDuration(seconds));
+    let parts =
+        [(rows, "rows set"), (flags, "flags"), (events, "events"), (originals, "original posts")];
+    for (count, what) in parts.into_iter().filter(|(count, _)| *count > 0) {
+        text += &format!("; {} {what}", HumanCount(count));
+    }
+    if flags + events > 0 {
+        text += &format!(
+            "; {} changed, {} repeated, {} below the horizon",
+            HumanCount(summary.changed),
+            HumanCount(summary.repeated),
+            HumanCount(summary.unknown)
+        );
+    }
     // A closed standard output is no reason to fail.
-    let _ = writeln!(
-        io::stdout(),
-        "{} lines in {}: {} rows set; {} events, {} changed, {} repeated, {} below the horizon; {} original posts; {} bad lines",
-        HumanCount(summary.lines),
-        HumanDuration(seconds),
-        HumanCount(summary.rows),
-        HumanCount(summary.events),
-        HumanCount(summary.changed),
-        HumanCount(summary.repeated),
-        HumanCount(summary.unknown),
-        HumanCount(summary.originals),
-        HumanCount(summary.bad),
-    );
+    let _ = writeln!(io::stdout(), "{text}; {} bad lines", HumanCount(summary.bad));
     Ok(summary)
 }
 
 /// How lines of the current file are read.
 enum Shape {
     Rows { fields: Vec<String> },
+    Flags,
     Events,
+}
+
+/// What the server has, as far as it tells us.
+#[derive(Default)]
+struct Spaces {
+    counters: Vec<String>,
+    existences: Vec<String>,
+    actions: Vec<String>,
+}
+
+impl Spaces {
+    /// Asks. Users who may not ask hear of what is missing with the first line.
+    async fn ask(link: &mut Link) -> io::Result<Spaces> {
+        let mut spaces = Spaces::default();
+        for (name, kind) in names(link.call(&[b"TM.SPACE", b"LIST"]).await?) {
+            match kind.as_deref() {
+                Some("counter") => spaces.counters.push(name),
+                Some("existence") => spaces.existences.push(name),
+                _ => {}
+            }
+        }
+        let actions = names(link.call(&[b"TM.ACTION", b"LIST"]).await?);
+        spaces.actions = actions.into_iter().map(|(name, _)| name).collect();
+        Ok(spaces)
+    }
+
+    /// Whether what a file wants is there.
+    fn check(&self, shape: &Shape, args: &ImportArgs) -> Result<(), String> {
+        let (what, name, all) = match shape {
+            Shape::Rows { .. } => ("counter space", &args.space, &self.counters),
+            Shape::Flags => ("existence space", &args.space, &self.existences),
+            Shape::Events => ("action", &args.action, &self.actions),
+        };
+        if all.is_empty() || all.contains(name) {
+            return Ok(());
+        }
+        Err(format!("the server has no {what} '{name}'; it has: {}", all.join(", ")))
+    }
+}
+
+/// The values of `name` and `kind` in each of the maps of a list.
+fn names(reply: OwnedFrame) -> Vec<(String, Option<String>)> {
+    let OwnedFrame::Array(maps) = reply else { return Vec::new() };
+    let text = |frame: &OwnedFrame| match frame {
+        OwnedFrame::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+        _ => None,
+    };
+    let one = |map: OwnedFrame| {
+        let OwnedFrame::Array(items) = map else { return None };
+        let value = |key: &str| {
+            let pair = items.chunks(2).find(|pair| text(&pair[0]).as_deref() == Some(key))?;
+            text(pair.get(1)?)
+        };
+        Some((value("name")?, value("kind")))
+    };
+    maps.into_iter().filter_map(one).collect()
 }
 
 struct Import<'a> {
     args: &'a ImportArgs,
-    address: String,
-    client: Client,
-    /// Line numbers of the commands whose replies are outstanding, and what they were.
-    sent: VecDeque<(u64, Kind)>,
     summary: Summary,
     shown: usize,
 }
 
+/// A file that is being read, for errors.
+struct Source {
+    name: String,
+    progress: ProgressBar,
+}
+
 impl Import<'_> {
+    /// Opens the connections, and asks what the server has.
+    fn connect(&self) -> Result<(Pipe, Spaces), ImportError> {
+        let connect = &self.args.connect;
+        let open = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let tls = connect.tls()?;
+            let (links, spaces) = runtime.block_on(async {
+                let mut links = vec![connect.open(tls.as_ref()).await?];
+                let spaces = Spaces::ask(&mut links[0]).await?;
+                for _ in 1..self.args.connections {
+                    links.push(connect.open(tls.as_ref()).await?);
+                }
+                io::Result::Ok((links, spaces))
+            })?;
+            Ok((Pipe::start(links, runtime)?, spaces))
+        };
+        open().map_err(|source| ImportError::Connect { address: connect.address(), source })
+    }
+
     fn file(&mut self, path: &Path) -> Result<(), ImportError> {
         let name = path.display().to_string();
         let failed = |line, source| ImportError::File { path: name.clone(), line, source };
         let (progress, mut reader) = open(path).map_err(|e| failed(0, e))?;
+        let source = Source { name: name.clone(), progress };
+        // Cleared whatever happens: what is said last must not stand beside a bar.
+        let outcome = self.lines(&source, &mut reader, &failed);
+        source.progress.finish_and_clear();
+        outcome
+    }
+
+    fn lines(
+        &mut self,
+        source: &Source,
+        reader: &mut dyn BufRead,
+        failed: &dyn Fn(u64, io::Error) -> ImportError,
+    ) -> Result<(), ImportError> {
+        let (mut pipe, spaces) = self.connect()?;
         let mut lines = Lines { line: Vec::new(), number: 0 };
         let mut columns = Columns::default();
-        let mut shape = None;
+        let mut command: Option<Command> = None;
         loop {
             let number = lines.number;
-            let line = match lines.next(&mut reader).map_err(|e| failed(number, e))? {
+            let line = match lines.next(reader).map_err(|e| failed(number, e))? {
                 None => break,
                 Some(Err(reason)) => {
                     self.summary.lines += 1;
-                    self.bad(&progress, &name, lines.number, reason.into())?;
+                    self.summary.bad += 1;
+                    self.bad(source, lines.number, reason.into())?;
                     continue;
                 }
                 Some(Ok(line)) => line,
             };
             columns.split(line);
-            let shape = match &shape {
-                Some(shape) => shape,
+            let command = match &command {
+                Some(command) => command,
                 None => {
-                    let (found, is_header) = self.shape(&name, &columns)?;
-                    let found = shape.insert(found);
+                    let (shape, is_header) = self.shape(&source.name, &columns, &spaces)?;
+                    spaces.check(&shape, self.args).map_err(ImportError::Kind)?;
+                    let made = command.insert(Command::new(shape, self.args));
                     if is_header {
                         continue;
                     }
-                    found
+                    made
                 }
             };
             self.summary.lines += 1;
-            match self.line(shape, &columns, lines.number) {
-                Ok(()) => {}
-                Err(reason) => self.bad(&progress, &name, lines.number, reason)?,
+            match command.push(&columns, lines.number, &mut pipe) {
+                Ok(true) => {}
+                Ok(false) => self.summary.originals += 1,
+                Err(reason) => {
+                    self.summary.bad += 1;
+                    self.bad(source, lines.number, reason)?;
+                }
             }
-            if self.client.is_full() {
-                // Half, so that the server always has something to do while we read the file.
-                self.replies(&progress, &name, Client::IN_FLIGHT / 2)?;
+            if lines.number.is_multiple_of(LINES_PER_LOOK) {
+                for event in pipe.events() {
+                    self.event(source, event, &pipe, lines.number)?;
+                }
             }
         }
-        self.replies(&progress, &name, 0)?;
-        progress.finish_and_clear();
+        let last = lines.number;
+        let address = self.args.connect.address();
+        let tally = pipe.finish(
+            |event, pipe| self.event(source, event, pipe, last),
+            |source| ImportError::Connect { address, source },
+        )?;
+        let summary = &mut self.summary;
+        summary.bad += tally.bad;
+        let answered = tally.changed + tally.repeated + tally.unknown;
+        match command.map(|command| command.shape) {
+            Some(Shape::Rows { .. }) => summary.rows += tally.done,
+            Some(Shape::Flags) => summary.flags += answered,
+            Some(Shape::Events) => summary.events += answered,
+            None => {}
+        }
+        summary.changed += tally.changed;
+        summary.repeated += tally.repeated;
+        summary.unknown += tally.unknown;
         Ok(())
     }
 
-    /// What the file holds, by its first line and the options; and whether that line is a header.
-    fn shape(&self, name: &str, columns: &Columns) -> Result<(Shape, bool), ImportError> {
+    /// What a connection told.
+    fn event(
+        &mut self,
+        source: &Source,
+        event: Event,
+        pipe: &Pipe,
+        last: u64,
+    ) -> Result<(), ImportError> {
+        let reason = match event {
+            Event::Bad { line, reason } => {
+                return self.bad(source, line, format!("the server says: {reason}"));
+            }
+            Event::Refused { line, reason } => format!("line {line} is refused: {reason}"),
+            Event::Broken(error) => error.to_string(),
+        };
+        Err(ImportError::Server {
+            address: self.args.connect.address(),
+            path: source.name.clone(),
+            acknowledged: pipe.answered_through(last),
+            reason,
+        })
+    }
+
+    /// What the file holds, by its first line, the options and the space; and whether that line is
+    /// a header.
+    fn shape(
+        &self,
+        name: &str,
+        columns: &Columns,
+        spaces: &Spaces,
+    ) -> Result<(Shape, bool), ImportError> {
         let first: Vec<String> =
             columns.iter().map(|c| String::from_utf8_lossy(c).trim().to_string()).collect();
         let is_header = first.iter().any(|c| c.bytes().any(|b| b.is_ascii_alphabetic()));
@@ -253,13 +435,29 @@ impl Import<'_> {
             None if first == ["created_at", "post_id", "origin_post_id", "user_id"] => Kind::Events,
             None => {
                 return Err(ImportError::Kind(format!(
-                    "{name}: the first line is neither `id,<field>,...` nor `created_at,post_id,origin_post_id,user_id`: \
-                     say what the lines are with --kind rows or --kind events"
+                    "{name}: the first line is neither `id,<field>,...`, `id,member` nor `created_at,post_id,origin_post_id,user_id`: \
+                     say what the lines are with --kind rows, --kind flags or --kind events"
                 )));
             }
         };
+        // A member may have letters: only the id tells a header of flags.
+        let is_id = |c: &str| c.bytes().all(|b| b.is_ascii_digit());
+        let is_of_flags = || spaces.existences.contains(&self.args.space);
         let shape = match kind {
             Kind::Events => Shape::Events,
+            Kind::Flags => {
+                return Ok((Shape::Flags, !is_id(&first[0])));
+            }
+            Kind::Rows if is_of_flags() && first.len() == 2 => {
+                return Ok((Shape::Flags, !is_id(&first[0])));
+            }
+            Kind::Rows if is_of_flags() => {
+                return Err(ImportError::Kind(format!(
+                    "{name}: the space '{}' holds flags, whose lines are `id,member`; these have {} columns",
+                    self.args.space,
+                    first.len()
+                )));
+            }
             Kind::Rows if !self.args.fields.is_empty() => {
                 Shape::Rows { fields: self.args.fields.clone() }
             }
@@ -273,96 +471,11 @@ impl Import<'_> {
         Ok((shape, is_header))
     }
 
-    /// Turns one line into one command, or says what is wrong with it.
-    fn line(&mut self, shape: &Shape, columns: &Columns, number: u64) -> Result<(), String> {
-        match shape {
-            Shape::Rows { fields } => {
-                if columns.len() != fields.len() + 1 {
-                    return Err(format!(
-                        "{} columns, expected {}",
-                        columns.len(),
-                        fields.len() + 1
-                    ));
-                }
-                let id = integer::<u64>("id", columns.get(0))?;
-                for (field, value) in fields.iter().zip(columns.iter().skip(1)) {
-                    integer::<i64>(field, value)?;
-                }
-                let mut command: Vec<&[u8]> = vec![b"CNT.SET", self.args.space.as_bytes(), id];
-                for (field, value) in fields.iter().zip(columns.iter().skip(1)) {
-                    command.push(field.as_bytes());
-                    command.push(value);
-                }
-                self.client.push(&command);
-                self.sent.push_back((number, Kind::Rows));
-            }
-            Shape::Events => {
-                if columns.len() != 4 {
-                    return Err(format!("{} columns, expected 4", columns.len()));
-                }
-                integer::<u64>("post_id", columns.get(1))?;
-                let user = integer::<u64>("user_id", columns.get(3))?;
-                if columns.get(2).is_empty() {
-                    self.summary.originals += 1;
-                    return Ok(());
-                }
-                let origin = integer::<u64>("origin_post_id", columns.get(2))?;
-                self.client.push(&[b"FEED.ACT", self.args.action.as_bytes(), user, origin]);
-                self.sent.push_back((number, Kind::Events));
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes replies until only `leave` are outstanding.
-    fn replies(
-        &mut self,
-        progress: &ProgressBar,
-        name: &str,
-        leave: usize,
-    ) -> Result<(), ImportError> {
-        while self.sent.len() > leave {
-            let (line, kind) = self.sent[0];
-            let reply = self.client.reply().map_err(|source| ImportError::Server {
-                address: self.address.clone(),
-                path: name.into(),
-                acknowledged: line - 1,
-                source,
-            })?;
-            self.sent.pop_front();
-            if let OwnedFrame::Error(reason) = reply {
-                self.bad(progress, name, line, format!("the server says: {reason}"))?;
-                continue;
-            }
-            match kind {
-                Kind::Rows => self.summary.rows += 1,
-                Kind::Events => {
-                    self.summary.events += 1;
-                    match reply {
-                        OwnedFrame::Array(items) => match items.first() {
-                            Some(OwnedFrame::Integer(1)) => self.summary.changed += 1,
-                            Some(OwnedFrame::Integer(_)) => self.summary.repeated += 1,
-                            _ => self.summary.unknown += 1,
-                        },
-                        _ => self.summary.unknown += 1,
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn bad(
-        &mut self,
-        progress: &ProgressBar,
-        name: &str,
-        line: u64,
-        reason: String,
-    ) -> Result<(), ImportError> {
-        self.summary.bad += 1;
+    /// Shows a bad line, or ends with it.
+    fn bad(&mut self, source: &Source, line: u64, reason: String) -> Result<(), ImportError> {
+        let (name, progress) = (&source.name, &source.progress);
         if self.args.strict {
-            progress.abandon();
-            return Err(ImportError::Strict { path: name.into(), line, reason });
+            return Err(ImportError::Strict { path: name.clone(), line, reason });
         }
         self.shown += 1;
         if self.shown <= SHOWN {
@@ -374,12 +487,93 @@ impl Import<'_> {
     }
 }
 
-/// The text of an integer that fits `T`, as it will be sent.
-fn integer<'a, T: std::str::FromStr>(what: &str, text: &'a [u8]) -> Result<&'a [u8], String> {
+/// How a line becomes a command.
+struct Command {
+    shape: Shape,
+    /// The command up to its first value.
+    head: Vec<u8>,
+    /// The names of a row's fields, as arguments.
+    fields: Vec<Vec<u8>>,
+}
+
+impl Command {
+    fn new(shape: Shape, args: &ImportArgs) -> Command {
+        let bulk = |text: &str| {
+            let mut out = Vec::new();
+            put_bulk(&mut out, text.as_bytes());
+            out
+        };
+        let (name, of, fields) = match &shape {
+            Shape::Rows { fields } => ("CNT.SET", &args.space, &fields[..]),
+            Shape::Flags => ("PH.ADD", &args.space, &[][..]),
+            Shape::Events => ("FEED.ACT", &args.action, &[][..]),
+        };
+        let arguments = if matches!(shape, Shape::Rows { .. }) { 3 + 2 * fields.len() } else { 4 };
+        let mut head = Vec::new();
+        put_head(&mut head, b'*', arguments);
+        head.extend([bulk(name), bulk(of)].concat());
+        let fields = fields.iter().map(|field| bulk(field)).collect();
+        Command { shape, head, fields }
+    }
+
+    /// Turns one line into one command, or says what is wrong with it. False: there is nothing to
+    /// do.
+    fn push(&self, columns: &Columns, line: u64, pipe: &mut Pipe) -> Result<bool, String> {
+        let expected = match &self.shape {
+            Shape::Rows { fields } => fields.len() + 1,
+            Shape::Flags => 2,
+            Shape::Events => 4,
+        };
+        if columns.len() != expected {
+            return Err(format!("{} columns, expected {expected}", columns.len()));
+        }
+        match &self.shape {
+            Shape::Rows { fields } => {
+                let (id, number) = integer::<u64>("id", columns.get(0))?;
+                for (field, value) in fields.iter().zip(columns.iter().skip(1)) {
+                    integer::<i64>(field, value)?;
+                }
+                pipe.push(number, line, |out| {
+                    out.extend_from_slice(&self.head);
+                    put_bulk(out, id);
+                    for (field, value) in self.fields.iter().zip(columns.iter().skip(1)) {
+                        out.extend_from_slice(field);
+                        put_bulk(out, value.trim_ascii());
+                    }
+                });
+            }
+            Shape::Flags => {
+                let (id, number) = integer::<u64>("id", columns.get(0))?;
+                self.push_pair(number, line, columns.get(1), id, pipe);
+            }
+            Shape::Events => {
+                integer::<u64>("post_id", columns.get(1))?;
+                let (user, _) = integer::<u64>("user_id", columns.get(3))?;
+                if columns.get(2).is_empty() {
+                    return Ok(false);
+                }
+                let (origin, number) = integer::<u64>("origin_post_id", columns.get(2))?;
+                self.push_pair(number, line, user, origin, pipe);
+            }
+        }
+        Ok(true)
+    }
+
+    fn push_pair(&self, number: u64, line: u64, member: &[u8], id: &[u8], pipe: &mut Pipe) {
+        pipe.push(number, line, |out| {
+            out.extend_from_slice(&self.head);
+            put_bulk(out, member);
+            put_bulk(out, id);
+        });
+    }
+}
+
+/// The text of an integer that fits `T`, as it will be sent, and its value.
+fn integer<'a, T: std::str::FromStr>(what: &str, text: &'a [u8]) -> Result<(&'a [u8], T), String> {
     let text = text.trim_ascii();
     match std::str::from_utf8(text).ok().and_then(|t| t.parse::<T>().ok()) {
         // What Rust reads and Redis does not.
-        Some(_) if !text.starts_with(b"+") => Ok(text),
+        Some(value) if !text.starts_with(b"+") => Ok((text, value)),
         _ => Err(format!(
             "{what}: \"{}\" is not an integer or out of range",
             text[..text.len().min(40)].escape_ascii()
@@ -472,6 +666,15 @@ struct Columns {
 
 impl Columns {
     fn split(&mut self, line: &[u8]) {
+        if !line.contains(&b'"') {
+            self.text.clear();
+            self.ends.clear();
+            for column in line.split(|&b| b == b',') {
+                self.text.extend_from_slice(column);
+                self.ends.push(self.text.len());
+            }
+            return;
+        }
         // No column is longer than the line, and there are at most as many as bytes, plus one.
         self.text.resize(line.len() + 2, 0);
         self.ends.resize(line.len() + 2, 0);
@@ -540,13 +743,13 @@ mod tests {
     fn integers_are_checked_before_they_are_sent() {
         assert_eq!(
             integer::<u64>("id", b" 18446744073709551615 "),
-            Ok(&b"18446744073709551615"[..])
+            Ok((&b"18446744073709551615"[..], u64::MAX))
         );
         assert!(integer::<u64>("id", b"18446744073709551616").is_err());
         assert!(integer::<u64>("id", b"-1").is_err());
         assert_eq!(
             integer::<i64>("like", b"-9223372036854775808"),
-            Ok(&b"-9223372036854775808"[..])
+            Ok((&b"-9223372036854775808"[..], i64::MIN))
         );
         for bad in [&b"+1"[..], b"", b"1.0", b"0x10", b"1e3", b"\xff", b"1 2"] {
             assert!(integer::<i64>("like", bad).is_err(), "{bad:?}");

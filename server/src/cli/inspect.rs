@@ -6,12 +6,14 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use store::{Finding, RealDisk, Report, Severity};
 
-/// Verifies a data folder and explains what is wrong, and what to do. Exit status 1 if it cannot be
-/// started from.
+/// Verifies a data folder and explains what is wrong, and what to do.
+///
+/// Exit status 1 if it cannot be started from.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Example:
-  tidemark check data       every checksum of every file, and whether together they make a whole
+  tidemark check data       every checksum of every file, and whether the files
+                            together make a whole
 
 It reads only. On the folder of a running server the newest log segment may look torn: it is being written.")]
 pub(super) struct CheckArgs {
@@ -19,13 +21,14 @@ pub(super) struct CheckArgs {
     pub(super) dir: PathBuf,
 }
 
-/// Prints a file of a data folder: manifest, log segment or snapshot file.
+/// Prints a file of a data folder: manifest, log segment, snapshot or cold file.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Examples:
   tidemark dump data/tidemark.manifest
   tidemark dump data/log-0000000000000001.tlog
-  tidemark dump --payloads data/log-0000000000000001.tlog    with the records' bytes")]
+  tidemark dump --payloads data/log-0000000000000001.tlog
+                            with the records' bytes")]
 pub(super) struct DumpArgs {
     /// The file.
     pub(super) file: PathBuf,

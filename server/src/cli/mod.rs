@@ -1,6 +1,8 @@
 //! The command line. Each file is one subcommand; this one says which there are.
 
 pub mod client;
+mod config;
+pub mod connect;
 pub mod day;
 pub mod demo;
 mod full_tables;
@@ -9,17 +11,22 @@ mod inspect;
 mod serve;
 mod terminal;
 
-use crate::config::Config;
 use clap::{Parser, Subcommand};
 use std::io::Write;
 use std::process::ExitCode;
 
-/// Counters and yes/no flags of feed pages, in one round trip.
+/// A RESP server for feed pages: counters of posts and flags of viewers, in one round trip.
 #[derive(Parser, Debug)]
 #[command(
     name = "tidemark",
     version,
-    after_help = "Try it: `tidemark demo` loads a day of posts, prints a feed page, and leaves the server up for redis-cli."
+    after_help = "\
+Examples:
+  tidemark demo                        load a generated day, show a page, try redis-cli
+  tidemark serve --dir data            serve on 127.0.0.1:6399
+  tidemark config > tidemark.toml      all settings, with their documentation
+
+`tidemark help COMMAND` has more examples."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -34,17 +41,8 @@ enum Command {
     Demo(demo::DemoArgs),
     Check(inspect::CheckArgs),
     Dump(inspect::DumpArgs),
-    /// Prints the configuration file with every key, its default and what it means.
-    #[command(after_long_help = "\
-Examples:
-  tidemark config > tidemark.toml        a file to start from; keep only what you change
-  tidemark config --config my.toml       what the server would run with, defaults filled in; complains if the file is wrong")]
-    Config {
-        /// Print this file's values instead of the defaults.
-        #[arg(long, value_name = "FILE")]
-        config: Option<std::path::PathBuf>,
-    },
-    /// Prints the reference of all commands that the server speaks (docs/commands.md).
+    Config(config::ConfigArgs),
+    /// Prints the reference of all RESP commands (docs/commands.md).
     Commands,
 }
 
@@ -53,10 +51,10 @@ pub fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Serve(args) => serve::run(&args),
         Command::Demo(args) => demo::run(&args).map_err(|e| e.to_string()),
-        Command::Import(args) => import::run(&args).map(drop).map_err(|e| e.to_string()),
+        Command::Import(args) => import::main(&args),
         Command::Check(args) => inspect::check(&args),
         Command::Dump(args) => inspect::dump(&args),
-        Command::Config { config } => print_config(config.as_deref()),
+        Command::Config(args) => config::run(&args),
         Command::Commands => print(&crate::commands::reference()),
     };
     match outcome {
@@ -66,14 +64,6 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-fn print_config(path: Option<&std::path::Path>) -> Result<(), String> {
-    let config = match path {
-        Some(path) => Config::load(path).map_err(|e| e.to_string())?,
-        None => Config::default(),
-    };
-    print(&config.print())
 }
 
 /// A reader that has seen enough (`| head`) is no error.
@@ -86,9 +76,32 @@ fn print(text: &str) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     #[test]
     fn the_command_line_is_well_formed() {
-        use clap::CommandFactory;
         super::Cli::command().debug_assert();
+    }
+
+    /// Examples are no prose: a terminal of 80 columns must not wrap them. Each command says what
+    /// it does in one line of the list.
+    #[test]
+    fn help_fits_80_columns() {
+        let command = super::Cli::command();
+        let all = std::iter::once(&command).chain(command.get_subcommands());
+        for command in all {
+            let name = command.get_name();
+            let help = [command.get_after_help(), command.get_after_long_help()];
+            for line in help
+                .into_iter()
+                .flatten()
+                .flat_map(|h| h.to_string().lines().map(str::to_owned).collect::<Vec<_>>())
+            {
+                let is_example = line.starts_with("  ");
+                assert!(!is_example || line.chars().count() <= 80, "{name}: {line}");
+            }
+            let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+            assert!(!about.is_empty() && about.len() <= 80, "{name}: {about}");
+        }
     }
 }

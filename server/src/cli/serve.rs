@@ -11,14 +11,16 @@ use tracing_subscriber::util::SubscriberInitExt;
 #[derive(clap::Args, Debug)]
 #[command(after_long_help = "\
 Examples:
-  tidemark serve                                      on 127.0.0.1:6399, data in ./data
-  tidemark serve --config tidemark.toml --port 7000   a file, and one thing different
+  tidemark serve                              on 127.0.0.1:6399, data in ./data
+  tidemark serve --config tidemark.toml --port 7000
   tidemark serve --dir /var/lib/tidemark --fsync always
 
 Then, from another terminal:
-  redis-cli -p 6399 FEED.ACT like 7 1001             user 7 likes post 1001
-  redis-cli -p 6399 FEED.GET home 7 1001 1002        a page of two posts as user 7 sees it: like repost comment read liked read
-  redis-cli -p 6399 HGETALL post:1001                the same counters, as a Redis hash
+  redis-cli -p 6399 FEED.ACT like 7 1001      user 7 likes post 1001
+  redis-cli -p 6399 FEED.GET home 7 1001 1002
+                                              a page of two posts as user 7 sees it:
+                                              like repost comment read, liked read
+  redis-cli -p 6399 HGETALL post:1001         the same counters, as a Redis hash
 
 Signals: SIGTERM, SIGINT and SIGQUIT stop the server and lose nothing; SIGHUP reads the TLS
 certificates again. The log goes to standard error, so no log file has to be opened again: other

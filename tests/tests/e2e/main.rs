@@ -19,6 +19,7 @@ mod full_sync;
 mod gate;
 mod golden;
 mod hostile;
+mod import;
 mod manners;
 mod merge;
 mod model;

@@ -9,6 +9,7 @@ use redis::Commands;
 use std::collections::{BTreeMap, HashSet};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
+use tidemark_server::cli::connect::ConnectArgs;
 use tidemark_server::cli::import::{ImportArgs, run};
 use tidemark_tests::{TestServer, reposts};
 
@@ -22,13 +23,9 @@ fn real_file() -> Option<PathBuf> {
 fn arguments(server: &TestServer, file: PathBuf, strict: bool) -> ImportArgs {
     ImportArgs {
         files: vec![file],
-        host: "127.0.0.1".into(),
-        port: server.port(),
-        kind: None,
-        space: "post".into(),
-        fields: vec![],
-        action: "repost".into(),
+        connect: ConnectArgs { port: server.port(), ..ConnectArgs::default() },
         strict,
+        ..ImportArgs::default()
     }
 }
 
