@@ -287,7 +287,10 @@ impl<'a> Ground<'a> {
         let most = space.rows_per_table().saturating_mul(2);
         let tag =
             Tag { space: space.number(), kind: RecordKind::Rows as u32, low, high: last, stamp: 0 };
-        let width = spill.width;
+        // While a log is replayed from before an ALTER, or followed from there, the files are wider
+        // than the schema at that place. What they have beyond it is kept.
+        let columns = old.iter().map(|file| file.head().columns);
+        let width = columns.fold(spill.width, usize::max);
         let entries = Vec::new();
         let mut out =
             Output { store, tag, width, most, room, pace: &pace, bytes: 0, writer: None, entries };
