@@ -8,7 +8,7 @@
 
 mod common;
 
-use common::{FIRST, Program, TIDEMARK, call, count, refusal, text, until};
+use common::{FIRST, Program, TIDEMARK, call, count, refusal, text, tidemark, until};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -67,6 +67,44 @@ fn a_folder_is_one_servers_whatever_happens_to_its_files() {
     assert_eq!(refusal(&call(&mut program.client(), &format!("CNT.SET post {FIRST} like 1"))), "");
     assert!(program.terminate().success());
     Program::start(folder.path(), "always");
+}
+
+/// F23. The log of a killed server is cut below the place where replay begins, by a copy that was
+/// not finished, say: the start is refused, and `tidemark check` says what is missing, and where.
+#[test]
+fn a_log_cut_below_the_replay_position_stops_the_start_and_is_found_by_check() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = Program::start(folder.path(), "always");
+    let mut client = program.client();
+    let like = |client: &mut Client, id: u64| {
+        assert_eq!(refusal(&call(client, &format!("HINCRBY post:{id} like 1"))), "");
+    };
+    (0..100).for_each(|id| like(&mut client, FIRST + id));
+    assert_eq!(refusal(&call(&mut client, "SAVE")), "");
+    (100..200).for_each(|id| like(&mut client, FIRST + id));
+    program.kill();
+    let name = "log-0000000000000001.tlog";
+    let path = folder.path().join(name);
+    let whole = std::fs::read(&path).unwrap();
+    let replay: usize = {
+        let text = std::fs::read_to_string(folder.path().join("tidemark.manifest")).unwrap();
+        let line = text.lines().find(|line| line.starts_with("replay 1 ")).unwrap();
+        line.split(' ').nth(2).unwrap().parse().unwrap()
+    };
+    for cut in [replay / 2, replay - 1] {
+        std::fs::write(&path, &whole[..cut]).unwrap();
+        let told = Program::start_as(&[], folder.path(), &[]).err().expect("it started").join("\n");
+        assert!(told.contains(name) && told.contains(&format!("byte {cut}")), "{told}");
+        assert!(told.contains("something acknowledged is missing"), "{told}");
+        let check = tidemark(&["check", folder.path().to_str().unwrap()]);
+        let told = String::from_utf8_lossy(&check.stdout);
+        assert_eq!(check.status.code(), Some(1), "{told}");
+        assert!(told.contains("DAMAGE") && told.contains(&format!("byte {cut}")), "{told}");
+    }
+    std::fs::write(&path, &whole).unwrap();
+    let program = Program::start(folder.path(), "always");
+    let last = call(&mut program.client(), &format!("HGET post:{} like", FIRST + 199));
+    assert_eq!(last, OwnedFrame::BulkString(b"1".to_vec()));
 }
 
 #[test]

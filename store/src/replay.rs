@@ -19,7 +19,8 @@
 //! So a torn tail never holds a batch that `always` acknowledged, with one exception that no format
 //! can exclude: damage to the very last sync's batches, before anything was written after it, looks
 //! exactly like a torn write. An idle log is sealed for that reason. The manifest also names a
-//! durable offset; a log that ends before it is refused.
+//! durable offset; a log that ends before it is refused. So is a segment that ends before the place
+//! where replay begins: that place was durable when the manifest was written.
 
 use std::path::PathBuf;
 
@@ -517,7 +518,15 @@ pub(crate) fn replay(
             );
             return Err(Error::corrupt(disk.path(&segment_name(next.segment)), 48, what));
         }
-        let mut reported = reader.position().byte;
+        let begins = reader.position().byte;
+        if reader.size() < begins {
+            // Not a torn tail: what lies before the replay position was durable.
+            let what = format!(
+                "it ends here; the manifest says that replay begins at {start}, up to which the log was durable: something acknowledged is missing"
+            );
+            return Err(Error::corrupt(file_path, reader.size(), what));
+        }
+        let mut reported = begins;
         loop {
             if next.is_some_and(|next| reader.position().offset == next.base) {
                 break;

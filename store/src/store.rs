@@ -455,12 +455,20 @@ impl Store {
 
     /// Adds files to the manifest and takes others out of it, in one step. The files to add are
     /// complete, synced and have their names; those taken out may be removed by the caller once
-    /// this has returned, and no reader has them open.
-    pub fn replace_files(&self, add: Vec<FileEntry>, remove: &[String]) -> Result<()> {
+    /// this has returned, and no reader has them open. `durable`: an offset up to which the log is
+    /// durable. The files show nothing that was logged behind it, so a log that ends before it is
+    /// refused from now on; 0 leaves that as it was.
+    pub fn replace_files(
+        &self,
+        add: Vec<FileEntry>,
+        remove: &[String],
+        durable: u64,
+    ) -> Result<()> {
         self.disk.sync_dir().map_err(|e| Error::io(self.disk.path(""), "syncing the folder", e))?;
         self.publish(|manifest| {
             manifest.files.retain(|f| !remove.contains(&f.name));
             manifest.files.extend(add);
+            manifest.durable = manifest.durable.max(durable);
         })
     }
 

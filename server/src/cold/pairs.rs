@@ -248,7 +248,7 @@ impl Ground<'_> {
         low: u64,
         rate: u64,
     ) -> store::Result<Option<Spilled>> {
-        let Ground { store, durability, node, .. } = *self;
+        let Ground { store, durability, .. } = *self;
         let hurries = || self.hurries();
         let pace = Pace::new(rate, &hurries);
         let cold = space.cold();
@@ -296,9 +296,7 @@ impl Ground<'_> {
         let entry = writer.finish(&rewrite.note())?;
         let published = || -> store::Result<Arc<PairFile>> {
             let (file, _) = PairFile::open(store, &entry, space.options(), &cold.shared)?;
-            if node.is_some() {
-                durability.flush()?;
-            }
+            let durable = self.flush()?;
             let is_replaced = |file: &&FileEntry| match file.role {
                 Role::Cold => old.is_some_and(|old| old.entry().name == file.name),
                 Role::Snapshot => {
@@ -308,7 +306,7 @@ impl Ground<'_> {
             let replaced: Vec<String> =
                 store.manifest().files.iter().filter(is_replaced).map(|f| f.name.clone()).collect();
             durability.parts.forget_range(space.number(), low, last);
-            store.replace_files(vec![entry.clone()], &replaced)?;
+            store.replace_files(vec![entry.clone()], &replaced, durable)?;
             Ok(file)
         };
         let file = published().inspect_err(|_| store.discard(std::slice::from_ref(&entry)))?;
@@ -342,7 +340,7 @@ impl Ground<'_> {
             return Ok(false);
         }
         let names: Vec<String> = gone.iter().map(|file| file.entry().name.clone()).collect();
-        self.store.replace_files(Vec::new(), &names)?;
+        self.store.replace_files(Vec::new(), &names, 0)?;
         space.cold().set_files(kept);
         let unpinned = gone.iter().filter(|file| !self.store.is_pinned(&file.entry().name));
         unpinned.for_each(|file| file.file.retire(self.store.disk().clone()));

@@ -4,7 +4,8 @@
 //! ```text
 //!   1  counter::Space::begin_spill   the line rises; then the ids of the range that are in memory, rising, piece by piece
 //!   2  a new file                    rows in memory, and of the old files' rows those that are neither in memory nor deleted
-//!   3  the log is flushed            what the file has seen, the log has: no half of an action gets into a file alone
+//!   3  the log is flushed            what the file has seen, the log has: no half of an action gets into a file alone; the manifest
+//!                                    says how far the log went, so that one which was cut since is refused
 //!   4  the manifest                  names the new file, and neither the old ones nor the range's snapshot file any more
 //!   5  the file answers              then rows that are in memory as they are in the file leave, and memory is freed
 //! ```
@@ -215,6 +216,17 @@ impl<'a> Ground<'a> {
         })
     }
 
+    /// Has everything in the log, and durable, that a new file may have seen. Gives an offset up to
+    /// which the log is durable, for the manifest: a log that ends before it has lost something
+    /// that the file has. 0 while the log is replayed, which is durable as it is.
+    pub(super) fn flush(&self) -> store::Result<u64> {
+        if self.node.is_none() {
+            return Ok(0);
+        }
+        self.durability.flush()?;
+        Ok(self.durability.positions().1.offset)
+    }
+
     /// Bytes that new files of a range may take instead of the `old` ones. An error if the disk has
     /// too little room for them.
     fn room(
@@ -273,7 +285,7 @@ impl<'a> Ground<'a> {
         last: u64,
         rate: u64,
     ) -> store::Result<Spilled> {
-        let Ground { store, durability, node, .. } = *self;
+        let Ground { store, durability, .. } = *self;
         let hurries = || self.hurries();
         let pace = Pace::new(rate, &hurries);
         let cold = space.cold();
@@ -327,9 +339,7 @@ impl<'a> Ground<'a> {
         let fresh = out.entries.iter().map(|entry| store.open_cold(entry).map(Arc::new));
         let fresh = fresh.collect::<store::Result<Vec<_>>>()?;
 
-        if node.is_some() {
-            durability.flush()?;
-        }
+        let durable = self.flush()?;
         let is_replaced = |file: &&FileEntry| match file.role {
             Role::Cold => old.iter().any(|old| old.entry().name == file.name),
             Role::Snapshot => {
@@ -342,7 +352,7 @@ impl<'a> Ground<'a> {
         let replaced: Vec<String> =
             store.manifest().files.iter().filter(is_replaced).map(|f| f.name.clone()).collect();
         durability.parts.forget_range(space.number(), low, last);
-        store.replace_files(out.entries.clone(), &replaced)?;
+        store.replace_files(out.entries.clone(), &replaced, durable)?;
         out.entries.clear();
 
         let kept = files.all().iter().filter(|file| !old.iter().any(|old| Arc::ptr_eq(old, file)));

@@ -3,7 +3,10 @@
 
 use std::sync::Arc;
 
-use store::{ColdFile, Error, Faults, FileEntry, SimDisk, Store, StoreOptions, Tag, check, dump};
+use store::{
+    Batch, ColdFile, Error, Faults, FileEntry, Severity, SimDisk, Store, StoreOptions, Tag, check,
+    dump,
+};
 
 fn tag(low: u64, high: u64) -> Tag {
     Tag { space: 1, kind: 2, low, high, stamp: 0 }
@@ -55,7 +58,7 @@ fn rows_are_found_by_one_read_and_nothing_else_is() {
     let entry = write(&store, tag(0, u64::MAX), &rows);
     let per_row = entry.bytes as f64 / rows.len() as f64;
     assert!(per_row < 5.0, "{per_row} bytes per row");
-    store.replace_files(vec![entry.clone()], &[]).unwrap();
+    store.replace_files(vec![entry.clone()], &[], 0).unwrap();
     let file = store.open_cold(&entry).unwrap();
     assert!(file.memory_bytes() < 5_000, "{} bytes of memory", file.memory_bytes());
     let mut out = [0; 4];
@@ -94,13 +97,40 @@ fn rows_are_found_by_one_read_and_nothing_else_is() {
     assert_eq!(disk.list_names().iter().filter(|n| n.starts_with("cold-")).count(), 1);
 }
 
+/// F23. A cold file has seen what the log had when the file was named. A log that was cut since
+/// would leave rows that are newer than all that replay has.
+#[test]
+fn a_log_that_ends_before_what_a_cold_file_has_seen_is_refused() {
+    let disk = SimDisk::new(1);
+    let store = open(&disk);
+    let (mut log, _) = store.replay(|_| Ok(()), |_| ()).unwrap();
+    let mut records = Batch::new();
+    records.push(1, 2, b"a row");
+    let begun = log.append(&records, 0).unwrap();
+    log.append(&records, 0).unwrap();
+    let durable = log.sync().unwrap();
+    let entry = write(&store, tag(0, 9), &[(1, [1; 4])]);
+    store.replace_files(vec![entry], &[], durable.offset).unwrap();
+    assert_eq!(store.manifest().durable, durable.offset);
+    drop((store, log));
+    let disk = disk.kill();
+    open(&disk.fork(1).kill()).replay(|_| Ok(()), |_| ()).unwrap();
+    let name = "log-0000000000000001.tlog";
+    let bytes = disk.contents(name).unwrap();
+    disk.put(name, &bytes[..begun.byte as usize]);
+    let report = check(&disk).unwrap();
+    assert_eq!(report.severity(), Severity::Damage, "{:?}", report.findings);
+    let error = open(&disk).replay(|_| Ok(()), |_| ()).err().unwrap().to_string();
+    assert!(error.contains("something acknowledged is missing"), "{error}");
+}
+
 #[test]
 fn each_damaged_byte_is_found_by_a_check_and_never_served() {
     let disk = SimDisk::new(2);
     let store = open(&disk);
     let rows = posts(3_000);
     let entry = write(&store, tag(0, u64::MAX), &rows);
-    store.replace_files(vec![entry.clone()], &[]).unwrap();
+    store.replace_files(vec![entry.clone()], &[], 0).unwrap();
     let mut text = Vec::new();
     dump(&disk, &entry.name, true, &mut text).unwrap();
     assert!(String::from_utf8(text).unwrap().contains("3000 rows of 4 values"));
@@ -153,11 +183,11 @@ fn a_replaced_file_goes_with_its_last_reader() {
     let disk = SimDisk::new(4);
     let store = open(&disk);
     let first = write(&store, tag(0, 9), &[(1, [1; 4])]);
-    store.replace_files(vec![first.clone()], &[]).unwrap();
+    store.replace_files(vec![first.clone()], &[], 0).unwrap();
     let old = Arc::new(store.open_cold(&first).unwrap());
     let reader = old.clone();
     let second = write(&store, tag(0, 9), &[(1, [2; 4])]);
-    store.replace_files(vec![second.clone()], std::slice::from_ref(&first.name)).unwrap();
+    store.replace_files(vec![second.clone()], std::slice::from_ref(&first.name), 0).unwrap();
     old.retire(store.disk().clone());
     drop(old);
     let mut out = [0; 4];
@@ -183,7 +213,7 @@ fn a_crash_at_any_step_leaves_the_old_files_or_the_new_one() {
                 writer.push(*id, values)?;
             }
             let entry = writer.finish()?.unwrap();
-            store.replace_files(vec![entry.clone()], &[])?;
+            store.replace_files(vec![entry.clone()], &[], 0)?;
             entries.push(entry);
         }
         let mut writer = store.begin_cold(tag(0, u64::MAX), 4)?;
@@ -194,7 +224,7 @@ fn a_crash_at_any_step_leaves_the_old_files_or_the_new_one() {
         let old: Vec<String> = entries.iter().map(|e| e.name.clone()).collect();
         let open: Vec<ColdFile> =
             entries.iter().map(|e| store.open_cold(e)).collect::<store::Result<_>>()?;
-        store.replace_files(vec![merged], &old)?;
+        store.replace_files(vec![merged], &old, 0)?;
         open.iter().for_each(|file| file.retire(store.disk().clone()));
         Ok(())
     };
@@ -280,7 +310,7 @@ fn nothing_is_removed_while_two_manifests_may_be_the_one_on_the_disk() {
         let store = open(&disk);
         let (log, _) = store.replay(|_| Ok(()), |_| ()).unwrap();
         let old = write(&store, tag(0, u64::MAX), &posts(10));
-        store.replace_files(vec![old.clone()], &[]).unwrap();
+        store.replace_files(vec![old.clone()], &[], 0).unwrap();
         // From the sync of the new manifest on the folder is not synced any more: that is behind
         // its rename.
         let fail = || {
@@ -298,7 +328,7 @@ fn nothing_is_removed_while_two_manifests_may_be_the_one_on_the_disk() {
         } else {
             let new = write(&store, tag(0, u64::MAX), &posts(20));
             fail();
-            store.replace_files(vec![new.clone()], std::slice::from_ref(&old.name)).unwrap_err();
+            store.replace_files(vec![new.clone()], std::slice::from_ref(&old.name), 0).unwrap_err();
             // As after a failed publication.
             store.discard(&[new]);
         }

@@ -294,6 +294,44 @@ fn a_log_that_lost_what_a_snapshot_knew_to_be_durable_is_refused() {
     assert!(refusal(&disk).contains("something acknowledged is missing"));
 }
 
+/// F23. Whatever the manifest says to be durable, a segment that ends before the place where replay
+/// begins is no torn tail: the start names file and byte, and a check says the same.
+#[test]
+fn a_log_cut_anywhere_below_the_replay_position_is_refused_with_file_and_offset() {
+    let disk = SimDisk::new(4);
+    let (store, mut log, _, _) = start(&disk, options(1 << 20)).unwrap();
+    let header = log.written().byte;
+    log.append(&batch(&[b"one"]), 0).unwrap();
+    let begun = log.sync().unwrap();
+    store.begin_snapshot(begun).commit(begun).unwrap();
+    log.append(&batch(&[b"two"]), 0).unwrap();
+    log.sync().unwrap();
+    drop((store, log));
+    let disk = disk.kill();
+    let bytes = disk.contents(NAME).unwrap();
+    for cut in 0..begun.byte {
+        let disk = disk.fork(cut);
+        disk.put(NAME, &bytes[..cut as usize]);
+        let report = check(&disk).unwrap();
+        assert_eq!(report.severity(), Severity::Damage, "cut at {cut}: {:?}", report.findings);
+        let error = start(&disk, options(1 << 20)).err().unwrap();
+        let Error::Corrupt { path, offset, what } = error else { panic!("cut at {cut}: {error}") };
+        assert!(path.ends_with(NAME), "cut at {cut}: {path:?}");
+        if cut >= header {
+            assert_eq!(offset, cut, "{what}");
+            assert!(what.contains("something acknowledged is missing"), "{what}");
+        }
+        assert!(report.findings.iter().any(|f| f.text.contains(&what)), "{:?}", report.findings);
+    }
+    // All that lies behind it may be a torn tail.
+    for cut in begun.byte..=bytes.len() as u64 {
+        let disk = disk.fork(cut);
+        disk.put(NAME, &bytes[..cut as usize]);
+        assert!(check(&disk).unwrap().severity() < Severity::Damage, "cut at {cut}");
+        start(&disk, options(1 << 20)).unwrap();
+    }
+}
+
 #[test]
 fn each_flipped_bit_of_a_snapshot_file_is_found() {
     let disk = SimDisk::new(1);

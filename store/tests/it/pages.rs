@@ -32,7 +32,7 @@ fn pages_are_read_as_they_were_written() {
     let store = open(&disk);
     let entry = write(&store, 1, 100).unwrap();
     assert_eq!(entry.bytes, 101 * 4096 + 400 + NOTE.len() as u64);
-    store.replace_files(vec![entry.clone()], &[]).unwrap();
+    store.replace_files(vec![entry.clone()], &[], 0).unwrap();
     let (file, note) = store.open_pages(&entry).unwrap();
     assert_eq!((note.as_slice(), file.pages(), file.entry()), (NOTE, 100, &entry));
     assert!(file.memory_bytes() < 1200, "four bytes a page: {}", file.memory_bytes());
@@ -67,7 +67,7 @@ fn each_damaged_byte_is_found_by_a_check_and_never_served() {
     let disk = SimDisk::new(2);
     let store = open(&disk);
     let entry = write(&store, 2, 5).unwrap();
-    store.replace_files(vec![entry.clone()], &[]).unwrap();
+    store.replace_files(vec![entry.clone()], &[], 0).unwrap();
     drop(store);
     let mut rng = fastrand::Rng::with_seed(3);
     for round in 0..300 {
@@ -108,10 +108,10 @@ fn a_crash_at_any_step_leaves_the_old_file_or_the_new_one() {
     let life = |disk: &SimDisk| -> store::Result<()> {
         let store = Store::open(Arc::new(disk.clone()), StoreOptions::default())?;
         let old = write(&store, 1, 20)?;
-        store.replace_files(vec![old.clone()], &[])?;
+        store.replace_files(vec![old.clone()], &[], 0)?;
         let (reader, _) = store.open_pages(&old)?;
         let new = write(&store, 2, 30)?;
-        store.replace_files(vec![new], std::slice::from_ref(&old.name))?;
+        store.replace_files(vec![new], std::slice::from_ref(&old.name), 0)?;
         reader.retire(store.disk().clone());
         Ok(())
     };
