@@ -42,6 +42,13 @@ pub trait ColdBackend: Send + Sync {
 
     /// Reads the row, so that this thread's next [`ColdBackend::at_hand`] has it.
     fn fetch(&self, id: u64) -> Result<(), Error>;
+
+    /// Whether one of its files begins or ends inside `low..=last`: then no table is to cover that
+    /// range, as it could only be merged with the files on both sides.
+    fn divides(&self, low: u64, last: u64) -> bool {
+        let _ = (low, last);
+        false
+    }
 }
 
 /// Ids whose rows below the line are dead, with the epoch in which they died. See D2.

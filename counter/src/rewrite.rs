@@ -10,6 +10,9 @@
 //! - *worn*: rows went and others came, and the marks of those that went (see bucket.rs) lead
 //!   misses on in vain.
 //!
+//! Small neighbours become one table: those that a split has left with few rows or none, and those
+//! of which the rows have gone below ([`Space::join_small`]).
+//!
 //! A rewrite opens the new tables, then moves row by row (see rolling's ring.rs). There is one at a
 //! time per space: memory exceeds its steady state by one table. In a full space that is lent to a
 //! rewrite that gives it back (see budget.rs).
@@ -71,6 +74,13 @@ const WORN: f64 = 0.15;
 const LEAST_SLOTS: u64 = 4096;
 /// Rows of a table for ids far below all others.
 const STRAY_ROWS: u64 = 64;
+/// Neighbours become one table if they have no more rows than this together: their writers wait
+/// meanwhile, for a millisecond at most ...
+const JOINED_ROWS: u64 = 4096;
+/// ... and if that one takes no more than so much of their bytes. What is joined has room for so
+/// much more.
+const JOINED: f64 = 0.75;
+const JOINED_ROOM: f64 = 1.25;
 
 /// A rewrite under way.
 pub(crate) struct Rewrite {
@@ -165,6 +175,10 @@ impl Space {
                 return false;
             }
             match self.begin_rewrite() {
+                Ok(None) if self.join_small() => {
+                    self.stirred.store(true, Relaxed);
+                    return true;
+                }
                 Ok(rewrite) => *rewriting = rewrite,
                 // No memory to rewrite with; the next event asks again.
                 Err(_) => {
@@ -285,6 +299,79 @@ impl Space {
             self.free_retired();
         }
         Ok(())
+    }
+
+    /// Makes one table of some small neighbours; whether there were any. A change of schema divides
+    /// tables, and a spill empties them: in a space whose limit is small, what a table takes without
+    /// any row would be most of its memory. With `rewriting` held.
+    fn join_small(&self) -> bool {
+        let most = JOINED_ROWS.min(self.rows_per_table);
+        let tables = self.ring.load_full();
+        let (mut run, mut rows) = (Vec::<&Entry<Table>>::new(), 0);
+        for entry in tables.entries() {
+            let (low, last, more) = (entry.slot().low(), entry.slot().last(), entry.table().rows());
+            if last == u64::MAX || entry.drains().is_some() || more > most {
+                if self.join(&run) {
+                    return true;
+                }
+                run.clear();
+                rows = 0;
+                continue;
+            }
+            let begins = run.first().map_or(low, |first| first.slot().low());
+            let divides = self.below.get().is_some_and(|below| below.divides(begins, last));
+            if rows + more > most || divides {
+                if self.join(&run) {
+                    return true;
+                }
+                run.clear();
+                rows = 0;
+            }
+            run.push(entry);
+            rows += more;
+        }
+        self.join(&run)
+    }
+
+    /// Makes one table of these neighbours, if that is worth it, and there is memory.
+    fn join(&self, run: &[&Entry<Table>]) -> bool {
+        let [first, .., end] = run else { return false };
+        let (low, last) = (first.slot().low(), end.slot().last());
+        let schema = self.schema();
+        let rows = run.iter().map(|entry| entry.table().rows()).sum::<u64>() as f64 * JOINED_ROOM;
+        let sizing = Sizing::new(&schema, low, last, (rows as u64).max(STRAY_ROWS));
+        let old = run.iter().map(|entry| entry.table().bytes()).sum::<u64>();
+        let new = sizing.bytes(&schema) + Table::FIXED_BYTES;
+        if new as f64 > JOINED * old as f64 {
+            return false;
+        }
+        let quota = self.budget.quota(old);
+        let Ok(table) = self.new_table(&sizing, schema, &quota) else { return false };
+        let ids_of = |table: &Table| {
+            let (mut room, mut ids) = (Vec::new(), Vec::new());
+            for bucket in 0..table.buckets() {
+                table.visit(bucket, 0, 0, &mut room, |id, _, _| ids.push(id));
+            }
+            ids
+        };
+        let copy = |olds: &[Arc<Slot<Table>>], new: &Table| {
+            olds.iter().map(|slot| slot.table()).try_for_each(|old| {
+                ids_of(old).into_iter().try_for_each(|id| self.copy_row(id, old, new).map(drop))
+            })
+        };
+        let clear = |olds: &[Arc<Slot<Table>>]| {
+            for table in olds.iter().map(|slot| slot.table()) {
+                ids_of(table).into_iter().for_each(|id| {
+                    if let Some(at) = table.locate(id) {
+                        table.delete(id, at);
+                    }
+                });
+            }
+        };
+        let Ok(Some(olds)) = self.ring.join((low, last), table, copy, clear) else { return false };
+        quota.end_loan();
+        self.retired.lock().extend(olds);
+        true
     }
 
     /// Why a table should be rewritten, as can be seen at a glance.
@@ -626,6 +713,112 @@ mod tests {
         assert!(space.memory_bytes() >= 2 * before - 8192, "nor when he has read");
         assert!(space.maintain() && space.memory_bytes() < before + 8192);
         assert!(!space.maintain() && !space.wants_maintenance());
+    }
+
+    /// Divides the ids of its space where it is told to, and has no rows.
+    struct Fences(Vec<u64>);
+
+    impl crate::ColdBackend for Fences {
+        fn get(&self, _: u64, _: &mut [i64]) -> bool {
+            false
+        }
+        fn at_hand(&self, _: u64, _: &mut [i64]) -> Option<bool> {
+            Some(false)
+        }
+        fn fetch(&self, _: u64) -> Result<(), Error> {
+            Ok(())
+        }
+        fn divides(&self, low: u64, last: u64) -> bool {
+            self.0.iter().any(|&fence| low < fence && fence <= last)
+        }
+    }
+
+    fn come_to_rest(space: &Space) {
+        for _ in 0..3 {
+            space.settle();
+            while space.maintain() {}
+        }
+    }
+
+    /// F28. What a split, a spill or deletions leave is joined; but not across the beginning of a
+    /// file.
+    #[test]
+    fn small_neighbours_become_one_table() {
+        for fences in [vec![], vec![60_000, 120_000]] {
+            let space = space_of("a:12 b:8", 1000);
+            let ids: Vec<u64> = (0..20_000).map(|i| i * 10).collect();
+            ids.iter().for_each(|&id| _ = space.set(id, &[(0, 1), (1, id as i64)]).unwrap());
+            come_to_rest(&space);
+            let (before, tables) = (space.memory_bytes(), space.ranges().len());
+            let (kept, gone): (Vec<u64>, Vec<u64>) = ids.iter().partition(|&&id| id % 500 == 0);
+            gone.iter().for_each(|&id| assert!(space.delete(id)));
+            space.attach(Box::new(Fences(fences.clone())), 0, None);
+            come_to_rest(&space);
+            let ranges = space.ranges();
+            assert!(
+                tables > 15 && ranges.len() <= 3 + 2 * fences.len(),
+                "{tables}, then {ranges:?}"
+            );
+            assert!(space.memory_bytes() < before / 8, "{} of {before}", space.memory_bytes());
+            // No more than the table that was there before lies on both sides of a fence.
+            let widest = ranges.iter().filter(|r| r.last < u64::MAX).map(|r| r.last - r.low).max();
+            assert_eq!(widest < Some(100_000), !fences.is_empty(), "{ranges:?}");
+            let mut row = [0; 2];
+            assert!(kept.iter().all(|&id| space.get(id, &mut row) && row == [1, id as i64]));
+            assert!(gone.iter().all(|&id| !space.exists(id)));
+            assert_eq!(space.rows(), kept.len() as u64);
+        }
+    }
+
+    /// Two writers count while tables are emptied, joined and filled beside them.
+    #[test]
+    fn no_increment_is_lost_while_tables_are_joined() {
+        use std::sync::atomic::AtomicU64;
+        const EACH: u64 = 100;
+        let rounds = if cfg!(miri) { 2 } else { 40 };
+        let space = space_of("a:12", 300);
+        let high = AtomicU64::new(0);
+        let counted = std::thread::scope(|scope| {
+            let write = |seed| {
+                let (space, high) = (&space, &high);
+                move || {
+                    let mut rng = fastrand::Rng::with_seed(seed);
+                    let (mut counted, mut out) = (vec![0i64; 40 * 3000 / EACH as usize], vec![]);
+                    loop {
+                        let high = high.load(Relaxed);
+                        if high == u64::MAX {
+                            return counted;
+                        }
+                        let Some(id) = (high > 0).then(|| rng.u64(..high) / EACH * EACH) else {
+                            std::thread::yield_now();
+                            continue;
+                        };
+                        let one = [Change { field: 0, delta: 1 }];
+                        space.add(id, &one, &Bounds::default(), &mut out).unwrap();
+                        counted[(id / EACH) as usize] += 1;
+                    }
+                }
+            };
+            let writers = [1, 2].map(|seed| scope.spawn(write(seed)));
+            for round in 0..rounds {
+                let ids = round * 3000..(round + 1) * 3000;
+                ids.clone().for_each(|id| _ = space.set(id, &[(0, 5)]).unwrap());
+                high.store(ids.end, Relaxed);
+                ids.filter(|id| id % EACH > 0).for_each(|id| assert!(space.delete(id)));
+                space.settle();
+                while space.maintain() {}
+            }
+            high.store(u64::MAX, Relaxed);
+            writers.map(|writer| writer.join().unwrap())
+        });
+        come_to_rest(&space);
+        assert!(space.ranges().len() <= 16, "{} tables", space.ranges().len());
+        let mut row = [0];
+        for id in (0..rounds * 3000).step_by(EACH as usize) {
+            let at = (id / EACH) as usize;
+            assert!(space.get(id, &mut row));
+            assert_eq!(row[0], 5 + counted[0][at] + counted[1][at], "row {id}");
+        }
     }
 
     /// A large extend dictionary that deletions have emptied.

@@ -163,7 +163,7 @@ impl Table {
     }
 
     /// What a table takes whatever its size: its place in the ring, beside the main segment's.
-    const FIXED_BYTES: u64 = (Slot::<Table>::BYTES - size_of::<Buckets>()) as u64;
+    pub(crate) const FIXED_BYTES: u64 = (Slot::<Table>::BYTES - size_of::<Buckets>()) as u64;
 
     /// Differs from that of any other table.
     pub(crate) fn seed(&self) -> u64 {

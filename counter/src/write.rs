@@ -10,7 +10,7 @@ use crate::Error;
 use crate::cold::BelowRow;
 use crate::sizing::{self, Sizing};
 use crate::space::{FIRST_ROWS, GROWTH, OutlierRow, Space};
-use crate::table::{Table, hash_of};
+use crate::table::{At, Table, hash_of};
 use rolling::{Entry, Refused};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -419,7 +419,15 @@ impl Space {
 
     /// Moves a row, if it is there, from a drained table. Its stripe is held.
     pub(crate) fn move_row(&self, id: u64, old: &Table, new: &Table) -> Result<(), Error> {
-        let Some(at) = old.locate(id) else { return Ok(()) };
+        if let Some(at) = self.copy_row(id, old, new)? {
+            old.delete(id, at);
+        }
+        Ok(())
+    }
+
+    /// Copies a row to a table that lacks it, while nobody writes to it; where it is, if it exists.
+    pub(crate) fn copy_row(&self, id: u64, old: &Table, new: &Table) -> Result<Option<At>, Error> {
+        let Some(at) = old.locate(id) else { return Ok(None) };
         let row = old.row(at, id);
         let shape = self.shape.load();
         let cells = shape
@@ -428,8 +436,7 @@ impl Space {
             .map(|(field, _)| (field, row.value(field)))
             .filter(|cell| cell.1 != 0);
         new.store(id, None, cells)?;
-        old.delete(id, at);
-        Ok(())
+        Ok(Some(at))
     }
 
     /// Whether the table of a write wants something done, after it.

@@ -26,6 +26,9 @@
 //! then in the new one. Hence, too, the rule for readers that miss in a slot [from which the id has
 //! moved](Slot::has_moved): take a new snapshot and look again, the row may have moved.
 //! [`Ring::finish`] forgets the old slot once it is empty.
+//!
+//! **Joining** makes one slot of small neighbours: [`Ring::join`]. A slot drains one other at most,
+//! so the rows are copied between *barrier* and *publish*, while writers of that range wait.
 
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
@@ -367,6 +370,51 @@ impl<T> Ring<T> {
         Ok(old.slot)
     }
 
+    /// Replaces the slots that cover `low..=last` by one of `table`, which must be able to hold all
+    /// their rows. `copy` puts those there, while writers of the range wait and readers do not:
+    /// they find all rows where they were. `clear` deletes them there, once the new list is
+    /// published and before anything is written to the new slot: so no reader of an older list
+    /// finds an outdated row. Gives the replaced slots.
+    ///
+    /// `None`, and nothing happens: two slots or more must cover the range exactly, none of them may
+    /// be draining another, and the newest one stays alone. If `copy` fails nothing has changed.
+    pub fn join<E>(
+        &self,
+        (low, last): (u64, u64),
+        table: T,
+        copy: impl FnOnce(&[Arc<Slot<T>>], &T) -> Result<(), E>,
+        clear: impl FnOnce(&[Arc<Slot<T>>]),
+    ) -> Result<Option<Vec<Arc<Slot<T>>>>, E> {
+        let _structure = self.structure.lock();
+        let tables = self.load();
+        let (Ok(from), Some(to)) = (tables.lows.binary_search(&low), tables.index_of(last)) else {
+            return Ok(None);
+        };
+        let olds = &tables.entries[from..(to + 1).max(from)];
+        let fits = olds.len() > 1
+            && last < u64::MAX
+            && olds[olds.len() - 1].slot.last() == last
+            && olds.iter().all(|old| old.drains.is_none());
+        if !fits {
+            return Ok(None);
+        }
+        let olds: Vec<Arc<Slot<T>>> = olds.iter().map(|old| old.slot.clone()).collect();
+        let slot = Slot::new(low, last, PAUSED, table);
+        let mut entries = tables.entries.clone();
+        entries.splice(from..=to, [Entry { slot: slot.clone(), drains: None }]);
+        let next = Tables::new(entries);
+        olds.iter().for_each(|old| old.shut(PAUSED));
+        if let Err(error) = copy(&olds, &slot.table) {
+            olds.iter().for_each(|old| old.state.store(OPEN, SeqCst));
+            return Err(error);
+        }
+        self.tables.store(next);
+        olds.iter().for_each(|old| old.state.store(CLOSED, SeqCst));
+        clear(&olds);
+        slot.state.store(OPEN, SeqCst);
+        Ok(Some(olds))
+    }
+
     /// Waits until every writer of `low..=last` that is inside now has left: a writer that enters
     /// after this sees what was written before it.
     pub fn barrier(&self, low: u64, last: u64) {
@@ -459,6 +507,44 @@ mod tests {
         assert_eq!(ring.write(100, 0, |e| e.slot().last()), Some(149));
     }
 
+    #[test]
+    fn neighbours_become_one_slot_and_the_newest_stays_alone() {
+        let ring = Ring::new(0, empty());
+        for boundary in [100, 200, 300, 400] {
+            let newest = ring.load().newest().slot().low();
+            ring.roll(newest, || Some(boundary), empty()).unwrap();
+        }
+        (0..450).for_each(|id| {
+            ring.write(id, id, |e| e.table().lock().insert(id, id)).unwrap();
+        });
+        let join = |range| {
+            let copy = |olds: &[Arc<Slot<Rows>>], new: &Rows| -> Result<(), ()> {
+                olds.iter().for_each(|old| new.lock().extend(old.table().lock().iter()));
+                Ok(())
+            };
+            let clear =
+                |olds: &[Arc<Slot<Rows>>]| olds.iter().for_each(|old| old.table().lock().clear());
+            ring.join(range, empty(), copy, clear).unwrap().map(|olds| olds.len())
+        };
+        for not_whole in [(0, 99), (0, 150), (50, 199), (300, u64::MAX), (200, 99)] {
+            assert_eq!(join(not_whole), None, "{not_whole:?}");
+        }
+        let before = ring.load_full();
+        assert_eq!(join((100, 299)), Some(2));
+        assert_eq!(ranges(&ring), [(0, 99), (100, 299), (300, 399), (400, u64::MAX)]);
+        let read = |tables: &Tables<Rows>, id| {
+            let entry = tables.find(id).unwrap();
+            (entry.table().lock().get(&id).copied(), entry.slot().has_moved(id))
+        };
+        assert!((0..450).all(|id| read(&ring.load(), id) == (Some(id), false)));
+        assert_eq!(read(&before, 150), (None, true), "an old list says that it is old");
+        // A copy that fails leaves everything as it was.
+        let failed = ring.join((0, 299), empty(), |_, _| Err("no memory"), |_| panic!("cleared"));
+        assert_eq!(failed.err(), Some("no memory"));
+        assert_eq!(ranges(&ring), [(0, 99), (100, 299), (300, 399), (400, u64::MAX)]);
+        assert!((0..450).all(|id| ring.write(id, id, |e| e.table().lock().len()).is_some()));
+    }
+
     /// A writer inside a slot delays ring changes and other writers, but no reader
     /// (R6).
     #[test]
@@ -479,10 +565,14 @@ mod tests {
                 .map(|old| ring.finish(&old))
                 .is_ok()
         };
+        let join = || {
+            let joined = ring.join((100, 199), empty(), |_, _| Ok::<(), ()>(()), |_| ());
+            joined.is_ok_and(|olds| olds.is_some())
+        };
         let roll = || ring.roll(200, || Some(300), empty()).is_ok();
         let recycle = || ring.recycle().is_some();
-        let changes: [(u64, &(dyn Fn() -> bool + Sync)); 3] =
-            [(120, &rewrite), (220, &roll), (20, &recycle)];
+        let changes: [(u64, &(dyn Fn() -> bool + Sync)); 4] =
+            [(120, &rewrite), (170, &join), (220, &roll), (20, &recycle)];
         for (id, change) in changes {
             let (ring, misses) = (&ring, &misses);
             std::thread::scope(|s| {
@@ -550,12 +640,29 @@ mod tests {
             }
             s.spawn(|| {
                 let mut rng = fastrand::Rng::with_seed(7);
+                let mut joins = 0;
                 while done.load(SeqCst) < 2 {
                     let lows: Vec<u64> =
                         ring.load().entries().iter().map(|e| e.slot().low()).collect();
                     let low = lows[rng.usize(0..lows.len())];
                     let entry_last = ring.load().find(low).unwrap().slot().last();
                     let cut = low + 1 + rng.u64(0..64);
+                    if rng.u32(..4) == 0
+                        && let Some(next) = lows.iter().find(|&&next| next > low)
+                        && let Some(last) = ring.load().find(*next).map(|e| e.slot().last())
+                    {
+                        let copy = |olds: &[Arc<Slot<Rows>>], new: &Rows| -> Result<(), ()> {
+                            olds.iter()
+                                .for_each(|old| new.lock().extend(old.table().lock().iter()));
+                            Ok(())
+                        };
+                        let clear = |olds: &[Arc<Slot<Rows>>]| {
+                            olds.iter().for_each(|old| old.table().lock().clear());
+                        };
+                        let joined = ring.join((low, last), empty(), copy, clear).unwrap();
+                        joins += usize::from(joined.is_some());
+                        continue;
+                    }
                     let mut parts = vec![(low, empty())];
                     if cut <= entry_last && lows.len() < 24 {
                         parts.push((cut, empty()));
@@ -573,6 +680,7 @@ mod tests {
                     }
                     ring.finish(&old);
                 }
+                assert!(joins > 10, "{joins} joins show nothing");
                 stop.store(true, SeqCst);
             });
         });

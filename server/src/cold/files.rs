@@ -284,6 +284,14 @@ impl ColdBackend for Reader {
         }
     }
 
+    fn divides(&self, low: u64, last: u64) -> bool {
+        let files = &self.0.files.load().0;
+        let above = files.partition_point(|file| file.entry().tag.low <= low);
+        let ends = |file: &Arc<ColdFile>| (low..last).contains(&file.entry().tag.high);
+        files.get(above).is_some_and(|file| file.entry().tag.low <= last)
+            || above.checked_sub(1).is_some_and(|below| ends(&files[below]))
+    }
+
     fn fetch(&self, id: u64) -> Result<(), counter::Error> {
         let files = self.0.files.load();
         let Some(place) = files.find(id) else { return Ok(()) };
