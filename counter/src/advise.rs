@@ -191,6 +191,14 @@ impl Space {
                 });
             }
         }
+        // All rows of a space that has hardly begun wait here, and few else.
+        let mut waiting = Vec::new();
+        self.outliers.for_each(|id, row| {
+            waiting.push(id);
+            rows += 1;
+            let value = |at: usize| row.values.get(at).copied().unwrap_or(0);
+            fields.iter_mut().zip(&living).for_each(|(d, (at, _, _))| d.note(value(*at)));
+        });
         // A table and all that replaces it are one range.
         let is_one = |a: &Entry<Table>, b: &Entry<Table>| match (a.drains(), b.drains()) {
             (Some(a), Some(b)) => std::ptr::eq(a, b),
@@ -215,7 +223,11 @@ impl Space {
         }
         // What an id takes is known of tables only: of that in which the row in the middle is; of
         // the newest one, if all rows are elsewhere.
-        let newest = crowds.last().map_or(1.0, |crowd| crowd.0);
+        let mut newest = crowds.last().map_or(1.0, |crowd| crowd.0);
+        if elsewhere == 0 && !waiting.is_empty() {
+            waiting.sort_unstable();
+            newest = sizing::gap(&waiting, waiting.len() as u64) as f64;
+        }
         crowds.sort_by(|a, b| a.0.total_cmp(&b.0));
         let (mut below, in_tables) = (0, crowds.iter().map(|crowd| crowd.1).sum::<u64>());
         let middle = crowds.iter().find(|crowd| {
@@ -274,6 +286,21 @@ impl Space {
 mod tests {
     use super::*;
     use crate::{Options, Schema};
+
+    /// F6. Fewer than 64 ids are all kept aside, in no table.
+    #[test]
+    fn advice_is_given_of_a_space_that_has_hardly_begun() {
+        let space = Space::new(Options::new(Schema::parse("a:30 b:2").unwrap())).unwrap();
+        (0..63).for_each(|id| space.put((1 << 40) + id * 100, Some(&[1, 9])).unwrap());
+        assert_eq!((space.outlier_rows(), space.ranges()[0].rows), (63, 0));
+        let advice = space.advise().unwrap();
+        assert_eq!(advice.rows, 63);
+        assert_eq!((advice.fields[0].max, advice.fields[0].mean), (1, 1.0));
+        assert!(advice.fields[0].best <= 2 && advice.fields[1].best >= 4, "{advice:?}");
+        assert!(advice.bytes_per_row > 4.0 && advice.bytes_per_row < 32.0, "{advice:?}");
+        let range = space.outlier_range().unwrap();
+        assert_eq!((range.low, range.last, range.rows), (1 << 40, (1 << 40) + 6200, 63));
+    }
 
     #[test]
     fn what_fits_is_counted_as_the_layout_stores_it() {

@@ -74,6 +74,6 @@ pub use {
     cold::{ColdBackend, Spill},
     read::Read,
     space::{Options, Space},
-    stats::{RangeStats, TableStats},
+    stats::{OutlierRange, RangeStats, TableStats},
     write::{Bounds, Change},
 };

@@ -73,6 +73,17 @@ pub struct RangeStats {
     pub bytes: u64,
 }
 
+/// The rows that wait far ahead of all others, or in a space that has hardly begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutlierRange {
+    /// The lowest id.
+    pub low: u64,
+    /// The highest (inclusive).
+    pub last: u64,
+    /// Rows.
+    pub rows: u64,
+}
+
 impl Space {
     /// Statistics of all tables, oldest first. Looks at some hundred buckets of each.
     pub fn tables(&self) -> Vec<TableStats> {
@@ -121,6 +132,18 @@ impl Space {
     /// Rows that wait far ahead of all others.
     pub fn outlier_rows(&self) -> u64 {
         self.outliers.len() as u64
+    }
+
+    /// The same, with their lowest and highest id; `None` if there are none.
+    pub fn outlier_range(&self) -> Option<OutlierRange> {
+        let mut range: Option<OutlierRange> = None;
+        self.outliers.for_each(|id, _| {
+            let range = range.get_or_insert(OutlierRange { low: id, last: id, rows: 0 });
+            range.low = range.low.min(id);
+            range.last = range.last.max(id);
+            range.rows += 1;
+        });
+        range
     }
 
     /// The highest id that counts as normal, once there is one.

@@ -104,6 +104,17 @@ impl Space {
         self.outlier_pairs.load(SeqCst)
     }
 
+    /// The lowest and the highest id of these pairs, and how many there are; `None` if there are
+    /// none.
+    pub fn outlier_range(&self) -> Option<(u64, u64, u64)> {
+        let mut range: Option<(u64, u64, u64)> = None;
+        self.for_each_outlier(|pair| {
+            let (low, last, pairs) = range.unwrap_or((pair.id, pair.id, 0));
+            range = Some((low.min(pair.id), last.max(pair.id), pairs + 1));
+        });
+        range
+    }
+
     /// Unset pairs of the table that has most of them: none may have more than `max_revoked`.
     pub fn most_revoked(&self) -> usize {
         self.ring

@@ -55,7 +55,8 @@ pub(super) const TABLE: &[Spec] = &[
     spec("tm.tables", -1, flag::NAMED | flag::STALE | flag::NO_MULTI, "[space]",
         "The tables of a space (or of all), oldest first, a map each: id range, rows or pairs, fill, bytes; for counter spaces the buckets \
          that a hit touches and the sizes of the aux and extend dictionaries; for existence spaces the configured, the expected and the \
-         measured false-positive rate, and when it will be recycled; the first one begins at the horizon. Cold files of a space come before its tables: where is 'disk' for them.", tables),
+         measured false-positive rate, and when it will be recycled; the first one begins at the horizon. Cold files of a space come before its tables: where is 'disk' for them. \
+         What is kept aside comes last: where is 'aside'. In a space that has hardly begun (fewer than 64 ids) that is all.", tables),
     spec("tm.advise", 2, flag::NAMED | flag::READONLY | flag::NO_MULTI, "space",
         "From the values that are there (a sample of a million rows): the bits per field that take the fewest bytes in total, and what they \
          save; as a map, with a table for people and the commands that would do it.", advise),
@@ -338,6 +339,16 @@ fn counter_tables(space: &CounterSpace, all: &mut Vec<Entries>) {
             ("fields", Value::Text(table.schema)),
         ]
     }));
+    let outliers = space.outlier_range();
+    all.extend(outliers.map(|range| {
+        vec![
+            ("space", Value::Text(space.name().to_owned())),
+            ("where", Value::Text("aside".to_owned())),
+            ("low", Value::Id(range.low)),
+            ("last", Value::Id(range.last)),
+            ("rows", Value::Count(range.rows)),
+        ]
+    }));
 }
 
 fn existence_tables(space: &ExistenceSpace, all: &mut Vec<Entries>) {
@@ -378,6 +389,15 @@ fn existence_tables(space: &ExistenceSpace, all: &mut Vec<Entries>) {
             ]);
         }
     }
+    all.extend(space.outlier_range().map(|(low, last, pairs)| {
+        vec![
+            ("space", Value::Text(space.name().to_owned())),
+            ("where", Value::Text("aside".to_owned())),
+            ("low", Value::Id(low)),
+            ("last", Value::Id(last)),
+            ("pairs", Value::Count(pairs)),
+        ]
+    }));
 }
 
 fn advise(call: &mut Call<'_>) -> Outcome {
