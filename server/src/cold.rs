@@ -36,7 +36,9 @@ pub(crate) use files::ColdSpace;
 pub(crate) use pairs::{ColdPairs, PairFile, files_of, is_crowded};
 pub(crate) use reads::{Fetching, Pins};
 pub use ring::ReadsHere;
-pub(crate) use spill::{Ground, keep_within, overlay, run, spill_oldest, spill_oldest_pairs};
+pub(crate) use spill::{
+    Ground, changed_rows, keep_within, overlay_bytes, run, spill_oldest, spill_oldest_pairs,
+};
 
 use crate::config::IoMethod;
 use quick_cache::sync::{Cache, DefaultLifecycle};

@@ -59,10 +59,10 @@ impl CounterSpace {
     }
 
     /// Rows in memory and on the disk. Of those that have been changed since they went to the disk,
-    /// and new ones among them, it is not known which are which before they are merged: they are
-    /// counted as there were none new.
+    /// and new ones in the range of a cold file, it is not known which are which before they are
+    /// merged: they are counted as if there were none new. Rows of other ranges are counted exactly.
     pub(crate) fn all_rows(&self) -> u64 {
-        let changed = crate::cold::overlay(self).0;
+        let changed = crate::cold::changed_rows(self);
         (self.space.rows() + self.cold.rows()).saturating_sub(changed + self.space.tombstones().0)
     }
 

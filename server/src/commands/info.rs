@@ -454,7 +454,8 @@ fn cold(node: &Node, out: &mut String) {
             index += file.memory_bytes();
         }
     }
-    let overlay = engines.counters().iter().map(crate::cold::overlay);
+    let overlay = engines.counters().iter();
+    let overlay = overlay.map(|s| (crate::cold::changed_rows(s), crate::cold::overlay_bytes(s)));
     let (changed, of_bytes) =
         overlay.fold((0, 0), |sum, (rows, bytes)| (sum.0 + rows, sum.1 + bytes));
     let tombs = engines.counters().iter().map(|s| s.tombstones().0).sum::<u64>();
