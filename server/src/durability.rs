@@ -18,7 +18,7 @@ use crate::release::Release;
 use crate::snapshot::Parts;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use store::{
     CommitOptions, Committer, Health, Log, MAX_BODY_BYTES, Position, Reserved, SyncPolicy, Ticket,
@@ -76,6 +76,8 @@ pub struct Durability {
     grown: watch::Sender<(u64, u64)>,
     /// The log is a replica's, which its master's batches grow.
     follows: AtomicBool,
+    /// Replies to all up to this ticket may have gone before the sync: `always` came later.
+    replied: AtomicU64,
     /// What snapshots must write again.
     pub(crate) parts: Parts,
 }
@@ -96,6 +98,7 @@ impl Durability {
             positions: Mutex::new((Position::START, Position::START)),
             grown: watch::Sender::new((0, 0)),
             follows: AtomicBool::new(false),
+            replied: AtomicU64::new(0),
             parts: Parts::default(),
         }
     }
@@ -130,10 +133,29 @@ impl Durability {
     /// reason. False if that was said already.
     pub(crate) fn unable(&self, error: &store::Error) -> bool {
         let reason: Arc<str> = error.to_string().into();
-        let is_new =
-            self.committer.health() == Health::Good || self.release.look().reason != reason;
+        let is_new = self.committer.health() == Health::Good
+            || store::gist(&self.release.look().reason) != error.gist();
         self.refuse(reason, error.into());
         is_new
+    }
+
+    /// Whether changes that were acknowledged are not synced: a stop while the log cannot be written
+    /// would lose them. With `always` what is not synced was not acknowledged, but for what was
+    /// changed under another policy.
+    pub(crate) fn would_lose(&self) -> bool {
+        self.has_unsynced(self.committer.synced())
+    }
+
+    fn has_unsynced(&self, synced: Ticket) -> bool {
+        let acknowledged =
+            if self.holds_replies() { self.replied.load(SeqCst) } else { self.committer.ticket() };
+        !self.follows.load(SeqCst) && synced < acknowledged
+    }
+
+    /// Waits until the log can be written and all that was acknowledged is synced. For tasks.
+    pub(crate) async fn recovered(&self) {
+        let is_safe = |r: &Reached| r.health == Health::Good && !self.has_unsynced(r.synced);
+        self.release.wait(|r| is_safe(r).then_some(())).await;
     }
 
     /// Writes are refused from now on.
@@ -211,7 +233,12 @@ impl Durability {
 
     /// Changes when a write is safe. Replies that wait already do so as before.
     pub(crate) fn set_policy(&self, policy: Fsync) {
+        let held = self.holds_replies();
         self.committer.set_policy(policy_of_store(policy));
+        if !held {
+            // Whoever found the old policy has marked its change before.
+            self.replied.fetch_max(self.committer.ticket(), SeqCst);
+        }
     }
 
     /// Waits until everything up to `ticket` is safe. The error is what to tell those who wrote.

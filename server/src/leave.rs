@@ -27,9 +27,26 @@ pub(crate) struct How {
     pub(crate) insists: bool,
 }
 
-/// A signal to stop came.
+/// A signal to stop came. If it is refused, it is followed as soon as nothing would be lost by
+/// that, unless SHUTDOWN ABORT comes first.
 pub(crate) fn signalled(node: &Arc<Node>, signal: &str) {
-    leave(node, signal, How { now: false, forced: node.stop.is_warned(), insists: true });
+    let forced = node.stop.is_warned();
+    if !leave(node, signal, How { now: false, forced, insists: true }) {
+        tokio::spawn(follow_later(node.clone(), signal.to_owned()));
+    }
+}
+
+async fn follow_later(node: Arc<Node>, signal: String) {
+    loop {
+        node.durability.recovered().await;
+        if !node.stop.is_warned() || node.stop.is_stopped() {
+            return;
+        }
+        tracing::info!("{signal}: the log is written again, so it is followed now");
+        if leave(&node, &signal, How { now: false, forced: false, insists: true }) {
+            return;
+        }
+    }
 }
 
 /// Stops the server: at once, or when its replicas have everything; until then
@@ -75,15 +92,22 @@ pub(crate) fn leave(node: &Arc<Node>, who: &str, how: How) -> bool {
 
 /// SHUTDOWN ABORT. False if there is nothing to abort.
 pub(crate) fn abort(node: &Node) -> bool {
+    node.stop.forget_warning() | stay(node)
+}
+
+/// The stop that waits for replicas does not take place. False if there is none.
+fn stay(node: &Node) -> bool {
     node.stop.stay(|| node.pause.end(By::Stop))
 }
 
 /// Whether changes that were acknowledged would be lost, and who stops it does not know.
 fn is_refused(node: &Node, who: &str, how: How) -> bool {
-    let why = if how.forced { None } else { node.durability.refusal() };
+    let is_free = how.forced || !node.durability.would_lose();
+    let why = if is_free { None } else { node.durability.refusal() };
     if let Some(why) = &why {
         tracing::error!(
-            "{who}: not stopping, as changes that were acknowledged would be lost; SHUTDOWN FORCE, or a second signal, stops all the same. {why}"
+            "{who}: not stopping, as changes that were acknowledged would be lost; SHUTDOWN FORCE, or a second signal, stops all the same. \
+             A signal is followed when there is room again, unless SHUTDOWN ABORT comes first. {why}"
         );
         if how.insists {
             node.stop.warn();
@@ -101,7 +125,10 @@ async fn wait(node: Arc<Node>, who: String, how: How, until: Instant) {
     };
     // The disk may have said no meanwhile.
     if is_refused(&node, &who, how) {
-        abort(&node);
+        stay(&node);
+        if how.insists {
+            tokio::spawn(follow_later(node.clone(), who));
+        }
         return;
     }
     say_what_is_left(&node, end);
@@ -158,7 +185,7 @@ fn say_what_is_left(node: &Node, end: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use crate::config::{Config, Fsync};
     use replication::Peer;
 
     /// A master whose disk says no after it was told to stop goes on with what it has in memory;
@@ -180,6 +207,7 @@ mod tests {
             heard_ms: 0,
         };
         node.replication.feeds.update(1, &peer, Instant::now());
+        node.engines.set(&node.engines.counters()[0], 7, &[(0, 1)]).unwrap();
         for (forced, is_stopped) in [(false, false), (true, true)] {
             node.durability.able();
             assert_eq!(node.stop.is_warned(), forced, "who says so twice knows");
@@ -196,5 +224,35 @@ mod tests {
             );
         }
         assert!(!abort(&node));
+    }
+
+    /// F29. With `always` whoever was told that a change is safe has it in the log.
+    #[tokio::test]
+    async fn a_stop_is_refused_only_where_something_acknowledged_is_not_synced() {
+        for (policy, changes, later) in [
+            (Fsync::Always, true, None),
+            (Fsync::Everysec, false, None),
+            (Fsync::Everysec, true, None),
+            // What was acknowledged before the policy changed is not synced yet.
+            (Fsync::Everysec, true, Some(Fsync::Always)),
+            (Fsync::Always, true, Some(Fsync::Everysec)),
+        ] {
+            let mut config = Config::default();
+            config.durability.fsync = policy;
+            let node = crate::fuzz::commands::alone(&config);
+            if changes {
+                node.engines.set(&node.engines.counters()[0], 7, &[(0, 1)]).unwrap();
+            }
+            if let Some(later) = later {
+                node.durability.set_policy(later);
+            }
+            node.durability.unable(&store::Error::Refused("no room".to_owned()));
+            let is_refused = changes && (policy, later) != (Fsync::Always, None);
+            assert_eq!(node.durability.would_lose(), is_refused);
+            signalled(&node, "a test");
+            assert_eq!(!node.stop.is_stopped(), is_refused, "{policy:?} {changes} {later:?}");
+            assert_eq!(abort(&node), is_refused, "a signal that waits for room is forgotten");
+            assert!(!node.stop.is_warned());
+        }
     }
 }

@@ -80,6 +80,11 @@ impl Stop {
         self.0.warned.load(Relaxed)
     }
 
+    /// It is not to stop any more because of that signal. False if there was none.
+    pub(crate) fn forget_warning(&self) -> bool {
+        !self.is_stopped() && self.0.warned.swap(false, Relaxed)
+    }
+
     /// Stops while the data are loaded: at once, since nothing can be lost yet. A server within
     /// another program stops when it has loaded.
     pub(crate) fn while_loading(&self, who: &str) {

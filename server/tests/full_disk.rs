@@ -268,9 +268,11 @@ fn a_server_that_cannot_save_is_not_stopped_by_chance() {
     program.sigterm();
     std::thread::sleep(Duration::from_millis(500));
     check(program.port, &likes);
+    assert_eq!(refusal(&call(&mut client, "SHUTDOWN ABORT")), "", "the signal is forgotten");
     disk.make_room();
     accepts_writes(&mut client, &mut likes, 20_000_000);
-    assert!(program.terminate().success(), "the first signal is forgotten when all is well");
+    check(program.port, &likes);
+    assert!(program.terminate().success());
     check(start().port, &likes);
 
     let mut program = start();
@@ -284,4 +286,45 @@ fn a_server_that_cannot_save_is_not_stopped_by_chance() {
         Some(1),
         "at the second signal it ends, and says that it lost something"
     );
+}
+
+/// F29. A service manager says once that the server is to stop.
+#[test]
+fn a_signal_that_was_refused_is_followed_when_there_is_room_again() {
+    let Some(disk) = SmallDisk::mount(96) else {
+        return cannot("a full disk needs the right to mount a tmpfs");
+    };
+    let mut program = Program::start(disk.path(), "everysec");
+    disk.fill(256 << 10);
+    let likes = like(program.port, 1, 7, |words| words.starts_with("MISCONF "));
+    program.sigterm();
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(program.child.try_wait().unwrap(), None, "acknowledged likes are not synced");
+    check(program.port, &likes);
+    disk.make_room();
+    until("it stops", || program.child.try_wait().unwrap().is_some());
+    assert!(program.child.wait().unwrap().success());
+    check(Program::start(disk.path(), "everysec").port, &likes);
+}
+
+/// F29. With `always` nothing that was acknowledged is lost, so there is nothing to wait for; and
+/// while the disk is full the log of the server says so once, not with each attempt.
+#[test]
+fn a_server_that_has_synced_what_it_acknowledged_stops_on_a_full_disk() {
+    let Some(disk) = SmallDisk::mount(96) else {
+        return cannot("a full disk needs the right to mount a tmpfs");
+    };
+    let program = Program::start_until(&[], disk.path(), &["--fsync", "always"], "ready to accept");
+    let (program, said) = program.unwrap_or_else(|said| panic!("{said:#?}"));
+    let said = std::thread::spawn(move || said.map_while(Result::ok).collect::<Vec<String>>());
+    disk.fill(256 << 10);
+    let likes = like(program.port, 1, 7, |words| words.starts_with("MISCONF "));
+    assert!(acknowledged(&likes) > 100);
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(program.terminate().success());
+    let said = said.join().unwrap();
+    let errors = said.iter().filter(|line| line.contains("the log: ")).count();
+    assert!((1..=2).contains(&errors), "{errors} lines in three seconds: {said:#?}");
+    disk.make_room();
+    check(Program::start(disk.path(), "always").port, &likes);
 }

@@ -66,6 +66,11 @@ pub enum Error {
     Refused(String),
 }
 
+/// [`Error::gist`] of a message.
+pub fn gist(text: &str) -> String {
+    text.chars().filter(|c| !c.is_ascii_digit()).collect()
+}
+
 /// The result of everything here.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -89,6 +94,12 @@ impl Error {
     /// Is it worth trying again without a human? Room may be made, a disk may come back.
     pub fn is_transient(&self) -> bool {
         matches!(self, Error::Full { .. } | Error::Io { .. })
+    }
+
+    /// The message without its numbers: when the same thing fails again the next message may name
+    /// another segment or another size, and says nothing new.
+    pub fn gist(&self) -> String {
+        gist(&self.to_string())
     }
 
     /// What an operator can do about it, in one sentence.

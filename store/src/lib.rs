@@ -120,7 +120,7 @@ pub use commit::{
 pub use disk::{
     Disk, DiskFile, LOCK, RealDisk, TEMPORARY, create_folder, read_full_at, write_all_at,
 };
-pub use error::{Error, Result};
+pub use error::{Error, Result, gist};
 pub use frame::{Check, FRAME_BYTES, Frame, frame_head, read_frame};
 pub use log::{Log, LogOptions, LogStats, Position};
 pub use manifest::{

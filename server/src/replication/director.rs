@@ -67,8 +67,7 @@ pub(crate) fn direct(host: &Arc<Host>, mut held: Held) -> store::Result<()> {
             (None, Held::Own(log)) => {
                 let (log, outcome) = as_master(host, &node, *log);
                 if host.stop.is_stopped() {
-                    outcome?;
-                    return node.store.note_durable(&log);
+                    return closed(&node, &log, outcome);
                 }
                 Held::Own(Box::new(log))
             }
@@ -92,8 +91,22 @@ pub(crate) fn direct(host: &Arc<Host>, mut held: Held) -> store::Result<()> {
 
 fn end(node: &Node, held: &Held) -> store::Result<()> {
     match held {
-        Held::Own(log) => node.store.note_durable(log),
+        Held::Own(log) => closed(node, log, Ok(())),
         Held::Follows(log) => node.store.note(log.durable(), log.term()),
+    }
+}
+
+/// The end of a master's log, with the last round's `outcome`. A disk without room is no failure
+/// where nothing is lost by it.
+fn closed(node: &Node, log: &Log, outcome: store::Result<()>) -> store::Result<()> {
+    match outcome.and_then(|()| node.store.note_durable(log)) {
+        Err(error @ store::Error::Full { .. }) if !node.durability.would_lose() => {
+            tracing::warn!(
+                "stopped without room on the disk; nothing acknowledged is lost: {error}"
+            );
+            Ok(())
+        }
+        outcome => outcome,
     }
 }
 
@@ -190,7 +203,7 @@ fn unfinished(host: &Host, node: &Node, error: &store::Error) {
     let why = format!("the last commit as a master failed, trying again: {error}");
     let is_news = {
         let mut link = node.replication.link.lock();
-        let is_news = link.error != why;
+        let is_news = store::gist(&link.error) != store::gist(&why);
         link.fail(why.clone(), Instant::now() + RETRY);
         is_news
     };
@@ -238,6 +251,7 @@ fn demote(host: &Arc<Host>, node: Arc<Node>, log: Log) -> Held {
 
 /// The log behind `end`; tries until it can be had.
 fn reopen_log(host: &Host, node: &Arc<Node>, end: store::Position) -> FollowLog {
+    let mut reported = String::new();
     loop {
         match FollowLog::open(node.store.disk().clone(), node.store.lineage(), end) {
             Ok(log) => return log,
@@ -247,7 +261,10 @@ fn reopen_log(host: &Host, node: &Arc<Node>, end: store::Position) -> FollowLog 
             }
             Err(error) => {
                 node.replication.failover.stuck(node, &error);
-                tracing::error!("the log cannot be opened, trying again: {error}");
+                if reported != error.gist() {
+                    tracing::error!("the log cannot be opened, trying again: {error}");
+                    reported = error.gist();
+                }
             }
         }
         wait(host, RETRY, || false);

@@ -8,12 +8,16 @@ use std::time::{Duration, Instant};
 use super::stripes::{Guard, Joined, Stripe};
 use super::{Committed, Committer, Health, Source, SyncPolicy, Ticket};
 use crate::batch::MAX_BODY_BYTES;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::log::Log;
 use crate::record::Batch;
 
 /// `everysec` syncs a little before the second is over, since the sync itself takes time.
 const EVERY_SECOND: Duration = Duration::from_millis(800);
+
+/// A failure that lasts is reported so often; different ones, so many in that time.
+const REPORT_AGAIN: Duration = Duration::from_secs(60);
+const MAX_REPORTED: usize = 8;
 
 /// The commit thread's own state. Driven by [`Committer::run`], or step by step by a test on a
 /// simulated disk.
@@ -38,7 +42,8 @@ pub struct Rounds<'a, K> {
     unsynced_since: Option<Instant>,
     last_write: Option<Instant>,
     retry_at: Option<Instant>,
-    last_error: String,
+    /// Failures that were reported since the last round that went well, and when.
+    reported: Vec<(String, Instant)>,
 }
 
 impl<'a, K: Copy + Ord> Rounds<'a, K> {
@@ -63,7 +68,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             unsynced_since: None,
             last_write: None,
             retry_at: None,
-            last_error: String::new(),
+            reported: Vec::new(),
         }
     }
 
@@ -106,7 +111,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         match &result {
             Ok(()) => {
                 self.retry_at = None;
-                self.last_error.clear();
+                self.reported.clear();
                 committer.set_health(Health::Good);
                 if log.durable().offset == log.written().offset {
                     self.unsynced_since = None;
@@ -121,10 +126,8 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
                 committer.set_health(error.into());
                 committer.failed.store(round, Ordering::Release);
                 committer.stats.lock().failed_rounds += 1;
-                let text = error.to_string();
-                if text != self.last_error {
+                if self.is_news(error, now) {
                     source.failed(error);
-                    self.last_error = text;
                 }
             }
         }
@@ -145,6 +148,19 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             committer.progress.notify_all();
         }
         result
+    }
+
+    /// Whether a failure is to be reported: each attempt to go on fails with the name of another
+    /// segment, several times a second, perhaps for days.
+    fn is_news(&mut self, error: &Error, now: Instant) -> bool {
+        self.reported.retain(|(_, at)| now.saturating_duration_since(*at) < REPORT_AGAIN);
+        let gist = error.gist();
+        let known = self.reported.iter().any(|(known, _)| *known == gist);
+        let news = !known && self.reported.len() < MAX_REPORTED;
+        if news {
+            self.reported.push((gist, now));
+        }
+        news
     }
 
     fn attempt(

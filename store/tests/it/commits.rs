@@ -254,6 +254,32 @@ fn what_cannot_be_read_stays_marked_and_nobody_is_told_that_it_is_safe() {
     assert_eq!(meeting.left(), BTreeMap::from([(1, 7)]));
 }
 
+/// F29. Each attempt begins another segment, whose number is in the message: five attempts a second
+/// are one failure all the same, which is reported once a minute.
+#[test]
+fn a_failure_that_lasts_is_reported_once_a_minute() {
+    let meeting = Meeting::new(10, always(4));
+    let mut thread = meeting.by_hand();
+    meeting.add(1);
+    meeting.disk.set_faults(Faults { sync_error: 1024, ..Faults::default() });
+    let began = Instant::now();
+    let mut messages = std::collections::BTreeSet::new();
+    for attempt in 0..1000 {
+        let now = began + Duration::from_millis(200) * attempt;
+        messages.insert(thread.round_at(now).unwrap_err().to_string());
+    }
+    assert!(messages.len() > 3, "the messages are all alike: {messages:?}");
+    assert!((4..=8).contains(&thread.source.errors), "{} in 200 s", thread.source.errors);
+    meeting.disk.set_faults(Faults::default());
+    thread.round_at(began + Duration::from_secs(201)).unwrap();
+    // The next one is another one.
+    let before = thread.source.errors;
+    meeting.add(1);
+    meeting.disk.set_faults(Faults { sync_error: 1024, ..Faults::default() });
+    thread.round_at(began + Duration::from_secs(202)).unwrap_err();
+    assert_eq!(thread.source.errors, before + 1);
+}
+
 #[test]
 fn a_full_disk_refuses_and_then_goes_on_with_nothing_lost() {
     let meeting = Meeting::new(100, always(8));
