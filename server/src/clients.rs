@@ -89,6 +89,8 @@ pub(crate) struct Client {
     pub(crate) waits: AtomicBool,
     /// It waits for the end of a pause.
     pub(crate) paused: AtomicBool,
+    /// What it waits for may hold the data set that it was served from.
+    pub(crate) away: AtomicBool,
     /// It has logged in, or need not, and has made its TLS handshake, if one is due.
     entered: AtomicBool,
     /// Milliseconds after `since` at which it last had not, having done so before: RESET.
@@ -377,6 +379,7 @@ impl Clients {
             watching: AtomicUsize::new(0),
             waits: AtomicBool::new(false),
             paused: AtomicBool::new(false),
+            away: AtomicBool::new(false),
             entered: AtomicBool::new(false),
             left_ms: AtomicU64::new(0),
             abort: OnceLock::new(),

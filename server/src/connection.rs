@@ -8,10 +8,14 @@
 //! Who is too slow is waited for, at no cost: while replies are pending nothing is read, so neither
 //! side's buffer grows. What one request can make grow has a limit
 //! ([`Server`](crate::config::Server)): a client beyond it is disconnected.
+//!
+//! Between its turns a connection holds no node, only the host, so that it stays when a full sync
+//! puts another data set in the place of the one that it was served from. What it waits for may
+//! hold the old one for a while.
 
 use crate::clients::Client;
 use crate::commands::Session;
-use crate::node::Node;
+use crate::node::{Host, Node};
 use crate::resp::Reply;
 use crate::tls::Socket;
 use crate::turn::{Closing, Talk, Turn};
@@ -66,7 +70,9 @@ struct Held {
 
 /// One client's connection. See the top of the file.
 pub(crate) struct Connection {
-    node: Arc<Node>,
+    host: Arc<Host>,
+    /// The number of the node that served its last turn.
+    generation: u64,
     worker: usize,
     stream: Socket,
     talk: Talk,
@@ -91,21 +97,27 @@ fn shrink(input: &mut Vec<u8>) {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.talk.session.forget(&self.node);
+        let node = self.host.now();
+        self.meet(&node);
+        self.talk.session.forget(&node);
         self.talk.session.client.buffers.set(0);
     }
 }
 
 impl Connection {
     pub(crate) fn new(
-        node: Arc<Node>,
+        host: Arc<Host>,
         worker: usize,
         stream: Socket,
         client: Arc<Client>,
     ) -> Connection {
-        let talk = Talk::new(&node, client, worker);
+        let (talk, generation) = {
+            let node = host.now();
+            (Talk::new(&node, client, worker), node.generation)
+        };
         Connection {
-            node,
+            host,
+            generation,
             worker,
             stream,
             talk,
@@ -140,10 +152,27 @@ impl Connection {
         let _ = tokio::time::timeout(Duration::from_millis(250), drop_rest).await;
     }
 
+    /// Is about to be served from this node: what it remembers of another one is forgotten.
+    #[inline]
+    fn meet(&mut self, node: &Node) {
+        if self.generation != node.generation {
+            self.generation = node.generation;
+            self.talk.lose_data();
+        }
+    }
+
+    /// It waits for something that may hold the node of this moment, or waits no more.
+    fn set_away(&self, away: bool) {
+        self.talk.session.client.away.store(away, Relaxed);
+    }
+
     /// Runs turns until the socket has nothing to read or takes nothing more. Ready: the connection
     /// is over.
     fn poll(&mut self, cx: &mut Context<'_>, buffers: &mut Buffers) -> Poll<()> {
         let Buffers { input, turn } = buffers;
+        let node = self.host.now();
+        let node: &Arc<Node> = &node;
+        self.meet(node);
         for _ in 0..TURNS_IN_A_ROW {
             if let Some(held) = &mut self.held {
                 let Poll::Ready(outcome) = held.may_go.as_mut().poll(cx) else {
@@ -153,6 +182,7 @@ impl Connection {
                 let Some(held) = &mut self.held else { continue };
                 let (mut out, replies) = (std::mem::take(&mut held.out), held.replies);
                 self.held = None;
+                self.set_away(false);
                 self.note();
                 if let Ok(last) = &outcome {
                     out.extend_from_slice(last);
@@ -186,13 +216,13 @@ impl Connection {
                     return self.look_after(cx);
                 };
                 self.waits_no_more();
-                self.talk.pins = pins;
-                self.talk.stalled = None;
+                self.talk.return_with(pins);
+                self.set_away(false);
             }
             // What was pushed for a subscription that is not allowed any more is not sent.
             if self.talk.session.listens()
-                && self.talk.is_outdated(&self.node)
-                && !self.talk.look_again(&self.node)
+                && self.talk.is_outdated(node)
+                && !self.talk.look_again(node)
             {
                 return Poll::Ready(());
             }
@@ -200,7 +230,7 @@ impl Connection {
             if self.talk.session.listens() && client.inbox.take(&mut turn.out, Some(cx.waker())) {
                 // Messages that nobody asked for; below they are written as replies are.
             } else if self.talk.more {
-                self.run_input(turn);
+                self.run_input(node, turn);
             } else {
                 let mut buf = ReadBuf::new(input);
                 match ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buf)) {
@@ -212,20 +242,16 @@ impl Connection {
                 self.talk.session.client.touch(Instant::now());
                 self.tallies().bytes_in.add(length as u64);
                 if self.input.is_empty() {
-                    let used = self.talk.execute(
-                        &self.node,
-                        &self.node.tallies[self.worker],
-                        &input[..length],
-                        turn,
-                    );
+                    let used =
+                        self.talk.execute(node, &node.tallies[self.worker], &input[..length], turn);
                     self.input.extend_from_slice(&input[used..length]);
                     self.note();
                 } else {
                     self.input.extend_from_slice(&input[..length]);
-                    self.run_input(turn);
+                    self.run_input(node, turn);
                 }
                 if self.input.len() > self.talk.config.server.max_query_buffer_bytes {
-                    self.node.clients.ended.by_input.fetch_add(1, Relaxed);
+                    node.clients.ended.by_input.fetch_add(1, Relaxed);
                     tracing::warn!(
                         "client {} sent a request beyond the query buffer limit",
                         self.talk.session.client.peer
@@ -237,13 +263,14 @@ impl Connection {
                 turn.clear_out();
                 return Poll::Ready(());
             }
-            let ticket = self.node.durability.committer().ticket();
-            let wrote = std::mem::take(&mut self.talk.session.wrote) && self.must_hold(ticket);
+            let ticket = node.durability.committer().ticket();
+            let wrote = std::mem::take(&mut self.talk.session.wrote) && must_hold(node, ticket);
             let shown = std::mem::take(&mut self.talk.session.shown);
             let asked = self.talk.session.hold.take();
             if wrote || shown > 0 || asked.is_some() {
                 self.talk.session.client.waits.store(asked.is_some(), Relaxed);
-                let node = self.node.clone();
+                self.set_away(true);
+                let node = node.clone();
                 let may_go: MayGo = Box::pin(async move {
                     if wrote {
                         while node.engines.is_spilling() && !node.stop.is_stopped() {
@@ -303,25 +330,14 @@ impl Connection {
         }
     }
 
-    /// Whether the replies to a write have to wait: for the disk, with `always` or if that is late;
-    /// or for room in the log's queue. A repeated like waits, too, if the first one is not safe
-    /// yet.
-    fn must_hold(&self, ticket: store::Ticket) -> bool {
-        let durability = &self.node.durability;
-        (durability.committer().durable() < ticket
-            && (durability.holds_replies() || durability.committer().is_late()))
-            || durability.is_crowded()
-            || self.node.engines.is_spilling()
-    }
-
     fn tallies(&self) -> &crate::node::Tallies {
-        &self.node.tallies[self.worker]
+        &self.host.tallies[self.worker]
     }
 
     /// Looks at the requests in `input`.
-    fn run_input(&mut self, turn: &mut Turn) {
+    fn run_input(&mut self, node: &Arc<Node>, turn: &mut Turn) {
         let mut input = std::mem::take(&mut self.input);
-        let used = self.talk.execute(&self.node, &self.node.tallies[self.worker], &input, turn);
+        let used = self.talk.execute(node, &node.tallies[self.worker], &input, turn);
         input.drain(..used);
         if !input.is_empty() || input.capacity() <= KEPT_INPUT_BYTES {
             shrink(&mut input);
@@ -399,6 +415,16 @@ impl Connection {
         self.unflushed = false;
         Poll::Ready(Ok(()))
     }
+}
+
+/// Whether the replies to a write have to wait: for the disk, with `always` or if that is late; or
+/// for room in the log's queue. A repeated like waits, too, if the first one is not safe yet.
+fn must_hold(node: &Node, ticket: store::Ticket) -> bool {
+    let durability = &node.durability;
+    (durability.committer().durable() < ticket
+        && (durability.holds_replies() || durability.committer().is_late()))
+        || durability.is_crowded()
+        || node.engines.is_spilling()
 }
 
 #[cfg(test)]

@@ -176,6 +176,8 @@ pub(crate) struct Process {
 /// A data set, and the process around it. A replica that takes over another data set gets a new
 /// node ([`Host`]).
 pub(crate) struct Node {
+    /// Which of the process's nodes it is.
+    pub(crate) generation: u64,
     pub(crate) engines: Loaded<Engines>,
     pub(crate) store: Loaded<store::Store>,
     pub(crate) durability: Arc<Durability>,
@@ -232,12 +234,19 @@ impl Host {
             rates: Rates::default(),
             settings: Settings::new(config),
         });
-        Host { node: ArcSwap::from_pointee(Node::new(process.clone())), process }
+        Host { node: ArcSwap::from_pointee(Node::new(0, process.clone())), process }
     }
 
     /// Another node, empty, takes the place of this one.
     pub(crate) fn replace_node(&self) {
-        self.node.store(Arc::new(Node::new(self.process.clone())));
+        let generation = self.node.load().generation + 1;
+        self.node.store(Arc::new(Node::new(generation, self.process.clone())));
+    }
+
+    /// The node of this moment, for one turn: the guard is not to be kept across a wait.
+    #[inline]
+    pub(crate) fn now(&self) -> Guard<Arc<Node>> {
+        self.node.load()
     }
 
     /// The node of this moment. It is not to be kept for long: the next one waits until nobody has
@@ -248,14 +257,20 @@ impl Host {
 }
 
 impl Node {
-    fn new(process: Arc<Process>) -> Node {
+    fn new(generation: u64, process: Arc<Process>) -> Node {
         Node {
+            generation,
             engines: Loaded::default(),
             store: Loaded::default(),
             snapshots: Arc::default(),
             durability: Arc::new(Durability::new(process.config().durability.fsync)),
             process,
         }
+    }
+
+    /// The process around it, for who may outlive the node.
+    pub(crate) fn process(&self) -> Arc<Process> {
+        self.process.clone()
     }
 
     /// Whether the data are there.

@@ -129,6 +129,8 @@ pub(crate) struct Talk {
     pub(crate) pins: Pins,
     /// Bytes that these take, or will.
     pub(crate) pinned_bytes: usize,
+    /// What it waits for reads rows of a data set that is not served any more.
+    outlived: bool,
 }
 
 impl Talk {
@@ -149,7 +151,23 @@ impl Talk {
             stalled: None,
             pins: Pins::default(),
             pinned_bytes: 0,
+            outlived: false,
         }
+    }
+
+    /// Another data set is served from now on: rows that were read for it, and what it watches, are
+    /// of the last one.
+    #[cold]
+    pub(crate) fn lose_data(&mut self) {
+        self.pins = Pins::default();
+        self.outlived = self.stalled.is_some();
+        self.session.lose_watched();
+    }
+
+    /// What it has waited for has come.
+    pub(crate) fn return_with(&mut self, pins: Pins) {
+        self.stalled = None;
+        self.pins = if std::mem::take(&mut self.outlived) { Pins::default() } else { pins };
     }
 
     /// Executes the whole requests at the start of `buf`; gives the bytes that they took.
@@ -220,11 +238,11 @@ impl Talk {
                 // The request before this one may have been what pauses.
                 let paused = node.pause.now();
                 if paused != Paused::Nothing && commands::must_wait(args, session, paused, node) {
-                    let node = node.clone();
+                    let process = node.process();
                     session.client.waits.store(true, Relaxed);
                     session.client.paused.store(true, Relaxed);
                     self.stalled = Some(Box::pin(async move {
-                        node.pause.eased().await;
+                        process.pause.eased().await;
                         Pins::default()
                     }));
                     tallies.commands.add(index as u64);
@@ -248,6 +266,7 @@ impl Talk {
                 if session.errand.is_asked() {
                     let errand = session.errand.leave();
                     session.client.waits.store(true, Relaxed);
+                    session.client.away.store(true, Relaxed);
                     self.stalled = Some(Box::pin(async move {
                         errand.await;
                         Pins::default()
@@ -338,6 +357,7 @@ impl Talk {
             }
         }
         self.pinned_bytes += fetching.bytes();
+        self.session.client.away.store(true, Relaxed);
         self.stalled = Some(Box::pin(node.engines.cold.fetch(fetching)));
         self.more = true;
     }

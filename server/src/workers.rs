@@ -328,9 +328,7 @@ async fn work(
                         Ok(Socket::Plain(stream))
                     };
                     match socket {
-                        Ok(socket) => {
-                            Connection::new(host.node(), index, socket, of_task).serve().await
-                        }
+                        Ok(socket) => Connection::new(host, index, socket, of_task).serve().await,
                         Err(error) => {
                             host.tls.failed.fetch_add(1, Relaxed);
                             tracing::debug!("no TLS with {}: {error}", of_task.peer);

@@ -39,6 +39,8 @@ pub(crate) struct Session {
     pub(crate) transaction: Option<transaction::Transaction>,
     /// By place: what is watched twice is watched once, from the first time on.
     pub(crate) watched: HashMap<Place, Seen>,
+    /// It watched keys of a data set that another one has replaced: as in Redis they have changed.
+    pub(crate) watch_lost: bool,
     /// EXEC is executing: nothing may wait, but for errands, if `may_leave`.
     pub(crate) in_exec: bool,
     /// The transaction keeps nobody out.
@@ -90,6 +92,7 @@ impl Session {
             replies: Replies::On,
             transaction: None,
             watched: HashMap::new(),
+            watch_lost: false,
             in_exec: false,
             may_leave: false,
             errand: Errand::default(),
@@ -122,6 +125,12 @@ impl Session {
     pub(crate) fn note_kept(&self) {
         let watched = self.watched.len() * transaction::WATCHED_BYTES;
         self.client.set_kept(self.subscriptions.bytes() + watched);
+    }
+
+    /// The data set is another one from now on.
+    pub(crate) fn lose_watched(&mut self) {
+        self.watch_lost |= !self.watched.is_empty();
+        transaction::drop_watched(self);
     }
 
     /// Gives back what the node keeps for it: at its end, and on RESET.

@@ -163,6 +163,13 @@ fn forget_watched(session: &mut Session, node: &Node) {
     if let Some(engines) = node.engines.get() {
         session.watched.drain().for_each(|(_, seen)| engines.unwatch(&seen));
     }
+    session.watch_lost = false;
+    note_watched(session);
+}
+
+/// Forgets what is watched in a data set that is served no more, and does not count it either.
+pub(super) fn drop_watched(session: &mut Session) {
+    session.watched.clear();
     note_watched(session);
 }
 
@@ -273,9 +280,9 @@ fn exec(call: &mut Call<'_>) -> Outcome {
     // It waits for nothing any more: also if it was refused before it could ask again.
     call.session.errand.come();
     call.session.client.queued.store(-1, Relaxed);
-    let changed = engines.is_some_and(|engines| {
-        call.session.watched.iter().any(|(_, seen)| engines.has_changed(seen))
-    });
+    let has_changed =
+        |engines: &Engines| call.session.watched.values().any(|seen| engines.has_changed(seen));
+    let changed = call.session.watch_lost || engines.is_some_and(has_changed);
     unwatch(call.session);
     if changed {
         call.reply.null_array();

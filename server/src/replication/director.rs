@@ -10,7 +10,7 @@
 //! ```
 
 use super::follow::{self, Course};
-use crate::clients::Client;
+use crate::clients::{Client, Kind};
 use crate::node::{Host, Node};
 use crate::{StartError, load};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use store::{FollowLog, Log};
 /// How often a retry looks whether it may try again.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// How long a node that is replaced goes on for those who wait for a reply.
+/// How long a node that is replaced goes on for the clients that wait for something of it.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The log, as one of two.
@@ -271,9 +271,10 @@ fn reopen_log(host: &Host, node: &Arc<Node>, end: store::Position) -> FollowLog 
     }
 }
 
-/// Retires the node and opens its folder anew, which may hold another data set now. Clients are
-/// disconnected: they would see another history. Whoever waits for a reply has a moment to get it:
-/// the order to follow may have led here faster than its own reply to whoever gave it.
+/// Retires the node and opens its folder anew, which may hold another data set now. As in Redis
+/// clients stay connected, and are told -LOADING meanwhile; replicas of this one do not, as they
+/// would follow another history. A client that waits for something of the old data set has a moment
+/// for that, and is disconnected then.
 fn reopened(host: &Arc<Host>, node: Arc<Node>) -> Held {
     host.replace_node();
     let began = Instant::now();
@@ -283,13 +284,11 @@ fn reopened(host: &Arc<Host>, node: Arc<Node>) -> Held {
     loop {
         // So does a FAILOVER that waits for a replica.
         node.replication.failover.end(&node);
-        let is_served =
-            |client: &&Arc<Client>| client.waits.load(Relaxed) && began.elapsed() < PATIENCE;
-        host.clients
-            .list()
-            .iter()
-            .filter(|client| !is_served(client))
-            .for_each(|client| client.kill());
+        let is_over = began.elapsed() >= PATIENCE;
+        let keeps_it = |client: &&Arc<Client>| {
+            client.kind() == Kind::Replica || is_over && client.away.load(Relaxed)
+        };
+        host.clients.list().iter().filter(keeps_it).for_each(|client| client.kill());
         match Arc::try_unwrap(node) {
             Ok(last) => {
                 drop(last);

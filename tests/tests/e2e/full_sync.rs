@@ -344,3 +344,70 @@ fn a_data_set_that_could_not_be_opened_here_is_not_taken() {
         }
     }
 }
+
+/// Asks again while the data are loaded.
+fn when_loaded(raw: &mut tidemark_tests::Raw, words: &[&str]) -> String {
+    loop {
+        let line = raw.ask(words);
+        if !line.starts_with("-LOADING") {
+            return line;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// F9: a full sync closed every connection of the replica. Here a client that was idle, one that
+/// sends commands all the time, one that listens to a channel, one in the middle of a transaction
+/// that watches a key, and one that monitors are there before and after it.
+#[test]
+fn clients_of_a_replica_stay_connected_through_a_full_sync() {
+    let quiet = |config: &mut Config| config.durability.snapshot_every_s = 0;
+    let (master, replica) = (TestServer::with(quiet), TestServer::with(quiet));
+    for id in 1..2000 {
+        master.raw().request(&["HSET", &format!("post:{id}"), "like", "7"]).line();
+    }
+    master.raw().request(&["SAVE"]).expect("+OK\r\n");
+    replica.raw().request(&["HSET", "post:1", "like", "1"]).expect(":1\r\n");
+    let (mut idle, mut listener, mut watcher) = (replica.raw(), replica.raw(), replica.raw());
+    idle.request(&["CLIENT", "SETNAME", "idle"]).expect("+OK\r\n");
+    listener
+        .request(&["SUBSCRIBE", "news"])
+        .expect("*3\r\n$9\r\nsubscribe\r\n$4\r\nnews\r\n:1\r\n");
+    watcher
+        .request(&["WATCH", "post:1"])
+        .expect("+OK\r\n")
+        .request(&["MULTI"])
+        .expect("+OK\r\n")
+        .request(&["HGET", "post:1", "like"])
+        .expect("+QUEUED\r\n");
+    let mut paused = replica.raw();
+    let mut busy = replica.raw();
+    busy.request(&["CLIENT", "PAUSE", "600000", "WRITE"]).expect("+OK\r\n");
+    paused.request(&["HINCRBY", "post:1", "like", "1"]);
+    let port = master.port().to_string();
+    let mut admin = replica.raw();
+    admin.request(&["REPLICAOF", "127.0.0.1", &port, "FORCE"]).expect("+OK\r\n");
+    // One that never rests sees the old row, -LOADING, the new one, and nothing else.
+    let began = Instant::now();
+    let mut seen = std::collections::BTreeSet::new();
+    while !seen.contains("7") {
+        assert!(began.elapsed() < tidemark_tests::PATIENCE, "{seen:?}");
+        let line = busy.ask(&["HGET", "post:1", "like"]);
+        let said = if line.starts_with('$') { busy.line() } else { line };
+        let code = said.split(' ').next().unwrap().to_owned();
+        assert!(["1", "7", "-LOADING"].contains(&code.as_str()), "{said}");
+        seen.insert(code);
+    }
+    assert_eq!(number(&replica, "repl_full_syncs"), 1);
+    assert_eq!(idle.ask(&["CLIENT", "GETNAME"]), "$4");
+    idle.expect("idle\r\n");
+    assert_eq!(when_loaded(&mut idle, &["HGET", "post:1999", "like"]), "$1");
+    idle.expect("7\r\n");
+    // It waits on for the end of the pause, and is refused then as any write is here.
+    admin.request(&["CLIENT", "UNPAUSE"]).expect("+OK\r\n");
+    assert!(paused.line().starts_with("-READONLY"));
+    admin.request(&["PUBLISH", "news", "still here"]).expect(":1\r\n");
+    listener.expect("*3\r\n$7\r\nmessage\r\n$4\r\nnews\r\n$10\r\nstill here\r\n");
+    // As in Redis all keys have changed.
+    watcher.request(&["EXEC"]).expect("*-1\r\n");
+}
