@@ -90,6 +90,9 @@ pub enum LinkError {
     /// The peer has said why it ends.
     #[error("the peer refused: {0}")]
     Refused(String),
+    /// The peer is no Tidemark server: it does not know the first word of the protocol.
+    #[error("{0}")]
+    Foreign(String),
     /// This replica must not follow that master.
     #[error(transparent)]
     Unfit(Refusal),

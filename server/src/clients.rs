@@ -317,6 +317,9 @@ impl Client {
     }
 }
 
+/// How the names begin that Sentinels give their connections.
+const SENTINEL: &[u8] = b"sentinel-";
+
 /// A client that is newer than this is not yet one who never asks.
 const TIME_TO_ASK: Duration = Duration::from_secs(1);
 
@@ -409,6 +412,21 @@ impl Clients {
             client.kill();
             taken -= bytes;
         }
+    }
+
+    /// Disconnects the clients that send commands or listen to channels, as Sentinel does when it
+    /// has changed a node's role (CLIENT KILL TYPE normal, TYPE pubsub): their libraries ask
+    /// Sentinel again where the master is. Sentinels, which name themselves, and the client
+    /// `except` stay. Gives how many.
+    pub(crate) fn part_with_users(&self, except: u64) -> usize {
+        let mut users = self.list();
+        users.retain(|client| {
+            client.id != except
+                && matches!(client.kind(), Kind::Normal | Kind::Pubsub)
+                && !client.names.lock().name.starts_with(SENTINEL)
+        });
+        users.iter().for_each(|client| client.kill());
+        users.len()
     }
 
     /// It has gone.

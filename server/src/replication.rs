@@ -97,6 +97,13 @@ pub(crate) struct Replication {
     settled: AtomicBool,
     /// It was told in this process whom to follow, and has not been in step with them.
     unmet: AtomicBool,
+    /// It was a master until the last order, which has told it to follow another one.
+    was_master: AtomicBool,
+    /// Why something that was asked for since the last order can never be: REPLICAOF a Redis, or
+    /// by one. One line; empty: nothing.
+    pub(crate) last_error: Mutex<String>,
+    /// The master that Sentinel last put in this node's place.
+    deposed_by: Mutex<Option<Master>>,
     /// Rises with every change of the role.
     orders: watch::Sender<u64>,
     pub(crate) failover: failover::Failover,
@@ -121,6 +128,9 @@ impl Replication {
             keeping: AtomicBool::new(false),
             settled: AtomicBool::new(false),
             unmet: AtomicBool::new(false),
+            was_master: AtomicBool::new(false),
+            last_error: Mutex::default(),
+            deposed_by: Mutex::default(),
             orders: watch::Sender::new(0),
             failover: failover::Failover::new(),
             link: Mutex::new(Link::new()),
@@ -240,6 +250,7 @@ impl Replication {
             return Ok(false);
         }
         let is_master = master.is_none();
+        let was_master = self.is_master();
         let next = |role: &Role| {
             // To follow the one that it asks to take over, though: it is not asked any more.
             let is_handing = role.handing.is_some() && handing.is_none();
@@ -263,6 +274,8 @@ impl Replication {
             }
             self.settled.store(false, SeqCst);
             self.unmet.store(!is_master, SeqCst);
+            self.was_master.store(was_master && !is_master, SeqCst);
+            self.last_error.lock().clear();
             self.gate.set(Shut::Replica);
             told();
         })?;
@@ -336,6 +349,29 @@ impl Replication {
         !self.unmet.load(SeqCst)
     }
 
+    /// Whether it was a master when it was told, in this process, to follow `master`, and has met
+    /// no other master since.
+    pub(crate) fn was_master_before(&self, master: &Master) -> bool {
+        let is_its_master = self.role.load().master.as_ref() == Some(master);
+        is_its_master && self.was_master.load(SeqCst) && !self.has_met_its_master()
+    }
+
+    /// For INFO. True if that is new.
+    fn note_error(&self, error: String) -> bool {
+        let mut last = self.last_error.lock();
+        let is_new = *last != error;
+        *last = error;
+        is_new
+    }
+
+    /// A server that speaks another protocol was told to follow this one, and tries again and
+    /// again: it is logged once.
+    pub(crate) fn note_foreign_replica(&self, peer: std::net::IpAddr, why: &str) {
+        if self.note_error(format!("a server at {peer} was told to follow this one: {why}")) {
+            tracing::warn!("a server at {peer} was told to follow this one: refused, as {why}");
+        }
+    }
+
     /// It is to be a master, and its log is still the one of a replica.
     pub(crate) fn is_promoting(&self) -> bool {
         self.role.load().promoting
@@ -397,6 +433,7 @@ impl Replication {
         let effect = self.fence.named(hello.group, hello.is_ours, hello.epoch, self.is_master());
         if effect.change == Some(Fenced::Deposed) {
             let Hello { group, address, epoch, .. } = hello;
+            *self.deposed_by.lock() = Master::parse(address);
             tracing::warn!(
                 "Sentinel has made another node the master ('{group}' at {address}, epoch {epoch}): writes are refused"
             );
@@ -447,6 +484,26 @@ impl Replication {
             Fenced::No if too_few() => Shut::FewReplicas,
             Fenced::No => Shut::No,
         });
+    }
+
+    /// Whether Sentinel has made another node the master.
+    pub(crate) fn is_deposed(&self) -> bool {
+        self.fence.now() == Fenced::Deposed
+    }
+
+    /// The master that Sentinel has put in this node's place, if it has.
+    pub(crate) fn deposed_by(&self) -> Option<Master> {
+        self.deposed_by.lock().clone().filter(|_| self.is_deposed())
+    }
+
+    /// Whether a client whose write was refused is better off with another node: this one is
+    /// fenced, and a Sentinel knows which node is the master.
+    pub(crate) fn sends_writers_away(&self) -> bool {
+        match self.gate.shut() {
+            Shut::Deposed => true,
+            Shut::Fenced => self.fence.groups() > 0,
+            Shut::No | Shut::Replica | Shut::FewReplicas => false,
+        }
     }
 
     /// Why a write must be refused now, if it must.

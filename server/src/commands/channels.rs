@@ -244,7 +244,7 @@ fn note_pushed(session: &mut Session) {
 fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
     check_name(kind, call.args.at(1))?;
     if call.args.at(1) == b"__sentinel__:hello" {
-        super::replication::heard_sentinel(call.node, call.session.client.local, call.args.at(2));
+        super::replication::heard_sentinel(call.node, &call.session.client, call.args.at(2));
     }
     let most = call.node.config().server.max_push_buffer_bytes;
     let got = call.node.channels.publish(kind, call.args.at(1), call.args.at(2), most);

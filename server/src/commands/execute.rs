@@ -61,6 +61,10 @@ pub(crate) fn execute(
             if !session.leaving {
                 reply.error(refusal.text());
             }
+            // Its library asks Sentinel for the master before it connects again.
+            if refusal.text().starts_with(b"READONLY ") && node.replication.sends_writers_away() {
+                session.leaving = true;
+            }
             false
         }
     };

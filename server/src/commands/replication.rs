@@ -2,6 +2,7 @@
 
 use super::call::answer;
 use super::{Call, NO_KEYS, Outcome, Refusal, Spec, flag, integer, refuse};
+use crate::clients::Client;
 use crate::node::Node;
 use crate::replication::feed::Place;
 use crate::replication::{Fed, Hello, LinkState, Master, failover};
@@ -39,6 +40,8 @@ const fn spec(
 
 const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::STALE;
 
+const NOT_TO_REDIS: &str = "Refused: a Redis server cannot replicate from Tidemark.";
+
 #[rustfmt::skip]
 pub(super) const TABLE: &[Spec] = &[
     spec("replicaof", -3, ADMIN, "5.0.0", "<host port [FORCE]|NO ONE>",
@@ -55,14 +58,20 @@ pub(super) const TABLE: &[Spec] = &[
     spec("tm.replicate", -2, ADMIN | flag::NO_MULTI, "0.1.0", "protocol [FAILOVER offset lineage term]",
         "Turns the connection into a replica's. For Tidemark's own replicas. FAILOVER: takes over first, if this node has that history, up to the offset.", replicate),
     spec("replconf", -1, ADMIN, "3.0.0", "[option value [option value ...]]",
-        "Refused: a Redis server cannot replicate from Tidemark.", foreign),
+        NOT_TO_REDIS, foreign),
     spec("psync", -3, ADMIN | flag::NO_MULTI, "2.8.0", "replicationid offset",
-        "Refused: a Redis server cannot replicate from Tidemark.", foreign),
-    spec("sync", 1, ADMIN | flag::NO_MULTI, "1.0.0", "", "Refused: a Redis server cannot replicate from Tidemark.", foreign),
+        NOT_TO_REDIS, foreign),
+    spec("sync", 1, ADMIN | flag::NO_MULTI, "1.0.0", "", NOT_TO_REDIS, foreign),
 ];
 
-fn foreign(_: &mut Call<'_>) -> Outcome {
-    Err(refuse!("ERR Tidemark replicates to Tidemark only: REPLICAOF on such a server"))
+/// What a Redis sends that was told to follow this server. It tries again every second.
+fn foreign(call: &mut Call<'_>) -> Outcome {
+    let why = "only a Tidemark server can replicate from Tidemark; to copy rows to Redis, read them with SCAN and HGETALL and write them \
+        with redis-cli --pipe";
+    if call.spec.name != "replconf" {
+        call.node.replication.note_foreign_replica(call.session.client.peer.ip(), why);
+    }
+    Err(refuse!("ERR {why}"))
 }
 
 /// Redis's words.
@@ -189,7 +198,11 @@ fn role(call: &mut Call<'_>) -> Outcome {
 /// Sentinel's hello names the master that it watches:
 /// `ip,port,runid,epoch,name,master-ip,master-port,master's epoch`. It is this node if that is the
 /// address at which Sentinel reaches it, or the one that it announces.
-pub(super) fn heard_sentinel(node: &Arc<Node>, local: SocketAddr, message: &[u8]) {
+///
+/// A node that is deposed by it disconnects its clients: until Sentinel makes it a replica, ten
+/// seconds later, they would get nothing but -READONLY from it.
+pub(super) fn heard_sentinel(node: &Arc<Node>, sender: &Client, message: &[u8]) {
+    let local = sender.local;
     let text = String::from_utf8_lossy(message);
     let fields: Vec<&str> = text.split(',').collect();
     let [_, _, _, _, group, ip, port, epoch] = fields[..] else { return };
@@ -208,7 +221,13 @@ pub(super) fn heard_sentinel(node: &Arc<Node>, local: SocketAddr, message: &[u8]
     };
     let is_ours = port == own_port && ip == own_ip;
     let hello = Hello { group, is_ours, epoch, address: format!("{ip} {port}") };
-    if node.replication.named(&config, &hello) {
+    let was_deposed = node.replication.is_deposed();
+    let is_news = node.replication.named(&config, &hello);
+    if !was_deposed && node.replication.is_deposed() && node.replication.is_master() {
+        let users = node.clients.part_with_users(sender.id);
+        tracing::info!("{users} clients disconnected: Sentinel tells them which is the master");
+    }
+    if is_news {
         let node = node.clone();
         // One at a time, and not on a worker: the disk may be slow.
         tokio::task::spawn_blocking(move || node.replication.keep_epochs(&node.config()));
@@ -608,6 +627,10 @@ pub(super) fn info(node: &Node, out: &mut String) {
             "slave_priority:{priority}\r\nslave_read_only:1\r\nreplica_announced:1\r\nslave_lag_bytes:{}\r\n",
             link.master_end.saturating_sub(end.offset)
         );
+    }
+    let error = replication.last_error.lock().clone();
+    if !error.is_empty() {
+        let _ = write!(out, "repl_last_error:{error}\r\n");
     }
     let feeds = replication.feeds.reachable();
     let _ = write!(out, "connected_slaves:{}\r\n", feeds.len());

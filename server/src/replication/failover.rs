@@ -170,6 +170,24 @@ impl Failover {
         Some(self.give(node, order, stage))
     }
 
+    /// A node that was a master until it was told to follow `master`, and can never do so, is a
+    /// master again: it has all its data. If it was one of several it may have been replaced
+    /// meanwhile, and is fenced. False if it is none, or if the role cannot be written down.
+    pub(super) fn returns(&self, node: &Node, master: &Master, why: &str) -> bool {
+        let _one = self.ordering.lock();
+        let replication = &node.replication;
+        if !replication.was_master_before(master) || self.forbids_orders(replication) {
+            return false;
+        }
+        let order = Order { fenced: replication.is_replicated(), ..Order::default() };
+        let given = self.give(node, order, self.stage.lock());
+        let is_given = given.as_ref().is_ok_and(|&is_new| is_new);
+        if is_given {
+            replication.note_error(format!("REPLICAOF {master} was taken back: {why}"));
+        }
+        is_given
+    }
+
     /// Gives an order, with which a FAILOVER is over. Until the disk has it nobody is asked to take
     /// over: there would be a master beside the one that the order names. The caller holds
     /// `ordering`.

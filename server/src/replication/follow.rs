@@ -284,10 +284,21 @@ async fn keep_up(host: &Host, here: &mut Here, master: &Master) -> Course {
             }
             Err(error) => error,
         };
+        if let LinkError::Foreign(why) = &error
+            && node.replication.failover.returns(&node, master, why)
+        {
+            tracing::error!("REPLICAOF {master} is taken back: {}", one_line(why));
+            continue;
+        }
         if matches!(error, LinkError::Unfit(_)) {
             node.replication.refuses(&node.config(), master);
         }
+        // Another server may be there one day.
         let is_refused = match &error {
+            LinkError::Foreign(_) => {
+                patience = MOST_RECONNECT;
+                true
+            }
             LinkError::Unready(_) | LinkError::Damaged => true,
             // No room for it, say. What was there already is looked at again each time.
             LinkError::Store(_) => node.replication.link.lock().state == LinkState::Sync,
@@ -373,6 +384,19 @@ pub(super) fn was_answered(verb: &str, reply: &str) -> String {
     format!("{verb} was answered {reply}")
 }
 
+/// Whether a server that is asked for its log this way is no Tidemark server.
+fn is_foreign(reply: &str) -> bool {
+    reply.to_ascii_lowercase().starts_with("-err unknown command")
+}
+
+/// The answer to REPLICAOF of a Redis.
+fn foreign(master: &Master) -> LinkError {
+    LinkError::Foreign(format!(
+        "{master} is no Tidemark server, and only such a server can be followed; to copy data from Redis use `tidemark import`, \
+         redis-cli --pipe or RedisShake"
+    ))
+}
+
 /// A connection to the master that has become a link.
 async fn connect(node: &Node, master: &Master) -> Result<Socket, LinkError> {
     let (user, password, encrypted) = {
@@ -403,7 +427,9 @@ async fn connect(node: &Node, master: &Master) -> Result<Socket, LinkError> {
     match replication.failover.handover() {
         None => {
             let asked = ask(&mut stream, &["TM.REPLICATE", &protocol]).await?;
-            asked.map_err(|reply| refused("TM.REPLICATE", &reply))?;
+            asked.map_err(|reply| {
+                if is_foreign(&reply) { foreign(master) } else { refused("TM.REPLICATE", &reply) }
+            })?;
         }
         Some(offset) => {
             // Who is frozen is not to find the request when we are the master again. Who loads has

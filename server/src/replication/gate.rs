@@ -37,25 +37,39 @@ impl Gate {
         // its end.
         match self.0.load(SeqCst) {
             0 => None,
-            shut => Some(text(shut)),
+            _ => text(self.shut()),
+        }
+    }
+}
+
+impl Gate {
+    /// Why writes are refused, if they are.
+    pub(crate) fn shut(&self) -> Shut {
+        match self.0.load(SeqCst) {
+            0 => Shut::No,
+            1 => Shut::Replica,
+            2 => Shut::Fenced,
+            3 => Shut::FewReplicas,
+            _ => Shut::Deposed,
         }
     }
 }
 
 #[cold]
-fn text(shut: u8) -> &'static str {
-    match shut {
-        1 => "READONLY You can't write against a read only replica.",
-        2 => {
+fn text(shut: Shut) -> Option<&'static str> {
+    Some(match shut {
+        Shut::No => return None,
+        Shut::Replica => "READONLY You can't write against a read only replica.",
+        Shut::Fenced => {
             "READONLY This master was started again and is fenced until its role is known: until Sentinel names it, a replica follows it where \
              there is no Sentinel, or REPLICAOF NO ONE."
         }
-        3 => "NOREPLICAS Not enough good replicas to write.",
-        _ => {
+        Shut::FewReplicas => "NOREPLICAS Not enough good replicas to write.",
+        Shut::Deposed => {
             "READONLY Sentinel has made another node the master: this one is fenced until Sentinel names it again, or makes it a replica, or \
              REPLICAOF NO ONE."
         }
-    }
+    })
 }
 
 const _: () = assert!(Shut::No as u8 == 0);

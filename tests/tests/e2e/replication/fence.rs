@@ -110,3 +110,42 @@ fn a_replica_that_follows_lifts_no_fence_where_sentinels_have_spoken() {
     hello(&replica, replica.port(), 6);
     eventually("the disk has it", || write(&replica).is_ok());
 }
+
+/// F8: after a planned SENTINEL FAILOVER the old master kept its clients for eight seconds, and had
+/// nothing but READONLY for them. Clients that send commands or listen are disconnected when it is
+/// deposed, Sentinels are not; a client that comes later is, once it has tried to write.
+#[test]
+fn a_master_that_sentinel_deposes_parts_with_its_clients() {
+    let server = TestServer::with(small);
+    let mut sentinel = server.raw();
+    sentinel.request(&["CLIENT", "SETNAME", "sentinel-0a1b2c3d-cmd"]).expect("+OK\r\n");
+    let mut ear = server.raw();
+    ear.request(&["CLIENT", "SETNAME", "sentinel-0a1b2c3d-pubsub"]).expect("+OK\r\n");
+    ear.request(&["SUBSCRIBE", "__sentinel__:hello"]).take(46);
+    let (mut idle, mut listener) = (server.raw(), server.raw());
+    idle.request(&["HSET", "post:1", "like", "1"]).expect(":1\r\n");
+    listener.request(&["SUBSCRIBE", "news"]).line();
+    hello(&server, server.port(), 1);
+    eventually("the disk has it", || number(&server, "repl_sentinel_groups") == 1);
+    idle.request(&["HGET", "post:1", "like"]).expect("$1\r\n1\r\n");
+    hello(&server, 1, 2);
+    assert_eq!(idle.rest(), "");
+    assert!(!listener.rest().contains("message"));
+    sentinel.request(&["PING"]).expect("+PONG\r\n");
+    // It reads as long as it likes.
+    let mut late = server.raw();
+    for _ in 0..3 {
+        late.request(&["HGET", "post:1", "like"]).expect("$1\r\n1\r\n");
+    }
+    let refused = late.request(&["HSET", "post:1", "like", "2"]).rest();
+    assert!(refused.starts_with("-READONLY Sentinel has made"), "{refused}");
+    let mut in_transaction = server.raw();
+    in_transaction.request(&["MULTI"]).expect("+OK\r\n").request(&["HSET", "post:1", "like", "2"]);
+    assert!(in_transaction.rest().starts_with("-READONLY"));
+    // Named again, it keeps the clients that it has.
+    hello(&server, server.port(), 3);
+    eventually("the disk has it", || {
+        let written = server.raw().ask(&["HSET", "post:1", "like", "2"]);
+        written == ":0"
+    });
+}

@@ -209,3 +209,68 @@ fn a_master_with_too_few_replicas_refuses_writes() {
     set("min-replicas-to-write", "2");
     assert!(refused(&master), "from now on");
 }
+
+/// F13: REPLICAOF a Redis left the node read-only for ever, and INFO said "unknown command". The
+/// order is taken back, and what it says names the ways that there are.
+#[test]
+fn a_node_that_was_told_to_follow_a_redis_is_a_master_again_and_says_why() {
+    let redis = crate::beside_redis::redis();
+    let server = TestServer::with(small);
+    let mut connection = server.connection();
+    connection.hset::<_, _, _, ()>("post:1", "like", 1).unwrap();
+    follow_port(&server, redis.port);
+    let asked = |field: &str| info(&mut server.connection(), field);
+    eventually("it is told why", || asked("repl_last_error").is_some());
+    let error = asked("repl_last_error").unwrap();
+    for word in ["tidemark import", "redis-cli --pipe", "RedisShake"] {
+        assert!(error.contains(word), "{error}");
+    }
+    eventually("it takes writes", || {
+        server.connection().hincr::<_, _, _, i64>("post:1", "like", 1).is_ok()
+    });
+    assert_eq!(likes(&server, 1..2), [Some(2)]);
+    assert_eq!(asked("role").as_deref(), Some("master"));
+    let role: redis::Value = redis::cmd("ROLE").query(&mut server.connection()).unwrap();
+    assert!(format!("{role:?}").contains("master"));
+    // The next order is a new one.
+    let master = TestServer::with(small);
+    follow(&server, &master);
+    assert_eq!(asked("repl_last_error"), None);
+}
+
+/// F13: one that has been a replica from the start stays one, and says the same.
+#[test]
+fn a_replica_by_configuration_of_a_redis_says_what_to_use_instead() {
+    let redis = crate::beside_redis::redis();
+    let port = redis.port;
+    let server = TestServer::with(|config| {
+        small(config);
+        config.replication.replicaof = format!("127.0.0.1 {port}");
+    });
+    let asked = |field: &str| info(&mut server.connection(), field).unwrap_or_default();
+    eventually("it says why", || asked("master_link_error").contains("tidemark import"));
+    assert_eq!((asked("role"), asked("master_link_status")), ("slave".into(), "down".into()));
+    // It does not ask every second for what it cannot have.
+    assert!(asked("master_link_retry_seconds").parse::<u64>().unwrap() > 30);
+}
+
+/// F13, the other way round.
+#[test]
+fn a_redis_that_was_told_to_follow_us_is_told_what_to_use_instead() {
+    let redis = crate::beside_redis::redis();
+    let server = TestServer::with(small);
+    let mut at_redis =
+        ::redis::Client::open(("127.0.0.1", redis.port)).unwrap().get_connection().unwrap();
+    ::redis::cmd("REPLICAOF")
+        .arg("127.0.0.1")
+        .arg(server.port())
+        .query::<()>(&mut at_redis)
+        .unwrap();
+    eventually("it has asked", || {
+        info(&mut server.connection(), "repl_last_error")
+            .is_some_and(|error| error.contains("SCAN and HGETALL") && error.contains("--pipe"))
+    });
+    let refused = ::redis::cmd("PSYNC").arg("?").arg(-1).query::<()>(&mut server.connection());
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("only a Tidemark server can replicate from Tidemark"), "{refused}");
+}
