@@ -4,6 +4,7 @@ use super::weibo::NOBODY;
 use super::{ALL_KEYS, Call, NO_KEYS, ONE_KEY, Outcome, Refusal, Spec, flag, help_row, refuse};
 use crate::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef};
 use crate::glob;
+use crate::node::Node;
 use crate::resp::Reply;
 use phantom::{Answer, Change};
 
@@ -277,28 +278,39 @@ fn row_key(engines: &Engines, space: &CounterSpace, id: u64) -> Option<Vec<u8>> 
 /// Most keys that KEYS lists, and SCAN gives at once.
 const MOST_KEYS: u64 = 10_000;
 
-fn keys(call: &mut Call<'_>) -> Outcome {
-    super::check_pattern(call.args.at(1))?;
-    let pattern = call.args.at(1).to_vec();
-    let rows: u64 = call.node.engines.counters().iter().map(|space| space.all_rows()).sum();
+/// Refuses to list all keys of rows where they are more than [`MOST_KEYS`].
+pub(super) fn refuse_many_keys(node: &Node) -> Outcome {
+    let rows: u64 = node.engines.counters().iter().map(|space| space.all_rows()).sum();
     if rows > MOST_KEYS {
         return Err(refuse!("ERR there are {rows} rows, too many to list at once: use SCAN"));
     }
-    call.answer_later(move |node, reply| {
-        let engines: &Engines = &node.engines;
-        let mut found = std::collections::BTreeSet::new();
-        for space in engines.counters() {
-            let mut take = |id| {
-                found.extend(
-                    row_key(engines, space, id).filter(|key| glob::matches(&pattern, key, false)),
-                );
-            };
-            space.for_each(|id, _| take(id));
-            let mut next = Some(0);
-            while let Some(from) = next {
-                next = space.cold().scan(space, from, MOST_KEYS, &mut take).map_err(disk)?;
-            }
+    Ok(())
+}
+
+/// Gives all keys of rows, some of them twice.
+pub(super) fn every_key(engines: &Engines, take: &mut dyn FnMut(Vec<u8>)) -> Outcome {
+    for space in engines.counters() {
+        let mut take = |id| _ = row_key(engines, space, id).map(&mut *take);
+        space.for_each(|id, _| take(id));
+        let mut next = Some(0);
+        while let Some(from) = next {
+            next = space.cold().scan(space, from, MOST_KEYS, &mut take).map_err(disk)?;
         }
+    }
+    Ok(())
+}
+
+fn keys(call: &mut Call<'_>) -> Outcome {
+    super::check_pattern(call.args.at(1))?;
+    let pattern = call.args.at(1).to_vec();
+    refuse_many_keys(call.node)?;
+    call.answer_later(move |node, reply| {
+        let mut found = std::collections::BTreeSet::new();
+        every_key(&node.engines, &mut |key| {
+            if glob::matches(&pattern, &key, false) {
+                found.insert(key);
+            }
+        })?;
         reply.array(found.len());
         found.iter().for_each(|key| reply.bulk(key));
         Ok(())
