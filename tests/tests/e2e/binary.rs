@@ -1,10 +1,10 @@
 //! The page as bytes: the decoders of docs/binary.md, in Rust and in Python, beside the reply in
 //! integers.
 
-#[path = "../../examples/feed_page.rs"]
-mod feed_page;
+#[path = "../../../examples/binary_page.rs"]
+mod binary_page;
 
-use feed_page::{Post, decode, page};
+use binary_page::{Post, decode, page};
 use redis::Value;
 use std::path::Path;
 use std::process::Command;

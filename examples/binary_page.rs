@@ -1,7 +1,7 @@
 //! A client in Rust: asks for a page as bytes and decodes it. The format is `docs/binary.md`.
 //!
 //! ```text
-//! cargo run -p tidemark-tests --example feed_page -- redis://127.0.0.1:6399/ home 42 17 18 19
+//! cargo run -p tidemark-tests --example binary_page -- redis://127.0.0.1:6399/ home 42 17 18 19
 //! ```
 
 use std::error::Error;
@@ -64,7 +64,7 @@ pub(crate) fn page(
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [url, view, viewer, ids @ ..] = &args[..] else {
-        return Err("feed_page URL VIEW VIEWER ID...".into());
+        return Err("binary_page URL VIEW VIEWER ID...".into());
     };
     let ids: Vec<u64> = ids.iter().map(|id| id.parse()).collect::<Result<_, _>>()?;
     let mut connection = redis::Client::open(url.as_str())?.get_connection()?;

@@ -1,0 +1,25 @@
+//! A feed page by redis-rs: `cargo run -p tidemark-tests --example feed_page -- PORT FIRST_ID`
+
+use redis::Commands;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let args: Vec<String> = std::env::args().collect();
+    let (port, first): (u16, u64) = (args[1].parse()?, args[2].parse()?);
+    let (viewer, posts) = (7, [first, first + 1]);
+    let mut r = redis::Client::open(("127.0.0.1", port))?.get_connection()?;
+
+    // The viewer likes the first post: 1 if that is new. Sent again it answers 0, and counts
+    // nothing.
+    let _: (i64,) = redis::cmd("FEED.ACT").arg("like").arg(viewer).arg(first).query(&mut r)?;
+    // A counter alone, as a field of a hash.
+    let _: i64 = r.hincr(format!("post:{first}"), "comment", 1)?;
+    // The page: of each post the counters of the view, then the viewer's own flags.
+    let page: Vec<[i64; 6]> =
+        redis::cmd("FEED.GET").arg("home").arg(viewer).arg(&posts).query(&mut r)?;
+
+    for (post, [like, _repost, comment, _read, liked, _seen]) in posts.iter().zip(page) {
+        let liked = if liked == 1 { "yes" } else { "no" };
+        println!("post {post}: {like} likes, {comment} comments; liked by me: {liked}");
+    }
+    Ok(())
+}
