@@ -56,7 +56,6 @@ purpose("fewer than none cannot be waited for", "wait -1 .*", "out of range")
 OTHER_ARGUMENTS = {
     "set": "nothing expires",
     "getex": "nothing expires",
-    "cluster": "this is no part of a cluster",
     "client|kill": "as in Redis 7.2, MAXAGE as in 7.4",
     "command|getkeys": "Redis 7.0 forgot them",
     "command|getkeysandflags": "Redis 7.0 forgot them",
