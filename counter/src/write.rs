@@ -290,9 +290,13 @@ impl Space {
         let inside = |row: &mut Option<Arc<OutlierRow>>| {
             self.write_inside(origin, id, row, |table| inside(table, &mut state.borrow_mut()))
         };
+        let came = std::cell::Cell::new(false);
         let ahead = |entry: &mut Option<Arc<OutlierRow>>| {
-            let cells = ahead(entry.as_deref(), &mut state.borrow_mut())?;
-            self.write_outlier(origin, entry, &cells)
+            let (cells, is_new) =
+                (ahead(entry.as_deref(), &mut state.borrow_mut())?, entry.is_none());
+            self.write_outlier(origin, entry, &cells)?;
+            came.set(is_new && origin == Origin::Client);
+            Ok(())
         };
         let result = match origin {
             Origin::Client => self.outliers.write(&self.frontier, id, inside, ahead),
@@ -304,7 +308,11 @@ impl Space {
         if waiting > 0 {
             self.look_ahead(waiting);
         }
+        let came = came.get() && self.outliers.fills_up(&self.frontier, waiting, self.max_aside);
         match result {
+            Ok(_) if came && self.outliers.turn_away(&self.frontier, id) => {
+                while self.drain_outliers() > 0 {}
+            }
             Err(Refused::Engine(Error::OutliersFull { .. }))
                 if self.outliers.turn_away(&self.frontier, id) =>
             {

@@ -222,6 +222,25 @@ fn behind_a_full_aside(max_aside: usize) -> Space {
     space
 }
 
+/// F26. All new ids are 2^52 higher from one moment on, and nearly all writes are for old posts.
+#[test]
+fn new_posts_that_jump_are_taken_in_beside_likes_of_old_ones() {
+    for olds in [0, 8, 20, 50] {
+        let space = Space::new(options("a:20")).unwrap();
+        let mut out = vec![];
+        let mut add = |id| space.add(id, &one(0, 1), &Bounds::default(), &mut out);
+        (0..5000).for_each(|id| add(id * 10).unwrap());
+        let post = |i: u64| (1u64 << 52) + i * 10;
+        for i in 0..100_000 {
+            (0..olds).for_each(|j| add((i * 7 + j) % 5000 * 10).unwrap());
+            assert_eq!(add(post(i)), Ok(()), "post {i}, {olds} old ones for each");
+        }
+        assert!(space.frontier() > Some(post(0)), "{olds}: {:?}", space.frontier());
+        let mut row = [0];
+        assert!((0..100_000).all(|i| space.get(post(i), &mut row) && row == [1]));
+    }
+}
+
 /// Three in ten are for the post of the day: far more than one id may count for.
 #[test]
 fn a_popular_row_keeps_no_traffic_out_of_a_full_aside() {

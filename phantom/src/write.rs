@@ -85,7 +85,8 @@ impl Space {
         let first = std::cell::Cell::new(Some(first));
         let run_first = || first.take().map_or(Ok(()), |first| first());
         let mut due = None;
-        let mut rejected_sample = false;
+        // Whether the id is to be noted: it found no room, or little.
+        let mut noted = false;
         let inside = |early: &mut Option<Arc<OutlierPairs>>| {
             // Others of this id leave the outliers one by one, too, or with `drain`: there may be
             // many.
@@ -111,13 +112,15 @@ impl Space {
                 return Ok(Change::Unchanged);
             }
             if set && !replay && self.outlier_pairs.load(SeqCst) >= self.options.max_aside {
-                rejected_sample = true;
+                noted = true;
                 return Err(Error::OutliersFull.into());
             }
             run_first()?;
             if set {
                 entry.get_or_insert_default().write().insert(pair.hash());
-                self.outlier_pairs.fetch_add(1, SeqCst);
+                let before = self.outlier_pairs.fetch_add(1, SeqCst);
+                let most = self.options.max_aside;
+                noted = !replay && self.outliers.fills_up(&self.frontier, before, most);
             } else if let Some(held) = entry {
                 held.write().remove(&pair.hash());
                 self.outlier_pairs.fetch_sub(1, SeqCst);
@@ -142,7 +145,7 @@ impl Space {
         if !self.outliers.is_empty() && self.outlier_pairs.load(SeqCst) <= MOVED_BY_WRITER {
             self.take_in_early();
         }
-        if rejected_sample && self.outliers.turn_away(&self.frontier, pair.id) {
+        if noted && self.outliers.turn_away(&self.frontier, pair.id) {
             self.drain();
         }
         result.map_err(|refused| match refused {

@@ -15,7 +15,9 @@
 //!   [`QUORUM_ENTRIES_AT_START`] entries, or as many as the side dictionary holds, if that is less;
 //! - then so many entries as a sixteenth of the side dictionary holds, [`LEAP`] by default, of so
 //!   many ids; they must be an eighth of recent writes, and most of the recent new ids: more than
-//!   those by which the traffic has gone on where it is. There is no hurry, as they are found where
+//!   those by which the traffic has gone on where it is. (When the side dictionary is half full, a
+//!   sixty-fourth of recent writes is enough, of what comes new: `Frontier::should_follow`.)
+//!   There is no hurry, as they are found where
 //!   they are; and an advance is for ever: tables of filters cannot give back the pairs of ids
 //!   above.
 //!
@@ -305,6 +307,15 @@ impl Frontier {
             self.recent_ahead.load(Relaxed) >= (self.recent.load(Relaxed) / 8).max(QUORUM as u32);
         entries >= QUORUM.min(self.max_aside)
             && enough
+            && self.new_ahead.load(Relaxed) > self.new_near.load(Relaxed)
+    }
+
+    /// Whether [`Frontier::advance`] may find a new frontier among a [sample](Frontier::sample) of
+    /// writes that found the side dictionary full, or filled its second half. That it gathered in
+    /// time shows that they are one write in sixty-four, at least; all others may be likes of old
+    /// posts, which say nothing of where new ones are.
+    pub(crate) fn should_follow(&self, entries: usize) -> bool {
+        entries >= QUORUM.min(self.max_aside)
             && self.new_ahead.load(Relaxed) > self.new_near.load(Relaxed)
     }
 

@@ -215,6 +215,12 @@ impl<V> Outliers<V> {
         frontier.advance(&mut ids).is_some()
     }
 
+    /// Whether so many of `most` entries are taken that what comes new is to be noted, too: else the
+    /// traffic that has jumped would be refused until enough of it has been.
+    pub fn fills_up(&self, frontier: &Frontier, entries: usize, most: usize) -> bool {
+        entries >= most / 2 && frontier.high().is_some()
+    }
+
     /// Notes an id that the engine had no room for here. When many have gathered they may advance
     /// the frontier, as they would from here; whether they did. Afterwards [`Outliers::drain`] has
     /// work. Not to be called in a closure of [`Outliers::write`].
@@ -227,7 +233,7 @@ impl<V> Outliers<V> {
         sample.is_some_and(|sample| {
             let mut ids = sample.ahead(frontier);
             // Before any id is normal, a rejected id was noted just now, and a sample is enough.
-            let asks = frontier.high().is_none() || frontier.should_advance(ids.len());
+            let asks = frontier.high().is_none() || frontier.should_follow(ids.len());
             asks && frontier.advance(&mut ids).is_some()
         })
     }

@@ -311,6 +311,20 @@ fn behind_a_full_aside(max_aside: usize) -> Space {
     space
 }
 
+/// F26. All new ids are 2^52 higher from one moment on, and nearly all likes are for old posts.
+#[test]
+fn new_posts_that_jump_are_taken_in_beside_likes_of_old_ones() {
+    let space = Space::new(Options { seed: 1, ..Options::default() }).unwrap();
+    (0..200).for_each(|i| _ = add(&space, FIRST + i, i));
+    let post = |i: u64| FIRST + (1 << 52) + i / 4;
+    for i in 0..80_000 {
+        (0..20).for_each(|j| _ = add(&space, FIRST + (i + j) % 200, i * 20 + j));
+        assert!(space.add(post(i), &Member::Number(i)).is_ok(), "like {i}");
+    }
+    assert!(space.highest_id() >= Some(post(0)), "{:?}", space.highest_id());
+    assert!((0..80_000).all(|i| contains(&space, post(i), i) == Answer::Yes));
+}
+
 /// Three in ten are for the post of the day: far more than one id may count for.
 #[test]
 fn a_popular_id_keeps_no_traffic_out_of_a_full_aside() {
