@@ -1,7 +1,7 @@
 //! The names that rules of users may use although no command here has them: those of Redis 8, of
 //! its subcommands, of the modules that come with it, and of their categories.
 //!
-//! A rule written for Redis (`-eval`, `+cluster|info`, `-@search`) is accepted and kept as it
+//! A rule written for Redis (`-eval`, `-script|load`, `-@search`) is accepted and kept as it
 //! stands, so that users and ACL files can be brought over; where the command does not exist it
 //! changes nothing. A name that Redis does not know either is refused.
 
