@@ -49,6 +49,12 @@ pub(crate) const REPLICA: u32 = 4;
 pub(crate) const MASTER: u32 = 8;
 /// `MONITOR` was sent.
 pub(crate) const MONITOR: u32 = 16;
+/// `CLIENT TRACKING ON` was sent.
+pub(crate) const TRACKING: u32 = 32;
+/// The client that it redirects invalidations to is gone.
+pub(crate) const BROKEN_REDIRECT: u32 = 64;
+/// It tracks in broadcast mode.
+pub(crate) const BROADCAST: u32 = 128;
 
 /// One connected client.
 pub(crate) struct Client {
@@ -83,6 +89,11 @@ pub(crate) struct Client {
     pub(crate) queued: AtomicI64,
     /// Keys that it watches.
     pub(crate) watching: AtomicUsize,
+    /// While it tracks: the client that gets its invalidations, by number, or 0. Else -1.
+    pub(crate) redirect: AtomicI64,
+    /// Its inbox is looked at though it listens to no channel: it tracks, or another client
+    /// redirects invalidations to it.
+    pub(crate) hears: AtomicBool,
     /// Whether it waits for replicas, or a disk.
     pub(crate) blocked: Blocked,
     /// It waits for a reply that takes its time, or for the end of a pause.
@@ -97,6 +108,8 @@ pub(crate) struct Client {
     left_ms: AtomicU64,
     abort: OnceLock<AbortHandle>,
     killed: AtomicBool,
+    /// Its connection has ended.
+    gone: AtomicBool,
     ended: Arc<Ended>,
 }
 
@@ -216,6 +229,16 @@ impl Client {
         }
     }
 
+    /// Its connection has ended.
+    pub(crate) fn leave(&self) {
+        self.gone.store(true, SeqCst);
+    }
+
+    /// Whether messages can still reach it.
+    pub(crate) fn is_connected(&self) -> bool {
+        !self.gone.load(SeqCst) && !self.killed.load(SeqCst)
+    }
+
     /// The task that serves it.
     pub(crate) fn served_by(&self, task: AbortHandle) {
         let _ = self.abort.set(task);
@@ -274,6 +297,9 @@ impl Client {
             ('P', self.kind() == Kind::Pubsub),
             ('b', self.is_blocked()),
             ('x', self.queued.load(Relaxed) >= 0),
+            ('t', flags & TRACKING != 0),
+            ('R', flags & BROKEN_REDIRECT != 0),
+            ('B', flags & BROADCAST != 0),
             ('e', flags & NO_EVICT != 0),
             ('T', flags & NO_TOUCH != 0),
         ];
@@ -302,13 +328,14 @@ impl Client {
             out,
             " age={} idle={} flags={marks} db=0 sub={channels} psub={patterns} ssub={shards} multi={queued} watch={watching} \
              qbuf={query} qbuf-free=0 argv-mem=0 multi-mem={queued_bytes} \
-             rbs=0 rbp=0 obl=0 oll={} omem={output} tot-mem={} events=r cmd={} user={} redir=-1 resp={} lib-name=",
+             rbs=0 rbp=0 obl=0 oll={} omem={output} tot-mem={} events=r cmd={} user={} redir={} resp={} lib-name=",
             now.saturating_duration_since(self.since).as_secs(),
             self.idle_s(now),
             u8::from(output > 0),
             query + output + queued_bytes + self.kept_bytes.load(Relaxed),
             crate::commands::name_of(self.last_command.load(Relaxed)),
             names.user,
+            self.redirect.load(Relaxed),
             self.protocol.load(Relaxed),
         );
         out.extend_from_slice(&names.lib_name);
@@ -380,6 +407,8 @@ impl Clients {
             subscriptions: Default::default(),
             queued: AtomicI64::new(-1),
             watching: AtomicUsize::new(0),
+            redirect: AtomicI64::new(-1),
+            hears: AtomicBool::new(false),
             waits: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             away: AtomicBool::new(false),
@@ -387,6 +416,7 @@ impl Clients {
             left_ms: AtomicU64::new(0),
             abort: OnceLock::new(),
             killed: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
             ended: self.ended.clone(),
         });
         all.insert(id, client.clone());
@@ -427,6 +457,11 @@ impl Clients {
         });
         users.iter().for_each(|client| client.kill());
         users.len()
+    }
+
+    /// The client with this number, if it is connected.
+    pub(crate) fn get(&self, id: u64) -> Option<Arc<Client>> {
+        self.all.lock().get(&id).filter(|client| client.is_connected()).cloned()
     }
 
     /// It has gone.

@@ -39,6 +39,7 @@ mod spec;
 mod string;
 mod syntax;
 mod table;
+mod tracking;
 pub(crate) mod transaction;
 mod views;
 mod weibo;

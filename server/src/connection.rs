@@ -86,6 +86,8 @@ pub(crate) struct Connection {
     /// The next look at who waits. One for all that it waits for: with `always` each turn does, for
     /// milliseconds.
     look: Option<Pin<Box<Sleep>>>,
+    /// What was looked at last was messages.
+    had_messages: bool,
 }
 
 /// Gives back most of an input buffer in which little is left.
@@ -97,6 +99,7 @@ fn shrink(input: &mut Vec<u8>) {
 
 impl Drop for Connection {
     fn drop(&mut self) {
+        self.talk.session.client.leave();
         let node = self.host.now();
         self.meet(&node);
         self.talk.session.forget(&node);
@@ -127,11 +130,18 @@ impl Connection {
             unflushed: false,
             held: None,
             look: None,
+            had_messages: false,
         }
     }
 
     /// Serves the client until one of the two is done.
     pub(crate) async fn serve(mut self) {
+        // Another client may redirect messages to it before it has looked for any.
+        poll_fn(|cx| {
+            self.talk.session.client.inbox.introduce(cx.waker());
+            Poll::Ready(())
+        })
+        .await;
         poll_fn(|cx| BUFFERS.with_borrow_mut(|buffers| self.poll(cx, buffers))).await;
         if self.talk.closing == Closing::Lingering {
             self.linger().await;
@@ -194,6 +204,10 @@ impl Connection {
                     for _ in 0..replies {
                         Reply::new(&mut out, self.talk.session.client.protocol()).error(&text);
                     }
+                    // Invalidations among the replies are lost, and what they named has changed.
+                    if self.talk.session.client.hears.load(Relaxed) {
+                        crate::tracking::write_all(&self.talk.session.client, &mut out);
+                    }
                 }
                 if self.write(cx, &out).is_err() {
                     return Poll::Ready(());
@@ -226,37 +240,25 @@ impl Connection {
             {
                 return Poll::Ready(());
             }
-            let Session { client, .. } = &self.talk.session;
-            if self.talk.session.listens() && client.inbox.take(&mut turn.out, Some(cx.waker())) {
+            let listens = self.talk.session.listens();
+            let skips = std::mem::take(&mut self.had_messages);
+            if listens && !skips && self.take_messages(cx, turn) {
                 // Messages that nobody asked for; below they are written as replies are.
             } else if self.talk.more {
                 self.run_input(node, turn);
             } else {
                 let mut buf = ReadBuf::new(input);
-                match ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buf)) {
-                    Ok(()) if !buf.filled().is_empty() => {}
+                match Pin::new(&mut self.stream).poll_read(cx, &mut buf) {
+                    Poll::Ready(Ok(())) if !buf.filled().is_empty() => {
+                        let length = buf.filled().len();
+                        if self.receive(node, &input[..length], turn).is_err() {
+                            return Poll::Ready(());
+                        }
+                    }
                     // The client has gone, with or without a word.
-                    _ => return Poll::Ready(()),
-                }
-                let length = buf.filled().len();
-                self.talk.session.client.touch(Instant::now());
-                self.tallies().bytes_in.add(length as u64);
-                if self.input.is_empty() {
-                    let used =
-                        self.talk.execute(node, &node.tallies[self.worker], &input[..length], turn);
-                    self.input.extend_from_slice(&input[used..length]);
-                    self.note();
-                } else {
-                    self.input.extend_from_slice(&input[..length]);
-                    self.run_input(node, turn);
-                }
-                if self.input.len() > self.talk.config.server.max_query_buffer_bytes {
-                    node.clients.ended.by_input.fetch_add(1, Relaxed);
-                    tracing::warn!(
-                        "client {} sent a request beyond the query buffer limit",
-                        self.talk.session.client.peer
-                    );
-                    return Poll::Ready(());
+                    Poll::Ready(_) => return Poll::Ready(()),
+                    Poll::Pending if listens && skips && self.take_messages(cx, turn) => {}
+                    Poll::Pending => return Poll::Pending,
                 }
             }
             if self.talk.closing == Closing::AtOnce {
@@ -306,6 +308,38 @@ impl Connection {
         // seconds.
         let _ = std::pin::pin!(tokio::task::yield_now()).poll(cx);
         Poll::Pending
+    }
+
+    /// Moves messages for this client to the replies of the turn; true if there are any. The next
+    /// look is at its requests: a stream of messages must not keep them waiting.
+    fn take_messages(&mut self, cx: &Context<'_>, turn: &mut Turn) -> bool {
+        let inbox = &self.talk.session.client.inbox;
+        self.had_messages = inbox.take(&mut turn.out, Some(cx.waker()));
+        self.had_messages
+    }
+
+    /// Looks at the requests in what the socket has given. An error: it is too much.
+    fn receive(&mut self, node: &Arc<Node>, bytes: &[u8], turn: &mut Turn) -> Result<(), ()> {
+        self.talk.session.client.touch(Instant::now());
+        self.tallies().bytes_in.add(bytes.len() as u64);
+        if self.input.is_empty() {
+            let tallies = &node.tallies[self.worker];
+            let used = self.talk.execute(node, tallies, bytes, turn);
+            self.input.extend_from_slice(&bytes[used..]);
+            self.note();
+        } else {
+            self.input.extend_from_slice(bytes);
+            self.run_input(node, turn);
+        }
+        if self.input.len() > self.talk.config.server.max_query_buffer_bytes {
+            node.clients.ended.by_input.fetch_add(1, Relaxed);
+            tracing::warn!(
+                "client {} sent a request beyond the query buffer limit",
+                self.talk.session.client.peer
+            );
+            return Err(());
+        }
+        Ok(())
     }
 
     /// Ready if who waits has gone: nobody is there for what it asked for, and what it would have

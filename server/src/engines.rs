@@ -22,7 +22,9 @@ use crate::cold::{self, Cold, ColdPairs, ColdSpace, Fetching, PairFile};
 use crate::commands::Spec;
 use crate::durability::Durability;
 use crate::keys::{Kind, Match, Pattern};
-use crate::watch::Watches;
+use crate::tracking::Tracking;
+use crate::watch::{Place, Watches};
+use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -247,6 +249,8 @@ pub struct Engines {
     /// Whether old tables of any counter space move to the disk.
     spills: bool,
     pub(crate) watches: Watches,
+    /// Of the process; one of its own until the data are loaded.
+    pub(crate) tracking: Arc<Tracking>,
     /// Held while another site's blocks are merged.
     pub(crate) merging: parking_lot::Mutex<()>,
     pub(crate) cold: Arc<Cold>,
@@ -324,6 +328,43 @@ impl Engines {
             .iter()
             .find(|(_, kind, index)| *kind == Kind::Row && is_it(*index))
             .map(|(pattern, ..)| pattern)
+    }
+
+    /// The patterns that name things of a space.
+    fn patterns_of(&self, number: u32) -> impl Iterator<Item = (&Pattern, Kind, usize)> {
+        let number_of = |kind: Kind, index: usize| match kind {
+            Kind::Row | Kind::Cell => self.counters[index].number,
+            Kind::Pair => self.existences[index].number,
+        };
+        self.patterns
+            .iter()
+            .filter(move |(_, kind, index)| number_of(*kind, *index) == number)
+            .map(|(pattern, kind, index)| (pattern, *kind, *index))
+    }
+
+    /// All names by which clients may know what is at a place: the id itself, as FEED.GET takes
+    /// it, and the keys of the row, of its cells, or of the pairs.
+    pub(crate) fn names_of(&self, (space, id): Place, names: &mut BTreeSet<Vec<u8>>) {
+        names.insert(id.to_string().into_bytes());
+        let mut add = |pattern: &Pattern, field: &str| {
+            let mut name = Vec::new();
+            pattern.write(id, field.as_bytes(), &mut name);
+            names.insert(name);
+        };
+        for (pattern, kind, index) in self.patterns_of(space) {
+            if kind == Kind::Cell {
+                let schema = self.counters[index].schema();
+                schema.living().for_each(|(_, field)| add(pattern, &field.name));
+            } else {
+                add(pattern, "");
+            }
+        }
+    }
+
+    /// What the names begin with that [`Engines::names_of`] gives for a space.
+    pub(crate) fn name_starts(&self, space: u32) -> Vec<Vec<u8>> {
+        let ids = (b'0'..=b'9').map(|digit| vec![digit]);
+        ids.chain(self.patterns_of(space).map(|(pattern, ..)| pattern.start().to_vec())).collect()
     }
 
     /// The counter space of that name.

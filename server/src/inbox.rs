@@ -31,6 +31,11 @@ impl Inbox {
         Inbox { share, ..Inbox::default() }
     }
 
+    /// Whose waker is woken when something comes, until [`Inbox::take`] names another.
+    pub(crate) fn introduce(&self, waker: &Waker) {
+        self.state.lock().waker.get_or_insert_with(|| waker.clone());
+    }
+
     /// Adds bytes and wakes the client's task; false, and nothing is added, if there would be more
     /// than `most`.
     pub(crate) fn push(&self, message: &[u8], most: usize) -> bool {

@@ -197,6 +197,11 @@ impl Pattern {
         }
     }
 
+    /// What all its keys begin with.
+    pub(crate) fn start(&self) -> &[u8] {
+        &self.prefix
+    }
+
     /// Writes the key of `id` (and `field`).
     pub fn write(&self, id: u64, field: &[u8], out: &mut Vec<u8>) {
         out.extend_from_slice(&self.prefix);

@@ -49,6 +49,7 @@ mod slowlog;
 mod snapshot;
 mod stop;
 pub mod tls;
+mod tracking;
 mod turn;
 mod watch;
 mod workers;
@@ -242,7 +243,7 @@ fn load(node: &Node) -> Result<Held, StartError> {
     // Before anybody is served: who asks us to take over hears which history this is.
     node.replication.term.store(recovered.log.term(), Relaxed);
     node.store.fill(recovered.store);
-    node.engines.fill(recovered.engines);
+    node.fill(recovered.engines);
     Ok(recovered.log)
 }
 

@@ -16,6 +16,7 @@ use crate::slowlog::SlowLog;
 use crate::snapshot::Snapshots;
 use crate::stop::Stop;
 use crate::tls::Tls;
+use crate::tracking::Tracking;
 use crate::workers::allowed_clients;
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
@@ -157,6 +158,7 @@ pub(crate) struct Process {
     pub(crate) pause: Pause,
     pub(crate) acl: Acl,
     pub(crate) monitors: Monitors,
+    pub(crate) tracking: Arc<Tracking>,
     pub(crate) slow: SlowLog,
     pub(crate) replication: Replication,
     pub(crate) tls: Tls,
@@ -221,6 +223,7 @@ impl Host {
             pause: Pause::default(),
             acl: Acl::default(),
             monitors: Monitors::default(),
+            tracking: Arc::default(),
             slow: SlowLog::default(),
             replication: Replication::new(),
             tls: Tls::default(),
@@ -234,6 +237,7 @@ impl Host {
             rates: Rates::default(),
             settings: Settings::new(config),
         });
+        process.tracking.configure(&process.config());
         Host { node: ArcSwap::from_pointee(Node::new(0, process.clone())), process }
     }
 
@@ -271,6 +275,16 @@ impl Node {
     /// The process around it, for who may outlive the node.
     pub(crate) fn process(&self) -> Arc<Process> {
         self.process.clone()
+    }
+
+    /// From now on the data are there.
+    pub(crate) fn fill(&self, mut engines: Engines) {
+        engines.tracking = self.tracking.clone();
+        self.engines.fill(engines);
+        // Clients stay connected though the node before this one had other data.
+        if self.tracking.any() {
+            self.tracking.all_changed();
+        }
     }
 
     /// Whether the data are there.
@@ -312,6 +326,7 @@ impl Node {
         }
         self.acl.log.lock().most = after.security.acl_log_entries;
         self.clients.budget.set_most(after.server.max_clients_memory_bytes);
+        self.tracking.configure(after);
         self.durability.set_policy(after.durability.fsync);
         self.replication.judge(after);
         Ok(())

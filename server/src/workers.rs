@@ -373,6 +373,7 @@ fn maintain(host: &Host) {
     while !host.stop.is_stopped() {
         let node = host.node();
         let engines = node.engines.get();
+        engines.into_iter().for_each(|engines| engines.tracking.tidy(engines));
         match engines.filter(|engines| engines.maintain()) {
             None => {
                 let nap = naps.next(&node);

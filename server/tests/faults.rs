@@ -150,6 +150,42 @@ fn a_failed_sync_or_write_never_costs_what_was_acknowledged() {
     }
 }
 
+/// The replies to a write whose sync fails become errors. An invalidation that stood among them
+/// would be lost, and what it named has changed in memory: so the client is told to drop all.
+#[test]
+fn a_client_that_tracks_loses_no_invalidation_to_a_failing_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = with_failing("fdatasync", "EIO", "30+", folder.path(), "always") else {
+        return;
+    };
+    let mut stream = std::net::TcpStream::connect(("127.0.0.1", program.port)).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut lines = std::io::BufReader::new(stream.try_clone().unwrap());
+    let mut next = || {
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut lines, &mut line).unwrap();
+        line.trim_end().to_owned()
+    };
+    stream.write_all(b"HELLO 3\r\nCLIENT TRACKING ON\r\n").unwrap();
+    while next() != "+OK" {}
+    for written in 0..1000 {
+        stream.write_all(b"GET post:7:like\r\n").unwrap();
+        if next() != "_" {
+            assert_eq!(next(), written.to_string(), "what was written last");
+        }
+        stream.write_all(b"INCR post:7:like\r\n").unwrap();
+        let answer = next();
+        let push = [next(), next(), next()];
+        assert_eq!(push[..], [">2", "$10", "invalidate"], "{answer}");
+        if answer.starts_with("-MISCONF ") {
+            assert_eq!(next(), "_", "all keys");
+            return;
+        }
+        assert_eq!([next(), next(), next()], ["*1", "$11", "post:7:like"], "{answer}");
+    }
+    panic!("no sync has failed");
+}
+
 /// kill -9 as a file is made, written, synced, renamed or removed: at the n-th such call of a
 /// thread, so in the middle of a start, of a commit, of each file of a of its manifest, and of what
 /// goes after it. `TIDEMARK_KILL_STEPS=60` takes all up to there.

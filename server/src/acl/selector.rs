@@ -469,6 +469,18 @@ impl Selector {
         self.names.iter().any(|p| p.allows(space.as_bytes(), &needs))
     }
 
+    /// Whether all keys that begin so may be read, as far as one pattern says so.
+    pub(super) fn reads_all_with(&self, prefix: &[u8]) -> bool {
+        let covers = |pattern: &Pattern| {
+            let start = pattern.glob.strip_suffix('*');
+            pattern.read
+                && start.is_some_and(|start| {
+                    !start.contains(['*', '?', '[', '\\']) && prefix.starts_with(start.as_bytes())
+                })
+        };
+        self.all_keys || self.keys.iter().any(covers)
+    }
+
     fn allows_name(&self, name: &[u8], needs: impl Fn() -> (bool, bool)) -> bool {
         let all = |p: &&Pattern| p.glob == "*";
         self.names.iter().chain(self.keys.iter().filter(all)).any(|p| p.allows(name, &needs))

@@ -82,6 +82,11 @@ impl User {
         self.selectors.iter().any(Selector::is_everything)
     }
 
+    /// Whether all keys that begin so may be read.
+    pub(crate) fn reads_all_with(&self, prefix: &[u8]) -> bool {
+        self.selectors.iter().any(|selector| selector.reads_all_with(prefix))
+    }
+
     /// Whether a password with this digest is the user's. Looks at all of them, and at all bytes of
     /// each.
     pub(super) fn accepts(&self, given: &Digest) -> bool {

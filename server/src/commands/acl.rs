@@ -2,7 +2,7 @@
 
 use super::{
     Call, NO_KEYS, Outcome, Refusal, Spec, find, flag, help, help_row, peers, refuse, select,
-    with_numbers,
+    tracking, with_numbers,
 };
 use crate::acl::{CATEGORIES, MODULE_CATEGORIES, Request, categories};
 use crate::node::unix_us;
@@ -192,6 +192,7 @@ fn load(call: &mut Call<'_>) -> Outcome {
             }
         }
         peers::denied_listeners(node, &before).iter().for_each(|client| client.kill());
+        tracking::end_denied(node);
         tracing::info!("ACL LOAD: done");
         reply.ok();
         Ok(())
@@ -261,6 +262,7 @@ fn setuser(call: &mut Call<'_>) -> Outcome {
     for client in peers::denied_listeners(call.node, before.as_slice()) {
         peers::end(call, &client);
     }
+    tracking::end_denied(call.node);
     tracing::info!("ACL SETUSER {name} by {}", call.session.client.peer);
     call.reply.ok();
     Ok(())

@@ -1,6 +1,8 @@
 //! The connection itself: HELLO, CLIENT, PING and their like.
 
-use super::{Call, NO_KEYS, Outcome, Refusal, Replies, Spec, flag, help_row, peers, refuse};
+use super::{
+    Call, NO_KEYS, Outcome, Refusal, Replies, Spec, flag, help_row, peers, refuse, tracking,
+};
 use crate::acl::{Access, DEFAULT, Reason};
 use crate::clients::{NO_EVICT, NO_TOUCH, Names};
 use crate::resp::Protocol;
@@ -63,10 +65,10 @@ const CLIENT: &[Spec] = &[
     spec("client|reply", 3, ALWAYS, "3.2.0", "<ON|OFF|SKIP>", "Which commands of this connection are answered.", reply),
     spec("client|setinfo", 4, ALWAYS, "7.2.0", "<LIB-NAME libname|LIB-VER libver>", "What library the client uses.", setinfo),
     spec("client|setname", 3, ALWAYS, "2.6.9", "connection-name", "Names the connection.", setname),
-    spec("client|tracking", -3, ALWAYS, "6.0.0", "<ON|OFF> [REDIRECT client-id] [PREFIX prefix [PREFIX prefix ...]] [BCAST] [OPTIN] [OPTOUT] [NOLOOP]", "OFF: OK. ON is refused: a counter changes too often to be kept by clients.", tracking),
-    spec("client|trackinginfo", 2, ALWAYS, "6.2.0", "", "That nothing is tracked.", trackinginfo),
-    spec("client|caching", 3, ALWAYS, "6.0.0", "<YES|NO>", "Refused: nothing is tracked.", caching),
-    spec("client|getredir", 2, ALWAYS, "6.0.0", "", "-1: nothing is tracked.", getredir),
+    tracking::TRACKING,
+    tracking::TRACKING_INFO,
+    tracking::CACHING,
+    tracking::GET_REDIRECTION,
     peers::UNBLOCK,
     peers::UNPAUSE,
 ];
@@ -107,6 +109,7 @@ fn log_in(call: &mut Call<'_>, name: &[u8], password: &[u8]) -> Outcome {
     };
     session.client.names.lock().user = user.name().to_owned();
     session.access.enter(node, Some(user));
+    tracking::forget_denied(session, node);
     Ok(())
 }
 
@@ -321,42 +324,5 @@ fn info(call: &mut Call<'_>) -> Outcome {
     call.session.client.describe(Instant::now(), &mut line);
     line.push(b'\n');
     call.reply.text(&String::from_utf8_lossy(&line));
-    Ok(())
-}
-
-fn tracking(call: &mut Call<'_>) -> Outcome {
-    let switch = call.args.at(2);
-    if switch.eq_ignore_ascii_case(b"on") {
-        return Err(refuse!(
-            "ERR CLIENT TRACKING is not supported: a counter changes too often to be kept by clients"
-        ));
-    }
-    if !switch.eq_ignore_ascii_case(b"off") || call.args.len() > 3 {
-        return Err(Refusal::SYNTAX);
-    }
-    call.reply.ok();
-    Ok(())
-}
-
-fn trackinginfo(call: &mut Call<'_>) -> Outcome {
-    call.reply.map(3);
-    call.reply.bulk(b"flags");
-    call.reply.set(1);
-    call.reply.bulk(b"off");
-    call.reply.bulk(b"redirect");
-    call.reply.int(-1);
-    call.reply.bulk(b"prefixes");
-    call.reply.array(0);
-    Ok(())
-}
-
-fn caching(_: &mut Call<'_>) -> Outcome {
-    Err(refuse!(
-        "ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled"
-    ))
-}
-
-fn getredir(call: &mut Call<'_>) -> Outcome {
-    call.reply.int(-1);
     Ok(())
 }

@@ -3,7 +3,7 @@
 
 use super::{
     Call, Found, Outcome, Refusal, Replies, Scratch, Session, Spec, bit_of, channels, find, flag,
-    refuse, sight, transaction,
+    refuse, sight, tracking, transaction,
 };
 use crate::acl::Request;
 use crate::clients::Kind;
@@ -32,6 +32,10 @@ pub(crate) fn execute(
 ) -> bool {
     let mut reply = Reply::new(out, session.client.protocol());
     let mark = reply.mark();
+    let is_tracked = node.tracking.any();
+    if is_tracked {
+        tracking::begin(session, node);
+    }
     let outcome = match checked(found, args, session, node) {
         Err(refusal) => {
             note_rejected(found, args, session, node);
@@ -46,6 +50,9 @@ pub(crate) fn execute(
     if session.errand.is_asked() {
         // It will be executed again, and answered then.
         reply.rewind(mark);
+        if is_tracked {
+            node.tracking.end(node.engines.get());
+        }
         return true;
     }
     if session.errand.is_back() {
@@ -77,6 +84,9 @@ pub(crate) fn execute(
             Replies::SkipThis => Replies::On,
             other => other,
         };
+    }
+    if is_tracked {
+        tracking::end(found, session, node);
     }
     if session.messages_due {
         session.messages_due = false;
@@ -178,6 +188,9 @@ pub(super) fn run(
     let (calls, number) = (node.calls.of(session.worker), bit_of(numbers as u16, numbers >> 16));
     // What an earlier request was about is not what this one shows.
     scratch.ids.clear();
+    if session.tracks_reads && spec.has(flag::READONLY) {
+        tracking::remember(spec, args, session, node);
+    }
     let mut call = Call { spec, args, reply, session, node, scratch };
     if spec.has(flag::WRITE)
         && let Err(refusal) = call.admit_write()

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// The Redis whose commands and replies we follow. Clients decide by it what they may send.
-pub(super) const REDIS_VERSION: &str = "7.2.4";
+pub(super) const REDIS_VERSION: &str = "7.4.0";
 
 type Section = (&'static str, fn(&Node, &mut String));
 
@@ -125,7 +125,7 @@ fn clients(node: &Node, out: &mut String) {
         "client_recent_max_output_buffer" = most(|c| c.output_bytes.load(Relaxed)),
         "client_recent_max_push_buffer" = most(|c| c.inbox.waiting()),
         "blocked_clients" = clients.iter().filter(|c| c.is_blocked()).count(),
-        "tracking_clients" = 0,
+        "tracking_clients" = node.tracking.clients(),
         "pubsub_clients" =
             clients.iter().filter(|c| c.kind() == crate::clients::Kind::Pubsub).count(),
         "watching_clients" = clients.iter().filter(|c| c.watching.load(Relaxed) > 0).count(),
@@ -214,6 +214,7 @@ fn memory(node: &Node, out: &mut String) {
         "mem_replication_backlog" = 0,
         "mem_aof_buffer" = node.durability.committer().queue_bytes(),
         "mem_cluster_links" = 0,
+        "mem_tracking_table" = node.tracking.memory_bytes(),
         "mem_allocator" = "libc",
         "active_defrag_running" = 0,
         "lazyfree_pending_objects" = 0,
@@ -263,6 +264,7 @@ fn persistence(node: &Node, out: &mut String) {
 
 fn stats(node: &Node, out: &mut String) {
     let totals = node.totals();
+    let tracked = node.tracking.size();
     let kbps = |bytes: &std::sync::atomic::AtomicU64| {
         format!("{:.2}", bytes.load(Relaxed) as f64 / 1024.0)
     };
@@ -308,7 +310,10 @@ fn stats(node: &Node, out: &mut String) {
         "pubsubshard_channels" = node.channels.len(Kind::Shard),
         "latest_fork_usec" = 0,
         "total_forks" = 0,
-        "tracking_total_keys" = 0,
+        "tracking_total_keys" = tracked.0,
+        "tracking_total_items" = tracked.1,
+        "tracking_total_prefixes" = node.tracking.prefixes(),
+        "tracking_evicted_items" = node.tracking.evicted.load(Relaxed),
         "unexpected_error_replies" = 0,
         "total_error_replies" = totals.errors,
         "dump_payload_sanitizations" = 0,

@@ -1,7 +1,7 @@
 //! What a connection remembers between commands, and what a worker lends to them.
 
 use super::errand::Errand;
-use super::{Outcome, channels, transaction};
+use super::{Outcome, channels, tracking, transaction};
 use crate::acl::Access;
 use crate::clients::Client;
 use crate::engines::{Page, Seen};
@@ -11,6 +11,7 @@ use crate::watch::Place;
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use store::Ticket;
 
 /// Which replies a client wants (CLIENT REPLY).
@@ -60,6 +61,10 @@ pub(crate) struct Session {
     pub(crate) reply_is_push: bool,
     /// It is shown what others send.
     pub(crate) monitoring: bool,
+    /// It tracks (CLIENT TRACKING).
+    pub(crate) tracking: Option<Box<tracking::Tracked>>,
+    /// The keys that it reads are remembered: it tracks, and not by broadcasts.
+    pub(crate) tracks_reads: bool,
     /// All its commands are timed: see `slowlog`.
     pub(crate) timed: bool,
     /// Since the replies were last sent it was admitted to write.
@@ -103,6 +108,8 @@ impl Session {
             messages_due: false,
             reply_is_push: false,
             monitoring: false,
+            tracking: None,
+            tracks_reads: false,
             timed: false,
             wrote: false,
             shown: 0,
@@ -118,7 +125,7 @@ impl Session {
     /// Whether its inbox is to be looked at.
     #[inline]
     pub(crate) fn listens(&self) -> bool {
-        self.listening || self.monitoring
+        self.listening || self.monitoring || self.client.hears.load(Relaxed)
     }
 
     /// Its subscriptions or its watched keys have changed: tells what they take.
@@ -137,6 +144,7 @@ impl Session {
     pub(crate) fn forget(&mut self, node: &Node) {
         transaction::forget(self, node);
         channels::forget(self, node);
+        tracking::forget(self, node);
         if std::mem::take(&mut self.monitoring) {
             node.monitors.remove(&self.client);
         }

@@ -356,6 +356,10 @@ fn ids(
         let (_, spec) = find(args.at(0))?;
         // Of a container it is the command in it that says what is touched.
         let (spec, _) = select(spec, args).ok()?;
+        // It has to wait for all writers that are at work.
+        if spec.name == "client|tracking" {
+            return None;
+        }
         if spec.keys == NO_KEYS {
             match id_positions(spec, args) {
                 // An argument that is no id is an option.

@@ -112,6 +112,11 @@ section! {
         /// Most keys that one client watches. Each counts 192 bytes in its memory.
         #[live = true]
         max_watched_keys: usize = 10_000,
+        /// Most keys that the server remembers for clients that track (CLIENT TRACKING); a key that several clients have read counts once for each.
+        /// Each takes some 200 bytes. Beyond it keys are forgotten at random, and their readers told that they are invalid; 0 means any number.
+        #[redis = "tracking-table-max-keys"]
+        #[live = true]
+        max_tracked_keys: usize = 1_000_000,
         /// SLOWLOG keeps commands that take at least so many microseconds; -1 for none. Below 10000 every command is timed, which costs each some
         /// 50 ns.
         #[redis = "slowlog-log-slower-than"]

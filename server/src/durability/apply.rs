@@ -57,7 +57,7 @@ pub(crate) fn apply_record(
                 space.put(id, values).map_err(|e| e.to_string())
             })?;
             parts.touch_all(ids.iter().map(|&id| (number, id)));
-            changed(&mut ids.iter().copied());
+            engines.changed_by_log(number, ids.iter().copied());
             // As under clients: nobody else does it before the data are loaded.
             while space.wants_maintenance() && space.maintain() {}
             Ok(())
@@ -81,7 +81,7 @@ pub(crate) fn apply_record(
                 }
             }
             parts.touch_all(pairs.iter().map(|&(id, ..)| (number, id)));
-            changed(&mut pairs.iter().map(|pair| pair.0));
+            engines.changed_by_log(number, pairs.iter().map(|pair| pair.0));
             Ok(())
         }
         Some(RecordKind::Block) => {
@@ -90,6 +90,7 @@ pub(crate) fn apply_record(
             // After the change, as with rows and pairs.
             let made = space.put_block(place, state);
             parts.touch(number, place.low);
+            engines.all_changed();
             made
         }
         Some(RecordKind::Loose) => {

@@ -97,6 +97,7 @@ impl Engines {
             durability,
             spills: false,
             watches: Default::default(),
+            tracking: Default::default(),
             merging: Default::default(),
             catalogue: Catalogue::default(),
         }

@@ -16,6 +16,7 @@ use phantom::{Change, Member};
 use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::sync::atomic::{Ordering::SeqCst, fence};
 use store::{Exclusive, Reserved, Ticket, WriteGuard};
 
 /// A watched place, and its state when it began to be watched.
@@ -139,16 +140,54 @@ impl Engines {
         self.turn(id)
     }
 
+    /// A place has changed: tells its watchers and trackers. To be called in the id's stripe, after
+    /// the change.
+    #[inline]
+    fn changed(&self, space: u32, id: u64) {
+        self.watches.changed(space, id);
+        if self.tracking.any() {
+            self.tracking.changed(self, (space, id));
+        }
+    }
+
+    /// The same for places that a record of a log has changed, which enters no stripe.
+    pub(crate) fn changed_by_log(&self, space: u32, ids: impl Iterator<Item = u64> + Clone) {
+        ids.clone().for_each(|id| self.watches.changed(space, id));
+        // A tracker that this does not see began after it, and reads what was changed before it:
+        // the other fence is in `Tracking::start`.
+        fence(SeqCst);
+        if self.tracking.any() {
+            self.tracking.begin(None, None);
+            ids.for_each(|id| self.tracking.changed(self, (space, id)));
+            self.tracking.end(Some(self));
+        }
+    }
+
+    /// All places may have changed: a schema, or blocks of filters.
+    pub(crate) fn all_changed(&self) {
+        self.watches.swept();
+        fence(SeqCst);
+        if self.tracking.any() {
+            self.tracking.all_changed();
+        }
+    }
+
+    /// Waits for the writers that are at work now. Those that come later see what this thread did
+    /// before. The thread must hold no stripe, or all.
+    pub(crate) fn pass_writers(&self) {
+        self.durability.committer().pass_all();
+    }
+
     /// Marks a row that was changed, and tells whoever watches it.
     #[inline]
     fn changed_row(&self, turn: &mut WriteGuard<'_, Mark>, space: &CounterSpace, id: u64) {
-        self.watches.changed(space.number, id);
+        self.changed(space.number, id);
         turn.mark(Mark::row(space.number, id));
     }
 
-    /// The same for a schema or a ring.
-    fn changed_shape(&self, turn: &mut WriteGuard<'_, Mark>) {
-        self.watches.swept();
+    /// The same for a schema.
+    fn changed_schema(&self, turn: &mut WriteGuard<'_, Mark>) {
+        self.all_changed();
         turn.mark(Mark::CATALOGUE);
     }
 
@@ -233,7 +272,7 @@ impl Engines {
         let mut turn = self.turn(0);
         turn.concerns_all();
         let schema = space.space.alter(change)?;
-        self.changed_shape(&mut turn);
+        self.changed_schema(&mut turn);
         Ok(schema)
     }
 
@@ -241,7 +280,9 @@ impl Engines {
     pub fn roll_pairs(&self, space: &ExistenceSpace) -> bool {
         let mut turn = self.turn(0);
         turn.concerns_all();
-        self.changed_shape(&mut turn);
+        // Trackers are told by `Tracking::tidy` if it moves the horizon.
+        self.watches.swept();
+        turn.mark(Mark::CATALOGUE);
         space.space.roll_now()
     }
 
@@ -294,7 +335,7 @@ impl Engines {
             // Revoked or not: that is read when it is logged.
             turn.mark_new(Mark::pair(space.number, place.low, MarkedMember::of_hash(hash), false));
         }
-        self.watches.swept();
+        self.all_changed();
         turn.mark(Mark::block(space.number, place));
         Ok(())
     }
@@ -442,7 +483,7 @@ impl Engines {
             let change = [Delta { field: action.field, delta: 1 }];
             counters.space.add(id, &change, &Bounds::default(), scratch)?;
             counted.set(true);
-            self.watches.changed(counters.number, id);
+            self.changed(counters.number, id);
             if !is_tied {
                 self.loosen_uncounted(&mut turn.borrow_mut(), flags, id);
             } else if scratch.first().is_none_or(|&counted| counted <= 0) {
@@ -544,7 +585,7 @@ impl Engines {
         row: Option<u32>,
     ) {
         if change == Change::Changed {
-            self.watches.changed(space.number, id);
+            self.changed(space.number, id);
         }
         let is_marked = change == Change::Changed || (change == Change::Unchanged && to_set);
         let mark = || Mark::pair(space.number, id, MarkedMember::new(space, id, member), to_set);

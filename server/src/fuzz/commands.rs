@@ -51,7 +51,7 @@ pub(crate) fn alone(config: &Config) -> Arc<Node> {
     let node = host.node();
     let catalogue =
         Catalogue::default().completed(config).expect("a new folder fits any configuration");
-    node.engines.fill(
+    node.fill(
         Engines::new(config, &catalogue, node.durability.clone()).expect("the default spaces"),
     );
     let disk = Arc::new(store::SimDisk::new(1));

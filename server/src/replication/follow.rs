@@ -218,6 +218,9 @@ impl Here {
             let schema = Schema::parse(&entry.fields).map_err(|e| e.to_string())?;
             space.adopt(&schema).map_err(|e| e.to_string())?;
         }
+        if told.counter.iter().zip(&known.counter).any(|(a, b)| a.fields != b.fields) {
+            engines.all_changed();
+        }
         Ok(true)
     }
 }

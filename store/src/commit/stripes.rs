@@ -436,8 +436,8 @@ impl<K: Copy + Ord> Committer<K> {
         [&stripe.begin, &stripe.end]
     }
 
-    /// Lets all turns end that are under way.
-    pub(super) fn pass_all(&self) {
+    /// Lets all turns end that are under way. The thread must be in none, or hold all stripes.
+    pub fn pass_all(&self) {
         for stripe in &self.stripes {
             drop(stripe.lock.lock());
         }

@@ -36,5 +36,6 @@ mod stock_clients;
 mod strays;
 mod tables;
 mod tls;
+mod tracking;
 mod transactions;
 mod weibo;
