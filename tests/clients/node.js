@@ -37,6 +37,37 @@ async function nodeRedis(RESP, id) {
   await client.close();
 }
 
+// With client-side caching: a row is read from the server once, and again when it has changed.
+async function nodeRedisCache(id) {
+  const cache = new (load("redis").BasicClientSideCache)({ maxEntries: 1000, recordStats: true });
+  const client = load("redis").createClient({ socket: { port }, RESP: 3, clientSideCache: cache });
+  const other = load("redis").createClient({ socket: { port }, RESP: 3 });
+  for (const each of [client, other]) {
+    each.on("error", (error) => { throw error; });
+    await each.connect();
+  }
+  const post = `post:${id}`;
+  const likes = async (wanted) => {
+    for (let n = 0; n < 200 && (await client.hGet(post, "like")) !== wanted; n++) await new Promise((done) => setTimeout(done, 10));
+    assert.equal(await client.hGet(post, "like"), wanted);
+  };
+  assert.equal(await other.hIncrBy(post, "like", 3), 3);
+  await likes("3");
+  const { hitCount, missCount } = cache.stats();
+  for (let n = 0; n < 10; n++) assert.equal(await client.hGet(post, "like"), "3");
+  assert.deepEqual([cache.stats().hitCount - hitCount, cache.stats().missCount - missCount], [10, 0]);
+  await other.sendCommand(["FEED.ACT", "like", "42", String(id)]);
+  await likes("4");
+  assert.equal(await client.get(`${post}:like`), "4");
+  await client.hIncrBy(post, "like", 1);
+  await likes("5");
+  await other.set(`${post}:like`, "9");
+  await likes("9");
+  assert.match(await other.info("clients"), /tracking_clients:1/);
+  await other.close();
+  await client.close();
+}
+
 async function ioredis(id) {
   const Redis = load("ioredis").Redis ?? load("ioredis");
   const client = new Redis(port);
@@ -61,6 +92,7 @@ async function ioredis(id) {
 (async () => {
   await nodeRedis(2, base);
   await nodeRedis(3, base + 100);
+  await nodeRedisCache(base + 300);
   await ioredis(base + 200);
   console.log("ok");
 })().catch((error) => { console.error(error); process.exit(1); });

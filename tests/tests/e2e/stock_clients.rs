@@ -44,6 +44,32 @@ fn redis_py_reads_a_page_in_both_protocols() {
 }
 
 #[test]
+fn redis_py_caches_rows_cells_and_flags() {
+    let server = TestServer::start();
+    let python = root().join("target/clients/redis-py-new/bin/python");
+    let script = root().join("tests/clients/caching.py");
+    let printed = output(Command::new(python).arg(script).arg(server.port().to_string()));
+    assert!(printed.starts_with("ok "), "{printed}");
+}
+
+/// The program that docs/caching.md shows, with both generations of redis-py.
+#[test]
+fn the_documented_cache_of_hot_posts_works() {
+    let text = std::fs::read_to_string(root().join("docs/caching.md")).unwrap();
+    let program = text.split("```python\n").nth(1).unwrap().split("```").next().unwrap();
+    for client in ["redis-py-5", "redis-py-new"] {
+        let server = TestServer::start();
+        let python = root().join("target/clients").join(client).join("bin/python");
+        let printed = output(
+            Command::new(python)
+                .env("TIDEMARK_PORT", server.port().to_string())
+                .args(["-c", program]),
+        );
+        assert_eq!(printed, "5\n5\n6\n", "{client}");
+    }
+}
+
+#[test]
 fn redis_cli_shows_a_page_of_twenty_rows_of_six() {
     let server = TestServer::start();
     for flags in [&["-2"][..], &["-3"]] {

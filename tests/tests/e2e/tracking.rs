@@ -736,13 +736,13 @@ fn a_stream_of_messages_keeps_no_request_waiting() {
                 raw.expect(&"+OK\r\n".repeat(20));
             }
         });
-        let mut raw = tracker(&server, &["BCAST"]);
+        let mut raw = tracker(&server, &["BCAST", "PREFIX", "post:7:like"]);
         let mut told = 0;
         for _ in 0..50 {
             told += keys(&mut raw).len();
         }
         ended.store(true, std::sync::atomic::Ordering::Relaxed);
-        assert!(told > 1000, "{told}");
+        assert!(told > 20, "{told}");
     });
 }
 
