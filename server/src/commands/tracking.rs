@@ -308,12 +308,12 @@ pub(super) fn remember(spec: &Spec, args: Args<'_>, session: &Session, node: &No
     if spec.keys != NO_KEYS {
         for key in key_positions(spec, args).map(|at| args.at(at)) {
             // A key that names nothing has no content that could change.
-            let (space, id) = match engines.resolve(key) {
-                Ok(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
+            let (space, id) = match engines.resolve_for(spec, key) {
+                Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
                     (space.number(), id)
                 }
-                Ok(KeyRef::Pair { space, id }) => (space.number(), id),
-                Err(_) => continue,
+                Some(KeyRef::Pair { space, id }) => (space.number(), id),
+                None => continue,
             };
             node.tracking.remember(tracker, id, key, &Spaces::from_slice(&[space]));
         }

@@ -9,6 +9,9 @@ use std::ops::Bound;
 /// Longest prefix, in bytes. With it, it is bounded what a key costs.
 pub(crate) const MAX_PREFIX: usize = crate::channels::MAX_PATTERN;
 
+/// The trackers that have asked for a prefix, and keys that begin with it.
+type Matches<'p, 'n> = (&'p BTreeSet<u64>, Vec<&'n [u8]>);
+
 /// All prefixes, with the trackers that have asked for them.
 #[derive(Default)]
 pub(super) struct Prefixes {
@@ -51,11 +54,8 @@ impl Prefixes {
     }
 
     /// For each prefix with keys among `names`: its trackers, and those keys.
-    pub(super) fn matching<'n>(
-        &self,
-        names: &'n BTreeSet<Vec<u8>>,
-    ) -> Vec<(&BTreeSet<u64>, Vec<&'n [u8]>)> {
-        let mut found: BTreeMap<&[u8], (&BTreeSet<u64>, Vec<&'n [u8]>)> = BTreeMap::new();
+    pub(super) fn matching<'n>(&self, names: &'n BTreeSet<Vec<u8>>) -> Vec<Matches<'_, 'n>> {
+        let mut found: BTreeMap<&[u8], Matches<'_, 'n>> = BTreeMap::new();
         for name in names {
             for length in self.lengths.keys().take_while(|length| **length <= name.len()) {
                 if let Some((prefix, numbers)) = self.trackers.get_key_value(&name[..*length]) {
