@@ -8,11 +8,11 @@ use std::path::PathBuf;
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Examples:
-  tidemark config > tidemark.toml        to start from; keep only what you change
-  tidemark config --config my.toml       what the server would run with, defaults
-                                         filled in; complains of a wrong file
-  tidemark config --hash-tags            keys like post:{17} and liked:{17}, for
-                                         twemproxy and clients of several servers")]
+  tidemark config > tidemark.toml      to start from; keep only what you change
+  tidemark config --config my.toml     what the server would run with, defaults
+                                       filled in; complains of a wrong file
+  tidemark config --hash-tags          keys like post:{17} and liked:{17}, for
+                                       twemproxy and clients of several servers")]
 pub(super) struct ConfigArgs {
     /// Print this file's values instead of the defaults.
     #[arg(long, value_name = "FILE")]

@@ -30,8 +30,7 @@ const PAGES: u32 = 2_000;
 /// are.
 const REDIS_POSTS: usize = 50_000;
 
-/// Starts a server in a temporary folder, loads a generated day, shows a feed page and what it
-/// cost.
+/// Loads a generated day into a server of its own, shows a page and what it cost.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 The server stays up until ctrl-C, so that redis-cli can be tried with the lines that the demo prints.

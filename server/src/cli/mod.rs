@@ -15,14 +15,14 @@ use clap::{Parser, Subcommand};
 use std::io::Write;
 use std::process::ExitCode;
 
-/// A RESP server for feed pages: counters of posts and flags of viewers, in one round trip.
+/// Counters and yes/no flags of feed pages, in one round trip.
 #[derive(Parser, Debug)]
 #[command(
     name = "tidemark",
     version,
     after_help = "\
 Examples:
-  tidemark demo                        load a generated day, show a page, try redis-cli
+  tidemark demo                        load a generated day and show a page
   tidemark serve --dir data            serve on 127.0.0.1:6399
   tidemark config > tidemark.toml      all settings, with their documentation
 

@@ -18,8 +18,8 @@ Examples:
 Then, from another terminal:
   redis-cli -p 6399 FEED.ACT like 7 1001      user 7 likes post 1001
   redis-cli -p 6399 FEED.GET home 7 1001 1002
-                                              a page of two posts as user 7 sees it:
-                                              like repost comment read, liked read
+                                       a page of two posts for user 7:
+                                       like repost comment read, liked read
   redis-cli -p 6399 HGETALL post:1001         the same counters, as a Redis hash
 
 Signals: SIGTERM, SIGINT and SIGQUIT stop the server and lose nothing; SIGHUP reads the TLS
