@@ -1,0 +1,18 @@
+//! What runs Redis's and RedisBloom's own test suites (`tests/suites`), without their sources: each
+//! failure that is expected has a reason, and the proxy that renames keys gives back what it was given.
+
+use std::process::Command;
+
+#[test]
+fn expected_failures_have_reasons_and_the_proxy_gives_names_back() {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/suites/run.py");
+    // A port that the system picks, and the next, which is likely free, too.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let done = Command::new("python3")
+        .args(["-B", script, "check", "--tidemark", env!("CARGO_BIN_EXE_tidemark")])
+        .args(["--port", &port.to_string()])
+        .output()
+        .unwrap();
+    let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(done.status.success(), "{out}\n{err}");
+}
