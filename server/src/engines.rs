@@ -321,12 +321,13 @@ impl Engines {
         })
     }
 
-    /// The pattern of a counter space's row keys, if it has one.
-    pub(crate) fn row_pattern(&self, space: &CounterSpace) -> Option<&Pattern> {
+    /// The pattern of a counter space's keys of this kind, if it has one.
+    pub(crate) fn counter_pattern(&self, space: &CounterSpace, wanted: Kind) -> Option<&Pattern> {
+        debug_assert_ne!(wanted, Kind::Pair, "the index is one of another list");
         let is_it = |index: usize| std::ptr::eq(&self.counters[index], space);
         self.patterns
             .iter()
-            .find(|(_, kind, index)| *kind == Kind::Row && is_it(*index))
+            .find(|(_, kind, index)| *kind == wanted && is_it(*index))
             .map(|(pattern, ..)| pattern)
     }
 

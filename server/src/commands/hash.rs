@@ -66,8 +66,8 @@ pub(super) const TABLE: &[Spec] = &[
         "How many characters the counter's value has in decimal; 0 if the row does not exist.", hstrlen),
     spec("hdel", -3, WRITE, "2.0.0", "key field [field ...]",
         "Makes counters 0, their row stays unless that is its only field; answers how many were not 0. DEL deletes a row.", hdel),
-    spec("hscan", -3, flag::READONLY, "2.8.0", "key cursor [MATCH pattern] [COUNT count]",
-        "All fields of a row with their values, at once: the cursor is always 0.", hscan),
+    spec("hscan", -3, flag::READONLY, "2.8.0", "key cursor [MATCH pattern] [COUNT count] [NOVALUES]",
+        "All fields of a row with their values, or without, at once: the cursor is always 0.", hscan),
     spec("hincrbyfloat", 4, WRITE, "2.6.0", "key field increment", "Refused: a counter is an integer.", no_fraction),
 ];
 
@@ -315,9 +315,13 @@ fn hscan(call: &mut Call<'_>) -> Outcome {
         write_none_scanned(call);
         return Ok(());
     }
-    let mut pattern = None;
+    let (mut pattern, mut with_values) = (None, true);
     let mut options = call.args.from(3).iter();
     while let Some(option) = options.next() {
+        if option.eq_ignore_ascii_case(b"novalues") {
+            with_values = false;
+            continue;
+        }
         let value = options.next().ok_or(Refusal::SYNTAX)?;
         if option.eq_ignore_ascii_case(b"match") {
             super::check_pattern(value)?;
@@ -331,10 +335,12 @@ fn hscan(call: &mut Call<'_>) -> Outcome {
     let fields: Vec<_> = view.schema().living().filter(|(_, field)| wanted(&field.name)).collect();
     call.reply.array(2);
     call.reply.bulk(b"0");
-    call.reply.array(fields.len() * 2);
+    call.reply.array(fields.len() * if with_values { 2 } else { 1 });
     for (position, field) in fields {
         call.reply.bulk(field.name.as_bytes());
-        call.reply.bulk_int(call.scratch.row[position]);
+        if with_values {
+            call.reply.bulk_int(call.scratch.row[position]);
+        }
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ use super::weibo::NOBODY;
 use super::{ALL_KEYS, Call, NO_KEYS, ONE_KEY, Outcome, Refusal, Spec, flag, help_row, refuse};
 use crate::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef};
 use crate::glob;
+use crate::keys::{Kind, Pattern};
 use crate::node::Node;
 use crate::resp::Reply;
 use phantom::{Answer, Change};
@@ -64,11 +65,12 @@ pub(super) const TABLE: &[Spec] = &[
     spec("dump", 2, flag::READONLY, ONE_KEY, "2.6.0", "key", "Refused: rows and pairs leave by snapshots, replication and TM.EXPORT.", dump),
     spec("restore", -4, flag::WRITE | flag::DENYOOM, ONE_KEY, "2.6.0", "key ttl serialized-value [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]", "Refused, as DUMP is.", restore),
     spec("keys", 2, flag::READONLY | flag::NO_MULTI, NO_KEYS, "1.0.0", "pattern",
-        "The keys of rows that match, if they are at most 10000 in all spaces: else an error that says so. Pairs cannot be listed.", keys),
+        "The keys of rows that match, or of their counters where only those have keys, if there are at most 10000 rows in all spaces: else an error \
+         that says so. Pairs cannot be listed.", keys),
     spec("scan", -2, flag::READONLY | flag::NO_MULTI, NO_KEYS, "2.8.0", "cursor [MATCH pattern] [COUNT count] [TYPE type]",
-        "Some keys of rows, and the cursor for more; 0 begins and ends. A row that is there all the time comes at least once, maybe twice. \
+        "Some keys of rows, or of their counters where only those have keys, and the cursor for more; 0 begins and ends. A row that is there all the time comes at least once, maybe twice. \
          Pairs cannot be listed.", scan),
-    spec("randomkey", 1, flag::READONLY | flag::NO_MULTI, NO_KEYS, "1.0.0", "", "The key of some row, nil if there is none.", randomkey),
+    spec("randomkey", 1, flag::READONLY | flag::NO_MULTI, NO_KEYS, "1.0.0", "", "The key of some row, or of one of its counters where only those have keys; nil if there is none.", randomkey),
     Spec {
         subcommands: &[
             spec("object|encoding", 3, flag::READONLY, (2, 2, 1), "2.2.3", "key", "packed for a row, int for a cell, filter for the pairs of an id.", encoding),
@@ -268,11 +270,35 @@ fn idletime(call: &mut Call<'_>) -> Outcome {
     Err(refuse!("ERR idle times are not tracked"))
 }
 
-/// The key of a row, by its space's pattern; `None` if its rows have no keys.
-fn row_key(engines: &Engines, space: &CounterSpace, id: u64) -> Option<Vec<u8>> {
-    let mut key = Vec::new();
-    engines.row_pattern(space)?.write(id, b"", &mut key);
-    Some(key)
+/// The keys that list the rows of a space: one per row, or, where rows have no keys of their own, one
+/// per counter.
+struct Listed<'a> {
+    pattern: &'a Pattern,
+    /// The counters that have keys; one empty name where the row has one.
+    fields: Vec<String>,
+    /// The type that TYPE answers for the keys.
+    kind: &'static str,
+}
+
+impl<'a> Listed<'a> {
+    /// `None` if neither the space's rows nor its counters have keys.
+    fn of(engines: &'a Engines, space: &CounterSpace) -> Option<Listed<'a>> {
+        if let Some(pattern) = engines.counter_pattern(space, Kind::Row) {
+            return Some(Listed { pattern, fields: vec![String::new()], kind: "hash" });
+        }
+        let pattern = engines.counter_pattern(space, Kind::Cell)?;
+        let fields = space.schema().living().map(|(_, field)| field.name.clone()).collect();
+        Some(Listed { pattern, fields, kind: "string" })
+    }
+
+    /// The keys of one row.
+    fn keys(&self, id: u64) -> impl Iterator<Item = Vec<u8>> {
+        self.fields.iter().map(move |field| {
+            let mut key = Vec::new();
+            self.pattern.write(id, field.as_bytes(), &mut key);
+            key
+        })
+    }
 }
 
 /// Most keys that KEYS lists, and SCAN gives at once.
@@ -287,10 +313,11 @@ pub(super) fn refuse_many_keys(node: &Node) -> Outcome {
     Ok(())
 }
 
-/// Gives all keys of rows, some of them twice.
+/// Gives all keys of rows, or of their counters where only those have keys, some of them twice.
 pub(super) fn every_key(engines: &Engines, take: &mut dyn FnMut(Vec<u8>)) -> Outcome {
     for space in engines.counters() {
-        let mut take = |id| _ = row_key(engines, space, id).map(&mut *take);
+        let Some(listed) = Listed::of(engines, space) else { continue };
+        let mut take = |id| listed.keys(id).for_each(&mut *take);
         space.for_each(|id, _| take(id));
         let mut next = Some(0);
         while let Some(from) = next {
@@ -328,11 +355,12 @@ fn random_from(engines: &Engines, reply: &mut Reply<'_>) -> Outcome {
     let with_rows: Vec<_> = engines
         .counters()
         .iter()
-        .filter(|s| s.all_rows() > 0 && engines.row_pattern(s).is_some())
+        .filter(|s| s.all_rows() > 0)
+        .filter_map(|s| Some((s, Listed::of(engines, s)?)))
         .collect();
     let mut random = fastrand::Rng::new();
     let mut picked = None;
-    if let Some(space) = random.choice(with_rows) {
+    if let Some((space, listed)) = random.choice(with_rows) {
         let (here, cold) = (space.rows(), space.cold().rows());
         let mut id = None;
         if random.u64(..(here + cold).max(1)) >= here {
@@ -345,7 +373,7 @@ fn random_from(engines: &Engines, reply: &mut Reply<'_>) -> Outcome {
         if id.is_none() {
             space.cold().scan(space, 0, 1, &mut |first| id = id.or(Some(first))).map_err(disk)?;
         }
-        picked = id.and_then(|id| row_key(engines, space, id));
+        picked = id.and_then(|id| random.choice(listed.keys(id).collect::<Vec<_>>()));
     }
     match picked {
         Some(key) => reply.bulk(&key),
@@ -359,7 +387,7 @@ fn random_from(engines: &Engines, reply: &mut Reply<'_>) -> Outcome {
 fn scan(call: &mut Call<'_>) -> Outcome {
     let cursor =
         crate::resp::natural(call.args.at(1)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
-    let (mut pattern, mut most, mut of_type) = (None, 10, true);
+    let (mut pattern, mut most, mut kind) = (None, 10, None);
     let mut options = call.args.from(2).iter();
     while let Some(option) = options.next() {
         let value = options.next().ok_or(Refusal::SYNTAX)?;
@@ -372,7 +400,7 @@ fn scan(call: &mut Call<'_>) -> Outcome {
                 return Err(Refusal::SYNTAX);
             }
         } else if option.eq_ignore_ascii_case(b"type") {
-            of_type = value.eq_ignore_ascii_case(b"hash");
+            kind = Some(value);
         } else {
             return Err(Refusal::SYNTAX);
         }
@@ -380,7 +408,7 @@ fn scan(call: &mut Call<'_>) -> Outcome {
     let asked = Asked {
         pattern: pattern.map(<[u8]>::to_vec),
         most: most.unsigned_abs().min(MOST_KEYS),
-        of_type,
+        kind: kind.map(<[u8]>::to_vec),
     };
     if call.node.engines.has_cold() {
         return call
@@ -393,8 +421,8 @@ fn scan(call: &mut Call<'_>) -> Outcome {
 struct Asked {
     pattern: Option<Vec<u8>>,
     most: u64,
-    /// Rows are of the type that is asked for.
-    of_type: bool,
+    /// The type of the keys that are wanted.
+    kind: Option<Vec<u8>>,
 }
 
 pub(super) fn disk(error: store::Error) -> Refusal {
@@ -424,13 +452,17 @@ fn scan_from(engines: &Engines, cursor: u64, asked: &Asked, reply: &mut Reply<'_
         let space = &spaces[index];
         let before = left;
         let wanted = left;
+        let of_kind = |listed: &Listed<'_>| {
+            asked.kind.as_ref().is_none_or(|k| k.eq_ignore_ascii_case(listed.kind.as_bytes()))
+        };
+        let listed = Listed::of(engines, space).filter(of_kind);
         let mut take = |id| {
             left = left.saturating_sub(1);
             let matches =
                 |key: &Vec<u8>| asked.pattern.as_ref().is_none_or(|p| glob::matches(p, key, false));
-            found.extend(row_key(engines, space, id).filter(matches));
+            found.extend(listed.iter().flat_map(|listed| listed.keys(id)).filter(matches));
         };
-        inner = if !asked.of_type || engines.row_pattern(space).is_none() {
+        inner = if listed.is_none() {
             0
         } else if inner & ON_DISK == 0 {
             // First what is in memory: rows leave it for the disk meanwhile.

@@ -266,6 +266,58 @@ fn a_monitor_sees_what_others_do_and_costs_them_nothing_when_it_sleeps() {
     }
 }
 
+/// Where rows have no keys of their own, SCAN, KEYS and RANDOMKEY list the keys of their counters, as
+/// TYPE names them: DBSIZE counts the rows, so they are not to be missing from what lists them.
+#[test]
+fn cells_are_listed_where_rows_have_no_keys() {
+    let server = TestServer::with(|config| {
+        config.counter[0].rows = String::new();
+        config.counter[0].fields = "n:16 m:16".to_owned();
+        config.counter[0].cells = "lock:{id}:{field}".to_owned();
+        config.view.clear();
+        config.action.clear();
+    });
+    let mut c = server.connection();
+    let random: Option<String> = cmd("RANDOMKEY").query(&mut c).unwrap();
+    assert_eq!(random, None);
+    cmd("SET").arg("lock:7:n").arg(1).query::<()>(&mut c).unwrap();
+    cmd("HSET").arg("user:9").arg("post").arg(1).query::<()>(&mut c).unwrap();
+    let mut scan = |options: &[&str]| {
+        let (next, mut keys): (u64, Vec<String>) =
+            cmd("SCAN").arg(0).arg("COUNT").arg(1000).arg(options).query(&mut c).unwrap();
+        assert_eq!(next, 0);
+        keys.sort();
+        keys
+    };
+    assert_eq!(scan(&[]), ["lock:7:m", "lock:7:n", "user:9"]);
+    assert_eq!(scan(&["TYPE", "string"]), ["lock:7:m", "lock:7:n"]);
+    assert_eq!(scan(&["TYPE", "hash"]), ["user:9"]);
+    assert_eq!(scan(&["TYPE", "set"]), [""; 0]);
+    assert_eq!(scan(&["MATCH", "*:n"]), ["lock:7:n"]);
+    let keys: Vec<String> = cmd("KEYS").arg("lock:*").query(&mut c).unwrap();
+    assert_eq!(keys, ["lock:7:m", "lock:7:n"]);
+    cmd("DEL").arg("user:9").query::<()>(&mut c).unwrap();
+    for _ in 0..10 {
+        let random: String = cmd("RANDOMKEY").query(&mut c).unwrap();
+        assert!(keys.contains(&random), "{random}");
+    }
+}
+
+/// As Redis 7.4 has it.
+#[test]
+fn hscan_can_leave_values_out() {
+    let server = TestServer::start();
+    let mut c = server.connection();
+    cmd("HSET").arg("user:9").arg("post").arg(5).query::<()>(&mut c).unwrap();
+    let mut scan = |options: &[&str]| -> (String, Vec<String>) {
+        cmd("HSCAN").arg("user:9").arg(0).arg(options).query(&mut c).unwrap()
+    };
+    let of = |fields: &[&str]| ("0".to_owned(), fields.iter().map(|f| (*f).to_owned()).collect());
+    assert_eq!(scan(&["NOVALUES"]), of(&["follower", "following", "post"]));
+    assert_eq!(scan(&["NOVALUES", "MATCH", "p*"]), of(&["post"]));
+    assert_eq!(scan(&["MATCH", "p*"]), of(&["post", "5"]));
+}
+
 #[test]
 fn a_scan_finds_every_row_while_others_write() {
     let server = TestServer::with(|config| config.counter[0].rows_per_table = 4096);
