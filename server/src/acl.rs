@@ -279,7 +279,7 @@ fn add_line(users: &mut Users, line: &str, security: &Security) -> Result<(), St
     let user = changed(None, name, &rules)?;
     let made_here = name == DEFAULT && users.get(name).is_some_and(|u| u.is_as_made());
     if users.insert(name.to_owned(), Arc::new(user)).is_some() && !made_here {
-        return Err(format!("the user '{name}' is there twice"));
+        return Err(format!("Duplicate user '{name}' found"));
     }
     Ok(())
 }

@@ -143,7 +143,11 @@ impl Commands {
             return Ok(());
         }
         if name.matches('|').count() > 1 {
-            return Err("Allowing first-arg of a subcommand is not supported");
+            let of = name.rsplit_once('|').map_or("", |(of, _)| of);
+            let is_one = !commands::numbers_named(of).is_empty()
+                || redis_names::is_known(&of.to_ascii_lowercase());
+            let why = "Allowing first-arg of a subcommand is not supported";
+            return Err(if is_one { why } else { UNKNOWN });
         }
         let found = commands::numbers_named(name);
         if found.is_empty() && !redis_names::is_known(&name.to_ascii_lowercase()) {
@@ -285,7 +289,10 @@ impl Selector {
         if on && arg.is_empty() {
             return Err("Syntax error");
         }
-        let takes_any = if number.is_empty() {
+        // In Redis what follows DEBUG is a first argument.
+        let takes_any = if command == "debug" {
+            true
+        } else if number.is_empty() {
             redis_names::takes_first_arg(command)
         } else {
             // A container is more than one command.
@@ -343,8 +350,13 @@ impl Selector {
             return Err(AFTER_ALL_KEYS);
         }
         let list = if rest.starts_with('~') { &mut self.keys } else { &mut self.names };
-        if !list.contains(&pattern) {
-            list.push(pattern);
+        // As in Redis, `%R~a %W~a` is `~a`.
+        match list.iter_mut().find(|known| known.glob == pattern.glob) {
+            Some(known) => {
+                known.read |= read;
+                known.write |= write;
+            }
+            None => list.push(pattern),
         }
         Ok(())
     }

@@ -123,7 +123,10 @@ impl User {
             if rule.is_empty() {
                 continue;
             }
-            if rule.len() > super::MAX_DESCRIPTION || rule.chars().any(char::is_control) {
+            // A password may be any bytes: what is kept of it is its digest.
+            let is_password = rule.starts_with(['>', '<']);
+            let spoils = !is_password && rule.chars().any(char::is_control);
+            if rule.len() > super::MAX_DESCRIPTION || spoils {
                 return Err(in_modifier(&rule, "Syntax error"));
             }
             self.apply(&rule).map_err(|why| in_modifier(&rule, &why))?;
@@ -360,10 +363,31 @@ mod tests {
             ("-eval|x", "Unknown command or category name in ACL"),
             ("+get|", "Syntax error"),
             ("+config|get|x", "Allowing first-arg of a subcommand is not supported"),
+            ("+get|a|b", "Unknown command or category name in ACL"),
+            ("-get|a|b", "Unknown command or category name in ACL"),
         ] {
             let error = User::new("u").apply_all(&[rule]).unwrap_err();
             assert_eq!(error, format!("Error in ACL SETUSER modifier '{rule}': {why}"));
         }
+    }
+
+    /// As Redis's own test suite has it.
+    #[test]
+    fn rights_to_read_and_to_write_one_pattern_are_one_rule() {
+        let mut user = User::new("u");
+        user.apply_all(&["%R~foo", "%W~bar", "%W~foo", "%R~bar", "%R~read"]).unwrap();
+        assert_eq!(user.describe(), "off ~foo ~bar %R~read resetchannels -@all");
+    }
+
+    #[test]
+    fn a_password_may_have_a_zero_byte() {
+        let mut user = User::new("u");
+        user.apply_all(&["on", ">abc\0def"]).unwrap();
+        let mut same = User::new("u");
+        same.apply_all(&["on", &format!("#{}", hex(&digest(b"abc\0def")))]).unwrap();
+        assert_eq!(user.describe(), same.describe());
+        user.apply_all(&["<abc\0def"]).unwrap();
+        assert_eq!(user.describe(), "on resetchannels -@all");
     }
 
     /// F7: only a rule about channels that is taken away is a reason to look at subscriptions.
