@@ -325,8 +325,9 @@ mod tests {
     #[test]
     fn an_error_does_not_repeat_a_password() {
         let mut user = User::new("u");
-        for rules in [&["<secret"][..], &[">sec\nret"]] {
-            let error = user.apply_all(rules).unwrap_err();
+        let too_long = format!(">sec{}", "r".repeat(super::super::MAX_DESCRIPTION));
+        for rule in ["<secret", &too_long] {
+            let error = user.apply_all(&[rule]).unwrap_err();
             assert!(!error.contains("sec"), "{error}");
         }
     }
