@@ -17,9 +17,8 @@ fn message(marker: char, parts: &[&str]) -> String {
 fn client(server: &TestServer, hello: bool) -> Raw {
     let mut raw = server.raw();
     if hello {
-        raw.request(&["HELLO", "3"]);
-        while raw.line() != "modules" {}
-        raw.expect("*0\r\n");
+        raw.request(&["HELLO", "3"]).request(&["ECHO", "ready"]);
+        while raw.line() != "ready" {}
     }
     raw
 }

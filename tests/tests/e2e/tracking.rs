@@ -33,9 +33,8 @@ fn modern(server: &TestServer) -> Raw {
 }
 
 fn hello(raw: &mut Raw, protocol: &str) {
-    raw.request(&["HELLO", protocol]);
-    while raw.line() != "modules" {}
-    raw.expect("*0\r\n");
+    raw.request(&["HELLO", protocol]).request(&["ECHO", "ready"]);
+    while raw.line() != "ready" {}
 }
 
 /// A client in RESP3 that tracks, with these options.
@@ -736,11 +735,10 @@ fn a_stream_of_messages_keeps_no_request_waiting() {
         });
         let mut raw = tracker(&server, &["BCAST", "PREFIX", "post:7:like"]);
         let mut told = 0;
-        for _ in 0..50 {
+        while told < 100 {
             told += keys(&mut raw).len();
         }
         ended.store(true, std::sync::atomic::Ordering::Relaxed);
-        assert!(told > 20, "{told}");
     });
 }
 
