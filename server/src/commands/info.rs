@@ -215,7 +215,7 @@ fn memory(node: &Node, out: &mut String) {
         "mem_aof_buffer" = node.durability.committer().queue_bytes(),
         "mem_cluster_links" = 0,
         "mem_tracking_table" = node.tracking.memory_bytes(),
-        "mem_allocator" = "libc",
+        "mem_allocator" = "jemalloc",
         "active_defrag_running" = 0,
         "lazyfree_pending_objects" = 0,
     );
