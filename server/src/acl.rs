@@ -1,4 +1,4 @@
-//! Users: who may do what, in Redis's words (ACL).
+//! Users and their rights, in Redis's terms (ACL).
 //!
 //! A user has passwords (kept as SHA-256 only) and *selectors*, each a set of commands with
 //! patterns of keys, spaces and channels that they may touch; a request is allowed if one selector
@@ -6,8 +6,8 @@
 //! arguments, the space, view or action that it names, its channels.
 //!
 //! `$home` is ours: the space, view or action named so, for our own commands, which have no keys
-//! (`CNT.GET post 17`). `$post` allows the keys of the space post, too (`HGETALL post:17`). Who may
-//! use all keys (`~*`) may use everything.
+//! (`CNT.GET post 17`). `$post` allows the keys of the space post, too (`HGETALL post:17`). A user
+//! with all keys (`~*`) may use everything.
 //!
 //! Rules may name commands that Redis has and this server lacks ([`redis_names`]).
 //!
@@ -57,7 +57,7 @@ pub(crate) struct Acl {
     users: ArcSwap<Users>,
     /// Held while users are changed.
     changing: Mutex<()>,
-    /// Commands that nobody may use: `security.deny_commands`.
+    /// Commands denied to every user: `security.deny_commands`.
     denied: ArcSwap<Commands>,
     pub(crate) log: Mutex<Log>,
     /// Refusals, by [`Reason`].
@@ -321,7 +321,7 @@ fn read_file(security: &Security) -> Result<Users, String> {
 
 /// What a connection may do.
 pub(crate) struct Access {
-    /// Nobody, until it has logged in.
+    /// `None` until it has logged in.
     pub(crate) user: Option<Arc<User>>,
     /// It may do everything: nothing else needs to be asked.
     pub(crate) free: bool,

@@ -1,4 +1,4 @@
-//! A client that waits for the reply to WAIT, WAITAOF or SHUTDOWN, and who ends that before its
+//! A client that waits for the reply to WAIT, WAITAOF or SHUTDOWN, and what ends that before its
 //! time: CLIENT UNBLOCK, or a change of the role.
 
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
@@ -51,7 +51,7 @@ impl Blocked {
         was_waiting
     }
 
-    /// Until somebody has said CLIENT UNBLOCK. Gives whether it is to be an error.
+    /// Until CLIENT UNBLOCK. Gives whether it is to be an error.
     pub(crate) async fn is_let_go(&self) -> bool {
         loop {
             self.told.notified().await;

@@ -1,7 +1,7 @@
 //! What the buffers of all clients take together. Each client's have limits of their own, but
 //! thousands of clients that stay within theirs could take all memory: so there is a limit of the
-//! sum, too (`max_clients_memory_bytes`, Redis's `maxmemory-clients`), and who takes most makes
-//! room.
+//! sum, too (`max_clients_memory_bytes`, Redis's `maxmemory-clients`), and the client that takes
+//! most makes room.
 //!
 //! Every owner of buffers has a [`Share`], which says how much it has. Only whole [`GRAIN`]s are
 //! counted: what a usual turn leaves behind is less than one, so it changes nothing that others

@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// One call in so many is timed, though nobody asked for it.
+/// One call in so many is timed, as a sample.
 const SAMPLED: u64 = 64;
 /// Most kinds of errors that are told apart; they are our own words, so there are fewer.
 const MAX_ERRORS: usize = 128;

@@ -1,9 +1,9 @@
-//! Channels: who listens to what, and how a message gets there (SUBSCRIBE, PSUBSCRIBE, SSUBSCRIBE,
+//! Channels: their subscribers, and how a message gets there (SUBSCRIBE, PSUBSCRIBE, SSUBSCRIBE,
 //! PUBLISH).
 //!
-//! One registry for all workers. Whoever publishes writes the message into each listener's
+//! One registry for all workers. A publisher writes the message into each listener's
 //! [inbox](crate::inbox) and wakes its worker; a listener that does not keep up is disconnected. A
-//! message is not kept for anybody who listens later.
+//! message is not kept for later subscribers.
 
 use crate::acl::User;
 use crate::clients::Client;
@@ -84,8 +84,8 @@ impl Channels {
         }
     }
 
-    /// Sends a message to all who listen; gives how many got it (one that listens twice gets it
-    /// twice). Who has more than `most` bytes waiting is disconnected instead.
+    /// Sends a message to all listeners; returns how many got it (one that listens twice gets it
+    /// twice). A listener with more than `most` bytes waiting is disconnected instead.
     pub(crate) fn publish(&self, kind: Kind, channel: &[u8], message: &[u8], most: usize) -> usize {
         let mut got = 0;
         let mut written = Written::default();

@@ -1,4 +1,4 @@
-//! Who is connected: what CLIENT LIST shows of each client, and the handle by which it can be
+//! The connected clients: what CLIENT LIST shows of each, and the handle by which it can be
 //! disconnected.
 //!
 //! The list is locked when a client comes, goes or is asked for; never while it sends commands.
@@ -196,8 +196,8 @@ impl Client {
         self.age_ms(now).saturating_sub(self.last_active_ms.load(Relaxed)) / 1000
     }
 
-    /// Whether it could send something, and has not for so long. As in Redis that is not said of
-    /// who listens, follows or waits.
+    /// Whether it could send something, and has not for so long. As in Redis that never holds for
+    /// subscribers, replicas and blocked clients.
     pub(crate) fn is_idle(&self, now: Instant, most_s: u64) -> bool {
         let is_here_to_hear =
             self.kind() != Kind::Normal || self.flags.load(Relaxed) & MONITOR != 0;
@@ -215,7 +215,7 @@ impl Client {
         self.kept.set(bytes);
     }
 
-    /// Whether it may be disconnected for what others take. As in Redis not who asked not to be,
+    /// Whether it may be disconnected for what others take. As in Redis not a client with NO-EVICT,
     /// nor our replicas and our master.
     fn makes_room(&self) -> bool {
         self.flags.load(Relaxed) & (NO_EVICT | REPLICA | MASTER) == 0
@@ -347,7 +347,7 @@ impl Client {
 /// How the names begin that Sentinels give their connections.
 const SENTINEL: &[u8] = b"sentinel-";
 
-/// A client that is newer than this is not yet one who never asks.
+/// A client younger than this does not count as silent yet.
 const TIME_TO_ASK: Duration = Duration::from_secs(1);
 
 /// All connected clients.
@@ -363,9 +363,9 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    /// Adds a client, unless there are `most` already. Then the oldest of those who have not logged
-    /// in makes room, or who have never sent a whole request, so that whoever only holds
-    /// connections cannot lock the others out.
+    /// Adds a client, unless there are `most` already. Then the oldest client that has not logged
+    /// in, or has never sent a whole request, makes room, so that idle connections cannot lock the
+    /// others out.
     pub(crate) fn admit(
         &self,
         peer: SocketAddr,
@@ -378,7 +378,7 @@ impl Clients {
             let never_asked = |c: &&Arc<Client>| {
                 c.last_command.load(Relaxed) == u32::MAX && c.since.elapsed() >= TIME_TO_ASK
             };
-            // However young: else whoever comes often enough would lock the others out.
+            // However young: else a client that reconnects often enough would lock the others out.
             let stranger = all.values().find(|c| !c.has_entered());
             let least = stranger.or_else(|| all.values().find(never_asked))?.clone();
             all.remove(&least.id);
@@ -423,7 +423,8 @@ impl Clients {
         Some(client)
     }
 
-    /// Disconnects those who take most memory, until all others together keep within the budget.
+    /// Disconnects the clients that take most memory, until all others together keep within the
+    /// budget.
     pub(crate) fn make_room(&self) {
         let Some(most) = self.budget.most() else { return };
         let mut all: Vec<_> =
@@ -469,7 +470,7 @@ impl Clients {
         self.all.lock().remove(&id);
     }
 
-    /// All, by rising id. Not who is being disconnected: for its client it is gone already.
+    /// All, by rising id. Not those being disconnected: for their clients they are gone already.
     pub(crate) fn list(&self) -> Vec<Arc<Client>> {
         self.all.lock().values().filter(|client| !client.killed.load(SeqCst)).cloned().collect()
     }

@@ -133,7 +133,7 @@ impl Figures {
     }
 }
 
-/// What all spaces share: the cache, who reads, and figures.
+/// What all spaces share: the cache, the readers, and figures.
 pub(crate) struct Cold {
     cache: Cache<Key, Row, Weight>,
     reads: Reads,
@@ -173,8 +173,8 @@ impl Cold {
     }
 
     /// Whether any row or flag of any space may lie on the disk: asked several times for each
-    /// command, so it is one load. Once it is so it stays so, and whoever has learnt of such a row
-    /// or flag has learnt of this.
+    /// command, so it is one load. Once set it stays set, and a thread that has learnt of such a
+    /// row or flag has learnt of this.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.any.load(Relaxed)

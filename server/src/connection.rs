@@ -5,7 +5,7 @@
 //! the beginning of a request that has not come whole (`input`), and replies that the socket did
 //! not take (`pending`).
 //!
-//! Who is too slow is waited for, at no cost: while replies are pending nothing is read, so neither
+//! A slow client is waited for, at no cost: while replies are pending nothing is read, so neither
 //! side's buffer grows. What one request can make grow has a limit
 //! ([`Server`](crate::config::Server)): a client beyond it is disconnected.
 //!
@@ -53,7 +53,7 @@ thread_local! {
         RefCell::new(Buffers { input: vec![0; READ_BYTES].into_boxed_slice(), turn: Turn::default() });
 }
 
-/// How often who waits is looked after: it may have gone.
+/// How often a waiting client is checked: it may have gone.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// What ends with a reply that is yet to come, or with an error that all replies of the turn
@@ -83,8 +83,8 @@ pub(crate) struct Connection {
     /// TLS holds bytes that the socket did not take.
     unflushed: bool,
     held: Option<Held>,
-    /// The next look at who waits. One for all that it waits for: with `always` each turn does, for
-    /// milliseconds.
+    /// The next check of a waiting client. One for all that it waits for: with `always` each turn
+    /// does, for milliseconds.
     look: Option<Pin<Box<Sleep>>>,
     /// What was looked at last was messages.
     had_messages: bool,
@@ -198,8 +198,8 @@ impl Connection {
                     out.extend_from_slice(last);
                 }
                 if let Err(text) = outcome {
-                    // Whoever wrote must not believe that it is safe. Which replies were to writes
-                    // is not known any more.
+                    // A client that wrote must not believe that it is safe. Which replies were to
+                    // writes is not known any more.
                     out.clear();
                     for _ in 0..replies {
                         Reply::new(&mut out, self.talk.session.client.protocol()).error(&text);
@@ -243,7 +243,7 @@ impl Connection {
             let listens = self.talk.session.listens();
             let skips = std::mem::take(&mut self.had_messages);
             if listens && !skips && self.take_messages(cx, turn) {
-                // Messages that nobody asked for; below they are written as replies are.
+                // Messages without a request; below they are written as replies are.
             } else if self.talk.more {
                 self.run_input(node, turn);
             } else {
@@ -342,7 +342,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Ready if who waits has gone: nobody is there for what it asked for, and what it would have
+    /// Ready if the waiting client has gone: its reply has no receiver, and what it would have
     /// changed stays as it is.
     fn look_after(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let look = self.look.get_or_insert_with(|| Box::pin(tokio::time::sleep(LOOK_EVERY)));

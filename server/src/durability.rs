@@ -1,4 +1,4 @@
-//! From a write to the disk and back: how far commits have come, and who waits for them.
+//! From a write to the disk and back: how far commits have come, and their waiters.
 //!
 //! ```text
 //!   write: Engines enters the id's stripe, changes, marks ---- commit thread: collect, encode, append, sync ----> Progress
@@ -7,9 +7,9 @@
 //!
 //! [`store::Committer`] has the rules of commits; here is what is ours: how marks become records (`state.rs`, `rings.rs`), how a recovered
 //! record becomes state (`apply.rs`, `recovery.rs`), and what clients are told while the disk says
-//! no: writes are refused ([`Durability::refusal`]), reads go on, and whoever waits for a commit is
-//! told that it is not safe. Nothing that was applied is forgotten: it will be in the log when
-//! there is room, but nobody was told that it was safe.
+//! no: writes are refused ([`Durability::refusal`]), reads go on, and waiters for a commit are told
+//! that it is not safe. Nothing that was applied is forgotten: it will be in the log when there is
+//! room, but it was not reported as safe.
 
 use crate::config::Fsync;
 use crate::engines::Engines;
@@ -139,9 +139,9 @@ impl Durability {
         is_new
     }
 
-    /// Whether changes that were acknowledged are not synced: a stop while the log cannot be written
-    /// would lose them. With `always` what is not synced was not acknowledged, but for what was
-    /// changed under another policy.
+    /// Whether changes that were acknowledged are not synced: a stop while the log cannot be
+    /// written would lose them. With `always` what is not synced was not acknowledged, but for what
+    /// was changed under another policy.
     pub(crate) fn would_lose(&self) -> bool {
         self.has_unsynced(self.committer.synced())
     }
@@ -162,7 +162,7 @@ impl Durability {
     fn refuse(&self, reason: Arc<str>, health: Health) {
         self.release.tell(|r| r.reason = reason);
         self.committer.set_health(health);
-        // Who was woken before that, and sleeps again.
+        // Waiters that were woken before that, and sleep again.
         self.release.tell(|_| ());
     }
 
@@ -241,7 +241,7 @@ impl Durability {
         }
     }
 
-    /// Waits until everything up to `ticket` is safe. The error is what to tell those who wrote.
+    /// Waits until everything up to `ticket` is safe. The error is what to tell the writers.
     /// For tasks of the workers.
     pub async fn safe(&self, ticket: Ticket) -> Result<(), String> {
         self.committer.hurry(ticket);
@@ -352,7 +352,7 @@ impl Durability {
     }
 
     /// Waits until `asked` has an answer, of what replicas have acknowledged, of
-    /// [`Durability::shown_at`], or of who is to be the master.
+    /// [`Durability::shown_at`], or of which node is to be the master.
     pub(crate) async fn until<R>(&self, asked: impl Fn() -> Option<R>) -> R {
         self.acknowledged.wait(|()| asked()).await
     }
@@ -408,15 +408,15 @@ fn policy_of_store(policy: Fsync) -> SyncPolicy {
     }
 }
 
-/// For who changed something that is not safe yet, and may not wait for ever. He must neither
-/// believe that it is safe nor that it was not made.
+/// For a client that changed something that is not safe yet, and may not wait for ever. It must
+/// neither believe that it is safe nor that it was not made.
 fn doubt_text(reason: &str) -> String {
     format!(
         "MISCONF Tidemark cannot write its log: what was changed is in memory, and will be logged when it can be; if the server stops before that, it is lost: {reason}"
     )
 }
 
-/// For who is refused: nothing was changed.
+/// For a refused client: nothing was changed.
 fn refusal_text(reason: &str) -> String {
     format!("MISCONF Tidemark cannot write its log, so changes are refused until it can: {reason}")
 }

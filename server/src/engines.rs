@@ -62,7 +62,8 @@ impl CounterSpace {
 
     /// Rows in memory and on the disk. Of those that have been changed since they went to the disk,
     /// and new ones in the range of a cold file, it is not known which are which before they are
-    /// merged: they are counted as if there were none new. Rows of other ranges are counted exactly.
+    /// merged: they are counted as if there were none new. Rows of other ranges are counted
+    /// exactly.
     pub(crate) fn all_rows(&self) -> u64 {
         let changed = crate::cold::changed_rows(self);
         (self.space.rows() + self.cold.rows()).saturating_sub(changed + self.space.tombstones().0)
@@ -85,7 +86,7 @@ impl CounterSpace {
 
     /// Has those of these rows read that lie on the disk, all at the same time, as a connection's
     /// turn does before its commands run. They are at hand on the thread that has waited, until it
-    /// calls this again. For who drives the engines without a connection.
+    /// calls this again. For code that drives the engines without a connection.
     pub async fn fetch(&self, ids: &[u64]) {
         cold::unpin();
         let mut fetching = Fetching::default();
@@ -538,7 +539,7 @@ impl Engines {
     }
 
     /// Asks one existence space for `count` canaries, so that its true error rate is known after a
-    /// while: for who has nothing else to do. It is the next from the `turn`-th on whose rate is
+    /// while: for an idle thread. It is the next from the `turn`-th on whose rate is
     /// not known, so that many spaces cost no more than one.
     pub fn probe(&self, turn: usize, count: u64) {
         let number = self.existences.len();

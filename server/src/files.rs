@@ -44,7 +44,7 @@ pub(crate) fn remove_unfinished(folder: &Path) -> io::Result<()> {
         let entry = entry?;
         let name = entry.file_name();
         let random = name.to_str().and_then(|name| name.strip_prefix(prefix)?.strip_suffix(suffix));
-        // As many letters as tempfile takes: what looks like it only is somebody else's.
+        // As many letters as tempfile takes: what only looks like it belongs to another program.
         let is_ours = random.is_some_and(|random| {
             random.len() == 6 && random.bytes().all(|b| b.is_ascii_alphanumeric())
         });

@@ -2,7 +2,7 @@
 //! any thread; the client's own worker writes it to the socket between two turns.
 //!
 //! A client that does not read makes it grow, so it has a limit: beyond it the client is
-//! disconnected, and whoever pushed goes on.
+//! disconnected, and the publisher goes on.
 
 use crate::budget::Share;
 use parking_lot::Mutex;

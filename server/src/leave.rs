@@ -57,7 +57,7 @@ pub(crate) fn leave(node: &Arc<Node>, who: &str, how: How) -> bool {
         node.stop.while_loading(who);
         return true;
     }
-    // As in Redis: whoever says so too, NOW or not, waits with the first one.
+    // As in Redis: a second order to stop, NOW or not, waits with the first one.
     if node.stop.leaves().is_some() {
         tracing::info!("{who}: stopping already, when the replicas have everything");
         return true;
@@ -100,7 +100,7 @@ fn stay(node: &Node) -> bool {
     node.stop.stay(|| node.pause.end(By::Stop))
 }
 
-/// Whether changes that were acknowledged would be lost, and who stops it does not know.
+/// Whether acknowledged changes would be lost without a warning to the operator.
 fn is_refused(node: &Node, who: &str, how: How) -> bool {
     let is_free = how.forced || !node.durability.would_lose();
     let why = if is_free { None } else { node.durability.refusal() };
@@ -132,13 +132,14 @@ async fn wait(node: Arc<Node>, who: String, how: How, until: Instant) {
         return;
     }
     say_what_is_left(&node, end);
-    // Writes stay paused: nobody would have them.
+    // Writes stay paused: no replica would get them.
     node.stop.left(until);
 }
 
-/// Until nobody is left who will get more of what was written; gives where the log ends with that.
+/// Until no replica is left that will get more of what was written; returns where the log ends
+/// then.
 async fn over(node: &Node, how: How) -> u64 {
-    // What the disk does not take by now it may take before the time is over, but who forces a stop
+    // What the disk does not take by now it may take before the time is over, but a forced stop
     // does not wait for that.
     let end = failover::all_written(node, how.forced).await;
     let replication = &node.replication;
@@ -188,8 +189,8 @@ mod tests {
     use crate::config::{Config, Fsync};
     use replication::Peer;
 
-    /// A master whose disk says no after it was told to stop goes on with what it has in memory;
-    /// who says so twice knows.
+    /// A master whose disk says no after it was told to stop goes on with what it has in memory; a
+    /// second order to stop is obeyed.
     #[tokio::test]
     async fn a_stop_that_would_lose_something_by_now_is_none() {
         let mut config = Config::default();

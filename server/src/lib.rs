@@ -212,8 +212,8 @@ pub fn start_on(
 fn load(node: &Node) -> Result<Held, StartError> {
     let started = Instant::now();
     let said = Mutex::new(started);
-    // The log of who was stopped before it could begin as a master is its last master's, and goes
-    // on with a higher term.
+    // The log of a node that was stopped before it could begin as a master is its last master's,
+    // and goes on with a higher term.
     let follows = !node.replication.is_master() || node.replication.is_promoting();
     let recovered = durability::recover(&node.config(), &node.durability, follows, |progress| {
         let Some(mut said) = said.try_lock().filter(|said| said.elapsed() > Duration::from_secs(1))
@@ -240,7 +240,7 @@ fn load(node: &Node) -> Result<Held, StartError> {
     // INFO tells it from the first moment, not from when the log's thread runs.
     let end = recovered.log.end();
     node.durability.reach(end, end);
-    // Before anybody is served: who asks us to take over hears which history this is.
+    // Before any client is served: a node that asks us to take over hears which history this is.
     node.replication.term.store(recovered.log.term(), Relaxed);
     node.store.fill(recovered.store);
     node.fill(recovered.engines);

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 /// Bytes of an argument that are shown.
 const SHOWN_BYTES: usize = 4096;
 
-/// Who is shown what all others send.
+/// The clients that are shown what all others send.
 #[derive(Default)]
 pub(crate) struct Monitors {
     count: AtomicUsize,
@@ -41,7 +41,7 @@ impl Monitors {
         self.count.load(Relaxed) != 0
     }
 
-    /// Shows them a command. Who does not keep up is disconnected at `most` bytes.
+    /// Shows them a command. A client that does not keep up is disconnected at `most` bytes.
     #[cold]
     pub(crate) fn show(&self, by: &Client, args: Args<'_>, most: usize) {
         let now = unix_us();

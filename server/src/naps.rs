@@ -2,8 +2,8 @@
 //! little, but to be woken for it does: 20 to 60 us of a processor that had nothing else to do, so
 //! that two threads at fifty looks a second each took most of what an idle server took. Nearly all
 //! of that work comes from writes, so where none come it is looked less often. What comes first
-//! after that waits for a long nap at most; writers who need memory before that wait for it, and
-//! those who need a rewritten table do some of that themselves.
+//! after that waits for a long nap at most; writers that need memory before that wait for it, and
+//! writers that need a rewritten table do some of that themselves.
 
 use crate::node::Node;
 use std::time::Duration;

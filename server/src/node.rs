@@ -196,7 +196,7 @@ impl Deref for Node {
     }
 }
 
-/// The process, and the node that it serves now. Whoever outlives a node holds this.
+/// The process, and the node that it serves now. Code that outlives a node holds this.
 pub(crate) struct Host {
     process: Arc<Process>,
     node: ArcSwap<Node>,
@@ -253,8 +253,8 @@ impl Host {
         self.node.load()
     }
 
-    /// The node of this moment. It is not to be kept for long: the next one waits until nobody has
-    /// it any more.
+    /// The node of this moment. It is not to be kept for long: the next one waits until no thread
+    /// holds it any more.
     pub(crate) fn node(&self) -> Arc<Node> {
         self.node.load_full()
     }
@@ -303,7 +303,7 @@ impl Node {
         self.replication.refusal().map(|text| Refusal::new(text.as_bytes().to_vec()))
     }
 
-    /// Makes a changed configuration take effect where somebody holds a copy of it. An error: then
+    /// Makes a changed configuration take effect where copies of it are held. An error: then
     /// nothing changes.
     pub(crate) fn apply(
         &self,

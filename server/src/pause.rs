@@ -1,8 +1,8 @@
 //! Requests are left where they are for a while, all of them or those that may change something:
 //! CLIENT PAUSE, FAILOVER, a promotion, and a stop.
 //!
-//! A paused connection keeps its place: what it has sent stays unread, nothing is refused. While
-//! nobody pauses, a turn pays for one load.
+//! A paused connection keeps its place: what it has sent stays unread, nothing is refused. Without
+//! a pause a turn pays for one load.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed, Ordering::SeqCst, fence};
@@ -22,7 +22,7 @@ pub(crate) enum Paused {
     All,
 }
 
-/// Who pauses. One's pause is not the other's to end.
+/// The origin of a pause. Each origin ends only its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum By {
     /// CLIENT PAUSE.
@@ -68,7 +68,7 @@ impl Pause {
     }
 
     /// Pauses until `end`. Of two pauses by the same the later end and the wider kind hold, as in
-    /// Redis. A turn that does not see it has begun before this returns, and is seen by who waits
+    /// Redis. A turn that does not see it has begun before this returns, and is seen by the wait
     /// for turns.
     pub(crate) fn begin(&self, by: By, kind: Paused, end: Instant) {
         let _ = self.now();
@@ -86,8 +86,8 @@ impl Pause {
         self.changed.notify_waiters();
     }
 
-    /// Waits until less is paused than now, or nothing. Who waits for the end of a FAILOVER must
-    /// not be woken by what others pause meanwhile: while the role is on its way he would be
+    /// Waits until less is paused than now, or nothing. A task that waits for the end of a FAILOVER
+    /// must not be woken by other pauses meanwhile: while the role is on its way he would be
     /// refused.
     pub(crate) async fn eased(&self) {
         let was = self.now();

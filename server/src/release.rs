@@ -11,7 +11,8 @@
 //! more than all else that was done for them. So only one task of each worker, its *relay*, waits
 //! for the commit thread; the others leave their wakers in a list of their thread.
 //!
-//! Where nobody waits nobody is woken: who is about to wait says so, and then looks once more.
+//! Without waiters no wake-up happens: a task that is about to wait registers, and then looks once
+//! more.
 //!
 //! This relies on each worker being a runtime of one thread: a task stays on the thread that it was
 //! spawned on.
@@ -24,7 +25,8 @@ use std::task::{Poll, Waker};
 use tokio::sync::watch;
 
 thread_local! {
-    /// By [`Release::number`]: who waits on this thread. An entry is there as long as its relay is.
+    /// By [`Release::number`]: the waiters of this thread. An entry is there as long as its relay
+    /// is.
     static WAITING: RefCell<HashMap<u64, Vec<Waker>>> = RefCell::default();
 }
 
@@ -32,7 +34,7 @@ thread_local! {
 pub(crate) struct Release<T> {
     number: u64,
     state: watch::Sender<T>,
-    /// Since the last change that woke anybody somebody has looked, and waits.
+    /// A task has looked since the last change that woke waiters, and waits.
     awaited: AtomicBool,
 }
 
@@ -52,7 +54,7 @@ impl<T: Send + Sync + 'static> Release<T> {
         self.state.borrow()
     }
 
-    /// Changes the state, and wakes who waits.
+    /// Changes the state, and wakes the waiters.
     pub(crate) fn tell(&self, change: impl FnOnce(&mut T)) {
         self.state.send_if_modified(|state| {
             change(state);
@@ -60,8 +62,8 @@ impl<T: Send + Sync + 'static> Release<T> {
         });
     }
 
-    /// Waits until `asked` has an answer; what it asks beside the state must have changed before
-    /// somebody tells so.
+    /// Waits until `asked` has an answer; what it asks beside the state must change before
+    /// [`Release::tell`] is called.
     pub(crate) async fn wait<R>(&self, asked: impl Fn(&T) -> Option<R>) -> R {
         poll_fn(|cx| {
             let look = || asked(&self.state.borrow());
@@ -96,10 +98,10 @@ impl<T: Send + Sync + 'static> Release<T> {
 
 /// One worker's: wakes its tasks with every change, until the state is gone.
 async fn relay<T>(number: u64, mut state: watch::Receiver<T>) {
-    // Even what changed before this began: who is in the list may have looked before that.
+    // Even what changed before this began: a waiter in the list may have looked before that.
     state.mark_changed();
     let mut waiting = Vec::new();
-    // Who waits holds the state, so when it is gone nobody does.
+    // A waiter holds the state, so when it is gone there is none.
     while state.changed().await.is_ok() {
         // Not woken inside: a waker may run anything.
         WAITING.with_borrow_mut(|all| std::mem::swap(all.entry(number).or_default(), &mut waiting));
@@ -118,8 +120,8 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(f)
     }
 
-    /// Tasks of two threads wait for numbers that a third one tells, as fast as it can: nobody
-    /// sleeps through his.
+    /// Tasks of two threads wait for numbers that a third one tells, as fast as it can: no task
+    /// sleeps through its own.
     #[test]
     fn everybody_gets_his_number() {
         const LAST: u64 = 4_000;

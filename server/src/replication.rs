@@ -2,18 +2,18 @@
 //! crate `replication`'s.
 //!
 //! ```text
-//!   command REPLICAOF --> Role (on the disk) --> director (thread "log", director.rs): who owns the log, and what becomes of it
+//!   command REPLICAOF --> Role (on the disk) --> director (thread "log", director.rs): the owner of the log
 //!                                                  a master's log: Durability::run         a replica's: follow.rs, one link to its master
 //!   command TM.REPLICATE --> the connection becomes a feed (feed.rs) that sends the log's files
 //! ```
 //!
-//! FAILOVER hands the role to a replica (failover.rs). Who is fed, and how far, is in feeds.rs; how
-//! the link to the master stands in link.rs.
+//! FAILOVER hands the role to a replica (failover.rs). Which replicas are fed, and how far, is in
+//! feeds.rs; how the link to the master stands in link.rs.
 //!
-//! The role is on the disk before anybody hears of it, and a disk may take its time: so who changes
-//! it is never a worker (`Call::answer_later`), and who reads it waits for nobody. Whether writes
-//! are taken is one atomic, the [`Gate`]: a replica takes none, nor does a master of which it is
-//! not known whether it still is one (fence.rs), nor one that has too few replicas.
+//! The role is on the disk before any client or thread sees it, and a disk may take its time: so a
+//! worker never changes it (`Call::answer_later`), and readers never wait. Whether writes are taken
+//! is one atomic, the [`Gate`]: a replica takes none, nor does a master of which it is not known
+//! whether it still is one (fence.rs), nor one that has too few replicas.
 
 pub(crate) mod director;
 mod dropped;
@@ -71,7 +71,7 @@ pub(crate) struct Handing {
     pub(crate) has_all: bool,
 }
 
-/// A Sentinel's word on who is the master.
+/// A Sentinel's word on which node is the master.
 pub(crate) struct Hello<'a> {
     /// What those Sentinels call what they watch.
     pub(crate) group: &'a str,
@@ -84,14 +84,14 @@ pub(crate) struct Hello<'a> {
 /// See the top of the file.
 pub(crate) struct Replication {
     role: ArcSwap<Role>,
-    /// Held by who changes the role, its way to the disk included.
+    /// Held while the role changes, its way to the disk included.
     changing: Mutex<()>,
     gate: Gate,
     /// Held while the gate is set, so that what was true before an order is not said after it.
     /// Never across a wait.
     gating: Mutex<()>,
     fence: Fence,
-    /// Somebody is about to write down what Sentinels have said.
+    /// A thread is about to write down what Sentinels have said.
     keeping: AtomicBool,
     /// The role has been made true: the log is the node's own, or its master's.
     settled: AtomicBool,
@@ -157,7 +157,7 @@ impl Replication {
             }
         };
         self.fence.recall(&role.sentinels);
-        // Where there were never others there is nobody who could have become the master meanwhile.
+        // Without any other node there is none that could have become the master meanwhile.
         let had_others = role.clone().among_others().replicated;
         if role.master.is_none() && had_others && config.replication.fence {
             let until = if role.sentinels.is_empty() {
@@ -200,8 +200,8 @@ impl Replication {
         self.orders.subscribe()
     }
 
-    /// Until this node is to be a replica: then nobody can say any more whether others have what
-    /// was written here.
+    /// Until this node is to be a replica: then it is unknown whether others have what was written
+    /// here.
     pub(crate) async fn demoted(&self) {
         // An error means that no sender is left, and `self` is one.
         let _ = self.subscribe().wait_for(|_| !self.is_master()).await;
@@ -236,9 +236,9 @@ impl Replication {
     }
 
     /// REPLICAOF, and FAILOVER: durable when this returns; the director does the rest. False if
-    /// nothing is new. A master that is to follow is not fit to be promoted before it has met who
-    /// it follows: what it has written may be in nobody else's history, and much of theirs not in
-    /// its own. `told`: see `change`.
+    /// nothing is new. A master that is to follow is not fit to be promoted before it has met its
+    /// master: what it has written may be in no other history, and much of theirs not in its own.
+    /// `told`: see `change`.
     pub(crate) fn order(
         &self,
         config: &Config,
@@ -315,7 +315,7 @@ impl Replication {
         let _gate = self.gating.lock();
         let is_role = self.is_master() == is_master;
         self.look(config, is_role || self.settled.load(SeqCst));
-        // Who sees this finds the gate open.
+        // A reader that sees this finds the gate open.
         if is_role {
             self.settled.store(true, SeqCst);
         }
@@ -327,8 +327,8 @@ impl Replication {
         self.settled.load(SeqCst)
     }
 
-    /// The replica is in step with its master, with a complete data set. So whoever was to take
-    /// over has done so.
+    /// The replica is in step with its master, with a complete data set. So the node that was to
+    /// take over has done so.
     pub(crate) fn synced(&self, config: &Config) {
         self.unmet.store(false, SeqCst);
         self.note(config, |role| {
@@ -343,8 +343,7 @@ impl Replication {
         });
     }
 
-    /// As a replica: it has been in step with who it was told to follow, if that was in this
-    /// process.
+    /// As a replica: it has been in step with its current master, in this process.
     pub(crate) fn has_met_its_master(&self) -> bool {
         !self.unmet.load(SeqCst)
     }
@@ -423,8 +422,8 @@ impl Replication {
         self.judge(config);
     }
 
-    /// A Sentinel has said who is the master. True if a start must know it, too, and nobody is
-    /// about to write that down: [`Replication::keep_epochs`] is to be called where the disk may be
+    /// A Sentinel has named the master. True if a start must know it, too, and no thread is about
+    /// to write that down: [`Replication::keep_epochs`] is to be called where the disk may be
     /// waited for.
     pub(crate) fn named(&self, config: &Config, hello: &Hello<'_>) -> bool {
         if !config.replication.fence {

@@ -1,8 +1,8 @@
 //! The configuration while the server runs: which of it may change, how a change takes effect, and
 //! how it is kept.
 //!
-//! Everybody reads the whole [`Config`] as one immutable value; a change publishes another one. So
-//! nobody sees half a change, and nobody waits. A setting has two names: ours, `section.key` as in
+//! All code reads the whole [`Config`] as one immutable value; a change publishes another one. So
+//! no reader sees half a change, and none waits. A setting has two names: ours, `section.key` as in
 //! the file, and for some Redis's. A few names are Redis's alone: what they say follows from ours,
 //! or never changes (`foreign_settings`).
 
@@ -58,14 +58,14 @@ impl Settings {
         self.now.load()
     }
 
-    /// Rises with every change, of the configuration or of what a connection is allowed: who keeps
-    /// a copy looks again.
+    /// Rises with every change, of the configuration or of what a connection is allowed: holders of
+    /// a copy look again.
     #[inline]
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Relaxed)
     }
 
-    /// Who keeps a copy is to look again.
+    /// Makes holders of a copy look again.
     pub(crate) fn touch(&self) {
         self.version.fetch_add(1, Relaxed);
     }

@@ -1,5 +1,5 @@
-//! The one way to stop a server: a signal, the SHUTDOWN command or a test says so, and everyone who
-//! waits hears it.
+//! The one way to stop a server: a signal, the SHUTDOWN command or a test says so, and every waiter
+//! hears it.
 
 use rustix::process::Signal;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -70,7 +70,7 @@ impl Stop {
         let _ = self.0.stage.subscribe().wait_for(|stage| *stage == Stage::Stopped).await;
     }
 
-    /// A signal was refused, as something would be lost: whoever sends another one knows.
+    /// A signal was refused, as something would be lost: a second one is obeyed.
     pub(crate) fn warn(&self) {
         self.0.warned.store(true, Relaxed);
     }
@@ -141,7 +141,7 @@ impl Stop {
 
     /// Has signals do this, which gives whether there is still something to be stopped by it.
     pub(crate) fn on_signal(&self, leave: impl Fn(&str) -> bool + Send + Sync + 'static) {
-        // Who came first is as good.
+        // The first one is as good.
         let _ = self.0.leave.set(Box::new(leave));
     }
 

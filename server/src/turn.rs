@@ -20,8 +20,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Once so many bytes of replies are there, they are written before more requests are looked at.
 const WRITE_BYTES: usize = 256 << 10;
-/// Most bytes of replies that wait for a client that has not logged in: nobody is to keep us busy
-/// with refusals.
+/// Most bytes of replies that wait for a client that has not logged in: bounds the work of
+/// refusals.
 const UNAUTHENTICATED_OUT_BYTES: usize = 16 << 10;
 /// First room for replies.
 const OUT_BYTES: usize = 64 << 10;
@@ -178,10 +178,10 @@ impl Talk {
         buf: &[u8],
         turn: &mut Turn,
     ) -> usize {
-        // Before anything is asked: who has changed something for all waits for the turns that may
-        // not have seen it.
+        // Before anything is asked: a thread that changed something global waits for the turns that
+        // may not have seen it.
         let _turn = tallies.enter();
-        // Who has not logged in reads nothing.
+        // A client that has not logged in reads nothing.
         if self.limits.unauthenticated || !node.engines.get().is_some_and(Engines::has_cold) {
             return self.execute_all(node, tallies, buf, turn, false);
         }

@@ -5,7 +5,7 @@
 //! place, if it is among those watched; EXEC compares numbers. Without watchers a writer pays for
 //! one load.
 //!
-//! Nothing is missed: whoever begins to watch enters the id's stripe once, so a writer has either
+//! Nothing is missed: a new watcher enters the id's stripe once, so a writer has either
 //! finished by then (and the watcher will read what it wrote) or begins later (and sees the
 //! watcher). Both ends of it run under stripes, so nothing else is needed.
 
@@ -33,7 +33,7 @@ pub(crate) struct Watches {
 }
 
 impl Watches {
-    /// Somebody watches this place; gives the number of its changes so far.
+    /// Begins to watch this place; returns the number of its changes so far.
     pub(crate) fn watch(&self, place: Place) -> u64 {
         let mut places = self.places.lock();
         let watched = places.entry(place).or_default();
@@ -55,7 +55,7 @@ impl Watches {
         self.some.store(places.len(), Relaxed);
     }
 
-    /// Changes of a place so far; `None` if nobody watches it.
+    /// Changes of a place so far; `None` if it is not watched.
     pub(crate) fn changes(&self, place: Place) -> Option<u64> {
         self.places.lock().get(&place).map(|watched| watched.changes)
     }

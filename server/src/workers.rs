@@ -321,7 +321,7 @@ async fn work(
                 let (host, of_task) = (host.clone(), client.clone());
                 let task = tokio::spawn(async move {
                     let _departure = departure;
-                    // Who takes too long for it is ended as one who does not log in.
+                    // A client that takes too long for it is ended like one that does not log in.
                     let socket = if encrypted {
                         host.tls.accept(stream).await
                     } else {

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tidemark_server::cli::client::Client;
 
-/// Connections of an attacker who opens many.
+/// Connections of an attacker that opens many.
 const MANY: usize = 9_000;
 const MB: u64 = 1 << 20;
 
@@ -158,7 +158,7 @@ fn announced_sizes_of_strangers_cost_nothing() {
     victim.alive(Some("secret"));
 }
 
-/// Attack 32, by clients who may do everything: the same announcements.
+/// Attack 32, by clients with all rights: the same announcements.
 #[test]
 fn announced_sizes_of_clients_cost_nothing() {
     let victim = Victim::start("");
@@ -215,7 +215,7 @@ fn a_client_who_does_not_read_costs_a_bounded_amount() {
         for _ in 0..100 {
             let mut stream = victim.connect();
             stream.set_write_timeout(Some(Duration::from_millis(20))).unwrap();
-            // Some 200 KB of replies each, of which nobody takes any.
+            // Some 200 KB of replies each, none of which is read.
             while stream.write_all(page.as_bytes()).is_ok() {}
             readers.push(stream);
         }
@@ -274,7 +274,7 @@ fn a_reply_that_is_too_long_is_not_made() {
     victim.alive(None);
 }
 
-/// Attack 35: all connections are taken by somebody who sends nothing, or one byte a second.
+/// Attack 35: all connections are taken by a client that sends nothing, or one byte a second.
 #[test]
 fn whoever_only_holds_connections_locks_nobody_out() {
     let victim = Victim::start("[server]\nmax_clients = 300\n");
@@ -289,7 +289,7 @@ fn whoever_only_holds_connections_locks_nobody_out() {
             }
             std::thread::sleep(Duration::from_millis(700));
         }
-        // Who has something to ask gets in, again and again; who has asked stays.
+        // A client with a request gets in, again and again; one that has sent one stays.
         let mut friends = Vec::new();
         for _ in 0..20 {
             let mut friend = victim.program.client();
@@ -413,7 +413,7 @@ fn forged_blocks_are_refused() {
     });
     let grown = victim.resident().saturating_sub(before);
     assert!(grown < 200 * MB, "{grown}");
-    // Nothing of it has come in: a member that nobody set is still not there.
+    // Nothing of it has come in: a member that was never set is still not there.
     assert_eq!(
         call(&mut client, "PH.EXISTS liked 8 1"),
         OwnedFrame::Array(vec![OwnedFrame::Integer(0)])
@@ -438,8 +438,8 @@ fn hostile_arguments_are_refused_or_cost_little() {
         .filter(|name: &Vec<u8>| !name.contains(&b'|'))
         .collect();
     assert!(names.len() > 60);
-    // Those end the connection or the server, change who may do what, change what replies look
-    // like, stop others on purpose, or wait.
+    // Those end the connection or the server, change rights, change what replies look like, stop
+    // others on purpose, or wait.
     let left_out: [&[u8]; 26] = [
         b"quit",
         b"shutdown",
@@ -652,7 +652,7 @@ fn figure(table: &OwnedFrame, name: &[u8]) -> f64 {
 }
 
 /// Attack 41: a million ids of whatever pattern are found as fast as a million random ones. (Ids
-/// that were chosen to meet under a seed that somebody guessed: `counter/src/key.rs`.)
+/// that were chosen to meet under a guessed seed: `counter/src/key.rs`.)
 #[test]
 fn ids_with_a_pattern_are_found_as_fast_as_others() {
     const ROWS: u64 = 1_000_000;
@@ -681,7 +681,7 @@ fn ids_with_a_pattern_are_found_as_fast_as_others() {
         }
         grown.push((pattern, victim.resident().saturating_sub(before)));
         // Once the rows are where they stay: while a table is rewritten its figures are those of a
-        // moment, and whoever writes faster than it is rewritten fills the old one to the brim.
+        // moment, and a writer that is faster than the rewrite fills the old one to the brim.
         let mut tables = Vec::new();
         until(pattern, || {
             let OwnedFrame::Array(now) = call(&mut client, "TM.TABLES post") else {

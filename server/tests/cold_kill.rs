@@ -19,7 +19,7 @@ use tidemark_server::cli::client::Client;
 /// Posts have ids from here on, and so many likes each.
 const FIRST: u64 = 1_000_000;
 const LIKES: u64 = 20;
-/// Who likes in time has a lower number.
+/// Viewers that like in time have a lower number.
 const LATE: u64 = 1_000_000;
 
 /// (post, member) -> is it set? `None`: the server was killed before it answered.
@@ -61,7 +61,7 @@ fn write(port: u16, changes: impl Iterator<Item = ((u64, u64), bool)>) -> Truth 
             match client.reply() {
                 Ok(OwnedFrame::Array(done)) => match &done[..] {
                     [OwnedFrame::Integer(_)] => _ = told.insert(pair, Some(set)),
-                    // What was refused is as it was, which nobody knows here.
+                    // What was refused is as it was, which is unknown here.
                     [OwnedFrame::Error(why)] if why.starts_with("OOM") => {}
                     other => panic!("{other:?}"),
                 },
@@ -73,8 +73,8 @@ fn write(port: u16, changes: impl Iterator<Item = ((u64, u64), bool)>) -> Truth 
     told
 }
 
-/// Every pair (or one in `some`, and those of which nobody knows) must be as it was acknowledged.
-/// What nobody knows is found out.
+/// Every pair (or one in `some`, and those that are unknown) must be as it was acknowledged. What
+/// is unknown is read.
 fn verify(program: &Program, truth: &mut Truth, some: usize) {
     let mut client = program.client();
     let (mut pairs, mut number) = (Vec::new(), 0);

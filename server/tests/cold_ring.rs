@@ -156,7 +156,7 @@ fn where_io_uring_is_refused_threads_read() {
     }
 }
 
-/// All of them by one request, and each by one of a pipeline, of which nobody reads the replies for
+/// All of them by one request, and each by one of a pipeline, the replies of which are not read for
 /// a while.
 #[test]
 fn twenty_thousand_rows_at_once() {
@@ -179,8 +179,8 @@ fn twenty_thousand_rows_at_once() {
     assert_eq!(count(&mut client, "cold_reads_in_place"), 0, "all of it is read ahead");
 }
 
-/// Killed, or told to end, with reads under way: that takes nobody's time, and nothing is missing
-/// at the next start.
+/// Killed, or told to end, with reads under way: that delays nothing, and nothing is missing at the
+/// next start.
 #[test]
 fn it_ends_in_the_middle_of_reads() {
     let folder = tempfile::tempdir().unwrap();

@@ -127,7 +127,7 @@ fn a_failed_sync_or_write_never_costs_what_was_acknowledged() {
         check(program.port, &likes);
         let mut client = program.client();
         match lasts {
-            // A new segment takes what the failed one may have lost, and nobody notices.
+            // A new segment takes what the failed one may have lost, and no client notices.
             Some(0) => assert_eq!(refused, 0, "{what}"),
             Some(_) => assert!(refused >= 1, "{what}"),
             None => {
@@ -276,7 +276,7 @@ fn a_folder_that_cannot_be_written_is_refused_by_name_and_left_as_it_is() {
     check(Program::start(disk.path(), "always").port, &likes);
 }
 
-/// Nobody hears that his write is on the disk before it is: this holds of what a kill would not
+/// No client hears that its write is on the disk before it is: this holds of what a kill would not
 /// show, as the system keeps what was written.
 #[test]
 fn a_slow_sync_keeps_back_who_was_promised_it_and_nobody_else() {
@@ -323,13 +323,13 @@ fn a_slow_sync_keeps_back_who_was_promised_it_and_nobody_else() {
         } else {
             assert!(*most < SYNC * 3 && *least < SYNC / 4, "{fsync} waits for no sync: {likes:?}");
         }
-        // Whoever asks for the disk waits for it, whatever the policy.
+        // A client that asks for the disk waits for it, whatever the policy.
         call(&mut program.client(), &format!("CNT.INCRBY post {FIRST} like 1"));
         assert!(fsync == "always" || took("WAITAOF 1 0 60000") >= SYNC / 2, "{fsync}: WAITAOF");
     }
 }
 
-/// Its messages go to a pipe that nobody reads any more.
+/// Its messages go to a pipe without a reader.
 #[test]
 fn who_cannot_say_what_happens_goes_on() {
     let folder = tempfile::tempdir().unwrap();
@@ -387,8 +387,7 @@ fn a_server_that_loads_is_stopped_at_once() {
     check(Program::start(folder.path(), "always").port, &likes);
 }
 
-/// The log has all that the snapshot would have had: nobody waits for it who wants the server to
-/// end.
+/// The log has all that the snapshot would have had: a stop does not wait for it.
 #[test]
 fn a_snapshot_that_is_being_written_is_given_up_at_the_end() {
     let folder = tempfile::tempdir().unwrap();
@@ -521,8 +520,8 @@ fn a_slow_sync_costs_every_second_no_more_than_its_second() {
     );
 }
 
-/// With `always` nobody is shown what a power cut would take, by whatever command; and who reads
-/// other ids does not wait.
+/// With `always` no command shows what a power cut would take; and readers of other ids do not
+/// wait.
 #[test]
 fn what_others_are_shown_is_durable() {
     const SYNC: Duration = Duration::from_millis(800);
@@ -604,7 +603,8 @@ fn what_others_are_shown_is_durable() {
         "only {quick} of {} readers of other rows did not wait",
         4 * reads(OTHER).len()
     );
-    // Nothing is on its way now; and who asks for less gets it: the same while nothing is promised.
+    // Nothing is on its way now; and a client that asks for less gets it: the same while nothing is
+    // promised.
     let took = |words: &str| {
         let began = Instant::now();
         assert_eq!(refusal(&ask(words)), "");
@@ -707,8 +707,8 @@ fn a_damaged_role_is_refused_by_name_and_explained() {
     assert!(Program::start_as(&[], folder.path(), &[]).is_ok());
 }
 
-/// With `always` nobody gets what is not on the disk here: a replica might be asked to take over by
-/// somebody who never had it.
+/// With `always` no replica gets what is not on the disk here: it might be asked to take over from
+/// a master that never had it.
 #[test]
 fn a_replica_gets_nothing_that_its_master_may_lose() {
     const SYNC: Duration = Duration::from_millis(400);

@@ -31,7 +31,7 @@ fn config(text: &str) -> tempfile::NamedTempFile {
     file
 }
 
-/// Appends rows to the log of a folder that nobody has open, much faster than clients could.
+/// Appends rows to the log of a folder that is not open, much faster than clients could.
 fn append_rows(dir: &Path, space: u32, rows: u64) {
     const PER_BATCH: u64 = 20_000;
     let store =
@@ -50,8 +50,7 @@ fn append_rows(dir: &Path, space: u32, rows: u64) {
     store.note_durable(&log).unwrap();
 }
 
-/// The lock is on the folder itself, too: whoever removes a file, as something that is in the way,
-/// does not make two servers of one.
+/// The lock is on the folder itself, too: removing the lock file does not allow a second server.
 #[test]
 fn a_folder_is_one_servers_whatever_happens_to_its_files() {
     let folder = tempfile::tempdir().unwrap();
@@ -305,7 +304,7 @@ fn a_folder_with_a_space_that_the_configuration_lacks_is_refused() {
     }
 }
 
-/// For INFO, and for whoever has snapshots made by it, as Redis's clients do.
+/// For INFO, and for clients that wait for snapshots by it, as Redis's do.
 #[test]
 fn changes_since_the_last_snapshot_are_counted() {
     let folder = tempfile::tempdir().unwrap();

@@ -42,7 +42,7 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
             said = words.to_owned();
             true
         });
-        // The first who is told has made his change.
+        // The first client that gets the error has made its change.
         assert!(
             said.starts_with(
                 "MISCONF Tidemark cannot write its log: what was changed is in memory"
@@ -108,7 +108,7 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
     }
 }
 
-/// Nobody is told that all is well, and nothing is changed that the log has no room for.
+/// No reply says that all is well, and nothing is changed that the log has no room for.
 #[test]
 fn a_start_without_room_refuses_writes_from_the_first_one_on() {
     for fsync in ["always", "everysec"] {
@@ -196,7 +196,7 @@ fn log_that_no_start_needs_gives_way_on_a_full_disk() {
     }
 }
 
-/// A snapshot that nobody asked for leaves the last bytes of the disk to the log, and does not come
+/// A scheduled snapshot leaves the last bytes of the disk to the log, and does not come
 /// again and again.
 #[test]
 fn snapshots_that_fail_do_not_take_the_log_with_them() {
@@ -242,12 +242,12 @@ fn snapshots_that_fail_do_not_take_the_log_with_them() {
     // It reserves some room before it writes; without a limit snapshots leave none at all.
     assert!(least > 4 << 20, "{least} bytes were free");
     assert_eq!(refusal(&call(&mut client, "PING")), "");
-    // Who asks for one may have all.
+    // A requested one may take all.
     assert_eq!(refusal(&call(&mut client, "SAVE")), "");
 }
 
-/// As Redis: who stops a server whose log fails loses what was acknowledged since; so he has to say
-/// it twice.
+/// As Redis: stopping a server whose log fails loses what was acknowledged since; so the order must
+/// be given twice.
 #[test]
 fn a_server_that_cannot_save_is_not_stopped_by_chance() {
     let Some(disk) = SmallDisk::mount(96) else {

@@ -85,14 +85,14 @@ fn a_handover_that_was_killed_is_aborted_if_the_replica_says_no_or_an_operator_d
         let ports = killed_between(&folders);
         let old = start(&folders[0], Some(ports[0]));
         if by_operator {
-            // Nobody knows whether the other has been asked.
+            // It is unknown whether the other has been asked.
             let refused = old.ask("FAILOVER ABORT");
             assert!(refusal(&refused).contains("it may be the master by now"), "{refused:?}");
             fine(&old, "REPLICAOF NO ONE");
             until("it takes writes", || refusal(&call(&mut old.client(), &like())).is_empty());
         } else {
-            // The other has lost all, so it is nobody to hand a role to; but for all that is known
-            // somebody else has it.
+            // The other has lost all, so it can take no role; but for all that is known another
+            // node has it.
             let empty = tempfile::tempdir().unwrap();
             let new = start(&empty, Some(ports[1]));
             until("it is the master again", || old.info("role") == "master");

@@ -397,7 +397,7 @@ fn a_start_removes_what_a_kill_has_left_of_a_role() {
     std::fs::create_dir(path(".tidemark-folder.tmp")).unwrap();
     let program = Program::start(folder.path(), "always");
     assert!(!left.exists() && other.exists() && path(".tidemark-folder.tmp").exists());
-    // A folder in use is nobody else's to tidy up.
+    // Another process must not tidy up a folder in use.
     std::fs::write(&left, "").unwrap();
     assert!(Program::start_as(&[], folder.path(), &[]).is_err());
     assert!(left.exists());

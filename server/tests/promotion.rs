@@ -1,6 +1,6 @@
 //! The real program becomes a master while its disk is slow, or full: strace holds back, or
-//! refuses, the first segment of its own log. Whoever was told that it is a master writes, or
-//! waits, or hears what the disk says.
+//! refuses, the first segment of its own log. A client that was told that it is a master writes, or
+//! waits, or gets the disk's error.
 
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
@@ -150,7 +150,7 @@ fn who_was_told_that_this_is_a_master_waits_for_its_log_and_for_nothing_else() {
 }
 
 /// Its role was on the disk, and no segment of its own was. With its old master's term both would
-/// be one writer's for whoever compares them.
+/// look like one writer's.
 #[test]
 fn who_is_killed_before_its_log_begins_leads_with_a_term_of_its_own() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -299,7 +299,8 @@ fn what_is_written_just_after_a_promotion_is_counted_when_replicas_have_it() {
     assert_eq!(call(&mut client, "WAIT 1 10000"), OwnedFrame::Integer(1));
 }
 
-/// A name that nobody resolves: who was to follow it is the master as soon as it is told so.
+/// A name that does not resolve: a node that was to follow it is the master as soon as it is told
+/// so.
 #[test]
 fn who_becomes_a_master_does_not_wait_for_the_name_of_the_last_one() {
     if Command::new("strace").arg("-V").output().is_err() {

@@ -23,7 +23,7 @@ use tidemark_server::records::{RecordKind, RowsWriter};
 /// What `everysec` may lose.
 const A_SECOND: Duration = Duration::from_secs(1);
 
-/// Who makes changes, and of which kind.
+/// The client that makes changes, and their kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     /// MSET of many cells: of many stripes of the log's queue.
@@ -199,7 +199,7 @@ impl Actor {
                     "{what}: fields are missing in between: {all:?}"
                 );
                 in_bounds(n);
-                // Who was not told that it is there may add it again.
+                // A client that was not told that it is there may add it again.
                 self.sent = n;
                 n
             }
@@ -291,7 +291,7 @@ const WIDE: usize = 60;
 /// not.
 const ROWS: u64 = 58_000;
 
-/// Rows as of old, of both clients: written into the log of a folder that nobody has open, much
+/// Rows as of old, of both clients: written into the log of a folder that is not open, much
 /// faster than clients could.
 fn append_wide_rows(dir: &Path) {
     let store =

@@ -169,7 +169,7 @@ impl TestServer {
         }
     }
 
-    /// Waits until it has been stopped by somebody else (SHUTDOWN).
+    /// Waits until a client has stopped it (SHUTDOWN).
     pub fn join(mut self) {
         if let Some(server) = self.server.take() {
             server.join().expect("no thread panicked");
@@ -184,7 +184,7 @@ pub struct Stopped {
     port: u16,
 }
 
-/// On a port that nobody has, and that the system gives to nobody who connects: it must still be
+/// On a free port that the system gives to no outgoing connection: it must still be
 /// free when a server that was stopped comes back.
 fn listener() -> TcpListener {
     let range =

@@ -2,7 +2,7 @@
 //! `created_at,post_id,origin_post_id,user_id`, an original post before its reposts.
 //!
 //! As in the real file, the number of reposts per post is heavy-tailed, and about four of ten
-//! reposts come from a user who has reposted that post before. The same seed gives the same file.
+//! reposts come from a user that has reposted that post before. The same seed gives the same file.
 
 use std::fmt::Write;
 use tidemark_server::cli::day;

@@ -20,7 +20,7 @@ pub(crate) struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// AUTH and its like, which nobody can be denied.
+    /// AUTH and its like, which cannot be denied.
     pub(super) fn is_for_everybody(&self) -> bool {
         self.spec.has(flag::NO_AUTH)
     }

@@ -25,7 +25,7 @@ pub(crate) struct User {
     passwords: Vec<Digest>,
     /// The first is the user's own, the others stand in parentheses.
     selectors: Vec<Selector>,
-    /// Nobody has changed it since it was made.
+    /// Unchanged since it was made.
     as_made: bool,
 }
 
@@ -50,7 +50,7 @@ impl User {
         user
     }
 
-    /// Has a password that nobody knows: what an unknown name is compared with, so that it takes as
+    /// Has a random password: what an unknown name is compared with, so that it takes as
     /// long.
     pub(super) fn nobody() -> User {
         User { passwords: vec![[0; 32]], ..User::new("") }

@@ -69,8 +69,8 @@ pub(super) fn run(args: &ServeArgs) -> Result<(), String> {
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_writer(std::io::stderr)
         .with_target(false)
-        // It would be said on stderr, too, by what panics if nobody reads that any more, or its
-        // disk is full.
+        // It would be said on stderr, too, by code that panics if its reader is gone, or its disk
+        // is full.
         .log_internal_errors(false);
     tracing_subscriber::registry()
         .with(lines)

@@ -48,7 +48,7 @@ impl<'a> Again<'a> {
             self.values.clear();
             self.block = Some((place.file.clone(), place.block));
             let mut buffer = [0; BLOCK_BYTES];
-            // What is damaged is found by who needs it.
+            // Damage is found when the block is needed.
             let Ok(block) = place.file.read(place.block, &mut buffer) else { return false };
             if block.append_to(&mut self.ids, &mut self.values).is_err() {
                 self.ids.clear();
@@ -86,7 +86,7 @@ mod tests {
         let ids: Vec<u64> = (0..20_000).collect();
         ids.iter().for_each(|&id| space.put(id, Some(&[1, 2, 3, 4])).unwrap());
         while space.maintain() {}
-        // As in recovery, where nobody writes a log.
+        // As in recovery, where no log is written.
         let ground =
             Ground { store: &node.store, durability: &node.durability, most_bytes: 0, node: None };
         let oldest = space.ranges()[0];

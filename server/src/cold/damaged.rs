@@ -2,7 +2,7 @@
 //! others of their space are merged.
 //!
 //! Nothing is given up: the rows of the range that are in memory stay there, those of the file that
-//! can be read are, and it is tried again, as a disk may come back, or somebody a file.
+//! can be read are, and it is tried again, as a disk or a file may come back.
 
 use std::time::{Duration, Instant};
 

@@ -62,7 +62,7 @@ impl Files {
 pub(crate) struct ColdSpace {
     shared: Arc<Cold>,
     files: ArcSwap<Files>,
-    /// The last look for something to spill was in vain: nobody need wait for room.
+    /// The last look for something to spill was in vain: no writer need wait for room.
     pub(crate) stuck: AtomicBool,
     /// What cannot be merged.
     pub(crate) damaged: Damaged,

@@ -1,8 +1,8 @@
-//! Background writing keeps to its bytes per second, unless somebody waits for its end.
+//! Rate limit of background writes in bytes per second, lifted while a writer waits for their end.
 
 use std::time::{Duration, Instant};
 
-/// The longest sleep before it is looked whether somebody waits.
+/// The longest sleep before it checks for waiters.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Since when what is written has been counted, and how much of it may come in a second.
@@ -10,7 +10,7 @@ pub(super) struct Pace<'a> {
     /// Bytes per second; 0: as fast as the disk takes them.
     rate: u64,
     started: Instant,
-    /// Whether somebody waits.
+    /// Whether a writer waits.
     hurries: &'a dyn Fn() -> bool,
 }
 

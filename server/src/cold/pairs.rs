@@ -1,10 +1,10 @@
-//! Existence tables that lie on the disk: the page files of a space, who answers for them, and how
-//! they come to be.
+//! Existence tables that lie on the disk: the page files of a space, their backend, and how they
+//! come to be.
 //!
 //! The procedure is the one of `spill.rs`, step by step; what differs is what a file is made of. A
 //! table's filters become the pages of one file, of which a check reads one (one for each filter of
-//! its chain, if the table was overrun: one after the other, until one has the pair). What is in
-//! the cache is not pages, which nobody asks for twice, but answers: this pair, in this file, yes
+//! its chain, if the table was overrun: one after the other, until one has the pair). The cache
+//! does not hold pages, which are hardly ever read twice, but answers: this pair, in this file, yes
 //! or no.
 //!
 //! ```text
@@ -157,7 +157,7 @@ pub(crate) struct ColdPairs {
     files: ArcSwap<Vec<Arc<PairFile>>>,
     /// See [`ColdPairs::end`].
     end: AtomicU64,
-    /// The last attempt to write failed: nobody need wait for room.
+    /// The last attempt to write failed: no writer need wait for room.
     pub(crate) stuck: AtomicBool,
     /// What cannot be merged.
     pub(crate) damaged: Damaged,
@@ -189,7 +189,7 @@ impl ColdPairs {
     /// These files answer from now on.
     pub(crate) fn set_files(&self, mut files: Vec<Arc<PairFile>>) {
         files.sort_by_key(|file| file.entry().tag.low);
-        // Once there were some it is asked for ever: who looks does so without a barrier.
+        // Once there were some it is asked for ever: readers look without a barrier.
         if let Some(last) = files.last() {
             self.end.fetch_max(last.entry().tag.high.saturating_add(1), Relaxed);
             self.shared.begins();
@@ -198,7 +198,7 @@ impl ColdPairs {
     }
 
     /// Notes what must be read before it can be said whether a pair is set; nothing if it is at
-    /// hand, or in memory, or `asks` says that nobody asks.
+    /// hand, or in memory, or `asks` says that it is not needed.
     pub(crate) fn ask(
         &self,
         space: &phantom::Space,
@@ -231,7 +231,7 @@ pub(crate) fn files_of(store: &Store, space: u32) -> Vec<FileEntry> {
 
 impl Ground<'_> {
     /// Writes the table that begins at `low` to the disk, or merges with its file what came late;
-    /// `None`: there is no such table. `rate`: bytes per second. Nobody else may write files.
+    /// `None`: there is no such table. `rate`: bytes per second. No other thread may write files.
     pub(super) fn spill_pairs(
         &self,
         space: &ExistenceSpace,

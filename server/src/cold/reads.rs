@@ -3,7 +3,7 @@
 //! the ring could not, and say what is wrong with it.
 //!
 //! Turns are served in their order, but one that wants more than [`SHARE`] goes to the end of the
-//! line after each so many: who asks for a million rows does not keep waiting who asks for a page.
+//! line after each so many: a request for a million rows does not delay a page.
 
 use super::{Cold, Key, PINS, PairFile, Read, Values, ring};
 use crate::config::IoMethod;
@@ -123,12 +123,12 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// The next one. What nobody waits for any more is moved to `left`, for the caller to drop when
-    /// he has no lock: the last turn may have all of [`Cold`].
+    /// The next one. What nothing waits for any more is moved to `left`, for the caller to drop
+    /// when it holds no lock: the last turn may have all of [`Cold`].
     pub(super) fn next(&mut self, left: &mut Vec<Rest>) -> Option<Job> {
         loop {
             let first = self.turns.front_mut()?;
-            // Nobody wants the rest of a connection that has gone.
+            // The rest of a connection that has gone is not needed.
             let Some(what) = first.jobs.next().filter(|_| !first.turn.is_left()) else {
                 left.extend(self.turns.pop_front());
                 continue;
@@ -226,7 +226,7 @@ impl Waiting {
         (Arc::new(turn), end)
     }
 
-    /// Whether nobody waits for it any more.
+    /// Whether nothing waits for it any more.
     fn is_left(&self) -> bool {
         self.done.lock().as_ref().is_none_or(oneshot::Sender::is_closed)
     }
@@ -359,7 +359,7 @@ impl Cold {
             Some(ring) => ring.lock().serve(rest),
             None => self.reads.add(rest),
         }
-        // Whoever ends without an answer gets none: then the turn asks for them again.
+        // A read that ends without an answer gets none: then the turn asks for them again.
         async move { end.await.unwrap_or_default() }
     }
 }

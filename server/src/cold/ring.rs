@@ -7,7 +7,7 @@
 //!
 //! Each worker has a ring of its own, from its first cold read on, and a line like the one of the
 //! threads before it. What the ring does not get (a file of a simulated disk, an error, a block
-//! that is not whole) the threads read, who know what to say of it; so does all of it where the
+//! that is not whole) the threads read, which report what is wrong; so does all of it where the
 //! system has no io_uring, or does not allow it.
 
 use super::Cold;
@@ -31,9 +31,9 @@ const DEPTH: u32 = 32;
 const AT_ONCE: usize = 4;
 /// How long blocks are checked in one go: one of which thousands of rows are wanted is the last.
 const BURST: Duration = Duration::from_micros(50);
-/// Who comes to it again only after so long may do as much again, for each time: an eighth of the
-/// worker is for what is cold, however long the others' turns are. So much at most, which fills the
-/// ring.
+/// A worker that comes to it again only after so long may do as much again, for each time: an
+/// eighth of the worker is for what is cold, however long the others' turns are. So much at most,
+/// which fills the ring.
 const EVERY: Duration = Duration::from_micros(400);
 const MOST: u32 = DEPTH / AT_ONCE as u32;
 
@@ -131,7 +131,7 @@ fn open() -> io::Result<Arc<Mutex<Hub>>> {
     Ok(hub)
 }
 
-/// The ring of this thread ends with whoever drives it, in a panic, too: what it has goes, and is
+/// The ring of this thread ends with its driver, in a panic, too: what it has goes, and is
 /// asked for again, of threads.
 struct Driver;
 
@@ -381,7 +381,7 @@ mod tests {
         });
     }
 
-    /// The one whose runtime has lost its driver; nobody else would ever be woken.
+    /// The one whose runtime has lost its driver; no other would ever be woken.
     #[test]
     fn who_drives_no_more_leaves_it_to_threads() {
         in_a_worker(async || {

@@ -200,8 +200,7 @@ impl<'a> Ground<'a> {
         Ground { store: &node.store, durability: &node.durability, most_bytes, node: Some(node) }
     }
 
-    /// Whether somebody waits until this thread is free: a space whose memory is short, or who
-    /// stops the server.
+    /// Whether this thread is waited for: by a space whose memory is short, or by a stop.
     pub(super) fn hurries(&self) -> bool {
         self.node.is_some_and(|node| {
             let counters = node.engines.counters().iter();
@@ -267,7 +266,7 @@ impl<'a> Ground<'a> {
     }
 
     /// Spills the rows of `low..=last`, together with the files that are there. `rate`: bytes per
-    /// second. Nobody else may write files.
+    /// second. No other thread may write files.
     pub(super) fn spill(
         &self,
         space: &CounterSpace,
@@ -690,7 +689,8 @@ mod tests {
             |low, last, rows| ((low, last), (0, rows)),
         );
         assert_eq!(in_both(vec![]), 0);
-        // Small first tables, one that was spilled and changed, and one whose file is not there yet.
+        // Small first tables, one that was spilled and changed, and one whose file is not there
+        // yet.
         let all = [memory(0, 99, 70), memory(100, 199, 20), disk(100, 199, 100)];
         assert_eq!(in_both(all.to_vec()), 20);
         assert_eq!(in_both([all.to_vec(), vec![memory(200, 299, 50)]].concat()), 20);

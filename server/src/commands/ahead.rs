@@ -79,7 +79,7 @@ impl<'a> LookAhead<'a> {
         let Some((number, spec)) = found else { return };
         if let Some(what) = ahead_of(number)
             && let Some(id) = self.fetch(what, args)
-            // Who changes nothing needs nothing of the committer.
+            // A read needs nothing of the committer.
             && spec.has(flag::WRITE)
         {
             self.engines.hint(id);

@@ -57,7 +57,7 @@ impl<'a> Call<'a> {
         if let Some(admitted) = &self.session.admitted {
             return admitted.clone();
         }
-        // Nothing was written, so nobody has to wait for the disk to hear it.
+        // Nothing was written, so the refusal need not wait for the disk.
         if let Some(refusal) = self.node.refusal() {
             return Err(refusal);
         }

@@ -62,7 +62,7 @@ fn get(call: &mut Call<'_>) -> Outcome {
             "ERR there may be {MAX_ARGS} patterns, of {MAX_PATTERNS} bytes together"
         ));
     }
-    // Who may do everything could set them, too; for others a password would be the way to that.
+    // A user with all rights could set them, too; for others a password would be the way to that.
     let may_everything =
         call.session.access.user.as_ref().is_some_and(|user| user.may_everything());
     let mut config = Config::clone(&call.node.config());

@@ -47,7 +47,7 @@ impl Errand {
         let asked = std::mem::replace(self, Errand::Away(told));
         async move {
             if let Errand::Asked(work) = asked {
-                // Who does not listen any more has gone.
+                // A receiver that is gone has disconnected.
                 let _ = tell.send(work.await);
             }
         }
@@ -73,7 +73,7 @@ mod tests {
     use crate::replication::{Master, Order};
     use std::time::Duration;
 
-    /// Changes that belong together wait for room in the log, which somebody else has; then the
+    /// Changes that belong together wait for room in the log, which another writer has; then the
     /// disk fails, or this is no master any more.
     #[tokio::test]
     async fn who_waits_for_room_is_told_why_there_is_none_and_leaves_nothing_to_the_next_one() {

@@ -56,7 +56,7 @@ pub(crate) fn execute(
         return true;
     }
     if session.errand.is_back() {
-        // It was refused before it asked what came of it, which is nobody else's.
+        // It was refused before it asked for the outcome, which belongs to no other command.
         session.errand.come();
     }
     let fine = match outcome {
@@ -151,7 +151,7 @@ pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused, node:
     if !session.access.allows(node, &request) {
         return false;
     }
-    // As in Redis, who is refused whatever comes is refused at once: by a replica, too.
+    // As in Redis, a command that is refused in any case is refused at once: by a replica, too.
     if session.client.kind() == Kind::Replica || (!node.is_loaded() && !spec.has(flag::LOADING)) {
         return false;
     }
@@ -180,7 +180,7 @@ pub(super) fn run(
     session.client.last_command.store(numbers, Relaxed);
     // EXEC is shown behind what it executes.
     let is_watched = node.monitors.any() && !spec.has(flag::ADMIN | flag::SKIP_MONITOR);
-    // Who comes back from an errand was shown, and counted, when he left.
+    // A request that comes back from an errand was shown and counted when it left.
     let is_back = session.errand.is_back();
     if is_watched && spec.name != "exec" && !is_back {
         show(args, session, node);
@@ -381,7 +381,7 @@ pub(super) fn select(spec: &'static Spec, args: Args<'_>) -> Result<(&'static Sp
 #[cold]
 fn unknown(args: Args<'_>, session: &mut Session) -> Refusal {
     let name = args.at(0);
-    // What a browser or an HTTP client sends first: somebody makes it talk to us. No answer, so
+    // What a browser or an HTTP client sends first: a page makes it talk to us. No answer, so
     // that nothing of ours is read as a page.
     if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
         tracing::warn!("client {} speaks HTTP: closed (a cross-site attack?)", session.client.peer);

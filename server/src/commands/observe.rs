@@ -1,4 +1,4 @@
-//! For whoever looks after the server: SLOWLOG, LATENCY, MONITOR, MEMORY, DEBUG.
+//! Commands for operators: SLOWLOG, LATENCY, MONITOR, MEMORY, DEBUG.
 
 use super::{
     Call, NO_KEYS, Outcome, Printable, Refusal, Spec, flag, help, help_row, refuse, with_numbers,

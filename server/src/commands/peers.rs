@@ -1,4 +1,4 @@
-//! CLIENT's commands about other clients: who is here, who has to go, who has to wait.
+//! CLIENT's commands about other clients: LIST, KILL, PAUSE, UNBLOCK.
 
 use super::client::{ALWAYS, spec};
 use super::{Call, Outcome, Refusal, Spec, flag, refuse};

@@ -103,7 +103,7 @@ fn replicaof(call: &mut Call<'_>) -> Outcome {
         )
     };
     let peer = call.session.client.peer;
-    // Where EXEC keeps writers out nobody can wait for their commit.
+    // While EXEC keeps writers out, a wait for their commit is impossible.
     let may_flush = !call.session.in_exec || call.session.may_leave;
     call.answer_later(move |node, reply| {
         if may_flush && master.is_some() {
@@ -126,7 +126,7 @@ fn replicaof(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// This node is to follow `master`, or nobody; durable when this returns. Whether that is new.
+/// This node is to follow `master`, or no node; durable when this returns. Whether that is new.
 fn order(node: &Node, master: Option<Master>, forced: bool) -> Result<bool, Refusal> {
     let given = node
         .replication
@@ -136,7 +136,7 @@ fn order(node: &Node, master: Option<Master>, forced: bool) -> Result<bool, Refu
     given.map_err(|e| refuse!("ERR the role cannot be written to the data folder: {e}"))
 }
 
-/// A master that is to follow somebody has all that was acknowledged in its log; the error: the
+/// A master that is to follow another node has all that was acknowledged in its log; the error: the
 /// disk does not take it. What is written from now on until the order is given is tried until it is
 /// there (`director.rs`).
 fn all_logged(node: &Node) -> Outcome {
@@ -145,7 +145,7 @@ fn all_logged(node: &Node) -> Outcome {
         return Ok(());
     }
     match node.durability.committer().flush() {
-        // Somebody else's order was first.
+        // Another order was first.
         Err(_) if is_writer() => {
             let why = node.durability.refusal().unwrap_or_default();
             Err(refuse!("ERR what was written is not in the log yet, and would be lost: {why}"))
@@ -274,7 +274,7 @@ async fn settled(
     replicas: usize,
     deadline: Instant,
 ) -> (bool, usize) {
-    // Where the log ends with all of it. What a replica has written it has from here: who waits for
+    // Where the log ends with all of it. What a replica has written it has from here: a waiter for
     // that need not wait for this node first.
     let own = async {
         match until {
@@ -309,7 +309,7 @@ fn refuse_on_replica(call: &Call<'_>, what: &str, since: &str) -> Outcome {
     Ok(())
 }
 
-/// Why somebody waits no longer, in Redis's words.
+/// Why a client waits no longer, in Redis's words.
 const DEMOTED: &str =
     "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)";
 const UNBLOCKED: &str = "UNBLOCKED client unblocked via CLIENT UNBLOCK";
@@ -323,8 +323,8 @@ fn answer_settled(
     write: impl FnOnce(&mut Reply<'_>, bool, usize) + Send + 'static,
 ) {
     if call.session.in_exec {
-        // As in Redis: nobody can wait there, and what this transaction writes is not in the log
-        // yet.
+        // As in Redis: no wait is possible there, and what this transaction writes is not in the
+        // log yet.
         let durability = &call.node.durability;
         let is_synced = !call.session.wrote
             && durability.committer().synced() >= durability.committer().ticket();
@@ -520,8 +520,7 @@ impl TakeOver {
         if is_master || is_after {
             return Ok(());
         }
-        // It was sent when we followed them, and read when somebody else had told us whom to
-        // follow.
+        // It was sent when we followed them, and read when another order had named our master.
         if !node.replication.has_met_its_master() {
             return Err(refuse!("{NO_LINK}"));
         }
@@ -556,7 +555,7 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
     if is_self || !node.replication.is_fit() {
         return Err(refuse!("{NO_LINK}"));
     }
-    // Whatever may be refused comes before taking over: who is told no is the master again.
+    // Whatever may be refused comes before taking over: a node that is refused is the master again.
     let place = place.or_else(|| Place::take(node, &call.session.client));
     let place = place.ok_or_else(|| refuse!("ERR max number of replicas reached"))?;
     if take_over.is_some() || !node.replication.is_replicated() {
@@ -619,7 +618,7 @@ pub(super) fn info(node: &Node, out: &mut String) {
                 link.error
             );
         }
-        // Who has no complete data set must not be promoted.
+        // A node without a complete data set must not be promoted.
         let priority =
             if replication.is_fit() && node.is_loaded() { settings.replica_priority } else { 0 };
         let _ = write!(

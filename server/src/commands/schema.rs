@@ -354,7 +354,7 @@ fn counter_tables(space: &CounterSpace, all: &mut Vec<Entries>) {
 fn existence_tables(space: &ExistenceSpace, all: &mut Vec<Entries>) {
     let files = space.cold().files();
     for (index, table) in space.tables_probed(CANARIES).into_iter().enumerate() {
-        // The others follow it, but who knows at which rate.
+        // The others follow it, at an unknown rate.
         let recycled_in_s = if index == 0 { space.recycled_in_s() } else { None };
         // A table on the disk has none: each canary would be a read.
         let known = (!table.is_cold).then_some(table.measured);
@@ -592,8 +592,8 @@ fn merge(call: &mut Call<'_>) -> Outcome {
         if let Some(why) = node.durability.refusal() {
             return Err(refuse!("{why}"));
         }
-        // It has no turn. Who hands the role over waits for it from when it is `_alone`, and must
-        // not have looked before that.
+        // It has no turn. A handover waits for it from when it is `_alone`, and must not have
+        // looked before that.
         if node.replication.failover.is_under_way() {
             return Err(refuse!("ERR a FAILOVER is under way: try again"));
         }

@@ -44,7 +44,7 @@ pub(crate) struct Session {
     pub(crate) watch_lost: bool,
     /// EXEC is executing: nothing may wait, but for errands, if `may_leave`.
     pub(crate) in_exec: bool,
-    /// The transaction keeps nobody out.
+    /// The transaction keeps no writer out.
     pub(crate) may_leave: bool,
     pub(crate) errand: Errand,
     /// What EXEC was told for all its commands when it asked whether changes are taken.

@@ -1,5 +1,5 @@
-//! The members of one id as a Redis set: a pair key (`liked:17`) is the set of those who liked 17.
-//! It can be asked and changed, not listed: a filter does not know its members.
+//! The members of one id as a Redis set: a pair key (`liked:17`) is the set of members that liked
+//! 17. It can be asked and changed, not listed: a filter does not know its members.
 
 use super::weight::PAIR_BYTES;
 use super::{ALL_KEYS, Call, ONE_KEY, Outcome, Refusal, Spec, flag, refuse};

@@ -1,5 +1,5 @@
 //! What a read has shown under `fsync = "always"`: perhaps a change that is not synced yet. Then
-//! its reply waits until it is, so that nobody is shown what a power cut takes (promise 3, and how
+//! its reply waits until it is, so that no reply shows what a power cut takes (promise 3, and how
 //! it agrees with promise 1: `docs/decisions/0009-what-is-shown-is-durable.md`).
 //!
 //! Asked here for all commands, after they have read, by the ids that they name.

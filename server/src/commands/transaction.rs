@@ -9,8 +9,8 @@
 //! ever; writes of the same ids wait. Whether changes are taken now is asked once, under the
 //! stripes: all that was queued is executed, or nothing.
 //!
-//! A transaction that touches no data, as Sentinel's is (SLAVEOF, CONFIG REWRITE, ...), keeps
-//! nobody out, and leaves its worker to others where one of its commands waits for the disk.
+//! A transaction that touches no data, as Sentinel's is (SLAVEOF, CONFIG REWRITE, ...), keeps no
+//! writer out, and leaves its worker to others where one of its commands waits for the disk.
 //!
 //! As others wait, what takes its time (SAVE, SCAN, TM.ADVISE, ...) is refused between MULTI and
 //! EXEC, and what does not touch data but costs more than a few ids (COMMAND DOCS, INFO) gets
@@ -262,7 +262,7 @@ fn exec(call: &mut Call<'_>) -> Outcome {
         if transaction.writes {
             let reshapes = ids.is_none() && transaction.requests().any(weight::reshapes);
             let bytes = weight::of(engines, || transaction.requests());
-            // Who is refused waits for nothing.
+            // A refused transaction waits for nothing.
             match bytes.and_then(|bytes| node.refusal().map_or(Ok(bytes), Err)) {
                 Ok(bytes) => {
                     reserved = call.reserve(if reshapes { MOST_BYTES } else { bytes });
@@ -316,7 +316,7 @@ fn go_on(call: &mut Call<'_>, mut transaction: Transaction, mut begun: Begun, ma
         if call.session.errand.is_asked() {
             break;
         }
-        // What came of it, if the command has not asked, is nobody else's.
+        // The outcome, if the command has not asked for it, belongs to no other command.
         call.session.errand.come();
         begun.done += 1;
     }

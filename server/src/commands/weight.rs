@@ -5,7 +5,7 @@
 //! so much is reserved in the next batch ([`Call::alone`](super::Call::alone)); what is refused
 //! might have fitted.
 //!
-//! Why they are not logged in several batches with a mark at the end: whoever reads a log (a start,
+//! Why they are not logged in several batches with a mark at the end: a reader of the log (a start,
 //! a replica, `check`) would have to keep back what may turn out to be half of something, of any
 //! size, and a snapshot could not begin in the middle. Redis takes such a MSET, and its memory too.
 

@@ -27,7 +27,7 @@ pub(crate) fn apply_record(
             .existence_by_number(space)
             .ok_or_else(|| format!("there is no existence space {space}"))
     };
-    // Before the change and after it: who looks in between, and whoever sees the change, will find
+    // Before the change and after it: a reader in between, and one that sees the change, will find
     // that there was one.
     let changed =
         |ids: &mut dyn Iterator<Item = u64>| ids.for_each(|id| engines.watches.changed(number, id));
@@ -58,7 +58,7 @@ pub(crate) fn apply_record(
             })?;
             parts.touch_all(ids.iter().map(|&id| (number, id)));
             engines.changed_by_log(number, ids.iter().copied());
-            // As under clients: nobody else does it before the data are loaded.
+            // As under clients: no other thread does it before the data are loaded.
             while space.wants_maintenance() && space.maintain() {}
             Ok(())
         }

@@ -218,14 +218,15 @@ impl Life<'_> {
             self.states.clear();
         }
         assert_eq!(denied(self.engines), [""; 0], "seed {}", self.seed);
-        // Even after a round that failed: it may have been written, though nobody may rely on it.
+        // Even after a round that failed: it may have been written, though no reader may rely on
+        // it.
         let seen = seen(self.engines);
         self.sums.tables = seen.layouts.iter().map(Vec::len).fold(self.sums.tables, usize::max);
         self.states.push(seen);
         outcome
     }
 
-    /// Now and then nobody does.
+    /// Now and then no other writer does.
     fn others_write(&mut self) {
         for _ in 0..self.random.u32(0..6) {
             change(self.engines, self.ids, self.random);
@@ -407,8 +408,8 @@ fn under<R>(disk: &SimDisk, faults: Faults, does: impl FnOnce() -> R) -> R {
 }
 
 /// Where others make room in a full set of loose ids, or take flags out of the aside, an id may
-/// become loose that nobody marks then: whose counter falls next relies on it, so it is in the log
-/// with that, whichever round has the others' marks.
+/// become loose without a mark: a later fall of its counter relies on it, so it is in the log with
+/// that, whichever round has the others' marks.
 #[test]
 fn what_becomes_loose_in_the_turn_of_others_is_logged_in_time() {
     let disk = SimDisk::new(1);
@@ -445,8 +446,8 @@ fn what_becomes_loose_in_the_turn_of_others_is_logged_in_time() {
     }
 }
 
-/// Whoever follows a log tells nobody what becomes loose as flags leave his aside; and who reads
-/// that log may never have held them aside. So the first batch of a leadership says it.
+/// A follower of a log does not log what becomes loose as flags leave its outlier map; and a reader
+/// of that log may never have held them there. So the first batch of a leadership says it.
 #[test]
 fn what_became_loose_before_it_led_is_logged_by_who_leads() {
     let disk = SimDisk::new(1);
@@ -470,8 +471,8 @@ fn what_became_loose_before_it_led_is_logged_by_who_leads() {
     start(&disk.fork(1).kill(), &Arc::new(Durability::new(Fsync::No)));
 }
 
-/// A failed sync leaves what was written in the system's memory, where a kill would find it: nobody
-/// hears that it is safe.
+/// A failed sync leaves what was written in the system's memory, where a kill would find it: it is
+/// not reported as safe.
 #[test]
 fn what_is_written_and_could_not_be_synced_is_safe_to_nobody() {
     let disk = SimDisk::new(1);

@@ -180,7 +180,7 @@ fn replayed(disk: &SimDisk, mut each: impl FnMut(&Site)) -> Site {
     site
 }
 
-/// Has somebody else do something, who is waited for, unless he waits for what is held here.
+/// Has another thread do something, and waits for it, unless it waits for what is held here.
 fn beside<'s>(
     scope: &'s std::thread::Scope<'s, '_>,
     what: impl FnOnce() + Send + 's,
@@ -229,7 +229,7 @@ fn what_a_merge_sets_is_not_unset_by_what_was_read_before() {
     }
 }
 
-/// Somebody likes what is revoked at the other site, or has its bits among those of the block, at
+/// A client likes what is revoked at the other site, or has its bits among those of the block, at
 /// every step of the round that logs the merge: after each batch of the log, whichever is the last
 /// one, flags and counters agree.
 #[test]
@@ -252,8 +252,8 @@ fn no_flag_of_a_merged_block_comes_without_its_counter() {
             // So that the round has some stripes to visit.
             (IDS / STEPS * step..IDS / STEPS * (step + 1)).for_each(|id| here.like(3, id));
             here.round(&mut log, &mut |marks| {
-                // One after the other: who is still there waits for a stripe. Before a batch is
-                // made none is held.
+                // One after the other: a thread that is still there waits for a stripe. Before a
+                // batch is made none is held.
                 let nothing_is_held = marks.is_empty();
                 if let Some(last) = last.take_if(|_| nothing_is_held) {
                     let _ = last.recv();
@@ -361,7 +361,7 @@ fn tables_begin_where_they_did_whichever_batch_is_the_last() {
 }
 
 /// L1: a write that is refused may have moved early pairs into a table, or closed one, before.
-/// Nobody else writes afterwards, and nothing maintains: the log has it all the same.
+/// No other write follows, and nothing maintains: the log has it all the same.
 #[test]
 fn what_a_refused_write_has_moved_is_in_the_log() {
     let here = Site::with(|existence| (existence.max_aside, existence.max_revoked) = (200, 1));

@@ -150,7 +150,7 @@ pub(super) fn recover_from(
         (Some(error), _) => return Err(error),
         (None, replayed) => replayed?,
     };
-    // What is new in the configuration, under numbers that nobody has. On a replica only its master
+    // What is new in the configuration, under unused numbers. On a replica only its master
     // can add spaces: those that the configuration has beyond the master's come when it is
     // promoted.
     let before: Vec<u32> = engines.existences().iter().map(|s| s.number()).collect();

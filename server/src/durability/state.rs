@@ -1,5 +1,5 @@
-//! What the commit thread reads: marks become records here, those of one batch in an order that who
-//! applies them one by one can live with.
+//! What the commit thread reads: marks become records here, those of one batch in an order that is
+//! safe to apply one by one.
 
 use super::Durability;
 use super::rings::{encode_block, encode_frontier, encode_layout};
@@ -23,7 +23,7 @@ pub(super) struct State<'a> {
     unreadable: Option<store::Error>,
     /// Ids that became loose, by space.
     loose: Vec<(u32, u64)>,
-    /// Of each existence space, beside these, what has become loose in nobody's turn: the ids of
+    /// Of each existence space, beside these, what has become loose outside any turn: the ids of
     /// the last batch, and the ranges that were logged last.
     arrived: Vec<Vec<u64>>,
     ranges: Vec<Option<(Option<u64>, Option<u64>)>>,
@@ -82,7 +82,7 @@ impl<'a> State<'a> {
             arrived: vec![Vec::new(); engines.existences().len()],
             ranges: vec![None; engines.existences().len()],
             blocks: Vec::new(),
-            // Recovery has written the catalogue, if it was not what the log said; but somebody may
+            // Recovery has written the catalogue, if it was not what the log said; but a client may
             // have changed a schema since then.
             schemas: vec![None; engines.counters().len()],
             courses: vec![None; engines.existences().len()],
@@ -125,9 +125,9 @@ impl<'a> State<'a> {
         self.note_unreadable(space.name(), id, read);
     }
 
-    /// Before the rows: who applies them one by one sees no counter of 0 whose id is not yet loose.
-    /// After the frontiers, as those ids above need not be told that are held aside by whoever has
-    /// read so far.
+    /// Before the rows: a reader that applies them one by one sees no counter of 0 whose id is not
+    /// yet loose. After the frontiers, as ids above need no record: a reader that has come so far
+    /// holds them as outliers.
     fn encode_loose(&mut self, batch: &mut Batch) {
         self.loose.sort_unstable();
         for (at, space) in self.engines.existences().iter().enumerate() {
@@ -142,8 +142,8 @@ impl<'a> State<'a> {
             ids.extend(marked.map(|&(_, id)| id));
             let ranges = space.loose().ranges();
             let logged = self.ranges[at].replace(ranges);
-            // What became loose before we led, as flags left the aside, is in no log: who reads it
-            // may have such a flag in a table from the beginning.
+            // What became loose before we led, as flags left the aside, is in no log: a reader of
+            // the log may have such a flag in a table from the beginning.
             if logged.is_none() && (space.loose().size().0 > 0 || ranges != (None, None)) {
                 batch.push(space.number(), RecordKind::Loose as u8, &space.loose().encode(None));
             }
@@ -290,8 +290,8 @@ impl Source<Mark> for State<'_> {
     }
 
     fn published(&mut self, now: &Committed) {
-        // Before anybody can have it: so who is told of an acknowledgement finds what was
-        // acknowledged.
+        // Before any replica can have it: so a thread that hears of an acknowledgement finds what
+        // was acknowledged.
         let has_grown = self.shared.ends.note(now.durable, now.written_to.offset);
         self.shared.reach(now.written_to, now.synced_to);
         if !has_grown {

@@ -6,8 +6,8 @@
 //!
 //! > **G** If anybody was told that a flag is set, it is held aside, or its counter is above 0, or the id is *loose* (`loose.rs`).
 //!
-//! So where the counter is 0 and the id not loose, nobody's flag is set but for those that are held
-//! aside, far ahead of all tables; they are exact, and looked up always. Every way to break it, and
+//! So where the counter is 0 and the id not loose, no flag is set but for those of outliers, which
+//! are held outside the tables; they are exact, and looked up always. Every way to break it, and
 //! what keeps it:
 //!
 //! | what | then |
@@ -83,8 +83,8 @@ impl ExistenceSpace {
         ones(zero).filter(|&i| !loose.holds(ids[i])).fold(asked, |left, i| left & !(1 << i))
     }
 
-    /// Makes an id loose, and the log know it with the rest of the turn; one above all that tables
-    /// have only for those who will find it in a table.
+    /// Makes an id loose, and the log know it with the rest of the turn; an id above all tables
+    /// only for readers that will find it in a table.
     pub(super) fn loosen(&self, turn: &mut WriteGuard<'_, Mark>, id: u64) {
         if Some(id) > self.space.highest_id() || self.loose.insert(id, self.space.horizon()) {
             turn.mark(Mark::loose(self.number, id));
@@ -106,7 +106,7 @@ impl ExistenceSpace {
         self.loose.widen(self.space.highest_id(), None);
     }
 
-    /// The table that begins at `low` is about to get flags that nobody counted.
+    /// The table that begins at `low` is about to get flags that were not counted.
     pub(super) fn loosen_table(&self, low: u64) {
         // Only one table is remembered by its id: the newest, of which the end is not known. If
         // another was, it has an end now.

@@ -36,13 +36,13 @@ const FEWEST_SLOTS: usize = 64;
 /// See the top of the file.
 pub struct Loose {
     now: ArcSwap<Now>,
-    /// Held by who changes it.
+    /// Held while it changes.
     writing: Mutex<()>,
-    /// Ids that came into it with nobody to mark them for the log.
+    /// Ids that came into it outside a turn that marks them for the log.
     arrived: Mutex<Vec<u64>>,
     /// Most ids that are known one by one.
     most: usize,
-    /// Nobody can choose ids that meet in one slot.
+    /// Keyed, so that no client can choose ids that meet in one slot.
     seed: u64,
 }
 
@@ -129,8 +129,8 @@ impl Loose {
         self.now.load().slots.len() as u64 * 8
     }
 
-    /// A view for the ids of one page. Take it *after* their counters were read: whoever makes a
-    /// counter 0 has put its id in here before.
+    /// A view for the ids of one page. Take it *after* their counters were read: a writer that
+    /// makes a counter 0 has put its id in here before.
     #[inline]
     pub fn read(&self, space: &phantom::Space) -> LooseIds {
         let now = self.now.load();
@@ -184,11 +184,12 @@ impl Loose {
         true
     }
 
-    /// Adds an id whose flags come from the aside into a table, in whoever's turn; the log is to be
-    /// told by who takes it ([`Loose::take_arrived`]). `follows`: not so, as nothing is logged here
-    /// now, and who begins to lead tells all that it holds.
+    /// Adds an id whose flags move from the outlier map into a table, in any turn; the caller of
+    /// [`Loose::take_arrived`] logs it. With `follows` nothing is logged here, and a node that
+    /// begins to lead logs all that it holds.
     pub fn arrive(&self, id: u64, horizon: u64, follows: bool) {
-        // Over both: who finds it in here and leaves the telling to us comes to the log after this.
+        // Over both: a thread that finds it in here and leaves the logging to us comes to the log
+        // after this.
         let mut arrived = self.arrived.lock();
         if self.insert(id, horizon) && !follows {
             arrived.push(id);

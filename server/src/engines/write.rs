@@ -112,7 +112,7 @@ impl Engines {
         PairTurn { turn: self.turn(id), space: &space.space }
     }
 
-    /// For who has just read this id: [`store::Committer::sight`].
+    /// For a reader that has just read this id: [`store::Committer::sight`].
     #[inline]
     pub(crate) fn sight(&self, id: u64) -> Ticket {
         self.durability.committer().sight(stripe_of(id))
@@ -178,7 +178,7 @@ impl Engines {
         self.durability.committer().pass_all();
     }
 
-    /// Marks a row that was changed, and tells whoever watches it.
+    /// Marks a row that was changed, and counts it for its watchers.
     #[inline]
     fn changed_row(&self, turn: &mut WriteGuard<'_, Mark>, space: &CounterSpace, id: u64) {
         self.changed(space.number, id);
@@ -194,7 +194,7 @@ impl Engines {
     /// Begins to watch a place; gives its state, for [`Engines::has_changed`].
     pub(crate) fn watch(&self, place: Place) -> Seen {
         let changes = self.watches.watch(place);
-        // Who was writing there has finished after this, who comes later sees the watcher.
+        // A writer inside has finished after this, a later one sees the watcher.
         drop(self.turn(place.1));
         Seen { place, changes, sweeps: self.watches.sweeps(), rolls: self.rolls(place) }
     }
@@ -216,10 +216,10 @@ impl Engines {
         self.existence_by_number(space).map_or(0, |space| space.changes())
     }
 
-    /// Keeps other writers of these ids out, and whoever changes the shape of a space, until it is
-    /// dropped; without ids, all writers. What is marked meanwhile goes into one batch of the log,
-    /// in which `reserved` has room for it. Who has it must not write other ids, and who has
-    /// reserved nothing nothing.
+    /// Keeps out other writers of these ids, and schema changes, until it is dropped; without ids,
+    /// all writers. What is marked meanwhile goes into one batch of the log, in which `reserved`
+    /// has room for it. Its holder must not write other ids, and nothing at all without a
+    /// reservation.
     pub(crate) fn exclusive<'a>(
         &'a self,
         ids: Option<Vec<u64>>,
@@ -463,9 +463,10 @@ impl Engines {
     }
 
     /// Does an action: if the viewer's flag on `id` is not set, sets it and adds 1 to the counter,
-    /// both or neither. Whoever repeats it, or does it at the same moment on another connection,
+    /// both or neither. A repetition, or the same action at the same moment on another connection,
     /// finds it done. What the filter takes for a repetition, but the counter proves to be none,
-    /// counts; and so does an action on an id that has no row, as after DEL, though the flag is set.
+    /// counts; and so does an action on an id that has no row, as after DEL, though the flag is
+    /// set.
     #[inline]
     pub fn act(
         &self,
@@ -569,9 +570,9 @@ impl Engines {
     }
 
     /// A pair that was to be set and seemed to be set is marked, too: it may only have seemed so,
-    /// and a filter that is rebuilt from the log need not have the same chance hits. Whoever was
-    /// told that it is set must find it (promise 6). With it the row of the id in the counter space
-    /// `row`, if that has changed.
+    /// and a filter that is rebuilt from the log need not have the same chance hits. A client that
+    /// was told that it is set must find it (promise 6). With it the row of the id in the counter
+    /// space `row`, if that has changed.
     #[inline]
     #[expect(clippy::too_many_arguments, reason = "what a change of a pair is")]
     fn mark_pair(

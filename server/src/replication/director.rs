@@ -117,7 +117,7 @@ fn settle(node: &Node, is_master: bool, term: u64) {
     }
 }
 
-/// Nobody wants any more what a full sync has brought that did not come to its end: this is a
+/// Discards what an unfinished full sync has brought: this is a
 /// master, or goes on without one.
 pub(super) fn forget_full_sync(node: &Node) {
     if let Err(error) = store::Staging::clear(node.store.disk()) {
@@ -125,7 +125,7 @@ pub(super) fn forget_full_sync(node: &Node) {
     }
 }
 
-/// Tells somebody that it is over, also if that is by a panic: else he would wait for ever.
+/// Tells the waiter that it is over, also if that is by a panic: else it would wait for ever.
 struct Told<'a>(&'a tokio::sync::Notify);
 
 impl Drop for Told<'_> {
@@ -140,7 +140,7 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
     let committer = node.durability.committer();
     committer.reopen();
     if host.stop.is_stopped() {
-        // Whoever stops the server has told the committer so, perhaps before it was opened again.
+        // The stop was told to the committer, perhaps before it was opened again.
         committer.stop();
     }
     let mut orders = node.replication.subscribe();
@@ -184,7 +184,7 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
         let _ = watcher.join();
         ended
     });
-    // What was acknowledged is in memory, and can be read there. Nobody may write, and what a
+    // What was acknowledged is in memory, and can be read there. No client may write, and what a
     // master sends could not be written either.
     while let Err(error) = &outcome {
         if host.stop.is_stopped() || node.replication.is_master() {
@@ -279,7 +279,7 @@ fn reopened(host: &Arc<Host>, node: Arc<Node>) -> Held {
     host.replace_node();
     let began = Instant::now();
     let mut said = Duration::from_secs(5);
-    // Whoever still reads from it finishes; then its memory and its folder are free.
+    // Running reads finish; then its memory and its folder are free.
     let mut node = node;
     loop {
         // So does a FAILOVER that waits for a replica.
@@ -350,7 +350,7 @@ mod tests {
     use crate::stop::Stop;
     use store::{Position, SEGMENT_HEAD_BYTES, SegmentHead, SimDisk, Store, StoreOptions};
 
-    /// A master is believed what it says of its own history. Who followed it can be promoted all
+    /// A master is believed what it says of its own history. Its former replica can be promoted all
     /// the same, and again.
     #[test]
     fn a_term_that_a_master_names_stops_no_promotion() {

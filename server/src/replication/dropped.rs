@@ -5,7 +5,7 @@
 //! log does not go back so far, it holds the snapshot, too, and is a data folder of its own:
 //! `tidemark serve --dir` shows what was there. Files that never change are linked, not copied:
 //! they cost room as soon as they would have been removed. A link that is cut and begins anew finds
-//! the folder there, and makes no second one. Who has looked at it removes it.
+//! the folder there, and makes no second one. The operator removes it.
 
 use crate::node::Node;
 use std::fs::File;

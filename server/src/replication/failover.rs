@@ -8,22 +8,22 @@
 //!
 //! As in Redis, the master steps down first and its replica up afterwards. If the replica says no,
 //! or on FAILOVER ABORT, this node is the master again, and takes the writes that waited. If it
-//! cannot be reached, it is asked again and again. Who writes while this node is a replica already
-//! is refused at once. Meanwhile nobody else may change the role, REPLICAOF is refused; but for
+//! cannot be reached, it is asked again and again. A write while this node is a replica already is
+//! refused at once. Meanwhile no other order may change the role, REPLICAOF is refused; but for
 //! Sentinels, where they have spoken: the replica may answer long after they have made another one
 //! the master.
 //!
 //! That there are never two: from the moment the request leaves until it is answered the replica
-//! may have obeyed, or be about to. So it is sent only to who has just answered a PING (it would
-//! wait in the socket of a frozen one), and while its answer is missing ([`Asked`]) neither ABORT
-//! nor a refusal for a reason of the moment, a lack of room say, makes this node the master: only
-//! the replica's word that it has not taken over and will not (-NOFAILOVER), or an operator's that
-//! it does not matter, which is REPLICAOF NO ONE.
+//! may have obeyed, or be about to. So it is sent only to a replica that has just answered a PING
+//! (it would wait in the socket of a frozen one), and while its answer is missing ([`Asked`])
+//! neither ABORT nor a refusal for a reason of the moment, a lack of room say, makes this node the
+//! master: only the replica's word that it has not taken over and will not (-NOFAILOVER), or an
+//! operator's that it does not matter, which is REPLICAOF NO ONE.
 //!
-//! Who is to be a master, by REPLICAOF NO ONE or because its replica said no, is one when its log
-//! has begun, which takes a sync or two. From the answer to that command on no write is refused
-//! because of its role: it waits until then, or until this node is to be a replica after all. If
-//! the disk says no it is refused with what the disk says, until it is mended.
+//! A node that is to be a master, by REPLICAOF NO ONE or because its replica said no, is one when
+//! its log has begun, which takes a sync or two. From the answer to that command on no write is
+//! refused because of its role: it waits until then, or until this node is to be a replica after
+//! all. If the disk says no it is refused with what the disk says, until it is mended.
 
 use super::follow::was_answered;
 use super::{Fed, Handing, Master, Order, Replication};
@@ -38,7 +38,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// As long as nobody waits: for what has no deadline.
+/// Without a deadline.
 pub(crate) const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Between two looks at what cannot be waited for.
 const LOOK: Duration = Duration::from_millis(1);
@@ -55,7 +55,7 @@ enum Stage {
         offset: u64,
         asked: Asked,
     },
-    /// Nobody asks the replica any more; the disk is yet to hear of it.
+    /// The replica is not asked any more; the disk is yet to hear of it.
     Aborting,
     /// There is none, and this node is to be a master: writes wait until it is.
     Settling,
@@ -84,7 +84,7 @@ impl Stage {
 pub(crate) struct Failover {
     /// Never held across a wait.
     stage: Mutex<Stage>,
-    /// Held by who gives an order, until the disk has it. Not by workers.
+    /// Held from an order until the disk has it. Not by workers.
     ordering: Mutex<()>,
     attempts: AtomicU64,
     ended: Notify,
@@ -94,11 +94,12 @@ pub(crate) struct Failover {
 pub(crate) const WAITING: &str = "waiting-for-sync";
 /// What it says of one that is to take over.
 pub(crate) const HANDING: &str = "failover-in-progress";
-/// The code of a refusal by who has not taken over, and will not, whatever it was asked before.
+/// The code of a refusal by a replica that has not taken over, and will not, whatever it was asked
+/// before.
 pub(crate) const NO: &str = "NOFAILOVER";
-/// Of those by who may be asked again.
+/// Of refusals by a replica that may be asked again.
 const LATER: [&str; 2] = ["LOADING", "NOMASTERLINK"];
-/// Who may not be the master any more hands nothing over.
+/// A node that may not be the master any more hands nothing over.
 pub(crate) const FENCED: &str = "another node may be the master by now";
 /// Why there is no way back by ABORT.
 const IN_DOUBT: &str = "ERR The replica was asked to take over and has not answered, so it may be the master by now. It is asked again. \
@@ -136,7 +137,8 @@ impl Failover {
         !matches!(*self.stage.lock(), Stage::Nothing | Stage::Settling)
     }
 
-    /// Nobody else may change the role, unless nobody knows how this goes on, or Sentinels watch.
+    /// No other order may change the role, unless it is unknown how this goes on, or Sentinels
+    /// watch.
     pub(crate) fn forbids_orders(&self, replication: &Replication) -> bool {
         match *self.stage.lock() {
             Stage::Nothing | Stage::Settling => false,
@@ -188,8 +190,8 @@ impl Failover {
         is_given
     }
 
-    /// Gives an order, with which a FAILOVER is over. Until the disk has it nobody is asked to take
-    /// over: there would be a master beside the one that the order names. The caller holds
+    /// Gives an order, with which a FAILOVER is over. Until the disk has it no replica is asked to
+    /// take over: there would be a master beside the one that the order names. The caller holds
     /// `ordering`.
     fn give(
         &self,
@@ -204,7 +206,7 @@ impl Failover {
         drop(stage);
         let is_master = order.master.is_none();
         let given = node.replication.order(&node.config(), order, || {
-            // Before anybody obeys the order: who does ends the pause.
+            // Before the order is obeyed, which ends the pause.
             let mut stage = self.stage.lock();
             if is_master {
                 *stage = Stage::Settling;
@@ -246,7 +248,7 @@ impl Failover {
         Some(Asking { failover: self, before })
     }
 
-    /// It is over: nobody waits for it any more. False if it has ended already.
+    /// It is over: nothing waits for it any more. False if it has ended already.
     pub(super) fn end(&self, node: &Node) -> bool {
         let mut stage = self.stage.lock();
         let was = !matches!(*stage, Stage::Nothing | Stage::Settling);
@@ -255,7 +257,7 @@ impl Failover {
             self.ended.notify_waiters();
             node.pause.end(By::Role);
         }
-        // Who looks then asks for the stage.
+        // A later look takes the stage.
         drop(stage);
         node.durability.acknowledged();
         was
@@ -274,7 +276,7 @@ impl Failover {
         let _one = self.ordering.lock();
         let mut stage = self.stage.lock();
         match *stage {
-            // Nobody else aborts: this one is the only one that orders.
+            // Nothing else aborts: this is the only thread that orders.
             Stage::Nothing | Stage::Settling | Stage::Aborting => {
                 return Err("ERR No failover in progress.".to_owned());
             }
@@ -286,7 +288,7 @@ impl Failover {
                 self.ended.notify_waiters();
             }
             Stage::Waiting(_) => {
-                // While nobody else can hand it over.
+                // While no other thread can hand it over.
                 *stage = Stage::Nothing;
                 drop(stage);
                 self.ended.notify_waiters();
@@ -304,7 +306,7 @@ impl Failover {
                 self.give(node, order, stage).map_err(unwritten)?;
                 self.ended.notify_waiters();
                 if refused == Some(Asked::Lost) {
-                    // Who follows once more lifts the fence, where no Sentinel does.
+                    // A replica that follows once more lifts the fence, where no Sentinel does.
                     let is_fed = |client: &Arc<Client>| client.flags.load(SeqCst) & REPLICA != 0;
                     node.clients.list().into_iter().filter(is_fed).for_each(|client| client.kill());
                 }
@@ -321,7 +323,7 @@ impl Failover {
         self.take_back(node, why, None)
     }
 
-    /// This node has the role that it was given last, if nobody has given it another meanwhile.
+    /// This node has the role that it was given last, unless it was given another meanwhile.
     pub(crate) fn settled(&self, node: &Node) {
         let mut stage = self.stage.lock();
         if *stage == Stage::Settling && node.replication.is_settled() {
@@ -330,8 +332,8 @@ impl Failover {
         }
     }
 
-    /// The log of a node that is to be a master cannot be begun, for this reason, which is told to
-    /// whoever writes, or waits for a FAILOVER that cannot get on without it. True if that is news.
+    /// The log of a node that is to be a master cannot be begun, for this reason, which is the
+    /// answer to writes, and to a FAILOVER that cannot get on without it. True if that is news.
     pub(super) fn stuck(&self, node: &Node, error: &store::Error) -> bool {
         let mut stage = self.stage.lock();
         // It may be a replica by now, and a replica's disk is its link's affair.
@@ -421,7 +423,7 @@ async fn run(node: Arc<Node>, wanted: Wanted, number: u64) {
         ..Order::default()
     };
     let on_disk = node.clone();
-    // It goes on also if nobody waits for it any more.
+    // It goes on also if nothing waits for it any more.
     let _ = tokio::task::spawn_blocking(move || hand_over(&on_disk, order, offset, number)).await;
 }
 
@@ -433,7 +435,7 @@ fn hand_over(node: &Node, order: Order, offset: u64, number: u64) {
     let is_fenced = node.replication.is_fenced();
     {
         let mut stage = failover.stage.lock();
-        // Who has stopped asks nobody any more.
+        // A stopped server asks no replica any more.
         if *stage != Stage::Waiting(number) || node.stop.is_stopped() {
             return;
         }
@@ -519,7 +521,7 @@ mod tests {
             node.durability.refusal().unwrap().contains("no room"),
             "so says whoever has waited"
         );
-        // Who waits for the replica finds nothing to do any more.
+        // The task that waits for the replica finds nothing to do any more.
         tokio::task::yield_now().await;
         assert_eq!((failover.name(), node.pause.now()), ("no-failover", Paused::Nothing));
     }

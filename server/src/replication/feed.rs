@@ -1,5 +1,5 @@
-//! A connection that has become a replica's: [`replication::Sender`] on its socket. Files are read on
-//! another thread, so that the worker's other clients do not wait for them; what was written a
+//! A connection that has become a replica's: [`replication::Sender`] on its socket. Files are read
+//! on another thread, so that the worker's other clients do not wait for them; what was written a
 //! moment ago is at hand.
 
 use super::{more, now_ms};
@@ -205,7 +205,7 @@ mod tests {
     use store::{Check, frame_head};
 
     /// A replica that was stopped, say, in the middle of what it was sent: its system takes no
-    /// more, and nobody says that it has gone.
+    /// more, and no packet says that it has gone.
     #[tokio::test]
     async fn a_replica_that_neither_reads_nor_speaks_is_given_up() {
         let folder = tempfile::tempdir().unwrap();

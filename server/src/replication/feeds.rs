@@ -1,5 +1,4 @@
-//! The replicas that are fed from here, as far as they have said: who they are, what they have,
-//! whether they follow closely.
+//! The replicas that are fed from here, as they report themselves: address, position, lag.
 
 use parking_lot::Mutex;
 use replication::{Peer, Sending};
@@ -70,7 +69,7 @@ impl Feeds {
         true
     }
 
-    /// True if WAIT may be over for somebody.
+    /// True if a WAIT may be over.
     pub(crate) fn update(&self, client: u64, peer: &Peer, heard: Instant) -> bool {
         let mut all = self.all.lock();
         let Some(fed) = all.get_mut(&client) else { return false };
@@ -112,7 +111,7 @@ impl Feeds {
         self.all.lock().values().filter(|fed| fed.port != 0).cloned().collect()
     }
 
-    /// Whoever counts them waits until this is dropped.
+    /// Counting waits until this is dropped.
     #[cfg(test)]
     pub(super) fn stopped(&self) -> impl Drop + '_ {
         self.all.lock()

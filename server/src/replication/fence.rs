@@ -32,7 +32,7 @@
 use super::role::Epoch;
 use parking_lot::Mutex;
 
-/// So many groups are listened to, those that speak first. Who may send a hello decides on the
+/// Most groups that are remembered, the first ones to speak. A sender of hellos decides on the
 /// fence anyway, but not on our memory.
 pub(crate) const MOST_GROUPS: usize = 16;
 /// The longest name of a group, in bytes.
@@ -42,7 +42,7 @@ pub(crate) const MOST_NAME: usize = 255;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fenced {
     No,
-    /// Nobody has said since the start that this node is the master.
+    /// Not confirmed as the master since the start.
     Unknown,
     /// Another one is.
     Deposed,
@@ -143,7 +143,7 @@ impl Fence {
         self.heard.lock().is_raised = true;
     }
 
-    /// Somebody has given this node a role.
+    /// This node was given a role.
     pub(crate) fn ordered(&self) {
         let mut heard = self.heard.lock();
         heard.is_raised = false;

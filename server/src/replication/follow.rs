@@ -163,7 +163,7 @@ fn is_named(told: &Catalogue, config: &Config) -> Result<(), String> {
 
 impl Here {
     /// A writer would wait for what is spilled at this moment; the master's batches do, too, for a
-    /// while. Not while somebody waits for this node to be something else.
+    /// while. Not while a change of this node's role is waited for.
     fn wait_for_room(&mut self) {
         let node = &self.node;
         while node.engines.is_spilling() && node.replication.is_settled() && !node.stop.is_stopped()
@@ -243,8 +243,8 @@ pub(crate) fn run(
         }
     };
     let course = runtime.block_on(keep_up(host, &mut here, master));
-    // The master's name may still be looked up, which takes long where nobody answers. Who is to be
-    // a master does not wait for that.
+    // The master's name may still be looked up, which takes long without an answer. A promotion
+    // does not wait for that.
     runtime.shutdown_background();
     let Here { log, .. } = here;
     (log, course)
@@ -435,9 +435,9 @@ async fn connect(node: &Node, master: &Master) -> Result<Socket, LinkError> {
             })?;
         }
         Some(offset) => {
-            // Who is frozen is not to find the request when we are the master again. Who loads has
-            // perhaps taken over before. Who says that it has no place, say, closes the connection
-            // and reads nothing.
+            // A frozen node must not find the request when we are the master again. A loading one
+            // may have taken over before. One that answers that it has no room closes the
+            // connection and reads nothing.
             let is_read = |reply: &str| {
                 ["-NOAUTH ", "-NOPERM ", "-MISCONF "].iter().any(|code| reply.starts_with(code))
             };
@@ -562,7 +562,7 @@ async fn carry(
         follower.tick(here, &mut out, now_ms(started))?;
         let is_up = follower.is_following() && !was_following;
         if is_up {
-            // Whoever sees that the link is up finds this node fit.
+            // A reader that sees the link up finds this node fit.
             replication.synced(&node.config());
         }
         {

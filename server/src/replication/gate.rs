@@ -10,7 +10,7 @@ pub(crate) enum Shut {
     /// This is a replica, or becomes a master at this moment.
     Replica,
     /// It may have been replaced: it was a master of replicas, or has been one, was started again,
-    /// and nobody has said since that it is the master.
+    /// and no order has confirmed it as the master since.
     Fenced,
     /// Too few replicas follow closely enough.
     FewReplicas,
@@ -33,8 +33,8 @@ impl Gate {
     /// Why a write must be refused now, if it must.
     #[inline]
     pub(crate) fn refusal(&self) -> Option<&'static str> {
-        // The turn has begun before: either the gate is shut for it, or who has shut it waits for
-        // its end.
+        // The turn has begun before: either the gate is shut for it, or the thread that shut it
+        // waits for its end.
         match self.0.load(SeqCst) {
             0 => None,
             _ => text(self.shut()),

@@ -32,7 +32,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Of somebody who is to be a replica from now on.
+    /// Of a node that is to be a replica from now on.
     pub(crate) fn new() -> Link {
         Link {
             state: LinkState::Connect,

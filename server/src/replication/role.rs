@@ -169,7 +169,7 @@ impl Role {
                 Role::decode(&text).map(Some).ok_or_else(unsound)
             }
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-            // What is no folder has no such file; that is said by who opens it.
+            // What is no folder has no such file; opening it reports that.
             Err(e) if e.kind() == io::ErrorKind::NotADirectory => Ok(None),
             // The kind and the system's words, with the place.
             Err(e) => Err(io::Error::new(e.kind(), format!("reading {}: {e}", path.display()))),

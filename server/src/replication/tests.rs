@@ -1,4 +1,4 @@
-//! Who may write, and who may be promoted, as orders, Sentinels and starts leave it.
+//! Which node may write, and which may be promoted, as orders, Sentinels and starts leave it.
 
 use super::*;
 use crate::replication::role::Epoch;
@@ -58,7 +58,7 @@ fn only_who_has_obeyed_the_last_order_opens_the_gate() {
     assert!(replication.refusal().is_some());
 }
 
-/// Who looks whether a master may write, and is slow about it, must not open the gate of a replica.
+/// A slow check whether a master may write must not open the gate of a replica.
 #[test]
 fn an_order_that_comes_while_somebody_looks_shuts_the_gate() {
     let (replication, mut config, _folder) = master();
@@ -160,7 +160,7 @@ fn one_at_a_time_writes_down_what_sentinels_say() {
     assert!(says(7));
 }
 
-/// The disk takes seconds for a role: who reads it, or looks at the gate, goes on with the one
+/// The disk takes seconds for a role: readers of the role and of the gate go on with the one
 /// before.
 #[test]
 fn nobody_who_reads_the_role_waits_for_the_disk() {
@@ -231,7 +231,7 @@ fn who_gives_its_data_up_or_does_not_fit_is_not_to_be_promoted() {
     assert!(!replication.is_fit() && !is_fit_after_a_start());
     replication.synced(&config);
     assert!(replication.is_fit() && is_fit_after_a_start());
-    // Once: not for whoever has the master's address later.
+    // Once: not for another node that has the master's address later.
     let forced = Order { master: Some(other(1)), forced: true, ..Order::default() };
     assert!(replication.order(&config, forced, || ()).unwrap() && replication.is_forced());
     let again = Replication::new();

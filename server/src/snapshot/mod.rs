@@ -39,10 +39,10 @@ pub(crate) use {
 /// How often it is looked whether a snapshot is due.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// After one that failed the next one that nobody asks for comes so much later, as in Redis: each
-/// writes much of what it would have, in vain.
+/// Delay of the next scheduled snapshot after a failed one, as in Redis: each attempt writes much
+/// in vain.
 const RETRY: Duration = Duration::from_secs(5);
-/// What a snapshot that nobody asked for leaves free on the disk: the last bytes are the log's.
+/// What a scheduled snapshot leaves free on the disk: the last bytes are the log's.
 const LOG_ROOM: u64 = 16 << 20;
 
 /// How the last snapshot went.
@@ -58,15 +58,15 @@ pub(crate) struct Saved {
     pub(crate) error: Option<Arc<str>>,
 }
 
-/// What the snapshot thread and those who ask it for something share.
+/// What the snapshot thread shares with its callers.
 pub(crate) struct Snapshots {
     pub(crate) saved: watch::Sender<Saved>,
     wanted: Mutex<bool>,
     nudge: Condvar,
-    /// Held by whoever writes the folder's data files: a snapshot, which lets others in between its
+    /// Held while the folder's data files are written: a snapshot, which lets others in between its
     /// files, or a spill.
     alone: Mutex<()>,
-    /// Those who wait for the end of what it does: spills for that lock, and SAVE.
+    /// Waiters for the end of what it does: spills for that lock, and SAVE.
     awaited: AtomicUsize,
     /// Changes that the last snapshot has seen.
     changes: AtomicU64,
@@ -86,7 +86,7 @@ impl Default for Snapshots {
     }
 }
 
-/// One who waits, until it is dropped.
+/// Counts as one waiter until it is dropped.
 struct Waits<'a>(&'a AtomicUsize);
 
 impl Waits<'_> {
@@ -108,7 +108,7 @@ impl Snapshots {
         let mut before = None;
         self.saved.send_if_modified(|s| {
             if !s.running {
-                // From now on it counts as running, so that nobody else begins one.
+                // From now on it counts as running, so that no other thread begins one.
                 s.running = true;
                 before = Some(s.ended);
             }
@@ -140,8 +140,8 @@ impl Snapshots {
         }
     }
 
-    /// For a spill: nobody else writes data files until the guard is dropped. A snapshot under way
-    /// makes room at the end of its file: whoever writes may wait for the memory that a spill gives
+    /// For a spill: no other thread writes data files until the guard is dropped. A snapshot under
+    /// way makes room at the end of its file: writers may wait for the memory that a spill gives
     /// back.
     pub(crate) fn interrupt(&self) -> MutexGuard<'_, ()> {
         let _waits = Waits::new(&self.awaited);
@@ -154,7 +154,7 @@ impl Snapshots {
     }
 }
 
-/// The snapshot thread: waits until somebody asks, or one is due.
+/// The snapshot thread: waits until a snapshot is requested or due.
 pub(crate) fn run(host: &Host) {
     let (mut last, mut not_before) = (Instant::now(), Instant::now());
     while !host.stop.is_stopped() {

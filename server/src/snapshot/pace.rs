@@ -1,5 +1,5 @@
-//! Stepping back: whoever computes for long in the background rests after every tenth of a
-//! millisecond for as long, so that there is a processor for those who are woken meanwhile.
+//! CPU throttle: a long background computation rests after every tenth of a millisecond for as
+//! long, so that threads that wake up meanwhile get a processor.
 //!
 //! A scheduler lets a thread that is running go on for a slice, and looks at the end of slices only
 //! when its clock ticks: up to 4 ms with 250 ticks a second. A worker that is woken on the same

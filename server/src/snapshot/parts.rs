@@ -182,7 +182,7 @@ mod tests {
         parts.begin_all();
         assert!(!gone(1, 10, 19), "that was the last one's");
         assert_eq!(parts.begin(1, &tables, 6), [Some(5), None, Some(5)]);
-        // Who changes meanwhile is written again.
+        // A table that changes meanwhile is written again.
         parts.touch_all([(1, 3), (1, 4)].into_iter());
         assert_eq!(parts.begin(1, &tables, 7), [None, Some(6), Some(5)]);
     }

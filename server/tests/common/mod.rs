@@ -384,7 +384,7 @@ impl SmallDisk {
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).unwrap();
     }
 
-    /// Read-only ("ro"), or no longer ("rw"); nobody may have a file of it open to write.
+    /// Read-only ("ro"), or no longer ("rw"); no file of it may be open for writing.
     pub(crate) fn remount(&mut self, how: &str) {
         let command = format!("mount -o remount,bind,{how} {}", self.folder.path().display());
         assert!(match &mut self.namespace {

@@ -40,7 +40,7 @@ fn gate_to(server: u16) -> (u16, Arc<AtomicBool>) {
     (port, is_shut)
 }
 
-/// What it is told while somebody goes on with something else; none where the connection ends
+/// Its reply, while the test goes on; none where the connection ends
 /// without a reply.
 fn told(program: &Program, words: &str) -> std::thread::JoinHandle<Option<OwnedFrame>> {
     let (mut client, words) = (program.client(), words.to_owned());
@@ -62,7 +62,7 @@ fn told_to_stop(
 }
 
 /// A master that is to stop, and waits for a replica that does not hear of its last row, like 3.
-/// Nobody who writes is to wait longer than that.
+/// No writer may wait longer than that.
 struct Leaving {
     folders: [tempfile::TempDir; 2],
     master: Program,
@@ -227,7 +227,7 @@ fn a_replica_that_lags_keeps_a_stop_no_longer_than_is_wanted() {
         let (began, mut asked) = (Instant::now(), None);
         match how {
             "SIGTERM" => master.sigterm(),
-            // Each waits but for SIGINT at last: who has hit ctrl-C twice, say.
+            // Each waits but for SIGINT at last: an operator's second ctrl-C.
             "SIGINT" => {
                 master.sigterm();
                 until("it waits", || is_leaving(&master));
@@ -370,7 +370,7 @@ fn a_failover_that_does_not_end_keeps_a_stop_no_longer_than_is_wanted() {
     }
 }
 
-/// What is not in the log by then nobody will be given; what is there the replica still gets.
+/// What is not in the log by then no replica gets; what is there the replica still gets.
 #[test]
 fn a_forced_stop_does_not_wait_for_a_disk_that_takes_nothing() {
     let Some(disk) = SmallDisk::mount(16) else {

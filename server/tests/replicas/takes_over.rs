@@ -72,7 +72,7 @@ impl Played {
                 "" => *self.says.lock().unwrap(),
                 greets => greets,
             };
-            // Whoever counts finds what it has said to the one before.
+            // A reader of the count finds the reply to the request before.
             self.asked.fetch_add(usize::from(!is_ping || !reply.starts_with('+')), SeqCst);
             if reply.is_empty() || stream.write_all(format!("{reply}\r\n").as_bytes()).is_err() {
                 return;
@@ -115,8 +115,8 @@ fn a_replica_that_loads_is_asked_again_whether_it_takes_over() {
     is_master(&old, 3);
 }
 
-/// Who was asked to take over and was not heard may have done so: there is no way back but its own
-/// word, and an operator's.
+/// A replica that was asked to take over and did not answer may have done so: there is no way back
+/// but its own word, and an operator's.
 #[test]
 fn a_replica_that_may_have_taken_over_is_not_overruled_by_chance() {
     for end in ["no", "NO ONE", "the same"] {
@@ -148,7 +148,7 @@ fn a_replica_that_may_have_taken_over_is_not_overruled_by_chance() {
                 freeze(&new, true);
                 played.says("-NOFAILOVER this replica has another history");
                 until("it is the master again", || old.info("role") == "master");
-                // It is not known who is: somebody whom others follow, say.
+                // It is not known which node is: one with replicas of its own, for example.
                 let refused = old.ask(&format!("HINCRBY post:{FIRST} like 1"));
                 assert!(
                     refusal(&refused).contains("fenced until its role is known"),
@@ -184,8 +184,8 @@ fn a_replica_that_was_asked_once_and_refuses_does_not_take_over() {
         played.says(says);
         is_master(&old, 3);
     }
-    // And while it is asked later it is not asked now. Who has no room for a client says so to its
-    // PING, and reads nothing.
+    // And while it is asked later it is not asked now. A server without room for a client says so
+    // to its PING, and reads nothing.
     for (greets, says) in [("", NOT_NOW), ("-ERR max number of clients reached", "")] {
         let (played, _folders, old, _new) = Played::instead_of_a_replica(greets, says);
         played.is_asked_by(&old);

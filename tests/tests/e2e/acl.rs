@@ -1,4 +1,4 @@
-//! Users: what they may do is what their rules say, at once and on every connection; and nobody
+//! Users: what they may do is what their rules say, at once and on every connection; and no client
 //! learns a password.
 
 use tidemark_server::config::Config;
@@ -429,7 +429,7 @@ fn changes_reach_connections_that_are_there() {
     assert_eq!(inline(&mut raw, "HSET post:2 like 1"), ":1");
     assert_eq!(inline(&mut admin, "ACL DELUSER u nobody"), ":1");
     assert_eq!(raw.rest(), "");
-    // A password that comes later does not throw out who is in, as in Redis; it is asked of the
+    // A password that comes later does not end sessions, as in Redis; it is asked of the
     // next.
     let mut early = server.raw();
     assert_eq!(inline(&mut early, "PING"), "+PONG");
@@ -474,7 +474,7 @@ fn users_live_in_a_file_or_in_the_configuration() {
         "{error}"
     );
     assert_eq!(list(&mut admin, "ACL USERS"), ["alice", "bob", "default"]);
-    // Who is gone is disconnected.
+    // A deleted user is disconnected.
     std::fs::write(path("users.acl"), "user bob on >b +ping\n").unwrap();
     assert_eq!(inline(&mut admin, "ACL LOAD"), OK);
     assert_eq!(alice.rest(), "");
@@ -636,7 +636,7 @@ fn who_watches_commands_sees_no_passwords() {
 
 #[test]
 fn random_requests_touch_no_key_that_is_not_allowed() {
-    // What a user who may use nothing of a space can change is nothing, whatever is asked.
+    // A user without rights on a space can change nothing of it, whatever it sends.
     let server = TestServer::start();
     let mut admin = server.raw();
     inline(&mut admin, "HSET post:1 like 5 repost 6");
@@ -784,7 +784,7 @@ fn channels_are_allowed_by_pattern_and_taken_back() {
     inline(&mut admin, "ACL SETUSER u +ping");
     assert_eq!(inline(&mut admin, "PUBLISH news:1 x"), ":1");
     assert!(inline(&mut raw, "PING").starts_with('*'), "the message");
-    // Who listens sends nothing, so it is told by being closed.
+    // A subscriber sends nothing, so its connection is closed.
     inline(&mut admin, "ACL SETUSER u resetchannels &other");
     raw.rest();
 }

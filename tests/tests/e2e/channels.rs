@@ -1,6 +1,6 @@
-//! Channels: messages arrive across workers, in order, in both protocols; who does not read is
-//! disconnected, and nobody else notices. Beside them CLIENT KILL and CLIENT PAUSE, which concern
-//! other clients, too.
+//! Channels: messages arrive across workers, in order, in both protocols; a subscriber that does
+//! not read is disconnected, and no other client notices. Beside them CLIENT KILL and CLIENT PAUSE,
+//! which concern other clients, too.
 
 use std::time::{Duration, Instant};
 use tidemark_tests::{PATIENCE, Raw, TestServer, eventually};
@@ -120,13 +120,13 @@ fn messages_to_oneself_come_behind_all_of_a_transaction() {
     queue(&mut three, &[&["PUBLISH", "a", "x"], &["UNSUBSCRIBE", "a"], &["PING"]]);
     three.expect("*3\r\n:1\r\n>3\r\n$11\r\nunsubscribe\r\n$1\r\na\r\n:0\r\n+PONG\r\n").expect(&own);
     three.request(&["PING"]).expect("+PONG\r\n");
-    // And then sends what nobody hears.
+    // And then publishes without subscribers.
     three.request(&["SUBSCRIBE", "a"]).expect(">3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n");
     queue(&mut three, &[&["PUBLISH", "a", "x"], &["UNSUBSCRIBE", "a"], &["PUBLISH", "a", "y"]]);
     three.expect("*3\r\n:1\r\n>3\r\n$11\r\nunsubscribe\r\n$1\r\na\r\n:0\r\n:0\r\n").expect(&own);
 }
 
-/// It silences replies; who wants messages alone sends it.
+/// It silences replies, for clients that want messages alone.
 #[test]
 fn messages_come_though_replies_are_off() {
     let server = TestServer::start();
@@ -233,8 +233,8 @@ fn kill_by_type_spares_the_caller_and_other_types() {
     assert_eq!(raw.rest(), "");
 }
 
-/// F11: a pause holds what would be executed, and nothing that is refused; who waits for its end is
-/// blocked, for INFO and for CLIENT LIST.
+/// F11: a pause holds what would be executed, and nothing that is refused; a client that waits for
+/// its end is blocked, for INFO and for CLIENT LIST.
 #[test]
 fn a_pause_holds_only_what_would_be_executed() {
     let server = TestServer::start();

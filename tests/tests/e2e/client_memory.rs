@@ -1,5 +1,5 @@
-//! What clients' buffers take together has a limit: beyond it who takes most makes room, and nobody
-//! else notices.
+//! What clients' buffers take together has a limit: beyond it the client that takes most is
+//! evicted, and no other client notices.
 
 use tidemark_tests::{Raw, TestServer, eventually};
 
@@ -177,7 +177,7 @@ fn the_limit_holds_at_once_and_not_for_who_asked_to_stay() {
     assert_eq!(info(&server, "evicted_clients"), 1);
     assert_eq!(operator.ask(&["CONFIG", "RESETSTAT"]), "+OK");
     assert_eq!(info(&server, "evicted_clients"), 0);
-    // Who stays counts, too.
+    // Remaining clients count, too.
     assert_eq!(operator.ask(&["CONFIG", "SET", "maxmemory-clients", "1"]), "+OK");
     assert_eq!(small.rest(), "");
     assert_eq!(kept.ask(&["DISCARD"]), "+OK");

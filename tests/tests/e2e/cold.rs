@@ -341,8 +341,8 @@ fn changes_are_merged_by_themselves() {
 }
 
 /// A file costs a descriptor and a step of each search: where nearly all rows of some have been
-/// deleted, they become one. A merge keeps to its bytes per second until somebody waits for its
-/// end: whose memory is short, or who stops the server.
+/// deleted, they become one. A merge keeps to its bytes per second until a writer that is short of
+/// memory, or a stop, waits for its end.
 #[test]
 fn a_merge_that_takes_its_time_holds_nobody_up() {
     let server = TestServer::with(|config| {
@@ -458,7 +458,7 @@ fn a_spill_does_not_wait_for_the_end_of_a_snapshot() {
             change(&mut connection, &mut truth);
             let before = saving(&mut connection);
             let _: u64 = call(&mut connection, "TM.SPILL post 1").unwrap();
-            // Of one snapshot, as nobody has asked for another.
+            // Of one snapshot, as no other was requested.
             between += u32::from(before && saving(&mut connection));
             change(&mut connection, &mut truth);
         }
@@ -479,7 +479,7 @@ fn a_spill_does_not_wait_for_the_end_of_a_snapshot() {
     assert_ne!(report.severity(), store::Severity::Damage, "{:?}", report.findings);
 }
 
-/// Memory runs short while clients write: old tables go to the disk by themselves, and nobody is
+/// Memory runs short while clients write: old tables go to the disk by themselves, and no write is
 /// refused.
 #[test]
 fn a_full_space_goes_on_by_spilling() {
@@ -552,8 +552,8 @@ fn flags_of_spilled_posts_are_shown(method: IoMethod) {
     assert_eq!(likes(&mut connection, 8, &ids[..50]), [[1, 1]; 50]);
 }
 
-/// Who sends far more than there is memory for, all at once, waits while the oldest goes to the
-/// disk.
+/// A client that sends far more than there is memory for, all at once, waits while the oldest goes
+/// to the disk.
 #[test]
 fn a_long_pipeline_waits_for_room_and_nothing_of_it_is_refused() {
     let server = TestServer::with(tight);
@@ -575,7 +575,7 @@ fn a_limit_too_small_for_the_tables_makes_smaller_tables() {
         });
         let mut connection = server.connection();
         let mut truth = Truth::new();
-        // Nobody is refused for good.
+        // No write is refused for good.
         fill(&mut connection, limit / 4, &mut truth);
         assert!(info(&mut connection, "cold_rows") > limit / 8);
         verify(&server, &truth, &[5, 999_999]);
@@ -637,7 +637,7 @@ fn a_replica_has_the_spilled_rows_spills_by_itself_and_is_promoted() {
 }
 
 /// Hundreds of connections want cold pages at once, some of which go before theirs have come;
-/// whoever stays gets every row of its own.
+/// those that stay get every row of their own.
 fn hundreds_of_connections_read_cold_pages(method: IoMethod) {
     const LINKS: usize = 300;
     let server = TestServer::with(|config| {

@@ -1,5 +1,5 @@
 //! Flags of old posts on the disk: what was spilled is asked for, set, unset, merged and restarted
-//! like everything else, and nobody is told a false no.
+//! like everything else, and no reply is a false negative.
 
 use super::cold::{by_both_ways, call, info, lines, patiently, spoil, was_read_by};
 use super::replication::{follow, in_step};
@@ -32,7 +32,7 @@ fn horizon(connection: &mut Connection) -> u64 {
     line.rsplit_once("horizon=").unwrap().1.parse().unwrap()
 }
 
-/// Whether a viewer likes a post, as somebody was told.
+/// Whether a viewer likes a post, as acknowledged.
 type Truth = BTreeMap<(u64, u64), bool>;
 
 /// Posts `from..to` are liked by some viewers each.
@@ -54,8 +54,8 @@ fn fill_some(connection: &mut Connection, posts: Vec<u64>, truth: &mut Truth) {
     }
 }
 
-/// Every pair on a page, as a flag, as a member of a set and of a filter; some pairs that nobody
-/// set.
+/// Every pair on a page, as a flag, as a member of a set and of a filter; some pairs that were
+/// never set.
 fn verify(server: &TestServer, truth: &Truth) {
     let mut connection = server.connection();
     let mut by_viewer: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
@@ -75,7 +75,7 @@ fn verify(server: &TestServer, truth: &Truth) {
     for ((id, viewer), _) in &some {
         pipe.cmd("SISMEMBER").arg(format!("liked:{id}")).arg(viewer);
         pipe.cmd("BF.EXISTS").arg(format!("liked:{id}")).arg(viewer);
-        // Nobody's.
+        // A member that likes nothing.
         pipe.cmd("SISMEMBER").arg(format!("liked:{id}")).arg(5_000_000 + viewer);
     }
     let told: Vec<i64> = pipe.query(&mut connection).unwrap();
@@ -233,8 +233,8 @@ fn a_cold_flag_is_one_read(method: IoMethod) {
     was_read_by(&mut connection, method);
 }
 
-/// A page reads nothing for flags that their counters answer for: nobody has liked the post, so
-/// nobody's flag is there. What asks for the flag alone does.
+/// A page reads nothing for flags that their counters answer for: the post has no likes, so no flag
+/// is set. What asks for the flag alone does.
 fn a_cold_flag_whose_counter_is_0_is_no_read(method: IoMethod) {
     let server = TestServer::with(|config| {
         small(config);

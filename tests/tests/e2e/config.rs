@@ -50,8 +50,8 @@ fn limits_take_effect_for_connections_that_are_there() {
     assert!(started.elapsed() < PATIENCE / 2);
 }
 
-/// F24: what the system refuses for a socket is refused as a setting, and what is accepted keeps
-/// nobody out.
+/// F24: what the system refuses for a socket is refused as a setting, and what is accepted keeps no
+/// client out.
 #[test]
 fn no_keepalive_locks_clients_out() {
     let server = TestServer::start();

@@ -187,7 +187,8 @@ fn connected(server: &TestServer) -> usize {
     info.get("connected_clients").unwrap()
 }
 
-/// Nobody is there for what it asked for; and it may have asked for it again elsewhere.
+/// A client that is gone has no use for its reply; and it may have sent the request again
+/// elsewhere.
 #[test]
 fn who_leaves_while_it_waits_is_noticed() {
     let server = TestServer::with(|config| config.server.max_clients = 40);

@@ -180,8 +180,8 @@ fn a_full_sync_that_is_called_off_leaves_what_was_there_and_nothing_else() {
     assert_eq!(row, 2);
 }
 
-/// A replica gives its data up once, when it is told to; not again for whoever has the master's
-/// address a day later, with an empty disk.
+/// A replica gives its data up once, when it is told to; not again for another server at the
+/// master's address a day later, with an empty disk.
 #[test]
 fn a_master_that_comes_back_empty_is_refused_though_it_was_forced_on_its_replica() {
     let [master, empty, replica] = [(); 3].map(|()| TestServer::start());
@@ -263,7 +263,7 @@ fn what_is_damaged_is_asked_for_less_and_less_often() {
     in_step(&master, &replica);
 }
 
-/// How often somebody has connected to it from now on.
+/// Number of connections to it from now on.
 fn attempts_at(master: &TestServer) -> impl FnMut() -> u64 {
     let mut connection = master.connection();
     let mut count = move || -> u64 {

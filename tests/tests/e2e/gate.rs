@@ -1,10 +1,10 @@
 //! Flags that a counter of 0 answers for: never a false no.
 //!
-//! The model is a set of pairs of which somebody was told that they are set. A filter that errs for
-//! every fourth pair makes sure that undos of what nobody did, and repetitions of what was never
-//! done, happen all the time. Of twelve mutations, each without one rule of
-//! `server/src/engines/gate.rs`, four seeds find nine: what passes is not proved.
-//! `TIDEMARK_GATE_SEEDS=100 cargo test -p tidemark-tests --test e2e gate` runs more of them.
+//! The model is the set of pairs that were acknowledged as set. A filter that errs for every fourth
+//! pair makes sure that undos and repetitions of actions that never happened happen all the time.
+//! Of twelve mutations, each without one rule of `server/src/engines/gate.rs`, four seeds find
+//! nine: what passes is not proved. `TIDEMARK_GATE_SEEDS=100 cargo test -p tidemark-tests --test
+//! e2e gate` runs more of them.
 
 use crate::replication::{follow, in_step};
 use redis::{Cmd, Value, cmd};
@@ -57,7 +57,7 @@ fn configure_spilling(config: &mut Config) {
     config.existence.iter_mut().for_each(|space| space.spill = true);
 }
 
-/// What was told of pairs: (flag, id, member) that somebody was told is set.
+/// Acknowledged pairs: (flag, id, member) that were reported as set.
 type Told = HashSet<(usize, u64, u64)>;
 
 const FLAGS: [&str; 4] = ["liked", "cheered", "both", "read"];
@@ -189,8 +189,8 @@ fn fill(server: &TestServer, base: u64, pairs: u64) {
     pipe.query::<()>(&mut server.connection()).unwrap();
 }
 
-/// Of pairs that nobody set: how many the filter takes for set, and how many of them the page does,
-/// too.
+/// Of pairs that were never set: how many the filter takes for set, and how many of them the page
+/// does, too.
 fn errors(server: &TestServer, base: u64, told: &Told) -> (usize, usize) {
     let connection = &mut server.connection();
     let (mut filter, mut shown) = (0, 0);
@@ -288,7 +288,7 @@ fn what_does_not_lower_a_counter_opens_no_gate() {
     assert_eq!(loose(&server), before + 1);
 }
 
-/// Flags of ids far ahead that nobody counted are held exactly, and take no gate from others,
+/// Uncounted flags of ids far ahead are held exactly, and take no gate from others,
 /// however many they are; when the traffic comes to them they are found all the same.
 #[test]
 fn what_lies_far_ahead_opens_no_gate() {
@@ -308,7 +308,7 @@ fn what_lies_far_ahead_opens_no_gate() {
             pipe.query::<()>(&mut server.connection()).unwrap();
         };
     // Set without a counter, liked and counted down, liked twice; and counters that fall of ids
-    // that nobody has flagged.
+    // without flags.
     let commands = (0..3000).flat_map(|i| {
         let (id, member) = (far(i), i % MEMBERS);
         match i % 4 {
@@ -402,7 +402,7 @@ fn a_replica_denies_no_flag_either() {
         base += 300;
     }
     assert!(spared > 0, "a gate that never closes");
-    // Everything is in a snapshot when the other one comes. Of the newest ids nobody's flag is set.
+    // Everything is in a snapshot when the other one comes. Of the newest ids no flag is set.
     fill(&master, base, FILLING);
     cmd("SAVE").query::<()>(&mut master.connection()).unwrap();
     follow(&late, &master);
@@ -439,7 +439,7 @@ fn no_flag_is_denied_while_others_move_the_counter() {
                 let connection = &mut server.connection();
                 let mut rng = fastrand::Rng::with_seed(member);
                 for turn in 0..2000u64 {
-                    // Members that nobody has used: their pairs are set by chance, or not at all.
+                    // Unused members: their pairs are set by chance, or not at all.
                     let (me, id) = (member * 1_000_000 + turn, 1000 + rng.u64(0..2));
                     let act =
                         cmd("FEED.ACT").arg("like").arg(me).arg(id).query::<Vec<i64>>(connection);

@@ -304,8 +304,8 @@ fn many_refused_marks_cost_no_more_each_than_few() {
     assert!(began.elapsed() < std::time::Duration::from_secs(10), "{:?}", began.elapsed());
 }
 
-/// Who begins by emptying the server is told that this one cannot be emptied, in an error of its
-/// own.
+/// A client that begins by emptying the server gets an error of its own: this one cannot be
+/// emptied.
 #[test]
 fn what_is_there_cannot_be_flushed() {
     let server = TestServer::start();

@@ -356,7 +356,7 @@ fn counters_and_flags_may_share_bare_ids() {
     assert_eq!(ask(&mut raw, "MULTI"), "+OK");
     assert_eq!(ask(&mut raw, "INCR 50.like"), "+QUEUED");
     assert_eq!(ask(&mut raw, "EXEC"), "*-1");
-    // Who may use a space may use what the command means by the key.
+    // A user with rights on a space may use what the command means by the key.
     for (user, may, must_not) in
         [("counts", "INCR 60.like", "BFSET 60"), ("flags", "BFSET 60", "DEL 60")]
     {
@@ -497,7 +497,7 @@ fn bf_info_and_bf_card_tell_the_figures_of_the_space() {
 }
 
 /// F4: a post that is deleted and comes again is liked anew. What cannot be had from a filter: the
-/// flags of those who liked the old one.
+/// flags of viewers that liked the old one.
 #[test]
 fn an_action_counts_where_the_row_was_deleted_though_the_flag_is_set() {
     let server = TestServer::start();
@@ -511,7 +511,7 @@ fn an_action_counts_where_the_row_was_deleted_though_the_flag_is_set() {
         // The flag of the other one is still there, and says so.
         ("FEED.ACT like 78 5", "*1\r\n:0\r\n"),
         ("FEED.GET home 78 5", "*1\r\n*6\r\n:1\r\n:0\r\n:0\r\n:0\r\n:1\r\n:0\r\n"),
-        // As is that of a viewer who was flagged without the action.
+        // As is that of a viewer that was flagged without the action.
         ("SADD liked:6 77", ":1\r\n"),
         ("FEED.ACT like 77 6", "*1\r\n:1\r\n"),
         ("FEED.ACT like 77 6", "*1\r\n:0\r\n"),

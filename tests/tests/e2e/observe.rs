@@ -1,4 +1,4 @@
-//! What those who look after a server ask it: SLOWLOG, LATENCY, MONITOR, MEMORY, SCAN.
+//! Commands for operators: SLOWLOG, LATENCY, MONITOR, MEMORY, SCAN.
 
 use redis::cmd;
 use std::collections::HashSet;
@@ -266,8 +266,8 @@ fn a_monitor_sees_what_others_do_and_costs_them_nothing_when_it_sleeps() {
     }
 }
 
-/// Where rows have no keys of their own, SCAN, KEYS and RANDOMKEY list the keys of their counters, as
-/// TYPE names them: DBSIZE counts the rows, so they are not to be missing from what lists them.
+/// Where rows have no keys of their own, SCAN, KEYS and RANDOMKEY list the keys of their counters,
+/// as TYPE names them: DBSIZE counts the rows, so they are not to be missing from what lists them.
 #[test]
 fn cells_are_listed_where_rows_have_no_keys() {
     let server = TestServer::with(|config| {

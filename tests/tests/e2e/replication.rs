@@ -45,7 +45,7 @@ pub(crate) fn in_step(master: &TestServer, replica: &TestServer) {
     eventually("the replica is in step", || {
         let link = redis::Client::open(replica.url()).unwrap().get_connection().ok();
         let up = link.and_then(|mut c| info(&mut c, "master_link_status")).as_deref() == Some("up");
-        // Who is to be the master may not be one yet.
+        // The node to be promoted may not be a master yet.
         let synced = redis::cmd("WAITAOF")
             .arg(1)
             .arg(0)

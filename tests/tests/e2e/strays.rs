@@ -125,7 +125,7 @@ fn pairs_of_ids_near_the_end_of_all_take_nothing_from_others() {
     assert_eq!(flood(c, 700, 6000), 0);
     traffic(c, 6000, 12_000);
     verify(c, 12_000, 6000, "beside strays");
-    // More than there may be: they are refused, and nobody else.
+    // More than there may be: they are refused, and no other write.
     let refused = flood(c, 6000, 80_000);
     assert_eq!(refused, 80_000 - (1 << 16));
     traffic(c, 12_000, 18_000);

@@ -426,7 +426,7 @@ fn an_exec_that_is_refused_ends_the_transaction() {
     assert!(info.contains("watching_clients:0"), "{info}");
 }
 
-/// INFO looks at what waits for the log, which who executes a transaction holds.
+/// INFO looks at what waits for the log, which a running transaction holds.
 #[test]
 fn info_in_a_transaction_waits_for_nobody() {
     let server = TestServer::start();

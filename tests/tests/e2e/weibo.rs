@@ -168,7 +168,7 @@ fn the_bf_verbs_tell_the_state_before_and_the_oldest_table() {
         ("BFMGET r7 r8 r9 x9", "*4\r\n:1\r\n:1\r\n:0\r\n:-2\r\n"),
         ("BFSET nope", ":-2\r\n"),
         ("BFGET r18446744073709551616", ":-2\r\n"),
-        // Nobody is not viewer 0.
+        // No viewer is not viewer 0.
         ("SISMEMBER r7 0", ":0\r\n"),
     ] {
         says(&mut raw, request, reply);

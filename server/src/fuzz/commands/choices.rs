@@ -39,7 +39,7 @@ const VALUES: [&str; 14] = [
     "",
 ];
 /// Commands of the second client that wait for threads which are not here, or for time, or touch
-/// files, or change who may do what, or what the spaces are.
+/// files, or change users or spaces.
 pub(super) const LEFT_OUT: [&str; 22] = [
     "acl",
     "bgsave",

@@ -42,7 +42,7 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// The horizons have risen, or somebody else has written: what there is now is true.
+    /// The horizons have risen, or another client has written: what there is now is true.
     pub(super) fn look(&mut self, engines: &Engines, rows_too: bool) {
         for (index, (name, ..)) in FLAGS.iter().enumerate() {
             let space = engines.existence(name.as_bytes()).expect("a space");

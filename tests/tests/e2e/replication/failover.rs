@@ -74,8 +74,8 @@ fn failover_hands_the_role_over_and_nothing_is_lost() {
 #[test]
 fn a_failover_that_is_aborted_at_any_moment_takes_the_writes_that_waited() {
     let master = TestServer::with(small);
-    // Where it says that it listens nobody does: so the role is on its way to it until somebody
-    // says ABORT.
+    // No server listens at the address that it announces: so the role is on its way to it until
+    // ABORT.
     let unreachable = TestServer::with(|config| {
         small(config);
         config.replication.replica_announce_port = 1;
@@ -109,7 +109,7 @@ fn a_failover_that_is_aborted_at_any_moment_takes_the_writes_that_waited() {
     assert_eq!(number(&unreachable, "repl_full_syncs"), 1);
 }
 
-/// Whoever says TM.REPLICATE FAILOVER to it may be a master of something else.
+/// The sender of TM.REPLICATE FAILOVER may be a master of another data set.
 #[test]
 fn a_role_is_taken_over_from_the_own_master_only() {
     let (master, replica, stranger) =
@@ -132,7 +132,7 @@ fn a_role_is_taken_over_from_the_own_master_only() {
         assert!(answer.starts_with("-NOFAILOVER this replica has another history"), "{answer}");
     }
     let role = || info(&mut replica.connection(), "role");
-    // What its master has asked it is read when it has been told to follow somebody else.
+    // What its master has asked it is read when it has been told to follow another master.
     redis::cmd("REPLICAOF")
         .arg("127.0.0.1")
         .arg("1")

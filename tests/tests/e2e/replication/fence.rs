@@ -1,4 +1,4 @@
-//! Who may say, after a restart or beside Sentinels, that a node is the master.
+//! What confirms a node as the master after a restart or beside Sentinels.
 
 use super::{follow, in_step, number, small};
 use redis::Commands;
@@ -15,7 +15,8 @@ fn hello(server: &TestServer, port: u16, epoch: u64) {
         .unwrap();
 }
 
-/// Started again, replaced, chosen again, left alone by all Sentinels: who may say what a node is.
+/// Started again, replaced, chosen again, left alone by all Sentinels: what decides the role of a
+/// node.
 #[test]
 fn a_master_takes_writes_while_it_is_one_as_far_as_sentinels_know() {
     let (master, replica) = (TestServer::with(small), TestServer::with(small));
@@ -58,7 +59,7 @@ fn a_master_takes_writes_while_it_is_one_as_far_as_sentinels_know() {
         given_away.contains("not valid on a fenced node"),
         "what may be another's: {given_away}"
     );
-    // A replica that nobody has told yet does not know better; a newer epoch does.
+    // A replica that was not told yet does not know better; a newer epoch does.
     let late = TestServer::with(small);
     follow(&late, &master);
     in_step(&master, &late);
@@ -102,7 +103,7 @@ fn a_replica_that_follows_lifts_no_fence_where_sentinels_have_spoken() {
     hello(&master, replica.port(), 6);
     hello(&master, master.port(), 5);
     refused(&master);
-    // Who was promoted meanwhile, and is started again, does not know better.
+    // A node that was promoted meanwhile, and is started again, does not know better.
     redis::cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(&mut replica.connection()).unwrap();
     write(&replica).unwrap();
     let replica = replica.stopped().started();

@@ -1,5 +1,5 @@
-//! How far replicas are: what INFO says of it at both ends, and WAIT and WAITAOF where nobody can
-//! wait.
+//! How far replicas are: what INFO says of it at both ends, and WAIT and WAITAOF where no wait is
+//! possible.
 
 use super::{follow, follow_port, in_step, info, number, relay, small};
 use redis::Value;

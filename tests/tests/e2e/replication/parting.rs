@@ -1,5 +1,5 @@
-//! Histories that part: who gives way, what is kept of what it had alone, and who may be promoted
-//! meanwhile.
+//! Histories that diverge: which node gives way, what is kept of what it had alone, and which may
+//! be promoted meanwhile.
 
 use super::{follow, follow_port, in_step, info, likes, number, relay, small};
 use redis::Commands;
@@ -11,8 +11,8 @@ fn priority(server: &TestServer) -> u64 {
     number(server, "slave_priority")
 }
 
-/// It has more than its master, and that will be given up: who promoted it would lose what its
-/// master has acknowledged since.
+/// It has more than its master, and that will be given up: its promotion would lose what its master
+/// has acknowledged since.
 #[test]
 fn who_gives_its_data_up_is_not_to_be_promoted() {
     let (a, b) = (TestServer::with(small), TestServer::with(small));

@@ -1,4 +1,4 @@
-//! Who is a master, whose, and what it asks of its replicas.
+//! Roles: master or replica, of which master, and what a master asks of its replicas.
 
 use super::{follow, follow_port, in_step, info, likes, number, relay, small};
 use redis::Commands;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use tidemark_server::config::{Config, Fsync};
 use tidemark_tests::{TestServer, eventually};
 
-/// The order to follow somebody is taken back before anybody has looked at it: the node is as it
+/// The order to follow a master is taken back before it was obeyed: the node is as it
 /// was.
 #[test]
 fn an_order_that_is_taken_back_at_once_leaves_a_master() {
@@ -22,7 +22,7 @@ fn an_order_that_is_taken_back_at_once_leaves_a_master() {
 }
 
 /// From the answer to REPLICAOF NO ONE on no write is refused, as with Redis, though a log has to
-/// begin first. What is acknowledged meanwhile, by whoever writes while the role goes back and
+/// begin first. What is acknowledged meanwhile, to clients that write while the role goes back and
 /// forth, is there, and nothing else.
 #[test]
 fn who_was_told_that_this_is_a_master_writes() {
@@ -86,7 +86,8 @@ fn who_was_told_that_this_is_a_master_writes() {
     assert_eq!(likes(&server.restart(), 1..4), wanted);
 }
 
-/// Nobody has written since the start, or since the promotion: replicas have what was there before.
+/// Nothing was written since the start, or since the promotion: replicas have what was there
+/// before.
 #[test]
 fn wait_counts_replicas_before_the_first_write() {
     let always = |config: &mut Config| {
@@ -108,7 +109,7 @@ fn wait_counts_replicas_before_the_first_write() {
     assert_eq!(wait(&b), 1, "promoted");
 }
 
-/// An order that comes while the last one is being obeyed waits for nobody who waits for it.
+/// An order that comes while the last one is being obeyed does not wait for a waiter of that one.
 #[test]
 fn roles_change_as_fast_as_they_are_told() {
     let server = TestServer::with(small);

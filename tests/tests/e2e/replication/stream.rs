@@ -77,8 +77,8 @@ fn a_replicas_snapshot_has_what_came_since_its_last_one() {
             .query::<redis::Value>(&mut server.connection())
             .unwrap()
     };
-    // Three tables of pairs and of rows, the first two of which nobody will touch again but by what
-    // comes below.
+    // Three tables of pairs and of rows, the first two of which only the changes below will touch
+    // again.
     let ids: Vec<u64> = (0..1500).collect();
     for some in ids.chunks(500) {
         let mut pipe = redis::pipe();
@@ -159,7 +159,7 @@ fn a_replica_that_was_away_while_the_log_rolled_many_times_goes_on_from_the_file
     for round in 0..20i64 {
         master.connection().hset::<_, _, _, ()>("post:1", "like", round).unwrap();
         master = master.stopped().started();
-        // It has had a replica: nobody has said yet that it still is the master.
+        // It has had a replica: no order has confirmed yet that it still is the master.
         let error =
             master.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap_err().to_string();
         assert!(error.contains("fenced until its role is known"), "{error}");
@@ -213,7 +213,7 @@ fn the_stream_of_a_hot_row_is_small() {
     assert!(bytes < 100_000, "that is kilobytes, not megabytes: {bytes}");
 }
 
-/// Whoever reads from a replica stays connected while the schema changes.
+/// Readers of a replica stay connected while the schema changes.
 #[test]
 fn a_schema_changes_on_replicas_while_they_follow() {
     let (master, replica) = (TestServer::with(small), TestServer::with(small));
