@@ -19,22 +19,19 @@ const CLIENTS: &[Tested] = &[
     Tested {
         name: "redis-py",
         version: "5.2, 8 (RESP2, RESP3, asyncio)",
-        works: "hashes, strings, sets, `bf()`, pipelines, MULTI, pub/sub, Sentinel",
-        tests: &[
-            "redis_py_reads_a_page_in_both_protocols",
-            "a_like_service_moves_from_redis_by_changing_the_port",
-        ],
+        works: "hashes, strings, sets, `bf()`, pipelines, MULTI, pub/sub, Sentinel, cluster client, caching",
+        tests: &["redis_py_reads_a_page_in_both_protocols", "redis_py_caches_rows_cells_and_flags"],
     },
     Tested {
         name: "node-redis",
         version: "6 (RESP2, RESP3)",
-        works: "pages, hashes, sets, pipelines, MULTI, pub/sub",
+        works: "pages, hashes, sets, pipelines, MULTI, pub/sub, Sentinel, cluster client, caching",
         tests: &["node_redis_and_ioredis_do_all_that_an_application_does"],
     },
     Tested {
         name: "ioredis",
         version: "6",
-        works: "pages, hashes, sets, pipelines, MULTI, pub/sub",
+        works: "pages, hashes, sets, pipelines, MULTI, pub/sub, Sentinel, cluster client",
         tests: &["node_redis_and_ioredis_do_all_that_an_application_does"],
     },
     Tested {
@@ -44,9 +41,21 @@ const CLIENTS: &[Tested] = &[
         tests: &["redigo_does_all_that_an_application_does"],
     },
     Tested {
+        name: "go-redis",
+        version: "5 (Debian)",
+        works: "writes through a killed master and a planned failover; cluster client",
+        tests: &["writes_of_stock_clients_fail_for_three_seconds_at_most"],
+    },
+    Tested {
+        name: "Jedis",
+        version: "4.4.8 (tested where `TIDEMARK_JEDIS` names it)",
+        works: "pages; Sentinel and failover were measured by hand",
+        tests: &["the_java_example_shows_a_page"],
+    },
+    Tested {
         name: "redis-rs",
         version: "1",
-        works: "the client of most end-to-end tests",
+        works: "the client of most end-to-end tests; Sentinel, cluster client",
         tests: &["generated_reposts_are_counted_once_per_user"],
     },
 ];
@@ -81,6 +90,12 @@ const TOOLS: &[Tested] = &[
         version: "0.5",
         works: "counters and sets; keys need hash tags to keep a post on one server",
         tests: &["counters_work_behind_twemproxy"],
+    },
+    Tested {
+        name: "tcl suite of Redis, flow tests of RedisBloom",
+        version: "8.0.2; of 2026",
+        works: "counts and reasons: [testing.md](testing.md#suites-of-redis-and-redisbloom)",
+        tests: &["expected_failures_have_reasons_and_the_proxy_gives_names_back"],
     },
 ];
 
