@@ -128,10 +128,11 @@ impl Session {
         self.listening || self.monitoring || self.client.hears.load(Relaxed)
     }
 
-    /// Its subscriptions or its watched keys have changed: tells what they take.
+    /// Its subscriptions, watched keys or prefixes have changed: tells what they take.
     pub(crate) fn note_kept(&self) {
         let watched = self.watched.len() * transaction::WATCHED_BYTES;
-        self.client.set_kept(self.subscriptions.bytes() + watched);
+        let tracked = self.tracking.as_ref().map_or(0, |tracked| tracked.bytes());
+        self.client.set_kept(self.subscriptions.bytes() + watched + tracked);
     }
 
     /// The data set is another one from now on.

@@ -57,6 +57,21 @@ pub(crate) struct Tracked {
     caching: bool,
 }
 
+/// Bytes of a prefix beside its text: its places in the client's list and in the registry, rounded
+/// up.
+const PREFIX_BYTES: usize = 256;
+
+fn bytes_of(prefixes: &BTreeSet<Box<[u8]>>) -> usize {
+    prefixes.iter().map(|prefix| PREFIX_BYTES + 2 * prefix.len()).sum()
+}
+
+impl Tracked {
+    /// Bytes that the prefixes take.
+    pub(super) fn bytes(&self) -> usize {
+        bytes_of(&self.prefixes)
+    }
+}
+
 /// Whether this user may be told of all changed keys that begin so.
 fn may_hear(user: Option<&crate::acl::User>, prefix: &[u8]) -> bool {
     user.is_some_and(|user| user.reads_all_with(prefix))
@@ -165,6 +180,12 @@ fn start(call: &mut Call<'_>, options: Options, mut prefixes: Vec<&[u8]>) -> Out
             ));
         }
         own.extend(prefixes.iter().map(|prefix| Box::from(*prefix)));
+        let most_bytes = node.config().server.max_subscription_bytes;
+        if bytes_of(own) > most_bytes {
+            return Err(refuse!(
+                "ERR a client's prefixes may take {most_bytes} bytes (max_subscription_bytes)"
+            ));
+        }
     }
     let (broadcast, own) = (options.broadcast, std::mem::take(own));
     let (before, engines) = (session.tracking.take(), node.engines.get());
@@ -176,6 +197,7 @@ fn start(call: &mut Call<'_>, options: Options, mut prefixes: Vec<&[u8]>) -> Out
     }
     session.tracks_reads = !broadcast;
     session.tracking = Some(Box::new(Tracked { tracker, prefixes: own, caching: false }));
+    session.note_kept();
     Ok(())
 }
 
@@ -183,6 +205,7 @@ fn start(call: &mut Call<'_>, options: Options, mut prefixes: Vec<&[u8]>) -> Out
 pub(crate) fn forget(session: &mut Session, node: &Node) {
     if let Some(tracked) = session.tracking.take() {
         node.tracking.stop(&tracked.tracker, &tracked.prefixes);
+        session.note_kept();
     }
     session.tracks_reads = false;
 }

@@ -20,7 +20,7 @@
 //!
 //! Cost without trackers: a write loads one counter. What a client may make grow is bounded: table
 //! entries by `max_tracked_keys`, messages by `max_push_buffer_bytes`, prefixes by
-//! `max_subscriptions`.
+//! `max_subscriptions` and `max_subscription_bytes`.
 
 mod prefixes;
 mod table;

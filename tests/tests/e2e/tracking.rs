@@ -716,30 +716,30 @@ fn errors_are_worded_as_redis_words_them() {
     raw.expect(&format!("%3\r\n{}~3\r\n{words}{tail}", bulk("flags")));
 }
 
-/// A client that is told of something all the time is served all the same.
+/// By number and by bytes; and they count as the client's memory.
 #[test]
-fn a_stream_of_messages_keeps_no_request_waiting() {
-    let server = TestServer::start();
-    let ended = std::sync::atomic::AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut raw = server.raw();
-            let words: Vec<String> = (0..50).map(|id| format!("post:{id}:like")).collect();
-            let mut mset = vec!["MSET"];
-            words.iter().for_each(|word| mset.extend([word.as_str(), "1"]));
-            let mset = tidemark_tests::request(&mset).repeat(20);
-            while !ended.load(std::sync::atomic::Ordering::Relaxed) {
-                raw.send(&mset);
-                raw.expect(&"+OK\r\n".repeat(20));
-            }
-        });
-        let mut raw = tracker(&server, &["BCAST", "PREFIX", "post:7:like"]);
-        let mut told = 0;
-        while told < 100 {
-            told += keys(&mut raw).len();
-        }
-        ended.store(true, std::sync::atomic::Ordering::Relaxed);
+fn prefixes_are_limited_and_counted() {
+    let server = TestServer::with(|config| {
+        (config.server.max_subscriptions, config.server.max_subscription_bytes) = (20, 4096);
     });
+    let mut writer = server.raw();
+    let mut raw = modern(&server);
+    let names: Vec<String> = (10..31).map(|n| format!("post:{n}")).collect();
+    let ask = |raw: &mut Raw, names: &[String]| {
+        let mut words = vec!["CLIENT", "TRACKING", "ON", "BCAST"];
+        names.iter().for_each(|name| words.extend(["PREFIX", name.as_str()]));
+        raw.ask(&words)
+    };
+    assert_eq!(ask(&mut raw, &names), "-ERR a client may track 20 prefixes (max_subscriptions)");
+    assert_eq!(
+        ask(&mut raw, &names[..20]),
+        "-ERR a client's prefixes may take 4096 bytes (max_subscription_bytes)"
+    );
+    assert_eq!(ask(&mut raw, &["x".repeat(257)]), "-ERR a prefix may have 256 bytes");
+    assert_eq!(ask(&mut raw, &names[..10]), "+OK");
+    assert_eq!(info(&mut writer, "mem_clients_subscriptions"), 10 * (256 + 2 * 7));
+    raw.request(&["CLIENT", "TRACKING", "OFF"]).expect("+OK\r\n");
+    assert_eq!(info(&mut writer, "mem_clients_subscriptions"), 0);
 }
 
 /// What a user may not read it is not told of either.
