@@ -9,6 +9,7 @@ import importlib
 import inspect
 import os
 import re
+import signal
 import sys
 import types
 
@@ -16,6 +17,7 @@ import redis
 
 REPORT = sys.stdout
 PORT = int(sys.argv[3])
+TEST_TIMEOUT_S = 60
 
 
 class Skip(Exception):
@@ -181,8 +183,13 @@ def stand_ins():
         sys.modules[module.__name__] = module
 
 
+def too_long(_signal, _frame):
+    raise TimeoutError(f"longer than {TEST_TIMEOUT_S} s")
+
+
 def run(name, call):
     FAILURES.clear()
+    signal.alarm(TEST_TIMEOUT_S)
     try:
         for _ in call() or ():
             pass
@@ -192,6 +199,7 @@ def run(name, call):
     except Exception as problem:
         line = "".join(f"{step.lineno}: " for step in inspect.trace() if "/flow/" in step.filename)
         FAILURES.append(f"{line}{type(problem).__name__}: {problem}")
+    signal.alarm(0)
     print("err" if FAILURES else "ok", name, file=REPORT)
     for failure in FAILURES[:5]:
         print("   ", failure[:300].replace("\n", " "), file=REPORT)
@@ -200,6 +208,7 @@ def run(name, call):
 
 def main():
     stand_ins()
+    signal.signal(signal.SIGALRM, too_long)
     sys.stdout = sys.stderr
     sys.path.insert(0, os.path.join(sys.argv[1], "tests", "flow"))
     module = importlib.import_module(sys.argv[2])

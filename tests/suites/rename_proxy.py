@@ -32,7 +32,7 @@ TOKEN = re.compile(rb"([A-Za-z]+:?):(9000000\d{8})(:v)?|\b(46116860185\d{8})\b|\
 # Parts of a request or of a reply that are longer than this pass as they are.
 LONG = 1 << 20
 # An incomplete request goes on to the server as it is after this time: the suites look at what a server does with one.
-PATIENCE_S = 0.03
+PATIENCE_S = 0.15
 
 HASH = {
     "HSET", "HMSET", "HSETNX", "HINCRBY", "HINCRBYFLOAT", "HGET", "HMGET", "HGETALL", "HEXISTS", "HLEN", "HKEYS", "HVALS",
@@ -213,7 +213,7 @@ class Proxy:
     async def client(self, reader, writer):
         try:
             upstream = await asyncio.open_connection("127.0.0.1", self.server_port, limit=1 << 16)
-        except OSError:
+        except (OSError, asyncio.CancelledError):
             writer.close()
             return
         for stream in (writer, upstream[1]):
