@@ -151,7 +151,7 @@ impl Stop {
         let _ = self.0.reload.set(Box::new(reload));
     }
 
-    /// Handles the process's signals from now on ([`Act`]). Without it most of them would end the
+    /// Handles the process's signals from now on (`Act`). Without it most of them would end the
     /// process, and with it the writes of the last second.
     ///
     /// A signal that stops, stops as `leave.rs` has it; SIGINT stops at once while the server waits
