@@ -465,44 +465,6 @@ fn must_hold(node: &Node, ticket: store::Ticket) -> bool {
 mod tests {
     use super::*;
 
-    /// Another thread lays a message into the client's inbox whenever it is empty, much faster than
-    /// the connection can send one. The client's requests are answered all the same.
-    #[test]
-    fn a_stream_of_messages_keeps_no_request_waiting() {
-        use std::io::{BufRead as _, BufReader, Write as _};
-        use std::sync::atomic::AtomicBool;
-        let folder = tempfile::tempdir().unwrap();
-        let mut config = crate::config::Config::default();
-        config.durability.dir = folder.path().to_path_buf();
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let server = crate::start(config, listener).unwrap();
-        let stream = std::net::TcpStream::connect(("127.0.0.1", server.port())).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        let (mut sends, mut lines) = (stream.try_clone().unwrap(), BufReader::new(stream).lines());
-        let mut until = |wanted: &str| while lines.next().unwrap().unwrap() != wanted {};
-        sends.write_all(b"CLIENT TRACKING ON\r\n").unwrap();
-        until("+OK");
-        let client = server.host.clients.list().remove(0);
-        let (began, ended) = (Instant::now(), AtomicBool::new(false));
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !ended.load(Relaxed) && began.elapsed() < Duration::from_secs(60) {
-                    if client.inbox.waiting() == 0 {
-                        client.inbox.push(b"+message\r\n", 1 << 20);
-                    }
-                }
-            });
-            for _ in 0..20 {
-                until("+message");
-                sends.write_all(b"PING\r\n").unwrap();
-                until("+PONG");
-            }
-            ended.store(true, Relaxed);
-        });
-        drop(sends);
-        server.stop().unwrap();
-    }
-
     /// F31: a buffer that one large request has made follows what is left in it; a small one stays
     /// as it is.
     #[test]
