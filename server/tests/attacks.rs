@@ -687,7 +687,9 @@ fn ids_with_a_pattern_are_found_as_fast_as_others() {
             let OwnedFrame::Array(now) = call(&mut client, "TM.TABLES post") else {
                 panic!("no tables")
             };
-            tables = now;
+            // Without the entry of what is aside, which has no buckets.
+            let is_aside = |table: &OwnedFrame| matches!(table, OwnedFrame::Array(items) if items.contains(&OwnedFrame::BulkString(b"aside".to_vec())));
+            tables = now.into_iter().filter(|table| !is_aside(table)).collect();
             let sum = |name: &[u8]| tables.iter().map(|table| figure(table, name)).sum::<f64>();
             // All but those that wait aside, far ahead of the others.
             sum(b"rows") >= ROWS as f64 * 0.999 && sum(b"draining_rows") == 0.0
