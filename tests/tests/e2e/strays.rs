@@ -18,7 +18,12 @@ fn small(config: &mut Config) {
 }
 
 fn tables(c: &mut Connection, space: &str) -> Vec<HashMap<String, Value>> {
-    cmd("TM.TABLES").arg(space).query(c).unwrap()
+    let all: Vec<HashMap<String, Value>> = cmd("TM.TABLES").arg(space).query(c).unwrap();
+    // Without the entry of what is aside: it is in no table.
+    let is_aside = |table: &HashMap<String, Value>| {
+        redis::from_redis_value::<String>(table["where"].clone()).is_ok_and(|at| at == "aside")
+    };
+    all.into_iter().filter(|table| !is_aside(table)).collect()
 }
 
 fn number(table: &HashMap<String, Value>, name: &str) -> f64 {
