@@ -25,7 +25,6 @@ purpose("what a key holds follows from its name, also before anything is there",
 purpose("a key must fit a pattern of a space", ".*", "ERR Invalid key")
 purpose("a row has the fields of its schema", "(hset|hmset|hget|hmget|hincrby|hsetnx|hdel|hstrlen) .*", "ERR No schema field")
 purpose("keys of rows are listed; pairs cannot be", "(keys|scan|randomkey|dbsize)( .*)?")
-purpose("NOVALUES of Redis 7.4", "arguments of hscan")
 purpose("a cursor is a decimal number, as SCAN gives it", "h?scan .*", "ERR invalid cursor")
 purpose("the pairs of an id are a set, whether there are any or not", "(type|object encoding) liked:.*")
 purpose("how values are packed", "object (encoding|refcount) .*")
@@ -57,6 +56,7 @@ purpose("fewer than none cannot be waited for", "wait -1 .*", "out of range")
 OTHER_ARGUMENTS = {
     "set": "nothing expires",
     "getex": "nothing expires",
+    "hscan": "NOVALUES of Redis 7.4",
     "client|kill": "as in Redis 7.2, MAXAGE as in 7.4",
     "command|getkeys": "Redis 7.0 forgot them",
     "command|getkeysandflags": "Redis 7.0 forgot them",

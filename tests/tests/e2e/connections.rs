@@ -70,9 +70,10 @@ fn the_handshakes_of_stock_clients() {
         assert!(list.contains(part), "{part}: {list}");
     }
     assert_eq!(raw.ask(&["HELLO", "3", "SETNAME", "you"]), "%7");
-    let map: String = (0..25).map(|_| raw.line() + " ").collect();
+    let map: String = (0..40).map(|_| raw.line() + " ").collect();
     assert!(
-        map.starts_with("$6 server $5 redis $7 version $5 7.") && map.contains("$7 modules *1 "),
+        map.starts_with("$6 server $5 redis $7 version $5 7.")
+            && map.contains("$7 modules *1 %4 $4 name $2 bf "),
         "{map}"
     );
     assert_eq!(raw.ask(&["PING"]), "+PONG");
