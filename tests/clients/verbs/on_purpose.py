@@ -32,7 +32,6 @@ purpose("use of keys is not tracked", "object (idletime|freq) .*", "not tracked"
 purpose("mean bytes of a row of the space", "memory usage .*")
 purpose("texts of HELP are ours", "[a-z]+ help", "Subcommands are:|<subcommand>")
 purpose("there is one database", "select .*", "ERR DB index is out of range")
-purpose("a counter changes too often to be kept by clients", "client (tracking|caching) .*", "not supported|CLIENT CACHING")
 purpose("our commands, and what we say of them", "(command( (docs|info|list|count).*)?)|acl cat( .*)?")
 purpose("in our words", "(memory|latency) (doctor|malloc-stats)|debug (help|nope)")
 purpose("one call in 64 of cheap commands is timed, and stands for the others", "latency histogram")
