@@ -166,8 +166,8 @@ impl Space {
         advice
     }
 
-    /// The same with rows that are not in memory: how many there are, and who hands about so many
-    /// of them as it is asked for to a function.
+    /// The same with rows that are not in memory: how many there are, and a source that hands
+    /// about so many of them as it is asked for to a function.
     pub fn advise_with<E>(
         &self,
         elsewhere: u64,

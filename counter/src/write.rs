@@ -433,7 +433,7 @@ impl Space {
         Ok(())
     }
 
-    /// Copies a row to a table that lacks it, while nobody writes to it; where it is, if it exists.
+    /// Copies a row to a table that lacks it, while no writer is in it; where it is, if it exists.
     pub(crate) fn copy_row(&self, id: u64, old: &Table, new: &Table) -> Result<Option<At>, Error> {
         let Some(at) = old.locate(id) else { return Ok(None) };
         let row = old.row(at, id);

@@ -8,8 +8,8 @@
 use crate::acl::User;
 use crate::clients::Client;
 use crate::glob;
-use crate::resp::{Protocol, Reply};
 use parking_lot::RwLock;
+use resp::{Protocol, Reply};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 

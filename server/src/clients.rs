@@ -7,8 +7,8 @@
 use crate::blocked::Blocked;
 use crate::budget::{Budget, Share};
 use crate::inbox::Inbox;
-use crate::resp::Protocol;
 use parking_lot::Mutex;
+use resp::Protocol;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{

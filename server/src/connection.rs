@@ -16,9 +16,9 @@
 use crate::clients::Client;
 use crate::commands::Session;
 use crate::node::{Host, Node};
-use crate::resp::Reply;
 use crate::tls::Socket;
 use crate::turn::{Closing, Talk, Turn};
+use resp::Reply;
 use std::cell::RefCell;
 use std::future::poll_fn;
 use std::pin::Pin;

@@ -13,7 +13,7 @@ use crate::catalogue::Catalogue;
 use crate::config::{Config, Security};
 use crate::glob;
 use crate::records::{read_pairs, read_rows};
-use crate::resp::{Limits, Scan, Scanner, integer, natural};
+use resp::{Limits, Scan, Scanner, integer, natural};
 use std::path::Path;
 
 type Requests = Vec<Vec<Vec<u8>>>;

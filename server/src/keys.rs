@@ -152,7 +152,7 @@ impl Pattern {
         // The usual key of a row ends with its id: nothing has to look for that end.
         if self.middle.is_empty()
             && self.end.is_none()
-            && let Some(id) = crate::resp::natural(rest)
+            && let Some(id) = resp::natural(rest)
         {
             return Match::Yes(id, b"");
         }
@@ -171,7 +171,7 @@ impl Pattern {
             }
         };
         let id = if self.padded { unpadded(digits) } else { digits };
-        match crate::resp::natural(id) {
+        match resp::natural(id) {
             Some(id) => Match::Yes(id, field),
             None if self.padded && id.len() >= 20 => Match::IdTooBig,
             // Canonical digits that are too many or too large.

@@ -54,9 +54,6 @@ mod turn;
 mod watch;
 mod workers;
 
-#[allow(clippy::single_component_path_imports)] // `crate::resp` in older modules
-pub(crate) use resp;
-
 pub use cold::ReadsHere;
 pub use engines::Engines;
 pub use local::Local;

@@ -2,8 +2,8 @@
 
 use crate::clients::{Client, MONITOR};
 use crate::node::unix_us;
-use crate::resp::Args;
 use parking_lot::Mutex;
+use resp::Args;
 use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

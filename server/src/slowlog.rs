@@ -8,8 +8,8 @@
 use crate::clients::Client;
 use crate::config::Server;
 use crate::node::unix_us;
-use crate::resp::Args;
 use parking_lot::Mutex;
+use resp::Args;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 

@@ -11,8 +11,8 @@ use crate::config::Config;
 use crate::engines::Engines;
 use crate::node::{Node, Tallies};
 use crate::pause::Paused;
-use crate::resp::{Limits, Malformed, Reply, Scan, Scanner};
 use crate::slowlog;
+use resp::{Limits, Malformed, Reply, Scan, Scanner};
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -428,7 +428,7 @@ impl Talk {
     }
 
     #[inline]
-    fn args<'a>(&'a self, request: &Request, buf: &'a [u8]) -> crate::resp::Args<'a> {
+    fn args<'a>(&'a self, request: &Request, buf: &'a [u8]) -> resp::Args<'a> {
         self.scanner.args_in(&buf[request.bytes.clone()], request.spans.clone(), request.is_inline)
     }
 }

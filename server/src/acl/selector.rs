@@ -7,7 +7,7 @@ use crate::channels;
 use crate::commands::{self, Spec, Uses, flag, key_positions};
 use crate::engines::{Engines, KeyRef};
 use crate::glob;
-use crate::resp::Args;
+use resp::Args;
 use std::cell::LazyCell;
 use std::fmt::Write as _;
 

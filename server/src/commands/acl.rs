@@ -6,7 +6,7 @@ use super::{
 };
 use crate::acl::{CATEGORIES, MODULE_CATEGORIES, Request, categories};
 use crate::node::unix_us;
-use crate::resp::Reply;
+use resp::Reply;
 
 const ALWAYS: u32 = flag::NOSCRIPT | flag::LOADING | flag::STALE;
 const ADMIN: u32 = ALWAYS | flag::ADMIN;

@@ -8,8 +8,8 @@
 use super::table::ahead_of;
 use super::{Found, flag, member};
 use crate::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef};
-use crate::resp::{Args, natural};
 use phantom::Member;
+use resp::{Args, natural};
 
 /// What a command's arguments name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

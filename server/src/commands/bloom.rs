@@ -3,8 +3,8 @@
 
 use super::{Call, ONE_KEY, Outcome, Refusal, Spec, flag, refuse};
 use crate::engines::ExistenceSpace;
-use crate::resp::{Protocol, Reply};
 use phantom::{Answer, Change, Member};
+use resp::{Protocol, Reply};
 use std::ops::RangeInclusive;
 
 const fn spec(
@@ -137,7 +137,7 @@ pub(super) fn read_within(
     bad: &'static [u8],
     outside: &str,
 ) -> Result<i64, Refusal> {
-    let number = crate::resp::integer(text).ok_or(Refusal::fixed(bad))?;
+    let number = resp::integer(text).ok_or(Refusal::fixed(bad))?;
     if !range.contains(&number) {
         return Err(refuse!("{outside} must be in the range [{}, {}]", range.start(), range.end()));
     }

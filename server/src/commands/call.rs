@@ -6,7 +6,7 @@ use crate::durability::MOST_BYTES;
 use crate::engines::{CounterSpace, ExistenceSpace, KeyError, KeyRef};
 use crate::marks::Mark;
 use crate::node::Node;
-use crate::resp::{Args, Protocol, Reply};
+use resp::{Args, Protocol, Reply};
 use std::sync::Arc;
 
 /// The bytes of a reply: what `write` says, or its refusal.
@@ -276,7 +276,7 @@ impl<'a> Call<'a> {
 /// Reads an id.
 #[inline]
 pub(crate) fn id(text: &[u8]) -> Result<u64, Refusal> {
-    crate::resp::natural(text).ok_or_else(|| {
+    resp::natural(text).ok_or_else(|| {
         refuse!(
             "ERR Invalid id '{}': an id is a decimal number from 0 to 18446744073709551615",
             Printable(text)
@@ -287,11 +287,11 @@ pub(crate) fn id(text: &[u8]) -> Result<u64, Refusal> {
 /// The second half of a pair, as [`phantom::Member::parse`] reads it.
 #[inline]
 pub(crate) fn member(text: &[u8]) -> phantom::Member<'_> {
-    crate::resp::natural(text).map_or(phantom::Member::Bytes(text), phantom::Member::Number)
+    resp::natural(text).map_or(phantom::Member::Bytes(text), phantom::Member::Number)
 }
 
 /// Reads an integer argument.
 #[inline]
 pub(crate) fn integer(text: &[u8]) -> Result<i64, Refusal> {
-    crate::resp::integer(text).ok_or(Refusal::NOT_AN_INTEGER)
+    resp::integer(text).ok_or(Refusal::NOT_AN_INTEGER)
 }

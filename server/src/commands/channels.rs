@@ -4,7 +4,7 @@ use super::{Call, NO_KEYS, Outcome, Refusal, Replies, Session, Spec, flag, help_
 use crate::acl::User;
 use crate::channels::{Kind, MAX_CHANNEL, MAX_PATTERN};
 use crate::node::Node;
-use crate::resp::Reply;
+use resp::Reply;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

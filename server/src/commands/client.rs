@@ -5,7 +5,7 @@ use super::{
 };
 use crate::acl::{Access, DEFAULT, Reason};
 use crate::clients::{NO_EVICT, NO_TOUCH, Names};
-use crate::resp::Protocol;
+use resp::Protocol;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
@@ -133,7 +133,7 @@ fn hello(call: &mut Call<'_>) -> Outcome {
     let mut protocol = call.session.client.protocol();
     let (mut name, mut login) = (None, None);
     if call.args.len() > 1 {
-        protocol = match crate::resp::integer(call.args.at(1)) {
+        protocol = match resp::integer(call.args.at(1)) {
             Some(2) => Protocol::Resp2,
             Some(3) => Protocol::Resp3,
             Some(_) => return Err(refuse!("NOPROTO unsupported protocol version")),
@@ -184,7 +184,7 @@ fn hello(call: &mut Call<'_>) -> Outcome {
 }
 
 fn select(call: &mut Call<'_>) -> Outcome {
-    match crate::resp::integer(call.args.at(1)) {
+    match resp::integer(call.args.at(1)) {
         Some(0) => {
             call.reply.ok();
             Ok(())

@@ -10,8 +10,8 @@ use super::keys::{every_key, refuse_many_keys};
 use super::{Call, NO_KEYS, Outcome, Refusal, Spec, flag, help, help_row, refuse};
 use crate::node::Node;
 use crate::replication::{LinkState, Master};
-use crate::resp::Reply;
 use ::replication::Sending;
+use resp::Reply;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 

@@ -8,8 +8,8 @@ use super::weibo::NOBODY;
 use super::{Found, NO_KEYS, Session, Spec, find};
 use crate::cold::Fetching;
 use crate::engines::{Action, CounterSpace, Engines, ExistenceSpace, KeyRef, View};
-use crate::resp::{Args, natural};
 use phantom::Member;
+use resp::{Args, natural};
 
 /// Notes the rows of a request that must be read from the disk first.
 pub(crate) fn ask(

@@ -2,7 +2,7 @@
 
 use super::keyspec::{self, KeySpec, Uses};
 use super::{Call, NO_KEYS, Outcome, Refusal, Spec, all, docs, find, flag, help_row, refuse};
-use crate::resp::{Args, Reply};
+use resp::{Args, Reply};
 
 const ALWAYS: u32 = flag::LOADING | flag::STALE;
 
@@ -215,9 +215,7 @@ pub(crate) fn key_positions(spec: &Spec, args: Args<'_>) -> impl Iterator<Item =
     let count = i64::try_from(args.len()).unwrap_or(i64::MAX);
     // Of a request that cannot be taken all words count as keys.
     let numbered = || {
-        crate::resp::natural(args.at(1))
-            .and_then(|keys| i64::try_from(keys).ok())
-            .filter(|&keys| keys > 0)
+        resp::natural(args.at(1)).and_then(|keys| i64::try_from(keys).ok()).filter(|&keys| keys > 0)
     };
     let last = match last {
         _ if spec.name == "sintercard" => numbered().map_or(count, |keys| keys.saturating_add(1)),

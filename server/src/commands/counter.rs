@@ -228,7 +228,7 @@ pub(super) fn read_values(
     let mut values = Values::default();
     for at in (0..args.len()).step_by(2) {
         let field = field(space, &schema, args.at(at))?;
-        let Some(value) = crate::resp::integer(args.at(at + 1)) else { return Err(not_an_integer) };
+        let Some(value) = resp::integer(args.at(at + 1)) else { return Err(not_an_integer) };
         values.put(field, value);
     }
     Ok(values)

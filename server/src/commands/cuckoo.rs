@@ -5,8 +5,8 @@
 
 use super::bloom::{CAPACITY, add_one, exists, is_made, make, mexists, read_within};
 use super::{Call, ONE_KEY, Outcome, Refusal, Spec, flag, refuse};
-use crate::resp::integer;
 use phantom::{Answer, Change, Member};
+use resp::integer;
 
 const fn spec(
     name: &'static str,

@@ -2,7 +2,7 @@
 
 use super::Spec;
 use super::syntax::{self, Argument};
-use crate::resp::Reply;
+use resp::Reply;
 
 /// What a command costs that takes more than constant time.
 const COSTS: &[(&str, &[&str])] = &[

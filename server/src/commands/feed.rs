@@ -3,8 +3,8 @@
 use super::{Call, Outcome, Refusal, Scratch, Spec, flag, id, member, refuse};
 use crate::commands::Printable;
 use crate::engines::{Action, Page, View};
-use crate::resp::IntRow;
 use phantom::{Answer, BATCH, Change, Member};
+use resp::IntRow;
 
 pub(super) const TABLE: &[Spec] = &[
     Spec {
@@ -67,7 +67,7 @@ fn get(call: &mut Call<'_>) -> Outcome {
     call.scratch.ids.clear();
     let mut args = call.args.from(3).iter();
     while let Some(arg) = args.next() {
-        if let Some(id) = crate::resp::natural(arg) {
+        if let Some(id) = resp::natural(arg) {
             call.scratch.ids.push(id);
         } else if arg.eq_ignore_ascii_case(b"BINARY") {
             binary = true;

@@ -8,8 +8,8 @@ use super::counter::read_values;
 use super::refusal::no_field;
 use super::{Call, ONE_KEY, Outcome, Refusal, Spec, flag, integer};
 use crate::engines::CounterSpace;
-use crate::resp::decimal;
 use counter::{Bounds, Change, Read, Schema};
+use resp::decimal;
 
 const READ: u32 = flag::READONLY | flag::FAST;
 const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
@@ -304,7 +304,7 @@ fn write_none_scanned(call: &mut Call<'_>) {
 }
 
 fn hscan(call: &mut Call<'_>) -> Outcome {
-    crate::resp::natural(call.args.at(2)).ok_or_else(|| super::refuse!("ERR invalid cursor"))?;
+    resp::natural(call.args.at(2)).ok_or_else(|| super::refuse!("ERR invalid cursor"))?;
     let Some((space, id)) = call.known_row(1)? else {
         write_none_scanned(call);
         return Ok(());

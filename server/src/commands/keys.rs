@@ -6,8 +6,8 @@ use crate::engines::{CounterSpace, Engines, ExistenceSpace, KeyRef};
 use crate::glob;
 use crate::keys::{Kind, Pattern};
 use crate::node::Node;
-use crate::resp::Reply;
 use phantom::{Answer, Change};
+use resp::Reply;
 
 #[expect(clippy::too_many_arguments, reason = "a row of the table")]
 const fn spec(
@@ -385,8 +385,7 @@ fn random_from(engines: &Engines, reply: &mut Reply<'_>) -> Outcome {
 /// A cursor is the number of a space in its lowest byte, and above it the space's own cursor
 /// ([`counter::Space::scan`]), 56 bits.
 fn scan(call: &mut Call<'_>) -> Outcome {
-    let cursor =
-        crate::resp::natural(call.args.at(1)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
+    let cursor = resp::natural(call.args.at(1)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
     let (mut pattern, mut most, mut kind) = (None, 10, None);
     let mut options = call.args.from(2).iter();
     while let Some(option) = options.next() {

@@ -5,7 +5,7 @@
 //! the commands that are named here.
 
 use super::{KeyArgs, NO_KEYS, Spec, flag};
-use crate::resp::Args;
+use resp::Args;
 
 /// Some of a command's keys, and what is done with them.
 pub(super) struct KeySpec {

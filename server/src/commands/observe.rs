@@ -85,7 +85,7 @@ pub(super) const TABLE: &[Spec] = &[
 fn slow_get(call: &mut Call<'_>) -> Outcome {
     let most = match call.args.len() {
         2 => 10,
-        3 => match crate::resp::integer(call.args.at(2)) {
+        3 => match resp::integer(call.args.at(2)) {
             Some(-1) => usize::MAX,
             count => count
                 .and_then(|count| usize::try_from(count).ok())

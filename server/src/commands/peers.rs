@@ -71,7 +71,7 @@ fn client_id(text: &[u8]) -> Result<u64, Refusal> {
 
 /// A positive number that a signed one of 64 bits holds, as Redis reads ids.
 fn positive(text: &[u8]) -> Option<u64> {
-    crate::resp::integer(text).and_then(|id| u64::try_from(id).ok()).filter(|&id| id > 0)
+    resp::integer(text).and_then(|id| u64::try_from(id).ok()).filter(|&id| id > 0)
 }
 
 fn list(call: &mut Call<'_>) -> Outcome {
@@ -141,7 +141,7 @@ fn kill(call: &mut Call<'_>) -> Outcome {
             }
             filters.push(Box::new(move |c| c.names.lock().user == text));
         } else if is(b"maxage") {
-            let Some(age) = crate::resp::integer(value) else {
+            let Some(age) = resp::integer(value) else {
                 return Err(refuse!("ERR maxage is not an integer or out of range"));
             };
             let Some(age) = u64::try_from(age).ok().filter(|&age| age > 0) else {
@@ -216,7 +216,7 @@ fn pause(call: &mut Call<'_>) -> Outcome {
         word if word.eq_ignore_ascii_case(b"write") => Paused::Writes,
         _ => return Err(refuse!("ERR CLIENT PAUSE mode must be WRITE or ALL")),
     };
-    let timeout = crate::resp::integer(call.args.at(2));
+    let timeout = resp::integer(call.args.at(2));
     let Some(timeout) = timeout else {
         return Err(refuse!("ERR timeout is not an integer or out of range"));
     };

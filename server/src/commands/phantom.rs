@@ -2,8 +2,8 @@
 
 use super::{Call, Outcome, Printable, Refusal, Scratch, Spec, flag, refuse};
 use crate::engines::ExistenceSpace;
-use crate::resp::Reply;
 use phantom::{Answer, Change, Member};
+use resp::Reply;
 
 pub(super) const TABLE: &[Spec] = &[
     Spec {

@@ -6,8 +6,8 @@ use crate::clients::Client;
 use crate::node::Node;
 use crate::replication::feed::Place;
 use crate::replication::{Fed, Hello, LinkState, Master, failover};
-use crate::resp::Reply;
 use ::replication::{Sending, promotions};
+use resp::Reply;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -236,7 +236,7 @@ pub(super) fn heard_sentinel(node: &Arc<Node>, sender: &Client, message: &[u8]) 
 
 /// When a WAIT ends, at the latest: 0 milliseconds are for ever.
 fn deadline(text: &[u8]) -> Result<Instant, Refusal> {
-    let ms = crate::resp::integer(text)
+    let ms = resp::integer(text)
         .ok_or_else(|| refuse!("ERR timeout is not an integer or out of range"))?;
     let ms = u64::try_from(ms).map_err(|_| refuse!("ERR timeout is negative"))?;
     Ok(Instant::now()

@@ -6,8 +6,8 @@
 use super::keys::disk;
 use super::{Call, NO_KEYS, Outcome, Printable, Refusal, Spec, flag, help_row, refuse};
 use crate::engines::{CounterSpace, Engines, ExistenceSpace};
-use crate::resp::Reply;
 use counter::Alteration;
+use resp::Reply;
 
 const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT;
 /// Canaries that TM.TABLES asks each table for; they add up over calls.
@@ -161,7 +161,7 @@ fn alteration(call: &Call<'_>) -> Result<Alteration, Refusal> {
             6 => (call.args.at(4), call.args.at(5)),
             _ => return Err(call.wrong_arity()),
         };
-        let width = crate::resp::natural(bits).and_then(|bits| u8::try_from(bits).ok());
+        let width = resp::natural(bits).and_then(|bits| u8::try_from(bits).ok());
         let width = width.ok_or_else(|| {
             refuse!("ERR '{}' is no number of bits from 1 to 64", Printable(bits))
         })?;
@@ -457,7 +457,7 @@ fn spill(call: &mut Call<'_>) -> Outcome {
         ));
     }
     let tables = match call.args.from(2).iter().next() {
-        Some(text) => crate::resp::natural(text)
+        Some(text) => resp::natural(text)
             .ok_or_else(|| refuse!("ERR Invalid number of tables '{}'", Printable(text)))?,
         None => 1,
     };

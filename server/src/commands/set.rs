@@ -4,8 +4,8 @@
 use super::weight::PAIR_BYTES;
 use super::{ALL_KEYS, Call, ONE_KEY, Outcome, Refusal, Spec, flag, refuse};
 use crate::engines::WriteError;
-use crate::resp::{self, Reply};
 use phantom::{Answer, Change, Member};
+use resp::{self, Reply};
 
 const fn spec(
     name: &'static str,

@@ -7,7 +7,7 @@
 use super::command::{id_positions, key_positions};
 use super::{NO_KEYS, Session, Spec, flag};
 use crate::engines::{Engines, KeyRef};
-use crate::resp::Args;
+use resp::Args;
 use store::Ticket;
 
 /// Notes what the request has shown. `ids`: those that it has read as such, if its arguments are

@@ -2,7 +2,7 @@
 
 use super::{Call, Refusal, find};
 use crate::acl;
-use crate::resp::Args;
+use resp::Args;
 use std::fmt::Write as _;
 
 /// What a command is, as COMMAND tells clients. Bits of [`Spec::flags`].

@@ -6,8 +6,8 @@ use super::{
     refuse, weight,
 };
 use crate::engines::{CounterSpace, KeyError, KeyRef};
-use crate::resp::{Reply, decimal};
 use counter::Schema;
+use resp::{Reply, decimal};
 
 const READ: u32 = flag::READONLY | flag::FAST;
 const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;

@@ -8,8 +8,8 @@ use super::{Call, Found, NO_KEYS, Outcome, Refusal, Session, Spec, integer, refu
 use crate::clients::{BROKEN_REDIRECT, Client};
 use crate::engines::{Engines, KeyRef};
 use crate::node::Node;
-use crate::resp::Args;
 use crate::tracking::{MAX_PREFIX, Options, Overlap, Spaces, Tracker, find_overlap};
+use resp::Args;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -344,7 +344,7 @@ pub(super) fn remember(spec: &Spec, args: Args<'_>, session: &Session, node: &No
         let spaces = spaces_of(spec, args, engines);
         for text in positions.map(|at| args.at(at)) {
             // An argument that is no id is an option.
-            if let Some(id) = crate::resp::natural(text) {
+            if let Some(id) = resp::natural(text) {
                 node.tracking.remember(tracker, id, text, &spaces);
             }
         }

@@ -24,8 +24,8 @@ use super::{
 use crate::durability::MOST_BYTES;
 use crate::engines::{Engines, KeyRef, Seen};
 use crate::node::Node;
-use crate::resp::{Args, Kept, Reply};
 use crate::watch::Place;
+use resp::{Args, Kept, Reply};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;

@@ -13,7 +13,7 @@ use super::command::{id_positions, key_positions};
 use super::{NO_KEYS, Refusal, find, flag, id, refuse, select};
 use crate::durability::MOST_BYTES;
 use crate::engines::{CounterSpace, Engines, KeyRef};
-use crate::resp::Args;
+use resp::Args;
 
 /// Up to here it need not be known closely.
 const ROUGH_BYTES: usize = 1 << 20;

@@ -219,7 +219,7 @@ fn anything(choices: &mut Choices<'_>, node: &Arc<Node>, model: &mut Model) {
             .is_some_and(|(_, spec)| !spec.has(flag::READONLY) || spec.has(flag::MAY_WRITE));
         let was = guest.talk.session.client.protocol();
         let bytes = guest.ask(std::slice::from_ref(&words));
-        if was == crate::resp::Protocol::Resp2 && guest.talk.session.client.protocol() == was {
+        if was == resp::Protocol::Resp2 && guest.talk.session.client.protocol() == was {
             frames(&bytes);
         }
     }

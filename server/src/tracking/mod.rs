@@ -31,10 +31,10 @@ pub(crate) use table::Spaces;
 use crate::clients::{BROADCAST, BROKEN_REDIRECT, Client, TRACKING};
 use crate::config::Config;
 use crate::engines::Engines;
-use crate::resp::{Protocol, Reply};
 use crate::watch::Place;
 use parking_lot::{Mutex, RwLock};
 use prefixes::Prefixes;
+use resp::{Protocol, Reply};
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{
