@@ -71,7 +71,8 @@ pub enum MergeError {
     OtherLayout,
     /// Its ids reach so far above ours that one alone would be kept aside.
     #[error(
-        "its ids reach up to {highest}, far ahead of ours, which end at {ours}: merge it when there are such ids here"
+        "its ids reach up to {highest}, far ahead of ours, which end at {ours}: merge it when \
+         there are such ids here"
     )]
     FarAhead {
         /// The highest that a pair of it may have.
@@ -81,7 +82,8 @@ pub enum MergeError {
     },
     /// No id counts as normal here yet.
     #[error(
-        "there are no ids here yet beside which its ids, up to {highest}, could be far ahead: merge it when there are"
+        "there are no ids here yet beside which its ids, up to {highest}, could be far ahead: \
+         merge it when there are"
     )]
     NoIds {
         /// The highest that a pair of it may have.
@@ -274,7 +276,8 @@ impl Space {
         if first_pages != table.pages() as u64 || words == 0 || !is_whole {
             let ours = table.pages();
             return Err(format!(
-                "{size} bytes for block {block} of filter {link} of a table of {first_pages} pages; ours has {ours}"
+                "{size} bytes for block {block} of filter {link} of a table of {first_pages} \
+                 pages; ours has {ours}"
             ));
         }
         let theirs: Vec<u64> = numbers.collect();

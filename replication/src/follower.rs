@@ -85,7 +85,8 @@ pub enum Course {
 pub enum Refusal {
     /// Another data set.
     #[error(
-        "the master has another data set (lineage {theirs}, ours is {ours}); REPLICAOF host port FORCE gives ours up for it"
+        "the master has another data set (lineage {theirs}, ours is {ours}); REPLICAOF host port \
+         FORCE gives ours up for it"
     )]
     Foreign {
         /// Ours.
@@ -95,8 +96,8 @@ pub enum Refusal {
     },
     /// It has fewer promotions, or lost something.
     #[error(
-        "the master's history ends or parts before ours does, and it was not promoted since (its end {theirs}, ours {ours}); \
-         REPLICAOF host port FORCE gives ours up for it"
+        "the master's history ends or parts before ours does, and it was not promoted since (its \
+         end {theirs}, ours {ours}); REPLICAOF host port FORCE gives ours up for it"
     )]
     Behind {
         /// Our offset.

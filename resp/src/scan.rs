@@ -545,7 +545,8 @@ mod tests {
 
     #[test]
     fn requests_are_found_at_every_split_point() {
-        let bytes = b"*2\r\n$4\r\nECHO\r\n$2\r\nhi\r\n\r\n*0\r\n*-1\r\nPING\r\nset \"a b\" 'c' d\n*1\r\n$0\r\n\r\n*3\r\n$1\r\na\r\n$4\r\n\r\n\r\n\r\n$1\r\nb\r\n";
+        let bytes = b"*2\r\n$4\r\nECHO\r\n$2\r\nhi\r\n\r\n*0\r\n*-1\r\nPING\r\nset \"a b\" 'c' d\n\
+                      *1\r\n$0\r\n\r\n*3\r\n$1\r\na\r\n$4\r\n\r\n\r\n\r\n$1\r\nb\r\n";
         let expected = vec![
             words("ECHO|hi"),
             words("PING"),

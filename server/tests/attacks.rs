@@ -238,8 +238,9 @@ fn a_client_who_does_not_read_costs_a_bounded_amount() {
 fn a_reply_that_is_too_long_is_not_made() {
     let fields: Vec<String> = (0..60).map(|i| format!("field{i}:8")).collect();
     let victim = Victim::start(&format!(
-        "existence = []\naction = []\n[server]\nmax_output_buffer_bytes = 4_000_000\n[[counter]]\nname = \"wide\"\nfields = \"{}\"\n\
-         rows = \"{{id}}\"\ncells = \"{{id}}.{{field}}\"\ntext_rows = true\n[[view]]\nname = \"all\"\ncounters = [\"wide\"]\n",
+        "existence = []\naction = []\n[server]\nmax_output_buffer_bytes = 4_000_000\n[[counter]]\n\
+         name = \"wide\"\nfields = \"{}\"\nrows = \"{{id}}\"\ncells = \"{{id}}.{{field}}\"\n\
+         text_rows = true\n[[view]]\nname = \"all\"\ncounters = [\"wide\"]\n",
         fields.join(" ")
     ));
     let mut client = victim.program.client();

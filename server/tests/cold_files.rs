@@ -17,8 +17,9 @@ const ROWS: u64 = PER_TABLE * TABLES;
 fn start(dir: &Path) -> Program {
     let config = dir.join("tidemark.toml");
     let text = format!(
-        "[durability]\nfsync = \"no\"\nsnapshot_every_s = 0\n[spill]\ncache_bytes = 1_000_000\n[[counter]]\nname = \"post\"\nfields = \"like:12 \
-         repost:8 comment:8 read:16\"\nspill = true\nrows_per_table = {PER_TABLE}\n"
+        "[durability]\nfsync = \"no\"\nsnapshot_every_s = 0\n[spill]\ncache_bytes = 1_000_000\n\
+         [[counter]]\nname = \"post\"\nfields = \"like:12 repost:8 comment:8 read:16\"\n\
+         spill = true\nrows_per_table = {PER_TABLE}\n"
     );
     std::fs::write(&config, text).unwrap();
     let few = ["sh", "-c", "ulimit -Sn 256; exec \"$@\"", "sh"];

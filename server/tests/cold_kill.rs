@@ -28,9 +28,12 @@ type Truth = BTreeMap<(u64, u64), Option<bool>>;
 fn start(dir: &Path) -> Program {
     let config = dir.join("tidemark.toml");
     // Late pairs may be a thousand; a merge takes half a second.
-    let text = "[durability]\nfsync = \"always\"\nsnapshot_every_s = 0\n[spill]\ncache_bytes = 100_000\nmerge_bytes_per_s = 500_000\n[[existence]]\nname = \
-                \"liked\"\npairs = \"liked:{id}\"\nspill = true\npairs_per_table = 100_000\nmax_tables = 2\n[[view]]\nname = \"home\"\ncounters = \
-                [\"post\"]\nflags = [\"liked\"]\n[[action]]\nname = \"like\"\nflag = \"liked\"\ncounter = \"post.like\"\n";
+    let text = "[durability]\nfsync = \"always\"\nsnapshot_every_s = 0\n[spill]\n\
+                cache_bytes = 100_000\nmerge_bytes_per_s = 500_000\n[[existence]]\n\
+                name = \"liked\"\npairs = \"liked:{id}\"\nspill = true\npairs_per_table = 100_000\n\
+                max_tables = 2\n[[view]]\nname = \"home\"\ncounters = [\"post\"]\n\
+                flags = [\"liked\"]\n[[action]]\nname = \"like\"\nflag = \"liked\"\n\
+                counter = \"post.like\"\n";
     std::fs::write(&config, text).unwrap();
     let options = ["--config", config.to_str().unwrap()];
     Program::start_as(&[], &dir.join("data"), &options)

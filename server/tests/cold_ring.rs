@@ -34,8 +34,10 @@ impl Running {
 fn start(under: &[&str], dir: &Path) -> Running {
     let config = dir.join("tidemark.toml");
     // Nearly nothing is cached.
-    let text = "[server]\nworkers = 2\nmax_request_args = 32_768\n[durability]\nfsync = \"no\"\n[spill]\ncache_bytes = 4096\n[[counter]]\nname = \"post\"\nfields = \"like:12 repost:8 \
-                comment:8 read:16\"\nspill = true\nrows_per_table = 2000\n";
+    let text = "[server]\nworkers = 2\nmax_request_args = 32_768\n[durability]\nfsync = \"no\"\n\
+                [spill]\ncache_bytes = 4096\n[[counter]]\nname = \"post\"\n\
+                fields = \"like:12 repost:8 comment:8 read:16\"\nspill = true\n\
+                rows_per_table = 2000\n";
     std::fs::write(&config, text).unwrap();
     let options = ["--config", config.to_str().unwrap()];
     let (program, lines) =

@@ -117,10 +117,11 @@ fn a_clean_end_loses_nothing_whatever_the_policy() {
 fn site(dir: &Path) -> Program {
     std::fs::create_dir_all(dir).unwrap();
     let config = dir.join("tidemark.toml");
-    let text = "[durability]\nfsync = \"always\"\n[[counter]]\nname = \"post\"\nfields = \"like:12 repost:8 comment:8 read:16\"\nrows = \"post:{id}\"\n\
-                [[existence]]\nname = \"liked\"\nseed = 7\npairs_per_table = 16_000\n\
-                [[view]]\nname = \"home\"\ncounters = [\"post\"]\nflags = [\"liked\"]\n\
-                [[action]]\nname = \"like\"\nflag = \"liked\"\ncounter = \"post.like\"\n";
+    let text = "[durability]\nfsync = \"always\"\n[[counter]]\nname = \"post\"\n\
+                fields = \"like:12 repost:8 comment:8 read:16\"\nrows = \"post:{id}\"\n\
+                [[existence]]\nname = \"liked\"\nseed = 7\npairs_per_table = 16_000\n[[view]]\n\
+                name = \"home\"\ncounters = [\"post\"]\nflags = [\"liked\"]\n[[action]]\n\
+                name = \"like\"\nflag = \"liked\"\ncounter = \"post.like\"\n";
     std::fs::write(&config, text).unwrap();
     let options = ["--config", config.to_str().unwrap()];
     Program::start_as(&[], &dir.join("data"), &options)
@@ -326,7 +327,8 @@ fn nothing_merged_is_lost_by_kill_9() {
             (likes.join().unwrap(), merges.join().unwrap())
         });
         eprintln!(
-            "round {round}: {} liked, {} merged in {} merges, {tables} tables, killed after {pause:?}",
+            "round {round}: {} liked, {} merged in {} merges, {tables} tables, killed after \
+             {pause:?}",
             acknowledged(&fresh),
             done.0.len(),
             done.1

@@ -220,9 +220,10 @@ fn a_transaction_that_waits_for_the_disk_is_answered_as_any_other() {
     std::fs::write(&config, "[server]\nworkers = 1\n").unwrap();
     let program = Program::start_as(&[], &data, &["--config", config.to_str().unwrap()]).unwrap();
     let mut stream = TcpStream::connect(("127.0.0.1", program.port)).unwrap();
-    let sent = "CLIENT ID\r\nMULTI\r\nPING\r\nSLAVEOF 127.0.0.1 1\r\nREPLICAOF 127.0.0.1 1\r\nROLE\r\nREPLICAOF no port\r\nCONFIG REWRITE\r\nSLAVEOF NO ONE\r\n\
-                FAILOVER ABORT\r\nFAILOVER\r\nCLIENT KILL TYPE normal\r\nECHO last\r\nEXEC\r\nROLE\r\nCLIENT REPLY SKIP\r\nCONFIG REWRITE\r\n\
-                ECHO end\r\n";
+    let sent = "CLIENT ID\r\nMULTI\r\nPING\r\nSLAVEOF 127.0.0.1 1\r\nREPLICAOF 127.0.0.1 1\r\n\
+                ROLE\r\nREPLICAOF no port\r\nCONFIG REWRITE\r\nSLAVEOF NO ONE\r\nFAILOVER ABORT\r\n\
+                FAILOVER\r\nCLIENT KILL TYPE normal\r\nECHO last\r\nEXEC\r\nROLE\r\n\
+                CLIENT REPLY SKIP\r\nCONFIG REWRITE\r\nECHO end\r\n";
     stream.write_all(sent.as_bytes()).unwrap();
     let mut lines = BufReader::new(stream).lines().map(Result::unwrap);
     let mut next = |count: usize| (0..count).map(|_| lines.next().unwrap()).collect::<Vec<_>>();

@@ -370,7 +370,10 @@ fn two_that_are_too_much_for_one_batch_are_each_whole_after_kill_9() {
     let config = folder.path().join("tidemark.toml");
     let fields: Vec<String> = (4..WIDE).map(|n| format!("f{n}:4")).collect();
     let text_of = format!(
-        "[server]\nmax_request_args = 1_048_576\nmax_transaction_args = 1_048_576\n[durability]\nfsync = \"always\"\n[[counter]]\nname = \"post\"\nfields = \"like:4 repost:4 comment:4 read:4 {}\"\nrows = \"w:{{id}}\"\ncells = \"w:{{id}}:{{field}}\"\n",
+        "[server]\nmax_request_args = 1_048_576\nmax_transaction_args = 1_048_576\n[durability]\n\
+         fsync = \"always\"\n[[counter]]\nname = \"post\"\n\
+         fields = \"like:4 repost:4 comment:4 read:4 {}\"\nrows = \"w:{{id}}\"\n\
+         cells = \"w:{{id}}:{{field}}\"\n",
         fields.join(" ")
     );
     std::fs::write(&config, text_of).unwrap();

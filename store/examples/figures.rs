@@ -140,7 +140,8 @@ fn always(disk: &Arc<dyn Disk>) -> Result<(), Failure> {
         thread.join().map_err(|_| "the commit thread failed")??;
         let stats = committer.stats();
         println!(
-            "always, 64 clients: {rate:.0} acknowledged/s in {:.0} syncs/s (this disk alone: {raw_rate:.0} syncs/s of 100 bytes)",
+            "always, 64 clients: {rate:.0} acknowledged/s in {:.0} syncs/s (this disk alone: \
+             {raw_rate:.0} syncs/s of 100 bytes)",
             stats.log.syncs as f64 / start.elapsed().as_secs_f64()
         );
         Ok(())

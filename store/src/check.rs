@@ -105,7 +105,8 @@ fn look(disk: &dyn Disk) -> Result<Report> {
     let pending = pending(disk)?;
     let disk: &dyn Disk = match &pending {
         Some(adopted) => {
-            let text = "a data set from a master is complete, and not in its place yet: the next start puts it there. It is what is looked at here";
+            let text = "a data set from a master is complete, and not in its place yet: the next \
+                        start puts it there. It is what is looked at here";
             report.add(Severity::Note, MANIFEST, text);
             adopted
         }
@@ -251,7 +252,8 @@ fn check_log(disk: &dyn Disk, manifest: &Manifest, report: &mut Report) {
             }
             if end.torn_bytes > 0 {
                 let text = format!(
-                    "{} bytes after byte {} are a torn tail, never acknowledged; a start cuts them off",
+                    "{} bytes after byte {} are a torn tail, never acknowledged; a start cuts them \
+                     off",
                     end.torn_bytes, end.position.byte
                 );
                 report.add(Severity::Note, &last, text);
@@ -319,7 +321,8 @@ fn check_segment_alone(disk: &dyn Disk, number: u64, report: &mut Report) -> Res
                 let byte = reader.position().byte;
                 if let Some(proof) = reader.proof_of_damage()? {
                     let what = format!(
-                        "{what}; the batch at byte {proof} was written when this place was already durable"
+                        "{what}; the batch at byte {proof} was written when this place was already \
+                         durable"
                     );
                     return Err(Error::corrupt(disk.path(&name), byte, what));
                 }
@@ -339,7 +342,8 @@ fn check_kept(
     let Some(first) = path.segments.first() else { return Ok(()) };
     let older = segments_back(disk, first.previous, usize::MAX)?;
     for &n in path.obsolete.iter().filter(|&&n| older.iter().all(|head| head.segment != n)) {
-        let text = "continued by no sound segment: void, or in front of damage; neither a start nor a replica needs it";
+        let text = "continued by no sound segment: void, or in front of damage; neither a start \
+                    nor a replica needs it";
         report.add(Severity::Note, &segment_name(n), text);
     }
     // Each up to where the next one begins, and the one in which replay begins up to there.
@@ -366,7 +370,8 @@ fn check_kept(
         match wrong {
             Some(what) => {
                 let text = format!(
-                    "damaged at byte {}: {what}. A start does not read it; a replica that would gets a full sync",
+                    "damaged at byte {}: {what}. A start does not read it; a replica that would \
+                     gets a full sync",
                     at.byte
                 );
                 report.add(Severity::Note, &name, text);
@@ -453,7 +458,8 @@ fn dump_segment(disk: &dyn Disk, number: u64, text: &mut Dump<'_>) -> Result<()>
             Found::Batch(batch) => {
                 let kind = if batch.is_seal() { "seal" } else { "batch" };
                 text.line(&format!(
-                    "byte {} offset {} {kind} {} records {} bytes {} time {} unsynced {} chain {:08x}",
+                    "byte {} offset {} {kind} {} records {} bytes {} time {} unsynced {} chain \
+                     {:08x}",
                     at.byte,
                     at.offset,
                     batch.sequence,

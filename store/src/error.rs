@@ -106,8 +106,9 @@ impl Error {
     pub fn advice(&self) -> &'static str {
         match self {
             Error::Corrupt { .. } => {
-                "Keep a copy of the folder, run `tidemark check` on it, then fetch the data again from a replica or restore a backup; \
-                 do not delete the file: what it holds would be lost in silence."
+                "Keep a copy of the folder, run `tidemark check` on it, then fetch the data again \
+                 from a replica or restore a backup; do not delete the file: what it holds would \
+                 be lost in silence."
             }
             Error::Full { .. } => "Make room on the disk; writes are accepted again by themselves.",
             Error::Io { source, .. } => match source.kind() {
@@ -118,7 +119,8 @@ impl Error {
                     "Mount the file system so that it can be written."
                 }
                 _ => {
-                    "Look at the disk and at the kernel's log; a server that runs refuses writes until the operation succeeds."
+                    "Look at the disk and at the kernel's log; a server that runs refuses writes \
+                     until the operation succeeds."
                 }
             },
             Error::Locked { .. } => "Stop the other process, or give this one a folder of its own.",

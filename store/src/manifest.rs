@@ -131,7 +131,8 @@ impl Manifest {
     pub fn encode(&self) -> String {
         let at = &self.replay;
         let mut text = format!(
-            "tidemark manifest {MANIFEST_VERSION}\nlineage {}\nnumber {}\nterm {}\nreplay {} {} {} {} {:08x}\ndurable {}\n",
+            "tidemark manifest {MANIFEST_VERSION}\nlineage {}\nnumber {}\nterm {}\n\
+             replay {} {} {} {} {:08x}\ndurable {}\n",
             self.lineage,
             self.number,
             self.term,

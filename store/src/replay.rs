@@ -109,7 +109,8 @@ pub(crate) fn find_path(
                 let name = disk.path(&segment_name(number));
                 if head.lineage != lineage {
                     let what = format!(
-                        "it belongs to lineage {}, the manifest to {lineage}: files of two data sets",
+                        "it belongs to lineage {}, the manifest to {lineage}: files of two data \
+                         sets",
                         head.lineage
                     );
                     return Err(Error::corrupt(name, 16, what));
@@ -134,7 +135,8 @@ pub(crate) fn find_path(
                 }
                 if head.previous < start.segment {
                     let what = format!(
-                        "it continues segment {}, but the manifest says that replay begins at {start}",
+                        "it continues segment {}, but the manifest says that replay begins at \
+                         {start}",
                         head.previous
                     );
                     return Err(Error::corrupt(name, 40, what));
@@ -522,7 +524,8 @@ pub(crate) fn replay(
         if reader.size() < begins {
             // Not a torn tail: what lies before the replay position was durable.
             let what = format!(
-                "it ends here; the manifest says that replay begins at {start}, up to which the log was durable: something acknowledged is missing"
+                "it ends here; the manifest says that replay begins at {start}, up to which the \
+                 log was durable: something acknowledged is missing"
             );
             return Err(Error::corrupt(file_path, reader.size(), what));
         }
@@ -568,7 +571,8 @@ pub(crate) fn replay(
                         && let Some(proof) = reader.proof_of_damage()?
                     {
                         let what = format!(
-                            "{what}; the batch at byte {proof} was written when this place was already durable"
+                            "{what}; the batch at byte {proof} was written when this place was \
+                             already durable"
                         );
                         return Err(Error::corrupt(file_path, at.byte, what));
                     }

@@ -303,7 +303,8 @@ impl Store {
         if end.position.offset < manifest.durable {
             let name = self.disk.path(&segment_name(end.position.segment));
             let what = format!(
-                "the log ends here, at offset {}, but it was durable up to {}: something acknowledged is missing",
+                "the log ends here, at offset {}, but it was durable up to {}: something \
+                 acknowledged is missing",
                 end.position.offset, manifest.durable
             );
             return Err(Error::corrupt(name, end.position.byte, what));

@@ -186,7 +186,8 @@ fn main() -> io::Result<()> {
     }
     let n = alters.len();
     println!(
-        "{n} changes, each answered in {:.0} microseconds at most (median {:.0}), and all tables rewritten after each, in {took:.1} s",
+        "{n} changes, each answered in {:.0} microseconds at most (median {:.0}), and all tables \
+         rewritten after each, in {took:.1} s",
         percentile(&mut alters, 1.0),
         percentile(&mut alters, 0.5)
     );

@@ -157,7 +157,8 @@ fn measure(
     }
     let measured = yes as f64 / asked as f64;
     println!(
-        "{rate:<10} {name:<28} {:>9} {:>7.4} {bits:>9.2} {asked:>9} {yes:>8} {measured:>10.6} {:>7.3}",
+        "{rate:<10} {name:<28} {:>9} {:>7.4} {bits:>9.2} {asked:>9} {yes:>8} {measured:>10.6} \
+         {:>7.3}",
         table.pairs,
         table.fill,
         measured / rate

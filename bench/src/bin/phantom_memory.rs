@@ -57,7 +57,8 @@ fn ours(pairs: u64, rate: f64) -> Outcome {
     let whole = space.memory_bytes() as f64 / space.pairs() as f64;
     let closed = full.bytes as f64 / full.pairs as f64;
     println!(
-        "| phantom at {} %: a filter that is full; a table as it was closed; the whole space, newest table and spare included | {:.2}; {closed:.2}; {whole:.2} |",
+        "| phantom at {} %: a filter that is full; a table as it was closed; the whole space, \
+         newest table and spare included | {:.2}; {closed:.2}; {whole:.2} |",
         rate * 100.0,
         full.bytes as f64 / full.capacity as f64
     );

@@ -117,8 +117,10 @@ const REDIS_EVERYSEC: Kind = Kind::Redis {
     ],
 };
 
-const CONFIG: &str = "[[counter]]\nname = \"post\"\nfields = \"like:12 repost:8 comment:8 read:16\"\nrows = \"post:{id}\"\n\
-    memory_limit_bytes = 16_000_000_000\n[[view]]\nname = \"home\"\ncounters = [\"post\"]\n";
+const CONFIG: &str = "[[counter]]\nname = \"post\"\n\
+                      fields = \"like:12 repost:8 comment:8 read:16\"\nrows = \"post:{id}\"\n\
+                      memory_limit_bytes = 16_000_000_000\n[[view]]\nname = \"home\"\n\
+                      counters = [\"post\"]\n";
 
 impl Kind {
     fn name(self) -> &'static str {
@@ -377,7 +379,8 @@ fn sync(
         );
         let child = master.info("rdb_last_cow_size").unwrap_or_default();
         println!(
-            "{:>8} master's memory {memory_mib:.0} MiB, at most {growth_mib:.0} MiB more during a sync{}",
+            "{:>8} master's memory {memory_mib:.0} MiB, at most {growth_mib:.0} MiB more during a \
+             sync{}",
             "",
             if kind == Kind::Tidemark {
                 String::new()
@@ -422,8 +425,9 @@ fn wait(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()> 
         Ok((pairs as f64 / seconds as f64, (cpu() - before) * 1e6 / pairs as f64))
     };
     println!(
-        "{clients} clients, each an increment and WAIT 1 in turn; one replica, everysec; acknowledged pairs a second, and microseconds of \
-         processor time of master and replica for each"
+        "{clients} clients, each an increment and WAIT 1 in turn; one replica, everysec; \
+         acknowledged pairs a second, and microseconds of processor time of master and replica for \
+         each"
     );
     println!("{:>8} {:>16} {:>16} {:>7} {:>6}", "round", "tidemark", "redis", "ratio", "load");
     let mut ratios = vec![];
@@ -529,7 +533,8 @@ fn away(args: &Args, segments: u64, rows: u64) -> io::Result<()> {
     let (full, continued) =
         (number(&replica, "repl_full_syncs")?, number(&replica, "repl_continued")?);
     println!(
-        "the replica was ready after {ready_s:.1} s, in step {seconds:.1} s later, {:.0} MB/s; full syncs: {full}",
+        "the replica was ready after {ready_s:.1} s, in step {seconds:.1} s later, {:.0} MB/s; \
+         full syncs: {full}",
         missed / 1e6 / seconds
     );
     let (mut here, mut there) = (master.client()?, replica.client()?);

@@ -330,7 +330,8 @@ fn what_is_lost_is_no_older_than_was_said() {
     });
     let [_, lost, acknowledged, ms] = sums.map(AtomicU64::into_inner);
     println!(
-        "{total} runs of {} simulated seconds: {acknowledged} changes acknowledged, {lost} lost, told or not",
+        "{total} runs of {} simulated seconds: {acknowledged} changes acknowledged, {lost} lost, \
+         told or not",
         ms / 1000
     );
     assert!(lost > total && acknowledged > 20 * total, "they show nothing");

@@ -93,7 +93,8 @@ fn rules_allow_what_they_say_and_no_more() {
             .to_owned()
     };
     let name = || {
-        "-NOPERM this user has no permissions to access one of the spaces, views or actions used as arguments"
+        "-NOPERM this user has no permissions to access one of the spaces, views or actions used \
+         as arguments"
             .to_owned()
     };
     type Lines<'a> = &'a [(&'a str, String)];
@@ -458,7 +459,8 @@ fn users_live_in_a_file_or_in_the_configuration() {
     assert_eq!(inline(&mut admin, "ACL SAVE"), OK);
     let text = std::fs::read_to_string(path("users.acl")).unwrap();
     assert!(text.contains(
-        "user bob on #3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d resetchannels -@all +ping\n"
+        "user bob on #3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d \
+         resetchannels -@all +ping\n"
     ));
     assert!(!text.contains(">a"), "{text}");
     // One wrong line, and nothing changes.

@@ -273,42 +273,66 @@ fn the_protocol_is_that_of_redis() {
         "SMISMEMBER k\r\n",
         "SHUTDOWN NOPE\r\n",
         // Strings.
-        "SET post:1:like 5\r\nSET post:1:like 6 NX\r\nSET post:1:like 7 XX\r\nGET post:1:like\r\nDEL post:1:like\r\n",
-        "SET post:2:like 6 GET\r\nSET post:2:like 7 GET\r\nSET post:2:like 8 XX GET\r\nSET post:2:like 9 NX GET\r\nGET post:2:like\r\n",
-        "SET post:2:like 1 NX XX\r\nSET post:2:like 1 NOPE\r\nSET post:2:like 1 KEEPTTL\r\nSET post:2:like\r\nSET post:2:like 1 GET GET\r\n",
+        "SET post:1:like 5\r\nSET post:1:like 6 NX\r\nSET post:1:like 7 XX\r\nGET post:1:like\r\n\
+         DEL post:1:like\r\n",
+        "SET post:2:like 6 GET\r\nSET post:2:like 7 GET\r\nSET post:2:like 8 XX GET\r\n\
+         SET post:2:like 9 NX GET\r\nGET post:2:like\r\n",
+        "SET post:2:like 1 NX XX\r\nSET post:2:like 1 NOPE\r\nSET post:2:like 1 KEEPTTL\r\n\
+         SET post:2:like\r\nSET post:2:like 1 GET GET\r\n",
         "SETNX post:3:like 1\r\nSETNX post:3:like 2\r\nGET post:3:like\r\nSETNX post:3:like\r\n",
         "GETSET post:4:like 1\r\nGETSET post:4:like 2\r\nGETSET post:4:like\r\n",
         "SET post:4:like 2\r\nGETDEL post:4:like\r\nGETDEL\r\n",
         "GETEX post:4:like NOPE NOPE NOPE NOPE x\r\nGETEX\r\n",
-        "MSET post:5:like 1 post:6:like 2\r\nMGET post:5:like post:6:like post:7:like\r\nMSET post:5:like\r\nMSET post:5:like 1 post:6:like\r\n",
-        "MSETNX post:8:like 1 post:9:like 2\r\nMSETNX post:8:like 3 post:10:like 4\r\nMGET post:8:like post:9:like post:10:like\r\n",
+        "MSET post:5:like 1 post:6:like 2\r\nMGET post:5:like post:6:like post:7:like\r\n\
+         MSET post:5:like\r\nMSET post:5:like 1 post:6:like\r\n",
+        "MSETNX post:8:like 1 post:9:like 2\r\nMSETNX post:8:like 3 post:10:like 4\r\n\
+         MGET post:8:like post:9:like post:10:like\r\n",
         "STRLEN post:5:like\r\nSTRLEN post:77:like\r\nSTRLEN\r\n",
-        "INCRBY post:5:like 9223372036854775807\r\nDECRBY post:5:like -9223372036854775808\r\nINCRBY post:5:like\r\n",
-        "APPEND post:5:like\r\nINCRBYFLOAT post:5:like\r\nSETEX post:5:like 1\r\nGETRANGE post:5:like 1\r\nSETRANGE post:5:like\r\n",
+        "INCRBY post:5:like 9223372036854775807\r\nDECRBY post:5:like -9223372036854775808\r\n\
+         INCRBY post:5:like\r\n",
+        "APPEND post:5:like\r\nINCRBYFLOAT post:5:like\r\nSETEX post:5:like 1\r\n\
+         GETRANGE post:5:like 1\r\nSETRANGE post:5:like\r\n",
         // Keys.
-        "TTL post:77:like\r\nPTTL post:77:like\r\nEXPIRETIME post:77:like\r\nPEXPIRETIME post:5:like\r\nTTL post:5:like\r\n",
-        "PERSIST post:5:like\r\nPERSIST post:77:like\r\nTOUCH post:5:like post:6:like post:77:like\r\nTOUCH\r\nPERSIST\r\n",
-        "EXPIRE\r\nEXPIRE post:5:like\r\nRENAME post:5:like\r\nCOPY post:5:like\r\nMOVE post:5:like\r\nDUMP\r\nRESTORE post:5:like\r\n",
-        "TYPE post:5:like\r\nTYPE post:77:like\r\nEXISTS post:5:like post:5:like post:77:like\r\nUNLINK post:77:like\r\n",
-        "OBJECT\r\nOBJECT nope\r\nOBJECT ENCODING\r\nOBJECT ENCODING post:77:like\r\nOBJECT FREQ post:5:like\r\nOBJECT FREQ post:77:like\r\n",
-        "OBJECT REFCOUNT post:77:like\r\nOBJECT IDLETIME post:77:like\r\nOBJECT ENCODING post:5:like\r\n",
-        "SCAN\r\nSCAN x\r\nSCAN 0 NOPE\r\nSCAN 0 COUNT\r\nSCAN 0 COUNT x\r\nSCAN 0 COUNT 0\r\nSCAN 0 TYPE nope\r\n",
+        "TTL post:77:like\r\nPTTL post:77:like\r\nEXPIRETIME post:77:like\r\n\
+         PEXPIRETIME post:5:like\r\nTTL post:5:like\r\n",
+        "PERSIST post:5:like\r\nPERSIST post:77:like\r\n\
+         TOUCH post:5:like post:6:like post:77:like\r\nTOUCH\r\nPERSIST\r\n",
+        "EXPIRE\r\nEXPIRE post:5:like\r\nRENAME post:5:like\r\nCOPY post:5:like\r\n\
+         MOVE post:5:like\r\nDUMP\r\nRESTORE post:5:like\r\n",
+        "TYPE post:5:like\r\nTYPE post:77:like\r\nEXISTS post:5:like post:5:like post:77:like\r\n\
+         UNLINK post:77:like\r\n",
+        "OBJECT\r\nOBJECT nope\r\nOBJECT ENCODING\r\nOBJECT ENCODING post:77:like\r\n\
+         OBJECT FREQ post:5:like\r\nOBJECT FREQ post:77:like\r\n",
+        "OBJECT REFCOUNT post:77:like\r\nOBJECT IDLETIME post:77:like\r\n\
+         OBJECT ENCODING post:5:like\r\n",
+        "SCAN\r\nSCAN x\r\nSCAN 0 NOPE\r\nSCAN 0 COUNT\r\nSCAN 0 COUNT x\r\nSCAN 0 COUNT 0\r\n\
+         SCAN 0 TYPE nope\r\n",
         "SCAN 0 MATCH nothing-fits COUNT 1000\r\nKEYS nothing-fits\r\nKEYS\r\nKEYS a b\r\n",
         // Hashes.
-        "HSET post:50 like 5 read 0 repost 0 comment 0\r\nHDEL post:50 like\r\nHDEL post:50\r\nHDEL post:51 like\r\n",
-        "HSCAN post:52 0\r\nHSCAN post:52 x\r\nHSCAN post:52\r\nHSCAN post:52 0 COUNT 0\r\nHSCAN post:52 0 NOPE\r\nHSCAN post:52 0 NOPE 1\r\n",
-        "HSET post:53 like 5\r\nHSCAN post:53 0 MATCH lik?\r\nHSCAN post:53 0 MATCH nope COUNT 5\r\nHINCRBYFLOAT post:53 like\r\n",
+        "HSET post:50 like 5 read 0 repost 0 comment 0\r\nHDEL post:50 like\r\nHDEL post:50\r\n\
+         HDEL post:51 like\r\n",
+        "HSCAN post:52 0\r\nHSCAN post:52 x\r\nHSCAN post:52\r\nHSCAN post:52 0 COUNT 0\r\n\
+         HSCAN post:52 0 NOPE\r\nHSCAN post:52 0 NOPE 1\r\n",
+        "HSET post:53 like 5\r\nHSCAN post:53 0 MATCH lik?\r\n\
+         HSCAN post:53 0 MATCH nope COUNT 5\r\nHINCRBYFLOAT post:53 like\r\n",
         // Sets.
-        "SADD liked:50 a b c\r\nSMOVE liked:50 liked:51 a\r\nSMOVE liked:50 liked:51 a\r\nSISMEMBER liked:51 a\r\nSISMEMBER liked:50 a\r\n",
-        "SMOVE liked:50 liked:50 b\r\nSISMEMBER liked:50 b\r\nSMISMEMBER liked:50 a b c d\r\nSREM liked:50 b nope\r\nSMOVE liked:50\r\n",
-        "SINTER\r\nSUNION\r\nSDIFF\r\nSINTERSTORE liked:50\r\nSUNIONSTORE liked:50\r\nSDIFFSTORE liked:50\r\nSADD liked:50\r\n",
+        "SADD liked:50 a b c\r\nSMOVE liked:50 liked:51 a\r\nSMOVE liked:50 liked:51 a\r\n\
+         SISMEMBER liked:51 a\r\nSISMEMBER liked:50 a\r\n",
+        "SMOVE liked:50 liked:50 b\r\nSISMEMBER liked:50 b\r\nSMISMEMBER liked:50 a b c d\r\n\
+         SREM liked:50 b nope\r\nSMOVE liked:50\r\n",
+        "SINTER\r\nSUNION\r\nSDIFF\r\nSINTERSTORE liked:50\r\nSUNIONSTORE liked:50\r\n\
+         SDIFFSTORE liked:50\r\nSADD liked:50\r\n",
         // Observation.
-        "SLOWLOG\r\nSLOWLOG nope\r\nSLOWLOG LEN x\r\nSLOWLOG GET x\r\nSLOWLOG GET -2\r\nSLOWLOG GET 1 2\r\nSLOWLOG RESET\r\nSLOWLOG GET 0\r\n",
-        "LATENCY\r\nLATENCY nope\r\nLATENCY LATEST\r\nLATENCY HISTORY command\r\nLATENCY HISTORY\r\nLATENCY RESET\r\nLATENCY RESET nope\r\n",
+        "SLOWLOG\r\nSLOWLOG nope\r\nSLOWLOG LEN x\r\nSLOWLOG GET x\r\nSLOWLOG GET -2\r\n\
+         SLOWLOG GET 1 2\r\nSLOWLOG RESET\r\nSLOWLOG GET 0\r\n",
+        "LATENCY\r\nLATENCY nope\r\nLATENCY LATEST\r\nLATENCY HISTORY command\r\n\
+         LATENCY HISTORY\r\nLATENCY RESET\r\nLATENCY RESET nope\r\n",
         "LATENCY LATEST x\r\nLATENCY DOCTOR x\r\n",
         "MONITOR x\r\n",
-        "MEMORY\r\nMEMORY nope\r\nMEMORY USAGE\r\nMEMORY USAGE post:77:like\r\nMEMORY USAGE post:77:like SAMPLES 5\r\nMEMORY USAGE post:77:like SAMPLES\r\n",
-        "MEMORY USAGE post:5:like SAMPLES -1\r\nMEMORY USAGE post:5:like NOPE 1\r\nMEMORY PURGE\r\nMEMORY DOCTOR x\r\nMEMORY STATS x\r\n",
+        "MEMORY\r\nMEMORY nope\r\nMEMORY USAGE\r\nMEMORY USAGE post:77:like\r\n\
+         MEMORY USAGE post:77:like SAMPLES 5\r\nMEMORY USAGE post:77:like SAMPLES\r\n",
+        "MEMORY USAGE post:5:like SAMPLES -1\r\nMEMORY USAGE post:5:like NOPE 1\r\nMEMORY PURGE\r\n\
+         MEMORY DOCTOR x\r\nMEMORY STATS x\r\n",
         "EXEC\r\n",
         "DISCARD\r\n",
         "MULTI\r\nMULTI\r\nPING\r\nEXEC\r\n",
@@ -323,29 +347,39 @@ fn the_protocol_is_that_of_redis() {
         "MULTI\r\nECHO a\r\nCLIENT nope\r\nEXEC\r\n",
         "MULTI\r\nSAVE\r\nEXEC\r\n",
         "MULTI\r\nSHUTDOWN\r\nEXEC\r\n",
-        "MULTI\r\nINCRBY post:1:like x\r\nINCR post:1:like\r\nGET post:1:like\r\nDEL post:1:like\r\nEXEC\r\n",
+        "MULTI\r\nINCRBY post:1:like x\r\nINCR post:1:like\r\nGET post:1:like\r\n\
+         DEL post:1:like\r\nEXEC\r\n",
         "WATCH post:1\r\nUNWATCH\r\nMULTI\r\nPING\r\nEXEC\r\n",
         "WATCH post:1:like\r\nINCR post:1:like\r\nMULTI\r\nPING\r\nEXEC\r\nDEL post:1:like\r\n",
         "WATCH post:1:like\r\nMULTI\r\nINCR post:1:like\r\nEXEC\r\nDEL post:1:like\r\n",
         "MULTI\r\nMULTI\r\nEXEC\r\nEXEC\r\n",
         "MULTI\r\nSUBSCRIBE a\r\nPING\r\nEXEC\r\nPING\r\nRESET\r\n",
-        "MULTI\r\nSUBSCRIBE a\r\nINCR post:1:like\r\nEXEC\r\nINCR post:1:like\r\nRESET\r\nDEL post:1:like\r\n",
+        "MULTI\r\nSUBSCRIBE a\r\nINCR post:1:like\r\nEXEC\r\nINCR post:1:like\r\nRESET\r\n\
+         DEL post:1:like\r\n",
         "MULTI\r\nPING\r\nEXEC x\r\nEXEC\r\nPING\r\n",
         "EXEC x\r\nMULTI\r\nEXEC x\r\nINCR post:1:like\r\nDEL post:1:like\r\n",
-        "SUBSCRIBE a b a\r\nPING\r\nPING x\r\nGET post:1:like\r\nMULTI\r\nUNSUBSCRIBE a\r\nUNSUBSCRIBE\r\nPING\r\n",
-        "PSUBSCRIBE a*\r\nSUBSCRIBE b\r\nPUNSUBSCRIBE\r\nUNSUBSCRIBE\r\nUNSUBSCRIBE\r\nPUNSUBSCRIBE\r\n",
+        "SUBSCRIBE a b a\r\nPING\r\nPING x\r\nGET post:1:like\r\nMULTI\r\nUNSUBSCRIBE a\r\n\
+         UNSUBSCRIBE\r\nPING\r\n",
+        "PSUBSCRIBE a*\r\nSUBSCRIBE b\r\nPUNSUBSCRIBE\r\nUNSUBSCRIBE\r\nUNSUBSCRIBE\r\n\
+         PUNSUBSCRIBE\r\n",
         "SSUBSCRIBE a\r\nSUBSCRIBE c\r\nSUNSUBSCRIBE\r\nUNSUBSCRIBE x y\r\nUNSUBSCRIBE\r\n",
         "SUBSCRIBE a\r\nNOPE\r\nGET\r\nQUIT\r\n",
         "SUBSCRIBE a\r\nRESET\r\nPUBLISH a x\r\n",
         "SUBSCRIBE\r\nPSUBSCRIBE\r\nSSUBSCRIBE\r\nPUBLISH a\r\nSPUBLISH a\r\n",
         "PUBLISH a x\r\nSPUBLISH a x\r\n",
         "PUBSUB\r\nPUBSUB nope\r\nPUBSUB CHANNELS a b\r\nPUBSUB NUMPAT x\r\n",
-        "PUBSUB CHANNELS\r\nPUBSUB NUMSUB\r\nPUBSUB NUMSUB a b\r\nPUBSUB NUMPAT\r\nPUBSUB SHARDCHANNELS\r\nPUBSUB SHARDNUMSUB a\r\n",
-        "CLIENT PAUSE\r\nCLIENT PAUSE x\r\nCLIENT PAUSE -1\r\nCLIENT PAUSE 0 NOPE\r\nCLIENT PAUSE 0\r\nCLIENT UNPAUSE\r\n",
-        "CLIENT UNBLOCK x\r\nCLIENT UNBLOCK 1\r\nCLIENT UNBLOCK 1 NOPE\r\nCLIENT UNBLOCK 1 ERROR\r\n",
-        "CLIENT GETREDIR\r\nCLIENT TRACKINGINFO\r\nCLIENT TRACKING OFF\r\nCLIENT TRACKING NOPE\r\nCLIENT CACHING YES\r\n",
-        "CLIENT KILL TYPE pubsub\r\nCLIENT KILL TYPE replica\r\nCLIENT KILL TYPE slave SKIPME nope\r\n",
-        "CLIENT KILL USER nobody\r\nCLIENT KILL ADDR 1.1.1.1:1\r\nCLIENT KILL LADDR 1.1.1.1:1\r\nCLIENT KILL NOPE 1\r\n",
+        "PUBSUB CHANNELS\r\nPUBSUB NUMSUB\r\nPUBSUB NUMSUB a b\r\nPUBSUB NUMPAT\r\n\
+         PUBSUB SHARDCHANNELS\r\nPUBSUB SHARDNUMSUB a\r\n",
+        "CLIENT PAUSE\r\nCLIENT PAUSE x\r\nCLIENT PAUSE -1\r\nCLIENT PAUSE 0 NOPE\r\n\
+         CLIENT PAUSE 0\r\nCLIENT UNPAUSE\r\n",
+        "CLIENT UNBLOCK x\r\nCLIENT UNBLOCK 1\r\nCLIENT UNBLOCK 1 NOPE\r\n\
+         CLIENT UNBLOCK 1 ERROR\r\n",
+        "CLIENT GETREDIR\r\nCLIENT TRACKINGINFO\r\nCLIENT TRACKING OFF\r\nCLIENT TRACKING NOPE\r\n\
+         CLIENT CACHING YES\r\n",
+        "CLIENT KILL TYPE pubsub\r\nCLIENT KILL TYPE replica\r\n\
+         CLIENT KILL TYPE slave SKIPME nope\r\n",
+        "CLIENT KILL USER nobody\r\nCLIENT KILL ADDR 1.1.1.1:1\r\nCLIENT KILL LADDR 1.1.1.1:1\r\n\
+         CLIENT KILL NOPE 1\r\n",
         "CLIENT LIST TYPE pubsub\r\nCLIENT LIST TYPE replica\r\nCLIENT LIST TYPE master\r\n",
     ]
     .iter()
@@ -477,7 +511,8 @@ fn users_are_those_of_redis() {
         "ACL LOG RESET",
         "ACL LOG",
         "ACL SETUSER v on nopass ~* +@all -exec",
-        "AUTH v x\r\nMULTI\r\nINCR post:1:like\r\nEXEC\r\nINCR post:1:like\r\nGET post:1:like\r\nDEL post:1:like",
+        "AUTH v x\r\nMULTI\r\nINCR post:1:like\r\nEXEC\r\nINCR post:1:like\r\nGET post:1:like\r\n\
+         DEL post:1:like",
         "AUTH v x\r\nWATCH post:1:like\r\nEXEC\r\nMULTI\r\nPING\r\nDISCARD",
         "ACL DELUSER v",
         "ACL SETUSER u on >p +get +mget ~post:*",

@@ -81,7 +81,9 @@ fn the_python_of_the_document_reads_what_the_integers_say() {
     let code = text.split_once("```python\n").unwrap().1.split_once("```").unwrap().0;
     assert!(code.lines().count() <= 10, "{code}");
     let server = server();
-    let print = "\nimport redis, sys\nfor id, counters, flags in page(redis.Redis(port=int(sys.argv[1])), 'home', 42, [int(i) for i in sys.argv[2:]]):\n    print(id, *counters, *flags)\n";
+    let print = "\nimport redis, sys\nfor id, counters, flags in \
+                 page(redis.Redis(port=int(sys.argv[1])), 'home', 42, [int(i) for i in \
+                 sys.argv[2:]]):\n    print(id, *counters, *flags)\n";
     for client in ["redis-py-5", "redis-py-new"] {
         let mut python = Command::new(root.join("target/clients").join(client).join("bin/python"));
         python

@@ -83,7 +83,8 @@ fn a_listener_in_resp2_may_send_little_and_in_resp3_everything() {
     let mut two = listener(&server, false, &["SUBSCRIBE", "a"]);
     two.request(&["GET", "post:1:like"]);
     two.expect(
-        "-ERR Can't execute 'get': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context\r\n",
+        "-ERR Can't execute 'get': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET \
+         are allowed in this context\r\n",
     );
     two.request(&["PING"]).expect("*2\r\n$4\r\npong\r\n$0\r\n\r\n");
     two.request(&["PING", "x"]).expect("*2\r\n$4\r\npong\r\n$1\r\nx\r\n");

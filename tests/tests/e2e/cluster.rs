@@ -30,9 +30,10 @@ fn one_node_owns_all_slots() {
     let digits = port.to_string().len();
     assert!(digits <= 5);
     raw.request(&["CLUSTER", "SHARDS"]).expect(&format!(
-        "*1\r\n*4\r\n$5\r\nslots\r\n*2\r\n:0\r\n:16383\r\n$5\r\nnodes\r\n*1\r\n*14\r\n$2\r\nid\r\n$40\r\n{id}\r\n\
-         $4\r\nport\r\n:{port}\r\n$2\r\nip\r\n$9\r\n127.0.0.1\r\n$8\r\nendpoint\r\n$9\r\n127.0.0.1\r\n\
-         $4\r\nrole\r\n$6\r\nmaster\r\n$18\r\nreplication-offset\r\n:{offset}\r\n$6\r\nhealth\r\n$6\r\nonline\r\n"
+        "*1\r\n*4\r\n$5\r\nslots\r\n*2\r\n:0\r\n:16383\r\n$5\r\nnodes\r\n*1\r\n*14\r\n$2\r\nid\r\n\
+         $40\r\n{id}\r\n$4\r\nport\r\n:{port}\r\n$2\r\nip\r\n$9\r\n127.0.0.1\r\n$8\r\nendpoint\r\n\
+         $9\r\n127.0.0.1\r\n$4\r\nrole\r\n$6\r\nmaster\r\n$18\r\nreplication-offset\r\n\
+         :{offset}\r\n$6\r\nhealth\r\n$6\r\nonline\r\n"
     ));
     for (words, reply) in [
         (&["CLUSTER", "KEYSLOT", "foo"][..], ":12182\r\n"),

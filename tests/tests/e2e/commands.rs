@@ -128,7 +128,8 @@ fn hashes_strings_and_keys() {
             ("HINCRBY post:1 like -5", ":-1\r\n"),
             (
                 "HGETALL post:1",
-                "*8\r\n$4\r\nlike\r\n$2\r\n-1\r\n$6\r\nrepost\r\n$1\r\n0\r\n$7\r\ncomment\r\n$1\r\n0\r\n$4\r\nread\r\n$5\r\n70000\r\n",
+                "*8\r\n$4\r\nlike\r\n$2\r\n-1\r\n$6\r\nrepost\r\n$1\r\n0\r\n$7\r\ncomment\r\n$1\r\n\
+                 0\r\n$4\r\nread\r\n$5\r\n70000\r\n",
             ),
             ("HKEYS post:1", "*4\r\n$4\r\nlike\r\n$6\r\nrepost\r\n$7\r\ncomment\r\n$4\r\nread\r\n"),
             ("HVALS post:1", "*4\r\n$2\r\n-1\r\n$1\r\n0\r\n$1\r\n0\r\n$5\r\n70000\r\n"),
@@ -154,7 +155,8 @@ fn hashes_strings_and_keys() {
             ("SET post:1:like 10", "+OK\r\n"),
             (
                 "SET post:1:like 10 EX 5",
-                "-ERR SET with an expiry is not possible here: counters, rows and pairs do not expire\r\n",
+                "-ERR SET with an expiry is not possible here: counters, rows and pairs do not \
+                 expire\r\n",
             ),
             ("SET post:1:like ten", "-ERR value is not an integer or out of range\r\n"),
             ("INCR post:1:like", ":11\r\n"),
@@ -173,11 +175,13 @@ fn hashes_strings_and_keys() {
             ("GET post:1:nope", "-ERR No schema field 'nope' in space 'post'\r\n"),
             (
                 "INCR post:01:like",
-                "-ERR Invalid key 'post:01:like': its id begins with zeros (padded_ids = true in the space's configuration accepts them)\r\n",
+                "-ERR Invalid key 'post:01:like': its id begins with zeros (padded_ids = true in \
+                 the space's configuration accepts them)\r\n",
             ),
             (
                 "HSET post:18446744073709551616 like 1",
-                "-ERR Invalid key 'post:18446744073709551616': its id is larger than 18446744073709551615\r\n",
+                "-ERR Invalid key 'post:18446744073709551616': its id is larger than \
+                 18446744073709551615\r\n",
             ),
             ("HINCRBY post:18446744073709551615 like 1", ":1\r\n"),
             ("TYPE post:1", "+hash\r\n"),
@@ -194,7 +198,8 @@ fn hashes_strings_and_keys() {
             ("EXISTS post:1", ":0\r\n"),
             (
                 "DEL post:18446744073709551615 liked:1",
-                "-ERR the pairs of an id cannot be deleted together: name the members (SISMEMBER, SREM, PH.EXISTS, PH.DEL)\r\n",
+                "-ERR the pairs of an id cannot be deleted together: name the members (SISMEMBER, \
+                 SREM, PH.EXISTS, PH.DEL)\r\n",
             ),
             ("EXISTS post:18446744073709551615", ":1\r\n"),
             ("HSET user:1 follower 5", ":1\r\n"),
@@ -216,7 +221,8 @@ fn resp3_has_maps_booleans_and_nulls() {
             ("HSET user:1 follower 5", ":1\r\n"),
             (
                 "HGETALL user:1",
-                "%3\r\n$8\r\nfollower\r\n$1\r\n5\r\n$9\r\nfollowing\r\n$1\r\n0\r\n$4\r\npost\r\n$1\r\n0\r\n",
+                "%3\r\n$8\r\nfollower\r\n$1\r\n5\r\n$9\r\nfollowing\r\n$1\r\n0\r\n$4\r\npost\r\n\
+                 $1\r\n0\r\n",
             ),
             ("HGETALL user:2", "%0\r\n"),
             ("HGET user:2 post", "_\r\n"),

@@ -19,7 +19,8 @@ const CLIENTS: &[Tested] = &[
     Tested {
         name: "redis-py",
         version: "5.2, 8 (RESP2, RESP3, asyncio)",
-        works: "hashes, strings, sets, `bf()`, pipelines, MULTI, pub/sub, Sentinel, cluster client, caching",
+        works: "hashes, strings, sets, `bf()`, pipelines, MULTI, pub/sub, Sentinel, cluster \
+                client, caching",
         tests: &["redis_py_reads_a_page_in_both_protocols", "redis_py_caches_rows_cells_and_flags"],
     },
     Tested {
@@ -185,17 +186,16 @@ fn compatibility_page_is_current() {
     }
 
     let mut page = String::from(
-        "# Compatibility\n\n\
-         Printed from the tables in `tests/tests/e2e/compatibility.rs`; do not edit.\n\
-         Clients connect with their default options.\n\
-         Replies are compared with those of Redis 7.0, command by command, by `tests/clients/verbs`.\n",
+        "# Compatibility\n\nPrinted from the tables in `tests/tests/e2e/compatibility.rs`; do not \
+         edit.\nClients connect with their default options.\n\
+         Replies are compared with those of Redis 7.0, command by command, by \
+         `tests/clients/verbs`.\n",
     );
     section(&mut page, "Clients", CLIENTS);
     section(&mut page, "Tools", TOOLS);
     page.push_str(
-        "\n## Refused by design\n\n\
-         A test sends each call to a server with the default configuration, and the reply begins so.\n\n\
-         | call | reply | reason |\n|---|---|---|\n",
+        "\n## Refused by design\n\nA test sends each call to a server with the default \
+         configuration, and the reply begins so.\n\n| call | reply | reason |\n|---|---|---|\n",
     );
     let server = TestServer::start();
     server.raw().request(&["FEED.ACT", "like", "7", "1"]).expect("*1\r\n:1\r\n");
@@ -206,7 +206,8 @@ fn compatibility_page_is_current() {
         let _ = writeln!(page, "| `{call}` | {begins} | {reason} |");
     }
     page.push_str(
-        "\nReads of keys that fit no pattern, and all other commands: [commands.md](commands.md).\n",
+        "\nReads of keys that fit no pattern, and all other commands: \
+         [commands.md](commands.md).\n",
     );
 
     let path = root().join("docs/compatibility.md");

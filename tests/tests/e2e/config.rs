@@ -145,8 +145,10 @@ fn a_rewrite_is_there_at_the_next_start() {
 fn rewritten_file_starts_a_new_replica() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("tidemark.toml");
-    let spaces = "[[counter]]\nname = \"post\"\nfields = \"like:12 repost:8\" # of a post\nrows = \"post:{id}\"\n";
-    let view = "[[view]]\nname = \"home\"\ncounters = [\"post.like\", \"post.share\"]\nflags = [\"liked\"]\n";
+    let spaces = "[[counter]]\nname = \"post\"\nfields = \"like:12 repost:8\" # of a post\n\
+                  rows = \"post:{id}\"\n";
+    let view = "[[view]]\nname = \"home\"\ncounters = [\"post.like\", \"post.share\"]\n\
+                flags = [\"liked\"]\n";
     for listed in ["", spaces] {
         std::fs::write(&file, listed).unwrap();
         let loaded = || Config::load(&file).unwrap();

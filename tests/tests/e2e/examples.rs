@@ -23,7 +23,8 @@ fn shows_the_page(server: &TestServer, first: u64, program: &mut Command) {
     assert!(done.status.success(), "{program:?}: {out}\n{err}");
     let next = first + 1;
     let expected = format!(
-        "post {first}: 1 likes, 1 comments; liked by me: yes\npost {next}: 0 likes, 0 comments; liked by me: no\n"
+        "post {first}: 1 likes, 1 comments; liked by me: yes\n\
+         post {next}: 0 likes, 0 comments; liked by me: no\n"
     );
     assert_eq!(out, expected, "{program:?}: {err}");
 }
@@ -75,7 +76,8 @@ fn the_rust_example_shows_a_page() {
 fn the_java_example_shows_a_page() {
     let Some(jedis) = std::env::var_os("TIDEMARK_JEDIS") else {
         return tidemark_tests::cannot(
-            "Jedis is in no registry that the tests use: set TIDEMARK_JEDIS to a class path that has it",
+            "Jedis is in no registry that the tests use: set TIDEMARK_JEDIS to a class path that \
+             has it",
         );
     };
     let server = TestServer::start();

@@ -351,7 +351,10 @@ fn other_protocols_are_cut_off() {
         ["POST /x HTTP/1.1", "GET /SHUTDOWN HTTP/1.1", "OPTIONS * HTTP/1.0", "Host: localhost"]
     {
         let mut raw = server.raw();
-        raw.send(format!("{first}\r\nHost: localhost:6399\r\nContent-Type: text/plain\r\n\r\nHSET post:1 like 5\r\n"));
+        raw.send(format!(
+            "{first}\r\nHost: localhost:6399\r\nContent-Type: text/plain\r\n\r\n\
+                          HSET post:1 like 5\r\n"
+        ));
         assert_eq!(raw.rest(), "", "{first}");
     }
     server.raw().request(&["HGET", "post:1", "like"]).expect("$-1\r\n");

@@ -116,11 +116,15 @@ fn one_strange_key_does_not_fail_an_mget() {
     ask(&mut raw, "SET post:1:like 5");
     ask(&mut raw, "SET post:2:like 6");
     raw.request(
-        &"MGET post:1:like session:abc post:2:like post:1:nope liked:1 post:1 user:1 post:2:like post:1:like"
+        &"MGET post:1:like session:abc post:2:like post:1:nope liked:1 post:1 user:1 post:2:like \
+          post:1:like"
             .split(' ')
             .collect::<Vec<_>>(),
     )
-    .expect("*9\r\n$1\r\n5\r\n$-1\r\n$1\r\n6\r\n$-1\r\n$-1\r\n$-1\r\n$-1\r\n$1\r\n6\r\n$1\r\n5\r\n");
+    .expect(
+        "*9\r\n$1\r\n5\r\n$-1\r\n$1\r\n6\r\n$-1\r\n$-1\r\n$-1\r\n$-1\r\n$1\r\n6\r\n$1\r\n\
+             5\r\n",
+    );
 }
 
 /// F16, and a lock (`SET key token NX PX`) on such a key: it must fail, and say why.
@@ -128,9 +132,9 @@ fn one_strange_key_does_not_fail_an_mget() {
 fn writes_of_a_key_of_no_space_say_what_belongs_here() {
     let server = TestServer::start();
     let mut raw = server.raw();
-    let elsewhere = "-ERR Invalid key 'lock:a': it fits no key pattern of any space (post:{id}, post:{id}:{field}, \
-                     user:{id}, liked:{id}, reposted:{id}, read:{id}). Counters and flags are kept here; locks, \
-                     sessions and texts belong in another store";
+    let elsewhere = "-ERR Invalid key 'lock:a': it fits no key pattern of any space (post:{id}, \
+                     post:{id}:{field}, user:{id}, liked:{id}, reposted:{id}, read:{id}). Counters \
+                     and flags are kept here; locks, sessions and texts belong in another store";
     for request in [
         "SET lock:a token NX PX 1000",
         "SET lock:a 1",
@@ -149,8 +153,8 @@ fn writes_of_a_key_of_no_space_say_what_belongs_here() {
     ] {
         assert_eq!(ask(&mut raw, request), elsewhere, "{request}");
     }
-    let number = "an id is an integer from 0 to 18446744073709551615. Give each other id (a text, a UUID) a number of \
-                  your own, or take the first 8 bytes of a hash of it";
+    let number = "an id is an integer from 0 to 18446744073709551615. Give each other id (a text, \
+                  a UUID) a number of your own, or take the first 8 bytes of a hash of it";
     for (request, key) in [
         ("HSET post:abc like 1", "post:abc"),
         ("INCR post:abc:like", "post:abc:like"),
@@ -233,7 +237,8 @@ fn a_space_may_accept_padded_ids() {
         // Only where the space says so.
         (
             "INCR post:007:like",
-            "-ERR Invalid key 'post:007:like': its id begins with zeros (padded_ids = true in the space's configuration accepts them)\r\n",
+            "-ERR Invalid key 'post:007:like': its id begins with zeros (padded_ids = true in the \
+             space's configuration accepts them)\r\n",
         ),
     ];
     check(&mut server.raw(), &script);

@@ -558,8 +558,10 @@ fn merges_come_one_at_a_time_and_in_bounded_pieces() {
 #[test]
 fn filters_and_sets_under_other_names() {
     let server = TestServer::start();
-    let unknowable = "-ERR a filter cannot tell how many or which members one id has: it holds those of all ids of its table together. Ask for \
-                      members one by one, keep a counter for their number (FEED.ACT moves both), and see TM.TABLES for the table\r\n";
+    let unknowable = "-ERR a filter cannot tell how many or which members one id has: it holds \
+                      those of all ids of its table together. Ask for members one by one, keep a \
+                      counter for their number (FEED.ACT moves both), and see TM.TABLES for the \
+                      table\r\n";
     let wrong_type = "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n";
     check(
         &mut server.raw(),
@@ -578,7 +580,8 @@ fn filters_and_sets_under_other_names() {
             ("CF.ADD post:1 a", wrong_type),
             ("BF.INSERT liked:2 ITEMS a b a", "*3\r\n:1\r\n:1\r\n:0\r\n"),
             (
-                "BF.INSERT liked:2 CAPACITY 1000 ERROR 0.01 EXPANSION 2 NOCREATE NONSCALING ITEMS c",
+                "BF.INSERT liked:2 CAPACITY 1000 ERROR 0.01 EXPANSION 2 NOCREATE NONSCALING ITEMS \
+                 c",
                 "*1\r\n:1\r\n",
             ),
             (

@@ -140,7 +140,8 @@ fn what_a_page_cannot_be_is_said() {
         ),
         (
             &["FEED.GET", "home", "7", "18446744073709551616"],
-            "-ERR Invalid id '18446744073709551616': an id is a decimal number from 0 to 18446744073709551615",
+            "-ERR Invalid id '18446744073709551616': an id is a decimal number from 0 to \
+             18446744073709551615",
         ),
         (&["FEED.GET", "home", "7", "1", "MARK"], "-ERR syntax error"),
         (&["FEED.GET", "home", "7", "1", "MARK", "fly"], "-ERR no such action 'fly'"),

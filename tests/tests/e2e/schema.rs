@@ -21,7 +21,8 @@ fn always_whole() -> TestServer {
 /// What TM.SPACE ALTER answers: the schema, and that the pages of `home` have so many values now.
 fn warned(schema: &str, values: usize) -> String {
     let text = format!(
-        "{schema}\nwarning: the view 'home' shows the whole space 'post': its pages have {values} values per id from now on"
+        "{schema}\nwarning: the view 'home' shows the whole space 'post': its pages have {values} \
+         values per id from now on"
     );
     format!("${}\r\n{text}\r\n", text.len())
 }
@@ -33,7 +34,8 @@ fn altered(raw: &mut Raw) {
         &[
             (
                 "HGETALL post:1",
-                "*8\r\n$4\r\nlike\r\n$1\r\n5\r\n$6\r\nrepost\r\n$1\r\n0\r\n$4\r\nread\r\n$5\r\n70000\r\n$5\r\nshare\r\n$1\r\n0\r\n",
+                "*8\r\n$4\r\nlike\r\n$1\r\n5\r\n$6\r\nrepost\r\n$1\r\n0\r\n$4\r\nread\r\n$5\r\n\
+                 70000\r\n$5\r\nshare\r\n$1\r\n0\r\n",
             ),
             ("HMGET post:2 like share", "*2\r\n$1\r\n0\r\n$6\r\n123456\r\n"),
             ("HGET post:1 comment", "-ERR No schema field 'comment' in space 'post'\r\n"),
@@ -49,7 +51,8 @@ fn altered(raw: &mut Raw) {
             // The view of the whole space follows.
             (
                 "FEED.GET home 7 1 2",
-                "*2\r\n*6\r\n:5\r\n:0\r\n:70000\r\n:0\r\n:0\r\n:0\r\n*6\r\n:0\r\n:0\r\n:0\r\n:123456\r\n:0\r\n:0\r\n",
+                "*2\r\n*6\r\n:5\r\n:0\r\n:70000\r\n:0\r\n:0\r\n:0\r\n*6\r\n:0\r\n:0\r\n:0\r\n\
+                 :123456\r\n:0\r\n:0\r\n",
             ),
         ],
     );
@@ -438,7 +441,8 @@ fn late_answers_keep_their_order() {
     let server = TestServer::start();
     let mut raw = server.raw();
     raw.send(
-        "PING\r\nTM.TABLES nope\r\nTM.ADVISE post\r\nPING\r\nTM.DIGEST liked 5\r\nPING\r\nINFO tables\r\nPING\r\n",
+        "PING\r\nTM.TABLES nope\r\nTM.ADVISE post\r\nPING\r\nTM.DIGEST liked 5\r\nPING\r\n\
+         INFO tables\r\nPING\r\n",
     );
     for line in [
         "+PONG",
@@ -457,7 +461,8 @@ fn late_answers_keep_their_order() {
     }
     assert_eq!((&lines[0][..], raw.line()), ("# Tables", "+PONG".to_owned()));
     raw.send(
-        "CLIENT REPLY SKIP\r\nTM.ADVISE post\r\nPING\r\nCLIENT REPLY OFF\r\nTM.TABLES\r\nCLIENT REPLY ON\r\nPING\r\n",
+        "CLIENT REPLY SKIP\r\nTM.ADVISE post\r\nPING\r\nCLIENT REPLY OFF\r\nTM.TABLES\r\n\
+         CLIENT REPLY ON\r\nPING\r\n",
     );
     for line in ["+PONG", "+OK", "+PONG"] {
         assert_eq!(raw.line(), line);

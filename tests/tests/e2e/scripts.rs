@@ -120,7 +120,8 @@ fn test_run(lines: &str, test_exit: i32, lints_exit: i32, setup_exit: i32) -> (S
         "cargo",
         &format!(
             "case $1 in
-             test) grep -v ^SKIPPED lines; grep ^SKIPPED lines >>$TIDEMARK_SKIPPED; exit {test_exit};;
+             test) grep -v ^SKIPPED lines; grep ^SKIPPED lines >>$TIDEMARK_SKIPPED; exit \
+             {test_exit};;
              clippy) exit {lints_exit};;
              esac"
         ),
@@ -133,10 +134,10 @@ fn test_run(lines: &str, test_exit: i32, lints_exit: i32, setup_exit: i32) -> (S
 #[test]
 fn test_script_ends_with_one_line_of_totals() {
     let good = "test a ... ok\ntest b ... ok\n\n\
-        test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.1s\n\
-        test c ... ok\ntest d ... ignored, reason\n\
-        test result: ok. 41 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s\n\
-        SKIPPED: c: needs strace\nSKIPPED: c: needs a disk\n";
+                test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; \
+                finished in 0.1s\ntest c ... ok\ntest d ... ignored, reason\n\
+                test result: ok. 41 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; \
+                finished in 0.1s\nSKIPPED: c: needs strace\nSKIPPED: c: needs a disk\n";
     let last = |out: &str| out.lines().last().unwrap_or_default().to_owned();
 
     // Four parts (setup, format, lints, documentation) and 42 tests, one of which could not run.
@@ -154,9 +155,8 @@ fn test_script_ends_with_one_line_of_totals() {
     assert_eq!((last(&out).as_str(), code), ("44 passed, 2 failed, 2 skipped", 1), "{out}");
     assert!(out.contains("FAILED: setup, lints"), "{out}");
 
-    let bad = "test b ... FAILED\n\
-        test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.1s\n\
-        error: test failed, to rerun pass `-p x --lib`\n";
+    let bad = "test b ... FAILED\ntest result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; \
+               0 filtered out; finished in 0.1s\nerror: test failed, to rerun pass `-p x --lib`\n";
     let (out, code) = test_run(bad, 101, 0, 0);
     assert_eq!((last(&out).as_str(), code), ("6 passed, 1 failed, 0 skipped", 1), "{out}");
     assert!(out.contains("test b ... FAILED"), "{out}");

@@ -257,7 +257,8 @@ fn counters_work_behind_twemproxy() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("nutcracker.yml");
     let config = format!(
-        "posts:\n  listen: 127.0.0.1:{port}\n  redis: true\n  hash: fnv1a_64\n  distribution: ketama\n  servers:\n   - 127.0.0.1:{}:1\n",
+        "posts:\n  listen: 127.0.0.1:{port}\n  redis: true\n  hash: fnv1a_64\n  distribution: \
+         ketama\n  servers:\n   - 127.0.0.1:{}:1\n",
         server.port()
     );
     std::fs::write(&file, config).unwrap();
@@ -300,8 +301,8 @@ fn twemproxy_keeps_a_post_together_by_hash_tags() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("nutcracker.yml");
     let config = format!(
-        "posts:\n  listen: 127.0.0.1:{port}\n  redis: true\n  hash: murmur\n  hash_tag: \"{{}}\"\n  distribution: ketama\n  servers:\n   \
-         - 127.0.0.1:{}:1\n   - 127.0.0.1:{}:1\n",
+        "posts:\n  listen: 127.0.0.1:{port}\n  redis: true\n  hash: murmur\n  hash_tag: \
+         \"{{}}\"\n  distribution: ketama\n  servers:\n   - 127.0.0.1:{}:1\n   - 127.0.0.1:{}:1\n",
         servers[0].port(),
         servers[1].port()
     );

@@ -144,7 +144,8 @@ fn every_figure_is_that_of_the_rows() {
             .unwrap_or_else(|| panic!("{head} in {info}"));
         let said: Vec<(&str, &str)> =
             line.split(',').filter_map(|field| field.split_once('=')).collect();
-        let names = "low last rows fill probes_mean probes_p99 probes_max aux_entries aux_bytes extend_rows extend_bytes bytes bytes_per_row";
+        let names = "low last rows fill probes_mean probes_p99 probes_max aux_entries aux_bytes \
+                     extend_rows extend_bytes bytes bytes_per_row";
         assert!(said.iter().map(|field| field.0).eq(names.split(' ')), "{line}");
         for (name, value) in said {
             let same = value == table[name]

@@ -669,15 +669,18 @@ fn errors_are_worded_as_redis_words_them() {
         ),
         (
             &["CACHING", "YES"],
-            "CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled",
+            "CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or \
+             OPTOUT mode enabled",
         ),
         (
             &["TRACKING", "ON", "BCAST", "PREFIX", "FOOBAR", "PREFIX", "FOO"],
-            "Prefix 'FOOBAR' overlaps with another provided prefix 'FOO'. Prefixes for a single client must not overlap.",
+            "Prefix 'FOOBAR' overlaps with another provided prefix 'FOO'. Prefixes for a single \
+             client must not overlap.",
         ),
         (
             &["TRACKING", "ON", "BCAST", "PREFIX", "A", "PREFIX", "FOOBAR", "PREFIX", "FOO"],
-            "Prefix 'FOOBAR' overlaps with another provided prefix 'FOO'. Prefixes for a single client must not overlap.",
+            "Prefix 'FOOBAR' overlaps with another provided prefix 'FOO'. Prefixes for a single \
+             client must not overlap.",
         ),
     ] {
         refuse(&mut raw, words, text);
@@ -693,7 +696,8 @@ fn errors_are_worded_as_redis_words_them() {
     refuse(
         &mut raw,
         &["TRACKING", "ON", "BCAST", "PREFIX", "FO"],
-        "Prefix 'FO' overlaps with an existing prefix 'FOO'. Prefixes for a single client must not overlap.",
+        "Prefix 'FO' overlaps with an existing prefix 'FOO'. Prefixes for a single client must not \
+         overlap.",
     );
     refuse(&mut raw, &["TRACKING", "ON"], &format!("You can't switch BCAST mode on/off {MODE}"));
     raw.request(&["CLIENT", "TRACKING", "OFF"]).expect("+OK\r\n");

@@ -58,7 +58,8 @@ fn rows_are_texts_and_cells_are_numbers() {
         ),
         (
             "MGET 1 2.like 3 3.like 2",
-            "*5\r\n$25\r\nrepost:0,like:2,comment:0\r\n$1\r\n1\r\n$0\r\n\r\n$-1\r\n$25\r\nrepost:0,like:1,comment:0\r\n",
+            "*5\r\n$25\r\nrepost:0,like:2,comment:0\r\n$1\r\n1\r\n$0\r\n\r\n$-1\r\n$25\r\n\
+             repost:0,like:1,comment:0\r\n",
         ),
         ("DEL 44.like", ":1\r\n"),
         ("GET 44", "$26\r\nrepost:20,like:0,comment:1\r\n"),
@@ -66,7 +67,8 @@ fn rows_are_texts_and_cells_are_numbers() {
         ("GET 44", "$0\r\n\r\n"),
         (
             "HGETALL 1",
-            "*6\r\n$6\r\nrepost\r\n$1\r\n0\r\n$4\r\nlike\r\n$1\r\n2\r\n$7\r\ncomment\r\n$1\r\n0\r\n",
+            "*6\r\n$6\r\nrepost\r\n$1\r\n0\r\n$4\r\nlike\r\n$1\r\n2\r\n$7\r\ncomment\r\n$1\r\n\
+             0\r\n",
         ),
     ] {
         says(&mut raw, request, reply);

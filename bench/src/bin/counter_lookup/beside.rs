@@ -153,7 +153,8 @@ impl Tidemark {
             }
         }
         println!(
-            "\nmillion rows read per second of a reader's processor time, rows whose fields must agree; medians of rounds:"
+            "\nmillion rows read per second of a reader's processor time, rows whose fields must \
+             agree; medians of rounds:"
         );
         for (i, name) in NAMES.iter().enumerate() {
             print!("{name:44} {:6.2}", median(rates[i].clone()));

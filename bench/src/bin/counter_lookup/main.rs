@@ -127,8 +127,8 @@ impl Tidemark {
         let table = space.tables().pop().ok_or("no table")?;
         let buckets = [table.probes_mean, 1.0 / (1.0 - table.past_share)];
         println!(
-            "tidemark: {} rows in the measured table, {:.0} MiB, fill {:.1} %, hit {:.3} buckets, miss {:.3}, {:.3} % in the extend dictionary, \
-             filled at {:.0} ns a row",
+            "tidemark: {} rows in the measured table, {:.0} MiB, fill {:.1} %, hit {:.3} buckets, \
+             miss {:.3}, {:.3} % in the extend dictionary, filled at {:.0} ns a row",
             table.rows,
             table.bytes as f64 / 1048576.0,
             100.0 * table.fill,

@@ -171,7 +171,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let fields = space.schema().row_bits();
         let key = sum(|t| t.rows as f64 * f64::from(t.remainder_bits));
         println!(
-            "  fields {:.3} (at {fields} bits), remainder of the id {:.3} ({key:.1} bits), state {:.3} (3 bits)",
+            "  fields {:.3} (at {fields} bits), remainder of the id {:.3} ({key:.1} bits), state \
+             {:.3} (3 bits)",
             f64::from(fields) / 8.0,
             key / 8.0,
             3.0 / 8.0
@@ -185,7 +186,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             buckets - slots
         );
         println!(
-            "  aux {:.3} ({:.3} % of rows have an entry, {:.1} bytes each), extend {:.3} ({:.3} % of rows)",
+            "  aux {:.3} ({:.3} % of rows have an entry, {:.1} bytes each), extend {:.3} ({:.3} % \
+             of rows)",
             sum(|t| t.aux_bytes as f64),
             100.0 * sum(|t| t.aux_entries as f64),
             sum(|t| t.aux_bytes as f64) / sum(|t| t.aux_entries as f64).max(1e-9),
@@ -209,7 +211,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         );
     };
     println!(
-        "{n} posts by {} increments of 4 fields in {loaded:.1?}, {:.0} ns of processor time each, making the counts included",
+        "{n} posts by {} increments of 4 fields in {loaded:.1?}, {:.0} ns of processor time each, \
+         making the counts included",
         2 * n,
         cpu as f64 / (2 * n) as f64
     );

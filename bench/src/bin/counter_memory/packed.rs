@@ -128,8 +128,8 @@ impl Packed {
         assert_eq!(found, sums, "all increments are there");
         let encoding = self.client.call(&[b"OBJECT", b"ENCODING", &place(0).0])?;
         println!(
-            "\npacked by hand in Redis: {posts} posts, {:.3} bytes per row ({:.3} resident), {encoding:?}; {:.1?}, {:.0} ns of the server's \
-             processor time per increment",
+            "\npacked by hand in Redis: {posts} posts, {:.3} bytes per row ({:.3} resident), \
+             {encoding:?}; {:.1?}, {:.0} ns of the server's processor time per increment",
             (used(&self.server)? - before) as f64 / posts as f64,
             self.server.memory_mib() * 1048576.0 / posts as f64,
             took,

@@ -208,7 +208,8 @@ fn shown(args: &Args, clients: u64, readers: u64, seconds: u64, rounds: u64) -> 
     let theirs = redis(args, &["--appendonly", "yes", "--appendfsync", "always"])?;
     let zipf = Zipf::new(1_000_000, &mut fastrand::Rng::with_seed(args.seed));
     println!(
-        "{clients} clients like by Zipf(1) over 1,000,000 posts, {readers} read pages of 20 random posts of these, each in turn"
+        "{clients} clients like by Zipf(1) over 1,000,000 posts, {readers} read pages of 20 random \
+         posts of these, each in turn"
     );
     println!(
         "{:>8} {:>6} {:>9} {:>9} {:>8} {:>8} {:>8} {:>6}",
@@ -286,7 +287,8 @@ fn always(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()
         Ok(likes as f64 / seconds as f64)
     };
     println!(
-        "{clients} clients, one like each in turn, synced before the reply; acknowledged likes a second"
+        "{clients} clients, one like each in turn, synced before the reply; acknowledged likes a \
+         second"
     );
     println!("{:>8} {:>10} {:>10} {:>7} {:>6}", "round", "tidemark", "redis", "ratio", "load");
     let mut ratios = vec![];
@@ -302,7 +304,8 @@ fn always(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()
 fn likes(args: &Args, likes: u64, posts: usize, clients: u64) -> io::Result<()> {
     let zipf = Zipf::new(posts, &mut fastrand::Rng::with_seed(args.seed));
     println!(
-        "{likes} pipelined likes by Zipf(1) over {posts} posts, {clients} connections, synced every second"
+        "{likes} pipelined likes by Zipf(1) over {posts} posts, {clients} connections, synced \
+         every second"
     );
     println!(
         "{:>8} {:>9} {:>9} {:>12} {:>12} {:>11} {:>6}",

@@ -22,11 +22,13 @@ fn filters_mib(server: &Server) -> io::Result<f64> {
 
 /// A server with rows and pairs in it.
 pub(crate) fn filled(args: &Args, size: &Size) -> io::Result<Server> {
-    let counters = "[[counter]]\nname = \"post\"\nfields = \"like:12 repost:8 comment:8 read:16\"\nmemory_limit_bytes = 8_000_000_000\n";
+    let counters = "[[counter]]\nname = \"post\"\nfields = \"like:12 repost:8 comment:8 read:16\"\n\
+                    memory_limit_bytes = 8_000_000_000\n";
     let filter = |name: &str, pairs: u64| {
         format!("[[existence]]\nname = \"{name}\"\npairs_per_table = {pairs}\nmax_tables = 64\n")
     };
-    let rest = "[[view]]\nname = \"home\"\ncounters = [\"post\"]\nflags = [\"liked\", \"read\"]\n[[action]]\nname = \"like\"\nflag = \"liked\"\ncounter = \"post.like\"\n";
+    let rest = "[[view]]\nname = \"home\"\ncounters = [\"post\"]\nflags = [\"liked\", \"read\"]\n\
+                [[action]]\nname = \"like\"\nflag = \"liked\"\ncounter = \"post.like\"\n";
     let config =
         format!("{counters}{}{}{rest}", filter("liked", 16 << 20), filter("read", 1 << 20));
     // Segments that no start needs would only be copied.
@@ -91,7 +93,8 @@ pub(crate) fn measure(
     let (wall, cpu) = server.restart()?;
     let ours = size.rows as f64 / cpu;
     println!(
-        "recovery: {wall:.2} s, {cpu:.2} CPU s: {:.2} million rows per second and core, the filter included (asked: 5)",
+        "recovery: {wall:.2} s, {cpu:.2} CPU s: {:.2} million rows per second and core, the filter \
+         included (asked: 5)",
         ours / 1e6
     );
     drop(server);
@@ -100,7 +103,8 @@ pub(crate) fn measure(
     let (wall, cpu) = redis.restart()?;
     let theirs = size.redis_rows as f64 / cpu;
     println!(
-        "Redis, {} rows from its RDB file: {wall:.2} s, {cpu:.2} CPU s: {:.2} million rows per second and core; ratio {:.1}",
+        "Redis, {} rows from its RDB file: {wall:.2} s, {cpu:.2} CPU s: {:.2} million rows per \
+         second and core; ratio {:.1}",
         size.redis_rows,
         theirs / 1e6,
         ours / theirs

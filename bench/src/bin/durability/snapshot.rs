@@ -247,7 +247,8 @@ fn print(manner: &Manner, seen: &mut Seen) {
     for phase in [SNAPSHOT_AT, STRANGER_AT] {
         let each: Vec<String> = ratios[phase].iter().map(|ratio| format!("{ratio:.2}")).collect();
         println!(
-            "p99.9 beside {}: {:.2} times that without, all pages; by rounds {}, median {:.2}; load {}",
+            "p99.9 beside {}: {:.2} times that without, all pages; by rounds {}, median {:.2}; \
+             load {}",
             PHASES[phase],
             all[phase] / all[CALM_AT],
             each.join(" "),
@@ -269,7 +270,8 @@ pub(crate) fn measure(args: &Args, size: &Size, traffic: &Traffic) -> io::Result
     let mut seen = run(args, &ours, &manner, traffic, ".tsnap")?;
     print(&manner, &mut seen);
     println!(
-        "a snapshot took {:.1} s (median), {:.0} MiB on the disk, and at most {:.0} MiB more memory (asked: at most 64); p99.9 asked: at most 1.5 times",
+        "a snapshot took {:.1} s (median), {:.0} MiB on the disk, and at most {:.0} MiB more \
+         memory (asked: at most 64); p99.9 asked: at most 1.5 times",
         median(seen.took),
         ours.bytes_of(".tsnap") as f64 / (1 << 20) as f64,
         seen.extra.iter().copied().fold(0.0, f64::max)
@@ -279,7 +281,8 @@ pub(crate) fn measure(args: &Args, size: &Size, traffic: &Traffic) -> io::Result
     let mut seen = run(args, &redis, &manner, traffic, ".rdb")?;
     print(&manner, &mut seen);
     println!(
-        "a BGSAVE of {} rows took {:.1} s (median), {:.0} MiB on the disk, and {:.0} MiB more memory",
+        "a BGSAVE of {} rows took {:.1} s (median), {:.0} MiB on the disk, and {:.0} MiB more \
+         memory",
         size.redis_rows,
         median(seen.took),
         redis.bytes_of(".rdb") as f64 / (1 << 20) as f64,

@@ -159,7 +159,8 @@ impl Report {
         sample: Sample,
     ) {
         eprintln!(
-            "round {} {what:6} {subject:20} page {:2} {:?} connections {:2} pipeline {:2}: {:9.0}/s {:9.0}/CPU s",
+            "round {} {what:6} {subject:20} page {:2} {:?} connections {:2} pipeline {:2}: \
+             {:9.0}/s {:9.0}/CPU s",
             sample.round,
             load.size,
             load.from,

@@ -16,14 +16,17 @@ pub(crate) fn markdown(report: &Report) -> String {
 fn write(report: &Report, out: &mut String) -> fmt::Result {
     writeln!(
         out,
-        "# Feed pages, side by side\n\n{} posts and {} flags; `cargo run --release -p tidemark-bench --bin feed` writes this page.\n",
+        "# Feed pages, side by side\n\n\
+         {} posts and {} flags; `cargo run --release -p tidemark-bench --bin feed` writes this \
+         page.\n",
         report.posts, report.pairs
     )?;
     writeln!(
         out,
-        "Each server on one core, the client on another; all by turns, in rounds. Rates are medians of the rounds, ratios the median of the \
-         rounds' ratios, by CPU time, with the least and the most of them. `x` compares with the strongest layout of any peer under the same load; PING and ECHO \
-         are the same server's own, ECHO with as many bytes as a page.\n"
+        "Each server on one core, the client on another; all by turns, in rounds. Rates are \
+         medians of the rounds, ratios the median of the rounds' ratios, by CPU time, with the \
+         least and the most of them. `x` compares with the strongest layout of any peer under the \
+         same load; PING and ECHO are the same server's own, ECHO with as many bytes as a page.\n"
     )?;
     writeln!(out, "## What is asked\n\n| | at least | found | |\n|---|---|---|---|")?;
     for line in report.asked() {
@@ -41,7 +44,9 @@ fn write(report: &Report, out: &mut String) -> fmt::Result {
     cells(report, out)?;
     writeln!(
         out,
-        "\n## Loading and memory\n\nOver one connection, pipelined; bytes by the server's own `used_memory`.\n\n| server, layout | bytes per post | bytes per flag | posts/s | posts per CPU second | flags per CPU second |\n|---|---|---|---|---|---|"
+        "\n## Loading and memory\n\nOver one connection, pipelined; bytes by the server's own \
+         `used_memory`.\n\n| server, layout | bytes per post | bytes per flag | posts/s | posts \
+         per CPU second | flags per CPU second |\n|---|---|---|---|---|---|"
     )?;
     for l in &report.loaded {
         writeln!(
@@ -58,7 +63,10 @@ fn write(report: &Report, out: &mut String) -> fmt::Result {
     if !report.latencies.is_empty() {
         writeln!(
             out,
-            "\n## Latency\n\nOpen loop, 8 connections, one page of 20 at a time, microseconds from the moment when the page was due.\n\n| server, layout | most pages/s | at pages/s | p50 | p99 | p99.9 |\n|---|---|---|---|---|---|"
+            "\n## Latency\n\nOpen loop, 8 connections, one page of 20 at a time, microseconds from \
+             the moment when the page was due.\n\n\
+             | server, layout | most pages/s | at pages/s | p50 | p99 | p99.9 |\n\
+             |---|---|---|---|---|---|"
         )?;
     }
     for Latencies { subject, most, latency: Latency { rate, p50, p99, p999 } } in &report.latencies
@@ -67,7 +75,9 @@ fn write(report: &Report, out: &mut String) -> fmt::Result {
     }
     writeln!(
         out,
-        "\n## Answers\n\nEvery counter of every page was equal to the model's, and no flag that was set was missing. Flags shown though not set:\n\n| server, layout | flags compared | shown though not set |\n|---|---|---|"
+        "\n## Answers\n\nEvery counter of every page was equal to the model's, and no flag that \
+         was set was missing. Flags shown though not set:\n\n\
+         | server, layout | flags compared | shown though not set |\n|---|---|---|"
     )?;
     for (subject, checked) in &report.checked {
         writeln!(out, "| {subject} | {} | {} |", checked.flags, checked.false_yes)?;
@@ -75,8 +85,9 @@ fn write(report: &Report, out: &mut String) -> fmt::Result {
     if let Some((clock, cpu)) = report.two_cores() {
         writeln!(
             out,
-            "\n## Two cores\n\nBy 8, 8 connections; two workers and the client on two cores beside one worker and the client on one, by turns: {clock} times \
-             the pages by the clock, {cpu} times by CPU time."
+            "\n## Two cores\n\nBy 8, 8 connections; two workers and the client on two cores beside \
+             one worker and the client on one, by turns: {clock} times the pages by the clock, \
+             {cpu} times by CPU time."
         )?;
     }
     Ok(())
@@ -85,7 +96,9 @@ fn write(report: &Report, out: &mut String) -> fmt::Result {
 fn cells(report: &Report, out: &mut String) -> fmt::Result {
     writeln!(
         out,
-        "\n## All cells\n\n| load | page | posts | connections | pipeline | server, layout | per second | per CPU second | x | of PING | of ECHO | bytes in, out |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
+        "\n## All cells\n\n| load | page | posts | connections | pipeline | server, layout | per \
+         second | per CPU second | x | of PING | of ECHO | bytes in, out |\n\
+         |---|---|---|---|---|---|---|---|---|---|---|---|"
     )?;
     for cell in &report.cells {
         let text = |spread: Option<Spread>| spread.map_or(String::new(), |s| s.to_string());

@@ -148,8 +148,9 @@ fn memory(node: &Node, setup: &Setup, base_mib: f64, when: &str) -> io::Result<f
     let overheads = base_mib + index + setup.cache_mib as f64 + deleted + spill + LOG_MIB;
     let planned = setup.limit_mib as f64 + overheads;
     println!(
-        "  {when}: resident {now:.0} MiB, at most {peak:.0} MiB since the last line: {:.2} of the planned {planned:.0} (limit {}, process \
-         without rows {base_mib:.0}, index of the files {index:.1}, cache {} of which {cached:.0} used, deleted rows {deleted:.1}, a spill \
+        "  {when}: resident {now:.0} MiB, at most {peak:.0} MiB since the last line: {:.2} of the \
+         planned {planned:.0} (limit {}, process without rows {base_mib:.0}, index of the files \
+         {index:.1}, cache {} of which {cached:.0} used, deleted rows {deleted:.1}, a spill \
          {spill:.0}, the log {LOG_MIB:.0})",
         peak / planned,
         setup.limit_mib,
@@ -307,7 +308,8 @@ fn fill(dir: &Path, setup: &Setup, rows: u64, sample: u64) -> io::Result<()> {
     }
     println!("  {worst:.2} of the memory that was planned, at most");
     println!(
-        "to go on with this folder: spill reads (or hot) --dir {} --rows {rows} --rounds {rounds} --limit-mib {} --per-table {}",
+        "to go on with this folder: spill reads (or hot) --dir {} --rows {rows} --rounds {rounds} \
+         --limit-mib {} --per-table {}",
         dir.display(),
         setup.limit_mib,
         setup.per_table
@@ -333,8 +335,8 @@ fn read(
     let cold = (node.info("cold_rows")? as u64).min(rows) / 10 * 9;
     let files = Arc::new(reads::Files::open(dir)?);
     println!(
-        "{number} random reads each, by turns: pread by as many threads, rows inside the server by {} (readers are tasks of as many threads as there \
-         are processors), rows over sockets",
+        "{number} random reads each, by turns: pread by as many threads, rows inside the server by \
+         {} (readers are tasks of as many threads as there are processors), rows over sockets",
         node.text("cold_io_method")?
     );
     for readers in [1, 2, 4, 8, 16] {
@@ -352,8 +354,9 @@ fn read(
             for (name, m) in [("pread", &plain), ("inside", &inside), ("served", &served)] {
                 let reads::Measured { per_s, p50_us, p99_us, device_bytes, calls, busy_us } = m;
                 println!(
-                    "  {readers:2} readers, {name:6}: {per_s:6.0}/s, p50 {p50_us:4.0} us, p99 {p99_us:5.0} us, {busy_us:5.1} us of processor; from \
-                     the device {device_bytes:.0} bytes, {calls:.3} read calls"
+                    "  {readers:2} readers, {name:6}: {per_s:6.0}/s, p50 {p50_us:4.0} us, p99 \
+                     {p99_us:5.0} us, {busy_us:5.1} us of processor; from the device \
+                     {device_bytes:.0} bytes, {calls:.3} read calls"
                 );
             }
             let of = [
@@ -367,8 +370,8 @@ fn read(
         let [inside99, served99, inside50, served50] =
             ratios.each_mut().map(|ratios| median(ratios));
         println!(
-            "  {readers:2} readers: of pread's p99 {inside99:.2} inside, {served99:.2} served; of its p50 {inside50:.2}, {served50:.2} (medians of \
-             {turns} turns)"
+            "  {readers:2} readers: of pread's p99 {inside99:.2} inside, {served99:.2} served; of \
+             its p50 {inside50:.2}, {served50:.2} (medians of {turns} turns)"
         );
     }
     node.stop().map(drop)
@@ -415,7 +418,8 @@ fn hot(
         let (without, with) = (us(&none), us(&some));
         ratios.push(with[2] / without[2]);
         println!(
-            "  hot pages' p50, p99, p99.9: {without:.0?} us without, {with:.0?} us with 5 % of cold pages: {:.2} times",
+            "  hot pages' p50, p99, p99.9: {without:.0?} us without, {with:.0?} us with 5 % of \
+             cold pages: {:.2} times",
             with[2] / without[2]
         );
         all_none.extend(none);
@@ -423,7 +427,8 @@ fn hot(
     }
     let of_all = reads::percentile(&mut all_some, 0.999) / reads::percentile(&mut all_none, 0.999);
     println!(
-        "  p99.9 {:.2} times (median of {turns} turns), {of_all:.2} times of all together; {rate} pages per second of 32 posts",
+        "  p99.9 {:.2} times (median of {turns} turns), {of_all:.2} times of all together; {rate} \
+         pages per second of 32 posts",
         median(&mut ratios)
     );
     node.stop().map(drop)
