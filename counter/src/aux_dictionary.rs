@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   bit 63                          26                      0
-//!   | 2 + (position * 64 + field)   |  value, or all ones   |        0: never used    1 << 26: deleted
+//!   | 2 + (position * 64 + field)   |  value, or all ones   |   0: never used  1 << 26: deleted
 //! ```
 //!
 //! Arrays are searched linearly from the key's hash. They are read without a lock, under the

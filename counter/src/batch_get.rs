@@ -5,9 +5,10 @@
 //!   begin      for each quarter of the ids:
 //!                for all of them: table, bucket
 //!                for all of them: ask the cache for the bucket
-//!   round      for those that are looking: which slots have the right first byte? Some -> candidates. None, but the mark -> onward.
+//!   round      for those that are looking: which slots have the right first byte?
+//!                                          Some -> candidates. None, but the mark -> onward.
 //!              for those that go onward:   the next bucket; ask the cache for it
-//!              for the candidates:         the whole tag, the fields, of the first such slot: taken -> done
+//!              for the candidates:         tag and fields of the first such slot: taken -> done
 //!              for those that were not:    look slot by slot; not there, but the mark -> onward
 //! ```
 //!

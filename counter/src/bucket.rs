@@ -4,7 +4,8 @@
 //! ```text
 //!   header:  bit  0       locked: a writer is inside
 //!            bits 1..24   version, one more after every write
-//!            bits 24..40  marks: a row whose remainder ends in these four bits found no place here and went on to its next probe
+//!            bits 24..40  marks: a row whose remainder ends in these four bits found no place
+//!                         here and went on to its next probe
 //! ```
 //!
 //! **Marks.** Nearly half of all buckets turn a row away before the table rolls; one mark for all

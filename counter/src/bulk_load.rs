@@ -1,9 +1,9 @@
 //! Bulk load: an empty space is filled from a snapshot, much faster than by [`Space::put`].
 //!
 //! ```text
-//!   Space::loader(head, ranges)     a table for each range, of the size that its rows need; private to the loader so far
+//!   Space::loader(head, ranges)     a table per range, of the size its rows need; private so far
 //!   Loader::part(low) -> push ...   rows in any order; one thread a part, many parts at once
-//!   Loader::install                 all tables become the ring at once; then what lies ahead of the frontier is put
+//!   Loader::install                 all tables become the ring at once; then what is ahead is put
 //! ```
 //!
 //! Three things make it fast. A table that no other thread knows needs no stripe, no bucket lock

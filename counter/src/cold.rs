@@ -3,8 +3,10 @@
 //!
 //! ```text
 //!   read:   aside -> drained table -> table -> [below the line: tombstones -> ColdBackend::get]
-//!   write:  under the row's stripe: is it in a table? else, below the line, what ColdBackend::at_hand has of it is stored there first
-//!   spill:  line rises, barrier -> sorted walk, a piece at a time -> ColdBackend publishes a file -> rows that are as in the file leave the tables
+//!   write:  under the row's stripe: is it in a table? else, below the line, what
+//!           ColdBackend::at_hand has of it is stored there first
+//!   spill:  line rises, barrier -> sorted walk, a piece at a time -> ColdBackend publishes a file
+//!           -> rows that are as in the file leave the tables
 //! ```
 //!
 //! What is in a table is newer than what lies below. So the tables of a range that was spilled are

@@ -5,8 +5,9 @@
 //! rounds mix them, each undone with the other half:
 //!
 //! ```text
-//!   offset = hi * 2^bits + lo          lo' = lo XOR f(hi)              stored in the slot: the remainder
-//!                                      bucket = (hi + g(lo')) mod buckets     stored nowhere: it is where the slot is
+//!   offset = hi * 2^bits + lo
+//!   lo' = lo XOR f(hi)                       stored in the slot: the remainder
+//!   bucket = (hi + g(lo')) mod buckets        not stored: it is where the slot is
 //! ```
 //!
 //! This is quotienting (Cleary, Compact Hash Tables Using Bidirectional Linear Probing, 1984; Knuth

@@ -1,8 +1,8 @@
 //! Where the bits of a bucket are.
 //!
 //! ```text
-//!   bit 0        40         40 + 8n                                              64 * words
-//!   | header     | n bytes  | n times: rest of the tag, field, field, ...        | unused, less than one slot |
+//!   bit 0        40         40 + 8n                                        64 * words
+//!   | header     | n bytes  | n times: rest of the tag, field, field, ...  | unused |
 //! ```
 //!
 //! A slot is cut in two. Its *tag* is the remainder of its id and, above it, its *state*: 0 for an
@@ -241,8 +241,8 @@ impl Layout {
     }
 
     /// How full a table of this layout may become before it rolls: where one row in a thousand goes
-    /// beyond the last probe (simulated; see docs/performance/journal.md), less a hundredth for those that
-    /// come late. More slots per bucket even out more.
+    /// beyond the last probe (simulated; see docs/performance/journal.md), less a hundredth for
+    /// those that come late. More slots per bucket even out more.
     pub(crate) fn roll_fill(&self) -> f64 {
         roll_fill(self.slots)
     }

@@ -4,10 +4,13 @@
 //! each for a range of ids, and inside a table in buckets of a few cache lines:
 //!
 //! ```text
-//!   space    aside, ring of tables         space.rs, read.rs, batch_get.rs, write.rs, bulk_load.rs, rewrite.rs, iter.rs, advise.rs
-//!   table    segments of buckets, aux dictionary          table.rs, buckets.rs, aux_dictionary.rs, sizing.rs (how large)
-//!   bucket   slots, bit behind bit, under one version     bucket.rs, layout.rs (where the bits are)
-//!   slot     what the bucket number does not say of the id, state, fields        key.rs
+//!   space    aside, ring of tables   space.rs, read.rs, batch_get.rs, write.rs, bulk_load.rs,
+//!                                    rewrite.rs, iter.rs, advise.rs
+//!   table    segments of buckets, aux dictionary
+//!                                    table.rs, buckets.rs, aux_dictionary.rs, sizing.rs
+//!   bucket   slots, bit behind bit, under one version
+//!                                    bucket.rs, layout.rs (where the bits are)
+//!   slot     what the bucket number does not say of the id, state, fields      key.rs
 //! ```
 //!
 //! What it promises (the numbers are the project's):

@@ -302,8 +302,8 @@ impl Space {
     }
 
     /// Makes one table of some small neighbours; whether there were any. A change of schema divides
-    /// tables, and a spill empties them: in a space whose limit is small, what a table takes without
-    /// any row would be most of its memory. With `rewriting` held.
+    /// tables, and a spill empties them: in a space whose limit is small, what a table takes
+    /// without any row would be most of its memory. With `rewriting` held.
     fn join_small(&self) -> bool {
         let most = JOINED_ROWS.min(self.rows_per_table);
         let tables = self.ring.load_full();
@@ -614,7 +614,7 @@ mod tests {
                 std::thread::yield_now();
             }
             std::thread::sleep(std::time::Duration::from_millis(50));
-            assert_eq!(newest(), before, "replaced while somebody rolls");
+            assert_eq!(newest(), before, "replaced while another thread rolls");
             assert!(!rewrite.is_finished());
             drop(rolling);
             assert!(rewrite.join().unwrap());
@@ -707,7 +707,7 @@ mod tests {
         assert!(space.tables()[0].schema == "a:12 b:3" && space.wants_maintenance());
         assert!(
             space.memory_bytes() >= 2 * before - 8192,
-            "as long as somebody reads there are two"
+            "while a reader holds the old one there are two"
         );
         drop(tables);
         assert!(space.memory_bytes() >= 2 * before - 8192, "nor when he has read");

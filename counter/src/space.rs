@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   id --> aside (ids far ahead of all others)             exact, normally empty
-//!      \-> ring --> entry --> [drained table, during a rewrite] --> table --> segments --> bucket --> slot
+//!      \-> ring --> entry --> [drained table, during a rewrite] --> table --> segments
+//!          --> bucket --> slot
 //! ```
 //!
 //! Reads are in read.rs, writes in write.rs, background work in rewrite.rs; this file has what

@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!   main     the buckets that the table was opened with: segment 0
-//!   extend   the extend dictionary: rows that found all their probes full. Segments again, each twice the one before, so that a row
-//!            there costs little more than any other and is read without a lock, too. Normally less than 0.1 % of the rows, or none.
+//!   extend   the extend dictionary: rows that found all their probes full. Segments, each twice
+//!            the one before, so a row there costs little more than any other and is read without
+//!            a lock. Normally less than 0.1 % of the rows, or none.
 //!   aux      the exact values of fields that outgrew their bits
 //! ```
 //!

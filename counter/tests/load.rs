@@ -82,7 +82,7 @@ fn assert_same(space: &Space, model: &BTreeMap<u64, Vec<i64>>, what: &str) {
     }
     let mut found = BTreeMap::new();
     space.for_each(|id, row| drop(found.insert(id, row.to_vec())));
-    assert_eq!(found.len(), model.len(), "{what}: rows that nobody wrote");
+    assert_eq!(found.len(), model.len(), "{what}: rows that were never written");
 }
 
 #[test]

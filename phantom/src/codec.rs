@@ -13,12 +13,15 @@
 //!               60     4  revoked pairs
 //!               64   128  pairs in each filter, 8 bytes each, 0 where there is none
 //!              192     8  XXH3-64 of bytes 0..192
-//!              200        the filters' words, in blocks of 64 KiB (the last of a filter may be shorter), each followed by its XXH3-64
-//!                         the revoked pairs' hashes, 16 bytes each, in blocks of 4096 (the last may be shorter), each with its XXH3-64
+//!              200        the filters' words, in blocks of 64 KiB (the last of a filter may be
+//!                         shorter), each followed by its XXH3-64
+//!                         the revoked pairs' hashes, 16 bytes each, in blocks of 4096 (the last
+//!                         may be shorter), each with its XXH3-64
 //!
 //!   head         0     8  magic "TMPHEAD" 01
 //!                8     8  fingerprint of the seed
-//!               16     8  1 if the frontier is known, else 0; plus 2 if the log tells how it moves on (0.1.0 did not at first)
+//!               16     8  1 if the frontier is known, else 0; plus 2 if the log tells how it moves
+//!                         on (0.1.0 did not at first)
 //!               24     8  frontier                   32  8  its window
 //!               40        pairs aside: id 8, hash 16     then 8  XXH3-64 of all before
 //! ```

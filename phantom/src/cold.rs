@@ -4,7 +4,8 @@
 //! ```text
 //!   read:   revoked? late? -> yes, or no;  else ColdBackend::has
 //!   write:  under the pair's stripe the same; what becomes set goes to `late`
-//!   spill:  the table is frozen: in its place comes one that has it below itself -> Rewrite: its pages, with what is late -> ColdBackend answers
+//!   spill:  the table is frozen: in its place comes one that has it below itself -> Rewrite: its
+//!           pages, with what is late -> ColdBackend answers
 //!   merge:  the same, with the pages that lie elsewhere
 //! ```
 //!

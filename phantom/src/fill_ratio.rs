@@ -7,9 +7,9 @@
 //! which `ones` are set with the chance C(ones, h) / C(512, h).
 //!
 //! A filter with uneven blocks has less room than its number of pairs says, as the rate rises with
-//! about the fourteenth power of the load. [`FillRatio::pairs`] is the number that would give the same
-//! rate if they lay evenly. Pairs that come evenly on top, up to the capacity, keep the rate then:
-//! of loads x, the mean of (x + d)^p to the power of 1/p is at most d more than that of x^p
+//! about the fourteenth power of the load. [`FillRatio::pairs`] is the number that would give the
+//! same rate if they lay evenly. Pairs that come evenly on top, up to the capacity, keep the rate
+//! then: of loads x, the mean of (x + d)^p to the power of 1/p is at most d more than that of x^p
 //! (Minkowski's inequality).
 
 use crate::block::{BLOCK_WORDS, block_range};

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   page  p = high half of the hash, reduced to 0..pages           one 4 KiB read when it is cold
-//!   lines a, b: two different ones of its 64, from the low half    two cache misses, fetched at once
-//!   bits  the first h *different* 9-bit draws of a word mixed from the whole hash, one word per line
+//!   lines a, b: two different ones of its 64, from the low half    two misses, fetched at once
+//!   bits  the first h *different* 9-bit draws of a word mixed from the whole hash, a word per line
 //! ```
 //!
 //! **F1** Bits are only ever set while the filter is shared: a pair that was set stays set. **F2**

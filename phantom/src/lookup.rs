@@ -88,7 +88,8 @@ impl Space {
         self.contains_pair(&self.pair(id, member))
     }
 
-    /// [`Space::contains`] for a pair that was hashed before: what the log stores is asked like this.
+    /// [`Space::contains`] for a pair that was hashed before: what the log stores is asked like
+    /// this.
     #[inline]
     pub fn contains_pair(&self, pair: &Pair) -> Answer {
         if self.is_outlier(pair) {

@@ -141,7 +141,7 @@ impl Space {
     /// before it is found there. It runs under locks: it must be short, and must not write to this
     /// space. To be called once, before the space is used.
     pub fn on_arrival(&self, arrival: impl Fn(&Space, u64) + Send + Sync + 'static) {
-        assert!(self.arrival.set(Box::new(arrival)).is_ok(), "somebody is told already");
+        assert!(self.arrival.set(Box::new(arrival)).is_ok(), "another receiver is told already");
     }
 
     /// Pairs of this id are about to move from the outliers into a table.

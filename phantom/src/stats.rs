@@ -190,7 +190,8 @@ impl Space {
         tables.entries().iter().map(stats).collect()
     }
 
-    /// [`Space::tables_probed`] without canaries, and without a walk through the filters for their bits: takes some microseconds.
+    /// [`Space::tables_probed`] without canaries, and without a walk through the filters for their
+    /// bits: takes some microseconds.
     pub fn tables(&self) -> Vec<TableStats> {
         self.table_stats(0, false)
     }

@@ -510,7 +510,8 @@ mod tests {
             assert!(table.links().all(|link| link.pairs() <= link.capacity()), "T2");
             assert!((0..n).all(|member| table.state(&pair(1, member)) == State::Set), "T1");
             let measured = table.probe(Seed::new(9), 1, 1_000_000).rate().unwrap();
-            let slack = 1.0 + 4.0 / (rate * 1e6).sqrt() + 0.05; // only four pages: the first filter is no large sample
+            // Only four pages: the first filter is no large sample.
+            let slack = 1.0 + 4.0 / (rate * 1e6).sqrt() + 0.05;
             assert!(measured <= rate * slack, "{measured} for {rate}");
             assert!(table.expected_rate() <= rate);
         }

@@ -128,7 +128,7 @@ mod tests {
         }
         let reader = table.clone();
         upkeep.retire(table);
-        assert!(!upkeep.step(3, false, || None), "somebody reads it");
+        assert!(!upkeep.step(3, false, || None), "a reader holds it");
         assert!(upkeep.size_bytes() >= 3 * 4096);
         drop(reader);
         assert!(upkeep.wants_step(3, false));
@@ -148,7 +148,7 @@ mod tests {
                 let (done, ended) = std::sync::mpsc::channel();
                 let (upkeep, table) = (&upkeep, table.clone());
                 scope.spawn(move || {
-                    assert!(!upkeep.wants_step(5, true), "somebody is at it");
+                    assert!(!upkeep.wants_step(5, true), "another thread is at it");
                     upkeep.retire(table);
                     assert!(upkeep.take_spare(5).is_none() && upkeep.size_bytes() > 0);
                     done.send(()).unwrap();

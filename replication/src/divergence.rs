@@ -6,11 +6,12 @@
 //! as far as both go; and the newest such segment is where they part. Each knows its own segments:
 //! the master names its own in Welcome, the replica compares.
 //!
-//! | the newest segment that both have | they part |
-//! |---|---|
-//! | is there | where the first of the two leaves it |
-//! | is gone; the master's oldest is of the same term as our newest, and later | nowhere before what was durable at the master that wrote ours (`unsynced_bytes` of our batches) |
-//! | is gone | perhaps anywhere: all that we have may be ours alone |
+//! They part, by the newest segment that both have:
+//!
+//! - It is there: where the first of the two leaves it.
+//! - It is gone; the master's oldest is of the same term as our newest, and later: nowhere before
+//!   what was durable at the master that wrote ours (`unsynced_bytes` of our batches).
+//! - It is gone otherwise: perhaps anywhere; all that we have may be ours alone.
 
 use store::{Error, FollowLog, SEGMENT_HEAD_BYTES, SegmentHead, segments_back};
 

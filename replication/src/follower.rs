@@ -6,12 +6,14 @@
 //! **When it fetches everything** (R3), and otherwise refuses, so that a mistake or a lost disk on
 //! the other side costs nothing here:
 //!
-//! | the master | fetches if |
-//! |---|---|
-//! | has another data set (or an empty one) | this node holds nothing, or is forced |
-//! | has the same history, but the log before this position is gone | the master was promoted at least as often |
-//! | has the same history up to some place, then another | the master was promoted more often, or as often by another promotion; or it never was, and had promised nothing of what it lost: it was not synced there |
-//! | has the same history, but less of it | it is forced: somebody has lost something, or the master is not there yet |
+//! - The master has another data set (or an empty one): if this node holds nothing, or is forced.
+//! - It has the same history, but the log before this position is gone: if it was promoted at least
+//!   as often.
+//! - It has the same history up to some place, then another: if it was promoted more often, or as
+//!   often by another promotion; or if it never was, and had promised nothing of what it lost, as
+//!   that was not synced there.
+//! - It has the same history, but less of it: if this node is forced. Something was lost, or the
+//!   master does not have it yet.
 //!
 //! **What it acknowledges**: as *written* what is in its log and applied, as *durable* what is
 //! synced, too. Which of the two has to come first is its node's choice

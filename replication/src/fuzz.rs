@@ -386,7 +386,7 @@ mod tests {
         assert!(matches!(follower.hears(1_000), Err(LinkError::Timeout(1_000))));
         follower
             .tick(&mut here, &mut up, 5_000)
-            .expect("nobody is given up by who has not listened");
+            .expect("a replica that has not listened gives nothing up");
     }
 
     /// The master's log outgrows what is kept for a full sync again and again, while what an

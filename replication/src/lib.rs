@@ -2,18 +2,21 @@
 //! and clocks.
 //!
 //! ```text
-//!   replica (Follower)                                   master (Sender)
-//!     Hello: lineage, position, term  ----------------->
-//!                                     <-----------------  Welcome: its end, its term, whether the log passes through there, and if not, its segments
-//!        it does:                     <-----------------  Segment, Batch, Batch, ... from the log's files, for ever
-//!     Ack: written, durable           ----------------->
+//!   replica (Follower)                       master (Sender)
+//!     Hello: lineage, position, term  ---->
+//!                                     <----  Welcome: its end, its term, whether the log passes
+//!                                            through there; if not, its segments
+//!        it does:                     <----  Segment, Batch, Batch, ... from the log's files
+//!     Ack: written, durable           ---->
 //!        it does not:
-//!     WantManifest                    ----------------->
-//!                                     <-----------------  Manifest
-//!     WantFile: name, from byte       ----------------->  (only files that it lacks, by checksum; from where the link was cut)
-//!                                     <-----------------  Chunk, Chunk, ...
-//!     WantLog: segment                ----------------->
-//!                                     <-----------------  Segment, Batch, ... until all is there; then it takes the place of the old data
+//!     WantManifest                    ---->
+//!                                     <----  Manifest
+//!     WantFile: name, from byte       ---->  (only files that it lacks, by checksum; from where
+//!                                            the link was cut)
+//!                                     <----  Chunk, Chunk, ...
+//!     WantLog: segment                ---->
+//!                                     <----  Segment, Batch, ... until all is there; then it
+//!                                            replaces the old data
 //! ```
 //!
 //! What holds:

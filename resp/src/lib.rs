@@ -1,5 +1,5 @@
-//! RESP2 and RESP3, the protocol of Redis clients: bytes in, arguments out ([`Scanner`]); replies in,
-//! bytes out ([`Reply`]).
+//! RESP2 and RESP3, the protocol of Redis clients: bytes in, arguments out ([`Scanner`]); replies
+//! in, bytes out ([`Reply`]).
 //!
 //! No I/O happens here. The scanner yields the range of each argument in the read buffer and copies
 //! nothing; it resumes a half-received request where it stopped. Replies are written straight into

@@ -11,7 +11,7 @@
 //!
 //! ```text
 //!   *2\r\n$4\r\nECHO\r\n$2\r\nhi\r\n     an array of bulk strings
-//!   ECHO "hi there"\r\n                  inline: one line, words split at spaces, quotes and escapes as in a shell
+//!   ECHO "hi there"\r\n                  inline: a line; words, quotes and escapes as in a shell
 //! ```
 //!
 //! Errors have Redis's words. We are stricter in two places, because a proxy that reads the same

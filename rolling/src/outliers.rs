@@ -120,8 +120,8 @@ impl<V> Outliers<V> {
         }
     }
 
-    /// [`Outliers::write`] for what a log replays: it was accepted once, so an id that is too far ahead (the ids between may come
-    /// later in the log) is kept here.
+    /// [`Outliers::write`] for what a log replays: it was accepted once, so an id that is too far
+    /// ahead (the ids between may come later in the log) is kept here.
     pub fn replay<R, E>(
         &self,
         frontier: &Frontier,
@@ -132,7 +132,8 @@ impl<V> Outliers<V> {
         self.write_admitted(frontier, id, frontier.admit_told(id), |_| Ok(()), inside, ahead)
     }
 
-    /// [`Outliers::write`] for what takes something of `id` away: it says nothing of the traffic, so the frontier stays where it is, and no id is too far ahead.
+    /// [`Outliers::write`] for what takes something of `id` away: it says nothing of the traffic,
+    /// so the frontier stays where it is, and no id is too far ahead.
     pub fn take_away<R, E>(
         &self,
         frontier: &Frontier,
@@ -215,8 +216,8 @@ impl<V> Outliers<V> {
         frontier.advance(&mut ids).is_some()
     }
 
-    /// Whether so many of `most` entries are taken that what comes new is to be noted, too: else the
-    /// traffic that has jumped would be refused until enough of it has been.
+    /// Whether so many of `most` entries are taken that what comes new is to be noted, too: else
+    /// the traffic that has jumped would be refused until enough of it has been.
     pub fn fills_up(&self, frontier: &Frontier, entries: usize, most: usize) -> bool {
         entries >= most / 2 && frontier.high().is_some()
     }

@@ -2,8 +2,10 @@
 //! publishes its entries as one.
 //!
 //! ```text
-//!   branch, split 1100     ids below 1100 are on the left, others on the right; the lowest bit that is set says where they part,
-//!    /              \      and all ids under a branch agree in the bits above that one
+//!   branch, split 1100     ids below 1100 are on the left, others on the right; the lowest set bit
+//!                          says where they part, and all ids under a branch agree in the bits
+//!                          above that one
+//!    /              \
 //!   1011      branch, split 1110
 //! ```
 //!

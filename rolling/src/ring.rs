@@ -267,7 +267,8 @@ impl<T> Ring<T> {
         self.tables.load()
     }
 
-    /// [`Ring::load`], to be held for long: costs an atomic addition, but no slot of the reader's thread.
+    /// [`Ring::load`], to be held for long: costs an atomic addition, but no slot of the reader's
+    /// thread.
     pub fn load_full(&self) -> Arc<Tables<T>> {
         self.tables.load_full()
     }
@@ -376,8 +377,9 @@ impl<T> Ring<T> {
     /// published and before anything is written to the new slot: so no reader of an older list
     /// finds an outdated row. Gives the replaced slots.
     ///
-    /// `None`, and nothing happens: two slots or more must cover the range exactly, none of them may
-    /// be draining another, and the newest one stays alone. If `copy` fails nothing has changed.
+    /// `None`, and nothing happens: two slots or more must cover the range exactly, none of them
+    /// may be draining another, and the newest one stays alone. If `copy` fails nothing has
+    /// changed.
     pub fn join<E>(
         &self,
         (low, last): (u64, u64),
@@ -481,7 +483,7 @@ mod tests {
         assert_eq!(ranges(&ring), [(0, u64::MAX)]);
         assert!(ring.recycle().is_none(), "the only table is never recycled");
         ring.roll(0, || Some(100), empty()).unwrap();
-        assert!(ring.roll(0, || Some(200), empty()).is_err(), "somebody else rolled first");
+        assert!(ring.roll(0, || Some(200), empty()).is_err(), "another thread rolled first");
         assert!(ring.roll(100, || Some(100), empty()).is_err(), "an empty range");
         ring.roll(100, || Some(u64::MAX), empty()).unwrap();
         assert_eq!(ranges(&ring), [(0, 99), (100, u64::MAX - 1), (u64::MAX, u64::MAX)]);

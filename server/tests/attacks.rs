@@ -676,9 +676,7 @@ fn ids_with_a_pattern_are_found_as_fast_as_others() {
             );
             let words: Vec<&[u8]> = words.iter().map(String::as_bytes).collect();
             let reply = client.call(&words).unwrap();
-            assert!(
-                matches!(&reply, OwnedFrame::Array(all) if all.iter().all(|one| *one == OwnedFrame::Integer(1)))
-            );
+            assert_eq!(reply, OwnedFrame::Array(vec![OwnedFrame::Integer(1); 1000]));
         }
         grown.push((pattern, victim.resident().saturating_sub(before)));
         // Once the rows are where they stay: while a table is rewritten its figures are those of a
@@ -689,7 +687,11 @@ fn ids_with_a_pattern_are_found_as_fast_as_others() {
                 panic!("no tables")
             };
             // Without the entry of what is aside, which has no buckets.
-            let is_aside = |table: &OwnedFrame| matches!(table, OwnedFrame::Array(items) if items.contains(&OwnedFrame::BulkString(b"aside".to_vec())));
+            let aside = OwnedFrame::BulkString(b"aside".to_vec());
+            let is_aside = |table: &OwnedFrame| match table {
+                OwnedFrame::Array(items) => items.contains(&aside),
+                _ => false,
+            };
             tables = now.into_iter().filter(|table| !is_aside(table)).collect();
             let sum = |name: &[u8]| tables.iter().map(|table| figure(table, name)).sum::<f64>();
             // All but those that wait aside, far ahead of the others.
@@ -748,12 +750,12 @@ fn connections_are_killed_in_any_state() {
             assert!(is_closed(stream), "{:?}", String::from_utf8_lossy(state));
         }
     }
-    until(
-        "all have gone",
-        || matches!(call(&mut admin, "CLIENT LIST"), OwnedFrame::BulkString(list) if list.iter().filter(|b| **b == b'\n').count() == 1),
-    );
+    until("all have gone", || {
+        let OwnedFrame::BulkString(list) = call(&mut admin, "CLIENT LIST") else { return false };
+        list.iter().filter(|b| **b == b'\n').count() == 1
+    });
     let grown = victim.resident().saturating_sub(before);
     assert!(grown < 50 * MB, "{grown}");
-    assert!(slowest < Duration::from_millis(500), "who was left waited for {slowest:?}");
+    assert!(slowest < Duration::from_millis(500), "the other clients waited for {slowest:?}");
     victim.alive(None);
 }

@@ -269,7 +269,7 @@ fn a_folder_that_cannot_be_written_is_refused_by_name_and_left_as_it_is() {
     }
     assert!(
         tidemark(&["check", disk.path().to_str().unwrap()]).status.success(),
-        "who only looks needs no more"
+        "a read needs no more"
     );
     disk.remount("rw");
     assert_eq!(names(disk.path()), before);
@@ -318,7 +318,7 @@ fn a_slow_sync_keeps_back_who_was_promised_it_and_nobody_else() {
             pages.sort_unstable();
             assert!(
                 pages.len() > 40 && pages[pages.len() / 2] < SYNC / 4,
-                "other posts' pages wait for nobody: {pages:?}"
+                "other posts' pages do not wait: {pages:?}"
             );
         } else {
             assert!(*most < SYNC * 3 && *least < SYNC / 4, "{fsync} waits for no sync: {likes:?}");
@@ -679,7 +679,7 @@ fn a_damaged_log_is_refused_by_name_and_explained() {
     let printed = tidemark(&["dump", path.to_str().unwrap()]);
     let words = String::from_utf8_lossy(&printed.stdout);
     assert!(words.lines().count() > 10, "the batches before the damage are printed: {words}");
-    assert_eq!(std::fs::read(&path).unwrap(), bytes, "nobody has touched the file");
+    assert_eq!(std::fs::read(&path).unwrap(), bytes, "the file is as it was");
 }
 
 /// Whom a node follows is not to be misread: it would give its data up for another's.

@@ -273,7 +273,7 @@ fn nothing_merged_is_lost_by_kill_9() {
             refusal(&call(&mut there.client(), &add)).is_empty()
         });
         let (from, master_port, there_port) = (FIRST + round * 200, master.port, there.port);
-        let member = |who: u64| (round * 3 + who + 1) * 1_000_000;
+        let member = |nth: u64| (round * 3 + nth + 1) * 1_000_000;
         let pause = Duration::from_millis(rng.u64(..400));
         let has_merged = &AtomicBool::new(false);
         let (fresh, done) = std::thread::scope(|scope| {

@@ -126,7 +126,7 @@ fn who_was_told_that_this_is_a_master_waits_for_its_log_and_for_nothing_else() {
     // It is to be a replica after all.
     fine(&replica, "REPLICAOF 127.0.0.1 1");
     assert_eq!(line(waits), "-READONLY You can't write against a read only replica.");
-    assert!(began.elapsed() < AT_ONCE, "nobody has waited for the disk: {:?}", began.elapsed());
+    assert!(began.elapsed() < AT_ONCE, "no request has waited for the disk: {:?}", began.elapsed());
 
     // And a master again, and again: no order waits for the log either.
     for _ in 0..3 {
@@ -141,7 +141,11 @@ fn who_was_told_that_this_is_a_master_waits_for_its_log_and_for_nothing_else() {
     assert!(matches!(done[1], OwnedFrame::Integer(101 | 102)), "{done:?}");
     assert!([":101", ":102"].contains(&line(waits).as_str()));
     assert!(began.elapsed() >= SLOW, "written before there was a log: {:?}", began.elapsed());
-    assert_eq!(likes(&replica), OwnedFrame::BulkString(text(102)), "who left is forgotten");
+    assert_eq!(
+        likes(&replica),
+        OwnedFrame::BulkString(text(102)),
+        "the client that left is forgotten"
+    );
     fine(&replica, "WAITAOF 1 0 0");
     drop(master);
     replica.kill();

@@ -1,5 +1,6 @@
 //! What runs Redis's and RedisBloom's own test suites (`tests/suites`), without their sources: each
-//! failure that is expected has a reason, and the proxy that renames keys gives back what it was given.
+//! failure that is expected has a reason, and the proxy that renames keys gives back what it was
+//! given.
 
 use std::process::Command;
 

@@ -6,10 +6,13 @@
 //!        0     4  n         length of the body in bytes; 0 for a seal, which holds no records
 //!        4     4  records   how many the body holds
 //!        8     8  sequence  number of the batch in the lineage, from 1, without gaps
-//!       16     8  time      milliseconds since 1970 by the writer's clock; for people and for the lag of replicas
-//!       24     4  unsynced  bytes of the log right before this batch that were not known to be durable when it was written
-//!       28     4  previous  chain value of the batch before (for the first one: of the segment's header)
-//!       32     4  chain     CRC-32C of (lineage, segment, offset, bytes 0..32, body); the next batch's `previous`
+//!       16     8  time      milliseconds since 1970 by the writer's clock; for people and for the
+//!                           lag of replicas
+//!       24     4  unsynced  bytes of the log right before this batch that were not known to be
+//!                           durable when it was written
+//!       28     4  previous  chain value of the batch before (the first: of the segment's header)
+//!       32     4  chain     CRC-32C of (lineage, segment, offset, bytes 0..32, body); the next
+//!                           batch's `previous`
 //!       36     4  check     CRC-32C of (lineage, segment, byte, bytes 0..36)
 //!       40     n  body      records, see record.rs
 //! ```

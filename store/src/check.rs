@@ -265,10 +265,11 @@ fn check_log(disk: &dyn Disk, manifest: &Manifest, report: &mut Report) {
         Err(error) => {
             report.error("the log", &error);
             // Up to there it is sound.
-            let damaged = path.segments.iter().map(|head| head.segment);
-            let damaged = damaged
-                .rev()
-                .find(|&n| matches!(&error, Error::Corrupt { path, .. } if *path == disk.path(&segment_name(n))));
+            let is_damaged = |n: &u64| match &error {
+                Error::Corrupt { path, .. } => *path == disk.path(&segment_name(*n)),
+                _ => false,
+            };
+            let damaged = path.segments.iter().map(|head| head.segment).rev().find(is_damaged);
             check_segments_from(disk, damaged.map_or(manifest.replay.segment, |n| n + 1), report);
         }
     }

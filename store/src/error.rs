@@ -2,9 +2,9 @@
 //!
 //! | error | the caller |
 //! |---|---|
-//! | [`Error::Corrupt`] | does not start (or drops the file and fetches it again from a peer); shows path, offset and advice |
+//! | [`Error::Corrupt`] | does not start, or fetches the file anew; shows path, offset and advice |
 //! | [`Error::Full`] | refuses writes, goes on reading, tries again: nothing was half applied |
-//! | [`Error::Io`] | refuses writes, goes on reading, tries again; a disk that keeps failing is the operator's |
+//! | [`Error::Io`] | as Full; a disk that keeps failing is the operator's |
 //! | [`Error::Locked`] | does not start: another process has the folder |
 //! | [`Error::Version`] | does not start: a newer release wrote the file |
 //! | [`Error::Refused`] | reports it: the request itself was wrong |

@@ -5,9 +5,9 @@
 //! it blocks, and the server decides on which thread.
 //!
 //! ```text
-//!   connections -- mark what changed --> Committer -- one thread: collect, encode the state now, append, sync --> Log
+//!   connections -- mark changes --> Committer -- one thread: collect, encode, append, sync --> Log
 //!        ^                                   |
-//!        +------ released when durable ------+          walk of the tables --> SnapshotWriter --> manifest
+//!        +------ released when durable -----+  walk of the tables --> SnapshotWriter --> manifest
 //! ```
 //!
 //! The design's promises that this crate keeps, by number:
@@ -23,13 +23,17 @@
 //!
 //! ```
 //! use std::sync::{Arc, atomic::{AtomicU64, Ordering}};
-//! use store::{Batch, CommitOptions, Committed, Committer, Record, SimDisk, Source, Store, StoreOptions, SyncPolicy, Tag};
+//! use store::{
+//!     Batch, CommitOptions, Committed, Committer, Record, SimDisk, Source, Store, StoreOptions,
+//!     SyncPolicy, Tag,
+//! };
 //!
 //! static LIKES: AtomicU64 = AtomicU64::new(0);
 //!
 //! struct Engines;
 //! impl Source<u64> for Engines {
-//!     fn collect(&mut self, ids: &[u64]) -> usize { ids.len() * 8 } // read the rows of these ids, keep them
+//!     // Read the rows of these ids, and keep them.
+//!     fn collect(&mut self, ids: &[u64]) -> usize { ids.len() * 8 }
 //!     fn encode(&mut self, batch: &mut Batch) -> store::Result<()> {
 //!         batch.push(1, 1, &LIKES.load(Ordering::Acquire).to_le_bytes());
 //!         Ok(())
@@ -50,7 +54,8 @@
 //! let (log, _end) = store.replay(|record: &Record| apply(record.payload), |_progress| ())?;
 //! let before_walk = log.durable(); // later: the last `Committed::synced_to`
 //!
-//! let committer = Committer::new(CommitOptions { policy: SyncPolicy::Always, ..CommitOptions::default() });
+//! let options = CommitOptions { policy: SyncPolicy::Always, ..CommitOptions::default() };
+//! let committer = Committer::new(options);
 //! std::thread::scope(|scope| {
 //!     let thread = scope.spawn(|| committer.run(log, &mut Engines));
 //!

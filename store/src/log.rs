@@ -3,9 +3,12 @@
 //!
 //! ```text
 //!   log-..11.tlog   [header][batch][batch][batch]            base 0
-//!   log-..12.tlog   [header][batch][batch]-- void ...        base 9,120     a sync failed here: what was not durable was
-//!   log-..13.tlog   [header][same batch again][batch] ...    base 11,000    written again to 13, which begins where 12 was certain
+//!   log-..12.tlog   [header][batch][batch]-- void ...        base 9,120
+//!   log-..13.tlog   [header][same batch again][batch] ...    base 11,000
 //! ```
+//!
+//! Here a sync of segment 12 failed. What was not durable was written again, to 13, which begins
+//! where 12 was certain.
 //!
 //! What holds at all times:
 //!

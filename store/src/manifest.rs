@@ -19,9 +19,9 @@
 //! | `lineage` | 32 hexadecimal digits |
 //! | `number` | rises by at least one with each manifest |
 //! | `term` | the log's term when this was written |
-//! | `replay` | where replay begins: segment, byte, offset in the lineage, sequence, chain value (8 hexadecimal digits) |
-//! | `durable` | the log was durable up to this offset when this was written; a log that ends before it has lost something |
-//! | `file` | name, bytes, CRC-32C of all its bytes, role (`snapshot` or `cold`), space, kind, lowest id, highest id, stamp |
+//! | `replay` | where replay begins: segment, byte, offset, sequence, chain value (8 hex digits) |
+//! | `durable` | the log was durable up to this offset; one that ends earlier has lost data |
+//! | `file` | name, bytes, CRC-32C, `snapshot` or `cold`, space, kind, lowest id, highest, stamp |
 //! | `check` | CRC-32C of all bytes before this line |
 //!
 //! Lines come in this order, `file` lines as often as needed, sorted by name; numbers in decimal

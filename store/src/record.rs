@@ -1,7 +1,7 @@
 //! Records: what a batch of the log holds, one after the other. State, never deltas (promise 2).
 //!
 //! ```text
-//!   space    1..5 bytes   number of the space, LEB128 (0 = the catalogue: spaces, views, actions, ACL)
+//!   space    1..5 bytes   number of the space, LEB128 (0 = the catalogue: spaces, views, actions)
 //!   kind     1 byte       the server's: what the payload describes
 //!   n        1..5 bytes   length of the payload, LEB128
 //!   payload  n bytes      the server's

@@ -13,8 +13,8 @@
 //! |---|---|
 //! | nothing | a clean end |
 //! | bytes, nowhere a valid head of a batch | a torn tail: the log is cut at P |
-//! | the valid head of a batch that was written when the bytes at P were not yet known to be durable | a torn tail too: sectors arrived out of order |
-//! | the valid head of a batch that was written when the bytes at P were known to be durable | damage: the start is refused |
+//! | a batch's valid head, written before the bytes at P were durable | a torn tail, out of order |
+//! | a batch's valid head, written after the bytes at P were durable | damage: start is refused |
 //!
 //! So a torn tail never holds a batch that `always` acknowledged, with one exception that no format
 //! can exclude: damage to the very last sync's batches, before anything was written after it, looks

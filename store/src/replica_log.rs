@@ -104,7 +104,8 @@ impl FollowLog {
 
     /// After a link has ended: makes durable what was appended, and cuts off what was not whole. An
     /// error: what lies between
-    /// [`FollowLog::durable`] and [`FollowLog::written`] is lost, and is cut off by [`FollowLog::reopen`].
+    /// [`FollowLog::durable`] and [`FollowLog::written`] is lost, and is cut off by
+    /// [`FollowLog::reopen`].
     pub fn secure(&mut self) -> Result<()> {
         self.sync()?;
         self.reopen()

@@ -7,7 +7,7 @@
 //!        8     4  version   1
 //!       12     4  kind      the server's: what the records describe
 //!       16    16  lineage
-//!       32     8  identity  the two numbers in the file's name: snapshot number * 2^24 + file number
+//!       32     8  identity  the numbers in the file's name: snapshot number * 2^24 + file number
 //!       40     4  space
 //!       44     4  zero
 //!       48     8  low       lowest id that the file may hold
@@ -189,7 +189,8 @@ impl<'a> SnapshotWriter<'a> {
         disk.sync_dir().map_err(|e| Error::io(disk.path(""), "syncing the folder", e))?;
         let mut files = std::mem::take(&mut self.fresh);
         files.append(&mut self.carried);
-        self.committed = true; // from here on the files may be named by a manifest on the disk, even if an error is reported
+        // From here on a manifest on the disk may name the files, even if an error is reported.
+        self.committed = true;
         self.store.publish_snapshot(self.replay, durable, files)?;
         self.store.end_snapshot(self.number);
         // What follows only saves room; the next snapshot tries again.

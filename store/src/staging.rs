@@ -3,11 +3,11 @@
 //!
 //! ```text
 //!   staged-plan.manifest          the master's manifest: what is being fetched
-//!   staged-snap-..1.tsnap.tmp     being fetched; what is there already need not come again when the link was cut
+//!   staged-snap-..1.tsnap.tmp     being fetched; a link that was cut goes on behind what is there
 //!   staged-snap-..2.tsnap         whole, checked, durable
 //!   staged-log-..12.tlog          the log behind the manifest's replay position (replica_log.rs)
-//!   staged-next.manifest          all is there: from now on this is the data set, whatever happens     (1)
-//!   staged-now.manifest           the logs of the old one are removed                                  (2)
+//!   staged-next.manifest          all is there: from now on this is the data set            (1)
+//!   staged-now.manifest           the logs of the old one are removed                       (2)
 //!   tidemark.manifest             everything has its name
 //! ```
 //!
@@ -244,7 +244,7 @@ impl Staging {
     /// Takes the next bytes of the file that [`Staging::wanted`] has named.
     pub fn write(&mut self, bytes: &[u8]) -> Result<Fetched> {
         let (Some(entry), Some((file, at))) = (self.missing.last().cloned(), &mut self.file) else {
-            return Err(Error::Refused("bytes of a file that nobody asked for".to_owned()));
+            return Err(Error::Refused("bytes of a file that was not asked for".to_owned()));
         };
         if *at + bytes.len() as u64 > entry.bytes {
             return Err(Error::Refused(format!("{} is longer than the manifest says", entry.name)));

@@ -2,8 +2,10 @@
 //!
 //! ```text
 //!   Store::open      lock, manifest (or a new lineage), sweep what no manifest names
-//!     .load          snapshot files, on several threads              .replay   the log behind them; gives the writing end
-//!   running: Log (one thread), snapshots (another): begin_snapshot .. commit -> new manifest -> old files and segments go
+//!     .load          snapshot files, on several threads
+//!     .replay        the log behind them; gives the writing end
+//!   running: Log (one thread), snapshots (another): begin_snapshot .. commit -> new manifest
+//!            -> old files and segments go
 //!   stop: Committer::stop, then .note_durable of the log that run() gives back
 //! ```
 //!
@@ -11,9 +13,9 @@
 //! |---|---|---|
 //! | `tidemark.lock` | at the first start; holds the flock | never |
 //! | `tidemark.manifest` | at the first start; replaced by each snapshot | never |
-//! | `log-*.tlog` | by the log, one after the other | when the manifest's replay position has passed it, and [`StoreOptions::keep_log_bytes`] is exceeded |
+//! | `log-*.tlog` | by the log, one after the other | replay begins behind it; see `keep_log_bytes` |
 //! | `snap-*.tsnap` | by a snapshot | when a later manifest does not name it |
-//! | `cold-*.tcold` | by a spill or a merge | when a later manifest does not name it, and its last reader has let go of it |
+//! | `cold-*.tcold` | by a spill or a merge | when no manifest names it, and no reader has it |
 //! | `*.tmp` | by all of them | renamed, or swept at the next start |
 
 use std::path::PathBuf;

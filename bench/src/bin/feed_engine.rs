@@ -2,9 +2,9 @@
 //! request to those of its reply.
 //!
 //! ```text
-//! cargo run --release -p tidemark-bench --bin feed_engine -- --posts 20000 --pairs 80000              all of it in the second cache
-//! cargo run --release -p tidemark-bench --bin feed_engine                                             1,000,000 posts
-//! cargo run --release -p tidemark-bench --bin feed_engine -- --posts 50000000 --pairs 200000000       1.5 GB, most of a minute to load
+//! target/release/feed_engine --posts 20000 --pairs 80000          all of it in the L2 cache
+//! target/release/feed_engine                                      1,000,000 posts
+//! target/release/feed_engine --posts 50000000 --pairs 200000000   1.5 GB; loads for a minute
 //! ```
 //!
 //! Posts come in the order of their ids, with log-normal counts; two pairs of five are likes, three

@@ -150,7 +150,7 @@ fn main() -> Outcome {
             ("the same for 0.1 %", args.pairs, &["0.001", &all, "NONSCALING"]),
             ("the same for 0.01 %", args.pairs, &["0.0001", &all, "NONSCALING"]),
             ("one filter for 1 % and all pairs, which might scale", args.pairs, &["0.01", &all]),
-            ("one filter that nobody has reserved", args.pairs, &[]),
+            ("one filter without BF.RESERVE", args.pairs, &[]),
             ("a filter for 1 % and 10 viewers for each post", 10, &["0.01", "10"]),
         ];
         for (kind, per_key, reserve) in kinds {

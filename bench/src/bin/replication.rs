@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! cargo build --release -p tidemark-server -p tidemark-bench
-//! target/release/replication sync --rows 100000000 --redis-rows 15000000 --wait    a full sync of 1 GB, and pages of the master meanwhile
-//! target/release/replication wait                                                  increments with WAIT 1, in rounds
-//! target/release/replication hot                                                   bytes of the stream of a row that is written a million times
-//! target/release/replication away                                                  a replica is away while the log rolls 20 times, and goes on
+//! target/release/replication sync --rows 100000000 --redis-rows 15000000 --wait
+//!                                   a full sync of 1 GB, and pages of the master meanwhile
+//! target/release/replication wait   increments with WAIT 1, in rounds
+//! target/release/replication hot    stream bytes of a row that is written a million times
+//! target/release/replication away   a replica is away while the log rolls 20 times, and resumes
 //! ```
 //!
 //! In `sync` a replica runs as a thread that gets a processor only while no other thread wants it

@@ -126,7 +126,7 @@ fn ids_above_ours_stay_in_their_table_when_it_is_closed() {
     let merged = merge(&young, &blocks);
     assert!(
         matches!(merged, Err(MergeError::NoIds { highest: 799 })),
-        "nobody can tell what is far: {merged:?}"
+        "it is not known what is far: {merged:?}"
     );
     assert_eq!((young.highest_id(), young.pairs()), (None, 0));
     (0..64).for_each(|id| assert_eq!(young.add(id, &Member::Number(0)).unwrap(), Change::Changed));

@@ -178,7 +178,7 @@ fn a_stop_that_waits_can_be_taken_back() {
     }
     fine(&master, "SHUTDOWN ABORT ABORT");
     for reply in [asked.unwrap(), also] {
-        until("who said so hears it", || reply.is_finished());
+        until("SHUTDOWN's client is told", || reply.is_finished());
         assert_eq!(
             reply.join().unwrap().as_ref().map(refusal),
             Some("ERR Errors trying to SHUTDOWN. Check logs.")
@@ -331,7 +331,7 @@ fn a_failover_while_a_master_stops_leaves_a_master() {
         assert_eq!(
             paused.join().unwrap(),
             None,
-            "nobody is told anything of what the new one does not have"
+            "no reply confirms what the new master does not have"
         );
         is_master(&replica, 3);
     }

@@ -215,7 +215,7 @@ fn sentinels_are_obeyed_while_a_replica_is_to_take_over() {
         );
         let asked = played.asked.load(SeqCst);
         std::thread::sleep(Duration::from_millis(1500));
-        assert_eq!(played.asked.load(SeqCst), asked, "nobody asks it any more");
+        assert_eq!(played.asked.load(SeqCst), asked, "it is asked no more");
     }
 }
 

@@ -24,7 +24,8 @@
 //!      124     4  check     CRC-32C of bytes 0..124
 //!      128        zeros up to 4096
 //!     4096        blocks of 4096 bytes each (block.rs)
-//!     then        index: a byte w (0..=64), then for each block its lowest id less `first`, w bits each, low bit first; zeros to a whole byte
+//!     then        index: a byte w (0..=64), then for each block its lowest id less `first`, w bits
+//!                 each, low bit first; zeros to a whole byte
 //! ```
 //!
 //! Little-endian. Valid only if: (1) magic, version, check, zeros of the head (2) lineage and tag

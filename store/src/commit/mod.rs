@@ -4,8 +4,9 @@
 //! ```text
 //!   writer                                     commit thread, one round after the other
 //!   turn = committer.enter(hash of the id)     round n ends, n + 1 begins
-//!     change the engines                       for each stripe that is not empty: lock, take its keys, dedupe,
-//!     turn.mark(key) ...                           source.collect(keys) reads their state now, unlock
+//!     change the engines                       for each stripe that is not empty: lock, take its
+//!                                              keys, dedupe,
+//!     turn.mark(key) ...                           source.collect(keys) reads their state, unlock
 //!   ticket = turn.leave()                      source.encode(batch), log.append(batch), log.sync()
 //!   reply when durable() >= ticket             durable = n; source.published(..) wakes waiters
 //! ```
@@ -478,7 +479,8 @@ impl<K: Copy + Ord> Committer<K> {
         self.last_marked.load(Ordering::SeqCst) > self.synced.load(Ordering::SeqCst)
     }
 
-    /// [`run`](Committer::run) may be called again. Until this is called no thread waits in vain for a commit after the end of the last one.
+    /// [`run`](Committer::run) may be called again. Until this is called no thread waits in vain
+    /// for a commit after the end of the last one.
     pub fn reopen(&self) {
         let mut orders = self.orders.lock();
         (orders.stop, orders.unsealed, orders.ended) = (false, false, false);

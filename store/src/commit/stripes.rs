@@ -101,13 +101,15 @@ impl<K> Drop for Reserved<'_, K> {
 }
 
 impl<'a, K: Copy + Ord> Reserved<'a, K> {
-    /// [`Committer::several`], for changes that take no more than what was reserved: it stays so until they are logged.
+    /// [`Committer::several`], for changes that take no more than what was reserved: it stays so
+    /// until they are logged.
     pub fn several(self, hashes: impl IntoIterator<Item = u64>) -> Exclusive<'a, K> {
         let several = self.committer.several(hashes);
         several.with(self)
     }
 
-    /// [`Committer::exclusive`], for changes that take no more than what was reserved: it stays so until they are logged.
+    /// [`Committer::exclusive`], for changes that take no more than what was reserved: it stays so
+    /// until they are logged.
     pub fn exclusive(self) -> Exclusive<'a, K> {
         let all = self.committer.exclusive();
         all.with(self)
@@ -353,7 +355,7 @@ impl<K: Copy + Ord> Committer<K> {
         #[cfg(debug_assertions)]
         assert!(
             !HOLDS_SEVERAL.get() || self.stripes[index].lock.is_owned_by_current_thread(),
-            "who holds several stripes enters another one"
+            "a writer that holds several stripes enters another one"
         );
         let stripe = self.stripes[index].lock.lock();
         let sight = (self.policy() == SyncPolicy::Always).then(|| self.sights.begin(hash));

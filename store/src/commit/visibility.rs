@@ -3,7 +3,8 @@
 //! A change is seen as soon as it is made, long before its round is synced. Under `always` no reply
 //! may show what a power cut may take, so a reader of an id looks here and holds the reply back
 //! until the round is synced that its last change is in. One number for each of
-//! [`SIGHTS`] groups of ids: with a few dozen changes between two syncs a reader of others rarely meets one.
+//! [`SIGHTS`] groups of ids: with a few dozen changes between two syncs a reader of others rarely
+//! meets one.
 //!
 //! ```text
 //!   writer, in its stripe    number = CHANGING, change, mark, number = round

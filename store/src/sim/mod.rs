@@ -9,8 +9,10 @@
 //!
 //! ```text
 //!   write ----> live image, and the list of unsynced writes --sync--> durable image
-//!                                      |                   \--sync fails--> some arrive, some never will; live still shows them
-//!                                      +--power cut--> none, all, a torn prefix, or any subset of sectors
+//!                                      |           \--sync fails--> some arrive, some never will;
+//!                                      |                            live still shows them
+//!                                      +--power cut--> none, all, a torn prefix, or any subset of
+//!                                                      sectors
 //! ```
 //!
 //! Beside the faults that are drawn ([`Faults`]), a test can ask for one at an exact step:

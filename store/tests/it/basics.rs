@@ -115,7 +115,7 @@ fn no_more_is_unsynced_than_was_said() {
         let unsynced = log.written().offset - log.durable().offset;
         assert!(unsynced <= 16384, "{unsynced} bytes after batch {i}");
     }
-    assert!(log.stats().syncs >= 6, "nobody but the window asked for a sync");
+    assert!(log.stats().syncs >= 6, "only the window asked for a sync");
 }
 
 #[test]

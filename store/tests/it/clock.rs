@@ -127,7 +127,7 @@ impl Machine {
         let key = world.random.usize(0..KEYS);
         let seen = self.engine.counters[key].load(Ordering::Acquire) as usize;
         let round = self.committer.sight(key as u64);
-        assert!(round < Ticket::MAX, "nobody is in a turn now");
+        assert!(round < Ticket::MAX, "no turn is under way");
         // What has failed is shown, too, as it is; it is not reported as safe.
         if round > 0 || self.committer.synced() >= self.committer.failed() {
             world.reading.push((key, seen, round));

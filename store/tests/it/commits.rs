@@ -492,7 +492,7 @@ fn a_new_policy_holds_for_what_is_read_from_then_on() {
     meeting.add(1);
     thread.round().unwrap();
     assert!(committer.durable() > committer.synced(), "written, not synced");
-    assert_eq!(committer.sight(1), 0, "nobody was promised anything");
+    assert_eq!(committer.sight(1), 0, "no client was promised anything");
     committer.set_policy(SyncPolicy::Always);
     assert!(committer.sight(1) > committer.synced());
     thread.round().unwrap();

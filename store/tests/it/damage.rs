@@ -75,7 +75,8 @@ fn each_bit(disk: &SimDisk, ends: &[u64], window: usize) {
     for bit in 0..whole.len() as u64 * 8 {
         let disk = disk.fork(bit);
         assert!(disk.flip_bit(NAME, bit));
-        let hit = ends.iter().filter(|&&end| end <= bit / 8).count(); // 0: the header; n: batch n (from 1); past the last: the seal
+        // 0: the header; n: batch n (from 1); past the last: the seal.
+        let hit = ends.iter().filter(|&&end| end <= bit / 8).count();
         match load(&disk) {
             Err(Error::Corrupt { path, offset, .. }) => {
                 assert!(path.ends_with(NAME));

@@ -221,7 +221,7 @@ fn what_is_exclusive_is_in_one_batch() {
                 };
                 let before = others();
                 std::thread::yield_now();
-                assert_eq!(before, others(), "somebody wrote in between");
+                assert_eq!(before, others(), "another writer wrote in between");
                 drop(several);
                 disk.set_capacity(None);
             }

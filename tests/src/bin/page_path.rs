@@ -2,7 +2,8 @@
 //! and over.
 //!
 //! ```text
-//! valgrind --tool=callgrind --collect-atstart=no --toggle-collect='*Local*turn*' target/debug/page_path page 1000
+//! valgrind --tool=callgrind --collect-atstart=no --toggle-collect='*Local*turn*' \
+//!     target/debug/page_path page 1000
 //! ```
 //!
 //! Words: `page` (20 posts, unpipelined), `young` (the same, in spaces whose old tables lie on the

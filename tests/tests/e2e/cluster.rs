@@ -54,7 +54,7 @@ fn one_node_owns_all_slots() {
     ] {
         raw.request(words).expect(reply);
     }
-    // For all who ask that first it is a standalone server.
+    // To a client that asks this first it is a standalone server.
     assert!(text(&mut raw, &["INFO", "cluster"]).contains("cluster_enabled:0"));
     assert!(raw.ask(&["HELLO"]).starts_with('*'));
 }

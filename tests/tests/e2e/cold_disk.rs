@@ -44,7 +44,7 @@ fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_
         if let Err(error) = add(&mut connection, &mut truth) {
             break error.to_string();
         }
-        assert!(truth.len() < 400_000, "nobody was refused");
+        assert!(truth.len() < 400_000, "no write was refused");
     };
     assert!(refused.contains("OOM") && refused.contains("memory limit"), "{refused}");
     let rows = info(&mut connection, "cold_rows");

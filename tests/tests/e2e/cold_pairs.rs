@@ -84,7 +84,7 @@ fn verify(server: &TestServer, truth: &Truth) {
         assert_eq!(told[..2], [i64::from(**set); 2]);
         wrong += told[2];
     }
-    assert!(wrong <= 2, "{wrong} flags that nobody set");
+    assert!(wrong <= 2, "{wrong} flags that were not set");
 }
 
 fn change(connection: &mut Connection, truth: &mut Truth, round: u64) {
@@ -358,7 +358,7 @@ fn without_room_for_cold_files_nothing_is_lost_and_it_goes_on_with_room() {
         ids.retain(|id| id % 7 == 0);
         truth.extend(ids.iter().flat_map(|id| (2..500).map(|viewer| ((*id, viewer), true))));
         post += 20;
-        assert!(post < FIRST + 8_000, "nobody was refused");
+        assert!(post < FIRST + 8_000, "no write was refused");
     };
     assert!(refused.contains("OOM") && refused.contains("memory limit"), "{refused}");
     verify(&server, &truth);

@@ -173,7 +173,7 @@ fn who_listens_follows_or_waits_is_not_idle() {
     waiter.request(&["WAIT", "2", "3500"]);
     plain.request(&["PING"]).expect("+PONG\r\n");
     waiter.expect(":1\r\n");
-    assert_eq!(plain.rest(), "", "who could have sent something");
+    assert_eq!(plain.rest(), "", "a client that may have sent something");
     assert_eq!(server.raw().ask(&["PUBLISH", "a", "x"]), ":1");
     listener.expect("*3\r\n$7\r\nmessage\r\n$1\r\na\r\n$1\r\nx\r\n");
     while !monitor.line().contains("\"PUBLISH\"") {}

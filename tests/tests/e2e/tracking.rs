@@ -1,4 +1,4 @@
-//! CLIENT TRACKING: whoever has read a key is told when it changes, by whichever command, under
+//! CLIENT TRACKING: a client that has read a key is told when it changes, by any command, under
 //! the name that it read; and by no more than that.
 //!
 //! Messages are asked for by what comes behind them: a PING of the client that tracks. So what is
@@ -560,7 +560,7 @@ fn ids_below_the_horizon_are_invalidated() {
     });
     told.sort();
     assert_eq!(told, ["1051", "liked:1050"]);
-    eventually("who gets broadcasts is told that any may have changed", || {
+    eventually("a client in BCAST mode is told that any may have changed", || {
         keys(&mut all) == ["(all)"]
     });
     assert_eq!(keys(&mut others), [""; 0]);
@@ -593,7 +593,7 @@ fn readers_of_a_replica_are_told_what_its_master_sends() {
     });
     told.sort();
     assert_eq!(told, ["7", "liked:7", "post:7", "post:7:read"]);
-    eventually("and who gets broadcasts", || keys(&mut all) == ["liked:7"]);
+    eventually("and the client in BCAST mode", || keys(&mut all) == ["liked:7"]);
     run(&mut reader, &[&["HGETALL", "post:7"]]);
     run(&mut writer, &[&["TM.SPACE", "ALTER", "post", "ADD", "share:8"]]);
     eventually("of a schema, too", || keys(&mut reader) == ["(all)"]);

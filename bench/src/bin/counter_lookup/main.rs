@@ -62,7 +62,7 @@ fn post(i: u64) -> u64 {
 }
 
 /// An id near post `i` that no post has.
-fn nobody(i: u64) -> u64 {
+fn missing(i: u64) -> u64 {
     (1 << 50) + i * 4096 + (mix(i) + 1 + mix(!i) % 4095) % 4096
 }
 
@@ -260,7 +260,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let mut subjects = Vec::new();
     for (i, (kind, id)) in
-        [("hit", post as fn(u64) -> u64), ("miss", nobody)].into_iter().enumerate()
+        [("hit", post as fn(u64) -> u64), ("miss", missing)].into_iter().enumerate()
     {
         let subject = |name, first, rows| Subject {
             name,

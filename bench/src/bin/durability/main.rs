@@ -3,10 +3,10 @@
 //!
 //! ```text
 //! cargo build --release -p tidemark-server -p tidemark-bench
-//! target/release/durability always                    64 clients, one like each in turn, synced before each reply
+//! target/release/durability always                    64 clients, fsync before each reply
 //! target/release/durability shown                     readers of pages beside them
-//! target/release/durability likes --likes 10000000    pipelined likes, synced every second: CPU and log bytes of each like
-//! target/release/durability snapshot --rows 20000000  pages while a snapshot is written, beside Redis, then recovery
+//! target/release/durability likes --likes 10000000    pipelined, everysec: CPU, log bytes
+//! target/release/durability snapshot --rows 20000000  pages during a snapshot; then recovery
 //! target/release/durability recover --rows 10000000   recovery alone
 //! ```
 //!

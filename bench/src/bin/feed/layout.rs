@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | `feed` | row of a counter space | pairs of two existence spaces | one FEED.GET |
 //! | `binary` | the same | the same | one FEED.GET ... BINARY |
-//! | `stock` | the same | the same | 20 HMGET and 2 PH.EXISTS: a client of Redis that was not rewritten |
+//! | `stock` | the same | the same | 20 HMGET and 2 PH.EXISTS: an unchanged client of Redis |
 //! | `hash` | a hash of four fields | two sets of post ids | 20 HMGET and 2 SMISMEMBER |
 //! | `string` | four strings | the same | one MGET of 80 keys and 2 SMISMEMBER |
 //! | `bucket` | a hundred posts a hash, four fields each | the same | 20 HMGET and 2 SMISMEMBER |

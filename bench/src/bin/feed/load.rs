@@ -303,7 +303,7 @@ pub(crate) fn open(
             let now = Instant::now();
             while !bytes.is_empty() {
                 let Some(&(due, at)) = waiting[index].front() else {
-                    return Err(io::Error::other("a reply that nobody asked for"));
+                    return Err(io::Error::other("a reply without a request"));
                 };
                 let expected = &pool.replies(at, at + 1)[got[index]..];
                 let (these, rest) = bytes.split_at(bytes.len().min(expected.len()));

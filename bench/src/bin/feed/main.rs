@@ -3,9 +3,9 @@
 //!
 //! ```text
 //! cargo build --release -p tidemark-server -p tidemark-bench
-//! target/release/feed                                the table and the plots, into docs/performance/: some ten minutes
-//! target/release/feed --short                        the cells that matter most, in two to three minutes, to the terminal
-//! target/release/feed --peer valkey=PATH             with another server that takes redis-server's arguments
+//! target/release/feed                      table and plots into docs/performance/: ten minutes
+//! target/release/feed --short              the main cells, to the terminal: two minutes
+//! target/release/feed --peer valkey=PATH   another server that takes redis-server's arguments
 //! ```
 //!
 //! Every server has one core, the client another. What counts is *pages per second of the server's
@@ -225,7 +225,7 @@ impl Bench {
 
     /// The subjects that a round measures under a load: all in the first one; then our pages, and
     /// of each peer the layout that was the strongest.
-    fn who(&self, what: &'static str, load: Load, round: usize) -> Vec<usize> {
+    fn subjects(&self, what: &'static str, load: Load, round: usize) -> Vec<usize> {
         let first = |index: usize| {
             let cell = self.report.find(&self.subjects[index].name, what, load);
             cell.map_or(0.0, Cell::per_cpu_s)
@@ -246,7 +246,7 @@ impl Bench {
 
     /// One round of pages under a load, everybody once.
     fn pages(&mut self, load: Load, round: usize) -> io::Result<()> {
-        for subject in self.who("read", load, round) {
+        for subject in self.subjects("read", load, round) {
             self.page(subject, load, round)?;
         }
         Ok(())
@@ -274,7 +274,7 @@ impl Bench {
     /// ECHO, the packed page.
     fn base(&mut self, pipeline: usize, round: usize) -> io::Result<()> {
         let load = Load::base(pipeline);
-        let all = self.who("read", load, round);
+        let all = self.subjects("read", load, round);
         self.ceiling(0, "ping", load, round)?;
         self.page(0, load, round)?;
         for &subject in
@@ -333,7 +333,7 @@ impl Bench {
     /// One request of ten is a like.
     fn mixed(&mut self, pipeline: usize, round: usize) -> io::Result<()> {
         let load = Load::base(pipeline);
-        for subject in self.who("90/10", load, round) {
+        for subject in self.subjects("90/10", load, round) {
             let (pool, time) = (self.pool(subject, 20, From::Uniform)?, self.time());
             let Subject { name, server, layout } = &self.subjects[subject];
             let (liked, server, layout) =

@@ -170,7 +170,7 @@ pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
     println!("no room for cold files, but for the log");
     node.call(&["CONFIG", "SET", "spill.max_bytes", "1"])?;
     let (first, told) = set(&node, &all, rows, rows + 10_000_000)?;
-    let told = told.ok_or_else(|| error("nobody was refused"))?;
+    let told = told.ok_or_else(|| error("no write was refused"))?;
     println!("  after {} more rows one is refused: {told}", first - rows);
     if !told.starts_with("OOM") {
         return Err(error("that is not the memory limit"));

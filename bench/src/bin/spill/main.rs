@@ -2,12 +2,16 @@
 //!
 //! ```text
 //! cargo build --release -p tidemark-bench --bin spill
-//! target/release/spill fill  --dir DIR --rows 200000000    loads them over a limit of 512 MiB, killed three times in the middle of a spill;
-//!                                                          every row is checked then, after a restart, and around a kill in the middle of a merge
-//! target/release/spill reads --dir DIR --rows 200000000    one cold row: reads by the kernel's count; 1 to 16 readers beside plain pread; with
-//!                                                          --io-method threads not by io_uring
-//! target/release/spill hot   --dir DIR --rows 200000000    hot pages without and with 5 % cold ones
-//! target/release/spill full  --dir DIR                     a disk that fills up in the middle of a spill and of a merge (a tmpfs: as root)
+//! target/release/spill fill  --dir DIR --rows 200000000
+//!     loads over a limit of 512 MiB, killed three times during a spill; checks every row then,
+//!     after a restart, and around a kill during a merge
+//! target/release/spill reads --dir DIR --rows 200000000
+//!     one cold row: reads by the kernel's count; 1 to 16 readers beside plain pread
+//!     (--io-method threads: without io_uring)
+//! target/release/spill hot   --dir DIR --rows 200000000
+//!     hot pages without and with 5 % cold ones
+//! target/release/spill full  --dir DIR
+//!     a disk that fills up during a spill and during a merge (a tmpfs: as root)
 //! ```
 //!
 //! `fill` of a folder that is there goes on with loading, after a check of what there is. The
